@@ -16,7 +16,7 @@ from conftest import EXAMPLES, OUTBOARD, Server
 from test_bad_input import CASES, MISUSE, start, still_serves, wait_until, worker_pids
 from test_calls import counts
 from test_levels import OVER_TCP
-from test_long_copies import server_with_lanes  # noqa: F401
+from test_long_copies import server_with_data_connections  # noqa: F401
 from test_programs import PROGRAMS
 
 TIMES = Path(__file__).with_name("over_a_network.py")
@@ -82,16 +82,16 @@ def test_no_byte_goes_around_the_network(server: Server, link: str) -> None:
         assert taken[way] < 3 * LENGTH / BYTES_PER_S + 0.1, f"{way}: {taken[way]} s"
 
 
-def test_no_lanes_are_opened(server_with_lanes: Server, tmp_path: Path) -> None:  # noqa: F811
-    def lanes(**network: str) -> bool:
+def test_no_data_connections_are_opened(server_with_data_connections: Server, tmp_path: Path) -> None:  # noqa: F811
+    def connections(**network: str) -> bool:
         stats = tmp_path / "stats.json"
-        env = {"OUTBOARD_LANES": "2", "OUTBOARD_STATS": str(stats), **network}
-        done = server_with_lanes.run("tcp", sys.executable, TIMES, "1", str(LENGTH), env=env)
+        env = {"OUTBOARD_DATA_CONNECTIONS": "2", "OUTBOARD_STATS": str(stats), **network}
+        done = server_with_data_connections.run("tcp", sys.executable, TIMES, "1", str(LENGTH), env=env)
         assert done.returncode == 0, done.stderr
-        return "lanes" in json.loads(stats.read_text())
+        return "data_connections" in json.loads(stats.read_text())
 
-    assert lanes()
-    assert not lanes(OUTBOARD_EMULATE="rtt=100us")
+    assert connections()
+    assert not connections(OUTBOARD_EMULATE="rtt=100us")
 
 
 def test_calls_do_what_they_do_over_tcp(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ use outboard_pages::Tracker;
 use outboard_server::{nvidia::gpu_direct_report, supervisor::DeviceKind};
 use outboard_wire::{
     handshake::PROTOCOL_VERSION,
-    limits::{LANES, RDMA_RING_BYTES},
+    limits::{DATA_CONNECTIONS, RDMA_RING_BYTES},
     messages::FINGERPRINT,
 };
 use rustix::process::{Resource, getrlimit};
@@ -221,10 +221,10 @@ fn tcp_buffers() -> Finding {
     let data_bytes = sent.min(received) / 2;
     let gbps_at_1_ms = data_bytes as f64 * 8.0 / 1e6;
     let found = format!(
-        "{} KiB for one connection: {gbps_at_1_ms:.0} Gbps at 1 ms RTT, and {LANES} times that for copies of 2 MiB and more",
+        "{} KiB for one connection: {gbps_at_1_ms:.0} Gbps at 1 ms RTT, and {DATA_CONNECTIONS} times that for copies of 2 MiB and more",
         sent.min(received) / 1024
     );
-    if data_bytes * LANES as u64 >= FULL_AT_1_MS_BYTES {
+    if data_bytes * DATA_CONNECTIONS as u64 >= FULL_AT_1_MS_BYTES {
         return Finding::ok(WHAT, found);
     }
     Finding::note(

@@ -7,8 +7,8 @@
 //! copies into pinned memory.
 
 mod batch;
+mod data_connections;
 mod group;
-mod lanes;
 mod registered;
 mod send;
 #[cfg(test)]
@@ -42,7 +42,7 @@ use parking_lot::{Condvar, Mutex};
 pub(crate) use self::group::Group;
 use self::{
     batch::Batch,
-    lanes::{Held, Lanes},
+    data_connections::{DataConnections, Held},
 };
 pub(crate) use crate::receive::{ReceiveBuffer, Rows, Sink};
 use crate::{guard, log, notes, optimise, receive::finish, record, stats};
@@ -63,7 +63,7 @@ pub(crate) struct Session {
     receiver: Mutex<Incoming>,
     waker: Waker,
     closer: Closer,
-    lanes: Lanes,
+    data_connections: DataConnections,
     kind: LinkKind,
     waiters: Mutex<HashMap<u32, Expected>>,
     next_token: AtomicU32,
@@ -93,7 +93,7 @@ struct Expected {
     group: Arc<Group>,
     sink: Sink,
     /// It may arrive on a data connection.
-    on_lane: bool,
+    on_data_connection: bool,
     /// Its bytes are arriving; the [`ReceiveSegment`] that receives them completes the group.
     is_receiving: bool,
 }
@@ -101,12 +101,12 @@ struct Expected {
 impl Session {
     pub(crate) fn new(link: Link, fds: Vec<RawFd>) -> Session {
         let kind = link.kind();
-        let lanes = Lanes::new(&link);
+        let data_connections = DataConnections::new(&link);
         let (sender, receiver) = link.split();
         Session {
             waker: receiver.waker(),
             closer: sender.closer(),
-            lanes,
+            data_connections,
             flusher: sender.flusher(),
             registrar: sender.registrar(),
             written_bytes: AtomicU64::new(0),
@@ -198,7 +198,7 @@ impl Session {
 
     /// Does the work of [`ask`](Self::ask) for a request whose reply may arrive on a data
     /// connection: its data goes to the program's memory.
-    pub(crate) fn ask_for_lane<'a, M: Op<'a>>(
+    pub(crate) fn ask_for_data_connection<'a, M: Op<'a>>(
         &self,
         context: u64,
         message: &M,
@@ -210,7 +210,7 @@ impl Session {
 
     fn ask_over<'a, M: Op<'a>>(
         &self,
-        on_lane: bool,
+        on_data_connection: bool,
         context: u64,
         message: &M,
         group: &Arc<Group>,
@@ -231,29 +231,29 @@ impl Session {
         if lands {
             self.receiving.fetch_add(1, Ordering::AcqRel);
         }
-        if on_lane {
-            self.lanes.awaited.fetch_add(1, Ordering::AcqRel);
+        if on_data_connection {
+            self.data_connections.awaited.fetch_add(1, Ordering::AcqRel);
         }
         self.waiters.lock().insert(
             token,
             Expected {
                 group: group.clone(),
                 sink,
-                on_lane,
+                on_data_connection,
                 is_receiving: false,
             },
         );
-        let sent = match on_lane {
+        let sent = match on_data_connection {
             false => self.send(token, context, message),
-            true => self.send_for_lane(token, context, message),
+            true => self.send_for_data_connection(token, context, message),
         };
         sent.inspect_err(|_| {
             self.waiters.lock().remove(&token);
             if lands {
                 self.receiving.fetch_sub(1, Ordering::AcqRel);
             }
-            if on_lane {
-                self.lanes.awaited.fetch_sub(1, Ordering::AcqRel);
+            if on_data_connection {
+                self.data_connections.awaited.fetch_sub(1, Ordering::AcqRel);
             }
         })
     }
@@ -358,7 +358,7 @@ impl Session {
         tail: Option<Box<dyn Segment>>,
     ) -> Result<(), CUresult> {
         let (header, mut reader) = decode_reply(head).map_err(|error| self.lost(error))?;
-        if self.lanes.is_early(&header) {
+        if self.data_connections.is_early(&header) {
             *hold = Some(Held::new(head, tail, &header));
             return Ok(());
         }
@@ -373,13 +373,16 @@ impl Session {
                 header.token
             )));
         };
-        let (lands, on_lane) = (matches!(expected.sink, Sink::Memory(_)), expected.on_lane);
+        let (lands, on_data_connection) = (
+            matches!(expected.sink, Sink::Memory(_)),
+            expected.on_data_connection,
+        );
         let settled = self.settle(header, reader, tail, expected);
         if lands {
             self.receiving.fetch_sub(1, Ordering::AcqRel);
         }
-        if on_lane {
-            self.lanes.awaited.fetch_sub(1, Ordering::AcqRel);
+        if on_data_connection {
+            self.data_connections.awaited.fetch_sub(1, Ordering::AcqRel);
         }
         settled
     }
@@ -452,7 +455,7 @@ impl Session {
     /// Closes a forked child's copies of the sockets, without a message to the server.
     pub(crate) fn abandon(&self) {
         self.gone.store(true, Ordering::Release);
-        for fd in self.fds.iter().chain(self.lanes.fds()) {
+        for fd in self.fds.iter().chain(self.data_connections.fds()) {
             // SAFETY: the child never uses this session again; the parent's descriptors stay open.
             unsafe { libc::close(*fd) };
         }
@@ -473,7 +476,7 @@ impl Session {
             log::warn(format_args!(
                 "the session with the GPU server is lost: {why}"
             ));
-            self.lanes.close();
+            self.data_connections.close();
             let expected: Vec<Expected> = self.waiters.lock().drain().map(|(_, e)| e).collect();
             // Memory that the kernel may still be filling is returned to the program only after
             // that.

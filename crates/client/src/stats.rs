@@ -68,11 +68,12 @@ pub(crate) fn to_json() -> String {
         );
     }
     let [local, outstanding, shadowed, synchronous] = totals;
-    let lanes = driver().map_or((0, 0, 0), |driver| driver.session.lane_figures());
-    let lanes = match lanes {
+    let data_connections =
+        driver().map_or((0, 0, 0), |driver| driver.session.data_connection_figures());
+    let data_connections = match data_connections {
         (0, ..) => String::new(),
         (count, sent, received) => format!(
-            ",\n  \"lanes\": {{\"count\": {count}, \"sent_bytes\": {sent}, \"received_bytes\": {received}}}"
+            ",\n  \"data_connections\": {{\"count\": {count}, \"sent_bytes\": {sent}, \"received_bytes\": {received}}}"
         ),
     };
     let rdma = driver()
@@ -104,7 +105,7 @@ pub(crate) fn to_json() -> String {
     });
     let times = times::to_json().map_or(String::new(), |times| format!(",\n  \"times\": {times}"));
     format!(
-        "{{\n  \"local\": {local},\n  \"outstanding\": {outstanding},\n  \"shadowed\": {shadowed},\n  \"synchronous\": {synchronous},\n  \"by_call\": {{{by_call}\n  }}{lanes}{rdma}{mirrors}{times}\n}}\n"
+        "{{\n  \"local\": {local},\n  \"outstanding\": {outstanding},\n  \"shadowed\": {shadowed},\n  \"synchronous\": {synchronous},\n  \"by_call\": {{{by_call}\n  }}{data_connections}{rdma}{mirrors}{times}\n}}\n"
     )
 }
 

@@ -27,9 +27,9 @@
 //!   the peer can still write: a decoder copies every scalar out once, and checks the copy.
 //! * [`Receiver::recv_placed`] receives long frames into the caller's memory: pinned memory, or a
 //!   copy's destination.
-//! * [`LaneListener`] and [`open_lanes`] make data connections between the two sides of a session,
-//!   for more bytes a second than one connection carries. Each is a link of its own, and no order
-//!   holds between links.
+//! * [`DataConnectionListener`] and [`open_data_connections`] make data connections between the two
+//!   sides of a session, for more bytes a second than one connection carries. Each is a link of its
+//!   own, and no order holds between links.
 //! * [`Stream::into_emulated_client`] and [`Stream::into_emulated_server`] make a link with a
 //!   network's delays; see [`emulated`]. [`dial`] does so if the hello asks for it.
 //! * A waiting thread notices a peer's death within
@@ -46,6 +46,8 @@ pub mod conformance;
 #[cfg(not(loom))]
 pub mod cores;
 #[cfg(not(loom))]
+mod data_connections;
+#[cfg(not(loom))]
 mod dial;
 #[cfg(not(loom))]
 pub mod emulated;
@@ -55,8 +57,6 @@ mod endpoint;
 mod error;
 #[cfg(not(loom))]
 mod handles;
-#[cfg(not(loom))]
-mod lanes;
 #[cfg(not(loom))]
 mod link;
 #[cfg(not(loom))]
@@ -77,10 +77,13 @@ pub mod tcp;
 
 #[cfg(not(loom))]
 pub use crate::{
+    data_connections::{
+        DataConnectionKey, DataConnectionListener, data_connections_are_set,
+        data_connections_wanted, open_data_connections,
+    },
     dial::{DialError, dial},
     endpoint::{Endpoint, EndpointError, Host},
     handles::{Closer, Waker},
-    lanes::{LaneKey, LaneListener, lanes_are_said, lanes_wanted, open_lanes},
     link::{Flusher, Helper, Link, LinkKind, Receiver, Sender, Wait},
     listener::{Listener, connect},
     rdma::{

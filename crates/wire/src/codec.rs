@@ -43,8 +43,8 @@ pub enum DecodeError {
     UnknownMessage { number: u16 },
     #[error("{left} bytes follow the end of the message")]
     TrailingBytes { left: usize },
-    #[error("its data is said to come on a lane, and the session has none")]
-    NoLane,
+    #[error("its data is said to come on a data connection, and the session has none")]
+    NoDataConnection,
 }
 
 /// The room given is not what `encoded_len` asked for: a defect of ours, which is reported.

@@ -14,9 +14,9 @@ pub const HEADER_BYTES: usize = 16;
 pub struct RequestHeader {
     /// The message's number.
     pub op: u16,
-    /// 0, or [`ON_A_LANE`]: the message's data, or the data of its reply, may come on a data
-    /// connection.
-    pub lane: u16,
+    /// 0, or [`ON_DATA_CONNECTION`]: the message's data, or the data of its reply, may come on a
+    /// data connection.
+    pub data_connection: u16,
     /// Names the reply; 0 if none is wanted.
     pub token: u32,
     /// The context that is current for the calling thread; 0 if there is none. While the client
@@ -58,7 +58,7 @@ pub struct ReplyHeader {
     /// Number of replies that the server had handed to data connections before it sent this frame;
     /// for a reply on a data connection, before that reply. The client acts on the frame only after
     /// that many have arrived. Wraps to 0 at 2^32.
-    pub lanes_before: u32,
+    pub replies_before: u32,
 }
 
 /// The data was written where its message asked for it, and is not in the reply.
@@ -71,10 +71,10 @@ pub const FROM_GPU: u16 = 2;
 /// frame with the number n on one of the data connections, which is sent before the message. For a
 /// message that asks for data, the reply comes whole either on any data connection or on the
 /// session's own.
-pub const ON_A_LANE: u16 = 1;
+pub const ON_DATA_CONNECTION: u16 = 1;
 /// Length of what comes before the data in a frame to the server on a data connection: the frame's
 /// number, as u64.
-pub const LANE_HEAD_BYTES: usize = 8;
+pub const DATA_FRAME_HEAD_BYTES: usize = 8;
 
 const _: () = assert!(HEADER_BYTES == 2 + 2 + 4 + 8);
 const _: () = assert!(HEADER_BYTES == 2 + 2 + 4 + 4 + 4);
@@ -84,7 +84,7 @@ impl RequestHeader {
     pub fn encode(&self, w: &mut Writer<'_>) -> Result<(), EncodeError> {
         let room = w.array::<HEADER_BYTES>()?;
         room[0..2].copy_from_slice(&self.op.to_le_bytes());
-        room[2..4].copy_from_slice(&self.lane.to_le_bytes());
+        room[2..4].copy_from_slice(&self.data_connection.to_le_bytes());
         room[4..8].copy_from_slice(&self.token.to_le_bytes());
         room[8..16].copy_from_slice(&self.context.to_le_bytes());
         Ok(())
@@ -94,7 +94,7 @@ impl RequestHeader {
         const NAME: &str = "a request header";
         Ok(RequestHeader {
             op: u16::from_le_bytes(r.take(NAME)?),
-            lane: u16::from_le_bytes(r.take(NAME)?),
+            data_connection: u16::from_le_bytes(r.take(NAME)?),
             token: u32::from_le_bytes(r.take(NAME)?),
             context: u64::from_le_bytes(r.take(NAME)?),
         })
@@ -107,7 +107,7 @@ impl ReplyHeader {
         w.put(&self.placed.to_le_bytes())?;
         w.put(&self.token.to_le_bytes())?;
         w.put(&self.status.to_le_bytes())?;
-        w.put(&self.lanes_before.to_le_bytes())
+        w.put(&self.replies_before.to_le_bytes())
     }
 
     pub fn decode(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
@@ -117,7 +117,7 @@ impl ReplyHeader {
             placed: u16::from_le_bytes(r.take(NAME)?),
             token: u32::from_le_bytes(r.take(NAME)?),
             status: u32::from_le_bytes(r.take(NAME)?),
-            lanes_before: u32::from_le_bytes(r.take(NAME)?),
+            replies_before: u32::from_le_bytes(r.take(NAME)?),
         })
     }
 }
@@ -155,7 +155,7 @@ pub fn encode_request<'a, M: Op<'a>>(
 }
 
 /// Like [`encode_request`], for a message whose reply may come on a data connection.
-pub fn encode_request_for_lane<'a, M: Op<'a>>(
+pub fn encode_request_for_data_connection<'a, M: Op<'a>>(
     room: &mut [u8],
     token: u32,
     context: u64,
@@ -163,7 +163,7 @@ pub fn encode_request_for_lane<'a, M: Op<'a>>(
 ) -> Result<(), EncodeError> {
     let mut w = Writer::new(room);
     RequestHeader {
-        lane: ON_A_LANE,
+        data_connection: ON_DATA_CONNECTION,
         ..request_header::<M>(token, context)
     }
     .encode(&mut w)?;
@@ -174,7 +174,7 @@ pub fn encode_request_for_lane<'a, M: Op<'a>>(
 fn request_header<'a, M: Op<'a>>(token: u32, context: u64) -> RequestHeader {
     RequestHeader {
         op: M::NUMBER,
-        lane: 0,
+        data_connection: 0,
         token,
         context,
     }
@@ -193,13 +193,13 @@ pub fn encode_request_head<'a, M: Op<'a>>(
 }
 
 /// Like [`encode_request_head`], for a message whose data comes on a data connection.
-pub fn encode_request_head_for_lane<'a, M: Op<'a>>(
+pub fn encode_request_head_for_data_connection<'a, M: Op<'a>>(
     room: &mut [u8],
     context: u64,
     message: &M,
 ) -> Option<usize> {
     let header = RequestHeader {
-        lane: ON_A_LANE,
+        data_connection: ON_DATA_CONNECTION,
         ..request_header::<M>(0, context)
     };
     encode_head(room, header, message).map(|(len, _)| len)
@@ -359,7 +359,7 @@ mod tests {
                 placed: 0,
                 token: 7,
                 status,
-                lanes_before: 0,
+                replies_before: 0,
             };
             let mut frame = vec![0; REPLY_DATA_AT];
             header.encode(&mut Writer::new(&mut frame)).unwrap();

@@ -258,7 +258,7 @@ fn headers(out: &mut String) {
     let mut room = [0; HEADER_BYTES];
     let request = RequestHeader {
         op: 0x0102,
-        lane: 0x0304,
+        data_connection: 0x0304,
         token: 0x0506_0708,
         context: 0x090a_0b0c_0d0e_0f10,
     };
@@ -269,7 +269,7 @@ fn headers(out: &mut String) {
         placed: 0x0304,
         token: 0x0506_0708,
         status: 0x090a_0b0c,
-        lanes_before: 0x0d0e_0f10,
+        replies_before: 0x0d0e_0f10,
     };
     reply.encode(&mut Writer::new(&mut room)).unwrap();
     line(out, "ReplyHeader", &room);

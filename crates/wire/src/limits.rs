@@ -67,33 +67,34 @@ pub const PLACED_BYTES_MIN: usize = 16 << 10;
 /// Bytes of a frame's start that are known, at least, when the receiver is asked where to place it.
 pub const PLACED_HEAD_BYTES: usize = 256;
 /// Data connections that a session has, at most. They carry the data of long copies over tcp.
-pub const LANES_MAX: usize = 8;
-/// Data connections that a session opens if both machines have at least `LANES_CORES_MIN` cores;
-/// smaller machines open fewer. One carries 5 to 7 GB/s, four 16 to 18 GB/s.
-pub const LANES: usize = 4;
-pub const LANES_CORES_MIN: usize = 8;
-pub const LANES_FEW: usize = 2;
-pub const LANES_FEW_CORES_MIN: usize = 4;
+pub const DATA_CONNECTIONS_MAX: usize = 8;
+/// Data connections that a session opens if both machines have at least
+/// `DATA_CONNECTIONS_CORES_MIN` cores; smaller machines open fewer. One carries 5 to 7 GB/s, four
+/// 16 to 18 GB/s.
+pub const DATA_CONNECTIONS: usize = 4;
+pub const DATA_CONNECTIONS_CORES_MIN: usize = 8;
+pub const DATA_CONNECTIONS_FEW: usize = 2;
+pub const DATA_CONNECTIONS_FEW_CORES_MIN: usize = 4;
 /// Shortest copy that uses data connections.
-pub const LANE_COPY_BYTES_MIN: usize = 2 << 20;
+pub const DATA_CONNECTION_COPY_BYTES_MIN: usize = 2 << 20;
 /// Data in one frame of a data connection to the server. Smaller pieces share a copy more evenly,
 /// larger ones need fewer messages.
-pub const LANE_PIECE_BYTES_MIN: usize = 256 << 10;
-pub const LANE_PIECE_BYTES_MAX: usize = 1 << 20;
+pub const DATA_PIECE_BYTES_MIN: usize = 256 << 10;
+pub const DATA_PIECE_BYTES_MAX: usize = 1 << 20;
 /// Frames of one data connection that have arrived before their messages, at most.
-pub const LANE_FRAMES_AHEAD_MAX: usize = 8;
+pub const DATA_FRAMES_AHEAD_MAX: usize = 8;
 /// Data of replies that waits for a data connection, at most.
-pub const LANE_ANSWERS_BYTES_MAX: usize = 32 << 20;
+pub const DATA_REPLIES_BYTES_MAX: usize = 32 << 20;
 /// Time that a server listens for a session's data connections, and time that each new connection
 /// there has to send the key.
-pub const LANES_OPEN_MS_MAX: u64 = 5_000;
-pub const LANE_GREETING_MS_MAX: u64 = 1_000;
+pub const DATA_CONNECTIONS_OPEN_MS_MAX: u64 = 5_000;
+pub const DATA_CONNECTION_GREETING_MS_MAX: u64 = 1_000;
 /// Connections to that port whose key is awaited, at most.
-pub const LANE_GREETINGS_MAX: usize = 16;
+pub const DATA_CONNECTION_GREETINGS_MAX: usize = 16;
 /// Length of the secret that tells a session's data connections from strangers.
-pub const LANE_KEY_BYTES: usize = 32;
+pub const DATA_CONNECTION_KEY_BYTES: usize = 32;
 /// Time that data sent on other data connections has to arrive after one of them has ended.
-pub const LANE_END_MS_MAX: u64 = 1_000;
+pub const DATA_CONNECTION_END_MS_MAX: u64 = 1_000;
 /// Largest ring that a client maps for a server.
 pub const RING_BYTES_MAX: usize = 64 << 20;
 /// File descriptors that were received and not yet asked for, at most.

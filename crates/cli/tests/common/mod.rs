@@ -323,7 +323,7 @@ fn answer_pings(link: Link) {
             placed: 0,
             token,
             status: 0,
-            lanes_before: 0,
+            replies_before: 0,
         }
         .encode(&mut Writer::new(&mut header))
         .unwrap();

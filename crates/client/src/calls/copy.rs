@@ -16,7 +16,7 @@ use outboard_api::{
 };
 use outboard_link::{RdmaTarget, RdmaUse};
 use outboard_wire::{
-    limits::{CHUNK_BYTES_MAX, LANE_COPY_BYTES_MIN},
+    limits::{CHUNK_BYTES_MAX, DATA_CONNECTION_COPY_BYTES_MIN},
     messages,
 };
 
@@ -127,7 +127,7 @@ impl Driver {
             0
         };
         let (dst, data) = (dst + staged as u64, &data[staged..]);
-        if data.len() >= LANE_COPY_BYTES_MIN && self.session.has_lanes() {
+        if data.len() >= DATA_CONNECTION_COPY_BYTES_MIN && self.session.has_data_connections() {
             let context = activity::tagged(wire_context());
             let announce = |offset: usize, piece: &[u8]| {
                 let message = messages::CopyIn {
@@ -141,7 +141,7 @@ impl Driver {
                 stream.progress().submit();
                 Ok(())
             };
-            if let Some(sent) = self.session.send_on_lanes(data, announce) {
+            if let Some(sent) = self.session.send_on_data_connections(data, announce) {
                 return sent;
             }
         }
@@ -171,7 +171,8 @@ impl Driver {
         let pieces = bytes.div_ceil(CHUNK_BYTES_MAX);
         let group = Group::new(pieces);
         let target = self.registered(dst as u64, bytes, RdmaUse::Target);
-        let on_lanes = bytes >= LANE_COPY_BYTES_MIN && self.session.has_lanes();
+        let on_data_connections =
+            bytes >= DATA_CONNECTION_COPY_BYTES_MIN && self.session.has_data_connections();
         for index in 0..pieces {
             let offset = index * CHUNK_BYTES_MAX;
             let len = CHUNK_BYTES_MAX.min(bytes - offset);
@@ -201,9 +202,9 @@ impl Driver {
                 };
                 let sink = Sink::Memory(buffer);
                 self.session.ask(wire_context(), &message, &group, sink)?;
-            } else if on_lanes {
+            } else if on_data_connections {
                 self.session
-                    .ask_for_lane(wire_context(), &message, &group, buffer)?;
+                    .ask_for_data_connection(wire_context(), &message, &group, buffer)?;
             } else {
                 let sink = Sink::Memory(buffer);
                 self.session.ask(wire_context(), &message, &group, sink)?;

@@ -80,7 +80,7 @@ fn answer(token: u32, status: CUresult, len: usize) -> Vec<u8> {
         placed: 0,
         token,
         status: status.0,
-        lanes_before: 0,
+        replies_before: 0,
     };
     header
         .encode(&mut Writer::new(&mut bytes[4..]))

@@ -221,7 +221,9 @@ impl Session {
     fn lead(&self, incoming: &mut Incoming, enough: impl Fn() -> bool) {
         // The wait may end by data on a data connection: waking from a wait on this connection
         // would take longer.
-        if self.lanes.awaited.load(Ordering::Acquire) > 0 && self.look_busily(incoming, &enough) {
+        if self.data_connections.awaited.load(Ordering::Acquire) > 0
+            && self.look_busily(incoming, &enough)
+        {
             return;
         }
         while !enough() {

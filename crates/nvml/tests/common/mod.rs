@@ -209,7 +209,7 @@ fn frame(token: u32, note: u16, status: u32, rest: &[u8]) -> Vec<u8> {
         placed: 0,
         token,
         status,
-        lanes_before: 0,
+        replies_before: 0,
     };
     header.encode(&mut Writer::new(&mut out)).unwrap();
     out.extend(rest);

@@ -242,8 +242,8 @@ impl Nvidia {
         Some(Box::new(slot))
     }
 
-    pub(super) fn lane_rooms(&self) -> Arc<dyn Rooms> {
-        Arc::new(LaneRooms {
+    pub(super) fn data_connection_rooms(&self) -> Arc<dyn Rooms> {
+        Arc::new(DataConnectionRooms {
             staging: self.staging.clone(),
             base: self.base.clone(),
         })
@@ -370,12 +370,12 @@ impl Nvidia {
 
 /// Allocates slots for threads that receive data beside the session's. If too many are in use, the
 /// session copies the data and waits for a slot.
-struct LaneRooms {
+struct DataConnectionRooms {
     staging: Arc<Staging>,
     base: Arc<ContextHold>,
 }
 
-impl Rooms for LaneRooms {
+impl Rooms for DataConnectionRooms {
     fn room(&self, len: usize) -> Option<Box<dyn Segment>> {
         let slot = match self.staging.take(len, false).ok()? {
             Some(slot) => slot,

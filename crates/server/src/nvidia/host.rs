@@ -50,7 +50,7 @@ impl Host for Nvidia {
     }
 
     fn rooms(&self) -> Option<Arc<dyn Rooms>> {
-        Some(self.lane_rooms())
+        Some(self.data_connection_rooms())
     }
 
     fn prepare(&mut self) -> Result<(), Failure> {

@@ -6,8 +6,8 @@ use outboard_wire::messages::CopyOut;
 use tracing::trace;
 
 use super::{
+    data_connections::{Answer, DataConnections},
     exposed::Source,
-    lanes::{Answer, Lanes},
     outbox::{Outbox, Placed},
     tally::{self, Tally},
     waiting::WaitingList,
@@ -43,7 +43,7 @@ pub(super) fn restaged(
 pub(super) fn send_answers(
     waiting: &mut WaitingList,
     outbox: &mut Outbox,
-    lanes: &Lanes,
+    data_connections: &DataConnections,
     tally: &mut Tally,
 ) -> Result<(), outboard_link::Error> {
     let now = Instant::now();
@@ -71,17 +71,17 @@ pub(super) fn send_answers(
             _ => entry,
         };
         let result = result.and_then(|()| entry.reply_data());
-        if entry.on_lane
+        if entry.on_data_connection
             && token != 0
             && let Ok(Some(data)) = &result
         {
             let bytes = data.len();
-            let header = outbox.lane_header(token)?;
-            match lanes.give(Answer { header, entry }) {
+            let header = outbox.data_connection_header(token)?;
+            match data_connections.give(Answer { header, entry }) {
                 None => {
                     outbox.gave();
                     tally.answered(op, bytes);
-                    trace!(op = tally::name(op), token, "answered on a lane");
+                    trace!(op = tally::name(op), token, "answered on a data connection");
                 }
                 Some(Answer { entry, .. }) => {
                     let data = entry.reply_data().ok().flatten().unwrap_or_default();

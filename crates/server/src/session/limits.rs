@@ -34,7 +34,7 @@ pub const SLEEP_FEW_CORES_US_MAX: u64 = 500;
 pub const SLEEP_FEW_CORES_FRACTION: u32 = 16;
 
 /// Interval at which the session sends ready replies while it waits for data on a data connection.
-pub const LANE_LOOK_MS: u64 = 1;
+pub const DATA_CONNECTION_LOOK_MS: u64 = 1;
 
 /// How late the kernel may end a sleep.
 pub const TIMER_SLACK_NS: u64 = 1_000;

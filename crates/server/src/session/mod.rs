@@ -30,12 +30,12 @@
 //! reply, messages are received again, up to hard limits above which a message fails.
 
 mod answers;
+mod data_connections;
 mod execute;
 mod exposed;
 mod grants;
 pub mod handshake;
 mod itself;
-mod lanes;
 pub mod limits;
 mod outbox;
 mod pace;
@@ -58,14 +58,16 @@ use std::{
 };
 
 use outboard_api::CUresult;
-use outboard_link::{Destination, Link, Receiver, Segment, Wait, lanes_wanted};
+use outboard_link::{Destination, Link, Receiver, Segment, Wait, data_connections_wanted};
 use outboard_ptx::Printed;
 use outboard_wire::{
     DecodeError, Message as _, Op as _, Reader,
-    frame::{ON_A_LANE, RequestHeader, context_and_call, copied_data_at},
+    frame::{ON_DATA_CONNECTION, RequestHeader, context_and_call, copied_data_at},
     handshake::Purpose,
     limits::{CHUNK_BYTES_MAX, PLACED_BYTES_MIN},
-    messages::{self, HostCallNote, HostPagesNote, LanesOpen, NetworkSet, Ping, PrintNote},
+    messages::{
+        self, DataConnectionsOpen, HostCallNote, HostPagesNote, NetworkSet, Ping, PrintNote,
+    },
 };
 use rustix::{fs::SealFlags, thread::set_current_timer_slack};
 use thiserror::Error;
@@ -76,9 +78,9 @@ use crate::{
     images::ImageStore,
 };
 use answers::{restaged, send_answers};
+use data_connections::DataConnections;
 use exposed::Exposed;
 use grants::Grants;
-use lanes::Lanes;
 use outbox::Outbox;
 use pace::Pace;
 use relay::Relay;
@@ -93,16 +95,16 @@ pub fn serve(
     purpose: Purpose,
     images: ImageStore,
 ) -> (End, Tally) {
-    serve_with_lanes(device, link, purpose, images, lanes_wanted())
+    serve_with_data_connections(device, link, purpose, images, data_connections_wanted())
 }
 
 /// Serves one client, with a bound on its data connections.
-fn serve_with_lanes(
+fn serve_with_data_connections(
     device: &mut dyn Device,
     link: Link,
     purpose: Purpose,
     images: ImageStore,
-    lanes_max: usize,
+    connections_max: usize,
 ) -> (End, Tally) {
     // By default the kernel may end a sleep 50 us late, as long as some kernels run.
     if let Err(error) = set_current_timer_slack(NonZeroU64::new(limits::TIMER_SLACK_NS)) {
@@ -121,7 +123,7 @@ fn serve_with_lanes(
         receiver,
         outbox,
         waiting: WaitingList::default(),
-        lanes: Lanes::new(lanes_max),
+        data_connections: DataConnections::new(connections_max),
         address,
         pace: Pace::new(),
         tally: Tally::default(),
@@ -180,7 +182,7 @@ struct Session<'d> {
     receiver: Receiver,
     outbox: Outbox,
     waiting: WaitingList,
-    lanes: Lanes,
+    data_connections: DataConnections,
     /// The server's address, if the link can have data connections.
     address: Option<SocketAddr>,
     pace: Pace,
@@ -309,17 +311,19 @@ impl Session<'_> {
                 .map_err(|why| End::Malformed { op: header.op, why })?;
             return self.change_network(header, &asked).map(|()| true);
         }
-        if header.op == LanesOpen::NUMBER {
-            let asked = LanesOpen::decode(&mut r)
+        if header.op == DataConnectionsOpen::NUMBER {
+            let asked = DataConnectionsOpen::decode(&mut r)
                 .and_then(|asked| r.end().map(|()| asked))
                 .map_err(|why| End::Malformed { op: header.op, why })?;
-            return self.open_lanes(header, &asked).map(|()| true);
+            return self.open_data_connections(header, &asked).map(|()| true);
         }
         // Takes the data of this message, if it comes on a data connection.
         let (head, brought);
-        let (frame, placed, r) = if header.lane == ON_A_LANE && messages::takes_data(header.op) {
+        let (frame, placed, r) = if header.data_connection == ON_DATA_CONNECTION
+            && messages::takes_data(header.op)
+        {
             head = frame.to_vec();
-            brought = self.data_from_lane(header.op)?;
+            brought = self.data_from_connection(header.op)?;
             let mut r = Reader::split(&head, brought.bytes());
             RequestHeader::decode(&mut r).map_err(|why| End::Malformed { op: header.op, why })?;
             (&head[..], Some(brought.clone()), r)
@@ -360,7 +364,7 @@ impl Session<'_> {
                 receiver: &receiver,
                 outbox: &mut self.outbox,
                 waiting: &mut self.waiting,
-                lanes: &self.lanes,
+                data_connections: &self.data_connections,
                 tally: &mut self.tally,
                 early: &mut self.early,
             };
@@ -437,7 +441,7 @@ impl Session<'_> {
                 let has_data = executed.reply_bytes.is_some();
                 let bytes = executed.reply_bytes.unwrap_or(0);
                 let mut entry = Waiting::new(op, token, queue, has_data, bytes, start, pending);
-                entry.on_lane = header.lane == ON_A_LANE;
+                entry.on_data_connection = header.data_connection == ON_DATA_CONNECTION;
                 entry.to = executed.to;
                 entry.source = executed.source;
                 match self.waiting.push(entry) {
@@ -478,7 +482,7 @@ impl Session<'_> {
         send_answers(
             &mut self.waiting,
             &mut self.outbox,
-            &self.lanes,
+            &self.data_connections,
             &mut self.tally,
         )?;
         self.outbox.flush()?;

@@ -159,7 +159,7 @@ impl Outbox {
 
     /// Makes the header of a reply that goes over a data connection. The caller calls
     /// [`gave`](Self::gave) once the reply is handed over.
-    pub(super) fn lane_header(&self, token: u32) -> Result<[u8; HEADER_BYTES], Error> {
+    pub(super) fn data_connection_header(&self, token: u32) -> Result<[u8; HEADER_BYTES], Error> {
         self.header(token, CUresult::CUDA_SUCCESS)
     }
 
@@ -316,7 +316,7 @@ fn note_header(note: u16, given: u32) -> ReplyHeader {
         placed: 0,
         token: 0,
         status: 0,
-        lanes_before: given,
+        replies_before: given,
     }
 }
 

@@ -10,7 +10,10 @@ use outboard_wire::{
     messages::{HostCallNote, HostFuncDone},
 };
 
-use super::{Tally, WaitingList, answers::send_answers, lanes::Lanes, limits, outbox::Outbox};
+use super::{
+    Tally, WaitingList, answers::send_answers, data_connections::DataConnections, limits,
+    outbox::Outbox,
+};
 
 /// Serves the client while the device blocks in a call of its own: forwards host functions, and
 /// first the copies before them. A driver call that waits for a stream would otherwise wait for a
@@ -19,7 +22,7 @@ pub(super) struct Relay<'r, 's> {
     pub(super) receiver: &'r RefCell<&'s mut Receiver>,
     pub(super) outbox: &'r mut Outbox,
     pub(super) waiting: &'r mut WaitingList,
-    pub(super) lanes: &'r Lanes,
+    pub(super) data_connections: &'r DataConnections,
     pub(super) tally: &'r mut Tally,
     pub(super) early: &'r mut VecDeque<Vec<u8>>,
 }
@@ -31,7 +34,7 @@ impl Relay<'_, '_> {
         done: &mut Vec<u64>,
     ) -> Result<(), outboard_link::Error> {
         if self.waiting.poll() {
-            send_answers(self.waiting, self.outbox, self.lanes, self.tally)?;
+            send_answers(self.waiting, self.outbox, self.data_connections, self.tally)?;
         }
         for (call, status) in reached {
             let (call, status) = (*call, status.0);

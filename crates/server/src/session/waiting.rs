@@ -24,7 +24,7 @@ pub(super) struct Waiting {
     pub(super) token: u32,
     pub(super) since: Instant,
     /// Its reply may go over a data connection.
-    pub(super) on_lane: bool,
+    pub(super) on_data_connection: bool,
     /// Client memory that its data is written to, if the link has remote memory.
     pub(super) to: Option<RdmaTarget>,
     /// Device memory that the adapter reads its data from, once the pending mark is reached.
@@ -71,7 +71,7 @@ impl Waiting {
             op,
             token,
             since,
-            on_lane: false,
+            on_data_connection: false,
             to: None,
             source: None,
             queue,

@@ -2,7 +2,7 @@
 
 mod abuse;
 mod answers;
-mod lanes;
+mod data_connections;
 
 use std::{
     collections::HashMap,
@@ -38,8 +38,8 @@ use super::*;
 use crate::device::{Device, Failure, Host, Pending, Wait as DeviceWait};
 
 const ROOM_BYTES_MAX: usize = 900_000;
-/// Lanes that a session may have, whatever the machine.
-const LANES: usize = 3;
+/// DataConnections that a session may have, whatever the machine.
+const DATA_CONNECTIONS: usize = 3;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// State shared by the test and the device.
@@ -280,8 +280,13 @@ impl Client {
         let server = thread::spawn(move || {
             let stream = Stream::try_from(theirs).unwrap();
             let link = stream.into_link_server().unwrap();
-            let (end, tally) =
-                serve_with_lanes(&mut fake, link, purpose, ImageStore::new(None), LANES);
+            let (end, tally) = serve_with_data_connections(
+                &mut fake,
+                link,
+                purpose,
+                ImageStore::new(None),
+                DATA_CONNECTIONS,
+            );
             let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
             let cpu = Duration::new(cpu.tv_sec as u64, cpu.tv_nsec as u32);
             (end, tally, cpu)

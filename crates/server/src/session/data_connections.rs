@@ -13,7 +13,7 @@
 //!
 //! The client sends data before its message, and on each connection in the order of the messages.
 //! So when the session waits for data, that data is already on its way. A connection stops reading
-//! only while [`LANE_FRAMES_AHEAD_MAX`] of its frames have not been taken, and the data needed next
+//! only while [`DATA_FRAMES_AHEAD_MAX`] of its frames have not been taken, and the data needed next
 //! is never after those: all earlier frames of its connection were taken before. The end of a
 //! connection wakes every thread that waits here.
 
@@ -30,17 +30,18 @@ use std::{
 };
 
 use outboard_link::{
-    Closer, Destination, Error, Frame, LaneKey, LaneListener, Link, Receiver, Segment, Sender, Wait,
+    Closer, DataConnectionKey, DataConnectionListener, Destination, Error, Frame, Link, Receiver,
+    Segment, Sender, Wait,
 };
 use outboard_wire::{
     DecodeError, Message as _, Writer,
-    frame::{HEADER_BYTES, LANE_HEAD_BYTES, RequestHeader},
+    frame::{DATA_FRAME_HEAD_BYTES, HEADER_BYTES, RequestHeader},
     handshake::Purpose,
     limits::{
-        LANE_ANSWERS_BYTES_MAX, LANE_END_MS_MAX, LANE_FRAMES_AHEAD_MAX, LANE_KEY_BYTES,
-        LANE_PIECE_BYTES_MAX, LANES_MAX,
+        DATA_CONNECTION_END_MS_MAX, DATA_CONNECTION_KEY_BYTES, DATA_CONNECTIONS_MAX,
+        DATA_FRAMES_AHEAD_MAX, DATA_PIECE_BYTES_MAX, DATA_REPLIES_BYTES_MAX,
     },
-    messages::{LanesOpen, LanesOpenReply},
+    messages::{DataConnectionsOpen, DataConnectionsOpenReply},
 };
 use tracing::{debug, info};
 
@@ -52,18 +53,18 @@ use crate::device::Rooms;
 const LOOK_US_MAX: u64 = 100;
 
 /// The data connections of one session; it has none before the client asks.
-pub(super) struct Lanes {
+pub(super) struct DataConnections {
     shared: Arc<Shared>,
     opening: Option<JoinHandle<()>>,
-    lanes_max: usize,
+    connections_max: usize,
     is_few_cores: bool,
 }
 
 /// Facts that the client needs to connect.
 struct Opened {
-    lanes: u32,
+    connections: u32,
     port: u32,
-    key: LaneKey,
+    key: DataConnectionKey,
 }
 
 /// A reply with data, to be sent.
@@ -90,7 +91,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     phase: Phase,
-    lanes: Vec<Lane>,
+    connections: Vec<DataConnection>,
     /// Data that has arrived, by its number, with the index of its connection.
     data: HashMap<u64, (usize, Arc<dyn Segment>)>,
     /// Number of the data that is needed next.
@@ -101,7 +102,7 @@ struct State {
     ended: Option<Instant>,
 }
 
-struct Lane {
+struct DataConnection {
     closer: Closer,
     /// Frames that it has brought and that are not taken yet.
     ahead: usize,
@@ -120,26 +121,31 @@ enum Phase {
 
 impl Session<'_> {
     /// Opens data connections, and tells the client how to connect.
-    pub(super) fn open_lanes(
+    pub(super) fn open_data_connections(
         &mut self,
         header: RequestHeader,
-        asked: &LanesOpen,
+        asked: &DataConnectionsOpen,
     ) -> Result<(), End> {
         let opened = match self.purpose {
             Purpose::Session => {
                 let rooms = self.device.rooms();
-                self.lanes.open(self.address, asked.lanes_max, rooms)
+                self.data_connections
+                    .open(self.address, asked.connections_max, rooms)
             }
             _ => None,
         };
         let reply = match &opened {
-            Some(Opened { lanes, port, key }) => LanesOpenReply {
-                lanes: *lanes,
+            Some(Opened {
+                connections,
+                port,
+                key,
+            }) => DataConnectionsOpenReply {
+                connections: *connections,
                 port: *port,
                 key: key[..].into(),
             },
-            None => LanesOpenReply {
-                lanes: 0,
+            None => DataConnectionsOpenReply {
+                connections: 0,
                 port: 0,
                 key: [][..].into(),
             },
@@ -156,14 +162,14 @@ impl Session<'_> {
     }
 
     /// Waits for data on its way, and meanwhile answers requests that are ready.
-    pub(super) fn data_from_lane(&mut self, op: u16) -> Result<Arc<dyn Segment>, End> {
-        if !self.lanes.may_bring_data() {
-            let why = DecodeError::NoLane;
+    pub(super) fn data_from_connection(&mut self, op: u16) -> Result<Arc<dyn Segment>, End> {
+        if !self.data_connections.may_bring_data() {
+            let why = DecodeError::NoDataConnection;
             return Err(End::Malformed { op, why });
         }
         loop {
-            let patience = Duration::from_millis(limits::LANE_LOOK_MS);
-            if let Some(data) = self.lanes.next_data(patience)? {
+            let patience = Duration::from_millis(limits::DATA_CONNECTION_LOOK_MS);
+            if let Some(data) = self.data_connections.next_data(patience)? {
                 return Ok(data);
             }
             self.answer_ready()?;
@@ -172,13 +178,13 @@ impl Session<'_> {
     }
 }
 
-impl Lanes {
-    /// Makes a session's data connections, at most `lanes_max`.
-    pub(super) fn new(lanes_max: usize) -> Lanes {
-        Lanes {
+impl DataConnections {
+    /// Makes a session's data connections, at most `connections_max`.
+    pub(super) fn new(connections_max: usize) -> DataConnections {
+        DataConnections {
             shared: Arc::default(),
             opening: None,
-            lanes_max: lanes_max.min(LANES_MAX),
+            connections_max: connections_max.min(DATA_CONNECTIONS_MAX),
             is_few_cores: outboard_link::cores::are_few(),
         }
     }
@@ -191,36 +197,37 @@ impl Lanes {
         wanted: u32,
         rooms: Option<Arc<dyn Rooms>>,
     ) -> Option<Opened> {
-        let count = self.lanes_max.min(usize::try_from(wanted).ok()?);
+        let count = self.connections_max.min(usize::try_from(wanted).ok()?);
         if count == 0 || self.opening.is_some() {
             return None;
         }
-        let listen = || -> std::io::Result<(LaneListener, LaneKey)> {
-            let mut key = [0; LANE_KEY_BYTES];
+        let listen = || -> std::io::Result<(DataConnectionListener, DataConnectionKey)> {
+            let mut key = [0; DATA_CONNECTION_KEY_BYTES];
             fill_random(&mut key)?;
             let address = address.ok_or(std::io::ErrorKind::Unsupported)?;
-            let listener = LaneListener::bind(address, &key).map_err(std::io::Error::other)?;
+            let listener =
+                DataConnectionListener::bind(address, &key).map_err(std::io::Error::other)?;
             Ok((listener, key))
         };
         let (listener, key) = listen()
-            .inspect_err(|error| debug!(%error, "no lanes"))
+            .inspect_err(|error| debug!(%error, "no data connections"))
             .ok()?;
         let port = listener.port();
         self.shared.lock().phase = Phase::Opening;
         let shared = Arc::clone(&self.shared);
-        let opening = spawn("outboard-lanes", move || {
+        let opening = spawn("outboard-data", move || {
             let is_over = || shared.lock().phase == Phase::Closed;
             let installed = listener
                 .accept(count, is_over)
                 .and_then(|links| shared.install(links, rooms.as_ref()));
             if let Err(error) = installed {
-                debug!(%error, "no lanes");
+                debug!(%error, "no data connections");
                 shared.end_all();
             }
         });
         self.opening = Some(opening.ok()?);
         Some(Opened {
-            lanes: count as u32,
+            connections: count as u32,
             port: port.into(),
             key,
         })
@@ -246,7 +253,7 @@ impl Lanes {
                 return Ok(Some(data));
             }
             // Data that was sent on other connections before may still be on its way.
-            let end_max = Duration::from_millis(LANE_END_MS_MAX);
+            let end_max = Duration::from_millis(DATA_CONNECTION_END_MS_MAX);
             if state.ended.is_some_and(|at| at.elapsed() >= end_max) {
                 return Err(Error::Closed);
             }
@@ -272,7 +279,7 @@ impl Lanes {
     /// bytes are queued: the client always goes on reading its data connections.
     pub(super) fn give(&self, answer: Answer) -> Option<Answer> {
         let mut state = self.shared.lock();
-        while state.is_open() && state.answers_bytes >= LANE_ANSWERS_BYTES_MAX {
+        while state.is_open() && state.answers_bytes >= DATA_REPLIES_BYTES_MAX {
             state = wait(&self.shared.sent, state);
         }
         if !state.is_open() {
@@ -286,7 +293,7 @@ impl Lanes {
 }
 
 /// Ends all threads before the device is dropped, whose memory they use.
-impl Drop for Lanes {
+impl Drop for DataConnections {
     fn drop(&mut self) {
         self.shared.lock().phase = Phase::Closed;
         self.shared.end_all();
@@ -296,9 +303,9 @@ impl Drop for Lanes {
         }
         let mut state = self.shared.lock();
         let threads: Vec<_> = state
-            .lanes
+            .connections
             .drain(..)
-            .flat_map(|lane| lane.threads)
+            .flat_map(|connection| connection.threads)
             .collect();
         state.answers.clear();
         state.data.clear();
@@ -325,12 +332,12 @@ impl Shared {
             let closer = sender.closer();
             let (rooms, ours, theirs) = (rooms.cloned(), Arc::clone(self), Arc::clone(self));
             let started = [
-                spawn("outboard-lane-in", move || {
+                spawn("outboard-data-i", move || {
                     ours.receive(index, receiver, rooms)
                 }),
-                spawn("outboard-lane-out", move || theirs.send(index, sender)),
+                spawn("outboard-data-o", move || theirs.send(index, sender)),
             ];
-            let mut lane = Lane {
+            let mut connection = DataConnection {
                 closer,
                 ahead: 0,
                 threads: Vec::new(),
@@ -338,31 +345,34 @@ impl Shared {
             let mut failed = None;
             for thread in started {
                 match thread {
-                    Ok(thread) => lane.threads.push(thread),
+                    Ok(thread) => connection.threads.push(thread),
                     Err(error) => failed = Some(error),
                 }
             }
-            state.lanes.push(lane);
+            state.connections.push(connection);
             if let Some(error) = failed {
-                info!(%error, "no lanes: a thread cannot be started");
+                info!(%error, "no data connections: a thread cannot be started");
                 return Err(Error::Closed);
             }
         }
         state.phase = Phase::Open;
-        info!(lanes = state.lanes.len(), "lanes are open");
+        info!(
+            connections = state.connections.len(),
+            "data connections are open"
+        );
         Ok(())
     }
 
     /// Receives on one connection, until it ends; runs on a thread of its own.
     fn receive(&self, index: usize, mut receiver: Receiver, rooms: Option<Arc<dyn Rooms>>) {
         let mut place = |_: &[u8], len: usize| {
-            let len = len.checked_sub(LANE_HEAD_BYTES)?;
+            let len = len.checked_sub(DATA_FRAME_HEAD_BYTES)?;
             let memory = rooms
                 .as_ref()
-                .filter(|_| len <= LANE_PIECE_BYTES_MAX)?
+                .filter(|_| len <= DATA_PIECE_BYTES_MAX)?
                 .room(len)?;
             Some(Destination {
-                skip: LANE_HEAD_BYTES,
+                skip: DATA_FRAME_HEAD_BYTES,
                 memory,
             })
         };
@@ -373,7 +383,7 @@ impl Shared {
                 Err(error) => Err(error.to_string()),
             };
             if let Err(why) = received {
-                debug!(lane = index, why, "a lane ends");
+                debug!(connection = index, why, "a data connection ends");
                 break;
             }
         }
@@ -384,11 +394,11 @@ impl Shared {
     fn wait_for_room(&self, index: usize) -> bool {
         let mut state = self.lock();
         loop {
-            match state.lanes.get(index) {
+            match state.connections.get(index) {
                 _ if state.phase == Phase::Closed => return false,
                 // It is not installed yet.
                 None => return true,
-                Some(lane) if lane.ahead < LANE_FRAMES_AHEAD_MAX => return true,
+                Some(connection) if connection.ahead < DATA_FRAMES_AHEAD_MAX => return true,
                 Some(_) => state = wait(&self.taken, state),
             }
         }
@@ -397,14 +407,14 @@ impl Shared {
     fn keep(&self, index: usize, frame: Frame<'_>) -> Result<(), String> {
         let (number, rest) = frame
             .head
-            .split_first_chunk::<LANE_HEAD_BYTES>()
+            .split_first_chunk::<DATA_FRAME_HEAD_BYTES>()
             .ok_or("a frame without a number")?;
         let number = u64::from_le_bytes(*number);
         let data: Arc<dyn Segment> = match frame.tail {
             Some(tail) => Arc::from(tail),
             None => Arc::new(rest.to_vec()),
         };
-        if data.bytes().len() > LANE_PIECE_BYTES_MAX {
+        if data.bytes().len() > DATA_PIECE_BYTES_MAX {
             return Err(format!("a frame of {} bytes", data.bytes().len()));
         }
         let mut state = self.lock();
@@ -412,8 +422,8 @@ impl Shared {
             return Err(format!("data number {number} for the second time"));
         }
         state.data.insert(number, (index, data));
-        if let Some(lane) = state.lanes.get_mut(index) {
-            lane.ahead += 1;
+        if let Some(connection) = state.connections.get_mut(index) {
+            connection.ahead += 1;
         }
         drop(state);
         self.arrivals.fetch_add(1, Ordering::Release);
@@ -425,9 +435,9 @@ impl Shared {
         let next = state.next;
         let (index, data) = state.data.remove(&next)?;
         state.next += 1;
-        if let Some(lane) = state.lanes.get_mut(index) {
-            lane.ahead = lane.ahead.saturating_sub(1);
-            if lane.ahead + 1 == LANE_FRAMES_AHEAD_MAX {
+        if let Some(connection) = state.connections.get_mut(index) {
+            connection.ahead = connection.ahead.saturating_sub(1);
+            if connection.ahead + 1 == DATA_FRAMES_AHEAD_MAX {
                 self.taken.notify_all();
             }
         }
@@ -448,7 +458,7 @@ impl Shared {
                 _ => Err(Error::Misuse("an answer without data")),
             };
             if let Err(error) = sent {
-                debug!(lane = index, %error, "a lane ends");
+                debug!(connection = index, %error, "a data connection ends");
                 break;
             }
         }
@@ -475,8 +485,8 @@ impl Shared {
     fn end(&self, index: usize) {
         let mut state = self.lock();
         state.ended.get_or_insert_with(Instant::now);
-        if let Some(lane) = state.lanes.get(index) {
-            lane.closer.close();
+        if let Some(connection) = state.connections.get(index) {
+            connection.closer.close();
         }
         drop(state);
         self.notify();
@@ -485,8 +495,8 @@ impl Shared {
     fn end_all(&self) {
         let mut state = self.lock();
         state.ended.get_or_insert_with(Instant::now);
-        for lane in &state.lanes {
-            lane.closer.close();
+        for connection in &state.connections {
+            connection.closer.close();
         }
         drop(state);
         self.notify();

@@ -3,42 +3,48 @@
 
 use std::net::SocketAddr;
 
-use outboard_link::{LaneKey, Link, open_lanes};
+use outboard_link::{DataConnectionKey, Link, open_data_connections};
 use outboard_wire::{
-    frame::{LANE_HEAD_BYTES, encode_request_for_lane, encode_request_head_for_lane},
-    limits::{LANE_END_MS_MAX, LANE_FRAMES_AHEAD_MAX, LANE_PIECE_BYTES_MAX},
+    frame::{
+        DATA_FRAME_HEAD_BYTES, encode_request_for_data_connection,
+        encode_request_head_for_data_connection,
+    },
+    limits::{DATA_CONNECTION_END_MS_MAX, DATA_FRAMES_AHEAD_MAX, DATA_PIECE_BYTES_MAX},
 };
 
 use super::*;
 
-type Lane = (Sender, Receiver);
+type DataConnection = (Sender, Receiver);
 
 /// Asks for data connections and returns the server's reply.
-fn ask(client: &mut Client, lanes_max: u32) -> (usize, Option<(SocketAddr, LaneKey)>) {
-    client.send(77, &messages::LanesOpen { lanes_max });
+fn ask(
+    client: &mut Client,
+    connections_max: u32,
+) -> (usize, Option<(SocketAddr, DataConnectionKey)>) {
+    client.send(77, &messages::DataConnectionsOpen { connections_max });
     let answer = client.recv();
     assert!(answer.is_answer_to(77), "{answer:?}");
     let mut r = Reader::new(&answer.body);
-    let reply = messages::LanesOpenReply::decode(&mut r).unwrap();
+    let reply = messages::DataConnectionsOpenReply::decode(&mut r).unwrap();
     r.end().unwrap();
-    let key = LaneKey::try_from(&*reply.key).ok();
+    let key = DataConnectionKey::try_from(&*reply.key).ok();
     let server = SocketAddr::from(([127, 0, 0, 1], reply.port as u16));
-    (reply.lanes as usize, key.map(|key| (server, key)))
+    (reply.connections as usize, key.map(|key| (server, key)))
 }
 
-fn with_lanes() -> (Client, Vec<Lane>) {
+fn with_data_connections() -> (Client, Vec<DataConnection>) {
     let mut client = Client::tcp();
     let (count, at) = ask(&mut client, 9);
-    assert_eq!(count, LANES);
+    assert_eq!(count, DATA_CONNECTIONS);
     let (server, key) = at.unwrap();
-    let links = open_lanes(server, &key, count, Instant::now() + PATIENCE).unwrap();
-    let lanes = links.into_iter().map(|(link, _)| Link::split(link));
-    (client, lanes.collect())
+    let links = open_data_connections(server, &key, count, Instant::now() + PATIENCE).unwrap();
+    let connections = links.into_iter().map(|(link, _)| Link::split(link));
+    (client, connections.collect())
 }
 
-fn put(lane: &mut Lane, number: u64, data: &[u8]) {
-    lane.0.send(&[&number.to_le_bytes(), data]).unwrap();
-    lane.0.flush().unwrap();
+fn put(connection: &mut DataConnection, number: u64, data: &[u8]) {
+    connection.0.send(&[&number.to_le_bytes(), data]).unwrap();
+    connection.0.flush().unwrap();
 }
 
 /// Sends the message of data that goes on a data connection.
@@ -50,15 +56,15 @@ fn announce(client: &mut Client, dst: u64, data: &[u8]) {
         sync: 0,
         data,
     };
-    let len = encode_request_head_for_lane(&mut head, 7, &message).unwrap();
+    let len = encode_request_head_for_data_connection(&mut head, 7, &message).unwrap();
     client.send_raw(&head[..len]);
 }
 
-fn copy_out_for_lane(client: &mut Client, token: u32, stream: u64, byte: u8, len: u64) {
+fn copy_out_for_data_connection(client: &mut Client, token: u32, stream: u64, byte: u8, len: u64) {
     let src = byte.into();
     let message = messages::CopyOut { src, len, stream };
     let room = client.sender.reserve(frame::request_len(&message)).unwrap();
-    encode_request_for_lane(room, token, 7, &message).unwrap();
+    encode_request_for_data_connection(room, token, 7, &message).unwrap();
     client.sender.commit(frame::request_len(&message)).unwrap();
     client.sender.flush().unwrap();
 }
@@ -86,17 +92,17 @@ fn pattern(number: usize, len: usize) -> Vec<u8> {
 
 #[test]
 fn copies_happen_in_the_order_of_their_messages() {
-    let (mut client, mut lanes) = with_lanes();
-    let lens = [1, 300, 20_000, LANE_PIECE_BYTES_MAX, 100_000, 16_384, 7];
+    let (mut client, mut connections) = with_data_connections();
+    let lens = [1, 300, 20_000, DATA_PIECE_BYTES_MAX, 100_000, 16_384, 7];
     let data: Vec<_> = lens
         .iter()
         .enumerate()
         .map(|(number, len)| pattern(number, *len))
         .collect();
     // Later data may come first if it is on another connection.
-    for (lane, numbers) in [(2, &[4, 6][..]), (0, &[1, 2, 5]), (1, &[0, 3])] {
+    for (connection, numbers) in [(2, &[4, 6][..]), (0, &[1, 2, 5]), (1, &[0, 3])] {
         for &number in numbers {
-            put(&mut lanes[lane], number as u64, &data[number]);
+            put(&mut connections[connection], number as u64, &data[number]);
         }
     }
     for (number, data) in data.iter().enumerate() {
@@ -130,27 +136,27 @@ fn copies_happen_in_the_order_of_their_messages() {
 
 #[test]
 fn a_message_waits_for_its_data_and_others_are_answered_meanwhile() {
-    let (mut client, mut lanes) = with_lanes();
+    let (mut client, mut connections) = with_data_connections();
     let data = pattern(3, 100_000);
     client.fence(1, 5);
     announce(&mut client, 4, &data);
     client.recv_nothing(30);
     client.board.done.store(6, SeqCst);
     assert!(client.recv().is_answer_to(1));
-    put(&mut lanes[1], 0, &data);
+    put(&mut connections[1], 0, &data);
     assert!(executed(&mut client) == [(4, data)]);
 }
 
 #[test]
-fn many_more_copies_than_lanes_keep() {
-    let (mut client, mut lanes) = with_lanes();
-    let count = 20 * LANES * LANE_FRAMES_AHEAD_MAX;
+fn many_more_copies_than_data_connections_keep() {
+    let (mut client, mut connections) = with_data_connections();
+    let count = 20 * DATA_CONNECTIONS * DATA_FRAMES_AHEAD_MAX;
     let len = 50_000;
     thread::scope(|scope| {
-        for (index, lane) in lanes.iter_mut().enumerate() {
+        for (index, connection) in connections.iter_mut().enumerate() {
             scope.spawn(move || {
-                for number in (index..count).step_by(LANES) {
-                    put(lane, number as u64, &pattern(number, len));
+                for number in (index..count).step_by(DATA_CONNECTIONS) {
+                    put(connection, number as u64, &pattern(number, len));
                 }
             });
         }
@@ -166,27 +172,27 @@ fn many_more_copies_than_lanes_keep() {
 }
 
 #[test]
-fn answers_come_on_lanes_and_what_follows_says_how_many() {
-    let (mut client, mut lanes) = with_lanes();
+fn answers_come_on_data_connections_and_what_follows_says_how_many() {
+    let (mut client, mut connections) = with_data_connections();
     let lens = [1 << 20, 1, 70_000, 0, 300_000];
     for (copy, len) in lens.iter().enumerate() {
         let token = copy as u32 + 1;
-        copy_out_for_lane(&mut client, token, 3, token as u8, *len);
+        copy_out_for_data_connection(&mut client, token, 3, token as u8, *len);
     }
     // A reply that was not asked for on a data connection comes here, and so does a failure.
     client.copy_out(10, 3, 10, 500_000);
-    copy_out_for_lane(&mut client, 11, 3, 11, u64::MAX);
+    copy_out_for_data_connection(&mut client, 11, 3, 11, u64::MAX);
     client.fence(12, 3);
     let failed = client.recv();
-    assert_eq!((failed.header.lanes_before, failed.failure().0), (0, 11));
+    assert_eq!((failed.header.replies_before, failed.failure().0), (0, 11));
     client.board.done.store(4, SeqCst);
     for token in [10, 12] {
         let answer = client.recv();
         assert!(answer.is_answer_to(token), "{:?}", answer.header);
-        assert_eq!(answer.header.lanes_before as usize, lens.len());
+        assert_eq!(answer.header.replies_before as usize, lens.len());
     }
     let mut seen = Vec::new();
-    for (_, receiver) in &mut lanes {
+    for (_, receiver) in &mut connections {
         let until = |ms| Wait::Until(Instant::now() + Duration::from_millis(ms));
         while let Some(frame) = receiver.recv(until(100)).unwrap() {
             let (header, mut body) = decode_reply(frame).unwrap();
@@ -194,7 +200,7 @@ fn answers_come_on_lanes_and_what_follows_says_how_many() {
             body.end().unwrap();
             let index = header.token as usize - 1;
             assert_eq!((header.note, header.status), (0, 0));
-            assert_eq!(header.lanes_before as usize, index);
+            assert_eq!(header.replies_before as usize, index);
             assert_eq!(data.len() as u64, lens[index]);
             assert!(data.iter().all(|byte| *byte == header.token as u8));
             seen.push(index);
@@ -206,7 +212,7 @@ fn answers_come_on_lanes_and_what_follows_says_how_many() {
 }
 
 #[test]
-fn without_lanes_everything_comes_on_the_sessions_own_connection() {
+fn without_data_connections_everything_comes_on_the_sessions_own_connection() {
     // There are none over shm, for a client that wants none, and for a second request.
     let mut client = Client::shm();
     assert_eq!(ask(&mut client, 4), (0, None));
@@ -217,14 +223,14 @@ fn without_lanes_everything_comes_on_the_sessions_own_connection() {
     assert_eq!(ask(&mut client, 2), (0, None));
     // No client with the key connects.
     let (server, _) = at.unwrap();
-    let wrong = open_lanes(server, &[0; 32], 2, Instant::now() + PATIENCE);
+    let wrong = open_data_connections(server, &[0; 32], 2, Instant::now() + PATIENCE);
     assert!(wrong.is_err());
     client.board.done.store(9, SeqCst);
-    copy_out_for_lane(&mut client, 5, 3, 5, 100_000);
+    copy_out_for_data_connection(&mut client, 5, 3, 5, 100_000);
     let answer = client.recv();
     assert!(answer.is_answer_to(5));
     assert_eq!(
-        (answer.header.lanes_before, answer.body.len()),
+        (answer.header.replies_before, answer.body.len()),
         (0, 100_004)
     );
     let start = Instant::now();
@@ -237,13 +243,13 @@ fn without_lanes_everything_comes_on_the_sessions_own_connection() {
 }
 
 #[test]
-fn data_on_a_lane_that_never_was_ends_the_session() {
+fn data_on_a_data_connection_that_never_was_ends_the_session() {
     for mut client in [Client::shm(), Client::tcp()] {
         announce(&mut client, 1, b"data");
         let (op, status, is_sticky, why) = client.recv().fault();
         assert_eq!(op, messages::CopyIn::NUMBER);
         assert!(status == CUresult::CUDA_ERROR_UNKNOWN && is_sticky);
-        assert!(why.contains("lane"), "{why}");
+        assert!(why.contains("data connection"), "{why}");
         let (end, ..) = client.leave();
         assert!(matches!(end, End::Malformed { .. }), "{end}");
     }
@@ -251,45 +257,50 @@ fn data_on_a_lane_that_never_was_ends_the_session() {
 
 #[test]
 fn data_of_another_length_ends_the_session() {
-    let (mut client, mut lanes) = with_lanes();
-    put(&mut lanes[0], 0, &[1; 30_000]);
+    let (mut client, mut connections) = with_data_connections();
+    put(&mut connections[0], 0, &[1; 30_000]);
     announce(&mut client, 1, &[1; 30_001]);
     client.recv().fault();
     assert!(matches!(client.leave().0, End::Malformed { .. }));
 }
 
 #[test]
-fn a_lane_that_breaks_the_rules_is_closed_and_its_data_is_not_waited_for_long() {
-    type Abuse = fn(&mut Vec<Lane>);
+fn a_data_connection_that_breaks_the_rules_is_closed_and_its_data_is_not_waited_for_long() {
+    type Abuse = fn(&mut Vec<DataConnection>);
     let abuses: [(&str, Abuse); 6] = [
-        ("a number twice", |lanes| {
-            put(&mut lanes[0], 7, b"x");
-            put(&mut lanes[0], 7, b"y");
+        ("a number twice", |connections| {
+            put(&mut connections[0], 7, b"x");
+            put(&mut connections[0], 7, b"y");
         }),
-        ("a frame too long", |lanes| {
-            put(&mut lanes[0], 0, &vec![0; LANE_PIECE_BYTES_MAX + 1])
+        ("a frame too long", |connections| {
+            put(&mut connections[0], 0, &vec![0; DATA_PIECE_BYTES_MAX + 1])
         }),
-        ("a frame without a number", |lanes| {
-            lanes[0].0.send(&[&[1; LANE_HEAD_BYTES - 1]]).unwrap();
-            lanes[0].0.flush().unwrap();
+        ("a frame without a number", |connections| {
+            connections[0]
+                .0
+                .send(&[&[1; DATA_FRAME_HEAD_BYTES - 1]])
+                .unwrap();
+            connections[0].0.flush().unwrap();
         }),
-        ("a lane that ends", |lanes| drop(lanes.remove(0))),
-        ("all lanes end", Vec::clear),
-        ("a number from the past", |lanes| {
-            put(&mut lanes[1], 0, &[5; 10]);
+        ("a data connection that ends", |connections| {
+            drop(connections.remove(0))
+        }),
+        ("all data connections end", Vec::clear),
+        ("a number from the past", |connections| {
+            put(&mut connections[1], 0, &[5; 10]);
             thread::sleep(Duration::from_millis(50));
-            put(&mut lanes[0], 0, &[5; 10]);
+            put(&mut connections[0], 0, &[5; 10]);
         }),
     ];
     for (what, abuse) in abuses {
-        let (mut client, mut lanes) = with_lanes();
+        let (mut client, mut connections) = with_data_connections();
         if what.contains("past") {
             announce(&mut client, 1, &[5; 10]);
         }
-        abuse(&mut lanes);
-        if let Some((_, receiver)) = lanes.first_mut().filter(|_| !what.contains("end")) {
+        abuse(&mut connections);
+        if let Some((_, receiver)) = connections.first_mut().filter(|_| !what.contains("end")) {
             let closed = receiver.recv(Wait::Until(Instant::now() + PATIENCE));
-            assert!(closed.is_err(), "{what}: the lane is closed");
+            assert!(closed.is_err(), "{what}: the data connection is closed");
         }
         // Its session goes on until it needs data that does not come.
         client.board.done.store(1, SeqCst);
@@ -301,7 +312,7 @@ fn a_lane_that_breaks_the_rules_is_closed_and_its_data_is_not_waited_for_long() 
         assert!(client.receiver.recv(until).is_err(), "{what}");
         let waited = start.elapsed();
         assert!(
-            waited < Duration::from_millis(LANE_END_MS_MAX) + Duration::from_secs(2),
+            waited < Duration::from_millis(DATA_CONNECTION_END_MS_MAX) + Duration::from_secs(2),
             "{what}: {waited:?}"
         );
         client.leave();
@@ -309,37 +320,40 @@ fn a_lane_that_breaks_the_rules_is_closed_and_its_data_is_not_waited_for_long() 
 }
 
 #[test]
-fn a_lane_that_stalls_in_the_middle_of_a_frame_holds_nobody_up_for_ever() {
+fn a_data_connection_that_stalls_in_the_middle_of_a_frame_holds_nobody_up_for_ever() {
     let mut client = Client::tcp();
     let (server, key) = ask(&mut client, 1).1.unwrap();
-    let mut lane = TcpStream::connect(server).unwrap();
-    lane.write_all(b"OUTBLANE").unwrap();
-    lane.write_all(&key).unwrap();
-    lane.read_exact(&mut [0; 8]).unwrap();
+    let mut connection = TcpStream::connect(server).unwrap();
+    connection.write_all(b"OUTBDATA").unwrap();
+    connection.write_all(&key).unwrap();
+    connection.read_exact(&mut [0; 8]).unwrap();
     // Length of a frame, its number, and half of its data.
-    lane.write_all(&100_008u32.to_le_bytes()).unwrap();
-    lane.write_all(&[0; 50_008]).unwrap();
+    connection.write_all(&100_008u32.to_le_bytes()).unwrap();
+    connection.write_all(&[0; 50_008]).unwrap();
     announce(&mut client, 1, &[0; 100_000]);
     client.recv_nothing(50);
     let start = Instant::now();
     let leaving = thread::spawn(move || client.leave());
     thread::sleep(Duration::from_millis(100));
-    drop(lane);
+    drop(connection);
     let (end, ..) = leaving.join().unwrap();
     assert!(matches!(end, End::ClientLeft), "{end}");
-    assert!(start.elapsed() < Duration::from_millis(LANE_END_MS_MAX) + Duration::from_secs(1));
+    assert!(
+        start.elapsed()
+            < Duration::from_millis(DATA_CONNECTION_END_MS_MAX) + Duration::from_secs(1)
+    );
 }
 
 #[test]
 fn data_that_nobody_asks_for_is_not_taken_in_without_end() {
-    let (client, mut lanes) = with_lanes();
-    let (mut sender, _receiver) = lanes.remove(0);
+    let (client, mut connections) = with_data_connections();
+    let (mut sender, _receiver) = connections.remove(0);
     let closer = sender.closer();
     let sent = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&sent);
     let flood = thread::spawn(move || {
         for number in 1u64.. {
-            let frame = [&number.to_le_bytes()[..], &[0; LANE_PIECE_BYTES_MAX]].concat();
+            let frame = [&number.to_le_bytes()[..], &[0; DATA_PIECE_BYTES_MAX]].concat();
             if sender
                 .send(&[&frame])
                 .and_then(|()| sender.flush())
@@ -359,8 +373,8 @@ fn data_that_nobody_asks_for_is_not_taken_in_without_end() {
     };
     // Frames that the server keeps, and those that fit into the kernel's buffers of both sides.
     let count = settled(&sent);
-    assert!(count >= LANE_FRAMES_AHEAD_MAX, "{count}");
-    assert!(count <= LANE_FRAMES_AHEAD_MAX + 64, "{count}");
+    assert!(count >= DATA_FRAMES_AHEAD_MAX, "{count}");
+    assert!(count <= DATA_FRAMES_AHEAD_MAX + 64, "{count}");
     let (end, ..) = client.leave();
     assert!(matches!(end, End::ClientLeft), "{end}");
     closer.close();

@@ -1,9 +1,10 @@
 //! Data connections: further tcp connections for the data of long copies, of which one connection
 //! carries only 5 to 7 GB/s.
 //!
-//! Messages stay on the session's own connection, in order; the server's `session/lanes.rs` has the
-//! picture. Data connections are opened at the first long copy, which does not wait for them. If
-//! they cannot be opened or another thread is using them, a copy uses the session's own connection.
+//! Messages stay on the session's own connection, in order; the server's
+//! `session/data_connections.rs` has the picture. Data connections are opened at the first long
+//! copy, which does not wait for them. If they cannot be opened or another thread is using them, a
+//! copy uses the session's own connection.
 //!
 //! A reply on the session's own connection is valid only after all data that the server sent on
 //! data connections before it has arrived: a frame that comes too early is held.
@@ -21,16 +22,16 @@ use std::{
 
 use outboard_api::CUresult;
 use outboard_link::{
-    Closer, Frame, LaneKey, Link, Receiver, Segment, Sender, Wait, lanes_are_said, lanes_wanted,
-    open_lanes,
+    Closer, DataConnectionKey, Frame, Link, Receiver, Segment, Sender, Wait,
+    data_connections_are_set, data_connections_wanted, open_data_connections,
 };
 use outboard_wire::{
     Op,
     frame::{
-        REPLY_DATA_AT, ReplyHeader, decode_reply, encode_request_for_lane,
-        encode_request_head_for_lane, request_len,
+        REPLY_DATA_AT, ReplyHeader, decode_reply, encode_request_for_data_connection,
+        encode_request_head_for_data_connection, request_len,
     },
-    limits::{LANE_PIECE_BYTES_MAX, LANE_PIECE_BYTES_MIN, LANES_OPEN_MS_MAX},
+    limits::{DATA_CONNECTIONS_OPEN_MS_MAX, DATA_PIECE_BYTES_MAX, DATA_PIECE_BYTES_MIN},
     messages,
 };
 use parking_lot::{Condvar, Mutex};
@@ -46,9 +47,9 @@ const LAST_WORDS_MS_MAX: u64 = 100;
 
 /// Pieces of a copy per data connection. With fewer the connections end at different times, with
 /// more there are more messages.
-const PIECES_A_LANE: usize = 4;
+const PIECES_PER_CONNECTION: usize = 4;
 
-pub(super) struct Lanes {
+pub(super) struct DataConnections {
     /// Address of the session's server.
     server: Option<SocketAddr>,
     is_asked: AtomicBool,
@@ -73,12 +74,12 @@ struct Open {
 pub(super) struct Held {
     head: Vec<u8>,
     tail: Option<Box<dyn Segment>>,
-    lanes_before: u32,
+    replies_before: u32,
 }
 
-impl Lanes {
-    pub(super) fn new(link: &Link) -> Lanes {
-        Lanes {
+impl DataConnections {
+    pub(super) fn new(link: &Link) -> DataConnections {
+        DataConnections {
             server: link.addresses().map(|(_, theirs)| theirs),
             is_asked: AtomicBool::new(false),
             open: OnceLock::new(),
@@ -103,7 +104,7 @@ impl Lanes {
     /// connections is still under way.
     #[inline]
     pub(super) fn is_early(&self, header: &ReplyHeader) -> bool {
-        !self.landed.has(header.lanes_before)
+        !self.landed.has(header.replies_before)
     }
 }
 
@@ -112,41 +113,44 @@ impl Held {
         Held {
             head: head.to_vec(),
             tail,
-            lanes_before: header.lanes_before,
+            replies_before: header.replies_before,
         }
     }
 }
 
 impl Session {
     /// Returns whether a long copy may use data connections. The first call starts opening them.
-    pub(crate) fn has_lanes(&'static self) -> bool {
-        if self.lanes.open.get().is_some() {
+    pub(crate) fn has_data_connections(&'static self) -> bool {
+        if self.data_connections.open.get().is_some() {
             return true;
         }
-        if self.lanes.server.is_none() || lanes_wanted() == 0 || optimise::is_lowered() {
+        if self.data_connections.server.is_none()
+            || data_connections_wanted() == 0
+            || optimise::is_lowered()
+        {
             return false;
         }
-        if !self.lanes.is_asked.swap(true, Ordering::AcqRel) {
-            if lanes_are_said() {
+        if !self.data_connections.is_asked.swap(true, Ordering::AcqRel) {
+            if data_connections_are_set() {
                 // A user who chooses the number of connections wants them used from the first copy
                 // on.
-                self.open_lanes();
+                self.open_data_connections();
             } else {
-                notes::spawn("outboard-lanes", move || self.open_lanes());
+                notes::spawn("outboard-data", move || self.open_data_connections());
             }
         }
-        self.lanes.open.get().is_some()
+        self.data_connections.open.get().is_some()
     }
 
     /// Returns the number of data connections, and the bytes of data that they have carried out and
     /// in.
-    pub(crate) fn lane_figures(&self) -> (usize, u64, u64) {
-        let Lanes {
+    pub(crate) fn data_connection_figures(&self) -> (usize, u64, u64) {
+        let DataConnections {
             open,
             sent_bytes,
             received_bytes,
             ..
-        } = &self.lanes;
+        } = &self.data_connections;
         (
             open.get().map_or(0, |open| open.senders.len()),
             sent_bytes.load(Ordering::Relaxed),
@@ -154,24 +158,32 @@ impl Session {
         )
     }
 
-    fn open_lanes(&'static self) {
-        let lanes_max = lanes_wanted() as u32;
-        let asked = self.call(0, &messages::LanesOpen { lanes_max }, |reply| {
-            let key = LaneKey::try_from(&*reply.key).ok();
-            let port = u16::try_from(reply.port).ok();
-            (reply.lanes.min(lanes_max) as usize, port.zip(key))
-        });
-        let (Ok((count @ 1.., Some((port, key)))), Some(mut server)) = (asked, self.lanes.server)
+    fn open_data_connections(&'static self) {
+        let connections_max = data_connections_wanted() as u32;
+        let asked = self.call(
+            0,
+            &messages::DataConnectionsOpen { connections_max },
+            |reply| {
+                let key = DataConnectionKey::try_from(&*reply.key).ok();
+                let port = u16::try_from(reply.port).ok();
+                (
+                    reply.connections.min(connections_max) as usize,
+                    port.zip(key),
+                )
+            },
+        );
+        let (Ok((count @ 1.., Some((port, key)))), Some(mut server)) =
+            (asked, self.data_connections.server)
         else {
-            log::debug(format_args!("the server offers no lanes"));
+            log::debug(format_args!("the server offers no data connections"));
             return;
         };
         server.set_port(port);
-        let until = Instant::now() + Duration::from_millis(LANES_OPEN_MS_MAX);
-        let links = match open_lanes(server, &key, count, until) {
+        let until = Instant::now() + Duration::from_millis(DATA_CONNECTIONS_OPEN_MS_MAX);
+        let links = match open_data_connections(server, &key, count, until) {
             Ok(links) => links,
             Err(error) => {
-                log::debug(format_args!("no lanes to {server}: {error}"));
+                log::debug(format_args!("no data connections to {server}: {error}"));
                 return;
             }
         };
@@ -192,13 +204,13 @@ impl Session {
         }
         // Each connection needs a reader before anything can be requested on it.
         for receiver in receivers {
-            if !notes::spawn("outboard-lane", move || self.read_lane(receiver)) {
+            if !notes::spawn("outboard-data", move || self.read_data_connection(receiver)) {
                 open.closers.iter().for_each(Closer::close);
                 return;
             }
         }
-        log::debug(format_args!("{count} lanes to {server}"));
-        let _ = self.lanes.open.set(open);
+        log::debug(format_args!("{count} data connections to {server}"));
+        let _ = self.data_connections.open.set(open);
     }
 
     /// Sends the data of a copy in pieces over data connections. `announce` posts a piece's
@@ -207,12 +219,12 @@ impl Session {
     ///
     /// Each message is sent after its data, so that the server never waits for something that this
     /// process has yet to do.
-    pub(crate) fn send_on_lanes(
+    pub(crate) fn send_on_data_connections(
         &self,
         data: &[u8],
         announce: impl Fn(usize, &[u8]) -> Done + Sync,
     ) -> Option<Done> {
-        let open = self.lanes.open.get()?;
+        let open = self.data_connections.open.get()?;
         let mut turn = open.turn.try_lock()?;
         if let Err(error) = self.check() {
             return Some(Err(error));
@@ -226,8 +238,8 @@ impl Session {
         let next = AtomicUsize::new(0);
         // Which pieces were sent, and how many were announced.
         let progress = Mutex::new((vec![false; pieces], 0));
-        let send = |lane: usize| -> Done {
-            let mut sender = open.senders[lane].lock();
+        let send = |connection: usize| -> Done {
+            let mut sender = open.senders[connection].lock();
             loop {
                 let index = next.fetch_add(1, Ordering::Relaxed);
                 if index >= pieces {
@@ -237,7 +249,7 @@ impl Session {
                 sender
                     .send(&[&number, piece(index)])
                     .and_then(|()| sender.flush())
-                    .map_err(|error| self.lost_lane(error))?;
+                    .map_err(|error| self.lost_data_connection(error))?;
                 {
                     let (sent, announced) = &mut *progress.lock();
                     sent[index] = true;
@@ -247,11 +259,11 @@ impl Session {
                     }
                 }
                 let flushed = self.flusher.flush();
-                flushed.map_err(|error| self.lost_lane(error))?;
+                flushed.map_err(|error| self.lost_data_connection(error))?;
             }
         };
         let sent = times::sending(|| open.helpers.together(open.senders.len(), send));
-        let sum = &self.lanes.sent_bytes;
+        let sum = &self.data_connections.sent_bytes;
         sum.fetch_add(data.len() as u64, Ordering::Relaxed);
         Some(sent)
     }
@@ -260,7 +272,7 @@ impl Session {
     /// lost meanwhile, since the server expects it.
     pub(crate) fn post_without_data<'a, M: Op<'a>>(&self, context: u64, message: &M) -> Done {
         let mut head = [0; DATA_HEAD_BYTES_MAX];
-        let sent = encode_request_head_for_lane(&mut head, context, message)
+        let sent = encode_request_head_for_data_connection(&mut head, context, message)
             .ok_or(outboard_link::Error::Misuse("a message that has no data"))
             .and_then(|len| {
                 let mut sender = self.sender.lock();
@@ -272,7 +284,7 @@ impl Session {
     }
 
     /// Sends a request whose reply may arrive on a data connection.
-    pub(super) fn send_for_lane<'a, M: Op<'a>>(
+    pub(super) fn send_for_data_connection<'a, M: Op<'a>>(
         &self,
         token: u32,
         context: u64,
@@ -285,7 +297,7 @@ impl Session {
         let sent = (|| {
             let mut sender = self.sender.lock();
             let room = sender.reserve(len)?;
-            encode_request_for_lane(&mut room[..len], token, context, message)
+            encode_request_for_data_connection(&mut room[..len], token, context, message)
                 .map_err(|_| outboard_link::Error::Misuse("a message longer than it said"))?;
             sender.commit(len)?;
             sender.post()?;
@@ -297,11 +309,11 @@ impl Session {
 
     /// Reads a data connection, and puts data at its destination. A thread runs this until the
     /// connection ends.
-    fn read_lane(&self, mut receiver: Receiver) {
+    fn read_data_connection(&self, mut receiver: Receiver) {
         let error = loop {
             match receiver.recv_placed(Wait::Forever, &mut |head, len| self.place(head, len)) {
                 Ok(Some(frame)) => {
-                    if self.deliver_from_lane(frame).is_err() {
+                    if self.deliver_from_data_connection(frame).is_err() {
                         return;
                     }
                 }
@@ -317,29 +329,31 @@ impl Session {
             self.poll();
             std::thread::sleep(Duration::from_millis(LAST_WORDS_MS_MAX / 20));
         }
-        self.lost_lane(error);
+        self.lost_data_connection(error);
     }
 
-    fn deliver_from_lane(&self, frame: Frame<'_>) -> Done {
+    fn deliver_from_data_connection(&self, frame: Frame<'_>) -> Done {
         let Frame { head, tail } = frame;
-        let (header, reader) = decode_reply(head).map_err(|error| self.lost_lane(error))?;
+        let (header, reader) =
+            decode_reply(head).map_err(|error| self.lost_data_connection(error))?;
         let expected = match header.note {
             0 => self.waiters.lock().remove(&header.token),
             _ => None,
         };
-        let Some(expected) = expected.filter(|e| e.on_lane && matches!(e.sink, Sink::Memory(_)))
+        let Some(expected) =
+            expected.filter(|e| e.on_data_connection && matches!(e.sink, Sink::Memory(_)))
         else {
-            return Err(self.lost_lane("an answer that is none"));
+            return Err(self.lost_data_connection("an answer that is none"));
         };
         let bytes = head.len().saturating_sub(REPLY_DATA_AT)
             + tail.as_ref().map_or(0, |tail| tail.bytes().len());
         let group = expected.group.clone();
         self.settle(header, reader, tail, expected)?;
         self.receiving.fetch_sub(1, Ordering::AcqRel);
-        self.lanes.awaited.fetch_sub(1, Ordering::AcqRel);
-        let sum = &self.lanes.received_bytes;
+        self.data_connections.awaited.fetch_sub(1, Ordering::AcqRel);
+        let sum = &self.data_connections.received_bytes;
         sum.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.lanes.landed.add(header.lanes_before);
+        self.data_connections.landed.add(header.replies_before);
         if group.is_complete() && group.waiting.load(Ordering::Acquire) > 0 {
             // The leading thread may be waiting on the session's own connection.
             self.waker.wake();
@@ -359,7 +373,7 @@ impl Session {
             // The data that it was held for will not come.
             return None;
         }
-        if !self.lanes.landed.wait(held.lanes_before, wait) {
+        if !self.data_connections.landed.wait(held.replies_before, wait) {
             incoming.held = Some(held);
             return Some(Ok(false));
         }
@@ -373,7 +387,7 @@ impl Session {
     }
 
     /// Ends the session: without a data connection, data is missing.
-    fn lost_lane(&self, why: impl std::fmt::Display) -> CUresult {
+    fn lost_data_connection(&self, why: impl std::fmt::Display) -> CUresult {
         let error = self.lost(format_args!("a data connection: {why}"));
         // Stops the data that is arriving in the program's memory.
         self.closer.close();
@@ -383,10 +397,10 @@ impl Session {
 
 /// Returns the length of a copy's pieces, so that each connection has several of them and an equal
 /// share.
-fn piece_bytes(len: usize, lanes: usize) -> usize {
-    (len / (PIECES_A_LANE * lanes.max(1)))
-        .next_multiple_of(LANE_PIECE_BYTES_MIN)
-        .clamp(LANE_PIECE_BYTES_MIN, LANE_PIECE_BYTES_MAX)
+fn piece_bytes(len: usize, connections: usize) -> usize {
+    (len / (PIECES_PER_CONNECTION * connections.max(1)))
+        .next_multiple_of(DATA_PIECE_BYTES_MIN)
+        .clamp(DATA_PIECE_BYTES_MIN, DATA_PIECE_BYTES_MAX)
 }
 
 /// The replies on data connections that have arrived. Numbers start again at 0 after 2^32.
@@ -453,13 +467,17 @@ mod tests {
 
     #[test]
     fn pieces_are_shared_evenly() {
-        for (len, lanes, expected) in [
-            (2 << 20, 4, LANE_PIECE_BYTES_MIN),
-            (5 << 20, 4, 2 * LANE_PIECE_BYTES_MIN),
-            (100 << 20, 4, LANE_PIECE_BYTES_MAX),
-            (2 << 20, 1, 2 * LANE_PIECE_BYTES_MIN),
+        for (len, connections, expected) in [
+            (2 << 20, 4, DATA_PIECE_BYTES_MIN),
+            (5 << 20, 4, 2 * DATA_PIECE_BYTES_MIN),
+            (100 << 20, 4, DATA_PIECE_BYTES_MAX),
+            (2 << 20, 1, 2 * DATA_PIECE_BYTES_MIN),
         ] {
-            assert_eq!(piece_bytes(len, lanes), expected, "{len} over {lanes}");
+            assert_eq!(
+                piece_bytes(len, connections),
+                expected,
+                "{len} over {connections}"
+            );
         }
     }
 
