@@ -1,5 +1,5 @@
-//! Generates, for every declared function, its export, its place in the table of the driver's functions, and what remoting
-//! it would cost.
+//! Generates, for every declared function, its export, its entry in the table of the driver's
+//! functions, and its cost when remoted.
 
 use std::{env, error::Error, fmt::Write, fs, path::Path};
 
@@ -11,12 +11,13 @@ use outboard_api::{
 };
 
 const HEADER_BYTES: usize = 16;
-/// A message of a call whose declaration names none: an estimate, two words either way.
+/// Bytes of a message of a call whose declaration names none: an estimate, two words either way.
 const UNDECLARED_BYTES: usize = 16;
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
-    // Programs close the library and open it again; its threads, handlers and sessions outlive that.
+    // Programs close the library and open it again; its threads, handlers and sessions outlive
+    // that.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     let (calls, ops) = (decl::driver()?, decl::ops()?);
     let mut out = String::new();
@@ -87,7 +88,7 @@ fn entry(
         per_thread.map_or("", PerThread::suffix)
     );
     if target.class == Class::Unsupported {
-        // Not all of their types are declared: the arguments stay where they are.
+        // Not all of their types are declared, so the arguments stay in place.
         return Ok(writeln!(
             out,
             "/// # Safety\n/// The caller's business with the driver.\n#[unsafe(no_mangle)]\n#[unsafe(naked)]\npub(crate) unsafe extern \"C\" fn {symbol}() {{\n    std::arch::naked_asm!(\"mov rax, qword ptr [rip + {{slots}} + {}]\", \"jmp rax\", slots = sym SLOTS)\n}}",
@@ -114,7 +115,7 @@ fn entry(
         )?);
     }
     let args_list: Vec<String> = params.iter().map(|(name, _)| name.clone()).collect();
-    // As the client has it: the null stream of a `_ptsz` call is the thread's own.
+    // As in the client, the null stream of a `_ptsz` call is the thread's own.
     let streams: Vec<String> = (target.params.iter().zip(&args_list))
         .map(|(param, arg)| match (per_thread, param.ctype.as_str()) {
             (Some(PerThread::Ptsz), "CUstream") => format!("guard::per_thread({arg})"),
@@ -157,7 +158,7 @@ fn entry(
     Ok(())
 }
 
-/// What a call means to the times of the GPU: a `guard::Role`.
+/// Returns the meaning of a call for the times of the GPU: a `guard::Role`.
 fn role(call: &Call) -> &'static str {
     let attributes = &call.attributes;
     match attributes.ends {
@@ -174,7 +175,8 @@ fn role(call: &Call) -> &'static str {
     }
 }
 
-/// The work that the GPU does for a call, as an expression; none where nothing is known of it.
+/// Returns the work that the GPU does for a call, as an expression; `None` if nothing is known of
+/// it.
 fn work(call: &Call) -> Option<String> {
     if let Some(Touches::Memset(element_bytes)) = call.attributes.touches {
         let count = match call.params.iter().any(|p| p.name == "N") {
@@ -188,7 +190,7 @@ fn work(call: &Call) -> Option<String> {
     Some(format!("events::{}", invoked(what, call)))
 }
 
-/// What a longer PCIe delays, as a statement.
+/// Returns the delay of a call by a longer PCIe, as a statement.
 fn delayed(call: &Call, stream: &str) -> Result<String, String> {
     if let Some(Touches::Memset(_)) = call.attributes.touches {
         return Ok(format!("pcie::work({stream});"));
@@ -211,7 +213,8 @@ fn invoked(invocation: &Invocation, call: &Call) -> String {
     format!("{}({})", invocation.function, arguments(invocation, call))
 }
 
-/// The arguments of a function of this library, from the call's: kernels and addresses of the host are numbers there.
+/// Returns the arguments of a function of this library, made from the call's: kernels and host
+/// addresses are passed as numbers.
 fn arguments(invocation: &Invocation, call: &Call) -> String {
     let argument = |given: &String| {
         let param = call.params.iter().find(|p| p.name == *given);
@@ -226,7 +229,8 @@ fn arguments(invocation: &Invocation, call: &Call) -> String {
     all.join(", ")
 }
 
-/// Class, request and response of a call as a rule, from the declarations that the messages are made from.
+/// Returns class, request and response of a call in the usual case, by the declarations of its
+/// messages.
 fn cost(call: &Call, ops: &[Op]) -> Result<(Class, usize, usize), Box<dyn Error>> {
     if call.class == Class::Unsupported {
         return Ok((Class::Unsupported, 0, 0));
@@ -240,7 +244,7 @@ fn cost(call: &Call, ops: &[Op]) -> Result<(Class, usize, usize), Box<dyn Error>
         _ => None,
     };
     Ok(match op {
-        // What may still use the memory that a call frees is waited for.
+        // A call that frees memory waits for work that may still use it.
         Some(op) if op.answer == Answer::Waits => (Class::Synchronous, request(op), response(op)),
         Some(op) => (call.class, request(op), response(op)),
         None => {
@@ -290,7 +294,7 @@ fn response(op: &Op) -> usize {
     }
 }
 
-/// Without what byte fields hold.
+/// Sums the sizes of fields, without the contents of byte fields.
 fn fields(fields: &[decl::Field]) -> usize {
     fields
         .iter()

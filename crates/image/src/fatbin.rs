@@ -4,7 +4,8 @@
 //!  container   u32 magic 0xBA55ED50 · u16 version 1 · u16 header bytes 16 · u64 bytes of entries
 //!  entry       u16 kind · u16 version · u32 header bytes
 //!              u64 payload bytes (padded: the step to the next entry)
-//!              u32 compressed bytes · u32 options offset · u16 minor · u16 major · u32 architecture
+//!              u32 compressed bytes · u32 options offset · u16 minor · u16 major
+//!              u32 architecture
 //!              u32 name offset · u32 name bytes · u64 flags · u64 0 · u64 uncompressed bytes
 //! ```
 

@@ -5,9 +5,9 @@
 //! untrusted bytes, without panics and with bounded memory:
 //!
 //! ```text
-//!  pointer ─ raw ─► bytes ─► Image::parse ─► entries ─► Image::select(device) ─► Entry::module
-//!                            fatbin, cubin, PTX         (decompressed lazily)    kernels, parameters,
-//!                                                                                attributes, variables
+//!  pointer ─ raw ─► bytes ─► Image::parse ─► entries ─► select(device) ─► Entry::module
+//!                            fatbin, cubin, PTX         (decompressed     kernels, parameters,
+//!                                                       lazily)           attributes, variables
 //! ```
 //!
 //! It does not load, link, compile or disassemble anything, and it does not check PTX instructions.

@@ -1,10 +1,9 @@
 //! Links: ordered, reliable pipes of byte frames between a CUDA program and the process that has
 //! the GPU.
 //!
-//! What this crate does *not* do: it gives frames no meaning, starts no thread, keeps no session
-//! and never reconnects. A frame is 1 to
-//! [`FRAME_BYTES_MAX`](outboard_wire::limits::FRAME_BYTES_MAX) opaque bytes. It arrives whole, once
-//! and in order, or not at all.
+//! This crate gives frames no meaning, starts no thread, keeps no session and never reconnects. A
+//! frame is 1 to [`FRAME_BYTES_MAX`](outboard_wire::limits::FRAME_BYTES_MAX) opaque bytes. It
+//! arrives whole, once and in order, or not at all.
 //!
 //! ```text
 //!  connect(&Endpoint)  ──► Stream ──┐                        ┌── Stream ◄── Listener::accept()

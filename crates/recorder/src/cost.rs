@@ -1,7 +1,8 @@
-//! What remoting a call would cost: from its declaration, and from its arguments where these decide.
+//! Computes the cost of remoting a call from its declaration, and from its arguments if these
+//! decide.
 //!
-//! Estimates where the client's state decides: it answers some calls from what it knows, and what it knows is not modelled
-//! here but for questions that are asked again. `docs/trace-format.md` lists them.
+//! Estimates if the client's state decides: the client answers some calls from its own state, of
+//! which only repeated questions are modelled here. `docs/trace-format.md` lists them.
 
 use std::{
     ffi::{CStr, c_int, c_void},
@@ -26,13 +27,13 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::{driver, entry::CALLS};
 
 const ATTRIBUTE_BYTES: usize = size_of::<CUlaunchAttribute>();
-/// The description of a box: an estimate.
+/// Bytes of the description of a box: an estimate.
 const BOX_BYTES: u64 = 64;
-/// What the answer to loading a module says of each kernel is not known: an estimate.
+/// Bytes for each kernel in the reply to loading a module: an estimate.
 const CARD_BYTES: u64 = 64;
-/// Parameters of a kernel that the driver does not tell of.
+/// Bytes of a kernel's parameters, if the driver does not say.
 const PARAM_BYTES_UNKNOWN: usize = 64;
-/// Parameters of a kernel, and questions that are remembered.
+/// Parameters of a kernel, and remembered questions, at most.
 const PARAMS_MAX: usize = 4096;
 const REMEMBERED_MAX: usize = 1 << 20;
 /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`, and `CU_MEMORYTYPE_*`.
@@ -60,7 +61,7 @@ impl Cost {
     }
 }
 
-/// A question that the client answers itself when it comes again.
+/// A question that the client answers itself when it is asked again.
 pub(crate) fn asked_once(number: usize, values: &[u64]) -> Cost {
     static ASKED: Mutex<Option<FxHashSet<Vec<u64>>>> = Mutex::new(None);
     let mut key = vec![number as u64];
@@ -77,7 +78,7 @@ pub(crate) fn launch(function: usize) -> Cost {
     launch_with(function, 0)
 }
 
-/// A launch whose being cooperative is an attribute.
+/// A cooperative launch, which has an attribute for that.
 pub(crate) fn launch_cooperative(function: usize) -> Cost {
     launch_with(function, ATTRIBUTE_BYTES)
 }
@@ -109,7 +110,7 @@ pub(crate) unsafe fn launch_of(config: *const CUlaunchConfig, function: usize) -
     launch_with(function, attributes.min(64) * ATTRIBUTE_BYTES)
 }
 
-/// How long the parameters of a kernel are; asked of the driver once for each.
+/// Returns the bytes of a kernel's parameters; asks the driver once for each kernel.
 fn param_bytes(function: usize) -> usize {
     static KNOWN: Mutex<Option<FxHashMap<usize, usize>>> = Mutex::new(None);
     if let Some(bytes) = KNOWN.lock().as_ref().and_then(|known| known.get(&function)) {
@@ -135,7 +136,8 @@ fn ask_param_bytes(name: &CStr, function: usize) -> Option<usize> {
         let (mut offset, mut size) = (0, 0);
         // SAFETY: a function that was just launched, and two outputs.
         if unsafe { ask(function, index, &mut offset, &mut size) } != 0 {
-            // A kernel without parameters is told from no kernel by the other question.
+            // This question cannot tell a kernel without parameters from a handle that is no
+            // kernel; the other can.
             return end;
         }
         end = Some(offset + size);
@@ -159,7 +161,7 @@ pub(crate) fn to_device_async(bytes: usize, stream: CUstream) -> Cost {
     }
 }
 
-/// Into pinned memory nobody waits for the bytes.
+/// Into pinned memory, the program does not wait for the bytes.
 pub(crate) fn to_host_async(dst: u64, bytes: usize, stream: CUstream) -> Cost {
     if is_capturing(stream) {
         return copy_there();
@@ -174,7 +176,7 @@ pub(crate) fn to_host_async(dst: u64, bytes: usize, stream: CUstream) -> Cost {
     }
 }
 
-/// A copy of which only a description travels.
+/// A copy of which only the description is sent.
 fn copy_there() -> Cost {
     let message = messages::Copy {
         dst: 0,
@@ -190,12 +192,12 @@ pub(crate) fn is_device(address: u64) -> bool {
     memory_type(address) == Some(TYPE_DEVICE)
 }
 
-/// A copy whose direction the addresses tell, and that is waited for.
+/// A copy that is waited for, whose direction follows from the addresses.
 pub(crate) fn copy(dst: u64, src: u64, bytes: usize) -> Cost {
     copy_on(dst, src, bytes, None)
 }
 
-/// A copy whose direction the addresses tell.
+/// A copy whose direction follows from the addresses.
 pub(crate) fn copy_async(dst: u64, src: u64, bytes: usize, stream: CUstream) -> Cost {
     copy_on(dst, src, bytes, Some(stream))
 }
@@ -207,7 +209,7 @@ fn copy_on(dst: u64, src: u64, bytes: usize, stream: Option<CUstream>) -> Cost {
         (false, true, Some(stream)) => to_host_async(dst, bytes, stream),
         (false, true, None) => to_host(bytes),
         (true, true, _) => copy_there(),
-        // The stream is waited for, and the bytes stay here.
+        // The client waits for the stream, and the bytes stay there.
         (false, false, _) => Cost::new(
             Class::Synchronous,
             HEADER_BYTES as u64 + 20,
@@ -216,9 +218,9 @@ fn copy_on(dst: u64, src: u64, bytes: usize, stream: Option<CUstream>) -> Cost {
     }
 }
 
-/// A copy of a box: its size, and which ends are in the program's memory.
+/// A copy of a box: its size, and which of its ends are in the program's memory.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Box {
+pub(crate) struct BoxCopy {
     pub(crate) to_host: bool,
     pub(crate) from_host: bool,
     pub(crate) bytes: u64,
@@ -240,10 +242,10 @@ pub(crate) unsafe fn copy_3d(copy: *const CUDA_MEMCPY3D) -> Cost {
 
 /// # Safety
 /// NULL or a description of a copy.
-pub(crate) unsafe fn box_2d(copy: *const CUDA_MEMCPY2D) -> Option<Box> {
+pub(crate) unsafe fn box_2d(copy: *const CUDA_MEMCPY2D) -> Option<BoxCopy> {
     // SAFETY: the caller's promise.
     let copy = unsafe { copy.as_ref() }?;
-    Some(Box {
+    Some(BoxCopy {
         to_host: is_host(copy.dst_memory_type, copy.dst_device),
         from_host: is_host(copy.src_memory_type, copy.src_device),
         bytes: copy.width_in_bytes.saturating_mul(copy.height) as u64,
@@ -252,18 +254,18 @@ pub(crate) unsafe fn box_2d(copy: *const CUDA_MEMCPY2D) -> Option<Box> {
 
 /// # Safety
 /// NULL or a description of a copy.
-pub(crate) unsafe fn box_3d(copy: *const CUDA_MEMCPY3D) -> Option<Box> {
+pub(crate) unsafe fn box_3d(copy: *const CUDA_MEMCPY3D) -> Option<BoxCopy> {
     // SAFETY: the caller's promise.
     let copy = unsafe { copy.as_ref() }?;
     let area = copy.width_in_bytes.saturating_mul(copy.height);
-    Some(Box {
+    Some(BoxCopy {
         to_host: is_host(copy.dst_memory_type, copy.dst_device),
         from_host: is_host(copy.src_memory_type, copy.src_device),
         bytes: area.saturating_mul(copy.depth) as u64,
     })
 }
 
-fn copy_box(of: Option<Box>) -> Cost {
+fn copy_box(of: Option<BoxCopy>) -> Cost {
     let Some(of) = of else { return Cost::NONE };
     let head = HEADER_BYTES as u64 + 8 + 4 + BOX_BYTES;
     match (of.to_host, of.from_host) {
@@ -281,7 +283,7 @@ fn is_host(kind: u32, address: CUdeviceptr) -> bool {
     }
 }
 
-/// Whether what is sent to the stream becomes part of a graph.
+/// Returns true if work on the stream becomes part of a graph.
 pub(crate) fn is_capturing(stream: CUstream) -> bool {
     type Ask = unsafe extern "C" fn(usize, *mut u32) -> c_int;
     static ASK: OnceLock<Option<usize>> = OnceLock::new();
@@ -296,7 +298,7 @@ pub(crate) fn is_capturing(stream: CUstream) -> bool {
     refused == 0 && status != 0
 }
 
-/// What the driver says that an address is; nothing of memory that it does not know.
+/// Returns the driver's type of an address; `None` for memory that it does not know.
 fn memory_type(address: u64) -> Option<u32> {
     type Ask = unsafe extern "C" fn(*mut c_void, u32, u64) -> c_int;
     static ASK: OnceLock<Option<usize>> = OnceLock::new();
@@ -311,7 +313,8 @@ fn memory_type(address: u64) -> Option<u32> {
     (status == 0).then_some(kind)
 }
 
-/// A module's image travels with the call that loads it; of a large one a server may have kept it, which is not known here.
+/// A module's image is sent with the call that loads it. A server may have kept a large image,
+/// which is not known here.
 ///
 /// # Safety
 /// As `cuModuleLoadData` asks.

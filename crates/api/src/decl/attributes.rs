@@ -1,4 +1,5 @@
-//! Attributes: facts about one call or one message that several generators need, written in its own line.
+//! Attributes: facts about one call or one message that several generators need, written in its own
+//! line.
 
 use super::{Call, Class, Field, Type};
 
@@ -22,7 +23,7 @@ pub enum Capture {
     Context,
 }
 
-/// What a call does to the memory at its `CUdeviceptr`.
+/// Effect of a call on the memory at its `CUdeviceptr`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Touches {
     /// Sets elements of this many bytes: `N` of them, or `Height` rows of `Width`.
@@ -33,7 +34,7 @@ pub enum Touches {
     WriteWord(usize),
 }
 
-/// What no longer exists after a call.
+/// Objects that no longer exist after a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ends {
     Handle,
@@ -62,7 +63,7 @@ const OTHER_WORK: Work = Work {
     is_delayed: false,
 };
 
-/// What remoting a call costs, if its class and its own message do not say it.
+/// Cost of remoting a call, if its class and its own message do not say it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cost {
     /// Nothing as a rule: the client knows the answer.

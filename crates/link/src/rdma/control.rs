@@ -19,7 +19,7 @@ use super::{check, memory::Memory};
 pub(super) const BLOCK_BYTES: usize = 24;
 /// The control words of one end of one direction; a page holds those of both directions.
 pub(super) const CONTROL_BYTES: usize = 512;
-/// Two cache lines separate, since processors prefetch them in pairs.
+/// Two cache lines apart, since processors prefetch them in pairs.
 pub(super) const OWN: usize = 0;
 pub(super) const TOLD: usize = 128;
 pub(super) const READ_BUFFER: usize = 256;

@@ -1,7 +1,9 @@
-//! Times of the GPU's work, by CUPTI: found where the program has it, asked for kernels, copies and memsets.
+//! Times of the GPU's work from CUPTI, which is searched for in the program's surroundings and
+//! asked for kernels, copies and memsets.
 //!
-//! CUPTI calls us at the entry of calls that start work, and tells the number that the work will bear. Records that say the
-//! same (external correlation) come only with records of API calls, of which there would be one more a launch.
+//! CUPTI calls us at the entry of calls that start work, with the number that the work will carry.
+//! Records with the same information (external correlation) come only with records of API calls,
+//! which would add one record per launch.
 
 mod records;
 
@@ -23,13 +25,13 @@ use outboard_trace::{GpuTimes, GpuWork, Record, Work, live};
 use self::records::Done;
 use crate::{driver::say, entry::CALLS, events, guard::Role};
 
-/// Names CUPTI, where it would not be found.
+/// Variable that names CUPTI if it would not be found.
 const VARIABLE: &str = "OUTBOARD_CUPTI";
-/// Events instead, and nothing instead.
+/// Values of that variable: events instead of CUPTI, and no times at all.
 const OFF: &str = "off";
 const NO_TIMES: &str = "none";
 const NAMES: [&str; 2] = ["libcupti.so.13", "libcupti.so.12"];
-/// From the folder of a loaded CUDA runtime, as toolkits and Python packages have it.
+/// CUPTI's folders relative to that of a loaded CUDA runtime, in toolkits and Python packages.
 const BESIDE_RUNTIME: [&str; 3] = [".", "../../cuda_cupti/lib", "../extras/CUPTI/lib64"];
 const BUFFER_BYTES: usize = 1 << 20;
 const BUFFER_ALIGN: usize = 8;
@@ -62,23 +64,24 @@ struct Called {
 struct Cupti {
     flush: unsafe extern "C" fn(u32) -> c_int,
     next: unsafe extern "C" fn(*mut u8, usize, *mut *const u8) -> c_int,
-    /// To be added to CUPTI's times, modulo 2^64.
+    /// Added to CUPTI's times, modulo 2^64.
     offset_ns: u64,
 }
 
 static CUPTI: OnceLock<Cupti> = OnceLock::new();
 static IS_ON: AtomicBool = AtomicBool::new(false);
-/// CUPTI was called at all.
+/// True once CUPTI was called.
 static IS_USED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// The thread is in a call of ours to CUPTI, which calls the driver itself: that is none of the program's calls.
+    /// True while the thread is in a call of ours to CUPTI, which calls the driver itself: such
+    /// calls are not the program's.
     static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
-    /// The number of the work that the call of this thread starts.
+    /// The number of the work that this thread's call starts.
     static CORRELATION: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Whether what the thread calls now is CUPTI's doing.
+/// Returns true if CUPTI makes the thread's present call.
 #[inline]
 pub(crate) fn is_inside() -> bool {
     IS_USED.load(Ordering::Relaxed) && IS_INSIDE.get()
@@ -91,7 +94,7 @@ fn inside<R>(call: impl FnOnce() -> R) -> R {
     result
 }
 
-/// The driver is open: begins, or has itself told when the program has come so far.
+/// Starts timing now or after the untimed iterations. Called once the driver is open.
 pub(crate) fn driver_is_open() {
     match untimed() {
         0 => choose(),
@@ -103,7 +106,7 @@ pub(crate) fn driver_is_open() {
     }
 }
 
-/// CUPTI, or else events.
+/// Starts CUPTI, or otherwise events.
 fn choose() {
     match start() {
         Started::On | Started::Unwanted => {}
@@ -111,7 +114,7 @@ fn choose() {
     }
 }
 
-/// How many iterations go by before the GPU is timed.
+/// Returns the number of iterations before the GPU is timed.
 fn untimed() -> u32 {
     static UNTIMED: OnceLock<u32> = OnceLock::new();
     *UNTIMED.get_or_init(|| {
@@ -120,17 +123,17 @@ fn untimed() -> u32 {
     })
 }
 
-/// Whether CUPTI tells the times of the GPU.
+/// Result of starting CUPTI.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Started {
     On,
-    /// There is none, or it is not known, or not wanted.
+    /// There is no CUPTI, or an unknown one, or it is not wanted.
     None,
     /// No times of any kind are wanted.
     Unwanted,
 }
 
-/// Begins, where there is a CUPTI that is known.
+/// Starts CUPTI if there is one of a known version.
 fn start() -> Started {
     if IS_ON.load(Ordering::Relaxed) {
         return Started::On;
@@ -150,7 +153,7 @@ fn start() -> Started {
     match inside(|| unsafe { begin(handle) }) {
         Ok(()) => {
             IS_ON.store(true, Ordering::Release);
-            // Registered behind CUPTI's own, so that it runs before them.
+            // Registered after CUPTI's own, so that it runs before them.
             // SAFETY: a function of this library, which is never unloaded.
             unsafe { libc::atexit(at_exit) };
             if let Some(live) = live::live() {
@@ -242,7 +245,8 @@ unsafe fn begin(handle: *mut c_void) -> Result<(), String> {
     Ok(())
 }
 
-/// What CUPTI's clock lacks to the recording's: CUPTI is asked between two looks at ours, which lie close together.
+/// Returns the difference between the recording's clock and CUPTI's: CUPTI is asked between two
+/// looks at ours, of which the closest pair counts.
 fn offset_ns(timestamp: unsafe extern "C" fn(*mut u64) -> c_int) -> Result<u64, String> {
     const TRIES: u32 = 10;
     let live = live::live().ok_or("nothing is recorded")?;
@@ -264,7 +268,7 @@ fn offset_ns(timestamp: unsafe extern "C" fn(*mut u64) -> c_int) -> Result<u64, 
     best.map(|(_, offset)| offset).ok_or_else(String::new)
 }
 
-/// A driver function of this name may start work: one that is recorded as such, in any of its versions.
+/// Returns true if a driver function of this name, in any version, may start work that is recorded.
 fn starts_work(name: &str) -> bool {
     let name = ["_ptsz", "_ptds"]
         .iter()
@@ -275,7 +279,7 @@ fn starts_work(name: &str) -> bool {
         .any(|(known, _, role)| *role == Role::StartsWork && *known == name)
 }
 
-/// CUPTI says that the thread has entered a call.
+/// Called by CUPTI when the thread has entered a call.
 unsafe extern "C" fn called(_: *mut c_void, _: u32, _: u32, called: *const Called) {
     // SAFETY: CUPTI's record of a driver call, there for as long as this function runs.
     let Some(called) = (unsafe { called.as_ref() }) else {
@@ -283,7 +287,7 @@ unsafe extern "C" fn called(_: *mut c_void, _: u32, _: u32, called: *const Calle
     };
     if called.site == API_ENTER {
         let _ = CORRELATION.try_with(|correlation| {
-            // Of calls within each other the outer one's.
+            // Of nested calls, the outer one counts.
             if correlation.get() == 0 {
                 correlation.set(called.correlation);
             }
@@ -291,7 +295,7 @@ unsafe extern "C" fn called(_: *mut c_void, _: u32, _: u32, called: *const Calle
     }
 }
 
-/// A call that starts work begins.
+/// Called before a call that starts work.
 #[inline]
 pub(crate) fn call_begins() {
     if IS_ON.load(Ordering::Relaxed) {
@@ -299,7 +303,7 @@ pub(crate) fn call_begins() {
     }
 }
 
-/// It has ended: the number that its work bears; 0 for none.
+/// Called after it; returns the number that its work carries, 0 for none.
 #[inline]
 pub(crate) fn call_ends() -> u32 {
     match IS_ON.load(Ordering::Relaxed) {
@@ -309,7 +313,7 @@ pub(crate) fn call_ends() -> u32 {
 }
 
 extern "C" fn at_exit() {
-    // A forked child has no recording, and CUPTI's locks in whatever state its parent's threads had them.
+    // A forked child has no recording, and CUPTI's locks may be held by threads of its parent.
     if !IS_ON.swap(false, Ordering::AcqRel) || live::live().is_none() {
         return;
     }
@@ -360,7 +364,7 @@ unsafe extern "C" fn complete(
     unsafe { libc::free(buffer.cast()) };
 }
 
-/// The number of the work's name.
+/// Returns the number of the work's name.
 fn name(done: &Done) -> Option<u32> {
     let writer = live::live()?.writer();
     if done.kind != GpuWork::Kernel || done.name == 0 {
@@ -389,7 +393,7 @@ fn write(done: &Done) {
     live.writer().append_patiently(Record::Work(work));
 }
 
-/// CUPTI, wherever it is.
+/// Opens CUPTI, wherever it is.
 fn open() -> Option<*mut c_void> {
     let given = std::env::var_os(VARIABLE).filter(|value| !value.is_empty());
     if let Some(given) = given {
@@ -408,7 +412,7 @@ fn open() -> Option<*mut c_void> {
             .iter()
             .flat_map(move |folder| BESIDE_RUNTIME.map(|way| folder.join(way).join(name)))
     });
-    // The version that fits the program's own runtime first.
+    // First the version that fits the program's own runtime.
     beside
         .filter(|path| path.exists())
         .chain(NAMES.iter().map(PathBuf::from))
@@ -422,7 +426,7 @@ fn open_at(path: &Path) -> Option<*mut c_void> {
     (!handle.is_null()).then_some(handle)
 }
 
-/// Where CUDA runtimes lie that the program has loaded.
+/// Returns the folders of the CUDA runtimes that the program has loaded.
 fn runtime_folders() -> Vec<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let mut folders: Vec<PathBuf> = maps

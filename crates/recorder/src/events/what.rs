@@ -63,7 +63,7 @@ pub(crate) unsafe fn copy_3d(copy: *const CUDA_MEMCPY3D) -> Option<What> {
     copy_box(unsafe { cost::box_3d(copy) })
 }
 
-fn copy_box(of: Option<cost::Box>) -> Option<What> {
+fn copy_box(of: Option<cost::BoxCopy>) -> Option<What> {
     let of = of?;
     match (of.to_host, of.from_host) {
         (false, true) => to_device(of.bytes as usize),
