@@ -284,7 +284,9 @@ def test_emulated_networks(tmp_path: Path) -> None:
     asked = [(rtt["carrier"], rtt["rtt_ns"]) for rtt in results["rtts"]]
     assert asked == [(carrier, ns) for carrier in ("shm", "tcp") for ns in (4_000_000, 1_000_000)]
     for rtt in results["rtts"]:
-        assert rtt["rtt_ns"] <= rtt["min_ns"] <= rtt["figures"]["median_ns"] < 2 * rtt["rtt_ns"]
+        # The upper bound is of the least: a busy machine adds to the others.
+        assert rtt["rtt_ns"] <= rtt["min_ns"] < 2 * rtt["rtt_ns"]
+        assert rtt["min_ns"] <= rtt["figures"]["median_ns"]
         assert rtt["within"] == (rtt["off_percent"] <= 2)
     for rate in results["bandwidths"]:
         assert rate["bandwidth_bps"] == 100_000_000 and len(rate["rounds_bps"]) == 3
