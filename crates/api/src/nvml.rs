@@ -2,7 +2,7 @@
 
 use crate::decl::{DeclError, Param, lines, parse_params};
 
-/// How a call is answered.
+/// Service that a call gets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Service {
     /// Answered from a snapshot of the server's devices.

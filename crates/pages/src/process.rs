@@ -52,8 +52,8 @@ fn transfer(address: u64, ours: *mut u8, len: usize, to_there: bool) -> usize {
     done
 }
 
-/// Whether another process may map the same memory and write to it. Memory that cannot be looked up
-/// counts as shared.
+/// Returns true if another process may map this memory and write to it. Memory that cannot be
+/// looked up counts as shared.
 pub fn is_shared(start: u64, end: u64) -> bool {
     let Ok(maps) = fs::read_to_string("/proc/self/maps") else {
         return true;

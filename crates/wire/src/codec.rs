@@ -18,7 +18,7 @@ pub trait Op<'a>: Message<'a> {
     const NUMBER: u16;
     const ANSWER: Answer;
     type Reply<'r>: Message<'r>;
-    /// Whether the message ends in `data`.
+    /// True if the message ends in `data`.
     const HAS_DATA: bool = false;
 
     /// For a message that ends in `data`: encodes everything before the data, of which the data's
