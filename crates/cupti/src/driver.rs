@@ -1,7 +1,7 @@
 //! The table of functions exported by Outboard's `libcuda.so.1`.
 
 use std::{
-    ffi::{c_int, c_void},
+    ffi::c_void,
     sync::{
         OnceLock,
         atomic::{AtomicBool, AtomicU32, Ordering},
@@ -15,6 +15,10 @@ use outboard_api::{
 use outboard_wire::doc::{self, Activities};
 
 use crate::{log, status::Status};
+
+outboard_driver::functions! {
+    struct Calls { cuGetExportTable }
+}
 
 /// Returns the table. Each call tries again until it is found, since a program may load the driver
 /// late.
@@ -37,25 +41,22 @@ pub(crate) fn table() -> Result<&'static Table, Status> {
 }
 
 fn find() -> Result<&'static Table, &'static str> {
-    type GetExportTable = unsafe extern "C" fn(*mut *const c_void, *const [u8; 16]) -> c_int;
     // SAFETY: loading the driver runs its initialisers, as the program's own loading does.
     let handle = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
     if handle.is_null() {
         return Err("there is no libcuda.so.1");
     }
     // SAFETY: an open library.
-    let get = unsafe { libc::dlsym(handle, c"cuGetExportTable".as_ptr()) };
-    if get.is_null() {
-        return Err("libcuda.so.1 has no cuGetExportTable");
-    }
-    // SAFETY: the driver's function has this type.
-    let get: GetExportTable = unsafe { std::mem::transmute(get) };
+    let calls = unsafe { Calls::find(|name| libc::dlsym(handle, name.as_ptr())) }
+        .map_err(|_| "libcuda.so.1 has no cuGetExportTable")?;
     let mut table = std::ptr::null();
     // SAFETY: an output and an id.
-    let status = unsafe { get(&mut table, &ACTIVITY_TABLE) };
+    let result = unsafe {
+        (calls.cuGetExportTable)(&mut table, (&ACTIVITY_TABLE as *const [u8; 16]).cast())
+    };
     // SAFETY: only Outboard's driver answers this id, with a table that is never freed.
     let table = unsafe { table.cast::<Table>().as_ref() };
-    match table.filter(|_| status == 0) {
+    match table.filter(|_| result == CUresult::CUDA_SUCCESS) {
         None => Err("libcuda.so.1 is not Outboard's; do not preload this libcupti.so.13"),
         Some(table) if table.version != ACTIVITY_VERSION => {
             Err("libcuda.so.1 is of another release of Outboard")

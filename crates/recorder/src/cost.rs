@@ -4,14 +4,13 @@
 //! Estimates if the client's state decides: the client answers some calls from its own state, of
 //! which only repeated questions are modelled here. `docs/trace-format.md` lists them.
 
-use std::{
-    ffi::{CStr, c_int, c_void},
-    sync::OnceLock,
-};
+use std::{ffi::c_void, sync::OnceLock};
 
 use outboard_api::{
+    CUresult,
     cuda::{
-        CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUdeviceptr, CUlaunchAttribute, CUlaunchConfig, CUstream,
+        CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUdeviceptr, CUfunction, CUkernel, CUlaunchAttribute,
+        CUlaunchConfig, CUstream,
     },
     decl::Class,
 };
@@ -41,6 +40,27 @@ const MEMORY_TYPE: u32 = 2;
 const TYPE_HOST: u32 = 1;
 const TYPE_DEVICE: u32 = 2;
 const TYPE_ARRAY: u32 = 3;
+
+outboard_driver::functions! {
+    struct Questions {
+        ;
+        optional cuFuncGetParamInfo, cuKernelGetParamInfo, cuPointerGetAttribute, cuStreamIsCapturing
+    }
+}
+
+fn questions() -> &'static Questions {
+    static QUESTIONS: OnceLock<Questions> = OnceLock::new();
+    QUESTIONS.get_or_init(|| {
+        // SAFETY: the driver's functions, by their names.
+        let found = unsafe { Questions::find(driver::function) };
+        found.unwrap_or(Questions {
+            cuFuncGetParamInfo: None,
+            cuKernelGetParamInfo: None,
+            cuPointerGetAttribute: None,
+            cuStreamIsCapturing: None,
+        })
+    })
+}
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cost {
@@ -116,8 +136,18 @@ fn param_bytes(function: usize) -> usize {
     if let Some(bytes) = KNOWN.lock().as_ref().and_then(|known| known.get(&function)) {
         return *bytes;
     }
-    let bytes = ask_param_bytes(c"cuFuncGetParamInfo", function)
-        .or_else(|| ask_param_bytes(c"cuKernelGetParamInfo", function))
+    let driver = questions();
+    let of_function = driver.cuFuncGetParamInfo.and_then(|ask| {
+        // SAFETY: a function that was just launched, and two outputs.
+        sum_params(|index, at, bytes| unsafe { ask(CUfunction(function), index, at, bytes) })
+    });
+    let of_kernel = || {
+        let ask = driver.cuKernelGetParamInfo?;
+        // SAFETY: a kernel that was just launched, and two outputs.
+        sum_params(|index, at, bytes| unsafe { ask(CUkernel(function), index, at, bytes) })
+    };
+    let bytes = of_function
+        .or_else(of_kernel)
         .unwrap_or(PARAM_BYTES_UNKNOWN);
     let mut known = KNOWN.lock();
     let known = known.get_or_insert_default();
@@ -127,15 +157,11 @@ fn param_bytes(function: usize) -> usize {
     bytes
 }
 
-fn ask_param_bytes(name: &CStr, function: usize) -> Option<usize> {
-    type Ask = unsafe extern "C" fn(usize, usize, *mut usize, *mut usize) -> c_int;
-    // SAFETY: a function of this type.
-    let ask: Ask = unsafe { std::mem::transmute(driver::function(name)?) };
+fn sum_params(ask: impl Fn(usize, &mut usize, &mut usize) -> CUresult) -> Option<usize> {
     let mut end = None;
     for index in 0..PARAMS_MAX {
         let (mut offset, mut size) = (0, 0);
-        // SAFETY: a function that was just launched, and two outputs.
-        if unsafe { ask(function, index, &mut offset, &mut size) } != 0 {
+        if ask(index, &mut offset, &mut size) != CUresult::CUDA_SUCCESS {
             // This question cannot tell a kernel without parameters from a handle that is no
             // kernel; the other can.
             return end;
@@ -285,32 +311,22 @@ fn is_host(kind: u32, address: CUdeviceptr) -> bool {
 
 /// Returns true if work on the stream becomes part of a graph.
 pub(crate) fn is_capturing(stream: CUstream) -> bool {
-    type Ask = unsafe extern "C" fn(usize, *mut u32) -> c_int;
-    static ASK: OnceLock<Option<usize>> = OnceLock::new();
-    let ask = ASK.get_or_init(|| driver::function(c"cuStreamIsCapturing").map(|f| f as usize));
-    let Some(ask) = *ask else { return false };
-    let mut status = 0;
-    // SAFETY: a function of this type, a stream that was just used, and room for an answer.
-    let refused = unsafe {
-        let ask: Ask = std::mem::transmute(ask);
-        ask(stream.0, &mut status)
+    let Some(ask) = questions().cuStreamIsCapturing else {
+        return false;
     };
-    refused == 0 && status != 0
+    let mut status = 0;
+    // SAFETY: a stream that was just used, and room for an answer.
+    let result = unsafe { ask(stream, &mut status) };
+    result == CUresult::CUDA_SUCCESS && status != 0
 }
 
 /// Returns the driver's type of an address; `None` for memory that it does not know.
 fn memory_type(address: u64) -> Option<u32> {
-    type Ask = unsafe extern "C" fn(*mut c_void, u32, u64) -> c_int;
-    static ASK: OnceLock<Option<usize>> = OnceLock::new();
-    let ask =
-        (*ASK.get_or_init(|| driver::function(c"cuPointerGetAttribute").map(|f| f as usize)))?;
+    let ask = questions().cuPointerGetAttribute?;
     let mut kind = 0u32;
-    // SAFETY: a function of this type, with room for what this question answers.
-    let status = unsafe {
-        let ask: Ask = std::mem::transmute(ask);
-        ask((&raw mut kind).cast(), MEMORY_TYPE, address)
-    };
-    (status == 0).then_some(kind)
+    // SAFETY: room for what this question answers.
+    let result = unsafe { ask((&raw mut kind).cast(), MEMORY_TYPE, address) };
+    (result == CUresult::CUDA_SUCCESS).then_some(kind)
 }
 
 /// A module's image is sent with the call that loads it. A server may have kept a large image,

@@ -84,53 +84,57 @@ pub(crate) extern "C" fn missing<const SLOT: usize>() -> CUresult {
     CUresult::CUDA_ERROR_NOT_FOUND
 }
 
-/// Returns the driver's function of a name, if it has one.
-pub(crate) fn function(name: &CStr) -> Option<*mut c_void> {
+/// Returns the driver's function of a name, or null if it has none.
+pub(crate) fn function(name: &CStr) -> *mut c_void {
     let handle = HANDLE.load(Ordering::Acquire);
     if handle.is_null() {
-        return None;
+        return ptr::null_mut();
     }
-    // SAFETY: a library that is open, for good.
-    let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
-    (!found.is_null()).then_some(found)
+    // SAFETY: a library that stays open.
+    unsafe { libc::dlsym(handle, name.as_ptr()) }
 }
 
-/// Records driver and devices. Called after `cuInit` has succeeded.
+outboard_driver::functions! {
+    struct Questions {
+        ;
+        optional cuDriverGetVersion, cuDeviceGetCount, cuDeviceGetName, cuDeviceTotalMem_v2
+    }
+}
+
+/// Describes the devices to the recording, after `cuInit` has succeeded.
 pub(crate) fn is_there() {
     let Some(live) = live::live() else { return };
+    // SAFETY: the driver's functions, by their names.
+    let Ok(driver) = (unsafe { Questions::find(function) }) else {
+        return;
+    };
     let mut version: c_int = 0;
     let mut count: c_int = 0;
-    // SAFETY: functions of these types, with room for what they answer.
+    // SAFETY: room for the answers.
     unsafe {
-        if let Some(ask) = function(c"cuDriverGetVersion") {
-            let ask: unsafe extern "C" fn(*mut c_int) -> c_int = std::mem::transmute(ask);
+        if let Some(ask) = driver.cuDriverGetVersion {
             ask(&mut version);
         }
-        if let Some(ask) = function(c"cuDeviceGetCount") {
-            let ask: unsafe extern "C" fn(*mut c_int) -> c_int = std::mem::transmute(ask);
+        if let Some(ask) = driver.cuDeviceGetCount {
             ask(&mut count);
         }
     }
-    let devices = (0..count).map(device).collect();
+    let devices = (0..count).map(|number| device(&driver, number)).collect();
     live.know(|about| {
         about.driver_version = u32::try_from(version).unwrap_or(0);
         about.devices = devices;
     });
 }
 
-fn device(number: c_int) -> Device {
+fn device(driver: &Questions, number: c_int) -> Device {
     let mut name = [0 as c_char; NAME_BYTES];
     let mut memory_bytes = 0usize;
-    // SAFETY: functions of these types, with room for what they answer. The name ends with a 0 at
-    // its last byte at the latest.
+    // SAFETY: room for the answers. The name ends with a 0 at its last byte at the latest.
     let name = unsafe {
-        if let Some(ask) = function(c"cuDeviceGetName") {
-            let ask: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int =
-                std::mem::transmute(ask);
+        if let Some(ask) = driver.cuDeviceGetName {
             ask(name.as_mut_ptr(), NAME_BYTES as c_int - 1, number);
         }
-        if let Some(ask) = function(c"cuDeviceTotalMem_v2") {
-            let ask: unsafe extern "C" fn(*mut usize, c_int) -> c_int = std::mem::transmute(ask);
+        if let Some(ask) = driver.cuDeviceTotalMem_v2 {
             ask(&mut memory_bytes, number);
         }
         CStr::from_ptr(name.as_ptr())

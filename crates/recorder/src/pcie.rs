@@ -8,21 +8,20 @@
 
 use std::{
     collections::HashMap,
-    ffi::{CStr, c_char, c_int, c_void},
-    mem::transmute,
+    ffi::{CStr, c_void},
     sync::{
         OnceLock,
         atomic::{AtomicBool, Ordering},
     },
 };
 
-use outboard_api::cuda::{CU_STREAM_LEGACY, CUstream};
+use outboard_api::{
+    CUresult,
+    cuda::{CU_STREAM_LEGACY, CUcontext, CUfunction, CUmodule, CUstream},
+};
 use parking_lot::Mutex;
 
-use crate::{
-    cost,
-    driver::{self, function},
-};
+use crate::{cost, driver};
 
 /// `DELTA_NS,IN_FLIGHT_BYTES,NS_PER_BYTE`: the variable that `outboard run --emulate-pcie` sets.
 const VARIABLE: &str = "OUTBOARD_EMULATE_PCIE";
@@ -141,81 +140,49 @@ pub(crate) fn copy(dst: u64, src: u64, bytes: usize, stream: Option<CUstream>) {
     }
 }
 
-type Current = unsafe extern "C" fn(*mut usize) -> c_int;
-type Load = unsafe extern "C" fn(*mut usize, *const c_void) -> c_int;
-type Function = unsafe extern "C" fn(*mut usize, usize, *const c_char) -> c_int;
-type Launch = unsafe extern "C" fn(
-    usize,
-    u32,
-    u32,
-    u32,
-    u32,
-    u32,
-    u32,
-    u32,
-    usize,
-    *mut *mut c_void,
-    *mut *mut c_void,
-) -> c_int;
-
-/// The driver's functions.
-struct Driver {
-    current: Current,
-    load: Load,
-    function: Function,
-    launch: Launch,
+outboard_driver::functions! {
+    struct Driver { cuCtxGetCurrent, cuModuleLoadData, cuModuleGetFunction, cuLaunchKernel }
 }
 
 impl Driver {
     fn get() -> Option<&'static Driver> {
         static DRIVER: OnceLock<Option<Driver>> = OnceLock::new();
         DRIVER
-            .get_or_init(|| {
-                // SAFETY: functions of these names have these types: handles are pointers.
-                unsafe {
-                    Some(Driver {
-                        current: transmute::<*mut c_void, Current>(function(c"cuCtxGetCurrent")?),
-                        load: transmute::<*mut c_void, Load>(function(c"cuModuleLoadData")?),
-                        function: transmute::<*mut c_void, Function>(function(
-                            c"cuModuleGetFunction",
-                        )?),
-                        launch: transmute::<*mut c_void, Launch>(function(c"cuLaunchKernel")?),
-                    })
-                }
-            })
+            // SAFETY: the driver's functions, by their names.
+            .get_or_init(|| unsafe { Driver::find(driver::function) }.ok())
             .as_ref()
     }
 
     /// Returns the kernel in the current context, and loads it there when it is first needed.
-    fn kernel(&self) -> Result<usize, c_int> {
-        static KERNELS: Mutex<Option<HashMap<usize, usize>>> = Mutex::new(None);
-        let mut context = 0;
+    fn kernel(&self) -> Result<CUfunction, CUresult> {
+        static KERNELS: Mutex<Option<HashMap<usize, CUfunction>>> = Mutex::new(None);
+        let mut context = CUcontext::NULL;
         // SAFETY: room for the answer.
-        ok(unsafe { (self.current)(&mut context) })?;
+        ok(unsafe { (self.cuCtxGetCurrent)(&mut context) })?;
         let mut kernels = KERNELS.lock();
         let kernels = kernels.get_or_insert_default();
-        if let Some(kernel) = kernels.get(&context) {
+        if let Some(kernel) = kernels.get(&context.0) {
             return Ok(*kernel);
         }
-        let (mut module, mut kernel) = (0, 0);
+        let (mut module, mut kernel) = (CUmodule::NULL, CUfunction::NULL);
         // SAFETY: PTX that ends with a 0, the name of a kernel in it, and room for the answers.
         unsafe {
-            ok((self.load)(&mut module, DELAY.as_ptr().cast()))?;
-            ok((self.function)(
+            ok((self.cuModuleLoadData)(&mut module, DELAY.as_ptr().cast()))?;
+            ok((self.cuModuleGetFunction)(
                 &mut kernel,
                 module,
                 c"outboard_delay".as_ptr(),
             ))?;
         }
-        kernels.insert(context, kernel);
+        kernels.insert(context.0, kernel);
         Ok(kernel)
     }
 }
 
-fn ok(status: c_int) -> Result<(), c_int> {
-    match status {
-        0 => Ok(()),
-        status => Err(status),
+fn ok(result: CUresult) -> Result<(), CUresult> {
+    match result {
+        CUresult::CUDA_SUCCESS => Ok(()),
+        result => Err(result),
     }
 }
 
@@ -229,12 +196,12 @@ fn wait(ns: f64, stream: Option<CUstream>) {
     }
     let mut ns = ns as u64;
     let mut launched = || {
-        let driver = Driver::get().ok_or(500)?;
+        let driver = Driver::get().ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
         let kernel = driver.kernel()?;
         let mut params = [(&raw mut ns).cast::<c_void>()];
         // SAFETY: one parameter, of the kernel's type.
         ok(unsafe {
-            (driver.launch)(
+            (driver.cuLaunchKernel)(
                 kernel,
                 1,
                 1,
@@ -243,14 +210,14 @@ fn wait(ns: f64, stream: Option<CUstream>) {
                 1,
                 1,
                 0,
-                stream.0,
+                stream,
                 params.as_mut_ptr(),
                 std::ptr::null_mut(),
             )
         })
     };
     static SAID: AtomicBool = AtomicBool::new(false);
-    if let Err(status) = launched()
+    if let Err(CUresult(status)) = launched()
         && !SAID.swap(true, Ordering::Relaxed)
     {
         driver::say(format_args!(

@@ -4,29 +4,28 @@
 
 mod objects;
 
-use std::ffi::{CString, c_char, c_int, c_uint, c_void};
-use std::ptr::{null, null_mut};
+use std::ffi::{CString, c_uint, c_void};
+use std::ptr::null_mut;
 
+use outboard_api::{
+    CUresult,
+    cuda::{CUcontext, CUfunction, CUmodule, CUstream},
+};
+use outboard_driver::LIBRARY;
 use thiserror::Error;
 
 use crate::form::TARGET;
 use crate::job::{Job, Outcome};
 use crate::kernel::header;
 
-use objects::{ArrayDescriptor, Copy3d, ResourceDesc, TextureDesc, ViewDesc};
-
-const LIBRARY: &str = "libcuda.so.1";
-const CU_JIT_ERROR_LOG_BUFFER: c_int = 5;
-const CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES: c_int = 6;
-const CU_JIT_OPTIMIZATION_LEVEL: c_int = 7;
+const CU_JIT_ERROR_LOG_BUFFER: c_uint = 5;
+const CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES: c_uint = 6;
+const CU_JIT_OPTIMIZATION_LEVEL: c_uint = 7;
 /// The driver's default.
 const LEVEL_MAX: usize = 4;
 const LOG_BYTES: usize = 2048;
 /// Longer than any job's input or output, in bytes.
 const BUFFER_BYTES: usize = 1 << 22;
-
-type Status = c_int;
-type Handle = *mut c_void;
 
 /// The driver is missing, or a call of it failed.
 #[derive(Debug, Error)]
@@ -35,65 +34,52 @@ pub enum GpuError {
     Library(#[from] libloading::Error),
     #[error("a job of more than {BUFFER_BYTES} bytes")]
     TooLong,
+    #[error(transparent)]
+    Missing(#[from] outboard_driver::Missing),
     #[error("{call} answered {status}")]
-    Call { call: &'static str, status: i32 },
+    Call { call: &'static str, status: u32 },
 }
 
-macro_rules! driver_calls {
-    ($($field:ident = $symbol:literal ($($arg:ty),*);)*) => {
-        struct Calls {
-            $($field: unsafe extern "C" fn($($arg),*) -> Status,)*
-        }
-
-        impl Calls {
-            fn load(library: &libloading::Library) -> Result<Calls, libloading::Error> {
-                Ok(Calls {
-                    // SAFETY: the symbols have these types in cuda.h.
-                    $($field: unsafe { *library.get(concat!($symbol, "\0").as_bytes())? },)*
-                })
-            }
-        }
-    };
+outboard_driver::functions! {
+    struct Calls {
+        cuInit,
+        cuDriverGetVersion,
+        cuDeviceGet,
+        cuDeviceGetName,
+        cuDevicePrimaryCtxRetain,
+        cuCtxSetCurrent,
+        cuCtxSynchronize,
+        cuModuleLoadDataEx,
+        cuModuleGetFunction,
+        cuMemAlloc_v2,
+        cuMemsetD8_v2,
+        cuMemcpyHtoD_v2,
+        cuMemcpyDtoH_v2,
+        cuArray3DCreate_v2,
+        cuArrayDestroy,
+        cuMipmappedArrayCreate,
+        cuMipmappedArrayGetLevel,
+        cuMipmappedArrayDestroy,
+        cuTexObjectCreate,
+        cuTexObjectDestroy,
+        cuSurfObjectCreate,
+        cuSurfObjectDestroy,
+        cuMemcpy3D_v2,
+        cuLaunchKernel,
+    }
 }
 
-driver_calls! {
-    init = "cuInit" (c_uint);
-    version = "cuDriverGetVersion" (*mut c_int);
-    device_get = "cuDeviceGet" (*mut c_int, c_int);
-    device_name = "cuDeviceGetName" (*mut c_char, c_int, c_int);
-    context_retain = "cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
-    context_set = "cuCtxSetCurrent" (Handle);
-    synchronize = "cuCtxSynchronize" ();
-    module_load = "cuModuleLoadDataEx" (*mut Handle, *const c_void, c_uint, *const c_int, *const Handle);
-    module_function = "cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
-    allocate = "cuMemAlloc_v2" (*mut u64, usize);
-    fill = "cuMemsetD8_v2" (u64, u8, usize);
-    to_device = "cuMemcpyHtoD_v2" (u64, *const c_void, usize);
-    to_host = "cuMemcpyDtoH_v2" (*mut c_void, u64, usize);
-    array_create = "cuArray3DCreate_v2" (*mut Handle, *const ArrayDescriptor);
-    array_destroy = "cuArrayDestroy" (Handle);
-    mipmapped_create = "cuMipmappedArrayCreate" (*mut Handle, *const ArrayDescriptor, c_uint);
-    mipmapped_level = "cuMipmappedArrayGetLevel" (*mut Handle, Handle, c_uint);
-    mipmapped_destroy = "cuMipmappedArrayDestroy" (Handle);
-    texture_create = "cuTexObjectCreate" (*mut u64, *const ResourceDesc, *const TextureDesc, *const ViewDesc);
-    texture_destroy = "cuTexObjectDestroy" (u64);
-    surface_create = "cuSurfObjectCreate" (*mut u64, *const ResourceDesc);
-    surface_destroy = "cuSurfObjectDestroy" (u64);
-    copy_3d = "cuMemcpy3D_v2" (*const Copy3d);
-    launch = "cuLaunchKernel" (Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *const *mut c_void, *const Handle);
-}
-
-fn checked(call: &'static str, status: Status) -> Result<(), GpuError> {
-    match status {
-        0 => Ok(()),
-        status => Err(GpuError::Call { call, status }),
+fn checked(call: &'static str, result: CUresult) -> Result<(), GpuError> {
+    match result {
+        CUresult::CUDA_SUCCESS => Ok(()),
+        CUresult(status) => Err(GpuError::Call { call, status }),
     }
 }
 
 /// The first GPU, with its primary context.
 pub struct Gpu {
     calls: Calls,
-    context: Handle,
+    context: CUcontext,
     output: u64,
     input: u64,
     /// Linear memory for textures.
@@ -107,7 +93,7 @@ pub type Compiled = Result<Kernel, String>;
 
 /// Valid for the life of the process.
 #[derive(Clone, Copy)]
-pub struct Kernel(Handle);
+pub struct Kernel(CUfunction);
 
 // SAFETY: the driver's handles may be used from any thread in which their context is current.
 unsafe impl Send for Kernel {}
@@ -120,27 +106,46 @@ impl Gpu {
     pub fn open() -> Result<Gpu, GpuError> {
         // SAFETY: the driver's library may be loaded at any time, and is never unloaded.
         let library = Box::leak(Box::new(unsafe { libloading::Library::new(LIBRARY)? }));
-        let calls = Calls::load(library)?;
-        let (mut device, mut version, mut context) = (0, 0, null_mut());
+        // SAFETY: the loader answers with the address of the driver's function of that name.
+        let calls = unsafe {
+            Calls::find(|name| {
+                library
+                    .get::<*mut c_void>(name.to_bytes_with_nul())
+                    .map_or(null_mut(), |found| *found)
+            })
+        }?;
+        let (mut device, mut version, mut context) = (0, 0, CUcontext::NULL);
         let mut name = [0u8; 256];
         let (mut output, mut input, mut texels) = (0, 0, 0);
         // SAFETY: the module's comment gives the reason.
         unsafe {
-            checked("cuInit", (calls.init)(0))?;
-            checked("cuDriverGetVersion", (calls.version)(&mut version))?;
-            checked("cuDeviceGet", (calls.device_get)(&mut device, 0))?;
+            checked("cuInit", (calls.cuInit)(0))?;
+            checked(
+                "cuDriverGetVersion",
+                (calls.cuDriverGetVersion)(&mut version),
+            )?;
+            checked("cuDeviceGet", (calls.cuDeviceGet)(&mut device, 0))?;
             checked(
                 "cuDeviceGetName",
-                (calls.device_name)(name.as_mut_ptr().cast(), 255, device),
+                (calls.cuDeviceGetName)(name.as_mut_ptr().cast(), 255, device),
             )?;
             checked(
                 "cuDevicePrimaryCtxRetain",
-                (calls.context_retain)(&mut context, device),
+                (calls.cuDevicePrimaryCtxRetain)(&mut context, device),
             )?;
-            checked("cuCtxSetCurrent", (calls.context_set)(context))?;
-            checked("cuMemAlloc", (calls.allocate)(&mut output, BUFFER_BYTES))?;
-            checked("cuMemAlloc", (calls.allocate)(&mut input, BUFFER_BYTES))?;
-            checked("cuMemAlloc", (calls.allocate)(&mut texels, BUFFER_BYTES))?;
+            checked("cuCtxSetCurrent", (calls.cuCtxSetCurrent)(context))?;
+            checked(
+                "cuMemAlloc",
+                (calls.cuMemAlloc_v2)(&mut output, BUFFER_BYTES),
+            )?;
+            checked(
+                "cuMemAlloc",
+                (calls.cuMemAlloc_v2)(&mut input, BUFFER_BYTES),
+            )?;
+            checked(
+                "cuMemAlloc",
+                (calls.cuMemAlloc_v2)(&mut texels, BUFFER_BYTES),
+            )?;
         }
         let end = name.iter().position(|&b| b == 0).unwrap_or(name.len());
         Ok(Gpu {
@@ -162,7 +167,7 @@ impl Gpu {
     pub fn make_current(&self) -> Result<(), GpuError> {
         // SAFETY: the module's comment gives the reason.
         checked("cuCtxSetCurrent", unsafe {
-            (self.calls.context_set)(self.context)
+            (self.calls.cuCtxSetCurrent)(self.context)
         })
     }
 
@@ -187,7 +192,7 @@ impl Gpu {
     }
 
     /// Loads jobs with one level of optimisation as a module.
-    fn load(&self, jobs: &[Job]) -> Result<Handle, String> {
+    fn load(&self, jobs: &[Job]) -> Result<CUmodule, String> {
         let optimised = jobs.iter().all(|job| job.optimised);
         // Text for an earlier architecture means the same on a later one.
         let target = jobs.iter().map(|job| job.target).max();
@@ -197,28 +202,28 @@ impl Gpu {
         }
         let text = CString::new(text).map_err(|e| e.to_string())?;
         let mut log = vec![0u8; LOG_BYTES];
-        let options = [
+        let mut options = [
             CU_JIT_ERROR_LOG_BUFFER,
             CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
             CU_JIT_OPTIMIZATION_LEVEL,
         ];
         // Values that are no addresses are passed as pointers, as cuda.h defines.
         let level = if optimised { LEVEL_MAX } else { 0 };
-        let values: [Handle; 3] = [
+        let mut values: [*mut c_void; 3] = [
             log.as_mut_ptr().cast(),
-            LOG_BYTES as Handle,
-            level as Handle,
+            LOG_BYTES as *mut c_void,
+            level as *mut c_void,
         ];
-        let mut module = null_mut();
+        let mut module = CUmodule::NULL;
         // SAFETY: the module's comment gives the reason; there are three options, as the count
         // says.
         let status = unsafe {
-            (self.calls.module_load)(
+            (self.calls.cuModuleLoadDataEx)(
                 &mut module,
                 text.as_ptr().cast(),
                 options.len() as c_uint,
-                options.as_ptr(),
-                values.as_ptr(),
+                options.as_mut_ptr(),
+                values.as_mut_ptr(),
             )
         };
         checked("cuModuleLoadDataEx", status).map_err(|e| {
@@ -228,11 +233,12 @@ impl Gpu {
         Ok(module)
     }
 
-    fn kernel(&self, module: Handle, job: &Job) -> Compiled {
+    fn kernel(&self, module: CUmodule, job: &Job) -> Compiled {
         let name = CString::new(job.kernel()).map_err(|e| e.to_string())?;
-        let mut function = null_mut();
+        let mut function = CUfunction::NULL;
         // SAFETY: the module's comment gives the reason.
-        let status = unsafe { (self.calls.module_function)(&mut function, module, name.as_ptr()) };
+        let status =
+            unsafe { (self.calls.cuModuleGetFunction)(&mut function, module, name.as_ptr()) };
         checked("cuModuleGetFunction", status).map_err(|e| e.to_string())?;
         Ok(Kernel(function))
     }
@@ -270,7 +276,7 @@ impl Gpu {
         let mut results = vec![0u8; job.output_bytes];
         let (mut output, mut input) = (self.output, self.input);
         // Kernels without an object do not read the last parameter.
-        let params: [*mut c_void; 3] = [
+        let mut params: [*mut c_void; 3] = [
             (&raw mut output).cast(),
             (&raw mut input).cast(),
             (&raw mut object).cast(),
@@ -283,18 +289,21 @@ impl Gpu {
         unsafe {
             let calls = &self.calls;
             if !results.is_empty() {
-                checked("cuMemsetD8", (calls.fill)(output, 0, results.len()))?;
+                checked(
+                    "cuMemsetD8",
+                    (calls.cuMemsetD8_v2)(output, 0, results.len()),
+                )?;
             }
             if !job.input.is_empty() {
                 let from = job.input.as_ptr().cast();
                 checked(
                     "cuMemcpyHtoD",
-                    (calls.to_device)(input, from, job.input.len()),
+                    (calls.cuMemcpyHtoD_v2)(input, from, job.input.len()),
                 )?;
             }
             checked(
                 "cuLaunchKernel",
-                (calls.launch)(
+                (calls.cuLaunchKernel)(
                     function,
                     job.blocks,
                     1,
@@ -303,15 +312,18 @@ impl Gpu {
                     1,
                     1,
                     0,
+                    CUstream::NULL,
+                    params.as_mut_ptr(),
                     null_mut(),
-                    params.as_ptr(),
-                    null(),
                 ),
             )?;
-            checked("cuCtxSynchronize", (calls.synchronize)())?;
+            checked("cuCtxSynchronize", (calls.cuCtxSynchronize)())?;
             if !results.is_empty() {
                 let to = results.as_mut_ptr().cast();
-                checked("cuMemcpyDtoH", (calls.to_host)(to, output, results.len()))?;
+                checked(
+                    "cuMemcpyDtoH",
+                    (calls.cuMemcpyDtoH_v2)(to, output, results.len()),
+                )?;
             }
         }
         Ok(results)

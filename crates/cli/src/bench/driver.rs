@@ -1,7 +1,7 @@
 //! The few driver calls that a worker measures, of the `libcuda.so.1` that the loader finds.
 
 use std::{
-    ffi::{CString, c_char, c_int, c_uint, c_void},
+    ffi::{CString, c_int, c_uint, c_void},
     fs, mem,
     path::PathBuf,
     ptr,
@@ -15,66 +15,50 @@ use outboard_api::{
         CUstream,
     },
 };
+use outboard_driver::LIBRARY;
 
-/// The name that programs load.
-const LIBRARY: &str = "libcuda.so.1";
 /// `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`.
 const CAPTURE_THREAD_LOCAL: c_uint = 1;
 const DEVICE_NAME_BYTES_MAX: usize = 256;
 
-macro_rules! driver_calls {
-    ($($field:ident = $symbol:literal ($($arg:ty),*);)*) => {
-        /// The calls, by the symbols that CUDA 12 and 13 link to.
-        pub(super) struct Calls {
-            $($field: unsafe extern "C" fn($($arg),*) -> CUresult,)*
-        }
-
-        impl Calls {
-            fn load(library: &libloading::Library) -> Result<Calls, libloading::Error> {
-                Ok(Calls {
-                    // SAFETY: the symbols have these types in cuda.h.
-                    $($field: unsafe { *library.get(concat!($symbol, "\0").as_bytes())? },)*
-                })
-            }
-        }
-    };
-}
-
-driver_calls! {
-    init = "cuInit" (c_uint);
-    driver_version = "cuDriverGetVersion" (*mut c_int);
-    device_get = "cuDeviceGet" (*mut CUdevice, c_int);
-    device_name = "cuDeviceGetName" (*mut c_char, c_int, CUdevice);
-    context_retain = "cuDevicePrimaryCtxRetain" (*mut CUcontext, CUdevice);
-    context_set_current = "cuCtxSetCurrent" (CUcontext);
-    context_get_device = "cuCtxGetDevice" (*mut CUdevice);
-    context_synchronize = "cuCtxSynchronize" ();
-    module_load = "cuModuleLoadData" (*mut CUmodule, *const c_void);
-    module_function = "cuModuleGetFunction" (*mut CUfunction, CUmodule, *const c_char);
-    launch = "cuLaunchKernel" (CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void);
-    mem_info = "cuMemGetInfo_v2" (*mut usize, *mut usize);
-    mem_alloc = "cuMemAlloc_v2" (*mut CUdeviceptr, usize);
-    mem_free = "cuMemFree_v2" (CUdeviceptr);
-    mem_alloc_async = "cuMemAllocAsync" (*mut CUdeviceptr, usize, CUstream);
-    mem_free_async = "cuMemFreeAsync" (CUdeviceptr, CUstream);
-    mem_alloc_host = "cuMemAllocHost_v2" (*mut *mut c_void, usize);
-    mem_free_host = "cuMemFreeHost" (*mut c_void);
-    memset_async = "cuMemsetD8Async" (CUdeviceptr, u8, usize, CUstream);
-    copy_to_host = "cuMemcpyDtoH_v2" (*mut c_void, CUdeviceptr, usize);
-    copy_to_host_async = "cuMemcpyDtoHAsync_v2" (*mut c_void, CUdeviceptr, usize, CUstream);
-    copy_to_device = "cuMemcpyHtoD_v2" (CUdeviceptr, *const c_void, usize);
-    copy_to_device_async = "cuMemcpyHtoDAsync_v2" (CUdeviceptr, *const c_void, usize, CUstream);
-    stream_create = "cuStreamCreate" (*mut CUstream, c_uint);
-    stream_query = "cuStreamQuery" (CUstream);
-    stream_synchronize = "cuStreamSynchronize" (CUstream);
-    stream_begin_capture = "cuStreamBeginCapture_v2" (CUstream, c_uint);
-    stream_end_capture = "cuStreamEndCapture" (CUstream, *mut CUgraph);
-    graph_instantiate = "cuGraphInstantiateWithFlags" (*mut CUgraphExec, CUgraph, u64);
-    graph_launch = "cuGraphLaunch" (CUgraphExec, CUstream);
-    event_create = "cuEventCreate" (*mut CUevent, c_uint);
-    event_destroy = "cuEventDestroy_v2" (CUevent);
-    event_record = "cuEventRecord" (CUevent, CUstream);
-    event_query = "cuEventQuery" (CUevent);
+outboard_driver::functions! {
+    /// The measured calls, by the symbols that CUDA 12 and 13 link to.
+    struct Calls {
+        cuInit,
+        cuDriverGetVersion,
+        cuDeviceGet,
+        cuDeviceGetName,
+        cuDevicePrimaryCtxRetain,
+        cuCtxSetCurrent,
+        cuCtxGetDevice,
+        cuCtxSynchronize,
+        cuModuleLoadData,
+        cuModuleGetFunction,
+        cuLaunchKernel,
+        cuMemGetInfo_v2,
+        cuMemAlloc_v2,
+        cuMemFree_v2,
+        cuMemAllocAsync,
+        cuMemFreeAsync,
+        cuMemAllocHost_v2,
+        cuMemFreeHost,
+        cuMemsetD8Async,
+        cuMemcpyDtoH_v2,
+        cuMemcpyDtoHAsync_v2,
+        cuMemcpyHtoD_v2,
+        cuMemcpyHtoDAsync_v2,
+        cuStreamCreate,
+        cuStreamQuery,
+        cuStreamSynchronize,
+        cuStreamBeginCapture_v2,
+        cuStreamEndCapture,
+        cuGraphInstantiateWithFlags,
+        cuGraphLaunch,
+        cuEventCreate,
+        cuEventDestroy_v2,
+        cuEventRecord,
+        cuEventQuery,
+    }
 }
 
 /// A driver with a current context on device 0 and a stream of its own. Handles come only from its
@@ -123,7 +107,14 @@ impl Driver {
     pub(super) fn open() -> anyhow::Result<Driver> {
         // SAFETY: this process was started to run the driver's initialisers.
         let library = unsafe { libloading::Library::new(LIBRARY) }.context("loading the driver")?;
-        let calls = Calls::load(&library).with_context(|| format!("{LIBRARY} lacks a call"))?;
+        // SAFETY: the loader returns the address of the driver's function of that name.
+        let calls = unsafe {
+            Calls::find(|name| {
+                library
+                    .get::<*mut c_void>(name.to_bytes_with_nul())
+                    .map_or(ptr::null_mut(), |found| *found)
+            })
+        }?;
         // Its threads and exit handlers need it loaded.
         mem::forget(library);
         let mut driver = Driver {
@@ -144,19 +135,22 @@ impl Driver {
         let mut context = CUcontext::NULL;
         // SAFETY: every pointer is to a variable of the type and size that the call fills.
         unsafe {
-            self.check("cuInit", (calls.init)(0))?;
-            self.check("cuDriverGetVersion", (calls.driver_version)(&mut version))?;
-            self.check("cuDeviceGet", (calls.device_get)(&mut device, 0))?;
+            self.check("cuInit", (calls.cuInit)(0))?;
+            self.check(
+                "cuDriverGetVersion",
+                (calls.cuDriverGetVersion)(&mut version),
+            )?;
+            self.check("cuDeviceGet", (calls.cuDeviceGet)(&mut device, 0))?;
             let room = c_int::try_from(name.len())?;
             self.check(
                 "cuDeviceGetName",
-                (calls.device_name)(name.as_mut_ptr().cast(), room, device),
+                (calls.cuDeviceGetName)(name.as_mut_ptr().cast(), room, device),
             )?;
             self.check(
                 "cuDevicePrimaryCtxRetain",
-                (calls.context_retain)(&mut context, device),
+                (calls.cuDevicePrimaryCtxRetain)(&mut context, device),
             )?;
-            self.check("cuCtxSetCurrent", (calls.context_set_current)(context))?;
+            self.check("cuCtxSetCurrent", (calls.cuCtxSetCurrent)(context))?;
         }
         let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
         self.name = String::from_utf8_lossy(&name[..end]).into_owned();
@@ -164,7 +158,7 @@ impl Driver {
         let mut stream = CUstream::NULL;
         // SAFETY: as above; `CU_STREAM_NON_BLOCKING` is 1.
         self.check("cuStreamCreate", unsafe {
-            (self.calls.stream_create)(&mut stream, 1)
+            (self.calls.cuStreamCreate)(&mut stream, 1)
         })?;
         self.stream = stream;
         Ok(())
@@ -191,7 +185,7 @@ impl Driver {
         let text = CString::new(ptx)?;
         let mut module = CUmodule::NULL;
         // SAFETY: a PTX image ends at its NUL.
-        let result = unsafe { (self.calls.module_load)(&mut module, text.as_ptr().cast()) };
+        let result = unsafe { (self.calls.cuModuleLoadData)(&mut module, text.as_ptr().cast()) };
         self.check("cuModuleLoadData", result)?;
         Ok(module)
     }
@@ -200,7 +194,8 @@ impl Driver {
         let name = CString::new(name)?;
         let mut function = CUfunction::NULL;
         // SAFETY: `function` is written, and the name ends in a NUL.
-        let result = unsafe { (self.calls.module_function)(&mut function, module, name.as_ptr()) };
+        let result =
+            unsafe { (self.calls.cuModuleGetFunction)(&mut function, module, name.as_ptr()) };
         self.check("cuModuleGetFunction", result)?;
         Ok(function)
     }
@@ -218,7 +213,7 @@ impl Driver {
         // SAFETY: the kernels of this program have 8-byte parameters only; the driver reads that
         // many and keeps no pointer.
         let result = unsafe {
-            (self.calls.launch)(
+            (self.calls.cuLaunchKernel)(
                 function,
                 1,
                 1,
@@ -240,7 +235,7 @@ impl Driver {
         let mut device = 0;
         // SAFETY: `device` is written.
         self.check("cuCtxGetDevice", unsafe {
-            (self.calls.context_get_device)(&mut device)
+            (self.calls.cuCtxGetDevice)(&mut device)
         })?;
         Ok(device)
     }
@@ -249,7 +244,7 @@ impl Driver {
     pub(super) fn synchronize_context(&self) -> anyhow::Result<()> {
         // SAFETY: it takes nothing.
         self.check("cuCtxSynchronize", unsafe {
-            (self.calls.context_synchronize)()
+            (self.calls.cuCtxSynchronize)()
         })
     }
 
@@ -257,7 +252,7 @@ impl Driver {
     pub(super) fn synchronize(&self) -> anyhow::Result<()> {
         // SAFETY: the stream is alive.
         self.check("cuStreamSynchronize", unsafe {
-            (self.calls.stream_synchronize)(self.stream)
+            (self.calls.cuStreamSynchronize)(self.stream)
         })
     }
 
@@ -266,14 +261,14 @@ impl Driver {
     pub(super) fn is_stream_done(&self) -> anyhow::Result<bool> {
         // SAFETY: the stream is alive.
         self.is_done("cuStreamQuery", unsafe {
-            (self.calls.stream_query)(self.stream)
+            (self.calls.cuStreamQuery)(self.stream)
         })
     }
 
     #[inline]
     pub(super) fn is_event_done(&self, event: CUevent) -> anyhow::Result<bool> {
         // SAFETY: a dead event is an error, by the driver's own rules.
-        self.is_done("cuEventQuery", unsafe { (self.calls.event_query)(event) })
+        self.is_done("cuEventQuery", unsafe { (self.calls.cuEventQuery)(event) })
     }
 
     #[inline]
@@ -291,7 +286,7 @@ impl Driver {
         let mut event = CUevent::NULL;
         // SAFETY: `event` is written.
         self.check("cuEventCreate", unsafe {
-            (self.calls.event_create)(&mut event, DISABLE_TIMING)
+            (self.calls.cuEventCreate)(&mut event, DISABLE_TIMING)
         })?;
         Ok(event)
     }
@@ -300,7 +295,7 @@ impl Driver {
     pub(super) fn destroy_event(&self, event: CUevent) -> anyhow::Result<()> {
         // SAFETY: a dead event is an error, by the driver's own rules.
         self.check("cuEventDestroy", unsafe {
-            (self.calls.event_destroy)(event)
+            (self.calls.cuEventDestroy_v2)(event)
         })
     }
 
@@ -308,7 +303,7 @@ impl Driver {
     pub(super) fn record(&self, event: CUevent) -> anyhow::Result<()> {
         // SAFETY: a dead event is an error, by the driver's own rules.
         self.check("cuEventRecord", unsafe {
-            (self.calls.event_record)(event, self.stream)
+            (self.calls.cuEventRecord)(event, self.stream)
         })
     }
 
@@ -318,7 +313,7 @@ impl Driver {
         let (mut free, mut total) = (0, 0);
         // SAFETY: both are written.
         self.check("cuMemGetInfo", unsafe {
-            (self.calls.mem_info)(&mut free, &mut total)
+            (self.calls.cuMemGetInfo_v2)(&mut free, &mut total)
         })?;
         Ok((free, total))
     }
@@ -328,7 +323,7 @@ impl Driver {
         let mut address = 0;
         // SAFETY: `address` is written.
         self.check("cuMemAlloc", unsafe {
-            (self.calls.mem_alloc)(&mut address, bytes)
+            (self.calls.cuMemAlloc_v2)(&mut address, bytes)
         })?;
         Ok(address)
     }
@@ -336,7 +331,7 @@ impl Driver {
     #[inline]
     pub(super) fn free(&self, address: CUdeviceptr) -> anyhow::Result<()> {
         // SAFETY: an address that is no allocation is an error, by the driver's own rules.
-        self.check("cuMemFree", unsafe { (self.calls.mem_free)(address) })
+        self.check("cuMemFree", unsafe { (self.calls.cuMemFree_v2)(address) })
     }
 
     #[inline]
@@ -344,7 +339,7 @@ impl Driver {
         let mut address = 0;
         // SAFETY: `address` is written.
         self.check("cuMemAllocAsync", unsafe {
-            (self.calls.mem_alloc_async)(&mut address, bytes, self.stream)
+            (self.calls.cuMemAllocAsync)(&mut address, bytes, self.stream)
         })?;
         Ok(address)
     }
@@ -353,7 +348,7 @@ impl Driver {
     pub(super) fn free_async(&self, address: CUdeviceptr) -> anyhow::Result<()> {
         // SAFETY: an address that is no allocation is an error, by the driver's own rules.
         self.check("cuMemFreeAsync", unsafe {
-            (self.calls.mem_free_async)(address, self.stream)
+            (self.calls.cuMemFreeAsync)(address, self.stream)
         })
     }
 
@@ -361,7 +356,7 @@ impl Driver {
         let mut address = ptr::null_mut();
         // SAFETY: `address` is written.
         self.check("cuMemAllocHost", unsafe {
-            (self.calls.mem_alloc_host)(&mut address, bytes)
+            (self.calls.cuMemAllocHost_v2)(&mut address, bytes)
         })?;
         Ok(Pinned {
             address: address.cast(),
@@ -372,7 +367,7 @@ impl Driver {
     pub(super) fn free_pinned(&self, pinned: Pinned) -> anyhow::Result<()> {
         // SAFETY: it came from `pinned`, and its owner has given it up.
         self.check("cuMemFreeHost", unsafe {
-            (self.calls.mem_free_host)(pinned.address.cast())
+            (self.calls.cuMemFreeHost)(pinned.address.cast())
         })
     }
 
@@ -385,7 +380,7 @@ impl Driver {
     ) -> anyhow::Result<()> {
         // SAFETY: it touches device memory only.
         self.check("cuMemsetD8Async", unsafe {
-            (self.calls.memset_async)(address, value, bytes, self.stream)
+            (self.calls.cuMemsetD8Async)(address, value, bytes, self.stream)
         })
     }
 
@@ -394,7 +389,7 @@ impl Driver {
     pub(super) fn copy_to_host(&self, to: &mut [u8], from: CUdeviceptr) -> anyhow::Result<()> {
         // SAFETY: the call writes as many bytes as there are, and is over when it returns.
         self.check("cuMemcpyDtoH", unsafe {
-            (self.calls.copy_to_host)(to.as_mut_ptr().cast(), from, to.len())
+            (self.calls.cuMemcpyDtoH_v2)(to.as_mut_ptr().cast(), from, to.len())
         })
     }
 
@@ -403,7 +398,7 @@ impl Driver {
     pub(super) fn copy_to_device(&self, to: CUdeviceptr, from: &[u8]) -> anyhow::Result<()> {
         // SAFETY: the call reads as many bytes as there are, and has read them when it returns.
         self.check("cuMemcpyHtoD", unsafe {
-            (self.calls.copy_to_device)(to, from.as_ptr().cast(), from.len())
+            (self.calls.cuMemcpyHtoD_v2)(to, from.as_ptr().cast(), from.len())
         })
     }
 
@@ -418,8 +413,9 @@ impl Driver {
         let bytes = bytes.min(to.bytes);
         // SAFETY: that many bytes of pinned memory exist, and they are not read before the wait is
         // over.
-        let result =
-            unsafe { (self.calls.copy_to_host_async)(to.address.cast(), from, bytes, self.stream) };
+        let result = unsafe {
+            (self.calls.cuMemcpyDtoHAsync_v2)(to.address.cast(), from, bytes, self.stream)
+        };
         self.check("cuMemcpyDtoHAsync", result)?;
         self.synchronize()
     }
@@ -436,7 +432,7 @@ impl Driver {
         // SAFETY: that many bytes of pinned memory exist, and they are not changed before the wait
         // is over.
         let result = unsafe {
-            (self.calls.copy_to_device_async)(to, from.address.cast(), bytes, self.stream)
+            (self.calls.cuMemcpyHtoDAsync_v2)(to, from.address.cast(), bytes, self.stream)
         };
         self.check("cuMemcpyHtoDAsync", result)?;
         self.synchronize()
@@ -450,12 +446,12 @@ impl Driver {
         let (mut graph, mut exec) = (CUgraph::NULL, CUgraphExec::NULL);
         // SAFETY: every pointer is to a variable of the type that the call fills.
         unsafe {
-            let result = (self.calls.stream_begin_capture)(self.stream, CAPTURE_THREAD_LOCAL);
+            let result = (self.calls.cuStreamBeginCapture_v2)(self.stream, CAPTURE_THREAD_LOCAL);
             self.check("cuStreamBeginCapture", result)?;
             record()?;
-            let result = (self.calls.stream_end_capture)(self.stream, &mut graph);
+            let result = (self.calls.cuStreamEndCapture)(self.stream, &mut graph);
             self.check("cuStreamEndCapture", result)?;
-            let result = (self.calls.graph_instantiate)(&mut exec, graph, 0);
+            let result = (self.calls.cuGraphInstantiateWithFlags)(&mut exec, graph, 0);
             self.check("cuGraphInstantiateWithFlags", result)?;
         }
         Ok(exec)
@@ -465,7 +461,7 @@ impl Driver {
     pub(super) fn launch_graph(&self, graph: CUgraphExec) -> anyhow::Result<()> {
         // SAFETY: graphs live as long as the process.
         self.check("cuGraphLaunch", unsafe {
-            (self.calls.graph_launch)(graph, self.stream)
+            (self.calls.cuGraphLaunch)(graph, self.stream)
         })
     }
 }

@@ -19,7 +19,10 @@ use std::{
     time::Instant,
 };
 
-use outboard_api::{CUresult, cuda::CUstream};
+use outboard_api::{
+    CUresult,
+    cuda::{CUcontext, CUevent, CUstream},
+};
 use outboard_trace::{
     GpuTimes, GpuWork, Record, Work,
     live::{self, Live},
@@ -27,7 +30,7 @@ use outboard_trace::{
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use self::driver::{Driver, Event};
+use self::driver::{Driver, SUCCESS};
 pub(crate) use self::what::*;
 use crate::driver::say;
 
@@ -52,7 +55,7 @@ static UNTIMED: AtomicU64 = AtomicU64::new(0);
 
 #[derive(Default)]
 struct EventTimes {
-    contexts: FxHashMap<usize, Context>,
+    contexts: FxHashMap<CUcontext, Context>,
     /// Names of kernels in the recording, by their handles.
     kernels: FxHashMap<usize, u32>,
     pending: usize,
@@ -61,23 +64,23 @@ struct EventTimes {
 struct Context {
     device: u32,
     /// Our own stream, for bases.
-    stream: usize,
+    stream: CUstream,
     base: Option<Arc<Base>>,
     base_tried_ns: u64,
-    free: Vec<Event>,
+    free: Vec<CUevent>,
     /// By the stream's number in the recording.
     pending: FxHashMap<u32, VecDeque<Pending>>,
 }
 
 /// An event whose time is known.
 struct Base {
-    event: Event,
+    event: CUevent,
     ns: u64,
 }
 
 struct Pending {
-    start: Event,
-    end: Event,
+    start: CUevent,
+    end: CUevent,
     base: Arc<Base>,
     kind: GpuWork,
     name: u32,
@@ -87,10 +90,10 @@ struct Pending {
 
 /// Work that is being put between two events.
 pub(crate) struct Begun {
-    context: usize,
-    stream: usize,
-    start: Event,
-    end: Event,
+    context: CUcontext,
+    stream: CUstream,
+    start: CUevent,
+    end: CUevent,
     base: Arc<Base>,
     correlation: u32,
 }
@@ -120,28 +123,29 @@ pub(crate) fn is_on() -> bool {
 #[inline]
 pub(crate) fn work_begins(live: &Live, stream: Option<CUstream>) -> Option<Begun> {
     match is_on() {
-        true => begin(live, stream.map_or(0, |stream| stream.0)),
+        true => begin(live, stream.unwrap_or(CUstream::NULL)),
         false => None,
     }
 }
 
-fn begin(live: &Live, stream: usize) -> Option<Begun> {
+fn begin(live: &Live, stream: CUstream) -> Option<Begun> {
     let driver = Driver::get()?;
-    let (mut is_capturing, mut current) = (0, 0);
+    let (mut is_capturing, mut current) = (0, CUcontext::NULL);
     // SAFETY: functions of these types with room for their answers; the stream is what the program
     // passed.
     let asked = unsafe {
-        (driver.is_capturing)(stream, &mut is_capturing) == 0 && (driver.current)(&mut current) == 0
+        (driver.cuStreamIsCapturing)(stream, &mut is_capturing) == SUCCESS
+            && (driver.cuCtxGetCurrent)(&mut current) == SUCCESS
     };
     // The default stream returns an error while another stream is captured.
-    if !asked || is_capturing != 0 || current == 0 {
+    if !asked || is_capturing != 0 || current.is_null() {
         return None;
     }
     let (start, end, base) = take_events(driver, live, current)?;
     // Not under our lock: if the stream is full, the driver waits for work that another thread may
     // have yet to send.
     // SAFETY: an event of the current context, and the program's stream.
-    let is_in_front = unsafe { (driver.record)(start, stream) } == 0;
+    let is_in_front = unsafe { (driver.cuEventRecord)(start, stream) } == SUCCESS;
     if !is_in_front {
         give_back(current, [start, end]);
         return None;
@@ -159,7 +163,11 @@ fn begin(live: &Live, stream: usize) -> Option<Begun> {
     })
 }
 
-fn take_events(driver: &Driver, live: &Live, current: usize) -> Option<(Event, Event, Arc<Base>)> {
+fn take_events(
+    driver: &Driver,
+    live: &Live,
+    current: CUcontext,
+) -> Option<(CUevent, CUevent, Arc<Base>)> {
     let mut state = STATE.lock();
     let state = state.get_or_insert_default();
     if state.pending >= PENDING_MAX {
@@ -176,7 +184,7 @@ fn take_events(driver: &Driver, live: &Live, current: usize) -> Option<(Event, E
 }
 
 /// Returns unused events. If the context is gone, its events are gone with it.
-fn give_back(context: usize, events: [Event; 2]) {
+fn give_back(context: CUcontext, events: [CUevent; 2]) {
     if let Some(state) = STATE.lock().as_mut()
         && let Some(context) = state.contexts.get_mut(&context)
     {
@@ -198,7 +206,8 @@ pub(crate) fn work_ends(
     };
     let what = what.filter(|_| result == CUresult::CUDA_SUCCESS);
     // SAFETY: an event of the stream's context, and the stream that the call was made on.
-    let is_behind = what.is_some() && unsafe { (driver.record)(begun.end, begun.stream) } == 0;
+    let is_behind =
+        what.is_some() && unsafe { (driver.cuEventRecord)(begun.end, begun.stream) } == SUCCESS;
     let Some(what) = what.filter(|_| is_behind) else {
         give_back(begun.context, [begun.start, begun.end]);
         return 0;
@@ -291,9 +300,9 @@ fn count_untimed(count: usize) {
 
 fn read_current(live: &Live, max: usize) {
     let Some(driver) = Driver::get() else { return };
-    let mut current = 0;
+    let mut current = CUcontext::NULL;
     // SAFETY: room for the answer.
-    if unsafe { (driver.current)(&mut current) } != 0 {
+    if unsafe { (driver.cuCtxGetCurrent)(&mut current) } != SUCCESS {
         return;
     }
     if let Some(state) = STATE.lock().as_mut()
@@ -312,13 +321,13 @@ fn read_all(live: &Live) {
     for (handle, context) in &mut state.contexts {
         // SAFETY: a context that has not been destroyed: `context_ends` would have removed it.
         unsafe {
-            if (driver.push)(*handle) != 0 {
+            if (driver.cuCtxPushCurrent_v2)(*handle) != SUCCESS {
                 continue;
             }
             let read = context.read(driver, live, usize::MAX);
             state.pending = state.pending.saturating_sub(read);
-            let mut popped = 0;
-            (driver.pop)(&mut popped);
+            let mut popped = CUcontext::NULL;
+            (driver.cuCtxPopCurrent_v2)(&mut popped);
         }
     }
 }
@@ -326,10 +335,11 @@ fn read_all(live: &Live) {
 impl Context {
     /// Makes the state of the current context.
     fn new(driver: &Driver) -> Option<Context> {
-        let (mut device, mut stream) = (0, 0);
+        let (mut device, mut stream) = (0, CUstream::NULL);
         // SAFETY: functions of these types with room for their answers.
         let made = driver.relaxed(|| unsafe {
-            (driver.device)(&mut device) == 0 && (driver.stream)(&mut stream, NON_BLOCKING) == 0
+            (driver.cuCtxGetDevice)(&mut device) == SUCCESS
+                && (driver.cuStreamCreate)(&mut stream, NON_BLOCKING) == SUCCESS
         });
         made.then(|| Context {
             device: u32::try_from(device).unwrap_or(0),
@@ -341,14 +351,14 @@ impl Context {
         })
     }
 
-    fn event(&mut self, driver: &Driver) -> Option<Event> {
+    fn event(&mut self, driver: &Driver) -> Option<CUevent> {
         if let Some(event) = self.free.pop() {
             return Some(event);
         }
-        let mut event = 0;
+        let mut event = CUevent::NULL;
         // SAFETY: room for the answer.
-        let status = driver.relaxed(|| unsafe { (driver.create)(&mut event, 0) });
-        (status == 0).then_some(event)
+        let result = driver.relaxed(|| unsafe { (driver.cuEventCreate)(&mut event, 0) });
+        (result == SUCCESS).then_some(event)
     }
 
     /// Takes a new base if the last one is old.
@@ -358,7 +368,7 @@ impl Context {
             return;
         }
         self.base_tried_ns = now;
-        let mut best: Option<(u64, u64, Event)> = None;
+        let mut best: Option<(u64, u64, CUevent)> = None;
         for _ in 0..BASE_TRIES {
             let Some(event) = self.event(driver) else {
                 break;
@@ -437,17 +447,17 @@ impl Context {
 }
 
 /// Lets an event pass on an idle stream; returns the recording's time before and after it.
-fn pass(driver: &Driver, live: &Live, event: Event, stream: usize) -> Option<(u64, u64)> {
+fn pass(driver: &Driver, live: &Live, event: CUevent, stream: CUstream) -> Option<(u64, u64)> {
     let before = now_ns(live);
     // SAFETY: an event and a stream of ours.
-    if unsafe { (driver.record)(event, stream) } != 0 {
+    if unsafe { (driver.cuEventRecord)(event, stream) } != SUCCESS {
         return None;
     }
     loop {
         // SAFETY: as above.
-        let status = driver.relaxed(|| unsafe { (driver.query)(event) });
+        let result = driver.relaxed(|| unsafe { (driver.cuEventQuery)(event) });
         let after = now_ns(live);
-        match CUresult(status as u32) {
+        match result {
             CUresult::CUDA_SUCCESS => return Some((before, after)),
             CUresult::CUDA_ERROR_NOT_READY if after - before < BASE_NS_MAX => {
                 std::hint::spin_loop();

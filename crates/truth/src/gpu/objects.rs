@@ -2,9 +2,10 @@
 //! API, "Texture Object Management"). Unsafe for the reasons that [`crate::gpu`] gives.
 
 use std::ffi::c_void;
-use std::ptr::null_mut;
 
-use super::{Gpu, GpuError, Handle, checked};
+use outboard_api::cuda::{CUarray, CUmipmappedArray};
+
+use super::{Gpu, GpuError, checked};
 use crate::textures::{Geometry, Object, Resource, Sampler, Setup, Storage, View};
 
 /// `CUDA_ARRAY3D_LAYERED` and similar flags.
@@ -41,8 +42,8 @@ struct End {
     kind: u32,
     host: *const c_void,
     device: u64,
-    array: Handle,
-    reserved: Handle,
+    array: CUarray,
+    reserved: usize,
     pitch_bytes: usize,
     height: usize,
 }
@@ -99,8 +100,8 @@ const _: () = {
 
 /// The driver's memory of texels.
 enum Memory {
-    Array(Handle),
-    Mipmapped(Handle),
+    Array(CUarray),
+    Mipmapped(CUmipmappedArray),
     /// Device memory at this address, which is the job's buffer.
     Plain(u64),
 }
@@ -140,14 +141,19 @@ impl Gpu {
         unsafe {
             match (bound.number, bound.is_surface) {
                 (0, _) => {}
-                (number, true) => checked("cuSurfObjectDestroy", (calls.surface_destroy)(number))?,
-                (number, false) => checked("cuTexObjectDestroy", (calls.texture_destroy)(number))?,
+                (number, true) => {
+                    checked("cuSurfObjectDestroy", (calls.cuSurfObjectDestroy)(number))?
+                }
+                (number, false) => {
+                    checked("cuTexObjectDestroy", (calls.cuTexObjectDestroy)(number))?
+                }
             }
             match bound.memory {
-                Memory::Array(array) => checked("cuArrayDestroy", (calls.array_destroy)(array)),
-                Memory::Mipmapped(array) => {
-                    checked("cuMipmappedArrayDestroy", (calls.mipmapped_destroy)(array))
-                }
+                Memory::Array(array) => checked("cuArrayDestroy", (calls.cuArrayDestroy)(array)),
+                Memory::Mipmapped(array) => checked(
+                    "cuMipmappedArrayDestroy",
+                    (calls.cuMipmappedArrayDestroy)(array),
+                ),
                 Memory::Plain(_) => Ok(()),
             }
         }
@@ -178,23 +184,25 @@ impl Gpu {
                 | flag(!geometry.is_cube() && resource.levels == 1, SURFACE_LDST)
                 | flag(geometry == Geometry::D2, TEXTURE_GATHER),
         };
-        let mut array = null_mut();
+        let descriptor = (&raw const descriptor).cast();
         let levels = resource.levels as u32;
         // SAFETY: as [`crate::gpu`] explains.
         unsafe {
             if levels > 1 {
+                let mut array = CUmipmappedArray::NULL;
                 checked(
                     "cuMipmappedArrayCreate",
-                    (self.calls.mipmapped_create)(&mut array, &descriptor, levels),
+                    (self.calls.cuMipmappedArrayCreate)(&mut array, descriptor, levels),
                 )?;
                 return Ok(Memory::Mipmapped(array));
             }
+            let mut array = CUarray::NULL;
             checked(
                 "cuArray3DCreate",
-                (self.calls.array_create)(&mut array, &descriptor),
+                (self.calls.cuArray3DCreate_v2)(&mut array, descriptor),
             )?;
+            Ok(Memory::Array(array))
         }
-        Ok(Memory::Array(array))
     }
 
     fn fill(&self, memory: &Memory, resource: &Resource) -> Result<(), GpuError> {
@@ -203,8 +211,8 @@ impl Gpu {
             let array = match *memory {
                 Memory::Array(array) => array,
                 Memory::Mipmapped(all) => {
-                    let mut array = null_mut();
-                    let get = self.calls.mipmapped_level;
+                    let mut array = CUarray::NULL;
+                    let get = self.calls.cuMipmappedArrayGetLevel;
                     // SAFETY: as [`crate::gpu`] explains.
                     let status = unsafe { get(&mut array, all, level as u32) };
                     checked("cuMipmappedArrayGetLevel", status)?;
@@ -214,7 +222,7 @@ impl Gpu {
                     if texels.len() > super::BUFFER_BYTES {
                         return Err(GpuError::TooLong);
                     }
-                    let to_device = self.calls.to_device;
+                    let to_device = self.calls.cuMemcpyHtoD_v2;
                     // SAFETY: as [`crate::gpu`] explains; the texels are not longer than the
                     // buffer.
                     let status =
@@ -252,7 +260,9 @@ impl Gpu {
             depth: depth * resource.layers,
         };
         // SAFETY: as [`crate::gpu`] explains; both ends have as many rows as the copy.
-        checked("cuMemcpy3D", unsafe { (self.calls.copy_3d)(&copy) })
+        checked("cuMemcpy3D", unsafe {
+            (self.calls.cuMemcpy3D_v2)((&raw const copy).cast())
+        })
     }
 
     fn object(&self, memory: &Memory, setup: &Setup) -> Result<u64, GpuError> {
@@ -264,9 +274,9 @@ impl Gpu {
         };
         let format = resource.format as u64 | (resource.channels as u64) << 32;
         match *memory {
-            Memory::Array(array) => (desc.kind, desc.union[0]) = (ARRAY, array as u64),
+            Memory::Array(array) => (desc.kind, desc.union[0]) = (ARRAY, array.0 as u64),
             Memory::Mipmapped(array) => {
-                (desc.kind, desc.union[0]) = (MIPMAPPED_ARRAY, array as u64);
+                (desc.kind, desc.union[0]) = (MIPMAPPED_ARRAY, array.0 as u64);
             }
             Memory::Plain(address) if resource.storage == Storage::Linear => {
                 desc.kind = LINEAR;
@@ -290,15 +300,20 @@ impl Gpu {
             match &setup.object {
                 Object::Surface => checked(
                     "cuSurfObjectCreate",
-                    (self.calls.surface_create)(&mut number, &desc),
+                    (self.calls.cuSurfObjectCreate)(&mut number, (&raw const desc).cast()),
                 )?,
                 Object::Texture(sampler, view) => {
                     let view = view.as_ref().map(ViewDesc::of);
-                    let view = view.as_ref().map_or(std::ptr::null(), |v| v);
+                    let view = view.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
                     let sampler = TextureDesc::of(sampler);
                     checked(
                         "cuTexObjectCreate",
-                        (self.calls.texture_create)(&mut number, &desc, &sampler, view),
+                        (self.calls.cuTexObjectCreate)(
+                            &mut number,
+                            (&raw const desc).cast(),
+                            (&raw const sampler).cast(),
+                            view.cast(),
+                        ),
                     )?;
                 }
             }
@@ -316,8 +331,8 @@ impl End {
         kind: 0,
         host: std::ptr::null(),
         device: 0,
-        array: null_mut(),
-        reserved: null_mut(),
+        array: CUarray::NULL,
+        reserved: 0,
         pitch_bytes: 0,
         height: 0,
     };
@@ -332,7 +347,7 @@ impl End {
         }
     }
 
-    fn array(array: Handle) -> End {
+    fn array(array: CUarray) -> End {
         End {
             kind: OF_ARRAY,
             array,
