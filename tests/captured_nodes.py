@@ -7,7 +7,8 @@ import ctypes
 from ctypes import POINTER, byref, c_size_t, c_uint32, c_uint64, c_void_p, cast
 from typing import ClassVar
 
-from misuse import call, kernel, must, pointer_argument
+from cuda import call, must
+from misuse import kernel, pointer_argument
 
 NOWHERE = 0x2848A0
 

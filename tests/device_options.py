@@ -7,7 +7,8 @@ import sys
 from ctypes import byref, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 
 import misuse
-from misuse import STORE, call, load, must, pointer_argument
+from cuda import call, must
+from misuse import STORE, load, pointer_argument
 
 STACK_SIZE, PRINTF_FIFO_SIZE, MALLOC_HEAP_SIZE = 0, 1, 2
 

@@ -6,11 +6,13 @@ import ctypes
 import datetime
 import platform
 from collections.abc import Callable
-from ctypes import byref, c_char_p, c_int, c_int64, c_uint64, c_void_p
+from ctypes import byref, c_int, c_void_p
 from typing import Any
 
+import cuda
+from cuda import lib, short, wide
+
 Question = Callable[[Any], object]
-cuda = ctypes.CDLL("libcuda.so.1")
 
 # An address that no process maps, and one in the driver's reserved range.
 WILD = 0xDEAD_BEEF_0000
@@ -46,9 +48,9 @@ class CannotGoOn(Exception):
 def about() -> dict[str, object]:
     """Describes the device, the driver's version and the day."""
     name, version = ctypes.create_string_buffer(100), c_int()
-    cuda.cuInit(0)
-    cuda.cuDeviceGetName(name, 100, 0)
-    cuda.cuDriverGetVersion(byref(version))
+    lib.cuInit(0)
+    lib.cuDeviceGetName(name, 100, 0)
+    lib.cuDriverGetVersion(byref(version))
     try:
         with open("/proc/driver/nvidia/version") as file:
             kernel = next(word for word in file.readline().split() if word[0].isdigit() and "." in word)
@@ -63,23 +65,8 @@ def about() -> dict[str, object]:
     }
 
 
-def plain(value: object) -> object:
-    """Passes integers as 64 bits, which fill a register or stack slot whatever the parameter's
-    width."""
-    if isinstance(value, bool):
-        return c_int64(int(value))
-    if isinstance(value, int):
-        return c_uint64(value) if value >= 0 else c_int64(value)
-    if value is None:
-        return c_void_p()
-    return value
-
-
 def call(function: str, *arguments: object) -> str:
-    status = getattr(cuda, function)(*map(plain, arguments))
-    text = c_char_p()
-    cuda.cuGetErrorName(status, byref(text))
-    return (text.value or str(status).encode()).decode().removeprefix("CUDA_ERROR_").removeprefix("CUDA_")
+    return short(cuda.call(function, *map(wide, arguments)))
 
 
 def must(function: str, *arguments: object) -> None:

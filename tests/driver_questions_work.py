@@ -6,7 +6,8 @@ import ctypes
 import mmap
 from ctypes import byref, c_char, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
-from driver_asking import NOTHING, PTX, WILD, WILD_DEVICE, ZEROS, Question, State, call, got, must, plain, q
+from cuda import wide
+from driver_asking import NOTHING, PTX, WILD, WILD_DEVICE, ZEROS, Question, State, call, got, must, q
 
 # Attributes of pointers that do not depend on the machine.
 POINTER_ATTRIBUTES = {
@@ -252,7 +253,7 @@ def destroyed_then(make: str, flags: int, destroy: str, use: str, *rest: object)
     def ask(_: State) -> str:
         made = got(make, flags)
         must(destroy, made)
-        return call(use, made, *map(plain, rest))
+        return call(use, made, *map(wide, rest))
 
     return ask
 

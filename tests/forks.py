@@ -11,6 +11,8 @@ import time
 from ctypes import byref, c_int, c_uint64, c_void_p
 from pathlib import Path
 
+from cuda import kernels, must, primary_context
+
 CHILD_S_MAX = 20
 ADDED = 5
 
@@ -27,13 +29,6 @@ PTX = b"""
     ret;
 }
 """
-
-cuda = ctypes.CDLL("libcuda.so.1")
-
-
-def must(function: str, *arguments: object) -> None:
-    status = getattr(cuda, function)(*arguments)
-    assert status == 0, f"{function}: {status}"
 
 
 def child_ends(folder: Path) -> str:
@@ -56,12 +51,9 @@ def child_ends(folder: Path) -> str:
 
 
 def main(stats: Path) -> None:
-    context, module, function, counter, value = c_void_p(), c_void_p(), c_void_p(), c_uint64(), c_int()
-    must("cuInit", 0)
-    must("cuDevicePrimaryCtxRetain", byref(context), 0)
-    must("cuCtxSetCurrent", context)
-    must("cuModuleLoadData", byref(module), PTX + b"\0")
-    must("cuModuleGetFunction", byref(function), module, b"add")
+    counter, value = c_uint64(), c_int()
+    primary_context()
+    [function] = kernels(PTX + b"\0", "add")
     must("cuMemAlloc_v2", byref(counter), 4)
     must("cuMemsetD32_v2", counter, 0, ctypes.c_size_t(1))
     must("cuCtxSynchronize")

@@ -11,6 +11,8 @@ import random
 import sys
 import threading
 
+from cuda import lib, must, primary_context
+
 MIB = 1 << 20
 LENGTHS = [
     1,
@@ -24,16 +26,8 @@ LENGTHS = [
     8 * MIB,
     17 * MIB + 16_383,
 ]
-
-cuda = ctypes.CDLL("libcuda.so.1")
 copied = {"in": 0, "out": 0}
 counting = threading.Lock()
-
-
-def do(name: str, *arguments: object) -> None:
-    result = getattr(cuda, name)(*arguments)
-    if result != 0:
-        raise SystemExit(f"WRONG: {name} says {result}")
 
 
 def check(is_right: bool, what: str) -> None:
@@ -50,28 +44,28 @@ class Device:
 
     def __init__(self, length: int) -> None:
         self.at = ctypes.c_uint64()
-        do("cuMemAlloc_v2", ctypes.byref(self.at), ctypes.c_size_t(length))
+        must("cuMemAlloc_v2", ctypes.byref(self.at), ctypes.c_size_t(length))
 
     def take(self, source: object, length: int, stream: ctypes.c_void_p | None = None, at: int = 0) -> None:
         to = ctypes.c_uint64(self.at.value + at)
         if stream is None:
-            do("cuMemcpyHtoD_v2", to, source, ctypes.c_size_t(length))
+            must("cuMemcpyHtoD_v2", to, source, ctypes.c_size_t(length))
         else:
-            do("cuMemcpyHtoDAsync_v2", to, source, ctypes.c_size_t(length), stream)
+            must("cuMemcpyHtoDAsync_v2", to, source, ctypes.c_size_t(length), stream)
         with counting:
             copied["in"] += length
 
     def give(self, to: object, length: int, stream: ctypes.c_void_p | None = None, at: int = 0) -> None:
         source = ctypes.c_uint64(self.at.value + at)
         if stream is None:
-            do("cuMemcpyDtoH_v2", to, source, ctypes.c_size_t(length))
+            must("cuMemcpyDtoH_v2", to, source, ctypes.c_size_t(length))
         else:
-            do("cuMemcpyDtoHAsync_v2", to, source, ctypes.c_size_t(length), stream)
+            must("cuMemcpyDtoHAsync_v2", to, source, ctypes.c_size_t(length), stream)
         with counting:
             copied["out"] += length
 
     def fill(self, byte: int, at: int, length: int, stream: ctypes.c_void_p) -> None:
-        do(
+        must(
             "cuMemsetD8Async",
             ctypes.c_uint64(self.at.value + at),
             ctypes.c_ubyte(byte),
@@ -80,18 +74,18 @@ class Device:
         )
 
     def free(self) -> None:
-        do("cuMemFree_v2", self.at)
+        must("cuMemFree_v2", self.at)
 
 
 def pinned(length: int) -> ctypes.Array[ctypes.c_char]:
     at = ctypes.c_void_p()
-    do("cuMemHostAlloc", ctypes.byref(at), ctypes.c_size_t(length), 0)
+    must("cuMemHostAlloc", ctypes.byref(at), ctypes.c_size_t(length), 0)
     return (ctypes.c_char * length).from_address(at.value or 0)
 
 
 def new_stream() -> ctypes.c_void_p:
     stream = ctypes.c_void_p()
-    do("cuStreamCreate", ctypes.byref(stream), 1)
+    must("cuStreamCreate", ctypes.byref(stream), 1)
     return stream
 
 
@@ -113,7 +107,7 @@ def detached() -> None:
     """Pinned memory on streams; waits by stream, by event and by query."""
     streams = [new_stream() for _ in range(3)]
     event = ctypes.c_void_p()
-    do("cuEventCreate", ctypes.byref(event), 2)
+    must("cuEventCreate", ctypes.byref(event), 2)
     for seed, length in enumerate(LENGTHS[3:]):
         data = [pattern(length, 100 + 10 * seed + s) for s in range(3)]
         devices = [Device(length) for _ in streams]
@@ -121,23 +115,23 @@ def detached() -> None:
         for one, device, stream, text in zip(memory, devices, streams, data, strict=True):
             one.raw = text
             device.take(one, length, stream)
-        do("cuCtxSynchronize")
+        must("cuCtxSynchronize")
         for one in memory:
             ctypes.memset(one, 0, length)
         for one, device, stream in zip(memory, devices, streams, strict=True):
             device.give(one, length, stream)
-        do("cuEventRecord", event, streams[1])
-        do("cuStreamSynchronize", streams[0])
+        must("cuEventRecord", event, streams[1])
+        must("cuStreamSynchronize", streams[0])
         check(memory[0].raw == data[0], f"{length} bytes after a wait for the stream")
-        while cuda.cuEventQuery(event) == 600:
+        while lib.cuEventQuery(event) == 600:
             pass
         check(memory[1].raw == data[1], f"{length} bytes after an event")
-        while cuda.cuStreamQuery(streams[2]) == 600:
+        while lib.cuStreamQuery(streams[2]) == 600:
             pass
         check(memory[2].raw == data[2], f"{length} bytes after asking the stream")
         for device, one in zip(devices, memory, strict=True):
             device.free()
-            do("cuMemFreeHost", one)
+            must("cuMemFreeHost", one)
 
 
 def order() -> None:
@@ -151,24 +145,24 @@ def order() -> None:
         device.give(back, length, stream)
         # Sent after the copy out, which must not see it.
         device.take(ctypes.create_string_buffer(second, length), length, stream)
-        do("cuStreamSynchronize", stream)
+        must("cuStreamSynchronize", stream)
         expected = bytearray(first)
         expected[MIB - 7 : 3 * MIB - 7] = bytes([round]) * (2 * MIB)
         check(back.raw == bytes(expected), f"round {round}: the order of the stream")
         device.give(back, length, stream)
-        do("cuStreamSynchronize", stream)
+        must("cuStreamSynchronize", stream)
         check(back.raw == second, f"round {round}: the last copy")
 
 
 def threads() -> None:
     """Several threads at once, of which only one uses the data connections at a time."""
     context = ctypes.c_void_p()
-    do("cuCtxGetCurrent", ctypes.byref(context))
+    must("cuCtxGetCurrent", ctypes.byref(context))
     wrong: list[str] = []
 
     def run(number: int) -> None:
         try:
-            do("cuCtxSetCurrent", context)
+            must("cuCtxSetCurrent", context)
             stream = new_stream()
             for round in range(4):
                 length = (2 + number + round) * MIB + number
@@ -176,7 +170,7 @@ def threads() -> None:
                 device, back = Device(length), ctypes.create_string_buffer(length)
                 device.take(data, length, stream)
                 device.give(back, length, stream)
-                do("cuStreamSynchronize", stream)
+                must("cuStreamSynchronize", stream)
                 check(back.raw == data, f"thread {number}, {length} bytes")
                 device.free()
         except SystemExit as why:
@@ -191,11 +185,8 @@ def threads() -> None:
 
 
 def main() -> None:
-    cuda.cuMemFreeHost.argtypes = [ctypes.c_void_p]
-    do("cuInit", 0)
-    context = ctypes.c_void_p()
-    do("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-    do("cuCtxSetCurrent", context)
+    lib.cuMemFreeHost.argtypes = [ctypes.c_void_p]
+    primary_context()
     parts = {"plain": plain, "detached": detached, "order": order, "threads": threads}
     wanted = sys.argv[1] if len(sys.argv) > 1 else "all"
     for name, part in parts.items():

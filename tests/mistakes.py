@@ -5,23 +5,12 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from ctypes import byref, c_char_p, c_int, c_uint64, c_void_p
+from ctypes import byref, c_int, c_uint64, c_void_p
 from pathlib import Path
 
+from cuda import call, must
+
 PTX = Path(__file__).resolve().parent.parent / "crates" / "ptx" / "tests" / "data" / "check.ptx"
-
-cuda = ctypes.CDLL("libcuda.so.1")
-
-
-def call(function: str, *args: object) -> str:
-    text = c_char_p()
-    cuda.cuGetErrorName(getattr(cuda, function)(*args), byref(text))
-    return (text.value or b"?").decode()
-
-
-def must(function: str, *args: object) -> None:
-    result = call(function, *args)
-    assert result == "CUDA_SUCCESS", f"{function}: {result}"
 
 
 def allocate(ints: int, zeroed: bool = True) -> c_uint64:

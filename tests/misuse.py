@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from ctypes import byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
+from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 from pathlib import Path
+
+from cuda import call, made, must
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "crates" / "image" / "tests" / "data"
@@ -25,23 +27,6 @@ STORE = b"""
 }
 """
 
-cuda = ctypes.CDLL("libcuda.so.1")
-
-
-def name(status: int) -> str:
-    text = c_char_p()
-    cuda.cuGetErrorName(status, byref(text))
-    return (text.value or b"?").decode()
-
-
-def call(function: str, *args: object) -> str:
-    return name(getattr(cuda, function)(*args))
-
-
-def must(function: str, *args: object) -> None:
-    result = call(function, *args)
-    assert result == "CUDA_SUCCESS", f"{function}: {result}"
-
 
 def load(image: bytes) -> tuple[str, c_void_p, str]:
     """Loads an image; returns the status, the module and the JIT's log."""
@@ -54,9 +39,7 @@ def load(image: bytes) -> tuple[str, c_void_p, str]:
 def kernel() -> c_void_p:
     status, module, log = load(STORE)
     assert status == "CUDA_SUCCESS", log
-    function = c_void_p()
-    must("cuModuleGetFunction", byref(function), module, b"store")
-    return function
+    return made("cuModuleGetFunction", module, b"store")
 
 
 def launch(function: c_void_p, arguments: object, threads: int = 1, extra: object = None) -> str:

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from ctypes import byref, c_size_t, c_uint, c_uint64, c_void_p
 
+from cuda import kernels, must, primary_context
+
 PTX = b"""
 .version 7.0
 .target sm_80
@@ -34,13 +36,6 @@ PTX = b"""
 """
 THREADS = 64
 
-cuda = ctypes.CDLL("libcuda.so.1")
-
-
-def do(name: str, *arguments: object) -> None:
-    status = getattr(cuda, name)(*arguments)
-    assert status == 0, f"{name}: {status}"
-
 
 def timed(work: Callable[[], None]) -> float:
     start = time.monotonic()
@@ -49,21 +44,17 @@ def timed(work: Callable[[], None]) -> float:
 
 
 def finish() -> None:
-    do("cuCtxSynchronize")
+    must("cuCtxSynchronize")
 
 
 def main(calls: int, length: int) -> None:
-    context, module, kernel = c_void_p(), c_void_p(), c_void_p()
-    do("cuInit", 0)
-    do("cuDevicePrimaryCtxRetain", byref(context), 0)
-    do("cuCtxSetCurrent", context)
-    do("cuModuleLoadData", byref(module), PTX)
-    do("cuModuleGetFunction", byref(kernel), module, b"copy")
+    primary_context()
+    [kernel] = kernels(PTX, "copy")
     device, other = c_uint64(), c_uint64()
-    do("cuMemAlloc_v2", byref(device), c_size_t(length))
-    do("cuMemAlloc_v2", byref(other), c_size_t(length))
+    must("cuMemAlloc_v2", byref(device), c_size_t(length))
+    must("cuMemAlloc_v2", byref(other), c_size_t(length))
     pinned = c_void_p()
-    do("cuMemAllocHost_v2", byref(pinned), c_size_t(length))
+    must("cuMemAllocHost_v2", byref(pinned), c_size_t(length))
     pageable = ctypes.create_string_buffer(length)
     first = bytes(range(251)) * (length // 251 + 1)
     second = first[7:]
@@ -74,7 +65,7 @@ def main(calls: int, length: int) -> None:
         at = ctypes.addressof(pair)
         arguments = (c_void_p * 2)(at, at + 8)
         grid = [c_uint(n) for n in (1, 1, 1, THREADS, 1, 1, 0)]
-        do("cuLaunchKernel", kernel, *grid, c_void_p(), arguments, c_void_p())
+        must("cuLaunchKernel", kernel, *grid, c_void_p(), arguments, c_void_p())
 
     def check(memory: object, expected: bytes) -> None:
         assert ctypes.string_at(memory, length) == expected[:length], "the bytes are wrong"  # type: ignore[arg-type]
@@ -101,25 +92,25 @@ def main(calls: int, length: int) -> None:
     ctypes.memmove(pageable, first, length)
 
     def in_pageable() -> None:
-        do("cuMemcpyHtoD_v2", device, pageable, size)
+        must("cuMemcpyHtoD_v2", device, pageable, size)
         finish()
 
     times["in, pageable"] = timed(in_pageable)
-    times["out, pinned"] = timed(lambda: do("cuMemcpyDtoH_v2", pinned, device, size))
+    times["out, pinned"] = timed(lambda: must("cuMemcpyDtoH_v2", pinned, device, size))
     check(pinned, first)
 
     ctypes.memmove(pinned, second, length)
 
     def in_pinned() -> None:
-        do("cuMemcpyHtoDAsync_v2", device, pinned, size, c_void_p())
+        must("cuMemcpyHtoDAsync_v2", device, pinned, size, c_void_p())
         finish()
 
     times["in, pinned"] = timed(in_pinned)
-    times["out, pageable"] = timed(lambda: do("cuMemcpyDtoH_v2", pageable, device, size))
+    times["out, pageable"] = timed(lambda: must("cuMemcpyDtoH_v2", pageable, device, size))
     check(pageable, second)
 
     def out_detached() -> None:
-        do("cuMemcpyDtoHAsync_v2", pinned, device, size, c_void_p())
+        must("cuMemcpyDtoHAsync_v2", pinned, device, size, c_void_p())
         finish()
 
     ctypes.memset(pinned, 0, length)
@@ -135,7 +126,7 @@ def main(calls: int, length: int) -> None:
 
     times["in, by a kernel"] = timed(kernel_reads)
     words = ctypes.create_string_buffer(4 * THREADS)
-    do("cuMemcpyDtoH_v2", words, device, c_size_t(4 * THREADS))
+    must("cuMemcpyDtoH_v2", words, device, c_size_t(4 * THREADS))
     assert words.raw == first[: 4 * THREADS], "the kernel read something else"
     print(json.dumps(times))
 

@@ -10,9 +10,10 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from ctypes import byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
+from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 
-cuda = ctypes.CDLL("libcuda.so.1")
+import cuda
+
 MIB = 1 << 20
 FD = 1
 PTX = b"""
@@ -81,11 +82,7 @@ class IpcHandle(ctypes.Structure):
 
 
 def call(function: str, *arguments: object) -> str:
-    plain = [c_uint64(a & (1 << 64) - 1) if isinstance(a, int) else a for a in arguments]
-    status = getattr(cuda, function)(*plain)
-    text = c_char_p()
-    cuda.cuGetErrorName(status, byref(text))
-    return (text.value or str(status).encode()).decode().removeprefix("CUDA_ERROR_").removeprefix("CUDA_")
+    return cuda.short(cuda.call(function, *map(cuda.wide, arguments)))
 
 
 def must(function: str, *arguments: object) -> None:

@@ -6,6 +6,8 @@ import ctypes
 import time
 from ctypes import byref, c_size_t, c_uint32, c_void_p
 
+from cuda import kernels, must, primary_context
+
 PTX = b"""
 .version 7.0
 .target sm_80
@@ -22,27 +24,17 @@ PTX = b"""
 """
 WAIT_S_MAX = 10
 
-cuda = ctypes.CDLL("libcuda.so.1")
-
-
-def check(name: str, *args: object) -> None:
-    status = getattr(cuda, name)(*args)
-    assert status == 0, f"{name}: {status}"
-
 
 def main() -> None:
-    context, module, kernel, pinned = c_void_p(), c_void_p(), c_void_p(), c_void_p()
-    check("cuInit", 0)
-    check("cuDevicePrimaryCtxRetain", byref(context), 0)
-    check("cuCtxSetCurrent", context)
-    check("cuModuleLoadData", byref(module), PTX)
-    check("cuModuleGetFunction", byref(kernel), module, b"tell")
-    check("cuMemHostAlloc", byref(pinned), c_size_t(4096), 2)
+    pinned = c_void_p()
+    primary_context()
+    [kernel] = kernels(PTX, "tell")
+    must("cuMemHostAlloc", byref(pinned), c_size_t(4096), 2)
     word = c_uint32.from_address(pinned.value or 0)
     arguments = (c_void_p * 1)(ctypes.cast(byref(pinned), c_void_p))
     for _ in range(3):
         word.value = 0
-        check("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, c_void_p(), arguments, c_void_p())
+        must("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, c_void_p(), arguments, c_void_p())
         end = time.monotonic() + WAIT_S_MAX
         while word.value != 42:
             assert time.monotonic() < end, "the kernel did not run"

@@ -6,7 +6,8 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, byref, c_char_p, c_uint64, c_void_p
 
-from misuse import STORE, call, load, must
+from cuda import call, must
+from misuse import STORE, load
 
 MODULE_ITERATOR = bytes.fromhex("6e163fbeb958444d835ce182aff1991e")
 FUNCTIONS_SLOT = 7

@@ -6,6 +6,8 @@ import ctypes
 import sys
 from ctypes import byref, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
+from cuda import kernels, must, primary_context
+
 PTX = b"""
 .version 7.0
 .target sm_80
@@ -29,52 +31,41 @@ PTX = b"""
 THREADS = 64
 LAUNCHES = int(sys.argv[2]) if len(sys.argv) > 2 else 4
 
-cuda = ctypes.CDLL("libcuda.so.1")
-
-
-def check(name: str, *args: object) -> None:
-    status = getattr(cuda, name)(*args)
-    assert status == 0, f"{name}: {status}"
-
 
 def main(iterations: int) -> None:
-    context, module, kernel, stream = c_void_p(), c_void_p(), c_void_p(), c_void_p()
-    data = c_uint64()
-    check("cuInit", 0)
-    check("cuDevicePrimaryCtxRetain", byref(context), 0)
-    check("cuCtxSetCurrent", context)
-    check("cuModuleLoadData", byref(module), PTX)
-    check("cuModuleGetFunction", byref(kernel), module, b"scale")
+    stream, data = c_void_p(), c_uint64()
+    primary_context()
+    [kernel] = kernels(PTX, "scale")
     event = c_void_p()
-    check("cuEventCreate", byref(event), 0)
+    must("cuEventCreate", byref(event), 0)
     host = (c_float * THREADS)()
     number, free, total = c_int(), c_size_t(), c_size_t()
     # One round of warm-up, since kernel attributes and occupancy are asked once.
     for _iteration in range(iterations + 1):
-        check("cuMemAlloc_v2", byref(data), 8 << 20)
-        check("cuStreamCreate", byref(stream), 1)
+        must("cuMemAlloc_v2", byref(data), 8 << 20)
+        must("cuStreamCreate", byref(stream), 1)
         for index in range(THREADS):
             host[index] = index
-        check("cuMemcpyHtoD_v2", data, host, ctypes.sizeof(host))
-        check("cuMemsetD8Async", c_uint64(data.value + 4096), c_uint(7), c_size_t(64), c_void_p())
+        must("cuMemcpyHtoD_v2", data, host, ctypes.sizeof(host))
+        must("cuMemsetD8Async", c_uint64(data.value + 4096), c_uint(7), c_size_t(64), c_void_p())
         factor = c_float(2.0)
         arguments = (c_void_p * 2)(ctypes.cast(byref(data), c_void_p), ctypes.cast(byref(factor), c_void_p))
         for _ in range(LAUNCHES):
-            check("cuLaunchKernel", kernel, 1, 1, 1, THREADS, 1, 1, 0, c_void_p(), arguments, c_void_p())
-        check("cuEventRecord", event, c_void_p())
-        check("cuCtxGetCurrent", byref(c_void_p()))
-        check("cuCtxGetDevice", byref(number))
-        check("cuFuncGetAttribute", byref(number), 0, kernel)
-        check("cuDeviceGetAttribute", byref(number), 1, 0)
-        check("cuStreamIsCapturing", c_void_p(), byref(number))
-        check("cuPointerGetAttribute", byref(c_int()), 2, data)
-        check("cuOccupancyMaxActiveBlocksPerMultiprocessor", byref(number), kernel, 64, c_size_t(0))
-        check("cuMemGetInfo_v2", byref(free), byref(total))
-        check("cuMemcpyDtoH_v2", host, data, ctypes.sizeof(host))
+            must("cuLaunchKernel", kernel, 1, 1, 1, THREADS, 1, 1, 0, c_void_p(), arguments, c_void_p())
+        must("cuEventRecord", event, c_void_p())
+        must("cuCtxGetCurrent", byref(c_void_p()))
+        must("cuCtxGetDevice", byref(number))
+        must("cuFuncGetAttribute", byref(number), 0, kernel)
+        must("cuDeviceGetAttribute", byref(number), 1, 0)
+        must("cuStreamIsCapturing", c_void_p(), byref(number))
+        must("cuPointerGetAttribute", byref(c_int()), 2, data)
+        must("cuOccupancyMaxActiveBlocksPerMultiprocessor", byref(number), kernel, 64, c_size_t(0))
+        must("cuMemGetInfo_v2", byref(free), byref(total))
+        must("cuMemcpyDtoH_v2", host, data, ctypes.sizeof(host))
         assert [host[i] for i in range(THREADS)] == [i * 2.0**LAUNCHES for i in range(THREADS)]
-        check("cuStreamDestroy_v2", stream)
-        check("cuMemFree_v2", data)
-        check("cuCtxSynchronize")
+        must("cuStreamDestroy_v2", stream)
+        must("cuMemFree_v2", data)
+        must("cuCtxSynchronize")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from __future__ import annotations
 import ctypes
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 
-from misuse import load, must
+from cuda import made, must
+from misuse import load
 
 NON_BLOCKING, RELAXED, EXTERNAL, SET = 1, 2, 1, 1
 NO_TIMING, MOVE, NO_DESTRUCTOR_SYNC = 2, 1, 1
@@ -29,12 +30,6 @@ KERNEL = b"""
     ret;
 }
 """
-
-
-def made(function: str, *arguments: object) -> c_void_p:
-    handle = c_void_p()
-    must(function, byref(handle), *arguments)
-    return handle
 
 
 class Info:

@@ -12,6 +12,8 @@ import sys
 import time
 from ctypes import byref, c_size_t, c_uint32, c_uint64, c_void_p
 
+from cuda import kernels, must, primary_context
+
 PTX = b"""
 .version 7.0
 .target sm_80
@@ -33,52 +35,42 @@ MAPPED = 2
 UNNAMED = 1100
 # More waits than that.
 UNNAMED_WAITS = 10
-
-cuda = ctypes.CDLL("libcuda.so.1")
 libc = ctypes.CDLL(None)
-
-
-def check(name: str, *args: object) -> None:
-    status = getattr(cuda, name)(*args)
-    assert status == 0, f"{name}: {status}"
 
 
 class Program:
     def __init__(self) -> None:
-        context, module, self.kernel, self.device = c_void_p(), c_void_p(), c_void_p(), c_uint64()
-        check("cuInit", 0)
-        check("cuDevicePrimaryCtxRetain", byref(context), 0)
-        check("cuCtxSetCurrent", context)
-        check("cuModuleLoadData", byref(module), PTX)
-        check("cuModuleGetFunction", byref(self.kernel), module, b"add")
-        check("cuMemAlloc_v2", byref(self.device), c_size_t(4096))
-        check("cuMemsetD8_v2", self.device, 0, c_size_t(4096))
+        self.device = c_uint64()
+        primary_context()
+        [self.kernel] = kernels(PTX, "add")
+        must("cuMemAlloc_v2", byref(self.device), c_size_t(4096))
+        must("cuMemsetD8_v2", self.device, 0, c_size_t(4096))
         self.launched = 0
 
     def launch(self, where: int = 0, stale: int = 0) -> None:
         words = (c_uint64 * 2)(where or self.device.value, stale)
         arguments = (c_void_p * 2)(ctypes.addressof(words), ctypes.addressof(words) + 8)
-        check("cuLaunchKernel", self.kernel, 1, 1, 1, 1, 1, 1, 0, c_void_p(), arguments, c_void_p())
+        must("cuLaunchKernel", self.kernel, 1, 1, 1, 1, 1, 1, 0, c_void_p(), arguments, c_void_p())
         self.launched += not where
 
     def wait(self) -> None:
-        check("cuCtxSynchronize")
+        must("cuCtxSynchronize")
 
     def pinned(self, flags: int = 0) -> int:
         memory = c_void_p()
-        check("cuMemHostAlloc", byref(memory), c_size_t(BYTES), flags)
+        must("cuMemHostAlloc", byref(memory), c_size_t(BYTES), flags)
         assert memory.value
         return memory.value
 
     def managed(self) -> int:
         memory = c_uint64()
-        check("cuMemAllocManaged", byref(memory), c_size_t(BYTES), 1)
+        must("cuMemAllocManaged", byref(memory), c_size_t(BYTES), 1)
         return memory.value
 
     def registered(self, flags: int) -> int:
         self.region = mmap.mmap(-1, BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory = ctypes.addressof(ctypes.c_char.from_buffer(self.region))
-        check("cuMemHostRegister_v2", c_void_p(memory), c_size_t(BYTES), flags)
+        must("cuMemHostRegister_v2", c_void_p(memory), c_size_t(BYTES), flags)
         return memory
 
     def fill(self, memory: int) -> None:
@@ -93,7 +85,7 @@ class Program:
             c_uint32.from_address(address).value = value
 
         self.function = ctypes.CFUNCTYPE(None, c_void_p)(write)
-        check("cuLaunchHostFunc", c_void_p(), self.function, c_void_p())
+        must("cuLaunchHostFunc", c_void_p(), self.function, c_void_p())
 
     def expect(self, address: int, value: int) -> None:
         self.wait()
@@ -138,7 +130,7 @@ def history(program: Program, name: str) -> int:
     program.launch(memory)
     program.expect(memory, 6)
     if name == "freed":
-        check("cuMemFreeHost", c_void_p(memory))
+        must("cuMemFreeHost", c_void_p(memory))
         return 0
     if name == "forked":
         child = os.fork()
@@ -178,7 +170,7 @@ def main(name: str, launches: int) -> None:
     for number in range(launches if written else 0):
         program.expect(written + 4 * number, number + 1)
     out = c_uint32()
-    check("cuMemcpyDtoH_v2", byref(out), program.device, c_size_t(4))
+    must("cuMemcpyDtoH_v2", byref(out), program.device, c_size_t(4))
     assert out.value == program.launched, (out.value, program.launched)
     print("right")
 

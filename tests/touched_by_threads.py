@@ -13,6 +13,8 @@ import threading
 import time
 from ctypes import byref, c_size_t, c_uint32, c_uint64, c_void_p
 
+from cuda import kernels, lib, must, primary_context
+
 PTX = b"""
 .version 7.0
 .target sm_80
@@ -33,18 +35,11 @@ WORDS = 1 << 18
 # Launches before a thread waits and checks.
 BURST = 7
 
-cuda = ctypes.CDLL("libcuda.so.1")
-
-
-def check(name: str, *args: object) -> None:
-    status = getattr(cuda, name)(*args)
-    assert status == 0, f"{name}: {status}"
-
 
 def work(thread: int, context: c_void_p, kernel: c_void_p, base: int, seconds: float, wrong: list[str]) -> None:
-    check("cuCtxSetCurrent", context)
+    must("cuCtxSetCurrent", context)
     stream, chance = c_void_p(), random.Random(thread)
-    check("cuStreamCreate", byref(stream), 1)
+    must("cuStreamCreate", byref(stream), 1)
     expected: dict[int, int] = {}
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -52,9 +47,9 @@ def work(thread: int, context: c_void_p, kernel: c_void_p, base: int, seconds: f
             address, value = c_uint64(base + 4 * index), chance.randrange(1 << 30)
             c_uint32.from_address(address.value).value = value
             arguments = (c_void_p * 1)(ctypes.addressof(address))
-            check("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, stream, arguments, c_void_p())
+            must("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, stream, arguments, c_void_p())
             expected[index] = value + 1
-        check("cuStreamSynchronize", stream)
+        must("cuStreamSynchronize", stream)
         for index, value in expected.items():
             found = c_uint32.from_address(base + 4 * index).value
             if found != value:
@@ -63,13 +58,10 @@ def work(thread: int, context: c_void_p, kernel: c_void_p, base: int, seconds: f
 
 
 def main(seconds: float) -> None:
-    context, module, kernel, memory = c_void_p(), c_void_p(), c_void_p(), c_uint64()
-    check("cuInit", 0)
-    check("cuDevicePrimaryCtxRetain", byref(context), 0)
-    check("cuCtxSetCurrent", context)
-    check("cuModuleLoadData", byref(module), PTX)
-    check("cuModuleGetFunction", byref(kernel), module, b"increment")
-    check("cuMemAllocManaged", byref(memory), c_size_t(4 * WORDS), 1)
+    memory = c_uint64()
+    context = primary_context()
+    [kernel] = kernels(PTX, "increment")
+    must("cuMemAllocManaged", byref(memory), c_size_t(4 * WORDS), 1)
     wrong: list[str] = []
     threads = [
         threading.Thread(target=work, args=(i, context, kernel, memory.value, seconds, wrong)) for i in range(THREADS)
@@ -79,11 +71,11 @@ def main(seconds: float) -> None:
     for thread in threads:
         thread.join()
     assert not wrong, wrong[:3]
-    check("cuMemFree_v2", memory)
+    must("cuMemFree_v2", memory)
     # Freed, invalid, and too long.
-    assert cuda.cuMemFree_v2(memory) == 1 and cuda.cuMemsetD8_v2(memory, 1, c_size_t(16)) == 1
-    assert cuda.cuMemPrefetchAsync(c_uint64(0x1234), c_size_t(16), 0, c_void_p()) == 1
-    assert cuda.cuMemAllocManaged(byref(memory), c_size_t(1 << 45), 1) == 2
+    assert lib.cuMemFree_v2(memory) == 1 and lib.cuMemsetD8_v2(memory, 1, c_size_t(16)) == 1
+    assert lib.cuMemPrefetchAsync(c_uint64(0x1234), c_size_t(16), 0, c_void_p()) == 1
+    assert lib.cuMemAllocManaged(byref(memory), c_size_t(1 << 45), 1) == 2
     print("right")
 
 
