@@ -6,13 +6,15 @@ NCCL's streams live inside a capture only by a node that it adds itself; a strea
 from __future__ import annotations
 
 import ctypes
+import time
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 
-from cuda import made, must
+from cuda import made, must, primary_context
 from misuse import load
 
 NON_BLOCKING, RELAXED, EXTERNAL, SET = 1, 2, 1, 1
 NO_TIMING, MOVE, NO_DESTRUCTOR_SYNC = 2, 1, 1
+DESTRUCTOR_S_MAX = 10
 DESTRUCTOR = ctypes.CFUNCTYPE(None, c_void_p)
 # The effect of NCCL's kernel on memory here: word = 3 * word + 1, which reveals the order.
 KERNEL = b"""
@@ -98,9 +100,7 @@ def capture(user: c_void_p, device: StrongStream, kernel: c_void_p, word: c_uint
 
 
 def main() -> None:
-    must("cuInit", 0)
-    context = made("cuDevicePrimaryCtxRetain", 0)
-    must("cuCtxSetCurrent", context)
+    primary_context()
     status, module, log = load(KERNEL)
     assert status == "CUDA_SUCCESS", log
     kernel = made("cuModuleGetFunction", module, b"step")
@@ -126,6 +126,10 @@ def main() -> None:
     must("cuGraphExecDestroy", executable)
     must("cuGraphDestroy", graph)
     must("cuCtxSynchronize")
+    # A thread of the driver calls the destructor, at a time of its own.
+    end = time.monotonic() + DESTRUCTOR_S_MAX
+    while not destroyed and time.monotonic() < end:
+        time.sleep(0.001)
     print(read[0], len(destroyed))
 
 

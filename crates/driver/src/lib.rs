@@ -1,7 +1,7 @@
 //! Types of the driver's functions, for everything that opens a `libcuda.so.1` and calls it.
 //!
-//! [`functions!`] declares a struct of the functions that a caller needs, by their symbols; their types come from
-//! `driver.calls`. It neither opens the library nor wraps calls: callers differ in both.
+//! [`functions!`] declares a struct of the functions that a caller needs, by their symbols; their
+//! types come from `driver.calls`. Callers open the library and check results themselves.
 
 use std::{
     error::Error,
