@@ -49,7 +49,7 @@ pub fn context_and_call(context: u64) -> (u64, u32) {
 pub struct ReplyHeader {
     /// 0 for the reply to `token`, otherwise the note's number.
     pub note: u16,
-    /// [`WRITTEN`] or [`FROM_GPU`] if the reply's data came by that way, otherwise 0.
+    /// The bits [`WRITTEN`] and [`FROM_GPU`], for data that did not come in the ordinary way.
     pub placed: u16,
     pub token: u32,
     /// The `CUresult` of the call. Unless it is 0, the frame holds the reason as a byte field
@@ -61,9 +61,9 @@ pub struct ReplyHeader {
     pub replies_before: u32,
 }
 
-/// The data was written where its message asked for it, and is not in the reply.
+/// Bit: the data was written where its message asked for it, and is not in the reply.
 pub const WRITTEN: u16 = 1;
-/// The data was written as [`WRITTEN`] says, by the adapter, from the GPU's memory.
+/// Bit: the server's adapter took the data from the GPU's memory.
 pub const FROM_GPU: u16 = 2;
 
 /// The data comes on a data connection. For a message that ends in data, its own frame holds only
