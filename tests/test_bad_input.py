@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import EXAMPLES, OUTBOARD, Server, run_through, start_server
+from harness import EXAMPLES, OUTBOARD, TEST_PROGRAMS, Server, run_through, start_server
 
-MISUSE = Path(__file__).with_name("misuse.py")
+MISUSE = TEST_PROGRAMS / "misuse.py"
 # `OUTBOARD_NOISE_S=60 make programs` runs it for a minute.
 NOISE_S = float(os.environ.get("OUTBOARD_NOISE_S", "6"))
 
@@ -241,14 +241,13 @@ def test_another_release_is_refused(server: Server, link: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("sealed", [False, True])
 def test_memory_that_is_taken_away_harms_nobody(server: Server, sealed: bool, tmp_path: Path) -> None:
-    here = Path(__file__).parent
     preloaded = tmp_path / "shrinks.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", preloaded, here / "shrinks.c"], check=True)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", preloaded, TEST_PROGRAMS / "shrinks.c"], check=True)
     with server.log.open() as log:
         log.seek(0, os.SEEK_END)
         env = {"SHRINKS": str(preloaded), **({"SEALED": "1"} if sealed else {})}
         program = 'LD_PRELOAD=$SHRINKS exec "$0" "$1"'
-        done = server.run("shm", "sh", "-c", program, sys.executable, here / "shrinks.py", env=env)
+        done = server.run("shm", "sh", "-c", program, sys.executable, TEST_PROGRAMS / "shrinks.py", env=env)
         # Sealed memory cannot shrink; unsealed memory is refused as pinned memory.
         wanted = ["0 0 True", "0 0"] if sealed else [r"[^0]\d* [^0]\d* True"]
         assert re.fullmatch("\n".join(wanted) + "\n", done.stdout), done.stdout + done.stderr

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from conftest import OUTBOARD, Server, start_server
+from harness import OUTBOARD, Server, start_server
 
 BENCH_S_MAX = 120
 # Time within which an end is noticed and all started processes have ended.

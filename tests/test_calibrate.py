@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import OUTBOARD
+from harness import OUTBOARD
 
 CALIBRATE_S_MAX = 180
 FIELDS = ["start_ns", "start_ns_per_byte", "time_local_ns", "receive_ns", "server_ns"]

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from conftest import EXAMPLES, Server
+from harness import EXAMPLES, TEST_PROGRAMS, Server
 
 pytestmark = pytest.mark.smoke
 
-PROGRAM = Path(__file__).with_name("steady_state.py")
+PROGRAM = TEST_PROGRAMS / "steady_state.py"
 
 
 def counts(
@@ -69,6 +69,6 @@ def test_first_launch(server: Server, link: str, tmp_path: Path) -> None:
 
 
 def test_null_streams_of_ptsz_calls_are_the_threads_own(server: Server, link: str) -> None:
-    program = Path(__file__).with_name("per_thread.py")
+    program = TEST_PROGRAMS / "per_thread.py"
     done = server.run(link, sys.executable, program, EXAMPLES / "kernels.ptx")
     assert (done.stdout, done.returncode) == ("2 1000\n", 0), done.stderr

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from conftest import EXAMPLES, ROOT, Server, start_server
+from harness import EXAMPLES, TEST_PROGRAMS, Server, start_server
 from test_levels import LOSES_CONTEXT
 from test_programs import PROGRAMS
 
-MISTAKES = ROOT / "tests" / "mistakes.py"
+MISTAKES = TEST_PROGRAMS / "mistakes.py"
 
 # Texts in the report of each program.
 FOUND = {

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import OUTBOARD, Server, start_server
+from harness import OUTBOARD, TEST_PROGRAMS, Server, start_server
 
-PROGRAM = Path(__file__).with_name("device_options.py")
+PROGRAM = TEST_PROGRAMS / "device_options.py"
 
 OK, INVALID = "CUDA_SUCCESS", "CUDA_ERROR_INVALID_VALUE"
 REFUSED = "CUDA_ERROR_INVALID_PTX"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Server
+from harness import TEST_PROGRAMS, Server
 
 pytestmark = pytest.mark.smoke
 
-PROGRAM = Path(__file__).with_name("driver_answers.py")
+PROGRAM = TEST_PROGRAMS / "driver_answers.py"
 RECORDED = json.loads(PROGRAM.with_suffix(".json").read_text())
 ANSWERS: dict[str, str] = RECORDED["answers"]
 DIFFERS: dict[str, dict[str, str]] = RECORDED["differs"]

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from conftest import EXAMPLES, OUTBOARD, Server
+from harness import EXAMPLES, OUTBOARD, TEST_PROGRAMS, Server
 from test_bad_input import CASES, MISUSE, start, still_serves, wait_until, worker_pids
 from test_calls import counts
 from test_levels import OVER_TCP
 from test_long_copies import server_with_data_connections  # noqa: F401
 from test_programs import PROGRAMS
 
-TIMES = Path(__file__).with_name("over_a_network.py")
+TIMES = TEST_PROGRAMS / "over_a_network.py"
 # Every kind of delay, each short.
 NETWORK = "rtt=200us,bandwidth=10Gbps,jitter=20us,tail=1ms@1%"
 

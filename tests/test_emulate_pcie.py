@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import EXAMPLES, OUTBOARD, Server
+from harness import EXAMPLES, OUTBOARD, Server
 from test_record import show
 from test_record_local import DRIVER
 

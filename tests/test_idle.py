@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from conftest import OUTBOARD, Server
+from harness import OUTBOARD, TEST_PROGRAMS, Server
 from test_bad_input import worker_pids
 
-PROGRAM = Path(__file__).with_name("idles.py")
+PROGRAM = TEST_PROGRAMS / "idles.py"
 # Time for activity after the last call to end: backoff grows, buffers are kept for a while.
 SETTLE_S = 1.0
 IDLE_S = 3.0

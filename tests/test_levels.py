@@ -15,12 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from conftest import EXAMPLES, OUTBOARD, Server, start_server
+from harness import EXAMPLES, OUTBOARD, TEST_PROGRAMS, Server, start_server
 from test_bad_input import CASES, MISUSE
 from test_calls import counts
 from test_programs import PROGRAMS, SCRIPTS
-
-HERE = Path(__file__).parent
 
 # Calls that waited for the server, in a whole run of each program. The first column is all calls of the program after
 # cuInit, so that it changes only with the program or the CUDA runtime in it; the others must not rise.
@@ -212,7 +210,7 @@ def test_errors_keep_their_moment(server: Server, case: str, level: str) -> None
 @pytest.mark.parametrize("level", [*LEVELS, "batch=1024+sr+local"])
 def test_a_program_that_only_watches_memory_gets_on(server: Server, level: str) -> None:
     # Over tcp, memory that kernels wrote comes back only during a wait.
-    done = server.run("shm", sys.executable, HERE / "polls_memory.py", env={"OUTBOARD_OPTIMISE": level})
+    done = server.run("shm", sys.executable, TEST_PROGRAMS / "polls_memory.py", env={"OUTBOARD_OPTIMISE": level})
     assert done.returncode == 0, done.stderr
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from conftest import EXAMPLES, OUTBOARD, Server, start_server
+from harness import EXAMPLES, OUTBOARD, TEST_PROGRAMS, Server, start_server
 from test_idle import SHARE_MAX, idle_shares
 
-PROGRAM = Path(__file__).with_name("long_copies.py")
+PROGRAM = TEST_PROGRAMS / "long_copies.py"
 DATA_CONNECTIONS_MAX = 4
 
 

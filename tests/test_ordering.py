@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from conftest import EXAMPLES, OUTBOARD, Server, start_server
+from harness import EXAMPLES, OUTBOARD, TEST_PROGRAMS, Server, start_server
 from ordering import FIRST_VALUE, Model, program
 from random_calls import answers, shrink
 
-PROGRAM = Path(__file__).with_name("ordering.py")
+PROGRAM = TEST_PROGRAMS / "ordering.py"
 SEED, PROGRAMS, SECONDS = 1, 100, 6
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from conftest import Server, start_server
+from harness import TEST_PROGRAMS, Server, start_server
 
 pytestmark = pytest.mark.smoke
 
-PROGRAM = Path(__file__).with_name("peers.py")
+PROGRAM = TEST_PROGRAMS / "peers.py"
 
 
 @pytest.fixture(scope="module")

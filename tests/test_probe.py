@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import EXAMPLES, OUTBOARD, Server
+from harness import EXAMPLES, OUTBOARD, Server
 
 
 def probe(server: Server, *arguments: str | Path) -> subprocess.CompletedProcess[str]:

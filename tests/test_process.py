@@ -10,18 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from conftest import OUTBOARD, Server
+from harness import OUTBOARD, TEST_PROGRAMS, Server
 
 pytestmark = pytest.mark.smoke
-
-HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize("level", ["batch=64", "or+sr+local"])
 def test_a_child_that_exits_leaves_its_parent_alone(server: Server, link: str, level: str, tmp_path: Path) -> None:
     stats = tmp_path / "stats.json"
     env = {"OUTBOARD_STATS": str(stats), "OUTBOARD_OPTIMISE": level}
-    done = server.run(link, sys.executable, HERE / "forks.py", stats, env=env)
+    done = server.run(link, sys.executable, TEST_PROGRAMS / "forks.py", stats, env=env)
     # Each child ended and wrote neither files nor counts; each launch of the parent ran once.
     assert done.stdout.splitlines() == ["exit 0 0 False"] * 20 + ["105"], done.stderr
     assert sum(json.loads(stats.read_text())["by_call"]["cuLaunchKernel"].values()) == 105
@@ -29,7 +27,7 @@ def test_a_child_that_exits_leaves_its_parent_alone(server: Server, link: str, l
 
 
 def test_a_library_that_is_closed_can_be_used_again(server: Server, link: str) -> None:
-    program = HERE / "closes.py"
+    program = TEST_PROGRAMS / "closes.py"
     done = server.run(link, sys.executable, program, "libcuda.so.1", "cuInit:0", "cuDeviceGetCount")
     assert done.stdout.splitlines()[:3] == ["0 0"] * 3, done.stdout + done.stderr
     done = server.run(link, sys.executable, program, "libnvidia-ml.so.1", "nvmlInit_v2:0", "nvmlDeviceGetCount_v2")
@@ -39,7 +37,8 @@ def test_a_library_that_is_closed_can_be_used_again(server: Server, link: str) -
 @pytest.mark.parametrize("library", ["client", "nvml", "recorder"])
 def test_a_library_that_is_closed_stays(library: str) -> None:
     path = OUTBOARD.parent / f"liboutboard_{library}.so"
-    done = subprocess.run([sys.executable, HERE / "closes.py", path], capture_output=True, text=True, timeout=60)
+    command = [sys.executable, TEST_PROGRAMS / "closes.py", path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "True", done.stderr
 
 

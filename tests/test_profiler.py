@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, Server
+from harness import ROOT, TEST_PROGRAMS, Server
 
-HERE = Path(__file__).parent
 TOOLCHAIN = ROOT / ".toolchain"
 LIBCUPTI = ROOT / "target" / "debug" / "liboutboard_cupti.so"
 # CUPTI's numbers.
@@ -27,7 +26,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     built = folder / "profiled"
     flags = [f"-I{TOOLCHAIN}/include", f"-L{TOOLCHAIN}/lib", f"-L{TOOLCHAIN}/lib/stubs", f"-L{folder}"]
     libraries = ["-lcudart", "-lcuda", "-lcupti", f"-Wl,-rpath,{TOOLCHAIN}/lib:{folder}"]
-    subprocess.run(["cc", *flags, "-o", built, HERE / "profiled.c", *libraries], check=True)
+    subprocess.run(["cc", *flags, "-o", built, TEST_PROGRAMS / "profiled.c", *libraries], check=True)
     yield built
 
 
@@ -144,7 +143,7 @@ def test_twice_and_in_a_child(server: Server, program: Path) -> None:
 def test_without_outboards_driver_it_says_so(program: Path) -> None:
     stub = program.parent / "libcuda.so.1"
     source = "int cuGetExportTable(void **t, void *i) { (void)t, (void)i; return 1; }"
-    names = sorted(set(re.findall(r"\bcu[A-Z]\w+(?=\()", (HERE / "profiled.c").read_text())))
+    names = sorted(set(re.findall(r"\bcu[A-Z]\w+(?=\()", (TEST_PROGRAMS / "profiled.c").read_text())))
     more = "".join(f"int {name}(void) {{ return 100; }}\n" for name in names)
     subprocess.run(
         ["cc", "-shared", "-fPIC", "-o", stub, "-x", "c", "-", "-Wl,-soname,libcuda.so.1"],

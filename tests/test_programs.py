@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import EXAMPLES, ROOT, Server
+from harness import EXAMPLES, ROOT, Server
 
 pytestmark = pytest.mark.smoke
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from conftest import EXAMPLES, OUTBOARD, ROOT, Server
+from harness import EXAMPLES, OUTBOARD, ROOT, TEST_PROGRAMS, Server
 
 WAIT_S_MAX = 60
 LOOP = """
@@ -215,7 +215,7 @@ def test_marks_of_python(server: Server, tmp_path: Path) -> None:
 
 def test_ranges_of_nvtx(server: Server, tmp_path: Path) -> None:
     file = tmp_path / "a.trace"
-    done = record(server.urls["shm"], file, sys.executable, Path(__file__).with_name("nvtx_ranges.py"))
+    done = record(server.urls["shm"], file, sys.executable, TEST_PROGRAMS / "nvtx_ranges.py")
     assert done.returncode == 0, done.stderr
     marks = [(e["name"], e["ph"]) for e in events(file) if e.get("cat") == "mark"]
     expected = []

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from conftest import EXAMPLES, OUTBOARD, ROOT, Server
+from harness import EXAMPLES, OUTBOARD, ROOT, TEST_PROGRAMS, Server
 from test_record import ABOUT, EVENTS, MARKS, events, events_of, of, record, show
 
 DRIVER = OUTBOARD.parent / "liboutboard_client.so"
@@ -104,7 +104,7 @@ def test_python_and_marks(server: Server, tmp_path: Path) -> None:
     done = record_here(server, file, sys.executable, "-c", MARKS, options=("--iterations", "step"))
     assert done.returncode == 0, done.stderr
     assert show(file)["iterations"]["count"] == 4
-    done = record_here(server, file, sys.executable, Path(__file__).with_name("nvtx_ranges.py"))
+    done = record_here(server, file, sys.executable, TEST_PROGRAMS / "nvtx_ranges.py")
     assert done.returncode == 0, done.stderr
     assert show(file)["iterations"]["count"] == 3
 
@@ -198,7 +198,7 @@ def fake_cupti(folder: Path, *options: str) -> Path:
     real = folder / "libreal.so.1"
     real.write_bytes(DRIVER.read_bytes().replace(b"libcuda.so.1\0", b"libreal.so.1\0"))
     library = folder / "libcupti.so.12"
-    source = Path(__file__).with_name("fake_cupti.c")
+    source = TEST_PROGRAMS / "fake_cupti.c"
     command = ["cc", "-shared", "-fPIC", "-Wall", f'-DDRIVER="{real}"', *options, "-o", library, source]
     subprocess.run([*command, "-Wl,--no-as-needed", real, "-Wl,-rpath,$ORIGIN"], check=True)
     return library

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from conftest import EXAMPLES, OUTBOARD, Server
+from harness import EXAMPLES, OUTBOARD, Server
 
 SWEEP_S_MAX = 120
 # 20 waits for the server; prints their time twice.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from conftest import EXAMPLES, Server
+from harness import EXAMPLES, Server
 
 pytestmark = pytest.mark.smoke
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Server
+from harness import TEST_PROGRAMS, Server
 
-PROGRAM = Path(__file__).with_name("touched_by_both.py")
+PROGRAM = TEST_PROGRAMS / "touched_by_both.py"
 PAGE_BYTES = 4096
 FEW, MANY = 50, 250
 UNCHANGED = [

@@ -12,7 +12,7 @@ from harness import Result, Settings, digest_bytes, require
 
 __all__ = ["WORKLOADS", "first_result", "healthy"]
 
-PROGRAM = Path(__file__).resolve().parents[2] / "tests" / "ordering.py"
+PROGRAM = Path(__file__).resolve().parents[2] / "tests" / "programs" / "ordering.py"
 SECONDS_MAX = 120
 
 

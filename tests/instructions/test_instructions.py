@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, Server
+from harness import ROOT, Server
 
 SOURCE = Path(__file__).with_name("hot_paths.c")
 LIBRARY = Path(os.environ.get("OUTBOARD_CLIENT", ROOT / "target" / "release" / "liboutboard_client.so"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
+from harness import ROOT
 
 HEADERS = ROOT / ".toolchain" / "packages" / "torch" / "lib"
 # Padding under names of our own, and members of a union.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, Server, start_server
+from harness import ROOT, Server, start_server
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = ROOT / ".toolchain" / "packages"

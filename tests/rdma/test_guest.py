@@ -10,7 +10,7 @@ import time
 import pytest
 from cable import Port, loss, port_down, ports_between, ports_of
 
-from conftest import ROOT
+from harness import ROOT
 from rdma_guest.guest import Command, Done, Guest, GuestError
 
 # GIDs: of a link-local address, and of the IPv4 address.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cuda import call, made, must
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "crates" / "image" / "tests" / "data"
 
 STORE = b"""
