@@ -1,10 +1,12 @@
-//! Generates the table of driver functions that the nvidia device calls, and the device's derived operations.
+//! Generates the table of driver functions that the nvidia device calls, and the device's derived
+//! operations.
 
 use std::{error::Error, fmt::Write, fs};
 
 use outboard_api::decl::{self, Answer, Call, Direction, Handle, Nvidia, Op, Touches, Type};
 
-/// Whether the outputs of a function that the device calls become return values; `None` if it calls it not at all.
+/// Whether the outputs of a driver function become return values. `None` if the device does not
+/// call the function.
 fn is_by_value(call: &Call) -> Option<bool> {
     match call.attributes.nvidia {
         None if call.derived => Some(true),
@@ -59,8 +61,8 @@ pub(crate) fn table() -> Result<String, Box<dyn Error>> {
     Ok(out)
 }
 
-/// `impl Device for Nvidia`: what is written by hand is an inherent method of the same name. An operation without one
-/// keeps the trait's own answer, that it is not supported.
+/// Writes `impl Device for Nvidia`. An operation written by hand is an inherent method of that
+/// name; one that is neither written nor derived keeps the trait's answer, "not supported".
 pub(crate) fn device(ops: &[Op]) -> Result<String, Box<dyn Error>> {
     let by_hand = sources()?;
     let mut out = String::from("impl Device for Nvidia {\n");
@@ -150,7 +152,8 @@ fn derived_body(
                 }
                 arguments.push(match decl::scalar(&param.ctype) {
                     Some(Type::Handle(handle)) => {
-                        // A kernel's first use loads its code, which takes what comes with the message.
+                        // A kernel's first use loads its code, for which the message's context is
+                        // needed.
                         let cx = if handle == Handle::Kernel { "cx, " } else { "" };
                         writeln!(
                             out,

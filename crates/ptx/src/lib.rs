@@ -1,4 +1,5 @@
-//! A GPU in software: PTX text in, results out, on CPU threads. It looks like a device of compute capability 8.0.
+//! A GPU in software: PTX text in, results out, on CPU threads. It looks like a device of
+//! compute capability 8.0.
 //!
 //! Not supported: compilation to machine code, textures by name, clusters. [`Module::load`] refuses
 //! whatever cannot be executed, and names its line.
@@ -14,7 +15,9 @@
 //!
 //! ```
 //! use std::sync::atomic::AtomicBool;
-//! use outboard_ptx::{launch::{Launch, STACK_BYTES_DEFAULT}, memory::Memory, module::Module, output::Discard};
+//! use outboard_ptx::{
+//!     launch::{Launch, STACK_BYTES_DEFAULT}, memory::Memory, module::Module, output::Discard,
+//! };
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let ptx = "
@@ -28,13 +31,15 @@
 //!         ret;
 //!     }";
 //! let base = 0x2000_0000_0000;
-//! let memory = Memory::reserve(base, 1 << 30, 1 << 24)?; // the last 16 MiB are for modules' variables
+//! // The last 16 MiB are for modules' variables.
+//! let memory = Memory::reserve(base, 1 << 30, 1 << 24)?;
 //! memory.map(base, 4096)?;
 //! let module = Module::load(ptx, &memory)?;
 //! let stats = Launch {
 //!     module: &module, kernel: "answer", grid: [1; 3], block: [1; 3], dynamic_shared_bytes: 0,
-//!     params: &base.to_le_bytes(), workers: 1, stack_bytes: STACK_BYTES_DEFAULT, cooperative: false,
-//!     envregs: [0; 32], output: &Discard, heap: None, cancel: &AtomicBool::new(false),
+//!     params: &base.to_le_bytes(), workers: 1, stack_bytes: STACK_BYTES_DEFAULT,
+//!     cooperative: false, envregs: [0; 32], output: &Discard, heap: None,
+//!     cancel: &AtomicBool::new(false),
 //! }
 //! .run()?;
 //! let mut out = [0; 4];

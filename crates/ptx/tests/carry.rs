@@ -63,7 +63,8 @@ fn what_reads_the_flag_and_writes_it() {
 
 #[test]
 fn multiplications_add() {
-    // 0x10000 * 0xffff + 0x10000 is 2^32, whose low word carries; the high word of 0x10000 * 0x10000 is 1.
+    // 0x10000 * 0xffff + 0x10000 is 2^32, whose low word carries; the high word of 0x10000 *
+    // 0x10000 is 1.
     check32(
         "mov.b32 %r20, 0x10000; mov.b32 %r21, 0xffff; mov.b32 %r22, 0xffffffff;
          sub.cc.u32 %r31, 5, 3; madc.lo.u32 %r0, %r20, %r21, 1; sub.cc.u32 %r31, 3, 5; madc.lo.u32 %r1, %r20, %r21, 1;

@@ -1,5 +1,5 @@
-//! Kernels of `data/functions.cu`: calls, stacks, initialised memory, the device runtime, faults. Also as `nvcc -G`
-//! compiles them.
+//! Kernels of `data/functions.cu`: calls, stacks, initialised memory, the device runtime, faults.
+//! Also as `nvcc -G` compiles them.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

@@ -1,4 +1,5 @@
-//! Single instructions at their edges. Expected values follow the PTX ISA's descriptions and pseudocode.
+//! Single instructions at their edges. Expected values follow the PTX ISA's descriptions and
+//! pseudocode.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

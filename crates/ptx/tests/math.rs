@@ -335,7 +335,8 @@ fn bfloat16() {
         &[Arg::Ptr(pi), Arg::Ptr(po), Arg::I32(INPUTS.len() as i32)],
     );
     let out = device.download::<f32>(po, INPUTS.len() * 6);
-    // Round to nearest even on the upper half of a single; sums and products of bf16 are exact in single here.
+    // Rounds to nearest even on the upper half of a single. Sums and products of bf16 are exact in
+    // single here.
     let bf16 = |x: f32| {
         let bits = x.to_bits();
         f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000)

@@ -1,4 +1,5 @@
-//! Instructions that compilers seldom emit, at their edges. Expected values follow the PTX ISA's pseudocode, by hand.
+//! Instructions that compilers seldom emit, at their edges. Expected values follow the PTX ISA's
+//! pseudocode, by hand.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -8,7 +9,8 @@ use common::check32;
 
 #[test]
 fn halves_flushed_and_saturated() {
-    // 0x0001 and 0x8001 are subnormal, 0x0400 is the smallest normal, 0x3c00 is 1, 0x3e00 is 1.5, 0x7e00 is a NaN.
+    // 0x0001 and 0x8001 are subnormal, 0x0400 is the smallest normal, 0x3c00 is 1, 0x3e00 is 1.5,
+    // 0x7e00 is a NaN.
     check32(
         "mov.b16 %rs0, 0x0001; mov.b16 %rs1, 0x0400; mov.b16 %rs2, 0x3800; mov.b16 %rs3, 0x7e00; mov.b16 %rs4, 0x3c00;
          add.f16 %rs5, %rs0, %rs0; cvt.u32.u16 %r0, %rs5; add.ftz.f16 %rs5, %rs0, %rs0; cvt.u32.u16 %r1, %rs5;

@@ -1,4 +1,5 @@
-//! Kernels of `data/warp.cu`: shuffles, votes, atomics, barriers, divergence, progress of waiting threads.
+//! Kernels of `data/warp.cu`: shuffles, votes, atomics, barriers, divergence, progress of waiting
+//! threads.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

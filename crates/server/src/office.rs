@@ -2,10 +2,12 @@
 //! shares.
 //!
 //! ```text
-//!  session A                                             session B
-//!    cuIpcGetMemHandle(p) ── ipc_export_memory ──►         cuIpcOpenMemHandle(handle) ── ipc_open_memory ──►
-//!    worker A: a descriptor of p's physical memory         worker B: connects to the office that the ticket names,
-//!      in its office, a number for it                        takes the descriptor, maps it where B's client says
+//!  session A                                        session B
+//!    cuIpcGetMemHandle(p)                             cuIpcOpenMemHandle(handle)
+//!      ── ipc_export_memory ──►                         ── ipc_open_memory ──►
+//!    worker A: puts a descriptor of p's               worker B: connects to the ticket's office,
+//!      physical memory in its office,                   takes the descriptor, maps the memory
+//!      under a number                                   where B's client says
 //!        └── ticket: the office's name, the number ── by way of the programs ──┘
 //! ```
 //!

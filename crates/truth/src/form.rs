@@ -9,7 +9,7 @@
 //! | `a b c f`, with a digit or without | a source |
 //! | `d e`, likewise | a result |
 //! | `t` | a register that is neither |
-//! | `global shared local` | the address of a cell in that space, one a thread: source before, result after |
+//! | `global shared local` | the address of a thread's cell in that space: source, then result |
 //! | `window` | a cell in shared memory by its generic address |
 //!
 //! A second use of an operand is written as its register, `%d`, or `%d*4`. Declarations outside the

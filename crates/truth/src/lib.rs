@@ -5,7 +5,7 @@
 //!  forms/*.forms ── declare ──► forms ── values, kernel ──► jobs ──┬── gpu ──► recorded/h200.zst
 //!        │                        │                         ▲      │               │
 //!        │                        └── fuzz::generate ───────┘      └── soft ──► compare ──► tests
-//!        └──────────────────────────────────────────────────────────────────────► table ──► docs/ptx-instructions.md
+//!        └──► table ──► docs/ptx-instructions.md
 //! ```
 //!
 //! [`declare`] reads PTX's instructions in the manual's notation: each line is many
@@ -17,13 +17,18 @@
 //! declaration says.
 //!
 //! ```text
-//! cargo build --release -p outboard-truth              # the file `truth` needs libcuda.so.1 and nothing else
-//! truth record h200.zst                                # where a GPU is
-//! truth record --onto h200.zst more.zst                # where a GPU is: what a recording lacks, with all that it has
-//! truth compare h200.zst                               # anywhere
-//! truth record --textures h200-textures.zst            # textures and surfaces, by themselves ([`textures`])
+//! # The file `truth` needs only libcuda.so.1.
+//! cargo build --release -p outboard-truth
+//! # On a machine with a GPU; `--onto` adds what a recording lacks, and keeps what it has.
+//! truth record h200.zst
+//! truth record --onto h200.zst more.zst
+//! # On any machine.
+//! truth compare h200.zst
+//! # Textures and surfaces have their own recordings ([`textures`]).
+//! truth record --textures h200-textures.zst
 //! truth compare --textures h200-textures.zst
-//! truth fuzz --seconds 60                              # where a GPU is: prints what differs, made small
+//! # On a machine with a GPU: prints programs that differ, reduced.
+//! truth fuzz --seconds 60
 //! ```
 //!
 //! A GPU later than sm_80 compiles the text for its own architecture. The declaration of a form

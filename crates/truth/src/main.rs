@@ -34,7 +34,7 @@ enum Arguments {
         #[arg(long)]
         onto: Option<PathBuf>,
     },
-    /// What `record` starts.
+    /// Started by `record`.
     #[command(hide = true)]
     Worker {
         #[arg(long)]
@@ -59,7 +59,8 @@ enum Arguments {
         #[arg(long)]
         textures: bool,
     },
-    /// Run random programs on the GPU and the software device; print, made small, what they disagree on.
+    /// Run random programs on the GPU and the software device; print, made small, what they
+    /// disagree on.
     Fuzz {
         /// The first seed.
         #[arg(long, default_value_t = 0)]
@@ -73,7 +74,7 @@ enum Arguments {
         #[arg(long, default_value_t = 10)]
         differences: usize,
     },
-    /// What `fuzz` starts.
+    /// Started by `fuzz`.
     #[command(hide = true)]
     Hunter {
         #[arg(long)]
@@ -83,7 +84,8 @@ enum Arguments {
         #[arg(long)]
         length: usize,
     },
-    /// Run the random programs of a recording again on the GPU and the software device; print every result that differs.
+    /// Run the random programs of a recording again on the GPU and the software device; print every
+    /// result that differs.
     Again {
         recording: PathBuf,
         /// Only the program of this seed.

@@ -195,7 +195,8 @@ impl Fragment {
     }
 }
 
-/// Indices of a register's elements: `first + lane / 4 * row + lane % 4 * place + element number * element`.
+/// Indices of a register's elements:
+/// `first + lane / 4 * row + lane % 4 * place + element number * element`.
 #[derive(Debug, Clone, Copy)]
 pub struct Walk {
     pub first: usize,

@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!  calls ──► Gpu ──► State: tasks and what each waits for ──► runners: kernels, long copies
-//!            (never blocks)   streams, events, graphs, capture     short ones run where they become ready
-//!                             are dependencies, nothing more
+//!      (never blocks)   streams, events, graphs,               short ones run where they
+//!                       capture are dependencies only          become ready
 //! ```
 //!
 //! No call blocks on device work. A wait is a [`Fence`], which the caller polls; host functions are

@@ -44,7 +44,8 @@ impl Core<'_> {
                     }
                 }
                 4 => {
-                    // PTX ISA, atom: f32 additions flush subnormals in global memory, not in shared memory.
+                    // PTX ISA, atom: f32 additions flush subnormals in global memory, not in shared
+                    // memory.
                     let shared = at[lane].wrapping_sub(self.shared as u64) < self.shared_bytes;
                     let op = if op == AtomOp::AddF && !shared {
                         AtomOp::AddFtzF

@@ -16,8 +16,8 @@ use crate::launch::validate;
 use crate::limits::{CHILD_DEPTH_MAX, CHILDREN_MAX};
 use crate::lower::Kernel;
 
-/// `cudaErrorInvalidValue`, `cudaErrorMemoryAllocation`, `cudaErrorInvalidConfiguration`, `cudaErrorLaunchMaxDepthExceeded`,
-/// `cudaErrorLaunchPendingCountExceeded`
+/// `cudaErrorInvalidValue`, `cudaErrorMemoryAllocation`, `cudaErrorInvalidConfiguration`,
+/// `cudaErrorLaunchMaxDepthExceeded`, `cudaErrorLaunchPendingCountExceeded`.
 const INVALID_VALUE: u64 = 1;
 const MEMORY_ALLOCATION: u64 = 2;
 const INVALID_CONFIGURATION: u64 = 9;

@@ -4,8 +4,8 @@ use crate::error::{Error, Position};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Token<'a> {
-    /// An identifier, directive or opcode with its modifiers: `.reg`, `ld.global.v2.f32`, `%tid.x`, `$L__BB0_1`.
-    /// Directives are one part each: `.reg.b32` is two words.
+    /// An identifier, directive or opcode with its modifiers: `.reg`, `ld.global.v2.f32`, `%tid.x`,
+    /// `$L__BB0_1`. Directives are one part each: `.reg.b32` is two words.
     /// `::` belongs to it (`.shared::cta`), a single `:` does not.
     Word(&'a str),
     Number(Number),

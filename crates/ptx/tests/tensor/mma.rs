@@ -3,7 +3,8 @@
 use super::common::noise;
 use super::forms::{F16, F32, Form, Layout, S4, S8, Ty, U4, U8, check, execute};
 
-// Places, from the figures of "Matrix Fragments for mma": groupID = lane >> 2, threadID_in_group = lane % 4.
+// Layouts, from the figures of "Matrix Fragments for mma": groupID = lane >> 2,
+// threadID_in_group = lane % 4.
 
 fn c_16x8(lane: usize, i: usize) -> [usize; 2] {
     [lane / 4 + if i < 2 { 0 } else { 8 }, lane % 4 * 2 + (i & 1)]
@@ -416,7 +417,8 @@ fn saturation_clamps_and_its_absence_wraps() {
             counts: [1, 1, 2, 2],
             places: [|_, _| [0, 0]; 3],
         };
-        // 16 ones times 16 ones, of which all but the first of a lane's four are zero: 4 more than i32::MAX - 3.
+        // 16 ones times 16 ones, of which all but the first of a lane's four are zero: 4 more than
+        // i32::MAX - 3.
         let inputs = [vec![[1; 32]], vec![[1; 32]], vec![[0x7fff_fffc; 32]; 2]];
         let out = execute(&form, &inputs);
         assert!(out.iter().flatten().all(|&v| v as u32 as i32 == expected));

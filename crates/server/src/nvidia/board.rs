@@ -19,7 +19,7 @@ use outboard_wire::messages;
 
 use super::{
     Nvidia,
-    host_memory::{HostRange, Part, Pinned},
+    host_memory::{HostRange, Pinned, PinnedPart},
     owned::{ContextHold, Mark},
     table::real,
 };
@@ -45,7 +45,7 @@ pub(super) struct Board {
 enum Memory {
     /// The client's memory.
     Shared(#[allow(dead_code)] HostRange),
-    Own(#[allow(dead_code)] Part),
+    Own(#[allow(dead_code)] PinnedPart),
 }
 
 impl Board {

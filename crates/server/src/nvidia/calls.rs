@@ -28,7 +28,7 @@ const NAME_BYTES: usize = 256;
 
 /// Grid, block and shared memory of a launch.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Shape {
+pub(super) struct LaunchShape {
     pub(super) grid: [u32; 3],
     pub(super) block: [u32; 3],
     pub(super) shared_bytes: u32,
@@ -152,7 +152,7 @@ impl Driver {
         &self,
         kernel: real::Kernel,
         stream: real::Stream,
-        shape: Shape,
+        shape: LaunchShape,
         attributes: &mut [CUlaunchAttribute],
         params: &[u8],
     ) -> Result<(), Refused> {
@@ -188,7 +188,7 @@ impl Driver {
         &self,
         kernel: real::Kernel,
         stream: real::Stream,
-        shape: Shape,
+        shape: LaunchShape,
         attributes: &mut [CUlaunchAttribute],
     ) -> Result<i32, Refused> {
         let config = launch_config(shape, stream, attributes);
@@ -202,7 +202,7 @@ impl Driver {
         &self,
         kernel: real::Kernel,
         stream: real::Stream,
-        shape: Shape,
+        shape: LaunchShape,
         attributes: &mut [CUlaunchAttribute],
     ) -> Result<i32, Refused> {
         let config = launch_config(shape, stream, attributes);
@@ -410,7 +410,7 @@ pub(super) fn extra_pointer(extra: &mut [*mut c_void; 5], params: &[u8]) -> *mut
 }
 
 fn launch_config(
-    shape: Shape,
+    shape: LaunchShape,
     stream: real::Stream,
     attributes: &mut [CUlaunchAttribute],
 ) -> CUlaunchConfig {

@@ -9,7 +9,7 @@ const THREAD_BYTES_MIN: usize = 4 << 20;
 const THREADS_MAX: usize = 8;
 
 /// A part of a mirror, and its bytes as the client knows them.
-pub(super) struct Part<'a> {
+pub(super) struct MirrorPart<'a> {
     /// Index of the watch that it belongs to.
     pub(super) watch: usize,
     /// Offset in the watch's memory.
@@ -22,7 +22,7 @@ pub(super) struct Part<'a> {
 ///
 /// # Safety
 /// Each part's memory must stay mapped until this returns.
-pub(super) unsafe fn differing(parts: &[Part<'_>]) -> Vec<(usize, usize)> {
+pub(super) unsafe fn differing(parts: &[MirrorPart<'_>]) -> Vec<(usize, usize)> {
     let bytes: usize = parts.iter().map(|part| part.known.len()).sum();
     let threads_max = outboard_link::cores::count().min(THREADS_MAX);
     let threads = (bytes / THREAD_BYTES_MIN).clamp(1, threads_max);
@@ -52,8 +52,8 @@ pub(super) unsafe fn differing(parts: &[Part<'_>]) -> Vec<(usize, usize)> {
 
 /// # Safety
 /// As for [`differing`].
-unsafe fn look(parts: &[Part<'_>]) -> Vec<(usize, usize)> {
-    let differs = |part: &&Part<'_>| {
+unsafe fn look(parts: &[MirrorPart<'_>]) -> Vec<(usize, usize)> {
+    let differs = |part: &&MirrorPart<'_>| {
         let memory = part.address as *const libc::c_void;
         // SAFETY: by the caller's contract the memory is mapped. No reference is made: the GPU may
         // write meanwhile, and then either result is right.
@@ -77,10 +77,10 @@ mod tests {
             for part in &changed {
                 memory[part * PART_BYTES + 5] = 8;
             }
-            let parts: Vec<Part<'_>> = known
+            let parts: Vec<MirrorPart<'_>> = known
                 .chunks(PART_BYTES)
                 .enumerate()
-                .map(|(i, known)| Part {
+                .map(|(i, known)| MirrorPart {
                     watch: 2,
                     at: i * PART_BYTES,
                     address: memory[i * PART_BYTES..].as_ptr() as u64,

@@ -8,7 +8,7 @@ use outboard_wire::{doc::PeerCard, messages};
 use super::{
     Array, Gpu, Nvidia,
     board::{NOT_WANTED, Wanted, WatchedMark},
-    graveyard::Retired,
+    deferred_free::Retired,
     owned::{ContextHold, Mark, MarksWait, ready},
     printed::Reach,
     table::{Driver, real},
@@ -126,8 +126,8 @@ impl Nvidia {
         self.graphs.forget_context(gone);
         self.settled.forget_context(gone.handle);
         self.forget_functions(m.context);
-        self.graveyard
-            .bury(Retired::Other(Box::new(context.hold)), None, marks);
+        self.deferred_frees
+            .push(Retired::Other(Box::new(context.hold)), None, marks);
         Ok(())
     }
 

@@ -314,14 +314,14 @@ impl Nvidia {
         end: BoxEnd,
         at: [u64; 3],
         packed: Option<Span>,
-    ) -> Result<End, Failure> {
+    ) -> Result<DriverEnd, Failure> {
         match end {
             BoxEnd::Packed => {
                 let len = packed_bytes(copy)?;
                 let span = packed.filter(|span| span.len() >= len).ok_or_else(|| {
                     wrong(format!("a box copy of {len} bytes without as much data"))
                 })?;
-                Ok(End {
+                Ok(DriverEnd {
                     memory_type: CU_MEMORYTYPE_HOST,
                     address: span.address(),
                     array: 0,
@@ -347,7 +347,7 @@ impl Nvidia {
                     );
                     self.known(offset, len)?;
                 }
-                Ok(End {
+                Ok(DriverEnd {
                     memory_type: CU_MEMORYTYPE_UNIFIED,
                     address,
                     array: 0,
@@ -356,7 +356,7 @@ impl Nvidia {
                     at,
                 })
             }
-            BoxEnd::Array { array } => Ok(End {
+            BoxEnd::Array { array } => Ok(DriverEnd {
                 memory_type: CU_MEMORYTYPE_ARRAY,
                 address: 0,
                 array: self.real_array(array)?.raw(),
@@ -398,7 +398,7 @@ fn span(slot: &Slot) -> Result<Span, Failure> {
         .ok_or_else(|| Failure::new(CUresult::CUDA_ERROR_UNKNOWN, "a slot without memory"))
 }
 
-struct End {
+struct DriverEnd {
     memory_type: u32,
     address: u64,
     array: usize,

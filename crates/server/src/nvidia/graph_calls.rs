@@ -18,7 +18,7 @@ use outboard_api::{
 };
 
 use super::{
-    calls::{CheckedBox, Shape, extra, extra_pointer},
+    calls::{CheckedBox, LaunchShape, extra, extra_pointer},
     graphs::EdgeList,
     table::{Driver, Refused, real},
 };
@@ -34,7 +34,7 @@ pub(super) enum NodeWork<'a> {
     Host(CUDA_HOST_NODE_PARAMS),
     Memset(CUDA_MEMSET_NODE_PARAMS, real::Context),
     Copy(&'a CheckedBox, real::Context),
-    Kernel(real::Kernel, Shape, &'a [u8]),
+    Kernel(real::Kernel, LaunchShape, &'a [u8]),
     /// Each record was checked.
     MemOps(Vec<CUstreamBatchMemOpParams>, real::Context),
 }
@@ -429,7 +429,7 @@ impl Driver {
 
 fn kernel_node(
     kernel: real::Kernel,
-    shape: Shape,
+    shape: LaunchShape,
     extra: *mut *mut c_void,
 ) -> CUDA_KERNEL_NODE_PARAMS {
     CUDA_KERNEL_NODE_PARAMS {

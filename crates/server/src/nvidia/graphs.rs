@@ -14,9 +14,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{
     Nvidia,
+    deferred_free::Retired,
     graph_calls::Neighbours,
-    graveyard::Retired,
-    host_memory::Part,
+    host_memory::PinnedPart,
     owned::{ContextHold, Owned, given_back},
     table::{Driver, real},
 };
@@ -41,7 +41,7 @@ fn edge_bytes(edges: &[CUgraphEdgeData]) -> Vec<u8> {
 }
 
 /// Memory that captured copies read.
-pub(super) type Memory = Vec<Arc<Part>>;
+pub(super) type Memory = Vec<Arc<PinnedPart>>;
 
 pub(super) struct Exec {
     owned: Owned<real::GraphExec>,
@@ -531,8 +531,8 @@ impl Nvidia {
     fn bury_memory(&mut self, memory: Memory) {
         if !memory.is_empty() {
             let marks = self.busy_marks();
-            self.graveyard
-                .bury(Retired::Other(Box::new(memory)), None, marks);
+            self.deferred_frees
+                .push(Retired::Other(Box::new(memory)), None, marks);
         }
     }
 }

@@ -32,13 +32,13 @@ const OUTSTANDING_MAX: usize = 1 << 20;
 /// State shared with the driver's callback threads.
 #[derive(Default)]
 struct Calls {
-    state: Mutex<State>,
+    state: Mutex<CallState>,
     answered: Condvar,
     ended: AtomicBool,
 }
 
 #[derive(Default)]
-struct State {
+struct CallState {
     /// Reached by their streams, and not yet sent to the client.
     reached: VecDeque<u64>,
     /// Sent to the client or about to be, with how many run at once.
@@ -48,7 +48,7 @@ struct State {
 }
 
 impl Calls {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, CallState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

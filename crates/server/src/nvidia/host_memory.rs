@@ -21,12 +21,13 @@ use super::{
     Nvidia,
     addresses::Span,
     compare,
-    graveyard::Retired,
+    deferred_free::Retired,
     owned::{ContextHold, given_back},
 };
 use crate::device::{Cx, Failure};
 
-/// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`, the same bits for `cuMemHostAlloc`.
+/// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`; the bits of `cuMemHostAlloc` are
+/// equal.
 const PORTABLE_DEVICEMAP: u32 = 3;
 /// Granularity of [`Nvidia::take_host_pages`], in bytes.
 const PAGE_BYTES: u64 = 4096;
@@ -305,7 +306,7 @@ impl HostRanges {
             };
             if range.holds(watch.va, watch.known.len() as u64) {
                 let known = watch.known.chunks(PART_BYTES).enumerate();
-                parts.extend(known.map(|(i, known)| compare::Part {
+                parts.extend(known.map(|(i, known)| compare::MirrorPart {
                     watch: index,
                     at: i * PART_BYTES,
                     address: watch.va + (i * PART_BYTES) as u64,
@@ -369,8 +370,8 @@ impl Nvidia {
         self.host.watches.retain(|watch| !range.holds(watch.va, 0));
         let marks = self.busy_marks();
         let place = Some((range.va, range.len));
-        self.graveyard
-            .bury(Retired::Other(Box::new(range)), place, marks);
+        self.deferred_frees
+            .push(Retired::Other(Box::new(range)), place, marks);
         Ok(())
     }
 
@@ -431,7 +432,8 @@ pub(super) struct Pinned {
     len: usize,
 }
 
-// SAFETY: the object owns the memory; parts of it are handed out as `Part`s, which do not overlap.
+// SAFETY: the object owns the memory; parts of it are handed out as `PinnedPart`s, which do not
+// overlap.
 unsafe impl Send for Pinned {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Pinned {}
@@ -459,9 +461,9 @@ impl Pinned {
     }
 
     /// Makes all of it one part.
-    pub(super) fn whole(self) -> Part {
+    pub(super) fn whole(self) -> PinnedPart {
         let len = self.len;
-        Part {
+        PinnedPart {
             block: Arc::new(self),
             offset: 0,
             len,
@@ -469,11 +471,11 @@ impl Pinned {
     }
 
     /// Divides it into parts of one length.
-    pub(super) fn split(self, len: usize) -> Vec<Part> {
+    pub(super) fn split(self, len: usize) -> Vec<PinnedPart> {
         let count = self.len / len;
         let block = Arc::new(self);
         (0..count)
-            .map(|i| Part {
+            .map(|i| PinnedPart {
                 block: block.clone(),
                 offset: i * len,
                 len,
@@ -490,13 +492,13 @@ impl Drop for Pinned {
 }
 
 /// A part of pinned memory with a single owner.
-pub(super) struct Part {
+pub(super) struct PinnedPart {
     block: Arc<Pinned>,
     offset: usize,
     len: usize,
 }
 
-impl Part {
+impl PinnedPart {
     pub(super) fn len(&self) -> usize {
         self.len
     }

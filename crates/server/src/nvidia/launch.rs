@@ -11,7 +11,7 @@ use outboard_api::{
 };
 use outboard_wire::{doc::LAUNCH_ATTRIBUTE_BYTES, messages};
 
-use super::{Nvidia, calls::Shape};
+use super::{Nvidia, calls::LaunchShape};
 use crate::device::{Cx, Failure};
 
 /// Attributes of a launch, at most; more than CUDA defines.
@@ -26,7 +26,7 @@ impl Nvidia {
         self.enter(cx)?;
         let kernel = self.launchable(cx, m.kernel, m.params, Some(m.stream))?;
         let stream = self.real_stream(m.stream)?;
-        let shape = Shape {
+        let shape = LaunchShape {
             grid: [m.grid_x, m.grid_y, m.grid_z],
             block: [m.block_x, m.block_y, m.block_z],
             shared_bytes: m.shared_bytes,

@@ -20,7 +20,7 @@ use outboard_wire::messages;
 use super::{
     Nvidia,
     addresses::Span,
-    graveyard::{Marks, Retired},
+    deferred_free::{Marks, Retired},
     owned::{Owned, given_back},
     table::{Driver, Refused, real},
 };
@@ -42,8 +42,8 @@ const SETTLE_MS_MAX: u64 = 10_000;
 /// end this thread has yet to receive.
 const SETTLE_BESIDE_HOST_CALLS_MS_MAX: u64 = 100;
 const SETTLE_POLL_US: u64 = 20;
-/// Deferred frees above which each further one looks for memory to release.
-const GRAVES_MAX: usize = 64;
+/// Count of deferred frees above which each further one first releases those that are done.
+const DEFERRED_FREES_MAX: usize = 64;
 
 /// Physical memory of `cuMemCreate`, or of another session.
 pub(super) struct Allocation {
@@ -170,7 +170,7 @@ impl Nvidia {
         self.enter(cx)?;
         self.in_window(m.va, m.len)?;
         let device = self.context(cx.context)?.device;
-        if let Some((mapping, marks)) = self.graveyard.resurrect(m.va, m.len) {
+        if let Some((mapping, marks)) = self.deferred_frees.take_mapping(m.va, m.len) {
             if mapping.allocation.hold.device == device {
                 let settled = self.await_marks(&marks);
                 if settled.is_ok() {
@@ -271,14 +271,14 @@ impl Nvidia {
 
     /// Releases deferred frees that the GPU no longer uses. Called whenever the session has time.
     pub(super) fn reap(&mut self) {
-        if self.graveyard.is_empty() || self.host_calls.is_outstanding() {
+        if self.deferred_frees.is_empty() || self.host_calls.is_outstanding() {
             // Releasing memory may wait for the device, which may wait for a host function.
             return;
         }
-        let mut graveyard = std::mem::take(&mut self.graveyard);
-        graveyard.mark(|| self.busy_marks());
-        graveyard.reap();
-        self.graveyard = graveyard;
+        let mut deferred_frees = std::mem::take(&mut self.deferred_frees);
+        deferred_frees.mark(|| self.busy_marks());
+        deferred_frees.reap();
+        self.deferred_frees = deferred_frees;
     }
 
     fn in_window(&self, va: u64, len: u64) -> Result<(), Failure> {
@@ -387,7 +387,7 @@ impl Nvidia {
                 format!("{va:#x} and {len:#x} bytes are not what was mapped"),
             ));
         }
-        if self.graveyard.len() >= GRAVES_MAX {
+        if self.deferred_frees.len() >= DEFERRED_FREES_MAX {
             self.reap();
         }
         let marks = self.busy_marks();
@@ -396,8 +396,8 @@ impl Nvidia {
                 self.addresses.remove(start);
                 self.ipc.withdraw_memory(start);
                 let range = Some((mapping.va, mapping.len));
-                self.graveyard
-                    .bury(Retired::Mapping(mapping), range, marks.clone());
+                self.deferred_frees
+                    .push(Retired::Mapping(mapping), range, marks.clone());
             }
         }
         Ok(())
@@ -412,12 +412,12 @@ impl Nvidia {
     /// the work may wait for a host function, or for a kernel that does.
     fn settle(
         &mut self,
-        wanted: impl Fn(&super::graveyard::Graveyard) -> bool,
+        wanted: impl Fn(&super::deferred_free::DeferredFrees) -> bool,
     ) -> Result<(), Failure> {
         let start = Instant::now();
-        while wanted(&self.graveyard) {
+        while wanted(&self.deferred_frees) {
             self.reap();
-            if !wanted(&self.graveyard) {
+            if !wanted(&self.deferred_frees) {
                 break;
             }
             self.check_patience(start)?;
@@ -452,8 +452,8 @@ impl Nvidia {
 
     fn rebury(&mut self, mapping: Mapping, marks: Marks) {
         let range = Some((mapping.va, mapping.len));
-        self.graveyard
-            .bury(Retired::Mapping(mapping), range, Some(marks));
+        self.deferred_frees
+            .push(Retired::Mapping(mapping), range, Some(marks));
     }
 }
 

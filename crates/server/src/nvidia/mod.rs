@@ -8,7 +8,7 @@
 //!
 //! Nothing here waits for the GPU, with one bounded exception: mapping a range whose freed memory
 //! is still in use (`memory.rs`). Objects release themselves when dropped; those that the GPU may
-//! still use go through the deferred free of [`graveyard`].
+//! still use go through the deferred free of [`deferred_free`].
 //!
 //! Locks, none held while another is taken: the event pool of a context, the staging pool, the
 //! table of host calls, the printed text.
@@ -23,10 +23,10 @@ mod compare;
 mod contents;
 mod contexts;
 mod copies;
+mod deferred_free;
 mod gpu_direct;
 mod graph_calls;
 mod graphs;
-mod graveyard;
 mod host;
 mod host_calls;
 mod host_memory;
@@ -66,11 +66,11 @@ use self::{
     addresses::{AddressBook, rows},
     board::Boards,
     contexts::Context,
+    deferred_free::{DeferredFrees, Marks},
     gpu_direct::GpuDirect,
     graphs::Graphs,
-    graveyard::{Graveyard, Marks},
     host_calls::HostCalls,
-    host_memory::{HostRanges, Part},
+    host_memory::{HostRanges, PinnedPart},
     ipc::Ipc,
     jit::Link,
     memory::{Allocation, Memory},
@@ -192,7 +192,7 @@ struct Nvidia {
     events: HandleTable<Event>,
     streams: HandleTable<Stream>,
     settled: Settled,
-    graveyard: Graveyard,
+    deferred_frees: DeferredFrees,
     /// Marks in every busy stream, valid while nothing is submitted.
     recent_marks: Option<Marks>,
     /// Marks of destroyed streams, by the context whose fences must wait for them.
@@ -201,7 +201,7 @@ struct Nvidia {
     /// before.
     captures: FxHashMap<u64, bool>,
     /// Memory that captured copies read, by the capture's id.
-    capture_memory: FxHashMap<u64, Vec<Arc<Part>>>,
+    capture_memory: FxHashMap<u64, Vec<Arc<PinnedPart>>>,
     staging: Arc<Staging>,
     gpu_direct: GpuDirect,
     ipc: Ipc,
@@ -249,7 +249,7 @@ impl Drop for Nvidia {
             return;
         }
         self.streams.drain().for_each(drop);
-        self.graveyard = Graveyard::default();
+        self.deferred_frees = DeferredFrees::default();
         self.memory.clear();
     }
 }
@@ -308,7 +308,7 @@ impl Nvidia {
             mipmaps: HandleTable::new("mipmapped array"),
             events: HandleTable::new("event"),
             streams: HandleTable::new("stream"),
-            graveyard: Graveyard::default(),
+            deferred_frees: DeferredFrees::default(),
             settled: Settled::default(),
             recent_marks: None,
             orphans: Vec::new(),
@@ -359,7 +359,7 @@ impl Nvidia {
         forget(self.staging.clone());
         forget(take(&mut self.settled));
         forget(take(&mut self.boards));
-        forget(take(&mut self.graveyard));
+        forget(take(&mut self.deferred_frees));
         forget(take(&mut self.memory));
         forget(take(&mut self.host));
         forget(take(&mut self.capture_memory));

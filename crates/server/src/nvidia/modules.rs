@@ -13,9 +13,9 @@ use outboard_wire::{
 
 use super::{
     Nvidia,
-    calls::Shape,
+    calls::LaunchShape,
     contents::framed,
-    graveyard::Retired,
+    deferred_free::Retired,
     host_calls,
     jit::{self, Options},
     launch::attributes,
@@ -157,8 +157,8 @@ impl Nvidia {
             self.host.forget_managed(*va);
         }
         let marks = self.busy_marks();
-        self.graveyard
-            .bury(Retired::Other(Box::new(library)), None, marks);
+        self.deferred_frees
+            .push(Retired::Other(Box::new(library)), None, marks);
         Ok(())
     }
 
@@ -486,7 +486,7 @@ fn params_of(driver: &Driver, kernel: real::DeviceKernel) -> Result<Vec<(u32, u3
 }
 
 /// Decodes a launch configuration: seven numbers, then launch attributes.
-fn config(bytes: &[u8]) -> Result<(Shape, &[u8]), Failure> {
+fn config(bytes: &[u8]) -> Result<(LaunchShape, &[u8]), Failure> {
     let (head, records) = bytes
         .split_first_chunk::<{ doc::OCCUPANCY_CONFIG_BYTES }>()
         .ok_or_else(|| {
@@ -500,7 +500,7 @@ fn config(bytes: &[u8]) -> Result<(Shape, &[u8]), Failure> {
             .first_chunk()
             .map_or(0, |b| u32::from_le_bytes(*b))
     };
-    let shape = Shape {
+    let shape = LaunchShape {
         grid: [number(0), number(1), number(2)],
         block: [number(3), number(4), number(5)],
         shared_bytes: number(6),

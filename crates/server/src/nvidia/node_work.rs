@@ -17,7 +17,7 @@ use outboard_wire::{
 use super::{
     Nvidia,
     addresses::rows,
-    calls::{CheckedBox, Shape},
+    calls::{CheckedBox, LaunchShape},
     captured::packed,
     graph_calls::NodeWork,
     table::{Driver, Record, Refused, real},
@@ -344,7 +344,7 @@ impl Prepared {
         match self {
             Prepared::Copy(copy) => NodeWork::Copy(copy, context),
             Prepared::Kernel(real, kernel) => {
-                let shape = Shape {
+                let shape = LaunchShape {
                     grid: kernel.grid,
                     block: kernel.block,
                     shared_bytes: kernel.shared_bytes,

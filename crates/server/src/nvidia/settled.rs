@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!  default stream   kernel ── copy (sync) ── mark
-//!                                             └───────────┐ cuStreamWaitEvent, before its next work
-//!  another stream   kernel of before ─────────────────────┴─ kernel sent later
+//!                                             └────────┐ cuStreamWaitEvent, before its next work
+//!  another stream   kernel of before ──────────────────┴─ kernel sent later
 //! ```
 //!
 //! Each such copy has a number, and a mark after it. A stream remembers the number of the last copy

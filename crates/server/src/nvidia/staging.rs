@@ -14,7 +14,7 @@ use rustc_hash::FxHashMap;
 use super::{
     addresses::Span,
     board::WatchedMark,
-    host_memory::{Part, Pinned},
+    host_memory::{Pinned, PinnedPart},
     owned::{ContextHold, Mark},
     table::real,
 };
@@ -54,14 +54,14 @@ pub(super) struct Staging {
 
 #[derive(Default)]
 struct Slots {
-    free: [Vec<Part>; CLASSES],
+    free: [Vec<PinnedPart>; CLASSES],
     /// Slots with the marks after their copies, by stream, in the stream's order.
     busy: FxHashMap<real::Stream, VecDeque<(Mark, Arc<Slot>)>>,
     bytes: usize,
 }
 
 impl Slots {
-    fn put(&mut self, part: Part) {
+    fn put(&mut self, part: PinnedPart) {
         if let Some(class) = class(part.len()) {
             self.free[class].push(part);
         }
@@ -155,7 +155,7 @@ impl Staging {
             .push_back((mark, slot));
     }
 
-    fn slot(&self, part: Part, len: usize) -> Slot {
+    fn slot(&self, part: PinnedPart, len: usize) -> Slot {
         Slot {
             staging: self.this.clone(),
             part: Some(part),
@@ -172,7 +172,7 @@ impl Staging {
 pub(super) struct Slot {
     staging: Weak<Staging>,
     /// Present until dropped.
-    part: Option<Part>,
+    part: Option<PinnedPart>,
     len: usize,
 }
 
@@ -201,7 +201,7 @@ impl Segment for Slot {
     }
 
     fn lasting(&self) -> Option<Lasting> {
-        self.part.as_ref().map(Part::lasting)
+        self.part.as_ref().map(PinnedPart::lasting)
     }
 }
 

@@ -19,7 +19,7 @@ use outboard_wire::{
 use super::{
     Array, Nvidia,
     addresses::rows,
-    graveyard::Retired,
+    deferred_free::Retired,
     owned::Owned,
     table::{Record, real},
 };
@@ -233,8 +233,8 @@ impl Nvidia {
     /// Defers the release of an object that kernels may still use.
     fn retire(&mut self, object: impl Send + 'static) {
         let marks = self.busy_marks();
-        self.graveyard
-            .bury(Retired::Other(Box::new(object)), None, marks);
+        self.deferred_frees
+            .push(Retired::Other(Box::new(object)), None, marks);
     }
 
     /// Copies a resource descriptor, replacing the client's handle by the driver's.

@@ -8,8 +8,8 @@ use tracing::trace;
 use super::{
     data_connections::{Answer, DataConnections},
     exposed::Source,
+    message_stats::{self, MessageStats},
     outbox::{Outbox, Placed},
-    tally::{self, Tally},
     waiting::WaitingList,
 };
 use crate::{
@@ -44,17 +44,17 @@ pub(super) fn send_answers(
     waiting: &mut WaitingList,
     outbox: &mut Outbox,
     data_connections: &DataConnections,
-    tally: &mut Tally,
+    stats: &mut MessageStats,
 ) -> Result<(), outboard_link::Error> {
     let now = Instant::now();
     for (entry, result) in waiting.take_ready(now) {
-        tally.waited(entry.op, now - entry.since);
+        stats.waited(entry.op, now - entry.since);
         let (op, token) = (entry.op, entry.token);
         if let (Some(source), Ok(()), true) = (&entry.source, &result, token != 0) {
             let bytes = outbox.take_from_device(token, source, entry.to)?;
-            tally.answered(op, bytes);
+            stats.answered(op, bytes);
             trace!(
-                op = tally::name(op),
+                op = message_stats::name(op),
                 token, "answered from the device's memory"
             );
             continue;
@@ -62,8 +62,11 @@ pub(super) fn send_answers(
         let entry = match &result {
             Ok(()) if token != 0 => match outbox.place(entry)? {
                 Placed::Yes(bytes) => {
-                    tally.answered(op, bytes);
-                    trace!(op = tally::name(op), token, "answered from where it lay");
+                    stats.answered(op, bytes);
+                    trace!(
+                        op = message_stats::name(op),
+                        token, "answered from where it lay"
+                    );
                     continue;
                 }
                 Placed::No(entry) => entry,
@@ -80,13 +83,16 @@ pub(super) fn send_answers(
             match data_connections.give(Answer { header, entry }) {
                 None => {
                     outbox.gave();
-                    tally.answered(op, bytes);
-                    trace!(op = tally::name(op), token, "answered on a data connection");
+                    stats.answered(op, bytes);
+                    trace!(
+                        op = message_stats::name(op),
+                        token, "answered on a data connection"
+                    );
                 }
                 Some(Answer { entry, .. }) => {
                     let data = entry.reply_data().ok().flatten().unwrap_or_default();
                     let len = (data.len() as u32).to_le_bytes();
-                    tally.answered(op, data.len());
+                    stats.answered(op, data.len());
                     outbox.reply(op, token, &[&len, data])?;
                 }
             }
@@ -96,20 +102,24 @@ pub(super) fn send_answers(
             (Ok(_), 0) => {}
             (Ok(None), token) => outbox.reply(entry.op, token, &[])?,
             (Ok(Some(data)), token) => {
-                tally.answered(entry.op, data.len());
+                stats.answered(entry.op, data.len());
                 let len = (data.len() as u32).to_le_bytes();
                 outbox.reply(entry.op, token, &[&len, data])?;
             }
             (Err(failure), 0) => {
-                tally.failed(entry.op);
+                stats.failed(entry.op);
                 outbox.fault(entry.op, &failure)?;
             }
             (Err(failure), token) => {
-                tally.failed(entry.op);
+                stats.failed(entry.op);
                 outbox.failure(token, &failure)?;
             }
         }
-        trace!(op = tally::name(entry.op), token = entry.token, "answered");
+        trace!(
+            op = message_stats::name(entry.op),
+            token = entry.token,
+            "answered"
+        );
     }
     Ok(())
 }

@@ -154,7 +154,7 @@ impl Session<'_> {
         self.reply.resize(reply.encoded_len(), 0);
         // Never fails: the room is what the message asks for.
         let _ = reply.encode(&mut Writer::new(&mut self.reply));
-        self.tally.answered(header.op, self.reply.len());
+        self.stats.answered(header.op, self.reply.len());
         if header.token != 0 {
             self.outbox.reply(header.op, header.token, &[&self.reply])?;
         }

@@ -42,7 +42,7 @@ pub(super) struct Executed {
 /// answered first, even if they become ordinary copies after the fence was executed. Copies of
 /// other queues must become ordinary copies before the fence is executed; for a context's fence
 /// these are the copies of all streams.
-pub(super) fn fenced(op: u16, context: u64, body: &Reader<'_>) -> Option<Queue> {
+pub(super) fn fence_queue(op: u16, context: u64, body: &Reader<'_>) -> Option<Queue> {
     match op {
         FenceStream::NUMBER => {
             let fence = FenceStream::decode(&mut body.clone()).ok()?;

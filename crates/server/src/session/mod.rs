@@ -30,17 +30,17 @@
 //! reply, messages are received again, up to hard limits above which a message fails.
 
 mod answers;
+mod blocked_service;
 mod data_connections;
 mod execute;
 mod exposed;
 mod grants;
 pub mod handshake;
-mod itself;
 pub mod limits;
+mod message_stats;
 mod outbox;
-mod pace;
-mod relay;
-mod tally;
+mod poll_policy;
+mod session_ops;
 mod waiting;
 
 #[cfg(test)]
@@ -78,13 +78,13 @@ use crate::{
     images::ImageStore,
 };
 use answers::{restaged, send_answers};
+use blocked_service::BlockedService;
 use data_connections::DataConnections;
 use exposed::Exposed;
 use grants::Grants;
+pub use message_stats::MessageStats;
 use outbox::Outbox;
-use pace::Pace;
-use relay::Relay;
-pub use tally::Tally;
+use poll_policy::PollPolicy;
 use waiting::{Admission, Queue, Waiting, WaitingList};
 
 /// Serves one client until it leaves or breaks the protocol. The caller owns the device and drops
@@ -94,7 +94,7 @@ pub fn serve(
     link: Link,
     purpose: Purpose,
     images: ImageStore,
-) -> (End, Tally) {
+) -> (End, MessageStats) {
     serve_with_data_connections(device, link, purpose, images, data_connections_wanted())
 }
 
@@ -105,7 +105,7 @@ fn serve_with_data_connections(
     purpose: Purpose,
     images: ImageStore,
     connections_max: usize,
-) -> (End, Tally) {
+) -> (End, MessageStats) {
     // By default the kernel may end a sleep 50 us late, as long as some kernels run.
     if let Err(error) = set_current_timer_slack(NonZeroU64::new(limits::TIMER_SLACK_NS)) {
         debug!(%error, "timers stay coarse");
@@ -125,8 +125,8 @@ fn serve_with_data_connections(
         waiting: WaitingList::default(),
         data_connections: DataConnections::new(connections_max),
         address,
-        pace: Pace::new(),
-        tally: Tally::default(),
+        poll_policy: PollPolicy::new(),
+        stats: MessageStats::default(),
         looked_at: None,
         grants,
         exposed,
@@ -150,7 +150,7 @@ fn serve_with_data_connections(
         let count = session.waiting.len();
         debug!(count, "answers that nobody waits for any more");
     }
-    (end, session.tally)
+    (end, session.stats)
 }
 
 /// Why a session ended.
@@ -159,7 +159,7 @@ pub enum End {
     #[error("the client left")]
     ClientLeft,
     /// The client broke the protocol; it is told so.
-    #[error("the client sent a malformed message: {} (number {op}): {why}", tally::name(*op))]
+    #[error("the client sent a malformed message: {} (number {op}): {why}", message_stats::name(*op))]
     Malformed { op: u16, why: DecodeError },
     #[error(transparent)]
     Link(outboard_link::Error),
@@ -185,8 +185,8 @@ struct Session<'d> {
     data_connections: DataConnections,
     /// The server's address, if the link can have data connections.
     address: Option<SocketAddr>,
-    pace: Pace,
-    tally: Tally,
+    poll_policy: PollPolicy,
+    stats: MessageStats,
     /// When the last message was done, if the session has not waited since. Spares a look at the
     /// clock.
     looked_at: Option<Instant>,
@@ -229,14 +229,14 @@ impl Session<'_> {
         is_idle &= !self.forward_host_calls()?;
         self.outbox.send_held_faults_if_due()?;
         if !is_idle {
-            self.pace.worked();
+            self.poll_policy.worked();
             return Ok(());
         }
         let is_expecting = !self.waiting.is_empty()
             || self.device.awaits_host_calls()
             || self.outbox.holds_faults();
         let wait = if is_expecting {
-            self.pace.next_wait()
+            self.poll_policy.next_wait()
         } else {
             Wait::Forever
         };
@@ -245,7 +245,7 @@ impl Session<'_> {
             (Admission::Open, wait) => {
                 self.looked_at = None;
                 if self.take_message(wait)? {
-                    self.pace.worked();
+                    self.poll_policy.worked();
                 }
             }
             (Admission::Stalled, Wait::Until(until)) => {
@@ -290,7 +290,7 @@ impl Session<'_> {
         }
         let is_change = !messages::leaves_memory(header.op);
         if self.waiting.has_sources(None) {
-            let fence = execute::fenced(header.op, header.context, &r);
+            let fence = execute::fence_queue(header.op, header.context, &r);
             if is_change || fence.is_some() && self.waiting.has_sources(fence) {
                 let (device, images) = (&mut *self.device, &mut self.images);
                 self.waiting
@@ -360,16 +360,16 @@ impl Session<'_> {
             self.frame.extend_from_slice(frame);
             let body = self.frame.get(outboard_wire::frame::HEADER_BYTES..);
             let receiver = RefCell::new(&mut self.receiver);
-            let mut relay = Relay {
+            let mut blocked = BlockedService {
                 receiver: &receiver,
                 outbox: &mut self.outbox,
                 waiting: &mut self.waiting,
                 data_connections: &self.data_connections,
-                tally: &mut self.tally,
+                stats: &mut self.stats,
                 early: &mut self.early,
             };
             let mut service = |reached: &[(u64, CUresult)], done: &mut Vec<u64>| {
-                let turned = relay.turn(reached, done);
+                let turned = blocked.turn(reached, done);
                 if let Err(error) = &turned {
                     debug!(%error, "while a message was executed");
                 }
@@ -403,11 +403,11 @@ impl Session<'_> {
         let end = Instant::now();
         let spent = end - start;
         self.looked_at = Some(end);
-        self.tally.count(header.op, frame_len, spent);
+        self.stats.count(header.op, frame_len, spent);
         if enabled!(Level::TRACE) {
             let failure = executed.outcome.as_ref().err();
             trace!(
-                op = tally::name(header.op),
+                op = message_stats::name(header.op),
                 token = header.token,
                 context = header.context,
                 bytes = frame_len,
@@ -451,14 +451,14 @@ impl Session<'_> {
             }
             Ok(Outcome::Done) if token == 0 => return Ok(()),
             Ok(Outcome::Done) => {
-                self.tally.answered(op, self.reply.len());
+                self.stats.answered(op, self.reply.len());
                 self.outbox.reply(op, token, &[&self.reply])?;
                 return Ok(self.outbox.flush()?);
             }
             Err(failure) => failure,
         };
-        self.tally.failed(op);
-        debug!(op = tally::name(op), token, %failure, "failed");
+        self.stats.failed(op);
+        debug!(op = message_stats::name(op), token, %failure, "failed");
         // The client asks nothing after a sticky fault, so what its kernels printed is sent now or
         // never.
         self.send_printed(failure.status.is_sticky())?;
@@ -483,7 +483,7 @@ impl Session<'_> {
             &mut self.waiting,
             &mut self.outbox,
             &self.data_connections,
-            &mut self.tally,
+            &mut self.stats,
         )?;
         self.outbox.flush()?;
         Ok(true)

@@ -12,7 +12,7 @@ use outboard_wire::{
     network::Network,
 };
 
-use super::{exposed::Source, limits, tally, waiting::Waiting};
+use super::{exposed::Source, limits, message_stats, waiting::Waiting};
 use crate::device::Failure;
 
 /// Whether a long reply was sent by the adapter.
@@ -59,7 +59,7 @@ impl Outbox {
     pub(super) fn reply(&mut self, op: u16, token: u32, parts: &[&[u8]]) -> Result<(), Error> {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         if len > limits::REPLY_BYTES_MAX {
-            let what = format!("{}: an answer of {len} bytes", tally::name(op));
+            let what = format!("{}: an answer of {len} bytes", message_stats::name(op));
             return self.failure(token, &Failure::new(CUresult::CUDA_ERROR_UNKNOWN, what));
         }
         let header = self.header(token, CUresult::CUDA_SUCCESS)?;

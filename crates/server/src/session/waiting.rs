@@ -7,11 +7,11 @@ use outboard_link::{Lasting, RdmaTarget};
 use outboard_wire::limits::CHUNK_BYTES_MAX;
 use rustc_hash::FxHashSet;
 
-use super::{exposed::Source, limits, tally};
+use super::{exposed::Source, limits, message_stats};
 use crate::device::{Failure, Pending};
 
-/// What is known of the order in which replies become ready: those of one stream become ready one
-/// after another. `Own` says nothing.
+/// The order in which replies become ready, as far as it is known. Replies of one stream become
+/// ready one after another; of `Own` nothing is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Queue {
     Stream { context: u64, stream: u64 },
@@ -98,7 +98,7 @@ impl Waiting {
             return Ok(None);
         }
         let defect = |what: String| {
-            let what = format!("{}: the device {what}", tally::name(self.op));
+            let what = format!("{}: the device {what}", message_stats::name(self.op));
             Failure::new(CUresult::CUDA_ERROR_UNKNOWN, what)
         };
         let data = self

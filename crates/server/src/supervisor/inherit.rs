@@ -50,7 +50,8 @@ pub(super) fn pass(command: &mut Command, fds: &[(&str, OwnedFd)]) -> io::Result
         }
         Ok(())
     };
-    // SAFETY: between fork and exec `prepare` makes system calls only; it allocates nothing and takes no lock.
+    // SAFETY: between fork and exec `prepare` makes system calls only; it allocates nothing and
+    // takes no lock.
     unsafe { command.pre_exec(prepare) };
     command.spawn()
 }

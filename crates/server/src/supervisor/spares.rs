@@ -2,7 +2,7 @@
 //! context made.
 //!
 //! ```text
-//!  supervisor                    spare                         worker of a new connection (no device yet)
+//!  supervisor                    spare                         worker of a new client
 //!      │◄── control: "R", facts ───┤ ready, sleeps                 │ reads the hello
 //!      │◄──────────────────────────┼────────────── control: "S" ───┤
 //!      ├── control: "T", session, ►│                               │

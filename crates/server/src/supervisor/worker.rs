@@ -27,7 +27,7 @@ use crate::{
     device::{Device, Failure},
     images::ImageStore,
     session::{
-        self, End, Tally,
+        self, End, MessageStats,
         handshake::{self, Error},
     },
 };
@@ -417,19 +417,19 @@ fn turned_away(peer: &str, error: &Error) -> io::Result<()> {
 
 fn serve(device: &mut dyn Device, link: Link, purpose: Purpose, cache: Option<PathBuf>) {
     let start = Instant::now();
-    let (end, tally) = session::serve(device, link, purpose, ImageStore::new(cache));
-    let total = tally.total();
+    let (end, stats) = session::serve(device, link, purpose, ImageStore::new(cache));
+    let total = stats.total();
     let seconds = start.elapsed().as_secs_f64();
     match (&end, purpose) {
         (End::ClientLeft, Purpose::Session) => info!("ended after {seconds:.3} s: {total}"),
         (End::ClientLeft, _) => debug!("ended after {seconds:.3} s: {total}"),
         (end, _) => warn!("ended after {seconds:.3} s, because {end}: {total}"),
     }
-    report(&tally);
+    report(&stats);
 }
 
-fn report(tally: &Tally) {
-    for (name, op) in tally.by_name() {
+fn report(stats: &MessageStats) {
+    for (name, op) in stats.by_name() {
         debug!("{name}: {op}");
     }
 }

@@ -25,9 +25,9 @@ fn data_of_earlier_copies_precedes_a_fence_over_every_link() {
             assert!(data.iter().all(|b| *b == copy as u8));
         }
         assert!(client.recv().is_answer_to(100));
-        let (end, tally, _) = client.leave();
+        let (end, stats, _) = client.leave();
         assert!(matches!(end, End::ClientLeft), "{end}");
-        let by_name: HashMap<_, _> = tally.by_name().into_iter().collect();
+        let by_name: HashMap<_, _> = stats.by_name().into_iter().collect();
         assert_eq!(by_name["copy_out"].calls, 20);
         assert_eq!(by_name["copy_out"].sent_bytes, 210 * 50_000);
         assert_eq!(by_name["fence_stream"].calls, 2);

@@ -128,9 +128,9 @@ fn copies_happen_in_the_order_of_their_messages() {
     }
     // If the device gives no memory, data stays in the connection's own buffer.
     assert_eq!(client.board.placed.load(SeqCst), lens.len() + 1);
-    let (end, tally, _) = client.leave();
+    let (end, stats, _) = client.leave();
     assert!(matches!(end, End::ClientLeft), "{end}");
-    let by_name: HashMap<_, _> = tally.by_name().into_iter().collect();
+    let by_name: HashMap<_, _> = stats.by_name().into_iter().collect();
     assert_eq!(by_name["copy_in"].calls, lens.len() as u64 + 1);
 }
 

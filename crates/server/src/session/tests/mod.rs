@@ -245,7 +245,7 @@ struct Client {
     receiver: Receiver,
     board: Arc<Board>,
     contexts: mpsc::Receiver<u64>,
-    server: JoinHandle<(End, Tally, Duration)>,
+    server: JoinHandle<(End, MessageStats, Duration)>,
 }
 
 #[derive(Debug, PartialEq)]
@@ -280,7 +280,7 @@ impl Client {
         let server = thread::spawn(move || {
             let stream = Stream::try_from(theirs).unwrap();
             let link = stream.into_link_server().unwrap();
-            let (end, tally) = serve_with_data_connections(
+            let (end, stats) = serve_with_data_connections(
                 &mut fake,
                 link,
                 purpose,
@@ -289,7 +289,7 @@ impl Client {
             );
             let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
             let cpu = Duration::new(cpu.tv_sec as u64, cpu.tv_nsec as u32);
-            (end, tally, cpu)
+            (end, stats, cpu)
         });
         let stream = Stream::try_from(ours).unwrap();
         let link = stream.into_link_client(Instant::now() + PATIENCE).unwrap();
@@ -334,7 +334,7 @@ impl Client {
     }
 
     /// Leaves, and returns how the session ended.
-    fn leave(self) -> (End, Tally, Duration) {
+    fn leave(self) -> (End, MessageStats, Duration) {
         drop((self.sender, self.receiver));
         self.server.join().unwrap()
     }

@@ -6,14 +6,14 @@ use outboard_wire::messages;
 
 /// Counts for each message.
 #[derive(Debug, Clone)]
-pub struct Tally {
+pub struct MessageStats {
     /// Indexed by the message's number.
-    ops: Vec<OpTally>,
+    ops: Vec<OpStats>,
 }
 
 /// Counts of one message, or of all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct OpTally {
+pub struct OpStats {
     pub calls: u64,
     pub failures: u64,
     pub received_bytes: u64,
@@ -31,15 +31,15 @@ pub(super) fn name(op: u16) -> &'static str {
         .map_or("unknown message", |(name, _)| name)
 }
 
-impl Default for Tally {
+impl Default for MessageStats {
     fn default() -> Self {
-        Tally {
-            ops: vec![OpTally::default(); messages::OPS.len()],
+        MessageStats {
+            ops: vec![OpStats::default(); messages::OPS.len()],
         }
     }
 }
 
-impl Tally {
+impl MessageStats {
     pub(super) fn count(&mut self, op: u16, received: usize, executing: Duration) {
         let op = self.at(op);
         op.calls += 1;
@@ -60,8 +60,8 @@ impl Tally {
     }
 
     /// Returns the sum over all messages.
-    pub fn total(&self) -> OpTally {
-        self.ops.iter().fold(OpTally::default(), |sum, op| OpTally {
+    pub fn total(&self) -> OpStats {
+        self.ops.iter().fold(OpStats::default(), |sum, op| OpStats {
             calls: sum.calls + op.calls,
             failures: sum.failures + op.failures,
             received_bytes: sum.received_bytes + op.received_bytes,
@@ -72,7 +72,7 @@ impl Tally {
     }
 
     /// Returns the messages that occurred, those with the most executing time first.
-    pub fn by_name(&self) -> Vec<(&'static str, OpTally)> {
+    pub fn by_name(&self) -> Vec<(&'static str, OpStats)> {
         let mut used: Vec<_> = self
             .ops
             .iter()
@@ -85,13 +85,13 @@ impl Tally {
     }
 
     /// `op` was executed before, so it is a declared message.
-    fn at(&mut self, op: u16) -> &mut OpTally {
+    fn at(&mut self, op: u16) -> &mut OpStats {
         let index = usize::from(op).min(self.ops.len() - 1);
         &mut self.ops[index]
     }
 }
 
-impl fmt::Display for OpTally {
+impl fmt::Display for OpStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,

@@ -19,7 +19,7 @@ pub(super) enum Retired {
     Other(#[allow(dead_code)] Box<dyn Send>),
 }
 
-struct Grave {
+struct DeferredFree {
     /// `None` if freed during a capture, when nothing could be marked.
     marks: Option<Marks>,
     retired: Retired,
@@ -27,18 +27,18 @@ struct Grave {
 }
 
 #[derive(Default)]
-pub(super) struct Graveyard {
-    graves: Vec<Grave>,
+pub(super) struct DeferredFrees {
+    frees: Vec<DeferredFree>,
 }
 
-impl Graveyard {
-    pub(super) fn bury(
+impl DeferredFrees {
+    pub(super) fn push(
         &mut self,
         retired: Retired,
         range: Option<(u64, u64)>,
         marks: Option<Marks>,
     ) {
-        self.graves.push(Grave {
+        self.frees.push(DeferredFree {
             marks,
             retired,
             range,
@@ -46,20 +46,20 @@ impl Graveyard {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.graves.len()
+        self.frees.len()
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.graves.is_empty()
+        self.frees.is_empty()
     }
 
     /// Marks objects that could not be marked when they were freed. Later marks cover more work and
     /// so are safe.
     pub(super) fn mark(&mut self, mut now: impl FnMut() -> Option<Marks>) {
-        let unmarked = self.graves.iter_mut().filter(|g| g.marks.is_none());
-        for grave in unmarked {
+        let unmarked = self.frees.iter_mut().filter(|free| free.marks.is_none());
+        for free in unmarked {
             match now() {
-                Some(marks) => grave.marks = Some(marks),
+                Some(marks) => free.marks = Some(marks),
                 None => return,
             }
         }
@@ -67,20 +67,20 @@ impl Graveyard {
 
     /// Releases objects that the GPU no longer uses, and returns whether any are left.
     pub(super) fn reap(&mut self) -> bool {
-        self.graves.retain(|grave| !done(grave.marks.as_ref()));
-        !self.graves.is_empty()
+        self.frees.retain(|free| !done(free.marks.as_ref()));
+        !self.frees.is_empty()
     }
 
     /// Takes back the mapping of exactly this range, with the marks that its next use must wait
     /// for.
-    pub(super) fn resurrect(&mut self, va: u64, len: u64) -> Option<(Mapping, Marks)> {
-        let at = self.graves.iter().position(|grave| {
-            grave.range == Some((va, len))
-                && grave.marks.is_some()
-                && matches!(&grave.retired, Retired::Mapping(mapping) if mapping.is_private())
+    pub(super) fn take_mapping(&mut self, va: u64, len: u64) -> Option<(Mapping, Marks)> {
+        let at = self.frees.iter().position(|free| {
+            free.range == Some((va, len))
+                && free.marks.is_some()
+                && matches!(&free.retired, Retired::Mapping(mapping) if mapping.is_private())
         })?;
-        let grave = self.graves.swap_remove(at);
-        match (grave.retired, grave.marks) {
+        let free = self.frees.swap_remove(at);
+        match (free.retired, free.marks) {
             (Retired::Mapping(mapping), Some(marks)) => Some((mapping, marks)),
             _ => None,
         }
@@ -88,9 +88,9 @@ impl Graveyard {
 
     /// Whether a freed mapping still holds part of a range.
     pub(super) fn overlaps(&self, va: u64, len: u64) -> bool {
-        self.graves
+        self.frees
             .iter()
-            .filter_map(|grave| grave.range)
+            .filter_map(|free| free.range)
             .any(|(start, size)| start < va.saturating_add(len) && va < start.saturating_add(size))
     }
 }
@@ -114,20 +114,20 @@ mod tests {
     }
 
     #[test]
-    fn unmarked_graves_wait_until_they_can_be_marked() {
+    fn unmarked_frees_wait_until_they_can_be_marked() {
         let freed = Arc::new(AtomicUsize::new(0));
-        let mut graveyard = Graveyard::default();
+        let mut deferred_frees = DeferredFrees::default();
         let retired = || Retired::Other(Box::new(Counted(freed.clone())));
-        graveyard.bury(retired(), Some((0x1000, 0x1000)), None);
-        graveyard.bury(retired(), None, Some(Arc::new(Vec::new())));
-        assert!(graveyard.reap(), "the unmarked one stays");
+        deferred_frees.push(retired(), Some((0x1000, 0x1000)), None);
+        deferred_frees.push(retired(), None, Some(Arc::new(Vec::new())));
+        assert!(deferred_frees.reap(), "the unmarked one stays");
         assert_eq!(freed.load(Ordering::Relaxed), 1);
-        assert!(graveyard.overlaps(0x1fff, 1));
-        assert!(!graveyard.overlaps(0x2000, 1));
-        graveyard.mark(|| None);
-        assert!(graveyard.reap());
-        graveyard.mark(|| Some(Arc::new(Vec::new())));
-        assert!(!graveyard.reap());
+        assert!(deferred_frees.overlaps(0x1fff, 1));
+        assert!(!deferred_frees.overlaps(0x2000, 1));
+        deferred_frees.mark(|| None);
+        assert!(deferred_frees.reap());
+        deferred_frees.mark(|| Some(Arc::new(Vec::new())));
+        assert!(!deferred_frees.reap());
         assert_eq!(freed.load(Ordering::Relaxed), 2);
     }
 }

@@ -13,7 +13,7 @@ impl Session<'_> {
     /// pings knows the result.
     pub(super) fn answer_ping(&mut self, header: RequestHeader, start: Instant) -> Result<(), End> {
         self.answer_ready()?;
-        self.tally.count(
+        self.stats.count(
             header.op,
             outboard_wire::frame::HEADER_BYTES,
             start.elapsed(),

@@ -10,21 +10,21 @@ use outboard_link::{Wait, cores};
 
 use super::limits;
 
-pub(super) struct Pace {
+pub(super) struct PollPolicy {
     idle_since: Option<Instant>,
     spin: Duration,
     is_few_cores: bool,
 }
 
-impl Pace {
-    pub(super) fn new() -> Pace {
+impl PollPolicy {
+    pub(super) fn new() -> PollPolicy {
         let is_few_cores = cores::are_few();
         let spin_ns = if is_few_cores {
             limits::SPIN_FEW_CORES_NS_MAX
         } else {
             limits::SPIN_NS_MAX
         };
-        Pace {
+        PollPolicy {
             idle_since: None,
             spin: Duration::from_nanos(spin_ns),
             is_few_cores,
@@ -85,12 +85,12 @@ mod tests {
 
     #[test]
     fn spins_first_and_again_after_work() {
-        let (mut pace, start) = (Pace::new(), Instant::now());
-        assert_eq!(pace.next_wait_at(start), Wait::Poll);
+        let (mut poll_policy, start) = (PollPolicy::new(), Instant::now());
+        assert_eq!(poll_policy.next_wait_at(start), Wait::Poll);
         let later = start + Duration::from_millis(2);
-        let asleep = sleep_after(later - start, pace.is_few_cores);
-        assert_eq!(pace.next_wait_at(later), Wait::Until(later + asleep));
-        pace.worked();
-        assert_eq!(pace.next_wait_at(later), Wait::Poll);
+        let asleep = sleep_after(later - start, poll_policy.is_few_cores);
+        assert_eq!(poll_policy.next_wait_at(later), Wait::Until(later + asleep));
+        poll_policy.worked();
+        assert_eq!(poll_policy.next_wait_at(later), Wait::Poll);
     }
 }

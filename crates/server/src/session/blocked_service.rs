@@ -11,30 +11,30 @@ use outboard_wire::{
 };
 
 use super::{
-    Tally, WaitingList, answers::send_answers, data_connections::DataConnections, limits,
+    MessageStats, WaitingList, answers::send_answers, data_connections::DataConnections, limits,
     outbox::Outbox,
 };
 
 /// Serves the client while the device blocks in a call of its own: forwards host functions, and
 /// first the copies before them. A driver call that waits for a stream would otherwise wait for a
 /// host function that nobody runs.
-pub(super) struct Relay<'r, 's> {
+pub(super) struct BlockedService<'r, 's> {
     pub(super) receiver: &'r RefCell<&'s mut Receiver>,
     pub(super) outbox: &'r mut Outbox,
     pub(super) waiting: &'r mut WaitingList,
     pub(super) data_connections: &'r DataConnections,
-    pub(super) tally: &'r mut Tally,
+    pub(super) stats: &'r mut MessageStats,
     pub(super) early: &'r mut VecDeque<Vec<u8>>,
 }
 
-impl Relay<'_, '_> {
+impl BlockedService<'_, '_> {
     pub(super) fn turn(
         &mut self,
         reached: &[(u64, CUresult)],
         done: &mut Vec<u64>,
     ) -> Result<(), outboard_link::Error> {
         if self.waiting.poll() {
-            send_answers(self.waiting, self.outbox, self.data_connections, self.tally)?;
+            send_answers(self.waiting, self.outbox, self.data_connections, self.stats)?;
         }
         for (call, status) in reached {
             let (call, status) = (*call, status.0);
