@@ -1,4 +1,5 @@
-"""Random sequences of driver calls, what they read held against a model of CUDA's ordering rules.
+"""Plays random sequences of driver calls, and checks what they read against a model of CUDA's
+ordering rules.
 
 `ordering.py SEED PROGRAMS SECONDS` plays that many programs, or as many as the time allows. A program that reads what
 no order allows is made as short as it can be and printed, one call a line; `ordering.py --play FILE` plays such lines
@@ -30,7 +31,7 @@ Spot = tuple[str, int]
 
 PARTS = 4
 PART_WORDS = [16, 1024, 16 << 10, 64 << 10, 512 << 10]
-# D: cuMemAlloc, Q: of a pool; P: pinned, H: pageable, R: registered.
+# D: cuMemAlloc, Q: from a pool, P: pinned, H: pageable, R: registered.
 BUFFERS = {"device": ["D0", "D1", "D2", "Q0"], "host": ["P0", "H0", "P1", "H1", "R0"]}
 ALL = BUFFERS["device"] + BUFFERS["host"]
 STREAMS = ["default", "blocking0", "blocking1", "free0", "free1", "free2"]
@@ -43,7 +44,7 @@ SHRINK_S_MAX = float(os.environ.get("ORDERING_SHRINK_S", "20"))
 THREADS = 256
 NON_BLOCKING, THREAD_LOCAL = 1, 1
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, c_void_p)
-# How rows of a buffer are copied.
+# The forms of a copy of a buffer's rows.
 WAYS = ["plain", "plain", "plain", "2D", "3D"]
 WAYS_HERE = [*WAYS, "peer"]
 GRAPHS = ["plain", "plain", "clone", "twice", "update", "child"]
@@ -133,22 +134,22 @@ class Copy3D(ctypes.Structure):
 
 @dataclass
 class Work:
-    """Something that reads and writes: of a stream, or of the host."""
+    """A piece of work that reads and writes, of a stream or of the host."""
 
     before: int  # a bit for each work that must be done before it
-    # What it writes, by place: a value, or what another place holds and a number more.
+    # Values that it writes, by place: a value, or another place's value plus a number.
     writes: dict[Spot, int | tuple[Spot, int]] = field(default_factory=dict)
     touches: set[Spot] = field(default_factory=set)
 
 
 class Model:
-    """The order that CUDA promises, and what reads may see in it."""
+    """The order that CUDA promises, and the values that reads may see in it."""
 
     def __init__(self) -> None:
         self.works: list[Work] = []
         self.last: dict[str, int] = {}
         self.events: dict[int, int] = {}
-        self.done = 0  # what the host knows to be done
+        self.done = 0  # work that the host knows to be done
         self.seen: list[tuple[int, Spot, list[int], int]] = []
         self.values: dict[tuple[int, Spot], set[int] | None] = {}
         self.tape: list[dict[Spot, int | tuple[Spot, int]]] = []
@@ -164,13 +165,13 @@ class Model:
         return self.works[work].before | 1 << work
 
     def host(self, writes: dict[Spot, int | tuple[Spot, int]], reads: set[Spot] | None = None) -> int:
-        """Work of the host: all that comes later comes after it."""
+        """Adds work of the host, which comes before everything later."""
         work = self.add(self.done, writes, reads)
         self.done |= 1 << work
         return work
 
     def on(self, stream: str, writes: dict[Spot, int | tuple[Spot, int]], after: int | None = None) -> int:
-        """Work of a stream. The default stream and blocking ones wait for each other."""
+        """Adds work of a stream. The default stream and blocking ones wait for each other."""
         self.tape.append(writes)
         if self.muted:
             return -1
@@ -187,11 +188,12 @@ class Model:
         return self.last[stream]
 
     def is_free(self, spots: set[Spot]) -> bool:
-        """Whether the host may write there."""
+        """Whether the host may write these places."""
         return all(self.done >> i & 1 for i, work in enumerate(self.works) if work.touches & spots)
 
     def may_see(self, reader: int, spot: Spot) -> set[int] | None:
-        """Values that a work may read; None where they are too many to tell, or depend on themselves."""
+        """Returns the values that a work may read; None if they are too many, or depend on
+        themselves."""
         key = (reader, spot)
         if key not in self.values:
             self.values[key] = None
@@ -219,7 +221,7 @@ class Model:
         return values
 
     def settled(self) -> list[tuple[int, str, int, int]]:
-        """Reads that could only see one value: call, place, what was seen."""
+        """Returns reads that could see only one value: call, place, part and value seen."""
         found = []
         for reader, (name, part), got, step in self.seen:
             allowed = self.may_see(reader, (name, part))
@@ -228,7 +230,7 @@ class Model:
         return found
 
     def wrong(self) -> str | None:
-        """The first read that no order allows."""
+        """Describes the first read that no order allows."""
         for reader, spot, got, step in self.seen:
             allowed = self.may_see(reader, spot)
             if allowed is not None and not set(got) <= allowed:
@@ -241,7 +243,8 @@ def spots(name: str, first: int, parts: int) -> list[Spot]:
 
 
 class Player:
-    """The driver's side: memory that all programs share, streams and events that each makes as it goes."""
+    """Plays programs on the driver: memory shared by all programs, and streams and events that each
+    creates."""
 
     def __init__(self) -> None:
         self.cuda = ctypes.CDLL("libcuda.so.1")
@@ -283,7 +286,7 @@ class Player:
         assert status == 0, f"{name}: {status}"
 
     def play(self, steps: list[Step]) -> str | None:
-        """What is wrong with a program's reads, if anything."""
+        """Plays a program; returns what is wrong with its reads, if anything."""
         self.words = steps[0][1]
         self.streams: dict[str, c_void_p] = {"default": c_void_p()}
         self.events: dict[int, c_void_p] = {}
@@ -359,7 +362,7 @@ class Player:
             self.model.done |= self.model.through(work)
 
     def box(self, way: str, to: str, source: str, first: int, parts: int) -> Copy2D | Copy3D:
-        """A copy whose rows are the parts of a buffer."""
+        """Makes a copy whose rows are the parts of a buffer."""
         row = 4 * self.words
         copy: Any = Copy2D() if way == "2D" else Copy3D()
         for side, name in (("src", source), ("dst", to)):
@@ -409,7 +412,8 @@ class Player:
         self.model.on(stream, {})
 
     def capture(self, parts: list[Step], stream: str) -> c_void_p:
-        """A graph of calls. The calls go to the captured stream, their effects to the one that it is launched in."""
+        """Captures calls into a graph. The calls go to the captured stream, their effects in the
+        model to the stream in which the graph is launched."""
         graph = c_void_p()
         captured, launched = self.stream("captured"), self.stream(stream)
         self.do("cuStreamBeginCapture_v2", captured, c_int(THREAD_LOCAL))
@@ -421,7 +425,8 @@ class Player:
         return graph
 
     def graph(self, parts: list[Step], way: str, stream: str) -> None:
-        """Captures calls and launches them as a graph: as it is, cloned, updated, inside another, twice."""
+        """Captures calls and launches them as a graph: unchanged, cloned, updated, inside another,
+        or twice."""
         executable, graphs = c_void_p(), []
         if way == "update":
             self.model.muted = True
@@ -459,7 +464,7 @@ class Player:
             self.do("cuGraphDestroy", graph)
 
     def told(self, graph: c_void_p) -> None:
-        """What the driver says that a graph is made of."""
+        """Records the driver's description of a graph."""
         count, edges = c_size_t(), c_size_t()
         self.do("cuGraphGetNodes", graph, None, byref(count))
         self.do("cuGraphGetEdges", graph, None, None, byref(edges))
@@ -474,7 +479,7 @@ class Player:
         self.answers.append([self.at, sorted(kinds), edges.value])
 
     def word_between(self, first: str, second: str) -> None:
-        """A stream waits for a word that another writes."""
+        """Makes a stream wait for a word that another writes."""
         self.word += 1
         if not hasattr(self, "words_at"):
             self.words_at = c_uint64()
@@ -488,7 +493,7 @@ class Player:
         self.model.on(second, {}, written)
 
     def ask(self, what: str, name: str) -> None:
-        """A question, or a wrong call: whatever the answer is, all drivers give it."""
+        """Asks a question or makes a wrong call, which every driver must answer alike."""
         null, wild, out = c_void_p(), c_void_p(16), c_uint64()
         stream = self.stream(name)
         flags = c_uint()
@@ -524,7 +529,7 @@ class Player:
         self.answers.append([self.at, what, status, flags.value])
 
     def host(self, name: str, first: int, parts: int, value: int, stream: str) -> None:
-        """A function of the program's, in a stream, that writes memory."""
+        """Adds a host function of the program to a stream, which writes memory."""
         target = self.memory[name][first * self.words : (first + parts) * self.words]
 
         def write(_: int) -> None:
@@ -587,7 +592,7 @@ QUESTIONS = [
 
 
 def changed(part: Step) -> Step:
-    """A call that writes something else to the same place: what an update of a graph replaces."""
+    """Returns a call that writes something else to the same place, for an update of a graph."""
     match part[0]:
         case "set" | "host":
             return [*part[:4], part[4] + 1, *part[5:]]
@@ -598,7 +603,7 @@ def changed(part: Step) -> Step:
 
 
 def program(seed: int) -> list[Step]:
-    """A sequence of calls: the first entry is the length of a part of a buffer."""
+    """Generates a sequence of calls; the first entry is the length of a part of a buffer."""
     r = random.Random(seed)
     value = iter(range(1000, 10**9, 1000))
 
@@ -642,11 +647,11 @@ def program(seed: int) -> list[Step]:
         match r.choice("wwwwwwwwSSSSSbbbfflleEcsgggvqq"):
             case "w":
                 kind = r.choice(["copy_in", "copy_out", "copy_here", "set", "add", "add", "add", "host"])
-                # Without a stream these two are asynchronous all the same.
+                # Without a stream these two are asynchronous, too.
                 is_plain = kind in ("copy_here", "set") and r.random() < 0.3
                 return [[*work(kind), None if is_plain else stream()]]
             case "S":
-                # A synchronous copy, behind something that takes a while, and something that looks at it.
+                # A synchronous copy, after something slow, and a read of it.
                 name, to = host(), device()
                 fill = ["fill", name, 0, PARTS, next(value)]
                 busy = [["busy", r.choice(STREAMS[:3])]] * r.choice([0, 1, 3])
@@ -707,7 +712,7 @@ def shrink(player: Player, steps: list[Step], why: str) -> tuple[list[Step], str
 
 
 def say(player: Player, steps: list[Step]) -> None:
-    """Plays a program and prints what it was answered, on one line."""
+    """Plays a program and prints its answers on one line."""
     wrong = player.play(steps)
     print(json.dumps([wrong, player.answers, player.model.settled()]), flush=True)
 
