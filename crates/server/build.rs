@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut out = String::new();
     writeln!(
         out,
-        "/// What a device does for a session: a method a message. What it does not override it does not support."
+        "/// Methods of a device, one for each message. A device does not support those that it does not override."
     )?;
     writeln!(out, "pub trait Device: Host {{")?;
     for op in &ops {

@@ -264,7 +264,7 @@ fn value_method(out: &mut String, call: &Call) -> Result<(), Box<dyn Error>> {
             arguments.push(format!("o{i}.as_mut_ptr()"));
             results.push((i, pointee.to_string()));
         } else {
-            // Whoever passes an address vouches for the memory behind it.
+            // The caller guarantees that the memory at each address it passes is valid.
             checked &= param.ctype != "CUdeviceptr" && raw != "*mut c_void";
             params.push(format!("p{i}: {raw}"));
             arguments.push(format!("p{i}"));
