@@ -36,9 +36,14 @@ const DEPENDENCIES_MAX: u32 = NODES_MAX as u32;
 #[inline]
 pub(crate) fn check_captures_unsafe() -> Done {
     match driver() {
-        Ok(driver) if driver.captures.any() => driver.captures.check_unsafe(),
+        Ok(driver) if driver.captures.any() => check_modes(driver),
         _ => Ok(()),
     }
+}
+
+#[cold]
+fn check_modes(driver: &Driver) -> Done {
+    driver.captures.check_unsafe()
 }
 
 /// Refuses a call that waits for all streams of the current context, if one of them is being
@@ -46,11 +51,16 @@ pub(crate) fn check_captures_unsafe() -> Done {
 #[inline]
 pub(crate) fn check_captures_of_context() -> Done {
     match driver() {
-        Ok(driver) if driver.captures.any() => match current_context() {
-            Ok(context) => driver.captures.check_context(context),
-            Err(_) => Ok(()),
-        },
+        Ok(driver) if driver.captures.any() => check_context(driver),
         _ => Ok(()),
+    }
+}
+
+#[cold]
+fn check_context(driver: &Driver) -> Done {
+    match current_context() {
+        Ok(context) => driver.captures.check_context(context),
+        Err(_) => Ok(()),
     }
 }
 
