@@ -98,6 +98,7 @@ fn entry(
             _ => name(&p.name),
         })
         .collect();
+    let types: Vec<String> = target.params.iter().map(|p| rust_type(&p.ctype)).collect();
     let subject = subject_of(target, &args, per_thread);
     let module = if target.derived {
         "derived__"
@@ -124,8 +125,10 @@ fn entry(
     };
     writeln!(
         out,
-        "/// # Safety\n/// Pointers are valid as the driver API's manual asks of a caller.\n#[unsafe(no_mangle)]\npub unsafe extern \"C\" fn {symbol}({}) -> CUresult {{\n    // SAFETY: what the caller promised is passed on as it is.\n    guard::enter({number}, || {subject}, || unsafe {{ {captures}{body} }})\n}}",
-        params.join(", ")
+        "/// # Safety\n/// Pointers are valid as the driver API's manual asks of a caller.\n#[unsafe(no_mangle)]\npub unsafe extern \"C\" fn {symbol}({}) -> CUresult {{\n    #[repr(C)]\n    #[derive(Clone, Copy)]\n    struct Params({});\n    // SAFETY: what the caller promised is passed on as it is.\n    guard::enter({number}, || {subject}, || Params({}), || unsafe {{ {captures}{body} }})\n}}",
+        params.join(", "),
+        types.join(", "),
+        args.join(", ")
     )?;
     Ok(())
 }

@@ -20,7 +20,9 @@ extern int cuptiActivityPopExternalCorrelationId(uint32_t, uint64_t *);
 extern int cuptiGetTimestamp(uint64_t *), cuptiGetVersion(uint32_t *), cuptiFinalize(void);
 extern int cuptiSubscribe(void **, void *, void *), cuptiUnsubscribe(void *);
 extern int cuptiEnableCallback(uint32_t, void *, uint32_t, uint32_t);
-extern int cuptiEventGroupCreate(void);
+extern int cuptiEventGroupCreate(void), cuptiActivitySetAttribute(uint32_t, size_t *, void *);
+extern int cuptiActivityEnableCudaEventDeviceTimestamps(uint8_t);
+extern int cuptiGetStreamIdEx(CUcontext, CUstream, uint8_t, uint32_t *), cuptiGetContextId(CUcontext, uint32_t *);
 
 #define DO(call) do { int s = (int)(call); if (s) { printf("failed %s: %d\n", #call, s); exit(1); } } while (0)
 #define U32(r, at) (*(uint32_t *)((r) + (at)))
@@ -60,7 +62,7 @@ static void complete(void *context, uint32_t stream, uint8_t *buffer, size_t byt
                    U32(r, 40), U64(r, 16), U64(r, 24));
             break;
         case 2:
-            printf("memset call %u bytes %lu value %u graph %u node %lu at %lu %lu\n", U32(r, 44), U64(r, 8), U32(r, 4),
+            printf("memset call %u bytes %lu value %u stream %u graph %u node %lu at %lu %lu\n", U32(r, 44), U64(r, 8), U32(r, 4), U32(r, 40),
                    U32(r, 72), U64(r, 64), U64(r, 16), U64(r, 24));
             break;
         case 10:
@@ -70,6 +72,14 @@ static void complete(void *context, uint32_t stream, uint8_t *buffer, size_t byt
         case 4: case 5:
             printf("%s call %u cbid %u result %u at %lu %lu\n", U32(r, 0) == 4 ? "driver" : "runtime", U32(r, 32), U32(r, 4),
                    U32(r, 36), U64(r, 8), U64(r, 16));
+            break;
+        case 36:
+            printf("event call %u context %u stream %u event %u record %lu passed %lu\n", U32(r, 4), U32(r, 8), U32(r, 12), U32(r, 16),
+                   U64(r, 48), U64(r, 40));
+            break;
+        case 38:
+            printf("wait call %u type %u context %u stream %d event %d record %ld result %u at %lu %lu\n", U32(r, 24), U32(r, 4),
+                   U32(r, 28), (int)U32(r, 32), (int)U32(r, 36), (long)U64(r, 40), U32(r, 48), U64(r, 8), U64(r, 16));
             break;
         case 39: printf("external call %u kind %u id %lu\n", U32(r, 16), U32(r, 4), U64(r, 8)); break;
         default: printf("other %u\n", U32(r, 0));
@@ -121,9 +131,43 @@ static void replay(void)
     DO(cudaStreamSynchronize(stream));
 }
 
+/* Waits of all four kinds, on streams whose kernels and copies have records too. */
+static void wait_for_everything(void)
+{
+    cudaStream_t first, second;
+    cudaEvent_t event;
+    CUcontext context;
+    uint32_t id, numbers[3];
+
+    DO(cudaStreamCreate(&first));
+    DO(cudaStreamCreate(&second));
+    DO(cudaEventCreate(&event));
+    DO(cudaMemsetAsync(there, 1, 11, first));
+    DO(cudaEventRecord(event, first));
+    DO(cudaStreamWaitEvent(second, event, 0));
+    DO(cudaMemsetAsync(there, 2, 22, second));
+    DO(cudaStreamSynchronize(second));
+    DO(cudaEventSynchronize(event));
+    DO(cudaEventRecord(event, second));
+    DO(cudaEventSynchronize(event));
+    DO(cudaDeviceSynchronize());
+    DO(cuCtxGetCurrent(&context));
+    DO(cuptiGetContextId(context, &id));
+    DO(cuptiGetStreamIdEx(context, 0, 0, &numbers[0]));
+    DO(cuptiGetStreamIdEx(context, (CUstream)first, 0, &numbers[1]));
+    DO(cuptiGetStreamIdEx(context, (CUstream)second, 0, &numbers[2]));
+    printf("numbers %u %u %u %u wrong %d\n", id, numbers[0], numbers[1], numbers[2],
+           cuptiGetStreamIdEx(context, (CUstream)0x1234560, 0, &id));
+    /* A stream's handle may come again, and is another stream then. */
+    DO(cudaStreamDestroy(first));
+    DO(cudaStreamCreate(&first));
+    DO(cudaMemsetAsync(there, 3, 33, first));
+    DO(cudaStreamSynchronize(first));
+}
+
 int main(int count, char **arguments)
 {
-    static const uint32_t kinds[] = {1, 2, 10, 39, 5, 4};
+    static const uint32_t kinds[] = {1, 2, 10, 39, 5, 4, 36, 38};
     const char *what = count > 1 ? arguments[1] : "all";
     CUmodule module;
     uint64_t before, after;
@@ -143,23 +187,34 @@ int main(int count, char **arguments)
     DO(cuModuleGetFunction(&fill, module, "fill"));
     launch(1);
     DO(cudaDeviceSynchronize());
-    printf("unsupported %d kind %d wrong %d\n", cuptiEventGroupCreate(), cuptiActivityEnable(38), cuptiActivityEnable(1000));
+    printf("unsupported %d kind %d wrong %d\n", cuptiEventGroupCreate(), cuptiActivityEnable(12), cuptiActivityEnable(1000));
     is_stingy = !strcmp(what, "stingy");
     if (!strcmp(what, "small")) buffer_bytes = 300;
     if (!strcmp(what, "calling")) is_calling = 1, buffer_bytes = 300;
     DO(cuptiActivityRegisterCallbacks(request, complete));
     DO(cuptiGetTimestamp(&before));
-    for (i = 0; i < sizeof kinds / sizeof *kinds; i++) DO(cuptiActivityEnable(kinds[i]));
+    if (!strcmp(what, "dropped")) {
+        /* Memory for some work, and no more. */
+        size_t word = sizeof word, bytes = 20000, buffers = 1;
+        DO(cuptiActivitySetAttribute(0, &word, &bytes));
+        DO(cuptiActivitySetAttribute(2, &word, &buffers));
+    }
+    if (!strcmp(what, "times")) DO(cuptiActivityEnableCudaEventDeviceTimestamps(1));
+    for (i = 0; i < (strcmp(what, "waits") && strcmp(what, "times") ? 6 : 8); i++) DO(cuptiActivityEnable(kinds[i]));
     if (!strcmp(what, "many")) {
         for (i = 0; i < 10000; i++) launch(i);
         for (i = 0; i < 6; i++) DO(cuptiActivityDisable(kinds[i]));
+    } else if (!strcmp(what, "dropped")) {
+        for (i = 0; i < 1000; i++) launch(i);
+    } else if (!strcmp(what, "waits") || !strcmp(what, "times")) {
+        wait_for_everything();
     } else if (!strcmp(what, "graph")) {
         replay();
     } else if (!strcmp(what, "callbacks")) {
         DO(cuptiSubscribe(&subscriber, called, "user"));
         printf("second %d\n", cuptiSubscribe(&subscriber, called, "user"));
         DO(cuptiEnableCallback(1, subscriber, 2, 49));
-        printf("driver %d\n", cuptiEnableCallback(1, subscriber, 1, 1));
+        printf("nvtx %d unknown %d\n", cuptiEnableCallback(1, subscriber, 5, 1), cuptiEnableCallback(1, subscriber, 1, 1023));
         work();
         DO(cuptiUnsubscribe(subscriber));
         work();

@@ -13,6 +13,7 @@
 //! - [`activity`]: the interface between `libcuda.so.1` and `libcupti.so.13`.
 //! - `cupti.calls`, `cupti.cbids`, [`cupti`]: every function of `libcupti.so.13`, and its numbers
 //!   for driver and runtime calls.
+//! - [`cupti_records`]: the layouts of CUPTI's records.
 //! - [`optimise`]: the levels of `outboard run --optimise`.
 //! - [`ffi`]: the declared calls in Rust's spelling, for build scripts.
 //! - [`procaddr`]: the symbol that `cuGetProcAddress` returns for a name, a version and flags.
@@ -22,6 +23,7 @@ pub mod coverage;
 #[allow(non_camel_case_types)]
 pub mod cuda;
 pub mod cupti;
+pub mod cupti_records;
 pub mod decl;
 pub mod documents;
 #[allow(non_upper_case_globals)]

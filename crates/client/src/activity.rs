@@ -13,14 +13,24 @@ use std::{
 
 use outboard_api::{
     CUresult,
-    activity::{ACTIVITY_VERSION, Hooks, RUNTIME_CALLS, RuntimeCall, Table, Take},
+    activity::{
+        ACTIVITY_VERSION, DriverCall, Hooks, NUMBER_CONTEXT, NUMBER_GRAPH, NUMBER_GRAPH_EXEC,
+        NUMBER_GRAPH_NODE, NUMBER_STREAM, Numbers, RUNTIME_CALLS, RuntimeCall, Table, Take,
+    },
+    cuda::{CUcontext, CUgraph, CUgraphExec, CUgraphNode, CUstream},
 };
 use outboard_wire::{
     frame,
-    messages::{ActivityClock, ActivityEnable, ActivityTake},
+    messages::{ActivityClock, ActivityEnable, ActivityNumber, ActivityTake},
 };
 
-use crate::{calls, entry::CALLS, guard, state::driver, thread};
+use crate::{
+    calls,
+    entry::CALLS,
+    guard,
+    state::{driver, wire_context},
+    thread,
+};
 
 static HOOKS: AtomicPtr<Hooks> = AtomicPtr::new(ptr::null_mut());
 
@@ -29,7 +39,7 @@ static mut RUNTIME: [u32; RUNTIME_CALLS] = [0; RUNTIME_CALLS];
 
 /// A call that is being reported.
 pub(crate) struct Begun {
-    token: u64,
+    call: DriverCall,
     /// The number of the call that made this call.
     outer: u32,
 }
@@ -40,21 +50,43 @@ fn hooks() -> Option<&'static Hooks> {
 }
 
 /// Begins a call.
+///
+/// # Safety
+/// `params` is valid until [`end`] has returned.
 #[cold]
-pub(crate) fn begin(number: usize) -> Option<Begun> {
+pub(crate) unsafe fn begin(number: usize, params: *const c_void) -> Option<Begun> {
     let hooks = hooks()?;
-    let mut token = 0;
-    let call = (hooks.driver_begins)(number as u32, &mut token);
-    let outer = thread::here().call.replace(call);
-    Some(Begun { token, outer })
+    let mut call = DriverCall {
+        number: number as u32,
+        result: CUresult::CUDA_SUCCESS,
+        params,
+        context: current(),
+        correlation_data: 0,
+    };
+    // SAFETY: the record outlives the hook.
+    let number = unsafe { (hooks.driver_begins)(&mut call) };
+    let outer = thread::here().call.replace(number);
+    Some(Begun { call, outer })
+}
+
+/// Returns the thread's current context, or NULL.
+fn current() -> *mut c_void {
+    let context = thread::here().context.get();
+    context.map_or(ptr::null_mut(), |context| context.handle.0 as *mut c_void)
 }
 
 /// Ends a call.
 #[cold]
-pub(crate) fn end(number: usize, begun: Begun, result: CUresult) {
+pub(crate) fn end(begun: Begun, result: CUresult) {
     thread::here().call.set(begun.outer);
     if let Some(hooks) = hooks() {
-        (hooks.driver_ends)(number as u32, begun.token, result);
+        let mut call = DriverCall {
+            result,
+            context: current(),
+            ..begun.call
+        };
+        // SAFETY: as above.
+        unsafe { (hooks.driver_ends)(&mut call) };
     }
 }
 
@@ -110,6 +142,7 @@ pub(crate) static TABLE: Table = Table {
     runtime_calls: (&raw mut RUNTIME).cast(),
     enable,
     clock,
+    number,
     take,
 };
 
@@ -135,6 +168,7 @@ fn answer(call: impl FnOnce() -> Result<(), CUresult>) -> CUresult {
 
 unsafe extern "C" fn enable(
     kinds: u32,
+    kept_bytes_max: u64,
     source: *mut u8,
     reason: *mut c_void,
     take: Take,
@@ -142,7 +176,10 @@ unsafe extern "C" fn enable(
     answer(|| {
         // SAFETY: a call without pointers.
         unsafe { calls::cuInit(0)? };
-        let asked = ActivityEnable { kinds };
+        let asked = ActivityEnable {
+            kinds,
+            kept_bytes_max,
+        };
         driver()?.session.call(0, &asked, |reply| {
             let text = &reply.reason;
             // SAFETY: libcupti's outputs; the bytes are valid during the call.
@@ -161,6 +198,37 @@ unsafe extern "C" fn clock(now_ns: *mut u64) -> CUresult {
             .call(0, &ActivityClock {}, |reply| reply.now_ns)?;
         // SAFETY: libcupti's output.
         unsafe { now_ns.write(now) };
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn number(
+    what: u32,
+    context: *mut c_void,
+    object: *mut c_void,
+    numbers: *mut Numbers,
+) -> CUresult {
+    answer(|| {
+        let driver = driver()?;
+        let context = match context.is_null() {
+            true => wire_context(),
+            false => driver.wire_context(CUcontext(context as usize))?,
+        };
+        let object = match what {
+            NUMBER_CONTEXT => context,
+            NUMBER_STREAM => driver.stream(CUstream(object as usize))?.wire(),
+            NUMBER_GRAPH => driver.wire_graph(CUgraph(object as usize))?,
+            NUMBER_GRAPH_EXEC => driver.wire_graphexec(CUgraphExec(object as usize))?,
+            NUMBER_GRAPH_NODE => driver.wire_node(CUgraphNode(object as usize))?,
+            _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        };
+        let asked = ActivityNumber { what, object };
+        let answered = driver.session.call(context, &asked, |reply| Numbers {
+            context: reply.context,
+            object: reply.number,
+        })?;
+        // SAFETY: libcupti's output.
+        unsafe { numbers.write(answered) };
         Ok(())
     })
 }

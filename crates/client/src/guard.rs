@@ -2,6 +2,7 @@
 
 use std::{
     cell::Cell,
+    mem::MaybeUninit,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::atomic::{AtomicU8, AtomicU64, Ordering},
 };
@@ -78,17 +79,20 @@ pub(crate) fn is_timed() -> bool {
     UNUSUAL.load(Ordering::Relaxed) & TIMED != 0
 }
 
-/// Runs one call. `subject` is only evaluated if calls are recorded.
+/// Runs one call. `subject` is only evaluated if calls are recorded, `params` only if they are
+/// profiled.
 #[inline]
-pub(crate) fn enter(
+pub(crate) fn enter<P: Copy>(
     number: usize,
     subject: impl FnOnce() -> Subject,
+    params: impl FnOnce() -> P,
     call: impl FnOnce() -> Result<(), CUresult>,
 ) -> CUresult {
     let unusual = UNUSUAL.load(Ordering::Relaxed);
     if unusual & FORKED != 0 {
         return CUresult::CUDA_ERROR_NOT_INITIALIZED;
     }
+    let mut told_params = MaybeUninit::<P>::uninit();
     let (outer, start, recorded, told) = match unusual {
         0 => (number, None, None, None),
         _ => (
@@ -99,7 +103,13 @@ pub(crate) fn enter(
                 false => None,
             },
             match unusual & PROFILED != 0 {
-                true => activity::begin(number),
+                // SAFETY: the parameters stay on this frame until after `activity::end`.
+                true => unsafe {
+                    activity::begin(
+                        number,
+                        std::ptr::from_ref(told_params.write(params())).cast(),
+                    )
+                },
                 false => None,
             },
         ),
@@ -133,7 +143,7 @@ pub(crate) fn enter(
         record::end(number, kind, recorded, result);
     }
     if let Some(told) = told {
-        activity::end(number, told, result);
+        activity::end(told, result);
     }
     result
 }

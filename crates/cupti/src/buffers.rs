@@ -4,7 +4,7 @@ use std::{cell::Cell, ffi::c_void};
 
 use parking_lot::Mutex;
 
-use crate::records::Record;
+use outboard_api::cupti_records::Record;
 
 /// `CUpti_BuffersCallbackRequestFunc`.
 pub(crate) type Request = unsafe extern "C" fn(*mut *mut u8, *mut usize, *mut usize);

@@ -7,27 +7,34 @@ use std::{
     sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
 };
 
+use outboard_api::{
+    activity::{NUMBER_CONTEXT, NUMBER_GRAPH, NUMBER_GRAPH_EXEC, NUMBER_GRAPH_NODE},
+    cupti_records as records,
+};
 use parking_lot::Mutex;
 
 use crate::{
     buffers::{self, Complete, Request},
+    callbacks::{self, Callback, DOMAIN_DRIVER, DOMAIN_RESOURCE, DOMAIN_RUNTIME},
     clock::{self, Timestamp},
     driver,
     entry::{DRIVER, RUNTIME},
     hooks::{self, EXTERNAL_KINDS},
-    log,
-    profile::{self, Callback},
-    records,
+    known::{self, DOMAINS as DOMAIN_NAMES},
+    log, objects, profile,
     status::Status,
 };
 
 /// `CUPTI_API_VERSION` of CUDA 13.0, the version of the records written here.
 const VERSION: u32 = 130_001;
-const DOMAIN_DRIVER: u32 = 1;
-const DOMAIN_RESOURCE: u32 = 3;
-/// Number of `CUPTI_ACTIVITY_ATTR_*` values that are stored. They tune buffers on the GPU, which do
-/// not exist here.
+/// Number of `CUPTI_ACTIVITY_ATTR_*` values that are stored.
 const ATTRIBUTES: usize = 11;
+/// `CUPTI_ACTIVITY_ATTR_DEVICE_BUFFER_SIZE`, `CUPTI_ACTIVITY_ATTR_DEVICE_BUFFER_POOL_LIMIT`, and
+/// CUPTI's defaults: their product limits the memory for records that were not taken yet.
+const DEVICE_BUFFER_SIZE: usize = 0;
+const DEVICE_BUFFER_POOL_LIMIT: usize = 2;
+const DEVICE_BUFFER_BYTES: usize = 3_200_000;
+const DEVICE_BUFFERS: usize = 250;
 
 static LAST_ERROR: AtomicU32 = AtomicU32::new(0);
 
@@ -103,10 +110,10 @@ pub(crate) unsafe extern "C" fn cuptiGetCallbackName(
     enter("cuptiGetCallbackName", || {
         let names = match domain {
             DOMAIN_DRIVER => DRIVER,
-            hooks::DOMAIN_RUNTIME => RUNTIME,
+            DOMAIN_RUNTIME => RUNTIME,
             _ => return Err(Status::INVALID_PARAMETER),
         };
-        let found = hooks::name(names, cbid).ok_or(Status::INVALID_PARAMETER)?;
+        let found = known::name(names, cbid).ok_or(Status::INVALID_PARAMETER)?;
         // SAFETY: the program's output; the names are never freed.
         unsafe { put(name, found.as_ptr()) }
     })
@@ -156,14 +163,16 @@ pub(crate) extern "C" fn cuptiActivityEnableDriverApi(cbid: u32, enable: u8) -> 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuptiActivityEnableRuntimeApi(cbid: u32, enable: u8) -> Status {
     enter("cuptiActivityEnableRuntimeApi", || {
-        profile::enable_call(hooks::DOMAIN_RUNTIME, cbid, enable != 0)
+        profile::enable_call(DOMAIN_RUNTIME, cbid, enable != 0)
     })
 }
 
-/// Accepts the setting. There are no records of events here, so none lacks its time.
+/// Has records of events bear the time at which the GPU passed the event.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuptiActivityEnableCudaEventDeviceTimestamps(enable: u8) -> Status {
-    not_kept("cuptiActivityEnableCudaEventDeviceTimestamps", enable)
+    enter("cuptiActivityEnableCudaEventDeviceTimestamps", || {
+        profile::time_events(enable != 0)
+    })
 }
 
 /// Accepts the setting. The fields stay 0: when the server queued a launch says nothing about the
@@ -313,6 +322,7 @@ pub(crate) unsafe extern "C" fn cuptiActivitySetAttribute(
         // SAFETY: the program's `len` bytes, at most a word.
         unsafe { std::ptr::copy_nonoverlapping(value.cast(), word.as_mut_ptr(), len) };
         kept.store(usize::from_ne_bytes(word), Ordering::Relaxed);
+        keep_bytes();
         Ok(())
     })
 }
@@ -331,6 +341,20 @@ pub(crate) unsafe extern "C" fn cuptiActivityGetAttribute(
         unsafe { std::ptr::copy_nonoverlapping(word.as_ptr(), value.cast(), len) };
         Ok(())
     })
+}
+
+/// Applies the memory limit for records that were not taken yet, if the program has set one.
+fn keep_bytes() {
+    let value =
+        |attribute: usize, otherwise| match ATTRIBUTE_VALUES[attribute].load(Ordering::Relaxed) {
+            0 => (false, otherwise),
+            set => (true, set),
+        };
+    let (bytes_set, bytes) = value(DEVICE_BUFFER_SIZE, DEVICE_BUFFER_BYTES);
+    let (buffers_set, buffers) = value(DEVICE_BUFFER_POOL_LIMIT, DEVICE_BUFFERS);
+    if bytes_set || buffers_set {
+        profile::keep_bytes(bytes.saturating_mul(buffers) as u64);
+    }
 }
 
 /// Returns the storage of an attribute, and the length in bytes of the program's value.
@@ -381,7 +405,7 @@ pub(crate) unsafe extern "C" fn cuptiSubscribe(
 ) -> Status {
     enter("cuptiSubscribe", || {
         let callback = callback.filter(|_| !subscriber.is_null());
-        profile::subscribe(callback.ok_or(Status::INVALID_PARAMETER)?, user)?;
+        callbacks::subscribe(callback.ok_or(Status::INVALID_PARAMETER)?, user)?;
         // SAFETY: the program's output.
         unsafe { put(subscriber, (&raw const SUBSCRIBER).cast_mut().cast()) }
     })
@@ -411,15 +435,8 @@ pub(crate) extern "C" fn cuptiEnableCallback(
 ) -> Status {
     enter("cuptiEnableCallback", || {
         check_subscriber(subscriber)?;
-        if domain == DOMAIN_RESOURCE {
-            // PyTorch subscribes to the end of contexts in order to end its profile first. Here it
-            // loses nothing without: a context ends after the program's work is done, and its
-            // records are kept.
-            log::debug(format_args!("callbacks for resources never come ({cbid})"));
-            return Ok(());
-        }
         check_domain(domain, enable)?;
-        profile::call_back(Some(cbid), enable != 0)
+        profile::call_back(domain, Some(cbid), enable != 0)
     })
 }
 
@@ -432,16 +449,17 @@ pub(crate) extern "C" fn cuptiEnableDomain(
     enter("cuptiEnableDomain", || {
         check_subscriber(subscriber)?;
         check_domain(domain, enable)?;
-        profile::call_back(None, enable != 0)
+        profile::call_back(domain, None, enable != 0)
     })
 }
 
-/// Accepts only calls of the runtime: callbacks read a call's arguments, which are available for no
-/// other domain.
+/// Accepts calls of the driver and the runtime, and resources. Of those only graphs are reported:
+/// PyTorch subscribes to the end of contexts in order to end its profile first, and loses nothing
+/// without, since a context ends after the program's work is done and its records are kept.
 fn check_domain(domain: u32, enable: u32) -> Result<(), Status> {
     const DOMAINS: usize = 7;
     static SAID: [AtomicBool; DOMAINS] = [const { AtomicBool::new(false) }; DOMAINS];
-    if domain == hooks::DOMAIN_RUNTIME {
+    if matches!(domain, DOMAIN_DRIVER | DOMAIN_RUNTIME | DOMAIN_RESOURCE) {
         return Ok(());
     }
     let said = SAID.get(domain as usize).filter(|_| domain != 0);
@@ -449,7 +467,10 @@ fn check_domain(domain: u32, enable: u32) -> Result<(), Status> {
     if enable != 0 {
         log::warn_once(
             said,
-            format_args!("cuptiEnableCallback: callbacks of domain {domain} are not supported"),
+            format_args!(
+                "cuptiEnableCallback: CUPTI_CB_DOMAIN_{} is not supported",
+                DOMAIN_NAMES.get(domain as usize).unwrap_or(&"unknown")
+            ),
         );
     }
     Err(Status::NOT_SUPPORTED)
@@ -458,4 +479,79 @@ fn check_domain(domain: u32, enable: u32) -> Result<(), Status> {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuptiFinalize() -> Status {
     enter("cuptiFinalize", profile::finalize)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuptiGetDeviceId(context: *mut c_void, id: *mut u32) -> Status {
+    enter("cuptiGetDeviceId", || {
+        // SAFETY: the program's output.
+        unsafe { put(id, driver::device(context as usize)?) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuptiGetContextId(context: *mut c_void, id: *mut u32) -> Status {
+    enter("cuptiGetContextId", || {
+        let found = driver::number(NUMBER_CONTEXT, context as usize, context as usize)?;
+        // SAFETY: the program's output.
+        unsafe { put(id, found.context) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuptiGetStreamId(
+    context: *mut c_void,
+    stream: *mut c_void,
+    id: *mut u32,
+) -> Status {
+    enter("cuptiGetStreamId", || {
+        let found = objects::stream(context as usize, stream as usize)?;
+        // SAFETY: the program's output.
+        unsafe { put(id, found.object as u32) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuptiGetStreamIdEx(
+    context: *mut c_void,
+    stream: *mut c_void,
+    is_per_thread: u8,
+    id: *mut u32,
+) -> Status {
+    enter("cuptiGetStreamIdEx", || {
+        let stream = match stream.is_null() && is_per_thread != 0 {
+            true => objects::PER_THREAD,
+            false => stream as usize,
+        };
+        let found = objects::stream(context as usize, stream)?;
+        // SAFETY: the program's output.
+        unsafe { put(id, found.object as u32) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuptiGetGraphId(graph: *mut c_void, id: *mut u32) -> Status {
+    enter("cuptiGetGraphId", || {
+        let found = driver::number(NUMBER_GRAPH, 0, graph as usize)?;
+        // SAFETY: the program's output.
+        unsafe { put(id, found.object as u32) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuptiGetGraphExecId(exec: *mut c_void, id: *mut u32) -> Status {
+    enter("cuptiGetGraphExecId", || {
+        let found = driver::number(NUMBER_GRAPH_EXEC, 0, exec as usize)?;
+        // SAFETY: the program's output.
+        unsafe { put(id, found.object as u32) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuptiGetGraphNodeId(node: *mut c_void, id: *mut u64) -> Status {
+    enter("cuptiGetGraphNodeId", || {
+        let found = driver::number(NUMBER_GRAPH_NODE, 0, node as usize)?;
+        // SAFETY: the program's output.
+        unsafe { put(id, found.object) }
+    })
 }

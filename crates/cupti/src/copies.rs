@@ -1,14 +1,12 @@
 //! Copies between host and device, as the program made them. The server does not see which kind of
 //! the program's memory a copy used, and a copy may have been sent in pieces.
 
-use std::{
-    collections::BTreeMap,
-    ffi::{c_int, c_void},
-    sync::OnceLock,
-};
+use std::{collections::BTreeMap, ffi::c_void};
 
 use outboard_wire::doc::{Activity, ActivityWhat};
 use parking_lot::Mutex;
+
+use crate::driver;
 
 /// Most copies whose kind of memory is remembered until their work is taken.
 const COPIES_MAX: usize = 1 << 18;
@@ -50,26 +48,7 @@ pub(crate) unsafe fn note(cbid: u32, params: *const c_void, call: u32) {
 
 /// Returns the kind of memory at an address, or `None` if it is not host memory.
 fn kind_of_host(address: u64) -> Option<u8> {
-    type Attribute = unsafe extern "C" fn(*mut c_void, u32, u64) -> c_int;
-    static ATTRIBUTE: OnceLock<Option<Attribute>> = OnceLock::new();
-    let attribute = (*ATTRIBUTE.get_or_init(|| {
-        // SAFETY: the driver is already loaded: it reported the call.
-        let found = unsafe {
-            let handle = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
-            libc::dlsym(handle, c"cuPointerGetAttribute".as_ptr())
-        };
-        // SAFETY: the driver's function has this type.
-        (!found.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, Attribute>(found) })
-    }))?;
-    let mut kind = 0u32;
-    // SAFETY: room for the answer; the address is only looked up.
-    let status = unsafe {
-        attribute(
-            (&raw mut kind).cast(),
-            POINTER_ATTRIBUTE_MEMORY_TYPE,
-            address,
-        )
-    };
+    let (status, kind) = driver::pointer_attribute(POINTER_ATTRIBUTE_MEMORY_TYPE, address);
     match (status, kind) {
         (0, MEMORY_TYPE_DEVICE) => None,
         (0, MEMORY_TYPE_HOST) => Some(PINNED),

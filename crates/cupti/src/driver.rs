@@ -1,7 +1,8 @@
 //! The table of functions exported by Outboard's `libcuda.so.1`.
 
 use std::{
-    ffi::c_void,
+    cell::Cell,
+    ffi::{CStr, c_char, c_int, c_void},
     sync::{
         OnceLock,
         atomic::{AtomicBool, AtomicU32, Ordering},
@@ -10,7 +11,7 @@ use std::{
 
 use outboard_api::{
     CUresult,
-    activity::{ACTIVITY_TABLE, ACTIVITY_VERSION, Hooks, Table},
+    activity::{ACTIVITY_TABLE, ACTIVITY_VERSION, Hooks, Numbers, Table},
 };
 use outboard_wire::doc::{self, Activities};
 
@@ -84,11 +85,13 @@ pub(crate) fn attach(hooks: Option<&'static Hooks>) -> Result<(), Status> {
 }
 
 /// Starts the given kinds on the server. Returns the source of its times, and why there are none.
-pub(crate) fn enable(kinds: u32) -> Result<(u8, String), Status> {
+pub(crate) fn enable(kinds: u32, kept_bytes_max: u64) -> Result<(u8, String), Status> {
     let (mut source, mut reason) = (0, Vec::new());
     // SAFETY: outputs; the reason is taken while the call runs.
-    let result =
-        unsafe { (table()?.enable)(kinds, &mut source, (&raw mut reason).cast(), collect) };
+    let result = unsafe {
+        let reason = (&raw mut reason).cast();
+        (table()?.enable)(kinds, kept_bytes_max, &mut source, reason, collect)
+    };
     done("asking the server for its times", result)?;
     Ok((source, String::from_utf8_lossy(&reason).into_owned()))
 }
@@ -113,6 +116,118 @@ pub(crate) fn take(flags: u32, activities_max: u32) -> Result<Activities, Status
         log::warn(format_args!("the server's times cannot be read: {error}"));
         Status::UNKNOWN
     })
+}
+
+/// Returns the numbers of an object of kind `what` and of its context (0: the current one). If the
+/// server has no numbers, the handles serve as such: they tell objects apart as well.
+pub(crate) fn number(what: u32, context: usize, object: usize) -> Result<Numbers, Status> {
+    let mut numbers = Numbers::default();
+    let table = table()?;
+    // SAFETY: an output; the handles are only looked up.
+    let result = own(|| unsafe {
+        (table.number)(
+            what,
+            context as *mut c_void,
+            object as *mut c_void,
+            &mut numbers,
+        )
+    });
+    match result {
+        CUresult::CUDA_SUCCESS => Ok(numbers),
+        CUresult::CUDA_ERROR_NOT_SUPPORTED => Ok(Numbers {
+            context: context as u32,
+            object: object as u64,
+        }),
+        CUresult::CUDA_ERROR_INVALID_CONTEXT | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED => {
+            Err(Status::INVALID_CONTEXT)
+        }
+        _ => Err(Status::INVALID_PARAMETER),
+    }
+}
+
+thread_local! {
+    /// Set while the thread is in a driver call that this library makes.
+    static IS_OWN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Returns whether this library makes the driver call at hand, so that nobody is told of it.
+pub(crate) fn is_own() -> bool {
+    IS_OWN.get()
+}
+
+fn own<R>(call: impl FnOnce() -> R) -> R {
+    let outer = IS_OWN.replace(true);
+    let result = call();
+    IS_OWN.set(outer);
+    result
+}
+
+/// Returns a function of the driver.
+fn function(name: &CStr) -> Option<*mut c_void> {
+    table().ok()?;
+    // SAFETY: the driver is loaded, or there would be no table.
+    let found = unsafe {
+        let handle = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
+        libc::dlsym(handle, name.as_ptr())
+    };
+    (!found.is_null()).then_some(found)
+}
+
+/// Looks up a function of the driver, once.
+macro_rules! driver_function {
+    ($name:literal, $type:ty) => {{
+        static FOUND: OnceLock<Option<$type>> = OnceLock::new();
+        *FOUND.get_or_init(|| {
+            // SAFETY: the driver's function has this type.
+            function($name).map(|found| unsafe { std::mem::transmute::<*mut c_void, $type>(found) })
+        })
+    }};
+}
+
+/// Returns the device of a context; 0 is the current context.
+pub(crate) fn device(context: usize) -> Result<u32, Status> {
+    type Get = unsafe extern "C" fn(*mut c_int, usize) -> c_int;
+    let get = driver_function!(c"cuCtxGetDevice_v2", Get).ok_or(Status::NOT_INITIALIZED)?;
+    let mut device = 0;
+    // SAFETY: an output; the handle is only looked up.
+    match own(|| unsafe { get(&mut device, context) }) {
+        0 => Ok(device.cast_unsigned()),
+        _ => Err(Status::INVALID_CONTEXT),
+    }
+}
+
+/// Returns the name of a function or kernel, or NULL.
+pub(crate) fn function_name(handle: usize) -> *const c_char {
+    type Get = unsafe extern "C" fn(*mut *const c_char, usize) -> c_int;
+    let mut name = std::ptr::null();
+    if let Some(get) = driver_function!(c"cuFuncGetName", Get) {
+        // SAFETY: an output; the handle is only looked up.
+        own(|| unsafe { get(&mut name, handle) });
+    }
+    name
+}
+
+/// Returns the `CUgraphNodeType` of a node, 0 if it is unknown.
+pub(crate) fn node_type(node: *mut c_void) -> u32 {
+    type Get = unsafe extern "C" fn(*mut c_void, *mut u32) -> c_int;
+    let mut kind = 0;
+    if let Some(get) = driver_function!(c"cuGraphNodeGetType", Get) {
+        // SAFETY: an output; the handle is only looked up.
+        own(|| unsafe { get(node, &mut kind) });
+    }
+    kind
+}
+
+/// Returns the status and the value of `cuPointerGetAttribute`.
+pub(crate) fn pointer_attribute(attribute: u32, address: u64) -> (c_int, u32) {
+    type Get = unsafe extern "C" fn(*mut c_void, u32, u64) -> c_int;
+    let mut value = 0u32;
+    let Some(get) = driver_function!(c"cuPointerGetAttribute", Get) else {
+        return (CUresult::CUDA_ERROR_NOT_INITIALIZED.0.cast_signed(), 0);
+    };
+    // SAFETY: room for the answer; the address is only looked up.
+    let status = own(|| unsafe { get((&raw mut value).cast(), attribute, address) });
+    (status, value)
 }
 
 /// Returns the name of a driver call.

@@ -5,24 +5,17 @@
 
 use std::{
     cell::RefCell,
-    ffi::{CStr, c_char, c_void},
-    sync::{
-        OnceLock,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::atomic::{AtomicU32, Ordering},
 };
 
 use outboard_api::{
-    CUresult,
-    activity::{Hooks, RuntimeCall},
+    activity::{DriverCall, Hooks, RuntimeCall},
+    cupti_records::{
+        API_ENTER, API_EXIT, Api, DRIVER, EXTERNAL_CORRELATION, ExternalCorrelation, RUNTIME,
+    },
 };
 
-use crate::{
-    buffers, clock, copies, driver,
-    entry::DRIVER,
-    log, profile,
-    records::{self, Api, ExternalCorrelation},
-};
+use crate::{buffers, callbacks, clock, copies, driver, known::known, profile, waits};
 
 pub(crate) static HOOKS: Hooks = Hooks {
     driver_begins,
@@ -36,18 +29,16 @@ const DEPTH_MAX: usize = 64;
 const PUSHED_MAX: usize = 1 << 20;
 /// Upper bound of `CUpti_ExternalCorrelationKind`.
 pub(crate) const EXTERNAL_KINDS: usize = 8;
-const API_ENTER: u32 = 0;
-pub(crate) const DOMAIN_RUNTIME: u32 = 2;
 
 static LAST_CALL: AtomicU32 = AtomicU32::new(0);
 
 /// A call that a thread is executing.
 #[derive(Clone, Copy)]
-struct Frame {
+pub(crate) struct Frame {
     /// The runtime's number of the call; 0 for a call of the driver.
     cbid: u32,
-    call: u32,
-    start: u64,
+    pub(crate) call: u32,
+    pub(crate) start: u64,
 }
 
 #[derive(Default)]
@@ -110,20 +101,48 @@ fn leave(cbid: u32) -> Option<(Frame, bool)> {
     .flatten()
 }
 
-extern "C" fn driver_begins(_number: u32, _token: *mut u64) -> u32 {
-    enter(0)
+unsafe extern "C" fn driver_begins(call: *mut DriverCall) -> u32 {
+    // SAFETY: libcuda's record, which outlives this function.
+    let Some(call) = (unsafe { call.as_mut() }) else {
+        return 0;
+    };
+    if driver::is_own() {
+        return 0;
+    }
+    let number = enter(0);
+    if let Some(known) = known(call.number) {
+        // SAFETY: as above.
+        unsafe {
+            callbacks::driver(known, call, API_ENTER, number);
+            callbacks::graph(known, call, API_ENTER);
+        }
+    }
+    number
 }
 
-extern "C" fn driver_ends(number: u32, _token: u64, result: CUresult) {
+unsafe extern "C" fn driver_ends(call: *mut DriverCall) {
+    // SAFETY: libcuda's record, which outlives this function.
+    let Some(call) = (unsafe { call.as_mut() }) else {
+        return;
+    };
+    if driver::is_own() {
+        return;
+    }
     let Some((frame, is_outermost)) = leave(0) else {
         return;
     };
-    let Some(cbid) = driver_cbid(number) else {
+    let Some(known) = known(call.number) else {
         return;
     };
+    // SAFETY: as above.
+    unsafe {
+        waits::ended(known.what, call, &frame);
+        callbacks::graph(known, call, API_EXIT);
+        callbacks::driver(known, call, API_EXIT, frame.call);
+    }
     // CUPTI reports driver calls that the program makes, but not those that a runtime makes for it.
     if is_outermost {
-        write(frame, records::DRIVER, cbid, result.0, is_outermost);
+        write(frame, DRIVER, known.cbid, call.result.0, is_outermost);
         profile::call_ended();
     }
 }
@@ -142,7 +161,7 @@ unsafe extern "C" fn runtime(cbid: u32, call: *mut RuntimeCall) {
         // SAFETY: as above.
         unsafe {
             copies::note(cbid, call.params, number);
-            call_back(cbid, call, number);
+            callbacks::runtime(cbid, call, number);
         }
         return;
     }
@@ -150,74 +169,22 @@ unsafe extern "C" fn runtime(cbid: u32, call: *mut RuntimeCall) {
         return;
     };
     // SAFETY: as above.
-    unsafe { call_back(cbid, call, frame.call) };
+    unsafe { callbacks::runtime(cbid, call, frame.call) };
     // SAFETY: the runtime's result, if it has one.
     let result = unsafe { call.result.as_ref() }.copied().unwrap_or(0);
-    write(
-        frame,
-        records::RUNTIME,
-        cbid,
-        result.cast_unsigned(),
-        is_outermost,
-    );
+    write(frame, RUNTIME, cbid, result.cast_unsigned(), is_outermost);
     profile::call_ended();
-}
-
-/// `CUpti_CallbackData`.
-#[repr(C)]
-struct Called {
-    site: u32,
-    name: *const c_char,
-    params: *const c_void,
-    result: *mut c_void,
-    symbol: *const c_char,
-    context: *mut c_void,
-    context_uid: u32,
-    correlation_data: *mut u64,
-    correlation: u32,
-}
-
-const _: () = assert!(size_of::<Called>() == 72);
-
-/// Calls the program's subscriber, if it subscribed to this call.
-///
-/// # Safety
-/// `call` is a runtime's record of a call.
-unsafe fn call_back(cbid: u32, call: &RuntimeCall, number: u32) {
-    let Some((function, user)) = profile::subscriber(cbid) else {
-        return;
-    };
-    let called = Called {
-        site: call.site,
-        name: call.name,
-        params: call.params,
-        result: call.result.cast(),
-        symbol: std::ptr::null(),
-        context: call.context,
-        context_uid: call.context_uid as u32,
-        correlation_data: call.correlation_data,
-        correlation: number,
-    };
-    // SAFETY: the program's function of this type.
-    unsafe {
-        function(
-            user as *mut c_void,
-            DOMAIN_RUNTIME,
-            cbid,
-            (&raw const called).cast(),
-        );
-    }
 }
 
 /// Writes the records that the program has enabled of a call that has ended.
 fn write(frame: Frame, kind: u32, cbid: u32, result: u32, is_outermost: bool) {
     let is_wanted = match kind {
-        records::DRIVER => profile::wants_driver(cbid),
+        DRIVER => profile::wants_driver(cbid),
         _ => profile::wants_runtime(cbid),
     };
     // The program's pushed numbers belong to all work with this call's number, even if the call
     // itself needs no record.
-    if is_outermost && profile::wants(records::EXTERNAL_CORRELATION) {
+    if is_outermost && profile::wants(EXTERNAL_CORRELATION) {
         write_external(frame.call);
     }
     if !is_wanted {
@@ -248,7 +215,7 @@ fn write_external(call: u32) {
     for (kind, id) in tops.into_iter().flatten().enumerate() {
         if let Some(id) = id {
             buffers::write(&ExternalCorrelation {
-                kind: records::EXTERNAL_CORRELATION,
+                kind: EXTERNAL_CORRELATION,
                 externalKind: kind as u32,
                 externalId: id,
                 correlationId: call,
@@ -273,29 +240,4 @@ pub(crate) fn push(kind: usize, id: u64) -> bool {
 /// Pops the number that was pushed last.
 pub(crate) fn pop(kind: usize) -> Option<u64> {
     here(|thread| thread.pushed.get_mut(kind)?.pop()).flatten()
-}
-
-/// Returns CUPTI's number of libcuda's driver call `number`.
-fn driver_cbid(number: u32) -> Option<u32> {
-    static CBIDS: OnceLock<Vec<Option<u32>>> = OnceLock::new();
-    let cbids = CBIDS.get_or_init(|| {
-        let found: Vec<Option<u32>> = (0..)
-            .map_while(driver::call_name)
-            .map(|name| {
-                let known = DRIVER
-                    .iter()
-                    .find(|(_, known)| known.to_bytes() == name.as_bytes());
-                known.map(|(number, _)| *number)
-            })
-            .collect();
-        log::debug(format_args!("{} driver calls are told of", found.len()));
-        found
-    });
-    cbids.get(number as usize).copied().flatten()
-}
-
-/// Returns the name of a traced function.
-pub(crate) fn name(domain: &[(u32, &'static CStr)], cbid: u32) -> Option<&'static CStr> {
-    let at = domain.binary_search_by_key(&cbid, |(number, _)| *number);
-    at.ok().map(|at| domain[at].1)
 }

@@ -1,14 +1,15 @@
-//! `libcupti.so.13`: CUPTI's activity interface for a remote GPU, as far as PyTorch's profiler uses
-//! it.
+//! `libcupti.so.13`: CUPTI's activity interface for a remote GPU, as far as the profilers of PyTorch
+//! and XLA use it.
 //!
 //! ```text
-//!  PyTorch (Kineto)
-//!     │ the functions of cupti.h; unserved ones are generated from api/src/cupti.calls      [calls, entry]
-//!     │ the enabled kinds, and the program's buffers                                        [profile, buffers]
-//!     │ records, laid out as in cupti_activity.h                                            [records]
-//!     │ begin and end of calls of the driver and of CUDA runtimes                           [hooks]
-//!     │ the server's times on the program's clock                                           [clock]
-//!  Outboard's libcuda.so.1, by the table of outboard_api::activity                          [driver]
+//!  PyTorch (Kineto), JAX (XLA)
+//!     │ the functions of cupti.h; unserved ones are generated from api/src/cupti.calls [calls, entry]
+//!     │ the enabled kinds, and the program's buffers                            [profile, buffers]
+//!     │ records, laid out as in cupti_activity.h                     [outboard_api::cupti_records]
+//!     │ begin and end of calls of the driver and of CUDA runtimes                   [hooks, known]
+//!     │ the program's subscriber; waits and events; numbers of objects [callbacks, waits, objects]
+//!     │ the server's times on the program's clock                                          [clock]
+//!  Outboard's libcuda.so.1, by the table of outboard_api::activity                        [driver]
 //! ```
 //!
 //! If `libcuda.so.1` is missing or not Outboard's, every function reports that once on stderr and
@@ -19,17 +20,20 @@
 //! callbacks so that records are written in order; callbacks therefore cannot take work.
 
 mod buffers;
+mod callbacks;
 mod calls;
 mod clock;
 mod copies;
 mod driver;
 pub mod entry;
 mod hooks;
+mod known;
 mod log;
 mod names;
+mod objects;
 mod profile;
-pub mod records;
 mod status;
+mod waits;
 
 /// Marks this library as Outboard's, so that a server never takes it for NVIDIA's.
 #[unsafe(no_mangle)]

@@ -1,27 +1,28 @@
 //! The kinds that the program has enabled, and the work taken from the server for them.
 
-use std::{
-    ffi::c_void,
-    sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering},
-};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use outboard_api::activity::RUNTIME_CALLS;
+use outboard_api::{
+    activity::RUNTIME_CALLS,
+    cupti_records::{self as records, Kernel, Memcpy, Memset, Overhead, Peer},
+};
 use outboard_wire::doc::{
-    ACTIVITY_COPIES, ACTIVITY_KERNELS, ACTIVITY_MEMSETS, ACTIVITY_NONE, Activity, ActivityWhat,
+    ACTIVITY_COPIES, ACTIVITY_EVENTS, ACTIVITY_KERNELS, ACTIVITY_MEMSETS, ACTIVITY_NONE,
+    ACTIVITY_NUMBERS, ACTIVITY_PEER_COPIES, Activity, ActivityWhat,
 };
 use parking_lot::Mutex;
 
 use crate::{
-    buffers, clock, copies, driver,
+    buffers,
+    callbacks::{self, DOMAIN_RUNTIME},
+    clock, copies, driver,
     entry::{DRIVER, RUNTIME},
-    hooks::{self, HOOKS},
-    log, names, records,
-    records::{Kernel, Memcpy, Memset, Overhead},
+    hooks::HOOKS,
+    known::{KINDS as KIND_NAMES, name},
+    log, names,
     status::Status,
+    waits,
 };
-
-/// `CUpti_CallbackFunc`.
-pub(crate) type Callback = unsafe extern "C" fn(*mut c_void, u32, u32, *const c_void);
 
 /// Upper bound of `CUpti_ActivityKind`.
 const KINDS: usize = 64;
@@ -35,16 +36,21 @@ const CALLS_UNTAKEN_MAX: u32 = 1 << 17;
 /// `CUPTI_ACTIVITY_OVERHEAD_CUPTI_BUFFER_FLUSH`, `CUPTI_ACTIVITY_OBJECT_THREAD`.
 const OVERHEAD_FLUSH: u32 = 1 << 16;
 const OBJECT_THREAD: u32 = 2;
+/// `CUPTI_ACTIVITY_FLAG_FLUSH_FORCED`.
+const FLUSH_FORCED: u32 = 1;
 
 /// The served kinds. Those whose records come from the server have their bits of the request.
-const SERVED: [(u32, u32); 8] = [
+const SERVED: [(u32, u32); 11] = [
     (records::MEMCPY, ACTIVITY_COPIES),
+    (records::MEMCPY2, ACTIVITY_PEER_COPIES),
     (records::MEMSET, ACTIVITY_MEMSETS),
     (records::KERNEL, ACTIVITY_KERNELS),
     (records::CONCURRENT_KERNEL, ACTIVITY_KERNELS),
     (records::DRIVER, 0),
     (records::RUNTIME, 0),
     (records::OVERHEAD, 0),
+    (records::CUDA_EVENT, ACTIVITY_NUMBERS),
+    (records::SYNCHRONIZATION, ACTIVITY_NUMBERS),
     (records::EXTERNAL_CORRELATION, 0),
 ];
 
@@ -52,8 +58,10 @@ static WANTED: [AtomicBool; KINDS] = [const { AtomicBool::new(false) }; KINDS];
 /// Calls for which the program has disabled records.
 static DRIVER_OFF: [AtomicBool; CALLS] = [const { AtomicBool::new(false) }; CALLS];
 static RUNTIME_OFF: [AtomicBool; CALLS] = [const { AtomicBool::new(false) }; CALLS];
-/// Calls for which the subscriber is called.
-static CALLED_BACK: [AtomicBool; CALLS] = [const { AtomicBool::new(false) }; CALLS];
+/// Memory for records on the server until they are taken; 0 is the server's own maximum.
+/// Records of events bear the time at which the GPU passed them.
+static EVENTS_TIMED: AtomicBool = AtomicBool::new(false);
+static KEPT_BYTES_MAX: AtomicU64 = AtomicU64::new(0);
 static UNTAKEN: AtomicU32 = AtomicU32::new(0);
 static THREAD_ID_TYPE: AtomicU8 = AtomicU8::new(0);
 /// The kinds last requested from the server. Locked during a request, so that requests of two
@@ -61,13 +69,6 @@ static THREAD_ID_TYPE: AtomicU8 = AtomicU8::new(0);
 static ASKED: Mutex<Option<u32>> = Mutex::new(None);
 /// Held while work is taken, so that records are written in order.
 static TAKING: Mutex<()> = Mutex::new(());
-
-struct Subscriber {
-    function: Callback,
-    user: usize,
-}
-
-static SUBSCRIBER: Mutex<Option<Subscriber>> = Mutex::new(None);
 
 pub(crate) fn wants(kind: u32) -> bool {
     WANTED
@@ -97,7 +98,10 @@ pub(crate) fn enable(kind: u32, on: bool) -> Result<(), Status> {
         if on && let Some(said) = SAID.get(kind as usize) {
             log::warn_once(
                 said,
-                format_args!("cuptiActivityEnable: activities of kind {kind} are not supported"),
+                format_args!(
+                    "cuptiActivityEnable: CUPTI_ACTIVITY_KIND_{} is not supported",
+                    KIND_NAMES.get(kind as usize).unwrap_or(&"unknown")
+                ),
             );
         }
         return Err(Status::NOT_SUPPORTED);
@@ -109,13 +113,16 @@ pub(crate) fn enable(kind: u32, on: bool) -> Result<(), Status> {
 
 /// Applies the enabled kinds to the server, libcuda and the CUDA runtimes.
 fn apply() -> Result<(), Status> {
-    let kinds = SERVED
+    let mut kinds = SERVED
         .iter()
         .filter(|(kind, _)| wants(*kind))
         .fold(0, |kinds, (_, bit)| kinds | bit);
+    if are_events_timed() {
+        kinds |= ACTIVITY_EVENTS;
+    }
     let mut asked = ASKED.lock();
     if asked.unwrap_or(0) != kinds {
-        let (source, reason) = driver::enable(kinds)?;
+        let (source, reason) = driver::enable(kinds, KEPT_BYTES_MAX.load(Ordering::Relaxed))?;
         if kinds != 0 && asked.is_none_or(|before| before == 0) {
             clock::compare()?;
         }
@@ -129,8 +136,7 @@ fn apply() -> Result<(), Status> {
         }
     }
     drop(asked);
-    let is_called_back =
-        SUBSCRIBER.lock().is_some() && CALLED_BACK.iter().any(|flag| flag.load(Ordering::Relaxed));
+    let is_called_back = callbacks::any();
     let any = SERVED.iter().any(|(kind, _)| wants(*kind));
     driver::attach((any || is_called_back).then_some(&HOOKS))?;
     choose_runtime_calls(is_called_back)
@@ -142,10 +148,10 @@ fn choose_runtime_calls(is_called_back: bool) -> Result<(), Status> {
     // The work of a call has the number of the call.
     let numbers = wants(records::RUNTIME) || wants(records::EXTERNAL_CORRELATION);
     for cbid in 1..RUNTIME_CALLS as u32 {
-        let known = hooks::name(RUNTIME, cbid).is_some();
+        let known = name(RUNTIME, cbid).is_some();
         let wanted = known
             && (numbers && !is_set(&RUNTIME_OFF, cbid)
-                || is_called_back && is_set(&CALLED_BACK, cbid));
+                || is_called_back && callbacks::wants(DOMAIN_RUNTIME, cbid));
         // SAFETY: an array of libcuda's with a word per call, never freed; runtimes read it at any
         // time.
         unsafe { AtomicU32::from_ptr(words.add(cbid as usize)) }
@@ -157,65 +163,46 @@ fn choose_runtime_calls(is_called_back: bool) -> Result<(), Status> {
 /// Enables or disables records of one call of the driver or the runtime.
 pub(crate) fn enable_call(domain: u32, cbid: u32, on: bool) -> Result<(), Status> {
     let (flags, known) = match domain {
-        hooks::DOMAIN_RUNTIME => (&RUNTIME_OFF, hooks::name(RUNTIME, cbid)),
-        _ => (&DRIVER_OFF, hooks::name(DRIVER, cbid)),
+        DOMAIN_RUNTIME => (&RUNTIME_OFF, name(RUNTIME, cbid)),
+        _ => (&DRIVER_OFF, name(DRIVER, cbid)),
     };
     let flag = flags.get(cbid as usize).filter(|_| known.is_some());
     flag.ok_or(Status::INVALID_PARAMETER)?
         .store(!on, Ordering::Relaxed);
-    match domain == hooks::DOMAIN_RUNTIME && wants(records::RUNTIME) {
+    match domain == DOMAIN_RUNTIME && wants(records::RUNTIME) {
         true => apply(),
         false => Ok(()),
     }
 }
 
-/// Returns the function to call for this call of a runtime.
-pub(crate) fn subscriber(cbid: u32) -> Option<(Callback, usize)> {
-    if !is_set(&CALLED_BACK, cbid) {
-        return None;
-    }
-    let subscriber = SUBSCRIBER.lock();
-    subscriber.as_ref().map(|s| (s.function, s.user))
-}
-
-pub(crate) fn subscribe(function: Callback, user: *mut c_void) -> Result<(), Status> {
-    driver::table()?;
-    let mut subscriber = SUBSCRIBER.lock();
-    if subscriber.is_some() {
-        return Err(Status::MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED);
-    }
-    *subscriber = Some(Subscriber {
-        function,
-        user: user as usize,
-    });
-    Ok(())
-}
-
+/// Ends the subscription and its callbacks.
 pub(crate) fn unsubscribe() -> Result<(), Status> {
-    let gone = SUBSCRIBER.lock().take();
-    gone.ok_or(Status::INVALID_PARAMETER)?;
-    for flag in &CALLED_BACK {
-        flag.store(false, Ordering::Relaxed);
-    }
+    callbacks::unsubscribe()?;
     apply()
 }
 
-/// Enables or disables the subscriber's callback for one call of the runtime, or for all.
-pub(crate) fn call_back(cbid: Option<u32>, on: bool) -> Result<(), Status> {
-    match cbid {
-        Some(cbid) => CALLED_BACK
-            .get(cbid as usize)
-            .filter(|_| hooks::name(RUNTIME, cbid).is_some())
-            .ok_or(Status::INVALID_PARAMETER)?
-            .store(on, Ordering::Relaxed),
-        None => {
-            for (cbid, _) in RUNTIME {
-                if let Some(flag) = CALLED_BACK.get(*cbid as usize) {
-                    flag.store(on, Ordering::Relaxed);
-                }
-            }
-        }
-    }
+/// Enables or disables the subscriber's callback for one call of a domain, or for all.
+pub(crate) fn call_back(domain: u32, cbid: Option<u32>, on: bool) -> Result<(), Status> {
+    callbacks::choose(domain, cbid, on)?;
+    apply()
+}
+
+/// Sets the memory limit of records on the server, which applies from the next kind that is
+/// enabled.
+pub(crate) fn keep_bytes(max: u64) {
+    KEPT_BYTES_MAX.store(max, Ordering::Relaxed);
+}
+
+/// Returns whether records of events are written, with the time at which the GPU passed the event.
+pub(crate) fn are_events_timed() -> bool {
+    EVENTS_TIMED.load(Ordering::Relaxed)
+        && (wants(records::CUDA_EVENT) || wants(records::SYNCHRONIZATION))
+}
+
+/// Sets whether records of events bear the time at which the GPU passed the event.
+pub(crate) fn time_events(on: bool) -> Result<(), Status> {
+    driver::table()?;
+    EVENTS_TIMED.store(on, Ordering::Relaxed);
     apply()
 }
 
@@ -291,6 +278,9 @@ pub(crate) fn take(flags: u32) -> Result<(), Status> {
         }
     }
     copy.iter().for_each(|whole| write(whole, &[], &map));
+    if flags & FLUSH_FORCED != 0 {
+        waits::write_unpassed();
+    }
     if wants(records::OVERHEAD) {
         write_overhead(start);
     }
@@ -353,6 +343,8 @@ fn write(activity: &Activity, names: &[String], map: &clock::Map) {
             pad2: [0; 3],
             copyCount: 1,
         }),
+        ActivityWhat::EventRecorded => waits::passed(activity.call, end),
+        ActivityWhat::PeerCopy { .. } => write_peer(activity, start, end),
         ActivityWhat::Memset {
             bytes,
             value,
@@ -380,6 +372,47 @@ fn write(activity: &Activity, names: &[String], map: &clock::Map) {
             pad2: [0; 3],
         }),
     }
+}
+
+fn write_peer(activity: &Activity, start: u64, end: u64) {
+    let ActivityWhat::PeerCopy {
+        bytes,
+        kind,
+        source,
+        destination,
+        flags,
+        source_device,
+        source_context,
+        destination_device,
+        destination_context,
+    } = activity.what
+    else {
+        return;
+    };
+    buffers::write(&Peer {
+        kind: records::MEMCPY2,
+        copyKind: kind,
+        srcKind: source,
+        dstKind: destination,
+        flags,
+        bytes,
+        start,
+        end,
+        deviceId: activity.device,
+        contextId: activity.context,
+        streamId: activity.stream,
+        srcDeviceId: source_device,
+        srcContextId: source_context,
+        dstDeviceId: destination_device,
+        dstContextId: destination_context,
+        correlationId: activity.call,
+        reserved0: 0,
+        graphNodeId: activity.graph_node,
+        graphId: activity.graph,
+        channelID: 0,
+        channelType: 0,
+        tail: 0,
+    });
 }
 
 fn write_kernel(activity: &Activity, name: &str, start: u64, end: u64) {
@@ -429,7 +462,7 @@ fn write_kernel(activity: &Activity, name: &str, start: u64, end: u64) {
         localMemoryTotal: u32::try_from(local_bytes_total).unwrap_or(u32::MAX),
         correlationId: activity.call,
         gridId: grid_id,
-        name: names::keep(name).as_ptr(),
+        name: names::keep(name).as_ptr() as u64,
         reserved0: 0,
         queued: 0,
         submitted: 0,
@@ -462,8 +495,9 @@ pub(crate) fn finalize() -> Result<(), Status> {
     for wanted in &WANTED {
         wanted.store(false, Ordering::Relaxed);
     }
-    *SUBSCRIBER.lock() = None;
-    for flag in CALLED_BACK.iter().chain(&DRIVER_OFF).chain(&RUNTIME_OFF) {
+    callbacks::forget();
+    EVENTS_TIMED.store(false, Ordering::Relaxed);
+    for flag in DRIVER_OFF.iter().chain(&RUNTIME_OFF) {
         flag.store(false, Ordering::Relaxed);
     }
     buffers::flush();

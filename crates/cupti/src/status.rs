@@ -34,6 +34,7 @@ impl Status {
 
 statuses! {
     INVALID_PARAMETER = 1;
+    INVALID_CONTEXT = 3;
     INVALID_OPERATION = 7;
     OUT_OF_MEMORY = 8;
     MAX_LIMIT_REACHED = 12;

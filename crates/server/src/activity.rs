@@ -8,8 +8,18 @@ use crate::device::Failure;
 
 /// Records in one answer at most, some 100 bytes each.
 pub(crate) const ACTIVITIES_PER_ANSWER_MAX: u32 = 1 << 15;
-/// Records that a device keeps until they are taken; further ones are only counted.
-pub(crate) const ACTIVITIES_KEPT_MAX: usize = 1 << 20;
+/// Host memory for a session's records until they are taken; further ones are dropped and counted.
+pub(crate) const ACTIVITIES_KEPT_BYTES_MAX: u64 = 256 << 20;
+
+/// Returns how many records of `bytes_each` a session may keep: `asked_bytes` of them, or the
+/// maximum if 0.
+pub(crate) fn kept_max(asked_bytes: u64, bytes_each: usize) -> usize {
+    let bytes = match asked_bytes {
+        0 => ACTIVITIES_KEPT_BYTES_MAX,
+        asked => asked.min(ACTIVITIES_KEPT_BYTES_MAX),
+    };
+    usize::try_from(bytes).map_or(1, |bytes| (bytes / bytes_each.max(1)).max(1))
+}
 
 /// Reads the clock that the times of every device's activity are on.
 pub(crate) fn now_ns() -> u64 {
@@ -28,4 +38,17 @@ pub(crate) fn taken(
     Ok(messages::ActivityTakeReply {
         document: document.into(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_may_ask_for_less_memory_and_never_for_more() {
+        let all = kept_max(0, 256);
+        assert_eq!(all, 1 << 20);
+        assert_eq!(kept_max(u64::MAX, 256), all);
+        assert_eq!((kept_max(25_600, 256), kept_max(1, 256)), (100, 1));
+    }
 }

@@ -8,9 +8,6 @@ use super::{
     work::{Launch, Work},
 };
 
-/// Records kept until they are taken; further ones are only counted.
-const DONE_MAX: usize = 1 << 20;
-
 /// The call, stream and node that a piece of work belongs to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct About {
@@ -51,6 +48,8 @@ pub enum Finished {
         bytes: u64,
         value: u32,
     },
+    /// An event, at the end of the piece.
+    EventRecorded,
 }
 
 impl Finished {
@@ -78,6 +77,7 @@ impl Finished {
                 bytes: set.rows().map_or(0, |(_, extent)| bytes(&extent)),
                 value: set.value,
             },
+            Work::Record(_) => Finished::EventRecorded,
             _ => return None,
         })
     }
@@ -87,6 +87,10 @@ impl Finished {
 #[derive(Default)]
 pub(super) struct Activity {
     is_kept: bool,
+    /// Whether records of events are kept too.
+    with_events: bool,
+    /// Records kept until they are taken; further ones are only counted.
+    done_max: usize,
     /// Attribution of the work that is being submitted.
     pub(super) now: About,
     done: VecDeque<Done>,
@@ -96,15 +100,15 @@ pub(super) struct Activity {
 impl Activity {
     /// Returns the attribution of a new task, if it is to be timed.
     pub(super) fn about(&self, context: Option<ContextId>, work: &Work) -> Option<About> {
-        let is_timed = self.is_kept
-            && matches!(
-                work,
-                Work::Launch(_)
-                    | Work::Copy(_)
-                    | Work::Set(_)
-                    | Work::Upload(..)
-                    | Work::Download(..)
-            );
+        let is_timed = match work {
+            Work::Launch(_)
+            | Work::Copy(_)
+            | Work::Set(_)
+            | Work::Upload(..)
+            | Work::Download(..) => self.is_kept,
+            Work::Record(_) => self.is_kept && self.with_events,
+            _ => false,
+        };
         is_timed.then_some(About {
             context,
             ..self.now
@@ -112,7 +116,7 @@ impl Activity {
     }
 
     pub(super) fn add(&mut self, done: Done) {
-        match self.done.len() < DONE_MAX {
+        match self.done.len() < self.done_max {
             true => self.done.push_back(done),
             false => self.dropped += 1,
         }
@@ -120,9 +124,12 @@ impl Activity {
 }
 
 impl State {
-    /// Starts or stops timing of work submitted from now on.
-    pub(super) fn keep_activity(&mut self, is_kept: bool) {
-        self.activity.is_kept = is_kept;
+    /// Times work submitted from now on and keeps at most `max` records; `None` stops timing.
+    pub(super) fn keep_activity(&mut self, max: Option<usize>, with_events: bool) {
+        self.activity.is_kept = max.is_some();
+        self.activity.with_events = with_events;
+        // Work that was submitted before still finishes, and keeps the old limit.
+        self.activity.done_max = max.unwrap_or(self.activity.done_max);
     }
 
     /// Sets the call number of work submitted from now on.

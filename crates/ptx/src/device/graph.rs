@@ -23,8 +23,21 @@ pub(super) const GRAPHS_MAX: usize = 1 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GraphId(pub(super) u64);
 
+impl GraphId {
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub(super) u64);
+
+impl NodeId {
+    /// The number in [`About::node`](super::About::node).
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
 
 /// `CUgraphEdgeData`, stored and returned. Every edge orders its two nodes completely, which all
 /// kinds allow.

@@ -301,9 +301,9 @@ impl Gpu {
 
     // Times of work
 
-    /// Starts or stops timing of work submitted from now on.
-    pub fn keep_activity(&self, is_kept: bool) {
-        self.shared.with(|s| s.keep_activity(is_kept));
+    /// Times work submitted from now on and keeps at most `max` records; `None` stops timing.
+    pub fn keep_activity(&self, max: Option<usize>, with_events: bool) {
+        self.shared.with(|s| s.keep_activity(max, with_events));
     }
 
     /// Sets the call number of work submitted from now on.

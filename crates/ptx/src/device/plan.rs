@@ -13,6 +13,13 @@ use super::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExecId(pub(super) u64);
 
+impl ExecId {
+    /// The number in [`About::graph`](super::About::graph).
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
+
 pub(super) struct Exec {
     pub(super) context: ContextId,
     /// The graph that was instantiated, for launches into a capture.

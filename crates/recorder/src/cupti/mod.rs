@@ -20,6 +20,7 @@ use std::{
     time::Instant,
 };
 
+use outboard_api::cupti_records::{API_ENTER, CONCURRENT_KERNEL, Called, MEMCPY, MEMSET, is_known};
 use outboard_trace::{GpuTimes, GpuWork, Record, Work, live};
 
 use self::records::Done;
@@ -35,30 +36,15 @@ const NAMES: [&str; 2] = ["libcupti.so.13", "libcupti.so.12"];
 const BESIDE_RUNTIME: [&str; 3] = [".", "../../cuda_cupti/lib", "../extras/CUPTI/lib64"];
 const BUFFER_BYTES: usize = 1 << 20;
 const BUFFER_ALIGN: usize = 8;
-/// `CUPTI_ACTIVITY_FLAG_FLUSH_FORCED`, `CUPTI_CB_DOMAIN_DRIVER_API`, `CUPTI_API_ENTER`.
+/// `CUPTI_ACTIVITY_FLAG_FLUSH_FORCED`, `CUPTI_CB_DOMAIN_DRIVER_API`.
 const FLUSH_FORCED: u32 = 1;
 const DRIVER_API: u32 = 1;
-const API_ENTER: u32 = 0;
 /// CUPTI numbers the driver's functions; there are some 800.
 const CALLBACKS_MAX: u32 = 4096;
 
 type Callback = unsafe extern "C" fn(*mut c_void, u32, u32, *const Called);
 type Request = unsafe extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
 type Complete = unsafe extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
-
-/// `CUpti_CallbackData`.
-#[repr(C)]
-struct Called {
-    site: u32,
-    function_name: *const c_char,
-    function_params: *const c_void,
-    function_result: *mut c_void,
-    symbol_name: *const c_char,
-    context: *mut c_void,
-    context_number: u32,
-    correlation_data: *mut u64,
-    correlation: u32,
-}
 
 /// CUPTI's functions.
 struct Cupti {
@@ -189,7 +175,7 @@ unsafe fn begin(handle: *mut c_void) -> Result<(), String> {
             std::mem::transmute(find(c"cuptiGetVersion")?);
         let mut number = 0;
         done("cuptiGetVersion", version(&mut number))?;
-        if !records::is_known(number) {
+        if !is_known(number) {
             return Err(format!(
                 "the records of CUPTI version {number} are not known"
             ));
@@ -238,7 +224,7 @@ unsafe fn begin(handle: *mut c_void) -> Result<(), String> {
                 )?;
             }
         }
-        for kind in [records::CONCURRENT_KERNEL, records::MEMCPY, records::MEMSET] {
+        for kind in [CONCURRENT_KERNEL, MEMCPY, MEMSET] {
             done("cuptiActivityEnable", enable(kind))?;
         }
     }
@@ -345,16 +331,11 @@ unsafe extern "C" fn complete(
         let end = buffer as usize + valid_bytes;
         // SAFETY: a buffer of CUPTI's own records, which it walks itself.
         while unsafe { (cupti.next)(buffer, valid_bytes, &mut record) } == 0 && !record.is_null() {
-            if (record as usize) < buffer as usize || record as usize + 4 > end {
+            if (record as usize) < buffer as usize || record as usize >= end {
                 break;
             }
-            // SAFETY: inside the buffer, checked above; records begin with their kind.
-            let kind = unsafe { record.cast::<u32>().read_unaligned() };
-            let Some(len) = records::len(kind).filter(|len| record as usize + len <= end) else {
-                continue;
-            };
             // SAFETY: inside the buffer, checked above.
-            let bytes = unsafe { std::slice::from_raw_parts(record, len) };
+            let bytes = unsafe { std::slice::from_raw_parts(record, end - record as usize) };
             if let Some(done) = records::parse(bytes) {
                 write(&done);
             }

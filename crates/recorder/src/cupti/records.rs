@@ -1,18 +1,9 @@
-//! CUPTI's activity records, as far as they are used. The offsets are those of `cupti_activity.h` from CUDA 11.8 to 13.5
-//! (`CUpti_ActivityKernel8` to 13, `Memcpy5` to 7, `Memset4` to 5): what was added since came behind.
+//! The parts of CUPTI's activity records that a recording keeps.
 
+use outboard_api::cupti_records::{
+    CONCURRENT_KERNEL, KERNEL, KernelView, MEMCPY, MEMSET, MemcpyView, MemsetView,
+};
 use outboard_trace::GpuWork;
-
-/// `CUPTI_API_VERSION`s whose records are known.
-pub(super) fn is_known(version: u32) -> bool {
-    matches!(version, 18..=28 | 130_000..=130_599)
-}
-
-/// `CUPTI_ACTIVITY_KIND_*`.
-pub(super) const MEMCPY: u32 = 1;
-pub(super) const MEMSET: u32 = 2;
-const KERNEL: u32 = 3;
-pub(super) const CONCURRENT_KERNEL: u32 = 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Done {
@@ -29,68 +20,52 @@ pub(super) struct Done {
     pub(super) correlation: u32,
 }
 
-/// How long a record of a kind is, as far as it is looked at; none of a kind that is not.
-pub(super) fn len(kind: u32) -> Option<usize> {
-    match kind {
-        KERNEL | CONCURRENT_KERNEL => Some(112),
-        MEMCPY | MEMSET => Some(48),
-        _ => None,
-    }
-}
-
-/// A record of at least [`len`] bytes.
+/// Parses the record at the beginning of `record`. Returns none for other kinds and cut records.
 pub(super) fn parse(record: &[u8]) -> Option<Done> {
-    let (kind, times) = (u32_at(record, 0)?, (u64_at(record, 16), u64_at(record, 24)));
-    Some(match kind {
+    let (kernel, copy, set) = (KernelView(record), MemcpyView(record), MemsetView(record));
+    Some(match kernel.kind()? {
         KERNEL | CONCURRENT_KERNEL => Done {
             kind: GpuWork::Kernel,
-            name: u64_at(record, 104)?,
-            device: u32_at(record, 40)?,
-            stream: u32_at(record, 48)?,
-            start: times.0?,
-            end: times.1?,
+            name: kernel.name()?,
+            device: kernel.deviceId()?,
+            stream: kernel.streamId()?,
+            start: kernel.start()?,
+            end: kernel.end()?,
             bytes: 0,
-            correlation: u32_at(record, 92)?,
+            correlation: kernel.correlationId()?,
         },
-        MEMCPY | MEMSET => Done {
-            kind: match kind {
-                MEMCPY => copy(*record.get(4)?),
-                _ => GpuWork::Memset,
-            },
+        MEMCPY => Done {
+            kind: copy_of(copy.copyKind()?),
             name: 0,
-            device: u32_at(record, 32)?,
-            stream: u32_at(record, 40)?,
-            start: times.0?,
-            end: times.1?,
-            bytes: u64_at(record, 8)?,
-            correlation: u32_at(record, 44)?,
+            device: copy.deviceId()?,
+            stream: copy.streamId()?,
+            start: copy.start()?,
+            end: copy.end()?,
+            bytes: copy.bytes()?,
+            correlation: copy.correlationId()?,
+        },
+        MEMSET => Done {
+            kind: GpuWork::Memset,
+            name: 0,
+            device: set.deviceId()?,
+            stream: set.streamId()?,
+            start: set.start()?,
+            end: set.end()?,
+            bytes: set.bytes()?,
+            correlation: set.correlationId()?,
         },
         _ => return None,
     })
 }
 
 /// `CUPTI_ACTIVITY_MEMCPY_KIND_*`.
-fn copy(kind: u8) -> GpuWork {
+fn copy_of(kind: u8) -> GpuWork {
     match kind {
         // From the host to memory or an array.
         1 | 3 => GpuWork::CopyToDevice,
         2 | 4 => GpuWork::CopyToHost,
         _ => GpuWork::CopyOnDevice,
     }
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    bytes
-        .get(at..)?
-        .first_chunk()
-        .map(|b| u32::from_le_bytes(*b))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    bytes
-        .get(at..)?
-        .first_chunk()
-        .map(|b| u64::from_le_bytes(*b))
 }
 
 #[cfg(test)]
@@ -166,15 +141,13 @@ mod tests {
 
     #[test]
     fn what_is_short_or_unknown_is_nothing() {
-        for kind in [MEMCPY, CONCURRENT_KERNEL] {
+        for (kind, needed) in [(MEMCPY, 48), (MEMSET, 48), (CONCURRENT_KERNEL, 112)] {
             let whole = record(248, &[(0, 4, kind.into())]);
-            let needed = len(kind).unwrap();
             assert!(parse(&whole[..needed]).is_some());
             for short in 0..needed {
                 assert_eq!(parse(&whole[..short]), None, "kind {kind}, {short} bytes");
             }
         }
         assert_eq!(parse(&record(64, &[(0, 4, 99)])), None);
-        assert!(is_known(28) && is_known(130_500) && !is_known(17) && !is_known(140_000));
     }
 }

@@ -16,10 +16,18 @@ use std::{
     sync::OnceLock,
 };
 
+use outboard_api::{
+    CUresult,
+    activity::{NUMBER_CONTEXT, NUMBER_GRAPH, NUMBER_GRAPH_EXEC, NUMBER_GRAPH_NODE, NUMBER_STREAM},
+    cupti_records::{
+        API_ENTER, CONCURRENT_KERNEL, CUDA_EVENT, Called, CudaEventView, KernelView, MEMCPY,
+        MEMCPY2, MEMSET, MemcpyView, MemsetView, PeerView, is_known,
+    },
+};
 use outboard_wire::{
     doc::{
-        ACTIVITY_COPIES, ACTIVITY_CUPTI, ACTIVITY_KERNELS, ACTIVITY_MEMSETS, ACTIVITY_NONE,
-        Activities, Activity, ActivityWhat,
+        ACTIVITY_COPIES, ACTIVITY_CUPTI, ACTIVITY_EVENTS, ACTIVITY_KERNELS, ACTIVITY_MEMSETS,
+        ACTIVITY_NONE, ACTIVITY_PEER_COPIES, Activities, Activity, ActivityWhat,
     },
     messages,
 };
@@ -28,7 +36,7 @@ use rustc_hash::FxHashMap;
 
 use super::Nvidia;
 use crate::{
-    activity::{ACTIVITIES_KEPT_MAX, ACTIVITIES_PER_ANSWER_MAX, now_ns, taken},
+    activity::{ACTIVITIES_PER_ANSWER_MAX, kept_max, now_ns, taken},
     device::{Cx, Failure},
 };
 
@@ -44,40 +52,29 @@ const BUFFER_BYTES: usize = 4 << 20;
 const BUFFER_ALIGN: usize = 8;
 /// Driver calls whose client's call is remembered; the oldest are forgotten.
 const CALLS_MAX: usize = 1 << 21;
-/// `CUPTI_CB_DOMAIN_DRIVER_API`, `CUPTI_API_ENTER`; CUPTI numbers some 850 functions of the driver.
+/// `CUPTI_CB_DOMAIN_DRIVER_API`; CUPTI numbers some 850 functions of the driver.
 const DRIVER_API: u32 = 1;
-const API_ENTER: u32 = 0;
 const FUNCTIONS_MAX: u32 = 4096;
 /// Beginnings of names of driver functions that start work.
-const STARTS_WORK: [&str; 4] = ["cuLaunch", "cuMemcpy", "cuMemset", "cuGraphLaunch"];
-/// `CUPTI_ACTIVITY_KIND_*`.
-const MEMCPY: u32 = 1;
-const MEMSET: u32 = 2;
-const KERNEL: u32 = 10;
-const KINDS: [(u32, u32); 3] = [
-    (ACTIVITY_KERNELS, KERNEL),
+const STARTS_WORK: [&str; 5] = [
+    "cuLaunch",
+    "cuMemcpy",
+    "cuMemset",
+    "cuGraphLaunch",
+    "cuEventRecord",
+];
+const KINDS: [(u32, u32); 5] = [
+    (ACTIVITY_KERNELS, CONCURRENT_KERNEL),
     (ACTIVITY_COPIES, MEMCPY),
+    (ACTIVITY_PEER_COPIES, MEMCPY2),
     (ACTIVITY_MEMSETS, MEMSET),
+    (ACTIVITY_EVENTS, CUDA_EVENT),
 ];
 
 type Callback = unsafe extern "C" fn(*mut c_void, u32, u32, *const Called);
 type Request = unsafe extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
 type Next = unsafe extern "C" fn(*mut u8, usize, *mut *mut u8) -> c_int;
 type Complete = unsafe extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
-
-/// The beginning of `CUpti_CallbackData`.
-#[repr(C)]
-struct Called {
-    site: u32,
-    function_name: *const c_char,
-    function_params: *const c_void,
-    function_result: *mut c_void,
-    symbol_name: *const c_char,
-    context: *mut c_void,
-    context_number: u32,
-    correlation_data: *mut u64,
-    correlation: u32,
-}
 
 /// CUPTI's functions, as `cupti.h` declares them.
 struct Cupti {
@@ -86,6 +83,9 @@ struct Cupti {
     flush: unsafe extern "C" fn(u32) -> c_int,
     next: Next,
     enable_callback: unsafe extern "C" fn(u32, *mut c_void, u32, u32) -> c_int,
+    /// `cuptiActivityEnableCudaEventDeviceTimestamps`, since CUDA 12.8.
+    event_times: Option<unsafe extern "C" fn(u8) -> c_int>,
+    numbers: Numbers,
     subscriber: usize,
     /// Numbers of the functions that start work.
     functions: Vec<u32>,
@@ -98,6 +98,7 @@ static NEXT: OnceLock<Next> = OnceLock::new();
 static KEPT: Mutex<Kept> = Mutex::new(Kept {
     calls: VecDeque::new(),
     done: VecDeque::new(),
+    done_max: 0,
     dropped: 0,
 });
 
@@ -110,6 +111,8 @@ struct Kept {
     /// CUPTI's number of a driver call, ascending, and the client's call.
     calls: VecDeque<(u32, u32)>,
     done: VecDeque<Done>,
+    /// Records kept until they are taken; further ones are only counted.
+    done_max: usize,
     dropped: u64,
 }
 
@@ -133,15 +136,10 @@ impl Nvidia {
     ) -> Result<messages::ActivityEnableReply<'static>, Failure> {
         self.enter_base()?;
         let mut cupti = CUPTI.lock();
-        let cupti = cupti.get_or_insert_with(|| {
-            // SAFETY: NVIDIA's library, or the one that the user named.
-            let opened = unsafe { open() };
-            match &opened {
-                Ok(_) => tracing::info!("this session profiles, by CUPTI"),
-                Err(why) => tracing::warn!("this session profiles in vain: {why}"),
-            }
-            opened
-        });
+        let cupti = cupti.get_or_insert_with(opened);
+        if m.kinds != 0 {
+            KEPT.lock().done_max = kept_max(m.kept_bytes_max, size_of::<Done>());
+        }
         let chosen = cupti.as_ref().map_err(String::clone).and_then(|cupti| {
             // SAFETY: CUPTI's functions.
             unsafe { cupti.choose(m.kinds) }
@@ -164,6 +162,30 @@ impl Nvidia {
         Ok(messages::ActivityClockReply { now_ns: now_ns() })
     }
 
+    pub(super) fn activity_number(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::ActivityNumber,
+    ) -> Result<messages::ActivityNumberReply, Failure> {
+        self.enter(cx)?;
+        let context = self.context(cx.context)?.hold.handle.raw();
+        let object = match m.what {
+            NUMBER_CONTEXT => context,
+            NUMBER_STREAM => self.peek_stream(m.object)?.raw(),
+            NUMBER_GRAPH => self.real_graph(m.object)?.raw(),
+            NUMBER_GRAPH_EXEC => self.real_graphexec(m.object)?.raw(),
+            NUMBER_GRAPH_NODE => self.real_node(m.object)?.raw(),
+            what => return Err(no_number(&format!("{what} is no kind of object"))),
+        };
+        let mut cupti = CUPTI.lock();
+        let cupti = cupti.get_or_insert_with(opened);
+        let cupti = cupti.as_ref().map_err(|why| no_number(why))?;
+        // SAFETY: live handles of this session, of the driver.
+        let found = unsafe { cupti.numbers.of(m.what, context, object) };
+        let (context, number) = found.map_err(|why| no_number(&why))?;
+        Ok(messages::ActivityNumberReply { context, number })
+    }
+
     pub(super) fn activity_take(
         &mut self,
         _cx: &mut Cx<'_>,
@@ -183,6 +205,13 @@ impl Nvidia {
 }
 
 impl Kept {
+    fn add(&mut self, done: Done) {
+        match self.done.len() < self.done_max {
+            true => self.done.push_back(done),
+            false => self.dropped += 1,
+        }
+    }
+
     /// Work of the client's, the oldest first.
     fn take(&mut self, max: u32, ordinals: &[i32]) -> Activities {
         let max = max.min(ACTIVITIES_PER_ANSWER_MAX) as usize;
@@ -218,6 +247,88 @@ impl Kept {
     }
 }
 
+fn no_number(why: &str) -> Failure {
+    Failure::new(CUresult::CUDA_ERROR_NOT_SUPPORTED, why)
+}
+
+/// CUPTI's functions that return the numbers in its records; older versions lack some.
+struct Numbers {
+    context: Option<unsafe extern "C" fn(usize, *mut u32) -> c_int>,
+    stream: Option<unsafe extern "C" fn(usize, usize, u8, *mut u32) -> c_int>,
+    graph: Option<unsafe extern "C" fn(usize, *mut u32) -> c_int>,
+    graph_exec: Option<unsafe extern "C" fn(usize, *mut u32) -> c_int>,
+    graph_node: Option<unsafe extern "C" fn(usize, *mut u64) -> c_int>,
+}
+
+impl Numbers {
+    /// # Safety
+    /// An open CUPTI.
+    unsafe fn find(handle: *mut c_void) -> Numbers {
+        // SAFETY: the caller's promise.
+        let find = |name: &CStr| unsafe { libc::dlsym(handle, name.as_ptr()) };
+        // SAFETY: NULL, or functions of these types, as `cupti_activity.h` declares them.
+        unsafe {
+            Numbers {
+                context: std::mem::transmute::<
+                    *mut c_void,
+                    Option<unsafe extern "C" fn(usize, *mut u32) -> c_int>,
+                >(find(c"cuptiGetContextId")),
+                stream: std::mem::transmute::<
+                    *mut c_void,
+                    Option<unsafe extern "C" fn(usize, usize, u8, *mut u32) -> c_int>,
+                >(find(c"cuptiGetStreamIdEx")),
+                graph: std::mem::transmute::<
+                    *mut c_void,
+                    Option<unsafe extern "C" fn(usize, *mut u32) -> c_int>,
+                >(find(c"cuptiGetGraphId")),
+                graph_exec: std::mem::transmute::<
+                    *mut c_void,
+                    Option<unsafe extern "C" fn(usize, *mut u32) -> c_int>,
+                >(find(c"cuptiGetGraphExecId")),
+                graph_node: std::mem::transmute::<
+                    *mut c_void,
+                    Option<unsafe extern "C" fn(usize, *mut u64) -> c_int>,
+                >(find(c"cuptiGetGraphNodeId")),
+            }
+        }
+    }
+
+    /// Returns the numbers of a context and of an object in it.
+    ///
+    /// # Safety
+    /// Both are live handles of the driver, and the object is of kind `what`.
+    unsafe fn of(&self, what: u32, context: usize, object: usize) -> Result<(u32, u64), String> {
+        let missing = || String::from("this machine's CUPTI has no function for it");
+        let (mut number, mut short, mut long) = (0, 0, 0);
+        // SAFETY: the caller's promise; outputs.
+        unsafe {
+            let of_context = self.context.ok_or_else(missing)?;
+            done("cuptiGetContextId", of_context(context, &mut number))?;
+            let (name, status) = match what {
+                NUMBER_CONTEXT => ("cuptiGetContextId", of_context(context, &mut short)),
+                NUMBER_STREAM => {
+                    let of = self.stream.ok_or_else(missing)?;
+                    ("cuptiGetStreamIdEx", of(context, object, 0, &mut short))
+                }
+                NUMBER_GRAPH => {
+                    let of = self.graph.ok_or_else(missing)?;
+                    ("cuptiGetGraphId", of(object, &mut short))
+                }
+                NUMBER_GRAPH_EXEC => {
+                    let of = self.graph_exec.ok_or_else(missing)?;
+                    ("cuptiGetGraphExecId", of(object, &mut short))
+                }
+                _ => {
+                    let of = self.graph_node.ok_or_else(missing)?;
+                    ("cuptiGetGraphNodeId", of(object, &mut long))
+                }
+            };
+            done(name, status)?;
+        }
+        Ok((number, long.max(short.into())))
+    }
+}
+
 /// CUPTI's string.
 fn text(name: usize) -> String {
     match name {
@@ -241,6 +352,15 @@ impl Cupti {
                 let status = (self.enable_callback)(on, subscriber, DRIVER_API, *function);
                 done("cuptiEnableCallback", status)?;
             }
+            // Without it a CUPTI's records of events have no times, and are shorter.
+            let kinds = match self.event_times {
+                Some(times) if kinds & ACTIVITY_EVENTS != 0 => {
+                    done("cuptiActivityEnableCudaEventDeviceTimestamps", times(1))?;
+                    kinds
+                }
+                Some(_) => kinds,
+                None => kinds & !ACTIVITY_EVENTS,
+            };
             for (bit, kind) in KINDS {
                 match kinds & bit != 0 {
                     true => done("cuptiActivityEnable", (self.enable)(kind))?,
@@ -260,9 +380,15 @@ fn done(what: &str, status: c_int) -> Result<(), String> {
     }
 }
 
-/// `CUPTI_API_VERSION`s whose records are known: those of CUDA 11.8 to 13.5.
-fn is_known(version: u32) -> bool {
-    matches!(version, 18..=28 | 130_000..=130_599)
+/// Opens CUPTI and logs the outcome.
+fn opened() -> Result<Cupti, String> {
+    // SAFETY: NVIDIA's library, or the one that the user named.
+    let opened = unsafe { open() };
+    match &opened {
+        Ok(_) => tracing::info!("this session profiles, by CUPTI"),
+        Err(why) => tracing::warn!("this session profiles in vain: {why}"),
+    }
+    opened
 }
 
 /// # Safety
@@ -309,6 +435,14 @@ unsafe fn open() -> Result<Cupti, String> {
                 *mut c_void,
                 unsafe extern "C" fn(u32, *mut c_void, u32, u32) -> c_int,
             >(find(c"cuptiEnableCallback")?),
+            event_times: std::mem::transmute::<
+                *mut c_void,
+                Option<unsafe extern "C" fn(u8) -> c_int>,
+            >(libc::dlsym(
+                handle,
+                c"cuptiActivityEnableCudaEventDeviceTimestamps".as_ptr(),
+            )),
+            numbers: Numbers::find(handle),
             subscriber: 0,
             functions: Vec::new(),
         };
@@ -449,11 +583,7 @@ unsafe extern "C" fn complete(
             // SAFETY: inside the buffer, checked above.
             let bytes = unsafe { slice::from_raw_parts(record, end - record as usize) };
             if let Some(done) = parse(bytes) {
-                let mut kept = KEPT.lock();
-                match kept.done.len() < ACTIVITIES_KEPT_MAX {
-                    true => kept.done.push_back(done),
-                    false => kept.dropped += 1,
-                }
+                KEPT.lock().add(done);
             }
         }
     }
@@ -461,100 +591,138 @@ unsafe extern "C" fn complete(
     unsafe { libc::free(buffer.cast()) };
 }
 
-/// Numbers at offsets of a record.
-struct At<'a>(&'a [u8]);
-
-impl At<'_> {
-    fn u8(&self, at: usize) -> Option<u8> {
-        self.0.get(at).copied()
-    }
-
-    fn u16(&self, at: usize) -> Option<u16> {
-        Some(u16::from_le_bytes(*self.0.get(at..)?.first_chunk()?))
-    }
-
-    fn u32(&self, at: usize) -> Option<u32> {
-        Some(u32::from_le_bytes(*self.0.get(at..)?.first_chunk()?))
-    }
-
-    fn i32(&self, at: usize) -> Option<i32> {
-        self.u32(at).map(u32::cast_signed)
-    }
-
-    fn u64(&self, at: usize) -> Option<u64> {
-        Some(u64::from_le_bytes(*self.0.get(at..)?.first_chunk()?))
-    }
-}
-
-/// A record. The offsets are those of `cupti_activity.h` from CUDA 12.0 on (`CUpti_ActivityKernel9`, `Memcpy5`, `Memset4`):
-/// what was added since came behind.
+/// Parses the record at the beginning of `record`. Returns none for other kinds and cut records.
 fn parse(record: &[u8]) -> Option<Done> {
-    let at = At(record);
-    match at.u32(0)? {
-        KERNEL => parse_kernel(&at),
-        kind @ (MEMCPY | MEMSET) => {
-            let is_copy = kind == MEMCPY;
-            Some(Done {
-                correlation: at.u32(44)?,
-                name: 0,
-                activity: Activity {
-                    call: 0,
-                    device: at.u32(32)?,
-                    context: at.u32(36)?,
-                    stream: at.u32(40)?,
-                    start_ns: at.u64(16)?,
-                    end_ns: at.u64(24)?,
-                    graph: at.u32(72)?,
-                    graph_node: at.u64(64)?,
-                    what: match is_copy {
-                        true => ActivityWhat::Copy {
-                            bytes: at.u64(8)?,
-                            kind: at.u8(4)?,
-                            source: at.u8(5)?,
-                            destination: at.u8(6)?,
-                            flags: at.u8(7)?,
-                        },
-                        false => ActivityWhat::Memset {
-                            bytes: at.u64(8)?,
-                            value: at.u32(4)?,
-                            memory: at.u16(50)? as u8,
-                            flags: at.u16(48)? as u8,
-                        },
-                    },
-                },
-            })
-        }
+    match KernelView(record).kind()? {
+        CONCURRENT_KERNEL => parse_kernel(KernelView(record)),
+        MEMCPY => parse_copy(MemcpyView(record)),
+        MEMCPY2 => parse_peer(PeerView(record)),
+        CUDA_EVENT => parse_event(CudaEventView(record)),
+        MEMSET => parse_memset(MemsetView(record)),
         _ => None,
     }
 }
 
-fn parse_kernel(at: &At<'_>) -> Option<Done> {
-    let three = |first: usize| Some([at.i32(first)?, at.i32(first + 4)?, at.i32(first + 8)?]);
+fn parse_copy(copy: MemcpyView<'_>) -> Option<Done> {
     Some(Done {
-        correlation: at.u32(92)?,
-        name: at.u64(104)? as usize,
+        correlation: copy.correlationId()?,
+        name: 0,
         activity: Activity {
             call: 0,
-            device: at.u32(40)?,
-            context: at.u32(44)?,
-            stream: at.u32(48)?,
-            start_ns: at.u64(16)?,
-            end_ns: at.u64(24)?,
-            graph: at.u32(156)?,
-            graph_node: at.u64(144)?,
+            device: copy.deviceId()?,
+            context: copy.contextId()?,
+            stream: copy.streamId()?,
+            start_ns: copy.start()?,
+            end_ns: copy.end()?,
+            graph: copy.graphId()?,
+            graph_node: copy.graphNodeId()?,
+            what: ActivityWhat::Copy {
+                bytes: copy.bytes()?,
+                kind: copy.copyKind()?,
+                source: copy.srcKind()?,
+                destination: copy.dstKind()?,
+                flags: copy.flags()?,
+            },
+        },
+    })
+}
+
+fn parse_peer(copy: PeerView<'_>) -> Option<Done> {
+    Some(Done {
+        correlation: copy.correlationId()?,
+        name: 0,
+        activity: Activity {
+            call: 0,
+            device: copy.deviceId()?,
+            context: copy.contextId()?,
+            stream: copy.streamId()?,
+            start_ns: copy.start()?,
+            end_ns: copy.end()?,
+            graph: copy.graphId()?,
+            graph_node: copy.graphNodeId()?,
+            what: ActivityWhat::PeerCopy {
+                bytes: copy.bytes()?,
+                kind: copy.copyKind()?,
+                source: copy.srcKind()?,
+                destination: copy.dstKind()?,
+                flags: copy.flags()?,
+                source_device: copy.srcDeviceId()?,
+                source_context: copy.srcContextId()?,
+                destination_device: copy.dstDeviceId()?,
+                destination_context: copy.dstContextId()?,
+            },
+        },
+    })
+}
+
+fn parse_event(event: CudaEventView<'_>) -> Option<Done> {
+    let at_ns = event.deviceTimestamp()?;
+    Some(Done {
+        correlation: event.correlationId()?,
+        name: 0,
+        activity: Activity {
+            call: 0,
+            device: event.deviceId()?,
+            context: event.contextId()?,
+            stream: event.streamId()?,
+            start_ns: at_ns,
+            end_ns: at_ns,
+            graph: 0,
+            graph_node: 0,
+            what: ActivityWhat::EventRecorded,
+        },
+    })
+}
+
+fn parse_memset(set: MemsetView<'_>) -> Option<Done> {
+    Some(Done {
+        correlation: set.correlationId()?,
+        name: 0,
+        activity: Activity {
+            call: 0,
+            device: set.deviceId()?,
+            context: set.contextId()?,
+            stream: set.streamId()?,
+            start_ns: set.start()?,
+            end_ns: set.end()?,
+            graph: set.graphId()?,
+            graph_node: set.graphNodeId()?,
+            what: ActivityWhat::Memset {
+                bytes: set.bytes()?,
+                value: set.value()?,
+                memory: set.memoryKind()? as u8,
+                flags: set.flags()? as u8,
+            },
+        },
+    })
+}
+
+fn parse_kernel(kernel: KernelView<'_>) -> Option<Done> {
+    Some(Done {
+        correlation: kernel.correlationId()?,
+        name: kernel.name()? as usize,
+        activity: Activity {
+            call: 0,
+            device: kernel.deviceId()?,
+            context: kernel.contextId()?,
+            stream: kernel.streamId()?,
+            start_ns: kernel.start()?,
+            end_ns: kernel.end()?,
+            graph: kernel.graphId()?,
+            graph_node: kernel.graphNodeId()?,
             what: ActivityWhat::Kernel {
                 name: 0,
-                grid: three(52)?,
-                block: three(64)?,
-                cluster: three(176)?.map(i32::cast_unsigned),
-                static_shared_bytes: at.i32(76)?,
-                dynamic_shared_bytes: at.i32(80)?,
-                shared_executed_bytes: at.u32(140)?,
-                registers: at.u16(6)?,
-                local_bytes_per_thread: at.u32(84)?,
-                local_bytes_total: at.u32(88)?.into(),
-                launch_type: at.u8(136)?,
-                grid_id: at.u64(96)?.cast_signed(),
+                grid: [kernel.gridX()?, kernel.gridY()?, kernel.gridZ()?],
+                block: [kernel.blockX()?, kernel.blockY()?, kernel.blockZ()?],
+                cluster: [kernel.clusterX()?, kernel.clusterY()?, kernel.clusterZ()?],
+                static_shared_bytes: kernel.staticSharedMemory()?,
+                dynamic_shared_bytes: kernel.dynamicSharedMemory()?,
+                shared_executed_bytes: kernel.sharedMemoryExecuted()?,
+                registers: kernel.registersPerThread()?,
+                local_bytes_per_thread: kernel.localMemoryPerThread()?,
+                local_bytes_total: kernel.localMemoryTotal()?.into(),
+                launch_type: kernel.launchType()?,
+                grid_id: kernel.gridId()?,
             },
         },
     })
@@ -574,7 +742,13 @@ mod tests {
 
     #[test]
     fn a_record_that_is_cut_is_none() {
-        for (kind, len) in [(KERNEL, 188), (MEMCPY, 76), (MEMSET, 76)] {
+        for (kind, len) in [
+            (CONCURRENT_KERNEL, 188),
+            (MEMCPY, 76),
+            (MEMCPY2, 92),
+            (CUDA_EVENT, 48),
+            (MEMSET, 76),
+        ] {
             let whole = record(248, &[(0, 4, kind.into())]);
             assert!(parse(&whole[..len]).is_some(), "{kind}");
             for short in 0..len {
@@ -589,11 +763,13 @@ mod tests {
         let mut kept = Kept {
             calls: VecDeque::from([(10, 501), (12, 502)]),
             done: VecDeque::new(),
-            dropped: 3,
+            done_max: 4,
+            dropped: 2,
         };
-        for correlation in [10, 11, 12, 12] {
+        // The last one finds no room.
+        for correlation in [10, 11, 12, 12, 12] {
             let bytes = record(248, &[(0, 4, 10), (40, 4, 3), (92, 4, correlation)]);
-            kept.done.extend(parse(&bytes));
+            kept.add(parse(&bytes).unwrap());
         }
         let taken = kept.take(2, &[2, 3]);
         let calls = |taken: &Activities| taken.done.iter().map(|d| d.call).collect::<Vec<_>>();

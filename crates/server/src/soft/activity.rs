@@ -2,11 +2,15 @@
 
 use std::{borrow::Cow, time::Instant};
 
-use outboard_ptx::device::{Done, Finished};
+use outboard_api::{
+    CUresult,
+    activity::{NUMBER_CONTEXT, NUMBER_GRAPH, NUMBER_GRAPH_EXEC, NUMBER_GRAPH_NODE, NUMBER_STREAM},
+};
+use outboard_ptx::device::{Done, Finished, StreamId};
 use outboard_wire::{
     doc::{
-        ACTIVITY_COPIES, ACTIVITY_KERNELS, ACTIVITY_MEMSETS, ACTIVITY_SOFT, Activities, Activity,
-        ActivityWhat,
+        ACTIVITY_COPIES, ACTIVITY_EVENTS, ACTIVITY_KERNELS, ACTIVITY_MEMSETS, ACTIVITY_SOFT,
+        Activities, Activity, ActivityWhat,
     },
     messages,
 };
@@ -14,7 +18,7 @@ use rustc_hash::FxHashMap;
 
 use super::Soft;
 use crate::{
-    activity::{ACTIVITIES_PER_ANSWER_MAX, now_ns, taken},
+    activity::{ACTIVITIES_PER_ANSWER_MAX, kept_max, now_ns, taken},
     device::{Cx, Failure},
 };
 
@@ -47,6 +51,22 @@ pub(super) struct Kept {
     contexts: FxHashMap<u64, u32>,
 }
 
+impl Kept {
+    fn context_number(&mut self, context: u64) -> u32 {
+        let next = self.contexts.len() as u32 + 1;
+        *self.contexts.entry(context).or_insert(next)
+    }
+
+    /// Returns the number of a stream in the context whose null stream is `legacy`.
+    fn stream_number(&mut self, stream: StreamId, legacy: StreamId) -> u32 {
+        let made = STREAM_MADE.saturating_add(STREAM_STEP * self.streams.len() as u32);
+        match stream == legacy {
+            true => STREAM_NULL,
+            false => *self.streams.entry(stream.number()).or_insert(made),
+        }
+    }
+}
+
 impl Soft {
     pub(super) fn activity_enable(
         &mut self,
@@ -63,7 +83,11 @@ impl Soft {
         self.activity
             .base
             .get_or_insert_with(|| (Instant::now(), now_ns()));
-        self.gpu.keep_activity(m.kinds != 0);
+        let kept_max = kept_max(m.kept_bytes_max, size_of::<Done>());
+        self.gpu.keep_activity(
+            (m.kinds != 0).then_some(kept_max),
+            m.kinds & ACTIVITY_EVENTS != 0,
+        );
         Ok(messages::ActivityEnableReply {
             source: ACTIVITY_SOFT,
             reason: Cow::Borrowed(&[]),
@@ -76,6 +100,35 @@ impl Soft {
         _: &messages::ActivityClock,
     ) -> Result<messages::ActivityClockReply, Failure> {
         Ok(messages::ActivityClockReply { now_ns: now_ns() })
+    }
+
+    pub(super) fn activity_number(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::ActivityNumber,
+    ) -> Result<messages::ActivityNumberReply, Failure> {
+        let known = self.context(cx.context)?;
+        let (context, legacy) = (known.id.number(), known.legacy);
+        let number = match m.what {
+            NUMBER_CONTEXT => self.activity.context_number(context).into(),
+            NUMBER_STREAM => {
+                let stream = self.stream(cx, m.object)?;
+                self.activity.stream_number(stream, legacy).into()
+            }
+            NUMBER_GRAPH => self.graph(m.object)?.number(),
+            NUMBER_GRAPH_EXEC => self.exec(m.object)?.number(),
+            NUMBER_GRAPH_NODE => self.node_number(m.object)?,
+            what => {
+                return Err(Failure::new(
+                    CUresult::CUDA_ERROR_INVALID_VALUE,
+                    format!("{what} is no kind of object that has a number"),
+                ));
+            }
+        };
+        Ok(messages::ActivityNumberReply {
+            context: self.activity.context_number(context),
+            number,
+        })
     }
 
     pub(super) fn activity_take(
@@ -139,6 +192,7 @@ impl Soft {
             Finished::Download { bytes } => {
                 (ACTIVITY_COPIES, copy(*bytes, TO_HOST, DEVICE, PAGEABLE))
             }
+            Finished::EventRecorded => (ACTIVITY_EVENTS, ActivityWhat::EventRecorded),
             Finished::Set { bytes, value } => {
                 let what = ActivityWhat::Memset {
                     bytes: *bytes,
@@ -160,20 +214,15 @@ impl Soft {
             .iter()
             .find(|(_, known)| known.id.number() == context);
         let device = found.map_or(0, |(_, known)| known.device as u32);
-        let is_null = found.is_some_and(|(_, known)| known.legacy == stream);
+        let legacy = found.map(|(_, known)| known.legacy);
         let kept = &mut self.activity;
         let (base, base_ns) = kept.base?;
         let at_ns = |at: Instant| {
             let since = at.saturating_duration_since(base).as_nanos();
             base_ns.wrapping_add(u64::try_from(since).unwrap_or(u64::MAX))
         };
-        let next = kept.contexts.len() as u32 + 1;
-        let context = *kept.contexts.entry(context).or_insert(next);
-        let made = STREAM_MADE.saturating_add(STREAM_STEP * kept.streams.len() as u32);
-        let stream = match is_null {
-            true => STREAM_NULL,
-            false => *kept.streams.entry(stream.number()).or_insert(made),
-        };
+        let context = kept.context_number(context);
+        let stream = kept.stream_number(stream, legacy.unwrap_or(stream));
         Some(Activity {
             call: done.about.call,
             device,

@@ -141,7 +141,12 @@ impl Soft {
         self.graphs.get(id).copied()
     }
 
-    fn exec(&self, id: u64) -> Result<ExecId, Failure> {
+    /// Returns the number that records use for a node.
+    pub(super) fn node_number(&self, id: u64) -> Result<u64, Failure> {
+        Ok(self.nodes.get(id)?.node.number())
+    }
+
+    pub(super) fn exec(&self, id: u64) -> Result<ExecId, Failure> {
         self.execs.get(id).copied()
     }
 

@@ -142,6 +142,7 @@ device! {
     occupancy(m::Occupancy<'_>) -> m::OccupancyReply;
     activity_enable(m::ActivityEnable) -> m::ActivityEnableReply<'static>;
     activity_clock(m::ActivityClock) -> m::ActivityClockReply;
+    activity_number(m::ActivityNumber) -> m::ActivityNumberReply;
     activity_take(m::ActivityTake) -> m::ActivityTakeReply<'static>;
     nvml_snapshot(m::NvmlSnapshot) -> m::NvmlSnapshotReply<'static>;
 }

@@ -6,6 +6,11 @@ use serde::{Deserialize, Serialize};
 pub const ACTIVITY_KERNELS: u32 = 1;
 pub const ACTIVITY_COPIES: u32 = 2;
 pub const ACTIVITY_MEMSETS: u32 = 4;
+pub const ACTIVITY_PEER_COPIES: u32 = 8;
+/// When the device passes an event that a call records.
+pub const ACTIVITY_EVENTS: u32 = 32;
+/// Keeps no work, but makes `activity_number` available.
+pub const ACTIVITY_NUMBERS: u32 = 16;
 
 /// Source of the times: the reply to `activity_enable`.
 pub const ACTIVITY_NONE: u8 = 0;
@@ -75,5 +80,19 @@ pub enum ActivityWhat {
         /// `CUpti_ActivityMemoryKind`.
         memory: u8,
         flags: u8,
+    },
+    /// An event that the device passed at `end_ns`.
+    EventRecorded,
+    /// Copy between two devices, or two contexts.
+    PeerCopy {
+        bytes: u64,
+        kind: u8,
+        source: u8,
+        destination: u8,
+        flags: u8,
+        source_device: u32,
+        source_context: u32,
+        destination_device: u32,
+        destination_context: u32,
     },
 }
