@@ -7,6 +7,7 @@
     unreachable_pub,
     clippy::too_many_arguments,
     clippy::missing_safety_doc,
+    clippy::redundant_closure,
     clippy::unnecessary_cast,
     clippy::useless_conversion
 )]
