@@ -5,7 +5,7 @@
     python3 gpu-check/gpu_suites.py --page docs/results/gpu-suites.json > docs/gpu-suites.md
 
 Sources are never downloaded: what is not at `--sources` is skipped and said so (gpu-check/README.md says what belongs
-there). Ends with 0 if no case differs from the local GPU.
+there). Ends with 0 if no case differs from the local GPU, and with 2 if nothing could be run.
 """
 
 from __future__ import annotations
@@ -56,8 +56,7 @@ EXIT_USAGE = 2
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     if options.page is not None:
-        print(results.page(json.loads(options.page.read_text())), end="")
-        return 0
+        return _print_page(options.page)
     if options.outboard is None or options.out is None:
         print("gpu-suites: --outboard and --out are needed (or --page)", file=sys.stderr)
         return EXIT_USAGE
@@ -114,6 +113,9 @@ class Check:
         restarts = {device: server.restarts for device, server in self.servers.items() if server.restarts}
         if restarts:
             print(f"gpu-suites: servers that died and were started again: {restarts}", file=sys.stderr)
+        if all("missing" in suite for suite in suites.values()):
+            print("gpu-suites: nothing was compared: no suite could be run here", file=sys.stderr)
+            return EXIT_USAGE
         return EXIT_DIFFERENT if restarts or results.defects(suites) else 0
 
     def stop(self) -> None:
@@ -212,6 +214,16 @@ class Check:
         return environment
 
 
+def _print_page(path: Path) -> int:
+    try:
+        page = results.page(results.load(path))
+    except (OSError, ValueError) as error:
+        print(f"gpu-suites: there is no page of {path}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    print(page, end="")
+    return 0
+
+
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--outboard", type=Path, help="the outboard program")
@@ -220,7 +232,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--sources", type=Path, default=ROOT / "build" / "suites", help="where checkouts lie")
     parser.add_argument("--suites", type=_among(SUITES), default=list(SUITES), metavar="NAME,...")
     parser.add_argument("--modes", type=_among(MODES), default=["local", "shm", "tcp"], metavar="local,shm,tcp,soft")
-    parser.add_argument("--slice", type=part_of, default=(1, 1), metavar="I/K", help="part of the cases, by their hash")
+    parser.add_argument("--slice", type=_part, default=(1, 1), metavar="I/K", help="part of the cases, by their hash")
     parser.add_argument("--match", default="", metavar="TEXT", help="only the cases whose names have this in them")
     parser.add_argument("--seed", type=int, default=0, help="order of the cases")
     parser.add_argument("--budget-s", type=float, default=600.0, help="most seconds for a suite")
@@ -231,6 +243,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     if options.processes < 1:
         parser.error("--processes begins at 1")
     return options
+
+
+def _part(text: str) -> tuple[int, int]:
+    try:
+        return part_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not I/K with 1 <= I <= K, as 2/3") from error
 
 
 def _among(known: tuple[str, ...]) -> Any:

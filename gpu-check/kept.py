@@ -25,7 +25,7 @@ def load(path: Path, new: dict[str, Any]) -> dict[str, Any]:
         return new
     try:
         results = dict(json.loads(path.read_text()))
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no file of results: {error}") from error
     tables = [name for name, value in new.items() if isinstance(value, dict)]
     if results.get("format") != new["format"] or not all(isinstance(results.get(name), dict) for name in tables):

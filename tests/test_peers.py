@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from harness import TEST_PROGRAMS, Server, start_server
+from harness import OUTBOARD, TEST_PROGRAMS, Server, start_server
 
 pytestmark = pytest.mark.smoke
 
@@ -44,3 +46,26 @@ def test_peers(server: Server, link: str, case: str) -> None:
 def test_visible_devices(server: Server, link: str, visible: str, answer: str) -> None:
     done = server.run(link, sys.executable, PROGRAM, "visible", env={"CUDA_VISIBLE_DEVICES": visible})
     assert done.stdout == answer + "\nright\n", done.stdout + done.stderr
+
+
+def test_a_device_that_is_gone(tmp_path: Path) -> None:
+    """A server starts again with one device less: who had it, and who wants it, gets CUDA's own errors, at once."""
+    program = [sys.executable, str(PROGRAM.with_name("gone_devices.py"))]
+    before = start_server(tmp_path, "--devices", "2")
+    url = before.urls["shm"]
+    argv = [OUTBOARD, "run", "--gpu", url, "--", *program, "stays"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    stays = subprocess.Popen(argv, text=True, **pipes)
+    assert stays.stdout
+    assert stays.stdout.readline() == "CUDA_SUCCESS CUDA_SUCCESS\n"
+    handle = stays.stdout.readline().strip()
+    assert before.stop() == 0
+    after = start_server(tmp_path, "--devices", "1")
+    assert after.urls["shm"] == url
+    stdout, stderr = stays.communicate("\n", timeout=20)
+    assert (stays.returncode, stdout) == (0, "DEVICE_UNAVAILABLE DEVICE_UNAVAILABLE\n"), stderr
+    done = after.run("shm", *program, handle, timeout=20)
+    assert done.stdout.splitlines() == ["1 CUDA_SUCCESS INVALID_DEVICE", "INVALID_VALUE"], done.stdout + done.stderr
+    hidden = after.run("shm", *program, handle, env={"CUDA_VISIBLE_DEVICES": "1"}, timeout=20)
+    assert hidden.stdout == "NO_DEVICE\n", hidden.stdout + hidden.stderr
+    assert after.stop() == 0

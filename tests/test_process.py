@@ -26,6 +26,15 @@ def test_a_child_that_exits_leaves_its_parent_alone(server: Server, link: str, l
     assert "lost" not in done.stderr
 
 
+@pytest.mark.parametrize(("how", "status"), [("host", 0), ("object", 0), ("fails", 1)])
+def test_an_interpreter_ends_while_its_function_runs(server: Server, how: str, status: int) -> None:
+    """CPython ends our thread in the function, which must not end the process."""
+    done = server.run("shm", sys.executable, TEST_PROGRAMS / "ends_in_callbacks.py", how)
+    assert done.returncode == status and not done.stdout, (done.returncode, done.stdout, done.stderr)
+    assert ("AssertionError: as it is to" in done.stderr) == (how == "fails"), done.stderr
+    assert "FATAL" not in done.stderr and "outboard:" not in done.stderr, done.stderr
+
+
 def test_a_library_that_is_closed_can_be_used_again(server: Server, link: str) -> None:
     program = TEST_PROGRAMS / "closes.py"
     done = server.run(link, sys.executable, program, "libcuda.so.1", "cuInit:0", "cuDeviceGetCount")

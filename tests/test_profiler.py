@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import ROOT, TEST_PROGRAMS, Server
+from harness import OUTBOARD, ROOT, TEST_PROGRAMS, Server, start_server
 
 TOOLCHAIN = ROOT / ".toolchain"
 LIBCUPTI = ROOT / "target" / "debug" / "liboutboard_cupti.so"
@@ -177,6 +179,49 @@ def test_records_without_a_buffer_are_counted(server: Server, program: Path) -> 
     # A buffer that takes one record at a time.
     lines, _ = run(server, "shm", program, "small")
     assert between(lines)[2] == 0 and len(records(lines, "kernel")) == 1
+
+
+def test_each_buffer_is_given_back(server: Server, program: Path) -> None:
+    """One that is not aligned, at once and empty; one too many of those asked for at the same moment, likewise."""
+    lines, stderr = run(server, "shm", program, "skewed")
+    [(given, returned)] = re.findall(r"^given (\d+) returned (\d+)$", "\n".join(lines), re.MULTILINE)
+    assert given == returned != "0"
+    assert between(lines)[2] > 0 and not records(lines, "kernel")
+    assert stderr.count("not aligned to 8 bytes") == 1
+    lines, _ = run(server, "shm", program, "crowd")
+    [(given, returned)] = re.findall(r"^given (\d+) returned (\d+)$", "\n".join(lines), re.MULTILINE)
+    assert given == returned and int(given) >= 70
+    # Each thread's record, and that of the call that waits for them.
+    assert between(lines)[2] == 0 and len(records(lines, "runtime")) == 71
+
+
+def test_a_stopped_server_does_not_stop_a_flush(tmp_path: Path, program: Path) -> None:
+    """It ends with an error after ACTIVITY_ANSWER_MS_MAX; when the server goes on nothing is lost."""
+    server = start_server(tmp_path, "--spare", "0")
+    argv = [OUTBOARD, "run", "--gpu", server.urls["shm"], "--", program, "stopped"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    profiled = subprocess.Popen(argv, text=True, **pipes)
+    assert profiled.stdin and profiled.stdout
+    lines = []
+    while not lines or lines[-1] != "ready":
+        lines.append(profiled.stdout.readline().rstrip("\n"))
+    [worker] = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    os.kill(int(worker), signal.SIGSTOP)
+    try:
+        profiled.stdin.write("\n")
+        profiled.stdin.flush()
+        while not lines[-1].startswith("flush"):
+            lines.append(profiled.stdout.readline().rstrip("\n"))
+    finally:
+        os.kill(int(worker), signal.SIGCONT)
+    found = re.fullmatch(r"flush 999 after (\d+) s", lines[-1])
+    assert found and 9 <= int(found[1]) <= 15, lines[-1]
+    stdout, stderr = profiled.communicate("\n", timeout=60)
+    lines += stdout.splitlines()
+    assert profiled.returncode == 0 and lines[-1] == "done", (lines, stderr)
+    assert stderr.count("has not answered in time") == 1, stderr
+    assert len(records(lines, "kernel")) == 1 and between(lines)[2] == 0
+    assert server.stop() == 0
 
 
 def test_functions_for_buffers_may_call_cuda(server: Server, program: Path) -> None:

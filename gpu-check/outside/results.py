@@ -55,6 +55,21 @@ def defects(suites: dict[str, Any]) -> int:
     )
 
 
+def load(path: Path) -> dict[str, Any]:
+    """Reads results that are whole enough for a page. OSError, ValueError."""
+    if not path.exists():
+        raise FileNotFoundError("no such file")
+    document = kept.load(path, {"format": FORMAT_VERSION, "machine": {}, "settings": {}, "suites": {}})
+    absent = [f"machine.{name}" for name in ("date_utc", "commit") if name not in document["machine"]]
+    absent += [f"settings.{name}" for name in ("seed", "case_s") if name not in document["settings"]]
+    for name, suite in document["suites"].items():
+        if not isinstance(suite, dict) or not ("missing" in suite or {"modes", "cases"} <= suite.keys()):
+            absent.append(f"suites.{name}")
+    if absent:
+        raise ValueError(f"{path} lacks {', '.join(absent)}")
+    return document
+
+
 def check(path: Path) -> None:
     """Finds out whether results can be written there, and changes nothing. OSError, ValueError."""
     kept.load(path, {"format": FORMAT_VERSION, "machine": {}, "settings": {}, "suites": {}})

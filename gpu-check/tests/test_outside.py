@@ -227,6 +227,43 @@ def test_results_that_cannot_be_written_are_said_at_once(tmp_path):
         assert done.stderr.startswith("gpu-suites: results or logs cannot be written: "), done.stderr
 
 
+def test_a_page_of_what_is_no_results_file_is_an_error(tmp_path):
+    (tmp_path / "broken.json").write_text('{"format": 1,')
+    (tmp_path / "other.json").write_text("{}")
+    (tmp_path / "list.json").write_text("[1]")
+    whole = {"format": results.FORMAT_VERSION, "machine": {}, "settings": {}, "suites": {"a": 1}}
+    (tmp_path / "part.json").write_text(json.dumps(whole))
+    for name in ("missing.json", "broken.json", "other.json", "list.json", "part.json", "."):
+        command = [sys.executable, str(Path(gpu_suites.__file__)), "--page", str(tmp_path / name)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2 and not done.stdout, (name, done.stderr)
+        assert done.stderr.startswith("gpu-suites: there is no page of ") and done.stderr.count("\n") == 1, done.stderr
+
+
+@pytest.mark.parametrize("part", ["3/2", "0/2", "1", "a/b", "1/2/3"])
+def test_a_slice_that_is_none_says_what_one_is(part, capsys):
+    with pytest.raises(SystemExit) as ended:
+        gpu_suites.main(["--outboard", "x", "--out", "y", "--slice", part])
+    assert ended.value.code == 2
+    assert f"{part!r} is not I/K with 1 <= I <= K" in capsys.readouterr().err
+
+
+def test_a_check_of_nothing_is_no_success(tmp_path, monkeypatch, capsys):
+    class NoServer:
+        restarts = 0
+
+        def __init__(self, *_):
+            self.urls = {}
+
+        start = stop = lambda _: None
+
+    monkeypatch.setattr(gpu_suites, "Server", NoServer)
+    monkeypatch.setattr(gpu_suites.Check, "_suite", lambda *_: {"missing": "no checkout"})
+    arguments = ["--outboard", "true", "--out", str(tmp_path / "r.json"), "--log-dir", str(tmp_path / "logs")]
+    assert gpu_suites.main([*arguments, "--modes", "soft", "--suites", "op_db,hecbench"]) == 2
+    assert "nothing was compared" in capsys.readouterr().err
+
+
 def test_usage_without_a_gpu(tmp_path):
     command = [sys.executable, str(Path(gpu_suites.__file__)), "--outboard", "x", "--out", str(tmp_path / "r.json")]
     done = subprocess.run([*command, "--modes", "other"], capture_output=True, text=True)

@@ -2,11 +2,13 @@
  * declared here, so that no header of CUPTI's is needed; offsets are those of cupti_activity.h. */
 #include <cuda.h>
 #include <cuda_runtime.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef void (*request_t)(uint8_t **, size_t *, size_t *);
@@ -40,11 +42,17 @@ static int is_stingy;
 /* The two functions call CUDA, and the second one CUPTI. */
 static int is_calling, flushed_inside = -1;
 
+/* Bytes by which buffers miss their alignment; threads that ask for one at the same moment; buffers given and returned. */
+static unsigned skewed, crowd;
+static _Atomic unsigned given, returned;
+static pthread_barrier_t crowded;
+
 static void request(uint8_t **buffer, size_t *bytes, size_t *records_max)
 {
-    *buffer = is_stingy ? 0 : aligned_alloc(8, buffer_bytes);
+    *buffer = is_stingy ? 0 : (uint8_t *)aligned_alloc(8, buffer_bytes + 8) + skewed;
     *bytes = is_stingy ? 0 : buffer_bytes;
     *records_max = 0;
+    if (!is_stingy && given++ < crowd) pthread_barrier_wait(&crowded);
     if (is_calling) cudaDeviceSynchronize();
 }
 
@@ -52,6 +60,7 @@ static void complete(void *context, uint32_t stream, uint8_t *buffer, size_t byt
 {
     uint8_t *r = 0;
     (void)context, (void)stream, (void)bytes;
+    returned++;
     if (is_calling) {
         cudaDeviceSynchronize();
         flushed_inside = cuptiActivityFlushAll(0);
@@ -84,7 +93,7 @@ static void complete(void *context, uint32_t stream, uint8_t *buffer, size_t byt
         case 39: printf("external call %u kind %u id %lu\n", U32(r, 16), U32(r, 4), U64(r, 8)); break;
         default: printf("other %u\n", U32(r, 0));
     }
-    free(buffer);
+    free(buffer - skewed);
 }
 
 static void called(void *user, uint32_t domain, uint32_t cbid, const void *data)
@@ -165,6 +174,37 @@ static void wait_for_everything(void)
     DO(cudaStreamSynchronize(first));
 }
 
+static void *one_call(void *unused)
+{
+    (void)unused;
+    DO(cudaMemset(there, 7, 64));
+    return 0;
+}
+
+/* So many threads make their first call, and none has a buffer until all have asked for one. */
+static void crowd_in(void)
+{
+    pthread_t threads[100];
+    unsigned i;
+    for (i = 0; i < crowd; i++) DO(pthread_create(threads + i, 0, one_call, 0));
+    for (i = 0; i < crowd; i++) DO(pthread_join(threads[i], 0));
+}
+
+/* Flushes while the reader has stopped the server, and again when it goes on. */
+static void flush_while_stopped(void)
+{
+    struct timespec begin, end;
+    int status;
+
+    printf("ready\n");
+    getchar();
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    status = cuptiActivityFlushAll(1);
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    printf("flush %d after %ld s\n", status, end.tv_sec - begin.tv_sec);
+    getchar();
+}
+
 int main(int count, char **arguments)
 {
     static const uint32_t kinds[] = {1, 2, 10, 39, 5, 4, 36, 38};
@@ -191,6 +231,8 @@ int main(int count, char **arguments)
     is_stingy = !strcmp(what, "stingy");
     if (!strcmp(what, "small")) buffer_bytes = 300;
     if (!strcmp(what, "calling")) is_calling = 1, buffer_bytes = 300;
+    if (!strcmp(what, "skewed")) skewed = 4;
+    if (!strcmp(what, "crowd")) crowd = 70, pthread_barrier_init(&crowded, 0, crowd);
     DO(cuptiActivityRegisterCallbacks(request, complete));
     DO(cuptiGetTimestamp(&before));
     if (!strcmp(what, "dropped")) {
@@ -225,6 +267,11 @@ int main(int count, char **arguments)
         waitpid(child, &status, 0);
         printf("child %d\n", status);
         work();
+    } else if (crowd) {
+        crowd_in();
+    } else if (!strcmp(what, "stopped")) {
+        work();
+        flush_while_stopped();
     } else {
         work();
     }
@@ -233,6 +280,7 @@ int main(int count, char **arguments)
     DO(cuptiGetTimestamp(&after));
     DO(cuptiActivityGetNumDroppedRecords(0, 0, &dropped));
     if (is_calling) printf("inside %d\n", flushed_inside);
+    printf("given %u returned %u\n", given, returned);
     printf("between %lu %lu dropped %zu\n", before, after, dropped);
     if (!strcmp(what, "twice")) {
         DO(cuptiFinalize());

@@ -99,7 +99,8 @@ pub struct Table {
         object: *mut c_void,
         numbers: *mut Numbers,
     ) -> CUresult,
-    /// Passes a document of work to `take`.
+    /// Passes a document of work to `take`. After `CUDA_ERROR_TIMEOUT` the next call passes the
+    /// late document.
     pub take: unsafe extern "C" fn(
         flags: u32,
         activities_max: u32,

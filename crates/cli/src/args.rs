@@ -84,7 +84,7 @@ pub(crate) enum Command {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Whoever can connect can use the GPU and run any code on it: there is no password. A shm address is open to your own
+Whoever can connect can use the GPU and run any code on it: there is no password. A shm address is open to your own \
 user only; keep a tcp or rdma address to a network that you trust.
 
 Examples:
@@ -101,6 +101,7 @@ pub(crate) struct ServeArgs {
     /// shm:///tmp/outboard-UID.sock without XDG_RUNTIME_DIR]
     #[arg(long, value_name = "URL")]
     pub(crate) listen: Vec<Endpoint>,
+    /// The device that programs use
     #[arg(long, value_enum, default_value_t = DeviceArg::Auto)]
     pub(crate) device: DeviceArg,
     /// Device memory that one program may allocate on each device, as 8GiB or 500MB; the soft
@@ -235,12 +236,8 @@ pub(crate) struct RunArgs {
     /// without the timing, which makes calls slower; predictions use these times
     #[arg(long, value_name = "N", requires = "record", requires = "local")]
     pub(crate) untimed: Option<u32>,
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "PROGRAM"
-    )]
+    /// The program and its arguments; one whose name begins with - comes after --
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,
 }
 
@@ -257,11 +254,11 @@ pub(crate) struct DoctorArgs {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-A round trip is one message there and back, as a call that waits makes it: the network's own, and what both ends need for
+A round trip is one message there and back, as a call that waits makes it: the network's own, and what both ends need for \
 a message. Loaded means while the connections of the line above carry all they can. Nothing runs on the GPU.
 
-A recording is judged by the idle round trip and the slower direction of one connection. Both ends' work on a message is
-in that round trip and in the model as well, so that the answer errs on the side of caution. The exit code is 3 where a
+A recording is judged by the idle round trip and the slower direction of one connection. Both ends' work on a message is \
+in that round trip and in the model as well, so that the answer errs on the side of caution. The exit code is 3 where a \
 recording's overhead is over the budget.
 
 Examples:
@@ -304,8 +301,8 @@ pub(crate) struct ProbeArgs {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-In each round the program runs once without emulation and once on each network. What was measured is kept in --out after
-every run: the same command goes on where it was ended, and repeats what failed. The exit code is 0 where every run
+In each round the program runs once without emulation and once on each network. What was measured is kept in --out after \
+every run: the same command goes on where it was ended, and repeats what failed. The exit code is 0 where every run \
 succeeded, 1 where one failed, 130 where it was interrupted.
 
 Examples:
@@ -316,7 +313,8 @@ pub(crate) struct SweepArgs {
     #[arg(long, value_name = "URL", env = "OUTBOARD_GPU")]
     pub(crate) gpu: Option<Endpoint>,
     /// Round-trip times, as 2us,0.1ms
-    #[arg(long, value_name = "TIME,...", required = true, value_delimiter = ',', value_parser = network::parse_duration)]
+    #[arg(long, value_name = "TIME,...", required = true, value_delimiter = ',', value_parser = network::parse_duration,
+          allow_hyphen_values = true)]
     pub(crate) rtt: Vec<Duration>,
     /// Bandwidths, as 1Gbps,12.5GB/s [default: without bound]
     #[arg(long, value_name = "RATE,...", value_delimiter = ',')]
@@ -337,12 +335,8 @@ pub(crate) struct SweepArgs {
     /// Continue with other networks after a run fails
     #[arg(long)]
     pub(crate) keep_going: bool,
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "PROGRAM"
-    )]
+    /// The program and its arguments; one whose name begins with - comes after --
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,
 }
 
@@ -482,5 +476,29 @@ mod tests {
         };
         assert_eq!(run.program, ["ls", "--gpu", "x", "--", "-l"]);
         assert!(run.stats);
+    }
+
+    #[test]
+    fn a_mistyped_option_is_no_program() {
+        let said = |arguments: &[&str]| {
+            let error = Args::try_parse_from(arguments).unwrap_err();
+            (error.exit_code(), error.to_string())
+        };
+        for (name, more) in [("run", &[][..]), ("sweep", &["--rtt", "1us", "--out", "f"])] {
+            let mut arguments = vec!["outboard", name];
+            arguments.extend(more);
+            arguments.extend(["--bogus", "--", "true"]);
+            let (code, text) = said(&arguments);
+            assert_eq!(code, 2, "{text}");
+            assert!(text.contains("unexpected argument '--bogus'"), "{text}");
+        }
+        assert_eq!(said(&["outboard", "run"]).0, 2);
+        let of = |arguments: &[&str]| match Args::parse_from(arguments).command {
+            Command::Run(run) => run.program,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(of(&["outboard", "run", "ls", "-l"]), ["ls", "-l"]);
+        let dashed = ["outboard", "run", "--", "--odd", "--", "-l"];
+        assert_eq!(of(&dashed), ["--odd", "--", "-l"]);
     }
 }

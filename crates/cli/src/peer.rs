@@ -1,7 +1,10 @@
 //! Queries of a server: its identity, and the round-trip time.
 
 use std::{
-    io::ErrorKind,
+    fs,
+    io::{self, ErrorKind},
+    os::unix::fs::FileTypeExt as _,
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -136,12 +139,14 @@ fn explain(endpoint: &Endpoint, error: DialError) -> anyhow::Error {
                 "the server at {endpoint} cannot be asked: {source}; a shm address is open to the user alone who started the server"
             )
         }
-        DialError::Link(Error::NoServer { source, .. }) => anyhow::anyhow!(
-            "no server at {endpoint}: {source}; start one with outboard serve --listen {endpoint}"
-        ),
+        DialError::Link(Error::NoServer { source, .. }) => {
+            anyhow::anyhow!("no server at {endpoint}: {}", unserved(endpoint, &source))
+        }
         DialError::Link(error @ Error::TimedOut { .. }) => anyhow::anyhow!(
-            "no server at {endpoint}: {error}; is it an Outboard server, and does a firewall let you through?"
+            "no server at {endpoint}: {error}; is the machine up, and does a firewall let you through?"
         ),
+        // These name the address themselves.
+        DialError::Link(error @ (Error::Crowded { .. } | Error::Silent { .. })) => error.into(),
         // Usually something is missing on this machine.
         DialError::Link(error @ Error::Rdma(_)) => error.into(),
         DialError::Link(error) if error.is_disconnect() => anyhow::anyhow!(
@@ -152,6 +157,23 @@ fn explain(endpoint: &Endpoint, error: DialError) -> anyhow::Error {
             String::from_utf8_lossy(&first)
         ),
         error => anyhow::Error::new(error).context(format!("the server at {endpoint}")),
+    }
+}
+
+/// Why nobody answers at an address, and what helps.
+fn unserved(endpoint: &Endpoint, source: &io::Error) -> String {
+    let is_socket =
+        |path: &Path| fs::metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    match endpoint {
+        Endpoint::Shm(path) if path.exists() && !is_socket(path) => {
+            format!("{} is not a socket", path.display())
+        }
+        Endpoint::Shm(_) => format!("{source}; start one with outboard serve --listen {endpoint}"),
+        _ if source.kind() == ErrorKind::ConnectionRefused => {
+            format!("{source}; start one with outboard serve --listen {endpoint}")
+        }
+        // A name that does not resolve, a network that is not reached.
+        _ => format!("{source}; is the address right?"),
     }
 }
 

@@ -52,6 +52,13 @@ pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         "--memory: the soft device has at most {} GiB",
         SOFT_MEMORY_BYTES_MAX >> 30
     );
+    if let Some(folder) = &args.cache.cache {
+        anyhow::ensure!(
+            folder.is_dir() || !folder.exists(),
+            "--cache: {} is not a folder",
+            folder.display()
+        );
+    }
     push("--check", watch.check.map(|list| list.to_string().into()));
     push("--seed", watch.seed.map(|seed| seed.to_string().into()));
     push("--cache", cache_folder(args.cache).map(Into::into));

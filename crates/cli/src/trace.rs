@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::Context as _;
 use outboard_trace::{
-    Trace, chrome, cut,
+    Error, Trace, chrome, cut,
     summary::{Durations, Gpu, Sum, Summary},
 };
 
@@ -32,15 +32,32 @@ pub(crate) fn trace(command: TraceCommand) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn read(path: &Path) -> anyhow::Result<Trace> {
-    outboard_trace::read(path).with_context(|| format!("reading {}", path.display()))
+/// Reads a recording. The error names the file once.
+pub(crate) fn read(path: &Path) -> anyhow::Result<Trace> {
+    outboard_trace::read(path).map_err(|error| {
+        let what = match error {
+            Error::Io { what, .. } => what,
+            other => other.to_string(),
+        };
+        anyhow::anyhow!("reading the recording {}: {what}", path.display())
+    })
+}
+
+/// Reads a recording whose iterations are the ranges of this name, if one is given, and says so if
+/// it has none.
+pub(crate) fn read_with(path: &Path, iterations: Option<&String>) -> anyhow::Result<Trace> {
+    let mut trace = read(path)?;
+    if let Some(name) = iterations {
+        trace.about.iterations = Some(name.clone());
+        if cut::count(&trace) == 0 {
+            eprintln!("outboard: note: the recording has no range that is named {name:?}");
+        }
+    }
+    Ok(trace)
 }
 
 fn show(args: &ShowArgs) -> anyhow::Result<ExitCode> {
-    let mut trace = read(&args.file)?;
-    if args.iterations.is_some() {
-        trace.about.iterations.clone_from(&args.iterations);
-    }
+    let trace = read_with(&args.file, args.iterations.as_ref())?;
     let summary = Summary::of(&trace);
     let text = match args.json {
         true => serde_json::to_string_pretty(&summary)? + "\n",
@@ -69,8 +86,9 @@ fn cut(args: &CutArgs) -> anyhow::Result<ExitCode> {
     if let Some(program) = &args.program {
         part.about.argv = vec![program.clone()];
     }
+    let context = || format!("writing {}", args.out.display());
     anyhow::ensure!(
-        !args.out.exists() || outboard_trace::is_recording(&args.out)?,
+        !args.out.exists() || outboard_trace::is_recording(&args.out).with_context(context)?,
         "{} is there, and no recording: it is not replaced",
         args.out.display()
     );
@@ -80,11 +98,11 @@ fn cut(args: &CutArgs) -> anyhow::Result<ExitCode> {
     unfinished.push(".part");
     let unfinished = PathBuf::from(unfinished);
     let written = outboard_trace::write(&unfinished, &part)
-        .map_err(anyhow::Error::from)
-        .and_then(|()| {
-            fs::rename(&unfinished, &args.out)
-                .with_context(|| format!("writing {}", args.out.display()))
-        });
+        .map_err(|error| match error {
+            Error::Io { what, .. } => anyhow::anyhow!("{}: {what}", context()),
+            other => anyhow::Error::new(other).context(context()),
+        })
+        .and_then(|()| fs::rename(&unfinished, &args.out).with_context(context));
     if written.is_err() {
         let _ = fs::remove_file(&unfinished);
     }

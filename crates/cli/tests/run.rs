@@ -264,8 +264,61 @@ fn a_server_that_says_nothing_is_not_waited_for_for_ever() {
     );
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{stderr}");
-    assert!(stderr.contains("did not finish within"), "{stderr}");
+    assert!(
+        stderr.contains("took the connection but has said nothing"),
+        "{stderr}"
+    );
+    assert!(!stderr.contains("firewall"), "{stderr}");
     assert!(start.elapsed() < Duration::from_secs(15));
+}
+
+#[test]
+fn a_server_with_a_full_backlog_says_so() {
+    let setting = Setting::new();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("full.sock");
+    let kind = rustix::net::SocketType::STREAM;
+    let socket = rustix::net::socket(rustix::net::AddressFamily::UNIX, kind, None).unwrap();
+    rustix::net::bind(&socket, &rustix::net::SocketAddrUnix::new(&path).unwrap()).unwrap();
+    rustix::net::listen(&socket, 0).unwrap();
+    let _in_the_backlog = std::os::unix::net::UnixStream::connect(&path).unwrap();
+    let url = format!("shm://{}", path.display());
+    let output = output(
+        setting
+            .outboard()
+            .args(["run", "--gpu", &url, "--", "true"]),
+    );
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("too many clients wait there"), "{stderr}");
+    assert!(!stderr.contains("firewall"), "{stderr}");
+    assert_eq!(stderr.matches("full.sock").count(), 1, "{stderr}");
+}
+
+#[test]
+fn what_is_no_server_is_not_to_be_started() {
+    let setting = Setting::new();
+    let folder = tempfile::tempdir().unwrap();
+    for (url, reason) in [
+        (
+            format!("shm://{}", folder.path().display()),
+            "is not a socket",
+        ),
+        (
+            "tcp://no-such-host.invalid:1".into(),
+            "is the address right?",
+        ),
+    ] {
+        let output = output(
+            setting
+                .outboard()
+                .args(["run", "--gpu", &url, "--", "true"]),
+        );
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(stderr.contains(reason), "{stderr}");
+        assert!(!stderr.contains("start one"), "{stderr}");
+    }
 }
 
 #[test]

@@ -259,6 +259,20 @@ fn workers_do_not_outlive_a_killed_supervisor_and_its_socket_is_replaced() {
 }
 
 #[test]
+fn a_cache_that_is_no_folder_is_refused() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let output = output(
+        outboard()
+            .args(["serve", "--device", "soft", "--cache"])
+            .arg(file.path()),
+    );
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("is not a folder"), "{stderr}");
+    assert_eq!(text(&output.stdout), "");
+}
+
+#[test]
 fn addresses_that_cannot_be_listened_at() {
     let dir = tempfile::TempDir::new().unwrap();
     let busy = TcpListener::bind("127.0.0.1:0").unwrap();

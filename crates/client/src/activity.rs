@@ -8,7 +8,11 @@
 use std::{
     ffi::c_void,
     ptr,
-    sync::atomic::{AtomicPtr, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicPtr, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 use outboard_api::{
@@ -20,14 +24,17 @@ use outboard_api::{
     cuda::{CUcontext, CUgraph, CUgraphExec, CUgraphNode, CUstream},
 };
 use outboard_wire::{
-    frame,
+    Op, frame,
+    limits::{ACTIVITY_ANSWER_MS_MAX, ACTIVITY_ENABLE_MS_MAX},
     messages::{ActivityClock, ActivityEnable, ActivityNumber, ActivityTake},
 };
+use parking_lot::Mutex;
 
 use crate::{
     calls,
     entry::CALLS,
     guard,
+    session::{Group, Session, Sink},
     state::{driver, wire_context},
     thread,
 };
@@ -166,6 +173,27 @@ fn answer(call: impl FnOnce() -> Result<(), CUresult>) -> CUresult {
     guard::enter_own("libcupti", call)
 }
 
+/// A question to the server whose answer nobody waits for without a bound.
+struct Asked {
+    group: Arc<Group>,
+}
+
+impl Asked {
+    fn new<'a, M: Op<'a>>(session: &Session, message: &M) -> Result<Asked, CUresult> {
+        let group = Group::new(1);
+        session.ask(0, message, &group, Sink::Group)?;
+        Ok(Asked { group })
+    }
+
+    /// Waits for the answer; returns `CUDA_ERROR_TIMEOUT` if it does not come in time.
+    fn answer(&self, session: &Session, ms_max: u64) -> Result<Vec<u8>, CUresult> {
+        let deadline = Instant::now() + Duration::from_millis(ms_max);
+        session
+            .wait_until(&self.group, deadline)
+            .unwrap_or(Err(CUresult::CUDA_ERROR_TIMEOUT))
+    }
+}
+
 unsafe extern "C" fn enable(
     kinds: u32,
     kept_bytes_max: u64,
@@ -180,7 +208,9 @@ unsafe extern "C" fn enable(
             kinds,
             kept_bytes_max,
         };
-        driver()?.session.call(0, &asked, |reply| {
+        let session = driver()?.session;
+        let data = Asked::new(session, &asked)?.answer(session, ACTIVITY_ENABLE_MS_MAX)?;
+        session.read_answer::<ActivityEnable, _>(&data, |reply| {
             let text = &reply.reason;
             // SAFETY: libcupti's outputs; the bytes are valid during the call.
             unsafe {
@@ -193,9 +223,10 @@ unsafe extern "C" fn enable(
 
 unsafe extern "C" fn clock(now_ns: *mut u64) -> CUresult {
     answer(|| {
-        let now = driver()?
-            .session
-            .call(0, &ActivityClock {}, |reply| reply.now_ns)?;
+        let session = driver()?.session;
+        let data =
+            Asked::new(session, &ActivityClock {})?.answer(session, ACTIVITY_ANSWER_MS_MAX)?;
+        let now = session.read_answer::<ActivityClock, _>(&data, |reply| reply.now_ns)?;
         // SAFETY: libcupti's output.
         unsafe { now_ns.write(now) };
         Ok(())
@@ -233,6 +264,10 @@ unsafe extern "C" fn number(
     })
 }
 
+/// The work that was asked for and did not come in time: its answer holds records that the server
+/// no longer has.
+static LATE: Mutex<Option<Asked>> = Mutex::new(None);
+
 unsafe extern "C" fn take(
     flags: u32,
     activities_max: u32,
@@ -240,11 +275,24 @@ unsafe extern "C" fn take(
     take: Take,
 ) -> CUresult {
     answer(|| {
-        let asked = ActivityTake {
+        let session = driver()?.session;
+        let message = ActivityTake {
             flags,
             activities_max,
         };
-        driver()?.session.call(0, &asked, |reply| {
+        let late = LATE.lock().take();
+        let asked = match late {
+            Some(late) => late,
+            None => Asked::new(session, &message)?,
+        };
+        let data = asked
+            .answer(session, ACTIVITY_ANSWER_MS_MAX)
+            .inspect_err(|error| {
+                if *error == CUresult::CUDA_ERROR_TIMEOUT {
+                    *LATE.lock() = Some(asked);
+                }
+            })?;
+        session.read_answer::<ActivityTake, _>(&data, |reply| {
             let bytes = &reply.document;
             // SAFETY: the bytes are valid during the call.
             unsafe { take(opaque, bytes.as_ptr(), bytes.len()) };

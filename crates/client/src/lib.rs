@@ -21,6 +21,7 @@
 
 mod activity;
 mod backoff;
+mod callbacks;
 mod calls;
 mod emulate;
 mod entry;

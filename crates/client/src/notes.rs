@@ -17,7 +17,12 @@ use outboard_api::{
 use outboard_wire::messages::{self, Note};
 use parking_lot::{Condvar, Mutex};
 
-use crate::{log, optimise, session::Session, state};
+use crate::{
+    callbacks::{self, Job},
+    log, optimise,
+    session::Session,
+    state,
+};
 
 /// Handles a note. It runs on the thread that reads, so it must not wait for the server.
 pub(crate) fn take(session: &Session, note: Note<'_>) {
@@ -105,8 +110,9 @@ pub(crate) fn register(session: &'static Session, call: HostCall, repeats: bool)
     queue.registered.insert(number, (call, repeats));
     REGISTERED.store(queue.registered.len(), Ordering::Release);
     if !queue.running {
-        queue.running = spawn("outboard-host-functions", move || {
-            run_host_functions(session)
+        let mut current = None;
+        queue.running = callbacks::spawn(c"outboard-host-f", move || {
+            next_host_function(session, &mut current)
         });
     }
     number
@@ -141,56 +147,67 @@ fn program_functions_pending() -> bool {
     queue().0.lock().registered.values().any(is_program)
 }
 
-fn run_host_functions(session: &'static Session) {
+/// Waits for the next function of the program that is to run. The one before it, `current`, has
+/// returned.
+fn next_host_function(session: &'static Session, current: &mut Option<(u64, bool)>) -> Option<Job> {
     optimise::exempt_thread();
     loop {
-        let (number, status, call, repeats) = {
-            let (queue, wake) = queue();
-            let mut queue = queue.lock();
-            let (number, status) = loop {
-                match queue.ready.pop_front() {
-                    Some(ready) => break ready,
-                    None => wake.wait(&mut queue),
+        if let Some((number, repeats)) = current.take() {
+            host_function_done(session, number, repeats);
+        }
+        let (number, status, call, repeats) = next_host_call();
+        *current = Some((number, repeats));
+        // A host function is skipped when its stream has failed; a callback is told.
+        let job = match call {
+            HostCall::Library(function) => {
+                if status == CUresult::CUDA_SUCCESS {
+                    function();
                 }
-            };
-            match queue.registered.get(&number) {
-                Some((call, repeats)) => (number, status, call.clone(), *repeats),
-                None => continue,
+                None
             }
-        };
-        match call {
-            HostCall::Library(function) if status == CUresult::CUDA_SUCCESS => function(),
-            // A host function is skipped if its stream has failed; a callback gets the error.
             HostCall::Function {
-                function: Some(function),
+                function,
                 user_data,
-            } if status == CUresult::CUDA_SUCCESS => {
-                // SAFETY: the program's own function with its own argument.
-                unsafe { function(user_data) };
-            }
+            } => Job::function(function, user_data).filter(|_| status == CUresult::CUDA_SUCCESS),
             HostCall::Callback {
-                function: Some(function),
+                function,
                 stream,
                 user_data,
-            } => {
-                // SAFETY: as above.
-                unsafe { function(stream, status.0, user_data) };
-            }
-            _ => {}
+            } => Job::callback(function, stream, status, user_data),
+        };
+        if job.is_some() {
+            return job;
         }
-        // Later work may read what the function has written to mirrored memory.
-        if let Ok(driver) = state::driver() {
-            let _ = driver.push_visible();
-        }
-        if !repeats {
-            let mut queue = queue().0.lock();
-            queue.registered.remove(&number);
-            REGISTERED.store(queue.registered.len(), Ordering::Release);
-            drop(queue);
-            session.attended();
-        }
-        let _ = session.tell(&messages::HostFuncDone { call: number });
     }
+}
+
+fn next_host_call() -> (u64, CUresult, HostCall, bool) {
+    let (queue, wake) = queue();
+    let mut queue = queue.lock();
+    loop {
+        let Some((number, status)) = queue.ready.pop_front() else {
+            wake.wait(&mut queue);
+            continue;
+        };
+        if let Some((call, repeats)) = queue.registered.get(&number) {
+            return (number, status, call.clone(), *repeats);
+        }
+    }
+}
+
+fn host_function_done(session: &Session, number: u64, repeats: bool) {
+    // Later work may read what the function has written to mirrored memory.
+    if let Ok(driver) = state::driver() {
+        let _ = driver.push_visible();
+    }
+    if !repeats {
+        let mut queue = queue().0.lock();
+        queue.registered.remove(&number);
+        REGISTERED.store(queue.registered.len(), Ordering::Release);
+        drop(queue);
+        session.attended();
+    }
+    let _ = session.tell(&messages::HostFuncDone { call: number });
 }
 
 /// Starts a thread of the library. It blocks all signals, which are for the program.

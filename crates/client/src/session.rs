@@ -176,10 +176,19 @@ impl Session {
         let group = Group::new(1);
         self.ask(context, message, &group, Sink::Group)?;
         let data = self.wait(&group)?;
+        self.read_answer::<M, R>(&data, read)
+    }
+
+    /// Reads the answer to a message of this kind.
+    pub(crate) fn read_answer<'a, M: Op<'a>, R>(
+        &self,
+        data: &[u8],
+        read: impl FnOnce(M::Reply<'_>) -> R,
+    ) -> Result<R, CUresult> {
         if guard::is_recorded() {
             record::answered(data.len(), 0);
         }
-        match <M::Reply<'_> as Message<'_>>::decode(&mut Reader::new(&data)) {
+        match <M::Reply<'_> as Message<'_>>::decode(&mut Reader::new(data)) {
             Ok(reply) => Ok(read(reply)),
             Err(error) => Err(self.lost(format_args!("the answer to {}: {error}", M::NAME))),
         }

@@ -1,9 +1,10 @@
 //! Buffers that the program provides, filled with records and returned.
 
-use std::{cell::Cell, ffi::c_void};
+use std::{cell::Cell, ffi::c_void, sync::atomic::AtomicBool};
 
 use parking_lot::Mutex;
 
+use crate::log;
 use outboard_api::cupti_records::Record;
 
 /// `CUpti_BuffersCallbackRequestFunc`.
@@ -13,7 +14,8 @@ pub(crate) type Complete = unsafe extern "C" fn(*mut c_void, u32, *mut u8, usize
 
 /// Alignment of records in a buffer, in bytes.
 const ALIGN: usize = 8;
-/// Most buffers kept in reserve, if several threads requested one at the same moment.
+/// Most buffers kept in reserve, if several threads requested one at the same moment. Further ones
+/// are returned unused.
 const SPARE_MAX: usize = 64;
 
 /// Memory of the program, between the calls of its two callbacks.
@@ -77,7 +79,7 @@ pub(crate) fn write<R: Record>(record: &R) {
     let callbacks = loop {
         let mut buffers = BUFFERS.lock();
         let Some((request, complete)) = buffers.callbacks else {
-            buffers.dropped += 1;
+            buffers.dropped = buffers.dropped.saturating_add(1);
             return;
         };
         if buffers.current.is_none() {
@@ -94,24 +96,42 @@ pub(crate) fn write<R: Record>(record: &R) {
             }
             None if !asked => {}
             _ => {
-                buffers.dropped += 1;
+                buffers.dropped = buffers.dropped.saturating_add(1);
                 break complete;
             }
         }
         drop(buffers);
         asked = true;
         // SAFETY: the program's function, called while none of our locks is held.
-        if let Some(buffer) = unsafe { Buffer::request(request) } {
-            let mut buffers = BUFFERS.lock();
-            if buffers.spare.len() < SPARE_MAX {
-                buffers.spare.push(buffer);
-            }
+        let unused = unsafe { Buffer::request(request) }.and_then(keep);
+        if let Some(buffer) = unused {
+            // SAFETY: as above.
+            unsafe { buffer.complete(complete) };
         }
     };
     if let Some(buffer) = full {
         // SAFETY: as above.
         unsafe { buffer.complete(callbacks) };
     }
+}
+
+/// Keeps a buffer for the records to come. Returns one that is of no use: it is not aligned, or one
+/// too many.
+fn keep(buffer: Buffer) -> Option<Buffer> {
+    if !buffer.address.is_multiple_of(ALIGN) {
+        static SAID: AtomicBool = AtomicBool::new(false);
+        log::warn_once(
+            &SAID,
+            format_args!("a buffer for records is not aligned to {ALIGN} bytes: it is not used"),
+        );
+        return Some(buffer);
+    }
+    let mut buffers = BUFFERS.lock();
+    if buffers.spare.len() >= SPARE_MAX {
+        return Some(buffer);
+    }
+    buffers.spare.push(buffer);
+    None
 }
 
 /// Returns all buffers that hold records to the program.
@@ -150,8 +170,7 @@ impl Buffer {
         let (mut address, mut bytes, mut records_max) = (std::ptr::null_mut::<u8>(), 0, 0);
         // SAFETY: the caller's promise; three outputs.
         in_callback(|| unsafe { request(&mut address, &mut bytes, &mut records_max) });
-        let is_usable = !address.is_null() && (address as usize).is_multiple_of(ALIGN);
-        is_usable.then_some(Buffer {
+        (!address.is_null()).then_some(Buffer {
             address: address as usize,
             bytes,
             used: 0,

@@ -151,6 +151,16 @@ impl Map {
         }
     }
 
+    /// A map of clocks that are this far apart. For the fuzzer.
+    pub(crate) fn fuzz(ahead: u64) -> Map {
+        let moment = |here_ns| Compared {
+            server_ns: ahead,
+            here_ns,
+            program: here_ns,
+        };
+        Map::between(moment(0), moment(ahead))
+    }
+
     /// Converts a time of the server to the program's clock.
     pub(crate) fn program(&self, server_ns: u64) -> u64 {
         let since = server_ns.wrapping_sub(self.first.server_ns) as i64;

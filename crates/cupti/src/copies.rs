@@ -93,7 +93,7 @@ pub(crate) fn join(whole: &mut Activity, piece: &Activity) -> bool {
     };
     let is_joined = is_same && whole.graph == 0 && kind == same;
     if is_joined {
-        *bytes += more;
+        *bytes = bytes.saturating_add(*more);
         whole.start_ns = whole.start_ns.min(piece.start_ns);
         whole.end_ns = whole.end_ns.max(piece.end_ns);
     }

@@ -105,12 +105,23 @@ pub(crate) fn clock() -> Result<u64, Status> {
     Ok(now_ns)
 }
 
+/// Whether an answer is awaited that did not come in time: the next call of [`take`] gets it.
+static LATE: AtomicBool = AtomicBool::new(false);
+
+/// Whether what [`take`] returns next is older than the question; false when asked again.
+pub(crate) fn is_late() -> bool {
+    LATE.swap(false, Ordering::Relaxed)
+}
+
 /// Takes records of finished work from the server.
 pub(crate) fn take(flags: u32, activities_max: u32) -> Result<Activities, Status> {
     let mut document: Vec<u8> = Vec::new();
     // SAFETY: the document is taken while the call runs.
     let result =
         unsafe { (table()?.take)(flags, activities_max, (&raw mut document).cast(), collect) };
+    if result == CUresult::CUDA_ERROR_TIMEOUT {
+        LATE.store(true, Ordering::Relaxed);
+    }
     done("taking the server's times", result)?;
     doc::from_bytes(&document).map_err(|error| {
         log::warn(format_args!("the server's times cannot be read: {error}"));
@@ -255,7 +266,12 @@ fn done(what: &str, result: CUresult) -> Result<(), Status> {
     if result == CUresult::CUDA_SUCCESS {
         return Ok(());
     }
-    log::warn(format_args!("{what}: {result}"));
+    match result {
+        CUresult::CUDA_ERROR_TIMEOUT => log::warn(format_args!(
+            "{what}: it has not answered in time; is it stopped, or stuck?"
+        )),
+        _ => log::warn(format_args!("{what}: {result}")),
+    }
     Err(match result {
         CUresult::CUDA_ERROR_NOT_INITIALIZED => Status::NOT_INITIALIZED,
         CUresult::CUDA_ERROR_NOT_SUPPORTED => Status::NOT_SUPPORTED,

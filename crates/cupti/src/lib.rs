@@ -35,6 +35,11 @@ mod profile;
 mod status;
 mod waits;
 
+/// Takes the bytes for work that a server tells of. For the fuzzer.
+pub fn fuzz(data: &[u8]) {
+    profile::fuzz(data);
+}
+
 /// Marks this library as Outboard's, so that a server never takes it for NVIDIA's.
 #[unsafe(no_mangle)]
 pub static outboard_cupti: u32 = 1;

@@ -7,8 +7,8 @@ use outboard_api::{
     cupti_records::{self as records, Kernel, Memcpy, Memset, Overhead, Peer},
 };
 use outboard_wire::doc::{
-    ACTIVITY_COPIES, ACTIVITY_EVENTS, ACTIVITY_KERNELS, ACTIVITY_MEMSETS, ACTIVITY_NONE,
-    ACTIVITY_NUMBERS, ACTIVITY_PEER_COPIES, Activity, ActivityWhat,
+    self, ACTIVITY_COPIES, ACTIVITY_EVENTS, ACTIVITY_KERNELS, ACTIVITY_MEMSETS, ACTIVITY_NONE,
+    ACTIVITY_NUMBERS, ACTIVITY_PEER_COPIES, Activities, Activity, ActivityWhat,
 };
 use parking_lot::Mutex;
 
@@ -30,6 +30,8 @@ const KINDS: usize = 64;
 const CALLS: usize = 1024;
 /// Most pieces of work in one reply.
 const TAKEN_MAX: u32 = 1 << 14;
+/// Most replies read in a row: a server that always claims to have more does not hold the program.
+const ANSWERS_MAX: u32 = 1 << 12;
 /// Number of calls after which work is taken without a request: the server keeps a million pieces
 /// at most.
 const CALLS_UNTAKEN_MAX: u32 = 1 << 17;
@@ -251,7 +253,8 @@ pub(crate) fn take(flags: u32) -> Result<(), Status> {
     let map = clock::map().ok_or(Status::UNKNOWN)?;
     // The last copy of the reply; its next piece may be in the next reply.
     let mut copy = None;
-    loop {
+    let mut is_late = driver::is_late();
+    for _ in 0..ANSWERS_MAX {
         let taken = driver::take(flags, TAKEN_MAX)?;
         if taken.dropped > 0 {
             log::warn(format_args!(
@@ -260,20 +263,9 @@ pub(crate) fn take(flags: u32) -> Result<(), Status> {
             ));
             buffers::add_dropped(taken.dropped);
         }
-        for activity in &taken.done {
-            if copy
-                .as_mut()
-                .is_some_and(|whole| copies::join(whole, activity))
-            {
-                continue;
-            }
-            copy.take().iter().for_each(|whole| write(whole, &[], &map));
-            match activity.what {
-                ActivityWhat::Copy { .. } => copy = Some(copies::with_host_memory(*activity)),
-                _ => write(activity, &taken.names, &map),
-            }
-        }
-        if !taken.more {
+        write_all(&taken, &mut copy, &map);
+        // More is asked for once more after an answer to an earlier question.
+        if !taken.more && !std::mem::take(&mut is_late) {
             break;
         }
     }
@@ -285,6 +277,35 @@ pub(crate) fn take(flags: u32) -> Result<(), Status> {
         write_overhead(start);
     }
     Ok(())
+}
+
+/// Writes a record for each piece of work, but for a copy whose next piece may follow.
+fn write_all(taken: &Activities, copy: &mut Option<Activity>, map: &clock::Map) {
+    for activity in &taken.done {
+        if copy
+            .as_mut()
+            .is_some_and(|whole| copies::join(whole, activity))
+        {
+            continue;
+        }
+        copy.take().iter().for_each(|whole| write(whole, &[], map));
+        match activity.what {
+            ActivityWhat::Copy { .. } => *copy = Some(copies::with_host_memory(*activity)),
+            _ => write(activity, &taken.names, map),
+        }
+    }
+}
+
+/// Reads the bytes as a server's answer and writes records of it, as [`take`] does. For the fuzzer.
+pub(crate) fn fuzz(data: &[u8]) {
+    let Ok(taken) = doc::from_bytes::<Activities>(data) else {
+        return;
+    };
+    let mut copy = None;
+    let map = clock::Map::fuzz(taken.dropped);
+    write_all(&taken, &mut copy, &map);
+    copy.iter().for_each(|whole| write(whole, &[], &map));
+    buffers::add_dropped(taken.dropped);
 }
 
 fn write_overhead(start: u64) {

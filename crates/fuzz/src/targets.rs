@@ -1,7 +1,7 @@
 //! The decoders, one per line, with real input to start from.
 
 use outboard_wire::{
-    Op, Reader, doc,
+    Message as _, Op, Reader, doc,
     frame::{self, RequestHeader, decode_reply},
     handshake::{self, ClientHello, Clock, Emulation, PREAMBLE_BYTES, Preamble, Purpose},
     messages::{self, Note, Request},
@@ -35,6 +35,11 @@ pub(crate) fn all() -> Vec<Target> {
             name: "documents",
             run: documents,
             seeds: Vec::new(),
+        },
+        Target {
+            name: "activities",
+            run: activities,
+            seeds: recorded_work(),
         },
         Target {
             name: "url",
@@ -150,6 +155,16 @@ fn documents(data: &[u8]) {
     let _ = doc::from_bytes::<doc::Activities>(data);
 }
 
+/// The answers to a profiler's questions, and the records made of them.
+fn activities(data: &[u8]) {
+    let _ = messages::ActivityEnableReply::decode(&mut Reader::new(data));
+    let _ = messages::ActivityClockReply::decode(&mut Reader::new(data));
+    if let Ok(reply) = messages::ActivityTakeReply::decode(&mut Reader::new(data)) {
+        outboard_cupti::fuzz(&reply.document);
+    }
+    outboard_cupti::fuzz(data);
+}
+
 fn url(data: &[u8]) {
     if let Ok(text) = std::str::from_utf8(data)
         && let Ok(endpoint) = text.parse::<outboard_link::Endpoint>()
@@ -183,6 +198,15 @@ fn requests() -> Vec<Vec<u8>> {
             len: 100_000,
             options: &[0; 4],
         }),
+        framed(&messages::ActivityEnable {
+            kinds: 7,
+            kept_bytes_max: 1 << 20,
+        }),
+        framed(&messages::ActivityClock {}),
+        framed(&messages::ActivityTake {
+            flags: 1,
+            activities_max: 10_000,
+        }),
         framed(&messages::Launch {
             kernel: 1 << 32,
             stream: 0,
@@ -197,6 +221,61 @@ fn requests() -> Vec<Vec<u8>> {
             params: &[1; 24],
         }),
     ]
+}
+
+/// Work of each kind; two copies that are pieces of one.
+fn recorded_work() -> Vec<Vec<u8>> {
+    let activity = |call, what| doc::Activity {
+        call,
+        device: 0,
+        context: 1,
+        stream: 7,
+        start_ns: 1 << 40,
+        end_ns: (1 << 40) + 5_000,
+        graph: 0,
+        graph_node: 0,
+        what,
+    };
+    let copy = doc::ActivityWhat::Copy {
+        bytes: u64::MAX - 5,
+        kind: 1,
+        source: 1,
+        destination: 3,
+        flags: 1,
+    };
+    let memset = doc::ActivityWhat::Memset {
+        bytes: 64,
+        value: 7,
+        memory: 3,
+        flags: 0,
+    };
+    let kernel = doc::ActivityWhat::Kernel {
+        name: 0,
+        grid: [1, 2, 3],
+        block: [32, 1, 1],
+        cluster: [0; 3],
+        static_shared_bytes: 0,
+        dynamic_shared_bytes: 0,
+        shared_executed_bytes: 0,
+        registers: 16,
+        local_bytes_per_thread: 0,
+        local_bytes_total: 0,
+        launch_type: 0,
+        grid_id: 9,
+    };
+    let whole = doc::Activities {
+        names: vec!["fill".into()],
+        done: vec![
+            activity(1, kernel),
+            activity(2, copy),
+            activity(2, copy),
+            activity(3, memset),
+        ],
+        dropped: 0,
+        more: false,
+    };
+    // A document that is made here always becomes bytes.
+    vec![doc::to_bytes(&whole).unwrap_or_default()]
 }
 
 fn hellos() -> Vec<Vec<u8>> {

@@ -39,7 +39,15 @@ pub fn dial(
     };
     stream.write_all_deadline(&handshake::encode_hello(&hello)?, deadline)?;
     let mut preamble = [0; PREAMBLE_BYTES];
-    stream.read_exact_deadline(&mut preamble, deadline)?;
+    stream
+        .read_exact_deadline(&mut preamble, deadline)
+        .map_err(|error| match error {
+            Error::TimedOut { ms, .. } => Error::Silent {
+                endpoint: endpoint.to_string(),
+                ms,
+            },
+            other => other,
+        })?;
     let preamble = Preamble::decode(&preamble)?;
     // A refusal says more than a version that differs, so it is read first.
     let mut document = vec![0; preamble.document_bytes];

@@ -46,6 +46,18 @@ pub enum Error {
         kind: &'static str,
     },
 
+    /// The server's backlog is full.
+    #[error(
+        "{endpoint} has had no room for another connection for {ms} ms: too many clients wait there; try again later"
+    )]
+    Crowded { endpoint: String, ms: u64 },
+
+    /// A connection came about, and nothing was said on it.
+    #[error(
+        "{endpoint} took the connection but has said nothing for {ms} ms: it is busy with other clients, stopped, or no Outboard server"
+    )]
+    Silent { endpoint: String, ms: u64 },
+
     /// Another server listens there already.
     #[error("{endpoint} is in use by another server")]
     AddressInUse { endpoint: String },

@@ -22,7 +22,7 @@ use rustix::{
 
 use crate::{
     Endpoint, Error, Host, Peer, RdmaOptions, Stream, rdma,
-    stream::{deadline_after, timed_out},
+    stream::{deadline_after, elapsed_ms, timed_out},
     sys,
 };
 
@@ -138,6 +138,8 @@ fn bind_tcp(endpoint: &Endpoint, host: &Host, port: u16) -> Result<(OwnedFd, u16
     const DOING: &str = "listening on a tcp port";
     let addresses = resolve(host, port).map_err(Error::io("looking up the host to listen on"))?;
     let listener = TcpListener::bind(addresses.as_slice()).map_err(in_use(endpoint, DOING))?;
+    // Again, for a longer backlog than the standard library's.
+    rustix::net::listen(&listener, ACCEPT_BACKLOG_MAX as i32).map_err(in_use(endpoint, DOING))?;
     listener.set_nonblocking(true).map_err(Error::io(DOING))?;
     let port = listener.local_addr().map_err(Error::io(DOING))?.port();
     Ok((listener.into(), port))
@@ -182,7 +184,13 @@ fn connect_shm(endpoint: &Endpoint, path: &Path, timeout: Duration) -> Result<Ow
             Err(Errno::AGAIN | Errno::INTR) if Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            Err(Errno::AGAIN | Errno::INTR) => return Err(timed_out("connecting", start)),
+            Err(Errno::AGAIN) => {
+                return Err(Error::Crowded {
+                    endpoint: endpoint.to_string(),
+                    ms: elapsed_ms(start),
+                });
+            }
+            Err(Errno::INTR) => return Err(timed_out("connecting", start)),
             Err(error) => return Err(no_server(endpoint, error.into())),
         }
     }

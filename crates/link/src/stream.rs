@@ -248,8 +248,12 @@ impl AsFd for Stream {
 }
 
 pub(crate) fn timed_out(what: &'static str, start: Instant) -> Error {
-    let ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let ms = elapsed_ms(start);
     Error::TimedOut { what, ms }
+}
+
+pub(crate) fn elapsed_ms(start: Instant) -> u64 {
+    u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Returns the time `timeout` from now, or a day from now if the clock cannot represent that.

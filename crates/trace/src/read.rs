@@ -19,7 +19,7 @@ use crate::{
 /// Reads a recording. If the file was cut, all whole blocks are read and `complete` is false.
 pub fn read(path: &Path) -> Result<Trace, Error> {
     let file = File::open(path).map_err(|error| Error::io(path, &error))?;
-    match collect(Reader::new(BufReader::new(file))?) {
+    match Reader::new(BufReader::new(file)).and_then(collect) {
         Err(Error::Io { what, .. }) => Err(Error::Io {
             path: path.into(),
             what,

@@ -28,13 +28,19 @@ pub const RDMA_GRANTS: usize = 8;
 pub const RDMA_LINGER_MS_MAX: u64 = 2_000;
 /// Time that either side waits for the other during the handshake.
 pub const HANDSHAKE_MS_MAX: u64 = 5_000;
+/// How long a profiler's question may go without an answer: for the clock or for records, and for
+/// enabling, which may load the server's CUPTI. The profiler gets an error then, and the program
+/// goes on.
+pub const ACTIVITY_ANSWER_MS_MAX: u64 = 10_000;
+pub const ACTIVITY_ENABLE_MS_MAX: u64 = 60_000;
 
 /// Tcp port of a server whose address names none.
 pub const PORT_DEFAULT: u16 = 4833;
 /// Longest path of a unix socket: `sun_path` of unix(7) less its NUL.
 pub const UNIX_PATH_BYTES_MAX: usize = 107;
-/// Connections that wait for a server to accept them, at most.
-pub const ACCEPT_BACKLOG_MAX: u32 = 128;
+/// Connections that wait for a server to accept them, at most; the kernel may allow fewer
+/// (`net.core.somaxconn`).
+pub const ACCEPT_BACKLOG_MAX: u32 = 1024;
 /// Time within which a waiting thread notices the death of a peer process on the same host.
 pub const PEER_DEATH_MS_MAX: u64 = 100;
 /// Time after which a peer is given up whose host vanished without a word.

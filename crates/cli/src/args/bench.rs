@@ -12,7 +12,7 @@ use crate::bench::{Carrier, Group, LinkOf};
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 #[command(after_help = "\
-Without --gpu it starts a server of its own, and measures shm and tcp. All sides stay up and take turns, round by round;
+Without --gpu it starts a server of its own, and measures shm and tcp. All sides stay up and take turns, round by round; \
 ratios are formed within a round. Beside tcp over loopback stands what a plain connection costs for the same.
 
 Examples:
@@ -50,7 +50,7 @@ pub(crate) enum BenchCommand {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Small frames back and forth and long ones one way, between two threads of this machine; rdma between two devices of it, or
+Small frames back and forth and long ones one way, between two threads of this machine; rdma between two devices of it, or \
 from one to itself, where there is one. No server is started.
 
 Examples:
@@ -84,7 +84,7 @@ pub(crate) struct LinkArgs {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-No server is started, and nothing but the link is measured. A network that is not exact here is one that this machine is
+No server is started, and nothing but the link is measured. A network that is not exact here is one that this machine is \
 too slow or too busy for: on one or two cores both ends give their core away while they wait.
 
 Examples:

@@ -40,10 +40,10 @@ pub(crate) enum LinkKind {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Two models answer side by side: a replay of the recording, call by call, and the closed form of the literature
+Two models answer side by side: a replay of the recording, call by call, and the closed form of the literature \
 (docs/requirements.md). Neither needs a GPU or a network.
 
-The exit code is 0 where some network keeps the program within the budget, 3 where none does, 1 where the recording or an
+The exit code is 0 where some network keeps the program within the budget, 3 where none does, 1 where the recording or an \
 output cannot be used, 2 where the command line is wrong. Files are written whole or not at all.
 
 Examples:

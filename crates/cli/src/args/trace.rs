@@ -23,6 +23,7 @@ Examples:
   outboard trace show a.trace
   outboard trace show a.trace --json | jq .by_class")]
 pub(crate) struct ShowArgs {
+    /// The recording
     pub(crate) file: PathBuf,
     /// Print everything as JSON
     #[arg(long)]
@@ -40,6 +41,7 @@ pub(crate) struct ShowArgs {
 Example:
   outboard trace export --chrome a.trace -o a.json   to be opened in Perfetto or chrome://tracing")]
 pub(crate) struct ExportArgs {
+    /// The recording
     pub(crate) file: PathBuf,
     /// Chrome's trace events, the only format
     #[arg(long, required = true)]
@@ -51,7 +53,7 @@ pub(crate) struct ExportArgs {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-What a program starts up with, and iterations that say nothing new, make a recording large. outboard require answers the
+What a program starts up with, and iterations that say nothing new, make a recording large. outboard require answers the \
 same from what is left, if iterations of every kind are left (run --record --untimed).
 
 Examples:
@@ -59,6 +61,7 @@ Examples:
   outboard trace cut a.trace -o small.trace --iterations 5-12    those, counted from 1
   outboard trace cut a.trace -o small.trace --program 'ResNet-18, batch 1'")]
 pub(crate) struct CutArgs {
+    /// The recording
     pub(crate) file: PathBuf,
     /// The recording to write
     #[arg(short, long, value_name = "FILE")]

@@ -72,6 +72,9 @@ struct Measured {
 }
 
 pub(crate) fn calibrate(args: CalibrateArgs) -> anyhow::Result<ExitCode> {
+    if let Some(path) = &args.json {
+        crate::require::check_writable(path)?;
+    }
     let interrupt = Interrupt::install()?;
     match measure_here(&args, &interrupt) {
         Err(error) if error.is::<Interrupted>() => {

@@ -16,18 +16,17 @@ use outboard_model::{
 use outboard_trace::Trace;
 use serde::Serialize;
 
-use crate::args::{LevelOfRemoting, RequireArgs};
-pub(crate) use output::Outputs;
+use crate::{
+    args::{LevelOfRemoting, RequireArgs},
+    trace,
+};
+pub(crate) use output::{Outputs, check_writable, nameless};
 
 /// The answer is that no network is good enough.
 pub(crate) const EXIT_NO_NETWORK: u8 = 3;
 
 pub(crate) fn require(args: RequireArgs) -> anyhow::Result<ExitCode> {
-    let mut trace = outboard_trace::read(&args.file)
-        .with_context(|| format!("reading the recording {}", args.file.display()))?;
-    if args.iterations.is_some() {
-        trace.about.iterations.clone_from(&args.iterations);
-    }
+    let trace = trace::read_with(&args.file, args.iterations.as_ref())?;
     let mut workload =
         Workload::new(&trace).with_context(|| format!("the recording {}", args.file.display()))?;
     if let Some(step_ns) = args.step {
@@ -47,7 +46,7 @@ pub(crate) fn overhead_over(
     constants: &Constants,
 ) -> anyhow::Result<Both<f64>> {
     let named = || format!("the recording {}", path.display());
-    let trace = outboard_trace::read(path).with_context(named)?;
+    let trace = trace::read(path)?;
     let workload = Workload::new(&trace).with_context(named)?;
     let mut judge = Judge::new(workload.typical(), Level::default(), constants);
     Ok(judge.overhead(network))

@@ -2,18 +2,55 @@
 
 use std::{
     fs::{OpenOptions, Permissions},
-    io::Write as _,
+    io::{self, Write as _},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
 use anyhow::Context as _;
+use tempfile::NamedTempFile;
 
 /// Texts to write, and their files. `-` is standard output, in place of the text for people.
 #[derive(Debug, Default)]
 pub(crate) struct Outputs {
     files: Vec<(PathBuf, String)>,
     standard: Vec<String>,
+}
+
+/// Creates a file without a name of its own in the folder of `path`.
+fn beside(path: &Path) -> anyhow::Result<NamedTempFile> {
+    let folder = match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    // The process's mask takes from these what it takes from every new file.
+    let made = tempfile::Builder::new()
+        .prefix(".outboard-")
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(folder);
+    made.map_err(nameless)
+}
+
+/// An error of a temporary file without that file's name, which tells the user nothing.
+pub(crate) fn nameless(error: io::Error) -> anyhow::Error {
+    let text = error.to_string();
+    anyhow::anyhow!(match text.split_once(" at path ") {
+        Some((why, _)) => why.to_owned(),
+        None => text,
+    })
+}
+
+/// Fails if a file cannot be written there; changes nothing. For what takes long to measure.
+pub(crate) fn check_writable(path: &Path) -> anyhow::Result<()> {
+    let context = || format!("writing {}", path.display());
+    if path == Path::new("-") {
+        return Ok(());
+    }
+    if path.exists() && !path.is_file() {
+        let opened = OpenOptions::new().write(true).open(path);
+        return opened.map(drop).with_context(context);
+    }
+    beside(path).map(drop).with_context(context)
 }
 
 impl Outputs {
@@ -36,17 +73,10 @@ impl Outputs {
                 written.with_context(context)?;
                 continue;
             }
-            let folder = match path.parent() {
-                Some(parent) if parent != Path::new("") => parent,
-                _ => Path::new("."),
-            };
-            // The process's mask applies to these permissions as to every new file's.
-            let mut file = tempfile::Builder::new()
-                .prefix(".outboard-")
-                .permissions(Permissions::from_mode(0o666))
-                .tempfile_in(folder)
+            let mut file = beside(path).with_context(context)?;
+            file.write_all(text.as_bytes())
+                .map_err(nameless)
                 .with_context(context)?;
-            file.write_all(text.as_bytes()).with_context(context)?;
             written.push((file, path));
         }
         for (file, path) in written {

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use outboard_wire::network::Network;
 use serde::{Deserialize, Serialize};
 
-use crate::bench::median;
+use crate::{bench::median, require::nameless};
 
 const FORMAT: u32 = 1;
 
@@ -87,9 +87,11 @@ impl SweepResults {
             };
             let mut file = tempfile::Builder::new()
                 .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
-                .tempfile_in(folder)?;
-            serde_json::to_writer_pretty(&mut file, self)?;
-            file.write_all(b"\n")?;
+                .tempfile_in(folder)
+                .map_err(nameless)?;
+            let mut text = serde_json::to_vec_pretty(self)?;
+            text.push(b'\n');
+            file.write_all(&text).map_err(nameless)?;
             file.persist(path)?;
             Ok(())
         };

@@ -38,13 +38,35 @@ impl Session {
         waited_with_mirrors();
         // An error means that the session has ended, which is noticed below.
         let _ = self.send_batch();
-        times::waiting(|| self.wait_for_group(group))
+        times::waiting(|| self.wait_for_group(group, None));
+        group.take()
     }
 
-    fn wait_for_group(&self, group: &Arc<Group>) -> Result<Vec<u8>, CUresult> {
+    /// Waits until a group is complete, at most until `deadline`; returns `None` if it is not
+    /// complete by then. Its answers may still come: the group can be waited for again.
+    pub(crate) fn wait_until(
+        &self,
+        group: &Arc<Group>,
+        deadline: Instant,
+    ) -> Option<Result<Vec<u8>, CUresult>> {
+        // The end of the session is noticed below.
+        let _ = self.send_batch();
+        self.wait_for_group(group, Some(deadline))
+            .then(|| group.take())
+    }
+
+    /// Returns whether the group, or the GPU's word for it, is there: false only if there is a
+    /// deadline.
+    fn wait_for_group(&self, group: &Arc<Group>, deadline: Option<Instant>) -> bool {
+        let is_late = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        let mut in_time = true;
         group.waiting.fetch_add(1, Ordering::AcqRel);
         loop {
             if group.is_complete() {
+                break;
+            }
+            if is_late() {
+                in_time = false;
                 break;
             }
             // The thread counts as waiting before it tries: a leader that leaves in between passes
@@ -52,7 +74,7 @@ impl Session {
             if let Some(mut incoming) = self.receiver.try_lock() {
                 let seen = self.watch(&mut incoming, group);
                 if !seen {
-                    self.lead(&mut incoming, || group.is_complete());
+                    self.lead(&mut incoming, || group.is_complete() || is_late());
                 }
                 drop(incoming);
                 self.hand_over();
@@ -70,7 +92,7 @@ impl Session {
             }
         }
         group.waiting.fetch_sub(1, Ordering::AcqRel);
-        group.take()
+        in_time
     }
 
     /// Waits until the GPU has reached a point, without handling the server's messages: for a

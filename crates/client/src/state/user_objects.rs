@@ -14,7 +14,7 @@ use rustc_hash::FxHashMap;
 
 use super::Driver;
 use crate::{
-    notes,
+    callbacks::{self, Job},
     session::{Group, Sink},
 };
 
@@ -180,16 +180,19 @@ fn destroy(objects: Vec<Object>) {
     if objects.is_empty() {
         return;
     }
-    notes::spawn("outboard-user-objects", move || run(objects));
+    run(objects, || ());
 }
 
-fn run(objects: Vec<Object>) {
-    for object in objects {
-        if let Some(function) = object.destroy {
-            // SAFETY: the program's own function with its own argument, called once.
-            unsafe { function(object.argument) };
+/// Runs destructors, each once, after `wait` has returned.
+fn run(objects: Vec<Object>, wait: impl FnOnce() + Send + 'static) {
+    let mut objects = objects.into_iter();
+    let mut wait = Some(wait);
+    callbacks::spawn(c"outboard-object", move || {
+        if let Some(wait) = wait.take() {
+            wait();
         }
-    }
+        objects.find_map(|object| Job::function(object.destroy, object.argument))
+    });
 }
 
 impl Driver {
@@ -204,12 +207,11 @@ impl Driver {
         let message = messages::FenceContext { slot: 0, value: 0 };
         let asked = self.session.ask(context, &message, &group, Sink::Group);
         let session = self.session;
-        notes::spawn("outboard-user-objects", move || {
+        run(objects, move || {
             if asked.is_ok() {
                 // A lost session has no launches either.
                 let _ = session.wait(&group);
             }
-            run(objects);
         });
     }
 }

@@ -141,7 +141,9 @@ impl State {
             None => BTreeSet::new(),
         };
         let node = NodeId(self.fresh());
-        self.graph_mut(graph)?.add(node, op, deps)?;
+        self.weight.check(1)?;
+        let charge = self.weight.charge();
+        self.graph_mut(graph)?.add(node, op, deps, charge)?;
         if let Some(joined) = self.joined_mut(id) {
             joined.deps = BTreeSet::from([node]);
             joined.named.clear();

@@ -22,6 +22,8 @@ pub enum Error {
     IllegalState(&'static str),
     #[error("{0}")]
     Capture(#[from] CaptureError),
+    #[error("no memory for it: {0}")]
+    OutOfMemory(String),
     #[error("the device does not do this: {0}")]
     Unsupported(String),
 }

@@ -8,6 +8,7 @@ use std::{
 use super::{
     error::Error,
     schedule::State,
+    weight::{Charge, UNIT_BYTES},
     work::{Body, Conditional, ConditionalKind, Op},
 };
 
@@ -17,6 +18,8 @@ pub(super) const GRAPH_NODES_MAX: usize = 1 << 20;
 pub(super) const GRAPH_DEPTH_MAX: usize = 32;
 /// Nodes that a graph inside another counts as, at least.
 const GRAPH_INSIDE_NODES: usize = 16;
+/// Conditions of one graph that begin with a value.
+const DEFAULTS_MAX: usize = 1 << 16;
 /// Graphs of one device, at most.
 pub(super) const GRAPHS_MAX: usize = 1 << 20;
 
@@ -61,16 +64,36 @@ pub(super) struct Node {
     pub(super) attributes: BTreeMap<u32, [u8; 64]>,
     /// The node that this one was cloned from.
     origin: Option<NodeId>,
+    pub(super) charge: Charge,
 }
 
+const _: () = assert!(size_of::<Node>() <= UNIT_BYTES);
+/// Edges and attributes of a node that weigh a unit.
+const EDGES_UNIT: usize = 8;
+const ATTRIBUTES_UNIT: usize = 4;
+
 impl Node {
+    /// Charges what the node has become.
+    fn weigh(&mut self) {
+        let edges = self.deps.len() + self.dependents.len() + self.edges.len();
+        let attributes = self.attributes.len();
+        self.charge
+            .raise(1 + edges / EDGES_UNIT + attributes / ATTRIBUTES_UNIT);
+    }
+
     pub(super) fn edge(&self, from: NodeId) -> Edge {
         self.edges.get(&from).copied().unwrap_or_default()
     }
 }
 
 impl Graph {
-    pub(super) fn add(&mut self, id: NodeId, op: Op, deps: BTreeSet<NodeId>) -> Result<(), Error> {
+    pub(super) fn add(
+        &mut self,
+        id: NodeId,
+        op: Op,
+        deps: BTreeSet<NodeId>,
+        charge: Charge,
+    ) -> Result<(), Error> {
         if self.nodes.len() >= GRAPH_NODES_MAX {
             return Err(Error::Unsupported(format!(
                 "a graph of more than {GRAPH_NODES_MAX} nodes"
@@ -89,18 +112,27 @@ impl Graph {
         for dep in &deps {
             if let Some(node) = self.nodes.get_mut(dep) {
                 node.dependents.insert(id);
+                node.weigh();
             }
         }
-        let node = Node {
+        let mut node = Node {
             op,
             deps,
             dependents: BTreeSet::new(),
             edges: BTreeMap::new(),
             attributes: BTreeMap::new(),
             origin: None,
+            charge,
         };
+        node.weigh();
         self.nodes.insert(id, node);
         Ok(())
+    }
+
+    /// The weight of its own nodes, with the conditions' values.
+    fn units(&self) -> usize {
+        let nodes: usize = self.nodes.values().map(|node| node.charge.units()).sum();
+        nodes + self.defaults.len() / EDGES_UNIT
     }
 
     fn depth(&self) -> usize {
@@ -134,6 +166,7 @@ impl Graph {
         match attribute {
             Some((attribute, value)) => {
                 node.attributes.insert(attribute, value);
+                node.weigh();
             }
             None => node.attributes.clear(),
         }
@@ -197,9 +230,11 @@ impl Graph {
                 if *edge != Edge::default() {
                     node.edges.insert(*from, *edge);
                 }
+                node.weigh();
             }
             if let Some(node) = self.nodes.get_mut(from) {
                 node.dependents.insert(*to);
+                node.weigh();
             }
         }
         Ok(())
@@ -301,6 +336,20 @@ impl Op {
     }
 }
 
+/// The contents of a graph and of those inside it.
+struct Inside {
+    /// Nodes that it may still have.
+    left: usize,
+    units: usize,
+}
+
+impl Inside {
+    fn take(&mut self, nodes: usize) -> Result<(), Error> {
+        self.left = self.left.checked_sub(nodes).ok_or_else(too_large)?;
+        Ok(())
+    }
+}
+
 fn too_large() -> Error {
     Error::Unsupported(format!(
         "a graph of more than {GRAPH_NODES_MAX} nodes with those of the graphs inside it, each of which counts as {GRAPH_INSIDE_NODES} more"
@@ -354,25 +403,35 @@ impl State {
         }
     }
 
-    /// Returns a copy of a graph, with copies of the graphs inside it that can still be changed.
-    pub(super) fn fixed_graph(&self, id: GraphId) -> Result<Graph, Error> {
-        let mut left = GRAPH_NODES_MAX;
-        self.take_nodes(self.graph(id)?, GRAPH_DEPTH_MAX, &mut left)?;
+    /// A copy of a graph, with copies of the graphs inside it that are still being built. Fails if
+    /// there is no room for as many `copies` as the caller makes in all.
+    pub(super) fn fixed_graph(&self, id: GraphId, copies: usize) -> Result<Graph, Error> {
+        self.check_copies(self.graph(id)?, copies)?;
         self.fixed(id, GRAPH_DEPTH_MAX)
     }
 
-    /// Subtracts a graph's nodes and those of the graphs inside it from the limit `left`. Without a
-    /// limit, a graph nested twice in one that is nested twice in the next would fill memory within
-    /// few calls.
-    fn take_nodes(&self, graph: &Graph, depth: usize, left: &mut usize) -> Result<(), Error> {
-        *left = left.checked_sub(graph.nodes.len()).ok_or_else(too_large)?;
+    /// Fails if a graph is too large to be copied, or there is no room for so many copies.
+    pub(super) fn check_copies(&self, graph: &Graph, copies: usize) -> Result<(), Error> {
+        let mut all = Inside {
+            left: GRAPH_NODES_MAX,
+            units: 0,
+        };
+        self.take_nodes(graph, GRAPH_DEPTH_MAX, &mut all)?;
+        self.weight.check(all.units * copies)
+    }
+
+    /// Takes what is in a graph, with the graphs inside it, off what one may have: a graph that is
+    /// twice in one that is twice in the next becomes as large as memory within few calls.
+    fn take_nodes(&self, graph: &Graph, depth: usize, all: &mut Inside) -> Result<(), Error> {
+        all.take(graph.nodes.len())?;
+        all.units += graph.units();
         for body in graph.nodes.values().flat_map(|node| node.op.bodies()) {
-            *left = left.checked_sub(GRAPH_INSIDE_NODES).ok_or_else(too_large)?;
+            all.take(GRAPH_INSIDE_NODES)?;
             match body {
-                Body::Fixed(inner) => self.take_nodes(inner, depth, left)?,
-                // Graphs nested deeper are refused when they are copied.
+                Body::Fixed(inner) => self.take_nodes(inner, depth, all)?,
+                // Those that are deeper are refused when they are copied.
                 Body::Open(inner) if depth > 0 => {
-                    self.take_nodes(self.graph(*inner)?, depth - 1, left)?;
+                    self.take_nodes(self.graph(*inner)?, depth - 1, all)?;
                 }
                 Body::Open(_) => {}
             }
@@ -400,7 +459,10 @@ impl State {
     pub(super) fn open_child(&mut self, graph: GraphId, node: NodeId) -> Result<GraphId, Error> {
         let body = match &self.graph(graph)?.node(node)?.op {
             Op::Child(Body::Open(inner)) => return Ok(*inner),
-            Op::Child(Body::Fixed(body)) => (**body).clone(),
+            Op::Child(Body::Fixed(body)) => {
+                self.check_copies(body, 2)?;
+                (**body).clone()
+            }
             _ => return Err(Error::InvalidValue("the node has no child graph".into())),
         };
         let inner = self.renamed(body);
@@ -446,7 +508,7 @@ impl State {
 
     /// Clones a graph: equal nodes and edges, with ids of their own.
     pub(super) fn clone_graph(&mut self, id: GraphId) -> Result<GraphId, Error> {
-        let graph = self.fixed_graph(id)?;
+        let graph = self.fixed_graph(id, 2)?;
         let clone = self.renamed(graph);
         self.create_graph(clone)
     }
@@ -470,6 +532,7 @@ impl State {
                     .collect(),
                 attributes: node.attributes.clone(),
                 origin: Some(*old),
+                charge: node.charge.clone(),
             };
             Some((*ids.get(old)?, node))
         });
@@ -491,8 +554,10 @@ impl State {
         if set.len() != deps.len() {
             return Err(Error::InvalidValue("a dependency is named twice".into()));
         }
+        self.weight.check(1 + set.len() / EDGES_UNIT)?;
         let id = NodeId(self.fresh());
-        self.graph_mut(graph)?.add(id, op, set)?;
+        let charge = self.weight.charge();
+        self.graph_mut(graph)?.add(id, op, set, charge)?;
         Ok(id)
     }
 
@@ -518,6 +583,33 @@ impl State {
         let op = graph.node(node)?.op.clone();
         graph.remove(node);
         self.drop_bodies(&op);
+        Ok(())
+    }
+
+    pub(super) fn add_edges(
+        &mut self,
+        graph: GraphId,
+        edges: &[(NodeId, NodeId, Edge)],
+    ) -> Result<(), Error> {
+        // Both ends of each, and its data.
+        self.weight.check(3 * edges.len() / EDGES_UNIT)?;
+        self.graph_mut(graph)?.add_edges(edges)
+    }
+
+    /// Gives a condition a value whenever the graph begins to run.
+    pub(super) fn set_default(
+        &mut self,
+        graph: GraphId,
+        word: u64,
+        value: u32,
+    ) -> Result<(), Error> {
+        let defaults = &mut self.graph_mut(graph)?.defaults;
+        if defaults.len() >= DEFAULTS_MAX {
+            return Err(Error::Unsupported(format!(
+                "more than {DEFAULTS_MAX} conditions of a graph"
+            )));
+        }
+        defaults.push((word, value));
         Ok(())
     }
 

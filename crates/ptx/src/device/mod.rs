@@ -31,6 +31,7 @@ mod schedule;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod weight;
 mod work;
 
 use std::sync::Arc;
@@ -362,7 +363,7 @@ impl Gpu {
 
     /// Returns a copy of the graph as it is now, with the graphs inside it.
     pub fn graph(&self, graph: GraphId) -> Result<Graph, Error> {
-        self.shared.with(|s| s.fixed_graph(graph))
+        self.shared.with(|s| s.fixed_graph(graph, 1))
     }
 
     /// Returns the graph inside a child graph's node, which can be queried and extended.
@@ -388,10 +389,7 @@ impl Gpu {
 
     /// Sets a condition to a value whenever the graph begins to run.
     pub fn set_default(&self, graph: GraphId, word: u64, value: u32) -> Result<(), Error> {
-        self.shared.with(|s| {
-            s.graph_mut(graph)?.defaults.push((word, value));
-            Ok(())
-        })
+        self.shared.with(|s| s.set_default(graph, word, value))
     }
 
     pub fn node_attribute(
@@ -451,7 +449,7 @@ impl Gpu {
     }
 
     pub fn add_edges(&self, graph: GraphId, edges: &[(NodeId, NodeId, Edge)]) -> Result<(), Error> {
-        self.shared.with(|s| s.graph_mut(graph)?.add_edges(edges))
+        self.shared.with(|s| s.add_edges(graph, edges))
     }
 
     pub fn neighbours(

@@ -7,6 +7,7 @@ use super::{
     graph::{Graph, GraphId, NodeId},
     schedule::{State, TaskId},
     stream::ContextId,
+    weight::{Charge, UNIT_BYTES},
     work::{Action as ValueAction, Body, Conditional, ConditionalKind, Op, ValueOp, Work},
 };
 
@@ -53,7 +54,11 @@ struct PlanStep {
     deps: Vec<usize>,
     is_leaf: bool,
     enabled: bool,
+    /// Held for its drop.
+    _charge: Charge,
 }
+
+const _: () = assert!(size_of::<PlanStep>() <= UNIT_BYTES);
 
 #[derive(Debug)]
 enum Action {
@@ -126,6 +131,7 @@ impl Plan {
                     .collect(),
                 is_leaf: true,
                 enabled: true,
+                _charge: node.charge.clone(),
             });
         }
         let order = sort(&mut steps)?;
@@ -259,7 +265,7 @@ impl State {
         flags: u64,
     ) -> Result<ExecId, Error> {
         self.context(context)?;
-        let graph = self.fixed_graph(graph)?;
+        let graph = self.fixed_graph(graph, 2)?;
         let plan = Plan::new(&graph)?;
         let id = ExecId(self.fresh());
         let exec = Exec {
@@ -401,7 +407,7 @@ impl State {
         id: ExecId,
         graph: GraphId,
     ) -> Result<Result<(), UpdateFailure>, Error> {
-        let graph = self.fixed_graph(graph)?;
+        let graph = self.fixed_graph(graph, 2)?;
         let plan = Plan::new(&graph)?;
         let exec = self.exec_mut(id)?;
         if let Err(error) = exec.plan.check_update(&plan) {

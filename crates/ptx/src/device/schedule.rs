@@ -23,6 +23,7 @@ use super::{
     map::Deferred,
     plan::{Branch, Exec, ExecId},
     stream::{Context, ContextId, Stream, StreamId},
+    weight::Weight,
     work::Work,
 };
 use crate::memory::Memory;
@@ -85,6 +86,8 @@ pub(super) struct State {
     pub(super) events: FxHashMap<EventId, Event>,
     pub(super) graphs: FxHashMap<GraphId, Graph>,
     pub(super) execs: FxHashMap<ExecId, Exec>,
+    /// Of the nodes of both.
+    pub(super) weight: Weight,
     pub(super) captures: FxHashMap<CaptureId, Capture>,
     pub(super) activity: Activity,
     pub(super) runners: usize,
@@ -122,6 +125,7 @@ impl State {
             events: FxHashMap::default(),
             graphs: FxHashMap::default(),
             execs: FxHashMap::default(),
+            weight: Weight::default(),
             captures: FxHashMap::default(),
             activity: Activity::default(),
             runners: 0,

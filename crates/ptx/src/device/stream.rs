@@ -277,7 +277,9 @@ impl State {
     pub(super) fn launch_graph(&mut self, exec: ExecId, id: StreamId) -> Result<(), Error> {
         let stream = self.stream(id)?;
         if stream.joined.is_some() {
-            let graph = self.exec(exec)?.graph.clone();
+            let graph = &self.exec(exec)?.graph;
+            self.check_copies(graph, 1)?;
+            let graph = graph.clone();
             return self.capture(id, Op::Child(Body::Fixed(Box::new(graph))));
         }
         self.check_implicit(id)?;

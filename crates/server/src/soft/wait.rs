@@ -51,6 +51,7 @@ fn status(error: &Error) -> CUresult {
             CaptureError::Implicit => CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
             CaptureError::CapturedEvent => CUresult::CUDA_ERROR_CAPTURED_EVENT,
         },
+        Error::OutOfMemory(_) => CUresult::CUDA_ERROR_OUT_OF_MEMORY,
         Error::Unsupported(_) => CUresult::CUDA_ERROR_NOT_SUPPORTED,
         _ => CUresult::CUDA_ERROR_UNKNOWN,
     }

@@ -70,7 +70,7 @@ pub struct ServeOptions {
 /// Why a server cannot start.
 #[derive(Debug, Error)]
 pub enum ServeError {
-    #[error("cannot listen at {endpoint}: {source}")]
+    #[error("cannot listen{}: {source}", unless_named(endpoint, source))]
     Listen {
         endpoint: Endpoint,
         source: outboard_link::Error,
@@ -82,6 +82,15 @@ pub enum ServeError {
         doing: &'static str,
         source: io::Error,
     },
+}
+
+/// The address, unless the error names it itself.
+fn unless_named(endpoint: &Endpoint, error: &outboard_link::Error) -> String {
+    let address = endpoint.to_string();
+    match error.to_string().contains(&address) {
+        true => String::new(),
+        false => format!(" at {address}"),
+    }
 }
 
 impl ServeError {

@@ -367,3 +367,72 @@ fn graphs_that_double_with_every_call_end_before_memory_does() {
     }
     panic!("a graph of a million graphs");
 }
+
+/// How often something can be done before there is no room for it.
+fn times(mut what: impl FnMut() -> Result<(), Error>) -> usize {
+    for done in 0..1_000 {
+        match what() {
+            Ok(()) => {}
+            Err(Error::OutOfMemory(_)) => return done,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    panic!("without end");
+}
+
+#[test]
+fn copies_of_large_graphs_end_before_memory_does() {
+    let b = bench();
+    b.gpu.shared.with(|s| s.weight.units_max = 10_000);
+    let large = b.gpu.create_graph().unwrap();
+    for _ in 0..1_000 {
+        b.gpu.add_node(large, Op::Empty, &[]).unwrap();
+    }
+    // Children of one parent; each node that holds one weighs a unit, too.
+    let parent = b.gpu.create_graph().unwrap();
+    let children = times(|| {
+        let body = Body::Fixed(Box::new(b.gpu.graph(large)?));
+        b.gpu.add_node(parent, Op::Child(body), &[]).map(drop)
+    });
+    assert_eq!(children, 8);
+    assert!(b.gpu.add_node(parent, Op::Empty, &[]).is_ok());
+    b.gpu.destroy_graph(parent).unwrap();
+    // Clones: while one is made there are two.
+    let mut clones = Vec::new();
+    let count = times(|| b.gpu.clone_graph(large).map(|clone| clones.push(clone)));
+    assert_eq!(count, 8);
+    for clone in clones {
+        b.gpu.destroy_graph(clone).unwrap();
+    }
+    // Executable graphs weigh twice as much.
+    let mut execs = Vec::new();
+    let mut instantiate = || {
+        let exec = b.gpu.instantiate(b.context, large, 0)?;
+        execs.push(exec);
+        Ok(())
+    };
+    assert_eq!(times(&mut instantiate), 4);
+    assert!(b.gpu.clone_graph(large).is_err());
+    for exec in execs {
+        b.gpu.destroy_exec(exec).unwrap();
+    }
+    assert!(b.gpu.clone_graph(large).is_ok());
+}
+
+#[test]
+fn edges_weigh_too() {
+    let b = bench();
+    b.gpu.shared.with(|s| s.weight.units_max = 2_000);
+    let dense = b.gpu.create_graph().unwrap();
+    let mut nodes: Vec<NodeId> = Vec::new();
+    let added = times(|| {
+        let node = b.gpu.add_node(dense, Op::Empty, &nodes)?;
+        nodes.push(node);
+        Ok(())
+    });
+    // Each edge is with both of its nodes.
+    assert!((80..130).contains(&added), "{added}");
+    b.gpu.destroy_graph(dense).unwrap();
+    let graph = b.gpu.create_graph().unwrap();
+    assert!(b.gpu.add_node(graph, Op::Empty, &[]).is_ok());
+}

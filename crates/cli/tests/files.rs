@@ -1,0 +1,99 @@
+//! Files that are not what a command wants: what it says, and that nothing is left behind.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+fn outboard(arguments: &[&str]) -> (Option<i32>, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_outboard"))
+        .args(arguments)
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    (output.status.code(), stderr)
+}
+
+fn recording() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recordings/h200/bert_infer_b1.trace")
+}
+
+/// The error names the file once, and has no empty part.
+fn assert_clear(stderr: &str, file: &str) {
+    assert!(
+        !stderr.contains(": :") && !stderr.contains("::"),
+        "{stderr}"
+    );
+    assert_eq!(stderr.matches(file).count(), 1, "{stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+}
+
+#[test]
+fn what_cannot_be_read_is_named_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    fs::create_dir(at("a-folder")).unwrap();
+    fs::write(at("text"), "not a recording").unwrap();
+    fs::write(at("nothing"), "").unwrap();
+    let out = at("out");
+    for (name, why) in [
+        ("a-folder", "Is a directory"),
+        ("missing", "No such file"),
+        ("text", "not a recording"),
+        ("nothing", "nothing was recorded"),
+    ] {
+        let file = at(name);
+        for arguments in [
+            &["trace", "show", &file][..],
+            &["trace", "cut", &file, "-o", &out],
+            &["trace", "export", "--chrome", &file, "-o", &out],
+            &["require", &file],
+        ] {
+            let (code, stderr) = outboard(arguments);
+            assert_eq!(code, Some(1), "{arguments:?}: {stderr}");
+            assert!(stderr.contains(why), "{arguments:?}: {stderr}");
+            assert_clear(&stderr, &file);
+        }
+    }
+    assert!(!Path::new(&out).exists());
+}
+
+#[test]
+fn what_cannot_be_written_is_named_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let recording = recording().display().to_string();
+    let a_folder = folder.path().join("a-folder");
+    fs::create_dir(&a_folder).unwrap();
+    for file in [&a_folder, &folder.path().join("missing/out")] {
+        let file = file.display().to_string();
+        for arguments in [
+            &["trace", "cut", &recording, "-o", &file][..],
+            &["trace", "export", "--chrome", &recording, "-o", &file],
+            &["require", &recording, "--json", &file],
+            &["require", &recording, "--report", &file],
+            // Before anything is measured, which takes longer than a test may.
+            &["calibrate", "--json", &file],
+        ] {
+            let (code, stderr) = outboard(arguments);
+            assert_eq!(code, Some(1), "{arguments:?}: {stderr}");
+            assert!(stderr.contains("writing "), "{arguments:?}: {stderr}");
+            assert_clear(&stderr, &file);
+        }
+    }
+    let left: Vec<_> = fs::read_dir(folder.path()).unwrap().collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+}
+
+#[test]
+fn a_name_that_no_range_has_is_said() {
+    let recording = recording().display().to_string();
+    let arguments = ["trace", "show", &recording, "--iterations", "nobody"];
+    let (code, stderr) = outboard(&arguments);
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(
+        stderr.contains("no range that is named \"nobody\""),
+        "{stderr}"
+    );
+}
