@@ -745,7 +745,7 @@ mod tests {
         for (kind, len) in [
             (CONCURRENT_KERNEL, 188),
             (MEMCPY, 76),
-            (MEMCPY2, 92),
+            (MEMCPY2, 84),
             (CUDA_EVENT, 48),
             (MEMSET, 76),
         ] {
