@@ -32,7 +32,11 @@ def literal_keys(module: str, table: str) -> set[str]:
             if isinstance(node.value, ast.Dict):
                 return {key.value for key in node.value.keys}
             if isinstance(node.value, ast.DictComp):
-                return literal_keys(module, node.value.generators[0].iter.id)
+                source = node.value.generators[0].iter
+                if isinstance(source, ast.Tuple):
+                    # `{function.__name__: function for function in (...)}`
+                    return {function.id for function in source.elts}
+                return literal_keys(module, source.id)
     return set()
 
 
