@@ -260,8 +260,8 @@ impl Receiver {
 
 #[cfg(test)]
 fn range(region: &super::domain::Region) -> std::ops::Range<u64> {
-    let start = region.memory.address();
-    start..start + region.memory.len() as u64
+    let start = region.address();
+    start..start + region.len() as u64
 }
 
 impl Drop for Sender {

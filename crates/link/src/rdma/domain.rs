@@ -2,6 +2,7 @@
 //! in all others, which isolates the sessions of one device.
 
 use std::{
+    ops::Deref,
     os::fd::{AsRawFd, OwnedFd},
     ptr::NonNull,
     sync::Arc,
@@ -10,6 +11,7 @@ use std::{
 use rustix::process::{Resource, getrlimit};
 
 use super::{abi::*, device::Context, error::RdmaError, memory::Memory};
+use crate::segment::{DeviceMemory, Lasting, Reach};
 
 pub(super) struct Domain {
     pub(super) raw: *mut ibv_pd,
@@ -65,10 +67,12 @@ impl Access {
     }
 }
 
-/// Registered memory.
+/// A registered range of addresses. The adapter accesses it; this process cannot read or write a
+/// byte through it.
 pub(super) struct Region {
     raw: NonNull<ibv_mr>,
-    pub(super) memory: Arc<Memory>,
+    address: u64,
+    len: usize,
     pub(super) lkey: u32,
     pub(super) rkey: u32,
     domain: Arc<Domain>,
@@ -80,24 +84,54 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    pub(super) fn new(
+    /// Registers memory of another owner.
+    pub(super) fn of_lasting(
         domain: &Arc<Domain>,
-        memory: Arc<Memory>,
+        memory: Lasting,
         access: Access,
     ) -> Result<Self, RdmaError> {
-        let (address, len) = (memory.address() as *mut _, memory.len());
-        // SAFETY: the memory is there for as long as the region holds it, longer than the
-        // registration.
-        let raw =
-            unsafe { (domain.context.verbs.ibv_reg_mr)(domain.raw, address, len, access.flags()) };
-        let raw = NonNull::new(raw).ok_or_else(|| refused(len))?;
-        Ok(Self::made(domain, memory, raw))
+        // SAFETY: the maker of a `Lasting` promised what `register` asks for.
+        unsafe { Self::register(domain, memory.address, memory.len, access) }
     }
 
-    /// Registers device memory by its dma-buf; requests name it by the addresses of `memory`.
-    pub(super) fn of_dmabuf(
+    /// Registers GPU memory, which the peer's adapter may write.
+    pub(super) fn of_device(
         domain: &Arc<Domain>,
-        memory: Arc<Memory>,
+        memory: &DeviceMemory,
+    ) -> Result<Self, RdmaError> {
+        let &DeviceMemory { address, len, .. } = memory;
+        match &memory.reach {
+            // SAFETY: the maker of a `DeviceMemory` promised what `register` asks for.
+            Reach::Address => unsafe { Self::register(domain, address, len, Access::Write) },
+            Reach::DmaBuf(fd) => Self::of_dmabuf(domain, (address, len), fd, Access::Write),
+        }
+    }
+
+    /// Registers a range by its addresses.
+    ///
+    /// # Safety
+    ///
+    /// Until the region is dropped, the range must stay mapped to the same memory. If `access` lets
+    /// the peer write, nothing may rely on the contents.
+    unsafe fn register(
+        domain: &Arc<Domain>,
+        address: u64,
+        len: usize,
+        access: Access,
+    ) -> Result<Self, RdmaError> {
+        let start = std::ptr::with_exposed_provenance_mut(address as usize);
+        // SAFETY: the domain is open. The library pins the pages of the range, or refuses a range
+        // that is not mapped; the caller promises that the pages stay.
+        let raw =
+            unsafe { (domain.context.verbs.ibv_reg_mr)(domain.raw, start, len, access.flags()) };
+        let raw = NonNull::new(raw).ok_or_else(|| refused(len))?;
+        Ok(Self::made(domain, (address, len), raw))
+    }
+
+    /// Registers device memory by its dma-buf. Requests name it by `range`'s addresses.
+    fn of_dmabuf(
+        domain: &Arc<Domain>,
+        (address, len): (u64, usize),
         dmabuf: &OwnedFd,
         access: Access,
     ) -> Result<Self, RdmaError> {
@@ -106,9 +140,8 @@ impl Region {
                 symbol: "ibv_reg_dmabuf_mr",
             });
         };
-        let (address, len) = (memory.address(), memory.len());
-        // SAFETY: the registration holds the dma-buf itself; the call fails where it is none, or
-        // shorter.
+        // SAFETY: the domain is open. The registration holds the dma-buf itself, and the call fails
+        // if the descriptor is no dma-buf or a shorter one; `address` is only a name.
         let raw = unsafe {
             register(
                 domain.raw,
@@ -121,20 +154,59 @@ impl Region {
         };
         let raw = NonNull::new(raw)
             .ok_or_else(|| RdmaError::last("registering a GPU's dma-buf for RDMA"))?;
-        Ok(Self::made(domain, memory, raw))
+        Ok(Self::made(domain, (address, len), raw))
     }
 
-    fn made(domain: &Arc<Domain>, memory: Arc<Memory>, raw: NonNull<ibv_mr>) -> Self {
-        // SAFETY: made just now; the library does not change it.
+    fn made(domain: &Arc<Domain>, (address, len): (u64, usize), raw: NonNull<ibv_mr>) -> Self {
+        // SAFETY: the library returned it just now and does not change it until it is given back.
         let mr = unsafe { raw.as_ref() };
         let (lkey, rkey) = (mr.lkey, mr.rkey);
         Self {
             raw,
-            memory,
+            address,
+            len,
             lkey,
             rkey,
             domain: Arc::clone(domain),
         }
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.address
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+/// Registered memory of the link's own, which this process accesses too.
+pub(super) struct OwnRegion {
+    // Dropped, and so deregistered, before the memory is unmapped.
+    region: Region,
+    pub(super) memory: Arc<Memory>,
+}
+
+impl OwnRegion {
+    pub(super) fn new(
+        domain: &Arc<Domain>,
+        memory: Memory,
+        access: Access,
+    ) -> Result<Self, RdmaError> {
+        let memory = Arc::new(memory);
+        // SAFETY: the memory is mapped for as long as this value holds it, longer than the region.
+        // `Memory` gives out no bytes that it assumes not to change.
+        let region = unsafe { Region::register(domain, memory.address(), memory.len(), access) }?;
+        Ok(Self { region, memory })
+    }
+}
+
+impl Deref for OwnRegion {
+    type Target = Region;
+
+    #[inline]
+    fn deref(&self) -> &Region {
+        &self.region
     }
 }
 
@@ -149,10 +221,9 @@ pub(super) struct Piece {
 impl Region {
     #[inline]
     pub(super) fn piece(&self, offset: usize, len: usize) -> Piece {
-        let whole = self.memory.len();
-        assert!(offset <= whole && whole - offset >= len && len <= u32::MAX as usize);
+        assert!(offset <= self.len && self.len - offset >= len && len <= u32::MAX as usize);
         Piece {
-            address: self.memory.address() + offset as u64,
+            address: self.address + offset as u64,
             len: len as u32,
             lkey: self.lkey,
         }
@@ -163,7 +234,8 @@ impl Drop for Region {
     fn drop(&mut self) {
         let context = &self.domain.context;
         if context.is_ours() {
-            // SAFETY: made by `new`; queues that use it hold it, and are gone.
+            // SAFETY: `register` or `of_dmabuf` made it. Queues that use it hold it by an Arc, so they
+            // are gone; the domain is not, since this value holds it.
             let _ = unsafe { (context.verbs.ibv_dereg_mr)(self.raw.as_ptr()) };
         }
     }

@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     control::{BLOCK_BYTES, OWN, READ_BUFFER, TOLD},
-    domain::{Piece, Region},
+    domain::{OwnRegion, Piece},
     grants::{GRANT_BYTES, OUR_GRANTS, TOLD_GRANTS},
     queue::{POSTED_MAX, Queue, Request, Verb},
     ring::{Op, Port},
@@ -25,8 +25,8 @@ const ROOM_BACKOFF: Duration = Duration::from_micros(50);
 pub(super) struct Endpoint {
     pub(super) queue: Queue,
     /// The producer's mirror, or the consumer's ring.
-    pub(super) memory: Arc<Region>,
-    pub(super) control: Arc<Region>,
+    pub(super) memory: Arc<OwnRegion>,
+    pub(super) control: Arc<OwnRegion>,
     /// Offset of this direction in both sides' control words.
     pub(super) control_at: usize,
     pub(super) remote_ring: Window,

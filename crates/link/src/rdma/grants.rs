@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     check,
-    domain::Region,
+    domain::OwnRegion,
     memory::Memory,
     registry::{RdmaTarget, Registered},
 };
@@ -66,7 +66,7 @@ pub(super) struct Granting {
     control: Arc<Memory>,
     open: VecDeque<Grant>,
     made: u64,
-    own: Arc<Mutex<Vec<Arc<Region>>>>,
+    own: Arc<Mutex<Vec<Arc<OwnRegion>>>>,
 }
 
 impl Granting {
@@ -87,7 +87,7 @@ impl Granting {
     pub(super) fn own(
         &self,
         len: usize,
-        make: impl FnOnce() -> Option<Arc<Region>>,
+        make: impl FnOnce() -> Option<Arc<OwnRegion>>,
     ) -> Option<Grant> {
         let had = self
             .own
@@ -168,9 +168,9 @@ fn read(control: &Memory, number: u64) -> [u64; 4] {
 /// Memory of the link's own, which is returned to the link when dropped.
 pub(super) struct Own {
     /// Present until dropped.
-    region: Option<Arc<Region>>,
+    region: Option<Arc<OwnRegion>>,
     len: usize,
-    home: Arc<Mutex<Vec<Arc<Region>>>>,
+    home: Arc<Mutex<Vec<Arc<OwnRegion>>>>,
 }
 
 impl Own {

@@ -1,4 +1,4 @@
-//! Memory that devices read and write. The link's own memory is shared with forked children, not
+//! Memory of the link's own that devices read and write. It is shared with forked children, not
 //! copied for them, so that a fork never moves pages that a device has pinned.
 
 use std::{
@@ -13,7 +13,6 @@ use crate::Error;
 pub(super) struct Memory {
     base: NonNull<u8>,
     len: usize,
-    is_owned: bool,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread; it is accessed through atomics, or
@@ -32,21 +31,7 @@ impl Memory {
         let base = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len, access, flags) }
             .map_err(Error::io(DOING))?;
         let base = NonNull::new(base.cast::<u8>()).ok_or(Error::Misuse("mapped at address 0"))?;
-        Ok(Self {
-            base,
-            len,
-            is_owned: true,
-        })
-    }
-
-    /// Describes memory of another owner, for devices only: no slice of it is made here.
-    pub(super) fn elsewhere(address: u64, len: usize) -> Option<Self> {
-        let base = ptr::with_exposed_provenance_mut(usize::try_from(address).ok()?);
-        Some(Self {
-            base: NonNull::new(base)?,
-            len,
-            is_owned: false,
-        })
+        Ok(Self { base, len })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -94,9 +79,6 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if !self.is_owned {
-            return;
-        }
         // SAFETY: mapped by `new`, and every reference into it borrows from `self`. An error would
         // mean that it is not mapped.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };

@@ -14,7 +14,7 @@ use super::{
     connection::{Connection, Receiver, Sender},
     control::{CONTROL_BYTES, Control},
     device::{Chosen, choose},
-    domain::{Access, Domain, Region},
+    domain::{Access, Domain, OwnRegion},
     endpoint::Endpoint,
     error::RdmaError,
     grants::{GRANT_BYTES, GRANTS_MAX, Given, Granting, OUR_GRANTS, TOLD_GRANTS},
@@ -43,9 +43,9 @@ const _: () = {
 /// Everything that one side has before it knows the other.
 pub(super) struct Prepared {
     chosen: Chosen,
-    ring: Arc<Region>,
-    mirror: Arc<Region>,
-    control: Arc<Region>,
+    ring: Arc<OwnRegion>,
+    mirror: Arc<OwnRegion>,
+    control: Arc<OwnRegion>,
     queues: [Queue; 2],
     registrar: Registrar,
 }
@@ -69,8 +69,8 @@ impl Prepared {
         }
         let domain = Domain::new(&chosen.context)?;
         let region = |bytes, access| {
-            let memory = Arc::new(Memory::new(bytes)?);
-            Ok::<_, Error>(Arc::new(Region::new(&domain, memory, access)?))
+            let memory = Memory::new(bytes)?;
+            Ok::<_, Error>(Arc::new(OwnRegion::new(&domain, memory, access)?))
         };
         let ring = region(RDMA_RING_BYTES, Access::Write)?;
         let mirror_bytes = theirs.map_or(RDMA_RING_BYTES, |theirs| theirs.ring.bytes as usize);
@@ -92,7 +92,7 @@ impl Prepared {
     }
 
     pub(super) fn setup(&self) -> Setup {
-        let window = |region: &Region, bytes| Window {
+        let window = |region: &OwnRegion, bytes| Window {
             address: region.memory.address(),
             bytes,
             key: region.rkey,
@@ -136,7 +136,7 @@ impl Prepared {
             TO_CLIENT => (to_client, to_server),
             _ => (to_server, to_client),
         };
-        let end = |queue, direction: usize, memory: &Arc<Region>| Endpoint {
+        let end = |queue, direction: usize, memory: &Arc<OwnRegion>| Endpoint {
             queue,
             memory: Arc::clone(memory),
             control: Arc::clone(&self.control),

@@ -18,7 +18,7 @@ use super::{
     abi::*,
     counts::RdmaCounts,
     device::{Chosen, mtu_code},
-    domain::{Domain, Piece, Region},
+    domain::{Domain, OwnRegion, Piece},
     error::RdmaError,
 };
 use crate::Error;
@@ -84,7 +84,7 @@ pub(super) struct Queue {
     channel: NonNull<ibv_comp_channel>,
     domain: Arc<Domain>,
     /// Memory that the device reads and writes for this queue.
-    _regions: Vec<Arc<Region>>,
+    _regions: Vec<Arc<OwnRegion>>,
     pub(super) psn: u32,
     inline_bytes: usize,
     posted: u64,
@@ -112,7 +112,7 @@ impl Queue {
     pub(super) fn new(
         domain: &Arc<Domain>,
         chosen: &Chosen,
-        regions: Vec<Arc<Region>>,
+        regions: Vec<Arc<OwnRegion>>,
         psn: u32,
     ) -> Result<Self, RdmaError> {
         let verbs = domain.context.verbs;

@@ -10,12 +10,12 @@ use std::{
 use outboard_wire::limits::{RDMA_REGISTERED_BYTES_MAX, RDMA_REGISTRATIONS_MAX};
 
 use super::{
-    domain::{Access, Domain, Piece, Region},
+    domain::{Access, Domain, OwnRegion, Piece, Region},
     error::RdmaError,
     memory::Memory,
     options::GpuMemory,
 };
-use crate::segment::{DeviceMemory, Lasting, Reach};
+use crate::segment::{DeviceMemory, Lasting};
 
 /// Time without new registrations after a refusal, which most likely comes from the limit on locked
 /// memory.
@@ -72,8 +72,7 @@ impl Registrar {
                 RdmaUse::Source => Access::Local,
                 RdmaUse::Target => Access::Write,
             };
-            let memory = Memory::elsewhere(address, len)?;
-            Region::new(&self.domain, Arc::new(memory), access).ok()
+            Region::of_lasting(&self.domain, memory, access).ok()
         })?;
         Some(Registered(region))
     }
@@ -86,22 +85,14 @@ impl Registrar {
     /// Registers GPU memory until the returned value, and everything sent from it, is dropped. The
     /// peer's adapter may write it with its key.
     pub fn register_device(&self, memory: DeviceMemory) -> Result<Registered, RdmaError> {
-        let DeviceMemory {
-            address,
-            len,
-            reach,
-        } = memory;
-        let Some(memory) = Memory::elsewhere(address, len).map(Arc::new) else {
+        if memory.address == 0 {
             return Err(RdmaError::Verbs {
                 doing: "registering memory at address 0",
                 errno: libc::EINVAL,
             });
-        };
-        let region = match reach {
-            Reach::Address => Region::new(&self.domain, memory, Access::Write),
-            Reach::DmaBuf(fd) => Region::of_dmabuf(&self.domain, memory, &fd, Access::Write),
-        };
-        region.map(|region| Registered(Arc::new(region)))
+        }
+        let region = Region::of_device(&self.domain, &memory)?;
+        Ok(Registered(Arc::new(region)))
     }
 
     /// Drops the registration of addresses that are about to hold other memory. The adapter may
@@ -117,9 +108,9 @@ impl Registrar {
     }
 
     /// Makes memory of the link's own that the peer may write.
-    pub(super) fn room(&self, len: usize) -> Option<Arc<Region>> {
+    pub(super) fn room(&self, len: usize) -> Option<Arc<OwnRegion>> {
         let memory = Memory::new(len).ok()?;
-        let region = Region::new(&self.domain, Arc::new(memory), Access::Write);
+        let region = OwnRegion::new(&self.domain, memory, Access::Write);
         region.ok().map(Arc::new)
     }
 
@@ -144,8 +135,8 @@ impl Registered {
 
     /// Like [`piece`](Self::piece), for bytes that only the device can read.
     pub(super) fn piece_at(&self, address: u64, len: usize) -> Option<Piece> {
-        let offset = usize::try_from(address.checked_sub(self.0.memory.address())?).ok()?;
-        let whole = self.0.memory.len();
+        let offset = usize::try_from(address.checked_sub(self.0.address())?).ok()?;
+        let whole = self.0.len();
         let is_inside = offset <= whole && whole - offset >= len;
         is_inside.then(|| self.0.piece(offset, len))
     }

@@ -8,7 +8,7 @@ use std::{
 use super::{
     RdmaError, RdmaOptions,
     device::{Chosen, choose},
-    domain::{Access, Domain, Region},
+    domain::{Access, Domain, OwnRegion},
     memory::Memory,
     queue::{Queue, Remote, Request, Verb},
 };
@@ -18,7 +18,7 @@ const BYTES: usize = 64 << 10;
 
 struct Side {
     chosen: Chosen,
-    region: Arc<Region>,
+    region: Arc<OwnRegion>,
     queue: Queue,
 }
 
@@ -35,8 +35,8 @@ impl Side {
             }
         };
         let domain = Domain::new(&chosen.context).unwrap();
-        let memory = Arc::new(Memory::new(BYTES).unwrap());
-        let region = Arc::new(Region::new(&domain, memory, Access::WriteAndRead).unwrap());
+        let memory = Memory::new(BYTES).unwrap();
+        let region = Arc::new(OwnRegion::new(&domain, memory, Access::WriteAndRead).unwrap());
         let regions = vec![Arc::clone(&region)];
         let queue = Queue::new(&domain, &chosen, regions, psn).unwrap();
         Some(Self {
