@@ -4,8 +4,8 @@
     python3 tools/tidy.py            prints what is wrong, file and line, and fails
     python3 tools/tidy.py --lower    writes the counts of `tools/tidy.json` that have fallen
 
-Two rules hold for new comments only: `tools/tidy.json` has, by crate, how many old ones break them. A count may fall
-and never rise.
+Three rules hold for what is new only: `tools/tidy.json` has, by crate, how many old comments, and modules that import
+each other in a circle, break them. A count may fall and never rise.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+import imports
 
 ROOT = Path(__file__).resolve().parent.parent
 COUNTS = ROOT / "tools" / "tidy.json"
@@ -98,7 +100,11 @@ def main() -> int:
     files = [ROOT / name for name in tracked()]
     found = [*foreign(files), *cores(files), *versions(), *numbers(), *minutes(), *licences(), *twice()]
     kept: dict[str, dict[str, int]] = json.loads(COUNTS.read_text())
-    old = {"long comments": by_crate(long_comments(files)), "openings": by_crate(openings(files))}
+    old = {
+        "long comments": by_crate(long_comments(files)),
+        "openings": by_crate(openings(files)),
+        "modules in circles": by_crate(circles(files)),
+    }
     found += risen(old, kept)
     if arguments.lower:
         lower(old, kept)
@@ -138,6 +144,17 @@ def openings(files: Iterable[Path]) -> Iterator[Found]:
                 if (opening := OPENING.match(line)) and not DOC.match(before):
                     yield Found(name_of(path), number, f'a doc comment that begins with "{opening[1]}"')
                 before = line
+
+
+def circles(files: Iterable[Path]) -> Iterator[Found]:
+    """The modules that import each other in a circle, each with an import that belongs to it."""
+    for path in files:
+        if re.fullmatch(r"crates/\w+/src/lib\.rs", name_of(path)):
+            root = imports.read_crate(path)
+            for circle in imports.circles(root, list(imports.imports_of(root))):
+                for one in circle.imports:
+                    what = f"{one.name} of {name_of(one.target.file)}, in a circle of {len(circle.imports)} modules"
+                    yield Found(name_of(one.source.file), one.line, what)
 
 
 def by_crate(found: Iterable[Found]) -> dict[str, list[Found]]:
