@@ -4,7 +4,9 @@
 use std::{env, error::Error, fmt::Write, fs, path::Path};
 
 use outboard_api::{
-    decl::{self, Call, Capture, Class, Direction, Ends, Op, PerThread, Touches},
+    decl::{
+        self, Call, Capture, Class, Direction, Ends, NodeCall, NodeVerb, Op, PerThread, Touches,
+    },
     ffi::{name, rust_type, subject_of},
 };
 
@@ -110,7 +112,10 @@ fn entry(
         Some(Capture::Context) => "calls::check_captures_of_context()?; ",
         None => "",
     };
-    let body = format!("{module}{}({})", target.symbol, args.join(", "));
+    let body = match &target.attributes.node {
+        Some(node) => node_call(target, node, &args),
+        None => format!("{module}{}({})", target.symbol, args.join(", ")),
+    };
     let config = target
         .params
         .iter()
@@ -131,6 +136,28 @@ fn entry(
         args.join(", ")
     )?;
     Ok(())
+}
+
+/// Returns the body of a call that adds, changes or reads one kind of node.
+fn node_call(call: &Call, node: &NodeCall, args: &[String]) -> String {
+    let kind = &node.kind.function;
+    let mut given = vec!["driver".to_string()];
+    given.extend(node.kind.arguments.iter().map(|a| name(a)));
+    let given = given.join(", ");
+    let is_exec = call.params.iter().any(|p| p.ctype == "CUgraphExec");
+    let (function, arguments) = match node.verb {
+        NodeVerb::Add => (
+            "add_node",
+            format!("&calls::Spot::plain({})", args[..4].join(", ")),
+        ),
+        NodeVerb::Get => {
+            let (node, out) = (&args[0], &args[1]);
+            return format!("calls::get_node({node}, {out}.cast(), calls::kept::{kind})");
+        }
+        NodeVerb::Set if is_exec => ("set_exec_node", args[..2].join(", ")),
+        NodeVerb::Set => ("set_node", args[0].clone()),
+    };
+    format!("calls::{function}({arguments}, |driver| calls::given::{kind}({given}))")
 }
 
 /// Generates the client's side of a call that its declaration describes fully.

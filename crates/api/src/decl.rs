@@ -5,7 +5,8 @@ use std::fmt;
 mod attributes;
 
 pub use self::attributes::{
-    Attributes, Capture, Cost, Ends, Invocation, Nvidia, OpTrait, OpTraits, Touches, Work,
+    Attributes, Capture, Cost, Ends, Invocation, NodeCall, NodeVerb, Nvidia, OpTrait, OpTraits,
+    Touches, Work,
 };
 
 /// Cost of a driver call for the program that makes it.

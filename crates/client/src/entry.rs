@@ -4,6 +4,7 @@
     non_snake_case,
     non_camel_case_types,
     unused_imports,
+    unused_unsafe,
     unreachable_pub,
     clippy::too_many_arguments,
     clippy::missing_safety_doc,

@@ -42,7 +42,26 @@ pub enum Ends {
     Context,
 }
 
-/// A function of the recorder and the C parameters, or numbers, that it is given.
+/// What a call does with one node of a graph.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeVerb {
+    /// Adds the node to a graph. The parameters begin with output, graph, dependencies and count.
+    Add,
+    /// Returns the node's parameters. The first parameter is the node.
+    Get,
+    /// Changes the node of a graph, or of an executable graph if that is the first parameter.
+    Set,
+}
+
+/// A call that adds, changes or reads one node of a graph.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeCall {
+    pub verb: NodeVerb,
+    /// The kind of the node, and the parameters that describe it.
+    pub kind: Invocation,
+}
+
+/// A function of the recorder or the client and the C parameters, or numbers, that it is given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Invocation {
     pub function: String,
@@ -82,6 +101,8 @@ pub struct Attributes {
     pub touches: Option<Touches>,
     pub ends: Option<Ends>,
     pub work: Option<Work>,
+    /// The client's function is generated: it reads or writes one kind of node.
+    pub node: Option<NodeCall>,
     pub cost: Option<Cost>,
     /// The client remembers the answer for the same values.
     pub is_asked_once: bool,
@@ -107,6 +128,7 @@ impl Attributes {
                 }
                 "ends" => all.ends.replace(ends(value)?).is_some(),
                 "work" => all.work.replace(work(value)?).is_some(),
+                "node" => all.node.replace(node(value)?).is_some(),
                 "sends" => all.cost.replace(Cost::Sends(word(value)?)).is_some(),
                 "cost" => {
                     let cost = Cost::Computed(invocation(value)?);
@@ -189,6 +211,14 @@ impl Attributes {
                 "a derived call sends its own message",
             ),
             (
+                call.derived && self.node.is_some(),
+                "a derived call is generated whole",
+            ),
+            (
+                self.node.as_ref().is_some_and(|node| !node.fits(call)),
+                "a node's call begins with its output and graph, or with the node",
+            ),
+            (
                 self.finds_functions && *self != Self::only_finding(self.nvidia),
                 "what finds functions is passed through",
             ),
@@ -213,7 +243,24 @@ impl Attributes {
             Some(Cost::Computed(cost)) => Some(cost),
             _ => None,
         };
-        work.into_iter().chain(cost)
+        let node = self.node.as_ref().map(|node| &node.kind);
+        work.into_iter().chain(cost).chain(node)
+    }
+}
+
+impl NodeCall {
+    /// True if the call's parameters begin as its verb requires.
+    fn fits(&self, call: &Call) -> bool {
+        let types: Vec<&str> = call.params.iter().map(|p| p.ctype.as_str()).collect();
+        match (self.verb, &types[..]) {
+            (NodeVerb::Add, [out, graph, after, count, ..]) => {
+                (*out, *graph) == ("CUgraphNode *", "CUgraph")
+                    && (*after, *count) == ("const CUgraphNode *", "size_t")
+            }
+            (NodeVerb::Get, [node, _]) => *node == "CUgraphNode" && self.kind.arguments.len() == 1,
+            (NodeVerb::Set, ["CUgraphExec", "CUgraphNode", ..] | ["CUgraphNode", ..]) => true,
+            _ => false,
+        }
     }
 }
 
@@ -267,6 +314,18 @@ fn ends(value: &str) -> Result<Ends, String> {
         "context" => Ok(Ends::Context),
         _ => Err(format!("ends '{value}'")),
     }
+}
+
+fn node(value: &str) -> Result<NodeCall, String> {
+    let (verb, kind) = value.split_once(' ').unwrap_or((value, ""));
+    let verb = match verb {
+        "add" => NodeVerb::Add,
+        "get" => NodeVerb::Get,
+        "set" => NodeVerb::Set,
+        _ => return Err(format!("node '{value}'")),
+    };
+    let kind = invocation(kind)?;
+    Ok(NodeCall { verb, kind })
 }
 
 fn work(value: &str) -> Result<Work, String> {
@@ -408,6 +467,8 @@ mod tests {
             "work copy",
             "work copy(a b)",
             "work other delayed",
+            "node copy(a)",
+            "node set",
             "sends",
             "cost launch",
             "known well",
@@ -438,6 +499,9 @@ mod tests {
             ("(int a) : local; finds-functions; init", "passed through"),
             ("(int a) : synchronous; cost f(b)", "b is no parameter"),
             ("(int a) : outstanding; work f(a, b)", "b is no parameter"),
+            ("(int a) : synchronous; node set free(a)", "begins with"),
+            ("(CUgraphNode a) : synchronous; node get free(a)", "begins"),
+            ("(CUgraphNode a) : synchronous; node set free(b)", "b is no"),
             ("(int a) : synchronous; known; sends ping", "says again"),
             ("(int a) : synchronous; waits; waits", "says again"),
             ("(int a) : local; nvidia returns; nvidia pointers", "again"),

@@ -1,19 +1,17 @@
-//! Nodes of graphs that programs build by hand: added, changed, queried. `work` converts a node's
-//! parameters, once for added and for changed nodes.
+//! Nodes of graphs that programs build by hand: added, changed, queried. The calls for one kind of
+//! node are generated from their declarations: `given` reads the kind's parameters, `kept` returns
+//! them. `work` converts them for the server.
 
+pub(crate) mod given;
+pub(crate) mod kept;
 mod learned;
 mod work;
 
-use std::{ffi::c_void, sync::Arc};
+use std::ffi::c_void;
 
 use outboard_api::{
     CUresult,
-    cuda::{
-        CUDA_BATCH_MEM_OP_NODE_PARAMS, CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS,
-        CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUcontext, CUdeviceptr, CUevent, CUgraph,
-        CUgraphEdgeData, CUgraphExec, CUgraphNode,
-    },
-    enums::*,
+    cuda::{CUcontext, CUgraph, CUgraphEdgeData, CUgraphExec, CUgraphNode},
 };
 use outboard_wire::{codec::id_bytes, doc::NodeWork, messages};
 
@@ -21,19 +19,16 @@ use self::work::*;
 use super::{
     Done,
     graph::{edge_list, node_ids, record},
-    graph_params::{
-        AllocParams, ConditionalParams, CopyNodeParams, KERNEL_V1_BYTES, MemsetNodeParams,
-        NodeParams, widened,
-    },
+    graph_params::{AllocParams, ConditionalParams, NodeParams},
     put,
 };
 use crate::{
     log,
-    state::{Driver, HandleKind, MemOpsRecord, NodeRecord, StreamRef, driver},
+    state::{Driver, HandleKind, NodeRecord, StreamRef, driver},
 };
 
 /// Arguments that place a new node in a graph.
-struct Spot {
+pub(crate) struct Spot {
     out: *mut CUgraphNode,
     graph: CUgraph,
     after: *const CUgraphNode,
@@ -42,7 +37,7 @@ struct Spot {
 }
 
 impl Spot {
-    fn plain(
+    pub(crate) fn plain(
         out: *mut CUgraphNode,
         graph: CUgraph,
         after: *const CUgraphNode,
@@ -62,7 +57,10 @@ impl Spot {
 ///
 /// # Safety
 /// The pointers in `spot` are as the driver API requires.
-unsafe fn add_node(spot: &Spot, work: impl FnOnce(&Driver) -> Result<NodeSpec, CUresult>) -> Done {
+pub(crate) unsafe fn add_node(
+    spot: &Spot,
+    work: impl FnOnce(&Driver) -> Result<NodeSpec, CUresult>,
+) -> Done {
     let driver = driver()?;
     let graph = driver.wire_graph(spot.graph)?;
     // SAFETY: the caller's promise.
@@ -93,7 +91,10 @@ unsafe fn add_node(spot: &Spot, work: impl FnOnce(&Driver) -> Result<NodeSpec, C
 }
 
 /// Changes the work of a graph's node. Executable graphs made before keep their work.
-fn set_node(node: CUgraphNode, work: impl FnOnce(&Driver) -> Result<NodeSpec, CUresult>) -> Done {
+pub(crate) fn set_node(
+    node: CUgraphNode,
+    work: impl FnOnce(&Driver) -> Result<NodeSpec, CUresult>,
+) -> Done {
     let driver = driver()?;
     let number = driver.wire_node(node)?;
     let graph = driver.graphs.graph_of(number)?;
@@ -164,7 +165,22 @@ impl Driver {
     }
 }
 
-fn set_exec_node(
+/// Writes the parameters of a node. A node of another kind has none of the type.
+///
+/// # Safety
+/// `out` is NULL or valid for a write.
+pub(crate) unsafe fn get_node<T>(
+    node: CUgraphNode,
+    out: *mut T,
+    params: fn(NodeRecord) -> Option<T>,
+) -> Done {
+    let params = params(driver()?.learned(node)?).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    // SAFETY: the caller's promise.
+    unsafe { put(out, params) }
+}
+
+/// Changes the work of an executable graph's node.
+pub(crate) fn set_exec_node(
     exec: CUgraphExec,
     node: CUgraphNode,
     work: impl FnOnce(&Driver) -> Result<NodeSpec, CUresult>,
@@ -176,333 +192,7 @@ fn set_exec_node(
     driver.set(exec, node, &work)
 }
 
-pub(crate) unsafe fn cuGraphAddEmptyNode(
-    out: *mut CUgraphNode,
-    graph: CUgraph,
-    after: *const CUgraphNode,
-    count: usize,
-) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe {
-        add_node(&Spot::plain(out, graph, after, count), |_| {
-            Ok(NodeSpec::Empty)
-        })
-    }
-}
-
-pub(crate) unsafe fn cuGraphAddChildGraphNode(
-    out: *mut CUgraphNode,
-    graph: CUgraph,
-    after: *const CUgraphNode,
-    count: usize,
-    child: CUgraph,
-) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe {
-        add_node(&Spot::plain(out, graph, after, count), |driver| {
-            Ok(NodeSpec::Child(driver.wire_graph(child)?))
-        })
-    }
-}
-
-pub(crate) unsafe fn cuGraphAddEventRecordNode(
-    out: *mut CUgraphNode,
-    graph: CUgraph,
-    after: *const CUgraphNode,
-    count: usize,
-    event: CUevent,
-) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe {
-        add_node(&Spot::plain(out, graph, after, count), |_| {
-            Ok(NodeSpec::Event { event, wait: false })
-        })
-    }
-}
-
-pub(crate) unsafe fn cuGraphAddEventWaitNode(
-    out: *mut CUgraphNode,
-    graph: CUgraph,
-    after: *const CUgraphNode,
-    count: usize,
-    event: CUevent,
-) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe {
-        add_node(&Spot::plain(out, graph, after, count), |_| {
-            Ok(NodeSpec::Event { event, wait: true })
-        })
-    }
-}
-
-fn host_work(host: &CUDA_HOST_NODE_PARAMS) -> Result<NodeSpec, CUresult> {
-    if host.func.is_none() {
-        Err(CUresult::CUDA_ERROR_INVALID_VALUE)
-    } else {
-        Ok(NodeSpec::Host(*host))
-    }
-}
-
-pub(crate) unsafe fn cuGraphAddHostNode(
-    out: *mut CUgraphNode,
-    graph: CUgraph,
-    after: *const CUgraphNode,
-    count: usize,
-    params: *const CUDA_HOST_NODE_PARAMS,
-) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe {
-        add_node(&Spot::plain(out, graph, after, count), |_| {
-            host_work(record(params.cast())?)
-        })
-    }
-}
-
-pub(crate) unsafe fn cuGraphHostNodeGetParams(
-    node: CUgraphNode,
-    params: *mut CUDA_HOST_NODE_PARAMS,
-) -> Done {
-    match recorded(node)? {
-        // SAFETY: see the module's contract.
-        NodeRecord::Host(host) => unsafe { put(params, host) },
-        _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
-    }
-}
-
-pub(crate) unsafe fn cuGraphHostNodeSetParams(
-    node: CUgraphNode,
-    params: *const CUDA_HOST_NODE_PARAMS,
-) -> Done {
-    // SAFETY: see the module's contract.
-    set_node(node, |_| unsafe { host_work(record(params.cast())?) })
-}
-
-pub(crate) unsafe fn cuGraphExecHostNodeSetParams(
-    exec: CUgraphExec,
-    node: CUgraphNode,
-    params: *const CUDA_HOST_NODE_PARAMS,
-) -> Done {
-    // SAFETY: see the module's contract.
-    set_exec_node(exec, node, |_| unsafe { host_work(record(params.cast())?) })
-}
-
-fn event_of(node: CUgraphNode, out: *mut CUevent) -> Done {
-    match recorded(node)? {
-        // SAFETY: NULL or the caller's.
-        NodeRecord::Event(event) => unsafe { put(out, event) },
-        _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
-    }
-}
-
-pub(crate) unsafe fn cuGraphEventRecordNodeGetEvent(node: CUgraphNode, out: *mut CUevent) -> Done {
-    event_of(node, out)
-}
-
-pub(crate) unsafe fn cuGraphEventWaitNodeGetEvent(node: CUgraphNode, out: *mut CUevent) -> Done {
-    event_of(node, out)
-}
-
-pub(crate) unsafe fn cuGraphEventRecordNodeSetEvent(node: CUgraphNode, event: CUevent) -> Done {
-    set_node(node, |_| Ok(NodeSpec::Event { event, wait: false }))
-}
-
-pub(crate) unsafe fn cuGraphEventWaitNodeSetEvent(node: CUgraphNode, event: CUevent) -> Done {
-    set_node(node, |_| Ok(NodeSpec::Event { event, wait: true }))
-}
-
-pub(crate) unsafe fn cuGraphExecEventRecordNodeSetEvent(
-    exec: CUgraphExec,
-    node: CUgraphNode,
-    event: CUevent,
-) -> Done {
-    set_exec_node(exec, node, |_| Ok(NodeSpec::Event { event, wait: false }))
-}
-
-pub(crate) unsafe fn cuGraphExecEventWaitNodeSetEvent(
-    exec: CUgraphExec,
-    node: CUgraphNode,
-    event: CUevent,
-) -> Done {
-    set_exec_node(exec, node, |_| Ok(NodeSpec::Event { event, wait: true }))
-}
-
-pub(crate) unsafe fn cuGraphAddMemsetNode(
-    out: *mut CUgraphNode,
-    graph: CUgraph,
-    after: *const CUgraphNode,
-    count: usize,
-    params: *const CUDA_MEMSET_NODE_PARAMS,
-    context: CUcontext,
-) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe {
-        add_node(&Spot::plain(out, graph, after, count), |driver| {
-            driver.memset_work(record(params.cast())?, context)
-        })
-    }
-}
-
-pub(crate) unsafe fn cuGraphExecMemsetNodeSetParams(
-    exec: CUgraphExec,
-    node: CUgraphNode,
-    params: *const CUDA_MEMSET_NODE_PARAMS,
-    context: CUcontext,
-) -> Done {
-    // SAFETY: see the module's contract.
-    set_exec_node(exec, node, |driver| unsafe {
-        driver.memset_work(record(params.cast())?, context)
-    })
-}
-
-pub(crate) unsafe fn cuGraphMemsetNodeGetParams(
-    node: CUgraphNode,
-    params: *mut CUDA_MEMSET_NODE_PARAMS,
-) -> Done {
-    match recorded(node)? {
-        // SAFETY: see the module's contract.
-        NodeRecord::Memset(memset) => unsafe { put(params, memset) },
-        _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
-    }
-}
-
-pub(crate) unsafe fn cuGraphMemsetNodeSetParams(
-    node: CUgraphNode,
-    params: *const CUDA_MEMSET_NODE_PARAMS,
-) -> Done {
-    // SAFETY: see the module's contract.
-    set_node(node, |driver| unsafe {
-        driver.memset_work(record(params.cast())?, CUcontext::NULL)
-    })
-}
-
-pub(crate) unsafe fn cuGraphMemcpyNodeGetParams(
-    node: CUgraphNode,
-    params: *mut CUDA_MEMCPY3D,
-) -> Done {
-    match recorded(node)? {
-        // SAFETY: see the module's contract.
-        NodeRecord::Copy { copy, .. } => unsafe { put(params, copy) },
-        _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
-    }
-}
-
-pub(crate) unsafe fn cuGraphMemcpyNodeSetParams(
-    node: CUgraphNode,
-    params: *const CUDA_MEMCPY3D,
-) -> Done {
-    // SAFETY: see the module's contract.
-    set_node(node, |driver| unsafe {
-        driver.copy_work(record(params.cast())?, CUcontext::NULL)
-    })
-}
-
-pub(crate) unsafe fn cuGraphAddMemcpyNode(
-    out: *mut CUgraphNode,
-    graph: CUgraph,
-    after: *const CUgraphNode,
-    count: usize,
-    params: *const CUDA_MEMCPY3D,
-    context: CUcontext,
-) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe {
-        add_node(&Spot::plain(out, graph, after, count), |driver| {
-            driver.copy_work(record(params.cast())?, context)
-        })
-    }
-}
-
-pub(crate) unsafe fn cuGraphExecMemcpyNodeSetParams(
-    exec: CUgraphExec,
-    node: CUgraphNode,
-    params: *const CUDA_MEMCPY3D,
-    context: CUcontext,
-) -> Done {
-    // SAFETY: see the module's contract.
-    set_exec_node(exec, node, |driver| unsafe {
-        driver.copy_work(record(params.cast())?, context)
-    })
-}
-
-pub(crate) unsafe fn cuGraphExecChildGraphNodeSetParams(
-    exec: CUgraphExec,
-    node: CUgraphNode,
-    child: CUgraph,
-) -> Done {
-    set_exec_node(exec, node, |driver| {
-        Ok(NodeSpec::Child(driver.wire_graph(child)?))
-    })
-}
-
-pub(crate) unsafe fn cuGraphAddKernelNode_v2(
-    out: *mut CUgraphNode,
-    graph: CUgraph,
-    after: *const CUgraphNode,
-    count: usize,
-    params: *const CUDA_KERNEL_NODE_PARAMS,
-) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe {
-        add_node(&Spot::plain(out, graph, after, count), |driver| {
-            driver.kernel_work(record(params.cast())?)
-        })
-    }
-}
-
-pub(crate) unsafe fn cuGraphAddKernelNode(
-    out: *mut CUgraphNode,
-    graph: CUgraph,
-    after: *const CUgraphNode,
-    count: usize,
-    params: *const c_void,
-) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe {
-        add_node(&Spot::plain(out, graph, after, count), |driver| {
-            driver.kernel_work(&widened(params)?)
-        })
-    }
-}
-
-pub(crate) unsafe fn cuGraphExecKernelNodeSetParams_v2(
-    exec: CUgraphExec,
-    node: CUgraphNode,
-    params: *const CUDA_KERNEL_NODE_PARAMS,
-) -> Done {
-    // SAFETY: see the module's contract.
-    set_exec_node(exec, node, |driver| unsafe {
-        driver.kernel_work(record(params.cast())?)
-    })
-}
-
-pub(crate) unsafe fn cuGraphExecKernelNodeSetParams(
-    exec: CUgraphExec,
-    node: CUgraphNode,
-    params: *const c_void,
-) -> Done {
-    // SAFETY: see the module's contract.
-    set_exec_node(exec, node, |driver| unsafe {
-        driver.kernel_work(&widened(params)?)
-    })
-}
-
-pub(crate) unsafe fn cuGraphKernelNodeSetParams_v2(
-    node: CUgraphNode,
-    params: *const CUDA_KERNEL_NODE_PARAMS,
-) -> Done {
-    // SAFETY: see the module's contract.
-    set_node(node, |driver| unsafe {
-        driver.kernel_work(record(params.cast())?)
-    })
-}
-
-pub(crate) unsafe fn cuGraphKernelNodeSetParams(node: CUgraphNode, params: *const c_void) -> Done {
-    // SAFETY: see the module's contract.
-    set_node(node, |driver| unsafe {
-        driver.kernel_work(&widened(params)?)
-    })
-}
-
+/// `CUkernelNodeAttrValue`
 /// `CUkernelNodeAttrValue`
 type AttributeValue = [u8; 64];
 
@@ -540,57 +230,6 @@ pub(crate) unsafe fn cuGraphKernelNodeSetAttribute(
         value,
     };
     driver.call(&message, |_| ())
-}
-
-fn kernel_params(node: CUgraphNode) -> Result<CUDA_KERNEL_NODE_PARAMS, CUresult> {
-    match recorded(node)? {
-        NodeRecord::Kernel(kernel) => {
-            let ([grid_dim_x, grid_dim_y, grid_dim_z], [block_dim_x, block_dim_y, block_dim_z]) =
-                (kernel.grid, kernel.block);
-            Ok(CUDA_KERNEL_NODE_PARAMS {
-                func: kernel.func,
-                kern: kernel.kern,
-                grid_dim_x,
-                grid_dim_y,
-                grid_dim_z,
-                block_dim_x,
-                block_dim_y,
-                block_dim_z,
-                shared_mem_bytes: kernel.shared_bytes,
-                kernel_params: kernel.pointers(),
-                ..CUDA_KERNEL_NODE_PARAMS::EMPTY
-            })
-        }
-        _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
-    }
-}
-
-pub(crate) unsafe fn cuGraphKernelNodeGetParams_v2(
-    node: CUgraphNode,
-    params: *mut CUDA_KERNEL_NODE_PARAMS,
-) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { put(params, kernel_params(node)?) }
-}
-
-pub(crate) unsafe fn cuGraphKernelNodeGetParams(node: CUgraphNode, params: *mut c_void) -> Done {
-    if params.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    let wide = kernel_params(node)?;
-    // SAFETY: copies the fields that both records have into the caller's.
-    unsafe {
-        std::ptr::copy_nonoverlapping(
-            (&raw const wide).cast::<u8>(),
-            params.cast::<u8>(),
-            KERNEL_V1_BYTES,
-        )
-    };
-    Ok(())
-}
-
-fn recorded(node: CUgraphNode) -> Result<NodeRecord, CUresult> {
-    driver()?.learned(node)
 }
 
 pub(crate) unsafe fn cuGraphChildGraphNodeGetGraph(node: CUgraphNode, out: *mut CUgraph) -> Done {
@@ -637,72 +276,6 @@ pub(crate) unsafe fn cuGraphConditionalHandleCreate(
     unsafe { put(out.cast::<u64>(), handle) }
 }
 
-/// Converts the parameters of a node of any type.
-///
-/// # Safety
-/// The parameters have the type that the record names.
-unsafe fn any_work(driver: &Driver, node: *const c_void) -> Result<NodeSpec, CUresult> {
-    // SAFETY: the caller's promise, here and below.
-    let node: &NodeParams = unsafe { record(node)? };
-    let params = node.params.as_ptr().cast::<c_void>();
-    if node.reserved0 != [0; 3] || node.reserved2 != 0 {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    let handle = node.params[0] as usize;
-    match node.kind {
-        // SAFETY: as above.
-        CU_GRAPH_NODE_TYPE_KERNEL => unsafe { driver.kernel_work(record(params)?) },
-        CU_GRAPH_NODE_TYPE_MEMCPY => {
-            // SAFETY: as above.
-            let copy: &CopyNodeParams = unsafe { record(params)? };
-            if copy.flags != 0 || copy.reserved != 0 {
-                return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-            }
-            driver.copy_work(&copy.copy, copy.context)
-        }
-        CU_GRAPH_NODE_TYPE_MEMSET => {
-            // SAFETY: as above.
-            let memset: &MemsetNodeParams = unsafe { record(params)? };
-            driver.memset_work(&memset.memset, memset.context)
-        }
-        // SAFETY: as above.
-        CU_GRAPH_NODE_TYPE_HOST => unsafe { host_work(record(params)?) },
-        CU_GRAPH_NODE_TYPE_GRAPH if node.params[1] as u32 == 0 => {
-            Ok(NodeSpec::Child(driver.wire_graph(CUgraph(handle))?))
-        }
-        CU_GRAPH_NODE_TYPE_EMPTY => Ok(NodeSpec::Empty),
-        CU_GRAPH_NODE_TYPE_WAIT_EVENT => Ok(NodeSpec::Event {
-            event: CUevent(handle),
-            wait: true,
-        }),
-        CU_GRAPH_NODE_TYPE_EVENT_RECORD => Ok(NodeSpec::Event {
-            event: CUevent(handle),
-            wait: false,
-        }),
-        CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => {
-            // SAFETY: as above.
-            driver.mem_ops_work(unsafe { record(params)? })
-        }
-        CU_GRAPH_NODE_TYPE_CONDITIONAL => {
-            // SAFETY: as above.
-            driver.conditional_work(unsafe { record(params)? })
-        }
-        // SAFETY: as above.
-        CU_GRAPH_NODE_TYPE_MEM_ALLOC => driver.alloc_work(unsafe { record(params)? }),
-        CU_GRAPH_NODE_TYPE_MEM_FREE => Ok(NodeSpec::Free(node.params[0])),
-        other => {
-            log::warn(match other {
-                CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL | CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT => {
-                    "graph nodes of external semaphores are not supported"
-                }
-                CU_GRAPH_NODE_TYPE_GRAPH => "child graphs that move are not supported",
-                _ => "graph nodes of a type that CUDA 13.0 has not are not supported",
-            });
-            Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
-        }
-    }
-}
-
 pub(crate) unsafe fn cuGraphAddNode(
     out: *mut CUgraphNode,
     graph: CUgraph,
@@ -730,7 +303,7 @@ pub(crate) unsafe fn cuGraphAddNode_v2(
         count,
     };
     // SAFETY: see the module's contract.
-    unsafe { add_node(&spot, |driver| any_work(driver, params))? };
+    unsafe { add_node(&spot, |driver| given::any(driver, params))? };
     // SAFETY: as above; the record was read before, and has outputs for some types of nodes.
     unsafe { put_outputs(*out, params) }
 }
@@ -759,76 +332,7 @@ unsafe fn put_outputs(node: CUgraphNode, params: *mut c_void) -> Done {
     Ok(())
 }
 
-pub(crate) unsafe fn cuGraphNodeSetParams(node: CUgraphNode, params: *mut c_void) -> Done {
-    // SAFETY: see the module's contract.
-    set_node(node, |driver| unsafe { any_work(driver, params) })
-}
-
-pub(crate) unsafe fn cuGraphExecNodeSetParams(
-    exec: CUgraphExec,
-    node: CUgraphNode,
-    params: *mut c_void,
-) -> Done {
-    // SAFETY: see the module's contract.
-    set_exec_node(exec, node, |driver| unsafe { any_work(driver, params) })
-}
-
 impl Driver {
-    fn mem_ops_work(&self, params: &CUDA_BATCH_MEM_OP_NODE_PARAMS) -> Result<NodeSpec, CUresult> {
-        /// The driver's own limit.
-        const OPS_MAX: u32 = 256;
-        let count = params.count;
-        if params.params.is_null() || count == 0 || count > OPS_MAX || params.flags != 0 {
-            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-        }
-        // SAFETY: `count` records of the program's.
-        let ops = unsafe { std::slice::from_raw_parts(params.params, count as usize) };
-        for op in ops {
-            if op.operation != CU_STREAM_MEM_OP_BARRIER {
-                self.device_address(op.address)?;
-            }
-        }
-        let context = self.node_context(params.ctx)?;
-        let record = MemOpsRecord::new(ops, params.ctx, context, params.flags);
-        Ok(NodeSpec::MemOps(Arc::new(record)))
-    }
-
-    fn conditional_work(&self, params: &ConditionalParams) -> Result<NodeSpec, CUresult> {
-        /// Most graphs of one conditional node.
-        const BODIES_MAX: u32 = 1 << 12;
-        let allowed = match params.kind {
-            CU_GRAPH_COND_TYPE_IF => 1..=2,
-            CU_GRAPH_COND_TYPE_WHILE => 1..=1,
-            CU_GRAPH_COND_TYPE_SWITCH => 1..=BODIES_MAX,
-            _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
-        };
-        if !allowed.contains(&params.size) {
-            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-        }
-        Ok(NodeSpec::Conditional {
-            handle: params.handle,
-            kind: params.kind,
-            bodies: (0..params.size).map(|_| self.mint_graph()).collect(),
-            context: self.node_context(params.context)?,
-        })
-    }
-
-    fn alloc_work(&self, params: &AllocParams) -> Result<NodeSpec, CUresult> {
-        const PINNED: u32 = 1;
-        const DEVICE: u32 = 1;
-        if params.allocation_type != PINNED || params.handle_types != 0 || params.bytes == 0 {
-            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-        }
-        self.card(params.location)
-            .map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        if params.location_type != DEVICE || params.location != self.contexts.current()?.device {
-            log::warn("graph nodes that allocate on another device or the host are not supported");
-            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
-        }
-        let address = self.graph_allocate(params.bytes as u64)?;
-        Ok(NodeSpec::Alloc(AllocParams { address, ..*params }))
-    }
-
     /// `cuMemAllocAsync` in a capture: adds a node that allocates.
     pub(crate) fn capture_allocation(
         &self,
@@ -846,9 +350,7 @@ impl Driver {
             bytes,
             address: 0,
         };
-        let NodeSpec::Alloc(params) = self.alloc_work(&params)? else {
-            return Err(CUresult::CUDA_ERROR_UNKNOWN);
-        };
+        let params = self.graph_memory_of(&params)?;
         let captured = self.capture_node(stream, &NodeWork::Empty, NodeRecord::Alloc(params));
         match captured {
             Ok((graph, _)) => {
@@ -872,59 +374,6 @@ impl Driver {
     }
 }
 
-pub(crate) unsafe fn cuGraphAddBatchMemOpNode(
-    out: *mut CUgraphNode,
-    graph: CUgraph,
-    after: *const CUgraphNode,
-    count: usize,
-    params: *const CUDA_BATCH_MEM_OP_NODE_PARAMS,
-) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe {
-        add_node(&Spot::plain(out, graph, after, count), |driver| {
-            driver.mem_ops_work(record(params.cast())?)
-        })
-    }
-}
-
-pub(crate) unsafe fn cuGraphBatchMemOpNodeGetParams(
-    node: CUgraphNode,
-    out: *mut CUDA_BATCH_MEM_OP_NODE_PARAMS,
-) -> Done {
-    let NodeRecord::MemOps(ops) = recorded(node)? else {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    };
-    let params = CUDA_BATCH_MEM_OP_NODE_PARAMS {
-        ctx: ops.named_context,
-        count: ops.ops().len() as u32,
-        params: ops.ops().as_ptr().cast_mut(),
-        flags: ops.flags,
-    };
-    // SAFETY: see the module's contract.
-    unsafe { put(out, params) }
-}
-
-pub(crate) unsafe fn cuGraphBatchMemOpNodeSetParams(
-    node: CUgraphNode,
-    params: *const CUDA_BATCH_MEM_OP_NODE_PARAMS,
-) -> Done {
-    // SAFETY: see the module's contract.
-    set_node(node, |driver| unsafe {
-        driver.mem_ops_work(record(params.cast())?)
-    })
-}
-
-pub(crate) unsafe fn cuGraphExecBatchMemOpNodeSetParams(
-    exec: CUgraphExec,
-    node: CUgraphNode,
-    params: *const CUDA_BATCH_MEM_OP_NODE_PARAMS,
-) -> Done {
-    // SAFETY: see the module's contract.
-    set_exec_node(exec, node, |driver| unsafe {
-        driver.mem_ops_work(record(params.cast())?)
-    })
-}
-
 pub(crate) unsafe fn cuGraphAddMemAllocNode(
     out: *mut CUgraphNode,
     graph: CUgraph,
@@ -935,42 +384,11 @@ pub(crate) unsafe fn cuGraphAddMemAllocNode(
     // SAFETY: see the module's contract.
     unsafe {
         add_node(&Spot::plain(out, graph, after, count), |driver| {
-            driver.alloc_work(record(params)?)
+            given::alloc(driver, params)
         })?;
-        if let NodeRecord::Alloc(made) = recorded(*out)? {
+        if let NodeRecord::Alloc(made) = driver()?.learned(*out)? {
             (*params.cast::<AllocParams>()).address = made.address;
         }
     }
     Ok(())
-}
-
-pub(crate) unsafe fn cuGraphMemAllocNodeGetParams(node: CUgraphNode, out: *mut c_void) -> Done {
-    match recorded(node)? {
-        // SAFETY: see the module's contract.
-        NodeRecord::Alloc(params) => unsafe { put(out.cast(), params) },
-        _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
-    }
-}
-
-pub(crate) unsafe fn cuGraphAddMemFreeNode(
-    out: *mut CUgraphNode,
-    graph: CUgraph,
-    after: *const CUgraphNode,
-    count: usize,
-    address: CUdeviceptr,
-) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe {
-        add_node(&Spot::plain(out, graph, after, count), |_| {
-            Ok(NodeSpec::Free(address))
-        })
-    }
-}
-
-pub(crate) unsafe fn cuGraphMemFreeNodeGetParams(node: CUgraphNode, out: *mut CUdeviceptr) -> Done {
-    match recorded(node)? {
-        // SAFETY: see the module's contract.
-        NodeRecord::Free(address) => unsafe { put(out, address) },
-        _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
-    }
 }

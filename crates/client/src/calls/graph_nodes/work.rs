@@ -29,7 +29,7 @@ use crate::{
     state::{Driver, Kernel, KernelRecord, MemOpsRecord, NodeRecord, Pageable, wire_context},
 };
 /// The work of a node, from the program's records.
-pub(super) enum NodeSpec {
+pub(crate) enum NodeSpec {
     Kernel {
         node: CUDA_KERNEL_NODE_PARAMS,
         kernel: &'static Kernel,
