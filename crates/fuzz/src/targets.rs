@@ -97,6 +97,11 @@ pub(crate) fn all() -> Vec<Target> {
             seeds: ptx(),
         },
         Target {
+            name: "ptx-lowered",
+            run: lowered,
+            seeds: changes(),
+        },
+        Target {
             name: "recording",
             run: outboard_trace::fuzz,
             seeds: recordings(),
@@ -338,6 +343,28 @@ fn recordings() -> Vec<Vec<u8>> {
         outboard_trace::to_bytes(&trace),
         outboard_trace::fuzz_seed(&trace),
     ]
+}
+
+/// Texts that between them lower to most kinds of instructions.
+const LOWERED: [&str; 5] = [
+    include_str!("../../ptx/tests/data/basics.ptx"),
+    include_str!("../../ptx/tests/data/warp.ptx"),
+    include_str!("../../ptx/tests/data/functions.ptx"),
+    include_str!("../../ptx/tests/data/half.ptx"),
+    include_str!("../../ptx/tests/data/mma.ptx"),
+];
+
+/// Changes a lowered program, and runs it if it passes verification.
+fn lowered(data: &[u8]) {
+    outboard_ptx::verify::fuzz(&LOWERED, data);
+}
+
+/// Changes of single operands, for each text and its first kernels.
+fn changes() -> Vec<Vec<u8>> {
+    let texts = 0..LOWERED.len() as u8;
+    texts
+        .flat_map(|text| (0..8).map(move |kernel| [text, kernel, 0, 3, 0, 1, 28, 0, 0, 0].into()))
+        .collect()
 }
 
 fn ptx() -> Vec<Vec<u8>> {

@@ -54,6 +54,9 @@ pub enum Error {
         actual: u64,
         limit: u64,
     },
+    /// The lowered text breaks a rule of the interpreter: a defect of this crate.
+    #[error(transparent)]
+    Verify(#[from] Box<crate::verify::VerifyError>),
     /// There is no device memory for the module.
     #[error(transparent)]
     Memory(#[from] crate::memory::MemoryError),

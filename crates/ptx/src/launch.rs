@@ -234,6 +234,13 @@ impl Launch<'_> {
         Ok(by_line)
     }
 
+    /// Runs the kernel, and ends it as if cancelled once it has run that many warp instructions,
+    /// or a slice more.
+    pub(crate) fn run_at_most(&self, instructions_max: u64) -> Result<Stats, LaunchError> {
+        let children = Children::new(self.module.kernels(), 0);
+        self.run_limited(None, None, &children, instructions_max)
+    }
+
     /// Runs the kernel on this thread alone, watched by `checker`.
     pub fn run_watched(&self, checker: &Checker) -> Result<Stats, LaunchError> {
         self.run_all(Some(checker), 0)
@@ -244,6 +251,16 @@ impl Launch<'_> {
         checker: Option<&Checker>,
         counts: Option<&[AtomicU64]>,
         children: &Children<'_>,
+    ) -> Result<Stats, LaunchError> {
+        self.run_limited(checker, counts, children, u64::MAX)
+    }
+
+    fn run_limited(
+        &self,
+        checker: Option<&Checker>,
+        counts: Option<&[AtomicU64]>,
+        children: &Children<'_>,
+        instructions_max: u64,
     ) -> Result<Stats, LaunchError> {
         let kernel = self.module.kernel(self.kernel)?;
         validate(
@@ -327,6 +344,7 @@ impl Launch<'_> {
             lowest_fault: AtomicU64::new(u64::MAX),
             fault: Mutex::new(None),
             instructions: AtomicU64::new(0),
+            instructions_max,
         };
         std::thread::scope(|scope| {
             let help = || {
@@ -360,6 +378,8 @@ struct Grid<'g> {
     lowest_fault: AtomicU64,
     fault: Mutex<Option<(u64, Box<Fault>)>>,
     instructions: AtomicU64,
+    /// Instructions after which the launch ends as if cancelled.
+    instructions_max: u64,
 }
 
 impl Grid<'_> {
@@ -372,7 +392,8 @@ impl Grid<'_> {
         let mut cache = RangeCache::new();
         let mut start_new = true;
         loop {
-            if self.cancel.load(Ordering::Relaxed) {
+            let is_over = self.instructions.load(Ordering::Relaxed) >= self.instructions_max;
+            if is_over || self.cancel.load(Ordering::Relaxed) {
                 return self.cancelled();
             }
             // New and waiting blocks take turns; a cooperative grid starts all of its blocks first.

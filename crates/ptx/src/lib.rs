@@ -5,7 +5,7 @@
 //! whatever cannot be executed, and names its line.
 //!
 //! ```text
-//!  PTX text ─ parse ─► syntax tree ─ lower ─► Program (dense instructions) ─ interp ─► results
+//!  PTX text ─ parse ─► syntax tree ─ lower ─► Program (dense instructions) ─ verify, interp ─► results
 //!                                      │                                      │
 //!                        Module: kernels, variables               Launch: blocks on worker threads
 //!                                      └──────────── Memory: one window ──────┘
@@ -93,6 +93,7 @@ pub mod output;
 pub mod parse;
 mod printf;
 pub mod texture;
+pub mod verify;
 
 pub use error::{Error, Fault, FaultKind};
 pub use heap::Heap;

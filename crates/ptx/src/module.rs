@@ -12,6 +12,7 @@ use crate::lower::layout::Layout;
 use crate::lower::{self, Kernel};
 use crate::memory::{Memory, MemoryError, PAGE_BYTES};
 use crate::parse;
+use crate::verify::{Verified, verify};
 
 /// A `.global` or `.const` variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,13 +32,12 @@ pub type ManagedPlace<'p> = &'p mut dyn FnMut(u64) -> Result<u64, MemoryError>;
 /// it.
 #[derive(Debug)]
 pub struct Module {
-    program: Program,
+    verified: Verified,
     steps: Steps,
     watched_steps: OnceLock<Steps>,
     sources: Sources,
     consts32: Vec<Lanes32>,
     consts64: Vec<Lanes64>,
-    kernels: Vec<Kernel>,
     kernel_index: HashMap<String, usize>,
     globals: Vec<Global>,
     const_bytes: u64,
@@ -126,51 +126,46 @@ impl Module {
             .collect();
         globals.sort_by(|a, b| (a.address, &a.name).cmp(&(b.address, &b.name)));
         globals.dedup_by(|a, b| a.address == b.address && a.name == b.name);
-        let kernel_index = lowered
-            .kernels
-            .iter()
-            .enumerate()
-            .map(|(i, k)| (k.name.clone(), i))
-            .collect();
-        Ok(Module {
+        let verified = verify(lowered.program, lowered.kernels).map_err(Box::new)?;
+        let mut module = Self::of_verified(verified, memory);
+        module.sources = Sources::new(ptx);
+        (module.globals, module.const_bytes) = (globals, layout.const_bytes);
+        module.allocation = allocation;
+        Ok(module)
+    }
+
+    /// Makes a module without variables and text.
+    pub(crate) fn of_verified(verified: Verified, memory: &Memory) -> Self {
+        let program = verified.program();
+        let kernels = verified.kernels().iter().enumerate();
+        Module {
             watched_steps: OnceLock::new(),
-            sources: Sources::new(ptx),
-            steps: Steps::new(&lowered.program, Features::detect()),
-            consts32: lowered
-                .program
-                .consts32
-                .iter()
-                .map(|&row| Lanes32(row))
-                .collect(),
-            consts64: lowered
-                .program
-                .consts64
-                .iter()
-                .map(|&row| Lanes64(row))
-                .collect(),
-            program: lowered.program,
-            kernels: lowered.kernels,
-            kernel_index,
-            globals,
-            const_bytes: layout.const_bytes,
+            sources: Sources::new(""),
+            steps: Steps::new(program, Features::detect()),
+            consts32: program.consts32.iter().map(|&row| Lanes32(row)).collect(),
+            consts64: program.consts64.iter().map(|&row| Lanes64(row)).collect(),
+            kernel_index: kernels.map(|(i, k)| (k.name.clone(), i)).collect(),
+            globals: Vec::new(),
+            const_bytes: 0,
             memory: memory.clone(),
-            allocation,
-        })
+            allocation: None,
+            verified,
+        }
     }
 
     /// Restricts execution to instructions that every host of this architecture has.
     pub fn use_baseline(&mut self) {
-        self.steps = Steps::new(&self.program, Features::Baseline);
+        self.steps = Steps::new(self.program(), Features::Baseline);
     }
 
     pub fn kernels(&self) -> &[Kernel] {
-        &self.kernels
+        self.verified.kernels()
     }
 
     pub fn kernel(&self, name: &str) -> Result<&Kernel, Error> {
         self.kernel_index
             .get(name)
-            .map(|&i| &self.kernels[i])
+            .map(|&i| &self.kernels()[i])
             .ok_or_else(|| Error::NoSuchKernel(name.to_owned()))
     }
 
@@ -190,7 +185,7 @@ impl Module {
 
     /// Whether kernels call `malloc` or `free`, so that launches need a [`crate::heap::Heap`].
     pub fn uses_heap(&self) -> bool {
-        self.program.uses_heap
+        self.program().uses_heap
     }
 
     pub fn memory(&self) -> &Memory {
@@ -198,12 +193,12 @@ impl Module {
     }
 
     pub(crate) fn program(&self) -> &Program {
-        &self.program
+        self.verified.program()
     }
 
     pub(crate) fn watched_steps(&self) -> &Steps {
         self.watched_steps
-            .get_or_init(|| Steps::watched(&self.program, Features::detect()))
+            .get_or_init(|| Steps::watched(self.program(), Features::detect()))
     }
 
     pub(crate) fn sources(&self) -> &Sources {

@@ -38,9 +38,9 @@ pub const FUNCTION_WINDOW: u64 = 0x0400_0000_0000_0000;
 /// Bits that distinguish the windows.
 pub const WINDOW_MASK: u64 = 0xff00_0000_0000_0000;
 
-/// A module after lowering. Only [`crate::lower`] builds it, and guarantees that every row,
-/// predicate, branch target and table index is in range; the interpreter relies on that.
-#[derive(Debug, Default)]
+/// A module after lowering. The interpreter executes it only after [`crate::verify`] has checked
+/// that every row, predicate, branch target and table index is in range.
+#[derive(Clone, Debug, Default)]
 pub struct Program {
     pub code: Vec<Code>,
     /// Line in the PTX text for each instruction.

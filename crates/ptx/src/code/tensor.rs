@@ -95,6 +95,76 @@ impl MmaShape {
     }
 }
 
+/// The shapes and types that matrix instructions have, in the forms of sm_80.
+impl MmaShape {
+    /// Whether `mma` multiplies quarters of a warp with this shape.
+    pub fn is_of_quarters(self, a: Element) -> bool {
+        (self.m, self.n, self.k, a) == (8, 8, 4, Element::F16)
+    }
+
+    /// Whether `mma` has the shape for factors of this type.
+    pub fn is_of_mma(self, a: Element) -> bool {
+        let MmaShape { m, n, k } = self;
+        match a {
+            Element::F16 | Element::Bf16 => (m, n) == (16, 8) && matches!(k, 8 | 16),
+            Element::Tf32 => (m, n) == (16, 8) && matches!(k, 4 | 8),
+            Element::F64 => (m, n, k) == (8, 8, 4),
+            Element::S8 | Element::U8 => matches!((m, n, k), (8, 8, 16) | (16, 8, 16 | 32)),
+            Element::S4 | Element::U4 => matches!((m, n, k), (8, 8, 32) | (16, 8, 32 | 64)),
+            Element::B1 => matches!((m, n, k), (8, 8, 128) | (16, 8, 128 | 256)),
+        }
+    }
+
+    /// Whether `wmma` has the shape for factors of this type.
+    pub fn is_of_wmma(self, a: Element) -> bool {
+        let shape = (self.m, self.n, self.k);
+        match a {
+            Element::F16 | Element::Bf16 | Element::S8 | Element::U8 => {
+                matches!(shape, (16, 16, 16) | (8, 32, 16) | (32, 8, 16))
+            }
+            Element::Tf32 => shape == (16, 16, 8),
+            Element::F64 => shape == (8, 8, 4),
+            Element::S4 | Element::U4 => shape == (8, 8, 32),
+            Element::B1 => shape == (8, 8, 128),
+        }
+    }
+
+    /// Returns the number of lanes among which a selector of `mma.sp` chooses one part; 0 if it
+    /// does not have the shape for factors of this type.
+    pub fn selectors(self, a: Element) -> u8 {
+        match (a, self.k) {
+            _ if (self.m, self.n) != (16, 8) => 0,
+            (Element::F16 | Element::Bf16, 16) | (Element::Tf32, 8) => 4,
+            (Element::F16 | Element::Bf16 | Element::S8 | Element::U8, 32)
+            | (Element::Tf32, 16)
+            | (Element::S4 | Element::U4, 64) => 2,
+            (Element::S8 | Element::U8, 64) | (Element::S4 | Element::U4, 128) => 1,
+            _ => 0,
+        }
+    }
+}
+
+impl Element {
+    /// Whether a matrix of this type can be multiplied by one of type `b`.
+    pub fn is_multiplied_by(self, b: Element) -> bool {
+        match self {
+            Element::S8 | Element::U8 => matches!(b, Element::S8 | Element::U8),
+            Element::S4 | Element::U4 => matches!(b, Element::S4 | Element::U4),
+            _ => self == b,
+        }
+    }
+
+    /// Whether products of this type can be added to sums of type `c`, with results of type `d`.
+    pub fn has_sums(self, c: Sum, d: Sum) -> bool {
+        match self {
+            Element::F16 => [c, d].iter().all(|s| matches!(s, Sum::F16 | Sum::F32)),
+            Element::Bf16 | Element::Tf32 => (c, d) == (Sum::F32, Sum::F32),
+            Element::F64 => (c, d) == (Sum::F64, Sum::F64),
+            _ => (c, d) == (Sum::S32, Sum::S32),
+        }
+    }
+}
+
 /// The matrix that a fragment belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {

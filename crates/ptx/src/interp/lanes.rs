@@ -14,15 +14,29 @@ pub(crate) struct Lanes64(pub(crate) [u64; 32]);
 /// Pointers to the running frame's registers and to the constants.
 ///
 /// Invariant: [`super::warp::Warp`] builds it from vectors that hold at least the rows and
-/// predicates that the running function declares, and rebuilds it whenever they grow. Lowering
-/// guarantees that code names no others.
+/// predicates that the running function declares, and rebuilds it whenever they grow. The code is
+/// of a [`Verified`](crate::verify) program, so it names no others. Builds with debug assertions
+/// check every index.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Files {
+    #[cfg(debug_assertions)]
+    pub(crate) counts: Counts,
     pub(crate) r32: *mut Lanes32,
     pub(crate) r64: *mut Lanes64,
     pub(crate) preds: *mut u32,
     pub(crate) c32: *const Lanes32,
     pub(crate) c64: *const Lanes64,
+}
+
+/// The rows of each file, which an index must be below.
+#[cfg(debug_assertions)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Counts {
+    pub(crate) r32: u32,
+    pub(crate) r64: u32,
+    pub(crate) preds: u32,
+    pub(crate) c32: usize,
+    pub(crate) c64: usize,
 }
 
 /// Lanes processed at once, as many as vector registers hold.
@@ -126,7 +140,7 @@ impl Files {
         debug_assert!(i < CHUNKS);
         // SAFETY: `d` is in range by the invariant of `Files`; a row has `CHUNKS` chunks.
         unsafe {
-            let at = self.r32.add(d as usize).cast::<Chunk>().add(i);
+            let at = self.to32(d).cast::<Chunk>().add(i);
             *at = if mask == u32::MAX {
                 value
             } else {
@@ -140,7 +154,7 @@ impl Files {
         debug_assert!(i < CHUNKS);
         // SAFETY: `d` is in range by the invariant of `Files`; a row has `CHUNKS` chunks.
         unsafe {
-            let at = self.r64.add(d as usize).cast::<Chunk64>().add(i);
+            let at = self.to64(d).cast::<Chunk64>().add(i);
             *at = if mask == u32::MAX {
                 value
             } else {
@@ -153,13 +167,13 @@ impl Files {
     #[inline(always)]
     pub(crate) fn set_halves32(&self, d: Row, value: [[u32; 16]; 2]) {
         // SAFETY: `d` is in range by the invariant of `Files`; two halves are a row.
-        unsafe { *self.r32.add(d as usize).cast() = value }
+        unsafe { *self.to32(d).cast() = value }
     }
 
     #[inline(always)]
     pub(crate) fn set_halves64(&self, d: Row, value: [[u64; 16]; 2]) {
         // SAFETY: `d` is in range by the invariant of `Files`; two halves are a row.
-        unsafe { *self.r64.add(d as usize).cast() = value }
+        unsafe { *self.to64(d).cast() = value }
     }
 
     /// Writes the halves of a row to memory.
@@ -188,9 +202,39 @@ impl Files {
         }
     }
 
+    /// Returns the address of a destination row.
+    #[inline(always)]
+    fn to32(&self, d: Row) -> *mut Lanes32 {
+        #[cfg(debug_assertions)]
+        assert!(d < self.counts.r32, "row {d:#x}");
+        // SAFETY: `d` is in range by the invariant of `Files`.
+        unsafe { self.r32.add(d as usize) }
+    }
+
+    #[inline(always)]
+    fn to64(&self, d: Row) -> *mut Lanes64 {
+        #[cfg(debug_assertions)]
+        assert!(d < self.counts.r64, "row {d:#x}");
+        // SAFETY: `d` is in range by the invariant of `Files`.
+        unsafe { self.r64.add(d as usize) }
+    }
+
+    #[inline(always)]
+    fn pred_at(&self, pred: Pred) -> *mut u32 {
+        #[cfg(debug_assertions)]
+        assert!(u32::from(pred) < self.counts.preds, "predicate {pred}");
+        // SAFETY: `pred` is in range by the invariant of `Files`.
+        unsafe { self.preds.add(pred as usize) }
+    }
+
     /// Returns the address of a source row, which is computed once whichever file it is in.
     #[inline(always)]
     fn at32(&self, row: Row) -> *const Lanes32 {
+        #[cfg(debug_assertions)]
+        match row & CONST {
+            0 => assert!(row < self.counts.r32, "row {row}"),
+            _ => assert!(((row & !CONST) as usize) < self.counts.c32, "row {row:#x}"),
+        }
         let file = match row & CONST {
             0 => self.r32.cast_const(),
             _ => self.c32,
@@ -200,6 +244,11 @@ impl Files {
 
     #[inline(always)]
     fn at64(&self, row: Row) -> *const Lanes64 {
+        #[cfg(debug_assertions)]
+        match row & CONST {
+            0 => assert!(row < self.counts.r64, "row {row}"),
+            _ => assert!(((row & !CONST) as usize) < self.counts.c64, "row {row:#x}"),
+        }
         let file = match row & CONST {
             0 => self.r64.cast_const(),
             _ => self.c64,
@@ -254,7 +303,7 @@ impl Files {
     #[inline(always)]
     pub(crate) fn pred(&self, pred: Pred, negated: bool) -> u32 {
         // SAFETY: `pred` is in range by the invariant of `Files`.
-        let value = unsafe { *self.preds.add(pred as usize) };
+        let value = unsafe { *self.pred_at(pred) };
         if negated { !value } else { value }
     }
 
@@ -265,7 +314,7 @@ impl Files {
         }
         // SAFETY: `d` is in range by the invariant of `Files`.
         unsafe {
-            let at = self.preds.add(d as usize);
+            let at = self.pred_at(d);
             *at = (*at & !mask) | (value & mask);
         }
     }
@@ -273,7 +322,7 @@ impl Files {
     #[inline(always)]
     pub(crate) fn set32(&self, d: Row, mask: u32, value: &[u32; 32]) {
         // SAFETY: `d` is in range by the invariant of `Files`.
-        let out = unsafe { &mut (*self.r32.add(d as usize)).0 };
+        let out = unsafe { &mut (*self.to32(d)).0 };
         if mask == u32::MAX {
             *out = *value;
         } else {
@@ -286,7 +335,7 @@ impl Files {
     #[inline(always)]
     pub(crate) fn set64(&self, d: Row, mask: u32, value: &[u64; 32]) {
         // SAFETY: `d` is in range by the invariant of `Files`.
-        let out = unsafe { &mut (*self.r64.add(d as usize)).0 };
+        let out = unsafe { &mut (*self.to64(d)).0 };
         if mask == u32::MAX {
             *out = *value;
         } else {
@@ -299,13 +348,13 @@ impl Files {
     #[inline(always)]
     pub(crate) fn set_lane32(&self, d: Row, lane: usize, value: u32) {
         // SAFETY: `d` is in range by the invariant of `Files`; lanes are below 32.
-        unsafe { (*self.r32.add(d as usize)).0[lane & 31] = value }
+        unsafe { (*self.to32(d)).0[lane & 31] = value }
     }
 
     #[inline(always)]
     pub(crate) fn set_lane64(&self, d: Row, lane: usize, value: u64) {
         // SAFETY: `d` is in range by the invariant of `Files`; lanes are below 32.
-        unsafe { (*self.r64.add(d as usize)).0[lane & 31] = value }
+        unsafe { (*self.to64(d)).0[lane & 31] = value }
     }
 
     /// Computes every lane and stores those of the mask; for operations that vectorise.

@@ -207,7 +207,17 @@ impl Storage {
     }
 
     pub(crate) fn files(&mut self, env: &Env<'_>, frame: &Frame) -> Files {
+        #[cfg(debug_assertions)]
+        let function = &env.program.functions[frame.function as usize];
         Files {
+            #[cfg(debug_assertions)]
+            counts: super::lanes::Counts {
+                r32: function.rows32,
+                r64: function.rows64,
+                preds: function.preds,
+                c32: env.consts32.len(),
+                c64: env.consts64.len(),
+            },
             r32: self.r32.as_mut_ptr().wrapping_add(frame.r32 as usize),
             r64: self.r64.as_mut_ptr().wrapping_add(frame.r64 as usize),
             preds: self.preds.as_mut_ptr().wrapping_add(frame.preds as usize),

@@ -38,6 +38,7 @@ use crate::error::{Error, Position};
 use crate::limits::{BLOCK_THREADS_MAX, CALL_DEPTH_MAX, LOCAL_BYTES_MAX};
 use crate::parse::ast;
 use crate::parse::lexer::clipped;
+use crate::verify::verify;
 use layout::Layout;
 
 /// A kernel of the program.
@@ -79,11 +80,13 @@ pub struct Lowered<'a> {
     pub functions: HashMap<(u32, &'a str), u32>,
 }
 
-/// Parses and lowers a text without memory, for checks and fuzzing.
+/// Parses, lowers and verifies a text without memory, for checks and fuzzing.
 pub fn check(text: &str) -> Result<(), Error> {
     let ast = crate::parse::parse(text)?;
     let layout = Layout::new(&ast)?;
-    lower(text, &ast, &layout, 1 << 40).map(drop)
+    let lowered = lower(text, &ast, &layout, 1 << 40)?;
+    verify(lowered.program, lowered.kernels).map_err(Box::new)?;
+    Ok(())
 }
 
 /// Lowers a module whose variables will be at `base`.

@@ -81,17 +81,10 @@ impl<'a> Lowering<'_, '_, 'a> {
         let d = self.sum_type(insn)?;
         let (a, b) = (self.factor_type(insn)?, self.factor_type(insn)?);
         let c = self.sum_type(insn)?;
-        let MmaShape { m, n, k } = shape;
-        let quarters = (m, n, k, a) == (8, 8, 4, Element::F16);
-        let known = match a {
-            Element::F16 if quarters => (d, c) != (Sum::F16, Sum::F32),
-            Element::F16 => (m, n) == (16, 8) && matches!(k, 8 | 16) && c == d,
-            Element::Bf16 => (m, n) == (16, 8) && matches!(k, 8 | 16),
-            Element::Tf32 => (m, n) == (16, 8) && matches!(k, 4 | 8),
-            Element::F64 => (m, n, k) == (8, 8, 4),
-            Element::S8 | Element::U8 => matches!((m, n, k), (8, 8, 16) | (16, 8, 16 | 32)),
-            Element::S4 | Element::U4 => matches!((m, n, k), (8, 8, 32) | (16, 8, 32 | 64)),
-            Element::B1 => matches!((m, n, k), (8, 8, 128) | (16, 8, 128 | 256)),
+        let quarters = shape.is_of_quarters(a);
+        let known = match quarters {
+            true => (d, c) != (Sum::F16, Sum::F32),
+            false => shape.is_of_mma(a) && (a != Element::F16 || c == d),
         };
         let by_rows_and_columns = columns == [false, true];
         if !known || !(quarters || by_rows_and_columns) {
@@ -110,29 +103,12 @@ impl<'a> Lowering<'_, '_, 'a> {
         let d = self.sum_type(insn)?;
         let (a, b) = (self.factor_type(insn)?, self.factor_type(insn)?);
         let c = self.sum_type(insn)?;
-        let MmaShape { m, n, k } = shape;
         // Number of lanes among which a selector chooses one part.
-        let selectors = match (a, k) {
-            (Element::F16 | Element::Bf16, 16) | (Element::Tf32, 8) => 4,
-            (Element::F16 | Element::Bf16 | Element::S8 | Element::U8, 32)
-            | (Element::Tf32, 16)
-            | (Element::S4 | Element::U4, 64) => 2,
-            (Element::S8 | Element::U8, 64) | (Element::S4 | Element::U4, 128) => 1,
-            _ => 0,
-        };
-        let sums_fit = match a {
-            Element::F16 => c == d && matches!(c, Sum::F16 | Sum::F32),
-            Element::Bf16 | Element::Tf32 => (c, d) == (Sum::F32, Sum::F32),
-            _ => (c, d) == (Sum::S32, Sum::S32),
-        };
-        let factors_fit = match a {
-            Element::S8 | Element::U8 => matches!(b, Element::S8 | Element::U8),
-            Element::S4 | Element::U4 => matches!(b, Element::S4 | Element::U4),
-            _ => a == b,
-        };
+        let selectors = shape.selectors(a);
+        let sums_fit = a.has_sums(c, d) && c == d;
+        let factors_fit = a.is_multiplied_by(b);
         let integers = c == Sum::S32;
-        if (m, n) != (16, 8)
-            || columns != [false, true]
+        if columns != [false, true]
             || selectors == 0
             || !sums_fit
             || !factors_fit
@@ -143,12 +119,15 @@ impl<'a> Lowering<'_, '_, 'a> {
         self.arity(insn, &[6])?;
         let metadata = self.src32(&insn.ops[4], Type::B32)?;
         let selector = match insn.ops[5] {
-            Operand::Number(number) if number.double_bits() < selectors => {
+            Operand::Number(number) if number.double_bits() < selectors.into() => {
                 number.double_bits() as u8
             }
             _ => return Err(self.invalid(&format!("expected a selector below {selectors}"))),
         };
-        let stored = MmaShape { k: k / 2, ..shape };
+        let stored = MmaShape {
+            k: shape.k / 2,
+            ..shape
+        };
         let fragment = |role, shape| Fragment { role, shape };
         let (fa, fb) = (fragment(Role::A(a), stored), fragment(Role::B(b), shape));
         let (fc, fd) = (fragment(Role::C(c), shape), fragment(Role::C(d), shape));
@@ -191,7 +170,7 @@ impl<'a> Lowering<'_, '_, 'a> {
             (factors, self.sum_type(insn)?)
         };
         let below_a_byte = matches!(a, Element::S4 | Element::U4 | Element::B1);
-        if !wmma_has(shape, a) || a != b || below_a_byte && columns != [false, true] {
+        if !shape.is_of_wmma(a) || a != b || below_a_byte && columns != [false, true] {
             return Err(self.unsupported("this shape with this type"));
         }
         self.product(insn, shape, (a, b), (c, d), saturate, rounding, bits, None)
@@ -222,17 +201,8 @@ impl<'a> Lowering<'_, '_, 'a> {
         quarters: Option<[bool; 2]>,
     ) -> Result<Tensor, Error> {
         self.arity(insn, &[4])?;
-        let sums_fit = match a {
-            Element::F16 => [c, d].iter().all(|s| matches!(s, Sum::F16 | Sum::F32)),
-            Element::Bf16 | Element::Tf32 => (c, d) == (Sum::F32, Sum::F32),
-            Element::F64 => (c, d) == (Sum::F64, Sum::F64),
-            _ => (c, d) == (Sum::S32, Sum::S32),
-        };
-        let factors_fit = match a {
-            Element::S8 | Element::U8 => matches!(b, Element::S8 | Element::U8),
-            Element::S4 | Element::U4 => matches!(b, Element::S4 | Element::U4),
-            _ => a == b,
-        };
+        let sums_fit = a.has_sums(c, d);
+        let factors_fit = a.is_multiplied_by(b);
         let integers = matches!(a, Element::S8 | Element::U8 | Element::S4 | Element::U4);
         if !sums_fit
             || !factors_fit
@@ -382,7 +352,7 @@ impl<'a> Lowering<'_, '_, 'a> {
             Role::B(_) => below_a_byte && !columns,
             Role::C(_) => false,
         };
-        if one_way || !elements.iter().any(|&e| wmma_has(shape, e)) {
+        if one_way || !elements.iter().any(|&e| shape.is_of_wmma(e)) {
             return Err(self.unsupported("this shape with this type"));
         }
         let (address, registers) = if store { (0, 1) } else { (1, 0) };
@@ -408,19 +378,5 @@ impl<'a> Lowering<'_, '_, 'a> {
             stride,
             rows,
         })
-    }
-}
-
-/// Whether `wmma` has the shape for factors of this type.
-fn wmma_has(shape: MmaShape, element: Element) -> bool {
-    let shape = (shape.m, shape.n, shape.k);
-    match element {
-        Element::F16 | Element::Bf16 | Element::S8 | Element::U8 => {
-            matches!(shape, (16, 16, 16) | (8, 32, 16) | (32, 8, 16))
-        }
-        Element::Tf32 => shape == (16, 16, 8),
-        Element::F64 => shape == (8, 8, 4),
-        Element::S4 | Element::U4 => shape == (8, 8, 32),
-        Element::B1 => shape == (8, 8, 128),
     }
 }
