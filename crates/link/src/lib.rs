@@ -22,8 +22,8 @@
 //! * Several threads share a link by a lock around its [`Sender`]: they call [`Sender::post`] under
 //!   the lock and [`Flusher::flush`] without it. A thread of the caller may run a [`Helper`], which
 //!   then sends for all.
-//! * [`Receiver::recv`] yields frames in place. Over shm and rdma their bytes are in memory that
-//!   the peer can still write: a decoder copies every scalar out once, and checks the copy.
+//! * [`Receiver::recv`] yields frames in memory of this process alone. Over shm and rdma it copies
+//!   them out of the ring, whose bytes the peer can still write.
 //! * [`Receiver::recv_placed`] receives long frames into the caller's memory: pinned memory, or a
 //!   copy's destination.
 //! * [`DataConnectionListener`] and [`open_data_connections`] make data connections between the two

@@ -502,8 +502,7 @@ impl Receiver {
     /// Returns the next frame, valid until the next call; `None` if `wait` ran out or a [`Waker`]
     /// woke it. Returns [`Error::Closed`] once the peer is gone and everything that it sent was
     /// delivered.
-    ///
-    /// Over shm the peer can still write the bytes: copy a scalar out once, then check the copy.
+    /// The peer can no longer change its bytes.
     #[inline]
     pub fn recv(&mut self, wait: Wait) -> Result<Option<&[u8]>, Error> {
         match self {
@@ -515,8 +514,8 @@ impl Receiver {
     }
 
     /// Like [`recv`](Receiver::recv), but a long frame over tcp is received straight into the
-    /// memory that `place` returns. Over shm and rdma frames are in the ring already, or their data
-    /// is in [granted](Self::grant) memory, and `place` is never called.
+    /// memory that `place` returns. Over shm and rdma frames are copied out of the ring, or their
+    /// data is in [granted](Self::grant) memory, and `place` is never called.
     ///
     /// A frame that has begun to be placed goes on there in the next call, whatever that call's
     /// `place`.

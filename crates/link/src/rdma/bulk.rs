@@ -285,7 +285,8 @@ impl Receiver {
             }) => Some(self.granting.take(len)?),
             _ => None,
         };
-        let head = self.consumer.bytes(offset, len);
+        self.consumer.copy(offset, len, &mut self.frame);
+        let head = &self.frame[..];
         Ok(Some(Frame { head, tail }))
     }
 
@@ -302,13 +303,14 @@ impl Receiver {
                 }),
             )) => {
                 let data = self.granting.take(data_len)?;
-                self.whole.clear();
-                self.whole
-                    .extend_from_slice(self.consumer.bytes(offset, len));
-                self.whole.extend_from_slice(data.bytes());
-                Ok(Some(&self.whole))
+                self.consumer.copy(offset, len, &mut self.frame);
+                self.frame.extend_from_slice(data.bytes());
+                Ok(Some(&self.frame))
             }
-            Some((offset, len, _)) => Ok(Some(self.consumer.bytes(offset, len))),
+            Some((offset, len, _)) => {
+                self.consumer.copy(offset, len, &mut self.frame);
+                Ok(Some(&self.frame))
+            }
         }
     }
 }

@@ -286,8 +286,8 @@ pub struct Receiver {
     pub(super) registrar: Registrar,
     /// Grants of this side.
     pub(super) granting: Granting,
-    /// A frame with separate data, copied together for a caller that wants it in one piece.
-    pub(super) whole: Vec<u8>,
+    /// The frame handed out last, copied out of the ring.
+    pub(super) frame: Vec<u8>,
 }
 
 impl Receiver {
@@ -308,7 +308,7 @@ impl Receiver {
             shared,
             registrar,
             granting,
-            whole: Vec::new(),
+            frame: Vec::new(),
         }
     }
 

@@ -190,15 +190,17 @@ impl Segment for Own {
     fn room(&mut self) -> &mut [u8] {
         let len = self.len;
         self.region.as_ref().map_or(&mut [], |region| {
-            // SAFETY: only this object uses the range. The peer's device may still write it if its
-            // owner breaks the rule; see `Memory::bytes`.
+            // SAFETY: only this object uses the range. A peer that breaks the rules may still have
+            // its device write there; see `Memory::bytes`.
             unsafe { region.memory.room(0, len) }
         })
     }
 
     fn bytes(&self) -> &[u8] {
-        let region = self.region.as_ref();
-        region.map_or(&[], |region| region.memory.bytes(0, self.len))
+        self.region.as_ref().map_or(&[], |region| {
+            // SAFETY: `take` made this object a frame's data after all of it had arrived.
+            unsafe { region.memory.bytes(0, self.len) }
+        })
     }
 
     fn truncate(&mut self, len: usize) {

@@ -90,7 +90,8 @@ pub fn fuzz_ring(data: &[u8]) {
             }) => {
                 assert!((1..=FRAME_BYTES_MAX).contains(&len));
                 assert!(separate.is_none_or(|data| (1..=FRAME_BYTES_MAX).contains(&data.len)));
-                let bytes = consumer.bytes(offset, len);
+                let mut bytes = Vec::new();
+                consumer.copy(offset, len, &mut bytes);
                 // Touches every byte, so that an invalid one is found.
                 hint::black_box(
                     bytes

@@ -15,8 +15,8 @@ pub(super) struct Memory {
     len: usize,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread; it is accessed through atomics, or
-// through slices under the rules for the ring's only producer and only consumer.
+// SAFETY: the mapping belongs to the process, not to a thread. Its words are atomics, and its bytes
+// are copied through raw pointers, or are slices whose callers fulfil the contracts below.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -51,15 +51,34 @@ impl Memory {
         unsafe { self.base.add(offset).cast::<AtomicU64>().as_ref() }
     }
 
-    /// The bytes of a frame. A hostile peer can change them while they are read: a decoder copies a
-    /// scalar out before it checks it, so that at worst a frame makes no sense.
+    /// Adds `len` bytes to `out`, copied. A hostile peer can change them meanwhile, but not the
+    /// copy.
     #[inline]
-    pub(super) fn bytes(&self, offset: usize, len: usize) -> &[u8] {
+    pub(super) fn copy(&self, offset: usize, len: usize, out: &mut Vec<u8>) {
         assert!(offset <= self.len && self.len - offset >= len);
-        // SAFETY: within the mapping. That the bytes do not change while borrowed is the protocol's
-        // rule: the producer writes only where the consumer has given room back. Memory that is
-        // written by a device whose owner breaks the rule is outside what the language describes;
-        // see above.
+        out.reserve(len);
+        let start = out.len();
+        // SAFETY: the range is within the mapping, and `out` has room for it. It is read through a
+        // raw pointer, because the peer's device may write it at any time; the check of a frame, or
+        // the header after it, orders this copy after the writes of a peer that keeps the rules.
+        unsafe {
+            let from = self.base.as_ptr().add(offset);
+            ptr::copy_nonoverlapping(from, out.as_mut_ptr().add(start), len);
+            out.set_len(start + len);
+        }
+    }
+
+    /// Data that arrived in memory that this side granted.
+    ///
+    /// # Safety
+    ///
+    /// A peer that keeps the rules must have written all of the range, and write no more.
+    #[inline]
+    pub(super) unsafe fn bytes(&self, offset: usize, len: usize) -> &[u8] {
+        assert!(offset <= self.len && self.len - offset >= len);
+        // SAFETY: within the mapping. The caller knows that writes have ended. The one thing that
+        // the language does not cover is a hostile peer, whose device still has the key: it changes
+        // the data of its own copies, which nothing decides by.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset), len) }
     }
 

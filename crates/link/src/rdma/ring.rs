@@ -411,8 +411,10 @@ impl<P: Port> Consumer<P> {
         }
     }
 
-    pub(super) fn bytes(&self, offset: usize, len: usize) -> &[u8] {
-        self.ring.bytes(offset, len)
+    /// Copies a found frame's bytes out of the ring.
+    pub(super) fn copy(&self, offset: usize, len: usize, out: &mut Vec<u8>) {
+        out.clear();
+        self.ring.copy(offset, len, out);
     }
 
     /// Takes `bytes`. The producer is told once per eighth of the ring.

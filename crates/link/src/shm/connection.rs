@@ -104,7 +104,7 @@ impl Connection {
         let receiver = Receiver {
             consumer: Consumer::new(reader.ring().clone(), capacity),
             reader,
-            held: 0,
+            frame: Vec::new(),
             spin: Spin::new(),
             alive_at: Instant::now(),
             inbox: Inbox::default(),
@@ -231,8 +231,8 @@ impl Drop for Sender {
 pub struct Receiver {
     consumer: Consumer<Ring>,
     reader: Reader,
-    /// Bytes in the ring of the frame handed out last.
-    held: u64,
+    /// The frame handed out last, copied out of the ring.
+    frame: Vec<u8>,
     spin: Spin,
     alive_at: Instant,
     inbox: Inbox,
@@ -242,7 +242,6 @@ pub struct Receiver {
 impl Receiver {
     #[inline]
     pub(crate) fn recv(&mut self, wait: Wait) -> Result<Option<&[u8]>, Error> {
-        self.consumer.take(std::mem::take(&mut self.held));
         let mut available = self.consumer.available()?;
         if available == 0 {
             if !self.wait_for_frame(wait)? {
@@ -267,8 +266,10 @@ impl Receiver {
                 allowed: available,
             });
         }
-        self.held = footprint(len);
-        Ok(Some(self.reader.bytes(position + HEADER_BYTES, len)))
+        self.reader
+            .copy(position + HEADER_BYTES, len, &mut self.frame);
+        self.consumer.take(footprint(len));
+        Ok(Some(&self.frame))
     }
 
     pub(crate) fn recv_fd(&mut self, tag: u64, wait: Duration) -> Result<OwnedFd, Error> {

@@ -170,6 +170,19 @@ mod tests {
     }
 
     #[test]
+    fn a_received_frame_does_not_change() {
+        let (hostile, victim) = Hostile::new().unwrap();
+        hostile
+            .ring(&[8, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8])
+            .unwrap();
+        hostile.produced(16).unwrap();
+        let (_sender, mut receiver) = victim.split();
+        let frame = receiver.recv(Wait::Poll).unwrap().unwrap();
+        hostile.ring(&[0xff; 64]).unwrap();
+        assert_eq!(frame, [1, 2, 3, 4, 5, 6, 7, 8]);
+    }
+
+    #[test]
     fn positions_that_go_back_are_refused() {
         let (hostile, victim) = Hostile::new().unwrap();
         hostile.ring(&8u64.to_le_bytes()).unwrap();

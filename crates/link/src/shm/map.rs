@@ -73,8 +73,8 @@ pub(super) struct Mapping {
     ring_bytes: usize,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread; it is accessed through atomics or
-// through the two halves, which are the only ones of their ring in this process.
+// SAFETY: the mapping belongs to the process, not to a thread. Its words are atomics; a ring's bytes
+// are written by the only `Writer` of this process, and copied out through raw pointers.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -296,9 +296,10 @@ impl Writer {
     #[inline]
     pub(super) fn room(&mut self, position: u64, len: usize) -> &mut [u8] {
         let bytes = self.0.bytes(position, len);
-        // SAFETY: mapped and writable for as long as `self`, and no other slice of this range
-        // exists in this process: there is one Writer, it is borrowed mutably, and the Reader of
-        // the other process has its own mapping.
+        // SAFETY: mapped and writable for as long as `self`. No other reference to this range
+        // exists in this process: there is one Writer, it is borrowed mutably, and Readers copy
+        // through raw pointers. The one thing that the language does not cover is a hostile peer
+        // that writes here meanwhile; callers only store, so they cannot be misled by it.
         unsafe { std::slice::from_raw_parts_mut(bytes.as_ptr(), len) }
     }
 
@@ -329,16 +330,20 @@ impl Reader {
         u64::from_le(word.load(Ordering::Relaxed))
     }
 
-    /// The bytes of a frame. A hostile peer can change them while they are read: a decoder copies a
-    /// scalar out before it checks it, so that at worst a frame makes no sense.
+    /// Copies the bytes of a frame out of the ring. A hostile peer can change them meanwhile, so
+    /// that the copy is neither the old nor the new frame, but never afterwards.
     #[inline]
-    pub(super) fn bytes(&self, position: u64, len: usize) -> &[u8] {
+    pub(super) fn copy(&self, position: u64, len: usize, out: &mut Vec<u8>) {
         let bytes = self.0.bytes(position, len);
-        // SAFETY: mapped and readable for as long as `self`. The protocol's rule is that the bytes
-        // do not change while borrowed: the producer writes only where the consumer has given room
-        // back. Memory shared with a process that breaks the rule is outside what the language
-        // describes; decoders keep to single copies, see above.
-        unsafe { std::slice::from_raw_parts(bytes.as_ptr(), len) }
+        out.clear();
+        out.reserve(len);
+        // SAFETY: `bytes` checked that `len` bytes are mapped, and `out` has room for them. They
+        // are read through a raw pointer, because the peer may write them at any time; the ring's
+        // positions order this copy after the writes of a peer that keeps the rules.
+        unsafe {
+            ptr::copy_nonoverlapping(bytes.as_ptr(), out.as_mut_ptr(), len);
+            out.set_len(len);
+        }
     }
 }
 

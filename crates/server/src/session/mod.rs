@@ -335,8 +335,7 @@ impl Session<'_> {
         let is_long = frame.len() >= PLACED_BYTES_MIN;
         self.reply.clear();
         let result = if messages::is_bulk(header.op) {
-            // Bulk data is used in place. The client may alter it meanwhile, which harms only its
-            // own data.
+            // Bulk data is used where it was received.
             let mut no_fds = |_| Err(Failure::unsupported("a file descriptor with bulk data"));
             let mut cx = Cx {
                 context: header.context,
@@ -355,7 +354,7 @@ impl Session<'_> {
                 &mut self.reply,
             )
         } else {
-            // Copied, because over shm the client could change the message between check and use.
+            // Copied, because while the message is executed more frames may be received.
             self.frame.clear();
             self.frame.extend_from_slice(frame);
             let body = self.frame.get(outboard_wire::frame::HEADER_BYTES..);
