@@ -10,15 +10,18 @@ use crate::{
 const TITLE: &str = "\
 # What is served
 
-Every function that `libcuda.so.1` of CUDA 13.0 and `libnvidia-ml.so.1` export. Written from the declarations in
-`crates/api` by `cargo run -p outboard-api --example coverage`; a test keeps it current.
+This page lists every function that `libcuda.so.1` of CUDA 13.0 and `libnvidia-ml.so.1` export, and how Outboard answers
+it. `cargo run -p outboard-api --example coverage` writes it from the declarations in `crates/api`; a test fails if it is
+out of date.
 
-- **local**: answered in the client, nothing is sent. **outstanding**: sent, returns at once. **shadowed**: the same, and
-  the client mints the result. **synchronous**: waits for an answer.
-- **served** is written by hand, **derived** is generated from the declaration alone, **alias** is an older name of the
-  same function.
-- **unsupported** calls answer `CUDA_ERROR_NOT_SUPPORTED` (`NVML_ERROR_NOT_SUPPORTED`) and say their name on stderr once.
-- *since* is the CUDA version from which `cuGetProcAddress` answers the unsuffixed name with this symbol.
+- Classes: the client answers a **local** call without sending anything. It sends an **outstanding** call and returns at
+  once. A **shadowed** call is outstanding too, and the client chooses its result, a handle or an address. A
+  **synchronous** call waits for the server's reply.
+- Implementation: **served** calls are written by hand, **derived** calls are generated from the declaration alone, and
+  an **alias** is an older name of another function.
+- An **unsupported** call returns `CUDA_ERROR_NOT_SUPPORTED` (`NVML_ERROR_NOT_SUPPORTED`). Its first use writes its name
+  to stderr.
+- *since* is the first CUDA version for which `cuGetProcAddress` returns this symbol for the name without its suffix.
 ";
 
 /// Returns the whole document.
@@ -85,9 +88,9 @@ fn write_totals(out: &mut String, driver: &[Call], nvml: &[nvml::Call]) -> std::
     )?;
     writeln!(
         out,
-        "\nOf the driver's calls {answered} are answered; with their per-thread variants {exports} symbols are exported."
+        "\nOutboard answers {answered} of the driver's calls. With the per-thread variants it exports {exports} symbols."
     )?;
-    writeln!(out, "\n| class of what is answered | calls |\n|---|---|")?;
+    writeln!(out, "\n| class | answered calls |\n|---|---|")?;
     for class in [
         Class::Local,
         Class::Outstanding,

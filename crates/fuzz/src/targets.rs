@@ -93,7 +93,7 @@ pub(crate) fn all() -> Vec<Target> {
         },
         Target {
             name: "ptx",
-            run: outboard_ptx::parse::fuzz,
+            run: outboard_ptx::fuzz::text,
             seeds: ptx(),
         },
         Target {
@@ -356,7 +356,7 @@ const LOWERED: [&str; 5] = [
 
 /// Changes a lowered program, and runs it if it passes verification.
 fn lowered(data: &[u8]) {
-    outboard_ptx::verify::fuzz(&LOWERED, data);
+    outboard_ptx::fuzz::lowered(&LOWERED, data);
 }
 
 /// Changes of single operands, for each text and its first kernels.

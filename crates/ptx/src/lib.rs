@@ -5,7 +5,7 @@
 //! whatever cannot be executed, and names its line.
 //!
 //! ```text
-//!  PTX text ─ parse ─► syntax tree ─ lower ─► Program (dense instructions) ─ verify, interp ─► results
+//!  PTX text ─ parse ─► syntax tree ─ lower ─► Program ─ verify ─► Verified ─ interp ─► results
 //!                                      │                                      │
 //!                        Module: kernels, variables               Launch: blocks on worker threads
 //!                                      └──────────── Memory: one window ──────┘
@@ -82,6 +82,7 @@ pub mod check;
 pub mod code;
 pub mod device;
 pub mod error;
+pub mod fuzz;
 pub mod heap;
 mod interp;
 pub mod launch;
@@ -91,6 +92,7 @@ pub mod memory;
 pub mod module;
 pub mod output;
 pub mod parse;
+mod position;
 mod printf;
 pub mod texture;
 pub mod verify;

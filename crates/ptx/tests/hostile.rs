@@ -5,7 +5,7 @@
 mod common;
 
 use common::noise;
-use outboard_ptx::parse::fuzz;
+use outboard_ptx::fuzz::text as fuzz;
 
 const CORPUS: [&str; 5] = [
     include_str!("data/basics.ptx"),

@@ -73,8 +73,8 @@ pub(super) struct Mapping {
     ring_bytes: usize,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread. Its words are atomics; a ring's bytes
-// are written by the only `Writer` of this process, and copied out through raw pointers.
+// SAFETY: the mapping belongs to the process, not to a thread. Its words are atomics; a ring's
+// bytes are written by the only `Writer` of this process, and copied out through raw pointers.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}

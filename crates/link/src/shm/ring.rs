@@ -6,7 +6,6 @@
 //! bytes); they are multiples of [`ALIGN`]. Each side keeps its own position and only publishes it,
 //! so that nothing the peer writes into shared memory can move it; positions read from the peer are
 //! checked before use.
-//! shared memory can move it; what it reads of the peer is checked before use.
 //!
 //! No wake-up is lost: the sleeper writes `parked`, then reads the other's position; the other
 //! writes its position, then reads `parked`; a sequentially consistent fence between the two steps

@@ -6,16 +6,18 @@
 //! is an index into the frame of the running function or, with [`CONST`] set, into the module's
 //! table of splatted constants.
 
+mod kernel;
 mod operations;
 mod tensor;
 mod texture;
 mod video;
 
+pub use self::kernel::{Kernel, KernelParam};
 pub use self::operations::*;
 pub use self::tensor::*;
 pub use self::texture::*;
 pub use self::video::*;
-use crate::error::Position;
+use crate::position::Position;
 
 /// A row of a register file; see the module's documentation.
 pub type Row = u32;

@@ -34,42 +34,13 @@ mod wide;
 use std::collections::HashMap;
 
 use crate::code::{Function, Program, Row};
+pub use crate::code::{Kernel, KernelParam};
 use crate::error::{Error, Position};
 use crate::limits::{BLOCK_THREADS_MAX, CALL_DEPTH_MAX, LOCAL_BYTES_MAX};
 use crate::parse::ast;
 use crate::parse::lexer::clipped;
 use crate::verify::verify;
 use layout::Layout;
-
-/// A kernel of the program.
-#[derive(Debug, Clone)]
-pub struct Kernel {
-    pub name: String,
-    /// Index in [`Program::functions`].
-    pub function: u32,
-    pub params: Vec<KernelParam>,
-    pub param_bytes: u32,
-    /// `.maxntid` or `.reqntid`.
-    pub max_threads: Option<[u32; 3]>,
-    pub required_threads: Option<[u32; 3]>,
-    /// Shared memory that the PTX declares, in bytes.
-    pub shared_bytes: u32,
-    /// Start of dynamic shared memory: `shared_bytes`, aligned.
-    pub dynamic_shared_offset: u32,
-    /// Local memory of a thread along the deepest chain of calls, in bytes; a recursion counts
-    /// once.
-    pub local_bytes: u32,
-    /// Estimate of a compiler's register count, because PTX registers are virtual. It is low enough
-    /// for the largest block that the kernel allows, and for as many blocks as it asks for.
-    pub registers: u32,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KernelParam {
-    pub offset: u32,
-    pub bytes: u32,
-    pub align: u32,
-}
 
 /// A lowered module without its memory.
 #[derive(Debug)]
@@ -80,7 +51,7 @@ pub struct Lowered<'a> {
     pub functions: HashMap<(u32, &'a str), u32>,
 }
 
-/// Parses, lowers and verifies a text without memory, for checks and fuzzing.
+/// Parses, lowers and verifies a text without memory, for checks.
 pub fn check(text: &str) -> Result<(), Error> {
     let ast = crate::parse::parse(text)?;
     let layout = Layout::new(&ast)?;

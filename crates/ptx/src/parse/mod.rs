@@ -8,10 +8,3 @@ mod parser;
 mod statement;
 
 pub use parser::parse;
-
-/// Entry point for a fuzzer: parses and lowers any bytes. It must always return.
-pub fn fuzz(data: &[u8]) {
-    if let Ok(text) = std::str::from_utf8(data) {
-        let _ = crate::lower::check(text);
-    }
-}

@@ -7,7 +7,6 @@
 //! program that does is a defect of this crate, and is refused.
 
 mod forms;
-mod fuzz;
 pub(crate) mod operands;
 #[cfg(test)]
 mod tests;
@@ -15,16 +14,13 @@ mod tests;
 use std::ops::Range;
 
 use crate::code::{
-    CONST, Call, Callee, Function, Guard, Op, ParamSlot, Pred, Program, Row, Runtime, SINK,
+    CONST, Call, Callee, Function, Guard, Kernel, Op, ParamSlot, Pred, Program, Row, Runtime, SINK,
     SINK_PRED,
 };
 use crate::limits::{
     LOCAL_BYTES_MAX, PARAM_BYTES_MAX, PREDICATES_PER_FUNCTION_MAX, REGISTERS_PER_FUNCTION_MAX,
 };
-use crate::lower::Kernel;
 use operands::{Operand, Table, Use, operands};
-
-pub use self::fuzz::fuzz;
 
 /// A program that keeps the rules on which the interpreter relies, and its kernels.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use crate::code::{
     Tensor, TextureInstruction, TextureOp, VideoInstruction, Vote, Width,
 };
 
-/// What an instruction does with a row or a predicate that it names.
+/// The use that an instruction makes of a row or a predicate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     Read32,

@@ -1,16 +1,16 @@
-//! Changes lowered programs and runs those that pass verification. With debug assertions the
-//! interpreter checks each index that it trusts, so a rule that verification lacks is a panic.
+//! Fuzz targets: any text; and changed lowered programs, which run if they pass verification. With
+//! debug assertions the interpreter checks each index that it trusts, so a rule that verification
+//! lacks is a panic.
 
 use std::sync::{OnceLock, atomic::AtomicBool};
 
-use super::operands::{self, Operand};
-use super::{Verified, verify};
-use crate::code::{CONST, Program, SINK};
+use crate::code::{CONST, Kernel, Program, SINK};
 use crate::launch::{Launch, STACK_BYTES_DEFAULT};
-use crate::lower::Kernel;
 use crate::memory::Memory;
 use crate::module::Module;
 use crate::output::Discard;
+use crate::verify::operands::{self, Operand};
+use crate::verify::{Verified, verify};
 
 const BASE: u64 = 0x3000_0000_0000;
 const WINDOW_BYTES: u64 = 1 << 30;
@@ -29,11 +29,21 @@ struct Seed {
     kernels: Vec<Kernel>,
 }
 
+/// Parses, lowers and verifies any bytes.
+pub fn text(data: &[u8]) {
+    if let Ok(text) = std::str::from_utf8(data)
+        && let Some(Seed { program, kernels }) = seed(text)
+    {
+        let verified = verify(program, kernels);
+        assert!(verified.is_ok(), "a lowered text was refused");
+    }
+}
+
 /// Fuzzes one of the programs in `texts`, which are the same at every call. Returns whether the
 /// changed program passed verification, and so was run.
 ///
 /// `data` chooses text and kernel by its first two bytes; each eight further bytes are one change.
-pub fn fuzz(texts: &[&str], data: &[u8]) -> bool {
+pub fn lowered(texts: &[&str], data: &[u8]) -> bool {
     static SEEDS: OnceLock<(Vec<Seed>, Option<Memory>)> = OnceLock::new();
     let (seeds, memory) =
         SEEDS.get_or_init(|| (texts.iter().filter_map(|t| seed(t)).collect(), memory()));

@@ -1,0 +1,31 @@
+//! Kernels of a program, as launches see them.
+
+/// A kernel of the program.
+#[derive(Debug, Clone)]
+pub struct Kernel {
+    pub name: String,
+    /// Index in [`Program::functions`](super::Program::functions).
+    pub function: u32,
+    pub params: Vec<KernelParam>,
+    pub param_bytes: u32,
+    /// `.maxntid` or `.reqntid`.
+    pub max_threads: Option<[u32; 3]>,
+    pub required_threads: Option<[u32; 3]>,
+    /// Shared memory that the PTX declares, in bytes.
+    pub shared_bytes: u32,
+    /// Start of dynamic shared memory: `shared_bytes`, aligned.
+    pub dynamic_shared_offset: u32,
+    /// Local memory of a thread along the deepest chain of calls, in bytes; a recursion counts
+    /// once.
+    pub local_bytes: u32,
+    /// Estimate of a compiler's register count, because PTX registers are virtual. It is low enough
+    /// for the largest block that the kernel allows, and for as many blocks as it asks for.
+    pub registers: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KernelParam {
+    pub offset: u32,
+    pub bytes: u32,
+    pub align: u32,
+}
