@@ -97,3 +97,19 @@ def test_a_crate_in_two_versions_is_found(tree: Path) -> None:
     package = '[[package]]\nname = "{}"\nversion = "{}"\n'
     (tree / "Cargo.lock").write_text("".join(package.format(name, v) for name in ["one", "syn"] for v in "12"))
     assert [found.what for found in tidy.twice()] == ["2 versions of one"]
+
+
+def test_each_module_with_unsafe_is_named(tree: Path) -> None:
+    """ARCHITECTURE.md's table says which modules of a crate have unsafe; comments and tests do not count."""
+    rust(tree, "// unsafe in a comment", "fn a() { unsafe { b() } }")
+    tests = tree / "crates" / "one" / "src" / "tests.rs"
+    tests.write_text("unsafe {}\n")
+    files = [tests.with_name("lib.rs"), tests]
+    assert {crate: dict(modules) for crate, modules in tidy.unsafe_of(files).items()} == {"one": {"lib": 1}}
+    table = tree / "ARCHITECTURE.md"
+    table.write_text("| `one` | contents | none |\n")
+    assert [one.what for one in tidy.unsafe_is_named(files)] == [
+        "the row of `one` does not name `lib`, which has unsafe"
+    ]
+    table.write_text("| `one` | contents | `lib`: calls |\n")
+    assert list(tidy.unsafe_is_named(files)) == []

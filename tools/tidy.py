@@ -2,6 +2,7 @@
 """Checks what rustfmt, clippy and ruff do not: run by `make lint`.
 
     python3 tools/tidy.py            prints what is wrong, file and line, and fails
+    python3 tools/tidy.py --unsafe   prints how often each module says `unsafe`, tests apart
     python3 tools/tidy.py --lower    writes the counts of `tools/tidy.json` that have fallen
 
 Three rules hold for what is new only: `tools/tidy.json` has, by crate, how many old comments, and modules that import
@@ -78,6 +79,8 @@ LICENCES = {
     "Unicode-3.0",
     "CC0-1.0",
 }
+# Files of tests, below a crate's `src`.
+TESTS = re.compile(r"(^|/)tests?(/|$)|_tests$|(^|/)hostile$")
 # Versions of one crate that others force on us; a third needs a reason.
 TWICE = {"embedded-io", "syn"}
 
@@ -96,9 +99,23 @@ class Found(NamedTuple):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lower", action="store_true", help="write the counts that have fallen")
+    parser.add_argument("--unsafe", action="store_true", help="print how often each module says `unsafe`")
     arguments = parser.parse_args()
+    if arguments.unsafe:
+        for crate, modules in unsafe_of([ROOT / name for name in tracked()]).items():
+            print(f"{crate}: " + ", ".join(f"{module} {count}" for module, count in modules.most_common()))
+        return 0
     files = [ROOT / name for name in tracked()]
-    found = [*foreign(files), *cores(files), *versions(), *numbers(), *minutes(), *licences(), *twice()]
+    found = [
+        *foreign(files),
+        *cores(files),
+        *versions(),
+        *numbers(),
+        *minutes(),
+        *licences(),
+        *twice(),
+        *unsafe_is_named(files),
+    ]
     kept: dict[str, dict[str, int]] = json.loads(COUNTS.read_text())
     old = {
         "long comments": by_crate(long_comments(files)),
@@ -188,6 +205,30 @@ def foreign(files: Iterable[Path]) -> Iterator[Found]:
                 for what, words in FOREIGN.items():
                     if words.search(line) and path != Path(__file__):
                         yield Found(name_of(path), number, f"{what}: {line.strip()[:80]}")
+
+
+def unsafe_of(files: Iterable[Path]) -> dict[str, Counter[str]]:
+    """How often each crate's modules, the first below `src`, say `unsafe` outside of comments and tests."""
+    counts: dict[str, Counter[str]] = {}
+    for path in files:
+        match = re.match(r"crates/(\w+)/src/(.+)\.rs$", name_of(path))
+        if match and not TESTS.search(match[2]):
+            code = "\n".join(line.split("//")[0] for _, line in lines_of(path))
+            if count := len(re.findall(r"\bunsafe\b", code)):
+                counts.setdefault(match[1], Counter())[match[2].split("/")[0]] += count
+    return counts
+
+
+def unsafe_is_named(files: Iterable[Path]) -> Iterator[Found]:
+    """ARCHITECTURE.md's table of crates names each module with `unsafe`."""
+    named: dict[str, tuple[int, set[str]]] = {}
+    for number, line in lines_of(ROOT / "ARCHITECTURE.md"):
+        if row := re.match(r"\| `(\w+)` \| .* \| ([^|]*) \|$", line):
+            named[row[1]] = number, set(re.findall(r"`(\w+)`", row[2]))
+    for crate, modules in unsafe_of(files).items():
+        number, known = named.get(crate, (0, set()))
+        for module in sorted(modules.keys() - known):
+            yield Found("ARCHITECTURE.md", number, f"the row of `{crate}` does not name `{module}`, which has unsafe")
 
 
 def cores(files: Iterable[Path]) -> Iterator[Found]:
