@@ -32,22 +32,24 @@ MISSING = "-"
 HEAD = """\
 # Remoting, measured
 
-The measurements of "Characterizing Network Requirements for GPU API Remoting in AI Applications" (Wang et al., 2024),
-repeated on Outboard: what remoting a call costs, and what outstanding requests (OR), shadow resources (SR) and locality
-make of it. Everything here is made by two commands from one file of results, [{results}]({results}):
+This page repeats the measurements of "Characterizing Network Requirements for GPU API Remoting in AI Applications"
+(Wang et al., 2024) on Outboard. It shows how much time remoting adds to a call, and how much outstanding requests
+(OR), shadow resources (SR) and locality save. Two commands make the page and its results file,
+[{results}]({results}):
 
 ```
 make paper-remoting          # on a machine with an NVIDIA GPU
 make paper-remoting-plots    # anywhere: this page and its pictures
 ```
 
-What differs: Outboard stands in for the driver, not for the runtime and its libraries, so there are fewer
-calls, and none that make tensor descriptors; its second link is tcp over loopback, in place of RDMA; all weights are
-random. In each part everything takes turns within one run, a process for each mode, round by round; figures are medians
-of rounds, ratios are formed within a round.
+Three things differ from the paper. Outboard replaces the driver, not the runtime and its libraries, so there are fewer
+calls, and none that make tensor descriptors. Its second link is tcp over loopback instead of RDMA. All weights are
+random. In each part, every mode has a process of its own, and the modes take turns in rounds. A figure is the median
+of the rounds; a ratio compares two modes of the same round.
 
-`sync` is every call waiting for its answer; `or` sends calls without a result and goes on; `or+sr` makes up handles and
-addresses and goes on; `or+sr+local` answers what the client knows, and is what Outboard does unless told otherwise.
+There are four modes. With `sync`, every call waits for its reply. With `or`, a call without a result is sent and
+returns at once. With `or+sr`, the client also chooses handles and addresses, so that calls which return one need not
+wait. With `or+sr+local`, the default, the client also answers calls from its own state.
 """
 
 
@@ -67,7 +69,7 @@ def document(results: dict[str, Any], source: str, pictures: str) -> tuple[str, 
             body = f"![{title}]({pictures}/{name}.svg)\n\n{body}"
         text.append(body)
         if part.get("not_run"):
-            text.append(f"Not measured for want of time: {', '.join(part['not_run'])}.\n")
+            text.append(f"Not measured, because the time was up: {', '.join(part['not_run'])}.\n")
         elsewhere: dict[str, list[str]] = {}
         for case in part.get("cases", {}).values():
             if "machine" in case:
@@ -96,12 +98,13 @@ def _figure3(part: dict[str, Any]) -> tuple[str, str]:
     modes = next((list(c["modes"]) for c in part["calls"].values() if "error" not in c), [])
     head = ["us", "local", *(f"{MODE_TITLES.get(mode, mode)} ({' + '.join(PART_COLOURS)})" for mode in modes)]
     text = (
-        "One call made again and again. API is what the call takes on the local GPU; Recv is the rest of the wait for "
-        "the server; Send is handing the message to the link; S+D is everything else that the client does, laying the "
-        "message out among it. Means, without what reading the clock costs. A call that does not wait has no Recv and "
-        "no API: the server executes it while the program goes on. So at the top level the wait of a StreamSynchronize "
-        "holds the execution of the launch before it, which `sync` has waited for already. Means hold what happens "
-        "once: copies map their staging memory when they first need it, some milliseconds among a thousand copies.\n\n"
+        "Each call is repeated many times, and its time has four parts. API is the time of the call on the local GPU. "
+        "Recv is the rest of the wait for the server. Send is the time to hand the message to the link. S+D is all "
+        "other work of the client, such as laying out the message. Figures are means, and do not include the time to "
+        "read the clock. A call that does not wait has no API and no Recv, because the server executes it while the "
+        "program goes on. So with `or+sr+local`, a StreamSynchronize also waits for the launch before it, for which "
+        "`sync` has waited already. Means include work that is done once: the first copies map their staging memory, "
+        "which takes some milliseconds in a thousand copies.\n\n"
     )
     return text + table(head, rows), svg.chart(
         "Where the time of a call goes", panels, list(PART_COLOURS.items()), 4, "microseconds"
@@ -130,8 +133,8 @@ def _table2(part: dict[str, Any]) -> tuple[str, str]:
     head = ["one step of inference, tcp", "", "async", "local", "sync", "calls"]
     head += ["async, ms", "local, ms", "sync, ms", "all, ms"]
     text = (
-        "The calls of one step by what became of them, and the time that the program spent in them. The waits of "
-        "`sync` calls hold the GPU's own work: what they wait for is not remoting.\n\n"
+        "Numbers of calls in one step, by class, and the time that the program spent in them. The time of `sync` calls "
+        "includes the GPU's own work, for which they would wait on a local GPU too.\n\n"
     )
     return text + table(head, rows), ""
 
@@ -150,8 +153,8 @@ def _figure6(part: dict[str, Any]) -> tuple[str, str]:
             panels.append(Panel(_title(case), lines=lines, labels=labels, mark=1.0))
     head = ["time over local", *(f"B = {_batch(mode)}" for mode in batches), "OR"]
     text = (
-        "Messages that need no answer are kept until there are B of them, against each being sent at once (OR), over "
-        "tcp; everything else is the same.\n\n"
+        "With batching, the client holds messages that need no reply until it has B of them. With OR, it sends each "
+        "message at once. Both run over tcp, and nothing else differs.\n\n"
     )
     legend = [("batches of B", ORANGE), ("OR", BLUE)]
     return text + table(head, rows), svg.chart("Batching against outstanding requests", panels, legend, 3, "over local")
@@ -177,7 +180,10 @@ def _figure7(part: dict[str, Any]) -> tuple[str, str]:
         if bars:
             panels.append(Panel(_title(case), bars, mark=1.0))
     head = ["over the fastest", *(mode.replace(":", ", ") for mode in part["modes"])]
-    text = "Each optimisation on top of the one before, over shm (left) and tcp (right).\n\n"
+    text = (
+        "Each mode has the optimisations of the mode before it and one more, over shm (left) and tcp (right). "
+        "Times are relative to the fastest mode.\n\n"
+    )
     legend = list(LEVEL_COLOURS.items())
     return text + table(head, rows), svg.chart("What each optimisation adds", panels, legend, 2, "over the fastest")
 
@@ -203,7 +209,10 @@ def _table5(part: dict[str, Any]) -> tuple[str, str]:
         if bars:
             panels.append(Panel(_title(case), bars, mark=1.0))
     head = ["ms (over local)", *(MODE_TITLES.get(mode, mode) for mode in part["modes"])]
-    text = "A step: the input copied in, the model, the result read back; in training, the loss.\n\n"
+    text = (
+        "Time of one step: copy the input to the GPU, run the model, read the result back (in training, the loss). "
+        "In brackets: the time relative to the local GPU.\n\n"
+    )
     legend = [("sync", GREY), (BEST, BLUE)]
     return text + table(head, rows), svg.chart("Programs through Outboard", panels, legend, 3, "over local")
 
@@ -292,7 +301,10 @@ def main(
     try:
         text, pictures = make(results, str(source), folder.name)
     except (KeyError, TypeError) as error:
-        print(f"{program}: {options.results} is no file of results: {error!r} is missing or another", file=sys.stderr)
+        print(
+            f"{program}: {options.results} is no file of results: {error!r}, missing or of another form",
+            file=sys.stderr,
+        )
         return 1
     folder.mkdir(parents=True, exist_ok=True)
     options.page.write_text(text)

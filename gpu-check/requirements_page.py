@@ -21,21 +21,22 @@ SLOPE_GBPS = 200
 HEAD = """\
 # Requirements, measured
 
-What `outboard require` predicts from one recording on a local GPU ([how](requirements.md)), against the same programs
-run over emulated networks: round-trip times of {rtts} us, bandwidths of {bandwidths} Gbps. Made by two commands from
-one file, [{results}]({results}):
+This page compares the predictions of `outboard require` with measurements. A prediction needs one recording on a local
+GPU ([requirements.md](requirements.md) explains the models). The same programs then run over emulated networks, with
+round-trip times of {rtts} us and bandwidths of {bandwidths} Gbps. Two commands make the page and its results file,
+[{results}]({results}):
 
 ```
 make paper-requirements          # on a machine with an NVIDIA GPU
 make paper-requirements-page     # anywhere: predicts again from the recordings, and makes this page and its picture
 ```
 
-The program on the local GPU and behind the emulated network take turns, network after network. The machines are
-virtual and shared, and have slower and faster seconds; what a step takes is the least of its rounds' medians, and the
-local step the middle of as many such figures as there are networks. *Noise* is how far these local figures lie off
-their middle, with nothing between program and GPU: no prediction can be seen to be better than that. A network over
-which the step seemed slower than over one that is harder in every way is measured again, up to six times. An error is
-the predicted step time over the measured one, less 1; the prediction knows the recording and the local step (`--step`).
+For each network, the program runs in turns on the local GPU and over the network. The machines are virtual and shared,
+so their speed varies from second to second. Therefore the time of a step is the lowest of its rounds' medians. The
+local time is the median of these figures over all networks. *Noise* is the deviation of the single local figures from
+that median; no measurement can show an error below it. If a step was slower over one network than over a network with
+less bandwidth and a longer round trip, it is measured again, up to six times. *Error* is the predicted step time
+divided by the measured one, minus 1. The prediction uses the recording and the measured local step (`--step`).
 """
 
 
@@ -44,11 +45,11 @@ def document(results: dict[str, Any], source: str, pictures: str) -> tuple[str, 
     lists = {"rtts": _list(RTTS_US), "bandwidths": _list(BANDWIDTHS_GBPS)}
     text = [HEAD.format(results=source, **lists)]
     measured = {n: entry for n, entry in results["cases"].items() if entry["status"] == "ok" and entry["networks"]}
-    text.append("## How far off\n\n" + _errors(measured) + _all(measured))
+    text.append("## Errors of the predictions\n\n" + _errors(measured) + _all(measured))
     text.append("## At the requirement\n\n" + _checks(measured, results["budget"], results["check_gbps"]))
     text.append(
         f"## Overhead over round-trip time\n\n![Overhead over round-trip time]({pictures}/slopes.svg)\n\n"
-        f"At {SLOPE_GBPS} Gbps: what was measured, and what both models predict.\n"
+        f"The measured overhead at {SLOPE_GBPS} Gbps, and the predictions of both models.\n"
     )
     text += [_grid(entry) for entry in measured.values()]
     left = [f"- {e['title']}: {e['status']}, {e['error']}" for e in results["cases"].values() if e["status"] != "ok"]
@@ -61,8 +62,8 @@ def _errors(measured: dict[str, Any]) -> str:
     head = [
         "",
         "local, ms",
-        "noise: median (90 %)",
-        *(f"{title}: median error (90 %, most)" for title in MODELS.values()),
+        "noise: median (90th percentile)",
+        *(f"{title}: median error (90th percentile, largest)" for title in MODELS.values()),
     ]
     rows = []
     for entry in measured.values():
@@ -84,17 +85,17 @@ def _all(measured: dict[str, Any]) -> str:
         if sizes:
             p90 = sizes[round(0.9 * (len(sizes) - 1))]
             said.append(f"{title} {statistics.median(sizes):.1%} (90th percentile {p90:.1%})")
-    return f"\nOver all programs and networks, the median error: {'; '.join(said) or 'nothing was measured'}.\n"
+    return f"\nMedian error over all programs and networks: {'; '.join(said) or 'nothing was measured'}.\n"
 
 
 def _checks(measured: dict[str, Any], budget: str, gbps: float) -> str:
     head = [
         "overhead",
-        "largest RTT predicted",
-        "at half of it",
-        "at it",
-        "at double",
-        f"the {budget} hold, hold, break",
+        "predicted largest RTT",
+        "at half that RTT",
+        "at that RTT",
+        "at twice that RTT",
+        f"within {budget}, within, beyond: as predicted",
     ]
     limit = float(budget.removesuffix("%")) / 100
     rows = []
@@ -108,7 +109,12 @@ def _checks(measured: dict[str, Any], budget: str, gbps: float) -> str:
         rows.append(
             [entry["title"], rtt, *(f"{o:+.1%}" for o in overheads), ", ".join("yes" if h else "no" for h in holds)]
         )
-    return f"At {gbps} Gbps.\n\n" + (paper_plots.table(head, rows) if rows else "Not measured yet.\n")
+    about = (
+        f"For each program, the largest round-trip time that the replay predicts to keep the overhead within {budget}, "
+        f"and the overhead measured at half, once and twice that time, at {gbps} Gbps. The overhead should be within "
+        f"{budget} at the first two and beyond it at the third.\n\n"
+    )
+    return about + (paper_plots.table(head, rows) if rows else "Not measured yet.\n")
 
 
 def _grid(entry: dict[str, Any]) -> str:

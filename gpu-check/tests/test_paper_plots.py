@@ -80,7 +80,7 @@ def test_page_and_pictures(tmp_path):
     assert "[results/r.json](results/r.json)" in text
     # The wait of 25 us holds the 4 us of the call itself.
     assert "| LaunchKernel | 4.00 | 30.0 (4.00 + 21.0 + 2.00 + 3.00)" in text
-    assert "shm: the worker ended" in text and "Not measured for want of time: mem_alloc." in text
+    assert "shm: the worker ended" in text and "Not measured, because the time was up: mem_alloc." in text
     assert "| Model A | OR alone | 414 | 937 | 4 | 1,355 |" in text
     assert "skip: not installed: diffusers" in text
     assert "NVIDIA Test (driver 1.2), 16 cores, torch 2.11.0, 2026-01-01T00:00:00Z, commit abc" in text
