@@ -113,3 +113,12 @@ def test_each_module_with_unsafe_is_named(tree: Path) -> None:
     ]
     table.write_text("| `one` | contents | `lib`: calls |\n")
     assert list(tidy.unsafe_is_named(files)) == []
+
+
+def test_the_first_page_of_the_specification_agrees_with_its_sections(tree: Path) -> None:
+    page = "# Promises\n\n| At most 1.5 s and 20 of 4,000 | [Two words](#two-words) |\n\n## Two words\n\n"
+    specification = tree / "SPECIFICATION.md"
+    specification.write_text(page + "| it | 1.5 s, 20, 4,000 |\n")
+    assert list(tidy.one_page()) == []
+    specification.write_text(page + "| it | 11.5 s, 20, 4,000 |\n")
+    assert [(one.line, one.what) for one in tidy.one_page()] == [(3, "1.5 is not in the section two-words")]

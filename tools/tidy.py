@@ -115,6 +115,7 @@ def main() -> int:
         *licences(),
         *twice(),
         *unsafe_is_named(files),
+        *one_page(),
     ]
     kept: dict[str, dict[str, int]] = json.loads(COUNTS.read_text())
     old = {
@@ -229,6 +230,22 @@ def unsafe_is_named(files: Iterable[Path]) -> Iterator[Found]:
         number, known = named.get(crate, (0, set()))
         for module in sorted(modules.keys() - known):
             yield Found("ARCHITECTURE.md", number, f"the row of `{crate}` does not name `{module}`, which has unsafe")
+
+
+def one_page() -> Iterator[Found]:
+    """The numbers on the first page of SPECIFICATION.md stand in the sections that its lines name, too."""
+    path = ROOT / "SPECIFICATION.md"
+    sections: dict[str, str] = {}
+    anchor = ""
+    for _, line in lines_of(path):
+        if title := re.match(r"##+ (.+)", line):
+            anchor = re.sub(r"[^a-z0-9 -]", "", title[1].lower()).replace(" ", "-")
+        sections[anchor] = sections.get(anchor, "") + line + "\n"
+    for number, line in lines_of(path):
+        if row := re.match(r"\| (.*) \| \[[^]]+\]\(#([\w-]+)\) \|$", line):
+            for figure in re.findall(r"(?<![\w.,])\d[\d.,]*(?:e-\d+)?(?<![.,])", row[1]):
+                if not re.search(rf"(?<![\w.,]){re.escape(figure)}(?![\d])", sections.get(row[2], "")):
+                    yield Found(path.name, number, f"{figure} is not in the section {row[2]}")
 
 
 def cores(files: Iterable[Path]) -> Iterator[Found]:
