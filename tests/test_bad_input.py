@@ -86,12 +86,11 @@ def test_faults_name_kernel_and_address(server: Server, link: str) -> None:
 
 def worker_pids(server: Server) -> list[int]:
     """Returns the worker processes of a server that have a client, without spares."""
-    columns = ["ps", "-ww", "-o", "pid=,comm=,args=", "--ppid", str(server.process.pid)]
+    columns = ["ps", "-o", "pid=,comm=", "--ppid", str(server.process.pid)]
     lines = subprocess.run(columns, capture_output=True, text=True).stdout.splitlines()
-    processes = [line.split(maxsplit=2) for line in lines]
-    # A process that is not a worker yet is a copy of the server about to become one.
-    workers = [process for process in processes if " worker " in process[2]]
-    return [int(pid) for pid, name, args in workers if "--spare" not in args or name == "outboard-worker"]
+    processes = [line.split() for line in lines]
+    # A worker names itself once it knows what it is for.
+    return [int(pid) for pid, name in processes if name == "outboard-worker"]
 
 
 def wait_until(true: object, seconds: float = 10) -> None:

@@ -8,9 +8,9 @@ use std::{ffi::OsString, os::fd::RawFd, path::PathBuf, time::Duration};
 
 use clap::{Parser, Subcommand, ValueEnum};
 use outboard_api::optimise::{LEVELS, Level, VARIABLE};
-use outboard_link::{Endpoint, RdmaOptions, emulated};
+use outboard_link::{Endpoint, emulated};
 use outboard_model::{Budget, Pcie};
-use outboard_server::supervisor::{self, Capability, Checks, DeviceKind};
+use outboard_server::supervisor::{self, Capability, Checks};
 use outboard_wire::network::{self, Bandwidth, KNOWN, Network};
 use regex::Regex;
 
@@ -264,7 +264,7 @@ recording's overhead is over the budget.
 Examples:
   outboard probe tcp://10.0.0.7
   outboard probe shm:///tmp/gpu.sock --seconds 1 --json
-  outboard probe tcp://10.0.0.7 --connections 1      as through a tunnel for one port
+  outboard probe tcp://10.0.0.7 --connections 8      as many as a session has at most
   outboard probe tcp://10.0.0.7 --recording a.trace  would this program do over it?")]
 pub(crate) struct ProbeArgs {
     /// The server [default: OUTBOARD_GPU, else shm at its default address]
@@ -345,31 +345,6 @@ pub(crate) struct SweepArgs {
 pub(crate) struct WorkerArgs {
     #[arg(long)]
     pub(crate) control: RawFd,
-    #[arg(long, requires = "session")]
-    pub(crate) fd: Option<RawFd>,
-    #[arg(long, requires = "fd")]
-    pub(crate) session: Option<u64>,
-    #[arg(long, requires = "fd")]
-    pub(crate) facts: Option<RawFd>,
-    #[arg(long, requires = "fd")]
-    pub(crate) rdma: Option<RdmaOptions>,
-    /// The client comes later.
-    #[arg(long, required_unless_present = "fd", conflicts_with = "fd")]
-    pub(crate) spare: bool,
-    #[arg(long)]
-    pub(crate) device: DeviceKind,
-    #[arg(long)]
-    pub(crate) memory: Option<u64>,
-    #[arg(long)]
-    pub(crate) threads: Option<usize>,
-    #[arg(long)]
-    pub(crate) devices: Option<usize>,
-    #[arg(long)]
-    pub(crate) capability: Option<Capability>,
-    #[command(flatten)]
-    pub(crate) watch: WatchArgs,
-    #[arg(long)]
-    pub(crate) cache: Option<PathBuf>,
 }
 
 fn levels_help() -> String {

@@ -1,12 +1,11 @@
 //! `outboard serve`, and the workers that it starts.
 
-use std::{env, ffi::OsString, io::Write, path::PathBuf, process::ExitCode};
+use std::{env, io::Write, path::PathBuf, process::ExitCode};
 
 use anyhow::Context;
 use outboard_link::{Endpoint, Host};
 use outboard_server::supervisor::{
-    DeviceKind, DeviceOptions, SOFT_MEMORY_BYTES_MAX, ServeOptions, Supervisor, Watch,
-    WorkerOptions, run_worker,
+    DeviceKind, DeviceOptions, SOFT_MEMORY_BYTES_MAX, ServeOptions, Supervisor, Watch, run_worker,
 };
 
 use crate::args::{CacheArgs, DeviceArg, ServeArgs, WorkerArgs};
@@ -17,27 +16,6 @@ pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         false => args.listen,
     };
     let kind = choose_device(args.device)?;
-    let mut worker_args: Vec<OsString> =
-        vec!["worker".into(), "--device".into(), kind.name().into()];
-    let mut push = |flag: &str, value: Option<OsString>| {
-        worker_args.extend(value.into_iter().flat_map(|value| [flag.into(), value]));
-    };
-    push(
-        "--memory",
-        args.memory.map(|bytes| bytes.to_string().into()),
-    );
-    push(
-        "--threads",
-        args.threads.map(|count| count.to_string().into()),
-    );
-    push(
-        "--devices",
-        args.devices.map(|count| count.to_string().into()),
-    );
-    push(
-        "--capability",
-        args.capability.map(|one| one.to_string().into()),
-    );
     let watch = args.watch;
     anyhow::ensure!(
         kind == DeviceKind::Soft || watch.check.is_none() && watch.seed.is_none(),
@@ -59,17 +37,24 @@ pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
             folder.display()
         );
     }
-    push("--check", watch.check.map(|list| list.to_string().into()));
-    push("--seed", watch.seed.map(|seed| seed.to_string().into()));
-    push("--cache", cache_folder(args.cache).map(Into::into));
-    if watch.check_fail {
-        worker_args.push("--check-fail".into());
-    }
     let options = ServeOptions {
         listen,
         sessions_max: args.sessions_max.into(),
         spares: args.spare.into(),
-        worker_args,
+        device: DeviceOptions {
+            kind,
+            memory_bytes: args.memory,
+            threads: args.threads.map(Into::into),
+            devices: args.devices.unwrap_or(1).into(),
+            capability: args.capability.unwrap_or_default(),
+            watch: Watch {
+                checks: watch.check.unwrap_or_default(),
+                fail: watch.check_fail,
+                seed: watch.seed,
+            },
+        },
+        cache: cache_folder(args.cache),
+        worker_args: vec!["worker".into()],
     };
     let supervisor = Supervisor::bind(options)?;
     let mut out = std::io::stdout().lock();
@@ -89,26 +74,7 @@ pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
 }
 
 pub(crate) fn worker(args: WorkerArgs) -> anyhow::Result<ExitCode> {
-    run_worker(WorkerOptions {
-        control: args.control,
-        client: args.fd.zip(args.session),
-        rdma: args.rdma,
-        facts: args.facts,
-        device: DeviceOptions {
-            kind: args.device,
-            memory_bytes: args.memory,
-            threads: args.threads,
-            devices: args.devices.unwrap_or(1),
-            capability: args.capability.unwrap_or_default(),
-            watch: Watch {
-                checks: args.watch.check.unwrap_or_default(),
-                fail: args.watch.check_fail,
-                seed: args.watch.seed,
-            },
-        },
-        cache: args.cache,
-    })
-    .context("worker")?;
+    run_worker(args.control).context("worker")?;
     Ok(ExitCode::SUCCESS)
 }
 

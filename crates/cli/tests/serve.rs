@@ -7,16 +7,24 @@ mod common;
 use std::{
     fs,
     io::{Read, Write},
-    net::{TcpListener, TcpStream},
-    os::unix::net::UnixListener,
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::{fd::AsRawFd as _, unix::net::UnixListener},
     thread,
     time::{Duration, Instant},
 };
 
 use common::*;
-use outboard_link::{DialError, Endpoint, connect, dial};
-use outboard_wire::handshake::{
-    HandshakeError, PREAMBLE_BYTES, PROTOCOL_VERSION, Preamble, Purpose, encode_hello,
+use outboard_link::{
+    DialError, Endpoint, Link, Receiver, Sender, Wait, connect, dial, open_data_connections,
+};
+use outboard_wire::{
+    Message as _, frame,
+    handshake::{
+        HandshakeError, PREAMBLE_BYTES, PROTOCOL_VERSION, Preamble, Purpose, SessionKey,
+        encode_hello,
+    },
+    limits::SESSION_KEY_BYTES,
+    messages,
 };
 use rustix::process::{Signal, kill_process};
 
@@ -192,7 +200,7 @@ fn a_killed_worker_is_logged_and_harms_nobody_else() {
     server.expect_log("the worker was killed by SIGKILL (9)");
     let (_sender, mut receiver) = link.split();
     let error = receiver
-        .recv(outboard_link::Wait::Until(Instant::now() + PATIENCE))
+        .recv(Wait::Until(Instant::now() + PATIENCE))
         .unwrap_err();
     assert!(error.is_disconnect(), "{error}");
     query(&server.shm).unwrap();
@@ -335,34 +343,100 @@ fn a_stale_socket_is_replaced_and_only_the_owner_may_connect() {
 
 #[test]
 fn what_a_worker_is_told_is_not_trusted_either() {
-    for args in [
-        vec![
-            "worker",
-            "--fd",
-            "0",
-            "--control",
-            "0",
-            "--session",
-            "1",
-            "--device",
-            "soft",
-        ],
-        vec![
-            "worker",
-            "--fd",
-            "99",
-            "--control",
-            "98",
-            "--session",
-            "1",
-            "--device",
-            "soft",
-        ],
-        vec!["worker", "--spare", "--control", "99", "--device", "soft"],
-    ] {
-        let output = output(outboard().args(&args));
+    for control in ["0", "99"] {
+        let output = output(outboard().args(["worker", "--control", control]));
         assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
     }
+    for order in [&b"\xff\xff\xff"[..], b"\x00"] {
+        let (ours, theirs) = rustix::net::socketpair(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::SEQPACKET,
+            rustix::net::SocketFlags::empty(),
+            None,
+        )
+        .unwrap();
+        rustix::io::write(&ours, order).unwrap();
+        let number = theirs.as_raw_fd().to_string();
+        let output = output(outboard().args(["worker", "--control", &number]));
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(!stderr.contains("panicked"), "{stderr}");
+    }
+}
+
+/// Returns the key of a session's data connections, of which it asks for `count`.
+fn ask_data_connections(link: Link, count: u32) -> (SessionKey, (Sender, Receiver)) {
+    let (mut sender, mut receiver) = link.split();
+    let question = messages::DataConnectionsOpen {
+        connections_max: count,
+    };
+    let len = frame::request_len(&question);
+    frame::encode_request(sender.reserve(len).unwrap(), 1, 0, &question).unwrap();
+    sender.commit(len).unwrap();
+    sender.flush().unwrap();
+    let wait = Wait::Until(Instant::now() + PATIENCE);
+    let answer = receiver.recv(wait).unwrap().unwrap();
+    let (_, mut body) = frame::decode_reply(answer).unwrap();
+    let reply = messages::DataConnectionsOpenReply::decode(&mut body).unwrap();
+    assert_eq!(reply.connections, count);
+    let key = SessionKey::new(reply.key.as_ref().try_into().unwrap());
+    (key, (sender, receiver))
+}
+
+#[test]
+fn data_connections_come_to_the_sessions_port_with_its_key_and_no_other() {
+    let flags = &["--device", "soft", "--threads", "1", "--spare", "0"];
+    let mut command = outboard();
+    command.env("OUTBOARD_DATA_CONNECTIONS", "2");
+    let server = Server::start_with(command.arg("serve").args(flags));
+    let Endpoint::Tcp { port, .. } = server.tcp else {
+        unreachable!()
+    };
+    let at = SocketAddr::from(([127, 0, 0, 1], port));
+    let open = |key| open_data_connections(at, key, 2, Instant::now() + PATIENCE);
+    let refused = |key| {
+        let error = open(key).err().unwrap().to_string();
+        assert!(error.contains("no session of it awaits"), "{error}");
+    };
+    let (link, ..) = dial(&server.tcp, &hello(Purpose::Session), PATIENCE).unwrap();
+    let (key, session) = ask_data_connections(link, 2);
+    // Strangers: with another key, without a word, with half a hello. None is charged to the
+    // session.
+    let wrong = SessionKey::new([0; SESSION_KEY_BYTES]);
+    let crowd: Vec<_> = (0..40).map(|_| TcpStream::connect(at).unwrap()).collect();
+    for mut stranger in &crowd[..20] {
+        stranger.write_all(b"OUTBOARD").unwrap();
+    }
+    for _ in 0..5 {
+        refused(wrong);
+    }
+    let connections = open(key).unwrap();
+    assert_eq!(connections.len(), 2);
+    server.expect_log("data connections are open");
+    // It has all that it asked for.
+    refused(key);
+    // Another session has another key, and its end closes nothing of the first.
+    let (link, ..) = dial(&server.tcp, &hello(Purpose::Session), PATIENCE).unwrap();
+    let (other, second) = ask_data_connections(link, 2);
+    assert!(!other.is(&key));
+    drop(second);
+    drop(crowd);
+    eventually("one worker left", || server.workers().len() == 1);
+    refused(other);
+    let mut receivers: Vec<_> = connections
+        .into_iter()
+        .map(|(link, _)| link.split())
+        .collect();
+    for (_, receiver) in &mut receivers {
+        let soon = Wait::Until(Instant::now() + Duration::from_millis(20));
+        assert_eq!(receiver.recv(soon).unwrap(), None);
+    }
+    drop(session);
+    for (_, receiver) in &mut receivers {
+        let until = Wait::Until(Instant::now() + PATIENCE);
+        assert!(receiver.recv(until).is_err(), "closed with the session");
+    }
+    refused(key);
 }
 
 #[test]

@@ -3,7 +3,10 @@
 use outboard_wire::{
     Message as _, Op, Reader, doc,
     frame::{self, RequestHeader, decode_reply},
-    handshake::{self, ClientHello, Clock, Emulation, PREAMBLE_BYTES, Preamble, Purpose},
+    handshake::{
+        self, ClientHello, Clock, Emulation, PREAMBLE_BYTES, Preamble, Purpose, SessionKey,
+    },
+    limits::SESSION_KEY_BYTES,
     messages::{self, Note, Request},
     network::Network,
 };
@@ -302,7 +305,13 @@ fn hellos() -> Vec<Vec<u8>> {
         }),
         ..hello.clone()
     };
-    [hello, emulated]
+    let data_connection = ClientHello {
+        purpose: Purpose::DataConnection {
+            key: SessionKey::new([7; SESSION_KEY_BYTES]),
+        },
+        ..hello.clone()
+    };
+    [hello, emulated, data_connection]
         .iter()
         .flat_map(handshake::encode_hello)
         .chain([handshake::encode_refusal("full")])

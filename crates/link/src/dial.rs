@@ -10,7 +10,7 @@ use outboard_wire::{
     limits,
 };
 
-use crate::{Endpoint, Error, Link, connect};
+use crate::{Endpoint, Error, Link, Stream, connect};
 
 /// Reason why no session came about.
 #[derive(Debug, thiserror::Error)]
@@ -38,16 +38,29 @@ pub fn dial(
         ..hello.clone()
     };
     stream.write_all_deadline(&handshake::encode_hello(&hello)?, deadline)?;
+    let welcome = read_welcome(&mut stream, deadline).map_err(|error| match error {
+        DialError::Link(Error::TimedOut { ms, .. }) => Error::Silent {
+            endpoint: endpoint.to_string(),
+            ms,
+        }
+        .into(),
+        other => other,
+    })?;
+    let socket = stream.as_fd().as_raw_fd();
+    let link = match &hello.emulation {
+        None => stream.into_link_client(deadline)?,
+        Some(emulation) => stream.into_emulated_client(deadline, &emulation.network)?,
+    };
+    Ok((link, socket, welcome))
+}
+
+/// Reads the server's answer to a hello.
+pub(crate) fn read_welcome(
+    stream: &mut Stream,
+    deadline: Instant,
+) -> Result<ServerWelcome, DialError> {
     let mut preamble = [0; PREAMBLE_BYTES];
-    stream
-        .read_exact_deadline(&mut preamble, deadline)
-        .map_err(|error| match error {
-            Error::TimedOut { ms, .. } => Error::Silent {
-                endpoint: endpoint.to_string(),
-                ms,
-            },
-            other => other,
-        })?;
+    stream.read_exact_deadline(&mut preamble, deadline)?;
     let preamble = Preamble::decode(&preamble)?;
     // A refusal says more than a version that differs, so it is read first.
     let mut document = vec![0; preamble.document_bytes];
@@ -55,11 +68,5 @@ pub fn dial(
         preamble.check_version()?;
     }
     stream.read_exact_deadline(&mut document, deadline)?;
-    let welcome = handshake::decode_welcome(&preamble, &document)?;
-    let socket = stream.as_fd().as_raw_fd();
-    let link = match &hello.emulation {
-        None => stream.into_link_client(deadline)?,
-        Some(emulation) => stream.into_emulated_client(deadline, &emulation.network)?,
-    };
-    Ok((link, socket, welcome))
+    Ok(handshake::decode_welcome(&preamble, &document)?)
 }

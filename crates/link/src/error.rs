@@ -111,7 +111,7 @@ impl Error {
 
     /// Converts an error of the operating system, met while `doing` something, for `map_err`.
     /// Errors of a broken connection become [`Error::Closed`] or [`Error::Vanished`].
-    pub(crate) fn io<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> Self {
+    pub fn io<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> Self {
         move |error| {
             let source = error.into();
             match source.kind() {

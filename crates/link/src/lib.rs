@@ -26,9 +26,8 @@
 //!   them out of the ring, whose bytes the peer can still write.
 //! * [`Receiver::recv_placed`] receives long frames into the caller's memory: pinned memory, or a
 //!   copy's destination.
-//! * [`DataConnectionListener`] and [`open_data_connections`] make data connections between the two
-//!   sides of a session, for more bytes a second than one connection carries. Each is a link of its
-//!   own, and no order holds between links.
+//! * [`open_data_connections`] opens data connections of a session, for more bytes a second than
+//!   one connection carries. Each is a link of its own, and no order holds between links.
 //! * [`Stream::into_emulated_client`] and [`Stream::into_emulated_server`] make a link with a
 //!   network's delays; see [`emulated`]. [`dial`] does so if the hello asks for it.
 //! * A waiting thread notices a peer's death within
@@ -76,10 +75,7 @@ pub mod tcp;
 
 #[cfg(not(loom))]
 pub use crate::{
-    data_connections::{
-        DataConnectionKey, DataConnectionListener, data_connections_are_set,
-        data_connections_wanted, open_data_connections,
-    },
+    data_connections::{data_connections_are_set, data_connections_wanted, open_data_connections},
     dial::{DialError, dial},
     endpoint::{Endpoint, EndpointError, Host},
     handles::{Closer, Waker},

@@ -85,12 +85,11 @@ impl Link {
         }
     }
 
-    /// Returns our address and the peer's if further connections can be made to them: those of a
-    /// tcp link.
-    pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
+    /// Returns the peer's address if the session can have data connections: that of a tcp link.
+    pub fn data_connections(&self) -> Option<SocketAddr> {
         match self {
             Self::Shm(_) | Self::Rdma(_) | Self::Emulated(_) => None,
-            Self::Tcp(link) => link.addresses(),
+            Self::Tcp(link) => link.peer(),
         }
     }
 

@@ -17,6 +17,7 @@ pub mod images;
 pub mod log;
 pub mod nvidia;
 mod office;
+mod pass_fd;
 pub mod session;
 pub mod soft;
 pub mod supervisor;

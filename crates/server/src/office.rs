@@ -30,7 +30,7 @@ use std::{
 use outboard_api::CUresult;
 use rustc_hash::FxHashMap;
 
-use crate::{device::Failure, supervisor::pass_fd};
+use crate::{device::Failure, pass_fd};
 
 /// Timeout for reading from and writing to the other end of the socket.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -190,7 +190,7 @@ fn serve(mut visitor: UnixStream, exports: &Exports) -> io::Result<()> {
         }
     };
     match file {
-        Some(file) => pass_fd::send(&visitor, &answer, file.as_fd()),
+        Some(file) => pass_fd::send(&visitor, &answer, &[file.as_fd()]),
         None => visitor.write_all(&answer),
     }
 }
@@ -218,11 +218,11 @@ fn ask(token: &[u8; TOKEN_BYTES], number: &[u8]) -> io::Result<Export> {
     office.set_write_timeout(Some(PATIENCE))?;
     office.write_all(number)?;
     let mut answer = [0; ANSWER_BYTES];
-    let (len, file) = pass_fd::receive(&office, &mut answer)?;
+    let (len, files) = pass_fd::receive(&office, &mut answer)?;
     if len != ANSWER_BYTES {
         return Err(io::ErrorKind::NotFound.into());
     }
-    decode(&answer, file).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    decode(&answer, files.into_iter().next()).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 fn decode(answer: &[u8; ANSWER_BYTES], file: Option<OwnedFd>) -> Option<Export> {

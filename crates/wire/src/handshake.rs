@@ -16,7 +16,12 @@ use std::fmt;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use thiserror::Error;
 
-use crate::{doc::DeviceCard, limits, messages::FINGERPRINT, network::Network};
+use crate::{
+    doc::DeviceCard,
+    limits::{self, SESSION_KEY_BYTES},
+    messages::FINGERPRINT,
+    network::Network,
+};
 
 pub const MAGIC: [u8; 8] = *b"OUTBOARD";
 pub const PROTOCOL_VERSION: u16 = 3;
@@ -37,6 +42,36 @@ pub enum Purpose {
     Greeting,
     /// Answer the management library: no device is opened or named.
     Management,
+    /// Carry the data of long copies for the session whose key this is.
+    DataConnection { key: SessionKey },
+}
+
+/// Secret that a server gives to one session's client. A further connection presents it to become
+/// part of the session.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionKey([u8; SESSION_KEY_BYTES]);
+
+impl SessionKey {
+    pub const fn new(bytes: [u8; SESSION_KEY_BYTES]) -> SessionKey {
+        SessionKey(bytes)
+    }
+
+    pub fn bytes(&self) -> &[u8; SESSION_KEY_BYTES] {
+        &self.0
+    }
+
+    /// Compares in a time that tells nothing about where the keys differ.
+    pub fn is(&self, other: &SessionKey) -> bool {
+        let differences = self.0.iter().zip(&other.0).fold(0, |d, (a, b)| d | (a ^ b));
+        std::hint::black_box(differences) == 0
+    }
+}
+
+/// Shows nothing of the secret.
+impl fmt::Debug for SessionKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SessionKey(..)")
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

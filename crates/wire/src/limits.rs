@@ -91,14 +91,10 @@ pub const DATA_PIECE_BYTES_MAX: usize = 1 << 20;
 pub const DATA_FRAMES_AHEAD_MAX: usize = 8;
 /// Data of replies that waits for a data connection, at most.
 pub const DATA_REPLIES_BYTES_MAX: usize = 32 << 20;
-/// Time that a server listens for a session's data connections, and time that each new connection
-/// there has to send the key.
+/// Time that a client has to open its data connections once it has asked for them.
 pub const DATA_CONNECTIONS_OPEN_MS_MAX: u64 = 5_000;
-pub const DATA_CONNECTION_GREETING_MS_MAX: u64 = 1_000;
-/// Connections to that port whose key is awaited, at most.
-pub const DATA_CONNECTION_GREETINGS_MAX: usize = 16;
 /// Length of the secret that tells a session's data connections from strangers.
-pub const DATA_CONNECTION_KEY_BYTES: usize = 32;
+pub const SESSION_KEY_BYTES: usize = 32;
 /// Time that data sent on other data connections has to arrive after one of them has ended.
 pub const DATA_CONNECTION_END_MS_MAX: u64 = 1_000;
 /// Largest ring that a client maps for a server.

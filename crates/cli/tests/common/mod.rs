@@ -179,14 +179,14 @@ impl Server {
     /// Returns the workers that have a client.
     pub fn workers(&self) -> Vec<Pid> {
         let mut children = self.children();
-        // A forked copy of the server that has yet to become a worker does not count.
-        children.retain(|pid| read_proc(*pid, "cmdline").contains("worker") && !is_spare(*pid));
+        // A worker that has yet to learn what it is for does not count.
+        children.retain(|pid| process_name(*pid) == "outboard-worker");
         children
     }
 
     pub fn spares(&self) -> Vec<Pid> {
         let mut children = self.children();
-        children.retain(|pid| is_spare(*pid));
+        children.retain(|pid| process_name(*pid) == "outboard-spare");
         children
     }
 
@@ -230,15 +230,10 @@ impl Drop for Server {
     }
 }
 
-/// Returns whether this is a worker without a client, or one that is starting.
-fn is_spare(pid: Pid) -> bool {
-    let is_started_ahead = read_proc(pid, "cmdline").contains("--spare");
-    is_started_ahead && read_proc(pid, "comm").trim() != "outboard-worker"
-}
-
-fn read_proc(pid: Pid, name: &str) -> String {
-    let bytes = fs::read(format!("/proc/{}/{name}", pid.as_raw_nonzero()));
-    text(&bytes.unwrap_or_default())
+/// Returns the name that a worker gives itself: `outboard-worker` or `outboard-spare`.
+fn process_name(pid: Pid) -> String {
+    let name = fs::read(format!("/proc/{}/comm", pid.as_raw_nonzero()));
+    text(name.unwrap_or_default().trim_ascii())
 }
 
 pub fn is_alive(pid: Pid) -> bool {

@@ -22,8 +22,8 @@ use std::{
 
 use outboard_api::CUresult;
 use outboard_link::{
-    Closer, DataConnectionKey, Frame, Link, Receiver, Segment, Sender, Wait,
-    data_connections_are_set, data_connections_wanted, open_data_connections,
+    Closer, Frame, Link, Receiver, Segment, Sender, Wait, data_connections_are_set,
+    data_connections_wanted, open_data_connections,
 };
 use outboard_wire::{
     Op,
@@ -31,6 +31,7 @@ use outboard_wire::{
         REPLY_DATA_AT, ReplyHeader, decode_reply, encode_request_for_data_connection,
         encode_request_head_for_data_connection, request_len,
     },
+    handshake::SessionKey,
     limits::{DATA_CONNECTIONS_OPEN_MS_MAX, DATA_PIECE_BYTES_MAX, DATA_PIECE_BYTES_MIN},
     messages,
 };
@@ -80,7 +81,7 @@ pub(super) struct Held {
 impl DataConnections {
     pub(super) fn new(link: &Link) -> DataConnections {
         DataConnections {
-            server: link.addresses().map(|(_, theirs)| theirs),
+            server: link.data_connections(),
             is_asked: AtomicBool::new(false),
             open: OnceLock::new(),
             landed: Landed::default(),
@@ -164,23 +165,17 @@ impl Session {
             0,
             &messages::DataConnectionsOpen { connections_max },
             |reply| {
-                let key = DataConnectionKey::try_from(&*reply.key).ok();
-                let port = u16::try_from(reply.port).ok();
-                (
-                    reply.connections.min(connections_max) as usize,
-                    port.zip(key),
-                )
+                let key = reply.key.as_ref().try_into().map(SessionKey::new).ok();
+                (reply.connections.min(connections_max) as usize, key)
             },
         );
-        let (Ok((count @ 1.., Some((port, key)))), Some(mut server)) =
-            (asked, self.data_connections.server)
+        let (Ok((count @ 1.., Some(key))), Some(server)) = (asked, self.data_connections.server)
         else {
             log::debug(format_args!("the server offers no data connections"));
             return;
         };
-        server.set_port(port);
         let until = Instant::now() + Duration::from_millis(DATA_CONNECTIONS_OPEN_MS_MAX);
-        let links = match open_data_connections(server, &key, count, until) {
+        let links = match open_data_connections(server, key, count, until) {
             Ok(links) => links,
             Err(error) => {
                 log::debug(format_args!("no data connections to {server}: {error}"));

@@ -19,7 +19,7 @@ use outboard_wire::limits::{
 };
 use rustix::{
     event::{EventfdFlags, eventfd},
-    net::{SendFlags, Shutdown, getpeername, getsockname, send, shutdown},
+    net::{SendFlags, Shutdown, getpeername, send, shutdown},
 };
 
 use super::{
@@ -76,11 +76,8 @@ impl Connection {
         })
     }
 
-    pub(crate) fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
-        let socket = &self.sender.shared.socket;
-        let ours = SocketAddr::try_from(getsockname(socket).ok()?).ok()?;
-        let theirs = SocketAddr::try_from(getpeername(socket).ok()??).ok()?;
-        Some((ours, theirs))
+    pub(crate) fn peer(&self) -> Option<SocketAddr> {
+        SocketAddr::try_from(getpeername(&self.sender.shared.socket).ok()??).ok()
     }
 
     pub(crate) fn split(self) -> (Sender, Receiver) {

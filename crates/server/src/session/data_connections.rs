@@ -20,7 +20,6 @@
 use std::{
     collections::{HashMap, VecDeque},
     hint,
-    net::SocketAddr,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -30,32 +29,43 @@ use std::{
 };
 
 use outboard_link::{
-    Closer, DataConnectionKey, DataConnectionListener, Destination, Error, Frame, Link, Receiver,
-    Segment, Sender, Wait,
+    Closer, Destination, Error, Frame, Link, Receiver, Segment, Sender, Stream, Wait,
 };
 use outboard_wire::{
     DecodeError, Message as _, Writer,
     frame::{DATA_FRAME_HEAD_BYTES, HEADER_BYTES, RequestHeader},
-    handshake::Purpose,
+    handshake::{Purpose, RELEASE, ServerWelcome, SessionKey},
     limits::{
-        DATA_CONNECTION_END_MS_MAX, DATA_CONNECTION_KEY_BYTES, DATA_CONNECTIONS_MAX,
+        DATA_CONNECTION_END_MS_MAX, DATA_CONNECTIONS_MAX, DATA_CONNECTIONS_OPEN_MS_MAX,
         DATA_FRAMES_AHEAD_MAX, DATA_PIECE_BYTES_MAX, DATA_REPLIES_BYTES_MAX,
     },
     messages::{DataConnectionsOpen, DataConnectionsOpenReply},
 };
 use tracing::{debug, info};
 
-use super::{End, Session, limits, waiting::Waiting};
+use super::{End, Session, handshake, limits, waiting::Waiting};
 use crate::device::Rooms;
 
 /// Time that the session spins for data on its way, on a machine with cores to spare, in
 /// microseconds.
 const LOOK_US_MAX: u64 = 100;
 
+/// Brings a session the connections that presented its key.
+pub trait DataConnectionSource: Send + Sync {
+    fn key(&self) -> SessionKey;
+
+    /// Returns the next connection, whose hello has been read. Waits for it until `deadline`.
+    fn next(&self, deadline: Instant) -> Result<Stream, Error>;
+
+    /// Takes no further connections, and ends a wait for one.
+    fn close(&self);
+}
+
 /// The data connections of one session; it has none before the client asks.
 pub(super) struct DataConnections {
     shared: Arc<Shared>,
     opening: Option<JoinHandle<()>>,
+    source: Option<Arc<dyn DataConnectionSource>>,
     connections_max: usize,
     is_few_cores: bool,
 }
@@ -63,8 +73,7 @@ pub(super) struct DataConnections {
 /// Facts that the client needs to connect.
 struct Opened {
     connections: u32,
-    port: u32,
-    key: DataConnectionKey,
+    key: SessionKey,
 }
 
 /// A reply with data, to be sent.
@@ -129,24 +138,17 @@ impl Session<'_> {
         let opened = match self.purpose {
             Purpose::Session => {
                 let rooms = self.device.rooms();
-                self.data_connections
-                    .open(self.address, asked.connections_max, rooms)
+                self.data_connections.open(asked.connections_max, rooms)
             }
             _ => None,
         };
         let reply = match &opened {
-            Some(Opened {
-                connections,
-                port,
-                key,
-            }) => DataConnectionsOpenReply {
+            Some(Opened { connections, key }) => DataConnectionsOpenReply {
                 connections: *connections,
-                port: *port,
-                key: key[..].into(),
+                key: key.bytes()[..].into(),
             },
             None => DataConnectionsOpenReply {
                 connections: 0,
-                port: 0,
                 key: [][..].into(),
             },
         };
@@ -179,47 +181,35 @@ impl Session<'_> {
 }
 
 impl DataConnections {
-    /// Makes a session's data connections, at most `connections_max`.
-    pub(super) fn new(connections_max: usize) -> DataConnections {
+    /// Makes a session's data connections: at most `connections_max`, none without a source.
+    pub(super) fn new(
+        source: Option<Arc<dyn DataConnectionSource>>,
+        connections_max: usize,
+    ) -> DataConnections {
         DataConnections {
             shared: Arc::default(),
             opening: None,
+            source,
             connections_max: connections_max.min(DATA_CONNECTIONS_MAX),
             is_few_cores: outboard_link::cores::are_few(),
         }
     }
 
-    /// Listens for up to `wanted` data connections, once per session. Returns `None` if there will
-    /// be none.
-    fn open(
-        &mut self,
-        address: Option<SocketAddr>,
-        wanted: u32,
-        rooms: Option<Arc<dyn Rooms>>,
-    ) -> Option<Opened> {
+    /// Expects up to `wanted` data connections, once per session. Returns `None` if there will be
+    /// none.
+    fn open(&mut self, wanted: u32, rooms: Option<Arc<dyn Rooms>>) -> Option<Opened> {
         let count = self.connections_max.min(usize::try_from(wanted).ok()?);
         if count == 0 || self.opening.is_some() {
             return None;
         }
-        let listen = || -> std::io::Result<(DataConnectionListener, DataConnectionKey)> {
-            let mut key = [0; DATA_CONNECTION_KEY_BYTES];
-            fill_random(&mut key)?;
-            let address = address.ok_or(std::io::ErrorKind::Unsupported)?;
-            let listener =
-                DataConnectionListener::bind(address, &key).map_err(std::io::Error::other)?;
-            Ok((listener, key))
-        };
-        let (listener, key) = listen()
-            .inspect_err(|error| debug!(%error, "no data connections"))
-            .ok()?;
-        let port = listener.port();
+        let source = Arc::clone(self.source.as_ref()?);
+        let key = source.key();
         self.shared.lock().phase = Phase::Opening;
         let shared = Arc::clone(&self.shared);
         let opening = spawn("outboard-data", move || {
-            let is_over = || shared.lock().phase == Phase::Closed;
-            let installed = listener
-                .accept(count, is_over)
-                .and_then(|links| shared.install(links, rooms.as_ref()));
+            let installed =
+                arrivals(&*source, count).and_then(|links| shared.install(links, rooms.as_ref()));
+            source.close();
             if let Err(error) = installed {
                 debug!(%error, "no data connections");
                 shared.end_all();
@@ -228,7 +218,6 @@ impl DataConnections {
         self.opening = Some(opening.ok()?);
         Some(Opened {
             connections: count as u32,
-            port: port.into(),
             key,
         })
     }
@@ -297,6 +286,9 @@ impl Drop for DataConnections {
     fn drop(&mut self) {
         self.shared.lock().phase = Phase::Closed;
         self.shared.end_all();
+        if let Some(source) = &self.source {
+            source.close();
+        }
         // A thread that panicked has reported it.
         if let Some(opening) = self.opening.take() {
             let _ = opening.join();
@@ -514,6 +506,29 @@ impl Shared {
     }
 }
 
+/// Waits for `count` data connections, and welcomes them once all have come.
+fn arrivals(source: &dyn DataConnectionSource, count: usize) -> Result<Vec<Link>, Error> {
+    let deadline = Instant::now() + Duration::from_millis(DATA_CONNECTIONS_OPEN_MS_MAX);
+    let streams: Vec<Stream> = (0..count)
+        .map(|_| source.next(deadline))
+        .collect::<Result<_, _>>()?;
+    let welcome = ServerWelcome {
+        release: RELEASE.into(),
+        ..ServerWelcome::default()
+    };
+    streams
+        .into_iter()
+        .map(|mut stream| {
+            match handshake::send_welcome(&mut stream, &welcome, deadline) {
+                Err(handshake::Error::Link(error)) => return Err(error),
+                Err(_) => return Err(Error::Misuse("a welcome that cannot be encoded")),
+                Ok(()) => {}
+            }
+            stream.into_link_server()
+        })
+        .collect()
+}
+
 impl State {
     fn is_open(&self) -> bool {
         self.phase == Phase::Open && self.ended.is_none()
@@ -535,14 +550,4 @@ fn spawn(
     body: impl FnOnce() + Send + 'static,
 ) -> std::io::Result<thread::JoinHandle<()>> {
     thread::Builder::new().name(name.into()).spawn(body)
-}
-
-fn fill_random(bytes: &mut [u8]) -> std::io::Result<()> {
-    let mut filled = 0;
-    while filled < bytes.len() {
-        let flags = rustix::rand::GetRandomFlags::empty();
-        filled +=
-            rustix::io::retry_on_intr(|| rustix::rand::getrandom(&mut bytes[filled..], flags))?;
-    }
-    Ok(())
 }

@@ -49,7 +49,6 @@ mod tests;
 use std::{
     cell::RefCell,
     collections::VecDeque,
-    net::SocketAddr,
     num::NonZeroU64,
     os::fd::OwnedFd,
     sync::Arc,
@@ -79,6 +78,7 @@ use crate::{
 };
 use answers::{restaged, send_answers};
 use blocked_service::BlockedService;
+pub use data_connections::DataConnectionSource;
 use data_connections::DataConnections;
 use exposed::Exposed;
 use grants::Grants;
@@ -88,14 +88,16 @@ use poll_policy::PollPolicy;
 use waiting::{Admission, Queue, Waiting, WaitingList};
 
 /// Serves one client until it leaves or breaks the protocol. The caller owns the device and drops
-/// it afterwards.
+/// it afterwards. `source` brings data connections, if the link can have them.
 pub fn serve(
     device: &mut dyn Device,
     link: Link,
     purpose: Purpose,
     images: ImageStore,
+    source: Option<Arc<dyn DataConnectionSource>>,
 ) -> (End, MessageStats) {
-    serve_with_data_connections(device, link, purpose, images, data_connections_wanted())
+    let connections_max = data_connections_wanted();
+    serve_with_data_connections(device, link, purpose, images, source, connections_max)
 }
 
 /// Serves one client, with a bound on its data connections.
@@ -104,13 +106,14 @@ fn serve_with_data_connections(
     link: Link,
     purpose: Purpose,
     images: ImageStore,
+    source: Option<Arc<dyn DataConnectionSource>>,
     connections_max: usize,
 ) -> (End, MessageStats) {
     // By default the kernel may end a sleep 50 us late, as long as some kernels run.
     if let Err(error) = set_current_timer_slack(NonZeroU64::new(limits::TIMER_SLACK_NS)) {
         debug!(%error, "timers stay coarse");
     }
-    let address = link.addresses().map(|(ours, _)| ours);
+    let source = source.filter(|_| link.data_connections().is_some());
     let grants = Grants::over(&link);
     let (sender, receiver) = link.split();
     let outbox = Outbox::new(sender);
@@ -123,8 +126,7 @@ fn serve_with_data_connections(
         receiver,
         outbox,
         waiting: WaitingList::default(),
-        data_connections: DataConnections::new(connections_max),
-        address,
+        data_connections: DataConnections::new(source, connections_max),
         poll_policy: PollPolicy::new(),
         stats: MessageStats::default(),
         looked_at: None,
@@ -183,8 +185,6 @@ struct Session<'d> {
     outbox: Outbox,
     waiting: WaitingList,
     data_connections: DataConnections,
-    /// The server's address, if the link can have data connections.
-    address: Option<SocketAddr>,
     poll_policy: PollPolicy,
     stats: MessageStats,
     /// When the last message was done, if the session has not waited since. Spares a look at the

@@ -62,6 +62,14 @@ impl Capability {
     }
 }
 
+impl PartialEq for Capability {
+    fn eq(&self, other: &Capability) -> bool {
+        (self.facts.major, self.facts.minor) == (other.facts.major, other.facts.minor)
+    }
+}
+
+impl Eq for Capability {}
+
 /// 8.0, the capability of which every instruction is executed.
 impl Default for Capability {
     fn default() -> Capability {

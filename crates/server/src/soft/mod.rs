@@ -88,7 +88,7 @@ pub struct SoftOptions {
 }
 
 /// Mistakes of kernels that the software GPU reports and no real GPU would.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Watch {
     pub checks: Checks,
     /// Whether a launch with findings fails.

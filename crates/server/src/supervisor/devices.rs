@@ -2,6 +2,9 @@
 
 use std::str::FromStr;
 
+use outboard_ptx::check::Checks;
+use serde::{Deserialize, Serialize};
+
 use crate::{
     device::{Device, Failure},
     nvidia::{self, NvidiaOptions},
@@ -9,7 +12,7 @@ use crate::{
 };
 
 /// Kinds of device that a server can offer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceKind {
     /// This machine's GPUs, through their driver.
     Nvidia,
@@ -18,7 +21,7 @@ pub enum DeviceKind {
 }
 
 /// The device that a session gets.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceOptions {
     pub kind: DeviceKind,
     /// Memory that a session may allocate on each device, in bytes; by default all of it.
@@ -28,9 +31,46 @@ pub struct DeviceOptions {
     /// Number of soft devices, at least 1.
     pub devices: usize,
     /// Compute capability that the soft device reports.
+    #[serde(with = "capability")]
     pub capability: Capability,
     /// Mistakes that the soft device watches kernels for.
+    #[serde(with = "watch")]
     pub watch: Watch,
+}
+
+/// A compute capability in a document: its text.
+mod capability {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    use super::Capability;
+
+    pub(super) fn serialize<S: Serializer>(one: &Capability, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(one)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Capability, D::Error> {
+        String::deserialize(from)?.parse().map_err(Error::custom)
+    }
+}
+
+/// A [`Watch`] in a document: the names of its checks, then the other fields.
+mod watch {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+
+    use super::{Checks, Watch};
+
+    pub(super) fn serialize<S: Serializer>(one: &Watch, to: S) -> Result<S::Ok, S::Error> {
+        (one.checks.to_string(), one.fail, one.seed).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Watch, D::Error> {
+        let (names, fail, seed) = <(String, bool, Option<u64>)>::deserialize(from)?;
+        let checks = match names.is_empty() {
+            true => Checks::default(),
+            false => names.parse().map_err(Error::custom)?,
+        };
+        Ok(Watch { checks, fail, seed })
+    }
 }
 
 impl DeviceKind {

@@ -22,19 +22,17 @@ pub(super) fn this_executable() -> Command {
     command
 }
 
-/// Starts `command` with each descriptor's number as the value of its flag. The child has no input,
+/// Starts `command` with the descriptor's number as the value of `flag`. The child has no input,
 /// logs to the server's standard error, does not receive the terminal's Ctrl-C, and is killed when
 /// the server dies.
-pub(super) fn pass(command: &mut Command, fds: &[(&str, OwnedFd)]) -> io::Result<Child> {
+pub(super) fn pass(command: &mut Command, flag: &str, fd: OwnedFd) -> io::Result<Child> {
+    let number = fd.as_raw_fd();
     command
+        .arg(flag)
+        .arg(number.to_string())
         .stdin(Stdio::null())
         .stdout(io::stderr())
         .process_group(0);
-    let mut numbers = Vec::with_capacity(fds.len());
-    for (flag, fd) in fds {
-        command.arg(flag).arg(fd.as_raw_fd().to_string());
-        numbers.push(fd.as_raw_fd());
-    }
     let supervisor = getpid();
     let prepare = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -42,18 +40,17 @@ pub(super) fn pass(command: &mut Command, fds: &[(&str, OwnedFd)]) -> io::Result
         if getppid() != Some(supervisor) {
             return Err(io::ErrorKind::NotFound.into());
         }
-        for &number in &numbers {
-            // SAFETY: the parent holds the descriptors open until spawn has returned, and this
-            // process is a copy of it.
-            let fd = unsafe { BorrowedFd::borrow_raw(number) };
-            fcntl_setfd(fd, FdFlags::empty())?;
-        }
-        Ok(())
+        // SAFETY: the parent holds the descriptor open until spawn has returned, and this process
+        // is a copy of it.
+        let fd = unsafe { BorrowedFd::borrow_raw(number) };
+        Ok(fcntl_setfd(fd, FdFlags::empty())?)
     };
     // SAFETY: between fork and exec `prepare` makes system calls only; it allocates nothing and
     // takes no lock.
     unsafe { command.pre_exec(prepare) };
-    command.spawn()
+    let child = command.spawn();
+    drop(fd);
+    child
 }
 
 /// Takes ownership of a descriptor whose number came on the command line.

@@ -32,19 +32,5 @@ pub const FACTS_BYTES_MAX: u64 = 1 << 20;
 /// Length at which a client's name for itself is cut in the log.
 pub const PROGRAM_CHARS_MAX: usize = 64;
 
-/// Messages between worker and supervisor, one byte each.
-pub(super) const ASK_SESSION: u8 = b'S';
-pub(super) const ASK_QUERY: u8 = b'Q';
-pub(super) const ANSWER_YES: u8 = b'Y';
-pub(super) const ANSWER_NO: u8 = b'N';
-/// Comes with a channel to a spare, which takes the client over.
-pub(super) const ANSWER_HAND_OVER: u8 = b'H';
-/// The spare did not take the client: the worker keeps it.
-pub(super) const KEPT: u8 = b'K';
-/// `SPARE_READY` comes from a spare, with the devices' facts. `SPARE_TAKE` goes to it, with the
-/// session, the number of spares to come, and the channel on which the client arrives.
-pub(super) const SPARE_READY: u8 = b'R';
-pub(super) const SPARE_TAKE: u8 = b'T';
-/// On the channel from worker to spare: the client. On the way back: the spare has taken it.
-pub(super) const CHANNEL_CLIENT: u8 = b'C';
-pub(super) const CHANNEL_DONE: u8 = b'D';
+/// Longest document between supervisor and worker.
+pub(super) const DOCUMENT_BYTES_MAX: usize = 64 << 10;

@@ -4,23 +4,29 @@
 //! ```text
 //!  supervisor ── listeners                        worker (one for each client)
 //!      │ accept                                       │
-//!      ├── fork, exec: the socket as a descriptor ───►│ reads the hello, until HANDSHAKE_MS_MAX
-//!      │◄───────────────── control: "S" or "Q" ───────┤
-//!      ├── control: "Y", or "N" and why ─────────────►│ opens the device, welcomes; or refuses
-//!      │                                              │ serves until the client leaves
+//!      ├── fork, exec; Greet, client's socket ───────►│ reads the hello, until HANDSHAKE_MS_MAX
+//!      │◄───────────────── Heard: hello, socket ──────┤
+//!      ├── Serve: the admission ─────────────────────►│ opens the device, welcomes
+//!      │   or Refuse: why                             │ serves until the client leaves
+//!      ├── DataConnection: socket ───────────────────►│ one of several, when they come
 //!      │◄──────────────────────────────── SIGCHLD ────┘
 //! ```
 //!
-//! The supervisor reads nothing that a client sent. Bytes of strangers reach only a process that
-//! has no device yet, and at most [`limits::HANDSHAKES_MAX`] of these exist; further clients wait
-//! in the listener's backlog. A client takes a place among the sessions only after a proper hello.
-//! A worker that was started ahead, with its device open ([`spares`]), takes the client over at
-//! that moment.
+//! Every hand-over is a document of [`admission`], on the worker's [`control`] socket. The
+//! supervisor decodes nothing that a client sent. Bytes of strangers reach only a process that has
+//! no device yet, and at most [`limits::HANDSHAKES_MAX`] of these exist; further clients wait in
+//! the listener's backlog. A client takes a place among the sessions only after a proper hello. A
+//! worker that was started ahead, with its device open ([`spares`]), takes the client over at that
+//! moment.
+//!
+//! A data connection comes to the same port. Its hello has the key of its session, so the
+//! supervisor passes it on to that session's worker; with any other key it is refused.
 
+mod admission;
+mod control;
 mod devices;
 mod inherit;
 pub mod limits;
-pub(crate) mod pass_fd;
 mod reporter;
 mod signals;
 mod spares;
@@ -28,18 +34,21 @@ mod worker;
 
 use std::{
     ffi::OsString,
-    fmt,
-    io::{self, Read, Write},
+    fmt, io,
     os::{
-        fd::{AsFd as _, OwnedFd},
-        unix::{net::UnixStream, process::ExitStatusExt},
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
+        unix::{ffi::OsStrExt as _, process::ExitStatusExt},
     },
-    process::{Child, Command, ExitStatus},
+    path::PathBuf,
+    process::{Child, ExitStatus},
     time::{Duration, Instant},
 };
 
 use outboard_link::{Endpoint, Listener, Peer, Stream};
-use outboard_wire::{handshake::Purpose, limits::HANDSHAKE_MS_MAX};
+use outboard_wire::{
+    handshake::{ClientHello, Purpose, SessionKey},
+    limits::{DATA_CONNECTIONS_MAX, HANDSHAKE_MS_MAX, SESSION_KEY_BYTES},
+};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{Pid, Signal, kill_process},
@@ -47,12 +56,15 @@ use rustix::{
 use thiserror::Error;
 use tracing::{debug, error, info, warn};
 
+use admission::{Admission, Order, Report, Transport};
+use control::Control;
+
 pub use crate::soft::{Capability, MEMORY_BYTES_MAX as SOFT_MEMORY_BYTES_MAX, Watch};
 pub use devices::{DeviceKind, DeviceOptions};
 pub use outboard_ptx::check::Checks;
 use signals::Signals;
 use spares::Spares;
-pub use worker::{WorkerOptions, run_worker};
+pub use worker::run_worker;
 
 /// The settings of a server.
 #[derive(Debug, Clone)]
@@ -62,8 +74,11 @@ pub struct ServeOptions {
     pub sessions_max: usize,
     /// Workers kept ready, each with its device open.
     pub spares: usize,
-    /// Arguments with which this executable becomes a worker. `--control` is appended, and either
-    /// `--spare`, or `--fd`, `--session` and perhaps `--facts`.
+    pub device: DeviceOptions,
+    /// Folder that keeps module images between sessions.
+    pub cache: Option<PathBuf>,
+    /// Arguments with which this executable becomes a worker. The number of the worker's socket is
+    /// appended.
     pub worker_args: Vec<OsString>,
 }
 
@@ -116,19 +131,26 @@ pub struct Supervisor {
 
 struct Worker {
     child: Child,
-    /// Open until the worker has its place.
-    control: Option<UnixStream>,
+    /// Open while the worker may need orders.
+    control: Option<Control>,
     session: u64,
     peer: Peer,
+    transport: Transport,
     started: Instant,
     phase: Phase,
+    /// Key of the session that it serves.
+    key: Option<SessionKey>,
+    /// Data connections that the session may still get.
+    connections_left: usize,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Handshake,
-    /// The worker hands its client to a spare, which is another worker of the same session.
-    HandingOver,
+    /// A spare, which is another worker of the same session, takes the client over. If it fails,
+    /// this worker serves the client.
+    HandingOver(Box<Admission>),
+    /// This worker was a spare, and has not said yet that it has the client.
+    Taking,
     Serving(Purpose),
     /// The worker was refused, or told to end.
     Leaving,
@@ -170,7 +192,8 @@ impl Supervisor {
     pub fn run(mut self) -> Result<(), ServeError> {
         while !self.signals.is_stopping() {
             let options = &self.options;
-            self.spares.refill(|| start_spare(options));
+            self.spares
+                .refill(|| start_worker(options, &Order::Prepare(options.device.clone()), None));
             let news = self.wait()?;
             self.signals.drain();
             for id in news.spares {
@@ -178,8 +201,8 @@ impl Supervisor {
             }
             self.reap();
             self.expire();
-            for session in news.controls {
-                self.admit(session);
+            for pid in news.controls {
+                self.hear(pid);
             }
             for at in news.listeners {
                 self.accept(at);
@@ -200,7 +223,7 @@ impl Supervisor {
         for worker in &self.workers {
             if let Some(control) = &worker.control {
                 fds.push(PollFd::new(control, PollFlags::IN));
-                sources.push(Source::Control(worker.session));
+                sources.push(Source::Control(worker.child.id()));
             }
         }
         for (id, control) in self.spares.controls() {
@@ -226,7 +249,7 @@ impl Supervisor {
             match source {
                 _ if fd.revents().is_empty() => {}
                 Source::Signal => {}
-                Source::Control(session) => news.controls.push(session),
+                Source::Control(pid) => news.controls.push(pid),
                 Source::Spare(id) => news.spares.push(id),
                 Source::Listener(at) => news.listeners.push(at),
             }
@@ -238,7 +261,7 @@ impl Supervisor {
         let handshakes = self
             .workers
             .iter()
-            .filter(|w| w.phase == Phase::Handshake)
+            .filter(|w| w.is_in_handshake())
             .map(Worker::deadline);
         handshakes
             .chain(self.paused_until)
@@ -258,17 +281,17 @@ impl Supervisor {
         };
         self.session_last += 1;
         let session = self.session_last;
-        match self.start_worker(stream, session) {
+        let transport = Transport::of(&stream);
+        let order = Order::Greet {
+            session,
+            transport: transport.clone(),
+        };
+        match start_worker(&self.options, &order, Some(stream)) {
             Ok((child, control)) => {
                 debug!(session, %peer, pid = child.id(), "connected");
-                self.workers.push(Worker {
-                    child,
-                    control: Some(control),
-                    session,
-                    peer,
-                    started: Instant::now(),
-                    phase: Phase::Handshake,
-                });
+                let phase = Phase::Handshake;
+                self.workers
+                    .push(Worker::new(child, control, session, peer, transport, phase));
             }
             Err(error) => self.pause("starting a worker", &error),
         }
@@ -281,130 +304,220 @@ impl Supervisor {
         self.paused_until = Some(Instant::now() + Duration::from_millis(limits::PAUSE_MS));
     }
 
-    fn start_worker(&self, stream: Stream, session: u64) -> io::Result<(Child, UnixStream)> {
-        let mut command = inherit::this_executable();
-        command
-            .args(&self.options.worker_args)
-            .arg("--session")
-            .arg(session.to_string());
-        if let Some(options) = stream.rdma() {
-            command.arg("--rdma").arg(options.to_string());
+    /// Reads a worker's report, or notices that it closed its end.
+    fn hear(&mut self, pid: u32) {
+        let Some(at) = self.workers.iter().position(|w| w.child.id() == pid) else {
+            return;
+        };
+        let worker = &mut self.workers[at];
+        let Some(control) = &worker.control else {
+            return;
+        };
+        match (&worker.phase, control.receive::<Report>()) {
+            (_, Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {}
+            (Phase::Handshake, Ok(Some((Report::Heard(hello), fds)))) => {
+                match fds.into_iter().next() {
+                    Some(socket) => self.admit(at, hello, &socket),
+                    None => self.closed(at),
+                }
+            }
+            (Phase::Taking, Ok(Some((Report::Taken, _)))) => {
+                worker.phase = Phase::Serving(Purpose::Session);
+                let session = worker.session;
+                if let Some((at, _)) = self.handing_over(session) {
+                    self.dismiss(at, &Order::Leave);
+                }
+            }
+            _ => self.closed(at),
         }
-        let mut fds = vec![("--fd", OwnedFd::from(stream))];
-        if let Some(facts) = self.spares.facts() {
-            fds.push(("--facts", facts.try_clone()?));
-        }
-        start(command, fds)
     }
 
-    /// Gives a place to a worker that has read its client's hello, or whose client no spare took.
-    fn admit(&mut self, session: u64) {
-        let is_heard = |w: &Worker| w.session == session && w.control.is_some();
-        let Some(at) = self.workers.iter().position(is_heard) else {
-            return;
-        };
-        let Some(mut control) = self.workers[at].control.take() else {
-            return;
-        };
-        let mut word = [0];
-        let said = match control.read(&mut word) {
-            Ok(count) => word.first().filter(|_| count > 0).copied(),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                self.workers[at].control = Some(control);
-                return;
+    /// Notes that a worker takes no more orders, most likely because it is about to end.
+    fn closed(&mut self, at: usize) {
+        let worker = &mut self.workers[at];
+        worker.control = None;
+        match worker.phase {
+            // It found no proper hello.
+            Phase::Handshake => worker.phase = Phase::Leaving,
+            Phase::Taking => {
+                worker.phase = Phase::Leaving;
+                let session = worker.session;
+                if let Some((at, admission)) = self.handing_over(session) {
+                    debug!(
+                        session,
+                        "no spare took the client; its first worker serves it"
+                    );
+                    self.serve_here(at, admission);
+                }
             }
-            Err(_) => None,
-        };
-        let purpose = match (self.workers[at].phase, said) {
-            (Phase::HandingOver, Some(limits::KEPT)) => {
-                debug!(
-                    session,
-                    "no spare took the client; its first worker serves it"
-                );
-                self.workers[at].phase = Phase::Serving(Purpose::Session);
-                return;
-            }
-            (Phase::Handshake, Some(limits::ASK_SESSION)) => Purpose::Session,
-            (Phase::Handshake, Some(limits::ASK_QUERY)) => Purpose::Query,
-            // The worker found no proper hello, or has handed its client over, and is about to end.
-            _ => {
-                self.workers[at].phase = Phase::Leaving;
-                return;
-            }
-        };
+            Phase::HandingOver(_) | Phase::Serving(_) | Phase::Leaving => {}
+        }
+    }
+
+    /// Gives a place to a client with a proper hello, or refuses it. Its worker has the client's
+    /// socket, too.
+    fn admit(&mut self, at: usize, client: ClientHello, socket: &OwnedFd) {
+        let purpose = client.purpose;
         let (max, what) = match purpose {
+            Purpose::DataConnection { key } => return self.pass_on(at, key, socket),
             Purpose::Session => (self.options.sessions_max, "sessions (--sessions-max)"),
             _ => (limits::QUERIES_MAX, "queries"),
         };
+        let Worker {
+            session,
+            ref peer,
+            ref transport,
+            ..
+        } = self.workers[at];
         if self.serving(purpose) >= max {
-            let peer = &self.workers[at].peer;
             warn!(session, %peer, "refused: all of the {max} {what} are in use");
             let why = format!("all of its {max} {what} are in use; try again later");
-            self.workers[at].phase = Phase::Leaving;
-            // A few bytes into an empty socket do not block; a worker that died is reaped.
-            let _ = control.write_all(&[&[limits::ANSWER_NO], why.as_bytes()].concat());
-            return;
+            return self.dismiss(at, &Order::Refuse(why));
         }
-        if purpose == Purpose::Session && self.hand_over(at, &control) {
-            self.workers[at].control = Some(control);
-            return;
+        let key = match random_key() {
+            Ok(key) => key,
+            Err(error) => {
+                error!(session, %error, "the system has no random numbers");
+                let why = "the server cannot make a key for the session".into();
+                return self.dismiss(at, &Order::Refuse(why));
+            }
+        };
+        let cache = self.options.cache.as_ref();
+        let mut admission = Box::new(Admission {
+            session,
+            transport: transport.clone(),
+            client,
+            device: self.options.device.clone(),
+            cache: cache.map(|folder| folder.as_os_str().as_bytes().to_vec()),
+            spares_to_come: 0,
+            key,
+        });
+        if purpose == Purpose::Session && self.hand_over(at, &mut admission, socket) {
+            self.workers[at].phase = Phase::HandingOver(admission);
+        } else {
+            self.serve_here(at, admission);
         }
-        self.workers[at].phase = Phase::Serving(purpose);
-        let _ = control.write_all(&[limits::ANSWER_YES, self.spares.to_come()]);
+    }
+
+    /// Lets the worker that read the hello serve the client.
+    fn serve_here(&mut self, at: usize, mut admission: Box<Admission>) {
+        let (purpose, key) = (admission.client.purpose, admission.key);
+        admission.spares_to_come = self.spares.to_come();
+        let facts = self.spares.facts();
+        let facts = facts.filter(|_| purpose == Purpose::Management);
+        let fds: Vec<_> = facts.iter().map(|facts| facts.as_fd()).collect();
+        let worker = &mut self.workers[at];
+        worker.phase = Phase::Serving(purpose);
+        worker.tell(&Order::Serve(admission), &fds);
+        match purpose {
+            Purpose::Session => worker.key = Some(key),
+            _ => worker.control = None,
+        }
     }
 
     /// Lets a spare take over the client of worker `at`, if a spare is ready.
-    fn hand_over(&mut self, at: usize, control: &UnixStream) -> bool {
-        let Worker {
-            session, ref peer, ..
-        } = self.workers[at];
-        let peer = peer.clone();
-        let Some((child, channel)) = self.spares.take(session) else {
+    fn hand_over(&mut self, at: usize, admission: &mut Box<Admission>, socket: &OwnedFd) -> bool {
+        let Some((child, control)) = self.spares.take(|control, spares_to_come| {
+            admission.spares_to_come = spares_to_come;
+            let order = Order::TakeOver(admission.clone());
+            control.send(&order, &[socket.as_fd()])
+        }) else {
             return false;
         };
+        let session = admission.session;
         debug!(session, pid = child.id(), "a spare worker takes over");
-        self.workers[at].phase = Phase::HandingOver;
-        self.workers.push(Worker {
-            child,
-            control: None,
-            session,
-            peer,
-            started: Instant::now(),
-            phase: Phase::Serving(Purpose::Session),
-        });
-        // A worker that died takes its client with it; the spare then finds its channel closed.
-        let _ = pass_fd::send(control, &[limits::ANSWER_HAND_OVER], channel.as_fd());
+        let (peer, transport) = (self.workers[at].peer.clone(), admission.transport.clone());
+        let mut worker = Worker::new(child, control, session, peer, transport, Phase::Taking);
+        worker.key = Some(admission.key);
+        self.workers.push(worker);
         true
+    }
+
+    /// Passes a data connection on to the worker of its session.
+    fn pass_on(&mut self, at: usize, key: SessionKey, socket: &OwnedFd) {
+        let is_its = |w: &&mut Worker| w.key.is_some_and(|of_session| of_session.is(&key));
+        let passed = self.workers.iter_mut().find(is_its).is_some_and(|worker| {
+            let may = worker.connections_left > 0;
+            worker.connections_left = worker.connections_left.saturating_sub(1);
+            let control = worker.control.as_ref().filter(|_| may);
+            // A worker that has closed its end, or does not read, gets no further connections.
+            control.is_some_and(|control| {
+                let sent = control.send(&Order::DataConnection, &[socket.as_fd()]);
+                sent.is_ok()
+            })
+        });
+        let order = match passed {
+            true => Order::Leave,
+            false => {
+                Order::Refuse("no session of it awaits a data connection with this key".into())
+            }
+        };
+        self.dismiss(at, &order);
+    }
+
+    /// Gives a worker its last order.
+    fn dismiss(&mut self, at: usize, order: &Order) {
+        let worker = &mut self.workers[at];
+        worker.tell(order, &[]);
+        worker.phase = Phase::Leaving;
+        worker.control = None;
+    }
+
+    /// Returns the worker that waits while a spare takes its client over.
+    fn handing_over(&self, session: u64) -> Option<(usize, Box<Admission>)> {
+        self.workers
+            .iter()
+            .enumerate()
+            .find_map(|(at, worker)| match &worker.phase {
+                Phase::HandingOver(admission) if worker.session == session => {
+                    Some((at, admission.clone()))
+                }
+                _ => None,
+            })
     }
 
     /// Counts the clients that have a place. A client being handed over counts once.
     fn serving(&self, purpose: Purpose) -> usize {
-        let serves = |w: &&Worker| w.phase == Phase::Serving(purpose);
-        let has_no_spare = |w: &&Worker| {
-            w.phase == Phase::HandingOver
-                && purpose == Purpose::Session
-                && !self.workers.iter().any(|other| {
-                    other.session == w.session && matches!(other.phase, Phase::Serving(_))
-                })
-        };
-        let counts = |w: &&Worker| serves(w) || has_no_spare(w);
-        self.workers.iter().filter(counts).count()
+        let mut sessions: Vec<u64> = self
+            .workers
+            .iter()
+            .filter(|worker| match worker.phase {
+                Phase::Serving(served) => served == purpose,
+                Phase::Taking | Phase::HandingOver(_) => purpose == Purpose::Session,
+                Phase::Handshake | Phase::Leaving => false,
+            })
+            .map(|worker| worker.session)
+            .collect();
+        sessions.sort_unstable();
+        sessions.dedup();
+        sessions.len()
     }
 
     fn reap(&mut self) {
         self.spares.reap();
-        self.workers
-            .retain_mut(|worker| match worker.child.try_wait() {
-                Ok(None) => true,
-                Ok(Some(status)) => {
-                    worker.report(status);
-                    false
-                }
+        let mut ended = Vec::new();
+        for worker in &mut self.workers {
+            match worker.child.try_wait() {
+                Ok(None) => {}
+                Ok(Some(status)) => ended.push((worker.child.id(), Ok(status))),
+                Err(error) => ended.push((worker.child.id(), Err(error))),
+            }
+        }
+        for (pid, how) in ended {
+            // It may have reported something before its end.
+            self.hear(pid);
+            let Some(at) = self.workers.iter().position(|w| w.child.id() == pid) else {
+                continue;
+            };
+            self.closed(at);
+            let worker = self.workers.swap_remove(at);
+            match how {
+                Ok(status) => worker.report(status),
                 Err(error) => {
                     error!(session = worker.session, %error, "a worker was lost sight of");
-                    false
                 }
-            });
+            }
+        }
     }
 
     /// Ends workers stuck in the handshake. A worker normally ends by itself when its client says
@@ -412,7 +525,7 @@ impl Supervisor {
     fn expire(&mut self) {
         let now = Instant::now();
         for worker in &mut self.workers {
-            if worker.phase == Phase::Handshake && worker.deadline() <= now {
+            if worker.is_in_handshake() && worker.deadline() <= now {
                 warn!(
                     session = worker.session,
                     "a worker is stuck in the handshake"
@@ -452,41 +565,93 @@ impl Supervisor {
     }
 
     fn handshakes(&self) -> usize {
-        let in_handshake = |w: &&Worker| w.phase == Phase::Handshake;
-        self.workers.iter().filter(in_handshake).count()
+        let in_handshake = self.workers.iter().filter(|w| w.is_in_handshake());
+        in_handshake.count()
     }
 }
 
 #[derive(Default)]
 struct News {
-    /// Workers by session, because positions change when workers are reaped.
-    controls: Vec<u64>,
+    /// Workers by process, because positions change when workers are reaped.
+    controls: Vec<u32>,
     spares: Vec<u64>,
     listeners: Vec<usize>,
 }
 
 enum Source {
     Signal,
-    Control(u64),
+    Control(u32),
     Spare(u64),
     Listener(usize),
 }
 
-fn start_spare(options: &ServeOptions) -> io::Result<(Child, UnixStream)> {
+/// Starts a worker process with its first order; returns it with the socket for further ones.
+fn start_worker(
+    options: &ServeOptions,
+    order: &Order,
+    client: Option<Stream>,
+) -> io::Result<(Child, Control)> {
+    let (control, theirs) = Control::pair()?;
     let mut command = inherit::this_executable();
-    command.args(&options.worker_args).arg("--spare");
-    start(command, Vec::new())
+    command.args(&options.worker_args);
+    let mut child = inherit::pass(&mut command, "--control", theirs)?;
+    let fds: Vec<_> = client.iter().map(|client| client.as_fd()).collect();
+    match control.send(order, &fds) {
+        Ok(()) => Ok((child, control)),
+        Err(error) => {
+            // It has opened nothing yet, so it ends at once.
+            let _ = child.kill().and_then(|()| child.wait());
+            Err(error)
+        }
+    }
 }
 
-/// Starts a worker process; returns it with the socket on which it talks to the supervisor.
-fn start(mut command: Command, mut fds: Vec<(&str, OwnedFd)>) -> io::Result<(Child, UnixStream)> {
-    let (control, theirs) = UnixStream::pair()?;
-    control.set_nonblocking(true)?;
-    fds.push(("--control", OwnedFd::from(theirs)));
-    inherit::pass(&mut command, &fds).map(|child| (child, control))
+fn random_key() -> io::Result<SessionKey> {
+    let mut key = [0; SESSION_KEY_BYTES];
+    let mut filled = 0;
+    while filled < key.len() {
+        let flags = rustix::rand::GetRandomFlags::empty();
+        filled += rustix::io::retry_on_intr(|| rustix::rand::getrandom(&mut key[filled..], flags))?;
+    }
+    Ok(SessionKey::new(key))
 }
 
 impl Worker {
+    fn new(
+        child: Child,
+        control: Control,
+        session: u64,
+        peer: Peer,
+        transport: Transport,
+        phase: Phase,
+    ) -> Worker {
+        Worker {
+            child,
+            control: Some(control),
+            session,
+            peer,
+            transport,
+            started: Instant::now(),
+            phase,
+            key: None,
+            connections_left: DATA_CONNECTIONS_MAX,
+        }
+    }
+
+    fn is_in_handshake(&self) -> bool {
+        matches!(self.phase, Phase::Handshake)
+    }
+
+    fn tell(&self, order: &Order, fds: &[BorrowedFd<'_>]) {
+        let Some(control) = &self.control else {
+            return;
+        };
+        // A worker that has died is reaped.
+        if let Err(error) = control.send(order, fds) {
+            debug!(session = self.session, %error, "a worker cannot be reached");
+        }
+    }
+
     /// Returns when the handshake has taken too long, leaving the worker time to notice that first.
     fn deadline(&self) -> Instant {
         self.started + 2 * Duration::from_millis(HANDSHAKE_MS_MAX)
@@ -502,7 +667,7 @@ impl Worker {
     fn report(&self, status: ExitStatus) {
         let (session, peer) = (self.session, &self.peer);
         match (status.signal(), status.code()) {
-            (Some(_), _) if self.phase == Phase::Leaving => debug!(session, "ended"),
+            (Some(_), _) if matches!(self.phase, Phase::Leaving) => debug!(session, "ended"),
             (Some(signal), _) => {
                 let name = signal_hook::low_level::signal_name(signal).unwrap_or("unknown signal");
                 let core = if status.core_dumped() {

@@ -3,26 +3,21 @@
 //!
 //! ```text
 //!  supervisor                    spare                         worker of a new client
-//!      │◄── control: "R", facts ───┤ ready, sleeps                 │ reads the hello
-//!      │◄──────────────────────────┼────────────── control: "S" ───┤
-//!      ├── control: "T", session, ►│                               │
-//!      │   one end of a channel    │                               │
-//!      ├───────────────────────────┼── control: "H", other end ───►│
-//!      │                           │◄── channel: socket, hello ────┤
-//!      │                           ├─── channel: "D" ─────────────►│ ends
-//!      │                           │ welcomes, serves              │
+//!      │◄── Ready, facts ──────────┤ sleeps                        │ reads the hello
+//!      │◄──────────────────────────┼─────── Heard: hello, socket ──┤
+//!      ├── TakeOver: admission, ──►│                               │
+//!      │   socket                  │ asks its device               │
+//!      │◄── Taken ─────────────────┤ welcomes, serves              │
+//!      ├── Leave ──────────────────┼──────────────────────────────►│ ends
 //! ```
 //!
 //! As without spares, a process that has no device reads the bytes of strangers: a spare is used
-//! only for a client with a proper hello and a place. A spare that fails before its "D" closes the
-//! channel; the other worker then says "K", opens a device itself and serves the client.
+//! only for a client with a proper hello and a place. A spare that fails before it says `Taken`
+//! closes its socket; the other worker then opens a device itself and serves the client.
 
 use std::{
     io,
-    os::{
-        fd::{AsFd as _, OwnedFd},
-        unix::net::UnixStream,
-    },
+    os::fd::OwnedFd,
     process::{Child, ExitStatus},
     time::{Duration, Instant},
 };
@@ -30,7 +25,7 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use tracing::{debug, warn};
 
-use super::{limits, pass_fd};
+use super::{admission::Report, control::Control, limits};
 
 /// The spares of one server.
 pub(super) struct Spares {
@@ -49,7 +44,7 @@ struct Spare {
     id: u64,
     child: Child,
     /// Open until the spare closes its end.
-    control: Option<UnixStream>,
+    control: Option<Control>,
     started: Instant,
     is_ready: bool,
 }
@@ -85,14 +80,14 @@ impl Spares {
         }
     }
 
-    pub(super) fn controls(&self) -> impl Iterator<Item = (u64, &UnixStream)> {
+    pub(super) fn controls(&self) -> impl Iterator<Item = (u64, &Control)> {
         let controls = self.idle.iter();
         controls.filter_map(|spare| Some((spare.id, spare.control.as_ref()?)))
     }
 
     /// Starts the next spare when it is due. One at a time, because opening a device keeps its
     /// driver busy.
-    pub(super) fn refill(&mut self, start: impl FnOnce() -> io::Result<(Child, UnixStream)>) {
+    pub(super) fn refill(&mut self, start: impl FnOnce() -> io::Result<(Child, Control)>) {
         let now = Instant::now();
         if let Some(stuck) = self
             .idle
@@ -127,18 +122,16 @@ impl Spares {
         let Some(spare) = self.idle.iter_mut().find(|spare| spare.id == id) else {
             return;
         };
-        let mut word = [0];
         let control = spare.control.as_ref();
-        let heard = control.map(|control| pass_fd::receive(control, &mut word));
-        match heard {
-            Some(Ok((1, facts))) if word[0] == limits::SPARE_READY && !spare.is_ready => {
+        match control.map(Control::receive::<Report>) {
+            Some(Ok(Some((Report::Ready, facts)))) if !spare.is_ready => {
                 debug!(
                     pid = spare.child.id(),
                     "a spare worker is ready after {:.3} s",
                     spare.started.elapsed().as_secs_f64()
                 );
                 spare.is_ready = true;
-                self.facts = facts.or(self.facts.take());
+                self.facts = facts.into_iter().next().or(self.facts.take());
             }
             Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {}
             // The spare is about to end; its exit status says more.
@@ -165,26 +158,23 @@ impl Spares {
         }
     }
 
-    /// Assigns a ready spare to `session`: returns its process, and the channel on which it expects
-    /// the client.
-    pub(super) fn take(&mut self, session: u64) -> Option<(Child, UnixStream)> {
+    /// Gives a client to a ready spare: `order` tells it so, and gets the number of spares to come.
+    /// Returns its process and its socket.
+    pub(super) fn take(
+        &mut self,
+        mut order: impl FnMut(&Control, u8) -> io::Result<()>,
+    ) -> Option<(Child, Control)> {
         while let Some(at) = self.idle.iter().position(|spare| spare.is_ready) {
-            let spare = self.idle.remove(at);
+            let mut spare = self.idle.remove(at);
             self.next_at = Instant::now() + Duration::from_millis(limits::SPARE_PAUSE_MS);
-            let word = [
-                &[limits::SPARE_TAKE][..],
-                &session.to_le_bytes(),
-                &[self.to_come()],
-            ]
-            .concat();
-            let told = UnixStream::pair().and_then(|(ours, theirs)| {
-                let control = spare.control.as_ref().ok_or(io::ErrorKind::NotConnected)?;
-                pass_fd::send(control, &word, theirs.as_fd()).map(|()| ours)
-            });
+            let told = match spare.control.take() {
+                Some(control) => order(&control, self.to_come()).map(|()| control),
+                None => Err(io::ErrorKind::NotConnected.into()),
+            };
             match told {
-                Ok(channel) => {
+                Ok(control) => {
                     self.retry = Duration::from_millis(limits::SPARE_RETRY_MS_MIN);
-                    return Some((spare.child, channel));
+                    return Some((spare.child, control));
                 }
                 // The spare has just died.
                 Err(error) => {

@@ -1,15 +1,18 @@
 //! Data on data connections: in the order of messages, however it arrives; and clients that break
 //! the rules.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, os::fd::BorrowedFd};
 
-use outboard_link::{DataConnectionKey, Link, open_data_connections};
+use outboard_link::{Link, open_data_connections};
 use outboard_wire::{
     frame::{
         DATA_FRAME_HEAD_BYTES, encode_request_for_data_connection,
         encode_request_head_for_data_connection,
     },
-    limits::{DATA_CONNECTION_END_MS_MAX, DATA_FRAMES_AHEAD_MAX, DATA_PIECE_BYTES_MAX},
+    limits::{
+        DATA_CONNECTION_END_MS_MAX, DATA_CONNECTIONS_OPEN_MS_MAX, DATA_FRAMES_AHEAD_MAX,
+        DATA_PIECE_BYTES_MAX,
+    },
 };
 
 use super::*;
@@ -17,18 +20,15 @@ use super::*;
 type DataConnection = (Sender, Receiver);
 
 /// Asks for data connections and returns the server's reply.
-fn ask(
-    client: &mut Client,
-    connections_max: u32,
-) -> (usize, Option<(SocketAddr, DataConnectionKey)>) {
+fn ask(client: &mut Client, connections_max: u32) -> (usize, Option<(SocketAddr, SessionKey)>) {
     client.send(77, &messages::DataConnectionsOpen { connections_max });
     let answer = client.recv();
     assert!(answer.is_answer_to(77), "{answer:?}");
     let mut r = Reader::new(&answer.body);
     let reply = messages::DataConnectionsOpenReply::decode(&mut r).unwrap();
     r.end().unwrap();
-    let key = DataConnectionKey::try_from(&*reply.key).ok();
-    let server = SocketAddr::from(([127, 0, 0, 1], reply.port as u16));
+    let key = reply.key.as_ref().try_into().map(SessionKey::new).ok();
+    let server = client.port.listener.local_addr().unwrap();
     (reply.connections as usize, key.map(|key| (server, key)))
 }
 
@@ -37,7 +37,7 @@ fn with_data_connections() -> (Client, Vec<DataConnection>) {
     let (count, at) = ask(&mut client, 9);
     assert_eq!(count, DATA_CONNECTIONS);
     let (server, key) = at.unwrap();
-    let links = open_data_connections(server, &key, count, Instant::now() + PATIENCE).unwrap();
+    let links = open_data_connections(server, key, count, Instant::now() + PATIENCE).unwrap();
     let connections = links.into_iter().map(|(link, _)| Link::split(link));
     (client, connections.collect())
 }
@@ -223,7 +223,8 @@ fn without_data_connections_everything_comes_on_the_sessions_own_connection() {
     assert_eq!(ask(&mut client, 2), (0, None));
     // No client with the key connects.
     let (server, _) = at.unwrap();
-    let wrong = open_data_connections(server, &[0; 32], 2, Instant::now() + PATIENCE);
+    let other = SessionKey::new([0; SESSION_KEY_BYTES]);
+    let wrong = open_data_connections(server, other, 2, Instant::now() + PATIENCE);
     assert!(wrong.is_err());
     client.board.done.store(9, SeqCst);
     copy_out_for_data_connection(&mut client, 5, 3, 5, 100_000);
@@ -323,10 +324,10 @@ fn a_data_connection_that_breaks_the_rules_is_closed_and_its_data_is_not_waited_
 fn a_data_connection_that_stalls_in_the_middle_of_a_frame_holds_nobody_up_for_ever() {
     let mut client = Client::tcp();
     let (server, key) = ask(&mut client, 1).1.unwrap();
-    let mut connection = TcpStream::connect(server).unwrap();
-    connection.write_all(b"OUTBDATA").unwrap();
-    connection.write_all(&key).unwrap();
-    connection.read_exact(&mut [0; 8]).unwrap();
+    let links = open_data_connections(server, key, 1, Instant::now() + PATIENCE).unwrap();
+    // SAFETY: the descriptor is the link's, which the test holds.
+    let socket = unsafe { BorrowedFd::borrow_raw(links[0].1) };
+    let mut connection = TcpStream::from(socket.try_clone_to_owned().unwrap());
     // Length of a frame, its number, and half of its data.
     connection.write_all(&100_008u32.to_le_bytes()).unwrap();
     connection.write_all(&[0; 50_008]).unwrap();
@@ -335,7 +336,7 @@ fn a_data_connection_that_stalls_in_the_middle_of_a_frame_holds_nobody_up_for_ev
     let start = Instant::now();
     let leaving = thread::spawn(move || client.leave());
     thread::sleep(Duration::from_millis(100));
-    drop(connection);
+    drop((connection, links));
     let (end, ..) = leaving.join().unwrap();
     assert!(matches!(end, End::ClientLeft), "{end}");
     assert!(
@@ -379,4 +380,20 @@ fn data_that_nobody_asks_for_is_not_taken_in_without_end() {
     assert!(matches!(end, End::ClientLeft), "{end}");
     closer.close();
     flood.join().unwrap();
+}
+
+#[test]
+fn data_connections_that_do_not_come_are_not_waited_for_without_end() {
+    let mut client = Client::tcp();
+    let (server, key) = ask(&mut client, 2).1.unwrap();
+    // One of two comes, and the client says that the other has data.
+    let deadline = Instant::now() + PATIENCE;
+    let lone = thread::spawn(move || open_data_connections(server, key, 1, deadline));
+    announce(&mut client, 1, &[0; 100_000]);
+    let start = Instant::now();
+    let until = Wait::Until(start + PATIENCE);
+    assert!(client.receiver.recv(until).is_err());
+    let longest = DATA_CONNECTIONS_OPEN_MS_MAX + DATA_CONNECTION_END_MS_MAX + 2_000;
+    assert!(start.elapsed() < Duration::from_millis(longest));
+    assert!(lone.join().unwrap().is_err());
 }

@@ -29,8 +29,8 @@ use outboard_wire::{
     Op, Reader,
     doc::DeviceCard,
     frame::{self, ReplyHeader, decode_reply},
-    handshake::Purpose,
-    limits::CHUNK_BYTES_MAX,
+    handshake::{Purpose, SessionKey},
+    limits::{CHUNK_BYTES_MAX, SESSION_KEY_BYTES},
     messages::{self, Note, Request},
 };
 
@@ -240,7 +240,53 @@ impl Device for Fake {
     }
 }
 
+/// Data connections that arrive at a port of their own.
+struct Port {
+    listener: TcpListener,
+    is_closed: AtomicBool,
+}
+
+const KEY: SessionKey = SessionKey::new([0x5a; SESSION_KEY_BYTES]);
+
+impl Port {
+    fn listen() -> Arc<Port> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let is_closed = AtomicBool::new(false);
+        Arc::new(Port {
+            listener,
+            is_closed,
+        })
+    }
+}
+
+impl DataConnectionSource for Port {
+    fn key(&self) -> SessionKey {
+        KEY
+    }
+
+    fn next(&self, deadline: Instant) -> Result<Stream, outboard_link::Error> {
+        while Instant::now() < deadline && !self.is_closed.load(SeqCst) {
+            let Ok((socket, _)) = self.listener.accept() else {
+                thread::sleep(Duration::from_millis(1));
+                continue;
+            };
+            let mut stream = Stream::try_from(OwnedFd::from(socket))?;
+            let hello = handshake::read_hello(&mut stream, deadline).unwrap();
+            if hello.purpose == (Purpose::DataConnection { key: KEY }) {
+                return Ok(stream);
+            }
+        }
+        Err(outboard_link::Error::Closed)
+    }
+
+    fn close(&self) {
+        self.is_closed.store(true, SeqCst);
+    }
+}
+
 struct Client {
+    port: Arc<Port>,
     sender: Sender,
     receiver: Receiver,
     board: Arc<Board>,
@@ -277,6 +323,8 @@ impl Client {
             host_calls: Vec::new(),
             contexts,
         };
+        let port = Port::listen();
+        let source = Some(Arc::clone(&port) as Arc<dyn DataConnectionSource>);
         let server = thread::spawn(move || {
             let stream = Stream::try_from(theirs).unwrap();
             let link = stream.into_link_server().unwrap();
@@ -285,6 +333,7 @@ impl Client {
                 link,
                 purpose,
                 ImageStore::new(None),
+                source,
                 DATA_CONNECTIONS,
             );
             let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
@@ -295,6 +344,7 @@ impl Client {
         let link = stream.into_link_client(Instant::now() + PATIENCE).unwrap();
         let (sender, receiver) = link.split();
         Client {
+            port,
             sender,
             receiver,
             board,
