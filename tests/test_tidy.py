@@ -122,3 +122,22 @@ def test_the_first_page_of_the_specification_agrees_with_its_sections(tree: Path
     assert list(tidy.one_page()) == []
     specification.write_text(page + "| it | 11.5 s, 20, 4,000 |\n")
     assert [(one.line, one.what) for one in tidy.one_page()] == [(3, "1.5 is not in the section two-words")]
+
+
+def test_functions_fit_a_screen(tree: Path) -> None:
+    body = ["    let _ = 0;"] * 69
+    fits = rust(tree, "fn fits() {", *body[1:], "}", "fn short() {}")
+    assert list(tidy.long_functions([fits])) == []
+    inner = ["impl A {", "    pub(crate) fn long(", "        a: u32,", "    ) {", *body, "    }", "}"]
+    assert [(one.line, one.what) for one in tidy.long_functions([rust(tree, *inner)])] == [
+        (2, "long has 73 lines, 70 at most")
+    ]
+
+
+def test_a_module_in_several_files_is_a_folder(tree: Path) -> None:
+    file = rust(tree, "mod a;")
+    beside = file.with_name("a.rs")
+    beside.touch()
+    assert list(tidy.second_styles([file, beside])) == []
+    (file.parent / "a").mkdir()
+    assert [one.what for one in tidy.second_styles([file, beside])] == ["belongs to a/mod.rs"]

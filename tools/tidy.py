@@ -28,6 +28,8 @@ ROOT = Path(__file__).resolve().parent.parent
 COUNTS = ROOT / "tools" / "tidy.json"
 
 COLUMNS_MAX = 100
+FUNCTION_LINES_MAX = 70
+FUNCTION = re.compile(r"(\s*)(?:pub(?:\([^)]*\))? )?(?:const )?(?:unsafe )?(?:extern \"C\" )?fn (\w+)(?!.*[;}]$)")
 COMMENT = re.compile(r"^\s*//")
 DOC = re.compile(r"^\s*//[/!]( |$)")
 # A doc comment begins with a noun or a verb, and names who acts.
@@ -121,6 +123,8 @@ def main() -> int:
     old = {
         "long comments": by_crate(long_comments(files)),
         "openings": by_crate(openings(files)),
+        "long functions": by_crate(long_functions(files)),
+        "files beside their folders": by_crate(second_styles(files)),
         "modules in circles": by_crate(circles(files)),
     }
     found += risen(old, kept)
@@ -173,6 +177,27 @@ def circles(files: Iterable[Path]) -> Iterator[Found]:
                 for one in circle.imports:
                     what = f"{one.name} of {name_of(one.target.file)}, in a circle of {len(circle.imports)} modules"
                     yield Found(name_of(one.source.file), one.line, what)
+
+
+def long_functions(files: Iterable[Path]) -> Iterator[Found]:
+    """Functions that do not fit a screen. rustfmt ends a function where its own indentation returns."""
+    for path in files:
+        if path.suffix == ".rs":
+            open_at: dict[str, tuple[int, str]] = {}
+            for number, line in lines_of(path):
+                if start := FUNCTION.match(line):
+                    open_at[start[1]] = number, start[2]
+                elif (end := re.match(r"(\s*)\}", line)) and end[1] in open_at:
+                    first, name = open_at.pop(end[1])
+                    if (count := number - first + 1) > FUNCTION_LINES_MAX:
+                        yield Found(name_of(path), first, f"{name} has {count} lines, {FUNCTION_LINES_MAX} at most")
+
+
+def second_styles(files: Iterable[Path]) -> Iterator[Found]:
+    """A module in several files is `foo/mod.rs`, not `foo.rs` beside `foo/`."""
+    for path in files:
+        if path.suffix == ".rs" and "/src/" in name_of(path) and path.with_suffix("").is_dir():
+            yield Found(name_of(path), 1, f"belongs to {path.stem}/mod.rs")
 
 
 def by_crate(found: Iterable[Found]) -> dict[str, list[Found]]:

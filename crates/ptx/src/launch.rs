@@ -14,9 +14,9 @@ use crate::check::{Checker, Watching};
 use crate::error::{Error, Fault, FaultKind};
 use crate::heap::Heap;
 use crate::interp::Env;
-use crate::interp::block::{Block, BlockProgress};
-use crate::interp::children::{ChildWork, Children};
-use crate::interp::memory::RangeCache;
+use crate::interp::memory::access::RangeCache;
+use crate::interp::run::block::{Block, BlockProgress};
+use crate::interp::runtime::children::{ChildWork, Children};
 use crate::limits::{
     BLOCK_EXTENT_MAX, BLOCK_THREADS_MAX, COOPERATIVE_BLOCKS_MAX, GRID_EXTENT_MAX, LOCAL_BYTES_MAX,
     SHARED_OPTIN_BYTES_MAX, SHARED_STATIC_BYTES_MAX,

@@ -7,7 +7,7 @@ use crate::code::{FUNCTION_WINDOW, Program};
 use crate::error::Error;
 use crate::interp::Features;
 use crate::interp::lanes::{Lanes32, Lanes64};
-use crate::interp::step::Steps;
+use crate::interp::steps::step::Steps;
 use crate::lower::layout::Layout;
 use crate::lower::{self, Kernel};
 use crate::memory::{Memory, MemoryError, PAGE_BYTES};

@@ -1,16 +1,16 @@
 //! Instructions that the lanes of a warp execute together: shuffles, votes, matches, reductions.
 //! All members are present, because the scheduler has waited for them.
 
-use super::core::Core;
-use super::lanes::lanes;
 use crate::code::{Pred, Redux, Row, SINK, SINK_PRED, Shfl, Vote};
+use crate::interp::lanes::lanes;
+use crate::interp::run::core::Core;
 
 /// Returns the source lane of a lane's shuffle, and whether it is in the lane's segment; otherwise
 /// the lane keeps its own value.
 ///
 /// PTX ISA 9.7.9.6: `c` packs the segment mask (bits 8-12) and the clamp (bits 0-4).
 #[inline(always)]
-pub(super) fn shuffle_source(mode: Shfl, lane: usize, b: u32, c: u32) -> (u32, bool) {
+pub(in crate::interp) fn shuffle_source(mode: Shfl, lane: usize, b: u32, c: u32) -> (u32, bool) {
     let (i, bval) = (lane as i32, (b & 31) as i32);
     let (segment, clamp) = ((c >> 8 & 31) as i32, (c & 31) as i32);
     let max = (i & segment) | (clamp & !segment);

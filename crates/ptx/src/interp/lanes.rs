@@ -13,10 +13,10 @@ pub(crate) struct Lanes64(pub(crate) [u64; 32]);
 
 /// Pointers to the running frame's registers and to the constants.
 ///
-/// Invariant: [`super::warp::Warp`] builds it from vectors that hold at least the rows and
-/// predicates that the running function declares, and rebuilds it whenever they grow. The code is
-/// of a [`Verified`](crate::verify) program, so it names no others. Builds with debug assertions
-/// check every index.
+/// Invariant: [`Warp`](super::run::warp::Warp) builds it from vectors that hold at least the rows
+/// and predicates of the running function, and rebuilds it whenever they grow. The code is of a
+/// [`Verified`](crate::verify) program, so it names no others. Builds with debug assertions check
+/// every index.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Files {
     #[cfg(debug_assertions)]
@@ -95,7 +95,7 @@ macro_rules! write_chunks {
         }
     };
 }
-pub(super) use write_chunks;
+pub(in crate::interp) use write_chunks;
 
 /// As [`write_chunks`], for rows of 64 bits.
 macro_rules! write_chunks64 {
@@ -114,7 +114,7 @@ macro_rules! write_chunks64 {
         }
     };
 }
-pub(super) use write_chunks64;
+pub(in crate::interp) use write_chunks64;
 
 impl Files {
     /// Returns chunk `i` of a source row.

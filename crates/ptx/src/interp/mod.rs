@@ -1,9 +1,10 @@
 //! The warp-wide interpreter: one dispatch executes an instruction for up to 32 lanes.
 //!
-//! [`block`] runs the warps of one block and its barriers. [`warp`] keeps the lanes of a warp in
-//! groups that share a program counter, and decides which group runs. [`dispatch`] runs it;
-//! [`core`] is the state that instructions work on; [`call`] and [`runtime`] do calls. The other
-//! files hold the instructions by family.
+//! [`run::block`] runs the warps of one block and its barriers. [`run::warp`] keeps the lanes of a
+//! warp in groups that share a program counter, and decides which group runs. [`run::dispatch`]
+//! runs it, and [`run::core`] is the state that instructions work on. The other folders hold the
+//! instructions by family: frequent ones have functions of their own in [`fast`], which [`steps`]
+//! chooses when a module is loaded.
 
 // Lanes are indexed, because one index runs through several rows in loops that must vectorise.
 // Operands are separate arguments, and formulas read as in the ISA.
@@ -16,47 +17,16 @@
     clippy::neg_cmp_op_on_partial_ord
 )]
 
-mod approx;
-mod atomic;
-pub(crate) mod block;
-mod call;
-pub(crate) mod children;
 mod collective;
-mod compare;
-mod convert;
-pub(crate) mod core;
-mod dispatch;
 mod fast;
-mod fast_compare;
-mod fast_convert;
-mod fast_half;
-mod fast_memory;
-mod fast_scatter;
-mod float;
-mod float8;
-mod fuse;
-pub(crate) mod half;
-mod integer;
-mod isa;
 pub(crate) mod lanes;
 mod matrix;
-pub(crate) mod mbarrier;
 pub(crate) mod memory;
-mod rounding;
-mod runtime;
-mod scalar;
-mod select;
-mod select_half;
-mod shuffle;
-mod sparse;
+pub(crate) mod number;
+pub(crate) mod run;
+pub(crate) mod runtime;
 mod special;
-mod stack;
-pub(crate) mod step;
-mod tensor;
-mod texture;
-mod vector;
-mod video;
-pub(crate) mod warp;
+pub(crate) mod steps;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -65,7 +35,7 @@ use std::time::Instant;
 use crate::check::Watching;
 use crate::code::Program;
 use crate::heap::Heap;
-use crate::interp::children::Children;
+use crate::interp::runtime::children::Children;
 use crate::lower::Kernel;
 use crate::output::Output;
 
@@ -73,7 +43,7 @@ use crate::output::Output;
 pub(crate) struct Env<'e> {
     pub(crate) program: &'e Program,
     /// The program as it is executed.
-    pub(crate) steps: &'e step::Steps,
+    pub(crate) steps: &'e steps::step::Steps,
     pub(crate) consts32: &'e [lanes::Lanes32],
     pub(crate) consts64: &'e [lanes::Lanes64],
     pub(crate) kernel: &'e Kernel,

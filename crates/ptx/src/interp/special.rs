@@ -1,7 +1,7 @@
 //! Special registers (PTX ISA chapter 10).
 
-use super::core::Core;
 use crate::code::{Row, Special};
+use crate::interp::run::core::Core;
 
 impl Core<'_> {
     #[inline(never)]

@@ -4,7 +4,7 @@ use super::function::Lowering;
 use super::instruction::Insn;
 use crate::code::{Bin64, Mbarrier, MemSpace, Narrow, Op, Row, SINK, SINK_PRED, Un64};
 use crate::error::Error;
-use crate::interp::mbarrier::COUNT_MASK;
+use crate::interp::memory::mbarrier::COUNT_MASK;
 use crate::parse::ast::Type;
 
 /// The result of `createpolicy`. Nothing here uses a policy.

@@ -16,7 +16,7 @@ pub(crate) use self::sample::{Coordinates, Point};
 pub(crate) use self::surface::SurfacePosition;
 
 use crate::code::{AtomOp, Rounding};
-use crate::interp::half::{F16, Half as _};
+use crate::interp::number::half::{F16, Half as _};
 use crate::memory::{Memory, MemoryError};
 
 /// Memory of an array. Dropping it frees the memory; later reads of it fault.
