@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,12 @@ class Check:
         suites: dict[str, Any] = {}
         for name in self.options.suites:
             started = time.monotonic()
-            suites[name] = self._suite(name)
-            results.write(self.options.out, described, settings, suites)
+
+            def keep(summary: dict[str, Any], name: str = name) -> None:
+                suites[name] = summary
+                results.write(self.options.out, described, settings, suites)
+
+            keep(self._suite(name, keep))
             what = suites[name].get("missing") or suites[name]["modes"]
             print(f"{name}: {time.monotonic() - started:.0f} s: {what}", flush=True)
         restarts = {device: server.restarts for device, server in self.servers.items() if server.restarts}
@@ -122,8 +127,11 @@ class Check:
         for server in self.servers.values():
             server.stop()
 
-    def _suite(self, name: str) -> dict[str, Any]:
-        """Runs one suite in all modes at once, then the differing cases once more."""
+    def _suite(self, name: str, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        """Runs one suite in all modes at once, then the differing cases once more.
+
+        What there is after the first round, or when the check is stopped, goes to `keep`.
+        """
         deadline = time.monotonic() + self.options.budget_s
         pools = {mode: self._pool(name, mode, deadline) for mode in self.options.modes}
         try:
@@ -132,15 +140,23 @@ class Check:
         except Unusable as why:
             return {"missing": str(why)}
         processes = max(1, self.options.processes // len(pools))
-        runs = {mode: {case: [run] for case, run in done.items()} for mode, done in self._all(pools, names, processes)}
-        again = self._again(runs)
-        if again:
-            # The deadline was for the first round: differences must be confirmed in any case.
-            late = time.monotonic() + self.options.budget_s / 2
-            pools = {mode: self._pool(name, mode, late) for mode in self.options.modes}
-            for mode, done in self._all(pools, again, processes):
-                for case, run in done.items():
-                    runs[mode][case].append(run)
+        runs: dict[str, dict[str, list[Outcome]]] = {mode: {} for mode in pools}
+        try:
+            self._round(pools, names, processes, runs)
+            again = self._again(runs)
+            if again:
+                keep(self._summary(name, pools, runs))
+                # The deadline was for the first round: differences must be confirmed in any case.
+                late = time.monotonic() + self.options.budget_s / 2
+                pools = {mode: self._pool(name, mode, late) for mode in self.options.modes}
+                self._round(pools, again, processes, runs)
+        except BaseException:
+            keep(self._summary(name, pools, runs))
+            raise
+        return self._summary(name, pools, runs)
+
+    def _summary(self, name: str, pools: dict[str, Pool], runs: dict[str, dict[str, list[Outcome]]]) -> dict[str, Any]:
+        """Writes what each case did to the logs, and returns the suite's part of the results."""
         for mode, done in runs.items():
             lines = [runs_[0].line(case) for case, runs_ in sorted(done.items())]
             (self.options.log_dir / f"{name}-{mode}.outcomes").write_text("\n".join(lines) + "\n")
@@ -150,7 +166,10 @@ class Check:
         summary["unusable"] = {mode: pool.unusable for mode, pool in pools.items() if pool.unusable}
         return summary
 
-    def _all(self, pools: dict[str, Pool], names: list[str], processes: int) -> list[tuple[str, dict[str, Outcome]]]:
+    def _round(
+        self, pools: dict[str, Pool], names: list[str], processes: int, runs: dict[str, dict[str, list[Outcome]]]
+    ) -> None:
+        """Runs the cases in all modes at once, and adds what each did to `runs`."""
         threads = [threading.Thread(target=pool.run, args=(names, processes)) for pool in pools.values()]
         for thread in threads:
             thread.start()
@@ -163,7 +182,10 @@ class Check:
             for pool in pools.values():
                 pool.stop()
             raise
-        return [(mode, pool.outcomes) for mode, pool in pools.items()]
+        finally:
+            for mode, pool in pools.items():
+                for case, run in list(pool.outcomes.items()):
+                    runs[mode].setdefault(case, []).append(run)
 
     def _again(self, runs: dict[str, dict[str, list[Outcome]]]) -> list[str]:
         """Returns the cases that are worth a second run in every mode."""
@@ -235,7 +257,12 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--slice", type=_part, default=(1, 1), metavar="I/K", help="part of the cases, by their hash")
     parser.add_argument("--match", default="", metavar="TEXT", help="only the cases whose names have this in them")
     parser.add_argument("--seed", type=int, default=0, help="order of the cases")
-    parser.add_argument("--budget-s", type=float, default=600.0, help="most seconds for a suite")
+    parser.add_argument(
+        "--budget-s",
+        type=float,
+        default=600.0,
+        help="most seconds for a suite; half as many more to run again what differs",
+    )
     parser.add_argument("--case-s", type=float, default=CASE_S, help="most seconds for a case")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="at once, in all modes together")
     parser.add_argument("--log-dir", type=Path, default=ROOT / "build" / "gpu-suites")

@@ -36,6 +36,11 @@ def test_an_overtaken_copy_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         server.stop()
 
 
+def test_a_memset_of_host_memory_is_synchronous(server: Server, link: str) -> None:
+    done = server.run(link, sys.executable, TEST_PROGRAMS / "pinned_sets.py")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
 @pytest.mark.parametrize("program", ["sync_copy_order", "graph_pageable"])
 def test_what_cuda_leaves_open_is_seen(server: Server, link: str, program: str) -> None:
     """A synchronous copy of pageable memory is over when it returns; a graph's copy reads when its turn comes."""

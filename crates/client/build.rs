@@ -249,6 +249,8 @@ fn derived(
                 "        driver.stream({})?.progress().submit();",
                 name(&stream.name)
             )?;
+        } else if let Some(Touches::Memset(_)) = call.attributes.touches {
+            writeln!(out, "        driver.end_memset(memory)?;")?;
         }
     } else if op.reply.is_empty() {
         writeln!(out, "        driver.call(&{message}, |_| ())?;")?;
@@ -307,12 +309,13 @@ fn memset_check(call: &Call, element: usize) -> String {
     };
     let address = name("dstDevice");
     // A stream knows its context; a call without one works in the current context.
-    let (context, stream) = match param("hStream") {
-        true => ("", format!("Some({})", name("hStream"))),
-        false => ("        driver.contexts.current()?;\n", "None".into()),
+    // Only a call without a stream may have to wait.
+    let (context, stream, memory) = match param("hStream") {
+        true => ("", format!("Some({})", name("hStream")), "_"),
+        false => ("        driver.contexts.current()?;\n", "None".into(), "memory"),
     };
     format!(
-        "{context}        if !driver.check_memset({address}, {element}, {pitch} as u64, [{width} as u64, {height} as u64], {stream})? {{ return Ok(()); }}\n"
+        "{context}        let Some({memory}) = driver.check_memset({address}, {element}, {pitch} as u64, [{width} as u64, {height} as u64], {stream})? else {{ return Ok(()); }};\n"
     )
 }
 

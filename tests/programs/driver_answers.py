@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from driver_asking import CannotGoOn, NoContext, State, about, call
 from driver_questions import CONTEXTS, STATELESS
+from driver_questions_crossed import CROSSED, NONE_CURRENT, Crossed, NoneCurrent
 from driver_questions_work import CAPTURES, GRAPHS, LAUNCHES, MEMORY, STREAMS
 
 GROUPS: dict[str, tuple[Callable[[], object], dict[str, Callable[..., object]]]] = {
@@ -26,6 +27,8 @@ GROUPS: dict[str, tuple[Callable[[], object], dict[str, Callable[..., object]]]]
     "launches": (State, LAUNCHES),
     "graphs": (State, GRAPHS),
     "captures": (State, CAPTURES),
+    "another context": (Crossed, CROSSED),
+    "none current": (NoneCurrent, NONE_CURRENT),
 }
 GROUP_S_MAX = 20
 # Exit status of a process without a context: the next process continues with the next question.

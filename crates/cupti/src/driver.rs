@@ -152,7 +152,12 @@ pub(crate) fn number(what: u32, context: usize, object: usize) -> Result<Numbers
         CUresult::CUDA_ERROR_INVALID_CONTEXT | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED => {
             Err(Status::INVALID_CONTEXT)
         }
-        _ => Err(Status::INVALID_PARAMETER),
+        other => {
+            log::debug(format_args!(
+                "the number of object {object:#x} of kind {what}: {other:?}"
+            ));
+            Err(Status::INVALID_PARAMETER)
+        }
     }
 }
 

@@ -60,6 +60,9 @@ pub(crate) unsafe fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, fl
     }
     let stream = driver.work_stream(stream)?;
     let event = driver.streams.event(event)?;
+    if event.context != stream.stream().context {
+        return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+    }
     let external = flags & CU_EVENT_RECORD_EXTERNAL != 0;
     event.capture.store(
         if external {
@@ -168,6 +171,7 @@ pub(crate) unsafe fn cuEventElapsedTime(
     if milliseconds.is_null()
         || untimed(start.flags)
         || untimed(end.flags)
+        || start.context != end.context
         || start.progress.mark() == 0
         || end.progress.mark() == 0
     {

@@ -13,7 +13,9 @@ use parking_lot::RwLockReadGuard;
 
 use super::Done;
 use crate::{
-    state::{Context, Contexts, Driver, HostMemory, Kernel, StreamRef, driver},
+    state::{
+        Context, Contexts, Driver, HostMemory, Kernel, StreamRef, driver, pop_context, push_context,
+    },
     thread,
 };
 
@@ -334,7 +336,11 @@ impl Driver {
         params: &[u8],
     ) -> Done {
         let thread = thread::here();
-        if let Err(error) = self.check_launch_in(Contexts::current_of(&thread)?, kernel, shape) {
+        let context = match Contexts::current_of(&thread) {
+            Ok(context) => context,
+            Err(error) => return self.launch_without(error, kernel, shape, stream, attributes, params),
+        };
+        if let Err(error) = self.check_launch_in(context, kernel, shape) {
             return Err(self.refused(stream, error));
         }
         let _named = self.make_arguments_visible(params, || stream.is_capturing())?;
@@ -358,6 +364,28 @@ impl Driver {
         )?;
         stream.progress().submit();
         Ok(())
+    }
+
+    /// Launches in the stream's context while the thread has none; the default stream has no
+    /// context then, which is `error`.
+    #[cold]
+    fn launch_without(
+        &self,
+        error: CUresult,
+        kernel: &Kernel,
+        shape: &LaunchShape,
+        stream: &StreamRef,
+        attributes: &[u8],
+        params: &[u8],
+    ) -> Done {
+        match stream {
+            StreamRef::Own(own) if error == CUresult::CUDA_ERROR_INVALID_CONTEXT => {
+                push_context(self.contexts.get(own.context)?);
+            }
+            _ => return Err(error),
+        }
+        let launched = self.launch(kernel, shape, stream, attributes, params);
+        pop_context().map(drop).and(launched)
     }
 }
 

@@ -78,7 +78,7 @@ pub(crate) fn check_word(address: CUdeviceptr, bytes: u64, flags: u32, known: u3
 
 impl Driver {
     /// Checks a memset as the driver does at the call: aligned, within one allocation, rows that do
-    /// not overlap. Returns false if there is nothing to set.
+    /// not overlap. Returns the kind of memory, or nothing if there is nothing to set.
     #[inline]
     pub(crate) fn check_memset(
         &self,
@@ -87,9 +87,9 @@ impl Driver {
         pitch: u64,
         [width, height]: [u64; 2],
         stream: Option<CUstream>,
-    ) -> Result<bool, CUresult> {
+    ) -> Result<Option<MemoryKind>, CUresult> {
         if width == 0 || height == 0 {
-            return self.contexts.current().map(|_| false);
+            return self.contexts.current().map(|_| None);
         }
         // Without a context, that is the error. It is determined last, since every memset passes
         // here.
@@ -105,9 +105,9 @@ impl Driver {
             .filter(|_| address.is_multiple_of(element))
             .ok_or_else(|| wrong(CUresult::CUDA_ERROR_INVALID_VALUE))?;
         let refused = match self.memory_kind(address, bytes) {
-            Ok(MemoryKind::Device) => return Ok(true),
-            Ok(MemoryKind::Shared | MemoryKind::Pinned) => {
-                return self.device_address(address).map(|_| true);
+            Ok(MemoryKind::Device) => return Ok(Some(MemoryKind::Device)),
+            Ok(kind @ (MemoryKind::Shared | MemoryKind::Pinned)) => {
+                return self.device_address(address).map(|_| Some(kind));
             }
             Ok(MemoryKind::Pageable) => wrong(CUresult::CUDA_ERROR_INVALID_VALUE),
             Err(error) => wrong(error),
@@ -122,11 +122,21 @@ impl Driver {
         &self,
         stream: Option<CUstream>,
         refused: CUresult,
-    ) -> Result<bool, CUresult> {
+    ) -> Result<Option<MemoryKind>, CUresult> {
         let stream = stream.ok_or(refused)?;
         match self.capture_of(&self.stream(stream)?) {
-            Some(capture) if !capture.is_spoiled() => Ok(true),
+            Some(capture) if !capture.is_spoiled() => Ok(Some(MemoryKind::Device)),
             _ => Err(refused),
+        }
+    }
+
+    /// Ends a memset without a stream: one of host memory returns only when it is done (CUDA's
+    /// "API synchronization behavior").
+    #[inline]
+    pub(crate) fn end_memset(&self, memory: MemoryKind) -> Done {
+        match memory {
+            MemoryKind::Device => Ok(()),
+            _ => self.synchronize_stream(&self.stream(CUstream::NULL)?),
         }
     }
 }

@@ -258,12 +258,18 @@ impl Driver {
     /// Returns a variable of a library in the current context. A managed variable is the same in
     /// all contexts, and needs none.
     fn global(&self, library: &Library, name: &[u8]) -> Result<Global, CUresult> {
-        let context = self.contexts.current();
-        let key = (context.map_or(0, |c| c.handle.0), name.to_vec());
+        // A module's variables are those of its own context, whichever is current.
+        let context = match library.context {
+            Some(own) => self.contexts.get(own),
+            None => self.contexts.current(),
+        };
+        let number = context.map_or(0, |c| c.handle.0);
+        let key = (number, name.to_vec());
         if let Some(known) = library.globals.lock().get(&key) {
             return Ok(*known);
         }
-        let found = self.call(
+        let found = self.session.call(
+            number as u64,
             &messages::LibraryGlobal {
                 library: library.number,
                 name,

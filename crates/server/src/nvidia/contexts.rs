@@ -11,6 +11,7 @@ use super::{
     deferred_free::Retired,
     owned::{ContextHold, Mark, MarksWait, ready},
     printed::Reach,
+    streams::STREAM_LEGACY,
     table::{Driver, real},
 };
 use crate::device::{Cx, Failure, Pending};
@@ -188,7 +189,31 @@ impl Nvidia {
         let handle = self.context(cx.context)?.hold.handle;
         self.driver.cuCtxSetCurrent(handle)?;
         self.current = Some(cx.context);
-        self.follow_entered(cx)
+        self.follow_entered(cx.context)
+    }
+
+    /// Makes a stream's context current, after [`enter`](Self::enter): a kernel runs where its
+    /// stream is, whichever context is current. The default stream is the current context's.
+    #[inline]
+    pub(super) fn enter_stream(&mut self, stream: u64) -> Result<(), Failure> {
+        if stream <= STREAM_LEGACY {
+            return Ok(());
+        }
+        let hold = self.streams.get(stream)?.hold();
+        if Arc::ptr_eq(hold, self.current_hold()) {
+            return Ok(());
+        }
+        let hold = hold.clone();
+        let found = self
+            .contexts
+            .iter()
+            .find(|(_, context)| Arc::ptr_eq(&context.hold, &hold))
+            .map(|(id, _)| id);
+        // The device's own context, if the session has not made it one of its own.
+        let Some(found) = found else { return Ok(()) };
+        self.driver.cuCtxSetCurrent(hold.handle)?;
+        self.current = Some(found);
+        self.follow_entered(found)
     }
 
     pub(super) fn context(&self, id: u64) -> Result<&Context, Failure> {

@@ -24,6 +24,7 @@ impl Nvidia {
         m: &messages::Launch<'_>,
     ) -> Result<(), Failure> {
         self.enter(cx)?;
+        self.enter_stream(m.stream)?;
         let kernel = self.launchable(cx, m.kernel, m.params, Some(m.stream))?;
         let stream = self.real_stream(m.stream)?;
         let shape = LaunchShape {

@@ -18,7 +18,7 @@ use super::{
     streams::{STREAM_LEGACY, STREAM_NULL},
     table::real,
 };
-use crate::device::{Cx, Failure};
+use crate::device::Failure;
 
 /// Marks above which reached ones are removed whenever another stream gets one.
 const MARKS_MAX: usize = 8;
@@ -148,8 +148,8 @@ impl Nvidia {
 
     /// Makes the default stream of a context that has just become current wait too. Calls without a
     /// stream's number submit work there, which must follow copies of other contexts.
-    pub(super) fn follow_entered(&mut self, cx: &Cx<'_>) -> Result<(), Failure> {
-        match self.context(cx.context)?.seen == self.settled.number {
+    pub(super) fn follow_entered(&mut self, context: u64) -> Result<(), Failure> {
+        match self.context(context)?.seen == self.settled.number {
             true => Ok(()),
             false => self.follow(STREAM_NULL),
         }
