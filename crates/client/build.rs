@@ -37,14 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     writeln!(
         out,
-        "/// Name and declared class of every call, by number.\npub static CALLS: &[(&str, Class)] = &["
-    )?;
-    for call in &calls {
-        writeln!(out, "    (\"{}\", Class::{:?}),", call.symbol, call.class)?;
-    }
-    writeln!(
-        out,
-        "];\n/// Every exported symbol and its address, by name.\npub static EXPORTS: &[(&str, Export)] = &["
+        "/// Every exported symbol and its address, by name.\nstatic EXPORTS: &[(&str, Export)] = &["
     )?;
     let mut exports: Vec<String> = calls
         .iter()
@@ -58,8 +51,27 @@ fn main() -> Result<(), Box<dyn Error>> {
         )?;
     }
     writeln!(out, "];")?;
-    fs::write(Path::new(&env::var("OUT_DIR")?).join("entry.rs"), out)?;
+    let folder = env::var("OUT_DIR")?;
+    fs::write(Path::new(&folder).join("entry.rs"), out)?;
+    fs::write(
+        Path::new(&folder).join("call_table.rs"),
+        call_table(&calls)?,
+    )?;
     Ok(())
+}
+
+/// Generates the table of the calls' names and classes.
+fn call_table(calls: &[Call]) -> Result<String, Box<dyn Error>> {
+    let mut out = String::new();
+    writeln!(
+        out,
+        "/// Name and declared class of every call, by number.\npub(crate) static CALLS: &[(&str, Class)] = &["
+    )?;
+    for call in calls {
+        writeln!(out, "    (\"{}\", Class::{:?}),", call.symbol, call.class)?;
+    }
+    writeln!(out, "];")?;
+    Ok(out)
 }
 
 /// Generates one exported function. `call` gives its name, `target` the call that serves it.

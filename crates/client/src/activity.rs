@@ -1,132 +1,42 @@
-//! The interface for the `libcupti.so.13` beside this library: it is called at the begin and end of
-//! calls, and can ask for the work of the server's device. Nothing is reported and nothing is asked
-//! until that library attaches its hooks.
-//!
-//! While hooks are attached every message of a call bears the call's number
-//! (`wire::frame::of_call`), by which the server relates each piece of work to its call.
+//! The interface for the `libcupti.so.13` beside this library: it attaches its hooks
+//! (`observe/profile.rs`), and asks for the work of the server's device. Nothing is reported and
+//! nothing is asked until then.
 
 use std::{
     ffi::c_void,
     ptr,
-    sync::{
-        Arc,
-        atomic::{AtomicPtr, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use outboard_api::{
     CUresult,
     activity::{
-        ACTIVITY_VERSION, DriverCall, Hooks, NUMBER_CONTEXT, NUMBER_GRAPH, NUMBER_GRAPH_EXEC,
+        ACTIVITY_VERSION, Hooks, NUMBER_CONTEXT, NUMBER_GRAPH, NUMBER_GRAPH_EXEC,
         NUMBER_GRAPH_NODE, NUMBER_STREAM, Numbers, RUNTIME_CALLS, RuntimeCall, Table, Take,
     },
     cuda::{CUcontext, CUgraph, CUgraphExec, CUgraphNode, CUstream},
 };
 use outboard_wire::{
-    Op, frame,
+    Op,
     limits::{ACTIVITY_ANSWER_MS_MAX, ACTIVITY_ENABLE_MS_MAX},
     messages::{ActivityClock, ActivityEnable, ActivityNumber, ActivityTake},
 };
 use parking_lot::Mutex;
 
 use crate::{
-    calls,
-    entry::CALLS,
-    guard,
+    call_table::CALLS,
+    observe::{
+        guard,
+        profile::{self, hooks},
+    },
+    process,
     session::{Group, Session, Sink},
     state::{driver, wire_context},
-    thread,
 };
-
-static HOOKS: AtomicPtr<Hooks> = AtomicPtr::new(ptr::null_mut());
 
 /// The words that CUDA runtimes test before they report a call. libcupti writes them.
 static mut RUNTIME: [u32; RUNTIME_CALLS] = [0; RUNTIME_CALLS];
-
-/// A call that is being reported.
-pub(crate) struct Begun {
-    call: DriverCall,
-    /// The number of the call that made this call.
-    outer: u32,
-}
-
-fn hooks() -> Option<&'static Hooks> {
-    // SAFETY: NULL, or hooks that stay valid for ever.
-    unsafe { HOOKS.load(Ordering::Acquire).as_ref() }
-}
-
-/// Begins a call.
-///
-/// # Safety
-/// `params` is valid until [`end`] has returned.
-#[cold]
-pub(crate) unsafe fn begin(number: usize, params: *const c_void) -> Option<Begun> {
-    let hooks = hooks()?;
-    let mut call = DriverCall {
-        number: number as u32,
-        result: CUresult::CUDA_SUCCESS,
-        params,
-        context: current(),
-        correlation_data: 0,
-    };
-    // SAFETY: the record outlives the hook.
-    let number = unsafe { (hooks.driver_begins)(&mut call) };
-    let outer = thread::here().call.replace(number);
-    Some(Begun { call, outer })
-}
-
-/// Returns the thread's current context, or NULL.
-fn current() -> *mut c_void {
-    let context = thread::here().context.get();
-    context.map_or(ptr::null_mut(), |context| context.handle.0 as *mut c_void)
-}
-
-/// Ends a call.
-#[cold]
-pub(crate) fn end(begun: Begun, result: CUresult) {
-    thread::here().call.set(begun.outer);
-    if let Some(hooks) = hooks() {
-        let mut call = DriverCall {
-            result,
-            context: current(),
-            ..begun.call
-        };
-        // SAFETY: as above.
-        unsafe { (hooks.driver_ends)(&mut call) };
-    }
-}
-
-/// Returns the number of the current call, for threads that help with it.
-pub(crate) fn call() -> u32 {
-    thread::here().call.get()
-}
-
-/// Marks a thread that helps with another thread's call, until this is dropped.
-pub(crate) struct Helping {
-    outer: u32,
-}
-
-pub(crate) fn help(call: u32) -> Helping {
-    Helping {
-        outer: thread::here().call.replace(call),
-    }
-}
-
-impl Drop for Helping {
-    fn drop(&mut self) {
-        thread::here().call.set(self.outer);
-    }
-}
-
-/// Returns the context of a message, with the number of the current call if calls have numbers.
-#[inline]
-pub(crate) fn tagged(context: u64) -> u64 {
-    match guard::is_profiled() {
-        true => frame::of_call(context, thread::here().call.get()),
-        false => context,
-    }
-}
 
 /// Returns the words and their count, for `TOOLS_RUNTIME_HOOKS`.
 pub(crate) fn runtime_words() -> *mut c_void {
@@ -154,8 +64,7 @@ pub(crate) static TABLE: Table = Table {
 };
 
 unsafe extern "C" fn attach(hooks: *const Hooks) {
-    HOOKS.store(hooks.cast_mut(), Ordering::Release);
-    guard::mark_profiled(!hooks.is_null());
+    profile::attach(hooks);
 }
 
 extern "C" fn call_name(number: u32, len: *mut usize) -> *const u8 {
@@ -202,8 +111,7 @@ unsafe extern "C" fn enable(
     take: Take,
 ) -> CUresult {
     answer(|| {
-        // SAFETY: a call without pointers.
-        unsafe { calls::cuInit(0)? };
+        process::start()?;
         let asked = ActivityEnable {
             kinds,
             kept_bytes_max,

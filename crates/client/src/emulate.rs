@@ -6,7 +6,7 @@ use std::ffi::{CStr, c_char};
 use outboard_api::CUresult;
 use outboard_wire::network::Network;
 
-use crate::{calls::Done, guard, log, state::driver};
+use crate::{done::Done, log, observe::guard, state::driver};
 
 /// Sends all further messages over this network, given in the words of `outboard run --emulate`;
 /// `""` delays nothing. Returns `CUDA_ERROR_NOT_SUPPORTED` if the program was not started with

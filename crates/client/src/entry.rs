@@ -15,17 +15,24 @@
 
 use std::ffi::{c_char, c_void};
 
-use outboard_api::{CUresult, cuda::*, decl::Class};
+use outboard_api::{CUresult, cuda::*};
 use outboard_trace::live::Subject;
 use outboard_wire::messages;
 
-use crate::{calls, guard, state::driver};
-
-/// The address of an exported function.
-#[derive(Clone, Copy)]
-pub(crate) struct Export(pub(crate) *const c_void);
-
-// SAFETY: the address of a function, never written through.
-unsafe impl Sync for Export {}
+use crate::{
+    calls,
+    exports::{self, Export},
+    observe::guard,
+    state::driver,
+};
 
 include!(concat!(env!("OUT_DIR"), "/entry.rs"));
+
+extern "C" fn at_load() {
+    exports::set(EXPORTS);
+}
+
+// SAFETY: the loader calls it once; it only sets a static.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = at_load;

@@ -9,7 +9,7 @@ use std::{
 use outboard_api::CUresult;
 use parking_lot::{Condvar, Mutex};
 
-use crate::{activity, calls::Done, notes};
+use crate::{done::Done, library_thread, observe::profile};
 
 /// Most helpers; more do not copy faster.
 const HELPERS_MAX: usize = 3;
@@ -82,9 +82,9 @@ impl Helpers {
         };
         let pieces = Mutex::new(pieces);
         let failed: Mutex<Option<CUresult>> = Mutex::new(None);
-        let call = activity::call();
+        let call = profile::call();
         let participate = || {
-            let _of_call = activity::help(call);
+            let _of_call = profile::help(call);
             loop {
                 let next = pieces.lock().next();
                 let Some(piece) = next.filter(|_| failed.lock().is_none()) else {
@@ -115,7 +115,7 @@ impl Helpers {
             let started = (0..helpers)
                 .filter(|_| {
                     let pool = pool.clone();
-                    notes::spawn("outboard-copy", move || pool.help())
+                    library_thread::spawn("outboard-copy", move || pool.help())
                 })
                 .count();
             (started > 0).then_some(pool)

@@ -1,16 +1,26 @@
 //! `libcuda.so.1`: the library that an unmodified CUDA program loads in place of the driver.
 //!
 //! ```text
-//!  entry points (generated)  every exported symbol, one line each          entry.rs, guard.rs
+//!  entry.rs       every exported symbol, one line each, generated
 //!    │
-//!  calls/                    one file per family; local answers, and messages
+//!  calls/         one file per family; local answers, and messages
 //!    │
-//!  state/                    the client's own knowledge: contexts, streams, libraries, memory
+//!  activity.rs    the table of functions for libcupti
+//!  process.rs     the begin of the session, forks, the end of the process
+//!  emulate.rs     a change of the emulated network
 //!    │
-//!  session.rs                one ordered stream of messages; waiting; deferred errors; notes
+//!  state/         the client's own knowledge: contexts, streams, libraries, memory
 //!    │
-//!  outboard-link
+//!  session.rs     one ordered stream of messages; waiting; deferred errors
+//!    │
+//!  observe/       code around every call: guard, counts, times, recording, levels, profiling
+//!    │
+//!  call_table.rs, thread.rs, context.rs, log.rs, ...: leaves
 //! ```
+//!
+//! Each imports only those below it, which `tools/imports.py` checks and prints. Two things go up
+//! by functions that the upper layer hands in: what the server sends without a request
+//! (`session::Handler`), and the round trips that a call owes (`observe::optimise::settle_by`).
 //!
 //! Lock order: a `state/` table, then the frames kept by a batch, then `session.sender`, then
 //! `session.waiters`. No other lock is taken with the receiver's.
@@ -21,25 +31,23 @@
 
 mod activity;
 mod backoff;
+mod call_table;
 mod callbacks;
 mod calls;
+mod context;
+mod done;
 mod emulate;
 mod entry;
-mod exit;
-mod guard;
+mod exports;
 mod helpers;
 mod integrity;
+mod library_thread;
 mod log;
-mod notes;
-mod optimise;
-mod receive;
-mod record;
+mod observe;
+mod process;
 mod session;
 mod state;
-mod stats;
-mod tables;
 mod thread;
-mod times;
 
 /// Marks this library as Outboard's, so that a server never takes it for a real driver.
 #[unsafe(no_mangle)]

@@ -7,8 +7,11 @@
 //! copies into pinned memory.
 
 mod batch;
+mod board;
 mod data_connections;
 mod group;
+mod notes;
+mod receive;
 mod registered;
 mod send;
 #[cfg(test)]
@@ -39,13 +42,21 @@ use outboard_wire::{
 };
 use parking_lot::{Condvar, Mutex};
 
-pub(crate) use self::group::Group;
 use self::{
     batch::Batch,
     data_connections::{DataConnections, Held},
+    receive::finish,
 };
-pub(crate) use crate::receive::{ReceiveBuffer, Rows, Sink};
-use crate::{guard, log, notes, optimise, receive::finish, record, stats};
+pub(crate) use self::{
+    board::{Board, WORD_BYTES, WORDS, Word},
+    group::Group,
+    notes::Handler,
+    receive::{ReceiveBuffer, Rows, Sink},
+};
+use crate::{
+    library_thread, log,
+    observe::{conditions, optimise, record, stats},
+};
 
 pub(crate) struct Session {
     sender: Mutex<Sender>,
@@ -79,6 +90,9 @@ pub(crate) struct Session {
     attend: (Mutex<bool>, Condvar),
     /// The link's descriptors, for a forked child to close.
     fds: Vec<RawFd>,
+    handler: Box<dyn Handler>,
+    /// Number of waits of the program's threads. The server compares mirrors before it answers one.
+    waits: AtomicU64,
 }
 
 /// The receiving side of the session.
@@ -99,7 +113,7 @@ struct Expected {
 }
 
 impl Session {
-    pub(crate) fn new(link: Link, fds: Vec<RawFd>) -> Session {
+    pub(crate) fn new(link: Link, fds: Vec<RawFd>, handler: Box<dyn Handler>) -> Session {
         let kind = link.kind();
         let data_connections = DataConnections::new(&link);
         let (sender, receiver) = link.split();
@@ -130,6 +144,8 @@ impl Session {
             unattended: AtomicUsize::new(0),
             attend: (Mutex::new(false), Condvar::new()),
             fds,
+            handler,
+            waits: AtomicU64::new(0),
         }
     }
 
@@ -137,7 +153,7 @@ impl Session {
     /// is a core for it.
     pub(crate) fn start_sender(&self) {
         if let Some(helper) = self.flusher.helper() {
-            notes::spawn("outboard-sender", move || helper.run());
+            library_thread::spawn("outboard-sender", move || helper.run());
         }
     }
 
@@ -185,7 +201,7 @@ impl Session {
         data: &[u8],
         read: impl FnOnce(M::Reply<'_>) -> R,
     ) -> Result<R, CUresult> {
-        if guard::is_recorded() {
+        if conditions::is_recorded() {
             record::answered(data.len(), 0);
         }
         match <M::Reply<'_> as Message<'_>>::decode(&mut Reader::new(data)) {
@@ -228,7 +244,7 @@ impl Session {
         self.check()?;
         stats::sent();
         self.send_batch()?;
-        if guard::is_recorded() {
+        if conditions::is_recorded() {
             let data = match &sink {
                 Sink::Memory(buffer) => REPLY_DATA_AT - HEADER_BYTES + buffer.rows.bytes(),
                 _ => 0,
@@ -373,7 +389,7 @@ impl Session {
         }
         if header.note != 0 {
             let note = Note::decode(header.note, &mut reader).map_err(|error| self.lost(error))?;
-            notes::take(self, note);
+            self.take_note(note);
             return Ok(());
         }
         let Some(expected) = self.waiters.lock().remove(&header.token) else {
@@ -415,7 +431,7 @@ impl Session {
                 self.attended();
             }
             if let Sink::Nowhere(name) = expected.sink {
-                notes::fault(self, name, status, why);
+                self.fail(name, status, why);
                 expected.group.complete(Ok(Vec::new()));
             } else {
                 expected.group.complete(Err(status));

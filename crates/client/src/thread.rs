@@ -6,7 +6,7 @@ use std::{cell::Cell, ops::Deref};
 
 use outboard_api::optimise::Did;
 
-use crate::state::Context;
+use crate::context::Context;
 
 pub(crate) struct Local {
     /// The top of the thread's stack of contexts.

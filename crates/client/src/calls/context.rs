@@ -10,9 +10,11 @@ use outboard_wire::messages;
 
 use super::{Done, put, put_optional};
 use crate::{
+    context::Context,
     session::{Group, Sink},
-    state::{Context, Driver, current_context, driver, pop_context, push_context, set_context},
-    tables,
+    state::{
+        Driver, context_storage, current_context, driver, pop_context, push_context, set_context,
+    },
 };
 
 /// Version that `cuCtxGetApiVersion` returns for contexts of the current API.
@@ -35,7 +37,7 @@ impl Driver {
 
     /// Destroys a context and everything in it.
     fn destroy_context(&self, context: &Context) -> Done {
-        tables::destroy_storage(context.handle);
+        context_storage::destroy_storage(context.handle);
         self.contexts.forget_peer(context);
         self.captures.remove_context(context.handle);
         self.streams.remove_context(context.handle);

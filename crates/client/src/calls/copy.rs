@@ -22,9 +22,9 @@ use outboard_wire::{
 
 use super::Done;
 use crate::{
-    activity, guard, notes, record,
+    observe::{conditions, guard, profile, record},
     session::{Group, ReceiveBuffer, Rows, Sink},
-    state::{Driver, SEGMENT_BYTES, StreamRef, driver, wire_context},
+    state::{Driver, SEGMENT_BYTES, StreamRef, driver, host_functions, wire_context},
 };
 
 /// Longest copy to the device whose bytes travel with the message even if memory is shared.
@@ -128,7 +128,7 @@ impl Driver {
         };
         let (dst, data) = (dst + staged as u64, &data[staged..]);
         if data.len() >= DATA_CONNECTION_COPY_BYTES_MIN && self.session.has_data_connections() {
-            let context = activity::tagged(wire_context());
+            let context = profile::tagged(wire_context());
             let announce = |offset: usize, piece: &[u8]| {
                 let message = messages::CopyIn {
                     dst: dst + offset as u64,
@@ -266,7 +266,7 @@ impl Driver {
     pub(super) fn settle_pageable(&self, stream: &StreamRef, wait: bool) -> Done {
         match wait {
             true => self.settle_host(stream),
-            false if notes::host_functions_pending() => self.settle_stream(stream),
+            false if host_functions::host_functions_pending() => self.settle_stream(stream),
             false => Ok(()),
         }
     }
@@ -289,7 +289,7 @@ impl Driver {
         stream: &StreamRef,
         wait: bool,
     ) -> Done {
-        if guard::is_recorded() && !stream.is_capturing() {
+        if conditions::is_recorded() && !stream.is_capturing() {
             let is_device =
                 |address| self.memory_kind(address, bytes as u64) == Ok(MemoryKind::Device);
             let way = match (is_device(dst), is_device(src)) {

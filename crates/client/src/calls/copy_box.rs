@@ -22,7 +22,7 @@ pub(crate) use self::arrays::*;
 use self::shape::{End, Extent, Memory, Piece, pack};
 use super::{Done, copy::MemoryKind};
 use crate::{
-    guard,
+    observe::guard,
     session::{Group, ReceiveBuffer, Sink},
     state::{Driver, Pageable, StreamRef, driver, wire_context},
 };

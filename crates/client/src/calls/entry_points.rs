@@ -9,19 +9,14 @@ use outboard_api::{
     procaddr::{Missing, Table},
 };
 
-use super::{Done, put, put_optional};
-use crate::{
-    entry::EXPORTS,
-    log,
-    state::{connect, driver},
-    tables, times,
-};
+use super::{Done, export_tables, put, put_optional};
+use crate::{exports, log, observe::times, process, state::driver};
 
 pub(crate) unsafe fn cuInit(flags: u32) -> Done {
     if flags != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    connect()
+    process::start()
 }
 
 pub(crate) unsafe fn cuDriverGetVersion(version: *mut i32) -> Done {
@@ -53,7 +48,7 @@ pub(crate) unsafe fn cuGetExportTable(table: *mut *const c_void, id: *const CUuu
     // otherwise jump to a random address.
     unsafe {
         table.write(std::ptr::null());
-        table.write(tables::find(&*id)?);
+        table.write(export_tables::find(&*id)?);
     }
     Ok(())
 }
@@ -132,10 +127,8 @@ unsafe fn find(
             return Err(None);
         }
     };
-    let at = EXPORTS
-        .binary_search_by_key(&exported.as_str(), |(name, _)| name)
-        .map_err(|_| None)?;
-    Ok(EXPORTS[at].1.0.cast_mut())
+    let address = exports::find(&exported).ok_or(None)?;
+    Ok(address.cast_mut())
 }
 
 /// Restarts the times of calls, if they are being measured. There is nothing else to switch on.

@@ -19,12 +19,12 @@ use self::work::*;
 use super::{
     Done,
     graph::{edge_list, node_ids, record},
-    graph_params::{AllocParams, ConditionalParams, NodeParams},
+    graph_params::{ConditionalParams, NodeParams},
     put,
 };
 use crate::{
     log,
-    state::{Driver, HandleKind, NodeRecord, StreamRef, driver},
+    state::{AllocParams, Driver, HandleKind, NodeRecord, StreamRef, driver},
 };
 
 /// Arguments that place a new node in a graph.

@@ -29,27 +29,6 @@ pub(super) struct CopyNodeParams {
     pub(super) copy: CUDA_MEMCPY3D,
 }
 
-/// `CUDA_MEM_ALLOC_NODE_PARAMS`
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct AllocParams {
-    pub(crate) allocation_type: u32,
-    pub(crate) handle_types: u32,
-    pub(crate) location_type: u32,
-    pub(crate) location: i32,
-    /// The rest of `CUmemPoolProps`.
-    pub(crate) pool: [u64; 9],
-    pub(crate) access: *const c_void,
-    pub(crate) access_count: usize,
-    pub(crate) bytes: usize,
-    pub(crate) address: u64,
-}
-
-// SAFETY: the pointer is the program's. It is stored to be returned, and never followed.
-unsafe impl Send for AllocParams {}
-// SAFETY: as above.
-unsafe impl Sync for AllocParams {}
-
 /// `CUDA_CONDITIONAL_NODE_PARAMS`
 #[repr(C)]
 pub(super) struct ConditionalParams {
@@ -72,7 +51,6 @@ const _: () = {
     assert!(std::mem::offset_of!(NodeParams, params) == 16);
     assert!(size_of::<CopyNodeParams>() == 216);
     assert!(size_of::<MemsetNodeParams>() == 48);
-    assert!(size_of::<AllocParams>() == 120);
     assert!(size_of::<ConditionalParams>() == 32);
 };
 

@@ -264,7 +264,7 @@ unsafe fn packed(config: &CUlaunchConfig) -> Result<Vec<u8>, CUresult> {
     ];
     let mut out: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
     // SAFETY: the caller's promise.
-    out.extend_from_slice(unsafe { super::launch::attribute_bytes(config)? });
+    out.extend_from_slice(unsafe { super::launch_attributes::attribute_bytes(config)? });
     Ok(out)
 }
 

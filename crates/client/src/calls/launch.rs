@@ -11,19 +11,18 @@ use outboard_api::{
 use outboard_wire::messages;
 use parking_lot::RwLockReadGuard;
 
-use super::Done;
+use super::{Done, launch_attributes::attribute_bytes};
 use crate::{
+    context::Context,
     state::{
-        Context, Contexts, Driver, HostMemory, Kernel, StreamRef, driver, pop_context, push_context,
+        Contexts, Driver, HostMemory, Kernel, PARAM_BYTES_MAX, StreamRef, driver, pop_context,
+        push_context,
     },
     thread,
 };
 
-/// Length of the longest parameter buffer of any device, in bytes.
-pub(crate) const PARAM_BYTES_MAX: usize = 32_764;
 /// Longest parameter buffer kept on the stack, in bytes.
 const SMALL_BYTES: usize = 512;
-const ATTRIBUTES_MAX: u32 = 64;
 const WARP_THREADS: u32 = 32;
 /// Granularity of a warp's registers, on every GPU since Kepler.
 const WARP_REGISTERS_UNIT: u32 = 256;
@@ -190,26 +189,6 @@ impl Params {
         self.len = needed;
         Ok(())
     }
-}
-
-/// Returns the attributes of a configuration as bytes.
-///
-/// # Safety
-/// `config.attrs` has `num_attrs` entries.
-pub(crate) unsafe fn attribute_bytes(config: &CUlaunchConfig) -> Result<&[u8], CUresult> {
-    if config.num_attrs == 0 {
-        return Ok(&[]);
-    }
-    if config.attrs.is_null() || config.num_attrs > ATTRIBUTES_MAX {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    // SAFETY: the caller's promise.
-    Ok(unsafe {
-        std::slice::from_raw_parts(
-            config.attrs.cast::<u8>(),
-            config.num_attrs as usize * size_of::<CUlaunchAttribute>(),
-        )
-    })
 }
 
 /// Refuses a cluster with a dimension of 0, unless all three are 0 (no cluster), and a grid that

@@ -10,46 +10,18 @@ use outboard_api::{
 
 use super::{
     Done, cuLaunchKernel,
-    launch::{EXTRA_BUFFER_POINTER, EXTRA_BUFFER_SIZE, PARAM_BYTES_MAX},
+    launch::{EXTRA_BUFFER_POINTER, EXTRA_BUFFER_SIZE},
 };
-use crate::{guard, state::driver};
-
-/// Settings of a function for its next launch.
-#[derive(Clone, Default)]
-pub(crate) struct Prepared {
-    block: [u32; 3],
-    shared_bytes: u32,
-    params: Vec<u8>,
-    param_bytes: usize,
-}
+use crate::{
+    observe::guard,
+    state::{PARAM_BYTES_MAX, Prepared, driver},
+};
 
 fn prepare(function: CUfunction, change: impl FnOnce(&mut Prepared) -> Done) -> Done {
     let driver = driver()?;
     let kernel = driver.libraries.kernel(function)?;
     let mut prepared = driver.prepared_launches.lock();
     change(prepared.entry(kernel.wire).or_default())
-}
-
-impl Prepared {
-    fn set(&mut self, offset: i32, bytes: &[u8]) -> Done {
-        let start = usize::try_from(offset).map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        let end = start
-            .checked_add(bytes.len())
-            .filter(|end| *end <= PARAM_BYTES_MAX)
-            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        if self.params.len() < end {
-            self.params.resize(end, 0);
-        }
-        self.params[start..end].copy_from_slice(bytes);
-        Ok(())
-    }
-
-    /// Returns the parameter buffer with the length that `cuParamSetSize` set.
-    fn buffer(&self) -> Vec<u8> {
-        let mut buffer = self.params.clone();
-        buffer.resize(self.param_bytes, 0);
-        buffer
-    }
 }
 
 pub(crate) unsafe fn cuFuncSetBlockShape(function: CUfunction, x: i32, y: i32, z: i32) -> Done {
@@ -164,23 +136,4 @@ pub(crate) unsafe fn cuLaunchGridAsync(
     stream: CUstream,
 ) -> Done {
     launch(function, width, height, stream)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_land_at_their_offsets() {
-        let mut prepared = Prepared::default();
-        prepared.set(8, &7u32.to_le_bytes()).expect("inside");
-        prepared.set(0, &1.0f32.to_le_bytes()).expect("inside");
-        prepared.param_bytes = 16;
-        assert_eq!(
-            prepared.buffer(),
-            [0, 0, 0x80, 0x3f, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0]
-        );
-        assert!(prepared.set(-1, &[0]).is_err());
-        assert!(prepared.set(PARAM_BYTES_MAX as i32 - 3, &[0; 4]).is_err());
-    }
 }

@@ -14,23 +14,11 @@ use outboard_api::{
 use outboard_image::{Image, raw::RawImage};
 use outboard_wire::{doc, limits::CHUNK_BYTES_MAX, messages};
 
-use super::{Done, module::Jit, module::read_file, put, put_optional};
-use crate::state::{Driver, Library, driver};
+use super::{Done, module::read_file, put, put_optional};
+use crate::state::{Driver, Jit, Library, Linker, driver};
 
 /// Length of the longest cubin accepted from the server, in bytes.
 const CUBIN_BYTES_MAX: u64 = 4 << 30;
-
-/// A linker between `cuLinkCreate` and `cuLinkDestroy`.
-pub(crate) struct Link {
-    /// Log buffers of the program.
-    jit: Jit,
-    /// The image that `cuLinkComplete` returned a pointer to, with a NUL.
-    image: Option<Box<[u8]>>,
-}
-
-// SAFETY: the log buffers are the program's. `cuLinkCreate` requires them to be valid for as long
-// as the linker; they are only written under the lock of the table.
-unsafe impl Send for Link {}
 
 impl Driver {
     fn create_link(&self, jit: Jit) -> Result<CUlinkState, CUresult> {
@@ -49,7 +37,7 @@ impl Driver {
         // handles.
         links.retain(|link, _| self.wire_link(CUlinkState(*link as usize)).is_ok());
         let state = self.handle_link(number);
-        links.insert(number, Link { jit, image: None });
+        links.insert(number, Linker { jit, image: None });
         Ok(state)
     }
 

@@ -8,8 +8,6 @@ use outboard_api::{
     enums::*,
 };
 use outboard_wire::messages;
-use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
 
 use super::{Done, copy::MemoryKind, put, put_optional};
 use crate::state::{AllocationKind, Chunk, Driver, driver, wire_context};
@@ -442,34 +440,6 @@ unsafe fn zero(out: *mut c_void, which: u32) -> Done {
     Ok(())
 }
 
-/// Allocations whose `SYNC_MEMOPS` is set, by number, with an address in each. Numbers are never
-/// reused.
-#[derive(Default)]
-pub(crate) struct SyncMemops(Mutex<FxHashMap<u64, u64>>);
-
-impl SyncMemops {
-    /// Number of entries above which those of freed allocations are removed.
-    const KEPT_MIN: usize = 1024;
-
-    fn contains(&self, number: u64) -> bool {
-        self.0.lock().contains_key(&number)
-    }
-
-    fn set(&self, driver: &Driver, number: u64, address: u64, on: bool) {
-        let mut kept = self.0.lock();
-        if !on {
-            kept.remove(&number);
-            return;
-        }
-        if kept.len() >= Self::KEPT_MIN && kept.len().is_power_of_two() {
-            kept.retain(|number, address| {
-                look_up(driver, *address).is_some_and(|found| found.number == *number)
-            });
-        }
-        kept.insert(number, address);
-    }
-}
-
 /// Sets `SYNC_MEMOPS`, the only settable attribute. Copies here are at least as synchronous as it
 /// requires.
 pub(crate) unsafe fn cuPointerSetAttribute(
@@ -484,8 +454,10 @@ pub(crate) unsafe fn cuPointerSetAttribute(
     let pointer = look_up(driver, address).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     // SAFETY: this attribute's value is an unsigned int; not NULL, as checked above.
     let on = unsafe { value.cast::<u32>().read_unaligned() } != 0;
+    let is_alive =
+        |number, address| look_up(driver, address).is_some_and(|found| found.number == number);
     driver
         .sync_memops
-        .set(driver, pointer.number, pointer.base, on);
+        .set(pointer.number, pointer.base, on, is_alive);
     Ok(())
 }

@@ -12,6 +12,7 @@ mod copy_box;
 mod device;
 mod entry_points;
 mod event;
+mod export_tables;
 mod graph;
 mod graph_nodes;
 mod graph_params;
@@ -19,6 +20,7 @@ mod host;
 mod ipc;
 mod kernel;
 mod launch;
+mod launch_attributes;
 mod legacy_launch;
 mod link;
 mod managed;
@@ -35,6 +37,8 @@ mod virtual_memory;
 
 use outboard_api::CUresult;
 
+use crate::done::Done;
+
 pub(crate) use self::{
     context::*, copy::*, device::*, entry_points::*, event::*, graph::*, graph_nodes::*, host::*,
     ipc::*, kernel::*, launch::*, managed::*, memory::*, module::*, stream::*, stream_capture::*,
@@ -44,10 +48,6 @@ pub(crate) use self::{
     copy_box::*, legacy_launch::*, link::*, pool::*, shareable::*, tensor_map::*, texture::*,
     virtual_memory::*,
 };
-
-pub(crate) use self::graph_params::AllocParams;
-
-pub(crate) type Done = Result<(), CUresult>;
 
 /// Writes an output; a NULL output is the caller's error.
 ///

@@ -22,9 +22,11 @@ use outboard_wire::{
 
 use super::{Done, stream_capture::SET_DEPENDENCIES};
 use crate::{
-    notes::{self, HostCall},
     session::Rows,
-    state::{Driver, HandleKind, NodeRecord, Pageable, StreamRef, driver, wire_context},
+    state::{
+        Driver, HandleKind, HostCall, NodeRecord, Pageable, StreamRef, driver, host_functions,
+        wire_context,
+    },
 };
 
 impl Driver {
@@ -61,7 +63,7 @@ impl Driver {
                 driver.move_stand_in(&host, &stand_in);
             }
         };
-        let call = notes::register(self.session, HostCall::Library(Arc::new(moves)), true);
+        let call = host_functions::register(self.session, HostCall::Library(Arc::new(moves)), true);
         let (function, moved) = (
             self.handles.mint(HandleKind::Node),
             self.handles.mint(HandleKind::Node),

@@ -15,9 +15,11 @@ use parking_lot::Mutex;
 
 use super::{Done, put, put_optional};
 use crate::{
-    notes::{self, HostCall},
     session::{Group, Sink},
-    state::{Driver, HandleKind, Progress, StreamRef, current_context, driver, wire_context},
+    state::{
+        Driver, HandleKind, HostCall, Progress, StreamRef, current_context, driver, host_functions,
+        wire_context,
+    },
 };
 
 impl Driver {
@@ -383,7 +385,7 @@ pub(crate) unsafe fn cuLaunchHostFunc(
     }
     driver.push_visible()?;
     // A graph that captures the function runs it at each launch.
-    let call = notes::register(
+    let call = host_functions::register(
         driver.session,
         HostCall::Function {
             function,
@@ -412,7 +414,7 @@ pub(crate) unsafe fn cuStreamAddCallback(
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     driver.refuse_captured(&resolved)?;
-    let call = notes::register(
+    let call = host_functions::register(
         driver.session,
         HostCall::Callback {
             function,

@@ -6,8 +6,9 @@
 //! that only reads its memory makes progress.
 
 use std::{
+    cell::RefCell,
     num::NonZeroU16,
-    sync::atomic::Ordering,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -16,18 +17,58 @@ use outboard_link::{Error, Sender};
 use outboard_wire::{
     Op,
     frame::{encode_request, request_len},
+    messages,
 };
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::{Session, Sink};
-use crate::{guard, notes, optimise, record, times};
+use super::{Group, Session, Sink};
+use crate::{
+    library_thread,
+    observe::{conditions, optimise, record, times},
+};
 
 /// Longest time for which a message is kept.
 const REST_US_MAX: u64 = 1_000;
 /// Most bytes that a batch keeps, however few the messages.
 const BYTES_MAX: usize = 256 << 10;
 
+thread_local! {
+    /// The round trips that the thread's current call owes.
+    static OWED: RefCell<Option<Arc<Group>>> = const { RefCell::new(None) };
+}
+
+/// Returns the group for the reply of a message without a reply at the top level; `None` if it has
+/// no reply at this level either.
+fn owed() -> Option<Arc<Group>> {
+    if !optimise::owes_reply() {
+        return None;
+    }
+    let add = |owed: &RefCell<Option<Arc<Group>>>| {
+        let mut owed = owed.borrow_mut();
+        let group = owed.get_or_insert_with(|| Group::new(0));
+        group.expect_one();
+        group.clone()
+    };
+    // A thread that is ending has no thread-locals any more: its message gets no reply.
+    OWED.try_with(add).ok()
+}
+
 impl Session {
+    /// Waits for the round trips that the current call owes. A call that has sent nothing, but
+    /// `owes` one, makes it here. The call has its result whatever the reply is: an error has
+    /// become a deferred error.
+    pub(crate) fn settle_owed(&self, context: u64, owes: bool) {
+        let owed = OWED
+            .try_with(|owed| owed.borrow_mut().take())
+            .ok()
+            .flatten();
+        if let Some(owed) = owed {
+            let _ = self.wait(&owed);
+        } else if owes {
+            let _ = self.call(context, &messages::Ping {}, |_| ());
+        }
+    }
+
     /// Sends a message below the top level: it gets a reply, or is kept back.
     #[cold]
     pub(super) fn submit_lowered<'a, M: Op<'a>>(
@@ -35,7 +76,7 @@ impl Session {
         context: u64,
         message: &M,
     ) -> Result<(), CUresult> {
-        if let Some(group) = optimise::owed() {
+        if let Some(group) = owed() {
             return self
                 .ask(context, message, &group, Sink::Nowhere(M::NAME))
                 .inspect_err(|_| group.complete(Ok(Vec::new())));
@@ -51,7 +92,7 @@ impl Session {
         if !batch.takes(&kept, len) {
             return self.send(0, context, message);
         }
-        if guard::is_recorded() {
+        if conditions::is_recorded() {
             record::sent(len);
         }
         batch
@@ -99,7 +140,7 @@ impl Session {
     /// Starts the thread that sends messages that were kept for too long.
     pub(crate) fn watch_batches(self: &'static Session) {
         if let Some(batch) = &self.batch {
-            notes::spawn("outboard-batches", move || {
+            library_thread::spawn("outboard-batches", move || {
                 while !self.gone.load(Ordering::Acquire) {
                     let _ = self.send_kept(&mut batch.wait_until_due());
                 }

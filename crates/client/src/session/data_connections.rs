@@ -39,7 +39,10 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{Incoming, Session, Sink, send::DATA_HEAD_BYTES_MAX};
 use crate::{
-    activity, calls::Done, guard, helpers::Helpers, log, notes, optimise, record, stats, times,
+    done::Done,
+    helpers::Helpers,
+    library_thread, log,
+    observe::{conditions, optimise, profile, record, stats, times},
 };
 
 /// Time for reading the server's last messages on the session's own connection after a data
@@ -137,7 +140,7 @@ impl Session {
                 // on.
                 self.open_data_connections();
             } else {
-                notes::spawn("outboard-data", move || self.open_data_connections());
+                library_thread::spawn("outboard-data", move || self.open_data_connections());
             }
         }
         self.data_connections.open.get().is_some()
@@ -199,7 +202,8 @@ impl Session {
         }
         // Each connection needs a reader before anything can be requested on it.
         for receiver in receivers {
-            if !notes::spawn("outboard-data", move || self.read_data_connection(receiver)) {
+            if !library_thread::spawn("outboard-data", move || self.read_data_connection(receiver))
+            {
                 open.closers.iter().for_each(Closer::close);
                 return;
             }
@@ -285,8 +289,8 @@ impl Session {
         context: u64,
         message: &M,
     ) -> Result<(), CUresult> {
-        let (context, len) = (activity::tagged(context), request_len(message));
-        if guard::is_recorded() {
+        let (context, len) = (profile::tagged(context), request_len(message));
+        if conditions::is_recorded() {
             record::sent(len);
         }
         let sent = (|| {

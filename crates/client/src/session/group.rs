@@ -6,7 +6,7 @@ use std::sync::{Arc, atomic::AtomicUsize};
 use outboard_api::CUresult;
 use parking_lot::{Condvar, Mutex};
 
-use crate::state::Word;
+use super::board::Word;
 
 /// One or several replies that a thread waits for together.
 pub(crate) struct Group {

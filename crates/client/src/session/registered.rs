@@ -14,7 +14,8 @@ use outboard_wire::{
 
 use super::{ReceiveBuffer, Session, send::DATA_HEAD_BYTES_MAX};
 use crate::{
-    activity, calls::Done, guard, optimise, record, state::written_by_adapter, stats, times,
+    done::Done,
+    observe::{conditions, optimise, profile, record, stats, times},
 };
 
 /// Counts of what was posted, registered and written so far.
@@ -69,12 +70,12 @@ impl Session {
         self.check()?;
         stats::sent();
         self.send_batch()?;
-        if guard::is_recorded() {
+        if conditions::is_recorded() {
             record::sent(request_len(message));
         }
         let mut room = [0; DATA_HEAD_BYTES_MAX];
         let sent = times::sending(|| {
-            let (len, data) = encode_request_head(&mut room, 0, activity::tagged(context), message)
+            let (len, data) = encode_request_head(&mut room, 0, profile::tagged(context), message)
                 .ok_or(Error::Misuse("a message that has no data"))?;
             let bulk = Bulk {
                 data,
@@ -99,13 +100,13 @@ impl Session {
         self.check()?;
         stats::sent();
         self.send_batch()?;
-        if guard::is_recorded() {
+        if conditions::is_recorded() {
             record::sent(request_len(message) + data.len());
         }
         let mut room = [0; DATA_HEAD_BYTES_MAX];
         let len = request_len(message);
         let sent = times::sending(|| {
-            encode_request(&mut room[..len], 0, activity::tagged(context), message)
+            encode_request(&mut room[..len], 0, profile::tagged(context), message)
                 .map_err(|_| Error::Misuse("a message longer than it said"))?;
             let target = Some(target);
             let bulk = Bulk {
@@ -145,7 +146,8 @@ impl Session {
     pub(super) fn was_written(&self, buffer: &ReceiveBuffer) -> Done {
         let bytes = buffer.rows.bytes() as u64;
         self.written_bytes.fetch_add(bytes, Ordering::Relaxed);
-        written_by_adapter(buffer.address as u64, buffer.rows.spanned_bytes() as u64);
+        self.handler
+            .written_by_adapter(buffer.address as u64, buffer.rows.spanned_bytes() as u64);
         Ok(())
     }
 }

@@ -11,7 +11,7 @@ use outboard_wire::{
 use parking_lot::MutexGuard;
 
 use super::Session;
-use crate::{activity, guard, optimise, record, times};
+use crate::observe::{conditions, optimise, profile, record, times};
 
 /// Most bytes before a message's data for sending it in place, in bytes; otherwise the data is
 /// copied with them.
@@ -21,7 +21,7 @@ impl Session {
     /// Sends a message without a reply, after `check`.
     #[inline(always)]
     pub(crate) fn submit<'a, M: Op<'a>>(&self, context: u64, message: &M) -> Result<(), CUresult> {
-        if guard::is_unusual() {
+        if conditions::is_unusual() {
             // A copy, so that the message itself need not be in memory.
             return self.submit_unusual(context, &message.clone());
         }
@@ -30,7 +30,7 @@ impl Session {
 
     #[cold]
     fn submit_unusual<'a, M: Op<'a>>(&self, context: u64, message: &M) -> Result<(), CUresult> {
-        let context = activity::tagged(context);
+        let context = profile::tagged(context);
         if optimise::is_lowered() {
             return self.submit_lowered(context, message);
         }
@@ -44,11 +44,11 @@ impl Session {
         context: u64,
         message: &M,
     ) -> Result<(), CUresult> {
-        let context = activity::tagged(context);
-        if guard::is_recorded() {
+        let context = profile::tagged(context);
+        if conditions::is_recorded() {
             record::sent(request_len(message));
         }
-        match guard::is_timed() {
+        match conditions::is_timed() {
             false => self.send_inline::<M, false>(token, context, message),
             true => self.send_inline::<M, true>(token, context, message),
         }

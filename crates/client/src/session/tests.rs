@@ -32,7 +32,17 @@ fn session() -> (Session, Stream) {
     });
     let (server, _) = listener.accept(Some(soon())).expect("a client");
     let link = client.join().expect("the client's thread");
-    (Session::new(link, Vec::new()), server)
+    (Session::new(link, Vec::new(), Box::new(Unexpected)), server)
+}
+
+/// These tests' servers send no such messages.
+struct Unexpected;
+
+impl Handler for Unexpected {
+    fn host_call(&self, _: u64, _: CUresult) {}
+    fn print(&self, _: u8, _: &[u8]) {}
+    fn host_pages(&self, _: u64, _: &[u8]) {}
+    fn written_by_adapter(&self, _: u64, _: u64) {}
 }
 
 /// A copy's destination, which the test reads while it is being filled.

@@ -8,12 +8,11 @@ use std::{
 use outboard_api::CUresult;
 use outboard_link::{Wait, cores};
 
-use super::{Group, Incoming, Session};
+use super::{Group, Incoming, Session, board::Word};
 use crate::{
     backoff::Backoff,
-    notes,
-    state::{Word, waited_with_mirrors},
-    stats, times,
+    library_thread,
+    observe::{stats, times},
 };
 
 /// Time for which a thread reads the board's word without a pause, with cores to spare; the
@@ -35,11 +34,16 @@ impl Session {
     /// Waits until a group is complete. Returns an error if the server is gone.
     pub(crate) fn wait(&self, group: &Arc<Group>) -> Result<Vec<u8>, CUresult> {
         stats::waited();
-        waited_with_mirrors();
+        self.waits.fetch_add(1, Ordering::AcqRel);
         // An error means that the session has ended, which is noticed below.
         let _ = self.send_batch();
         times::waiting(|| self.wait_for_group(group, None));
         group.take()
+    }
+
+    /// Returns the number of waits of the program's threads so far.
+    pub(crate) fn waits(&self) -> u64 {
+        self.waits.load(Ordering::Acquire)
     }
 
     /// Waits until a group is complete, at most until `deadline`; returns `None` if it is not
@@ -192,7 +196,7 @@ impl Session {
         let (started, wake) = &self.attend;
         let mut started = started.lock();
         if !*started {
-            *started = notes::spawn("outboard-reader", move || self.read_unattended());
+            *started = library_thread::spawn("outboard-reader", move || self.read_unattended());
         }
         wake.notify_all();
     }

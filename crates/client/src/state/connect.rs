@@ -21,10 +21,17 @@ use parking_lot::{Mutex, RwLock};
 use super::{
     Captures, Contexts, DRIVER, DeviceMemory, DeviceOrder, Driver, Exposed, GraphMemory, Graphs,
     Handles, HostMemory, HostWrites, Libraries, Mirrors, Objects, Pools, Progress, Staging,
-    StandIns, Streams, UserObjects,
+    StandIns, Streams, SyncMemops, UserObjects,
+    arrivals::Arrivals,
+    driver,
     visible::{ORDER_VARIABLE, VISIBLE_VARIABLE},
+    wire_context,
 };
-use crate::{calls::SyncMemops, exit, log, record, session::Session};
+use crate::{
+    log,
+    observe::{optimise as levels, record, times},
+    session::Session,
+};
 
 /// Time limit for a server to set up a session: it loads the driver and creates contexts.
 const CONNECT_S_MAX: u64 = 60;
@@ -41,8 +48,11 @@ pub(crate) fn connect() -> Result<(), CUresult> {
     }
     let driver = open().inspect_err(|_| ())?;
     let _ = DRIVER.set(driver);
-    exit::install();
-    record::connected(&std::env::var("OUTBOARD_GPU").unwrap_or_default());
+    levels::settle_by(settle_owed);
+    if let Ok(driver) = self::driver() {
+        let url = std::env::var("OUTBOARD_GPU").unwrap_or_default();
+        record::connected(&url, driver.welcome.driver_version, driver.cards());
+    }
     Ok(())
 }
 
@@ -88,9 +98,13 @@ fn open() -> Result<Driver, CUresult> {
     let devices = DeviceOrder::apply(&mut welcome, visible.as_deref(), order.as_deref())?;
     let memory = DeviceMemory::reserve(&welcome).map_err(|why| fail(format!("{url}: {why}")))?;
     // The session is never freed: threads of the library use it until the process ends.
-    crate::optimise::choose(level);
-    crate::times::choose();
-    let session: &'static Session = Box::leak(Box::new(Session::new(link, vec![socket])));
+    levels::choose(level);
+    times::choose();
+    let session: &'static Session = Box::leak(Box::new(Session::new(
+        link,
+        vec![socket],
+        Box::new(Arrivals),
+    )));
     session.watch_batches();
     session.start_sender();
     Ok(Driver {
@@ -123,6 +137,13 @@ fn open() -> Result<Driver, CUresult> {
         welcome,
         devices,
     })
+}
+
+/// Makes the round trips that the current call owes.
+fn settle_owed(owes: bool) {
+    if let Ok(driver) = driver() {
+        driver.session.settle_owed(wire_context(), owes);
+    }
 }
 
 /// Returns a variable of the environment, if it is set.

@@ -19,7 +19,29 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::{Driver, HandleKind, Kernel, streams::Event};
-use crate::calls::AllocParams;
+
+/// `CUDA_MEM_ALLOC_NODE_PARAMS`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct AllocParams {
+    pub(crate) allocation_type: u32,
+    pub(crate) handle_types: u32,
+    pub(crate) location_type: u32,
+    pub(crate) location: i32,
+    /// The rest of `CUmemPoolProps`.
+    pub(crate) pool: [u64; 9],
+    pub(crate) access: *const c_void,
+    pub(crate) access_count: usize,
+    pub(crate) bytes: usize,
+    pub(crate) address: u64,
+}
+
+// SAFETY: the pointer is the program's. It is stored to be returned, and never followed.
+unsafe impl Send for AllocParams {}
+// SAFETY: as above.
+unsafe impl Sync for AllocParams {}
+
+const _: () = assert!(size_of::<AllocParams>() == 120);
 
 /// Parameters of a node, if the program gave them.
 #[derive(Clone)]

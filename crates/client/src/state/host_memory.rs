@@ -18,11 +18,7 @@ use std::{
 use outboard_api::{CUresult, cuda::CUcontext};
 use outboard_wire::messages;
 
-use super::{
-    Driver,
-    managed::Advices,
-    mirrors::{Mirror, Mirrors},
-};
+use super::{Driver, advice::Advices, mirror::Mirror};
 
 /// Address range of pinned memory, chosen so that it is free in the server too.
 const PLACE_BASE: u64 = 0x3800_0000_0000;
@@ -142,13 +138,6 @@ impl HostMemory {
         PRIVATE_START.fetch_min(start, Ordering::AcqRel);
         PRIVATE_END.store(end, Ordering::Release);
         PRIVATE_START.store(start, Ordering::Release);
-    }
-
-    /// Merges bytes that kernels wrote to a mirror into the program's memory.
-    pub(crate) fn take_pages(&self, mirrors: &Mirrors, address: u64, data: &[u8]) {
-        if let Some(range) = self.find(address).filter(|r| !r.shared) {
-            mirrors.take_pages(range, address, data);
-        }
     }
 }
 

@@ -11,8 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use outboard_api::{CUresult, enums::CU_STREAM_NON_BLOCKING};
 
-use super::{Driver, StreamRef};
-use crate::notes;
+use super::{Driver, StreamRef, host_functions};
 
 #[derive(Default)]
 pub(crate) struct HostWrites {
@@ -54,7 +53,7 @@ impl Driver {
     pub(crate) fn settle_host(&self, stream: &StreamRef) -> Result<(), CUresult> {
         let last = self.host_writes.last.load(Ordering::Acquire);
         let hazard = !self.progress.is_complete(last)
-            || notes::host_functions_pending()
+            || host_functions::host_functions_pending()
             || self.session.expects_detached();
         match hazard {
             true => self.settle_stream(stream),

@@ -22,10 +22,10 @@ use outboard_wire::{
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
-use crate::calls::PARAM_BYTES_MAX;
-
 use super::{Driver, HandleKind, slots::Slots};
 
+/// Length of the longest parameter buffer of any device, in bytes.
+pub(crate) const PARAM_BYTES_MAX: usize = 32_764;
 /// Most kernels of one library; the index shares a word with the library's number.
 const KERNELS_MAX: usize = 1 << 31;
 

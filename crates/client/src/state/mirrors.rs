@@ -21,7 +21,7 @@
 use std::{
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -31,63 +31,17 @@ use outboard_pages::{PAGE_BYTES, Tracker, pages_around};
 use outboard_wire::messages;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
-use super::{Driver, driver, host_memory::HostRange};
+use super::{
+    Driver,
+    host_memory::{HostMemory, HostRange},
+};
 use crate::log;
 
 /// Most bytes compared at a time, and carried by one message.
 const PIECE_BYTES: usize = 64 << 10;
-/// Unit of a change while kernels may write to the same page, in bytes.
-const WORD_BYTES: usize = 4;
-/// Number of looks for changes after which a mirror that no work has named is closed.
-const UNNAMED_LOOKS_MAX: u64 = 1024;
-/// Number of waits after which it is closed; at each the server compares the mirror. By then
-/// keeping it has cost about as much as opening it again, so that no order of work costs more than
-/// twice the optimum.
-const UNNAMED_WAITS_MAX: u64 = 8;
 
 /// Time limit for work that first names memory to wait for copies into it that are under way.
 const COPY_WAIT_MAX: Duration = Duration::from_secs(60);
-
-/// State of the mirror of one host range.
-pub(crate) struct Mirror {
-    /// The server has a mirror.
-    is_open: AtomicBool,
-    /// It stays open until the memory is freed: the program asked for its device address.
-    stays: AtomicBool,
-    /// Numbers of the look and the wait before which work last named it.
-    named_at_look: AtomicU64,
-    named_at_wait: AtomicU64,
-    /// The kernel reports written pages; otherwise everything is compared.
-    is_tracked: AtomicBool,
-    /// The server's bytes. Locked only briefly: the thread that reads the link locks it too.
-    server_bytes: Mutex<Vec<u8>>,
-    opening: Mutex<()>,
-}
-
-impl Default for Mirror {
-    fn default() -> Self {
-        Mirror {
-            is_open: AtomicBool::new(false),
-            stays: AtomicBool::new(false),
-            named_at_look: AtomicU64::new(0),
-            named_at_wait: AtomicU64::new(0),
-            is_tracked: AtomicBool::new(false),
-            server_bytes: Mutex::default(),
-            opening: Mutex::new(()),
-        }
-    }
-}
-
-impl Mirror {
-    pub(crate) fn is_open(&self) -> bool {
-        self.is_open.load(Ordering::Acquire)
-    }
-
-    /// Returns whether the GPU can use the memory until it is freed.
-    pub(crate) fn stays_open(&self) -> bool {
-        self.is_open() && self.stays.load(Ordering::Acquire)
-    }
-}
 
 /// All mirrors of the session.
 #[derive(Default)]
@@ -100,6 +54,8 @@ pub(crate) struct Mirrors {
     count: AtomicUsize,
     looks: AtomicU64,
     figures: Figures,
+    /// Memory that adapters have written since the last look: the kernel does not report it.
+    written_by_adapter: Mutex<Vec<(u64, u64)>>,
 }
 
 #[derive(Default)]
@@ -118,17 +74,6 @@ struct Figures {
     received_bytes: AtomicU64,
     opened: AtomicU64,
     closed: AtomicU64,
-}
-
-/// Memory that adapters have written, which the kernel does not report as written.
-static WRITTEN_BY_ADAPTER: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
-
-/// Number of waits for the server by the program's threads.
-static WAITS: AtomicU64 = AtomicU64::new(0);
-
-/// Counts a wait for the server, which compares mirrors before it answers.
-pub(crate) fn waited() {
-    WAITS.fetch_add(1, Ordering::AcqRel);
 }
 
 fn tracker() -> Option<&'static Tracker> {
@@ -167,9 +112,20 @@ impl Mirrors {
         })
     }
 
+    /// Notes that an adapter has written the data of a reply into this memory.
+    pub(super) fn written_by_adapter(&self, address: u64, bytes: u64) {
+        if self.count.load(Ordering::Acquire) > 0 {
+            let written = pages_around(address, bytes);
+            self.written_by_adapter.lock().push(written);
+        }
+    }
+
     /// Merges bytes that kernels wrote to a mirror into the program's memory; only those that
     /// changed.
-    pub(super) fn take_pages(&self, range: &HostRange, address: u64, data: &[u8]) {
+    pub(super) fn take_pages(&self, host: &HostMemory, address: u64, data: &[u8]) {
+        let Some(range) = host.find(address).filter(|range| !range.shared) else {
+            return;
+        };
         let start = (address - range.base) as usize;
         let mut server_bytes = range.mirror.server_bytes.lock();
         let Some(known) = server_bytes.get_mut(start..start + data.len()) else {
@@ -251,7 +207,7 @@ impl Driver {
             // afterwards.
             naming.get_or_insert_with(|| self.mirrors.naming.read());
             let look = self.mirrors.looks.load(Ordering::Acquire);
-            range.mirror.named(look);
+            range.mirror.named(look, self.session.waits());
             self.wait_for_copies(&range)?;
             self.open_mirror(&range)?;
         }
@@ -354,7 +310,7 @@ impl Driver {
         if is_idle {
             self.close_unnamed(open, look)?;
         }
-        open.find_written();
+        open.find_written(&mut self.mirrors.written_by_adapter.lock());
         let (ranges, written) = (&open.ranges, &open.written);
         for range in ranges {
             let (start, end) = (range.base, range.base + range.bytes);
@@ -376,7 +332,8 @@ impl Driver {
     /// Closes mirrors that no launch has named for a long time. All work is done, so nothing
     /// written is lost.
     fn close_unnamed(&self, open: &mut OpenMirrors, look: u64) -> Result<(), CUresult> {
-        let is_unnamed = |range: &Arc<HostRange>| range.mirror.is_unnamed(look);
+        let waits = self.session.waits();
+        let is_unnamed = |range: &Arc<HostRange>| range.mirror.is_unnamed(look, waits);
         if !open.ranges.iter().any(is_unnamed) {
             return Ok(());
         }
@@ -445,60 +402,11 @@ impl Driver {
     }
 }
 
-impl Mirror {
-    /// Notes that work names it.
-    fn named(&self, look: u64) {
-        self.named_at_look.fetch_max(look, Ordering::AcqRel);
-        let wait = WAITS.load(Ordering::Acquire);
-        self.named_at_wait.fetch_max(wait, Ordering::AcqRel);
-    }
-
-    /// Returns whether no work has named it for so long that it should be closed.
-    fn is_unnamed(&self, look: u64) -> bool {
-        let since = |at: &AtomicU64, now: u64| now.saturating_sub(at.load(Ordering::Acquire));
-        let waits = since(&self.named_at_wait, WAITS.load(Ordering::Acquire));
-        let is_long =
-            waits > UNNAMED_WAITS_MAX || since(&self.named_at_look, look) > UNNAMED_LOOKS_MAX;
-        is_long && !self.stays.load(Ordering::Acquire)
-    }
-
-    /// Returns runs of bytes that differ from the server's, and counts them as sent.
-    fn take_changes(&self, start: usize, now: &[u8], exact: bool) -> Vec<(usize, usize)> {
-        let mut server_bytes = self.server_bytes.lock();
-        let Some(known) = server_bytes.get_mut(start..start + now.len()) else {
-            return Vec::new();
-        };
-        if now == known {
-            return Vec::new();
-        }
-        let unit = if exact {
-            WORD_BYTES
-        } else {
-            PAGE_BYTES as usize
-        };
-        let runs = differing_runs(now, known, unit);
-        for (at, len) in &runs {
-            known[*at..at + len].copy_from_slice(&now[*at..at + len]);
-        }
-        runs
-    }
-
-    /// Marks bytes that the server may not have: they count as changed until they are sent again.
-    fn forget(&self, start: usize, now: &[u8]) {
-        self.is_tracked.store(false, Ordering::Release);
-        if let Some(known) = self.server_bytes.lock().get_mut(start..start + now.len()) {
-            known
-                .iter_mut()
-                .zip(now)
-                .for_each(|(known, now)| *known = !now);
-        }
-    }
-}
-
 impl OpenMirrors {
-    /// Asks the kernel for the pages written since the last look.
-    fn find_written(&mut self) {
-        self.written.append(&mut WRITTEN_BY_ADAPTER.lock());
+    /// Finds the pages written since the last look: those of adapters, and those that the kernel
+    /// reports.
+    fn find_written(&mut self, by_adapter: &mut Vec<(u64, u64)>) {
+        self.written.append(by_adapter);
         let Some(tracker) = tracker() else { return };
         for range in &self.ranges {
             let mirror = &range.mirror;
@@ -517,58 +425,5 @@ impl OpenMirrors {
                 mirror.is_tracked.store(again, Ordering::Release);
             }
         }
-    }
-}
-
-/// Notes that an adapter has written the data of a reply into this memory.
-pub(crate) fn written_by_adapter(address: u64, bytes: u64) {
-    if driver().is_ok_and(|driver| driver.mirrors.count.load(Ordering::Acquire) > 0) {
-        let (start, end) = pages_around(address, bytes);
-        WRITTEN_BY_ADAPTER.lock().push((start, end));
-    }
-}
-
-/// Returns the offset and length of each run of units that differ.
-fn differing_runs(new: &[u8], old: &[u8], unit: usize) -> Vec<(usize, usize)> {
-    let mut runs: Vec<(usize, usize)> = Vec::new();
-    for (index, (a, b)) in new.chunks(unit).zip(old.chunks(unit)).enumerate() {
-        if a == b {
-            continue;
-        }
-        let start = index * unit;
-        match runs.last_mut() {
-            Some((at, len)) if *at + *len == start => *len += a.len(),
-            _ => runs.push((start, a.len())),
-        }
-    }
-    runs
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn runs_are_units_that_differ() {
-        let old = [0u8; 32];
-        let mut new = old;
-        new[5] = 1;
-        new[8] = 1;
-        new[31] = 1;
-        assert_eq!(differing_runs(&new, &old, 4), vec![(4, 8), (28, 4)]);
-        assert_eq!(differing_runs(&new, &old, 16), vec![(0, 32)]);
-        assert_eq!(differing_runs(&old, &old, 4), vec![]);
-    }
-
-    #[test]
-    fn changes_are_taken_once_and_again_after_they_were_lost() {
-        let mirror = Mirror::default();
-        *mirror.server_bytes.lock() = vec![0; 64];
-        let mut now = [0u8; 64];
-        now[9] = 1;
-        assert_eq!(mirror.take_changes(0, &now, true), vec![(8, 4)]);
-        assert_eq!(mirror.take_changes(0, &now, true), vec![]);
-        mirror.forget(0, &now);
-        assert_eq!(mirror.take_changes(0, &now, true), vec![(0, 64)]);
     }
 }

@@ -1,26 +1,36 @@
 //! The client's own knowledge, from which all local calls are answered.
 
+mod advice;
+mod arrivals;
 mod board;
 mod capture_table;
 mod connect;
+pub(crate) mod context_storage;
 mod contexts;
 mod device_memory;
 mod exposed;
+mod figures;
 mod graph_memory;
 mod graphs;
 mod handles;
+pub(crate) mod host_functions;
 mod host_memory;
 mod host_writes;
+mod jit;
 mod libraries;
+mod linkers;
 mod managed;
+mod mirror;
 mod mirrors;
 mod objects;
 mod pools;
+mod prepared;
 mod registered;
 mod slots;
 mod staging;
 mod stand_ins;
 mod streams;
+mod sync_memops;
 mod tensor_maps;
 mod user_objects;
 mod virtual_memory;
@@ -37,31 +47,36 @@ use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
 use crate::{
-    calls::{Link, Prepared, SyncMemops},
-    session::Session,
-    stats, thread,
+    observe::stats,
+    session::{Board, Session},
+    thread,
 };
 
 pub(crate) use self::{
-    board::Word,
+    advice::{Advice, Advices, Processor},
     capture_table::{Beginning, Capture, Captures, exchange_thread_mode},
     connect::{abandon_after_fork, connect, send_all_at_exit},
-    contexts::{Context, Contexts, current_context, pop_context, push_context, set_context},
+    contexts::{Contexts, current_context, pop_context, push_context, set_context},
     device_memory::{Access, Allocation, AllocationKind, CHUNK_BYTES, Chunk, DeviceMemory},
     exposed::Exposed,
+    figures::figures,
     graph_memory::GraphMemory,
-    graphs::{Graphs, KernelRecord, MemOpsRecord, NodeRecord},
+    graphs::{AllocParams, Graphs, KernelRecord, MemOpsRecord, NodeRecord},
     handles::{HandleKind, Handles},
+    host_functions::HostCall,
     host_memory::HostMemory,
     host_writes::HostWrites,
-    libraries::{Global, Kernel, Libraries, Library},
-    managed::{Advice, Advices, Processor},
-    mirrors::{Mirrors, waited as waited_with_mirrors, written_by_adapter},
+    jit::Jit,
+    libraries::{Global, Kernel, Libraries, Library, PARAM_BYTES_MAX},
+    linkers::Linker,
+    mirrors::Mirrors,
     objects::{ObjectRecord, Objects},
     pools::{Owner, POOL_ID_BYTES, Pool, PoolId, PoolTable, PoolValue, Pools, Scope},
+    prepared::Prepared,
     staging::{SEGMENT_BYTES, Staging},
     stand_ins::{Pageable, StandIns},
     streams::{Event, Progress, Stream, StreamRef, Streams},
+    sync_memops::SyncMemops,
     tensor_maps::TensorMaps,
     user_objects::UserObjects,
     virtual_memory::{Physical, VirtualMemory},
@@ -96,11 +111,11 @@ pub(crate) struct Driver {
     /// Locked before `memory`.
     pub(crate) virtual_memory: Mutex<VirtualMemory>,
     pub(crate) tensor_maps: Mutex<TensorMaps>,
-    pub(crate) links: Mutex<FxHashMap<u64, Link>>,
+    pub(crate) links: Mutex<FxHashMap<u64, Linker>>,
     /// By the kernel's number in messages.
     pub(crate) prepared_launches: Mutex<FxHashMap<u64, Prepared>>,
     /// The words in which the GPU reports the ends of waits; opened at the first wait.
-    board: OnceLock<Option<&'static board::Board>>,
+    board: OnceLock<Option<&'static Board>>,
     pub(crate) staging: Staging,
     /// Progress of all work sent, to any stream.
     pub(crate) progress: Progress,
@@ -246,15 +261,4 @@ impl Driver {
 #[inline]
 pub(crate) fn wire_context() -> u64 {
     current_context().map_or(0, |c| c.0 as u64)
-}
-
-/// Handles pages of mirrors that kernels wrote, which arrive before a wait is answered.
-pub(crate) fn host_pages(address: u64, data: &[u8]) {
-    if let Ok(driver) = driver() {
-        driver
-            .host
-            .read()
-            .take_pages(&driver.mirrors, address, data);
-        driver.stand_ins.take_pages(address, data);
-    }
 }

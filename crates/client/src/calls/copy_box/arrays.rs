@@ -12,7 +12,7 @@ use super::{
     shape::{End, Extent, Memory},
 };
 use crate::{
-    guard,
+    observe::guard,
     state::{Driver, driver},
 };
 

@@ -1,5 +1,5 @@
-//! Parameters of nodes as programs give them: one function for each record or value of CUDA's. Calls
-//! that add and change nodes are generated, and name the function in their declaration.
+//! Parameters of nodes as programs give them: one function for each record or value of CUDA's.
+//! Calls that add and change nodes are generated, and name the function in their declaration.
 //!
 //! The unsafe ones have one contract: `params` is NULL, or the record that the driver API's manual
 //! requires, with its arrays.
@@ -21,12 +21,10 @@ use super::work::NodeSpec;
 use crate::{
     calls::{
         graph::record,
-        graph_params::{
-            AllocParams, ConditionalParams, CopyNodeParams, MemsetNodeParams, NodeParams, widened,
-        },
+        graph_params::{ConditionalParams, CopyNodeParams, MemsetNodeParams, NodeParams, widened},
     },
     log,
-    state::{Driver, MemOpsRecord},
+    state::{AllocParams, Driver, MemOpsRecord},
 };
 
 type Given = Result<NodeSpec, CUresult>;

@@ -1,6 +1,6 @@
-//! Parameters of nodes as programs get them: one function for each record of CUDA's, made of what is
-//! kept about the node. `None` for a node of another kind. Calls that read nodes are generated, and
-//! name the function in their declaration.
+//! Parameters of nodes as programs get them: one function for each record of CUDA's, made of what
+//! is kept about the node. `None` for a node of another kind. Calls that read nodes are generated,
+//! and name the function in their declaration.
 
 use outboard_api::cuda::{
     CUDA_BATCH_MEM_OP_NODE_PARAMS, CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY3D,
@@ -8,8 +8,8 @@ use outboard_api::cuda::{
 };
 
 use crate::{
-    calls::graph_params::{AllocParams, KERNEL_V1_BYTES},
-    state::NodeRecord,
+    calls::graph_params::KERNEL_V1_BYTES,
+    state::{AllocParams, NodeRecord},
 };
 
 pub(crate) fn host(node: NodeRecord) -> Option<CUDA_HOST_NODE_PARAMS> {

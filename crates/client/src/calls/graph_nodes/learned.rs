@@ -18,8 +18,9 @@ use outboard_wire::{
 
 use crate::{
     calls::copy::MemoryKind,
-    notes,
-    state::{Driver, HandleKind, KernelRecord, MemOpsRecord, NodeRecord, wire_context},
+    state::{
+        Driver, HandleKind, KernelRecord, MemOpsRecord, NodeRecord, host_functions, wire_context,
+    },
 };
 
 impl Driver {
@@ -50,7 +51,7 @@ impl Driver {
                 pageable: false,
             },
             NodeWork::Host(call) => NodeRecord::Host(
-                notes::function_of(call).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?,
+                host_functions::function_of(call).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?,
             ),
             NodeWork::RecordEvent(event) | NodeWork::WaitEvent(event) => {
                 NodeRecord::Event(CUevent(event as usize))

@@ -20,13 +20,15 @@ use crate::{
     calls::{
         Done,
         copy::MemoryKind,
-        graph_params::{AllocParams, Side, memset_bytes},
+        graph_params::{Side, memset_bytes},
         launch::{LaunchShape, Params},
     },
     log,
-    notes::{self, HostCall},
     session::Rows,
-    state::{Driver, Kernel, KernelRecord, MemOpsRecord, NodeRecord, Pageable, wire_context},
+    state::{
+        AllocParams, Driver, HostCall, Kernel, KernelRecord, MemOpsRecord, NodeRecord, Pageable,
+        host_functions, wire_context,
+    },
 };
 /// The work of a node, from the program's records.
 pub(crate) enum NodeSpec {
@@ -288,7 +290,7 @@ impl Driver {
     }
 
     fn host_call(&self, host: &CUDA_HOST_NODE_PARAMS) -> u64 {
-        notes::register(
+        host_functions::register(
             self.session,
             HostCall::Function {
                 function: host.func,

@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 use self::segments::{Growing, SEGMENTS, Segment, Segments};
 use super::{Driver, Stream, StreamRef, wire_context};
 use crate::{
-    calls::Done,
+    done::Done,
     helpers::Helpers,
     session::{Group, Sink},
 };

@@ -13,9 +13,13 @@ use outboard_trace::{
     live::{self, Live, Made, Numbered, Subject},
     nvtx,
 };
-use outboard_wire::frame::{HEADER_BYTES, copy_in_len, copy_out_len};
+use outboard_wire::{
+    doc::DeviceCard,
+    frame::{HEADER_BYTES, copy_in_len, copy_out_len},
+};
 
-use crate::{entry::CALLS, guard, optimise, state::driver, thread};
+use super::{conditions, optimise};
+use crate::{call_table::CALLS, thread};
 
 /// A call that is being recorded.
 pub(crate) struct RecordedCall {
@@ -28,7 +32,7 @@ pub(crate) struct RecordedCall {
 
 extern "C" fn at_load() {
     if live::is_wanted() {
-        guard::mark_recorded();
+        conditions::mark_recorded();
     }
 }
 
@@ -126,17 +130,16 @@ pub(crate) fn copying<R>(way: Way, bytes: usize, copy: impl FnOnce() -> R) -> R 
     result
 }
 
-/// Records the server's devices, once there is a session.
-pub(crate) fn connected(url: &str) {
-    let (Some(live), Ok(driver)) = (live::live(), driver()) else {
+/// Records the server and its devices, once there is a session.
+pub(crate) fn connected(url: &str, driver_version: u32, devices: &[DeviceCard]) {
+    let Some(live) = live::live() else {
         return;
     };
     live.know(|about| {
         about.gpu = Some(url.into());
         about.optimise = Some(optimise::level().to_string());
-        about.driver_version = driver.welcome.driver_version;
-        about.devices = driver
-            .cards()
+        about.driver_version = driver_version;
+        about.devices = devices
             .iter()
             .map(|card| Device {
                 name: card.name.clone(),
@@ -153,7 +156,7 @@ pub(crate) fn connected(url: &str) {
 /// `name` is NULL or a C string.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn outboard_mark(name: *const c_char, is_end: i32) {
-    if !guard::is_recorded() {
+    if !conditions::is_recorded() {
         return;
     }
     // SAFETY: the caller's promise.

@@ -9,7 +9,7 @@ use std::{
 
 use outboard_api::{decl::Class, optimise::Did};
 
-use crate::{entry::CALLS, state::driver, thread, times};
+use crate::{call_table::CALLS, thread};
 
 /// Upper bound of the number of declared calls.
 pub(crate) const CALLS_MAX: usize = 1024;
@@ -47,8 +47,8 @@ pub(crate) fn end(number: usize) -> usize {
     kind
 }
 
-/// Returns the counts as JSON.
-pub(crate) fn to_json() -> String {
+/// Returns the counts as JSON, with further figures: more fields of the object, each after a comma.
+pub(crate) fn to_json(figures: &str) -> String {
     let mut totals = [0u64; KINDS];
     let mut by_call = String::new();
     for (number, (name, _)) in CALLS.iter().enumerate() {
@@ -68,44 +68,8 @@ pub(crate) fn to_json() -> String {
         );
     }
     let [local, outstanding, shadowed, synchronous] = totals;
-    let data_connections =
-        driver().map_or((0, 0, 0), |driver| driver.session.data_connection_figures());
-    let data_connections = match data_connections {
-        (0, ..) => String::new(),
-        (count, sent, received) => format!(
-            ",\n  \"data_connections\": {{\"count\": {count}, \"sent_bytes\": {sent}, \"received_bytes\": {received}}}"
-        ),
-    };
-    let rdma = driver()
-        .ok()
-        .and_then(|driver| driver.session.rdma_figures());
-    let rdma = rdma.map_or(String::new(), |figures| {
-        let posted = figures.posted;
-        let named = [
-            ("requests", posted.requests),
-            ("doorbells", posted.doorbells),
-            ("inline", posted.inline),
-            ("wakes", posted.wakes),
-            ("copied_bytes", posted.copied_bytes),
-            ("direct_bytes", posted.direct_bytes),
-            ("placed_bytes", posted.placed_bytes),
-            ("written_bytes", figures.written_bytes),
-            ("to_gpu_bytes", figures.to_gpu_bytes),
-            ("from_gpu_bytes", figures.from_gpu_bytes),
-            ("registrations", figures.registrations),
-            ("registered_bytes", figures.registered_bytes),
-        ];
-        let fields = named.map(|(name, value)| format!("\"{name}\": {value}"));
-        format!(",\n  \"rdma\": {{{}}}", fields.join(", "))
-    });
-    let mirrors = driver().ok().and_then(|driver| driver.mirrors.figures());
-    let mirrors = mirrors.map_or(String::new(), |named| {
-        let fields = named.map(|(name, value)| format!("\"{name}\": {value}"));
-        format!(",\n  \"mirrors\": {{{}}}", fields.join(", "))
-    });
-    let times = times::to_json().map_or(String::new(), |times| format!(",\n  \"times\": {times}"));
     format!(
-        "{{\n  \"local\": {local},\n  \"outstanding\": {outstanding},\n  \"shadowed\": {shadowed},\n  \"synchronous\": {synchronous},\n  \"by_call\": {{{by_call}\n  }}{data_connections}{rdma}{mirrors}{times}\n}}\n"
+        "{{\n  \"local\": {local},\n  \"outstanding\": {outstanding},\n  \"shadowed\": {shadowed},\n  \"synchronous\": {synchronous},\n  \"by_call\": {{{by_call}\n  }}{figures}\n}}\n"
     )
 }
 

@@ -4,7 +4,7 @@ use std::{
     cell::Cell,
     mem::MaybeUninit,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::atomic::{AtomicU8, AtomicU64, Ordering},
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use outboard_api::{
@@ -13,71 +13,11 @@ use outboard_api::{
 };
 use outboard_trace::live::Subject;
 
-use crate::{activity, entry::CALLS, log, optimise, record, stats, times};
-
-/// The unusual conditions of this process as bits; 0, the usual value, is all that a call tests
-/// for.
-static UNUSUAL: AtomicU8 = AtomicU8::new(0);
-/// A child that was forked after CUDA was used. It has no session, as on a local GPU.
-const FORKED: u8 = 1;
-/// The level of optimisation is not the highest.
-const LOWERED: u8 = 2;
-/// Calls are timed.
-const TIMED: u8 = 4;
-/// Calls are recorded.
-const RECORDED: u8 = 8;
-/// Calls are reported to libcupti.
-const PROFILED: u8 = 16;
-
-pub(crate) fn mark_forked() {
-    UNUSUAL.fetch_or(FORKED, Ordering::Relaxed);
-}
-
-pub(crate) fn mark_lowered() {
-    UNUSUAL.fetch_or(LOWERED, Ordering::Relaxed);
-}
-
-pub(crate) fn mark_timed() {
-    UNUSUAL.fetch_or(TIMED, Ordering::Relaxed);
-}
-
-pub(crate) fn mark_recorded() {
-    UNUSUAL.fetch_or(RECORDED, Ordering::Relaxed);
-}
-
-/// Turns the reporting of calls on or off.
-pub(crate) fn mark_profiled(on: bool) {
-    match on {
-        true => UNUSUAL.fetch_or(PROFILED, Ordering::Relaxed),
-        false => UNUSUAL.fetch_and(!PROFILED, Ordering::Relaxed),
-    };
-}
-
-#[inline]
-pub(crate) fn is_profiled() -> bool {
-    UNUSUAL.load(Ordering::Relaxed) & PROFILED != 0
-}
-
-#[inline]
-pub(crate) fn is_recorded() -> bool {
-    UNUSUAL.load(Ordering::Relaxed) & RECORDED != 0
-}
-
-/// Returns whether calls take the slow path.
-#[inline(always)]
-pub(crate) fn is_unusual() -> bool {
-    UNUSUAL.load(Ordering::Relaxed) != 0
-}
-
-#[inline]
-pub(crate) fn is_lowered() -> bool {
-    UNUSUAL.load(Ordering::Relaxed) & LOWERED != 0
-}
-
-#[inline]
-pub(crate) fn is_timed() -> bool {
-    UNUSUAL.load(Ordering::Relaxed) & TIMED != 0
-}
+use super::{
+    conditions::{FORKED, PROFILED, RECORDED, TIMED, UNUSUAL, is_recorded},
+    optimise, profile, record, stats, times,
+};
+use crate::{call_table::CALLS, log};
 
 /// Runs one call. `subject` is only evaluated if calls are recorded, `params` only if they are
 /// profiled.
@@ -103,9 +43,9 @@ pub(crate) fn enter<P: Copy>(
                 false => None,
             },
             match unusual & PROFILED != 0 {
-                // SAFETY: the parameters stay on this frame until after `activity::end`.
+                // SAFETY: the parameters stay on this frame until after `profile::end`.
                 true => unsafe {
-                    activity::begin(
+                    profile::begin(
                         number,
                         std::ptr::from_ref(told_params.write(params())).cast(),
                     )
@@ -143,7 +83,7 @@ pub(crate) fn enter<P: Copy>(
         record::end(number, kind, recorded, result);
     }
     if let Some(told) = told {
-        activity::end(told, result);
+        profile::end(told, result);
     }
     result
 }

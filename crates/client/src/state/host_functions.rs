@@ -1,9 +1,9 @@
-//! Messages that the server sends without a request: faults, host functions to run, text that
-//! kernels printed, pages that they wrote.
+//! Functions of the program that streams run: registered when they are sent, run when the server
+//! reports that their stream has reached them.
 
 use std::{
     collections::{HashMap, VecDeque},
-    ffi::{c_int, c_void},
+    ffi::c_void,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicUsize, Ordering},
@@ -14,46 +14,15 @@ use outboard_api::{
     CUresult,
     cuda::{CUDA_HOST_NODE_PARAMS, CUhostFn, CUstream, CUstreamCallback},
 };
-use outboard_wire::messages::{self, Note};
+use outboard_wire::messages;
 use parking_lot::{Condvar, Mutex};
 
+use super::driver;
 use crate::{
     callbacks::{self, Job},
-    log, optimise,
+    observe::optimise,
     session::Session,
-    state,
 };
-
-/// Handles a note. It runs on the thread that reads, so it must not wait for the server.
-pub(crate) fn take(session: &Session, note: Note<'_>) {
-    match note {
-        Note::Fault(fault) => {
-            let name = messages::OPS
-                .get(usize::from(fault.op))
-                .map_or("a message", |(name, _)| name);
-            self::fault(session, name, CUresult(fault.status), fault.message);
-        }
-        Note::HostCall(call) => {
-            let (queue, wake) = queue();
-            queue
-                .lock()
-                .ready
-                .push_back((call.call, CUresult(call.status)));
-            wake.notify_one();
-        }
-        Note::Print(print) => print_text(print.fd, print.text),
-        Note::HostPages(pages) => state::host_pages(pages.va, pages.data),
-    }
-}
-
-/// Records the error of a message without a reply.
-pub(crate) fn fault(session: &Session, name: &str, status: CUresult, why: &[u8]) {
-    log::warn(format_args!(
-        "{name} failed: {status}: {}",
-        String::from_utf8_lossy(why)
-    ));
-    session.set_fault(status);
-}
 
 /// A function for a stream to run.
 #[derive(Clone)]
@@ -116,6 +85,13 @@ pub(crate) fn register(session: &'static Session, call: HostCall, repeats: bool)
         });
     }
     number
+}
+
+/// Lets a function run: its stream has reached it, or has failed.
+pub(super) fn is_due(number: u64, status: CUresult) {
+    let (queue, wake) = queue();
+    queue.lock().ready.push_back((number, status));
+    wake.notify_one();
 }
 
 /// Returns a registered function of the program as graph nodes describe it.
@@ -197,7 +173,7 @@ fn next_host_call() -> (u64, CUresult, HostCall, bool) {
 
 fn host_function_done(session: &Session, number: u64, repeats: bool) {
     // Later work may read what the function has written to mirrored memory.
-    if let Ok(driver) = state::driver() {
+    if let Ok(driver) = driver() {
         let _ = driver.push_visible();
     }
     if !repeats {
@@ -208,40 +184,4 @@ fn host_function_done(session: &Session, number: u64, repeats: bool) {
         session.attended();
     }
     let _ = session.tell(&messages::HostFuncDone { call: number });
-}
-
-/// Starts a thread of the library. It blocks all signals, which are for the program.
-pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> bool {
-    // SAFETY: a signal set filled by the calls themselves; the old mask is restored.
-    let spawned = unsafe {
-        let (mut all, mut old) = (std::mem::zeroed(), std::mem::zeroed());
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old);
-        let spawned = std::thread::Builder::new().name(name.into()).spawn(body);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &old, std::ptr::null_mut());
-        spawned
-    };
-    if let Err(error) = &spawned {
-        log::warn(format_args!("the thread {name} cannot be started: {error}"));
-    }
-    spawned.is_ok()
-}
-
-unsafe extern "C" {
-    /// The C library's streams, so that kernels' text is in order with the program's.
-    static stdout: *mut libc::FILE;
-    static stderr: *mut libc::FILE;
-}
-
-fn print_text(fd: u8, text: &[u8]) {
-    // SAFETY: a whole buffer to an open stream of the C library, which locks it.
-    unsafe {
-        let stream = if i32::from(fd) == libc::STDERR_FILENO {
-            stderr
-        } else {
-            stdout
-        };
-        libc::fwrite(text.as_ptr().cast(), 1, text.len(), stream);
-        let _: c_int = libc::fflush(stream);
-    }
 }

@@ -5,7 +5,7 @@ use std::{any::Any, sync::Arc};
 use outboard_api::CUresult;
 use outboard_link::Segment;
 
-use crate::session::Group;
+use super::Group;
 
 /// Destination of a reply's data.
 pub(crate) enum Sink {

@@ -5,21 +5,12 @@
 //! that owes a round trip and has sent nothing sends a ping under its name. Threads of the library
 //! owe nothing: the server may need them before it can reply.
 
-use std::{
-    cell::{Cell, RefCell},
-    sync::{Arc, OnceLock},
-};
+use std::{cell::Cell, sync::OnceLock};
 
 use outboard_api::optimise::{Did, Level};
-use outboard_wire::messages;
 
-use crate::{
-    entry::CALLS,
-    guard,
-    session::Group,
-    state::{driver, wire_context},
-    stats,
-};
+use super::{conditions, stats};
+use crate::call_table::CALLS;
 
 static LEVEL: OnceLock<Level> = OnceLock::new();
 const NO_CALL: usize = usize::MAX;
@@ -28,13 +19,12 @@ thread_local! {
     /// The call that the thread is in.
     static AT_HAND: Cell<usize> = const { Cell::new(NO_CALL) };
     static IS_EXEMPT: Cell<bool> = const { Cell::new(false) };
-    static OWED: RefCell<Option<Arc<Group>>> = const { RefCell::new(None) };
 }
 
 /// Sets the level of the process, once.
 pub(crate) fn choose(level: Level) {
     if LEVEL.set(level).is_ok() && level != Level::ALL_OF_IT {
-        guard::mark_lowered();
+        conditions::mark_lowered();
     }
 }
 
@@ -45,7 +35,7 @@ pub(crate) fn level() -> Level {
 /// Returns whether a lower level is set.
 #[inline]
 pub(crate) fn is_lowered() -> bool {
-    guard::is_lowered()
+    conditions::is_lowered()
 }
 
 /// Exempts this thread's calls: it runs host functions, and the server may wait for one of them.
@@ -63,24 +53,24 @@ pub(crate) fn begin(number: usize) -> usize {
     AT_HAND.replace(if IS_EXEMPT.get() { NO_CALL } else { number })
 }
 
-/// Returns the group for the reply of a message without a reply at the top level; `None` if it has
-/// no reply at this level either.
-pub(crate) fn owed() -> Option<Arc<Group>> {
-    let (_, class) = CALLS.get(AT_HAND.get())?;
-    if !level().owes_round_trip(*class, Did::Sent) {
-        return None;
-    }
-    let add = |owed: &RefCell<Option<Arc<Group>>>| {
-        let mut owed = owed.borrow_mut();
-        let group = owed.get_or_insert_with(|| Group::new(0));
-        group.expect_one();
-        group.clone()
-    };
-    // A thread that is ending has no thread-locals any more: its message gets no reply.
-    OWED.try_with(add).ok()
+/// Returns whether the current call must not return before a message that it sends is handled.
+pub(crate) fn owes_reply() -> bool {
+    let call = CALLS.get(AT_HAND.get());
+    call.is_some_and(|(_, class)| level().owes_round_trip(*class, Did::Sent))
 }
 
-/// Waits for the round trips that a call owes, before it returns.
+/// Makes the round trips that a call owes, before it returns. The argument tells whether a call
+/// that has sent nothing owes one.
+type Settle = fn(bool);
+
+static SETTLE: OnceLock<Settle> = OnceLock::new();
+
+/// Sets the function that makes round trips, once there is a session.
+pub(crate) fn settle_by(settle: Settle) {
+    let _ = SETTLE.set(settle);
+}
+
+/// Makes the round trips that a call owes, before it returns.
 #[cold]
 pub(crate) fn finish(outer: usize) {
     if !is_lowered() {
@@ -89,17 +79,7 @@ pub(crate) fn finish(outer: usize) {
     let Some((_, class)) = CALLS.get(AT_HAND.replace(outer)) else {
         return;
     };
-    let owed = OWED
-        .try_with(|owed| owed.borrow_mut().take())
-        .ok()
-        .flatten();
-    let Ok(driver) = driver() else { return };
-    // The call has its result whatever the reply is: an error has become a deferred error.
-    if let Some(owed) = owed {
-        let _ = driver.session.wait(&owed);
-    } else if level().owes_round_trip(*class, stats::did()) {
-        let _ = driver
-            .session
-            .call(wire_context(), &messages::Ping {}, |_| ());
+    if let Some(settle) = SETTLE.get() {
+        settle(level().owes_round_trip(*class, stats::did()));
     }
 }

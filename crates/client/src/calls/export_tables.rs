@@ -14,11 +14,14 @@ use outboard_api::{
 };
 use outboard_wire::messages;
 use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
 
+use super::{cuCtxGetCurrent, cuCtxGetId, cuModuleLoadData, cuStreamGetId};
 use crate::{
-    activity, calls, integrity, log,
-    state::{self, driver},
+    activity, integrity, log,
+    state::{
+        context_storage::{Destroy, Stored, storage},
+        current_context, driver,
+    },
 };
 
 type FunctionSlot = *const c_void;
@@ -237,7 +240,7 @@ unsafe extern "C" fn cudart_primary_context(out: *mut CUcontext, device: CUdevic
 /// CUDART_INTERFACE[1], [6], [8]: loads a module from a fatbin wrapper or header.
 unsafe extern "C" fn cudart_load_module(module: *mut CUmodule, image: *const c_void) -> CUresult {
     // SAFETY: as for cuModuleLoadData.
-    answer(|| unsafe { calls::cuModuleLoadData(module, image) })
+    answer(|| unsafe { cuModuleLoadData(module, image) })
 }
 
 /// TOOLS_RUNTIME_HOOKS[2]: returns a word for each call of the runtime, which the runtime tests
@@ -271,7 +274,7 @@ unsafe fn hand_out(buffer: *mut *mut c_void, bytes: *mut usize, address: *mut c_
 /// TOOLS_TLS[2]: returns the current context.
 unsafe extern "C" fn tls_current_context(out: *mut CUcontext) -> CUresult {
     // SAFETY: as for cuCtxGetCurrent.
-    answer(|| unsafe { calls::cuCtxGetCurrent(out) })
+    answer(|| unsafe { cuCtxGetCurrent(out) })
 }
 
 /// CONTEXT_CHECKS[2]
@@ -329,7 +332,7 @@ unsafe extern "C" fn integrity_value(version: u32, unix_seconds: u64, out: *mut 
 /// CTX_STREAM_ID[4]: does the work of cuCtxGetId.
 unsafe extern "C" fn stream_id_context(context: CUcontext, out: *mut u64) -> CUresult {
     // SAFETY: as for cuCtxGetId.
-    answer(|| unsafe { calls::cuCtxGetId(context, out) })
+    answer(|| unsafe { cuCtxGetId(context, out) })
 }
 
 /// CTX_STREAM_ID[51]: returns a private name for a stream; here the stream itself.
@@ -356,7 +359,7 @@ unsafe extern "C" fn stream_id_of_private(
     out: *mut u64,
 ) -> CUresult {
     // SAFETY: as for cuStreamGetId.
-    answer(|| unsafe { calls::cuStreamGetId(CUstream(private as usize), out) })
+    answer(|| unsafe { cuStreamGetId(CUstream(private as usize), out) })
 }
 
 type EachFunction =
@@ -433,26 +436,10 @@ unsafe extern "C" fn topology_free(groups: *mut c_void, ranks: *mut c_void) -> C
     CUresult::CUDA_SUCCESS
 }
 
-type Destroy =
-    Option<unsafe extern "C" fn(context: CUcontext, key: *mut c_void, value: *mut c_void)>;
-
-struct Stored {
-    value: *mut c_void,
-    destroy: Destroy,
-}
-
-// SAFETY: the runtime's own pointers, only returned to it.
-unsafe impl Send for Stored {}
-
-fn storage() -> &'static Mutex<FxHashMap<(usize, usize), Stored>> {
-    static STORAGE: OnceLock<Mutex<FxHashMap<(usize, usize), Stored>>> = OnceLock::new();
-    STORAGE.get_or_init(Mutex::default)
-}
-
 /// Returns the context of an argument; NULL and -1 mean the current one.
 fn storage_context(context: CUcontext) -> Result<usize, CUresult> {
     match context.0 {
-        0 | usize::MAX => state::current_context().map(|c| c.0),
+        0 | usize::MAX => current_context().map(|c| c.0),
         other => Ok(other),
     }
 }
@@ -501,27 +488,6 @@ unsafe extern "C" fn storage_get(
         unsafe { value.write(stored.value) };
         Ok(())
     })
-}
-
-/// Destroys the data that runtimes keep with a context that is gone.
-pub(crate) fn destroy_storage(context: CUcontext) {
-    let gone: Vec<(usize, Stored)> = {
-        let mut storage = storage().lock();
-        let keys: Vec<_> = storage
-            .keys()
-            .filter(|(c, _)| *c == context.0)
-            .copied()
-            .collect();
-        keys.into_iter()
-            .filter_map(|key| storage.remove(&key).map(|s| (key.1, s)))
-            .collect()
-    };
-    for (key, stored) in gone {
-        if let Some(destroy) = stored.destroy {
-            // SAFETY: the runtime registered this function for this purpose, with these arguments.
-            unsafe { destroy(context, key as *mut c_void, stored.value) };
-        }
-    }
 }
 
 /// Does the work of `guard::enter` for functions without a declaration.

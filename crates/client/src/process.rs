@@ -1,17 +1,29 @@
-//! Handlers for a fork and for the end of the process.
+//! The process: it opens the session, and handles forks and its own end.
 
 use std::sync::{
     Once,
     atomic::{AtomicU32, Ordering},
 };
 
-use crate::{callbacks, guard, log, state, stats};
+use crate::{
+    callbacks,
+    done::Done,
+    log,
+    observe::{conditions, stats, times},
+    state,
+};
 
 /// The process that the session belongs to.
 static OWNER_PID: AtomicU32 = AtomicU32::new(0);
 
-/// Installs the handlers. Called once there is a session.
-pub(crate) fn install() {
+/// Opens the session, if it is not open.
+pub(crate) fn start() -> Done {
+    state::connect()?;
+    install_handlers();
+    Ok(())
+}
+
+fn install_handlers() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
         OWNER_PID.store(std::process::id(), Ordering::Relaxed);
@@ -26,7 +38,7 @@ pub(crate) fn install() {
 /// Closes the parent's sockets in a forked child, which has no session. So the server can notice
 /// the parent's end, and the child does not write to the shared rings.
 extern "C" fn in_child() {
-    guard::mark_forked();
+    conditions::mark_forked();
     state::abandon_after_fork();
 }
 
@@ -46,7 +58,10 @@ extern "C" fn at_exit() {
         log::warn(stats::to_line());
         Ok(())
     } else {
-        std::fs::write(&target, stats::to_json())
+        let times =
+            times::to_json().map_or(String::new(), |times| format!(",\n  \"times\": {times}"));
+        let figures = state::figures() + &times;
+        std::fs::write(&target, stats::to_json(&figures))
     };
     if let Err(error) = written {
         log::warn(format_args!("OUTBOARD_STATS={}: {error}", target.display()));

@@ -10,11 +10,11 @@ use std::{
     time::Instant,
 };
 
-use crate::{
-    entry::CALLS,
-    guard,
+use super::{
+    conditions,
     stats::{CALLS_MAX, KINDS},
 };
+use crate::call_table::CALLS;
 
 pub(crate) const VARIABLE: &str = "OUTBOARD_STATS_TIMES";
 /// Readings in one attempt to measure the cost of reading the clock; the cost is the mean of the
@@ -65,7 +65,7 @@ thread_local! {
 /// Turns timing on if the environment asks for it.
 pub(crate) fn choose() {
     if std::env::var_os(VARIABLE).is_some_and(|value| !value.is_empty() && value != "0") {
-        guard::mark_timed();
+        conditions::mark_timed();
     }
 }
 
@@ -97,7 +97,7 @@ pub(crate) fn end(number: usize, kind: usize, start: Instant) {
 
 /// Sends bytes to the link, and times that.
 pub(crate) fn sending<R>(send: impl FnOnce() -> R) -> R {
-    if guard::is_timed() {
+    if conditions::is_timed() {
         time_sending(send)
     } else {
         send()
@@ -122,7 +122,7 @@ fn time_sending<R>(send: impl FnOnce() -> R) -> R {
 
 /// Waits for the server, and times that.
 pub(crate) fn waiting<R>(wait: impl FnOnce() -> R) -> R {
-    if !guard::is_timed() {
+    if !conditions::is_timed() {
         return wait();
     }
     let start = Instant::now();
@@ -152,7 +152,7 @@ pub(crate) fn stop() {
 /// Returns the sums as JSON: for each call by what it did, and the cost of reading the clock. A
 /// call's time includes one reading, a part's own time one, and the call's time two for each part.
 pub(crate) fn to_json() -> Option<String> {
-    if !guard::is_timed() {
+    if !conditions::is_timed() {
         return None;
     }
     let mut by_call = String::new();

@@ -1,0 +1,67 @@
+//! Unusual conditions of the process, so that a usual call tests one byte for all of them.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// The unusual conditions of this process as bits; 0, the usual value, is all that a call tests
+/// for.
+pub(super) static UNUSUAL: AtomicU8 = AtomicU8::new(0);
+/// A child that was forked after CUDA was used. It has no session, as on a local GPU.
+pub(super) const FORKED: u8 = 1;
+/// The level of optimisation is not the highest.
+pub(super) const LOWERED: u8 = 2;
+/// Calls are timed.
+pub(super) const TIMED: u8 = 4;
+/// Calls are recorded.
+pub(super) const RECORDED: u8 = 8;
+/// Calls are reported to libcupti.
+pub(super) const PROFILED: u8 = 16;
+
+pub(crate) fn mark_forked() {
+    UNUSUAL.fetch_or(FORKED, Ordering::Relaxed);
+}
+
+pub(crate) fn mark_lowered() {
+    UNUSUAL.fetch_or(LOWERED, Ordering::Relaxed);
+}
+
+pub(crate) fn mark_timed() {
+    UNUSUAL.fetch_or(TIMED, Ordering::Relaxed);
+}
+
+pub(crate) fn mark_recorded() {
+    UNUSUAL.fetch_or(RECORDED, Ordering::Relaxed);
+}
+
+/// Turns the reporting of calls on or off.
+pub(crate) fn mark_profiled(on: bool) {
+    match on {
+        true => UNUSUAL.fetch_or(PROFILED, Ordering::Relaxed),
+        false => UNUSUAL.fetch_and(!PROFILED, Ordering::Relaxed),
+    };
+}
+
+#[inline]
+pub(crate) fn is_profiled() -> bool {
+    UNUSUAL.load(Ordering::Relaxed) & PROFILED != 0
+}
+
+#[inline]
+pub(crate) fn is_recorded() -> bool {
+    UNUSUAL.load(Ordering::Relaxed) & RECORDED != 0
+}
+
+/// Returns whether calls take the slow path.
+#[inline(always)]
+pub(crate) fn is_unusual() -> bool {
+    UNUSUAL.load(Ordering::Relaxed) != 0
+}
+
+#[inline]
+pub(crate) fn is_lowered() -> bool {
+    UNUSUAL.load(Ordering::Relaxed) & LOWERED != 0
+}
+
+#[inline]
+pub(crate) fn is_timed() -> bool {
+    UNUSUAL.load(Ordering::Relaxed) & TIMED != 0
+}

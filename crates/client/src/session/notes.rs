@@ -1,0 +1,50 @@
+//! Messages that the server sends without a request. Errors are the session's own; the layers above
+//! hand in a handler for the rest.
+
+use outboard_api::CUresult;
+use outboard_wire::messages::{self, Note};
+
+use super::Session;
+use crate::log;
+
+/// Handles what arrives without a request. It is called on the thread that reads the link, so it
+/// must not wait for the server.
+pub(crate) trait Handler: Send + Sync {
+    /// Runs a host function: its stream has reached it, or has failed.
+    fn host_call(&self, call: u64, status: CUresult);
+
+    /// Prints text of a kernel.
+    fn print(&self, fd: u8, text: &[u8]);
+
+    /// Takes bytes that kernels wrote to mirrored memory.
+    fn host_pages(&self, address: u64, data: &[u8]);
+
+    /// Notes that an adapter has written the data of a reply into this memory.
+    fn written_by_adapter(&self, address: u64, bytes: u64);
+}
+
+impl Session {
+    /// Handles a note, on the thread that reads.
+    pub(super) fn take_note(&self, note: Note<'_>) {
+        match note {
+            Note::Fault(fault) => {
+                let name = messages::OPS
+                    .get(usize::from(fault.op))
+                    .map_or("a message", |(name, _)| name);
+                self.fail(name, CUresult(fault.status), fault.message);
+            }
+            Note::HostCall(call) => self.handler.host_call(call.call, CUresult(call.status)),
+            Note::Print(print) => self.handler.print(print.fd, print.text),
+            Note::HostPages(pages) => self.handler.host_pages(pages.va, pages.data),
+        }
+    }
+
+    /// Records the error of a message without a reply.
+    pub(super) fn fail(&self, name: &str, status: CUresult, why: &[u8]) {
+        log::warn(format_args!(
+            "{name} failed: {status}: {}",
+            String::from_utf8_lossy(why)
+        ));
+        self.set_fault(status);
+    }
+}

@@ -1,0 +1,54 @@
+//! Messages of the server that no request asked for, brought to the state that they change.
+
+use std::ffi::c_int;
+
+use outboard_api::CUresult;
+
+use super::{driver, host_functions};
+use crate::session::Handler;
+
+/// Handles them for the process's driver.
+pub(crate) struct Arrivals;
+
+impl Handler for Arrivals {
+    fn host_call(&self, call: u64, status: CUresult) {
+        host_functions::is_due(call, status);
+    }
+
+    fn print(&self, fd: u8, text: &[u8]) {
+        print_text(fd, text);
+    }
+
+    fn host_pages(&self, address: u64, data: &[u8]) {
+        if let Ok(driver) = driver() {
+            let host = driver.host.read();
+            driver.mirrors.take_pages(&host, address, data);
+            driver.stand_ins.take_pages(address, data);
+        }
+    }
+
+    fn written_by_adapter(&self, address: u64, bytes: u64) {
+        if let Ok(driver) = driver() {
+            driver.mirrors.written_by_adapter(address, bytes);
+        }
+    }
+}
+
+unsafe extern "C" {
+    /// The C library's streams, so that kernels' text is in order with the program's.
+    static stdout: *mut libc::FILE;
+    static stderr: *mut libc::FILE;
+}
+
+fn print_text(fd: u8, text: &[u8]) {
+    // SAFETY: a whole buffer to an open stream of the C library, which locks it.
+    unsafe {
+        let stream = if i32::from(fd) == libc::STDERR_FILENO {
+            stderr
+        } else {
+            stdout
+        };
+        libc::fwrite(text.as_ptr().cast(), 1, text.len(), stream);
+        let _: c_int = libc::fflush(stream);
+    }
+}
