@@ -47,11 +47,11 @@ fn find() -> Result<&'static Table, &'static str> {
     if handle.is_null() {
         return Err("there is no libcuda.so.1");
     }
-    // SAFETY: an open library.
+    // SAFETY: the handle is of an open library, and `Calls` gives each name its declared type.
     let calls = unsafe { Calls::find(|name| libc::dlsym(handle, name.as_ptr())) }
         .map_err(|_| "libcuda.so.1 has no cuGetExportTable")?;
     let mut table = std::ptr::null();
-    // SAFETY: an output and an id.
+    // SAFETY: the driver reads an id of sixteen bytes, and writes one pointer to a local variable.
     let result = unsafe {
         (calls.cuGetExportTable)(&mut table, (&ACTIVITY_TABLE as *const [u8; 16]).cast())
     };
@@ -99,7 +99,7 @@ pub(crate) fn enable(kinds: u32, kept_bytes_max: u64) -> Result<(u8, String), St
 /// Reads the server's clock.
 pub(crate) fn clock() -> Result<u64, Status> {
     let mut now_ns = 0;
-    // SAFETY: an output.
+    // SAFETY: the client's function writes one number, to a local variable.
     let result = unsafe { (table()?.clock)(&mut now_ns) };
     done("asking the server for its clock", result)?;
     Ok(now_ns)
@@ -134,7 +134,7 @@ pub(crate) fn take(flags: u32, activities_max: u32) -> Result<Activities, Status
 pub(crate) fn number(what: u32, context: usize, object: usize) -> Result<Numbers, Status> {
     let mut numbers = Numbers::default();
     let table = table()?;
-    // SAFETY: an output; the handles are only looked up.
+    // SAFETY: the client's function writes to a local record; it looks handles up and follows none.
     let result = own(|| unsafe {
         (table.number)(
             what,
@@ -205,7 +205,7 @@ pub(crate) fn device(context: usize) -> Result<u32, Status> {
     type Get = unsafe extern "C" fn(*mut c_int, usize) -> c_int;
     let get = driver_function!(c"cuCtxGetDevice_v2", Get).ok_or(Status::NOT_INITIALIZED)?;
     let mut device = 0;
-    // SAFETY: an output; the handle is only looked up.
+    // SAFETY: the driver writes one number, to a local variable; it looks the handle up only.
     match own(|| unsafe { get(&mut device, context) }) {
         0 => Ok(device.cast_unsigned()),
         _ => Err(Status::INVALID_CONTEXT),
@@ -217,7 +217,7 @@ pub(crate) fn function_name(handle: usize) -> *const c_char {
     type Get = unsafe extern "C" fn(*mut *const c_char, usize) -> c_int;
     let mut name = std::ptr::null();
     if let Some(get) = driver_function!(c"cuFuncGetName", Get) {
-        // SAFETY: an output; the handle is only looked up.
+        // SAFETY: the driver writes one pointer, to a local variable; it looks the handle up only.
         own(|| unsafe { get(&mut name, handle) });
     }
     name

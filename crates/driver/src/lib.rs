@@ -145,7 +145,7 @@ mod tests {
         }
         .expect("found");
         let mut answer = 0;
-        // SAFETY: an output.
+        // SAFETY: the driver's function writes one number, to a local variable.
         let result = unsafe { (calls.cuDriverGetVersion)(&mut answer) };
         assert_eq!((result, answer), (CUresult::CUDA_SUCCESS, 13_000));
         assert!(calls.cuFuncGetName.is_none());

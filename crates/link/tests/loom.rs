@@ -49,7 +49,7 @@ fn push(producer: &mut Producer<Arc<Control>>, slots: &Slots, value: u64) -> boo
         producer.sleep(&interrupt, None);
     }
     let slot = slots.at(producer.position());
-    // SAFETY: loom checks it.
+    // SAFETY: the ring's positions give this slot to the producer alone; loom fails if they do not.
     slot.with_mut(|slot| unsafe { *slot = value });
     producer.publish(ALIGN);
     true
@@ -69,7 +69,7 @@ fn pop(consumer: &mut Consumer<Arc<Control>>, slots: &Slots) -> Option<u64> {
         consumer.sleep(&interrupt, None);
     }
     let slot = slots.at(consumer.position());
-    // SAFETY: loom checks it.
+    // SAFETY: the ring's positions give this slot to the consumer alone; loom fails if they do not.
     let value = slot.with(|slot| unsafe { *slot });
     consumer.take(ALIGN);
     Some(value)

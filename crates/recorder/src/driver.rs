@@ -110,7 +110,7 @@ pub(crate) fn is_there() {
     };
     let mut version: c_int = 0;
     let mut count: c_int = 0;
-    // SAFETY: room for the answers.
+    // SAFETY: the driver's functions write one number each, to local variables.
     unsafe {
         if let Some(ask) = driver.cuDriverGetVersion {
             ask(&mut version);
@@ -129,7 +129,8 @@ pub(crate) fn is_there() {
 fn device(driver: &Questions, number: c_int) -> Device {
     let mut name = [0 as c_char; NAME_BYTES];
     let mut memory_bytes = 0usize;
-    // SAFETY: room for the answers. The name ends with a 0 at its last byte at the latest.
+    // SAFETY: each answer is written to a local variable, and the name's length is passed. The
+    // name ends with a 0 at its last byte at the latest.
     let name = unsafe {
         if let Some(ask) = driver.cuDeviceGetName {
             ask(name.as_mut_ptr(), NAME_BYTES as c_int - 1, number);

@@ -157,7 +157,7 @@ impl Driver {
     fn kernel(&self) -> Result<CUfunction, CUresult> {
         static KERNELS: Mutex<Option<HashMap<usize, CUfunction>>> = Mutex::new(None);
         let mut context = CUcontext::NULL;
-        // SAFETY: room for the answer.
+        // SAFETY: the driver's function writes one handle, to a local variable.
         ok(unsafe { (self.cuCtxGetCurrent)(&mut context) })?;
         let mut kernels = KERNELS.lock();
         let kernels = kernels.get_or_insert_default();

@@ -125,7 +125,7 @@ mod tests {
         let ring = Ring::new();
         assert!(ring.claim() && !ring.claim());
         for round in 0..3 {
-            // SAFETY: claimed above, one thread.
+            // SAFETY: this thread claimed the ring above, and no other thread has it.
             let pushed: Vec<Pushed> = (0..RING_RECORDS as u64 + 5)
                 .map(|n| unsafe { ring.push(mark(n)) })
                 .collect();
@@ -137,7 +137,7 @@ mod tests {
             );
             let mut out = Vec::new();
             for _ in 0..RING_RECORDS.div_ceil(1000) {
-                // SAFETY: one thread.
+                // SAFETY: only this thread takes records out of the ring.
                 unsafe { ring.drain(1000, &mut out) };
             }
             let expected: Vec<Record> = (0..RING_RECORDS as u64).map(mark).collect();

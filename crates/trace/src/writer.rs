@@ -208,7 +208,7 @@ impl Writer {
                     at_ns: start.0 ^ end.0,
                     is_end: false,
                 };
-                // SAFETY: claimed above.
+                // SAFETY: this thread claimed the ring above, so only it puts records in.
                 black_box(unsafe { ring.push(Record::Mark(mark)) });
             }
             call_ns = call_ns.min(each_ns(since));

@@ -79,11 +79,11 @@ pub(crate) unsafe fn nvmlDeviceGetHandleByUUIDV(
         return Err(nvmlReturn_t::INVALID_ARGUMENT);
     }
     // The version comes first. The rest is read only if the caller's record has this version.
-    // SAFETY: not null; the caller's record.
+    // SAFETY: null was refused; every version of the record begins with its version.
     if unsafe { uuid.cast::<u32>().read_unaligned() } != struct_version::<nvmlUUID_t>(1) {
         return Err(nvmlReturn_t::ARGUMENT_VERSION_MISMATCH);
     }
-    // SAFETY: not null, and of this version.
+    // SAFETY: null was refused, and the caller says that the record has this version.
     let uuid = unsafe { uuid.read_unaligned() };
     let matches = |text: &str| match uuid.type_ {
         UUID_ASCII => uuid.value.split(|b| *b == 0).next() == Some(text.as_bytes()),
@@ -113,7 +113,7 @@ unsafe fn find_by_text(
     if text.is_null() {
         return Err(nvmlReturn_t::INVALID_ARGUMENT);
     }
-    // SAFETY: not null; a C string.
+    // SAFETY: null was refused; the caller passes a string that ends with a NUL, as NVML asks.
     let text = unsafe { CStr::from_ptr(text) };
     let text = text.to_str().map_err(|_| nvmlReturn_t::INVALID_ARGUMENT)?;
     for (index, candidate) in snapshot.content.devices.iter().enumerate() {

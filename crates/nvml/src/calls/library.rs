@@ -27,7 +27,7 @@ pub(crate) unsafe fn nvmlInternalGetExportTable(
     if id.is_null() {
         return Err(nvmlReturn_t::INVALID_ARGUMENT);
     }
-    // SAFETY: not null; sixteen bytes.
+    // SAFETY: null was refused; the caller passes an id of sixteen readable bytes.
     let id = unsafe { id.read_unaligned() };
     // SAFETY: the caller's pointer.
     unsafe { put(table, private::table(&id)?) }

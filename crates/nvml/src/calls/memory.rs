@@ -175,7 +175,7 @@ pub(super) unsafe fn check_version(record: *const u32, version: u32) -> Result {
     if record.is_null() {
         return Err(nvmlReturn_t::INVALID_ARGUMENT);
     }
-    // SAFETY: not null; the caller promised the rest.
+    // SAFETY: null was refused, and the caller promised that the version is readable.
     match unsafe { record.read_unaligned() } == version {
         true => Ok(()),
         false => Err(nvmlReturn_t::ARGUMENT_VERSION_MISMATCH),

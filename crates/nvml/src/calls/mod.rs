@@ -82,7 +82,8 @@ fn check<T>(out: *mut T) -> Result {
 /// `out` is null or writable.
 unsafe fn put<T>(out: *mut T, value: T) -> Result {
     check(out)?;
-    // SAFETY: not null; the caller promised the rest. C programs do not always align it.
+    // SAFETY: `check` refused null, and the caller promised that the rest is writable. C programs
+    // do not always align it.
     unsafe { out.write_unaligned(value) };
     Ok(())
 }

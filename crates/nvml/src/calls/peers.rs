@@ -80,7 +80,7 @@ pub(crate) unsafe fn nvmlDeviceGetTopologyNearestGpus(
         })
         .map(|(index, _)| handle_of(index))
         .collect();
-    // SAFETY: not null, as checked; the caller's.
+    // SAFETY: null was refused above; the caller's count is readable, as NVML asks of it.
     let room = unsafe { count.read_unaligned() } as usize;
     if room > 0 {
         check(devices)?;

@@ -38,9 +38,9 @@ pub(crate) unsafe fn put_list<T>(
     fill: impl Fn(&NvmlProcess) -> T,
 ) -> Result {
     check(count)?;
-    // SAFETY: not null.
+    // SAFETY: `check` refused null; the caller's count is readable, as NVML asks of it.
     let room = unsafe { count.read_unaligned() } as usize;
-    // SAFETY: not null.
+    // SAFETY: the same count is writable, as NVML asks of the caller.
     unsafe { put(count, processes.len() as u32)? };
     if processes.is_empty() {
         return Ok(());

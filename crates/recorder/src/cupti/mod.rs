@@ -135,7 +135,7 @@ fn start() -> Started {
     let Some(handle) = inside(open) else {
         return Started::None;
     };
-    // SAFETY: CUPTI's functions have these types.
+    // SAFETY: the handle is of an open CUPTI, whose functions have the types that `begin` gives them.
     match inside(|| unsafe { begin(handle) }) {
         Ok(()) => {
             IS_ON.store(true, Ordering::Release);
@@ -158,7 +158,7 @@ fn start() -> Started {
 
 unsafe fn begin(handle: *mut c_void) -> Result<(), String> {
     let find = |name: &CStr| -> Result<*mut c_void, String> {
-        // SAFETY: an open library.
+        // SAFETY: the caller passes the handle of an open library; the name ends with a NUL.
         let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
         match found.is_null() {
             true => Err(format!("CUPTI has no {}", name.to_string_lossy())),
@@ -240,7 +240,7 @@ fn offset_ns(timestamp: unsafe extern "C" fn(*mut u64) -> c_int) -> Result<u64, 
     for _ in 0..TRIES {
         let mut theirs = 0;
         let before = live.writer().at(Instant::now());
-        // SAFETY: room for the answer.
+        // SAFETY: CUPTI's function writes one number, to a local variable.
         let status = unsafe { timestamp(&mut theirs) };
         let after = live.writer().at(Instant::now());
         if status != 0 {

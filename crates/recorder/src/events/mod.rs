@@ -301,7 +301,7 @@ fn count_untimed(count: usize) {
 fn read_current(live: &Live, max: usize) {
     let Some(driver) = Driver::get() else { return };
     let mut current = CUcontext::NULL;
-    // SAFETY: room for the answer.
+    // SAFETY: the driver's function writes one handle, to a local variable.
     if unsafe { (driver.cuCtxGetCurrent)(&mut current) } != SUCCESS {
         return;
     }
@@ -356,7 +356,7 @@ impl Context {
             return Some(event);
         }
         let mut event = CUevent::NULL;
-        // SAFETY: room for the answer.
+        // SAFETY: the driver's function writes one handle, to a local variable.
         let result = driver.relaxed(|| unsafe { (driver.cuEventCreate)(&mut event, 0) });
         (result == SUCCESS).then_some(event)
     }
