@@ -90,38 +90,8 @@ pub fn validate(
     dynamic_shared_bytes: u32,
     param_bytes: usize,
 ) -> Result<(), Error> {
-    let limit = |what, actual: u64, limit: u64| {
-        if actual > limit {
-            Err(Error::LaunchLimit {
-                kernel: kernel.name.clone(),
-                what,
-                actual,
-                limit,
-            })
-        } else {
-            Ok(())
-        }
-    };
-    for axis in 0..3 {
-        limit(
-            "grid extent",
-            grid[axis].into(),
-            GRID_EXTENT_MAX[axis].into(),
-        )?;
-        limit(
-            "block extent",
-            block[axis].into(),
-            BLOCK_EXTENT_MAX[axis].into(),
-        )?;
-        if grid[axis] == 0 || block[axis] == 0 {
-            return Err(Error::LaunchLimit {
-                kernel: kernel.name.clone(),
-                what: "an extent of zero",
-                actual: 0,
-                limit: 1,
-            });
-        }
-    }
+    let limit = |what, actual, limit| within(kernel, what, actual, limit);
+    validate_extents(kernel, grid, block)?;
     let threads = block.iter().map(|&n| u64::from(n)).product::<u64>();
     let most = kernel.max_threads.map_or(BLOCK_THREADS_MAX, |t| {
         t.iter().product::<u32>().min(BLOCK_THREADS_MAX)
@@ -156,6 +126,36 @@ pub fn validate(
         });
     }
     Ok(())
+}
+
+/// Checks that no extent is zero or larger than sm_80 allows.
+fn validate_extents(kernel: &Kernel, grid: [u32; 3], block: [u32; 3]) -> Result<(), Error> {
+    let maxima = GRID_EXTENT_MAX.into_iter().zip(BLOCK_EXTENT_MAX);
+    for ((grid, block), (grid_max, block_max)) in grid.into_iter().zip(block).zip(maxima) {
+        within(kernel, "grid extent", grid.into(), grid_max.into())?;
+        within(kernel, "block extent", block.into(), block_max.into())?;
+        if grid == 0 || block == 0 {
+            return Err(Error::LaunchLimit {
+                kernel: kernel.name.clone(),
+                what: "an extent of zero",
+                actual: 0,
+                limit: 1,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn within(kernel: &Kernel, what: &'static str, actual: u64, limit: u64) -> Result<(), Error> {
+    match actual <= limit {
+        true => Ok(()),
+        false => Err(Error::LaunchLimit {
+            kernel: kernel.name.clone(),
+            what,
+            actual,
+            limit,
+        }),
+    }
 }
 
 impl Launch<'_> {
@@ -270,39 +270,20 @@ impl Launch<'_> {
             self.dynamic_shared_bytes,
             self.params.len(),
         )?;
-        let mut params = vec![0u128; (kernel.param_bytes as usize).div_ceil(16)];
-        for (to, from) in params
-            .iter_mut()
-            .zip(self.params[..kernel.param_bytes as usize].chunks(16))
-        {
-            let mut bytes = [0; 16];
-            bytes[..from.len()].copy_from_slice(from);
-            *to = u128::from_le_bytes(bytes);
-        }
-        let shared_bytes = if self.dynamic_shared_bytes > 0 {
-            kernel.dynamic_shared_offset + self.dynamic_shared_bytes
-        } else {
-            kernel.shared_bytes
+        let params = aligned(&self.params[..kernel.param_bytes as usize]);
+        let shared_bytes = match self.dynamic_shared_bytes {
+            0 => kernel.shared_bytes,
+            dynamic => kernel.dynamic_shared_offset + dynamic,
         };
-        let blocks = self.grid.iter().map(|&n| u64::from(n)).product::<u64>();
-        if self.cooperative && blocks > COOPERATIVE_BLOCKS_MAX {
-            let kernel = kernel.name.clone();
-            return Err(Error::LaunchLimit {
-                kernel,
-                what: "blocks of a cooperative launch",
-                actual: blocks,
-                limit: COOPERATIVE_BLOCKS_MAX,
-            }
-            .into());
-        }
+        let blocks = self.blocks(kernel)?;
         let workers = match checker {
             Some(_) => 1,
             None => (self.workers.max(1) as u64).min(blocks) as usize,
         };
-        let memory = self.module.memory();
         let watch = checker.map(|checker| {
             let code = (self.module.program(), self.module.sources());
-            Watching::new(checker, &kernel.name, code, memory, [self.grid, self.block])
+            let extents = [self.grid, self.block];
+            Watching::new(checker, &kernel.name, code, self.module.memory(), extents)
         });
         let (consts32, consts64) = self.module.constants();
         let env = Env {
@@ -346,23 +327,32 @@ impl Launch<'_> {
             instructions: AtomicU64::new(0),
             instructions_max,
         };
-        std::thread::scope(|scope| {
-            let help = || {
-                for worker in 1..workers {
-                    let grid = &grid;
-                    scope.spawn(move || grid.work(worker as u32, None));
-                }
-            };
-            grid.work(0, Some(&help));
-        });
-        match grid.fault.into_inner() {
-            Some((_, fault)) => Err(LaunchError::Fault(*fault)),
-            None => Ok(Stats {
-                blocks,
-                warp_instructions: grid.instructions.into_inner(),
-            }),
-        }
+        grid.run(workers)
     }
+
+    /// Returns the number of blocks; an error if they should run together and cannot.
+    fn blocks(&self, kernel: &Kernel) -> Result<u64, Error> {
+        let blocks = self.grid.iter().map(|&n| u64::from(n)).product::<u64>();
+        if self.cooperative && blocks > COOPERATIVE_BLOCKS_MAX {
+            return Err(Error::LaunchLimit {
+                kernel: kernel.name.clone(),
+                what: "blocks of a cooperative launch",
+                actual: blocks,
+                limit: COOPERATIVE_BLOCKS_MAX,
+            });
+        }
+        Ok(blocks)
+    }
+}
+
+/// Copies parameters to memory that is aligned for the longest access.
+fn aligned(params: &[u8]) -> Vec<u128> {
+    let whole = |from: &[u8]| {
+        let mut bytes = [0; 16];
+        bytes[..from.len()].copy_from_slice(from);
+        u128::from_le_bytes(bytes)
+    };
+    params.chunks(16).map(whole).collect()
 }
 
 /// The blocks of a launch, as workers take them.
@@ -383,6 +373,26 @@ struct Grid<'g> {
 }
 
 impl Grid<'_> {
+    /// Runs all blocks on this thread and `workers - 1` others.
+    fn run(self, workers: usize) -> Result<Stats, LaunchError> {
+        std::thread::scope(|scope| {
+            let help = || {
+                for worker in 1..workers {
+                    let grid = &self;
+                    scope.spawn(move || grid.work(worker as u32, None));
+                }
+            };
+            self.work(0, Some(&help));
+        });
+        match self.fault.into_inner() {
+            Some((_, fault)) => Err(LaunchError::Fault(*fault)),
+            None => Ok(Stats {
+                blocks: self.blocks,
+                warp_instructions: self.instructions.into_inner(),
+            }),
+        }
+    }
+
     /// Runs blocks until none are left. `help` starts the other workers once there is enough work
     /// for them.
     fn work(&self, worker: u32, mut help: Option<&dyn Fn()>) {

@@ -149,19 +149,20 @@ impl<'a> Lowering<'_, '_, 'a> {
         let index = self.context.program.calls.len() as u32;
         self.context.program.calls.push(call);
         self.emit(Op::Call { call: index })?;
-        for (slot, ty, d) in results {
-            let mem = Mem {
-                space: MemSpace::Frame,
-                base: Base::None,
-                offset: slot.offset.into(),
-            };
-            self.emit(Op::Ld {
-                width: self.whole_width(ty)?,
-                mem,
-                d,
-            })?;
-        }
-        Ok(())
+        results
+            .into_iter()
+            .try_for_each(|(slot, ty, d)| self.load_result(slot, ty, d))
+    }
+
+    /// Loads a result of a call from the frame into a register.
+    fn load_result(&mut self, slot: ParamSlot, ty: Type, d: Row) -> Result<(), Error> {
+        let mem = Mem {
+            space: MemSpace::Frame,
+            base: Base::None,
+            offset: slot.offset.into(),
+        };
+        let width = self.whole_width(ty)?;
+        self.emit(Op::Ld { width, mem, d })
     }
 
     fn direct(&mut self, index: u32) -> Result<(Callee, Vec<u32>, Vec<u32>), Error> {

@@ -257,7 +257,7 @@ pub(crate) fn atomic_bytes(op: AtomOp, wide: bool) -> u32 {
     }
 }
 
-/// Jumps, calls, and instructions that several lanes execute together.
+/// Jumps, calls and barriers.
 fn control(op: &mut Op, see: &mut impl FnMut(Operand<'_>)) {
     match op {
         Op::Bra { target } => see(Target(target)),
@@ -292,6 +292,13 @@ fn control(op: &mut Op, see: &mut impl FnMut(Operand<'_>)) {
                 BarKind::RedAnd | BarKind::RedOr => rows(see, [(MayWritePred, d)]),
             }
         }
+        op => together(op, see),
+    }
+}
+
+/// Instructions that several lanes execute together, and those with an entry in a table.
+fn together(op: &mut Op, see: &mut impl FnMut(Operand<'_>)) {
+    match op {
         Op::WarpSync { mask } => rows(see, [(Read32, mask)]),
         Op::Shfl { d, p, a, list, .. } => {
             rows(see, [(MayWrite32, d), (Read32, a)]);

@@ -135,7 +135,7 @@ fn start() -> Started {
     let Some(handle) = inside(open) else {
         return Started::None;
     };
-    // SAFETY: the handle is of an open CUPTI, whose functions have the types that `begin` gives them.
+    // SAFETY: the handle is of an open CUPTI; `begin` gives its functions their types.
     match inside(|| unsafe { begin(handle) }) {
         Ok(()) => {
             IS_ON.store(true, Ordering::Release);
