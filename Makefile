@@ -7,6 +7,7 @@
 # make paper-remoting   the measurements of a paper on remote GPUs, on this machine's GPU; and -plots, docs/remoting.md from them
 # make paper-requirements   what outboard require predicts against emulated networks, on this machine's GPU; and -page
 # make coverage   docs/coverage.md, the state of every driver call
+# make samples    crates/generate/samples, samples of generated code
 # make ptx-table  docs/ptx-instructions.md, the state of every instruction form
 # make install    the command, the libraries, the manual page and the completions, below PREFIX
 
@@ -36,7 +37,7 @@ SUITES_RESULTS ?= docs/results/gpu-suites.json
 PARTS ?=
 CASES ?=
 
-.PHONY: demo check test lint unit smoke loom fuzz programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page build examples coverage ptx-table install clean
+.PHONY: demo check test lint unit smoke loom fuzz programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page build examples coverage samples ptx-table install clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -141,6 +142,9 @@ paper-requirements-page: build
 # What becomes of every driver call, from the declarations that the code is generated from.
 coverage:
 	$(CARGO) run --quiet -p outboard-api --example coverage > docs/coverage.md
+
+samples:
+	$(CARGO) run --quiet -p outboard-generate --example samples
 
 # What becomes of every form of every instruction: by loading it, running it, and comparing with what a GPU made of it.
 ptx-table:

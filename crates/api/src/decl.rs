@@ -110,6 +110,18 @@ pub enum Type {
     Handle(Handle),
 }
 
+impl Type {
+    /// Returns its bytes in every message: for a byte field those of its length.
+    pub fn fixed_bytes(self) -> usize {
+        match self {
+            Type::U8 => 1,
+            Type::U16 => 2,
+            Type::U32 | Type::I32 | Type::F32 | Type::Bytes => 4,
+            Type::U64 | Type::Handle(_) => 8,
+        }
+    }
+}
+
 macro_rules! handles {
     ($($variant:ident $name:literal $ctype:literal),* $(,)?) => {
         /// The kinds of object that a session names by handles.

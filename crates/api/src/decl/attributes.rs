@@ -42,7 +42,7 @@ pub enum Ends {
     Context,
 }
 
-/// What a call does with one node of a graph.
+/// The use that a call makes of one node of a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NodeVerb {
     /// Adds the node to a graph. The parameters begin with output, graph, dependencies and count.
