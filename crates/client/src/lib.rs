@@ -9,7 +9,7 @@
 //!  process.rs     the begin of the session, forks, the end of the process
 //!  emulate.rs     a change of the emulated network
 //!    │
-//!  state/         the client's own knowledge: contexts, streams, libraries, memory
+//!  state/         the client's own knowledge: contexts, streams, libraries, memory; and the server
 //!    │
 //!  session.rs     one ordered stream of messages; waiting; deferred errors
 //!    │
@@ -47,6 +47,8 @@ mod observe;
 mod process;
 mod session;
 mod state;
+#[cfg(test)]
+mod tests;
 mod thread;
 
 /// Marks this library as Outboard's, so that a server never takes it for a real driver.

@@ -3,10 +3,7 @@
 use std::{
     env::VarError,
     path::Path,
-    sync::{
-        OnceLock,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
@@ -16,12 +13,10 @@ use outboard_api::{
 };
 use outboard_link::{Endpoint, dial, emulated};
 use outboard_wire::handshake::{ClientHello, Purpose, RELEASE};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 
 use super::{
-    Captures, Contexts, DRIVER, DeviceMemory, DeviceOrder, Driver, Exposed, GraphMemory, Graphs,
-    Handles, HostMemory, HostWrites, Libraries, Mirrors, Objects, Pools, Progress, Staging,
-    StandIns, Streams, SyncMemops, UserObjects,
+    DRIVER, DeviceOrder, Driver, Server,
     arrivals::Arrivals,
     driver,
     visible::{ORDER_VARIABLE, VISIBLE_VARIABLE},
@@ -30,7 +25,6 @@ use super::{
 use crate::{
     log,
     observe::{optimise as levels, record, times},
-    session::Session,
 };
 
 /// Time limit for a server to set up a session: it loads the driver and creates contexts.
@@ -96,47 +90,11 @@ fn open() -> Result<Driver, CUresult> {
     })?;
     let (visible, order) = (setting(VISIBLE_VARIABLE), setting(ORDER_VARIABLE));
     let devices = DeviceOrder::apply(&mut welcome, visible.as_deref(), order.as_deref())?;
-    let memory = DeviceMemory::reserve(&welcome).map_err(|why| fail(format!("{url}: {why}")))?;
-    // The session is never freed: threads of the library use it until the process ends.
     levels::choose(level);
     times::choose();
-    let session: &'static Session = Box::leak(Box::new(Session::new(
-        link,
-        vec![socket],
-        Box::new(Arrivals),
-    )));
-    session.watch_batches();
-    session.start_sender();
-    Ok(Driver {
-        session,
-        contexts: Contexts::new(&welcome.devices),
-        memory: Mutex::new(memory),
-        exposed: Exposed::default(),
-        host: RwLock::new(HostMemory::default()),
-        variables: Mutex::default(),
-        host_writes: HostWrites::default(),
-        mirrors: Mirrors::default(),
-        stand_ins: StandIns::default(),
-        streams: Streams::default(),
-        captures: Captures::default(),
-        graphs: Graphs::default(),
-        graph_memory: GraphMemory::default(),
-        user_objects: UserObjects::default(),
-        libraries: Libraries::default(),
-        handles: Handles::default(),
-        objects: Objects::default(),
-        sync_memops: SyncMemops::default(),
-        pools: Pools::default(),
-        virtual_memory: Mutex::default(),
-        tensor_maps: Mutex::default(),
-        links: Mutex::default(),
-        prepared_launches: Mutex::default(),
-        board: OnceLock::new(),
-        staging: Staging::default(),
-        progress: Progress::default(),
-        welcome,
-        devices,
-    })
+    let server = Server::new(link, vec![socket], welcome, devices, Box::new(Arrivals));
+    let server = server.map_err(|why| fail(format!("{url}: {why}")))?;
+    Ok(Driver::new(server))
 }
 
 /// Makes the round trips that the current call owes.

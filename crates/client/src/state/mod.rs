@@ -26,6 +26,7 @@ mod objects;
 mod pools;
 mod prepared;
 mod registered;
+mod server;
 mod slots;
 mod staging;
 mod stand_ins;
@@ -36,21 +37,14 @@ mod user_objects;
 mod virtual_memory;
 mod visible;
 
-use std::sync::OnceLock;
+use std::{ops::Deref, sync::OnceLock};
 
 use outboard_api::{
     CUresult,
     cuda::{CUcontext, CUdevice, CUdeviceptr},
 };
-use outboard_wire::{Op, doc::DeviceCard, handshake::ServerWelcome};
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
-
-use crate::{
-    observe::stats,
-    session::{Board, Session},
-    thread,
-};
 
 pub(crate) use self::{
     advice::{Advice, Advices, Processor},
@@ -73,6 +67,7 @@ pub(crate) use self::{
     objects::{ObjectRecord, Objects},
     pools::{Owner, POOL_ID_BYTES, Pool, PoolId, PoolTable, PoolValue, Pools, Scope},
     prepared::Prepared,
+    server::Server,
     staging::{SEGMENT_BYTES, Staging},
     stand_ins::{Pageable, StandIns},
     streams::{Event, Progress, Stream, StreamRef, Streams},
@@ -85,12 +80,8 @@ pub(crate) use self::{
 
 /// The state of the process, from `cuInit` to its end.
 pub(crate) struct Driver {
-    pub(crate) session: &'static Session,
-    /// Has only the visible devices.
-    pub(crate) welcome: ServerWelcome,
-    pub(crate) devices: DeviceOrder,
+    server: Server,
     pub(crate) contexts: Contexts,
-    pub(crate) memory: Mutex<DeviceMemory>,
     /// Locked after `memory`.
     pub(crate) exposed: Exposed,
     pub(crate) host: RwLock<HostMemory>,
@@ -114,11 +105,6 @@ pub(crate) struct Driver {
     pub(crate) links: Mutex<FxHashMap<u64, Linker>>,
     /// By the kernel's number in messages.
     pub(crate) prepared_launches: Mutex<FxHashMap<u64, Prepared>>,
-    /// The words in which the GPU reports the ends of waits; opened at the first wait.
-    board: OnceLock<Option<&'static Board>>,
-    pub(crate) staging: Staging,
-    /// Progress of all work sent, to any stream.
-    pub(crate) progress: Progress,
 }
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();
@@ -126,118 +112,67 @@ static DRIVER: OnceLock<Driver> = OnceLock::new();
 /// Returns the driver, once `cuInit` has succeeded.
 #[inline]
 pub(crate) fn driver() -> Result<&'static Driver, CUresult> {
+    #[cfg(test)]
+    if let Some(driver) = OF_TEST.get() {
+        return Ok(driver);
+    }
     DRIVER.get().ok_or(CUresult::CUDA_ERROR_NOT_INITIALIZED)
 }
 
+#[cfg(test)]
+thread_local! {
+    /// The driver of a test: each has its own, on its thread.
+    static OF_TEST: std::cell::Cell<Option<&'static Driver>> = const { std::cell::Cell::new(None) };
+}
+
+/// Makes a driver the calling thread's, in place of the process's.
+#[cfg(test)]
+pub(crate) fn set_driver_of_thread(driver: &'static Driver) {
+    OF_TEST.set(Some(driver));
+}
+
+/// A driver has one server so far: code that names no other uses this one.
+impl Deref for Driver {
+    type Target = Server;
+
+    #[inline(always)]
+    fn deref(&self) -> &Server {
+        &self.server
+    }
+}
+
 impl Driver {
-    pub(crate) fn cards(&self) -> &[DeviceCard] {
-        &self.welcome.devices
-    }
-
-    pub(crate) fn card(&self, device: CUdevice) -> Result<&DeviceCard, CUresult> {
-        let index = usize::try_from(device).map_err(|_| CUresult::CUDA_ERROR_INVALID_DEVICE)?;
-        self.welcome
-            .devices
-            .get(index)
-            .ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
-    }
-
-    /// Returns an attribute of a device from its card; 0 if the driver refused the query.
-    pub(crate) fn attribute(&self, device: CUdevice, attribute: u32) -> i32 {
-        let value = self
-            .card(device)
-            .ok()
-            .and_then(|c| c.attributes.get(attribute as usize).copied().flatten());
-        value.unwrap_or(0)
+    /// Creates the state of a process that has made nothing on its server yet.
+    pub(crate) fn new(server: Server) -> Driver {
+        Driver {
+            contexts: Contexts::new(server.cards()),
+            server,
+            exposed: Exposed::default(),
+            host: RwLock::new(HostMemory::default()),
+            variables: Mutex::default(),
+            host_writes: HostWrites::default(),
+            mirrors: Mirrors::default(),
+            stand_ins: StandIns::default(),
+            streams: Streams::default(),
+            captures: Captures::default(),
+            graphs: Graphs::default(),
+            graph_memory: GraphMemory::default(),
+            user_objects: UserObjects::default(),
+            libraries: Libraries::default(),
+            handles: Handles::default(),
+            objects: Objects::default(),
+            sync_memops: SyncMemops::default(),
+            pools: Pools::default(),
+            virtual_memory: Mutex::default(),
+            tensor_maps: Mutex::default(),
+            links: Mutex::default(),
+            prepared_launches: Mutex::default(),
+        }
     }
 
     pub(crate) fn primary_context(&self, device: CUdevice) -> Result<CUcontext, CUresult> {
         self.card(device)?;
         self.contexts.primary(device).map(|c| c.handle)
-    }
-
-    /// Sends a message under the current context, if there is one.
-    #[inline(always)]
-    pub(crate) fn submit<'a, M: Op<'a>>(&self, message: &M) -> Result<(), CUresult> {
-        self.submit_from(&thread::here(), message)
-    }
-
-    /// Sends a message for a caller that has already looked up its thread's own state.
-    #[inline(always)]
-    pub(crate) fn submit_from<'a, M: Op<'a>>(
-        &self,
-        thread: &thread::Local,
-        message: &M,
-    ) -> Result<(), CUresult> {
-        self.session.check()?;
-        thread.has_sent();
-        let context = thread.context.get().map_or(0, |c| c.handle.0 as u64);
-        self.submit_now(context, message)
-    }
-
-    pub(crate) fn submit_in<'a, M: Op<'a>>(
-        &self,
-        context: u64,
-        message: &M,
-    ) -> Result<(), CUresult> {
-        self.session.check()?;
-        stats::sent();
-        self.submit_now(context, message)
-    }
-
-    /// Sends a message that is no work for the GPU.
-    pub(crate) fn submit_quietly<'a, M: Op<'a>>(
-        &self,
-        context: u64,
-        message: &M,
-    ) -> Result<(), CUresult> {
-        self.session.check()?;
-        stats::sent();
-        self.session.submit(context, message)?;
-        self.progress.submit_quietly();
-        Ok(())
-    }
-
-    #[inline(always)]
-    fn submit_now<'a, M: Op<'a>>(&self, context: u64, message: &M) -> Result<(), CUresult> {
-        self.session.submit(context, message)?;
-        // Counted after sending: a mark taken before does not cover the message.
-        self.progress.submit();
-        Ok(())
-    }
-
-    /// Sends work to a stream.
-    #[inline(always)]
-    pub(crate) fn submit_to<'a, M: Op<'a>>(
-        &self,
-        stream: &StreamRef,
-        message: &M,
-    ) -> Result<(), CUresult> {
-        self.submit(message)?;
-        stream.progress().submit();
-        Ok(())
-    }
-
-    /// Sends work to a stream under a given context, for threads that have none.
-    pub(crate) fn submit_to_in<'a, M: Op<'a>>(
-        &self,
-        context: u64,
-        stream: &StreamRef,
-        message: &M,
-    ) -> Result<(), CUresult> {
-        self.submit_in(context, message)?;
-        stream.progress().submit();
-        Ok(())
-    }
-
-    /// Sends a request under the current context and waits for its reply. Errors of earlier calls
-    /// are left for a call that waits for the GPU.
-    pub(crate) fn call<'a, M: Op<'a>, R>(
-        &self,
-        message: &M,
-        read: impl FnOnce(M::Reply<'_>) -> R,
-    ) -> Result<R, CUresult> {
-        self.session.call(wire_context(), message, read)
     }
 
     /// Checks an address for a memset or a stream operation: memory that this process allocated.

@@ -1,0 +1,161 @@
+//! One server, as this process uses it.
+
+use std::{os::fd::RawFd, sync::OnceLock};
+
+use outboard_api::{CUresult, cuda::CUdevice};
+use outboard_link::Link;
+use outboard_wire::{Op, doc::DeviceCard, handshake::ServerWelcome};
+use parking_lot::Mutex;
+
+use super::{DeviceMemory, DeviceOrder, Progress, Staging, StreamRef, wire_context};
+use crate::{
+    observe::stats,
+    session::{Board, Handler, Session},
+    thread,
+};
+
+pub(crate) struct Server {
+    pub(crate) session: &'static Session,
+    /// Has only the visible devices.
+    pub(crate) welcome: ServerWelcome,
+    pub(crate) devices: DeviceOrder,
+    /// The window of addresses, and what is allocated in it.
+    pub(crate) memory: Mutex<DeviceMemory>,
+    /// The words in which the GPU reports the ends of waits; opened at the first wait.
+    pub(super) board: OnceLock<Option<&'static Board>>,
+    pub(crate) staging: Staging,
+    /// Progress of all work sent, to any stream.
+    pub(crate) progress: Progress,
+}
+
+impl Server {
+    /// Begins a session over a link. `fds` are the link's descriptors; `handler` gets what the
+    /// server sends without a request. Fails with a reason if the window is taken in this process.
+    pub(crate) fn new(
+        link: Link,
+        fds: Vec<RawFd>,
+        welcome: ServerWelcome,
+        devices: DeviceOrder,
+        handler: Box<dyn Handler>,
+    ) -> Result<Server, String> {
+        let memory = DeviceMemory::reserve(&welcome)?;
+        // The session is never freed: threads of the library use it until the process ends.
+        let session: &'static Session = Box::leak(Box::new(Session::new(link, fds, handler)));
+        session.watch_batches();
+        session.start_sender();
+        Ok(Server {
+            session,
+            welcome,
+            devices,
+            memory: Mutex::new(memory),
+            board: OnceLock::new(),
+            staging: Staging::default(),
+            progress: Progress::default(),
+        })
+    }
+
+    pub(crate) fn cards(&self) -> &[DeviceCard] {
+        &self.welcome.devices
+    }
+
+    pub(crate) fn card(&self, device: CUdevice) -> Result<&DeviceCard, CUresult> {
+        let index = usize::try_from(device).map_err(|_| CUresult::CUDA_ERROR_INVALID_DEVICE)?;
+        self.welcome
+            .devices
+            .get(index)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
+    }
+
+    /// Returns an attribute of a device from its card; 0 if the driver refused the query.
+    pub(crate) fn attribute(&self, device: CUdevice, attribute: u32) -> i32 {
+        let value = self
+            .card(device)
+            .ok()
+            .and_then(|c| c.attributes.get(attribute as usize).copied().flatten());
+        value.unwrap_or(0)
+    }
+
+    /// Sends a message under the current context, if there is one.
+    #[inline(always)]
+    pub(crate) fn submit<'a, M: Op<'a>>(&self, message: &M) -> Result<(), CUresult> {
+        self.submit_from(&thread::here(), message)
+    }
+
+    /// Sends a message for a caller that has already looked up its thread's own state.
+    #[inline(always)]
+    pub(crate) fn submit_from<'a, M: Op<'a>>(
+        &self,
+        thread: &thread::Local,
+        message: &M,
+    ) -> Result<(), CUresult> {
+        self.session.check()?;
+        thread.has_sent();
+        let context = thread.context.get().map_or(0, |c| c.handle.0 as u64);
+        self.submit_now(context, message)
+    }
+
+    pub(crate) fn submit_in<'a, M: Op<'a>>(
+        &self,
+        context: u64,
+        message: &M,
+    ) -> Result<(), CUresult> {
+        self.session.check()?;
+        stats::sent();
+        self.submit_now(context, message)
+    }
+
+    /// Sends a message that is no work for the GPU.
+    pub(crate) fn submit_quietly<'a, M: Op<'a>>(
+        &self,
+        context: u64,
+        message: &M,
+    ) -> Result<(), CUresult> {
+        self.session.check()?;
+        stats::sent();
+        self.session.submit(context, message)?;
+        self.progress.submit_quietly();
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn submit_now<'a, M: Op<'a>>(&self, context: u64, message: &M) -> Result<(), CUresult> {
+        self.session.submit(context, message)?;
+        // Counted after sending: a mark taken before does not cover the message.
+        self.progress.submit();
+        Ok(())
+    }
+
+    /// Sends work to a stream.
+    #[inline(always)]
+    pub(crate) fn submit_to<'a, M: Op<'a>>(
+        &self,
+        stream: &StreamRef,
+        message: &M,
+    ) -> Result<(), CUresult> {
+        self.submit(message)?;
+        stream.progress().submit();
+        Ok(())
+    }
+
+    /// Sends work to a stream under a given context, for threads that have none.
+    pub(crate) fn submit_to_in<'a, M: Op<'a>>(
+        &self,
+        context: u64,
+        stream: &StreamRef,
+        message: &M,
+    ) -> Result<(), CUresult> {
+        self.submit_in(context, message)?;
+        stream.progress().submit();
+        Ok(())
+    }
+
+    /// Sends a request under the current context and waits for its reply. Errors of earlier calls
+    /// are left for a call that waits for the GPU.
+    pub(crate) fn call<'a, M: Op<'a>, R>(
+        &self,
+        message: &M,
+        read: impl FnOnce(M::Reply<'_>) -> R,
+    ) -> Result<R, CUresult> {
+        self.session.call(wire_context(), message, read)
+    }
+}

@@ -1,0 +1,154 @@
+//! Copies: the bytes and the moment at which a call returns.
+
+use std::ptr;
+
+use super::*;
+
+/// A reply whose only field is data.
+fn data(bytes: &[u8]) -> Answer {
+    let mut body = (bytes.len() as u32).to_le_bytes().to_vec();
+    body.extend(bytes);
+    Answer::Reply(body)
+}
+
+#[test]
+fn a_copy_to_the_device_carries_its_bytes_and_does_not_wait() {
+    over_each_link(|kind| {
+        let client = Client::start(kind, |_, _| Answer::Usual);
+        let address = allocate(MIB).expect("memory");
+        let mut bytes = [7u8; 100];
+        // SAFETY: a local buffer of 100 bytes.
+        let copied = unsafe { cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len()) };
+        assert_eq!(copied, SUCCESS);
+        // The program may change its memory at once.
+        bytes.fill(8);
+        let seen = client.seen();
+        let copies: Vec<&String> = seen.iter().filter(|m| is_named(m, "CopyIn")).collect();
+        assert_eq!(copies.len(), 1);
+        assert!(
+            copies[0].contains(&format!("dst: {address}")),
+            "{}",
+            copies[0]
+        );
+        assert!(
+            copies[0].contains(&format!("{:?}", [7u8; 100])),
+            "{}",
+            copies[0]
+        );
+        assert!(!seen.iter().any(|m| m.starts_with("Fence")));
+    });
+}
+
+#[test]
+fn a_copy_from_the_device_returns_the_replys_bytes() {
+    const LEN: usize = 3 * MIB;
+    let client = Client::start(Kind::Tcp, |request, _| match request {
+        Request::CopyOut(copy) => {
+            let bytes: Vec<u8> = (0..copy.len)
+                .map(|i| ((copy.src + i) % 251) as u8)
+                .collect();
+            data(&bytes)
+        }
+        _ => Answer::Usual,
+    });
+    let address = allocate(LEN).expect("memory");
+    let mut out = vec![0u8; LEN + 1];
+    // SAFETY: a buffer that is long enough.
+    let copied = unsafe { cuMemcpyDtoH_v2(out.as_mut_ptr().cast(), address, LEN) };
+    assert_eq!(copied, SUCCESS);
+    let is_right = |(i, byte): (usize, &u8)| *byte == ((address + i as u64) % 251) as u8;
+    assert!(out[..LEN].iter().enumerate().all(is_right));
+    assert_eq!(out[LEN], 0);
+    assert!(client.count("CopyOut") > 0);
+}
+
+#[test]
+fn a_reply_of_another_length_is_an_error() {
+    let _client = Client::start(Kind::Tcp, |request, _| match request {
+        Request::CopyOut(copy) => data(&vec![1; copy.len as usize - 1]),
+        _ => Answer::Usual,
+    });
+    let address = allocate(MIB).expect("memory");
+    let mut out = vec![0u8; 1000];
+    // SAFETY: a buffer that is long enough.
+    let copied = unsafe { cuMemcpyDtoH_v2(out.as_mut_ptr().cast(), address, out.len()) };
+    assert_eq!(copied, CUresult::CUDA_ERROR_UNKNOWN);
+    assert!(out.iter().all(|byte| *byte == 0));
+}
+
+/// A server that maps the client's memory, as it is in one process, and a GPU that does its work
+/// at once: copies between staging and a device of one value, and words of the board.
+fn with_board() -> impl FnMut(&Request<'_>, &mut Notes<'_>) -> Answer + Send + 'static {
+    let mut board = 0;
+    move |request, _| match request {
+        Request::BoardOpen(open) => {
+            board = open.va;
+            Answer::Reply(vec![1])
+        }
+        Request::Copy(copy) => {
+            if copy.dst < 0x5000_0000_0000 {
+                // SAFETY: staging memory, which the client leaves alone until the fence after it.
+                unsafe { ptr::write_bytes(copy.dst as *mut u8, 0x5a, copy.len as usize) };
+            }
+            Answer::Nothing
+        }
+        Request::FenceStream(fence) if fence.slot > 0 => {
+            let word = (board + u64::from(fence.slot) * 8) as *mut u64;
+            // SAFETY: a word of the board, which the client reads as an atomic.
+            unsafe { std::sync::atomic::AtomicU64::from_ptr(word) }
+                .store(fence.value, Ordering::Release);
+            Answer::Usual
+        }
+        _ => Answer::Usual,
+    }
+}
+
+#[test]
+fn long_copies_over_shm_go_through_staging() {
+    const LEN: usize = 5 * MIB + 3;
+    let client = Client::start(Kind::Shm, with_board());
+    let address = allocate(2 * LEN).expect("memory");
+    let mut out = vec![0u8; LEN + 1];
+    // SAFETY: a buffer that is long enough.
+    let copied = unsafe { cuMemcpyDtoH_v2(out.as_mut_ptr().cast(), address, LEN) };
+    assert_eq!(copied, SUCCESS);
+    assert!(out[..LEN].iter().all(|byte| *byte == 0x5a));
+    assert_eq!(out[LEN], 0);
+    let pieces = client.count("Copy");
+    assert_eq!(pieces, LEN.div_ceil(MIB));
+    assert_eq!(client.count("CopyOut"), 0);
+    // SAFETY: as above.
+    let copied = unsafe { cuMemcpyHtoD_v2(address, out.as_ptr().cast(), LEN) };
+    assert_eq!(copied, SUCCESS);
+    assert_eq!(client.count("Copy"), 2 * pieces);
+    assert_eq!(client.count("CopyIn"), 0);
+}
+
+#[test]
+fn each_fence_over_shm_names_a_value_of_its_own() {
+    let client = Client::start(Kind::Shm, with_board());
+    let function = load();
+    for _ in 0..100 {
+        assert_eq!(launch(function, [1; 3], [1; 3], CUstream::NULL), SUCCESS);
+        assert_eq!(synchronize(), SUCCESS);
+    }
+    let seen = client.seen();
+    let fences = seen.iter().filter(|m| is_named(m, "FenceStream"));
+    let values: std::collections::BTreeSet<&str> =
+        fences.filter_map(|m| m.split("value: ").nth(1)).collect();
+    assert_eq!(values.len(), 100);
+}
+
+#[test]
+fn fences_over_tcp_name_no_word() {
+    let client = Client::start(Kind::Tcp, with_board());
+    assert_eq!(launch(load(), [1; 3], [1; 3], CUstream::NULL), SUCCESS);
+    assert_eq!(synchronize(), SUCCESS);
+    assert_eq!(client.count("BoardOpen"), 0);
+    let seen = client.seen();
+    let fence = seen.iter().find(|m| is_named(m, "FenceStream"));
+    assert!(
+        fence.is_some_and(|m| m.contains("slot: 0, value: 0")),
+        "{fence:?}"
+    );
+}
