@@ -324,7 +324,11 @@ fn memset_check(call: &Call, element: usize) -> String {
     // Only a call without a stream may have to wait.
     let (context, stream, memory) = match param("hStream") {
         true => ("", format!("Some({})", name("hStream")), "_"),
-        false => ("        driver.contexts.current()?;\n", "None".into(), "memory"),
+        false => (
+            "        driver.contexts.current()?;\n",
+            "None".into(),
+            "memory",
+        ),
     };
     format!(
         "{context}        let Some({memory}) = driver.check_memset({address}, {element}, {pitch} as u64, [{width} as u64, {height} as u64], {stream})? else {{ return Ok(()); }};\n"

@@ -132,6 +132,7 @@ NONE_CURRENT: dict[str, Question] = {
     "function of a module": q("cuModuleGetFunction", c_void_p, "module", b"store"),
     "variable of a module": q("cuModuleGetGlobal_v2", c_uint64, c_size_t, "module", b"word"),
     "attribute of a function": q("cuFuncGetAttribute", c_int, 0, "empty"),
+    "parameter of a kernel": q("cuKernelGetParamInfo", "kernel", 0, c_size_t, c_size_t),
     "attribute of a pointer": q("cuPointerGetAttribute", c_uint64, 2, "memory"),
     "free": lambda state: call("cuMemFree_v2", state.other_memory),
     "capture": captured,

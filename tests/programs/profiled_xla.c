@@ -86,7 +86,7 @@ static void on_exit_of(uint32_t cbid, const struct called *called)
         case 243: what = *(CUdeviceptr *)params[0] ? params[1] : 0; break; /* bytes of an allocation */
         case 216: what = params[2]; break; /* cuMemsetD8Async */
         case 307: what = ((const uint32_t *)params)[2]; break; /* the grid of a launch */
-        case 514: DO(cuptiGetGraphExecId((CUgraphExec)params[0], &exec)); what = exec; break;
+        case 514: DO(cuptiGetGraphId((CUgraph)params[0], &exec)); what = exec; break; /* an executable graph, as XLA passes it */
     }
     DO(cuptiGetDeviceId(called->context, &device));
     printf("exit call %u cbid %u name %s symbol %s what %lu device %u context %u result %d\n", called->correlation, cbid, called->name,

@@ -532,7 +532,9 @@ pub(crate) unsafe extern "C" fn cuptiGetStreamIdEx(
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cuptiGetGraphId(graph: *mut c_void, id: *mut u32) -> Status {
     enter("cuptiGetGraphId", || {
-        let found = driver::number(NUMBER_GRAPH, 0, graph as usize)?;
+        // CUPTI takes an executable graph too, as XLA's profiler passes them.
+        let found = driver::number(NUMBER_GRAPH, 0, graph as usize)
+            .or_else(|_| driver::number(NUMBER_GRAPH_EXEC, 0, graph as usize))?;
         // SAFETY: the program's output.
         unsafe { put(id, found.object as u32) }
     })

@@ -117,6 +117,13 @@ pub struct nvmlMemory_t {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
+pub struct nvmlSystemDriverBranchInfo_t {
+    pub version: u32,
+    pub branch: [c_char; 80],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
 pub struct nvmlMemory_v2_t {
     pub version: u32,
     pub total: u64,
@@ -258,6 +265,7 @@ const _: () = {
     assert!(size_of::<nvmlDevice_t>() == size_of::<*const u8>());
     assert!(size_of::<nvmlMemory_t>() == 24);
     assert!(struct_version::<nvmlMemory_v2_t>(2) == 0x0200_0028);
+    assert!(struct_version::<nvmlSystemDriverBranchInfo_t>(1) == 0x0100_0054);
     assert!(size_of::<nvmlBAR1Memory_t>() == 24);
     assert!(size_of::<nvmlUtilization_t>() == 8);
     assert!(size_of::<nvmlPciInfo_v1_t>() == 32);

@@ -25,6 +25,22 @@ fn what_the_server_says_arrives() {
         assert_eq!(ask(nvmlDeviceGetTotalEnergyConsumption, gpu), Ok(1 << 40));
         assert_eq!(ask(nvmlDeviceGetArchitecture, gpu), Ok(9));
         assert_eq!(text(nvmlDeviceGetName, gpu, 96).unwrap(), "NVIDIA H200");
+        // SAFETY: a record of integers and characters.
+        let mut info: nvmlSystemDriverBranchInfo_t = unsafe { zeroed() };
+        info.version = struct_version::<nvmlSystemDriverBranchInfo_t>(1);
+        for (length, wanted) in [
+            (7, nvmlReturn_t::INSUFFICIENT_SIZE),
+            (80, nvmlReturn_t::SUCCESS),
+        ] {
+            // SAFETY: a record of this version.
+            assert_eq!(
+                unsafe { nvmlSystemGetDriverBranch(&mut info, length) },
+                wanted
+            );
+        }
+        // SAFETY: the text that the call wrote, with its NUL.
+        let branch = unsafe { CStr::from_ptr(info.branch.as_ptr()) };
+        assert_eq!(branch, c"r581_42");
         let memory = ask(nvmlDeviceGetMemoryInfo, gpu).unwrap();
         assert_eq!(
             (memory.total, memory.free, memory.used),

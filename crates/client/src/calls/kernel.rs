@@ -85,6 +85,8 @@ pub(crate) unsafe fn cuKernelGetParamInfo(
     offset: *mut usize,
     size: *mut usize,
 ) -> Done {
+    // Unlike the form for functions, as the driver does.
+    driver()?.contexts.current()?;
     // SAFETY: see the module's contract.
     unsafe { cuFuncGetParamInfo(CUfunction(kernel.0), index, offset, size) }
 }

@@ -317,7 +317,9 @@ impl Driver {
         let thread = thread::here();
         let context = match Contexts::current_of(&thread) {
             Ok(context) => context,
-            Err(error) => return self.launch_without(error, kernel, shape, stream, attributes, params),
+            Err(error) => {
+                return self.launch_without(error, kernel, shape, stream, attributes, params);
+            }
         };
         if let Err(error) = self.check_launch_in(context, kernel, shape) {
             return Err(self.refused(stream, error));

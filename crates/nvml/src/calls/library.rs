@@ -1,7 +1,10 @@
 //! Calls about the library itself and the system.
 
 use super::*;
-use crate::{private, types::nvmlUuid};
+use crate::{
+    private,
+    types::{nvmlSystemDriverBranchInfo_t, nvmlUuid, struct_version},
+};
 
 pub(crate) unsafe fn nvmlInit_v2() -> Result {
     session::init()
@@ -37,6 +40,27 @@ pub(crate) unsafe fn nvmlSystemGetDriverVersion(version: *mut c_char, length: u3
     let snapshot = session::snapshot(Age::Any)?;
     // SAFETY: the caller's buffer.
     unsafe { put_text(version, length as usize, &snapshot.content.driver_version) }
+}
+
+/// Returns the name of the driver's branch. `length` limits the text, as in calls that take a
+/// buffer, though the record has room for 80 bytes.
+pub(crate) unsafe fn nvmlSystemGetDriverBranch(
+    info: *mut nvmlSystemDriverBranchInfo_t,
+    length: u32,
+) -> Result {
+    let snapshot = session::snapshot(Age::Any)?;
+    let version = struct_version::<nvmlSystemDriverBranchInfo_t>(1);
+    // SAFETY: the caller's record, which starts with its version.
+    unsafe { check_version(info.cast(), version)? };
+    let Some(branch) = &snapshot.content.driver_branch else {
+        return Err(nvmlReturn_t::NOT_SUPPORTED);
+    };
+    // SAFETY: the caller's record, of this version.
+    unsafe {
+        let room = &raw mut (*info).branch;
+        let bytes = (length as usize).min(size_of_val(&*room));
+        put_text(room.cast(), bytes, branch)
+    }
 }
 
 pub(crate) unsafe fn nvmlSystemGetNVMLVersion(version: *mut c_char, length: u32) -> Result {

@@ -223,6 +223,7 @@ pub(crate) fn two_devices() -> NvmlSnapshot {
         nvml_version: "13.580.95.05".into(),
         cuda_version: 13000,
         devices: vec![talkative(), taciturn()],
+        driver_branch: Some("r581_42".into()),
     }
 }
 

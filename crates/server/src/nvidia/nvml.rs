@@ -55,6 +55,13 @@ impl PciInfo {
     }
 }
 
+/// `nvmlSystemDriverBranchInfo_v1_t`.
+#[repr(C)]
+struct BranchInfo {
+    version: u32,
+    branch: [c_char; 80],
+}
+
 /// `nvmlMemory_v2_t`.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -174,6 +181,7 @@ pub(super) fn snapshot(
             .unwrap_or_default(),
         cuda_version: nvml.cuda_version().unwrap_or_default(),
         devices,
+        driver_branch: nvml.driver_branch(),
     })
 }
 
@@ -266,6 +274,18 @@ impl Nvml {
         let mut room = [0; STRING_BYTES];
         // SAFETY: `room` has the length said.
         (unsafe { function(room.as_mut_ptr(), STRING_BYTES as u32) } == 0).then(|| text(&room))
+    }
+
+    fn driver_branch(&self) -> Option<String> {
+        type Ask = unsafe extern "C" fn(*mut BranchInfo, u32) -> u32;
+        let function = self.function::<Ask>("nvmlSystemGetDriverBranch")?;
+        let mut info = BranchInfo {
+            version: size_of::<BranchInfo>() as u32 | 1 << 24,
+            branch: [0; 80],
+        };
+        // SAFETY: a record of the version said, and the length of its text.
+        let status = unsafe { function(&mut info, info.branch.len() as u32) };
+        (status == 0).then(|| text(&info.branch))
     }
 
     fn text(&self, device: DeviceHandle, name: &str) -> Option<String> {

@@ -11,6 +11,7 @@ use super::{Soft, card};
 
 /// Driver version, in the form that programs parse.
 const DRIVER_VERSION: &str = "580.0.0";
+const DRIVER_BRANCH: &str = "r580_00";
 
 impl Soft {
     pub(super) fn snapshot(&self) -> NvmlSnapshot {
@@ -21,6 +22,7 @@ impl Soft {
             devices: (0..self.used_bytes.len())
                 .map(|ordinal| self.nvml_device(ordinal))
                 .collect(),
+            driver_branch: Some(DRIVER_BRANCH.into()),
         }
     }
 

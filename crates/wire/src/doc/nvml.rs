@@ -21,6 +21,8 @@ pub struct NvmlSnapshot {
     pub cuda_version: i32,
     /// The session's devices, in the order of its `CUdevice` ordinals.
     pub devices: Vec<NvmlDevice>,
+    /// `nvmlSystemGetDriverBranch`: "r580_00".
+    pub driver_branch: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
