@@ -2,6 +2,9 @@
 //!
 //! [`functions!`] declares a struct of the functions that a caller needs, by their symbols; their
 //! types come from `driver.calls`. Callers open the library and check results themselves.
+//! [`cupti_buffers`] is for those that read the records of the machine's own CUPTI.
+
+pub mod cupti_buffers;
 
 use std::{
     error::Error,

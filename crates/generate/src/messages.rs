@@ -28,6 +28,7 @@ pub fn all(documents: &str) -> Result<TokenStream, Failure> {
         quote!((#name, Answer::#answer),)
     });
     let traits = OpTraits::ALL.iter().map(|fact| predicate(fact, &ops));
+    let skip = skip_to_data(&ops);
     let note_types = notes.iter().enumerate().map(|(at, note)| {
         let name = format_ident!("{}Note", decl::camel_case(&note.name));
         let (life, at) = (lifetime(&note.fields, "'_"), number(at + 1));
@@ -53,6 +54,7 @@ pub fn all(documents: &str) -> Result<TokenStream, Failure> {
         /// Name and answer of every message, by number.
         pub const OPS: &[(&str, Answer)] = &[#(#facts)*];
         #(#traits)*
+        #skip
         #(#note_types)*
         #all_notes
         #[cfg(test)]
@@ -123,6 +125,32 @@ fn predicate(fact: &OpTrait, ops: &[Op]) -> TokenStream {
     quote! {
         #[doc = #doc]
         pub const fn #name(number: u16) -> bool { matches!(number, #(#numbers)|*) }
+    }
+}
+
+/// Returns a function that skips the fields before the data of a message whose data may come on a
+/// data connection.
+fn skip_to_data(ops: &[Op]) -> TokenStream {
+    let having = ops.iter().enumerate();
+    let having = having.filter(|(_, op)| op.traits.takes_data);
+    let arms = having.map(|(at, op)| {
+        let (at, name) = (number(at), &op.name);
+        let (scalars, mut variable) = parts(&op.fields);
+        variable.retain(|field| field.name != "data");
+        let bytes = number(scalars.iter().map(|f| f.ty.fixed_bytes()).sum());
+        let variable = variable.iter().map(|_| quote!(r.bytes(#name).ok()?;));
+        quote!(#at => { r.take::<#bytes>(#name).ok()?; #(#variable)* })
+    });
+    quote! {
+        /// Skips the fields before the data of a message whose data may come on a data connection;
+        /// `None` for all other messages.
+        pub(crate) fn skip_to_data(number: u16, r: &mut Reader<'_>) -> Option<()> {
+            match number {
+                #(#arms)*
+                _ => return None,
+            }
+            Some(())
+        }
     }
 }
 

@@ -20,6 +20,14 @@ fn is_by_value(call: &Call) -> Option<bool> {
     }
 }
 
+/// True if the call gives the GPU work, or records an event.
+fn starts_work(call: &Call) -> bool {
+    let attributes = &call.attributes;
+    attributes.work.is_some()
+        || attributes.records_event
+        || matches!(attributes.touches, Some(Touches::Memset(_)))
+}
+
 /// Returns the function table: `struct Table`, `Table::load`, and a method of `Driver` for each
 /// function.
 pub fn table() -> Result<TokenStream, Failure> {
@@ -36,7 +44,13 @@ pub fn table() -> Result<TokenStream, Failure> {
         fields.push(quote!(#symbol: #ty,));
         methods.push(driver_method(call)?);
     }
+    let calls = decl::driver()?;
+    let starts = calls.iter().filter(|call| starts_work(call));
+    let starts = starts.map(|call| &call.symbol);
     Ok(quote! {
+        /// Functions that give the GPU work, or record an event: those of which a profiler is told.
+        pub(super) const STARTS_WORK: &[&str] = &[#(#starts),*];
+
         /// The driver's functions; `None` where this driver is too old, or too new, to have one.
         #[allow(non_snake_case, clippy::type_complexity)]
         pub(super) struct Table { #(#fields)* }

@@ -1,37 +1,15 @@
-//! Messages on stderr: few, and none can make the program fail.
+//! Messages on stderr.
 
-use std::{fmt::Display, io::Write as _, sync::OnceLock};
+use std::fmt::Display;
 
-/// `OUTBOARD_LOG`: `off`, `warn` (the default), or `debug`, which names every call that fails.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd)]
-enum Level {
-    Off,
-    Warn,
-    Debug,
-}
+use outboard_log::Log;
 
-fn level() -> Level {
-    static LEVEL: OnceLock<Level> = OnceLock::new();
-    *LEVEL.get_or_init(|| match std::env::var("OUTBOARD_LOG").as_deref() {
-        Ok("off") => Level::Off,
-        Ok("debug" | "trace") => Level::Debug,
-        _ => Level::Warn,
-    })
-}
+const LOG: Log = Log::new("outboard: nvml");
 
 pub(crate) fn warn(message: impl Display) {
-    if level() >= Level::Warn {
-        say(message);
-    }
+    LOG.warn(message);
 }
 
 pub(crate) fn debug(message: impl Display) {
-    if level() >= Level::Debug {
-        say(message);
-    }
-}
-
-fn say(message: impl Display) {
-    // stderr may be closed; eprintln! would panic.
-    let _ = writeln!(std::io::stderr(), "outboard: nvml: {message}");
+    LOG.debug(message);
 }

@@ -2,9 +2,9 @@
 //! marks their ends is the link's own affair.
 
 use crate::{
-    codec::{DecodeError, EncodeError, Message as _, Op, Reader, Writer},
+    codec::{DecodeError, EncodeError, Op, Reader, Writer},
     limits::CHUNK_BYTES_MAX,
-    messages::{CopyBoxIn, CopyIn},
+    messages::skip_to_data,
 };
 
 pub const HEADER_BYTES: usize = 16;
@@ -222,17 +222,9 @@ fn encode_head<'a, M: Op<'a>>(
 /// `head`. `None` for all other messages, and if the data does not end with the frame.
 pub fn copied_data_at(head: &[u8], len: usize) -> Option<usize> {
     let mut r = Reader::new(head);
-    match RequestHeader::decode(&mut r).ok()?.op {
-        // dst, stream and sync
-        CopyIn::NUMBER => r.take::<20>(CopyIn::NAME).map(drop).ok()?,
-        // stream, sync and desc
-        CopyBoxIn::NUMBER => {
-            r.take::<12>(CopyBoxIn::NAME).ok()?;
-            r.bytes(CopyBoxIn::NAME).map(drop).ok()?;
-        }
-        _ => return None,
-    }
-    let data_len = u32::from_le_bytes(r.take(CopyIn::NAME).ok()?) as usize;
+    let op = RequestHeader::decode(&mut r).ok()?.op;
+    skip_to_data(op, &mut r)?;
+    let data_len = u32::from_le_bytes(r.take("data").ok()?) as usize;
     let at = head.len() - r.left();
     (at + data_len == len).then_some(at)
 }
@@ -274,7 +266,7 @@ mod tests {
             assert_eq!(context_and_call(alone), (alone, 0));
         }
     }
-    use crate::messages::{HostWrite, Request};
+    use crate::messages::{CopyBoxIn, CopyIn, HostWrite, Request};
 
     fn framed<'a, M: Op<'a>>(message: &M) -> Vec<u8> {
         let mut frame = vec![0; request_len(message)];

@@ -110,6 +110,8 @@ pub struct Attributes {
     pub is_init: bool,
     /// The program waits here for work of the GPU.
     pub is_wait: bool,
+    /// It records its event in a stream.
+    pub records_event: bool,
     /// It finds functions by their names.
     pub finds_functions: bool,
 }
@@ -139,6 +141,7 @@ impl Attributes {
                 "asked-once" => std::mem::replace(&mut all.is_asked_once, true),
                 "init" => std::mem::replace(&mut all.is_init, true),
                 "waits" => std::mem::replace(&mut all.is_wait, true),
+                "records-event" => std::mem::replace(&mut all.records_event, true),
                 "finds-functions" => std::mem::replace(&mut all.finds_functions, true),
                 _ => return Err(format!("attribute '{text}'")),
             };
@@ -193,6 +196,10 @@ impl Attributes {
             (
                 roles.iter().filter(|is| **is).count() > 1,
                 "a call is one of init, waits, ends, work and memset",
+            ),
+            (
+                self.records_event && !call.params.iter().any(|p| p.ctype == "CUevent"),
+                "only a call with an event records it",
             ),
             (
                 self.is_wait && call.class != Class::Synchronous,
@@ -493,6 +500,7 @@ mod tests {
             ("(int a) : outstanding derived; memset 4", "touches"),
             ("(int a) : synchronous; waits; ends module", "one of"),
             ("(int a) : outstanding; waits", "synchronous"),
+            ("(int a) : outstanding; records-event", "with an event"),
             ("(int a) : synchronous; known; asked-once", "asked once"),
             ("(int a) : local; sends ping", "local"),
             ("(int a) : outstanding derived; sends ping", "its own"),

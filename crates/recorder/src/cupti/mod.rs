@@ -21,6 +21,7 @@ use std::{
 };
 
 use outboard_api::cupti_records::{API_ENTER, CONCURRENT_KERNEL, Called, MEMCPY, MEMSET, is_known};
+use outboard_driver::cupti_buffers::{Complete, Next, Request, lend, take_back};
 use outboard_trace::{GpuTimes, GpuWork, Record, Work, live};
 
 use self::records::Done;
@@ -35,7 +36,6 @@ const NAMES: [&str; 2] = ["libcupti.so.13", "libcupti.so.12"];
 /// CUPTI's folders relative to that of a loaded CUDA runtime, in toolkits and Python packages.
 const BESIDE_RUNTIME: [&str; 3] = [".", "../../cuda_cupti/lib", "../extras/CUPTI/lib64"];
 const BUFFER_BYTES: usize = 1 << 20;
-const BUFFER_ALIGN: usize = 8;
 /// `CUPTI_ACTIVITY_FLAG_FLUSH_FORCED`, `CUPTI_CB_DOMAIN_DRIVER_API`.
 const FLUSH_FORCED: u32 = 1;
 const DRIVER_API: u32 = 1;
@@ -43,13 +43,10 @@ const DRIVER_API: u32 = 1;
 const CALLBACKS_MAX: u32 = 4096;
 
 type Callback = unsafe extern "C" fn(*mut c_void, u32, u32, *const Called);
-type Request = unsafe extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
-type Complete = unsafe extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
-
 /// CUPTI's functions.
 struct Cupti {
     flush: unsafe extern "C" fn(u32) -> c_int,
-    next: unsafe extern "C" fn(*mut u8, usize, *mut *const u8) -> c_int,
+    next: Next,
     /// Added to CUPTI's times, modulo 2^64.
     offset_ns: u64,
 }
@@ -135,7 +132,8 @@ fn start() -> Started {
     let Some(handle) = inside(open) else {
         return Started::None;
     };
-    // SAFETY: the handle is of an open CUPTI; `begin` gives its functions their types.
+    // SAFETY: the handle is of an open CUPTI, whose functions have the types that `begin` gives
+    // them.
     match inside(|| unsafe { begin(handle) }) {
         Ok(()) => {
             IS_ON.store(true, Ordering::Release);
@@ -198,14 +196,14 @@ unsafe fn begin(handle: *mut c_void) -> Result<(), String> {
             )?),
             next: std::mem::transmute::<
                 *mut c_void,
-                unsafe extern "C" fn(*mut u8, usize, *mut *const u8) -> c_int,
+                unsafe extern "C" fn(*mut u8, usize, *mut *mut u8) -> c_int,
             >(find(c"cuptiActivityGetNextRecord")?),
             offset_ns: offset_ns(timestamp)?,
         };
         let _ = CUPTI.set(cupti);
         done(
             "cuptiActivityRegisterCallbacks",
-            register(request, complete),
+            register(lend::<BUFFER_BYTES>, complete),
         )?;
         let mut subscriber = ptr::null_mut();
         done(
@@ -309,16 +307,6 @@ extern "C" fn at_exit() {
     }
 }
 
-unsafe extern "C" fn request(buffer: *mut *mut u8, size: *mut usize, records_max: *mut usize) {
-    // SAFETY: memory that `complete` gets back; outputs of CUPTI's.
-    unsafe {
-        let memory = libc::aligned_alloc(BUFFER_ALIGN, BUFFER_BYTES).cast::<u8>();
-        buffer.write(memory);
-        size.write(if memory.is_null() { 0 } else { BUFFER_BYTES });
-        records_max.write(0);
-    }
-}
-
 unsafe extern "C" fn complete(
     _context: *mut c_void,
     _stream: u32,
@@ -326,23 +314,14 @@ unsafe extern "C" fn complete(
     _size: usize,
     valid_bytes: usize,
 ) {
-    if let Some(cupti) = CUPTI.get().filter(|_| valid_bytes > 0 && !buffer.is_null()) {
-        let mut record = ptr::null();
-        let end = buffer as usize + valid_bytes;
-        // SAFETY: a buffer of CUPTI's own records, which it walks itself.
-        while unsafe { (cupti.next)(buffer, valid_bytes, &mut record) } == 0 && !record.is_null() {
-            if (record as usize) < buffer as usize || record as usize >= end {
-                break;
-            }
-            // SAFETY: inside the buffer, checked above.
-            let bytes = unsafe { std::slice::from_raw_parts(record, end - record as usize) };
-            if let Some(done) = records::parse(bytes) {
-                write(&done);
-            }
+    let next = CUPTI.get().map(|cupti| cupti.next);
+    let record = |bytes: &[u8]| {
+        if let Some(done) = records::parse(bytes) {
+            write(&done);
         }
-    }
-    // SAFETY: memory of `request`.
-    unsafe { libc::free(buffer.cast()) };
+    };
+    // SAFETY: a buffer of `lend`, which CUPTI has filled.
+    unsafe { take_back::<BUFFER_BYTES>(next, buffer, valid_bytes, record) };
 }
 
 /// Returns the number of the work's name.

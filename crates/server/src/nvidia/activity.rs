@@ -12,7 +12,7 @@ use std::{
     ffi::{CStr, CString, c_char, c_int, c_void},
     os::unix::ffi::OsStrExt as _,
     path::{Path, PathBuf},
-    ptr, slice,
+    ptr,
     sync::OnceLock,
 };
 
@@ -24,6 +24,7 @@ use outboard_api::{
         MEMCPY2, MEMSET, MemcpyView, MemsetView, PeerView, is_known,
     },
 };
+use outboard_driver::cupti_buffers::{Complete, Next, Request, lend, take_back};
 use outboard_wire::{
     doc::{
         ACTIVITY_COPIES, ACTIVITY_CUPTI, ACTIVITY_EVENTS, ACTIVITY_KERNELS, ACTIVITY_MEMSETS,
@@ -34,7 +35,7 @@ use outboard_wire::{
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use super::Nvidia;
+use super::{Nvidia, table::STARTS_WORK};
 use crate::{
     activity::{ACTIVITIES_PER_ANSWER_MAX, kept_max, now_ns, taken},
     device::{Cx, Failure},
@@ -49,20 +50,11 @@ const IN_TOOLKIT: [&str; 3] = ["targets/x86_64-linux/lib", "extras/CUPTI/lib64",
 const OUR_MARK: &CStr = c"outboard_cupti";
 
 const BUFFER_BYTES: usize = 4 << 20;
-const BUFFER_ALIGN: usize = 8;
 /// Driver calls whose client's call is remembered; the oldest are forgotten.
 const CALLS_MAX: usize = 1 << 21;
 /// `CUPTI_CB_DOMAIN_DRIVER_API`; CUPTI numbers some 850 functions of the driver.
 const DRIVER_API: u32 = 1;
 const FUNCTIONS_MAX: u32 = 4096;
-/// Beginnings of names of driver functions that start work.
-const STARTS_WORK: [&str; 5] = [
-    "cuLaunch",
-    "cuMemcpy",
-    "cuMemset",
-    "cuGraphLaunch",
-    "cuEventRecord",
-];
 const KINDS: [(u32, u32); 5] = [
     (ACTIVITY_KERNELS, CONCURRENT_KERNEL),
     (ACTIVITY_COPIES, MEMCPY),
@@ -72,10 +64,6 @@ const KINDS: [(u32, u32); 5] = [
 ];
 
 type Callback = unsafe extern "C" fn(*mut c_void, u32, u32, *const Called);
-type Request = unsafe extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
-type Next = unsafe extern "C" fn(*mut u8, usize, *mut *mut u8) -> c_int;
-type Complete = unsafe extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
-
 /// CUPTI's functions, as `cupti.h` declares them.
 struct Cupti {
     enable: unsafe extern "C" fn(u32) -> c_int,
@@ -453,7 +441,7 @@ unsafe fn open() -> Result<Cupti, String> {
         )?;
         done(
             "cuptiActivityRegisterCallbacks",
-            register(request, complete),
+            register(lend::<BUFFER_BYTES>, complete),
         )?;
         let mut subscriber = ptr::null_mut();
         done(
@@ -463,14 +451,30 @@ unsafe fn open() -> Result<Cupti, String> {
         cupti.subscriber = subscriber as usize;
         for number in 1..FUNCTIONS_MAX {
             let mut found = ptr::null();
-            if name(DRIVER_API, number, &mut found) == 0 && !found.is_null() {
-                let found = CStr::from_ptr(found).to_bytes();
-                if STARTS_WORK.iter().any(|n| found.starts_with(n.as_bytes())) {
-                    cupti.functions.push(number);
-                }
+            if name(DRIVER_API, number, &mut found) == 0
+                && !found.is_null()
+                && CStr::from_ptr(found).to_str().is_ok_and(starts_work)
+            {
+                cupti.functions.push(number);
             }
         }
         Ok(cupti)
+    }
+}
+
+/// True if a driver function of this name, of any version or form, starts work.
+fn starts_work(name: &str) -> bool {
+    STARTS_WORK.iter().any(|known| stem(known) == stem(name))
+}
+
+/// Returns a function's name without the suffixes of its form and version.
+fn stem(name: &str) -> &str {
+    let forms = ["_ptsz", "_ptds"];
+    let plain = forms.iter().find_map(|form| name.strip_suffix(form));
+    let plain = plain.unwrap_or(name);
+    match plain.rsplit_once("_v") {
+        Some((stem, version)) if version.bytes().all(|b| b.is_ascii_digit()) => stem,
+        _ => plain,
     }
 }
 
@@ -555,16 +559,6 @@ unsafe extern "C" fn called(_: *mut c_void, _: u32, _: u32, called: *const Calle
     kept.calls.push_back((called.correlation, call));
 }
 
-unsafe extern "C" fn request(buffer: *mut *mut u8, bytes: *mut usize, records_max: *mut usize) {
-    // SAFETY: memory that `complete` gets back; outputs of CUPTI's.
-    unsafe {
-        let memory = libc::aligned_alloc(BUFFER_ALIGN, BUFFER_BYTES).cast::<u8>();
-        buffer.write(memory);
-        bytes.write(if memory.is_null() { 0 } else { BUFFER_BYTES });
-        records_max.write(0);
-    }
-}
-
 unsafe extern "C" fn complete(
     _context: *mut c_void,
     _stream: u32,
@@ -572,23 +566,13 @@ unsafe extern "C" fn complete(
     _bytes: usize,
     valid_bytes: usize,
 ) {
-    if let Some(next) = NEXT.get().filter(|_| valid_bytes > 0 && !buffer.is_null()) {
-        let mut record = ptr::null_mut();
-        let end = buffer as usize + valid_bytes;
-        // SAFETY: a buffer of CUPTI's own records, which it walks itself.
-        while unsafe { next(buffer, valid_bytes, &mut record) } == 0 && !record.is_null() {
-            if (record as usize) < buffer as usize || record as usize >= end {
-                break;
-            }
-            // SAFETY: inside the buffer, checked above.
-            let bytes = unsafe { slice::from_raw_parts(record, end - record as usize) };
-            if let Some(done) = parse(bytes) {
-                KEPT.lock().add(done);
-            }
+    let keep = |record: &[u8]| {
+        if let Some(done) = parse(record) {
+            KEPT.lock().add(done);
         }
-    }
-    // SAFETY: memory of `request`.
-    unsafe { libc::free(buffer.cast()) };
+    };
+    // SAFETY: a buffer of `lend`, which CUPTI has filled.
+    unsafe { take_back::<BUFFER_BYTES>(NEXT.get().copied(), buffer, valid_bytes, keep) };
 }
 
 /// Parses the record at the beginning of `record`. Returns none for other kinds and cut records.
@@ -603,56 +587,51 @@ fn parse(record: &[u8]) -> Option<Done> {
     }
 }
 
-fn parse_copy(copy: MemcpyView<'_>) -> Option<Done> {
-    Some(Done {
-        correlation: copy.correlationId()?,
-        name: 0,
-        activity: Activity {
-            call: 0,
-            device: copy.deviceId()?,
-            context: copy.contextId()?,
-            stream: copy.streamId()?,
-            start_ns: copy.start()?,
-            end_ns: copy.end()?,
-            graph: copy.graphId()?,
-            graph_node: copy.graphNodeId()?,
-            what: ActivityWhat::Copy {
-                bytes: copy.bytes()?,
-                kind: copy.copyKind()?,
-                source: copy.srcKind()?,
-                destination: copy.dstKind()?,
-                flags: copy.flags()?,
+/// Reads the fields that every record of work has from a view of it, and adds `what`.
+macro_rules! done {
+    ($record:ident, $name:expr, $what:expr) => {
+        Some(Done {
+            correlation: $record.correlationId()?,
+            name: $name,
+            activity: Activity {
+                call: 0,
+                device: $record.deviceId()?,
+                context: $record.contextId()?,
+                stream: $record.streamId()?,
+                start_ns: $record.start()?,
+                end_ns: $record.end()?,
+                graph: $record.graphId()?,
+                graph_node: $record.graphNodeId()?,
+                what: $what,
             },
-        },
-    })
+        })
+    };
+}
+
+fn parse_copy(copy: MemcpyView<'_>) -> Option<Done> {
+    let what = ActivityWhat::Copy {
+        bytes: copy.bytes()?,
+        kind: copy.copyKind()?,
+        source: copy.srcKind()?,
+        destination: copy.dstKind()?,
+        flags: copy.flags()?,
+    };
+    done!(copy, 0, what)
 }
 
 fn parse_peer(copy: PeerView<'_>) -> Option<Done> {
-    Some(Done {
-        correlation: copy.correlationId()?,
-        name: 0,
-        activity: Activity {
-            call: 0,
-            device: copy.deviceId()?,
-            context: copy.contextId()?,
-            stream: copy.streamId()?,
-            start_ns: copy.start()?,
-            end_ns: copy.end()?,
-            graph: copy.graphId()?,
-            graph_node: copy.graphNodeId()?,
-            what: ActivityWhat::PeerCopy {
-                bytes: copy.bytes()?,
-                kind: copy.copyKind()?,
-                source: copy.srcKind()?,
-                destination: copy.dstKind()?,
-                flags: copy.flags()?,
-                source_device: copy.srcDeviceId()?,
-                source_context: copy.srcContextId()?,
-                destination_device: copy.dstDeviceId()?,
-                destination_context: copy.dstContextId()?,
-            },
-        },
-    })
+    let what = ActivityWhat::PeerCopy {
+        bytes: copy.bytes()?,
+        kind: copy.copyKind()?,
+        source: copy.srcKind()?,
+        destination: copy.dstKind()?,
+        flags: copy.flags()?,
+        source_device: copy.srcDeviceId()?,
+        source_context: copy.srcContextId()?,
+        destination_device: copy.dstDeviceId()?,
+        destination_context: copy.dstContextId()?,
+    };
+    done!(copy, 0, what)
 }
 
 fn parse_event(event: CudaEventView<'_>) -> Option<Done> {
@@ -675,57 +654,31 @@ fn parse_event(event: CudaEventView<'_>) -> Option<Done> {
 }
 
 fn parse_memset(set: MemsetView<'_>) -> Option<Done> {
-    Some(Done {
-        correlation: set.correlationId()?,
-        name: 0,
-        activity: Activity {
-            call: 0,
-            device: set.deviceId()?,
-            context: set.contextId()?,
-            stream: set.streamId()?,
-            start_ns: set.start()?,
-            end_ns: set.end()?,
-            graph: set.graphId()?,
-            graph_node: set.graphNodeId()?,
-            what: ActivityWhat::Memset {
-                bytes: set.bytes()?,
-                value: set.value()?,
-                memory: set.memoryKind()? as u8,
-                flags: set.flags()? as u8,
-            },
-        },
-    })
+    let what = ActivityWhat::Memset {
+        bytes: set.bytes()?,
+        value: set.value()?,
+        memory: set.memoryKind()? as u8,
+        flags: set.flags()? as u8,
+    };
+    done!(set, 0, what)
 }
 
 fn parse_kernel(kernel: KernelView<'_>) -> Option<Done> {
-    Some(Done {
-        correlation: kernel.correlationId()?,
-        name: kernel.name()? as usize,
-        activity: Activity {
-            call: 0,
-            device: kernel.deviceId()?,
-            context: kernel.contextId()?,
-            stream: kernel.streamId()?,
-            start_ns: kernel.start()?,
-            end_ns: kernel.end()?,
-            graph: kernel.graphId()?,
-            graph_node: kernel.graphNodeId()?,
-            what: ActivityWhat::Kernel {
-                name: 0,
-                grid: [kernel.gridX()?, kernel.gridY()?, kernel.gridZ()?],
-                block: [kernel.blockX()?, kernel.blockY()?, kernel.blockZ()?],
-                cluster: [kernel.clusterX()?, kernel.clusterY()?, kernel.clusterZ()?],
-                static_shared_bytes: kernel.staticSharedMemory()?,
-                dynamic_shared_bytes: kernel.dynamicSharedMemory()?,
-                shared_executed_bytes: kernel.sharedMemoryExecuted()?,
-                registers: kernel.registersPerThread()?,
-                local_bytes_per_thread: kernel.localMemoryPerThread()?,
-                local_bytes_total: kernel.localMemoryTotal()?.into(),
-                launch_type: kernel.launchType()?,
-                grid_id: kernel.gridId()?,
-            },
-        },
-    })
+    let what = ActivityWhat::Kernel {
+        name: 0,
+        grid: [kernel.gridX()?, kernel.gridY()?, kernel.gridZ()?],
+        block: [kernel.blockX()?, kernel.blockY()?, kernel.blockZ()?],
+        cluster: [kernel.clusterX()?, kernel.clusterY()?, kernel.clusterZ()?],
+        static_shared_bytes: kernel.staticSharedMemory()?,
+        dynamic_shared_bytes: kernel.dynamicSharedMemory()?,
+        shared_executed_bytes: kernel.sharedMemoryExecuted()?,
+        registers: kernel.registersPerThread()?,
+        local_bytes_per_thread: kernel.localMemoryPerThread()?,
+        local_bytes_total: kernel.localMemoryTotal()?.into(),
+        launch_type: kernel.launchType()?,
+        grid_id: kernel.gridId()?,
+    };
+    done!(kernel, kernel.name()? as usize, what)
 }
 
 #[cfg(test)]
@@ -738,6 +691,25 @@ mod tests {
             bytes[*at..at + len].copy_from_slice(&value.to_le_bytes()[..*len]);
         }
         bytes
+    }
+
+    #[test]
+    fn calls_that_start_work_are_known_in_every_form() {
+        for name in [
+            "cuLaunchKernel_ptsz",
+            "cuLaunchKernelEx",
+            "cuMemcpy_v2",
+            "cuMemcpyHtoDAsync_v2_ptsz",
+            "cuMemsetD8_v2_ptds",
+            "cuMemsetD2D32Async",
+            "cuGraphLaunch",
+            "cuEventRecordWithFlags_ptsz",
+        ] {
+            assert!(starts_work(name), "{name}");
+        }
+        for name in ["cuEventQuery", "cuMemAlloc_v2", "cuGraphInstantiate_v2", ""] {
+            assert!(!starts_work(name), "{name}");
+        }
     }
 
     #[test]
