@@ -15,7 +15,6 @@
 //!   for driver and runtime calls.
 //! - [`cupti_records`]: the layouts of CUPTI's records.
 //! - [`optimise`]: the levels of `outboard run --optimise`.
-//! - [`ffi`]: the declared calls in Rust's spelling, for build scripts.
 //! - [`procaddr`]: the symbol that `cuGetProcAddress` returns for a name, a version and flags.
 
 pub mod activity;
@@ -28,7 +27,6 @@ pub mod decl;
 pub mod documents;
 #[allow(non_upper_case_globals)]
 pub mod enums;
-pub mod ffi;
 pub mod nvml;
 pub mod optimise;
 pub mod procaddr;

@@ -138,6 +138,7 @@ const STRUCTS: &[&str] = &[
     "nvmlProcessInfo_v1_t",
     "nvmlProcessInfo_v2_t",
     "nvmlReturn_t",
+    "nvmlSystemDriverBranchInfo_t",
     "nvmlTemperature_t",
     "nvmlUUID_t",
     "nvmlUtilization_t",
