@@ -116,13 +116,14 @@ impl Session {
     pub(crate) fn new(link: Link, fds: Vec<RawFd>, handler: Box<dyn Handler>) -> Session {
         let kind = link.kind();
         let data_connections = DataConnections::new(&link);
-        let (sender, receiver) = link.split();
+        let (mut sender, receiver) = link.split();
+        let registrar = sender.remote_memory().map(|remote| remote.registrar());
         Session {
             waker: receiver.waker(),
             closer: sender.closer(),
             data_connections,
             flusher: sender.flusher(),
-            registrar: sender.registrar(),
+            registrar,
             written_bytes: AtomicU64::new(0),
             from_gpu_bytes: AtomicU64::new(0),
             to_gpu_bytes: AtomicU64::new(0),
@@ -171,10 +172,11 @@ impl Session {
             network: text.as_bytes(),
         };
         self.call(0, &message, |_| ())?;
-        match self.sender.lock().change_network(network) {
-            true => Ok(()),
-            false => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
-        }
+        let mut sender = self.sender.lock();
+        let emulation = sender.emulation();
+        let emulation = emulation.ok_or(CUresult::CUDA_ERROR_NOT_SUPPORTED)?;
+        emulation.change(network);
+        Ok(())
     }
 
     /// Returns whether memory can be shared with the server.
@@ -338,7 +340,13 @@ impl Session {
     /// Passes memory to the server; the next message names it by the tag.
     pub(crate) fn send_fd(&self, fd: BorrowedFd<'_>) -> Result<u64, CUresult> {
         let tag = u64::from(self.next_fd_tag.fetch_add(1, Ordering::Relaxed));
-        let sent = self.sender.lock().send_fd(tag, fd);
+        let sent = match self.sender.lock().fds() {
+            Some(fds) => fds.send_fd(tag, fd),
+            None => Err(outboard_link::Error::lacks(
+                "passing a file descriptor",
+                self.kind,
+            )),
+        };
         sent.map_err(|error| self.lost(error))?;
         Ok(tag)
     }

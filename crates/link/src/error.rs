@@ -109,6 +109,13 @@ impl Error {
         )
     }
 
+    /// Returns the error of a caller that needs a capability which a link of this kind lacks.
+    #[cfg(not(loom))]
+    pub fn lacks(what: &'static str, kind: crate::LinkKind) -> Self {
+        let kind = kind.name();
+        Self::Unsupported { what, kind }
+    }
+
     /// Converts an error of the operating system, met while `doing` something, for `map_err`.
     /// Errors of a broken connection become [`Error::Closed`] or [`Error::Vanished`].
     pub fn io<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> Self {

@@ -1,13 +1,11 @@
 //! The interface of every link: a [`Sender`] and a [`Receiver`], each an enum of the kinds.
+//!
+//! Every link can reserve, commit, send, flush and receive frames. What only one kind can do is
+//! asked for, and `None` says that this link cannot: [`Sender::fds`], [`Sender::remote_memory`],
+//! [`Sender::emulation`], [`Receiver::fds`], [`Receiver::remote_memory`],
+//! [`Link::data_connections`].
 
-use std::{
-    fmt,
-    net::SocketAddr,
-    ops::DerefMut,
-    os::fd::{BorrowedFd, OwnedFd},
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{fmt, net::SocketAddr, ops::DerefMut, sync::Arc, time::Instant};
 
 use outboard_wire::{
     limits::{FRAME_BYTES_MAX, PLACED_BYTES_MIN},
@@ -19,7 +17,7 @@ use crate::{
     emulated::{self, End},
     handles::{Closer, CloserKind, Waker, WakerKind},
     rdma,
-    segment::{ChooseDestination, Frame, Payload, Segment},
+    segment::{ChooseDestination, Frame},
     shm, spin, tcp,
 };
 
@@ -145,15 +143,6 @@ pub enum Sender {
 }
 
 impl Sender {
-    /// Sends over another network from now on. Returns false if the link emulates none.
-    pub fn change_network(&mut self, network: &Network) -> bool {
-        let Self::Emulated(sender) = self else {
-            return false;
-        };
-        sender.change(network);
-        true
-    }
-
     /// Returns contiguous room for a frame of `len` bytes, 1 to [`FRAME_BYTES_MAX`]; its content is
     /// undefined until written. Blocks while the peer does not keep up, for as long as the peer
     /// lives. A reservation that is not committed is forgotten at the next one.
@@ -277,15 +266,6 @@ impl Sender {
         }
     }
 
-    /// Passes a file descriptor to a [`Receiver::recv_fd`] with the same `tag`; possible over shm
-    /// only. It is not ordered with frames.
-    pub fn send_fd(&mut self, tag: u64, fd: BorrowedFd<'_>) -> Result<(), Error> {
-        match self {
-            Self::Shm(sender) => sender.send_fd(tag, fd),
-            other => Err(no_fds(other.kind())),
-        }
-    }
-
     /// Tells the peer that no more frames come; all frames sent before are delivered first.
     pub fn shutdown(&mut self) {
         match self {
@@ -310,87 +290,29 @@ impl Sender {
         }
     }
 
-    /// Returns the object that registers memory with an rdma link's adapter, for
-    /// [`send_bulk`](Self::send_bulk).
-    pub fn registrar(&self) -> Option<rdma::Registrar> {
+    /// Returns the half that passes file descriptors, if both processes are on one machine: over
+    /// shm.
+    pub fn fds(&mut self) -> Option<&mut shm::Sender> {
         match self {
-            Self::Rdma(sender) => Some(sender.registrar()),
-            _ => None,
+            Self::Shm(sender) => Some(sender),
+            Self::Tcp(_) | Self::Rdma(_) | Self::Emulated(_) => None,
         }
     }
 
-    /// Sends, over rdma, one frame of a short `head` and data of at least
-    /// [`PLACED_BYTES_MIN`](outboard_wire::limits::PLACED_BYTES_MIN). The adapter may read the data
-    /// in place and write it where the peer asked for it: see [`Bulk`](rdma::Bulk). Sent at once.
-    pub fn send_bulk(&mut self, head: &[&[u8]], bulk: rdma::Bulk<'_>) -> Result<(), Error> {
+    /// Returns the half that reads and writes memory of both sides without a copy, if an adapter
+    /// can: over rdma.
+    pub fn remote_memory(&mut self) -> Option<&mut rdma::Sender> {
         match self {
-            Self::Rdma(sender) => sender.send_long(head, bulk).map(drop),
-            other => Err(Error::Unsupported {
-                what: "data that is written from afar",
-                kind: other.kind().name(),
-            }),
+            Self::Rdma(sender) => Some(sender),
+            Self::Shm(_) | Self::Tcp(_) | Self::Emulated(_) => None,
         }
     }
 
-    /// Sends data like [`send_bulk`](Self::send_bulk), and keeps its owner until the adapter has
-    /// read it.
-    pub fn send_owned(
-        &mut self,
-        head: &[&[u8]],
-        owner: Box<dyn Payload>,
-        source: Option<&rdma::Registered>,
-        target: Option<rdma::RdmaTarget>,
-    ) -> Result<(), Error> {
+    /// Returns the half that delays frames, if a network is emulated.
+    pub fn emulation(&mut self) -> Option<&mut emulated::Sender> {
         match self {
-            Self::Rdma(sender) => sender.send_owned(head, owner, source, target),
-            other => Err(Error::Unsupported {
-                what: "data that is written from afar",
-                kind: other.kind().name(),
-            }),
-        }
-    }
-
-    /// Waits until the adapter has read all data that it reads in place.
-    pub fn wait_until_read(&mut self) -> Result<(), Error> {
-        match self {
-            Self::Rdma(sender) => sender.wait_until_read(),
-            _ => Ok(()),
-        }
-    }
-
-    /// Sends, over rdma, one frame of a short `head` and GPU memory, which the adapter reads in
-    /// place.
-    pub fn send_device(&mut self, head: &[&[u8]], bulk: rdma::DeviceBulk<'_>) -> Result<(), Error> {
-        match self {
-            Self::Rdma(sender) => sender.send_device(head, bulk),
-            other => Err(Error::Unsupported {
-                what: "memory of a GPU that is read where it lies",
-                kind: other.kind().name(),
-            }),
-        }
-    }
-
-    /// Waits until the adapter has read all GPU memory that was sent; the memory may change
-    /// afterwards.
-    pub fn wait_until_device_read(&mut self) -> Result<(), Error> {
-        match self {
-            Self::Rdma(sender) => sender.wait_until_device_read(),
-            _ => Ok(()),
-        }
-    }
-
-    /// Drops the owners of data that is known to have been read.
-    pub fn drop_read_owners(&mut self) {
-        if let Self::Rdma(sender) = self {
-            sender.drop_read_owners();
-        }
-    }
-
-    /// Returns the counts of what a rdma link has posted.
-    pub fn rdma_counts(&self) -> Option<rdma::RdmaCounts> {
-        match self {
-            Self::Rdma(sender) => Some(sender.counts()),
-            _ => None,
+            Self::Emulated(sender) => Some(sender),
+            Self::Shm(_) | Self::Tcp(_) | Self::Rdma(_) => None,
         }
     }
 
@@ -514,7 +436,7 @@ impl Receiver {
 
     /// Like [`recv`](Receiver::recv), but a long frame over tcp is received straight into the
     /// memory that `place` returns. Over shm and rdma frames are copied out of the ring, or their
-    /// data is in [granted](Self::grant) memory, and `place` is never called.
+    /// data is in [granted](rdma::Receiver::grant) memory, and `place` is never called.
     ///
     /// A frame that has begun to be placed goes on there in the next call, whatever that call's
     /// `place`.
@@ -535,31 +457,19 @@ impl Receiver {
         }
     }
 
-    /// Grants the peer, over rdma, memory for the data of a long frame, which then comes as that
-    /// frame's tail: either the caller's memory, which outlives the link, or `len` bytes of the
-    /// link's own. Returns false if nothing was granted: only the server's side can, the grants at
-    /// a time are limited, and not all memory can be registered with an adapter.
-    pub fn grant(&mut self, memory: Option<Box<dyn Segment>>, len: usize) -> Result<bool, Error> {
+    /// Returns the half that receives file descriptors: over shm.
+    pub fn fds(&mut self) -> Option<&mut shm::Receiver> {
         match self {
-            Self::Rdma(receiver) => receiver.grant(memory, len),
-            _ => Ok(false),
+            Self::Shm(receiver) => Some(receiver),
+            Self::Tcp(_) | Self::Rdma(_) | Self::Emulated(_) => None,
         }
     }
 
-    /// Returns the number of [grants](Self::grant) that wait for their frames.
-    pub fn granted(&self) -> usize {
+    /// Returns the half that grants memory to the peer's adapter: over rdma.
+    pub fn remote_memory(&mut self) -> Option<&mut rdma::Receiver> {
         match self {
-            Self::Rdma(receiver) => receiver.granted(),
-            _ => 0,
-        }
-    }
-
-    /// Returns the file descriptor that the peer sent with `tag`; [`Error::TimedOut`] if it did not
-    /// come within `wait`.
-    pub fn recv_fd(&mut self, tag: u64, wait: Duration) -> Result<OwnedFd, Error> {
-        match self {
-            Self::Shm(receiver) => receiver.recv_fd(tag, wait),
-            other => Err(no_fds(other.kind())),
+            Self::Rdma(receiver) => Some(receiver),
+            Self::Shm(_) | Self::Tcp(_) | Self::Emulated(_) => None,
         }
     }
 
@@ -592,12 +502,5 @@ impl Receiver {
             Self::Emulated(receiver) => receiver.inner.kind(),
             receiver => receiver.kind(),
         }
-    }
-}
-
-fn no_fds(kind: LinkKind) -> Error {
-    Error::Unsupported {
-        what: "passing a file descriptor",
-        kind: kind.name(),
     }
 }

@@ -451,10 +451,12 @@ pub(super) fn stream(pair: Pair, len: usize, frames: u64) -> anyhow::Result<f64>
     let (mut to_server, _from_server) = pair.client.split();
     // Over rdma long data is sent as copies of pinned memory are: from its own place into granted
     // memory.
-    let is_bulk = to_server.registrar().is_some() && len >= PLACED_BYTES_MIN;
+    let is_bulk = to_server.remote_memory().is_some() && len >= PLACED_BYTES_MIN;
     let data = vec![0; len];
     let mut next = move || -> anyhow::Result<()> {
-        while is_bulk && from_client.granted() < RDMA_GRANTS && from_client.grant(None, len)? {}
+        if let Some(remote) = from_client.remote_memory().filter(|_| is_bulk) {
+            while remote.granted() < RDMA_GRANTS && remote.grant(None, len)? {}
+        }
         let deadline = Wait::Until(Instant::now() + PATIENCE);
         let frame = from_client.recv_placed(deadline, &mut |_, _| None)?;
         frame.map(drop).context("a frame did not arrive in time")
@@ -464,22 +466,24 @@ pub(super) fn stream(pair: Pair, len: usize, frames: u64) -> anyhow::Result<f64>
             // SAFETY: kept until the thread has ended, and with it all sending.
             let memory = unsafe { Lasting::new(data.as_ptr().expose_provenance() as u64, len) };
             let source = to_server
-                .registrar()
-                .and_then(|registrar| registrar.register(memory, RdmaUse::Source));
+                .remote_memory()
+                .and_then(|remote| remote.registrar().register(memory, RdmaUse::Source));
             for _ in 0..frames {
-                match is_bulk {
-                    false => put(&mut to_server, len)?,
-                    true => {
+                match to_server.remote_memory().filter(|_| is_bulk) {
+                    None => put(&mut to_server, len)?,
+                    Some(remote) => {
                         let bulk = Bulk {
                             data: &data,
                             source: source.as_ref(),
                             target: None,
                         };
-                        to_server.send_bulk(&[&[0; BULK_HEAD_BYTES]], bulk)?;
+                        remote.send_bulk(&[&[0; BULK_HEAD_BYTES]], bulk)?;
                     }
                 }
             }
-            to_server.wait_until_read()?;
+            if let Some(remote) = to_server.remote_memory() {
+                remote.wait_until_read()?;
+            }
             Ok(to_server)
         });
         let received = (|| {

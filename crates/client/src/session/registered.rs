@@ -33,7 +33,7 @@ impl Session {
     pub(crate) fn rdma_figures(&self) -> Option<RdmaFigures> {
         let (registrations, registered_bytes) = self.registrar.as_ref()?.figures();
         Some(RdmaFigures {
-            posted: self.sender.try_lock()?.rdma_counts()?,
+            posted: self.sender.try_lock()?.remote_memory()?.counts(),
             registrations,
             registered_bytes,
             written_bytes: self.written_bytes.load(Ordering::Relaxed),
@@ -82,7 +82,7 @@ impl Session {
                 source: Some(source),
                 target: None,
             };
-            self.sender.lock().send_bulk(&[&room[..len]], bulk)
+            self.send_bulk(&room[..len], bulk)
         });
         sent.map_err(|error| self.lost(format_args!("{}: {error}", M::NAME)))
     }
@@ -114,12 +114,20 @@ impl Session {
                 source,
                 target,
             };
-            self.sender.lock().send_bulk(&[&room[..len]], bulk)
+            self.send_bulk(&room[..len], bulk)
         });
         sent.map_err(|error| self.lost(format_args!("{}: {error}", CopyPlaced::NAME)))?;
         self.to_gpu_bytes
             .fetch_add(data.len() as u64, Ordering::Relaxed);
         Ok(())
+    }
+
+    fn send_bulk(&self, head: &[u8], bulk: Bulk<'_>) -> Result<(), Error> {
+        let mut sender = self.sender.lock();
+        match sender.remote_memory() {
+            Some(remote) => remote.send_bulk(&[head], bulk),
+            None => Err(Error::lacks("data that is written from afar", self.kind)),
+        }
     }
 
     /// Returns this side's option for the GPU's memory.
@@ -131,7 +139,11 @@ impl Session {
     /// Waits until adapters have read all such data, so that the program may change it.
     pub(crate) fn wait_until_read(&self) -> Done {
         stats::waited();
-        let read = times::waiting(|| self.sender.lock().wait_until_read());
+        let read = times::waiting(|| {
+            let mut sender = self.sender.lock();
+            let remote = sender.remote_memory();
+            remote.map_or(Ok(()), |remote| remote.wait_until_read())
+        });
         read.map_err(|error| self.lost(error))
     }
 

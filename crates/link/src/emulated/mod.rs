@@ -118,7 +118,8 @@ pub struct Sender {
 }
 
 impl Sender {
-    pub(crate) fn change(&mut self, network: &Network) {
+    /// Sends over another network from now on.
+    pub fn change(&mut self, network: &Network) {
         self.wire.change(network, self.end);
     }
 

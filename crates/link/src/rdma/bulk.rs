@@ -60,8 +60,16 @@ pub(super) struct Kept {
 }
 
 impl Sender {
-    pub(crate) fn registrar(&self) -> Registrar {
+    /// Returns the object that registers memory with the adapter.
+    pub fn registrar(&self) -> Registrar {
         self.registrar.clone()
+    }
+
+    /// Sends one frame of a short `head` and data of at least
+    /// [`PLACED_BYTES_MIN`](outboard_wire::limits::PLACED_BYTES_MIN). The adapter may read the data
+    /// in place and write it where the peer asked for it: see [`Bulk`]. Sent at once.
+    pub fn send_bulk(&mut self, head: &[&[u8]], bulk: Bulk<'_>) -> Result<(), Error> {
+        self.send_long(head, bulk).map(drop)
     }
 
     /// Sends a frame of `head` and `bulk`, of more bytes than [`CHECKED_BYTES_MAX`]; `head` is
@@ -101,12 +109,8 @@ impl Sender {
     }
 
     /// Sends a frame of `head` and GPU memory. The adapter reads the memory some time after the
-    /// call: see [`device_is_read`](Self::device_is_read).
-    pub(crate) fn send_device(
-        &mut self,
-        head: &[&[u8]],
-        bulk: DeviceBulk<'_>,
-    ) -> Result<(), Error> {
+    /// call: see [`wait_until_device_read`](Self::wait_until_device_read).
+    pub fn send_device(&mut self, head: &[&[u8]], bulk: DeviceBulk<'_>) -> Result<(), Error> {
         let DeviceBulk {
             address,
             len,
@@ -177,7 +181,7 @@ impl Sender {
     }
 
     /// Waits until the adapter has read all GPU memory that was sent.
-    pub(crate) fn wait_until_device_read(&mut self) -> Result<(), Error> {
+    pub fn wait_until_device_read(&mut self) -> Result<(), Error> {
         let start = Instant::now();
         while !self.device_is_read() {
             self.producer.port.wait_a_moment(start)?;
@@ -185,9 +189,9 @@ impl Sender {
         Ok(())
     }
 
-    /// Sends data like [`send_long`](Self::send_long), and keeps its owner until the adapter has
+    /// Sends data like [`send_bulk`](Self::send_bulk), and keeps its owner until the adapter has
     /// read it.
-    pub(crate) fn send_owned(
+    pub fn send_owned(
         &mut self,
         head: &[&[u8]],
         owner: Box<dyn Payload>,
@@ -223,7 +227,7 @@ impl Sender {
 
     /// Waits until the adapter has read all data that it reads in place; its owner may change the
     /// data afterwards.
-    pub(crate) fn wait_until_read(&mut self) -> Result<(), Error> {
+    pub fn wait_until_read(&mut self) -> Result<(), Error> {
         let start = Instant::now();
         loop {
             self.reap();
@@ -235,7 +239,7 @@ impl Sender {
     }
 
     /// Drops what is known at once to have been read; does not wait.
-    pub(crate) fn drop_read_owners(&mut self) {
+    pub fn drop_read_owners(&mut self) {
         self.reap();
     }
 }
@@ -244,11 +248,7 @@ impl Receiver {
     /// Grants the peer memory for the data of a long frame: the caller's, which outlives the link,
     /// or `len` bytes of the link's own. Returns false if nothing was granted: the grants at a time
     /// are limited, and so is what can be registered.
-    pub(crate) fn grant(
-        &mut self,
-        memory: Option<Box<dyn Segment>>,
-        len: usize,
-    ) -> Result<bool, Error> {
+    pub fn grant(&mut self, memory: Option<Box<dyn Segment>>, len: usize) -> Result<bool, Error> {
         if self.granting.open() >= GRANTS_MAX {
             return Ok(false);
         }
@@ -269,7 +269,7 @@ impl Receiver {
     }
 
     /// Number of grants not used yet.
-    pub(crate) fn granted(&self) -> usize {
+    pub fn granted(&self) -> usize {
         self.granting.open()
     }
 

@@ -163,7 +163,8 @@ impl Sender {
         })
     }
 
-    pub(crate) fn counts(&self) -> RdmaCounts {
+    /// Returns the counts of what was posted.
+    pub fn counts(&self) -> RdmaCounts {
         self.producer.port.queue.counts()
     }
 

@@ -179,7 +179,9 @@ impl Sender {
         Ok(())
     }
 
-    pub(crate) fn send_fd(&mut self, tag: u64, fd: BorrowedFd<'_>) -> Result<(), Error> {
+    /// Passes a file descriptor to a [`Receiver::recv_fd`] with the same `tag`. It is not ordered
+    /// with frames.
+    pub fn send_fd(&mut self, tag: u64, fd: BorrowedFd<'_>) -> Result<(), Error> {
         let shared = &self.shared;
         shared.peer.send_fd(tag, fd, || shared.is_closed())
     }
@@ -272,7 +274,9 @@ impl Receiver {
         Ok(Some(&self.frame))
     }
 
-    pub(crate) fn recv_fd(&mut self, tag: u64, wait: Duration) -> Result<OwnedFd, Error> {
+    /// Returns the file descriptor that the peer sent with `tag`; [`Error::TimedOut`] if it did not
+    /// come within `wait`.
+    pub fn recv_fd(&mut self, tag: u64, wait: Duration) -> Result<OwnedFd, Error> {
         let shared = &self.shared;
         let deadline = deadline_after(wait);
         self.inbox

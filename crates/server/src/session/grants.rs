@@ -2,7 +2,7 @@
 //! there. The device's pinned memory comes first, because the GPU copies from it directly, then the
 //! link's own.
 
-use outboard_link::{Link, LinkKind};
+use outboard_link::Receiver;
 use outboard_wire::limits::{CHUNK_BYTES_MAX, RDMA_GRANTS};
 use tracing::debug;
 
@@ -19,10 +19,10 @@ pub(super) enum Grants {
 }
 
 impl Grants {
-    pub(super) fn over(link: &Link) -> Grants {
-        match link.kind() {
-            LinkKind::Rdma => Grants::NotYet,
-            _ => Grants::Never,
+    pub(super) fn over(receiver: &mut Receiver) -> Grants {
+        match receiver.remote_memory() {
+            Some(_) => Grants::NotYet,
+            None => Grants::Never,
         }
     }
 }
@@ -34,14 +34,17 @@ impl Session<'_> {
         if self.grants == Grants::NotYet && came_through_ring {
             self.grants = Grants::Given;
         }
-        while self.grants == Grants::Given && self.receiver.granted() < RDMA_GRANTS {
+        let Some(remote) = self.receiver.remote_memory() else {
+            return Ok(());
+        };
+        while self.grants == Grants::Given && remote.granted() < RDMA_GRANTS {
             let room = self.device.room(CHUNK_BYTES_MAX);
             if room.is_none() && self.device.rooms().is_some() {
                 // The device's pinned memory is in use; until some is free, data comes through the
                 // ring.
                 break;
             }
-            if !self.receiver.grant(room, CHUNK_BYTES_MAX)? {
+            if !remote.grant(room, CHUNK_BYTES_MAX)? {
                 debug!("no memory for the data of long messages; it comes through the ring");
                 self.grants = Grants::Never;
             }

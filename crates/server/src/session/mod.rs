@@ -114,9 +114,9 @@ fn serve_with_data_connections(
         debug!(%error, "timers stay coarse");
     }
     let source = source.filter(|_| link.data_connections().is_some());
-    let grants = Grants::over(&link);
-    let (sender, receiver) = link.split();
-    let outbox = Outbox::new(sender);
+    let (sender, mut receiver) = link.split();
+    let grants = Grants::over(&mut receiver);
+    let mut outbox = Outbox::new(sender);
     let registrar = outbox.registrar().filter(|_| purpose == Purpose::Session);
     let exposed = Exposed::new(registrar, device);
     let mut session = Session {
@@ -375,9 +375,15 @@ impl Session<'_> {
                 turned.is_ok()
             };
             let mut fds = |tag| {
+                let mut receiver = receiver.borrow_mut();
+                let kind = receiver.kind();
                 receiver
-                    .borrow_mut()
-                    .recv_fd(tag, Duration::from_millis(limits::FD_MS_MAX))
+                    .fds()
+                    .ok_or(outboard_link::Error::lacks(
+                        "passing a file descriptor",
+                        kind,
+                    ))
+                    .and_then(|fds| fds.recv_fd(tag, Duration::from_millis(limits::FD_MS_MAX)))
                     .map_err(|e| Failure::new(CUresult::CUDA_ERROR_INVALID_VALUE, e.to_string()))
                     .and_then(unshrinkable)
             };

@@ -52,7 +52,11 @@ impl Outbox {
     /// Sends replies over another emulated network from now on. Returns false if no network is
     /// emulated.
     pub(super) fn change_network(&mut self, network: &Network) -> bool {
-        self.sender.change_network(network)
+        match self.sender.emulation() {
+            Some(emulation) => emulation.change(network),
+            None => return false,
+        }
+        true
     }
 
     /// Sends the reply to a message that succeeded.
@@ -74,7 +78,7 @@ impl Outbox {
     /// Sends a long reply over rdma. The adapter reads the data in place if its memory can be
     /// registered, and writes it to the client's memory if the client named some.
     pub(super) fn place(&mut self, entry: Waiting) -> Result<Placed, Error> {
-        let (Some(registrar), Ok(Some(data))) = (self.sender.registrar(), entry.reply_data())
+        let (Some(remote), Ok(Some(data))) = (self.sender.remote_memory(), entry.reply_data())
         else {
             return Ok(Placed::No(entry));
         };
@@ -84,7 +88,7 @@ impl Outbox {
         let (to, len) = (entry.to, data.len());
         let source = entry
             .lasting()
-            .and_then(|memory| registrar.register(memory, RdmaUse::Source));
+            .and_then(|memory| remote.registrar().register(memory, RdmaUse::Source));
         let header = encoded(ReplyHeader {
             token: entry.token,
             placed: if to.is_some() { WRITTEN } else { 0 },
@@ -96,8 +100,7 @@ impl Outbox {
             None if source.is_some() => &[&header, &length],
             None => return Ok(Placed::No(entry)),
         };
-        self.sender
-            .send_owned(head, Box::new(entry), source.as_ref(), to)?;
+        remote.send_owned(head, Box::new(entry), source.as_ref(), to)?;
         Ok(Placed::Yes(len))
     }
 
@@ -125,8 +128,13 @@ impl Outbox {
             source: &source.registered,
             target: to,
         };
+        let kind = self.sender.kind();
+        let Some(remote) = self.sender.remote_memory() else {
+            let what = "memory of a GPU that is read where it lies";
+            return Err(Error::lacks(what, kind));
+        };
         self.is_reading = true;
-        self.sender.send_device(head, bulk)?;
+        remote.send_device(head, bulk)?;
         Ok(source.len as usize)
     }
 
@@ -134,19 +142,25 @@ impl Outbox {
     #[inline]
     pub(super) fn wait_until_device_read(&mut self) -> Result<(), Error> {
         match std::mem::take(&mut self.is_reading) {
-            true => self.sender.wait_until_device_read(),
+            true => self
+                .sender
+                .remote_memory()
+                .map_or(Ok(()), |remote| remote.wait_until_device_read()),
             false => Ok(()),
         }
     }
 
     /// Returns the registrar of memory, if the link is rdma.
-    pub(super) fn registrar(&self) -> Option<Registrar> {
-        self.sender.registrar()
+    pub(super) fn registrar(&mut self) -> Option<Registrar> {
+        let remote = self.sender.remote_memory();
+        remote.map(|remote| remote.registrar())
     }
 
     /// Releases memory that the adapter has finished reading.
     pub(super) fn drop_read_owners(&mut self) {
-        self.sender.drop_read_owners();
+        if let Some(remote) = self.sender.remote_memory() {
+            remote.drop_read_owners();
+        }
     }
 
     /// Sends the reply to a message that failed.

@@ -254,7 +254,12 @@ fn prints_and_pages_precede_the_answer_to_a_wait() {
     let mut client = Client::shm();
     let mut file = File::from(memfd(20, SealFlags::SHRINK));
     file.write_all(b"hello from a kernel!").unwrap();
-    client.sender.send_fd(77, file.as_fd()).unwrap();
+    client
+        .sender
+        .fds()
+        .unwrap()
+        .send_fd(77, file.as_fd())
+        .unwrap();
     let (va, len, flags, fd_tag) = (1 << 30, 4096, 0, 77);
     client.send(
         1,
@@ -363,7 +368,12 @@ fn memory_that_could_shrink_is_refused() {
     .unwrap();
     for (token, file) in [(1, &unsealed), (2, &no_memory)] {
         let fd_tag = u64::from(token);
-        client.sender.send_fd(fd_tag, file.as_fd()).unwrap();
+        client
+            .sender
+            .fds()
+            .unwrap()
+            .send_fd(fd_tag, file.as_fd())
+            .unwrap();
         let (va, len, flags) = (1 << 30, 4096, 0);
         client.send(
             token,
