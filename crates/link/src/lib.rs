@@ -24,9 +24,9 @@
 //!   then sends for all.
 //! * [`Receiver::recv`] yields frames in memory of this process alone. Over shm and rdma it copies
 //!   them out of the ring, whose bytes the peer can still write.
-//! * Other abilities are asked for: [`Sender::fds`] and [`Receiver::fds`] pass file descriptors over
-//!   shm, [`Sender::remote_memory`] and [`Receiver::remote_memory`] use memory that adapters read and
-//!   write over rdma, [`Link::data_connections`] says whether the session can have them (tcp).
+//! * Other abilities are asked for: [`Sender::fds`] and [`Receiver::fds`] pass file descriptors
+//!   (shm), [`Sender::remote_memory`] and [`Receiver::remote_memory`] use memory that adapters read
+//!   and write (rdma), [`Link::data_connections`] says whether the session can have them (tcp).
 //! * [`Receiver::recv_placed`] receives long frames into the caller's memory: pinned memory, or a
 //!   copy's destination.
 //! * [`open_data_connections`] opens data connections of a session, for more bytes a second than

@@ -13,7 +13,7 @@ use std::{
 use outboard_api::CUresult;
 use outboard_wire::limits::IMAGE_KEPT_BYTES_MIN;
 
-use crate::device::Failure;
+use crate::failure::Failure;
 
 /// The longest image that a session may send.
 pub const IMAGE_BYTES_MAX: u64 = 4 << 30;

@@ -1,6 +1,7 @@
 //! The server: the side with the GPU.
 //!
-//! - [`device`]: `trait Device`, one method per message, called by [`session`].
+//! - [`device`]: `trait Device`, one method per message, called by [`session`]. The devices and
+//!   [`session`] know it, and not each other.
 //! - [`nvidia`]: the machine's own driver, loaded at run time.
 //! - [`soft`]: PTX on the CPU.
 //! - `office`: shares memory and events with other sessions of this machine.
@@ -12,6 +13,7 @@
 
 mod activity;
 pub mod device;
+mod failure;
 pub mod handle_table;
 pub mod images;
 pub mod log;

@@ -7,9 +7,10 @@ use std::time::Instant;
 use super::{
     connection::{Receiver, Sender},
     grants::{GRANTS_MAX, Grant},
-    long::{Long, SeparateData, To},
+    layout::{CHECKED_BYTES_MAX, SeparateData},
+    long::{Long, To},
     registry::{RdmaTarget, RdmaUse, Registered, Registrar},
-    ring::{CHECKED_BYTES_MAX, Port},
+    ring::Port,
 };
 use crate::{
     Error, Wait,

@@ -17,7 +17,7 @@ use super::{
     device::AckTimeout,
     endpoint::Endpoint,
     grants::{Given, Granting},
-    long::SeparateData,
+    layout::SeparateData,
     prepared::{Prepared, TO_CLIENT, TO_SERVER},
     queue::{RETRIES, STALLED_MS_MAX},
     registry::Registrar,

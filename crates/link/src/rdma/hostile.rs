@@ -11,9 +11,9 @@ use outboard_wire::limits::FRAME_BYTES_MAX;
 use super::{
     check,
     control::{CONTROL_BYTES, Control},
-    long::SEPARATE,
+    layout::{CHECKED_BYTES_MAX, HEADER_BYTES, SEPARATE},
     memory::Memory,
-    ring::{CHECKED_BYTES_MAX, Consumer, Found, HEADER_BYTES, Op, Port},
+    ring::{Consumer, Found, Op, Port},
     setup::{self, SETUP_BYTES},
 };
 use crate::Error;

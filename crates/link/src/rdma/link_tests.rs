@@ -9,8 +9,8 @@ use std::{
 use super::{
     RdmaError, RdmaOptions,
     connection::{Receiver, Sender},
+    layout::{CHECKED_BYTES_MAX, HEADER_BYTES},
     prepared::Prepared,
-    ring::{CHECKED_BYTES_MAX, HEADER_BYTES},
     setup::{self, SETUP_BYTES},
 };
 use crate::{

@@ -15,14 +15,11 @@ use outboard_wire::limits::FRAME_BYTES_MAX;
 
 use super::{
     domain::Piece,
+    layout::{ALIGN, HEADER_BYTES, SEPARATE, SEPARATE_BYTES, SKIP, SeparateData},
     registry::RdmaTarget,
-    ring::{ALIGN, Consumer, Found, HEADER_BYTES, Op, Port, Producer, SKIP, WRITES_MAX},
+    ring::{Consumer, Found, Op, Port, Producer, WRITES_MAX},
 };
 use crate::Error;
-
-/// Flag in a length: the frame's data is not in the ring, and 16 bytes about it come first.
-pub(super) const SEPARATE: u32 = 1 << 30;
-pub(super) const SEPARATE_BYTES: usize = 16;
 
 /// Destination of a long frame's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,14 +58,6 @@ impl Long {
             _ => (SEPARATE_BYTES + self.head).next_multiple_of(ALIGN),
         }
     }
-}
-
-/// Data that belongs to a frame and was written outside the ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SeparateData {
-    pub(super) len: usize,
-    /// True if it is in the oldest granted memory, false if it is where this side asked for it.
-    pub(super) is_granted: bool,
 }
 
 impl<P: Port> Producer<P> {

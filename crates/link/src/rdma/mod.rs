@@ -35,6 +35,7 @@ mod error;
 mod gpu_tests;
 mod grants;
 mod hostile;
+mod layout;
 mod library;
 #[cfg(test)]
 mod link_tests;

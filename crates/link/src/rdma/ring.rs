@@ -30,25 +30,19 @@ use super::{
     check,
     control::{Block, Control},
     domain::Piece,
-    long::{SEPARATE, SEPARATE_BYTES, SeparateData},
+    layout::{
+        ALIGN, CHECKED_BYTES_MAX, END, HEADER_BYTES, SEPARATE, SEPARATE_BYTES, SKIP, SeparateData,
+    },
     memory::Memory,
     registry::RdmaTarget,
 };
 use crate::Error;
 
-pub(super) const HEADER_BYTES: usize = 16;
-/// Positions and lengths in the ring are multiples of this.
-pub(super) const ALIGN: usize = 16;
-/// Longest frame that is sent by one write; a longer one takes two.
-pub(super) const CHECKED_BYTES_MAX: usize = 1024;
 /// Bytes that wait to be posted, after which they are posted without a flush.
 const POST_BYTES_MIN: usize = 64 << 10;
 /// Writes that wait to be posted, at most; a frame adds up to three.
 pub(super) const WRITES_MAX: usize = 12;
 
-/// Values in place of a length: the rest of the ring is empty; no frame follows.
-pub(super) const SKIP: u32 = 0;
-const END: u32 = u32::MAX;
 /// Smallest ring for which this file's reasoning holds.
 pub(super) const RING_BYTES_MIN: usize = 4 << 20;
 

@@ -13,10 +13,11 @@ use super::{
     check,
     control::{BLOCK_BYTES, CONTROL_BYTES, Control, OWN, READ_BUFFER, TOLD},
     domain::Piece,
-    long::{Long, SEPARATE, SeparateData, To},
+    layout::{ALIGN, CHECKED_BYTES_MAX, HEADER_BYTES, SEPARATE, SeparateData},
+    long::{Long, To},
     memory::Memory,
     registry::RdmaTarget,
-    ring::{ALIGN, CHECKED_BYTES_MAX, Consumer, Found, HEADER_BYTES, Op, Port, Producer},
+    ring::{Consumer, Found, Op, Port, Producer},
 };
 use crate::{Error, conformance::random_numbers};
 

@@ -1,10 +1,9 @@
 //! The interface between a session and a device.
 
-use std::{fmt, os::fd::OwnedFd, sync::Arc};
+use std::{os::fd::OwnedFd, sync::Arc};
 
 use outboard_api::CUresult;
 use outboard_link::{DeviceMemory, GpuMemory, Lasting, Segment};
-use outboard_ptx::Printed;
 use outboard_wire::{
     Message,
     codec::Writer,
@@ -12,9 +11,17 @@ use outboard_wire::{
     messages::{self, Request},
 };
 
+pub use crate::failure::Failure;
 use crate::images::ImageStore;
 
 include!(concat!(env!("OUT_DIR"), "/device.rs"));
+
+/// Text that kernels have printed, for the program's standard output and standard error.
+#[derive(Debug, Default)]
+pub struct Printed {
+    pub stdout: Vec<u8>,
+    pub stderr: Vec<u8>,
+}
 
 /// The methods of a device that no message of a client calls.
 pub trait Host: Send {
@@ -160,46 +167,6 @@ pub trait Wait: Send {
         None
     }
 }
-
-/// A failed call, as reported to the client.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failure {
-    pub status: CUresult,
-    /// Text for the client's log: what failed, and what the user can do.
-    pub message: String,
-}
-
-impl Failure {
-    pub fn new(status: CUresult, message: impl Into<String>) -> Failure {
-        Failure {
-            status,
-            message: message.into(),
-        }
-    }
-
-    pub fn unsupported(what: &str) -> Failure {
-        Failure::new(
-            CUresult::CUDA_ERROR_NOT_SUPPORTED,
-            format!("this device does not support {what}"),
-        )
-    }
-
-    /// The failure for a handle that this session never created, or has destroyed.
-    pub fn wild(kind: &'static str, id: u64) -> Failure {
-        Failure::new(
-            CUresult::CUDA_ERROR_INVALID_HANDLE,
-            format!("{id:#x} is no {kind} of this session"),
-        )
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.status, self.message)
-    }
-}
-
-impl std::error::Error for Failure {}
 
 fn encode<'a, M: Message<'a>>(reply: &M, out: &mut Vec<u8>) -> Result<(), Failure> {
     let start = out.len();

@@ -11,7 +11,6 @@ use outboard_api::{
     },
 };
 use outboard_link::{DeviceMemory, GpuMemory, Segment};
-use outboard_ptx::Printed;
 use outboard_wire::{
     doc::{DeviceCard, NVML_NOW},
     messages,
@@ -23,7 +22,7 @@ use super::{
     nvml::{self, Nvml},
     owned::ContextHold,
 };
-use crate::device::{Cx, Failure, Host, Pending, Rooms, Way};
+use crate::device::{Cx, Failure, Host, Pending, Printed, Rooms, Way};
 
 /// Device memory that the driver needs beside the client's: modules, local memory, printf buffers.
 const RESERVE_BYTES: u64 = 256 << 20;

@@ -58,7 +58,6 @@ use std::{
 
 use outboard_api::CUresult;
 use outboard_link::{Destination, Link, Receiver, Segment, Wait, data_connections_wanted};
-use outboard_ptx::Printed;
 use outboard_wire::{
     DecodeError, Message as _, Op as _, Reader,
     frame::{ON_DATA_CONNECTION, RequestHeader, context_and_call, copied_data_at},
@@ -73,7 +72,7 @@ use thiserror::Error;
 use tracing::{Level, debug, enabled, trace};
 
 use crate::{
-    device::{Cx, Device, Failure, Outcome},
+    device::{Cx, Device, Failure, Outcome, Printed},
     images::ImageStore,
 };
 use answers::{restaged, send_answers};

@@ -36,7 +36,6 @@ use std::{borrow::Cow, collections::BTreeMap, fs, sync::Arc};
 use outboard_api::{CUDA_VERSION, CUresult};
 use outboard_link::{DeviceMemory, GpuMemory, Reach, cores};
 use outboard_ptx::{
-    Printed,
     check::{Checker, Checks},
     device::{EventId, ExecId, Gpu, GraphId, HostCall, Machine, NodeId},
     memory::Memory,
@@ -50,7 +49,7 @@ use rustc_hash::FxHashMap;
 pub use capability::Capability;
 
 use crate::{
-    device::{Cx, Device, Failure, Host, Pending, Way},
+    device::{Cx, Device, Failure, Host, Pending, Printed, Way},
     handle_table::HandleTable,
 };
 
@@ -334,7 +333,10 @@ impl Host for Soft {
     }
 
     fn take_printed(&mut self, out: &mut Printed, _: bool) {
-        self.machine.take_printed(out);
+        let mut taken = outboard_ptx::Printed::default();
+        self.machine.take_printed(&mut taken);
+        out.stdout.append(&mut taken.stdout);
+        out.stderr.append(&mut taken.stderr);
     }
 
     fn take_host_calls(&mut self, out: &mut Vec<(u64, CUresult)>) {

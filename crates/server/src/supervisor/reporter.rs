@@ -10,7 +10,6 @@ use std::{
 };
 
 use outboard_api::CUresult;
-use outboard_ptx::Printed;
 use outboard_wire::{
     doc::{self, DeviceCard, NVML_FACTS, NvmlSnapshot},
     messages,
@@ -22,7 +21,7 @@ use super::{
     limits,
 };
 use crate::{
-    device::{Cx, Device, Failure, Host},
+    device::{Cx, Device, Failure, Host, Printed},
     nvidia,
 };
 

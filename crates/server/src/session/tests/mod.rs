@@ -24,7 +24,6 @@ use std::{
 
 use outboard_api::CUresult;
 use outboard_link::{Receiver, Sender, Stream, Wait};
-use outboard_ptx::Printed;
 use outboard_wire::{
     Op, Reader,
     doc::DeviceCard,

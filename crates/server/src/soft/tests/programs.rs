@@ -1,10 +1,10 @@
 //! Behaviour of well-formed programs.
 
 use outboard_api::enums::*;
-use outboard_ptx::Printed;
 use outboard_wire::doc::{self, KernelWork, NodeWork};
 
 use super::*;
+use crate::device::Printed;
 
 #[test]
 fn a_vector_is_added() {
