@@ -33,10 +33,8 @@ fn what_the_server_says_arrives() {
             (80, nvmlReturn_t::SUCCESS),
         ] {
             // SAFETY: a record of this version.
-            assert_eq!(
-                unsafe { nvmlSystemGetDriverBranch(&mut info, length) },
-                wanted
-            );
+            let status = unsafe { nvmlSystemGetDriverBranch(&mut info, length) };
+            assert_eq!(status, wanted);
         }
         // SAFETY: the text that the call wrote, with its NUL.
         let branch = unsafe { CStr::from_ptr(info.branch.as_ptr()) };
