@@ -295,8 +295,12 @@ pub(crate) unsafe fn cuCtxGetDevice(device: *mut CUdevice) -> Done {
     if device.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
+    driver()?;
+    // A context that has ended still has its device.
+    let context = crate::thread::here().context.get();
+    let context = context.ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
     // SAFETY: see the module's contract.
-    unsafe { put(device, driver()?.contexts.current()?.device) }
+    unsafe { put(device, context.device) }
 }
 
 /// Returns the context of an argument, of which NULL is the current one.

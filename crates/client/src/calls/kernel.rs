@@ -50,6 +50,9 @@ pub(crate) unsafe fn cuFuncGetModule(module: *mut CUmodule, function: CUfunction
 }
 
 pub(crate) unsafe fn cuFuncGetName(name: *mut *const c_char, function: CUfunction) -> Done {
+    if function.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
     let kernel = driver()?.libraries.kernel(function)?;
     // SAFETY: see the module's contract. The name lives as long as the process.
     unsafe { put(name, kernel.name.as_ptr()) }

@@ -252,7 +252,10 @@ unsafe fn put_range_attribute(
                 .accessed_by
                 .iter()
                 .filter(|by| parts.iter().all(|a| a.accessed_by.contains(by)));
-            let mut devices = by_all.map(|by| device_of(Some(*by)));
+            let mut devices: Vec<CUdevice> = by_all.map(|by| device_of(Some(*by))).collect();
+            // The host, a negative number, comes after the GPUs.
+            devices.sort_by_key(|device| device.cast_unsigned());
+            let mut devices = devices.into_iter();
             for index in 0..len / 4 {
                 let device = devices.next().unwrap_or(DEVICE_INVALID);
                 // SAFETY: inside the caller's array.

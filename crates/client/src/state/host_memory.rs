@@ -356,7 +356,11 @@ impl Driver {
         };
         let range = host.ranges.get(&base);
         if range.is_none_or(|r| r.is_registered() != registered) {
-            return Err(not_ours);
+            return Err(match host.find(base) {
+                // Registered memory, but not where it begins.
+                Some(r) if r.base != base => CUresult::CUDA_ERROR_INVALID_VALUE,
+                _ => not_ours,
+            });
         }
         let range = host.ranges.remove(&base).ok_or(not_ours)?;
         host.bound_private();
