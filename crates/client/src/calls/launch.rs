@@ -40,9 +40,10 @@ pub(crate) struct LaunchShape {
 
 /// Packed arguments of a launch, on the stack unless they are large.
 pub(crate) struct Params {
-    /// The first `len` bytes are initialised if `large` is empty.
     small: [MaybeUninit<u8>; SMALL_BYTES],
-    large: Vec<u8>,
+    /// Empty unless they are longer than `small`.
+    large: Box<[MaybeUninit<u8>]>,
+    /// As many bytes are initialised, of `large` or else of `small`.
     len: usize,
 }
 
@@ -53,19 +54,19 @@ impl Params {
     pub(crate) fn none() -> Params {
         Params {
             small: [const { MaybeUninit::uninit() }; SMALL_BYTES],
-            large: Vec::new(),
+            large: Box::default(),
             len: 0,
         }
     }
 
     #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
-        if self.large.is_empty() {
-            // SAFETY: the type's invariant; `len` is at most `SMALL_BYTES` then.
-            unsafe { std::slice::from_raw_parts(self.small.as_ptr().cast(), self.len) }
-        } else {
-            &self.large
-        }
+        let room = match self.large.is_empty() {
+            true => self.small.as_ptr(),
+            false => self.large.as_ptr(),
+        };
+        // SAFETY: the type's invariant.
+        unsafe { std::slice::from_raw_parts(room.cast(), self.len) }
     }
 
     /// Packs arguments given by `kernelParams` (a pointer to each argument) or `extra` (one packed
@@ -137,7 +138,7 @@ impl Params {
     #[inline(always)]
     fn room(&mut self, len: usize, zeroed: bool) -> *mut u8 {
         if len > SMALL_BYTES {
-            return self.large_room(len);
+            return self.large_room(len, zeroed);
         }
         if zeroed {
             self.small[..len].fill(MaybeUninit::new(0));
@@ -146,9 +147,12 @@ impl Params {
     }
 
     #[cold]
-    fn large_room(&mut self, len: usize) -> *mut u8 {
-        self.large = vec![0; len];
-        self.large.as_mut_ptr()
+    fn large_room(&mut self, len: usize, zeroed: bool) -> *mut u8 {
+        self.large = Box::new_uninit_slice(len);
+        if zeroed {
+            self.large.fill(MaybeUninit::new(0));
+        }
+        self.large.as_mut_ptr().cast()
     }
 
     #[inline(never)]
@@ -289,7 +293,7 @@ impl Driver {
         if !HostMemory::any_private() {
             return Ok(None);
         }
-        if HostMemory::may_name_private(params) {
+        if HostMemory::may_name_private(params).next().is_some() {
             return self.open_named(params, is_kept());
         }
         self.push_visible()?;

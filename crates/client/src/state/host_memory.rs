@@ -51,6 +51,10 @@ pub(crate) struct HostRange {
 }
 
 impl HostRange {
+    pub(crate) fn contains(&self, address: u64) -> bool {
+        address.wrapping_sub(self.base) < self.bytes
+    }
+
     pub(crate) fn is_registered(&self) -> bool {
         matches!(self.origin, Origin::Registered)
     }
@@ -122,12 +126,14 @@ impl HostMemory {
         PRIVATE_END.load(Ordering::Acquire) > 0
     }
 
-    /// True if one of these arguments may point to host memory that the server does not map.
-    pub(crate) fn may_name_private(params: &[u8]) -> bool {
+    /// Returns the arguments that may point to host memory that the server does not map.
+    #[inline]
+    pub(crate) fn may_name_private(params: &[u8]) -> impl Iterator<Item = u64> {
         let end = PRIVATE_END.load(Ordering::Acquire);
         let start = PRIVATE_START.load(Ordering::Acquire);
-        let mut words = params.as_chunks::<8>().0.iter();
-        words.any(|word| (start..end).contains(&u64::from_le_bytes(*word)))
+        let words = params.as_chunks::<8>().0.iter();
+        let words = words.map(|word| u64::from_le_bytes(*word));
+        words.filter(move |word| word.wrapping_sub(start) < end.saturating_sub(start))
     }
 
     fn bound_private(&self) {

@@ -194,11 +194,16 @@ impl Driver {
         is_kept: bool,
     ) -> Result<Option<RwLockReadGuard<'_, ()>>, CUresult> {
         let mut naming = None;
-        for word in params.as_chunks::<8>().0 {
-            let address = u64::from_le_bytes(*word);
+        let mut last: Option<Arc<HostRange>> = None;
+        for address in HostMemory::may_name_private(params) {
+            // Arguments of 4 KiB may name one range 500 times.
+            if last.as_ref().is_some_and(|range| range.contains(address)) {
+                continue;
+            }
             let Some(range) = self.private_range(address) else {
                 continue;
             };
+            last = Some(range.clone());
             if is_kept {
                 self.make_visible(address)?;
                 continue;
