@@ -16,6 +16,9 @@ def test_cufft_finds_the_kernel_of_a_module(server: Server, link: str) -> None:
     done = server.run(link, sys.executable, TEST_PROGRAMS / "private_tables.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["1 ['store']", "2 ['other', 'store']", "0 []"]
+    # A private table that is not known is named once, but not one that nobody needs.
+    named = [line for line in done.stderr.splitlines() if "private table" in line]
+    assert named == ["outboard: the driver's private table 00010203-0405-0607-0809-0a0b0c0d0e0f is not supported"]
 
 
 def test_cudnn_reads_what_it_captured(server: Server, link: str) -> None:

@@ -129,12 +129,14 @@ pub(crate) fn driver(variable: &str) -> anyhow::Result<PathBuf> {
             .with_context(|| format!("{variable}={}", path.display()));
     }
     // SAFETY: a driver's initialisers do nothing before cuInit.
-    let library = unsafe { libloading::Library::new(CUDA.names[0]) }.with_context(|| {
-        format!(
-            "this machine has no driver to be recorded; {variable} may name its {}",
-            CUDA.names[0]
-        )
-    })?;
+    let library = unsafe { libloading::Library::new(CUDA.names[0]) }
+        .map_err(once)
+        .with_context(|| {
+            format!(
+                "this machine has no driver to be recorded; {variable} may name its {}",
+                CUDA.names[0]
+            )
+        })?;
     // SAFETY: the symbol is looked up, not used.
     let is_ours = |mark: &&[u8]| unsafe { library.get::<*const ()>(mark) }.is_ok();
     if OUR_MARKS.iter().any(is_ours) {
@@ -238,10 +240,16 @@ pub(crate) fn loads(path: &Path) -> Result<(), String> {
     }
 }
 
+/// The loader's text, which names the library; the error has it a second time as its source.
+pub(crate) fn once(error: libloading::Error) -> anyhow::Error {
+    anyhow::anyhow!(error.to_string())
+}
+
 pub(crate) fn try_library(path: &Path) -> anyhow::Result<ExitCode> {
     // SAFETY: this process was started to run the library's initialisers.
     let library = unsafe { libloading::Library::new(path) }
-        .with_context(|| format!("loading {}", path.display()))?;
+        .map_err(once)
+        .context("loading")?;
     // Its threads and exit handlers need it loaded.
     std::mem::forget(library);
     Ok(ExitCode::SUCCESS)

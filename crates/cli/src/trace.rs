@@ -2,7 +2,7 @@
 
 use std::{
     fmt::Write as _,
-    fs::{self, File},
+    fs,
     io::{BufWriter, Write as _},
     path::{Path, PathBuf},
     process::ExitCode,
@@ -17,6 +17,7 @@ use outboard_trace::{
 use crate::{
     args::{CutArgs, ExportArgs, ShowArgs, TraceCommand},
     print,
+    require::write_whole,
 };
 
 /// Length at which names are cut in tables.
@@ -111,12 +112,11 @@ fn cut(args: &CutArgs) -> anyhow::Result<ExitCode> {
 
 fn export(args: &ExportArgs) -> anyhow::Result<ExitCode> {
     let trace = read(&args.file)?;
-    let write = || {
-        let mut out = BufWriter::new(File::create(&args.out)?);
+    write_whole(&args.out, |file| {
+        let mut out = BufWriter::new(file);
         chrome::export(&mut out, &trace)?;
         out.flush()
-    };
-    write().with_context(|| format!("writing {}", args.out.display()))?;
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 

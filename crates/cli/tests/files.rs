@@ -86,6 +86,35 @@ fn what_cannot_be_written_is_named_once() {
     assert_eq!(left.len(), 1, "{left:?}");
 }
 
+/// The disk is full after 8 KiB: a limit of the process on the size of files acts as one.
+#[test]
+fn a_full_disk_leaves_the_files_as_they_were() {
+    let folder = tempfile::tempdir().unwrap();
+    let recording = recording().display().to_string();
+    let file = folder.path().join("out");
+    let out = file.display().to_string();
+    let cut = ["trace", "cut", &recording, "-o", &out];
+    let export = ["trace", "export", "--chrome", &recording, "-o", &out];
+    for (arguments, before) in [(&cut[..], None), (&export, None), (&export, Some("before"))] {
+        if let Some(before) = before {
+            fs::write(&file, before).unwrap();
+        }
+        let output = Command::new("bash")
+            .args(["-c", "ulimit -f 8; trap '' XFSZ; exec \"$@\"", "bash"])
+            .arg(env!("CARGO_BIN_EXE_outboard"))
+            .args(arguments)
+            .output()
+            .unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {stderr}");
+        assert!(stderr.contains("File too large"), "{stderr}");
+        assert_clear(&stderr, &out);
+        assert_eq!(fs::read_to_string(&file).ok().as_deref(), before);
+        let left: Vec<_> = fs::read_dir(folder.path()).unwrap().collect();
+        assert_eq!(left.len(), usize::from(before.is_some()), "{left:?}");
+    }
+}
+
 #[test]
 fn a_name_that_no_range_has_is_said() {
     let recording = recording().display().to_string();

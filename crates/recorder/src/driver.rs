@@ -46,11 +46,11 @@ fn load() {
         let why = unsafe { libc::dlerror().as_ref() }
             // SAFETY: a C string of the loader's.
             .map(|why| unsafe { CStr::from_ptr(why) }.to_string_lossy());
-        return say(format_args!(
-            "{} cannot be loaded: {}",
-            name.display(),
-            why.unwrap_or_default()
-        ));
+        // The loader's text names the file, if there is one.
+        return match why {
+            Some(why) => say(format_args!("the driver cannot be loaded: {why}")),
+            None => say(format_args!("{} cannot be loaded", name.display())),
+        };
     }
     for ((symbol, ours), slot) in EXPORTS.iter().zip(&SLOTS) {
         // SAFETY: a library that is open, for good.

@@ -106,7 +106,9 @@ impl Pinned {
 impl Driver {
     pub(super) fn open() -> anyhow::Result<Driver> {
         // SAFETY: this process was started to run the driver's initialisers.
-        let library = unsafe { libloading::Library::new(LIBRARY) }.context("loading the driver")?;
+        let library = unsafe { libloading::Library::new(LIBRARY) }
+            .map_err(crate::libraries::once)
+            .context("loading the driver")?;
         // SAFETY: the loader returns the address of the driver's function of that name.
         let calls = unsafe {
             Calls::find(|name| {

@@ -27,8 +27,7 @@ mod statistics;
 mod worker;
 
 use std::{
-    fs::{File, OpenOptions},
-    io::{Seek, Write},
+    io::Write,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::{
@@ -46,6 +45,7 @@ use serde::Serialize;
 use crate::{
     args::{BenchArgs, BenchCommand, BenchTargets},
     libraries, peer,
+    require::{check_writable, write_whole},
 };
 pub(crate) use calibrate::calibrate;
 pub(crate) use cases::Group;
@@ -315,39 +315,20 @@ fn print(text: &str) -> anyhow::Result<()> {
     crate::print(text.as_bytes()).map(drop)
 }
 
-/// The file of the results, opened before anything is measured.
-struct Output {
-    file: File,
-    path: PathBuf,
-}
+/// The file of the results, which is written when there are some.
+struct Output(PathBuf);
 
 impl Output {
+    /// Fails before anything is measured if the file cannot be written.
     fn open(path: &Path) -> anyhow::Result<Output> {
-        // The former contents stay until there is something to replace them.
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path)
-            .with_context(|| format!("writing {}", path.display()))?;
-        Ok(Output {
-            file,
-            path: path.into(),
-        })
+        check_writable(path)?;
+        Ok(Output(path.into()))
     }
 
-    fn write(mut self, results: &impl Serialize) -> anyhow::Result<()> {
+    fn write(self, results: &impl Serialize) -> anyhow::Result<()> {
         let mut text = serde_json::to_vec_pretty(results)?;
         text.push(b'\n');
-        let is_regular = self.file.metadata()?.is_file();
-        let mut write = || {
-            if is_regular {
-                self.file.set_len(0)?;
-                self.file.rewind()?;
-            }
-            self.file.write_all(&text)
-        };
-        write().with_context(|| format!("writing {}", self.path.display()))
+        write_whole(&self.0, |file| file.write_all(&text))
     }
 }
 

@@ -20,7 +20,7 @@ use crate::{
     args::{LevelOfRemoting, RequireArgs},
     trace,
 };
-pub(crate) use output::{Outputs, check_writable, nameless};
+pub(crate) use output::{Outputs, check_writable, nameless, write_whole};
 
 /// The answer is that no network is good enough.
 pub(crate) const EXIT_NO_NETWORK: u8 = 3;

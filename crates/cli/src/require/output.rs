@@ -1,7 +1,7 @@
 //! Output files that are either whole or absent.
 
 use std::{
-    fs::{OpenOptions, Permissions},
+    fs::{File, OpenOptions, Permissions},
     io::{self, Write as _},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
@@ -29,6 +29,26 @@ fn beside(path: &Path) -> anyhow::Result<NamedTempFile> {
         .permissions(Permissions::from_mode(0o666))
         .tempfile_in(folder);
     made.map_err(nameless)
+}
+
+/// Writes a file that is whole or, on failure, as it was before.
+pub(crate) fn write_whole(
+    path: &Path,
+    write: impl FnOnce(&mut File) -> io::Result<()>,
+) -> anyhow::Result<()> {
+    let context = || format!("writing {}", path.display());
+    // A pipe or a device cannot be replaced by renaming.
+    if path.exists() && !path.is_file() {
+        let file = OpenOptions::new().write(true).open(path);
+        return file
+            .and_then(|mut file| write(&mut file))
+            .with_context(context);
+    }
+    let mut file = beside(path).with_context(context)?;
+    write(file.as_file_mut())
+        .map_err(nameless)
+        .with_context(context)?;
+    file.persist(path).map(drop).with_context(context)
 }
 
 /// An error of a temporary file without that file's name, which tells the user nothing.

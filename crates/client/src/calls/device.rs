@@ -72,6 +72,11 @@ pub(crate) unsafe fn cuDeviceGetAttribute(
         CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY => 1,
         // Program and kernels may use managed memory at the same time if it is one memory for both.
         CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS => i32::from(driver.session.shares_memory()),
+        // Pools are handed on as file descriptors, whose bit in the mask is 1, as other memory is.
+        CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES => driver.attribute(
+            device,
+            CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+        ),
         CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS
         | CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES
         | CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST
@@ -83,7 +88,6 @@ pub(crate) unsafe fn cuDeviceGetAttribute(
         | CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_ALGORITHM_MASK
         | CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
         | CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED
-        | CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES
         | CU_DEVICE_ATTRIBUTE_SPARSE_CUDA_ARRAY_SUPPORTED
         | CU_DEVICE_ATTRIBUTE_DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED => 0,
         other => card

@@ -44,8 +44,12 @@ const CONTEXT_CHECKS: u128 = 0x263e_8860_7cd2_6143_92f6_bbd5_006d_fa7e;
 const INTEGRITY_CHECK: u128 = 0xd408_2055_bde6_704b_8d34_ba12_3c66_e1f2;
 const CLUSTER_TOPOLOGY: u128 = 0x1734_dc26_800d_4745_8726_c0f1_e7dd_8bca;
 const CTX_STREAM_ID: u128 = 0x2131_8c60_9714_3248_8ca6_41ff_7324_c8f2;
-/// Refused without a message: every runtime asks for it, and works without.
-const LOGGING: u128 = 0xf8cf_f951_2146_8b4e_b9e2_fb46_9e7c_0dd9;
+/// Refused without a message: each runtime asks for the first (logging), each NVRTC for the second,
+/// and both work without.
+const NOT_NEEDED: [u128; 2] = [
+    0xf8cf_f951_2146_8b4e_b9e2_fb46_9e7c_0dd9,
+    0xda91_51d3_3ae6_cc41_a5c0_4f26_d533_e328,
+];
 /// Requested only by NVIDIA's CUPTI: of CUDA 12.8 and 13.2, and of 13.0.
 const CUPTI: [u128; 2] = [
     0x7cb6_3f9b_9ca4_8e42_a484_beb6_6e6a_ed7f,
@@ -82,7 +86,7 @@ fn name_once(id: u128) {
     const NAMED_MAX: usize = 64;
     static NAMED: Mutex<Vec<u128>> = Mutex::new(Vec::new());
     let mut named = NAMED.lock();
-    if id == LOGGING || named.contains(&id) || named.len() == NAMED_MAX {
+    if NOT_NEEDED.contains(&id) || named.contains(&id) || named.len() == NAMED_MAX {
         return;
     }
     named.push(id);

@@ -264,7 +264,8 @@ pub(crate) unsafe fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -
     let capture = driver
         .capture_of(&stream)
         .ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
-    if graph.is_null() {
+    // A capture into a graph of the program's returns nothing that it does not have.
+    if graph.is_null() && !capture.adds {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     if capture.origin != stream.wire() {
@@ -279,7 +280,7 @@ pub(crate) unsafe fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -
     }
     if driver.close_capture(&capture)? {
         // SAFETY: as above.
-        unsafe { put(graph, driver.handle_graph(capture.graph))? };
+        unsafe { put_optional(graph, driver.handle_graph(capture.graph)) };
     }
     Ok(())
 }

@@ -88,14 +88,38 @@ impl HostRange {
         out.len()
     }
 
-    /// Writes bytes at an offset, where the program's memory is mapped for writing.
-    pub(super) fn write(&self, offset: u64, data: &[u8]) {
-        let address = self.base + offset;
-        if self.is_registered() {
-            outboard_pages::write(address, data);
+    /// Returns what writes to the range where the program's memory is mapped for writing.
+    pub(super) fn writer(&self) -> Writer<'_> {
+        Writer {
+            range: self,
+            writable: None,
+        }
+    }
+}
+
+/// Writes many short pieces to a range. Memory that the program registered may be unmapped: the
+/// kernel writes the first piece in each page, and the others follow without a system call.
+pub(super) struct Writer<'a> {
+    range: &'a HostRange,
+    /// The page to which the kernel has written last.
+    writable: Option<u64>,
+}
+
+impl Writer<'_> {
+    /// Writes bytes at an offset, if they are mapped for writing.
+    pub(super) fn write(&mut self, offset: u64, data: &[u8]) {
+        let address = self.range.base + offset;
+        let page_of = |address: u64| address / outboard_pages::PAGE_BYTES;
+        let last = page_of(address + (data.len() as u64).saturating_sub(1));
+        let is_known = self.writable == Some(last) && page_of(address) == last;
+        if self.range.is_registered() && !is_known {
+            let written = outboard_pages::write(address, data);
+            self.writable = (written == data.len()).then_some(last);
             return;
         }
-        // SAFETY: memory of the library, inside the range, mapped until the program frees it.
+        // SAFETY: memory of the library, inside the range, mapped until the program frees it; or a
+        // page to which the kernel has just written. The program unregisters memory before it
+        // unmaps it, which waits for the lock that the caller holds.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), address as *mut u8, data.len()) };
     }
 }

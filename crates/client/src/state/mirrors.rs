@@ -94,6 +94,19 @@ fn tracker() -> Option<&'static Tracker> {
         .as_ref()
 }
 
+/// Returns the first index from `at` on at which two slices of one length differ.
+fn first_difference(a: &[u8], b: &[u8], mut at: usize) -> Option<usize> {
+    const STRIDE: usize = 64;
+    while at < a.len() {
+        let end = (at + STRIDE).min(a.len());
+        if a[at..end] != b[at..end] {
+            return (at..end).find(|i| a[*i] != b[*i]);
+        }
+        at = end;
+    }
+    None
+}
+
 impl Mirrors {
     /// Returns the names and values for `OUTBOARD_STATS`; `None` if there was no mirror.
     pub(crate) fn figures(&self) -> Option<[(&'static str, u64); 7]> {
@@ -131,13 +144,14 @@ impl Mirrors {
         let Some(known) = server_bytes.get_mut(start..start + data.len()) else {
             return;
         };
+        let mut writer = range.writer();
         let mut at = 0;
-        while let Some(from) = (at..data.len()).find(|i| known[*i] != data[*i]) {
+        while let Some(from) = first_difference(known, data, at) {
             let to = (from..data.len())
                 .find(|i| known[*i] == data[*i])
                 .unwrap_or(data.len());
             known[from..to].copy_from_slice(&data[from..to]);
-            range.write((start + from) as u64, &data[from..to]);
+            writer.write((start + from) as u64, &data[from..to]);
             at = to;
         }
         let received = &self.figures.received_bytes;
