@@ -545,6 +545,17 @@ def capturing(function: str, *arguments: object, mode: int = 0, end: bool = True
     return ask
 
 
+def into_graph(state: State) -> tuple[str, ...]:
+    """A capture into a graph of the program's, ended without a place for the graph."""
+    stream, graph, count = got("cuStreamCreate", 1), got("cuGraphCreate", 0), c_size_t()
+    answers = [call("cuStreamBeginCaptureToGraph", stream, graph, None, None, 0, 0)]
+    answers.append(call("cuLaunchKernel", state.empty, 1, 1, 1, 1, 1, 1, 0, stream, None, None))
+    answers.append(call("cuStreamEndCapture", stream, None))
+    answers.append(call("cuGraphGetNodes", graph, None, byref(count)))
+    must("cuStreamDestroy_v2", stream)
+    return *answers, str(count.value)
+
+
 def unjoined(state: State) -> tuple[str, ...]:
     """Another stream joins a capture and is never joined back."""
     first, second = got("cuStreamCreate", 1), got("cuStreamCreate", 1)
@@ -593,6 +604,7 @@ def side_stream(works: bool, then: str) -> Question:
 
 
 CAPTURES: dict[str, Question] = {
+    "into a graph, end null": into_graph,
     "begin null stream": q("cuStreamBeginCapture_v2", None, 0),
     "begin legacy stream": q("cuStreamBeginCapture_v2", 1, 0),
     "begin mode of none": q("cuStreamBeginCapture_v2", "stream", 9),

@@ -16,6 +16,8 @@ import cuda
 
 MIB = 1 << 20
 FD = 1
+# CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES
+POOL_HANDLE_TYPES = 119
 PTX = b"""
 .version 7.0
 .target sm_70
@@ -445,6 +447,9 @@ def pools() -> None:
 
     def owner(channel: Channel) -> None:
         contexts()
+        types = c_int()
+        must("cuDeviceGetAttribute", byref(types), POOL_HANDLE_TYPES, 0)
+        assert types.value & FD, "programs that ask first would not try"
         pool, descriptor, records = shared_pool(), c_int(-1), []
         must("cuMemPoolExportToShareableHandle", byref(descriptor), pool, FD, 0)
         blocks = [c_uint64(), c_uint64()]

@@ -448,4 +448,62 @@ mod tests {
         assert!(is_mapped(here.as_ptr() as u64, 64));
         assert!(!is_mapped(0x1000, 64));
     }
+
+    /// A page in which every fourth byte changes takes one system call, not one a byte.
+    #[test]
+    fn the_kernel_writes_the_first_piece_of_a_page() {
+        const PAGE: usize = outboard_pages::PAGE_BYTES as usize;
+        // SAFETY: a new mapping.
+        let memory = unsafe {
+            let (read_write, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
+            libc::mmap(
+                std::ptr::null_mut(),
+                3 * PAGE,
+                read_write,
+                kind | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        assert_ne!(memory, libc::MAP_FAILED);
+        // SAFETY: the last page of the mapping, which nobody uses.
+        assert_eq!(
+            unsafe { libc::mprotect(memory.byte_add(2 * PAGE), PAGE, libc::PROT_READ) },
+            0
+        );
+        let range = HostRange {
+            base: memory as u64,
+            bytes: 3 * PAGE as u64,
+            flags: 0,
+            context: CUcontext(0),
+            origin: Origin::Registered,
+            shared: false,
+            number: 1,
+            mirror: Mirror::default(),
+        };
+        let first_page = range.base / outboard_pages::PAGE_BYTES;
+        let mut writer = range.writer();
+        let mut known = Vec::new();
+        for at in (0..3 * PAGE).step_by(4) {
+            writer.write(at as u64, &[7]);
+            known.push(writer.writable.map(|page| page - first_page));
+        }
+        let pages: Vec<_> = known.chunks(PAGE / 4).collect();
+        for (page, expected) in [(0, Some(0)), (1, Some(1)), (2, None)] {
+            assert!(
+                pages[page].iter().all(|known| *known == expected),
+                "page {page}"
+            );
+        }
+        // SAFETY: the mapping made above; nobody writes to it any more.
+        let bytes = unsafe { std::slice::from_raw_parts(memory.cast::<u8>(), 3 * PAGE) };
+        let set = bytes.iter().enumerate().filter(|(_, byte)| **byte == 7);
+        assert!(set.clone().all(|(at, _)| at % 4 == 0 && at < 2 * PAGE));
+        assert_eq!(set.count(), 2 * PAGE / 4);
+        // A piece that reaches into another page is the kernel's too.
+        writer.write(PAGE as u64 - 2, &[9; 4]);
+        assert_eq!(writer.writable, Some(first_page + 1));
+        // SAFETY: the mapping made above.
+        unsafe { libc::munmap(memory, 3 * PAGE) };
+    }
 }
