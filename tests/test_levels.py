@@ -51,7 +51,7 @@ WAITED = """
     illegal_address      138  137  135    5
     library_kernels      150  145  142   10
     malloc_async         286  185  147    9
-    managed_memory       248  213  210   46
+    managed_memory       248  214  211   47
     managed_variables    159  153  151   14
     matmul_tiled         160  144  134    6
     mipmaps_cubemaps     287  225  205   71
