@@ -48,7 +48,7 @@ class Serving:
 
     def workers(self) -> list[str]:
         """The numbers of the processes that serve a client now."""
-        return self.port.guest.run("pgrep -f 'outboard.* worker .*--fd'").output.split()
+        return self.port.guest.run("pgrep -f 'outboard.* worker .*--control'").output.split()
 
 
 @contextmanager
