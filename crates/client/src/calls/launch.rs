@@ -354,6 +354,7 @@ impl Driver {
     /// Launches in the stream's context while the thread has none; the default stream has no
     /// context then, which is `error`.
     #[cold]
+    #[inline(never)]
     fn launch_without(
         &self,
         error: CUresult,

@@ -467,10 +467,8 @@ mod tests {
         };
         assert_ne!(memory, libc::MAP_FAILED);
         // SAFETY: the last page of the mapping, which nobody uses.
-        assert_eq!(
-            unsafe { libc::mprotect(memory.byte_add(2 * PAGE), PAGE, libc::PROT_READ) },
-            0
-        );
+        let status = unsafe { libc::mprotect(memory.byte_add(2 * PAGE), PAGE, libc::PROT_READ) };
+        assert_eq!(status, 0);
         let range = HostRange {
             base: memory as u64,
             bytes: 3 * PAGE as u64,
