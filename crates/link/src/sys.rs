@@ -170,3 +170,69 @@ unsafe fn get_option<T>(
         _ => Err(io::Error::last_os_error()),
     }
 }
+
+/// `struct sched_attr` of sched(7).
+#[repr(C)]
+#[derive(Default)]
+struct SchedulingAttributes {
+    size: u32,
+    policy: u32,
+    flags: u64,
+    nice: i32,
+    priority: u32,
+    /// The slice of a thread with the ordinary policy (Linux 6.12; ignored before).
+    runtime_ns: u64,
+    deadline_ns: u64,
+    period_ns: u64,
+}
+
+fn scheduling_attributes() -> io::Result<SchedulingAttributes> {
+    let mut attributes = SchedulingAttributes::default();
+    let bytes = mem::size_of::<SchedulingAttributes>() as u32;
+    let place = std::ptr::from_mut(&mut attributes);
+    // SAFETY: the kernel writes `bytes` bytes at most, which are plain integers.
+    let rc = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, place, bytes, 0) };
+    match rc {
+        0 => Ok(attributes),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Sets the calling thread's slice, if it has the ordinary policy. Threads that it starts inherit
+/// it.
+pub(crate) fn set_slice(slice: Duration) -> io::Result<()> {
+    let mut attributes = scheduling_attributes()?;
+    if attributes.policy != libc::SCHED_OTHER.unsigned_abs() {
+        return Ok(());
+    }
+    attributes.size = mem::size_of::<SchedulingAttributes>() as u32;
+    attributes.runtime_ns = u64::try_from(slice.as_nanos()).unwrap_or(u64::MAX);
+    let place = std::ptr::from_ref(&attributes);
+    // SAFETY: the kernel reads the `size` bytes of the attributes.
+    let rc = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, place, 0) };
+    match rc {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slice_is_kept_and_inherited_if_the_kernel_has_slices() {
+        std::thread::spawn(|| {
+            let before = scheduling_attributes().expect("attributes").runtime_ns;
+            set_slice(Duration::from_micros(200)).expect("an ordinary thread");
+            let after = scheduling_attributes().expect("attributes").runtime_ns;
+            // Kernels before 6.12 report no slice, and keep none.
+            assert!(after == 200_000 || after == before, "{before} {after}");
+            let theirs = std::thread::spawn(|| scheduling_attributes().map(|a| a.runtime_ns));
+            let theirs = theirs.join().expect("a thread").expect("attributes");
+            assert_eq!(theirs, after);
+        })
+        .join()
+        .expect("no panic");
+    }
+}

@@ -57,7 +57,7 @@ use std::{
 };
 
 use outboard_api::CUresult;
-use outboard_link::{Destination, Link, Receiver, Segment, Wait, data_connections_wanted};
+use outboard_link::{Destination, Link, Receiver, Segment, Wait, cores, data_connections_wanted};
 use outboard_wire::{
     DecodeError, Message as _, Op as _, Reader,
     frame::{ON_DATA_CONNECTION, RequestHeader, context_and_call, copied_data_at},
@@ -111,6 +111,10 @@ fn serve_with_data_connections(
     // By default the kernel may end a sleep 50 us late, as long as some kernels run.
     if let Err(error) = set_current_timer_slack(NonZeroU64::new(limits::TIMER_SLACK_NS)) {
         debug!(%error, "timers stay coarse");
+    }
+    // A program's own threads may keep every core busy while it waits for this one.
+    if let Err(error) = cores::wake_promptly() {
+        debug!(%error, "the session's threads keep the default slice");
     }
     let source = source.filter(|_| link.data_connections().is_some());
     let (sender, mut receiver) = link.split();
