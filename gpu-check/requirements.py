@@ -30,8 +30,8 @@ from typing import Any
 
 import kept
 import machine
-from paper_cases import CASES
 from process import Runner
+from requirement_cases import CASES
 from requirements_stage import REQUIRE_S_MAX, Rounds, Setting, Stage, StageError
 from server import Server, ServerError
 from speed import names
@@ -52,7 +52,7 @@ AGAIN_BEYOND = 0.02
 AGAIN_MAX = 6
 START_S_MIN = 60.0
 TURN_S = 0.12
-PARTS = ("record", "cost", "grid", "checks", "predict")
+PARTS = ("record", "cost", "links", "grid", "checks", "predict")
 BUDGET_S = 900.0
 SERVER_START_S = 60.0
 CALIBRATE_S_MAX = 120.0
@@ -100,15 +100,27 @@ def predictions(answer: dict[str, Any]) -> dict[str, dict[str, float]]:
     return found
 
 
-def grid() -> list[str]:
-    return [network_name(rtt, gbps) for gbps in BANDWIDTHS_GBPS for rtt in RTTS_US]
+def grid(options: argparse.Namespace) -> list[str]:
+    return [network_name(rtt, gbps) for gbps in options.gbps for rtt in options.rtts_us]
+
+
+def links(rounds: Rounds) -> dict[str, Any]:
+    """Returns the figures of each link without a network, over one local time."""
+    here_ms = local_ms(rounds)
+    return {link: figures(pairs, here_ms) for link, pairs in rounds.items()} | {"local_ms": significant(here_ms)}
+
+
+def conditions(network: str) -> tuple[float, float]:
+    """Returns a network's round trip in microseconds and its bandwidth in Gbps."""
+    rtt, _, gbps = network.partition(",bandwidth=")
+    return float(rtt.removeprefix("rtt=").removesuffix("us")), float(gbps.removesuffix("Gbps"))
 
 
 def suspects(rounds: Rounds) -> list[str]:
     """Returns networks over which the program seemed slower than over one that is harder in every
     way, the worst first: the machine was slow at that time. Predictions do not influence this
     choice."""
-    harder = {(rtt, gbps): network_name(rtt, gbps) for gbps in BANDWIDTHS_GBPS for rtt in RTTS_US}
+    harder = {conditions(network): network for network in rounds}
     least = {network: min(there for _, there in pairs) for network, pairs in rounds.items() if pairs}
     found: list[tuple[float, str]] = []
     for (rtt, gbps), network in harder.items():
@@ -141,7 +153,7 @@ CHECKED = {"half": 0.5, "at": 1.0, "double": 2.0}
 def one(setting: Setting, case: Case, entry: dict[str, Any]) -> dict[str, Any]:
     """Measures the parts of one program that are asked for; existing results of other parts stay."""
     parts = frozenset(setting.options.parts)
-    kept_names = ("machine", "recording_overhead", "recording_overhead_machine")
+    kept_names = ("machine", "recording_overhead", "recording_overhead_machine", "links")
     found: dict[str, Any] = {name: entry[name] for name in kept_names if name in entry}
     found["title"] = f"{case.title}, {case.group}"
     rounds = {name: network["rounds_ms"] for name, network in entry.get("networks", {}).items()}
@@ -159,8 +171,10 @@ def one(setting: Setting, case: Case, entry: dict[str, Any]) -> dict[str, Any]:
         if parts == {"cost"}:
             # Needs no recording, and is independent of what another machine may have measured.
             return entry | found | {"title": found["title"], "recording_overhead_machine": setting.about}
+        if "links" in parts:
+            found["links"] = links(stage.measure_links(CHECK_ROUNDS))
         if "grid" in parts:
-            rounds = stage.measure(grid(), setting.options.rounds)
+            rounds = stage.measure(grid(setting.options), setting.options.rounds)
             for _ in range(AGAIN_MAX):
                 slow = suspects(rounds) if time.monotonic() < setting.deadline else []
                 for network, pairs in (stage.measure(slow, 1) if slow else {}).items():
@@ -276,13 +290,14 @@ def main(arguments: list[str] | None = None, cases: tuple[Case, ...] = CASES, gr
     chosen = [case for case in cases if not options.only or case.name in options.only or case.group in options.only]
     with tempfile.TemporaryDirectory(prefix="requirements-") as scratch:
         outboard = [str(options.outboard)]
-        server = Server(outboard, ["shm"], options.device, options.log_dir / "server.log", SERVER_START_S)
+        carriers = ["shm", "tcp"] if "links" in options.parts else ["shm"]
+        server = Server(outboard, carriers, options.device, options.log_dir / "server.log", SERVER_START_S)
         runner = Runner(
             [sys.executable], outboard, Path(scratch), options.log_dir, False, prepare_remote=server.ensure_running
         )
         constants = options.constants or Path(scratch) / "constants.json"
         group = group or Group("requirements", ())
-        widest = network_name(max(RTTS_US), max(BANDWIDTHS_GBPS))
+        widest = network_name(max(options.rtts_us), max(options.gbps))
         setting = Setting(options, runner, server, group, options.recordings, constants, widest, 0)
         return _run(setting, chosen, results)
 
@@ -347,6 +362,10 @@ def _line(entry: dict[str, Any]) -> str:
     return text + "".join(f"   {name} {check['overhead']:+.1%}" for name, check in entry["checks"].items())
 
 
+def _numbers(text: str) -> list[float]:
+    return [float(number) for number in text.split(",")]
+
+
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--outboard", type=Path, required=True, help="the outboard program")
@@ -366,6 +385,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=ROUNDS_MAX, help="turns of each network at most")
     parser.add_argument("--turn-s", type=float, default=TURN_S, help="the length of a turn")
+    parser.add_argument("--rtts-us", type=_numbers, default=list(RTTS_US), help="round-trip times of the grid")
+    parser.add_argument("--gbps", type=_numbers, default=list(BANDWIDTHS_GBPS), help="bandwidths of the grid")
     parser.add_argument("--no-local", action="store_true", help="without the local GPU: against the bare server")
     parser.add_argument("--device", default="nvidia", help="passed to `outboard serve`")
     parser.add_argument("--log-dir", type=Path, default=ROOT / "build" / "requirements")

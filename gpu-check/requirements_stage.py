@@ -31,7 +31,10 @@ REQUIRE_S_MAX = 120.0
 CHANGE_S_MAX = 10.0
 TURN_EXTRA_S_MAX = 60.0
 
-# By network: milliseconds of a step in each pair of turns, local and remote.
+# Emulates no delay; networks without any round trip are not accepted.
+NO_DELAY = "rtt=1ns"
+
+# By network, or by link: milliseconds of a step in each pair of turns, local and remote.
 Rounds = dict[str, list[list[float]]]
 
 
@@ -78,8 +81,14 @@ class Stage:
             Mode("calls", here, record=str(scratch / "calls.trace"), untimed=NEVER_TIMED),
             Mode("emulated", url, emulate=setting.widest),
         ]
+        # Links without a network, and what emulating one adds to each.
+        links = setting.server.urls if "links" in parts else {}
+        for link, its_url in links.items():
+            modes += [Mode(link, its_url), Mode(f"{link}, emulated", its_url, emulate=NO_DELAY)]
+        self.links = [name for link in links for name in (link, f"{link}, emulated")]
         used = {"local"} | ({"recorded"} if "record" in parts else set()) | ({"calls"} if "cost" in parts else set())
         used |= {"emulated"} if {"grid", "checks"} & parts else set()
+        used |= set(self.links)
         try:
             for mode in modes:
                 if mode.name not in used:
@@ -138,6 +147,17 @@ class Stage:
                 pair = [significant(statistics.median(self.turn(name))) for name in ("local", "emulated")]
                 rounds[network].append(pair)
         return rounds
+
+    def measure_links(self, rounds: int) -> Rounds:
+        """Runs the program on this machine's GPU and over each link without a network, in turns."""
+        found: Rounds = {link: [] for link in self.links}
+        for number in range(rounds):
+            shift = number % len(self.links)
+            for link in self.links[shift:] + self.links[:shift]:
+                found[link].append([significant(statistics.median(self.turn(name))) for name in ("local", link)])
+        for link in self.links:
+            self.players.pop(link).close()
+        return found
 
     def local_ms(self, rounds: int) -> float:
         """Returns a local step's time without the machine's slow seconds."""
