@@ -12,7 +12,7 @@ from typing import Any
 
 import paper_plots
 import svg
-from requirements import BANDWIDTHS_GBPS, RTTS_US, network_name
+from requirements import BANDWIDTHS_GBPS, RTTS_US, conditions, network_name
 from svg import BLUE, GREY, ORANGE, Line, Panel
 
 MODELS = {"simulated": "replay", "closed_form": "closed form"}
@@ -47,6 +47,7 @@ def document(results: dict[str, Any], source: str, pictures: str) -> tuple[str, 
     measured = {n: entry for n, entry in results["cases"].items() if entry["status"] == "ok" and entry["networks"]}
     text.append("## Errors of the predictions\n\n" + _errors(measured) + _all(measured))
     text.append("## At the requirement\n\n" + _checks(measured, results["budget"], results["check_gbps"]))
+    text.append("## Links without a network\n\n" + _links(results["cases"]))
     text.append(
         f"## Overhead over round-trip time\n\n![Overhead over round-trip time]({pictures}/slopes.svg)\n\n"
         f"The measured overhead at {SLOPE_GBPS} Gbps, and the predictions of both models.\n"
@@ -117,12 +118,32 @@ def _checks(measured: dict[str, Any], budget: str, gbps: float) -> str:
     return about + (paper_plots.table(head, rows) if rows else "Not measured yet.\n")
 
 
-def _grid(entry: dict[str, Any]) -> str:
-    head = ["measured (replay; closed form)", *(f"{rtt} us" for rtt in RTTS_US)]
+def _links(cases: dict[str, Any]) -> str:
+    measured = {name: entry for name, entry in cases.items() if entry.get("links")}
+    if not measured:
+        return "Not measured yet.\n"
+    links = ("shm", "shm, emulated", "tcp", "tcp, emulated")
     rows = []
-    for gbps in BANDWIDTHS_GBPS:
-        row = [f"{gbps} Gbps"]
-        for rtt in RTTS_US:
+    for entry in measured.values():
+        found = entry["links"]
+        row = [entry["title"], f"{found['local_ms']:.4g}", *(f"{found[link]['overhead']:+.1%}" for link in links)]
+        rows.append([*row, f"{1e3 * (found['shm, emulated']['ms'] - found['shm']['ms']):+.0f}"])
+    about = (
+        "The same steps over each link, and over the same link while it emulates a network without delay. An emulated "
+        "link shares no memory, so it stands between shm and tcp. The last column is what it adds to shm.\n\n"
+    )
+    head = ["overhead", "local, ms", *links, "emulation over shm, us a step"]
+    return about + paper_plots.table(head, rows)
+
+
+def _grid(entry: dict[str, Any]) -> str:
+    measured = {conditions(network) for network in entry["networks"]}
+    rtts, bandwidths = (sorted(set(values)) for values in zip(*measured, strict=True))
+    head = ["measured (replay; closed form)", *(f"{rtt:g} us" for rtt in rtts)]
+    rows = []
+    for gbps in bandwidths:
+        row = [f"{gbps:g} Gbps"]
+        for rtt in rtts:
             found = entry["networks"][network_name(rtt, gbps)]
             predicted = "; ".join(f"{found['predicted_overhead'][model]:+.1%}" for model in MODELS)
             row.append(f"{found['overhead']:+.1%} ({predicted})")
@@ -136,7 +157,10 @@ def _grid(entry: dict[str, Any]) -> str:
 def _slopes(measured: dict[str, Any]) -> str:
     panels = []
     for entry in measured.values():
-        found = [entry["networks"][network_name(rtt, SLOPE_GBPS)] for rtt in RTTS_US]
+        networks = [network_name(rtt, SLOPE_GBPS) for rtt in RTTS_US]
+        if not entry["networks"].keys() >= set(networks):
+            continue
+        found = [entry["networks"][network] for network in networks]
         lines = [Line([_percent(f["overhead"]) for f in found], GREY)]
         for model, colour in zip(MODELS, (BLUE, ORANGE), strict=True):
             lines.append(Line([_percent(f["predicted_overhead"][model]) for f in found], colour, dashed=True))

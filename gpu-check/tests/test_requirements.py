@@ -79,6 +79,16 @@ def test_what_recording_costs_needs_no_recording(tmp_path, capsys):
     assert_nothing_runs()
 
 
+def test_links_are_measured_without_a_network(tmp_path):
+    extra = ["--parts", "record,links,grid", "--rtts-us", "2,500", "--gbps", "100"]
+    status, results = measure(tmp_path, case("fill_and_read"), extra=extra)
+    entry = results["cases"]["fill_and_read"]
+    assert status == 0 and set(entry["links"]) == {"local_ms", "shm", "shm, emulated", "tcp", "tcp, emulated"}
+    assert list(entry["networks"]) == ["rtt=2us,bandwidth=100Gbps", "rtt=500us,bandwidth=100Gbps"]
+    assert entry["links"]["shm"]["ms"] < entry["networks"]["rtt=500us,bandwidth=100Gbps"]["ms"]
+    assert_nothing_runs()
+
+
 def test_errors_are_of_step_times():
     networks = {f"rtt={n}us": {"error": {"simulated": n / 100, "closed_form": -n / 10}} for n in range(1, 12)}
     found = requirements.summary(networks)
@@ -151,6 +161,14 @@ def made_up():
         "noise": {"median": 0.01, "p90": 0.02},
         "checks": checks,
     }
+    shm, tcp = {"ms": 10.5, "overhead": 0.05}, {"ms": 12.0, "overhead": 0.2}
+    entry["links"] = {
+        "local_ms": 10.0,
+        "shm": shm,
+        "shm, emulated": shm | {"ms": 10.6},
+        "tcp": tcp,
+        "tcp, emulated": tcp,
+    }
     failed = {"status": "error", "title": "Another", "error": "it hung"}
     return {"format": 1, "budget": "5%", "check_gbps": 100, "cases": {"a": entry, "b": failed}}
 
@@ -163,6 +181,7 @@ def test_the_page_shows_errors_checks_and_what_failed(tmp_path):
     text = page.read_text()
     assert "| A <program> | 10 | 1.0% (2.0%) | 0.0% (0.0%, 0.0%) |" in text
     assert "| A <program> | 5us | +2.5% | +5.0% | +10.0% | yes, yes, yes |" in text
+    assert "| A <program> | 10 | +5.0% | +5.0% | +20.0% | +20.0% | +100 |" in text
     assert "- Another: error, it hung" in text and "A GPU (driver 1)" in text
     assert "+20.0% (+20.0%; +40.0%)" in text
     picture = ElementTree.parse(tmp_path / "page" / "slopes.svg")

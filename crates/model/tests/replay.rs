@@ -425,15 +425,27 @@ impl Observer for Sums {
     }
 }
 
+/// Bytes of a wait's request, and of its reply.
+const WAIT_BYTES: u64 = 64;
+
 #[test]
 fn nothing_is_lost_and_nothing_is_made() {
     for seed in 0..100 {
         let trace = random(seed, 1, 100, 1 + seed % 4);
-        let sent: u64 = trace.calls().map(|c| c.request_bytes).sum();
-        let received: u64 = trace.calls().map(|c| c.response_bytes).sum();
         let gpu_ns: u64 = trace.work().map(|w| w.duration_ns).sum();
         let workload = Workload::new(&trace).unwrap();
         let iteration = workload.typical();
+        // Waits for what was waited for before send nothing; they take one request and reply each.
+        let local = iteration.steps().filter(|s| s.class == Class::Local);
+        let local_recorded = trace.calls().filter(|c| c.class == Class::Local);
+        let known = (local.count() - local_recorded.count()) as u64;
+        let sent: u64 = iteration.steps().map(|s| s.request_bytes).sum();
+        let received: u64 = iteration.steps().map(|s| s.response_bytes).sum();
+        let recorded = trace.calls().map(|c| c.request_bytes + c.response_bytes);
+        assert_eq!(
+            recorded.sum::<u64>(),
+            sent + received + known * 2 * WAIT_BYTES
+        );
         let mut sums = Sums::default();
         let outcome = Replay::new(iteration).run_observed(
             Where::Remote(Remote {
@@ -451,7 +463,10 @@ fn nothing_is_lost_and_nothing_is_made() {
         );
         assert_eq!((sums.up, sums.down), (sent, received));
         assert_eq!(outcome.gpu_ns, gpu_ns as f64);
-        let sent_calls = trace.calls().filter(|c| c.class != Class::Local).count() as u64;
+        let sent_calls = iteration
+            .steps()
+            .filter(|s| s.class != Class::Local)
+            .count() as u64;
         assert_eq!(outcome.messages, sent_calls + outcome.round_trips);
         // No time is shorter than what the GPU or the program alone needs.
         assert!(outcome.total_ns >= sums.cpu_ns);

@@ -19,6 +19,8 @@
 //! * A frame is never handed over early. It is late if the carrying link takes longer than the
 //!   network: that takes some hundred nanoseconds over shm, some ten microseconds over loopback
 //!   tcp.
+//! * With cores to spare, a receiver watches for frames and for their time without a sleep, at first:
+//!   threads that have slept are late and slow, and that is no property of the network.
 //! * Frames in flight are stored in the carrier. A ring is made as large as the network needs, up
 //!   to [`RING_BYTES_MAX`](outboard_wire::limits::RING_BYTES_MAX); when the ring, or the buffer of
 //!   a tcp connection, is full, senders wait as they do for a full window.
@@ -39,7 +41,8 @@ use std::{
 
 use outboard_wire::{
     limits::{
-        ARRIVAL_AHEAD_MS_MAX, ARRIVAL_KEEP_CORE_NS, ARRIVAL_SPIN_NS, RING_BYTES, RING_BYTES_MAX,
+        ARRIVAL_AHEAD_MS_MAX, ARRIVAL_KEEP_CORE_NS, ARRIVAL_SPIN_NS, ARRIVAL_WATCH_NS, RING_BYTES,
+        RING_BYTES_MAX,
     },
     network::Network,
 };
@@ -85,6 +88,7 @@ impl Connection {
             receiver: Box::new(Receiver {
                 inner: receiver,
                 due_ns: None,
+                last_ns: 0,
                 rest,
             }),
         })
@@ -171,8 +175,13 @@ pub struct Receiver {
     pub(crate) inner: crate::Receiver,
     /// The next frame's stamp, if it has been read.
     due_ns: Option<u64>,
+    /// Time at which a frame was last handed over.
+    last_ns: u64,
     pub(crate) rest: Arc<Rest>,
 }
+
+/// Looks at the clock or the link for each look for a waker.
+const LOOKS: u32 = 64;
 
 impl Receiver {
     #[cold]
@@ -182,7 +191,7 @@ impl Receiver {
         }
         let frame = self.inner.recv(wait)?;
         if frame.is_some() {
-            self.due_ns = None;
+            (self.due_ns, self.last_ns) = (None, now_ns());
         }
         Ok(frame)
     }
@@ -198,7 +207,7 @@ impl Receiver {
         }
         let frame = self.inner.recv_placed(wait, place)?;
         if frame.is_some() {
-            self.due_ns = None;
+            (self.due_ns, self.last_ns) = (None, now_ns());
         }
         Ok(frame)
     }
@@ -208,10 +217,9 @@ impl Receiver {
         let due_ns = match self.due_ns {
             Some(due_ns) => due_ns,
             None => {
-                let Some(frame) = self.inner.recv(wait)? else {
+                let Some(due_ns) = self.next_stamp(wait)? else {
                     return Ok(false);
                 };
-                let due_ns = read_stamp(frame, now_ns())?;
                 *self.due_ns.insert(due_ns)
             }
         };
@@ -230,29 +238,70 @@ impl Receiver {
         Ok(self.wait_until(until_ns)? && until_ns == due_ns)
     }
 
+    /// Takes the next stamp out of the link; `None` if none came as `wait` says.
+    fn next_stamp(&mut self, wait: Wait) -> Result<Option<u64>, Error> {
+        let until = match wait {
+            Wait::Poll => return self.stamp(wait),
+            Wait::Until(deadline) => Some(deadline),
+            Wait::Forever => None,
+        };
+        let watch_until_ns = match spin::has_cores_to_spare() {
+            true => self.last_ns.saturating_add(ARRIVAL_WATCH_NS),
+            false => 0,
+        };
+        while now_ns() < watch_until_ns {
+            for _ in 0..LOOKS {
+                if let Some(due_ns) = self.stamp(Wait::Poll)? {
+                    return Ok(Some(due_ns));
+                }
+                hint::spin_loop();
+            }
+            if self.take_wake()? || until.is_some_and(|until| Instant::now() >= until) {
+                return Ok(None);
+            }
+        }
+        self.stamp(wait)
+    }
+
+    fn stamp(&mut self, wait: Wait) -> Result<Option<u64>, Error> {
+        match self.inner.recv(wait)? {
+            Some(frame) => read_stamp(frame, now_ns()).map(Some),
+            None => Ok(None),
+        }
+    }
+
     /// Sleeps until shortly before `until_ns`, then watches the clock. Returns false if a waker
     /// ended it.
     fn wait_until(&mut self, until_ns: u64) -> Result<bool, Error> {
+        let has_cores = spin::has_cores_to_spare();
+        let spin_ns = match has_cores {
+            true => ARRIVAL_WATCH_NS,
+            false => ARRIVAL_SPIN_NS,
+        };
         loop {
             let left_ns = until_ns.saturating_sub(now_ns());
-            if left_ns <= ARRIVAL_SPIN_NS {
+            if left_ns <= spin_ns {
                 break;
             }
-            let rest = Duration::from_nanos(left_ns - ARRIVAL_SPIN_NS);
-            if self.rest_for(rest)? {
+            if self.rest_for(Duration::from_nanos(left_ns - spin_ns))? {
                 return Ok(false);
             }
         }
         // On few cores the peer may need this core; but a core that is given away comes back late.
-        let yield_until_ns = match spin::has_cores_to_spare() {
+        let yield_until_ns = match has_cores {
             true => 0,
             false => until_ns.saturating_sub(ARRIVAL_KEEP_CORE_NS),
         };
         loop {
-            match now_ns() {
-                now if now >= until_ns => return Ok(true),
-                now if now < yield_until_ns => thread::yield_now(),
-                _ => hint::spin_loop(),
+            for _ in 0..LOOKS {
+                match now_ns() {
+                    now if now >= until_ns => return Ok(true),
+                    now if now < yield_until_ns => thread::yield_now(),
+                    _ => hint::spin_loop(),
+                }
+            }
+            if self.take_wake()? {
+                return Ok(false);
             }
         }
     }

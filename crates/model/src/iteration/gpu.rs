@@ -14,6 +14,8 @@ const NOT_READY: u32 = 600;
 pub(super) struct Started {
     pub(super) unit: u32,
     pub(super) waits: List,
+    /// It waits for work that the client knows to be done.
+    pub(super) is_known: bool,
 }
 
 /// Processes the calls in the order of their starts.
@@ -56,7 +58,13 @@ impl<'a> Gpu<'a> {
         gpu
     }
 
-    pub(super) fn call(&mut self, name: &str, call: &Call, works: &[&Work]) -> Started {
+    pub(super) fn call(
+        &mut self,
+        name: &str,
+        call: &Call,
+        works: &[&Work],
+        is_known: bool,
+    ) -> Started {
         let called_ns = self.since(call.start_ns);
         let end_ns = called_ns + call.duration_ns as f64;
         let name = family(name);
@@ -78,7 +86,11 @@ impl<'a> Gpu<'a> {
         } else {
             self.list(&awaited)
         };
-        Started { unit, waits }
+        Started {
+            unit,
+            waits,
+            is_known,
+        }
     }
 
     /// Sets what follows only from all calls: the streams that are ordered with the default stream,
@@ -161,6 +173,7 @@ impl<'a> Gpu<'a> {
             after,
             is_carried,
             is_inferred: false,
+            is_by_processor: false,
         });
         self.called_ns.push(called_ns);
         self.last[stream as usize] = index;

@@ -14,18 +14,15 @@
 //! replayed, takes no longer than it did.
 
 use outboard_api::decl::Class;
-use outboard_trace::GpuWork;
 
 use crate::replay::{Replay, Where};
 
-use super::{Iteration, NONE, Step, Unit};
+use super::{Iteration, NONE, Step};
 
 /// Steps of bisection in which gaps are shortened.
 const HALVINGS: u32 = 12;
 /// Shortest gap, as a share of the recorded one.
 const GAP_PART_MIN: f64 = 0.05;
-/// A copy and its call count as equally long if each takes at least this share of the other's time.
-const COPY_PART_MIN: f64 = 0.6;
 
 /// A recording's iterations after completion.
 pub(crate) enum Completed {
@@ -101,8 +98,8 @@ fn graft(one: &Iteration, model: &Iteration) -> Iteration {
             let slower_ns = (timed.duration_ns - step.duration_ns).max(0.0);
             if timed.unit != NONE {
                 let unit = &mut made.units[timed.unit as usize];
-                match is_copied_by_the_call(unit, timed) {
-                    true => shorten(unit, step.duration_ns / timed.duration_ns),
+                match unit.is_by_processor {
+                    true => unit.scale((step.duration_ns / timed.duration_ns).min(1.0)),
                     false => unit.launch_ns = (unit.launch_ns - slower_ns).max(0.0),
                 }
             }
@@ -118,20 +115,6 @@ fn graft(one: &Iteration, model: &Iteration) -> Iteration {
     }
     shorten_gaps(&mut made);
     made
-}
-
-/// Returns true if the driver itself copies pageable memory piece by piece and returns afterwards:
-/// the work is then as slow as the call.
-fn is_copied_by_the_call(unit: &Unit, call: &Step) -> bool {
-    matches!(unit.kind, GpuWork::CopyToDevice | GpuWork::CopyToHost)
-        && unit.duration_ns > COPY_PART_MIN * call.duration_ns
-        && call.duration_ns > COPY_PART_MIN * unit.duration_ns
-}
-
-fn shorten(unit: &mut Unit, part: f64) {
-    let part = part.min(1.0);
-    unit.duration_ns *= part;
-    unit.busy_ns *= part;
 }
 
 fn shorten_gaps(made: &mut Iteration) {

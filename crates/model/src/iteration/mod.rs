@@ -15,6 +15,7 @@
 //! * **Busy times** ([`bound`]): without times of the GPU, a long wait shows how long it was busy.
 //! * **Undisturbed calls** ([`graft`]): calls are slower while the GPU is timed; if some iterations
 //!   were not timed, the calls' times are theirs.
+//! * **Known waits** ([`known`]): a wait for work that was waited for before needs no request.
 //! * **Delays**: the time between a call and the start of its work, and between two works of a
 //!   stream, stays the same.
 
@@ -22,6 +23,7 @@ mod bound;
 mod gpu;
 mod graft;
 mod handoff;
+mod known;
 mod waits;
 
 use outboard_api::decl::Class;
@@ -135,11 +137,30 @@ pub struct Unit {
     pub is_carried: bool,
     /// True if it was not recorded: a long wait shows that the GPU was busy in this time.
     pub is_inferred: bool,
+    /// True if the driver's call copied pageable memory piece by piece: the copy is as slow as the
+    /// processor.
+    pub(crate) is_by_processor: bool,
 }
+
+/// A copy and its call count as equally long if each takes at least this share of the other's time.
+const COPY_PART_MIN: f64 = 0.6;
 
 impl Unit {
     pub fn end_ns(&self) -> f64 {
         self.start_ns + self.duration_ns
+    }
+
+    fn scale(&mut self, factor: f64) {
+        self.duration_ns *= factor;
+        self.busy_ns *= factor;
+    }
+
+    /// Returns true if the driver itself copies pageable memory piece by piece and returns
+    /// afterwards: the work is then as slow as the call.
+    fn is_copied_by(&self, call: &Step) -> bool {
+        matches!(self.kind, GpuWork::CopyToDevice | GpuWork::CopyToHost)
+            && self.duration_ns > COPY_PART_MIN * call.duration_ns
+            && call.duration_ns > COPY_PART_MIN * self.duration_ns
     }
 }
 
@@ -199,11 +220,15 @@ impl Iteration {
             ..Iteration::default()
         };
         let mut gpu = gpu::Gpu::new(&mut iteration, span, carried);
+        let mut known = known::Known::default();
         let started: Vec<gpu::Started> = calls
             .iter()
             .map(|call| {
                 let own = works.get(&call.correlation).map_or(&[][..], Vec::as_slice);
-                gpu.call(trace.name(call.function), call, own)
+                let name = trace.name(call.function);
+                // Through a server, the recording has what the client itself knew.
+                let is_known = known.call(gpu::family(name), call) && trace.about.gpu.is_none();
+                gpu.call(name, call, own, is_known)
             })
             .collect();
         gpu.end();
@@ -214,6 +239,7 @@ impl Iteration {
         if !has_gpu_times {
             bound::infer(&mut iteration, trace);
         }
+        iteration.find_copies_by_processor();
         handoff::find(&mut iteration);
         let gpu_end_ns = iteration.units.iter().map(Unit::end_ns);
         let end_ns = gpu_end_ns.fold(span.end_ns.saturating_sub(span.start_ns) as f64, f64::max);
@@ -233,13 +259,24 @@ impl Iteration {
             self.threads[thread].push(Step {
                 is_end: false,
                 function: call.function,
-                class: call.class,
+                class: match started.is_known {
+                    true => Class::Local,
+                    false => call.class,
+                },
                 start_ns: since(call.start_ns),
                 duration_ns: call.duration_ns as f64,
                 gap_ns: 0.0,
                 comes_after: None,
-                request_bytes: call.request_bytes,
-                response_bytes: call.response_bytes,
+                request_bytes: if started.is_known {
+                    0
+                } else {
+                    call.request_bytes
+                },
+                response_bytes: if started.is_known {
+                    0
+                } else {
+                    call.response_bytes
+                },
                 unit: started.unit,
                 waits: started.waits,
                 floor_ns: call.duration_ns as f64,
@@ -259,6 +296,14 @@ impl Iteration {
             for step in steps {
                 step.gap_ns = (step.start_ns - end_ns).max(0.0);
                 end_ns = end_ns.max(step.start_ns + step.duration_ns);
+            }
+        }
+    }
+
+    fn find_copies_by_processor(&mut self) {
+        for step in self.threads.iter().flatten() {
+            if let Some(unit) = self.units.get_mut(step.unit as usize) {
+                unit.is_by_processor = unit.is_copied_by(step);
             }
         }
     }
@@ -284,6 +329,9 @@ impl Iteration {
             step.floor_ns *= factor;
             step.server_ns *= factor;
             step.client_ns *= factor;
+        }
+        for unit in made.units.iter_mut().filter(|unit| unit.is_by_processor) {
+            unit.scale(factor);
         }
         made
     }
