@@ -107,10 +107,10 @@ pub const HANDSHAKE_BYTES_MAX: usize = 256 << 10;
 /// arrival, then watches the clock. Longer than a sleep is late, the kernel's slack of 50 us
 /// included.
 pub const ARRIVAL_SPIN_NS: u64 = 200_000;
-/// With cores to spare, a thread that receives from an emulated network does not sleep for this long
-/// after the last frame, nor for this long before the next. A thread that has slept comes back late
-/// and with cold caches, which would count as the network's delay. As long as a client watches the
-/// board over shm.
+/// With cores to spare, a thread that receives from an emulated network does not sleep for this
+/// long after the last frame, nor for this long before the next. A thread that has slept comes back
+/// late and with cold caches, which would count as the network's delay. As long as a client watches
+/// the board over shm.
 pub const ARRIVAL_WATCH_NS: u64 = 5_000_000;
 /// On one or two cores that thread gives its core away between two looks, until this long before
 /// the arrival.

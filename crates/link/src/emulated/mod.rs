@@ -19,8 +19,8 @@
 //! * A frame is never handed over early. It is late if the carrying link takes longer than the
 //!   network: that takes some hundred nanoseconds over shm, some ten microseconds over loopback
 //!   tcp.
-//! * With cores to spare, a receiver watches for frames and for their time without a sleep, at first:
-//!   threads that have slept are late and slow, and that is no property of the network.
+//! * With cores to spare, a receiver at first watches for frames and for their time without a
+//!   sleep: threads that have slept are late and slow, and that is no property of the network.
 //! * Frames in flight are stored in the carrier. A ring is made as large as the network needs, up
 //!   to [`RING_BYTES_MAX`](outboard_wire::limits::RING_BYTES_MAX); when the ring, or the buffer of
 //!   a tcp connection, is full, senders wait as they do for a full window.
