@@ -139,6 +139,8 @@ fn how_it_ends() {
         (&["--budget", "-1%"], 2, "out of range"),
         (&["--budget", "1001%"], 2, "out of range"),
         (&["--budget", "five"], 2, "such as 5%"),
+        (&["--confidence", "49%"], 2, "out of range"),
+        (&["--confidence", "sure"], 2, "such as 90%"),
         (&["--budget", "0.05"], 2, "such as 5%"),
         (&["--at", "fast"], 2, "bad network"),
         (&["--optimise", "all"], 2, "no level"),

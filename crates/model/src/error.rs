@@ -29,6 +29,16 @@ pub enum Error {
     Budget { text: String },
     #[error("a budget of {percent} % is out of range; it may be 0 % to {percent_max} %")]
     BudgetRange { percent: f64, percent_max: f64 },
+    #[error("{text:?} is no confidence; write a percentage, such as 90%")]
+    Confidence { text: String },
+    #[error(
+        "a confidence of {percent} % is out of range; it may be {percent_min} % to {percent_max} %"
+    )]
+    ConfidenceRange {
+        percent: f64,
+        percent_min: f64,
+        percent_max: f64,
+    },
     #[error("{what} must be {must}; it is {value}")]
     Number {
         what: &'static str,

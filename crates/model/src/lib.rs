@@ -15,6 +15,7 @@
 mod advice;
 mod budget;
 mod closed;
+mod confidence;
 mod constants;
 mod error;
 mod iteration;
@@ -32,6 +33,7 @@ mod workload;
 pub use crate::{
     budget::{BUDGET_PERCENT_MAX, Budget},
     closed::{Closed, c_async, c_sync, e_async, e_local},
+    confidence::{Confidence, Margin},
     constants::Constants,
     error::Error,
     iteration::{Iteration, Step, Stream, Unit},

@@ -374,8 +374,8 @@ impl<'a> Replay<'a> {
         (from_ns + step.floor_ns).max(gpu_ns + step.tail_ns)
     }
 
-    /// Sends a request over the link to the server. Its last bytes are sent when the thread has
-    /// written them.
+    /// Sends a request over the link to the server. Each piece of it goes on the wire when the
+    /// thread has written it, and the server copies each piece that has arrived.
     fn send(
         &mut self,
         step: &Step,
@@ -384,20 +384,30 @@ impl<'a> Replay<'a> {
         remote: Remote<'_>,
         observer: &mut impl Observer,
     ) -> Sent {
-        let bytes = request_bytes(step);
-        let from_ns = post_ns.max(self.up_free_ns);
-        let slowest_ns = remote.constants.copy_ns_per_byte * bytes as f64;
-        let wire_ns = remote.network.serialisation_ns(bytes).max(slowest_ns);
-        self.up_free_ns = (from_ns + wire_ns).max(copied_ns);
+        let (bytes, constants) = (request_bytes(step), remote.constants);
+        let (all, last) = (bytes as f64, piece_bytes(bytes));
+        let written_ns = post_ns + constants.start_ns_per_byte * last;
+        let from_ns = written_ns.max(self.up_free_ns);
+        let wire_ns = remote.network.serialisation_ns(bytes);
+        let last_wire_ns = wire_ns * last / all;
+        self.up_free_ns = (from_ns + wire_ns).max(copied_ns + last_wire_ns);
         observer.link(true, bytes, from_ns, self.up_free_ns);
-        let arrives_ns = self.up_free_ns + remote.network.rtt_ns / 2.0;
-        let begins_ns = arrives_ns.max(self.server_free_ns);
-        self.server_free_ns = begins_ns + remote.constants.server_ns + step.server_ns;
+        let way_ns = remote.network.rtt_ns / 2.0;
+        let first_ns = from_ns + last_wire_ns + way_ns;
+        let arrived_ns = self.up_free_ns + way_ns;
+        // One core copies the pieces, at best as fast as they arrive.
+        let taken_ns = (arrived_ns + constants.copy_ns_per_byte * last)
+            .max(first_ns + constants.copy_ns_per_byte * all);
+        let begins_ns = match bytes > SMALL_MESSAGE_BYTES_MAX {
+            true => taken_ns.max(self.server_free_ns),
+            false => arrived_ns.max(self.server_free_ns),
+        };
+        self.server_free_ns = begins_ns + constants.server_ns + step.server_ns;
         self.outcome.sent_bytes += bytes;
         self.outcome.messages += 1;
         self.outcome.total_ns = self.outcome.total_ns.max(self.server_free_ns);
         Sent {
-            first_ns: from_ns + remote.network.rtt_ns / 2.0 + wire_ns * piece(bytes),
+            first_ns: first_ns + constants.copy_ns_per_byte * last,
             served_ns: self.server_free_ns,
         }
     }
@@ -420,13 +430,26 @@ impl<'a> Replay<'a> {
         observer: &mut impl Observer,
     ) -> f64 {
         self.outcome.events += 1;
-        let from_ns = ready_ns.max(self.down_free_ns);
-        self.down_free_ns = from_ns + remote.network.serialisation_ns(bytes);
+        // The server writes a reply's bytes piece by piece, and the program's thread copies them.
+        let (all, last) = (bytes as f64, piece_bytes(bytes));
+        let (write_ns, read_ns) = match bytes > SMALL_MESSAGE_BYTES_MAX {
+            true => (
+                remote.constants.copy_ns_per_byte,
+                remote.constants.start_ns_per_byte,
+            ),
+            false => (0.0, 0.0),
+        };
+        let from_ns = (ready_ns + write_ns * last).max(self.down_free_ns);
+        let wire_ns = remote.network.serialisation_ns(bytes);
+        let slowest_ns = (write_ns.max(read_ns) * all).max(wire_ns);
+        self.down_free_ns = from_ns + wire_ns.max(slowest_ns - write_ns * last);
         observer.link(false, bytes, from_ns, self.down_free_ns);
         self.outcome.received_bytes += bytes;
         self.outcome.messages += 1;
-        let received_ns =
-            self.down_free_ns + remote.network.rtt_ns / 2.0 + remote.constants.receive_ns;
+        let received_ns = self.down_free_ns
+            + remote.network.rtt_ns / 2.0
+            + read_ns * last
+            + remote.constants.receive_ns;
         self.outcome.total_ns = self.outcome.total_ns.max(received_ns);
         received_ns
     }
@@ -504,9 +527,17 @@ impl<'a> Replay<'a> {
 /// Length of the pieces in which longer copies are moved.
 const PIECE_BYTES: f64 = (1 << 20) as f64;
 
+/// Longer messages are copies: their bytes are copied at both ends.
+const SMALL_MESSAGE_BYTES_MAX: u64 = 4 << 10;
+
+/// Length of a message's last piece, and of its first.
+fn piece_bytes(bytes: u64) -> f64 {
+    PIECE_BYTES.min(bytes as f64).max(1.0)
+}
+
 /// The share of one piece in a request.
 fn piece(bytes: u64) -> f64 {
-    (PIECE_BYTES / (bytes as f64).max(1.0)).min(1.0)
+    piece_bytes(bytes) / (bytes as f64).max(1.0)
 }
 
 /// Returns true if the work's bytes came with the request, in more than one piece.

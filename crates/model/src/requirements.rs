@@ -9,8 +9,8 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use crate::{
-    Both, Budget, Constants, Error, FoundBy, Judge, LEVELS, Limit, Mode, Network, Observer, Remote,
-    Replay, Step, Where, Workload,
+    Both, Budget, Confidence, Constants, Error, FoundBy, Judge, LEVELS, Limit, Margin, Mode,
+    Network, Observer, Remote, Replay, Step, Where, Workload,
     advice::advice,
     check_level,
     iteration::{Iteration, median},
@@ -32,6 +32,7 @@ pub(crate) const CALLS_MAX: usize = 12;
 #[derive(Debug, Clone)]
 pub struct Question<'a> {
     pub budget: Budget,
+    pub confidence: Confidence,
     pub level: Level,
     pub constants: &'a Constants,
     /// Network at which the cost of calls is shown.
@@ -45,6 +46,8 @@ pub struct Question<'a> {
 pub struct Requirements {
     pub recording: Recording,
     pub budget: Budget,
+    /// Margin kept below the budget in every limit of this answer.
+    pub margin: Margin,
     pub level: String,
     pub constants: Constants,
     /// Overhead of a network that costs nothing.
@@ -204,11 +207,13 @@ impl Requirements {
         if judge.local_ns <= 0.0 {
             return Err(Error::NoTime);
         }
-        let part = question.budget.part();
+        let margin = Margin::new(question.confidence, workload.errors);
+        let part = margin.within(question.budget.part());
         let perfect = judge.overhead(Network::PERFECT);
         Ok(Requirements {
             recording: recording(about, workload, iteration, judge.local_ns),
             budget: question.budget,
+            margin,
             level: question.level.to_string(),
             constants: question.constants.clone(),
             perfect,
@@ -218,7 +223,7 @@ impl Requirements {
             slope: slope(iteration, question),
             grid: grid(&mut judge),
             known: known(&mut judge, part),
-            levels: levels(iteration, question),
+            levels: levels(iteration, question, part),
             at: question.at,
             at_overhead: judge.overhead(question.at),
             at_spread: spread(workload, question),
@@ -382,8 +387,7 @@ fn known(judge: &mut Judge, part: f64) -> Vec<KnownNetwork> {
     KNOWN.iter().map(fit).collect()
 }
 
-fn levels(iteration: &Iteration, question: &Question) -> Vec<LevelNeeds> {
-    let part = question.budget.part();
+fn levels(iteration: &Iteration, question: &Question, part: f64) -> Vec<LevelNeeds> {
     let needs = LEVELS.map(|level| {
         let mut judge = Judge::new(iteration, level, question.constants);
         let closed = *judge.closed();

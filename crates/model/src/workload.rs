@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::{
     Error,
+    confidence::Errors,
     iteration::{self, Completed, Iteration, Span},
     network::show_ns,
     period,
@@ -34,6 +35,7 @@ pub struct Workload {
     pub notes: Vec<Note>,
     /// Names of functions and kernels, as calls and units refer to them.
     pub names: Vec<String>,
+    pub(crate) errors: Errors,
 }
 
 /// How the iterations were found.
@@ -147,6 +149,7 @@ impl Workload {
             return Err(Error::NoTime);
         }
         Ok(Workload {
+            errors: Errors::of(&iterations),
             found_by,
             iterations,
             present,

@@ -504,3 +504,39 @@ fn an_iteration_costs_a_few_events_a_call() {
         );
     }
 }
+
+/// A copy of less than a piece: the thread writes it, the wire carries it and the server copies it,
+/// one after the other.
+#[test]
+fn a_short_copy_is_copied_at_both_ends() {
+    const BYTES: u64 = 500_000;
+    let mut b = Builder::new();
+    b.mark(0, false);
+    let now = b.now(0);
+    let copy = call("cuMemcpyHtoDAsync_v2", Class::Outstanding, 3_000).bytes(BYTES, 0);
+    b.gpu(copy, GpuWork::CopyToDevice, now + 4_000, 10_000, BYTES);
+    b.call(call("cuCtxSynchronize", Class::Synchronous, 20_000));
+    b.mark(0, true);
+    let trace = b.build();
+    let free = constants();
+    let slow = Constants {
+        start_ns_per_byte: 0.1,
+        copy_ns_per_byte: 0.2,
+        ..free.clone()
+    };
+    let workload = Workload::new(&trace).unwrap();
+    let takes_ns = |constants: &Constants, bits_per_s: f64| {
+        let place = Where::Remote(Remote {
+            network: Network::new(10_000.0, bits_per_s).unwrap(),
+            level: LOCAL,
+            constants,
+            freed: None,
+        });
+        Replay::new(workload.typical()).run(place).total_ns
+    };
+    let added = takes_ns(&slow, 8e9) - takes_ns(&free, 8e9);
+    assert!((added - 0.3 * BYTES as f64).abs() < 1_000.0, "{added}");
+    // 8 Gbps: a nanosecond a byte, after the wait for it to be written.
+    let wire = takes_ns(&slow, 8e9) - takes_ns(&slow, 8e12);
+    assert!((wire - BYTES as f64).abs() < 1_000.0, "{wire}");
+}

@@ -28,6 +28,7 @@ fn page(trace: &Trace) -> String {
     let constants = Constants::published();
     let question = Question {
         budget: Budget::percent(50.0).unwrap(),
+        confidence: outboard_model::Confidence::EVEN,
         level: Level::ALL_OF_IT,
         constants: &constants,
         at: Network::new(30_000.0, 25e9).unwrap(),

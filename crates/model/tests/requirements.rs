@@ -20,6 +20,7 @@ fn ask(trace: &Trace, percent: f64, level: &str) -> Result<Requirements, Error> 
     let constants = constants();
     let question = Question {
         budget: Budget::percent(percent)?,
+        confidence: outboard_model::Confidence::EVEN,
         level: level.parse().unwrap(),
         constants: &constants,
         at: Network::new(30_000.0, 25e9)?,
@@ -307,4 +308,31 @@ fn a_longer_pcie_has_a_largest_round_trip_too() {
     let workload = Workload::new(&bare).unwrap();
     let error = PcieRequirements::new("x".into(), &workload, budget, None).unwrap_err();
     assert_eq!(error, Error::NoGpuTimes);
+}
+
+#[test]
+fn more_confidence_allows_less() {
+    for seed in 0..10 {
+        let trace = random(seed, 6, 100, 2);
+        let constants = constants();
+        let limit = |confidence: &str| {
+            let question = Question {
+                budget: Budget::percent(60.0).unwrap(),
+                confidence: confidence.parse().unwrap(),
+                level: Level::ALL_OF_IT,
+                constants: &constants,
+                at: Network::new(30_000.0, 25e9).unwrap(),
+                iteration: None,
+            };
+            let workload = Workload::new(&trace).unwrap();
+            let found = Requirements::new(&About::default(), &workload, &question).unwrap();
+            assert!(found.margin.margin >= 0.0);
+            rank(found.rtt_max[0].rtt_ns.simulated)
+        };
+        let limits = ["50%", "75%", "90%", "99%"].map(limit);
+        assert!(
+            limits.is_sorted_by(|a, b| a >= b),
+            "seed {seed}: {limits:?}"
+        );
+    }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use outboard_api::optimise::Level;
 use outboard_link::Endpoint;
-use outboard_model::Budget;
+use outboard_model::{Budget, Confidence};
 use outboard_wire::network::{Network, parse_duration};
 
 #[derive(Debug, clap::Args)]
@@ -63,6 +63,10 @@ pub(crate) struct RequireArgs {
         allow_hyphen_values = true
     )]
     pub(crate) budget: Budget,
+    /// The probability with which a figure keeps the budget, as far as the recording's noise and the
+    /// replay's error tell: 50% to 99.9%
+    #[arg(long, value_name = "PERCENT", default_value = "90%")]
+    pub(crate) confidence: Confidence,
     /// The level of remoting: the driver's calls, or the PCIe
     #[arg(long, value_enum, default_value_t = LevelOfRemoting::Api)]
     pub(crate) level: LevelOfRemoting,

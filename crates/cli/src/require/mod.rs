@@ -64,6 +64,7 @@ fn over_a_network(
     let constants = constants(args.constants.as_deref())?;
     let question = Question {
         budget: args.budget,
+        confidence: args.confidence,
         level: args.optimise,
         constants: &constants,
         at: Network::from(&args.at),

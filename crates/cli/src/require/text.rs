@@ -58,6 +58,17 @@ fn head(text: &mut String, found: &Requirements) -> std::fmt::Result {
     for note in &recording.notes {
         writeln!(text, "  note: {note}")?;
     }
+    let margin = &found.margin;
+    writeln!(
+        text,
+        "  {:.1} % are kept below the budget, for a confidence of {}: iterations vary by {:.1} %, their replay is off by {:.1} %, \
+         the model by {:.1} %",
+        100.0 * margin.margin,
+        margin.confidence,
+        100.0 * margin.noise,
+        100.0 * margin.replay_error,
+        100.0 * margin.model_error
+    )?;
     let constants = &found.constants;
     writeln!(
         text,
