@@ -288,6 +288,8 @@ def main(arguments: list[str] | None = None, cases: tuple[Case, ...] = CASES, gr
     options.log_dir.mkdir(parents=True, exist_ok=True)
     options.recordings.mkdir(parents=True, exist_ok=True)
     chosen = [case for case in cases if not options.only or case.name in options.only or case.group in options.only]
+    if set(options.parts) == {"predict"} and not options.only:
+        chosen = [case for case in chosen if case.name in results["cases"]]
     with tempfile.TemporaryDirectory(prefix="requirements-") as scratch:
         outboard = [str(options.outboard)]
         carriers = ["shm", "tcp"] if "links" in options.parts else ["shm"]

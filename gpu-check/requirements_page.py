@@ -113,7 +113,8 @@ def _checks(measured: dict[str, Any], budget: str, gbps: float) -> str:
     about = (
         f"For each program, the largest round-trip time that the replay predicts to keep the overhead within {budget}, "
         f"and the overhead measured at half, once and twice that time, at {gbps} Gbps. The overhead should be within "
-        f"{budget} at the first two and beyond it at the third.\n\n"
+        f"{budget} at the first two and beyond it at the third. The round trips are those predicted when they were "
+        "measured, before a margin was kept.\n\n"
     )
     return about + (paper_plots.table(head, rows) if rows else "Not measured yet.\n")
 

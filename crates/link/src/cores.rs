@@ -25,8 +25,8 @@ pub fn are_few() -> bool {
 const PROMPT_SLICE: Duration = Duration::from_micros(100);
 
 /// Lets the calling thread, and those that it starts, run soon after they wake, although other
-/// threads occupy all cores. It gets no more of a core than they: a thread with a shorter slice runs
-/// sooner and is preempted sooner (Linux 6.12).
+/// threads occupy all cores. It gets no more of a core than they: a thread with a shorter slice
+/// runs sooner and is preempted sooner (Linux 6.12).
 pub fn wake_promptly() -> io::Result<()> {
     sys::set_slice(PROMPT_SLICE)
 }

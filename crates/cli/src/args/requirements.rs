@@ -63,8 +63,8 @@ pub(crate) struct RequireArgs {
         allow_hyphen_values = true
     )]
     pub(crate) budget: Budget,
-    /// The probability with which a figure keeps the budget, as far as the recording's noise and the
-    /// replay's error tell: 50% to 99.9%
+    /// The probability with which a figure keeps the budget, as far as the recording's noise and
+    /// the replay's error tell: 50% to 99.9%
     #[arg(long, value_name = "PERCENT", default_value = "90%")]
     pub(crate) confidence: Confidence,
     /// The level of remoting: the driver's calls, or the PCIe
