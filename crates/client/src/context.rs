@@ -16,6 +16,8 @@ pub(crate) struct Context {
     pub(crate) device: CUdevice,
     pub(crate) primary: bool,
     pub(crate) flags: AtomicU32,
+    /// The last preference of `cuCtxSetCacheConfig`.
+    pub(crate) cache_config: AtomicU32,
     pub(crate) api_version: u32,
     /// Result of `cuCtxGetId`.
     pub(crate) number: u64,

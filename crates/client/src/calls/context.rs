@@ -5,6 +5,7 @@ use std::{ffi::c_void, sync::atomic::Ordering};
 use outboard_api::{
     CUresult,
     cuda::{CUcontext, CUctxCreateParams, CUdevice},
+    enums::CU_FUNC_CACHE_PREFER_EQUAL,
 };
 use outboard_wire::messages;
 
@@ -21,18 +22,29 @@ use crate::{
 const API_VERSION: u32 = 3020;
 
 impl Driver {
-    /// Has the server create a context, at its first use.
-    pub(super) fn create_on_server(&self, context: &Context) -> Done {
-        if context.created.swap(true, Ordering::AcqRel) {
+    /// Has the server retain the primary context of a device, at its first use.
+    pub(super) fn retain_on_server(&self, primary: &Context) -> Done {
+        if primary.created.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
+        let message = messages::PrimaryContextRetain {
+            context: primary.handle.0 as u64,
+            device: self.devices.server(primary.device)?,
+        };
+        self.submit_in(0, &message)
+    }
+
+    /// Has the server create a context. Waits for its reply: a GPU without memory for a context
+    /// refuses it.
+    fn create_on_server(&self, context: &Context) -> Done {
         let message = messages::ContextCreate {
             context: context.handle.0 as u64,
             device: self.devices.server(context.device)?,
             flags: context.flags.load(Ordering::Relaxed),
-            primary: u8::from(context.primary),
         };
-        self.submit_in(0, &message)
+        self.session.call(0, &message, |_| ())?;
+        context.created.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// Destroys a context and everything in it.
@@ -100,7 +112,7 @@ pub(crate) unsafe fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: C
     if context.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    driver.create_on_server(primary)?;
+    driver.retain_on_server(primary)?;
     primary.revive();
     primary.retained.fetch_add(1, Ordering::AcqRel);
     // SAFETY: see the module's contract.
@@ -133,7 +145,7 @@ pub(crate) unsafe fn cuDevicePrimaryCtxReset_v2(device: CUdevice) -> Done {
     driver.destroy_context(primary)?;
     // Those who retained the context keep their handle: its next use finds a new context.
     if existed && primary.retained.load(Ordering::Acquire) > 0 {
-        driver.create_on_server(primary)?;
+        driver.retain_on_server(primary)?;
     }
     Ok(())
 }
@@ -193,7 +205,9 @@ pub(crate) unsafe fn cuCtxCreate_v2(context: *mut CUcontext, flags: u32, device:
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let created = driver.contexts.create(device, flags, API_VERSION)?;
-    driver.create_on_server(created)?;
+    driver
+        .create_on_server(created)
+        .inspect_err(|_| driver.contexts.remove(created.handle))?;
     push_context(created);
     // SAFETY: see the module's contract.
     unsafe { put(context, created.handle) }
@@ -360,11 +374,21 @@ pub(crate) unsafe fn cuCtxGetStreamPriorityRange(least: *mut i32, greatest: *mut
     Ok(())
 }
 
-/// Returns the default: the preference is only a hint.
 pub(crate) unsafe fn cuCtxGetCacheConfig(config: *mut u32) -> Done {
-    driver()?.contexts.current()?;
+    let context = driver()?.contexts.current()?;
     // SAFETY: see the module's contract.
-    unsafe { put(config, 0) }
+    unsafe { put(config, context.cache_config.load(Ordering::Relaxed)) }
+}
+
+pub(crate) unsafe fn cuCtxSetCacheConfig(config: u32) -> Done {
+    let driver = driver()?;
+    let context = driver.contexts.current()?;
+    if config > CU_FUNC_CACHE_PREFER_EQUAL {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    driver.submit(&messages::ContextCacheConfig { config })?;
+    context.cache_config.store(config, Ordering::Relaxed);
+    Ok(())
 }
 
 /// Returns four bytes: bank sizes cannot be chosen since compute capability 5.

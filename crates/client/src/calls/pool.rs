@@ -290,7 +290,7 @@ impl Driver {
             Ok(current) if current.device == device => Ok(wire_context()),
             _ => {
                 let primary = self.contexts.primary(device)?;
-                self.create_on_server(primary)?;
+                self.retain_on_server(primary)?;
                 Ok(primary.handle.0 as u64)
             }
         }

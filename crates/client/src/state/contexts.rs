@@ -8,6 +8,7 @@ use std::{
 use outboard_api::{
     CUresult,
     cuda::{CUcontext, CUdevice},
+    enums::CU_FUNC_CACHE_PREFER_NONE,
 };
 use outboard_wire::doc::DeviceCard;
 use parking_lot::{Mutex, RwLock};
@@ -182,6 +183,7 @@ fn make(
         device,
         primary,
         flags: AtomicU32::new(flags),
+        cache_config: AtomicU32::new(CU_FUNC_CACHE_PREFER_NONE),
         api_version,
         number,
         retained: AtomicU32::new(0),

@@ -145,3 +145,54 @@ fn bytes_that_are_no_reply_end_the_session_and_nothing_else() {
         assert_eq!(result, [GONE; 2], "{len} bytes");
     }
 }
+
+#[test]
+fn a_gpu_without_memory_for_a_context_refuses_it_at_once() {
+    let full = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+    let _client = Client::start(Kind::Tcp, move |request, _| match request {
+        Request::ContextCreate(_) => Answer::Error(full),
+        _ => Answer::Usual,
+    });
+    let (mut before, mut created, mut after) = (CUcontext::NULL, CUcontext::NULL, CUcontext::NULL);
+    // SAFETY: local outputs.
+    unsafe {
+        assert_eq!(cuCtxGetCurrent(&mut before), SUCCESS);
+        assert_eq!(cuCtxCreate_v2(&mut created, 0, 0), full);
+        assert_eq!(cuCtxGetCurrent(&mut after), SUCCESS);
+    }
+    assert!(created.is_null() && after == before);
+    assert_eq!(launch(load(), [1; 3], [1; 3], CUstream::NULL), SUCCESS);
+    assert_eq!(synchronize(), SUCCESS);
+}
+
+#[test]
+fn managed_memory_of_a_graph_is_not_supported() {
+    let _client = Client::start(Kind::Tcp, |_, _| Answer::Usual);
+    // CUDA_MEM_ALLOC_NODE_PARAMS: kinds of allocation and handle, the device, and the size.
+    let mut params = [0u64; 15];
+    (params[0], params[1], params[13]) = (CU_MEM_ALLOCATION_TYPE_MANAGED.into(), 1, 4096);
+    let (mut graph, mut node) = (CUgraph::NULL, CUgraphNode::NULL);
+    // SAFETY: local outputs, and a record as CUDA has it.
+    let added = unsafe {
+        assert_eq!(cuGraphCreate(&mut graph, 0), SUCCESS);
+        let record = params.as_mut_ptr().cast();
+        cuGraphAddMemAllocNode(&mut node, graph, std::ptr::null(), 0, record)
+    };
+    assert_eq!(added, CUresult::CUDA_ERROR_NOT_SUPPORTED);
+}
+
+#[test]
+fn a_context_keeps_its_cache_preference() {
+    let client = Client::start(Kind::Tcp, |_, _| Answer::Usual);
+    let mut config = u32::MAX;
+    // SAFETY: local outputs.
+    unsafe {
+        assert_eq!(cuCtxGetCacheConfig(&mut config), SUCCESS);
+        assert_eq!(config, CU_FUNC_CACHE_PREFER_NONE);
+        assert_eq!(cuCtxSetCacheConfig(CU_FUNC_CACHE_PREFER_L1), SUCCESS);
+        assert_eq!(cuCtxSetCacheConfig(17), CUresult::CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(cuCtxGetCacheConfig(&mut config), SUCCESS);
+    }
+    assert_eq!(config, CU_FUNC_CACHE_PREFER_L1);
+    assert_eq!(client.count("ContextCacheConfig"), 1);
+}

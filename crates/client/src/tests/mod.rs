@@ -22,7 +22,7 @@ use std::{
 
 use outboard_api::{
     CUresult,
-    cuda::{CUcontext, CUdeviceptr, CUfunction, CUmodule, CUstream},
+    cuda::{CUcontext, CUdeviceptr, CUfunction, CUgraph, CUgraphNode, CUmodule, CUstream},
     enums::*,
 };
 use outboard_link::{Endpoint, Link, Listener, connect};

@@ -81,21 +81,35 @@ impl Nvidia {
             .collect()
     }
 
+    pub(super) fn primary_context_retain(
+        &mut self,
+        _cx: &mut Cx<'_>,
+        m: &messages::PrimaryContextRetain,
+    ) -> Result<(), Failure> {
+        let ordinal = self.real_device(m.device)?;
+        let hold = ContextHold::primary(&self.driver, m.device as usize, ordinal)?;
+        self.contexts.insert(m.context, Context::new(hold))
+    }
+
     pub(super) fn context_create(
         &mut self,
         _cx: &mut Cx<'_>,
         m: &messages::ContextCreate,
     ) -> Result<(), Failure> {
         let ordinal = self.real_device(m.device)?;
-        let device = m.device as usize;
-        let hold = if m.primary != 0 {
-            ContextHold::primary(&self.driver, device, ordinal)?
-        } else {
-            // cuCtxCreate also makes the new context current.
-            self.current = None;
-            ContextHold::create(&self.driver, device, ordinal, m.flags)?
-        };
+        // cuCtxCreate also makes the new context current.
+        self.current = None;
+        let hold = ContextHold::create(&self.driver, m.device as usize, ordinal, m.flags)?;
         self.contexts.insert(m.context, Context::new(hold))
+    }
+
+    pub(super) fn context_cache_config(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::ContextCacheConfig,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        Ok(self.driver.cuCtxSetCacheConfig(m.config)?)
     }
 
     pub(super) fn context_destroy(

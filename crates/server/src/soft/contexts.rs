@@ -53,12 +53,24 @@ impl Soft {
         }
     }
 
+    pub(super) fn primary_context_retain(
+        &mut self,
+        _: &mut Cx<'_>,
+        m: &messages::PrimaryContextRetain,
+    ) -> Result<(), Failure> {
+        self.add_context(m.context, m.device)
+    }
+
     pub(super) fn context_create(
         &mut self,
         _: &mut Cx<'_>,
         m: &messages::ContextCreate,
     ) -> Result<(), Failure> {
-        let device = self.device(m.device)?;
+        self.add_context(m.context, m.device)
+    }
+
+    fn add_context(&mut self, handle: u64, device: i32) -> Result<(), Failure> {
+        let device = self.device(device)?;
         let id = self.gpu.create_context();
         let legacy = self.gpu.legacy_stream(id).map_err(failure)?;
         let context = Context {
@@ -67,7 +79,7 @@ impl Soft {
             legacy,
             limits: FxHashMap::default(),
         };
-        self.contexts.insert(m.context, context).inspect_err(|_| {
+        self.contexts.insert(handle, context).inspect_err(|_| {
             let _ = self.gpu.destroy_context(id);
         })
     }
@@ -173,10 +185,10 @@ impl Soft {
     }
 
     /// Accepts the preference and ignores it, because there is only one kind of cache here.
-    pub(super) fn cu_ctx_set_cache_config(
+    pub(super) fn context_cache_config(
         &mut self,
         cx: &mut Cx<'_>,
-        m: &messages::CuCtxSetCacheConfig,
+        m: &messages::ContextCacheConfig,
     ) -> Result<(), Failure> {
         self.context(cx.context)?;
         check_cache_config(m.config)

@@ -18,13 +18,14 @@ macro_rules! device {
 }
 
 device! {
+    primary_context_retain(m::PrimaryContextRetain) -> ();
     context_create(m::ContextCreate) -> ();
     context_destroy(m::ContextDestroy) -> ();
     fence_context(m::FenceContext) -> Pending;
     cu_ctx_get_limit(m::CuCtxGetLimit) -> m::CuCtxGetLimitReply;
     cu_ctx_set_limit(m::CuCtxSetLimit) -> ();
     cu_ctx_reset_persisting_l2_cache(m::CuCtxResetPersistingL2Cache) -> ();
-    cu_ctx_set_cache_config(m::CuCtxSetCacheConfig) -> ();
+    context_cache_config(m::ContextCacheConfig) -> ();
     stream_create(m::StreamCreate) -> ();
     stream_destroy(m::StreamDestroy) -> ();
     fence_stream(m::FenceStream) -> Pending;

@@ -212,9 +212,15 @@ impl Driver {
 
     /// Allocates the memory of a node.
     pub(super) fn graph_memory_of(&self, params: &AllocParams) -> Result<AllocParams, CUresult> {
-        const PINNED: u32 = 1;
         const DEVICE: u32 = 1;
-        if params.allocation_type != PINNED || params.handle_types != 0 || params.bytes == 0 {
+        if params.handle_types != 0 || params.bytes == 0 {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        if params.allocation_type == CU_MEM_ALLOCATION_TYPE_MANAGED {
+            log::warn("graph nodes that allocate managed memory are not supported");
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        if params.allocation_type != CU_MEM_ALLOCATION_TYPE_PINNED {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         self.card(params.location)

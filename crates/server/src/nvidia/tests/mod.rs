@@ -90,11 +90,9 @@ impl Client {
             base,
             placed: None,
         };
-        client.done(Request::ContextCreate(messages::ContextCreate {
+        client.done(Request::PrimaryContextRetain(messages::PrimaryContextRetain {
             context: CONTEXT,
             device: 0,
-            flags: 0,
-            primary: 1,
         }));
         client.context = CONTEXT;
         client
@@ -506,7 +504,6 @@ fn a_context_goes_with_its_objects_once_nobody_waits_for_them() {
         context: 0x30,
         device: 0,
         flags: 0,
-        primary: 0,
     }));
     client.context = 0x30;
     client.done(Request::StreamCreate(messages::StreamCreate {

@@ -89,7 +89,6 @@ fn another_context_waits_too_and_a_context_that_goes_takes_its_copies_along() {
         context: ELSEWHERE,
         device: 0,
         flags: 0,
-        primary: 0,
     }));
     let va = client.map(0, 2 * MIB);
     let waits = || fake.ask("fake_waits", 0);

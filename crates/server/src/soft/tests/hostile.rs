@@ -59,7 +59,6 @@ fn wild_handles_are_errors() {
         context: CONTEXT,
         device: 0,
         flags: 0,
-        primary: 0,
     };
     assert_eq!(
         c.status(Request::ContextCreate(again)),
@@ -69,7 +68,6 @@ fn wild_handles_are_errors() {
         context: 7,
         device: 1,
         flags: 0,
-        primary: 0,
     };
     assert_eq!(
         c.status(Request::ContextCreate(nowhere)),
@@ -152,11 +150,9 @@ fn a_wild_pointer_in_a_kernel_ends_the_context_for_good() {
     c.done(Request::ContextDestroy(m::ContextDestroy {
         context: CONTEXT,
     }));
-    c.done(Request::ContextCreate(m::ContextCreate {
+    c.done(Request::PrimaryContextRetain(m::PrimaryContextRetain {
         context: CONTEXT,
         device: 0,
-        flags: 0,
-        primary: 1,
     }));
     c.write_words(c.base, &[8]);
     assert_eq!(c.read_words(c.base, 1), [8]);

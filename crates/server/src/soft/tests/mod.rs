@@ -54,13 +54,11 @@ pub(super) fn client_with(options: SoftOptions) -> Client {
         base,
         next: 1000,
     };
-    let create = m::ContextCreate {
+    let create = m::PrimaryContextRetain {
         context: CONTEXT,
         device: 0,
-        flags: 0,
-        primary: 1,
     };
-    client.done(Request::ContextCreate(create));
+    client.done(Request::PrimaryContextRetain(create));
     let map = m::MemMap {
         va: base,
         len: 4 << 20,
