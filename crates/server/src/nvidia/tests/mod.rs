@@ -90,10 +90,12 @@ impl Client {
             base,
             placed: None,
         };
-        client.done(Request::PrimaryContextRetain(messages::PrimaryContextRetain {
-            context: CONTEXT,
-            device: 0,
-        }));
+        client.done(Request::PrimaryContextRetain(
+            messages::PrimaryContextRetain {
+                context: CONTEXT,
+                device: 0,
+            },
+        ));
         client.context = CONTEXT;
         client
     }
