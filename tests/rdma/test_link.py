@@ -29,8 +29,9 @@ ROUNDS = 5
 
 @pytest.fixture(scope="session")
 def executables() -> dict[str, Path]:
-    """The link crate's tests, as they lie in the target folder."""
-    command = ["cargo", "test", "--quiet", "-p", "outboard-link", "--lib", "--test", "conformance", "--test", "rdma"]
+    """The tests of the crates verbs and link, as they lie in the target folder."""
+    targets = ["--lib", "--test", "adapter", "--test", "conformance", "--test", "rdma"]
+    command = ["cargo", "test", "--quiet", "-p", "outboard-verbs", "-p", "outboard-link", *targets]
     built = subprocess.run(
         [*command, "--no-run", "--message-format=json"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -53,7 +54,12 @@ def run_cases(
     return done.output
 
 
-def test_verbs_and_links_of_the_crate(guest: Guest, executables: dict[str, Path]) -> None:
+def test_verbs(guest: Guest, executables: dict[str, Path]) -> None:
+    said = run_cases(guest, executables["adapter"], "", devices=(SERVER, CLIENT), count=4)
+    assert "NOT RUN" not in said
+
+
+def test_links_of_the_crate(guest: Guest, executables: dict[str, Path]) -> None:
     said = run_cases(guest, executables["outboard_link"], "rdma::", devices=(SERVER, CLIENT), count=20)
     # But for the one below.
     assert set(re.findall(r"NOT RUN: (\w+)", said)) == {"a_limit_on_locked_memory_is_named"}

@@ -1,18 +1,17 @@
 //! Handles with which any thread wakes or ends a side of a link.
 
-use std::sync::Arc;
-
 use crate::{emulated, rdma, shm, tcp};
 
 /// Wakes a blocked [`Receiver`](crate::Receiver).
 #[derive(Clone)]
-pub struct Waker(pub(crate) WakerKind, pub(crate) Option<Arc<emulated::Rest>>);
+pub struct Waker(pub(crate) WakerKind);
 
 #[derive(Clone)]
 pub(crate) enum WakerKind {
     Shm(shm::Waker),
     Tcp(tcp::Waker),
     Rdma(rdma::Waker),
+    Emulated(emulated::Waker),
 }
 
 impl Waker {
@@ -21,23 +20,21 @@ impl Waker {
             WakerKind::Shm(waker) => waker.wake(),
             WakerKind::Tcp(waker) => waker.wake(),
             WakerKind::Rdma(waker) => waker.wake(),
+            WakerKind::Emulated(waker) => waker.wake(),
         }
-        self.1.iter().for_each(|rest| rest.wake());
     }
 }
 
 /// Ends this side of a link.
 #[derive(Clone)]
-pub struct Closer(
-    pub(crate) CloserKind,
-    pub(crate) Option<Arc<emulated::Rest>>,
-);
+pub struct Closer(pub(crate) CloserKind);
 
 #[derive(Clone)]
 pub(crate) enum CloserKind {
     Shm(shm::Closer),
     Tcp(tcp::Closer),
     Rdma(rdma::Closer),
+    Emulated(emulated::Closer),
 }
 
 impl Closer {
@@ -46,7 +43,7 @@ impl Closer {
             CloserKind::Shm(closer) => closer.close(),
             CloserKind::Tcp(closer) => closer.close(),
             CloserKind::Rdma(closer) => closer.close(),
+            CloserKind::Emulated(closer) => closer.close(),
         }
-        self.1.iter().for_each(|rest| rest.wake());
     }
 }

@@ -49,6 +49,8 @@ pub mod cores;
 #[cfg(not(loom))]
 mod data_connections;
 #[cfg(not(loom))]
+mod deadline;
+#[cfg(not(loom))]
 mod dial;
 #[cfg(not(loom))]
 pub mod emulated;
@@ -59,16 +61,24 @@ mod error;
 #[cfg(not(loom))]
 mod handles;
 #[cfg(not(loom))]
+mod kind;
+#[cfg(not(loom))]
 mod link;
 #[cfg(not(loom))]
 mod listener;
+#[cfg(not(loom))]
+mod parts;
 #[cfg(not(loom))]
 pub mod rdma;
 #[cfg(not(loom))]
 mod segment;
 pub mod shm;
 #[cfg(not(loom))]
+mod socket;
+#[cfg(not(loom))]
 mod spin;
+#[cfg(not(loom))]
+mod stamp;
 #[cfg(not(loom))]
 mod stream;
 mod sync;
@@ -79,21 +89,26 @@ pub mod tcp;
 #[cfg(not(loom))]
 pub use crate::{
     data_connections::{data_connections_are_set, data_connections_wanted, open_data_connections},
+    deadline::Wait,
     dial::{DialError, dial},
     endpoint::{Endpoint, EndpointError, Host},
+    error::RdmaError,
     handles::{Closer, Waker},
-    link::{Flusher, Helper, Link, LinkKind, Receiver, Sender, Wait},
+    kind::LinkKind,
+    link::{Flusher, Helper, Link, Receiver, Sender},
     listener::{Listener, connect},
     rdma::{
-        Bulk, DeviceBulk, GpuMemory, RdmaCounts, RdmaDevice, RdmaError, RdmaOptions, RdmaPort,
-        RdmaTarget, RdmaUse, Registered, Registrar, rdma_devices,
+        Bulk, DeviceBulk, GpuMemory, RdmaCounts, RdmaOptions, RdmaTarget, RdmaUse, Registered,
+        Registrar,
     },
-    segment::{
-        ChooseDestination, Destination, DeviceMemory, Frame, Lasting, Payload, Reach, Segment,
-    },
+    segment::{ChooseDestination, Destination, Frame, Payload, Segment},
     stream::{Peer, Stream},
 };
 pub use error::Error;
+#[cfg(not(loom))]
+pub use outboard_verbs::{
+    Device as RdmaDevice, DeviceMemory, Lasting, Port as RdmaPort, Reach, devices as rdma_devices,
+};
 
 #[cfg(not(loom))]
 #[doc(hidden)]

@@ -5,7 +5,7 @@
 //! [`Sender::emulation`], [`Receiver::fds`], [`Receiver::remote_memory`],
 //! [`Link::data_connections`].
 
-use std::{fmt, net::SocketAddr, ops::DerefMut, sync::Arc, time::Instant};
+use std::{fmt, net::SocketAddr, ops::DerefMut, time::Instant};
 
 use outboard_wire::{
     limits::{FRAME_BYTES_MAX, PLACED_BYTES_MIN},
@@ -13,43 +13,16 @@ use outboard_wire::{
 };
 
 use crate::{
-    Error,
-    emulated::{self, End},
+    deadline::Wait,
+    emulated::{self, Carrier, End},
+    error::Error,
     handles::{Closer, CloserKind, Waker, WakerKind},
+    kind::LinkKind,
+    parts::scatter,
     rdma,
     segment::{ChooseDestination, Frame},
     shm, spin, tcp,
 };
-
-/// A kind of link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum LinkKind {
-    Shm,
-    Tcp,
-    /// Frames that a network adapter writes: RoCE or InfiniBand.
-    Rdma,
-    /// A network emulated over one of the others; nothing but frames passes.
-    Emulated,
-}
-
-impl LinkKind {
-    /// Returns the kind's name, which a URL begins with except for emulated links.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Shm => "shm",
-            Self::Tcp => "tcp",
-            Self::Rdma => "rdma",
-            Self::Emulated => "emulated",
-        }
-    }
-}
-
-impl fmt::Display for LinkKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
 
 /// An established link, which the caller [`split`](Link::split)s.
 #[non_exhaustive]
@@ -63,7 +36,13 @@ pub enum Link {
 impl Link {
     /// Puts an emulated `network` between the link's ends; the peer must do so at its end.
     pub fn emulated(self, network: &Network, end: End) -> Result<Link, Error> {
-        emulated::Connection::new(self, network, end).map(Link::Emulated)
+        let carrier = match self {
+            Self::Shm(link) => Carrier::Shm(link),
+            Self::Tcp(link) => Carrier::Tcp(link),
+            link => return Err(Error::lacks("emulating a network", link.kind())),
+        };
+        let link = emulated::Connection::new(carrier, network, end);
+        Ok(Link::Emulated(link))
     }
 
     pub fn kind(&self) -> LinkKind {
@@ -78,7 +57,7 @@ impl Link {
     /// Returns the kind that moves the bytes: the link's own, or the one below an emulated network.
     pub fn carrier(&self) -> LinkKind {
         match self {
-            Self::Emulated(link) => link.receiver.inner.kind(),
+            Self::Emulated(link) => link.carrier(),
             link => link.kind(),
         }
     }
@@ -118,15 +97,6 @@ impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Link({})", self.kind())
     }
-}
-
-/// Time that [`Receiver::recv`] waits for a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wait {
-    /// Not at all.
-    Poll,
-    Until(Instant),
-    Forever,
 }
 
 /// The sending half of a link. Dropping it shuts it down.
@@ -239,7 +209,7 @@ impl Sender {
             Self::Shm(_) => Ok(()),
             Self::Tcp(sender) => sender.flush(),
             Self::Rdma(sender) => sender.flush(),
-            Self::Emulated(sender) => sender.inner.flush(),
+            Self::Emulated(sender) => sender.flush(),
         }
     }
 
@@ -252,7 +222,7 @@ impl Sender {
             Self::Tcp(sender) => sender.post(),
             // Over rdma posting is sending.
             Self::Rdma(sender) => sender.flush(),
-            Self::Emulated(sender) => sender.inner.post(),
+            Self::Emulated(sender) => sender.post(),
         }
     }
 
@@ -262,7 +232,7 @@ impl Sender {
         match self {
             Self::Shm(_) | Self::Rdma(_) => Flusher(None),
             Self::Tcp(sender) => Flusher(Some(sender.flusher())),
-            Self::Emulated(sender) => sender.inner.flusher(),
+            Self::Emulated(sender) => Flusher(sender.flusher()),
         }
     }
 
@@ -272,7 +242,7 @@ impl Sender {
             Self::Shm(sender) => sender.shutdown(),
             Self::Tcp(sender) => sender.shutdown(),
             Self::Rdma(sender) => sender.shutdown(),
-            Self::Emulated(sender) => sender.inner.shutdown(),
+            Self::Emulated(sender) => sender.shutdown(),
         }
     }
 
@@ -280,13 +250,10 @@ impl Sender {
     /// halves return [`Error::Closed`].
     pub fn closer(&self) -> Closer {
         match self {
-            Self::Shm(sender) => Closer(CloserKind::Shm(sender.closer()), None),
-            Self::Tcp(sender) => Closer(CloserKind::Tcp(sender.closer()), None),
-            Self::Rdma(sender) => Closer(CloserKind::Rdma(sender.closer()), None),
-            Self::Emulated(sender) => {
-                let Closer(inner, _) = sender.inner.closer();
-                Closer(inner, Some(Arc::clone(&sender.rest)))
-            }
+            Self::Shm(sender) => Closer(CloserKind::Shm(sender.closer())),
+            Self::Tcp(sender) => Closer(CloserKind::Tcp(sender.closer())),
+            Self::Rdma(sender) => Closer(CloserKind::Rdma(sender.closer())),
+            Self::Emulated(sender) => Closer(CloserKind::Emulated(sender.closer())),
         }
     }
 
@@ -328,18 +295,9 @@ impl Sender {
     /// See [`Link::carrier`].
     pub fn carrier(&self) -> LinkKind {
         match self {
-            Self::Emulated(sender) => sender.inner.kind(),
+            Self::Emulated(sender) => sender.carrier(),
             sender => sender.kind(),
         }
-    }
-}
-
-/// Copies `parts`, one after the other, into room of exactly their length.
-pub(crate) fn scatter(mut room: &mut [u8], parts: &[&[u8]]) {
-    for part in parts {
-        let (start, rest) = room.split_at_mut(part.len());
-        start.copy_from_slice(part);
-        room = rest;
     }
 }
 
@@ -477,13 +435,10 @@ impl Receiver {
     /// next that would block, return `None`.
     pub fn waker(&self) -> Waker {
         match self {
-            Self::Shm(receiver) => Waker(WakerKind::Shm(receiver.waker()), None),
-            Self::Tcp(receiver) => Waker(WakerKind::Tcp(receiver.waker()), None),
-            Self::Rdma(receiver) => Waker(WakerKind::Rdma(receiver.waker()), None),
-            Self::Emulated(receiver) => {
-                let Waker(inner, _) = receiver.inner.waker();
-                Waker(inner, Some(Arc::clone(&receiver.rest)))
-            }
+            Self::Shm(receiver) => Waker(WakerKind::Shm(receiver.waker())),
+            Self::Tcp(receiver) => Waker(WakerKind::Tcp(receiver.waker())),
+            Self::Rdma(receiver) => Waker(WakerKind::Rdma(receiver.waker())),
+            Self::Emulated(receiver) => Waker(WakerKind::Emulated(receiver.waker())),
         }
     }
 
@@ -499,7 +454,7 @@ impl Receiver {
     /// See [`Link::carrier`].
     pub fn carrier(&self) -> LinkKind {
         match self {
-            Self::Emulated(receiver) => receiver.inner.kind(),
+            Self::Emulated(receiver) => receiver.carrier(),
             receiver => receiver.kind(),
         }
     }

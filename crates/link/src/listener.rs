@@ -21,9 +21,9 @@ use rustix::{
 };
 
 use crate::{
-    Endpoint, Error, Host, Peer, RdmaOptions, Stream, rdma,
-    stream::{deadline_after, elapsed_ms, timed_out},
-    sys,
+    Endpoint, Error, Host, Peer, RdmaOptions, Stream,
+    deadline::{deadline_after, elapsed_ms, timed_out},
+    rdma, sys,
 };
 
 /// A socket that accepts clients. Dropping it removes the socket file of a shm endpoint.

@@ -1,6 +1,8 @@
 //! Memory of the caller into which long frames are received directly.
 
-use std::{any::Any, os::fd::OwnedFd};
+use std::any::Any;
+
+use outboard_verbs::Lasting;
 
 /// Memory that receives the end of a long frame. It outlives the frame for as long as its owner
 /// wants.
@@ -15,55 +17,6 @@ pub trait Segment: Any + Send + Sync {
     /// registered with an adapter.
     fn lasting(&self) -> Option<Lasting> {
         None
-    }
-}
-
-/// Memory that stays mapped until its registration is given up or the link ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lasting {
-    pub(crate) address: u64,
-    pub(crate) len: usize,
-}
-
-impl Lasting {
-    /// # Safety
-    ///
-    /// The range must stay mapped until its registration is given up or the link ends. If it is
-    /// registered as a [`RdmaUse::Target`](crate::RdmaUse::Target), nothing may rely on its
-    /// contents.
-    pub unsafe fn new(address: u64, len: usize) -> Self {
-        Self { address, len }
-    }
-}
-
-/// GPU memory that adapters may access. The processor never reads its bytes.
-#[derive(Debug)]
-pub struct DeviceMemory {
-    pub(crate) address: u64,
-    pub(crate) len: usize,
-    pub(crate) reach: Reach,
-}
-
-/// Means by which an adapter's driver finds GPU memory.
-#[derive(Debug)]
-pub enum Reach {
-    /// The address: of mapped memory, or one that a kernel module of the GPU's driver resolves.
-    Address,
-    /// A dma-buf of exactly this memory.
-    DmaBuf(OwnedFd),
-}
-
-impl DeviceMemory {
-    /// # Safety
-    ///
-    /// Until the registration is dropped, the range must stay mapped to the same memory, and
-    /// nothing may rely on its contents.
-    pub unsafe fn new(address: u64, len: usize, reach: Reach) -> Self {
-        Self {
-            address,
-            len,
-            reach,
-        }
     }
 }
 

@@ -4,22 +4,22 @@ use std::{
     fmt,
     net::SocketAddr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
-use rustix::{
-    event::PollFlags,
-    io::Errno,
-    net::{AddressFamily, RecvFlags, SendFlags, SocketType, sockopt},
-};
+use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use outboard_wire::{limits::RING_BYTES, network::Network};
 
 use crate::{
-    Error, Link, LinkKind,
     emulated::{self, End},
+    error::Error,
+    kind::LinkKind,
+    link::Link,
     rdma::{self, RdmaOptions},
-    shm, sys, tcp,
+    shm,
+    socket::Socket,
+    sys, tcp,
 };
 
 /// A connected socket that carries raw bytes, in either role.
@@ -30,7 +30,7 @@ use crate::{
 /// not learn of the worker's end; over shm the client watches the worker process itself.
 #[derive(Debug)]
 pub struct Stream {
-    socket: OwnedFd,
+    socket: Socket,
     /// Shm, tcp or rdma.
     kind: LinkKind,
     /// Options for this side's adapter.
@@ -110,52 +110,24 @@ impl Stream {
         bytes: &mut [u8],
         deadline: Instant,
     ) -> Result<(), Error> {
-        let start = Instant::now();
-        let want = bytes.len();
-        let mut have = 0;
-        while have < want {
-            match rustix::net::recv(&self.socket, &mut bytes[have..], RecvFlags::DONTWAIT) {
-                Ok((0, _)) if have == 0 => return Err(Error::Closed),
-                Ok((0, _)) => return Err(Error::Truncated { have, want }),
-                Ok((count, _)) => have += count,
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => {
-                    self.wait(PollFlags::IN, "the peer's answer", start, deadline)?
-                }
-                Err(error) => return Err(Error::io("reading from the peer")(error)),
-            }
-        }
-        Ok(())
+        self.socket.read_exact_deadline(bytes, deadline)
     }
 
     /// Sends all of `bytes`.
     pub fn write_all_deadline(&mut self, bytes: &[u8], deadline: Instant) -> Result<(), Error> {
-        let start = Instant::now();
-        let mut rest = bytes;
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        while !rest.is_empty() {
-            match rustix::net::send(&self.socket, rest, flags) {
-                Ok(count) => rest = &rest[count..],
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => {
-                    self.wait(PollFlags::OUT, "sending to the peer", start, deadline)?
-                }
-                Err(error) => return Err(Error::io("sending to the peer")(error)),
-            }
-        }
-        Ok(())
+        self.socket.write_all_deadline(bytes, deadline)
     }
 
     /// Makes the server's side of the link; over shm it creates the rings and passes them on. Does
     /// not wait for the client, except over rdma, where the client's setup comes first.
     pub fn into_link_server(self) -> Result<Link, Error> {
         match self.kind {
-            LinkKind::Shm => shm::Connection::serve(self.socket, RING_BYTES).map(Link::Shm),
+            LinkKind::Shm => shm::Connection::serve(self.socket.into(), RING_BYTES).map(Link::Shm),
             LinkKind::Rdma => {
-                let options = self.rdma.clone();
-                rdma::Connection::serve(self, &options).map(|link| Link::Rdma(Box::new(link)))
+                let link = rdma::Connection::serve(self.socket, &self.rdma)?;
+                Ok(Link::Rdma(Box::new(link)))
             }
-            _ => tcp::Connection::new(self.socket).map(Link::Tcp),
+            _ => tcp::Connection::new(self.socket.into()).map(Link::Tcp),
         }
     }
 
@@ -164,7 +136,7 @@ impl Stream {
         let link = match self.kind {
             LinkKind::Shm => {
                 let ring_bytes = emulated::ring_bytes(network);
-                shm::Connection::serve(self.socket, ring_bytes).map(Link::Shm)
+                shm::Connection::serve(self.socket.into(), ring_bytes).map(Link::Shm)
             }
             _ => self.into_link_server(),
         };
@@ -181,27 +153,12 @@ impl Stream {
     /// `deadline`.
     pub fn into_link_client(self, deadline: Instant) -> Result<Link, Error> {
         match self.kind {
-            LinkKind::Shm => shm::Connection::join(self.socket, deadline).map(Link::Shm),
+            LinkKind::Shm => shm::Connection::join(self.socket.into(), deadline).map(Link::Shm),
             LinkKind::Rdma => {
-                let options = self.rdma.clone();
-                rdma::Connection::join(self, &options, deadline)
-                    .map(|link| Link::Rdma(Box::new(link)))
+                let link = rdma::Connection::join(self.socket, &self.rdma, deadline)?;
+                Ok(Link::Rdma(Box::new(link)))
             }
-            _ => tcp::Connection::new(self.socket).map(Link::Tcp),
-        }
-    }
-
-    fn wait(
-        &self,
-        events: PollFlags,
-        what: &'static str,
-        start: Instant,
-        deadline: Instant,
-    ) -> Result<(), Error> {
-        match sys::wait_one(self.socket.as_fd(), events, Some(deadline)) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(timed_out(what, start)),
-            Err(error) => Err(Error::io("waiting for the peer")(error)),
+            _ => tcp::Connection::new(self.socket.into()).map(Link::Tcp),
         }
     }
 }
@@ -228,7 +185,7 @@ impl TryFrom<OwnedFd> for Stream {
         }
         rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC).map_err(Error::io(DOING))?;
         Ok(Self {
-            socket,
+            socket: socket.into(),
             kind,
             rdma: RdmaOptions::default(),
         })
@@ -237,7 +194,7 @@ impl TryFrom<OwnedFd> for Stream {
 
 impl From<Stream> for OwnedFd {
     fn from(stream: Stream) -> Self {
-        stream.socket
+        stream.socket.into()
     }
 }
 
@@ -245,20 +202,4 @@ impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
-}
-
-pub(crate) fn timed_out(what: &'static str, start: Instant) -> Error {
-    let ms = elapsed_ms(start);
-    Error::TimedOut { what, ms }
-}
-
-pub(crate) fn elapsed_ms(start: Instant) -> u64 {
-    u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX)
-}
-
-/// Returns the time `timeout` from now, or a day from now if the clock cannot represent that.
-pub(crate) fn deadline_after(timeout: Duration) -> Instant {
-    let now = Instant::now();
-    now.checked_add(timeout)
-        .unwrap_or(now + Duration::from_secs(86_400))
 }

@@ -18,6 +18,7 @@ use outboard_link::{
         RdmaFixture, expect_end, expect_frame, not_run, pair, random_numbers, send, soon,
     },
 };
+use outboard_verbs::Error as Verbs;
 use outboard_wire::limits::PEER_VANISHED_MS_MAX;
 
 /// The interfaces at both ends of the cable.
@@ -181,7 +182,7 @@ fn both_are_told<T>(break_it: impl FnOnce() -> T) {
 /// reports.
 fn is_of_the_network(error: &Error) -> bool {
     matches!(error, Error::Vanished { .. })
-        || matches!(error.rdma(), Some(RdmaError::Failed { .. }))
+        || matches!(error.rdma(), Some(RdmaError::Verbs(Verbs::Failed { .. })))
 }
 
 #[test]

@@ -364,10 +364,10 @@ fn perftest(tool: &str, args: &LinkArgs, rest: &[&str]) -> anyhow::Result<Vec<f6
     let command = |options: &RdmaOptions| {
         let mut command = Command::new(tool);
         command.args(["-F", "-p", &RAW_PORT.to_string()]).args(rest);
-        if let Some(device) = &options.device {
+        if let Some(device) = &options.adapter.device {
             command.args(["-d", device]);
         }
-        if let Some(gid) = options.gid {
+        if let Some(gid) = options.adapter.gid {
             command.args(["-x", &gid.to_string()]);
         }
         command.stdin(Stdio::null()).stderr(Stdio::null());

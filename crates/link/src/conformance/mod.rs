@@ -20,8 +20,7 @@ use outboard_wire::{limits::FRAME_BYTES_MAX, network::Network};
 
 use crate::{
     Endpoint, Error, Link, Listener, RdmaOptions, Receiver, Sender, Stream, Wait, connect,
-    emulated::{End, STAMP_BYTES},
-    rdma,
+    emulated::End, rdma, stamp::STAMP_BYTES,
 };
 
 /// Time after which a test fails that still waits: long enough for a busy machine.

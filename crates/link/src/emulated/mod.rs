@@ -25,10 +25,11 @@
 //!   to [`RING_BYTES_MAX`](outboard_wire::limits::RING_BYTES_MAX); when the ring, or the buffer of
 //!   a tcp connection, is full, senders wait as they do for a full window.
 //! * Nothing bypasses the network: file descriptors cannot be passed, and
-//!   [`addresses`](crate::Link::addresses) are not given, so that no further connection is made.
+//!   [`data_connections`](crate::Link::data_connections) says that the session can have none.
 //! * Both ends must be on one machine, since they share one clock: see [`Clock`].
 
 mod asked;
+mod carrier;
 mod clock;
 mod wire;
 
@@ -41,8 +42,7 @@ use std::{
 
 use outboard_wire::{
     limits::{
-        ARRIVAL_AHEAD_MS_MAX, ARRIVAL_KEEP_CORE_NS, ARRIVAL_SPIN_NS, ARRIVAL_WATCH_NS, RING_BYTES,
-        RING_BYTES_MAX,
+        ARRIVAL_KEEP_CORE_NS, ARRIVAL_SPIN_NS, ARRIVAL_WATCH_NS, RING_BYTES, RING_BYTES_MAX,
     },
     network::Network,
 };
@@ -55,13 +55,16 @@ pub use self::{
     wire::{End, Wire},
 };
 use crate::{
-    Error, Link, LinkKind, Wait,
+    deadline::Wait,
+    error::Error,
+    kind::LinkKind,
+    parts::scatter,
     segment::{ChooseDestination, Frame},
     spin,
+    stamp::read_stamp,
+    tcp,
 };
-
-/// Length of a stamp: the time of arrival in nanoseconds of `CLOCK_MONOTONIC`, little-endian.
-pub(crate) const STAMP_BYTES: usize = 8;
+pub(crate) use carrier::Carrier;
 
 /// A link over an emulated network.
 pub struct Connection {
@@ -70,14 +73,11 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Delays what `link` carries; the peer must do so too.
-    pub(crate) fn new(link: Link, network: &Network, end: End) -> Result<Self, Error> {
-        if matches!(link, Link::Emulated(_) | Link::Rdma(_)) {
-            return Err(not_over(link.kind()));
-        }
-        let (sender, receiver) = link.split();
+    /// Delays what `carrier` carries; the peer must do so too.
+    pub(crate) fn new(carrier: Carrier, network: &Network, end: End) -> Self {
+        let (sender, receiver) = carrier.split();
         let rest = Arc::new(Rest::default());
-        Ok(Self {
+        Self {
             sender: Box::new(Sender {
                 inner: sender,
                 wire: Wire::new(network, end),
@@ -91,7 +91,12 @@ impl Connection {
                 last_ns: 0,
                 rest,
             }),
-        })
+        }
+    }
+
+    /// Returns the kind of the link that moves the bytes.
+    pub(crate) fn carrier(&self) -> LinkKind {
+        self.receiver.carrier()
     }
 }
 
@@ -114,11 +119,11 @@ pub(crate) fn ring_bytes(network: &Network) -> usize {
 
 /// The sending half: sends a stamp before every frame of the carrying link.
 pub struct Sender {
-    pub(crate) inner: crate::Sender,
+    inner: carrier::Sender,
     wire: Wire,
     end: End,
     reserved: usize,
-    pub(crate) rest: Arc<Rest>,
+    rest: Arc<Rest>,
 }
 
 impl Sender {
@@ -141,43 +146,63 @@ impl Sender {
     #[cold]
     pub(crate) fn reserve(&mut self, len: usize) -> Result<&mut [u8], Error> {
         self.reserved = len;
-        match &mut self.inner {
-            crate::Sender::Shm(sender) => sender.reserve_stamped(len),
-            crate::Sender::Tcp(sender) => sender.reserve_stamped(len),
-            sender => Err(not_over(sender.kind())),
-        }
+        self.inner.reserve(len)
     }
 
     #[cold]
     pub(crate) fn commit(&mut self, len: usize) -> Result<(), Error> {
         let stamp = self.stamp(len)?;
-        match &mut self.inner {
-            crate::Sender::Shm(sender) => sender.commit_stamped(stamp, len),
-            crate::Sender::Tcp(sender) => sender.commit_stamped(stamp, len),
-            sender => Err(not_over(sender.kind())),
-        }
+        self.inner.commit(stamp, len)
     }
 
     /// Sends a frame of `len` bytes, which is the sum of all parts and within the limits.
     pub(crate) fn send(&mut self, parts: &[&[u8]], len: usize) -> Result<(), Error> {
-        if let crate::Sender::Tcp(sender) = &mut self.inner {
+        if let carrier::Sender::Tcp(sender) = &mut self.inner {
             self.reserved = 0;
             let stamp = self.wire.arrival_ns(now_ns(), len);
             return sender.send_stamped(stamp, parts, len);
         }
-        crate::link::scatter(self.reserve(len)?, parts);
+        scatter(self.reserve(len)?, parts);
         self.commit(len)
+    }
+
+    pub(crate) fn flush(&mut self) -> Result<(), Error> {
+        self.inner.flush()
+    }
+
+    pub(crate) fn post(&mut self) -> Result<(), Error> {
+        self.inner.post()
+    }
+
+    pub(crate) fn flusher(&self) -> Option<tcp::Flusher> {
+        self.inner.flusher()
+    }
+
+    pub(crate) fn shutdown(&mut self) {
+        self.inner.shutdown();
+    }
+
+    pub(crate) fn closer(&self) -> Closer {
+        Closer {
+            inner: self.inner.closer(),
+            rest: Arc::clone(&self.rest),
+        }
+    }
+
+    /// Returns the kind of the link that moves the bytes.
+    pub(crate) fn carrier(&self) -> LinkKind {
+        self.inner.kind()
     }
 }
 
 /// The receiving half: hands out no frame of the carrying link before its time.
 pub struct Receiver {
-    pub(crate) inner: crate::Receiver,
+    inner: carrier::Receiver,
     /// The next frame's stamp, if it has been read.
     due_ns: Option<u64>,
     /// Time at which a frame was last handed over.
     last_ns: u64,
-    pub(crate) rest: Arc<Rest>,
+    rest: Arc<Rest>,
 }
 
 /// Looks at the clock or the link for each look for a waker.
@@ -320,55 +345,61 @@ impl Receiver {
     }
 
     fn take_wake(&mut self) -> Result<bool, Error> {
-        match &mut self.inner {
-            crate::Receiver::Shm(receiver) => receiver.take_wake(),
-            crate::Receiver::Tcp(receiver) => receiver.take_wake(),
-            receiver => Err(not_over(receiver.kind())),
+        self.inner.take_wake()
+    }
+
+    pub(crate) fn waker(&self) -> Waker {
+        Waker {
+            inner: self.inner.waker(),
+            rest: Arc::clone(&self.rest),
         }
+    }
+
+    /// Returns the kind of the link that moves the bytes.
+    pub(crate) fn carrier(&self) -> LinkKind {
+        self.inner.kind()
+    }
+}
+
+/// Wakes a blocked [`Receiver`].
+#[derive(Clone)]
+pub struct Waker {
+    inner: carrier::Waker,
+    rest: Arc<Rest>,
+}
+
+impl Waker {
+    pub(crate) fn wake(&self) {
+        self.inner.wake();
+        self.rest.wake();
+    }
+}
+
+/// Ends both halves.
+#[derive(Clone)]
+pub struct Closer {
+    inner: carrier::Closer,
+    rest: Arc<Rest>,
+}
+
+impl Closer {
+    pub(crate) fn close(&self) {
+        self.inner.close();
+        self.rest.wake();
     }
 }
 
 /// Lets a receiver sleep whose next frame is not due yet, without being woken by every frame sent.
 #[derive(Default)]
-pub(crate) struct Rest {
+struct Rest {
     lock: Mutex<()>,
     woken: Condvar,
 }
 
 impl Rest {
     /// Wakes the receiver. Called after the receiver of the carrying link was woken.
-    pub(crate) fn wake(&self) {
+    fn wake(&self) {
         drop(self.lock.lock());
         self.woken.notify_all();
-    }
-}
-
-/// Reads a stamp. Refuses one later than any network's, which would hold a receiver up for ever.
-fn read_stamp(frame: &[u8], now_ns: u64) -> Result<u64, Error> {
-    let Ok(stamp) = <[u8; STAMP_BYTES]>::try_from(frame) else {
-        return Err(Error::PeerMisbehaved {
-            what: "a stamp of that length",
-            got: frame.len() as u64,
-            allowed: STAMP_BYTES as u64,
-        });
-    };
-    let due_ns = u64::from_le_bytes(stamp);
-    let latest_ns = now_ns.saturating_add(ARRIVAL_AHEAD_MS_MAX * 1_000_000);
-    if due_ns > latest_ns {
-        return Err(Error::PeerMisbehaved {
-            what: "a frame that arrives so late",
-            got: due_ns,
-            allowed: latest_ns,
-        });
-    }
-    Ok(due_ns)
-}
-
-/// The error for a carrier that is a real network, whose delay would add up with the emulated one.
-#[cold]
-fn not_over(kind: LinkKind) -> Error {
-    Error::Unsupported {
-        what: "emulating a network",
-        kind: kind.name(),
     }
 }

@@ -5,16 +5,17 @@
 use std::time::Instant;
 
 use super::{
-    connection::{Receiver, Sender},
     grants::{GRANTS_MAX, Grant},
     layout::{CHECKED_BYTES_MAX, SeparateData},
     long::{Long, To},
+    receiver::Receiver,
     registry::{RdmaTarget, RdmaUse, Registered, Registrar},
     ring::Port,
+    sender::{Kept, Sender},
 };
 use crate::{
     Error, Wait,
-    link::scatter,
+    parts::scatter,
     segment::{Frame, Payload, Segment},
 };
 
@@ -51,13 +52,6 @@ pub struct DeviceBulk<'a> {
     pub source: &'a Registered,
     /// Memory that the peer named for the data; `None` for its ring.
     pub target: Option<RdmaTarget>,
-}
-
-/// Memory that the device may still read, until the first `behind` requests are done.
-pub(super) struct Kept {
-    behind: u64,
-    _source: Registered,
-    owner: Option<Box<dyn Payload>>,
 }
 
 impl Sender {
@@ -154,7 +148,7 @@ impl Sender {
         }
         let committed = self.producer.commit_long(long);
         self.after(committed)?;
-        let counts = self.producer.port.queue.counts_mut();
+        let counts = &mut self.data_counts;
         match long.from {
             Some(_) => counts.direct_bytes += long.data as u64,
             None => counts.copied_bytes += long.data as u64,

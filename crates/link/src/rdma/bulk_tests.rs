@@ -7,16 +7,20 @@ use std::{
     time::{Duration, Instant},
 };
 
+use outboard_verbs::{Error as Verbs, Lasting};
+
 use super::{
-    Bulk, RdmaError, RdmaTarget, RdmaUse,
-    connection::{Receiver, Sender},
+    Bulk, RdmaTarget, RdmaUse,
     counts::RdmaCounts,
     link_tests::{expect, pair, send},
+    receiver::Receiver,
+    sender::Sender,
 };
 use crate::{
     Error, Wait,
     conformance::{RdmaFixture, is_possible, soon},
-    segment::{Lasting, Payload},
+    error::RdmaError,
+    segment::Payload,
 };
 
 pub(super) const HEAD: &[u8] = b"a head of thirty-six bytes, no more!";
@@ -198,7 +202,7 @@ fn data_is_written_where_the_peer_asked_for_it() {
         .registrar()
         .register(mine.lasting(), RdmaUse::Target)
         .unwrap();
-    let target = target.target(mine.lasting().address + 1);
+    let target = target.target(mine.lasting().address() + 1);
     let source = to_client
         .registrar()
         .register(theirs.lasting(), RdmaUse::Source)
@@ -240,12 +244,12 @@ fn a_target_of_somebody_elses_is_refused() {
     let ((mut other_to_client, _from_client), (other_to_server, mut other_from_server)) = pair();
     let registered = |sender: &Sender| {
         let registered = sender.registrar().register(mine.lasting(), RdmaUse::Target);
-        registered.unwrap().target(mine.lasting().address)
+        registered.unwrap().target(mine.lasting().address())
     };
     let of_other = registered(&other_to_server);
     let as_source = |sender: &Sender| {
         let source = sender.registrar().register(mine.lasting(), RdmaUse::Source);
-        source.unwrap().target(mine.lasting().address)
+        source.unwrap().target(mine.lasting().address())
     };
     let past_the_end = |target: RdmaTarget| RdmaTarget {
         address: target.address + 1,
@@ -272,7 +276,10 @@ fn a_target_of_somebody_elses_is_refused() {
         to_client.send_long(&[HEAD], bulk).unwrap();
         let error = failure(&mut to_client);
         assert!(
-            matches!(error.rdma(), Some(RdmaError::AccessRefused { .. })),
+            matches!(
+                error.rdma(),
+                Some(RdmaError::Verbs(Verbs::AccessRefused { .. }))
+            ),
             "{case}: {error}"
         );
         assert!(mine.0 == untouched, "{case}");

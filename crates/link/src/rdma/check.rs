@@ -9,7 +9,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::memory::Memory;
+use outboard_verbs::Memory;
 
 // Odd numbers without a pattern: the first digits of pi's fraction, in hexadecimal.
 const K: [u64; 4] = [

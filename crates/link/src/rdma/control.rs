@@ -13,12 +13,17 @@ use std::sync::{
     atomic::{AtomicU64, Ordering, fence},
 };
 
-use super::{check, memory::Memory};
+use outboard_verbs::Memory;
+
+use super::check;
 
 /// Length of a block.
 pub(super) const BLOCK_BYTES: usize = 24;
 /// The control words of one end of one direction; a page holds those of both directions.
 pub(super) const CONTROL_BYTES: usize = 512;
+/// Memory for the control words of both directions, and for grants: a page, since whole pages are
+/// registered.
+pub(super) const CONTROL_PAGE_BYTES: usize = 4096;
 /// Two cache lines apart, since processors prefetch them in pairs.
 pub(super) const OWN: usize = 0;
 pub(super) const TOLD: usize = 128;

@@ -6,16 +6,32 @@ use std::{
     time::{Duration, Instant},
 };
 
+use outboard_verbs::{
+    AckTimeout, OwnRegion, POSTED_MAX, Piece, Queue, RETRIES, Request, STALLED_MS_MAX, Verb,
+};
+use outboard_wire::limits::{PEER_VANISHED_MS_MAX, RDMA_LINGER_MS_MAX};
+
 use super::{
     control::{BLOCK_BYTES, OWN, READ_BUFFER, TOLD},
-    domain::{OwnRegion, Piece},
     grants::{GRANT_BYTES, OUR_GRANTS, TOLD_GRANTS},
-    queue::{POSTED_MAX, Queue, Request, Verb},
     ring::{Op, Port},
-    setup::Window,
     shared::Shared,
+    window::Window,
 };
 use crate::Error;
+
+/// Interval at which a sleeping side looks whether the peer's host answers.
+pub(super) const TICK: Duration = Duration::from_millis(100);
+/// Longest time that a sleeping side relies on a silent device. A device that has nothing to send
+/// would never learn that its peer cannot reach it, while the tcp connection takes another way.
+const HEARTBEAT: Duration = Duration::from_millis(5_000);
+/// Longest time that a side which ends waits for its peer's device.
+pub(super) const LINGER: Duration = Duration::from_millis(RDMA_LINGER_MS_MAX);
+
+const _: () = {
+    assert!(AckTimeout::ADAPTER.unanswered_ms(RETRIES) < STALLED_MS_MAX);
+    assert!((HEARTBEAT.as_millis() as u64 + STALLED_MS_MAX) < PEER_VANISHED_MS_MAX);
+};
 
 /// Time that the device is asked for room without pause, and length of each sleep between two looks
 /// afterwards.
@@ -61,7 +77,8 @@ impl Port for Endpoint {
         };
         if rest.is_empty() {
             let request = woken(self.request(*first));
-            return self.queue.post(&[request], is_signalled, mark).map(drop);
+            self.queue.post(&[request], is_signalled, mark)?;
+            return Ok(());
         }
         let mut requests = [self.request(*first); POSTED_MAX];
         for (request, op) in requests[1..].iter_mut().zip(rest) {
@@ -69,7 +86,8 @@ impl Port for Endpoint {
         }
         requests[rest.len()] = woken(requests[rest.len()]);
         let requests = &requests[..ops.len()];
-        self.queue.post(requests, is_signalled, mark).map(drop)
+        self.queue.post(requests, is_signalled, mark)?;
+        Ok(())
     }
 
     #[inline]
@@ -82,7 +100,7 @@ impl Port for Endpoint {
     }
 
     fn poll(&mut self) -> Result<(), Error> {
-        self.queue.poll()
+        Ok(self.queue.poll()?)
     }
 }
 
@@ -158,6 +176,12 @@ impl Endpoint {
         std::thread::sleep(ROOM_BACKOFF);
         // The look is a system call, cheaper than the sleep.
         self.shared.peer_end().map_or(Ok(()), Err)
+    }
+
+    /// Returns true if it is time to tell the peer again that this end sleeps, which shows whether
+    /// the peer's device still answers.
+    pub(super) fn is_due(&self, told_at: Instant) -> bool {
+        self.is_idle() && told_at.elapsed() >= HEARTBEAT
     }
 
     /// Sleeps until something completes; a receiver also until a wake-up. The caller armed the

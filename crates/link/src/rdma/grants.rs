@@ -8,10 +8,10 @@ use std::{
     sync::{Arc, Mutex, PoisonError, atomic::Ordering},
 };
 
+use outboard_verbs::{Memory, OwnRegion};
+
 use super::{
     check,
-    domain::OwnRegion,
-    memory::Memory,
     registry::{RdmaTarget, Registered},
 };
 use crate::{Error, segment::Segment};
@@ -95,7 +95,7 @@ impl Granting {
             .unwrap_or_else(PoisonError::into_inner)
             .pop();
         let region = had
-            .filter(|region| region.memory.len() == len)
+            .filter(|region| region.memory().len() == len)
             .or_else(make)?;
         Some(Grant::Own(Own {
             region: Some(region),
@@ -177,9 +177,9 @@ impl Own {
     fn target(&self) -> (RdmaTarget, usize) {
         match &self.region {
             Some(region) => {
-                let address = region.memory.address();
-                let key = region.rkey;
-                (RdmaTarget { address, key }, region.memory.len())
+                let address = region.memory().address();
+                let key = region.rkey();
+                (RdmaTarget { address, key }, region.memory().len())
             }
             None => (RdmaTarget { address: 0, key: 0 }, 0),
         }
@@ -192,14 +192,14 @@ impl Segment for Own {
         self.region.as_ref().map_or(&mut [], |region| {
             // SAFETY: only this object uses the range. A peer that breaks the rules may still have
             // its device write there; see `Memory::bytes`.
-            unsafe { region.memory.room(0, len) }
+            unsafe { region.memory().room(0, len) }
         })
     }
 
     fn bytes(&self) -> &[u8] {
         self.region.as_ref().map_or(&[], |region| {
             // SAFETY: `take` made this object a frame's data after all of it had arrived.
-            unsafe { region.memory.bytes(0, self.len) }
+            unsafe { region.memory().bytes(0, self.len) }
         })
     }
 

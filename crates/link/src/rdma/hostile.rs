@@ -6,13 +6,13 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
+use outboard_verbs::Memory;
 use outboard_wire::limits::FRAME_BYTES_MAX;
 
 use super::{
     check,
     control::{CONTROL_BYTES, Control},
     layout::{CHECKED_BYTES_MAX, HEADER_BYTES, SEPARATE},
-    memory::Memory,
     ring::{Consumer, Found, Op, Port},
     setup::{self, SETUP_BYTES},
 };

@@ -2,22 +2,32 @@
 //! posts, and a peer that lies.
 
 use std::{
+    os::fd::OwnedFd,
     thread,
     time::{Duration, Instant},
 };
 
+use outboard_verbs::Error as Verbs;
+
 use super::{
-    RdmaError, RdmaOptions,
-    connection::{Receiver, Sender},
+    RdmaOptions,
     layout::{CHECKED_BYTES_MAX, HEADER_BYTES},
     prepared::Prepared,
+    receiver::Receiver,
+    sender::Sender,
     setup::{self, SETUP_BYTES},
 };
 use crate::{
     Link, LinkKind, Listener, Stream, Wait,
     conformance::{Fixture, PATIENCE, RdmaFixture, is_possible, not_run, soon},
     connect,
+    error::RdmaError,
+    socket::Socket,
 };
+
+fn socket(stream: Stream) -> Socket {
+    OwnedFd::from(stream).into()
+}
 
 fn streams() -> (Stream, Stream) {
     let listener = Listener::bind(&RdmaFixture.endpoint()).unwrap();
@@ -143,7 +153,8 @@ fn a_key_of_another_session_is_refused() {
         return;
     }
     let ((mut to_client, _from_client), (_to_server, mut from_server)) = pair();
-    let (mut liar, client) = streams();
+    let (liar, client) = streams();
+    let mut liar = socket(liar);
     let victim = from_server.ring_window();
     let lying = thread::spawn(move || {
         let theirs = setup::receive(&mut liar, soon()).unwrap();
@@ -172,7 +183,10 @@ fn a_key_of_another_session_is_refused() {
         thread::sleep(Duration::from_millis(1));
     };
     assert!(
-        matches!(error.rdma(), Some(RdmaError::AccessRefused { .. })),
+        matches!(
+            error.rdma(),
+            Some(RdmaError::Verbs(Verbs::AccessRefused { .. }))
+        ),
         "{error}"
     );
     // The other session goes on.
@@ -204,7 +218,10 @@ fn a_setup_that_is_wrong_is_an_error_on_both_sides() {
     let client = thread::spawn(move || client.into_link_client(soon()).unwrap_err());
     let error = server.into_link_server().unwrap_err();
     assert!(
-        matches!(error.rdma(), Some(RdmaError::NoSuchDevice { .. })),
+        matches!(
+            error.rdma(),
+            Some(RdmaError::Verbs(Verbs::NoSuchDevice { .. }))
+        ),
         "{error}"
     );
     let error = client.join().unwrap();
@@ -213,7 +230,8 @@ fn a_setup_that_is_wrong_is_an_error_on_both_sides() {
     };
     assert!(reason.contains("mlx9_9"), "{reason}");
     // A client with another partition, kind of address or link layer would otherwise wait in vain.
-    let (mut server, client) = streams();
+    let (server, client) = streams();
+    let mut server = socket(server);
     let client = thread::spawn(move || client.into_link_client(soon()).unwrap_err());
     let mut theirs = setup::receive(&mut server, soon()).unwrap();
     theirs.partition = 0x1234;
@@ -263,7 +281,7 @@ fn a_limit_on_locked_memory_is_named() {
     }
     let (server, client) = streams();
     let error = client.into_link_client(soon()).unwrap_err();
-    let Some(RdmaError::MemoryLock { needed, limit }) = error.rdma() else {
+    let Some(RdmaError::Verbs(Verbs::MemoryLock { needed, limit })) = error.rdma() else {
         unreachable!("{error}");
     };
     assert!(limit < needed, "{error}");

@@ -11,10 +11,10 @@
 
 use std::sync::atomic::Ordering;
 
+use outboard_verbs::Piece;
 use outboard_wire::limits::FRAME_BYTES_MAX;
 
 use super::{
-    domain::Piece,
     layout::{ALIGN, HEADER_BYTES, SEPARATE, SEPARATE_BYTES, SKIP, SeparateData},
     registry::RdmaTarget,
     ring::{Consumer, Found, Op, Port, Producer, WRITES_MAX},

@@ -4,26 +4,19 @@
 
 use std::{fmt, str::FromStr};
 
+use outboard_verbs::Options;
+
+use crate::error::RdmaError;
+
 /// Variable with options, in a URL's form, for what the URL leaves open.
 const ENVIRONMENT: &str = "OUTBOARD_RDMA";
-/// Longest name of a device: `IB_DEVICE_NAME_MAX` of the kernel less its NUL.
-const DEVICE_NAME_BYTES_MAX: usize = 63;
 
-/// Options for one side's RDMA device. What they leave open is chosen: the device and the GID by
+/// Options for one side of a rdma link. What they leave open is chosen: the device and the GID by
 /// the address of the tcp connection, the MTU by the ports of both sides.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct RdmaOptions {
-    pub device: Option<String>,
-    pub port: Option<u8>,
-    /// Index in the port's table.
-    pub gid: Option<u8>,
-    /// Bytes of payload in one packet: 256, 512, 1024, 2048 or 4096.
-    pub mtu: Option<u16>,
-    /// For the packets that this side sends: its upper six bits are the DSCP.
-    pub traffic_class: Option<u8>,
-    /// The partition, as a P_Key whose uppermost bit is ignored.
-    pub pkey: Option<u16>,
+    pub adapter: Options,
     /// Way in which adapters access the GPU's memory in place: the server's option says what may be
     /// tried, the client's whether it is wanted.
     pub gpu_memory: Option<GpuMemory>,
@@ -77,15 +70,18 @@ impl RdmaOptions {
 
     fn or(&self, other: &Self) -> Self {
         Self {
-            device: self.device.clone().or_else(|| other.device.clone()),
-            port: self.port.or(other.port),
-            gid: self.gid.or(other.gid),
-            mtu: self.mtu.or(other.mtu),
-            traffic_class: self.traffic_class.or(other.traffic_class),
-            pkey: self.pkey.or(other.pkey),
+            adapter: self.adapter.or(&other.adapter),
             gpu_memory: self.gpu_memory.or(other.gpu_memory),
         }
     }
+}
+
+/// Checks that the library can be loaded and that a device has the name asked for.
+pub(crate) fn check(options: &RdmaOptions) -> Result<(), RdmaError> {
+    let options = options
+        .with_environment()
+        .map_err(|reason| RdmaError::Options { reason })?;
+    Ok(outboard_verbs::check(&options.adapter)?)
 }
 
 impl FromStr for RdmaOptions {
@@ -98,29 +94,11 @@ impl FromStr for RdmaOptions {
                 .split_once('=')
                 .ok_or_else(|| format!("{part:?} is not NAME=VALUE"))?;
             let is_again = match name {
-                "device" => options.device.replace(device(value)?).is_some(),
-                "port" => options
-                    .port
-                    .replace(number(name, value, 1, 255)? as u8)
-                    .is_some(),
-                "gid" => options
-                    .gid
-                    .replace(number(name, value, 0, 255)? as u8)
-                    .is_some(),
-                "mtu" => options.mtu.replace(mtu(value)?).is_some(),
-                "traffic_class" => {
-                    let class = number(name, value, 0, 255)? as u8;
-                    options.traffic_class.replace(class).is_some()
-                }
-                "pkey" => options
-                    .pkey
-                    .replace(number(name, value, 1, 0xffff)?)
-                    .is_some(),
                 "gpu_memory" => options.gpu_memory.replace(gpu_memory(value)?).is_some(),
+                _ if Options::NAMES.contains(&name) => options.adapter.set(name, value)?,
                 _ => {
-                    return Err(format!(
-                        "{name:?} is none of device, port, gid, mtu, traffic_class, pkey, gpu_memory"
-                    ));
+                    let names = Options::NAMES.join(", ");
+                    return Err(format!("{name:?} is none of {names}, gpu_memory"));
                 }
             };
             if is_again {
@@ -133,39 +111,16 @@ impl FromStr for RdmaOptions {
 
 impl fmt::Display for RdmaOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let numbers = [
-            ("port", self.port.map(u16::from)),
-            ("gid", self.gid.map(u16::from)),
-            ("mtu", self.mtu),
-            ("traffic_class", self.traffic_class.map(u16::from)),
-        ];
-        let device = self.device.iter().map(|name| format!("device={name}"));
-        let numbers = numbers
-            .iter()
-            .filter_map(|(name, value)| value.map(|value| format!("{name}={value}")));
-        let pkey = self.pkey.iter().map(|pkey| format!("pkey={pkey:#06x}"));
+        let adapter = self.adapter.to_string();
         let gpu_memory = self.gpu_memory.iter();
         let gpu_memory = gpu_memory.map(|said| format!("gpu_memory={}", said.name()));
-        let parts: Vec<String> = device
-            .chain(numbers)
-            .chain(pkey)
+        let parts: Vec<String> = (!adapter.is_empty())
+            .then_some(adapter)
+            .into_iter()
             .chain(gpu_memory)
             .collect();
         f.write_str(&parts.join("&"))
     }
-}
-
-fn device(name: &str) -> Result<String, String> {
-    // The name becomes part of a path under /sys.
-    let is_fine = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
-    if name.is_empty()
-        || name.len() > DEVICE_NAME_BYTES_MAX
-        || name.starts_with('.')
-        || !name.bytes().all(is_fine)
-    {
-        return Err(format!("{name:?} is not the name of an RDMA device"));
-    }
-    Ok(name.into())
 }
 
 fn gpu_memory(text: &str) -> Result<GpuMemory, String> {
@@ -173,25 +128,6 @@ fn gpu_memory(text: &str) -> Result<GpuMemory, String> {
     named
         .map(|(_, said)| *said)
         .ok_or_else(|| format!("gpu_memory={text} is none of auto, dmabuf, peermem, off"))
-}
-
-fn mtu(text: &str) -> Result<u16, String> {
-    let mtu = number("mtu", text, 256, 4096)?;
-    match mtu.is_power_of_two() {
-        true => Ok(mtu),
-        false => Err(format!("mtu={text} is none of 256, 512, 1024, 2048, 4096")),
-    }
-}
-
-fn number(name: &str, text: &str, min: u16, max: u16) -> Result<u16, String> {
-    let parsed = match text.strip_prefix("0x") {
-        Some(digits) => u16::from_str_radix(digits, 16).ok(),
-        None if text.bytes().all(|b| b.is_ascii_digit()) => text.parse().ok(),
-        None => None,
-    };
-    parsed
-        .filter(|number| (min..=max).contains(number))
-        .ok_or_else(|| format!("{name}={text} is not a number from {min} to {max}"))
 }
 
 #[cfg(test)]

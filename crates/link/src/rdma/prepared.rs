@@ -6,29 +6,24 @@ use std::{
     sync::Arc,
 };
 
+use outboard_verbs::{Access, Chosen, Domain, Memory, OwnRegion, PSN_MASK, Queue, choose};
 use outboard_wire::limits::RDMA_RING_BYTES;
 use rustix::{net::getsockname, rand::GetRandomFlags};
 
 use super::{
     RdmaOptions,
-    connection::{Connection, Receiver, Sender},
-    control::{CONTROL_BYTES, Control},
-    device::{Chosen, choose},
-    domain::{Access, Domain, OwnRegion},
+    control::{CONTROL_BYTES, CONTROL_PAGE_BYTES, Control},
     endpoint::Endpoint,
-    error::RdmaError,
     grants::{GRANT_BYTES, GRANTS_MAX, Given, Granting, OUR_GRANTS, TOLD_GRANTS},
-    memory::Memory,
-    queue::{PSN_MASK, Queue},
+    receiver::Receiver,
     registry::Registrar,
     ring::{Consumer, Producer, RING_BYTES_MIN},
-    setup::{Setup, Window},
+    sender::Sender,
+    setup::Setup,
     shared::Shared,
+    window::Window,
 };
-use crate::{Error, Stream};
-
-/// A page, since whole pages are registered.
-pub(super) const CONTROL_PAGE_BYTES: usize = 4096;
+use crate::{Error, error::RdmaError, socket::Socket};
 
 /// Direction of frames: the index of a direction's queue and control words, on both sides.
 pub(super) const TO_CLIENT: usize = 0;
@@ -52,7 +47,7 @@ pub(super) struct Prepared {
 
 impl Prepared {
     pub(super) fn new(
-        stream: &Stream,
+        socket: &Socket,
         options: &RdmaOptions,
         theirs: Option<&Setup>,
     ) -> Result<Self, Error> {
@@ -60,8 +55,8 @@ impl Prepared {
             .with_environment()
             .map_err(|reason| RdmaError::Options { reason })?;
         let chosen = choose(
-            &options,
-            own_address(stream),
+            &options.adapter,
+            own_address(socket),
             theirs.map(|theirs| theirs.gid),
         )?;
         if let Some(theirs) = theirs {
@@ -78,7 +73,8 @@ impl Prepared {
         let control = region(CONTROL_PAGE_BYTES, Access::WriteAndRead)?;
         let queue = || {
             let regions = [&ring, &mirror, &control].map(Arc::clone);
-            Queue::new(&domain, &chosen, regions.into(), random()? & PSN_MASK)
+            let psn = random()? & PSN_MASK;
+            Ok::<_, Error>(Queue::new(&domain, &chosen, regions.into(), psn)?)
         };
         let queues = [queue()?, queue()?];
         Ok(Self {
@@ -93,9 +89,9 @@ impl Prepared {
 
     pub(super) fn setup(&self) -> Setup {
         let window = |region: &OwnRegion, bytes| Window {
-            address: region.memory.address(),
+            address: region.address(),
             bytes,
-            key: region.rkey,
+            key: region.rkey(),
         };
         Setup {
             gid: self.chosen.gid,
@@ -103,19 +99,19 @@ impl Prepared {
             mtu: self.chosen.mtu,
             partition: self.chosen.partition,
             is_ethernet: self.chosen.is_ethernet,
-            queues: [&self.queues[0], &self.queues[1]].map(|queue| (queue.number(), queue.psn)),
-            ring: window(&self.ring, self.ring.memory.len() as u64),
+            queues: [self.queues[0].numbers(), self.queues[1].numbers()],
+            ring: window(&self.ring, self.ring.memory().len() as u64),
             control: window(&self.control, CONTROL_PAGE_BYTES as u64),
         }
     }
 
     pub(super) fn connect(&self, theirs: &Setup) -> Result<(), Error> {
         theirs.suits(&self.chosen)?;
-        if theirs.ring.bytes != self.mirror.memory.len() as u64 {
+        if theirs.ring.bytes != self.mirror.memory().len() as u64 {
             return Err(Error::PeerMisbehaved {
                 what: "a ring of another size than ours",
                 got: theirs.ring.bytes,
-                allowed: self.mirror.memory.len() as u64,
+                allowed: self.mirror.memory().len() as u64,
             });
         }
         for direction in [TO_CLIENT, TO_SERVER] {
@@ -124,13 +120,14 @@ impl Prepared {
         Ok(())
     }
 
+    /// Makes the halves of the link, which keeps `socket` open.
     pub(super) fn finish(
         self,
-        stream: Stream,
+        socket: Socket,
         theirs: &Setup,
         outgoing: usize,
-    ) -> Result<Connection, Error> {
-        let shared = Arc::new(Shared::new(OwnedFd::from(stream))?);
+    ) -> Result<(Box<Sender>, Box<Receiver>), Error> {
+        let shared = Arc::new(Shared::new(OwnedFd::from(socket))?);
         let [to_client, to_server] = self.queues;
         let (sending, receiving) = match outgoing {
             TO_CLIENT => (to_client, to_server),
@@ -146,47 +143,41 @@ impl Prepared {
             shared: Arc::clone(&shared),
         };
         let words = |direction: usize| {
-            Control::new(Arc::clone(&self.control.memory), direction * CONTROL_BYTES)
+            Control::new(Arc::clone(self.control.memory()), direction * CONTROL_BYTES)
         };
         let incoming = 1 - outgoing;
-        let mirror = Arc::clone(&self.mirror.memory);
-        let ring = Arc::clone(&self.ring.memory);
+        let mirror = Arc::clone(self.mirror.memory());
+        let ring = Arc::clone(self.ring.memory());
         let producer = Producer::new(
             end(sending, outgoing, &self.mirror),
             words(outgoing),
             mirror,
         );
         let consumer = Consumer::new(end(receiving, incoming, &self.ring), words(incoming), ring);
-        Ok(Connection {
-            sender: Box::new(Sender::new(
-                producer,
-                Arc::clone(&shared),
-                self.registrar.clone(),
-                Given::new(Arc::clone(&self.control.memory)),
-            )),
-            receiver: Box::new(Receiver::new(
-                consumer,
-                shared,
-                self.registrar,
-                Granting::new(Arc::clone(&self.control.memory)),
-            )),
-        })
+        let sender = Sender::new(
+            producer,
+            Arc::clone(&shared),
+            self.registrar.clone(),
+            Given::new(Arc::clone(self.control.memory())),
+        );
+        let receiver = Receiver::new(
+            consumer,
+            shared,
+            self.registrar,
+            Granting::new(Arc::clone(self.control.memory())),
+        );
+        Ok((Box::new(sender), Box::new(receiver)))
     }
 }
 
-fn own_address(stream: &Stream) -> Option<IpAddr> {
-    let address = SocketAddr::try_from(getsockname(stream).ok()?).ok()?;
+fn own_address(socket: &Socket) -> Option<IpAddr> {
+    let address = SocketAddr::try_from(getsockname(socket).ok()?).ok()?;
     Some(address.ip().to_canonical())
 }
 
-fn random() -> Result<u32, RdmaError> {
+fn random() -> Result<u32, Error> {
     let mut bytes = [0; 4];
-    let got = rustix::rand::getrandom(&mut bytes, GetRandomFlags::empty());
-    match got {
-        Ok(_) => Ok(u32::from_ne_bytes(bytes)),
-        Err(errno) => Err(RdmaError::Verbs {
-            doing: "asking the kernel for a random number",
-            errno: errno.raw_os_error(),
-        }),
-    }
+    rustix::rand::getrandom(&mut bytes, GetRandomFlags::empty())
+        .map_err(Error::io("asking the kernel for a random number"))?;
+    Ok(u32::from_ne_bytes(bytes))
 }

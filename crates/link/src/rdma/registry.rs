@@ -7,15 +7,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use outboard_verbs::{Access, DeviceMemory, Domain, Lasting, Memory, OwnRegion, Piece, Region};
 use outboard_wire::limits::{RDMA_REGISTERED_BYTES_MAX, RDMA_REGISTRATIONS_MAX};
 
-use super::{
-    domain::{Access, Domain, OwnRegion, Piece, Region},
-    error::RdmaError,
-    memory::Memory,
-    options::GpuMemory,
-};
-use crate::segment::{DeviceMemory, Lasting};
+use super::options::GpuMemory;
+use crate::error::RdmaError;
 
 /// Time without new registrations after a refusal, which most likely comes from the limit on locked
 /// memory.
@@ -65,9 +61,8 @@ impl Registrar {
     /// [forgotten](Self::forget). `None` if the system refuses it, above all by its limit on locked
     /// memory.
     pub fn register(&self, memory: Lasting, use_: RdmaUse) -> Option<Registered> {
-        let Lasting { address, len } = memory;
         let mut cache = self.cache();
-        let region = cache.get(address, len, use_, || {
+        let region = cache.get(memory.address(), memory.len(), use_, || {
             let access = match use_ {
                 RdmaUse::Source => Access::Local,
                 RdmaUse::Target => Access::Write,
@@ -85,11 +80,11 @@ impl Registrar {
     /// Registers GPU memory until the returned value, and everything sent from it, is dropped. The
     /// peer's adapter may write it with its key.
     pub fn register_device(&self, memory: DeviceMemory) -> Result<Registered, RdmaError> {
-        if memory.address == 0 {
-            return Err(RdmaError::Verbs {
+        if memory.address() == 0 {
+            return Err(RdmaError::Verbs(outboard_verbs::Error::System {
                 doing: "registering memory at address 0",
                 errno: libc::EINVAL,
-            });
+            }));
         }
         let region = Region::of_device(&self.domain, &memory)?;
         Ok(Registered(Arc::new(region)))
@@ -124,7 +119,7 @@ impl Registered {
     pub fn target(&self, address: u64) -> RdmaTarget {
         RdmaTarget {
             address,
-            key: self.0.rkey,
+            key: self.0.rkey(),
         }
     }
 

@@ -24,16 +24,15 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
+use outboard_verbs::{Memory, Piece};
 use outboard_wire::limits::FRAME_BYTES_MAX;
 
 use super::{
     check,
     control::{Block, Control},
-    domain::Piece,
     layout::{
         ALIGN, CHECKED_BYTES_MAX, END, HEADER_BYTES, SEPARATE, SEPARATE_BYTES, SKIP, SeparateData,
     },
-    memory::Memory,
     registry::RdmaTarget,
 };
 use crate::Error;

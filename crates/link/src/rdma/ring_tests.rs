@@ -9,13 +9,13 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
+use outboard_verbs::{Memory, Piece};
+
 use super::{
     check,
     control::{BLOCK_BYTES, CONTROL_BYTES, Control, OWN, READ_BUFFER, TOLD},
-    domain::Piece,
     layout::{ALIGN, CHECKED_BYTES_MAX, HEADER_BYTES, SEPARATE, SeparateData},
     long::{Long, To},
-    memory::Memory,
     registry::RdmaTarget,
     ring::{Consumer, Found, Op, Port, Producer},
 };

@@ -12,16 +12,14 @@
 
 use std::time::Instant;
 
-use super::{
-    device::{Chosen, is_v4},
-    error::RdmaError,
-    prepared::CONTROL_PAGE_BYTES,
-    queue::{PSN_MASK, Remote},
-    ring::RING_BYTES_MIN,
-};
-use crate::{Error, Stream};
-
+use outboard_verbs::{Chosen, PSN_MASK, Remote, is_v4};
 use outboard_wire::limits::RING_BYTES_MAX;
+
+use super::{control::CONTROL_PAGE_BYTES, ring::RING_BYTES_MIN, window::Window};
+use crate::{
+    error::{Error, RdmaError},
+    socket::Socket,
+};
 
 /// "OUTBRDMA" in ASCII.
 const MAGIC: [u8; 8] = *b"OUTBRDMA";
@@ -44,14 +42,6 @@ pub(super) struct Setup {
     pub(super) queues: [(u32, u32); 2],
     pub(super) ring: Window,
     pub(super) control: Window,
-}
-
-/// Memory of one side that the other may write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Window {
-    pub(super) address: u64,
-    pub(super) bytes: u64,
-    pub(super) key: u32,
 }
 
 impl Setup {
@@ -209,26 +199,26 @@ pub(super) fn decode(bytes: &[u8; SETUP_BYTES]) -> Result<Setup, Error> {
 }
 
 pub(super) fn send(
-    stream: &mut Stream,
+    socket: &mut Socket,
     said: Result<&Setup, &str>,
     deadline: Instant,
 ) -> Result<(), Error> {
-    stream.write_all_deadline(&encode(said), deadline)
+    socket.write_all_deadline(&encode(said), deadline)
 }
 
-pub(super) fn receive(stream: &mut Stream, deadline: Instant) -> Result<Setup, Error> {
+pub(super) fn receive(socket: &mut Socket, deadline: Instant) -> Result<Setup, Error> {
     let mut bytes = [0; SETUP_BYTES];
-    stream.read_exact_deadline(&mut bytes, deadline)?;
+    socket.read_exact_deadline(&mut bytes, deadline)?;
     decode(&bytes)
 }
 
-pub(super) fn send_ready(stream: &mut Stream, deadline: Instant) -> Result<(), Error> {
-    stream.write_all_deadline(&READY, deadline)
+pub(super) fn send_ready(socket: &mut Socket, deadline: Instant) -> Result<(), Error> {
+    socket.write_all_deadline(&READY, deadline)
 }
 
-pub(super) fn receive_ready(stream: &mut Stream, deadline: Instant) -> Result<(), Error> {
+pub(super) fn receive_ready(socket: &mut Socket, deadline: Instant) -> Result<(), Error> {
     let mut word = [0; READY.len()];
-    stream.read_exact_deadline(&mut word, deadline)?;
+    socket.read_exact_deadline(&mut word, deadline)?;
     let [got, ready] = [word, READY].map(u64::from_le_bytes);
     expect("a word other than that it is ready", got, ready)
 }

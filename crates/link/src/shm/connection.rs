@@ -21,7 +21,7 @@ use super::{
     peer::{Inbox, Peer, TICK, receive_setup, send_setup},
     ring::{ALIGN, Consumer, Interrupt, Producer},
 };
-use crate::{Error, Wait, emulated::STAMP_BYTES, spin::Spin, stream::deadline_after, sys};
+use crate::{Error, Wait, deadline::deadline_after, spin::Spin, stamp::STAMP_BYTES, sys};
 
 const HEADER_BYTES: u64 = 8;
 /// Bytes in the ring of a frame that is a stamp: [`Sender::commit_stamped`].

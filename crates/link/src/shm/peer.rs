@@ -15,7 +15,7 @@ use rustix::{
 use super::map::{LAYOUT_VERSION, MAGIC};
 use crate::{
     Error,
-    stream::{deadline_after, timed_out},
+    deadline::{deadline_after, timed_out},
     sys,
 };
 

@@ -29,7 +29,7 @@ use super::{
     receiving::Receiver,
     shared::Shared,
 };
-use crate::{Error, emulated::STAMP_BYTES, link::scatter};
+use crate::{Error, parts::scatter, stamp::STAMP_BYTES};
 
 /// Length from which a part is not copied into the send buffer first.
 const DIRECT_BYTES_MIN: usize = 16 << 10;

@@ -18,7 +18,7 @@ use super::{
     deframer::Deframer,
     liveness::{self, Watch},
 };
-use crate::{Error, stream, sys};
+use crate::{Error, deadline::timed_out, sys};
 
 /// State that both halves and their handles share.
 pub(super) struct Shared {
@@ -94,7 +94,7 @@ impl Shared {
                     let now = Instant::now();
                     let since = *full_since.get_or_insert(now);
                     if deadline.is_some_and(|deadline| now >= deadline) {
-                        return Err(stream::timed_out("sending to the peer", since));
+                        return Err(timed_out("sending to the peer", since));
                     }
                     let tick = now + liveness::TICK;
                     let tick = deadline.map_or(tick, |deadline| deadline.min(tick));

@@ -7,7 +7,7 @@ use std::{
 
 use libloading::Library;
 
-use super::{abi::*, error::RdmaError};
+use crate::{Error, abi::*};
 
 const NAME: &str = "libibverbs.so.1";
 
@@ -21,15 +21,15 @@ macro_rules! functions {
         /// The functions of the library that are used. A forked child must call none of them on
         /// objects of its parent.
         #[allow(non_snake_case)]
-        pub(super) struct Verbs {
-            $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+        pub(crate) struct Verbs {
+            $(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
             /// Since rdma-core 34.
-            pub(super) ibv_reg_dmabuf_mr: Option<RegDmabufMr>,
+            pub(crate) ibv_reg_dmabuf_mr: Option<RegDmabufMr>,
             /// Never unloaded: providers keep state in it.
             _library: Library,
         }
 
-        fn resolve(library: Library) -> Result<Verbs, RdmaError> {
+        fn resolve(library: Library) -> Result<Verbs, Error> {
             $(
                 // SAFETY: the symbol is a function of this type by the library's public header,
                 // whose version the file's name states.
@@ -38,7 +38,7 @@ macro_rules! functions {
                         concat!(stringify!($name), "\0").as_bytes(),
                     )
                 };
-                let $name = *$name.map_err(|_| RdmaError::OldLibrary {
+                let $name = *$name.map_err(|_| Error::OldLibrary {
                     symbol: stringify!($name),
                 })?;
             )*
@@ -76,15 +76,15 @@ functions! {
 }
 
 /// Returns the library, loaded at the first call.
-pub(super) fn verbs() -> Result<&'static Verbs, RdmaError> {
-    static VERBS: OnceLock<Result<Verbs, RdmaError>> = OnceLock::new();
+pub(crate) fn verbs() -> Result<&'static Verbs, Error> {
+    static VERBS: OnceLock<Result<Verbs, Error>> = OnceLock::new();
     VERBS.get_or_init(load).as_ref().map_err(Clone::clone)
 }
 
-fn load() -> Result<Verbs, RdmaError> {
+fn load() -> Result<Verbs, Error> {
     // SAFETY: libibverbs has constructors of no consequence; it is a system library that the
     // administrator installed.
-    let library = unsafe { Library::new(NAME) }.map_err(|error| RdmaError::NoLibrary {
+    let library = unsafe { Library::new(NAME) }.map_err(|error| Error::NoLibrary {
         reason: error.to_string(),
     })?;
     resolve(library)

@@ -1,61 +1,31 @@
-//! Chooses device, port, GID and MTU: opens devices, queries them, and applies the rule.
+//! Chooses device, port, GID and MTU for a connection.
 
 use std::{
-    ffi::CStr,
     fs,
     net::{IpAddr, Ipv6Addr},
     sync::Arc,
 };
 
-use super::{
-    RdmaOptions,
-    abi::*,
-    error::RdmaError,
-    library::{Verbs, verbs},
+use crate::{
+    Error, Options,
+    abi::{IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE},
+    device::{Context, Gid, names},
 };
 
 /// Entries of a port's GID table that are looked at, at most.
 const GIDS_MAX: u8 = 255;
 
-/// An opened device.
-pub(super) struct Context {
-    pub(super) raw: *mut ibv_context,
-    pub(super) verbs: &'static Verbs,
-    owner_pid: u32,
-}
-
-// SAFETY: libibverbs's objects may be used from any thread, by its documentation.
-unsafe impl Send for Context {}
-// SAFETY: as above.
-unsafe impl Sync for Context {}
-
-impl Context {
-    /// Returns true if this process opened it: a forked child must not touch its parent's device.
-    pub(super) fn is_ours(&self) -> bool {
-        self.owner_pid == std::process::id()
-    }
-}
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        if self.is_ours() {
-            // SAFETY: opened by us, and everything made with it holds it by an Arc.
-            let _ = unsafe { (self.verbs.ibv_close_device)(self.raw) };
-        }
-    }
-}
-
 /// Time that a device waits for an acknowledgement before it sends again: 4.096 us * 2^this, by the
 /// standard up to four times that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct AckTimeout(pub(super) u8);
+pub struct AckTimeout(pub(crate) u8);
 
 impl AckTimeout {
     /// 67 ms, so that a lost packet without later ones is soon sent again.
-    pub(super) const ADAPTER: Self = Self(14);
+    pub const ADAPTER: Self = Self(14);
     /// 268 ms: a software device acknowledges when its processor gets to it, which a busy machine
     /// sometimes delays by half a second.
-    pub(super) const SOFTWARE: Self = Self(16);
+    pub const SOFTWARE: Self = Self(16);
 
     /// Chooses by the kernel's path of the device: one without a bus is software.
     fn of(device: &str) -> Self {
@@ -67,41 +37,41 @@ impl AckTimeout {
     }
 
     /// Time after which a device gives up a peer that does not answer.
-    pub(super) const fn unanswered_ms(self, retries: u8) -> u64 {
+    pub const fn unanswered_ms(self, retries: u8) -> u64 {
         const FACTOR_MAX: u64 = 4;
         (retries as u64 + 1) * FACTOR_MAX * (4_096 << self.0) / 1_000_000
     }
 }
 
-/// A device with its settings.
-pub(super) struct Chosen {
-    pub(super) context: Arc<Context>,
-    pub(super) ack_timeout: AckTimeout,
-    pub(super) port: u8,
-    pub(super) lid: u16,
-    pub(super) is_ethernet: bool,
-    pub(super) gid_index: u8,
-    pub(super) gid: [u8; 16],
+/// A device, opened, with its settings.
+pub struct Chosen {
+    pub context: Arc<Context>,
+    pub ack_timeout: AckTimeout,
+    pub port: u8,
+    pub lid: u16,
+    pub is_ethernet: bool,
+    pub gid_index: u8,
+    pub gid: [u8; 16],
     /// In bytes.
-    pub(super) mtu: u16,
-    pub(super) traffic_class: u8,
-    pub(super) pkey_index: u16,
+    pub mtu: u16,
+    pub traffic_class: u8,
+    pub pkey_index: u16,
     /// Without the bit that marks full members.
-    pub(super) partition: u16,
+    pub partition: u16,
 }
 
 /// A device of this machine, for display (`outboard doctor`).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct RdmaDevice {
+pub struct Device {
     pub name: String,
     /// The port and settings used by default, or the reason why it cannot be used.
-    pub usable: Result<RdmaPort, RdmaError>,
+    pub usable: Result<Port, Error>,
 }
 
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct RdmaPort {
+pub struct Port {
     pub port: u8,
     /// "Ethernet" (RoCE) or "InfiniBand".
     pub link_layer: &'static str,
@@ -110,16 +80,16 @@ pub struct RdmaPort {
     pub mtu: u16,
 }
 
-/// Lists the RDMA devices of this machine.
-pub fn rdma_devices() -> Result<Vec<RdmaDevice>, RdmaError> {
-    let names = names(verbs()?)?;
+/// Lists the devices of this machine.
+pub fn devices() -> Result<Vec<Device>, Error> {
+    let names = names()?;
     let open = |name: &String| {
-        let options = RdmaOptions {
+        let options = Options {
             device: Some(name.clone()),
-            ..RdmaOptions::default()
+            ..Options::default()
         };
         let chosen = choose(&options, None, None)?;
-        Ok(RdmaPort {
+        Ok(Port {
             port: chosen.port,
             link_layer: chosen.link_layer(),
             gid_index: chosen.gid_index,
@@ -127,7 +97,7 @@ pub fn rdma_devices() -> Result<Vec<RdmaDevice>, RdmaError> {
             mtu: chosen.mtu,
         })
     };
-    let device = |name: String| RdmaDevice {
+    let device = |name: String| Device {
         usable: open(&name),
         name,
     };
@@ -135,47 +105,46 @@ pub fn rdma_devices() -> Result<Vec<RdmaDevice>, RdmaError> {
 }
 
 /// Checks that the library can be loaded and that a device has the name asked for.
-pub(crate) fn check(options: &RdmaOptions) -> Result<(), RdmaError> {
-    let options = options
-        .with_environment()
-        .map_err(|reason| RdmaError::Options { reason })?;
-    let have = names(verbs()?)?;
-    match options.device {
-        Some(asked) if !have.contains(&asked) => Err(RdmaError::NoSuchDevice { asked, have }),
+pub fn check(options: &Options) -> Result<(), Error> {
+    let have = names()?;
+    match &options.device {
+        Some(asked) if !have.contains(asked) => {
+            let asked = asked.clone();
+            Err(Error::NoSuchDevice { asked, have })
+        }
         _ => Ok(()),
     }
 }
 
 /// Chooses the device for a connection whose local address is `ours`; `peer` is the peer's GID, if
 /// known already.
-pub(super) fn choose(
-    options: &RdmaOptions,
+pub fn choose(
+    options: &Options,
     ours: Option<IpAddr>,
     peer: Option<[u8; 16]>,
-) -> Result<Chosen, RdmaError> {
-    let verbs = verbs()?;
-    let names = names(verbs)?;
+) -> Result<Chosen, Error> {
+    let names = names()?;
     if let Some(asked) = &options.device {
         if !names.contains(asked) {
             let asked = asked.clone();
-            return Err(RdmaError::NoSuchDevice { asked, have: names });
+            return Err(Error::NoSuchDevice { asked, have: names });
         }
-        return use_of(verbs, asked, options, ours, peer);
+        return use_of(asked, options, ours, peer);
     }
     let mut best: Option<Chosen> = None;
     let mut first_error = None;
     for name in &names {
-        match use_of(verbs, name, options, ours, peer) {
+        match use_of(name, options, ours, peer) {
             Ok(chosen) if is_address(&chosen.gid, ours) => return Ok(chosen),
             Ok(chosen) => best = best.or(Some(chosen)),
             Err(error) => first_error = first_error.or(Some(error)),
         }
     }
-    best.ok_or_else(|| first_error.unwrap_or(RdmaError::NoDevice))
+    best.ok_or_else(|| first_error.unwrap_or(Error::NoDevice))
 }
 
 impl Chosen {
-    pub(super) fn link_layer(&self) -> &'static str {
+    pub fn link_layer(&self) -> &'static str {
         match self.is_ethernet {
             true => "Ethernet",
             false => "InfiniBand",
@@ -183,96 +152,25 @@ impl Chosen {
     }
 }
 
-/// Runs `f` on each device until it returns something. The library owns the list.
-fn for_each_device<T>(
-    verbs: &Verbs,
-    mut f: impl FnMut(*mut ibv_device, String) -> Option<T>,
-) -> Result<Option<T>, RdmaError> {
-    let mut count = 0;
-    // SAFETY: `count` outlives the call.
-    let list = unsafe { (verbs.ibv_get_device_list)(&mut count) };
-    if list.is_null() {
-        // ENOSYS: the kernel has no RDMA at all.
-        return match RdmaError::last("listing RDMA devices") {
-            RdmaError::Verbs {
-                errno: libc::ENOSYS | libc::ENOENT,
-                ..
-            } => Err(RdmaError::NoDevice),
-            error => Err(error),
-        };
-    }
-    let mut found = None;
-    for at in 0..usize::try_from(count).unwrap_or(0) {
-        // SAFETY: the list has `count` entries.
-        let device = unsafe { *list.add(at) };
-        // SAFETY: a device of the list, whose name is a C string for as long as the list.
-        let name = unsafe { CStr::from_ptr((verbs.ibv_get_device_name)(device)) };
-        found = f(device, name.to_string_lossy().into_owned());
-        if found.is_some() {
-            break;
-        }
-    }
-    // SAFETY: the list is the one from above. Opened devices stay open.
-    unsafe { (verbs.ibv_free_device_list)(list) };
-    Ok(found)
-}
-
-fn names(verbs: &Verbs) -> Result<Vec<String>, RdmaError> {
-    let mut names = Vec::new();
-    for_each_device(verbs, |_, name| -> Option<()> {
-        names.push(name);
-        None
-    })?;
-    match names.is_empty() {
-        true => Err(RdmaError::NoDevice),
-        false => Ok(names),
-    }
-}
-
-fn open(verbs: &'static Verbs, name: &str) -> Result<Arc<Context>, RdmaError> {
-    let opened = for_each_device(verbs, |device, its_name| {
-        (its_name == name).then(|| {
-            // SAFETY: a device of the list.
-            let raw = unsafe { (verbs.ibv_open_device)(device) };
-            match raw.is_null() {
-                true => Err(RdmaError::last(
-                    "opening the RDMA device (may this process use /dev/infiniband/uverbs*?)",
-                )),
-                false => Ok(raw),
-            }
-        })
-    })?;
-    let raw = opened.ok_or(RdmaError::NoDevice)??;
-    Ok(Arc::new(Context {
-        raw,
-        verbs,
-        owner_pid: std::process::id(),
-    }))
-}
-
 fn use_of(
-    verbs: &'static Verbs,
     name: &str,
-    options: &RdmaOptions,
+    options: &Options,
     ours: Option<IpAddr>,
     peer: Option<[u8; 16]>,
-) -> Result<Chosen, RdmaError> {
-    let context = open(verbs, name)?;
+) -> Result<Chosen, Error> {
+    let context = Context::open(name)?;
     let device = name.to_owned();
     let port = options.port.unwrap_or(1);
-    let mut attr = ibv_port_attr::default();
-    // SAFETY: the context is open, and the symbol writes no more than the structure has.
-    let rc = unsafe { (verbs.ibv_query_port)(context.raw, port, &mut attr) };
-    if rc != 0 {
-        return Err(RdmaError::NoSuchPort { device, port });
-    }
+    let Some(attr) = context.port(port) else {
+        return Err(Error::NoSuchPort { device, port });
+    };
     if attr.state != IBV_PORT_ACTIVE {
-        return Err(RdmaError::PortDown { device, port });
+        return Err(Error::PortDown { device, port });
     }
     let largest = mtu_bytes(attr.active_mtu);
     let mtu = options.mtu.unwrap_or(largest);
     if mtu > largest {
-        return Err(RdmaError::Mtu {
+        return Err(Error::Mtu {
             device,
             port,
             asked: mtu,
@@ -280,18 +178,18 @@ fn use_of(
         });
     }
     let count = u8::try_from(attr.gid_tbl_len).unwrap_or(GIDS_MAX);
-    let gids = gids(&context, name, port, count);
+    let gids = context.gids(name, port, count);
     let is_ethernet = attr.link_layer == IBV_LINK_LAYER_ETHERNET;
     let gid = match options.gid {
         Some(index) => said(&gids, index, &device, port)?,
         None => preferred(&gids, ours, peer),
     };
-    let gid = gid.ok_or_else(|| RdmaError::NoGid {
+    let gid = gid.ok_or_else(|| Error::NoGid {
         device: device.clone(),
         port,
     })?;
     let (pkey_index, partition) = partition(&context, port, attr.pkey_tbl_len, options.pkey)
-        .ok_or_else(|| RdmaError::NoPartition {
+        .ok_or_else(|| Error::NoPartition {
             device: device.clone(),
             port,
             asked: options.pkey.unwrap_or(0xffff),
@@ -311,46 +209,11 @@ fn use_of(
     })
 }
 
-/// An entry of a port's GID table that is in use.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Gid {
-    index: u8,
-    gid: [u8; 16],
-    /// False for RoCE v1, which routers do not forward.
-    is_routable: bool,
-}
-
-fn gids(context: &Context, device: &str, port: u8, count: u8) -> Vec<Gid> {
-    (0..count)
-        .filter_map(|index| {
-            let mut gid = ibv_gid::default();
-            // SAFETY: the context is open and `gid` outlives the call.
-            let rc =
-                unsafe { (context.verbs.ibv_query_gid)(context.raw, port, index.into(), &mut gid) };
-            let is_used = rc == 0 && gid.0[8..].iter().any(|&byte| byte != 0);
-            let kind =
-                format!("/sys/class/infiniband/{device}/ports/{port}/gid_attrs/types/{index}");
-            // Without sysfs (in some containers) the type is unknown, and no GID is refused.
-            let is_v1 = fs::read_to_string(kind).is_ok_and(|kind| kind.trim() == "IB/RoCE v1");
-            is_used.then_some(Gid {
-                index,
-                gid: gid.0,
-                is_routable: !is_v1,
-            })
-        })
-        .collect()
-}
-
 /// Returns the GID that was asked for; `None` if the table is empty.
-fn said<'g>(
-    gids: &'g [Gid],
-    index: u8,
-    device: &str,
-    port: u8,
-) -> Result<Option<&'g Gid>, RdmaError> {
+fn said<'g>(gids: &'g [Gid], index: u8, device: &str, port: u8) -> Result<Option<&'g Gid>, Error> {
     let found = gids.iter().find(|gid| gid.index == index);
     match found.is_none() && !gids.is_empty() {
-        true => Err(RdmaError::NoSuchGid {
+        true => Err(Error::NoSuchGid {
             device: device.to_owned(),
             port,
             index,
@@ -376,7 +239,7 @@ fn preferred(gids: &[Gid], ours: Option<IpAddr>, peer: Option<[u8; 16]>) -> Opti
 }
 
 /// Returns true if RoCE v2 packets from this GID are IPv4.
-pub(super) fn is_v4(gid: &[u8; 16]) -> bool {
+pub fn is_v4(gid: &[u8; 16]) -> bool {
     Ipv6Addr::from(*gid).to_ipv4_mapped().is_some()
 }
 
@@ -390,12 +253,8 @@ fn is_address(gid: &[u8; 16], address: Option<IpAddr>) -> bool {
 fn partition(context: &Context, port: u8, count: u16, asked: Option<u16>) -> Option<(u16, u16)> {
     const MEMBER: u16 = 0x7fff;
     (0..count).find_map(|index| {
-        let mut pkey = 0;
-        // SAFETY: the context is open and `pkey` outlives the call.
-        let rc =
-            unsafe { (context.verbs.ibv_query_pkey)(context.raw, port, index.into(), &mut pkey) };
-        let pkey = u16::from_be(pkey) & MEMBER;
-        let is_it = rc == 0 && pkey != 0 && asked.is_none_or(|asked| asked & MEMBER == pkey);
+        let pkey = context.pkey(port, index)? & MEMBER;
+        let is_it = pkey != 0 && asked.is_none_or(|asked| asked & MEMBER == pkey);
         is_it.then_some((index, pkey))
     })
 }
@@ -406,7 +265,7 @@ fn mtu_bytes(mtu: u32) -> u16 {
 }
 
 /// Bytes as `enum ibv_mtu`.
-pub(super) fn mtu_code(bytes: u16) -> u32 {
+pub(crate) fn mtu_code(bytes: u16) -> u32 {
     bytes.max(256).ilog2() - 7
 }
 

@@ -2,12 +2,10 @@
 
 use std::io;
 
-use crate::Error;
-
-/// Reason why an RDMA link cannot be made, or has failed.
+/// Reason why a device cannot be used, or a connection has failed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum RdmaError {
+pub enum Error {
     #[error(
         "RDMA needs libibverbs, which cannot be loaded ({reason}); install it with its providers (Debian, Ubuntu: \
          libibverbs1 ibverbs-providers; Fedora, RHEL: libibverbs)"
@@ -73,58 +71,55 @@ pub enum RdmaError {
     )]
     MemoryLock { needed: u64, limit: u64 },
 
-    #[error("bad RDMA options: {reason}")]
-    Options { reason: String },
-
-    #[error("the two sides cannot talk RDMA: {what} is {ours} here and {theirs} there")]
-    Differ {
-        what: &'static str,
-        ours: String,
-        theirs: String,
-    },
-
-    #[error("the peer has no RDMA link for us: {reason}")]
-    PeerCannot { reason: String },
-
     #[error("the peer's RDMA device refused an access to its memory ({status})")]
     AccessRefused { status: String },
 
+    /// The device gave its peer up, `ms` after the first try at the latest.
     #[error("the peer's RDMA device does not answer ({status})")]
-    Unanswered { status: String },
+    Unanswered { status: String, ms: u64 },
+
+    /// Neither did the device carry a request out in this time, nor give its peer up.
+    #[error("the RDMA device has made no progress for {ms} ms")]
+    Stalled { ms: u64 },
+
+    /// The connection ended and no reason is known: the peer, or its device, broke it.
+    #[error("the RDMA connection has ended")]
+    Ended,
 
     #[error("an RDMA request failed: {status} (vendor's code {vendor:#x})")]
     Failed { status: String, vendor: u32 },
 
+    #[error("the RDMA device's driver {what}")]
+    Incomplete { what: &'static str },
+
     #[error("{doing}: {}", io::Error::from_raw_os_error(*errno))]
-    Verbs { doing: &'static str, errno: i32 },
+    System { doing: &'static str, errno: i32 },
 }
 
-impl RdmaError {
-    /// Converts the failure of a connection into a link's error. A peer that did not answer for
-    /// `unanswered_ms` has vanished; a connection that ended without a reason is closed.
-    pub(super) fn into_link_error(self, unanswered_ms: u64) -> Error {
-        match self {
-            Self::Unanswered { .. } => Error::Vanished { ms: unanswered_ms },
-            Self::Failed { status, .. } if status.is_empty() => Error::Closed,
-            error => error.into(),
-        }
-    }
-
+impl Error {
     /// Makes an error of errno, for a call that just failed while `doing` something.
-    pub(super) fn last(doing: &'static str) -> Self {
+    pub(crate) fn last(doing: &'static str) -> Self {
         let errno = io::Error::last_os_error().raw_os_error().unwrap_or(0);
-        Self::Verbs { doing, errno }
+        Self::System { doing, errno }
     }
 
     /// Converts the result of a call that returns its errno.
-    pub(super) fn of(rc: i32, doing: &'static str) -> Result<(), Self> {
+    pub(crate) fn of(rc: i32, doing: &'static str) -> Result<(), Self> {
         match rc {
             0 => Ok(()),
             -1 => Err(Self::last(doing)),
-            errno => Err(Self::Verbs {
+            errno => Err(Self::System {
                 doing,
                 errno: errno.abs(),
             }),
+        }
+    }
+
+    /// Converts an error of the kernel, met while `doing` something, for `map_err`.
+    pub(crate) fn kernel(doing: &'static str) -> impl FnOnce(rustix::io::Errno) -> Self {
+        move |errno| Self::System {
+            doing,
+            errno: errno.raw_os_error(),
         }
     }
 }

@@ -1,6 +1,14 @@
 //! Errors of a link, each of which says whose fault it is.
 
+#[cfg(not(loom))]
+mod rdma;
+
 use std::io;
+
+#[cfg(not(loom))]
+pub use self::rdma::RdmaError;
+#[cfg(not(loom))]
+use crate::kind::LinkKind;
 
 /// An error of a link. The link is unusable after any error except [`Error::Unsupported`],
 /// [`Error::Misuse`], [`Error::FrameTooLarge`] and [`Error::TimedOut`].
@@ -73,7 +81,7 @@ pub enum Error {
     /// RDMA lacks something, or its device refused a request.
     #[cfg(not(loom))]
     #[error(transparent)]
-    Rdma(Box<crate::rdma::RdmaError>),
+    Rdma(Box<RdmaError>),
 
     /// The operating system refused a request.
     #[error("{doing}: {source}")]
@@ -83,18 +91,10 @@ pub enum Error {
     },
 }
 
-#[cfg(not(loom))]
-impl From<crate::rdma::RdmaError> for Error {
-    /// Boxes the error: a long error type costs every message some instructions.
-    fn from(error: crate::rdma::RdmaError) -> Self {
-        Self::Rdma(Box::new(error))
-    }
-}
-
 impl Error {
     /// Returns the RDMA error, if it is one.
     #[cfg(not(loom))]
-    pub fn rdma(&self) -> Option<&crate::rdma::RdmaError> {
+    pub fn rdma(&self) -> Option<&RdmaError> {
         match self {
             Self::Rdma(error) => Some(error),
             _ => None,
@@ -111,7 +111,7 @@ impl Error {
 
     /// Returns the error of a caller that needs a capability which a link of this kind lacks.
     #[cfg(not(loom))]
-    pub fn lacks(what: &'static str, kind: crate::LinkKind) -> Self {
+    pub fn lacks(what: &'static str, kind: LinkKind) -> Self {
         let kind = kind.name();
         Self::Unsupported { what, kind }
     }

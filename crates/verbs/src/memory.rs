@@ -1,4 +1,4 @@
-//! Memory of the link's own that devices read and write. It is shared with forked children, not
+//! Memory of this process that devices read and write. It is shared with forked children, not
 //! copied for them, so that a fork never moves pages that a device has pinned.
 
 use std::{
@@ -10,7 +10,8 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::Error;
 
-pub(super) struct Memory {
+/// Mapped pages, shared by this process and devices.
+pub struct Memory {
     base: NonNull<u8>,
     len: usize,
 }
@@ -23,28 +24,33 @@ unsafe impl Sync for Memory {}
 
 impl Memory {
     /// Maps zeroed pages.
-    pub(super) fn new(len: usize) -> Result<Self, Error> {
+    pub fn new(len: usize) -> Result<Self, Error> {
         const DOING: &str = "making memory for RDMA";
         let flags = MapFlags::SHARED;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
         let base = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len, access, flags) }
-            .map_err(Error::io(DOING))?;
-        let base = NonNull::new(base.cast::<u8>()).ok_or(Error::Misuse("mapped at address 0"))?;
+            .map_err(Error::kernel(DOING))?;
+        let base = NonNull::new(base.cast::<u8>()).ok_or(Error::System {
+            doing: DOING,
+            errno: libc::EFAULT,
+        })?;
         Ok(Self { base, len })
     }
 
-    pub(super) fn len(&self) -> usize {
+    /// Returns the length, which is never 0: the kernel maps no empty range.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
         self.len
     }
 
-    pub(super) fn address(&self) -> u64 {
+    pub fn address(&self) -> u64 {
         self.base.as_ptr() as u64
     }
 
     /// The word at `offset`, a multiple of eight.
     #[inline(always)]
-    pub(super) fn word(&self, offset: usize) -> &AtomicU64 {
+    pub fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8) && offset < self.len && self.len - offset >= 8);
         // SAFETY: within the mapping and aligned; any bytes are a valid atomic, and concurrent
         // writes are allowed.
@@ -54,7 +60,7 @@ impl Memory {
     /// Adds `len` bytes to `out`, copied. A hostile peer can change them meanwhile, but not the
     /// copy.
     #[inline]
-    pub(super) fn copy(&self, offset: usize, len: usize, out: &mut Vec<u8>) {
+    pub fn copy(&self, offset: usize, len: usize, out: &mut Vec<u8>) {
         assert!(offset <= self.len && self.len - offset >= len);
         out.reserve(len);
         let start = out.len();
@@ -74,7 +80,7 @@ impl Memory {
     ///
     /// A peer that keeps the rules must have written all of the range, and write no more.
     #[inline]
-    pub(super) unsafe fn bytes(&self, offset: usize, len: usize) -> &[u8] {
+    pub unsafe fn bytes(&self, offset: usize, len: usize) -> &[u8] {
         assert!(offset <= self.len && self.len - offset >= len);
         // SAFETY: within the mapping. The caller knows that writes have ended. The one thing that
         // the language does not cover is a hostile peer, whose device still has the key: it changes
@@ -89,7 +95,7 @@ impl Memory {
     /// No other thread of this process has a slice of this range, and no device writes it.
     #[inline]
     #[allow(clippy::mut_from_ref)]
-    pub(super) unsafe fn room(&self, offset: usize, len: usize) -> &mut [u8] {
+    pub unsafe fn room(&self, offset: usize, len: usize) -> &mut [u8] {
         assert!(offset <= self.len && self.len - offset >= len);
         // SAFETY: within the mapping; the caller alone uses the range.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(offset), len) }

@@ -1,8 +1,7 @@
-//! A session's protection domain, and the memory registered in it. A key of one domain is invalid
-//! in all others, which isolates the sessions of one device.
+//! Memory registered in a protection domain, which the adapter reads and writes by its keys.
 
 use std::{
-    ops::Deref,
+    ops::{Deref, Range},
     os::fd::{AsRawFd, OwnedFd},
     ptr::NonNull,
     sync::Arc,
@@ -10,45 +9,16 @@ use std::{
 
 use rustix::process::{Resource, getrlimit};
 
-use super::{abi::*, device::Context, error::RdmaError, memory::Memory};
-use crate::segment::{DeviceMemory, Lasting, Reach};
-
-pub(super) struct Domain {
-    pub(super) raw: *mut ibv_pd,
-    pub(super) context: Arc<Context>,
-}
-
-// SAFETY: libibverbs's objects may be used from any thread, by its documentation.
-unsafe impl Send for Domain {}
-// SAFETY: as above.
-unsafe impl Sync for Domain {}
-
-impl Domain {
-    pub(super) fn new(context: &Arc<Context>) -> Result<Arc<Self>, RdmaError> {
-        // SAFETY: the context is open.
-        let raw = unsafe { (context.verbs.ibv_alloc_pd)(context.raw) };
-        match raw.is_null() {
-            true => Err(RdmaError::last("making an RDMA protection domain")),
-            false => Ok(Arc::new(Self {
-                raw,
-                context: Arc::clone(context),
-            })),
-        }
-    }
-}
-
-impl Drop for Domain {
-    fn drop(&mut self) {
-        if self.context.is_ours() {
-            // SAFETY: made by `new`; everything made with it holds it by an Arc.
-            let _ = unsafe { (self.context.verbs.ibv_dealloc_pd)(self.raw) };
-        }
-    }
-}
+use crate::{
+    DeviceMemory, Error, Lasting, Reach,
+    abi::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_mr},
+    domain::Domain,
+    memory::Memory,
+};
 
 /// Access of a peer's device to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Access {
+pub enum Access {
     /// None: only our own device reads it.
     Local,
     Write,
@@ -69,12 +39,12 @@ impl Access {
 
 /// A registered range of addresses. The adapter accesses it; this process cannot read or write a
 /// byte through it.
-pub(super) struct Region {
+pub struct Region {
     raw: NonNull<ibv_mr>,
     address: u64,
     len: usize,
-    pub(super) lkey: u32,
-    pub(super) rkey: u32,
+    lkey: u32,
+    rkey: u32,
     domain: Arc<Domain>,
 }
 
@@ -85,20 +55,17 @@ unsafe impl Sync for Region {}
 
 impl Region {
     /// Registers memory of another owner.
-    pub(super) fn of_lasting(
+    pub fn of_lasting(
         domain: &Arc<Domain>,
         memory: Lasting,
         access: Access,
-    ) -> Result<Self, RdmaError> {
+    ) -> Result<Self, Error> {
         // SAFETY: the maker of a `Lasting` promised what `register` asks for.
         unsafe { Self::register(domain, memory.address, memory.len, access) }
     }
 
     /// Registers GPU memory, which the peer's adapter may write.
-    pub(super) fn of_device(
-        domain: &Arc<Domain>,
-        memory: &DeviceMemory,
-    ) -> Result<Self, RdmaError> {
+    pub fn of_device(domain: &Arc<Domain>, memory: &DeviceMemory) -> Result<Self, Error> {
         let &DeviceMemory { address, len, .. } = memory;
         match &memory.reach {
             // SAFETY: the maker of a `DeviceMemory` promised what `register` asks for.
@@ -118,7 +85,7 @@ impl Region {
         address: u64,
         len: usize,
         access: Access,
-    ) -> Result<Self, RdmaError> {
+    ) -> Result<Self, Error> {
         let start = std::ptr::with_exposed_provenance_mut(address as usize);
         // SAFETY: the domain is open. The library pins the pages of the range, or refuses a range
         // that is not mapped; the caller promises that the pages stay.
@@ -134,9 +101,9 @@ impl Region {
         (address, len): (u64, usize),
         dmabuf: &OwnedFd,
         access: Access,
-    ) -> Result<Self, RdmaError> {
+    ) -> Result<Self, Error> {
         let Some(register) = domain.context.verbs.ibv_reg_dmabuf_mr else {
-            return Err(RdmaError::OldLibrary {
+            return Err(Error::OldLibrary {
                 symbol: "ibv_reg_dmabuf_mr",
             });
         };
@@ -152,8 +119,8 @@ impl Region {
                 access.flags(),
             )
         };
-        let raw = NonNull::new(raw)
-            .ok_or_else(|| RdmaError::last("registering a GPU's dma-buf for RDMA"))?;
+        let raw =
+            NonNull::new(raw).ok_or_else(|| Error::last("registering a GPU's dma-buf for RDMA"))?;
         Ok(Self::made(domain, (address, len), raw))
     }
 
@@ -171,33 +138,47 @@ impl Region {
         }
     }
 
-    pub(super) fn address(&self) -> u64 {
+    /// Returns the key by which the peer's requests name the region.
+    #[inline]
+    pub fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    pub fn address(&self) -> u64 {
         self.address
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub fn addresses(&self) -> Range<u64> {
+        self.address..self.address + self.len as u64
+    }
+
+    /// Returns the length, which is never 0: no device registers nothing.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
         self.len
     }
 }
 
-/// Registered memory of the link's own, which this process accesses too.
-pub(super) struct OwnRegion {
+/// Registered memory of this process's own, which the process accesses too.
+pub struct OwnRegion {
     // Dropped, and so deregistered, before the memory is unmapped.
     region: Region,
-    pub(super) memory: Arc<Memory>,
+    memory: Arc<Memory>,
 }
 
 impl OwnRegion {
-    pub(super) fn new(
-        domain: &Arc<Domain>,
-        memory: Memory,
-        access: Access,
-    ) -> Result<Self, RdmaError> {
+    /// Registers `memory`.
+    pub fn new(domain: &Arc<Domain>, memory: Memory, access: Access) -> Result<Self, Error> {
         let memory = Arc::new(memory);
         // SAFETY: the memory is mapped for as long as this value holds it, longer than the region.
         // `Memory` gives out no bytes that it assumes not to change.
         let region = unsafe { Region::register(domain, memory.address(), memory.len(), access) }?;
         Ok(Self { region, memory })
+    }
+
+    #[inline]
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.memory
     }
 }
 
@@ -212,15 +193,20 @@ impl Deref for OwnRegion {
 
 /// Bytes of a region in the device's terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
-    pub(super) address: u64,
-    pub(super) len: u32,
-    pub(super) lkey: u32,
+pub struct Piece {
+    pub address: u64,
+    pub len: u32,
+    pub lkey: u32,
 }
 
 impl Region {
+    /// Returns `len` bytes from `offset` on.
+    ///
+    /// # Panics
+    ///
+    /// If they are not all in the region.
     #[inline]
-    pub(super) fn piece(&self, offset: usize, len: usize) -> Piece {
+    pub fn piece(&self, offset: usize, len: usize) -> Piece {
         assert!(offset <= self.len && self.len - offset >= len && len <= u32::MAX as usize);
         Piece {
             address: self.address + offset as u64,
@@ -243,17 +229,17 @@ impl Drop for Region {
 
 /// Finds the reason why memory was not registered: the limit on locked memory gives ENOMEM, as does
 /// a lack of memory.
-fn refused(len: usize) -> RdmaError {
-    let error = RdmaError::last("registering memory for RDMA");
+fn refused(len: usize) -> Error {
+    let error = Error::last("registering memory for RDMA");
     let is_limit = matches!(
         error,
-        RdmaError::Verbs {
+        Error::System {
             errno: libc::ENOMEM | libc::EAGAIN | libc::EPERM,
             ..
         }
     );
     match getrlimit(Resource::Memlock).current {
-        Some(limit) if is_limit => RdmaError::MemoryLock {
+        Some(limit) if is_limit => Error::MemoryLock {
             needed: len as u64,
             limit,
         },
