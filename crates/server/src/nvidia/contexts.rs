@@ -9,10 +9,11 @@ use super::{
     Array, Gpu, Nvidia,
     board::{NOT_WANTED, Wanted, WatchedMark},
     deferred_free::Retired,
-    owned::{ContextHold, Mark, MarksWait, ready},
+    owned::{ContextHold, Mark, ready},
     printed::Reach,
     streams::STREAM_LEGACY,
     table::{Driver, real},
+    waits::MarksWait,
 };
 use crate::device::{Cx, Failure, Pending};
 

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use super::{memory::Mapping, owned::Mark};
+use super::{mapping::Mapping, owned::Mark};
 
 /// Marks in all busy streams at one moment, shared by everything freed then.
 pub(super) type Marks = Arc<Vec<Mark>>;
@@ -77,7 +77,7 @@ impl DeferredFrees {
         let at = self.frees.iter().position(|free| {
             free.range == Some((va, len))
                 && free.marks.is_some()
-                && matches!(&free.retired, Retired::Mapping(mapping) if mapping.is_private())
+                && matches!(&free.retired, Retired::Mapping(mapping) if mapping.is_private)
         })?;
         let free = self.frees.swap_remove(at);
         match (free.retired, free.marks) {

@@ -19,7 +19,6 @@ use outboard_api::{
 
 use super::{
     calls::{CheckedBox, LaunchShape, extra, extra_pointer},
-    graphs::EdgeList,
     table::{Driver, Refused, real},
 };
 use crate::device::Failure;
@@ -53,6 +52,9 @@ pub(super) enum Neighbours {
     Dependencies,
     Dependents,
 }
+
+/// Start nodes, end nodes and edge data; the data is empty if every edge is a plain dependency.
+pub(super) type EdgeList = (Vec<real::Node>, Vec<real::Node>, Vec<CUgraphEdgeData>);
 
 impl Driver {
     pub(super) fn capture_to_graph(

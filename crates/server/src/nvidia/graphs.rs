@@ -15,7 +15,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::{
     Nvidia,
     deferred_free::Retired,
-    graph_calls::Neighbours,
+    graph_calls::{EdgeList, Neighbours},
     host_memory::PinnedPart,
     owned::{ContextHold, Owned, given_back},
     table::{Driver, real},
@@ -24,9 +24,6 @@ use crate::{
     device::{Cx, Failure},
     handle_table::HandleTable,
 };
-
-/// Start nodes, end nodes and edge data; the data is empty if every edge is a plain dependency.
-pub(super) type EdgeList = (Vec<real::Node>, Vec<real::Node>, Vec<CUgraphEdgeData>);
 
 /// Encodes edge data for a message; empty if every edge is a plain dependency.
 fn edge_bytes(edges: &[CUgraphEdgeData]) -> Vec<u8> {

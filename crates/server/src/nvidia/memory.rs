@@ -21,6 +21,7 @@ use super::{
     Nvidia,
     addresses::Span,
     deferred_free::{Marks, Retired},
+    mapping::Mapping,
     owned::{Owned, given_back},
     table::{Driver, Refused, real},
 };
@@ -49,30 +50,6 @@ const DEFERRED_FREES_MAX: usize = 64;
 pub(super) struct Allocation {
     pub(super) memory: Arc<Owned<real::Allocation>>,
     pub(super) len: u64,
-}
-
-/// Physical memory mapped at an address; unmapped when dropped.
-pub(super) struct Mapping {
-    driver: Arc<Driver>,
-    va: u64,
-    len: u64,
-    allocation: Arc<Owned<real::Allocation>>,
-    /// Whether `mem_map` made it, so that no other mapping uses the same memory.
-    private: bool,
-}
-
-impl Mapping {
-    pub(super) fn is_private(&self) -> bool {
-        self.private
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: this object mapped the range with this length, and was dropped only after the
-        // GPU's last use.
-        given_back(unsafe { self.driver.cuMemUnmap(self.va, self.len) });
-    }
 }
 
 /// The address range in which the client places memory.
@@ -147,7 +124,7 @@ impl Memory {
     /// Returns base, length, device and physical memory of the `mem_map` mapping that holds an
     /// address.
     pub(super) fn exportable(&self, address: u64) -> Option<(u64, u64, usize, real::Allocation)> {
-        let mapping = self.holding(address, 1).filter(|m| m.private)?;
+        let mapping = self.holding(address, 1).filter(|m| m.is_private)?;
         let device = mapping.allocation.hold.device;
         Some((mapping.va, mapping.len, device, mapping.allocation.handle()))
     }
@@ -183,8 +160,8 @@ impl Nvidia {
         }
         self.vacate(m.va, m.len)?;
         let allocation = Arc::new(self.create_allocation(device, m.len)?);
-        let mut mapping = self.map(&allocation, m.va, m.len, 0)?;
-        mapping.private = true;
+        let mut mapping = Mapping::new(&self.driver, &allocation, m.va, m.len, 0)?;
+        mapping.is_private = true;
         self.give_access(device, m.va, m.len)?;
         self.keep_mapping(mapping)
     }
@@ -199,7 +176,7 @@ impl Nvidia {
     ) -> Result<(), Failure> {
         self.in_window(va, len)?;
         self.vacate(va, len)?;
-        let mapping = self.map(&allocation, va, len, 0)?;
+        let mapping = Mapping::new(&self.driver, &allocation, va, len, 0)?;
         self.give_access(device, va, len)?;
         self.keep_mapping(mapping)
     }
@@ -245,7 +222,7 @@ impl Nvidia {
         self.in_window(m.va, m.len)?;
         self.vacate(m.va, m.len)?;
         let allocation = self.allocations.get(m.allocation)?.memory.clone();
-        let mapping = self.map(&allocation, m.va, m.len, m.offset)?;
+        let mapping = Mapping::new(&self.driver, &allocation, m.va, m.len, m.offset)?;
         self.keep_mapping(mapping)
     }
 
@@ -323,27 +300,6 @@ impl Nvidia {
         Ok(Owned::new(&hold, created, |driver, handle| {
             driver.cuMemRelease(handle)
         }))
-    }
-
-    fn map(
-        &self,
-        allocation: &Arc<Owned<real::Allocation>>,
-        va: u64,
-        len: u64,
-        offset: u64,
-    ) -> Result<Mapping, Refused> {
-        // SAFETY: the range lies in the window; the driver refuses one where something is mapped.
-        unsafe {
-            self.driver
-                .cuMemMap(va, len, offset, allocation.handle(), 0)
-        }?;
-        Ok(Mapping {
-            driver: self.driver.clone(),
-            va,
-            len,
-            allocation: allocation.clone(),
-            private: false,
-        })
     }
 
     fn give_access(&self, device: usize, va: u64, len: u64) -> Result<(), Refused> {

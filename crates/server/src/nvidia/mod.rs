@@ -33,6 +33,7 @@ mod host_memory;
 mod ipc;
 mod jit;
 mod launch;
+mod mapping;
 mod memory;
 mod modules;
 mod node_work;
@@ -48,6 +49,7 @@ mod table;
 mod tests;
 mod textures;
 mod topology;
+mod waits;
 
 use std::{
     mem::{forget, take},

@@ -4,12 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use outboard_api::{CUresult, enums::CU_EVENT_DISABLE_TIMING};
 
-use super::{
-    board::WatchedMark,
-    printed::Due,
-    table::{Driver, Refused, real},
-};
-use crate::device::{Failure, Wait};
+use super::table::{Driver, Refused, real};
+use crate::device::Failure;
 
 /// A context, released when no object of it is left: destroying it would destroy streams and events
 /// that waits may still use.
@@ -121,7 +117,7 @@ impl Mark {
 
     /// Makes the driver write out what kernels printed, which it does in calls that synchronise.
     /// The mark is already reached, so the call does not wait.
-    fn flush_printed(&self) -> Result<(), Refused> {
+    pub(super) fn flush_printed(&self) -> Result<(), Refused> {
         self.hold.driver.cuEventSynchronize(self.event)
     }
 }
@@ -184,61 +180,5 @@ pub(super) fn given_back(freed: Result<(), Refused>) {
             status = %refused.status,
             "the driver did not take an object back"
         );
-    }
-}
-
-/// Waits for several marks.
-pub(super) struct MarksWait {
-    marks: Vec<WatchedMark>,
-    /// Text that kernels may have printed before.
-    printed: Option<Due>,
-}
-
-impl MarksWait {
-    pub(super) fn new(marks: Vec<WatchedMark>, printed: Option<Due>) -> MarksWait {
-        MarksWait { marks, printed }
-    }
-}
-
-impl Wait for MarksWait {
-    fn ready(&mut self) -> Result<bool, Failure> {
-        while let Some(mark) = self.marks.last() {
-            if !mark.reached()? {
-                return Ok(false);
-            }
-            if self.printed.is_some() {
-                mark.mark().flush_printed()?;
-            }
-            self.marks.pop();
-        }
-        if let Some(due) = &self.printed {
-            due.done();
-        }
-        Ok(true)
-    }
-}
-
-/// Waits for an event of the client. It holds the real event, so a later record uses a new one
-/// (`streams.rs`).
-pub(super) struct EventWait {
-    event: Arc<Owned<real::Event>>,
-    printed: Option<Due>,
-}
-
-impl EventWait {
-    pub(super) fn new(event: Arc<Owned<real::Event>>, printed: Option<Due>) -> EventWait {
-        EventWait { event, printed }
-    }
-}
-
-impl Wait for EventWait {
-    fn ready(&mut self) -> Result<bool, Failure> {
-        let driver = &self.event.hold.driver;
-        let reached = ready(driver.cuEventQuery(self.event.handle()))?;
-        if reached && let Some(due) = &self.printed {
-            driver.cuEventSynchronize(self.event.handle())?;
-            due.done();
-        }
-        Ok(reached)
     }
 }

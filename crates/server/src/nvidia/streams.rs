@@ -19,9 +19,10 @@ use outboard_wire::messages;
 use super::{
     Nvidia,
     board::Wanted,
-    owned::{ContextHold, EventWait, MarksWait, Owned},
+    owned::{ContextHold, Owned},
     printed::Reach,
     table::{Record, real},
+    waits::{EventWait, MarksWait},
 };
 use crate::device::{Cx, Failure, Pending};
 

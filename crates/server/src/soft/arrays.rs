@@ -12,8 +12,8 @@ use outboard_wire::{doc::CopyBox, messages};
 use super::{
     Soft,
     card::LAYERS_MAX,
-    memory::Charge,
-    textures::{Retired, channel, channel_count, long, sized, word},
+    records::{channel, channel_count, long, sized, word},
+    retired::{Retired, TexelMemory},
     wait::invalid,
 };
 use crate::device::{Cx, Failure};
@@ -27,15 +27,9 @@ const SURFACE_LDST: u32 = 0x02;
 const CUBEMAP: u32 = 0x04;
 const TEXTURE_GATHER: u32 = 0x08;
 
-/// Memory of texels, and its charge against the device's size.
-pub(super) struct Owned {
-    _memory: Array,
-    pub(super) charge: Charge,
-}
-
 /// The owner of an array's memory.
 enum Memory {
-    Owned(Owned),
+    Owned(TexelMemory),
     /// The mipmapped array with this number owns it, and frees it.
     LevelOf(u64),
 }
@@ -53,7 +47,7 @@ impl ArrayObject {
 }
 
 pub(super) struct MipmapObject {
-    owned: Owned,
+    owned: TexelMemory,
     pub(super) texels: Texels,
     descriptor: Descriptor,
 }
@@ -113,7 +107,11 @@ impl Soft {
     }
 
     /// Allocates memory for all levels, and sets the texels' address to it.
-    fn texels_memory(&mut self, device: usize, texels: &mut Texels) -> Result<Owned, Failure> {
+    fn texels_memory(
+        &mut self,
+        device: usize,
+        texels: &mut Texels,
+    ) -> Result<TexelMemory, Failure> {
         let bytes = texels
             .bytes()
             .ok_or_else(|| invalid("an array longer than all memory"))?;
@@ -123,10 +121,7 @@ impl Soft {
             Failure::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY, error.to_string())
         })?;
         texels.address = memory.address();
-        Ok(Owned {
-            _memory: memory,
-            charge,
-        })
+        Ok(TexelMemory::new(memory, charge))
     }
 
     pub(super) fn cu_mipmapped_array_create(

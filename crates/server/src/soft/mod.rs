@@ -25,6 +25,8 @@ mod memory;
 mod modules;
 mod nvml;
 mod ops;
+mod records;
+mod retired;
 mod streams;
 #[cfg(test)]
 mod tests;
@@ -145,7 +147,7 @@ struct Soft {
     textures: HandleTable<textures::TextureObject>,
     surfaces: HandleTable<()>,
     /// Objects destroyed while kernels might still use them.
-    retired: Vec<textures::Retired>,
+    retired: Vec<retired::Retired>,
     host: host::HostMemory,
     /// Whether something was submitted since the last look that may have changed a mirror.
     touched: bool,

@@ -15,8 +15,9 @@ use outboard_wire::{
 
 use super::{
     Soft,
-    arrays::Owned,
     card::{TEXTURE_1D_LINEAR_MAX, TEXTURE_ALIGNMENT, TEXTURE_PITCH_ALIGNMENT},
+    records::{channel, channel_count, long, sized, word},
+    retired::Retired,
     wait::invalid,
 };
 use crate::device::{Cx, Failure};
@@ -38,22 +39,6 @@ const SEAMLESS_CUBEMAP: u32 = 0x40;
 
 pub(super) struct TextureObject {
     sampler: [u8; TEXTURE_DESC_BYTES],
-}
-
-/// An object that was destroyed while a kernel ran.
-pub(super) enum Retired {
-    Texels(Owned),
-    /// The number of a texture or surface.
-    Number(u64),
-}
-
-pub(super) fn word(record: &[u8], at: usize) -> u32 {
-    let bytes = record.get(at..).and_then(|rest| rest.first_chunk());
-    bytes.map_or(0, |bytes| u32::from_le_bytes(*bytes))
-}
-
-pub(super) fn long(record: &[u8], at: usize) -> u64 {
-    u64::from(word(record, at)) | u64::from(word(record, at + 4)) << 32
 }
 
 impl Soft {
@@ -199,19 +184,6 @@ impl Soft {
             kind => Err(invalid(format!("a resource of kind {kind}"))),
         }
     }
-
-    /// Frees destroyed objects, once nothing runs.
-    pub(super) fn reap(&mut self) {
-        if self.retired.is_empty() || !self.gpu.is_idle() {
-            return;
-        }
-        for retired in std::mem::take(&mut self.retired) {
-            match retired {
-                Retired::Texels(owned) => self.refund(owned.charge),
-                Retired::Number(number) => self.gpu.memory().unbind(number),
-            }
-        }
-    }
 }
 
 fn read_sampler(record: &[u8; TEXTURE_DESC_BYTES], channel: Channel) -> Result<Sampler, Failure> {
@@ -294,39 +266,4 @@ fn view_format(format: u32) -> Result<(Channel, u32), Failure> {
         }
     };
     Ok((channel, [1, 2, 4][(format as usize - 1) % 3]))
-}
-
-pub(super) fn sized(record: &[u8], bytes: usize) -> Result<&[u8], Failure> {
-    match record.len() == bytes {
-        true => Ok(record),
-        false => Err(invalid(format!(
-            "a record of {} bytes; it has {bytes}",
-            record.len()
-        ))),
-    }
-}
-
-pub(super) fn channel(format: u32) -> Result<Channel, Failure> {
-    Ok(match format {
-        CU_AD_FORMAT_UNSIGNED_INT8 => Channel::U8,
-        CU_AD_FORMAT_UNSIGNED_INT16 => Channel::U16,
-        CU_AD_FORMAT_UNSIGNED_INT32 => Channel::U32,
-        CU_AD_FORMAT_SIGNED_INT8 => Channel::S8,
-        CU_AD_FORMAT_SIGNED_INT16 => Channel::S16,
-        CU_AD_FORMAT_SIGNED_INT32 => Channel::S32,
-        CU_AD_FORMAT_HALF => Channel::Half,
-        CU_AD_FORMAT_FLOAT => Channel::Float,
-        _ => {
-            return Err(Failure::unsupported(&format!(
-                "arrays and textures of format {format}"
-            )));
-        }
-    })
-}
-
-pub(super) fn channel_count(channels: u32) -> Result<u32, Failure> {
-    match channels {
-        1 | 2 | 4 => Ok(channels),
-        _ => Err(invalid(format!("texels of {channels} channels"))),
-    }
 }
