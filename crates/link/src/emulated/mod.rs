@@ -41,9 +41,7 @@ use std::{
 };
 
 use outboard_wire::{
-    limits::{
-        ARRIVAL_KEEP_CORE_NS, ARRIVAL_SPIN_NS, ARRIVAL_WATCH_NS, RING_BYTES, RING_BYTES_MAX,
-    },
+    limits::{ARRIVAL_KEEP_CORE_NS, ARRIVAL_SPIN_NS, ARRIVAL_WATCH_NS, RING_BYTES, RING_BYTES_MAX},
     network::Network,
 };
 use parking_lot::{Condvar, Mutex};
