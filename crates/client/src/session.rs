@@ -11,6 +11,7 @@ mod board;
 mod data_connections;
 mod group;
 mod notes;
+mod progress;
 mod receive;
 mod registered;
 mod send;
@@ -51,6 +52,7 @@ pub(crate) use self::{
     board::{Board, WORD_BYTES, WORDS, Word},
     group::Group,
     notes::Handler,
+    progress::{Numbered, Progress},
     receive::{ReceiveBuffer, Rows, Sink},
 };
 use crate::{
@@ -60,6 +62,8 @@ use crate::{
 
 pub(crate) struct Session {
     sender: Mutex<Sender>,
+    /// The numbers of all messages.
+    pub(crate) progress: Progress,
     flusher: Flusher,
     /// Registrations of memory with the adapter, over rdma.
     registrar: Option<Registrar>,
@@ -128,6 +132,7 @@ impl Session {
             from_gpu_bytes: AtomicU64::new(0),
             to_gpu_bytes: AtomicU64::new(0),
             sender: Mutex::new(sender),
+            progress: Progress::default(),
             batch: optimise::level().batch().map(Batch::new),
             receiver: Mutex::new(Incoming {
                 receiver,
@@ -220,29 +225,51 @@ impl Session {
         group: &Arc<Group>,
         sink: Sink,
     ) -> Result<(), CUresult> {
-        self.ask_over(false, context, message, group, sink)
+        self.ask_over(false, Numbered::No, context, message, group, sink)
+            .map(drop)
     }
 
-    /// Does the work of [`ask`](Self::ask) for a request whose reply may arrive on a data
-    /// connection: its data goes to the program's memory.
+    /// Sends a request that counts as work.
+    pub(crate) fn ask_numbered<'a, M: Op<'a>>(
+        &self,
+        numbered: Numbered<'_>,
+        context: u64,
+        message: &M,
+        group: &Arc<Group>,
+        sink: Sink,
+    ) -> Result<u64, CUresult> {
+        self.ask_over(false, numbered, context, message, group, sink)
+    }
+
+    /// Sends a request that counts as work and whose reply may arrive on a data connection: its
+    /// data goes to the program's memory.
     pub(crate) fn ask_for_data_connection<'a, M: Op<'a>>(
         &self,
+        numbered: Numbered<'_>,
         context: u64,
         message: &M,
         group: &Arc<Group>,
         buffer: ReceiveBuffer,
-    ) -> Result<(), CUresult> {
-        self.ask_over(true, context, message, group, Sink::Memory(buffer))
+    ) -> Result<u64, CUresult> {
+        self.ask_over(
+            true,
+            numbered,
+            context,
+            message,
+            group,
+            Sink::Memory(buffer),
+        )
     }
 
     fn ask_over<'a, M: Op<'a>>(
         &self,
         on_data_connection: bool,
+        numbered: Numbered<'_>,
         context: u64,
         message: &M,
         group: &Arc<Group>,
         sink: Sink,
-    ) -> Result<(), CUresult> {
+    ) -> Result<u64, CUresult> {
         self.check()?;
         stats::sent();
         self.send_batch()?;
@@ -271,8 +298,8 @@ impl Session {
             },
         );
         let sent = match on_data_connection {
-            false => self.send(token, context, message),
-            true => self.send_for_data_connection(token, context, message),
+            false => self.send(token, numbered, context, message),
+            true => self.send_for_data_connection(token, numbered, context, message),
         };
         sent.inspect_err(|_| {
             self.waiters.lock().remove(&token);

@@ -73,16 +73,17 @@ pub(crate) mod derived_cuMemsetD8Async {
         else {
             return Ok(());
         };
-        driver
-            .submit(
-                &messages::CuMemsetD8Async {
-                    dst_device: dst_device as u64,
-                    uc: uc as u8,
-                    n: n as u64,
-                    h_stream: driver.wire_stream(h_stream)?,
-                },
-            )?;
-        driver.stream(h_stream)?.progress().submit();
+        let resolved;
+        let message = messages::CuMemsetD8Async {
+            dst_device: dst_device as u64,
+            uc: uc as u8,
+            n: n as u64,
+            h_stream: {
+                resolved = driver.work_stream(h_stream)?;
+                resolved.wire()
+            },
+        };
+        driver.submit_to(&resolved, &message)?;
         Ok(())
     }
 }

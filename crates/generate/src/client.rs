@@ -252,16 +252,16 @@ pub fn derived(op: &Op, call: &Call, directions: &[Direction]) -> Result<TokenSt
 fn send(op: &Op, call: &Call, parts: &Parts) -> TokenStream {
     let (message, fields, outputs) = (camel(&call.symbol), &parts.fields, &parts.outputs);
     let message = quote!(messages::#message { #(#fields),* });
-    if call.class == Class::Outstanding {
-        let stream = call.params.iter().find(|p| p.ctype == "CUstream");
+    if is_stream_work(call) {
+        // Declared first, since the message borrows nothing of it but its number.
+        quote! {
+            let resolved;
+            let message = #message;
+            driver.submit_to(&resolved, &message)?;
+        }
+    } else if call.class == Class::Outstanding {
         let is_set = matches!(call.attributes.touches, Some(Touches::Memset(_)));
-        let end = match stream {
-            Some(stream) => {
-                let stream = name(&stream.name);
-                Some(quote!(driver.stream(#stream)?.progress().submit();))
-            }
-            None => is_set.then(|| quote!(driver.end_memset(memory)?;)),
-        };
+        let end = is_set.then(|| quote!(driver.end_memset(memory)?;));
         quote!(driver.submit(&#message)?; #end)
     } else if op.reply.is_empty() {
         quote!(driver.call(&#message, |_| ())?;)
@@ -270,12 +270,20 @@ fn send(op: &Op, call: &Call, parts: &Parts) -> TokenStream {
     }
 }
 
+/// Returns whether a call gives work to a stream and does not wait.
+fn is_stream_work(call: &Call) -> bool {
+    call.class == Class::Outstanding && call.params.iter().any(|p| p.ctype == "CUstream")
+}
+
 /// Returns the value of a message's field that is an argument of the call.
 fn argument(call: &Call, param: &decl::Param) -> Result<TokenStream, Failure> {
     let c = name(&param.name);
     let is_set = matches!(call.attributes.touches, Some(Touches::Memset(_)));
     let ty = decl::scalar(&param.ctype);
     Ok(match (ty, param.ctype.as_str()) {
+        (Some(_), "CUstream") if is_stream_work(call) => {
+            quote!({ resolved = driver.work_stream(#c)?; resolved.wire() })
+        }
         (Some(Type::Handle(handle)), _) => {
             let verb = match call.attributes.ends {
                 Some(Ends::Handle) => "retire",

@@ -78,9 +78,8 @@ impl Driver {
     /// Waits until all work of the current context is done.
     pub(crate) fn synchronize_context(&self) -> Done {
         let context = self.contexts.current()?;
-        let mark = self.progress.mark();
-        if !self.progress.is_idle() {
-            let busy = self.streams.busy_in(context.handle);
+        let mark = self.session.progress.mark();
+        if !self.session.progress.is_idle() {
             self.push_visible()?;
             let frees = self.pools_mark();
             let group = Group::watching(self.word());
@@ -92,12 +91,10 @@ impl Driver {
                 Sink::Group,
             )?;
             self.session.wait(&group)?;
-            for (stream, mark) in busy {
-                stream.progress.complete(mark);
-            }
+            self.streams.complete_in(context.handle, mark);
             // The fence was about this context only; work of other contexts may still run.
             if self.contexts.is_only() {
-                self.progress.complete(mark);
+                self.session.progress.complete(mark);
             }
             self.pools_waited_for_context(context.handle, frees);
         }

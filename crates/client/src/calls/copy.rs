@@ -24,7 +24,7 @@ use super::Done;
 use crate::{
     observe::{conditions, guard, profile, record},
     session::{Group, ReceiveBuffer, Rows, Sink},
-    state::{Driver, SEGMENT_BYTES, StreamRef, driver, host_functions, wire_context},
+    state::{Driver, StreamRef, driver, host_functions, wire_context},
 };
 
 /// Longest copy to the device whose bytes travel with the message even if memory is shared.
@@ -136,10 +136,8 @@ impl Driver {
                     sync: u32::from(wait),
                     data: piece,
                 };
-                self.session.post_without_data(context, &message)?;
-                self.progress.submit();
-                stream.progress().submit();
-                Ok(())
+                self.session
+                    .post_without_data(stream.work(), context, &message)
             };
             if let Some(sent) = self.session.send_on_data_connections(data, announce) {
                 return sent;
@@ -159,7 +157,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Copies from the device. The replies carry the bytes, in pieces that overlap.
+    /// Copies from the device. The replies carry the bytes, in pieces that overlap. Returns the
+    /// number of the last one, too.
     fn copy_out(
         &self,
         dst: *mut u8,
@@ -167,9 +166,11 @@ impl Driver {
         bytes: usize,
         stream: &StreamRef,
         detached: bool,
-    ) -> Result<Arc<Group>, CUresult> {
+    ) -> Result<(Arc<Group>, u64), CUresult> {
         let pieces = bytes.div_ceil(CHUNK_BYTES_MAX);
         let group = Group::new(pieces);
+        let (context, work) = (wire_context(), stream.work());
+        let mut number = 0;
         let target = self.registered(dst as u64, bytes, RdmaUse::Target);
         let on_data_connections =
             bytes >= DATA_CONNECTION_COPY_BYTES_MIN && self.session.has_data_connections();
@@ -191,7 +192,7 @@ impl Driver {
                 len: len as u64,
                 stream: stream.wire(),
             };
-            if let Some(target) = &target {
+            number = if let Some(target) = &target {
                 let RdmaTarget { address, key } = target.target(address as u64);
                 let message = messages::CopyOutTo {
                     src: message.src,
@@ -201,22 +202,22 @@ impl Driver {
                     key,
                 };
                 let sink = Sink::Memory(buffer);
-                self.session.ask(wire_context(), &message, &group, sink)?;
+                self.session
+                    .ask_numbered(work, context, &message, &group, sink)?
             } else if on_data_connections {
                 self.session
-                    .ask_for_data_connection(wire_context(), &message, &group, buffer)?;
+                    .ask_for_data_connection(work, context, &message, &group, buffer)?
             } else {
                 let sink = Sink::Memory(buffer);
-                self.session.ask(wire_context(), &message, &group, sink)?;
-            }
-            stream.progress().submit();
-            self.progress.submit();
+                self.session
+                    .ask_numbered(work, context, &message, &group, sink)?
+            };
         }
-        Ok(group)
+        Ok((group, number))
     }
 
     /// Copies device memory to `dst` and waits. Over shm the GPU writes into staging memory.
-    /// Returns the number of pieces.
+    /// Returns the number of the last message.
     ///
     /// # Safety
     /// `dst` has room for `bytes` bytes.
@@ -229,19 +230,20 @@ impl Driver {
     ) -> Result<u64, CUresult> {
         let mut staged = 0;
         if self.has_board() {
+            let number;
             // SAFETY: the caller's promise.
-            staged = unsafe { self.stage_out(dst, src, bytes, stream)? };
+            (staged, number) = unsafe { self.stage_out(dst, src, bytes, stream)? };
             if staged == bytes {
-                return Ok(bytes.div_ceil(SEGMENT_BYTES) as u64);
+                return Ok(number);
             }
             // Without staging memory, replies carry the rest.
         }
         // SAFETY: inside the destination.
         let rest = unsafe { dst.add(staged) };
-        let group = self.copy_out(rest, src + staged as u64, bytes - staged, stream, false)?;
+        let (src, left) = (src + staged as u64, bytes - staged);
+        let (group, number) = self.copy_out(rest, src, left, stream, false)?;
         self.session.wait(&group)?;
-        let (done, left) = (staged.div_ceil(SEGMENT_BYTES), bytes - staged);
-        Ok((done + left.div_ceil(CHUNK_BYTES_MAX)) as u64)
+        Ok(number)
     }
 
     /// Copies between addresses that are the same on both sides. As in CUDA, a synchronous copy
@@ -379,16 +381,10 @@ impl Driver {
                 .copy_out(dst as *mut u8, src, bytes, stream, true)
                 .map(drop),
             (_, MemoryKind::Device) => {
-                let (mark, all) = (stream.progress().mark(), self.progress.mark());
                 // SAFETY: the caller's destination, as the driver API asks of it.
-                let pieces = unsafe { self.copy_out_now(dst as *mut u8, src, bytes, stream)? };
-                // The copy was the last work in the stream and is done, and so is all work that it
-                // waits for.
-                stream.progress().complete_alone(mark, pieces);
-                if stream.is_legacy() {
-                    let everything = &stream.stream().everything;
-                    everything.complete(self.progress.alone(all, pieces));
-                }
+                let number = unsafe { self.copy_out_now(dst as *mut u8, src, bytes, stream)? };
+                // The copy is done, and so is all work that it waited for.
+                stream.progress().complete(number);
                 self.session.take_fault()
             }
             (_, _) => {

@@ -390,7 +390,8 @@ impl Driver {
             if detached {
                 self.session.attend();
             }
-            self.session.ask(
+            self.session.ask_numbered(
+                stream.work(),
                 wire_context(),
                 &messages::CopyBoxOut {
                     stream: stream.wire(),
@@ -399,8 +400,6 @@ impl Driver {
                 &group,
                 sink,
             )?;
-            stream.progress().submit();
-            self.progress.submit();
         }
         Ok(group)
     }

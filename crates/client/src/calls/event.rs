@@ -13,6 +13,7 @@ use super::{Done, put, stream::Reached};
 use crate::{
     session::{Group, Sink},
     state::{Driver, Event, HandleKind, StreamRef, driver, wire_context},
+    thread,
 };
 
 pub(crate) unsafe fn cuEventCreate(event: *mut CUevent, flags: u32) -> Done {
@@ -75,27 +76,28 @@ pub(crate) unsafe fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, fl
     if external && stream.is_capturing() {
         driver.graphs.records_event(&event);
     }
-    // The event's mark is taken together with the stream's, so that neither is ahead of the other.
+    // The record is counted and its message numbered together, so that neither is ahead.
     let mut recorded = event.recorded.lock();
-    driver.submit_to(
-        &stream,
+    let number = driver.submit_as(
+        &thread::here(),
+        stream.work(),
         &messages::EventRecord {
             event: event.handle,
             stream: stream.wire(),
             flags,
         },
     )?;
-    event.progress.submit();
+    event.records.add();
     if event.is_shared() {
         // The record must reach the server before any message of the program to the other process
         // does.
         driver.settle()?;
     }
-    *recorded = Some((stream.stream().clone(), stream.progress().mark()));
-    let mark = event.progress.mark();
+    *recorded = Some((stream.stream().clone(), number));
+    let record = event.records.made();
     drop(recorded);
     if event.watched.load(Ordering::Acquire) && !external && !stream.is_capturing() {
-        driver.subscribe(&event, mark, &stream)?;
+        driver.subscribe(&event, record, &stream)?;
     }
     Ok(())
 }
@@ -113,14 +115,17 @@ impl Driver {
 
     /// Subscribes to the event's completion if the program has queried the event before, since it
     /// will again. It does not if the program ignored the completion of the last record.
-    fn subscribe(&self, event: &Event, mark: u64, stream: &StreamRef) -> Done {
+    fn subscribe(&self, event: &Event, record: u64, stream: &StreamRef) -> Done {
         let mut asked = event.query.lock();
-        if asked.as_ref().is_some_and(|(about, _)| *about + 1 == mark) {
+        if asked
+            .as_ref()
+            .is_some_and(|(about, _)| *about + 1 == record)
+        {
             *asked = None;
             event.watched.store(false, Ordering::Release);
             return Ok(());
         }
-        *asked = Some((mark, self.fence_stream(stream)?));
+        *asked = Some((record, self.fence_stream(stream)?));
         Ok(())
     }
 }
@@ -132,11 +137,9 @@ pub(crate) unsafe fn cuEventQuery(event: CUevent) -> Done {
     driver.refuse_captured_event(&event)?;
     event.doubt();
     event.watched.store(true, Ordering::Release);
-    driver.query(
-        &Reached::at(&event.progress, event.progress.mark()),
-        &event.query,
-        || driver.fence_event(&event),
-    )
+    driver.query(&Reached::of_event(&event), &event.query, || {
+        driver.fence_event(&event)
+    })
 }
 
 pub(crate) unsafe fn cuEventSynchronize(event: CUevent) -> Done {
@@ -145,17 +148,17 @@ pub(crate) unsafe fn cuEventSynchronize(event: CUevent) -> Done {
     driver.refuse_captured_event(&event)?;
     event.settle();
     event.doubt();
-    if !event.progress.is_idle() {
+    let record = event.records.made();
+    if !event.records.is_reached(record) {
         driver.push_visible()?;
         event.watched.store(true, Ordering::Release);
-        let mark = event.progress.mark();
         let subscribed = event.query.lock().clone();
         let group = match subscribed {
-            Some((about, group)) if about == mark => group,
+            Some((about, group)) if about == record => group,
             _ => driver.fence_event(&event)?,
         };
         driver.session.wait(&group)?;
-        event.reached(mark);
+        event.reached(record);
     }
     driver.session.take_fault()
 }
@@ -172,8 +175,8 @@ pub(crate) unsafe fn cuEventElapsedTime(
         || untimed(start.flags)
         || untimed(end.flags)
         || start.context != end.context
-        || start.progress.mark() == 0
-        || end.progress.mark() == 0
+        || start.records.made() == 0
+        || end.records.made() == 0
     {
         return Err(if milliseconds.is_null() {
             CUresult::CUDA_ERROR_INVALID_VALUE

@@ -48,7 +48,7 @@ pub(crate) unsafe fn cuMemFreeHost(address: *mut c_void) -> Done {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     // As on a local GPU, work that uses the memory is finished first.
-    if driver.contexts.current().is_ok() && !driver.progress.is_idle() {
+    if driver.contexts.current().is_ok() && !driver.session.progress.is_idle() {
         let _ = driver.synchronize_context();
     }
     driver.host_free(address as u64)
@@ -75,7 +75,7 @@ pub(crate) unsafe fn cuMemHostRegister_v2(address: *mut c_void, bytes: usize, fl
 
 pub(crate) unsafe fn cuMemHostUnregister(address: *mut c_void) -> Done {
     let driver = driver()?;
-    if driver.contexts.current().is_ok() && !driver.progress.is_idle() {
+    if driver.contexts.current().is_ok() && !driver.session.progress.is_idle() {
         let _ = driver.synchronize_context();
     }
     driver.host_unregister(address as u64)

@@ -331,8 +331,9 @@ impl Driver {
         let _named = self.make_arguments_visible(params, || stream.is_capturing())?;
         let [grid_x, grid_y, grid_z] = shape.grid;
         let [block_x, block_y, block_z] = shape.block;
-        self.submit_from(
+        self.submit_as(
             &thread,
+            stream.work(),
             &messages::Launch {
                 kernel: kernel.wire,
                 stream: stream.wire(),
@@ -346,9 +347,8 @@ impl Driver {
                 attributes,
                 params,
             },
-        )?;
-        stream.progress().submit();
-        Ok(())
+        )
+        .map(drop)
     }
 
     /// Launches in the stream's context while the thread has none; the default stream has no

@@ -23,7 +23,7 @@ impl Driver {
                 context.handle,
                 context.device,
                 kind,
-                self.progress.known(),
+                self.session.progress.known(),
             )
         };
         let (base, chunk) = match allocate() {
@@ -53,7 +53,7 @@ impl Driver {
         // The lock is held until the message is sent, so that memory is unmapped before its
         // addresses are reused.
         let mut memory = self.memory.lock();
-        let (allocation, chunk) = memory.free(base, self.progress.mark())?;
+        let (allocation, chunk) = memory.free(base, self.session.progress.mark())?;
         match chunk {
             Some(chunk) => self.unmap(allocation.context.0 as u64, chunk),
             None => Ok(()),
@@ -122,7 +122,7 @@ impl Driver {
         refused: CUresult,
     ) -> Result<Option<MemoryKind>, CUresult> {
         let stream = stream.ok_or(refused)?;
-        match self.capture_of(&self.stream(stream)?) {
+        match self.capture_of(&*self.stream(stream)?) {
             Some(capture) if !capture.is_spoiled() => Ok(Some(MemoryKind::Device)),
             _ => Err(refused),
         }
@@ -134,7 +134,7 @@ impl Driver {
     pub(crate) fn end_memset(&self, memory: MemoryKind) -> Done {
         match memory {
             MemoryKind::Device => Ok(()),
-            _ => self.synchronize_stream(&self.stream(CUstream::NULL)?),
+            _ => self.synchronize_stream(&*self.stream(CUstream::NULL)?),
         }
     }
 }
@@ -195,7 +195,7 @@ pub(crate) unsafe fn cuMemFree_v2(address: CUdeviceptr) -> Done {
     match kind {
         Some(AllocationKind::Pool(pool)) => driver.pool_free_now(address, pool),
         Some(AllocationKind::Graph) => {
-            if driver.contexts.current().is_ok() && !driver.progress.is_idle() {
+            if driver.contexts.current().is_ok() && !driver.session.progress.is_idle() {
                 driver.synchronize_context()?;
             }
             driver.graph_free(address)
@@ -203,7 +203,7 @@ pub(crate) unsafe fn cuMemFree_v2(address: CUdeviceptr) -> Done {
         Some(AllocationKind::Imported(pool)) => driver.free_imported(address, pool),
         None if driver.is_managed(address) => {
             // As on a local GPU, work that uses the memory is finished first.
-            if driver.contexts.current().is_ok() && !driver.progress.is_idle() {
+            if driver.contexts.current().is_ok() && !driver.session.progress.is_idle() {
                 let _ = driver.synchronize_context();
             }
             driver.free_managed(address)

@@ -313,7 +313,7 @@ impl Driver {
 
     /// `cuMemFree` of a pool's block: waits for all work that may use it, as on a local GPU.
     pub(crate) fn pool_free_now(&self, base: u64, handle: u64) -> Done {
-        if self.contexts.current().is_ok() && !self.progress.is_idle() {
+        if self.contexts.current().is_ok() && !self.session.progress.is_idle() {
             self.synchronize_context()?;
         }
         self.pool_free(base, handle, None)?;
@@ -388,13 +388,11 @@ pub(crate) unsafe fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> D
         Some(AllocationKind::Pool(handle)) => {
             driver.pool_free(address, handle, Some(owner_of(&stream)))?;
             // There is work to wait for again: a later wait must reach the server.
-            stream.progress().submit();
-            driver.progress.submit();
+            driver.session.number(stream.work());
             Ok(())
         }
         Some(AllocationKind::Graph) => {
-            stream.progress().submit();
-            driver.progress.submit();
+            driver.session.number(stream.work());
             driver.graph_free(address)
         }
         Some(AllocationKind::Imported(handle)) => driver.free_imported(address, handle),

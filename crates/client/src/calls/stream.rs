@@ -1,6 +1,12 @@
 //! Streams and waits.
 
-use std::{ffi::c_void, sync::Arc};
+use std::{
+    ffi::c_void,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use outboard_api::{
     CUresult,
@@ -17,7 +23,7 @@ use super::{Done, put, put_optional};
 use crate::{
     session::{Group, Sink},
     state::{
-        Driver, HandleKind, HostCall, Progress, StreamRef, current_context, driver, host_functions,
+        Driver, Event, HandleKind, HostCall, StreamRef, current_context, driver, host_functions,
         wire_context,
     },
 };
@@ -43,7 +49,7 @@ impl Driver {
     /// Waits until a stream's work is done.
     pub(crate) fn synchronize_stream(&self, stream: &StreamRef) -> Done {
         self.refuse_captured(stream)?;
-        let (done, mark) = (Reached::of(self, stream), stream.progress().mark());
+        let done = Reached::of(self, stream);
         if done.is_known(self) {
             return self.session.take_fault();
         }
@@ -52,7 +58,6 @@ impl Driver {
         let frees = self.pools_mark();
         let group = self.fence_stream(stream)?;
         self.session.wait(&group)?;
-        stream.progress().complete(mark);
         done.learn();
         self.pools_waited_for_stream(stream, frees);
         self.session.take_fault()
@@ -119,44 +124,45 @@ impl Driver {
 
 /// A point in the work sent, and the record of whether it is reached.
 pub(crate) struct Reached<'p> {
-    noted: &'p Progress,
+    /// The marks up to this one are known to be reached.
+    known: &'p AtomicU64,
     mark: u64,
-    everything: bool,
+    is_legacy: bool,
 }
 
 impl<'p> Reached<'p> {
     /// All work of a stream. The legacy stream waits for all blocking streams: it is known to be
     /// done only if nothing at all has been sent since it was last waited for.
     fn of(driver: &Driver, stream: &'p StreamRef) -> Reached<'p> {
-        match stream {
-            StreamRef::Legacy(legacy) => Reached {
-                noted: &legacy.everything,
-                mark: driver.progress.mark(),
-                everything: true,
-            },
-            StreamRef::Own(own) => Reached {
-                noted: &own.progress,
-                mark: own.progress.mark(),
-                everything: false,
-            },
-        }
-    }
-
-    /// The work before a mark.
-    pub(crate) fn at(noted: &'p Progress, mark: u64) -> Reached<'p> {
+        let (own, is_legacy) = (stream.progress(), stream.is_legacy());
+        let sent = match is_legacy {
+            true => &driver.session.progress,
+            false => own,
+        };
         Reached {
-            noted,
-            mark,
-            everything: false,
+            known: own.done(),
+            mark: sent.mark(),
+            is_legacy,
         }
     }
 
-    pub(crate) fn is_known(&self, driver: &Driver) -> bool {
-        self.noted.is_complete(self.mark) || self.everything && driver.progress.is_idle()
+    /// The last record of an event.
+    pub(crate) fn of_event(event: &'p Event) -> Reached<'p> {
+        Reached {
+            known: event.records.reached(),
+            mark: event.records.made(),
+            is_legacy: false,
+        }
     }
 
-    pub(crate) fn learn(&self) {
-        self.noted.complete(self.mark);
+    #[inline]
+    fn is_known(&self, driver: &Driver) -> bool {
+        self.known.load(Ordering::Acquire) >= self.mark
+            || self.is_legacy && driver.session.progress.is_idle()
+    }
+
+    fn learn(&self) {
+        self.known.fetch_max(self.mark, Ordering::AcqRel);
     }
 }
 
@@ -186,11 +192,11 @@ pub(crate) unsafe fn cuStreamDestroy_v2(stream: CUstream) -> Done {
         return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
     }
     let driver = driver()?;
-    match driver.stream(stream)? {
+    match &*driver.stream(stream)? {
         StreamRef::Legacy(_) => Err(CUresult::CUDA_ERROR_INVALID_HANDLE),
         StreamRef::Own(own) => {
             driver.leave_capture(&StreamRef::Own(own.clone()));
-            driver.streams.remove(&own);
+            driver.streams.remove(own);
             driver.submit(&messages::StreamDestroy { stream: own.handle })
         }
     }
@@ -198,7 +204,7 @@ pub(crate) unsafe fn cuStreamDestroy_v2(stream: CUstream) -> Done {
 
 pub(crate) unsafe fn cuStreamSynchronize(stream: CUstream) -> Done {
     let driver = driver()?;
-    driver.synchronize_stream(&driver.awaited_stream(stream)?)
+    driver.synchronize_stream(&*driver.awaited_stream(stream)?)
 }
 
 pub(crate) unsafe fn cuStreamQuery(stream: CUstream) -> Done {
@@ -248,7 +254,7 @@ pub(crate) unsafe fn cuStreamGetId(stream: CUstream, id: *mut u64) -> Done {
     let driver = driver()?;
     let stream = driver.stream(stream)?;
     // Each context has a legacy stream of its own.
-    let number = match &stream {
+    let number = match &*stream {
         StreamRef::Legacy(legacy) => driver.contexts.get(legacy.context)?.number,
         StreamRef::Own(own) => own.handle,
     };
@@ -436,7 +442,7 @@ pub(crate) unsafe fn cuStreamIsCapturing(stream: CUstream, status: *mut u32) -> 
     let driver = driver()?;
     let now = match current_context() {
         Err(_) if stream.is_null() => CU_STREAM_CAPTURE_STATUS_NONE,
-        _ => driver.capture_status(&driver.stream(stream)?)?,
+        _ => driver.capture_status(&*driver.stream(stream)?)?,
     };
     // SAFETY: see the module's contract.
     unsafe { put(status, now) }

@@ -17,7 +17,7 @@ use super::{
     conditions::{FORKED, PROFILED, RECORDED, TIMED, UNUSUAL, is_recorded},
     optimise, profile, record, stats, times,
 };
-use crate::{call_table::CALLS, log};
+use crate::{call_table::CALLS, log, thread};
 
 /// Runs one call. `subject` is only evaluated if calls are recorded, `params` only if they are
 /// profiled.
@@ -32,10 +32,11 @@ pub(crate) fn enter<P: Copy>(
     if unusual & FORKED != 0 {
         return CUresult::CUDA_ERROR_NOT_INITIALIZED;
     }
+    let thread = thread::here();
     let mut told_params = MaybeUninit::<P>::uninit();
-    let (outer, start, recorded, told) = match unusual {
-        0 => (number, None, None, None),
-        _ => (
+    let observed = match unusual {
+        0 => None,
+        _ => Some((
             optimise::begin(number),
             (unusual & TIMED != 0).then(times::begin),
             match unusual & RECORDED != 0 {
@@ -52,7 +53,7 @@ pub(crate) fn enter<P: Copy>(
                 },
                 false => None,
             },
-        ),
+        )),
     };
     // A panic must not cross into C. The state is guarded by locks that do not poison, and stays
     // consistent because tables are changed in single steps.
@@ -70,12 +71,12 @@ pub(crate) fn enter<P: Copy>(
     if result != CUresult::CUDA_SUCCESS && log::debugging() {
         log::debug(format_args!("{} -> {result}", CALLS[number].0));
     }
-    if unusual == 0 {
-        stats::end(number);
+    let Some((outer, start, recorded, told)) = observed else {
+        stats::end(&thread, number);
         return result;
-    }
+    };
     optimise::finish(outer);
-    let kind = stats::end(number);
+    let kind = stats::end(&thread, number);
     if let Some(start) = start {
         times::end(number, kind, start);
     }
@@ -111,7 +112,7 @@ pub(crate) fn unsupported(number: usize) -> CUresult {
     if SAID[word].fetch_or(bit, Ordering::Relaxed) & bit == 0 {
         log::warn(format_args!("{} is not supported", CALLS[number].0));
     }
-    stats::end(number);
+    stats::end(&thread::here(), number);
     if is_recorded() {
         record::refused(number, CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }

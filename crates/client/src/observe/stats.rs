@@ -36,8 +36,8 @@ pub(crate) fn did() -> Did {
 
 /// Counts a call by what it did, and returns that kind. The next call begins with nothing done.
 #[inline]
-pub(crate) fn end(number: usize) -> usize {
-    let kind = match (thread::here().did.replace(Did::Nothing), CALLS[number].1) {
+pub(crate) fn end(thread: &thread::Local, number: usize) -> usize {
+    let kind = match (thread.did.replace(Did::Nothing), CALLS[number].1) {
         (Did::Nothing, _) => 0,
         (Did::Sent, Class::Shadowed) => 2,
         (Did::Sent, _) => 1,

@@ -21,7 +21,7 @@ use outboard_wire::{
 };
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::{Group, Session, Sink};
+use super::{Group, Numbered, Session, Sink};
 use crate::{
     library_thread,
     observe::{conditions, optimise, record, times},
@@ -73,16 +73,18 @@ impl Session {
     #[cold]
     pub(super) fn submit_lowered<'a, M: Op<'a>>(
         &self,
+        numbered: Numbered<'_>,
         context: u64,
         message: &M,
-    ) -> Result<(), CUresult> {
+    ) -> Result<u64, CUresult> {
         if let Some(group) = owed() {
+            let sink = Sink::Nowhere(M::NAME);
             return self
-                .ask(context, message, &group, Sink::Nowhere(M::NAME))
+                .ask_numbered(numbered, context, message, &group, sink)
                 .inspect_err(|_| group.complete(Ok(Vec::new())));
         }
         let Some(batch) = &self.batch else {
-            return self.send(0, context, message);
+            return self.send(0, numbered, context, message);
         };
         let len = request_len(message);
         let mut kept = batch.lock();
@@ -90,7 +92,7 @@ impl Session {
             self.send_kept(&mut kept)?;
         }
         if !batch.takes(&kept, len) {
-            return self.send(0, context, message);
+            return self.send(0, numbered, context, message);
         }
         if conditions::is_recorded() {
             record::sent(len);
@@ -100,17 +102,19 @@ impl Session {
                 encode_request(room, 0, context, message)
             })
             .map_err(|error| self.lost(format_args!("{}: {error}", M::NAME)))?;
-        match batch.is_full(&kept) {
-            true => self.send_kept(&mut kept),
-            false => Ok(()),
+        // Requests follow the kept messages, so a wait that sees this number covers the message.
+        let number = self.number(numbered);
+        if batch.is_full(&kept) {
+            self.send_kept(&mut kept)?;
         }
+        Ok(number)
     }
 
     /// Sends a message of the library's own, which belongs to no call of the program, at once.
     pub(crate) fn tell<'a, M: Op<'a>>(&self, message: &M) -> Result<(), CUresult> {
         self.check()?;
         self.send_batch()?;
-        self.send(0, 0, message)
+        self.send(0, Numbered::No, 0, message).map(drop)
     }
 
     /// Sends the kept messages.

@@ -37,7 +37,7 @@ use outboard_wire::{
 };
 use parking_lot::{Condvar, Mutex};
 
-use super::{Incoming, Session, Sink, send::DATA_HEAD_BYTES_MAX};
+use super::{Incoming, Numbered, Session, Sink, send::DATA_HEAD_BYTES_MAX};
 use crate::{
     done::Done,
     helpers::Helpers,
@@ -269,13 +269,19 @@ impl Session {
 
     /// Posts a message whose data went over a data connection. It is sent even if the context was
     /// lost meanwhile, since the server expects it.
-    pub(crate) fn post_without_data<'a, M: Op<'a>>(&self, context: u64, message: &M) -> Done {
+    pub(crate) fn post_without_data<'a, M: Op<'a>>(
+        &self,
+        numbered: Numbered<'_>,
+        context: u64,
+        message: &M,
+    ) -> Done {
         let mut head = [0; DATA_HEAD_BYTES_MAX];
         let sent = encode_request_head_for_data_connection(&mut head, context, message)
             .ok_or(outboard_link::Error::Misuse("a message that has no data"))
             .and_then(|len| {
                 let mut sender = self.sender.lock();
                 sender.reserve(len)?[..len].copy_from_slice(&head[..len]);
+                self.progress.number(numbered);
                 sender.commit(len)?;
                 sender.post()
             });
@@ -286,22 +292,25 @@ impl Session {
     pub(super) fn send_for_data_connection<'a, M: Op<'a>>(
         &self,
         token: u32,
+        numbered: Numbered<'_>,
         context: u64,
         message: &M,
-    ) -> Result<(), CUresult> {
+    ) -> Result<u64, CUresult> {
         let (context, len) = (profile::tagged(context), request_len(message));
         if conditions::is_recorded() {
             record::sent(len);
         }
-        let sent = (|| {
+        let sent = (|| -> Result<u64, outboard_link::Error> {
             let mut sender = self.sender.lock();
             let room = sender.reserve(len)?;
             encode_request_for_data_connection(&mut room[..len], token, context, message)
                 .map_err(|_| outboard_link::Error::Misuse("a message longer than it said"))?;
+            let number = self.progress.number(numbered);
             sender.commit(len)?;
             sender.post()?;
             drop(sender);
-            self.flusher.flush()
+            self.flusher.flush()?;
+            Ok(number)
         })();
         sent.map_err(|error| self.lost(format_args!("{}: {error}", M::NAME)))
     }

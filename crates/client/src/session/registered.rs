@@ -12,7 +12,7 @@ use outboard_wire::{
     messages::CopyPlaced,
 };
 
-use super::{ReceiveBuffer, Session, send::DATA_HEAD_BYTES_MAX};
+use super::{Numbered, ReceiveBuffer, Session, send::DATA_HEAD_BYTES_MAX};
 use crate::{
     done::Done,
     observe::{conditions, optimise, profile, record, stats, times},
@@ -63,6 +63,7 @@ impl Session {
     /// Sends a message without a reply that ends in data, which the adapter reads later in place.
     pub(crate) fn submit_from<'a, M: Op<'a>>(
         &self,
+        numbered: Numbered<'_>,
         context: u64,
         message: &M,
         source: &Registered,
@@ -82,7 +83,7 @@ impl Session {
                 source: Some(source),
                 target: None,
             };
-            self.send_bulk(&room[..len], bulk)
+            self.send_bulk(numbered, &room[..len], bulk)
         });
         sent.map_err(|error| self.lost(format_args!("{}: {error}", M::NAME)))
     }
@@ -91,6 +92,7 @@ impl Session {
     /// a source the adapter reads the data later in place, without one it is copied first.
     pub(crate) fn submit_placed(
         &self,
+        numbered: Numbered<'_>,
         context: u64,
         message: &CopyPlaced,
         data: &[u8],
@@ -114,7 +116,7 @@ impl Session {
                 source,
                 target,
             };
-            self.send_bulk(&room[..len], bulk)
+            self.send_bulk(numbered, &room[..len], bulk)
         });
         sent.map_err(|error| self.lost(format_args!("{}: {error}", CopyPlaced::NAME)))?;
         self.to_gpu_bytes
@@ -122,10 +124,13 @@ impl Session {
         Ok(())
     }
 
-    fn send_bulk(&self, head: &[u8], bulk: Bulk<'_>) -> Result<(), Error> {
+    fn send_bulk(&self, numbered: Numbered<'_>, head: &[u8], bulk: Bulk<'_>) -> Result<(), Error> {
         let mut sender = self.sender.lock();
         match sender.remote_memory() {
-            Some(remote) => remote.send_bulk(&[head], bulk),
+            Some(remote) => {
+                self.progress.number(numbered);
+                remote.send_bulk(&[head], bulk)
+            }
             None => Err(Error::lacks("data that is written from afar", self.kind)),
         }
     }

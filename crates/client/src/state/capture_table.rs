@@ -20,7 +20,7 @@ use outboard_api::{
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
-use super::{Driver, StreamRef, streams::Event};
+use super::{Driver, Resolved, StreamRef, streams::Event};
 
 type Done = Result<(), CUresult>;
 
@@ -223,7 +223,7 @@ fn this_thread() -> u64 {
 impl Driver {
     /// Resolves the stream argument of a call that gives the stream work.
     #[inline(always)]
-    pub(crate) fn work_stream(&self, stream: CUstream) -> Result<StreamRef, CUresult> {
+    pub(crate) fn work_stream(&self, stream: CUstream) -> Result<Resolved, CUresult> {
         let stream = self.stream(stream)?;
         if self.captures.any() {
             self.check_usable(&stream)?;
@@ -234,7 +234,7 @@ impl Driver {
     /// Resolves the stream argument of a call that waits for the stream or queries it: captured
     /// work never completes.
     #[inline]
-    pub(crate) fn awaited_stream(&self, stream: CUstream) -> Result<StreamRef, CUresult> {
+    pub(crate) fn awaited_stream(&self, stream: CUstream) -> Result<Resolved, CUresult> {
         let stream = self.stream(stream)?;
         if self.captures.any() {
             self.check_usable(&stream)?;
@@ -311,7 +311,7 @@ impl Driver {
         let recorded_in = event.capture.load(Ordering::Acquire);
         let own = stream.stream().capture.load(Ordering::Acquire);
         let Some(capture) = self.captures.get(recorded_in) else {
-            if own == 0 || external || event.progress.mark() == 0 {
+            if own == 0 || external || event.records.made() == 0 {
                 return Ok(());
             }
             self.captures.spoil(own);

@@ -29,7 +29,7 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::{Driver, StreamRef, wire_context};
-use crate::session::{Group, Sink};
+use crate::session::{Group, Numbered, Sink};
 
 /// Most allocations known to have had one copy, or to have been refused a key. Beyond that all such
 /// knowledge is dropped.
@@ -168,12 +168,9 @@ impl Driver {
             len: data.len() as u64,
             stream: stream.wire(),
         };
-        let context = wire_context();
+        let (context, numbered) = (wire_context(), Numbered::Quietly(Some(stream.progress())));
         self.session
-            .submit_placed(context, &message, data, source, target)?;
-        self.progress.submit_quietly();
-        stream.progress().submit_quietly();
-        Ok(())
+            .submit_placed(numbered, context, &message, data, source, target)
     }
 
     /// Returns whether the adapter may write these bytes, or the first of them. If not, it takes
@@ -254,20 +251,20 @@ impl Driver {
         match stream {
             // It waits for no other stream.
             StreamRef::Own(own) if own.flags & CU_STREAM_NON_BLOCKING != 0 => is_own_quiet,
-            // It waits for the legacy stream, which is known to be done only after a wait for
-            // everything.
+            // It waits for the legacy stream, which waits for all others.
             StreamRef::Own(own) => is_own_quiet && self.is_everything_quiet(own.context),
             StreamRef::Legacy(legacy) => self.is_everything_quiet(legacy.context),
         }
     }
 
     fn is_everything_quiet(&self, context: CUcontext) -> bool {
-        let mark = self.progress.work_mark();
-        self.progress.is_complete(mark)
+        let progress = &self.session.progress;
+        let mark = progress.work_mark();
+        progress.is_complete(mark)
             || self
                 .streams
                 .legacy_of(context)
-                .is_some_and(|legacy| legacy.everything.is_complete(mark))
+                .is_some_and(|legacy| legacy.progress.is_complete(mark))
     }
 }
 

@@ -283,7 +283,7 @@ impl Graphs {
     pub(crate) fn launched(&self) {
         for event in self.events.lock().iter().filter_map(Weak::upgrade) {
             *event.recorded.lock() = None;
-            event.progress.submit();
+            event.records.add();
         }
     }
 }

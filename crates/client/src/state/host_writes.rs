@@ -44,7 +44,7 @@ impl Driver {
     }
 
     fn note_host_write(&self) {
-        let mark = self.progress.mark();
+        let mark = self.session.progress.mark();
         self.host_writes.last.fetch_max(mark, Ordering::AcqRel);
     }
 
@@ -52,7 +52,7 @@ impl Driver {
     /// memory that the program later reads or changes, or that the copy reads.
     pub(crate) fn settle_host(&self, stream: &StreamRef) -> Result<(), CUresult> {
         let last = self.host_writes.last.load(Ordering::Acquire);
-        let hazard = !self.progress.is_complete(last)
+        let hazard = !self.session.progress.is_complete(last)
             || host_functions::host_functions_pending()
             || self.session.expects_detached();
         match hazard {

@@ -325,7 +325,7 @@ impl Driver {
         let open = &mut *open;
         let look = self.mirrors.looks.fetch_add(1, Ordering::AcqRel) + 1;
         // While kernels may be writing, only the words that the program itself changed may be sent.
-        let is_idle = self.progress.is_idle();
+        let is_idle = self.session.progress.is_idle();
         if is_idle {
             self.close_unnamed(open, look)?;
         }

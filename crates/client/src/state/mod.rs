@@ -26,6 +26,7 @@ mod objects;
 mod pools;
 mod prepared;
 mod registered;
+mod resolved;
 mod server;
 mod slots;
 mod staging;
@@ -67,10 +68,11 @@ pub(crate) use self::{
     objects::{ObjectRecord, Objects},
     pools::{Owner, POOL_ID_BYTES, Pool, PoolId, PoolTable, PoolValue, Pools, Scope},
     prepared::Prepared,
+    resolved::{Remembered, Resolved},
     server::Server,
-    staging::{SEGMENT_BYTES, Staging},
+    staging::Staging,
     stand_ins::{Pageable, StandIns},
-    streams::{Event, Progress, Stream, StreamRef, Streams},
+    streams::{Event, Stream, StreamRef, Streams},
     sync_memops::SyncMemops,
     tensor_maps::TensorMaps,
     user_objects::UserObjects,

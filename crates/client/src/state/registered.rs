@@ -73,10 +73,9 @@ impl Driver {
             match data.len() < PLACED_BYTES_MIN {
                 true => self.submit_to(stream, &message)?,
                 false => {
+                    let numbered = stream.work();
                     self.session
-                        .submit_from(wire_context(), &message, &source)?;
-                    self.progress.submit();
-                    stream.progress().submit();
+                        .submit_from(numbered, wire_context(), &message, &source)?;
                 }
             }
         }

@@ -7,10 +7,10 @@ use outboard_link::Link;
 use outboard_wire::{Op, doc::DeviceCard, handshake::ServerWelcome};
 use parking_lot::Mutex;
 
-use super::{DeviceMemory, DeviceOrder, Progress, Staging, StreamRef, wire_context};
+use super::{DeviceMemory, DeviceOrder, Staging, StreamRef, wire_context};
 use crate::{
     observe::stats,
-    session::{Board, Handler, Session},
+    session::{Board, Handler, Numbered, Session},
     thread,
 };
 
@@ -24,8 +24,6 @@ pub(crate) struct Server {
     /// The words in which the GPU reports the ends of waits; opened at the first wait.
     pub(super) board: OnceLock<Option<&'static Board>>,
     pub(crate) staging: Staging,
-    /// Progress of all work sent, to any stream.
-    pub(crate) progress: Progress,
 }
 
 impl Server {
@@ -50,7 +48,6 @@ impl Server {
             memory: Mutex::new(memory),
             board: OnceLock::new(),
             staging: Staging::default(),
-            progress: Progress::default(),
         })
     }
 
@@ -88,10 +85,22 @@ impl Server {
         thread: &thread::Local,
         message: &M,
     ) -> Result<(), CUresult> {
+        self.submit_as(thread, Numbered::Work(None), message)
+            .map(drop)
+    }
+
+    /// Sends a message under the thread's current context, and returns its number.
+    #[inline(always)]
+    pub(crate) fn submit_as<'a, M: Op<'a>>(
+        &self,
+        thread: &thread::Local,
+        numbered: Numbered<'_>,
+        message: &M,
+    ) -> Result<u64, CUresult> {
         self.session.check()?;
         thread.has_sent();
         let context = thread.context.get().map_or(0, |c| c.handle.0 as u64);
-        self.submit_now(context, message)
+        self.session.submit(numbered, context, message)
     }
 
     pub(crate) fn submit_in<'a, M: Op<'a>>(
@@ -101,7 +110,8 @@ impl Server {
     ) -> Result<(), CUresult> {
         self.session.check()?;
         stats::sent();
-        self.submit_now(context, message)
+        let numbered = Numbered::Work(None);
+        self.session.submit(numbered, context, message).map(drop)
     }
 
     /// Sends a message that is no work for the GPU.
@@ -112,17 +122,8 @@ impl Server {
     ) -> Result<(), CUresult> {
         self.session.check()?;
         stats::sent();
-        self.session.submit(context, message)?;
-        self.progress.submit_quietly();
-        Ok(())
-    }
-
-    #[inline(always)]
-    fn submit_now<'a, M: Op<'a>>(&self, context: u64, message: &M) -> Result<(), CUresult> {
-        self.session.submit(context, message)?;
-        // Counted after sending: a mark taken before does not cover the message.
-        self.progress.submit();
-        Ok(())
+        let numbered = Numbered::Quietly(None);
+        self.session.submit(numbered, context, message).map(drop)
     }
 
     /// Sends work to a stream.
@@ -132,9 +133,8 @@ impl Server {
         stream: &StreamRef,
         message: &M,
     ) -> Result<(), CUresult> {
-        self.submit(message)?;
-        stream.progress().submit();
-        Ok(())
+        self.submit_as(&thread::here(), stream.work(), message)
+            .map(drop)
     }
 
     /// Sends work to a stream under a given context, for threads that have none.
@@ -143,10 +143,10 @@ impl Server {
         context: u64,
         stream: &StreamRef,
         message: &M,
-    ) -> Result<(), CUresult> {
-        self.submit_in(context, message)?;
-        stream.progress().submit();
-        Ok(())
+    ) -> Result<u64, CUresult> {
+        self.session.check()?;
+        stats::sent();
+        self.session.submit(stream.work(), context, message)
     }
 
     /// Sends a request under the current context and waits for its reply. Errors of earlier calls

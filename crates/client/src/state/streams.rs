@@ -17,91 +17,51 @@ use outboard_wire::messages;
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
-use super::{Driver, HandleKind, current_context};
-use crate::session::Group;
+use super::{Driver, HandleKind, Resolved, current_context};
+use crate::{
+    session::{Group, Numbered, Progress},
+    thread,
+};
 
-/// Counts work that was sent, and work that is known to be done. If they are equal, a wait need not
-/// ask.
+/// Counts of an event's records, and of those known to be reached.
 #[derive(Debug, Default)]
-pub(crate) struct Progress {
-    submitted: AtomicU64,
-    completed: AtomicU64,
-    /// The last row of consecutive messages that are no work for the GPU: the marks before and
-    /// after it.
-    quiet: Mutex<(u64, u64)>,
+pub(crate) struct Records {
+    made: AtomicU64,
+    reached: AtomicU64,
 }
 
-impl Progress {
-    #[inline]
-    pub(crate) fn submit(&self) {
-        self.submitted.fetch_add(1, Ordering::AcqRel);
+impl Records {
+    pub(crate) fn add(&self) {
+        self.made.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Counts a message that is no work for the GPU.
-    pub(crate) fn submit_quietly(&self) {
-        let mark = self.submitted.fetch_add(1, Ordering::AcqRel) + 1;
-        let mut quiet = self.quiet.lock();
-        *quiet = match quiet.1 == mark - 1 {
-            true => (quiet.0, mark),
-            false => (mark - 1, mark),
-        };
+    pub(crate) fn made(&self) -> u64 {
+        self.made.load(Ordering::Acquire)
     }
 
-    /// Returns the mark after all work for the GPU that was sent.
-    pub(crate) fn work_mark(&self) -> u64 {
-        let quiet = *self.quiet.lock();
-        let mark = self.mark();
-        if quiet.1 == mark { quiet.0 } else { mark }
+    pub(crate) fn reach(&self, record: u64) {
+        self.reached.fetch_max(record, Ordering::AcqRel);
     }
 
-    /// Returns a mark, to be passed to `complete` once everything before it is done.
-    pub(crate) fn mark(&self) -> u64 {
-        self.submitted.load(Ordering::Acquire)
+    /// The record up to which all are known to be reached.
+    pub(crate) fn reached(&self) -> &AtomicU64 {
+        &self.reached
     }
 
-    pub(crate) fn complete(&self, mark: u64) {
-        self.completed.fetch_max(mark, Ordering::AcqRel);
-    }
-
-    /// Completes everything before `mark`, and `count` more if nothing else has been sent since.
-    pub(crate) fn complete_alone(&self, mark: u64, count: u64) {
-        self.complete(self.alone(mark, count));
-    }
-
-    /// Returns `mark + count` if exactly `count` items were sent after `mark`, otherwise `mark`.
-    pub(crate) fn alone(&self, mark: u64, count: u64) -> u64 {
-        match self.mark() == mark + count {
-            true => mark + count,
-            false => mark,
-        }
-    }
-
-    pub(crate) fn is_complete(&self, mark: u64) -> bool {
-        self.completed.load(Ordering::Acquire) >= mark
-    }
-
-    /// Returns the mark up to which work is known to be done; `u64::MAX` if all of it is.
-    pub(crate) fn known(&self) -> u64 {
-        if self.is_idle() {
-            u64::MAX
-        } else {
-            self.completed.load(Ordering::Acquire)
-        }
-    }
-
-    pub(crate) fn is_idle(&self) -> bool {
-        self.completed.load(Ordering::Acquire) >= self.submitted.load(Ordering::Acquire)
+    pub(crate) fn is_reached(&self, record: u64) -> bool {
+        self.reached.load(Ordering::Acquire) >= record
     }
 }
 
 pub(crate) struct Stream {
+    /// The number in messages; 0 for a legacy stream.
     pub(crate) handle: u64,
     pub(crate) context: CUcontext,
     pub(crate) flags: u32,
     pub(crate) priority: i32,
+    /// Each act in the legacy stream waits for all earlier work of the context's blocking streams,
+    /// so what is done there up to a number is done in those, too.
     pub(crate) progress: Progress,
-    /// For the legacy stream: the part of all work sent that is known to be done.
-    pub(crate) everything: Progress,
     /// The capture that the stream takes part in; 0 for none.
     pub(crate) capture: AtomicU64,
     /// A query without a reply so far, and its mark.
@@ -112,9 +72,8 @@ pub(crate) struct Event {
     pub(crate) handle: u64,
     pub(crate) context: CUcontext,
     pub(crate) flags: u32,
-    /// Counts records of the event.
-    pub(crate) progress: Progress,
-    /// The stream in which it was last recorded, and the stream's mark at that time.
+    pub(crate) records: Records,
+    /// The stream in which it was last recorded, and the number of the record's message.
     pub(crate) recorded: Mutex<Option<(Arc<Stream>, u64)>>,
     /// The capture in which it was last recorded; 0 for none.
     pub(crate) capture: AtomicU64,
@@ -140,28 +99,28 @@ impl Event {
     /// Forgets that a shared event is reached: only the server knows of other processes' records.
     pub(crate) fn doubt(&self) {
         if self.is_shared() {
-            self.progress.submit();
+            self.records.add();
         }
     }
 
     /// Completes the event if the work before its record is known to be done.
     pub(crate) fn settle(&self) {
-        let mark = self.progress.mark();
+        let record = self.records.made();
         let reached = self
             .recorded
             .lock()
             .as_ref()
             .is_some_and(|(stream, sent)| stream.progress.is_complete(*sent));
         if reached {
-            self.progress.complete(mark);
+            self.records.reach(record);
         }
     }
 
     /// Marks the event as reached, and the work before it in its stream as done.
-    pub(crate) fn reached(&self, mark: u64) {
-        self.progress.complete(mark);
-        // If it was recorded again meanwhile, its mark is of later work.
-        if self.progress.mark() == mark
+    pub(crate) fn reached(&self, record: u64) {
+        self.records.reach(record);
+        // If it was recorded again meanwhile, the number is of later work.
+        if self.records.made() == record
             && let Some((stream, sent)) = self.recorded.lock().as_ref()
         {
             stream.progress.complete(*sent);
@@ -170,12 +129,15 @@ impl Event {
 }
 
 impl StreamRef {
+    /// Returns how a message that is work for this stream is numbered.
+    #[inline(always)]
+    pub(crate) fn work(&self) -> Numbered<'_> {
+        Numbered::Work(Some(self.progress()))
+    }
+
     /// Returns the number in messages.
     pub(crate) fn wire(&self) -> u64 {
-        match self {
-            StreamRef::Legacy(_) => 0,
-            StreamRef::Own(stream) => stream.handle,
-        }
+        self.stream().handle
     }
 
     pub(crate) fn progress(&self) -> &Progress {
@@ -206,17 +168,7 @@ pub(crate) struct Streams {
     gone: AtomicU64,
 }
 
-/// A stream argument that was resolved before.
-struct Remembered {
-    argument: CUstream,
-    context: Option<CUcontext>,
-    gone: u64,
-    stream: StreamRef,
-}
-
 thread_local! {
-    /// The stream of the thread's last call: most calls name the same one.
-    static LAST: RefCell<Option<Remembered>> = const { RefCell::new(None) };
     /// The thread's own default stream in each context.
     static PER_THREAD: RefCell<FxHashMap<usize, Arc<Stream>>> = RefCell::default();
 }
@@ -249,7 +201,7 @@ impl Streams {
             handle,
             context,
             flags,
-            progress: Progress::default(),
+            records: Records::default(),
             recorded: Mutex::new(None),
             capture: AtomicU64::new(0),
             query: Mutex::new(None),
@@ -290,14 +242,13 @@ impl Streams {
         }
     }
 
-    /// Returns the streams of a context with work not known to be done, and each one's mark.
-    pub(crate) fn busy_in(&self, context: CUcontext) -> Vec<(Arc<Stream>, u64)> {
+    /// Notes that a context's work is done up to a number.
+    pub(crate) fn complete_in(&self, context: CUcontext, mark: u64) {
         let (own, legacy) = (self.streams.read(), self.legacy.read());
-        own.values()
-            .chain(legacy.get(&context.0))
-            .filter(|s| s.context == context && !s.progress.is_idle())
-            .map(|s| (s.clone(), s.progress.mark()))
-            .collect()
+        let streams = own.values().chain(legacy.get(&context.0));
+        for stream in streams.filter(|s| s.context == context) {
+            stream.progress.complete(mark);
+        }
     }
 
     /// Returns all streams of a context except the legacy one.
@@ -342,7 +293,6 @@ fn new_stream(handle: u64, context: CUcontext, flags: u32, priority: i32) -> Str
         flags,
         priority,
         progress: Progress::default(),
-        everything: Progress::default(),
         capture: AtomicU64::new(0),
         query: Mutex::new(None),
     }
@@ -351,42 +301,23 @@ fn new_stream(handle: u64, context: CUcontext, flags: u32, priority: i32) -> Str
 impl Driver {
     /// Resolves a stream argument: one of the program's streams, or a default one.
     #[inline(always)]
-    pub(crate) fn stream(&self, stream: CUstream) -> Result<StreamRef, CUresult> {
-        let context = current_context().ok();
+    pub(crate) fn stream(&self, stream: CUstream) -> Result<Resolved, CUresult> {
+        let thread = thread::here();
         // Read before the tables, so that a stream destroyed meanwhile is not remembered as
         // existing.
         let gone = self.streams.gone.load(Ordering::Acquire);
-        let last = LAST.try_with(|last| match &*last.borrow() {
-            Some(last)
-                if last.argument == stream && last.gone == gone && last.context == context =>
-            {
-                Some(last.stream.clone())
-            }
-            _ => None,
-        });
-        match last {
-            Ok(Some(known)) => Ok(known),
-            _ => self.look_up_stream(stream, context, gone),
+        match thread.stream.recall(stream, thread.context.get(), gone) {
+            Some(known) => Ok(known),
+            None => self.look_up_stream(stream, gone),
         }
     }
 
     #[cold]
-    fn look_up_stream(
-        &self,
-        argument: CUstream,
-        context: Option<CUcontext>,
-        gone: u64,
-    ) -> Result<StreamRef, CUresult> {
+    fn look_up_stream(&self, argument: CUstream, gone: u64) -> Result<Resolved, CUresult> {
         let stream = self.resolve_stream(argument)?;
-        let remembered = Remembered {
-            argument,
-            context,
-            gone,
-            stream: stream.clone(),
-        };
-        // Dropped outside the closure: it may be the last reference to its stream.
-        let _before = LAST.try_with(|last| last.replace(Some(remembered)));
-        Ok(stream)
+        let thread = thread::here();
+        let context = thread.context.get();
+        Ok(thread.stream.remember(argument, context, gone, stream))
     }
 
     fn resolve_stream(&self, stream: CUstream) -> Result<StreamRef, CUresult> {
@@ -420,29 +351,5 @@ impl Driver {
         let stream = self.streams.insert(handle, context, 0, 0);
         let _ = PER_THREAD.try_with(|p| p.borrow_mut().insert(context.0, stream.clone()));
         Ok(stream)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Progress;
-
-    #[test]
-    fn what_is_no_work_is_not_waited_for() {
-        let progress = Progress::default();
-        progress.submit();
-        progress.submit_quietly();
-        progress.submit_quietly();
-        assert_eq!((progress.mark(), progress.work_mark()), (3, 1));
-        assert!(!progress.is_complete(progress.work_mark()));
-        progress.complete(1);
-        assert!(progress.is_complete(progress.work_mark()) && !progress.is_idle());
-        // Later messages are work.
-        progress.submit();
-        assert_eq!(progress.work_mark(), 4);
-        progress.submit_quietly();
-        assert_eq!(progress.work_mark(), 4);
-        progress.complete(5);
-        assert!(progress.is_idle());
     }
 }

@@ -11,7 +11,7 @@ use std::{
     hint,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -192,20 +192,20 @@ impl Driver {
     }
 
     /// Copies from the device through staging and waits for the bytes. Returns the bytes copied,
-    /// which is less than all if segments ran out.
+    /// which is less than all if segments ran out, and the number of the last message.
     ///
     /// # Safety
     /// `dst` has room for `bytes` bytes.
-    /// `dst` has room for `bytes`.
     pub(crate) unsafe fn stage_out(
         &self,
         dst: *mut u8,
         src: u64,
         bytes: usize,
         stream: &StreamRef,
-    ) -> Result<usize, CUresult> {
+    ) -> Result<(usize, u64), CUresult> {
         let pieces = bytes.div_ceil(SEGMENT_BYTES);
         let stuck = AtomicUsize::new(usize::MAX);
+        let number = AtomicU64::new(0);
         let (context, room) = (wire_context(), Room(dst));
         let last = Mutex::new(None);
         let one = |index: usize| -> Done {
@@ -226,7 +226,8 @@ impl Driver {
                 stream: stream.wire(),
                 sync: 0,
             };
-            self.submit_to_in(context, stream, &message)?;
+            let sent = self.submit_to_in(context, stream, &message)?;
+            number.fetch_max(sent, Ordering::Relaxed);
             let fence = self.fence_in(context, stream)?;
             let waited = match pieces {
                 1 => self.session.wait(&fence).map(drop),
@@ -254,7 +255,8 @@ impl Driver {
         {
             self.session.wait(&fence)?;
         }
-        Ok(bytes.min(stuck.into_inner().saturating_mul(SEGMENT_BYTES)))
+        let whole = stuck.into_inner().saturating_mul(SEGMENT_BYTES);
+        Ok((bytes.min(whole), number.into_inner()))
     }
 
     fn fence_of_context(&self, context: u64) -> Result<Arc<Group>, CUresult> {

@@ -1,0 +1,162 @@
+//! The stream argument that a thread resolved last. Most calls name the same stream again, and need
+//! neither the table of streams nor a count that threads share.
+
+use std::{
+    cell::{Cell, UnsafeCell},
+    mem::ManuallyDrop,
+    ops::Deref,
+    ptr::{self, NonNull},
+};
+
+use outboard_api::cuda::CUstream;
+
+use super::StreamRef;
+use crate::{context::Context, thread};
+
+/// Number of destroyed streams while a thread remembers none.
+const NONE: u64 = u64::MAX;
+
+/// A thread's last stream argument, and what it meant.
+pub(crate) struct Remembered {
+    argument: Cell<CUstream>,
+    /// The context that was current; NULL for none.
+    context: Cell<*const Context>,
+    /// Number of destroyed streams at that time, or [`NONE`].
+    gone: Cell<u64>,
+    /// Is `Some` unless `gone` is [`NONE`]. It changes only while `borrows` is 0. It is never
+    /// dropped by itself, so that a thread's state needs no look whether it still exists.
+    stream: UnsafeCell<ManuallyDrop<Option<StreamRef>>>,
+    /// Number of [`Resolved`] that point to `stream`.
+    borrows: Cell<usize>,
+}
+
+/// A resolved stream argument, for the length of a call. It points to what its thread remembers, so
+/// it cannot leave the thread.
+pub(crate) struct Resolved {
+    stream: NonNull<StreamRef>,
+    /// NULL if this owns its stream, in a box.
+    lender: *const Remembered,
+}
+
+impl Remembered {
+    pub(crate) const fn nothing() -> Remembered {
+        Remembered {
+            argument: Cell::new(CUstream::NULL),
+            context: Cell::new(ptr::null()),
+            gone: Cell::new(NONE),
+            stream: UnsafeCell::new(ManuallyDrop::new(None)),
+            borrows: Cell::new(0),
+        }
+    }
+
+    /// Returns the stream if the argument means the same as last time.
+    #[inline(always)]
+    pub(crate) fn recall(
+        &self,
+        argument: CUstream,
+        context: Option<&'static Context>,
+        gone: u64,
+    ) -> Option<Resolved> {
+        let context = context.map_or(ptr::null(), ptr::from_ref);
+        let is_known = self.argument.get() == argument
+            && self.gone.get() == gone
+            && ptr::eq(self.context.get(), context);
+        is_known.then(|| self.lend()).flatten()
+    }
+
+    /// Lends the stream, unless there is none.
+    #[inline(always)]
+    fn lend(&self) -> Option<Resolved> {
+        // SAFETY: only `remember` and `forget` change the option, in this thread, and neither while
+        // this shared borrow lasts, which ends in this function.
+        let stream = unsafe { &*self.stream.get() }.as_ref()?;
+        self.borrows.set(self.borrows.get() + 1);
+        Some(Resolved {
+            stream: NonNull::from(stream),
+            lender: self,
+        })
+    }
+
+    /// Remembers what an argument means, and returns that. An outer call of this thread may still
+    /// use the stream before; then nothing is remembered.
+    pub(crate) fn remember(
+        &self,
+        argument: CUstream,
+        context: Option<&'static Context>,
+        gone: u64,
+        stream: StreamRef,
+    ) -> Resolved {
+        if self.borrows.get() > 0 || !release_at_exit() {
+            let stream = NonNull::from(Box::leak(Box::new(stream)));
+            return Resolved {
+                stream,
+                lender: ptr::null(),
+            };
+        }
+        self.argument.set(argument);
+        self.context.set(context.map_or(ptr::null(), ptr::from_ref));
+        self.gone.set(gone);
+        self.borrows.set(1);
+        // SAFETY: `borrows` was 0, so nothing points to the old stream. It is dropped at the end,
+        // when the new one is in place: its end may use this thread's streams.
+        let _before = unsafe { (*self.stream.get()).replace(stream) };
+        // SAFETY: nothing changes the option while it is borrowed.
+        let stream = unsafe { &*self.stream.get() }.as_ref();
+        Resolved {
+            // It was written just now.
+            stream: stream.map_or(NonNull::dangling(), NonNull::from),
+            lender: self,
+        }
+    }
+
+    /// Gives the stream up, at the end of the thread.
+    fn forget(&self) {
+        if self.borrows.get() == 0 {
+            self.gone.set(NONE);
+            // SAFETY: as in `remember`.
+            drop(unsafe { (*self.stream.get()).take() });
+        }
+    }
+}
+
+impl Deref for Resolved {
+    type Target = StreamRef;
+
+    #[inline(always)]
+    fn deref(&self) -> &StreamRef {
+        // SAFETY: a box that this owns, or the option of this thread's `Remembered`, which is
+        // `Some` and does not change while it is borrowed, and exists until the thread ends.
+        unsafe { self.stream.as_ref() }
+    }
+}
+
+impl Drop for Resolved {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // SAFETY: NULL, or the state of this thread, which exists until the thread ends.
+        match unsafe { self.lender.as_ref() } {
+            Some(lender) => lender.borrows.set(lender.borrows.get() - 1),
+            None => drop_box(self.stream),
+        }
+    }
+}
+
+#[cold]
+fn drop_box(stream: NonNull<StreamRef>) {
+    // SAFETY: a `Resolved` without a lender was made from a box, and is being dropped.
+    drop(unsafe { Box::from_raw(stream.as_ptr()) });
+}
+
+/// Lets the thread give up its stream when it ends. Returns false if it is ending already.
+fn release_at_exit() -> bool {
+    struct Release;
+    impl Drop for Release {
+        fn drop(&mut self) {
+            thread::here().stream.forget();
+        }
+    }
+    thread_local! {
+        static RELEASE: Release = const { Release };
+    }
+    RELEASE.try_with(|_| ()).is_ok()
+}
