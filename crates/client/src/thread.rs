@@ -6,13 +6,11 @@ use std::{cell::Cell, ops::Deref};
 
 use outboard_api::optimise::Did;
 
-use crate::{context::Context, state::Remembered};
+use crate::context::Context;
 
 pub(crate) struct Local {
     /// The top of the thread's stack of contexts.
     pub(crate) context: Cell<Option<&'static Context>>,
-    /// The stream that the thread named last.
-    pub(crate) stream: Remembered,
     /// Whether the current call has sent something or waited.
     pub(crate) did: Cell<Did>,
     /// Bytes that the current call has sent and will receive, if calls are recorded.
@@ -37,7 +35,6 @@ thread_local! {
     static LOCAL: Local = const {
         Local {
             context: Cell::new(None),
-            stream: Remembered::nothing(),
             did: Cell::new(Did::Nothing),
             request_bytes: Cell::new(0),
             response_bytes: Cell::new(0),

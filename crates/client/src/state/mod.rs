@@ -68,7 +68,7 @@ pub(crate) use self::{
     objects::{ObjectRecord, Objects},
     pools::{Owner, POOL_ID_BYTES, Pool, PoolId, PoolTable, PoolValue, Pools, Scope},
     prepared::Prepared,
-    resolved::{Remembered, Resolved},
+    resolved::Resolved,
     server::Server,
     staging::Staging,
     stand_ins::{Pageable, StandIns},

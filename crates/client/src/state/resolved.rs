@@ -2,22 +2,28 @@
 //! neither the table of streams nor a count that threads share.
 
 use std::{
-    cell::{Cell, UnsafeCell},
+    cell::{Cell, RefCell, UnsafeCell},
     mem::ManuallyDrop,
     ops::Deref,
     ptr::{self, NonNull},
+    sync::Arc,
 };
 
-use outboard_api::cuda::CUstream;
+use outboard_api::{
+    CUresult,
+    cuda::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream},
+};
+use outboard_wire::messages;
+use rustc_hash::FxHashMap;
 
-use super::StreamRef;
+use super::{Driver, HandleKind, StreamRef, current_context, streams::Stream};
 use crate::{context::Context, thread};
 
 /// Number of destroyed streams while a thread remembers none.
 const NONE: u64 = u64::MAX;
 
 /// A thread's last stream argument, and what it meant.
-pub(crate) struct Remembered {
+struct Remembered {
     argument: Cell<CUstream>,
     /// The context that was current; NULL for none.
     context: Cell<*const Context>,
@@ -39,7 +45,7 @@ pub(crate) struct Resolved {
 }
 
 impl Remembered {
-    pub(crate) const fn nothing() -> Remembered {
+    const fn nothing() -> Remembered {
         Remembered {
             argument: Cell::new(CUstream::NULL),
             context: Cell::new(ptr::null()),
@@ -51,7 +57,7 @@ impl Remembered {
 
     /// Returns the stream if the argument means the same as last time.
     #[inline(always)]
-    pub(crate) fn recall(
+    fn recall(
         &self,
         argument: CUstream,
         context: Option<&'static Context>,
@@ -79,7 +85,7 @@ impl Remembered {
 
     /// Remembers what an argument means, and returns that. An outer call of this thread may still
     /// use the stream before; then nothing is remembered.
-    pub(crate) fn remember(
+    fn remember(
         &self,
         argument: CUstream,
         context: Option<&'static Context>,
@@ -141,6 +147,67 @@ impl Drop for Resolved {
     }
 }
 
+thread_local! {
+    // It has no destructor, so that it exists until the thread ends.
+    static REMEMBERED: Remembered = const { Remembered::nothing() };
+    /// The thread's own default stream in each context.
+    static PER_THREAD: RefCell<FxHashMap<usize, Arc<Stream>>> = RefCell::default();
+}
+
+impl Driver {
+    /// Resolves a stream argument: one of the program's streams, or a default one.
+    #[inline(always)]
+    pub(crate) fn stream(&self, stream: CUstream) -> Result<Resolved, CUresult> {
+        let context = thread::here().context.get();
+        // Read before the tables, so that a stream destroyed meanwhile is not remembered as
+        // existing.
+        let gone = self.streams.gone();
+        // SAFETY: the thread's own, which exists until the thread ends and is never moved.
+        let remembered = unsafe { &*REMEMBERED.with(ptr::from_ref) };
+        match remembered.recall(stream, context, gone) {
+            Some(known) => Ok(known),
+            None => {
+                let found = self.resolve_stream(stream)?;
+                Ok(remembered.remember(stream, context, gone, found))
+            }
+        }
+    }
+
+    #[cold]
+    fn resolve_stream(&self, stream: CUstream) -> Result<StreamRef, CUresult> {
+        if stream.is_null() || stream == CU_STREAM_LEGACY {
+            return Ok(StreamRef::Legacy(self.streams.legacy(current_context()?)));
+        }
+        if stream == CU_STREAM_PER_THREAD {
+            return self.per_thread_stream().map(StreamRef::Own);
+        }
+        let known = self.streams.get(stream.0 as u64);
+        known
+            .map(StreamRef::Own)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+    }
+
+    fn per_thread_stream(&self) -> Result<Arc<Stream>, CUresult> {
+        let context = current_context()?;
+        let own = PER_THREAD
+            .try_with(|p| p.borrow().get(&context.0).cloned())
+            .ok()
+            .flatten();
+        if let Some(stream) = own.filter(|s| self.streams.get(s.handle).is_some()) {
+            return Ok(stream);
+        }
+        let handle = self.handles.mint(HandleKind::Stream);
+        self.submit(&messages::StreamCreate {
+            stream: handle,
+            flags: 0,
+            priority: 0,
+        })?;
+        let stream = self.streams.insert(handle, context, 0, 0);
+        let _ = PER_THREAD.try_with(|p| p.borrow_mut().insert(context.0, stream.clone()));
+        Ok(stream)
+    }
+}
+
 #[cold]
 fn drop_box(stream: NonNull<StreamRef>) {
     // SAFETY: a `Resolved` without a lender was made from a box, and is being dropped.
@@ -152,7 +219,7 @@ fn release_at_exit() -> bool {
     struct Release;
     impl Drop for Release {
         fn drop(&mut self) {
-            thread::here().stream.forget();
+            REMEMBERED.with(Remembered::forget);
         }
     }
     thread_local! {

@@ -1,27 +1,19 @@
 //! Streams and events: the work sent to them, the work known to be done, and their captures.
 
-use std::{
-    cell::RefCell,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use outboard_api::{
     CUresult,
-    cuda::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUcontext, CUevent, CUstream},
+    cuda::{CUcontext, CUevent},
     enums::CU_EVENT_INTERPROCESS,
 };
-use outboard_wire::messages;
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
-use super::{Driver, HandleKind, Resolved, current_context};
-use crate::{
-    session::{Group, Numbered, Progress},
-    thread,
-};
+use crate::session::{Group, Numbered, Progress};
 
 /// Counts of an event's records, and of those known to be reached.
 #[derive(Debug, Default)]
@@ -168,11 +160,6 @@ pub(crate) struct Streams {
     gone: AtomicU64,
 }
 
-thread_local! {
-    /// The thread's own default stream in each context.
-    static PER_THREAD: RefCell<FxHashMap<usize, Arc<Stream>>> = RefCell::default();
-}
-
 impl Streams {
     pub(crate) fn insert(
         &self,
@@ -184,6 +171,11 @@ impl Streams {
         let stream = Arc::new(new_stream(handle, context, flags, priority));
         self.streams.write().insert(handle, stream.clone());
         stream
+    }
+
+    /// Returns how many streams have been destroyed.
+    pub(crate) fn gone(&self) -> u64 {
+        self.gone.load(Ordering::Acquire)
     }
 
     /// Returns a stream of the program by its number.
@@ -274,7 +266,7 @@ impl Streams {
         self.legacy.read().get(&context.0).cloned()
     }
 
-    fn legacy(&self, context: CUcontext) -> Arc<Stream> {
+    pub(crate) fn legacy(&self, context: CUcontext) -> Arc<Stream> {
         if let Some(stream) = self.legacy.read().get(&context.0) {
             return stream.clone();
         }
@@ -295,61 +287,5 @@ fn new_stream(handle: u64, context: CUcontext, flags: u32, priority: i32) -> Str
         progress: Progress::default(),
         capture: AtomicU64::new(0),
         query: Mutex::new(None),
-    }
-}
-
-impl Driver {
-    /// Resolves a stream argument: one of the program's streams, or a default one.
-    #[inline(always)]
-    pub(crate) fn stream(&self, stream: CUstream) -> Result<Resolved, CUresult> {
-        let thread = thread::here();
-        // Read before the tables, so that a stream destroyed meanwhile is not remembered as
-        // existing.
-        let gone = self.streams.gone.load(Ordering::Acquire);
-        match thread.stream.recall(stream, thread.context.get(), gone) {
-            Some(known) => Ok(known),
-            None => self.look_up_stream(stream, gone),
-        }
-    }
-
-    #[cold]
-    fn look_up_stream(&self, argument: CUstream, gone: u64) -> Result<Resolved, CUresult> {
-        let stream = self.resolve_stream(argument)?;
-        let thread = thread::here();
-        let context = thread.context.get();
-        Ok(thread.stream.remember(argument, context, gone, stream))
-    }
-
-    fn resolve_stream(&self, stream: CUstream) -> Result<StreamRef, CUresult> {
-        if stream.is_null() || stream == CU_STREAM_LEGACY {
-            return Ok(StreamRef::Legacy(self.streams.legacy(current_context()?)));
-        }
-        if stream == CU_STREAM_PER_THREAD {
-            return self.per_thread_stream().map(StreamRef::Own);
-        }
-        let known = self.streams.streams.read().get(&(stream.0 as u64)).cloned();
-        known
-            .map(StreamRef::Own)
-            .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
-    }
-
-    fn per_thread_stream(&self) -> Result<Arc<Stream>, CUresult> {
-        let context = current_context()?;
-        let own = PER_THREAD
-            .try_with(|p| p.borrow().get(&context.0).cloned())
-            .ok()
-            .flatten();
-        if let Some(stream) = own.filter(|s| self.streams.streams.read().contains_key(&s.handle)) {
-            return Ok(stream);
-        }
-        let handle = self.handles.mint(HandleKind::Stream);
-        self.submit(&messages::StreamCreate {
-            stream: handle,
-            flags: 0,
-            priority: 0,
-        })?;
-        let stream = self.streams.insert(handle, context, 0, 0);
-        let _ = PER_THREAD.try_with(|p| p.borrow_mut().insert(context.0, stream.clone()));
-        Ok(stream)
     }
 }
