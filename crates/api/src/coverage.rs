@@ -172,7 +172,7 @@ mod tests {
             assert!(decl::section(&call.symbol).is_some(), "{}", call.symbol);
         }
         assert!(text.contains("| `cuMemAlloc_v2` | 3.2 | shadowed | served |"));
-        assert!(text.contains("| `cuCtxCreate` | 2.0 | shadowed | alias of `cuCtxCreate_v2` |"));
+        assert!(text.contains("| `cuCtxCreate` | 2.0 | synchronous | alias of `cuCtxCreate_v2` |"));
         assert!(text.contains("| `cuMemcpy`, `_ptds` | 4.0 | synchronous | served |"));
         assert!(text.contains("| `cuArrayDestroy` | 2.0 | outstanding | derived |"));
         assert!(text.contains("| `cuEGLApiInit` | – | – | unsupported |"));
