@@ -227,3 +227,65 @@ fn release_at_exit() -> bool {
     }
     RELEASE.try_with(|_| ()).is_ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use outboard_api::cuda::CUcontext;
+
+    use super::*;
+    use crate::state::Streams;
+
+    const FIRST: CUstream = CUstream(1 << 4);
+    const SECOND: CUstream = CUstream(2 << 4);
+
+    fn stream(handle: u64) -> (Arc<Stream>, StreamRef) {
+        let stream = Streams::default().insert(handle, CUcontext::NULL, 0, 0);
+        (stream.clone(), StreamRef::Own(stream))
+    }
+
+    #[test]
+    fn a_borrowed_stream_outlives_another_call_within_the_call() {
+        let remembered = Remembered::nothing();
+        let ((first, one), (second, two)) = (stream(1), stream(2));
+        let outer = remembered.remember(FIRST, None, 0, one);
+        // A host function within the call names another stream: that one is not remembered.
+        let inner = remembered.remember(SECOND, None, 0, two);
+        assert_eq!((outer.wire(), inner.wire()), (1, 2));
+        drop(inner);
+        assert_eq!(Arc::strong_count(&second), 1);
+        assert!(remembered.recall(SECOND, None, 0).is_none());
+        let again = remembered.recall(FIRST, None, 0).expect("it is known");
+        drop(outer);
+        assert_eq!(again.wire(), 1);
+        // Nothing is given up while it is borrowed.
+        remembered.forget();
+        assert_eq!(Arc::strong_count(&first), 2);
+        drop(again);
+        remembered.forget();
+        assert_eq!(Arc::strong_count(&first), 1);
+        assert!(remembered.recall(FIRST, None, 0).is_none());
+    }
+
+    #[test]
+    fn a_stream_is_forgotten_once_any_is_destroyed_or_the_next_is_named() {
+        let remembered = Remembered::nothing();
+        let ((first, one), (_second, two)) = (stream(1), stream(2));
+        drop(remembered.remember(FIRST, None, 0, one));
+        assert!(remembered.recall(FIRST, None, 1).is_none());
+        drop(remembered.remember(SECOND, None, 1, two));
+        assert_eq!(Arc::strong_count(&first), 1);
+        drop(remembered.recall(SECOND, None, 1).expect("it is known"));
+        remembered.forget();
+    }
+
+    #[test]
+    fn a_thread_that_ends_gives_its_stream_up() {
+        let (first, one) = stream(1);
+        std::thread::spawn(move || {
+            REMEMBERED.with(|own| drop(own.remember(FIRST, None, 0, one)));
+        })
+        .join()
+        .expect("a thread");
+        assert_eq!(Arc::strong_count(&first), 1);
+    }
+}

@@ -13,7 +13,7 @@ pub(super) struct Mapping {
     pub(super) va: u64,
     pub(super) len: u64,
     pub(super) allocation: Arc<Owned<real::Allocation>>,
-    /// Whether `mem_map` made it, so that no other mapping uses the same memory.
+    /// True if `mem_map` made it: then no other mapping uses the same memory.
     pub(super) is_private: bool,
 }
 
