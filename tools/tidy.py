@@ -118,13 +118,13 @@ def main() -> int:
         *twice(),
         *unsafe_is_named(files),
         *one_page(),
+        *second_styles(files),
     ]
     kept: dict[str, dict[str, int]] = json.loads(COUNTS.read_text())
     old = {
         "long comments": by_crate(long_comments(files)),
         "openings": by_crate(openings(files)),
         "long functions": by_crate(long_functions(files)),
-        "files beside their folders": by_crate(second_styles(files)),
         "modules in circles": by_crate(circles(files)),
     }
     found += risen(old, kept)

@@ -210,8 +210,8 @@ impl fmt::Display for DeclError {
 
 impl std::error::Error for DeclError {}
 
-const DRIVER: &str = include_str!("driver.calls");
-const SESSION: &str = include_str!("session.ops");
+const DRIVER: &str = include_str!("../driver.calls");
+const SESSION: &str = include_str!("../session.ops");
 
 /// Returns every exported function, in the order of declaration.
 pub fn driver() -> Result<Vec<Call>, DeclError> {

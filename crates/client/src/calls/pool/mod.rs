@@ -1,4 +1,4 @@
-//! Stream-ordered allocation from memory pools, managed by the client alone (`state/pools.rs`). The
+//! Stream-ordered allocation from memory pools, managed by the client alone (`state/pools`). The
 //! server only maps chunks. `properties` has the calls about pools themselves.
 
 mod properties;
