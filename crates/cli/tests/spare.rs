@@ -169,6 +169,18 @@ fn a_spare_that_dies_with_its_client_in_hand_leaves_it_to_the_first_worker() {
 }
 
 #[test]
+fn a_stopped_spare_leaves_its_client_to_the_first_worker_in_time() {
+    let server = Server::start(&[]);
+    let spare = server.ready_spare(1);
+    kill_process(spare, Signal::STOP).unwrap();
+    let (_link, welcome) = session(&server.tcp);
+    assert_eq!((welcome.session, welcome.devices.len()), (1, 1));
+    server.expect_log("a spare worker does not take its client over");
+    eventually("the spare's end", || !is_alive(spare));
+    assert_ne!(server.only_worker(), spare);
+}
+
+#[test]
 fn a_client_of_a_spare_learns_of_its_end() {
     let server = Server::start(&[]);
     for (nth, endpoint) in server.endpoints().iter().enumerate() {

@@ -25,6 +25,9 @@ pub const SPARE_PAUSE_MS: u64 = 500;
 /// Pause after a spare failed. It doubles with each failure, until a client has used a spare.
 pub const SPARE_RETRY_MS_MIN: u64 = 1_000;
 pub const SPARE_RETRY_MS_MAX: u64 = 64_000;
+/// How long a spare may take to welcome the client that it was given; then the worker that read the
+/// hello serves the client.
+pub const TAKE_OVER_MS_MAX: u64 = 5_000;
 /// How long a spare may take to open its device.
 pub const SPARE_START_MS_MAX: u64 = 120_000;
 /// Length of the document of the management library's constant answers.

@@ -136,7 +136,8 @@ struct Worker {
     session: u64,
     peer: Peer,
     transport: Transport,
-    started: Instant,
+    /// The time by which a handshake or a take-over must be over.
+    deadline: Instant,
     phase: Phase,
     /// Key of the session that it serves.
     key: Option<SessionKey>,
@@ -258,12 +259,12 @@ impl Supervisor {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let handshakes = self
+        let timed = self
             .workers
             .iter()
-            .filter(|w| w.is_in_handshake())
-            .map(Worker::deadline);
-        handshakes
+            .filter(|w| w.is_timed())
+            .map(|w| w.deadline);
+        timed
             .chain(self.paused_until)
             .chain(self.spares.deadline())
             .min()
@@ -520,19 +521,24 @@ impl Supervisor {
         }
     }
 
-    /// Ends workers stuck in the handshake. A worker normally ends by itself when its client says
-    /// nothing.
+    /// Ends workers stuck in the handshake, and spares that do not take their client over. A worker
+    /// normally ends by itself when its client says nothing.
     fn expire(&mut self) {
         let now = Instant::now();
-        for worker in &mut self.workers {
-            if worker.is_in_handshake() && worker.deadline() <= now {
-                warn!(
-                    session = worker.session,
-                    "a worker is stuck in the handshake"
-                );
-                worker.signal(Signal::KILL);
-                worker.phase = Phase::Leaving;
+        let late = |w: &&mut Worker| w.is_timed() && w.deadline <= now;
+        for worker in self.workers.iter_mut().filter(late) {
+            let session = worker.session;
+            match worker.phase {
+                Phase::Taking => warn!(session, "a spare worker does not take its client over"),
+                _ => {
+                    warn!(session, "a worker is stuck in the handshake");
+                    worker.phase = Phase::Leaving;
+                }
             }
+            // The first worker serves the client of a spare once the spare is reaped: until then
+            // the spare might still write to the client.
+            worker.signal(Signal::KILL);
+            worker.deadline = now + Duration::from_millis(limits::STOP_MS_MAX);
         }
     }
 
@@ -625,13 +631,18 @@ impl Worker {
         transport: Transport,
         phase: Phase,
     ) -> Worker {
+        let ms_max = match phase {
+            Phase::Taking => limits::TAKE_OVER_MS_MAX,
+            // Time for the worker to notice first.
+            _ => 2 * HANDSHAKE_MS_MAX,
+        };
         Worker {
             child,
             control: Some(control),
             session,
             peer,
             transport,
-            started: Instant::now(),
+            deadline: Instant::now() + Duration::from_millis(ms_max),
             phase,
             key: None,
             connections_left: DATA_CONNECTIONS_MAX,
@@ -642,6 +653,10 @@ impl Worker {
         matches!(self.phase, Phase::Handshake)
     }
 
+    fn is_timed(&self) -> bool {
+        matches!(self.phase, Phase::Handshake | Phase::Taking)
+    }
+
     fn tell(&self, order: &Order, fds: &[BorrowedFd<'_>]) {
         let Some(control) = &self.control else {
             return;
@@ -650,11 +665,6 @@ impl Worker {
         if let Err(error) = control.send(order, fds) {
             debug!(session = self.session, %error, "a worker cannot be reached");
         }
-    }
-
-    /// Returns when the handshake has taken too long, leaving the worker time to notice that first.
-    fn deadline(&self) -> Instant {
-        self.started + 2 * Duration::from_millis(HANDSHAKE_MS_MAX)
     }
 
     fn signal(&self, signal: Signal) {
