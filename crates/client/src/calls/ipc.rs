@@ -11,56 +11,27 @@ use outboard_api::{
 use outboard_wire::messages;
 use parking_lot::Mutex;
 
-use super::{Done, put};
-use crate::state::{AllocationKind, CHUNK_BYTES, Chunk, Driver, HandleKind, driver, wire_context};
+use super::{
+    Done,
+    foreign_block::{ForeignBlock, TICKET_BYTES},
+    put,
+};
+use crate::state::{AllocationKind, Chunk, Driver, HandleKind, driver, wire_context};
 
 const MEMORY_MARK: [u8; 8] = *b"OB-IPC-M";
 const EVENT_MARK: [u8; 8] = *b"OB-IPC-E";
-const TICKET_BYTES: usize = 24;
-/// Greatest length that a handle from another process may state.
-const LEN_BYTES_MAX: u64 = 1 << 40;
 
-/// The contents of a memory handle.
-struct MemoryHandle {
-    ticket: [u8; TICKET_BYTES],
-    /// Length of the memory that the server maps.
-    len: u64,
-    /// Offset of the allocation in that memory.
-    offset: u64,
-    bytes: u64,
+fn handle_of(block: &ForeignBlock) -> CUipcMemHandle {
+    let mut reserved = [0; 64];
+    let all = [&MEMORY_MARK[..], &block.write()].concat();
+    reserved[..all.len()].copy_from_slice(&all);
+    CUipcMemHandle { reserved }
 }
 
-impl MemoryHandle {
-    fn write(&self) -> CUipcMemHandle {
-        let mut reserved = [0; 64];
-        let words = [self.len, self.offset, self.bytes]
-            .map(u64::to_ne_bytes)
-            .concat();
-        let all = [&MEMORY_MARK[..], &self.ticket, &words].concat();
-        reserved[..all.len()].copy_from_slice(&all);
-        CUipcMemHandle { reserved }
-    }
-
-    /// Reads a handle that another process made. Nothing in it is to be trusted.
-    fn read(handle: &CUipcMemHandle) -> Option<MemoryHandle> {
-        let rest = handle.reserved.strip_prefix(&MEMORY_MARK)?;
-        let (ticket, rest) = rest.split_first_chunk::<TICKET_BYTES>()?;
-        let (words, _) = rest.as_chunks::<8>();
-        let [len, offset, bytes, ..] = words else {
-            return None;
-        };
-        let [len, offset, bytes] = [len, offset, bytes].map(|word| u64::from_ne_bytes(*word));
-        let is_sound = len.is_multiple_of(CHUNK_BYTES)
-            && len <= LEN_BYTES_MAX
-            && bytes > 0
-            && offset.checked_add(bytes).is_some_and(|end| end <= len);
-        is_sound.then_some(MemoryHandle {
-            ticket: *ticket,
-            len,
-            offset,
-            bytes,
-        })
-    }
+/// Reads a handle that another process made. Nothing in it is to be trusted.
+fn block_of(handle: &CUipcMemHandle) -> Option<ForeignBlock> {
+    let rest = handle.reserved.strip_prefix(&MEMORY_MARK)?;
+    ForeignBlock::read(rest.first_chunk()?)
 }
 
 /// Memory of another process, opened here once or several times.
@@ -87,26 +58,14 @@ impl Driver {
         self.session.take_fault()
     }
 
-    fn open_foreign(&self, handle: &MemoryHandle) -> Result<Opened, CUresult> {
+    fn open_foreign(&self, block: &ForeignBlock) -> Result<Opened, CUresult> {
         let context = self.contexts.current()?;
-        let chunk = self.memory.lock().take_addresses(handle.len)?;
-        let question = messages::IpcOpenMemory {
-            ticket: &handle.ticket,
-            va: chunk.base,
-            len: chunk.bytes,
-            own: 0,
-        };
-        let device = match self.call(&question, |reply| reply.device) {
-            Ok(device) => self.devices.client(device)?,
-            Err(error) => {
-                self.memory.lock().give_addresses(chunk);
-                return Err(error);
-            }
-        };
-        let address = chunk.base + handle.offset;
+        let (chunk, device) = self.map_block(wire_context(), block, 0)?;
+        let device = self.devices.client(device)?;
+        let address = chunk.base + block.offset;
         self.memory.lock().adopt(
             address,
-            handle.bytes,
+            block.bytes,
             context.handle,
             device,
             AllocationKind::Foreign,
@@ -146,25 +105,9 @@ pub(crate) unsafe fn cuIpcGetMemHandle(handle: *mut CUipcMemHandle, address: CUd
     let allocation = found
         .filter(|a| a.kind == AllocationKind::Plain)
         .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    let question = messages::IpcExportMemory {
-        va: allocation.base,
-    };
-    let (ticket, base, len) = driver.call(&question, |reply| {
-        (reply.ticket.to_vec(), reply.base, reply.len)
-    })?;
-    let read = MemoryHandle {
-        ticket: ticket
-            .try_into()
-            .map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?,
-        len,
-        offset: allocation
-            .base
-            .checked_sub(base)
-            .ok_or(CUresult::CUDA_ERROR_UNKNOWN)?,
-        bytes: allocation.bytes,
-    };
+    let block = driver.export_block(wire_context(), allocation.base, allocation.bytes)?;
     // SAFETY: see the module's contract.
-    unsafe { put(handle, read.write()) }
+    unsafe { put(handle, handle_of(&block)) }
 }
 
 pub(crate) unsafe fn cuIpcOpenMemHandle_v2(
@@ -176,7 +119,7 @@ pub(crate) unsafe fn cuIpcOpenMemHandle_v2(
     if address.is_null() || flags & !CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    let read = MemoryHandle::read(&handle).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let block = block_of(&handle).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     driver.contexts.current()?;
     let key = (handle.reserved, wire_context());
     let mut openings = openings().lock();
@@ -186,7 +129,7 @@ pub(crate) unsafe fn cuIpcOpenMemHandle_v2(
             opened.address
         }
         None => {
-            let opened = driver.open_foreign(&read)?;
+            let opened = driver.open_foreign(&block)?;
             let address = opened.address;
             openings.insert(key, opened);
             address
@@ -263,46 +206,14 @@ pub(crate) unsafe fn cuIpcOpenEventHandle(event: *mut CUevent, handle: CUipcEven
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const HANDLE: MemoryHandle = MemoryHandle {
-        ticket: [5; TICKET_BYTES],
-        len: 4 << 20,
-        offset: 512,
-        bytes: 1000,
-    };
+    use crate::calls::foreign_block::BLOCK;
 
     #[test]
-    fn a_handle_says_where_the_allocation_lies() {
-        let read = MemoryHandle::read(&HANDLE.write()).unwrap();
-        assert_eq!(
-            (read.ticket, read.len, read.offset, read.bytes),
-            ([5; 24], 4 << 20, 512, 1000)
-        );
-    }
-
-    #[test]
-    fn a_handle_that_cannot_be_is_refused() {
-        for (len, offset, bytes) in [
-            (0, 0, 0),
-            (1 << 20, 0, 1),
-            (2 << 20, 2 << 20, 1),
-            (2 << 20, u64::MAX, 2),
-            (2 << 50, 0, 1),
-            (2 << 20, 0, 0),
-        ] {
-            let wrong = MemoryHandle {
-                len,
-                offset,
-                bytes,
-                ..HANDLE
-            };
-            assert!(
-                MemoryHandle::read(&wrong.write()).is_none(),
-                "{len} {offset} {bytes}"
-            );
-        }
-        let mut foreign = HANDLE.write();
+    fn a_handle_says_where_the_allocation_lies_and_is_marked() {
+        let handle = handle_of(&BLOCK);
+        assert_eq!(block_of(&handle), Some(BLOCK));
+        let mut foreign = handle;
         foreign.reserved[0] = 0;
-        assert!(MemoryHandle::read(&foreign).is_none());
+        assert_eq!(block_of(&foreign), None);
     }
 }

@@ -13,6 +13,7 @@ mod device;
 mod entry_points;
 mod event;
 mod export_tables;
+mod foreign_block;
 mod graph;
 mod graph_nodes;
 mod graph_params;

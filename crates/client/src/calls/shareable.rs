@@ -18,7 +18,7 @@ use outboard_api::{
 };
 use outboard_wire::messages;
 
-use super::{Done, put};
+use super::{Done, foreign_block::TICKET_BYTES, put};
 use crate::{
     log,
     state::{Driver, HandleKind, driver},
@@ -27,8 +27,7 @@ use crate::{
 const MARK_BYTES: usize = 8;
 const MEMORY_MARK: [u8; MARK_BYTES] = *b"OB-FD-M1";
 pub(super) const POOL_MARK: [u8; MARK_BYTES] = *b"OB-FD-P1";
-/// Length of a descriptor's contents: a ticket, or a pool's own number.
-const TICKET_BYTES: usize = 24;
+/// Length of a descriptor: a mark, and a ticket or a pool's own number.
 const MESSAGE_BYTES: usize = MARK_BYTES + TICKET_BYTES;
 
 /// Returns a descriptor that contains a ticket, and the end that reports when it is closed.

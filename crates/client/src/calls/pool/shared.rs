@@ -11,64 +11,30 @@ use outboard_api::{
     cuda::{CUdevice, CUdeviceptr, CUmemoryPool},
     enums::*,
 };
-use outboard_wire::messages;
 
 use super::{Done, put};
 use crate::{
-    calls::shareable::{POOL_MARK, borrowed, descriptor, ticket_of},
+    calls::{
+        foreign_block::{BLOCK_BYTES, ForeignBlock, TICKET_BYTES},
+        shareable::{POOL_MARK, borrowed, descriptor, ticket_of},
+    },
     log,
-    state::{AllocationKind, Chunk, Driver, POOL_ID_BYTES, Pool, PoolId, driver},
+    state::{AllocationKind, Driver, POOL_ID_BYTES, Pool, PoolId, driver},
 };
 
-const TICKET_BYTES: usize = 24;
-const RECORD_BYTES: usize = 64;
 const RECORD_MARK: [u8; 4] = *b"OBPP";
-/// Greatest length that a record from another process may state.
-const LEN_BYTES_MAX: u64 = 1 << 40;
+const RECORD_BYTES: usize = RECORD_MARK.len() + POOL_ID_BYTES + BLOCK_BYTES;
+const _: () = assert!(RECORD_BYTES == 64);
 
-/// The record of a pool's block for another process.
-struct Record {
-    pool: PoolId,
-    ticket: [u8; TICKET_BYTES],
-    /// Length of the memory that the server maps, and the block's offset in it.
-    len: u64,
-    offset: u64,
-    bytes: u64,
+fn record_of(pool: &PoolId, block: &ForeignBlock) -> Vec<u8> {
+    [&RECORD_MARK[..], pool, &block.write()].concat()
 }
 
-impl Record {
-    fn write(&self) -> [u8; RECORD_BYTES] {
-        let words = [self.len, self.offset, self.bytes]
-            .map(u64::to_ne_bytes)
-            .concat();
-        let all = [&RECORD_MARK[..], &self.pool, &self.ticket, &words].concat();
-        let mut record = [0; RECORD_BYTES];
-        record.copy_from_slice(&all);
-        record
-    }
-
-    /// Reads a record that another process made. Nothing in it is to be trusted.
-    fn read(record: &[u8; RECORD_BYTES]) -> Option<Record> {
-        let rest = record.strip_prefix(&RECORD_MARK)?;
-        let (pool, rest) = rest.split_first_chunk::<POOL_ID_BYTES>()?;
-        let (ticket, rest) = rest.split_first_chunk::<TICKET_BYTES>()?;
-        let (words, _) = rest.as_chunks::<8>();
-        let [len, offset, bytes] = words else {
-            return None;
-        };
-        let [len, offset, bytes] = [len, offset, bytes].map(|word| u64::from_ne_bytes(*word));
-        let is_sound = len.is_multiple_of(crate::state::CHUNK_BYTES)
-            && len <= LEN_BYTES_MAX
-            && bytes > 0
-            && offset.checked_add(bytes).is_some_and(|end| end <= len);
-        is_sound.then_some(Record {
-            pool: *pool,
-            ticket: *ticket,
-            len,
-            offset,
-            bytes,
-        })
-    }
+/// Reads a record that another process made. Nothing in it is to be trusted.
+fn block_of(record: &[u8; RECORD_BYTES]) -> Option<(PoolId, ForeignBlock)> {
+    let rest = record.strip_prefix(&RECORD_MARK)?;
+    let (pool, rest) = rest.split_first_chunk::<POOL_ID_BYTES>()?;
+    Some((*pool, ForeignBlock::read(rest.first_chunk()?)?))
 }
 
 /// Returns a number that no other pool has.
@@ -185,49 +151,16 @@ pub(crate) unsafe fn cuMemPoolExportPointer(data: *mut c_void, address: CUdevice
         };
         (id, pool.device)
     };
-    let question = messages::IpcExportMemory { va: block.base };
     let context = driver.context_of_device(device)?;
-    let (ticket, base, len) = driver.session.call(context, &question, |reply| {
-        (reply.ticket.to_vec(), reply.base, reply.len)
-    })?;
-    let record = Record {
-        pool: id,
-        ticket: ticket
-            .try_into()
-            .map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?,
-        len,
-        offset: block
-            .base
-            .checked_sub(base)
-            .ok_or(CUresult::CUDA_ERROR_UNKNOWN)?,
-        bytes: block.bytes,
-    };
+    let block = driver.export_block(context, block.base, block.bytes)?;
+    let record = record_of(&id, &block);
+    let record = <[u8; RECORD_BYTES]>::try_from(record);
+    let record = record.map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?;
     // SAFETY: a record of 64 bytes; see the module's contract.
-    unsafe { put(data.cast(), record.write()) }
+    unsafe { put(data.cast(), record) }
 }
 
 impl Driver {
-    /// Maps the memory that contains a block of another process.
-    fn import_chunk(&self, device: CUdevice, record: &Record) -> Result<Chunk, CUresult> {
-        let chunk = self.memory.lock().take_addresses(record.len)?;
-        let question = messages::IpcOpenMemory {
-            ticket: &record.ticket,
-            va: chunk.base,
-            len: chunk.bytes,
-            own: 1,
-        };
-        let opened = self
-            .context_near(device)
-            .and_then(|context| self.session.call(context, &question, |_| ()));
-        match opened {
-            Ok(()) => Ok(chunk),
-            Err(error) => {
-                self.memory.lock().give_addresses(chunk);
-                Err(error)
-            }
-        }
-    }
-
     /// Returns a context of a device in the form of messages: the current one if the program does
     /// not see the device.
     fn context_near(&self, device: CUdevice) -> Result<u64, CUresult> {
@@ -268,11 +201,11 @@ pub(crate) unsafe fn cuMemPoolImportPointer(
     }
     // SAFETY: a record of 64 bytes of the caller's; C programs do not always align it.
     let record = unsafe { data.cast::<[u8; RECORD_BYTES]>().read_unaligned() };
-    let record = Record::read(&record).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let (id, block) = block_of(&record).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     let handle = pool.0 as u64;
     let mut table = driver.pools.lock();
     let pool = table.get(handle)?;
-    if !pool.is_imported || pool.id != Some(record.pool) {
+    if !pool.is_imported || pool.id != Some(id) {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let device = pool.device;
@@ -280,12 +213,12 @@ pub(crate) unsafe fn cuMemPoolImportPointer(
         Ok(context) => context,
         Err(_) => driver.contexts.current()?.handle,
     };
-    let chunk = driver.import_chunk(device, &record)?;
-    let base = chunk.base + record.offset;
+    let chunk = driver.map_block(driver.context_near(device)?, &block, 1)?.0;
+    let base = chunk.base + block.offset;
     pool.imports.insert(base, chunk);
     driver.memory.lock().adopt(
         base,
-        record.bytes,
+        block.bytes,
         context,
         device,
         AllocationKind::Imported(handle),
@@ -297,43 +230,13 @@ pub(crate) unsafe fn cuMemPoolImportPointer(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const RECORD: Record = Record {
-        pool: [3; POOL_ID_BYTES],
-        ticket: [5; TICKET_BYTES],
-        len: 32 << 20,
-        offset: 4096,
-        bytes: 1000,
-    };
+    use crate::calls::foreign_block::BLOCK;
 
     #[test]
-    fn a_record_says_where_a_block_lies() {
-        let read = Record::read(&RECORD.write()).unwrap();
-        assert_eq!((read.pool, read.ticket), (RECORD.pool, RECORD.ticket));
-        assert_eq!((read.len, read.offset, read.bytes), (32 << 20, 4096, 1000));
-    }
-
-    #[test]
-    fn a_record_that_cannot_be_is_refused() {
-        for (len, offset, bytes) in [
-            (0, 0, 0),
-            (1 << 20, 0, 1),
-            (2 << 20, 2 << 20, 1),
-            (2 << 20, u64::MAX, 2),
-            (2 << 50, 0, 1),
-            (2 << 20, 0, 0),
-        ] {
-            let wrong = Record {
-                len,
-                offset,
-                bytes,
-                ..RECORD
-            };
-            assert!(
-                Record::read(&wrong.write()).is_none(),
-                "{len} {offset} {bytes}"
-            );
-        }
-        assert!(Record::read(&[0; RECORD_BYTES]).is_none());
+    fn a_record_says_where_a_block_lies_and_is_marked() {
+        let record = record_of(&[3; POOL_ID_BYTES], &BLOCK);
+        let record: [u8; RECORD_BYTES] = record.try_into().expect("its length");
+        assert_eq!(block_of(&record), Some(([3; POOL_ID_BYTES], BLOCK)));
+        assert_eq!(block_of(&[0; RECORD_BYTES]), None);
     }
 }
