@@ -350,6 +350,38 @@ def handles() -> None:
     two(owner, user)
 
 
+def copied() -> None:
+    """A synchronous copy to shared memory is over for the other process, too, once it has returned."""
+
+    def owner(channel: Channel) -> None:
+        contexts()
+        old, handle = c_uint64(), created(2 * MIB)
+        must("cuMemAlloc_v2", byref(old), 2 * MIB)
+        memory = IpcHandle()
+        must("cuIpcGetMemHandle", byref(memory), old)
+        channel.send(bytes(memory), exported(handle))
+        spin, data = kernel(b"spin"), (ctypes.c_uint32 * (MIB // 4))()
+        for number, where in enumerate((old.value, mapped(handle, 2 * MIB, 0)), start=1):
+            launch(spin, where + 2 * MIB - 4, 1, 1)
+            data[-1] = number
+            must("cuMemcpyHtoD_v2", where, byref(data), MIB)
+            channel.send(b"copied")
+            check(channel.receive()[0] == b"seen", "the other process answers")
+
+    def user(channel: Channel) -> None:
+        contexts()
+        data, (descriptor,) = channel.receive()
+        where = c_uint64()
+        must("cuIpcOpenMemHandle_v2", byref(where), IpcHandle.from_buffer_copy(data), 1)
+        places = (where.value, mapped(imported(descriptor), 2 * MIB, 0))
+        for number, place in enumerate(places, start=1):
+            channel.receive()
+            check(words(place + MIB - 4, 1) == [number], f"copy {number} is over")
+            channel.send(b"seen")
+
+    two(owner, user)
+
+
 def forged() -> None:
     """Invalid descriptors and handles, and those of a process that died."""
     bytes_ = 2 * MIB
@@ -545,6 +577,7 @@ CASES = {
     "access": access,
     "descriptors": descriptors,
     "handles": handles,
+    "copied": copied,
     "forged": forged,
     "pools": pools,
     "visible": visible,

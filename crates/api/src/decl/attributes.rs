@@ -415,6 +415,8 @@ traits! {
     leaves_memory "leaves-memory",
     /// It may be asked on a connection that is only for questions about the devices.
     is_question "question",
+    /// Other sessions use the same device memory after it.
+    shares_memory "shares-memory",
 }
 
 impl OpTraits {

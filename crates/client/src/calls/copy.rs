@@ -246,6 +246,20 @@ impl Driver {
         Ok(number)
     }
 
+    /// Waits for a synchronous copy from the host to a device if another session could look at its
+    /// end: the server makes only this session's later work follow the copy.
+    pub(super) fn settle_shared(
+        &self,
+        (to, from): (MemoryKind, MemoryKind),
+        stream: &StreamRef,
+        wait: bool,
+    ) -> Done {
+        match to == MemoryKind::Device && from != MemoryKind::Device {
+            true if wait && self.session.is_sharing() => self.synchronize_stream(stream),
+            _ => Ok(()),
+        }
+    }
+
     /// Copies between addresses that are the same on both sides. As in CUDA, a synchronous copy
     /// between two places on devices does not wait, and work in other streams does not wait for it.
     fn copy_here(&self, dst: u64, src: u64, bytes: u64, stream: &StreamRef) -> Done {
@@ -333,7 +347,18 @@ impl Driver {
             }
             return self.capture_copy(dst, src, bytes, stream, to, from);
         }
-        match (to, from) {
+        self.copy_by_kinds((to, from), (dst, src, bytes), stream, wait)?;
+        self.settle_shared((to, from), stream, wait)
+    }
+
+    fn copy_by_kinds(
+        &self,
+        kinds: (MemoryKind, MemoryKind),
+        (dst, src, bytes): (u64, u64, usize),
+        stream: &StreamRef,
+        wait: bool,
+    ) -> Done {
+        match kinds {
             (MemoryKind::Device, MemoryKind::Device) => {
                 self.copy_here(dst, src, bytes as u64, stream)
             }

@@ -97,6 +97,7 @@ pub(crate) struct Session {
     handler: Box<dyn Handler>,
     /// Number of waits of the program's threads. The server compares mirrors before it answers one.
     waits: AtomicU64,
+    is_sharing: AtomicBool,
 }
 
 /// The receiving side of the session.
@@ -152,6 +153,7 @@ impl Session {
             fds,
             handler,
             waits: AtomicU64::new(0),
+            is_sharing: AtomicBool::new(false),
         }
     }
 
@@ -189,6 +191,11 @@ impl Session {
         self.kind == LinkKind::Shm
     }
 
+    /// Returns whether other sessions may use device memory of this one.
+    pub(crate) fn is_sharing(&self) -> bool {
+        self.is_sharing.load(Ordering::Relaxed)
+    }
+
     /// Sends a request and waits for its reply.
     pub(crate) fn call<'a, M: Op<'a>, R>(
         &self,
@@ -197,6 +204,9 @@ impl Session {
         read: impl FnOnce(M::Reply<'_>) -> R,
     ) -> Result<R, CUresult> {
         let group = Group::new(1);
+        if outboard_wire::messages::shares_memory(M::NUMBER) {
+            self.is_sharing.store(true, Ordering::Relaxed);
+        }
         self.ask(context, message, &group, Sink::Group)?;
         let data = self.wait(&group)?;
         self.read_answer::<M, R>(&data, read)

@@ -274,25 +274,36 @@ impl Driver {
             }
             return self.copy_box_here(&request, stream);
         }
-        match (to, from) {
-            (MemoryKind::Device, MemoryKind::Device) => self.copy_box_here(&request, stream),
+        self.run_by_kinds((to, from), &request, stream, wait)?;
+        self.settle_shared((to, from), stream, wait)
+    }
+
+    fn run_by_kinds(
+        &self,
+        kinds: (MemoryKind, MemoryKind),
+        request: &Request,
+        stream: &StreamRef,
+        wait: bool,
+    ) -> Done {
+        match kinds {
+            (MemoryKind::Device, MemoryKind::Device) => self.copy_box_here(request, stream),
             (MemoryKind::Device, MemoryKind::Shared) if !wait => {
-                self.copy_box_here(&request, stream)?;
+                self.copy_box_here(request, stream)?;
                 self.host_is_used(stream);
                 Ok(())
             }
             (MemoryKind::Device, _) => {
-                match (from, &src) {
+                match (kinds.1, &request.src) {
                     (MemoryKind::Pinned, End::Memory(m)) => {
                         self.settle_pinned(m.address, stream)?
                     }
                     (MemoryKind::Pinned | MemoryKind::Shared, _) => self.settle_stream(stream)?,
                     _ => self.settle_pageable(stream, wait)?,
                 }
-                self.copy_box_in(&request, stream, wait)
+                self.copy_box_in(request, stream, wait)
             }
             (MemoryKind::Shared, MemoryKind::Device) => {
-                self.copy_box_here(&request, stream)?;
+                self.copy_box_here(request, stream)?;
                 if wait {
                     self.synchronize_stream(stream)
                 } else {
@@ -301,17 +312,17 @@ impl Driver {
                 }
             }
             (MemoryKind::Pinned, MemoryKind::Device) if !wait => {
-                self.copy_box_out(&request, stream, true).map(drop)
+                self.copy_box_out(request, stream, true).map(drop)
             }
             (_, MemoryKind::Device) => {
-                let group = self.copy_box_out(&request, stream, false)?;
+                let group = self.copy_box_out(request, stream, false)?;
                 self.session.wait(&group)?;
                 self.session.take_fault()
             }
             (_, _) => {
                 // Host to host, in the stream's order.
                 self.synchronize_stream(stream)?;
-                self.copy_rows(&request)
+                self.copy_rows(request)
             }
         }
     }
