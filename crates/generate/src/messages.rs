@@ -124,6 +124,7 @@ fn predicate(fact: &OpTrait, ops: &[Op]) -> TokenStream {
     let (doc, name) = (fact.doc, ident(fact.field));
     quote! {
         #[doc = #doc]
+        #[allow(clippy::manual_range_patterns)]
         pub const fn #name(number: u16) -> bool { matches!(number, #(#numbers)|*) }
     }
 }
