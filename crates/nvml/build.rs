@@ -8,5 +8,6 @@ fn main() -> Result<(), Failure> {
     // Programs close the library and open it again; its threads, handlers and sessions stay.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     write("entry.rs", nvml::entry()?)?;
+    write("call_table.rs", nvml::call_table()?)?;
     write("slots.rs", nvml::private_slots())
 }

@@ -8,5 +8,6 @@ fn main() -> Result<(), Failure> {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
     // Programs close the library and open it again; its threads, handlers and sessions stay.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    write("call_table.rs", recorder::call_table()?)?;
     write("entry.rs", recorder::entry()?)
 }

@@ -15,14 +15,15 @@ use parking_lot::Mutex;
 
 use crate::{
     buffers::{self, Complete, Request},
+    call_stack::{self, EXTERNAL_KINDS},
     callbacks::{self, Callback, DOMAIN_DRIVER, DOMAIN_RESOURCE, DOMAIN_RUNTIME},
     clock::{self, Timestamp},
     driver,
     entry::{DRIVER, RUNTIME},
-    hooks::{self, EXTERNAL_KINDS},
     known::{self, DOMAINS as DOMAIN_NAMES},
     log, objects, profile,
     status::Status,
+    taken, wanted,
 };
 
 /// `CUPTI_API_VERSION` of CUDA 13.0, the version of the records written here.
@@ -212,7 +213,7 @@ pub(crate) extern "C" fn cuptiActivityFlushAll(flags: u32) -> Status {
             ));
             return Err(Status::INVALID_OPERATION);
         }
-        let taken = profile::take(flags);
+        let taken = taken::take(flags);
         // Records that were taken go to the program even if taking more failed.
         buffers::flush();
         taken
@@ -282,7 +283,7 @@ pub(crate) extern "C" fn cuptiActivityPushExternalCorrelationId(kind: u32, id: u
     enter("cuptiActivityPushExternalCorrelationId", || {
         let known = kind as usize;
         match known != 0 && known < EXTERNAL_KINDS {
-            true if hooks::push(known, id) => Ok(()),
+            true if call_stack::push(known, id) => Ok(()),
             true => Err(Status::OUT_OF_MEMORY),
             false => Err(Status::INVALID_PARAMETER),
         }
@@ -298,7 +299,7 @@ pub(crate) unsafe extern "C" fn cuptiActivityPopExternalCorrelationId(
         if kind == 0 || kind as usize >= EXTERNAL_KINDS {
             return Err(Status::INVALID_PARAMETER);
         }
-        let id = hooks::pop(kind as usize).ok_or(Status::QUEUE_EMPTY)?;
+        let id = call_stack::pop(kind as usize).ok_or(Status::QUEUE_EMPTY)?;
         if !last_id.is_null() {
             // SAFETY: the program's output.
             unsafe { last_id.write(id) };
@@ -379,7 +380,7 @@ unsafe fn attribute_at(
 pub(crate) unsafe extern "C" fn cuptiGetThreadIdType(to: *mut u32) -> Status {
     enter("cuptiGetThreadIdType", || {
         // SAFETY: the program's output.
-        unsafe { put(to, profile::thread_id_type().into()) }
+        unsafe { put(to, wanted::thread_id_type().into()) }
     })
 }
 
@@ -387,7 +388,7 @@ pub(crate) unsafe extern "C" fn cuptiGetThreadIdType(to: *mut u32) -> Status {
 pub(crate) extern "C" fn cuptiSetThreadIdType(to: u32) -> Status {
     enter("cuptiSetThreadIdType", || match to {
         0 | 1 => {
-            profile::set_thread_id_type(to as u8);
+            wanted::set_thread_id_type(to as u8);
             Ok(())
         }
         _ => Err(Status::INVALID_PARAMETER),

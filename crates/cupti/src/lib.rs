@@ -1,12 +1,13 @@
-//! `libcupti.so.13`: CUPTI's activity interface for a remote GPU, as far as the profilers of PyTorch
-//! and XLA use it.
+//! `libcupti.so.13`: CUPTI's activity interface for a remote GPU, as far as the profilers of
+//! PyTorch and XLA use it.
 //!
 //! ```text
 //!  PyTorch (Kineto), JAX (XLA)
-//!     │ the functions of cupti.h; unserved ones are generated from api/src/cupti.calls [calls, entry]
-//!     │ the enabled kinds, and the program's buffers                            [profile, buffers]
+//!     │ the functions of cupti.h; unserved ones are generated from cupti.calls    [calls, entry]
+//!     │ the enabled kinds, and the program's buffers                  [profile, wanted, buffers]
+//!     │ the work that the server has done for them                                       [taken]
 //!     │ records, laid out as in cupti_activity.h                     [outboard_api::cupti_records]
-//!     │ begin and end of calls of the driver and of CUDA runtimes                   [hooks, known]
+//!     │ begin and end of calls of the driver and of CUDA runtimes     [hooks, call_stack, known]
 //!     │ the program's subscriber; waits and events; numbers of objects [callbacks, waits, objects]
 //!     │ the server's times on the program's clock                                          [clock]
 //!  Outboard's libcuda.so.1, by the table of outboard_api::activity                        [driver]
@@ -20,6 +21,7 @@
 //! callbacks so that records are written in order; callbacks therefore cannot take work.
 
 mod buffers;
+mod call_stack;
 mod callbacks;
 mod calls;
 mod clock;
@@ -33,11 +35,13 @@ mod names;
 mod objects;
 mod profile;
 mod status;
+mod taken;
 mod waits;
+mod wanted;
 
 /// Takes the bytes for work that a server tells of. For the fuzzer.
 pub fn fuzz(data: &[u8]) {
-    profile::fuzz(data);
+    taken::fuzz(data);
 }
 
 /// Marks this library as Outboard's, so that a server never takes it for NVIDIA's.

@@ -14,12 +14,12 @@ use parking_lot::Mutex;
 
 use crate::{
     buffers,
+    call_stack::Frame,
     callbacks::word,
     clock, driver,
-    hooks::Frame,
     known::What,
     objects::{self, Event},
-    profile,
+    wanted,
 };
 
 /// `CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_*`.
@@ -46,9 +46,9 @@ pub(crate) unsafe fn ended(what: What, call: &DriverCall, frame: &Frame) {
         What::EventDestroy => objects::forget_event(at(0)),
         _ => {}
     }
-    let waits = profile::wants(SYNCHRONIZATION);
+    let waits = wanted::wants(SYNCHRONIZATION);
     // Kineto enables waits only, and reads from events' records which stream each wait is for.
-    let events = waits || profile::wants(CUDA_EVENT);
+    let events = waits || wanted::wants(CUDA_EVENT);
     let wait = |kind, context, stream, event| write_wait(call, frame, kind, context, stream, event);
     match what {
         What::EventRecord if events && call.result == CUresult::CUDA_SUCCESS => {
@@ -116,7 +116,7 @@ fn write_event(call: &DriverCall, frame: &Frame, stream: usize, event: Event) {
         deviceTimestamp: 0,
         cudaEventSyncId: event.record,
     };
-    match profile::are_events_timed() {
+    match wanted::are_events_timed() {
         true => keep(record),
         false => buffers::write(&record),
     }

@@ -22,11 +22,16 @@ pub fn entry() -> Result<TokenStream, Failure> {
     for (at, call) in calls.iter().enumerate() {
         all.extend(function(&calls, at, call)?);
     }
+    Ok(all)
+}
+
+/// Returns the table of the calls' names.
+pub fn call_table() -> Result<TokenStream, Failure> {
+    let calls = nvml::calls()?;
     let (count, names) = (number(calls.len()), calls.iter().map(|call| &call.symbol));
     Ok(quote! {
-        #all
         /// The name of every call, by number.
-        pub static CALLS: [&str; #count] = [#(#names),*];
+        pub(crate) static CALLS: [&str; #count] = [#(#names),*];
     })
 }
 

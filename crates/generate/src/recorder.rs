@@ -19,20 +19,33 @@ const HEADER_BYTES: usize = 16;
 /// Bytes of a message of a call whose declaration names none: an estimate, two words either way.
 const UNDECLARED_BYTES: usize = 16;
 
-/// Returns every exported function, and the tables of calls, exports and slots.
-pub fn entry() -> Result<TokenStream, Failure> {
+/// Returns the table of calls.
+pub fn call_table() -> Result<TokenStream, Failure> {
     let (calls, ops) = (decl::driver()?, decl::ops()?);
-    let (mut all, mut costs) = (TokenStream::new(), TokenStream::new());
-    let (mut exports, mut slots) = (TokenStream::new(), TokenStream::new());
-    let mut slot = 0;
-    for (at, call) in calls.iter().enumerate() {
+    let mut rows = TokenStream::new();
+    for call in &calls {
         let target = target(&calls, call)?;
         let (class, request, response) = cost(target, &ops)?;
         let (symbol, role) = (&call.symbol, ident(role(target)));
         let class = ident(&format!("{class:?}"));
         let (request, response) = (number(request), number(response));
-        costs
-            .extend(quote!((#symbol, Cost::new(Class::#class, #request, #response), Role::#role),));
+        rows.extend(quote!((#symbol, Cost::new(Class::#class, #request, #response), Role::#role),));
+    }
+    Ok(quote! {
+        /// Name of every function, what remoting it costs as a rule, and what it means to the GPU's
+        /// times, by number.
+        pub(crate) static CALLS: &[(&str, Cost, Role)] = &[#rows];
+    })
+}
+
+/// Returns every exported function, and the tables of exports and slots.
+pub fn entry() -> Result<TokenStream, Failure> {
+    let calls = decl::driver()?;
+    let mut all = TokenStream::new();
+    let (mut exports, mut slots) = (TokenStream::new(), TokenStream::new());
+    let mut slot = 0;
+    for (at, call) in calls.iter().enumerate() {
+        let target = target(&calls, call)?;
         for form in forms(call) {
             all.extend(function(call, target, form, at, slot)?);
             let (function, place) = (export(call, form), number(slot));
@@ -45,9 +58,6 @@ pub fn entry() -> Result<TokenStream, Failure> {
     let count = number(slot);
     Ok(quote! {
         #all
-        /// Name of every function, what remoting it costs as a rule, and what it means to the GPU's
-        /// times, by number.
-        pub(crate) static CALLS: &[(&str, Cost, Role)] = &[#costs];
         /// Every exported symbol, ours, and its place in [`SLOTS`].
         pub(crate) static EXPORTS: &[(&CStr, Export)] = &[#exports];
         /// The driver's functions, in the order of [`EXPORTS`].
@@ -161,7 +171,7 @@ fn cost_of(call: &Call, at: &Literal) -> Result<TokenStream, Failure> {
     Ok(quote!(cost::asked_once(#at, &[#(#values),*])))
 }
 
-/// Returns the meaning of a call for the times of the GPU: a `guard::Role`.
+/// Returns the meaning of a call for the times of the GPU: a `Role` of the call table.
 fn role(call: &Call) -> &'static str {
     let attributes = &call.attributes;
     match attributes.ends {

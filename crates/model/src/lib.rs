@@ -18,6 +18,7 @@ mod closed;
 mod confidence;
 mod constants;
 mod error;
+mod graft;
 mod iteration;
 mod mode;
 mod network;

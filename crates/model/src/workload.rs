@@ -9,7 +9,8 @@ use serde::Serialize;
 use crate::{
     Error,
     confidence::Errors,
-    iteration::{self, Completed, Iteration, Span},
+    graft::{self, Completed},
+    iteration::{Iteration, Span},
     network::show_ns,
     period,
     replay::{Replay, Where},
@@ -132,7 +133,7 @@ impl Workload {
         let present = spans.len();
         let kept = &spans[present.saturating_sub(ITERATIONS_MAX)..];
         let mut notes = notes(trace, found_by, present);
-        let iterations = match iteration::complete(Iteration::all(trace, kept)) {
+        let iterations = match graft::complete(Iteration::all(trace, kept)) {
             Completed::AsTheyAre(iterations) => iterations,
             Completed::Undisturbed(iterations) => {
                 notes.push(Note::Undisturbed {

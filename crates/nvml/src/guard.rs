@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    entry::CALLS,
+    call_table::CALLS,
     log, session,
     types::{Result, nvmlReturn_t},
 };

@@ -17,6 +17,7 @@
 //! thread that holds it waits for the server for a bounded time. A server that did not answer is
 //! not asked again for a second, so no call hangs.
 
+mod call_table;
 mod calls;
 #[cfg(not(feature = "virtual-clock"))]
 mod clock;
@@ -25,6 +26,5 @@ pub mod clock;
 pub mod entry;
 mod guard;
 mod log;
-mod private;
 mod session;
 pub mod types;

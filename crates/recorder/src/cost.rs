@@ -23,7 +23,10 @@ use outboard_wire::{
 use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::{driver, entry::CALLS};
+use crate::{
+    call_table::{CALLS, Cost},
+    driver,
+};
 
 const ATTRIBUTE_BYTES: usize = size_of::<CUlaunchAttribute>();
 /// Bytes of the description of a box: an estimate.
@@ -60,25 +63,6 @@ fn questions() -> &'static Questions {
             cuStreamIsCapturing: None,
         })
     })
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Cost {
-    pub(crate) class: Class,
-    pub(crate) request_bytes: u64,
-    pub(crate) response_bytes: u64,
-}
-
-impl Cost {
-    pub(crate) const NONE: Cost = Cost::new(Class::Local, 0, 0);
-
-    pub(crate) const fn new(class: Class, request_bytes: u64, response_bytes: u64) -> Cost {
-        Cost {
-            class,
-            request_bytes,
-            response_bytes,
-        }
-    }
 }
 
 /// A question that the client answers itself when it is asked again.

@@ -5,13 +5,14 @@ use std::{
     io::Write as _,
     os::unix::ffi::OsStrExt,
     ptr,
-    sync::atomic::{AtomicBool, AtomicPtr, Ordering},
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, AtomicPtr, Ordering},
+    },
 };
 
 use outboard_api::CUresult;
 use outboard_trace::{Device, live};
-
-use crate::entry::{EXPORTS, SLOTS};
 
 /// Variable that names the driver.
 pub(crate) const VARIABLE: &str = "OUTBOARD_DRIVER";
@@ -19,18 +20,27 @@ const NAME_BYTES: usize = 256;
 
 static HANDLE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-extern "C" fn at_load() {
-    live::choose_variable(live::LOCAL_VARIABLE);
-    load();
+static EXPORTS: OnceLock<Exports> = OnceLock::new();
+
+/// The address of an exported function.
+#[derive(Clone, Copy)]
+pub(crate) struct Export(pub(crate) *const c_void);
+
+// SAFETY: the address of a function, never written through.
+unsafe impl Sync for Export {}
+// SAFETY: as above.
+unsafe impl Send for Export {}
+
+/// This library's functions by their symbols, and the driver's in the same order.
+#[derive(Clone, Copy)]
+pub(crate) struct Exports {
+    pub(crate) ours: &'static [(&'static CStr, Export)],
+    pub(crate) slots: &'static [AtomicPtr<c_void>],
 }
 
-// SAFETY: the loader calls it once, after the libraries that we need.
-#[used]
-#[unsafe(link_section = ".init_array")]
-static AT_LOAD: extern "C" fn() = at_load;
-
-/// Opens the driver and fills the table.
-fn load() {
+/// Opens the driver and fills the table's slots.
+pub(crate) fn load(exports: Exports) {
+    let _ = EXPORTS.set(exports);
     let Some(name) = std::env::var_os(VARIABLE).filter(|name| !name.is_empty()) else {
         return say(format_args!(
             "{VARIABLE} names no driver; start the program with `outboard run --local --record FILE -- PROGRAM`"
@@ -52,7 +62,7 @@ fn load() {
             None => say(format_args!("{} cannot be loaded", name.display())),
         };
     }
-    for ((symbol, ours), slot) in EXPORTS.iter().zip(&SLOTS) {
+    for ((symbol, ours), slot) in exports.ours.iter().zip(exports.slots) {
         // SAFETY: a library that is open, for good.
         let real = unsafe { libc::dlsym(handle, symbol.as_ptr()) };
         if real.cast_const() == ours.0 {
@@ -75,13 +85,19 @@ pub(crate) extern "C" fn missing<const SLOT: usize>() -> CUresult {
     }
     static SAID: [AtomicBool; 1024] = [const { AtomicBool::new(false) }; 1024];
     if !SAID[SLOT % SAID.len()].swap(true, Ordering::Relaxed) {
-        let (symbol, _) = EXPORTS[SLOT];
+        let symbol = exports().and_then(|exports| exports.ours.get(SLOT));
+        let symbol = symbol.map_or(c"such function", |(symbol, _)| symbol);
         say(format_args!(
             "the driver has no {}",
             symbol.to_string_lossy()
         ));
     }
     CUresult::CUDA_ERROR_NOT_FOUND
+}
+
+/// Returns the functions of both, once the driver was opened.
+pub(crate) fn exports() -> Option<&'static Exports> {
+    EXPORTS.get()
 }
 
 /// Returns the driver's function of a name, or null if it has none.

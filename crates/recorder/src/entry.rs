@@ -20,18 +20,12 @@ use outboard_api::{CUresult, cuda::*, decl::Class};
 use outboard_trace::live::Subject;
 
 use crate::{
-    cost::{self, Cost},
-    driver::missing,
+    call_table::CALLS,
+    cost,
+    driver::{Export, missing},
     events,
-    guard::{self, Passed, Role},
+    guard::{self, Passed},
     pcie, procaddr,
 };
-
-/// The address of an exported function.
-#[derive(Clone, Copy)]
-pub(crate) struct Export(pub(crate) *const c_void);
-
-// SAFETY: the address of a function, never written through.
-unsafe impl Sync for Export {}
 
 include!(concat!(env!("OUT_DIR"), "/entry.rs"));

@@ -13,23 +13,10 @@ use outboard_trace::{
 };
 
 use crate::{
-    cost::Cost,
+    call_table::{CALLS, Cost, Role},
     cupti, driver,
-    entry::CALLS,
     events::{self, What},
 };
-
-/// Meaning of a call for the times of the GPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Role {
-    /// None.
-    Other,
-    Init,
-    StartsWork,
-    Waits,
-    EndsModule,
-    EndsContext,
-}
 
 /// A call of the program, to be made and recorded.
 pub(crate) struct Passed<S, D, C, W, T> {

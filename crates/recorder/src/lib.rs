@@ -19,6 +19,7 @@
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 compile_error!("functions that are not recorded are passed on by instructions of x86-64");
 
+mod call_table;
 mod cost;
 mod cupti;
 mod driver;
@@ -27,3 +28,16 @@ mod events;
 mod guard;
 mod pcie;
 mod procaddr;
+
+extern "C" fn at_load() {
+    outboard_trace::live::choose_variable(outboard_trace::live::LOCAL_VARIABLE);
+    driver::load(driver::Exports {
+        ours: entry::EXPORTS,
+        slots: &entry::SLOTS,
+    });
+}
+
+// SAFETY: the loader calls it once, after the libraries that we need.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = at_load;

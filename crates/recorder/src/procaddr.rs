@@ -9,26 +9,31 @@ use std::{
 
 use outboard_api::{CUDA_VERSION, CUresult, procaddr::Table};
 
-use crate::entry::{EXPORTS, SLOTS};
+use crate::driver::{Exports, exports};
 
 struct Ours {
+    exports: &'static Exports,
     /// Indices by the driver's address.
     by_address: HashMap<usize, usize>,
     by_name: HashMap<&'static [u8], usize>,
     table: Option<Table>,
 }
 
-fn ours() -> &'static Ours {
+fn ours() -> Option<&'static Ours> {
     static OURS: OnceLock<Ours> = OnceLock::new();
-    OURS.get_or_init(|| Ours {
-        by_address: (SLOTS.iter().enumerate())
-            .map(|(index, slot)| (slot.load(Ordering::Relaxed) as usize, index))
-            .collect(),
-        by_name: (EXPORTS.iter().enumerate())
-            .map(|(index, (name, _))| (name.to_bytes(), index))
-            .collect(),
-        table: Table::new().ok(),
-    })
+    let exports = exports()?;
+    Some(OURS.get_or_init(|| {
+        Ours {
+            exports,
+            by_address: (exports.slots.iter().enumerate())
+                .map(|(index, slot)| (slot.load(Ordering::Relaxed) as usize, index))
+                .collect(),
+            by_name: (exports.ours.iter().enumerate())
+                .map(|(index, (name, _))| (name.to_bytes(), index))
+                .collect(),
+            table: Table::new().ok(),
+        }
+    }))
 }
 
 /// Puts our function in place of the driver's, if the driver found one.
@@ -50,7 +55,7 @@ pub(crate) unsafe fn replace(
     if real.is_null() {
         return;
     }
-    let ours = ours();
+    let Some(ours) = ours() else { return };
     let by_address = ours.by_address.get(&(real as usize)).copied();
     let index = by_address.or_else(|| {
         // The driver may return another address than the exported one. A function of a later
@@ -64,6 +69,6 @@ pub(crate) unsafe fn replace(
     });
     if let Some(index) = index {
         // SAFETY: as above.
-        unsafe { function.write(EXPORTS[index].1.0.cast_mut()) };
+        unsafe { function.write(ours.exports.ours[index].1.0.cast_mut()) };
     }
 }

@@ -13,15 +13,14 @@
 //! * **The default stream** is ordered with each other stream, unless the recording shows that they
 //!   overlapped.
 //! * **Busy times** ([`bound`]): without times of the GPU, a long wait shows how long it was busy.
-//! * **Undisturbed calls** ([`graft`]): calls are slower while the GPU is timed; if some iterations
-//!   were not timed, the calls' times are theirs.
+//! * **Undisturbed calls** ([`crate::graft`]): calls are slower while the GPU is timed; if some
+//!   iterations were not timed, the calls' times are theirs.
 //! * **Known waits** ([`known`]): a wait for work that was waited for before needs no request.
 //! * **Delays**: the time between a call and the start of its work, and between two works of a
 //!   stream, stays the same.
 
 mod bound;
 mod gpu;
-mod graft;
 mod handoff;
 mod known;
 mod waits;
@@ -31,7 +30,6 @@ use outboard_trace::{Call, CallCost, GpuWork, Trace, Work};
 use rustc_hash::FxHashMap;
 
 pub(crate) use gpu::Ends;
-pub(crate) use graft::{Completed, complete};
 
 pub(crate) const NONE: u32 = u32::MAX;
 
@@ -150,7 +148,7 @@ impl Unit {
         self.start_ns + self.duration_ns
     }
 
-    fn scale(&mut self, factor: f64) {
+    pub(crate) fn scale(&mut self, factor: f64) {
         self.duration_ns *= factor;
         self.busy_ns *= factor;
     }

@@ -1,10 +1,7 @@
 //! Calls about the library itself and the system.
 
 use super::*;
-use crate::{
-    private,
-    types::{nvmlSystemDriverBranchInfo_t, nvmlUuid, struct_version},
-};
+use crate::types::{nvmlSystemDriverBranchInfo_t, nvmlUuid, struct_version};
 
 pub(crate) unsafe fn nvmlInit_v2() -> Result {
     session::init()

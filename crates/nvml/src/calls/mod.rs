@@ -10,6 +10,7 @@ mod library;
 mod memory;
 mod pci;
 mod peers;
+mod private;
 mod processes;
 mod sensors;
 

@@ -25,7 +25,11 @@ use outboard_driver::cupti_buffers::{Complete, Next, Request, lend, take_back};
 use outboard_trace::{GpuTimes, GpuWork, Record, Work, live};
 
 use self::records::Done;
-use crate::{driver::say, entry::CALLS, events, guard::Role};
+use crate::{
+    call_table::{CALLS, Role},
+    driver::say,
+    events,
+};
 
 /// Variable that names CUPTI if it would not be found.
 const VARIABLE: &str = "OUTBOARD_CUPTI";

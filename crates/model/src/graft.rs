@@ -15,9 +15,10 @@
 
 use outboard_api::decl::Class;
 
-use crate::replay::{Replay, Where};
-
-use super::{Iteration, NONE, Step};
+use crate::{
+    iteration::{Iteration, NONE, Step},
+    replay::{Replay, Where},
+};
 
 /// Steps of bisection in which gaps are shortened.
 const HALVINGS: u32 = 12;
