@@ -179,8 +179,8 @@ fn folder_of(library: &Path, links: Vec<(&str, PathBuf)>) -> anyhow::Result<Path
 }
 
 /// Returns a folder that only the user can write: another writer could make our programs load
-/// anything.
-fn private_folder() -> anyhow::Result<PathBuf> {
+/// anything, or serve them.
+pub(crate) fn private_folder() -> anyhow::Result<PathBuf> {
     let folder = match env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
         Some(runtime) if runtime.is_dir() => runtime.join("outboard"),
         _ => env::temp_dir().join(format!("outboard-{}", rustix::process::getuid().as_raw())),
@@ -195,7 +195,7 @@ fn make_private(folder: &Path) -> anyhow::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
             return Err(error).with_context(|| {
                 format!(
-                    "no place for links to the libraries, XDG_RUNTIME_DIR or TMPDIR may name one: {}",
+                    "no place for sockets and links to the libraries, XDG_RUNTIME_DIR or TMPDIR may name one: {}",
                     folder.display()
                 )
             });

@@ -146,7 +146,9 @@ fn explain(endpoint: &Endpoint, error: DialError) -> anyhow::Error {
             "no server at {endpoint}: {error}; is the machine up, and does a firewall let you through?"
         ),
         // These name the address themselves.
-        DialError::Link(error @ (Error::Crowded { .. } | Error::Silent { .. })) => error.into(),
+        DialError::Link(
+            error @ (Error::Crowded { .. } | Error::Silent { .. } | Error::Stranger { .. }),
+        ) => error.into(),
         // Usually something is missing on this machine.
         DialError::Link(error @ Error::Rdma(_)) => error.into(),
         DialError::Link(error) if error.is_disconnect() => anyhow::anyhow!(

@@ -8,7 +8,10 @@ use outboard_server::supervisor::{
     DeviceKind, DeviceOptions, SOFT_MEMORY_BYTES_MAX, ServeOptions, Supervisor, Watch, run_worker,
 };
 
-use crate::args::{CacheArgs, DeviceArg, ServeArgs, WorkerArgs};
+use crate::{
+    args::{CacheArgs, DeviceArg, ServeArgs, WorkerArgs},
+    libraries,
+};
 
 pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let listen = match args.listen.is_empty() {
@@ -82,12 +85,11 @@ pub(crate) fn worker(args: WorkerArgs) -> anyhow::Result<ExitCode> {
 pub(crate) fn default_endpoint() -> anyhow::Result<Endpoint> {
     let path = match env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
         Some(dir) => PathBuf::from(dir).join("outboard.sock"),
-        None => {
-            let user = rustix::process::getuid();
-            env::temp_dir().join(format!("outboard-{}.sock", user.as_raw()))
-        }
+        None => libraries::private_folder()?.join("server.sock"),
     };
-    let path = path.to_str().context("XDG_RUNTIME_DIR is not UTF-8")?;
+    let path = path
+        .to_str()
+        .context("XDG_RUNTIME_DIR or TMPDIR is not UTF-8")?;
     Ok(format!("shm:{path}").parse()?)
 }
 

@@ -6,18 +6,21 @@
 mod common;
 
 use std::{
-    fs,
-    io::{Read, Write},
+    fs::{self, Permissions},
+    io::{self, Read, Write},
     net::TcpListener,
-    os::unix::{fs::PermissionsExt, process::CommandExt},
-    path::PathBuf,
+    os::unix::{fs::PermissionsExt, net::UnixListener, process::CommandExt},
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
 use common::*;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::{
+    process::{Pid, Signal, Uid, kill_process},
+    thread::set_thread_res_uid,
+};
 use tempfile::TempDir;
 
 /// An installation with some libraries, and a server that answers.
@@ -245,6 +248,53 @@ fn servers_of_another_kind() {
                 .outboard()
                 .args(["run", "--gpu", &url, "--", "true"]),
         );
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(stderr.contains(reason), "{stderr}");
+    }
+}
+
+/// Listens as another user at a path; every client's connection is closed.
+fn stranger(path: &Path, uid: u32) -> rustix::io::Result<()> {
+    let (path, nobody) = (path.to_owned(), Uid::from_raw(uid));
+    let listening = thread::spawn(move || {
+        // Of this thread alone.
+        set_thread_res_uid(nobody, nobody, nobody)?;
+        Ok(UnixListener::bind(path).unwrap())
+    });
+    let listener = listening.join().unwrap()?;
+    thread::spawn(move || listener.incoming().for_each(drop));
+    Ok(())
+}
+
+#[test]
+fn a_server_of_another_user_gets_nothing_unless_the_user_is_named() {
+    const UID: u32 = 65_534;
+    let setting = Setting::new();
+    let folder = setting.dir.path().join("shared");
+    fs::create_dir(&folder).unwrap();
+    for open in [&folder, setting.dir.path()] {
+        fs::set_permissions(open, Permissions::from_mode(0o777)).unwrap();
+    }
+    let path = folder.join("socket");
+    if let Err(error) = stranger(&path, UID) {
+        let name = "a_server_of_another_user_gets_nothing_unless_the_user_is_named";
+        // Past libtest, which would keep it.
+        let _ = writeln!(
+            io::stderr().lock(),
+            "NOT RUN: {name}: another user: {error}"
+        );
+        return;
+    }
+    let url = format!("shm://{}", path.display());
+    for (named, reason) in [
+        (None, "is served by user 65534, who is neither you nor root"),
+        (Some("1"), "set OUTBOARD_SERVER_UID=65534"),
+        (Some("65534"), "hung up"),
+    ] {
+        let mut command = setting.outboard();
+        command.envs(named.map(|uid| ("OUTBOARD_SERVER_UID", uid)));
+        let output = output(command.args(["run", "--gpu", &url, "--", "true"]));
         let stderr = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{stderr}");
         assert!(stderr.contains(reason), "{stderr}");

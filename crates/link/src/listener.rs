@@ -26,6 +26,9 @@ use crate::{
     rdma, sys,
 };
 
+/// Names the user whose server a client uses, besides its own and root's.
+const SERVER_UID_VARIABLE: &str = "OUTBOARD_SERVER_UID";
+
 /// A socket that accepts clients. Dropping it removes the socket file of a shm endpoint.
 #[derive(Debug)]
 pub struct Listener {
@@ -178,7 +181,10 @@ fn connect_shm(endpoint: &Endpoint, path: &Path, timeout: Duration) -> Result<Ow
     let address = SocketAddrUnix::new(path).map_err(Error::io("connecting"))?;
     loop {
         match connect_unix(&address) {
-            Ok(socket) => return Ok(socket),
+            Ok(socket) => {
+                check_owner(endpoint, socket.as_fd())?;
+                return Ok(socket);
+            }
             // The backlog is full, or a signal came. The kernel offers no event for room in the
             // backlog.
             Err(Errno::AGAIN | Errno::INTR) if Instant::now() < deadline => {
@@ -194,6 +200,28 @@ fn connect_shm(endpoint: &Endpoint, path: &Path, timeout: Duration) -> Result<Ow
             Err(error) => return Err(no_server(endpoint, error.into())),
         }
     }
+}
+
+/// Refuses a server of another user: anybody may listen in a folder that everybody can write to,
+/// and the program's data would go there.
+fn check_owner(endpoint: &Endpoint, socket: BorrowedFd<'_>) -> Result<(), Error> {
+    let server = sys::peer_credentials(socket).map_err(Error::io("asking who listens"))?;
+    let client = rustix::process::geteuid().as_raw();
+    let named = std::env::var(SERVER_UID_VARIABLE).ok();
+    match is_trusted(server.uid, client, named.as_deref()) {
+        true => Ok(()),
+        false => Err(Error::Stranger {
+            endpoint: endpoint.to_string(),
+            uid: server.uid,
+            variable: SERVER_UID_VARIABLE,
+        }),
+    }
+}
+
+/// Returns whether a client uses a server on the same machine: its own, root's, or that of the user
+/// whom it names.
+fn is_trusted(server: u32, client: u32, named: Option<&str>) -> bool {
+    server == client || server == 0 || named.is_some_and(|uid| uid.parse() == Ok(server))
 }
 
 fn connect_unix(address: &SocketAddrUnix) -> Result<OwnedFd, Errno> {
@@ -327,6 +355,29 @@ impl Drop for SocketFile {
         if same_file && self.owner_pid == std::process::id() {
             // An error cannot be reported here; the next server replaces the file.
             let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_trusted;
+
+    #[test]
+    fn a_client_trusts_itself_and_root_and_whom_it_names() {
+        for (server, named, trusted) in [
+            (1000, None, true),
+            (0, None, true),
+            (1001, None, false),
+            (1001, Some("1001"), true),
+            (1001, Some("1002"), false),
+            (1001, Some("any"), false),
+        ] {
+            assert_eq!(
+                is_trusted(server, 1000, named),
+                trusted,
+                "{server} {named:?}"
+            );
         }
     }
 }

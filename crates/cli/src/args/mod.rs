@@ -98,7 +98,7 @@ Examples:
 pub(crate) struct ServeArgs {
     /// Address to listen on, any number of times: shm:///PATH, tcp://HOST[:PORT] or
     /// rdma://HOST[:PORT], port 0 for any [default: shm://$XDG_RUNTIME_DIR/outboard.sock, or
-    /// shm:///tmp/outboard-UID.sock without XDG_RUNTIME_DIR]
+    /// shm:///tmp/outboard-UID/server.sock without XDG_RUNTIME_DIR]
     #[arg(long, value_name = "URL")]
     pub(crate) listen: Vec<Endpoint>,
     /// The device that programs use

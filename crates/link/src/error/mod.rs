@@ -74,6 +74,16 @@ pub enum Error {
     #[error("no server at {endpoint}: {source}")]
     NoServer { endpoint: String, source: io::Error },
 
+    /// Another user's process listens there.
+    #[error(
+        "{endpoint} is served by user {uid}, who is neither you nor root; if you trust that user with your programs' data, set {variable}={uid}"
+    )]
+    Stranger {
+        endpoint: String,
+        uid: u32,
+        variable: &'static str,
+    },
+
     /// The path of a shm endpoint exists and is not a socket.
     #[error("{path} exists and is not a socket; remove it or choose another path")]
     NotASocket { path: String },
