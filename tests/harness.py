@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,10 +45,11 @@ def run_through(
     return subprocess.run(argv, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=timeout)
 
 
-def start_server(folder: Path, *options: str) -> Server:
-    """Starts a server that listens over shm and tcp, and waits until it listens."""
+def start_server(folder: Path, *options: str, before: Sequence[str] = ()) -> Server:
+    """Starts a server that listens over shm and tcp, by the command `before` if there is one, and waits until it
+    listens."""
     log = folder / "server.log"
-    argv = [str(OUTBOARD), "serve", "--device", "soft", "--cache", str(folder / "cache")]
+    argv = [*before, str(OUTBOARD), "serve", "--device", "soft", "--cache", str(folder / "cache")]
     argv += ["--listen", f"shm://{folder}/gpu.sock", "--listen", "tcp://127.0.0.1:0", *options]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=log.open("w"), text=True)
     assert process.stdout is not None

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::Builder;
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -379,7 +380,11 @@ impl Grid<'_> {
             let help = || {
                 for worker in 1..workers {
                     let grid = &self;
-                    scope.spawn(move || grid.work(worker as u32, None));
+                    let body = move || grid.work(worker as u32, None);
+                    // The threads that there are run all blocks.
+                    if Builder::new().spawn_scoped(scope, body).is_err() {
+                        break;
+                    }
                 }
             };
             self.work(0, Some(&help));

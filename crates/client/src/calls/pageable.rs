@@ -63,7 +63,8 @@ impl Driver {
                 driver.move_stand_in(&host, &stand_in);
             }
         };
-        let call = host_functions::register(self.session, HostCall::Library(Arc::new(moves)), true);
+        let call =
+            host_functions::register(self.session, HostCall::Library(Arc::new(moves)), true)?;
         let (function, moved) = (
             self.handles.mint(HandleKind::Node),
             self.handles.mint(HandleKind::Node),

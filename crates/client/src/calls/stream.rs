@@ -398,7 +398,7 @@ pub(crate) unsafe fn cuLaunchHostFunc(
             user_data,
         },
         stream.is_capturing(),
-    );
+    )?;
     driver.submit_to(
         &stream,
         &messages::HostFunc {
@@ -428,7 +428,7 @@ pub(crate) unsafe fn cuStreamAddCallback(
             user_data,
         },
         false,
-    );
+    )?;
     driver.submit_to(
         &resolved,
         &messages::HostFunc {

@@ -70,21 +70,29 @@ fn queue() -> &'static (Mutex<Queue>, Condvar) {
 static REGISTERED: AtomicUsize = AtomicUsize::new(0);
 
 /// Registers a function and returns its number. `repeats` means that a graph may run it again.
-pub(crate) fn register(session: &'static Session, call: HostCall, repeats: bool) -> u64 {
-    session.attend();
+/// Fails with CUDA_ERROR_OPERATING_SYSTEM if the system gives no thread that could run it.
+pub(crate) fn register(
+    session: &'static Session,
+    call: HostCall,
+    repeats: bool,
+) -> Result<u64, CUresult> {
     let (queue, _) = queue();
     let mut queue = queue.lock();
-    let number = queue.next;
-    queue.next += 1;
-    queue.registered.insert(number, (call, repeats));
-    REGISTERED.store(queue.registered.len(), Ordering::Release);
     if !queue.running {
         let mut current = None;
         queue.running = callbacks::spawn(c"outboard-host-f", move || {
             next_host_function(session, &mut current)
         });
     }
-    number
+    if !queue.running {
+        return Err(CUresult::CUDA_ERROR_OPERATING_SYSTEM);
+    }
+    session.attend();
+    let number = queue.next;
+    queue.next += 1;
+    queue.registered.insert(number, (call, repeats));
+    REGISTERED.store(queue.registered.len(), Ordering::Release);
+    Ok(number)
 }
 
 /// Lets a function run: its stream has reached it, or has failed.

@@ -34,7 +34,7 @@ mod tests;
 mod weight;
 mod work;
 
-use std::sync::Arc;
+use std::{io, sync::Arc};
 
 pub use self::{
     activity::{About, Done, Finished},
@@ -71,6 +71,12 @@ impl Gpu {
             shared: Shared::new(State::new(memory.clone())),
             memory,
         }
+    }
+
+    /// Starts the first of the threads that run work. Without this call it is started when there is
+    /// work, and the work never runs if the system gives no thread then.
+    pub fn start(&self) -> io::Result<()> {
+        self.shared.start()
     }
 
     pub fn memory(&self) -> &Memory {

@@ -1,6 +1,7 @@
 //! Threads that run long work. They are started as needed and sleep while there is none.
 
 use std::{
+    io,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     thread,
@@ -57,18 +58,25 @@ impl Shared {
         // One more than the tasks that may run at once, because one runner polls memory meanwhile.
         let missing = wanted.saturating_sub(state.idle);
         for _ in 0..missing.min((RUNNERS_MAX + polls).saturating_sub(state.runners)) {
-            let shared = self.clone();
-            let spawned = thread::Builder::new()
-                .name("gpu".into())
-                .spawn(move || shared.run());
-            match spawned {
-                Ok(_) => state.runners += 1,
-                Err(error) => {
-                    tracing::error!(%error, runners = state.runners, "no thread for the software GPU");
-                    break;
-                }
+            if let Err(error) = self.start_runner(state) {
+                tracing::debug!(%error, runners = state.runners, "no further thread");
+                break;
             }
         }
+    }
+
+    /// Starts the runner that runs all work if the system gives no further thread.
+    pub(super) fn start(self: &Arc<Shared>) -> io::Result<()> {
+        self.start_runner(&mut self.state.lock())
+    }
+
+    fn start_runner(self: &Arc<Shared>, state: &mut State) -> io::Result<()> {
+        let shared = self.clone();
+        thread::Builder::new()
+            .name("gpu".into())
+            .spawn(move || shared.run())?;
+        state.runners += 1;
+        Ok(())
     }
 
     fn run(self: Arc<Shared>) {

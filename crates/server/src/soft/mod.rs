@@ -181,10 +181,15 @@ impl Soft {
         if checks.any() || seed.is_some() {
             machine = machine.watched(Checker::new(checks, seed), fail);
         }
+        let gpu = Gpu::new(memory);
+        gpu.start().map_err(|error| {
+            let text = format!("no thread for the software GPU: {error}");
+            Failure::new(CUresult::CUDA_ERROR_OPERATING_SYSTEM, text)
+        })?;
         Ok(Soft {
             machine: Arc::new(machine),
             exact_memory: checks.memory,
-            gpu: Gpu::new(memory),
+            gpu,
             memory_bytes,
             threads,
             capability: options.capability,

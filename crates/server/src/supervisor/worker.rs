@@ -354,10 +354,14 @@ fn part(link: Link) {
 
 /// Releases the device within a time limit; after it the process exits, which releases the rest.
 fn give_back(device: Box<dyn Device>) {
-    thread::spawn(|| {
+    let limit = thread::Builder::new().spawn(|| {
         thread::sleep(Duration::from_millis(limits::GIVE_BACK_MS_MAX));
         warn!("the device does not come to an end; the worker exits without it");
         std::process::exit(0);
     });
+    if let Err(error) = limit {
+        debug!(%error, "no thread for the time limit; the worker exits at once");
+        std::process::exit(0);
+    }
     drop(device);
 }

@@ -289,7 +289,7 @@ impl Driver {
         }
     }
 
-    fn host_call(&self, host: &CUDA_HOST_NODE_PARAMS) -> u64 {
+    fn host_call(&self, host: &CUDA_HOST_NODE_PARAMS) -> Result<u64, CUresult> {
         host_functions::register(
             self.session,
             HostCall::Function {
@@ -308,7 +308,7 @@ impl Driver {
             NodeSpec::Pageable { child, .. } | NodeSpec::Child(child) => {
                 (NodeWork::Child(*child), here)
             }
-            NodeSpec::Host(host) => (NodeWork::Host(self.host_call(host)), here),
+            NodeSpec::Host(host) => (NodeWork::Host(self.host_call(host)?), here),
             NodeSpec::Event { event, wait } => {
                 let event = self.streams.event(*event)?.handle;
                 let told = match wait {
