@@ -60,7 +60,7 @@ NUMBERS = [
     (
         "docs/software-gpu.md",
         r"compute capability ([\d.]+\d)",
-        CAPABILITY := "crates/server/src/soft/capability.rs",
+        CAPABILITY := "crates/soft/src/capability.rs",
         DEFAULT := r"^/// ([\d.]+\d), the capability",
     ),
     ("docs/software-gpu.md", r"([\d.]+\d) \(the default\)", CAPABILITY, DEFAULT),

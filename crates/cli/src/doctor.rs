@@ -3,8 +3,9 @@
 use std::{process::ExitCode, time::Duration};
 
 use outboard_link::{Endpoint, rdma_devices};
+use outboard_nvidia::gpu_direct_report;
 use outboard_pages::Tracker;
-use outboard_server::{nvidia::gpu_direct_report, supervisor::DeviceKind};
+use outboard_server::DeviceKind;
 use outboard_wire::{
     handshake::PROTOCOL_VERSION,
     limits::{DATA_CONNECTIONS, RDMA_RING_BYTES},

@@ -70,7 +70,7 @@ fn whole(error: &anyhow::Error) -> String {
 }
 
 /// Logs to stderr. `OUTBOARD_LOG` takes the directives of tracing-subscriber's `EnvFilter`:
-/// `debug`, `outboard_server::session=trace`.
+/// `debug`, `outboard_session=trace`.
 fn log_to_stderr() {
     let filter = EnvFilter::builder()
         .with_default_directive(tracing_subscriber::filter::LevelFilter::INFO.into())
@@ -78,7 +78,7 @@ fn log_to_stderr() {
         .from_env_lossy();
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(outboard_server::log::stderr)
+        .with_writer(outboard_device::log::stderr)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .init();
 }

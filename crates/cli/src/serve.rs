@@ -4,9 +4,8 @@ use std::{env, io::Write, path::PathBuf, process::ExitCode};
 
 use anyhow::Context;
 use outboard_link::{Endpoint, Host};
-use outboard_server::supervisor::{
-    DeviceKind, DeviceOptions, SOFT_MEMORY_BYTES_MAX, ServeOptions, Supervisor, Watch, run_worker,
-};
+use outboard_server::{DeviceKind, DeviceOptions, ServeOptions, Supervisor, run_worker};
+use outboard_soft::{MEMORY_BYTES_MAX, Watch};
 
 use crate::{
     args::{CacheArgs, DeviceArg, ServeArgs, WorkerArgs},
@@ -29,9 +28,9 @@ pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         "--capability and --devices are the soft device's: add --device soft"
     );
     anyhow::ensure!(
-        kind != DeviceKind::Soft || args.memory.is_none_or(|n| n <= SOFT_MEMORY_BYTES_MAX),
+        kind != DeviceKind::Soft || args.memory.is_none_or(|n| n <= MEMORY_BYTES_MAX),
         "--memory: the soft device has at most {} GiB",
-        SOFT_MEMORY_BYTES_MAX >> 30
+        MEMORY_BYTES_MAX >> 30
     );
     if let Some(folder) = &args.cache.cache {
         anyhow::ensure!(

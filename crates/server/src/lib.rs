@@ -1,25 +1,32 @@
 //! The server: the side with the GPU.
 //!
-//! - [`device`]: `trait Device`, one method per message, called by [`session`]. The devices and
-//!   [`session`] know it, and not each other.
-//! - [`nvidia`]: the machine's own driver, loaded at run time.
-//! - [`soft`]: PTX on the CPU.
-//! - `office`: shares memory and events with other sessions of this machine.
-//! - [`session`]: serves one client: messages in order, replies when the device is done, everything
-//!   released at the end.
-//! - [`supervisor`]: sockets, and a worker process for each client.
-//! - [`log`]: the server's own log, even while a device redirects standard error.
-//! - [`images`]: module images by their hash, kept across sessions.
+//! ```text
+//!  outboard-server    supervisor ── starts ──► worker, a process for each client
+//!                                                │ opens the device, reads the hello
+//!  outboard-session                              ▼ engine: messages in order, replies
+//!  outboard-device                             trait Device, one method per message
+//!                                                ▲                ▲
+//!  the devices                          outboard-nvidia     outboard-soft
+//! ```
+//!
+//! The session engine and the devices know the trait, and not each other. Only `devices` in this
+//! crate names the devices.
+//!
+//! - [`supervisor`]: accepts clients, and gives each a worker process.
+//! - `worker`: serves one client, by the supervisor's orders.
+//! - `devices`: the choice of the device.
 
-mod activity;
-pub mod device;
-mod failure;
-pub mod handle_table;
-pub mod images;
-pub mod log;
-pub mod nvidia;
-mod office;
-mod pass_fd;
-pub mod session;
-pub mod soft;
-pub mod supervisor;
+mod admission;
+mod control;
+mod devices;
+mod inherit;
+pub mod limits;
+mod reporter;
+mod signals;
+mod spares;
+mod supervisor;
+mod worker;
+
+pub use devices::{DeviceKind, DeviceOptions};
+pub use supervisor::{ServeError, ServeOptions, Supervisor};
+pub use worker::run_worker;

@@ -10,7 +10,8 @@ use clap::{Parser, Subcommand, ValueEnum};
 use outboard_api::optimise::{LEVELS, Level, VARIABLE};
 use outboard_link::{Endpoint, emulated};
 use outboard_model::{Budget, Pcie};
-use outboard_server::supervisor::{self, Capability, Checks};
+use outboard_server::limits;
+use outboard_soft::{Capability, Checks};
 use outboard_wire::network::{self, Bandwidth, KNOWN, Network};
 use regex::Regex;
 
@@ -123,14 +124,14 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) watch: WatchArgs,
     /// Programs served at the same time; further ones are refused
-    #[arg(long, value_name = "N", default_value_t = supervisor::limits::SESSIONS_DEFAULT_MAX as u16,
+    #[arg(long, value_name = "N", default_value_t = limits::SESSIONS_DEFAULT_MAX as u16,
           value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) sessions_max: u16,
     /// Workers kept ready for the next programs, which then do not wait for the driver to start;
     /// each holds one CUDA context on the first GPU while it waits (some hundred MiB of its
     /// memory), and takes no processor time. 0: none
-    #[arg(long, value_name = "N", default_value_t = supervisor::limits::SPARES_DEFAULT as u8,
-          value_parser = clap::value_parser!(u8).range(0..=supervisor::limits::SPARES_MAX as i64))]
+    #[arg(long, value_name = "N", default_value_t = limits::SPARES_DEFAULT as u8,
+          value_parser = clap::value_parser!(u8).range(0..=limits::SPARES_MAX as i64))]
     pub(crate) spare: u8,
     #[command(flatten)]
     pub(crate) cache: CacheArgs,

@@ -39,7 +39,7 @@ use std::{
 
 use anyhow::{Context, anyhow};
 use outboard_link::{Endpoint, Host};
-use outboard_server::supervisor::DeviceKind;
+use outboard_server::DeviceKind;
 use serde::Serialize;
 
 use crate::{

@@ -1,0 +1,446 @@
+//! Module images by BLAKE3 hash: each is received once and kept across sessions.
+
+use std::{
+    collections::HashMap,
+    fs,
+    io::Write as _,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::SystemTime,
+};
+
+use outboard_api::CUresult;
+use outboard_wire::limits::IMAGE_KEPT_BYTES_MIN;
+
+use crate::Failure;
+
+/// The longest image that a session may send.
+pub const IMAGE_BYTES_MAX: u64 = 4 << 30;
+/// Images being received at one time.
+pub const IMAGES_RECEIVING_MAX: usize = 16;
+/// Bytes of images that one session holds in memory, whole and partial.
+pub const IMAGES_BYTES_MAX: u64 = 8 << 30;
+/// Bytes above which images that the folder also has are dropped from memory, the least recently
+/// used first.
+pub const IMAGES_IDLE_BYTES_MAX: u64 = 1 << 30;
+/// Bytes that the folder keeps; above this the least recently used images are removed.
+pub const CACHE_BYTES_MAX: u64 = 16 << 30;
+/// Length of the BLAKE3 hash that ends each note.
+const NOTE_CHECK_BYTES: usize = 32;
+
+pub type Hash = [u8; 32];
+
+/// One session's images, held in memory and backed by a folder that all sessions share.
+pub struct ImageStore {
+    held: HashMap<Hash, Held>,
+    receiving: HashMap<Hash, Vec<u8>>,
+    folder: Option<PathBuf>,
+    /// Counts uses, to find the least recently used image.
+    clock: u64,
+    idle_bytes_max: u64,
+}
+
+/// An image that the session may load.
+struct Held {
+    len: u64,
+    /// `None` if only the folder still has it.
+    image: Option<Arc<Vec<u8>>>,
+    used: u64,
+}
+
+impl ImageStore {
+    /// Makes an empty store. `folder` holds images between sessions; without a writable one, each
+    /// session receives all its images.
+    pub fn new(folder: Option<PathBuf>) -> ImageStore {
+        ImageStore {
+            held: HashMap::new(),
+            receiving: HashMap::new(),
+            folder,
+            clock: 0,
+            idle_bytes_max: IMAGES_IDLE_BYTES_MAX,
+        }
+    }
+
+    pub fn hash(bytes: &[u8]) -> Result<Hash, Failure> {
+        bytes.try_into().map_err(|_| {
+            Failure::new(
+                CUresult::CUDA_ERROR_INVALID_VALUE,
+                format!("an image's hash has 32 bytes, not {}", bytes.len()),
+            )
+        })
+    }
+
+    /// Whether the image is here and need not be sent.
+    pub fn offer(&mut self, hash: &Hash, len: u64) -> bool {
+        if self.held.contains_key(hash) {
+            return true;
+        }
+        if self.bytes().saturating_add(len) > IMAGES_BYTES_MAX {
+            return false;
+        }
+        let Some(image) = self.folder.as_deref().and_then(|f| read_kept(f, hash, len)) else {
+            return false;
+        };
+        self.insert(*hash, image);
+        true
+    }
+
+    /// Takes one piece of an image. Pieces come in order.
+    pub fn put(&mut self, hash: &Hash, offset: u64, len: u64, data: &[u8]) -> Result<(), Failure> {
+        let wrong = |what: String| Failure::new(CUresult::CUDA_ERROR_INVALID_IMAGE, what);
+        if len > IMAGE_BYTES_MAX {
+            return Err(wrong(format!(
+                "an image of {len} bytes; at most {IMAGE_BYTES_MAX} are taken"
+            )));
+        }
+        if offset == 0 {
+            if self.receiving.len() >= IMAGES_RECEIVING_MAX {
+                return Err(wrong(format!(
+                    "more than {IMAGES_RECEIVING_MAX} images at a time"
+                )));
+            }
+            self.receiving.insert(*hash, Vec::new());
+        }
+        let occupied = self.bytes();
+        if occupied + data.len() as u64 > IMAGES_BYTES_MAX {
+            self.receiving.remove(hash);
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+                format!(
+                    "images of {occupied} bytes; a session may have {IMAGES_BYTES_MAX} (IMAGES_BYTES_MAX)"
+                ),
+            ));
+        }
+        let image = self
+            .receiving
+            .get_mut(hash)
+            .ok_or_else(|| wrong("a piece of an image without its beginning".into()))?;
+        if image.len() as u64 != offset || offset + data.len() as u64 > len {
+            self.receiving.remove(hash);
+            return Err(wrong(format!(
+                "a piece of an image out of order, at {offset} of {len}"
+            )));
+        }
+        image.extend_from_slice(data);
+        if image.len() as u64 == len {
+            let image = self.receiving.remove(hash).unwrap_or_default();
+            if blake3::hash(&image).as_bytes() != hash {
+                return Err(wrong("an image that is not what its hash says".into()));
+            }
+            self.keep(hash, &image);
+            self.insert(*hash, image);
+        }
+        Ok(())
+    }
+
+    /// Adds an image made on the server, such as a linker's output; the client may fetch it or load
+    /// it.
+    pub fn hold(&mut self, image: Vec<u8>) -> Hash {
+        let hash = *blake3::hash(&image).as_bytes();
+        self.insert(hash, image);
+        hash
+    }
+
+    /// Returns the image that a client wants to load, or `None` if the client must send it first.
+    pub fn find(&mut self, hash: &Hash, len: u64) -> Option<Arc<Vec<u8>>> {
+        match self.offer(hash, len) {
+            true => self.get(hash).ok(),
+            false => None,
+        }
+    }
+
+    pub fn get(&self, hash: &Hash) -> Result<Arc<Vec<u8>>, Failure> {
+        let missing = |what| Failure::new(CUresult::CUDA_ERROR_INVALID_IMAGE, what);
+        let held = self
+            .held
+            .get(hash)
+            .ok_or_else(|| missing("the image was never sent"))?;
+        if let Some(image) = &held.image {
+            return Ok(Arc::clone(image));
+        }
+        let folder = self.folder.as_deref();
+        folder
+            .and_then(|folder| read_kept(folder, hash, held.len))
+            .map(Arc::new)
+            .ok_or_else(|| missing("the image has vanished from the server's cache"))
+    }
+
+    /// Returns the note that an earlier session derived from an image and kept under this label.
+    pub fn note(&self, hash: &Hash, label: &str) -> Option<Vec<u8>> {
+        let path = note_name(self.folder.as_deref()?, hash, label);
+        let mut note = fs::read(&path).ok()?;
+        let whole = note
+            .split_last_chunk::<NOTE_CHECK_BYTES>()
+            .is_some_and(|(text, check)| note_check(text) == *check);
+        if !whole {
+            let _ = fs::remove_file(&path);
+            return None;
+        }
+        note.truncate(note.len() - NOTE_CHECK_BYTES);
+        touch(&path);
+        Some(note)
+    }
+
+    /// Keeps a note beside an image, if the folder holds the image. The label becomes part of a
+    /// file name.
+    pub fn keep_note(&mut self, hash: &Hash, label: &str, note: &[u8]) {
+        let Some(folder) = self.folder.as_deref() else {
+            return;
+        };
+        if file_name(folder, hash).exists() {
+            let file = note_name(folder, hash, label);
+            // Without the note the next session derives it anew.
+            if let Err(error) = write_whole(folder, &file, &[note, &note_check(note)]) {
+                tracing::debug!(file = %file.display(), %error, "a note that cannot be kept");
+            }
+        }
+    }
+
+    /// Drops an image that was loaded; the device keeps its own copy.
+    pub fn release(&mut self, hash: &Hash) {
+        self.held.remove(hash);
+    }
+
+    fn insert(&mut self, hash: Hash, image: Vec<u8>) {
+        self.clock += 1;
+        let held = Held {
+            len: image.len() as u64,
+            image: Some(Arc::new(image)),
+            used: self.clock,
+        };
+        self.held.insert(hash, held);
+        self.drop_idle(&hash);
+    }
+
+    fn drop_idle(&mut self, newest: &Hash) {
+        let Some(folder) = self.folder.clone() else {
+            return;
+        };
+        let mut bytes = self.bytes();
+        if bytes <= self.idle_bytes_max {
+            return;
+        }
+        let mut in_memory: Vec<_> = self
+            .held
+            .iter_mut()
+            .filter(|(hash, held)| held.image.is_some() && *hash != newest)
+            .collect();
+        in_memory.sort_by_key(|(_, held)| held.used);
+        for (hash, held) in in_memory {
+            if bytes <= self.idle_bytes_max {
+                return;
+            }
+            if file_name(&folder, hash).exists() {
+                held.image = None;
+                bytes -= held.len;
+            }
+        }
+    }
+
+    /// Bytes of whole and partial images in memory.
+    fn bytes(&self) -> u64 {
+        let held = self.held.values().filter_map(|held| held.image.as_deref());
+        let held: usize = held.map(Vec::len).sum();
+        let receiving: usize = self.receiving.values().map(Vec::len).sum();
+        (held + receiving) as u64
+    }
+
+    fn keep(&mut self, hash: &Hash, image: &[u8]) {
+        let Some(folder) = self.folder.as_deref() else {
+            return;
+        };
+        if image.len() < IMAGE_KEPT_BYTES_MIN {
+            return;
+        }
+        if let Err(error) = keep(folder, hash, image) {
+            tracing::warn!(folder = %folder.display(), %error, "the image cache cannot be written; images will be sent again");
+            self.folder = None;
+        }
+    }
+}
+
+fn file_name(folder: &Path, hash: &Hash) -> PathBuf {
+    folder.join(blake3::Hash::from_bytes(*hash).to_hex().as_str())
+}
+
+fn note_name(folder: &Path, hash: &Hash, label: &str) -> PathBuf {
+    file_name(folder, hash).with_extension(label)
+}
+
+/// Checksum of a note: a truncated or altered note counts as none.
+fn note_check(note: &[u8]) -> [u8; NOTE_CHECK_BYTES] {
+    *blake3::hash(note).as_bytes()
+}
+
+fn read_kept(folder: &Path, hash: &Hash, len: u64) -> Option<Vec<u8>> {
+    let path = file_name(folder, hash);
+    if fs::metadata(&path).ok()?.len() != len {
+        return None;
+    }
+    let image = fs::read(&path).ok()?;
+    // A truncated or altered file counts as none.
+    if blake3::hash(&image).as_bytes() != hash {
+        let _ = fs::remove_file(&path);
+        return None;
+    }
+    touch(&path);
+    Some(image)
+}
+
+/// Sets the file's modification time, which records its last use. Failing to is harmless: a
+/// read-only cache still serves reads.
+fn touch(path: &Path) {
+    let file = fs::File::options().write(true).open(path);
+    let _ = file.and_then(|file| file.set_modified(SystemTime::now()));
+}
+
+fn keep(folder: &Path, hash: &Hash, image: &[u8]) -> std::io::Result<()> {
+    // Images are private: they tell others what programs run on the GPU.
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)?;
+    let path = file_name(folder, hash);
+    if path.exists() {
+        return Ok(());
+    }
+    write_whole(folder, &path, &[image])?;
+    trim(folder, CACHE_BYTES_MAX)
+}
+
+/// Writes a file atomically: under its name it exists in whole or not at all.
+fn write_whole(folder: &Path, path: &Path, parts: &[&[u8]]) -> std::io::Result<()> {
+    let partial = folder.join(format!(".{}.partial", std::process::id()));
+    let written = fs::File::create(&partial)
+        .and_then(|mut file| parts.iter().try_for_each(|part| file.write_all(part)));
+    written
+        .and_then(|()| fs::rename(&partial, path))
+        .inspect_err(|_| {
+            let _ = fs::remove_file(&partial);
+        })
+}
+
+/// Removes the least recently used files until the rest is within the limit.
+fn trim(folder: &Path, bytes_max: u64) -> std::io::Result<()> {
+    let mut images = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        // Another session may remove images at the same time.
+        let entry = entry?;
+        if let Ok(metadata) = entry.metadata() {
+            let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+            images.push((used, metadata.len(), entry.path()));
+        }
+    }
+    images.sort();
+    let mut bytes: u64 = images.iter().map(|(_, len, _)| len).sum();
+    for (_, len, path) in images {
+        if bytes <= bytes_max {
+            break;
+        }
+        if fs::remove_file(path).is_ok() {
+            bytes -= len;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(byte: u8) -> (Hash, Vec<u8>) {
+        let image = vec![byte; IMAGE_KEPT_BYTES_MIN];
+        (*blake3::hash(&image).as_bytes(), image)
+    }
+
+    fn put(store: &mut ImageStore, hash: &Hash, image: &[u8]) -> Result<(), Failure> {
+        store.put(hash, 0, image.len() as u64, image)
+    }
+
+    #[test]
+    fn kept_images_need_not_be_sent_again_and_altered_ones_must() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let folder = dir.path().join("images");
+        let ((hash, image), len) = (image(1), IMAGE_KEPT_BYTES_MIN as u64);
+        let mut first = ImageStore::new(Some(folder.clone()));
+        assert!(!first.offer(&hash, len));
+        put(&mut first, &hash, &image).unwrap();
+        let mut second = ImageStore::new(Some(folder.clone()));
+        assert!(!second.offer(&hash, len + 1));
+        assert!(second.offer(&hash, len));
+        assert_eq!(second.get(&hash).unwrap()[..], image);
+        fs::write(file_name(&folder, &hash), vec![2; image.len()]).unwrap();
+        assert!(!ImageStore::new(Some(folder)).offer(&hash, len));
+    }
+
+    #[test]
+    fn idle_images_leave_memory_and_can_still_be_loaded() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let mut store = ImageStore::new(Some(dir.path().into()));
+        store.idle_bytes_max = 2 * IMAGE_KEPT_BYTES_MIN as u64;
+        let images: Vec<_> = (0..5).map(image).collect();
+        for (hash, image) in &images {
+            put(&mut store, hash, image).unwrap();
+        }
+        assert_eq!(store.bytes(), store.idle_bytes_max);
+        for (hash, image) in &images {
+            assert_eq!(store.get(hash).unwrap()[..], image[..]);
+        }
+    }
+
+    #[test]
+    fn pieces_out_of_order_and_wrong_hashes_are_refused() {
+        let mut store = ImageStore::new(None);
+        let (hash, image) = image(1);
+        assert!(store.put(&hash, 1, 10, &[0]).is_err());
+        store.put(&hash, 0, 10, &[0; 4]).unwrap();
+        assert!(store.put(&hash, 5, 10, &[0]).is_err());
+        assert!(put(&mut store, &[7; 32], &image).is_err());
+        assert!(store.get(&hash).is_err());
+        assert!(store.put(&hash, 0, IMAGE_BYTES_MAX + 1, &[0]).is_err());
+    }
+
+    #[test]
+    fn notes_lie_beside_kept_images_and_altered_ones_are_none() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let (hash, image) = image(1);
+        let mut first = ImageStore::new(Some(dir.path().into()));
+        first.keep_note(&hash, "card", b"too early");
+        assert_eq!(first.note(&hash, "card"), None);
+        put(&mut first, &hash, &image).unwrap();
+        first.keep_note(&hash, "card", b"two kernels");
+        let second = ImageStore::new(Some(dir.path().into()));
+        assert_eq!(second.note(&hash, "card").unwrap(), b"two kernels");
+        assert_eq!(second.note(&hash, "other"), None);
+        assert_eq!(ImageStore::new(None).note(&hash, "card"), None);
+        let file = note_name(dir.path(), &hash, "card");
+        let mut altered = fs::read(&file).unwrap();
+        altered[0] ^= 1;
+        for bytes in [&altered[..], &altered[..5]] {
+            fs::write(&file, bytes).unwrap();
+            assert_eq!(second.note(&hash, "card"), None);
+            assert!(!file.exists());
+        }
+    }
+
+    #[test]
+    fn the_folder_is_trimmed_by_last_use() {
+        let dir = tempfile::TempDir::new().unwrap();
+        for (name, age_s) in [("old", 30), ("newer", 20), ("new", 10)] {
+            let path = dir.path().join(name);
+            fs::write(&path, [0; 10]).unwrap();
+            let used = SystemTime::now() - std::time::Duration::from_secs(age_s);
+            fs::File::options()
+                .write(true)
+                .open(&path)
+                .unwrap()
+                .set_modified(used)
+                .unwrap();
+        }
+        touch(&dir.path().join("old"));
+        trim(dir.path(), 20).unwrap();
+        let left = |name| dir.path().join(name).exists();
+        assert!(left("old") && !left("newer") && left("new"));
+    }
+}

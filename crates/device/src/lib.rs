@@ -1,0 +1,195 @@
+//! The interface between the session engine and a device, and what the devices share.
+//!
+//! - [`Device`]: the trait, one method per message. The engine calls it; a device knows nothing of
+//!   the engine.
+//! - [`Host`]: the methods that no message calls.
+//! - [`images`]: module images by their hash, kept across sessions.
+//! - [`handle_table`]: the client's handles and the device's objects.
+//! - [`office`]: shares memory and events with other sessions of this machine.
+//! - [`activity`]: bounds and clock of records for profilers.
+//! - [`pass_fd`]: descriptors between the server's own processes.
+//! - [`log`]: the server's own log, even while a device redirects standard error.
+
+pub mod activity;
+mod failure;
+pub mod handle_table;
+pub mod images;
+pub mod log;
+pub mod office;
+pub mod pass_fd;
+
+use std::{os::fd::OwnedFd, sync::Arc};
+
+use outboard_api::CUresult;
+use outboard_link::{DeviceMemory, GpuMemory, Lasting, Segment};
+use outboard_wire::{
+    Message,
+    codec::Writer,
+    doc::DeviceCard,
+    messages::{self, Request},
+};
+
+pub use failure::Failure;
+use images::ImageStore;
+
+include!(concat!(env!("OUT_DIR"), "/device.rs"));
+
+/// Text that kernels have printed, for the program's standard output and standard error.
+#[derive(Debug, Default)]
+pub struct Printed {
+    pub stdout: Vec<u8>,
+    pub stderr: Vec<u8>,
+}
+
+/// The methods of a device that no message of a client calls.
+pub trait Host: Send {
+    /// Does slow preparations before a client comes.
+    fn prepare(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+    /// Returns the constant answers of the management library, as a document of `NVML_FACTS`.
+    fn nvml_facts(&mut self) -> Result<Vec<u8>, Failure> {
+        Err(Failure::unsupported("the management library"))
+    }
+    /// Returns one card for each device, in order. A card's quota is the memory that this session
+    /// may allocate there: the free memory, less the contexts of `workers_to_come` workers that
+    /// have yet to start.
+    fn cards(&mut self, workers_to_come: u32) -> Result<Vec<DeviceCard>, Failure>;
+    /// Returns the CUDA version of the driver: 13000 is 13.0.
+    fn driver_version(&mut self) -> u32;
+    /// Names the program's call that the next messages belong to, while the client profiles; 0 for
+    /// none.
+    fn of_call(&mut self, call: u32) {
+        let _ = call;
+    }
+    /// Reserves the address window in which the client will place device memory; returns base and
+    /// length.
+    fn reserve_window(&mut self) -> Result<(u64, u64), Failure>;
+    /// Whether the client must give every allocation memory of its own:
+    /// [`ServerWelcome::exact_memory`].
+    ///
+    /// [`ServerWelcome::exact_memory`]: outboard_wire::handshake::ServerWelcome::exact_memory
+    fn exact_memory(&self) -> bool {
+        false
+    }
+    /// Appends what kernels have printed since the last call. Called before a wait is answered.
+    /// `lost` says that a fault has just ended the context, about which the driver may print
+    /// something.
+    fn take_printed(&mut self, out: &mut Printed, lost: bool);
+    /// Appends the host functions that streams have reached since the last call: number, and status
+    /// for the client.
+    fn take_host_calls(&mut self, out: &mut Vec<(u64, CUresult)>);
+    /// Hands over the pages of watched mirrors that kernels have changed. Called before a wait is
+    /// answered.
+    fn take_host_pages(&mut self, changed: &mut dyn FnMut(u64, &[u8]));
+    /// Whether host functions are queued, so that the session must keep polling for them.
+    fn awaits_host_calls(&self) -> bool;
+    /// Returns memory for exactly `len` bytes of data about to be received, which the message then
+    /// carries as [`Cx::placed`]. A device that copies from there need not copy the bytes first.
+    /// With `None` the session uses memory of its own.
+    fn room(&mut self, len: usize) -> Option<Box<dyn Segment>> {
+        let _ = len;
+        None
+    }
+    /// Returns the ways in which an RDMA adapter can use device memory, the best first. Called once
+    /// before memory is mapped, because it may then have to be mapped differently. The error says
+    /// why there is no way.
+    fn expose(&mut self, wanted: GpuMemory) -> Result<Vec<Way>, String> {
+        let _ = wanted;
+        Err("this device has no memory that an adapter could reach".into())
+    }
+    /// Returns the mapping that holds all of these bytes: base and length. It stays unchanged until
+    /// the client unmaps it or sets its access. `None` if there is no such mapping, or if an
+    /// adapter cannot use it now.
+    fn mapping(&self, address: u64, len: u64) -> Option<(u64, u64)> {
+        let _ = (address, len);
+        None
+    }
+    /// Exports a range of one mapping for an adapter.
+    fn reach(&mut self, address: u64, len: u64, way: Way) -> Result<DeviceMemory, Failure> {
+        let _ = (address, len, way);
+        Err(Failure::unsupported("adapters that use its memory"))
+    }
+    /// Marks a point in a stream, ordered there as a copy out of device memory would be.
+    fn mark(&mut self, cx: &mut Cx<'_>, stream: u64) -> Result<Pending, Failure> {
+        let _ = (cx, stream);
+        Err(Failure::unsupported("marks"))
+    }
+    /// Returns the allocator behind [`room`](Host::room), for threads that receive data beside the
+    /// session's.
+    fn rooms(&self) -> Option<Arc<dyn Rooms>> {
+        None
+    }
+}
+
+/// How an adapter's driver finds device memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// Through a dma-buf of the device's driver.
+    DmaBuf,
+    /// Through its address alone.
+    Address,
+}
+
+impl Way {
+    /// Returns the way's name in the log, where the device is a GPU.
+    pub fn name(self) -> &'static str {
+        match self {
+            Way::DmaBuf => "dma-buf",
+            Way::Address => "its address (nvidia-peermem, on an NVIDIA GPU)",
+        }
+    }
+}
+
+/// An allocator of device memory for data about to be received; see [`Host::room`].
+pub trait Rooms: Send + Sync {
+    fn room(&self, len: usize) -> Option<Box<dyn Segment>>;
+}
+
+/// The parts of a message's execution beside its fields.
+pub struct Cx<'s> {
+    /// Context current for the calling thread, or 0.
+    pub context: u64,
+    pub images: &'s mut ImageStore,
+    /// Memory that holds the message's data, if the device provided it: [`Host::room`].
+    pub placed: Option<&'s Arc<dyn Segment>>,
+    /// Takes a file descriptor that the client sent beside its messages.
+    pub fds: &'s mut dyn FnMut(u64) -> Result<OwnedFd, Failure>,
+    /// Hands the client the host functions that streams have reached, and collects those that it
+    /// has run. Used by a device call that cannot return before they are run.
+    pub service: &'s mut Service<'s>,
+}
+
+/// Takes the host functions reached, and appends those done. Returns whether the client is there.
+pub type Service<'s> = dyn FnMut(&[(u64, CUresult)], &mut Vec<u64>) -> bool + 's;
+
+/// How a message's execution ends.
+pub enum Outcome {
+    Done,
+    /// The message is answered when the GPU is done.
+    Wait(Pending),
+}
+
+pub type Pending = Box<dyn Wait>;
+
+/// A point in the GPU's work that a client waits for.
+pub trait Wait: Send {
+    /// Whether the point is reached. An error means that the GPU failed before it. Never blocks.
+    fn ready(&mut self) -> Result<bool, Failure>;
+    /// Returns the reply's `data` once ready, if the message's reply has data.
+    fn data(&self) -> Option<&[u8]> {
+        None
+    }
+    /// Returns the memory that this data is part of, if that memory outlives the session.
+    fn lasting(&self) -> Option<Lasting> {
+        None
+    }
+}
+
+fn encode<'a, M: Message<'a>>(reply: &M, out: &mut Vec<u8>) -> Result<(), Failure> {
+    let start = out.len();
+    out.resize(start + reply.encoded_len(), 0);
+    reply
+        .encode(&mut Writer::new(&mut out[start..]))
+        .map_err(|e| Failure::new(CUresult::CUDA_ERROR_UNKNOWN, format!("{}: {e}", M::NAME)))
+}

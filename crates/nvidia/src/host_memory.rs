@@ -1,0 +1,569 @@
+//! Host memory that the GPU uses at the same address as the client's program.
+//!
+//! If client and server share a machine, both map the same memory through a file descriptor.
+//! Otherwise this process has a mirror: the client sends what the program wrote, and receives what
+//! kernels wrote to the parts that it watches.
+
+use std::{
+    collections::BTreeMap,
+    ffi::c_void,
+    fs::File,
+    os::fd::{AsRawFd, OwnedFd},
+    ptr::{self, NonNull},
+    sync::Arc,
+};
+
+use outboard_api::CUresult;
+use outboard_device::{Cx, Failure};
+use outboard_link::Lasting;
+use outboard_wire::messages;
+
+use super::{
+    Nvidia,
+    addresses::Span,
+    compare,
+    deferred_free::Retired,
+    owned::{ContextHold, given_back},
+};
+
+/// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`; the bits of `cuMemHostAlloc` are
+/// equal.
+const PORTABLE_DEVICEMAP: u32 = 3;
+/// Granularity of [`Nvidia::take_host_pages`], in bytes.
+const PAGE_BYTES: u64 = 4096;
+/// Bytes that one thread compares at once.
+const PART_BYTES: usize = 16 * PAGE_BYTES as usize;
+/// User addresses on x86-64 with four levels of page tables.
+const USER_ADDRESS_MIN: u64 = 1 << 16;
+const USER_ADDRESS_MAX: u64 = 1 << 47;
+/// Host memory of one session, shared and mirrored together, in bytes.
+const HOST_MAPPED_BYTES_MAX: u64 = 1 << 40;
+
+/// Memory mapped at an address that the client chose and registered with the GPU. Dropping it
+/// undoes both.
+pub(super) struct HostRange {
+    hold: Arc<ContextHold>,
+    va: u64,
+    len: u64,
+    registered: bool,
+    mirror: bool,
+    /// Whether it is a managed variable: memory of the driver that lasts as long as its library is
+    /// loaded.
+    variable: bool,
+}
+
+impl HostRange {
+    /// Maps the file, or zeroed memory, at exactly `va`.
+    pub(super) fn map(
+        hold: &Arc<ContextHold>,
+        va: u64,
+        len: u64,
+        file: Option<OwnedFd>,
+    ) -> Result<HostRange, Failure> {
+        let placed = va.is_multiple_of(PAGE_BYTES)
+            && len > 0
+            && len.is_multiple_of(PAGE_BYTES)
+            && va >= USER_ADDRESS_MIN
+            && va
+                .checked_add(len)
+                .is_some_and(|end| end <= USER_ADDRESS_MAX);
+        if !placed {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_INVALID_VALUE,
+                format!("{va:#x} and {len:#x} bytes are no pages of a program"),
+            ));
+        }
+        let file = file.map(File::from);
+        if let Some(file) = &file {
+            // Touching pages beyond the end of the file would kill this process (SIGBUS).
+            let size = file.metadata().map_or(0, |metadata| metadata.len());
+            if size < len {
+                return Err(Failure::new(
+                    CUresult::CUDA_ERROR_INVALID_VALUE,
+                    format!("{len} bytes of a file of {size} were to be mapped"),
+                ));
+            }
+        }
+        let (flags, fd) = match &file {
+            Some(file) => (libc::MAP_SHARED, file.as_raw_fd()),
+            None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
+        };
+        let wanted = ptr::with_exposed_provenance_mut::<c_void>(va as usize);
+        // SAFETY: with MAP_FIXED_NOREPLACE the kernel replaces no existing mapping.
+        let mapped = unsafe {
+            libc::mmap(
+                wanted,
+                len as usize,
+                libc::PROT_READ | libc::PROT_WRITE,
+                flags | libc::MAP_FIXED_NOREPLACE,
+                fd,
+                0,
+            )
+        };
+        let range = HostRange {
+            hold: hold.clone(),
+            va,
+            len,
+            registered: false,
+            mirror: file.is_none(),
+            variable: false,
+        };
+        if mapped == libc::MAP_FAILED {
+            let error = std::io::Error::last_os_error();
+            std::mem::forget(range);
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_NOT_SUPPORTED,
+                format!("host memory at {va:#x} cannot be mapped in the server: {error}"),
+            ));
+        }
+        if mapped != wanted {
+            // A kernel before 4.17 takes the address as a hint.
+            // SAFETY: mapped just now with this length, and not used yet.
+            unsafe { libc::munmap(mapped, len as usize) };
+            std::mem::forget(range);
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_NOT_SUPPORTED,
+                format!("host memory at {va:#x} is taken in the server"),
+            ));
+        }
+        Ok(range)
+    }
+
+    /// Registers the range with the GPU, which must use it at the same address.
+    pub(super) fn register(&mut self) -> Result<(), Failure> {
+        let driver = &self.hold.driver;
+        let base = ptr::with_exposed_provenance_mut::<c_void>(self.va as usize);
+        // SAFETY: this object maps the range for as long as it is registered.
+        unsafe { driver.cuMemHostRegister_v2(base, self.len, PORTABLE_DEVICEMAP) }?;
+        self.registered = true;
+        // SAFETY: the range was registered above.
+        let address = unsafe { driver.cuMemHostGetDevicePointer_v2(base, 0) }?;
+        if address != self.va {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_NOT_SUPPORTED,
+                format!(
+                    "the GPU reaches host memory at {:#x} at {address:#x}",
+                    self.va
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    fn pointer(&self, va: u64) -> *mut u8 {
+        ptr::with_exposed_provenance_mut(va as usize)
+    }
+
+    fn holds(&self, va: u64, len: u64) -> bool {
+        va >= self.va
+            && va
+                .checked_add(len)
+                .is_some_and(|end| end <= self.va + self.len)
+    }
+
+    /// Copies from the range. If the GPU writes at the same time some bytes are old and some new,
+    /// as on a local GPU.
+    fn read(&self, va: u64, out: &mut [u8]) {
+        if self.holds(va, out.len() as u64) {
+            // SAFETY: `holds` has checked that the bytes are inside this mapping; `out` is other
+            // memory.
+            unsafe { ptr::copy_nonoverlapping(self.pointer(va), out.as_mut_ptr(), out.len()) };
+        }
+    }
+
+    fn write(&self, va: u64, data: &[u8]) {
+        if self.holds(va, data.len() as u64) {
+            // SAFETY: `holds` has checked that the bytes are inside this mapping; `data` is a
+            // message's memory.
+            unsafe { ptr::copy_nonoverlapping(data.as_ptr(), self.pointer(va), data.len()) };
+        }
+    }
+}
+
+impl Drop for HostRange {
+    fn drop(&mut self) {
+        let base = ptr::with_exposed_provenance_mut::<c_void>(self.va as usize);
+        if self.registered {
+            // SAFETY: this object registered the range, and was dropped only after the GPU's last
+            // use.
+            given_back(unsafe { self.hold.driver.cuMemHostUnregister(base) });
+        }
+        if self.variable {
+            return;
+        }
+        // SAFETY: this object mapped the range, and nothing refers to it any more.
+        unsafe { libc::munmap(base, self.len as usize) };
+    }
+}
+
+/// A part of a mirror that kernels write, and its bytes as the client knows them.
+struct Watch {
+    va: u64,
+    known: Vec<u8>,
+}
+
+#[derive(Default)]
+pub(super) struct HostRanges {
+    ranges: BTreeMap<u64, HostRange>,
+    watches: Vec<Watch>,
+    bytes: u64,
+}
+
+impl HostRanges {
+    /// Whether any page that kernels write must be sent to the client before a reply.
+    pub(super) fn is_watched(&self) -> bool {
+        !self.watches.is_empty()
+    }
+
+    fn mirror(&self, va: u64, len: u64) -> Result<&HostRange, Failure> {
+        self.ranges
+            .range(..=va)
+            .next_back()
+            .map(|(_, range)| range)
+            .filter(|range| range.mirror && range.holds(va, len))
+            .ok_or_else(|| {
+                Failure::new(
+                    CUresult::CUDA_ERROR_INVALID_VALUE,
+                    format!("{va:#x} and {len:#x} bytes are in no mirror of this session"),
+                )
+            })
+    }
+
+    /// Adds a managed variable as a watched mirror, of which the client holds zeros. Returns false
+    /// if it was added before.
+    pub(super) fn keep_managed(
+        &mut self,
+        hold: &Arc<ContextHold>,
+        va: u64,
+        len: u64,
+    ) -> Result<bool, Failure> {
+        if self.ranges.contains_key(&va) {
+            return Ok(false);
+        }
+        if self.bytes.saturating_add(len) > HOST_MAPPED_BYTES_MAX {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+                format!("more than {HOST_MAPPED_BYTES_MAX} bytes of host memory"),
+            ));
+        }
+        self.bytes += len;
+        self.ranges.insert(
+            va,
+            HostRange {
+                hold: hold.clone(),
+                va,
+                len,
+                registered: false,
+                mirror: true,
+                variable: true,
+            },
+        );
+        let known = vec![0; len as usize];
+        self.watches.push(Watch { va, known });
+        Ok(true)
+    }
+
+    /// Stops watching a managed variable, whose memory ends with its library.
+    pub(super) fn forget_managed(&mut self, va: u64) {
+        if let Some(range) = self.ranges.remove(&va) {
+            self.bytes -= range.len;
+            self.watches.retain(|watch| watch.va != va);
+        }
+    }
+
+    /// Reports the watched pages that changed since they were last reported or written by the
+    /// client.
+    pub(super) fn take_changed(&mut self, changed: &mut dyn FnMut(u64, &[u8])) {
+        let mut now = [0; PAGE_BYTES as usize];
+        for (watch, at) in self.differing_parts() {
+            let Some(watch) = self.watches.get_mut(watch) else {
+                continue;
+            };
+            let Some((_, range)) = self.ranges.range(..=watch.va).next_back() else {
+                continue;
+            };
+            let end = watch.known.len().min(at + PART_BYTES);
+            let pages = watch.known[at..end].chunks_mut(PAGE_BYTES as usize);
+            for (i, page) in pages.enumerate() {
+                let va = watch.va + (at + i * PAGE_BYTES as usize) as u64;
+                let now = &mut now[..page.len()];
+                range.read(va, now);
+                if now != page {
+                    page.copy_from_slice(now);
+                    changed(va, page);
+                }
+            }
+        }
+    }
+
+    /// Returns the parts of watched memory that differ from what the client knows: a watch's index,
+    /// and the part's offset in it.
+    fn differing_parts(&self) -> Vec<(usize, usize)> {
+        let mut parts = Vec::new();
+        for (index, watch) in self.watches.iter().enumerate() {
+            let Some((_, range)) = self.ranges.range(..=watch.va).next_back() else {
+                continue;
+            };
+            if range.holds(watch.va, watch.known.len() as u64) {
+                let known = watch.known.chunks(PART_BYTES).enumerate();
+                parts.extend(known.map(|(i, known)| compare::MirrorPart {
+                    watch: index,
+                    at: i * PART_BYTES,
+                    address: watch.va + (i * PART_BYTES) as u64,
+                    known,
+                }));
+            }
+        }
+        // SAFETY: `holds` has checked that every part lies in a mapping of `self`, which stays
+        // while it is borrowed.
+        unsafe { compare::differing(&parts) }
+    }
+}
+
+impl Nvidia {
+    pub(super) fn host_map(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::HostMap,
+    ) -> Result<(), Failure> {
+        let file = match m.fd_tag {
+            0 => None,
+            tag => Some((cx.fds)(tag)?),
+        };
+        self.vacate(m.va, m.len)?;
+        if self.host.bytes.saturating_add(m.len) > HOST_MAPPED_BYTES_MAX {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+                format!("more than {HOST_MAPPED_BYTES_MAX} bytes of host memory"),
+            ));
+        }
+        self.enter_base()?;
+        let mut range = HostRange::map(&self.base, m.va, m.len, file)?;
+        range.register()?;
+        if !self.addresses.insert(m.va, m.len) {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_INVALID_VALUE,
+                format!("{:#x} is mapped already", m.va),
+            ));
+        }
+        self.host.bytes += m.len;
+        self.host.ranges.insert(m.va, range);
+        Ok(())
+    }
+
+    pub(super) fn host_unmap(
+        &mut self,
+        _cx: &mut Cx<'_>,
+        m: &messages::HostUnmap,
+    ) -> Result<(), Failure> {
+        let known = self.host.ranges.get(&m.va);
+        if known.is_none_or(|range| range.variable) {
+            return Err(Failure::wild("host memory", m.va));
+        }
+        let range = self
+            .host
+            .ranges
+            .remove(&m.va)
+            .ok_or_else(|| Failure::wild("host memory", m.va))?;
+        self.addresses.remove(m.va);
+        self.host.bytes -= range.len;
+        self.host.watches.retain(|watch| !range.holds(watch.va, 0));
+        let marks = self.busy_marks();
+        let place = Some((range.va, range.len));
+        self.deferred_frees
+            .push(Retired::Other(Box::new(range)), place, marks);
+        Ok(())
+    }
+
+    pub(super) fn host_write(
+        &mut self,
+        _cx: &mut Cx<'_>,
+        m: &messages::HostWrite<'_>,
+    ) -> Result<(), Failure> {
+        self.host
+            .mirror(m.va, m.data.len() as u64)?
+            .write(m.va, m.data);
+        // The client already knows the bytes that it wrote.
+        for watch in &mut self.host.watches {
+            overwrite(&mut watch.known, watch.va, m.va, m.data);
+        }
+        Ok(())
+    }
+
+    pub(super) fn host_watch(
+        &mut self,
+        _cx: &mut Cx<'_>,
+        m: &messages::HostWatch,
+    ) -> Result<(), Failure> {
+        let range = self.host.mirror(m.va, m.len)?;
+        let watched =
+            self.host.watches.iter().any(|watch| {
+                watch.va <= m.va && m.va + m.len <= watch.va + watch.known.len() as u64
+            });
+        if !watched {
+            let mut known = vec![0; m.len as usize];
+            range.read(m.va, &mut known);
+            self.host.watches.push(Watch { va: m.va, known });
+        }
+        Ok(())
+    }
+
+    /// Makes the context current that pinned memory belongs to.
+    pub(super) fn enter_base(&mut self) -> Result<(), Failure> {
+        self.current = None;
+        Ok(self.driver.cuCtxSetCurrent(self.base.handle)?)
+    }
+}
+
+/// Copies the part of `data`, which lies at `at`, that overlaps `known`, which lies at `start`.
+fn overwrite(known: &mut [u8], start: u64, at: u64, data: &[u8]) {
+    let from = at.max(start);
+    let to = (at + data.len() as u64).min(start + known.len() as u64);
+    if from < to {
+        known[(from - start) as usize..(to - start) as usize]
+            .copy_from_slice(&data[(from - at) as usize..(to - at) as usize]);
+    }
+}
+
+/// Memory that the driver pinned.
+pub(super) struct Pinned {
+    hold: Arc<ContextHold>,
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the object owns the memory; parts of it are handed out as `PinnedPart`s, which do not
+// overlap.
+unsafe impl Send for Pinned {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Pinned {}
+
+impl Pinned {
+    /// Allocates pinned memory. `hold`'s context must be current.
+    pub(super) fn new(hold: &Arc<ContextHold>, len: usize) -> Result<Pinned, Failure> {
+        let mut start = ptr::null_mut();
+        // SAFETY: `start` has room for the answer.
+        unsafe {
+            hold.driver
+                .cuMemHostAlloc(&mut start, len as u64, PORTABLE_DEVICEMAP)
+        }?;
+        let start = NonNull::new(start.cast()).ok_or_else(|| {
+            Failure::new(
+                CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+                "the driver pinned no memory",
+            )
+        })?;
+        Ok(Pinned {
+            hold: hold.clone(),
+            start,
+            len,
+        })
+    }
+
+    /// Makes all of it one part.
+    pub(super) fn whole(self) -> PinnedPart {
+        let len = self.len;
+        PinnedPart {
+            block: Arc::new(self),
+            offset: 0,
+            len,
+        }
+    }
+
+    /// Divides it into parts of one length.
+    pub(super) fn split(self, len: usize) -> Vec<PinnedPart> {
+        let count = self.len / len;
+        let block = Arc::new(self);
+        (0..count)
+            .map(|i| PinnedPart {
+                block: block.clone(),
+                offset: i * len,
+                len,
+            })
+            .collect()
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: this object pinned the memory, and no part of it is left.
+        given_back(unsafe { self.hold.driver.cuMemFreeHost(self.start.as_ptr().cast()) });
+    }
+}
+
+/// A part of pinned memory with a single owner.
+pub(super) struct PinnedPart {
+    block: Arc<Pinned>,
+    offset: usize,
+    len: usize,
+}
+
+impl PinnedPart {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns a span for the driver's copies.
+    pub(super) fn span(&self, len: usize) -> Span {
+        let address = self.block.start.as_ptr().expose_provenance() + self.offset;
+        // SAFETY: whoever submits a copy keeps the part until a mark after the copy is reached.
+        unsafe { Span::new_unchecked(address as u64, len.min(self.len) as u64) }
+    }
+
+    /// Returns the memory for adapters: it is pinned until the device is dropped, which is after
+    /// every link.
+    pub(super) fn lasting(&self) -> Lasting {
+        let address = self.block.start.as_ptr().expose_provenance() + self.offset;
+        // SAFETY: parts used for staging stay allocated until the device is dropped.
+        unsafe { Lasting::new(address as u64, self.len) }
+    }
+
+    /// Returns the first bytes. The caller has seen the mark after the GPU's copy into them.
+    pub(super) fn bytes(&self, len: usize) -> &[u8] {
+        // SAFETY: the bytes are inside the block, and the GPU's writes ended before the mark.
+        unsafe {
+            std::slice::from_raw_parts(
+                self.block.start.as_ptr().add(self.offset),
+                len.min(self.len),
+            )
+        }
+    }
+
+    pub(super) fn bytes_mut(&mut self, len: usize) -> &mut [u8] {
+        // SAFETY: the bytes are inside the block, and `&mut self` is the part's only owner.
+        unsafe {
+            std::slice::from_raw_parts_mut(
+                self.block.start.as_ptr().add(self.offset),
+                len.min(self.len),
+            )
+        }
+    }
+
+    pub(super) fn fill(&mut self, data: &[u8]) {
+        let room = self.bytes_mut(data.len());
+        room.copy_from_slice(&data[..room.len()]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overwriting_clips_at_both_ends() {
+        for (at, expected) in [
+            (8, [3, 4, 0, 0]),
+            (9, [2, 3, 4, 0]),
+            (12, [0, 0, 1, 2]),
+            (14, [0; 4]),
+            (6, [0; 4]),
+        ] {
+            let mut known = [0; 4];
+            overwrite(&mut known, 10, at, &[1, 2, 3, 4]);
+            assert_eq!(known, expected, "{at}");
+        }
+        let mut known = [0; 2];
+        overwrite(&mut known, 11, 10, &[1, 2, 3, 4]);
+        assert_eq!(known, [2, 3]);
+    }
+}

@@ -1,0 +1,430 @@
+//! Device memory: the window, and memory mapped in it at addresses that the client chose.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use outboard_api::{
+    CUresult,
+    cuda::{CUmemAllocationProp, CUmemLocation},
+    enums::{
+        CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+        CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        CU_MEM_LOCATION_TYPE_DEVICE,
+    },
+};
+use outboard_device::{Cx, Failure};
+use outboard_wire::messages;
+
+use super::{
+    Nvidia,
+    addresses::Span,
+    deferred_free::{Marks, Retired},
+    mapping::Mapping,
+    owned::{Owned, given_back},
+    table::{Driver, Refused, real},
+};
+
+/// Addresses for the window, best first. Each is far from where Linux maps anything else, on both
+/// sides.
+const WINDOW_BASES: &[u64] = &[
+    0x2000_0000_0000,
+    0x1000_0000_0000,
+    0x3000_0000_0000,
+    0x4000_0000_0000,
+];
+/// Lengths for the window, best first.
+const WINDOW_BYTES: &[u64] = &[1 << 40, 1 << 38, 1 << 36];
+/// How long mapping a range again may wait for work that still uses the range.
+const SETTLE_MS_MAX: u64 = 10_000;
+/// How long that may wait while host functions are queued: the work may itself wait for one, whose
+/// end this thread has yet to receive.
+const SETTLE_BESIDE_HOST_CALLS_MS_MAX: u64 = 100;
+const SETTLE_POLL_US: u64 = 20;
+/// Count of deferred frees above which each further one first releases those that are done.
+const DEFERRED_FREES_MAX: usize = 64;
+
+/// Physical memory of `cuMemCreate`, or of another session.
+pub(super) struct Allocation {
+    pub(super) memory: Arc<Owned<real::Allocation>>,
+    pub(super) len: u64,
+}
+
+/// The address range in which the client places memory.
+pub(super) struct Window {
+    driver: Arc<Driver>,
+    base: u64,
+    len: u64,
+}
+
+impl Window {
+    pub(super) fn reserve(driver: &Arc<Driver>) -> Result<Window, Failure> {
+        for len in WINDOW_BYTES {
+            for base in WINDOW_BASES {
+                // SAFETY: reserving touches no memory; the base is a hint.
+                let reserved = unsafe { driver.cuMemAddressReserve(*len, 0, *base, 0) };
+                let Ok(granted) = reserved else { continue };
+                let window = Window {
+                    driver: driver.clone(),
+                    base: granted,
+                    len: *len,
+                };
+                if granted == *base {
+                    return Ok(window);
+                }
+            }
+        }
+        Err(Failure::new(
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+            "no address window for device memory: every range tried is in use in this process",
+        ))
+    }
+
+    pub(super) fn range(&self) -> (u64, u64) {
+        (self.base, self.len)
+    }
+
+    fn holds(&self, va: u64, len: u64) -> bool {
+        va >= self.base
+            && len > 0
+            && va
+                .checked_add(len)
+                .is_some_and(|end| end <= self.base + self.len)
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // SAFETY: this object reserved the range, and all mappings in it are gone.
+        given_back(unsafe { self.driver.cuMemAddressFree(self.base, self.len) });
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Memory {
+    pub(super) window: Option<Window>,
+    mapped: BTreeMap<u64, Mapping>,
+}
+
+impl Memory {
+    /// Returns the mapping that holds all of these bytes.
+    pub(super) fn mapping(&self, address: u64, len: u64) -> Option<(u64, u64)> {
+        self.holding(address, len)
+            .map(|mapping| (mapping.va, mapping.len))
+    }
+
+    /// Returns the session's number of the device whose memory these bytes are.
+    pub(super) fn device_of(&self, address: u64, len: u64) -> Option<usize> {
+        self.holding(address, len)
+            .map(|mapping| mapping.allocation.hold.device)
+    }
+
+    /// Returns base, length, device and physical memory of the `mem_map` mapping that holds an
+    /// address.
+    pub(super) fn exportable(&self, address: u64) -> Option<(u64, u64, usize, real::Allocation)> {
+        let mapping = self.holding(address, 1).filter(|m| m.is_private)?;
+        let device = mapping.allocation.hold.device;
+        Some((mapping.va, mapping.len, device, mapping.allocation.handle()))
+    }
+
+    fn holding(&self, address: u64, len: u64) -> Option<&Mapping> {
+        let (va, mapping) = self.mapped.range(..=address).next_back()?;
+        let end = address.checked_add(len)?;
+        (end <= va + mapping.len).then_some(mapping)
+    }
+
+    /// Unmaps everything, then frees the window.
+    pub(super) fn clear(&mut self) {
+        self.mapped.clear();
+        self.window = None;
+    }
+}
+
+impl Nvidia {
+    pub(super) fn mem_map(&mut self, cx: &mut Cx<'_>, m: &messages::MemMap) -> Result<(), Failure> {
+        self.enter(cx)?;
+        self.in_window(m.va, m.len)?;
+        let device = self.context(cx.context)?.device;
+        if let Some((mapping, marks)) = self.deferred_frees.take_mapping(m.va, m.len) {
+            if mapping.allocation.hold.device == device {
+                let settled = self.await_marks(&marks);
+                if settled.is_ok() {
+                    return self.keep_mapping(mapping);
+                }
+                self.rebury(mapping, marks);
+                return settled;
+            }
+            self.rebury(mapping, marks);
+        }
+        self.vacate(m.va, m.len)?;
+        let allocation = Arc::new(self.create_allocation(device, m.len)?);
+        let mut mapping = Mapping::new(&self.driver, &allocation, m.va, m.len, 0)?;
+        mapping.is_private = true;
+        self.give_access(device, m.va, m.len)?;
+        self.keep_mapping(mapping)
+    }
+
+    /// Maps another session's memory.
+    pub(super) fn map_foreign(
+        &mut self,
+        device: usize,
+        allocation: Arc<Owned<real::Allocation>>,
+        va: u64,
+        len: u64,
+    ) -> Result<(), Failure> {
+        self.in_window(va, len)?;
+        self.vacate(va, len)?;
+        let mapping = Mapping::new(&self.driver, &allocation, va, len, 0)?;
+        self.give_access(device, va, len)?;
+        self.keep_mapping(mapping)
+    }
+
+    pub(super) fn mem_unmap(
+        &mut self,
+        _cx: &mut Cx<'_>,
+        m: &messages::MemUnmap,
+    ) -> Result<(), Failure> {
+        self.unmap(m.va, m.len)
+    }
+
+    pub(super) fn allocation_create(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::AllocationCreate,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        self.real_device(m.device)?;
+        let allocation = self.create_allocation(m.device as usize, m.len)?;
+        let memory = Arc::new(allocation);
+        let len = m.len;
+        self.allocations
+            .insert(m.allocation, Allocation { memory, len })
+    }
+
+    pub(super) fn allocation_release(
+        &mut self,
+        _cx: &mut Cx<'_>,
+        m: &messages::AllocationRelease,
+    ) -> Result<(), Failure> {
+        self.ipc.withdraw_allocation(m.allocation);
+        // Mappings keep the memory alive.
+        self.allocations.remove(m.allocation).map(drop)
+    }
+
+    pub(super) fn allocation_map(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::AllocationMap,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        self.in_window(m.va, m.len)?;
+        self.vacate(m.va, m.len)?;
+        let allocation = self.allocations.get(m.allocation)?.memory.clone();
+        let mapping = Mapping::new(&self.driver, &allocation, m.va, m.len, m.offset)?;
+        self.keep_mapping(mapping)
+    }
+
+    pub(super) fn allocation_unmap(
+        &mut self,
+        _cx: &mut Cx<'_>,
+        m: &messages::AllocationUnmap,
+    ) -> Result<(), Failure> {
+        self.unmap(m.va, m.len)
+    }
+
+    pub(super) fn allocation_access(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::AllocationAccess,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        self.in_window(m.va, m.len)?;
+        let span = self.known(m.va, m.len)?;
+        let device = self.real_device(m.device)?;
+        Ok(self.driver.set_access(span, device, m.flags)?)
+    }
+
+    /// Releases deferred frees that the GPU no longer uses. Called whenever the session has time.
+    pub(super) fn reap(&mut self) {
+        if self.deferred_frees.is_empty() || self.host_calls.is_outstanding() {
+            // Releasing memory may wait for the device, which may wait for a host function.
+            return;
+        }
+        let mut deferred_frees = std::mem::take(&mut self.deferred_frees);
+        deferred_frees.mark(|| self.busy_marks());
+        deferred_frees.reap();
+        self.deferred_frees = deferred_frees;
+    }
+
+    fn in_window(&self, va: u64, len: u64) -> Result<(), Failure> {
+        let window = self.memory.window.as_ref();
+        if window.is_some_and(|w| w.holds(va, len)) {
+            return Ok(());
+        }
+        Err(Failure::new(
+            CUresult::CUDA_ERROR_INVALID_VALUE,
+            format!("{va:#x} and {len:#x} bytes are not in this session's window"),
+        ))
+    }
+
+    fn create_allocation(
+        &mut self,
+        device: usize,
+        len: u64,
+    ) -> Result<Owned<real::Allocation>, Failure> {
+        let mut properties = properties(self.devices[device].ordinal);
+        properties.gpu_direct_rdma_capable = self.gpu_direct.is_wanted.into();
+        let (ordinal, can_share) = (
+            self.devices[device].ordinal,
+            CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+        );
+        // So that it can be exported to other processes later, as memory of `cuMemAlloc` can.
+        if self
+            .driver
+            .cuDeviceGetAttribute(can_share, ordinal)
+            .is_ok_and(|can| can != 0)
+        {
+            properties.requested_handle_types = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        }
+        let created = match self.driver.cuMemCreate(len, &properties, 0) {
+            Err(refused) if refused.status == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                // Releasing deferred frees may make room.
+                self.settle(|yard| !yard.is_empty())?;
+                self.driver.cuMemCreate(len, &properties, 0)?
+            }
+            created => created?,
+        };
+        let hold = self.hold_of(device)?;
+        Ok(Owned::new(&hold, created, |driver, handle| {
+            driver.cuMemRelease(handle)
+        }))
+    }
+
+    fn give_access(&self, device: usize, va: u64, len: u64) -> Result<(), Refused> {
+        // SAFETY: the caller has just mapped the range.
+        let span = unsafe { Span::new_unchecked(va, len) };
+        for device in self.reachable(device) {
+            self.driver.set_access(
+                span,
+                device,
+                outboard_api::enums::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+            )?;
+        }
+        Ok(())
+    }
+
+    fn keep_mapping(&mut self, mapping: Mapping) -> Result<(), Failure> {
+        if !self.addresses.insert(mapping.va, mapping.len) {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_INVALID_VALUE,
+                format!("{:#x} is mapped already", mapping.va),
+            ));
+        }
+        self.memory.mapped.insert(mapping.va, mapping);
+        Ok(())
+    }
+
+    /// Defers the unmapping of the mappings that make up exactly this range.
+    fn unmap(&mut self, va: u64, len: u64) -> Result<(), Failure> {
+        let end = va.saturating_add(len);
+        let inside: Vec<(u64, u64)> = self
+            .memory
+            .mapped
+            .range(va..end)
+            .map(|(start, mapping)| (*start, mapping.len))
+            .collect();
+        let exact = inside.first().is_some_and(|(start, _)| *start == va)
+            && inside.last().is_some_and(|(start, len)| start + len == end);
+        if !exact {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_INVALID_VALUE,
+                format!("{va:#x} and {len:#x} bytes are not what was mapped"),
+            ));
+        }
+        if self.deferred_frees.len() >= DEFERRED_FREES_MAX {
+            self.reap();
+        }
+        let marks = self.busy_marks();
+        for (start, _) in inside {
+            if let Some(mapping) = self.memory.mapped.remove(&start) {
+                self.addresses.remove(start);
+                self.ipc.withdraw_memory(start);
+                let range = Some((mapping.va, mapping.len));
+                self.deferred_frees
+                    .push(Retired::Mapping(mapping), range, marks.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until no deferred free holds part of a range.
+    pub(super) fn vacate(&mut self, va: u64, len: u64) -> Result<(), Failure> {
+        self.settle(|yard| yard.overlaps(va, len))
+    }
+
+    /// Releases deferred frees until `wanted` returns false. It polls with a time limit, because
+    /// the work may wait for a host function, or for a kernel that does.
+    fn settle(
+        &mut self,
+        wanted: impl Fn(&super::deferred_free::DeferredFrees) -> bool,
+    ) -> Result<(), Failure> {
+        let start = Instant::now();
+        while wanted(&self.deferred_frees) {
+            self.reap();
+            if !wanted(&self.deferred_frees) {
+                break;
+            }
+            self.check_patience(start)?;
+            std::thread::sleep(Duration::from_micros(SETTLE_POLL_US));
+        }
+        Ok(())
+    }
+
+    /// Waits for the last work on memory that is to be used again, as the real `cuMemFree` does.
+    fn await_marks(&mut self, marks: &Marks) -> Result<(), Failure> {
+        let start = Instant::now();
+        while !marks.iter().all(|mark| mark.reached().unwrap_or(true)) {
+            self.check_patience(start)?;
+            std::hint::spin_loop();
+        }
+        Ok(())
+    }
+
+    fn check_patience(&self, since: Instant) -> Result<(), Failure> {
+        let limit = match self.host_calls.is_outstanding() {
+            true => SETTLE_BESIDE_HOST_CALLS_MS_MAX,
+            false => SETTLE_MS_MAX,
+        };
+        if since.elapsed() <= Duration::from_millis(limit) {
+            return Ok(());
+        }
+        Err(Failure::new(
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+            format!("memory that was freed is still in use after {limit} ms"),
+        ))
+    }
+
+    fn rebury(&mut self, mapping: Mapping, marks: Marks) {
+        let range = Some((mapping.va, mapping.len));
+        self.deferred_frees
+            .push(Retired::Mapping(mapping), range, Some(marks));
+    }
+}
+
+pub(super) fn properties(ordinal: i32) -> CUmemAllocationProp {
+    CUmemAllocationProp {
+        kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+        requested_handle_types: 0,
+        location: CUmemLocation {
+            kind: CU_MEM_LOCATION_TYPE_DEVICE,
+            id: ordinal,
+        },
+        win32_handle_meta_data: std::ptr::null_mut(),
+        compression_type: 0,
+        gpu_direct_rdma_capable: 0,
+        usage: 0,
+        reserved: [0; 4],
+    }
+}

@@ -1,0 +1,241 @@
+//! Device and host memory: mapped, shared, freed and released.
+
+use super::*;
+
+#[test]
+fn data_goes_in_and_out_and_everything_is_given_back() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    client.done(Request::StreamCreate(messages::StreamCreate {
+        stream: STREAM,
+        flags: 1,
+        priority: 0,
+    }));
+    let va = client.map(0, 4 * MIB);
+    let data: Vec<u8> = (0..300_000_u32).map(|i| (i * 7) as u8).collect();
+    for stream in [0, STREAM] {
+        client.done(Request::CopyIn(messages::CopyIn {
+            dst: va + 100,
+            stream,
+            sync: 0,
+            data: &data,
+        }));
+        client.done(Request::Copy(messages::Copy {
+            dst: va + MIB,
+            src: va + 100,
+            len: data.len() as u64,
+            stream,
+            sync: 0,
+        }));
+        let mut out = client.wait(Request::CopyOut(messages::CopyOut {
+            src: va + MIB,
+            len: data.len() as u64,
+            stream,
+        }));
+        assert_eq!(out.ready(), Ok(true));
+        assert_eq!(out.data(), Some(&data[..]));
+    }
+    client.done(Request::CuMemsetD8Async(messages::CuMemsetD8Async {
+        dst_device: va,
+        uc: 9,
+        n: 10,
+        h_stream: STREAM,
+    }));
+    let mut fence = client.wait(Request::FenceContext(messages::FenceContext {
+        slot: 0,
+        value: 0,
+    }));
+    assert_eq!(fence.ready(), Ok(true));
+    drop(fence);
+    drop(client);
+    assert_eq!(fake.ask("fake_live", 0), 0);
+}
+
+#[test]
+fn freed_memory_stays_while_the_gpu_is_busy() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let va = client.map(0, 2 * MIB);
+    let memset = |dst_device| {
+        Request::CuMemsetD8Async(messages::CuMemsetD8Async {
+            dst_device,
+            uc: 1,
+            n: 1,
+            h_stream: 0,
+        })
+    };
+    fake.ask("fake_hold", 1);
+    client.done(memset(va));
+    client.done(Request::MemUnmap(messages::MemUnmap { va, len: 2 * MIB }));
+    let status = client.refused(memset(va));
+    assert_eq!(
+        status,
+        CUresult::CUDA_ERROR_INVALID_VALUE,
+        "gone for the client"
+    );
+    client.device.reap();
+    assert_eq!(fake.ask("fake_mappings", 0), 1, "there for the GPU");
+    fake.ask("fake_hold", 0);
+    client.device.reap();
+    assert_eq!(fake.ask("fake_mappings", 0), 0);
+}
+
+#[test]
+fn memory_freed_and_not_yet_given_back_makes_room() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let va = client.map(0, 48 * MIB);
+    client.done(Request::MemUnmap(messages::MemUnmap { va, len: 48 * MIB }));
+    client.map(64 * MIB, 48 * MIB);
+    let too_much = messages::MemMap {
+        va: client.base + 256 * MIB,
+        len: 48 * MIB,
+    };
+    let status = client.refused(Request::MemMap(too_much));
+    assert_eq!(status, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+#[test]
+fn a_range_freed_and_mapped_again_is_the_same_memory() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    for _ in 0..100 {
+        let va = client.map(0, 40 * MIB);
+        client.done(Request::MemUnmap(messages::MemUnmap { va, len: 40 * MIB }));
+    }
+    // A different division of the same range must wait until the old one is unmapped.
+    client.map(0, 2 * MIB);
+    client.map(2 * MIB, 2 * MIB);
+    assert_eq!(fake.ask("fake_mappings", 0), 2);
+}
+
+#[test]
+fn a_mapping_of_the_clients_own_allocation_is_never_handed_to_another() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let (va, len) = (client.base, 2 * MIB);
+    let allocation = 5;
+    client.done(Request::AllocationCreate(messages::AllocationCreate {
+        allocation,
+        device: 0,
+        len,
+    }));
+    let map = |va| {
+        Request::AllocationMap(messages::AllocationMap {
+            allocation,
+            va,
+            len,
+            offset: 0,
+        })
+    };
+    let access = |va| {
+        Request::AllocationAccess(messages::AllocationAccess {
+            va,
+            len,
+            device: 0,
+            flags: 3,
+        })
+    };
+    client.done(map(va));
+    client.done(access(va));
+    client.done(map(va + 4 * MIB));
+    client.done(access(va + 4 * MIB));
+    client.done(Request::AllocationUnmap(messages::AllocationUnmap {
+        va,
+        len,
+    }));
+    client.map(0, len);
+    client.done(Request::CuMemsetD8Async(messages::CuMemsetD8Async {
+        dst_device: va,
+        uc: 5,
+        n: len,
+        h_stream: 0,
+    }));
+    let out = client.wait(Request::CopyOut(messages::CopyOut {
+        src: va + 4 * MIB,
+        len: 4,
+        stream: 0,
+    }));
+    assert_eq!(out.data(), Some(&[0; 4][..]));
+}
+
+#[test]
+fn watched_mirrors_hand_over_what_kernels_changed() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let va = 0x5000_0000_0000 + std::ptr::from_ref(&client) as u64 % (1 << 30) / 4096 * 4096;
+    let len = 3 * 4096;
+    let map = || {
+        Request::HostMap(messages::HostMap {
+            va,
+            len,
+            flags: 0,
+            fd_tag: 0,
+        })
+    };
+    client.done(map());
+    client.done(Request::HostWatch(messages::HostWatch { va, len }));
+    client.done(Request::HostWrite(messages::HostWrite {
+        va: va + 4096,
+        data: b"from the client",
+    }));
+    let mut changed = Vec::new();
+    let take = |client: &mut Client, changed: &mut Vec<(u64, u8)>| {
+        changed.clear();
+        outboard_device::Host::take_host_pages(&mut client.device, &mut |va, page| {
+            assert_eq!(page.len(), 4096);
+            changed.push((va, page[0]));
+        });
+    };
+    take(&mut client, &mut changed);
+    assert_eq!(changed, [], "the client knows what it wrote");
+    client.done(Request::CuMemsetD8Async(messages::CuMemsetD8Async {
+        dst_device: va + 2 * 4096,
+        uc: 6,
+        n: 1,
+        h_stream: 0,
+    }));
+    take(&mut client, &mut changed);
+    assert_eq!(changed, [(va + 2 * 4096, 6)]);
+    take(&mut client, &mut changed);
+    assert_eq!(changed, []);
+    let beyond = messages::HostWrite {
+        va: va + len - 1,
+        data: b"ab",
+    };
+    let status = client.refused(Request::HostWrite(beyond));
+    assert_eq!(status, CUresult::CUDA_ERROR_INVALID_VALUE);
+    client.done(Request::HostUnmap(messages::HostUnmap { va }));
+    client.done(map());
+    drop(client);
+    assert_eq!(fake.ask("fake_live", 0), 0);
+}
+
+#[test]
+fn an_address_taken_in_the_server_is_refused_and_left_alone() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let page = vec![1_u8; 3 * 4096];
+    let va = (page.as_ptr() as u64).next_multiple_of(4096);
+    let status = client.refused(Request::HostMap(messages::HostMap {
+        va,
+        len: 4096,
+        flags: 0,
+        fd_tag: 0,
+    }));
+    assert_eq!(status, CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    assert!(page.iter().all(|byte| *byte == 1));
+}
+
+#[test]
+fn memory_outlives_the_context_that_it_was_allocated_in() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let va = client.map(0, 2 * MIB);
+    client.done(Request::ContextDestroy(messages::ContextDestroy {
+        context: CONTEXT,
+    }));
+    client.done(Request::MemUnmap(messages::MemUnmap { va, len: 2 * MIB }));
+    client.device.reap();
+    assert_eq!(fake.ask("fake_mappings", 0), 0);
+}

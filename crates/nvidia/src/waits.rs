@@ -1,0 +1,67 @@
+//! Waits of the client for points in streams, and for its events.
+
+use std::sync::Arc;
+
+use super::{
+    board::WatchedMark,
+    owned::{Owned, ready},
+    printed::Due,
+    table::real,
+};
+use outboard_device::{Failure, Wait};
+
+/// Waits for several marks.
+pub(super) struct MarksWait {
+    marks: Vec<WatchedMark>,
+    /// Text that kernels may have printed before.
+    printed: Option<Due>,
+}
+
+impl MarksWait {
+    pub(super) fn new(marks: Vec<WatchedMark>, printed: Option<Due>) -> MarksWait {
+        MarksWait { marks, printed }
+    }
+}
+
+impl Wait for MarksWait {
+    fn ready(&mut self) -> Result<bool, Failure> {
+        while let Some(mark) = self.marks.last() {
+            if !mark.reached()? {
+                return Ok(false);
+            }
+            if self.printed.is_some() {
+                mark.mark().flush_printed()?;
+            }
+            self.marks.pop();
+        }
+        if let Some(due) = &self.printed {
+            due.done();
+        }
+        Ok(true)
+    }
+}
+
+/// Waits for an event of the client. It holds the real event, so a later record uses a new one
+/// (`streams.rs`).
+pub(super) struct EventWait {
+    event: Arc<Owned<real::Event>>,
+    printed: Option<Due>,
+}
+
+impl EventWait {
+    pub(super) fn new(event: Arc<Owned<real::Event>>, printed: Option<Due>) -> EventWait {
+        EventWait { event, printed }
+    }
+}
+
+impl Wait for EventWait {
+    fn ready(&mut self) -> Result<bool, Failure> {
+        let driver = &self.event.hold.driver;
+        let reached = ready(driver.cuEventQuery(self.event.handle()))?;
+        if reached && let Some(due) = &self.printed {
+            driver.cuEventSynchronize(self.event.handle())?;
+            due.done();
+        }
+        Ok(reached)
+    }
+}

@@ -1,0 +1,206 @@
+//! Documents between the supervisor and its workers: one a packet, with the descriptors that belong
+//! to it ([`Control`](super::control::Control)).
+//!
+//! [`Admission`] is everything that a worker knows of the client it serves. A worker that read the
+//! client's hello and a spare get the same document.
+
+use outboard_link::{LinkKind, RdmaOptions, Stream};
+use outboard_wire::handshake::{ClientHello, SessionKey};
+use serde::{Deserialize, Serialize};
+
+use super::devices::DeviceOptions;
+
+/// A client with a place: who it is, its link, its devices and their limits.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Admission {
+    pub(super) session: u64,
+    pub(super) transport: Transport,
+    pub(super) client: ClientHello,
+    pub(super) device: DeviceOptions,
+    /// Folder that keeps module images between sessions: the bytes of its path.
+    pub(super) cache: Option<Vec<u8>>,
+    /// Workers whose contexts will still take device memory that is free now.
+    pub(super) spares_to_come: u8,
+    /// Secret by which further connections of this session are known.
+    pub(super) key: SessionKey,
+}
+
+/// The kind of link that a client's socket becomes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Transport {
+    Shm,
+    Tcp,
+    /// With the options for the adapter, as text.
+    Rdma(String),
+}
+
+/// A message from the supervisor to a worker.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Order {
+    /// Read the hello of a new client. Brings its socket.
+    Greet { session: u64, transport: Transport },
+    /// Open the device, and wait for a client whose hello another worker has read.
+    Prepare(DeviceOptions),
+    /// Serve the client that was greeted. May bring the document of the devices' facts.
+    Serve(Box<Admission>),
+    /// Serve a client that another worker has greeted. Brings its socket.
+    TakeOver(Box<Admission>),
+    /// Tell the client why it is not served.
+    Refuse(String),
+    /// End: another worker has the client.
+    Leave,
+    /// A data connection of the session that is served. Brings its socket.
+    DataConnection,
+}
+
+/// A message from a worker to the supervisor.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Report {
+    /// A spare has opened its device. May bring the document of the devices' facts.
+    Ready,
+    /// A client has sent a proper hello. Brings its socket.
+    Heard(ClientHello),
+    /// A spare has the client, and a device that works.
+    Taken,
+}
+
+impl Transport {
+    pub(super) fn of(stream: &Stream) -> Transport {
+        match (stream.rdma(), stream.kind()) {
+            (Some(options), _) => Transport::Rdma(options.to_string()),
+            (None, LinkKind::Shm) => Transport::Shm,
+            (None, _) => Transport::Tcp,
+        }
+    }
+
+    /// Makes `stream`, taken over from another process, one of this transport.
+    pub(super) fn dress(&self, stream: Stream) -> Result<Stream, outboard_link::Error> {
+        match self {
+            Transport::Shm | Transport::Tcp => Ok(stream),
+            Transport::Rdma(options) => {
+                let options: RdmaOptions = options
+                    .parse()
+                    .map_err(|_| outboard_link::Error::Misuse("RDMA options that are none"))?;
+                stream.with_rdma(options)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+
+    use outboard_soft::{Checks, Watch};
+    use outboard_wire::{
+        doc::{from_bytes, to_bytes},
+        handshake::{Clock, Emulation, Purpose},
+        limits::SESSION_KEY_BYTES,
+        network::Network,
+    };
+
+    use super::*;
+    use crate::devices::DeviceKind;
+
+    const GOLDEN: &str = include_str!("golden.txt");
+
+    fn device() -> DeviceOptions {
+        DeviceOptions {
+            kind: DeviceKind::Soft,
+            memory_bytes: Some(0x0102_0304_0506),
+            threads: Some(7),
+            devices: 2,
+            capability: "9.0".parse().unwrap(),
+            watch: Watch {
+                checks: Checks {
+                    race: true,
+                    barrier: true,
+                    ..Checks::default()
+                },
+                fail: true,
+                seed: Some(9),
+            },
+        }
+    }
+
+    fn client(purpose: Purpose) -> ClientHello {
+        ClientHello {
+            release: "1.2.3".into(),
+            purpose,
+            pid: 0x0a0b,
+            program: "python3".into(),
+            emulation: Some(Emulation {
+                network: Network::try_from(String::from("rtt=10us")).unwrap(),
+                clock: Clock {
+                    boot_id: "boot".into(),
+                    now_ns: 0x0c0d_0e0f,
+                },
+            }),
+            is_rdma: true,
+        }
+    }
+
+    fn admission(transport: Transport) -> Box<Admission> {
+        Box::new(Admission {
+            session: 0x1112_1314,
+            transport,
+            client: client(Purpose::Session),
+            device: device(),
+            cache: Some(b"/cache".to_vec()),
+            spares_to_come: 3,
+            key: SessionKey::new([0x55; SESSION_KEY_BYTES]),
+        })
+    }
+
+    fn bytes<T>(out: &mut String, name: &str, document: &T)
+    where
+        T: Serialize + for<'de> Deserialize<'de> + PartialEq + std::fmt::Debug,
+    {
+        let bytes = to_bytes(document).unwrap();
+        assert_eq!(from_bytes::<T>(&bytes).unwrap(), *document);
+        write!(out, "{name} ").unwrap();
+        bytes.iter().for_each(|b| write!(out, "{b:02x}").unwrap());
+        out.push('\n');
+    }
+
+    /// A meant change is written with `OUTBOARD_GOLDEN=write`.
+    #[test]
+    fn documents_have_their_golden_bytes() {
+        let rdma = Transport::Rdma("device=mlx5_0&gid=3".into());
+        let key = SessionKey::new([0x66; SESSION_KEY_BYTES]);
+        let mut out = String::new();
+        let greet = Order::Greet {
+            session: 5,
+            transport: Transport::Tcp,
+        };
+        bytes(&mut out, "Greet", &greet);
+        bytes(&mut out, "Prepare", &Order::Prepare(device()));
+        bytes(&mut out, "Serve", &Order::Serve(admission(Transport::Shm)));
+        let take_over = Order::TakeOver(admission(rdma));
+        bytes(&mut out, "TakeOver", &take_over);
+        bytes(&mut out, "Refuse", &Order::Refuse("full".into()));
+        bytes(&mut out, "Leave", &Order::Leave);
+        bytes(&mut out, "DataConnection", &Order::DataConnection);
+        bytes(&mut out, "Ready", &Report::Ready);
+        let heard = Report::Heard(client(Purpose::DataConnection { key }));
+        bytes(&mut out, "Heard", &heard);
+        bytes(&mut out, "Taken", &Report::Taken);
+        if std::env::var_os("OUTBOARD_GOLDEN").is_some() {
+            let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/golden.txt");
+            std::fs::write(path, &out).unwrap();
+            return;
+        }
+        assert!(out == GOLDEN, "documents have changed:\n{out}");
+    }
+
+    #[test]
+    fn a_document_that_is_cut_or_wrong_is_an_error() {
+        let whole = to_bytes(&Order::TakeOver(admission(Transport::Tcp))).unwrap();
+        for len in 0..whole.len() {
+            assert!(from_bytes::<Order>(&whole[..len]).is_err(), "{len}");
+        }
+        let mut wrong = whole;
+        wrong[0] = 0x7f;
+        assert!(from_bytes::<Order>(&wrong).is_err());
+    }
+}

@@ -1,0 +1,683 @@
+//! The supervisor: the process that owns the sockets, accepts clients, and gives each a worker
+//! process of its own.
+//!
+//! ```text
+//!  supervisor ── listeners                        worker (one for each client)
+//!      │ accept                                       │
+//!      ├── fork, exec; Greet, client's socket ───────►│ reads the hello, until HANDSHAKE_MS_MAX
+//!      │◄───────────────── Heard: hello, socket ──────┤
+//!      ├── Serve: the admission ─────────────────────►│ opens the device, welcomes
+//!      │   or Refuse: why                             │ serves until the client leaves
+//!      ├── DataConnection: socket ───────────────────►│ one of several, when they come
+//!      │◄──────────────────────────────── SIGCHLD ────┘
+//! ```
+//!
+//! Every hand-over is a document of [`admission`], on the worker's [`control`] socket. The
+//! supervisor decodes nothing that a client sent. Bytes of strangers reach only a process that has
+//! no device yet, and at most [`limits::HANDSHAKES_MAX`] of these exist; further clients wait in
+//! the listener's backlog. A client takes a place among the sessions only after a proper hello. A
+//! worker that was started ahead, with its device open ([`spares`]), takes the client over at that
+//! moment.
+//!
+//! A data connection comes to the same port. Its hello has the key of its session, so the
+//! supervisor passes it on to that session's worker; with any other key it is refused.
+
+use std::{
+    ffi::OsString,
+    fmt, io,
+    os::{
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
+        unix::{ffi::OsStrExt as _, process::ExitStatusExt},
+    },
+    path::PathBuf,
+    process::{Child, ExitStatus},
+    time::{Duration, Instant},
+};
+
+use outboard_link::{Endpoint, Listener, Peer, Stream};
+use outboard_wire::{
+    handshake::{ClientHello, Purpose, SessionKey},
+    limits::{DATA_CONNECTIONS_MAX, HANDSHAKE_MS_MAX, SESSION_KEY_BYTES},
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, Signal, kill_process},
+};
+use thiserror::Error;
+use tracing::{debug, error, info, warn};
+
+use crate::{
+    admission::{Admission, Order, Report, Transport},
+    control::Control,
+    devices::DeviceOptions,
+    inherit, limits,
+    signals::Signals,
+    spares::Spares,
+};
+
+/// The settings of a server.
+#[derive(Debug, Clone)]
+pub struct ServeOptions {
+    pub listen: Vec<Endpoint>,
+    /// Programs served at the same time, at most.
+    pub sessions_max: usize,
+    /// Workers kept ready, each with its device open.
+    pub spares: usize,
+    pub device: DeviceOptions,
+    /// Folder that keeps module images between sessions.
+    pub cache: Option<PathBuf>,
+    /// Arguments with which this executable becomes a worker. The number of the worker's socket is
+    /// appended.
+    pub worker_args: Vec<OsString>,
+}
+
+/// Why a server cannot start.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    #[error("cannot listen{}: {source}", unless_named(endpoint, source))]
+    Listen {
+        endpoint: Endpoint,
+        source: outboard_link::Error,
+    },
+    #[error("no address to listen at")]
+    NoEndpoint,
+    #[error("{doing}: {source}")]
+    Io {
+        doing: &'static str,
+        source: io::Error,
+    },
+}
+
+/// The address, unless the error names it itself.
+fn unless_named(endpoint: &Endpoint, error: &outboard_link::Error) -> String {
+    let address = endpoint.to_string();
+    match error.to_string().contains(&address) {
+        true => String::new(),
+        false => format!(" at {address}"),
+    }
+}
+
+impl ServeError {
+    fn io<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> ServeError {
+        move |error| ServeError::Io {
+            doing,
+            source: error.into(),
+        }
+    }
+}
+
+/// A listening server.
+pub struct Supervisor {
+    listeners: Vec<Listener>,
+    options: ServeOptions,
+    signals: Signals,
+    workers: Vec<Worker>,
+    spares: Spares,
+    session_last: u64,
+    /// Time until which no client is accepted, after a failure of the system.
+    paused_until: Option<Instant>,
+}
+
+struct Worker {
+    child: Child,
+    /// Open while the worker may need orders.
+    control: Option<Control>,
+    session: u64,
+    peer: Peer,
+    transport: Transport,
+    /// The time by which a handshake or a take-over must be over.
+    deadline: Instant,
+    phase: Phase,
+    /// Key of the session that it serves.
+    key: Option<SessionKey>,
+    /// Data connections that the session may still get.
+    connections_left: usize,
+}
+
+enum Phase {
+    Handshake,
+    /// A spare, which is another worker of the same session, takes the client over. If it fails,
+    /// this worker serves the client.
+    HandingOver(Box<Admission>),
+    /// This worker was a spare, and has not said yet that it has the client.
+    Taking,
+    Serving(Purpose),
+    /// The worker was refused, or told to end.
+    Leaving,
+}
+
+impl Supervisor {
+    pub fn bind(options: ServeOptions) -> Result<Supervisor, ServeError> {
+        if options.listen.is_empty() {
+            return Err(ServeError::NoEndpoint);
+        }
+        let signals = Signals::register().map_err(ServeError::io("watching for signals"))?;
+        let listeners = options
+            .listen
+            .iter()
+            .map(|endpoint| {
+                Listener::bind(endpoint).map_err(|source| ServeError::Listen {
+                    endpoint: endpoint.clone(),
+                    source,
+                })
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(Supervisor {
+            listeners,
+            signals,
+            workers: Vec::new(),
+            spares: Spares::new(options.spares.min(limits::SPARES_MAX)),
+            options,
+            session_last: 0,
+            paused_until: None,
+        })
+    }
+
+    /// Returns the addresses it listens at, with the ports that the system chose.
+    pub fn endpoints(&self) -> impl Iterator<Item = &Endpoint> {
+        self.listeners.iter().map(Listener::endpoint)
+    }
+
+    /// Serves until SIGINT or SIGTERM, then ends all workers.
+    pub fn run(mut self) -> Result<(), ServeError> {
+        while !self.signals.is_stopping() {
+            let options = &self.options;
+            self.spares
+                .refill(|| start_worker(options, &Order::Prepare(options.device.clone()), None));
+            let news = self.wait()?;
+            self.signals.drain();
+            for id in news.spares {
+                self.spares.listen(id);
+            }
+            self.reap();
+            self.expire();
+            for pid in news.controls {
+                self.hear(pid);
+            }
+            for at in news.listeners {
+                self.accept(at);
+            }
+        }
+        self.stop();
+        Ok(())
+    }
+
+    /// Sleeps until a signal, a client, or a worker's question arrives.
+    fn wait(&mut self) -> Result<News, ServeError> {
+        let now = Instant::now();
+        if self.paused_until.is_some_and(|until| until <= now) {
+            self.paused_until = None;
+        }
+        let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
+        let mut sources = vec![Source::Signal];
+        for worker in &self.workers {
+            if let Some(control) = &worker.control {
+                fds.push(PollFd::new(control, PollFlags::IN));
+                sources.push(Source::Control(worker.child.id()));
+            }
+        }
+        for (id, control) in self.spares.controls() {
+            fds.push(PollFd::new(control, PollFlags::IN));
+            sources.push(Source::Spare(id));
+        }
+        if self.paused_until.is_none() && self.handshakes() < limits::HANDSHAKES_MAX {
+            for (at, listener) in self.listeners.iter().enumerate() {
+                fds.push(PollFd::new(listener, PollFlags::IN));
+                sources.push(Source::Listener(at));
+            }
+        }
+        let timeout = self
+            .next_deadline()
+            .map(|at| at.saturating_duration_since(now) + Duration::from_millis(1))
+            .and_then(|left| Timespec::try_from(left).ok());
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(ServeError::io("waiting for clients")(error)),
+        }
+        let mut news = News::default();
+        for (fd, source) in fds.iter().zip(sources) {
+            match source {
+                _ if fd.revents().is_empty() => {}
+                Source::Signal => {}
+                Source::Control(pid) => news.controls.push(pid),
+                Source::Spare(id) => news.spares.push(id),
+                Source::Listener(at) => news.listeners.push(at),
+            }
+        }
+        Ok(news)
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let timed = self
+            .workers
+            .iter()
+            .filter(|w| w.is_timed())
+            .map(|w| w.deadline);
+        timed
+            .chain(self.paused_until)
+            .chain(self.spares.deadline())
+            .min()
+    }
+
+    fn accept(&mut self, at: usize) {
+        if self.handshakes() >= limits::HANDSHAKES_MAX {
+            return;
+        }
+        let (stream, peer) = match self.listeners[at].accept(Some(Instant::now())) {
+            Ok(accepted) => accepted,
+            // The client left before it was accepted.
+            Err(outboard_link::Error::TimedOut { .. }) => return,
+            Err(error) => return self.pause("accepting a client", &error),
+        };
+        self.session_last += 1;
+        let session = self.session_last;
+        let transport = Transport::of(&stream);
+        let order = Order::Greet {
+            session,
+            transport: transport.clone(),
+        };
+        match start_worker(&self.options, &order, Some(stream)) {
+            Ok((child, control)) => {
+                debug!(session, %peer, pid = child.id(), "connected");
+                let phase = Phase::Handshake;
+                self.workers
+                    .push(Worker::new(child, control, session, peer, transport, phase));
+            }
+            Err(error) => self.pause("starting a worker", &error),
+        }
+    }
+
+    /// Stops accepting for a moment: without descriptors or processes, trying again at once would
+    /// fail again.
+    fn pause(&mut self, doing: &str, error: &dyn fmt::Display) {
+        error!(%error, "{doing} failed; no client is accepted for a moment");
+        self.paused_until = Some(Instant::now() + Duration::from_millis(limits::PAUSE_MS));
+    }
+
+    /// Reads a worker's report, or notices that it closed its end.
+    fn hear(&mut self, pid: u32) {
+        let Some(at) = self.workers.iter().position(|w| w.child.id() == pid) else {
+            return;
+        };
+        let worker = &mut self.workers[at];
+        let Some(control) = &worker.control else {
+            return;
+        };
+        match (&worker.phase, control.receive::<Report>()) {
+            (_, Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {}
+            (Phase::Handshake, Ok(Some((Report::Heard(hello), fds)))) => {
+                match fds.into_iter().next() {
+                    Some(socket) => self.admit(at, hello, &socket),
+                    None => self.closed(at),
+                }
+            }
+            (Phase::Taking, Ok(Some((Report::Taken, _)))) => {
+                worker.phase = Phase::Serving(Purpose::Session);
+                let session = worker.session;
+                if let Some((at, _)) = self.handing_over(session) {
+                    self.dismiss(at, &Order::Leave);
+                }
+            }
+            _ => self.closed(at),
+        }
+    }
+
+    /// Notes that a worker takes no more orders, most likely because it is about to end.
+    fn closed(&mut self, at: usize) {
+        let worker = &mut self.workers[at];
+        worker.control = None;
+        match worker.phase {
+            // It found no proper hello.
+            Phase::Handshake => worker.phase = Phase::Leaving,
+            Phase::Taking => {
+                worker.phase = Phase::Leaving;
+                let session = worker.session;
+                if let Some((at, admission)) = self.handing_over(session) {
+                    debug!(
+                        session,
+                        "no spare took the client; its first worker serves it"
+                    );
+                    self.serve_here(at, admission);
+                }
+            }
+            Phase::HandingOver(_) | Phase::Serving(_) | Phase::Leaving => {}
+        }
+    }
+
+    /// Gives a place to a client with a proper hello, or refuses it. Its worker has the client's
+    /// socket, too.
+    fn admit(&mut self, at: usize, client: ClientHello, socket: &OwnedFd) {
+        let purpose = client.purpose;
+        let (max, what) = match purpose {
+            Purpose::DataConnection { key } => return self.pass_on(at, key, socket),
+            Purpose::Session => (self.options.sessions_max, "sessions (--sessions-max)"),
+            _ => (limits::QUERIES_MAX, "queries"),
+        };
+        let Worker {
+            session,
+            ref peer,
+            ref transport,
+            ..
+        } = self.workers[at];
+        if self.serving(purpose) >= max {
+            warn!(session, %peer, "refused: all of the {max} {what} are in use");
+            let why = format!("all of its {max} {what} are in use; try again later");
+            return self.dismiss(at, &Order::Refuse(why));
+        }
+        let key = match random_key() {
+            Ok(key) => key,
+            Err(error) => {
+                error!(session, %error, "the system has no random numbers");
+                let why = "the server cannot make a key for the session".into();
+                return self.dismiss(at, &Order::Refuse(why));
+            }
+        };
+        let cache = self.options.cache.as_ref();
+        let mut admission = Box::new(Admission {
+            session,
+            transport: transport.clone(),
+            client,
+            device: self.options.device.clone(),
+            cache: cache.map(|folder| folder.as_os_str().as_bytes().to_vec()),
+            spares_to_come: 0,
+            key,
+        });
+        if purpose == Purpose::Session && self.hand_over(at, &mut admission, socket) {
+            self.workers[at].phase = Phase::HandingOver(admission);
+        } else {
+            self.serve_here(at, admission);
+        }
+    }
+
+    /// Lets the worker that read the hello serve the client.
+    fn serve_here(&mut self, at: usize, mut admission: Box<Admission>) {
+        let (purpose, key) = (admission.client.purpose, admission.key);
+        admission.spares_to_come = self.spares.to_come();
+        let facts = self.spares.facts();
+        let facts = facts.filter(|_| purpose == Purpose::Management);
+        let fds: Vec<_> = facts.iter().map(|facts| facts.as_fd()).collect();
+        let worker = &mut self.workers[at];
+        worker.phase = Phase::Serving(purpose);
+        worker.tell(&Order::Serve(admission), &fds);
+        match purpose {
+            Purpose::Session => worker.key = Some(key),
+            _ => worker.control = None,
+        }
+    }
+
+    /// Lets a spare take over the client of worker `at`, if a spare is ready.
+    fn hand_over(&mut self, at: usize, admission: &mut Box<Admission>, socket: &OwnedFd) -> bool {
+        let Some((child, control)) = self.spares.take(|control, spares_to_come| {
+            admission.spares_to_come = spares_to_come;
+            let order = Order::TakeOver(admission.clone());
+            control.send(&order, &[socket.as_fd()])
+        }) else {
+            return false;
+        };
+        let session = admission.session;
+        debug!(session, pid = child.id(), "a spare worker takes over");
+        let (peer, transport) = (self.workers[at].peer.clone(), admission.transport.clone());
+        let mut worker = Worker::new(child, control, session, peer, transport, Phase::Taking);
+        worker.key = Some(admission.key);
+        self.workers.push(worker);
+        true
+    }
+
+    /// Passes a data connection on to the worker of its session.
+    fn pass_on(&mut self, at: usize, key: SessionKey, socket: &OwnedFd) {
+        let is_its = |w: &&mut Worker| w.key.is_some_and(|of_session| of_session.is(&key));
+        let passed = self.workers.iter_mut().find(is_its).is_some_and(|worker| {
+            let may = worker.connections_left > 0;
+            worker.connections_left = worker.connections_left.saturating_sub(1);
+            let control = worker.control.as_ref().filter(|_| may);
+            // A worker that has closed its end, or does not read, gets no further connections.
+            control.is_some_and(|control| {
+                let sent = control.send(&Order::DataConnection, &[socket.as_fd()]);
+                sent.is_ok()
+            })
+        });
+        let order = match passed {
+            true => Order::Leave,
+            false => {
+                Order::Refuse("no session of it awaits a data connection with this key".into())
+            }
+        };
+        self.dismiss(at, &order);
+    }
+
+    /// Gives a worker its last order.
+    fn dismiss(&mut self, at: usize, order: &Order) {
+        let worker = &mut self.workers[at];
+        worker.tell(order, &[]);
+        worker.phase = Phase::Leaving;
+        worker.control = None;
+    }
+
+    /// Returns the worker that waits while a spare takes its client over.
+    fn handing_over(&self, session: u64) -> Option<(usize, Box<Admission>)> {
+        self.workers
+            .iter()
+            .enumerate()
+            .find_map(|(at, worker)| match &worker.phase {
+                Phase::HandingOver(admission) if worker.session == session => {
+                    Some((at, admission.clone()))
+                }
+                _ => None,
+            })
+    }
+
+    /// Counts the clients that have a place. A client being handed over counts once.
+    fn serving(&self, purpose: Purpose) -> usize {
+        let mut sessions: Vec<u64> = self
+            .workers
+            .iter()
+            .filter(|worker| match worker.phase {
+                Phase::Serving(served) => served == purpose,
+                Phase::Taking | Phase::HandingOver(_) => purpose == Purpose::Session,
+                Phase::Handshake | Phase::Leaving => false,
+            })
+            .map(|worker| worker.session)
+            .collect();
+        sessions.sort_unstable();
+        sessions.dedup();
+        sessions.len()
+    }
+
+    fn reap(&mut self) {
+        self.spares.reap();
+        let mut ended = Vec::new();
+        for worker in &mut self.workers {
+            match worker.child.try_wait() {
+                Ok(None) => {}
+                Ok(Some(status)) => ended.push((worker.child.id(), Ok(status))),
+                Err(error) => ended.push((worker.child.id(), Err(error))),
+            }
+        }
+        for (pid, how) in ended {
+            // It may have reported something before its end.
+            self.hear(pid);
+            let Some(at) = self.workers.iter().position(|w| w.child.id() == pid) else {
+                continue;
+            };
+            self.closed(at);
+            let worker = self.workers.swap_remove(at);
+            match how {
+                Ok(status) => worker.report(status),
+                Err(error) => {
+                    error!(session = worker.session, %error, "a worker was lost sight of");
+                }
+            }
+        }
+    }
+
+    /// Ends workers stuck in the handshake, and spares that do not take their client over. A worker
+    /// normally ends by itself when its client says nothing.
+    fn expire(&mut self) {
+        let now = Instant::now();
+        let late = |w: &&mut Worker| w.is_timed() && w.deadline <= now;
+        for worker in self.workers.iter_mut().filter(late) {
+            let session = worker.session;
+            match worker.phase {
+                Phase::Taking => warn!(session, "a spare worker does not take its client over"),
+                _ => {
+                    warn!(session, "a worker is stuck in the handshake");
+                    worker.phase = Phase::Leaving;
+                }
+            }
+            // The first worker serves the client of a spare once the spare is reaped: until then
+            // the spare might still write to the client.
+            worker.signal(Signal::KILL);
+            worker.deadline = now + Duration::from_millis(limits::STOP_MS_MAX);
+        }
+    }
+
+    fn stop(mut self) {
+        info!(sessions = self.workers.len(), "stopping");
+        self.listeners.clear();
+        self.spares.end();
+        for worker in &mut self.workers {
+            worker.phase = Phase::Leaving;
+            worker.signal(Signal::TERM);
+        }
+        let deadline = Instant::now() + Duration::from_millis(limits::STOP_MS_MAX);
+        while !self.workers.is_empty() && Instant::now() < deadline && !self.signals.is_urgent() {
+            let tick = Timespec::try_from(Duration::from_millis(limits::STOP_TICK_MS)).ok();
+            let mut fds = [PollFd::new(&self.signals, PollFlags::IN)];
+            // An interrupted wait does no harm.
+            let _ = poll(&mut fds, tick.as_ref());
+            self.signals.drain();
+            self.reap();
+        }
+        for mut worker in self.workers.drain(..) {
+            worker.signal(Signal::KILL);
+            // SIGKILL works at once unless a driver is stuck in the kernel: the wait for that is
+            // bounded.
+            let deadline = Instant::now() + Duration::from_millis(limits::STOP_MS_MAX);
+            while matches!(worker.child.try_wait(), Ok(None)) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    fn handshakes(&self) -> usize {
+        let in_handshake = self.workers.iter().filter(|w| w.is_in_handshake());
+        in_handshake.count()
+    }
+}
+
+#[derive(Default)]
+struct News {
+    /// Workers by process, because positions change when workers are reaped.
+    controls: Vec<u32>,
+    spares: Vec<u64>,
+    listeners: Vec<usize>,
+}
+
+enum Source {
+    Signal,
+    Control(u32),
+    Spare(u64),
+    Listener(usize),
+}
+
+/// Starts a worker process with its first order; returns it with the socket for further ones.
+fn start_worker(
+    options: &ServeOptions,
+    order: &Order,
+    client: Option<Stream>,
+) -> io::Result<(Child, Control)> {
+    let (control, theirs) = Control::pair()?;
+    let mut command = inherit::this_executable();
+    command.args(&options.worker_args);
+    let mut child = inherit::pass(&mut command, "--control", theirs)?;
+    let fds: Vec<_> = client.iter().map(|client| client.as_fd()).collect();
+    match control.send(order, &fds) {
+        Ok(()) => Ok((child, control)),
+        Err(error) => {
+            // It has opened nothing yet, so it ends at once.
+            let _ = child.kill().and_then(|()| child.wait());
+            Err(error)
+        }
+    }
+}
+
+fn random_key() -> io::Result<SessionKey> {
+    let mut key = [0; SESSION_KEY_BYTES];
+    let mut filled = 0;
+    while filled < key.len() {
+        let flags = rustix::rand::GetRandomFlags::empty();
+        filled += rustix::io::retry_on_intr(|| rustix::rand::getrandom(&mut key[filled..], flags))?;
+    }
+    Ok(SessionKey::new(key))
+}
+
+impl Worker {
+    fn new(
+        child: Child,
+        control: Control,
+        session: u64,
+        peer: Peer,
+        transport: Transport,
+        phase: Phase,
+    ) -> Worker {
+        let ms_max = match phase {
+            Phase::Taking => limits::TAKE_OVER_MS_MAX,
+            // Time for the worker to notice first.
+            _ => 2 * HANDSHAKE_MS_MAX,
+        };
+        Worker {
+            child,
+            control: Some(control),
+            session,
+            peer,
+            transport,
+            deadline: Instant::now() + Duration::from_millis(ms_max),
+            phase,
+            key: None,
+            connections_left: DATA_CONNECTIONS_MAX,
+        }
+    }
+
+    fn is_in_handshake(&self) -> bool {
+        matches!(self.phase, Phase::Handshake)
+    }
+
+    fn is_timed(&self) -> bool {
+        matches!(self.phase, Phase::Handshake | Phase::Taking)
+    }
+
+    fn tell(&self, order: &Order, fds: &[BorrowedFd<'_>]) {
+        let Some(control) = &self.control else {
+            return;
+        };
+        // A worker that has died is reaped.
+        if let Err(error) = control.send(order, fds) {
+            debug!(session = self.session, %error, "a worker cannot be reached");
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_child(&self.child);
+        // The process is not reaped yet, so the pid is still its own. It may have ended, which is
+        // just as well.
+        let _ = kill_process(pid, signal);
+    }
+
+    fn report(&self, status: ExitStatus) {
+        let (session, peer) = (self.session, &self.peer);
+        match (status.signal(), status.code()) {
+            (Some(_), _) if matches!(self.phase, Phase::Leaving) => debug!(session, "ended"),
+            (Some(signal), _) => {
+                let name = signal_hook::low_level::signal_name(signal).unwrap_or("unknown signal");
+                let core = if status.core_dumped() {
+                    ", core dumped"
+                } else {
+                    ""
+                };
+                error!(session, %peer, "the worker was killed by {name} ({signal}){core}");
+            }
+            (None, Some(0)) => debug!(session, "ended"),
+            (None, code) => error!(session, %peer, ?code, "the worker failed"),
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! A worker: one process for one client.
+
+use std::{
+    ffi::OsString,
+    io,
+    os::{
+        fd::{AsFd as _, OwnedFd, RawFd},
+        unix::ffi::OsStringExt as _,
+    },
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use outboard_device::{Device, Failure, images::ImageStore};
+use outboard_link::{Link, Stream, Wait, emulated::Clock};
+use outboard_session::{
+    self as session, DataConnectionSource, End, MessageStats,
+    handshake::{self, Error},
+};
+use outboard_wire::{
+    handshake::{ClientHello, HandshakeError, Purpose, ServerWelcome},
+    limits::HANDSHAKE_MS_MAX,
+};
+use tracing::{debug, info, info_span, warn};
+
+use super::{
+    admission::{Admission, Order, Report, Transport},
+    control::{Control, PassedOn},
+    devices::{self, DeviceOptions},
+    inherit, limits,
+    reporter::{self, Reporter},
+};
+
+/// Process names in `ps` and `top`, by which a spare can be told from a worker with a client.
+const NAME_WORKER: &str = "outboard-worker";
+const NAME_SPARE: &str = "outboard-spare";
+
+/// Texts for a client that uses the wrong kind of address: first for one that does not want RDMA,
+/// then for one that does.
+const WRONG_LINK: [&str; 2] = [
+    "this port is that of an rdma:// address, not of a tcp:// one",
+    "this port is that of a tcp:// address, not of an rdma:// one",
+];
+
+/// Serves one client, by the orders that come on the socket `control`. The error is a failure of
+/// the server; a client's misbehaviour is only logged.
+pub fn run_worker(control: RawFd) -> io::Result<()> {
+    let control = Control::of_worker(inherit::take(control)?);
+    match control.receive()? {
+        Some((Order::Greet { session, transport }, fds)) => {
+            greet(control, session, &transport, one(fds)?)
+        }
+        Some((Order::Prepare(device), _)) => wait_as_spare(control, &device),
+        // The server has gone.
+        None => Ok(()),
+        Some((order, _)) => Err(unexpected(&order)),
+    }
+}
+
+/// Reads the hello of a new client before any device is opened. Serves the client if the supervisor
+/// says so.
+fn greet(control: Control, session: u64, transport: &Transport, socket: OwnedFd) -> io::Result<()> {
+    name(NAME_WORKER);
+    let _span = info_span!("session", id = session).entered();
+    let mut stream = stream_of(socket, transport)?;
+    let peer = peer(&stream);
+    let timeout = Duration::from_millis(HANDSHAKE_MS_MAX);
+    let hello = match handshake::read_hello(&mut stream, Instant::now() + timeout) {
+        Ok(hello) => hello,
+        Err(error) => return turned_away(&peer, &error),
+    };
+    if let Err(error) = check_link(&hello, &stream) {
+        handshake::refuse(&mut stream, &error.to_string());
+        return turned_away(&peer, &error);
+    }
+    match ask_supervisor(&control, hello, &stream) {
+        Ok(Some((admission, facts))) => {
+            let client = Client {
+                stream,
+                peer,
+                admission,
+                control,
+            };
+            client.serve_fresh(facts)
+        }
+        Ok(None) => Ok(()),
+        Err(error) => {
+            handshake::refuse(&mut stream, &error.to_string());
+            turned_away(&peer, &error)
+        }
+    }
+}
+
+/// Refuses a client that expects another link than this one.
+fn check_link(hello: &ClientHello, stream: &Stream) -> Result<(), Error> {
+    if hello.is_rdma != stream.rdma().is_some() {
+        return Err(Error::Refused(
+            WRONG_LINK[usize::from(hello.is_rdma)].into(),
+        ));
+    }
+    if let Some(emulation) = &hello.emulation
+        && let Err(error) = Clock::compare(&emulation.clock)
+    {
+        return Err(Error::Refused(error.to_string()));
+    }
+    Ok(())
+}
+
+/// An admission, and the document of the devices' facts.
+type Admitted = (Box<Admission>, Option<OwnedFd>);
+
+/// Reports the hello. Returns the admission if this worker is to serve the client; `None` if
+/// another worker has it.
+fn ask_supervisor(
+    control: &Control,
+    mut hello: ClientHello,
+    stream: &Stream,
+) -> Result<Option<Admitted>, Error> {
+    let lost = |e: io::Error| Error::Refused(format!("the server is stopping ({e})"));
+    hello.program = hello
+        .program
+        .chars()
+        .take(limits::PROGRAM_CHARS_MAX)
+        .collect();
+    control
+        .send(&Report::Heard(hello), &[stream.as_fd()])
+        .map_err(lost)?;
+    match control.receive().map_err(lost)? {
+        Some((Order::Serve(admission), facts)) => Ok(Some((admission, facts.into_iter().next()))),
+        Some((Order::Leave, _)) => Ok(None),
+        Some((Order::Refuse(why), _)) => Err(Error::Refused(why)),
+        None => Err(Error::Refused("the server is stopping".into())),
+        Some((order, _)) => Err(lost(unexpected(&order))),
+    }
+}
+
+/// Opens the device ahead of time, then waits for a client whose hello another worker has read.
+fn wait_as_spare(control: Control, options: &DeviceOptions) -> io::Result<()> {
+    name(NAME_SPARE);
+    let span = info_span!("spare").entered();
+    let mut device = devices::open(options, true)
+        .and_then(|mut device| device.prepare().map(|()| device))
+        .map_err(io::Error::other)?;
+    let facts = device
+        .nvml_facts()
+        .map_err(io::Error::other)
+        .and_then(|document| reporter::seal_facts(&document));
+    match facts {
+        Ok(facts) => control.send(&Report::Ready, &[facts.as_fd()])?,
+        Err(error) => {
+            debug!(%error, "the management library says nothing");
+            control.send(&Report::Ready, &[])?;
+        }
+    }
+    let (admission, fds) = match control.receive()? {
+        Some((Order::TakeOver(admission), fds)) => (admission, fds),
+        // The server has gone, or is stopping.
+        None => return Ok(()),
+        Some((order, _)) => return Err(unexpected(&order)),
+    };
+    drop(span);
+    if admission.device != *options {
+        return Err(io::Error::other("the admission is for another device"));
+    }
+    name(NAME_WORKER);
+    let _span = info_span!("session", id = admission.session).entered();
+    let stream = stream_of(one(fds)?, &admission.transport)?;
+    let client = Client {
+        peer: peer(&stream),
+        stream,
+        admission,
+        control,
+    };
+    // Fails if the GPU was lost meanwhile: the socket then closes, and the other worker opens the
+    // device anew.
+    let welcome = client
+        .welcome(Some(&mut *device))
+        .map_err(io::Error::other)?;
+    client.control.send(&Report::Taken, &[])?;
+    client.serve(Some(device), &welcome)
+}
+
+fn unexpected(order: &Order) -> io::Error {
+    io::Error::other(format!("an order that does not fit: {order:?}"))
+}
+
+/// Returns the descriptor that an order brought.
+fn one(fds: Vec<OwnedFd>) -> io::Result<OwnedFd> {
+    let mut fds = fds.into_iter();
+    fds.next()
+        .ok_or_else(|| io::Error::other("an order without its socket"))
+}
+
+/// A client that has a place.
+struct Client {
+    stream: Stream,
+    peer: String,
+    admission: Box<Admission>,
+    control: Control,
+}
+
+impl Client {
+    /// Opens the client's device, then serves the client.
+    fn serve_fresh(self, facts: Option<OwnedFd>) -> io::Result<()> {
+        let options = &self.admission.device;
+        let opened = match self.admission.client.purpose {
+            Purpose::Greeting | Purpose::DataConnection { .. } => Ok(None),
+            Purpose::Management => {
+                let reporter = Reporter::new(options, facts);
+                Ok(Some(Box::new(reporter) as Box<dyn Device>))
+            }
+            Purpose::Session | Purpose::Query => devices::open(options, false).map(Some),
+        };
+        let welcomed = opened.and_then(|mut device| {
+            let welcome = self.welcome(device.as_deref_mut())?;
+            Ok((device, welcome))
+        });
+        match welcomed {
+            Ok((device, welcome)) => self.serve(device, &welcome),
+            Err(failure) => self.turn_away(failure.into()),
+        }
+    }
+
+    fn welcome(
+        &self,
+        device: Option<&mut (dyn Device + 'static)>,
+    ) -> Result<ServerWelcome, Failure> {
+        let Admission {
+            session,
+            client,
+            device: options,
+            spares_to_come,
+            ..
+        } = &*self.admission;
+        Ok(ServerWelcome {
+            ptx_only: options.kind.is_ptx_only(),
+            ..handshake::welcome(device, *session, client.purpose, (*spares_to_come).into())?
+        })
+    }
+
+    /// Serves the client until it leaves.
+    fn serve(mut self, device: Option<Box<dyn Device>>, welcome: &ServerWelcome) -> io::Result<()> {
+        let Admission {
+            client, cache, key, ..
+        } = *self.admission;
+        let deadline = Instant::now() + Duration::from_millis(HANDSHAKE_MS_MAX);
+        let linked = handshake::send_welcome(&mut self.stream, welcome, deadline).and_then(|()| {
+            Ok(match &client.emulation {
+                None => self.stream.into_link_server()?,
+                Some(emulation) => self.stream.into_emulated_server(&emulation.network)?,
+            })
+        });
+        let link = match linked {
+            Ok(link) => link,
+            Err(error) => return turned_away(&self.peer, &error),
+        };
+        let (peer, pid, program, purpose) = (self.peer, client.pid, client.program, client.purpose);
+        match purpose {
+            Purpose::Session => info!(%peer, pid, ?program, "begins"),
+            purpose => debug!(%peer, pid, ?program, ?purpose, "begins"),
+        }
+        if let Some(emulation) = &client.emulation {
+            debug!(network = %emulation.network, "is emulated");
+        }
+        let cache = cache.map(|path| OsString::from_vec(path).into());
+        let images = ImageStore::new(cache);
+        let source = PassedOn::new(self.control, key);
+        match device {
+            Some(mut device) => {
+                serve(&mut *device, link, purpose, images, source);
+                give_back(device);
+            }
+            None => part(link),
+        }
+        Ok(())
+    }
+
+    fn turn_away(mut self, error: Error) -> io::Result<()> {
+        handshake::refuse(&mut self.stream, &error.to_string());
+        turned_away(&self.peer, &error)
+    }
+}
+
+fn stream_of(socket: OwnedFd, transport: &Transport) -> io::Result<Stream> {
+    Stream::try_from(socket)
+        .and_then(|stream| transport.dress(stream))
+        .map_err(io::Error::other)
+}
+
+fn peer(stream: &Stream) -> String {
+    match stream.peer() {
+        Ok(peer) => peer.to_string(),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// Names this process. A failure is ignored: the name is only a convenience.
+fn name(name: &str) {
+    let name = std::ffi::CString::new(name).unwrap_or_default();
+    let _ = rustix::thread::set_name(&name);
+}
+
+fn turned_away(peer: &str, error: &Error) -> io::Result<()> {
+    match error {
+        // A port scan, or a client that changed its mind.
+        Error::Link(error) => debug!(peer, %error, "no session"),
+        Error::Handshake(error @ HandshakeError::NotOutboard { .. }) => {
+            info!(peer, %error, "no session")
+        }
+        error => warn!(peer, %error, "no session"),
+    }
+    match error {
+        Error::Device(failure) => Err(io::Error::other(failure.to_string())),
+        _ => Ok(()),
+    }
+}
+
+fn serve(
+    device: &mut dyn Device,
+    link: Link,
+    purpose: Purpose,
+    images: ImageStore,
+    source: Arc<dyn DataConnectionSource>,
+) {
+    let start = Instant::now();
+    let (end, stats) = session::serve(device, link, purpose, images, Some(source));
+    let total = stats.total();
+    let seconds = start.elapsed().as_secs_f64();
+    match (&end, purpose) {
+        (End::ClientLeft, Purpose::Session) => info!("ended after {seconds:.3} s: {total}"),
+        (End::ClientLeft, _) => debug!("ended after {seconds:.3} s: {total}"),
+        (end, _) => warn!("ended after {seconds:.3} s, because {end}: {total}"),
+    }
+    report(&stats);
+}
+
+fn report(stats: &MessageStats) {
+    for (name, op) in stats.by_name() {
+        debug!("{name}: {op}");
+    }
+}
+
+/// Waits briefly for a client that has its answer to leave.
+fn part(link: Link) {
+    let (_sender, mut receiver) = link.split();
+    let until = Instant::now() + Duration::from_millis(limits::GREETING_MS_MAX);
+    // Anything that it sends instead is ignored.
+    let _ = receiver.recv(Wait::Until(until));
+}
+
+/// Releases the device within a time limit; after it the process exits, which releases the rest.
+fn give_back(device: Box<dyn Device>) {
+    let limit = thread::Builder::new().spawn(|| {
+        thread::sleep(Duration::from_millis(limits::GIVE_BACK_MS_MAX));
+        warn!("the device does not come to an end; the worker exits without it");
+        std::process::exit(0);
+    });
+    if let Err(error) = limit {
+        debug!(%error, "no thread for the time limit; the worker exits at once");
+        std::process::exit(0);
+    }
+    drop(device);
+}

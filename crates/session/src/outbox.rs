@@ -1,0 +1,382 @@
+//! Replies and notes on their way to the client.
+
+use std::time::{Duration, Instant};
+
+use outboard_api::CUresult;
+use outboard_device::Failure;
+use outboard_link::{DeviceBulk, Error, Payload, RdmaTarget, RdmaUse, Registrar, Sender};
+use outboard_wire::{
+    EncodeError, Message, Writer,
+    frame::{FROM_GPU, HEADER_BYTES, ReplyHeader, WRITTEN},
+    limits::PLACED_BYTES_MIN,
+    messages::FaultNote,
+    network::Network,
+};
+
+use super::{exposed::Source, limits, message_stats, waiting::Waiting};
+
+/// Whether a long reply was sent by the adapter.
+pub(super) enum Placed {
+    /// It was, with this many bytes of data.
+    Yes(usize),
+    /// It was not, and is to be sent as an ordinary reply.
+    No(Waiting),
+}
+
+impl Payload for Waiting {
+    fn bytes(&self) -> &[u8] {
+        self.reply_data().ok().flatten().unwrap_or_default()
+    }
+}
+
+pub(super) struct Outbox {
+    sender: Sender,
+    /// Replies handed to data connections. Each frame sent here carries the count, and takes effect
+    /// after them.
+    given: u32,
+    faults: FaultBudget,
+    /// The adapter may still be reading device memory.
+    is_reading: bool,
+}
+
+impl Outbox {
+    pub(super) fn new(sender: Sender) -> Outbox {
+        Outbox {
+            sender,
+            given: 0,
+            faults: FaultBudget::default(),
+            is_reading: false,
+        }
+    }
+
+    /// Sends replies over another emulated network from now on. Returns false if no network is
+    /// emulated.
+    pub(super) fn change_network(&mut self, network: &Network) -> bool {
+        match self.sender.emulation() {
+            Some(emulation) => emulation.change(network),
+            None => return false,
+        }
+        true
+    }
+
+    /// Sends the reply to a message that succeeded.
+    pub(super) fn reply(&mut self, op: u16, token: u32, parts: &[&[u8]]) -> Result<(), Error> {
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        if len > limits::REPLY_BYTES_MAX {
+            let what = format!("{}: an answer of {len} bytes", message_stats::name(op));
+            return self.failure(token, &Failure::new(CUresult::CUDA_ERROR_UNKNOWN, what));
+        }
+        let header = self.header(token, CUresult::CUDA_SUCCESS)?;
+        match *parts {
+            [] => self.sender.send(&[&header]),
+            [one] => self.sender.send(&[&header, one]),
+            [one, two] => self.sender.send(&[&header, one, two]),
+            _ => Err(Error::Misuse("an answer of more than two parts")),
+        }
+    }
+
+    /// Sends a long reply over rdma. The adapter reads the data in place if its memory can be
+    /// registered, and writes it to the client's memory if the client named some.
+    pub(super) fn place(&mut self, entry: Waiting) -> Result<Placed, Error> {
+        let (Some(remote), Ok(Some(data))) = (self.sender.remote_memory(), entry.reply_data())
+        else {
+            return Ok(Placed::No(entry));
+        };
+        if data.len() < PLACED_BYTES_MIN {
+            return Ok(Placed::No(entry));
+        }
+        let (to, len) = (entry.to, data.len());
+        let source = entry
+            .lasting()
+            .and_then(|memory| remote.registrar().register(memory, RdmaUse::Source));
+        let header = encoded(ReplyHeader {
+            token: entry.token,
+            placed: if to.is_some() { WRITTEN } else { 0 },
+            ..note_header(0, self.given)
+        })?;
+        let length = (len as u32).to_le_bytes();
+        let head: &[&[u8]] = match to {
+            Some(_) => &[&header],
+            None if source.is_some() => &[&header, &length],
+            None => return Ok(Placed::No(entry)),
+        };
+        remote.send_owned(head, Box::new(entry), source.as_ref(), to)?;
+        Ok(Placed::Yes(len))
+    }
+
+    /// Sends a copy's reply whose data the adapter reads from device memory, and returns its length
+    /// in bytes. That memory must not change before
+    /// [`wait_until_device_read`](Self::wait_until_device_read) returns.
+    pub(super) fn take_from_device(
+        &mut self,
+        token: u32,
+        source: &Source,
+        to: Option<RdmaTarget>,
+    ) -> Result<usize, Error> {
+        let written = if to.is_some() { WRITTEN } else { 0 };
+        let header = encoded(ReplyHeader {
+            token,
+            placed: FROM_GPU | written,
+            ..note_header(0, self.given)
+        })?;
+        let length = (source.len as u32).to_le_bytes();
+        let whole: [&[u8]; 2] = [&header, &length];
+        let head = if to.is_some() { &whole[..1] } else { &whole };
+        let bulk = DeviceBulk {
+            address: source.src,
+            len: source.len as usize,
+            source: &source.registered,
+            target: to,
+        };
+        let kind = self.sender.kind();
+        let Some(remote) = self.sender.remote_memory() else {
+            let what = "memory of a GPU that is read where it lies";
+            return Err(Error::lacks(what, kind));
+        };
+        self.is_reading = true;
+        remote.send_device(head, bulk)?;
+        Ok(source.len as usize)
+    }
+
+    /// Waits until the adapter has read device memory. Called before that memory changes.
+    #[inline]
+    pub(super) fn wait_until_device_read(&mut self) -> Result<(), Error> {
+        match std::mem::take(&mut self.is_reading) {
+            true => self
+                .sender
+                .remote_memory()
+                .map_or(Ok(()), |remote| remote.wait_until_device_read()),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns the registrar of memory, if the link is rdma.
+    pub(super) fn registrar(&mut self) -> Option<Registrar> {
+        let remote = self.sender.remote_memory();
+        remote.map(|remote| remote.registrar())
+    }
+
+    /// Releases memory that the adapter has finished reading.
+    pub(super) fn drop_read_owners(&mut self) {
+        if let Some(remote) = self.sender.remote_memory() {
+            remote.drop_read_owners();
+        }
+    }
+
+    /// Sends the reply to a message that failed.
+    pub(super) fn failure(&mut self, token: u32, failure: &Failure) -> Result<(), Error> {
+        let reason = cut(&failure.message);
+        let header = self.header(token, failure.status)?;
+        let len = (reason.len() as u32).to_le_bytes();
+        self.sender.send(&[&header, &len, reason])
+    }
+
+    /// Makes the header of a reply that goes over a data connection. The caller calls
+    /// [`gave`](Self::gave) once the reply is handed over.
+    pub(super) fn data_connection_header(&self, token: u32) -> Result<[u8; HEADER_BYTES], Error> {
+        self.header(token, CUresult::CUDA_SUCCESS)
+    }
+
+    /// Counts a reply that was handed to a data connection.
+    pub(super) fn gave(&mut self) {
+        self.given = self.given.wrapping_add(1);
+    }
+
+    fn header(&self, token: u32, status: CUresult) -> Result<[u8; HEADER_BYTES], Error> {
+        encoded(ReplyHeader {
+            token,
+            status: status.0,
+            ..note_header(0, self.given)
+        })
+    }
+
+    pub(super) fn note<'a, M: Message<'a>>(&mut self, number: u16, note: &M) -> Result<(), Error> {
+        let len = HEADER_BYTES + note.encoded_len();
+        let header = note_header(number, self.given);
+        let room = self.sender.reserve(len)?;
+        let mut w = Writer::new(room);
+        header
+            .encode(&mut w)
+            .and_then(|()| note.encode(&mut w))
+            .map_err(defect)?;
+        self.sender.commit(len)
+    }
+
+    /// Reports the failure of a message that has no reply.
+    pub(super) fn fault(&mut self, op: u16, failure: &Failure) -> Result<(), Error> {
+        match self.faults.admit(op, failure, Instant::now()) {
+            true => self.send_fault(op, failure, 0),
+            false => Ok(()),
+        }
+    }
+
+    pub(super) fn holds_faults(&self) -> bool {
+        self.faults.held.is_some()
+    }
+
+    /// Sends faults that the budget held back. Called before a wait is answered, when the client
+    /// must know all faults.
+    pub(super) fn send_held_faults(&mut self) -> Result<(), Error> {
+        match self.faults.held.take() {
+            Some(held) => {
+                self.send_fault(held.op, &held.failure, held.more)?;
+                self.flush()
+            }
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn send_held_faults_if_due(&mut self) -> Result<(), Error> {
+        if self.holds_faults() && self.faults.is_window_over(Instant::now()) {
+            self.send_held_faults()?;
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Sends the last note to a client that broke the protocol.
+    pub(super) fn farewell(&mut self, op: u16, why: &str) -> Result<(), Error> {
+        let why = format!("the server ends this session: {why}");
+        let note = FaultNote {
+            op,
+            status: CUresult::CUDA_ERROR_UNKNOWN.0,
+            sticky: 1,
+            message: cut(&why),
+        };
+        self.note(FaultNote::NUMBER, &note)?;
+        self.flush()
+    }
+
+    pub(super) fn flush(&mut self) -> Result<(), Error> {
+        self.sender.flush()
+    }
+
+    fn send_fault(&mut self, op: u16, failure: &Failure, more: u64) -> Result<(), Error> {
+        let mut message = failure.message.clone();
+        if more > 0 {
+            message.push_str(&format!(" (and {more} more failures shortly after)"));
+        }
+        let note = FaultNote {
+            op,
+            status: failure.status.0,
+            sticky: u8::from(failure.status.is_sticky()),
+            message: cut(&message),
+        };
+        self.note(FaultNote::NUMBER, &note)
+    }
+}
+
+/// Limits fault notes, for a client that makes the same mistake in a loop: up to
+/// FAULTS_PER_SECOND_MAX are sent at once.
+#[derive(Default)]
+struct FaultBudget {
+    window_start: Option<Instant>,
+    sent: u32,
+    held: Option<HeldFault>,
+}
+
+/// The first fault above the limit, sent later.
+struct HeldFault {
+    op: u16,
+    failure: Failure,
+    more: u64,
+}
+
+impl FaultBudget {
+    /// Returns whether to send the fault now; otherwise it is held, or counted.
+    fn admit(&mut self, op: u16, failure: &Failure, now: Instant) -> bool {
+        if let Some(held) = &mut self.held {
+            // A sticky error, the loss of the context, replaces a lesser one.
+            if failure.status.is_sticky() && !held.failure.status.is_sticky() {
+                held.op = op;
+                held.failure = failure.clone();
+            }
+            held.more += 1;
+            return false;
+        }
+        if self.is_window_over(now) {
+            self.window_start = Some(now);
+            self.sent = 0;
+        }
+        if self.sent < limits::FAULTS_PER_SECOND_MAX {
+            self.sent += 1;
+            return true;
+        }
+        self.held = Some(HeldFault {
+            op,
+            failure: failure.clone(),
+            more: 0,
+        });
+        false
+    }
+
+    fn is_window_over(&self, now: Instant) -> bool {
+        self.window_start
+            .is_none_or(|start| now - start >= Duration::from_secs(1))
+    }
+}
+
+fn encoded(header: ReplyHeader) -> Result<[u8; HEADER_BYTES], Error> {
+    let mut bytes = [0; HEADER_BYTES];
+    header
+        .encode(&mut Writer::new(&mut bytes))
+        .map_err(defect)?;
+    Ok(bytes)
+}
+
+fn note_header(note: u16, given: u32) -> ReplyHeader {
+    ReplyHeader {
+        note,
+        placed: 0,
+        token: 0,
+        status: 0,
+        replies_before: given,
+    }
+}
+
+/// Never called: the frame is reserved by the length that the message itself gives.
+fn defect(_: EncodeError) -> Error {
+    Error::Misuse("a message that is longer than it says")
+}
+
+fn cut(reason: &str) -> &[u8] {
+    let mut len = reason.len().min(limits::REASON_BYTES_MAX);
+    while !reason.is_char_boundary(len) {
+        len -= 1;
+    }
+    &reason.as_bytes()[..len]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_beyond_the_budget_are_held_and_counted() {
+        let wild = Failure::wild("stream", 7);
+        let lost = Failure::new(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, "lost");
+        let now = Instant::now();
+        let mut budget = FaultBudget::default();
+        for _ in 0..limits::FAULTS_PER_SECOND_MAX {
+            assert!(budget.admit(1, &wild, now));
+        }
+        assert!(!budget.admit(1, &wild, now));
+        assert!(!budget.admit(2, &lost, now));
+        assert!(!budget.admit(1, &wild, now));
+        let held = budget.held.take().unwrap();
+        assert_eq!((held.op, held.more), (2, 2));
+        assert_eq!(held.failure, lost);
+        assert!(!budget.admit(1, &wild, now));
+        budget.held = None;
+        assert!(budget.admit(1, &wild, now + Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn a_long_reason_is_cut_between_characters() {
+        let long = "ä".repeat(limits::REASON_BYTES_MAX);
+        assert_eq!(cut(&long).len(), limits::REASON_BYTES_MAX);
+        let odd = format!("x{long}");
+        assert_eq!(cut(&odd).len(), limits::REASON_BYTES_MAX - 1);
+        assert!(std::str::from_utf8(cut(&odd)).is_ok());
+    }
+}

@@ -1,0 +1,439 @@
+//! A session end to end, over real links, with a device whose progress the test controls.
+
+mod abuse;
+mod answers;
+mod data_connections;
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::{Read, Seek, Write},
+    net::{TcpListener, TcpStream},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
+        mpsc,
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use outboard_api::CUresult;
+use outboard_device::{Device, Failure, Host, Pending, Wait as DeviceWait};
+use outboard_link::{Receiver, Sender, Stream, Wait};
+use outboard_wire::{
+    Op, Reader,
+    doc::DeviceCard,
+    frame::{self, ReplyHeader, decode_reply},
+    handshake::{Purpose, SessionKey},
+    limits::{CHUNK_BYTES_MAX, SESSION_KEY_BYTES},
+    messages::{self, Note, Request},
+};
+
+use super::*;
+
+const ROOM_BYTES_MAX: usize = 900_000;
+/// DataConnections that a session may have, whatever the machine.
+const DATA_CONNECTIONS: usize = 3;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// State shared by the test and the device.
+#[derive(Default)]
+struct Board {
+    /// All work on streams below this number is done.
+    done: AtomicU64,
+    /// Whether the GPU has failed.
+    is_lost: AtomicBool,
+    /// Number of pending replies that exist.
+    pendings: AtomicUsize,
+    /// Number of host functions that the client has run.
+    host_funcs_done: AtomicU64,
+    awaits_host_calls: AtomicBool,
+    /// Copies to the device whose data lay in memory that the device provided.
+    placed: AtomicUsize,
+}
+
+/// A fake device. Streams are numbers; the work on stream n is done once the board's `done` is n +
+/// 1.
+struct Fake {
+    board: Arc<Board>,
+    /// Handed out before the next reply.
+    printed: Vec<u8>,
+    pages: Vec<(u64, Vec<u8>)>,
+    host_calls: Vec<(u64, CUresult)>,
+    contexts: mpsc::Sender<u64>,
+}
+
+struct Gate {
+    board: Arc<Board>,
+    stream: u64,
+    data: Option<Vec<u8>>,
+}
+
+impl Gate {
+    fn pending(board: &Arc<Board>, stream: u64, data: Option<Vec<u8>>) -> Pending {
+        board.pendings.fetch_add(1, SeqCst);
+        Box::new(Gate {
+            board: Arc::clone(board),
+            stream,
+            data,
+        })
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.board.pendings.fetch_sub(1, SeqCst);
+    }
+}
+
+impl DeviceWait for Gate {
+    fn ready(&mut self) -> Result<bool, Failure> {
+        if self.board.is_lost.load(SeqCst) {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+                "the kernel wrote where nothing is",
+            ));
+        }
+        Ok(self.board.done.load(SeqCst) > self.stream)
+    }
+
+    fn data(&self) -> Option<&[u8]> {
+        self.data.as_deref()
+    }
+}
+
+impl Host for Fake {
+    fn cards(&mut self, _: u32) -> Result<Vec<DeviceCard>, Failure> {
+        Ok(vec![DeviceCard::default()])
+    }
+
+    fn driver_version(&mut self) -> u32 {
+        13_000
+    }
+
+    fn reserve_window(&mut self) -> Result<(u64, u64), Failure> {
+        Ok((1 << 40, 1 << 30))
+    }
+
+    fn take_printed(&mut self, out: &mut Printed, _: bool) {
+        out.stdout.append(&mut self.printed);
+    }
+
+    fn take_host_calls(&mut self, out: &mut Vec<(u64, CUresult)>) {
+        out.append(&mut self.host_calls);
+    }
+
+    fn take_host_pages(&mut self, changed: &mut dyn FnMut(u64, &[u8])) {
+        for (va, data) in self.pages.drain(..) {
+            changed(va, &data);
+        }
+    }
+
+    /// Provides memory for up to `ROOM_BYTES_MAX` bytes.
+    fn room(&mut self, len: usize) -> Option<Box<dyn Segment>> {
+        (len <= ROOM_BYTES_MAX).then(|| Box::new(vec![0u8; len]) as Box<dyn Segment>)
+    }
+
+    fn awaits_host_calls(&self) -> bool {
+        self.board.awaits_host_calls.load(SeqCst)
+    }
+}
+
+impl Device for Fake {
+    /// Hands the data back as pages that kernels wrote.
+    fn copy_in(&mut self, cx: &mut Cx<'_>, m: &messages::CopyIn<'_>) -> Result<(), Failure> {
+        if cx
+            .placed
+            .is_some_and(|placed| std::ptr::eq(placed.bytes(), m.data))
+        {
+            self.board.placed.fetch_add(1, SeqCst);
+        }
+        self.pages.push((m.dst, m.data.to_vec()));
+        Ok(())
+    }
+
+    fn copy_box_in(&mut self, cx: &mut Cx<'_>, m: &messages::CopyBoxIn<'_>) -> Result<(), Failure> {
+        let m = messages::CopyIn {
+            dst: m.desc.len() as u64,
+            stream: m.stream,
+            sync: m.sync,
+            data: m.data,
+        };
+        self.copy_in(cx, &m)
+    }
+
+    fn fence_context(
+        &mut self,
+        cx: &mut Cx<'_>,
+        _: &messages::FenceContext,
+    ) -> Result<Pending, Failure> {
+        let _ = self.contexts.send(cx.context);
+        Ok(Gate::pending(&self.board, 0, None))
+    }
+
+    fn fence_stream(
+        &mut self,
+        _: &mut Cx<'_>,
+        m: &messages::FenceStream,
+    ) -> Result<Pending, Failure> {
+        Ok(Gate::pending(&self.board, m.stream, None))
+    }
+
+    fn copy_out(&mut self, _: &mut Cx<'_>, m: &messages::CopyOut) -> Result<Pending, Failure> {
+        let data = (m.src != 0).then(|| vec![m.src as u8; m.len as usize]);
+        Ok(Gate::pending(&self.board, m.stream, data))
+    }
+
+    /// Fails with a reason as long as the event's number; for number 0 with a sticky error.
+    fn event_destroy(&mut self, _: &mut Cx<'_>, m: &messages::EventDestroy) -> Result<(), Failure> {
+        match m.event {
+            0 => Err(Failure::new(CUresult::CUDA_ERROR_LAUNCH_FAILED, "lost")),
+            len => Err(Failure::new(
+                CUresult::CUDA_ERROR_INVALID_HANDLE,
+                "x".repeat(len as usize),
+            )),
+        }
+    }
+
+    fn stream_destroy(
+        &mut self,
+        _: &mut Cx<'_>,
+        _: &messages::StreamDestroy,
+    ) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn host_func(&mut self, _: &mut Cx<'_>, m: &messages::HostFunc) -> Result<(), Failure> {
+        self.host_calls.push((m.call, CUresult::CUDA_SUCCESS));
+        self.board.awaits_host_calls.store(true, SeqCst);
+        Ok(())
+    }
+
+    fn host_func_done(
+        &mut self,
+        _: &mut Cx<'_>,
+        m: &messages::HostFuncDone,
+    ) -> Result<(), Failure> {
+        self.board.host_funcs_done.store(m.call, SeqCst);
+        self.board.awaits_host_calls.store(false, SeqCst);
+        Ok(())
+    }
+
+    /// Prints the contents of the shared memory.
+    fn host_map(&mut self, cx: &mut Cx<'_>, m: &messages::HostMap) -> Result<(), Failure> {
+        let mut file = File::from((cx.fds)(m.fd_tag)?);
+        file.rewind().unwrap();
+        file.read_to_end(&mut self.printed).unwrap();
+        Ok(())
+    }
+
+    /// Hands the bytes back as changes that kernels made to a mirror.
+    fn host_write(&mut self, _: &mut Cx<'_>, m: &messages::HostWrite<'_>) -> Result<(), Failure> {
+        self.pages.push((m.va, m.data.to_vec()));
+        Ok(())
+    }
+}
+
+/// Data connections that arrive at a port of their own.
+struct Port {
+    listener: TcpListener,
+    is_closed: AtomicBool,
+}
+
+const KEY: SessionKey = SessionKey::new([0x5a; SESSION_KEY_BYTES]);
+
+impl Port {
+    fn listen() -> Arc<Port> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let is_closed = AtomicBool::new(false);
+        Arc::new(Port {
+            listener,
+            is_closed,
+        })
+    }
+}
+
+impl DataConnectionSource for Port {
+    fn key(&self) -> SessionKey {
+        KEY
+    }
+
+    fn next(&self, deadline: Instant) -> Result<Stream, outboard_link::Error> {
+        while Instant::now() < deadline && !self.is_closed.load(SeqCst) {
+            let Ok((socket, _)) = self.listener.accept() else {
+                thread::sleep(Duration::from_millis(1));
+                continue;
+            };
+            let mut stream = Stream::try_from(OwnedFd::from(socket))?;
+            let hello = handshake::read_hello(&mut stream, deadline).unwrap();
+            if hello.purpose == (Purpose::DataConnection { key: KEY }) {
+                return Ok(stream);
+            }
+        }
+        Err(outboard_link::Error::Closed)
+    }
+
+    fn close(&self) {
+        self.is_closed.store(true, SeqCst);
+    }
+}
+
+struct Client {
+    port: Arc<Port>,
+    sender: Sender,
+    receiver: Receiver,
+    board: Arc<Board>,
+    contexts: mpsc::Receiver<u64>,
+    server: JoinHandle<(End, MessageStats, Duration)>,
+}
+
+#[derive(Debug, PartialEq)]
+struct Received {
+    header: ReplyHeader,
+    body: Vec<u8>,
+}
+
+impl Client {
+    fn shm() -> Client {
+        let (a, b) = UnixStream::pair().unwrap();
+        Client::over(a.into(), b.into(), Purpose::Session)
+    }
+
+    fn tcp() -> Client {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let a = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (b, _) = listener.accept().unwrap();
+        Client::over(a.into(), b.into(), Purpose::Session)
+    }
+
+    fn over(ours: OwnedFd, theirs: OwnedFd, purpose: Purpose) -> Client {
+        let board = Arc::new(Board::default());
+        let (contexts, seen) = mpsc::channel();
+        let mut fake = Fake {
+            board: Arc::clone(&board),
+            printed: Vec::new(),
+            pages: Vec::new(),
+            host_calls: Vec::new(),
+            contexts,
+        };
+        let port = Port::listen();
+        let source = Some(Arc::clone(&port) as Arc<dyn DataConnectionSource>);
+        let server = thread::spawn(move || {
+            let stream = Stream::try_from(theirs).unwrap();
+            let link = stream.into_link_server().unwrap();
+            let (end, stats) = serve_with_data_connections(
+                &mut fake,
+                link,
+                purpose,
+                ImageStore::new(None),
+                source,
+                DATA_CONNECTIONS,
+            );
+            let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+            let cpu = Duration::new(cpu.tv_sec as u64, cpu.tv_nsec as u32);
+            (end, stats, cpu)
+        });
+        let stream = Stream::try_from(ours).unwrap();
+        let link = stream.into_link_client(Instant::now() + PATIENCE).unwrap();
+        let (sender, receiver) = link.split();
+        Client {
+            port,
+            sender,
+            receiver,
+            board,
+            contexts: seen,
+            server,
+        }
+    }
+
+    fn send<'a, M: Op<'a>>(&mut self, token: u32, message: &M) {
+        let len = frame::request_len(message);
+        let room = self.sender.reserve(len).unwrap();
+        frame::encode_request(room, token, 7, message).unwrap();
+        self.sender.commit(len).unwrap();
+        self.sender.flush().unwrap();
+    }
+
+    fn send_raw(&mut self, frame: &[u8]) {
+        self.sender.send(&[frame]).unwrap();
+        self.sender.flush().unwrap();
+    }
+
+    fn recv(&mut self) -> Received {
+        let until = Wait::Until(Instant::now() + PATIENCE);
+        let frame = self
+            .receiver
+            .recv(until)
+            .unwrap()
+            .expect("an answer in time");
+        let (header, _) = decode_reply(frame).unwrap();
+        let body = frame[frame::HEADER_BYTES..].to_vec();
+        Received { header, body }
+    }
+
+    fn recv_nothing(&mut self, ms: u64) {
+        let until = Wait::Until(Instant::now() + Duration::from_millis(ms));
+        assert_eq!(self.receiver.recv(until).unwrap(), None);
+    }
+
+    /// Leaves, and returns how the session ended.
+    fn leave(self) -> (End, MessageStats, Duration) {
+        drop((self.sender, self.receiver));
+        self.server.join().unwrap()
+    }
+
+    fn fence(&mut self, token: u32, stream: u64) {
+        self.send(
+            token,
+            &messages::FenceStream {
+                stream,
+                slot: 0,
+                value: 0,
+            },
+        );
+    }
+
+    fn copy_out(&mut self, token: u32, stream: u64, byte: u8, len: u64) {
+        let src = byte.into();
+        self.send(token, &messages::CopyOut { src, len, stream });
+    }
+}
+
+impl Received {
+    fn note(&self) -> Note<'_> {
+        Note::decode(self.header.note, &mut Reader::new(&self.body)).unwrap()
+    }
+
+    fn is_answer_to(&self, token: u32) -> bool {
+        self.header.note == 0 && self.header.token == token && self.header.status == 0
+    }
+
+    fn failure(&self) -> (u32, CUresult, String) {
+        assert_eq!(self.header.note, 0);
+        let reason = Reader::new(&self.body).bytes("reason").unwrap().to_vec();
+        let status = CUresult(self.header.status);
+        (
+            self.header.token,
+            status,
+            String::from_utf8(reason).unwrap(),
+        )
+    }
+
+    fn fault(&self) -> (u16, CUresult, bool, String) {
+        match self.note() {
+            Note::Fault(fault) => (
+                fault.op,
+                CUresult(fault.status),
+                fault.sticky == 1,
+                String::from_utf8(fault.message.to_vec()).unwrap(),
+            ),
+            other => panic!("{other:?}"),
+        }
+    }
+}

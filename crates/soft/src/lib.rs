@@ -1,0 +1,370 @@
+//! The software device: PTX on the CPU, for a machine without a GPU.
+//!
+//! [`outboard_ptx`] runs kernels and keeps the order of streams, events and graphs. This module
+//! adds the client's handles, the device card of the chosen compute capability, the checks that a
+//! driver makes at the call, and CUDA's error numbers. Each operation of the trait is an inherent
+//! method in the file of its topic; tensor maps are missing and answer CUDA_ERROR_NOT_SUPPORTED by
+//! name.
+//!
+//! `unsafe` is in [`host`] and [`ipc`] (memory mapped from other processes), in [`conditions`], and
+//! where adapters use memory.
+
+mod activity;
+mod arrays;
+mod capability;
+mod capture;
+mod card;
+mod conditions;
+mod contexts;
+mod copies;
+mod graphs;
+mod host;
+mod ipc;
+mod launch;
+mod memory;
+mod modules;
+mod nvml;
+mod ops;
+mod records;
+mod retired;
+mod streams;
+#[cfg(test)]
+mod tests;
+mod textures;
+mod wait;
+
+use std::{borrow::Cow, collections::BTreeMap, fs, sync::Arc};
+
+use outboard_api::{CUDA_VERSION, CUresult};
+use outboard_device::{
+    Cx, Device, Failure, Host, Pending, Printed, Way, handle_table::HandleTable,
+};
+use outboard_link::{DeviceMemory, GpuMemory, Reach, cores};
+use outboard_ptx::{
+    check::Checker,
+    device::{EventId, ExecId, Gpu, GraphId, HostCall, Machine, NodeId},
+    memory::Memory,
+};
+use outboard_wire::{
+    doc::{self, DeviceCard},
+    messages,
+};
+use rustc_hash::FxHashMap;
+
+pub use capability::Capability;
+pub use outboard_ptx::check::Checks;
+
+/// The window in which the client places device memory.
+const WINDOW_BASE: u64 = 0x2000_0000_0000;
+const WINDOW_BYTES: u64 = 1 << 40;
+/// Bytes after the window: variables of modules, and the heap of device-side `malloc`.
+const INTERNAL_BYTES: u64 = 64 << 30;
+/// Step to the next place for the window, if its place is taken by a second device of the process
+/// or by chance.
+const WINDOW_STEP_BYTES: u64 = 2 << 40;
+const WINDOW_TRIES_MAX: u64 = 16;
+/// Threads that run one launch.
+const THREADS_MAX: usize = 1024;
+/// Devices of one session.
+const DEVICES_MAX: usize = 64;
+/// Memory of a device at most: its addresses lie in the window.
+pub const MEMORY_BYTES_MAX: u64 = WINDOW_BYTES;
+/// Memory of a device by default, at most.
+const MEMORY_DEFAULT_BYTES_MAX: u64 = 8 << 30;
+
+/// The settings of a session's software devices.
+#[derive(Debug, Clone)]
+pub struct SoftOptions {
+    /// Memory of each device, in bytes; by default half of the machine's, at most 8 GiB.
+    pub memory_bytes: Option<u64>,
+    /// Threads that run kernels; by default the machine's cores.
+    pub threads: Option<usize>,
+    /// Compute capability that the devices report.
+    pub capability: Capability,
+    /// Number of devices, at least 1.
+    pub devices: usize,
+    /// Mistakes to watch kernels for, and the order in which threads run.
+    pub watch: Watch,
+}
+
+/// Mistakes of kernels that the software GPU reports and no real GPU would.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Watch {
+    pub checks: Checks,
+    /// Whether a launch with findings fails.
+    pub fail: bool,
+    /// Seed for the order of blocks, warps and lanes.
+    pub seed: Option<u64>,
+}
+
+impl Default for SoftOptions {
+    fn default() -> SoftOptions {
+        SoftOptions {
+            memory_bytes: None,
+            threads: None,
+            capability: Capability::default(),
+            devices: 1,
+            watch: Watch::default(),
+        }
+    }
+}
+
+/// Opens one or several software GPUs, which share their window of memory and their threads.
+pub fn open(options: SoftOptions) -> Result<Box<dyn Device>, Failure> {
+    Ok(Box::new(Soft::new(options)?))
+}
+
+struct Soft {
+    gpu: Gpu,
+    machine: Arc<Machine>,
+    memory_bytes: u64,
+    threads: usize,
+    capability: Capability,
+    /// Memory in use, by device.
+    used_bytes: Vec<u64>,
+    contexts: HandleTable<contexts::Context>,
+    streams: HandleTable<streams::Stream>,
+    /// Attributes of the null stream.
+    null_attributes: FxHashMap<u32, Vec<u8>>,
+    events: HandleTable<EventId>,
+    graphs: HandleTable<GraphId>,
+    nodes: HandleTable<graphs::Node>,
+    node_handles: FxHashMap<NodeId, u64>,
+    execs: HandleTable<ExecId>,
+    conditions: conditions::Conditions,
+    libraries: HandleTable<modules::Library>,
+    links: HandleTable<modules::Link>,
+    allocations: HandleTable<memory::Allocation>,
+    /// Mapped memory by its address.
+    mapped: BTreeMap<u64, memory::Mapped>,
+    /// Mapped parts of allocations by their address.
+    mappings: BTreeMap<u64, memory::Mapping>,
+    /// Memory and events shared with other sessions.
+    shares: ipc::Shares,
+    arrays: HandleTable<arrays::ArrayObject>,
+    mipmaps: HandleTable<arrays::MipmapObject>,
+    textures: HandleTable<textures::TextureObject>,
+    surfaces: HandleTable<()>,
+    /// Objects destroyed while kernels might still use them.
+    retired: Vec<retired::Retired>,
+    host: host::HostMemory,
+    /// Whether something was submitted since the last look that may have changed a mirror.
+    touched: bool,
+    /// Address and length of the board that the client watches.
+    board: Option<(u64, u64)>,
+    /// Whether a loaded module may print.
+    may_print: bool,
+    /// Whether a kernel was launched that may use `malloc`, after which the heap's size is fixed.
+    heap_used: bool,
+    /// Whether accesses beside and after allocations are to be found.
+    exact_memory: bool,
+    activity: activity::Kept,
+}
+
+impl Soft {
+    fn new(options: SoftOptions) -> Result<Soft, Failure> {
+        let memory_bytes = options.memory_bytes.unwrap_or_else(memory_default);
+        let threads = options.threads.unwrap_or_else(cores::count);
+        let threads = threads.clamp(1, THREADS_MAX);
+        if !(1..=DEVICES_MAX).contains(&options.devices)
+            || !(1..=MEMORY_BYTES_MAX).contains(&memory_bytes)
+        {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_INVALID_VALUE,
+                format!("{} software GPUs of {memory_bytes} bytes", options.devices),
+            ));
+        }
+        let memory = reserve()?;
+        let Watch { checks, fail, seed } = options.watch;
+        let mut machine = Machine::new(memory.clone(), threads);
+        if checks.any() || seed.is_some() {
+            machine = machine.watched(Checker::new(checks, seed), fail);
+        }
+        let gpu = Gpu::new(memory);
+        gpu.start().map_err(|error| {
+            let text = format!("no thread for the software GPU: {error}");
+            Failure::new(CUresult::CUDA_ERROR_OPERATING_SYSTEM, text)
+        })?;
+        Ok(Soft {
+            machine: Arc::new(machine),
+            exact_memory: checks.memory,
+            gpu,
+            memory_bytes,
+            threads,
+            capability: options.capability,
+            used_bytes: vec![0; options.devices],
+            contexts: HandleTable::new("context"),
+            streams: HandleTable::new("stream"),
+            null_attributes: FxHashMap::default(),
+            events: HandleTable::new("event"),
+            graphs: HandleTable::new("graph"),
+            nodes: HandleTable::new("graph node"),
+            node_handles: FxHashMap::default(),
+            execs: HandleTable::new("instantiated graph"),
+            conditions: conditions::Conditions::default(),
+            libraries: HandleTable::new("library"),
+            links: HandleTable::new("link"),
+            allocations: HandleTable::new("allocation"),
+            mapped: BTreeMap::new(),
+            mappings: BTreeMap::new(),
+            shares: ipc::Shares::default(),
+            arrays: HandleTable::new("array"),
+            mipmaps: HandleTable::new("mipmapped array"),
+            textures: HandleTable::new("texture"),
+            surfaces: HandleTable::new("surface"),
+            retired: Vec::new(),
+            host: host::HostMemory::default(),
+            touched: false,
+            board: None,
+            // Findings are reported as output of kernels.
+            may_print: checks.any(),
+            heap_used: false,
+            activity: activity::Kept::default(),
+        })
+    }
+
+    fn nvml_snapshot(
+        &mut self,
+        _: &mut Cx<'_>,
+        _: &messages::NvmlSnapshot,
+    ) -> Result<messages::NvmlSnapshotReply<'static>, Failure> {
+        Ok(messages::NvmlSnapshotReply {
+            document: Cow::Owned(self.nvml_facts()?),
+        })
+    }
+}
+
+impl Drop for Soft {
+    fn drop(&mut self) {
+        // No work may run when the client's memory is unmapped.
+        self.gpu.stop();
+        self.shares.end();
+        self.host.clear();
+    }
+}
+
+fn reserve() -> Result<Memory, Failure> {
+    let bytes = WINDOW_BYTES + INTERNAL_BYTES;
+    let mut tried = (0..WINDOW_TRIES_MAX)
+        .map(|i| Memory::reserve(WINDOW_BASE + i * WINDOW_STEP_BYTES, bytes, INTERNAL_BYTES));
+    let first = tried.next();
+    match first {
+        Some(Ok(memory)) => Ok(memory),
+        Some(Err(error)) => tried
+            .find_map(Result::ok)
+            .ok_or_else(|| Failure::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY, error.to_string())),
+        None => Err(Failure::unsupported("memory")),
+    }
+}
+
+/// Returns half of the machine's memory, within bounds.
+fn memory_default() -> u64 {
+    let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total_kib = info.lines().find_map(|line| {
+        line.strip_prefix("MemTotal:")?
+            .trim()
+            .strip_suffix("kB")?
+            .trim()
+            .parse::<u64>()
+            .ok()
+    });
+    let half = total_kib.map_or(MEMORY_DEFAULT_BYTES_MAX, |kib| kib * 1024 / 2);
+    // A multiple of the granularity, as programs expect of a GPU.
+    half.min(MEMORY_DEFAULT_BYTES_MAX) / memory::GRANULARITY_BYTES * memory::GRANULARITY_BYTES
+}
+
+impl Host for Soft {
+    fn nvml_facts(&mut self) -> Result<Vec<u8>, Failure> {
+        doc::to_bytes(&self.snapshot())
+            .map_err(|e| Failure::new(CUresult::CUDA_ERROR_UNKNOWN, e.to_string()))
+    }
+
+    fn cards(&mut self, _: u32) -> Result<Vec<DeviceCard>, Failure> {
+        Ok((0..self.used_bytes.len())
+            .map(|ordinal| {
+                card::card(
+                    ordinal,
+                    self.used_bytes.len(),
+                    self.memory_bytes,
+                    self.threads,
+                    self.capability,
+                )
+            })
+            .collect())
+    }
+
+    fn driver_version(&mut self) -> u32 {
+        CUDA_VERSION
+    }
+
+    fn of_call(&mut self, call: u32) {
+        self.gpu.of_call(call);
+    }
+
+    fn reserve_window(&mut self) -> Result<(u64, u64), Failure> {
+        let (base, _) = self.gpu.memory().window();
+        Ok((base, self.gpu.memory().mappable_bytes()))
+    }
+
+    fn exact_memory(&self) -> bool {
+        self.exact_memory
+    }
+
+    fn expose(&mut self, wanted: GpuMemory) -> Result<Vec<Way>, String> {
+        match wanted {
+            GpuMemory::DmaBuf => Err("the software GPU's memory is no dma-buf".into()),
+            _ => Ok(vec![Way::Address]),
+        }
+    }
+
+    fn mapping(&self, address: u64, len: u64) -> Option<(u64, u64)> {
+        self.gpu.lasting(address, len)
+    }
+
+    fn reach(&mut self, address: u64, len: u64, way: Way) -> Result<DeviceMemory, Failure> {
+        let is_mapped = self
+            .mapping(address, len)
+            .is_some_and(|_| way == Way::Address);
+        let len = usize::try_from(len).ok().filter(|_| is_mapped);
+        let len = len.ok_or_else(|| wait::invalid("no memory that an adapter can reach"))?;
+        // SAFETY: the range is mapped memory of the window, and the session ends the registration
+        // before it is unmapped. The program uses it as plain bytes.
+        Ok(unsafe { DeviceMemory::new(address, len, Reach::Address) })
+    }
+
+    fn mark(&mut self, cx: &mut Cx<'_>, stream: u64) -> Result<Pending, Failure> {
+        let stream = self.stream(cx, stream)?;
+        let fence = self.gpu.mark(stream).map_err(wait::failure)?;
+        Ok(wait::pending(fence))
+    }
+
+    fn take_printed(&mut self, out: &mut Printed, _: bool) {
+        let mut taken = outboard_ptx::Printed::default();
+        self.machine.take_printed(&mut taken);
+        out.stdout.append(&mut taken.stdout);
+        out.stderr.append(&mut taken.stderr);
+    }
+
+    fn take_host_calls(&mut self, out: &mut Vec<(u64, CUresult)>) {
+        let mut calls: Vec<HostCall> = Vec::new();
+        self.gpu.take_host_calls(&mut calls);
+        out.extend(calls.into_iter().map(|call| {
+            let status = call.stuck.map_or(CUresult::CUDA_SUCCESS, |stuck| {
+                wait::failure(outboard_ptx::device::Error::Stuck(stuck)).status
+            });
+            (call.call, status)
+        }));
+    }
+
+    fn take_host_pages(&mut self, changed: &mut dyn FnMut(u64, &[u8])) {
+        if self.touched {
+            // Work that still runs may change more.
+            self.touched = !self.gpu.is_idle();
+            self.host.take_changes(&self.gpu, changed);
+        }
+    }
+
+    fn awaits_host_calls(&self) -> bool {
+        self.gpu.awaits_host_calls()
+    }
+}
