@@ -78,6 +78,15 @@ pub enum FaultKind {
         bytes: u32,
         write: bool,
     },
+    /// CUDA_ERROR_ILLEGAL_ADDRESS, for an offset in shared memory, local memory or the parameters:
+    /// `what`, which has `limit` bytes.
+    OutsideOf {
+        what: &'static str,
+        limit: u64,
+        address: u64,
+        bytes: u32,
+        write: bool,
+    },
     /// CUDA_ERROR_MISALIGNED_ADDRESS
     MisalignedAddress {
         address: u64,
@@ -132,6 +141,19 @@ impl fmt::Display for Fault {
                 write!(
                     f,
                     ": illegal address: {} of {bytes} bytes at {address:#x}",
+                    access(*write)
+                )
+            }
+            FaultKind::OutsideOf {
+                what,
+                limit,
+                address,
+                bytes,
+                write,
+            } => {
+                write!(
+                    f,
+                    ": illegal address: {} of {bytes} bytes at {address:#x} of {what}, which has {limit} bytes",
                     access(*write)
                 )
             }

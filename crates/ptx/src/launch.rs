@@ -20,7 +20,7 @@ use crate::interp::run::block::{Block, BlockProgress};
 use crate::interp::runtime::children::{ChildWork, Children};
 use crate::limits::{
     BLOCK_EXTENT_MAX, BLOCK_THREADS_MAX, COOPERATIVE_BLOCKS_MAX, GRID_EXTENT_MAX, LOCAL_BYTES_MAX,
-    SHARED_OPTIN_BYTES_MAX, SHARED_STATIC_BYTES_MAX,
+    SHARED_OPTIN_BYTES_MAX, SHARED_STATIC_BYTES_MAX, SHARED_UNIT_BYTES,
 };
 use crate::lower::Kernel;
 use crate::memory::Memory;
@@ -272,9 +272,14 @@ impl Launch<'_> {
             self.params.len(),
         )?;
         let params = aligned(&self.params[..kernel.param_bytes as usize]);
-        let shared_bytes = match self.dynamic_shared_bytes {
+        let named_bytes = match self.dynamic_shared_bytes {
             0 => kernel.shared_bytes,
             dynamic => kernel.dynamic_shared_offset + dynamic,
+        };
+        // As on a GPU, where a block may use the rest of its last unit.
+        let shared_bytes = match checker {
+            Some(checker) if checker.checks.memory => named_bytes,
+            _ => named_bytes.next_multiple_of(SHARED_UNIT_BYTES),
         };
         let blocks = self.blocks(kernel)?;
         let workers = match checker {

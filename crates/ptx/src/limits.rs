@@ -35,6 +35,8 @@ pub const BLOCK_EXTENT_MAX: [u32; 3] = [1024, 1024, 64];
 pub const GRID_EXTENT_MAX: [u32; 3] = [0x7fff_ffff, 65_535, 65_535];
 /// Shared memory declared in the PTX of one kernel.
 pub const SHARED_STATIC_BYTES_MAX: u32 = 48 << 10;
+/// Unit in which a block gets shared memory (from sm_80 on).
+pub const SHARED_UNIT_BYTES: u32 = 128;
 /// Static and dynamic shared memory of a block whose kernel opted in (sm_90; a device of lower
 /// capability checks for less).
 pub const SHARED_OPTIN_BYTES_MAX: u32 = 227 << 10;

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Arg, Device, check32, check64};
+use common::{Arg, Device, check32, check64, run_thread};
 use outboard_ptx::{Error, Memory, Module};
 
 fn f(v: f32) -> u32 {
@@ -190,8 +190,37 @@ fn spaces_and_windows() {
          st.shared.u8 [s], 0x80; ld.shared.s8 %r7, [s]; ld.shared.u8 %rd1, [s]; cvt.u32.u64 %r8, %rd1; ld.shared.s8 %rs0, [s]; cvt.u32.u16 %r9, %rs0;
          mov.u32 %r10, s; add.u32 %r10, %r10, 8; ld.shared.u32 %r11, [%r10]; atom.shared.add.u32 %r12, [s+8], 3; ld.shared.u32 %r13, [s+8];
          red.shared.max.s32 [s+8], 100; ld.shared.u32 %r14, [s+8]; mov.u32 %r15, %total_smem_size;",
-        &[77, 1, 0, 77, 5, 6, 1, 0xffff_ff80, 0x80, 0xff80, 8, 77, 77, 80, 100, 64],
+        // The size is in units of 128 bytes.
+        &[77, 1, 0, 77, 5, 6, 1, 0xffff_ff80, 0x80, 0xff80, 8, 77, 77, 80, 100, 128],
     );
+}
+
+/// `a[m - t]` is compiled to a base below the memory and an offset that leads back.
+#[test]
+fn addresses_of_shared_and_local_memory_have_32_bits() {
+    check32(
+        ".shared .align 8 .b8 s[64]; .local .align 8 .b8 l[64]; .reg .b32 %b;
+         st.shared.v2.u32 [s], {8, 9}; mov.u32 %b, s; sub.s32 %b, %b, 64;
+         ld.shared.u32 %r0, [%b+68]; ld.shared.v2.u32 {%r1, %r2}, [%b+64]; atom.shared.add.u32 %r3, [%b+68], 1;
+         st.shared.u32 [%b+72], 5; ld.shared.u32 %r4, [s+8]; ld.shared.u32 %r5, [s+4];
+         st.local.u32 [l+4], 7; mov.u32 %b, l; sub.s32 %b, %b, 64; ld.local.u32 %r6, [%b+68];",
+        &[9, 8, 9, 9, 5, 10, 7],
+    );
+}
+
+/// A block may use the rest of its last unit of 128 bytes, as on a GPU.
+#[test]
+fn shared_memory_comes_in_units() {
+    check32(
+        ".shared .align 4 .b8 s[4]; st.shared.u32 [s+124], 6; ld.shared.u32 %r0, [s+124];",
+        &[6],
+    );
+}
+
+#[test]
+#[should_panic(expected = "read of 4 bytes at 0x80 of shared memory, which has 128 bytes")]
+fn beyond_the_last_unit_of_shared_memory_is_a_fault() {
+    run_thread(".shared .align 4 .b8 s[4]; ld.shared.u32 %r0, [s+128];");
 }
 
 #[test]

@@ -79,7 +79,7 @@ impl std::fmt::Display for Stuck {
 impl From<&Fault> for Stuck {
     fn from(fault: &Fault) -> Self {
         let cause = match &fault.kind {
-            FaultKind::IllegalAddress { .. } => Cause::IllegalAddress,
+            FaultKind::IllegalAddress { .. } | FaultKind::OutsideOf { .. } => Cause::IllegalAddress,
             FaultKind::MisalignedAddress { .. } => Cause::MisalignedAddress,
             FaultKind::Assert { .. } => Cause::Assert,
             FaultKind::StackOverflow { .. } => Cause::HardwareStack,

@@ -71,10 +71,17 @@ impl Core<'_> {
                     out[l] = row[l].wrapping_add(offset);
                 }
             }
-            Base::Row32(row) => {
+            Base::Row32(row) if matches!(mem.space, MemSpace::Generic | MemSpace::Global) => {
                 let row = self.files.row32(row);
                 for l in 0..32 {
                     out[l] = u64::from(row[l]).wrapping_add(offset);
+                }
+            }
+            // The addresses of these spaces have 32 bits: a[m - t] begins below 0.
+            Base::Row32(row) => {
+                let row = self.files.row32(row);
+                for l in 0..32 {
+                    out[l] = u64::from(row[l].wrapping_add(offset as u32));
                 }
             }
         }
@@ -124,11 +131,13 @@ impl Core<'_> {
                 }
             }
             MemSpace::Shared => {
-                self.window(at, self.shared as u64, self.shared_bytes, size, mask, write)?
+                let window = (self.shared as u64, self.shared_bytes, "shared memory");
+                self.window(at, window, size, mask, write)?
             }
             MemSpace::Param => {
-                let (base, limit) = (self.env.params.as_ptr() as u64, self.env.param_bytes);
-                self.window(at, base, limit, size, mask, write)?;
+                let base = self.env.params.as_ptr() as u64;
+                let window = (base, self.env.param_bytes, "the kernel's parameters");
+                self.window(at, window, size, mask, write)?;
             }
             MemSpace::Local | MemSpace::Frame => {
                 let frame = if space == MemSpace::Frame {
@@ -139,7 +148,8 @@ impl Core<'_> {
                 for a in at.iter_mut() {
                     *a = a.wrapping_add(frame);
                 }
-                self.window(at, self.local as u64, self.stride, size, mask, write)?;
+                let window = (self.local as u64, self.stride, "local memory");
+                self.window(at, window, size, mask, write)?;
                 // Each lane has its own part.
                 for (l, a) in at.iter_mut().enumerate() {
                     *a += l as u64 * self.stride;
@@ -177,19 +187,18 @@ impl Core<'_> {
         });
     }
 
-    /// Translates offsets into a small buffer at `base`.
+    /// Translates offsets into a small buffer: its address, its length in bytes, and its name.
     #[inline(always)]
     fn window(
         &self,
         at: &mut [u64; 32],
-        base: u64,
-        limit: u64,
+        (base, limit, what): (u64, u64, &'static str),
         size: u64,
         mask: u32,
         write: bool,
     ) -> Result<(), Stop> {
         if outside(at, 0, limit, size) {
-            return Err(first_outside(at, limit, size, mask, write));
+            return Err(first_outside(at, (limit, what), size, mask, write));
         }
         for a in at {
             *a += base;
@@ -471,10 +480,27 @@ fn outside(at: &[u64; 32], low: u64, span: u64, size: u64) -> bool {
 /// Returns the fault of the first lane that `outside` found.
 #[cold]
 #[inline(never)]
-fn first_outside(at: &[u64; 32], limit: u64, size: u64, mask: u32, write: bool) -> Stop {
+fn first_outside(
+    at: &[u64; 32],
+    (limit, what): (u64, &'static str),
+    size: u64,
+    mask: u32,
+    write: bool,
+) -> Stop {
     let bad = |&lane: &usize| at[lane] & (size - 1) != 0 || limit < size || at[lane] > limit - size;
     let lane = lanes(mask).find(bad).unwrap_or(0);
-    access_fault(at[lane], size, write, lane)
+    let address = at[lane];
+    if address & (size - 1) != 0 {
+        return access_fault(address, size, write, lane);
+    }
+    let kind = FaultKind::OutsideOf {
+        what,
+        limit,
+        address,
+        bytes: size as u32,
+        write,
+    };
+    Trouble::at_lane(kind, lane)
 }
 
 /// Whether lane `l` points `l * size` bytes after lane 0.
