@@ -65,6 +65,19 @@ def test_versions_stand_in_the_workspace(tree: Path) -> None:
     assert [found.what.partition(":")[0] for found in tidy.versions()] == ["a", "c"]
 
 
+def test_the_engine_and_the_devices_do_not_know_each_other(tree: Path) -> None:
+    def depends(crate: str, line: str) -> None:
+        folder = tree / "crates" / crate
+        folder.mkdir(exist_ok=True)
+        (folder / "Cargo.toml").write_text(line + " = { workspace = true }\n")
+
+    for crate in tidy.APART:
+        depends(crate, "[dependencies]\noutboard-device")
+    assert list(tidy.apart()) == []
+    depends("soft", "[dev-dependencies]\noutboard-session")
+    assert [found.path for found in tidy.apart()] == ["crates/soft/Cargo.toml"]
+
+
 def test_numbers_agree(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tree / "a.md").write_text("Needs Rust 1.88 or later.\n")
     (tree / "b.toml").write_text('version = "188"\n')

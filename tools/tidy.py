@@ -67,6 +67,14 @@ NUMBERS = [
     ("SPECIFICATION.md", r"Compute capability ([\d.]+\d), or another", CAPABILITY, DEFAULT),
     ("crates/ptx/src/lib.rs", r"compute capability ([\d.]+\d)", CAPABILITY, DEFAULT),
 ]
+# Crates, and those that they do not depend on, not even in tests: the session engine and the devices know the trait
+# between them, and not each other.
+APART = {
+    "device": {"outboard-nvidia", "outboard-soft", "outboard-session", "outboard-server"},
+    "session": {"outboard-nvidia", "outboard-soft", "outboard-server", "outboard-ptx"},
+    "nvidia": {"outboard-soft", "outboard-session", "outboard-server", "outboard-ptx"},
+    "soft": {"outboard-nvidia", "outboard-session", "outboard-server", "outboard-driver"},
+}
 # How long `make check` and `make test` take is said in CONTRIBUTING.md alone.
 WITHOUT_MINUTES = ["README.md", "ARCHITECTURE.md", "Makefile"]
 
@@ -112,6 +120,7 @@ def main() -> int:
         *foreign(files),
         *cores(files),
         *versions(),
+        *apart(),
         *numbers(),
         *minutes(),
         *licences(),
@@ -291,6 +300,15 @@ def versions() -> Iterator[Found]:
                 for name, wanted in table.get(kind, {}).items():
                     if isinstance(wanted, str) or "version" in wanted:
                         yield Found(name_of(path), 0, f"{name}: its version belongs into the workspace's Cargo.toml")
+
+
+def apart() -> Iterator[Found]:
+    for crate, others in APART.items():
+        path = ROOT / "crates" / crate / "Cargo.toml"
+        manifest = tomllib.loads(path.read_text())
+        for kind in ["dependencies", "dev-dependencies"]:
+            for name in sorted(others & manifest.get(kind, {}).keys()):
+                yield Found(name_of(path), 0, f"{crate} and {name} do not know each other")
 
 
 def numbers() -> Iterator[Found]:

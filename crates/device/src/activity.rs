@@ -9,7 +9,7 @@ use crate::Failure;
 /// Records in one answer at most, some 100 bytes each.
 pub const ACTIVITIES_PER_ANSWER_MAX: u32 = 1 << 15;
 /// Host memory for a session's records until they are taken; further ones are dropped and counted.
-pub const ACTIVITIES_KEPT_BYTES_MAX: u64 = 256 << 20;
+const ACTIVITIES_KEPT_BYTES_MAX: u64 = 256 << 20;
 
 /// Returns how many records of `bytes_each` a session may keep: `asked_bytes` of them, or the
 /// maximum if 0.

@@ -13,6 +13,7 @@ pub struct Failure {
 }
 
 impl Failure {
+    /// Makes a failure with this status, and a text for the client's log.
     pub fn new(status: CUresult, message: impl Into<String>) -> Failure {
         Failure {
             status,
@@ -20,6 +21,7 @@ impl Failure {
         }
     }
 
+    /// Makes the failure of a call that needs `what`, which the device lacks.
     pub fn unsupported(what: &str) -> Failure {
         Failure::new(
             CUresult::CUDA_ERROR_NOT_SUPPORTED,

@@ -5,7 +5,7 @@ use rustc_hash::FxHashMap;
 use crate::Failure;
 
 /// Objects of one kind in a session.
-pub const OBJECTS_MAX: usize = 1 << 22;
+const OBJECTS_MAX: usize = 1 << 22;
 
 /// A table from the client's numbers to the device's own objects, for one kind of handle.
 pub struct HandleTable<T> {
@@ -14,6 +14,7 @@ pub struct HandleTable<T> {
 }
 
 impl<T> HandleTable<T> {
+    /// Makes an empty table. `kind` names the objects in failures.
     pub fn new(kind: &'static str) -> HandleTable<T> {
         HandleTable {
             kind,
@@ -38,48 +39,58 @@ impl<T> HandleTable<T> {
         Ok(())
     }
 
+    /// Returns the object of a number, or the failure for a number of no object.
     pub fn get(&self, id: u64) -> Result<&T, Failure> {
         self.objects
             .get(&id)
             .ok_or_else(|| Failure::wild(self.kind, id))
     }
 
+    /// Returns the object of a number for changes, or the failure for a number of no object.
     pub fn get_mut(&mut self, id: u64) -> Result<&mut T, Failure> {
         self.objects
             .get_mut(&id)
             .ok_or_else(|| Failure::wild(self.kind, id))
     }
 
+    /// Takes the object of a number out of the table.
     pub fn remove(&mut self, id: u64) -> Result<T, Failure> {
         self.objects
             .remove(&id)
             .ok_or_else(|| Failure::wild(self.kind, id))
     }
 
+    /// Returns every number with its object, in no order.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
         self.objects.iter().map(|(id, object)| (*id, object))
     }
 
+    /// Returns every object for changes, in no order.
     pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.objects.values_mut()
     }
 
+    /// Drops the objects for which `keep` returns false.
     pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
         self.objects.retain(|_, object| keep(object));
     }
 
+    /// Changes every object.
     pub fn for_each_mut(&mut self, change: impl FnMut(&mut T)) {
         self.objects.values_mut().for_each(change);
     }
 
+    /// Empties the table.
     pub fn drain(&mut self) -> impl Iterator<Item = (u64, T)> + '_ {
         self.objects.drain()
     }
 
+    /// Returns the number of objects.
     pub fn len(&self) -> usize {
         self.objects.len()
     }
 
+    /// Whether the table has no objects.
     pub fn is_empty(&self) -> bool {
         self.objects.is_empty()
     }

@@ -16,19 +16,20 @@ use outboard_wire::limits::IMAGE_KEPT_BYTES_MIN;
 use crate::Failure;
 
 /// The longest image that a session may send.
-pub const IMAGE_BYTES_MAX: u64 = 4 << 30;
+const IMAGE_BYTES_MAX: u64 = 4 << 30;
 /// Images being received at one time.
-pub const IMAGES_RECEIVING_MAX: usize = 16;
+const IMAGES_RECEIVING_MAX: usize = 16;
 /// Bytes of images that one session holds in memory, whole and partial.
-pub const IMAGES_BYTES_MAX: u64 = 8 << 30;
+const IMAGES_BYTES_MAX: u64 = 8 << 30;
 /// Bytes above which images that the folder also has are dropped from memory, the least recently
 /// used first.
-pub const IMAGES_IDLE_BYTES_MAX: u64 = 1 << 30;
+const IMAGES_IDLE_BYTES_MAX: u64 = 1 << 30;
 /// Bytes that the folder keeps; above this the least recently used images are removed.
-pub const CACHE_BYTES_MAX: u64 = 16 << 30;
+const CACHE_BYTES_MAX: u64 = 16 << 30;
 /// Length of the BLAKE3 hash that ends each note.
 const NOTE_CHECK_BYTES: usize = 32;
 
+/// A BLAKE3 hash.
 pub type Hash = [u8; 32];
 
 /// One session's images, held in memory and backed by a folder that all sessions share.
@@ -62,6 +63,7 @@ impl ImageStore {
         }
     }
 
+    /// Reads a hash out of a message.
     pub fn hash(bytes: &[u8]) -> Result<Hash, Failure> {
         bytes.try_into().map_err(|_| {
             Failure::new(
@@ -150,6 +152,7 @@ impl ImageStore {
         }
     }
 
+    /// Returns an image that was offered or received in this session.
     pub fn get(&self, hash: &Hash) -> Result<Arc<Vec<u8>>, Failure> {
         let missing = |what| Failure::new(CUresult::CUDA_ERROR_INVALID_IMAGE, what);
         let held = self

@@ -37,7 +37,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const TOKEN_BYTES: usize = 16;
 /// Length of a ticket: the office's name and the export's number.
 const TICKET_BYTES: usize = TOKEN_BYTES + 8;
+/// Length of a device's UUID.
 pub const UUID_BYTES: usize = 16;
+/// Length of a driver's handle of a shared event (`CUipcEventHandle`).
 pub const EVENT_BYTES: usize = 64;
 /// Length of an office's answer: kind, length of memory, device, a driver's event handle.
 const ANSWER_BYTES: usize = 1 + 8 + UUID_BYTES + EVENT_BYTES;
@@ -50,7 +52,9 @@ const EXPORTS_MAX: usize = 4096;
 pub enum Export {
     Memory {
         file: OwnedFd,
+        /// Length in bytes.
         len: u64,
+        /// UUID of the device that has the memory.
         device: [u8; UUID_BYTES],
     },
     Event {
@@ -76,10 +80,12 @@ pub struct Office {
 }
 
 impl Office {
+    /// Withdraws an export; its number is not used again.
     pub fn remove(&mut self, number: u64) {
         lock(&self.exports).remove(&number);
     }
 
+    /// Adds an export, and returns its number.
     pub fn add(&mut self, export: Export) -> Result<u64, Failure> {
         let mut exports = lock(&self.exports);
         if exports.len() >= EXPORTS_MAX {

@@ -107,32 +107,14 @@ pub struct NvidiaOptions {
     pub ahead: bool,
 }
 
-/// The machine's driver and devices.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Summary {
-    /// The driver's CUDA version: 13000 is 13.0.
-    pub driver_version: u32,
-    pub names: Vec<String>,
-}
-
 /// Checks for a driver with devices. It makes no context, but the process must not fork
 /// without exec afterwards.
-pub fn available() -> Result<Summary, String> {
-    summary().map_err(|failure| failure.to_string())
-}
-
-fn summary() -> Result<Summary, Failure> {
-    let driver = Driver::load()?;
-    let names = (0..driver.cuDeviceGetCount()?)
-        .map(|ordinal| Ok(driver.device_name(driver.cuDeviceGet(ordinal)?)?))
-        .collect::<Result<Vec<_>, Failure>>()?;
-    if names.is_empty() {
-        return Err(no_device("the driver finds no device"));
+pub fn available() -> Result<(), String> {
+    match Driver::load().and_then(|driver| Ok(driver.cuDeviceGetCount()?)) {
+        Ok(1..) => Ok(()),
+        Ok(_) => Err(no_device("the driver finds no device").to_string()),
+        Err(failure) => Err(failure.to_string()),
     }
-    Ok(Summary {
-        driver_version: driver.cuDriverGetVersion()?.unsigned_abs(),
-        names,
-    })
 }
 
 /// Describes how RDMA adapters may use the GPUs' memory here, or returns why they cannot.

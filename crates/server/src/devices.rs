@@ -89,7 +89,7 @@ impl DeviceKind {
     /// Returns an error if this machine cannot offer the device.
     pub fn check(self) -> Result<(), String> {
         match self {
-            DeviceKind::Nvidia => outboard_nvidia::available().map(drop),
+            DeviceKind::Nvidia => outboard_nvidia::available(),
             DeviceKind::Soft => Ok(()),
         }
     }

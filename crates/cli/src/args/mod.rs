@@ -43,7 +43,7 @@ Environment:
   OUTBOARD_STATS     a file for the counts of each call, - for a line on standard error
   OUTBOARD_STATS_TIMES  1: the file says how long calls took, too, and what of it was sending and waiting
   OUTBOARD_RECORD    a file for a recording of every call, in place of --record
-  OUTBOARD_LOG       what to log to standard error: error, warn, info, debug, trace, or directives as outboard_server=debug")]
+  OUTBOARD_LOG       what to log to standard error: error, warn, info, debug, trace, or directives as outboard_session=debug")]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Command,
