@@ -11,7 +11,7 @@ use super::{
     exposed::Source,
     message_stats::{self, MessageStats},
     outbox::{Outbox, Placed},
-    waiting::WaitingList,
+    waiting::{Waiting, WaitingList},
 };
 
 /// Starts an ordinary copy from the device in place of one that the adapter was to read.
@@ -46,63 +46,18 @@ pub(super) fn send_answers(
     let now = Instant::now();
     for (entry, result) in waiting.take_ready(now) {
         stats.waited(entry.op, now - entry.since);
-        let (op, token) = (entry.op, entry.token);
-        if let (Some(source), Ok(()), true) = (&entry.source, &result, token != 0) {
-            let bytes = outbox.take_from_device(token, source, entry.to)?;
-            stats.answered(op, bytes);
-            trace!(
-                op = message_stats::name(op),
-                token, "answered from the device's memory"
-            );
+        let Some(entry) = answer_in_place(entry, &result, outbox, stats)? else {
             continue;
-        }
-        let entry = match &result {
-            Ok(()) if token != 0 => match outbox.place(entry)? {
-                Placed::Yes(bytes) => {
-                    stats.answered(op, bytes);
-                    trace!(
-                        op = message_stats::name(op),
-                        token, "answered from where it lay"
-                    );
-                    continue;
-                }
-                Placed::No(entry) => entry,
-            },
-            _ => entry,
         };
         let result = result.and_then(|()| entry.reply_data());
-        if entry.on_data_connection
-            && token != 0
-            && let Ok(Some(data)) = &result
-        {
-            let bytes = data.len();
-            let header = outbox.data_connection_header(token)?;
-            match data_connections.give(Answer { header, entry }) {
-                None => {
-                    outbox.gave();
-                    stats.answered(op, bytes);
-                    trace!(
-                        op = message_stats::name(op),
-                        token, "answered on a data connection"
-                    );
-                }
-                Some(Answer { entry, .. }) => {
-                    let data = entry.reply_data().ok().flatten().unwrap_or_default();
-                    let len = (data.len() as u32).to_le_bytes();
-                    stats.answered(op, data.len());
-                    outbox.reply(op, token, &[&len, data])?;
-                }
-            }
-            continue;
-        }
         match (result, entry.token) {
             (Ok(_), 0) => {}
-            (Ok(None), token) => outbox.reply(entry.op, token, &[])?,
-            (Ok(Some(data)), token) => {
-                stats.answered(entry.op, data.len());
-                let len = (data.len() as u32).to_le_bytes();
-                outbox.reply(entry.op, token, &[&len, data])?;
+            (Ok(Some(_)), _) if entry.on_data_connection => {
+                answer_on_data_connection(entry, outbox, data_connections, stats)?;
+                continue;
             }
+            (Ok(None), token) => outbox.reply(entry.op, token, &[])?,
+            (Ok(Some(data)), token) => reply_with_data(entry.op, token, data, outbox, stats)?,
             (Err(failure), 0) => {
                 stats.failed(entry.op);
                 outbox.fault(entry.op, &failure)?;
@@ -112,11 +67,75 @@ pub(super) fn send_answers(
                 outbox.failure(token, &failure)?;
             }
         }
-        trace!(
-            op = message_stats::name(entry.op),
-            token = entry.token,
-            "answered"
-        );
+        trace_answer(entry.op, entry.token, "answered");
     }
     Ok(())
+}
+
+/// Answers with data that an adapter reads where it lies. Returns the entry if its data must be
+/// copied, or if it has none to send.
+fn answer_in_place(
+    entry: Waiting,
+    result: &Result<(), Failure>,
+    outbox: &mut Outbox,
+    stats: &mut MessageStats,
+) -> Result<Option<Waiting>, outboard_link::Error> {
+    let (op, token) = (entry.op, entry.token);
+    if result.is_err() || token == 0 {
+        return Ok(Some(entry));
+    }
+    if let Some(source) = &entry.source {
+        let bytes = outbox.take_from_device(token, source, entry.to)?;
+        stats.answered(op, bytes);
+        trace_answer(op, token, "answered from the device's memory");
+        return Ok(None);
+    }
+    match outbox.place(entry)? {
+        Placed::Yes(bytes) => {
+            stats.answered(op, bytes);
+            trace_answer(op, token, "answered from where it lay");
+            Ok(None)
+        }
+        Placed::No(entry) => Ok(Some(entry)),
+    }
+}
+
+/// Gives the reply's data to a data connection, or sends it as an ordinary reply if there is none.
+fn answer_on_data_connection(
+    entry: Waiting,
+    outbox: &mut Outbox,
+    data_connections: &DataConnections,
+    stats: &mut MessageStats,
+) -> Result<(), outboard_link::Error> {
+    let (op, token) = (entry.op, entry.token);
+    let bytes = entry.reply_data().ok().flatten().map_or(0, <[u8]>::len);
+    let header = outbox.data_connection_header(token)?;
+    match data_connections.give(Answer { header, entry }) {
+        None => {
+            outbox.gave();
+            stats.answered(op, bytes);
+            trace_answer(op, token, "answered on a data connection");
+            Ok(())
+        }
+        Some(Answer { entry, .. }) => {
+            let data = entry.reply_data().ok().flatten().unwrap_or_default();
+            reply_with_data(op, token, data, outbox, stats)
+        }
+    }
+}
+
+fn reply_with_data(
+    op: u16,
+    token: u32,
+    data: &[u8],
+    outbox: &mut Outbox,
+    stats: &mut MessageStats,
+) -> Result<(), outboard_link::Error> {
+    stats.answered(op, data.len());
+    let len = (data.len() as u32).to_le_bytes();
+    outbox.reply(op, token, &[&len, data])
+}
+
+fn trace_answer(op: u16, token: u32, how: &str) {
+    trace!(op = message_stats::name(op), token, "{how}");
 }

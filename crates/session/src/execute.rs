@@ -62,17 +62,7 @@ pub(super) fn execute<'a>(
     mut body: Reader<'a>,
     reply: &mut Vec<u8>,
 ) -> Result<Executed, DecodeError> {
-    let (request, to) = match Request::decode(op, &mut body)? {
-        Request::CopyOutTo(m) => {
-            let (src, len, stream) = (m.src, m.len, m.stream);
-            let to = RdmaTarget {
-                address: m.to,
-                key: m.key,
-            };
-            (Request::CopyOut(CopyOut { src, len, stream }), Some(to))
-        }
-        request => (request, None),
-    };
+    let (request, to) = without_target(Request::decode(op, &mut body)?);
     body.end()?;
     let (stream, reply_bytes) = match &request {
         Request::CopyOut(m) => (Some(m.stream), Some(m.len)),
@@ -112,17 +102,7 @@ pub(super) fn execute<'a>(
                 device::dispatch(device, cx, request, reply)
             }
         })
-        .and_then(|outcome| match reply.len() {
-            // A reply is one frame.
-            len if len > limits::REPLY_BYTES_MAX => Err(Failure::new(
-                CUresult::CUDA_ERROR_NOT_SUPPORTED,
-                format!(
-                    "an answer of {len} bytes; at most {} fit into a frame (REPLY_BYTES_MAX)",
-                    limits::REPLY_BYTES_MAX
-                ),
-            )),
-            _ => Ok(outcome),
-        });
+        .and_then(|outcome| fits_frame(reply.len()).map(|()| outcome));
     Ok(Executed {
         outcome,
         stream,
@@ -130,6 +110,35 @@ pub(super) fn execute<'a>(
         to,
         source,
     })
+}
+
+/// Makes a copy into the client's memory an ordinary copy, and returns that memory beside it.
+fn without_target(request: Request<'_>) -> (Request<'_>, Option<RdmaTarget>) {
+    match request {
+        Request::CopyOutTo(m) => {
+            let (src, len, stream) = (m.src, m.len, m.stream);
+            let to = RdmaTarget {
+                address: m.to,
+                key: m.key,
+            };
+            (Request::CopyOut(CopyOut { src, len, stream }), Some(to))
+        }
+        request => (request, None),
+    }
+}
+
+/// Refuses a reply that is longer than one frame.
+fn fits_frame(len: usize) -> Result<(), Failure> {
+    match len {
+        0..=limits::REPLY_BYTES_MAX => Ok(()),
+        _ => Err(Failure::new(
+            CUresult::CUDA_ERROR_NOT_SUPPORTED,
+            format!(
+                "an answer of {len} bytes; at most {} fit into a frame (REPLY_BYTES_MAX)",
+                limits::REPLY_BYTES_MAX
+            ),
+        )),
+    }
 }
 
 fn check(purpose: Purpose, op: u16, reply_bytes: Option<u64>) -> Result<(), Failure> {
