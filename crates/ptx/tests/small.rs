@@ -373,3 +373,24 @@ fn vectors_of_32_bytes_are_refused_before_sm_100() {
         );
     }
 }
+
+/// As ptxas has it, with a warning; Taichi's shared arrays are of this form.
+#[test]
+fn an_external_shared_array_with_a_length_is_the_kernels_own() {
+    let body = "st.shared.u32 [sh+252], 7; ld.shared.u32 %r1, [sh+252]; st.global.u32 [%rd0], %r1;";
+    let text = kernel(".extern .shared .align 8 .b8 sh[256];", body);
+    assert_eq!(words(&text, 1), [7]);
+    let module = Device::new(&text);
+    assert_eq!(module.module.kernel("k").unwrap().shared_bytes, 256);
+}
+
+/// LLVM declares `vprintf` so for Taichi.
+#[test]
+fn vprintf_may_be_declared_without_its_result() {
+    let before = ".extern .func vprintf(.param .b64 a, .param .b64 b);\n\
+                  .global .align 1 .b8 text[3] = {104, 105, 0};";
+    let body = "{ .param .b64 p0; .param .b64 p1; mov.u64 %rd2, text; mov.u64 %rd3, 0;\n\
+                st.param.b64 [p0], %rd2; st.param.b64 [p1], %rd3; call.uni vprintf, (p0, p1); }\n\
+                mov.u32 %r1, 3; st.global.u32 [%rd0], %r1;";
+    assert_eq!(words(&kernel(before, body), 1), [3]);
+}

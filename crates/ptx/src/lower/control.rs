@@ -207,7 +207,9 @@ impl<'a> Lowering<'_, '_, 'a> {
             }
             _ => return Err(self.unsupported(&external(&name))),
         };
-        if returns != expected.0 || params.len() != expected.1 {
+        // A declaration may leave the result out, which is then dropped.
+        let is_known = returns.is_empty() || returns == expected.0;
+        if !is_known || params.len() != expected.1 {
             return Err(self.invalid("another declaration than the device runtime's"));
         }
         let without = matches!(

@@ -81,7 +81,11 @@ impl<'a> Layout<'a> {
         for (i, var) in module.variables.iter().enumerate() {
             let symbol = match placed.get(&links.first[i]) {
                 Some(&symbol) => symbol,
-                None => layout.place(var)?,
+                None => {
+                    let symbol = layout.place(var)?;
+                    placed.insert(links.first[i], symbol);
+                    symbol
+                }
             };
             layout.symbols.insert((var.unit, var.name), symbol);
         }
@@ -105,7 +109,9 @@ impl<'a> Layout<'a> {
             dynamic: false,
         };
         match var.space {
-            Space::Shared if var.linkage == Linkage::Extern || var.bytes == 0 => {
+            // An external array with a length that nothing defines is an array of the kernel's own,
+            // as ptxas has it.
+            Space::Shared if var.bytes == 0 => {
                 self.dynamic_shared_align = self.dynamic_shared_align.max(var.align);
                 symbol.dynamic = true;
             }
