@@ -24,7 +24,7 @@ from pathlib import Path
 import machine
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIES = ROOT / "tests" / "rdma" / "gpu_copies.py"
+COPIES = ROOT / "tests" / "programs" / "gpu_copies.py"
 CASES = ["lengths", "order", "held", "reuse", "threads"]
 INFINIBAND = Path("/sys/class/infiniband")
 PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")

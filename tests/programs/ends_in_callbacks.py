@@ -10,9 +10,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from ctypes import byref, c_int, c_void_p
+from ctypes import byref, c_void_p
 
-cuda = ctypes.CDLL("libcuda.so.1")
+from cuda import must, primary_context
+
 FUNCTION = ctypes.CFUNCTYPE(None, c_void_p)
 NO_DESTRUCTOR_SYNC, MOVE = 1, 1
 INSIDE_S, ENDING_S = 0.3, 1.0
@@ -26,11 +27,6 @@ class Slow:
         sleep(seconds)
 
 
-def must(name: str, *arguments: object) -> None:
-    status = getattr(cuda, name)(*arguments)
-    assert status == 0, f"{name}: {status}"
-
-
 @FUNCTION
 def lingers(_: object) -> None:
     entered.set()
@@ -39,10 +35,8 @@ def lingers(_: object) -> None:
 
 
 def main(how: str) -> None:
-    must("cuInit", 0)
-    context, stream = c_void_p(), c_void_p()
-    must("cuDevicePrimaryCtxRetain", byref(context), c_int(0))
-    must("cuCtxSetCurrent", context)
+    primary_context()
+    stream = c_void_p()
     if how == "object":
         made = c_void_p()
         must("cuUserObjectCreate", byref(made), None, lingers, 1, NO_DESTRUCTOR_SYNC)

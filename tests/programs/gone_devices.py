@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from ctypes import byref, c_char, c_char_p, c_int, c_size_t, c_uint64, c_void_p
+from ctypes import byref, c_char, c_int, c_size_t, c_uint64, c_void_p
 
-cuda = ctypes.CDLL("libcuda.so.1")
+from cuda import call
+
 Handle = c_char * 64
 
 
@@ -17,10 +18,7 @@ class ByValue(ctypes.Structure):
 
 
 def answer(name: str, *arguments: object) -> str:
-    status = getattr(cuda, name)(*arguments)
-    text = c_char_p()
-    cuda.cuGetErrorName(c_int(status), byref(text))
-    return (text.value or b"?").decode().removeprefix("CUDA_ERROR_")
+    return call(name, *arguments).removeprefix("CUDA_ERROR_")
 
 
 def open_device(number: int) -> str:

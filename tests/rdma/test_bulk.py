@@ -7,11 +7,12 @@ import shlex
 import sys
 
 from cable import ports_of
-from serving import OUTBOARD, PROGRAM_S_MAX, ROOT, Serving, serving
+from serving import OUTBOARD, PROGRAM_S_MAX, Serving, serving
 
+from harness import TEST_PROGRAMS
 from rdma_guest.guest import Guest
 
-PINNED = ROOT / "tests" / "rdma" / "pinned.py"
+PINNED = TEST_PROGRAMS / "pinned_copies.py"
 ROUNDS = 2
 # Two memories of each kind, a copy that is waited for and one that is not, each there and back.
 COPIES = 2 * 2 * ROUNDS

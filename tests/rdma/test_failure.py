@@ -10,11 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 from cable import loss, port_down, ports_between
-from serving import EXAMPLES, ROOT, Serving, serving
+from serving import EXAMPLES, Serving, serving
 
+from harness import TEST_PROGRAMS
 from rdma_guest.guest import Command, Guest
 
-SOAK = ROOT / "tests" / "rdma" / "soak.py"
+SOAK = TEST_PROGRAMS / "soak.py"
 SOAK_S = float(os.environ.get("OUTBOARD_RDMA_SOAK", "8"))
 # Time to end, and to send lost data again.
 SOAK_S_MAX = 180
@@ -58,7 +59,7 @@ def test_lost_packets_are_sent_again_and_no_byte_is_wrong(gpu: Serving) -> None:
 
 def lost_within(command: Command, seconds: float) -> None:
     """The program gets an error from its call, and prints one line."""
-    said = command.wait_for("error 46\n", seconds)
+    said = command.wait_for("CUDA_ERROR_DEVICE_UNAVAILABLE\n", seconds)
     assert said.count("the session with the GPU server is lost") == 1, said
 
 

@@ -8,11 +8,12 @@ import sys
 
 import pytest
 from cable import ports_of
-from serving import OUTBOARD, PROGRAM_S_MAX, ROOT, Serving, serving
+from serving import OUTBOARD, PROGRAM_S_MAX, Serving, serving
 
+from harness import TEST_PROGRAMS
 from rdma_guest.guest import Guest
 
-COPIES = ROOT / "tests" / "rdma" / "gpu_copies.py"
+COPIES = TEST_PROGRAMS / "gpu_copies.py"
 CASES = ("lengths", "order", "held", "reuse", "threads")
 BY_ADDRESS = "adapters use the GPU's memory where it lies, by its address"
 THROUGH_PINNED = "copies pass through pinned memory"

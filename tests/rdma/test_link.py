@@ -14,7 +14,7 @@ import pytest
 from cable import mtu, ports_of
 from serving import EXAMPLES, OUTBOARD, Serving, serving
 
-from harness import ROOT
+from harness import ROOT, TEST_PROGRAMS
 from rdma_guest.guest import Guest
 
 # The server's device and the client's; between them the cable. Their link-local GIDs know the way.
@@ -118,7 +118,7 @@ def test_what_is_missing_is_said(guest: Guest) -> None:
 def test_a_launch_is_one_request_and_one_doorbell(guest: Guest) -> None:
     def counted(gpu: Serving, launches: int) -> dict[str, int]:
         stats = guest.shared / f"{launches}.json"
-        program = [sys.executable, ROOT / "tests" / "programs" / "steady_state.py", str(ROUNDS - 1), str(launches)]
+        program = [sys.executable, TEST_PROGRAMS / "steady_state.py", str(ROUNDS - 1), str(launches)]
         done = gpu.run("env", f"OUTBOARD_STATS={stats}", *program)
         assert done.status == 0, done.output
         counts: dict[str, int] = json.loads(stats.read_text())["rdma"]
@@ -136,7 +136,7 @@ def test_a_launch_is_one_request_and_one_doorbell(guest: Guest) -> None:
 def test_a_wait_is_one_request_and_a_question_none(guest: Guest) -> None:
     def requests(gpu: Serving, rounds: int, queries: int) -> int:
         stats = guest.shared / f"{rounds}-{queries}.json"
-        program = [sys.executable, ROOT / "tests" / "rdma" / "waits.py", str(rounds), str(queries)]
+        program = [sys.executable, TEST_PROGRAMS / "waits.py", str(rounds), str(queries)]
         done = gpu.run("env", f"OUTBOARD_STATS={stats}", *program)
         assert done.status == 0, done.output
         counts: dict[str, dict[str, int]] = json.loads(stats.read_text())

@@ -12,7 +12,8 @@ import sys
 import threading
 import time
 
-from pinned import DRAWN_BYTES, Pageable, Pinned, Registered, do
+from cuda import must, primary_context
+from pinned_copies import DRAWN_BYTES, Pageable, Pinned, Registered
 
 # A piece is of one message; and none of these is a round number.
 LENGTHS = [16 << 10, 50_001, (1 << 20) + 1]
@@ -30,17 +31,17 @@ def at(address: int) -> ctypes.c_uint64:
 
 def allocated(length: int) -> int:
     data = ctypes.c_uint64()
-    do("cuMemAlloc_v2", ctypes.byref(data), size(length))
+    must("cuMemAlloc_v2", ctypes.byref(data), size(length))
     return data.value
 
 
 def free(data: int) -> None:
-    do("cuMemFree_v2", at(data))
+    must("cuMemFree_v2", at(data))
 
 
 def stream(flags: int) -> ctypes.c_void_p:
     made = ctypes.c_void_p()
-    do("cuStreamCreate", ctypes.byref(made), flags)
+    must("cuStreamCreate", ctypes.byref(made), flags)
     return made
 
 
@@ -57,29 +58,29 @@ def expect(what: str, got: bytes, wanted: bytes) -> None:
 
 def fetched(data: int, length: int) -> bytes:
     out = ctypes.create_string_buffer(length)
-    do("cuMemcpyDtoH_v2", out, at(data), size(length))
+    must("cuMemcpyDtoH_v2", out, at(data), size(length))
     return out.raw
 
 
 def send(data: int, sent: bytes) -> None:
-    do("cuMemcpyHtoD_v2", at(data), sent, size(len(sent)))
+    must("cuMemcpyHtoD_v2", at(data), sent, size(len(sent)))
 
 
 def lengths(choice: random.Random) -> None:
     """From and to memory of each kind, at odd places of an allocation whose other bytes stay as they are."""
     for length in LENGTHS:
         data = allocated(length + 200)
-        do("cuMemsetD8_v2", at(data), ctypes.c_ubyte(0xEE), size(length + 200))
-        do("cuCtxSynchronize")
+        must("cuMemsetD8_v2", at(data), ctypes.c_ubyte(0xEE), size(length + 200))
+        must("cuCtxSynchronize")
         for kind in (Pinned, Registered, Pageable):
             memory = kind(length)
             for offset in (0, 1):
                 sent = drawn(choice, length)
                 ctypes.memmove(memory.buffer, sent, length)
-                do("cuMemcpyHtoD_v2", at(data + 50 + offset), memory.buffer, size(length))
+                must("cuMemcpyHtoD_v2", at(data + 50 + offset), memory.buffer, size(length))
                 # It has been read.
                 ctypes.memset(memory.buffer, 0, length)
-                do("cuMemcpyDtoH_v2", memory.buffer, at(data + 50 + offset), size(length))
+                must("cuMemcpyDtoH_v2", memory.buffer, at(data + 50 + offset), size(length))
                 expect(f"{kind.__name__} at {offset}", memory.buffer.raw, sent)
                 expect("in front", fetched(data, 50), b"\xee" * 50)
                 expect("behind", fetched(data + 150 + length, 50), b"\xee" * 50)
@@ -99,21 +100,21 @@ def order(choice: random.Random) -> None:
         ctypes.memmove(pinned.buffer, sent, length)
         is_idle, is_late, overwrites = (choice.random() < 0.5 for _ in range(3))
         if is_idle:
-            do("cuCtxSynchronize")
+            must("cuCtxSynchronize")
         else:
             # The copy is to win over it.
             for _ in range(3):
-                do("cuMemsetD8Async", at(data), ctypes.c_ubyte(number), size(length), where)
-        do("cuMemcpyHtoDAsync_v2", at(data), pinned.buffer, size(length), where)
+                must("cuMemsetD8Async", at(data), ctypes.c_ubyte(number), size(length), where)
+        must("cuMemcpyHtoDAsync_v2", at(data), pinned.buffer, size(length), where)
         # Later work sees it.
-        do("cuMemcpyDtoDAsync_v2", at(other), at(data), size(length), where)
+        must("cuMemcpyDtoDAsync_v2", at(other), at(data), size(length), where)
         if is_late:
-            do("cuStreamSynchronize", where)
-        do("cuMemcpyDtoHAsync_v2", results.buffer, at(data), size(length), where)
+            must("cuStreamSynchronize", where)
+        must("cuMemcpyDtoHAsync_v2", results.buffer, at(data), size(length), where)
         if overwrites:
             # Work after the copy out does not reach it.
-            do("cuMemsetD8Async", at(data), ctypes.c_ubyte(0x77), size(length), where)
-        do("cuStreamSynchronize", where)
+            must("cuMemsetD8Async", at(data), ctypes.c_ubyte(0x77), size(length), where)
+        must("cuStreamSynchronize", where)
         expect(f"round {number}: back", results.buffer.raw, sent)
         if overwrites:
             expect(f"round {number}: overwritten", fetched(data, length), b"\x77" * length)
@@ -135,8 +136,8 @@ def held(choice: random.Random) -> None:
 
     def looked_at() -> bytes:
         """Returns the current contents, bypassing the stream that is held."""
-        do("cuMemcpyDtoHAsync_v2", seen.buffer, at(data), size(length), free_stream)
-        do("cuStreamSynchronize", free_stream)
+        must("cuMemcpyDtoHAsync_v2", seen.buffer, at(data), size(length), free_stream)
+        must("cuStreamSynchronize", free_stream)
         got: bytes = seen.buffer.raw
         return got
 
@@ -146,13 +147,13 @@ def held(choice: random.Random) -> None:
         where = None if number == 2 else holding
         sent = drawn(choice, length)
         ctypes.memmove(sent_from.buffer, sent, length)
-        do("cuStreamWaitValue32_v2", holding, at(flag), ctypes.c_uint32(number + 1), 0)
-        do("cuMemcpyHtoDAsync_v2", at(data), sent_from.buffer, size(length), where)
-        do("cuMemcpyDtoHAsync_v2", results.buffer, at(data), size(length), where)
-        do("cuMemsetD8Async", at(data), ctypes.c_ubyte(number), size(length), where)
+        must("cuStreamWaitValue32_v2", holding, at(flag), ctypes.c_uint32(number + 1), 0)
+        must("cuMemcpyHtoDAsync_v2", at(data), sent_from.buffer, size(length), where)
+        must("cuMemcpyDtoHAsync_v2", results.buffer, at(data), size(length), where)
+        must("cuMemsetD8Async", at(data), ctypes.c_ubyte(number), size(length), where)
         expect(f"round {number}: held", looked_at(), before)
-        do("cuStreamWriteValue32_v2", free_stream, at(flag), ctypes.c_uint32(number + 1), 0)
-        do("cuCtxSynchronize")
+        must("cuStreamWriteValue32_v2", free_stream, at(flag), ctypes.c_uint32(number + 1), 0)
+        must("cuCtxSynchronize")
         expect(f"round {number}: between", results.buffer.raw, sent)
         before = bytes([number]) * length
         expect(f"round {number}: behind", looked_at(), before)
@@ -163,15 +164,15 @@ def speed(_: random.Random) -> None:
     length, rounds = 256 << 20, 8
     data, memory = allocated(length), Pinned(length)
     for name, call in [
-        ("to", lambda: do("cuMemcpyHtoD_v2", at(data), memory.buffer, size(length))),
-        ("from", lambda: do("cuMemcpyDtoH_v2", memory.buffer, at(data), size(length))),
+        ("to", lambda: must("cuMemcpyHtoD_v2", at(data), memory.buffer, size(length))),
+        ("from", lambda: must("cuMemcpyDtoH_v2", memory.buffer, at(data), size(length))),
     ]:
         times = []
         for _ in range(rounds):
-            do("cuCtxSynchronize")
+            must("cuCtxSynchronize")
             start = time.perf_counter()
             call()
-            do("cuCtxSynchronize")
+            must("cuCtxSynchronize")
             times.append(time.perf_counter() - start)
         print(f"{name} {length / sorted(times)[rounds // 2] / 1e9:.3f} GB/s")
 
@@ -183,14 +184,14 @@ def reuse(choice: random.Random) -> None:
         memories = [(allocated(length), drawn(choice, length)) for _ in range(3)]
         for _ in range(3):
             for data, sent in memories:
-                do("cuCtxSynchronize")
+                must("cuCtxSynchronize")
                 send(data, sent)
         kept = memories.pop(number % 3)
         for data, _ in memories:
             free(data)
         expect(f"round {number}", fetched(*kept[:1], length), kept[1])
         again = allocated(length)
-        do("cuMemsetD8_v2", at(again), ctypes.c_ubyte(3), size(length))
+        must("cuMemsetD8_v2", at(again), ctypes.c_ubyte(3), size(length))
         expect(f"round {number}: its neighbour", fetched(kept[0], length), kept[1])
         expect(f"round {number}: new", fetched(again, length), b"\x03" * length)
         free(again)
@@ -200,12 +201,12 @@ def reuse(choice: random.Random) -> None:
 def threads(choice: random.Random) -> None:
     """Threads with memory and streams of their own, some of which is freed meanwhile."""
     context = ctypes.c_void_p()
-    do("cuCtxGetCurrent", ctypes.byref(context))
+    must("cuCtxGetCurrent", ctypes.byref(context))
     wrong: list[str] = []
 
     def work(seed: int) -> None:
         try:
-            do("cuCtxSetCurrent", context)
+            must("cuCtxSetCurrent", context)
             own = random.Random(seed)
             where = stream(CU_STREAM_NON_BLOCKING)
             for _ in range(4):
@@ -214,15 +215,15 @@ def threads(choice: random.Random) -> None:
                 for _ in range(4):
                     sent = drawn(own, length)
                     ctypes.memmove(memory.buffer, sent, length)
-                    do("cuMemcpyHtoDAsync_v2", at(data), memory.buffer, size(length), where)
-                    do("cuStreamSynchronize", where)
+                    must("cuMemcpyHtoDAsync_v2", at(data), memory.buffer, size(length), where)
+                    must("cuStreamSynchronize", where)
                     ctypes.memset(memory.buffer, 0, length)
-                    do("cuMemcpyDtoHAsync_v2", memory.buffer, at(data), size(length), where)
-                    do("cuStreamSynchronize", where)
+                    must("cuMemcpyDtoHAsync_v2", memory.buffer, at(data), size(length), where)
+                    must("cuStreamSynchronize", where)
                     expect(f"thread {seed}", memory.buffer.raw, sent)
                 free(data)
                 memory.close()
-        except SystemExit as error:
+        except (AssertionError, SystemExit) as error:
             wrong.append(str(error))
 
     started = [threading.Thread(target=work, args=(choice.randrange(1000),)) for _ in range(3)]
@@ -238,10 +239,7 @@ CASES = {case.__name__: case for case in (lengths, order, held, reuse, threads, 
 
 
 def main(names: list[str]) -> None:
-    context = ctypes.c_void_p()
-    do("cuInit", 0)
-    do("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-    do("cuCtxSetCurrent", context)
+    primary_context()
     for name in names:
         CASES[name](random.Random(name))
     print("right")

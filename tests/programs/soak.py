@@ -1,6 +1,6 @@
 """Copies bytes that nobody can guess to the device and back, and looks at each of them: `soak.py SECONDS [BYTES_MAX]`.
 
-Says "under way" once it is, and at the end how many bytes it looked at, or which call answered which error. The same
+Says "under way" once it is, and at the end how many bytes it looked at. A refused call ends it, and is named. The same
 bytes go every time.
 """
 
@@ -11,25 +11,17 @@ import random
 import sys
 import time
 
+from cuda import must, primary_context
+
 SEED = 1
 ROOM_BYTES = 1 << 20
 BESIDE_BYTES = 64
 
-cuda = ctypes.CDLL("libcuda.so.1")
-
-
-def do(name: str, *arguments: object) -> None:
-    status = getattr(cuda, name)(*arguments)
-    if status != 0:
-        raise SystemExit(f"{name}: error {status}")
-
 
 def main(seconds: float, bytes_max: int) -> None:
-    context, data = ctypes.c_void_p(), ctypes.c_uint64()
-    do("cuInit", 0)
-    do("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-    do("cuCtxSetCurrent", context)
-    do("cuMemAlloc_v2", ctypes.byref(data), ctypes.c_size_t(ROOM_BYTES + BESIDE_BYTES))
+    data = ctypes.c_uint64()
+    primary_context()
+    must("cuMemAlloc_v2", ctypes.byref(data), ctypes.c_size_t(ROOM_BYTES + BESIDE_BYTES))
     beside = ctypes.c_uint64(data.value + ROOM_BYTES)
     choice = random.Random(SEED)
     back = ctypes.create_string_buffer(bytes_max)
@@ -40,10 +32,10 @@ def main(seconds: float, bytes_max: int) -> None:
         length = choice.randint(1, bytes_max)
         at = ctypes.c_uint64(data.value + choice.randint(0, ROOM_BYTES - length))
         sent = choice.randbytes(length)
-        do("cuMemcpyHtoD_v2", at, sent, ctypes.c_size_t(length))
+        must("cuMemcpyHtoD_v2", at, sent, ctypes.c_size_t(length))
         # Messages without a reply, among those with one.
-        do("cuMemsetD8Async", beside, choice.randrange(256), ctypes.c_size_t(BESIDE_BYTES), ctypes.c_void_p())
-        do("cuMemcpyDtoH_v2", back, at, ctypes.c_size_t(length))
+        must("cuMemsetD8Async", beside, choice.randrange(256), ctypes.c_size_t(BESIDE_BYTES), ctypes.c_void_p())
+        must("cuMemcpyDtoH_v2", back, at, ctypes.c_size_t(length))
         if back.raw[:length] != sent:
             wrong = next(index for index in range(length) if back.raw[index] != sent[index])
             raise SystemExit(f"WRONG: byte {wrong} of {length}, after {looked_at} right ones")

@@ -1,4 +1,4 @@
-"""Copies pinned memory to the device and back, and looks at each byte: `pinned.py ROUNDS BYTES`.
+"""Copies pinned memory to the device and back, and looks at each byte: `pinned_copies.py ROUNDS BYTES`.
 
 Each round once without waiting and once waited for, from memory of cuMemHostAlloc, then from some of the program's own
 that it registers, and at last from pageable memory. Says "right" at the end.
@@ -11,16 +11,11 @@ import random
 import sys
 from collections.abc import Callable
 
+from cuda import must, primary_context
+
 DRAWN_BYTES = 4099
 
-cuda = ctypes.CDLL("libcuda.so.1")
 Buffer = ctypes.Array[ctypes.c_char]
-
-
-def do(name: str, *arguments: object) -> None:
-    status = getattr(cuda, name)(*arguments)
-    if status != 0:
-        raise SystemExit(f"{name}: error {status}")
 
 
 def at(address: int, length: int) -> Buffer:
@@ -30,11 +25,11 @@ def at(address: int, length: int) -> Buffer:
 class Pinned:
     def __init__(self, length: int) -> None:
         address = ctypes.c_void_p()
-        do("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(length), 0)
+        must("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(length), 0)
         self.buffer = at(address.value or 0, length)
 
     def close(self) -> None:
-        do("cuMemFreeHost", self.buffer)
+        must("cuMemFreeHost", self.buffer)
 
 
 class Registered:
@@ -43,10 +38,10 @@ class Registered:
     def __init__(self, length: int) -> None:
         self._whole = ctypes.create_string_buffer(length + 100)
         self.buffer = at(ctypes.addressof(self._whole) + 50, length)
-        do("cuMemHostRegister_v2", self.buffer, ctypes.c_size_t(length), 0)
+        must("cuMemHostRegister_v2", self.buffer, ctypes.c_size_t(length), 0)
 
     def close(self) -> None:
-        do("cuMemHostUnregister", self.buffer)
+        must("cuMemHostUnregister", self.buffer)
 
 
 class Pageable:
@@ -65,26 +60,24 @@ def there_and_back(buffer: Buffer, data: int, choice: random.Random, wait: bool)
     device, size = ctypes.c_uint64(data), ctypes.c_size_t(length)
     ctypes.memmove(buffer, sent, length)
     if wait:
-        do("cuMemcpyHtoD_v2", device, buffer, size)
+        must("cuMemcpyHtoD_v2", device, buffer, size)
         # It has been read.
         ctypes.memset(buffer, 0, length)
-        do("cuMemcpyDtoH_v2", buffer, device, size)
+        must("cuMemcpyDtoH_v2", buffer, device, size)
     else:
-        do("cuMemcpyHtoDAsync_v2", device, buffer, size, None)
-        do("cuCtxSynchronize")
+        must("cuMemcpyHtoDAsync_v2", device, buffer, size, None)
+        must("cuCtxSynchronize")
         ctypes.memset(buffer, 0, length)
-        do("cuMemcpyDtoHAsync_v2", buffer, device, size, None)
-        do("cuCtxSynchronize")
+        must("cuMemcpyDtoHAsync_v2", buffer, device, size, None)
+        must("cuCtxSynchronize")
     if buffer.raw != sent:
         raise SystemExit(f"WRONG: {length} bytes, wait {wait}")
 
 
 def main(rounds: int, length: int) -> None:
-    context, data = ctypes.c_void_p(), ctypes.c_uint64()
-    do("cuInit", 0)
-    do("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-    do("cuCtxSetCurrent", context)
-    do("cuMemAlloc_v2", ctypes.byref(data), ctypes.c_size_t(length))
+    data = ctypes.c_uint64()
+    primary_context()
+    must("cuMemAlloc_v2", ctypes.byref(data), ctypes.c_size_t(length))
     choice = random.Random(1)
     kinds: list[Callable[[int], Pinned | Registered | Pageable]] = [Pinned, Registered, Pageable]
     for kind in kinds:
