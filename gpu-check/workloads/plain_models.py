@@ -133,19 +133,24 @@ def images_in(model: nn.Module, batch: int) -> Step:
     return step
 
 
-def image_training(model: nn.Module, batch: int) -> Step:
-    model = model.train().to(DEVICE)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    images, labels = random(batch, *IMAGE), integers(CLASSES, batch)
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer, data: Tensor, labels: Tensor) -> Step:
+    """A step of training on a batch that is copied in from pageable memory; its loss is read back."""
 
     def step() -> float:
         optimizer.zero_grad(set_to_none=True)
-        loss = functional.cross_entropy(model(images.to(DEVICE)), labels.to(DEVICE))
+        loss = functional.cross_entropy(model(data.to(DEVICE)), labels.to(DEVICE))
         loss.backward()
         optimizer.step()
         return loss.item()
 
     return step
+
+
+def image_training(model: nn.Module, batch: int) -> Step:
+    model = model.train().to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    images, labels = random(batch, *IMAGE), integers(CLASSES, batch)
+    return trained(model, optimizer, images, labels)
 
 
 def linear_items(layers: int, every: int) -> Step:
@@ -209,15 +214,7 @@ def perceptron_training(batch: int, width: int, depth: int) -> Step:
     model = nn.Sequential(*layers, nn.Linear(width, 10)).to(DEVICE)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     data, labels = random(batch, width), integers(10, batch)
-
-    def step() -> float:
-        optimizer.zero_grad(set_to_none=True)
-        loss = functional.cross_entropy(model(data.to(DEVICE)), labels.to(DEVICE))
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    return step
+    return trained(model, optimizer, data, labels)
 
 
 def decoding(tokens: int, depth: int, width: int, heads: int) -> Step:

@@ -17,6 +17,7 @@ pub mod images;
 pub mod log;
 pub mod office;
 pub mod pass_fd;
+pub mod session_exports;
 
 use std::{os::fd::OwnedFd, sync::Arc};
 

@@ -1,5 +1,7 @@
 //! `trait Device`, with a method for each message, and the dispatch of messages to it.
 
+use std::fs;
+
 use outboard_api::decl::{self, Answer, Op};
 use proc_macro2::TokenStream;
 use quote::quote;
@@ -60,6 +62,27 @@ pub fn default_method(op: &Op) -> TokenStream {
             Err(Failure::unsupported(#name))
         }
     }
+}
+
+/// Returns the text of a device's source files, which tells the operations written by hand from the
+/// others. The build script runs again when they change.
+pub fn sources(folder: &str) -> Result<String, Failure> {
+    println!("cargo:rerun-if-changed={folder}");
+    let mut sources = String::new();
+    for file in fs::read_dir(folder)? {
+        let path = file?.path();
+        if path.extension().is_some_and(|extension| extension == "rs") {
+            sources.push_str(&fs::read_to_string(path)?);
+        }
+    }
+    Ok(sources)
+}
+
+/// True if a device's source has an inherent method for a message.
+pub(crate) fn is_written(sources: &str, op: &Op) -> bool {
+    let head = format!("fn {}(", method(op));
+    let mut found = sources.split(&head).skip(1);
+    found.any(|rest| rest.trim_start().starts_with("&mut self"))
 }
 
 /// Returns the type of a message.

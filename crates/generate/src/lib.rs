@@ -14,6 +14,7 @@ pub mod nvidia;
 pub mod nvml;
 pub mod recorder;
 pub mod samples;
+pub mod soft;
 mod tokens;
 
 use std::{env, error::Error, fs, path::Path};

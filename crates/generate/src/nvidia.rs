@@ -75,8 +75,7 @@ pub fn table() -> Result<TokenStream, Failure> {
 pub fn device(sources: &str) -> Result<TokenStream, Failure> {
     let mut methods = Vec::new();
     for op in &device::ops()? {
-        let is_written = sources.contains(&format!("fn {}(", method(op)));
-        methods.extend(device_method(op, is_written)?);
+        methods.extend(device_method(op, device::is_written(sources, op))?);
     }
     Ok(quote!(impl Device for Nvidia { #(#methods)* }))
 }

@@ -8,10 +8,10 @@ use std::{
 use outboard_api::{CUresult, cuda::CUipcEventHandle, enums::*};
 use outboard_device::{
     Cx, Failure,
-    office::{EVENT_BYTES, Export, Office, UUID_BYTES},
+    office::{EVENT_BYTES, Export},
+    session_exports::{ForeignMemory, other_device},
 };
 use outboard_wire::messages;
-use rustc_hash::FxHashMap;
 
 use super::{
     Nvidia,
@@ -20,39 +20,6 @@ use super::{
     streams::Event,
     table::{Driver, Refused, real},
 };
-
-/// The exports of this session.
-#[derive(Default)]
-pub(super) struct Ipc {
-    office: Office,
-    /// Numbers of mapped memory, by its address.
-    memory: FxHashMap<u64, u64>,
-    /// Numbers of allocations, by the client's numbers.
-    allocations: FxHashMap<u64, u64>,
-    /// Numbers of events, by the client's numbers.
-    events: FxHashMap<u64, u64>,
-}
-
-impl Ipc {
-    /// Withdraws the export of memory that is no longer mapped.
-    pub(super) fn withdraw_memory(&mut self, va: u64) {
-        if let Some(number) = self.memory.remove(&va) {
-            self.office.remove(number);
-        }
-    }
-
-    pub(super) fn withdraw_allocation(&mut self, allocation: u64) {
-        if let Some(number) = self.allocations.remove(&allocation) {
-            self.office.remove(number);
-        }
-    }
-
-    pub(super) fn withdraw_event(&mut self, event: u64) {
-        if let Some(number) = self.events.remove(&event) {
-            self.office.remove(number);
-        }
-    }
-}
 
 impl Nvidia {
     pub(super) fn ipc_export_memory(
@@ -67,22 +34,12 @@ impl Nvidia {
                 format!("{:#x} is no memory of cuMemAlloc", m.va),
             )
         })?;
-        let number = match self.ipc.memory.get(&base) {
-            Some(number) => *number,
-            None => {
-                let ordinal = self.devices[device].ordinal;
-                let export = Export::Memory {
-                    file: self.driver.export_memory(memory)?,
-                    len,
-                    device: self.driver.cuDeviceGetUuid_v2(ordinal)?.bytes,
-                };
-                let number = self.ipc.office.add(export)?;
-                self.ipc.memory.insert(base, number);
-                number
-            }
-        };
+        let (driver, ordinal) = (&self.driver, self.devices[device].ordinal);
+        let ticket = self
+            .ipc
+            .memory_ticket(base, || driver.export(memory, len, ordinal))?;
         Ok(messages::IpcExportMemoryReply {
-            ticket: self.ipc.office.ticket(number)?.into(),
+            ticket: ticket.into(),
             base,
             len,
         })
@@ -94,21 +51,9 @@ impl Nvidia {
         m: &messages::IpcOpenMemory<'_>,
     ) -> Result<messages::IpcOpenMemoryReply, Failure> {
         self.enter(cx)?;
-        let wrong = |why| Failure::new(CUresult::CUDA_ERROR_INVALID_VALUE, why);
-        let found = match m.own {
-            0 => self.ipc.office.redeem(m.ticket)?,
-            _ => self.ipc.office.redeem_any(m.ticket)?,
-        };
-        let Export::Memory { file, len, device } = found else {
-            return Err(wrong(
-                "an IPC handle of an event where one of memory is wanted",
-            ));
-        };
-        if len != m.len {
-            return Err(wrong("an IPC handle names memory of another length"));
-        }
-        let (device, memory) = self.import(&file, &device)?;
-        self.map_foreign(device, memory, m.va, len)?;
+        let opened = self.ipc.open_memory(m)?;
+        let (device, memory) = self.import(&opened)?;
+        self.map_foreign(device, memory, m.va, opened.len)?;
         Ok(messages::IpcOpenMemoryReply {
             device: device as u32,
         })
@@ -120,23 +65,14 @@ impl Nvidia {
         m: &messages::IpcExportAllocation,
     ) -> Result<messages::IpcExportAllocationReply<'static>, Failure> {
         self.enter(cx)?;
-        let number = match self.ipc.allocations.get(&m.allocation) {
-            Some(number) => *number,
-            None => {
-                let allocation = self.allocations.get(m.allocation)?;
-                let ordinal = self.devices[allocation.memory.hold.device].ordinal;
-                let export = Export::Memory {
-                    file: self.driver.export_memory(allocation.memory.handle())?,
-                    len: allocation.len,
-                    device: self.driver.cuDeviceGetUuid_v2(ordinal)?.bytes,
-                };
-                let number = self.ipc.office.add(export)?;
-                self.ipc.allocations.insert(m.allocation, number);
-                number
-            }
-        };
+        let allocation = self.allocations.get(m.allocation)?;
+        let (memory, len) = (allocation.memory.handle(), allocation.len);
+        let ordinal = self.devices[allocation.memory.hold.device].ordinal;
+        let driver = &self.driver;
+        let export = || driver.export(memory, len, ordinal);
+        let ticket = self.ipc.allocation_ticket(m.allocation, export)?;
         Ok(messages::IpcExportAllocationReply {
-            ticket: self.ipc.office.ticket(number)?.into(),
+            ticket: ticket.into(),
         })
     }
 
@@ -146,13 +82,9 @@ impl Nvidia {
         m: &messages::IpcOpenAllocation<'_>,
     ) -> Result<messages::IpcOpenAllocationReply, Failure> {
         self.enter(cx)?;
-        let Export::Memory { file, len, device } = self.ipc.office.redeem_any(m.ticket)? else {
-            return Err(Failure::new(
-                CUresult::CUDA_ERROR_INVALID_VALUE,
-                "a descriptor of an event where one of memory is wanted",
-            ));
-        };
-        let (device, memory) = self.import(&file, &device)?;
+        let opened = self.ipc.open_allocation(m.ticket)?;
+        let (device, memory) = self.import(&opened)?;
+        let len = opened.len;
         self.allocations
             .insert(m.allocation, Allocation { memory, len })?;
         Ok(messages::IpcOpenAllocationReply {
@@ -165,22 +97,16 @@ impl Nvidia {
     /// and the memory.
     fn import(
         &mut self,
-        file: &OwnedFd,
-        device: &[u8; UUID_BYTES],
+        opened: &ForeignMemory,
     ) -> Result<(usize, Arc<Owned<real::Allocation>>), Failure> {
         let mut uuids = self.devices.iter().map(|gpu| {
             let uuid = self.driver.cuDeviceGetUuid_v2(gpu.ordinal);
-            uuid.is_ok_and(|uuid| uuid.bytes == *device)
+            uuid.is_ok_and(|uuid| uuid.bytes == opened.device)
         });
-        let device = uuids.position(|is_it| is_it).ok_or_else(|| {
-            Failure::new(
-                CUresult::CUDA_ERROR_INVALID_DEVICE,
-                "memory of a device that this session does not have",
-            )
-        })?;
+        let device = uuids.position(|is_it| is_it).ok_or_else(other_device)?;
         drop(uuids);
         let hold = self.hold_of(device)?;
-        let handle = self.driver.import_memory(file)?;
+        let handle = self.driver.import_memory(&opened.file)?;
         let owned = Owned::new(&hold, handle, |driver, handle| driver.cuMemRelease(handle));
         Ok((device, Arc::new(owned)))
     }
@@ -192,24 +118,20 @@ impl Nvidia {
     ) -> Result<messages::IpcExportEventReply<'static>, Failure> {
         self.enter(cx)?;
         let event = self.real_event(m.event)?;
-        let number = match self.ipc.events.get(&m.event) {
-            Some(number) => *number,
-            None => {
-                let mut handle = CUipcEventHandle {
-                    reserved: [0; EVENT_BYTES],
-                };
-                // SAFETY: `handle` has room for the answer.
-                unsafe { self.driver.cuIpcGetEventHandle(&mut handle, event) }?;
-                let number = self.ipc.office.add(Export::Event {
-                    handle: handle.reserved,
-                    state: None,
-                })?;
-                self.ipc.events.insert(m.event, number);
-                number
-            }
-        };
+        let driver = &self.driver;
+        let ticket = self.ipc.event_ticket(m.event, || {
+            let mut handle = CUipcEventHandle {
+                reserved: [0; EVENT_BYTES],
+            };
+            // SAFETY: `handle` has room for the answer.
+            unsafe { driver.cuIpcGetEventHandle(&mut handle, event) }?;
+            Ok(Export::Event {
+                handle: handle.reserved,
+                state: None,
+            })
+        })?;
         Ok(messages::IpcExportEventReply {
-            ticket: self.ipc.office.ticket(number)?.into(),
+            ticket: ticket.into(),
         })
     }
 
@@ -219,12 +141,7 @@ impl Nvidia {
         m: &messages::IpcOpenEvent<'_>,
     ) -> Result<(), Failure> {
         self.enter(cx)?;
-        let Export::Event { handle, .. } = self.ipc.office.redeem(m.ticket)? else {
-            return Err(Failure::new(
-                CUresult::CUDA_ERROR_INVALID_VALUE,
-                "an IPC handle of memory where one of an event is wanted",
-            ));
-        };
+        let handle = self.ipc.open_event(m.ticket)?.handle;
         let handle = CUipcEventHandle { reserved: handle };
         let mut event = real::Event::NULL;
         // SAFETY: `event` has room for the answer; the handle is one that the driver gave another
@@ -238,6 +155,15 @@ impl Nvidia {
 }
 
 impl Driver {
+    /// Exports physical memory of the device with this ordinal.
+    fn export(&self, memory: real::Allocation, len: u64, ordinal: i32) -> Result<Export, Failure> {
+        Ok(Export::Memory {
+            file: self.export_memory(memory)?,
+            len,
+            device: self.cuDeviceGetUuid_v2(ordinal)?.bytes,
+        })
+    }
+
     fn export_memory(&self, memory: real::Allocation) -> Result<OwnedFd, Refused> {
         let mut fd: std::ffi::c_int = -1;
         // SAFETY: `fd` has room for the descriptor that a handle of this type is.

@@ -61,7 +61,9 @@ use outboard_api::{
     CUresult,
     enums::{CU_COMPUTEMODE_EXCLUSIVE_PROCESS, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE},
 };
-use outboard_device::{Cx, Device, Failure, Pending, handle_table::HandleTable};
+use outboard_device::{
+    Cx, Device, Failure, Pending, handle_table::HandleTable, session_exports::SessionExports,
+};
 use outboard_wire::{doc::DeviceCard, messages};
 use rustc_hash::FxHashMap;
 
@@ -74,7 +76,6 @@ use self::{
     graphs::Graphs,
     host_calls::HostCalls,
     host_memory::{HostRanges, PinnedPart},
-    ipc::Ipc,
     jit::Link,
     memory::{Allocation, Memory},
     modules::Library,
@@ -185,7 +186,7 @@ struct Nvidia {
     capture_memory: FxHashMap<u64, Vec<Arc<PinnedPart>>>,
     staging: Arc<Staging>,
     gpu_direct: GpuDirect,
-    ipc: Ipc,
+    ipc: SessionExports,
     boards: Boards,
     host: HostRanges,
     addresses: AddressBook,
@@ -297,7 +298,7 @@ impl Nvidia {
             capture_memory: FxHashMap::default(),
             staging: Staging::new(&base),
             gpu_direct: GpuDirect::default(),
-            ipc: Ipc::default(),
+            ipc: SessionExports::default(),
             boards: Boards::default(),
             host: HostRanges::default(),
             addresses: AddressBook::default(),

@@ -139,7 +139,7 @@ impl Soft {
         self.fetch(cx, m.stream, src, extent(&desc))
     }
 
-    fn set(&mut self, cx: &Cx<'_>, stream: u64, set: Set) -> Result<(), Failure> {
+    pub(super) fn set(&mut self, cx: &Cx<'_>, stream: u64, set: Set) -> Result<(), Failure> {
         self.submit(cx, stream, Op::Set(set))
     }
 }
@@ -202,38 +202,4 @@ impl Soft {
             }
         }
     }
-}
-
-/// Defines the memsets: `name(message, value field, element bytes, dimensions)`. Those without a
-/// stream run in the null stream, as in the driver; the client waits where a program could notice.
-macro_rules! memsets {
-    ($($name:ident($message:ident, $value:ident, $bytes:literal, $shape:tt $(, $stream:ident)?);)*) => {
-        impl Soft {
-            $(pub(super) fn $name(&mut self, cx: &mut Cx<'_>, m: &messages::$message) -> Result<(), Failure> {
-                let set = memsets!(@set m, $value, $bytes, $shape);
-                self.set(cx, 0 $(+ m.$stream)?, set)
-            })*
-        }
-    };
-    (@set $m:ident, $value:ident, $bytes:literal, line) => {
-        Set { dst: $m.dst_device, pitch_bytes: 0, value: u32::from($m.$value), element_bytes: $bytes, width: $m.n, height: 1 }
-    };
-    (@set $m:ident, $value:ident, $bytes:literal, rows) => {
-        Set { dst: $m.dst_device, pitch_bytes: $m.dst_pitch, value: u32::from($m.$value), element_bytes: $bytes, width: $m.width, height: $m.height }
-    };
-}
-
-memsets! {
-    cu_memset_d8_v2(CuMemsetD8V2, uc, 1, line);
-    cu_memset_d16_v2(CuMemsetD16V2, us, 2, line);
-    cu_memset_d32_v2(CuMemsetD32V2, ui, 4, line);
-    cu_memset_d8_async(CuMemsetD8Async, uc, 1, line, h_stream);
-    cu_memset_d16_async(CuMemsetD16Async, us, 2, line, h_stream);
-    cu_memset_d32_async(CuMemsetD32Async, ui, 4, line, h_stream);
-    cu_memset_d2_d8_v2(CuMemsetD2D8V2, uc, 1, rows);
-    cu_memset_d2_d16_v2(CuMemsetD2D16V2, us, 2, rows);
-    cu_memset_d2_d32_v2(CuMemsetD2D32V2, ui, 4, rows);
-    cu_memset_d2_d8_async(CuMemsetD2D8Async, uc, 1, rows, h_stream);
-    cu_memset_d2_d16_async(CuMemsetD2D16Async, us, 2, rows, h_stream);
-    cu_memset_d2_d32_async(CuMemsetD2D32Async, ui, 4, rows, h_stream);
 }

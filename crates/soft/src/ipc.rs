@@ -17,7 +17,8 @@ use std::{
 use outboard_api::CUresult;
 use outboard_device::{
     Cx, Failure, Pending, Wait,
-    office::{EVENT_BYTES, Export, Office, UUID_BYTES},
+    office::{EVENT_BYTES, Export, UUID_BYTES},
+    session_exports::{ForeignMemory, SessionExports, other_device},
 };
 use outboard_ptx::device::{Action, Fence, Gpu, Op, Physical, ValueOp};
 use outboard_wire::messages;
@@ -36,12 +37,7 @@ const PAGE_BYTES: usize = 4096;
 /// Memory and events that this session shares.
 #[derive(Default)]
 pub(super) struct Shares {
-    office: Office,
-    /// Numbers of exports: of mapped memory by its address, of allocations and events by the
-    /// client's numbers.
-    memory: FxHashMap<u64, u64>,
-    allocations: FxHashMap<u64, u64>,
-    exported_events: FxHashMap<u64, u64>,
+    pub(super) exports: SessionExports,
     /// Events shared with other sessions, by the client's numbers.
     events: FxHashMap<u64, Arc<SharedEvent>>,
     /// States of destroyed events, with fences for the work that may still use them.
@@ -118,22 +114,8 @@ impl Wait for SharedWait {
 }
 
 impl Shares {
-    pub(super) fn withdraw_memory(&mut self, va: u64) {
-        if let Some(number) = self.memory.remove(&va) {
-            self.office.remove(number);
-        }
-    }
-
-    pub(super) fn withdraw_allocation(&mut self, allocation: u64) {
-        if let Some(number) = self.allocations.remove(&allocation) {
-            self.office.remove(number);
-        }
-    }
-
     pub(super) fn withdraw_event(&mut self, gpu: &Gpu, event: u64) {
-        if let Some(number) = self.exported_events.remove(&event) {
-            self.office.remove(number);
-        }
+        self.exports.withdraw_event(event);
         if let Some(state) = self.events.remove(&event) {
             self.leaving.push((gpu.fence_all(), state));
         }
@@ -214,10 +196,14 @@ fn page() -> Result<OwnedFd, Failure> {
     }
 }
 
-/// Duplicates an allocation's descriptor.
-fn file_of(physical: &Physical) -> Result<OwnedFd, Failure> {
+/// Exports an allocation by a copy of its descriptor.
+fn export_of(physical: &Physical, len: u64, device: [u8; UUID_BYTES]) -> Result<Export, Failure> {
     let copy = physical.file().try_clone_to_owned();
-    copy.map_err(|_| system("a descriptor of memory to share"))
+    Ok(Export::Memory {
+        file: copy.map_err(|_| system("a descriptor of memory to share"))?,
+        len,
+        device,
+    })
 }
 
 impl Soft {
@@ -231,22 +217,12 @@ impl Soft {
             .filter(|(base, mapped)| m.va - **base < mapped.bytes)
             .map(|(base, mapped)| (*base, mapped.bytes, mapped.charge.device))
             .ok_or_else(|| invalid(format!("{:#x} is no memory of cuMemAlloc", m.va)))?;
-        let number = match self.shares.memory.get(&base) {
-            Some(number) => *number,
-            None => {
-                let physical = self.share(base)?;
-                let export = Export::Memory {
-                    file: file_of(&physical)?,
-                    len,
-                    device: self.uuid(device),
-                };
-                let number = self.shares.office.add(export)?;
-                self.shares.memory.insert(base, number);
-                number
-            }
-        };
+        let physical = self.share(base)?;
+        let uuid = self.uuid(device);
+        let export = || export_of(&physical, len, uuid);
+        let ticket = self.shares.exports.memory_ticket(base, export)?;
         Ok(messages::IpcExportMemoryReply {
-            ticket: self.shares.office.ticket(number)?.into(),
+            ticket: ticket.into(),
             base,
             len,
         })
@@ -286,12 +262,7 @@ impl Soft {
         let mut devices = 0..self.used_bytes.len();
         devices
             .find(|device| self.uuid(*device) == uuid)
-            .ok_or_else(|| {
-                Failure::new(
-                    CUresult::CUDA_ERROR_INVALID_DEVICE,
-                    "memory of a device that this session does not have",
-                )
-            })
+            .ok_or_else(other_device)
     }
 
     pub(super) fn ipc_open_memory(
@@ -299,18 +270,7 @@ impl Soft {
         _: &mut Cx<'_>,
         m: &messages::IpcOpenMemory<'_>,
     ) -> Result<messages::IpcOpenMemoryReply, Failure> {
-        let found = match m.own {
-            0 => self.shares.office.redeem(m.ticket)?,
-            _ => self.shares.office.redeem_any(m.ticket)?,
-        };
-        let Export::Memory { file, len, device } = found else {
-            return Err(invalid(
-                "an IPC handle of an event where one of memory is wanted",
-            ));
-        };
-        if len != m.len {
-            return Err(invalid("an IPC handle names memory of another length"));
-        }
+        let ForeignMemory { file, len, device } = self.shares.exports.open_memory(m)?;
         let device = self.device_of(device)?;
         let physical = Physical::from_file(file, len);
         self.gpu
@@ -332,23 +292,14 @@ impl Soft {
         _: &mut Cx<'_>,
         m: &messages::IpcExportAllocation,
     ) -> Result<messages::IpcExportAllocationReply<'static>, Failure> {
-        let number = match self.shares.allocations.get(&m.allocation) {
-            Some(number) => *number,
-            None => {
-                let allocation = self.live_allocation(m.allocation)?;
-                let (physical, device) = (allocation.physical.clone(), allocation.charge.device);
-                let export = Export::Memory {
-                    file: file_of(&physical)?,
-                    len: physical.bytes(),
-                    device: self.uuid(device),
-                };
-                let number = self.shares.office.add(export)?;
-                self.shares.allocations.insert(m.allocation, number);
-                number
-            }
-        };
+        let allocation = self.live_allocation(m.allocation)?;
+        let (physical, device) = (allocation.physical.clone(), allocation.charge.device);
+        let uuid = self.uuid(device);
+        let export = || export_of(&physical, physical.bytes(), uuid);
+        let exports = &mut self.shares.exports;
+        let ticket = exports.allocation_ticket(m.allocation, export)?;
         Ok(messages::IpcExportAllocationReply {
-            ticket: self.shares.office.ticket(number)?.into(),
+            ticket: ticket.into(),
         })
     }
 
@@ -357,11 +308,8 @@ impl Soft {
         _: &mut Cx<'_>,
         m: &messages::IpcOpenAllocation<'_>,
     ) -> Result<messages::IpcOpenAllocationReply, Failure> {
-        let Export::Memory { file, len, device } = self.shares.office.redeem_any(m.ticket)? else {
-            return Err(invalid(
-                "a descriptor of an event where one of memory is wanted",
-            ));
-        };
+        let opened = self.shares.exports.open_allocation(m.ticket)?;
+        let ForeignMemory { file, len, device } = opened;
         let device = self.device_of(device)?;
         let allocation = Allocation::foreign(Physical::from_file(file, len), device);
         self.allocations.insert(m.allocation, allocation)?;
@@ -376,23 +324,17 @@ impl Soft {
         _: &mut Cx<'_>,
         m: &messages::IpcExportEvent,
     ) -> Result<messages::IpcExportEventReply<'static>, Failure> {
-        let number = match self.shares.exported_events.get(&m.event) {
-            Some(number) => *number,
-            None => {
-                let shared = self.shares.events.get(&m.event);
-                let shared = shared.ok_or_else(|| invalid("an event for one process alone"))?;
-                let file = shared.file.try_clone();
-                let export = Export::Event {
-                    handle: [0; EVENT_BYTES],
-                    state: Some(file.map_err(|_| system("a descriptor of a shared event"))?),
-                };
-                let number = self.shares.office.add(export)?;
-                self.shares.exported_events.insert(m.event, number);
-                number
-            }
-        };
+        let shared = self.shares.events.get(&m.event);
+        let ticket = self.shares.exports.event_ticket(m.event, || {
+            let shared = shared.ok_or_else(|| invalid("an event for one process alone"))?;
+            let file = shared.file.try_clone();
+            Ok(Export::Event {
+                handle: [0; EVENT_BYTES],
+                state: Some(file.map_err(|_| system("a descriptor of a shared event"))?),
+            })
+        })?;
         Ok(messages::IpcExportEventReply {
-            ticket: self.shares.office.ticket(number)?.into(),
+            ticket: ticket.into(),
         })
     }
 
@@ -401,11 +343,7 @@ impl Soft {
         cx: &mut Cx<'_>,
         m: &messages::IpcOpenEvent<'_>,
     ) -> Result<(), Failure> {
-        let Export::Event { state, .. } = self.shares.office.redeem(m.ticket)? else {
-            return Err(invalid(
-                "an IPC handle of memory where one of an event is wanted",
-            ));
-        };
+        let state = self.shares.exports.open_event(m.ticket)?.state;
         let file = state.ok_or_else(|| invalid("an event of another kind of device"))?;
         let context = self.context(cx.context)?.id;
         let event = self.gpu.create_event(context, false).map_err(failure)?;

@@ -120,7 +120,7 @@ impl Soft {
             })?;
         self.gpu.unmap(m.va).map_err(failure)?;
         self.mapped.remove(&m.va);
-        self.shares.withdraw_memory(m.va);
+        self.shares.exports.withdraw_memory(m.va);
         self.refund(charge);
         Ok(())
     }
@@ -184,7 +184,7 @@ impl Soft {
         if allocation.released && allocation.mappings == 0 {
             let charge = allocation.charge;
             self.allocations.remove(id)?;
-            self.shares.withdraw_allocation(id);
+            self.shares.exports.withdraw_allocation(id);
             self.refund(charge);
         }
         Ok(())
