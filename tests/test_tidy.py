@@ -41,6 +41,19 @@ def test_old_comments_may_only_become_fewer(tree: Path) -> None:
     assert [found.line for found in tidy.risen(old, kept)] == [1, 4, 0]
 
 
+def test_a_safety_comment_names_its_reason(tree: Path) -> None:
+    file = rust(
+        tree,
+        "    // SAFETY: as above.",
+        "// SAFETY: see the module's contract.",
+        "    // SAFETY: the caller's promise.",
+        "/// SAFETY: the caller's promise is passed on as it is.",
+        "// SAFETY: the caller's buffer has `len` bytes.",
+        "// SAFETY: as many entries as `count` says.",
+    )
+    assert [found.line for found in tidy.reasons_elsewhere([file])] == [1, 2, 3, 4]
+
+
 def test_words_of_a_machine_are_found(tree: Path) -> None:
     file = rust(
         tree,

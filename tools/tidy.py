@@ -35,6 +35,13 @@ DOC = re.compile(r"^\s*//[/!]( |$)")
 # A doc comment begins with a noun or a verb, and names who acts.
 OPENING = re.compile(r"^\s*//[/!] (What|Who|Whoever|Whatever|The same)\b")
 
+# A SAFETY comment says what is known at its place: not where that is said, and not that somebody promised it.
+ELSEWHERE = re.compile(
+    r"// SAFETY: (?:(?:as|see) (?:above|below|before|for|in|there|the|\[)"
+    r"|the module's|the (?:caller|program)'s (?:\w+|contract is .*|promise is .*)\.$)",
+    re.IGNORECASE,
+)
+
 # Words of the machine or the day on which a change was made.
 FOREIGN = {
     "the absolute path of somebody's machine": re.compile(r"(?<![\w.}])/(?:work|home)/\w"),
@@ -133,6 +140,7 @@ def main() -> int:
     old = {
         "long comments": by_crate(long_comments(files)),
         "openings": by_crate(openings(files)),
+        "reasons elsewhere": by_crate(reasons_elsewhere(files)),
         "long functions": by_crate(long_functions(files)),
         "modules in circles": by_crate(circles(files)),
     }
@@ -175,6 +183,14 @@ def openings(files: Iterable[Path]) -> Iterator[Found]:
                 if (opening := OPENING.match(line)) and not DOC.match(before):
                     yield Found(name_of(path), number, f'a doc comment that begins with "{opening[1]}"')
                 before = line
+
+
+def reasons_elsewhere(files: Iterable[Path]) -> Iterator[Found]:
+    for path in files:
+        if path.suffix == ".rs":
+            for number, line in lines_of(path):
+                if found := ELSEWHERE.search(line):
+                    yield Found(name_of(path), number, f'"{found[0][3:]}": name the fact that makes it sound')
 
 
 def circles(files: Iterable[Path]) -> Iterator[Found]:

@@ -10,6 +10,7 @@
 //! - `nvml.calls`, [`nvml`]: every function of `libnvidia-ml.so.1`, and whether it is served.
 //! - [`cuda`], [`enums`], [`CUresult`]: CUDA's own types and numbers.
 //! - [`coverage`]: writes `docs/coverage.md` from all of these.
+//! - [`argument`]: pointer arguments of C calls, as types that carry the caller's promise.
 //! - [`activity`]: the interface between `libcuda.so.1` and `libcupti.so.13`.
 //! - `cupti.calls`, `cupti.cbids`, [`cupti`]: every function of `libcupti.so.13`, and its numbers
 //!   for driver and runtime calls.
@@ -18,6 +19,7 @@
 //! - [`procaddr`]: the symbol that `cuGetProcAddress` returns for a name, a version and flags.
 
 pub mod activity;
+pub mod argument;
 pub mod coverage;
 #[allow(non_camel_case_types)]
 pub mod cuda;

@@ -37,7 +37,7 @@ impl Backoff {
 impl Drop for Backoff {
     fn drop(&mut self) {
         if self.slack_before_ns > 0 {
-            // SAFETY: as above.
+            // SAFETY: sets a number of the calling thread.
             unsafe {
                 libc::prctl(
                     libc::PR_SET_TIMERSLACK,

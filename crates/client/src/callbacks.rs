@@ -60,7 +60,7 @@ impl Job {
         type Given = unsafe extern "C" fn(CUstream, u32, *mut c_void);
         type MayUnwind = unsafe extern "C-unwind" fn(CUstream, u32, *mut c_void);
         function.map(|function| {
-            // SAFETY: as above.
+            // SAFETY: the same function by the same convention, but that it may unwind.
             let function = unsafe { mem::transmute::<Given, MayUnwind>(function) };
             Job(Call::Callback(function, stream, status, user_data))
         })
@@ -134,10 +134,10 @@ extern "C-unwind" fn serve(source: *mut c_void) -> *mut c_void {
     begin(source);
     while let Some(Job(call)) = next(source) {
         match call {
-            // SAFETY: the program's own function with its own argument.
+            // SAFETY: the program's own function, of this type, with its own argument.
             Call::Function(function, user_data) => unsafe { function(user_data) },
             Call::Callback(function, stream, status, user_data) => {
-                // SAFETY: as above.
+                // SAFETY: the program's own function, of this type, with its own argument.
                 unsafe { function(stream, status.0, user_data) };
             }
         }

@@ -13,14 +13,14 @@ use crate::{done::Done, log, observe::guard, state::driver};
 /// `--emulate`, and `CUDA_ERROR_INVALID_VALUE` for an invalid network.
 ///
 /// # Safety
-/// `network` is a C string, or null, which is refused.
+/// `network` must be a C string, or NULL, which is refused.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn outboard_emulate(network: *const c_char) -> CUresult {
     guard::enter_own("outboard_emulate", || {
         if network.is_null() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: not NULL, so it is a C string by this function's contract.
         let text = unsafe { CStr::from_ptr(network) };
         change(&text.to_string_lossy())
     })

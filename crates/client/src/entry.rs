@@ -15,7 +15,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use outboard_api::{CUresult, cuda::*};
+use outboard_api::{CUresult, argument::Argument, cuda::*};
 use outboard_trace::live::Subject;
 use outboard_wire::messages;
 

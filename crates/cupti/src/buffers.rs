@@ -105,12 +105,12 @@ pub(crate) fn write<R: Record>(record: &R) {
         // SAFETY: the program's function, called while none of our locks is held.
         let unused = unsafe { Buffer::request(request) }.and_then(keep);
         if let Some(buffer) = unused {
-            // SAFETY: as above.
+            // SAFETY: the program's function, called while none of our locks is held.
             unsafe { buffer.complete(complete) };
         }
     };
     if let Some(buffer) = full {
-        // SAFETY: as above.
+        // SAFETY: the program's function, called while none of our locks is held.
         unsafe { buffer.complete(callbacks) };
     }
 }
@@ -180,9 +180,9 @@ impl Buffer {
     }
 
     /// # Safety
-    /// `complete` is the program's function of this type. It owns the memory from now on.
+    /// `complete` must be the program's function of this type. It owns the memory from now on.
     unsafe fn complete(self, complete: Complete) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the program's function of this type, by this function's contract.
         in_callback(|| unsafe {
             complete(
                 std::ptr::null_mut(),

@@ -167,20 +167,20 @@ pub(crate) unsafe fn runtime(cbid: u32, call: &RuntimeCall, number: u32) {
         correlation: number,
     };
     let called = (&raw const called).cast();
-    // SAFETY: the program's function of this type.
+    // SAFETY: the program subscribed this function, and the record outlives the call.
     unsafe { function(user as *mut c_void, DOMAIN_RUNTIME, cbid, called) };
 }
 
 /// Calls the subscriber for one end of a driver call.
 ///
 /// # Safety
-/// `call` is libcuda's record of a call.
+/// `call` must be libcuda's record of a call.
 pub(crate) unsafe fn driver(known: &Known, call: &mut DriverCall, site: u32, number: u32) {
     let Some((function, user)) = subscriber(DOMAIN_DRIVER, known.cbid) else {
         return;
     };
     let symbol = match known.what {
-        // SAFETY: the caller's promise.
+        // SAFETY: libcuda's record; `known` says that this parameter and those before it are words.
         What::Launch { function } => driver::function_name(unsafe { word(call, function) }),
         _ => ptr::null(),
     };
@@ -197,16 +197,16 @@ pub(crate) unsafe fn driver(known: &Known, call: &mut DriverCall, site: u32, num
         correlation: number,
     };
     let called = (&raw const called).cast();
-    // SAFETY: the program's function of this type.
+    // SAFETY: the program subscribed this function, and the record outlives the call.
     unsafe { function(user as *mut c_void, DOMAIN_DRIVER, known.cbid, called) };
 }
 
 /// Returns a parameter of a call.
 ///
 /// # Safety
-/// It and all parameters before it are words.
+/// `call` must be libcuda's record, and the parameter and all before it words.
 pub(crate) unsafe fn word(call: &DriverCall, at: usize) -> usize {
-    // SAFETY: the caller's promise.
+    // SAFETY: words of the call's parameters, by this function's contract.
     unsafe { call.params.cast::<usize>().add(at).read() }
 }
 
@@ -236,7 +236,7 @@ pub(crate) unsafe fn graph(known: &Known, call: &DriverCall, site: u32) {
     // written it there, and all but cuGraphCreate have the graph as a second word.
     let made = || unsafe { (word(call, 0) as *const *mut c_void).as_ref().copied() };
     let made = || made().unwrap_or(ptr::null_mut());
-    // SAFETY: as above.
+    // SAFETY: all of these calls have one word, and those that are asked for a second have two.
     let (first, second) = unsafe {
         let first = word(call, 0) as *mut c_void;
         match site {
@@ -270,6 +270,6 @@ pub(crate) unsafe fn graph(known: &Known, call: &DriverCall, site: u32) {
         descriptor: (&raw const data).cast(),
     };
     let resource = (&raw const resource).cast();
-    // SAFETY: the program's function of this type.
+    // SAFETY: the program subscribed this function, and the record outlives the call.
     unsafe { function(user as *mut c_void, DOMAIN_RESOURCE, cbid, resource) };
 }

@@ -9,7 +9,7 @@ use std::{
 
 use outboard_api::{
     activity::{NUMBER_CONTEXT, NUMBER_GRAPH, NUMBER_GRAPH_EXEC, NUMBER_GRAPH_NODE},
-    cupti_records as records,
+    argument, cupti_records as records,
 };
 use parking_lot::Mutex;
 
@@ -57,34 +57,19 @@ fn enter(name: &str, body: impl FnOnce() -> Result<(), Status>) -> Status {
     status
 }
 
-/// Writes an output parameter of the program's call.
-///
-/// # Safety
-/// `to` is NULL or valid for writes.
-unsafe fn put<T>(to: *mut T, value: T) -> Result<(), Status> {
-    if to.is_null() {
-        return Err(Status::INVALID_PARAMETER);
-    }
-    // SAFETY: the caller's promise.
-    unsafe { to.write(value) };
-    Ok(())
+/// An output of an exported function: NULL or valid for a write, as CUPTI asks of its callers.
+type Out<'c, T> = argument::Out<'c, T, Status>;
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuptiGetVersion(version: Out<'_, u32>) -> Status {
+    enter("cuptiGetVersion", || version.put(VERSION))
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuptiGetVersion(version: *mut u32) -> Status {
-    // SAFETY: the program's output.
-    enter("cuptiGetVersion", || unsafe { put(version, VERSION) })
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuptiGetResultString(
-    result: u32,
-    text: *mut *const c_char,
-) -> Status {
+pub(crate) extern "C" fn cuptiGetResultString(result: u32, text: Out<'_, *const c_char>) -> Status {
     enter("cuptiGetResultString", || {
         let name = Status(result).name();
-        // SAFETY: the program's output.
-        unsafe { put(text, name.unwrap_or(c"<unknown>").as_ptr()) }?;
+        text.put(name.unwrap_or(c"<unknown>").as_ptr())?;
         name.map(|_| ()).ok_or(Status::INVALID_PARAMETER)
     })
 }
@@ -95,18 +80,15 @@ pub(crate) extern "C" fn cuptiGetLastError() -> Status {
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuptiGetTimestamp(timestamp: *mut u64) -> Status {
-    enter("cuptiGetTimestamp", || {
-        // SAFETY: the program's output.
-        unsafe { put(timestamp, clock::program()) }
-    })
+pub(crate) extern "C" fn cuptiGetTimestamp(timestamp: Out<'_, u64>) -> Status {
+    enter("cuptiGetTimestamp", || timestamp.put(clock::program()))
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuptiGetCallbackName(
+pub(crate) extern "C" fn cuptiGetCallbackName(
     domain: u32,
     cbid: u32,
-    name: *mut *const c_char,
+    name: Out<'_, *const c_char>,
 ) -> Status {
     enter("cuptiGetCallbackName", || {
         let names = match domain {
@@ -115,8 +97,8 @@ pub(crate) unsafe extern "C" fn cuptiGetCallbackName(
             _ => return Err(Status::INVALID_PARAMETER),
         };
         let found = known::name(names, cbid).ok_or(Status::INVALID_PARAMETER)?;
-        // SAFETY: the program's output; the names are never freed.
-        unsafe { put(name, found.as_ptr()) }
+        // The names are never freed.
+        name.put(found.as_ptr())
     })
 }
 
@@ -264,17 +246,14 @@ pub(crate) unsafe extern "C" fn cuptiActivityGetNextRecord(
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuptiActivityGetNumDroppedRecords(
+pub(crate) extern "C" fn cuptiActivityGetNumDroppedRecords(
     _context: *mut c_void,
     _stream: u32,
-    dropped: *mut usize,
+    dropped: Out<'_, usize>,
 ) -> Status {
     enter("cuptiActivityGetNumDroppedRecords", || {
-        if dropped.is_null() {
-            return Err(Status::INVALID_PARAMETER);
-        }
-        // SAFETY: the program's output.
-        unsafe { put(dropped, buffers::take_dropped()) }
+        dropped.check()?;
+        dropped.put(buffers::take_dropped())
     })
 }
 
@@ -301,7 +280,7 @@ pub(crate) unsafe extern "C" fn cuptiActivityPopExternalCorrelationId(
         }
         let id = call_stack::pop(kind as usize).ok_or(Status::QUEUE_EMPTY)?;
         if !last_id.is_null() {
-            // SAFETY: the program's output.
+            // SAFETY: NULL or an output: CUPTI asks it of its callers.
             unsafe { last_id.write(id) };
         }
         Ok(())
@@ -317,7 +296,7 @@ pub(crate) unsafe extern "C" fn cuptiActivitySetAttribute(
     value: *mut c_void,
 ) -> Status {
     enter("cuptiActivitySetAttribute", || {
-        // SAFETY: the program's record of an attribute.
+        // SAFETY: NULL or a value of the length given: CUPTI asks it of its callers.
         let (kept, len) = unsafe { attribute_at(attribute, bytes, value) }?;
         let mut word = [0; size_of::<usize>()];
         // SAFETY: the program's `len` bytes, at most a word.
@@ -335,7 +314,7 @@ pub(crate) unsafe extern "C" fn cuptiActivityGetAttribute(
     value: *mut c_void,
 ) -> Status {
     enter("cuptiActivityGetAttribute", || {
-        // SAFETY: the program's record of an attribute.
+        // SAFETY: NULL or a value of the length given: CUPTI asks it of its callers.
         let (kept, len) = unsafe { attribute_at(attribute, bytes, value) }?;
         let word = kept.load(Ordering::Relaxed).to_ne_bytes();
         // SAFETY: the program's `len` bytes, at most a word.
@@ -361,13 +340,13 @@ fn keep_bytes() {
 /// Returns the storage of an attribute, and the length in bytes of the program's value.
 ///
 /// # Safety
-/// `bytes` is NULL or valid, and `value` has the length that it gives.
+/// `bytes` must be NULL or valid, and `value` have the length that it gives.
 unsafe fn attribute_at(
     attribute: u32,
     bytes: *mut usize,
     value: *mut c_void,
 ) -> Result<(&'static AtomicUsize, usize), Status> {
-    // SAFETY: the caller's promise.
+    // SAFETY: NULL or a length, by this function's contract.
     let len = unsafe { bytes.as_ref() }.ok_or(Status::INVALID_PARAMETER)?;
     if value.is_null() || *len == 0 || *len > size_of::<usize>() {
         return Err(Status::INVALID_PARAMETER);
@@ -377,10 +356,9 @@ unsafe fn attribute_at(
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuptiGetThreadIdType(to: *mut u32) -> Status {
+pub(crate) extern "C" fn cuptiGetThreadIdType(to: Out<'_, u32>) -> Status {
     enter("cuptiGetThreadIdType", || {
-        // SAFETY: the program's output.
-        unsafe { put(to, wanted::thread_id_type().into()) }
+        to.put(wanted::thread_id_type().into())
     })
 }
 
@@ -400,15 +378,14 @@ static SUBSCRIBER: u8 = 0;
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cuptiSubscribe(
-    subscriber: *mut *mut c_void,
+    subscriber: Out<'_, *mut c_void>,
     callback: Option<Callback>,
     user: *mut c_void,
 ) -> Status {
     enter("cuptiSubscribe", || {
         let callback = callback.filter(|_| !subscriber.is_null());
         callbacks::subscribe(callback.ok_or(Status::INVALID_PARAMETER)?, user)?;
-        // SAFETY: the program's output.
-        unsafe { put(subscriber, (&raw const SUBSCRIBER).cast_mut().cast()) }
+        subscriber.put((&raw const SUBSCRIBER).cast_mut().cast())
     })
 }
 
@@ -483,41 +460,38 @@ pub(crate) extern "C" fn cuptiFinalize() -> Status {
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuptiGetDeviceId(context: *mut c_void, id: *mut u32) -> Status {
+pub(crate) extern "C" fn cuptiGetDeviceId(context: *mut c_void, id: Out<'_, u32>) -> Status {
     enter("cuptiGetDeviceId", || {
-        // SAFETY: the program's output.
-        unsafe { put(id, driver::device(context as usize)?) }
+        id.put(driver::device(context as usize)?)
     })
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuptiGetContextId(context: *mut c_void, id: *mut u32) -> Status {
+pub(crate) extern "C" fn cuptiGetContextId(context: *mut c_void, id: Out<'_, u32>) -> Status {
     enter("cuptiGetContextId", || {
         let found = driver::number(NUMBER_CONTEXT, context as usize, context as usize)?;
-        // SAFETY: the program's output.
-        unsafe { put(id, found.context) }
+        id.put(found.context)
     })
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuptiGetStreamId(
+pub(crate) extern "C" fn cuptiGetStreamId(
     context: *mut c_void,
     stream: *mut c_void,
-    id: *mut u32,
+    id: Out<'_, u32>,
 ) -> Status {
     enter("cuptiGetStreamId", || {
         let found = objects::stream(context as usize, stream as usize)?;
-        // SAFETY: the program's output.
-        unsafe { put(id, found.object as u32) }
+        id.put(found.object as u32)
     })
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuptiGetStreamIdEx(
+pub(crate) extern "C" fn cuptiGetStreamIdEx(
     context: *mut c_void,
     stream: *mut c_void,
     is_per_thread: u8,
-    id: *mut u32,
+    id: Out<'_, u32>,
 ) -> Status {
     enter("cuptiGetStreamIdEx", || {
         let stream = match stream.is_null() && is_per_thread != 0 {
@@ -525,36 +499,32 @@ pub(crate) unsafe extern "C" fn cuptiGetStreamIdEx(
             false => stream as usize,
         };
         let found = objects::stream(context as usize, stream)?;
-        // SAFETY: the program's output.
-        unsafe { put(id, found.object as u32) }
+        id.put(found.object as u32)
     })
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuptiGetGraphId(graph: *mut c_void, id: *mut u32) -> Status {
+pub(crate) extern "C" fn cuptiGetGraphId(graph: *mut c_void, id: Out<'_, u32>) -> Status {
     enter("cuptiGetGraphId", || {
         // CUPTI takes an executable graph too, as XLA's profiler passes them.
         let found = driver::number(NUMBER_GRAPH, 0, graph as usize)
             .or_else(|_| driver::number(NUMBER_GRAPH_EXEC, 0, graph as usize))?;
-        // SAFETY: the program's output.
-        unsafe { put(id, found.object as u32) }
+        id.put(found.object as u32)
     })
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuptiGetGraphExecId(exec: *mut c_void, id: *mut u32) -> Status {
+pub(crate) extern "C" fn cuptiGetGraphExecId(exec: *mut c_void, id: Out<'_, u32>) -> Status {
     enter("cuptiGetGraphExecId", || {
         let found = driver::number(NUMBER_GRAPH_EXEC, 0, exec as usize)?;
-        // SAFETY: the program's output.
-        unsafe { put(id, found.object as u32) }
+        id.put(found.object as u32)
     })
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuptiGetGraphNodeId(node: *mut c_void, id: *mut u64) -> Status {
+pub(crate) extern "C" fn cuptiGetGraphNodeId(node: *mut c_void, id: Out<'_, u64>) -> Status {
     enter("cuptiGetGraphNodeId", || {
         let found = driver::number(NUMBER_GRAPH_NODE, 0, node as usize)?;
-        // SAFETY: the program's output.
-        unsafe { put(id, found.object) }
+        id.put(found.object)
     })
 }

@@ -33,7 +33,7 @@ unsafe extern "C" fn driver_begins(call: *mut DriverCall) -> u32 {
     }
     let number = enter(0);
     if let Some(known) = known(call.number) {
-        // SAFETY: as above.
+        // SAFETY: libcuda's record, which outlives this function.
         unsafe {
             callbacks::driver(known, call, API_ENTER, number);
             callbacks::graph(known, call, API_ENTER);
@@ -56,7 +56,7 @@ unsafe extern "C" fn driver_ends(call: *mut DriverCall) {
     let Some(known) = known(call.number) else {
         return;
     };
-    // SAFETY: as above.
+    // SAFETY: libcuda's record, which outlives this function.
     unsafe {
         waits::ended(known.what, call, &frame);
         callbacks::graph(known, call, API_EXIT);
@@ -80,7 +80,7 @@ unsafe extern "C" fn runtime(cbid: u32, call: *mut RuntimeCall) {
     }
     if call.site == API_ENTER {
         let number = enter(cbid);
-        // SAFETY: as above.
+        // SAFETY: the record and its parameters are valid while this function runs.
         unsafe {
             copies::note(cbid, call.params, number);
             callbacks::runtime(cbid, call, number);
@@ -90,7 +90,7 @@ unsafe extern "C" fn runtime(cbid: u32, call: *mut RuntimeCall) {
     let Some((frame, is_outermost)) = leave(cbid) else {
         return;
     };
-    // SAFETY: as above.
+    // SAFETY: the record is valid while this function runs.
     unsafe { callbacks::runtime(cbid, call, frame.call) };
     // SAFETY: the runtime's result, if it has one.
     let result = unsafe { call.result.as_ref() }.copied().unwrap_or(0);

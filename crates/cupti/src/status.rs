@@ -2,6 +2,12 @@
 
 use std::ffi::CStr;
 
+use outboard_api::argument::RefusesNull;
+
+impl RefusesNull for Status {
+    const NULL_ARGUMENT: Status = Status::INVALID_PARAMETER;
+}
+
 macro_rules! statuses {
     ($($name:ident = $value:literal;)*) => {
         /// Result of a CUPTI function.

@@ -75,7 +75,7 @@ macro_rules! functions {
                         const NAME: &std::ffi::CStr =
                             $crate::name(concat!(stringify!($symbol), "\0"));
                         let found = $crate::found(NAME, find(NAME))?;
-                        // SAFETY: the caller's promise; the type is that of the declaration.
+                        // SAFETY: the address of the function of this name, whose type is declared.
                         unsafe {
                             std::mem::transmute::<*mut std::ffi::c_void, $crate::types::$symbol>(
                                 found,
@@ -85,7 +85,7 @@ macro_rules! functions {
                     $($($optional: {
                         const NAME: &std::ffi::CStr =
                             $crate::name(concat!(stringify!($optional), "\0"));
-                        // SAFETY: as above; null is `None`.
+                        // SAFETY: null, which is `None`, or the function of this name.
                         unsafe {
                             std::mem::transmute::<
                                 *mut std::ffi::c_void,

@@ -12,7 +12,7 @@ pub unsafe extern "C" fn cuMemsetD8Async(
     #[repr(C)]
     #[derive(Clone, Copy)]
     struct Params(CUdeviceptr, u8, usize, CUstream);
-    // SAFETY: the caller's promise is passed on as it is.
+    // SAFETY: the arguments are as the manual asks, and the serving function asks no more.
     guard::enter(
         0,
         || Subject {
@@ -35,7 +35,7 @@ pub unsafe extern "C" fn cuGraphExecKernelNodeSetParams_v2(
     #[repr(C)]
     #[derive(Clone, Copy)]
     struct Params(CUgraphExec, CUgraphNode, *const CUDA_KERNEL_NODE_PARAMS);
-    // SAFETY: the caller's promise is passed on as it is.
+    // SAFETY: the arguments are as the manual asks, and the serving function asks no more.
     guard::enter(
         0,
         || Subject {
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn cuGraphExecKernelNodeSetParams_v2(
             calls::set_exec_node(
                 h_graph_exec,
                 h_node,
-                |driver| calls::given::kernel(driver, node_params),
+                |driver| calls::given::kernel(driver, Argument::from_c(node_params)),
             )
         },
     )

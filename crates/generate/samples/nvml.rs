@@ -8,6 +8,15 @@ pub unsafe extern "C" fn nvmlDeviceGetName(
     name: *mut c_char,
     length: u32,
 ) -> nvmlReturn_t {
-    // SAFETY: the caller's promise is passed on as it is.
-    guard::enter(0, || unsafe { calls::nvmlDeviceGetName(device, name, length) })
+    // SAFETY: the arguments are as NVML's reference asks; the function asks no more.
+    guard::enter(
+        0,
+        || unsafe {
+            calls::nvmlDeviceGetName(
+                Argument::from_c(device),
+                Argument::from_c(name),
+                Argument::from_c(length),
+            )
+        },
+    )
 }

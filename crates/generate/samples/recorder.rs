@@ -20,7 +20,7 @@ pub(crate) unsafe extern "C" fn cuMemsetD8Async(
         delay: || {
             pcie::work(Some(h_stream));
         },
-        // SAFETY: as above.
+        // SAFETY: the slot has this function; the program's arguments are passed on.
         call: || unsafe {
             let real: unsafe extern "C" fn(
                 CUdeviceptr,
@@ -30,9 +30,9 @@ pub(crate) unsafe extern "C" fn cuMemsetD8Async(
             ) -> CUresult = std::mem::transmute(SLOTS[0].load(Ordering::Relaxed));
             real(dst_device, uc, n, h_stream)
         },
-        // SAFETY: as above.
+        // SAFETY: the program's arguments, as the driver's function takes them.
         work: (Some(h_stream), || unsafe { events::memset(n.saturating_mul(1)) }),
-        // SAFETY: as above.
+        // SAFETY: the program's arguments, as the driver's function takes them.
         cost: || unsafe { CALLS[0].1 },
     })
 }
@@ -53,7 +53,7 @@ pub(crate) unsafe extern "C" fn cuGraphExecKernelNodeSetParams_v2(
             is_destroyed: false,
         },
         delay: || {},
-        // SAFETY: as above.
+        // SAFETY: the slot has this function; the program's arguments are passed on.
         call: || unsafe {
             let real: unsafe extern "C" fn(
                 CUgraphExec,
@@ -62,9 +62,9 @@ pub(crate) unsafe extern "C" fn cuGraphExecKernelNodeSetParams_v2(
             ) -> CUresult = std::mem::transmute(SLOTS[0].load(Ordering::Relaxed));
             real(h_graph_exec, h_node, node_params)
         },
-        // SAFETY: as above.
+        // SAFETY: the program's arguments, as the driver's function takes them.
         work: (None, || unsafe { None }),
-        // SAFETY: as above.
+        // SAFETY: the program's arguments, as the driver's function takes them.
         cost: || unsafe { CALLS[0].1 },
     })
 }

@@ -100,7 +100,7 @@ pub fn function(
             #[repr(C)]
             #[derive(Clone, Copy)]
             struct Params(#(#types),*);
-            /// SAFETY: the caller's promise is passed on as it is.
+            /// SAFETY: the arguments are as the manual asks, and the serving function asks no more.
             guard::enter(#at, || #subject, || Params(#(#args),*), || unsafe { #captures #body })
         }
     })
@@ -116,7 +116,8 @@ fn body(call: &Call, args: &[TokenStream]) -> TokenStream {
         return quote!(#derived(#(#args),*));
     }
     let function = ident(&call.symbol);
-    quote!(calls::#function(#(#args),*))
+    // The parameter's type, in `calls`, says what the program promises of a pointer.
+    quote!(calls::#function(#(Argument::from_c(#args)),*))
 }
 
 /// Returns the body of a call that adds, changes or reads one kind of node.
@@ -124,15 +125,18 @@ fn node_call(call: &Call, node: &NodeCall, args: &[TokenStream]) -> TokenStream 
     let kind = ident(&node.kind.function);
     if node.verb == NodeVerb::Get {
         let (node, out) = (&args[0], &args[1]);
-        return quote!(calls::get_node(#node, #out.cast(), calls::kept::#kind));
+        return quote!(calls::get_node(#node, Argument::from_c(#out.cast()), calls::kept::#kind));
     }
-    let given = node.kind.arguments.iter().map(|a| name(a));
+    let given = node.kind.arguments.iter().map(|a| {
+        let given = name(a);
+        quote!(Argument::from_c(#given))
+    });
     let work = quote!(|driver| calls::given::#kind(driver, #(#given),*));
     let is_exec = call.params.iter().any(|p| p.ctype == "CUgraphExec");
     match (node.verb, is_exec) {
         (NodeVerb::Add, _) => {
             let place = &args[..4];
-            quote!(calls::add_node(&calls::Spot::plain(#(#place),*), #work))
+            quote!(calls::add_node(&calls::Spot::plain(#(Argument::from_c(#place)),*), #work))
         }
         (_, true) => {
             let (exec, node) = (&args[0], &args[1]);
@@ -178,7 +182,7 @@ impl Parts {
                 let (record, bytes) = (format_ident!("record_{field}"), number(*bytes));
                 self.prepare.extend(quote! {
                     #not_null
-                    /// SAFETY: the caller passes a record of this type.
+                    /// SAFETY: not NULL, and the type's record has this many bytes.
                     let #record = unsafe { std::slice::from_raw_parts(#c.cast::<u8>(), #bytes) };
                 });
                 self.fields.push(quote!(#field: #record));
@@ -193,14 +197,14 @@ impl Parts {
                     .extend(quote!(#not_null let #new = driver.#mint();));
                 self.fields.push(quote!(#field: #new));
                 self.minted.push(quote! {
-                    /// SAFETY: the caller's output, checked above.
+                    /// SAFETY: not NULL, and the manual asks callers for room for the answer.
                     unsafe { #c.write(driver.#as_handle(#new)) };
                 });
             }
             Direction::Out => {
                 self.prepare.extend(not_null);
                 self.outputs.push(quote! {
-                    /// SAFETY: the caller's output, checked above.
+                    /// SAFETY: not NULL, and the manual asks callers for room for the answer.
                     unsafe { #c.write(reply.#field as _) };
                 });
             }
@@ -209,7 +213,7 @@ impl Parts {
                 self.prepare.extend(not_null);
                 self.outputs.push(quote! {
                     let len = reply.#field.len().min(#bytes);
-                    /// SAFETY: the caller's record has this many bytes.
+                    /// SAFETY: not NULL, and the type's record has this many bytes.
                     unsafe { std::ptr::copy_nonoverlapping(reply.#field.as_ptr(), #c.cast::<u8>(), len) };
                 });
             }

@@ -56,7 +56,7 @@ pub fn function(calls: &[Call], at: usize, call: &Call) -> Result<TokenStream, F
     let types = target.params.iter().map(|p| rust(&rust_type(&p.ctype)?));
     let types = types.collect::<Result<Vec<_>, Failure>>()?;
     let served_by = ident(&target.symbol);
-    let call = quote!(unsafe { calls::#served_by(#(#names),*) });
+    let call = quote!(unsafe { calls::#served_by(#(Argument::from_c(#names)),*) });
     let (result, body) = match &target.result {
         None => (quote!(nvmlReturn_t), quote!(guard::enter(#at, || #call))),
         Some(ctype) => (rust(&rust_type(ctype)?)?, call),
@@ -66,7 +66,7 @@ pub fn function(calls: &[Call], at: usize, call: &Call) -> Result<TokenStream, F
         /// Pointers are null, or valid as NVML's reference asks of a caller.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn #symbol(#(#names: #types),*) -> #result {
-            /// SAFETY: the caller's promise is passed on as it is.
+            /// SAFETY: the arguments are as NVML's reference asks; the function asks no more.
             #body
         }
     })

@@ -89,7 +89,7 @@ pub fn function(
             number: #at,
             subject: || Subject::NONE,
             delay: || (),
-            /// SAFETY: as above.
+            /// SAFETY: the slot has this function; the program's arguments are passed on.
             call: || unsafe {
                 #real
                 let result = real(#(#names),*);
@@ -112,11 +112,11 @@ pub fn function(
                 number: #at,
                 subject: || #subject,
                 delay: || { #delayed },
-                /// SAFETY: as above.
+                /// SAFETY: the slot has this function; the program's arguments are passed on.
                 call: || unsafe { #real real(#(#names),*) },
-                /// SAFETY: as above.
+                /// SAFETY: the program's arguments, as the driver's function takes them.
                 work: (#stream, || unsafe { #work }),
-                /// SAFETY: as above.
+                /// SAFETY: the program's arguments, as the driver's function takes them.
                 cost: || unsafe { #cost }
             })
         }

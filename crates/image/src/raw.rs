@@ -56,7 +56,7 @@ impl<'a> RawImage<'a> {
 /// refused, and so are bytes that do not start like an image.
 pub unsafe fn locate<'a>(image: *const c_void) -> Result<RawImage<'a>, Error> {
     let start = image.cast::<u8>();
-    // SAFETY: the caller's contract is passed on.
+    // SAFETY: NULL or a complete image, by this function's contract.
     let found = unsafe { first_bytes(start) }?;
     let bytes = match u32::from_le_bytes(found) {
         // SAFETY: the magic says that a wrapper is here.

@@ -250,9 +250,9 @@ struct Numbers {
 
 impl Numbers {
     /// # Safety
-    /// An open CUPTI.
+    /// `handle` must be an open CUPTI.
     unsafe fn find(handle: *mut c_void) -> Numbers {
-        // SAFETY: the caller's promise.
+        // SAFETY: an open library, by this function's contract, and a name with its NUL.
         let find = |name: &CStr| unsafe { libc::dlsym(handle, name.as_ptr()) };
         // SAFETY: NULL, or functions of these types, as `cupti_activity.h` declares them.
         unsafe {
@@ -330,11 +330,11 @@ fn text(name: usize) -> String {
 
 impl Cupti {
     /// # Safety
-    /// CUPTI's functions.
+    /// `self` must hold CUPTI's functions.
     unsafe fn choose(&self, kinds: u32) -> Result<(), String> {
         let subscriber = self.subscriber as *mut c_void;
         let on = u32::from(kinds != 0);
-        // SAFETY: the caller's promise.
+        // SAFETY: CUPTI's functions, by this function's contract, and numbers.
         unsafe {
             for function in &self.functions {
                 let status = (self.enable_callback)(on, subscriber, DRIVER_API, *function);

@@ -180,7 +180,7 @@ impl Driver {
             };
         }
         let config = launch_config(shape, stream, attributes);
-        // SAFETY: as above, and the configuration's attributes live until the call returns.
+        // SAFETY: the options and the configuration's attributes live until the call returns.
         unsafe { self.cuLaunchKernelEx(&config, kernel, ptr::null_mut(), extra) }
     }
 

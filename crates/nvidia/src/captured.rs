@@ -185,7 +185,7 @@ mod tests {
         };
         // SAFETY: the list has two options and its end.
         assert_eq!(unsafe { packed(&node, &[(0, 2), (2, 2)]) }, [1, 2, 3, 4]);
-        // SAFETY: as above; a kernel with more parameters receives zeros.
+        // SAFETY: the list has two options and its end; a kernel with more parameters gets zeros.
         assert_eq!(unsafe { packed(&node, &[(0, 6)]) }, [1, 2, 3, 4, 0, 0]);
         let nothing = CUDA_KERNEL_NODE_PARAMS::EMPTY;
         // SAFETY: the node has no parameters to read.

@@ -94,7 +94,7 @@ impl Driver {
             )
         };
         match asked {
-            // SAFETY: as above, without the edges, which older drivers do not have.
+            // SAFETY: local outputs, without the edges, which older drivers do not have.
             Err(refused) if refused.is_missing() => unsafe {
                 self.cuStreamGetCaptureInfo_v2(
                     stream,
@@ -131,7 +131,7 @@ impl Driver {
         match unsafe {
             self.cuStreamUpdateCaptureDependencies_v2(stream, nodes, ptr::null(), count, flags)
         } {
-            // SAFETY: as above.
+            // SAFETY: the array has as many nodes as said.
             Err(refused) if refused.is_missing() => unsafe {
                 self.cuStreamUpdateCaptureDependencies(stream, nodes, count, flags)
             },
@@ -174,7 +174,7 @@ impl Driver {
                 }
             };
             match asked {
-                // SAFETY: as above.
+                // SAFETY: the pointers are null or have room for `count` nodes.
                 Err(refused) if refused.is_missing() => unsafe {
                     match which {
                         Neighbours::Dependencies => {
@@ -204,7 +204,7 @@ impl Driver {
             };
             // SAFETY: the pointers are null or have room for `count` nodes and edges.
             match unsafe { self.cuGraphGetEdges_v2(graph, from, ends, edges, count) } {
-                // SAFETY: as above.
+                // SAFETY: the pointers are null or have room for `count` nodes.
                 Err(refused) if refused.is_missing() => unsafe {
                     self.cuGraphGetEdges(graph, from, ends, count)
                 },
@@ -230,7 +230,7 @@ impl Driver {
         };
         // SAFETY: both arrays have `count` nodes, and `data` has as many edges or is null.
         match unsafe { self.cuGraphRemoveDependencies_v2(graph, from, to, data, count) } {
-            // SAFETY: as above.
+            // SAFETY: both arrays have `count` nodes.
             Err(refused) if refused.is_missing() && edges.is_empty() => unsafe {
                 self.cuGraphRemoveDependencies(graph, from, to, count)
             },
@@ -255,7 +255,7 @@ impl Driver {
         match unsafe {
             self.cuGraphAddDependencies_v2(graph, from.as_ptr(), to.as_ptr(), kinds.cast(), count)
         } {
-            // SAFETY: as above.
+            // SAFETY: both arrays have at least `count` nodes.
             Err(refused) if refused.is_missing() && kinds.is_null() => unsafe {
                 self.cuGraphAddDependencies(graph, from.as_ptr(), to.as_ptr(), count)
             },

@@ -435,7 +435,7 @@ pub(super) struct Pinned {
 // SAFETY: the object owns the memory; parts of it are handed out as `PinnedPart`s, which do not
 // overlap.
 unsafe impl Send for Pinned {}
-// SAFETY: as for `Send`.
+// SAFETY: shared references only hand out parts that do not overlap.
 unsafe impl Sync for Pinned {}
 
 impl Pinned {

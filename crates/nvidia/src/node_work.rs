@@ -192,11 +192,11 @@ impl Nvidia {
         let prepared = self.prepared(cx, work)?;
         let work = prepared.work(self.current_hold().handle);
         if m.exec == 0 {
-            // SAFETY: as for `graph_add`: the addresses were checked when the work was prepared.
+            // SAFETY: the addresses were checked when the work was prepared, and user data is kept.
             return Ok(unsafe { self.driver.graph_set(node, &work) }?);
         }
         let exec = self.real_graphexec(m.exec)?;
-        // SAFETY: as for `graph_add`: the addresses were checked when the work was prepared.
+        // SAFETY: the addresses were checked when the work was prepared, and user data is kept.
         unsafe { self.driver.graph_exec_set(exec, node, &work) }?;
         if let Some(child) = child {
             let memory = self.graphs.memory_inside(child);

@@ -6,6 +6,12 @@ use std::{
     fmt,
 };
 
+use outboard_api::argument::RefusesNull;
+
+impl RefusesNull for nvmlReturn_t {
+    const NULL_ARGUMENT: nvmlReturn_t = nvmlReturn_t::INVALID_ARGUMENT;
+}
+
 /// Result of a call of this library.
 pub(crate) type Result<T = ()> = std::result::Result<T, nvmlReturn_t>;
 

@@ -54,7 +54,7 @@ fn what_the_server_says_arrives() {
             c"00000000:5D:00.0"
         );
         assert_eq!(
-            // SAFETY: as above.
+            // SAFETY: the library ends it with a NUL.
             unsafe { CStr::from_ptr(pci.legacy.bus_id.as_ptr()) },
             c"0000:5D:00.0"
         );
@@ -208,7 +208,7 @@ fn what_the_driver_refuses_is_not_supported() {
     let mut v2: nvmlMemory_v2_t = unsafe { zeroed() };
     v2.version = struct_version::<nvmlMemory_v2_t>(2);
     assert_eq!(
-        // SAFETY: as above.
+        // SAFETY: a writable record of this version.
         unsafe { nvmlDeviceGetMemoryInfo_v2(gpu, &mut v2) },
         nvmlReturn_t::NOT_SUPPORTED
     );
@@ -478,7 +478,7 @@ fn wrong_arguments() {
     // SAFETY: a record with a wrong version is not read further.
     let mut memory: nvmlMemory_v2_t = unsafe { zeroed() };
     memory.version = struct_version::<nvmlMemory_v2_t>(1);
-    // SAFETY: as above.
+    // SAFETY: a writable record, whose version is refused.
     let result = unsafe { nvmlDeviceGetMemoryInfo_v2(gpu, &mut memory) };
     assert_eq!(
         (result, memory.total),
@@ -548,7 +548,7 @@ fn the_older_records_of_a_place_on_the_bus_are_as_long_as_they_were() {
     );
     assert!(room[..13].starts_with(b"0000:5D:00.0\0") && room[32..].iter().all(|b| *b == 0x55));
     assert_eq!(
-        // SAFETY: as above.
+        // SAFETY: more room than any version needs.
         unsafe { nvmlDeviceGetPciInfo_v2(gpu, room.as_mut_ptr().cast()) },
         nvmlReturn_t::SUCCESS
     );
@@ -624,6 +624,6 @@ fn error_strings() {
             text
         );
     }
-    // SAFETY: as above.
+    // SAFETY: no pointer is passed; the result is a static text.
     assert!(!unsafe { CStr::from_ptr(nvmlErrorString(nvmlReturn_t(12345))) }.is_empty());
 }

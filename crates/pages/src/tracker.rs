@@ -237,9 +237,9 @@ impl Drop for Pages {
 }
 
 /// # Safety
-/// `record` has the type that the request takes.
+/// `record` must have the type that the request takes.
 unsafe fn ioctl<T>(fd: i32, request: libc::c_ulong, record: *mut T) -> io::Result<()> {
-    // SAFETY: the caller's promise.
+    // SAFETY: a record for this request, by this function's contract.
     match unsafe { libc::ioctl(fd, request as _, record) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

@@ -148,7 +148,7 @@ fn memory_mapped_over_is_an_error_and_a_hole_is_not() {
     unsafe { libc::munmap((base + 8 * PAGE_BYTES) as *mut _, PAGE_BYTES as usize) };
     set(base + 2 * PAGE_BYTES, 1);
     assert_eq!(written(&tracker, base), [2]);
-    // SAFETY: as above.
+    // SAFETY: the hole that was just made, which nothing else has taken.
     let again = unsafe {
         libc::mmap(
             (base + 8 * PAGE_BYTES) as *mut _,

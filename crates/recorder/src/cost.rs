@@ -107,9 +107,9 @@ fn launch_with(function: usize, attribute_bytes: usize) -> Cost {
 }
 
 /// # Safety
-/// NULL or a configuration.
+/// `config` must be NULL or a configuration.
 pub(crate) unsafe fn launch_of(config: *const CUlaunchConfig, function: usize) -> Cost {
-    // SAFETY: the caller's promise.
+    // SAFETY: NULL or a configuration, by this function's contract.
     let attributes = unsafe { config.as_ref() }.map_or(0, |config| config.num_attrs as usize);
     launch_with(function, attributes.min(64) * ATTRIBUTE_BYTES)
 }
@@ -237,23 +237,23 @@ pub(crate) struct BoxCopy {
 }
 
 /// # Safety
-/// NULL or a description of a copy.
+/// `copy` must be NULL or a description of a copy.
 pub(crate) unsafe fn copy_2d(copy: *const CUDA_MEMCPY2D) -> Cost {
-    // SAFETY: the caller's promise.
+    // SAFETY: NULL or a description, by this function's contract.
     copy_box(unsafe { box_2d(copy) })
 }
 
 /// # Safety
-/// NULL or a description of a copy.
+/// `copy` must be NULL or a description of a copy.
 pub(crate) unsafe fn copy_3d(copy: *const CUDA_MEMCPY3D) -> Cost {
-    // SAFETY: the caller's promise.
+    // SAFETY: NULL or a description, by this function's contract.
     copy_box(unsafe { box_3d(copy) })
 }
 
 /// # Safety
-/// NULL or a description of a copy.
+/// `copy` must be NULL or a description of a copy.
 pub(crate) unsafe fn box_2d(copy: *const CUDA_MEMCPY2D) -> Option<BoxCopy> {
-    // SAFETY: the caller's promise.
+    // SAFETY: NULL or a description, by this function's contract.
     let copy = unsafe { copy.as_ref() }?;
     Some(BoxCopy {
         to_host: is_host(copy.dst_memory_type, copy.dst_device),
@@ -263,9 +263,9 @@ pub(crate) unsafe fn box_2d(copy: *const CUDA_MEMCPY2D) -> Option<BoxCopy> {
 }
 
 /// # Safety
-/// NULL or a description of a copy.
+/// `copy` must be NULL or a description of a copy.
 pub(crate) unsafe fn box_3d(copy: *const CUDA_MEMCPY3D) -> Option<BoxCopy> {
-    // SAFETY: the caller's promise.
+    // SAFETY: NULL or a description, by this function's contract.
     let copy = unsafe { copy.as_ref() }?;
     let area = copy.width_in_bytes.saturating_mul(copy.height);
     Some(BoxCopy {
@@ -317,9 +317,9 @@ fn memory_type(address: u64) -> Option<u32> {
 /// which is not known here.
 ///
 /// # Safety
-/// As `cuModuleLoadData` asks.
+/// `image` must be as `cuModuleLoadData` asks.
 pub(crate) unsafe fn load(image: *const c_void) -> Cost {
-    // SAFETY: the caller's promise.
+    // SAFETY: an image by this function's contract.
     let len = unsafe { raw::locate(image) }.map_or(0, |image| image.bytes.len());
     let ask = messages::LibraryLoad {
         library: 0,

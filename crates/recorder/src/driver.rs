@@ -28,7 +28,7 @@ pub(crate) struct Export(pub(crate) *const c_void);
 
 // SAFETY: the address of a function, never written through.
 unsafe impl Sync for Export {}
-// SAFETY: as above.
+// SAFETY: a function belongs to no thread.
 unsafe impl Send for Export {}
 
 /// This library's functions by their symbols, and the driver's in the same order.

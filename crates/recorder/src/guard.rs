@@ -115,10 +115,10 @@ pub(crate) fn stream_of(config: *const CUlaunchConfig) -> Option<CUstream> {
 /// Marks a range that the program names. For `outboard.mark` of the Python module.
 ///
 /// # Safety
-/// `name` is NULL or a C string.
+/// `name` must be NULL or a C string.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn outboard_mark(name: *const c_char, is_end: i32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: NULL or a C string, by this function's contract.
     unsafe { live::mark(name, is_end != 0, CALLS.len()) };
 }
 
@@ -126,12 +126,12 @@ pub(crate) unsafe extern "C" fn outboard_mark(name: *const c_char, is_end: i32) 
 /// calls this function first.
 ///
 /// # Safety
-/// Called by NVTX.
+/// `get_table` must be NVTX's function: NVTX calls this.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case)]
 pub(crate) unsafe extern "C" fn InitializeInjectionNvtx2(
     get_table: Option<nvtx::GetExportTable>,
 ) -> i32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: NVTX's function, by this function's contract.
     unsafe { nvtx::initialize(get_table, CALLS.len()) }
 }

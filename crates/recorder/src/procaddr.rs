@@ -68,7 +68,7 @@ pub(crate) unsafe fn replace(
         ours.by_name.get(exported.as_bytes()).copied()
     });
     if let Some(index) = index {
-        // SAFETY: as above.
+        // SAFETY: the driver has written to it in the program's call.
         unsafe { function.write(ours.exports.ours[index].1.0.cast_mut()) };
     }
 }

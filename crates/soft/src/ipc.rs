@@ -52,7 +52,7 @@ struct SharedEvent {
 
 // SAFETY: all access to the page is through atomics, and it stays mapped until this is dropped.
 unsafe impl Send for SharedEvent {}
-// SAFETY: as for `Send`.
+// SAFETY: all access to the page is through atomics.
 unsafe impl Sync for SharedEvent {}
 
 impl SharedEvent {

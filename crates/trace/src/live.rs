@@ -197,13 +197,13 @@ fn make(functions: usize) -> Option<&'static Live> {
 /// Marks the beginning or end of the program's range `name`; begins the recording if there is none.
 ///
 /// # Safety
-/// `name` is NULL or a C string.
+/// `name` must be NULL or a C string.
 pub unsafe fn mark(name: *const c_char, is_end: bool, functions: usize) {
     if name.is_null() {
         return;
     }
     if let Some(live) = begin(functions) {
-        // SAFETY: the caller's promise.
+        // SAFETY: not NULL, so it is a C string by this function's contract.
         let name = unsafe { CStr::from_ptr(name) };
         live.mark(&name.to_string_lossy(), is_end);
     }

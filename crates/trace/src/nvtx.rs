@@ -204,38 +204,38 @@ fn end_range(number: u64) {
 }
 
 /// # Safety
-/// NULL or a C string.
+/// `name` must be NULL or a C string.
 unsafe fn text(name: *const c_char) -> String {
     if name.is_null() {
         return "?".into();
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: not NULL, so it is a C string by this function's contract.
     unsafe { CStr::from_ptr(name) }
         .to_string_lossy()
         .into_owned()
 }
 
 /// # Safety
-/// NULL or a string of `wchar_t`, which ends with a 0.
+/// `name` must be NULL or a string of `wchar_t`, which ends with a 0.
 unsafe fn wide(name: *const u32) -> String {
     if name.is_null() {
         return "?".into();
     }
     let mut out = String::new();
     let mut at = name;
-    // SAFETY: read up to the 0 at its end.
+    // SAFETY: no character before this one was the 0 at the end.
     while let Some(c) = Some(unsafe { *at }).filter(|c| *c != 0) {
         out.push(char::from_u32(c).unwrap_or('?'));
-        // SAFETY: as above.
+        // SAFETY: another character or the 0 follows this one, which is not 0.
         at = unsafe { at.add(1) };
     }
     out
 }
 
 /// # Safety
-/// NULL or NVTX's attributes of an event.
+/// `attributes` must be NULL or NVTX's attributes of an event.
 unsafe fn message(attributes: *const Attributes) -> String {
-    // SAFETY: the caller's promise.
+    // SAFETY: NULL or such attributes, by this function's contract.
     let Some(attributes) = (unsafe { attributes.as_ref() }) else {
         return "?".into();
     };
@@ -243,9 +243,9 @@ unsafe fn message(attributes: *const Attributes) -> String {
         return "?".into();
     }
     match attributes.message_type {
-        // SAFETY: a string of this kind.
+        // SAFETY: the type says that the message is such a string.
         MESSAGE_ASCII => unsafe { text(attributes.message.cast()) },
-        // SAFETY: as above.
+        // SAFETY: the type says that the message is such a string.
         MESSAGE_UNICODE => unsafe { wide(attributes.message.cast()) },
         MESSAGE_REGISTERED => {
             let handle = attributes.message as usize;
@@ -267,21 +267,20 @@ fn create_domain() -> usize {
     NEXT_DOMAIN.fetch_add(1, Ordering::Relaxed) as usize
 }
 
-// Functions that NVTX calls. SAFETY of all: the caller's strings and attributes follow NVTX's
-// manual.
+// Functions that NVTX calls.
 
 unsafe extern "C" fn start_ex(attributes: *const Attributes) -> u64 {
-    // SAFETY: see above.
+    // SAFETY: NULL or attributes: NVTX asks it of its callers.
     start_range(unsafe { message(attributes) })
 }
 
 unsafe extern "C" fn start_a(name: *const c_char) -> u64 {
-    // SAFETY: see above.
+    // SAFETY: NULL or a C string: NVTX asks it of its callers.
     start_range(unsafe { text(name) })
 }
 
 unsafe extern "C" fn start_w(name: *const u32) -> u64 {
-    // SAFETY: see above.
+    // SAFETY: NULL or a string that ends with a 0: NVTX asks it of its callers.
     start_range(unsafe { wide(name) })
 }
 
@@ -290,17 +289,17 @@ extern "C" fn end(range: u64) {
 }
 
 unsafe extern "C" fn push_ex(attributes: *const Attributes) -> c_int {
-    // SAFETY: see above.
+    // SAFETY: NULL or attributes: NVTX asks it of its callers.
     push_range(0, unsafe { message(attributes) })
 }
 
 unsafe extern "C" fn push_a(name: *const c_char) -> c_int {
-    // SAFETY: see above.
+    // SAFETY: NULL or a C string: NVTX asks it of its callers.
     push_range(0, unsafe { text(name) })
 }
 
 unsafe extern "C" fn push_w(name: *const u32) -> c_int {
-    // SAFETY: see above.
+    // SAFETY: NULL or a string that ends with a 0: NVTX asks it of its callers.
     push_range(0, unsafe { wide(name) })
 }
 
@@ -309,7 +308,7 @@ extern "C" fn pop() -> c_int {
 }
 
 unsafe extern "C" fn domain_start_ex(_domain: usize, attributes: *const Attributes) -> u64 {
-    // SAFETY: see above.
+    // SAFETY: NULL or attributes: NVTX asks it of its callers.
     start_range(unsafe { message(attributes) })
 }
 
@@ -318,7 +317,7 @@ extern "C" fn domain_end(_domain: usize, range: u64) {
 }
 
 unsafe extern "C" fn domain_push_ex(domain: usize, attributes: *const Attributes) -> c_int {
-    // SAFETY: see above.
+    // SAFETY: NULL or attributes: NVTX asks it of its callers.
     push_range(domain, unsafe { message(attributes) })
 }
 
@@ -327,12 +326,12 @@ extern "C" fn domain_pop(domain: usize) -> c_int {
 }
 
 unsafe extern "C" fn domain_register_a(_domain: usize, name: *const c_char) -> usize {
-    // SAFETY: see above.
+    // SAFETY: NULL or a C string: NVTX asks it of its callers.
     register(unsafe { text(name) })
 }
 
 unsafe extern "C" fn domain_register_w(_domain: usize, name: *const u32) -> usize {
-    // SAFETY: see above.
+    // SAFETY: NULL or a string that ends with a 0: NVTX asks it of its callers.
     register(unsafe { wide(name) })
 }
 

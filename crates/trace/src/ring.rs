@@ -29,7 +29,7 @@ pub(crate) struct Ring {
 // `taken..put`, and the one that empties the ring reads it while it is inside; `put` and `taken`
 // are released and acquired in between.
 unsafe impl Sync for Ring {}
-// SAFETY: as above; records are plain numbers.
+// SAFETY: no field belongs to the thread that made it, and records are plain numbers.
 unsafe impl Send for Ring {}
 
 /// Result of adding a record.

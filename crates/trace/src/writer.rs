@@ -170,13 +170,13 @@ impl Writer {
     /// Adds a call or a mark whose times are [`Ticks`].
     ///
     /// # Safety
-    /// The calling thread has claimed the ring.
+    /// The calling thread must have claimed the ring.
     #[inline]
     pub(crate) unsafe fn put(&self, ring: Option<&Ring>, record: Record) {
         let Some(ring) = ring else {
             return self.share(record, Times::Ticks);
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: this thread has claimed the ring, by this function's contract.
         match unsafe { ring.push(record) } {
             Pushed::In => {}
             Pushed::Half => self.wake(),

@@ -18,7 +18,7 @@ pub struct Context {
 
 // SAFETY: libibverbs's objects may be used from any thread, by its documentation.
 unsafe impl Send for Context {}
-// SAFETY: as above.
+// SAFETY: several threads may use libibverbs's objects at once, by its documentation.
 unsafe impl Sync for Context {}
 
 impl Context {

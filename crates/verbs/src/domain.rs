@@ -13,7 +13,7 @@ pub struct Domain {
 
 // SAFETY: libibverbs's objects may be used from any thread, by its documentation.
 unsafe impl Send for Domain {}
-// SAFETY: as above.
+// SAFETY: several threads may use libibverbs's objects at once, by its documentation.
 unsafe impl Sync for Domain {}
 
 impl Domain {

@@ -42,7 +42,7 @@ macro_rules! functions {
                     symbol: stringify!($name),
                 })?;
             )*
-            // SAFETY: as above.
+            // SAFETY: the function has this type by the library's public header.
             let dmabuf = unsafe { library.get::<RegDmabufMr>(b"ibv_reg_dmabuf_mr\0") };
             let ibv_reg_dmabuf_mr = dmabuf.ok().map(|symbol| *symbol);
             Ok(Verbs { $($name,)* ibv_reg_dmabuf_mr, _library: library })

@@ -19,7 +19,7 @@ pub struct Memory {
 // SAFETY: the mapping belongs to the process, not to a thread. Its words are atomics, and its bytes
 // are copied through raw pointers, or are slices whose callers fulfil the contracts below.
 unsafe impl Send for Memory {}
-// SAFETY: as above.
+// SAFETY: shared references only read the address and the length.
 unsafe impl Sync for Memory {}
 
 impl Memory {

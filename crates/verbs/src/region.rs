@@ -50,7 +50,7 @@ pub struct Region {
 
 // SAFETY: libibverbs's objects may be used from any thread, by its documentation.
 unsafe impl Send for Region {}
-// SAFETY: as above.
+// SAFETY: several threads may use libibverbs's objects at once, by its documentation.
 unsafe impl Sync for Region {}
 
 impl Region {

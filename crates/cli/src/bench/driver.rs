@@ -158,7 +158,7 @@ impl Driver {
         self.name = String::from_utf8_lossy(&name[..end]).into_owned();
         self.version = version.unsigned_abs();
         let mut stream = CUstream::NULL;
-        // SAFETY: as above; `CU_STREAM_NON_BLOCKING` is 1.
+        // SAFETY: a local output; `CU_STREAM_NON_BLOCKING` is 1.
         self.check("cuStreamCreate", unsafe {
             (self.calls.cuStreamCreate)(&mut stream, 1)
         })?;

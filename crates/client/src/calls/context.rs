@@ -9,7 +9,7 @@ use outboard_api::{
 };
 use outboard_wire::messages;
 
-use super::{Done, put, put_optional};
+use super::{Done, In, Out};
 use crate::{
     context::Context,
     session::{Group, Sink},
@@ -102,21 +102,18 @@ impl Driver {
     }
 }
 
-pub(crate) unsafe fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) -> Done {
+pub(crate) fn cuDevicePrimaryCtxRetain(context: Out<'_, CUcontext>, device: CUdevice) -> Done {
     let driver = driver()?;
     driver.card(device)?;
     let primary = driver.contexts.primary(device)?;
-    if context.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
+    context.check()?;
     driver.retain_on_server(primary)?;
     primary.revive();
     primary.retained.fetch_add(1, Ordering::AcqRel);
-    // SAFETY: see the module's contract.
-    unsafe { put(context, primary.handle) }
+    context.put(primary.handle)
 }
 
-pub(crate) unsafe fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> Done {
+pub(crate) fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> Done {
     let driver = driver()?;
     driver.card(device)?;
     let primary = driver.contexts.primary(device)?;
@@ -134,7 +131,7 @@ pub(crate) unsafe fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> Done {
     }
 }
 
-pub(crate) unsafe fn cuDevicePrimaryCtxReset_v2(device: CUdevice) -> Done {
+pub(crate) fn cuDevicePrimaryCtxReset_v2(device: CUdevice) -> Done {
     let driver = driver()?;
     driver.card(device)?;
     let primary = driver.contexts.primary(device)?;
@@ -147,10 +144,10 @@ pub(crate) unsafe fn cuDevicePrimaryCtxReset_v2(device: CUdevice) -> Done {
     Ok(())
 }
 
-pub(crate) unsafe fn cuDevicePrimaryCtxGetState(
+pub(crate) fn cuDevicePrimaryCtxGetState(
     device: CUdevice,
-    flags: *mut u32,
-    active: *mut i32,
+    flags: Out<'_, u32>,
+    active: Out<'_, i32>,
 ) -> Done {
     let driver = driver()?;
     driver.card(device)?;
@@ -158,18 +155,12 @@ pub(crate) unsafe fn cuDevicePrimaryCtxGetState(
     if flags.is_null() && active.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: see the module's contract.
-    unsafe {
-        put_optional(flags, primary.flags.load(Ordering::Relaxed));
-        put_optional(
-            active,
-            i32::from(primary.retained.load(Ordering::Acquire) > 0),
-        );
-    }
+    flags.put_optional(primary.flags.load(Ordering::Relaxed));
+    active.put_optional(i32::from(primary.retained.load(Ordering::Acquire) > 0));
     Ok(())
 }
 
-pub(crate) unsafe fn cuDevicePrimaryCtxSetFlags_v2(device: CUdevice, flags: u32) -> Done {
+pub(crate) fn cuDevicePrimaryCtxSetFlags_v2(device: CUdevice, flags: u32) -> Done {
     let driver = driver()?;
     driver.card(device)?;
     check_flags(flags)?;
@@ -194,24 +185,21 @@ fn check_flags(flags: u32) -> Done {
     }
 }
 
-pub(crate) unsafe fn cuCtxCreate_v2(context: *mut CUcontext, flags: u32, device: CUdevice) -> Done {
+pub(crate) fn cuCtxCreate_v2(context: Out<'_, CUcontext>, flags: u32, device: CUdevice) -> Done {
     let driver = driver()?;
     driver.card(device)?;
     check_flags(flags)?;
-    if context.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
+    context.check()?;
     let created = driver.contexts.create(device, flags, API_VERSION)?;
     driver
         .create_on_server(created)
         .inspect_err(|_| driver.contexts.remove(created.handle))?;
     push_context(created);
-    // SAFETY: see the module's contract.
-    unsafe { put(context, created.handle) }
+    context.put(created.handle)
 }
 
 pub(crate) unsafe fn cuCtxCreate_v3(
-    context: *mut CUcontext,
+    context: Out<'_, CUcontext>,
     _affinity: *mut c_void,
     affinities: i32,
     flags: u32,
@@ -220,27 +208,24 @@ pub(crate) unsafe fn cuCtxCreate_v3(
     if affinities != 0 {
         return Err(CUresult::CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY);
     }
-    // SAFETY: see the module's contract.
-    unsafe { cuCtxCreate_v2(context, flags, device) }
+    cuCtxCreate_v2(context, flags, device)
 }
 
-pub(crate) unsafe fn cuCtxCreate_v4(
-    context: *mut CUcontext,
-    params: *mut CUctxCreateParams,
+pub(crate) fn cuCtxCreate_v4(
+    context: Out<'_, CUcontext>,
+    params: In<'_, CUctxCreateParams>,
     flags: u32,
     device: CUdevice,
 ) -> Done {
-    // SAFETY: NULL or a record of the caller's.
-    if let Some(params) = unsafe { params.as_ref() }
+    if let Some(params) = params.get_optional()
         && (params.num_exec_affinity_params != 0 || !params.cig_params.is_null())
     {
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
-    // SAFETY: see the module's contract.
-    unsafe { cuCtxCreate_v2(context, flags, device) }
+    cuCtxCreate_v2(context, flags, device)
 }
 
-pub(crate) unsafe fn cuCtxDestroy_v2(context: CUcontext) -> Done {
+pub(crate) fn cuCtxDestroy_v2(context: CUcontext) -> Done {
     let driver = driver()?;
     if context.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -257,19 +242,18 @@ pub(crate) unsafe fn cuCtxDestroy_v2(context: CUcontext) -> Done {
     Ok(())
 }
 
-pub(crate) unsafe fn cuCtxAttach(context: *mut CUcontext, flags: u32) -> Done {
+pub(crate) fn cuCtxAttach(context: Out<'_, CUcontext>, flags: u32) -> Done {
     if flags != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: see the module's contract.
-    unsafe { put(context, current_context()?) }
+    context.put(current_context()?)
 }
 
-pub(crate) unsafe fn cuCtxDetach(context: CUcontext) -> Done {
+pub(crate) fn cuCtxDetach(context: CUcontext) -> Done {
     driver()?.contexts.get(context).map(|_| ())
 }
 
-pub(crate) unsafe fn cuCtxPushCurrent_v2(context: CUcontext) -> Done {
+pub(crate) fn cuCtxPushCurrent_v2(context: CUcontext) -> Done {
     let driver = driver()?;
     if context.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -278,15 +262,14 @@ pub(crate) unsafe fn cuCtxPushCurrent_v2(context: CUcontext) -> Done {
     Ok(())
 }
 
-pub(crate) unsafe fn cuCtxPopCurrent_v2(context: *mut CUcontext) -> Done {
+pub(crate) fn cuCtxPopCurrent_v2(context: Out<'_, CUcontext>) -> Done {
     driver()?;
     let popped = pop_context()?;
-    // SAFETY: see the module's contract.
-    unsafe { put_optional(context, popped) };
+    context.put_optional(popped);
     Ok(())
 }
 
-pub(crate) unsafe fn cuCtxSetCurrent(context: CUcontext) -> Done {
+pub(crate) fn cuCtxSetCurrent(context: CUcontext) -> Done {
     let driver = driver()?;
     set_context(match context.is_null() {
         true => None,
@@ -295,23 +278,19 @@ pub(crate) unsafe fn cuCtxSetCurrent(context: CUcontext) -> Done {
     Ok(())
 }
 
-pub(crate) unsafe fn cuCtxGetCurrent(context: *mut CUcontext) -> Done {
+pub(crate) fn cuCtxGetCurrent(context: Out<'_, CUcontext>) -> Done {
     driver()?;
-    // SAFETY: see the module's contract.
-    unsafe { put(context, current_context().unwrap_or(CUcontext::NULL)) }
+    context.put(current_context().unwrap_or(CUcontext::NULL))
 }
 
-pub(crate) unsafe fn cuCtxGetDevice(device: *mut CUdevice) -> Done {
+pub(crate) fn cuCtxGetDevice(device: Out<'_, CUdevice>) -> Done {
     // The driver checks the output first, even before `cuInit`.
-    if device.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
+    device.check()?;
     driver()?;
     // A context that has ended still has its device.
     let context = crate::thread::here().context.get();
     let context = context.ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
-    // SAFETY: see the module's contract.
-    unsafe { put(device, context.device) }
+    device.put(context.device)
 }
 
 /// Returns the context of an argument, of which NULL is the current one.
@@ -323,22 +302,15 @@ fn given_or_current(driver: &Driver, context: CUcontext) -> Result<&'static Cont
     }
 }
 
-pub(crate) unsafe fn cuCtxGetDevice_v2(device: *mut CUdevice, context: CUcontext) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { put(device, given_or_current(driver()?, context)?.device) }
+pub(crate) fn cuCtxGetDevice_v2(device: Out<'_, CUdevice>, context: CUcontext) -> Done {
+    device.put(given_or_current(driver()?, context)?.device)
 }
 
-pub(crate) unsafe fn cuCtxGetFlags(flags: *mut u32) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe {
-        put(
-            flags,
-            driver()?.contexts.current()?.flags.load(Ordering::Relaxed),
-        )
-    }
+pub(crate) fn cuCtxGetFlags(flags: Out<'_, u32>) -> Done {
+    flags.put(driver()?.contexts.current()?.flags.load(Ordering::Relaxed))
 }
 
-pub(crate) unsafe fn cuCtxSetFlags(flags: u32) -> Done {
+pub(crate) fn cuCtxSetFlags(flags: u32) -> Done {
     check_flags(flags)?;
     driver()?
         .contexts
@@ -348,36 +320,30 @@ pub(crate) unsafe fn cuCtxSetFlags(flags: u32) -> Done {
     Ok(())
 }
 
-pub(crate) unsafe fn cuCtxGetId(context: CUcontext, id: *mut u64) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { put(id, given_or_current(driver()?, context)?.number) }
+pub(crate) fn cuCtxGetId(context: CUcontext, id: Out<'_, u64>) -> Done {
+    id.put(given_or_current(driver()?, context)?.number)
 }
 
-pub(crate) unsafe fn cuCtxGetApiVersion(context: CUcontext, version: *mut u32) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { put(version, given_or_current(driver()?, context)?.api_version) }
+pub(crate) fn cuCtxGetApiVersion(context: CUcontext, version: Out<'_, u32>) -> Done {
+    version.put(given_or_current(driver()?, context)?.api_version)
 }
 
-pub(crate) unsafe fn cuCtxGetStreamPriorityRange(least: *mut i32, greatest: *mut i32) -> Done {
+pub(crate) fn cuCtxGetStreamPriorityRange(least: Out<'_, i32>, greatest: Out<'_, i32>) -> Done {
     let driver = driver()?;
     let (low, high) = driver
         .card(driver.contexts.current()?.device)?
         .stream_priorities;
-    // SAFETY: see the module's contract.
-    unsafe {
-        put_optional(least, low);
-        put_optional(greatest, high);
-    }
+    least.put_optional(low);
+    greatest.put_optional(high);
     Ok(())
 }
 
-pub(crate) unsafe fn cuCtxGetCacheConfig(config: *mut u32) -> Done {
+pub(crate) fn cuCtxGetCacheConfig(config: Out<'_, u32>) -> Done {
     let context = driver()?.contexts.current()?;
-    // SAFETY: see the module's contract.
-    unsafe { put(config, context.cache_config.load(Ordering::Relaxed)) }
+    config.put(context.cache_config.load(Ordering::Relaxed))
 }
 
-pub(crate) unsafe fn cuCtxSetCacheConfig(config: u32) -> Done {
+pub(crate) fn cuCtxSetCacheConfig(config: u32) -> Done {
     let driver = driver()?;
     let context = driver.contexts.current()?;
     if config > CU_FUNC_CACHE_PREFER_EQUAL {
@@ -389,22 +355,21 @@ pub(crate) unsafe fn cuCtxSetCacheConfig(config: u32) -> Done {
 }
 
 /// Returns four bytes: bank sizes cannot be chosen since compute capability 5.
-pub(crate) unsafe fn cuCtxGetSharedMemConfig(config: *mut u32) -> Done {
+pub(crate) fn cuCtxGetSharedMemConfig(config: Out<'_, u32>) -> Done {
     const FOUR_BYTE_BANK_SIZE: u32 = 1;
     driver()?.contexts.current()?;
-    // SAFETY: see the module's contract.
-    unsafe { put(config, FOUR_BYTE_BANK_SIZE) }
+    config.put(FOUR_BYTE_BANK_SIZE)
 }
 
-pub(crate) unsafe fn cuCtxSetSharedMemConfig(_config: u32) -> Done {
+pub(crate) fn cuCtxSetSharedMemConfig(_config: u32) -> Done {
     driver()?.contexts.current().map(|_| ())
 }
 
-pub(crate) unsafe fn cuCtxSynchronize() -> Done {
+pub(crate) fn cuCtxSynchronize() -> Done {
     driver()?.synchronize_context()
 }
 
-pub(crate) unsafe fn cuCtxSynchronize_v2(context: CUcontext) -> Done {
+pub(crate) fn cuCtxSynchronize_v2(context: CUcontext) -> Done {
     let driver = driver()?;
     if context.is_null() || Ok(context) == current_context() {
         return driver.synchronize_context();
@@ -430,7 +395,7 @@ fn peers(
 
 /// Counts the grant. The server gives every device that can reach memory of `cuMemAlloc` access
 /// from the start.
-pub(crate) unsafe fn cuCtxEnablePeerAccess(peer: CUcontext, flags: u32) -> Done {
+pub(crate) fn cuCtxEnablePeerAccess(peer: CUcontext, flags: u32) -> Done {
     let driver = driver()?;
     let (current, peer) = peers(driver, peer)?;
     if flags != 0 {
@@ -445,7 +410,7 @@ pub(crate) unsafe fn cuCtxEnablePeerAccess(peer: CUcontext, flags: u32) -> Done 
     }
 }
 
-pub(crate) unsafe fn cuCtxDisablePeerAccess(peer: CUcontext) -> Done {
+pub(crate) fn cuCtxDisablePeerAccess(peer: CUcontext) -> Done {
     let driver = driver()?;
     let (current, peer) = peers(driver, peer)?;
     match current.disable_peer(peer) {

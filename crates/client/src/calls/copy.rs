@@ -20,7 +20,7 @@ use outboard_wire::{
     messages,
 };
 
-use super::Done;
+use super::{Done, Out};
 use crate::{
     observe::{conditions, guard, profile, record},
     session::{Group, ReceiveBuffer, Rows, Sink},
@@ -116,13 +116,15 @@ impl Driver {
         stream: &StreamRef,
         wait: bool,
     ) -> Done {
-        // SAFETY: the caller's source, as the driver API asks of it.
+        // SAFETY: the source has `bytes` bytes: the driver API asks it of its callers. It is memory
+        // of this process alone, which the program leaves unchanged until the call returns.
         let data = unsafe { std::slice::from_raw_parts(src, bytes) };
         if self.place_on_gpu(dst, data, None, stream, wait)? {
             return Ok(());
         }
         let staged = if bytes > INLINE_BYTES_MAX && self.has_board() {
-            self.stage_in(dst, data, stream, wait)?
+            // SAFETY: the source has `bytes` bytes: the driver API asks it of its callers.
+            unsafe { self.stage_in(dst, src, bytes, stream, wait)? }
         } else {
             0
         };
@@ -153,6 +155,36 @@ impl Driver {
                     data: piece,
                 },
             )?;
+        }
+        Ok(())
+    }
+
+    /// Copies to the device from memory that the server maps too. The server can write there at any
+    /// time, so no reference leads into it.
+    fn copy_in_shared(
+        &self,
+        dst: u64,
+        src: *const u8,
+        bytes: usize,
+        stream: &StreamRef,
+        wait: bool,
+    ) -> Done {
+        let staged = match bytes > INLINE_BYTES_MAX && self.has_board() {
+            // SAFETY: the source has `bytes` bytes: the driver API asks it of its callers.
+            true => unsafe { self.stage_in(dst, src, bytes, stream, wait)? },
+            false => 0,
+        };
+        let mut own = vec![0; bytes - staged];
+        // SAFETY: the rest of the source, to as many bytes of our own.
+        unsafe { std::ptr::copy_nonoverlapping(src.add(staged), own.as_mut_ptr(), own.len()) };
+        for (index, data) in own.chunks(CHUNK_BYTES_MAX).enumerate() {
+            let message = messages::CopyIn {
+                dst: dst + (staged + index * CHUNK_BYTES_MAX) as u64,
+                stream: stream.wire(),
+                sync: u32::from(wait),
+                data,
+            };
+            self.submit_to(stream, &message)?;
         }
         Ok(())
     }
@@ -220,7 +252,7 @@ impl Driver {
     /// Returns the number of the last message.
     ///
     /// # Safety
-    /// `dst` has room for `bytes` bytes.
+    /// `dst` must have room for `bytes` bytes.
     unsafe fn copy_out_now(
         &self,
         dst: *mut u8,
@@ -231,7 +263,7 @@ impl Driver {
         let mut staged = 0;
         if self.has_board() {
             let number;
-            // SAFETY: the caller's promise.
+            // SAFETY: `dst` has room for `bytes` bytes by this function's contract.
             (staged, number) = unsafe { self.stage_out(dst, src, bytes, stream)? };
             if staged == bytes {
                 return Ok(number);
@@ -377,7 +409,7 @@ impl Driver {
             // them.
             (MemoryKind::Device, MemoryKind::Shared) => {
                 self.settle_stream(stream)?;
-                self.copy_in(dst, src as *const u8, bytes, stream, wait)
+                self.copy_in_shared(dst, src as *const u8, bytes, stream, wait)
             }
             (MemoryKind::Device, MemoryKind::Pinned) => {
                 self.settle_pinned(src, stream)?;
@@ -568,26 +600,23 @@ pub(crate) unsafe fn cuMemcpyPeerAsync(
 /// a stream keeps.
 ///
 /// # Safety
-/// The arrays have `count` entries.
+/// The arrays must be NULL or have `count` entries.
 unsafe fn batch(
     dsts: *mut CUdeviceptr,
     srcs: *mut CUdeviceptr,
     sizes: *mut usize,
     count: usize,
-    failed: *mut usize,
+    failed: Out<'_, usize>,
     stream: CUstream,
 ) -> Done {
     if dsts.is_null() || srcs.is_null() || sizes.is_null() || count == 0 || stream.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     for index in 0..count {
-        // SAFETY: the caller's promise.
+        // SAFETY: not NULL, so they have `count` entries by this function's contract.
         let (dst, src, bytes) = unsafe { (*dsts.add(index), *srcs.add(index), *sizes.add(index)) };
         if let Err(error) = copy_on(stream, dst, src, bytes) {
-            if !failed.is_null() {
-                // SAFETY: the caller's output.
-                unsafe { failed.write(index) };
-            }
+            failed.put_optional(index);
             return Err(error);
         }
     }
@@ -602,10 +631,10 @@ pub(crate) unsafe fn cuMemcpyBatchAsync(
     _attributes: *mut c_void,
     _attribute_indices: *mut usize,
     _attribute_count: usize,
-    failed: *mut usize,
+    failed: Out<'_, usize>,
     stream: CUstream,
 ) -> Done {
-    // SAFETY: see the module's contract.
+    // SAFETY: arrays of `count` entries: the driver API asks it of its callers.
     unsafe { batch(dsts, srcs, sizes, count, failed, stream) }
 }
 
@@ -619,6 +648,6 @@ pub(crate) unsafe fn cuMemcpyBatchAsync_v2(
     _attribute_count: usize,
     stream: CUstream,
 ) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { batch(dsts, srcs, sizes, count, std::ptr::null_mut(), stream) }
+    // SAFETY: arrays of `count` entries: the driver API asks it of its callers.
+    unsafe { batch(dsts, srcs, sizes, count, Out::none(), stream) }
 }

@@ -1,6 +1,6 @@
 //! Devices. The answers come from their cards.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::c_char;
 
 use outboard_api::{
     CUresult,
@@ -9,40 +9,31 @@ use outboard_api::{
 };
 use outboard_wire::{doc::PeerCard, messages};
 
-use super::{Done, put, put_name};
+use super::{Done, Out, Text, put_name};
 use crate::state::{Driver, driver};
 
-pub(crate) unsafe fn cuDeviceGet(device: *mut CUdevice, ordinal: i32) -> Done {
+pub(crate) fn cuDeviceGet(device: Out<'_, CUdevice>, ordinal: i32) -> Done {
     driver()?.card(ordinal)?;
-    // SAFETY: see the module's contract.
-    unsafe { put(device, ordinal) }
+    device.put(ordinal)
 }
 
-pub(crate) unsafe fn cuDeviceGetCount(count: *mut i32) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { put(count, driver()?.cards().len() as i32) }
+pub(crate) fn cuDeviceGetCount(count: Out<'_, i32>) -> Done {
+    count.put(driver()?.cards().len() as i32)
 }
 
 pub(crate) unsafe fn cuDeviceGetName(name: *mut c_char, len: i32, device: CUdevice) -> Done {
-    // SAFETY: see the module's contract.
+    // SAFETY: NULL or room for `len` bytes: the driver API asks it of its callers.
     unsafe { put_name(name, len, &driver()?.card(device)?.name) }
 }
 
-pub(crate) unsafe fn cuDeviceGetUuid(uuid: *mut CUuuid, device: CUdevice) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe {
-        put(
-            uuid,
-            CUuuid {
-                bytes: driver()?.card(device)?.uuid,
-            },
-        )
-    }
+pub(crate) fn cuDeviceGetUuid(uuid: Out<'_, CUuuid>, device: CUdevice) -> Done {
+    uuid.put(CUuuid {
+        bytes: driver()?.card(device)?.uuid,
+    })
 }
 
-pub(crate) unsafe fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { cuDeviceGetUuid(uuid, device) }
+pub(crate) fn cuDeviceGetUuid_v2(uuid: Out<'_, CUuuid>, device: CUdevice) -> Done {
+    cuDeviceGetUuid(uuid, device)
 }
 
 pub(crate) unsafe fn cuDeviceGetLuid(
@@ -55,16 +46,11 @@ pub(crate) unsafe fn cuDeviceGetLuid(
     Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
 }
 
-pub(crate) unsafe fn cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { put(bytes, driver()?.card(device)?.memory_bytes as usize) }
+pub(crate) fn cuDeviceTotalMem_v2(bytes: Out<'_, usize>, device: CUdevice) -> Done {
+    bytes.put(driver()?.card(device)?.memory_bytes as usize)
 }
 
-pub(crate) unsafe fn cuDeviceGetAttribute(
-    value: *mut i32,
-    attribute: u32,
-    device: CUdevice,
-) -> Done {
+pub(crate) fn cuDeviceGetAttribute(value: Out<'_, i32>, attribute: u32, device: CUdevice) -> Done {
     let driver = driver()?;
     let card = driver.card(device)?;
     // A feature that this library does not serve is absent, even if the device has it.
@@ -97,11 +83,10 @@ pub(crate) unsafe fn cuDeviceGetAttribute(
             .flatten()
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?,
     };
-    // SAFETY: see the module's contract.
-    unsafe { put(value, answer) }
+    value.put(answer)
 }
 
-pub(crate) unsafe fn cuDeviceGetProperties(properties: *mut CUdevprop, device: CUdevice) -> Done {
+pub(crate) fn cuDeviceGetProperties(properties: Out<'_, CUdevprop>, device: CUdevice) -> Done {
     let driver = driver()?;
     driver.card(device)?;
     let a = |attribute| driver.attribute(device, attribute);
@@ -127,28 +112,18 @@ pub(crate) unsafe fn cuDeviceGetProperties(properties: *mut CUdevprop, device: C
         clock_rate: a(CU_DEVICE_ATTRIBUTE_CLOCK_RATE),
         texture_align: a(CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT),
     };
-    // SAFETY: see the module's contract.
-    unsafe { put(properties, answer) }
+    properties.put(answer)
 }
 
-pub(crate) unsafe fn cuDeviceComputeCapability(
-    major: *mut i32,
-    minor: *mut i32,
+pub(crate) fn cuDeviceComputeCapability(
+    major: Out<'_, i32>,
+    minor: Out<'_, i32>,
     device: CUdevice,
 ) -> Done {
     let driver = driver()?;
     driver.card(device)?;
-    // SAFETY: see the module's contract.
-    unsafe {
-        put(
-            major,
-            driver.attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
-        )?;
-        put(
-            minor,
-            driver.attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
-        )
-    }
+    major.put(driver.attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR))?;
+    minor.put(driver.attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR))
 }
 
 pub(crate) unsafe fn cuDeviceGetPCIBusId(id: *mut c_char, len: i32, device: CUdevice) -> Done {
@@ -160,28 +135,18 @@ pub(crate) unsafe fn cuDeviceGetPCIBusId(id: *mut c_char, len: i32, device: CUde
     if usize::try_from(len).unwrap_or(0) <= text.len() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: see the module's contract.
+    // SAFETY: NULL or room for `len` bytes: the driver API asks it of its callers.
     unsafe { put_name(id, len, &text) }
 }
 
-pub(crate) unsafe fn cuDeviceGetByPCIBusId(device: *mut CUdevice, id: *const c_char) -> Done {
-    if id.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    // SAFETY: a C string of the caller's, checked above.
-    let text = unsafe { CStr::from_ptr(id) }.to_string_lossy();
+pub(crate) fn cuDeviceGetByPCIBusId(device: Out<'_, CUdevice>, id: Text<'_>) -> Done {
+    let text = id.get()?.to_string_lossy();
     let wanted = parse_bus_id(&text).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     let found = driver()?
         .cards()
         .iter()
         .position(|c| (c.pci_domain, c.pci_bus, c.pci_device) == wanted);
-    // SAFETY: see the module's contract.
-    unsafe {
-        put(
-            device,
-            found.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)? as CUdevice,
-        )
-    }
+    device.put(found.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)? as CUdevice)
 }
 
 /// Parses `domain:bus:device.function`; the domain and the function are optional.
@@ -215,26 +180,19 @@ impl Driver {
     }
 }
 
-pub(crate) unsafe fn cuDeviceCanAccessPeer(
-    can: *mut i32,
-    device: CUdevice,
-    peer: CUdevice,
-) -> Done {
+pub(crate) fn cuDeviceCanAccessPeer(can: Out<'_, i32>, device: CUdevice, peer: CUdevice) -> Done {
     let answer = driver()?.can_access(device, peer)?;
-    // SAFETY: see the module's contract.
-    unsafe { put(can, i32::from(answer)) }
+    can.put(i32::from(answer))
 }
 
-pub(crate) unsafe fn cuDeviceGetP2PAttribute(
-    value: *mut i32,
+pub(crate) fn cuDeviceGetP2PAttribute(
+    value: Out<'_, i32>,
     attribute: u32,
     device: CUdevice,
     peer: CUdevice,
 ) -> Done {
     let driver = driver()?;
-    if value.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
+    value.check()?;
     let found = driver.peer(device, peer)?;
     if device == peer {
         return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
@@ -242,8 +200,7 @@ pub(crate) unsafe fn cuDeviceGetP2PAttribute(
     let answer = found
         .and_then(|p| p.attributes.get(attribute as usize).copied().flatten())
         .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    // SAFETY: see the module's contract.
-    unsafe { put(value, answer) }
+    value.put(answer)
 }
 
 pub(crate) unsafe fn cuDeviceGetP2PAtomicCapabilities(
@@ -266,29 +223,28 @@ pub(crate) unsafe fn cuDeviceGetP2PAtomicCapabilities(
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
     for index in 0..count as usize {
-        // SAFETY: `count` operations of the caller's.
+        // SAFETY: not NULL, and of `count` entries: the driver API asks it of its callers.
         let operation = unsafe { *operations.add(index) };
         let answer = known
             .get(operation as usize)
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        // SAFETY: room for `count` answers.
+        // SAFETY: not NULL, and room for `count` entries: the driver API asks it of its callers.
         unsafe { *capabilities.add(index) = *answer };
     }
     Ok(())
 }
 
-pub(crate) unsafe fn cuDeviceGetExecAffinitySupport(
-    support: *mut i32,
+pub(crate) fn cuDeviceGetExecAffinitySupport(
+    support: Out<'_, i32>,
     _kind: u32,
     device: CUdevice,
 ) -> Done {
     driver()?.card(device)?;
-    // SAFETY: see the module's contract.
-    unsafe { put(support, 0) }
+    support.put(0)
 }
 
-pub(crate) unsafe fn cuDeviceGetTexture1DLinearMaxWidth(
-    width: *mut usize,
+pub(crate) fn cuDeviceGetTexture1DLinearMaxWidth(
+    width: Out<'_, usize>,
     format: u32,
     channels: u32,
     device: CUdevice,
@@ -303,11 +259,10 @@ pub(crate) unsafe fn cuDeviceGetTexture1DLinearMaxWidth(
         },
         |reply| reply.elements,
     )?;
-    // SAFETY: see the module's contract.
-    unsafe { put(width, elements as usize) }
+    width.put(elements as usize)
 }
 
-pub(crate) unsafe fn cuFlushGPUDirectRDMAWrites(_target: u32, _scope: u32) -> Done {
+pub(crate) fn cuFlushGPUDirectRDMAWrites(_target: u32, _scope: u32) -> Done {
     driver()?.contexts.current()?;
     Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
 }

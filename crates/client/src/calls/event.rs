@@ -9,14 +9,14 @@ use outboard_api::{
 };
 use outboard_wire::messages;
 
-use super::{Done, put, stream::Reached};
+use super::{Done, Out, stream::Reached};
 use crate::{
     session::{Group, Sink},
     state::{Driver, Event, HandleKind, StreamRef, driver, wire_context},
     thread,
 };
 
-pub(crate) unsafe fn cuEventCreate(event: *mut CUevent, flags: u32) -> Done {
+pub(crate) fn cuEventCreate(event: Out<'_, CUevent>, flags: u32) -> Done {
     let known = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
     if event.is_null() || flags & !known != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -36,11 +36,10 @@ pub(crate) unsafe fn cuEventCreate(event: *mut CUevent, flags: u32) -> Done {
         driver.settle()?;
     }
     driver.streams.insert_event(handle, context.handle, flags);
-    // SAFETY: see the module's contract.
-    unsafe { put(event, CUevent(handle as usize)) }
+    event.put(CUevent(handle as usize))
 }
 
-pub(crate) unsafe fn cuEventDestroy_v2(event: CUevent) -> Done {
+pub(crate) fn cuEventDestroy_v2(event: CUevent) -> Done {
     let driver = driver()?;
     let event = driver.streams.event(event)?;
     driver.streams.remove_event(&event);
@@ -49,12 +48,11 @@ pub(crate) unsafe fn cuEventDestroy_v2(event: CUevent) -> Done {
     })
 }
 
-pub(crate) unsafe fn cuEventRecord(event: CUevent, stream: CUstream) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { cuEventRecordWithFlags(event, stream, 0) }
+pub(crate) fn cuEventRecord(event: CUevent, stream: CUstream) -> Done {
+    cuEventRecordWithFlags(event, stream, 0)
 }
 
-pub(crate) unsafe fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u32) -> Done {
+pub(crate) fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u32) -> Done {
     let driver = driver()?;
     if flags & !CU_EVENT_RECORD_EXTERNAL != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -130,7 +128,7 @@ impl Driver {
     }
 }
 
-pub(crate) unsafe fn cuEventQuery(event: CUevent) -> Done {
+pub(crate) fn cuEventQuery(event: CUevent) -> Done {
     let driver = driver()?;
     let event = driver.streams.event(event)?;
     event.settle();
@@ -142,7 +140,7 @@ pub(crate) unsafe fn cuEventQuery(event: CUevent) -> Done {
     })
 }
 
-pub(crate) unsafe fn cuEventSynchronize(event: CUevent) -> Done {
+pub(crate) fn cuEventSynchronize(event: CUevent) -> Done {
     let driver = driver()?;
     let event = driver.streams.event(event)?;
     driver.refuse_captured_event(&event)?;
@@ -163,11 +161,7 @@ pub(crate) unsafe fn cuEventSynchronize(event: CUevent) -> Done {
     driver.session.take_fault()
 }
 
-pub(crate) unsafe fn cuEventElapsedTime(
-    milliseconds: *mut f32,
-    start: CUevent,
-    end: CUevent,
-) -> Done {
+pub(crate) fn cuEventElapsedTime(milliseconds: Out<'_, f32>, start: CUevent, end: CUevent) -> Done {
     let driver = driver()?;
     let (start, end) = (driver.streams.event(start)?, driver.streams.event(end)?);
     let untimed = |flags: u32| flags & CU_EVENT_DISABLE_TIMING != 0;
@@ -191,15 +185,13 @@ pub(crate) unsafe fn cuEventElapsedTime(
         },
         |reply| reply.milliseconds,
     )?;
-    // SAFETY: see the module's contract.
-    unsafe { put(milliseconds, elapsed) }
+    milliseconds.put(elapsed)
 }
 
-pub(crate) unsafe fn cuEventElapsedTime_v2(
-    milliseconds: *mut f32,
+pub(crate) fn cuEventElapsedTime_v2(
+    milliseconds: Out<'_, f32>,
     start: CUevent,
     end: CUevent,
 ) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { cuEventElapsedTime(milliseconds, start, end) }
+    cuEventElapsedTime(milliseconds, start, end)
 }

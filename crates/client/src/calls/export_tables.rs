@@ -15,7 +15,7 @@ use outboard_api::{
 use outboard_wire::messages;
 use parking_lot::Mutex;
 
-use super::{cuCtxGetCurrent, cuCtxGetId, cuModuleLoadData, cuStreamGetId};
+use super::{Out, cuCtxGetCurrent, cuCtxGetId, cuModuleLoadData, cuStreamGetId};
 use crate::{
     activity, integrity, log,
     state::{
@@ -29,12 +29,10 @@ type FunctionSlot = *const c_void;
 /// A table of function addresses, not written after its creation.
 struct PrivateTable(Vec<FunctionSlot>);
 
-// SAFETY: read-only addresses of functions, and one number.
+// SAFETY: addresses of functions, which live for ever, and one number; nothing is written.
 unsafe impl Sync for PrivateTable {}
-// SAFETY: as above.
+// SAFETY: no address belongs to the thread that made the table.
 unsafe impl Send for PrivateTable {}
-
-const SLOTS_MAX: usize = 128;
 
 const CUDART_INTERFACE: u128 = 0x6bd5_fb6c_5bf4_e74a_8987_d939_12fd_9df9;
 const TOOLS_RUNTIME_HOOKS: u128 = 0xa094_798c_2e74_2e74_93f2_0800_200c_0a66;
@@ -116,200 +114,163 @@ fn has_clusters() -> bool {
     driver().is_ok_and(|d| d.attribute(0, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) >= 9)
 }
 
+/// Number of a function's slot in its table.
+type Filled = (usize, FunctionSlot);
+
+/// Each table that begins with its size: id, number of slots, and the slots that are served.
+const SIZED: &[(u128, usize, &[Filled])] = &[
+    (
+        CUDART_INTERFACE,
+        13,
+        &[
+            (1, cudart_load_module as FunctionSlot),
+            (2, cudart_primary_context as FunctionSlot),
+            (6, cudart_load_module as FunctionSlot),
+            (7, ignore as FunctionSlot),
+            (8, cudart_load_module as FunctionSlot),
+            (12, succeed as FunctionSlot),
+        ],
+    ),
+    (
+        TOOLS_RUNTIME_HOOKS,
+        7,
+        &[
+            (1, activity::runtime as FunctionSlot),
+            (2, hooks_buffer_large as FunctionSlot),
+            (3, ignore as FunctionSlot),
+            (4, ignore as FunctionSlot),
+            (5, ignore as FunctionSlot),
+            (6, hooks_buffer_small as FunctionSlot),
+        ],
+    ),
+    (TOOLS_TLS, 3, &[(2, tls_current_context as FunctionSlot)]),
+    (
+        CONTEXT_CHECKS,
+        15,
+        &[
+            (2, checks_context as FunctionSlot),
+            (3, checks_zero as FunctionSlot),
+        ],
+    ),
+    (
+        INTEGRITY_CHECK,
+        3,
+        &[
+            (1, integrity_value as FunctionSlot),
+            (2, succeed as FunctionSlot),
+        ],
+    ),
+    (
+        CLUSTER_TOPOLOGY,
+        17,
+        &[
+            (4, topology_get as FunctionSlot),
+            (13, topology_free as FunctionSlot),
+        ],
+    ),
+    (
+        CTX_STREAM_ID,
+        93,
+        &[
+            (4, stream_id_context as FunctionSlot),
+            (39, stream_id_of_private as FunctionSlot),
+            (51, stream_id_private as FunctionSlot),
+        ],
+    ),
+    (
+        MODULE_ITERATOR,
+        99,
+        &[(7, module_functions as FunctionSlot)],
+    ),
+];
+
 fn make() -> Vec<(u128, PrivateTable)> {
-    let sized = |slots: usize, filled: &[(usize, FunctionSlot)]| {
-        let mut table = vec![refuse as FunctionSlot; slots.min(SLOTS_MAX)];
+    let sized = |(id, slots, filled): &(u128, usize, &[Filled])| {
+        let mut table = vec![refuse as FunctionSlot; *slots];
         table[0] = (slots * size_of::<FunctionSlot>()) as FunctionSlot;
-        for (slot, function) in filled {
+        for (slot, function) in *filled {
             table[*slot] = *function;
         }
-        PrivateTable(table)
+        (*id, PrivateTable(table))
     };
-    let load = cudart_load_module as FunctionSlot;
-    vec![
-        (
-            CUDART_INTERFACE,
-            sized(
-                13,
-                &[
-                    (1, load),
-                    (2, cudart_primary_context as FunctionSlot),
-                    (6, load),
-                    (7, ignore as FunctionSlot),
-                    (8, load),
-                    (12, succeed as FunctionSlot),
-                ],
-            ),
-        ),
-        (
-            TOOLS_RUNTIME_HOOKS,
-            sized(
-                7,
-                &[
-                    (1, activity::runtime as FunctionSlot),
-                    (2, hooks_buffer_large as FunctionSlot),
-                    (3, ignore as FunctionSlot),
-                    (4, ignore as FunctionSlot),
-                    (5, ignore as FunctionSlot),
-                    (6, hooks_buffer_small as FunctionSlot),
-                ],
-            ),
-        ),
-        (
-            TOOLS_TLS,
-            sized(3, &[(2, tls_current_context as FunctionSlot)]),
-        ),
-        (
-            CONTEXT_LOCAL_STORAGE,
-            PrivateTable(vec![
-                storage_put as FunctionSlot,
-                storage_delete as FunctionSlot,
-                storage_get as FunctionSlot,
-                refuse as FunctionSlot,
-            ]),
-        ),
-        (
-            CONTEXT_CHECKS,
-            sized(
-                15,
-                &[
-                    (2, checks_context as FunctionSlot),
-                    (3, checks_zero as FunctionSlot),
-                ],
-            ),
-        ),
-        (
-            INTEGRITY_CHECK,
-            sized(
-                3,
-                &[
-                    (1, integrity_value as FunctionSlot),
-                    (2, succeed as FunctionSlot),
-                ],
-            ),
-        ),
-        (
-            CLUSTER_TOPOLOGY,
-            sized(
-                17,
-                &[
-                    (4, topology_get as FunctionSlot),
-                    (13, topology_free as FunctionSlot),
-                ],
-            ),
-        ),
-        (
-            CTX_STREAM_ID,
-            sized(
-                93,
-                &[
-                    (4, stream_id_context as FunctionSlot),
-                    (39, stream_id_of_private as FunctionSlot),
-                    (51, stream_id_private as FunctionSlot),
-                ],
-            ),
-        ),
-        (
-            MODULE_ITERATOR,
-            sized(99, &[(7, module_functions as FunctionSlot)]),
-        ),
-    ]
+    let storage = PrivateTable(vec![
+        storage_put as FunctionSlot,
+        storage_delete as FunctionSlot,
+        storage_get as FunctionSlot,
+        refuse as FunctionSlot,
+    ]);
+    let sized = SIZED.iter().map(sized);
+    sized.chain([(CONTEXT_LOCAL_STORAGE, storage)]).collect()
 }
 
 /// Fills every slot that was never seen to be called.
-unsafe extern "C" fn refuse() -> CUresult {
+extern "C" fn refuse() -> CUresult {
     log::warn("a function of a private driver table that is not served was called");
     CUresult::CUDA_ERROR_NOT_SUPPORTED
 }
 
-unsafe extern "C" fn ignore() {}
+extern "C" fn ignore() {}
 
-unsafe extern "C" fn succeed() -> CUresult {
+extern "C" fn succeed() -> CUresult {
     CUresult::CUDA_SUCCESS
 }
 
 /// CUDART_INTERFACE[2]: returns the device's primary context, without making it active.
-unsafe extern "C" fn cudart_primary_context(out: *mut CUcontext, device: CUdevice) -> CUresult {
+extern "C" fn cudart_primary_context(out: Out<'_, CUcontext>, device: CUdevice) -> CUresult {
     answer(|| {
-        if out.is_null() {
-            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-        }
-        let context = driver()?.primary_context(device)?;
-        // SAFETY: the caller's output, checked above.
-        unsafe { out.write(context) };
-        Ok(())
+        out.check()?;
+        out.put(driver()?.primary_context(device)?)
     })
 }
 
 /// CUDART_INTERFACE[1], [6], [8]: loads a module from a fatbin wrapper or header.
-unsafe extern "C" fn cudart_load_module(module: *mut CUmodule, image: *const c_void) -> CUresult {
-    // SAFETY: as for cuModuleLoadData.
+unsafe extern "C" fn cudart_load_module(
+    module: Out<'_, CUmodule>,
+    image: *const c_void,
+) -> CUresult {
+    // SAFETY: the runtime passes an image that `cuModuleLoadData` accepts, or NULL.
     answer(|| unsafe { cuModuleLoadData(module, image) })
 }
 
 /// TOOLS_RUNTIME_HOOKS[2]: returns a word for each call of the runtime, which the runtime tests
 /// before it reports the call to slot 1.
-unsafe extern "C" fn hooks_buffer_large(buffer: *mut *mut c_void, bytes: *mut usize) {
-    // SAFETY: the caller's outputs; the words are there for ever.
-    unsafe { hand_out(buffer, bytes, activity::runtime_words(), RUNTIME_CALLS) }
+extern "C" fn hooks_buffer_large(buffer: Out<'_, *mut c_void>, bytes: Out<'_, usize>) {
+    buffer.put_optional(activity::runtime_words());
+    bytes.put_optional(RUNTIME_CALLS);
 }
 
-/// TOOLS_RUNTIME_HOOKS[6]: returns a smaller buffer.
-unsafe extern "C" fn hooks_buffer_small(buffer: *mut *mut c_void, bytes: *mut usize) {
+/// TOOLS_RUNTIME_HOOKS[6]: returns a smaller buffer, which the runtime may write to.
+extern "C" fn hooks_buffer_small(buffer: Out<'_, *mut c_void>, bytes: Out<'_, usize>) {
     static mut BUFFER: [u64; 8] = [0; 8];
-    // SAFETY: as above.
-    unsafe { hand_out(buffer, bytes, (&raw mut BUFFER).cast(), 14) }
-}
-
-/// # Safety
-/// `buffer` and `bytes` are NULL or valid outputs.
-unsafe fn hand_out(buffer: *mut *mut c_void, bytes: *mut usize, address: *mut c_void, len: usize) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if !buffer.is_null() {
-            buffer.write(address);
-        }
-        if !bytes.is_null() {
-            bytes.write(len);
-        }
-    }
+    buffer.put_optional((&raw mut BUFFER).cast());
+    bytes.put_optional(14);
 }
 
 /// TOOLS_TLS[2]: returns the current context.
-unsafe extern "C" fn tls_current_context(out: *mut CUcontext) -> CUresult {
-    // SAFETY: as for cuCtxGetCurrent.
-    answer(|| unsafe { cuCtxGetCurrent(out) })
+extern "C" fn tls_current_context(out: Out<'_, CUcontext>) -> CUresult {
+    answer(|| cuCtxGetCurrent(out))
 }
 
 /// CONTEXT_CHECKS[2]
-unsafe extern "C" fn checks_context(
+extern "C" fn checks_context(
     _context: CUcontext,
-    first: *mut u32,
-    second: *mut *mut c_void,
+    first: Out<'_, u32>,
+    second: Out<'_, *mut c_void>,
 ) -> CUresult {
-    // SAFETY: the caller's outputs, NULL or valid.
-    unsafe {
-        if !first.is_null() {
-            first.write(0);
-        }
-        if !second.is_null() {
-            second.write(std::ptr::null_mut());
-        }
-    }
+    first.put_optional(0);
+    second.put_optional(std::ptr::null_mut());
     CUresult::CUDA_SUCCESS
 }
 
 /// CONTEXT_CHECKS[3]
-unsafe extern "C" fn checks_zero() -> u32 {
+extern "C" fn checks_zero() -> u32 {
     0
 }
 
 /// INTEGRITY_CHECK[1]
-unsafe extern "C" fn integrity_value(version: u32, unix_seconds: u64, out: *mut u64) -> CUresult {
+extern "C" fn integrity_value(version: u32, unix_seconds: u64, out: Out<'_, [u64; 2]>) -> CUresult {
     answer(|| {
-        if out.is_null() {
-            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-        }
+        out.check()?;
         let address = |id: u128| {
             find(&CUuuid {
                 bytes: id.to_be_bytes(),
@@ -323,47 +284,32 @@ unsafe extern "C" fn integrity_value(version: u32, unix_seconds: u64, out: *mut 
         };
         // Called before cuInit too; the public calls then report no device, and so does this.
         let devices = driver().map(|d| d.cards()).unwrap_or_default();
-        let value = integrity::value(version, unix_seconds, addresses, devices);
-        // SAFETY: two words of the caller's, checked above.
-        unsafe {
-            out.write(value[0]);
-            out.add(1).write(value[1]);
-        }
-        Ok(())
+        out.put(integrity::value(version, unix_seconds, addresses, devices))
     })
 }
 
 /// CTX_STREAM_ID[4]: does the work of cuCtxGetId.
-unsafe extern "C" fn stream_id_context(context: CUcontext, out: *mut u64) -> CUresult {
-    // SAFETY: as for cuCtxGetId.
-    answer(|| unsafe { cuCtxGetId(context, out) })
+extern "C" fn stream_id_context(context: CUcontext, out: Out<'_, u64>) -> CUresult {
+    answer(|| cuCtxGetId(context, out))
 }
 
 /// CTX_STREAM_ID[51]: returns a private name for a stream; here the stream itself.
-unsafe extern "C" fn stream_id_private(
+extern "C" fn stream_id_private(
     _context: CUcontext,
     stream: CUstream,
-    out: *mut *mut c_void,
+    out: Out<'_, *mut c_void>,
     _flags: c_int,
 ) -> CUresult {
-    answer(|| {
-        if out.is_null() {
-            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-        }
-        // SAFETY: the caller's output, checked above.
-        unsafe { out.write(stream.0 as *mut c_void) };
-        Ok(())
-    })
+    answer(|| out.put(stream.0 as *mut c_void))
 }
 
 /// CTX_STREAM_ID[39]: returns the number of a privately named stream.
-unsafe extern "C" fn stream_id_of_private(
+extern "C" fn stream_id_of_private(
     _context: CUcontext,
     private: *mut c_void,
-    out: *mut u64,
+    out: Out<'_, u64>,
 ) -> CUresult {
-    // SAFETY: as for cuStreamGetId.
-    answer(|| unsafe { cuStreamGetId(CUstream(private as usize), out) })
+    answer(|| cuStreamGetId(CUstream(private as usize), out))
 }
 
 type EachFunction =
@@ -383,7 +329,7 @@ unsafe extern "C" fn module_functions(
         let library = driver()?.libraries.get(module.0)?;
         let each = each.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         for kernel in &library.kernels {
-            // SAFETY: the caller's function, called with the caller's `opaque`.
+            // SAFETY: the library's function for this `opaque`; the name is ours.
             unsafe { each(opaque, CUfunction(kernel.handle()), kernel.name.as_ptr()) };
             count += 1;
         }
@@ -397,19 +343,15 @@ unsafe extern "C" fn module_functions(
 
 /// CLUSTER_TOPOLOGY[4]: returns two arrays with one byte for each pair of multiprocessors: its
 /// group, and its place in the group.
-unsafe extern "C" fn topology_get(groups: *mut *mut c_void, ranks: *mut *mut c_void) -> CUresult {
+extern "C" fn topology_get(groups: Out<'_, *mut c_void>, ranks: Out<'_, *mut c_void>) -> CUresult {
     answer(|| {
-        if groups.is_null() || ranks.is_null() {
-            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-        }
+        groups.check()?;
+        ranks.check()?;
         let (first, second) = driver()?.call(&messages::ClusterTopology {}, |reply| {
             (c_copy(&reply.groups), c_copy(&reply.ranks))
         })?;
-        // SAFETY: the caller's outputs, checked above.
-        unsafe {
-            groups.write(first);
-            ranks.write(second);
-        }
+        groups.put(first)?;
+        ranks.put(second)?;
         if first.is_null() || second.is_null() {
             Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
         } else {
@@ -420,7 +362,7 @@ unsafe extern "C" fn topology_get(groups: *mut *mut c_void, ranks: *mut *mut c_v
 
 /// Returns a copy that C code can free.
 fn c_copy(bytes: &[u8]) -> *mut c_void {
-    // SAFETY: room for the bytes, or NULL.
+    // SAFETY: malloc returns NULL, or room for all of `bytes`.
     unsafe {
         let copy = libc::malloc(bytes.len().max(1));
         if !copy.is_null() {
@@ -432,7 +374,7 @@ fn c_copy(bytes: &[u8]) -> *mut c_void {
 
 /// CLUSTER_TOPOLOGY[13]: frees both arrays.
 unsafe extern "C" fn topology_free(groups: *mut c_void, ranks: *mut c_void) -> CUresult {
-    // SAFETY: memory that `topology_get` allocated, or NULL.
+    // SAFETY: the library passes what `topology_get` allocated, each once, or NULL.
     unsafe {
         libc::free(groups);
         libc::free(ranks);
@@ -465,7 +407,7 @@ unsafe extern "C" fn storage_put(
 }
 
 /// CONTEXT_LOCAL_STORAGE[1]
-unsafe extern "C" fn storage_delete(context: CUcontext, key: *mut c_void) -> CUresult {
+extern "C" fn storage_delete(context: CUcontext, key: *mut c_void) -> CUresult {
     answer(|| {
         let removed = storage()
             .lock()
@@ -475,22 +417,18 @@ unsafe extern "C" fn storage_delete(context: CUcontext, key: *mut c_void) -> CUr
 }
 
 /// CONTEXT_LOCAL_STORAGE[2]
-unsafe extern "C" fn storage_get(
-    value: *mut *mut c_void,
+extern "C" fn storage_get(
+    value: Out<'_, *mut c_void>,
     context: CUcontext,
     key: *mut c_void,
 ) -> CUresult {
     answer(|| {
-        if value.is_null() {
-            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-        }
+        value.check()?;
         let storage = storage().lock();
         let stored = storage
             .get(&(storage_context(context)?, key as usize))
             .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-        // SAFETY: the caller's output, checked above.
-        unsafe { value.write(stored.value) };
-        Ok(())
+        value.put(stored.value)
     })
 }
 

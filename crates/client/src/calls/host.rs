@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use outboard_api::{CUresult, cuda::CUdeviceptr};
 
-use super::{Done, put};
+use super::{Done, Out};
 use crate::state::driver;
 
 const HOSTALLOC_PORTABLE: u32 = 1;
@@ -14,13 +14,12 @@ const HOSTREGISTER_DEVICEMAP: u32 = 2;
 /// Portable, device map, read only. I/O memory cannot be registered over a network.
 const HOSTREGISTER_KNOWN: u32 = 1 | HOSTREGISTER_DEVICEMAP | 8;
 
-pub(crate) unsafe fn cuMemAllocHost_v2(address: *mut *mut c_void, bytes: usize) -> Done {
+pub(crate) fn cuMemAllocHost_v2(address: Out<'_, *mut c_void>, bytes: usize) -> Done {
     // With unified addressing all pinned memory is portable and mapped.
-    // SAFETY: see the module's contract.
-    unsafe { cuMemHostAlloc(address, bytes, 0) }
+    cuMemHostAlloc(address, bytes, 0)
 }
 
-pub(crate) unsafe fn cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: u32) -> Done {
+pub(crate) fn cuMemHostAlloc(address: Out<'_, *mut c_void>, bytes: usize, flags: u32) -> Done {
     let known = HOSTALLOC_PORTABLE | HOSTALLOC_DEVICEMAP | HOSTALLOC_WRITECOMBINED;
     let driver = driver()?;
     driver.contexts.current()?;
@@ -28,15 +27,13 @@ pub(crate) unsafe fn cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, fla
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     if bytes == 0 {
-        // SAFETY: see the module's contract.
-        return unsafe { put(address, std::ptr::null_mut()) };
+        return address.put(std::ptr::null_mut());
     }
     let base = driver.host_allocate(bytes as u64, flags)?;
     if flags & HOSTALLOC_DEVICEMAP != 0 {
         driver.make_visible(base)?;
     }
-    // SAFETY: see the module's contract.
-    unsafe { put(address, base as *mut c_void) }
+    address.put(base as *mut c_void)
 }
 
 pub(crate) unsafe fn cuMemFreeHost(address: *mut c_void) -> Done {
@@ -82,7 +79,7 @@ pub(crate) unsafe fn cuMemHostUnregister(address: *mut c_void) -> Done {
 }
 
 pub(crate) unsafe fn cuMemHostGetDevicePointer_v2(
-    address: *mut CUdeviceptr,
+    address: Out<'_, CUdeviceptr>,
     host: *mut c_void,
     flags: u32,
 ) -> Done {
@@ -91,11 +88,10 @@ pub(crate) unsafe fn cuMemHostGetDevicePointer_v2(
     }
     driver()?.make_visible(host as u64)?;
     // The mirror has the same address.
-    // SAFETY: see the module's contract.
-    unsafe { put(address, host as u64) }
+    address.put(host as u64)
 }
 
-pub(crate) unsafe fn cuMemHostGetFlags(flags: *mut u32, host: *mut c_void) -> Done {
+pub(crate) fn cuMemHostGetFlags(flags: Out<'_, u32>, host: *mut c_void) -> Done {
     let found = driver()?.host.read().find(host as u64).map(|r| {
         if r.is_registered() {
             r.flags
@@ -103,6 +99,5 @@ pub(crate) unsafe fn cuMemHostGetFlags(flags: *mut u32, host: *mut c_void) -> Do
             r.flags | HOSTALLOC_DEVICEMAP
         }
     });
-    // SAFETY: see the module's contract.
-    unsafe { put(flags, found.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?) }
+    flags.put(found.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?)
 }

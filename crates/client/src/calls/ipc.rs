@@ -12,9 +12,8 @@ use outboard_wire::messages;
 use parking_lot::Mutex;
 
 use super::{
-    Done,
+    Done, Out,
     foreign_block::{ForeignBlock, TICKET_BYTES},
-    put,
 };
 use crate::state::{AllocationKind, Chunk, Driver, HandleKind, driver, wire_context};
 
@@ -96,34 +95,34 @@ impl Driver {
     }
 }
 
-pub(crate) unsafe fn cuIpcGetMemHandle(handle: *mut CUipcMemHandle, address: CUdeviceptr) -> Done {
+pub(crate) unsafe fn cuIpcGetMemHandle(
+    handle: Out<'_, CUipcMemHandle>,
+    address: CUdeviceptr,
+) -> Done {
     let driver = driver()?;
-    if handle.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
+    handle.check()?;
     let found = driver.memory.lock().find(address).copied();
     let allocation = found
         .filter(|a| a.kind == AllocationKind::Plain)
         .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     let block = driver.export_block(wire_context(), allocation.base, allocation.bytes)?;
-    // SAFETY: see the module's contract.
-    unsafe { put(handle, handle_of(&block)) }
+    handle.put(handle_of(&block))
 }
 
-pub(crate) unsafe fn cuIpcOpenMemHandle_v2(
-    address: *mut CUdeviceptr,
+pub(crate) fn cuIpcOpenMemHandle_v2(
+    out: Out<'_, CUdeviceptr>,
     handle: CUipcMemHandle,
     flags: u32,
 ) -> Done {
     let driver = driver()?;
-    if address.is_null() || flags & !CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS != 0 {
+    if out.is_null() || flags & !CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let block = block_of(&handle).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     driver.contexts.current()?;
     let key = (handle.reserved, wire_context());
     let mut openings = openings().lock();
-    let opened = match openings.get_mut(&key) {
+    let address = match openings.get_mut(&key) {
         Some(opened) => {
             opened.uses += 1;
             opened.address
@@ -135,11 +134,10 @@ pub(crate) unsafe fn cuIpcOpenMemHandle_v2(
             address
         }
     };
-    // SAFETY: see the module's contract.
-    unsafe { put(address, opened) }
+    out.put(address)
 }
 
-pub(crate) unsafe fn cuIpcCloseMemHandle(address: CUdeviceptr) -> Done {
+pub(crate) fn cuIpcCloseMemHandle(address: CUdeviceptr) -> Done {
     let driver = driver()?;
     let mut openings = openings().lock();
     let (key, opened) = openings
@@ -160,7 +158,7 @@ pub(crate) unsafe fn cuIpcCloseMemHandle(address: CUdeviceptr) -> Done {
     driver.unmap(context, chunk)
 }
 
-pub(crate) unsafe fn cuIpcGetEventHandle(handle: *mut CUipcEventHandle, event: CUevent) -> Done {
+pub(crate) fn cuIpcGetEventHandle(handle: Out<'_, CUipcEventHandle>, event: CUevent) -> Done {
     let driver = driver()?;
     let event = driver.streams.event(event)?;
     if handle.is_null() || !event.is_shared() {
@@ -176,15 +174,12 @@ pub(crate) unsafe fn cuIpcGetEventHandle(handle: *mut CUipcEventHandle, event: C
     let mut reserved = [0; 64];
     let all = [&EVENT_MARK[..], &ticket].concat();
     reserved[..all.len()].copy_from_slice(&all);
-    // SAFETY: see the module's contract.
-    unsafe { put(handle, CUipcEventHandle { reserved }) }
+    handle.put(CUipcEventHandle { reserved })
 }
 
-pub(crate) unsafe fn cuIpcOpenEventHandle(event: *mut CUevent, handle: CUipcEventHandle) -> Done {
+pub(crate) fn cuIpcOpenEventHandle(event: Out<'_, CUevent>, handle: CUipcEventHandle) -> Done {
     let driver = driver()?;
-    if event.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
+    event.check()?;
     let ticket = handle
         .reserved
         .strip_prefix(&EVENT_MARK)
@@ -199,8 +194,7 @@ pub(crate) unsafe fn cuIpcOpenEventHandle(event: *mut CUevent, handle: CUipcEven
     driver.call(&question, |_| ())?;
     let flags = CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING;
     driver.streams.insert_event(number, context.handle, flags);
-    // SAFETY: see the module's contract.
-    unsafe { put(event, CUevent(number as usize)) }
+    event.put(CUevent(number as usize))
 }
 
 #[cfg(test)]

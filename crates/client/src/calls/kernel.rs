@@ -11,7 +11,7 @@ use outboard_api::{
 };
 use outboard_wire::messages;
 
-use super::{Done, put, put_optional};
+use super::{Done, In, Out};
 use crate::state::{Driver, HandleKind, Kernel, driver};
 
 /// Numbers of the queries of `occupancy` messages.
@@ -20,102 +20,80 @@ const QUERY_SHARED: u32 = 1;
 const QUERY_CLUSTERS: u32 = 2;
 const QUERY_CLUSTER_SIZE: u32 = 3;
 
-pub(crate) unsafe fn cuKernelGetFunction(function: *mut CUfunction, kernel: CUkernel) -> Done {
+pub(crate) fn cuKernelGetFunction(function: Out<'_, CUfunction>, kernel: CUkernel) -> Done {
     let kernel = driver()?.libraries.kernel(CUfunction(kernel.0))?;
     // The two are one handle here: the driver accepts a CUkernel as a CUfunction too.
-    // SAFETY: see the module's contract.
-    unsafe { put(function, CUfunction(kernel.handle())) }
+    function.put(CUfunction(kernel.handle()))
 }
 
-pub(crate) unsafe fn cuKernelGetLibrary(library: *mut CUlibrary, kernel: CUkernel) -> Done {
+pub(crate) fn cuKernelGetLibrary(library: Out<'_, CUlibrary>, kernel: CUkernel) -> Done {
     let kernel = driver()?.libraries.kernel(CUfunction(kernel.0))?;
-    // SAFETY: see the module's contract.
-    unsafe {
-        put(
-            library,
-            CUlibrary(HandleKind::Library.tag(kernel.library) as usize),
-        )
-    }
+    library.put(CUlibrary(HandleKind::Library.tag(kernel.library) as usize))
 }
 
-pub(crate) unsafe fn cuFuncGetModule(module: *mut CUmodule, function: CUfunction) -> Done {
+pub(crate) fn cuFuncGetModule(module: Out<'_, CUmodule>, function: CUfunction) -> Done {
     let kernel = driver()?.libraries.kernel(function)?;
-    // SAFETY: see the module's contract.
-    unsafe {
-        put(
-            module,
-            CUmodule(HandleKind::Module.tag(kernel.library) as usize),
-        )
-    }
+    module.put(CUmodule(HandleKind::Module.tag(kernel.library) as usize))
 }
 
-pub(crate) unsafe fn cuFuncGetName(name: *mut *const c_char, function: CUfunction) -> Done {
+pub(crate) fn cuFuncGetName(name: Out<'_, *const c_char>, function: CUfunction) -> Done {
     if function.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let kernel = driver()?.libraries.kernel(function)?;
-    // SAFETY: see the module's contract. The name lives as long as the process.
-    unsafe { put(name, kernel.name.as_ptr()) }
+    // The name lives as long as the process.
+    name.put(kernel.name.as_ptr())
 }
 
-pub(crate) unsafe fn cuKernelGetName(name: *mut *const c_char, kernel: CUkernel) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { cuFuncGetName(name, CUfunction(kernel.0)) }
+pub(crate) fn cuKernelGetName(name: Out<'_, *const c_char>, kernel: CUkernel) -> Done {
+    cuFuncGetName(name, CUfunction(kernel.0))
 }
 
-pub(crate) unsafe fn cuFuncGetParamInfo(
+pub(crate) fn cuFuncGetParamInfo(
     function: CUfunction,
     index: usize,
-    offset: *mut usize,
-    size: *mut usize,
+    offset: Out<'_, usize>,
+    size: Out<'_, usize>,
 ) -> Done {
     let kernel = driver()?.libraries.kernel(function)?;
     let (at, len) = *kernel
         .params
         .get(index)
         .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    // SAFETY: see the module's contract.
-    unsafe {
-        put(offset, at as usize)?;
-        put_optional(size, len as usize);
-    }
+    offset.put(at as usize)?;
+    size.put_optional(len as usize);
     Ok(())
 }
 
-pub(crate) unsafe fn cuKernelGetParamInfo(
+pub(crate) fn cuKernelGetParamInfo(
     kernel: CUkernel,
     index: usize,
-    offset: *mut usize,
-    size: *mut usize,
+    offset: Out<'_, usize>,
+    size: Out<'_, usize>,
 ) -> Done {
     // Unlike the form for functions, as the driver does.
     driver()?.contexts.current()?;
-    // SAFETY: see the module's contract.
-    unsafe { cuFuncGetParamInfo(CUfunction(kernel.0), index, offset, size) }
+    cuFuncGetParamInfo(CUfunction(kernel.0), index, offset, size)
 }
 
-pub(crate) unsafe fn cuFuncIsLoaded(state: *mut u32, function: CUfunction) -> Done {
+pub(crate) fn cuFuncIsLoaded(state: Out<'_, u32>, function: CUfunction) -> Done {
     driver()?.libraries.kernel(function)?;
-    // SAFETY: see the module's contract.
-    unsafe { put(state, CU_FUNCTION_LOADING_STATE_LOADED) }
+    state.put(CU_FUNCTION_LOADING_STATE_LOADED)
 }
 
-pub(crate) unsafe fn cuFuncGetAttribute(
-    value: *mut i32,
+pub(crate) fn cuFuncGetAttribute(
+    value: Out<'_, i32>,
     attribute: u32,
     function: CUfunction,
 ) -> Done {
     let driver = driver()?;
     let kernel = driver.libraries.kernel(function)?;
-    if value.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    // SAFETY: see the module's contract.
-    unsafe { put(value, kernel.attribute(driver, attribute)?) }
+    value.check()?;
+    value.put(kernel.attribute(driver, attribute)?)
 }
 
-pub(crate) unsafe fn cuKernelGetAttribute(
-    value: *mut i32,
+pub(crate) fn cuKernelGetAttribute(
+    value: Out<'_, i32>,
     attribute: u32,
     kernel: CUkernel,
     device: CUdevice,
@@ -123,14 +101,11 @@ pub(crate) unsafe fn cuKernelGetAttribute(
     let driver = driver()?;
     driver.card(device)?;
     let kernel = driver.libraries.kernel(CUfunction(kernel.0))?;
-    if value.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    // SAFETY: see the module's contract.
-    unsafe { put(value, kernel.attribute_on(driver, device, attribute)?) }
+    value.check()?;
+    value.put(kernel.attribute_on(driver, device, attribute)?)
 }
 
-pub(crate) unsafe fn cuFuncSetAttribute(function: CUfunction, attribute: u32, value: i32) -> Done {
+pub(crate) fn cuFuncSetAttribute(function: CUfunction, attribute: u32, value: i32) -> Done {
     let driver = driver()?;
     driver
         .libraries
@@ -138,7 +113,7 @@ pub(crate) unsafe fn cuFuncSetAttribute(function: CUfunction, attribute: u32, va
         .set_attribute(driver, attribute, value)
 }
 
-pub(crate) unsafe fn cuKernelSetAttribute(
+pub(crate) fn cuKernelSetAttribute(
     attribute: u32,
     value: i32,
     kernel: CUkernel,
@@ -154,11 +129,7 @@ pub(crate) unsafe fn cuKernelSetAttribute(
 
 /// Accepts the preference, which does not change results. A library's kernel takes it for all
 /// devices.
-pub(crate) unsafe fn cuKernelSetCacheConfig(
-    kernel: CUkernel,
-    _config: u32,
-    device: CUdevice,
-) -> Done {
+pub(crate) fn cuKernelSetCacheConfig(kernel: CUkernel, _config: u32, device: CUdevice) -> Done {
     let driver = driver()?;
     driver.card(device)?;
     driver.libraries.kernel(CUfunction(kernel.0)).map(|_| ())
@@ -194,26 +165,23 @@ impl Driver {
     }
 }
 
-pub(crate) unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
-    blocks: *mut i32,
+pub(crate) fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+    blocks: Out<'_, i32>,
     function: CUfunction,
     block_size: i32,
     shared_bytes: usize,
 ) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe {
-        cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-            blocks,
-            function,
-            block_size,
-            shared_bytes,
-            0,
-        )
-    }
+    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+        blocks,
+        function,
+        block_size,
+        shared_bytes,
+        0,
+    )
 }
 
-pub(crate) unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-    blocks: *mut i32,
+pub(crate) fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+    blocks: Out<'_, i32>,
     function: CUfunction,
     block_size: i32,
     shared_bytes: usize,
@@ -232,12 +200,11 @@ pub(crate) unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
         flags,
         &[],
     )?;
-    // SAFETY: see the module's contract.
-    unsafe { put(blocks, value as i32) }
+    blocks.put(value as i32)
 }
 
-pub(crate) unsafe fn cuOccupancyAvailableDynamicSMemPerBlock(
-    bytes: *mut usize,
+pub(crate) fn cuOccupancyAvailableDynamicSMemPerBlock(
+    bytes: Out<'_, usize>,
     function: CUfunction,
     blocks: i32,
     block_size: i32,
@@ -248,15 +215,14 @@ pub(crate) unsafe fn cuOccupancyAvailableDynamicSMemPerBlock(
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let value = driver.occupancy(kernel, QUERY_SHARED, block_size, blocks as u64, 0, &[])?;
-    // SAFETY: see the module's contract.
-    unsafe { put(bytes, value as usize) }
+    bytes.put(value as usize)
 }
 
 /// Returns a launch configuration in the form of occupancy messages: dimensions and bytes of shared
 /// memory, then the attributes.
 ///
 /// # Safety
-/// `config` is a configuration of the caller's.
+/// `config.attrs` must have `config.num_attrs` entries.
 unsafe fn packed(config: &CUlaunchConfig) -> Result<Vec<u8>, CUresult> {
     let words = [
         config.grid_dim_x,
@@ -268,54 +234,54 @@ unsafe fn packed(config: &CUlaunchConfig) -> Result<Vec<u8>, CUresult> {
         config.shared_mem_bytes,
     ];
     let mut out: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
-    // SAFETY: the caller's promise.
+    // SAFETY: the attributes are as this function's contract says.
     out.extend_from_slice(unsafe { super::launch_attributes::attribute_bytes(config)? });
     Ok(out)
 }
 
+/// # Safety
+/// The attributes of `config` must be as many as it says.
 unsafe fn cluster_query(
     query: u32,
-    out: *mut i32,
+    out: Out<'_, i32>,
     function: CUfunction,
-    config: *const CUlaunchConfig,
+    config: In<'_, CUlaunchConfig>,
 ) -> Done {
     let driver = driver()?;
     let kernel = driver.libraries.kernel(function)?;
-    // SAFETY: NULL or a configuration of the caller's.
-    let config = unsafe { config.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    // SAFETY: as above.
-    let value = driver.occupancy(kernel, query, 0, 0, 0, &unsafe { packed(config)? })?;
-    // SAFETY: see the module's contract.
-    unsafe { put(out, value as i32) }
+    // SAFETY: the attributes are as this function's contract says.
+    let config = unsafe { packed(&config.get()?)? };
+    let value = driver.occupancy(kernel, query, 0, 0, 0, &config)?;
+    out.put(value as i32)
 }
 
 pub(crate) unsafe fn cuOccupancyMaxActiveClusters(
-    clusters: *mut i32,
+    clusters: Out<'_, i32>,
     function: CUfunction,
-    config: *const CUlaunchConfig,
+    config: In<'_, CUlaunchConfig>,
 ) -> Done {
-    // SAFETY: see the module's contract.
+    // SAFETY: the driver API asks its caller for a configuration with that many attributes.
     unsafe { cluster_query(QUERY_CLUSTERS, clusters, function, config) }
 }
 
 pub(crate) unsafe fn cuOccupancyMaxPotentialClusterSize(
-    size: *mut i32,
+    size: Out<'_, i32>,
     function: CUfunction,
-    config: *const CUlaunchConfig,
+    config: In<'_, CUlaunchConfig>,
 ) -> Done {
-    // SAFETY: see the module's contract.
+    // SAFETY: the driver API asks its caller for a configuration with that many attributes.
     unsafe { cluster_query(QUERY_CLUSTER_SIZE, size, function, config) }
 }
 
 pub(crate) unsafe fn cuOccupancyMaxPotentialBlockSize(
-    grid: *mut i32,
-    block: *mut i32,
+    grid: Out<'_, i32>,
+    block: Out<'_, i32>,
     function: CUfunction,
     shared_of: CUoccupancyB2DSize,
     shared_bytes: usize,
     limit: i32,
 ) -> Done {
-    // SAFETY: see the module's contract.
+    // SAFETY: the function is the program's, as there.
     unsafe {
         cuOccupancyMaxPotentialBlockSizeWithFlags(
             grid,
@@ -332,8 +298,8 @@ pub(crate) unsafe fn cuOccupancyMaxPotentialBlockSize(
 /// Finds the block size with the most resident threads, as the driver does: of two equal ones the
 /// larger.
 pub(crate) unsafe fn cuOccupancyMaxPotentialBlockSizeWithFlags(
-    grid: *mut i32,
-    block: *mut i32,
+    grid: Out<'_, i32>,
+    block: Out<'_, i32>,
     function: CUfunction,
     shared_of: CUoccupancyB2DSize,
     shared_bytes: usize,
@@ -358,7 +324,7 @@ pub(crate) unsafe fn cuOccupancyMaxPotentialBlockSizeWithFlags(
     while size > 0 {
         let threads = size.min(most);
         let shared = match shared_of {
-            // SAFETY: the program's own function.
+            // SAFETY: the program's own function, which takes any block size.
             Some(shared_of) => unsafe { shared_of(threads) },
             None => shared_bytes,
         };
@@ -370,14 +336,11 @@ pub(crate) unsafe fn cuOccupancyMaxPotentialBlockSizeWithFlags(
         }
         size -= warp;
     }
-    // SAFETY: see the module's contract.
-    unsafe {
-        put(grid, best.1 * multiprocessors)?;
-        put(block, best.0)
-    }
+    grid.put(best.1 * multiprocessors)?;
+    block.put(best.0)
 }
 
-pub(crate) unsafe fn cuLibraryGetUnifiedFunction(
+pub(crate) fn cuLibraryGetUnifiedFunction(
     _function: *mut *mut c_void,
     library: CUlibrary,
     _symbol: *const c_char,

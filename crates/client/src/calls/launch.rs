@@ -11,7 +11,7 @@ use outboard_api::{
 use outboard_wire::messages;
 use parking_lot::RwLockReadGuard;
 
-use super::{Done, launch_attributes::attribute_bytes};
+use super::{Done, Out, launch_attributes::attribute_bytes};
 use crate::{
     context::Context,
     state::{
@@ -73,14 +73,16 @@ impl Params {
     /// buffer).
     ///
     /// # Safety
-    /// The arrays are as the driver API requires.
+    /// `params` must be NULL or have a pointer for each parameter of the kernel, each to an
+    /// argument of the parameter's size. `extra` must be NULL or pairs of key and value up to the
+    /// end key.
     pub(crate) unsafe fn gather(
         kernel: &Kernel,
         params: *mut *mut c_void,
         extra: *mut *mut c_void,
     ) -> Result<Params, CUresult> {
         let mut gathered = Params::none();
-        // SAFETY: the caller's promise.
+        // SAFETY: the arrays are as this function's contract says.
         unsafe { gathered.fill(kernel, params, extra)? };
         Ok(gathered)
     }
@@ -88,7 +90,9 @@ impl Params {
     /// Does the work of `gather` in place.
     ///
     /// # Safety
-    /// The arrays are as the driver API requires.
+    /// `params` must be NULL or have a pointer for each parameter of the kernel, each to an
+    /// argument of the parameter's size. `extra` must be NULL or pairs of key and value up to the
+    /// end key.
     #[inline(always)]
     pub(crate) unsafe fn fill(
         &mut self,
@@ -100,7 +104,7 @@ impl Params {
             if !params.is_null() {
                 return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: not NULL, so it is pairs by this function's contract.
             return unsafe { self.fill_from_extra(kernel, extra) };
         }
         if params.is_null() && !kernel.params.is_empty() {
@@ -167,7 +171,7 @@ impl Params {
                 ended = true;
                 break;
             }
-            // SAFETY: as above.
+            // SAFETY: a value follows each key but the end key.
             let value = unsafe { *extra.add(2 * pair + 1) };
             match key {
                 EXTRA_BUFFER_POINTER => buffer = value.cast(),
@@ -407,7 +411,7 @@ pub(crate) unsafe fn cuLaunchKernel(
         shared_bytes,
     };
     let mut gathered = Params::none();
-    // SAFETY: see the module's contract.
+    // SAFETY: the arrays suit the kernel's parameters: the driver API asks it of its callers.
     unsafe { gathered.fill(kernel, params, extra)? };
     driver.launch(kernel, &shape, &stream, &[], gathered.bytes())
 }
@@ -420,7 +424,7 @@ pub(crate) unsafe fn cuLaunchKernelEx(
     extra: *mut *mut c_void,
 ) -> Done {
     let driver = driver()?;
-    // SAFETY: NULL or a configuration of the caller's.
+    // SAFETY: NULL, or a configuration that the program leaves unchanged until the call returns.
     let config = unsafe { config.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     let stream = driver.work_stream(config.stream)?;
     let kernel = driver.libraries.kernel(function)?;
@@ -429,13 +433,13 @@ pub(crate) unsafe fn cuLaunchKernelEx(
         block: [config.block_dim_x, config.block_dim_y, config.block_dim_z],
         shared_bytes: config.shared_mem_bytes,
     };
-    // SAFETY: as above.
+    // SAFETY: as many attributes as the configuration says: the driver API asks it of its callers.
     let attributes = unsafe { attribute_bytes(config)? };
     if !attributes.is_empty() {
         check_clusters(attributes, shape.grid)?;
     }
     let mut gathered = Params::none();
-    // SAFETY: see the module's contract.
+    // SAFETY: the arrays suit the kernel's parameters: the driver API asks it of its callers.
     unsafe { gathered.fill(kernel, params, extra)? };
     driver.launch(kernel, &shape, &stream, attributes, gathered.bytes())
 }
@@ -469,7 +473,7 @@ pub(crate) unsafe fn cuLaunchCooperativeKernel(
     let mut attribute = [0u8; size_of::<CUlaunchAttribute>()];
     attribute[0] = CU_LAUNCH_ATTRIBUTE_COOPERATIVE as u8;
     attribute[8] = 1;
-    // SAFETY: see the module's contract.
+    // SAFETY: the array suits the kernel's parameters: the driver API asks it of its callers.
     let params = unsafe { Params::gather(kernel, params, std::ptr::null_mut())? };
     driver.launch(kernel, &shape, &resolved, &attribute, params.bytes())
 }
@@ -483,15 +487,12 @@ fn check_cooperative(
 ) -> Done {
     let threads: u32 = shape.block.iter().product();
     let mut resident = 0;
-    // SAFETY: a local output.
-    unsafe {
-        super::cuOccupancyMaxActiveBlocksPerMultiprocessor(
-            &mut resident,
-            function,
-            threads as i32,
-            shape.shared_bytes as usize,
-        )?
-    };
+    super::cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        Out::of(&mut resident),
+        function,
+        threads as i32,
+        shape.shared_bytes as usize,
+    )?;
     let room =
         resident as u64 * driver.attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) as u64;
     let blocks = shape.grid.iter().map(|d| u64::from(*d)).product::<u64>();

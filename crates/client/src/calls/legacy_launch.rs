@@ -24,7 +24,7 @@ fn prepare(function: CUfunction, change: impl FnOnce(&mut Prepared) -> Done) -> 
     change(prepared.entry(kernel.wire).or_default())
 }
 
-pub(crate) unsafe fn cuFuncSetBlockShape(function: CUfunction, x: i32, y: i32, z: i32) -> Done {
+pub(crate) fn cuFuncSetBlockShape(function: CUfunction, x: i32, y: i32, z: i32) -> Done {
     let mut block = [0; 3];
     for (slot, size) in block.iter_mut().zip([x, y, z]) {
         *slot = u32::try_from(size)
@@ -38,14 +38,14 @@ pub(crate) unsafe fn cuFuncSetBlockShape(function: CUfunction, x: i32, y: i32, z
     })
 }
 
-pub(crate) unsafe fn cuFuncSetSharedSize(function: CUfunction, bytes: u32) -> Done {
+pub(crate) fn cuFuncSetSharedSize(function: CUfunction, bytes: u32) -> Done {
     prepare(function, |prepared| {
         prepared.shared_bytes = bytes;
         Ok(())
     })
 }
 
-pub(crate) unsafe fn cuParamSetSize(function: CUfunction, bytes: u32) -> Done {
+pub(crate) fn cuParamSetSize(function: CUfunction, bytes: u32) -> Done {
     if bytes as usize > PARAM_BYTES_MAX {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
@@ -55,13 +55,13 @@ pub(crate) unsafe fn cuParamSetSize(function: CUfunction, bytes: u32) -> Done {
     })
 }
 
-pub(crate) unsafe fn cuParamSeti(function: CUfunction, offset: i32, value: u32) -> Done {
+pub(crate) fn cuParamSeti(function: CUfunction, offset: i32, value: u32) -> Done {
     prepare(function, |prepared| {
         prepared.set(offset, &value.to_le_bytes())
     })
 }
 
-pub(crate) unsafe fn cuParamSetf(function: CUfunction, offset: i32, value: f32) -> Done {
+pub(crate) fn cuParamSetf(function: CUfunction, offset: i32, value: f32) -> Done {
     prepare(function, |prepared| {
         prepared.set(offset, &value.to_le_bytes())
     })
@@ -76,7 +76,7 @@ pub(crate) unsafe fn cuParamSetv(
     if value.is_null() || bytes as usize > PARAM_BYTES_MAX {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: the caller's value of this many bytes.
+    // SAFETY: not NULL, and of `bytes` bytes: the driver API asks it of its callers.
     let bytes = unsafe { std::slice::from_raw_parts(value.cast::<u8>(), bytes as usize) };
     prepare(function, |prepared| prepared.set(offset, bytes))
 }
@@ -121,15 +121,15 @@ fn launch(function: CUfunction, width: i32, height: i32, stream: CUstream) -> Do
     }
 }
 
-pub(crate) unsafe fn cuLaunch(function: CUfunction) -> Done {
+pub(crate) fn cuLaunch(function: CUfunction) -> Done {
     launch(function, 1, 1, guard::default_stream())
 }
 
-pub(crate) unsafe fn cuLaunchGrid(function: CUfunction, width: i32, height: i32) -> Done {
+pub(crate) fn cuLaunchGrid(function: CUfunction, width: i32, height: i32) -> Done {
     launch(function, width, height, guard::default_stream())
 }
 
-pub(crate) unsafe fn cuLaunchGridAsync(
+pub(crate) fn cuLaunchGridAsync(
     function: CUfunction,
     width: i32,
     height: i32,

@@ -2,7 +2,7 @@
 //! program may read it.
 
 use std::{
-    ffi::{CStr, c_char, c_void},
+    ffi::{CStr, c_void},
     sync::Arc,
 };
 
@@ -14,7 +14,7 @@ use outboard_api::{
 use outboard_image::{Image, raw::RawImage};
 use outboard_wire::{doc, limits::CHUNK_BYTES_MAX, messages};
 
-use super::{Done, module::read_file, put, put_optional};
+use super::{Done, Out, Text, module::read_file};
 use crate::state::{Driver, Jit, Library, Linker, driver};
 
 /// Length of the longest cubin accepted from the server, in bytes.
@@ -224,20 +224,14 @@ pub(crate) unsafe fn cuLinkCreate_v2(
     count: u32,
     options: *mut u32,
     values: *mut *mut c_void,
-    state: *mut CUlinkState,
+    state: Out<'_, CUlinkState>,
 ) -> Done {
     let driver = driver()?;
     driver.contexts.current()?;
-    if state.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    // SAFETY: see the module's contract.
-    unsafe {
-        put(
-            state,
-            driver.create_link(Jit::read(count, options, values)?)?,
-        )
-    }
+    state.check()?;
+    // SAFETY: `count` options with their values: the driver API asks it of its callers.
+    let jit = unsafe { Jit::read(count, options, values)? };
+    state.put(driver.create_link(jit)?)
 }
 
 pub(crate) unsafe fn cuLinkAddData_v2(
@@ -245,7 +239,7 @@ pub(crate) unsafe fn cuLinkAddData_v2(
     input_type: u32,
     data: *mut c_void,
     bytes: usize,
-    name: *const c_char,
+    name: Text<'_>,
     count: u32,
     options: *mut u32,
     values: *mut *mut c_void,
@@ -254,29 +248,20 @@ pub(crate) unsafe fn cuLinkAddData_v2(
     if data.is_null() || bytes == 0 || bytes > isize::MAX as usize {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: `bytes` bytes of the caller's; a name or NULL; options as `cuLinkAddData` describes
-    // them.
-    unsafe {
+    // SAFETY: `data` has `bytes` bytes, and there are `count` options with their values: the driver
+    // API asks it of its callers.
+    let (image, jit) = unsafe {
         let image = std::slice::from_raw_parts(data.cast::<u8>(), bytes);
-        let name = if name.is_null() {
-            c""
-        } else {
-            CStr::from_ptr(name)
-        };
-        driver.link_add(
-            state,
-            input_type,
-            image,
-            name,
-            &Jit::read(count, options, values)?,
-        )
-    }
+        (image, Jit::read(count, options, values)?)
+    };
+    let name = name.get_optional().unwrap_or(c"");
+    driver.link_add(state, input_type, image, name, &jit)
 }
 
 pub(crate) unsafe fn cuLinkAddFile_v2(
     state: CUlinkState,
     input_type: u32,
-    path: *const c_char,
+    path: Text<'_>,
     count: u32,
     options: *mut u32,
     values: *mut *mut c_void,
@@ -287,31 +272,19 @@ pub(crate) unsafe fn cuLinkAddFile_v2(
         // A program would pass a text with its NUL to `cuLinkAddData`.
         image.push(0);
     }
-    // SAFETY: `read_file` has checked the path; options as `cuLinkAddFile` describes them.
-    unsafe {
-        driver.link_add(
-            state,
-            input_type,
-            &image,
-            CStr::from_ptr(path),
-            &Jit::read(count, options, values)?,
-        )
-    }
+    // SAFETY: `count` options with their values: the driver API asks it of its callers.
+    let jit = unsafe { Jit::read(count, options, values)? };
+    driver.link_add(state, input_type, &image, path.get()?, &jit)
 }
 
 pub(crate) unsafe fn cuLinkComplete(
     state: CUlinkState,
-    cubin: *mut *mut c_void,
-    bytes: *mut usize,
+    cubin: Out<'_, *mut c_void>,
+    bytes: Out<'_, usize>,
 ) -> Done {
     let driver = driver()?;
-    if cubin.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
+    cubin.check()?;
     let (address, len) = driver.link_complete(state)?;
-    // SAFETY: see the module's contract.
-    unsafe {
-        put_optional(bytes, len);
-        put(cubin, address)
-    }
+    bytes.put_optional(len);
+    cubin.put(address)
 }

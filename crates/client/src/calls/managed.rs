@@ -9,7 +9,7 @@ use outboard_api::{
     enums::*,
 };
 
-use super::{Done, put};
+use super::{Done, Out};
 use crate::state::{Advice, Driver, Processor, driver};
 
 /// `CU_MEM_ATTACH_GLOBAL`, `CU_MEM_ATTACH_HOST`, `CU_MEM_ATTACH_SINGLE`
@@ -39,7 +39,7 @@ const LAST_PREFETCH_LOCATION_TYPE: u32 = 7;
 const LAST_PREFETCH_LOCATION_ID: u32 = 8;
 
 pub(crate) unsafe fn cuMemAllocManaged(
-    address: *mut CUdeviceptr,
+    address: Out<'_, CUdeviceptr>,
     bytes: usize,
     flags: u32,
 ) -> Done {
@@ -48,8 +48,7 @@ pub(crate) unsafe fn cuMemAllocManaged(
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let base = driver.allocate_managed(bytes as u64)?;
-    // SAFETY: see the module's contract.
-    unsafe { put(address, base) }
+    address.put(base)
 }
 
 impl Driver {
@@ -258,7 +257,7 @@ unsafe fn put_range_attribute(
             let mut devices = devices.into_iter();
             for index in 0..len / 4 {
                 let device = devices.next().unwrap_or(DEVICE_INVALID);
-                // SAFETY: inside the caller's array.
+                // SAFETY: inside the `len` bytes that this function's contract asks for.
                 unsafe { data.cast::<CUdevice>().add(index).write(device) };
             }
             return Ok(());
@@ -268,8 +267,9 @@ unsafe fn put_range_attribute(
     if len != 4 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: room for a word.
-    unsafe { put(data.cast(), word) }
+    // SAFETY: not NULL, and `len` says that there is room for a word.
+    unsafe { data.cast::<i32>().write(word) };
+    Ok(())
 }
 
 pub(crate) unsafe fn cuMemRangeGetAttribute(
@@ -280,7 +280,7 @@ pub(crate) unsafe fn cuMemRangeGetAttribute(
     bytes: usize,
 ) -> Done {
     let parts = driver()?.with_advices(address, bytes as u64, |advices, at| advices.of(at))?;
-    // SAFETY: see the module's contract.
+    // SAFETY: the driver API asks its callers for `len` bytes of room.
     unsafe { put_range_attribute(data, len, attribute, &parts) }
 }
 
@@ -297,7 +297,8 @@ pub(crate) unsafe fn cuMemRangeGetAttributes(
     }
     let parts = driver()?.with_advices(address, bytes as u64, |advices, at| advices.of(at))?;
     for index in 0..count {
-        // SAFETY: arrays of `count` entries, as the caller says.
+        // SAFETY: arrays of `count` entries, and as many bytes of room as each length says: the
+        // driver API asks it of its callers.
         unsafe {
             put_range_attribute(
                 *data.add(index),

@@ -9,7 +9,7 @@ use outboard_api::{
 };
 use outboard_wire::messages;
 
-use super::{Done, copy::MemoryKind, put, put_optional};
+use super::{Done, Out, copy::MemoryKind};
 use crate::state::{AllocationKind, Chunk, Driver, driver, wire_context};
 
 impl Driver {
@@ -139,20 +139,17 @@ impl Driver {
     }
 }
 
-pub(crate) unsafe fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) -> Done {
+pub(crate) unsafe fn cuMemAlloc_v2(address: Out<'_, CUdeviceptr>, bytes: usize) -> Done {
     let driver = driver()?;
     driver.contexts.current()?;
-    if address.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
+    address.check()?;
     let base = driver.allocate(bytes as u64, AllocationKind::Plain)?;
-    // SAFETY: see the module's contract.
-    unsafe { put(address, base) }
+    address.put(base)
 }
 
 pub(crate) unsafe fn cuMemAllocPitch_v2(
-    address: *mut CUdeviceptr,
-    pitch: *mut usize,
+    address: Out<'_, CUdeviceptr>,
+    pitch: Out<'_, usize>,
     width: usize,
     height: usize,
     element: u32,
@@ -174,11 +171,8 @@ pub(crate) unsafe fn cuMemAllocPitch_v2(
         .checked_mul(height)
         .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
     let base = driver()?.allocate(bytes as u64, AllocationKind::Plain)?;
-    // SAFETY: see the module's contract.
-    unsafe {
-        put(pitch, row)?;
-        put(address, base)
-    }
+    pitch.put(row)?;
+    address.put(base)
 }
 
 pub(crate) unsafe fn cuMemFree_v2(address: CUdeviceptr) -> Done {
@@ -212,20 +206,17 @@ pub(crate) unsafe fn cuMemFree_v2(address: CUdeviceptr) -> Done {
     }
 }
 
-pub(crate) unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Done {
+pub(crate) fn cuMemGetInfo_v2(free: Out<'_, usize>, total: Out<'_, usize>) -> Done {
     let driver = driver()?;
     let device = driver.contexts.current()?.device;
-    // SAFETY: see the module's contract.
-    unsafe {
-        put_optional(free, driver.memory.lock().free_bytes(device) as usize);
-        put_optional(total, driver.card(device)?.memory_bytes as usize);
-    }
+    free.put_optional(driver.memory.lock().free_bytes(device) as usize);
+    total.put_optional(driver.card(device)?.memory_bytes as usize);
     Ok(())
 }
 
 pub(crate) unsafe fn cuMemGetAddressRange_v2(
-    base: *mut CUdeviceptr,
-    bytes: *mut usize,
+    base: Out<'_, CUdeviceptr>,
+    bytes: Out<'_, usize>,
     address: CUdeviceptr,
 ) -> Done {
     let driver = driver()?;
@@ -237,11 +228,8 @@ pub(crate) unsafe fn cuMemGetAddressRange_v2(
         .map(|a| (a.base, a.bytes));
     let found = found.or_else(|| driver.host.read().find(address).map(|r| (r.base, r.bytes)));
     let (start, len) = found.ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
-    // SAFETY: see the module's contract.
-    unsafe {
-        put_optional(base, start);
-        put_optional(bytes, len as usize);
-    }
+    base.put_optional(start);
+    bytes.put_optional(len as usize);
     Ok(())
 }
 
@@ -320,13 +308,13 @@ fn look_up(driver: &Driver, address: u64) -> Option<Pointer> {
 /// Writes one pointer attribute to `out`, with the attribute's type.
 ///
 /// # Safety
-/// `out` is valid for the attribute's type.
+/// `out` must be NULL or valid for a write of the attribute's type.
 unsafe fn attribute(driver: &Driver, out: *mut c_void, attribute: u32, address: u64) -> Done {
     if out.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let pointer = look_up(driver, address).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    // SAFETY: the types are those that the attribute's documentation names.
+    // SAFETY: not NULL; the types are those that the attribute's documentation names.
     unsafe {
         match attribute {
             CU_POINTER_ATTRIBUTE_CONTEXT => out.cast::<CUcontext>().write(pointer.context),
@@ -379,7 +367,7 @@ pub(crate) unsafe fn cuPointerGetAttribute(
     which: u32,
     address: CUdeviceptr,
 ) -> Done {
-    // SAFETY: see the module's contract.
+    // SAFETY: NULL or an output of the attribute's type: the driver API asks it of its callers.
     unsafe { attribute(driver()?, data, which, address) }
 }
 
@@ -395,7 +383,7 @@ pub(crate) unsafe fn cuPointerGetAttributes(
     }
     let known = look_up(driver, address).is_some();
     for index in 0..count as usize {
-        // SAFETY: arrays of `count` entries, as the caller says.
+        // SAFETY: arrays of `count` entries: the driver API asks it of its callers.
         let (which, out) = unsafe { (*which.add(index), *data.add(index)) };
         if out.is_null() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -403,13 +391,13 @@ pub(crate) unsafe fn cuPointerGetAttributes(
         // Unlike `cuPointerGetAttribute`, this call returns zeros for a pointer that CUDA does not
         // know.
         let written = if known {
-            // SAFETY: the output has the attribute's type.
+            // SAFETY: the entry of `data` has the type of the attribute in `which`.
             unsafe { attribute(driver, out, which, address) }
         } else {
             Err(CUresult::CUDA_ERROR_INVALID_VALUE)
         };
         if written.is_err() {
-            // SAFETY: as above.
+            // SAFETY: not NULL, and of the type of the attribute in `which`.
             unsafe { zero(out, which) }?;
         }
     }
@@ -419,10 +407,10 @@ pub(crate) unsafe fn cuPointerGetAttributes(
 /// Writes the value of an attribute that a pointer does not have.
 ///
 /// # Safety
-/// `out` has the attribute's type.
+/// `out` must be valid for a write of the attribute's type.
 unsafe fn zero(out: *mut c_void, which: u32) -> Done {
     const DEVICE_ORDINAL_NONE: i32 = -2;
-    // SAFETY: the caller's promise.
+    // SAFETY: the attribute's type is the one that its documentation names.
     unsafe {
         match which {
             CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => out.cast::<i32>().write(DEVICE_ORDINAL_NONE),

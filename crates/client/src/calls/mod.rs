@@ -1,8 +1,9 @@
 //! The served calls, one file per family. Each function has the driver's name and parameters. Its
 //! class determines whether it answers from `state`, sends, or sends and waits.
 //!
-//! All are `unsafe` for one reason: pointers from the program are valid as the driver API's manual
-//! requires of a caller. NULL outputs are refused.
+//! A parameter that is a pointer to one value has a type of [`argument`], which refuses NULL, and
+//! needs no `unsafe`. A call is `unsafe` if the program promises more of its pointers than such a
+//! type says: as many entries as another parameter counts, an image, memory of a copy.
 
 #![allow(non_snake_case, clippy::too_many_arguments)]
 
@@ -36,7 +37,10 @@ mod tensor_map;
 mod texture;
 mod virtual_memory;
 
-use outboard_api::CUresult;
+use outboard_api::{
+    CUresult,
+    argument::{self, Untyped},
+};
 
 use crate::done::Done;
 
@@ -50,34 +54,16 @@ pub(crate) use self::{
     virtual_memory::*,
 };
 
-/// Writes an output; a NULL output is the caller's error.
-///
-/// # Safety
-/// `out` is NULL or valid for a write.
-unsafe fn put<T>(out: *mut T, value: T) -> Done {
-    if out.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    // SAFETY: the caller's promise.
-    unsafe { out.write(value) };
-    Ok(())
-}
-
-/// Writes an output that may be NULL.
-///
-/// # Safety
-/// `out` is NULL or valid for a write.
-unsafe fn put_optional<T>(out: *mut T, value: T) {
-    if !out.is_null() {
-        // SAFETY: the caller's promise.
-        unsafe { out.write(value) };
-    }
-}
+// Pointers of the program's, as the entry points give them to the served calls.
+pub(crate) type Out<'c, T> = argument::Out<'c, T, CUresult>;
+pub(crate) type InOut<'c, T> = argument::InOut<'c, T, CUresult>;
+pub(crate) type In<'c, T> = argument::In<'c, T, CUresult>;
+pub(crate) type Text<'c> = argument::Text<'c, CUresult>;
 
 /// Copies a name and a NUL into a buffer of `len` bytes, cut off if necessary.
 ///
 /// # Safety
-/// `out` is NULL or valid for `len` bytes.
+/// `out` must be NULL or have room for `len` bytes.
 unsafe fn put_name(out: *mut std::ffi::c_char, len: i32, name: &str) -> Done {
     let room = usize::try_from(len).unwrap_or(0);
     if out.is_null() || room == 0 {

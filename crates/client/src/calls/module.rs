@@ -1,7 +1,7 @@
 //! Modules and libraries. An image is sent once; afterwards the server knows it by its hash.
 
 use std::{
-    ffi::{CStr, OsStr, c_char, c_void},
+    ffi::{OsStr, c_void},
     os::unix::ffi::OsStrExt as _,
     sync::{Arc, atomic::Ordering},
 };
@@ -18,7 +18,7 @@ use outboard_wire::{
     messages,
 };
 
-use super::{Done, put, put_optional};
+use super::{Done, Out, Text};
 use crate::{
     log,
     state::{AllocationKind, Driver, Global, HandleKind, Jit, Library, current_context, driver},
@@ -192,7 +192,7 @@ unsafe fn find_image<'a>(image: *const c_void) -> Result<RawImage<'a>, CUresult>
     if image.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: not NULL, so it is an image by this function's contract.
     match unsafe { raw::locate(image) } {
         Ok(found) => Ok(found),
         Err(error) => {
@@ -203,101 +203,78 @@ unsafe fn find_image<'a>(image: *const c_void) -> Result<RawImage<'a>, CUresult>
 }
 
 /// Reads an image from a file; PTX gets the NUL that `cuModuleLoadData` requires.
-pub(super) fn read_file(name: *const c_char) -> Result<Vec<u8>, CUresult> {
-    if name.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    // SAFETY: a C string of the caller's.
-    let name = OsStr::from_bytes(unsafe { CStr::from_ptr(name) }.to_bytes());
+pub(super) fn read_file(name: Text<'_>) -> Result<Vec<u8>, CUresult> {
+    let name = OsStr::from_bytes(name.get()?.to_bytes());
     std::fs::read(name).map_err(|error| {
         log::debug(format_args!("{}: {error}", name.display()));
         CUresult::CUDA_ERROR_FILE_NOT_FOUND
     })
 }
 
-unsafe fn load_module(module: *mut CUmodule, image: &RawImage<'_>, jit: &Jit) -> Done {
-    if module.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
+fn load_module(module: Out<'_, CUmodule>, image: &RawImage<'_>, jit: &Jit) -> Done {
+    module.check()?;
     let library = driver()?.load_found(image, jit, Some(current_context()?))?;
-    // SAFETY: see the module's contract.
-    unsafe {
-        put(
-            module,
-            CUmodule(HandleKind::Module.tag(library.number) as usize),
-        )
-    }
+    module.put(CUmodule(HandleKind::Module.tag(library.number) as usize))
 }
 
-pub(crate) unsafe fn cuModuleLoad(module: *mut CUmodule, name: *const c_char) -> Done {
+pub(crate) fn cuModuleLoad(module: Out<'_, CUmodule>, name: Text<'_>) -> Done {
     driver()?;
-    // SAFETY: see the module's contract.
-    unsafe { load_module(module, &RawImage::whole(&read_file(name)?), &Jit::default()) }
+    load_module(module, &RawImage::whole(&read_file(name)?), &Jit::default())
 }
 
-pub(crate) unsafe fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) -> Done {
+pub(crate) unsafe fn cuModuleLoadData(module: Out<'_, CUmodule>, image: *const c_void) -> Done {
     driver()?;
-    // SAFETY: see the module's contract.
-    unsafe { load_module(module, &find_image(image)?, &Jit::default()) }
+    // SAFETY: NULL or an image: the driver API asks it of its callers.
+    let image = unsafe { find_image(image)? };
+    load_module(module, &image, &Jit::default())
 }
 
 pub(crate) unsafe fn cuModuleLoadDataEx(
-    module: *mut CUmodule,
+    module: Out<'_, CUmodule>,
     image: *const c_void,
     count: u32,
     options: *mut u32,
     values: *mut *mut c_void,
 ) -> Done {
     driver()?;
-    // SAFETY: see the module's contract.
-    unsafe {
-        load_module(
-            module,
-            &find_image(image)?,
-            &Jit::read(count, options, values)?,
-        )
-    }
+    // SAFETY: NULL or an image, and `count` options with their values: the driver API asks it of
+    // its callers.
+    let (image, jit) = unsafe { (find_image(image)?, Jit::read(count, options, values)?) };
+    load_module(module, &image, &jit)
 }
 
-pub(crate) unsafe fn cuModuleLoadFatBinary(module: *mut CUmodule, image: *const c_void) -> Done {
-    // SAFETY: see the module's contract.
+pub(crate) unsafe fn cuModuleLoadFatBinary(
+    module: Out<'_, CUmodule>,
+    image: *const c_void,
+) -> Done {
+    // SAFETY: a fat binary is an image too.
     unsafe { cuModuleLoadData(module, image) }
 }
 
-pub(crate) unsafe fn cuModuleUnload(module: CUmodule) -> Done {
+pub(crate) fn cuModuleUnload(module: CUmodule) -> Done {
     let driver = driver()?;
     let library = driver.libraries.get(module.0)?;
     driver.unload(&library)
 }
 
 /// Returns lazy: kernels are loaded at their first use, on the server's driver as on any.
-pub(crate) unsafe fn cuModuleGetLoadingMode(mode: *mut u32) -> Done {
+pub(crate) fn cuModuleGetLoadingMode(mode: Out<'_, u32>) -> Done {
     driver()?;
-    // SAFETY: see the module's contract.
-    unsafe { put(mode, CU_MODULE_LAZY_LOADING) }
+    mode.put(CU_MODULE_LAZY_LOADING)
 }
 
-/// # Safety
-/// `name` is NULL or a C string.
-unsafe fn kernel_handle(library: usize, name: *const c_char) -> Result<usize, CUresult> {
+fn kernel_handle(library: usize, name: Text<'_>) -> Result<usize, CUresult> {
     let library = driver()?.libraries.get(library)?;
-    if name.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    // SAFETY: the caller's promise.
-    library
-        .kernel(unsafe { CStr::from_ptr(name) }.to_bytes())
-        .map(|k| k.handle())
+    library.kernel(name.get()?.to_bytes()).map(|k| k.handle())
 }
 
-pub(crate) unsafe fn cuModuleGetFunction(
-    function: *mut CUfunction,
+pub(crate) fn cuModuleGetFunction(
+    function: Out<'_, CUfunction>,
     module: CUmodule,
-    name: *const c_char,
+    name: Text<'_>,
 ) -> Done {
     let driver = driver()?;
-    // SAFETY: see the module's contract.
-    let handle = unsafe { kernel_handle(module.0, name)? };
+    let handle = kernel_handle(module.0, name)?;
     // The kernel is loaded now, as by a local driver. Loading it at its first use would wait for
     // running kernels, which may be waiting for the program.
     let kernel = driver.libraries.kernel(CUfunction(handle))?;
@@ -306,48 +283,34 @@ pub(crate) unsafe fn cuModuleGetFunction(
             function: kernel.wire,
         })?;
     }
-    // SAFETY: see the module's contract.
-    unsafe { put(function, CUfunction(handle)) }
+    function.put(CUfunction(handle))
 }
 
-pub(crate) unsafe fn cuLibraryGetKernel(
-    kernel: *mut CUkernel,
+pub(crate) fn cuLibraryGetKernel(
+    kernel: Out<'_, CUkernel>,
     library: CUlibrary,
-    name: *const c_char,
+    name: Text<'_>,
 ) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { put(kernel, CUkernel(kernel_handle(library.0, name)?)) }
+    kernel.put(CUkernel(kernel_handle(library.0, name)?))
 }
 
-pub(crate) unsafe fn cuModuleGetFunctionCount(count: *mut u32, module: CUmodule) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe {
-        put(
-            count,
-            driver()?.libraries.get(module.0)?.kernels.len() as u32,
-        )
-    }
+pub(crate) fn cuModuleGetFunctionCount(count: Out<'_, u32>, module: CUmodule) -> Done {
+    count.put(driver()?.libraries.get(module.0)?.kernels.len() as u32)
 }
 
-pub(crate) unsafe fn cuLibraryGetKernelCount(count: *mut u32, library: CUlibrary) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe {
-        put(
-            count,
-            driver()?.libraries.get(library.0)?.kernels.len() as u32,
-        )
-    }
+pub(crate) fn cuLibraryGetKernelCount(count: Out<'_, u32>, library: CUlibrary) -> Done {
+    count.put(driver()?.libraries.get(library.0)?.kernels.len() as u32)
 }
 
 /// # Safety
-/// `out` has room for `room` handles.
+/// `out` must be NULL or have room for `room` handles.
 unsafe fn enumerate(out: *mut usize, room: u32, library: usize) -> Done {
     let library = driver()?.libraries.get(library)?;
     if out.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     for (index, kernel) in library.kernels.iter().take(room as usize).enumerate() {
-        // SAFETY: the caller's promise.
+        // SAFETY: not NULL, and `index` is below `room`.
         unsafe { out.add(index).write(kernel.handle()) };
     }
     Ok(())
@@ -358,7 +321,7 @@ pub(crate) unsafe fn cuModuleEnumerateFunctions(
     room: u32,
     module: CUmodule,
 ) -> Done {
-    // SAFETY: see the module's contract.
+    // SAFETY: the program's array has room for `room` handles, which are numbers.
     unsafe { enumerate(functions.cast(), room, module.0) }
 }
 
@@ -367,94 +330,68 @@ pub(crate) unsafe fn cuLibraryEnumerateKernels(
     room: u32,
     library: CUlibrary,
 ) -> Done {
-    // SAFETY: see the module's contract.
+    // SAFETY: the program's array has room for `room` handles, which are numbers.
     unsafe { enumerate(kernels.cast(), room, library.0) }
 }
 
-/// # Safety
-/// `name` is NULL or a C string; outputs are NULL or valid.
-unsafe fn put_global(
-    address: *mut CUdeviceptr,
-    bytes: *mut usize,
+fn put_global(
+    address: Out<'_, CUdeviceptr>,
+    bytes: Out<'_, usize>,
     library: usize,
-    name: *const c_char,
+    name: Text<'_>,
     is_managed: bool,
 ) -> Done {
     let driver = driver()?;
     let library = driver.libraries.get(library)?;
-    if name.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    // SAFETY: the caller's promise.
-    let found = driver.global(&library, unsafe { CStr::from_ptr(name) }.to_bytes())?;
+    let found = driver.global(&library, name.get()?.to_bytes())?;
     if is_managed && !found.managed {
         return Err(CUresult::CUDA_ERROR_NOT_FOUND);
     }
-    // SAFETY: the caller's promise.
-    unsafe {
-        put_optional(address, found.address);
-        put_optional(bytes, found.bytes as usize);
-    }
+    address.put_optional(found.address);
+    bytes.put_optional(found.bytes as usize);
     Ok(())
 }
 
-pub(crate) unsafe fn cuModuleGetGlobal_v2(
-    address: *mut CUdeviceptr,
-    bytes: *mut usize,
+pub(crate) fn cuModuleGetGlobal_v2(
+    address: Out<'_, CUdeviceptr>,
+    bytes: Out<'_, usize>,
     module: CUmodule,
-    name: *const c_char,
+    name: Text<'_>,
 ) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { put_global(address, bytes, module.0, name, false) }
+    put_global(address, bytes, module.0, name, false)
 }
 
-pub(crate) unsafe fn cuLibraryGetGlobal(
-    address: *mut CUdeviceptr,
-    bytes: *mut usize,
+pub(crate) fn cuLibraryGetGlobal(
+    address: Out<'_, CUdeviceptr>,
+    bytes: Out<'_, usize>,
     library: CUlibrary,
-    name: *const c_char,
+    name: Text<'_>,
 ) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { put_global(address, bytes, library.0, name, false) }
+    put_global(address, bytes, library.0, name, false)
 }
 
-pub(crate) unsafe fn cuLibraryGetManaged(
-    address: *mut CUdeviceptr,
-    bytes: *mut usize,
+pub(crate) fn cuLibraryGetManaged(
+    address: Out<'_, CUdeviceptr>,
+    bytes: Out<'_, usize>,
     library: CUlibrary,
-    name: *const c_char,
+    name: Text<'_>,
 ) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { put_global(address, bytes, library.0, name, true) }
+    put_global(address, bytes, library.0, name, true)
 }
 
-pub(crate) unsafe fn cuLibraryGetModule(module: *mut CUmodule, library: CUlibrary) -> Done {
+pub(crate) fn cuLibraryGetModule(module: Out<'_, CUmodule>, library: CUlibrary) -> Done {
     let library = driver()?.libraries.get(library.0)?;
-    // SAFETY: see the module's contract.
-    unsafe {
-        put(
-            module,
-            CUmodule(HandleKind::Module.tag(library.number) as usize),
-        )
-    }
+    module.put(CUmodule(HandleKind::Module.tag(library.number) as usize))
 }
 
-unsafe fn load_library(library: *mut CUlibrary, image: &RawImage<'_>, jit: &Jit) -> Done {
-    if library.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
+fn load_library(library: Out<'_, CUlibrary>, image: &RawImage<'_>, jit: &Jit) -> Done {
+    library.check()?;
     let loaded = driver()?.load_found(image, jit, None)?;
-    // SAFETY: see the module's contract.
-    unsafe {
-        put(
-            library,
-            CUlibrary(HandleKind::Library.tag(loaded.number) as usize),
-        )
-    }
+    library.put(CUlibrary(HandleKind::Library.tag(loaded.number) as usize))
 }
 
 pub(crate) unsafe fn cuLibraryLoadData(
-    library: *mut CUlibrary,
+    library: Out<'_, CUlibrary>,
     image: *const c_void,
     jit_options: *mut u32,
     jit_values: *mut *mut c_void,
@@ -464,20 +401,20 @@ pub(crate) unsafe fn cuLibraryLoadData(
     _library_count: u32,
 ) -> Done {
     driver()?;
-    // SAFETY: see the module's contract. The library options say where the image lies and whether
-    // it may go away; it is copied, so neither matters.
-    unsafe {
-        load_library(
-            library,
-            &find_image(image)?,
-            &Jit::read(jit_count, jit_options, jit_values)?,
-        )
-    }
+    // The library options say where the image lies and whether it may go away; it is copied, so
+    // neither matters.
+    // SAFETY: NULL or an image, and `jit_count` options with their values: the driver API asks it
+    // of its callers.
+    let (image, jit) = unsafe {
+        let image = find_image(image)?;
+        (image, Jit::read(jit_count, jit_options, jit_values)?)
+    };
+    load_library(library, &image, &jit)
 }
 
 pub(crate) unsafe fn cuLibraryLoadFromFile(
-    library: *mut CUlibrary,
-    name: *const c_char,
+    library: Out<'_, CUlibrary>,
+    name: Text<'_>,
     jit_options: *mut u32,
     jit_values: *mut *mut c_void,
     jit_count: u32,
@@ -486,17 +423,13 @@ pub(crate) unsafe fn cuLibraryLoadFromFile(
     _library_count: u32,
 ) -> Done {
     driver()?;
-    // SAFETY: see the module's contract.
-    unsafe {
-        load_library(
-            library,
-            &RawImage::whole(&read_file(name)?),
-            &Jit::read(jit_count, jit_options, jit_values)?,
-        )
-    }
+    let image = read_file(name)?;
+    // SAFETY: `jit_count` options with their values: the driver API asks it of its callers.
+    let jit = unsafe { Jit::read(jit_count, jit_options, jit_values)? };
+    load_library(library, &RawImage::whole(&image), &jit)
 }
 
-pub(crate) unsafe fn cuLibraryUnload(library: CUlibrary) -> Done {
+pub(crate) fn cuLibraryUnload(library: CUlibrary) -> Done {
     let driver = driver()?;
     let library = driver.libraries.get(library.0)?;
     driver.unload(&library)

@@ -6,7 +6,7 @@
 //! and reports when the last copy of the descriptor, in any process, is closed.
 
 use std::{
-    ffi::c_void,
+    ffi::{c_int, c_void},
     io,
     os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd},
 };
@@ -18,7 +18,7 @@ use outboard_api::{
 };
 use outboard_wire::messages;
 
-use super::{Done, foreign_block::TICKET_BYTES, put};
+use super::{Done, Out, Untyped, foreign_block::TICKET_BYTES};
 use crate::{
     log,
     state::{Driver, HandleKind, driver},
@@ -104,8 +104,8 @@ impl Driver {
     }
 }
 
-pub(crate) unsafe fn cuMemExportToShareableHandle(
-    shareable: *mut c_void,
+pub(crate) fn cuMemExportToShareableHandle(
+    Untyped(shareable): Untyped<Out<'_, c_int>>,
     handle: CUmemGenericAllocationHandle,
     kind: u32,
     flags: u64,
@@ -133,19 +133,16 @@ pub(crate) unsafe fn cuMemExportToShareableHandle(
         CUresult::CUDA_ERROR_OPERATING_SYSTEM
     })?;
     driver.virtual_memory.lock().export(handle, ours);
-    // SAFETY: a handle of this type is an `int`; see the module's contract.
-    unsafe { put(shareable.cast(), theirs.into_raw_fd()) }
+    shareable.put(theirs.into_raw_fd())
 }
 
 pub(crate) unsafe fn cuMemImportFromShareableHandle(
-    handle: *mut CUmemGenericAllocationHandle,
+    handle: Out<'_, CUmemGenericAllocationHandle>,
     os_handle: *mut c_void,
     kind: u32,
 ) -> Done {
     let driver = driver()?;
-    if handle.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
+    handle.check()?;
     match kind {
         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR => {}
         CU_MEM_HANDLE_TYPE_NONE => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
@@ -155,7 +152,7 @@ pub(crate) unsafe fn cuMemImportFromShareableHandle(
         }
     }
     driver.forget_closed_exports()?;
-    // SAFETY: used only during this call.
+    // SAFETY: the program keeps a descriptor open until the call that it passes it to returns.
     let descriptor = unsafe { borrowed(os_handle)? };
     // The driver returns this for a descriptor that is not its own.
     let ticket = ticket_of(MEMORY_MARK, descriptor).ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
@@ -182,8 +179,7 @@ pub(crate) unsafe fn cuMemImportFromShareableHandle(
     };
     let mut table = driver.virtual_memory.lock();
     table.adopt(allocation, device, bytes, properties);
-    // SAFETY: see the module's contract.
-    unsafe { put(handle, allocation) }
+    handle.put(allocation)
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use outboard_api::{
 use outboard_wire::messages;
 use parking_lot::Mutex;
 
-use super::{Done, put, put_optional};
+use super::{Done, Out};
 use crate::{
     session::{Group, Sink},
     state::{
@@ -166,27 +166,21 @@ impl<'p> Reached<'p> {
     }
 }
 
-pub(crate) unsafe fn cuStreamCreate(stream: *mut CUstream, flags: u32) -> Done {
-    if stream.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    // SAFETY: see the module's contract.
-    unsafe { put(stream, driver()?.create_stream(flags, 0)?) }
+pub(crate) fn cuStreamCreate(stream: Out<'_, CUstream>, flags: u32) -> Done {
+    stream.check()?;
+    stream.put(driver()?.create_stream(flags, 0)?)
 }
 
-pub(crate) unsafe fn cuStreamCreateWithPriority(
-    stream: *mut CUstream,
+pub(crate) fn cuStreamCreateWithPriority(
+    stream: Out<'_, CUstream>,
     flags: u32,
     priority: i32,
 ) -> Done {
-    if stream.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    // SAFETY: see the module's contract.
-    unsafe { put(stream, driver()?.create_stream(flags, priority)?) }
+    stream.check()?;
+    stream.put(driver()?.create_stream(flags, priority)?)
 }
 
-pub(crate) unsafe fn cuStreamDestroy_v2(stream: CUstream) -> Done {
+pub(crate) fn cuStreamDestroy_v2(stream: CUstream) -> Done {
     // The default streams cannot be destroyed. The driver refuses it even before `cuInit`.
     if [CUstream(0), CU_STREAM_LEGACY, CU_STREAM_PER_THREAD].contains(&stream) {
         return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
@@ -202,12 +196,12 @@ pub(crate) unsafe fn cuStreamDestroy_v2(stream: CUstream) -> Done {
     }
 }
 
-pub(crate) unsafe fn cuStreamSynchronize(stream: CUstream) -> Done {
+pub(crate) fn cuStreamSynchronize(stream: CUstream) -> Done {
     let driver = driver()?;
     driver.synchronize_stream(&*driver.awaited_stream(stream)?)
 }
 
-pub(crate) unsafe fn cuStreamQuery(stream: CUstream) -> Done {
+pub(crate) fn cuStreamQuery(stream: CUstream) -> Done {
     let driver = driver()?;
     let stream = driver.awaited_stream(stream)?;
     driver.query(
@@ -217,7 +211,7 @@ pub(crate) unsafe fn cuStreamQuery(stream: CUstream) -> Done {
     )
 }
 
-pub(crate) unsafe fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) -> Done {
+pub(crate) fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) -> Done {
     let driver = driver()?;
     if flags & !CU_EVENT_WAIT_EXTERNAL != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -240,17 +234,15 @@ pub(crate) unsafe fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: 
     }
 }
 
-pub(crate) unsafe fn cuStreamGetPriority(stream: CUstream, priority: *mut i32) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { put(priority, driver()?.stream(stream)?.stream().priority) }
+pub(crate) fn cuStreamGetPriority(stream: CUstream, priority: Out<'_, i32>) -> Done {
+    priority.put(driver()?.stream(stream)?.stream().priority)
 }
 
-pub(crate) unsafe fn cuStreamGetFlags(stream: CUstream, flags: *mut u32) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { put(flags, driver()?.stream(stream)?.stream().flags) }
+pub(crate) fn cuStreamGetFlags(stream: CUstream, flags: Out<'_, u32>) -> Done {
+    flags.put(driver()?.stream(stream)?.stream().flags)
 }
 
-pub(crate) unsafe fn cuStreamGetId(stream: CUstream, id: *mut u64) -> Done {
+pub(crate) fn cuStreamGetId(stream: CUstream, id: Out<'_, u64>) -> Done {
     let driver = driver()?;
     let stream = driver.stream(stream)?;
     // Each context has a legacy stream of its own.
@@ -258,32 +250,26 @@ pub(crate) unsafe fn cuStreamGetId(stream: CUstream, id: *mut u64) -> Done {
         StreamRef::Legacy(legacy) => driver.contexts.get(legacy.context)?.number,
         StreamRef::Own(own) => own.handle,
     };
-    // SAFETY: see the module's contract.
-    unsafe { put(id, number) }
+    id.put(number)
 }
 
-pub(crate) unsafe fn cuStreamGetCtx(stream: CUstream, context: *mut CUcontext) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { put(context, driver()?.stream(stream)?.stream().context) }
+pub(crate) fn cuStreamGetCtx(stream: CUstream, context: Out<'_, CUcontext>) -> Done {
+    context.put(driver()?.stream(stream)?.stream().context)
 }
 
-pub(crate) unsafe fn cuStreamGetCtx_v2(
+pub(crate) fn cuStreamGetCtx_v2(
     stream: CUstream,
-    context: *mut CUcontext,
-    green: *mut CUgreenCtx,
+    context: Out<'_, CUcontext>,
+    green: Out<'_, CUgreenCtx>,
 ) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe {
-        put_optional(green, CUgreenCtx::NULL);
-        cuStreamGetCtx(stream, context)
-    }
+    green.put_optional(CUgreenCtx::NULL);
+    cuStreamGetCtx(stream, context)
 }
 
-pub(crate) unsafe fn cuStreamGetDevice(stream: CUstream, device: *mut CUdevice) -> Done {
+pub(crate) fn cuStreamGetDevice(stream: CUstream, device: Out<'_, CUdevice>) -> Done {
     let driver = driver()?;
     let context = driver.stream(stream)?.stream().context;
-    // SAFETY: see the module's contract.
-    unsafe { put(device, driver.contexts.get(context)?.device) }
+    device.put(driver.contexts.get(context)?.device)
 }
 
 const STREAM_ATTRIBUTE_BYTES: usize = 64;
@@ -330,7 +316,7 @@ pub(crate) unsafe fn cuStreamSetAttribute(
     })
 }
 
-pub(crate) unsafe fn cuStreamCopyAttributes(dst: CUstream, src: CUstream) -> Done {
+pub(crate) fn cuStreamCopyAttributes(dst: CUstream, src: CUstream) -> Done {
     let copied = [
         CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW,
         CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY,
@@ -438,12 +424,11 @@ pub(crate) unsafe fn cuStreamAddCallback(
     )
 }
 
-pub(crate) unsafe fn cuStreamIsCapturing(stream: CUstream, status: *mut u32) -> Done {
+pub(crate) fn cuStreamIsCapturing(stream: CUstream, status: Out<'_, u32>) -> Done {
     let driver = driver()?;
     let now = match current_context() {
         Err(_) if stream.is_null() => CU_STREAM_CAPTURE_STATUS_NONE,
         _ => driver.capture_status(&*driver.stream(stream)?)?,
     };
-    // SAFETY: see the module's contract.
-    unsafe { put(status, now) }
+    status.put(now)
 }

@@ -13,9 +13,8 @@ use outboard_wire::{
 };
 
 use super::{
-    Done,
+    Done, InOut, Out,
     graph::{NODES_MAX, check_edges, node_ids},
-    put, put_optional,
 };
 use crate::{
     log,
@@ -220,21 +219,20 @@ impl Driver {
     }
 }
 
-pub(crate) unsafe fn cuThreadExchangeStreamCaptureMode(mode: *mut u32) -> Done {
+pub(crate) fn cuThreadExchangeStreamCaptureMode(mode: InOut<'_, u32>) -> Done {
     driver()?;
-    // SAFETY: NULL or the caller's mode.
-    let mode = unsafe { mode.as_mut() }
-        .filter(|m| **m <= CU_STREAM_CAPTURE_MODE_RELAXED)
-        .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    *mode = exchange_thread_mode(*mode);
-    Ok(())
+    let given = mode.get()?;
+    if given > CU_STREAM_CAPTURE_MODE_RELAXED {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    mode.put(exchange_thread_mode(given))
 }
 
-pub(crate) unsafe fn cuStreamBeginCapture(stream: CUstream) -> Done {
+pub(crate) fn cuStreamBeginCapture(stream: CUstream) -> Done {
     driver()?.begin_capture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL, None)
 }
 
-pub(crate) unsafe fn cuStreamBeginCapture_v2(stream: CUstream, mode: u32) -> Done {
+pub(crate) fn cuStreamBeginCapture_v2(stream: CUstream, mode: u32) -> Done {
     driver()?.begin_capture(stream, mode, None)
 }
 
@@ -248,7 +246,7 @@ pub(crate) unsafe fn cuStreamBeginCaptureToGraph(
 ) -> Done {
     let driver = driver()?;
     let graph = driver.wire_graph(graph)?;
-    // SAFETY: arrays of `count` entries, as the caller says.
+    // SAFETY: arrays of `count` entries: the driver API asks it of its callers.
     let dependencies = unsafe {
         check_edges(edges, count)?;
         node_ids(driver, dependencies, count)?
@@ -256,10 +254,9 @@ pub(crate) unsafe fn cuStreamBeginCaptureToGraph(
     driver.begin_capture(stream, mode, Some((graph, dependencies)))
 }
 
-pub(crate) unsafe fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -> Done {
+pub(crate) fn cuStreamEndCapture(stream: CUstream, graph: Out<'_, CUgraph>) -> Done {
     let driver = driver()?;
-    // SAFETY: see the module's contract.
-    unsafe { put_optional(graph, CUgraph::NULL) };
+    graph.put_optional(CUgraph::NULL);
     let stream = driver.stream(stream)?;
     let capture = driver
         .capture_of(&stream)
@@ -279,131 +276,112 @@ pub(crate) unsafe fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -
         return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
     }
     if driver.close_capture(&capture)? {
-        // SAFETY: as above.
-        unsafe { put_optional(graph, driver.handle_graph(capture.graph)) };
+        graph.put_optional(driver.handle_graph(capture.graph));
     }
     Ok(())
 }
 
 /// Outputs of `cuStreamGetCaptureInfo`; NULL for those not requested.
-struct InfoOut {
-    status: *mut u32,
-    id: *mut u64,
-    graph: *mut CUgraph,
-    nodes: *mut *const CUgraphNode,
-    edges: *mut *const CUgraphEdgeData,
-    count: *mut usize,
+struct InfoOut<'c> {
+    status: Out<'c, u32>,
+    id: Out<'c, u64>,
+    graph: Out<'c, CUgraph>,
+    nodes: Out<'c, *const CUgraphNode>,
+    edges: Out<'c, *const CUgraphEdgeData>,
+    count: Out<'c, usize>,
 }
 
-/// # Safety
-/// Outputs are NULL or valid for writes.
-unsafe fn capture_info(stream: CUstream, out: &InfoOut) -> Done {
+fn capture_info(stream: CUstream, out: &InfoOut<'_>) -> Done {
     let driver = driver()?;
     if out.status.is_null() || !out.edges.is_null() && out.nodes.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let stream = match current_context() {
-        Err(_) if stream.is_null() => return put_status(out, CU_STREAM_CAPTURE_STATUS_NONE),
+        Err(_) if stream.is_null() => return out.status.put(CU_STREAM_CAPTURE_STATUS_NONE),
         _ => driver.stream(stream)?,
     };
     let status = driver.capture_status(&stream)?;
     let active =
         |capture: &Arc<Capture>| status == CU_STREAM_CAPTURE_STATUS_ACTIVE && !capture.is_spoiled();
     let Some(capture) = driver.capture_of(&stream).filter(active) else {
-        return put_status(out, status);
+        return out.status.put(status);
     };
     // Most callers only want the status and the id, which the client knows.
     if !(out.graph.is_null() && out.nodes.is_null() && out.count.is_null()) {
         let Some(nodes) = driver.capture_dependencies(&stream, &capture)? else {
-            return put_status(out, CU_STREAM_CAPTURE_STATUS_INVALIDATED);
+            return out.status.put(CU_STREAM_CAPTURE_STATUS_INVALIDATED);
         };
         let count = nodes.len();
         let (nodes, edges) = capture.keep_answer(
             stream.wire(),
             nodes.into_iter().map(|n| CUgraphNode(n as usize)).collect(),
         );
-        // SAFETY: the caller's promise.
-        unsafe {
-            put_optional(out.graph, driver.handle_graph(capture.graph));
-            put_optional(out.nodes, nodes);
-            put_optional(out.edges, edges);
-            put_optional(out.count, count);
-        }
+        out.graph.put_optional(driver.handle_graph(capture.graph));
+        out.nodes.put_optional(nodes);
+        out.edges.put_optional(edges);
+        out.count.put_optional(count);
     }
-    // SAFETY: the caller's promise.
-    unsafe { put_optional(out.id, capture.id) };
-    put_status(out, status)
+    out.id.put_optional(capture.id);
+    out.status.put(status)
 }
 
-fn put_status(out: &InfoOut, status: u32) -> Done {
-    // SAFETY: the creator of `out` promised that its pointers are NULL or valid.
-    unsafe { put(out.status, status) }
-}
-
-pub(crate) unsafe fn cuStreamGetCaptureInfo(
+pub(crate) fn cuStreamGetCaptureInfo(
     stream: CUstream,
-    status: *mut u32,
-    id: *mut u64,
+    status: Out<'_, u32>,
+    id: Out<'_, u64>,
 ) -> Done {
     let out = InfoOut {
         status,
         id,
-        graph: std::ptr::null_mut(),
-        nodes: std::ptr::null_mut(),
-        edges: std::ptr::null_mut(),
-        count: std::ptr::null_mut(),
+        graph: Out::none(),
+        nodes: Out::none(),
+        edges: Out::none(),
+        count: Out::none(),
     };
-    // SAFETY: see the module's contract.
-    unsafe { capture_info(stream, &out) }
+    capture_info(stream, &out)
 }
 
-pub(crate) unsafe fn cuStreamGetCaptureInfo_v2(
+pub(crate) fn cuStreamGetCaptureInfo_v2(
     stream: CUstream,
-    status: *mut u32,
-    id: *mut u64,
-    graph: *mut CUgraph,
-    nodes: *mut *const CUgraphNode,
-    count: *mut usize,
+    status: Out<'_, u32>,
+    id: Out<'_, u64>,
+    graph: Out<'_, CUgraph>,
+    nodes: Out<'_, *const CUgraphNode>,
+    count: Out<'_, usize>,
 ) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe {
-        capture_info(
-            stream,
-            &InfoOut {
-                status,
-                id,
-                graph,
-                nodes,
-                edges: std::ptr::null_mut(),
-                count,
-            },
-        )
-    }
+    capture_info(
+        stream,
+        &InfoOut {
+            status,
+            id,
+            graph,
+            nodes,
+            edges: Out::none(),
+            count,
+        },
+    )
 }
 
-pub(crate) unsafe fn cuStreamGetCaptureInfo_v3(
+pub(crate) fn cuStreamGetCaptureInfo_v3(
     stream: CUstream,
-    status: *mut u32,
-    id: *mut u64,
-    graph: *mut CUgraph,
-    nodes: *mut *const CUgraphNode,
-    edges: *mut *const CUgraphEdgeData,
-    count: *mut usize,
+    status: Out<'_, u32>,
+    id: Out<'_, u64>,
+    graph: Out<'_, CUgraph>,
+    nodes: Out<'_, *const CUgraphNode>,
+    edges: Out<'_, *const CUgraphEdgeData>,
+    count: Out<'_, usize>,
 ) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe {
-        capture_info(
-            stream,
-            &InfoOut {
-                status,
-                id,
-                graph,
-                nodes,
-                edges,
-                count,
-            },
-        )
-    }
+    capture_info(
+        stream,
+        &InfoOut {
+            status,
+            id,
+            graph,
+            nodes,
+            edges,
+            count,
+        },
+    )
 }
 
 pub(crate) unsafe fn cuStreamUpdateCaptureDependencies(
@@ -412,7 +390,7 @@ pub(crate) unsafe fn cuStreamUpdateCaptureDependencies(
     count: usize,
     flags: u32,
 ) -> Done {
-    // SAFETY: see the module's contract.
+    // SAFETY: `nodes` has `count` entries: the driver API asks it of its callers.
     unsafe { cuStreamUpdateCaptureDependencies_v2(stream, nodes, std::ptr::null(), count, flags) }
 }
 
@@ -424,7 +402,7 @@ pub(crate) unsafe fn cuStreamUpdateCaptureDependencies_v2(
     flags: u32,
 ) -> Done {
     let driver = driver()?;
-    // SAFETY: arrays of `count` entries, as the caller says.
+    // SAFETY: arrays of `count` entries: the driver API asks it of its callers.
     let nodes = unsafe { check_edges(edges, count).and_then(|()| node_ids(driver, nodes, count)) };
     driver.update_dependencies(stream, nodes, flags)
 }

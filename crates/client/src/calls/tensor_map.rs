@@ -11,7 +11,7 @@ use outboard_wire::{
     messages,
 };
 
-use super::Done;
+use super::{Done, InOut, Out};
 use crate::state::{Driver, driver};
 
 const MAP_BYTES: usize = size_of::<CUtensorMap>();
@@ -77,30 +77,13 @@ impl Driver {
 }
 
 /// # Safety
-/// `values` is NULL or has `count` entries.
+/// `values` must be NULL or have `count` entries.
 unsafe fn list<T: Copy>(values: *const T, count: usize) -> Result<Vec<T>, CUresult> {
     if values.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: not NULL, so it has `count` entries by this function's contract.
     Ok(unsafe { std::slice::from_raw_parts(values, count) }.to_vec())
-}
-
-/// Checks the map of a call. The manual asks for an alignment of 64 bytes, the driver does not, and
-/// programs pass less.
-fn check_output(map: *mut CUtensorMap) -> Result<*mut CUtensorMap, CUresult> {
-    match map.is_null() {
-        true => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
-        false => Ok(map),
-    }
-}
-
-/// # Safety
-/// `map` has room for a map, however it is aligned.
-unsafe fn put_map(map: *mut CUtensorMap, value: CUtensorMap) -> Done {
-    // SAFETY: the caller's promise.
-    unsafe { map.write_unaligned(value) };
-    Ok(())
 }
 
 /// Checks a rank, which gives the lengths of the lists.
@@ -114,7 +97,7 @@ fn check_rank(rank: u32, least: usize) -> Result<usize, CUresult> {
 }
 
 pub(crate) unsafe fn cuTensorMapEncodeTiled(
-    map: *mut CUtensorMap,
+    map: Out<'_, CUtensorMap>,
     data_type: u32,
     rank: u32,
     address: *mut c_void,
@@ -127,8 +110,10 @@ pub(crate) unsafe fn cuTensorMapEncodeTiled(
     l2_promotion: u32,
     oob_fill: u32,
 ) -> Done {
-    let (driver, map, rank) = (driver()?, check_output(map)?, check_rank(rank, 1)?);
-    // SAFETY: lists of the lengths that the rank requires.
+    let driver = driver()?;
+    map.check()?;
+    let rank = check_rank(rank, 1)?;
+    // SAFETY: lists of the lengths that the rank requires: the driver API asks it of its callers.
     let arguments = unsafe {
         TensorMapArguments {
             data_type,
@@ -145,12 +130,11 @@ pub(crate) unsafe fn cuTensorMapEncodeTiled(
             ..TensorMapArguments::default()
         }
     };
-    // SAFETY: see the module's contract.
-    unsafe { put_map(map, driver.encode_tensor_map(TENSOR_MAP_TILED, &arguments)?) }
+    map.put(driver.encode_tensor_map(TENSOR_MAP_TILED, &arguments)?)
 }
 
 pub(crate) unsafe fn cuTensorMapEncodeIm2col(
-    map: *mut CUtensorMap,
+    map: Out<'_, CUtensorMap>,
     data_type: u32,
     rank: u32,
     address: *mut c_void,
@@ -166,8 +150,10 @@ pub(crate) unsafe fn cuTensorMapEncodeIm2col(
     l2_promotion: u32,
     oob_fill: u32,
 ) -> Done {
-    let (driver, map, rank) = (driver()?, check_output(map)?, check_rank(rank, 3)?);
-    // SAFETY: lists of the lengths that the rank requires.
+    let driver = driver()?;
+    map.check()?;
+    let rank = check_rank(rank, 3)?;
+    // SAFETY: lists of the lengths that the rank requires: the driver API asks it of its callers.
     let arguments = unsafe {
         TensorMapArguments {
             data_type,
@@ -186,17 +172,11 @@ pub(crate) unsafe fn cuTensorMapEncodeIm2col(
             ..TensorMapArguments::default()
         }
     };
-    // SAFETY: see the module's contract.
-    unsafe {
-        put_map(
-            map,
-            driver.encode_tensor_map(TENSOR_MAP_IM2COL, &arguments)?,
-        )
-    }
+    map.put(driver.encode_tensor_map(TENSOR_MAP_IM2COL, &arguments)?)
 }
 
 pub(crate) unsafe fn cuTensorMapEncodeIm2colWide(
-    map: *mut CUtensorMap,
+    map: Out<'_, CUtensorMap>,
     data_type: u32,
     rank: u32,
     address: *mut c_void,
@@ -213,8 +193,10 @@ pub(crate) unsafe fn cuTensorMapEncodeIm2colWide(
     l2_promotion: u32,
     oob_fill: u32,
 ) -> Done {
-    let (driver, map, rank) = (driver()?, check_output(map)?, check_rank(rank, 3)?);
-    // SAFETY: lists of the lengths that the rank requires.
+    let driver = driver()?;
+    map.check()?;
+    let rank = check_rank(rank, 3)?;
+    // SAFETY: lists of the lengths that the rank requires: the driver API asks it of its callers.
     let arguments = unsafe {
         TensorMapArguments {
             data_type,
@@ -234,52 +216,12 @@ pub(crate) unsafe fn cuTensorMapEncodeIm2colWide(
             ..TensorMapArguments::default()
         }
     };
-    // SAFETY: see the module's contract.
-    unsafe {
-        put_map(
-            map,
-            driver.encode_tensor_map(TENSOR_MAP_IM2COL_WIDE, &arguments)?,
-        )
-    }
+    map.put(driver.encode_tensor_map(TENSOR_MAP_IM2COL_WIDE, &arguments)?)
 }
 
 /// Asks the server: only the driver knows the position of the address in a map.
-pub(crate) unsafe fn cuTensorMapReplaceAddress(
-    map: *mut CUtensorMap,
-    address: *mut c_void,
-) -> Done {
-    let (driver, map) = (driver()?, check_output(map)?);
-    // SAFETY: a map of the caller's, checked above.
-    let before = unsafe { map.read_unaligned() };
-    // SAFETY: as above.
-    unsafe {
-        put_map(
-            map,
-            driver.replace_tensor_map_address(&before, address as u64)?,
-        )
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_map_is_written_wherever_it_lies() {
-        let mut room = [0_u8; MAP_BYTES + 64];
-        let value = CUtensorMap {
-            opaque: [0x0102_0304_0506_0708; 16],
-        };
-        for at in [0, 1, 8, 17, 32] {
-            room.fill(0);
-            let map = check_output(room[at..].as_mut_ptr().cast()).unwrap();
-            // SAFETY: room for a map.
-            unsafe { put_map(map, value) }.unwrap();
-            assert_eq!(
-                room[at..at + MAP_BYTES],
-                [8, 7, 6, 5, 4, 3, 2, 1].repeat(16)
-            );
-        }
-        assert!(check_output(std::ptr::null_mut()).is_err());
-    }
+pub(crate) fn cuTensorMapReplaceAddress(map: InOut<'_, CUtensorMap>, address: *mut c_void) -> Done {
+    let driver = driver()?;
+    let before = map.get()?;
+    map.put(driver.replace_tensor_map_address(&before, address as u64)?)
 }

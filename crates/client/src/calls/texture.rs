@@ -1,8 +1,6 @@
 //! Texture and surface objects. Kernels use the device's own number, so creating an object is a
 //! round trip. The client remembers the object's description.
 
-use std::ffi::c_void;
-
 use outboard_api::{
     CUresult,
     cuda::{CUarray, CUmipmappedArray, CUsurfObject, CUtexObject},
@@ -16,7 +14,7 @@ use outboard_wire::{
     messages,
 };
 
-use super::{Done, put};
+use super::{Done, In, Out, Untyped};
 use crate::state::{Driver, HandleKind, ObjectRecord, driver};
 
 type Resource = [u8; RESOURCE_DESC_BYTES];
@@ -69,32 +67,16 @@ impl Driver {
     }
 }
 
-/// # Safety
-/// `record` is NULL or a record of `N` bytes.
-unsafe fn read<const N: usize>(record: *const c_void) -> Option<[u8; N]> {
-    // SAFETY: the caller's promise; bytes have no alignment.
-    unsafe { record.cast::<[u8; N]>().as_ref() }.copied()
-}
-
-pub(crate) unsafe fn cuTexObjectCreate(
-    object: *mut CUtexObject,
-    resource: *const c_void,
-    sampler: *const c_void,
-    view: *const c_void,
+pub(crate) fn cuTexObjectCreate(
+    object: Out<'_, CUtexObject>,
+    Untyped(resource): Untyped<In<'_, Resource>>,
+    Untyped(sampler): Untyped<In<'_, [u8; TEXTURE_DESC_BYTES]>>,
+    Untyped(view): Untyped<In<'_, [u8; RESOURCE_VIEW_DESC_BYTES]>>,
 ) -> Done {
     let driver = driver()?;
     driver.contexts.current()?;
-    // SAFETY: NULL or records of the caller's.
-    let (resource, sampler, view) = unsafe {
-        (
-            read::<RESOURCE_DESC_BYTES>(resource),
-            read::<TEXTURE_DESC_BYTES>(sampler),
-            read::<RESOURCE_VIEW_DESC_BYTES>(view),
-        )
-    };
-    let (Some(resource), Some(sampler), false) = (resource, sampler, object.is_null()) else {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    };
+    let (resource, sampler, view) = (resource.get()?, sampler.get()?, view.get_optional());
+    object.check()?;
     driver.check_resource(&resource)?;
     let texture = driver.handles.mint(HandleKind::Texture);
     let message = messages::TextureCreate {
@@ -113,44 +95,34 @@ pub(crate) unsafe fn cuTexObjectCreate(
             view,
         },
     );
-    // SAFETY: see the module's contract.
-    unsafe { put(object, number) }
+    object.put(number)
 }
 
-pub(crate) unsafe fn cuTexObjectGetResourceDesc(
-    resource: *mut c_void,
+pub(crate) fn cuTexObjectGetResourceDesc(
+    Untyped(resource): Untyped<Out<'_, Resource>>,
     object: CUtexObject,
 ) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe {
-        put(
-            resource.cast::<Resource>(),
-            driver()?.object(HandleKind::Texture, object)?.resource,
-        )
-    }
+    resource.put(driver()?.object(HandleKind::Texture, object)?.resource)
 }
 
-pub(crate) unsafe fn cuTexObjectGetResourceViewDesc(
-    view: *mut c_void,
+pub(crate) fn cuTexObjectGetResourceViewDesc(
+    Untyped(view): Untyped<Out<'_, [u8; RESOURCE_VIEW_DESC_BYTES]>>,
     object: CUtexObject,
 ) -> Done {
     let record = driver()?.object(HandleKind::Texture, object)?;
     // A texture created without a view has none.
     let found = record.view.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    // SAFETY: see the module's contract.
-    unsafe { put(view.cast::<[u8; RESOURCE_VIEW_DESC_BYTES]>(), found) }
+    view.put(found)
 }
 
-pub(crate) unsafe fn cuSurfObjectCreate(
-    object: *mut CUsurfObject,
-    resource: *const c_void,
+pub(crate) fn cuSurfObjectCreate(
+    object: Out<'_, CUsurfObject>,
+    Untyped(resource): Untyped<In<'_, Resource>>,
 ) -> Done {
     let driver = driver()?;
     driver.contexts.current()?;
-    // SAFETY: NULL or a record of the caller's.
-    let resource = unsafe { read::<RESOURCE_DESC_BYTES>(resource) }
-        .filter(|_| !object.is_null())
-        .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let resource = resource.get()?;
+    object.check()?;
     // Surfaces need arrays.
     if word(&resource, 0) as u32 != CU_RESOURCE_TYPE_ARRAY {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -173,19 +145,12 @@ pub(crate) unsafe fn cuSurfObjectCreate(
             view: None,
         },
     );
-    // SAFETY: see the module's contract.
-    unsafe { put(object, number) }
+    object.put(number)
 }
 
-pub(crate) unsafe fn cuSurfObjectGetResourceDesc(
-    resource: *mut c_void,
+pub(crate) fn cuSurfObjectGetResourceDesc(
+    Untyped(resource): Untyped<Out<'_, Resource>>,
     object: CUsurfObject,
 ) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe {
-        put(
-            resource.cast::<Resource>(),
-            driver()?.object(HandleKind::Surface, object)?.resource,
-        )
-    }
+    resource.put(driver()?.object(HandleKind::Surface, object)?.resource)
 }

@@ -13,7 +13,7 @@ use outboard_api::{
 };
 use outboard_wire::messages;
 
-use super::{Done, put};
+use super::{Done, In, Out};
 use crate::{
     log,
     state::{
@@ -89,7 +89,7 @@ fn mappings(memory: &DeviceMemory, base: u64, bytes: u64) -> Result<Vec<Allocati
 }
 
 pub(crate) unsafe fn cuMemAddressReserve(
-    address: *mut CUdeviceptr,
+    address: Out<'_, CUdeviceptr>,
     bytes: usize,
     align: usize,
     wanted: CUdeviceptr,
@@ -108,22 +108,20 @@ pub(crate) unsafe fn cuMemAddressReserve(
         .memory
         .lock()
         .reserve_range(bytes, align as u64, wanted)?;
-    // SAFETY: see the module's contract.
-    unsafe { put(address, base) }
+    address.put(base)
 }
 
 pub(crate) unsafe fn cuMemAddressFree(address: CUdeviceptr, bytes: usize) -> Done {
     driver()?.memory.lock().free_range(address, bytes as u64)
 }
 
-pub(crate) unsafe fn cuMemGetAllocationGranularity(
-    granularity: *mut usize,
-    properties: *const CUmemAllocationProp,
+pub(crate) fn cuMemGetAllocationGranularity(
+    granularity: Out<'_, usize>,
+    properties: In<'_, CUmemAllocationProp>,
     option: u32,
 ) -> Done {
     let driver = driver()?;
-    // SAFETY: NULL or a record of the caller's.
-    let properties = unsafe { properties.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let properties = &properties.get()?;
     let (device, least) = match is_host(properties) {
         // Programs ask for the granularity first, and are refused when they allocate. Host memory
         // has the same granularity.
@@ -138,19 +136,17 @@ pub(crate) unsafe fn cuMemGetAllocationGranularity(
         CU_MEM_ALLOC_GRANULARITY_RECOMMENDED => driver.card(device)?.granularity_bytes.1.max(least),
         _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
     };
-    // SAFETY: see the module's contract.
-    unsafe { put(granularity, bytes as usize) }
+    granularity.put(bytes as usize)
 }
 
-pub(crate) unsafe fn cuMemCreate(
-    handle: *mut CUmemGenericAllocationHandle,
+pub(crate) fn cuMemCreate(
+    handle: Out<'_, CUmemGenericAllocationHandle>,
     bytes: usize,
-    properties: *const CUmemAllocationProp,
+    properties: In<'_, CUmemAllocationProp>,
     flags: u64,
 ) -> Done {
     let driver = driver()?;
-    // SAFETY: NULL or a record of the caller's.
-    let properties = unsafe { properties.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let properties = &properties.get()?;
     let (device, granularity) = driver.device_of_properties(properties)?;
     let bytes = bytes as u64;
     if handle.is_null() || bytes == 0 || !bytes.is_multiple_of(granularity) || flags != 0 {
@@ -185,8 +181,7 @@ pub(crate) unsafe fn cuMemCreate(
             driver.memory.lock().refund(device, bytes);
         })?;
     table.create(allocation, device, bytes, granted);
-    // SAFETY: see the module's contract.
-    unsafe { put(handle, allocation) }
+    handle.put(allocation)
 }
 
 impl Driver {
@@ -201,7 +196,7 @@ impl Driver {
     }
 }
 
-pub(crate) unsafe fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> Done {
+pub(crate) fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> Done {
     let driver = driver()?;
     let mut table = driver.virtual_memory.lock();
     match table.release(handle)? {
@@ -342,14 +337,13 @@ pub(crate) unsafe fn cuMemSetAccess(
     Ok(())
 }
 
-pub(crate) unsafe fn cuMemGetAccess(
-    flags: *mut u64,
-    location: *const CUmemLocation,
+pub(crate) fn cuMemGetAccess(
+    flags: Out<'_, u64>,
+    location: In<'_, CUmemLocation>,
     address: CUdeviceptr,
 ) -> Done {
     let driver = driver()?;
-    // SAFETY: NULL or a record of the caller's.
-    let location = unsafe { location.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let location = location.get()?;
     let is_host = matches!(
         location.kind,
         CU_MEM_LOCATION_TYPE_HOST | CU_MEM_LOCATION_TYPE_HOST_NUMA
@@ -371,33 +365,28 @@ pub(crate) unsafe fn cuMemGetAccess(
         // The driver's answer for memory that was not mapped by hand, whatever its real access.
         _ => CU_MEM_ACCESS_FLAGS_PROT_NONE,
     };
-    // SAFETY: see the module's contract.
-    unsafe { put(flags, u64::from(may)) }
+    flags.put(u64::from(may))
 }
 
 pub(crate) unsafe fn cuMemRetainAllocationHandle(
-    handle: *mut CUmemGenericAllocationHandle,
+    handle: Out<'_, CUmemGenericAllocationHandle>,
     address: *mut c_void,
 ) -> Done {
     let driver = driver()?;
-    if handle.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
+    handle.check()?;
     let mut table = driver.virtual_memory.lock();
     let kind = driver.memory.lock().find(address as u64).map(|a| a.kind);
     let Some(AllocationKind::Mapped { allocation, .. }) = kind else {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     };
     table.retain(allocation)?;
-    // SAFETY: see the module's contract.
-    unsafe { put(handle, allocation) }
+    handle.put(allocation)
 }
 
-pub(crate) unsafe fn cuMemGetAllocationPropertiesFromHandle(
-    properties: *mut CUmemAllocationProp,
+pub(crate) fn cuMemGetAllocationPropertiesFromHandle(
+    properties: Out<'_, CUmemAllocationProp>,
     handle: CUmemGenericAllocationHandle,
 ) -> Done {
     let found = driver()?.virtual_memory.lock().get(handle)?.properties;
-    // SAFETY: see the module's contract.
-    unsafe { put(properties, found) }
+    properties.put(found)
 }

@@ -135,19 +135,19 @@ pub(crate) fn per_thread(stream: CUstream) -> CUstream {
 
 /// Returns the stream of a launch's configuration.
 pub(crate) fn stream_of(config: *const CUlaunchConfig) -> Option<CUstream> {
-    // SAFETY: NULL, or the configuration of a caller who keeps to the driver API's manual.
+    // SAFETY: NULL or a configuration: the driver API asks it of its callers.
     unsafe { config.as_ref() }.map(|config| config.stream)
 }
 
 /// Runs a `_ptsz` call that takes its stream in a configuration.
 ///
 /// # Safety
-/// `config` is NULL or a configuration.
+/// `config` must be NULL or a configuration.
 pub(crate) unsafe fn with_per_thread_config<R>(
     config: *const CUlaunchConfig,
     call: impl FnOnce(*const CUlaunchConfig) -> R,
 ) -> R {
-    // SAFETY: the caller's promise.
+    // SAFETY: NULL or a configuration, by this function's contract.
     match unsafe { config.as_ref() } {
         Some(given) if given.stream.is_null() => call(&CUlaunchConfig {
             stream: CU_STREAM_PER_THREAD,

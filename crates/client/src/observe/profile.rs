@@ -36,7 +36,7 @@ pub(crate) fn hooks() -> Option<&'static Hooks> {
 /// Begins a call.
 ///
 /// # Safety
-/// `params` is valid until [`end`] has returned.
+/// `params` must be valid until [`end`] has returned.
 #[cold]
 pub(crate) unsafe fn begin(number: usize, params: *const c_void) -> Option<Begun> {
     let hooks = hooks()?;
@@ -69,7 +69,7 @@ pub(crate) fn end(begun: Begun, result: CUresult) {
             context: current(),
             ..begun.call
         };
-        // SAFETY: as above.
+        // SAFETY: the record outlives the hook, and `params` is valid by `begin`'s contract.
         unsafe { (hooks.driver_ends)(&mut call) };
     }
 }

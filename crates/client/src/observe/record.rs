@@ -153,24 +153,24 @@ pub(crate) fn connected(url: &str, driver_version: u32, devices: &[DeviceCard]) 
 /// Python module.
 ///
 /// # Safety
-/// `name` is NULL or a C string.
+/// `name` must be NULL or a C string.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn outboard_mark(name: *const c_char, is_end: i32) {
     if !conditions::is_recorded() {
         return;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: NULL or a C string, by this function's contract.
     unsafe { live::mark(name, is_end != 0, CALLS.len()) };
 }
 
 /// Entry point for NVTX, which loads the library that `NVTX_INJECTION64_PATH` names.
 ///
 /// # Safety
-/// Called by NVTX.
+/// `get_table` must be NVTX's function: NVTX calls this.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn InitializeInjectionNvtx2(
     get_table: Option<nvtx::GetExportTable>,
 ) -> i32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: NVTX's function, by this function's contract.
     unsafe { nvtx::initialize(get_table, CALLS.len()) }
 }

@@ -38,7 +38,7 @@ pub(crate) struct AllocParams {
 
 // SAFETY: the pointer is the program's. It is stored to be returned, and never followed.
 unsafe impl Send for AllocParams {}
-// SAFETY: as above.
+// SAFETY: no shared reference follows it either.
 unsafe impl Sync for AllocParams {}
 
 const _: () = assert!(size_of::<AllocParams>() == 120);
@@ -77,7 +77,7 @@ pub(crate) struct MemOpsRecord {
 
 // SAFETY: plain records; the pointers in them are never followed.
 unsafe impl Send for MemOpsRecord {}
-// SAFETY: as above.
+// SAFETY: shared references only read the records.
 unsafe impl Sync for MemOpsRecord {}
 
 impl MemOpsRecord {
@@ -131,7 +131,7 @@ pub(crate) struct KernelRecord {
 
 // SAFETY: the pointers lead into the record's own buffer, which is not written after its creation.
 unsafe impl Send for KernelRecord {}
-// SAFETY: as above.
+// SAFETY: shared references only read the buffer and the pointers into it.
 unsafe impl Sync for KernelRecord {}
 
 impl KernelRecord {

@@ -26,7 +26,7 @@ struct LogBuffer {
 
 impl Jit {
     /// # Safety
-    /// The arrays have `count` entries, as `cuModuleLoadDataEx` describes them.
+    /// The arrays must be NULL or have `count` entries, as `cuModuleLoadDataEx` describes them.
     pub(crate) unsafe fn read(
         count: u32,
         options: *mut u32,
@@ -44,10 +44,11 @@ impl Jit {
             (std::ptr::null_mut(), std::ptr::null_mut()),
         );
         for index in 0..count as usize {
-            // SAFETY: the caller's promise.
-            let (option, slot) = unsafe { (*options.add(index), values.add(index)) };
-            // SAFETY: as above.
-            let value = unsafe { *slot };
+            // SAFETY: not NULL, so they have `count` entries by this function's contract.
+            let (option, slot, value) = unsafe {
+                let slot = values.add(index);
+                (*options.add(index), slot, *slot)
+            };
             match option {
                 CU_JIT_INFO_LOG_BUFFER => info.0 = value.cast(),
                 CU_JIT_ERROR_LOG_BUFFER => error.0 = value.cast(),
@@ -92,7 +93,7 @@ impl Jit {
         ] {
             let Some(buffer) = buffer else { continue };
             let kept = text.len().min((room as usize).saturating_sub(1));
-            // SAFETY: the caller's buffer of `room` bytes and its size option.
+            // SAFETY: `read`'s options give a buffer of `room` bytes and the word of its size.
             unsafe {
                 if room > 0 {
                     std::ptr::copy_nonoverlapping(text.as_ptr().cast(), buffer.address, kept);

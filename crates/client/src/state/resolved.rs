@@ -119,7 +119,7 @@ impl Remembered {
     fn forget(&self) {
         if self.borrows.get() == 0 {
             self.gone.set(NONE);
-            // SAFETY: as in `remember`.
+            // SAFETY: `borrows` is 0, so nothing points to the stream.
             drop(unsafe { (*self.stream.get()).take() });
         }
     }

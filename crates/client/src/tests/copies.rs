@@ -117,7 +117,7 @@ fn long_copies_over_shm_go_through_staging() {
     let pieces = client.count("Copy");
     assert_eq!(pieces, LEN.div_ceil(MIB));
     assert_eq!(client.count("CopyOut"), 0);
-    // SAFETY: as above.
+    // SAFETY: the buffer has more bytes than are copied.
     let copied = unsafe { cuMemcpyHtoD_v2(address, out.as_ptr().cast(), LEN) };
     assert_eq!(copied, SUCCESS);
     assert_eq!(client.count("Copy"), 2 * pieces);

@@ -6,13 +6,12 @@ use super::*;
 macro_rules! answers {
     ($($age:ident $name:ident: $ty:ty = |$device:ident| $answer:expr;)*) => {
         $(
-            pub(crate) unsafe fn $name(device: nvmlDevice_t, out: *mut $ty) -> Result {
+            pub(crate) fn $name(device: nvmlDevice_t, out: Out<'_, $ty>) -> Result {
                 let found = Device::find(device, Age::$age)?;
-                check(out)?;
+                out.check()?;
                 let $device = found.get()?;
                 let answer: Option<$ty> = $answer;
-                // SAFETY: the caller's pointer.
-                unsafe { put(out, known(answer)?) }
+                out.put(known(answer)?)
             }
         )*
     };
@@ -60,18 +59,19 @@ answers! {
 macro_rules! pairs {
     ($($age:ident $name:ident: $ty:ty = |$device:ident| $answer:expr;)*) => {
         $(
-            pub(crate) unsafe fn $name(device: nvmlDevice_t, first: *mut $ty, second: *mut $ty) -> Result {
+            pub(crate) fn $name(
+                device: nvmlDevice_t,
+                first: Out<'_, $ty>,
+                second: Out<'_, $ty>,
+            ) -> Result {
                 let found = Device::find(device, Age::$age)?;
-                check(first)?;
-                check(second)?;
+                first.check()?;
+                second.check()?;
                 let $device = found.get()?;
                 let answer: Option<($ty, $ty)> = $answer;
                 let (a, b) = known(answer)?;
-                // SAFETY: the caller's pointers.
-                unsafe {
-                    put(first, a)?;
-                    put(second, b)
-                }
+                first.put(a)?;
+                second.put(b)
             }
         )*
     };
@@ -95,7 +95,7 @@ macro_rules! texts {
                 check(out)?;
                 let $device = found.get()?;
                 let answer: Option<&str> = $answer;
-                // SAFETY: the caller's buffer.
+                // SAFETY: NULL or room for `length` bytes: NVML asks it of its callers.
                 unsafe { put_text(out, length as usize, known(answer)?) }
             }
         )*
@@ -110,7 +110,7 @@ texts! {
     nvmlDeviceGetVbiosVersion = |d| d.vbios_version.as_deref();
 }
 
-pub(crate) unsafe fn nvmlDeviceValidateInforom(device: nvmlDevice_t) -> Result {
+pub(crate) fn nvmlDeviceValidateInforom(device: nvmlDevice_t) -> Result {
     let found = Device::find(device, Age::Any)?;
     match found.get()?.inforom_status {
         Some(0) => Ok(()),
@@ -129,6 +129,6 @@ pub(crate) unsafe fn nvmlDeviceGetGspFirmwareVersion(
 ) -> Result {
     let found = Device::find(device, Age::Any)?;
     let answer = known(found.get()?.gsp_firmware_version.as_deref())?;
-    // SAFETY: the caller's buffer has this length.
+    // SAFETY: NULL or room for so many bytes: NVML asks it of its callers.
     unsafe { put_text(version, GSP_FIRMWARE_VERSION_BYTES as usize, answer) }
 }

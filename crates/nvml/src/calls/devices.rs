@@ -1,7 +1,5 @@
 //! Counting devices and finding them.
 
-use std::ffi::CStr;
-
 use outboard_wire::doc::NvmlPci;
 
 use super::*;
@@ -11,70 +9,54 @@ use crate::types::{nvmlUUID_t, struct_version};
 const UUID_ASCII: u32 = 1;
 const UUID_BINARY: u32 = 2;
 
-pub(crate) unsafe fn nvmlDeviceGetCount_v2(count: *mut u32) -> Result {
+pub(crate) fn nvmlDeviceGetCount_v2(count: Out<'_, u32>) -> Result {
     let snapshot = session::snapshot(Age::Any)?;
-    // SAFETY: the caller's pointer.
-    unsafe { put(count, snapshot.content.devices.len() as u32) }
+    count.put(snapshot.content.devices.len() as u32)
 }
 
-pub(crate) unsafe fn nvmlDeviceGetHandleByIndex_v2(
-    index: u32,
-    device: *mut nvmlDevice_t,
-) -> Result {
+pub(crate) fn nvmlDeviceGetHandleByIndex_v2(index: u32, device: Out<'_, nvmlDevice_t>) -> Result {
     let snapshot = session::snapshot(Age::Any)?;
-    check(device)?;
+    device.check()?;
     if index as usize >= snapshot.content.devices.len() {
         return Err(nvmlReturn_t::INVALID_ARGUMENT);
     }
-    // SAFETY: the caller's pointer.
-    unsafe { put(device, handle_of(index as usize)) }
+    device.put(handle_of(index as usize))
 }
 
-pub(crate) unsafe fn nvmlDeviceGetIndex(device: nvmlDevice_t, index: *mut u32) -> Result {
+pub(crate) fn nvmlDeviceGetIndex(device: nvmlDevice_t, index: Out<'_, u32>) -> Result {
     let found = Device::find(device, Age::Any)?;
-    // SAFETY: the caller's pointer.
-    unsafe { put(index, found.index as u32) }
+    index.put(found.index as u32)
 }
 
-pub(crate) unsafe fn nvmlDeviceGetHandleByUUID(
-    uuid: *const c_char,
-    device: *mut nvmlDevice_t,
-) -> Result {
-    // SAFETY: the caller's pointers.
-    unsafe { find_by_text(uuid, device, |d, text| Ok(d.uuid == text)) }
+pub(crate) fn nvmlDeviceGetHandleByUUID(uuid: Text<'_>, device: Out<'_, nvmlDevice_t>) -> Result {
+    find_by_text(uuid, device, |d, text| Ok(d.uuid == text))
 }
 
-pub(crate) unsafe fn nvmlDeviceGetHandleBySerial(
-    serial: *const c_char,
-    device: *mut nvmlDevice_t,
+pub(crate) fn nvmlDeviceGetHandleBySerial(
+    serial: Text<'_>,
+    device: Out<'_, nvmlDevice_t>,
 ) -> Result {
-    // SAFETY: the caller's pointers.
-    unsafe {
-        find_by_text(serial, device, |d, text| {
-            Ok(d.serial.as_deref() == Some(text))
-        })
-    }
+    find_by_text(serial, device, |d, text| {
+        Ok(d.serial.as_deref() == Some(text))
+    })
 }
 
-pub(crate) unsafe fn nvmlDeviceGetHandleByPciBusId_v2(
-    bus_id: *const c_char,
-    device: *mut nvmlDevice_t,
+pub(crate) fn nvmlDeviceGetHandleByPciBusId_v2(
+    bus_id: Text<'_>,
+    device: Out<'_, nvmlDevice_t>,
 ) -> Result {
-    // SAFETY: the caller's pointers.
-    unsafe {
-        find_by_text(bus_id, device, |d, text| {
-            let wanted = parse_bus_id(text).ok_or(nvmlReturn_t::INVALID_ARGUMENT)?;
-            Ok(wanted == pci_address_of(&d.pci))
-        })
-    }
+    find_by_text(bus_id, device, |d, text| {
+        let wanted = parse_bus_id(text).ok_or(nvmlReturn_t::INVALID_ARGUMENT)?;
+        Ok(wanted == pci_address_of(&d.pci))
+    })
 }
 
 pub(crate) unsafe fn nvmlDeviceGetHandleByUUIDV(
     uuid: *const nvmlUUID_t,
-    device: *mut nvmlDevice_t,
+    device: Out<'_, nvmlDevice_t>,
 ) -> Result {
     let snapshot = session::snapshot(Age::Any)?;
-    check(device)?;
+    device.check()?;
     if uuid.is_null() {
         return Err(nvmlReturn_t::INVALID_ARGUMENT);
     }
@@ -83,7 +65,7 @@ pub(crate) unsafe fn nvmlDeviceGetHandleByUUIDV(
     if unsafe { uuid.cast::<u32>().read_unaligned() } != struct_version::<nvmlUUID_t>(1) {
         return Err(nvmlReturn_t::ARGUMENT_VERSION_MISMATCH);
     }
-    // SAFETY: null was refused, and the caller says that the record has this version.
+    // SAFETY: null was refused, and a record with this version is a `nvmlUUID_t`.
     let uuid = unsafe { uuid.read_unaligned() };
     let matches = |text: &str| match uuid.type_ {
         UUID_ASCII => uuid.value.split(|b| *b == 0).next() == Some(text.as_bytes()),
@@ -97,29 +79,23 @@ pub(crate) unsafe fn nvmlDeviceGetHandleByUUIDV(
         .devices
         .iter()
         .position(|d| matches(&d.uuid));
-    // SAFETY: the caller's pointer.
-    unsafe { put(device, handle_of(index.ok_or(nvmlReturn_t::NOT_FOUND)?)) }
+    device.put(handle_of(index.ok_or(nvmlReturn_t::NOT_FOUND)?))
 }
 
-/// # Safety
-/// `text` is null or a C string; `device` is null or writable.
-unsafe fn find_by_text(
-    text: *const c_char,
-    device: *mut nvmlDevice_t,
+fn find_by_text(
+    text: Text<'_>,
+    device: Out<'_, nvmlDevice_t>,
     is_it: impl Fn(&NvmlDevice, &str) -> Result<bool>,
 ) -> Result {
     let snapshot = session::snapshot(Age::Any)?;
-    check(device)?;
-    if text.is_null() {
-        return Err(nvmlReturn_t::INVALID_ARGUMENT);
-    }
-    // SAFETY: null was refused; the caller passes a string that ends with a NUL, as NVML asks.
-    let text = unsafe { CStr::from_ptr(text) };
-    let text = text.to_str().map_err(|_| nvmlReturn_t::INVALID_ARGUMENT)?;
+    device.check()?;
+    let text = text
+        .get()?
+        .to_str()
+        .map_err(|_| nvmlReturn_t::INVALID_ARGUMENT)?;
     for (index, candidate) in snapshot.content.devices.iter().enumerate() {
         if is_it(candidate, text)? {
-            // SAFETY: the caller's pointer.
-            return unsafe { put(device, handle_of(index)) };
+            return device.put(handle_of(index));
         }
     }
     Err(nvmlReturn_t::NOT_FOUND)

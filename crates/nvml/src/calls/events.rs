@@ -19,20 +19,19 @@ const SET_FIRST: usize = 0x0b0e_0000;
 /// Interval at which a wait checks whether another thread shut the library down.
 const WAIT_STEP: Duration = Duration::from_millis(50);
 
-pub(crate) unsafe fn nvmlEventSetCreate(set: *mut nvmlEventSet_t) -> Result {
+pub(crate) fn nvmlEventSetCreate(set: Out<'_, nvmlEventSet_t>) -> Result {
     initialised()?;
-    check(set)?;
+    set.check()?;
     let before = SETS
         .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |sets| {
             (sets != u64::MAX).then_some(sets | (sets + 1))
         })
         .map_err(|_| nvmlReturn_t::INSUFFICIENT_RESOURCES)?;
     let number = before.trailing_ones() as usize;
-    // SAFETY: the caller's pointer.
-    unsafe { put(set, nvmlEventSet_t(SET_FIRST + number * HANDLE_STRIDE)) }
+    set.put(nvmlEventSet_t(SET_FIRST + number * HANDLE_STRIDE))
 }
 
-pub(crate) unsafe fn nvmlEventSetFree(set: nvmlEventSet_t) -> Result {
+pub(crate) fn nvmlEventSetFree(set: nvmlEventSet_t) -> Result {
     initialised()?;
     let bit = bit_of(set)?;
     match SETS.fetch_and(!bit, Ordering::Relaxed) & bit {
@@ -41,14 +40,14 @@ pub(crate) unsafe fn nvmlEventSetFree(set: nvmlEventSet_t) -> Result {
     }
 }
 
-pub(crate) unsafe fn nvmlEventSetWait(
+pub(crate) fn nvmlEventSetWait(
     set: nvmlEventSet_t,
-    data: *mut nvmlEventData_t,
+    data: Out<'_, nvmlEventData_t>,
     timeoutms: u32,
 ) -> Result {
     initialised()?;
     exists(set)?;
-    check(data)?;
+    data.check()?;
     let (start, timeout) = (Instant::now(), Duration::from_millis(timeoutms.into()));
     while let Some(left) = timeout.checked_sub(start.elapsed()) {
         thread::sleep(left.min(WAIT_STEP));
@@ -57,17 +56,16 @@ pub(crate) unsafe fn nvmlEventSetWait(
     Err(nvmlReturn_t::TIMEOUT)
 }
 
-pub(crate) unsafe fn nvmlDeviceGetSupportedEventTypes(
+pub(crate) fn nvmlDeviceGetSupportedEventTypes(
     device: nvmlDevice_t,
-    event_types: *mut u64,
+    event_types: Out<'_, u64>,
 ) -> Result {
-    check(event_types)?;
+    event_types.check()?;
     Device::find(device, Age::Any)?;
-    // SAFETY: the caller's pointer.
-    unsafe { put(event_types, 0) }
+    event_types.put(0)
 }
 
-pub(crate) unsafe fn nvmlDeviceRegisterEvents(
+pub(crate) fn nvmlDeviceRegisterEvents(
     device: nvmlDevice_t,
     event_types: u64,
     set: nvmlEventSet_t,

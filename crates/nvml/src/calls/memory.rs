@@ -15,9 +15,9 @@ const AGGREGATE: u32 = 1;
 /// `NVML_FI_DEV_REMAPPED_*`: by correctable errors, by uncorrectable ones, pending, failed.
 const REMAPPED_FIELDS: [u32; 4] = [142, 143, 144, 145];
 
-pub(crate) unsafe fn nvmlDeviceGetMemoryInfo(
+pub(crate) fn nvmlDeviceGetMemoryInfo(
     device: nvmlDevice_t,
-    memory: *mut nvmlMemory_t,
+    memory: Out<'_, nvmlMemory_t>,
 ) -> Result {
     let found = Device::find(device, Age::Now)?;
     let of = found.get()?.memory;
@@ -27,18 +27,16 @@ pub(crate) unsafe fn nvmlDeviceGetMemoryInfo(
         // This version of the record counts reserved memory as used.
         used: of.used_bytes.saturating_add(of.reserved_bytes.unwrap_or(0)),
     };
-    // SAFETY: the caller's record.
-    unsafe { put(memory, info) }
+    memory.put(info)
 }
 
-pub(crate) unsafe fn nvmlDeviceGetMemoryInfo_v2(
+pub(crate) fn nvmlDeviceGetMemoryInfo_v2(
     device: nvmlDevice_t,
-    memory: *mut nvmlMemory_v2_t,
+    memory: Versioned<'_, nvmlMemory_v2_t>,
 ) -> Result {
     let found = Device::find(device, Age::Now)?;
     let version = struct_version::<nvmlMemory_v2_t>(2);
-    // SAFETY: the caller's record, which starts with its version.
-    unsafe { check_version(memory.cast(), version)? };
+    let memory = memory.of(version)?;
     let of = found.get()?.memory;
     let info = nvmlMemory_v2_t {
         version,
@@ -47,49 +45,46 @@ pub(crate) unsafe fn nvmlDeviceGetMemoryInfo_v2(
         free: of.free_bytes,
         used: of.used_bytes,
     };
-    // SAFETY: the caller's record, of this version.
-    unsafe { put(memory, info) }
+    memory.put(info)
 }
 
-pub(crate) unsafe fn nvmlDeviceGetBAR1MemoryInfo(
+pub(crate) fn nvmlDeviceGetBAR1MemoryInfo(
     device: nvmlDevice_t,
-    bar1: *mut nvmlBAR1Memory_t,
+    bar1: Out<'_, nvmlBAR1Memory_t>,
 ) -> Result {
     let found = Device::find(device, Age::Now)?;
-    check(bar1)?;
+    bar1.check()?;
     let (total, free, used) = known(found.get()?.bar1_bytes)?;
     let info = nvmlBAR1Memory_t {
         bar1_total: total,
         bar1_free: free,
         bar1_used: used,
     };
-    // SAFETY: the caller's record.
-    unsafe { put(bar1, info) }
+    bar1.put(info)
 }
 
-pub(crate) unsafe fn nvmlDeviceGetUtilizationRates(
+pub(crate) fn nvmlDeviceGetUtilizationRates(
     device: nvmlDevice_t,
-    rates: *mut nvmlUtilization_t,
+    rates: Out<'_, nvmlUtilization_t>,
 ) -> Result {
     let found = Device::find(device, Age::Now)?;
-    check(rates)?;
+    rates.check()?;
     let of = found.get()?;
     let info = nvmlUtilization_t {
         gpu: known(of.utilization_gpu)?,
         memory: known(of.utilization_memory)?,
     };
-    // SAFETY: the caller's record.
-    unsafe { put(rates, info) }
+    rates.put(info)
 }
 
-pub(crate) unsafe fn nvmlDeviceGetTotalEccErrors(
+pub(crate) fn nvmlDeviceGetTotalEccErrors(
     device: nvmlDevice_t,
     error_type: u32,
     counter_type: u32,
-    count: *mut u64,
+    count: Out<'_, u64>,
 ) -> Result {
     let found = Device::find(device, Age::Now)?;
-    check(count)?;
+    count.check()?;
     let of = found.get()?;
     let counters = match error_type {
         CORRECTED => of.ecc_corrected,
@@ -101,21 +96,20 @@ pub(crate) unsafe fn nvmlDeviceGetTotalEccErrors(
         AGGREGATE => counters.1,
         _ => return Err(nvmlReturn_t::INVALID_ARGUMENT),
     };
-    // SAFETY: the caller's pointer.
-    unsafe { put(count, known(answer)?) }
+    count.put(known(answer)?)
 }
 
-pub(crate) unsafe fn nvmlDeviceGetRemappedRows(
+pub(crate) fn nvmlDeviceGetRemappedRows(
     device: nvmlDevice_t,
-    correctable: *mut u32,
-    uncorrectable: *mut u32,
-    pending: *mut u32,
-    failed: *mut u32,
+    correctable: Out<'_, u32>,
+    uncorrectable: Out<'_, u32>,
+    pending: Out<'_, u32>,
+    failed: Out<'_, u32>,
 ) -> Result {
     let found = Device::find(device, Age::Now)?;
     let outs = [correctable, uncorrectable, pending, failed];
     for out in outs {
-        check(out)?;
+        out.check()?;
     }
     let mut answers = [0; 4];
     for (answer, id) in answers.iter_mut().zip(REMAPPED_FIELDS) {
@@ -123,8 +117,7 @@ pub(crate) unsafe fn nvmlDeviceGetRemappedRows(
         *answer = known(field)?.bits as u32;
     }
     for (out, answer) in outs.into_iter().zip(answers) {
-        // SAFETY: the caller's pointer.
-        unsafe { put(out, answer)? };
+        out.put(answer)?;
     }
     Ok(())
 }
@@ -142,10 +135,9 @@ pub(crate) unsafe fn nvmlDeviceGetFieldValues(
         return Err(nvmlReturn_t::INVALID_ARGUMENT);
     }
     for index in 0..count {
-        // SAFETY: the caller's array has this many records.
-        let at = unsafe { values.add(index) };
-        // SAFETY: as above.
-        let mut value = unsafe { at.read_unaligned() };
+        // SAFETY: not NULL, and of `count` records that may be written: NVML asks it of callers.
+        let record: InOut<'_, nvmlFieldValue_t> = unsafe { InOut::from_c(values.add(index)) };
+        let mut value = record.get()?;
         let field = found
             .get()?
             .fields
@@ -161,23 +153,7 @@ pub(crate) unsafe fn nvmlDeviceGetFieldValues(
             }
             None => value.nvml_return = nvmlReturn_t::NOT_SUPPORTED,
         }
-        // SAFETY: as above.
-        unsafe { at.write_unaligned(value) };
+        record.put(value)?;
     }
     Ok(())
-}
-
-/// Checks the version at the start of a caller's record.
-///
-/// # Safety
-/// `record` is null or readable.
-pub(super) unsafe fn check_version(record: *const u32, version: u32) -> Result {
-    if record.is_null() {
-        return Err(nvmlReturn_t::INVALID_ARGUMENT);
-    }
-    // SAFETY: null was refused, and the caller promised that the version is readable.
-    match unsafe { record.read_unaligned() } == version {
-        true => Ok(()),
-        false => Err(nvmlReturn_t::ARGUMENT_VERSION_MISMATCH),
-    }
 }

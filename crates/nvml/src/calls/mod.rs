@@ -14,8 +14,9 @@ mod private;
 mod processes;
 mod sensors;
 
-use std::{ffi::c_char, sync::Arc};
+use std::{ffi::c_char, marker::PhantomData, sync::Arc};
 
+use outboard_api::argument::{self, Argument};
 use outboard_wire::doc::NvmlDevice;
 
 pub(crate) use self::{
@@ -26,6 +27,12 @@ use crate::{
     session::{self, Age, Snapshot},
     types::{Result, nvmlDevice_t, nvmlReturn_t},
 };
+
+// Pointers of the program's, as the entry points give them to the served calls.
+pub(crate) type Out<'c, T> = argument::Out<'c, T, nvmlReturn_t>;
+pub(crate) type InOut<'c, T> = argument::InOut<'c, T, nvmlReturn_t>;
+type In<'c, T> = argument::In<'c, T, nvmlReturn_t>;
+type Text<'c> = argument::Text<'c, nvmlReturn_t>;
 
 /// The handle of the first device. Each further handle is one stride higher; none is null or an
 /// address of ours.
@@ -71,7 +78,7 @@ fn known<T>(value: Option<T>) -> Result<T> {
     value.ok_or(nvmlReturn_t::NOT_SUPPORTED)
 }
 
-/// Refuses a null pointer, before the server is asked.
+/// Refuses a null array, before the server is asked.
 fn check<T>(out: *mut T) -> Result {
     match out.is_null() {
         true => Err(nvmlReturn_t::INVALID_ARGUMENT),
@@ -79,20 +86,55 @@ fn check<T>(out: *mut T) -> Result {
     }
 }
 
-/// # Safety
-/// `out` is null or writable.
-unsafe fn put<T>(out: *mut T, value: T) -> Result {
-    check(out)?;
-    // SAFETY: `check` refused null, and the caller promised that the rest is writable. C programs
-    // do not always align it.
-    unsafe { out.write_unaligned(value) };
-    Ok(())
+/// A record that begins with its version: null, or as long as its version says, and writable.
+pub(crate) struct Versioned<'c, T> {
+    record: *mut T,
+    call: PhantomData<&'c T>,
+}
+
+impl<T> Argument<*mut T> for Versioned<'_, T> {
+    unsafe fn from_c(record: *mut T) -> Self {
+        Versioned {
+            record,
+            call: PhantomData,
+        }
+    }
+}
+
+impl<'c, T> Versioned<'c, T> {
+    fn check(&self) -> Result {
+        check(self.record)
+    }
+
+    /// Returns the record if it has this version, which must be `T`'s: [`struct_version`] has the
+    /// length of `T` in it.
+    fn of(&self, version: u32) -> Result<InOut<'c, T>> {
+        self.check()?;
+        // SAFETY: not null, and every version of a record begins with its version.
+        let given = unsafe { self.record.cast::<u32>().read_unaligned() };
+        match given == version {
+            // SAFETY: the record has the version of `T`, so it is as long.
+            true => Ok(unsafe { InOut::from_c(self.record) }),
+            false => Err(nvmlReturn_t::ARGUMENT_VERSION_MISMATCH),
+        }
+    }
+
+    /// Takes the record for one of another version.
+    ///
+    /// # Safety
+    /// A record with the version of `U` must be a `U`.
+    unsafe fn cast<U>(&self) -> Versioned<'c, U> {
+        Versioned {
+            record: self.record.cast(),
+            call: PhantomData,
+        }
+    }
 }
 
 /// Writes `text` and a NUL.
 ///
 /// # Safety
-/// `out` is null or has room for `length` bytes.
+/// `out` must be null or have room for `length` bytes.
 unsafe fn put_text(out: *mut c_char, length: usize, text: &str) -> Result {
     check(out)?;
     let bytes = without_nul(text);

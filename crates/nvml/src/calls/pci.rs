@@ -12,8 +12,9 @@ const RECEIVED: u32 = 1;
 /// Fills the first version of the record, for programs of NVML 1.
 pub(crate) unsafe fn nvmlDeviceGetPciInfo(device: nvmlDevice_t, pci: *mut nvmlPciInfo_t) -> Result {
     let found = Device::find(device, Age::Any)?;
-    // SAFETY: the caller's record is of the first version.
-    unsafe { put(pci.cast(), first_version(&found.get()?.pci)) }
+    // SAFETY: the record of this call is of the first version: NVML asks it of its callers.
+    let out: Out<'_, nvmlPciInfo_v1_t> = unsafe { Out::from_c(pci.cast()) };
+    out.put(first_version(&found.get()?.pci))
 }
 
 pub(crate) unsafe fn nvmlDeviceGetPciInfo_v2(
@@ -27,34 +28,30 @@ pub(crate) unsafe fn nvmlDeviceGetPciInfo_v2(
         pci_sub_system_id: of.subsystem_id,
         reserved: [0; 4],
     };
-    // SAFETY: the caller's record is of the second version.
-    unsafe { put(pci.cast(), info) }
+    // SAFETY: the record of this call is of the second version: NVML asks it of its callers.
+    let out: Out<'_, nvmlPciInfo_v2_t> = unsafe { Out::from_c(pci.cast()) };
+    out.put(info)
 }
 
-pub(crate) unsafe fn nvmlDeviceGetPciInfo_v3(
-    device: nvmlDevice_t,
-    pci: *mut nvmlPciInfo_t,
-) -> Result {
+pub(crate) fn nvmlDeviceGetPciInfo_v3(device: nvmlDevice_t, pci: Out<'_, nvmlPciInfo_t>) -> Result {
     let found = Device::find(device, Age::Any)?;
-    // SAFETY: the caller's record.
-    unsafe { put(pci, record(&found.get()?.pci)) }
+    pci.put(record(&found.get()?.pci))
 }
 
-pub(crate) unsafe fn nvmlDeviceGetPcieThroughput(
+pub(crate) fn nvmlDeviceGetPcieThroughput(
     device: nvmlDevice_t,
     counter: u32,
-    value: *mut u32,
+    value: Out<'_, u32>,
 ) -> Result {
     let found = Device::find(device, Age::Sampled)?;
-    check(value)?;
+    value.check()?;
     let answer = found.get()?.pci.throughput_kilobytes_per_s;
     let answer = match counter {
         TRANSMITTED => answer.map(|(transmitted, _)| transmitted),
         RECEIVED => answer.map(|(_, received)| received),
         _ => return Err(nvmlReturn_t::INVALID_ARGUMENT),
     };
-    // SAFETY: the caller's pointer.
-    unsafe { put(value, known(answer)?) }
+    value.put(known(answer)?)
 }
 
 /// Fills the third version of the record.

@@ -3,7 +3,7 @@
 
 use outboard_wire::doc::{NvmlAnswer, NvmlFabric, NvmlLink, NvmlPeer};
 
-use super::{memory::check_version, pci::record, *};
+use super::{pci::record, *};
 use crate::types::{
     nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t, nvmlPciInfo_t,
     struct_version,
@@ -20,27 +20,24 @@ fn said((status, value): NvmlAnswer) -> Result<u32> {
     }
 }
 
-/// # Safety
-/// `out` is null or writable.
-unsafe fn put_of_pair(
+fn put_of_pair(
     device1: nvmlDevice_t,
     device2: nvmlDevice_t,
-    out: *mut u32,
+    out: Out<'_, u32>,
     answer: impl Fn(&NvmlPeer) -> Result<u32>,
 ) -> Result {
     let found = Device::find(device1, Age::Any)?;
     let other = Device::find(device2, Age::Any)?;
-    check(out)?;
+    out.check()?;
     let peer = known(found.get()?.peers.get(other.index))?;
-    // SAFETY: the caller's pointer.
-    unsafe { put(out, answer(peer)?) }
+    out.put(answer(peer)?)
 }
 
-pub(crate) unsafe fn nvmlDeviceGetP2PStatus(
+pub(crate) fn nvmlDeviceGetP2PStatus(
     device1: nvmlDevice_t,
     device2: nvmlDevice_t,
     p2p_index: u32,
-    p2p_status: *mut u32,
+    p2p_status: Out<'_, u32>,
 ) -> Result {
     let answer = |peer: &NvmlPeer| {
         // The answer for the first invalid index holds for all invalid ones.
@@ -51,28 +48,26 @@ pub(crate) unsafe fn nvmlDeviceGetP2PStatus(
                 .ok_or(nvmlReturn_t::NOT_SUPPORTED)?,
         )
     };
-    // SAFETY: the caller's pointer.
-    unsafe { put_of_pair(device1, device2, p2p_status, answer) }
+    put_of_pair(device1, device2, p2p_status, answer)
 }
 
-pub(crate) unsafe fn nvmlDeviceGetTopologyCommonAncestor(
+pub(crate) fn nvmlDeviceGetTopologyCommonAncestor(
     device1: nvmlDevice_t,
     device2: nvmlDevice_t,
-    path_info: *mut u32,
+    path_info: Out<'_, u32>,
 ) -> Result {
-    // SAFETY: the caller's pointer.
-    unsafe { put_of_pair(device1, device2, path_info, |peer| said(peer.ancestor)) }
+    put_of_pair(device1, device2, path_info, |peer| said(peer.ancestor))
 }
 
 /// Lists the devices that are at most as far from a device as the level says.
 pub(crate) unsafe fn nvmlDeviceGetTopologyNearestGpus(
     device: nvmlDevice_t,
     level: u32,
-    count: *mut u32,
+    count: InOut<'_, u32>,
     devices: *mut nvmlDevice_t,
 ) -> Result {
     let found = Device::find(device, Age::Any)?;
-    check(count)?;
+    let room = count.get()? as usize;
     let peers = found.get()?.peers.iter().enumerate();
     let near: Vec<nvmlDevice_t> = peers
         .filter(|(index, peer)| {
@@ -80,29 +75,24 @@ pub(crate) unsafe fn nvmlDeviceGetTopologyNearestGpus(
         })
         .map(|(index, _)| handle_of(index))
         .collect();
-    // SAFETY: null was refused above; the caller's count is readable, as NVML asks of it.
-    let room = unsafe { count.read_unaligned() } as usize;
     if room > 0 {
         check(devices)?;
     }
     for (index, handle) in near.iter().take(room).enumerate() {
-        // SAFETY: as much room as the caller said.
-        unsafe { put(devices.add(index), *handle)? };
+        // SAFETY: not null, with room for `*count` handles: NVML asks it of its callers.
+        unsafe { devices.add(index).write_unaligned(*handle) };
     }
-    // SAFETY: the caller's pointer.
-    unsafe { put(count, near.len() as u32) }
+    count.put(near.len() as u32)
 }
 
-/// # Safety
-/// `out` is null or writable.
-unsafe fn put_of_link<T>(
+fn put_of_link<T>(
     device: nvmlDevice_t,
     link: u32,
-    out: *mut T,
+    out: Out<'_, T>,
     answer: impl Fn(&NvmlLink) -> Result<T>,
 ) -> Result {
     let found = Device::find(device, Age::Any)?;
-    check(out)?;
+    out.check()?;
     let links = &found.get()?.nvlinks;
     if links.is_empty() {
         return Err(nvmlReturn_t::NOT_SUPPORTED);
@@ -110,59 +100,53 @@ unsafe fn put_of_link<T>(
     let link = links
         .get(link as usize)
         .ok_or(nvmlReturn_t::INVALID_ARGUMENT)?;
-    // SAFETY: the caller's pointer.
-    unsafe { put(out, answer(link)?) }
+    out.put(answer(link)?)
 }
 
-pub(crate) unsafe fn nvmlDeviceGetNvLinkState(
+pub(crate) fn nvmlDeviceGetNvLinkState(
     device: nvmlDevice_t,
     link: u32,
-    is_active: *mut u32,
+    is_active: Out<'_, u32>,
 ) -> Result {
-    // SAFETY: the caller's pointer.
-    unsafe { put_of_link(device, link, is_active, |l| said(l.state)) }
+    put_of_link(device, link, is_active, |l| said(l.state))
 }
 
-pub(crate) unsafe fn nvmlDeviceGetNvLinkVersion(
+pub(crate) fn nvmlDeviceGetNvLinkVersion(
     device: nvmlDevice_t,
     link: u32,
-    version: *mut u32,
+    version: Out<'_, u32>,
 ) -> Result {
-    // SAFETY: the caller's pointer.
-    unsafe { put_of_link(device, link, version, |l| said(l.version)) }
+    put_of_link(device, link, version, |l| said(l.version))
 }
 
-pub(crate) unsafe fn nvmlDeviceGetNvLinkCapability(
+pub(crate) fn nvmlDeviceGetNvLinkCapability(
     device: nvmlDevice_t,
     link: u32,
     capability: u32,
-    result: *mut u32,
+    result: Out<'_, u32>,
 ) -> Result {
     let answer = |l: &NvmlLink| {
         let known = l.capabilities.get(capability as usize);
         said(*known.ok_or(nvmlReturn_t::INVALID_ARGUMENT)?)
     };
-    // SAFETY: the caller's pointer.
-    unsafe { put_of_link(device, link, result, answer) }
+    put_of_link(device, link, result, answer)
 }
 
-pub(crate) unsafe fn nvmlDeviceGetNvLinkRemoteDeviceType(
+pub(crate) fn nvmlDeviceGetNvLinkRemoteDeviceType(
     device: nvmlDevice_t,
     link: u32,
-    remote_type: *mut u32,
+    remote_type: Out<'_, u32>,
 ) -> Result {
-    // SAFETY: the caller's pointer.
-    unsafe { put_of_link(device, link, remote_type, |l| said(l.remote_type)) }
+    put_of_link(device, link, remote_type, |l| said(l.remote_type))
 }
 
-pub(crate) unsafe fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
+pub(crate) fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
     device: nvmlDevice_t,
     link: u32,
-    pci: *mut nvmlPciInfo_t,
+    pci: Out<'_, nvmlPciInfo_t>,
 ) -> Result {
     let answer = |l: &NvmlLink| Ok(record(known(l.remote.as_ref())?));
-    // SAFETY: the caller's record.
-    unsafe { put_of_link(device, link, pci, answer) }
+    put_of_link(device, link, pci, answer)
 }
 
 fn first_fabric(of: &NvmlFabric) -> nvmlGpuFabricInfo_t {
@@ -174,47 +158,44 @@ fn first_fabric(of: &NvmlFabric) -> nvmlGpuFabricInfo_t {
     }
 }
 
-pub(crate) unsafe fn nvmlDeviceGetGpuFabricInfo(
+pub(crate) fn nvmlDeviceGetGpuFabricInfo(
     device: nvmlDevice_t,
-    info: *mut nvmlGpuFabricInfo_t,
+    info: Out<'_, nvmlGpuFabricInfo_t>,
 ) -> Result {
     let found = Device::find(device, Age::Any)?;
     let of = known(found.get()?.fabric)?;
-    // SAFETY: the caller's record.
-    unsafe { put(info, first_fabric(&of)) }
+    info.put(first_fabric(&of))
 }
 
-pub(crate) unsafe fn nvmlDeviceGetGpuFabricInfoV(
+pub(crate) fn nvmlDeviceGetGpuFabricInfoV(
     device: nvmlDevice_t,
-    info: *mut nvmlGpuFabricInfo_v2_t,
+    info: Versioned<'_, nvmlGpuFabricInfo_v2_t>,
 ) -> Result {
     let found = Device::find(device, Age::Any)?;
-    check(info)?;
+    info.check()?;
     let of = known(found.get()?.fabric)?;
     let mut second = nvmlGpuFabricInfo_v2_t {
         version: struct_version::<nvmlGpuFabricInfo_v2_t>(2),
         v1: first_fabric(&of),
         health_mask: of.health_mask,
     };
-    // SAFETY: the caller's record, which starts with its version.
-    if unsafe { check_version(info.cast(), second.version) }.is_ok() {
-        // SAFETY: the caller's record is of this version.
-        return unsafe { put(info, second) };
+    if let Ok(info) = info.of(second.version) {
+        return info.put(second);
     }
     let version = struct_version::<nvmlGpuFabricInfo_v3_t>(3);
-    // SAFETY: as above.
-    unsafe { check_version(info.cast(), version)? };
+    // SAFETY: a record of the third version says so, as one of the second does.
+    let info: Versioned<'_, nvmlGpuFabricInfo_v3_t> = unsafe { info.cast() };
+    let info = info.of(version)?;
     second.version = version;
     let third = nvmlGpuFabricInfo_v3_t {
         v2: second,
         health_summary: of.health_summary.unwrap_or_default(),
     };
-    // SAFETY: the caller's record is of this version.
-    unsafe { put(info.cast(), third) }
+    info.put(third)
 }
 
 /// # Safety
-/// `set` is null or has room for `words` words.
+/// `set` must be null or have room for `words` words.
 unsafe fn put_set(
     device: nvmlDevice_t,
     words: u32,
@@ -232,8 +213,8 @@ unsafe fn put_set(
     }
     for index in 0..words as usize {
         let word = of.get(index).copied().unwrap_or_default();
-        // SAFETY: as much room as the caller said.
-        unsafe { put(set.add(index), word)? };
+        // SAFETY: not null, and `index` is below `words`.
+        unsafe { set.add(index).write_unaligned(word) };
     }
     Ok(())
 }
@@ -243,7 +224,7 @@ pub(crate) unsafe fn nvmlDeviceGetCpuAffinity(
     words: u32,
     set: *mut u64,
 ) -> Result {
-    // SAFETY: the caller's words.
+    // SAFETY: null or room for `words` words: NVML asks it of its callers.
     unsafe { put_set(device, words, set, |d| d.cpu_affinity.as_ref()) }
 }
 
@@ -256,7 +237,7 @@ pub(crate) unsafe fn nvmlDeviceGetCpuAffinityWithinScope(
     if scope > SCOPE_LAST {
         return Err(nvmlReturn_t::INVALID_ARGUMENT);
     }
-    // SAFETY: the caller's words.
+    // SAFETY: null or room for `words` words: NVML asks it of its callers.
     unsafe { nvmlDeviceGetCpuAffinity(device, words, set) }
 }
 
@@ -269,6 +250,6 @@ pub(crate) unsafe fn nvmlDeviceGetMemoryAffinity(
     if scope > SCOPE_LAST {
         return Err(nvmlReturn_t::INVALID_ARGUMENT);
     }
-    // SAFETY: the caller's words.
+    // SAFETY: null or room for `words` words: NVML asks it of its callers.
     unsafe { put_set(device, words, set, |d| d.memory_affinity.as_ref()) }
 }

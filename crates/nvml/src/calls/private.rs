@@ -18,7 +18,7 @@ use std::{
 use outboard_wire::doc::NvmlProcess;
 
 use crate::{
-    calls::{self, Device, without_nul},
+    calls::{self, Device, InOut, Out, without_nul},
     log,
     session::{self, Age},
     types::{NO_INSTANCE, Result, VALUE_NOT_AVAILABLE, nvmlDevice_t, nvmlReturn_t, nvmlUuid},
@@ -72,7 +72,7 @@ fn spelled(id: &nvmlUuid) -> String {
 #[repr(transparent)]
 struct Slot(*const c_void);
 
-// SAFETY: a number or the address of a function.
+// SAFETY: a number or the address of a function, which lives for ever.
 unsafe impl Sync for Slot {}
 
 impl Slot {
@@ -121,14 +121,13 @@ extern "C" fn printed_line() -> nvmlReturn_t {
     nvmlReturn_t::SUCCESS
 }
 
-unsafe extern "C" fn handle_by_index(index: u32, device: *mut nvmlDevice_t) -> nvmlReturn_t {
-    // SAFETY: the caller's pointer.
-    guard(|| unsafe { calls::nvmlDeviceGetHandleByIndex_v2(index, device) })
+extern "C" fn handle_by_index(index: u32, device: Out<'_, nvmlDevice_t>) -> nvmlReturn_t {
+    guard(|| calls::nvmlDeviceGetHandleByIndex_v2(index, device))
 }
 
 unsafe extern "C" fn processes<const SLOT: usize>(
     device: nvmlDevice_t,
-    count: *mut u32,
+    count: InOut<'_, u32>,
     processes: *mut ProcessRecord,
 ) -> nvmlReturn_t {
     guard(|| {
@@ -139,7 +138,7 @@ unsafe extern "C" fn processes<const SLOT: usize>(
             GRAPHICS_PROCESSES => &found.processes_graphics,
             _ => &found.processes_mps,
         };
-        // SAFETY: the caller's count, and as many records.
+        // SAFETY: null or room for `*count` records: nvidia-smi passes arrays of this type.
         unsafe { calls::put_list(list, count, processes, process) }
     })
 }

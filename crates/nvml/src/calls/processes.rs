@@ -8,9 +8,13 @@ use crate::types::{NO_INSTANCE, VALUE_NOT_AVAILABLE, nvmlProcessInfo_v1_t, nvmlP
 macro_rules! lists {
     ($($name:ident: $record:ty = $field:ident, $fill:ident;)*) => {
         $(
-            pub(crate) unsafe fn $name(device: nvmlDevice_t, count: *mut u32, infos: *mut $record) -> Result {
+            pub(crate) unsafe fn $name(
+                device: nvmlDevice_t,
+                count: InOut<'_, u32>,
+                infos: *mut $record,
+            ) -> Result {
                 let found = Device::find(device, Age::Now)?;
-                // SAFETY: the caller's count, and as many records.
+                // SAFETY: NULL or room for `*count` records: NVML asks it of its callers.
                 unsafe { put_list(&found.get()?.$field, count, infos, $fill) }
             }
         )*
@@ -30,18 +34,15 @@ lists! {
 /// after it.
 ///
 /// # Safety
-/// `count` is null or readable and writable; `records` is null or has room for `count` records.
+/// `records` must be null or have room for as many records as `count` says.
 pub(crate) unsafe fn put_list<T>(
     processes: &[NvmlProcess],
-    count: *mut u32,
+    count: InOut<'_, u32>,
     records: *mut T,
     fill: impl Fn(&NvmlProcess) -> T,
 ) -> Result {
-    check(count)?;
-    // SAFETY: `check` refused null; the caller's count is readable, as NVML asks of it.
-    let room = unsafe { count.read_unaligned() } as usize;
-    // SAFETY: the same count is writable, as NVML asks of the caller.
-    unsafe { put(count, processes.len() as u32)? };
+    let room = count.get()? as usize;
+    count.put(processes.len() as u32)?;
     if processes.is_empty() {
         return Ok(());
     }
@@ -50,8 +51,8 @@ pub(crate) unsafe fn put_list<T>(
     }
     check(records)?;
     for (index, process) in processes.iter().enumerate() {
-        // SAFETY: `index` is below `room`.
-        unsafe { put(records.add(index), fill(process))? };
+        // SAFETY: not null, and `index` is below `room`.
+        unsafe { records.add(index).write_unaligned(fill(process)) };
     }
     Ok(())
 }

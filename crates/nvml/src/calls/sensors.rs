@@ -1,6 +1,6 @@
 //! Clocks, temperatures, fans.
 
-use super::{memory::check_version, *};
+use super::*;
 use crate::types::{nvmlTemperature_t, struct_version};
 
 /// `nvmlTemperatureSensors_t`: the GPU's own sensor.
@@ -15,128 +15,108 @@ const CLOCK_APPLICATION: u32 = 1;
 const CLOCK_APPLICATION_DEFAULT: u32 = 2;
 const CLOCK_CUSTOMER_BOOST_MAX: u32 = 3;
 
-pub(crate) unsafe fn nvmlDeviceGetClockInfo(
+pub(crate) fn nvmlDeviceGetClockInfo(
     device: nvmlDevice_t,
     type_: u32,
-    clock: *mut u32,
+    clock: Out<'_, u32>,
 ) -> Result {
-    // SAFETY: the caller's pointer.
-    unsafe { clock_of(device, type_, clock, |d| &d.clocks_mhz) }
+    clock_of(device, type_, clock, |d| &d.clocks_mhz)
 }
 
-pub(crate) unsafe fn nvmlDeviceGetMaxClockInfo(
+pub(crate) fn nvmlDeviceGetMaxClockInfo(
     device: nvmlDevice_t,
     type_: u32,
-    clock: *mut u32,
+    clock: Out<'_, u32>,
 ) -> Result {
-    // SAFETY: the caller's pointer.
-    unsafe { clock_of(device, type_, clock, |d| &d.clocks_max_mhz) }
+    clock_of(device, type_, clock, |d| &d.clocks_max_mhz)
 }
 
-pub(crate) unsafe fn nvmlDeviceGetApplicationsClock(
+pub(crate) fn nvmlDeviceGetApplicationsClock(
     device: nvmlDevice_t,
     type_: u32,
-    clock: *mut u32,
+    clock: Out<'_, u32>,
 ) -> Result {
-    // SAFETY: the caller's pointer.
-    unsafe { clock_of(device, type_, clock, |d| &d.clocks_application_mhz) }
+    clock_of(device, type_, clock, |d| &d.clocks_application_mhz)
 }
 
-pub(crate) unsafe fn nvmlDeviceGetClock(
+pub(crate) fn nvmlDeviceGetClock(
     device: nvmlDevice_t,
     type_: u32,
     id: u32,
-    clock: *mut u32,
+    clock: Out<'_, u32>,
 ) -> Result {
-    // SAFETY: the caller's pointer.
-    unsafe {
-        match id {
-            CLOCK_CURRENT => clock_of(device, type_, clock, |d| &d.clocks_mhz),
-            CLOCK_APPLICATION => clock_of(device, type_, clock, |d| &d.clocks_application_mhz),
-            CLOCK_APPLICATION_DEFAULT | CLOCK_CUSTOMER_BOOST_MAX => {
-                clock_of(device, type_, clock, |_| &[None; 4])
-            }
-            _ => clock_of(device, u32::MAX, clock, |_| &[None; 4]),
+    match id {
+        CLOCK_CURRENT => clock_of(device, type_, clock, |d| &d.clocks_mhz),
+        CLOCK_APPLICATION => clock_of(device, type_, clock, |d| &d.clocks_application_mhz),
+        CLOCK_APPLICATION_DEFAULT | CLOCK_CUSTOMER_BOOST_MAX => {
+            clock_of(device, type_, clock, |_| &[None; 4])
         }
+        _ => clock_of(device, u32::MAX, clock, |_| &[None; 4]),
     }
 }
 
-pub(crate) unsafe fn nvmlDeviceGetTemperature(
+pub(crate) fn nvmlDeviceGetTemperature(
     device: nvmlDevice_t,
     sensor: u32,
-    temperature: *mut u32,
+    temperature: Out<'_, u32>,
 ) -> Result {
     let found = Device::find(device, Age::Now)?;
-    check(temperature)?;
-    // SAFETY: the caller's pointer.
-    unsafe { put(temperature, temperature_of(found.get()?, sensor)?) }
+    temperature.check()?;
+    temperature.put(temperature_of(found.get()?, sensor)?)
 }
 
-pub(crate) unsafe fn nvmlDeviceGetTemperatureV(
+pub(crate) fn nvmlDeviceGetTemperatureV(
     device: nvmlDevice_t,
-    temperature: *mut nvmlTemperature_t,
+    temperature: Versioned<'_, nvmlTemperature_t>,
 ) -> Result {
     let found = Device::find(device, Age::Now)?;
-    // SAFETY: the caller's record, which starts with its version.
-    unsafe { check_version(temperature.cast(), struct_version::<nvmlTemperature_t>(1))? };
-    // SAFETY: the caller's record, of this version.
-    let mut record = unsafe { temperature.read_unaligned() };
+    let temperature = temperature.of(struct_version::<nvmlTemperature_t>(1))?;
+    let mut record = temperature.get()?;
     let celsius = temperature_of(found.get()?, record.sensor_type)?;
     record.temperature = i32::try_from(celsius).map_err(|_| nvmlReturn_t::UNKNOWN)?;
-    // SAFETY: as above.
-    unsafe { put(temperature, record) }
+    temperature.put(record)
 }
 
-pub(crate) unsafe fn nvmlDeviceGetTemperatureThreshold(
+pub(crate) fn nvmlDeviceGetTemperatureThreshold(
     device: nvmlDevice_t,
     which: u32,
-    celsius: *mut u32,
+    celsius: Out<'_, u32>,
 ) -> Result {
     let found = Device::find(device, Age::Any)?;
-    check(celsius)?;
+    celsius.check()?;
     if which >= THRESHOLDS {
         return Err(nvmlReturn_t::INVALID_ARGUMENT);
     }
     let thresholds = &found.get()?.temperature_thresholds_celsius;
-    // SAFETY: the caller's pointer.
-    unsafe {
-        put(
-            celsius,
-            known(thresholds.get(which as usize).copied().flatten())?,
-        )
-    }
+    celsius.put(known(thresholds.get(which as usize).copied().flatten())?)
 }
 
-pub(crate) unsafe fn nvmlDeviceGetFanSpeed_v2(
+pub(crate) fn nvmlDeviceGetFanSpeed_v2(
     device: nvmlDevice_t,
     fan: u32,
-    percent: *mut u32,
+    percent: Out<'_, u32>,
 ) -> Result {
     let found = Device::find(device, Age::Now)?;
-    check(percent)?;
+    percent.check()?;
     let of = found.get()?;
     if fan >= known(of.fans)? {
         return Err(nvmlReturn_t::INVALID_ARGUMENT);
     }
     // The snapshot has one speed, which is the first fan's.
     let answer = of.fan_percent.filter(|_| fan == 0);
-    // SAFETY: the caller's pointer.
-    unsafe { put(percent, known(answer)?) }
+    percent.put(known(answer)?)
 }
 
-/// # Safety
-/// `clock` is null or writable.
-unsafe fn clock_of(
+fn clock_of(
     device: nvmlDevice_t,
     type_: u32,
-    clock: *mut u32,
+    clock: Out<'_, u32>,
     clocks: impl Fn(&NvmlDevice) -> &[Option<u32>; 4],
 ) -> Result {
     let found = Device::find(device, Age::Now)?;
-    check(clock)?;
+    clock.check()?;
     let answer = clocks(found.get()?).get(type_ as usize).copied();
-    // SAFETY: the caller's pointer.
-    unsafe { put(clock, known(answer.ok_or(nvmlReturn_t::INVALID_ARGUMENT)?)?) }
+    clock.put(known(answer.ok_or(nvmlReturn_t::INVALID_ARGUMENT)?)?)
 }
 
 fn temperature_of(device: &NvmlDevice, sensor: u32) -> Result<u32> {

@@ -270,7 +270,7 @@ mod x86 {
             let nan = _mm256_castsi256_ps(_mm256_set1_epi32(NAN_BITS as i32));
             let sum = _mm256_blendv_ps(sum, nan, _mm256_cmp_ps::<_CMP_UNORD_Q>(sum, sum));
             let mut out = [0; 8];
-            // SAFETY: as above.
+            // SAFETY: eight lanes have the size of a vector.
             unsafe { _mm256_storeu_ps(out.as_mut_ptr().cast(), sum) };
             out
         }

@@ -48,7 +48,7 @@ impl Driver {
         let exchanged = unsafe { (self.cuThreadExchangeStreamCaptureMode)(&mut mode) } == SUCCESS;
         let result = call();
         if exchanged {
-            // SAFETY: as above.
+            // SAFETY: the thread's own mode, which the first call has written.
             unsafe { (self.cuThreadExchangeStreamCaptureMode)(&mut mode) };
         }
         result

@@ -454,7 +454,7 @@ fn pass(driver: &Driver, live: &Live, event: CUevent, stream: CUstream) -> Optio
         return None;
     }
     loop {
-        // SAFETY: as above.
+        // SAFETY: an event of ours, which is not destroyed before this returns.
         let result = driver.relaxed(|| unsafe { (driver.cuEventQuery)(event) });
         let after = now_ns(live);
         match result {

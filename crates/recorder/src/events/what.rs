@@ -50,16 +50,16 @@ pub(crate) fn copy(dst: u64, src: u64, bytes: usize) -> Option<What> {
 }
 
 /// # Safety
-/// NULL or a description of a copy.
+/// `copy` must be NULL or a description of a copy.
 pub(crate) unsafe fn copy_2d(copy: *const CUDA_MEMCPY2D) -> Option<What> {
-    // SAFETY: the caller's promise.
+    // SAFETY: NULL or a description, by this function's contract.
     copy_box(unsafe { cost::box_2d(copy) })
 }
 
 /// # Safety
-/// NULL or a description of a copy.
+/// `copy` must be NULL or a description of a copy.
 pub(crate) unsafe fn copy_3d(copy: *const CUDA_MEMCPY3D) -> Option<What> {
-    // SAFETY: the caller's promise.
+    // SAFETY: NULL or a description, by this function's contract.
     copy_box(unsafe { cost::box_3d(copy) })
 }
 

@@ -1,6 +1,5 @@
-//! Runs jobs on the `libcuda.so.1` that the loader finds. Unsafe throughout, for one reason: these
-//! are calls of the driver with the types of cuda.h, with handles that come only from it and
-//! buffers that outlive each call. Other reasons are given at the blocks.
+//! Runs jobs on the `libcuda.so.1` that the loader finds: calls of the driver with the types of
+//! cuda.h, with handles that come only from it and buffers that outlive each call.
 
 mod objects;
 
@@ -97,9 +96,10 @@ pub struct Kernel(CUfunction);
 
 // SAFETY: the driver's handles may be used from any thread in which their context is current.
 unsafe impl Send for Kernel {}
-// SAFETY: as for `Kernel`; the buffers are used through `&mut self` only.
+// SAFETY: the driver's handles may be used from any thread in which their context is current, and
+// the buffers are used through `&mut self` only.
 unsafe impl Sync for Gpu {}
-// SAFETY: as for `Sync`.
+// SAFETY: no handle belongs to the thread that made it.
 unsafe impl Send for Gpu {}
 
 impl Gpu {
@@ -117,7 +117,7 @@ impl Gpu {
         let (mut device, mut version, mut context) = (0, 0, CUcontext::NULL);
         let mut name = [0u8; 256];
         let (mut output, mut input, mut texels) = (0, 0, 0);
-        // SAFETY: the module's comment gives the reason.
+        // SAFETY: functions of the declared types, and outputs of ours with room for the answers.
         unsafe {
             checked("cuInit", (calls.cuInit)(0))?;
             checked(
@@ -165,7 +165,7 @@ impl Gpu {
 
     /// Makes the context current; to be called in each further thread.
     pub fn make_current(&self) -> Result<(), GpuError> {
-        // SAFETY: the module's comment gives the reason.
+        // SAFETY: the driver's own handle, which is never destroyed.
         checked("cuCtxSetCurrent", unsafe {
             (self.calls.cuCtxSetCurrent)(self.context)
         })
@@ -215,8 +215,7 @@ impl Gpu {
             level as *mut c_void,
         ];
         let mut module = CUmodule::NULL;
-        // SAFETY: the module's comment gives the reason; there are three options, as the count
-        // says.
+        // SAFETY: a text with its NUL, and three options, as the count says.
         let status = unsafe {
             (self.calls.cuModuleLoadDataEx)(
                 &mut module,
@@ -236,7 +235,7 @@ impl Gpu {
     fn kernel(&self, module: CUmodule, job: &Job) -> Compiled {
         let name = CString::new(job.kernel()).map_err(|e| e.to_string())?;
         let mut function = CUfunction::NULL;
-        // SAFETY: the module's comment gives the reason.
+        // SAFETY: a module of the driver's, a text with its NUL, and an output of ours.
         let status =
             unsafe { (self.calls.cuModuleGetFunction)(&mut function, module, name.as_ptr()) };
         checked("cuModuleGetFunction", status).map_err(|e| e.to_string())?;
@@ -284,8 +283,8 @@ impl Gpu {
         if job.output_bytes > BUFFER_BYTES || job.input.len() > BUFFER_BYTES {
             return Err(GpuError::TooLong);
         }
-        // SAFETY: the module's comment gives the reason; no copy is longer than the buffers, and
-        // the kernel takes at most two pointers and a number.
+        // SAFETY: the driver's own handles; no copy is longer than the buffers, and the kernel
+        // takes at most two pointers and a number.
         unsafe {
             let calls = &self.calls;
             if !results.is_empty() {

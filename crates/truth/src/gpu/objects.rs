@@ -137,7 +137,7 @@ impl Gpu {
 
     pub(super) fn unbind(&self, bound: Bound) -> Result<(), GpuError> {
         let calls = &self.calls;
-        // SAFETY: as [`crate::gpu`] explains; nothing runs.
+        // SAFETY: the driver's own handles, and nothing runs that uses them.
         unsafe {
             match (bound.number, bound.is_surface) {
                 (0, _) => {}
@@ -186,7 +186,7 @@ impl Gpu {
         };
         let descriptor = (&raw const descriptor).cast();
         let levels = resource.levels as u32;
-        // SAFETY: as [`crate::gpu`] explains.
+        // SAFETY: the driver's own handles; records and outputs outlive the calls.
         unsafe {
             if levels > 1 {
                 let mut array = CUmipmappedArray::NULL;
@@ -213,7 +213,7 @@ impl Gpu {
                 Memory::Mipmapped(all) => {
                     let mut array = CUarray::NULL;
                     let get = self.calls.cuMipmappedArrayGetLevel;
-                    // SAFETY: as [`crate::gpu`] explains.
+                    // SAFETY: the driver's own handles; records and outputs outlive the calls.
                     let status = unsafe { get(&mut array, all, level as u32) };
                     checked("cuMipmappedArrayGetLevel", status)?;
                     array
@@ -223,8 +223,7 @@ impl Gpu {
                         return Err(GpuError::TooLong);
                     }
                     let to_device = self.calls.cuMemcpyHtoD_v2;
-                    // SAFETY: as [`crate::gpu`] explains; the texels are not longer than the
-                    // buffer.
+                    // SAFETY: the texels are not longer than the device's buffer.
                     let status =
                         unsafe { to_device(address, texels.as_ptr().cast(), texels.len()) };
                     return checked("cuMemcpyHtoD", status);
@@ -259,7 +258,7 @@ impl Gpu {
             height,
             depth: depth * resource.layers,
         };
-        // SAFETY: as [`crate::gpu`] explains; both ends have as many rows as the copy.
+        // SAFETY: a record of the declared type, whose ends have as many rows as the copy.
         checked("cuMemcpy3D", unsafe {
             (self.calls.cuMemcpy3D_v2)((&raw const copy).cast())
         })
@@ -295,7 +294,7 @@ impl Gpu {
             }
         }
         let mut number = 0;
-        // SAFETY: as [`crate::gpu`] explains.
+        // SAFETY: the driver's own handles; records and outputs outlive the calls.
         unsafe {
             match &setup.object {
                 Object::Surface => checked(

@@ -64,7 +64,7 @@ fn run_line(dst: Line, src: Line, bytes: usize, stream: CUstream, wait: bool) ->
     )
 }
 
-pub(crate) unsafe fn cuMemcpyAtoA_v2(
+pub(crate) fn cuMemcpyAtoA_v2(
     dst: CUarray,
     dst_offset: usize,
     src: CUarray,

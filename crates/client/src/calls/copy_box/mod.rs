@@ -5,7 +5,7 @@
 mod arrays;
 mod shape;
 
-use std::{ffi::c_void, sync::Arc};
+use std::sync::Arc;
 
 use outboard_api::{
     CUresult,
@@ -20,7 +20,7 @@ use outboard_wire::{
 
 pub(crate) use self::arrays::*;
 use self::shape::{End, Extent, Memory, Piece, pack};
-use super::{Done, copy::MemoryKind};
+use super::{Done, In, Untyped, copy::MemoryKind};
 use crate::{
     observe::guard,
     session::{Group, ReceiveBuffer, Sink},
@@ -348,14 +348,14 @@ impl Driver {
         let mut packed = Vec::new();
         for piece in request.extent.pieces(CHUNK_BYTES_MAX as u64) {
             packed.clear();
-            // SAFETY: a piece of the caller's source, as the driver API asks of it.
+            // SAFETY: a piece of the source, which stays readable until the call returns.
             unsafe {
                 pack(
                     src.address + src.offset(piece.at),
                     src.rows(piece.extent),
                     &mut packed,
-                )
-            };
+                );
+            }
             let desc = describe(
                 request.dst.wire(piece),
                 (BoxEnd::Packed, [0; 3]),
@@ -452,56 +452,46 @@ fn run(
     }
 }
 
-/// # Safety
-/// `copy` is NULL or a record of the caller's.
-unsafe fn run_2d(copy: *const CUDA_MEMCPY2D, stream: CUstream, wait: bool) -> Done {
-    // SAFETY: the caller's promise.
-    let copy = unsafe { copy.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    run(|driver| request_2d(driver, copy), stream, wait)
+fn run_2d(copy: In<'_, CUDA_MEMCPY2D>, stream: CUstream, wait: bool) -> Done {
+    let copy = copy.get()?;
+    run(|driver| request_2d(driver, &copy), stream, wait)
 }
 
-/// # Safety
-/// `copy` is NULL or a record of the caller's.
-unsafe fn run_3d(copy: *const CUDA_MEMCPY3D, stream: CUstream, wait: bool) -> Done {
-    // SAFETY: the caller's promise.
-    let copy = unsafe { copy.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    run(|driver| request_3d(driver, copy), stream, wait)
+fn run_3d(copy: In<'_, CUDA_MEMCPY3D>, stream: CUstream, wait: bool) -> Done {
+    let copy = copy.get()?;
+    run(|driver| request_3d(driver, &copy), stream, wait)
 }
 
-pub(crate) unsafe fn cuMemcpy2D_v2(copy: *const CUDA_MEMCPY2D) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { run_2d(copy, guard::default_stream(), true) }
+pub(crate) fn cuMemcpy2D_v2(copy: In<'_, CUDA_MEMCPY2D>) -> Done {
+    run_2d(copy, guard::default_stream(), true)
 }
 
 /// Accepts any alignment, as all copies here do.
-pub(crate) unsafe fn cuMemcpy2DUnaligned_v2(copy: *const CUDA_MEMCPY2D) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { run_2d(copy, guard::default_stream(), true) }
+pub(crate) fn cuMemcpy2DUnaligned_v2(copy: In<'_, CUDA_MEMCPY2D>) -> Done {
+    run_2d(copy, guard::default_stream(), true)
 }
 
-pub(crate) unsafe fn cuMemcpy2DAsync_v2(copy: *const CUDA_MEMCPY2D, stream: CUstream) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { run_2d(copy, stream, false) }
+pub(crate) fn cuMemcpy2DAsync_v2(copy: In<'_, CUDA_MEMCPY2D>, stream: CUstream) -> Done {
+    run_2d(copy, stream, false)
 }
 
-pub(crate) unsafe fn cuMemcpy3D_v2(copy: *const CUDA_MEMCPY3D) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { run_3d(copy, guard::default_stream(), true) }
+pub(crate) fn cuMemcpy3D_v2(copy: In<'_, CUDA_MEMCPY3D>) -> Done {
+    run_3d(copy, guard::default_stream(), true)
 }
 
-pub(crate) unsafe fn cuMemcpy3DAsync_v2(copy: *const CUDA_MEMCPY3D, stream: CUstream) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { run_3d(copy, stream, false) }
+pub(crate) fn cuMemcpy3DAsync_v2(copy: In<'_, CUDA_MEMCPY3D>, stream: CUstream) -> Done {
+    run_3d(copy, stream, false)
 }
 
 /// Copies by addresses: all devices share one address space. The record is a `CUDA_MEMCPY3D` with
 /// contexts in the reserved words.
-pub(crate) unsafe fn cuMemcpy3DPeer(copy: *const c_void) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { run_3d(copy.cast(), guard::default_stream(), true) }
+pub(crate) fn cuMemcpy3DPeer(Untyped(copy): Untyped<In<'_, CUDA_MEMCPY3D>>) -> Done {
+    run_3d(copy, guard::default_stream(), true)
 }
 
-pub(crate) unsafe fn cuMemcpy3DPeerAsync(copy: *const c_void, stream: CUstream) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { run_3d(copy.cast(), stream, false) }
+pub(crate) fn cuMemcpy3DPeerAsync(
+    Untyped(copy): Untyped<In<'_, CUDA_MEMCPY3D>>,
+    stream: CUstream,
+) -> Done {
+    run_3d(copy, stream, false)
 }

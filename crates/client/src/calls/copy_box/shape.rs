@@ -186,19 +186,20 @@ impl Memory {
 /// Appends rows, without the gaps between them.
 ///
 /// # Safety
-/// The rows are the caller's memory.
+/// The rows must be readable memory that nothing writes to meanwhile.
 pub(super) unsafe fn pack(address: u64, rows: Rows, out: &mut Vec<u8>) {
     out.reserve(rows.width * rows.height * rows.depth);
     for z in 0..rows.depth {
         for y in 0..rows.height {
             let row = address as usize + z * rows.slice_pitch + y * rows.pitch;
-            // SAFETY: the caller's promise.
+            // SAFETY: a row of the memory that this function's contract names.
             out.extend_from_slice(unsafe {
                 std::slice::from_raw_parts(row as *const u8, rows.width)
             });
         }
     }
 }
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,7 +4,7 @@
 mod topology;
 
 use std::{
-    ffi::{CStr, OsStr, c_char, c_void},
+    ffi::{OsStr, c_char, c_void},
     os::unix::ffi::OsStrExt,
 };
 
@@ -19,7 +19,7 @@ use outboard_api::{
 use outboard_wire::messages;
 
 pub(crate) use self::topology::*;
-use super::{Done, put, put_optional};
+use super::{Done, In, InOut, Out, Text, Untyped};
 use crate::{
     log,
     state::{Driver, HandleKind, NodeRecord, driver},
@@ -80,50 +80,44 @@ impl Driver {
     }
 }
 
-pub(crate) unsafe fn cuGraphInstantiateWithFlags(
-    exec: *mut CUgraphExec,
+pub(crate) fn cuGraphInstantiateWithFlags(
+    exec: Out<'_, CUgraphExec>,
     graph: CUgraph,
     flags: u64,
 ) -> Done {
-    if exec.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    // SAFETY: see the module's contract.
-    unsafe { put(exec, driver()?.instantiate(graph, flags).0?) }
+    exec.check()?;
+    exec.put(driver()?.instantiate(graph, flags).0?)
 }
 
 /// The form without flags. The log stays empty, as since CUDA 12.
 pub(crate) unsafe fn cuGraphInstantiate_v2(
-    exec: *mut CUgraphExec,
+    exec: Out<'_, CUgraphExec>,
     graph: CUgraph,
-    error_node: *mut CUgraphNode,
+    error_node: Out<'_, CUgraphNode>,
     log: *mut c_char,
     log_bytes: usize,
 ) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe {
-        put_optional(error_node, CUgraphNode::NULL);
-        if log_bytes > 0 {
-            put_optional(log, 0);
-        }
-        cuGraphInstantiateWithFlags(exec, graph, 0)
+    error_node.put_optional(CUgraphNode::NULL);
+    if log_bytes > 0 && !log.is_null() {
+        // SAFETY: not NULL, and `log_bytes` says that there is room for the NUL.
+        unsafe { log.write(0) };
     }
+    cuGraphInstantiateWithFlags(exec, graph, 0)
 }
 
-pub(crate) unsafe fn cuGraphInstantiateWithParams(
-    exec: *mut CUgraphExec,
+pub(crate) fn cuGraphInstantiateWithParams(
+    exec: Out<'_, CUgraphExec>,
     graph: CUgraph,
-    params: *mut CUDA_GRAPH_INSTANTIATE_PARAMS,
+    record: InOut<'_, CUDA_GRAPH_INSTANTIATE_PARAMS>,
 ) -> Done {
     let driver = driver()?;
-    // SAFETY: NULL or a record of the caller's.
-    let params = unsafe { params.as_mut() }
-        .filter(|_| !exec.is_null())
-        .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let mut params = record.get()?;
+    exec.check()?;
     let upload = u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD);
     let (instantiated, result) = driver.instantiate(graph, params.flags & !upload);
     params.result_out = result;
     params.err_node_out = CUgraphNode::NULL;
+    record.put(params)?;
     let made = instantiated?;
     if params.flags & upload != 0 {
         let message = messages::CuGraphUpload {
@@ -132,11 +126,10 @@ pub(crate) unsafe fn cuGraphInstantiateWithParams(
         };
         driver.submit(&message)?;
     }
-    // SAFETY: see the module's contract.
-    unsafe { put(exec, made) }
+    exec.put(made)
 }
 
-pub(crate) unsafe fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> Done {
+pub(crate) fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> Done {
     let driver = driver()?;
     let stream = driver.work_stream(stream)?;
     let exec = driver.wire_graphexec(exec)?;
@@ -191,54 +184,42 @@ fn updated(result: u32) -> Done {
     }
 }
 
-pub(crate) unsafe fn cuGraphExecUpdate_v2(
+pub(crate) fn cuGraphExecUpdate_v2(
     exec: CUgraphExec,
     graph: CUgraph,
-    info: *mut CUgraphExecUpdateResultInfo,
+    info: Out<'_, CUgraphExecUpdateResultInfo>,
 ) -> Done {
-    if info.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    // SAFETY: see the module's contract.
-    unsafe {
-        let failed = CUgraphExecUpdateResultInfo {
-            result: CU_GRAPH_EXEC_UPDATE_ERROR,
-            error_node: CUgraphNode::NULL,
-            error_from_node: CUgraphNode::NULL,
-        };
-        put(info, failed)?;
-        let told = exec_update(exec, graph)?;
-        put(info, told)?;
-        updated(told.result)
-    }
+    info.check()?;
+    let failed = CUgraphExecUpdateResultInfo {
+        result: CU_GRAPH_EXEC_UPDATE_ERROR,
+        error_node: CUgraphNode::NULL,
+        error_from_node: CUgraphNode::NULL,
+    };
+    info.put(failed)?;
+    let told = exec_update(exec, graph)?;
+    info.put(told)?;
+    updated(told.result)
 }
 
-pub(crate) unsafe fn cuGraphExecUpdate(
+pub(crate) fn cuGraphExecUpdate(
     exec: CUgraphExec,
     graph: CUgraph,
-    error_node: *mut CUgraphNode,
-    result_out: *mut u32,
+    error_node: Out<'_, CUgraphNode>,
+    result_out: Out<'_, u32>,
 ) -> Done {
-    if result_out.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    // SAFETY: see the module's contract.
-    unsafe {
-        put_optional(error_node, CUgraphNode::NULL);
-        put(result_out, CU_GRAPH_EXEC_UPDATE_ERROR)?;
-        let told = exec_update(exec, graph)?;
-        put(result_out, told.result)?;
-        put_optional(error_node, told.error_node);
-        updated(told.result)
-    }
+    result_out.check()?;
+    error_node.put_optional(CUgraphNode::NULL);
+    result_out.put(CU_GRAPH_EXEC_UPDATE_ERROR)?;
+    let told = exec_update(exec, graph)?;
+    result_out.put(told.result)?;
+    error_node.put_optional(told.error_node);
+    updated(told.result)
 }
 
-pub(crate) unsafe fn cuGraphClone(out: *mut CUgraph, original: CUgraph) -> Done {
+pub(crate) fn cuGraphClone(out: Out<'_, CUgraph>, original: CUgraph) -> Done {
     let driver = driver()?;
     let graph = driver.wire_graph(original)?;
-    if out.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
+    out.check()?;
     if driver.graph_memory.is_in(graph) || driver.graphs.has_conditions(graph) {
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
@@ -251,8 +232,7 @@ pub(crate) unsafe fn cuGraphClone(out: *mut CUgraph, original: CUgraph) -> Done 
         let found = driver.find_in_clone(node, clone)?;
         driver.graphs.learn(clone, found, record);
     }
-    // SAFETY: see the module's contract.
-    unsafe { put(out, handle) }
+    out.put(handle)
 }
 
 impl Driver {
@@ -266,28 +246,23 @@ impl Driver {
     }
 }
 
-pub(crate) unsafe fn cuGraphNodeFindInClone(
-    out: *mut CUgraphNode,
+pub(crate) fn cuGraphNodeFindInClone(
+    out: Out<'_, CUgraphNode>,
     node: CUgraphNode,
     clone: CUgraph,
 ) -> Done {
     let driver = driver()?;
     let (node, clone) = (driver.wire_node(node)?, driver.wire_graph(clone)?);
-    if out.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
+    out.check()?;
     let found = driver.find_in_clone(node, clone)?;
     driver.graphs.learn_shown(clone, [found]);
-    // SAFETY: see the module's contract.
-    unsafe { put(out, CUgraphNode(found as usize)) }
+    out.put(CUgraphNode(found as usize))
 }
 
-pub(crate) unsafe fn cuGraphNodeGetType(node: CUgraphNode, out: *mut u32) -> Done {
+pub(crate) fn cuGraphNodeGetType(node: CUgraphNode, out: Out<'_, u32>) -> Done {
     let driver = driver()?;
     let number = driver.wire_node(node)?;
-    if out.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
+    out.check()?;
     let kind = match driver.graphs.record(number)? {
         NodeRecord::Copy { .. } => CU_GRAPH_NODE_TYPE_MEMCPY,
         NodeRecord::Alloc(_) => CU_GRAPH_NODE_TYPE_MEM_ALLOC,
@@ -296,8 +271,7 @@ pub(crate) unsafe fn cuGraphNodeGetType(node: CUgraphNode, out: *mut u32) -> Don
             reply.node_type
         })?,
     };
-    // SAFETY: see the module's contract.
-    unsafe { put(out, kind) }
+    out.put(kind)
 }
 
 /// Checks the device of a call about the memory of graphs.
@@ -307,36 +281,33 @@ fn graph_device(device: CUdevice) -> Result<&'static Driver, CUresult> {
     Ok(driver)
 }
 
-pub(crate) unsafe fn cuDeviceGetGraphMemAttribute(
+pub(crate) fn cuDeviceGetGraphMemAttribute(
     device: CUdevice,
     attribute: u32,
-    value: *mut c_void,
+    Untyped(value): Untyped<Out<'_, u64>>,
 ) -> Done {
     let told = graph_device(device)?
         .graph_memory
         .attribute(device, attribute)?;
-    // SAFETY: see the module's contract.
-    unsafe { put(value.cast::<u64>(), told) }
+    value.put(told)
 }
 
-pub(crate) unsafe fn cuDeviceSetGraphMemAttribute(
+pub(crate) fn cuDeviceSetGraphMemAttribute(
     device: CUdevice,
     attribute: u32,
-    value: *mut c_void,
+    Untyped(value): Untyped<In<'_, u64>>,
 ) -> Done {
     let driver = graph_device(device)?;
-    // SAFETY: see the module's contract.
-    let value: &u64 = unsafe { record(value) }?;
-    driver.graph_memory.set_attribute(attribute, *value)
+    driver.graph_memory.set_attribute(attribute, value.get()?)
 }
 
 /// Releases nothing: memory is kept only while a graph holds it.
-pub(crate) unsafe fn cuDeviceGraphMemTrim(device: CUdevice) -> Done {
+pub(crate) fn cuDeviceGraphMemTrim(device: CUdevice) -> Done {
     graph_device(device).map(|_| ())
 }
 
 pub(crate) unsafe fn cuUserObjectCreate(
-    out: *mut CUuserObject,
+    out: Out<'_, CUuserObject>,
     argument: *mut c_void,
     destroy: CUhostFn,
     references: u32,
@@ -354,8 +325,7 @@ pub(crate) unsafe fn cuUserObjectCreate(
     let object = driver
         .user_objects
         .create(destroy, argument, u64::from(references));
-    // SAFETY: see the module's contract.
-    unsafe { put(out, CUuserObject(object as usize)) }
+    out.put(CUuserObject(object as usize))
 }
 
 /// Checks a number of references: 1 or more.
@@ -367,19 +337,19 @@ fn counted(count: u32) -> Result<u64, CUresult> {
     }
 }
 
-pub(crate) unsafe fn cuUserObjectRetain(object: CUuserObject, count: u32) -> Done {
+pub(crate) fn cuUserObjectRetain(object: CUuserObject, count: u32) -> Done {
     let driver = driver()?;
     driver.user_objects.retain(object.0 as u64, counted(count)?)
 }
 
-pub(crate) unsafe fn cuUserObjectRelease(object: CUuserObject, count: u32) -> Done {
+pub(crate) fn cuUserObjectRelease(object: CUuserObject, count: u32) -> Done {
     let driver = driver()?;
     driver
         .user_objects
         .release(object.0 as u64, counted(count)?)
 }
 
-pub(crate) unsafe fn cuGraphRetainUserObject(
+pub(crate) fn cuGraphRetainUserObject(
     graph: CUgraph,
     object: CUuserObject,
     count: u32,
@@ -396,11 +366,7 @@ pub(crate) unsafe fn cuGraphRetainUserObject(
         .graph_retains(graph, object.0 as u64, counted(count)?, moved)
 }
 
-pub(crate) unsafe fn cuGraphReleaseUserObject(
-    graph: CUgraph,
-    object: CUuserObject,
-    count: u32,
-) -> Done {
+pub(crate) fn cuGraphReleaseUserObject(graph: CUgraph, object: CUuserObject, count: u32) -> Done {
     let driver = driver()?;
     let graph = driver.wire_graph(graph)?;
     driver
@@ -408,14 +374,10 @@ pub(crate) unsafe fn cuGraphReleaseUserObject(
         .graph_releases(graph, object.0 as u64, counted(count)?)
 }
 
-pub(crate) unsafe fn cuGraphDebugDotPrint(graph: CUgraph, path: *const c_char, flags: u32) -> Done {
+pub(crate) fn cuGraphDebugDotPrint(graph: CUgraph, path: Text<'_>, flags: u32) -> Done {
     let driver = driver()?;
     let graph = driver.wire_graph(graph)?;
-    if path.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    // SAFETY: a string of the caller's.
-    let path = unsafe { CStr::from_ptr(path) };
+    let path = path.get()?;
     let text = driver.call(&messages::GraphDot { graph, flags }, |reply| {
         reply.text.to_vec()
     })?;
@@ -431,8 +393,8 @@ pub(crate) unsafe fn cuGraphDebugDotPrint(graph: CUgraph, path: *const c_char, f
 /// Returns a parameter record that the declaration leaves opaque.
 ///
 /// # Safety
-/// `record` is NULL or points to a record of this type.
+/// `record` must be NULL or a record of this type that does not change during `'a`.
 pub(super) unsafe fn record<'a, T>(record: *const c_void) -> Result<&'a T, CUresult> {
-    // SAFETY: the caller's promise.
+    // SAFETY: NULL or such a record, by this function's contract.
     unsafe { record.cast::<T>().as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
 }

@@ -10,7 +10,7 @@ use outboard_wire::{
     messages,
 };
 
-use super::Done;
+use super::super::{Done, InOut};
 use crate::{
     log,
     state::{Driver, HandleKind, driver},
@@ -22,7 +22,7 @@ const _: () = assert!(2 * NODES_MAX * 8 < FRAME_BYTES_MAX);
 /// Returns the nodes of an argument in the form of messages.
 ///
 /// # Safety
-/// `nodes` has `count` entries.
+/// `nodes` must be NULL or have `count` entries.
 pub(in crate::calls) unsafe fn node_ids(
     driver: &Driver,
     nodes: *const CUgraphNode,
@@ -40,7 +40,7 @@ pub(in crate::calls) unsafe fn node_ids(
         ));
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: not NULL, so it has `count` entries by this function's contract.
     let nodes = unsafe { std::slice::from_raw_parts(nodes, count) };
     // Graph calls report an unknown handle as an invalid value.
     nodes
@@ -56,12 +56,12 @@ pub(in crate::calls) unsafe fn node_ids(
 /// Refuses edges with data: they make kernels overlap, which messages cannot express.
 ///
 /// # Safety
-/// `edges` is NULL or has `count` entries.
+/// `edges` must be NULL or have `count` entries.
 pub(in crate::calls) unsafe fn check_edges(edges: *const CUgraphEdgeData, count: usize) -> Done {
     if edges.is_null() || count == 0 {
         return Ok(());
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: not NULL, so it has `count` entries by this function's contract.
     let edges = unsafe { std::slice::from_raw_parts(edges, count) };
     if edges.iter().all(|e| *e == CUgraphEdgeData::default()) {
         return Ok(());
@@ -73,30 +73,28 @@ pub(in crate::calls) unsafe fn check_edges(edges: *const CUgraphEdgeData, count:
 /// Writes as many nodes as there is room for, NULL after the last, and their number.
 ///
 /// # Safety
-/// `out` is NULL, to ask for the number alone, or has `*room` entries.
-unsafe fn put_nodes(out: *mut CUgraphNode, room: *mut usize, count: u64, nodes: &[u64]) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if out.is_null() {
-            room.write(count as usize);
-            return;
-        }
-        for index in 0..*room {
-            out.add(index)
-                .write(CUgraphNode(nodes.get(index).map_or(0, |n| *n as usize)));
-        }
-        room.write(nodes.len().min(*room));
+/// `out` must be NULL, to ask for the number alone, or have as many entries as `room` says.
+unsafe fn put_nodes(
+    out: *mut CUgraphNode,
+    room: InOut<'_, usize>,
+    count: u64,
+    nodes: &[u64],
+) -> Done {
+    if out.is_null() {
+        return room.put(count as usize);
     }
+    let places = room.get()?;
+    for index in 0..places {
+        let node = CUgraphNode(nodes.get(index).map_or(0, |n| *n as usize));
+        // SAFETY: not NULL, and `index` is below the number that `room` says.
+        unsafe { out.add(index).write(node) };
+    }
+    room.put(nodes.len().min(places))
 }
 
 /// Returns the number of nodes to request: none to learn their number.
-///
-/// # Safety
-/// `room` is NULL or the caller's count.
-unsafe fn wanted<T>(out: *const T, room: *const usize) -> Result<u32, CUresult> {
-    // SAFETY: the caller's promise.
-    let room = unsafe { room.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    match (out.is_null(), *room) {
+fn wanted<T>(out: *const T, room: InOut<'_, usize>) -> Result<u32, CUresult> {
+    match (out.is_null(), room.get()?) {
         (true, _) => Ok(0),
         // The driver refuses an array without room.
         (false, 0) => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
@@ -116,17 +114,16 @@ fn check_whole(count: u64, room: usize) -> Done {
 }
 
 /// # Safety
-/// `room` is NULL or the caller's count, `out` NULL or that many entries.
+/// `out` must be NULL or have as many entries as `room` says.
 unsafe fn graph_nodes(
     graph: CUgraph,
     roots_only: u8,
     out: *mut CUgraphNode,
-    room: *mut usize,
+    room: InOut<'_, usize>,
 ) -> Done {
     let driver = driver()?;
     let graph = driver.wire_graph(graph)?;
-    // SAFETY: the caller's promise.
-    let nodes_max = unsafe { wanted(out, room)? };
+    let nodes_max = wanted(out, room)?;
     let first_node = driver
         .handles
         .mint_range(HandleKind::Node, u64::from(nodes_max));
@@ -140,29 +137,34 @@ unsafe fn graph_nodes(
         (reply.count, ids(&reply.nodes).collect::<Vec<_>>())
     })?;
     driver.graphs.learn_shown(graph, nodes.iter().copied());
-    // SAFETY: the caller's promise.
-    unsafe {
-        check_whole(count, if out.is_null() { 0 } else { *room })?;
-        put_nodes(out, room, count, &nodes);
+    check_whole(count, places(out, room)?)?;
+    // SAFETY: `out` and `room` are as this function's contract says.
+    unsafe { put_nodes(out, room, count, &nodes) }
+}
+
+/// Returns the number of entries to write: none into no array.
+fn places<T>(out: *const T, room: InOut<'_, usize>) -> Result<usize, CUresult> {
+    match out.is_null() {
+        true => Ok(0),
+        false => room.get(),
     }
-    Ok(())
 }
 
 pub(crate) unsafe fn cuGraphGetNodes(
     graph: CUgraph,
     nodes: *mut CUgraphNode,
-    count: *mut usize,
+    count: InOut<'_, usize>,
 ) -> Done {
-    // SAFETY: see the module's contract.
+    // SAFETY: arrays with `*count` entries, or NULL: the driver API asks it of its callers.
     unsafe { graph_nodes(graph, 0, nodes, count) }
 }
 
 pub(crate) unsafe fn cuGraphGetRootNodes(
     graph: CUgraph,
     nodes: *mut CUgraphNode,
-    count: *mut usize,
+    count: InOut<'_, usize>,
 ) -> Done {
-    // SAFETY: see the module's contract.
+    // SAFETY: arrays with `*count` entries, or NULL: the driver API asks it of its callers.
     unsafe { graph_nodes(graph, 1, nodes, count) }
 }
 
@@ -170,9 +172,9 @@ pub(crate) unsafe fn cuGraphGetEdges(
     graph: CUgraph,
     from: *mut CUgraphNode,
     to: *mut CUgraphNode,
-    count: *mut usize,
+    count: InOut<'_, usize>,
 ) -> Done {
-    // SAFETY: see the module's contract.
+    // SAFETY: arrays with `*count` entries, or NULL: the driver API asks it of its callers.
     unsafe { cuGraphGetEdges_v2(graph, from, to, std::ptr::null_mut(), count) }
 }
 
@@ -181,46 +183,45 @@ pub(crate) unsafe fn cuGraphGetEdges_v2(
     from: *mut CUgraphNode,
     to: *mut CUgraphNode,
     edges: *mut CUgraphEdgeData,
-    count: *mut usize,
+    count: InOut<'_, usize>,
 ) -> Done {
     let driver = driver()?;
     let graph = driver.wire_graph(graph)?;
     if from.is_null() != to.is_null() || from.is_null() && !edges.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: the caller's count, and arrays of that many entries.
+    let edges_max = wanted(from, count)?;
+    // An edge has two ends, each of which may need a new handle.
+    let first_node = driver
+        .handles
+        .mint_range(HandleKind::Node, 2 * u64::from(edges_max));
+    let (known, starts, ends, told) = driver.call(
+        &messages::GraphEdges {
+            graph,
+            first_node,
+            edges_max,
+        },
+        |reply| {
+            (
+                reply.count,
+                ids(&reply.from).collect::<Vec<_>>(),
+                ids(&reply.to).collect::<Vec<_>>(),
+                told_edges(&reply.edges),
+            )
+        },
+    )?;
+    driver
+        .graphs
+        .learn_shown(graph, starts.iter().chain(&ends).copied());
+    let room = places(from, count)?;
+    check_whole(known, room)?;
+    let mut same = count.get()?;
+    // SAFETY: arrays with `*count` entries, or NULL: the driver API asks it of its callers.
     unsafe {
-        let edges_max = wanted(from, count)?;
-        // An edge has two ends, each of which may need a new handle.
-        let first_node = driver
-            .handles
-            .mint_range(HandleKind::Node, 2 * u64::from(edges_max));
-        let (known, starts, ends, told) = driver.call(
-            &messages::GraphEdges {
-                graph,
-                first_node,
-                edges_max,
-            },
-            |reply| {
-                (
-                    reply.count,
-                    ids(&reply.from).collect::<Vec<_>>(),
-                    ids(&reply.to).collect::<Vec<_>>(),
-                    told_edges(&reply.edges),
-                )
-            },
-        )?;
-        driver
-            .graphs
-            .learn_shown(graph, starts.iter().chain(&ends).copied());
-        let room = if from.is_null() { 0 } else { *count };
-        check_whole(known, room)?;
         put_edges(edges, from, room, &told)?;
-        let mut same = *count;
-        put_nodes(from, count, known, &starts);
-        put_nodes(to, &mut same, known, &ends);
+        put_nodes(from, count, known, &starts)?;
+        put_nodes(to, InOut::of(&mut same), known, &ends)
     }
-    Ok(())
 }
 
 /// Returns the data of edges; nothing if all edges only order two nodes.
@@ -241,7 +242,7 @@ fn told_edges(bytes: &[u8]) -> Vec<CUgraphEdgeData> {
 /// refused.
 ///
 /// # Safety
-/// `edges` is NULL or has `room` entries.
+/// `edges` must be NULL or have `room` entries.
 unsafe fn put_edges(
     edges: *mut CUgraphEdgeData,
     nodes: *const CUgraphNode,
@@ -256,20 +257,20 @@ unsafe fn put_edges(
     }
     for index in 0..room {
         let edge = told.get(index).copied().unwrap_or_default();
-        // SAFETY: the caller's promise.
+        // SAFETY: not NULL, and `index` is below `room`.
         unsafe { edges.add(index).write(edge) };
     }
     Ok(())
 }
 
 /// # Safety
-/// As for `graph_nodes`; `edges` is NULL or has as many entries as `out`.
+/// `out` and `edges` must be NULL or have as many entries as `room` says.
 unsafe fn neighbours(
     node: CUgraphNode,
     dependents: u8,
     out: *mut CUgraphNode,
     edges: *mut CUgraphEdgeData,
-    room: *mut usize,
+    room: InOut<'_, usize>,
 ) -> Done {
     let driver = driver()?;
     let node = driver.wire_node(node)?;
@@ -277,37 +278,36 @@ unsafe fn neighbours(
     if out.is_null() && !edges.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: the caller's promise.
+    let nodes_max = wanted(out, room)?;
+    let first_node = driver
+        .handles
+        .mint_range(HandleKind::Node, u64::from(nodes_max));
+    let message = messages::GraphNodeNeighbours {
+        node,
+        dependents,
+        first_node,
+        nodes_max,
+    };
+    let (count, nodes, told) = driver.call(&message, |reply| {
+        let nodes = ids(&reply.nodes).collect::<Vec<_>>();
+        (reply.count, nodes, told_edges(&reply.edges))
+    })?;
+    driver.graphs.learn_shown(graph, nodes.iter().copied());
+    let places = places(out, room)?;
+    check_whole(count, places)?;
+    // SAFETY: `out`, `edges` and `room` are as this function's contract says.
     unsafe {
-        let nodes_max = wanted(out, room)?;
-        let first_node = driver
-            .handles
-            .mint_range(HandleKind::Node, u64::from(nodes_max));
-        let message = messages::GraphNodeNeighbours {
-            node,
-            dependents,
-            first_node,
-            nodes_max,
-        };
-        let (count, nodes, told) = driver.call(&message, |reply| {
-            let nodes = ids(&reply.nodes).collect::<Vec<_>>();
-            (reply.count, nodes, told_edges(&reply.edges))
-        })?;
-        driver.graphs.learn_shown(graph, nodes.iter().copied());
-        let places = if out.is_null() { 0 } else { *room };
-        check_whole(count, places)?;
         put_edges(edges, out, places, &told)?;
-        put_nodes(out, room, count, &nodes);
+        put_nodes(out, room, count, &nodes)
     }
-    Ok(())
 }
 
 pub(crate) unsafe fn cuGraphNodeGetDependencies(
     node: CUgraphNode,
     nodes: *mut CUgraphNode,
-    count: *mut usize,
+    count: InOut<'_, usize>,
 ) -> Done {
-    // SAFETY: see the module's contract.
+    // SAFETY: arrays with `*count` entries, or NULL: the driver API asks it of its callers.
     unsafe { neighbours(node, 0, nodes, std::ptr::null_mut(), count) }
 }
 
@@ -315,18 +315,18 @@ pub(crate) unsafe fn cuGraphNodeGetDependencies_v2(
     node: CUgraphNode,
     nodes: *mut CUgraphNode,
     edges: *mut CUgraphEdgeData,
-    count: *mut usize,
+    count: InOut<'_, usize>,
 ) -> Done {
-    // SAFETY: see the module's contract.
+    // SAFETY: arrays with `*count` entries, or NULL: the driver API asks it of its callers.
     unsafe { neighbours(node, 0, nodes, edges, count) }
 }
 
 pub(crate) unsafe fn cuGraphNodeGetDependentNodes(
     node: CUgraphNode,
     nodes: *mut CUgraphNode,
-    count: *mut usize,
+    count: InOut<'_, usize>,
 ) -> Done {
-    // SAFETY: see the module's contract.
+    // SAFETY: arrays with `*count` entries, or NULL: the driver API asks it of its callers.
     unsafe { neighbours(node, 1, nodes, std::ptr::null_mut(), count) }
 }
 
@@ -334,9 +334,9 @@ pub(crate) unsafe fn cuGraphNodeGetDependentNodes_v2(
     node: CUgraphNode,
     nodes: *mut CUgraphNode,
     edges: *mut CUgraphEdgeData,
-    count: *mut usize,
+    count: InOut<'_, usize>,
 ) -> Done {
-    // SAFETY: see the module's contract.
+    // SAFETY: arrays with `*count` entries, or NULL: the driver API asks it of its callers.
     unsafe { neighbours(node, 1, nodes, edges, count) }
 }
 
@@ -346,7 +346,7 @@ pub(crate) unsafe fn cuGraphAddDependencies(
     to: *const CUgraphNode,
     count: usize,
 ) -> Done {
-    // SAFETY: see the module's contract.
+    // SAFETY: arrays of `count` entries: the driver API asks it of its callers.
     unsafe { cuGraphAddDependencies_v2(graph, from, to, std::ptr::null(), count) }
 }
 
@@ -359,7 +359,7 @@ pub(crate) unsafe fn cuGraphAddDependencies_v2(
 ) -> Done {
     let driver = driver()?;
     let graph = driver.wire_graph(graph)?;
-    // SAFETY: arrays of `count` entries, as the caller says.
+    // SAFETY: arrays of `count` entries: the driver API asks it of its callers.
     let (from, to, edges) = unsafe {
         (
             node_ids(driver, from, count)?,
@@ -376,7 +376,7 @@ pub(crate) unsafe fn cuGraphRemoveDependencies(
     to: *const CUgraphNode,
     count: usize,
 ) -> Done {
-    // SAFETY: see the module's contract.
+    // SAFETY: arrays of `count` entries: the driver API asks it of its callers.
     unsafe { cuGraphRemoveDependencies_v2(graph, from, to, std::ptr::null(), count) }
 }
 
@@ -389,7 +389,7 @@ pub(crate) unsafe fn cuGraphRemoveDependencies_v2(
 ) -> Done {
     let driver = driver()?;
     let graph = driver.wire_graph(graph)?;
-    // SAFETY: arrays of `count` entries, as the caller says.
+    // SAFETY: arrays of `count` entries: the driver API asks it of its callers.
     let (from, to, edges) = unsafe {
         (
             node_ids(driver, from, count)?,
@@ -423,7 +423,7 @@ fn edge_bytes(edges: &[CUgraphEdgeData]) -> Vec<u8> {
 /// Returns the data of each edge; nothing if all edges only order two nodes.
 ///
 /// # Safety
-/// `edges` is NULL or has `count` entries.
+/// `edges` must be NULL or have `count` entries.
 pub(in crate::calls) unsafe fn edge_list(
     edges: *const CUgraphEdgeData,
     count: usize,
@@ -431,7 +431,7 @@ pub(in crate::calls) unsafe fn edge_list(
     if edges.is_null() || count == 0 {
         return Vec::new();
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: not NULL, so it has `count` entries by this function's contract.
     let edges = unsafe { std::slice::from_raw_parts(edges, count) };
     if edges.iter().all(|e| *e == CUgraphEdgeData::default()) {
         return Vec::new();
@@ -471,7 +471,7 @@ mod tests {
         let mut out = [CUgraphNode(99); 4];
         let mut room = 3;
         // SAFETY: room for three entries.
-        unsafe { put_nodes(out.as_mut_ptr(), &mut room, 2, &[5, 6]) };
+        unsafe { put_nodes(out.as_mut_ptr(), InOut::of(&mut room), 2, &[5, 6]) }.expect("a count");
         assert_eq!(
             (room, out),
             (
@@ -486,11 +486,11 @@ mod tests {
         );
         let mut room = 1;
         // SAFETY: room for one entry.
-        unsafe { put_nodes(out.as_mut_ptr(), &mut room, 2, &[7]) };
+        unsafe { put_nodes(out.as_mut_ptr(), InOut::of(&mut room), 2, &[7]) }.expect("a count");
         assert_eq!((room, out[0], out[1]), (1, CUgraphNode(7), CUgraphNode(6)));
         let mut room = 0;
-        // SAFETY: the count alone.
-        unsafe { put_nodes(std::ptr::null_mut(), &mut room, 2, &[]) };
+        // SAFETY: NULL asks for the count alone.
+        unsafe { put_nodes(std::ptr::null_mut(), InOut::of(&mut room), 2, &[]) }.expect("a count");
         assert_eq!(room, 2);
     }
 

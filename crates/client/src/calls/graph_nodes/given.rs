@@ -1,8 +1,8 @@
 //! Parameters of nodes as programs give them: one function for each record or value of CUDA's.
 //! Calls that add and change nodes are generated, and name the function in their declaration.
 //!
-//! The unsafe ones have one contract: `params` is NULL, or the record that the driver API's manual
-//! requires, with its arrays.
+//! The unsafe ones have one contract: `params` must be NULL, or a record of the type named, whose
+//! arrays have as many entries as it says. The driver API asks it of its callers.
 
 #![allow(clippy::missing_safety_doc, clippy::unnecessary_wraps)]
 
@@ -10,6 +10,7 @@ use std::{ffi::c_void, sync::Arc};
 
 use outboard_api::{
     CUresult,
+    argument::Argument as _,
     cuda::{
         CUDA_BATCH_MEM_OP_NODE_PARAMS, CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS,
         CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUcontext, CUdeviceptr, CUevent, CUgraph,
@@ -20,6 +21,7 @@ use outboard_api::{
 use super::work::NodeSpec;
 use crate::{
     calls::{
+        In,
         graph::record,
         graph_params::{ConditionalParams, CopyNodeParams, MemsetNodeParams, NodeParams, widened},
     },
@@ -49,77 +51,66 @@ pub(crate) fn free(_: &Driver, address: CUdeviceptr) -> Given {
     Ok(NodeSpec::Free(address))
 }
 
-pub(crate) unsafe fn host(_: &Driver, params: *const CUDA_HOST_NODE_PARAMS) -> Given {
-    // SAFETY: the module's contract, here and below.
-    let host: &CUDA_HOST_NODE_PARAMS = unsafe { record(params.cast())? };
+pub(crate) fn host(_: &Driver, params: In<'_, CUDA_HOST_NODE_PARAMS>) -> Given {
+    let host = params.get()?;
     match host.func {
-        Some(_) => Ok(NodeSpec::Host(*host)),
+        Some(_) => Ok(NodeSpec::Host(host)),
         None => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
     }
 }
 
 /// Sets memory in the current context.
-pub(crate) unsafe fn memset(driver: &Driver, params: *const CUDA_MEMSET_NODE_PARAMS) -> Given {
-    // SAFETY: as above.
-    unsafe { memset_in(driver, params, CUcontext::NULL) }
+pub(crate) fn memset(driver: &Driver, params: In<'_, CUDA_MEMSET_NODE_PARAMS>) -> Given {
+    memset_in(driver, params, CUcontext::NULL)
 }
 
-pub(crate) unsafe fn memset_in(
+pub(crate) fn memset_in(
     driver: &Driver,
-    params: *const CUDA_MEMSET_NODE_PARAMS,
+    params: In<'_, CUDA_MEMSET_NODE_PARAMS>,
     context: CUcontext,
 ) -> Given {
-    // SAFETY: as above.
-    driver.memset_work(unsafe { record(params.cast())? }, context)
+    driver.memset_work(&params.get()?, context)
 }
 
 /// Copies in the current context.
-pub(crate) unsafe fn copy(driver: &Driver, params: *const CUDA_MEMCPY3D) -> Given {
-    // SAFETY: as above.
-    unsafe { copy_in(driver, params, CUcontext::NULL) }
+pub(crate) fn copy(driver: &Driver, params: In<'_, CUDA_MEMCPY3D>) -> Given {
+    copy_in(driver, params, CUcontext::NULL)
 }
 
-pub(crate) unsafe fn copy_in(
-    driver: &Driver,
-    params: *const CUDA_MEMCPY3D,
-    context: CUcontext,
-) -> Given {
-    // SAFETY: as above.
-    driver.copy_work(unsafe { record(params.cast())? }, context)
+pub(crate) fn copy_in(driver: &Driver, params: In<'_, CUDA_MEMCPY3D>, context: CUcontext) -> Given {
+    driver.copy_work(&params.get()?, context)
 }
 
-pub(crate) unsafe fn kernel(driver: &Driver, params: *const CUDA_KERNEL_NODE_PARAMS) -> Given {
-    // SAFETY: as above.
-    unsafe { driver.kernel_work(record(params.cast())?) }
+pub(crate) unsafe fn kernel(driver: &Driver, params: In<'_, CUDA_KERNEL_NODE_PARAMS>) -> Given {
+    // SAFETY: the record's arrays are as the module's contract says of `params`.
+    unsafe { driver.kernel_work(&params.get()?) }
 }
 
 /// `CUDA_KERNEL_NODE_PARAMS_v1`
 pub(crate) unsafe fn kernel_v1(driver: &Driver, params: *const c_void) -> Given {
-    // SAFETY: as above.
+    // SAFETY: `params` and its arrays are as the module's contract says.
     unsafe { driver.kernel_work(&widened(params)?) }
 }
 
 pub(crate) unsafe fn mem_ops(
     driver: &Driver,
-    params: *const CUDA_BATCH_MEM_OP_NODE_PARAMS,
+    params: In<'_, CUDA_BATCH_MEM_OP_NODE_PARAMS>,
 ) -> Given {
-    // SAFETY: as above.
-    driver.mem_ops_work(unsafe { record(params.cast())? })
+    // SAFETY: the record's array is as the module's contract says of `params`.
+    unsafe { driver.mem_ops_work(&params.get()?) }
 }
 
 /// `CUDA_MEM_ALLOC_NODE_PARAMS`
-pub(crate) unsafe fn alloc(driver: &Driver, params: *const c_void) -> Given {
-    // SAFETY: as above.
-    let params: &AllocParams = unsafe { record(params)? };
+pub(crate) fn alloc(driver: &Driver, params: &AllocParams) -> Given {
     Ok(NodeSpec::Alloc(driver.graph_memory_of(params)?))
 }
 
 /// `CUgraphNodeParams`: a type, and the parameters of that type.
 ///
 /// # Safety
-/// `node` is NULL or a `CUgraphNodeParams`, whose parameters have the type that it names.
-pub(crate) unsafe fn any(driver: &Driver, node: *const c_void) -> Result<NodeSpec, CUresult> {
-    // SAFETY: the caller's promise, here and below.
+/// `node` must be NULL or a `CUgraphNodeParams`, whose parameters have the type that it names.
+pub(crate) unsafe fn any(driver: &Driver, node: *mut c_void) -> Result<NodeSpec, CUresult> {
+    // SAFETY: NULL or a `CUgraphNodeParams`, by this function's contract.
     let node: &NodeParams = unsafe { record(node)? };
     let params = node.params.as_ptr().cast::<c_void>();
     if node.reserved0 != [0; 3] || node.reserved2 != 0 {
@@ -127,10 +118,10 @@ pub(crate) unsafe fn any(driver: &Driver, node: *const c_void) -> Result<NodeSpe
     }
     let handle = node.params[0] as usize;
     match node.kind {
-        // SAFETY: as above.
-        CU_GRAPH_NODE_TYPE_KERNEL => unsafe { kernel(driver, params.cast()) },
+        // SAFETY: the kind says that the parameters are of this type.
+        CU_GRAPH_NODE_TYPE_KERNEL => unsafe { kernel(driver, In::from_c(params.cast())) },
         CU_GRAPH_NODE_TYPE_MEMCPY => {
-            // SAFETY: as above.
+            // SAFETY: the kind says that the parameters are of this type.
             let copy: &CopyNodeParams = unsafe { record(params)? };
             if copy.flags != 0 || copy.reserved != 0 {
                 return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -138,24 +129,24 @@ pub(crate) unsafe fn any(driver: &Driver, node: *const c_void) -> Result<NodeSpe
             driver.copy_work(&copy.copy, copy.context)
         }
         CU_GRAPH_NODE_TYPE_MEMSET => {
-            // SAFETY: as above.
+            // SAFETY: the kind says that the parameters are of this type.
             let memset: &MemsetNodeParams = unsafe { record(params)? };
             driver.memset_work(&memset.memset, memset.context)
         }
-        // SAFETY: as above.
-        CU_GRAPH_NODE_TYPE_HOST => unsafe { host(driver, params.cast()) },
+        // SAFETY: the kind says that the parameters are of this type.
+        CU_GRAPH_NODE_TYPE_HOST => host(driver, unsafe { In::from_c(params.cast()) }),
         CU_GRAPH_NODE_TYPE_GRAPH if node.params[1] as u32 == 0 => child(driver, CUgraph(handle)),
         CU_GRAPH_NODE_TYPE_EMPTY => empty(driver),
         CU_GRAPH_NODE_TYPE_WAIT_EVENT => event_wait(driver, CUevent(handle)),
         CU_GRAPH_NODE_TYPE_EVENT_RECORD => event_record(driver, CUevent(handle)),
-        // SAFETY: as above.
-        CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => unsafe { mem_ops(driver, params.cast()) },
+        // SAFETY: the kind says that the parameters are of this type.
+        CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => unsafe { mem_ops(driver, In::from_c(params.cast())) },
         CU_GRAPH_NODE_TYPE_CONDITIONAL => {
-            // SAFETY: as above.
+            // SAFETY: the kind says that the parameters are of this type.
             driver.conditional_work(unsafe { record(params)? })
         }
-        // SAFETY: as above.
-        CU_GRAPH_NODE_TYPE_MEM_ALLOC => unsafe { alloc(driver, params) },
+        // SAFETY: the kind says that the parameters are of this type.
+        CU_GRAPH_NODE_TYPE_MEM_ALLOC => alloc(driver, unsafe { record(params)? }),
         CU_GRAPH_NODE_TYPE_MEM_FREE => free(driver, node.params[0]),
         other => {
             log::warn(match other {
@@ -171,14 +162,19 @@ pub(crate) unsafe fn any(driver: &Driver, node: *const c_void) -> Result<NodeSpe
 }
 
 impl Driver {
-    fn mem_ops_work(&self, params: &CUDA_BATCH_MEM_OP_NODE_PARAMS) -> Result<NodeSpec, CUresult> {
+    /// # Safety
+    /// `params.params` must be NULL or have `params.count` entries.
+    unsafe fn mem_ops_work(
+        &self,
+        params: &CUDA_BATCH_MEM_OP_NODE_PARAMS,
+    ) -> Result<NodeSpec, CUresult> {
         /// The driver's own limit.
         const OPS_MAX: u32 = 256;
         let count = params.count;
         if params.params.is_null() || count == 0 || count > OPS_MAX || params.flags != 0 {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        // SAFETY: `count` records of the program's.
+        // SAFETY: not NULL, so it has `count` entries by this function's contract.
         let ops = unsafe { std::slice::from_raw_parts(params.params, count as usize) };
         for op in ops {
             if op.operation != CU_STREAM_MEM_OP_BARRIER {

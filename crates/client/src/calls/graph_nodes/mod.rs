@@ -17,10 +17,9 @@ use outboard_wire::{codec::id_bytes, doc::NodeWork, messages};
 
 use self::work::*;
 use super::{
-    Done,
-    graph::{edge_list, node_ids, record},
+    Done, In, InOut, Out, Untyped,
+    graph::{edge_list, node_ids},
     graph_params::{ConditionalParams, NodeParams},
-    put,
 };
 use crate::{
     log,
@@ -28,21 +27,21 @@ use crate::{
 };
 
 /// Arguments that place a new node in a graph.
-pub(crate) struct Spot {
-    out: *mut CUgraphNode,
+pub(crate) struct Spot<'c> {
+    out: Out<'c, CUgraphNode>,
     graph: CUgraph,
     after: *const CUgraphNode,
     edges: *const CUgraphEdgeData,
     count: usize,
 }
 
-impl Spot {
+impl<'c> Spot<'c> {
     pub(crate) fn plain(
-        out: *mut CUgraphNode,
+        out: Out<'c, CUgraphNode>,
         graph: CUgraph,
         after: *const CUgraphNode,
         count: usize,
-    ) -> Spot {
+    ) -> Spot<'c> {
         Spot {
             out,
             graph,
@@ -56,23 +55,33 @@ impl Spot {
 /// Adds a node. As in CUDA, the place is checked before the node's work.
 ///
 /// # Safety
-/// The pointers in `spot` are as the driver API requires.
+/// `spot.after` and `spot.edges` must be NULL or have `spot.count` entries.
 pub(crate) unsafe fn add_node(
-    spot: &Spot,
+    spot: &Spot<'_>,
     work: impl FnOnce(&Driver) -> Result<NodeSpec, CUresult>,
 ) -> Done {
+    // SAFETY: the lists are as this function's contract says.
+    unsafe { added_node(spot, work) }.map(drop)
+}
+
+/// Adds a node and returns its handle.
+///
+/// # Safety
+/// As for [`add_node`].
+unsafe fn added_node(
+    spot: &Spot<'_>,
+    work: impl FnOnce(&Driver) -> Result<NodeSpec, CUresult>,
+) -> Result<CUgraphNode, CUresult> {
     let driver = driver()?;
     let graph = driver.wire_graph(spot.graph)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: the lists are as this function's contract says.
     let (dependencies, edges) = unsafe {
         (
             node_ids(driver, spot.after, spot.count)?,
             edge_list(spot.edges, spot.count),
         )
     };
-    if spot.out.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
+    spot.out.check()?;
     let work = work(driver)?;
     let node = driver.handles.mint(HandleKind::Node);
     driver.check_memory_work(graph, &work)?;
@@ -86,8 +95,8 @@ pub(crate) unsafe fn add_node(
     }
     driver.graphs.learn(graph, node, work.record());
     driver.added(graph, &work);
-    // SAFETY: as above.
-    unsafe { put(spot.out, CUgraphNode(node as usize)) }
+    spot.out.put(CUgraphNode(node as usize))?;
+    Ok(CUgraphNode(node as usize))
 }
 
 /// Changes the work of a graph's node. Executable graphs made before keep their work.
@@ -166,17 +175,13 @@ impl Driver {
 }
 
 /// Writes the parameters of a node. A node of another kind has none of the type.
-///
-/// # Safety
-/// `out` is NULL or valid for a write.
-pub(crate) unsafe fn get_node<T>(
+pub(crate) fn get_node<T>(
     node: CUgraphNode,
-    out: *mut T,
+    out: Out<'_, T>,
     params: fn(NodeRecord) -> Option<T>,
 ) -> Done {
     let params = params(driver()?.learned(node)?).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    // SAFETY: the caller's promise.
-    unsafe { put(out, params) }
+    out.put(params)
 }
 
 /// Changes the work of an executable graph's node.
@@ -193,37 +198,32 @@ pub(crate) fn set_exec_node(
 }
 
 /// `CUkernelNodeAttrValue`
-/// `CUkernelNodeAttrValue`
 type AttributeValue = [u8; 64];
 
-pub(crate) unsafe fn cuGraphKernelNodeGetAttribute(
+pub(crate) fn cuGraphKernelNodeGetAttribute(
     node: CUgraphNode,
     attribute: u32,
-    out: *mut c_void,
+    Untyped(out): Untyped<Out<'_, AttributeValue>>,
 ) -> Done {
     let driver = driver()?;
     let message = messages::GraphNodeAttribute {
         node: driver.wire_node(node)?,
         attribute,
     };
-    if out.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
+    out.check()?;
     let value = driver.call(&message, |reply| AttributeValue::try_from(&reply.value[..]))?;
     let value = value.map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?;
-    // SAFETY: see the module's contract.
-    unsafe { put(out.cast(), value) }
+    out.put(value)
 }
 
-pub(crate) unsafe fn cuGraphKernelNodeSetAttribute(
+pub(crate) fn cuGraphKernelNodeSetAttribute(
     node: CUgraphNode,
     attribute: u32,
-    value: *const c_void,
+    Untyped(value): Untyped<In<'_, AttributeValue>>,
 ) -> Done {
     let driver = driver()?;
     let node = driver.wire_node(node)?;
-    // SAFETY: see the module's contract.
-    let value: &AttributeValue = unsafe { record(value)? };
+    let value = &value.get()?;
     let message = messages::GraphNodeSetAttribute {
         node,
         attribute,
@@ -232,12 +232,10 @@ pub(crate) unsafe fn cuGraphKernelNodeSetAttribute(
     driver.call(&message, |_| ())
 }
 
-pub(crate) unsafe fn cuGraphChildGraphNodeGetGraph(node: CUgraphNode, out: *mut CUgraph) -> Done {
+pub(crate) fn cuGraphChildGraphNodeGetGraph(node: CUgraphNode, out: Out<'_, CUgraph>) -> Done {
     let driver = driver()?;
     let number = driver.wire_node(node)?;
-    if out.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
+    out.check()?;
     // To the program a copy of pageable memory is not a child graph.
     if let NodeRecord::Copy { .. } = driver.graphs.record(number)? {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -247,12 +245,11 @@ pub(crate) unsafe fn cuGraphChildGraphNodeGetGraph(node: CUgraphNode, out: *mut 
         graph: driver.mint_graph(),
     };
     let graph = driver.call(&message, |reply| reply.graph)?;
-    // SAFETY: see the module's contract.
-    unsafe { put(out, driver.handle_graph(graph)) }
+    out.put(driver.handle_graph(graph))
 }
 
-pub(crate) unsafe fn cuGraphConditionalHandleCreate(
-    out: *mut c_void,
+pub(crate) fn cuGraphConditionalHandleCreate(
+    Untyped(out): Untyped<Out<'_, u64>>,
     graph: CUgraph,
     context: CUcontext,
     initial: u32,
@@ -260,9 +257,7 @@ pub(crate) unsafe fn cuGraphConditionalHandleCreate(
 ) -> Done {
     let driver = driver()?;
     let graph = driver.wire_graph(graph)?;
-    if out.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
+    out.check()?;
     let context = driver.node_context(context)?;
     let message = messages::GraphConditional {
         graph,
@@ -272,23 +267,23 @@ pub(crate) unsafe fn cuGraphConditionalHandleCreate(
     let handle = driver
         .session
         .call(context, &message, |reply| reply.handle)?;
-    // SAFETY: see the module's contract.
-    unsafe { put(out.cast::<u64>(), handle) }
+    out.put(handle)
 }
 
 pub(crate) unsafe fn cuGraphAddNode(
-    out: *mut CUgraphNode,
+    out: Out<'_, CUgraphNode>,
     graph: CUgraph,
     after: *const CUgraphNode,
     count: usize,
     params: *mut c_void,
 ) -> Done {
-    // SAFETY: see the module's contract.
+    // SAFETY: `after` has `count` entries, and `params` is NULL or a `CUgraphNodeParams`: the
+    // driver API asks it of its callers.
     unsafe { cuGraphAddNode_v2(out, graph, after, std::ptr::null(), count, params) }
 }
 
 pub(crate) unsafe fn cuGraphAddNode_v2(
-    out: *mut CUgraphNode,
+    out: Out<'_, CUgraphNode>,
     graph: CUgraph,
     after: *const CUgraphNode,
     edges: *const CUgraphEdgeData,
@@ -302,29 +297,32 @@ pub(crate) unsafe fn cuGraphAddNode_v2(
         edges,
         count,
     };
-    // SAFETY: see the module's contract.
-    unsafe { add_node(&spot, |driver| given::any(driver, params))? };
-    // SAFETY: as above; the record was read before, and has outputs for some types of nodes.
-    unsafe { put_outputs(*out, params) }
+    // SAFETY: the lists have `count` entries, and `params` is NULL or a `CUgraphNodeParams` that
+    // may be written: the driver API asks it of its callers.
+    unsafe {
+        let node = added_node(&spot, |driver| given::any(driver, params))?;
+        put_outputs(node, params)
+    }
 }
 
 /// Writes the outputs of a new node: an address, or the graphs of a condition.
 ///
 /// # Safety
-/// `params` is a `CUgraphNodeParams` of the node's type.
+/// `params` must be NULL or a `CUgraphNodeParams` of the node's type that may be written.
 unsafe fn put_outputs(node: CUgraphNode, params: *mut c_void) -> Done {
     let driver = driver()?;
-    // SAFETY: the caller's promise.
+    // SAFETY: NULL or such a record, by this function's contract.
     let params = unsafe { params.cast::<NodeParams>().as_mut() };
     let Some(params) = params else { return Ok(()) };
     let fields = params.params.as_mut_ptr();
     match driver.graphs.record(node.0 as u64)? {
         NodeRecord::Alloc(alloc) => {
-            // SAFETY: the fields hold a record of this type.
+            // SAFETY: the node allocates, so its parameters are of this type.
             unsafe { (*fields.cast::<AllocParams>()).address = alloc.address };
         }
         NodeRecord::Conditional(bodies) => {
-            // SAFETY: as above. The array stays as long as the node is known.
+            // SAFETY: the node is a conditional one, so its parameters are of this type. The array
+            // stays as long as the node is known.
             unsafe { (*fields.cast::<ConditionalParams>()).bodies = bodies.as_ptr() };
         }
         _ => {}
@@ -375,20 +373,21 @@ impl Driver {
 }
 
 pub(crate) unsafe fn cuGraphAddMemAllocNode(
-    out: *mut CUgraphNode,
+    out: Out<'_, CUgraphNode>,
     graph: CUgraph,
     after: *const CUgraphNode,
     count: usize,
-    params: *mut c_void,
+    Untyped(params): Untyped<InOut<'_, AllocParams>>,
 ) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe {
-        add_node(&Spot::plain(out, graph, after, count), |driver| {
-            given::alloc(driver, params)
+    let spot = Spot::plain(out, graph, after, count);
+    let given = |driver: &Driver| given::alloc(driver, &params.get()?);
+    // SAFETY: `after` has `count` entries: the driver API asks it of its callers.
+    let node = unsafe { added_node(&spot, given)? };
+    if let NodeRecord::Alloc(made) = driver()?.learned(node)? {
+        params.put(AllocParams {
+            address: made.address,
+            ..params.get()?
         })?;
-        if let NodeRecord::Alloc(made) = driver()?.learned(*out)? {
-            (*params.cast::<AllocParams>()).address = made.address;
-        }
     }
     Ok(())
 }

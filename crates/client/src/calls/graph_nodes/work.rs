@@ -85,7 +85,7 @@ impl Driver {
     }
 
     /// # Safety
-    /// The record's arrays are as the driver API requires.
+    /// `node.kernel_params` and `node.extra` must be as [`Params::gather`] asks.
     pub(super) unsafe fn kernel_work(
         &self,
         node: &CUDA_KERNEL_NODE_PARAMS,
@@ -101,7 +101,7 @@ impl Driver {
             shared_bytes: node.shared_mem_bytes,
         };
         self.check_launch(kernel, &shape)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the arrays are as this function's contract says.
         let params = Box::new(unsafe { Params::gather(kernel, node.kernel_params, node.extra)? });
         self.make_arguments_visible(params.bytes(), || true)?;
         Ok(NodeSpec::Kernel {

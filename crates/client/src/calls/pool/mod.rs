@@ -11,7 +11,7 @@ use outboard_api::{
 use outboard_wire::messages;
 
 pub(crate) use self::{properties::*, shared::*};
-use super::{Done, put};
+use super::{Done, In, Out, Untyped};
 use crate::{
     session::{Group, Sink},
     state::{
@@ -324,48 +324,39 @@ impl Driver {
     }
 }
 
-pub(crate) unsafe fn cuMemAllocAsync(
-    address: *mut CUdeviceptr,
+pub(crate) fn cuMemAllocAsync(
+    address: Out<'_, CUdeviceptr>,
     bytes: usize,
     stream: CUstream,
 ) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { allocate(address, bytes, None, stream) }
+    allocate(address, bytes, None, stream)
 }
 
-pub(crate) unsafe fn cuMemAllocFromPoolAsync(
-    address: *mut CUdeviceptr,
+pub(crate) fn cuMemAllocFromPoolAsync(
+    address: Out<'_, CUdeviceptr>,
     bytes: usize,
     pool: CUmemoryPool,
     stream: CUstream,
 ) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { allocate(address, bytes, Some(pool.0 as u64), stream) }
+    allocate(address, bytes, Some(pool.0 as u64), stream)
 }
 
-/// # Safety
-/// `address` is NULL or valid for a write.
-unsafe fn allocate(
-    address: *mut CUdeviceptr,
+fn allocate(
+    address: Out<'_, CUdeviceptr>,
     bytes: usize,
     pool: Option<u64>,
     stream: CUstream,
 ) -> Done {
     let driver = driver()?;
-    if address.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
+    address.check()?;
     let stream = driver.stream(stream)?;
     if bytes == 0 {
-        // SAFETY: the caller's promise.
-        return unsafe { put(address, 0) };
+        return address.put(0);
     }
     if stream.is_capturing() {
-        // SAFETY: the caller's promise.
-        return unsafe { put(address, driver.capture_allocation(&stream, bytes)?) };
+        return address.put(driver.capture_allocation(&stream, bytes)?);
     }
-    // SAFETY: the caller's promise.
-    unsafe { put(address, driver.pool_allocate(bytes as u64, pool, &stream)?) }
+    address.put(driver.pool_allocate(bytes as u64, pool, &stream)?)
 }
 
 pub(crate) unsafe fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> Done {

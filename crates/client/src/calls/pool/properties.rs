@@ -4,25 +4,24 @@ use std::ffi::c_void;
 
 use outboard_api::{
     CUresult,
+    argument::Argument as _,
     cuda::{CUdevice, CUmemAccessDesc, CUmemLocation, CUmemPoolProps, CUmemoryPool},
     enums::*,
 };
 
-use super::{Done, put};
+use super::{Done, In, Out};
 use crate::{
     log,
     state::{Driver, Pool, PoolValue, driver},
 };
-pub(crate) unsafe fn cuMemPoolCreate(
-    pool: *mut CUmemoryPool,
-    properties: *const CUmemPoolProps,
+
+pub(crate) fn cuMemPoolCreate(
+    pool: Out<'_, CUmemoryPool>,
+    properties: In<'_, CUmemPoolProps>,
 ) -> Done {
     let driver = driver()?;
-    // SAFETY: NULL or a record of the caller's.
-    let properties = unsafe { properties.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    if pool.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
+    let properties = properties.get()?;
+    pool.check()?;
     let device = device_of(driver, &properties.location, properties.alloc_type)?;
     match properties.handle_types {
         CU_MEM_HANDLE_TYPE_NONE | CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR => {}
@@ -39,8 +38,7 @@ pub(crate) unsafe fn cuMemPoolCreate(
     let mut created = Pool::new(device, properties.max_size as u64);
     created.handle_types = properties.handle_types;
     driver.pools.lock().pools.insert(handle, created);
-    // SAFETY: see the module's contract.
-    unsafe { put(pool, CUmemoryPool(handle as usize)) }
+    pool.put(CUmemoryPool(handle as usize))
 }
 
 /// Returns the device of a location that can have pools.
@@ -63,7 +61,7 @@ fn device_of(
     driver.card(location.id).map(|_| location.id)
 }
 
-pub(crate) unsafe fn cuMemPoolDestroy(pool: CUmemoryPool) -> Done {
+pub(crate) fn cuMemPoolDestroy(pool: CUmemoryPool) -> Done {
     let driver = driver()?;
     let handle = pool.0 as u64;
     let mut table = driver.pools.lock();
@@ -80,7 +78,7 @@ pub(crate) unsafe fn cuMemPoolDestroy(pool: CUmemoryPool) -> Done {
     Ok(())
 }
 
-pub(crate) unsafe fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) -> Done {
+pub(crate) fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) -> Done {
     let driver = driver()?;
     let mut table = driver.pools.lock();
     let pool = table.get(pool.0 as u64)?;
@@ -102,11 +100,11 @@ pub(crate) unsafe fn cuMemPoolGetAttribute(
         refuse_import(pool)?;
         pool.attribute(attribute)?
     };
-    // SAFETY: an output of the type that the attribute has.
+    // SAFETY: NULL or an output of the attribute's type: the driver API asks it of its callers.
     unsafe {
         match found {
-            PoolValue::Int(found) => put(value.cast::<u32>(), found),
-            PoolValue::Long(found) => put(value.cast::<u64>(), found),
+            PoolValue::Int(found) => Out::from_c(value.cast::<u32>()).put(found),
+            PoolValue::Long(found) => Out::from_c(value.cast::<u64>()).put(found),
         }
     }
 }
@@ -120,7 +118,7 @@ pub(crate) unsafe fn cuMemPoolSetAttribute(
     if value.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: a value of the type that the attribute has.
+    // SAFETY: not NULL, and a value of the attribute's type: the driver API asks it of its callers.
     let read = |long: bool| unsafe {
         if long {
             *value.cast::<u64>()
@@ -142,15 +140,13 @@ fn refuse_import(pool: &Pool) -> Done {
     }
 }
 
-pub(crate) unsafe fn cuMemPoolGetAccess(
-    flags: *mut u32,
+pub(crate) fn cuMemPoolGetAccess(
+    flags: Out<'_, u32>,
     pool: CUmemoryPool,
-    location: *mut CUmemLocation,
+    location: In<'_, CUmemLocation>,
 ) -> Done {
     let driver = driver()?;
-    // SAFETY: NULL or a record of the caller's.
-    let location = unsafe { location.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    let device = device_of(driver, location, CU_MEM_ALLOCATION_TYPE_PINNED)
+    let device = device_of(driver, &location.get()?, CU_MEM_ALLOCATION_TYPE_PINNED)
         .map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
     let mut table = driver.pools.lock();
     let pool = table.get(pool.0 as u64)?;
@@ -160,8 +156,7 @@ pub(crate) unsafe fn cuMemPoolGetAccess(
     } else {
         pool.access.get(&device).copied().unwrap_or(0)
     };
-    // SAFETY: see the module's contract.
-    unsafe { put(flags, found) }
+    flags.put(found)
 }
 
 pub(crate) unsafe fn cuMemPoolSetAccess(
@@ -176,7 +171,7 @@ pub(crate) unsafe fn cuMemPoolSetAccess(
     let mut table = driver.pools.lock();
     let pool = table.get(pool.0 as u64)?;
     for index in 0..count {
-        // SAFETY: `count` records of the caller's.
+        // SAFETY: not NULL, and of `count` entries: the driver API asks it of its callers.
         let desc = unsafe { &*map.add(index) };
         let device = device_of(driver, &desc.location, CU_MEM_ALLOCATION_TYPE_PINNED)?;
         match desc.flags {
@@ -198,29 +193,27 @@ pub(crate) unsafe fn cuMemPoolSetAccess(
     Ok(())
 }
 
-pub(crate) unsafe fn cuDeviceGetDefaultMemPool(pool: *mut CUmemoryPool, device: CUdevice) -> Done {
+pub(crate) fn cuDeviceGetDefaultMemPool(pool: Out<'_, CUmemoryPool>, device: CUdevice) -> Done {
     let driver = driver()?;
     driver.card(device)?;
     let handle = driver
         .pools
         .lock()
         .default_pool(device, || driver.mint_pool_handle());
-    // SAFETY: see the module's contract.
-    unsafe { put(pool, CUmemoryPool(handle as usize)) }
+    pool.put(CUmemoryPool(handle as usize))
 }
 
-pub(crate) unsafe fn cuDeviceGetMemPool(pool: *mut CUmemoryPool, device: CUdevice) -> Done {
+pub(crate) fn cuDeviceGetMemPool(pool: Out<'_, CUmemoryPool>, device: CUdevice) -> Done {
     let driver = driver()?;
     driver.card(device)?;
     let handle = driver
         .pools
         .lock()
         .current_pool(device, || driver.mint_pool_handle());
-    // SAFETY: see the module's contract.
-    unsafe { put(pool, CUmemoryPool(handle as usize)) }
+    pool.put(CUmemoryPool(handle as usize))
 }
 
-pub(crate) unsafe fn cuDeviceSetMemPool(device: CUdevice, pool: CUmemoryPool) -> Done {
+pub(crate) fn cuDeviceSetMemPool(device: CUdevice, pool: CUmemoryPool) -> Done {
     let driver = driver()?;
     driver.card(device)?;
     let mut table = driver.pools.lock();
@@ -231,40 +224,31 @@ pub(crate) unsafe fn cuDeviceSetMemPool(device: CUdevice, pool: CUmemoryPool) ->
     Ok(())
 }
 
-/// # Safety
-/// `location` is NULL or a record of the caller's.
-unsafe fn device_at(
-    location: *mut CUmemLocation,
-    allocation_type: u32,
-) -> Result<CUdevice, CUresult> {
-    // SAFETY: the caller's promise.
-    let location = unsafe { location.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    device_of(driver()?, location, allocation_type)
+fn device_at(location: In<'_, CUmemLocation>, allocation_type: u32) -> Result<CUdevice, CUresult> {
+    let location = location.get()?;
+    device_of(driver()?, &location, allocation_type)
 }
 
-pub(crate) unsafe fn cuMemGetDefaultMemPool(
-    pool: *mut CUmemoryPool,
-    location: *mut CUmemLocation,
+pub(crate) fn cuMemGetDefaultMemPool(
+    pool: Out<'_, CUmemoryPool>,
+    location: In<'_, CUmemLocation>,
     allocation_type: u32,
 ) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { cuDeviceGetDefaultMemPool(pool, device_at(location, allocation_type)?) }
+    cuDeviceGetDefaultMemPool(pool, device_at(location, allocation_type)?)
 }
 
-pub(crate) unsafe fn cuMemGetMemPool(
-    pool: *mut CUmemoryPool,
-    location: *mut CUmemLocation,
+pub(crate) fn cuMemGetMemPool(
+    pool: Out<'_, CUmemoryPool>,
+    location: In<'_, CUmemLocation>,
     allocation_type: u32,
 ) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { cuDeviceGetMemPool(pool, device_at(location, allocation_type)?) }
+    cuDeviceGetMemPool(pool, device_at(location, allocation_type)?)
 }
 
-pub(crate) unsafe fn cuMemSetMemPool(
-    location: *mut CUmemLocation,
+pub(crate) fn cuMemSetMemPool(
+    location: In<'_, CUmemLocation>,
     allocation_type: u32,
     pool: CUmemoryPool,
 ) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { cuDeviceSetMemPool(device_at(location, allocation_type)?, pool) }
+    cuDeviceSetMemPool(device_at(location, allocation_type)?, pool)
 }

@@ -2,8 +2,8 @@
 //! location.
 
 use std::{
-    ffi::c_void,
-    os::fd::{FromRawFd, IntoRawFd, OwnedFd},
+    ffi::{c_int, c_void},
+    os::fd::IntoRawFd,
 };
 
 use outboard_api::{
@@ -12,7 +12,7 @@ use outboard_api::{
     enums::*,
 };
 
-use super::{Done, put};
+use super::{Done, In, Out, Untyped};
 use crate::{
     calls::{
         foreign_block::{BLOCK_BYTES, ForeignBlock, TICKET_BYTES},
@@ -62,16 +62,14 @@ fn check_kind(call: &str, kind: u32, flags: u64) -> Done {
     Ok(())
 }
 
-pub(crate) unsafe fn cuMemPoolExportToShareableHandle(
-    shareable: *mut c_void,
+pub(crate) fn cuMemPoolExportToShareableHandle(
+    Untyped(shareable): Untyped<Out<'_, c_int>>,
     pool: CUmemoryPool,
     kind: u32,
     flags: u64,
 ) -> Done {
     let driver = driver()?;
-    if shareable.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
+    shareable.check()?;
     check_kind("cuMemPoolExportToShareableHandle", kind, flags)?;
     let (id, device) = {
         let mut table = driver.pools.lock();
@@ -94,26 +92,19 @@ pub(crate) unsafe fn cuMemPoolExportToShareableHandle(
         ));
         CUresult::CUDA_ERROR_OPERATING_SYSTEM
     })?;
-    let number = theirs.into_raw_fd();
-    // SAFETY: a handle of this type is an `int`; see the module's contract.
-    unsafe { put(shareable.cast(), number) }.inspect_err(|_| {
-        // SAFETY: created above, and not yet owned.
-        drop(unsafe { OwnedFd::from_raw_fd(number) });
-    })
+    shareable.put(theirs.into_raw_fd())
 }
 
 pub(crate) unsafe fn cuMemPoolImportFromShareableHandle(
-    pool: *mut CUmemoryPool,
+    pool: Out<'_, CUmemoryPool>,
     os_handle: *mut c_void,
     kind: u32,
     flags: u64,
 ) -> Done {
     let driver = driver()?;
-    if pool.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
+    pool.check()?;
     check_kind("cuMemPoolImportFromShareableHandle", kind, flags)?;
-    // SAFETY: used only during this call.
+    // SAFETY: the program keeps a descriptor open until the call that it passes it to returns.
     let descriptor = unsafe { borrowed(os_handle)? };
     let ticket = ticket_of(POOL_MARK, descriptor).ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
     let (id, rest) = ticket
@@ -124,15 +115,15 @@ pub(crate) unsafe fn cuMemPoolImportFromShareableHandle(
     let handle = driver.mint_pool_handle();
     let imported = Pool::imported(device, *id);
     driver.pools.lock().pools.insert(handle, imported);
-    // SAFETY: see the module's contract.
-    unsafe { put(pool, CUmemoryPool(handle as usize)) }
+    pool.put(CUmemoryPool(handle as usize))
 }
 
-pub(crate) unsafe fn cuMemPoolExportPointer(data: *mut c_void, address: CUdeviceptr) -> Done {
+pub(crate) fn cuMemPoolExportPointer(
+    Untyped(data): Untyped<Out<'_, [u8; RECORD_BYTES]>>,
+    address: CUdeviceptr,
+) -> Done {
     let driver = driver()?;
-    if data.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
+    data.check()?;
     let found = driver.memory.lock().find(address).copied();
     let block = found
         .filter(|block| block.base == address)
@@ -156,8 +147,7 @@ pub(crate) unsafe fn cuMemPoolExportPointer(data: *mut c_void, address: CUdevice
     let record = record_of(&id, &block);
     let record = <[u8; RECORD_BYTES]>::try_from(record);
     let record = record.map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?;
-    // SAFETY: a record of 64 bytes; see the module's contract.
-    unsafe { put(data.cast(), record) }
+    data.put(record)
 }
 
 impl Driver {
@@ -190,17 +180,14 @@ impl Driver {
     }
 }
 
-pub(crate) unsafe fn cuMemPoolImportPointer(
-    address: *mut CUdeviceptr,
+pub(crate) fn cuMemPoolImportPointer(
+    address: Out<'_, CUdeviceptr>,
     pool: CUmemoryPool,
-    data: *mut c_void,
+    Untyped(data): Untyped<In<'_, [u8; RECORD_BYTES]>>,
 ) -> Done {
     let driver = driver()?;
-    if address.is_null() || data.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    // SAFETY: a record of 64 bytes of the caller's; C programs do not always align it.
-    let record = unsafe { data.cast::<[u8; RECORD_BYTES]>().read_unaligned() };
+    address.check()?;
+    let record = data.get()?;
     let (id, block) = block_of(&record).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     let handle = pool.0 as u64;
     let mut table = driver.pools.lock();
@@ -223,8 +210,7 @@ pub(crate) unsafe fn cuMemPoolImportPointer(
         device,
         AllocationKind::Imported(handle),
     );
-    // SAFETY: see the module's contract.
-    unsafe { put(address, base) }
+    address.put(base)
 }
 
 #[cfg(test)]

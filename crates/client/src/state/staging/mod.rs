@@ -50,6 +50,25 @@ pub(crate) struct Staging {
     helpers: Helpers,
 }
 
+/// The source of a copy, of which each thread reads its own pieces. No reference leads into it:
+/// another process may have it mapped, and write to it.
+struct Source(*const u8);
+
+// SAFETY: the caller of the copy keeps the memory until it is complete.
+unsafe impl Sync for Source {}
+
+impl Source {
+    /// Copies a piece to staging memory.
+    ///
+    /// # Safety
+    /// The piece must be inside the source, and there must be room for it at `to`, which nothing
+    /// else uses.
+    unsafe fn copy(&self, offset: usize, len: usize, to: u64) {
+        // SAFETY: inside the source, and to room of ours, by this function's contract.
+        unsafe { std::ptr::copy_nonoverlapping(self.0.add(offset), to as *mut u8, len) };
+    }
+}
+
 /// The destination of a copy, of which each thread writes its own pieces.
 struct Room(*mut u8);
 
@@ -58,9 +77,9 @@ unsafe impl Sync for Room {}
 
 impl Room {
     /// # Safety
-    /// `offset` is inside the destination.
+    /// `offset` must be inside the destination.
     unsafe fn at(&self, offset: usize) -> *mut u8 {
-        // SAFETY: the caller's promise.
+        // SAFETY: inside the destination by this function's contract.
         unsafe { self.0.add(offset) }
     }
 }
@@ -75,26 +94,31 @@ struct Shared {
 impl Driver {
     /// Copies to the device through staging. Returns the bytes copied, which is less than all if
     /// segments ran out. `wait` means that the program's call is synchronous.
-    pub(crate) fn stage_in(
+    ///
+    /// # Safety
+    /// `src` must have `bytes` readable bytes.
+    pub(crate) unsafe fn stage_in(
         &self,
         dst: u64,
-        data: &[u8],
+        src: *const u8,
+        bytes: usize,
         stream: &StreamRef,
         wait: bool,
     ) -> Result<usize, CUresult> {
-        if data.len() <= SHARED_BYTES_MAX {
+        let source = Source(src);
+        if bytes <= SHARED_BYTES_MAX {
             let start = Instant::now();
-            while !self.stage_small(dst, data, stream, wait)? {
+            // SAFETY: the source has `bytes` bytes by this function's contract.
+            while !unsafe { self.stage_small(dst, &source, bytes, stream, wait)? } {
                 if !self.wait_for_segment(start) {
                     return Ok(0);
                 }
             }
-            return Ok(data.len());
+            return Ok(bytes);
         }
-        let pieces = data.chunks(SEGMENT_BYTES).enumerate();
         let stuck = AtomicUsize::new(usize::MAX);
         let context = wire_context();
-        let one = |index: usize, piece: &[u8]| -> Done {
+        let one = |index: usize| -> Done {
             // Pieces after one without a segment are not copied: the rest is copied another way, in
             // one piece.
             if index > stuck.load(Ordering::Acquire) {
@@ -104,16 +128,15 @@ impl Driver {
                 stuck.fetch_min(index, Ordering::AcqRel);
                 return Ok(());
             };
-            let address = segment.address;
-            // SAFETY: a segment of shared memory that only this thread has; the GPU has finished
-            // with it.
-            unsafe {
-                std::ptr::copy_nonoverlapping(piece.as_ptr(), address as *mut u8, piece.len())
-            };
+            let (address, offset) = (segment.address, index * SEGMENT_BYTES);
+            let len = SEGMENT_BYTES.min(bytes - offset);
+            // SAFETY: a piece of the source, to a segment that only this thread has and that the
+            // GPU has finished with.
+            unsafe { source.copy(offset, len, address) };
             let message = messages::Copy {
-                dst: dst + (index * SEGMENT_BYTES) as u64,
+                dst: dst + offset as u64,
                 src: address,
-                len: piece.len() as u64,
+                len: len as u64,
                 stream: stream.wire(),
                 sync: u32::from(wait),
             };
@@ -124,21 +147,25 @@ impl Driver {
         };
         self.staging
             .helpers
-            .share(pieces, |(index, piece)| one(index, piece))?;
+            .share(0..bytes.div_ceil(SEGMENT_BYTES), one)?;
         let whole = stuck.load(Ordering::Acquire);
-        Ok(data.len().min(whole.saturating_mul(SEGMENT_BYTES)))
+        Ok(bytes.min(whole.saturating_mul(SEGMENT_BYTES)))
     }
 
     /// Copies a small piece. Several such copies share one segment, and one fence.
-    fn stage_small(
+    ///
+    /// # Safety
+    /// `source` must have `bytes` readable bytes.
+    unsafe fn stage_small(
         &self,
         dst: u64,
-        data: &[u8],
+        source: &Source,
+        bytes: usize,
         stream: &StreamRef,
         wait: bool,
     ) -> Result<bool, CUresult> {
         let mut shared = self.staging.shared.lock();
-        let room = data.len().next_multiple_of(ALIGN);
+        let room = bytes.next_multiple_of(ALIGN);
         if let Some(full) = shared.take_if(|s| s.used + room > SEGMENT_BYTES) {
             let mut fences = Vec::with_capacity(full.readers.len());
             for (context, reader) in &full.readers {
@@ -175,15 +202,15 @@ impl Driver {
         {
             shared.readers.push((wire_context(), stream.clone()));
         }
-        // SAFETY: a part of the segment that no other copy uses.
-        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), address as *mut u8, data.len()) };
+        // SAFETY: the whole source, to a part of the segment that no other copy uses.
+        unsafe { source.copy(0, bytes, address) };
         // Sent under the lock: the fence of a full segment must follow its last copy.
         self.submit_to(
             stream,
             &messages::Copy {
                 dst,
                 src: address,
-                len: data.len() as u64,
+                len: bytes as u64,
                 stream: stream.wire(),
                 sync: u32::from(wait),
             },

@@ -34,10 +34,10 @@ impl<const MODE: u8, const WHOLE: bool> Body for Shuffle<MODE, WHOLE> {
             let (b, c) = (files.row32(step.b), files.row32(step.c));
             // SAFETY: the body is compiled for this instruction set.
             let is_whole = WHOLE || unsafe { c[0] == WARP && is_uniform::<I>(c) };
-            // SAFETY: as above.
+            // SAFETY: the body is compiled for this instruction set.
             if is_whole && unsafe { is_uniform::<I>(b) } {
                 if step.d != SINK {
-                    // SAFETY: as above.
+                    // SAFETY: the body is compiled for this instruction set.
                     unsafe { butterfly::<I>(files, step.d, step.a, b[0], mask) };
                 }
                 files.set_pred(step.offset as u16, mask, u32::MAX);
@@ -64,7 +64,7 @@ impl<const MODE: u8, const WHOLE: bool> Body for Shuffle<MODE, WHOLE> {
             valid |= unsafe { I::bits32(inside) } << (i * CHUNK);
         }
         if step.d != SINK {
-            // SAFETY: as above.
+            // SAFETY: the body is compiled for this instruction set.
             let value = unsafe { I::permute32(files.row32(step.a), &sources) };
             files.set32(step.d, mask, &value);
         }

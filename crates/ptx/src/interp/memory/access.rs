@@ -537,53 +537,52 @@ pub(crate) fn access_fault(address: u64, bytes: u64, write: bool, lane: usize) -
 
 // The accesses themselves. Device memory is shared with other threads of the launch, with copies
 // and with the host, as on a GPU. Single accesses are relaxed atomics, so races give the values
-// that they could give there. SAFETY of all eight: callers pass pointers that `pointers` checked
-// for bounds and alignment, and the range lock is held while a kernel runs.
+// that they could give there.
 
 #[inline(always)]
 pub(crate) fn read8(at: u64) -> u8 {
-    // SAFETY: see above.
+    // SAFETY: `pointers` has checked bounds and alignment; a running kernel holds the range lock.
     unsafe { AtomicU8::from_ptr(at as *mut u8) }.load(Relaxed)
 }
 
 #[inline(always)]
 pub(crate) fn read16(at: u64) -> u16 {
-    // SAFETY: see above.
+    // SAFETY: `pointers` has checked bounds and alignment; a running kernel holds the range lock.
     unsafe { AtomicU16::from_ptr(at as *mut u16) }.load(Relaxed)
 }
 
 #[inline(always)]
 pub(crate) fn read32(at: u64) -> u32 {
-    // SAFETY: see above.
+    // SAFETY: `pointers` has checked bounds and alignment; a running kernel holds the range lock.
     unsafe { AtomicU32::from_ptr(at as *mut u32) }.load(Relaxed)
 }
 
 #[inline(always)]
 pub(crate) fn read64(at: u64) -> u64 {
-    // SAFETY: see above.
+    // SAFETY: `pointers` has checked bounds and alignment; a running kernel holds the range lock.
     unsafe { AtomicU64::from_ptr(at as *mut u64) }.load(Relaxed)
 }
 
 #[inline(always)]
 pub(crate) fn write8(at: u64, value: u8) {
-    // SAFETY: see above.
+    // SAFETY: `pointers` has checked bounds and alignment; a running kernel holds the range lock.
     unsafe { AtomicU8::from_ptr(at as *mut u8) }.store(value, Relaxed);
 }
 
 #[inline(always)]
 pub(crate) fn write16(at: u64, value: u16) {
-    // SAFETY: see above.
+    // SAFETY: `pointers` has checked bounds and alignment; a running kernel holds the range lock.
     unsafe { AtomicU16::from_ptr(at as *mut u16) }.store(value, Relaxed);
 }
 
 #[inline(always)]
 pub(crate) fn write32(at: u64, value: u32) {
-    // SAFETY: see above.
+    // SAFETY: `pointers` has checked bounds and alignment; a running kernel holds the range lock.
     unsafe { AtomicU32::from_ptr(at as *mut u32) }.store(value, Relaxed);
 }
 
 #[inline(always)]
 pub(crate) fn write64(at: u64, value: u64) {
-    // SAFETY: see above.
+    // SAFETY: `pointers` has checked bounds and alignment; a running kernel holds the range lock.
     unsafe { AtomicU64::from_ptr(at as *mut u64) }.store(value, Relaxed);
 }

@@ -160,7 +160,7 @@ fn write128(at: u64, whole: Whole) {
     {
         // SAFETY: any 16 bytes are a valid vector.
         let value = unsafe { std::mem::transmute::<Whole, __m128i>(whole) };
-        // SAFETY: as above.
+        // SAFETY: `pointers` has checked the 16 bytes; a running kernel holds the range lock.
         unsafe {
             asm!("movups [{at}], {value}", value = in(xmm_reg) value, at = in(reg) at,
                 options(nostack, preserves_flags));

@@ -96,7 +96,8 @@ pub(crate) fn run_group<const COUNTED: bool>(
                     return Ok(Event::Reschedule);
                 }
                 StepKind::Together if mask == u32::MAX => {
-                    // SAFETY: as above.
+                    // SAFETY: the steps are those of the core's program, chosen for this host's
+                    // features.
                     unsafe { (step.run)(core, step, mask)? };
                     pc += 1;
                 }
