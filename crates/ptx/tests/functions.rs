@@ -228,6 +228,11 @@ fn wild_accesses() {
             write: true
         }
     );
+    // Differences of such an address and the device's own do not fit 64 bits.
+    for far in [1 << 63, u64::MAX & !3] {
+        let kind = fault(run(far, 0)).kind;
+        assert!(matches!(kind, FaultKind::IllegalAddress { .. }), "{kind:?}");
+    }
     let odd = fault(run(p + 2, 0));
     assert_eq!(
         odd.kind,

@@ -5,7 +5,7 @@ mod csv;
 mod output;
 mod text;
 
-use std::{path::Path, process::ExitCode};
+use std::{fs::File, io::Read as _, path::Path, process::ExitCode};
 
 use anyhow::Context as _;
 use outboard_api::optimise::Level;
@@ -24,6 +24,9 @@ pub(crate) use output::{Outputs, check_writable, nameless, write_whole};
 
 /// The answer is that no network is good enough.
 pub(crate) const EXIT_NO_NETWORK: u8 = 3;
+
+/// Where reading a file of constants ends; they are a kilobyte of JSON.
+const CONSTANTS_BYTES_MAX: u64 = 1 << 20;
 
 pub(crate) fn require(args: RequireArgs) -> anyhow::Result<ExitCode> {
     let trace = trace::read_with(&args.file, args.iterations.as_ref())?;
@@ -117,7 +120,9 @@ fn json(found: &impl Serialize) -> anyhow::Result<String> {
 }
 
 fn read_constants(path: &Path) -> anyhow::Result<Constants> {
-    let text = std::fs::read_to_string(path)
+    let mut text = String::new();
+    File::open(path)
+        .and_then(|file| file.take(CONSTANTS_BYTES_MAX).read_to_string(&mut text))
         .with_context(|| format!("reading the constants {}", path.display()))?;
     let constants: Constants = serde_json::from_str(&text).with_context(|| {
         format!(

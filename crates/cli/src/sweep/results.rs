@@ -39,19 +39,13 @@ pub(super) struct Run {
 }
 
 impl SweepResults {
-    /// Reads the file if it belongs to this very sweep; starts a new one if there is no file.
+    /// Reads the file if it belongs to this very sweep; starts a new one if there is no file, or one
+    /// without a run.
     pub(super) fn open(path: &Path, plan: Plan) -> anyhow::Result<SweepResults> {
         let text = match fs::read_to_string(path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                let new = SweepResults {
-                    format: FORMAT,
-                    plan,
-                    runs: Vec::new(),
-                };
-                // A file that cannot be written is noticed before anything is run.
-                new.save(path)?;
-                return Ok(new);
+                return SweepResults::begin(path, plan);
             }
             Err(error) => {
                 return Err(error).with_context(|| format!("reading {}", path.display()));
@@ -67,6 +61,10 @@ impl SweepResults {
                     path.display()
                 )
             })?;
+        if results.plan != plan && results.runs.is_empty() {
+            // It came no further than its plan.
+            return SweepResults::begin(path, plan);
+        }
         if results.plan != plan {
             anyhow::bail!(
                 "{} is of another sweep: there {}, here {}; another --out leaves it alone",
@@ -76,6 +74,17 @@ impl SweepResults {
             );
         }
         Ok(results)
+    }
+
+    /// Starts a new file. One that cannot be written is noticed before anything is run.
+    fn begin(path: &Path, plan: Plan) -> anyhow::Result<SweepResults> {
+        let new = SweepResults {
+            format: FORMAT,
+            plan,
+            runs: Vec::new(),
+        };
+        new.save(path)?;
+        Ok(new)
     }
 
     /// Saves the results. The file has either its former contents or all of these.
@@ -236,6 +245,9 @@ mod tests {
     fn a_sweep_goes_on_with_its_own_file_only() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sweep.json");
+        let mut empty = plan();
+        empty.metric = Some("y".into());
+        SweepResults::open(&path, empty).unwrap();
         let mut results = SweepResults::open(&path, plan()).unwrap();
         results.add(run(0, None, Some(1.0)));
         results.save(&path).unwrap();

@@ -68,8 +68,8 @@ impl Addresses {
         const SANE: u64 = 1 << 62;
         let [a, b] = first;
         let aligned = (a | b) & (size as u64 - 1) == 0;
-        let least = low as i64 - a.min(b) as i64;
-        let most = high as i64 - bytes as i64 - a.max(b) as i64;
+        let least = low.wrapping_sub(a.min(b)) as i64;
+        let most = high.wrapping_sub(bytes as u64).wrapping_sub(a.max(b)) as i64;
         if !aligned || a | b | high >= SANE || most < least {
             return Addresses::default();
         }
