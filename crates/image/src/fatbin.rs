@@ -285,39 +285,10 @@ fn parse_entry(data: &[u8], offset: usize) -> Result<(Entry<'_>, usize), Error> 
     let payload = read::bytes(data, payload_offset, payload_bytes, "fatbin entry payload")?;
 
     let flags = u64_at(40)?;
-    let encoding = match (flags & FLAG_LZ4 != 0, flags & FLAG_ZSTD != 0) {
-        (false, false) => Encoding::Plain,
-        (true, false) => Encoding::Lz4,
-        (false, true) => Encoding::Zstd,
-        (true, true) => {
-            return Err(malformed(
-                "fatbin entry flags",
-                offset + 40,
-                "one compression method, not two",
-                flags,
-            ));
-        }
-    };
+    let encoding = encoding_of(flags, offset + 40)?;
     let (stored, plain_bytes) = match encoding {
         Encoding::Plain => (payload, payload_bytes),
-        Encoding::Lz4 | Encoding::Zstd => {
-            let compressed = read::size(
-                u64::from(u32_at(16)?),
-                payload_bytes,
-                offset + 16,
-                "fatbin entry compressed size",
-            )?;
-            let plain = read::size(
-                u64_at(56)?,
-                limits::ENTRY_BYTES_MAX,
-                offset + 56,
-                "fatbin entry uncompressed size",
-            )?;
-            (
-                read::bytes(payload, 0, compressed, "fatbin entry payload")?,
-                plain,
-            )
-        }
+        Encoding::Lz4 | Encoding::Zstd => compressed(header, payload, offset)?,
     };
     let variant = match (flags & FLAG_SPECIFIC != 0, flags & FLAG_FAMILY != 0) {
         (true, _) => Variant::Specific,
@@ -336,6 +307,43 @@ fn parse_entry(data: &[u8], offset: usize) -> Result<(Entry<'_>, usize), Error> 
         offset: payload_offset,
     };
     Ok((entry, payload_offset + payload_bytes))
+}
+
+/// Returns how an entry is stored. `offset` is that of its flags.
+fn encoding_of(flags: u64, offset: usize) -> Result<Encoding, Error> {
+    match (flags & FLAG_LZ4 != 0, flags & FLAG_ZSTD != 0) {
+        (false, false) => Ok(Encoding::Plain),
+        (true, false) => Ok(Encoding::Lz4),
+        (false, true) => Ok(Encoding::Zstd),
+        (true, true) => Err(malformed(
+            "fatbin entry flags",
+            offset,
+            "one compression method, not two",
+            flags,
+        )),
+    }
+}
+
+/// Returns the compressed bytes of the entry at `offset`, and their number when plain.
+fn compressed<'a>(
+    header: &[u8],
+    payload: &'a [u8],
+    offset: usize,
+) -> Result<(&'a [u8], usize), Error> {
+    let stored = read::size(
+        u64::from(read::u32(header, 16, "fatbin entry header")?),
+        payload.len(),
+        offset + 16,
+        "fatbin entry compressed size",
+    )?;
+    let plain = read::size(
+        read::u64(header, 56, "fatbin entry header")?,
+        limits::ENTRY_BYTES_MAX,
+        offset + 56,
+        "fatbin entry uncompressed size",
+    )?;
+    let stored = read::bytes(payload, 0, stored, "fatbin entry payload")?;
+    Ok((stored, plain))
 }
 
 /// Reads the name, which is a comment: a name that makes no sense is left out and is no error.

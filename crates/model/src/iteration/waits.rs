@@ -38,17 +38,7 @@ pub(super) fn set_costs(iteration: &mut Iteration, trace: &Trace, has_gpu_times:
         .map(|(step, end_ns)| (step.end_ns() - end_ns).max(0.0))
         .collect();
     let (floor_ns, tail_ns) = (median(&mut floors), median(&mut tails));
-    let mut durations: FxHashMap<u32, Vec<f64>> = FxHashMap::default();
-    for (step, _) in steps().filter(|(step, _)| !step.is_wait()) {
-        durations
-            .entry(step.function)
-            .or_default()
-            .push(step.duration_ns);
-    }
-    let usual: FxHashMap<u32, f64> = durations
-        .into_iter()
-        .map(|(function, mut durations)| (function, median(&mut durations)))
-        .collect();
+    let usual = usual_durations(steps().map(|(step, _)| step));
     let mut launches: Vec<f64> = durations_of_launches(iteration, trace);
     let launch_ns = match launches.is_empty() {
         true => f64::MAX,
@@ -79,6 +69,21 @@ pub(super) fn set_costs(iteration: &mut Iteration, trace: &Trace, has_gpu_times:
             (step.client_ns, step.server_ns) = (step.duration_ns, 0.0);
         }
     }
+}
+
+/// Returns the median duration of each function's calls that do not wait.
+fn usual_durations<'s>(steps: impl Iterator<Item = &'s Step>) -> FxHashMap<u32, f64> {
+    let mut durations: FxHashMap<u32, Vec<f64>> = FxHashMap::default();
+    for step in steps.filter(|step| !step.is_wait()) {
+        durations
+            .entry(step.function)
+            .or_default()
+            .push(step.duration_ns);
+    }
+    durations
+        .into_iter()
+        .map(|(function, mut durations)| (function, median(&mut durations)))
+        .collect()
 }
 
 fn durations_of_launches(iteration: &Iteration, trace: &Trace) -> Vec<f64> {

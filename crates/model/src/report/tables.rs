@@ -8,8 +8,33 @@ use crate::{
 
 pub(super) fn summary(found: &Requirements) -> String {
     let recording = &found.recording;
+    let (answer, facts) = (answer(found), facts(found));
+    let mut html = format!("<p class=\"answer\">{answer}</p>\n<div class=\"facts\">");
+    for (number, what) in facts {
+        html += &format!(
+            "<div><b>{}</b><span>{}</span></div>",
+            escaped(&number),
+            escaped(&what)
+        );
+    }
+    html += "</div>\n";
+    html += &notes(&recording.notes);
+    html + &format!(
+        "<p class=\"quiet\">Sending a call costs {}, answering one locally {} (from: {}). GPU: {}.</p>\n",
+        show_ns(found.constants.start_ns),
+        show_ns(found.constants.time_local_ns),
+        escaped(&found.constants.source),
+        match recording.devices.is_empty() {
+            true => "not recorded".into(),
+            false => escaped(&recording.devices.join(", ")),
+        }
+    )
+}
+
+/// Returns the sentence that answers which network is needed.
+fn answer(found: &Requirements) -> String {
     let perfect = percent(found.perfect.simulated);
-    let answer = match found.can_be_met {
+    match found.can_be_met {
         true => {
             let widest = found.rtt_max.last();
             let limit = widest.map_or(String::new(), |point| {
@@ -26,14 +51,19 @@ pub(super) fn summary(found: &Requirements) -> String {
             "No network keeps it within {}: with a perfect one the overhead is {perfect} already.",
             found.budget
         ),
-    };
+    }
+}
+
+/// Returns the numbers below the answer, each with what it is.
+fn facts(found: &Requirements) -> [(String, String); 6] {
+    let recording = &found.recording;
     let how = match recording.found_by {
         FoundBy::Marks => "marked by the program".into(),
         FoundBy::Period { calls, .. } => format!("found by a period of {calls} calls"),
         FoundBy::Whole => "the whole recording".into(),
     };
     let busy = percent(recording.gpu_busy_ns / recording.step_ns);
-    let facts = [
+    [
         (
             show_ns(recording.step_ns),
             format!(
@@ -63,27 +93,7 @@ pub(super) fn summary(found: &Requirements) -> String {
             percent(recording.replay_error_max),
             "the local replay is off, at most".into(),
         ),
-    ];
-    let mut html = format!("<p class=\"answer\">{answer}</p>\n<div class=\"facts\">");
-    for (number, what) in facts {
-        html += &format!(
-            "<div><b>{}</b><span>{}</span></div>",
-            escaped(&number),
-            escaped(&what)
-        );
-    }
-    html += "</div>\n";
-    html += &notes(&recording.notes);
-    html + &format!(
-        "<p class=\"quiet\">Sending a call costs {}, answering one locally {} (from: {}). GPU: {}.</p>\n",
-        show_ns(found.constants.start_ns),
-        show_ns(found.constants.time_local_ns),
-        escaped(&found.constants.source),
-        match recording.devices.is_empty() {
-            true => "not recorded".into(),
-            false => escaped(&recording.devices.join(", ")),
-        }
-    )
+    ]
 }
 
 fn counted(one: &str, many: &str, count: usize) -> String {
