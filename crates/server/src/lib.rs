@@ -12,7 +12,7 @@
 //! The session engine and the devices know the trait, and not each other. Only `devices` in this
 //! crate names the devices.
 //!
-//! - [`supervisor`]: accepts clients, and gives each a worker process.
+//! - `supervisor`: accepts clients, and gives each a worker process.
 //! - `worker`: serves one client, by the supervisor's orders.
 //! - `devices`: the choice of the device.
 

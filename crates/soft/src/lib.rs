@@ -1,12 +1,12 @@
 //! The software device: PTX on the CPU, for a machine without a GPU.
 //!
-//! [`outboard_ptx`] runs kernels and keeps the order of streams, events and graphs. This module
+//! [`outboard_ptx`] runs kernels and keeps the order of streams, events and graphs. This crate
 //! adds the client's handles, the device card of the chosen compute capability, the checks that a
 //! driver makes at the call, and CUDA's error numbers. Each operation of the trait is an inherent
 //! method in the file of its topic; tensor maps are missing and answer CUDA_ERROR_NOT_SUPPORTED by
 //! name.
 //!
-//! `unsafe` is in [`host`] and [`ipc`] (memory mapped from other processes), in [`conditions`], and
+//! `unsafe` is in `host` and `ipc` (memory mapped from other processes), in `conditions`, and
 //! where adapters use memory.
 
 mod activity;
