@@ -39,8 +39,8 @@ pub(super) struct Run {
 }
 
 impl SweepResults {
-    /// Reads the file if it belongs to this very sweep; starts a new one if there is no file, or one
-    /// without a run.
+    /// Reads the file if it belongs to this very sweep; starts a new one if there is no file, or
+    /// one without a run.
     pub(super) fn open(path: &Path, plan: Plan) -> anyhow::Result<SweepResults> {
         let text = match fs::read_to_string(path) {
             Ok(text) => text,

@@ -186,16 +186,22 @@ impl Memory {
 /// Appends rows, without the gaps between them.
 ///
 /// # Safety
-/// The rows must be readable memory that nothing writes to meanwhile.
+/// The rows must be readable memory.
 pub(super) unsafe fn pack(address: u64, rows: Rows, out: &mut Vec<u8>) {
     out.reserve(rows.width * rows.height * rows.depth);
     for z in 0..rows.depth {
         for y in 0..rows.height {
             let row = address as usize + z * rows.slice_pitch + y * rows.pitch;
-            // SAFETY: a row of the memory that this function's contract names.
-            out.extend_from_slice(unsafe {
-                std::slice::from_raw_parts(row as *const u8, rows.width)
-            });
+            out.reserve(rows.width);
+            let len = out.len();
+            // SAFETY: a row of the memory that this function's contract names, to room that is
+            // reserved for it. The server may have the memory mapped and write to it, so no
+            // reference leads into it.
+            unsafe {
+                let room = out.as_mut_ptr().add(len);
+                std::ptr::copy_nonoverlapping(row as *const u8, room, rows.width);
+                out.set_len(len + rows.width);
+            }
         }
     }
 }

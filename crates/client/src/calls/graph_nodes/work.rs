@@ -75,6 +75,37 @@ pub(crate) enum NodeSpec {
     Free(u64),
 }
 
+/// Returns source and destination of a copy.
+fn sides(copy: &CUDA_MEMCPY3D) -> (Side, Side) {
+    let src = Side {
+        kind: copy.src_memory_type,
+        host: copy.src_host as u64,
+        device: copy.src_device,
+        array: copy.src_array,
+        pitch: copy.src_pitch as u64,
+        height: copy.src_height as u64,
+        at: [
+            copy.src_x_in_bytes as u64,
+            copy.src_y as u64,
+            copy.src_z as u64,
+        ],
+    };
+    let dst = Side {
+        kind: copy.dst_memory_type,
+        host: copy.dst_host as u64,
+        device: copy.dst_device,
+        array: copy.dst_array,
+        pitch: copy.dst_pitch as u64,
+        height: copy.dst_height as u64,
+        at: [
+            copy.dst_x_in_bytes as u64,
+            copy.dst_y as u64,
+            copy.dst_z as u64,
+        ],
+    };
+    (src, dst)
+}
+
 impl Driver {
     pub(super) fn node_context(&self, context: CUcontext) -> Result<u64, CUresult> {
         if context.is_null() {
@@ -169,32 +200,7 @@ impl Driver {
             copy.depth as u64,
         ];
         let [width, height, depth] = extent;
-        let src = Side {
-            kind: copy.src_memory_type,
-            host: copy.src_host as u64,
-            device: copy.src_device,
-            array: copy.src_array,
-            pitch: copy.src_pitch as u64,
-            height: copy.src_height as u64,
-            at: [
-                copy.src_x_in_bytes as u64,
-                copy.src_y as u64,
-                copy.src_z as u64,
-            ],
-        };
-        let dst = Side {
-            kind: copy.dst_memory_type,
-            host: copy.dst_host as u64,
-            device: copy.dst_device,
-            array: copy.dst_array,
-            pitch: copy.dst_pitch as u64,
-            height: copy.dst_height as u64,
-            at: [
-                copy.dst_x_in_bytes as u64,
-                copy.dst_y as u64,
-                copy.dst_z as u64,
-            ],
-        };
+        let (src, dst) = sides(copy);
         let ((src_end, from), (dst_end, to)) =
             (self.box_end(&src, extent)?, self.box_end(&dst, extent)?);
         let host = match (from, to) {
