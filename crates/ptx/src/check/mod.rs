@@ -3,13 +3,12 @@
 //! seed, so that a failure can be repeated.
 //!
 //! A watched launch runs on one thread, through functions that check every lane; other launches do
-//! not pay for that. [`race`] defines a race, [`written`] tracks which bytes were written.
+//! not pay for that. [`race`] defines a race, [`crate::written`] tracks which bytes were written.
 
 pub(crate) mod race;
 pub(crate) mod seed;
 mod source;
 pub(crate) mod watch;
-pub(crate) mod written;
 
 use std::str::FromStr;
 

@@ -16,7 +16,7 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::interp::lanes::lanes;
+use crate::lanes::lanes;
 
 /// A thread's access, with its position in the order.
 #[derive(Clone, Copy, Debug)]

@@ -7,7 +7,7 @@ use super::race::{Race, Races, Touch};
 use super::seed::Dice;
 use super::{Checker, Sources};
 use crate::code::{Op, Program};
-use crate::interp::lanes::lanes;
+use crate::lanes::lanes;
 use crate::memory::{Memory, Ranges};
 
 pub(crate) struct Watching<'w> {
@@ -21,7 +21,7 @@ pub(crate) struct Watching<'w> {
     pub(crate) dice: Option<Dice>,
     races: Mutex<Races>,
     /// For each block, a bit for each byte of shared memory.
-    shared_written: Mutex<FxHashMap<u64, super::written::Written>>,
+    shared_written: Mutex<FxHashMap<u64, crate::written::Written>>,
 }
 
 /// The accesses of an instruction: host addresses of the lanes.

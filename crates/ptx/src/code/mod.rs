@@ -7,6 +7,7 @@
 //! table of splatted constants.
 
 mod kernel;
+pub(crate) mod mbarrier;
 mod operations;
 mod tensor;
 mod texture;

@@ -2,8 +2,8 @@
 //! All members are present, because the scheduler has waited for them.
 
 use crate::code::{Pred, Redux, Row, SINK, SINK_PRED, Shfl, Vote};
-use crate::interp::lanes::lanes;
-use crate::interp::run::core::Core;
+use crate::interp::core::Core;
+use crate::lanes::lanes;
 
 /// Returns the source lane of a lane's shuffle, and whether it is in the lane's segment; otherwise
 /// the lane keeps its own value.

@@ -2,7 +2,7 @@
 //!
 //! [`run::block`] runs the warps of one block and its barriers. [`run::warp`] keeps the lanes of a
 //! warp in groups that share a program counter, and decides which group runs. [`run::dispatch`]
-//! runs it, and [`run::core`] is the state that instructions work on. The other folders hold the
+//! runs it, and [`core`] is the state that instructions work on. The other folders hold the
 //! instructions by family: frequent ones have functions of their own in [`fast`], which [`steps`]
 //! chooses when a module is loaded.
 
@@ -17,16 +17,20 @@
     clippy::neg_cmp_op_on_partial_ord
 )]
 
+mod addresses;
 mod collective;
+pub(crate) mod core;
 mod fast;
-pub(crate) mod lanes;
+pub(crate) mod isa;
 mod matrix;
 pub(crate) mod memory;
-pub(crate) mod number;
+pub(crate) mod range_cache;
 pub(crate) mod run;
 pub(crate) mod runtime;
 mod special;
+pub(crate) mod step;
 pub(crate) mod steps;
+pub(crate) mod storage;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,6 +40,7 @@ use crate::check::Watching;
 use crate::code::Program;
 use crate::heap::Heap;
 use crate::interp::runtime::children::Children;
+use crate::lanes::{Lanes32, Lanes64};
 use crate::lower::Kernel;
 use crate::output::Output;
 
@@ -43,9 +48,9 @@ use crate::output::Output;
 pub(crate) struct Env<'e> {
     pub(crate) program: &'e Program,
     /// The program as it is executed.
-    pub(crate) steps: &'e steps::step::Steps,
-    pub(crate) consts32: &'e [lanes::Lanes32],
-    pub(crate) consts64: &'e [lanes::Lanes64],
+    pub(crate) steps: &'e steps::program::Steps,
+    pub(crate) consts32: &'e [Lanes32],
+    pub(crate) consts64: &'e [Lanes64],
     pub(crate) kernel: &'e Kernel,
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],

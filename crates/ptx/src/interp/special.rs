@@ -1,7 +1,7 @@
 //! Special registers (PTX ISA chapter 10).
 
 use crate::code::{Row, Special};
-use crate::interp::run::core::Core;
+use crate::interp::core::Core;
 
 impl Core<'_> {
     #[inline(never)]

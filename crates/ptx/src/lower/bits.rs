@@ -1,7 +1,7 @@
 //! Logic, shifts and bit fields (PTX ISA 9.7.1, 9.7.8).
 
 use super::function::Lowering;
-use super::instruction::Insn;
+use super::insn::Insn;
 use crate::code::{
     Bin32, Bin64, Cmp, CmpType, FloatFlags, Narrow, Op, Row, Shift64, Tern32, Un32, Un64,
 };

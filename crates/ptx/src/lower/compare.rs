@@ -2,7 +2,7 @@
 
 use super::bits::bool_lut;
 use super::function::Lowering;
-use super::instruction::Insn;
+use super::insn::Insn;
 use crate::code::{
     Bin32, BinF32, Cmp, CmpType, FloatFlags, Guard, Op, Pred, Row, SINK_PRED, Tern32, Test,
 };

@@ -2,7 +2,7 @@
 
 use super::Context;
 use super::function::{Fixup, Lowering, Symbol};
-use super::instruction::Insn;
+use super::insn::Insn;
 use crate::code::{Base, Call, Callee, Guard, Mem, MemSpace, Op, ParamSlot, Row, Runtime};
 use crate::error::Error;
 use crate::limits::INSTRUCTIONS_MAX;

@@ -1,7 +1,7 @@
 //! Moves and conversions (PTX ISA 9.7.9: mov, cvt, cvta, isspacep).
 
 use super::function::{Lowering, Symbol};
-use super::instruction::Insn;
+use super::insn::Insn;
 use super::operand::Fit;
 use crate::code::{
     Bin32, Bin64, BinF32, Cmp, CmpType, Cvt, CvtType, FloatFlags, LOCAL_WINDOW, MemSpace, Op,

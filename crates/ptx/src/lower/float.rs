@@ -1,7 +1,7 @@
 //! Float arithmetic of 32 and 64 bits (PTX ISA 9.7.3) and of 16 bits (9.7.4).
 
 use super::function::Lowering;
-use super::instruction::Insn;
+use super::insn::Insn;
 use crate::code::{
     Bin32, BinF32, BinF64, FloatFlags, HalfOp, Op, Rounding, Row, Tern32, Un32, Un64,
 };

@@ -1,7 +1,7 @@
 //! `cvt` with a pair of 8-bit floats on one side (PTX ISA 9.7.9.21).
 
 use super::function::Lowering;
-use super::instruction::Insn;
+use super::insn::Insn;
 use crate::code::{Cvt, CvtType, Float8, Op, Rounding, Row};
 use crate::error::Error;
 use crate::parse::ast::{Operand, Type};

@@ -47,7 +47,7 @@ pub(super) struct Lowering<'c, 'm, 'a> {
     /// Instructions and entries of `targets` that wait for a label's address.
     fixups: Vec<(Fixup, u32, Position)>,
     /// Scratch registers, reused by every instruction.
-    pub(super) temps: super::operand::Temps,
+    pub(super) temps: super::temps::Temps,
     pub(super) guard: Guard,
     pub(super) at: Position,
     /// `.reg` parameters and return values with their positions in the frame.
@@ -109,7 +109,7 @@ pub(super) fn lower<'a>(
     };
     let entry = lowering.context.program.code.len() as u32;
     lowering.declare_params(function, &info)?;
-    if !function.kernel && super::stack::takes_memory(body) {
+    if !function.kernel && takes_memory(body) {
         let d = lowering.register(Type::B64, 1)?;
         let a = lowering.const64(0);
         lowering.taken = Some(d);
@@ -536,4 +536,13 @@ impl<'a> Lowering<'_, '_, 'a> {
     pub(super) fn new_pred(&mut self) -> Result<Pred, Error> {
         self.register(Type::Pred, 1).map(|index| index as Pred)
     }
+}
+
+/// Whether a function allocates memory on its stack, and so must free it when it returns.
+fn takes_memory(body: &[Statement<'_>]) -> bool {
+    body.iter().any(|statement| match statement {
+        Statement::Instruction(instruction) => instruction.opcode.starts_with("alloca"),
+        Statement::Block(block) => takes_memory(block),
+        _ => false,
+    })
 }

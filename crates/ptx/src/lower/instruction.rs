@@ -1,16 +1,10 @@
 //! Dispatch of opcode names to the files that lower them.
 
 use super::function::Lowering;
+use super::insn::Insn;
 use super::modifiers::Modifiers;
 use crate::error::Error;
 use crate::parse::ast::{Operand, Type};
-
-/// One instruction: its modifiers not yet taken, and its operands.
-pub(super) struct Insn<'i, 'a> {
-    pub(super) name: &'a str,
-    pub(super) mods: Modifiers<'a>,
-    pub(super) ops: &'i [Operand<'a>],
-}
 
 impl<'a> Lowering<'_, '_, 'a> {
     pub(super) fn instruction(

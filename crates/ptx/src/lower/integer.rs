@@ -1,7 +1,7 @@
 //! Integer arithmetic (PTX ISA 9.7.1, 9.7.2).
 
 use super::function::Lowering;
-use super::instruction::Insn;
+use super::insn::Insn;
 use crate::code::{Bin32, Bin64, Carry, FloatFlags, Op, Row, Tern32, Tern64, Un32, Un64};
 use crate::error::Error;
 use crate::parse::ast::Type;

@@ -1,7 +1,7 @@
 //! Loads, stores, atomics, fences (PTX ISA 9.7.9, 9.7.13).
 
 use super::function::Lowering;
-use super::instruction::Insn;
+use super::insn::Insn;
 use super::operand::Fit;
 use crate::code::{AtomOp, Base, MemSpace, Op, Row, SINK};
 use crate::error::Error;

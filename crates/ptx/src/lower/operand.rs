@@ -11,20 +11,6 @@ use crate::error::Error;
 use crate::parse::ast::{Operand, Type};
 use crate::parse::lexer::{Number, clipped};
 
-/// Scratch registers of one instruction, reused by the next.
-#[derive(Default)]
-pub(super) struct Temps {
-    rows32: (Vec<Row>, usize),
-    rows64: (Vec<Row>, usize),
-    preds: (Vec<Pred>, usize),
-}
-
-impl Temps {
-    pub(super) fn reset(&mut self) {
-        (self.rows32.1, self.rows64.1, self.preds.1) = (0, 0, 0);
-    }
-}
-
 /// How strictly an operand's width must fit the instruction's type.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fit {

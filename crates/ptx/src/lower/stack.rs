@@ -2,21 +2,12 @@
 //! 9.7.17).
 
 use super::function::Lowering;
-use super::instruction::Insn;
+use super::insn::Insn;
 use crate::code::{Narrow, Op, Row, StackOp};
 use crate::error::Error;
-use crate::parse::ast::{Operand, Statement, Type};
+use crate::parse::ast::{Operand, Type};
 
 const ALIGN_DEFAULT: u32 = 8;
-
-/// Whether a function allocates such memory, and so must free it when it returns.
-pub(super) fn takes_memory(body: &[Statement<'_>]) -> bool {
-    body.iter().any(|statement| match statement {
-        Statement::Instruction(instruction) => instruction.opcode.starts_with("alloca"),
-        Statement::Block(block) => takes_memory(block),
-        _ => false,
-    })
-}
 
 impl<'a> Lowering<'_, '_, 'a> {
     pub(super) fn stack(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {

@@ -1,10 +1,10 @@
 //! Barriers in shared memory and cache policies (PTX ISA 9.7.9.18, 9.7.13.15).
 
 use super::function::Lowering;
-use super::instruction::Insn;
+use super::insn::Insn;
+use crate::code::mbarrier::COUNT_MASK;
 use crate::code::{Bin64, Mbarrier, MemSpace, Narrow, Op, Row, SINK, SINK_PRED, Un64};
 use crate::error::Error;
-use crate::interp::memory::mbarrier::COUNT_MASK;
 use crate::parse::ast::Type;
 
 /// The result of `createpolicy`. Nothing here uses a policy.

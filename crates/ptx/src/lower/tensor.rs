@@ -2,7 +2,7 @@
 //! forms of sm_80.
 
 use super::function::Lowering;
-use super::instruction::Insn;
+use super::insn::Insn;
 use crate::code::{
     BitOp, Element, Fragment, MemSpace, Mma, MmaShape, Op, Role, Row, SINK, Sparse, Sum, Tensor,
 };

@@ -1,7 +1,7 @@
 //! Textures and surfaces in unified mode, named by numbers in registers (PTX ISA 9.7.10, 9.7.11).
 
 use super::function::Lowering;
-use super::instruction::Insn;
+use super::insn::Insn;
 use super::operand::Fit;
 use crate::code::{
     Access, AtomOp, DetailRows, Geometry, Op, Outside, Query, Results, Row, TextureInstruction,

@@ -1,7 +1,7 @@
 //! Vector operands: `{a, b}` and vector registers, moved element by element, packed and unpacked.
 
 use super::function::{Lowering, Symbol};
-use super::instruction::Insn;
+use super::insn::Insn;
 use super::operand::Fit;
 use crate::code::{Bin32, FloatFlags, Narrow, Op, Row, SINK, Tern32, Un32, Un64};
 use crate::error::Error;

@@ -1,7 +1,7 @@
 //! Video instructions (PTX ISA 9.7.16): `vadd` to `vset4`, `vmad`.
 
 use super::function::Lowering;
-use super::instruction::Insn;
+use super::insn::Insn;
 use crate::code::{
     BitField, Cmp, Op, Row, SINK, Video, VideoInstruction, VideoMad, VideoOp, VideoThen,
 };

@@ -1,7 +1,7 @@
 //! Barriers and the communication of a warp's lanes (PTX ISA 9.7.13).
 
 use super::function::Lowering;
-use super::instruction::Insn;
+use super::insn::Insn;
 use super::operand::Fit;
 use crate::code::{BarKind, Op, Pred, Redux, Row, SINK, SINK_PRED, Shfl, Vote};
 use crate::error::Error;

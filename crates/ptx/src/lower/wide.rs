@@ -2,7 +2,7 @@
 //! with them. Each is two rows.
 
 use super::function::{Lowering, Symbol};
-use super::instruction::Insn;
+use super::insn::Insn;
 use super::operand::Fit;
 use super::vectors::VectorElement;
 use crate::code::{Mem, Narrow, Op, Row, SINK, Un64, Width};

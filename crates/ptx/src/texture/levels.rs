@@ -1,19 +1,8 @@
 //! Selection of a mipmap's levels, and of the weights that mix them.
 
 use super::cube::Face;
-use super::sample::{Coordinates, Point};
+use super::point::{Coordinates, Detail, Point};
 use super::{Cube, Mips, Texels, Texture};
-
-/// How an instruction chooses the level.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Detail {
-    /// Uses the first level, changed by the sampler only.
-    Base,
-    /// `tex.level`
-    Level(f32),
-    /// `tex.grad`: gradients along x and y of the screen.
-    Gradients([[f32; 3]; 2]),
-}
 
 /// Steps per level: levels and biases have 8 fractional bits, as weights do.
 const ONE: f64 = 256.0;

@@ -6,18 +6,18 @@
 mod cube;
 mod levels;
 mod plane;
+mod point;
 mod quick;
 mod sample;
 mod surface;
 
-pub(crate) use self::levels::Detail;
+pub(crate) use self::point::{Coordinates, Detail, Point};
 pub(crate) use self::quick::{Bytes, Floats, Format, Quick};
-pub(crate) use self::sample::{Coordinates, Point};
 pub(crate) use self::surface::SurfacePosition;
 
 use crate::code::{AtomOp, Rounding};
-use crate::interp::number::half::{F16, Half as _};
 use crate::memory::{Memory, MemoryError};
+use crate::number::half::{F16, Half as _};
 
 /// Memory of an array. Dropping it frees the memory; later reads of it fault.
 #[derive(Debug)]

@@ -1,7 +1,8 @@
 //! Filtering of the common case: one plane of texels, inside it or at clamped edges. Results equal
 //! those of `sample.rs` to the bit; all other cases go there.
 
-use super::sample::{Coordinates, ONE_WEIGHT, Read, TexturePosition, first_of_two, plane};
+use super::point::Coordinates;
+use super::sample::{ONE_WEIGHT, Read, TexturePosition, first_of_two, plane};
 use super::{AddressMode, Channel, Texture};
 
 impl Texture {

@@ -1,25 +1,9 @@
 //! Texels next to coordinates, filtered. Weights have 8 fractional bits, as on a GPU.
 
 use super::cube::Face;
-use super::levels::{Detail, Levels};
+use super::levels::Levels;
+use super::point::{Coordinates, Point};
 use super::{AddressMode, Channel, Cube, Texels, Texture};
-
-/// The position that a texture instruction reads.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Point {
-    pub(crate) at: Coordinates,
-    pub(crate) layer: u32,
-    /// Texels added to the position of the coordinates.
-    pub(crate) offset: [i32; 3],
-    pub(crate) detail: Detail,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Coordinates {
-    Floats([f32; 3]),
-    /// Numbers of texels.
-    Integers([i32; 3]),
-}
 
 /// The two texels next to a coordinate along an axis: their numbers, `None` for the border, and the
 /// weight of the second in units of 1/[`ONE_WEIGHT`].

@@ -2,7 +2,7 @@
 
 use super::{Channel, Texels};
 use crate::code::Rounding;
-use crate::interp::number::half::{F16, Half as _};
+use crate::number::half::{F16, Half as _};
 
 /// The position of a surface access, with x in bytes.
 #[derive(Clone, Copy, Debug)]

@@ -5,16 +5,15 @@
 
 use std::marker::PhantomData;
 
-use crate::interp::fast::isa::Isa;
-use crate::interp::lanes::{
-    CHUNK, CHUNKS, Chunk, Chunk64, blend, blend64, write_chunks, write_chunks64,
-};
-use crate::interp::number::approx::ex2;
-use crate::interp::number::float::{flush, max_f32, min_f32, number, product_ftz};
-use crate::interp::number::half;
-use crate::interp::number::scalar::{sar, shl, shr};
-use crate::interp::run::core::{Core, Stop};
-use crate::interp::steps::step::{Body, Step};
+use crate::interp::core::{Core, Stop};
+use crate::interp::isa::{Isa, fma32};
+use crate::interp::step::{Body, Step};
+use crate::lanes::{CHUNK, CHUNKS, Chunk, Chunk64, blend, blend64, write_chunks, write_chunks64};
+use crate::number::approx::ex2;
+use crate::number::extremes::{max_f32, min_f32};
+use crate::number::float::{flush, number, product_ftz};
+use crate::number::half;
+use crate::number::scalar::{sar, shl, shr};
 
 /// An operation u32 -> u32 on each lane.
 pub(in crate::interp) trait Lane1 {
@@ -170,7 +169,7 @@ macro_rules! lanes3 {
 
 lanes3! {
     MadLo: |x, y, z| x.wrapping_mul(y).wrapping_add(z);
-    Fma: |x, y, z| bits::<false>(f32::from_bits(x).mul_add(f32::from_bits(y), f32::from_bits(z)));
+    Fma: |x, y, z| fma32(x, y, z);
     FmaFtz: |x, y, z| bits::<true>(float::<true>(x).mul_add(float::<true>(y), float::<true>(z)));
 }
 

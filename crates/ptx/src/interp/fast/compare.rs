@@ -2,10 +2,10 @@
 
 use std::marker::PhantomData;
 
-use crate::interp::fast::isa::Isa;
-use crate::interp::lanes::{CHUNK, CHUNKS, Chunk};
-use crate::interp::run::core::{Core, Stop};
-use crate::interp::steps::step::{Body, Step};
+use crate::interp::core::{Core, Stop};
+use crate::interp::isa::Isa;
+use crate::interp::step::{Body, Step};
+use crate::lanes::{CHUNK, CHUNKS, Chunk};
 
 /// A comparison.
 pub(in crate::interp) trait Relation<W> {

@@ -6,12 +6,12 @@
 use std::marker::PhantomData;
 
 use crate::code::{Cvt, CvtType};
+use crate::interp::core::{Core, Stop};
 use crate::interp::fast::half::{F16, Format};
-use crate::interp::fast::isa::{DOWN, Isa, NEAREST, UP};
-use crate::interp::lanes::{CHUNK, CHUNKS, Chunk, write_chunks};
-use crate::interp::number::float::{flush, number};
-use crate::interp::run::core::{Core, Stop};
-use crate::interp::steps::step::{Body, Step};
+use crate::interp::isa::{DOWN, Isa, NEAREST, UP};
+use crate::interp::step::{Body, Step};
+use crate::lanes::{CHUNK, CHUNKS, Chunk, write_chunks};
+use crate::number::float::{flush, number};
 
 /// Modifiers applied to a value before it is rounded, as bits of a step's operand.
 const FTZ: u32 = 1;

@@ -13,12 +13,13 @@
 
 use std::marker::PhantomData;
 
+use crate::interp::core::{Core, Stop};
 use crate::interp::fast::compare::Relation;
-use crate::interp::fast::isa::{Isa, NEAREST};
-use crate::interp::lanes::{CHUNK, CHUNKS, Chunk, write_chunks};
-use crate::interp::number::float::{max_f32, min_f32, number};
-use crate::interp::run::core::{Core, Stop};
-use crate::interp::steps::step::{Body, Step};
+use crate::interp::isa::{Isa, NEAREST};
+use crate::interp::step::{Body, Step};
+use crate::lanes::{CHUNK, CHUNKS, Chunk, write_chunks};
+use crate::number::extremes::{max_f32, min_f32};
+use crate::number::float::number;
 
 /// A 16-bit format, one or two per word, and its conversions from and to single precision.
 pub(in crate::interp) trait Format {
@@ -124,8 +125,8 @@ fn narrow_bf16<const ROUNDING: i32>(bits: u32) -> u32 {
     // Infinity has no bits below that would carry into it.
     let up = match ROUNDING {
         NEAREST => 0x7fff + (bits >> 16 & 1),
-        crate::interp::fast::isa::DOWN => LOST & negative,
-        crate::interp::fast::isa::UP => LOST & !negative,
+        crate::interp::isa::DOWN => LOST & negative,
+        crate::interp::isa::UP => LOST & !negative,
         _ => 0,
     };
     match f32::from_bits(bits).is_nan() {

@@ -6,82 +6,13 @@
 //! [`crate::interp::memory::access`], which handle each lane.
 
 use crate::code::Row;
-use crate::interp::fast::isa::{HALF, Isa};
-use crate::interp::fast::scatter;
-use crate::interp::lanes::{CHUNK, CHUNKS, Chunk};
-use crate::interp::memory::access::{read32, write32};
-use crate::interp::run::core::{Core, Stop};
-use crate::interp::steps::step::{Body, Step};
-
-/// The distance between the addresses of lanes, within each half of a warp.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub(in crate::interp) enum Pattern {
-    /// Neighbouring lanes differ by the size of the access.
-    Spread,
-    /// All lanes have one address.
-    Same,
-    #[default]
-    Other,
-}
-
-/// Facts about a row of addresses.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Addresses {
-    /// Address of the first lane of each half, in the host's memory.
-    first: [u64; 2],
-    /// The range of offsets for which both halves are in bounds: the least one, and its length.
-    least: i64,
-    span: u64,
-    pattern: Pattern,
-}
-
-/// Rows of addresses remembered within straight code, so that later accesses by the same row need
-/// no check ([`crate::interp::steps::fuse`] assigns them). One further entry serves all other rows.
-pub(in crate::interp) const SEEN: usize = 7;
-
-impl Addresses {
-    /// Returns the access at an offset, if it is in bounds.
-    #[inline(always)]
-    fn checked(&self, offset: i64) -> Option<([u64; 2], Pattern)> {
-        let within = offset.wrapping_sub(self.least) as u64 <= self.span;
-        (self.pattern != Pattern::Other && within).then(|| {
-            let first = self.first.map(|at| at.wrapping_add(offset as u64));
-            (first, self.pattern)
-        })
-    }
-
-    /// Describes accesses of `size` bytes per lane, which must stay in `[low, high)`; addresses
-    /// count from `base`.
-    #[inline(always)]
-    fn new(
-        first: [u64; 2],
-        pattern: Pattern,
-        size: usize,
-        (low, high): (u64, u64),
-        base: *mut u8,
-    ) -> Self {
-        let bytes = match pattern {
-            Pattern::Spread => size * HALF,
-            _ => size,
-        };
-        // Below this limit no sum or difference of addresses overflows.
-        const SANE: u64 = 1 << 62;
-        let [a, b] = first;
-        let aligned = (a | b) & (size as u64 - 1) == 0;
-        let least = low.wrapping_sub(a.min(b)) as i64;
-        let most = high.wrapping_sub(bytes as u64).wrapping_sub(a.max(b)) as i64;
-        if !aligned || a | b | high >= SANE || most < least {
-            return Addresses::default();
-        }
-        let base = base as u64;
-        Addresses {
-            first: [a + base, b + base],
-            least,
-            span: (most - least) as u64,
-            pattern,
-        }
-    }
-}
+use crate::interp::addresses::{Addresses, Pattern, SEEN};
+use crate::interp::core::{Core, Stop};
+use crate::interp::fast::scatter::{self, shared_lanes};
+use crate::interp::isa::{HALF, Isa};
+use crate::interp::step::{Body, Step};
+use crate::lanes::{CHUNK, CHUNKS, Chunk};
+use crate::memory::words::{read32, write32};
 
 /// Returns the pattern of a row of addresses, for accesses of `$size` bytes.
 macro_rules! pattern {
@@ -187,27 +118,6 @@ unsafe fn gather<T: Copy>([low, high]: [u64; 2], pattern: Pattern) -> [[T; HALF]
             ],
         }
     }
-}
-
-/// Returns the addresses of all lanes in shared memory, if none is outside or misaligned.
-#[inline(always)]
-pub(in crate::interp) fn shared_lanes(core: &Core<'_>, step: &Step) -> Option<[u32; 32]> {
-    let offset = i32::try_from(step.offset).ok()?;
-    // The row is subtracted from, not added to, so that nothing wraps back into bounds.
-    let below = offset.min(0).unsigned_abs();
-    let span = core
-        .shared_bytes
-        .checked_sub(4 + u64::from(offset.max(0) as u32))? as u32;
-    let row = core.files.row32(step.a);
-    let (mut beyond, mut bits) = (0, 0);
-    let mut at = [0; 32];
-    for l in 0..32 {
-        let lowest = row[l].wrapping_sub(below);
-        beyond |= u32::from(lowest > span);
-        at[l] = row[l].wrapping_add(offset as u32);
-        bits |= at[l];
-    }
-    (beyond == 0 && bits & 3 == 0).then_some(at)
 }
 
 pub(in crate::interp) struct LdShared32;
@@ -427,9 +337,8 @@ impl Body for LdParam64 {
     #[inline(always)]
     unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
         if is_parameter(step.offset, 8, core.env.param_bytes) {
-            let value = crate::interp::memory::access::read64(
-                core.env.params.as_ptr() as u64 + step.offset as u64,
-            );
+            let value =
+                crate::memory::words::read64(core.env.params.as_ptr() as u64 + step.offset as u64);
             for i in 0..CHUNKS {
                 core.files.set_chunk64(step.d, i, mask, [value; CHUNK]);
             }

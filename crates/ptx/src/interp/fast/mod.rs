@@ -4,7 +4,6 @@ pub(crate) mod arithmetic;
 pub(crate) mod compare;
 pub(crate) mod convert;
 pub(crate) mod half;
-pub(crate) mod isa;
 pub(crate) mod memory;
 pub(crate) mod scatter;
 pub(crate) mod shuffle;

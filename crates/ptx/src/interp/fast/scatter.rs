@@ -4,12 +4,11 @@
 use std::marker::PhantomData;
 
 use crate::code::{Op, SINK};
+use crate::interp::core::{Core, Stop};
 use crate::interp::fast::arithmetic::Lane2;
-use crate::interp::fast::isa::Isa;
-use crate::interp::fast::memory::shared_lanes;
-use crate::interp::memory::access::{read8, read16, read32, read64, write32, write64};
-use crate::interp::run::core::{Core, Stop};
-use crate::interp::steps::step::{Body, Step};
+use crate::interp::isa::Isa;
+use crate::interp::step::{Body, Step};
+use crate::memory::words::{read8, read16, read32, read64, write32, write64};
 
 /// Returns the addresses of all lanes in mapped memory, if all are aligned and within the range of
 /// this instruction's last access.
@@ -182,4 +181,25 @@ fn atomic(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
         } => core.atomic(op, wide, list, mem, mask),
         _ => Ok(()),
     }
+}
+
+/// Returns the addresses of all lanes in shared memory, if none is outside or misaligned.
+#[inline(always)]
+pub(in crate::interp) fn shared_lanes(core: &Core<'_>, step: &Step) -> Option<[u32; 32]> {
+    let offset = i32::try_from(step.offset).ok()?;
+    // The row is subtracted from, not added to, so that nothing wraps back into bounds.
+    let below = offset.min(0).unsigned_abs();
+    let span = core
+        .shared_bytes
+        .checked_sub(4 + u64::from(offset.max(0) as u32))? as u32;
+    let row = core.files.row32(step.a);
+    let (mut beyond, mut bits) = (0, 0);
+    let mut at = [0; 32];
+    for l in 0..32 {
+        let lowest = row[l].wrapping_sub(below);
+        beyond |= u32::from(lowest > span);
+        at[l] = row[l].wrapping_add(offset as u32);
+        bits |= at[l];
+    }
+    (beyond == 0 && bits & 3 == 0).then_some(at)
 }

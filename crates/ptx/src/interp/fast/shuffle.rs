@@ -3,10 +3,10 @@
 
 use crate::code::{Row, SINK, Shfl};
 use crate::interp::collective::shuffle_source;
-use crate::interp::fast::isa::{HALF, Isa};
-use crate::interp::lanes::{CHUNK, CHUNKS, Chunk, Files, write_chunks};
-use crate::interp::run::core::{Core, Stop};
-use crate::interp::steps::step::{Body, Step};
+use crate::interp::core::{Core, Stop};
+use crate::interp::isa::{HALF, Isa};
+use crate::interp::step::{Body, Step};
+use crate::lanes::{CHUNK, CHUNKS, Chunk, Files, write_chunks};
 
 pub(in crate::interp) const UP: u8 = 0;
 pub(in crate::interp) const DOWN: u8 = 1;

@@ -4,10 +4,10 @@
 
 use crate::code::{Element, Mma, MmaShape, Row, Sum};
 use crate::interp::Features;
-use crate::interp::fast::isa::{self, Isa, NEAREST};
-use crate::interp::lanes::{CHUNK, Chunk, Files};
-use crate::interp::number::float::number;
-use crate::interp::number::half::single;
+use crate::interp::isa::{self, Isa, NEAREST};
+use crate::lanes::{CHUNK, Chunk, Files};
+use crate::number::float::number;
+use crate::number::half::single;
 
 /// Rows of a tile.
 const TILE: usize = 8;

@@ -9,15 +9,13 @@
 use crate::code::{
     BitOp, Element, Fragment, Mem, Mma, MmaShape, Role, Rounding, Row, SINK, Sum, Tensor,
 };
-use crate::interp::lanes::Files;
-use crate::interp::lanes::lanes;
+use crate::interp::core::{Core, Stop};
 use crate::interp::matrix::fragment::{self, multiply};
-use crate::interp::memory::access::{
-    Pointers, read8, read16, read32, read64, write8, write16, write32, write64,
-};
-use crate::interp::number::half::{F16, Half, single};
-use crate::interp::number::rounding::fma_r64;
-use crate::interp::run::core::{Core, Stop};
+use crate::interp::memory::access::Pointers;
+use crate::lanes::{Files, lanes};
+use crate::memory::words::{read8, read16, read32, read64, write8, write16, write32, write64};
+use crate::number::half::{F16, Half, single};
+use crate::number::rounding::fma_r64;
 
 /// Elements of the largest matrix (m32n8k16), and of the largest sum.
 const ELEMENTS_MAX: usize = 512;

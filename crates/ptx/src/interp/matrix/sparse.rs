@@ -7,10 +7,10 @@
 //! apart, hold the metadata ([`metadata_place`]).
 
 use crate::code::{Element, Fragment, Mma, MmaShape, Role, Sparse, Sum};
+use crate::interp::core::Core;
 use crate::interp::matrix::fragment::{Number, multiply};
 use crate::interp::matrix::instructions::integer;
-use crate::interp::number::half::single;
-use crate::interp::run::core::Core;
+use crate::number::half::single;
 
 /// Elements of the largest first matrix (m16n8k128), and of the largest second one.
 const A_ELEMENTS_MAX: usize = 16 * 128;

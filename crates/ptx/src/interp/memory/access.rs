@@ -1,44 +1,16 @@
 //! Loads and stores: translation of addresses to host pointers, with every lane checked, then the
 //! access itself.
 
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
-
 use crate::check::{Watching, watch::Accesses};
 use crate::code::{
     Base, LOCAL_WINDOW, Mem, MemSpace, Op, PARAM_WINDOW, Row, SHARED_WINDOW, SINK, WINDOW_MASK,
     Width,
 };
 use crate::error::FaultKind;
-use crate::interp::lanes::lanes;
-use crate::interp::run::core::{Core, Stop, Trouble};
-use crate::memory::Ranges;
-
-/// The mapped range of each of the last accesses, by instruction.
-pub(crate) struct RangeCache {
-    entries: [(u64, u64); Self::ENTRIES],
-    generation: u64,
-}
-
-impl RangeCache {
-    const ENTRIES: usize = 256;
-
-    pub(crate) fn new() -> Self {
-        RangeCache {
-            entries: [(0, 0); Self::ENTRIES],
-            generation: 0,
-        }
-    }
-
-    /// Clears the cache if ranges changed since the last time slice.
-    pub(crate) fn refresh(&mut self, ranges: &Ranges) {
-        if self.generation != ranges.generation {
-            *self = RangeCache {
-                entries: [(0, 0); Self::ENTRIES],
-                generation: ranges.generation,
-            };
-        }
-    }
-}
+use crate::interp::core::{Core, Stop, Trouble};
+use crate::interp::range_cache::RangeCache;
+use crate::lanes::lanes;
+use crate::memory::words::{read8, read16, read32, read64, write8, write16, write32, write64};
 
 /// Host pointers of 32 lanes. Those outside the mask point where an active lane does, or into their
 /// own local memory. Filled in place, because a returned value would be copied several times.
@@ -407,7 +379,7 @@ impl Core<'_> {
         // Lanes that take nothing do not access their source.
         let mut reading = mask;
         if take != SINK {
-            reading &= crate::interp::lanes::mask_of(|l| self.files.lane32(take, l) != 0);
+            reading &= crate::lanes::mask_of(|l| self.files.lane32(take, l) != 0);
         }
         let mut from_at = Pointers::new();
         if reading != 0 {
@@ -450,7 +422,7 @@ impl Core<'_> {
 
     #[inline(never)]
     pub(crate) fn isspacep(&self, space: MemSpace, a: Row) -> u32 {
-        crate::interp::lanes::mask_of(|l| {
+        crate::lanes::mask_of(|l| {
             let window = self.files.lane64(a, l) & WINDOW_MASK;
             match space {
                 MemSpace::Shared => window == SHARED_WINDOW,
@@ -533,56 +505,4 @@ pub(crate) fn access_fault(address: u64, bytes: u64, write: bool, lane: usize) -
         }
     };
     Trouble::at_lane(kind, lane)
-}
-
-// The accesses themselves. Device memory is shared with other threads of the launch, with copies
-// and with the host, as on a GPU. Single accesses are relaxed atomics, so races give the values
-// that they could give there.
-
-#[inline(always)]
-pub(crate) fn read8(at: u64) -> u8 {
-    // SAFETY: `pointers` has checked bounds and alignment; a running kernel holds the range lock.
-    unsafe { AtomicU8::from_ptr(at as *mut u8) }.load(Relaxed)
-}
-
-#[inline(always)]
-pub(crate) fn read16(at: u64) -> u16 {
-    // SAFETY: `pointers` has checked bounds and alignment; a running kernel holds the range lock.
-    unsafe { AtomicU16::from_ptr(at as *mut u16) }.load(Relaxed)
-}
-
-#[inline(always)]
-pub(crate) fn read32(at: u64) -> u32 {
-    // SAFETY: `pointers` has checked bounds and alignment; a running kernel holds the range lock.
-    unsafe { AtomicU32::from_ptr(at as *mut u32) }.load(Relaxed)
-}
-
-#[inline(always)]
-pub(crate) fn read64(at: u64) -> u64 {
-    // SAFETY: `pointers` has checked bounds and alignment; a running kernel holds the range lock.
-    unsafe { AtomicU64::from_ptr(at as *mut u64) }.load(Relaxed)
-}
-
-#[inline(always)]
-pub(crate) fn write8(at: u64, value: u8) {
-    // SAFETY: `pointers` has checked bounds and alignment; a running kernel holds the range lock.
-    unsafe { AtomicU8::from_ptr(at as *mut u8) }.store(value, Relaxed);
-}
-
-#[inline(always)]
-pub(crate) fn write16(at: u64, value: u16) {
-    // SAFETY: `pointers` has checked bounds and alignment; a running kernel holds the range lock.
-    unsafe { AtomicU16::from_ptr(at as *mut u16) }.store(value, Relaxed);
-}
-
-#[inline(always)]
-pub(crate) fn write32(at: u64, value: u32) {
-    // SAFETY: `pointers` has checked bounds and alignment; a running kernel holds the range lock.
-    unsafe { AtomicU32::from_ptr(at as *mut u32) }.store(value, Relaxed);
-}
-
-#[inline(always)]
-pub(crate) fn write64(at: u64, value: u64) {
-    // SAFETY: `pointers` has checked bounds and alignment; a running kernel holds the range lock.
-    unsafe { AtomicU64::from_ptr(at as *mut u64) }.store(value, Relaxed);
 }

@@ -4,11 +4,11 @@
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::SeqCst};
 
 use crate::code::{AtomOp, HalfOp, Mem, SINK};
-use crate::interp::lanes::lanes;
+use crate::interp::core::{Core, Stop};
 use crate::interp::memory::access::Pointers;
-use crate::interp::number::float::flush;
-use crate::interp::number::half::{self, Bf16, F16};
-use crate::interp::run::core::{Core, Stop};
+use crate::lanes::lanes;
+use crate::number::float::flush;
+use crate::number::half::{self, Bf16, F16};
 
 impl Core<'_> {
     #[inline(never)]

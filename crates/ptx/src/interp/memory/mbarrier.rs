@@ -9,13 +9,13 @@
 //! An arrival's state is the object before the arrival. So a wait compares phases, and
 //! `pending_count` reads the lowest bits.
 
+use crate::code::mbarrier::{COUNT_MASK, EXPECTED_SHIFT};
 use crate::code::{Mbarrier, Mem, SINK_PRED};
-use crate::interp::lanes::lanes;
-use crate::interp::memory::access::{Pointers, read64, write64};
-use crate::interp::run::core::{Core, Stop};
+use crate::interp::core::{Core, Stop};
+use crate::interp::memory::access::Pointers;
+use crate::lanes::lanes;
+use crate::memory::words::{read64, write64};
 
-pub(crate) const COUNT_MASK: u64 = (1 << EXPECTED_SHIFT) - 1;
-const EXPECTED_SHIFT: u32 = 20;
 const PHASE_SHIFT: u32 = 40;
 
 impl Core<'_> {

@@ -6,14 +6,13 @@ use crate::code::{
     TextureOp,
 };
 use crate::error::FaultKind;
-use crate::interp::lanes::lanes;
-use crate::interp::memory::access::{
-    access_fault, read8, read16, read32, read64, write8, write16, write32, write64,
-};
+use crate::interp::core::{Core, Stop, Trouble};
+use crate::interp::memory::access::access_fault;
 use crate::interp::memory::atomic::{atomic32, atomic64};
-use crate::interp::number::half::{F16, Half as _};
-use crate::interp::run::core::{Core, Stop, Trouble};
+use crate::lanes::lanes;
 use crate::memory::Ranges;
+use crate::memory::words::{read8, read16, read32, read64, write8, write16, write32, write64};
+use crate::number::half::{F16, Half as _};
 use crate::texture::{
     Bound, Bytes, Channel, Coordinates, Cube, Detail, Floats, Format, Point, Quick,
     SurfacePosition, Texels, Texture, order_code,

@@ -8,11 +8,10 @@
 use std::arch::{asm, x86_64::__m128i};
 
 use crate::code::{Mem, SINK, Width};
-use crate::interp::lanes::lanes;
-use crate::interp::memory::access::{
-    Pointers, read8, read16, read32, read64, write8, write16, write32, write64,
-};
-use crate::interp::run::core::{Core, Stop};
+use crate::interp::core::{Core, Stop};
+use crate::interp::memory::access::Pointers;
+use crate::lanes::lanes;
+use crate::memory::words::{read8, read16, read32, read64, write8, write16, write32, write64};
 
 /// A lane's bytes, the first one lowest.
 type Whole = u128;

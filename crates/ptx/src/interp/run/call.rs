@@ -2,9 +2,10 @@
 
 use crate::code::{Callee, FUNCTION_WINDOW, ParamSlot, Row, WINDOW_MASK};
 use crate::error::FaultKind;
-use crate::interp::lanes::lanes;
-use crate::interp::run::core::{Core, Stop, Trouble};
-use crate::interp::run::warp::{Frame, Group, Return};
+use crate::interp::core::{Core, Stop, Trouble};
+use crate::interp::run::group::Group;
+use crate::interp::storage::{Frame, Return};
+use crate::lanes::lanes;
 use crate::limits::CALL_DEPTH_MAX;
 
 impl Core<'_> {

@@ -6,9 +6,9 @@
 
 use crate::code::{BarKind, Guard, Op, SINK, SINK_PRED};
 use crate::error::FaultKind;
-use crate::interp::run::core::{Core, Stop, Trouble};
-use crate::interp::run::warp::{Group, GroupState};
-use crate::interp::steps::step::{Step, StepKind};
+use crate::interp::core::{Core, Stop, Trouble};
+use crate::interp::run::group::{Group, GroupState};
+use crate::interp::step::{Step, StepKind};
 
 /// Fuel that an atomic costs while lanes are diverged, so that a group that spins on one soon lets
 /// others run.

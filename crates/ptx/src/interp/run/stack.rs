@@ -2,8 +2,8 @@
 
 use crate::code::{Row, StackOp};
 use crate::error::FaultKind;
-use crate::interp::lanes::lanes;
-use crate::interp::run::core::{Core, Stop, Trouble};
+use crate::interp::core::{Core, Stop, Trouble};
+use crate::lanes::lanes;
 use crate::limits::LOCAL_BYTES_MAX;
 
 /// Alignment of frames and allocations.

@@ -10,11 +10,11 @@ use std::collections::{HashMap, VecDeque};
 use parking_lot::Mutex;
 
 use crate::code::{Call, FUNCTION_WINDOW, Runtime};
-use crate::interp::memory::access::read8;
-use crate::interp::run::core::{Core, Stop};
-use crate::launch::validate;
+use crate::extents::validate;
+use crate::interp::core::{Core, Stop};
 use crate::limits::{CHILD_DEPTH_MAX, CHILDREN_MAX};
 use crate::lower::Kernel;
+use crate::memory::words::read8;
 
 /// `cudaErrorInvalidValue`, `cudaErrorMemoryAllocation`, `cudaErrorInvalidConfiguration`,
 /// `cudaErrorLaunchMaxDepthExceeded`, `cudaErrorLaunchPendingCountExceeded`.

@@ -2,10 +2,10 @@
 
 use crate::code::{Call, Runtime};
 use crate::error::FaultKind;
-use crate::interp::lanes::lanes;
-use crate::interp::memory::access::read8;
-use crate::interp::run::core::{Core, Stop, Trouble};
+use crate::interp::core::{Core, Stop, Trouble};
+use crate::lanes::lanes;
 use crate::limits::PRINTF_STRING_BYTES_MAX;
+use crate::memory::words::read8;
 use crate::output::To;
 use crate::printf;
 

@@ -1,6 +1,6 @@
 //! Steps that depend on each other, for straight code.
 //!
-//! - Accesses by one row of addresses check it once (`fast::memory::Addresses`). Straight code is
+//! - Accesses by one row of addresses check it once (`addresses::Addresses`). Straight code is
 //!   entered only at its first instruction, except by a group that starts to run, which has checked
 //!   nothing.
 //! - Two loads of words and the sum with their product, as in matrix products, become one step;
@@ -8,12 +8,13 @@
 
 use crate::code::{Base, FloatFlags, MemSpace, Op, Program, Rounding, Row, Width};
 use crate::interp::Features;
-use crate::interp::fast::isa::{HALF, Isa};
-use crate::interp::fast::memory::{Pattern, SEEN, shared};
-use crate::interp::lanes::{CHUNK, CHUNKS, Chunk, Files};
-use crate::interp::run::core::{Core, Stop};
+use crate::interp::addresses::{Pattern, SEEN};
+use crate::interp::core::{Core, Stop};
+use crate::interp::fast::memory::shared;
+use crate::interp::isa::{HALF, Isa};
+use crate::interp::step::{Body, Step, compiled};
 use crate::interp::steps::select::is_aligned;
-use crate::interp::steps::step::{Body, Step, compiled};
+use crate::lanes::{CHUNK, CHUNKS, Chunk, Files};
 
 /// Returns the steps of a program. `singles` has one step for each instruction.
 pub(in crate::interp) fn fused(

@@ -6,13 +6,14 @@ use crate::code::{
     Program, Rounding, Row, Shfl, Shift64, Special, Tern32, Tern64, Un32, Un64, Width,
 };
 use crate::interp::Features;
+use crate::interp::addresses::SEEN;
 use crate::interp::fast::arithmetic::{self, Lane2, Map1};
 use crate::interp::fast::convert;
 use crate::interp::fast::half::{Bf16, F16, HalfFma};
 use crate::interp::fast::memory;
 use crate::interp::fast::scatter::{self as scatter, AtomShared, LdGlobalNarrow};
 use crate::interp::fast::shuffle::{self, Shuffle};
-use crate::interp::steps::step::{Body, Step, StepKind, compiled};
+use crate::interp::step::{Body, Step, StepKind, compiled};
 
 /// Returns the step of an operation; `any` is the general one.
 pub(in crate::interp) fn select(program: &Program, op: &Op, any: Step, features: Features) -> Step {
@@ -207,7 +208,7 @@ impl Chosen {
     fn at<B: Body>(&self, d: Row, base: Row, mem: &Mem) -> Step {
         Step {
             offset: mem.offset,
-            ..self.rows::<B>([d, base, 0, memory::SEEN as Row])
+            ..self.rows::<B>([d, base, 0, SEEN as Row])
         }
     }
 

@@ -5,9 +5,9 @@ use crate::interp::fast::arithmetic;
 use crate::interp::fast::compare::compare_by;
 use crate::interp::fast::convert::{self as convert, INTEGERS, modifiers};
 use crate::interp::fast::half::{self as half, Bf16, F16, Format, HalfLane};
-use crate::interp::fast::isa::{DOWN, NEAREST, UP, ZERO};
+use crate::interp::isa::{DOWN, NEAREST, UP, ZERO};
+use crate::interp::step::Step;
 use crate::interp::steps::select::Chosen;
-use crate::interp::steps::step::Step;
 
 /// Returns the step of a body for a rounding mode, which is its last parameter.
 macro_rules! rounded {

@@ -5,9 +5,10 @@
 //! functions, which are more precise than the ISA demands.
 
 use crate::code::{BinF32, BinF64, FloatFlags, Rounding, Row, Un32, Un64};
-use crate::interp::lanes::Files;
-use crate::interp::number::half::{self, Half};
-use crate::interp::number::rounding::{
+use crate::lanes::Files;
+use crate::number::extremes::{max_f32, max_f64, min_f32, min_f64};
+use crate::number::half::{self, Half};
+use crate::number::rounding::{
     add_r, add_r64, div_r, div_r64, fma_r, fma_r64, mul_r, mul_r64, sqrt_r, sqrt_r64,
 };
 
@@ -57,56 +58,6 @@ fn output(x: f32, flags: FloatFlags) -> u32 {
 #[inline(always)]
 pub(crate) fn number(x: f32) -> u32 {
     if x.is_nan() { NAN_BITS } else { x.to_bits() }
-}
-
-#[inline(always)]
-pub(crate) fn min_f32(x: f32, y: f32) -> f32 {
-    // As the host's vector instruction: `y` if one is NaN, and the negative one of two zeros.
-    let less = if x < y { x } else { y };
-    let less = if x == y {
-        f32::from_bits(x.to_bits() | y.to_bits())
-    } else {
-        less
-    };
-    if y.is_nan() { x } else { less }
-}
-
-#[inline(always)]
-pub(crate) fn max_f32(x: f32, y: f32) -> f32 {
-    // As the host's vector instruction: `y` if one is NaN, and the positive one of two zeros.
-    let more = if x > y { x } else { y };
-    let more = if x == y {
-        f32::from_bits(x.to_bits() & y.to_bits())
-    } else {
-        more
-    };
-    if y.is_nan() { x } else { more }
-}
-
-#[inline(always)]
-pub(crate) fn min_f64(x: f64, y: f64) -> f64 {
-    if x.is_nan() {
-        y
-    } else if y.is_nan() {
-        x
-    } else if x < y || (x == y && x.is_sign_negative()) {
-        x
-    } else {
-        y
-    }
-}
-
-#[inline(always)]
-pub(crate) fn max_f64(x: f64, y: f64) -> f64 {
-    if x.is_nan() {
-        y
-    } else if y.is_nan() {
-        x
-    } else if x > y || (x == y && x.is_sign_positive()) {
-        x
-    } else {
-        y
-    }
 }
 
 /// Clears the lower half of a result: `rcp.approx.ftz.f64` and `rsqrt.approx.ftz.f64` work on upper
@@ -324,7 +275,7 @@ impl Files {
             Un32::SqrtF(r) => each!(|x| sqrt_r(x, r)),
             Un32::SinF => each!(|x: f32| x.sin()),
             Un32::CosF => each!(|x: f32| x.cos()),
-            Un32::Ex2F => each!(crate::interp::number::approx::ex2),
+            Un32::Ex2F => each!(crate::number::approx::ex2),
             Un32::Lg2F => each!(|x: f32| x.log2()),
             Un32::TanhF => each!(|x: f32| x.tanh()),
             Un32::Ex2F16 | Un32::TanhF16 | Un32::Ex2Bf16 | Un32::TanhBf16 => {

@@ -2,9 +2,9 @@
 //! the widest type of its kind.
 
 use crate::code::{Cvt, CvtType, Rounding, Row};
-use crate::interp::lanes::Files;
-use crate::interp::number::float::flush;
-use crate::interp::number::half::{Bf16, F16, Half, narrow};
+use crate::lanes::Files;
+use crate::number::float::flush;
+use crate::number::half::{Bf16, F16, Half, narrow};
 
 impl Files {
     #[inline(always)]

@@ -4,9 +4,9 @@
 use crate::code::{
     Bin32, Bin64, Carry, FloatFlags, Narrow, Row, Shift64, Tern32, Tern64, Un32, Un64,
 };
-use crate::interp::lanes::Files;
-use crate::interp::number::half;
-use crate::interp::number::scalar::{
+use crate::lanes::Files;
+use crate::number::half;
+use crate::number::scalar::{
     bfe, bfi, byte, carry_rows, clamp_s24, dp2a, find_nth_set, flip, mul_hi, prmt, sar, shl, shr,
     szext,
 };

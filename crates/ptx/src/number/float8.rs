@@ -1,8 +1,8 @@
 //! 8-bit floats (PTX ISA 5.2.3), converted in pairs, from sm_89 on.
 
 use crate::code::{Float8, Rounding, Row};
-use crate::interp::lanes::Files;
-use crate::interp::number::half::{F16, Half, narrow};
+use crate::lanes::Files;
+use crate::number::half::{F16, Half, narrow};
 
 const NAN: u32 = 0x7f;
 const NAN_F16: u32 = 0x7fff;

@@ -1,7 +1,6 @@
 //! Directed roundings: the nearest result, stepped by the sign of its error.
 
 use crate::code::Rounding;
-use crate::interp::number::half::two_sum_error;
 
 /// Moves a nearest result to where a directed rounding of the exact value `nearest + error` goes.
 /// Only the sign of `error` counts, which must be exact.
@@ -51,7 +50,13 @@ fn zero_sum(x: f64, y: f64, rounding: Rounding) -> Option<f32> {
     (x + y == 0.0 && rounding == Rounding::Down && !both_positive_zero).then_some(-0.0)
 }
 
-pub(in crate::interp) fn add_r(x: f32, y: f32, rounding: Rounding) -> f32 {
+/// Returns the error of `sum = a + b` (Knuth's two-sum).
+pub(crate) fn two_sum_error(a: f64, b: f64, sum: f64) -> f64 {
+    let b_part = sum - a;
+    (a - (sum - b_part)) + (b - b_part)
+}
+
+pub(crate) fn add_r(x: f32, y: f32, rounding: Rounding) -> f32 {
     let (a, b) = (f64::from(x), f64::from(y));
     if let Some(zero) = zero_sum(a, b, rounding) {
         return zero;
@@ -61,7 +66,7 @@ pub(in crate::interp) fn add_r(x: f32, y: f32, rounding: Rounding) -> f32 {
 }
 
 /// Multiplies with a directed rounding; `ftz` as in [`div_r`].
-pub(in crate::interp) fn mul_r(x: f32, y: f32, rounding: Rounding, ftz: bool) -> f32 {
+pub(crate) fn mul_r(x: f32, y: f32, rounding: Rounding, ftz: bool) -> f32 {
     // Exact: 24 + 24 bits.
     let product = f64::from(x) * f64::from(y);
     if ftz && product.abs() < f64::from(f32::MIN_POSITIVE) {
@@ -70,7 +75,7 @@ pub(in crate::interp) fn mul_r(x: f32, y: f32, rounding: Rounding, ftz: bool) ->
     round_pair(product, 0.0, rounding)
 }
 
-pub(in crate::interp) fn fma_r(x: f32, y: f32, z: f32, rounding: Rounding) -> f32 {
+pub(crate) fn fma_r(x: f32, y: f32, z: f32, rounding: Rounding) -> f32 {
     let (product, c) = (f64::from(x) * f64::from(y), f64::from(z));
     if let Some(zero) = zero_sum(product, c, rounding) {
         return zero;
@@ -81,7 +86,7 @@ pub(in crate::interp) fn fma_r(x: f32, y: f32, z: f32, rounding: Rounding) -> f3
 
 /// Divides with a directed rounding. With `ftz` a quotient below the normal numbers is flushed
 /// before rounding, as on an H200.
-pub(in crate::interp) fn div_r(x: f32, y: f32, rounding: Rounding, ftz: bool) -> f32 {
+pub(crate) fn div_r(x: f32, y: f32, rounding: Rounding, ftz: bool) -> f32 {
     let (a, b) = (f64::from(x), f64::from(y));
     let quotient = a / b;
     if ftz && quotient.abs() < f64::from(f32::MIN_POSITIVE) {
@@ -95,7 +100,7 @@ pub(in crate::interp) fn div_r(x: f32, y: f32, rounding: Rounding, ftz: bool) ->
     round_pair(quotient, rest, rounding)
 }
 
-pub(in crate::interp) fn sqrt_r(x: f32, rounding: Rounding) -> f32 {
+pub(crate) fn sqrt_r(x: f32, rounding: Rounding) -> f32 {
     let a = f64::from(x);
     let root = a.sqrt();
     if !root.is_finite() || root == 0.0 {
@@ -142,7 +147,7 @@ fn lost(nearest: f64, error: f64, finite_inputs: bool) -> f64 {
     }
 }
 
-pub(in crate::interp) fn add_r64(x: f64, y: f64, rounding: Rounding) -> f64 {
+pub(crate) fn add_r64(x: f64, y: f64, rounding: Rounding) -> f64 {
     let sum = x + y;
     if sum == 0.0
         && rounding == Rounding::Down
@@ -161,7 +166,7 @@ pub(in crate::interp) fn add_r64(x: f64, y: f64, rounding: Rounding) -> f64 {
     )
 }
 
-pub(in crate::interp) fn mul_r64(x: f64, y: f64, rounding: Rounding) -> f64 {
+pub(crate) fn mul_r64(x: f64, y: f64, rounding: Rounding) -> f64 {
     let product = x * y;
     direct_f64(
         product,
@@ -195,7 +200,7 @@ fn product_error(x: f64, y: f64, product: f64) -> f64 {
 }
 
 /// Computes in integers: sums of products lose bits anywhere, and these decide a directed rounding.
-pub(in crate::interp) fn fma_r64(x: f64, y: f64, z: f64, rounding: Rounding) -> f64 {
+pub(crate) fn fma_r64(x: f64, y: f64, z: f64, rounding: Rounding) -> f64 {
     if z.is_infinite() && x.is_finite() && y.is_finite() {
         // The product is finite before it is rounded, however large.
         return z;
@@ -312,7 +317,7 @@ impl Exact {
     }
 }
 
-pub(in crate::interp) fn div_r64(x: f64, y: f64, rounding: Rounding) -> f64 {
+pub(crate) fn div_r64(x: f64, y: f64, rounding: Rounding) -> f64 {
     let quotient = x / y;
     if quotient.is_nan() || x == 0.0 || y == 0.0 || x.is_infinite() || y.is_infinite() {
         return quotient;
@@ -321,7 +326,7 @@ pub(in crate::interp) fn div_r64(x: f64, y: f64, rounding: Rounding) -> f64 {
     direct_f64(quotient, lost(quotient, error, true), rounding)
 }
 
-pub(in crate::interp) fn sqrt_r64(x: f64, rounding: Rounding) -> f64 {
+pub(crate) fn sqrt_r64(x: f64, rounding: Rounding) -> f64 {
     let root = x.sqrt();
     if !root.is_finite() || root == 0.0 {
         return root;

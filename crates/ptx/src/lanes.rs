@@ -83,38 +83,38 @@ macro_rules! write_chunks {
     ($files:ident, $d:expr, $mask:expr, |$i:ident| $value:expr) => {
         match $mask {
             u32::MAX => {
-                for $i in 0..$crate::interp::lanes::CHUNKS {
+                for $i in 0..$crate::lanes::CHUNKS {
                     $files.set_chunk($d, $i, u32::MAX, $value);
                 }
             }
             mask => {
-                for $i in 0..$crate::interp::lanes::CHUNKS {
+                for $i in 0..$crate::lanes::CHUNKS {
                     $files.set_chunk($d, $i, mask, $value);
                 }
             }
         }
     };
 }
-pub(in crate::interp) use write_chunks;
+pub(crate) use write_chunks;
 
 /// As [`write_chunks`], for rows of 64 bits.
 macro_rules! write_chunks64 {
     ($files:ident, $d:expr, $mask:expr, |$i:ident| $value:expr) => {
         match $mask {
             u32::MAX => {
-                for $i in 0..$crate::interp::lanes::CHUNKS {
+                for $i in 0..$crate::lanes::CHUNKS {
                     $files.set_chunk64($d, $i, u32::MAX, $value);
                 }
             }
             mask => {
-                for $i in 0..$crate::interp::lanes::CHUNKS {
+                for $i in 0..$crate::lanes::CHUNKS {
                     $files.set_chunk64($d, $i, mask, $value);
                 }
             }
         }
     };
 }
-pub(in crate::interp) use write_chunks64;
+pub(crate) use write_chunks64;
 
 impl Files {
     /// Returns chunk `i` of a source row.

@@ -1,6 +1,7 @@
 //! 16-bit floats, and rounding a double to any shorter format.
 
 use crate::code::{HalfOp, Rounding};
+use crate::number::rounding::two_sum_error;
 
 /// A 16-bit float format, in the low half of a register.
 pub(crate) trait Half {
@@ -136,11 +137,11 @@ pub(crate) fn binary<H: Half>(op: HalfOp, a: u32, b: u32) -> u32 {
         },
         HalfOp::Abs => x.abs(),
         HalfOp::Neg => -x,
-        HalfOp::Min => crate::interp::number::float::min_f64(x, y),
-        HalfOp::Max => crate::interp::number::float::max_f64(x, y),
+        HalfOp::Min => crate::number::extremes::min_f64(x, y),
+        HalfOp::Max => crate::number::extremes::max_f64(x, y),
         HalfOp::MinNan | HalfOp::MaxNan if x.is_nan() || y.is_nan() => f64::NAN,
-        HalfOp::MinNan => crate::interp::number::float::min_f64(x, y),
-        HalfOp::MaxNan => crate::interp::number::float::max_f64(x, y),
+        HalfOp::MinNan => crate::number::extremes::min_f64(x, y),
+        HalfOp::MaxNan => crate::number::extremes::max_f64(x, y),
     };
     H::from_f64(value, Rounding::Nearest)
 }
@@ -166,12 +167,6 @@ fn fma_odd(a: f64, b: f64, c: f64) -> f64 {
     } else {
         bits - 1
     })
-}
-
-/// Returns the error of `sum = a + b` (Knuth's two-sum).
-pub(crate) fn two_sum_error(a: f64, b: f64, sum: f64) -> f64 {
-    let b_part = sum - a;
-    (a - (sum - b_part)) + (b - b_part)
 }
 
 /// Flushes a subnormal half of f16 to a zero of its sign.

@@ -1,9 +1,9 @@
 //! `setp` and `testp`.
 
 use crate::code::{Cmp, CmpType, Pred, Row, Test};
-use crate::interp::lanes::{Files, mask_of};
-use crate::interp::number::float::flush;
-use crate::interp::number::half::{self, Half};
+use crate::lanes::{Files, mask_of};
+use crate::number::float::flush;
+use crate::number::half::{self, Half};
 
 impl Files {
     #[inline(always)]

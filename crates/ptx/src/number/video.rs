@@ -1,7 +1,7 @@
 //! Video instructions, as in the ISA's pseudocode.
 
 use crate::code::{BitField, Cmp, SINK, Video, VideoInstruction, VideoMad, VideoOp, VideoThen};
-use crate::interp::lanes::Files;
+use crate::lanes::Files;
 
 impl Files {
     #[inline(never)]

@@ -6,6 +6,8 @@
 //! (see [`crate::launch`]); `map` and `unmap` take it for writing, and so wait for the slice to
 //! end. So memory never disappears during an access.
 
+pub(crate) mod words;
+
 use std::{
     collections::HashMap,
     sync::{
@@ -16,8 +18,8 @@ use std::{
 
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 
-use crate::check::written::Written;
 use crate::texture::Bound;
+use crate::written::Written;
 
 /// Bytes of a host page, the granularity of `map`.
 pub const PAGE_BYTES: u64 = 4096;

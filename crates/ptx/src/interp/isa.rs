@@ -2,9 +2,15 @@
 //! instruction set.
 
 use crate::code::Rounding;
-use crate::interp::fast::arithmetic::{Fma, Lane3};
-use crate::interp::lanes::Chunk;
-use crate::interp::number::half::{F16, Half, single};
+use crate::lanes::Chunk;
+use crate::number::float::number;
+use crate::number::half::{F16, Half, single};
+
+/// Computes `fma.rn.f32` of one lane.
+#[inline(always)]
+pub(in crate::interp) fn fma32(x: u32, y: u32, z: u32) -> u32 {
+    number(f32::from_bits(x).mul_add(f32::from_bits(y), f32::from_bits(z)))
+}
 
 /// Lanes of half a warp.
 pub(in crate::interp) const HALF: usize = 16;
@@ -126,7 +132,7 @@ impl Isa for Baseline {
 
     #[inline(always)]
     unsafe fn fma(x: Chunk, y: Chunk, z: Chunk) -> Chunk {
-        std::array::from_fn(|l| Fma::lane(x[l], y[l], z[l]))
+        std::array::from_fn(|l| fma32(x[l], y[l], z[l]))
     }
 
     #[inline(always)]
@@ -204,8 +210,8 @@ mod x86 {
     };
 
     use super::{HALF, Isa};
-    use crate::interp::lanes::Chunk;
-    use crate::interp::number::float::NAN_BITS;
+    use crate::lanes::Chunk;
+    use crate::number::float::NAN_BITS;
 
     pub(in crate::interp) struct Avx2;
 

@@ -3,9 +3,9 @@
 use crate::code::{CONST, Carry, Op, Program, Row, control_ops};
 use crate::error::FaultKind;
 use crate::interp::Env;
-use crate::interp::lanes::Files;
-use crate::interp::memory::access::RangeCache;
-use crate::interp::run::warp::Storage;
+use crate::interp::range_cache::RangeCache;
+use crate::interp::storage::Storage;
+use crate::lanes::Files;
 use crate::memory::Ranges;
 
 /// Why a lane cannot go on.
@@ -276,7 +276,7 @@ impl Core<'_> {
         if row & CONST != 0 {
             return mask | members[0];
         }
-        crate::interp::lanes::lanes(mask).fold(mask, |all, l| all | members[l])
+        crate::lanes::lanes(mask).fold(mask, |all, l| all | members[l])
     }
 
     #[inline(never)]
@@ -367,7 +367,7 @@ impl Core<'_> {
         let mut rest = mask;
         while rest != 0 {
             let members = masks[rest.trailing_zeros() as usize];
-            let same = crate::interp::lanes::lanes(rest)
+            let same = crate::lanes::lanes(rest)
                 .filter(|&l| masks[l] == members)
                 .fold(0, |m, l| m | 1 << l);
             f(self, (members | same) & (live | mask), same);

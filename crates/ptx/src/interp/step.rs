@@ -1,15 +1,13 @@
-//! Steps, which the dispatch loop runs: for each instruction of a program a function, chosen once,
-//! and its operands.
+//! A step, which the dispatch loop runs: the function of one instruction, and its operands.
 //!
-//! Frequent instructions have functions of their own ([`select`]); all others share [`Any`], which
-//! reads the operation when it runs. Each function exists once for every instruction set in
-//! [`Features`].
+//! Frequent instructions have functions of their own ([`crate::interp::fast`]); all others share
+//! [`Any`], which reads the operation when it runs. Each function exists once for every instruction
+//! set in [`Features`].
 
-use super::{fuse, select};
-use crate::code::{Code, Guard, Op, Program, Row};
+use crate::code::{Code, Guard, Op, Row};
 use crate::interp::Features;
-use crate::interp::fast::isa::{self, Isa};
-use crate::interp::run::core::{Core, Stop};
+use crate::interp::core::{Core, Stop};
+use crate::interp::isa::{self, Isa};
 
 /// Executes an instruction for the lanes of a mask, of which there is at least one.
 ///
@@ -114,96 +112,8 @@ impl Core<'_> {
     }
 }
 
-/// A program's instructions in executable form.
-pub(crate) struct Steps {
-    pub(crate) list: Vec<Step>,
-    /// One step for each instruction.
-    pub(crate) singles: Vec<Step>,
-    pub(crate) features: Features,
-    any: Run,
-}
-
-impl Steps {
-    pub(crate) fn new(program: &Program, features: Features) -> Self {
-        let singles = singles(program, features, select::select);
-        Steps {
-            list: fuse::fused(program, &singles, features),
-            singles,
-            features,
-            any: compiled::<Any>(features),
-        }
-    }
-
-    /// Makes the steps of a watched launch, in which all accesses go through [`Core::pointers`].
-    pub(crate) fn watched(program: &Program, features: Features) -> Self {
-        let singles = singles(program, features, |_, _, any, _| any);
-        Steps {
-            list: singles.clone(),
-            singles,
-            features,
-            any: compiled::<Any>(features),
-        }
-    }
-}
-
-impl std::fmt::Debug for Steps {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Steps")
-            .field("count", &self.list.len())
-            .finish_non_exhaustive()
-    }
-}
-
-/// Makes a step for each instruction.
-fn singles(
-    program: &Program,
-    features: Features,
-    select: impl Fn(&Program, &Op, Step, Features) -> Step,
-) -> Vec<Step> {
-    let code = program.code.iter().enumerate();
-    let mut singles: Vec<Step> = code
-        .map(|(pc, code)| {
-            let any = step(pc as u32, code, features);
-            // A vector that another thread reads or writes meanwhile must be seen as a whole
-            // ([`crate::interp::memory::vector`]).
-            let vector = matches!(code.op, Op::LdVec { .. } | Op::StVec { .. });
-            if vector && program.strong.binary_search(&(pc as u32)).is_ok() {
-                return any;
-            }
-            select(program, &code.op, any, features)
-        })
-        .collect();
-    let entered = entered(program);
-    for pc in (0..singles.len()).rev() {
-        let here = &singles[pc];
-        if here.kind == StepKind::Plain && here.guard == Guard::ALWAYS {
-            let next = pc + 1;
-            singles[pc].end = match singles.get(next) {
-                Some(step) if !entered[next] => step.end,
-                _ => next as u32,
-            };
-        }
-    }
-    singles
-}
-
-/// Returns for each instruction whether a jump leads to it.
-fn entered(program: &Program) -> Vec<bool> {
-    let mut entered = vec![false; program.code.len()];
-    let jumps = program.code.iter().filter_map(|code| match code.op {
-        Op::Bra { target } => Some(target),
-        _ => None,
-    });
-    for target in jumps.chain(program.targets.iter().copied()) {
-        if let Some(at) = entered.get_mut(target as usize) {
-            *at = true;
-        }
-    }
-    entered
-}
-
 /// Makes the general step of an instruction.
-fn step(pc: u32, code: &Code, features: Features) -> Step {
+pub(super) fn step(pc: u32, code: &Code, features: Features) -> Step {
     let (kind, d) = match code.op {
         Op::Bra { target } => (StepKind::Branch, target),
         ref op if op.is_control() => (StepKind::Control, 0),

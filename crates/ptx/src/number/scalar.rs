@@ -3,26 +3,26 @@
 use crate::code::Carry;
 
 #[inline(always)]
-pub(in crate::interp) fn clamp_s24(v: u32) -> i64 {
+pub(crate) fn clamp_s24(v: u32) -> i64 {
     i64::from((v << 8) as i32 >> 8)
 }
 
 #[inline(always)]
-pub(in crate::interp) fn shl(a: u32, n: u32) -> u32 {
+pub(crate) fn shl(a: u32, n: u32) -> u32 {
     if n > 31 { 0 } else { a << (n & 31) }
 }
 
 #[inline(always)]
-pub(in crate::interp) fn shr(a: u32, n: u32) -> u32 {
+pub(crate) fn shr(a: u32, n: u32) -> u32 {
     if n > 31 { 0 } else { a >> (n & 31) }
 }
 
 #[inline(always)]
-pub(in crate::interp) fn sar(a: u32, n: u32) -> u32 {
+pub(crate) fn sar(a: u32, n: u32) -> u32 {
     ((a as i32) >> n.min(31)) as u32
 }
 
-pub(in crate::interp) fn szext(a: u32, b: u32, signed: bool, wrap: bool) -> u32 {
+pub(crate) fn szext(a: u32, b: u32, signed: bool, wrap: bool) -> u32 {
     let bits = if wrap { b & 31 } else { b.min(32) };
     match bits {
         0 => 0,
@@ -34,7 +34,7 @@ pub(in crate::interp) fn szext(a: u32, b: u32, signed: bool, wrap: bool) -> u32 
 
 /// Computes an operation with carry for all lanes, and the carries out. A subtraction adds the
 /// complement, as on GPUs: its flag is set if nothing was borrowed.
-pub(in crate::interp) fn carry_rows(
+pub(crate) fn carry_rows(
     op: Carry,
     carry_in: u32,
     lane: impl Fn(usize) -> (u64, u64, u64),
@@ -64,11 +64,11 @@ pub(in crate::interp) fn carry_rows(
 }
 
 #[inline(always)]
-pub(in crate::interp) fn flip(index: u32, bit: u32) -> u32 {
+pub(crate) fn flip(index: u32, bit: u32) -> u32 {
     if index & bit != 0 { 0 } else { u32::MAX }
 }
 
-pub(in crate::interp) fn mul_hi(a: u64, b: u64, signed: bool) -> u64 {
+pub(crate) fn mul_hi(a: u64, b: u64, signed: bool) -> u64 {
     if signed {
         (i128::from(a as i64) * i128::from(b as i64) >> 64) as u64
     } else {
@@ -78,7 +78,7 @@ pub(in crate::interp) fn mul_hi(a: u64, b: u64, signed: bool) -> u64 {
 
 /// Extracts a bit field as the ISA's pseudocode does: the sign bit of a field that reaches past the
 /// top is the top bit.
-pub(in crate::interp) fn bfe(a: u64, pos: u32, len: u32, bits: u32, signed: bool) -> u64 {
+pub(crate) fn bfe(a: u64, pos: u32, len: u32, bits: u32, signed: bool) -> u64 {
     let (pos, len) = (pos & 0xff, len & 0xff);
     if len == 0 {
         return 0;
@@ -108,7 +108,7 @@ pub(in crate::interp) fn bfe(a: u64, pos: u32, len: u32, bits: u32, signed: bool
 
 /// Computes `fns`: the position of the n-th set bit from `base` on, upwards or downwards; all ones
 /// if there is none.
-pub(in crate::interp) fn find_nth_set(mask: u32, base: u32, offset: u32) -> u32 {
+pub(crate) fn find_nth_set(mask: u32, base: u32, offset: u32) -> u32 {
     let offset = offset as i32;
     let set = |pos: &u32| mask >> pos & 1 != 0;
     let nth = offset.unsigned_abs().saturating_sub(1) as usize;
@@ -121,11 +121,11 @@ pub(in crate::interp) fn find_nth_set(mask: u32, base: u32, offset: u32) -> u32 
     found.unwrap_or(u32::MAX)
 }
 
-pub(in crate::interp) fn mask64(bits: u32) -> u64 {
+pub(crate) fn mask64(bits: u32) -> u64 {
     if bits > 63 { u64::MAX } else { (1 << bits) - 1 }
 }
 
-pub(in crate::interp) fn bfi(a: u64, b: u64, pos: u32, len: u32, bits: u32) -> u64 {
+pub(crate) fn bfi(a: u64, b: u64, pos: u32, len: u32, bits: u32) -> u64 {
     let (pos, len) = (pos & 0xff, (len & 0xff).min(bits));
     if pos >= bits {
         return b;
@@ -135,7 +135,7 @@ pub(in crate::interp) fn bfi(a: u64, b: u64, pos: u32, len: u32, bits: u32) -> u
 }
 
 /// Selects bytes of `b:a`; bit 3 of a selector replicates the byte's sign.
-pub(in crate::interp) fn prmt(a: u32, b: u32, selectors: [u32; 4]) -> u32 {
+pub(crate) fn prmt(a: u32, b: u32, selectors: [u32; 4]) -> u32 {
     let bytes = u64::from(b) << 32 | u64::from(a);
     let mut out = 0;
     for (i, selector) in selectors.into_iter().enumerate() {
@@ -150,7 +150,7 @@ pub(in crate::interp) fn prmt(a: u32, b: u32, selectors: [u32; 4]) -> u32 {
     out
 }
 
-pub(in crate::interp) fn byte(v: u32, i: u32, signed: bool) -> u32 {
+pub(crate) fn byte(v: u32, i: u32, signed: bool) -> u32 {
     let byte = (v >> (i * 8)) as u8;
     if signed {
         byte as i8 as u32
@@ -159,7 +159,7 @@ pub(in crate::interp) fn byte(v: u32, i: u32, signed: bool) -> u32 {
     }
 }
 
-pub(in crate::interp) fn dp2a(a: u32, b: u32, c: u32, sa: bool, sb: bool, first: u32) -> u32 {
+pub(crate) fn dp2a(a: u32, b: u32, c: u32, sa: bool, sb: bool, first: u32) -> u32 {
     (0..2).fold(c, |sum, i| {
         let half = (a >> (i * 16)) as u16;
         let half = if sa { half as i16 as u32 } else { half.into() };

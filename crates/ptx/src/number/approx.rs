@@ -4,7 +4,7 @@
 /// of 1e-12 disappears in the rounding to single precision, except in some one of ten thousand
 /// results, which is off by one unit in the last place.
 #[inline(always)]
-pub(in crate::interp) fn ex2(x: f32) -> f32 {
+pub(crate) fn ex2(x: f32) -> f32 {
     /// Coefficients of the powers of f that minimise the greatest error, with 2^0 exact.
     const TERMS: [f64; 9] = [
         1.0,
