@@ -45,6 +45,40 @@ pub(crate) enum MemoryKind {
     Pageable,
 }
 
+/// One end of a copy.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CopyEnd {
+    pub(super) address: u64,
+    /// The kind of its memory, if it is known already.
+    pub(super) kind: Option<MemoryKind>,
+}
+
+impl CopyEnd {
+    /// Any memory, which the copy classifies.
+    fn any(address: u64) -> CopyEnd {
+        CopyEnd {
+            address,
+            kind: None,
+        }
+    }
+
+    /// Memory that must be device memory according to the call's name.
+    fn device(address: u64, bytes: usize) -> Result<CopyEnd, CUresult> {
+        let kind = match bytes {
+            0 => None,
+            _ => driver()?.device_place(address, bytes as u64)?,
+        };
+        Ok(CopyEnd { address, kind })
+    }
+
+    fn kind(self, driver: &Driver, bytes: usize) -> Result<MemoryKind, CUresult> {
+        match self.kind {
+            Some(kind) => Ok(kind),
+            None => driver.memory_kind(self.address, bytes as u64),
+        }
+    }
+}
+
 impl Driver {
     /// Returns the kind of memory of a whole range. A range of device memory must lie inside one
     /// allocation.
@@ -96,11 +130,17 @@ impl Driver {
         Ok(MemoryKind::Device)
     }
 
-    pub(super) fn device_place(&self, address: u64, bytes: u64) -> Done {
+    /// Refuses a range that the device cannot use. Returns the kind of its memory, unless this call
+    /// has changed it.
+    pub(super) fn device_place(
+        &self,
+        address: u64,
+        bytes: u64,
+    ) -> Result<Option<MemoryKind>, CUresult> {
         // Variables of modules and mapped host memory count as device memory too.
         match self.memory_kind(address, bytes)? {
-            MemoryKind::Device | MemoryKind::Shared => Ok(()),
-            MemoryKind::Pinned => self.make_visible(address),
+            kind @ (MemoryKind::Device | MemoryKind::Shared) => Ok(Some(kind)),
+            MemoryKind::Pinned => self.make_visible(address).map(|()| None),
             MemoryKind::Pageable => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
         }
     }
@@ -331,33 +371,8 @@ impl Driver {
     /// Copies in any direction; the addresses determine which.
     pub(crate) fn copy(
         &self,
-        dst: u64,
-        src: u64,
-        bytes: usize,
-        stream: &StreamRef,
-        wait: bool,
-    ) -> Done {
-        if conditions::is_recorded() && !stream.is_capturing() {
-            let is_device =
-                |address| self.memory_kind(address, bytes as u64) == Ok(MemoryKind::Device);
-            let way = match (is_device(dst), is_device(src)) {
-                (true, false) => Some(record::Way::ToDevice),
-                (false, true) => Some(record::Way::ToHost),
-                _ => None,
-            };
-            if let Some(way) = way {
-                return record::copying(way, bytes, || {
-                    self.copy_unrecorded(dst, src, bytes, stream, wait)
-                });
-            }
-        }
-        self.copy_unrecorded(dst, src, bytes, stream, wait)
-    }
-
-    fn copy_unrecorded(
-        &self,
-        dst: u64,
-        src: u64,
+        dst: CopyEnd,
+        src: CopyEnd,
         bytes: usize,
         stream: &StreamRef,
         wait: bool,
@@ -365,13 +380,32 @@ impl Driver {
         if bytes == 0 {
             return Ok(());
         }
-        if dst == 0 || src == 0 {
+        if dst.address == 0 || src.address == 0 {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        let (to, from) = (
-            self.memory_kind(dst, bytes as u64)?,
-            self.memory_kind(src, bytes as u64)?,
-        );
+        let kinds = (dst.kind(self, bytes)?, src.kind(self, bytes)?);
+        let copy = || self.copy_between(kinds, dst.address, src.address, bytes, stream, wait);
+        if conditions::is_recorded() && !stream.is_capturing() {
+            let is_device = |kind| kind == MemoryKind::Device;
+            match (is_device(kinds.0), is_device(kinds.1)) {
+                (true, false) => return record::copying(record::Way::ToDevice, bytes, copy),
+                (false, true) => return record::copying(record::Way::ToHost, bytes, copy),
+                _ => {}
+            }
+        }
+        copy()
+    }
+
+    /// Copies between memory of these kinds.
+    fn copy_between(
+        &self,
+        (to, from): (MemoryKind, MemoryKind),
+        dst: u64,
+        src: u64,
+        bytes: usize,
+        stream: &StreamRef,
+        wait: bool,
+    ) -> Done {
         if stream.is_capturing() {
             // A captured copy cannot be waited for.
             if wait {
@@ -490,28 +524,20 @@ impl Driver {
 }
 
 /// `cuMemcpy*` without a stream argument.
-fn copy_now(dst: u64, src: u64, bytes: usize) -> Done {
+fn copy_now(dst: CopyEnd, src: CopyEnd, bytes: usize) -> Done {
     let driver = driver()?;
     let stream = driver.work_stream(guard::default_stream())?;
     driver.copy(dst, src, bytes, &stream, true)
 }
 
-fn copy_on(stream: CUstream, dst: u64, src: u64, bytes: usize) -> Done {
+fn copy_on(stream: CUstream, dst: CopyEnd, src: CopyEnd, bytes: usize) -> Done {
     let driver = driver()?;
     let stream = driver.work_stream(stream)?;
     driver.copy(dst, src, bytes, &stream, false)
 }
 
-/// Checks the argument that must be device memory according to the call's name.
-fn check_device(address: u64, bytes: usize) -> Done {
-    if bytes == 0 {
-        return Ok(());
-    }
-    driver()?.device_place(address, bytes as u64)
-}
-
 pub(crate) unsafe fn cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) -> Done {
-    copy_now(dst, src, bytes)
+    copy_now(CopyEnd::any(dst), CopyEnd::any(src), bytes)
 }
 
 pub(crate) unsafe fn cuMemcpyAsync(
@@ -520,12 +546,12 @@ pub(crate) unsafe fn cuMemcpyAsync(
     bytes: usize,
     stream: CUstream,
 ) -> Done {
-    copy_on(stream, dst, src, bytes)
+    copy_on(stream, CopyEnd::any(dst), CopyEnd::any(src), bytes)
 }
 
 pub(crate) unsafe fn cuMemcpyHtoD_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize) -> Done {
-    check_device(dst, bytes)?;
-    copy_now(dst, src as u64, bytes)
+    let dst = CopyEnd::device(dst, bytes)?;
+    copy_now(dst, CopyEnd::any(src as u64), bytes)
 }
 
 pub(crate) unsafe fn cuMemcpyHtoDAsync_v2(
@@ -534,13 +560,13 @@ pub(crate) unsafe fn cuMemcpyHtoDAsync_v2(
     bytes: usize,
     stream: CUstream,
 ) -> Done {
-    check_device(dst, bytes)?;
-    copy_on(stream, dst, src as u64, bytes)
+    let dst = CopyEnd::device(dst, bytes)?;
+    copy_on(stream, dst, CopyEnd::any(src as u64), bytes)
 }
 
 pub(crate) unsafe fn cuMemcpyDtoH_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize) -> Done {
-    check_device(src, bytes)?;
-    copy_now(dst as u64, src, bytes)
+    let src = CopyEnd::device(src, bytes)?;
+    copy_now(CopyEnd::any(dst as u64), src, bytes)
 }
 
 pub(crate) unsafe fn cuMemcpyDtoHAsync_v2(
@@ -549,13 +575,12 @@ pub(crate) unsafe fn cuMemcpyDtoHAsync_v2(
     bytes: usize,
     stream: CUstream,
 ) -> Done {
-    check_device(src, bytes)?;
-    copy_on(stream, dst as u64, src, bytes)
+    let src = CopyEnd::device(src, bytes)?;
+    copy_on(stream, CopyEnd::any(dst as u64), src, bytes)
 }
 
 pub(crate) unsafe fn cuMemcpyDtoD_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) -> Done {
-    check_device(dst, bytes)?;
-    check_device(src, bytes)?;
+    let (dst, src) = (CopyEnd::device(dst, bytes)?, CopyEnd::device(src, bytes)?);
     copy_now(dst, src, bytes)
 }
 
@@ -565,8 +590,7 @@ pub(crate) unsafe fn cuMemcpyDtoDAsync_v2(
     bytes: usize,
     stream: CUstream,
 ) -> Done {
-    check_device(dst, bytes)?;
-    check_device(src, bytes)?;
+    let (dst, src) = (CopyEnd::device(dst, bytes)?, CopyEnd::device(src, bytes)?);
     copy_on(stream, dst, src, bytes)
 }
 
@@ -578,8 +602,7 @@ pub(crate) unsafe fn cuMemcpyPeer(
     _src_context: CUcontext,
     bytes: usize,
 ) -> Done {
-    check_device(dst, bytes)?;
-    check_device(src, bytes)?;
+    let (dst, src) = (CopyEnd::device(dst, bytes)?, CopyEnd::device(src, bytes)?);
     copy_now(dst, src, bytes)
 }
 
@@ -591,8 +614,7 @@ pub(crate) unsafe fn cuMemcpyPeerAsync(
     bytes: usize,
     stream: CUstream,
 ) -> Done {
-    check_device(dst, bytes)?;
-    check_device(src, bytes)?;
+    let (dst, src) = (CopyEnd::device(dst, bytes)?, CopyEnd::device(src, bytes)?);
     copy_on(stream, dst, src, bytes)
 }
 
@@ -615,7 +637,7 @@ unsafe fn batch(
     for index in 0..count {
         // SAFETY: not NULL, so they have `count` entries by this function's contract.
         let (dst, src, bytes) = unsafe { (*dsts.add(index), *srcs.add(index), *sizes.add(index)) };
-        if let Err(error) = copy_on(stream, dst, src, bytes) {
+        if let Err(error) = copy_on(stream, CopyEnd::any(dst), CopyEnd::any(src), bytes) {
             failed.put_optional(index);
             return Err(error);
         }

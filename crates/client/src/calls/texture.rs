@@ -41,9 +41,9 @@ impl Driver {
             CU_RESOURCE_TYPE_MIPMAPPED_ARRAY => self
                 .wire_mipmap(CUmipmappedArray(handle as usize))
                 .map(drop),
-            CU_RESOURCE_TYPE_LINEAR => {
-                self.device_place(handle, word(resource, LINEAR_BYTES_OFFSET))
-            }
+            CU_RESOURCE_TYPE_LINEAR => self
+                .device_place(handle, word(resource, LINEAR_BYTES_OFFSET))
+                .map(drop),
             CU_RESOURCE_TYPE_PITCH2D => {
                 let (height, pitch) = (
                     word(resource, PITCH2D_HEIGHT_OFFSET),
@@ -54,7 +54,7 @@ impl Driver {
                     .saturating_sub(1)
                     .checked_mul(pitch)
                     .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-                self.device_place(handle, rows.saturating_add(1))
+                self.device_place(handle, rows.saturating_add(1)).map(drop)
             }
             _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
         }

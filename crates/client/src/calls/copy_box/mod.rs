@@ -20,7 +20,10 @@ use outboard_wire::{
 
 pub(crate) use self::arrays::*;
 use self::shape::{End, Extent, Memory, Piece, pack};
-use super::{Done, In, Untyped, copy::MemoryKind};
+use super::{
+    Done, In, Untyped,
+    copy::{CopyEnd, MemoryKind},
+};
 use crate::{
     observe::guard,
     session::{Group, ReceiveBuffer, Sink},
@@ -218,8 +221,10 @@ impl Driver {
         let bytes = memory
             .span(extent)
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        if memory.must_be_device {
-            self.device_place(memory.address, bytes)?;
+        if memory.must_be_device
+            && let Some(kind) = self.device_place(memory.address, bytes)?
+        {
+            return Ok(kind);
         }
         self.memory_kind(memory.address, bytes)
     }
@@ -235,13 +240,12 @@ impl Driver {
             (End::Memory(dst), End::Memory(src))
                 if dst.is_contiguous(extent) && src.is_contiguous(extent) =>
             {
-                return self.copy(
-                    dst.address,
-                    src.address,
-                    extent.bytes() as usize,
-                    stream,
-                    wait,
-                );
+                let end = |address, kind| CopyEnd {
+                    address,
+                    kind: Some(kind),
+                };
+                let (dst, src) = (end(dst.address, to), end(src.address, from));
+                return self.copy(dst, src, extent.bytes() as usize, stream, wait);
             }
             _ => {}
         }
