@@ -69,9 +69,9 @@ impl Server {
             answer_bytes,
             data: there,
         };
-        let len = frame::request_len(&message);
-        frame::encode_request(self.sender.reserve(len)?, ECHO_TOKEN, 0, &message)?;
-        self.sender.commit(len)?;
+        let mut frame = self.sender.reserve(frame::request_len(&message))?;
+        frame::encode_request(&mut frame, ECHO_TOKEN, 0, &message)?;
+        frame.commit()?;
         Ok(self.sender.flush()?)
     }
 
@@ -95,9 +95,9 @@ impl Server {
     pub(crate) fn ping(&mut self) -> anyhow::Result<Duration> {
         const TOKEN: u32 = 1;
         let start = Instant::now();
-        let len = frame::request_len(&Ping {});
-        frame::encode_request(self.sender.reserve(len)?, TOKEN, 0, &Ping {})?;
-        self.sender.commit(len)?;
+        let mut frame = self.sender.reserve(frame::request_len(&Ping {}))?;
+        frame::encode_request(&mut frame, TOKEN, 0, &Ping {})?;
+        frame.commit()?;
         self.sender.flush()?;
         let deadline = Wait::Until(start + Duration::from_millis(PING_MS_MAX));
         while let Some(answer) = self.receiver.recv(deadline)? {

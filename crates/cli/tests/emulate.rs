@@ -29,9 +29,9 @@ fn hello_over(network: &str, purpose: Purpose) -> ClientHello {
 /// Sends a message and reads its answer.
 fn ask<'a, M: Op<'a>>(link: &mut (Sender, Receiver), message: &M) -> ReplyHeader {
     let (sender, receiver) = link;
-    let len = request_len(message);
-    encode_request(sender.reserve(len).unwrap(), 1, 0, message).unwrap();
-    sender.commit(len).unwrap();
+    let mut frame = sender.reserve(request_len(message)).unwrap();
+    encode_request(&mut frame, 1, 0, message).unwrap();
+    frame.commit().unwrap();
     sender.flush().unwrap();
     let frame = receiver.recv(Wait::Until(Instant::now() + PATIENCE));
     decode_reply(frame.unwrap().unwrap()).unwrap().0

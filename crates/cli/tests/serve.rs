@@ -370,9 +370,9 @@ fn ask_data_connections(link: Link, count: u32) -> (SessionKey, (Sender, Receive
     let question = messages::DataConnectionsOpen {
         connections_max: count,
     };
-    let len = frame::request_len(&question);
-    frame::encode_request(sender.reserve(len).unwrap(), 1, 0, &question).unwrap();
-    sender.commit(len).unwrap();
+    let mut frame = sender.reserve(frame::request_len(&question)).unwrap();
+    frame::encode_request(&mut frame, 1, 0, &question).unwrap();
+    frame.commit().unwrap();
     sender.flush().unwrap();
     let wait = Wait::Until(Instant::now() + PATIENCE);
     let answer = receiver.recv(wait).unwrap().unwrap();

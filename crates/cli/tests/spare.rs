@@ -332,9 +332,9 @@ fn a_device_lost_while_a_spare_waited_is_opened_anew() {
 fn snapshot(link: Link, detail: u32) -> NvmlSnapshot {
     let (mut sender, mut receiver) = link.split();
     let question = messages::NvmlSnapshot { detail };
-    let len = frame::request_len(&question);
-    frame::encode_request(sender.reserve(len).unwrap(), 1, 0, &question).unwrap();
-    sender.commit(len).unwrap();
+    let mut frame = sender.reserve(frame::request_len(&question)).unwrap();
+    frame::encode_request(&mut frame, 1, 0, &question).unwrap();
+    frame.commit().unwrap();
     sender.flush().unwrap();
     let wait = Wait::Until(Instant::now() + PATIENCE);
     let answer = receiver.recv(wait).unwrap().unwrap();

@@ -1,7 +1,7 @@
 //! The decoders, one per line, with real input to start from.
 
 use outboard_wire::{
-    Message as _, Op, Reader, doc,
+    Message as _, Op, Reader, Writer, doc,
     frame::{self, RequestHeader, decode_reply},
     handshake::{
         self, ClientHello, Clock, Emulation, PREAMBLE_BYTES, Preamble, Purpose, SessionKey,
@@ -186,7 +186,7 @@ fn requests() -> Vec<Vec<u8>> {
     fn framed<'a, M: Op<'a>>(message: &M) -> Vec<u8> {
         let mut room = vec![0; frame::request_len(message)];
         // A frame of the message's own length always fits.
-        let _ = frame::encode_request(&mut room, 7, 1, message);
+        let _ = frame::encode_request(&mut Writer::new(&mut room), 7, 1, message);
         room
     }
     vec![
@@ -226,7 +226,7 @@ fn requests() -> Vec<Vec<u8>> {
             block_z: 1,
             shared_bytes: 0,
             attributes: &[],
-            params: &[1; 24],
+            params: &[1; 24][..],
         }),
     ]
 }

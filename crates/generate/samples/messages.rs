@@ -9,7 +9,7 @@ pub struct CopyIn<'a> {
     pub sync: u32,
     pub data: &'a [u8],
 }
-impl<'a> Message<'a> for CopyIn<'a> {
+impl<'a> Encode for CopyIn<'a> {
     const NAME: &'static str = "copy_in";
     #[inline]
     fn encoded_len(&self) -> usize {
@@ -17,14 +17,17 @@ impl<'a> Message<'a> for CopyIn<'a> {
     }
     #[inline(always)]
     #[allow(unused_variables)]
-    fn encode(&self, w: &mut Writer<'_>) -> Result<(), EncodeError> {
-        let room = w.array::<20>()?;
-        room[0..8].copy_from_slice(&self.dst.to_le_bytes());
-        room[8..16].copy_from_slice(&self.stream.to_le_bytes());
-        room[16..20].copy_from_slice(&self.sync.to_le_bytes());
-        w.bytes(self.data)?;
+    fn encode(&self, room: &mut impl Room) -> Result<(), EncodeError> {
+        let mut scalars = [0; 20];
+        scalars[0..8].copy_from_slice(&self.dst.to_le_bytes());
+        scalars[8..16].copy_from_slice(&self.stream.to_le_bytes());
+        scalars[16..20].copy_from_slice(&self.sync.to_le_bytes());
+        room.put(&scalars)?;
+        room.put_field(&self.data)?;
         Ok(())
     }
+}
+impl<'a> Message<'a> for CopyIn<'a> {
     #[allow(unused_variables)]
     fn decode(r: &mut Reader<'a>) -> Result<Self, DecodeError> {
         let dst = u64::from_le_bytes(r.take("copy_in")?);
@@ -38,7 +41,7 @@ impl<'a> Message<'a> for CopyIn<'a> {
 #[allow(non_camel_case_types)]
 #[derive(Debug, Clone, PartialEq)]
 pub struct CopyInReply {}
-impl<'a> Message<'a> for CopyInReply {
+impl Encode for CopyInReply {
     const NAME: &'static str = "CopyIn";
     #[inline]
     fn encoded_len(&self) -> usize {
@@ -46,9 +49,11 @@ impl<'a> Message<'a> for CopyInReply {
     }
     #[inline(always)]
     #[allow(unused_variables)]
-    fn encode(&self, w: &mut Writer<'_>) -> Result<(), EncodeError> {
+    fn encode(&self, room: &mut impl Room) -> Result<(), EncodeError> {
         Ok(())
     }
+}
+impl<'a> Message<'a> for CopyInReply {
     #[allow(unused_variables)]
     fn decode(r: &mut Reader<'a>) -> Result<Self, DecodeError> {
         Ok(CopyInReply {})
@@ -59,11 +64,14 @@ impl<'a> Op<'a> for CopyIn<'a> {
     const ANSWER: Answer = Answer::Never;
     type Reply<'r> = CopyInReply;
     const HAS_DATA: bool = true;
-    fn encode_head(&self, w: &mut Writer<'_>) -> Result<Option<&'a [u8]>, EncodeError> {
-        w.put(&self.dst.to_le_bytes())?;
-        w.put(&self.stream.to_le_bytes())?;
-        w.put(&self.sync.to_le_bytes())?;
-        w.put(&(self.data.len() as u32).to_le_bytes())?;
+    fn encode_head(
+        &self,
+        room: &mut impl Room,
+    ) -> Result<Option<&'a [u8]>, EncodeError> {
+        room.put(&self.dst.to_le_bytes())?;
+        room.put(&self.stream.to_le_bytes())?;
+        room.put(&self.sync.to_le_bytes())?;
+        room.put(&(self.data.len() as u32).to_le_bytes())?;
         Ok(Some(self.data))
     }
 }
@@ -74,7 +82,7 @@ pub struct EventElapsed {
     pub start: u64,
     pub end: u64,
 }
-impl<'a> Message<'a> for EventElapsed {
+impl Encode for EventElapsed {
     const NAME: &'static str = "event_elapsed";
     #[inline]
     fn encoded_len(&self) -> usize {
@@ -82,12 +90,15 @@ impl<'a> Message<'a> for EventElapsed {
     }
     #[inline(always)]
     #[allow(unused_variables)]
-    fn encode(&self, w: &mut Writer<'_>) -> Result<(), EncodeError> {
-        let room = w.array::<16>()?;
-        room[0..8].copy_from_slice(&self.start.to_le_bytes());
-        room[8..16].copy_from_slice(&self.end.to_le_bytes());
+    fn encode(&self, room: &mut impl Room) -> Result<(), EncodeError> {
+        let mut scalars = [0; 16];
+        scalars[0..8].copy_from_slice(&self.start.to_le_bytes());
+        scalars[8..16].copy_from_slice(&self.end.to_le_bytes());
+        room.put(&scalars)?;
         Ok(())
     }
+}
+impl<'a> Message<'a> for EventElapsed {
     #[allow(unused_variables)]
     fn decode(r: &mut Reader<'a>) -> Result<Self, DecodeError> {
         let start = u64::from_le_bytes(r.take("event_elapsed")?);
@@ -101,7 +112,7 @@ impl<'a> Message<'a> for EventElapsed {
 pub struct EventElapsedReply {
     pub milliseconds: f32,
 }
-impl<'a> Message<'a> for EventElapsedReply {
+impl Encode for EventElapsedReply {
     const NAME: &'static str = "EventElapsed";
     #[inline]
     fn encoded_len(&self) -> usize {
@@ -109,11 +120,14 @@ impl<'a> Message<'a> for EventElapsedReply {
     }
     #[inline(always)]
     #[allow(unused_variables)]
-    fn encode(&self, w: &mut Writer<'_>) -> Result<(), EncodeError> {
-        let room = w.array::<4>()?;
-        room[0..4].copy_from_slice(&self.milliseconds.to_le_bytes());
+    fn encode(&self, room: &mut impl Room) -> Result<(), EncodeError> {
+        let mut scalars = [0; 4];
+        scalars[0..4].copy_from_slice(&self.milliseconds.to_le_bytes());
+        room.put(&scalars)?;
         Ok(())
     }
+}
+impl<'a> Message<'a> for EventElapsedReply {
     #[allow(unused_variables)]
     fn decode(r: &mut Reader<'a>) -> Result<Self, DecodeError> {
         let milliseconds = f32::from_le_bytes(r.take("EventElapsed")?);

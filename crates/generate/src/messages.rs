@@ -32,7 +32,7 @@ pub fn all(documents: &str) -> Result<TokenStream, Failure> {
     let note_types = notes.iter().enumerate().map(|(at, note)| {
         let name = format_ident!("{}Note", decl::camel_case(&note.name));
         let (life, at) = (lifetime(&note.fields, "'_"), number(at + 1));
-        let message = message(&name, &note.name, &note.fields, Bytes::Borrowed);
+        let message = message(&name, &note.name, &note.fields, Bytes::Borrowed, false);
         quote! {
             #message
             impl #name #life { pub const NUMBER: u16 = #at; }
@@ -67,16 +67,21 @@ pub fn all(documents: &str) -> Result<TokenStream, Failure> {
 /// Returns a message from client to server, and its reply.
 pub fn message_of(at: usize, op: &Op) -> TokenStream {
     let (name, reply_name) = (camel(&op.name), reply(&op.name));
-    let request = message(&name, &op.name, &op.fields, Bytes::Borrowed);
+    let gathered = op.traits.is_gathered;
+    let request = message(&name, &op.name, &op.fields, Bytes::Borrowed, gathered);
     let camel = decl::camel_case(&op.name);
-    let reply = message(&reply_name, &camel, &op.reply, Bytes::Cow);
+    let reply = message(&reply_name, &camel, &op.reply, Bytes::Cow, false);
     let (life, reply_life) = (lifetime(&op.fields, "'a"), lifetime(&op.reply, "'r"));
     let (at, answer) = (number(at), ident(&format!("{:?}", op.answer)));
     let head = head(&op.fields);
+    let (given, life) = match gathered {
+        true => (quote!(<'a, C: Content>), Some(quote!(<'a, C>))),
+        false => (quote!(<'a>), life),
+    };
     quote! {
         #request
         #reply
-        impl<'a> Op<'a> for #name #life {
+        impl #given Op<'a> for #name #life {
             const NUMBER: u16 = #at;
             const ANSWER: Answer = Answer::#answer;
             type Reply<'r> = #reply_name #reply_life;
@@ -163,61 +168,97 @@ enum Bytes {
 }
 
 /// Returns a struct with its length, encoder and decoder. Scalars come first, packed little-endian;
-/// byte fields follow with their lengths.
-fn message(name: &Ident, declared: &str, fields: &[Field], bytes: Bytes) -> TokenStream {
+/// byte fields follow with their lengths. If the last field is `gathered`, its type is a parameter.
+fn message(
+    name: &Ident,
+    declared: &str,
+    fields: &[Field],
+    bytes: Bytes,
+    gathered: bool,
+) -> TokenStream {
     let doc = format!(" `{declared}`, as declared.");
     let life = lifetime(fields, "'a");
-    let names: Vec<Ident> = fields.iter().map(|f| ident(&f.name)).collect();
-    let types = fields.iter().map(|f| match (f.ty, bytes) {
-        (Type::Bytes, Bytes::Borrowed) => quote!(&'a [u8]),
-        (Type::Bytes, Bytes::Cow) => quote!(Cow<'a, [u8]>),
-        (ty, _) => {
-            let ty = wire_type(ty);
-            quote!(#ty)
-        }
-    });
-    let (scalars, variable) = parts(fields);
-    let variable: Vec<Ident> = variable.iter().map(|f| ident(&f.name)).collect();
-    let scalar_bytes: usize = scalars.iter().map(|f| f.ty.fixed_bytes()).sum();
-    let fixed = number(fields.iter().map(|f| f.ty.fixed_bytes()).sum());
-    let room = (scalar_bytes > 0).then(|| {
-        let bytes = number(scalar_bytes);
-        quote!(let room = w.array::<#bytes>()?;)
-    });
-    let (mut end, mut puts, mut takes) = (0, Vec::new(), Vec::new());
-    for field in scalars {
-        let (name, ty, from) = (ident(&field.name), wire_type(field.ty), number(end));
-        end += field.ty.fixed_bytes();
-        let to = number(end);
-        puts.push(quote!(room[#from..#to].copy_from_slice(&self.#name.to_le_bytes());));
-        takes.push(quote!(let #name = #ty::from_le_bytes(r.take(#declared)?);));
-    }
-    let (borrow, into) = match bytes {
-        Bytes::Borrowed => (None, None),
-        Bytes::Cow => (Some(quote!(&)), Some(quote!(.into()))),
+    let params = match gathered {
+        true => Some(quote!(<'a, C = &'a [u8]>)),
+        false => life.clone(),
     };
+    let names: Vec<Ident> = fields.iter().map(|f| ident(&f.name)).collect();
+    let mut types: Vec<TokenStream> = fields
+        .iter()
+        .map(|f| match (f.ty, bytes) {
+            (Type::Bytes, Bytes::Borrowed) => quote!(&'a [u8]),
+            (Type::Bytes, Bytes::Cow) => quote!(Cow<'a, [u8]>),
+            (ty, _) => {
+                let ty = wire_type(ty);
+                quote!(#ty)
+            }
+        })
+        .collect();
+    if let Some(last) = types.last_mut().filter(|_| gathered) {
+        *last = quote!(C);
+    }
+    let (scalars, variable) = parts(fields);
+    let takes = scalars.iter().map(|field| {
+        let (name, ty) = (ident(&field.name), wire_type(field.ty));
+        quote!(let #name = #ty::from_le_bytes(r.take(#declared)?);)
+    });
+    let variable = variable.iter().map(|f| ident(&f.name));
+    let into = matches!(bytes, Bytes::Cow).then(|| quote!(.into()));
+    let encoder = encoder(name, declared, fields, gathered);
     quote! {
         #[doc = #doc]
         #[allow(non_camel_case_types)]
         #[derive(Debug, Clone, PartialEq)]
-        pub struct #name #life { #(pub #names: #types,)* }
+        pub struct #name #params { #(pub #names: #types,)* }
+        #encoder
         impl<'a> Message<'a> for #name #life {
-            const NAME: &'static str = #declared;
-            #[inline]
-            fn encoded_len(&self) -> usize { #fixed #(+ self.#variable.len())* }
-            #[inline(always)]
-            #[allow(unused_variables)]
-            fn encode(&self, w: &mut Writer<'_>) -> Result<(), EncodeError> {
-                #room
-                #(#puts)*
-                #(w.bytes(#borrow self.#variable)?;)*
-                Ok(())
-            }
             #[allow(unused_variables)]
             fn decode(r: &mut Reader<'a>) -> Result<Self, DecodeError> {
                 #(#takes)*
                 #(let #variable = r.bytes(#declared)? #into;)*
                 Ok(#name { #(#names),* })
+            }
+        }
+    }
+}
+
+/// Returns a message's length and encoder.
+fn encoder(name: &Ident, declared: &str, fields: &[Field], gathered: bool) -> TokenStream {
+    let life = lifetime(fields, "'a");
+    let (params, given) = match gathered {
+        true => (Some(quote!(<'a, C: Content>)), Some(quote!(<'a, C>))),
+        false => (life.clone(), life),
+    };
+    let (scalars, variable) = parts(fields);
+    let variable: Vec<Ident> = variable.iter().map(|f| ident(&f.name)).collect();
+    let fixed = number(fields.iter().map(|f| f.ty.fixed_bytes()).sum());
+    let (mut end, mut puts) = (0, Vec::new());
+    for field in scalars {
+        let (name, from) = (ident(&field.name), number(end));
+        end += field.ty.fixed_bytes();
+        let to = number(end);
+        puts.push(quote!(scalars[#from..#to].copy_from_slice(&self.#name.to_le_bytes());));
+    }
+    let puts = (end > 0).then(|| {
+        let bytes = number(end);
+        // One check of the room for all scalars.
+        quote! {
+            let mut scalars = [0; #bytes];
+            #(#puts)*
+            room.put(&scalars)?;
+        }
+    });
+    quote! {
+        impl #params Encode for #name #given {
+            const NAME: &'static str = #declared;
+            #[inline]
+            fn encoded_len(&self) -> usize { #fixed #(+ self.#variable.len())* }
+            #[inline(always)]
+            #[allow(unused_variables)]
+            fn encode(&self, room: &mut impl Room) -> Result<(), EncodeError> {
+                #puts
+                #(room.put_field(&self.#variable)?;)*
+                Ok(())
             }
         }
     }
@@ -231,10 +272,10 @@ fn head(fields: &[Field]) -> Option<TokenStream> {
     let variable = variable.iter().map(|f| ident(&f.name));
     Some(quote! {
         const HAS_DATA: bool = true;
-        fn encode_head(&self, w: &mut Writer<'_>) -> Result<Option<&'a [u8]>, EncodeError> {
-            #(w.put(&self.#scalars.to_le_bytes())?;)*
-            #(w.bytes(self.#variable)?;)*
-            w.put(&(self.data.len() as u32).to_le_bytes())?;
+        fn encode_head(&self, room: &mut impl Room) -> Result<Option<&'a [u8]>, EncodeError> {
+            #(room.put(&self.#scalars.to_le_bytes())?;)*
+            #(room.put_field(&self.#variable)?;)*
+            room.put(&(self.data.len() as u32).to_le_bytes())?;
             Ok(Some(self.data))
         }
     })

@@ -13,6 +13,7 @@ use outboard_link::{
     Destination, Receiver, Segment, Sender, Wait,
     conformance::{Fixture, ShmFixture, TcpFixture, pair},
 };
+use outboard_wire::{Room as _, limits::FRAME_BYTES_MAX};
 
 const LENS: [usize; 5] = [16, 64, 1 << 10, 64 << 10, 1 << 20];
 /// Small frames between two looks at the clock: a look costs as much as a frame.
@@ -170,8 +171,7 @@ fn sends(fixture: &impl Fixture, gap: Duration, is_helped: bool) -> Option<Vec<D
     while Instant::now() < end {
         let start = Instant::now();
         for _ in 0..SENDS {
-            to_client.reserve(150).expect("room").fill(1);
-            to_client.commit(150).expect("to commit");
+            commit(&mut to_client, 150);
             to_client.post().expect("to post");
             flusher.flush().expect("to flush");
         }
@@ -194,8 +194,7 @@ fn one_way(fixture: &impl Fixture, len: usize) -> f64 {
         let end = Instant::now() + SPAN;
         while Instant::now() < end {
             for _ in 0..16 {
-                to_client.reserve(len).expect("room").fill(1);
-                to_client.commit(len).expect("to commit");
+                commit(&mut to_client, len);
             }
         }
     });
@@ -248,9 +247,16 @@ fn copies(len: usize, is_placed: bool) -> f64 {
     bytes as f64 / start.elapsed().as_nanos() as f64
 }
 
+/// Commits a frame of ones.
+fn commit(sender: &mut Sender, len: usize) {
+    static ONES: [u8; FRAME_BYTES_MAX] = [1; FRAME_BYTES_MAX];
+    let mut frame = sender.reserve(len).expect("room");
+    frame.put(&ONES[..len]).expect("room");
+    frame.commit().expect("to commit");
+}
+
 fn put(sender: &mut Sender, len: usize) {
-    sender.reserve(len).expect("room").fill(1);
-    sender.commit(len).expect("to commit");
+    commit(sender, len);
     sender.flush().expect("to flush");
 }
 

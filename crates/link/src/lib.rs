@@ -18,7 +18,7 @@
 //! ```
 //!
 //! * [`Sender::reserve`] hands out room for one frame (over shm in the ring itself), and
-//!   [`Sender::commit`] publishes it. Over tcp and rdma frames are sent by [`Sender::flush`].
+//!   [`Reservation::commit`] publishes it. Over tcp and rdma frames are sent by [`Sender::flush`].
 //! * Several threads share a link by a lock around its [`Sender`]: they call [`Sender::post`] under
 //!   the lock and [`Flusher::flush`] without it. A thread of the caller may run a [`Helper`], which
 //!   then sends for all.
@@ -95,7 +95,7 @@ pub use crate::{
     error::RdmaError,
     handles::{Closer, Waker},
     kind::LinkKind,
-    link::{Flusher, Helper, Link, Receiver, Sender},
+    link::{Exclusive, Flusher, Helper, Link, Receiver, Reservation, Sender},
     listener::{Listener, connect},
     rdma::{
         Bulk, DeviceBulk, GpuMemory, RdmaCounts, RdmaOptions, RdmaTarget, RdmaUse, Registered,

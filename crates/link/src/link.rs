@@ -5,9 +5,10 @@
 //! [`Sender::emulation`], [`Receiver::fds`], [`Receiver::remote_memory`],
 //! [`Link::data_connections`].
 
-use std::{fmt, net::SocketAddr, ops::DerefMut, time::Instant};
+use std::{fmt, net::SocketAddr, ops::DerefMut, ptr::NonNull, time::Instant};
 
 use outboard_wire::{
+    EncodeError, Room,
     limits::{FRAME_BYTES_MAX, PLACED_BYTES_MIN},
     network::Network,
 };
@@ -18,7 +19,6 @@ use crate::{
     error::Error,
     handles::{Closer, CloserKind, Waker, WakerKind},
     kind::LinkKind,
-    parts::scatter,
     rdma,
     segment::{ChooseDestination, Frame},
     shm, spin, tcp,
@@ -113,11 +113,17 @@ pub enum Sender {
 }
 
 impl Sender {
-    /// Returns contiguous room for a frame of `len` bytes, 1 to [`FRAME_BYTES_MAX`]; its content is
-    /// undefined until written. Blocks while the peer does not keep up, for as long as the peer
-    /// lives. A reservation that is not committed is forgotten at the next one.
+    /// Returns room for a frame of up to `len` bytes, 1 to [`FRAME_BYTES_MAX`]. Blocks while the
+    /// peer does not keep up, for as long as the peer lives.
     #[inline(always)]
-    pub fn reserve(&mut self, len: usize) -> Result<&mut [u8], Error> {
+    pub fn reserve(&mut self, len: usize) -> Result<Reservation<&mut Self>, Error> {
+        Reservation::new(self, len)
+    }
+
+    /// Returns the start of `len` contiguous bytes for a frame, writable until the sender is used
+    /// again.
+    #[inline(always)]
+    pub(crate) fn room(&mut self, len: usize) -> Result<NonNull<u8>, Error> {
         if len > FRAME_BYTES_MAX {
             let max = FRAME_BYTES_MAX;
             return Err(Error::FrameTooLarge { len, max });
@@ -127,15 +133,14 @@ impl Sender {
         }
         match self {
             Self::Shm(sender) => sender.reserve(len),
-            Self::Tcp(sender) => sender.reserve(len),
+            Self::Tcp(sender) => sender.reserve(len).map(start),
             other => other.reserve_elsewhere(len),
         }
     }
 
-    /// Publishes the first `len` bytes of the reservation as a frame. Over shm the peer sees it at
-    /// once; over tcp it is sent by [`flush`](Sender::flush), or earlier if much is buffered.
+    /// Publishes the first `len` bytes of the room as a frame: at least 1, and no more than it has.
     #[inline(always)]
-    pub fn commit(&mut self, len: usize) -> Result<(), Error> {
+    pub(crate) fn commit(&mut self, len: usize) -> Result<(), Error> {
         match self {
             Self::Shm(sender) => sender.commit(len),
             Self::Tcp(sender) => sender.commit(len),
@@ -149,7 +154,11 @@ impl Sender {
         let len = parts.iter().map(|part| part.len()).sum();
         match (&mut *self, len) {
             (Self::Tcp(sender), 1..=FRAME_BYTES_MAX) => return sender.send(parts, len),
-            (Self::Emulated(sender), 1..=FRAME_BYTES_MAX) => return sender.send(parts, len),
+            (Self::Emulated(sender), 1..=FRAME_BYTES_MAX) => {
+                if let Some(sent) = sender.send_over_tcp(parts, len) {
+                    return sent;
+                }
+            }
             (Self::Rdma(sender), PLACED_BYTES_MIN..=FRAME_BYTES_MAX) => {
                 if let Some((data, head)) = parts.split_last()
                     && data.len() >= PLACED_BYTES_MIN
@@ -160,8 +169,13 @@ impl Sender {
             }
             _ => {}
         }
-        scatter(self.reserve(len)?, parts);
-        self.commit(len)
+        let mut frame = self.reserve(len)?;
+        for part in parts {
+            frame
+                .put(part)
+                .map_err(|_| Error::Misuse("parts longer than their sum"))?;
+        }
+        frame.commit()
     }
 
     /// Sends everything buffered. Blocks while the peer does not keep up, for as long as the peer
@@ -178,11 +192,11 @@ impl Sender {
     /// Reserves over other links than shm and tcp. Kept apart, since inlining it would cost
     /// messages over shm and tcp some instructions.
     #[cold]
-    fn reserve_elsewhere(&mut self, len: usize) -> Result<&mut [u8], Error> {
+    fn reserve_elsewhere(&mut self, len: usize) -> Result<NonNull<u8>, Error> {
         match self {
             Self::Shm(sender) => sender.reserve(len),
-            Self::Tcp(sender) => sender.reserve(len),
-            Self::Rdma(sender) => sender.reserve(len),
+            Self::Tcp(sender) => sender.reserve(len).map(start),
+            Self::Rdma(sender) => sender.reserve(len).map(start),
             Self::Emulated(sender) => sender.reserve(len),
         }
     }
@@ -301,6 +315,99 @@ impl Sender {
     }
 }
 
+/// Returns the start of room in memory of this process.
+#[inline(always)]
+fn start(room: &mut [u8]) -> NonNull<u8> {
+    NonNull::from(room).cast()
+}
+
+/// Exclusive use of a sender: a reference, or a lock's guard.
+///
+/// # Safety
+///
+/// It stands for the same sender for as long as it lives, and nothing else uses that sender.
+pub unsafe trait Exclusive: DerefMut<Target = Sender> {}
+
+// SAFETY: an exclusive reference.
+unsafe impl Exclusive for &mut Sender {}
+// SAFETY: a guard stands for what its lock protects, and holds the lock.
+unsafe impl Exclusive for parking_lot::MutexGuard<'_, Sender> {}
+// SAFETY: a guard stands for what its lock protects, and holds the lock.
+unsafe impl Exclusive for std::sync::MutexGuard<'_, Sender> {}
+
+/// Room for one frame of a sender. [`commit`](Self::commit) publishes what was written; a
+/// reservation that is dropped leaves no trace.
+///
+/// Over shm the room is memory that the peer can change at any time, so it is never a slice: bytes
+/// are copied into it through a pointer, and nothing reads it.
+pub struct Reservation<S> {
+    sender: S,
+    start: NonNull<u8>,
+    /// Bytes written, at most `len`.
+    written: usize,
+    len: usize,
+}
+
+impl<S: Exclusive> Reservation<S> {
+    /// Reserves room for a frame of `len` bytes; see [`Sender::reserve`].
+    #[inline(always)]
+    pub fn new(mut sender: S, len: usize) -> Result<Self, Error> {
+        let start = sender.room(len)?;
+        Ok(Self {
+            sender,
+            start,
+            written: 0,
+            len,
+        })
+    }
+
+    /// Publishes the bytes written as a frame. Over shm the peer sees it at once; over tcp it is
+    /// sent by [`Sender::flush`], or earlier if much is buffered.
+    #[inline(always)]
+    pub fn commit(self) -> Result<(), Error> {
+        let (mut sender, len) = self.finish()?;
+        sender.commit(len)
+    }
+
+    /// Returns the sender, and the length of the frame to commit.
+    #[inline(always)]
+    pub(crate) fn finish(self) -> Result<(S, usize), Error> {
+        match self.written {
+            0 => Err(Error::Misuse("a frame of no bytes")),
+            written => Ok((self.sender, written)),
+        }
+    }
+}
+
+impl<S: Exclusive> Room for Reservation<S> {
+    #[inline(always)]
+    fn put(&mut self, bytes: &[u8]) -> Result<(), EncodeError> {
+        let to = self.take(bytes.len())?;
+        // SAFETY: `take` found room for the bytes. They cannot overlap it, since no slice of the
+        // room exists.
+        unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn take(&mut self, len: usize) -> Result<*mut u8, EncodeError> {
+        let left = self.left();
+        if len > left {
+            return Err(EncodeError::NoRoom { wanted: len, left });
+        }
+        // SAFETY: the sender's room has `self.len` writable bytes until the sender is used again,
+        // which this object keeps, and `written` is at most that.
+        let to = unsafe { self.start.add(self.written) };
+        self.written += len;
+        Ok(to.as_ptr())
+    }
+
+    #[inline(always)]
+    fn left(&self) -> usize {
+        self.len - self.written
+    }
+}
+
 /// Sends frames that were posted.
 #[derive(Clone)]
 pub struct Flusher(Option<tcp::Flusher>);
@@ -313,16 +420,23 @@ impl Flusher {
         self.0.as_ref().map_or(Ok(()), tcp::Flusher::flush)
     }
 
-    /// Does [`Sender::commit`] and [`Sender::flush`] for the same link's `sender`, and unlocks it
-    /// as soon as the frame has its place in the order: other threads need not wait for the kernel.
+    /// Does [`Reservation::commit`] and [`Sender::flush`] for a frame of the same link, and unlocks
+    /// the sender as soon as the frame has its place in the order: other threads need not wait for
+    /// the kernel.
     #[inline(always)]
-    pub fn commit(
-        &self,
-        mut sender: impl DerefMut<Target = Sender>,
-        len: usize,
-    ) -> Result<(), Error> {
+    pub fn commit(&self, frame: Reservation<impl Exclusive>) -> Result<(), Error> {
+        let (mut sender, len) = frame.finish()?;
+        match &mut *sender {
+            Sender::Shm(shm) => shm.commit(len),
+            _ => self.commit_elsewhere(sender, len),
+        }
+    }
+
+    /// Commits over other links than shm. Kept out of line: it is too long to be part of every call
+    /// that sends.
+    #[inline(never)]
+    fn commit_elsewhere(&self, mut sender: impl Exclusive, len: usize) -> Result<(), Error> {
         let tcp = match &mut *sender {
-            Sender::Shm(shm) => return shm.commit(len),
             Sender::Tcp(tcp) => tcp,
             other => return other.send_elsewhere(len),
         };

@@ -20,7 +20,7 @@ struct Slots(Vec<UnsafeCell<u64>>);
 
 // SAFETY: this is what the tests check: loom panics when two threads touch a cell at once.
 unsafe impl Sync for Slots {}
-// SAFETY: as above.
+// SAFETY: numbers belong to no thread.
 unsafe impl Send for Slots {}
 
 impl Slots {

@@ -281,9 +281,9 @@ impl Connection {
     fn ask(&mut self, detail: u32) -> std::result::Result<NvmlSnapshot, Failure> {
         self.token = self.token.wrapping_add(1).max(1);
         let question = messages::NvmlSnapshot { detail };
-        let len = request_len(&question);
-        encode_request(self.sender.reserve(len)?, self.token, 0, &question)?;
-        self.sender.commit(len)?;
+        let mut frame = self.sender.reserve(request_len(&question))?;
+        encode_request(&mut frame, self.token, 0, &question)?;
+        frame.commit()?;
         self.sender.flush()?;
         let deadline = Instant::now() + Duration::from_millis(ANSWER_MS_MAX);
         for _ in 0..STRAY_FRAMES_MAX {

@@ -33,7 +33,7 @@ use outboard_link::{
     Closer, Destination, Error, Frame, Link, Receiver, Segment, Sender, Stream, Wait,
 };
 use outboard_wire::{
-    DecodeError, Message as _, Writer,
+    DecodeError, Encode as _, Writer,
     frame::{DATA_FRAME_HEAD_BYTES, HEADER_BYTES, RequestHeader},
     handshake::{Purpose, RELEASE, ServerWelcome, SessionKey},
     limits::{

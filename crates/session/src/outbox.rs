@@ -193,13 +193,12 @@ impl Outbox {
     pub(super) fn note<'a, M: Message<'a>>(&mut self, number: u16, note: &M) -> Result<(), Error> {
         let len = HEADER_BYTES + note.encoded_len();
         let header = note_header(number, self.given);
-        let room = self.sender.reserve(len)?;
-        let mut w = Writer::new(room);
+        let mut frame = self.sender.reserve(len)?;
         header
-            .encode(&mut w)
-            .and_then(|()| note.encode(&mut w))
+            .encode(&mut frame)
+            .and_then(|()| note.encode(&mut frame))
             .map_err(defect)?;
-        self.sender.commit(len)
+        frame.commit()
     }
 
     /// Reports the failure of a message that has no reply.

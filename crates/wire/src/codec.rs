@@ -1,20 +1,26 @@
 //! Encodes fields little-endian, in declared order; byte fields come last, each after its length as
 //! `u32`.
 
+use std::borrow::Cow;
+
 use outboard_api::decl::Answer;
 use thiserror::Error;
 
-/// A message that can be encoded and decoded.
-pub trait Message<'a>: Clone {
+/// A message that can be encoded.
+pub trait Encode: Clone {
     /// The name in the declaration.
     const NAME: &'static str;
     fn encoded_len(&self) -> usize;
-    fn encode(&self, w: &mut Writer<'_>) -> Result<(), EncodeError>;
+    fn encode(&self, room: &mut impl Room) -> Result<(), EncodeError>;
+}
+
+/// A message that can be encoded and decoded.
+pub trait Message<'a>: Encode {
     fn decode(r: &mut Reader<'a>) -> Result<Self, DecodeError>;
 }
 
 /// A message from client to server, and the type of its reply.
-pub trait Op<'a>: Message<'a> {
+pub trait Op<'a>: Encode {
     const NUMBER: u16;
     const ANSWER: Answer;
     type Reply<'r>: Message<'r>;
@@ -24,8 +30,8 @@ pub trait Op<'a>: Message<'a> {
     /// For a message that ends in `data`: encodes everything before the data, of which the data's
     /// length is the last field. Returns the data, to be sent from where it is.
     #[inline]
-    fn encode_head(&self, w: &mut Writer<'_>) -> Result<Option<&'a [u8]>, EncodeError> {
-        let _ = w;
+    fn encode_head(&self, room: &mut impl Room) -> Result<Option<&'a [u8]>, EncodeError> {
+        let _ = room;
         Ok(None)
     }
 }
@@ -47,15 +53,79 @@ pub enum DecodeError {
     NoDataConnection,
 }
 
-/// The room given is not what `encoded_len` asked for: a defect of ours, which is reported.
+/// A message cannot be laid out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("{wanted} bytes do not fit into the {left} left of a frame")]
-pub struct EncodeError {
-    pub wanted: usize,
-    pub left: usize,
+pub enum EncodeError {
+    /// The room is not what `encoded_len` asked for: a defect of ours.
+    #[error("{wanted} bytes do not fit into the {left} left of a frame")]
+    NoRoom { wanted: usize, left: usize },
+    /// The program gave no address for a part of the content.
+    #[error("a part of the content has no address")]
+    NoContent,
 }
 
-/// Fills a frame from its start.
+/// Room for a frame, which is filled from its start. It is only ever written, since a link's room
+/// may be memory that the peer can change at any time.
+pub trait Room {
+    /// Writes `bytes` after those written before, or nothing if they do not fit.
+    fn put(&mut self, bytes: &[u8]) -> Result<(), EncodeError>;
+
+    /// Counts the next `len` bytes as written, and returns where they begin: the caller writes all
+    /// of them before it uses the room again.
+    fn take(&mut self, len: usize) -> Result<*mut u8, EncodeError>;
+
+    /// Number of bytes not yet written.
+    fn left(&self) -> usize;
+
+    /// Writes a byte field: its length, then its content.
+    #[inline(always)]
+    fn put_field(&mut self, content: &impl Content) -> Result<(), EncodeError>
+    where
+        Self: Sized,
+    {
+        let len = u32::try_from(content.len()).map_err(|_| EncodeError::NoRoom {
+            wanted: content.len(),
+            left: self.left(),
+        })?;
+        self.put(&len.to_le_bytes())?;
+        match len {
+            0 => Ok(()),
+            _ => content.put(self),
+        }
+    }
+}
+
+/// The content of a byte field.
+#[allow(clippy::len_without_is_empty)]
+pub trait Content: Clone {
+    fn len(&self) -> usize;
+    /// Writes all of it.
+    fn put(&self, room: &mut impl Room) -> Result<(), EncodeError>;
+}
+
+impl Content for &[u8] {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        <[u8]>::len(self)
+    }
+
+    #[inline(always)]
+    fn put(&self, room: &mut impl Room) -> Result<(), EncodeError> {
+        room.put(self)
+    }
+}
+
+impl Content for Cow<'_, [u8]> {
+    fn len(&self) -> usize {
+        <[u8]>::len(self)
+    }
+
+    fn put(&self, room: &mut impl Room) -> Result<(), EncodeError> {
+        room.put(self)
+    }
+}
+
+/// Fills memory of this process.
 pub struct Writer<'w> {
     left: &'w mut [u8],
 }
@@ -66,51 +136,27 @@ impl<'w> Writer<'w> {
     }
 
     #[inline(always)]
-    pub fn put(&mut self, bytes: &[u8]) -> Result<(), EncodeError> {
-        let left = std::mem::take(&mut self.left);
-        if bytes.len() > left.len() {
-            let error = EncodeError {
-                wanted: bytes.len(),
-                left: left.len(),
-            };
-            self.left = left;
-            return Err(error);
-        }
-        let (room, rest) = left.split_at_mut(bytes.len());
-        room.copy_from_slice(bytes);
-        self.left = rest;
+    fn next(&mut self, len: usize) -> Result<&'w mut [u8], EncodeError> {
+        let left = self.left.len();
+        let next = self.left.split_off_mut(..len);
+        next.ok_or(EncodeError::NoRoom { wanted: len, left })
+    }
+}
+
+impl Room for Writer<'_> {
+    #[inline(always)]
+    fn put(&mut self, bytes: &[u8]) -> Result<(), EncodeError> {
+        self.next(bytes.len())?.copy_from_slice(bytes);
         Ok(())
     }
 
-    /// Returns room for the next `N` bytes, all of which the caller writes: one check for all
-    /// fields of fixed size of a message.
     #[inline(always)]
-    pub fn array<const N: usize>(&mut self) -> Result<&'w mut [u8; N], EncodeError> {
-        let left = self.left.len();
-        match std::mem::take(&mut self.left).split_first_chunk_mut() {
-            Some((room, rest)) => {
-                self.left = rest;
-                Ok(room)
-            }
-            None => Err(EncodeError { wanted: N, left }),
-        }
+    fn take(&mut self, len: usize) -> Result<*mut u8, EncodeError> {
+        Ok(self.next(len)?.as_mut_ptr())
     }
 
     #[inline(always)]
-    pub fn bytes(&mut self, bytes: &[u8]) -> Result<(), EncodeError> {
-        let len = u32::try_from(bytes.len()).map_err(|_| EncodeError {
-            wanted: bytes.len(),
-            left: self.left.len(),
-        })?;
-        *self.array()? = len.to_le_bytes();
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        self.put(bytes)
-    }
-
-    /// Bytes not yet written.
-    pub fn left(&self) -> usize {
+    fn left(&self) -> usize {
         self.left.len()
     }
 }

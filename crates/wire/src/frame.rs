@@ -2,7 +2,7 @@
 //! marks their ends is the link's own affair.
 
 use crate::{
-    codec::{DecodeError, EncodeError, Op, Reader, Writer},
+    codec::{DecodeError, EncodeError, Op, Reader, Room, Writer},
     limits::CHUNK_BYTES_MAX,
     messages::skip_to_data,
 };
@@ -81,13 +81,13 @@ const _: () = assert!(HEADER_BYTES == 2 + 2 + 4 + 4 + 4);
 
 impl RequestHeader {
     #[inline]
-    pub fn encode(&self, w: &mut Writer<'_>) -> Result<(), EncodeError> {
-        let room = w.array::<HEADER_BYTES>()?;
-        room[0..2].copy_from_slice(&self.op.to_le_bytes());
-        room[2..4].copy_from_slice(&self.data_connection.to_le_bytes());
-        room[4..8].copy_from_slice(&self.token.to_le_bytes());
-        room[8..16].copy_from_slice(&self.context.to_le_bytes());
-        Ok(())
+    pub fn encode(&self, room: &mut impl Room) -> Result<(), EncodeError> {
+        let mut header = [0; HEADER_BYTES];
+        header[0..2].copy_from_slice(&self.op.to_le_bytes());
+        header[2..4].copy_from_slice(&self.data_connection.to_le_bytes());
+        header[4..8].copy_from_slice(&self.token.to_le_bytes());
+        header[8..16].copy_from_slice(&self.context.to_le_bytes());
+        room.put(&header)
     }
 
     pub fn decode(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
@@ -102,12 +102,12 @@ impl RequestHeader {
 }
 
 impl ReplyHeader {
-    pub fn encode(&self, w: &mut Writer<'_>) -> Result<(), EncodeError> {
-        w.put(&self.note.to_le_bytes())?;
-        w.put(&self.placed.to_le_bytes())?;
-        w.put(&self.token.to_le_bytes())?;
-        w.put(&self.status.to_le_bytes())?;
-        w.put(&self.replies_before.to_le_bytes())
+    pub fn encode(&self, room: &mut impl Room) -> Result<(), EncodeError> {
+        room.put(&self.note.to_le_bytes())?;
+        room.put(&self.placed.to_le_bytes())?;
+        room.put(&self.token.to_le_bytes())?;
+        room.put(&self.status.to_le_bytes())?;
+        room.put(&self.replies_before.to_le_bytes())
     }
 
     pub fn decode(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
@@ -141,33 +141,31 @@ pub fn copy_out_len(bytes: u64) -> (u64, u64) {
     (EACH * pieces, bytes + REPLY_DATA_AT as u64 * pieces)
 }
 
-/// Lays out a whole frame in `room`, which is `request_len` long.
+/// Lays out a whole frame of [`request_len`] bytes.
 #[inline(always)]
 pub fn encode_request<'a, M: Op<'a>>(
-    room: &mut [u8],
+    room: &mut impl Room,
     token: u32,
     context: u64,
     message: &M,
 ) -> Result<(), EncodeError> {
-    let mut w = Writer::new(room);
-    request_header::<M>(token, context).encode(&mut w)?;
-    message.encode(&mut w)
+    request_header::<M>(token, context).encode(room)?;
+    message.encode(room)
 }
 
 /// Like [`encode_request`], for a message whose reply may come on a data connection.
 pub fn encode_request_for_data_connection<'a, M: Op<'a>>(
-    room: &mut [u8],
+    room: &mut impl Room,
     token: u32,
     context: u64,
     message: &M,
 ) -> Result<(), EncodeError> {
-    let mut w = Writer::new(room);
     RequestHeader {
         data_connection: ON_DATA_CONNECTION,
         ..request_header::<M>(token, context)
     }
-    .encode(&mut w)?;
-    message.encode(&mut w)
+    .encode(room)?;
+    message.encode(room)
 }
 
 #[inline(always)]
@@ -270,7 +268,7 @@ mod tests {
 
     fn framed<'a, M: Op<'a>>(message: &M) -> Vec<u8> {
         let mut frame = vec![0; request_len(message)];
-        encode_request(&mut frame, 3, 5, message).unwrap();
+        encode_request(&mut Writer::new(&mut frame), 3, 5, message).unwrap();
         frame
     }
 

@@ -25,10 +25,10 @@ pub mod messages {
 
     use outboard_api::decl::Answer;
 
-    use crate::codec::{DecodeError, EncodeError, Message, Op, Reader, Writer};
+    use crate::codec::{Content, DecodeError, Encode, EncodeError, Message, Op, Reader, Room};
 
     include!(concat!(env!("OUT_DIR"), "/messages.rs"));
 }
 
-pub use codec::{DecodeError, EncodeError, Message, Op, Reader, Writer};
+pub use codec::{Content, DecodeError, Encode, EncodeError, Message, Op, Reader, Room, Writer};
 pub use outboard_api::decl::Answer;

@@ -411,6 +411,8 @@ traits! {
     takes_data "data-connection",
     /// The client may see its value on the board before its reply.
     is_fence "fence",
+    /// Its last field may be laid out straight from the program's memory.
+    is_gathered "gathered",
     /// It neither changes device memory nor adds work that could.
     leaves_memory "leaves-memory",
     /// It may be asked on a connection that is only for questions about the devices.
@@ -432,12 +434,16 @@ impl OpTraits {
 
     /// Refuses traits that contradict the message or each other.
     pub(super) fn check(self, fields: &[Field], waits: bool) -> Result<(), String> {
-        let ends_in_data = fields
-            .last()
-            .is_some_and(|f| f.ty == Type::Bytes && f.name == "data");
+        let last = fields.last().filter(|field| field.ty == Type::Bytes);
+        let (ends_in_bytes, ends_in_data) =
+            (last.is_some(), last.is_some_and(|f| f.name == "data"));
         let rules = [
             (self.is_bulk && !ends_in_data, "bulk without data"),
             (self.takes_data && !self.is_bulk, "data that is not bulk"),
+            (
+                self.is_gathered && (ends_in_data || !ends_in_bytes),
+                "gathered without a last field of bytes that are not data",
+            ),
             (self.is_fence && !waits, "a fence that does not wait"),
             (
                 self.is_fence && !self.leaves_memory,

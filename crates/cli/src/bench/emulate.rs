@@ -17,7 +17,7 @@ use outboard_link::{
     Bulk, Endpoint, Lasting, Link, Listener, RdmaUse, Receiver, Sender, Wait, connect,
 };
 use outboard_wire::{
-    limits::{PLACED_BYTES_MIN, RDMA_GRANTS},
+    limits::{FRAME_BYTES_MAX, PLACED_BYTES_MIN, RDMA_GRANTS},
     network::{Bandwidth, Network},
 };
 use serde::Serialize;
@@ -504,10 +504,10 @@ pub(super) fn stream(pair: Pair, len: usize, frames: u64) -> anyhow::Result<f64>
     })
 }
 
-/// Sends a frame with any contents.
+/// Sends a frame of zeros.
 fn put(sender: &mut Sender, len: usize) -> Result<(), outboard_link::Error> {
-    sender.reserve(len)?;
-    sender.commit(len)?;
+    static ZEROS: [u8; FRAME_BYTES_MAX] = [0; FRAME_BYTES_MAX];
+    sender.send(&[&ZEROS[..len]])?;
     sender.flush()
 }
 

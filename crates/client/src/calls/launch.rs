@@ -1,15 +1,16 @@
 //! Launches: gathers arguments by the kernel's parameter table, checks the launch as the driver
 //! does, and sends it.
 
-use std::{ffi::c_void, mem::MaybeUninit};
+use std::ffi::c_void;
 
 use outboard_api::{
     CUresult,
     cuda::{CUdevice, CUfunction, CUlaunchAttribute, CUlaunchConfig, CUstream},
     enums::*,
 };
-use outboard_wire::messages;
+use outboard_wire::{Content, EncodeError, Room, Writer, messages};
 use parking_lot::RwLockReadGuard;
+use smallvec::SmallVec;
 
 use super::{Done, Out, launch_attributes::attribute_bytes};
 use crate::{
@@ -32,95 +33,100 @@ const EXTRA_END: usize = 0;
 pub(super) const EXTRA_BUFFER_POINTER: usize = 1;
 pub(super) const EXTRA_BUFFER_SIZE: usize = 2;
 
+#[derive(Clone, Copy)]
 pub(crate) struct LaunchShape {
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
     pub(crate) shared_bytes: u32,
 }
 
-/// Packed arguments of a launch, on the stack unless they are large.
-pub(crate) struct Params {
-    small: [MaybeUninit<u8>; SMALL_BYTES],
-    /// Empty unless they are longer than `small`.
-    large: Box<[MaybeUninit<u8>]>,
-    /// As many bytes are initialised, of `large` or else of `small`.
-    len: usize,
+/// Packed arguments of a launch.
+type Params = SmallVec<[u8; SMALL_BYTES]>;
+
+/// The arguments of a launch in the program's memory, which are packed straight into the message.
+#[derive(Clone, Copy)]
+pub(crate) struct Arguments<'k> {
+    kernel: &'k Kernel,
+    given: Given,
 }
 
-impl Params {
-    /// Returns empty arguments. They are filled in place, since moving them would cost too much at
-    /// every launch.
-    #[inline]
-    pub(crate) fn none() -> Params {
-        Params {
-            small: [const { MaybeUninit::uninit() }; SMALL_BYTES],
-            large: Box::default(),
-            len: 0,
-        }
-    }
+#[derive(Clone, Copy)]
+enum Given {
+    /// `kernelParams`: a pointer to each argument.
+    Each(*const *const u8),
+    /// `extra`: a packed buffer of this length, at most the kernel's.
+    Packed(*const u8, usize),
+}
 
-    #[inline]
-    pub(crate) fn bytes(&self) -> &[u8] {
-        let room = match self.large.is_empty() {
-            true => self.small.as_ptr(),
-            false => self.large.as_ptr(),
-        };
-        // SAFETY: the type's invariant.
-        unsafe { std::slice::from_raw_parts(room.cast(), self.len) }
-    }
-
-    /// Packs arguments given by `kernelParams` (a pointer to each argument) or `extra` (one packed
-    /// buffer).
+impl<'k> Arguments<'k> {
+    /// Takes the arguments of a launch from `kernelParams` or `extra`.
     ///
     /// # Safety
     /// `params` must be NULL or have a pointer for each parameter of the kernel, each to an
     /// argument of the parameter's size. `extra` must be NULL or pairs of key and value up to the
-    /// end key.
-    pub(crate) unsafe fn gather(
-        kernel: &Kernel,
-        params: *mut *mut c_void,
-        extra: *mut *mut c_void,
-    ) -> Result<Params, CUresult> {
-        let mut gathered = Params::none();
-        // SAFETY: the arrays are as this function's contract says.
-        unsafe { gathered.fill(kernel, params, extra)? };
-        Ok(gathered)
-    }
-
-    /// Does the work of `gather` in place.
-    ///
-    /// # Safety
-    /// `params` must be NULL or have a pointer for each parameter of the kernel, each to an
-    /// argument of the parameter's size. `extra` must be NULL or pairs of key and value up to the
-    /// end key.
+    /// end key. Both must stay so for as long as the result is used.
     #[inline(always)]
-    pub(crate) unsafe fn fill(
-        &mut self,
-        kernel: &Kernel,
+    pub(crate) unsafe fn new(
+        kernel: &'k Kernel,
         params: *mut *mut c_void,
         extra: *mut *mut c_void,
-    ) -> Done {
-        if !extra.is_null() {
-            if !params.is_null() {
-                return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    ) -> Result<Self, CUresult> {
+        let given = match (params.is_null(), extra.is_null()) {
+            (_, true) if !params.is_null() || kernel.params.is_empty() => {
+                Given::Each(params.cast_const().cast())
             }
-            // SAFETY: not NULL, so it is pairs by this function's contract.
-            return unsafe { self.fill_from_extra(kernel, extra) };
+            // SAFETY: pairs of keys and values, as this function's contract says.
+            (true, false) => unsafe { packed(kernel, extra)? },
+            _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        };
+        Ok(Arguments { kernel, given })
+    }
+
+    /// Packs the arguments into memory of this process.
+    pub(crate) fn gather(&self) -> Result<Params, CUresult> {
+        let mut params = Params::from_elem(0, self.len());
+        match self.put(&mut Writer::new(&mut params)) {
+            Ok(()) => Ok(params),
+            Err(_) => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
         }
-        if params.is_null() && !kernel.params.is_empty() {
-            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+}
+
+impl Content for Arguments<'_> {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.kernel.param_bytes as usize
+    }
+
+    #[inline(always)]
+    fn put(&self, room: &mut impl Room) -> Result<(), EncodeError> {
+        let room = room.take(self.len())?;
+        let mut next = match self.given {
+            Given::Each(first) => first,
+            Given::Packed(buffer, len) => {
+                // A buffer may end before the parameters do, as NCCL's do: the kernel must not use
+                // the rest.
+                // SAFETY: the room has the length of all parameters, and `len` is at most that; the
+                // program's buffer has `len` bytes.
+                unsafe {
+                    room.write_bytes(0, self.len());
+                    room.copy_from_nonoverlapping(buffer, len);
+                }
+                return Ok(());
+            }
+        };
+        if self.kernel.has_gaps {
+            // SAFETY: the room has this length.
+            unsafe { room.write_bytes(0, self.len()) };
         }
-        let len = kernel.param_bytes as usize;
-        let room = self.room(len, kernel.has_gaps);
-        let mut next = params;
-        for &(offset, size) in &kernel.params {
+        for &(offset, size) in &self.kernel.params {
             // SAFETY: one pointer for each parameter of the kernel, each to an argument of the
-            // parameter's size; and `param_bytes` is the end of the last parameter.
+            // parameter's size; and the room's length is the end of the last parameter.
             unsafe {
-                let argument = (*next).cast::<u8>();
+                let argument = *next;
                 next = next.add(1);
                 if argument.is_null() {
-                    return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+                    return Err(EncodeError::NoContent);
                 }
                 let room = room.add(offset as usize);
                 match size {
@@ -130,72 +136,46 @@ impl Params {
                     4 => room
                         .cast::<[u8; 4]>()
                         .write(argument.cast::<[u8; 4]>().read()),
-                    _ => std::ptr::copy_nonoverlapping(argument, room, size as usize),
+                    _ => room.copy_from_nonoverlapping(argument, size as usize),
                 }
             }
         }
-        self.len = len;
         Ok(())
     }
+}
 
-    /// Returns room for `len` bytes. If it is not `zeroed`, the caller must write all of them.
-    #[inline(always)]
-    fn room(&mut self, len: usize, zeroed: bool) -> *mut u8 {
-        if len > SMALL_BYTES {
-            return self.large_room(len, zeroed);
+/// Reads the `extra` array of a launch.
+///
+/// # Safety
+/// It has pairs of keys and values, up to the end key.
+#[cold]
+unsafe fn packed(kernel: &Kernel, extra: *mut *mut c_void) -> Result<Given, CUresult> {
+    const KEYS_MAX: usize = 8;
+    let (mut buffer, mut len) = (std::ptr::null::<u8>(), None);
+    let mut ended = false;
+    for pair in 0..KEYS_MAX {
+        // SAFETY: the end key has not come, so there is another pair.
+        let key = unsafe { *extra.add(2 * pair) } as usize;
+        if key == EXTRA_END {
+            ended = true;
+            break;
         }
-        if zeroed {
-            self.small[..len].fill(MaybeUninit::new(0));
-        }
-        self.small.as_mut_ptr().cast()
-    }
-
-    #[cold]
-    fn large_room(&mut self, len: usize, zeroed: bool) -> *mut u8 {
-        self.large = Box::new_uninit_slice(len);
-        if zeroed {
-            self.large.fill(MaybeUninit::new(0));
-        }
-        self.large.as_mut_ptr().cast()
-    }
-
-    #[inline(never)]
-    unsafe fn fill_from_extra(&mut self, kernel: &Kernel, extra: *mut *mut c_void) -> Done {
-        const KEYS_MAX: usize = 8;
-        let (mut buffer, mut len) = (std::ptr::null::<u8>(), None);
-        let mut ended = false;
-        for pair in 0..KEYS_MAX {
-            // SAFETY: pairs of key and value up to the end key.
-            let key = unsafe { *extra.add(2 * pair) } as usize;
-            if key == EXTRA_END {
-                ended = true;
-                break;
+        // SAFETY: a key other than the end has a value after it.
+        let value = unsafe { *extra.add(2 * pair + 1) };
+        match key {
+            EXTRA_BUFFER_POINTER => buffer = value.cast(),
+            EXTRA_BUFFER_SIZE if !value.is_null() => {
+                // SAFETY: a pointer to a size, as this key asks.
+                len = Some(unsafe { *value.cast::<usize>() })
             }
-            // SAFETY: a value follows each key but the end key.
-            let value = unsafe { *extra.add(2 * pair + 1) };
-            match key {
-                EXTRA_BUFFER_POINTER => buffer = value.cast(),
-                EXTRA_BUFFER_SIZE if !value.is_null() => {
-                    // SAFETY: a pointer to a size, as this key asks.
-                    len = Some(unsafe { *value.cast::<usize>() })
-                }
-                _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
-            }
+            _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
         }
-        let (needed, Some(len)) = (kernel.param_bytes as usize, len) else {
-            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-        };
-        if !ended || buffer.is_null() && len > 0 || len > PARAM_BYTES_MAX {
-            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    match len {
+        Some(len) if ended && len <= PARAM_BYTES_MAX && (len == 0 || !buffer.is_null()) => {
+            Ok(Given::Packed(buffer, len.min(kernel.param_bytes as usize)))
         }
-        // A buffer may end before the parameters do, as NCCL's do: the kernel must not use the
-        // rest.
-        let given = len.min(needed);
-        let room = self.room(needed, given < needed);
-        // SAFETY: `len` bytes of the caller's; only the kernel's own are copied.
-        unsafe { std::ptr::copy_nonoverlapping(buffer, room, given) };
-        self.len = needed;
-        Ok(())
+        _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
     }
 }
 
@@ -221,12 +201,12 @@ fn check_clusters(attributes: &[u8], grid: [u32; 3]) -> Done {
 
 impl Driver {
     /// Reports every error that the driver would report at the call.
-    pub(crate) fn check_launch(&self, kernel: &Kernel, shape: &LaunchShape) -> Done {
+    pub(crate) fn check_launch(&self, kernel: &Kernel, shape: LaunchShape) -> Done {
         self.check_launch_in(self.contexts.current()?, kernel, shape)
     }
 
     #[inline(always)]
-    fn check_launch_in(&self, context: &Context, kernel: &Kernel, shape: &LaunchShape) -> Done {
+    fn check_launch_in(&self, context: &Context, kernel: &Kernel, shape: LaunchShape) -> Done {
         let limits = &context.limits;
         if !fits(shape.grid, &limits.grid_max) || !fits(shape.block, &limits.block_max) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -316,43 +296,40 @@ impl Driver {
     #[inline(always)]
     fn launch(
         &self,
-        kernel: &Kernel,
-        shape: &LaunchShape,
+        arguments: Arguments<'_>,
+        shape: LaunchShape,
         stream: &StreamRef,
         attributes: &[u8],
-        params: &[u8],
     ) -> Done {
         let thread = thread::here();
+        let kernel = arguments.kernel;
         let context = match Contexts::current_of(&thread) {
             Ok(context) => context,
-            Err(error) => {
-                return self.launch_without(error, kernel, shape, stream, attributes, params);
-            }
+            Err(error) => return self.launch_without(error, arguments, shape, stream, attributes),
         };
         if let Err(error) = self.check_launch_in(context, kernel, shape) {
             return Err(self.refused(stream, error));
         }
-        let _named = self.make_arguments_visible(params, || stream.is_capturing())?;
-        let [grid_x, grid_y, grid_z] = shape.grid;
-        let [block_x, block_y, block_z] = shape.block;
-        self.submit_as(
-            &thread,
-            stream.work(),
-            &messages::Launch {
-                kernel: kernel.wire,
-                stream: stream.wire(),
-                grid_x,
-                grid_y,
-                grid_z,
-                block_x,
-                block_y,
-                block_z,
-                shared_bytes: shape.shared_bytes,
-                attributes,
-                params,
-            },
-        )
-        .map(drop)
+        if HostMemory::any_private() {
+            return self.launch_visible(arguments, shape, stream, attributes);
+        }
+        let message = launch_message(kernel, shape, stream, attributes, arguments);
+        self.submit_as(&thread, stream.work(), &message).map(drop)
+    }
+
+    /// Launches after the host memory that the arguments name was made visible to the server.
+    #[inline(never)]
+    fn launch_visible(
+        &self,
+        arguments: Arguments<'_>,
+        shape: LaunchShape,
+        stream: &StreamRef,
+        attributes: &[u8],
+    ) -> Done {
+        let params = arguments.gather()?;
+        let _named = self.make_arguments_visible(&params, || stream.is_capturing())?;
+        let message = launch_message(arguments.kernel, shape, stream, attributes, &params[..]);
+        self.submit_to(stream, &message)
     }
 
     /// Launches in the stream's context while the thread has none; the default stream has no
@@ -362,11 +339,10 @@ impl Driver {
     fn launch_without(
         &self,
         error: CUresult,
-        kernel: &Kernel,
-        shape: &LaunchShape,
+        arguments: Arguments<'_>,
+        shape: LaunchShape,
         stream: &StreamRef,
         attributes: &[u8],
-        params: &[u8],
     ) -> Done {
         match stream {
             StreamRef::Own(own) if error == CUresult::CUDA_ERROR_INVALID_CONTEXT => {
@@ -374,8 +350,33 @@ impl Driver {
             }
             _ => return Err(error),
         }
-        let launched = self.launch(kernel, shape, stream, attributes, params);
+        let launched = self.launch(arguments, shape, stream, attributes);
         pop_context().map(drop).and(launched)
+    }
+}
+
+#[inline(always)]
+fn launch_message<'a, C>(
+    kernel: &Kernel,
+    shape: LaunchShape,
+    stream: &StreamRef,
+    attributes: &'a [u8],
+    params: C,
+) -> messages::Launch<'a, C> {
+    let [grid_x, grid_y, grid_z] = shape.grid;
+    let [block_x, block_y, block_z] = shape.block;
+    messages::Launch {
+        kernel: kernel.wire,
+        stream: stream.wire(),
+        grid_x,
+        grid_y,
+        grid_z,
+        block_x,
+        block_y,
+        block_z,
+        shared_bytes: shape.shared_bytes,
+        attributes,
+        params,
     }
 }
 
@@ -410,10 +411,9 @@ pub(crate) unsafe fn cuLaunchKernel(
         block: [block_x, block_y, block_z],
         shared_bytes,
     };
-    let mut gathered = Params::none();
     // SAFETY: the arrays suit the kernel's parameters: the driver API asks it of its callers.
-    unsafe { gathered.fill(kernel, params, extra)? };
-    driver.launch(kernel, &shape, &stream, &[], gathered.bytes())
+    let arguments = unsafe { Arguments::new(kernel, params, extra)? };
+    driver.launch(arguments, shape, &stream, &[])
 }
 
 #[inline(always)]
@@ -438,10 +438,9 @@ pub(crate) unsafe fn cuLaunchKernelEx(
     if !attributes.is_empty() {
         check_clusters(attributes, shape.grid)?;
     }
-    let mut gathered = Params::none();
     // SAFETY: the arrays suit the kernel's parameters: the driver API asks it of its callers.
-    unsafe { gathered.fill(kernel, params, extra)? };
-    driver.launch(kernel, &shape, &stream, attributes, gathered.bytes())
+    let arguments = unsafe { Arguments::new(kernel, params, extra)? };
+    driver.launch(arguments, shape, &stream, attributes)
 }
 
 pub(crate) unsafe fn cuLaunchCooperativeKernel(
@@ -468,14 +467,14 @@ pub(crate) unsafe fn cuLaunchCooperativeKernel(
         block: [block_x, block_y, block_z],
         shared_bytes,
     };
-    driver.check_launch(kernel, &shape)?;
+    driver.check_launch(kernel, shape)?;
     check_cooperative(driver, function, &shape, device)?;
     let mut attribute = [0u8; size_of::<CUlaunchAttribute>()];
     attribute[0] = CU_LAUNCH_ATTRIBUTE_COOPERATIVE as u8;
     attribute[8] = 1;
     // SAFETY: the array suits the kernel's parameters: the driver API asks it of its callers.
-    let params = unsafe { Params::gather(kernel, params, std::ptr::null_mut())? };
-    driver.launch(kernel, &shape, &resolved, &attribute, params.bytes())
+    let arguments = unsafe { Arguments::new(kernel, params, std::ptr::null_mut())? };
+    driver.launch(arguments, shape, &resolved, &attribute)
 }
 
 /// Refuses a cooperative grid if not all of its blocks can be resident at once.

@@ -15,7 +15,7 @@ use std::{
 use outboard_api::CUresult;
 use outboard_link::{Error, Sender};
 use outboard_wire::{
-    Op,
+    Op, Writer,
     frame::{encode_request, request_len},
     messages,
 };
@@ -101,7 +101,7 @@ impl Session {
             .add(&mut kept, len, |room| {
                 encode_request(room, 0, context, message)
             })
-            .map_err(|error| self.lost(format_args!("{}: {error}", M::NAME)))?;
+            .map_err(|error| self.not_laid_out(M::NAME, error))?;
         // Requests follow the kept messages, so a wait that sees this number covers the message.
         let number = self.number(numbered);
         if batch.is_full(&kept) {
@@ -196,11 +196,12 @@ impl Batch {
         &self,
         kept: &mut Kept,
         len: usize,
-        encode: impl FnOnce(&mut [u8]) -> Result<(), E>,
+        encode: impl FnOnce(&mut Writer<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         let start = kept.bytes.len();
         kept.bytes.resize(start + len, 0);
-        encode(&mut kept.bytes[start..]).inspect_err(|_| kept.bytes.truncate(start))?;
+        encode(&mut Writer::new(&mut kept.bytes[start..]))
+            .inspect_err(|_| kept.bytes.truncate(start))?;
         kept.lens.push(len);
         if kept.since.is_none() {
             kept.since = Some(Instant::now());

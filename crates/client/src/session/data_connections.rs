@@ -280,9 +280,8 @@ impl Session {
             .ok_or(outboard_link::Error::Misuse("a message that has no data"))
             .and_then(|len| {
                 let mut sender = self.sender.lock();
-                sender.reserve(len)?[..len].copy_from_slice(&head[..len]);
                 self.progress.number(numbered);
-                sender.commit(len)?;
+                sender.send(&[&head[..len]])?;
                 sender.post()
             });
         sent.map_err(|error| self.lost(format_args!("{}: {error}", M::NAME)))
@@ -302,11 +301,11 @@ impl Session {
         }
         let sent = (|| -> Result<u64, outboard_link::Error> {
             let mut sender = self.sender.lock();
-            let room = sender.reserve(len)?;
-            encode_request_for_data_connection(&mut room[..len], token, context, message)
+            let mut frame = sender.reserve(len)?;
+            encode_request_for_data_connection(&mut frame, token, context, message)
                 .map_err(|_| outboard_link::Error::Misuse("a message longer than it said"))?;
             let number = self.progress.number(numbered);
-            sender.commit(len)?;
+            frame.commit()?;
             sender.post()?;
             drop(sender);
             self.flusher.flush()?;

@@ -91,7 +91,7 @@ pub(crate) struct ReceiveSegment {
     group: Option<Arc<Group>>,
 }
 
-// SAFETY: as for `ReceiveBuffer`.
+// SAFETY: the address is of the program's memory, which belongs to no thread.
 unsafe impl Send for ReceiveSegment {}
 // SAFETY: shared references only read it, and nothing writes to it meanwhile.
 unsafe impl Sync for ReceiveSegment {}
@@ -104,7 +104,8 @@ impl Segment for ReceiveSegment {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: as above.
+        // SAFETY: the copy's memory, which the program leaves alone until the copy is complete;
+        // only this object has slices of it, and none that can be written while it is shared.
         unsafe { std::slice::from_raw_parts(self.address, self.len) }
     }
 

@@ -7,7 +7,7 @@ use outboard_link::{
     Bulk, Error, GpuMemory, Lasting, RdmaCounts, RdmaTarget, RdmaUse, Registered, Registrar,
 };
 use outboard_wire::{
-    Message as _, Op,
+    Encode as _, Op, Writer,
     frame::{encode_request, encode_request_head, request_len},
     messages::CopyPlaced,
 };
@@ -108,7 +108,8 @@ impl Session {
         let mut room = [0; DATA_HEAD_BYTES_MAX];
         let len = request_len(message);
         let sent = times::sending(|| {
-            encode_request(&mut room[..len], 0, profile::tagged(context), message)
+            let writer = &mut Writer::new(&mut room);
+            encode_request(writer, 0, profile::tagged(context), message)
                 .map_err(|_| Error::Misuse("a message longer than it said"))?;
             let target = Some(target);
             let bulk = Bulk {

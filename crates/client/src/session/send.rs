@@ -2,13 +2,12 @@
 //! message go from registers to the link; code for unusual cases is not inlined.
 
 use outboard_api::CUresult;
-use outboard_link::Sender;
+use outboard_link::Reservation;
 use outboard_wire::{
-    Op,
+    EncodeError, Op,
     frame::{encode_request, encode_request_head, request_len},
     limits::PLACED_BYTES_MIN,
 };
-use parking_lot::MutexGuard;
 
 use super::{Numbered, Session};
 use crate::observe::{conditions, optimise, profile, record, times};
@@ -80,48 +79,52 @@ impl Session {
         message: &M,
     ) -> Result<u64, CUresult> {
         let len = request_len(message);
-        let sender = self.sender.lock();
-        let sent = self.lay_out::<M, TIMED>(sender, len, token, numbered, context, message);
-        sent.map_err(|error| self.lost(format_args!("{}: {error}", M::NAME)))
-    }
-
-    #[inline(always)]
-    fn lay_out<'a, M: Op<'a>, const TIMED: bool>(
-        &self,
-        mut sender: MutexGuard<'_, Sender>,
-        len: usize,
-        token: u32,
-        numbered: Numbered<'_>,
-        context: u64,
-        message: &M,
-    ) -> Result<u64, outboard_link::Error> {
+        let mut sender = self.sender.lock();
         if M::HAS_DATA && len >= PLACED_BYTES_MIN && !self.shares_memory() {
             let mut room = [0; DATA_HEAD_BYTES_MAX];
             if let Some((head, data)) = encode_request_head(&mut room, token, context, message) {
                 let number = self.progress.number(numbered);
-                times::sending_if::<TIMED, _>(|| {
+                let sent = times::sending_if::<TIMED, _>(|| {
                     sender.send(&[&room[..head], data])?;
                     sender.flush()
-                })?;
-                return Ok(number);
+                });
+                drop(sender);
+                return match sent {
+                    Ok(()) => Ok(number),
+                    Err(error) => Err(self.lost_with(M::NAME, &error)),
+                };
             }
         }
-        let room = sender.reserve(len)?;
-        encode_request(&mut room[..len], token, context, message)
-            .map_err(|_| outboard_link::Error::Misuse("a message longer than it said"))?;
+        let mut frame = match Reservation::new(sender, len) {
+            Ok(frame) => frame,
+            Err(error) => return Err(self.lost_with(M::NAME, &error)),
+        };
+        if let Err(error) = encode_request(&mut frame, token, context, message) {
+            drop(frame);
+            return Err(self.not_laid_out(M::NAME, error));
+        }
         let number = self.progress.number(numbered);
-        times::sending_if::<TIMED, _>(|| self.leave(sender, len))?;
-        Ok(number)
+        // Over tcp the bytes mostly leave without the lock: bytes that other threads post
+        // meanwhile leave with these, or these with theirs.
+        match times::sending_if::<TIMED, _>(|| self.flusher.commit(frame)) {
+            Ok(()) => Ok(number),
+            Err(error) => Err(self.lost_with(M::NAME, &error)),
+        }
     }
 
-    /// Makes the laid-out bytes leave. Over tcp this mostly happens without the lock: bytes that
-    /// other threads post meanwhile leave with these, or these with theirs.
-    #[inline(never)]
-    fn leave(
-        &self,
-        sender: MutexGuard<'_, Sender>,
-        len: usize,
-    ) -> Result<(), outboard_link::Error> {
-        self.flusher.commit(sender, len)
+    /// Ends the session, since a message could not be sent.
+    #[cold]
+    fn lost_with(&self, message: &str, error: &outboard_link::Error) -> CUresult {
+        self.lost(format_args!("{message}: {error}"))
+    }
+
+    /// Returns the error of a call whose message could not be laid out. The session goes on if the
+    /// program is to blame.
+    #[cold]
+    pub(super) fn not_laid_out(&self, message: &str, error: EncodeError) -> CUresult {
+        match error {
+            EncodeError::NoContent => CUresult::CUDA_ERROR_INVALID_VALUE,
+            EncodeError::NoRoom { .. } => self.lost(format_args!("{message}: {error}")),
+        }
     }
 }

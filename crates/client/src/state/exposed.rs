@@ -308,7 +308,7 @@ impl KeyTable {
 
 #[cfg(test)]
 mod tests {
-    use outboard_wire::{Message as _, Writer};
+    use outboard_wire::{Encode as _, Writer};
 
     use super::*;
 

@@ -31,6 +31,62 @@ fn a_launch_is_one_message_that_nobody_answers() {
     assert!(at("ContextCreate") < at("LibraryLoad") && at("LibraryLoad") < at("Launch"));
 }
 
+/// Launches the kernel of [`load`] with one block of one thread.
+fn launch_with(
+    function: CUfunction,
+    params: &mut [*mut c_void],
+    extra: &mut [*mut c_void],
+) -> CUresult {
+    let array = |array: &mut [*mut c_void]| match array.is_empty() {
+        true => std::ptr::null_mut(),
+        false => array.as_mut_ptr(),
+    };
+    let (params, extra) = (array(params), array(extra));
+    // SAFETY: arrays of the caller's, as a test has them or NULL.
+    unsafe { cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, CUstream::NULL, params, extra) }
+}
+
+#[test]
+fn a_launch_that_lacks_an_argument_leaves_no_trace() {
+    over_each_link(|kind| {
+        let client = Client::start(kind, |_, _| Answer::Usual);
+        let function = load();
+        let mut address = 0x1122_3344_5566_7788u64;
+        let first: *mut c_void = (&raw mut address).cast();
+        let invalid = CUresult::CUDA_ERROR_INVALID_VALUE;
+        let null = std::ptr::null_mut();
+        // Some of its message is laid out by the time the second pointer is looked at.
+        assert_eq!(launch_with(function, &mut [first, null], &mut []), invalid);
+        assert_eq!(launch_with(function, &mut [null, first], &mut []), invalid);
+        assert_eq!(launch_with(function, &mut [], &mut []), invalid);
+        assert_eq!(launch(function, [1; 3], [1; 3], CUstream::NULL), SUCCESS);
+        assert_eq!(client.count("Launch"), 1);
+        assert_eq!(synchronize(), SUCCESS);
+    });
+}
+
+#[test]
+fn a_packed_buffer_may_end_early() {
+    let client = Client::start(Kind::Shm, |_, _| Answer::Usual);
+    let function = load();
+    let key = std::ptr::without_provenance_mut::<c_void>;
+    let mut buffer = [7u8; 12];
+    for (len, params) in [
+        (12, [7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7u8]),
+        (9, [7, 7, 7, 7, 7, 7, 7, 7, 7, 0, 0, 0]),
+        (0, [0; 12]),
+    ] {
+        let mut len: usize = len;
+        let (buffer, len) = (buffer.as_mut_ptr().cast(), (&raw mut len).cast());
+        let mut extra = [key(1), buffer, key(2), len, key(0)];
+        assert_eq!(launch_with(function, &mut [], &mut extra), SUCCESS);
+        let sent = client.seen();
+        let found = sent.iter().rev().find(|m| is_named(m, "Launch"));
+        let found = found.expect("a launch");
+        assert!(found.contains(&format!("params: {params:?}")), "{found}");
+    }
+}
+
 #[test]
 fn a_launch_beyond_the_devices_limits_is_refused_here() {
     let client = Client::start(Kind::Shm, |_, _| Answer::Usual);

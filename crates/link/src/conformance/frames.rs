@@ -9,7 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outboard_wire::limits::{FRAME_BYTES_MAX, RING_BYTES};
+use outboard_wire::{
+    Room as _,
+    limits::{FRAME_BYTES_MAX, RING_BYTES},
+};
 
 use super::{
     Fixture, PATIENCE, check_frame, expect_end, expect_frame, interesting_lens, pair,
@@ -48,10 +51,12 @@ pub fn a_frame_may_be_shorter_than_reserved(fixture: &impl Fixture) {
     let ((mut to_client, _keep), (_keep_too, mut from_server)) = pair(fixture);
     for (number, &len) in interesting_lens().iter().enumerate() {
         // A reservation that is not committed leaves no trace.
-        to_client.reserve(len).expect("room").fill(0xee);
-        let room = to_client.reserve(FRAME_BYTES_MAX).expect("room");
-        super::write_frame(&mut room[..len], number as u64);
-        to_client.commit(len).expect("to commit");
+        let unsent = to_client.reserve(len);
+        let put = unsent.map(|mut frame| frame.put(&vec![0xee; len]));
+        assert!(matches!(put, Ok(Ok(()))));
+        let mut frame = to_client.reserve(FRAME_BYTES_MAX).expect("room");
+        super::fill(&mut frame, number as u64, len);
+        frame.commit().expect("to commit");
         to_client.flush().expect("to flush");
         expect_frame(&mut from_server, number as u64, len);
     }
@@ -61,21 +66,25 @@ pub fn wrong_use_is_an_error_and_harms_nothing(fixture: &impl Fixture) {
     let ((mut to_client, _keep), (_keep_too, mut from_server)) = pair(fixture);
     let too_long = FRAME_BYTES_MAX + 1;
     assert!(matches!(
-        to_client.reserve(too_long),
-        Err(Error::FrameTooLarge { len, max: FRAME_BYTES_MAX }) if len == too_long
+        to_client.reserve(too_long).err(),
+        Some(Error::FrameTooLarge { len, max: FRAME_BYTES_MAX }) if len == too_long
     ));
     assert!(matches!(
         to_client.send(&[&vec![0; FRAME_BYTES_MAX], &[0]]),
         Err(Error::FrameTooLarge { .. })
     ));
-    assert!(matches!(to_client.reserve(0), Err(Error::Misuse(_))));
+    assert!(matches!(to_client.reserve(0).err(), Some(Error::Misuse(_))));
     assert!(matches!(to_client.send(&[]), Err(Error::Misuse(_))));
-    assert!(matches!(to_client.commit(1), Err(Error::Misuse(_))));
-    to_client.reserve(8).expect("room");
-    assert!(matches!(to_client.commit(9), Err(Error::Misuse(_))));
-    assert!(matches!(to_client.commit(0), Err(Error::Misuse(_))));
-    to_client.commit(8).expect("to commit");
-    assert!(matches!(to_client.commit(8), Err(Error::Misuse(_))));
+    let empty = to_client.reserve(8).expect("room");
+    assert!(matches!(empty.commit(), Err(Error::Misuse(_))));
+    let mut frame = to_client.reserve(8).expect("room");
+    assert!(frame.put(&[7; 9]).is_err());
+    frame.put(&[7; 6]).expect("room");
+    assert!(frame.put(&[7; 3]).is_err());
+    assert_eq!(frame.left(), 2);
+    frame.put(&[7; 2]).expect("room");
+    assert!(frame.put(&[7]).is_err());
+    frame.commit().expect("to commit");
     to_client.flush().expect("to flush");
     let frame = from_server.recv(Wait::Until(soon())).expect("a frame");
     assert_eq!(frame.map(<[u8]>::len), Some(8));
@@ -90,8 +99,7 @@ pub fn a_frame_may_come_in_parts(fixture: &impl Fixture) {
         // Some frames are buffered before it, and some of the parts are long, empty or many.
         let before = random() % 3;
         for number in 0..before {
-            super::write_frame(to_client.reserve(50).expect("room"), number);
-            to_client.commit(50).expect("to commit");
+            super::commit_frame(&mut to_client, number, 50).expect("to commit");
         }
         let mut frame = vec![0; 1 + random() as usize % 60_000];
         super::write_frame(&mut frame, round);
@@ -118,9 +126,10 @@ pub fn many_small_frames(fixture: &impl Fixture) {
     let start = Instant::now();
     let sender = thread::spawn(move || {
         for number in 0..FRAMES {
-            let frame = to_client.reserve(64).expect("room");
-            frame[..8].copy_from_slice(&number.to_le_bytes());
-            to_client.commit(64).expect("to commit");
+            let mut frame = to_client.reserve(64).expect("room");
+            frame.put(&number.to_le_bytes()).expect("room");
+            frame.put(&[0; 56]).expect("room");
+            frame.commit().expect("to commit");
         }
         to_client.flush().expect("to flush");
         to_client

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outboard_wire::{limits::FRAME_BYTES_MAX, network::Network};
+use outboard_wire::{Room, limits::FRAME_BYTES_MAX, network::Network};
 
 use crate::{
     Endpoint, Error, Link, Listener, RdmaOptions, Receiver, Sender, Stream, Wait, connect,
@@ -211,9 +211,22 @@ pub fn pair(fixture: &impl Fixture) -> ((Sender, Receiver), (Sender, Receiver)) 
 
 /// Sends a frame whose content follows from its number, and flushes.
 pub fn send(sender: &mut Sender, number: u64, len: usize) -> Result<(), Error> {
-    write_frame(sender.reserve(len)?, number);
-    sender.commit(len)?;
+    commit_frame(sender, number, len)?;
     sender.flush()
+}
+
+/// Commits a frame whose content follows from its number.
+pub(crate) fn commit_frame(sender: &mut Sender, number: u64, len: usize) -> Result<(), Error> {
+    let mut frame = sender.reserve(len)?;
+    fill(&mut frame, number, len);
+    frame.commit()
+}
+
+/// Writes `len` bytes that follow from the frame's number.
+pub(crate) fn fill(room: &mut impl Room, number: u64, len: usize) {
+    let mut content = vec![0; len];
+    write_frame(&mut content, number);
+    room.put(&content).expect("room");
 }
 
 /// Receives the frame that [`send`] sent, and checks it.

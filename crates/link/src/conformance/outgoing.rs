@@ -12,8 +12,8 @@ use std::{
 use outboard_wire::limits::{RING_BYTES, TCP_SEND_BUFFER_BYTES};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::{Fixture, expect_end, expect_frame, pair, send, soon, write_frame};
-use crate::{Error, Flusher, LinkKind, Sender, Wait};
+use super::{Fixture, commit_frame, expect_end, expect_frame, fill, pair, send, soon, write_frame};
+use crate::{Error, Flusher, LinkKind, Reservation, Sender, Wait};
 
 /// Starts a helper if the link has one, whatever the machine.
 fn start_helper(flusher: &Flusher) -> Option<JoinHandle<Duration>> {
@@ -30,8 +30,7 @@ fn thread_time() -> Duration {
 }
 
 fn post(sender: &mut Sender, number: u64, len: usize) -> Result<(), Error> {
-    write_frame(&mut sender.reserve(len)?[..len], number);
-    sender.commit(len)?;
+    commit_frame(sender, number, len)?;
     sender.post()
 }
 
@@ -69,9 +68,9 @@ pub fn frames_of_many_threads_keep_their_order(fixture: &impl Fixture) {
                         } else if number.is_multiple_of(3) {
                             post(&mut sender, number, len).expect("to post");
                         } else {
-                            let room = sender.reserve(len).expect("room");
-                            write_frame(&mut room[..len], number);
-                            flusher.commit(sender, len).expect("to send");
+                            let mut frame = Reservation::new(sender, len).expect("room");
+                            fill(&mut frame, number, len);
+                            flusher.commit(frame).expect("to send");
                             continue;
                         }
                         drop(sender);
@@ -246,7 +245,7 @@ pub fn a_forked_child_leaves_the_helper_alone(fixture: &impl Fixture) {
             0 => {
                 let flushed = flusher.flush_until(Instant::now() + Duration::from_millis(200));
                 drop(to_client);
-                // SAFETY: as above.
+                // SAFETY: the child uses nothing afterwards; `_exit` runs no code of the process.
                 unsafe { libc::_exit(i32::from(flushed.is_err())) }
             }
             child => {

@@ -1,6 +1,8 @@
 //! The link that carries an emulated one: shm or tcp. A real network's delay would add up with the
 //! emulated one's.
 
+use std::ptr::NonNull;
+
 use crate::{
     deadline::Wait,
     error::Error,
@@ -44,10 +46,10 @@ impl Sender {
         }
     }
 
-    pub(super) fn reserve(&mut self, len: usize) -> Result<&mut [u8], Error> {
+    pub(super) fn reserve(&mut self, len: usize) -> Result<NonNull<u8>, Error> {
         match self {
             Self::Shm(sender) => sender.reserve_stamped(len),
-            Self::Tcp(sender) => sender.reserve_stamped(len),
+            Self::Tcp(sender) => Ok(NonNull::from(sender.reserve_stamped(len)?).cast()),
         }
     }
 

@@ -35,6 +35,7 @@ mod wire;
 
 use std::{
     hint,
+    ptr::NonNull,
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -56,7 +57,6 @@ use crate::{
     deadline::Wait,
     error::Error,
     kind::LinkKind,
-    parts::scatter,
     segment::{ChooseDestination, Frame},
     spin,
     stamp::read_stamp,
@@ -80,7 +80,6 @@ impl Connection {
                 inner: sender,
                 wire: Wire::new(network, end),
                 end,
-                reserved: 0,
                 rest: Arc::clone(&rest),
             }),
             receiver: Box::new(Receiver {
@@ -120,7 +119,6 @@ pub struct Sender {
     inner: carrier::Sender,
     wire: Wire,
     end: End,
-    reserved: usize,
     rest: Arc<Rest>,
 }
 
@@ -130,38 +128,31 @@ impl Sender {
         self.wire.change(network, self.end);
     }
 
-    /// Returns the time at which the first `len` bytes of the reservation arrive if they are sent
-    /// now.
-    fn stamp(&mut self, len: usize) -> Result<u64, Error> {
-        // Checked before the bytes count as sent.
-        if len == 0 || len > self.reserved {
-            return Err(Error::Misuse("commit of more than was reserved"));
-        }
-        self.reserved = 0;
-        Ok(self.wire.arrival_ns(now_ns(), len))
-    }
-
     #[cold]
-    pub(crate) fn reserve(&mut self, len: usize) -> Result<&mut [u8], Error> {
-        self.reserved = len;
+    pub(crate) fn reserve(&mut self, len: usize) -> Result<NonNull<u8>, Error> {
         self.inner.reserve(len)
     }
 
+    /// Publishes the first `len` bytes of the room, stamped with the time at which they arrive if
+    /// they are sent now.
     #[cold]
     pub(crate) fn commit(&mut self, len: usize) -> Result<(), Error> {
-        let stamp = self.stamp(len)?;
+        let stamp = self.wire.arrival_ns(now_ns(), len);
         self.inner.commit(stamp, len)
     }
 
-    /// Sends a frame of `len` bytes, which is the sum of all parts and within the limits.
-    pub(crate) fn send(&mut self, parts: &[&[u8]], len: usize) -> Result<(), Error> {
-        if let carrier::Sender::Tcp(sender) = &mut self.inner {
-            self.reserved = 0;
-            let stamp = self.wire.arrival_ns(now_ns(), len);
-            return sender.send_stamped(stamp, parts, len);
-        }
-        scatter(self.reserve(len)?, parts);
-        self.commit(len)
+    /// Sends a frame of `len` bytes, which is the sum of all parts and within the limits, if the
+    /// carrier is tcp: there long parts go to the kernel without a copy.
+    pub(crate) fn send_over_tcp(
+        &mut self,
+        parts: &[&[u8]],
+        len: usize,
+    ) -> Option<Result<(), Error>> {
+        let carrier::Sender::Tcp(sender) = &mut self.inner else {
+            return None;
+        };
+        let stamp = self.wire.arrival_ns(now_ns(), len);
+        Some(sender.send_stamped(stamp, parts, len))
     }
 
     pub(crate) fn flush(&mut self) -> Result<(), Error> {

@@ -161,7 +161,7 @@ fn what_an_adapter_cannot_reach_is_said() {
     let nothing = unsafe { DeviceMemory::new(1 << 30, 1 << 20, Reach::Address) };
     assert!(registrar.register_device(nothing).is_err());
     let no_dma_buf: OwnedFd = rustix::fs::memfd_create("no dma-buf", MemfdFlags::CLOEXEC).unwrap();
-    // SAFETY: as above.
+    // SAFETY: no memory is mapped there either; registering it must fail.
     let memory = unsafe { DeviceMemory::new(1 << 30, 1 << 20, Reach::DmaBuf(no_dma_buf)) };
     let error = registrar.register_device(memory).err().unwrap().to_string();
     assert!(

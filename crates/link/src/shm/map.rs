@@ -76,7 +76,7 @@ pub(super) struct Mapping {
 // SAFETY: the mapping belongs to the process, not to a thread. Its words are atomics; a ring's
 // bytes are written by the only `Writer` of this process, and copied out through raw pointers.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: threads share only the words, which are atomics, and the addresses of the rings.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -244,9 +244,9 @@ pub(super) struct Ring {
     _mapping: Arc<Mapping>,
 }
 
-// SAFETY: as for the mapping, which it points into and keeps alive.
+// SAFETY: it points into the mapping, which it keeps alive, and which belongs to no thread.
 unsafe impl Send for Ring {}
-// SAFETY: as above.
+// SAFETY: threads share only the control words, which are atomics, and the address of the bytes.
 unsafe impl Sync for Ring {}
 
 impl Ring {
@@ -263,13 +263,21 @@ impl Ring {
         self.mask as u64 + 1
     }
 
-    /// `len` contiguous bytes of the ring from `position`, modulo its size.
+    /// Address of `position`, modulo the ring's size. As many bytes as the ring has follow each
+    /// address, since the ring is mapped twice in a row.
     #[inline(always)]
-    fn bytes(&self, position: u64, len: usize) -> NonNull<u8> {
-        assert!(len <= self.mask, "longer than the ring");
-        // SAFETY: the offset and `len` are at most the ring's size, and the ring is mapped twice in
-        // a row.
+    fn start(&self, position: u64) -> NonNull<u8> {
+        // SAFETY: the offset is below the ring's size.
         unsafe { self.bytes.add(position as usize & self.mask) }
+    }
+
+    /// The word at `position`, which is rounded down to a multiple of eight.
+    #[inline(always)]
+    fn word(&self, position: u64) -> &AtomicU64 {
+        let start = self.start(position & !7);
+        // SAFETY: eight bytes follow, since a ring has at least a page; they are aligned, since a
+        // ring's start is, and stay mapped for as long as `self`. Concurrent writes are allowed.
+        unsafe { start.cast().as_ref() }
     }
 }
 
@@ -291,25 +299,20 @@ impl Writer {
         &self.0
     }
 
-    /// Returns room for a frame. The peer's process can read and, if it is hostile, write it
-    /// meanwhile; a caller that only writes cannot be misled.
+    /// Returns the start of room for a frame, writable for as long as the ring is mapped. The
+    /// peer's process can read and, if it is hostile, write it at any time: it must never become a
+    /// reference.
     #[inline]
-    pub(super) fn room(&mut self, position: u64, len: usize) -> &mut [u8] {
-        let bytes = self.0.bytes(position, len);
-        // SAFETY: mapped and writable for as long as `self`. No other reference to this range
-        // exists in this process: there is one Writer, it is borrowed mutably, and Readers copy
-        // through raw pointers. The one thing that the language does not cover is a hostile peer
-        // that writes here meanwhile; callers only store, so they cannot be misled by it.
-        unsafe { std::slice::from_raw_parts_mut(bytes.as_ptr(), len) }
+    pub(super) fn room(&mut self, position: u64) -> NonNull<u8> {
+        self.0.start(position)
     }
 
     /// Writes eight bytes at a multiple of eight.
     #[inline]
     pub(super) fn put_u64(&mut self, position: u64, value: u64) {
-        let bytes = self.0.bytes(position & !7, 8);
-        // SAFETY: mapped and writable for as long as `self`, and aligned.
-        let word = unsafe { bytes.cast::<AtomicU64>().as_ref() };
-        word.store(value.to_le(), Ordering::Relaxed);
+        self.0
+            .word(position)
+            .store(value.to_le(), Ordering::Relaxed);
     }
 }
 
@@ -324,22 +327,20 @@ impl Reader {
     /// Reads eight bytes at a multiple of eight.
     #[inline]
     pub(super) fn get_u64(&self, position: u64) -> u64 {
-        let bytes = self.0.bytes(position & !7, 8);
-        // SAFETY: mapped for as long as `self`, and aligned.
-        let word = unsafe { bytes.cast::<AtomicU64>().as_ref() };
-        u64::from_le(word.load(Ordering::Relaxed))
+        u64::from_le(self.0.word(position).load(Ordering::Relaxed))
     }
 
     /// Copies the bytes of a frame out of the ring. A hostile peer can change them meanwhile, so
     /// that the copy is neither the old nor the new frame, but never afterwards.
     #[inline]
     pub(super) fn copy(&self, position: u64, len: usize, out: &mut Vec<u8>) {
-        let bytes = self.0.bytes(position, len);
+        assert!(len <= self.0.mask, "longer than the ring");
+        let bytes = self.0.start(position);
         out.clear();
         out.reserve(len);
-        // SAFETY: `bytes` checked that `len` bytes are mapped, and `out` has room for them. They
-        // are read through a raw pointer, because the peer may write them at any time; the ring's
-        // positions order this copy after the writes of a peer that keeps the rules.
+        // SAFETY: at least `len` bytes are mapped there, and `out` has room for them. They are read
+        // through a raw pointer, because the peer may write them at any time; the ring's positions
+        // order this copy after the writes of a peer that keeps the rules.
         unsafe {
             ptr::copy_nonoverlapping(bytes.as_ptr(), out.as_mut_ptr(), len);
             out.set_len(len);

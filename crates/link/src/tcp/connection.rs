@@ -67,7 +67,6 @@ impl Connection {
         Ok(Self {
             sender: Sender {
                 batch: Batch::default(),
-                reserved: 0,
                 is_shut: false,
                 outgoing: Arc::new(Outgoing::new(writer)),
                 shared: Arc::clone(&shared),
@@ -89,7 +88,6 @@ impl Connection {
 pub struct Sender {
     /// Frames not posted yet.
     batch: Batch,
-    reserved: usize,
     /// True after an error or a shutdown; `batch` then has no room.
     is_shut: bool,
     outgoing: Arc<Outgoing<Writer>>,
@@ -113,7 +111,6 @@ impl Sender {
         if self.shared.is_closed() || self.batch.unused().len() < need {
             self.make_room(need)?;
         }
-        self.reserved = len;
         let room = self.batch.unused().get_mut(front..need);
         // Not `ok_or`: an error that is made only to be dropped costs each message ten
         // instructions.
@@ -138,13 +135,13 @@ impl Sender {
 
     #[inline(always)]
     pub(crate) fn commit(&mut self, len: usize) -> Result<(), Error> {
-        self.add(len)?;
+        self.add(len);
         self.flush_if_full()
     }
 
     /// Commits the stamp as a frame of its own, and the frame after it.
     pub(crate) fn commit_stamped(&mut self, stamp: u64, len: usize) -> Result<(), Error> {
-        self.add_stamped(stamp, len)?;
+        self.add_stamped(stamp, len);
         self.flush_if_full()
     }
 
@@ -158,29 +155,12 @@ impl Sender {
 
     /// Adds the first `len` bytes of the reservation to the batch as its last frame.
     #[inline(always)]
-    fn add(&mut self, len: usize) -> Result<(), Error> {
-        if len == 0 || len > self.reserved {
-            return Err(Error::Misuse("commit of more than was reserved"));
-        }
-        self.reserved = 0;
-        let prefix = (len as u32).to_le_bytes();
-        if let Some(room) = self.batch.unused().first_chunk_mut() {
-            *room = prefix;
-        }
-        self.batch.add(PREFIX_BYTES + len);
-        Ok(())
+    fn add(&mut self, len: usize) {
+        self.batch.add_after((len as u32).to_le_bytes(), len);
     }
 
-    fn add_stamped(&mut self, stamp: u64, len: usize) -> Result<(), Error> {
-        if len == 0 || len > self.reserved {
-            return Err(Error::Misuse("commit of more than was reserved"));
-        }
-        self.reserved = 0;
-        if let Some(room) = self.batch.unused().first_chunk_mut() {
-            *room = stamped(stamp, len);
-        }
-        self.batch.add(STAMPED_BYTES + len);
-        Ok(())
+    fn add_stamped(&mut self, stamp: u64, len: usize) {
+        self.batch.add_after(stamped(stamp, len), len);
     }
 
     pub(crate) fn send(&mut self, parts: &[&[u8]], len: usize) -> Result<(), Error> {
@@ -210,7 +190,6 @@ impl Sender {
         if self.is_shut || self.shared.is_closed() {
             return Err(Error::Closed);
         }
-        self.reserved = 0;
         self.post_batch()?;
         let result = self.outgoing.send_with(|writer, posted| {
             let mut slices = [IoSlice::new(&[]); PARTS_MAX];
@@ -233,7 +212,6 @@ impl Sender {
         if self.batch.is_empty() {
             return Ok(());
         }
-        self.reserved = 0;
         match self.post_batch()? {
             ..=TCP_SEND_BUFFER_BYTES => Ok(()),
             // The peer does not keep up, so this thread waits.
@@ -246,7 +224,6 @@ impl Sender {
         if self.batch.is_empty() {
             return Ok(());
         }
-        self.reserved = 0;
         let result = match self.outgoing.begin(&mut self.batch, TCP_SEND_BUFFER_BYTES) {
             Ok(Some(leaving)) => leaving.send(),
             Ok(None) => Ok(()),
@@ -278,7 +255,6 @@ impl Sender {
     fn shut(&mut self) {
         self.is_shut = true;
         self.batch = Batch::default();
-        self.reserved = 0;
     }
 
     pub(crate) fn shutdown(&mut self) {
@@ -351,7 +327,7 @@ impl Flusher {
         len: usize,
     ) -> Result<Option<Leaving<'_, Writer>>, Error> {
         debug_assert!(Arc::ptr_eq(&self.outgoing, &sender.outgoing));
-        sender.add(len)?;
+        sender.add(len);
         let begun = self
             .outgoing
             .begin(&mut sender.batch, TCP_SEND_BUFFER_BYTES);

@@ -86,15 +86,21 @@ impl Batch {
         &mut self.bytes[self.len..end]
     }
 
-    /// Adds the first `len` bytes of the room.
-    #[inline]
-    pub fn add(&mut self, len: usize) {
-        self.len = (self.len + len).min(self.bytes.len());
+    /// Adds `front` and the `len` bytes of the room after it, if the room has so many.
+    #[inline(always)]
+    pub fn add_after<const N: usize>(&mut self, front: [u8; N], len: usize) {
+        let end = self.len + N + len;
+        if let Some(room) = self.bytes.get_mut(self.len..end)
+            && let Some(start) = room.first_chunk_mut()
+        {
+            *start = front;
+            self.len = end;
+        }
     }
 
     pub fn push(&mut self, bytes: &[u8]) {
         self.room(bytes.len()).copy_from_slice(bytes);
-        self.add(bytes.len());
+        self.len += bytes.len();
     }
 
     #[inline]

@@ -15,7 +15,7 @@ use std::{
 
 use outboard_link::{Endpoint, LinkKind, Listener, Stream, Wait};
 use outboard_wire::{
-    Message, Op, Reader, Writer,
+    Encode as _, Op, Reader, Writer,
     doc::{
         self, NvmlDevice, NvmlFabric, NvmlField, NvmlLink, NvmlMemory, NvmlPci, NvmlPeer,
         NvmlProcess, NvmlSnapshot,

@@ -63,9 +63,9 @@ fn announce(client: &mut Client, dst: u64, data: &[u8]) {
 fn copy_out_for_data_connection(client: &mut Client, token: u32, stream: u64, byte: u8, len: u64) {
     let src = byte.into();
     let message = messages::CopyOut { src, len, stream };
-    let room = client.sender.reserve(frame::request_len(&message)).unwrap();
-    encode_request_for_data_connection(room, token, 7, &message).unwrap();
-    client.sender.commit(frame::request_len(&message)).unwrap();
+    let mut frame = client.sender.reserve(frame::request_len(&message)).unwrap();
+    encode_request_for_data_connection(&mut frame, token, 7, &message).unwrap();
+    frame.commit().unwrap();
     client.sender.flush().unwrap();
 }
 

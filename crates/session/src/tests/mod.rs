@@ -353,10 +353,9 @@ impl Client {
     }
 
     fn send<'a, M: Op<'a>>(&mut self, token: u32, message: &M) {
-        let len = frame::request_len(message);
-        let room = self.sender.reserve(len).unwrap();
-        frame::encode_request(room, token, 7, message).unwrap();
-        self.sender.commit(len).unwrap();
+        let mut frame = self.sender.reserve(frame::request_len(message)).unwrap();
+        frame::encode_request(&mut frame, token, 7, message).unwrap();
+        frame.commit().unwrap();
         self.sender.flush().unwrap();
     }
 

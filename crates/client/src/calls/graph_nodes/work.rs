@@ -21,7 +21,7 @@ use crate::{
         Done,
         copy::MemoryKind,
         graph_params::{Side, memset_bytes},
-        launch::{LaunchShape, Params},
+        launch::{Arguments, LaunchShape},
     },
     log,
     session::Rows,
@@ -36,7 +36,7 @@ pub(crate) enum NodeSpec {
         node: CUDA_KERNEL_NODE_PARAMS,
         kernel: &'static Kernel,
         shape: LaunchShape,
-        params: Box<Params>,
+        params: Box<[u8]>,
         context: u64,
     },
     Memset {
@@ -131,10 +131,11 @@ impl Driver {
             block: [node.block_dim_x, node.block_dim_y, node.block_dim_z],
             shared_bytes: node.shared_mem_bytes,
         };
-        self.check_launch(kernel, &shape)?;
+        self.check_launch(kernel, shape)?;
         // SAFETY: the arrays are as this function's contract says.
-        let params = Box::new(unsafe { Params::gather(kernel, node.kernel_params, node.extra)? });
-        self.make_arguments_visible(params.bytes(), || true)?;
+        let arguments = unsafe { Arguments::new(kernel, node.kernel_params, node.extra)? };
+        let params = arguments.gather()?.into_boxed_slice();
+        self.make_arguments_visible(&params, || true)?;
         Ok(NodeSpec::Kernel {
             node: *node,
             kernel,
@@ -347,7 +348,7 @@ impl Driver {
                     grid: shape.grid,
                     block: shape.block,
                     shared_bytes: shape.shared_bytes,
-                    params: params.bytes().to_vec(),
+                    params: params.to_vec(),
                 };
                 (NodeWork::Kernel(told), *context)
             }
@@ -421,7 +422,7 @@ impl NodeSpec {
                 kernel,
                 params,
                 ..
-            } => NodeRecord::Kernel(Arc::new(KernelRecord::new(node, kernel, params.bytes()))),
+            } => NodeRecord::Kernel(Arc::new(KernelRecord::new(node, kernel, params))),
             NodeSpec::Memset { memset, .. } => NodeRecord::Memset(*memset),
             NodeSpec::Host(host) => NodeRecord::Host(*host),
             NodeSpec::Copy { node, .. } => NodeRecord::Copy {
