@@ -8,12 +8,13 @@
 //!    worker A: puts a descriptor of p's               worker B: connects to the ticket's office,
 //!      physical memory in its office,                   takes the descriptor, maps the memory
 //!      under a number                                   where B's client says
-//!        └── ticket: the office's name, the number ── by way of the programs ──┘
+//!        └── ticket: the office's name, a secret ── by way of the programs ──┘
 //! ```
 //!
-//! An office is a listening abstract socket. Its name is 128 random bits, so only holders of a
-//! ticket find it, and it serves only processes of its own user. A descriptor is closed when its
-//! memory is unmapped or its event is destroyed.
+//! An office is a listening abstract socket, whose name everybody on the machine can read
+//! (`/proc/net/unix`). Each export has a secret of 128 random bits, and the office hands it out to
+//! nobody without that; both ends serve only processes of their own user. A descriptor is closed
+//! when its memory is unmapped or its event is destroyed.
 
 use std::{
     fmt::Write as _,
@@ -34,9 +35,14 @@ use crate::{Failure, pass_fd};
 
 /// Timeout for reading from and writing to the other end of the socket.
 const PATIENCE: Duration = Duration::from_secs(2);
-const TOKEN_BYTES: usize = 16;
-/// Length of a ticket: the office's name and the export's number.
-const TICKET_BYTES: usize = TOKEN_BYTES + 8;
+/// Pause after a visitor that was not served.
+const PAUSE: Duration = Duration::from_millis(1);
+/// Length of the random part of an office's name, which only tells offices apart.
+const NAME_BYTES: usize = 8;
+/// Length of an export's secret.
+const SECRET_BYTES: usize = 16;
+/// Length of a ticket: the office's name and the export's secret.
+const TICKET_BYTES: usize = NAME_BYTES + SECRET_BYTES;
 /// Length of a device's UUID.
 pub const UUID_BYTES: usize = 16;
 /// Length of a driver's handle of a shared event (`CUipcEventHandle`).
@@ -65,65 +71,70 @@ pub enum Export {
     },
 }
 
-type Exports = Arc<Mutex<FxHashMap<u64, Export>>>;
+type Name = [u8; NAME_BYTES];
+type Secret = [u8; SECRET_BYTES];
+type Exports = Arc<Mutex<FxHashMap<Secret, Export>>>;
 
-fn lock(exports: &Exports) -> MutexGuard<'_, FxHashMap<u64, Export>> {
+fn lock(exports: &Exports) -> MutexGuard<'_, FxHashMap<Secret, Export>> {
     exports.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The exports of this session, and the token of the socket that hands them out.
+/// The exports of this session, and the name of the socket that hands them out.
 #[derive(Default)]
 pub struct Office {
-    token: Option<[u8; TOKEN_BYTES]>,
+    name: Option<Name>,
     exports: Exports,
+    /// The secrets of the exports, by number.
+    secrets: FxHashMap<u64, Secret>,
     next: u64,
 }
 
 impl Office {
     /// Withdraws an export; its number is not used again.
     pub fn remove(&mut self, number: u64) {
-        lock(&self.exports).remove(&number);
+        if let Some(secret) = self.secrets.remove(&number) {
+            lock(&self.exports).remove(&secret);
+        }
     }
 
     /// Adds an export, and returns its number.
     pub fn add(&mut self, export: Export) -> Result<u64, Failure> {
-        let mut exports = lock(&self.exports);
-        if exports.len() >= EXPORTS_MAX {
+        if self.secrets.len() >= EXPORTS_MAX {
             return Err(Failure::new(
                 CUresult::CUDA_ERROR_OUT_OF_MEMORY,
                 format!("more than {EXPORTS_MAX} exports to other processes"),
             ));
         }
+        let secret = random().map_err(system("random numbers for an export"))?;
+        lock(&self.exports).insert(secret, export);
         self.next += 1;
-        exports.insert(self.next, export);
+        self.secrets.insert(self.next, secret);
         Ok(self.next)
     }
 
     /// Returns the ticket of an export. The first call opens the office.
     pub fn ticket(&mut self, number: u64) -> Result<Vec<u8>, Failure> {
-        let token = match self.token {
-            Some(token) => token,
+        let secret = self.secrets.get(&number).ok_or_else(|| {
+            let text = "an export that was withdrawn";
+            Failure::new(CUresult::CUDA_ERROR_INVALID_VALUE, text)
+        })?;
+        let name = match self.name {
+            Some(name) => name,
             None => {
-                let token = open_office(self.exports.clone()).map_err(|error| {
-                    Failure::new(
-                        CUresult::CUDA_ERROR_OPERATING_SYSTEM,
-                        format!("a socket to hand memory to other processes: {error}"),
-                    )
-                })?;
-                *self.token.insert(token)
+                let doing = "a socket to hand memory to other processes";
+                *self
+                    .name
+                    .insert(open_office(self.exports.clone()).map_err(system(doing))?)
             }
         };
-        Ok([&token[..], &number.to_ne_bytes()].concat())
+        Ok([&name[..], secret].concat())
     }
 
     /// Fetches the export that a ticket names. A ticket of this session itself is refused, as the
     /// driver does.
     pub fn redeem(&self, ticket: &[u8]) -> Result<Export, Failure> {
-        let is_own = self
-            .token
-            .as_ref()
-            .is_some_and(|token| ticket.starts_with(token));
-        if is_own {
+        let is_own = |name: &Name| ticket.starts_with(name);
+        if self.name.as_ref().is_some_and(is_own) {
             return Err(Failure::new(
                 CUresult::CUDA_ERROR_INVALID_CONTEXT,
                 "an IPC handle cannot be opened by the process that made it",
@@ -137,10 +148,10 @@ impl Office {
     pub fn redeem_any(&self, ticket: &[u8]) -> Result<Export, Failure> {
         let invalid = || Failure::new(CUresult::CUDA_ERROR_INVALID_VALUE, "no IPC handle of ours");
         let ticket: [u8; TICKET_BYTES] = ticket.try_into().map_err(|_| invalid())?;
-        let (token, number) = ticket
-            .split_first_chunk::<TOKEN_BYTES>()
+        let (name, secret) = ticket
+            .split_first_chunk::<NAME_BYTES>()
             .ok_or_else(invalid)?;
-        ask(token, number).map_err(|error| {
+        ask(name, secret).map_err(|error| {
             Failure::new(
                 CUresult::CUDA_ERROR_INVALID_VALUE,
                 format!("what an IPC handle names is not there (any more): {error}"),
@@ -149,44 +160,66 @@ impl Office {
     }
 }
 
-fn address(token: &[u8; TOKEN_BYTES]) -> io::Result<SocketAddr> {
-    let mut name = "outboard-ipc-".to_string();
-    for byte in token {
-        let _ = write!(name, "{byte:02x}");
+fn system(doing: &'static str) -> impl FnOnce(io::Error) -> Failure {
+    move |error| {
+        Failure::new(
+            CUresult::CUDA_ERROR_OPERATING_SYSTEM,
+            format!("{doing}: {error}"),
+        )
     }
-    SocketAddr::from_abstract_name(name)
+}
+
+fn random<const BYTES: usize>() -> io::Result<[u8; BYTES]> {
+    let mut bytes = [0; BYTES];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn address(name: &Name) -> io::Result<SocketAddr> {
+    let mut text = "outboard-ipc-".to_string();
+    for byte in name {
+        let _ = write!(text, "{byte:02x}");
+    }
+    SocketAddr::from_abstract_name(text)
 }
 
 /// Opens a socket under a new random name and serves its visitors until the process ends.
-fn open_office(exports: Exports) -> io::Result<[u8; TOKEN_BYTES]> {
-    let mut token = [0; TOKEN_BYTES];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut token)?;
-    let listener = UnixListener::bind_addr(&address(&token)?)?;
+fn open_office(exports: Exports) -> io::Result<Name> {
+    let name = random()?;
+    let listener = UnixListener::bind_addr(&address(&name)?)?;
     std::thread::Builder::new()
         .name("ipc".into())
         .spawn(move || {
-            for visitor in listener.incoming().flatten() {
-                if let Err(error) = serve(visitor, &exports) {
+            for visitor in listener.incoming() {
+                if let Err(error) = visitor.and_then(|visitor| serve(visitor, &exports)) {
                     tracing::debug!(%error, "an IPC visitor");
+                    // Without descriptors, accepting fails again at once.
+                    std::thread::sleep(PAUSE);
                 }
             }
         })?;
-    Ok(token)
+    Ok(name)
+}
+
+/// Fails if the process at the other end is another user's.
+fn check_user(end: &UnixStream) -> io::Result<()> {
+    let peer = rustix::net::sockopt::socket_peercred(end)?;
+    match peer.uid == rustix::process::geteuid() {
+        true => Ok(()),
+        false => Err(io::ErrorKind::PermissionDenied.into()),
+    }
 }
 
 /// Answers one visitor's single question. The next visitor waits [`PATIENCE`] at most.
 fn serve(mut visitor: UnixStream, exports: &Exports) -> io::Result<()> {
-    let peer = rustix::net::sockopt::socket_peercred(&visitor)?;
-    if peer.uid != rustix::process::geteuid() {
-        return Err(io::ErrorKind::PermissionDenied.into());
-    }
+    check_user(&visitor)?;
     visitor.set_read_timeout(Some(PATIENCE))?;
     visitor.set_write_timeout(Some(PATIENCE))?;
-    let mut number = [0; 8];
-    visitor.read_exact(&mut number)?;
+    let mut secret: Secret = [0; SECRET_BYTES];
+    visitor.read_exact(&mut secret)?;
     let (answer, file) = {
         let exports = lock(exports);
-        let export = exports.get(&u64::from_ne_bytes(number));
+        let export = exports.get(&secret);
         match export.ok_or(io::ErrorKind::NotFound)? {
             found @ Export::Memory { file, .. } => (encode(found), Some(file.try_clone()?)),
             found @ Export::Event { state, .. } => {
@@ -218,11 +251,13 @@ fn encode(export: &Export) -> [u8; ANSWER_BYTES] {
 }
 
 /// Asks another worker's office for an export.
-fn ask(token: &[u8; TOKEN_BYTES], number: &[u8]) -> io::Result<Export> {
-    let mut office = UnixStream::connect_addr(&address(token)?)?;
+fn ask(name: &Name, secret: &[u8]) -> io::Result<Export> {
+    let mut office = UnixStream::connect_addr(&address(name)?)?;
+    // Whoever takes the name of an office that has closed must not hand out memory of its own.
+    check_user(&office)?;
     office.set_read_timeout(Some(PATIENCE))?;
     office.set_write_timeout(Some(PATIENCE))?;
-    office.write_all(number)?;
+    office.write_all(secret)?;
     let mut answer = [0; ANSWER_BYTES];
     let (len, files) = pass_fd::receive(&office, &mut answer)?;
     if len != ANSWER_BYTES {
@@ -303,6 +338,16 @@ mod tests {
         // Neither can a malformed ticket or one of an office that does not exist.
         assert_eq!(status(&importer, &ticket[1..]), gone);
         assert_eq!(status(&importer, &[9; TICKET_BYTES]), gone);
+        // Nor does the office's name, which everybody can read, open anything.
+        let guess = |number: u64| {
+            let mut guess = event.clone();
+            guess[NAME_BYTES..].fill(0);
+            guess[TICKET_BYTES - 8..].copy_from_slice(&number.to_ne_bytes());
+            guess
+        };
+        for number in 0..4 {
+            assert_eq!(status(&importer, &guess(number)), gone);
+        }
     }
 
     #[test]
