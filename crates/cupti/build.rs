@@ -1,4 +1,5 @@
-//! Generates the unserved functions, and CUPTI's names and numbers of traced calls.
+//! Generates the unserved functions, CUPTI's names and numbers of traced calls, and the driver
+//! calls whose parameters are read.
 
 use outboard_generate::{Failure, cupti, write};
 
@@ -11,5 +12,6 @@ fn main() -> Result<(), Failure> {
     // Programs close the library and open it again. libcuda holds pointers into it that must stay
     // valid.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
-    write("entry.rs", cupti::entry()?)
+    write("entry.rs", cupti::entry()?)?;
+    write("known.rs", cupti::known()?)
 }

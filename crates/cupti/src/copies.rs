@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeMap, ffi::c_void};
 
+use outboard_api::CUresult;
 use outboard_wire::doc::{Activity, ActivityWhat};
 use parking_lot::Mutex;
 
@@ -50,9 +51,9 @@ pub(crate) unsafe fn note(cbid: u32, params: *const c_void, call: u32) {
 fn kind_of_host(address: u64) -> Option<u8> {
     let (status, kind) = driver::pointer_attribute(POINTER_ATTRIBUTE_MEMORY_TYPE, address);
     match (status, kind) {
-        (0, MEMORY_TYPE_DEVICE) => None,
-        (0, MEMORY_TYPE_HOST) => Some(PINNED),
-        (0, _) => None,
+        (CUresult::CUDA_SUCCESS, MEMORY_TYPE_DEVICE) => None,
+        (CUresult::CUDA_SUCCESS, MEMORY_TYPE_HOST) => Some(PINNED),
+        (CUresult::CUDA_SUCCESS, _) => None,
         _ => Some(PAGEABLE),
     }
 }

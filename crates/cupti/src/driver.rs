@@ -2,7 +2,7 @@
 
 use std::{
     cell::Cell,
-    ffi::{CStr, c_char, c_int, c_void},
+    ffi::{c_char, c_void},
     sync::{
         OnceLock,
         atomic::{AtomicBool, AtomicU32, Ordering},
@@ -12,6 +12,7 @@ use std::{
 use outboard_api::{
     CUresult,
     activity::{ACTIVITY_TABLE, ACTIVITY_VERSION, Hooks, Numbers, Table},
+    cuda::{CUcontext, CUfunction, CUgraphNode},
 };
 use outboard_wire::doc::{self, Activities};
 
@@ -178,68 +179,64 @@ fn own<R>(call: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Returns a function of the driver.
-fn function(name: &CStr) -> Option<*mut c_void> {
-    table().ok()?;
-    // SAFETY: the driver is loaded, or there would be no table.
-    let found = unsafe {
-        let handle = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
-        libc::dlsym(handle, name.as_ptr())
-    };
-    (!found.is_null()).then_some(found)
+outboard_driver::functions! {
+    /// Functions that are looked up once the program has loaded the driver.
+    struct Questions {
+        ;
+        optional cuCtxGetDevice_v2, cuFuncGetName, cuGraphNodeGetType, cuPointerGetAttribute
+    }
 }
 
-/// Looks up a function of the driver, once.
-macro_rules! driver_function {
-    ($name:literal, $type:ty) => {{
-        static FOUND: OnceLock<Option<$type>> = OnceLock::new();
-        *FOUND.get_or_init(|| {
-            // SAFETY: the driver's function has this type.
-            function($name).map(|found| unsafe { std::mem::transmute::<*mut c_void, $type>(found) })
-        })
-    }};
+/// Returns the driver's functions, if it is loaded.
+fn questions() -> Option<&'static Questions> {
+    static QUESTIONS: OnceLock<Option<Questions>> = OnceLock::new();
+    table().ok()?;
+    let found = QUESTIONS.get_or_init(|| {
+        // SAFETY: the driver is loaded, or there would be no table.
+        let handle = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
+        // SAFETY: the handle is of an open library, and each name has its declared type.
+        unsafe { Questions::find(|name| libc::dlsym(handle, name.as_ptr())) }.ok()
+    });
+    found.as_ref()
 }
 
 /// Returns the device of a context; 0 is the current context.
 pub(crate) fn device(context: usize) -> Result<u32, Status> {
-    type Get = unsafe extern "C" fn(*mut c_int, usize) -> c_int;
-    let get = driver_function!(c"cuCtxGetDevice_v2", Get).ok_or(Status::NOT_INITIALIZED)?;
+    let get = questions().and_then(|driver| driver.cuCtxGetDevice_v2);
+    let get = get.ok_or(Status::NOT_INITIALIZED)?;
     let mut device = 0;
     // SAFETY: the driver writes one number, to a local variable; it looks the handle up only.
-    match own(|| unsafe { get(&mut device, context) }) {
-        0 => Ok(device.cast_unsigned()),
+    match own(|| unsafe { get(&mut device, CUcontext(context)) }) {
+        CUresult::CUDA_SUCCESS => Ok(device.cast_unsigned()),
         _ => Err(Status::INVALID_CONTEXT),
     }
 }
 
 /// Returns the name of a function or kernel, or NULL.
 pub(crate) fn function_name(handle: usize) -> *const c_char {
-    type Get = unsafe extern "C" fn(*mut *const c_char, usize) -> c_int;
     let mut name = std::ptr::null();
-    if let Some(get) = driver_function!(c"cuFuncGetName", Get) {
+    if let Some(get) = questions().and_then(|driver| driver.cuFuncGetName) {
         // SAFETY: the driver writes one pointer, to a local variable; it looks the handle up only.
-        own(|| unsafe { get(&mut name, handle) });
+        own(|| unsafe { get(&mut name, CUfunction(handle)) });
     }
     name
 }
 
 /// Returns the `CUgraphNodeType` of a node, 0 if it is unknown.
 pub(crate) fn node_type(node: *mut c_void) -> u32 {
-    type Get = unsafe extern "C" fn(*mut c_void, *mut u32) -> c_int;
     let mut kind = 0;
-    if let Some(get) = driver_function!(c"cuGraphNodeGetType", Get) {
+    if let Some(get) = questions().and_then(|driver| driver.cuGraphNodeGetType) {
         // SAFETY: an output; the handle is only looked up.
-        own(|| unsafe { get(node, &mut kind) });
+        own(|| unsafe { get(CUgraphNode(node as usize), &mut kind) });
     }
     kind
 }
 
 /// Returns the status and the value of `cuPointerGetAttribute`.
-pub(crate) fn pointer_attribute(attribute: u32, address: u64) -> (c_int, u32) {
-    type Get = unsafe extern "C" fn(*mut c_void, u32, u64) -> c_int;
+pub(crate) fn pointer_attribute(attribute: u32, address: u64) -> (CUresult, u32) {
     let mut value = 0u32;
-    let Some(get) = driver_function!(c"cuPointerGetAttribute", Get) else {
-        return (CUresult::CUDA_ERROR_NOT_INITIALIZED.0.cast_signed(), 0);
+    let Some(get) = questions().and_then(|driver| driver.cuPointerGetAttribute) else {
+        return (CUresult::CUDA_ERROR_NOT_INITIALIZED, 0);
     };
     // SAFETY: room for the answer; the address is only looked up.
     let status = own(|| unsafe { get((&raw mut value).cast(), attribute, address) });

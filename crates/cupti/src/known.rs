@@ -116,28 +116,12 @@ pub(crate) enum What {
     GraphNodeDestroy,
 }
 
+include!(concat!(env!("OUT_DIR"), "/known.rs"));
+
 impl What {
     fn of(name: &str) -> What {
-        match name {
-            "cuLaunchKernel" | "cuLaunchCooperativeKernel" => What::Launch { function: 0 },
-            "cuLaunchKernelEx" => What::Launch { function: 1 },
-            "cuEventRecord" | "cuEventRecordWithFlags" => What::EventRecord,
-            "cuEventDestroy" | "cuEventDestroy_v2" => What::EventDestroy,
-            "cuEventSynchronize" => What::EventSynchronize,
-            "cuStreamWaitEvent" => What::StreamWaitEvent,
-            "cuStreamSynchronize" => What::StreamSynchronize,
-            "cuStreamDestroy" | "cuStreamDestroy_v2" => What::StreamDestroy,
-            "cuCtxSynchronize" => What::ContextSynchronize,
-            "cuCtxSynchronize_v2" => What::GivenContextSynchronize,
-            "cuGraphCreate" => What::GraphCreate,
-            "cuGraphClone" => What::GraphClone,
-            "cuGraphDestroy" => What::GraphDestroy,
-            "cuGraphExecDestroy" => What::GraphExecDestroy,
-            "cuGraphDestroyNode" => What::GraphNodeDestroy,
-            name if name.starts_with("cuGraphInstantiate") => What::GraphInstantiate,
-            name if name.starts_with("cuGraphAdd") && name.contains("Node") => What::GraphAdd,
-            _ => What::Other,
-        }
+        let found = READ.iter().find(|(known, _)| *known == name);
+        found.map_or(What::Other, |(_, what)| *what)
     }
 }
 
