@@ -1,10 +1,7 @@
 //! Limits of a launch: the sizes of its grid, blocks, shared memory and parameters.
 
 use crate::error::Error;
-use crate::limits::{
-    BLOCK_EXTENT_MAX, BLOCK_THREADS_MAX, GRID_EXTENT_MAX, SHARED_OPTIN_BYTES_MAX,
-    SHARED_STATIC_BYTES_MAX,
-};
+use crate::limits::{BLOCK_EXTENT_MAX, BLOCK_THREADS_MAX, GRID_EXTENT_MAX, SHARED_OPTIN_BYTES_MAX};
 use crate::lower::Kernel;
 
 /// Checks that sm_80 would run a kernel with these sizes.
@@ -32,15 +29,15 @@ pub(crate) fn validate(
             limit: required.iter().map(|&n| u64::from(n)).product(),
         });
     }
-    limit(
-        "static shared memory in bytes",
-        kernel.shared_bytes.into(),
-        SHARED_STATIC_BYTES_MAX.into(),
-    )?;
-    let shared = u64::from(kernel.dynamic_shared_offset) + u64::from(dynamic_shared_bytes);
+    // A kernel is charged the static memory of the whole module, where ptxas charges what the kernel
+    // reaches, which has 48 KiB at most.
+    let shared = match dynamic_shared_bytes {
+        0 => kernel.shared_bytes.into(),
+        dynamic => u64::from(kernel.dynamic_shared_offset) + u64::from(dynamic),
+    };
     limit(
         "shared memory in bytes",
-        if dynamic_shared_bytes > 0 { shared } else { 0 },
+        shared,
         SHARED_OPTIN_BYTES_MAX.into(),
     )?;
     if param_bytes < kernel.param_bytes as usize {

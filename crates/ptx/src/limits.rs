@@ -33,8 +33,6 @@ pub const BLOCK_THREADS_MAX: u32 = 1024;
 pub const BLOCK_EXTENT_MAX: [u32; 3] = [1024, 1024, 64];
 /// Grid extent by dimension (sm_80).
 pub const GRID_EXTENT_MAX: [u32; 3] = [0x7fff_ffff, 65_535, 65_535];
-/// Shared memory declared in the PTX of one kernel.
-pub const SHARED_STATIC_BYTES_MAX: u32 = 48 << 10;
 /// Unit in which a block gets shared memory (from sm_80 on).
 pub const SHARED_UNIT_BYTES: u32 = 128;
 /// Static and dynamic shared memory of a block whose kernel opted in (sm_90; a device of lower

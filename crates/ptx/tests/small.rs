@@ -394,3 +394,13 @@ fn vprintf_may_be_declared_without_its_result() {
                 mov.u32 %r1, 3; st.global.u32 [%rd0], %r1;";
     assert_eq!(words(&kernel(before, body), 1), [3]);
 }
+
+/// nvcc puts the arrays of all functions of a module side by side: together they may be larger than
+/// what one kernel may have.
+#[test]
+fn shared_arrays_of_a_module_may_exceed_the_limit_of_a_kernel() {
+    let before = ".shared .align 4 .b8 first[32000];\n.shared .align 4 .b8 second[32000];";
+    let body = "st.shared.u32 [second+31996], 7; ld.shared.u32 %r1, [second+31996];\n\
+                st.global.u32 [%rd0], %r1;";
+    assert_eq!(words(&kernel(before, body), 1), [7]);
+}
