@@ -100,7 +100,7 @@ fn launch_with(function: usize, attribute_bytes: usize) -> Cost {
         block_z: 0,
         shared_bytes: 0,
         attributes: &attributes,
-        params: &[],
+        params: &[][..],
     };
     let bytes = request_len(&message) + params;
     Cost::new(Class::Outstanding, bytes as u64, 0)
