@@ -224,7 +224,7 @@ impl FakeDriver {
     fn build() -> FakeDriver {
         let folder = TempDir::new().unwrap();
         for (source, library) in [("driver.c", DRIVER), ("nvml.c", NVML)] {
-            let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../server/src/nvidia/tests");
+            let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../nvidia/src/tests");
             let built = Command::new("cc")
                 .args(["-shared", "-fPIC", "-O1", "-w", "-pthread", "-o"])
                 .args([folder.path().join(library), sources.join(source)])
