@@ -404,3 +404,31 @@ fn shared_arrays_of_a_module_may_exceed_the_limit_of_a_kernel() {
                 st.global.u32 [%rd0], %r1;";
     assert_eq!(words(&kernel(before, body), 1), [7]);
 }
+
+/// PTX ISA, Arrays as Operands: the index counts elements. drjit's indirect calls are so.
+#[test]
+fn elements_of_arrays_are_addresses() {
+    let before = ".visible .global .align 8 .u64 wide[4] = {11, 22, 33, 44};\n\
+                  .const .align 4 .u32 fixed[3] = {5, 6, 7};\n.shared .align 4 .u32 own[64];";
+    let body = "mov.u32 %r1, 2; ld.global.u64 %rd2, wide[%r1]; ld.global.u64 %rd3, wide[3];\n\
+                st.global.u32 [%rd0], %rd2; st.global.u32 [%rd0+4], %rd3;\n\
+                ld.global.u64 %rd2, wide[%r1+-1]; st.global.u32 [%rd0+8], %rd2;\n\
+                ld.const.u32 %r2, fixed[1]; st.global.u32 [%rd0+12], %r2;\n\
+                st.shared.u32 own[3], 9; mov.u32 %r1, 4; ld.shared.u32 %r2, own[%r1-1];\n\
+                st.global.u32 [%rd0+16], %r2; mov.u32 %r2, own[5]; mov.u32 %r3, own; sub.u32 %r2, %r2, %r3;\n\
+                st.global.u32 [%rd0+20], %r2; mov.u64 %rd2, 1; ld.global.u64 %rd3, wide[%rd2];\n\
+                st.global.u32 [%rd0+24], %rd3;";
+    assert_eq!(words(&kernel(before, body), 7), [33, 44, 22, 6, 9, 20, 22]);
+    for (text, said) in [
+        ("ld.global.u64 %rd2, %rd1[2];", "`%rd1` is no array"),
+        ("ld.global.u64 %rd2, wide[nothing];", "nothing"),
+        ("ld.global.u64 %rd2, wide[%r1;", "expected"),
+        (
+            "mov.u64 %rd2, wide[%r1];",
+            "expected a register or constant",
+        ),
+    ] {
+        let error = lower::check(&kernel(before, text)).unwrap_err().to_string();
+        assert!(error.contains(said), "{text}: {error}");
+    }
+}

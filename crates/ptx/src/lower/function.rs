@@ -11,7 +11,7 @@ use crate::limits::{
     INSTRUCTIONS_MAX, LOCAL_BYTES_MAX, PREDICATES_PER_FUNCTION_MAX, REGISTERS_PER_FUNCTION_MAX,
     REGISTERS_PER_MODULE_MAX, SHARED_OPTIN_BYTES_MAX,
 };
-use crate::parse::ast::{self, Instruction, Linkage, Space, Statement, Type, Variable};
+use crate::parse::ast::{self, Instruction, Space, Statement, Type, Variable};
 use crate::parse::lexer::clipped;
 
 /// Frames of functions have lengths that are multiples of this, so that every natural alignment is
@@ -21,6 +21,8 @@ pub(super) const FRAME_ALIGN: u32 = 16;
 #[derive(Default)]
 pub(super) struct Scope<'a> {
     names: HashMap<&'a str, Symbol>,
+    /// Sizes of the elements of variables, in bytes.
+    elements: HashMap<&'a str, u32>,
     /// Ranges `%r<N>`: by prefix, the symbol of `%r0` and N.
     ranges: HashMap<&'a str, (Symbol, u32)>,
     pub(super) targets: HashMap<&'a str, Vec<&'a str>>,
@@ -325,9 +327,7 @@ impl<'a> Lowering<'_, '_, 'a> {
                     bytes: var.bytes as u32,
                 }
             }
-            Space::Shared if var.linkage == Linkage::Extern || var.bytes == 0 => {
-                Symbol::DynamicShared
-            }
+            Space::Shared if var.bytes == 0 => Symbol::DynamicShared,
             Space::Shared if !self.kernel => {
                 let Some(offset) = self.context.layout.inner(var) else {
                     return Err(self.unsupported("this variable inside a function"));
@@ -359,7 +359,20 @@ impl<'a> Lowering<'_, '_, 'a> {
                 }
             }
         };
+        if var.space != Space::Reg {
+            self.scope().elements.insert(var.name, var.ty.bytes());
+        }
         self.declare(var.name, symbol, var.at)
+    }
+
+    /// Returns the size in bytes of the elements of a variable.
+    pub(super) fn element_bytes(&self, name: &str) -> Option<u32> {
+        let scopes = self.scopes.iter().rev();
+        let inner = scopes.filter_map(|scope| scope.elements.get(name)).next();
+        inner.copied().or_else(|| {
+            let found = self.context.layout.find(self.unit, name);
+            found.map(|symbol| symbol.element_bytes)
+        })
     }
 
     /// Allocates the register of a parameter.

@@ -36,6 +36,7 @@ pub struct Symbol {
     /// Offset in the area of the space.
     pub offset: u64,
     pub bytes: u64,
+    pub element_bytes: u32,
     /// Whether `offset` is in the area of managed variables; [`Layout::place_managed`] resolves it.
     pub managed: bool,
     /// `.extern .shared name[]`
@@ -105,6 +106,7 @@ impl<'a> Layout<'a> {
             space: var.space,
             offset: 0,
             bytes: var.bytes,
+            element_bytes: var.ty.bytes(),
             managed: var.managed && var.space == Space::Global,
             dynamic: false,
         };

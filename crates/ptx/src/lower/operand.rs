@@ -5,7 +5,7 @@ use super::function::{Lowering, Symbol};
 use super::special::SPECIAL_UNSUPPORTED;
 use crate::code::{
     Base, Bin32, Bin64, CONST, FUNCTION_WINDOW, FloatFlags, Mem, MemSpace, Narrow, Op, Pred, Row,
-    SINK, SINK_PRED, Special, Un32, Width,
+    SINK, SINK_PRED, Shift64, Special, Un32, Width,
 };
 use crate::error::Error;
 use crate::parse::ast::{Operand, Type};
@@ -204,6 +204,14 @@ impl<'a> Lowering<'_, '_, 'a> {
                 self.narrow_address(name, offset)
             }
             Operand::Offset(name, offset) => self.sum32(name, offset, ty, fit),
+            Operand::Element {
+                array,
+                index: None,
+                offset,
+            } => {
+                let (offset, _) = self.element_offset(array, offset)?;
+                self.narrow_address(array, offset)
+            }
             _ => Err(self.invalid("expected a register or constant")),
         }
     }
@@ -292,6 +300,14 @@ impl<'a> Lowering<'_, '_, 'a> {
                 Some(_) => self.symbol_address(name, 0),
                 None => Err(self.unknown(name)),
             },
+            Operand::Element {
+                array,
+                index: None,
+                offset,
+            } => {
+                let (offset, _) = self.element_offset(array, offset)?;
+                self.symbol_address(array, offset)
+            }
             Operand::Offset(name, offset) => match self.find(name) {
                 Some(Symbol::Register { .. }) => {
                     self.summand(name, ty)?;
@@ -434,12 +450,93 @@ impl<'a> Lowering<'_, '_, 'a> {
         })
     }
 
+    /// Returns the place of an array's element: the offset from the array in bytes, and the size of
+    /// an element.
+    fn element_offset(&self, array: &str, offset: i64) -> Result<(i64, u32), Error> {
+        let Some(bytes) = self.element_bytes(array) else {
+            return Err(self.invalid(&format!("`{}` is no array", clipped(array))));
+        };
+        Ok((offset.wrapping_mul(bytes.into()), bytes))
+    }
+
+    /// Lowers `array[%r1+1]` used as an address.
+    fn element(
+        &mut self,
+        array: &'a str,
+        index: Option<&'a str>,
+        offset: i64,
+        space: Option<MemSpace>,
+    ) -> Result<Mem, Error> {
+        let (offset, bytes) = self.element_offset(array, offset)?;
+        let base = Some(array);
+        let mem = self.mem(&Operand::Address { base, offset }, space)?;
+        let Some(index) = index else {
+            return Ok(mem);
+        };
+        let b = self.const32(bytes.trailing_zeros());
+        if matches!(mem.space, MemSpace::Generic | MemSpace::Global) {
+            let (a, d) = (self.index64(index)?, self.temp64()?);
+            let op = Shift64::Shl;
+            self.emit(Op::Shift64 { op, d, a, b })?;
+            let base = Base::Row64(d);
+            return Ok(Mem { base, ..mem });
+        }
+        let (a, d) = (
+            self.src32(&Operand::Name(index), Type::U32)?,
+            self.temp32()?,
+        );
+        let op = Bin32::Shl;
+        self.emit(Op::Bin32 { op, d, a, b })?;
+        if let Base::Row32(start) = mem.base {
+            let op = Bin32::Add;
+            self.emit(Op::Bin32 {
+                op,
+                d,
+                a: d,
+                b: start,
+            })?;
+        }
+        let base = Base::Row32(d);
+        Ok(Mem { base, ..mem })
+    }
+
+    /// Returns an index in a row of 64 bits.
+    fn index64(&mut self, index: &'a str) -> Result<Row, Error> {
+        let operand = Operand::Name(index);
+        let Some(Symbol::Register { ty, .. }) = self.find(index) else {
+            return Err(self.invalid(&format!("`{}` is no register", clipped(index))));
+        };
+        if ty.bytes() == 8 {
+            return self.src64(&operand, ty);
+        }
+        let lo = self.src32(&operand, ty)?;
+        let hi = match ty.is_signed() {
+            true => {
+                let (op, b, d) = (Bin32::ShrS, self.const32(31), self.temp32()?);
+                self.emit(Op::Bin32 { op, d, a: lo, b })?;
+                d
+            }
+            false => self.const32(0),
+        };
+        let d = self.temp64()?;
+        self.emit(Op::Pack64 { d, lo, hi })?;
+        Ok(d)
+    }
+
     /// Lowers an address operand. `space` is named by the opcode; `None` means generic.
     pub(super) fn mem(
         &mut self,
         operand: &Operand<'a>,
         space: Option<MemSpace>,
     ) -> Result<Mem, Error> {
+        if let Operand::Element {
+            array,
+            index,
+            offset,
+        } = *operand
+        {
+            return self.element(array, index, offset, space);
+        }
         let Operand::Address { base, offset } = *operand else {
             return Err(self.invalid("expected an address"));
         };

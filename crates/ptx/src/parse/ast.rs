@@ -235,6 +235,12 @@ pub enum Operand<'a> {
     Number(Number),
     /// `variable+8`
     Offset(&'a str, i64),
+    /// `array[3]`, `array[%r1]`, `array[%r1+1]`: an address; index and offset count elements.
+    Element {
+        array: &'a str,
+        index: Option<&'a str>,
+        offset: i64,
+    },
     /// `[name+8]`, `[16]`
     Address {
         base: Option<&'a str>,

@@ -215,7 +215,10 @@ impl<'a> Parser<'a> {
                 if let Token::Punct(b'+' | b'-') = self.token {
                     return Ok(Operand::Offset(name, self.signed_offset()?));
                 }
-                Ok(Operand::Name(name))
+                match self.token {
+                    Token::Punct(b'[') => self.element(name),
+                    _ => Ok(Operand::Name(name)),
+                }
             }
             _ => Err(self.expected("an operand")),
         }
@@ -257,6 +260,24 @@ impl<'a> Parser<'a> {
             out.push(operand);
         }
         Ok(out)
+    }
+
+    /// Parses the brackets after an array's name.
+    fn element(&mut self, array: &'a str) -> Result<Operand<'a>, Error> {
+        self.punct(b'[')?;
+        let (index, offset) = match self.token {
+            Token::Word(index) => {
+                self.advance()?;
+                (Some(index), self.signed_offset()?)
+            }
+            _ => (None, self.integer("an index")? as i64),
+        };
+        self.punct(b']')?;
+        Ok(Operand::Element {
+            array,
+            index,
+            offset,
+        })
     }
 
     fn address(&mut self, depth: usize) -> Result<Operand<'a>, Error> {
