@@ -468,8 +468,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         space: Option<MemSpace>,
     ) -> Result<Mem, Error> {
         let (offset, bytes) = self.element_offset(array, offset)?;
-        let base = Some(array);
-        let mem = self.mem(&Operand::Address { base, offset }, space)?;
+        let mem = self.address(Some(array), offset, space)?;
         let Some(index) = index else {
             return Ok(mem);
         };
@@ -529,17 +528,24 @@ impl<'a> Lowering<'_, '_, 'a> {
         operand: &Operand<'a>,
         space: Option<MemSpace>,
     ) -> Result<Mem, Error> {
-        if let Operand::Element {
-            array,
-            index,
-            offset,
-        } = *operand
-        {
-            return self.element(array, index, offset, space);
+        match *operand {
+            Operand::Element {
+                array,
+                index,
+                offset,
+            } => self.element(array, index, offset, space),
+            Operand::Address { base, offset } => self.address(base, offset, space),
+            _ => Err(self.invalid("expected an address")),
         }
-        let Operand::Address { base, offset } = *operand else {
-            return Err(self.invalid("expected an address"));
-        };
+    }
+
+    /// Lowers `[base+offset]`.
+    fn address(
+        &mut self,
+        base: Option<&'a str>,
+        offset: i64,
+        space: Option<MemSpace>,
+    ) -> Result<Mem, Error> {
         let space_of = |default| space.unwrap_or(default);
         let Some(name) = base else {
             return Ok(Mem {
