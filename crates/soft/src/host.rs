@@ -45,9 +45,6 @@ const ADDRESS_MIN: u64 = 64 << 10;
 #[derive(Default)]
 pub(super) struct HostMemory {
     regions: BTreeMap<u64, Region>,
-    /// Mirrored pages by number, with the count of regions on each; registered memory need not be
-    /// page aligned.
-    pages: BTreeMap<u64, u32>,
     /// Regions that the client has unmapped, with fences for the work that may still use them.
     leaving: Vec<(Fence, u64, Region)>,
     mirror_bytes: u64,
@@ -80,51 +77,36 @@ impl HostMemory {
 
     /// Maps zeroed pages for `[va, va + bytes)`, except for pages that are mapped already.
     fn map_mirror(&mut self, va: u64, bytes: u64) -> Result<(), Failure> {
-        let (first, end) = page_range(va, bytes);
-        let mut page = first;
-        while page < end {
-            if self.pages.contains_key(&page) {
-                page += 1;
-                continue;
-            }
-            let next = self
-                .pages
-                .range(page..end)
-                .next()
-                .map_or(end, |(page, _)| *page);
-            if let Err(error) = map_at(page * PAGE_BYTES, (next - page) * PAGE_BYTES, None) {
-                self.unmap_unused(first, page);
-                return Err(error);
-            }
-            page = next;
-        }
-        for page in first..end {
-            *self.pages.entry(page).or_insert(0) += 1;
-        }
-        Ok(())
-    }
-
-    /// Unmaps the pages of `[first, end)` that no region uses, after a mapping failed halfway.
-    fn unmap_unused(&self, first: u64, end: u64) {
-        for page in first..end {
-            if !self.pages.contains_key(&page) {
-                unmap_at(page * PAGE_BYTES, PAGE_BYTES);
-            }
+        match self.own_pages(va, bytes) {
+            Some((start, bytes)) => map_at(start, bytes, None),
+            None => Ok(()),
         }
     }
 
     fn unmap_mirror(&mut self, va: u64, bytes: u64) {
-        let (first, end) = page_range(va, bytes);
-        for page in first..end {
-            let Some(count) = self.pages.get_mut(&page) else {
-                continue;
-            };
-            *count -= 1;
-            if *count == 0 {
-                self.pages.remove(&page);
-                unmap_at(page * PAGE_BYTES, PAGE_BYTES);
-            }
+        if let Some((start, bytes)) = self.own_pages(va, bytes) {
+            unmap_at(start, bytes);
         }
+    }
+
+    /// Returns address and length of the pages of `[va, va + bytes)` that no region uses. Regions do
+    /// not overlap and need not be page aligned, so only the first and the last page may be in use.
+    fn own_pages(&self, va: u64, bytes: u64) -> Option<(u64, u64)> {
+        let (mut first, mut end) = page_range(va, bytes);
+        first += u64::from(self.is_page_used(first));
+        end -= u64::from(first < end && self.is_page_used(end - 1));
+        (first < end).then_some((first * PAGE_BYTES, (end - first) * PAGE_BYTES))
+    }
+
+    fn is_page_used(&self, page: u64) -> bool {
+        let (start, end) = (page * PAGE_BYTES, (page + 1) * PAGE_BYTES);
+        let covers = |va: u64, region: &Region| va < end && va + region.bytes > start;
+        let last = self.regions.range(..end).next_back();
+        last.is_some_and(|(va, region)| covers(*va, region))
+            || self
+                .leaving
+                .iter()
+                .any(|(_, va, region)| covers(*va, region))
     }
 
     fn drop_region(&mut self, va: u64, region: &Region) {
@@ -138,11 +120,11 @@ impl HostMemory {
 
     /// Unmaps regions that no work can use any more.
     fn sweep(&mut self) {
-        for (mut fence, va, region) in std::mem::take(&mut self.leaving) {
-            match fence.ready() {
-                Ok(false) => self.leaving.push((fence, va, region)),
-                _ => self.drop_region(va, &region),
-            }
+        let is_done =
+            |(fence, _, _): &mut (Fence, u64, Region)| !matches!(fence.ready(), Ok(false));
+        let done: Vec<_> = self.leaving.extract_if(.., is_done).collect();
+        for (_, va, region) in done {
+            self.drop_region(va, &region);
         }
     }
 

@@ -263,6 +263,44 @@ fn kernels_use_mirrors_of_host_memory() {
 }
 
 #[test]
+fn mirrors_share_their_outer_pages_and_may_be_long() {
+    let mut c = client();
+    let base = 0x3a20_0000_0000;
+    let map = |va, len| {
+        Request::HostMap(m::HostMap {
+            va,
+            len,
+            flags: 0,
+            fd_tag: 0,
+        })
+    };
+    let unmap = |va| Request::HostUnmap(m::HostUnmap { va });
+    let write = |va| {
+        let data = &[7; 8];
+        Request::HostWrite(m::HostWrite { va, data })
+    };
+    let (first, second, third) = (base + 16, base + 0x1800, base + 0x1810);
+    c.done(map(first, 0x17f0));
+    c.done(map(second, 16));
+    c.done(map(third, 0x2000));
+    c.done(write(second));
+    c.done(unmap(second));
+    c.done(write(first + 0x17e0));
+    c.done(write(third));
+    c.done(unmap(first));
+    c.done(write(third));
+    c.done(map(second, 16));
+    c.done(unmap(third));
+    c.done(write(second));
+    c.done(unmap(second));
+    // Each of its 16 million pages is free, and none is looked at by itself.
+    for _ in 0..3 {
+        c.done(map(base, 64 << 30));
+        c.done(unmap(base));
+    }
+}
+
+#[test]
 fn addresses_in_use_here_cannot_become_mirrors() {
     let mut c = client();
     let here = Box::new([0u8; 8192]);
