@@ -252,3 +252,15 @@ def test_memory_that_is_taken_away_harms_nobody(server: Server, sealed: bool, tm
         assert re.fullmatch("\n".join(wanted) + "\n", done.stdout), done.stdout + done.stderr
         still_serves(server, "shm")
         assert "killed" not in log.read()
+
+
+def test_a_limit_of_files_is_named(server: Server) -> None:
+    """Shared memory counts as a file: the kernel would end the process without a word. What needs none goes on."""
+    limited = ["sh", "-c", 'ulimit -f 4; exec "$@"', "sh", str(OUTBOARD), "run", "--gpu"]
+    argv = [*limited, server.urls["shm"], "--", str(EXAMPLES / "vector_add")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "(ulimit -f)" in done.stderr, (done.returncode, done.stderr)
+    over_tcp = [*limited, server.urls["tcp"], *argv[-2:]]
+    done = subprocess.run(over_tcp, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    still_serves(server, "shm")

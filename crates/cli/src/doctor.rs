@@ -154,6 +154,13 @@ fn library(
 /// Checks the anonymous files that shm links need. /dev/shm and its size do not matter.
 fn shared_memory() -> Finding {
     const WHAT: &str = "shared memory";
+    if let Some(bytes) = getrlimit(Resource::Fsize).current {
+        return Finding::fail(
+            WHAT,
+            format!("files are limited to {bytes} bytes, and shared memory counts as a file"),
+            "lift the limit (ulimit -f unlimited), or use a tcp address",
+        );
+    }
     match rustix::fs::memfd_create("outboard-doctor", rustix::fs::MemfdFlags::CLOEXEC) {
         Ok(_) => Finding::ok(WHAT, "memfd_create works"),
         Err(error) => Finding::fail(

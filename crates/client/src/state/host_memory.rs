@@ -8,7 +8,7 @@
 use std::{
     collections::BTreeMap,
     ffi::c_void,
-    os::fd::{AsFd, FromRawFd, OwnedFd},
+    os::fd::{AsFd, OwnedFd},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -19,6 +19,7 @@ use outboard_api::{CUresult, cuda::CUcontext};
 use outboard_wire::messages;
 
 use super::{Driver, advice::Advices, mirror::Mirror};
+use crate::log;
 
 /// Address range of pinned memory, chosen so that it is free in the server too.
 const PLACE_BASE: u64 = 0x3800_0000_0000;
@@ -405,28 +406,12 @@ impl Driver {
     }
 }
 
-/// Returns a memory file whose length is sealed, as the server requires.
+/// Returns memory for both processes, as a file.
 pub(super) fn memfd(bytes: u64) -> Result<OwnedFd, CUresult> {
-    const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    // SAFETY: a literal name; the result is checked.
-    let fd = unsafe { libc::memfd_create(c"outboard-pinned".as_ptr(), flags) };
-    if fd < 0 {
-        return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-    }
-    // SAFETY: a descriptor just made, owned by nothing else.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    let number = std::os::fd::AsRawFd::as_raw_fd(&fd);
-    // SAFETY: calls with numbers alone; the results are checked.
-    let is_made = unsafe {
-        libc::ftruncate(number, bytes as libc::off_t) == 0
-            && libc::fcntl(number, libc::F_ADD_SEALS, SEALS) == 0
-    };
-    if is_made {
-        Ok(fd)
-    } else {
-        Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
-    }
+    outboard_link::shm::memory_file("outboard-pinned", bytes).map_err(|error| {
+        log::warn(format_args!("no memory that the server can map: {error}"));
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY
+    })
 }
 
 /// Returns whether the program has memory mapped there.

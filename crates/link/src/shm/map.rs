@@ -21,11 +21,14 @@ use std::{
 
 use outboard_wire::limits::{FRAME_BYTES_MAX, RING_BYTES, RING_BYTES_MAX};
 use rustix::{
-    fs::{MemfdFlags, SealFlags},
+    fs::SealFlags,
     mm::{MapFlags, ProtFlags},
 };
 
-use super::ring::Control;
+use super::{
+    file::{SEALS, memory_file},
+    ring::Control,
+};
 use crate::Error;
 
 /// "outboard" in ASCII, little-endian.
@@ -37,9 +40,6 @@ pub(super) const HEAD_BYTES: usize = 64 << 10;
 pub(super) const CONTROLS_OFFSET: usize = 1024;
 /// Smallest ring in which a sender of the longest frames need not wait for each to be read.
 const RING_BYTES_MIN: usize = (2 * FRAME_BYTES_MAX).next_power_of_two();
-const SEALS: SealFlags = SealFlags::SHRINK
-    .union(SealFlags::GROW)
-    .union(SealFlags::SEAL);
 
 /// The first bytes of the file.
 #[repr(C)]
@@ -83,10 +83,8 @@ impl Mapping {
     /// Creates a sealed file and maps it.
     pub(super) fn create(ring_bytes: usize) -> Result<(Self, OwnedFd), Error> {
         const DOING: &str = "making shared memory";
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = rustix::fs::memfd_create("outboard-link", flags).map_err(Error::io(DOING))?;
-        rustix::fs::ftruncate(&file, file_bytes(ring_bytes) as u64).map_err(Error::io(DOING))?;
-        rustix::fs::fcntl_add_seals(&file, SEALS).map_err(Error::io(DOING))?;
+        let bytes = file_bytes(ring_bytes) as u64;
+        let file = memory_file("outboard-link", bytes).map_err(Error::io(DOING))?;
         let mapping = Self::map(file.as_fd(), ring_bytes)?;
         let header = mapping.header();
         header

@@ -4,6 +4,8 @@
 #[cfg(not(loom))]
 mod connection;
 #[cfg(not(loom))]
+mod file;
+#[cfg(not(loom))]
 mod hostile;
 #[cfg(not(loom))]
 mod map;
@@ -15,6 +17,8 @@ pub mod ring;
 
 #[cfg(not(loom))]
 pub use connection::{Closer, Connection, Receiver, Sender, Waker};
+#[cfg(not(loom))]
+pub use file::memory_file;
 #[cfg(not(loom))]
 #[doc(hidden)]
 pub use hostile::fuzz_ring;
