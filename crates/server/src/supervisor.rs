@@ -232,6 +232,12 @@ impl Supervisor {
             .and_then(|left| Timespec::try_from(left).ok());
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            // The kernel has no memory for the list of descriptors just now; workers go on.
+            Err(error @ (rustix::io::Errno::NOMEM | rustix::io::Errno::AGAIN)) => {
+                self.pause("waiting for clients", &error);
+                std::thread::sleep(Duration::from_millis(limits::PAUSE_MS));
+                return Ok(News::default());
+            }
             Err(error) => return Err(ServeError::io("waiting for clients")(error)),
         }
         let mut news = News::default();

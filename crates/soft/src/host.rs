@@ -89,8 +89,9 @@ impl HostMemory {
         }
     }
 
-    /// Returns address and length of the pages of `[va, va + bytes)` that no region uses. Regions do
-    /// not overlap and need not be page aligned, so only the first and the last page may be in use.
+    /// Returns address and length of the pages of `[va, va + bytes)` that no region uses. Regions
+    /// do not overlap and need not be page aligned, so only the first and the last page may be in
+    /// use.
     fn own_pages(&self, va: u64, bytes: u64) -> Option<(u64, u64)> {
         let (mut first, mut end) = page_range(va, bytes);
         first += u64::from(self.is_page_used(first));
