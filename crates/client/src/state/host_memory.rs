@@ -8,7 +8,7 @@
 use std::{
     collections::BTreeMap,
     ffi::c_void,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, FromRawFd, OwnedFd},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -406,12 +406,32 @@ impl Driver {
     }
 }
 
-/// Returns memory for both processes, as a file.
+/// Returns a memory file whose length is sealed, as the server requires.
 pub(super) fn memfd(bytes: u64) -> Result<OwnedFd, CUresult> {
-    outboard_link::shm::memory_file("outboard-pinned", bytes).map_err(|error| {
+    const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    outboard_link::shm::check_file_limit(bytes).map_err(|error| {
         log::warn(format_args!("no memory that the server can map: {error}"));
         CUresult::CUDA_ERROR_OUT_OF_MEMORY
-    })
+    })?;
+    // SAFETY: a literal name; the result is checked.
+    let fd = unsafe { libc::memfd_create(c"outboard-pinned".as_ptr(), flags) };
+    if fd < 0 {
+        return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    // SAFETY: a descriptor just made, owned by nothing else.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let number = std::os::fd::AsRawFd::as_raw_fd(&fd);
+    // SAFETY: calls with numbers alone; the results are checked.
+    let is_made = unsafe {
+        libc::ftruncate(number, bytes as libc::off_t) == 0
+            && libc::fcntl(number, libc::F_ADD_SEALS, SEALS) == 0
+    };
+    if is_made {
+        Ok(fd)
+    } else {
+        Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
+    }
 }
 
 /// Returns whether the program has memory mapped there.

@@ -12,16 +12,20 @@ pub(super) const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
 
-/// Returns a file of zeros in memory, whose length is sealed. The limit of a process's files
-/// (`ulimit -f`) is asked before, because the kernel kills a process that exceeds it.
-pub fn memory_file(name: &str, bytes: u64) -> io::Result<OwnedFd> {
-    if let Some(max) = getrlimit(Resource::Fsize).current
-        && bytes > max
-    {
-        return Err(io::Error::other(format!(
+/// Fails if a file of this length exceeds the limit of the process's files (`ulimit -f`): the
+/// kernel kills a process that tries.
+pub fn check_file_limit(bytes: u64) -> io::Result<()> {
+    match getrlimit(Resource::Fsize).current {
+        Some(max) if bytes > max => Err(io::Error::other(format!(
             "{bytes} bytes of shared memory count as a file, and files are limited to {max} bytes (ulimit -f)"
-        )));
+        ))),
+        _ => Ok(()),
     }
+}
+
+/// Returns a file of zeros in memory, whose length is sealed.
+pub(super) fn memory_file(name: &str, bytes: u64) -> io::Result<OwnedFd> {
+    check_file_limit(bytes)?;
     let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&file, bytes)?;
     fcntl_add_seals(&file, SEALS)?;

@@ -18,7 +18,7 @@ pub mod ring;
 #[cfg(not(loom))]
 pub use connection::{Closer, Connection, Receiver, Sender, Waker};
 #[cfg(not(loom))]
-pub use file::memory_file;
+pub use file::check_file_limit;
 #[cfg(not(loom))]
 #[doc(hidden)]
 pub use hostile::fuzz_ring;
