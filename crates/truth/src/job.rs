@@ -2,10 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::form::{Form, TARGET};
-use crate::fuzz;
+use crate::form::Form;
 use crate::kernel;
-use crate::textures::Setup;
+use crate::setup::Setup;
 use crate::values::{self, BLOCK};
 
 /// A kernel `(out, in)`, its input, and the length of its output.
@@ -58,22 +57,6 @@ impl Job {
         }
     }
 
-    /// Makes the job of a random program with this body.
-    pub fn of_program(key: u64, seed: u64, body: &str) -> Job {
-        Job {
-            key,
-            what: format!("program {seed}"),
-            text: fuzz::kernel(&Job::name(key), body),
-            target: TARGET,
-            blocks: fuzz::BLOCKS,
-            threads: fuzz::THREADS,
-            input: fuzz::input(seed),
-            output_bytes: fuzz::output_bytes(),
-            setup: None,
-            optimised: true,
-        }
-    }
-
     /// Returns a module of this kernel alone.
     pub fn module(&self) -> String {
         format!("{}{}", kernel::header(self.target), self.text)
@@ -92,22 +75,6 @@ impl Job {
 /// Returns the number of cases for these columns: one block if there is no input.
 pub fn cases(columns: &[Vec<u64>]) -> usize {
     columns.first().map_or(BLOCK, Vec::len)
-}
-
-/// Threads whose results a digest keeps.
-const DIGEST_THREADS: usize = 4;
-
-impl Outcome {
-    /// Makes a random program's results a digest.
-    pub fn digest(self) -> Outcome {
-        match self {
-            Outcome::Results(bytes) => {
-                let head = bytes[..bytes.len().min(DIGEST_THREADS * fuzz::THREAD_BYTES)].to_vec();
-                Outcome::Digest(values::hash(&bytes), head)
-            }
-            other => other,
-        }
-    }
 }
 
 /// The outcome of a job.

@@ -44,6 +44,7 @@ pub mod job;
 pub mod kernel;
 pub mod record;
 pub mod recording;
+pub mod setup;
 pub mod soft;
 pub mod table;
 pub mod textures;

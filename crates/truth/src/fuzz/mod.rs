@@ -13,7 +13,8 @@ pub mod shrink;
 
 use std::fmt::Write;
 
-use crate::job::Job;
+use crate::form::TARGET;
+use crate::job::{Job, Outcome};
 use crate::values::{Random, hash};
 
 pub const BLOCKS: u32 = 2;
@@ -62,6 +63,40 @@ impl Program {
         // Writing to a string does not fail.
         let _ = steps(&mut out, &self.steps, &mut labels);
         out
+    }
+}
+
+/// Threads whose results a digest keeps.
+const DIGEST_THREADS: usize = 4;
+
+impl Outcome {
+    /// Makes a random program's results a digest.
+    pub fn digest(self) -> Outcome {
+        match self {
+            Outcome::Results(bytes) => {
+                let head = bytes[..bytes.len().min(DIGEST_THREADS * THREAD_BYTES)].to_vec();
+                Outcome::Digest(hash(&bytes), head)
+            }
+            other => other,
+        }
+    }
+}
+
+impl Job {
+    /// Makes the job of a random program with this body.
+    fn of_program(key: u64, seed: u64, body: &str) -> Job {
+        Job {
+            key,
+            what: format!("program {seed}"),
+            text: kernel(&Job::name(key), body),
+            target: TARGET,
+            blocks: BLOCKS,
+            threads: THREADS,
+            input: input(seed),
+            output_bytes: output_bytes(),
+            setup: None,
+            optimised: true,
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use outboard_api::cuda::{CUarray, CUmipmappedArray};
 
 use super::{Gpu, GpuError, checked};
-use crate::textures::{Geometry, Object, Resource, Sampler, Setup, Storage, View};
+use crate::setup::{Geometry, Object, Resource, Sampler, Setup, Storage, View};
 
 /// `CUDA_ARRAY3D_LAYERED` and similar flags.
 const LAYERED: u32 = 0x01;

@@ -5,7 +5,7 @@ use outboard_ptx::texture::{
     AddressMode, Array, Bound, Channel, Cube, Mips, Sampler, Texels, Texture,
 };
 
-use crate::textures::{self, Format, Geometry, Mode, Object, Resource, Setup, Storage, View};
+use crate::setup::{self, Format, Geometry, Mode, Object, Resource, Setup, Storage, View};
 
 /// The number that kernels receive.
 pub(super) const NUMBER: u64 = 0x0b1e_c700_0000_0001;
@@ -97,7 +97,7 @@ fn viewed(texels: &Texels, view: &View) -> Option<Texels> {
     texels.view((channel, [1, 2, 4][format % 3]), view.levels, view.layers)
 }
 
-fn sampler(sampler: &textures::Sampler) -> Sampler {
+fn sampler(sampler: &setup::Sampler) -> Sampler {
     Sampler {
         address: sampler.modes.map(|mode| match mode {
             Mode::Wrap => AddressMode::Wrap,

@@ -1,6 +1,6 @@
 //! Gathers, rarer forms of `tex`, sRGB, views, queries, and mismatches.
 
-use super::corpus::{BORDER, FLOAT, coordinates, of, points_of, probe, sampled, tex, texture};
+use super::parts::{BORDER, FLOAT, coordinates, of, points_of, probe, sampled, tex, texture};
 use super::probe::{POINT_WORDS, Point, Probe, Wide};
 use super::{
     Format, Geometry, Mode, Object, Pattern, Resource, Sampler, Setup, Storage, View, points,

@@ -1,6 +1,6 @@
 //! Mipmapped arrays and cubes.
 
-use super::corpus::{BORDER, FLOAT, of, points_of, probe, sampled, tex, texture};
+use super::parts::{BORDER, FLOAT, of, points_of, probe, sampled, tex, texture};
 use super::probe::Probe;
 use super::{Format, Geometry, Mode, Object, Pattern, Resource, Sampler, Setup, View, points};
 

@@ -1,6 +1,6 @@
 //! Surfaces: loads, stores and reductions by bytes, formatted ones, and queries.
 
-use super::corpus::{FLOAT, coordinates, of, probe};
+use super::parts::{FLOAT, coordinates, of, probe};
 use super::probe::{Probe, Wide};
 use super::{Format, Geometry, Object, Pattern, Resource, Setup, points};
 
