@@ -70,6 +70,16 @@ def test_cores_are_read_once(tree: Path) -> None:
     assert [found.line for found in tidy.cores([file])] == [2]
 
 
+def test_the_model_names_no_calls(tree: Path) -> None:
+    lines = ['let name = "cuInit";', "#[cfg(test)]", 'let name = "cuInit";']
+    (tree / "crates" / "model" / "src").mkdir(parents=True)
+    model = tree / "crates" / "model" / "src" / "lib.rs"
+    model.write_text("\n".join(lines) + "\n")
+    assert [(found.path, found.line) for found in tidy.call_names([model, rust(tree, *lines)])] == [
+        ("crates/model/src/lib.rs", 1)
+    ]
+
+
 def test_versions_stand_in_the_workspace(tree: Path) -> None:
     manifest = (
         '[dependencies]\na = "1"\nb = { workspace = true }\n[target."cfg(x)".dev-dependencies]\nc = { version = "2" }\n'

@@ -82,6 +82,9 @@ APART = {
     "nvidia": {"outboard-soft", "outboard-session", "outboard-server", "outboard-ptx"},
     "soft": {"outboard-nvidia", "outboard-session", "outboard-server", "outboard-driver"},
 }
+# The model knows the driver's calls by the attributes of their declarations, and none by its name.
+NAMELESS = re.compile(r"crates/(model/(src/.*|build)|generate/src/model)\.rs")
+CALL_NAME = re.compile(r'"cu[A-Z]')
 # How long `make check` and `make test` take is said in CONTRIBUTING.md alone.
 WITHOUT_MINUTES = ["README.md", "ARCHITECTURE.md", "Makefile"]
 
@@ -126,6 +129,7 @@ def main() -> int:
     found = [
         *foreign(files),
         *cores(files),
+        *call_names(files),
         *versions(),
         *apart(),
         *numbers(),
@@ -304,6 +308,17 @@ def cores(files: Iterable[Path]) -> Iterator[Found]:
             for number, line in lines_of(path):
                 if "available_parallelism" in line:
                     yield Found(name_of(path), number, f"the number of cores is read by {CORES}")
+
+
+def call_names(files: Iterable[Path]) -> Iterator[Found]:
+    """A driver call that the model's own code names, tests apart."""
+    for path in files:
+        if NAMELESS.fullmatch(name_of(path)) and not TESTS.search(name_of(path).removesuffix(".rs")):
+            for number, line in lines_of(path):
+                if line.startswith("#[cfg(test)]"):
+                    break
+                if CALL_NAME.search(line):
+                    yield Found(name_of(path), number, "a call's name: what it does is an attribute in driver.calls")
 
 
 def versions() -> Iterator[Found]:

@@ -10,6 +10,7 @@ pub mod device;
 pub mod driver;
 mod ffi;
 pub mod messages;
+pub mod model;
 pub mod nvidia;
 pub mod nvml;
 pub mod recorder;

@@ -17,6 +17,7 @@ mod budget;
 mod closed;
 mod confidence;
 mod constants;
+mod effect;
 mod error;
 mod graft;
 mod iteration;

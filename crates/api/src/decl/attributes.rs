@@ -110,8 +110,12 @@ pub struct Attributes {
     pub is_init: bool,
     /// The program waits here for work of the GPU.
     pub is_wait: bool,
+    /// The program asks whether work of the GPU is done.
+    pub is_query: bool,
     /// It records its event in a stream.
     pub records_event: bool,
+    /// It is no work, but comes after and before the work of its stream.
+    pub is_stream_ordered: bool,
     /// It finds functions by their names.
     pub finds_functions: bool,
 }
@@ -141,6 +145,8 @@ impl Attributes {
                 "asked-once" => std::mem::replace(&mut all.is_asked_once, true),
                 "init" => std::mem::replace(&mut all.is_init, true),
                 "waits" => std::mem::replace(&mut all.is_wait, true),
+                "queries" => std::mem::replace(&mut all.is_query, true),
+                "stream-ordered" => std::mem::replace(&mut all.is_stream_ordered, true),
                 "records-event" => std::mem::replace(&mut all.records_event, true),
                 "finds-functions" => std::mem::replace(&mut all.finds_functions, true),
                 _ => return Err(format!("attribute '{text}'")),
@@ -161,12 +167,15 @@ impl Attributes {
             work: Some(OTHER_WORK).filter(|_| self.work.is_some()),
             ..Attributes::default()
         };
-        let address = call.params.iter().any(|p| p.ctype == "CUdeviceptr");
+        let has = |ctype: &str| call.params.iter().any(|p| p.ctype == ctype);
+        let address = has("CUdeviceptr");
         let roles = [
             self.ends.is_some(),
             self.work.is_some() || matches!(self.touches, Some(Touches::Memset(_))),
             self.is_init,
             self.is_wait,
+            self.is_query,
+            self.is_stream_ordered,
         ];
         let rules = [
             (
@@ -195,11 +204,19 @@ impl Attributes {
             ),
             (
                 roles.iter().filter(|is| **is).count() > 1,
-                "a call is one of init, waits, ends, work and memset",
+                "a call is one of init, waits, queries, ends, work, memset and stream-ordered",
             ),
             (
-                self.records_event && !call.params.iter().any(|p| p.ctype == "CUevent"),
+                self.records_event && !has("CUevent"),
                 "only a call with an event records it",
+            ),
+            (
+                self.is_query && !has("CUevent") && !has("CUstream"),
+                "only a call with an event or a stream queries it",
+            ),
+            (
+                self.is_stream_ordered && !has("CUstream"),
+                "only a call with a stream is ordered there",
             ),
             (
                 self.is_wait && call.class != Class::Synchronous,
@@ -509,6 +526,9 @@ mod tests {
             ("(int a) : synchronous; waits; ends module", "one of"),
             ("(int a) : outstanding; waits", "synchronous"),
             ("(int a) : outstanding; records-event", "with an event"),
+            ("(int a) : local; queries", "queries it"),
+            ("(CUevent a) : synchronous; queries; waits", "one of"),
+            ("(CUevent a) : outstanding; stream-ordered", "with a stream"),
             ("(int a) : synchronous; known; asked-once", "asked once"),
             ("(int a) : local; sends ping", "local"),
             ("(int a) : outstanding derived; sends ping", "its own"),

@@ -11,26 +11,28 @@
 //! took next to nothing, the GPU was waiting for the program, and the GPU's time is unknown.
 
 use outboard_api::decl::Class;
-use outboard_trace::{GpuWork, Trace};
+use outboard_trace::GpuWork;
 
-use super::{Iteration, List, NONE, Stream, Unit, gpu::family};
+use super::{Iteration, List, NONE, Stream, Unit};
+use crate::effect::Effects;
 
 /// Shortest wait that counts: a shorter one may be no more than the call and the last kernel.
 const WAIT_NS_MIN: f64 = 50_000.0;
 /// Shortest wait that counts, as a share of the time since the first launch.
 const WAIT_PART_MIN: f64 = 0.05;
 
-pub(super) fn infer(iteration: &mut Iteration, trace: &Trace) {
+pub(super) fn infer(iteration: &mut Iteration, effects: &Effects) {
     for thread in 0..iteration.threads.len() {
         let mut stream = NONE;
         let mut first = None;
         for index in 0..iteration.threads[thread].len() {
             let step = iteration.threads[thread][index];
-            let name = family(trace.name(step.function));
-            if starts_work(name) && step.class == Class::Outstanding {
+            let effect = effects.of(step.function);
+            if effect.starts_work() && step.class == Class::Outstanding {
                 first = first.or(Some((index, step.start_ns)));
             }
-            if step.class != Class::Synchronous || !waits_for_work(name) {
+            let waits = effect.is_wait() || effect.is_copy();
+            if step.class != Class::Synchronous || !waits {
                 continue;
             }
             let Some((launch, launched_ns)) = first.take() else {
@@ -80,14 +82,4 @@ fn add(iteration: &mut Iteration, launch: (usize, usize), wait: (usize, usize), 
     iteration.threads[launch.0][launch.1].unit = unit;
     let wait = &mut iteration.threads[wait.0][wait.1];
     wait.waits = List { start, len: 1 };
-}
-
-fn starts_work(name: &str) -> bool {
-    ["cuLaunch", "cuGraphLaunch", "cuMemcpy", "cuMemset"]
-        .iter()
-        .any(|start| name.starts_with(start))
-}
-
-fn waits_for_work(name: &str) -> bool {
-    name.ends_with("Synchronize") || name.starts_with("cuMemcpy")
 }

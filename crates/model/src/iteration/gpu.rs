@@ -5,6 +5,7 @@ use outboard_trace::{Call, GpuWork, Work};
 use rustc_hash::FxHashMap;
 
 use super::{Iteration, List, NONE, Span, Stream, Unit, median};
+use crate::effect::{Effect, Subject};
 
 /// Accuracy to which the clocks of CPU and GPU are aligned, about.
 const CLOCK_SLACK_NS: f64 = 1_000.0;
@@ -60,20 +61,25 @@ impl<'a> Gpu<'a> {
 
     pub(super) fn call(
         &mut self,
-        name: &str,
+        effect: Effect,
         call: &Call,
         works: &[&Work],
         is_known: bool,
     ) -> Started {
         let called_ns = self.since(call.start_ns);
         let end_ns = called_ns + call.duration_ns as f64;
-        let name = family(name);
-        match name {
-            "cuEventRecord" | "cuEventRecordWithFlags" => self.event_record(call.stream),
-            "cuStreamWaitEvent" => self.stream_wait(call.stream),
+        match effect {
+            Effect::RecordsEvent => self.event_record(call.stream),
+            Effect::AwaitsEvent => self.stream_wait(call.stream),
             _ => {}
         }
-        let awaited = self.awaited(name, call, end_ns);
+        let awaited = match effect {
+            Effect::Waits(subject) => self.awaited(subject, call, end_ns),
+            Effect::Queries(subject) if self.ends_polling(call) => {
+                self.awaited(subject, call, end_ns)
+            }
+            _ => Vec::new(),
+        };
         let unit = match works.first() {
             None => NONE,
             Some(first) => {
@@ -214,23 +220,21 @@ impl<'a> Gpu<'a> {
         }
     }
 
-    /// Returns the units that a call waits for.
-    fn awaited(&mut self, name: &str, call: &Call, end_ns: f64) -> Vec<u32> {
-        let is_query = matches!(name, "cuStreamQuery" | "cuEventQuery");
-        if is_query {
-            if call.status == NOT_READY {
-                self.polling.insert(call.thread, call.function);
-                return Vec::new();
-            }
-            // Only a thread that asked before has been waiting.
-            if self.polling.remove(&call.thread) != Some(call.function) {
-                return Vec::new();
-            }
+    /// Returns true if a query ends a wait: only a thread that asked before has been waiting.
+    fn ends_polling(&mut self, call: &Call) -> bool {
+        if call.status == NOT_READY {
+            self.polling.insert(call.thread, call.function);
+            return false;
         }
+        self.polling.remove(&call.thread) == Some(call.function)
+    }
+
+    /// Returns the units that a call waits for.
+    fn awaited(&self, subject: Subject, call: &Call, end_ns: f64) -> Vec<u32> {
         let all = 0..self.last.len();
-        match name {
-            "cuCtxSynchronize" => all.map(|s| self.last[s]).filter(|u| *u != NONE).collect(),
-            "cuStreamSynchronize" | "cuStreamQuery" => all
+        match subject {
+            Subject::Context => all.map(|s| self.last[s]).filter(|u| *u != NONE).collect(),
+            Subject::Stream => all
                 .filter(|s| {
                     let stream = &self.iteration.streams[*s];
                     stream.number == call.stream
@@ -239,8 +243,7 @@ impl<'a> Gpu<'a> {
                 .map(|s| self.last[s])
                 .filter(|u| *u != NONE)
                 .collect(),
-            "cuEventSynchronize" | "cuEventQuery" => self.ended(end_ns),
-            _ => Vec::new(),
+            Subject::Event => self.ended(end_ns),
         }
     }
 
@@ -266,16 +269,6 @@ impl<'a> Gpu<'a> {
         let is_copy = !matches!(unit.kind, GpuWork::Kernel | GpuWork::Graph);
         let was_over = unit.end_ns() <= end_ns + CLOCK_SLACK_NS;
         (is_copy || call.class == outboard_trace::Class::Synchronous) && was_over
-    }
-}
-
-/// Returns the name without its version and without the suffix of per-thread streams.
-pub(super) fn family(name: &str) -> &str {
-    let name = name.strip_suffix("_ptsz").unwrap_or(name);
-    let name = name.strip_suffix("_ptds").unwrap_or(name);
-    match name.rsplit_once("_v") {
-        Some((base, digits)) if digits.bytes().all(|b| b.is_ascii_digit()) => base,
-        _ => name,
     }
 }
 

@@ -12,6 +12,8 @@
 use outboard_trace::{Call, Class};
 use rustc_hash::FxHashMap;
 
+use crate::effect::{Effect, Subject};
+
 /// Counts of what was sent and of what is known to be done.
 #[derive(Debug, Clone, Copy)]
 struct Progress {
@@ -38,18 +40,18 @@ pub(super) struct Known {
 
 impl Known {
     /// Takes note of a call. Returns true if it waits for work that is known to be done.
-    pub(super) fn call(&mut self, name: &str, call: &Call) -> bool {
-        match name {
-            "cuStreamSynchronize" => return self.wait_for_stream(call),
-            "cuEventSynchronize" => return self.wait_for_event(call),
-            "cuCtxSynchronize" => return self.wait_for_all(),
-            _ if !is_sent_to_a_stream(name) => return false,
+    pub(super) fn call(&mut self, effect: Effect, call: &Call) -> bool {
+        match effect {
+            Effect::Waits(Subject::Stream) => return self.wait_for_stream(call),
+            Effect::Waits(Subject::Event) => return self.wait_for_event(call),
+            Effect::Waits(Subject::Context) => return self.wait_for_all(),
+            _ if !effect.is_in_stream() => return false,
             _ => {}
         }
         let progress = self.streams.entry(call.stream).or_default();
         progress.sent += 1;
         self.all.sent += 1;
-        if name.starts_with("cuEventRecord") && call.event != 0 {
+        if effect == Effect::RecordsEvent && call.event != 0 {
             self.recorded
                 .insert(call.event, (call.stream, progress.sent));
         }
@@ -97,22 +99,6 @@ impl Known {
     }
 }
 
-fn is_sent_to_a_stream(name: &str) -> bool {
-    [
-        "cuLaunch",
-        "cuGraphLaunch",
-        "cuMemcpy",
-        "cuMemset",
-        "cuMemAllocAsync",
-        "cuMemAllocFromPoolAsync",
-        "cuMemFreeAsync",
-        "cuEventRecord",
-        "cuStreamWaitEvent",
-    ]
-    .iter()
-    .any(|start| name.starts_with(start))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,7 +128,8 @@ mod tests {
                 "cuEventSynchronize" => call(*class, 0, *of),
                 _ => call(*class, *of, 0),
             };
-            assert_eq!(known.call(name, &made), *expected, "line {number}: {name}");
+            let is_known = known.call(Effect::of(name), &made);
+            assert_eq!(is_known, *expected, "line {number}: {name}");
         }
     }
 
@@ -152,10 +139,10 @@ mod tests {
         play(&[
             ("cuStreamSynchronize", Synchronous, 0, false),
             ("cuStreamSynchronize", Synchronous, 0, true),
-            ("cuMemcpyHtoDAsync", Outstanding, 0, false),
+            ("cuMemcpyHtoDAsync_v2", Outstanding, 0, false),
             ("cuStreamSynchronize", Synchronous, 0, false),
             ("cuLaunchKernel", Outstanding, 0, false),
-            ("cuMemcpyDtoHAsync", Synchronous, 0, false),
+            ("cuMemcpyDtoHAsync_v2", Synchronous, 0, false),
             ("cuStreamSynchronize", Synchronous, 0, true),
             // Work of another stream is work that the default stream waits for.
             ("cuLaunchKernel", Outstanding, 1, false),

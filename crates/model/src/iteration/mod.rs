@@ -31,6 +31,8 @@ use rustc_hash::FxHashMap;
 
 pub(crate) use gpu::Ends;
 
+use crate::effect::Effects;
+
 pub(crate) const NONE: u32 = u32::MAX;
 
 /// Beginning and end of an iteration.
@@ -185,6 +187,7 @@ impl Iteration {
         for work in trace.work().filter(|work| work.correlation != 0) {
             works.entry(work.correlation).or_default().push(work);
         }
+        let effects = Effects::new(&trace.names);
         spans
             .iter()
             .map(|span| {
@@ -200,13 +203,15 @@ impl Iteration {
                 });
                 let mut carried: Vec<&Work> = carried.collect();
                 carried.sort_by_key(|work| work.start_ns);
-                Iteration::new(trace, span, &calls[from..to], &works, &carried)
+                let calls = &calls[from..to];
+                Iteration::new(trace, &effects, span, calls, &works, &carried)
             })
             .collect()
     }
 
     fn new(
         trace: &Trace,
+        effects: &Effects,
         span: &Span,
         calls: &[&Call],
         works: &FxHashMap<u32, Vec<&Work>>,
@@ -223,19 +228,19 @@ impl Iteration {
             .iter()
             .map(|call| {
                 let own = works.get(&call.correlation).map_or(&[][..], Vec::as_slice);
-                let name = trace.name(call.function);
+                let effect = effects.of(call.function);
                 // Through a server, the recording has what the client itself knew.
-                let is_known = known.call(gpu::family(name), call) && trace.about.gpu.is_none();
-                gpu.call(name, call, own, is_known)
+                let is_known = known.call(effect, call) && trace.about.gpu.is_none();
+                gpu.call(effect, call, own, is_known)
             })
             .collect();
         gpu.end();
         iteration.add_steps(span, calls, &started);
         iteration.take_off(trace.about.cost);
         let has_gpu_times = trace.work().next().is_some();
-        waits::set_costs(&mut iteration, trace, has_gpu_times);
+        waits::set_costs(&mut iteration, effects, has_gpu_times);
         if !has_gpu_times {
-            bound::infer(&mut iteration, trace);
+            bound::infer(&mut iteration, effects);
         }
         iteration.find_copies_by_processor();
         handoff::find(&mut iteration);

@@ -1,13 +1,14 @@
 //! Costs of calls apart from what they wait for: here, and of the driver call on the server.
 
 use outboard_api::decl::Class;
-use outboard_trace::{GpuWork, Trace};
+use outboard_trace::GpuWork;
 use rustc_hash::FxHashMap;
 
-use super::{Iteration, Step, gpu::family, median};
+use super::{Iteration, Step, median};
+use crate::effect::{Effect, Effects};
 
 /// Sets floors, tails and the server's times.
-pub(super) fn set_costs(iteration: &mut Iteration, trace: &Trace, has_gpu_times: bool) {
+pub(super) fn set_costs(iteration: &mut Iteration, effects: &Effects, has_gpu_times: bool) {
     let is_remote = iteration.is_remote;
     let ends: Vec<Vec<f64>> = iteration
         .threads
@@ -39,7 +40,7 @@ pub(super) fn set_costs(iteration: &mut Iteration, trace: &Trace, has_gpu_times:
         .collect();
     let (floor_ns, tail_ns) = (median(&mut floors), median(&mut tails));
     let usual = usual_durations(steps().map(|(step, _)| step));
-    let mut launches: Vec<f64> = durations_of_launches(iteration, trace);
+    let mut launches: Vec<f64> = durations_of_launches(iteration, effects);
     let launch_ns = match launches.is_empty() {
         true => f64::MAX,
         false => median(&mut launches),
@@ -59,7 +60,7 @@ pub(super) fn set_costs(iteration: &mut Iteration, trace: &Trace, has_gpu_times:
                 (step.floor_ns, step.tail_ns) = (step.duration_ns, tail_ns.min(since_end));
             }
         }
-        step.server_ns = server_ns(step, trace, &usual, has_gpu_times);
+        step.server_ns = server_ns(step, effects, &usual, has_gpu_times);
         if is_copy_to_device(iteration_units, step) {
             // Here the driver copied pageable memory; on the server the bytes are in pinned memory
             // already.
@@ -86,10 +87,10 @@ fn usual_durations<'s>(steps: impl Iterator<Item = &'s Step>) -> FxHashMap<u32, 
         .collect()
 }
 
-fn durations_of_launches(iteration: &Iteration, trace: &Trace) -> Vec<f64> {
+fn durations_of_launches(iteration: &Iteration, effects: &Effects) -> Vec<f64> {
     let launches = iteration
         .steps()
-        .filter(|step| trace.name(step.function).starts_with("cuLaunch"));
+        .filter(|step| effects.of(step.function) == Effect::Launches);
     launches.map(|step| step.duration_ns).collect()
 }
 
@@ -108,12 +109,16 @@ fn awaited_end_ns(iteration: &Iteration, step: &Step) -> f64 {
 
 /// Calls that the program does not wait for, but that took long, waited for the GPU's queue or for
 /// a copy: the server spends no more than the usual time on them.
-fn server_ns(step: &Step, trace: &Trace, usual: &FxHashMap<u32, f64>, has_gpu_times: bool) -> f64 {
-    let waits_by_name = || family(trace.name(step.function)).ends_with("Synchronize");
+fn server_ns(
+    step: &Step,
+    effects: &Effects,
+    usual: &FxHashMap<u32, f64>,
+    has_gpu_times: bool,
+) -> f64 {
     match step.class {
         Class::Local | Class::Unsupported => 0.0,
         Class::Synchronous if step.is_wait() => step.floor_ns,
-        Class::Synchronous if has_gpu_times && waits_by_name() => {
+        Class::Synchronous if has_gpu_times && effects.of(step.function).is_wait() => {
             let usual = usual.get(&step.function);
             usual.map_or(step.duration_ns, |usual| usual.min(step.duration_ns))
         }
