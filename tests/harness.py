@@ -38,6 +38,13 @@ class Server:
         return run_through(self.urls[link], *command, env=env, timeout=timeout)
 
 
+def without_run(folder: Path) -> dict[str, str]:
+    """Returns the environment of a program that `outboard run` does not start: in this folder it finds the client as
+    the machine's driver."""
+    (folder / "libcuda.so.1").symlink_to(OUTBOARD.parent / "liboutboard_client.so")
+    return {**os.environ, "LD_LIBRARY_PATH": str(folder)}
+
+
 def run_through(
     url: str, *command: str | Path, env: dict[str, str] | None = None, timeout: float = PROGRAM_S_MAX
 ) -> subprocess.CompletedProcess[str]:

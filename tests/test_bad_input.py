@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import EXAMPLES, OUTBOARD, TEST_PROGRAMS, Server, run_through, start_server
+from harness import EXAMPLES, OUTBOARD, TEST_PROGRAMS, Server, run_through, start_server, without_run
 
 MISUSE = TEST_PROGRAMS / "misuse.py"
 # `OUTBOARD_NOISE_S=60 make programs` runs it for a minute.
@@ -191,10 +191,9 @@ def captured_hello(tmp_path: Path) -> bytes:
     with socket.socket(socket.AF_UNIX) as ear:
         ear.bind(str(path))
         ear.listen()
-        env = {**os.environ, "OUTBOARD_GPU": f"shm://{path}"}
-        library = OUTBOARD.parent / "liboutboard_client.so"
-        code = f"import ctypes; ctypes.CDLL({str(library)!r}).cuInit(0)"
-        client = subprocess.Popen([sys.executable, "-c", code], env=env, stderr=subprocess.DEVNULL)
+        env = {**without_run(tmp_path), "OUTBOARD_GPU": f"shm://{path}"}
+        program = [sys.executable, TEST_PROGRAMS / "calls.py", "cuInit:0"]
+        client = subprocess.Popen(program, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         with ear.accept()[0] as heard:
             hello = heard.recv(65536)
         client.wait(30)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import EXAMPLES, OUTBOARD, TEST_PROGRAMS, Server
+from harness import EXAMPLES, OUTBOARD, TEST_PROGRAMS, Server, without_run
 from test_bad_input import CASES, MISUSE, start, still_serves, wait_until, worker_pids
 from test_calls import counts
 from test_levels import OVER_TCP
@@ -147,16 +147,15 @@ def test_client_killed(server: Server, link: str, monkeypatch: pytest.MonkeyPatc
         ("bandwidth=-1Gbps", "is negative"),
     ],
 )
-def test_a_network_that_means_nothing_is_refused(server: Server, network: str, reason: str) -> None:
+def test_a_network_that_means_nothing_is_refused(server: Server, tmp_path: Path, network: str, reason: str) -> None:
     refused = emulated(server, "shm", network, "true")
     assert refused.returncode == 2
     assert reason in refused.stderr
     assert "rack-rdma" in refused.stderr, "what would be accepted"
     # A program not started by `outboard run`.
-    library = OUTBOARD.parent / "liboutboard_client.so"
-    code = f"import ctypes; print(ctypes.CDLL({str(library)!r}).cuInit(0))"
-    env = {**os.environ, "OUTBOARD_GPU": server.urls["shm"], "OUTBOARD_EMULATE": network}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    program = [sys.executable, TEST_PROGRAMS / "calls.py", "cuInit:0"]
+    env = {**without_run(tmp_path), "OUTBOARD_GPU": server.urls["shm"], "OUTBOARD_EMULATE": network}
+    done = subprocess.run(program, env=env, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "46", "CUDA_ERROR_DEVICE_UNAVAILABLE"
     assert "OUTBOARD_EMULATE" in done.stderr and reason in done.stderr, done.stderr
 
@@ -166,27 +165,12 @@ def test_a_known_network_is_taken(server: Server) -> None:
     assert done.returncode == 0, done.stderr
 
 
-CHANGES = """
-import ctypes, sys, time
-cuda, context, at, word = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_uint32()
-change = cuda.outboard_emulate
-print("before cuInit", change(b"rtt=1ms"))
-for name, arguments in [("cuInit", [0]), ("cuDevicePrimaryCtxRetain", [ctypes.byref(context), 0]),
-                        ("cuCtxSetCurrent", [context]), ("cuMemAlloc_v2", [ctypes.byref(at), ctypes.c_size_t(4)])]:
-    assert getattr(cuda, name)(*arguments) == 0, name
-for network in sys.argv[1:]:
-    result = change(network.encode())
-    start = time.perf_counter()
-    for _ in range(10):
-        assert cuda.cuMemcpyDtoH_v2(ctypes.byref(word), at, ctypes.c_size_t(4)) == 0
-    print(network, result, time.perf_counter() - start)
-print("null", change(None))
-"""
+CHANGES = TEST_PROGRAMS / "changes_network.py"
 
 
 def test_a_program_changes_the_network_while_it_runs(server: Server, link: str) -> None:
     networks = ["rtt=20ms", "", "rtt=40ms", "rtt=10", "rtt=1us"]
-    done = emulated(server, link, "rtt=1us", sys.executable, "-c", CHANGES, *networks)
+    done = emulated(server, link, "rtt=1us", sys.executable, CHANGES, *networks)
     assert done.returncode == 0, done.stderr
     first, *lines, last = done.stdout.splitlines()
     assert (first, last) == ("before cuInit 3", "null 1")
@@ -200,5 +184,5 @@ def test_a_program_changes_the_network_while_it_runs(server: Server, link: str) 
     # The invalid network is explained.
     assert "rtt=10us" in done.stderr
     # Without an emulated network there is none to change.
-    done = server.run(link, sys.executable, "-c", CHANGES, "rtt=1ms")
+    done = server.run(link, sys.executable, CHANGES, "rtt=1ms")
     assert done.returncode == 0 and done.stdout.splitlines()[1].startswith("rtt=1ms 801 ")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import EXAMPLES, OUTBOARD, Server
+from harness import EXAMPLES, OUTBOARD, TEST_PROGRAMS, Server
 from test_record import show
 from test_record_local import DRIVER
 
@@ -23,36 +23,7 @@ DELTA_S = 0.005
 # 140 tags of 128 bytes in flight.
 IN_FLIGHT_BYTES = 140 * 128
 PCIE = f"rtt={DELTA_S + 1.2e-6}s,tags=140,mrs=128"
-TIMES = f"""
-import ctypes, json, time
-cuda, context, at = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
-def do(name, *arguments):
-    assert getattr(cuda, name)(*arguments) == 0, name
-size = ctypes.c_size_t
-do("cuInit", 0), do("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0), do("cuCtxSetCurrent", context)
-length = {20 * IN_FLIGHT_BYTES}
-here = ctypes.create_string_buffer(length)
-do("cuMemAlloc_v2", ctypes.byref(at), size(length))
-do("cuMemsetD8_v2", at, ctypes.c_ubyte(1), size(16)), do("cuCtxSynchronize")
-def once(count, *call):
-    start = time.perf_counter()
-    for _ in range(count):
-        do(*call)
-    do("cuCtxSynchronize")
-    return time.perf_counter() - start
-# The least of several: a busy machine only adds.
-def times(count, *call):
-    return min(once(count, *call) for _ in range(3))
-def least(*call):
-    return min(once(1, *call) for _ in range({COUNT}))
-print(json.dumps({{
-    "memset": times({COUNT}, "cuMemsetD8_v2", at, ctypes.c_ubyte(9), size(16)),
-    "to host": least("cuMemcpyDtoH_v2", here, at, size(16)),
-    "to device": least("cuMemcpyHtoD_v2", at, here, size(16)),
-    "to device, long": times(1, "cuMemcpyHtoD_v2", at, here, size(length)),
-}}))
-assert here.raw[:16] == bytes([9]) * 16
-"""
+TIMES = [TEST_PROGRAMS / "work_takes.py", str(COUNT), str(20 * IN_FLIGHT_BYTES)]
 
 
 def run_here(server: Server, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -62,7 +33,7 @@ def run_here(server: Server, *arguments: str | Path) -> subprocess.CompletedProc
 
 
 def test_each_kind_of_work_is_later_by_its_part(server: Server) -> None:
-    done = run_here(server, "--emulate-pcie", PCIE, "--", sys.executable, "-c", TIMES)
+    done = run_here(server, "--emulate-pcie", PCIE, "--", sys.executable, *TIMES)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     taken = json.loads(done.stdout)
     assert taken["memset"] >= COUNT * DELTA_S
@@ -71,7 +42,7 @@ def test_each_kind_of_work_is_later_by_its_part(server: Server) -> None:
     assert taken["to device"] >= DELTA_S
     # 20 times what the tags suffice for: as many round trips, less those of a native PCIe.
     assert 20 * DELTA_S <= taken["to device, long"] < 40 * DELTA_S
-    native = run_here(server, "--emulate-pcie", "rtt=1.2us", "--", sys.executable, "-c", TIMES)
+    native = run_here(server, "--emulate-pcie", "rtt=1.2us", "--", sys.executable, *TIMES)
     assert native.returncode == 0, native.stderr
     assert sum(json.loads(native.stdout).values()) < COUNT * DELTA_S
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import EXAMPLES, OUTBOARD, TEST_PROGRAMS, Server, start_server
+from harness import EXAMPLES, OUTBOARD, TEST_PROGRAMS, Server, start_server, without_run
 from test_bad_input import CASES, MISUSE
 from test_calls import counts
 from test_programs import PROGRAMS, SCRIPTS
@@ -214,16 +214,15 @@ def test_a_program_that_only_watches_memory_gets_on(server: Server, level: str) 
     assert done.returncode == 0, done.stderr
 
 
-def test_a_level_that_does_not_exist_is_refused(server: Server) -> None:
+def test_a_level_that_does_not_exist_is_refused(server: Server, tmp_path: Path) -> None:
     run = [str(OUTBOARD), "run", "--gpu", server.urls["shm"], "--optimise", "all", "--", "true"]
     refused = subprocess.run(run, capture_output=True, text=True, timeout=60)
     assert refused.returncode == 2
     assert "or+sr+local" in refused.stderr
     # A program not started by `outboard run`.
-    library = OUTBOARD.parent / "liboutboard_client.so"
-    code = f"import ctypes; print(ctypes.CDLL({str(library)!r}).cuInit(0))"
-    env = {**os.environ, "OUTBOARD_GPU": server.urls["shm"], "OUTBOARD_OPTIMISE": "all"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    program = [sys.executable, TEST_PROGRAMS / "calls.py", "cuInit:0"]
+    env = {**without_run(tmp_path), "OUTBOARD_GPU": server.urls["shm"], "OUTBOARD_OPTIMISE": "all"}
+    done = subprocess.run(program, env=env, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "46", "CUDA_ERROR_DEVICE_UNAVAILABLE"
     assert 'OUTBOARD_OPTIMISE: "all" is no level' in done.stderr
 

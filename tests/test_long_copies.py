@@ -118,23 +118,8 @@ def test_a_server_that_ends_is_noticed(tmp_path: Path) -> None:
         server = start_server(tmp_path)
     finally:
         del os.environ["OUTBOARD_DATA_CONNECTIONS"]
-    text = """
-import ctypes, sys
-cuda = ctypes.CDLL("libcuda.so.1")
-context, at, length = ctypes.c_void_p(), ctypes.c_uint64(), 64 << 20
-for name, arguments in [("cuInit", [0]), ("cuDevicePrimaryCtxRetain", [ctypes.byref(context), 0]),
-                        ("cuCtxSetCurrent", [context]), ("cuMemAlloc_v2", [ctypes.byref(at), ctypes.c_size_t(length)])]:
-    assert getattr(cuda, name)(*arguments) == 0, name
-memory = ctypes.create_string_buffer(length)
-print("ready", flush=True)
-while True:
-    for result in (cuda.cuMemcpyHtoD_v2(at, memory, ctypes.c_size_t(length)),
-                   cuda.cuMemcpyDtoH_v2(memory, at, ctypes.c_size_t(length))):
-        if result != 0:
-            print("told", result)
-            sys.exit(0)
-"""
-    argv = [str(OUTBOARD), "run", "--gpu", server.urls["tcp"], "--", sys.executable, "-c", text]
+    command = [sys.executable, TEST_PROGRAMS / "copies_until_told.py"]
+    argv = [str(OUTBOARD), "run", "--gpu", server.urls["tcp"], "--", *command]
     program = subprocess.Popen(
         argv,
         stdout=subprocess.PIPE,

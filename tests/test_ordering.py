@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness import EXAMPLES, OUTBOARD, TEST_PROGRAMS, Server, start_server
-from ordering import FIRST_VALUE, Model, program
+from ordering_programs import program
+from ordering_rules import FIRST_VALUE, Model
 from random_calls import answers, shrink
 
 PROGRAM = TEST_PROGRAMS / "ordering.py"

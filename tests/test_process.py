@@ -51,22 +51,8 @@ def test_a_library_that_is_closed_stays(library: str) -> None:
     assert done.stdout.splitlines()[-1] == "True", done.stderr
 
 
-ASKS_FOR_TABLES = """
-import ctypes
-cuda, nvml = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libnvidia-ml.so.1")
-table = ctypes.c_void_p(1)
-for _ in range(3):
-    assert cuda.cuGetExportTable(ctypes.byref(table), bytes.fromhex("6e163fbf" "b958444d835ce182aff1991e")) != 0
-    assert table.value is None
-assert nvml.nvmlInit_v2() == 0
-for _ in range(3):
-    assert nvml.nvmlSystemEventSetCreate(None) == 3
-    assert nvml.nvmlInternalGetExportTable(ctypes.byref(table), bytes(range(16))) == 3
-"""
-
-
 def test_what_is_not_there_is_named_once(server: Server, link: str) -> None:
-    done = server.run(link, sys.executable, "-c", ASKS_FOR_TABLES)
+    done = server.run(link, sys.executable, TEST_PROGRAMS / "asks_for_tables.py")
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines() == [
         "outboard: the driver's private table 6e163fbf-b958-444d-835c-e182aff1991e is not supported",

@@ -17,25 +17,8 @@ import pytest
 from harness import EXAMPLES, OUTBOARD, ROOT, TEST_PROGRAMS, Server
 
 WAIT_S_MAX = 60
-LOOP = """
-import ctypes, sys, time
-cuda = ctypes.CDLL("libcuda.so.1")
-assert cuda.cuInit(0) == 0
-count = ctypes.c_int()
-while True:
-    assert cuda.cuDeviceGetCount(ctypes.byref(count)) == 0
-    time.sleep(0.001)
-"""
-MARKS = """
-import ctypes
-import outboard
-cuda = ctypes.CDLL("libcuda.so.1")
-for step in range(4):
-    with outboard.mark("step"):
-        assert cuda.cuInit(0) == 0
-outboard.begin("Iteration of another kind")
-outboard.end("Iteration of another kind")
-"""
+LOOP = TEST_PROGRAMS / "loops.py"
+MARKS = TEST_PROGRAMS / "marks_steps.py"
 
 
 def record(
@@ -121,7 +104,7 @@ def test_at_a_lower_level_calls_wait(server: Server, link: str, tmp_path: Path) 
 
 def test_a_killed_program_leaves_what_it_did(server: Server, tmp_path: Path) -> None:
     file = tmp_path / "a.trace"
-    argv = [OUTBOARD, "run", "--gpu", server.urls["shm"], "--record", file, "--", sys.executable, "-c", LOOP]
+    argv = [OUTBOARD, "run", "--gpu", server.urls["shm"], "--record", file, "--", sys.executable, LOOP]
     program = subprocess.Popen(argv)
     deadline = time.monotonic() + WAIT_S_MAX
     while time.monotonic() < deadline:
@@ -199,7 +182,7 @@ def test_a_file_for_each_process(server: Server, tmp_path: Path) -> None:
 
 def test_marks_of_python(server: Server, tmp_path: Path) -> None:
     file = tmp_path / "a.trace"
-    done = record(server.urls["shm"], file, sys.executable, "-c", MARKS, options=("--iterations", "step"))
+    done = record(server.urls["shm"], file, sys.executable, MARKS, options=("--iterations", "step"))
     assert done.returncode == 0, done.stderr
     assert show(file)["iterations"]["count"] == 4
     assert show(file, "--iterations", "Iteration of another kind")["iterations"]["count"] == 1
@@ -242,33 +225,7 @@ def test_chrome_events(server: Server, tmp_path: Path) -> None:
     assert processes == [str(EXAMPLES / "two_threads")]
 
 
-EVENTS = """
-import ctypes
-from ctypes import byref, c_float, c_uint, c_void_p
-cuda = ctypes.CDLL("libcuda.so.1")
-def check(name, *args):
-    status = getattr(cuda, name)(*args)
-    assert status == 0, f"{name}: {status}"
-context, stream = c_void_p(), c_void_p()
-check("cuInit", 0)
-check("cuDevicePrimaryCtxRetain", byref(context), 0)
-check("cuCtxSetCurrent", context)
-check("cuStreamCreate", byref(stream), 0)
-for _ in range(2):
-    one, other = c_void_p(), c_void_p()
-    check("cuEventCreate", byref(one), 0)
-    check("cuEventCreate", byref(other), 0)
-    check("cuEventRecord", one, stream)
-    check("cuEventRecordWithFlags_ptsz", other, None, c_uint(0))
-    check("cuStreamWaitEvent", stream, other, 0)
-    check("cuEventSynchronize", one)
-    check("cuEventSynchronize", other)
-    check("cuEventQuery", one)
-    check("cuEventElapsedTime", byref(c_float()), other, one)
-    check("cuEventDestroy_v2", one)
-    check("cuEventDestroy", other)
-check("cuStreamSynchronize", stream)
-"""
+EVENTS = TEST_PROGRAMS / "records_events.py"
 # Name, stream and event of each call about an event, in one round.
 ABOUT = [
     ("cuEventRecord", 1, 1),
@@ -283,32 +240,12 @@ ABOUT = [
 ]
 
 
-THREADS = """
-import ctypes, threading
-cuda = ctypes.CDLL("libcuda.so.1")
-assert cuda.cuInit(0) == 0
-together = threading.Barrier(40)
-def run(wait):
-    count = ctypes.c_int()
-    for n in range(50):
-        assert cuda.cuDeviceGetCount(ctypes.byref(count)) == 0
-        if n == 10:
-            wait()
-# More at once than have a ring each, then one after the other.
-for all_at_once in (True, False):
-    threads = [threading.Thread(target=run, args=(together.wait if all_at_once else int,)) for _ in range(40)]
-    for thread in threads:
-        thread.start()
-        if not all_at_once:
-            thread.join()
-    for thread in threads:
-        thread.join()
-"""
+THREADS = TEST_PROGRAMS / "many_threads.py"
 
 
 def test_threads_that_come_and_go(server: Server, tmp_path: Path) -> None:
     file = tmp_path / "a.trace"
-    done = record(server.urls["shm"], file, sys.executable, "-c", THREADS)
+    done = record(server.urls["shm"], file, sys.executable, THREADS)
     assert done.returncode == 0, done.stderr
     summary = show(file)
     assert summary["complete"] and summary["lost"] == 0
@@ -328,7 +265,7 @@ def events_of(file: Path) -> list[tuple[str, int, int]]:
 
 def test_calls_say_which_event_they_are_about(server: Server, link: str, tmp_path: Path) -> None:
     file = tmp_path / "a.trace"
-    done = record(server.urls[link], file, sys.executable, "-c", EVENTS)
+    done = record(server.urls[link], file, sys.executable, EVENTS)
     assert done.returncode == 0, done.stderr
     # A reused handle would be another event.
     assert events_of(file) == ABOUT + [(name, stream, event + 2) for name, stream, event in ABOUT]
@@ -357,7 +294,7 @@ def cut(file: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str
 
 def test_some_iterations_are_kept(server: Server, tmp_path: Path) -> None:
     file, out = tmp_path / "a.trace", tmp_path / "b.trace"
-    done = record(server.urls["shm"], file, sys.executable, "-c", MARKS, options=("--iterations", "step"))
+    done = record(server.urls["shm"], file, sys.executable, MARKS, options=("--iterations", "step"))
     assert done.returncode == 0, done.stderr
     whole = show(file)
     done = cut(file, out, "--iterations", "2-3", "--program", "two of them")

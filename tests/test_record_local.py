@@ -17,6 +17,7 @@ from harness import EXAMPLES, OUTBOARD, ROOT, TEST_PROGRAMS, Server
 from test_record import ABOUT, EVENTS, MARKS, events, events_of, of, record, show
 
 DRIVER = OUTBOARD.parent / "liboutboard_client.so"
+CALLS = TEST_PROGRAMS / "calls.py"
 # Share of all bytes of a program, in either direction: the recorder does not know which memory and
 # modules the client keeps.
 TOLERANCE, TOLERANCE_BYTES = 0.02, 400
@@ -101,7 +102,7 @@ def test_it_says_what_remoting_carries(server: Server, tmp_path: Path, program: 
 
 def test_python_and_marks(server: Server, tmp_path: Path) -> None:
     file = tmp_path / "a.trace"
-    done = record_here(server, file, sys.executable, "-c", MARKS, options=("--iterations", "step"))
+    done = record_here(server, file, sys.executable, MARKS, options=("--iterations", "step"))
     assert done.returncode == 0, done.stderr
     assert show(file)["iterations"]["count"] == 4
     done = record_here(server, file, sys.executable, TEST_PROGRAMS / "nvtx_ranges.py")
@@ -112,7 +113,7 @@ def test_python_and_marks(server: Server, tmp_path: Path) -> None:
 def test_calls_say_which_event_they_are_about(server: Server, tmp_path: Path) -> None:
     file = tmp_path / "a.trace"
     # With a driver that reuses the handles of destroyed events, as a real one may.
-    done = record_here(server, file, sys.executable, "-c", EVENTS, OUTBOARD_DRIVER=str(reusing_driver(tmp_path)))
+    done = record_here(server, file, sys.executable, EVENTS, OUTBOARD_DRIVER=str(reusing_driver(tmp_path)))
     assert done.returncode == 0, done.stderr
     assert events_of(file) == ABOUT + [(name, stream, event + 2) for name, stream, event in ABOUT]
 
@@ -148,8 +149,7 @@ int cuDeviceGetCount(int *count) { *count = 0; return 0; }
 
 def test_what_is_not_recorded_passes(server: Server, tmp_path: Path) -> None:
     # The driver here does not serve this call, and returns its own error.
-    script = "import ctypes; c = ctypes.CDLL('libcuda.so.1'); print(c.cuGreenCtxDestroy(ctypes.c_uint64(1)))"
-    done = record_here(server, tmp_path / "a", sys.executable, "-c", script)
+    done = record_here(server, tmp_path / "a", sys.executable, CALLS, "cuGreenCtxDestroy:1")
     assert done.returncode == 0 and done.stdout == "801\n", done.stdout + done.stderr
     assert "cuGreenCtxDestroy is not supported" in done.stderr
 
@@ -160,12 +160,9 @@ def test_a_driver_without_a_function(server: Server, tmp_path: Path) -> None:
         "int cuInit(unsigned flags) { return flags ? 1 : 0; }\nint cuDeviceGetCount(int *n) { *n = 0; return 0; }"
     )
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    script = (
-        "import ctypes; c = ctypes.CDLL('libcuda.so.1');"
-        "print(c.cuInit(0), c.cuInit(1), c.cuCtxSynchronize(), c.cuCtxSynchronize(), c.cuGreenCtxDestroy(1))"
-    )
+    calls = ["cuInit:0", "cuInit:1", "cuCtxSynchronize", "cuCtxSynchronize", "cuGreenCtxDestroy:1"]
     file = tmp_path / "a"
-    done = record_here(server, file, sys.executable, "-c", script, OUTBOARD_DRIVER=str(library))
+    done = record_here(server, file, sys.executable, CALLS, *calls, OUTBOARD_DRIVER=str(library))
     assert done.returncode == 0 and done.stdout == "0 1 500 500 500\n", done.stdout + done.stderr
     assert done.stderr.count("the driver has no cuCtxSynchronize") == 1
     assert done.stderr.count("the driver has no cuGreenCtxDestroy") == 1
@@ -182,8 +179,7 @@ def test_a_driver_that_is_none(server: Server, tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
     # Outboard's own recorder is refused as a driver.
     recorder = OUTBOARD.parent / "liboutboard_recorder.so"
-    script = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
-    done = record_here(server, tmp_path / "a", sys.executable, "-c", script, OUTBOARD_DRIVER=str(recorder))
+    done = record_here(server, tmp_path / "a", sys.executable, CALLS, "cuInit:0", OUTBOARD_DRIVER=str(recorder))
     assert "not a driver" in done.stderr and done.stdout in ("100\n", ""), done.stdout + done.stderr
 
 
@@ -297,44 +293,10 @@ def test_times_by_events(server: Server, tmp_path: Path) -> None:
 
 # The GPU's clock is found over tcp here, on a busy machine.
 SLACK_US = 20_000
-BYTES = """
-import ctypes
-from ctypes import byref, c_size_t, c_ubyte, c_uint, c_uint64, c_ushort, c_void_p
-cuda = ctypes.CDLL("libcuda.so.1")
-def check(name, *args):
-    status = getattr(cuda, name)(*args)
-    assert status == 0, f"{name}: {status}"
-context, at, stream = c_void_p(), c_uint64(), c_void_p()
-check("cuInit", 0)
-check("cuDevicePrimaryCtxRetain", byref(context), 0)
-check("cuCtxSetCurrent", context)
-check("cuMemAlloc_v2", byref(at), c_size_t(1 << 16))
-check("cuStreamCreate", byref(stream), 1)
-here = ctypes.create_string_buffer(4096)
-far = c_uint64(at.value + 4096)
-for _ in range(100):
-    check("cuMemcpyHtoD_v2", at, here, c_size_t(100))
-    check("cuMemcpyDtoH_v2_ptds", here, at, c_size_t(200))
-    check("cuMemcpyDtoDAsync_v2", far, at, c_size_t(300), stream)
-    check("cuMemcpy", at, c_uint64(ctypes.addressof(here)), c_size_t(400))
-    check("cuMemsetD8_v2", at, c_ubyte(1), c_size_t(500))
-    check("cuMemsetD16Async", at, c_ushort(1), c_size_t(300), stream)
-    check("cuMemsetD2D32_v2", at, c_size_t(64), c_uint(1), c_size_t(7), c_size_t(25))
-    check("cuStreamSynchronize", stream)
-check("cuCtxSynchronize")
-# It fails, and is no work.
-assert cuda.cuMemcpyHtoD_v2(c_uint64(8), here, c_size_t(100)) != 0
-check("cuDevicePrimaryCtxRelease_v2", 0)
-check("cuDevicePrimaryCtxRetain", byref(context), 0)
-check("cuCtxSetCurrent", context)
-check("cuMemAlloc_v2", byref(at), c_size_t(1 << 16))
-check("cuMemsetD8_v2", at, c_ubyte(1), c_size_t(800))
-check("cuCtxSynchronize")
-"""
 
 
 def test_work_that_events_time_has_its_kind_and_bytes(server: Server, tmp_path: Path) -> None:
-    _calls, work = by_events(server, tmp_path / "a.trace", sys.executable, "-c", BYTES)
+    _calls, work = by_events(server, tmp_path / "a.trace", sys.executable, TEST_PROGRAMS / "sized_work.py")
     found = Counter((e["cat"], e["args"]["bytes"]) for e in work)
     kinds = ["copy_to_device", "copy_to_host", "copy_on_device", "copy_to_device", "memset", "memset", "memset"]
     expected = Counter({(kind, 100 * (n + 1)): 100 for n, kind in enumerate(kinds)})
@@ -355,29 +317,13 @@ def test_events_stay_out_of_captures(server: Server, tmp_path: Path) -> None:
     assert captured > 0 and len(work) == len(starting) - captured
 
 
-UNTIMED = """
-import ctypes, outboard
-cuda = ctypes.CDLL("libcuda.so.1")
-def check(result):
-    assert result == 0, result
-check(cuda.cuInit(0))
-context, memory = ctypes.c_void_p(), ctypes.c_uint64()
-check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
-check(cuda.cuCtxSetCurrent(context))
-check(cuda.cuMemAlloc_v2(ctypes.byref(memory), 4096))
-for _ in range(5):
-    with outboard.mark("an iteration"):
-        check(cuda.cuMemcpyHtoD_v2(memory, b"x" * 64, ctypes.c_size_t(64)))
-"""
-
-
 @pytest.mark.parametrize("by", ["cupti", "events"])
 def test_the_first_iterations_pass_untimed(server: Server, tmp_path: Path, by: str) -> None:
     how = with_fake(fake_cupti(tmp_path)) if by == "cupti" else {"OUTBOARD_CUPTI": "off"}
     for untimed, timed in ((0, 5), (3, 2), (5, 0)):
         file = tmp_path / f"{untimed}.trace"
         options = ("--untimed", str(untimed))
-        done = record_here(server, file, sys.executable, "-c", UNTIMED, options=options, **how)
+        done = record_here(server, file, sys.executable, TEST_PROGRAMS / "marks_copies.py", options=options, **how)
         assert done.returncode == 0, done.stderr
         summary = show(file)
         assert summary["iterations"]["count"] == 5

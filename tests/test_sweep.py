@@ -14,24 +14,11 @@ from typing import Any
 
 import pytest
 
-from harness import EXAMPLES, OUTBOARD, Server
+from harness import EXAMPLES, OUTBOARD, TEST_PROGRAMS, Server
 
 SWEEP_S_MAX = 120
 # 20 waits for the server; prints their time twice.
-WAITS = """
-import ctypes, time
-cuda, context, free = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_size_t()
-for name, arguments in [("cuInit", [0]), ("cuDevicePrimaryCtxRetain", [ctypes.byref(context), 0]),
-                        ("cuCtxSetCurrent", [context])]:
-    assert getattr(cuda, name)(*arguments) == 0, name
-at, word = ctypes.c_uint64(), ctypes.c_uint32()
-assert cuda.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(4)) == 0
-print("took 999 ms")
-start = time.perf_counter()
-for _ in range(20):
-    assert cuda.cuMemcpyDtoH_v2(ctypes.byref(word), at, ctypes.c_size_t(4)) == 0
-print(f"took {(time.perf_counter() - start) * 1e3} ms")
-"""
+WAITS = TEST_PROGRAMS / "waits_for_server.py"
 
 
 def command(server: Server, out: Path, *arguments: str) -> list[str]:
@@ -51,7 +38,7 @@ def results(out: Path) -> list[dict[str, Any]]:
 def test_more_delay_takes_longer(server: Server, tmp_path: Path) -> None:
     out = tmp_path / "sweep.json"
     arguments = ["--rtt", "2ms,0.02s", "--rounds", "2", "--metric", r"took ([0-9.]+) ms", "--"]
-    done = sweep(server, out, *arguments, sys.executable, "-c", WAITS)
+    done = sweep(server, out, *arguments, sys.executable, str(WAITS))
     assert done.returncode == 0, done.stderr
     assert "2ms" in done.stdout and "20ms" in done.stdout and "unbounded" in done.stdout
     runs = results(out)
@@ -63,7 +50,7 @@ def test_more_delay_takes_longer(server: Server, tmp_path: Path) -> None:
         least = {None: 0, "rtt=2ms": 40, "rtt=20ms": 400}[run["network"]]
         assert run["value"] >= least and run["value"] < 999, run
     # The same command again has nothing left to run, and prints the same.
-    again = sweep(server, out, *arguments, sys.executable, "-c", WAITS)
+    again = sweep(server, out, *arguments, sys.executable, str(WAITS))
     assert (again.returncode, again.stdout, results(out)) == (0, done.stdout, runs)
     # Another sweep does not touch the file.
     other = sweep(server, out, "--rtt", "2ms", "--", str(EXAMPLES / "vector_add"))

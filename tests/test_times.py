@@ -9,29 +9,11 @@ from typing import Any
 
 import pytest
 
-from harness import EXAMPLES, Server
+from harness import EXAMPLES, TEST_PROGRAMS, Server
 
 pytestmark = pytest.mark.smoke
 
 KINDS = {"local", "outstanding", "shadowed", "synchronous"}
-REGION = """
-import ctypes
-cuda = ctypes.CDLL("libcuda.so.1")
-def call(name, *arguments):
-    assert getattr(cuda, name)(*arguments) == 0, name
-context, event, device = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
-call("cuInit", 0)
-call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-call("cuCtxSetCurrent", context)
-call("cuEventCreate", ctypes.byref(event), 0)
-call("cuProfilerStart")
-for _ in range(5):
-    call("cuEventRecord", event, None)
-call("cuProfilerStop")
-for _ in range(7):
-    call("cuEventRecord", event, None)
-call("cuCtxSynchronize")
-"""
 
 
 def stats(server: Server, link: str, path: Path, *command: str | Path, **env: str) -> dict[str, Any]:
@@ -68,9 +50,8 @@ def test_no_times_unless_asked_for(server: Server, link: str, tmp_path: Path) ->
 
 
 def test_only_what_lies_between_profiler_start_and_stop(server: Server, link: str, tmp_path: Path) -> None:
-    script = tmp_path / "region.py"
-    script.write_text(REGION)
-    counted = stats(server, link, tmp_path / "stats", sys.executable, script, OUTBOARD_STATS_TIMES="1")
+    program = TEST_PROGRAMS / "profiled_region.py"
+    counted = stats(server, link, tmp_path / "stats", sys.executable, program, OUTBOARD_STATS_TIMES="1")
     assert counted["by_call"]["cuEventRecord"]["outstanding"] == 12
     assert counted["times"]["by_call"]["cuEventRecord"]["outstanding"]["calls"] == 5
     assert "cuCtxSynchronize" not in counted["times"]["by_call"]

@@ -8,6 +8,8 @@ import os
 from ctypes import CFUNCTYPE, POINTER, Structure, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import ClassVar
 
+from cuda import must
+
 ETID_CALLBACKS, CORE, CORE2 = 1, 1, 5
 SIZES = {CORE: 16, CORE2: 16}
 slots = {module: (c_void_p * size)() for module, size in SIZES.items()}
@@ -67,11 +69,10 @@ push_ex = function(CORE2, 4, c_int, c_void_p, POINTER(Attributes))
 pop_domain = function(CORE2, 5, c_int, c_void_p)
 attributes = Attributes(2, ctypes.sizeof(Attributes), message_type=3, message=registered)
 
-cuda = ctypes.CDLL("libcuda.so.1")
 for step in range(3):
     assert push(b"iteration %d" % step) == 0
     assert push(b"inner") == 1
-    assert cuda.cuInit(0) == 0
+    must("cuInit", 0)
     assert push_ex(domain, byref(attributes)) == 0
     assert pop() == 1
     # Of the other domain: ranges of two domains do not nest.

@@ -5,9 +5,6 @@ ordering rules.
 no order allows is made as short as it can be and printed, one call a line; `ordering.py --play FILE` plays such lines
 again. `ordering.py --answers SEED PROGRAMS` prints what each program was answered, reads whose values the rules settle
 and statuses of wrong calls too: the same on every driver. `random_calls.py` compares and shrinks.
-
-The model knows no times. Each piece of work has the set of works that must be done before it; a read may see any write
-that no other write must hide from it. Sequences are legal: what the host writes, no work under way reads or writes.
 """
 
 from __future__ import annotations
@@ -16,38 +13,25 @@ import ctypes
 import json
 import mmap
 import os
-import random
 import sys
 import time
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-Step = list[Any]
-Spot = tuple[str, int]
+import cuda
+from cuda import must
+from ordering_programs import PART_WORDS, program
+from ordering_rules import BUFFERS, FIRST_VALUE, PARTS, Model, Step, spots
 
-PARTS = 4
-PART_WORDS = [16, 1024, 16 << 10, 64 << 10, 512 << 10]
-# D: cuMemAlloc, Q: from a pool, P: pinned, H: pageable, R: registered.
-BUFFERS = {"device": ["D0", "D1", "D2", "Q0"], "host": ["P0", "H0", "P1", "H1", "R0"]}
-ALL = BUFFERS["device"] + BUFFERS["host"]
-STREAMS = ["default", "blocking0", "blocking1", "free0", "free1", "free2"]
-EVENTS = 3
-FIRST_VALUE = 1
 SPIN_STEPS = 100_000
-VALUES_MAX = 64
 TRIES = 6
 SHRINK_S_MAX = float(os.environ.get("ORDERING_SHRINK_S", "20"))
 THREADS = 256
 NON_BLOCKING, THREAD_LOCAL = 1, 1
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, c_void_p)
-# The forms of a copy of a buffer's rows.
-WAYS = ["plain", "plain", "plain", "2D", "3D"]
-WAYS_HERE = [*WAYS, "peer"]
-GRAPHS = ["plain", "plain", "clone", "twice", "update", "child"]
 HOST, DEVICE = 1, 2
 
 PTX = b"""
@@ -132,158 +116,36 @@ class Copy3D(ctypes.Structure):
     ] + [("width", c_size_t), ("height", c_size_t), ("depth", c_size_t)]
 
 
-@dataclass
-class Work:
-    """A piece of work that reads and writes, of a stream or of the host."""
-
-    before: int  # a bit for each work that must be done before it
-    # Values that it writes, by place: a value, or another place's value plus a number.
-    writes: dict[Spot, int | tuple[Spot, int]] = field(default_factory=dict)
-    touches: set[Spot] = field(default_factory=set)
-
-
-class Model:
-    """The order that CUDA promises, and the values that reads may see in it."""
-
-    def __init__(self) -> None:
-        self.works: list[Work] = []
-        self.last: dict[str, int] = {}
-        self.events: dict[int, int] = {}
-        self.done = 0  # work that the host knows to be done
-        self.seen: list[tuple[int, Spot, list[int], int]] = []
-        self.values: dict[tuple[int, Spot], set[int] | None] = {}
-        self.tape: list[dict[Spot, int | tuple[Spot, int]]] = []
-        self.muted = False
-        self.host({(name, part): FIRST_VALUE for name in ALL for part in range(PARTS)})
-
-    def add(self, before: int, writes: dict[Spot, int | tuple[Spot, int]], reads: set[Spot] | None = None) -> int:
-        sources = {source[0] for source in writes.values() if isinstance(source, tuple)}
-        self.works.append(Work(before, writes, set(writes) | sources | (reads or set())))
-        return len(self.works) - 1
-
-    def through(self, work: int) -> int:
-        return self.works[work].before | 1 << work
-
-    def host(self, writes: dict[Spot, int | tuple[Spot, int]], reads: set[Spot] | None = None) -> int:
-        """Adds work of the host, which comes before everything later."""
-        work = self.add(self.done, writes, reads)
-        self.done |= 1 << work
-        return work
-
-    def on(self, stream: str, writes: dict[Spot, int | tuple[Spot, int]], after: int | None = None) -> int:
-        """Adds work of a stream. The default stream and blocking ones wait for each other."""
-        self.tape.append(writes)
-        if self.muted:
-            return -1
-        waited = [stream]
-        if stream == "default":
-            waited += [s for s in self.last if s.startswith("blocking")]
-        elif stream.startswith("blocking"):
-            waited.append("default")
-        before = self.done if after is None else self.done | self.through(after)
-        for other in waited:
-            if other in self.last:
-                before |= self.through(self.last[other])
-        self.last[stream] = self.add(before, writes)
-        return self.last[stream]
-
-    def is_free(self, spots: set[Spot]) -> bool:
-        """Whether the host may write these places."""
-        return all(self.done >> i & 1 for i, work in enumerate(self.works) if work.touches & spots)
-
-    def may_see(self, reader: int, spot: Spot) -> set[int] | None:
-        """Returns the values that a work may read; None if they are too many, or depend on
-        themselves."""
-        key = (reader, spot)
-        if key not in self.values:
-            self.values[key] = None
-            self.values[key] = self.find(reader, spot)
-        return self.values[key]
-
-    def find(self, reader: int, spot: Spot) -> set[int] | None:
-        before = self.works[reader].before
-        writers = [i for i, work in enumerate(self.works) if spot in work.writes and i != reader]
-        writers = [i for i in writers if not self.works[i].before >> reader & 1]
-        hides = [i for i in writers if before >> i & 1]
-        values: set[int] = set()
-        for writer in writers:
-            if any(self.works[other].before >> writer & 1 for other in hides):
-                continue
-            source = self.works[writer].writes[spot]
-            if isinstance(source, int):
-                values.add(source)
-                continue
-            place, more = source
-            read = self.may_see(writer, place)
-            if read is None or len(values) > VALUES_MAX:
-                return None
-            values |= {value + more for value in read}
-        return values
-
-    def settled(self) -> list[tuple[int, str, int, int]]:
-        """Returns reads that could see only one value: call, place, part and value seen."""
-        found = []
-        for reader, (name, part), got, step in self.seen:
-            allowed = self.may_see(reader, (name, part))
-            if allowed is not None and len(allowed) == 1 and len(got) == 1:
-                found.append((step, name, part, got[0]))
-        return found
-
-    def wrong(self) -> str | None:
-        """Describes the first read that no order allows."""
-        for reader, spot, got, step in self.seen:
-            allowed = self.may_see(reader, spot)
-            if allowed is not None and not set(got) <= allowed:
-                return f"{spot[0]} part {spot[1]}, read by call {step}: {sorted(got)}, allowed {sorted(allowed)}"
-        return None
-
-
-def spots(name: str, first: int, parts: int) -> list[Spot]:
-    return [(name, part) for part in range(first, first + parts)]
-
-
 class Player:
     """Plays programs on the driver: memory shared by all programs, and streams and events that each
     creates."""
 
     def __init__(self) -> None:
-        self.cuda = ctypes.CDLL("libcuda.so.1")
-        context, module = c_void_p(), c_void_p()
-        self.do("cuInit", 0)
-        self.do("cuDevicePrimaryCtxRetain", byref(context), 0)
-        self.do("cuCtxSetCurrent", context)
-        self.do("cuModuleLoadData", byref(module), PTX)
-        self.kernels: dict[str, c_void_p] = {}
-        for name in ["add", "spin"]:
-            self.kernels[name] = c_void_p()
-            self.do("cuModuleGetFunction", byref(self.kernels[name]), module, name.encode())
-        self.context_handle = context
+        self.context_handle = cuda.primary_context()
+        names = ["add", "spin"]
+        self.kernels = dict(zip(names, cuda.kernels(PTX, *names), strict=True))
         words = PARTS * max(PART_WORDS)
         self.device: dict[str, int] = {}
         self.memory: dict[str, Any] = {}
         for name in BUFFERS["device"]:
             address = c_uint64()
             if name.startswith("Q"):
-                self.do("cuMemAllocAsync", byref(address), c_size_t(4 * words), c_void_p())
+                must("cuMemAllocAsync", byref(address), c_size_t(4 * words), c_void_p())
             else:
-                self.do("cuMemAlloc_v2", byref(address), c_size_t(4 * words))
+                must("cuMemAlloc_v2", byref(address), c_size_t(4 * words))
             self.device[name] = address.value
         for name in BUFFERS["host"]:
             if name.startswith("P"):
                 pinned = c_void_p()
-                self.do("cuMemHostAlloc", byref(pinned), c_size_t(4 * words), c_uint(0))
+                must("cuMemHostAlloc", byref(pinned), c_size_t(4 * words), c_uint(0))
                 self.memory[name] = np.ctypeslib.as_array((c_uint32 * words).from_address(pinned.value or 0))
             elif name.startswith("R"):
                 self.mapping = mmap.mmap(-1, 4 * words)
                 self.memory[name] = np.frombuffer(self.mapping, np.uint32)
                 where = c_void_p(self.memory[name].ctypes.data)
-                self.do("cuMemHostRegister_v2", where, c_size_t(4 * words), c_uint(0))
+                must("cuMemHostRegister_v2", where, c_size_t(4 * words), c_uint(0))
             else:
                 self.memory[name] = np.zeros(words, np.uint32)
-
-    def do(self, name: str, *arguments: Any) -> None:
-        status = getattr(self.cuda, name)(*arguments)
-        assert status == 0, f"{name}: {status}"
 
     def play(self, steps: list[Step]) -> str | None:
         """Plays a program; returns what is wrong with its reads, if anything."""
@@ -292,10 +154,10 @@ class Player:
         self.events: dict[int, c_void_p] = {}
         self.kept: list[Any] = []
         for name in BUFFERS["device"]:
-            self.do("cuMemsetD32_v2", c_uint64(self.device[name]), c_uint(FIRST_VALUE), c_size_t(PARTS * self.words))
+            must("cuMemsetD32_v2", c_uint64(self.device[name]), c_uint(FIRST_VALUE), c_size_t(PARTS * self.words))
         for name in BUFFERS["host"]:
             self.memory[name][: PARTS * self.words] = FIRST_VALUE
-        self.do("cuCtxSynchronize")
+        must("cuCtxSynchronize")
         self.model = Model()
         self.answers: list[Any] = []
         self.word = 0
@@ -308,9 +170,9 @@ class Player:
             self.copy_out("H0", name, 0, PARTS, "plain", None)
             self.look("H0")
         for stream in list(self.streams.values())[1:]:
-            self.do("cuStreamDestroy_v2", stream)
+            must("cuStreamDestroy_v2", stream)
         for event in self.events.values():
-            self.do("cuEventDestroy_v2", event)
+            must("cuEventDestroy_v2", event)
         return self.model.wrong()
 
     def stream(self, name: str) -> c_void_p:
@@ -318,7 +180,7 @@ class Player:
             self.streams[name] = c_void_p()
             flags = 0 if name.startswith("blocking") else NON_BLOCKING
             priority = -1 if name.endswith("1") else 0
-            self.do("cuStreamCreateWithPriority", byref(self.streams[name]), c_uint(flags), c_int(priority))
+            must("cuStreamCreateWithPriority", byref(self.streams[name]), c_uint(flags), c_int(priority))
         return self.streams[name]
 
     def place(self, name: str, first: int) -> c_uint64:
@@ -328,7 +190,7 @@ class Player:
     def event(self, number: int) -> c_void_p:
         if number not in self.events:
             self.events[number] = c_void_p()
-            self.do("cuEventCreate", byref(self.events[number]), c_uint(0))
+            must("cuEventCreate", byref(self.events[number]), c_uint(0))
         return self.events[number]
 
     # The calls of a program.
@@ -355,7 +217,7 @@ class Player:
             call, arguments = f"cuMemcpy{way}", [byref(self.box(way, to, source, first, parts))]
         if stream is not None:
             call, arguments = f"{call}Async", [*arguments, self.stream(stream)]
-        self.do(call if way == "peer" else f"{call}_v2", *arguments)
+        must(call if way == "peer" else f"{call}_v2", *arguments)
         moved = {spot: ((source, spot[1]), 0) for spot in spots(to, first, parts)}
         work = self.model.on(stream or "default", moved)
         if stream is None and kind != "DtoD":
@@ -391,15 +253,15 @@ class Player:
     def set(self, name: str, first: int, parts: int, value: int, stream: str | None) -> None:
         arguments = [self.place(name, first), c_uint(value), c_size_t(parts * self.words)]
         if stream is None:
-            self.do("cuMemsetD32_v2", *arguments)
+            must("cuMemsetD32_v2", *arguments)
         else:
-            self.do("cuMemsetD32Async", *arguments, self.stream(stream))
+            must("cuMemsetD32Async", *arguments, self.stream(stream))
         self.model.on(stream or "default", dict.fromkeys(spots(name, first, parts), value))
 
     def launch(self, kernel: str, blocks: int, threads: int, arguments: list[Any], stream: c_void_p) -> None:
         pointers = (c_void_p * len(arguments))(*[ctypes.cast(byref(a), c_void_p) for a in arguments])
         shape = [c_uint(n) for n in (blocks, 1, 1, threads, 1, 1, 0)]
-        self.do("cuLaunchKernel", self.kernels[kernel], *shape, stream, pointers, None)
+        must("cuLaunchKernel", self.kernels[kernel], *shape, stream, pointers, None)
 
     def add(self, to: str, source: str, first: int, parts: int, more: int, stream: str) -> None:
         count = parts * self.words
@@ -416,12 +278,12 @@ class Player:
         model to the stream in which the graph is launched."""
         graph = c_void_p()
         captured, launched = self.stream("captured"), self.stream(stream)
-        self.do("cuStreamBeginCapture_v2", captured, c_int(THREAD_LOCAL))
+        must("cuStreamBeginCapture_v2", captured, c_int(THREAD_LOCAL))
         self.streams[stream] = captured
         for part in parts:
             getattr(self, part[0])(*part[1:], stream)
         self.streams[stream] = launched
-        self.do("cuStreamEndCapture", captured, byref(graph))
+        must("cuStreamEndCapture", captured, byref(graph))
         return graph
 
     def graph(self, parts: list[Step], way: str, stream: str) -> None:
@@ -432,49 +294,49 @@ class Player:
             self.model.muted = True
             graphs.append(self.capture([changed(part) for part in parts], stream))
             self.model.muted = False
-            self.do("cuGraphInstantiateWithFlags", byref(executable), graphs[0], c_uint64(0))
+            must("cuGraphInstantiateWithFlags", byref(executable), graphs[0], c_uint64(0))
         self.model.tape.clear()
         graphs.append(self.capture(parts, stream))
         launched = graphs[-1]
         if way == "clone":
             graphs.append(c_void_p())
-            self.do("cuGraphClone", byref(graphs[-1]), launched)
+            must("cuGraphClone", byref(graphs[-1]), launched)
             launched = graphs[-1]
         elif way == "child":
             graphs.append(c_void_p())
             node = c_void_p()
-            self.do("cuGraphCreate", byref(graphs[-1]), c_uint(0))
-            self.do("cuGraphAddChildGraphNode", byref(node), graphs[-1], None, c_size_t(0), launched)
+            must("cuGraphCreate", byref(graphs[-1]), c_uint(0))
+            must("cuGraphAddChildGraphNode", byref(node), graphs[-1], None, c_size_t(0), launched)
             launched = graphs[-1]
         if way == "update":
             # A GPU's driver refuses to update copies of a pool's memory.
-            if self.cuda.cuGraphExecUpdate_v2(executable, launched, (c_uint64 * 3)()) != 0:
-                self.do("cuGraphExecDestroy", executable)
-                self.do("cuGraphInstantiateWithFlags", byref(executable), launched, c_uint64(0))
+            if cuda.lib.cuGraphExecUpdate_v2(executable, launched, (c_uint64 * 3)()) != 0:
+                must("cuGraphExecDestroy", executable)
+                must("cuGraphInstantiateWithFlags", byref(executable), launched, c_uint64(0))
         else:
-            self.do("cuGraphInstantiateWithFlags", byref(executable), launched, c_uint64(0))
+            must("cuGraphInstantiateWithFlags", byref(executable), launched, c_uint64(0))
         self.told(launched)
-        self.do("cuGraphLaunch", executable, self.stream(stream))
+        must("cuGraphLaunch", executable, self.stream(stream))
         if way == "twice":
-            self.do("cuGraphLaunch", executable, self.stream(stream))
+            must("cuGraphLaunch", executable, self.stream(stream))
             for writes in list(self.model.tape):
                 self.model.on(stream, writes)
-        self.do("cuGraphExecDestroy", executable)
+        must("cuGraphExecDestroy", executable)
         for graph in graphs:
-            self.do("cuGraphDestroy", graph)
+            must("cuGraphDestroy", graph)
 
     def told(self, graph: c_void_p) -> None:
         """Records the driver's description of a graph."""
         count, edges = c_size_t(), c_size_t()
-        self.do("cuGraphGetNodes", graph, None, byref(count))
-        self.do("cuGraphGetEdges", graph, None, None, byref(edges))
+        must("cuGraphGetNodes", graph, None, byref(count))
+        must("cuGraphGetEdges", graph, None, None, byref(edges))
         nodes = (c_void_p * max(count.value, 1))()
         if count.value > 0:
-            self.do("cuGraphGetNodes", graph, nodes, byref(count))
+            must("cuGraphGetNodes", graph, nodes, byref(count))
         kinds = []
         for node in nodes[: count.value]:
             kind = c_uint()
-            self.do("cuGraphNodeGetType", c_void_p(node), byref(kind))
+            must("cuGraphNodeGetType", c_void_p(node), byref(kind))
             kinds.append(kind.value)
         self.answers.append([self.at, sorted(kinds), edges.value])
 
@@ -483,13 +345,13 @@ class Player:
         self.word += 1
         if not hasattr(self, "words_at"):
             self.words_at = c_uint64()
-            self.do("cuMemAlloc_v2", byref(self.words_at), c_size_t(4))
+            must("cuMemAlloc_v2", byref(self.words_at), c_size_t(4))
         if self.word == 1:
-            self.do("cuMemsetD32_v2", self.words_at, c_uint(0), c_size_t(1))
+            must("cuMemsetD32_v2", self.words_at, c_uint(0), c_size_t(1))
             self.context()
-        self.do("cuStreamWriteValue32_v2", self.stream(first), self.words_at, c_uint32(self.word), c_uint(0))
+        must("cuStreamWriteValue32_v2", self.stream(first), self.words_at, c_uint32(self.word), c_uint(0))
         written = self.model.on(first, {})
-        self.do("cuStreamWaitValue32_v2", self.stream(second), self.words_at, c_uint32(self.word), c_uint(0))
+        must("cuStreamWaitValue32_v2", self.stream(second), self.words_at, c_uint32(self.word), c_uint(0))
         self.model.on(second, {}, written)
 
     def ask(self, what: str, name: str) -> None:
@@ -525,7 +387,7 @@ class Player:
             "cuStreamWaitValue32_v2": [stream, c_uint64(self.device["D0"] + 1), c_uint32(0), c_uint(0)],
         }
         del wild
-        status = getattr(self.cuda, what)(*calls[what])
+        status = getattr(cuda.lib, what)(*calls[what])
         self.answers.append([self.at, what, status, flags.value])
 
     def host(self, name: str, first: int, parts: int, value: int, stream: str) -> None:
@@ -536,59 +398,30 @@ class Player:
             target[:] = value
 
         self.kept.append(HOST_FUNCTION(write))
-        self.do("cuLaunchHostFunc", self.stream(stream), self.kept[-1], None)
+        must("cuLaunchHostFunc", self.stream(stream), self.kept[-1], None)
         self.model.on(stream, dict.fromkeys(spots(name, first, parts), value))
 
     def record(self, event: int, stream: str) -> None:
-        self.do("cuEventRecord", self.event(event), self.stream(stream))
+        must("cuEventRecord", self.event(event), self.stream(stream))
         self.model.events[event] = self.model.on(stream, {})
 
     def wait(self, event: int, stream: str) -> None:
-        self.do("cuStreamWaitEvent", self.stream(stream), self.event(event), c_uint(0))
+        must("cuStreamWaitEvent", self.stream(stream), self.event(event), c_uint(0))
         self.model.on(stream, {}, self.model.events.get(event))
 
     def finish_event(self, event: int) -> None:
-        self.do("cuEventSynchronize", self.event(event))
+        must("cuEventSynchronize", self.event(event))
         if event in self.model.events:
             self.model.done |= self.model.through(self.model.events[event])
 
     def finish_stream(self, stream: str) -> None:
-        self.do("cuStreamSynchronize", self.stream(stream))
+        must("cuStreamSynchronize", self.stream(stream))
         if stream in self.model.last:
             self.model.done |= self.model.through(self.model.last[stream])
 
     def context(self) -> None:
-        self.do("cuCtxSynchronize")
+        must("cuCtxSynchronize")
         self.model.done = (1 << len(self.model.works)) - 1
-
-
-QUESTIONS = [
-    "cuStreamGetFlags",
-    "cuStreamGetPriority",
-    "cuStreamIsCapturing",
-    "cuStreamEndCapture",
-    "cuStreamBeginCapture_v2",
-    "cuMemAlloc_v2",
-    "cuMemFree_v2",
-    "cuMemFreeHost",
-    "cuMemcpyHtoD_v2",
-    "cuMemcpyDtoDAsync_v2",
-    "cuMemsetD32Async",
-    "cuMemsetD8Async",
-    "cuStreamWaitEvent",
-    "cuEventRecord",
-    "cuLaunchHostFunc",
-    "cuGraphLaunch",
-    "cuGraphDestroy",
-    "cuGraphCreate",
-    "cuGraphInstantiateWithFlags",
-    "cuMemHostGetFlags",
-    "cuMemHostRegister_v2",
-    "cuMemFreeAsync",
-    "cuLaunchKernel",
-    "cuStreamGetCaptureInfo_v2",
-    "cuStreamWaitValue32_v2",
-]
 
 
 def changed(part: Step) -> Step:
@@ -600,92 +433,6 @@ def changed(part: Step) -> Step:
             return [*part[:5], part[5] + 1]
         case _:
             return part
-
-
-def program(seed: int) -> list[Step]:
-    """Generates a sequence of calls; the first entry is the length of a part of a buffer."""
-    r = random.Random(seed)
-    value = iter(range(1000, 10**9, 1000))
-
-    def part() -> tuple[int, int]:
-        first = r.choice([0, 0, 0, 1, 2])
-        return first, r.randint(1, PARTS - first) if r.random() < 0.4 else PARTS - first
-
-    def device() -> str:
-        return r.choice(BUFFERS["device"][: r.choice([1, 2, 4])])
-
-    def host() -> str:
-        return r.choice(BUFFERS["host"])
-
-    def stream() -> str:
-        return r.choice(STREAMS)
-
-    def captured() -> Step:
-        call = work(r.choice(["copy_in", "copy_out", "copy_here", "set", "add", "add", "host"]))
-        # A copy between peers cannot be captured.
-        return [way if way != "peer" else "plain" for way in call]
-
-    def work(kind: str) -> Step:
-        first, parts = part()
-        match kind:
-            case "copy_in":
-                return [kind, device(), host(), first, parts, r.choice(WAYS)]
-            case "copy_out":
-                return [kind, host(), device(), first, parts, r.choice(WAYS)]
-            case "copy_here":
-                to, source = r.sample(BUFFERS["device"], 2)
-                return [kind, to, source, first, parts, r.choice(WAYS_HERE)]
-            case "set":
-                return [kind, device(), first, parts, next(value)]
-            case "host":
-                # A GPU's driver reads pageable memory when a copy is submitted, before host functions write it.
-                return [kind, host().replace("H", "P"), first, parts, next(value)]
-            case _:
-                return ["add", device(), device(), first, parts, r.randint(1, 9)]
-
-    def step() -> list[Step]:
-        match r.choice("wwwwwwwwSSSSSbbbfflleEcsgggvqq"):
-            case "w":
-                kind = r.choice(["copy_in", "copy_out", "copy_here", "set", "add", "add", "add", "host"])
-                # Without a stream these two are asynchronous, too.
-                is_plain = kind in ("copy_here", "set") and r.random() < 0.3
-                return [[*work(kind), None if is_plain else stream()]]
-            case "S":
-                # A synchronous copy, after something slow, and a read of it.
-                name, to = host(), device()
-                fill = ["fill", name, 0, PARTS, next(value)]
-                busy = [["busy", r.choice(STREAMS[:3])]] * r.choice([0, 1, 3])
-                copy = ["copy_in", to, name, *part(), r.choice(WAYS), None]
-                reads = ["copy_out", host(), to] if r.random() < 0.5 else ["add", device(), to]
-                reads += [*part(), 3] if reads[0] == "add" else [*part(), r.choice(WAYS)]
-                return [fill, *busy, copy, [*reads, r.choice(STREAMS[3:]) if r.random() < 0.7 else stream()]]
-            case "b":
-                return [["busy", stream()]]
-            case "f":
-                return [["fill", host(), *part(), next(value)]]
-            case "l":
-                return [["copy_out", name := host(), device(), *part(), r.choice(WAYS), None], ["look", name]]
-            case "e":
-                event = r.randrange(EVENTS)
-                return [["record", event, stream()], ["wait", event, stream()]]
-            case "E":
-                event = r.randrange(EVENTS)
-                return [["record", event, stream()], ["finish_event", event], ["look", host()]]
-            case "c":
-                return [["context"]]
-            case "s":
-                return [["finish_stream", stream()], ["look", host()]]
-            case "v":
-                return [["word_between", *r.sample(STREAMS, 2)]]
-            case "q":
-                return [["ask", r.choice(QUESTIONS), stream()]]
-            case _:
-                return [["graph", [captured() for _ in range(r.randint(1, 4))], r.choice(GRAPHS), stream()]]
-
-    steps: list[Step] = [["words", r.choice(PART_WORDS)]]
-    for _ in range(r.randint(8, 24)):
-        steps += step()
-    return steps
 
 
 def shrink(player: Player, steps: list[Step], why: str) -> tuple[list[Step], str]:

@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ordering import Step, program
+from ordering_programs import program
+from ordering_rules import Step
 
 PROGRAM = Path(__file__).with_name("ordering.py")
 BATCH = 20
