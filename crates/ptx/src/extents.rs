@@ -29,12 +29,7 @@ pub(crate) fn validate(
             limit: required.iter().map(|&n| u64::from(n)).product(),
         });
     }
-    // A kernel is charged the static memory of the whole module; ptxas charges what the kernel
-    // reaches, 48 KiB at most.
-    let shared = match dynamic_shared_bytes {
-        0 => kernel.shared_bytes.into(),
-        dynamic => u64::from(kernel.dynamic_shared_offset) + u64::from(dynamic),
-    };
+    let shared = u64::from(kernel.shared_bytes) + u64::from(dynamic_shared_bytes);
     limit(
         "shared memory in bytes",
         shared,

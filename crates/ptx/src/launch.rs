@@ -195,7 +195,7 @@ impl Launch<'_> {
         )?;
         let params = aligned(&self.params[..kernel.param_bytes as usize]);
         let named_bytes = match self.dynamic_shared_bytes {
-            0 => kernel.shared_bytes,
+            0 => kernel.shared_end,
             dynamic => kernel.dynamic_shared_offset + dynamic,
         };
         // As on a GPU, where a block may use the rest of its last unit.

@@ -38,7 +38,10 @@ pub const SHARED_UNIT_BYTES: u32 = 128;
 /// Static and dynamic shared memory of a block whose kernel opted in (sm_90; a device of lower
 /// capability checks for less).
 pub const SHARED_OPTIN_BYTES_MAX: u32 = 227 << 10;
-/// Shared memory of a block without opting in.
+/// Range in which the static shared variables of a module have their places; a kernel has the
+/// memory up to its last one.
+pub const SHARED_PLACED_BYTES_MAX: u64 = 1 << 20;
+/// Shared memory of a block without opting in; static shared memory of any kernel.
 pub const SHARED_DEFAULT_BYTES_MAX: u32 = 48 << 10;
 /// Blocks of a cooperative launch, which are all in memory together: 108 multiprocessors of 32
 /// blocks, as on an A100.

@@ -109,7 +109,7 @@ impl Module {
             ast,
             base,
             |unit, name| {
-                let index = *lowered.functions.get(&(unit, name))?;
+                let index = *layout.functions.by_name.get(&(unit, name))?;
                 Some(FUNCTION_WINDOW | u64::from(index))
             },
             |offset, bytes| Ok(memory.write(base.wrapping_add(offset), bytes)?),

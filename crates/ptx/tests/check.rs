@@ -133,84 +133,84 @@ fn barriers_at_two_places() {
     found("two_barriers", 1, 64, &words, |d| vec![zeros(d, 64)]);
 }
 
-/// Correct programs, run with all checks, also in the orders of some seeds.
-#[test]
-fn correct_programs_give_no_report_and_the_same_results() {
+/// Runs correct programs with all checks, in one order of threads.
+struct Correct {
+    checker: Checker,
+    seed: Option<u64>,
+}
+
+impl Correct {
+    /// Runs a kernel, which must end without a report.
+    fn run(&self, device: &Device, kernel: &str, grid: [u32; 2], block: [u32; 2], args: &[Arg]) {
+        let (grid, block) = ([grid[0], grid[1], 1], [block[0], block[1], 1]);
+        device
+            .try_run_watched(kernel, grid, block, 2048, args, Some(&self.checker))
+            .unwrap_or_else(|e| panic!("{kernel}: {e}"));
+        let reports = self.checker.take_reports();
+        assert_eq!(reports, [""; 0], "{kernel}, seed {:?}", self.seed);
+    }
+}
+
+/// Runs `programs` in the usual order and in those of some seeds.
+fn in_each_order(programs: impl Fn(&Correct)) {
     for seed in [None, Some(1), Some(2)] {
         let checker = Checker::new(all(), seed);
-        let run = |device: &Device, kernel: &str, grid: [u32; 2], block: [u32; 2], args: &[Arg]| {
-            let (grid, block) = ([grid[0], grid[1], 1], [block[0], block[1], 1]);
-            device
-                .try_run_watched(kernel, grid, block, 2048, args, Some(&checker))
-                .unwrap_or_else(|e| panic!("{kernel}: {e}"));
-            assert_eq!(checker.take_reports(), [""; 0], "{kernel}, seed {seed:?}");
-        };
+        programs(&Correct { checker, seed });
+    }
+}
+
+#[test]
+fn correct_blocks_give_no_report_and_the_same_results() {
+    in_each_order(|correct| {
         let basics = device(BASICS);
         let n = 32;
         let ones = Arg::Ptr(basics.upload(&vec![1f32; n * n]));
         let c = basics.alloc(n * n * 4);
         let args = [ones, ones, Arg::Ptr(c), Arg::I32(n as i32)];
-        run(&basics, "matmul_tiled", [2, 2], [16, 16], &args);
+        correct.run(&basics, "matmul_tiled", [2, 2], [16, 16], &args);
         assert_eq!(basics.download::<f32>(c, n * n), vec![32.0; n * n]);
         let doubles = Arg::Ptr(basics.upload(&vec![1f64; 512]));
         let dot = basics.alloc(8);
         let args = [doubles, doubles, Arg::Ptr(dot), Arg::I32(512)];
-        run(&basics, "dot_double", [1, 1], [128, 1], &args);
+        correct.run(&basics, "dot_double", [1, 1], [128, 1], &args);
         assert_eq!(basics.download::<f64>(dot, 1), [512.0]);
         let turned = Arg::Ptr(basics.alloc(512 * 8));
         let args = [doubles, turned, Arg::I32(16), Arg::I32(32)];
-        run(&basics, "transpose", [1, 2], [16, 16], &args);
+        correct.run(&basics, "transpose", [1, 2], [16, 16], &args);
+    });
+}
 
+#[test]
+fn correct_warps_give_no_report_and_the_same_results() {
+    in_each_order(|correct| {
         let warp = device(WARP);
+        let run = |kernel, blocks, threads, args: &[Arg]| {
+            correct.run(&warp, kernel, [blocks, 1], [threads, 1], args);
+        };
         let ints = Arg::Ptr(warp.upload(&vec![1i32; 512]));
         let out = warp.alloc(512 * 4);
-        run(
-            &warp,
-            "scan_block",
-            [1, 1],
-            [512, 1],
-            &[ints, Arg::Ptr(out), Arg::I32(512)],
-        );
+        run("scan_block", 1, 512, &[ints, Arg::Ptr(out), Arg::I32(512)]);
         assert_eq!(warp.download::<i32>(out, 512)[511], 512);
         let sum = warp.upload(&[0f32]);
         let floats = Arg::Ptr(warp.upload(&vec![1f32; 512]));
         run(
-            &warp,
             "reduce_sum",
-            [2, 1],
-            [128, 1],
+            2,
+            128,
             &[floats, Arg::Ptr(sum), Arg::I32(512)],
         );
         assert_eq!(warp.download::<f32>(sum, 1), [512.0]);
         let bins = zeros(&warp, 256);
-        run(
-            &warp,
-            "histogram",
-            [2, 1],
-            [128, 1],
-            &[ints, bins, Arg::I32(512)],
-        );
+        run("histogram", 2, 128, &[ints, bins, Arg::I32(512)]);
         let (lock, counter) = (zeros(&warp, 1), warp.upload(&[0u32]));
         let args = [lock, Arg::Ptr(counter), Arg::I32(3)];
-        run(&warp, "spin_lock", [2, 1], [32, 1], &args);
+        run("spin_lock", 2, 32, &args);
         assert_eq!(warp.download::<u32>(counter, 1), [192]);
         let (flags, sums) = (zeros(&warp, 8), zeros(&warp, 8));
-        run(&warp, "chain", [8, 1], [32, 1], &[flags, sums]);
-        run(
-            &warp,
-            "early_exit",
-            [1, 1],
-            [64, 1],
-            &[zeros(&warp, 64), Arg::I32(40)],
-        );
-        run(
-            &warp,
-            "barrier_counts",
-            [1, 1],
-            [64, 1],
-            &[zeros(&warp, 64)],
-        );
-    }
+        run("chain", 8, 32, &[flags, sums]);
+        run("early_exit", 1, 64, &[zeros(&warp, 64), Arg::I32(40)]);
+        run("barrier_counts", 1, 64, &[zeros(&warp, 64)]);
+    });
 }
 
 /// The number of lost updates depends on the order, and so on the seed alone.

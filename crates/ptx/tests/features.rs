@@ -248,8 +248,8 @@ fn edges(n: usize) -> Vec<u32> {
         .collect()
 }
 
-#[test]
-fn floats_of_16_bits() {
+/// Arithmetic and comparisons of floats of 16 bits.
+fn arithmetic_of_16_bits() -> Vec<String> {
     let mut list = Vec::new();
     let mut add = |form: String| list.push(form);
     for (ty, registers) in [("f16", "h"), ("f16x2", "r"), ("bf16", "h"), ("bf16x2", "r")] {
@@ -286,6 +286,13 @@ fn floats_of_16_bits() {
             add(format!("setp.{cmp}.{ty} {d}, {sources};"));
         }
     }
+    list
+}
+
+/// Conversions between floats and integers, by rounding.
+fn rounded_conversions() -> Vec<String> {
+    let mut list = Vec::new();
+    let mut add = |form: String| list.push(form);
     for rounding in ["rn", "rz", "rm", "rp"] {
         for flags in ["", ".sat"] {
             add(format!("cvt.{rounding}{flags}.f16.f32 %h0, %f1;"));
@@ -317,40 +324,47 @@ fn floats_of_16_bits() {
             add(format!("cvt.{rounding}{relu}.bf16x2.f32 %r0, %f1, %f2;"));
         }
     }
-    for form in [
-        "cvt.rn.relu.f16.f32 %h0, %f1;",
-        "cvt.f32.f16 %f0, %h1;",
-        "cvt.sat.f32.f16 %f0, %h1;",
-        "cvt.f32.bf16 %f0, %h1;",
-        "cvt.sat.f32.f32 %f0, %f1;",
-        "cvt.ftz.f32.f32 %f0, %f1;",
-        "cvt.ftz.sat.f32.f32 %f0, %f1;",
-        "cvt.rn.f32.s32 %f0, %r1;",
-        "cvt.rn.f32.u32 %f0, %r1;",
-        "cvt.rn.f32.s16 %f0, %h1;",
-        "cvt.rn.f32.u16 %f0, %h1;",
-        "cvt.s32.s16 %r0, %h1;",
-        "cvt.u32.s8 %r0, %r1;",
-        "cvt.s16.s8 %h0, %h1;",
-        "cvt.u8.u32 %r0, %r1;",
-        "cvt.sat.u8.s32 %r0, %r1;",
-        "div.u32 %r0, %r1, %r2;",
-        "rem.u32 %r0, %r1, %r2;",
-        "and.b32 %r5, %r2, 7; div.u32 %r0, %r1, %r5;",
-        "and.b32 %r5, %r2, 7; rem.u32 %r0, %r1, %r5;",
-        "shr.u32 %r5, %r1, 3; add.u32 %r5, %r5, 1; div.u32 %r0, %r1, %r5;",
-        "neg.ftz.f32 %f0, %f1;",
-        "abs.ftz.f32 %f0, %f1;",
-        "neg.f32 %f0, %f1;",
-        "abs.f32 %f0, %f1;",
-        "rcp.rn.f32 %f0, %f1;",
-        "sqrt.rn.ftz.f32 %f0, %f1;",
-        "rsqrt.approx.f32 %f0, %f1;",
-        "ex2.approx.f32 %f0, %f1;",
-        "mov.b32 %r0, {%h1, %h2};",
-    ] {
-        add(form.into());
-    }
+    list
+}
+
+const OTHER_FORMS: [&str; 30] = [
+    "cvt.rn.relu.f16.f32 %h0, %f1;",
+    "cvt.f32.f16 %f0, %h1;",
+    "cvt.sat.f32.f16 %f0, %h1;",
+    "cvt.f32.bf16 %f0, %h1;",
+    "cvt.sat.f32.f32 %f0, %f1;",
+    "cvt.ftz.f32.f32 %f0, %f1;",
+    "cvt.ftz.sat.f32.f32 %f0, %f1;",
+    "cvt.rn.f32.s32 %f0, %r1;",
+    "cvt.rn.f32.u32 %f0, %r1;",
+    "cvt.rn.f32.s16 %f0, %h1;",
+    "cvt.rn.f32.u16 %f0, %h1;",
+    "cvt.s32.s16 %r0, %h1;",
+    "cvt.u32.s8 %r0, %r1;",
+    "cvt.s16.s8 %h0, %h1;",
+    "cvt.u8.u32 %r0, %r1;",
+    "cvt.sat.u8.s32 %r0, %r1;",
+    "div.u32 %r0, %r1, %r2;",
+    "rem.u32 %r0, %r1, %r2;",
+    "and.b32 %r5, %r2, 7; div.u32 %r0, %r1, %r5;",
+    "and.b32 %r5, %r2, 7; rem.u32 %r0, %r1, %r5;",
+    "shr.u32 %r5, %r1, 3; add.u32 %r5, %r5, 1; div.u32 %r0, %r1, %r5;",
+    "neg.ftz.f32 %f0, %f1;",
+    "abs.ftz.f32 %f0, %f1;",
+    "neg.f32 %f0, %f1;",
+    "abs.f32 %f0, %f1;",
+    "rcp.rn.f32 %f0, %f1;",
+    "sqrt.rn.ftz.f32 %f0, %f1;",
+    "rsqrt.approx.f32 %f0, %f1;",
+    "ex2.approx.f32 %f0, %f1;",
+    "mov.b32 %r0, {%h1, %h2};",
+];
+
+#[test]
+fn floats_of_16_bits() {
+    let mut list = arithmetic_of_16_bits();
+    list.extend(rounded_conversions());
+    list.extend(OTHER_FORMS.map(String::from));
     let threads = 2048;
     both(
         &forms(&list),
@@ -364,6 +378,54 @@ fn floats_of_16_bits() {
         },
     );
 }
+
+/// Instructions, and the registers of a, b, c and d.
+const MATRIX_FORMS: [(&str, [usize; 4]); 11] = [
+    (
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
+        [4, 2, 4, 4],
+    ),
+    (
+        "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16",
+        [4, 2, 2, 2],
+    ),
+    (
+        "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32",
+        [2, 1, 4, 4],
+    ),
+    (
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32",
+        [4, 2, 4, 4],
+    ),
+    (
+        "mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32",
+        [2, 1, 4, 4],
+    ),
+    (
+        "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32",
+        [4, 2, 4, 4],
+    ),
+    (
+        "mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.u8.s32",
+        [4, 2, 4, 4],
+    ),
+    (
+        "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32",
+        [1, 1, 2, 2],
+    ),
+    (
+        "mma.sync.aligned.m16n8k64.row.col.s32.s4.u4.s32",
+        [4, 2, 4, 4],
+    ),
+    (
+        "wmma.mma.sync.aligned.row.col.m32n8k16.f16.f32",
+        [8, 8, 8, 4],
+    ),
+    (
+        "wmma.mma.sync.aligned.row.row.m8n32k16.f32.f16",
+        [8, 8, 4, 8],
+    ),
+];
 
 /// Eight warps that each multiply matrices of random bits: halves, pairs, bytes, and 32 bits.
 fn matrices() -> String {
@@ -382,67 +444,7 @@ fn matrices() -> String {
         format!("{{{}}}", rows.join(","))
     };
     let mut at = 0;
-    for (form, a, b, c, d) in [
-        (
-            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
-            4,
-            2,
-            4,
-            4,
-        ),
-        (
-            "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16",
-            4,
-            2,
-            2,
-            2,
-        ),
-        (
-            "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32",
-            2,
-            1,
-            4,
-            4,
-        ),
-        (
-            "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32",
-            4,
-            2,
-            4,
-            4,
-        ),
-        (
-            "mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32",
-            2,
-            1,
-            4,
-            4,
-        ),
-        (
-            "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32",
-            4,
-            2,
-            4,
-            4,
-        ),
-        (
-            "mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.u8.s32",
-            4,
-            2,
-            4,
-            4,
-        ),
-        ("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32", 1, 1, 2, 2),
-        (
-            "mma.sync.aligned.m16n8k64.row.col.s32.s4.u4.s32",
-            4,
-            2,
-            4,
-            4,
-        ),
-        ("wmma.mma.sync.aligned.row.col.m32n8k16.f16.f32", 8, 8, 8, 4),
-        ("wmma.mma.sync.aligned.row.row.m8n32k16.f32.f16", 8, 8, 4, 8),
-    ] {
+    for (form, [a, b, c, d]) in MATRIX_FORMS {
         let sources = [list(0, a), list(8, b), list(16, c)].join(",");
         text += &format!(
             "{{ .reg .b32 %d<8>;\n{form} {}, {sources};\n",

@@ -349,6 +349,10 @@ fn refusals_name_the_line_and_instruction() {
             other => panic!("{body}: {other:?}"),
         }
     }
+}
+
+#[test]
+fn contradictions_name_the_line() {
     for body in [
         "add.s32 %r0, %r1;",
         "add.s32 %r0, %p0, 1;",
@@ -368,6 +372,10 @@ fn refusals_name_the_line_and_instruction() {
             load(body)
         );
     }
+}
+
+#[test]
+fn broken_texts_and_greedy_ones_are_refused() {
     for body in [
         "add.s32 %r0 %r1;",
         "add.s32 %r0, [;",

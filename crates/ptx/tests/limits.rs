@@ -144,7 +144,10 @@ fn greedy_modules_are_refused_with_the_limit() {
             body(".local .b8 l[524289];"),
             "local memory of a thread in bytes",
         ),
-        (body(".shared .b8 s[240000];"), "shared memory in bytes"),
+        (
+            body(".shared .b8 s[240000];"),
+            "static shared memory of a kernel in bytes",
+        ),
         (
             format!("{HEADER}.const .b8 c[65537];"),
             "constant memory in bytes",

@@ -395,16 +395,6 @@ fn vprintf_may_be_declared_without_its_result() {
     assert_eq!(words(&kernel(before, body), 1), [3]);
 }
 
-/// nvcc puts the arrays of all functions of a module side by side: together they may be larger than
-/// what one kernel may have.
-#[test]
-fn shared_arrays_of_a_module_may_exceed_the_limit_of_a_kernel() {
-    let before = ".shared .align 4 .b8 first[32000];\n.shared .align 4 .b8 second[32000];";
-    let body = "st.shared.u32 [second+31996], 7; ld.shared.u32 %r1, [second+31996];\n\
-                st.global.u32 [%rd0], %r1;";
-    assert_eq!(words(&kernel(before, body), 1), [7]);
-}
-
 /// PTX ISA, Arrays as Operands: the index counts elements. drjit's indirect calls are so.
 #[test]
 fn elements_of_arrays_are_addresses() {
@@ -430,5 +420,79 @@ fn elements_of_arrays_are_addresses() {
     ] {
         let error = lower::check(&kernel(before, text)).unwrap_err().to_string();
         assert!(error.contains(said), "{text}: {error}");
+    }
+}
+
+/// ptxas 13.0 takes these too.
+#[test]
+fn offsets_are_expressions() {
+    let before = ".global .align 4 .u32 g[2*4] = {10, 11, 12, 13, 14};";
+    let body = "ld.global.u32 %r1, [g+4*2]; st.global.u32 [%rd0], %r1; mov.u64 %rd2, g;\n\
+                ld.global.u32 %r1, [%rd2+(1+2)*4]; st.global.u32 [%rd0+8-4], %r1;\n\
+                ld.global.u32 %r1, g[8/2]; st.global.u32 [%rd0+8], %r1;\n\
+                mov.u64 %rd3, g+2*2; ld.global.u32 %r1, [%rd3+-4]; st.global.u32 [%rd0+3*4], %r1;";
+    assert_eq!(words(&kernel(before, body), 4), [12, 13, 14, 10]);
+    let Err(error) = lower::check(&kernel(before, "ld.global.u32 %r1, [g+4*];")) else {
+        panic!("half an expression");
+    };
+    assert!(error.to_string().contains("a constant"), "{error}");
+}
+
+#[test]
+fn special_registers_are_vectors() {
+    let body = "mov.v4.u32 {%r1, %r2, %r3, %r4}, %ntid; add.u32 %r1, %r1, %r2; add.u32 %r3, %r3, %r4;\n\
+                st.global.u32 [%rd0], %r1; st.global.u32 [%rd0+4], %r3; .reg .v4 .u32 %v; mov.v4.u32 %v, %tid;\n\
+                shl.b32 %r5, %v.x, 1; setp.eq.u32 %p0, %v.x, 5; @%p0 st.global.u32 [%rd0+8], %r5;";
+    assert_eq!(words(&kernel("", body), 3), [33, 1, 10]);
+    for text in [
+        "mov.v4.u32 %tid, {%r1, %r2, %r3, %r4};",
+        "mov.v2.u32 {%r1, %r2}, %tid;",
+        "mov.v2.u64 {%rd2, %rd3}, %tid;",
+    ] {
+        assert!(lower::check(&kernel("", text)).is_err(), "{text}");
+    }
+}
+
+/// ptxas makes a test of bits 61, 62 and 63 of it.
+#[test]
+fn addresses_say_the_kind_of_an_object() {
+    let body = "mov.u64 %rd2, 0x5000000000000000; istypep.texref %p0, %rd2; istypep.samplerref %p1, %rd2;\n\
+                istypep.surfref %p2, %rd2; mov.u64 %rd2, 0xa000000000000000; istypep.texref %p3, %rd2;\n\
+                selp.u32 %r1, 1, 0, %p0; st.global.u32 [%rd0], %r1; selp.u32 %r1, 1, 0, %p1; st.global.u32 [%rd0+4], %r1;\n\
+                selp.u32 %r1, 1, 0, %p2; st.global.u32 [%rd0+8], %r1; selp.u32 %r1, 1, 0, %p3; st.global.u32 [%rd0+12], %r1;\n\
+                istypep.surfref %p0, %rd2; selp.u32 %r1, 1, 0, %p0; st.global.u32 [%rd0+16], %r1;";
+    assert_eq!(words(&kernel("", body), 5), [0, 1, 0, 1, 1]);
+}
+
+#[test]
+fn attributes_may_stand_before_the_space() {
+    let before = ".visible .attribute(.managed) .global .align 4 .u32 shown = 7;\n\
+                  .global .attribute(.managed) .u32 other; .global .u32 plain;";
+    let device = Device::new(&kernel(before, ""));
+    let managed = |name| device.module.global(name).unwrap().managed;
+    assert_eq!(
+        ["shown", "other", "plain"].map(managed),
+        [true, true, false]
+    );
+}
+
+#[test]
+fn references_are_refused_by_name() {
+    for (before, kind) in [
+        (".global .texref image;", ".texref"),
+        (".visible .global .samplerref s;", ".samplerref"),
+        (".global .surfref image;", ".surfref"),
+        (".tex .u32 image;", ".tex"),
+    ] {
+        let Err(Error::Unsupported {
+            at,
+            instruction,
+            reason,
+        }) = lower::check(&kernel(&format!("\n{before}"), ""))
+        else {
+            panic!("{before}");
+        };
+        assert_eq!((at.line, instruction.as_str()), (5, kind));
+        assert!(reason.starts_with("texture, sampler and surface references"));
     }
 }

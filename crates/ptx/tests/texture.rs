@@ -202,58 +202,96 @@ fn filtering_weighs_by_eight_bits() {
     );
 }
 
-#[test]
-fn planes_boxes_and_layers() {
-    let bench = Bench::new(&[
-        TEX_2D,
-        "tex.3d.v4.f32.f32 {%d0, %d1, %d2, %d3}, [%rd0, {%c0, %c1, %c2, %c2}];",
-        "tex.a1d.v4.f32.f32 {%d0, %d1, %d2, %d3}, [%rd0, {%c2, %c0}];",
-        "tex.a2d.v4.f32.f32 {%d0, %d1, %d2, %d3}, [%rd0, {%c2, %c0, %c1, %c1}];",
-        "tld4.r.2d.v4.f32.f32 {%d0, %d1, %d2, %d3}, [%rd0, {%c0, %c1}];",
-        "txq.width.b32 %d0, [%rd0]; txq.height.b32 %d1, [%rd0]; txq.depth.b32 %d2, [%rd0]; txq.array_size.b32 %d3, [%rd0];",
-        "tex.level.2d.v4.f32.f32 {%d0, %d1, %d2, %d3}, [%rd0, {%c0, %c1}], %c2;",
-    ]);
-    // value = 100 z + 10 y + x
-    let value = |x: u64, y: u64, z: u64| (100 * z + 10 * y + x) as f32;
-    let mut data = Vec::new();
-    for z in 0..3 {
-        for y in 0..4 {
-            // A pitch of 8 texels for 5.
-            data.extend((0..8).map(|x| if x < 5 { value(x, y, z) } else { f32::NAN }));
+/// Texels of value 100 z + 10 y + x, and kernels that read them.
+struct Boxes {
+    bench: Bench,
+    plane: Texels,
+}
+
+fn value(x: u64, y: u64, z: u64) -> f32 {
+    (100 * z + 10 * y + x) as f32
+}
+
+fn clamp() -> Sampler {
+    sampler(AddressMode::Clamp, false, false)
+}
+
+fn linear() -> Sampler {
+    sampler(AddressMode::Clamp, true, false)
+}
+
+impl Boxes {
+    fn new() -> Boxes {
+        let bench = Bench::new(&[
+            TEX_2D,
+            "tex.3d.v4.f32.f32 {%d0, %d1, %d2, %d3}, [%rd0, {%c0, %c1, %c2, %c2}];",
+            "tex.a1d.v4.f32.f32 {%d0, %d1, %d2, %d3}, [%rd0, {%c2, %c0}];",
+            "tex.a2d.v4.f32.f32 {%d0, %d1, %d2, %d3}, [%rd0, {%c2, %c0, %c1, %c1}];",
+            "tld4.r.2d.v4.f32.f32 {%d0, %d1, %d2, %d3}, [%rd0, {%c0, %c1}];",
+            "txq.width.b32 %d0, [%rd0]; txq.height.b32 %d1, [%rd0]; txq.depth.b32 %d2, [%rd0]; txq.array_size.b32 %d3, [%rd0];",
+            "tex.level.2d.v4.f32.f32 {%d0, %d1, %d2, %d3}, [%rd0, {%c0, %c1}], %c2;",
+        ]);
+        let mut data = Vec::new();
+        for z in 0..3 {
+            for y in 0..4 {
+                // A pitch of 8 texels for 5.
+                data.extend((0..8).map(|x| if x < 5 { value(x, y, z) } else { f32::NAN }));
+            }
         }
+        let address = bench.device.upload(&data);
+        let plane = Texels {
+            address,
+            channel: Channel::Float,
+            channels: 1,
+            size: [5, 4, 1],
+            dimensions: 2,
+            layers: None,
+            cube: Cube::No,
+            levels: 1,
+            pitch_bytes: 32,
+        };
+        Boxes { bench, plane }
     }
-    let address = bench.device.upload(&data);
-    let plane = Texels {
-        address,
-        channel: Channel::Float,
-        channels: 1,
-        size: [5, 4, 1],
-        dimensions: 2,
-        layers: None,
-        cube: Cube::No,
-        levels: 1,
-        pitch_bytes: 32,
-    };
-    let (clamp, linear) = (
-        sampler(AddressMode::Clamp, false, false),
-        sampler(AddressMode::Clamp, true, false),
-    );
-    let first = |k, at: [f32; 3]| bench.floats(k, &[[at[0], at[1], at[2], 0.0]])[0][0];
-    let layer = |k, at: [f32; 2], layer: u32| {
+
+    /// Gives the kernels a texture.
+    fn texture(&self, texels: Texels, sampler: Sampler) {
+        self.bench.texture(texels, sampler);
+    }
+
+    /// Returns the first channel at these coordinates, as kernel `k` reads it.
+    fn first(&self, k: usize, at: [f32; 3]) -> f32 {
+        self.bench.floats(k, &[[at[0], at[1], at[2], 0.0]])[0][0]
+    }
+
+    fn layer(&self, k: usize, at: [f32; 2], layer: u32) -> f32 {
         let at = [at[0].to_bits(), at[1].to_bits(), layer, 0];
-        f32::from_bits(bench.try_words(k, &[at]).unwrap()[0][0])
-    };
-    bench.texture(plane, clamp);
-    assert_eq!(first(0, [2.5, 1.5, 0.0]), value(2, 1, 0));
-    assert_eq!(first(0, [9.0, -2.0, 0.0]), value(4, 0, 0));
-    assert_eq!(first(6, [2.5, 1.5, 7.0]), value(2, 1, 0));
-    bench.texture(plane, linear);
+        f32::from_bits(self.bench.try_words(k, &[at]).unwrap()[0][0])
+    }
+
+    /// Returns width, height, depth and layers.
+    fn size(&self) -> [u32; 4] {
+        self.bench.try_words(5, &[[0; 4]]).unwrap()[0]
+    }
+}
+
+#[test]
+fn planes() {
+    let boxes = Boxes::new();
+    let plane = boxes.plane;
+    boxes.texture(plane, clamp());
+    assert_eq!(boxes.first(0, [2.5, 1.5, 0.0]), value(2, 1, 0));
+    assert_eq!(boxes.first(0, [9.0, -2.0, 0.0]), value(4, 0, 0));
+    assert_eq!(boxes.first(6, [2.5, 1.5, 7.0]), value(2, 1, 0));
+    boxes.texture(plane, linear());
     // The values are linear in x and y, so filtering returns the coordinates.
-    assert_eq!(first(0, [2.75, 1.5, 0.0]), value(2, 1, 0) + 0.25);
-    assert_eq!(first(0, [2.75, 2.0, 0.0]), value(2, 1, 0) + 0.25 + 5.0);
+    assert_eq!(boxes.first(0, [2.75, 1.5, 0.0]), value(2, 1, 0) + 0.25);
+    assert_eq!(
+        boxes.first(0, [2.75, 2.0, 0.0]),
+        value(2, 1, 0) + 0.25 + 5.0
+    );
     // Counter-clockwise from the lower left, with y pointing down.
     assert_eq!(
-        bench.floats(4, &[[2.9, 1.7, 0.0, 0.0]])[0],
+        boxes.bench.floats(4, &[[2.9, 1.7, 0.0, 0.0]])[0],
         [
             value(2, 2, 0),
             value(3, 2, 0),
@@ -261,39 +299,50 @@ fn planes_boxes_and_layers() {
             value(2, 1, 0)
         ]
     );
-    assert_eq!(bench.try_words(5, &[[0; 4]]).unwrap()[0], [5, 4, 0, 0]);
+    assert_eq!(boxes.size(), [5, 4, 0, 0]);
+}
+
+#[test]
+fn boxes() {
+    let boxes = Boxes::new();
     let cube = Texels {
         size: [5, 4, 3],
         dimensions: 3,
-        ..plane
+        ..boxes.plane
     };
-    bench.texture(cube, clamp);
-    assert_eq!(first(1, [4.5, 3.5, 2.5]), value(4, 3, 2));
-    bench.texture(cube, linear);
-    assert_eq!(first(1, [1.0, 2.0, 1.5]), value(0, 1, 1) + 0.5 + 5.0);
+    boxes.texture(cube, clamp());
+    assert_eq!(boxes.first(1, [4.5, 3.5, 2.5]), value(4, 3, 2));
+    boxes.texture(cube, linear());
+    assert_eq!(boxes.first(1, [1.0, 2.0, 1.5]), value(0, 1, 1) + 0.5 + 5.0);
     assert_eq!(
-        first(1, [1.0, 2.0, 2.25]),
+        boxes.first(1, [1.0, 2.0, 2.25]),
         value(0, 1, 1) + 0.5 + 5.0 + 75.0
     );
-    assert_eq!(bench.try_words(5, &[[0; 4]]).unwrap()[0], [5, 4, 3, 0]);
+    assert_eq!(boxes.size(), [5, 4, 3, 0]);
+}
+
+#[test]
+fn layers() {
+    let boxes = Boxes::new();
+    let plane = boxes.plane;
     let layers = Texels {
         layers: Some(3),
         ..plane
     };
-    bench.texture(layers, linear);
-    assert_eq!(layer(3, [2.75, 1.5], 2), value(2, 1, 2) + 0.25);
-    assert_eq!(layer(3, [2.5, 1.5], 9), value(2, 1, 2));
-    assert_eq!(bench.try_words(5, &[[0; 4]]).unwrap()[0], [5, 4, 0, 3]);
+    boxes.texture(layers, linear());
+    assert_eq!(boxes.layer(3, [2.75, 1.5], 2), value(2, 1, 2) + 0.25);
+    assert_eq!(boxes.layer(3, [2.5, 1.5], 9), value(2, 1, 2));
+    assert_eq!(boxes.size(), [5, 4, 0, 3]);
     let lines = Texels {
         size: [5, 1, 1],
         dimensions: 1,
         layers: Some(12),
         ..plane
     };
-    bench.texture(lines, linear);
-    assert_eq!(layer(2, [3.0, 0.0], 5), value(2, 1, 1) + 0.5);
+    boxes.texture(lines, linear());
+    assert_eq!(boxes.layer(2, [3.0, 0.0], 5), value(2, 1, 1) + 0.5);
     // A geometry other than the texture's is a fault.
-    let fault = bench.try_words(0, &[[0; 4]]).unwrap_err();
+    let fault = boxes.bench.try_words(0, &[[0; 4]]).unwrap_err();
     assert!(
         matches!(&fault, LaunchError::Fault(f) if matches!(&f.kind, FaultKind::Trap { reason } if reason.contains("dimensions"))),
         "{fault}"

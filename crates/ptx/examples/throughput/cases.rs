@@ -77,15 +77,28 @@ impl Case {
 
 type Extents = [usize; 2];
 
-/// Returns kernel, grid, block and arguments of a case.
-fn arguments(name: &'static str, device: &Device) -> (&'static str, Extents, Extents, Vec<Arg>) {
-    let int = |n: usize| Arg::I32(n as i32);
-    let some = |n: usize| {
-        let data: Vec<f32> = (0..n).map(|i| i as f32 * 0.001).collect();
-        Arg::Ptr(device.upload(&data))
-    };
+/// Kernel, grid, block and arguments of a case.
+type Arguments = (&'static str, Extents, Extents, Vec<Arg>);
+
+fn arguments(name: &'static str, device: &Device) -> Arguments {
+    let found = of_matrices(name, device).or_else(|| of_arrays(name, device));
+    found.unwrap_or_else(|| panic!("no arguments for {name}"))
+}
+
+fn int(n: usize) -> Arg {
+    Arg::I32(n as i32)
+}
+
+/// Floats from 0 in steps of a thousandth.
+fn some(device: &Device, n: usize) -> Arg {
+    let data: Vec<f32> = (0..n).map(|i| i as f32 * 0.001).collect();
+    Arg::Ptr(device.upload(&data))
+}
+
+fn of_matrices(name: &'static str, device: &Device) -> Option<Arguments> {
+    let some = |n| some(device, n);
     let room = |bytes: usize| Arg::Ptr(device.alloc(bytes));
-    match name {
+    Some(match name {
         "matmul_tiled" => {
             let n = 256;
             let args = vec![some(n * n), some(n * n), room(n * n * 4), int(n)];
@@ -97,6 +110,32 @@ fn arguments(name: &'static str, device: &Device) -> (&'static str, Extents, Ext
             let args = vec![x, y, int(rows), int(width)];
             ("softmax_rows", [rows / 8, 1], [256, 1], args)
         }
+        "transpose" => {
+            let n = 1024;
+            let args = vec![room(n * n * 8), room(n * n * 8), int(n), int(n)];
+            ("transpose", [n / 16, n / 16], [16, 16], args)
+        }
+        "mma_f16" | "mma_tf32" | "mma_s8" => {
+            let (steps, threads) = (16, 64 * 128);
+            // Valid as halves, singles and bytes: numbers around 1, or small integers.
+            let data: Vec<u32> = (0..steps * 1024)
+                .map(|i| 0x3c01_3c01 + (i as u32 * 7 % 251) * 0x2_0002)
+                .collect();
+            let args = vec![
+                Arg::Ptr(device.upload(&data)),
+                room(threads * 32 * 4),
+                int(steps),
+            ];
+            (name, [threads / 128, 1], [128, 1], args)
+        }
+        _ => return None,
+    })
+}
+
+fn of_arrays(name: &str, device: &Device) -> Option<Arguments> {
+    let some = |n| some(device, n);
+    let room = |bytes: usize| Arg::Ptr(device.alloc(bytes));
+    Some(match name {
         "reduction" => {
             let n = 1 << 21;
             let x = Arg::Ptr(device.upload(&vec![1f32; n]));
@@ -111,11 +150,6 @@ fn arguments(name: &'static str, device: &Device) -> (&'static str, Extents, Ext
             let n = 1 << 18;
             let args = vec![Arg::F32(0.5), room(n * 16), room(n * 16), int(n)];
             ("saxpy_stride", [64, 1], [256, 1], args)
-        }
-        "transpose" => {
-            let n = 1024;
-            let args = vec![room(n * n * 8), room(n * n * 8), int(n), int(n)];
-            ("transpose", [n / 16, n / 16], [16, 16], args)
         }
         "histogram" => {
             let n = 1 << 20;
@@ -148,19 +182,6 @@ fn arguments(name: &'static str, device: &Device) -> (&'static str, Extents, Ext
             let args = vec![some(n), room(n * 4), int(n), Arg::I32(3)];
             ("math_f32", [n / 256, 1], [256, 1], args)
         }
-        "mma_f16" | "mma_tf32" | "mma_s8" => {
-            let (steps, threads) = (16, 64 * 128);
-            // Valid as halves, singles and bytes: numbers around 1, or small integers.
-            let data: Vec<u32> = (0..steps * 1024)
-                .map(|i| 0x3c01_3c01 + (i as u32 * 7 % 251) * 0x2_0002)
-                .collect();
-            let args = vec![
-                Arg::Ptr(device.upload(&data)),
-                room(threads * 32 * 4),
-                int(steps),
-            ];
-            (name, [threads / 128, 1], [128, 1], args)
-        }
-        _ => panic!("no arguments for {name}"),
-    }
+        _ => return None,
+    })
 }

@@ -11,9 +11,11 @@ pub struct Kernel {
     /// `.maxntid` or `.reqntid`.
     pub max_threads: Option<[u32; 3]>,
     pub required_threads: Option<[u32; 3]>,
-    /// Shared memory that the PTX declares, in bytes.
+    /// Static shared memory of the kernel and the functions that it may call, in bytes.
     pub shared_bytes: u32,
-    /// Start of dynamic shared memory: `shared_bytes`, aligned.
+    /// End of that memory in a block; variables of other kernels may lie in between.
+    pub shared_end: u32,
+    /// Start of dynamic shared memory: `shared_end`, aligned.
     pub dynamic_shared_offset: u32,
     /// Local memory of a thread along the deepest chain of calls, in bytes; a recursion counts
     /// once.

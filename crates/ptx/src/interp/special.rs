@@ -2,6 +2,7 @@
 
 use crate::code::{Row, Special};
 use crate::interp::core::Core;
+use crate::limits::SHARED_UNIT_BYTES;
 
 impl Core<'_> {
     #[inline(never)]
@@ -30,7 +31,10 @@ impl Core<'_> {
             Special::LanemaskGe => lane(&|l| !((1u64 << l) - 1) as u32),
             Special::Envreg(index) => same(env.envregs[(index & 31) as usize]),
             Special::DynamicSharedBytes => same(env.dynamic_shared_bytes),
-            Special::TotalSharedBytes => same(env.shared_bytes),
+            Special::TotalSharedBytes => {
+                let bytes = env.kernel.shared_bytes + env.dynamic_shared_bytes;
+                same(bytes.next_multiple_of(SHARED_UNIT_BYTES))
+            }
             Special::DynamicSharedStart => same(env.kernel.dynamic_shared_offset),
             Special::Zero
             | Special::Zero64

@@ -1,11 +1,11 @@
-//! Moves and conversions (PTX ISA 9.7.9: mov, cvt, cvta, isspacep).
+//! Moves and conversions (PTX ISA 9.7.9: mov, cvt, cvta, isspacep), and `istypep`.
 
 use super::function::{Lowering, Symbol};
 use super::insn::Insn;
 use super::operand::Fit;
 use crate::code::{
     Bin32, Bin64, BinF32, Cmp, CmpType, Cvt, CvtType, FloatFlags, LOCAL_WINDOW, MemSpace, Op,
-    PARAM_WINDOW, Pred, Rounding, Row, SHARED_WINDOW, SINK, Un32, Un64,
+    PARAM_WINDOW, Pred, Rounding, Row, SHARED_WINDOW, SINK, Shift64, Un32, Un64,
 };
 use crate::error::Error;
 use crate::parse::ast::{Operand, Type};
@@ -399,6 +399,35 @@ impl<'a> Lowering<'_, '_, 'a> {
             d,
             a: plain,
             b: constant,
+        })
+    }
+
+    /// Lowers `istypep`, which tests a bit of the address: opaque objects have addresses that say
+    /// their kind.
+    pub(super) fn istypep(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
+        self.arity(insn, &[2])?;
+        let bit = match insn.mods.take_first() {
+            Some("texref") => 61,
+            Some("samplerref") => 62,
+            Some("surfref") => 63,
+            _ => return Err(self.unsupported("this kind of object")),
+        };
+        let d = self.pred_dest(&insn.ops[0])?;
+        let a = self.src64(&insn.ops[1], Type::B64)?;
+        let (distance, zero, of_kind) = (self.const32(63 - bit), self.const64(0), self.temp64()?);
+        self.emit(Op::Shift64 {
+            op: Shift64::Shl,
+            d: of_kind,
+            a,
+            b: distance,
+        })?;
+        self.emit(Op::Setp {
+            ty: CmpType::S64,
+            cmp: Cmp::Lt,
+            ftz: false,
+            d,
+            a: of_kind,
+            b: zero,
         })
     }
 

@@ -4,12 +4,13 @@ use std::collections::HashMap;
 
 use super::Context;
 use super::modifiers::Modifiers;
+use super::shared::Reserved;
 pub(super) use super::symbol::Symbol;
 use crate::code::{Base, Code, Function, Guard, Mem, MemSpace, Op, Pred, Row, StackOp, Width};
 use crate::error::{Error, Position};
 use crate::limits::{
     INSTRUCTIONS_MAX, LOCAL_BYTES_MAX, PREDICATES_PER_FUNCTION_MAX, REGISTERS_PER_FUNCTION_MAX,
-    REGISTERS_PER_MODULE_MAX, SHARED_OPTIN_BYTES_MAX,
+    REGISTERS_PER_MODULE_MAX,
 };
 use crate::parse::ast::{self, Instruction, Space, Statement, Type, Variable};
 use crate::parse::lexer::clipped;
@@ -43,7 +44,8 @@ pub(super) struct Lowering<'c, 'm, 'a> {
     pub(super) rows64: u32,
     pub(super) preds: u32,
     pub(super) frame_bytes: u32,
-    shared_bytes: u32,
+    /// Static shared memory of a kernel, with that of the functions that it may call.
+    shared: Reserved,
     /// Code address of each label, once known.
     labels: Vec<Option<u32>>,
     /// Instructions and entries of `targets` that wait for a label's address.
@@ -76,17 +78,17 @@ fn is_strong(opcode: &str) -> bool {
         })
 }
 
-/// Lowers a body; returns the bytes of shared memory that it and the module declare.
+/// Lowers a body; returns the static shared memory of a kernel.
 pub(super) fn lower<'a>(
     context: &mut Context<'_, 'a>,
     function: &ast::Function<'a>,
     index: u32,
-) -> Result<u32, Error> {
+) -> Result<Reserved, Error> {
     let Some(body) = &function.body else {
-        return Ok(0);
+        return Ok(Reserved::default());
     };
     let info = context.program.functions[index as usize].clone();
-    let shared_bytes = context.layout.shared_bytes;
+    let shared = context.layout.shared.of_kernel(index);
     let target = context.ast.targets.get(function.unit as usize);
     let target = target.copied().unwrap_or(u32::MAX);
     let mut lowering = Lowering {
@@ -100,7 +102,7 @@ pub(super) fn lower<'a>(
         rows64: 0,
         preds: 0,
         frame_bytes: info.frame_bytes,
-        shared_bytes,
+        shared,
         labels: Vec::new(),
         fixups: Vec::new(),
         temps: Default::default(),
@@ -123,12 +125,12 @@ pub(super) fn lower<'a>(
     lowering.emit_return()?;
     lowering.finish()?;
     let (rows32, rows64, preds) = (lowering.rows32, lowering.rows64, lowering.preds);
-    let (frame_bytes, shared_bytes) = (lowering.frame_bytes, lowering.shared_bytes);
+    let (frame_bytes, shared) = (lowering.frame_bytes, lowering.shared);
     let out = &mut context.program.functions[index as usize];
     out.entry = Some(entry);
     (out.rows32, out.rows64, out.preds) = (rows32, rows64, preds);
     out.frame_bytes = frame_bytes.next_multiple_of(FRAME_ALIGN);
-    Ok(shared_bytes)
+    Ok(shared)
 }
 
 impl<'a> Lowering<'_, '_, 'a> {
@@ -328,27 +330,13 @@ impl<'a> Lowering<'_, '_, 'a> {
                 }
             }
             Space::Shared if var.bytes == 0 => Symbol::DynamicShared,
-            Space::Shared if !self.kernel => {
-                let Some(offset) = self.context.layout.inner(var) else {
-                    return Err(self.unsupported("this variable inside a function"));
-                };
-                let offset = offset as u32;
-                Symbol::Shared { offset }
-            }
             Space::Shared => {
-                let offset =
-                    u64::from(self.shared_bytes).next_multiple_of(u64::from(var.align.max(1)));
-                let end = offset.saturating_add(var.bytes);
-                Context::limit(
-                    var.at,
-                    "shared memory in bytes",
-                    end,
-                    SHARED_OPTIN_BYTES_MAX.into(),
-                )?;
-                self.shared_bytes = end as u32;
-                Symbol::Shared {
-                    offset: offset as u32,
-                }
+                let place = match self.kernel {
+                    true => self.shared.add(var.bytes, var.align),
+                    false => self.context.layout.shared.inner(var),
+                };
+                let offset = u32::try_from(place).unwrap_or(u32::MAX);
+                Symbol::Shared { offset }
             }
             Space::Const | Space::Global => {
                 let Some(offset) = self.context.layout.inner(var) else {
@@ -478,7 +466,12 @@ impl<'a> Lowering<'_, '_, 'a> {
                 },
             });
         }
-        let function = self.context.function_index.get(&(self.unit, name));
+        let function = self
+            .context
+            .layout
+            .functions
+            .by_name
+            .get(&(self.unit, name));
         match function {
             Some(&index) => Some(Symbol::Function { index }),
             None => {

@@ -25,14 +25,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         let i = &mut insn;
         match name {
             "add" | "sub" | "mul" | "mad" | "fma" | "div" | "min" | "max" | "abs" | "neg" => {
-                // The last type decides: `mul.wide.u32`, `fma.rn.f32`.
-                let mut probe = i.mods;
-                let ty = std::iter::from_fn(|| probe.ty()).last();
-                match ty {
-                    Some(Type::F32 | Type::F64) => self.float(i)?,
-                    Some(ty) if ty.is_float() => self.half(i)?,
-                    _ => self.integer(i)?,
-                }
+                self.arithmetic(i)?
             }
             "rcp" | "sqrt" | "rsqrt" | "sin" | "cos" | "ex2" | "lg2" | "tanh" | "copysign" => {
                 self.float(i)?
@@ -49,6 +42,7 @@ impl<'a> Lowering<'_, '_, 'a> {
             "cvt" => self.cvt(i)?,
             "cvta" => self.cvta(i)?,
             "isspacep" => self.isspacep(i)?,
+            "istypep" => self.istypep(i)?,
             "ld" | "ldu" => self.load(i)?,
             "st" => self.store(i)?,
             "atom" | "red" => self.atomic(i)?,
@@ -78,6 +72,17 @@ impl<'a> Lowering<'_, '_, 'a> {
         match insn.mods.rest() {
             None => Ok(()),
             Some(rest) => Err(self.unsupported(&format!("modifier `.{rest}`"))),
+        }
+    }
+
+    /// Lowers instructions of all types of numbers.
+    fn arithmetic(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
+        // The last type decides: `mul.wide.u32`, `fma.rn.f32`.
+        let mut probe = insn.mods;
+        match std::iter::from_fn(|| probe.ty()).last() {
+            Some(Type::F32 | Type::F64) => self.float(insn),
+            Some(ty) if ty.is_float() => self.half(insn),
+            _ => self.integer(insn),
         }
     }
 

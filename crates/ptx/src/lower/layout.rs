@@ -2,9 +2,11 @@
 
 use std::collections::HashMap;
 
-use super::link::{Declaration, resolve};
+use super::Context;
+use super::link::{Declaration, Functions, Links, resolve};
+use super::shared::{Places, is_static};
 use crate::error::Error;
-use crate::limits::{CONST_BYTES_MAX, SHARED_OPTIN_BYTES_MAX};
+use crate::limits::{CONST_BYTES_MAX, VARIABLE_BYTES_MAX};
 use crate::memory::PAGE_BYTES;
 use crate::parse::ast::{Init, Linkage, Module, Space, Type, Variable};
 use crate::parse::lexer::clipped;
@@ -24,8 +26,9 @@ pub struct Layout<'a> {
     pub const_bytes: u64,
     /// Size of the area of `.attribute(.managed)` variables, each on its own pages.
     pub managed_bytes: u64,
-    /// Size of module-wide `.shared` variables: the first bytes of every kernel's shared memory.
-    pub shared_bytes: u32,
+    /// Places of `.shared` variables.
+    pub shared: Places,
+    pub functions: Functions<'a>,
     /// The largest alignment of an `.extern .shared` array, at least 16.
     pub dynamic_shared_align: u32,
 }
@@ -45,63 +48,49 @@ pub struct Symbol {
 
 impl<'a> Layout<'a> {
     pub fn new(module: &Module<'a>) -> Result<Self, Error> {
+        let links = resolve(&declarations(module))?;
+        // Of declarations without a definition, the first one counts.
+        let mut chosen: HashMap<usize, usize> = HashMap::new();
+        for (i, &first) in links.first.iter().enumerate() {
+            match links.defines[i] {
+                true => drop(chosen.insert(first, i)),
+                false => drop(chosen.entry(first).or_insert(i)),
+            }
+        }
+        let functions = Functions::new(module)?;
         let mut layout = Layout {
             dynamic_shared_align: 16,
+            shared: place_shared(module, &functions, &links, &chosen)?,
+            functions,
             ..Layout::default()
         };
-        let declarations: Vec<_> = module
-            .variables
-            .iter()
-            .map(|v| Declaration {
-                unit: v.unit,
-                name: v.name,
-                linkage: v.linkage,
-                defines: v.linkage != Linkage::Extern,
-                bytes: v.bytes,
-                at: v.at,
-            })
-            .collect();
-        let links = resolve(&declarations)?;
-        // Definitions first, because declarations that name them may come earlier in the text.
         let mut placed: HashMap<usize, Symbol> = HashMap::new();
         for constants in [true, false] {
             let wanted = |var: &Variable<'_>| (var.space == Space::Const) == constants;
             for (i, var) in module.variables.iter().enumerate() {
-                if links.defines[i] && wanted(var) {
-                    placed.insert(links.first[i], layout.place(var)?);
+                if chosen[&links.first[i]] == i && wanted(var) {
+                    let shared = layout.shared.outer(i);
+                    placed.insert(links.first[i], layout.place(var, shared)?);
                 }
             }
             for var in module.inner.iter().filter(|var| wanted(var)) {
-                let symbol = layout.place(var)?;
+                let shared = layout.shared.inner(var);
+                let symbol = layout.place(var, shared)?;
                 layout.inner.insert(var.at.offset, symbol);
             }
             if constants {
                 layout.const_end = layout.global_bytes;
             }
         }
-        for (i, var) in module.variables.iter().enumerate() {
-            let symbol = match placed.get(&links.first[i]) {
-                Some(&symbol) => symbol,
-                None => {
-                    let symbol = layout.place(var)?;
-                    placed.insert(links.first[i], symbol);
-                    symbol
-                }
-            };
-            layout.symbols.insert((var.unit, var.name), symbol);
+        for (var, first) in module.variables.iter().zip(&links.first) {
+            layout.symbols.insert((var.unit, var.name), placed[first]);
         }
         layout.defines = links.defines;
         Ok(layout)
     }
 
-    fn place(&mut self, var: &Variable<'_>) -> Result<Symbol, Error> {
-        let align = u64::from(var.align.max(1));
-        let invalid = |message| {
-            Err(Error::Invalid {
-                at: var.at,
-                message,
-            })
-        };
+    /// Gives a variable its place in the area of its space; `shared` is its place if it is shared.
+    fn place(&mut self, var: &Variable<'_>, shared: u64) -> Result<Symbol, Error> {
         let mut symbol = Symbol {
             space: var.space,
             offset: 0,
@@ -110,68 +99,53 @@ impl<'a> Layout<'a> {
             managed: var.managed && var.space == Space::Global,
             dynamic: false,
         };
-        match var.space {
+        let refused = match var.space {
             // An external array with a length that nothing defines is an array of the kernel's own,
             // as ptxas has it.
-            Space::Shared if var.bytes == 0 => {
-                self.dynamic_shared_align = self.dynamic_shared_align.max(var.align);
-                symbol.dynamic = true;
+            Space::Shared if is_static(var) => {
+                symbol.offset = shared;
+                return Ok(symbol);
             }
             Space::Shared => {
-                symbol.offset = u64::from(self.shared_bytes).next_multiple_of(align);
-                let end = symbol.offset + var.bytes;
-                if end > u64::from(SHARED_OPTIN_BYTES_MAX) {
-                    return Err(Error::Limit {
-                        at: var.at,
-                        what: "shared memory in bytes",
-                        actual: end,
-                        limit: SHARED_OPTIN_BYTES_MAX.into(),
-                    });
-                }
-                self.shared_bytes = end as u32;
+                self.dynamic_shared_align = self.dynamic_shared_align.max(var.align);
+                symbol.dynamic = true;
+                return Ok(symbol);
             }
             Space::Global | Space::Const if var.linkage == Linkage::Extern => {
-                return invalid(format!(
+                format!(
                     "external variable `{}` is defined nowhere",
                     clipped(var.name)
-                ));
+                )
             }
             Space::Global | Space::Const => {
-                let (area, align) = match symbol.managed {
-                    true => (&mut self.managed_bytes, align.max(PAGE_BYTES)),
-                    false => (&mut self.global_bytes, align),
-                };
-                symbol.offset = area.next_multiple_of(align);
-                let end = symbol.offset.checked_add(var.bytes);
-                let Some(end) = end.filter(|&end| end <= crate::limits::VARIABLE_BYTES_MAX) else {
-                    return Err(Error::Limit {
-                        at: var.at,
-                        what: "bytes of variables",
-                        actual: u64::MAX,
-                        limit: crate::limits::VARIABLE_BYTES_MAX,
-                    });
-                };
-                *area = end;
-                if var.space == Space::Const {
-                    self.const_bytes += var.bytes;
-                    if self.const_bytes > CONST_BYTES_MAX {
-                        return Err(Error::Limit {
-                            at: var.at,
-                            what: "constant memory in bytes",
-                            actual: self.const_bytes,
-                            limit: CONST_BYTES_MAX,
-                        });
-                    }
-                }
+                symbol.offset = self.place_global(var, symbol.managed)?;
+                return Ok(symbol);
             }
-            _ => {
-                return invalid(format!(
-                    "`{}` cannot stand outside a function",
-                    clipped(var.name)
-                ));
-            }
+            _ => format!("`{}` cannot stand outside a function", clipped(var.name)),
+        };
+        Err(Error::Invalid {
+            at: var.at,
+            message: refused,
+        })
+    }
+
+    /// Gives a `.global` or `.const` variable its place in its area.
+    fn place_global(&mut self, var: &Variable<'_>, managed: bool) -> Result<u64, Error> {
+        let align = u64::from(var.align.max(1));
+        let (area, align) = match managed {
+            true => (&mut self.managed_bytes, align.max(PAGE_BYTES)),
+            false => (&mut self.global_bytes, align),
+        };
+        let offset = area.next_multiple_of(align);
+        let end = offset.saturating_add(var.bytes);
+        Context::limit(var.at, "bytes of variables", end, VARIABLE_BYTES_MAX)?;
+        *area = end;
+        if var.space == Space::Const {
+            self.const_bytes += var.bytes;
+            let what = "constant memory in bytes";
+            Context::limit(var.at, what, self.const_bytes, CONST_BYTES_MAX)?;
         }
-        Ok(symbol)
+        Ok(offset)
     }
 
     /// Moves the managed variables to their own area at `managed_base`. All offsets count from
@@ -259,4 +233,41 @@ impl<'a> Layout<'a> {
             .map(|(&(_, name), &symbol)| (name, symbol))
             .filter(|(_, s)| matches!(s.space, Space::Global | Space::Const))
     }
+}
+
+fn declarations<'a>(module: &Module<'a>) -> Vec<Declaration<'a>> {
+    let variables = module.variables.iter();
+    let declarations = variables.map(|v| Declaration {
+        unit: v.unit,
+        name: v.name,
+        linkage: v.linkage,
+        defines: v.linkage != Linkage::Extern,
+        bytes: v.bytes,
+        at: v.at,
+    });
+    declarations.collect()
+}
+
+/// Places the shared variables. `chosen` has the definition of each variable, by its first
+/// declaration.
+fn place_shared<'a>(
+    module: &Module<'a>,
+    functions: &Functions<'a>,
+    links: &Links,
+    chosen: &HashMap<usize, usize>,
+) -> Result<Places, Error> {
+    let mut outer = Vec::new();
+    let mut numbers = HashMap::new();
+    for (i, var) in module.variables.iter().enumerate() {
+        if chosen[&links.first[i]] == i && is_static(var) {
+            numbers.insert(links.first[i], outer.len() as u32);
+            outer.push(i);
+        }
+    }
+    let declared = module.variables.iter().zip(&links.first);
+    let names = declared.filter_map(|(var, first)| {
+        let number = numbers.get(first)?;
+        Some(((var.unit, var.name), *number))
+    });
+    Places::new(module, functions, &outer, &names.collect())
 }

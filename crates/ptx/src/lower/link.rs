@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use crate::error::{Error, Position};
-use crate::parse::ast::Linkage;
+use crate::parse::ast::{Linkage, Module};
 use crate::parse::lexer::clipped;
 
 /// A unit's declaration of a function or variable.
@@ -63,6 +63,79 @@ pub(super) fn resolve(declarations: &[Declaration<'_>]) -> Result<Links, Error> 
         }
     }
     Ok(links)
+}
+
+/// Functions of a module by number.
+#[derive(Debug, Default)]
+pub struct Functions<'a> {
+    /// For each function of the text, its number.
+    pub index: Vec<u32>,
+    /// For each function of the text, whether its body is the one used.
+    pub defines: Vec<bool>,
+    /// Numbers by unit and name, aliases included.
+    pub by_name: HashMap<(u32, &'a str), u32>,
+    pub count: usize,
+}
+
+impl<'a> Functions<'a> {
+    /// Gives every function its number, in the order of the text.
+    pub fn new(module: &Module<'a>) -> Result<Self, Error> {
+        let declarations: Vec<_> = module
+            .functions
+            .iter()
+            .map(|f| Declaration {
+                unit: f.unit,
+                name: f.name,
+                // A kernel belongs to the whole module, whatever its linkage says.
+                linkage: match f.linkage {
+                    Linkage::Local if f.kernel => Linkage::Visible,
+                    linkage => linkage,
+                },
+                defines: f.body.is_some(),
+                bytes: 0,
+                at: f.at,
+            })
+            .collect();
+        let links = resolve(&declarations)?;
+        let mut functions = Functions {
+            defines: links.defines,
+            ..Functions::default()
+        };
+        for (i, (function, first)) in module.functions.iter().zip(links.first).enumerate() {
+            let index = if first == i {
+                functions.count += 1;
+                functions.count as u32 - 1
+            } else {
+                functions.index[first]
+            };
+            functions.index.push(index);
+            functions
+                .by_name
+                .insert((function.unit, function.name), index);
+        }
+        functions.resolve_aliases(module)?;
+        Ok(functions)
+    }
+
+    /// Makes every unit's use of an alias refer to the other function.
+    fn resolve_aliases(&mut self, module: &Module<'a>) -> Result<(), Error> {
+        for &(new, old, unit, at) in &module.aliases {
+            let Some(&index) = self.by_name.get(&(unit, old)) else {
+                return Err(Error::Invalid {
+                    at,
+                    message: format!("alias of unknown function `{}`", clipped(old)),
+                });
+            };
+            if let Some(declared) = self.by_name.insert((unit, new), index) {
+                for known in self.by_name.values_mut() {
+                    if *known == declared {
+                        *known = index;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Returns the definition to use of two, if both may exist.

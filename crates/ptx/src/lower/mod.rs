@@ -21,6 +21,7 @@ mod modifiers;
 mod newer;
 mod operand;
 mod params;
+mod shared;
 mod special;
 mod stack;
 mod symbol;
@@ -38,19 +39,20 @@ use std::collections::HashMap;
 use crate::code::{Function, Program, Row};
 pub use crate::code::{Kernel, KernelParam};
 use crate::error::{Error, Position};
-use crate::limits::{BLOCK_THREADS_MAX, CALL_DEPTH_MAX, LOCAL_BYTES_MAX};
+use crate::limits::{
+    BLOCK_THREADS_MAX, CALL_DEPTH_MAX, LOCAL_BYTES_MAX, SHARED_DEFAULT_BYTES_MAX,
+    SHARED_PLACED_BYTES_MAX,
+};
 use crate::parse::ast;
-use crate::parse::lexer::clipped;
 use crate::verify::verify;
 use layout::Layout;
+use shared::Reserved;
 
 /// A lowered module without its memory.
 #[derive(Debug)]
-pub struct Lowered<'a> {
+pub struct Lowered {
     pub program: Program,
     pub kernels: Vec<Kernel>,
-    /// Indexes into [`Program::functions`], by unit and name.
-    pub functions: HashMap<(u32, &'a str), u32>,
 }
 
 /// Parses, lowers and verifies a text without memory, for checks.
@@ -68,16 +70,16 @@ pub fn lower<'a>(
     ast: &ast::Module<'a>,
     layout: &Layout<'a>,
     base: u64,
-) -> Result<Lowered<'a>, Error> {
+) -> Result<Lowered, Error> {
     let mut context = Context::new(text, ast, layout, base);
-    let bodies = context.declare_functions()?;
+    context.declare_functions()?;
     let mut kernels = Vec::new();
-    for (function, counts) in ast.functions.iter().zip(bodies) {
-        if counts {
-            let index = context.function_index[&(function.unit, function.name)];
-            let shared_bytes = function::lower(&mut context, function, index)?;
+    for (function, used) in ast.functions.iter().zip(&layout.functions.defines) {
+        if *used {
+            let index = layout.functions.by_name[&(function.unit, function.name)];
+            let shared = function::lower(&mut context, function, index)?;
             if function.kernel {
-                kernels.push(kernel(&context, function, index, shared_bytes)?);
+                kernels.push(kernel(&context, function, index, shared)?);
             }
         }
     }
@@ -87,7 +89,6 @@ pub fn lower<'a>(
     Ok(Lowered {
         program: context.program,
         kernels,
-        functions: context.function_index,
     })
 }
 
@@ -99,8 +100,6 @@ struct Context<'m, 'a> {
     /// Address of the module's variables.
     base: u64,
     program: Program,
-    /// Indexes of functions by unit and name.
-    function_index: HashMap<(u32, &'a str), u32>,
     /// For each function, whether it has a body.
     defined: Vec<bool>,
     consts32: HashMap<u32, Row>,
@@ -123,7 +122,6 @@ impl<'m, 'a> Context<'m, 'a> {
             layout,
             base,
             program: Program::default(),
-            function_index: HashMap::new(),
             defined: Vec::new(),
             consts32: HashMap::new(),
             consts64: HashMap::new(),
@@ -132,65 +130,20 @@ impl<'m, 'a> Context<'m, 'a> {
         }
     }
 
-    /// Gives every function its index, so that bodies may call functions further down. Returns for
-    /// each whether its body is the one used.
-    fn declare_functions(&mut self) -> Result<Vec<bool>, Error> {
-        let functions = &self.ast.functions;
-        let declarations: Vec<_> = functions
-            .iter()
-            .map(|f| link::Declaration {
-                unit: f.unit,
-                name: f.name,
-                // A kernel belongs to the whole module, whatever its linkage says.
-                linkage: match f.linkage {
-                    ast::Linkage::Local if f.kernel => ast::Linkage::Visible,
-                    linkage => linkage,
-                },
-                defines: f.body.is_some(),
-                bytes: 0,
-                at: f.at,
-            })
-            .collect();
-        let links = link::resolve(&declarations)?;
-        let mut indices = Vec::with_capacity(functions.len());
-        for (i, function) in functions.iter().enumerate() {
-            let index = if links.first[i] == i {
+    /// Declares every function, so that bodies may call functions further down.
+    fn declare_functions(&mut self) -> Result<(), Error> {
+        let functions = &self.layout.functions;
+        for (function, &index) in self.ast.functions.iter().zip(&functions.index) {
+            if index as usize == self.program.functions.len() {
                 self.program.functions.push(Function {
                     name: function.name.to_owned(),
                     ..Function::default()
                 });
                 self.callees.push(Vec::new());
                 self.defined.push(false);
-                self.program.functions.len() as u32 - 1
-            } else {
-                indices[links.first[i]]
-            };
-            indices.push(index);
-            self.function_index
-                .insert((function.unit, function.name), index);
+            }
             self.defined[index as usize] |= function.body.is_some();
             params::place_params(&mut self.program.functions[index as usize], function)?;
-        }
-        self.resolve_aliases()?;
-        Ok(links.defines)
-    }
-
-    /// Makes every unit's use of an alias refer to the other function.
-    fn resolve_aliases(&mut self) -> Result<(), Error> {
-        for &(new, old, unit, at) in &self.ast.aliases {
-            let Some(&index) = self.function_index.get(&(unit, old)) else {
-                return Err(Error::Invalid {
-                    at,
-                    message: format!("alias of unknown function `{}`", clipped(old)),
-                });
-            };
-            if let Some(declared) = self.function_index.insert((unit, new), index) {
-                for known in self.function_index.values_mut() {
-                    if *known == declared {
-                        *known = index;
-                    }
-                }
-            }
         }
         Ok(())
     }
@@ -238,8 +191,21 @@ fn kernel(
     context: &Context<'_, '_>,
     function: &ast::Function<'_>,
     index: u32,
-    shared_bytes: u32,
+    shared: Reserved,
 ) -> Result<Kernel, Error> {
+    Context::limit(
+        function.at,
+        "static shared memory of a kernel in bytes",
+        shared.bytes,
+        SHARED_DEFAULT_BYTES_MAX.into(),
+    )?;
+    Context::limit(
+        function.at,
+        "shared memory in bytes",
+        shared.end,
+        SHARED_PLACED_BYTES_MAX,
+    )?;
+    let shared_end = shared.end as u32;
     let lowered = &context.program.functions[index as usize];
     let params: Vec<_> = lowered
         .params
@@ -262,8 +228,9 @@ fn kernel(
         param_bytes,
         max_threads: function.reqntid.or(function.maxntid),
         required_threads: function.reqntid,
-        shared_bytes,
-        dynamic_shared_offset: shared_bytes.next_multiple_of(context.layout.dynamic_shared_align),
+        shared_bytes: shared.bytes as u32,
+        shared_end,
+        dynamic_shared_offset: shared_end.next_multiple_of(context.layout.dynamic_shared_align),
         local_bytes: 0,
         registers,
     })

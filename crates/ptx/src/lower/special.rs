@@ -5,23 +5,8 @@ use crate::code::Special;
 /// Parses the name of a special register, such as `%tid.x` (PTX ISA chapter 10).
 pub(super) fn special(name: &str) -> Option<Special> {
     if let Some((base, axis)) = name.rsplit_once('.') {
-        let axis = match axis {
-            "x" => 0,
-            "y" => 1,
-            "z" => 2,
-            "w" => {
-                return matches!(base, "%tid" | "%ntid" | "%ctaid" | "%nctaid")
-                    .then_some(Special::Zero);
-            }
-            _ => return None,
-        };
-        return Some(match base {
-            "%tid" => Special::Tid(axis),
-            "%ntid" => Special::Ntid(axis),
-            "%ctaid" => Special::Ctaid(axis),
-            "%nctaid" => Special::Nctaid(axis),
-            _ => return None,
-        });
+        let axis = ["x", "y", "z", "w"].iter().position(|&n| n == axis)?;
+        return Some(special_vector(base)?[axis]);
     }
     Some(match name {
         "%laneid" => Special::LaneId,
@@ -63,6 +48,18 @@ pub(super) fn special(name: &str) -> Option<Special> {
             return (index < 32).then_some(Special::Envreg(index));
         }
     })
+}
+
+/// Returns the elements of a special register that is a vector, such as `%tid`.
+pub(super) fn special_vector(name: &str) -> Option<[Special; 4]> {
+    let of_axis: fn(u8) -> Special = match name {
+        "%tid" => Special::Tid,
+        "%ntid" => Special::Ntid,
+        "%ctaid" => Special::Ctaid,
+        "%nctaid" => Special::Nctaid,
+        _ => return None,
+    };
+    Some([of_axis(0), of_axis(1), of_axis(2), Special::Zero])
 }
 
 /// Whether the name is one of `%pm0` to `%pm7`, with or without `_64`.

@@ -3,7 +3,8 @@
 use super::function::{Lowering, Symbol};
 use super::insn::Insn;
 use super::operand::Fit;
-use crate::code::{Bin32, FloatFlags, Narrow, Op, Row, SINK, Tern32, Un32, Un64};
+use super::special::special_vector;
+use crate::code::{Bin32, FloatFlags, Narrow, Op, Row, SINK, Special, Tern32, Un32, Un64};
 use crate::error::Error;
 use crate::parse::ast::{Operand, Type};
 
@@ -17,6 +18,8 @@ pub(super) enum VectorElement<'o, 'a> {
     Operand(&'o Operand<'a>),
     /// An element of a vector register, with its declared type.
     Register(Row, Type),
+    /// An element of `%tid` and the like.
+    Special(Special),
 }
 
 impl<'a> Lowering<'_, '_, 'a> {
@@ -29,7 +32,10 @@ impl<'a> Lowering<'_, '_, 'a> {
                     let rows = index..index + count;
                     Some(rows.map(|row| VectorElement::Register(row, ty)).collect())
                 }
-                _ => None,
+                _ => {
+                    let vector = special_vector(name)?;
+                    Some(vector.map(VectorElement::Special).into())
+                }
             },
             _ => None,
         }
@@ -63,6 +69,7 @@ impl<'a> Lowering<'_, '_, 'a> {
                 Ok((row, of))
             }
             VectorElement::Register(..) => Err(self.invalid("a vector of another type")),
+            VectorElement::Special(_) => Err(self.invalid("this vector cannot be written")),
         }
     }
 
@@ -77,7 +84,14 @@ impl<'a> Lowering<'_, '_, 'a> {
             VectorElement::Operand(operand) if ty.bytes() == 8 => self.src64(operand, ty),
             VectorElement::Operand(operand) => self.src32_fit(operand, ty, fit),
             VectorElement::Register(row, of) if of.bytes() == ty.bytes() => Ok(row),
-            VectorElement::Register(..) => Err(self.invalid("a vector of another type")),
+            VectorElement::Special(which) if ty.bytes() == 4 => {
+                let d = self.temp32()?;
+                self.special32(which, d)?;
+                Ok(d)
+            }
+            VectorElement::Register(..) | VectorElement::Special(_) => {
+                Err(self.invalid("a vector of another type"))
+            }
         }
     }
 

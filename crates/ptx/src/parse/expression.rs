@@ -36,6 +36,8 @@ const LEVELS: &[&[&str]] = &[
     &["+", "-"],
     &["*", "/", "%"],
 ];
+/// The last of [`LEVELS`].
+const FACTORS: usize = LEVELS.len() - 1;
 
 impl<'a> Parser<'a> {
     /// Parses an operand that begins with a number, a sign or a parenthesis.
@@ -46,6 +48,30 @@ impl<'a> Parser<'a> {
         }
         let value = self.choice(0)?;
         Ok(Operand::Number(Number::Integer(value.bits)))
+    }
+
+    /// Parses a constant integer, or an expression of some.
+    pub(super) fn whole(&mut self, what: &str) -> Result<u64, Error> {
+        match self.token {
+            Token::Number(Number::Integer(_)) | Token::Punct(b'(' | b'-' | b'~') => {
+                Ok(self.choice(0)?.bits)
+            }
+            _ => Err(self.expected(what)),
+        }
+    }
+
+    /// Parses `+8`, `-8`, `+-8`, `+4*2-1` or nothing.
+    pub(super) fn signed_offset(&mut self) -> Result<i64, Error> {
+        let mut offset = 0_i64;
+        while let Token::Punct(sign @ (b'+' | b'-')) = self.token {
+            self.advance()?;
+            let summand = self.binary(FACTORS, 0)?.bits as i64;
+            offset = match sign {
+                b'+' => offset.wrapping_add(summand),
+                _ => offset.wrapping_sub(summand),
+            };
+        }
+        Ok(offset)
     }
 
     /// Parses `a ? b : c`, or an expression that binds more strongly.

@@ -34,10 +34,11 @@ pub(super) struct Parser<'a> {
     pub(super) inner: Vec<Variable<'a>>,
 }
 
-/// The words before a declaration: `.visible .weak .extern .common`.
+/// The words before a declaration: `.visible .weak .extern .common`, `.attribute(.managed)`.
 #[derive(Default)]
-struct Prefix {
+pub(super) struct Prefix {
     linkage: Linkage,
+    managed: bool,
 }
 
 /// The part of a declaration that its variables share: `.align 8 .v2 .u32`.
@@ -83,50 +84,14 @@ impl<'a> Parser<'a> {
             };
             let at = self.at;
             match word {
-                ".version" => {
-                    self.advance()?;
-                    let version = self.version()?;
-                    if version > PTX_VERSION_MAX {
-                        return Err(Error::Version {
-                            at,
-                            found: version,
-                            supported: PTX_VERSION_MAX,
-                        });
-                    }
-                    if module.version != (0, 0) {
-                        self.unit += 1;
-                    }
-                    module.version = module.version.max(version);
-                }
-                ".target" => {
-                    self.advance()?;
-                    let target = self.word("a target architecture")?;
-                    let number = target
-                        .trim_start_matches("sm_")
-                        .trim_end_matches(|c: char| !c.is_ascii_digit());
-                    // A target without a number is no architecture, and nothing counts as newer
-                    // than it.
-                    let number = number.parse().unwrap_or(u32::MAX);
-                    module.targets.resize(self.unit as usize, u32::MAX);
-                    module.targets.push(number);
-                    while self.take_punct(b',')? {
-                        self.word("a target option")?;
-                    }
-                }
-                ".address_size" => {
-                    self.advance()?;
-                    let bits = self.integer("an address size")?;
-                    if bits != 64 {
-                        return Err(Error::Invalid {
-                            at,
-                            message: format!("address size {bits}: only 64 is supported"),
-                        });
-                    }
-                }
+                ".version" => self.version_directive(&mut module)?,
+                ".target" => self.target(&mut module)?,
+                ".address_size" => self.address_size()?,
                 ".visible" => self.prefix(&mut prefix, Linkage::Visible)?,
                 ".weak" => self.prefix(&mut prefix, Linkage::Weak)?,
                 ".extern" => self.prefix(&mut prefix, Linkage::Extern)?,
                 ".common" => self.prefix(&mut prefix, Linkage::Common)?,
+                ".attribute" => prefix.managed |= self.attribute()?,
                 ".entry" | ".func" => {
                     let linkage = std::mem::take(&mut prefix).linkage;
                     module
@@ -134,8 +99,7 @@ impl<'a> Parser<'a> {
                         .push(self.function(word == ".entry", linkage)?);
                 }
                 ".global" | ".const" | ".shared" => {
-                    let linkage = std::mem::take(&mut prefix).linkage;
-                    self.variables(linkage, &mut module.variables)?;
+                    self.variables(std::mem::take(&mut prefix), &mut module.variables)?;
                 }
                 ".alias" => {
                     self.advance()?;
@@ -147,6 +111,7 @@ impl<'a> Parser<'a> {
                 }
                 ".file" | ".loc" | ".pragma" => self.debug_line()?,
                 ".section" => self.section()?,
+                ".tex" => return Err(self.reference()),
                 _ => return Err(self.expected("a module directive")),
             }
         }
@@ -163,6 +128,70 @@ impl<'a> Parser<'a> {
     fn prefix(&mut self, prefix: &mut Prefix, linkage: Linkage) -> Result<(), Error> {
         prefix.linkage = linkage;
         self.advance()
+    }
+
+    /// Parses `.version 8.0`, which begins a unit.
+    fn version_directive(&mut self, module: &mut Module<'a>) -> Result<(), Error> {
+        let at = self.at;
+        self.advance()?;
+        let found = self.version()?;
+        if found > PTX_VERSION_MAX {
+            let supported = PTX_VERSION_MAX;
+            return Err(Error::Version {
+                at,
+                found,
+                supported,
+            });
+        }
+        if module.version != (0, 0) {
+            self.unit += 1;
+        }
+        module.version = module.version.max(found);
+        Ok(())
+    }
+
+    /// Parses `.target sm_80, debug`.
+    fn target(&mut self, module: &mut Module<'a>) -> Result<(), Error> {
+        self.advance()?;
+        let target = self.word("a target architecture")?;
+        let number = target
+            .trim_start_matches("sm_")
+            .trim_end_matches(|c: char| !c.is_ascii_digit());
+        // A target without a number is no architecture, and nothing counts as newer than it.
+        let number = number.parse().unwrap_or(u32::MAX);
+        module.targets.resize(self.unit as usize, u32::MAX);
+        module.targets.push(number);
+        while self.take_punct(b',')? {
+            self.word("a target option")?;
+        }
+        Ok(())
+    }
+
+    fn address_size(&mut self) -> Result<(), Error> {
+        let at = self.at;
+        self.advance()?;
+        match self.integer("an address size")? {
+            64 => Ok(()),
+            bits => Err(Error::Invalid {
+                at,
+                message: format!("address size {bits}: only 64 is supported"),
+            }),
+        }
+    }
+
+    /// Returns the refusal of a texture, sampler or surface reference, which the host would bind.
+    fn reference(&self) -> Error {
+        let kind = match self.token {
+            Token::Word(word) => clipped(word).to_owned(),
+            _ => String::new(),
+        };
+        Error::Unsupported {
+            at: self.at,
+            instruction: kind,
+            reason: "texture, sampler and surface references, which CUDA 12 has no longer; \
+                     texture and surface objects are supported"
+                .into(),
+        }
     }
 
     /// Parses a version: `9.0` is read as a double, of which the digits count.
@@ -275,16 +304,17 @@ impl<'a> Parser<'a> {
     /// Parses `.global .align 8 .u64 a = 1, b[4];` from the space on.
     pub(super) fn variables(
         &mut self,
-        linkage: Linkage,
+        prefix: Prefix,
         out: &mut Vec<Variable<'a>>,
     ) -> Result<(), Error> {
         let Some(space) = self.space() else {
             return Err(self.expected("a state space"));
         };
         self.advance()?;
-        let head = self.variable_type(space)?;
+        let mut head = self.variable_type(space)?;
+        head.managed |= prefix.managed;
         loop {
-            out.push(self.declarator(space, linkage, &head)?);
+            out.push(self.declarator(space, prefix.linkage, &head)?);
             if !self.take_punct(b',')? {
                 return self.punct(b';');
             }
@@ -311,6 +341,7 @@ impl<'a> Parser<'a> {
                     vector = u32::from(word.as_bytes()[2] - b'0');
                     self.advance()?;
                 }
+                ".texref" | ".samplerref" | ".surfref" => return Err(self.reference()),
                 _ => {
                     let ty = word.strip_prefix('.').and_then(Type::from_name);
                     let Some(ty) = ty else {
@@ -363,36 +394,15 @@ impl<'a> Parser<'a> {
             self.punct(b'>')?;
             return Ok(var);
         }
-        let mut dims = Vec::new();
-        let mut unsized_array = false;
-        while space != Space::Reg && self.take_punct(b'[')? {
-            if self.take_punct(b']')? {
-                unsized_array = dims.is_empty();
-                continue;
-            }
-            let extent = self.integer("an array extent")?;
-            self.punct(b']')?;
-            dims.push(extent);
-            var.bytes = var
-                .bytes
-                .checked_mul(extent)
-                .filter(|&b| b <= VARIABLE_BYTES_MAX)
-                .ok_or(Error::Limit {
-                    at,
-                    what: "bytes of a variable",
-                    actual: u64::MAX,
-                    limit: VARIABLE_BYTES_MAX,
-                })?;
-            if dims.len() > NESTING_DEPTH_MAX {
-                return Err(self.expected("fewer array dimensions"));
-            }
-        }
+        let rows = match space {
+            Space::Reg => None,
+            _ => self.extents(&mut var)?,
+        };
         if self.take_punct(b'=')? {
             self.initialiser(&mut var.init, 0)?;
-            let limit = if unsized_array {
-                u64::MAX
-            } else {
-                var.bytes / u64::from(ty.bytes())
+            let limit = match rows {
+                Some(_) => u64::MAX,
+                None => var.bytes / u64::from(ty.bytes()),
             };
             if var.init.len() as u64 > limit {
                 return Err(Error::Invalid {
@@ -401,16 +411,42 @@ impl<'a> Parser<'a> {
                 });
             }
         }
-        if unsized_array {
+        if let Some(row_bytes) = rows {
             // `a[] = {..}` takes its size from the initialiser; without one it is dynamic shared
             // memory or external.
-            let inner: u64 = dims.iter().product();
-            let rows = (var.init.len() as u64 * u64::from(ty.bytes()))
-                .checked_div(element * inner)
-                .unwrap_or(0);
-            var.bytes = rows * element * inner;
+            let rows = (var.init.len() as u64 * u64::from(ty.bytes())).checked_div(row_bytes);
+            var.bytes = rows.unwrap_or(0) * row_bytes;
         }
         Ok(var)
+    }
+
+    /// Parses `[4][2]` and multiplies the variable's size. Returns the bytes of a row if the first
+    /// extent is left out.
+    fn extents(&mut self, var: &mut Variable<'a>) -> Result<Option<u64>, Error> {
+        let (mut dimensions, mut is_open) = (0, false);
+        while self.take_punct(b'[')? {
+            if self.take_punct(b']')? {
+                is_open = dimensions == 0;
+                continue;
+            }
+            let extent = self.whole("an array extent")?;
+            self.punct(b']')?;
+            let bytes = var.bytes.checked_mul(extent);
+            let Some(bytes) = bytes.filter(|&bytes| bytes <= VARIABLE_BYTES_MAX) else {
+                return Err(Error::Limit {
+                    at: var.at,
+                    what: "bytes of a variable",
+                    actual: u64::MAX,
+                    limit: VARIABLE_BYTES_MAX,
+                });
+            };
+            var.bytes = bytes;
+            dimensions += 1;
+            if dimensions > NESTING_DEPTH_MAX {
+                return Err(self.expected("fewer array dimensions"));
+            }
+        }
+        Ok(is_open.then_some(var.bytes))
     }
 
     fn initialiser(&mut self, out: &mut Vec<Init<'a>>, depth: usize) -> Result<(), Error> {
@@ -482,26 +518,6 @@ impl<'a> Parser<'a> {
             name,
             offset,
             mask: None,
-        })
-    }
-
-    /// Parses `+8`, `-8`, `+-8` or nothing.
-    pub(super) fn signed_offset(&mut self) -> Result<i64, Error> {
-        let mut negative = false;
-        let mut any = false;
-        while let Token::Punct(sign @ (b'+' | b'-')) = self.token {
-            negative ^= sign == b'-';
-            any = true;
-            self.advance()?;
-        }
-        if !any {
-            return Ok(0);
-        }
-        let value = self.integer("an offset")? as i64;
-        Ok(if negative {
-            value.wrapping_neg()
-        } else {
-            value
         })
     }
 

@@ -2,7 +2,7 @@
 
 use super::ast::{Instruction, Linkage, Operand, Space, Statement, Variable};
 use super::lexer::Token;
-use super::parser::Parser;
+use super::parser::{Parser, Prefix};
 use crate::error::Error;
 use crate::limits::NESTING_DEPTH_MAX;
 
@@ -43,7 +43,7 @@ impl<'a> Parser<'a> {
                     return Err(self.expected("a declaration or instruction"));
                 }
                 let mut variables = Vec::new();
-                self.variables(Linkage::Local, &mut variables)?;
+                self.variables(Prefix::default(), &mut variables)?;
                 // Shared variables of a device function exist in every kernel, like those outside
                 // functions.
                 let in_kernel = self.in_kernel;
@@ -270,7 +270,7 @@ impl<'a> Parser<'a> {
                 self.advance()?;
                 (Some(index), self.signed_offset()?)
             }
-            _ => (None, self.integer("an index")? as i64),
+            _ => (None, self.whole("an index")? as i64),
         };
         self.punct(b']')?;
         Ok(Operand::Element {
@@ -287,8 +287,7 @@ impl<'a> Parser<'a> {
                 self.advance()?;
                 (Some(name), self.signed_offset()?)
             }
-            Token::Punct(b'-') => (None, self.signed_offset()?),
-            _ => (None, self.integer("an address")? as i64),
+            _ => (None, self.whole("an address")? as i64),
         };
         if self.take_punct(b',')? {
             let mut parts = Vec::new();

@@ -14,67 +14,69 @@ fn c_8x8(lane: usize, i: usize) -> [usize; 2] {
     [lane / 4, lane % 4 * 2 + i]
 }
 
+/// Places of the elements of a, b, and c and d for 16-bit floats.
+const HALVES_K8: [Layout; 3] = [
+    |l, i| [l / 4 + if i < 2 { 0 } else { 8 }, l % 4 * 2 + (i & 1)],
+    |l, i| [l % 4 * 2 + i, l / 4],
+    c_16x8,
+];
+const HALVES_K16: [Layout; 3] = [
+    |l, i| {
+        let row = if i < 2 || (4..6).contains(&i) {
+            l / 4
+        } else {
+            l / 4 + 8
+        };
+        [row, l % 4 * 2 + (i & 1) + if i < 4 { 0 } else { 8 }]
+    },
+    |l, i| [l % 4 * 2 + (i & 1) + if i < 2 { 0 } else { 8 }, l / 4],
+    c_16x8,
+];
+
 #[test]
 fn sixteen_bit_floats() {
-    let k8: [Layout; 3] = [
-        |l, i| [l / 4 + if i < 2 { 0 } else { 8 }, l % 4 * 2 + (i & 1)],
-        |l, i| [l % 4 * 2 + i, l / 4],
-        c_16x8,
-    ];
-    let k16: [Layout; 3] = [
-        |l, i| {
-            let row = if i < 2 || (4..6).contains(&i) {
-                l / 4
-            } else {
-                l / 4 + 8
-            };
-            [row, l % 4 * 2 + (i & 1) + if i < 4 { 0 } else { 8 }]
-        },
-        |l, i| [l % 4 * 2 + (i & 1) + if i < 2 { 0 } else { 8 }, l / 4],
-        c_16x8,
-    ];
     for (opcode, shape, types, counts, places) in [
         (
             "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32",
             [16, 8, 8],
             [F16, F16, F32, F32],
             [2, 1, 4, 4],
-            k8,
+            HALVES_K8,
         ),
         (
             "mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16",
             [16, 8, 8],
             [F16, F16, F16, F16],
             [2, 1, 2, 2],
-            k8,
+            HALVES_K8,
         ),
         (
             "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32",
             [16, 8, 8],
             [Ty::Bf16, Ty::Bf16, F32, F32],
             [2, 1, 4, 4],
-            k8,
+            HALVES_K8,
         ),
         (
             "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
             [16, 8, 16],
             [F16, F16, F32, F32],
             [4, 2, 4, 4],
-            k16,
+            HALVES_K16,
         ),
         (
             "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16",
             [16, 8, 16],
             [F16, F16, F16, F16],
             [4, 2, 2, 2],
-            k16,
+            HALVES_K16,
         ),
         (
             "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
             [16, 8, 16],
             [Ty::Bf16, Ty::Bf16, F32, F32],
             [4, 2, 4, 4],
-            k16,
+            HALVES_K16,
         ),
     ] {
         check(&Form {
@@ -145,6 +147,54 @@ fn quarters_of_a_warp() {
     }
 }
 
+/// A product of a quarter of a warp; lanes from 16 on have the other half of the rows or columns.
+struct Quarter<'q> {
+    a_layout: &'q str,
+    b_layout: &'q str,
+}
+
+fn high(lane: usize) -> usize {
+    if lane < 16 { 0 } else { 4 }
+}
+
+impl Quarter<'_> {
+    fn place_a(&self, lane: usize, i: usize) -> [usize; 2] {
+        match self.a_layout {
+            "row" => [lane % 4 + high(lane), i],
+            _ => [i % 4 + high(lane), lane % 4],
+        }
+    }
+
+    fn place_b(&self, lane: usize, i: usize) -> [usize; 2] {
+        match self.b_layout {
+            "row" => [lane % 4, i + high(lane)],
+            _ => [i, lane % 4 + high(lane)],
+        }
+    }
+
+    fn place_c(ty: Ty, lane: usize, i: usize) -> [usize; 2] {
+        match ty {
+            F16 => [lane % 4 + high(lane), i],
+            _ => [
+                (lane & 1) + (i & 2) + high(lane),
+                (i & 4) + (lane & 2) + (i & 1),
+            ],
+        }
+    }
+}
+
+/// Returns the registers of a matrix whose elements `value(lane, i)` returns.
+fn registers(ty: Ty, elements: usize, value: &dyn Fn(usize, usize) -> f64) -> Vec<[u64; 32]> {
+    let per = 32 / ty.bits();
+    let mut out = vec![[0u64; 32]; elements / per];
+    for lane in 0..32 {
+        for i in 0..elements {
+            out[i / per][lane] |= ty.encode(value(lane, i)) << (i % per * ty.bits());
+        }
+    }
+    out
+}
+
 fn quarter_product(a_layout: &str, b_layout: &str, c: Ty, d: Ty) {
     let name = |ty| if ty == F16 { "f16" } else { "f32" };
     let opcode = format!(
@@ -152,56 +202,22 @@ fn quarter_product(a_layout: &str, b_layout: &str, c: Ty, d: Ty) {
         name(d),
         name(c)
     );
-    let high = |lane: usize| if lane < 16 { 0 } else { 4 };
-    let place_a = |lane: usize, i: usize| {
-        if a_layout == "row" {
-            [lane % 4 + high(lane), i]
-        } else {
-            [i % 4 + high(lane), lane % 4]
-        }
-    };
-    let place_b = |lane: usize, i: usize| {
-        if b_layout == "row" {
-            [lane % 4, i + high(lane)]
-        } else {
-            [i, lane % 4 + high(lane)]
-        }
-    };
-    let place_c = |ty: Ty, lane: usize, i: usize| {
-        if ty == F16 {
-            [lane % 4 + high(lane), i]
-        } else {
-            [
-                (lane & 1) + (i & 2) + high(lane),
-                (i & 4) + (lane & 2) + (i & 1),
-            ]
-        }
-    };
+    let places = Quarter { a_layout, b_layout };
     let quarter = |lane: usize| lane % 16 / 4;
     let mut random = noise(44);
     let mut matrix = |n: usize| -> Vec<f64> { (0..n).map(|_| F16.value(&mut random)).collect() };
     let (x, y, z) = (matrix(4 * 32), matrix(4 * 32), matrix(4 * 64));
-    let registers = |ty: Ty, elements: usize, value: &dyn Fn(usize, usize) -> f64| {
-        let per = 32 / ty.bits();
-        let mut out = vec![[0u64; 32]; elements / per];
-        for lane in 0..32 {
-            for i in 0..elements {
-                out[i / per][lane] |= ty.encode(value(lane, i)) << (i % per * ty.bits());
-            }
-        }
-        out
-    };
     let inputs = [
         registers(F16, 4, &|l, i| {
-            let [r, j] = place_a(l, i);
+            let [r, j] = places.place_a(l, i);
             x[quarter(l) * 32 + r * 4 + j]
         }),
         registers(F16, 4, &|l, i| {
-            let [r, j] = place_b(l, i);
+            let [r, j] = places.place_b(l, i);
             y[quarter(l) * 32 + r * 8 + j]
         }),
         registers(c, 8, &|l, i| {
-            let [r, j] = place_c(c, l, i);
+            let [r, j] = Quarter::place_c(c, l, i);
             z[quarter(l) * 64 + r * 8 + j]
         }),
     ];
@@ -217,7 +233,7 @@ fn quarter_product(a_layout: &str, b_layout: &str, c: Ty, d: Ty) {
     let per = 32 / d.bits();
     for lane in 0..32 {
         for i in 0..8 {
-            let ([r, j], q) = (place_c(d, lane, i), quarter(lane));
+            let ([r, j], q) = (Quarter::place_c(d, lane, i), quarter(lane));
             let sum: f64 = (0..4)
                 .map(|l| x[q * 32 + r * 4 + l] * y[q * 32 + l * 8 + j])
                 .sum();
@@ -232,120 +248,105 @@ fn quarter_product(a_layout: &str, b_layout: &str, c: Ty, d: Ty) {
     }
 }
 
+const BYTES: [(Ty, Ty); 4] = [(S8, S8), (U8, S8), (S8, U8), (U8, U8)];
+const NIBBLES: [(Ty, Ty); 4] = [(S4, S4), (U4, S4), (S4, U4), (U4, U4)];
+const BYTES_M8N8K16: [Layout; 3] = [
+    |l, i| [l / 4, l % 4 * 4 + i],
+    |l, i| [l % 4 * 4 + i, l / 4],
+    c_8x8,
+];
+const BYTES_M16N8K16: [Layout; 3] = [
+    |l, i| [l / 4 + if i < 4 { 0 } else { 8 }, l % 4 * 4 + (i & 3)],
+    |l, i| [l % 4 * 4 + i, l / 4],
+    c_16x8,
+];
+const BYTES_M16N8K32: [Layout; 3] = [
+    |l, i| {
+        let row = if i < 4 || (8..12).contains(&i) {
+            l / 4
+        } else {
+            l / 4 + 8
+        };
+        [row, l % 4 * 4 + (i & 3) + if i < 8 { 0 } else { 16 }]
+    },
+    |l, i| [l % 4 * 4 + (i & 3) + if i < 4 { 0 } else { 16 }, l / 4],
+    c_16x8,
+];
+const NIBBLES_M8N8K32: [Layout; 3] = [
+    |l, i| [l / 4, l % 4 * 8 + i],
+    |l, i| [l % 4 * 8 + i, l / 4],
+    c_8x8,
+];
+const NIBBLES_M16N8K32: [Layout; 3] = [
+    |l, i| [l / 4 + if i < 8 { 0 } else { 8 }, l % 4 * 8 + (i & 7)],
+    |l, i| [l % 4 * 8 + i, l / 4],
+    c_16x8,
+];
+const NIBBLES_M16N8K64: [Layout; 3] = [
+    |l, i| {
+        let row = if i < 8 || (16..24).contains(&i) {
+            l / 4
+        } else {
+            l / 4 + 8
+        };
+        [row, l % 4 * 8 + (i & 7) + if i < 16 { 0 } else { 32 }]
+    },
+    |l, i| [l % 4 * 8 + (i & 7) + if i < 8 { 0 } else { 32 }, l / 4],
+    c_16x8,
+];
+
+fn name(ty: Ty) -> &'static str {
+    match ty {
+        Ty::Int {
+            bits: 8,
+            signed: true,
+        } => "s8",
+        Ty::Int { bits: 8, .. } => "u8",
+        Ty::Int { signed: true, .. } => "s4",
+        _ => "u4",
+    }
+}
+
 #[test]
 fn integers() {
-    fn name(ty: Ty) -> &'static str {
-        match ty {
-            Ty::Int {
-                bits: 8,
-                signed: true,
-            } => "s8",
-            Ty::Int { bits: 8, .. } => "u8",
-            Ty::Int { signed: true, .. } => "s4",
-            _ => "u4",
+    for (shape, extents, pairs, counts, places) in [
+        ("m8n8k16", [8, 8, 16], BYTES, [1, 1, 2, 2], BYTES_M8N8K16),
+        ("m16n8k16", [16, 8, 16], BYTES, [2, 1, 4, 4], BYTES_M16N8K16),
+        ("m16n8k32", [16, 8, 32], BYTES, [4, 2, 4, 4], BYTES_M16N8K32),
+        (
+            "m8n8k32",
+            [8, 8, 32],
+            NIBBLES,
+            [1, 1, 2, 2],
+            NIBBLES_M8N8K32,
+        ),
+        (
+            "m16n8k32",
+            [16, 8, 32],
+            NIBBLES,
+            [2, 1, 4, 4],
+            NIBBLES_M16N8K32,
+        ),
+        (
+            "m16n8k64",
+            [16, 8, 64],
+            NIBBLES,
+            [4, 2, 4, 4],
+            NIBBLES_M16N8K64,
+        ),
+    ] {
+        for ((a, b), saturate) in pairs.iter().flat_map(|&p| [(p, ""), (p, ".satfinite")]) {
+            let (x, y) = (name(a), name(b));
+            let opcode = format!("mma.sync.aligned.{shape}.row.col{saturate}.s32.{x}.{y}.s32");
+            check(&Form {
+                opcode: opcode.leak(),
+                shape: extents,
+                types: [a, b, Ty::S32, Ty::S32],
+                counts,
+                places,
+            });
         }
     }
-    let all =
-        |shape: &str, extents: [usize; 3], pairs: [(Ty, Ty); 4], counts, places: [Layout; 3]| {
-            for (a, b) in pairs {
-                for saturate in ["", ".satfinite"] {
-                    let opcode = format!(
-                        "mma.sync.aligned.{shape}.row.col{saturate}.s32.{}.{}.s32",
-                        name(a),
-                        name(b)
-                    );
-                    check(&Form {
-                        opcode: opcode.leak(),
-                        shape: extents,
-                        types: [a, b, Ty::S32, Ty::S32],
-                        counts,
-                        places,
-                    });
-                }
-            }
-        };
-    let bytes = [(S8, S8), (U8, S8), (S8, U8), (U8, U8)];
-    all(
-        "m8n8k16",
-        [8, 8, 16],
-        bytes,
-        [1, 1, 2, 2],
-        [
-            |l, i| [l / 4, l % 4 * 4 + i],
-            |l, i| [l % 4 * 4 + i, l / 4],
-            c_8x8,
-        ],
-    );
-    all(
-        "m16n8k16",
-        [16, 8, 16],
-        bytes,
-        [2, 1, 4, 4],
-        [
-            |l, i| [l / 4 + if i < 4 { 0 } else { 8 }, l % 4 * 4 + (i & 3)],
-            |l, i| [l % 4 * 4 + i, l / 4],
-            c_16x8,
-        ],
-    );
-    all(
-        "m16n8k32",
-        [16, 8, 32],
-        bytes,
-        [4, 2, 4, 4],
-        [
-            |l, i| {
-                let row = if i < 4 || (8..12).contains(&i) {
-                    l / 4
-                } else {
-                    l / 4 + 8
-                };
-                [row, l % 4 * 4 + (i & 3) + if i < 8 { 0 } else { 16 }]
-            },
-            |l, i| [l % 4 * 4 + (i & 3) + if i < 4 { 0 } else { 16 }, l / 4],
-            c_16x8,
-        ],
-    );
-    let nibbles = [(S4, S4), (U4, S4), (S4, U4), (U4, U4)];
-    all(
-        "m8n8k32",
-        [8, 8, 32],
-        nibbles,
-        [1, 1, 2, 2],
-        [
-            |l, i| [l / 4, l % 4 * 8 + i],
-            |l, i| [l % 4 * 8 + i, l / 4],
-            c_8x8,
-        ],
-    );
-    all(
-        "m16n8k32",
-        [16, 8, 32],
-        nibbles,
-        [2, 1, 4, 4],
-        [
-            |l, i| [l / 4 + if i < 8 { 0 } else { 8 }, l % 4 * 8 + (i & 7)],
-            |l, i| [l % 4 * 8 + i, l / 4],
-            c_16x8,
-        ],
-    );
-    all(
-        "m16n8k64",
-        [16, 8, 64],
-        nibbles,
-        [4, 2, 4, 4],
-        [
-            |l, i| {
-                let row = if i < 8 || (16..24).contains(&i) {
-                    l / 4
-                } else {
-                    l / 4 + 8
-                };
-                [row, l % 4 * 8 + (i & 7) + if i < 16 { 0 } else { 32 }]
-            },
-            |l, i| [l % 4 * 8 + (i & 7) + if i < 8 { 0 } else { 32 }, l / 4],
-            c_16x8,
-        ],
-    );
 }
 
 #[test]

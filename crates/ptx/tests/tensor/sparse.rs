@@ -2,7 +2,7 @@
 //! `crates/truth`.
 
 use super::common::{Arg, Device, noise};
-use super::forms::{F16, F32, S4, S8, Ty, U4, U8, kernel, pack};
+use super::forms::{F16, F32, Layout, S4, S8, Ty, U4, U8, kernel, pack};
 
 struct Case {
     opcode: &'static str,
@@ -78,99 +78,95 @@ fn products_are_those_of_the_whole_matrices() {
     }
 }
 
-fn check(case: &Case, selector: usize) {
-    let (m, n, k) = (16, 8, case.k);
-    let [a, b, c] = case.types;
-    let mut random = noise((k * 10 + selector) as u64);
-    let (chunk, run) = chunk(a);
-    let (chunks, places) = (k / chunk, chunk / run);
-    let mut whole = vec![0.0; m * k];
-    let mut stored = vec![0.0; m * k / 2];
-    let mut metadata = [0u32; 32];
-    for row in 0..m {
-        for i in 0..chunks {
-            // Two of four positions, ascending; for tf32 one of two.
-            let first = (random() * (places - 1) as f64) as usize;
-            let (kept, nibble) = if places == 2 {
-                let one = (random() * 2.0) as usize;
-                (vec![one], [0b0100, 0b1110][one])
-            } else {
-                let second = first + 1 + (random() * (places - 1 - first) as f64) as usize;
-                (vec![first, second], (first | second << 2) as u32)
-            };
+const M: usize = 16;
+const N: usize = 8;
+
+/// A matrix of which half of the elements are kept.
+struct Sparse {
+    whole: Vec<f64>,
+    stored: Vec<f64>,
+    metadata: [u32; 32],
+}
+
+impl Sparse {
+    fn new(case: &Case, selector: usize, random: &mut impl FnMut() -> f64) -> Sparse {
+        let (k, [a, _, c]) = (case.k, case.types);
+        let (chunk, run) = chunk(a);
+        let (chunks, places) = (k / chunk, chunk / run);
+        let mut out = Sparse {
+            whole: vec![0.0; M * k],
+            stored: vec![0.0; M * k / 2],
+            metadata: [0; 32],
+        };
+        for (row, i) in (0..M).flat_map(|row| (0..chunks).map(move |i| (row, i))) {
+            let (kept, nibble) = kept(places, random);
             for (j, place) in kept.iter().enumerate() {
                 for e in 0..run {
-                    let value = a.value(&mut random);
-                    whole[row * k + i * chunk + place * run + e] = value;
-                    stored[row * k / 2 + i * chunk / 2 + j * run + e] = value;
+                    let value = a.value(random);
+                    out.whole[row * k + i * chunk + place * run + e] = value;
+                    out.stored[row * k / 2 + i * chunk / 2 + j * run + e] = value;
                 }
             }
             // From the figures "Sparse MMA metadata layout": for floats each lane has 16 bits for a
             // row and above them 16 for the row eight further down; for integers 32 bits for one of
             // the two.
-            let holders = chunks / 4;
-            let half = row / 8;
+            let (holders, half) = (chunks / 4, row / 8);
             let (part, bit) = match c == Ty::S32 {
                 true => (i / 8 * 2 + half, i % 8 * 4),
                 false => (i / 4, half * 16 + i % 4 * 4),
             };
-            metadata[row % 8 * 4 + selector * holders + part] |= nibble << bit;
+            out.metadata[row % 8 * 4 + selector * holders + part] |= nibble << bit;
         }
-    }
-    // The words of other lanes are ignored.
-    for (lane, word) in metadata.iter_mut().enumerate() {
-        if lane % 4 / (4 / case.selectors) != selector {
-            *word = 0x5a5a_1234;
+        // The words of other lanes are ignored.
+        for (lane, word) in out.metadata.iter_mut().enumerate() {
+            if lane % 4 / (4 / case.selectors) != selector {
+                *word = 0x5a5a_1234;
+            }
         }
+        out
     }
-    let y: Vec<f64> = (0..k * n).map(|_| b.value(&mut random)).collect();
-    let z: Vec<f64> = (0..m * n)
-        .map(|_| if c == F16 { a } else { c }.value(&mut random))
-        .collect();
-    let c_place =
-        |lane: usize, i: usize| [lane / 4 + if i < 2 { 0 } else { 8 }, lane % 4 * 2 + (i & 1)];
-    let registers = |elements: usize, ty: Ty| elements * ty.bits() / 32 / 32;
-    let counts = [
-        registers(m * k / 2, a),
-        registers(k * n, b),
-        registers(m * n, c),
-    ];
-    let mut inputs = match a.bits() {
-        32 => vec![
-            pack(&|r, j| stored[r * k / 2 + j], a, counts[0], |l, i| {
-                [l / 4 + i % 2 * 8, l % 4 + i / 2 * 4]
-            }),
-            pack(&|r, j| y[r * n + j], b, counts[1], |l, i| {
-                [l % 4 + i * 4, l / 4]
-            }),
+}
+
+/// Draws the places kept of a piece, ascending, and their metadata: two of four; for tf32 one of
+/// two.
+fn kept(places: usize, random: &mut impl FnMut() -> f64) -> (Vec<usize>, u32) {
+    let first = (random() * (places - 1) as f64) as usize;
+    if places == 2 {
+        let one = (random() * 2.0) as usize;
+        return (vec![one], [0b0100, 0b1110][one]);
+    }
+    let second = first + 1 + (random() * (places - 1 - first) as f64) as usize;
+    (vec![first, second], (first | second << 2) as u32)
+}
+
+fn place_c(lane: usize, i: usize) -> [usize; 2] {
+    [lane / 4 + if i < 2 { 0 } else { 8 }, lane % 4 * 2 + (i & 1)]
+}
+
+/// Returns the places of a's kept elements and of b's, by the length of a's type in bits.
+fn places(bits: usize) -> [Layout; 2] {
+    match bits {
+        32 => [
+            |l, i| [l / 4 + i % 2 * 8, l % 4 + i / 2 * 4],
+            |l, i| [l % 4 + i * 4, l / 4],
         ],
-        16 => vec![
-            pack(&|r, j| stored[r * k / 2 + j], a, counts[0], |l, i| {
-                [l / 4 + i / 2 % 2 * 8, l % 4 * 2 + i % 2 + i / 4 * 8]
-            }),
-            pack(&|r, j| y[r * n + j], b, counts[1], |l, i| {
-                [l % 4 * 2 + i % 2 + i / 2 * 8, l / 4]
-            }),
+        16 => [
+            |l, i| [l / 4 + i / 2 % 2 * 8, l % 4 * 2 + i % 2 + i / 4 * 8],
+            |l, i| [l % 4 * 2 + i % 2 + i / 2 * 8, l / 4],
         ],
-        8 => vec![
-            pack(&|r, j| stored[r * k / 2 + j], a, counts[0], |l, i| {
-                [l / 4 + i / 4 % 2 * 8, l % 4 * 4 + i % 4 + i / 8 * 16]
-            }),
-            pack(&|r, j| y[r * n + j], b, counts[1], |l, i| {
-                [l % 4 * 4 + i % 4 + i / 4 * 16, l / 4]
-            }),
+        8 => [
+            |l, i| [l / 4 + i / 4 % 2 * 8, l % 4 * 4 + i % 4 + i / 8 * 16],
+            |l, i| [l % 4 * 4 + i % 4 + i / 4 * 16, l / 4],
         ],
-        _ => vec![
-            pack(&|r, j| stored[r * k / 2 + j], a, counts[0], |l, i| {
-                [l / 4 + i / 8 % 2 * 8, l % 4 * 8 + i % 8 + i / 16 * 32]
-            }),
-            pack(&|r, j| y[r * n + j], b, counts[1], |l, i| {
-                [l % 4 * 8 + i % 8 + i / 8 * 32, l / 4]
-            }),
+        _ => [
+            |l, i| [l / 4 + i / 8 % 2 * 8, l % 4 * 8 + i % 8 + i / 16 * 32],
+            |l, i| [l % 4 * 8 + i % 8 + i / 8 * 32, l / 4],
         ],
-    };
-    inputs.push(pack(&|r, j| z[r * n + j], c, counts[2], c_place));
-    inputs.push(vec![metadata.map(u64::from)]);
+    }
+}
+
+/// Runs the instruction; returns the words of the result.
+fn execute(case: &Case, selector: usize, inputs: &[Vec<[u64; 32]>]) -> Vec<u64> {
     let mut body = String::new();
     let mut at = 0;
     let mut lists = Vec::new();
@@ -190,24 +186,46 @@ fn check(case: &Case, selector: usize) {
         "mma.sp.sync.aligned.{} {}, {}, {}, {}, %e0, {selector};\n",
         case.opcode, lists[2], lists[0], lists[1], lists[2]
     );
-    for r in 0..counts[2] {
+    let results = inputs[2].len();
+    for r in 0..results {
         body += &format!("st.global.b32 [%rd3+{}], %c{r};\n", r * 256);
     }
     let device = Device::new(&kernel(&body));
     let words: Vec<u64> = inputs.iter().flatten().flatten().copied().collect();
-    let (input, output) = (device.upload(&words), device.alloc(counts[2] * 256));
+    let (input, output) = (device.upload(&words), device.alloc(results * 256));
     device.run("k", 1, 32, &[Arg::Ptr(input), Arg::Ptr(output)]);
-    let out = device.download::<u64>(output, counts[2] * 32);
+    device.download::<u64>(output, results * 32)
+}
+
+fn check(case: &Case, selector: usize) {
+    let k = case.k;
+    let [a, b, c] = case.types;
+    let mut random = noise((k * 10 + selector) as u64);
+    let x = Sparse::new(case, selector, &mut random);
+    let y: Vec<f64> = (0..k * N).map(|_| b.value(&mut random)).collect();
+    let z: Vec<f64> = (0..M * N)
+        .map(|_| if c == F16 { a } else { c }.value(&mut random))
+        .collect();
+    let registers = |elements: usize, ty: Ty| elements * ty.bits() / 32 / 32;
+    let [place_a, place_b] = places(a.bits());
+    let of_a = registers(M * k / 2, a);
+    let inputs = [
+        pack(&|r, j| x.stored[r * k / 2 + j], a, of_a, place_a),
+        pack(&|r, j| y[r * N + j], b, registers(k * N, b), place_b),
+        pack(&|r, j| z[r * N + j], c, registers(M * N, c), place_c),
+        vec![x.metadata.map(u64::from)],
+    ];
+    let out = execute(case, selector, &inputs);
     let per = 32 / c.bits();
     for lane in 0..32 {
-        for e in 0..counts[2] * per {
-            let [r, j] = c_place(lane, e);
-            let product: f64 = (0..k).map(|l| whole[r * k + l] * y[l * n + j]).sum();
+        for e in 0..inputs[2].len() * per {
+            let [r, j] = place_c(lane, e);
+            let product: f64 = (0..k).map(|l| x.whole[r * k + l] * y[l * N + j]).sum();
             let bits = out[e / per * 32 + lane] >> (e % per * c.bits());
             let got = c.decode(bits & (u64::MAX >> (64 - c.bits())));
             assert_eq!(
                 got,
-                product + z[r * n + j],
+                product + z[r * N + j],
                 "{} with selector {selector}: row {r}, column {j}",
                 case.opcode
             );

@@ -71,105 +71,135 @@ fn wmma_from_memory_to_memory() {
     }
 }
 
+/// A matrix in memory: by rows or by columns, with a padded leading dimension.
+struct Stored<'s> {
+    layout: &'s str,
+    ty: Ty,
+    rows: usize,
+    columns: usize,
+    /// Distance between rows or columns in elements.
+    stride: usize,
+}
+
+impl<'s> Stored<'s> {
+    fn new(layout: &'s str, ty: Ty, [rows, columns]: [usize; 2], extra: usize) -> Self {
+        let line = if layout == "row" { columns } else { rows };
+        Stored {
+            layout,
+            ty,
+            rows,
+            columns,
+            stride: extra + line,
+        }
+    }
+
+    /// Returns the place of an element in bits.
+    fn bit(&self, r: usize, j: usize) -> usize {
+        let at = match self.layout {
+            "row" => r * self.stride + j,
+            _ => j * self.stride + r,
+        };
+        at * self.ty.bits()
+    }
+
+    /// Returns the memory of a matrix with these values, row by row.
+    fn image(&self, values: &[f64]) -> Vec<u8> {
+        let lines = if self.layout == "row" {
+            self.rows
+        } else {
+            self.columns
+        };
+        let mut bits = vec![0u8; lines * self.stride * self.ty.bits().max(8) / 8 + 64];
+        for r in 0..self.rows {
+            for j in 0..self.columns {
+                let at = self.bit(r, j);
+                let value = self.ty.encode(values[r * self.columns + j]) << (at % 8);
+                for byte in 0..self.ty.bits().div_ceil(8) {
+                    bits[at / 8 + byte] |= (value >> (8 * byte)) as u8;
+                }
+            }
+        }
+        bits
+    }
+
+    /// Reads an element of at least a byte.
+    fn read(&self, image: &[u8], r: usize, j: usize) -> f64 {
+        let at = self.bit(r, j) / 8;
+        let bytes = 0..self.ty.bits() / 8;
+        self.ty
+            .decode(bytes.fold(0, |v, b| v | u64::from(image[at + b]) << (8 * b)))
+    }
+}
+
 /// Computes d = a * b + c with all four in global memory, sums by rows and by columns, with padded
 /// leading dimensions.
 fn wmma(
     name: &str,
-    [m, n, k]: [usize; 3],
+    shape: [usize; 3],
     [ty, c_ty, d_ty]: [Ty; 3],
     [types, load, c_name, d_name]: [&str; 4],
     layouts: &[(&str, &str)],
 ) {
+    let [m, n, k] = shape;
     let (types, saturate) = types
         .strip_suffix(".satfinite")
         .map_or((types, ""), |t| (t, ".satfinite"));
-    for &(a_layout, b_layout) in layouts {
-        for sums in ["row", "col"] {
-            let mut random = noise((m * 7 + n * 3 + k) as u64);
-            let x: Vec<f64> = (0..m * k).map(|_| ty.value(&mut random)).collect();
-            let y: Vec<f64> = (0..k * n).map(|_| ty.value(&mut random)).collect();
-            let z: Vec<f64> = (0..m * n)
-                .map(|_| {
-                    if c_ty == F16 {
-                        ty.value(&mut random)
-                    } else {
-                        c_ty.value(&mut random)
-                    }
-                })
-                .collect();
-            // Strides in elements, and in whole words for elements shorter than a byte.
-            let extra = if ty.bits() < 8 { 32 } else { 16 };
-            let stride = |layout: &str, rows: usize, columns: usize| {
-                extra + if layout == "row" { columns } else { rows }
-            };
-            let (sa, sb) = (stride(a_layout, m, k), stride(b_layout, k, n));
-            let sc = stride(sums, m, n);
-            let image =
-                |v: &[f64], ty: Ty, layout: &str, rows: usize, columns: usize, stride: usize| {
-                    let lines = if layout == "row" { rows } else { columns };
-                    let mut bits = vec![0u8; lines * stride * ty.bits().max(8) / 8 + 64];
-                    for r in 0..rows {
-                        for j in 0..columns {
-                            let at = if layout == "row" {
-                                r * stride + j
-                            } else {
-                                j * stride + r
-                            } * ty.bits();
-                            let value = ty.encode(v[r * columns + j]) << (at % 8);
-                            for byte in 0..ty.bits().div_ceil(8) {
-                                bits[at / 8 + byte] |= (value >> (8 * byte)) as u8;
-                            }
-                        }
-                    }
-                    bits
-                };
-            let wide = ty == Ty::F64;
-            let class = if wide { "f64" } else { "b32" };
-            let counts = fragment_registers(load, [m, n, k], c_ty, d_ty);
-            let list = |name: &str, count: usize| {
-                let all: Vec<_> = (0..count).map(|r| format!("%{name}{r}")).collect();
-                format!("{{{}}}", all.join(","))
-            };
-            let (la, lb) = (list("a", counts[0]), list("b", counts[1]));
-            let (lc, ld) = (list("c", counts[2]), list("d", counts[3]));
-            let body = format!(
-                ".reg .{class} %a<8>; .reg .{class} %b<8>; .reg .{class} %c<8>; .reg .{class} %d<8>;\n\
-                 ld.global.u64 %rd5, [%rd0+8]; ld.global.u64 %rd6, [%rd0+16]; ld.global.u64 %rd0, [%rd0];\n\
-                 mov.u32 %t1, {sb};\n\
-                 wmma.load.a.sync.aligned.{a_layout}.{name}.global.{load} {la}, [%rd0], {sa};\n\
-                 wmma.load.b.sync.aligned.{b_layout}.{name}.{load} {lb}, [%rd5], %t1;\n\
-                 wmma.load.c.sync.aligned.{sums}.{name}.global.{c_name} {lc}, [%rd6], {sc};\n\
-                 wmma.mma.sync.aligned.{a_layout}.{b_layout}.{name}.{types}{saturate} {ld}, {la}, {lb}, {lc};\n\
-                 wmma.store.d.sync.aligned.{sums}.{name}.global.{d_name} [%rd1], {ld}, {sc};\n"
+    for (&(a_layout, b_layout), sums) in layouts.iter().flat_map(|l| [(l, "row"), (l, "col")]) {
+        let mut random = noise((m * 7 + n * 3 + k) as u64);
+        let mut values = |count: usize, ty: Ty| -> Vec<f64> {
+            (0..count).map(|_| ty.value(&mut random)).collect()
+        };
+        let (x, y) = (values(m * k, ty), values(k * n, ty));
+        let z = values(m * n, if c_ty == F16 { ty } else { c_ty });
+        // Strides in elements, and in whole words for elements shorter than a byte.
+        let extra = if ty.bits() < 8 { 32 } else { 16 };
+        let a = Stored::new(a_layout, ty, [m, k], extra);
+        let b = Stored::new(b_layout, ty, [k, n], extra);
+        let c = Stored::new(sums, c_ty, [m, n], extra);
+        let d = Stored::new(sums, d_ty, [m, n], extra);
+        let (sa, sb, sc) = (a.stride, b.stride, c.stride);
+        let class = if ty == Ty::F64 { "f64" } else { "b32" };
+        let counts = fragment_registers(load, shape, c_ty, d_ty);
+        let [la, lb, lc, ld] = std::array::from_fn(|i| list(["a", "b", "c", "d"][i], counts[i]));
+        let body = format!(
+            ".reg .{class} %a<8>; .reg .{class} %b<8>; .reg .{class} %c<8>; .reg .{class} %d<8>;\n\
+             ld.global.u64 %rd5, [%rd0+8]; ld.global.u64 %rd6, [%rd0+16]; ld.global.u64 %rd0, [%rd0];\n\
+             mov.u32 %t1, {sb};\n\
+             wmma.load.a.sync.aligned.{a_layout}.{name}.global.{load} {la}, [%rd0], {sa};\n\
+             wmma.load.b.sync.aligned.{b_layout}.{name}.{load} {lb}, [%rd5], %t1;\n\
+             wmma.load.c.sync.aligned.{sums}.{name}.global.{c_name} {lc}, [%rd6], {sc};\n\
+             wmma.mma.sync.aligned.{a_layout}.{b_layout}.{name}.{types}{saturate} {ld}, {la}, {lb}, {lc};\n\
+             wmma.store.d.sync.aligned.{sums}.{name}.global.{d_name} [%rd1], {ld}, {sc};\n"
+        );
+        let out = execute(
+            &body,
+            [a.image(&x), b.image(&y), c.image(&z)],
+            (m.max(n) * sc) * d_ty.bits() / 8,
+        );
+        for (r, j) in (0..m).flat_map(|r| (0..n).map(move |j| (r, j))) {
+            let sum: f64 = (0..k).map(|l| x[r * k + l] * y[l * n + j]).sum();
+            assert_eq!(
+                d.read(&out, r, j),
+                sum + z[r * n + j],
+                "{name} {types} {a_layout} {b_layout} {sums} {r} {j}"
             );
-            let device = Device::new(&kernel(&body));
-            let pa = device.upload(&image(&x, ty, a_layout, m, k, sa));
-            let pb = device.upload(&image(&y, ty, b_layout, k, n, sb));
-            let pc = device.upload(&image(&z, c_ty, sums, m, n, sc));
-            let bytes = (m.max(n) * sc) * d_ty.bits() / 8;
-            let (table, out) = (device.upload(&[pa, pb, pc]), device.alloc(bytes));
-            device.run("k", 1, 32, &[Arg::Ptr(table), Arg::Ptr(out)]);
-            let out = device.download::<u8>(out, bytes);
-            for r in 0..m {
-                for j in 0..n {
-                    let at = if sums == "row" {
-                        r * sc + j
-                    } else {
-                        j * sc + r
-                    } * d_ty.bits()
-                        / 8;
-                    let bits = (0..d_ty.bits() / 8)
-                        .fold(0u64, |v, b| v | u64::from(out[at + b]) << (8 * b));
-                    let sum: f64 = (0..k).map(|l| x[r * k + l] * y[l * n + j]).sum();
-                    assert_eq!(
-                        d_ty.decode(bits),
-                        sum + z[r * n + j],
-                        "{name} {types} {a_layout} {b_layout} {sums} {r} {j}"
-                    );
-                }
-            }
         }
     }
+}
+
+/// Writes a list of registers `{%a0,%a1}`.
+fn list(name: &str, count: usize) -> String {
+    let all: Vec<_> = (0..count).map(|r| format!("%{name}{r}")).collect();
+    format!("{{{}}}", all.join(","))
+}
+
+/// Runs a kernel that finds the places of its matrices in a table; returns the bytes it wrote.
+fn execute(body: &str, matrices: [Vec<u8>; 3], bytes: usize) -> Vec<u8> {
+    let device = Device::new(&kernel(body));
+    let table = device.upload(&matrices.map(|image| device.upload(&image)));
+    let out = device.alloc(bytes);
+    device.run("k", 1, 32, &[Arg::Ptr(table), Arg::Ptr(out)]);
+    device.download::<u8>(out, bytes)
 }
 
 /// Returns the register counts from the manual's tables of `wmma` fragments.

@@ -247,6 +247,52 @@ fn shared_memory_and_attributes() {
     assert_eq!(values[CU_FUNC_ATTRIBUTE_PTX_VERSION as usize], 80);
 }
 
+/// Two kernels whose functions have 32,000 bytes each: ptxas 13.0 says 32,000 of each kernel, and
+/// refuses one that calls both.
+#[test]
+fn static_shared_memory_is_that_of_the_calls() {
+    let mut c = client();
+    let text = |kernels: &str| {
+        format!(
+            ".version 7.0\n.target sm_80\n.address_size 64\n\
+             .shared .align 4 .b8 a[32000];\n.shared .align 4 .b8 b[32000];\n\
+             .func fa() {{ st.shared.u32 [a+31996], 1; ret; }}\n\
+             .func fb() {{ st.shared.u32 [b+31996], 1; ret; }}\n\
+             .visible .entry ka() {{ call fa; ret; }}\n\
+             .visible .entry kb() {{ call fb; ret; }}\n{kernels}"
+        )
+    };
+    let (library, status, log, _) = c.load(text("").as_bytes());
+    assert_eq!(status, CUresult::CUDA_SUCCESS, "{log}");
+    for index in 0..2 {
+        let kernel = library << 32 | index;
+        let request = Request::KernelAttributes(m::KernelAttributes { kernel });
+        let (_, reply) = c.send(&request).unwrap();
+        let reply = m::KernelAttributesReply::decode(&mut Reader::new(&reply)).unwrap();
+        let values = reply.values.as_chunks::<4>().0;
+        let shared = values[CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES as usize];
+        assert_eq!(i32::from_le_bytes(shared), 32000);
+        let mut more = launch(kernel, 1, 32, &[]);
+        more.shared_bytes = 49152 - 32000 + 1;
+        assert_eq!(
+            c.status(Request::Launch(more.clone())),
+            CUresult::CUDA_ERROR_INVALID_VALUE
+        );
+        more.shared_bytes -= 1;
+        c.done(Request::Launch(more));
+        c.sync().unwrap();
+    }
+    let both = text(".visible .entry both() { call fa; call fb; ret; }");
+    let (_, status, log, _) = c.load(both.as_bytes());
+    assert_eq!(status, CUresult::CUDA_ERROR_INVALID_PTX);
+    assert_eq!(
+        log,
+        "PTX line 10, column 17: static shared memory of a kernel in bytes is 64000, the limit is 49152"
+    );
+    c.done(Request::Launch(launch(library << 32, 1, 32, &[])));
+    c.sync().unwrap();
+}
+
 #[test]
 fn occupancy_follows_the_rules_of_sm_80() {
     let mut c = client();
