@@ -1,8 +1,9 @@
-//! Activity of the GPU for a client that profiles, from this machine's CUPTI, which is loaded at the
-//! first request.
+//! Activity of the GPU for a client that profiles, from this machine's CUPTI, which is loaded at
+//! the first request.
 //!
-//! CUPTI calls back when this thread enters a driver call that starts work, and says the number that the work will bear. The
-//! number of the client's call is noted beside it, so that records find their call. Work of the server's own has none.
+//! CUPTI calls back when this thread enters a driver call that starts work, and says the number
+//! that the work will bear. The number of the client's call is noted beside it, so that records
+//! find their call. Work of the server's own has none.
 //!
 //! CUPTI belongs to the process, which serves one session: what is here is the process's too.
 
@@ -252,31 +253,14 @@ impl Numbers {
     /// # Safety
     /// `handle` must be an open CUPTI.
     unsafe fn find(handle: *mut c_void) -> Numbers {
-        // SAFETY: an open library, by this function's contract, and a name with its NUL.
-        let find = |name: &CStr| unsafe { libc::dlsym(handle, name.as_ptr()) };
-        // SAFETY: NULL, or functions of these types, as `cupti_activity.h` declares them.
+        // SAFETY: functions of the types of their fields, as `cupti_activity.h` declares them.
         unsafe {
             Numbers {
-                context: std::mem::transmute::<
-                    *mut c_void,
-                    Option<unsafe extern "C" fn(usize, *mut u32) -> c_int>,
-                >(find(c"cuptiGetContextId")),
-                stream: std::mem::transmute::<
-                    *mut c_void,
-                    Option<unsafe extern "C" fn(usize, usize, u8, *mut u32) -> c_int>,
-                >(find(c"cuptiGetStreamIdEx")),
-                graph: std::mem::transmute::<
-                    *mut c_void,
-                    Option<unsafe extern "C" fn(usize, *mut u32) -> c_int>,
-                >(find(c"cuptiGetGraphId")),
-                graph_exec: std::mem::transmute::<
-                    *mut c_void,
-                    Option<unsafe extern "C" fn(usize, *mut u32) -> c_int>,
-                >(find(c"cuptiGetGraphExecId")),
-                graph_node: std::mem::transmute::<
-                    *mut c_void,
-                    Option<unsafe extern "C" fn(usize, *mut u64) -> c_int>,
-                >(find(c"cuptiGetGraphNodeId")),
+                context: function(handle, c"cuptiGetContextId").ok(),
+                stream: function(handle, c"cuptiGetStreamIdEx").ok(),
+                graph: function(handle, c"cuptiGetGraphId").ok(),
+                graph_exec: function(handle, c"cuptiGetGraphExecId").ok(),
+                graph_node: function(handle, c"cuptiGetGraphNodeId").ok(),
             }
         }
     }
@@ -383,83 +367,116 @@ fn opened() -> Result<Cupti, String> {
 /// The library found must be NVIDIA's CUPTI.
 unsafe fn open() -> Result<Cupti, String> {
     let handle = load()?;
-    let find = |name: &CStr| -> Result<*mut c_void, String> {
-        // SAFETY: an open library.
-        let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
-        match found.is_null() {
-            true => Err(format!("CUPTI has no {}", name.to_string_lossy())),
-            false => Ok(found),
-        }
-    };
-    // SAFETY: functions of these types, as `cupti.h` declares them.
+    // SAFETY: the library is NVIDIA's CUPTI, by this function's contract, and stays open.
     unsafe {
-        let version: unsafe extern "C" fn(*mut u32) -> c_int =
-            std::mem::transmute(find(c"cuptiGetVersion")?);
-        let mut number = 0;
-        done("cuptiGetVersion", version(&mut number))?;
-        if !is_known(number) {
-            return Err(format!("records of CUPTI {number} are not known"));
-        }
-        let timestamps: unsafe extern "C" fn(unsafe extern "C" fn() -> u64) -> c_int =
-            std::mem::transmute(find(c"cuptiActivityRegisterTimestampCallback")?);
-        let register: unsafe extern "C" fn(Request, Complete) -> c_int =
-            std::mem::transmute(find(c"cuptiActivityRegisterCallbacks")?);
-        let subscribe: unsafe extern "C" fn(*mut *mut c_void, Callback, *mut c_void) -> c_int =
-            std::mem::transmute(find(c"cuptiSubscribe")?);
-        let name: unsafe extern "C" fn(u32, u32, *mut *const c_char) -> c_int =
-            std::mem::transmute(find(c"cuptiGetCallbackName")?);
-        let mut cupti = Cupti {
-            enable: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(u32) -> c_int>(find(
-                c"cuptiActivityEnable",
-            )?),
-            disable: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(u32) -> c_int>(find(
-                c"cuptiActivityDisable",
-            )?),
-            flush: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(u32) -> c_int>(find(
-                c"cuptiActivityFlushAll",
-            )?),
-            next: std::mem::transmute::<*mut c_void, Next>(find(c"cuptiActivityGetNextRecord")?),
-            enable_callback: std::mem::transmute::<
-                *mut c_void,
-                unsafe extern "C" fn(u32, *mut c_void, u32, u32) -> c_int,
-            >(find(c"cuptiEnableCallback")?),
-            event_times: std::mem::transmute::<
-                *mut c_void,
-                Option<unsafe extern "C" fn(u8) -> c_int>,
-            >(libc::dlsym(
-                handle,
-                c"cuptiActivityEnableCudaEventDeviceTimestamps".as_ptr(),
-            )),
-            numbers: Numbers::find(handle),
-            subscriber: 0,
-            functions: Vec::new(),
-        };
+        check_version(handle)?;
+        let mut cupti = Cupti::find(handle)?;
         let _ = NEXT.set(cupti.next);
-        done(
-            "cuptiActivityRegisterTimestampCallback",
-            timestamps(timestamp),
-        )?;
-        done(
-            "cuptiActivityRegisterCallbacks",
-            register(lend::<BUFFER_BYTES>, complete),
-        )?;
-        let mut subscriber = ptr::null_mut();
-        done(
-            "cuptiSubscribe",
-            subscribe(&mut subscriber, called, ptr::null_mut()),
-        )?;
-        cupti.subscriber = subscriber as usize;
-        for number in 1..FUNCTIONS_MAX {
-            let mut found = ptr::null();
-            if name(DRIVER_API, number, &mut found) == 0
-                && !found.is_null()
-                && CStr::from_ptr(found).to_str().is_ok_and(starts_work)
-            {
-                cupti.functions.push(number);
-            }
-        }
+        cupti.subscriber = subscribed(handle)?;
+        cupti.functions = functions_that_start_work(handle)?;
         Ok(cupti)
     }
+}
+
+/// Finds one of CUPTI's functions.
+///
+/// # Safety
+/// `handle` must be an open library, and `F` the type of its function of that name.
+unsafe fn function<F: Copy>(handle: *mut c_void, name: &CStr) -> Result<F, String> {
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+    // SAFETY: an open library, by this function's contract, and a name with its NUL.
+    let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
+    if found.is_null() {
+        return Err(format!("CUPTI has no {}", name.to_string_lossy()));
+    }
+    // SAFETY: a function of this type, by this function's contract; a pointer, as asserted above.
+    Ok(unsafe { std::mem::transmute_copy(&found) })
+}
+
+/// Refuses a CUPTI whose records are not known.
+///
+/// # Safety
+/// `handle` must be an open CUPTI.
+unsafe fn check_version(handle: *mut c_void) -> Result<(), String> {
+    type Version = unsafe extern "C" fn(*mut u32) -> c_int;
+    let mut number = 0;
+    // SAFETY: the function's type, as `cupti.h` declares it, and a local variable for its output.
+    unsafe {
+        let version: Version = function(handle, c"cuptiGetVersion")?;
+        done("cuptiGetVersion", version(&mut number))?;
+    }
+    match is_known(number) {
+        true => Ok(()),
+        false => Err(format!("records of CUPTI {number} are not known")),
+    }
+}
+
+impl Cupti {
+    /// Finds the functions that are called while a client profiles.
+    ///
+    /// # Safety
+    /// `handle` must be an open CUPTI.
+    unsafe fn find(handle: *mut c_void) -> Result<Cupti, String> {
+        let event_times = c"cuptiActivityEnableCudaEventDeviceTimestamps";
+        // SAFETY: functions of the types of their fields, as `cupti.h` declares them.
+        unsafe {
+            Ok(Cupti {
+                enable: function(handle, c"cuptiActivityEnable")?,
+                disable: function(handle, c"cuptiActivityDisable")?,
+                flush: function(handle, c"cuptiActivityFlushAll")?,
+                next: function(handle, c"cuptiActivityGetNextRecord")?,
+                enable_callback: function(handle, c"cuptiEnableCallback")?,
+                event_times: function(handle, event_times).ok(),
+                numbers: Numbers::find(handle),
+                subscriber: 0,
+                functions: Vec::new(),
+            })
+        }
+    }
+}
+
+/// Has CUPTI take the server's clock and buffers, and call back at driver calls. Returns the
+/// subscriber.
+///
+/// # Safety
+/// `handle` must be an open CUPTI.
+unsafe fn subscribed(handle: *mut c_void) -> Result<usize, String> {
+    type Clock = unsafe extern "C" fn(unsafe extern "C" fn() -> u64) -> c_int;
+    type Register = unsafe extern "C" fn(Request, Complete) -> c_int;
+    type Subscribe = unsafe extern "C" fn(*mut *mut c_void, Callback, *mut c_void) -> c_int;
+    let mut subscriber = ptr::null_mut();
+    // SAFETY: functions of these types, as `cupti.h` declares them; a local variable for an output.
+    unsafe {
+        let clock: Clock = function(handle, c"cuptiActivityRegisterTimestampCallback")?;
+        let register: Register = function(handle, c"cuptiActivityRegisterCallbacks")?;
+        let subscribe: Subscribe = function(handle, c"cuptiSubscribe")?;
+        done("cuptiActivityRegisterTimestampCallback", clock(timestamp))?;
+        let status = register(lend::<BUFFER_BYTES>, complete);
+        done("cuptiActivityRegisterCallbacks", status)?;
+        let status = subscribe(&mut subscriber, called, ptr::null_mut());
+        done("cuptiSubscribe", status)?;
+    }
+    Ok(subscriber as usize)
+}
+
+/// Returns CUPTI's numbers of the driver functions that start work.
+///
+/// # Safety
+/// `handle` must be an open CUPTI.
+unsafe fn functions_that_start_work(handle: *mut c_void) -> Result<Vec<u32>, String> {
+    type Name = unsafe extern "C" fn(u32, u32, *mut *const c_char) -> c_int;
+    // SAFETY: the function's type, as `cupti.h` declares it.
+    let name: Name = unsafe { function(handle, c"cuptiGetCallbackName") }?;
+    let starts_work = |number: &u32| {
+        let mut found = ptr::null();
+        // SAFETY: a local variable for the output, which is a string that CUPTI keeps.
+        unsafe {
+            name(DRIVER_API, *number, &mut found) == 0
+                && !found.is_null()
+                && CStr::from_ptr(found).to_str().is_ok_and(starts_work)
+        }
+    };
+    Ok((1..FUNCTIONS_MAX).filter(starts_work).collect())
 }
 
 /// True if a driver function of this name, of any version or form, starts work.
@@ -528,7 +545,8 @@ fn in_toolkits() -> Vec<PathBuf> {
 
 fn load_at(path: &Path) -> Option<*mut c_void> {
     let path = CString::new(path.as_os_str().as_bytes()).ok()?;
-    // SAFETY: the loader runs the initialisers of NVIDIA's library, or of the one that the user named.
+    // SAFETY: the loader runs the initialisers of NVIDIA's library, or of the one that the user
+    // named.
     let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if handle.is_null() {
         return None;

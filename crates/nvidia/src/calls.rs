@@ -321,69 +321,98 @@ impl Driver {
     ) -> Result<CUtensorMap, Failure> {
         use super::textures::TensorMapKind;
         super::textures::check_lengths(kind, a)?;
-        let mut map = CUtensorMap { opaque: [0; 16] };
-        let rank = a.global_dim.len() as u32;
-        let address = ptr::with_exposed_provenance_mut(a.global_address as usize);
-        let (dim, strides, steps) = (
-            a.global_dim.as_ptr(),
-            a.global_strides_bytes.as_ptr(),
-            a.element_strides.as_ptr(),
-        );
-        let (lower, upper) = (&a.pixel_box_lower, &a.pixel_box_upper);
-        // SAFETY: `check_lengths` has checked every array against the rank; the driver writes the
-        // global address into the map without using it.
-        unsafe {
+        // SAFETY: `check_lengths` has checked every array for this kind against the rank.
+        let encoded = unsafe {
             match kind {
-                TensorMapKind::Tiled => self.cuTensorMapEncodeTiled(
-                    &mut map,
-                    a.data_type,
-                    rank,
-                    address,
-                    dim,
-                    strides,
-                    a.box_dim.as_ptr(),
-                    steps,
-                    a.interleave,
-                    a.swizzle,
-                    a.l2_promotion,
-                    a.oob_fill,
-                ),
-                TensorMapKind::Im2col => self.cuTensorMapEncodeIm2col(
-                    &mut map,
-                    a.data_type,
-                    rank,
-                    address,
-                    dim,
-                    strides,
-                    lower.as_ptr(),
-                    upper.as_ptr(),
-                    a.channels_per_pixel,
-                    a.pixels_per_column,
-                    steps,
-                    a.interleave,
-                    a.swizzle,
-                    a.l2_promotion,
-                    a.oob_fill,
-                ),
-                TensorMapKind::Im2colWide => self.cuTensorMapEncodeIm2colWide(
-                    &mut map,
-                    a.data_type,
-                    rank,
-                    address,
-                    dim,
-                    strides,
-                    lower[0],
-                    upper[0],
-                    a.channels_per_pixel,
-                    a.pixels_per_column,
-                    steps,
-                    a.interleave,
-                    a.wide_mode,
-                    a.swizzle,
-                    a.l2_promotion,
-                    a.oob_fill,
-                ),
+                TensorMapKind::Tiled => self.tensor_map_tiled(a),
+                TensorMapKind::Im2col => self.tensor_map_im2col(a),
+                TensorMapKind::Im2colWide => self.tensor_map_im2col_wide(a),
             }
+        };
+        Ok(encoded?)
+    }
+
+    /// # Safety
+    /// The arrays must be as long as a tiled map's rank asks.
+    unsafe fn tensor_map_tiled(&self, a: &TensorMapArguments) -> Result<CUtensorMap, Refused> {
+        let mut map = CUtensorMap { opaque: [0; 16] };
+        // SAFETY: the arrays' lengths are this function's contract; the driver writes the global
+        // address into the map without using it.
+        unsafe {
+            self.cuTensorMapEncodeTiled(
+                &mut map,
+                a.data_type,
+                a.global_dim.len() as u32,
+                ptr::with_exposed_provenance_mut(a.global_address as usize),
+                a.global_dim.as_ptr(),
+                a.global_strides_bytes.as_ptr(),
+                a.box_dim.as_ptr(),
+                a.element_strides.as_ptr(),
+                a.interleave,
+                a.swizzle,
+                a.l2_promotion,
+                a.oob_fill,
+            )
+        }?;
+        Ok(map)
+    }
+
+    /// # Safety
+    /// The arrays must be as long as an im2col map's rank asks.
+    unsafe fn tensor_map_im2col(&self, a: &TensorMapArguments) -> Result<CUtensorMap, Refused> {
+        let mut map = CUtensorMap { opaque: [0; 16] };
+        // SAFETY: the arrays' lengths are this function's contract; the driver writes the global
+        // address into the map without using it.
+        unsafe {
+            self.cuTensorMapEncodeIm2col(
+                &mut map,
+                a.data_type,
+                a.global_dim.len() as u32,
+                ptr::with_exposed_provenance_mut(a.global_address as usize),
+                a.global_dim.as_ptr(),
+                a.global_strides_bytes.as_ptr(),
+                a.pixel_box_lower.as_ptr(),
+                a.pixel_box_upper.as_ptr(),
+                a.channels_per_pixel,
+                a.pixels_per_column,
+                a.element_strides.as_ptr(),
+                a.interleave,
+                a.swizzle,
+                a.l2_promotion,
+                a.oob_fill,
+            )
+        }?;
+        Ok(map)
+    }
+
+    /// # Safety
+    /// The arrays must be as long as a wide im2col map's rank asks: its box has one width.
+    unsafe fn tensor_map_im2col_wide(
+        &self,
+        a: &TensorMapArguments,
+    ) -> Result<CUtensorMap, Refused> {
+        let mut map = CUtensorMap { opaque: [0; 16] };
+        // SAFETY: the arrays' lengths are this function's contract; the driver writes the global
+        // address into the map without using it.
+        unsafe {
+            self.cuTensorMapEncodeIm2colWide(
+                &mut map,
+                a.data_type,
+                a.global_dim.len() as u32,
+                ptr::with_exposed_provenance_mut(a.global_address as usize),
+                a.global_dim.as_ptr(),
+                a.global_strides_bytes.as_ptr(),
+                a.pixel_box_lower[0],
+                a.pixel_box_upper[0],
+                a.channels_per_pixel,
+                a.pixels_per_column,
+                a.element_strides.as_ptr(),
+                a.interleave,
+                a.wide_mode,
+                a.swizzle,
+                a.l2_promotion,
+                a.oob_fill,
+            )
         }?;
         Ok(map)
     }

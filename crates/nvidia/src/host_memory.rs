@@ -60,73 +60,20 @@ impl HostRange {
         len: u64,
         file: Option<OwnedFd>,
     ) -> Result<HostRange, Failure> {
-        let placed = va.is_multiple_of(PAGE_BYTES)
-            && len > 0
-            && len.is_multiple_of(PAGE_BYTES)
-            && va >= USER_ADDRESS_MIN
-            && va
-                .checked_add(len)
-                .is_some_and(|end| end <= USER_ADDRESS_MAX);
-        if !placed {
-            return Err(Failure::new(
-                CUresult::CUDA_ERROR_INVALID_VALUE,
-                format!("{va:#x} and {len:#x} bytes are no pages of a program"),
-            ));
-        }
+        check_place(va, len)?;
         let file = file.map(File::from);
         if let Some(file) = &file {
-            // Touching pages beyond the end of the file would kill this process (SIGBUS).
-            let size = file.metadata().map_or(0, |metadata| metadata.len());
-            if size < len {
-                return Err(Failure::new(
-                    CUresult::CUDA_ERROR_INVALID_VALUE,
-                    format!("{len} bytes of a file of {size} were to be mapped"),
-                ));
-            }
+            check_covered(file, len)?;
         }
-        let (flags, fd) = match &file {
-            Some(file) => (libc::MAP_SHARED, file.as_raw_fd()),
-            None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
-        };
-        let wanted = ptr::with_exposed_provenance_mut::<c_void>(va as usize);
-        // SAFETY: with MAP_FIXED_NOREPLACE the kernel replaces no existing mapping.
-        let mapped = unsafe {
-            libc::mmap(
-                wanted,
-                len as usize,
-                libc::PROT_READ | libc::PROT_WRITE,
-                flags | libc::MAP_FIXED_NOREPLACE,
-                fd,
-                0,
-            )
-        };
-        let range = HostRange {
+        map_pages(va, len, file.as_ref())?;
+        Ok(HostRange {
             hold: hold.clone(),
             va,
             len,
             registered: false,
             mirror: file.is_none(),
             variable: false,
-        };
-        if mapped == libc::MAP_FAILED {
-            let error = std::io::Error::last_os_error();
-            std::mem::forget(range);
-            return Err(Failure::new(
-                CUresult::CUDA_ERROR_NOT_SUPPORTED,
-                format!("host memory at {va:#x} cannot be mapped in the server: {error}"),
-            ));
-        }
-        if mapped != wanted {
-            // A kernel before 4.17 takes the address as a hint.
-            // SAFETY: mapped just now with this length, and not used yet.
-            unsafe { libc::munmap(mapped, len as usize) };
-            std::mem::forget(range);
-            return Err(Failure::new(
-                CUresult::CUDA_ERROR_NOT_SUPPORTED,
-                format!("host memory at {va:#x} is taken in the server"),
-            ));
-        }
-        Ok(range)
+        })
     }
 
     /// Registers the range with the GPU, which must use it at the same address.
@@ -178,6 +125,73 @@ impl HostRange {
             unsafe { ptr::copy_nonoverlapping(data.as_ptr(), self.pointer(va), data.len()) };
         }
     }
+}
+
+/// Refuses an address and a length that cannot be pages of a program.
+fn check_place(va: u64, len: u64) -> Result<(), Failure> {
+    let placed = va.is_multiple_of(PAGE_BYTES)
+        && len > 0
+        && len.is_multiple_of(PAGE_BYTES)
+        && va >= USER_ADDRESS_MIN
+        && va
+            .checked_add(len)
+            .is_some_and(|end| end <= USER_ADDRESS_MAX);
+    if placed {
+        return Ok(());
+    }
+    Err(Failure::new(
+        CUresult::CUDA_ERROR_INVALID_VALUE,
+        format!("{va:#x} and {len:#x} bytes are no pages of a program"),
+    ))
+}
+
+/// Refuses a file shorter than `len`: touching pages beyond its end would kill this process
+/// (SIGBUS).
+fn check_covered(file: &File, len: u64) -> Result<(), Failure> {
+    let size = file.metadata().map_or(0, |metadata| metadata.len());
+    if size >= len {
+        return Ok(());
+    }
+    Err(Failure::new(
+        CUresult::CUDA_ERROR_INVALID_VALUE,
+        format!("{len} bytes of a file of {size} were to be mapped"),
+    ))
+}
+
+/// Maps the file, or zeroed memory, at exactly `va`, and replaces no mapping there.
+fn map_pages(va: u64, len: u64, file: Option<&File>) -> Result<(), Failure> {
+    let (flags, fd) = match file {
+        Some(file) => (libc::MAP_SHARED, file.as_raw_fd()),
+        None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
+    };
+    let wanted = ptr::with_exposed_provenance_mut::<c_void>(va as usize);
+    // SAFETY: with MAP_FIXED_NOREPLACE the kernel replaces no existing mapping.
+    let mapped = unsafe {
+        libc::mmap(
+            wanted,
+            len as usize,
+            libc::PROT_READ | libc::PROT_WRITE,
+            flags | libc::MAP_FIXED_NOREPLACE,
+            fd,
+            0,
+        )
+    };
+    let refused = |why: String| Failure::new(CUresult::CUDA_ERROR_NOT_SUPPORTED, why);
+    if mapped == libc::MAP_FAILED {
+        let error = std::io::Error::last_os_error();
+        return Err(refused(format!(
+            "host memory at {va:#x} cannot be mapped in the server: {error}"
+        )));
+    }
+    if mapped != wanted {
+        // A kernel before 4.17 takes the address as a hint.
+        // SAFETY: mapped just now with this length, and not used yet.
+        unsafe { libc::munmap(mapped, len as usize) };
+        return Err(refused(format!(
+            "host memory at {va:#x} is taken in the server"
+        )));
+    }
+    Ok(())
 }
 
 impl Drop for HostRange {

@@ -136,6 +136,33 @@ fn no_device(why: &str) -> Failure {
     Failure::new(CUresult::CUDA_ERROR_NO_DEVICE, why)
 }
 
+/// Returns the devices of these numbers, or all.
+fn chosen_gpus(driver: &Driver, numbers: Option<Vec<u32>>) -> Result<Vec<Gpu>, Failure> {
+    let count = driver.cuDeviceGetCount()?.unsigned_abs();
+    let numbers = numbers.unwrap_or_else(|| (0..count).collect());
+    let gpu = |number| {
+        if number >= count {
+            return Err(no_device(&format!(
+                "device {number} was asked for; the driver finds {count}"
+            )));
+        }
+        Ok(Gpu {
+            ordinal: driver.cuDeviceGet(number as i32)?,
+            peers: Vec::new(),
+        })
+    };
+    numbers.into_iter().map(gpu).collect()
+}
+
+/// Returns the device memory that the current context occupies, by what was free before it.
+fn context_bytes(driver: &Driver, free_before: Option<u64>) -> Result<u64, Failure> {
+    let Some(before) = free_before else {
+        return Ok(CONTEXT_BYTES_MAX);
+    };
+    let bytes = before.saturating_sub(driver.cuMemGetInfo_v2()?.0);
+    Ok(bytes.clamp(CONTEXT_BYTES_MIN, CONTEXT_BYTES_MAX))
+}
+
 /// Refuses a GPU that accepts one process at a time: the context of a waiting spare would keep all
 /// others out.
 fn refuse_exclusive(driver: &Driver, devices: &[Gpu]) -> Result<(), Failure> {
@@ -239,20 +266,7 @@ impl Drop for Nvidia {
 impl Nvidia {
     fn open(driver: Driver, options: NvidiaOptions) -> Result<Nvidia, Failure> {
         let driver = Arc::new(driver);
-        let count = driver.cuDeviceGetCount()?.unsigned_abs();
-        let chosen = options.devices.unwrap_or_else(|| (0..count).collect());
-        let mut devices = Vec::new();
-        for number in chosen {
-            if number >= count {
-                return Err(no_device(&format!(
-                    "device {number} was asked for; the driver finds {count}"
-                )));
-            }
-            devices.push(Gpu {
-                ordinal: driver.cuDeviceGet(number as i32)?,
-                peers: Vec::new(),
-            });
-        }
+        let mut devices = chosen_gpus(&driver, options.devices)?;
         contexts::find_peers(&driver, &mut devices);
         let first = devices
             .first()
@@ -270,12 +284,7 @@ impl Nvidia {
         let free_before = nvml.as_ref().and_then(free_bytes);
         let base = ContextHold::primary(&driver, 0, first.ordinal)?;
         driver.cuCtxSetCurrent(base.handle)?;
-        let context_bytes = match free_before {
-            Some(before) => before
-                .saturating_sub(driver.cuMemGetInfo_v2()?.0)
-                .clamp(CONTEXT_BYTES_MIN, CONTEXT_BYTES_MAX),
-            None => CONTEXT_BYTES_MAX,
-        };
+        let context_bytes = context_bytes(&driver, free_before)?;
         let mut contexts = HandleTable::new("context");
         contexts.insert(0, Context::new(base.clone()))?;
         Ok(Nvidia {

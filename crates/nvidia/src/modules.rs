@@ -59,6 +59,18 @@ struct Kernel {
     functions: Vec<(u64, real::Kernel)>,
 }
 
+impl Kernel {
+    fn new(card: &KernelCard) -> Result<Kernel, Failure> {
+        Ok(Kernel {
+            name: jit::c_string("a kernel's name", card.name.as_bytes())?,
+            param_bytes: param_bytes(card),
+            bounds: card.bounds,
+            handle: None,
+            functions: Vec::new(),
+        })
+    }
+}
+
 impl Nvidia {
     pub(super) fn library_load(
         &mut self,
@@ -112,26 +124,10 @@ impl Nvidia {
         if card.kernels.is_empty() {
             card = enumerate(&self.driver, handle)?;
         }
-        let kernels = card
-            .kernels
-            .iter()
-            .map(|kernel| {
-                Ok(Kernel {
-                    name: jit::c_string("a kernel's name", kernel.name.as_bytes())?,
-                    param_bytes: param_bytes(kernel),
-                    bounds: kernel.bounds,
-                    handle: None,
-                    functions: Vec::new(),
-                })
-            })
-            .collect::<Result<_, Failure>>()?;
+        let kernels = card.kernels.iter().map(Kernel::new);
+        let kernels = kernels.collect::<Result<_, Failure>>()?;
         let answer = reply(CUresult::CUDA_SUCCESS, &options, Some(&card))?;
-        if contents.may_print && self.printed.is_none() {
-            self.printed = Some(Captured::stdout()?);
-        }
-        if self.complaints.is_none() {
-            self.complaints = Some(Captured::stderr()?);
-        }
+        self.capture_output(contents.may_print)?;
         let library = Library {
             owned,
             kernels,
@@ -142,6 +138,17 @@ impl Nvidia {
         };
         self.libraries.insert(m.library, library)?;
         Ok(answer)
+    }
+
+    /// Redirects the outputs that a module's kernels may write to.
+    fn capture_output(&mut self, may_print: bool) -> Result<(), Failure> {
+        if may_print && self.printed.is_none() {
+            self.printed = Some(Captured::stdout()?);
+        }
+        if self.complaints.is_none() {
+            self.complaints = Some(Captured::stderr()?);
+        }
+        Ok(())
     }
 
     pub(super) fn library_unload(

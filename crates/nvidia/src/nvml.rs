@@ -474,8 +474,6 @@ impl Nvml {
 
     fn describe(&self, device: DeviceHandle, uuid: &str, detail: u32) -> NvmlDevice {
         let number = |name| self.number(device, name);
-        let clocks = |name| [0, 1, 2, 3].map(|kind| self.selected(device, name, kind));
-        let utilization = self.one::<[u32; 2]>(device, "nvmlDeviceGetUtilizationRates");
         let capability = self
             .pair(device, "nvmlDeviceGetCudaComputeCapability")
             .unwrap_or_default();
@@ -503,6 +501,33 @@ impl Nvml {
                 .one::<[u64; 3]>(device, "nvmlDeviceGetBAR1MemoryInfo")
                 .map(|[total, free, used]| (total, free, used)),
             memory_bus_bits: number("nvmlDeviceGetMemoryBusWidth"),
+            mig_mode: self.pair(device, "nvmlDeviceGetMigMode"),
+            compute_mode: number("nvmlDeviceGetComputeMode"),
+            persistence_mode: number("nvmlDeviceGetPersistenceMode"),
+            display_mode: number("nvmlDeviceGetDisplayMode"),
+            display_active: number("nvmlDeviceGetDisplayActive"),
+            accounting_mode: number("nvmlDeviceGetAccountingMode"),
+            virtualization_mode: number("nvmlDeviceGetVirtualizationMode"),
+            gsp_firmware_version: self.text(device, "nvmlDeviceGetGspFirmwareVersion"),
+            mig_devices_max: number("nvmlDeviceGetMaxMigDeviceCount"),
+            inforom_status: self.status(device, "nvmlDeviceValidateInforom"),
+            nvlinks_active: nvlinks.count() as u32,
+            nvlinks: self.links(device),
+            fabric: self.fabric(device),
+            cpu_affinity: self.cpu_affinity(device),
+            memory_affinity: self.memory_affinity(device),
+            peers: Vec::new(),
+            fields: self.fields(device),
+            ..self.measurements(device)
+        }
+    }
+
+    /// Returns the part of a description that changes while the device works; the rest is empty.
+    fn measurements(&self, device: DeviceHandle) -> NvmlDevice {
+        let number = |name| self.number(device, name);
+        let clocks = |name| [0, 1, 2, 3].map(|kind| self.selected(device, name, kind));
+        let utilization = self.one::<[u32; 2]>(device, "nvmlDeviceGetUtilizationRates");
+        NvmlDevice {
             utilization_gpu: utilization.map(|[gpu, _]| gpu),
             utilization_memory: utilization.map(|[_, memory]| memory),
             utilization_encoder: self.pair(device, "nvmlDeviceGetEncoderUtilization"),
@@ -530,26 +555,10 @@ impl Nvml {
             ecc_mode: self.pair(device, "nvmlDeviceGetEccMode"),
             ecc_uncorrected: (self.ecc_errors(device, 1, 0), self.ecc_errors(device, 1, 1)),
             ecc_corrected: (self.ecc_errors(device, 0, 0), self.ecc_errors(device, 0, 1)),
-            mig_mode: self.pair(device, "nvmlDeviceGetMigMode"),
-            compute_mode: number("nvmlDeviceGetComputeMode"),
-            persistence_mode: number("nvmlDeviceGetPersistenceMode"),
-            display_mode: number("nvmlDeviceGetDisplayMode"),
-            display_active: number("nvmlDeviceGetDisplayActive"),
-            accounting_mode: number("nvmlDeviceGetAccountingMode"),
-            virtualization_mode: number("nvmlDeviceGetVirtualizationMode"),
-            gsp_firmware_version: self.text(device, "nvmlDeviceGetGspFirmwareVersion"),
             processes_compute: self.processes(device, "nvmlDeviceGetComputeRunningProcesses_v3"),
             processes_graphics: self.processes(device, "nvmlDeviceGetGraphicsRunningProcesses_v3"),
             processes_mps: self.processes(device, "nvmlDeviceGetMPSComputeRunningProcesses_v3"),
-            mig_devices_max: number("nvmlDeviceGetMaxMigDeviceCount"),
-            inforom_status: self.status(device, "nvmlDeviceValidateInforom"),
-            nvlinks_active: nvlinks.count() as u32,
-            nvlinks: self.links(device),
-            fabric: self.fabric(device),
-            cpu_affinity: self.cpu_affinity(device),
-            memory_affinity: self.memory_affinity(device),
-            peers: Vec::new(),
-            fields: self.fields(device),
+            ..NvmlDevice::default()
         }
     }
 }

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::Parser;
-use outboard_truth::compare::{self, Verdict};
+use outboard_truth::compare::Verdict;
 use outboard_truth::declare::{self, Check, Line};
 use outboard_truth::form::TARGET;
-use outboard_truth::fuzz::{self, hunt};
+use outboard_truth::fuzz::hunt;
 use outboard_truth::gpu::Gpu;
 use outboard_truth::job::Job;
 use outboard_truth::recording::Recording;
@@ -115,32 +115,13 @@ fn main() -> Result<()> {
             file,
             budget_s,
             textures,
-            onto: Some(onto),
-        } => record_missing(&file, Duration::from_secs(budget_s), textures, &onto)?,
-        Arguments::Record {
-            file,
-            budget_s,
-            textures: true,
-            onto: None,
-        } => {
-            let jobs = texture_jobs();
-            let recording = record::record(&jobs, &["--textures"], Duration::from_secs(budget_s))?;
-            recording.write(&file)?;
-            let (done, all) = (recording.entries.len(), jobs.len());
-            println!("{}: {done} probes of {all}", recording.device);
-        }
-        Arguments::Record { file, budget_s, .. } => {
-            let work = Jobs::new()?;
-            let mut recording = record::record(&work.jobs, &[], Duration::from_secs(budget_s))?;
-            let jobs = work.jobs.len();
-            work.sort_out(&mut recording);
-            recording.write(&file)?;
-            let (forms, programs) = (recording.entries.len(), recording.programs.len());
-            println!(
-                "{}: {forms} forms, {programs} programs of {jobs} of both",
-                recording.device
-            );
-        }
+            onto,
+        } => record(
+            &file,
+            Duration::from_secs(budget_s),
+            textures,
+            onto.as_deref(),
+        ),
         Arguments::Worker {
             from,
             careful,
@@ -152,96 +133,136 @@ fn main() -> Result<()> {
                 (None, true) => texture_jobs(),
                 (None, false) => Jobs::new()?.jobs,
             };
-            record::work(&jobs, from, careful)?;
+            Ok(record::work(&jobs, from, careful)?)
         }
         Arguments::Compare {
             recording,
             only,
             shown,
-            textures: true,
-        } => compare_textures(&Recording::read(&recording)?, &Soft::new()?, &only, shown),
-        Arguments::Compare {
-            recording,
-            only,
-            shown,
-            ..
-        } => {
-            let (recording, soft) = (Recording::read(&recording)?, Soft::new()?);
-            compare_forms(&declare::lines()?, &recording, &soft, &only, shown);
-            compare_programs(&recording, &soft);
-        }
+            textures,
+        } => compare(&Recording::read(&recording)?, &only, shown, textures),
         Arguments::Fuzz {
             from,
             seconds,
             length,
             differences,
-        } => {
-            let found = hunt::hunt(hunt::Hunt {
-                first_seed: from,
-                time: Duration::from_secs(seconds),
-                steps: length,
-                differences_max: differences,
-            })?;
-            println!(
-                "{} programs: {} differ, {} only where the driver optimises, {} it died of",
-                found.tried, found.differ, found.optimiser, found.lost
-            );
-            if found.differ > 0 {
-                bail!("the two differ");
-            }
-        }
+        } => fuzz(hunt_of(from, seconds, length, differences)),
         Arguments::Hunter {
             from,
             seconds,
             length,
         } => {
+            let what = hunt_of(from, seconds, length, usize::MAX);
             let lines = declare::lines()?;
-            let what = hunt::Hunt {
-                first_seed: from,
-                time: Duration::from_secs(seconds),
-                steps: length,
-                differences_max: usize::MAX,
-            };
-            hunt::work(&work::generator(&lines)?, what, &Soft::new()?)?;
+            Ok(hunt::work(&work::generator(&lines)?, what, &Soft::new()?)?)
         }
         Arguments::Again {
             recording,
             program,
             times,
-        } => {
-            let (recording, mut gpu) = (Recording::read(&recording)?, Gpu::open()?);
-            println!("{}", gpu.name);
-            let asked = |seed| program.is_none_or(|only| only == seed);
-            let programs: Vec<_> = recording
-                .programs
-                .iter()
-                .filter(|p| asked(p.seed))
-                .collect();
-            if hunt::again(&programs, times, &Soft::new()?, &mut gpu) > 0 {
-                bail!("the two differ");
-            }
-        }
+        } => run_again(&Recording::read(&recording)?, program, times),
         Arguments::Table { recording } => {
             let (lines, recording) = (declare::lines()?, Recording::read(&recording)?);
             print!("{}", table::text(&lines, &recording, &Soft::new()?));
+            Ok(())
         }
         Arguments::Ptx {
             program,
             length,
             textures,
-        } => {
-            let lines = declare::lines()?;
-            let jobs: Vec<Job> = match program {
-                _ if textures => texture_jobs(),
-                Some(seed) => vec![work::generator(&lines)?.program(seed, length).job()],
-                None => work::forms(&lines).map(Job::of_form).collect(),
-            };
-            let target = jobs.iter().map(|job| job.target).max();
-            print!("{}", kernel::header(target.unwrap_or(TARGET)));
-            for job in jobs {
-                print!("// {}\n{}", job.what, job.text);
-            }
-        }
+        } => print_ptx(program, length, textures),
+    }
+}
+
+fn record(file: &Path, budget: Duration, textures: bool, onto: Option<&Path>) -> Result<()> {
+    match (onto, textures) {
+        (Some(onto), _) => record_missing(file, budget, textures, onto),
+        (None, true) => record_textures(file, budget),
+        (None, false) => record_all(file, budget),
+    }
+}
+
+fn record_textures(file: &Path, budget: Duration) -> Result<()> {
+    let jobs = texture_jobs();
+    let recording = record::record(&jobs, &["--textures"], budget)?;
+    recording.write(file)?;
+    let (done, all) = (recording.entries.len(), jobs.len());
+    println!("{}: {done} probes of {all}", recording.device);
+    Ok(())
+}
+
+fn record_all(file: &Path, budget: Duration) -> Result<()> {
+    let work = Jobs::new()?;
+    let mut recording = record::record(&work.jobs, &[], budget)?;
+    let jobs = work.jobs.len();
+    work.sort_out(&mut recording);
+    recording.write(file)?;
+    let (forms, programs) = (recording.entries.len(), recording.programs.len());
+    println!(
+        "{}: {forms} forms, {programs} programs of {jobs} of both",
+        recording.device
+    );
+    Ok(())
+}
+
+fn compare(recording: &Recording, only: &str, shown: usize, textures: bool) -> Result<()> {
+    let soft = Soft::new()?;
+    if textures {
+        compare_textures(recording, &soft, only, shown);
+    } else {
+        compare_forms(&declare::lines()?, recording, &soft, only, shown);
+        compare_programs(recording, &soft);
+    }
+    Ok(())
+}
+
+fn hunt_of(first_seed: u64, seconds: u64, steps: usize, differences_max: usize) -> hunt::Hunt {
+    hunt::Hunt {
+        first_seed,
+        time: Duration::from_secs(seconds),
+        steps,
+        differences_max,
+    }
+}
+
+fn fuzz(what: hunt::Hunt) -> Result<()> {
+    let found = hunt::hunt(what)?;
+    println!(
+        "{} programs: {} differ, {} only where the driver optimises, {} it died of",
+        found.tried, found.differ, found.optimiser, found.lost
+    );
+    if found.differ > 0 {
+        bail!("the two differ");
+    }
+    Ok(())
+}
+
+fn run_again(recording: &Recording, program: Option<u64>, times: usize) -> Result<()> {
+    let mut gpu = Gpu::open()?;
+    println!("{}", gpu.name);
+    let asked = |seed| program.is_none_or(|only| only == seed);
+    let programs: Vec<_> = recording
+        .programs
+        .iter()
+        .filter(|p| asked(p.seed))
+        .collect();
+    if hunt::again(&programs, times, &Soft::new()?, &mut gpu) > 0 {
+        bail!("the two differ");
+    }
+    Ok(())
+}
+
+fn print_ptx(program: Option<u64>, length: usize, textures: bool) -> Result<()> {
+    let lines = declare::lines()?;
+    let jobs: Vec<Job> = match program {
+        _ if textures => texture_jobs(),
+        Some(seed) => vec![work::generator(&lines)?.program(seed, length).job()],
+        None => work::forms(&lines).map(Job::of_form).collect(),
+    };
+    let target = jobs.iter().map(|job| job.target).max();
+    print!("{}", kernel::header(target.unwrap_or(TARGET)));
+    for job in jobs {
+        print!("// {}\n{}", job.what, job.text);
     }
     Ok(())
 }
@@ -252,7 +273,7 @@ fn compare_forms(lines: &[Line], recording: &Recording, soft: &Soft, only: &str,
         let beyond = matches!(line.check, Check::Beyond(_));
         for form in line.forms.iter().filter(|f| f.declared.contains(only)) {
             let name = &form.declared;
-            match compare::form(line, form, recording, soft) {
+            match outboard_truth::compare::form(line, form, recording, soft) {
                 Verdict::Agrees { .. } => agree += 1,
                 Verdict::Differs(differences) => {
                     differ += 1;
@@ -355,7 +376,11 @@ fn compare_programs(recording: &Recording, soft: &Soft) {
     let (mut differ, mut optimiser) = (0, 0);
     for program in &recording.programs {
         optimiser += usize::from(program.outcome != program.unoptimised);
-        if soft.run(&fuzz::job(program.seed, &program.body)).digest() != program.unoptimised {
+        if soft
+            .run(&outboard_truth::fuzz::job(program.seed, &program.body))
+            .digest()
+            != program.unoptimised
+        {
             differ += 1;
             println!("DIFFERS program {}", program.seed);
         }

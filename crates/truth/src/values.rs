@@ -77,59 +77,9 @@ pub fn columns(form: &Form) -> Vec<Vec<u64>> {
 /// Returns edge values, the most informative first.
 fn edges(kind: PtxType, class: &str) -> Vec<u64> {
     match class {
-        "" => match kind {
-            PtxType::Pred => vec![0, 1],
-            PtxType::Int(_, bits) => integers(bits),
-            PtxType::F16 => halves(&F16),
-            PtxType::Bf16 => halves(&BF16),
-            PtxType::F16x2 => pairs(&halves(&F16)),
-            PtxType::Bf16x2 => pairs(&halves(&BF16)),
-            PtxType::F32 | PtxType::Tf32 => F32.iter().map(|&v| u64::from(v)).collect(),
-            PtxType::F64 => F64.to_vec(),
-        },
-        // Shift counts, and positions and lengths of bit fields.
-        "shift" => [
-            0,
-            1,
-            31,
-            32,
-            33,
-            63,
-            64,
-            65,
-            255,
-            256,
-            15,
-            16,
-            17,
-            7,
-            8,
-            0xffff_ffff,
-            0x8000_0000,
-            24,
-            2,
-            3,
-            4,
-            5,
-            30,
-            47,
-            48,
-            62,
-            127,
-            128,
-            0xffff,
-            0x1_0000,
-            0x101,
-            0x120,
-        ]
-        .map(|v: u64| v & mask(kind))
-        .to_vec(),
-        // Counts below 256.
-        "byte" => [
-            0, 1, 31, 32, 33, 63, 64, 65, 255, 15, 16, 17, 7, 8, 24, 2, 3, 4, 5, 30, 47, 48, 62,
-            127, 128,
-        ]
-        .to_vec(),
+        "" => edges_of_type(kind),
+        "shift" => SHIFTS.map(|v| v & mask(kind)).to_vec(),
+        "byte" => BYTES.to_vec(),
         "nonzero" => edges(kind, "").into_iter().filter(|&v| v != 0).collect(),
         // Integers whose products and sums are exact in every format.
         "small" => [0i64, 1, -1, 2, -2, 3, -3, 4]
@@ -158,6 +108,61 @@ fn edges(kind: PtxType, class: &str) -> Vec<u64> {
         other => class_of(other),
     }
 }
+
+/// Returns the edge values of a type, for an input without a class of its own.
+fn edges_of_type(kind: PtxType) -> Vec<u64> {
+    match kind {
+        PtxType::Pred => vec![0, 1],
+        PtxType::Int(_, bits) => integers(bits),
+        PtxType::F16 => halves(&F16),
+        PtxType::Bf16 => halves(&BF16),
+        PtxType::F16x2 => pairs(&halves(&F16)),
+        PtxType::Bf16x2 => pairs(&halves(&BF16)),
+        PtxType::F32 | PtxType::Tf32 => F32.iter().map(|&v| u64::from(v)).collect(),
+        PtxType::F64 => F64.to_vec(),
+    }
+}
+
+/// Shift counts, and positions and lengths of bit fields.
+const SHIFTS: [u64; 32] = [
+    0,
+    1,
+    31,
+    32,
+    33,
+    63,
+    64,
+    65,
+    255,
+    256,
+    15,
+    16,
+    17,
+    7,
+    8,
+    0xffff_ffff,
+    0x8000_0000,
+    24,
+    2,
+    3,
+    4,
+    5,
+    30,
+    47,
+    48,
+    62,
+    127,
+    128,
+    0xffff,
+    0x1_0000,
+    0x101,
+    0x120,
+];
+
+/// Counts below 256.
+const BYTES: [u64; 25] = [
+    0, 1, 31, 32, 33, 63, 64, 65, 255, 15, 16, 17, 7, 8, 24, 2, 3, 4, 5, 30, 47, 48, 62, 127, 128,
+];
 
 fn nibbles(of: &[u64]) -> Vec<u64> {
     let word = |i: usize| (0..8).fold(0, |word, at| word << 4 | of[(i * (at + 2) + at) % of.len()]);
@@ -216,6 +221,7 @@ fn any(kind: PtxType, class: &str, random: &mut Random) -> u64 {
     }
 }
 
+/// Returns the edge values of an integer type: those of 0, of its signs, and of its halves.
 fn integers(bits: u32) -> Vec<u64> {
     let (all, top) = (u64::MAX >> (64 - bits), 1u64 << (bits - 1));
     let half = 1u64 << (bits / 2);
@@ -262,34 +268,38 @@ fn integers(bits: u32) -> Vec<u64> {
     for v in &mut out {
         *v &= all;
     }
-    if bits == 64 {
-        // From here on 32-bit halves and floats matter.
-        out.extend([
-            0xffff_ffff,
-            0x8000_0000,
-            0x7fff_ffff,
-            0x1_0000_0001,
-            0xffff_ffff_8000_0000,
-            (1 << 53) + 1,
-            (1 << 53) - 1,
-            0x7fff_ff80_0000_0000,
-            (1 << 24) + 1,
-        ]);
-    }
-    if bits == 32 {
-        out.extend([
-            (1 << 24) + 1,
-            (1 << 24) - 1,
-            0x7fff_ff80,
-            0x7fff_ffc0,
-            0xff80,
-            0x1_ff00,
-            65504,
-            65520,
-        ]);
+    match bits {
+        64 => out.extend(MORE_OF_64_BITS),
+        32 => out.extend(MORE_OF_32_BITS),
+        _ => {}
     }
     out
 }
+
+/// Integers whose 32-bit halves, or whose conversion to a float, are edge values.
+const MORE_OF_64_BITS: [u64; 9] = [
+    0xffff_ffff,
+    0x8000_0000,
+    0x7fff_ffff,
+    0x1_0000_0001,
+    0xffff_ffff_8000_0000,
+    (1 << 53) + 1,
+    (1 << 53) - 1,
+    0x7fff_ff80_0000_0000,
+    (1 << 24) + 1,
+];
+
+/// Integers whose conversion to a float, or to a half, rounds.
+const MORE_OF_32_BITS: [u64; 8] = [
+    (1 << 24) + 1,
+    (1 << 24) - 1,
+    0x7fff_ff80,
+    0x7fff_ffc0,
+    0xff80,
+    0x1_ff00,
+    65504,
+    65520,
+];
 
 struct Half {
     /// All ones in the exponent field.

@@ -176,8 +176,21 @@ pub fn kernel(name: &str, body: &str) -> String {
     out
 }
 
+/// General registers of a program: their letter, how many there are, and bytes of each.
+const REGISTERS: [(&str, usize, usize); 3] = [("r", WORDS, 4), ("l", LONGS, 8), ("h", SHORTS, 2)];
+
 fn write_kernel(out: &mut String, name: &str, body: &str) -> std::fmt::Result {
-    let own = (THREAD_BYTES - SLOT_BYTES) as i32;
+    write_declarations(out, name)?;
+    write_cleared_memory(out)?;
+    write_loads(out)?;
+    out.push_str(body);
+    writeln!(out, "bar.sync 0;")?;
+    write_stores(out)?;
+    write_counters(out)?;
+    writeln!(out, "ret;\n}}")
+}
+
+fn write_declarations(out: &mut String, name: &str) -> std::fmt::Result {
     writeln!(
         out,
         ".visible .entry {name}(.param .u64 out, .param .u64 in)\n{{\n\
@@ -194,7 +207,12 @@ fn write_kernel(out: &mut String, name: &str, body: &str) -> std::fmt::Result {
         COUNTERS * 8,
         COUNTERS * 8,
         (BLOCKS * THREADS) as usize * THREAD_BYTES,
-    )?;
+    )
+}
+
+/// Writes zeros to shared and local memory, and finds the thread's input and output.
+fn write_cleared_memory(out: &mut String) -> std::fmt::Result {
+    let own = (THREAD_BYTES - SLOT_BYTES) as i32;
     for at in [0, 8] {
         writeln!(
             out,
@@ -209,10 +227,13 @@ fn write_kernel(out: &mut String, name: &str, body: &str) -> std::fmt::Result {
         out,
         "mad.lo.u32 %block, %block, {THREADS}, %thread; mad.wide.u32 %in, %block, {INPUT_BYTES}, %in;\n\
          mad.wide.u32 %out, %block, {THREAD_BYTES}, %out; add.u64 %global, %out, {own}; bar.sync 0;"
-    )?;
+    )
+}
+
+/// Writes the loads of a program's registers from its input.
+fn write_loads(out: &mut String) -> std::fmt::Result {
     let mut at = 0;
-    let registers = [("r", WORDS, 4), ("l", LONGS, 8), ("h", SHORTS, 2)];
-    for (letter, count, bytes) in registers {
+    for (letter, count, bytes) in REGISTERS {
         for i in 0..count {
             writeln!(out, "ld.global.b{} %{letter}{i}, [%in+{at}];", bytes * 8)?;
             at += bytes;
@@ -221,10 +242,13 @@ fn write_kernel(out: &mut String, name: &str, body: &str) -> std::fmt::Result {
     for i in 0..PREDICATES {
         writeln!(out, "setp.gt.s32 %p{i}, %r{i}, {i};")?;
     }
-    out.push_str(body);
-    writeln!(out, "bar.sync 0;")?;
+    Ok(())
+}
+
+/// Writes the stores of registers, and of a thread's shared and local memory, to the output.
+fn write_stores(out: &mut String) -> std::fmt::Result {
     let mut at = 0;
-    for (letter, count, bytes) in registers {
+    for (letter, count, bytes) in REGISTERS {
         for i in 0..count {
             writeln!(out, "st.global.b{} [%out+{at}], %{letter}{i};", bytes * 8)?;
             at += bytes;
@@ -248,6 +272,11 @@ fn write_kernel(out: &mut String, name: &str, body: &str) -> std::fmt::Result {
         }
         at += SLOT_BYTES;
     }
+    Ok(())
+}
+
+/// Writes the stores of the block's counters.
+fn write_counters(out: &mut String) -> std::fmt::Result {
     for counter in 0..COUNTERS {
         // All threads write the same value again; in global memory the counters already occupy the
         // other half.
@@ -258,5 +287,5 @@ fn write_kernel(out: &mut String, name: &str, body: &str) -> std::fmt::Result {
             at + 4
         )?;
     }
-    writeln!(out, "ret;\n}}")
+    Ok(())
 }

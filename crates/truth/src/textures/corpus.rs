@@ -12,17 +12,27 @@ use super::{
 pub fn probes() -> Vec<Probe> {
     let mut all = Vec::new();
     filtered(&mut all);
+    mixed_modes(&mut all);
+    widths(&mut all);
+    special_values(&mut all);
     layered(&mut all);
     formats(&mut all);
+    integer_borders(&mut all);
+    fractions(&mut all);
     by_number(&mut all);
     memory(&mut all);
+    linear_memory_filtered(&mut all);
     corpus_forms::gathers(&mut all);
+    corpus_forms::gathers_with_offsets(&mut all);
     corpus_forms::forms(&mut all);
+    corpus_forms::result_types(&mut all);
     corpus_forms::srgb(&mut all);
     corpus_forms::views(&mut all);
     corpus_mips::probes(&mut all);
     corpus_mips::cubes(&mut all);
     corpus_forms::questions(&mut all);
+    corpus_forms::questions_of_formats(&mut all);
+    corpus_forms::questions_of_memory(&mut all);
     corpus_surfaces::probes(&mut all);
     corpus_forms::mismatches(&mut all);
     corpus_surfaces::faults(&mut all);
@@ -68,6 +78,10 @@ fn filtered(all: &mut Vec<Probe>) {
             }
         }
     }
+}
+
+/// Adds address modes that differ by axis.
+fn mixed_modes(all: &mut Vec<Probe>) {
     let mixed = [
         [Mode::Wrap, Mode::Clamp, Mode::Mirror],
         [Mode::Mirror, Mode::Border, Mode::Wrap],
@@ -90,7 +104,10 @@ fn filtered(all: &mut Vec<Probe>) {
             sampled(all, of(geometry), sampler, 256);
         }
     }
-    // Sizes for which normalised coordinates may be rounded differently.
+}
+
+/// Adds sizes for which normalised coordinates may be rounded differently.
+fn widths(all: &mut Vec<Probe>) {
     for width in [1, 2, 3, 100, 1000, 32_768] {
         for linear in [false, true] {
             for mode in [Mode::Clamp, Mode::Wrap] {
@@ -109,6 +126,10 @@ fn filtered(all: &mut Vec<Probe>) {
             }
         }
     }
+}
+
+/// Adds infinities, NaNs and denormals as texels.
+fn special_values(all: &mut Vec<Probe>) {
     for format in [Format::Float, Format::Half] {
         for linear in [false, true] {
             let resource = Resource {
@@ -177,7 +198,10 @@ fn formats(all: &mut Vec<Probe>) {
             }
         }
     }
-    // The borders of integers may be the bits of integers.
+}
+
+/// Adds borders that are the bits of integers.
+fn integer_borders(all: &mut Vec<Probe>) {
     let border = [5u32, 0xffff_fff0, 70_000, 0x8000_0001].map(f32::from_bits);
     for format in [
         Format::U8,
@@ -199,7 +223,10 @@ fn formats(all: &mut Vec<Probe>) {
         };
         sampled(all, resource, sampler, 64);
     }
-    // All values of 8 bits and many of 16, as fractions.
+}
+
+/// Adds all values of 8 bits and many of 16, read as fractions.
+fn fractions(all: &mut Vec<Probe>) {
     for format in [
         Format::U8,
         Format::S8,
@@ -274,7 +301,7 @@ fn by_number(all: &mut Vec<Probe>) {
     }
 }
 
-/// Adds linear and pitched memory.
+/// Adds linear and pitched memory in every format.
 fn memory(all: &mut Vec<Probe>) {
     for format in Format::ALL {
         for channels in [1, 4] {
@@ -329,6 +356,10 @@ fn memory(all: &mut Vec<Probe>) {
             }
         }
     }
+}
+
+/// Adds linear memory under samplers that ask for more than it can.
+fn linear_memory_filtered(all: &mut Vec<Probe>) {
     let resource = Resource {
         storage: Storage::Linear,
         geometry: Geometry::D1,

@@ -6,14 +6,17 @@ use super::{
     Format, Geometry, Mode, Object, Pattern, Resource, Sampler, Setup, Storage, View, points,
 };
 
+/// Returns the text of a `tld4`, with what follows its coordinates.
+fn gather(channel: &str, geometry: Geometry, result: &str, behind: &str) -> String {
+    format!(
+        "tld4.{channel}.{}.v4.{result}.f32 {{%d0, %d1, %d2, %d3}}, [%o, {{{}}}]{behind}",
+        geometry.name(),
+        coordinates(geometry)
+    )
+}
+
+/// Adds gathers of each channel.
 pub(super) fn gathers(all: &mut Vec<Probe>) {
-    let gather = |channel: &str, geometry: Geometry, result: &str, behind: &str| {
-        format!(
-            "tld4.{channel}.{}.v4.{result}.f32 {{%d0, %d1, %d2, %d3}}, [%o, {{{}}}]{behind}",
-            geometry.name(),
-            coordinates(geometry)
-        )
-    };
     for geometry in [Geometry::D2, Geometry::A2d, Geometry::Cube, Geometry::Acube] {
         for (channel, format, channels, integers) in [
             ("r", Format::Float, 1, false),
@@ -57,6 +60,10 @@ pub(super) fn gathers(all: &mut Vec<Probe>) {
             }
         }
     }
+}
+
+/// Adds gathers with offsets, and one with a predicate.
+pub(super) fn gathers_with_offsets(all: &mut Vec<Probe>) {
     for (geometry, behind) in [
         (Geometry::D2, ", {3, -2}"),
         (Geometry::D2, ", {-8, 7}"),
@@ -86,32 +93,50 @@ pub(super) fn gathers(all: &mut Vec<Probe>) {
     ));
 }
 
+/// Text of a geometry's operands: offsets in registers, offsets that are constants, gradients.
+struct Operands {
+    geometry: Geometry,
+    moving: &'static str,
+    fixed: &'static str,
+    gradients: &'static str,
+}
+
+const OPERANDS: [Operands; 5] = [
+    Operands {
+        geometry: Geometry::D1,
+        moving: "{%e0}",
+        fixed: "{3}",
+        gradients: "{%e0}, {%e1}",
+    },
+    Operands {
+        geometry: Geometry::D2,
+        moving: "{%e0, %e1}",
+        fixed: "{-2, 1}",
+        gradients: "{%e0, %e1}, {%e2, %e3}",
+    },
+    Operands {
+        geometry: Geometry::D3,
+        moving: "{%e0, %e1, %e2, %e2}",
+        fixed: "{1, -8, 7, 0}",
+        gradients: "{%e0, %e1, %e2, %e2}, {%e3, %e4, %e5, %e5}",
+    },
+    Operands {
+        geometry: Geometry::A1d,
+        moving: "{%e0}",
+        fixed: "{-5}",
+        gradients: "{%e0}, {%e1}",
+    },
+    Operands {
+        geometry: Geometry::A2d,
+        moving: "{%e0, %e1}",
+        fixed: "{7, -8}",
+        gradients: "{%e0, %e1}, {%e2, %e3}",
+    },
+];
+
 /// Adds forms of `tex` other than the plain one, on textures of one level.
 pub(super) fn forms(all: &mut Vec<Probe>) {
-    let geometries = [
-        (Geometry::D1, "{%e0}", "{3}", "{%e0}, {%e1}"),
-        (
-            Geometry::D2,
-            "{%e0, %e1}",
-            "{-2, 1}",
-            "{%e0, %e1}, {%e2, %e3}",
-        ),
-        (
-            Geometry::D3,
-            "{%e0, %e1, %e2, %e2}",
-            "{1, -8, 7, 0}",
-            "{%e0, %e1, %e2, %e2}, {%e3, %e4, %e5, %e5}",
-        ),
-        (Geometry::A1d, "{%e0}", "{-5}", "{%e0}, {%e1}"),
-        (
-            Geometry::A2d,
-            "{%e0, %e1}",
-            "{7, -8}",
-            "{%e0, %e1}, {%e2, %e3}",
-        ),
-    ];
-    for (geometry, moving, fixed, gradients) in geometries {
-        let resource = of(geometry);
+    for operands in &OPERANDS {
         for (mode, normalised) in [(Mode::Border, false), (Mode::Wrap, true)] {
             let sampler = Sampler {
                 linear: true,
@@ -120,68 +145,61 @@ pub(super) fn forms(all: &mut Vec<Probe>) {
                 border: BORDER,
                 ..Sampler::PLAIN
             };
-            let setup = texture(resource, sampler);
-            let points = points_of(&resource, &sampler, 128);
-            let mut push = |instruction: String, tried: &str, points: &[Point]| {
-                all.push(probe(setup, instruction, tried, points.to_vec()));
-            };
-            let mut offset = points.clone();
-            for (i, point) in offset.iter_mut().enumerate() {
-                for (k, word) in point[4..7].iter_mut().enumerate() {
-                    let all = [-8i32, 7, 0, 3, -1, 8, -9, 100, 16];
-                    *word = all[(i * (k + 1) + k) % all.len()] as u32;
-                }
-            }
-            push(
-                tex("", geometry, "f32.f32", &format!(", {moving}")),
-                "offsets",
-                &offset,
-            );
-            push(
-                tex("", geometry, "f32.f32", &format!(", {fixed}")),
-                "points",
-                &points,
-            );
-            push(
-                tex(".level", geometry, "f32.f32", ", %e0"),
-                "levels",
-                &points::with_levels(points.clone(), 3),
-            );
-            push(
-                tex(".level", geometry, "f32.f32", &format!(", %e3, {fixed}")),
-                "points",
-                &points,
-            );
-            push(
-                tex(".grad", geometry, "f32.f32", &format!(", {gradients}")),
-                "gradients",
-                &points::with_gradients(points.clone(), geometry.axes(), resource.size, normalised),
-            );
-            push(tex(".base", geometry, "f32.f32", ""), "points", &points);
+            forms_by_float(all, operands, &sampler);
             if mode == Mode::Border {
-                let numbers = points::integers(geometry, resource.size, resource.layers, 1, 128);
-                let offsets: Vec<Point> = numbers
-                    .iter()
-                    .zip(&offset)
-                    .map(|(number, with)| {
-                        let mut point = *number;
-                        point[4..].copy_from_slice(&with[4..]);
-                        point
-                    })
-                    .collect();
-                push(
-                    tex("", geometry, "f32.s32", &format!(", {moving}")),
-                    "offset numbers",
-                    &offsets,
-                );
-                push(
-                    tex(".level", geometry, "f32.s32", ", %e7"),
-                    "numbers",
-                    &numbers,
-                );
+                forms_by_number(all, operands, &sampler);
             }
         }
     }
+}
+
+fn forms_by_float(all: &mut Vec<Probe>, operands: &Operands, sampler: &Sampler) {
+    let (geometry, resource) = (operands.geometry, of(operands.geometry));
+    let setup = texture(resource, *sampler);
+    let points = points_of(&resource, sampler, 128);
+    let mut push = |form: &str, behind: &str, tried: &str, points: &[Point]| {
+        let instruction = tex(form, geometry, "f32.f32", behind);
+        all.push(probe(setup, instruction, tried, points.to_vec()));
+    };
+    let (moving, fixed) = (operands.moving, operands.fixed);
+    let moved = with_offsets(&points);
+    push("", &format!(", {moving}"), "offsets", &moved);
+    push("", &format!(", {fixed}"), "points", &points);
+    let levels = points::with_levels(points.clone(), 3);
+    push(".level", ", %e0", "levels", &levels);
+    push(".level", &format!(", %e3, {fixed}"), "points", &points);
+    let (axes, size) = (geometry.axes(), resource.size);
+    let gradients = points::with_gradients(points.clone(), axes, size, sampler.normalised);
+    let behind = format!(", {}", operands.gradients);
+    push(".grad", &behind, "gradients", &gradients);
+    push(".base", "", "points", &points);
+}
+
+fn forms_by_number(all: &mut Vec<Probe>, operands: &Operands, sampler: &Sampler) {
+    let (geometry, resource) = (operands.geometry, of(operands.geometry));
+    let setup = texture(resource, *sampler);
+    let numbers = points::integers(geometry, resource.size, resource.layers, 1, 128);
+    let instruction = tex("", geometry, "f32.s32", &format!(", {}", operands.moving));
+    let moved = with_offsets(&numbers);
+    all.push(probe(setup, instruction, "offset numbers", moved));
+    let level = tex(".level", geometry, "f32.s32", ", %e7");
+    all.push(probe(setup, level, "numbers", numbers));
+}
+
+/// Returns points with an offset for each axis, in and out of the range that a `tex` may have.
+fn with_offsets(points: &[Point]) -> Vec<Point> {
+    let tried = [-8i32, 7, 0, 3, -1, 8, -9, 100, 16];
+    let mut points = points.to_vec();
+    for (i, point) in points.iter_mut().enumerate() {
+        for (k, word) in point[4..7].iter_mut().enumerate() {
+            *word = tried[(i * (k + 1) + k) % tried.len()] as u32;
+        }
+    }
+    points
+}
+
+/// Adds results as packed halves, as halves in 16-bit registers, and with a predicate.
+pub(super) fn result_types(all: &mut Vec<Probe>) {
     let resource = Resource {
         channels: 4,
         ..of(Geometry::D2)
@@ -332,37 +350,34 @@ pub(super) fn views(all: &mut Vec<Probe>) {
     ));
 }
 
-/// Adds every query of `txq`.
-pub(super) fn questions(all: &mut Vec<Probe>) {
-    let questions = [
-        "width",
-        "height",
-        "depth",
-        "channel_data_type",
-        "channel_order",
-        "normalized_coords",
-        "array_size",
-        "num_mipmap_levels",
-        "num_samples",
-        "filter_mode",
-        "addr_mode_0",
-        "addr_mode_1",
-        "addr_mode_2",
-        "force_unnormalized_coords",
-    ];
-    let ask = |all: &mut Vec<Probe>, setup: Setup, which: &[&str]| {
-        for question in which {
-            let text = format!("txq.{question}.b32 %d0, [%o]");
-            all.push(probe(setup, text, "once", vec![[0; 12]]));
-        }
-    };
-    let normalised = Sampler {
-        normalised: true,
-        modes: [Mode::Wrap, Mode::Mirror, Mode::Border],
-        ..Sampler::PLAIN
-    };
-    let levels = |levels: usize, geometry: Geometry| Resource {
-        levels,
+const QUESTIONS: [&str; 14] = [
+    "width",
+    "height",
+    "depth",
+    "channel_data_type",
+    "channel_order",
+    "normalized_coords",
+    "array_size",
+    "num_mipmap_levels",
+    "num_samples",
+    "filter_mode",
+    "addr_mode_0",
+    "addr_mode_1",
+    "addr_mode_2",
+    "force_unnormalized_coords",
+];
+
+fn ask(all: &mut Vec<Probe>, setup: Setup, which: &[&str]) {
+    for question in which {
+        let text = format!("txq.{question}.b32 %d0, [%o]");
+        all.push(probe(setup, text, "once", vec![[0; 12]]));
+    }
+}
+
+/// Returns a resource of four levels.
+fn mipmapped(geometry: Geometry) -> Resource {
+    Resource {
+        levels: 4,
         size: match geometry {
             Geometry::D3 => [16, 8, 4],
             Geometry::Cube | Geometry::Acube => [16, 16, 1],
@@ -370,6 +385,15 @@ pub(super) fn questions(all: &mut Vec<Probe>) {
             _ => [16, 8, 1],
         },
         ..of(geometry)
+    }
+}
+
+/// Adds every query of `txq`, for each geometry.
+pub(super) fn questions(all: &mut Vec<Probe>) {
+    let normalised = Sampler {
+        normalised: true,
+        modes: [Mode::Wrap, Mode::Mirror, Mode::Border],
+        ..Sampler::PLAIN
     };
     for geometry in [
         Geometry::D1,
@@ -380,8 +404,8 @@ pub(super) fn questions(all: &mut Vec<Probe>) {
         Geometry::Cube,
         Geometry::Acube,
     ] {
-        ask(all, texture(of(geometry), normalised), &questions);
-        let mipmapped = texture(levels(4, geometry), normalised);
+        ask(all, texture(of(geometry), normalised), &QUESTIONS);
+        let mipmapped = texture(mipmapped(geometry), normalised);
         ask(
             all,
             mipmapped,
@@ -397,6 +421,10 @@ pub(super) fn questions(all: &mut Vec<Probe>) {
             all.push(probe(mipmapped, text, "levels", points.to_vec()));
         }
     }
+}
+
+/// Adds queries of the texels' format.
+pub(super) fn questions_of_formats(all: &mut Vec<Probe>) {
     for format in Format::ALL {
         for channels in [1, 2, 4] {
             for integers in [false, true] {
@@ -414,6 +442,10 @@ pub(super) fn questions(all: &mut Vec<Probe>) {
             }
         }
     }
+}
+
+/// Adds every query of `txq`, for linear and pitched memory.
+pub(super) fn questions_of_memory(all: &mut Vec<Probe>) {
     for storage in [Storage::Linear, Storage::Pitched] {
         let geometry = match storage {
             Storage::Linear => Geometry::D1,
@@ -423,7 +455,7 @@ pub(super) fn questions(all: &mut Vec<Probe>) {
             storage,
             ..of(geometry)
         };
-        ask(all, texture(resource, Sampler::PLAIN), &questions);
+        ask(all, texture(resource, Sampler::PLAIN), &QUESTIONS);
     }
 }
 

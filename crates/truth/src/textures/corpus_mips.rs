@@ -108,12 +108,22 @@ pub(super) fn probes(all: &mut Vec<Probe>) {
             points,
         ));
     }
-    varied(all);
+    biases_and_clamps(all);
+    anisotropies(all);
+    modes(all);
+    formats(all);
+    by_number(all);
+    views(all);
 }
 
-/// Adds settings that do not depend on the geometry, in two dimensions.
-fn varied(all: &mut Vec<Probe>) {
-    let resource = mipmapped(Geometry::D2, Pattern::Generic);
+/// The texture for settings that do not depend on the geometry.
+fn plane() -> Resource {
+    mipmapped(Geometry::D2, Pattern::Generic)
+}
+
+/// Adds biases and clamps of the level, and weights between levels.
+fn biases_and_clamps(all: &mut Vec<Probe>) {
+    let resource = plane();
     for mip_linear in [false, true] {
         for mip_bias in [0.3, -0.7, 0.001_953_125, 15.0, -20.0] {
             let sampler = Sampler {
@@ -152,6 +162,10 @@ fn varied(all: &mut Vec<Probe>) {
             level(all, bits, sampler, 768);
         }
     }
+}
+
+fn anisotropies(all: &mut Vec<Probe>) {
+    let resource = plane();
     for anisotropy in [1, 2, 4, 16] {
         for (linear, mip_linear) in [(true, true), (true, false), (false, false)] {
             let sampler = Sampler {
@@ -163,6 +177,10 @@ fn varied(all: &mut Vec<Probe>) {
             gradients(all, resource, sampler, 192);
         }
     }
+}
+
+fn modes(all: &mut Vec<Probe>) {
+    let resource = plane();
     for (mode, normalised) in [
         (Mode::Clamp, true),
         (Mode::Mirror, true),
@@ -181,6 +199,9 @@ fn varied(all: &mut Vec<Probe>) {
         level(all, resource, sampler, 192);
         gradients(all, resource, sampler, 128);
     }
+}
+
+fn formats(all: &mut Vec<Probe>) {
     for (format, channels, srgb) in [
         (Format::U8, 4, false),
         (Format::U8, 4, true),
@@ -191,7 +212,7 @@ fn varied(all: &mut Vec<Probe>) {
         let resource = Resource {
             format,
             channels,
-            ..resource
+            ..plane()
         };
         let sampler = Sampler {
             linear: true,
@@ -201,7 +222,11 @@ fn varied(all: &mut Vec<Probe>) {
         };
         level(all, resource, sampler, 192);
     }
-    // By numbers of texels of a level.
+}
+
+/// Adds coordinates that are numbers of texels of a level.
+fn by_number(all: &mut Vec<Probe>) {
+    let resource = plane();
     let integers = Resource {
         format: Format::U32,
         ..resource
@@ -221,7 +246,11 @@ fn varied(all: &mut Vec<Probe>) {
         "numbers",
         points,
     ));
-    // Some of the levels.
+}
+
+/// Adds views of some of the levels.
+fn views(all: &mut Vec<Probe>) {
+    let resource = plane();
     let view = View {
         format: 22, // FLOAT_1X32
         size: [16, 12, 0],
