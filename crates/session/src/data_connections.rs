@@ -135,9 +135,9 @@ impl Session<'_> {
         header: RequestHeader,
         asked: &DataConnectionsOpen,
     ) -> Result<(), End> {
-        let opened = match self.purpose {
+        let opened = match self.executor.purpose {
             Purpose::Session => {
-                let rooms = self.device.rooms();
+                let rooms = self.executor.device.rooms();
                 self.data_connections.open(asked.connections_max, rooms)
             }
             _ => None,
@@ -152,13 +152,14 @@ impl Session<'_> {
                 key: [][..].into(),
             },
         };
-        self.reply.clear();
-        self.reply.resize(reply.encoded_len(), 0);
+        self.executor.reply.clear();
+        self.executor.reply.resize(reply.encoded_len(), 0);
         // Never fails: the room is what the message asks for.
-        let _ = reply.encode(&mut Writer::new(&mut self.reply));
-        self.stats.answered(header.op, self.reply.len());
+        let _ = reply.encode(&mut Writer::new(&mut self.executor.reply));
+        self.stats.answered(header.op, self.executor.reply.len());
         if header.token != 0 {
-            self.outbox.reply(header.op, header.token, &[&self.reply])?;
+            self.outbox
+                .reply(header.op, header.token, &[&self.executor.reply])?;
         }
         Ok(self.outbox.flush()?)
     }

@@ -38,8 +38,8 @@ impl Session<'_> {
             return Ok(());
         };
         while self.grants == Grants::Given && remote.granted() < RDMA_GRANTS {
-            let room = self.device.room(CHUNK_BYTES_MAX);
-            if room.is_none() && self.device.rooms().is_some() {
+            let room = self.executor.device.room(CHUNK_BYTES_MAX);
+            if room.is_none() && self.executor.device.rooms().is_some() {
                 // The device's pinned memory is in use; until some is free, data comes through the
                 // ring.
                 break;

@@ -33,10 +33,12 @@ mod answers;
 mod blocked_service;
 mod data_connections;
 mod execute;
+mod executor;
 mod exposed;
 mod grants;
 pub mod handshake;
 pub mod limits;
+mod message;
 mod message_stats;
 mod outbox;
 mod poll_policy;
@@ -46,42 +48,31 @@ mod waiting;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    cell::RefCell,
-    collections::VecDeque,
-    num::NonZeroU64,
-    os::fd::OwnedFd,
-    sync::Arc,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{collections::VecDeque, num::NonZeroU64, sync::Arc, thread, time::Instant};
 
 use outboard_api::CUresult;
-use outboard_device::{Cx, Device, Failure, Outcome, Printed, images::ImageStore};
-use outboard_link::{Destination, Link, Receiver, Segment, Wait, cores, data_connections_wanted};
+use outboard_device::{Device, Printed, images::ImageStore};
+use outboard_link::{Link, Receiver, Wait, cores, data_connections_wanted};
 use outboard_wire::{
-    DecodeError, Message as _, Op as _, Reader,
-    frame::{ON_DATA_CONNECTION, RequestHeader, context_and_call, copied_data_at},
+    DecodeError,
     handshake::Purpose,
-    limits::{CHUNK_BYTES_MAX, PLACED_BYTES_MIN},
-    messages::{
-        self, DataConnectionsOpen, HostCallNote, HostPagesNote, NetworkSet, Ping, PrintNote,
-    },
+    limits::CHUNK_BYTES_MAX,
+    messages::{HostCallNote, HostPagesNote, PrintNote},
 };
-use rustix::{fs::SealFlags, thread::set_current_timer_slack};
+use rustix::thread::set_current_timer_slack;
 use thiserror::Error;
-use tracing::{Level, debug, enabled, trace};
+use tracing::debug;
 
-use answers::{restaged, send_answers};
-use blocked_service::BlockedService;
+use answers::send_answers;
 pub use data_connections::DataConnectionSource;
 use data_connections::DataConnections;
+use executor::Executor;
 use exposed::Exposed;
 use grants::Grants;
 pub use message_stats::MessageStats;
 use outbox::Outbox;
 use poll_policy::PollPolicy;
-use waiting::{Admission, Queue, Waiting, WaitingList};
+use waiting::{Admission, WaitingList};
 
 /// Serves one client until it leaves or breaks the protocol. The caller owns the device and drops
 /// it afterwards. `source` brings data connections, if the link can have them.
@@ -120,9 +111,7 @@ fn serve_with_data_connections(
     let registrar = outbox.registrar().filter(|_| purpose == Purpose::Session);
     let exposed = Exposed::new(registrar, device);
     let mut session = Session {
-        device,
-        purpose,
-        images,
+        executor: Executor::new(device, purpose, images, exposed),
         receiver,
         outbox,
         waiting: WaitingList::default(),
@@ -131,13 +120,10 @@ fn serve_with_data_connections(
         stats: MessageStats::default(),
         looked_at: None,
         grants,
-        exposed,
         frame: Vec::new(),
-        reply: Vec::new(),
         printed: Printed::default(),
         host_calls: Vec::new(),
         early: VecDeque::new(),
-        call: 0,
     };
     let end = loop {
         if let Err(end) = session.turn() {
@@ -178,9 +164,7 @@ impl From<outboard_link::Error> for End {
 }
 
 struct Session<'d> {
-    device: &'d mut dyn Device,
-    purpose: Purpose,
-    images: ImageStore,
+    executor: Executor<'d>,
     receiver: Receiver,
     outbox: Outbox,
     waiting: WaitingList,
@@ -191,16 +175,12 @@ struct Session<'d> {
     /// clock.
     looked_at: Option<Instant>,
     grants: Grants,
-    exposed: Exposed,
     /// Copy of the message in execution, unless it is bulk data.
     frame: Vec<u8>,
-    reply: Vec<u8>,
     printed: Printed,
     host_calls: Vec<(u64, CUresult)>,
     /// Messages received while another was executed.
     early: VecDeque<Vec<u8>>,
-    /// The program's call that the device was last told of (a profile's call number).
-    call: u32,
 }
 
 impl Session<'_> {
@@ -233,7 +213,7 @@ impl Session<'_> {
             return Ok(());
         }
         let is_expecting = !self.waiting.is_empty()
-            || self.device.awaits_host_calls()
+            || self.executor.device.awaits_host_calls()
             || self.outbox.holds_faults();
         let wait = if is_expecting {
             self.poll_policy.next_wait()
@@ -257,224 +237,6 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Executes the next message, if there is one.
-    fn take_message(&mut self, wait: Wait) -> Result<bool, End> {
-        // Messages that came while another was executed go first.
-        let early = self.early.pop_front();
-        let (frame, placed): (&[u8], Option<Arc<dyn Segment>>) = match &early {
-            Some(frame) => (frame, None),
-            None => {
-                let (device, purpose) = (&mut *self.device, self.purpose);
-                let mut place = |head: &[u8], len| place(device, purpose, head, len);
-                match self.receiver.recv_placed(wait, &mut place)? {
-                    Some(frame) => (frame.head, frame.tail.map(Arc::from)),
-                    None => return Ok(false),
-                }
-            }
-        };
-        let data = placed.as_ref().map_or(&[][..], |placed| placed.bytes());
-        // Messages that follow each other at once share one look at the clock.
-        let start = self.looked_at.take().unwrap_or_else(Instant::now);
-        let mut r = Reader::split(frame, data);
-        let header = RequestHeader::decode(&mut r).map_err(|why| End::Malformed { op: 0, why })?;
-        let (context, call) = context_and_call(header.context);
-        let header = RequestHeader { context, ..header };
-        if call != self.call {
-            self.call = call;
-            self.device.of_call(call);
-        }
-        if messages::is_fence(header.op) {
-            // The client may see the fence's value before its reply, and must have all faults by
-            // then.
-            self.outbox.send_held_faults()?;
-        }
-        let is_change = !messages::leaves_memory(header.op);
-        if self.waiting.has_sources(None) {
-            let fence = execute::fence_queue(header.op, header.context, &r);
-            if is_change || fence.is_some() && self.waiting.has_sources(fence) {
-                let (device, images) = (&mut *self.device, &mut self.images);
-                self.waiting
-                    .restage(|source| restaged(device, images, source));
-            }
-        }
-        if is_change {
-            self.outbox.wait_until_device_read()?;
-        }
-        if header.op == Ping::NUMBER {
-            r.end()
-                .map_err(|why| End::Malformed { op: header.op, why })?;
-            return self.answer_ping(header, start).map(|()| true);
-        }
-        if header.op == NetworkSet::NUMBER {
-            let asked = NetworkSet::decode(&mut r)
-                .and_then(|asked| r.end().map(|()| asked.network.to_vec()))
-                .map_err(|why| End::Malformed { op: header.op, why })?;
-            return self.change_network(header, &asked).map(|()| true);
-        }
-        if header.op == DataConnectionsOpen::NUMBER {
-            let asked = DataConnectionsOpen::decode(&mut r)
-                .and_then(|asked| r.end().map(|()| asked))
-                .map_err(|why| End::Malformed { op: header.op, why })?;
-            return self.open_data_connections(header, &asked).map(|()| true);
-        }
-        // Takes the data of this message, if it comes on a data connection.
-        let (head, brought);
-        let (frame, placed, r) = if header.data_connection == ON_DATA_CONNECTION
-            && messages::takes_data(header.op)
-        {
-            head = frame.to_vec();
-            brought = self.data_from_connection(header.op)?;
-            let mut r = Reader::split(&head, brought.bytes());
-            RequestHeader::decode(&mut r).map_err(|why| End::Malformed { op: header.op, why })?;
-            (&head[..], Some(brought.clone()), r)
-        } else {
-            (frame, placed.clone(), r)
-        };
-        let data = placed.as_ref().map_or(&[][..], |placed| placed.bytes());
-        let frame_len = frame.len() + data.len();
-        let is_long = frame.len() >= PLACED_BYTES_MIN;
-        self.reply.clear();
-        let result = if messages::is_bulk(header.op) {
-            // Bulk data is used where it was received.
-            let mut no_fds = |_| Err(Failure::unsupported("a file descriptor with bulk data"));
-            let mut cx = Cx {
-                context: header.context,
-                images: &mut self.images,
-                placed: placed.as_ref(),
-                fds: &mut no_fds,
-                service: &mut |_, _| true,
-            };
-            execute::execute(
-                &mut *self.device,
-                self.purpose,
-                &mut cx,
-                &mut self.exposed,
-                header.op,
-                r,
-                &mut self.reply,
-            )
-        } else {
-            // Copied, because while the message is executed more frames may be received.
-            self.frame.clear();
-            self.frame.extend_from_slice(frame);
-            let body = self.frame.get(outboard_wire::frame::HEADER_BYTES..);
-            let receiver = RefCell::new(&mut self.receiver);
-            let mut blocked = BlockedService {
-                receiver: &receiver,
-                outbox: &mut self.outbox,
-                waiting: &mut self.waiting,
-                data_connections: &self.data_connections,
-                stats: &mut self.stats,
-                early: &mut self.early,
-            };
-            let mut service = |reached: &[(u64, CUresult)], done: &mut Vec<u64>| {
-                let turned = blocked.turn(reached, done);
-                if let Err(error) = &turned {
-                    debug!(%error, "while a message was executed");
-                }
-                turned.is_ok()
-            };
-            let mut fds = |tag| {
-                let mut receiver = receiver.borrow_mut();
-                let kind = receiver.kind();
-                receiver
-                    .fds()
-                    .ok_or(outboard_link::Error::lacks(
-                        "passing a file descriptor",
-                        kind,
-                    ))
-                    .and_then(|fds| fds.recv_fd(tag, Duration::from_millis(limits::FD_MS_MAX)))
-                    .map_err(|e| Failure::new(CUresult::CUDA_ERROR_INVALID_VALUE, e.to_string()))
-                    .and_then(unshrinkable)
-            };
-            let mut cx = Cx {
-                context: header.context,
-                images: &mut self.images,
-                placed: None,
-                fds: &mut fds,
-                service: &mut service,
-            };
-            execute::execute(
-                &mut *self.device,
-                self.purpose,
-                &mut cx,
-                &mut self.exposed,
-                header.op,
-                Reader::new(body.unwrap_or_default()),
-                &mut self.reply,
-            )
-        };
-        let executed = result.map_err(|why| End::Malformed { op: header.op, why })?;
-        let end = Instant::now();
-        let spent = end - start;
-        self.looked_at = Some(end);
-        self.stats.count(header.op, frame_len, spent);
-        if enabled!(Level::TRACE) {
-            let failure = executed.outcome.as_ref().err();
-            trace!(
-                op = message_stats::name(header.op),
-                token = header.token,
-                context = header.context,
-                bytes = frame_len,
-                ns = spent.as_nanos() as u64,
-                ?failure,
-                "message"
-            );
-        }
-        self.settle(header, executed, end)?;
-        self.grant(is_long && messages::takes_data(header.op))?;
-        Ok(true)
-    }
-
-    /// Sends a message's reply, or adds it to the pending ones.
-    fn settle(
-        &mut self,
-        header: RequestHeader,
-        executed: execute::Executed,
-        start: Instant,
-    ) -> Result<(), End> {
-        let RequestHeader { op, token, .. } = header;
-        let failure = match executed.outcome {
-            Ok(Outcome::Wait(pending)) => {
-                let queue = match executed.stream {
-                    Some(stream) => Queue::Stream {
-                        context: header.context,
-                        stream,
-                    },
-                    None => Queue::Own,
-                };
-                let has_data = executed.reply_bytes.is_some();
-                let bytes = executed.reply_bytes.unwrap_or(0);
-                let mut entry = Waiting::new(op, token, queue, has_data, bytes, start, pending);
-                entry.on_data_connection = header.data_connection == ON_DATA_CONNECTION;
-                entry.to = executed.to;
-                entry.source = executed.source;
-                match self.waiting.push(entry) {
-                    Ok(()) => return Ok(()),
-                    Err(failure) => failure,
-                }
-            }
-            Ok(Outcome::Done) if token == 0 => return Ok(()),
-            Ok(Outcome::Done) => {
-                self.stats.answered(op, self.reply.len());
-                self.outbox.reply(op, token, &[&self.reply])?;
-                return Ok(self.outbox.flush()?);
-            }
-            Err(failure) => failure,
-        };
-        self.stats.failed(op);
-        debug!(op = message_stats::name(op), token, %failure, "failed");
-        // The client asks nothing after a sticky fault, so what its kernels printed is sent now or
-        // never.
-        self.send_printed(failure.status.is_sticky())?;
-        if token == 0 {
-            self.outbox.fault(op, &failure)?;
-        } else {
-            self.outbox.failure(token, &failure)?;
-        }
-        Ok(self.outbox.flush()?)
-    }
-
     /// Sends the replies that the device has finished.
     fn answer_ready(&mut self) -> Result<bool, End> {
         self.outbox.drop_read_owners();
@@ -495,7 +257,7 @@ impl Session<'_> {
     }
 
     fn send_printed(&mut self, lost: bool) -> Result<(), End> {
-        self.device.take_printed(&mut self.printed, lost);
+        self.executor.device.take_printed(&mut self.printed, lost);
         let Printed { stdout, stderr } = &mut self.printed;
         for (fd, text) in [
             (libc::STDOUT_FILENO as u8, stdout),
@@ -513,7 +275,7 @@ impl Session<'_> {
     fn send_host_pages(&mut self) -> Result<(), End> {
         let outbox = &mut self.outbox;
         let mut sent = Ok(());
-        self.device.take_host_pages(&mut |va, pages| {
+        self.executor.device.take_host_pages(&mut |va, pages| {
             let mut va = va;
             for data in pages.chunks(CHUNK_BYTES_MAX) {
                 if sent.is_ok() {
@@ -526,10 +288,10 @@ impl Session<'_> {
     }
 
     fn forward_host_calls(&mut self) -> Result<bool, End> {
-        if !self.device.awaits_host_calls() {
+        if !self.executor.device.awaits_host_calls() {
             return Ok(false);
         }
-        self.device.take_host_calls(&mut self.host_calls);
+        self.executor.device.take_host_calls(&mut self.host_calls);
         if self.host_calls.is_empty() {
             return Ok(false);
         }
@@ -546,35 +308,5 @@ impl Session<'_> {
         }
         self.outbox.flush()?;
         Ok(true)
-    }
-}
-
-/// Chooses memory for a long frame: data of a copy to the device goes into memory that the device
-/// copies from.
-fn place(
-    device: &mut dyn Device,
-    purpose: Purpose,
-    head: &[u8],
-    len: usize,
-) -> Option<Destination> {
-    if purpose != Purpose::Session {
-        return None;
-    }
-    let skip = copied_data_at(head, len)?;
-    let memory = device.room(len - skip)?;
-    Some(Destination { skip, memory })
-}
-
-/// Accepts the client's shared memory only if it is sealed against shrinking. Otherwise the client
-/// could end this process with SIGBUS by removing pages that are mapped here. Only memory files
-/// have seals.
-fn unshrinkable(file: OwnedFd) -> Result<OwnedFd, Failure> {
-    let seals = rustix::fs::fcntl_get_seals(&file).unwrap_or(SealFlags::empty());
-    match seals.contains(SealFlags::SHRINK) {
-        true => Ok(file),
-        false => Err(Failure::new(
-            CUresult::CUDA_ERROR_INVALID_VALUE,
-            "shared memory that is not sealed against shrinking",
-        )),
     }
 }

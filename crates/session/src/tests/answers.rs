@@ -3,6 +3,7 @@
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::*;
+use crate::waiting::{Queue, Waiting};
 
 #[test]
 fn data_of_earlier_copies_precedes_a_fence_over_every_link() {

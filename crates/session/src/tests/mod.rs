@@ -23,10 +23,10 @@ use std::{
 };
 
 use outboard_api::CUresult;
-use outboard_device::{Device, Failure, Host, Pending, Wait as DeviceWait};
-use outboard_link::{Receiver, Sender, Stream, Wait};
+use outboard_device::{Cx, Device, Failure, Host, Pending, Wait as DeviceWait};
+use outboard_link::{Receiver, Segment, Sender, Stream, Wait};
 use outboard_wire::{
-    Op, Reader,
+    Message as _, Op, Reader,
     doc::DeviceCard,
     frame::{self, ReplyHeader, decode_reply},
     handshake::{Purpose, SessionKey},

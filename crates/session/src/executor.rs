@@ -1,0 +1,131 @@
+//! The part of a session that executes messages, apart from the link that they come over.
+
+use std::{os::fd::OwnedFd, sync::Arc};
+
+use outboard_api::CUresult;
+use outboard_device::{Cx, Device, Failure, Service, images::ImageStore};
+use outboard_link::{Destination, Segment};
+use outboard_wire::{
+    DecodeError, Reader,
+    frame::{RequestHeader, copied_data_at},
+    handshake::Purpose,
+};
+use rustix::fs::SealFlags;
+
+use super::{
+    answers::restaged,
+    execute::{self, Executed},
+    exposed::Exposed,
+    waiting::WaitingList,
+};
+
+pub(super) struct Executor<'d> {
+    pub(super) device: &'d mut dyn Device,
+    pub(super) purpose: Purpose,
+    pub(super) images: ImageStore,
+    pub(super) exposed: Exposed,
+    /// Reply of the message in execution.
+    pub(super) reply: Vec<u8>,
+    /// The program's call that the device was last told of (a profile's call number).
+    call: u32,
+}
+
+impl<'d> Executor<'d> {
+    pub(super) fn new(
+        device: &'d mut dyn Device,
+        purpose: Purpose,
+        images: ImageStore,
+        exposed: Exposed,
+    ) -> Executor<'d> {
+        Executor {
+            device,
+            purpose,
+            images,
+            exposed,
+            reply: Vec::new(),
+            call: 0,
+        }
+    }
+
+    /// Tells the device of the program's call that the next messages are of.
+    #[inline]
+    pub(super) fn of_call(&mut self, call: u32) {
+        if call != self.call {
+            self.call = call;
+            self.device.of_call(call);
+        }
+    }
+
+    /// Chooses memory for a long frame: data of a copy to the device goes into memory that the
+    /// device copies from.
+    pub(super) fn place(&mut self, head: &[u8], len: usize) -> Option<Destination> {
+        if self.purpose != Purpose::Session {
+            return None;
+        }
+        let skip = copied_data_at(head, len)?;
+        let memory = self.device.room(len - skip)?;
+        Some(Destination { skip, memory })
+    }
+
+    /// Makes ordinary copies of those that the adapter has yet to read, before their memory may
+    /// change or a fence may be answered.
+    pub(super) fn restage(&mut self, waiting: &mut WaitingList) {
+        waiting.restage(|source| restaged(&mut *self.device, &mut self.images, source));
+    }
+
+    /// Executes a message of bulk data, which is used where it was received.
+    #[inline]
+    pub(super) fn execute_in_place(
+        &mut self,
+        header: &RequestHeader,
+        placed: Option<&Arc<dyn Segment>>,
+        body: Reader<'_>,
+    ) -> Result<Executed, DecodeError> {
+        let mut no_fds = |_| Err(Failure::unsupported("a file descriptor with bulk data"));
+        let service = &mut |_: &[_], _: &mut _| true;
+        self.execute(header, placed, &mut no_fds, service, body)
+    }
+
+    /// Executes a message during which more frames may be received, so that its own bytes lie
+    /// elsewhere.
+    #[inline]
+    pub(super) fn execute(
+        &mut self,
+        header: &RequestHeader,
+        placed: Option<&Arc<dyn Segment>>,
+        fds: &mut dyn FnMut(u64) -> Result<OwnedFd, Failure>,
+        service: &mut Service<'_>,
+        body: Reader<'_>,
+    ) -> Result<Executed, DecodeError> {
+        let mut cx = Cx {
+            context: header.context,
+            images: &mut self.images,
+            placed,
+            fds,
+            service,
+        };
+        execute::execute(
+            &mut *self.device,
+            self.purpose,
+            &mut cx,
+            &mut self.exposed,
+            header.op,
+            body,
+            &mut self.reply,
+        )
+    }
+}
+
+/// Accepts the client's shared memory only if it is sealed against shrinking. Otherwise the client
+/// could end this process with SIGBUS by removing pages that are mapped here. Only memory files
+/// have seals.
+pub(super) fn unshrinkable(file: OwnedFd) -> Result<OwnedFd, Failure> {
+    let seals = rustix::fs::fcntl_get_seals(&file).unwrap_or(SealFlags::empty());
+    match seals.contains(SealFlags::SHRINK) {
+        true => Ok(file),
+        false => Err(Failure::new(
+            CUresult::CUDA_ERROR_INVALID_VALUE,
+            "shared memory that is not sealed against shrinking",
+        )),
+    }
+}

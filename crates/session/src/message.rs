@@ -1,0 +1,290 @@
+//! One message: received, ordered after the copies that it could change, executed, answered.
+
+use std::{
+    cell::RefCell,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use outboard_api::CUresult;
+use outboard_device::{Failure, Outcome};
+use outboard_link::{Receiver, Segment, Wait};
+use outboard_wire::{
+    DecodeError, Message as _, Op as _, Reader,
+    frame::{HEADER_BYTES, ON_DATA_CONNECTION, RequestHeader, context_and_call},
+    limits::PLACED_BYTES_MIN,
+    messages::{self, DataConnectionsOpen, NetworkSet, Ping},
+};
+use tracing::{Level, debug, enabled, trace};
+
+use super::{
+    End, Session,
+    blocked_service::BlockedService,
+    execute::{self, Executed},
+    executor::{Executor, unshrinkable},
+    limits, message_stats,
+    waiting::{Queue, Waiting, WaitingList},
+};
+
+/// A message that the session itself executes, without the device.
+enum OwnMessage {
+    Ping,
+    Network(Vec<u8>),
+    DataConnections(DataConnectionsOpen),
+}
+
+impl Session<'_> {
+    /// Executes the next message, if there is one.
+    pub(super) fn take_message(&mut self, wait: Wait) -> Result<bool, End> {
+        // Messages that came while another was executed go first.
+        let early = self.early.pop_front();
+        let (frame, placed) = match &early {
+            Some(frame) => (&frame[..], None),
+            None => match received(&mut self.receiver, &mut self.executor, wait)? {
+                Some(received) => received,
+                None => return Ok(false),
+            },
+        };
+        // Messages that follow each other at once share one look at the clock.
+        let start = self.looked_at.take().unwrap_or_else(Instant::now);
+        let mut r = Reader::split(frame, bytes_of(placed.as_ref()));
+        let header = RequestHeader::decode(&mut r).map_err(|why| End::Malformed { op: 0, why })?;
+        let (context, call) = context_and_call(header.context);
+        let header = RequestHeader { context, ..header };
+        self.executor.of_call(call);
+        if messages::is_fence(header.op) {
+            // The client may see the fence's value before its reply, and must have all faults by
+            // then.
+            self.outbox.send_held_faults()?;
+        }
+        let is_change = !messages::leaves_memory(header.op);
+        keep_sources(
+            &mut self.waiting,
+            &mut self.executor,
+            &header,
+            is_change,
+            &r,
+        );
+        if is_change {
+            self.outbox.wait_until_device_read()?;
+        }
+        if let Some(own) = own_message(header.op, &mut r).map_err(malformed(&header))? {
+            return self.execute_own(header, &own, start).map(|()| true);
+        }
+        // Takes the data of this message, if it comes on a data connection.
+        let (head, brought);
+        let (frame, placed, r) =
+            if header.data_connection == ON_DATA_CONNECTION && messages::takes_data(header.op) {
+                head = frame.to_vec();
+                brought = self.data_from_connection(header.op)?;
+                let mut r = Reader::split(&head, brought.bytes());
+                RequestHeader::decode(&mut r).map_err(malformed(&header))?;
+                (&head[..], Some(brought.clone()), r)
+            } else {
+                (frame, placed.clone(), r)
+            };
+        let frame_len = frame.len() + bytes_of(placed.as_ref()).len();
+        let is_long = frame.len() >= PLACED_BYTES_MIN;
+        self.executor.reply.clear();
+        let result = if messages::is_bulk(header.op) {
+            self.executor.execute_in_place(&header, placed.as_ref(), r)
+        } else {
+            // Copied, because while the message is executed more frames may be received.
+            self.frame.clear();
+            self.frame.extend_from_slice(frame);
+            self.execute_copied(&header)
+        };
+        let executed = result.map_err(malformed(&header))?;
+        let end = self.note_done(&header, &executed, frame_len, start);
+        self.settle(header, executed, end)?;
+        self.grant(is_long && messages::takes_data(header.op))?;
+        Ok(true)
+    }
+
+    /// Executes one of the session's own messages.
+    fn execute_own(
+        &mut self,
+        header: RequestHeader,
+        message: &OwnMessage,
+        start: Instant,
+    ) -> Result<(), End> {
+        match message {
+            OwnMessage::Ping => self.answer_ping(header, start),
+            OwnMessage::Network(asked) => self.change_network(header, asked),
+            OwnMessage::DataConnections(asked) => self.open_data_connections(header, asked),
+        }
+    }
+
+    /// Executes the message in `frame`. While it waits for the client, other messages are received
+    /// and ready replies sent.
+    #[inline]
+    fn execute_copied(&mut self, header: &RequestHeader) -> Result<Executed, DecodeError> {
+        let body = self.frame.get(HEADER_BYTES..).unwrap_or_default();
+        let receiver = RefCell::new(&mut self.receiver);
+        let mut blocked = BlockedService {
+            receiver: &receiver,
+            outbox: &mut self.outbox,
+            waiting: &mut self.waiting,
+            data_connections: &self.data_connections,
+            stats: &mut self.stats,
+            early: &mut self.early,
+        };
+        let mut service = |reached: &[(u64, CUresult)], done: &mut Vec<u64>| {
+            let turned = blocked.turn(reached, done);
+            if let Err(error) = &turned {
+                debug!(%error, "while a message was executed");
+            }
+            turned.is_ok()
+        };
+        let mut fds = |tag| {
+            let mut receiver = receiver.borrow_mut();
+            let kind = receiver.kind();
+            receiver
+                .fds()
+                .ok_or(outboard_link::Error::lacks(
+                    "passing a file descriptor",
+                    kind,
+                ))
+                .and_then(|fds| fds.recv_fd(tag, Duration::from_millis(limits::FD_MS_MAX)))
+                .map_err(|e| Failure::new(CUresult::CUDA_ERROR_INVALID_VALUE, e.to_string()))
+                .and_then(unshrinkable)
+        };
+        let body = Reader::new(body);
+        self.executor
+            .execute(header, None, &mut fds, &mut service, body)
+    }
+
+    /// Counts and logs an executed message. Returns the time.
+    #[inline]
+    fn note_done(
+        &mut self,
+        header: &RequestHeader,
+        executed: &Executed,
+        frame_len: usize,
+        start: Instant,
+    ) -> Instant {
+        let end = Instant::now();
+        let spent = end - start;
+        self.looked_at = Some(end);
+        self.stats.count(header.op, frame_len, spent);
+        if enabled!(Level::TRACE) {
+            let failure = executed.outcome.as_ref().err();
+            trace!(
+                op = message_stats::name(header.op),
+                token = header.token,
+                context = header.context,
+                bytes = frame_len,
+                ns = spent.as_nanos() as u64,
+                ?failure,
+                "message"
+            );
+        }
+        end
+    }
+
+    /// Sends a message's reply, or adds it to the pending ones.
+    fn settle(
+        &mut self,
+        header: RequestHeader,
+        executed: execute::Executed,
+        start: Instant,
+    ) -> Result<(), End> {
+        let RequestHeader { op, token, .. } = header;
+        let failure = match executed.outcome {
+            Ok(Outcome::Wait(pending)) => {
+                let queue = match executed.stream {
+                    Some(stream) => Queue::Stream {
+                        context: header.context,
+                        stream,
+                    },
+                    None => Queue::Own,
+                };
+                let has_data = executed.reply_bytes.is_some();
+                let bytes = executed.reply_bytes.unwrap_or(0);
+                let mut entry = Waiting::new(op, token, queue, has_data, bytes, start, pending);
+                entry.on_data_connection = header.data_connection == ON_DATA_CONNECTION;
+                entry.to = executed.to;
+                entry.source = executed.source;
+                match self.waiting.push(entry) {
+                    Ok(()) => return Ok(()),
+                    Err(failure) => failure,
+                }
+            }
+            Ok(Outcome::Done) if token == 0 => return Ok(()),
+            Ok(Outcome::Done) => {
+                self.stats.answered(op, self.executor.reply.len());
+                self.outbox.reply(op, token, &[&self.executor.reply])?;
+                return Ok(self.outbox.flush()?);
+            }
+            Err(failure) => failure,
+        };
+        self.stats.failed(op);
+        debug!(op = message_stats::name(op), token, %failure, "failed");
+        // The client asks nothing after a sticky fault, so what its kernels printed is sent now or
+        // never.
+        self.send_printed(failure.status.is_sticky())?;
+        if token == 0 {
+            self.outbox.fault(op, &failure)?;
+        } else {
+            self.outbox.failure(token, &failure)?;
+        }
+        Ok(self.outbox.flush()?)
+    }
+}
+
+/// A received frame, and the memory that the device chose for its data.
+type Received<'a> = (&'a [u8], Option<Arc<dyn Segment>>);
+
+/// Receives the next frame. Data of a copy to the device goes where the device copies from.
+#[inline]
+fn received<'a>(
+    receiver: &'a mut Receiver,
+    executor: &mut Executor<'_>,
+    wait: Wait,
+) -> Result<Option<Received<'a>>, End> {
+    let mut place = |head: &[u8], len| executor.place(head, len);
+    let frame = receiver.recv_placed(wait, &mut place)?;
+    Ok(frame.map(|frame| (frame.head, frame.tail.map(Arc::from))))
+}
+
+fn bytes_of(placed: Option<&Arc<dyn Segment>>) -> &[u8] {
+    placed.map_or(&[], |placed| placed.bytes())
+}
+
+/// Makes ordinary copies of those that an adapter would read too late: after this message has
+/// changed their memory, or after the fence that this message is.
+#[inline]
+fn keep_sources(
+    waiting: &mut WaitingList,
+    executor: &mut Executor<'_>,
+    header: &RequestHeader,
+    is_change: bool,
+    body: &Reader<'_>,
+) {
+    if waiting.has_sources(None) {
+        let fence = execute::fence_queue(header.op, header.context, body);
+        if is_change || fence.is_some() && waiting.has_sources(fence) {
+            executor.restage(waiting);
+        }
+    }
+}
+
+/// Decodes a message of the session's own; all others are the device's.
+#[inline]
+fn own_message(op: u16, body: &mut Reader<'_>) -> Result<Option<OwnMessage>, DecodeError> {
+    let message = match op {
+        Ping::NUMBER => OwnMessage::Ping,
+        NetworkSet::NUMBER => OwnMessage::Network(NetworkSet::decode(body)?.network.to_vec()),
+        DataConnectionsOpen::NUMBER => {
+            OwnMessage::DataConnections(DataConnectionsOpen::decode(body)?)
+        }
+        _ => return Ok(None),
+    };
+    body.end()?;
+    Ok(Some(message))
+}
+
+fn malformed(header: &RequestHeader) -> impl FnOnce(DecodeError) -> End + use<> {
+    let op = header.op;
+    move |why| End::Malformed { op, why }
+}
