@@ -113,7 +113,7 @@ macro_rules! records {
     ($($(#[$doc:meta])* $name:ident $view:ident ($len:literal) { $($field:ident: $type:ty,)* })*) => {
         $($(#[$doc])*
         #[repr(C)]
-        #[derive(Debug, Clone, Copy)]
+        #[derive(Debug, Clone, Copy, Default)]
         pub struct $name { $(pub $field: $type,)* }
 
         impl $name {

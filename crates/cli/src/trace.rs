@@ -122,6 +122,21 @@ fn export(args: &ExportArgs) -> anyhow::Result<ExitCode> {
 
 fn table(summary: &Summary, top: usize) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
+    about(&mut out, summary)?;
+    classes(&mut out, summary)?;
+    functions(&mut out, summary, top)?;
+    if let Some(iterations) = &summary.iterations {
+        durations(&mut out, "iterations", iterations)?;
+    }
+    match &summary.gpu {
+        Some(gpu) => gpu_table(&mut out, gpu, top)?,
+        None => writeln!(out, "\nthere are no times of the GPU in this recording")?,
+    }
+    Ok(out)
+}
+
+/// Writes what was recorded, and whether all of it was.
+fn about(out: &mut String, summary: &Summary) -> std::fmt::Result {
     let about = &summary.about;
     writeln!(out, "{}", about.argv.join(" "))?;
     let devices: Vec<&str> = about.devices.iter().map(|d| d.name.as_str()).collect();
@@ -156,21 +171,29 @@ fn table(summary: &Summary, top: usize) -> Result<String, std::fmt::Error> {
             summary.lost
         )?;
     }
+    Ok(())
+}
+
+fn classes(out: &mut String, summary: &Summary) -> std::fmt::Result {
     writeln!(
         out,
         "\n{:14} {:>10} {:>7} {:>12} {:>12} {:>12}",
         "class", "calls", "", "time", "sent", "answered"
     )?;
     for (class, sum) in &summary.by_class {
-        class_row(&mut out, class, sum)?;
+        class_row(out, class, sum)?;
     }
-    class_row(&mut out, "all", &summary.calls)?;
+    class_row(out, "all", &summary.calls)?;
     let bandwidth = &summary.bandwidth;
     writeln!(
         out,
         "\nbandwidth {:.1} MB/s: {:.1} to the GPU, {:.1} back",
         bandwidth.both_mb_per_s, bandwidth.request_mb_per_s, bandwidth.response_mb_per_s
     )?;
+    Ok(())
+}
+
+fn functions(out: &mut String, summary: &Summary, top: usize) -> std::fmt::Result {
     writeln!(
         out,
         "\n{:44} {:12} {:>9} {:>10} {:>10}",
@@ -187,14 +210,7 @@ fn table(summary: &Summary, top: usize) -> Result<String, std::fmt::Error> {
             time(function.sum.duration_ns / function.sum.calls.max(1))
         )?;
     }
-    if let Some(iterations) = &summary.iterations {
-        durations(&mut out, "iterations", iterations)?;
-    }
-    match &summary.gpu {
-        Some(gpu) => gpu_table(&mut out, gpu, top)?,
-        None => writeln!(out, "\nthere are no times of the GPU in this recording")?,
-    }
-    Ok(out)
+    Ok(())
 }
 
 fn class_row(out: &mut String, class: &str, sum: &Sum) -> std::fmt::Result {

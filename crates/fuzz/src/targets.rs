@@ -18,97 +18,33 @@ pub(crate) struct Target {
 }
 
 pub(crate) fn all() -> Vec<Target> {
+    let urls = texts(&[
+        "shm:///run/a.sock",
+        "tcp://host:4833",
+        "tcp://[::1]:1",
+        "rdma://host?device=mlx5_0&gid=3&pkey=0xffff",
+    ]);
+    let setups = vec![outboard_link::rdma::setup_seed()];
+    let none = Vec::new;
+    let target = |name, run, seeds| Target { name, run, seeds };
     vec![
-        Target {
-            name: "request",
-            run: request,
-            seeds: requests(),
-        },
-        Target {
-            name: "reply",
-            run: reply,
-            seeds: Vec::new(),
-        },
-        Target {
-            name: "handshake",
-            run: handshake,
-            seeds: hellos(),
-        },
-        Target {
-            name: "documents",
-            run: documents,
-            seeds: Vec::new(),
-        },
-        Target {
-            name: "activities",
-            run: activities,
-            seeds: recorded_work(),
-        },
-        Target {
-            name: "url",
-            run: url,
-            seeds: texts(&[
-                "shm:///run/a.sock",
-                "tcp://host:4833",
-                "tcp://[::1]:1",
-                "rdma://host?device=mlx5_0&gid=3&pkey=0xffff",
-            ]),
-        },
-        Target {
-            name: "deframer",
-            run: outboard_link::fuzz_deframer,
-            seeds: Vec::new(),
-        },
-        Target {
-            name: "ring",
-            run: outboard_link::shm::fuzz_ring,
-            seeds: Vec::new(),
-        },
-        Target {
-            name: "rdma-ring",
-            run: outboard_link::rdma::fuzz_ring,
-            seeds: Vec::new(),
-        },
-        Target {
-            name: "rdma-setup",
-            run: outboard_link::rdma::fuzz_setup,
-            seeds: vec![outboard_link::rdma::setup_seed()],
-        },
-        Target {
-            name: "image",
-            run: outboard_image::fuzz::image,
-            seeds: images(),
-        },
-        Target {
-            name: "fatbin",
-            run: outboard_image::fuzz::fatbin,
-            seeds: images(),
-        },
-        Target {
-            name: "cubin",
-            run: outboard_image::fuzz::cubin,
-            seeds: images(),
-        },
-        Target {
-            name: "ptx-header",
-            run: outboard_image::fuzz::ptx,
-            seeds: ptx(),
-        },
-        Target {
-            name: "ptx",
-            run: outboard_ptx::fuzz::text,
-            seeds: ptx(),
-        },
-        Target {
-            name: "ptx-lowered",
-            run: lowered,
-            seeds: changes(),
-        },
-        Target {
-            name: "recording",
-            run: outboard_trace::fuzz,
-            seeds: recordings(),
-        },
+        target("request", request, requests()),
+        target("reply", reply, none()),
+        target("handshake", handshake, hellos()),
+        target("documents", documents, none()),
+        target("activities", activities, recorded_work()),
+        target("url", url, urls),
+        target("deframer", outboard_link::fuzz_deframer, none()),
+        target("ring", outboard_link::shm::fuzz_ring, none()),
+        target("rdma-ring", outboard_link::rdma::fuzz_ring, none()),
+        target("rdma-setup", outboard_link::rdma::fuzz_setup, setups),
+        target("image", outboard_image::fuzz::image, images()),
+        target("fatbin", outboard_image::fuzz::fatbin, images()),
+        target("cubin", outboard_image::fuzz::cubin, images()),
+        target("ptx-header", outboard_image::fuzz::ptx, ptx()),
+        target("ptx", outboard_ptx::fuzz::text, ptx()),
+        target("ptx-lowered", lowered, changes()),
+        target("recording", outboard_trace::fuzz, recordings()),
     ]
 }
 

@@ -403,62 +403,93 @@ fn before_and_after_initialisation() {
     );
 }
 
+const INVALID: nvmlReturn_t = nvmlReturn_t::INVALID_ARGUMENT;
+
 #[test]
-fn wrong_arguments() {
+fn wrong_handles() {
     let _turn = turn();
     let _session = Session::start(LinkKind::Shm);
     let gpu = device(0);
-    let invalid = nvmlReturn_t::INVALID_ARGUMENT;
     for handle in [0, 1, usize::MAX, gpu.0 + 1, gpu.0 + 2 * 16, gpu.0 - 16] {
         assert_eq!(
             ask(nvmlDeviceGetPowerUsage, nvmlDevice_t(handle)),
-            Err(invalid),
+            Err(INVALID),
             "{handle:x}"
         );
         assert_eq!(
             text(nvmlDeviceGetName, nvmlDevice_t(handle), 96),
-            Err(invalid)
+            Err(INVALID)
         );
     }
+}
+
+#[test]
+fn null_pointers() {
+    let _turn = turn();
+    let _session = Session::start(LinkKind::Shm);
+    let gpu = device(0);
     let mut other = nvmlDevice_t(0);
     let mut number = 0;
     // SAFETY: null is under test; the rest are variables for answers.
     unsafe {
-        assert_eq!(nvmlDeviceGetPowerUsage(gpu, null_mut()), invalid);
-        assert_eq!(nvmlDeviceGetName(gpu, null_mut(), 96), invalid);
-        assert_eq!(nvmlDeviceGetCount_v2(null_mut()), invalid);
-        assert_eq!(nvmlDeviceGetMemoryInfo(gpu, null_mut()), invalid);
-        assert_eq!(nvmlDeviceGetMemoryInfo_v2(gpu, null_mut()), invalid);
-        assert_eq!(nvmlDeviceGetTemperatureV(gpu, null_mut()), invalid);
-        assert_eq!(nvmlDeviceGetEccMode(gpu, &mut number, null_mut()), invalid);
-        assert_eq!(nvmlDeviceGetPciInfo(gpu, null_mut()), invalid);
+        assert_eq!(nvmlDeviceGetPowerUsage(gpu, null_mut()), INVALID);
+        assert_eq!(nvmlDeviceGetName(gpu, null_mut(), 96), INVALID);
+        assert_eq!(nvmlDeviceGetCount_v2(null_mut()), INVALID);
+        assert_eq!(nvmlDeviceGetMemoryInfo(gpu, null_mut()), INVALID);
+        assert_eq!(nvmlDeviceGetMemoryInfo_v2(gpu, null_mut()), INVALID);
+        assert_eq!(nvmlDeviceGetTemperatureV(gpu, null_mut()), INVALID);
+        assert_eq!(nvmlDeviceGetEccMode(gpu, &mut number, null_mut()), INVALID);
+        assert_eq!(nvmlDeviceGetPciInfo(gpu, null_mut()), INVALID);
         assert_eq!(
             nvmlDeviceGetComputeRunningProcesses(gpu, null_mut(), null_mut()),
-            invalid
+            INVALID
         );
-        assert_eq!(nvmlDeviceGetFieldValues(gpu, 1, null_mut()), invalid);
-        assert_eq!(nvmlDeviceGetHandleByIndex_v2(2, &mut other), invalid);
-        assert_eq!(nvmlDeviceGetHandleByIndex_v2(0, null_mut()), invalid);
-        assert_eq!(nvmlDeviceGetHandleByUUID(null(), &mut other), invalid);
+        assert_eq!(nvmlDeviceGetFieldValues(gpu, 1, null_mut()), INVALID);
+        assert_eq!(nvmlDeviceGetHandleByIndex_v2(0, null_mut()), INVALID);
+        assert_eq!(nvmlDeviceGetHandleByUUID(null(), &mut other), INVALID);
+        assert_eq!(nvmlDeviceGetHandleByUUIDV(null(), &mut other), INVALID);
+        assert_eq!(nvmlInternalGetExportTable(null_mut(), null()), INVALID);
+    }
+}
+
+#[test]
+fn wrong_names_of_devices() {
+    let _turn = turn();
+    let _session = Session::start(LinkKind::Shm);
+    let _gpu = device(0);
+    let mut other = nvmlDevice_t(0);
+    // SAFETY: strings with their NUL, and a variable for answers.
+    unsafe {
+        assert_eq!(nvmlDeviceGetHandleByIndex_v2(2, &mut other), INVALID);
         assert_eq!(
             nvmlDeviceGetHandleByUUID(c"GPU-none".as_ptr(), &mut other),
             nvmlReturn_t::NOT_FOUND
         );
-        assert_eq!(nvmlDeviceGetHandleByUUIDV(null(), &mut other), invalid);
         assert_eq!(
             nvmlDeviceGetHandleByPciBusId_v2(c"nonsense".as_ptr(), &mut other),
-            invalid
+            INVALID
         );
         assert_eq!(
             nvmlDeviceGetHandleByPciBusId_v2(c"0:1:2.0".as_ptr(), &mut other),
             nvmlReturn_t::NOT_FOUND
         );
-        assert_eq!(nvmlDeviceGetClockInfo(gpu, 4, &mut number), invalid);
-        assert_eq!(nvmlDeviceGetClock(gpu, 0, 9, &mut number), invalid);
-        assert_eq!(nvmlDeviceGetTemperature(gpu, 9, &mut number), invalid);
+    }
+}
+
+#[test]
+fn wrong_numbers() {
+    let _turn = turn();
+    let _session = Session::start(LinkKind::Shm);
+    let gpu = device(0);
+    let (mut number, mut long) = (0, 0);
+    // SAFETY: variables for answers.
+    unsafe {
+        assert_eq!(nvmlDeviceGetClockInfo(gpu, 4, &mut number), INVALID);
+        assert_eq!(nvmlDeviceGetClock(gpu, 0, 9, &mut number), INVALID);
+        assert_eq!(nvmlDeviceGetTemperature(gpu, 9, &mut number), INVALID);
         assert_eq!(
             nvmlDeviceGetTemperatureThreshold(gpu, 8, &mut number),
-            invalid
+            INVALID
         );
         assert_eq!(
             nvmlDeviceGetTemperatureThreshold(gpu, 2, &mut number),
@@ -468,13 +499,18 @@ fn wrong_arguments() {
             nvmlDeviceGetTemperatureThreshold(gpu, 7, &mut number),
             nvmlReturn_t::NOT_SUPPORTED
         );
-        assert_eq!(nvmlDeviceGetPcieThroughput(gpu, 2, &mut number), invalid);
-        assert_eq!(nvmlDeviceGetFanSpeed_v2(gpu, 2, &mut number), invalid);
-        let mut long = 0;
-        assert_eq!(nvmlDeviceGetTotalEccErrors(gpu, 2, 0, &mut long), invalid);
-        assert_eq!(nvmlDeviceGetTotalEccErrors(gpu, 0, 2, &mut long), invalid);
-        assert_eq!(nvmlInternalGetExportTable(null_mut(), null()), invalid);
+        assert_eq!(nvmlDeviceGetPcieThroughput(gpu, 2, &mut number), INVALID);
+        assert_eq!(nvmlDeviceGetFanSpeed_v2(gpu, 2, &mut number), INVALID);
+        assert_eq!(nvmlDeviceGetTotalEccErrors(gpu, 2, 0, &mut long), INVALID);
+        assert_eq!(nvmlDeviceGetTotalEccErrors(gpu, 0, 2, &mut long), INVALID);
     }
+}
+
+#[test]
+fn a_wrong_version() {
+    let _turn = turn();
+    let _session = Session::start(LinkKind::Shm);
+    let gpu = device(0);
     // SAFETY: a record with a wrong version is not read further.
     let mut memory: nvmlMemory_v2_t = unsafe { zeroed() };
     memory.version = struct_version::<nvmlMemory_v2_t>(1);

@@ -10,7 +10,7 @@ use outboard_device::{
     Cx, Failure,
     activity::{ACTIVITIES_PER_ANSWER_MAX, kept_max, now_ns, taken},
 };
-use outboard_ptx::device::{Done, Finished, StreamId};
+use outboard_ptx::device::{Done, Finished, Launch, StreamId};
 use outboard_wire::{
     doc::{
         ACTIVITY_COPIES, ACTIVITY_EVENTS, ACTIVITY_KERNELS, ACTIVITY_MEMSETS, ACTIVITY_SOFT,
@@ -158,51 +158,7 @@ impl Soft {
         numbers: &mut FxHashMap<String, u32>,
         names: &mut Vec<String>,
     ) -> Option<Activity> {
-        let (wanted, what) = match &done.what {
-            Finished::Launch(launch) => {
-                let name = launch.code.name();
-                let next = names.len() as u32;
-                let number = *numbers.entry(name.to_string()).or_insert_with(|| {
-                    names.push(name.to_string());
-                    next
-                });
-                let signed = |extent: [u32; 3]| extent.map(|n| n as i32);
-                let what = ActivityWhat::Kernel {
-                    name: number,
-                    grid: signed(launch.grid),
-                    block: signed(launch.block),
-                    cluster: [0; 3],
-                    static_shared_bytes: 0,
-                    dynamic_shared_bytes: launch.shared_bytes as i32,
-                    shared_executed_bytes: launch.shared_bytes,
-                    registers: 0,
-                    local_bytes_per_thread: 0,
-                    local_bytes_total: 0,
-                    launch_type: u8::from(launch.cooperative),
-                    grid_id: 0,
-                };
-                (ACTIVITY_KERNELS, what)
-            }
-            Finished::Copy { dst, src, bytes } => {
-                (ACTIVITY_COPIES, self.copy_between(*dst, *src, *bytes))
-            }
-            Finished::Upload { bytes } => {
-                (ACTIVITY_COPIES, copy(*bytes, TO_DEVICE, PAGEABLE, DEVICE))
-            }
-            Finished::Download { bytes } => {
-                (ACTIVITY_COPIES, copy(*bytes, TO_HOST, DEVICE, PAGEABLE))
-            }
-            Finished::EventRecorded => (ACTIVITY_EVENTS, ActivityWhat::EventRecorded),
-            Finished::Set { bytes, value } => {
-                let what = ActivityWhat::Memset {
-                    bytes: *bytes,
-                    value: *value,
-                    memory: DEVICE,
-                    flags: FLAG_ASYNC,
-                };
-                (ACTIVITY_MEMSETS, what)
-            }
-        };
+        let (wanted, what) = self.described(&done.what, numbers, names);
         // The server's own work, for answers and words that the client watches, is of no call.
         if self.activity.told & wanted == 0 || done.about.call == 0 {
             return None;
@@ -236,6 +192,45 @@ impl Soft {
         })
     }
 
+    /// Describes a piece of work, and says of which kind it is. Kernels' names are numbered.
+    fn described(
+        &self,
+        done: &Finished,
+        numbers: &mut FxHashMap<String, u32>,
+        names: &mut Vec<String>,
+    ) -> (u32, ActivityWhat) {
+        match done {
+            Finished::Launch(launch) => {
+                let name = launch.code.name();
+                let next = names.len() as u32;
+                let number = *numbers.entry(name.to_string()).or_insert_with(|| {
+                    names.push(name.to_string());
+                    next
+                });
+                (ACTIVITY_KERNELS, kernel(launch, number))
+            }
+            Finished::Copy { dst, src, bytes } => {
+                (ACTIVITY_COPIES, self.copy_between(*dst, *src, *bytes))
+            }
+            Finished::Upload { bytes } => {
+                (ACTIVITY_COPIES, copy(*bytes, TO_DEVICE, PAGEABLE, DEVICE))
+            }
+            Finished::Download { bytes } => {
+                (ACTIVITY_COPIES, copy(*bytes, TO_HOST, DEVICE, PAGEABLE))
+            }
+            Finished::EventRecorded => (ACTIVITY_EVENTS, ActivityWhat::EventRecorded),
+            Finished::Set { bytes, value } => {
+                let what = ActivityWhat::Memset {
+                    bytes: *bytes,
+                    value: *value,
+                    memory: DEVICE,
+                    flags: FLAG_ASYNC,
+                };
+                (ACTIVITY_MEMSETS, what)
+            }
+        }
+    }
+
     /// A copy between addresses: those outside the window are the client's.
     fn copy_between(&self, dst: u64, src: u64, bytes: u64) -> ActivityWhat {
         let (base, len) = self.gpu.memory().window();
@@ -246,6 +241,25 @@ impl Soft {
             (true, false) => copy(bytes, TO_HOST, DEVICE, PINNED),
             (false, false) => copy(bytes, ON_HOST, PINNED, PINNED),
         }
+    }
+}
+
+/// Describes a kernel's run; what only a real GPU has is 0.
+fn kernel(launch: &Launch, name: u32) -> ActivityWhat {
+    let signed = |extent: [u32; 3]| extent.map(|n| n as i32);
+    ActivityWhat::Kernel {
+        name,
+        grid: signed(launch.grid),
+        block: signed(launch.block),
+        cluster: [0; 3],
+        static_shared_bytes: 0,
+        dynamic_shared_bytes: launch.shared_bytes as i32,
+        shared_executed_bytes: launch.shared_bytes,
+        registers: 0,
+        local_bytes_per_thread: 0,
+        local_bytes_total: 0,
+        launch_type: u8::from(launch.cooperative),
+        grid_id: 0,
     }
 }
 

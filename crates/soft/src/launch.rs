@@ -2,7 +2,10 @@
 
 use outboard_api::{CUresult, enums::*};
 use outboard_device::{Cx, Failure};
-use outboard_ptx::device::{Launch, Op};
+use outboard_ptx::{
+    device::{Launch, Op},
+    lower,
+};
 use outboard_wire::{doc, messages};
 
 use super::{
@@ -68,42 +71,14 @@ impl Soft {
     ) -> Result<Launch, Failure> {
         let (facts, state) = self.facts(kernel)?;
         let name = state.code.name();
+        check_extents(name, shape)?;
+        check_threads(name, shape.block, facts)?;
         let LaunchShape {
             grid,
             block,
             shared_bytes,
             cooperative,
         } = shape;
-        let within = |extent: [u32; 3], max: [u32; 3]| {
-            extent.iter().zip(max).all(|(n, max)| (1..=max).contains(n))
-        };
-        if !within(grid, card::GRID_EXTENT_MAX) || !within(block, card::BLOCK_EXTENT_MAX) {
-            return Err(invalid(format!(
-                "{name}: a grid of {grid:?} blocks of {block:?} threads"
-            )));
-        }
-        let threads = block.iter().product::<u32>();
-        if threads > card::BLOCK_THREADS_MAX {
-            return Err(invalid(format!(
-                "{name}: blocks of {threads} threads; at most {} are allowed",
-                card::BLOCK_THREADS_MAX
-            )));
-        }
-        let most = block_threads_max(facts);
-        if threads > most {
-            return Err(invalid(format!(
-                "{name}: blocks of {threads} threads; it was compiled for {most}"
-            )));
-        }
-        if facts
-            .required_threads
-            .is_some_and(|required| required != block)
-        {
-            return Err(invalid(format!(
-                "{name}: blocks of {block:?} threads; it was compiled for exactly {:?}",
-                facts.required_threads.unwrap_or_default()
-            )));
-        }
         if shared_bytes > state.dynamic_shared_max {
             return Err(invalid(format!(
                 "{name}: {shared_bytes} bytes of dynamic shared memory; at most {} are allowed",
@@ -118,15 +93,7 @@ impl Soft {
             )));
         }
         if cooperative {
-            let resident = u64::from(self.blocks_per_multiprocessor(facts, threads, shared_bytes))
-                * self.threads as u64;
-            let blocks = grid.iter().map(|n| u64::from(*n)).product::<u64>();
-            if blocks > resident {
-                return Err(Failure::new(
-                    CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
-                    format!("{name}: {blocks} cooperative blocks; {resident} are resident at once"),
-                ));
-            }
+            self.check_resident(name, shape, facts)?;
         }
         Ok(Launch {
             code: state.code.clone(),
@@ -136,6 +103,27 @@ impl Soft {
             cooperative,
             params: params[..facts.param_bytes as usize].into(),
         })
+    }
+
+    /// Refuses a cooperative grid of which not all blocks would run at once.
+    fn check_resident(
+        &self,
+        name: &str,
+        shape: LaunchShape,
+        facts: &lower::Kernel,
+    ) -> Result<(), Failure> {
+        let threads = shape.block.iter().product::<u32>();
+        let resident =
+            u64::from(self.blocks_per_multiprocessor(facts, threads, shape.shared_bytes))
+                * self.threads as u64;
+        let blocks = shape.grid.iter().map(|n| u64::from(*n)).product::<u64>();
+        if blocks <= resident {
+            return Ok(());
+        }
+        Err(Failure::new(
+            CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
+            format!("{name}: {blocks} cooperative blocks; {resident} are resident at once"),
+        ))
     }
 
     pub(super) fn occupancy(
@@ -166,6 +154,47 @@ impl Soft {
         };
         Ok(messages::OccupancyReply { value })
     }
+}
+
+/// Refuses extents beyond the device's.
+fn check_extents(name: &str, shape: LaunchShape) -> Result<(), Failure> {
+    let (grid, block) = (shape.grid, shape.block);
+    let within = |extent: [u32; 3], max: [u32; 3]| {
+        extent.iter().zip(max).all(|(n, max)| (1..=max).contains(n))
+    };
+    if !within(grid, card::GRID_EXTENT_MAX) || !within(block, card::BLOCK_EXTENT_MAX) {
+        return Err(invalid(format!(
+            "{name}: a grid of {grid:?} blocks of {block:?} threads"
+        )));
+    }
+    Ok(())
+}
+
+/// Refuses blocks of too many threads, for the device or for the kernel.
+fn check_threads(name: &str, block: [u32; 3], facts: &lower::Kernel) -> Result<(), Failure> {
+    let threads = block.iter().product::<u32>();
+    if threads > card::BLOCK_THREADS_MAX {
+        return Err(invalid(format!(
+            "{name}: blocks of {threads} threads; at most {} are allowed",
+            card::BLOCK_THREADS_MAX
+        )));
+    }
+    let most = block_threads_max(facts);
+    if threads > most {
+        return Err(invalid(format!(
+            "{name}: blocks of {threads} threads; it was compiled for {most}"
+        )));
+    }
+    if facts
+        .required_threads
+        .is_some_and(|required| required != block)
+    {
+        return Err(invalid(format!(
+            "{name}: blocks of {block:?} threads; it was compiled for exactly {:?}",
+            facts.required_threads.unwrap_or_default()
+        )));
+    }
+    Ok(())
 }
 
 /// Reads the attributes of `cuLaunchKernelEx`. Attributes that only tune performance are ignored.

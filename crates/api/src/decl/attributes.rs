@@ -168,7 +168,6 @@ impl Attributes {
             ..Attributes::default()
         };
         let has = |ctype: &str| call.params.iter().any(|p| p.ctype == ctype);
-        let address = has("CUdeviceptr");
         let roles = [
             self.ends.is_some(),
             self.work.is_some() || matches!(self.touches, Some(Touches::Memset(_))),
@@ -185,22 +184,6 @@ impl Attributes {
             (
                 call.class == Class::Unsupported && *self != not_by_client,
                 "an unsupported call has only nvidia and work other",
-            ),
-            (
-                call.derived && !matches!(self.nvidia, None | Some(Nvidia::ByHand)),
-                "a derived call returns its outputs, or is by-hand",
-            ),
-            (
-                !call.derived && self.nvidia == Some(Nvidia::ByHand),
-                "only a derived call can be by-hand",
-            ),
-            (
-                call.derived && address && self.touches.is_none(),
-                "a derived call with an address must say what it touches",
-            ),
-            (
-                self.touches.is_some() && !(call.derived && address),
-                "only a derived call with an address can say what it touches",
             ),
             (
                 roles.iter().filter(|is| **is).count() > 1,
@@ -231,14 +214,6 @@ impl Attributes {
                 "a local call costs nothing",
             ),
             (
-                call.derived && matches!(self.cost, Some(Cost::Sends(_))),
-                "a derived call sends its own message",
-            ),
-            (
-                call.derived && self.node.is_some(),
-                "a derived call is generated whole",
-            ),
-            (
                 self.node.as_ref().is_some_and(|node| !node.fits(call)),
                 "a node's call begins with its output and graph, or with the node",
             ),
@@ -247,10 +222,43 @@ impl Attributes {
                 "what finds functions is passed through",
             ),
         ];
-        if let Some((_, why)) = rules.iter().find(|(is_broken, _)| *is_broken) {
-            return Err((*why).to_string());
+        let mut rules = rules.into_iter().chain(self.rules_of_derived(call));
+        if let Some((_, why)) = rules.find(|(is_broken, _)| *is_broken) {
+            return Err(why.to_string());
         }
         self.invocations().try_for_each(|it| it.check(call))
+    }
+
+    /// Returns what a derived call must have and what only it may have, each with whether it is
+    /// broken.
+    fn rules_of_derived(&self, call: &Call) -> [(bool, &'static str); 6] {
+        let address = call.params.iter().any(|p| p.ctype == "CUdeviceptr");
+        [
+            (
+                call.derived && !matches!(self.nvidia, None | Some(Nvidia::ByHand)),
+                "a derived call returns its outputs, or is by-hand",
+            ),
+            (
+                !call.derived && self.nvidia == Some(Nvidia::ByHand),
+                "only a derived call can be by-hand",
+            ),
+            (
+                call.derived && address && self.touches.is_none(),
+                "a derived call with an address must say what it touches",
+            ),
+            (
+                self.touches.is_some() && !(call.derived && address),
+                "only a derived call with an address can say what it touches",
+            ),
+            (
+                call.derived && matches!(self.cost, Some(Cost::Sends(_))),
+                "a derived call sends its own message",
+            ),
+            (
+                call.derived && self.node.is_some(),
+                "a derived call is generated whole",
+            ),
+        ]
     }
 
     fn only_finding(nvidia: Option<Nvidia>) -> Attributes {

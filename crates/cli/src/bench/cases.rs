@@ -130,170 +130,175 @@ const ROUND_TRIP: Option<RawExchange> = Some(RawExchange::RoundTrip {
 /// Returns every case of the groups, in the order of measurement; an empty `only` means all.
 pub(super) fn cases(only: &[Group], quick: bool) -> Vec<Case> {
     let is_wanted = |case: &Case| only.is_empty() || only.contains(&case.group);
-    calls_and_launches()
+    calls()
         .into_iter()
+        .chain(waits_and_launches())
+        .chain(graphs_and_items())
         .chain(copies(quick))
         .chain(socket(quick))
         .filter(is_wanted)
         .collect()
 }
 
-fn calls_and_launches() -> Vec<Case> {
-    use Group::{Calls, Graphs, Item, Launches, Waits};
-    let rows = [
-        (
-            Calls,
+fn calls() -> Vec<Case> {
+    vec![
+        case(
+            Group::Calls,
             "context_device",
             "cuCtxGetDevice",
             Operation::ContextDevice,
-            None,
         ),
-        (
-            Calls,
+        case(
+            Group::Calls,
             "memory_info",
             "cuMemGetInfo",
             Operation::MemoryInfo,
-            None,
         ),
-        (
-            Calls,
+        case(
+            Group::Calls,
             "event_record",
             "cuEventRecord",
             Operation::EventRecord,
-            None,
         ),
-        (
-            Calls,
+        case(
+            Group::Calls,
             "event_query_done",
             "cuEventQuery, done",
             Operation::EventQueryDone,
-            None,
         ),
-        (
-            Calls,
+        case(
+            Group::Calls,
             "event_query_pending",
             "cuEventQuery, pending",
             Operation::EventQueryPending,
-            None,
         ),
-        (
-            Calls,
+        case(
+            Group::Calls,
             "stream_query_done",
             "cuStreamQuery, done",
             Operation::StreamQueryDone,
-            None,
         ),
-        (
-            Calls,
+        case(
+            Group::Calls,
             "event_create_destroy",
             "cuEventCreate + Destroy",
             Operation::EventCreateDestroy,
-            None,
         ),
-        (
-            Calls,
+        case(
+            Group::Calls,
             "allocate",
             "cuMemAlloc + Free, 1 MiB",
             Operation::Allocate,
-            None,
         ),
-        (
-            Calls,
+        case(
+            Group::Calls,
             "allocate_async",
             "cuMemAllocAsync + FreeAsync",
             Operation::AllocateAsync,
-            None,
         ),
-        (
-            Waits,
+    ]
+}
+
+fn waits_and_launches() -> Vec<Case> {
+    vec![
+        case(
+            Group::Waits,
             "synchronize_idle",
             "cuCtxSynchronize, idle",
             Operation::SynchronizeIdle,
-            None,
         ),
-        (
-            Waits,
+        case(
+            Group::Waits,
             "launch_synchronize",
             "launch + synchronise",
             Operation::LaunchSynchronize,
-            ROUND_TRIP,
-        ),
-        (
-            Waits,
+        )
+        .round_trip(),
+        case(
+            Group::Waits,
             "synchronize_after_launch",
             "cuStreamSynchronize behind a launch",
             Operation::SynchronizeAfterLaunch,
-            ROUND_TRIP,
-        ),
-        (
-            Launches,
+        )
+        .round_trip(),
+        case(
+            Group::Launches,
             "launch_queued",
             "launch, 1,000 queued",
             Operation::LaunchQueued,
-            None,
         ),
-        (
-            Launches,
+        case(
+            Group::Launches,
             "launch_call",
             "launch, the call alone",
             Operation::LaunchCall,
-            None,
         ),
-        (
-            Launches,
+        case(
+            Group::Launches,
             "launch_queued_20",
             "launch, 20 parameters, queued",
             Operation::LaunchQueued20,
-            None,
         ),
-        (
-            Graphs,
+    ]
+}
+
+fn graphs_and_items() -> Vec<Case> {
+    vec![
+        case(
+            Group::Graphs,
             "graph_queued",
             "graph of 20 kernels, 100 queued",
             Operation::GraphQueued,
-            None,
         ),
-        (
-            Graphs,
+        case(
+            Group::Graphs,
             "graph_call",
             "graph of 20 kernels, the call alone",
             Operation::GraphCall,
-            None,
         ),
-        (
-            Graphs,
+        case(
+            Group::Graphs,
             "graph_synchronize",
             "graph of 20 kernels + synchronise",
             Operation::GraphSynchronize,
-            ROUND_TRIP,
-        ),
-        (
-            Item,
+        )
+        .round_trip(),
+        case(
+            Group::Item,
             "item_pinned",
             "4 bytes to pinned memory",
             Operation::ItemPinned,
-            ROUND_TRIP,
-        ),
-        (
-            Item,
+        )
+        .round_trip(),
+        case(
+            Group::Item,
             "item_pageable",
             "4 bytes to pageable memory",
             Operation::ItemPageable,
-            ROUND_TRIP,
-        ),
-    ];
-    let case =
-        |(group, name, title, work, raw): (Group, &str, &str, Operation, Option<RawExchange>)| {
-            Case {
-                group,
-                name: name.into(),
-                title: title.into(),
-                work,
-                bytes: None,
-                raw,
-            }
-        };
-    rows.into_iter().map(case).collect()
+        )
+        .round_trip(),
+    ]
+}
+
+fn case(group: Group, name: &str, title: &str, work: Operation) -> Case {
+    Case {
+        group,
+        name: name.into(),
+        title: title.into(),
+        work,
+        bytes: None,
+        raw: None,
+    }
+}
+
+impl Case {
+    /// Has the case compared with a round trip over plain tcp.
+    fn round_trip(self) -> Case {
+        Case {
+            raw: ROUND_TRIP,
+            ..self
+        }
+    }
 }
 
 fn copies(quick: bool) -> Vec<Case> {

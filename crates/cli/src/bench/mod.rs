@@ -6,9 +6,9 @@
 //! the machine affects all alike.
 //!
 //! ```text
-//!  bench ──lines of JSON──► bench-worker (local)   libcuda.so.1 of the machine ──► GPU
-//!    │  └─────────────────► bench-worker (shm)     Outboard's libcuda.so.1 ──► outboard serve ──► GPU
-//!    └──────── starts, without --gpu ────────────────────────────────────────────────┘
+//!  bench ──lines of JSON──► bench-worker (local) libcuda.so.1 of the machine ─► GPU
+//!    │  └─────────────────► bench-worker (shm)   Outboard's libcuda.so.1 ──► outboard serve ─► GPU
+//!    └──────── starts, without --gpu ──────────────────────────────────────────────┘
 //! ```
 
 mod calibrate;

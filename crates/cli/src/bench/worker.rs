@@ -214,34 +214,40 @@ impl Bench {
                     b.driver.synchronize()
                 })
             }
-            Operation::ItemPinned => {
-                let mut four = self.driver.pinned(4)?;
-                let times = self.waited(span, |b| b.driver.copy_to_pinned(&mut four, b.counter, 4));
-                self.driver.free_pinned(four)?;
-                times
-            }
+            Operation::ItemPinned => self.pinned_items(span),
             Operation::ItemPageable => {
                 let mut four = [0; 4];
                 self.waited(span, |b| b.driver.copy_to_host(&mut four, b.counter))
             }
             Operation::ToDevice { bytes, pinned } => self.copies(span, bytes, pinned, true),
-            Operation::ToDeviceCall { bytes } => {
-                ensure!(bytes <= COPY_BYTES_MAX, "{bytes} bytes are too many");
-                let (device, host) = (self.device_memory()?, vec![1; bytes]);
-                self.sampled(span, 1, |b| b.driver.copy_to_device(device, &host))
-            }
+            Operation::ToDeviceCall { bytes } => self.copy_calls(span, bytes),
             Operation::ToHost { bytes, pinned } => self.copies(span, bytes, pinned, false),
-            Operation::Memset { bytes } => {
-                ensure!(bytes <= COPY_BYTES_MAX, "{bytes} bytes are too many");
-                let device = self.device_memory()?;
-                self.waited(span, |b| {
-                    b.driver.memset(device, 7, bytes)?;
-                    b.driver.synchronize()
-                })
-            }
+            Operation::Memset { bytes } => self.memsets(span, bytes),
             Operation::Step => self.steps(span),
             Operation::Nothing => anyhow::bail!("there is nothing to measure"),
         }
+    }
+
+    fn pinned_items(&mut self, span: Span) -> anyhow::Result<Vec<f64>> {
+        let mut four = self.driver.pinned(4)?;
+        let times = self.waited(span, |b| b.driver.copy_to_pinned(&mut four, b.counter, 4));
+        self.driver.free_pinned(four)?;
+        times
+    }
+
+    fn copy_calls(&mut self, span: Span, bytes: usize) -> anyhow::Result<Vec<f64>> {
+        ensure!(bytes <= COPY_BYTES_MAX, "{bytes} bytes are too many");
+        let (device, host) = (self.device_memory()?, vec![1; bytes]);
+        self.sampled(span, 1, |b| b.driver.copy_to_device(device, &host))
+    }
+
+    fn memsets(&mut self, span: Span, bytes: usize) -> anyhow::Result<Vec<f64>> {
+        ensure!(bytes <= COPY_BYTES_MAX, "{bytes} bytes are too many");
+        let device = self.device_memory()?;
+        self.waited(span, |b| {
+            b.driver.memset(device, 7, bytes)?;
+            b.driver.synchronize()
+        })
     }
 
     /// Times `calls` calls per sample, in nanoseconds per call; work left on the stream afterwards

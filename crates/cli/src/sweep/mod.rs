@@ -6,16 +6,21 @@ mod results;
 
 use std::{
     env,
+    path::Path,
     process::{Command, ExitCode},
     time::Duration,
 };
 
 use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
+use outboard_link::Endpoint;
 use outboard_wire::network::Network;
 use regex::Regex;
 
-use self::results::{Plan, Run, SweepResults};
+use self::{
+    child::Ended,
+    results::{Plan, Run, SweepResults},
+};
 use crate::{
     args::SweepArgs,
     bench::{EXIT_INTERRUPTED, Interrupt, Interrupted},
@@ -43,17 +48,7 @@ fn measure(args: &SweepArgs, interrupt: &Interrupt) -> anyhow::Result<ExitCode> 
         Some(endpoint) => endpoint.clone(),
         None => default_endpoint()?,
     };
-    let program: Vec<String> = args
-        .program
-        .iter()
-        .map(|part| part.to_string_lossy().into_owned())
-        .collect();
-    let plan = Plan {
-        program,
-        gpu: endpoint.to_string(),
-        metric: args.metric.as_ref().map(ToString::to_string),
-    };
-    let mut results = SweepResults::open(&args.out, plan)?;
+    let mut results = SweepResults::open(&args.out, plan(args, &endpoint))?;
     peer::greet(&endpoint)?;
     // The real network comes first in each round: all others are compared with it.
     let places: Vec<Option<Network>> = std::iter::once(None)
@@ -69,31 +64,10 @@ fn measure(args: &SweepArgs, interrupt: &Interrupt) -> anyhow::Result<ExitCode> 
     for (round, network) in todo {
         let name = network.map_or("no emulation".into(), |network| network.to_string());
         progress.set_message(name.clone());
-        let mut command = Command::new(&executable);
-        command
-            .args(["run", "--gpu", &endpoint.to_string()])
-            .args(
-                network
-                    .iter()
-                    .flat_map(|network| ["--emulate".into(), network.to_string()]),
-            )
-            .arg("--")
-            .args(&args.program);
+        let mut command = command(&executable, &endpoint, network.as_ref(), args);
         let timeout = Duration::from_secs(args.timeout_s.into());
         let ended = child::run(&mut command, timeout, interrupt)?;
-        let mut run = Run {
-            round,
-            network,
-            seconds: ended.seconds,
-            value: None,
-            error: ended.error,
-        };
-        if run.error.is_none() {
-            match value(args.metric.as_ref(), &ended.stdout, ended.seconds) {
-                Ok(value) => run.value = Some(value),
-                Err(why) => run.error = Some(why),
-            }
-        }
+        let run = outcome(round, network, ended, args.metric.as_ref());
         let said = match (&run.error, run.value) {
             (Some(why), _) => format!("{name}: {why}"),
             (None, value) => format!("{name}: {:.4}", value.unwrap_or(f64::NAN)),
@@ -118,6 +92,53 @@ fn measure(args: &SweepArgs, interrupt: &Interrupt) -> anyhow::Result<ExitCode> 
         true => ExitCode::FAILURE,
         false => ExitCode::SUCCESS,
     })
+}
+
+/// Returns what a sweep's file is for.
+fn plan(args: &SweepArgs, endpoint: &Endpoint) -> Plan {
+    let program = args.program.iter();
+    Plan {
+        program: program
+            .map(|part| part.to_string_lossy().into_owned())
+            .collect(),
+        gpu: endpoint.to_string(),
+        metric: args.metric.as_ref().map(ToString::to_string),
+    }
+}
+
+/// Returns the command that runs the program over a network.
+fn command(
+    executable: &Path,
+    endpoint: &Endpoint,
+    network: Option<&Network>,
+    args: &SweepArgs,
+) -> Command {
+    let mut command = Command::new(executable);
+    command.args(["run", "--gpu", &endpoint.to_string()]);
+    if let Some(network) = network {
+        command.args(["--emulate", &network.to_string()]);
+    }
+    command.arg("--").args(&args.program);
+    command
+}
+
+/// Reads a run's value from what it printed.
+fn outcome(round: u32, network: Option<Network>, ended: Ended, metric: Option<&Regex>) -> Run {
+    let value = match ended.error {
+        None => value(metric, &ended.stdout, ended.seconds),
+        Some(error) => Err(error),
+    };
+    let (value, error) = match value {
+        Ok(value) => (Some(value), None),
+        Err(why) => (None, Some(why)),
+    };
+    Run {
+        round,
+        network,
+        seconds: ended.seconds,
+        value,
+        error,
+    }
 }
 
 /// Returns a row of networks for each round-trip time.

@@ -237,26 +237,12 @@ fn talkative() -> NvmlDevice {
         brand: Some(14),
         architecture: Some(9),
         compute_capability: (9, 0),
+        pci: talkative_pci(),
         cores: Some(16896),
         minor_number: Some(3),
         board_id: Some(0x5d00),
         multi_gpu_board: Some(0),
         module_id: Some(4),
-        pci: NvmlPci {
-            domain: 0,
-            bus: 0x5d,
-            device: 0,
-            bus_id: "00000000:5D:00.0".into(),
-            device_id: 0x2335_10de,
-            subsystem_id: 0x18be_10de,
-            link_generation: Some(5),
-            link_generation_max: Some(5),
-            link_generation_device_max: Some(6),
-            link_width: Some(8),
-            link_width_max: Some(16),
-            throughput_kilobytes_per_s: Some((111, 222)),
-            replays: Some(7),
-        },
         memory: NvmlMemory {
             total_bytes: 150_000_000_000,
             free_bytes: 149_000_000_000,
@@ -265,6 +251,61 @@ fn talkative() -> NvmlDevice {
         },
         bar1_bytes: Some((1 << 38, (1 << 38) - 100, 100)),
         memory_bus_bits: Some(6144),
+        ecc_mode: Some((1, 0)),
+        ecc_uncorrected: (Some(2), Some(3)),
+        ecc_corrected: (Some(4), None),
+        mig_mode: Some((0, 1)),
+        compute_mode: Some(0),
+        persistence_mode: Some(1),
+        display_mode: Some(0),
+        display_active: Some(0),
+        accounting_mode: Some(0),
+        virtualization_mode: Some(0),
+        gsp_firmware_version: Some("580.95.05".into()),
+        processes_graphics: Vec::new(),
+        processes_mps: Vec::new(),
+        mig_devices_max: Some(7),
+        inforom_status: Some(0),
+        nvlinks_active: 18,
+        fabric: Some(NvmlFabric {
+            cluster_uuid: [9; 16],
+            status: 0,
+            clique: 5,
+            state: 3,
+            health_mask: 77,
+            health_summary: Some(2),
+        }),
+        cpu_affinity: Some(vec![0xffff_ffff, 3, 0]),
+        memory_affinity: Some(vec![2]),
+        processes_compute: processes(),
+        nvlinks: links(),
+        peers: peers(),
+        fields: fields(),
+        ..measurements()
+    }
+}
+
+fn talkative_pci() -> NvmlPci {
+    NvmlPci {
+        domain: 0,
+        bus: 0x5d,
+        device: 0,
+        bus_id: "00000000:5D:00.0".into(),
+        device_id: 0x2335_10de,
+        subsystem_id: 0x18be_10de,
+        link_generation: Some(5),
+        link_generation_max: Some(5),
+        link_generation_device_max: Some(6),
+        link_width: Some(8),
+        link_width_max: Some(16),
+        throughput_kilobytes_per_s: Some((111, 222)),
+        replays: Some(7),
+    }
+}
+
+/// The part of a description that changes while the device works.
+fn measurements() -> NvmlDevice {
+    NvmlDevice {
         utilization_gpu: Some(42),
         utilization_memory: Some(17),
         utilization_encoder: Some((1, 100_000)),
@@ -284,92 +325,79 @@ fn talkative() -> NvmlDevice {
         clocks_mhz: [Some(1980), Some(1981), Some(3201), Some(1650)],
         clocks_max_mhz: [Some(2000), Some(2001), Some(3202), None],
         clocks_application_mhz: [Some(1970), None, Some(3203), None],
-        ecc_mode: Some((1, 0)),
-        ecc_uncorrected: (Some(2), Some(3)),
-        ecc_corrected: (Some(4), None),
-        mig_mode: Some((0, 1)),
-        compute_mode: Some(0),
-        persistence_mode: Some(1),
-        display_mode: Some(0),
-        display_active: Some(0),
-        accounting_mode: Some(0),
-        virtualization_mode: Some(0),
-        gsp_firmware_version: Some("580.95.05".into()),
-        processes_compute: vec![
-            NvmlProcess {
-                pid: 4242,
-                used_bytes: Some(1 << 30),
-                name: Some("/usr/bin/python3".into()),
-            },
-            NvmlProcess {
-                pid: 4243,
-                used_bytes: None,
-                name: None,
-            },
-        ],
-        processes_graphics: Vec::new(),
-        processes_mps: Vec::new(),
-        mig_devices_max: Some(7),
-        inforom_status: Some(0),
-        nvlinks_active: 18,
-        nvlinks: vec![
-            NvmlLink {
-                state: (0, 1),
-                version: (0, 6),
-                capabilities: vec![(0, 1); 6],
-                remote_type: (0, 2),
-                remote: Some(NvmlPci {
-                    bus: 0x9a,
-                    bus_id: "00000000:9A:00.0".into(),
-                    ..NvmlPci::default()
-                }),
-            },
-            NvmlLink {
-                state: (0, 0),
-                ..NvmlLink::default()
-            },
-        ],
-        peers: vec![
-            NvmlPeer {
-                p2p_status: vec![(0, 0), (0, 0), (0, 0), (0, 0), (0, 5), (0, 0)],
-                ancestor: (3, 0),
-            },
-            NvmlPeer {
-                p2p_status: vec![(0, 0), (0, 1), (0, 5), (15, 0), (0, 5), (2, 0)],
-                ancestor: (0, 30),
-            },
-        ],
-        fabric: Some(NvmlFabric {
-            cluster_uuid: [9; 16],
-            status: 0,
-            clique: 5,
-            state: 3,
-            health_mask: 77,
-            health_summary: Some(2),
-        }),
-        cpu_affinity: Some(vec![0xffff_ffff, 3, 0]),
-        memory_affinity: Some(vec![2]),
-        fields: vec![
-            NvmlField {
-                scope: 1,
-                id: 165,
-                value_type: 1,
-                bits: 1,
-            },
-            NvmlField {
-                scope: 0,
-                id: 83,
-                value_type: 3,
-                bits: 1 << 40,
-            },
-            NvmlField {
-                scope: 0,
-                id: 186,
-                value_type: 1,
-                bits: 123_456,
-            },
-        ],
+        ..NvmlDevice::default()
     }
+}
+
+fn processes() -> Vec<NvmlProcess> {
+    vec![
+        NvmlProcess {
+            pid: 4242,
+            used_bytes: Some(1 << 30),
+            name: Some("/usr/bin/python3".into()),
+        },
+        NvmlProcess {
+            pid: 4243,
+            used_bytes: None,
+            name: None,
+        },
+    ]
+}
+
+fn links() -> Vec<NvmlLink> {
+    vec![
+        NvmlLink {
+            state: (0, 1),
+            version: (0, 6),
+            capabilities: vec![(0, 1); 6],
+            remote_type: (0, 2),
+            remote: Some(NvmlPci {
+                bus: 0x9a,
+                bus_id: "00000000:9A:00.0".into(),
+                ..NvmlPci::default()
+            }),
+        },
+        NvmlLink {
+            state: (0, 0),
+            ..NvmlLink::default()
+        },
+    ]
+}
+
+fn peers() -> Vec<NvmlPeer> {
+    vec![
+        NvmlPeer {
+            p2p_status: vec![(0, 0), (0, 0), (0, 0), (0, 0), (0, 5), (0, 0)],
+            ancestor: (3, 0),
+        },
+        NvmlPeer {
+            p2p_status: vec![(0, 0), (0, 1), (0, 5), (15, 0), (0, 5), (2, 0)],
+            ancestor: (0, 30),
+        },
+    ]
+}
+
+fn fields() -> Vec<NvmlField> {
+    vec![
+        NvmlField {
+            scope: 1,
+            id: 165,
+            value_type: 1,
+            bits: 1,
+        },
+        NvmlField {
+            scope: 0,
+            id: 83,
+            value_type: 3,
+            bits: 1 << 40,
+        },
+        NvmlField {
+            scope: 0,
+            id: 186,
+            value_type: 1,
+            bits: 123_456,
+        },
+    ]
 }
 
 fn taciturn() -> NvmlDevice {

@@ -136,8 +136,7 @@ fn start() -> Started {
     let Some(handle) = inside(open) else {
         return Started::None;
     };
-    // SAFETY: the handle is of an open CUPTI, whose functions have the types that `begin` gives
-    // them.
+    // SAFETY: the handle is of an open CUPTI.
     match inside(|| unsafe { begin(handle) }) {
         Ok(()) => {
             IS_ON.store(true, Ordering::Release);
@@ -158,76 +157,103 @@ fn start() -> Started {
     }
 }
 
+/// Has CUPTI time kernels, copies and memsets, and call back at the calls that start them.
+///
+/// # Safety
+/// `handle` must be an open CUPTI.
 unsafe fn begin(handle: *mut c_void) -> Result<(), String> {
-    let find = |name: &CStr| -> Result<*mut c_void, String> {
-        // SAFETY: the caller passes the handle of an open library; the name ends with a NUL.
-        let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
-        match found.is_null() {
-            true => Err(format!("CUPTI has no {}", name.to_string_lossy())),
-            false => Ok(found),
-        }
-    };
-    let done = |what: &str, status: c_int| match status {
-        0 => Ok(()),
-        status => Err(format!("{what} answers {status}")),
-    };
-    // SAFETY: functions of these types, as `cupti_activity.h` declares them.
+    type Register = unsafe extern "C" fn(Request, Complete) -> c_int;
+    type Enable = unsafe extern "C" fn(u32) -> c_int;
+    // SAFETY: an open CUPTI, by this function's contract; functions of these types, as
+    // `cupti_activity.h` declares them.
     unsafe {
-        let version: unsafe extern "C" fn(*mut u32) -> c_int =
-            std::mem::transmute(find(c"cuptiGetVersion")?);
-        let mut number = 0;
-        done("cuptiGetVersion", version(&mut number))?;
-        if !is_known(number) {
-            return Err(format!(
-                "the records of CUPTI version {number} are not known"
-            ));
-        }
-        let register: unsafe extern "C" fn(Request, Complete) -> c_int =
-            std::mem::transmute(find(c"cuptiActivityRegisterCallbacks")?);
-        let enable: unsafe extern "C" fn(u32) -> c_int =
-            std::mem::transmute(find(c"cuptiActivityEnable")?);
-        let timestamp: unsafe extern "C" fn(*mut u64) -> c_int =
-            std::mem::transmute(find(c"cuptiGetTimestamp")?);
-        let subscribe: unsafe extern "C" fn(*mut *mut c_void, Callback, *mut c_void) -> c_int =
-            std::mem::transmute(find(c"cuptiSubscribe")?);
-        let callback_name: unsafe extern "C" fn(u32, u32, *mut *const c_char) -> c_int =
-            std::mem::transmute(find(c"cuptiGetCallbackName")?);
-        let enable_callback: unsafe extern "C" fn(u32, *mut c_void, u32, u32) -> c_int =
-            std::mem::transmute(find(c"cuptiEnableCallback")?);
+        check_version(handle)?;
+        let register: Register = function(handle, c"cuptiActivityRegisterCallbacks")?;
+        let enable: Enable = function(handle, c"cuptiActivityEnable")?;
         let cupti = Cupti {
-            flush: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(u32) -> c_int>(find(
-                c"cuptiActivityFlushAll",
-            )?),
-            next: std::mem::transmute::<
-                *mut c_void,
-                unsafe extern "C" fn(*mut u8, usize, *mut *mut u8) -> c_int,
-            >(find(c"cuptiActivityGetNextRecord")?),
-            offset_ns: offset_ns(timestamp)?,
+            flush: function(handle, c"cuptiActivityFlushAll")?,
+            next: function(handle, c"cuptiActivityGetNextRecord")?,
+            offset_ns: offset_ns(function(handle, c"cuptiGetTimestamp")?)?,
         };
         let _ = CUPTI.set(cupti);
-        done(
-            "cuptiActivityRegisterCallbacks",
-            register(lend::<BUFFER_BYTES>, complete),
-        )?;
+        let status = register(lend::<BUFFER_BYTES>, complete);
+        done("cuptiActivityRegisterCallbacks", status)?;
+        subscribe(handle)?;
+        for kind in [CONCURRENT_KERNEL, MEMCPY, MEMSET] {
+            done("cuptiActivityEnable", enable(kind))?;
+        }
+    }
+    Ok(())
+}
+
+/// Finds one of CUPTI's functions.
+///
+/// # Safety
+/// `handle` must be an open library, and `F` the type of its function of that name.
+unsafe fn function<F: Copy>(handle: *mut c_void, name: &CStr) -> Result<F, String> {
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+    // SAFETY: an open library, by this function's contract, and a name with its NUL.
+    let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
+    if found.is_null() {
+        return Err(format!("CUPTI has no {}", name.to_string_lossy()));
+    }
+    // SAFETY: a function of this type, by this function's contract; a pointer, as asserted above.
+    Ok(unsafe { std::mem::transmute_copy(&found) })
+}
+
+fn done(what: &str, status: c_int) -> Result<(), String> {
+    match status {
+        0 => Ok(()),
+        status => Err(format!("{what} answers {status}")),
+    }
+}
+
+/// Refuses a CUPTI whose records are not known.
+///
+/// # Safety
+/// `handle` must be an open CUPTI.
+unsafe fn check_version(handle: *mut c_void) -> Result<(), String> {
+    type Version = unsafe extern "C" fn(*mut u32) -> c_int;
+    let mut number = 0;
+    // SAFETY: the function's type, as `cupti.h` declares it, and a local variable for its output.
+    unsafe {
+        let version: Version = function(handle, c"cuptiGetVersion")?;
+        done("cuptiGetVersion", version(&mut number))?;
+    }
+    match is_known(number) {
+        true => Ok(()),
+        false => Err(format!(
+            "the records of CUPTI version {number} are not known"
+        )),
+    }
+}
+
+/// Has CUPTI call back at the driver's functions that start work.
+///
+/// # Safety
+/// `handle` must be an open CUPTI.
+unsafe fn subscribe(handle: *mut c_void) -> Result<(), String> {
+    type Subscribe = unsafe extern "C" fn(*mut *mut c_void, Callback, *mut c_void) -> c_int;
+    type CallbackName = unsafe extern "C" fn(u32, u32, *mut *const c_char) -> c_int;
+    type EnableCallback = unsafe extern "C" fn(u32, *mut c_void, u32, u32) -> c_int;
+    // SAFETY: functions of these types, as `cupti_callbacks.h` declares them; their outputs are
+    // local variables, and names are strings that CUPTI keeps.
+    unsafe {
+        let subscribe: Subscribe = function(handle, c"cuptiSubscribe")?;
+        let callback_name: CallbackName = function(handle, c"cuptiGetCallbackName")?;
+        let enable_callback: EnableCallback = function(handle, c"cuptiEnableCallback")?;
         let mut subscriber = ptr::null_mut();
-        done(
-            "cuptiSubscribe",
-            subscribe(&mut subscriber, called, ptr::null_mut()),
-        )?;
+        let status = subscribe(&mut subscriber, called, ptr::null_mut());
+        done("cuptiSubscribe", status)?;
         for number in 1..CALLBACKS_MAX {
             let mut name = ptr::null();
             if callback_name(DRIVER_API, number, &mut name) != 0 || name.is_null() {
                 continue;
             }
             if starts_work(&CStr::from_ptr(name).to_string_lossy()) {
-                done(
-                    "cuptiEnableCallback",
-                    enable_callback(1, subscriber, DRIVER_API, number),
-                )?;
+                let status = enable_callback(1, subscriber, DRIVER_API, number);
+                done("cuptiEnableCallback", status)?;
             }
-        }
-        for kind in [CONCURRENT_KERNEL, MEMCPY, MEMSET] {
-            done("cuptiActivityEnable", enable(kind))?;
         }
     }
     Ok(())
@@ -385,7 +411,8 @@ fn open() -> Option<*mut c_void> {
 
 fn open_at(path: &Path) -> Option<*mut c_void> {
     let path = CString::new(path.as_os_str().as_bytes()).ok()?;
-    // SAFETY: the loader runs the initialisers of NVIDIA's library, or of the one that the user named.
+    // SAFETY: the loader runs the initialisers of NVIDIA's library, or of the one that the user
+    // named.
     let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     (!handle.is_null()).then_some(handle)
 }

@@ -317,38 +317,70 @@ fn levels_go_with_their_mipmapped_array() {
     );
 }
 
-#[test]
-fn descriptors_of_arrays_and_textures_are_checked() {
-    let mut c = client();
-    // Width, height, depth; format, channels, flags.
-    let array = |size: [u64; 3], words: [u32; 3]| -> Vec<u8> {
-        let words = words.iter().flat_map(|word| word.to_le_bytes());
-        let size = size.iter().flat_map(|n| n.to_le_bytes());
-        size.chain(words).chain([0; 4]).collect()
+const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+const UNSUPPORTED: CUresult = CUresult::CUDA_ERROR_NOT_SUPPORTED;
+const FLOAT: u32 = 0x20;
+
+/// Encodes an array's descriptor: width, height, depth; format, channels, flags.
+fn array(size: [u64; 3], words: [u32; 3]) -> Vec<u8> {
+    let words = words.iter().flat_map(|word| word.to_le_bytes());
+    let size = size.iter().flat_map(|n| n.to_le_bytes());
+    size.chain(words).chain([0; 4]).collect()
+}
+
+/// Encodes a resource: kind and handle or address; format, channels, size.
+fn resource(kind: u32, handle: u64, words: [u32; 2], sizes: [u64; 3]) -> Vec<u8> {
+    let mut record = vec![0; 144];
+    record[..4].copy_from_slice(&kind.to_le_bytes());
+    record[8..16].copy_from_slice(&handle.to_le_bytes());
+    for (i, word) in words.iter().enumerate() {
+        record[16 + 4 * i..20 + 4 * i].copy_from_slice(&word.to_le_bytes());
+    }
+    for (i, size) in sizes.iter().enumerate() {
+        record[24 + 8 * i..32 + 8 * i].copy_from_slice(&size.to_le_bytes());
+    }
+    record
+}
+
+/// Encodes a sampler: address mode of x, filter, flags.
+fn sampler(mode: u32, filter: u32, flags: u32) -> Vec<u8> {
+    let mut record = vec![0; 104];
+    for (at, word) in [(0, mode), (12, filter), (16, flags)] {
+        record[at..at + 4].copy_from_slice(&word.to_le_bytes());
+    }
+    record
+}
+
+/// Makes array 9, of floats and without the flag for surfaces.
+fn make_array(c: &mut Client) {
+    let create = m::CuArray3DCreateV2 {
+        p_handle: 9,
+        p_allocate_array: &array([4, 4, 0], [FLOAT, 1, 0]),
     };
-    let (invalid, unsupported) = (
-        CUresult::CUDA_ERROR_INVALID_VALUE,
-        CUresult::CUDA_ERROR_NOT_SUPPORTED,
-    );
-    const FLOAT: u32 = 0x20;
+    c.done(Request::CuArray3DCreateV2(create));
+}
+
+#[test]
+fn descriptors_of_arrays_are_checked() {
+    let mut c = client();
     for (record, status) in [
-        (array([0, 0, 0], [FLOAT, 1, 0]), invalid),
-        (array([4, 0, 4], [FLOAT, 1, 0]), invalid),
-        (array([4, 4, 0], [FLOAT, 1, 1]), invalid),
-        (array([4, 4, 2049], [FLOAT, 1, 1]), invalid),
-        (array([u64::MAX, 1, 1], [FLOAT, 1, 0]), invalid),
-        (array([1 << 20, 1, 0], [FLOAT, 1, 0]), invalid),
+        (array([0, 0, 0], [FLOAT, 1, 0]), INVALID),
+        (array([4, 0, 4], [FLOAT, 1, 0]), INVALID),
+        (array([4, 4, 0], [FLOAT, 1, 1]), INVALID),
+        (array([4, 4, 2049], [FLOAT, 1, 1]), INVALID),
+        (array([u64::MAX, 1, 1], [FLOAT, 1, 0]), INVALID),
+        (array([1 << 20, 1, 0], [FLOAT, 1, 0]), INVALID),
         (
             array([16384, 16384, 16384], [FLOAT, 4, 0]),
             CUresult::CUDA_ERROR_OUT_OF_MEMORY,
         ),
-        (array([4, 4, 0], [FLOAT, 3, 0]), invalid),
-        (array([4, 4, 5], [FLOAT, 1, 4]), invalid),
-        (array([4, 5, 6], [FLOAT, 1, 4]), invalid),
-        (array([4, 4, 8], [FLOAT, 1, 5]), invalid),
-        (array([4, 4, 0], [FLOAT, 1, 0x10]), unsupported),
-        (array([4, 4, 0], [0xb0, 1, 0]), unsupported),
-        (array([4, 4, 0], [FLOAT, 1, 0])[..39].to_vec(), invalid),
+        (array([4, 4, 0], [FLOAT, 3, 0]), INVALID),
+        (array([4, 4, 5], [FLOAT, 1, 4]), INVALID),
+        (array([4, 5, 6], [FLOAT, 1, 4]), INVALID),
+        (array([4, 4, 8], [FLOAT, 1, 5]), INVALID),
+        (array([4, 4, 0], [FLOAT, 1, 0x10]), UNSUPPORTED),
+        (array([4, 4, 0], [0xb0, 1, 0]), UNSUPPORTED),
+        (array([4, 4, 0], [FLOAT, 1, 0])[..39].to_vec(), INVALID),
     ] {
         let create = m::CuArray3DCreateV2 {
             p_handle: 9,
@@ -357,32 +389,12 @@ fn descriptors_of_arrays_and_textures_are_checked() {
         let failed = c.send(&Request::CuArray3DCreateV2(create)).map(|_| ());
         assert_eq!(failed.unwrap_err().status, status, "{record:?}");
     }
-    let create = m::CuArray3DCreateV2 {
-        p_handle: 9,
-        p_allocate_array: &array([4, 4, 0], [FLOAT, 1, 0]),
-    };
-    c.done(Request::CuArray3DCreateV2(create));
-    // Kind and handle or address; format, channels, size.
-    let resource = |kind: u32, handle: u64, words: [u32; 2], sizes: [u64; 3]| -> Vec<u8> {
-        let mut record = vec![0; 144];
-        record[..4].copy_from_slice(&kind.to_le_bytes());
-        record[8..16].copy_from_slice(&handle.to_le_bytes());
-        for (i, word) in words.iter().enumerate() {
-            record[16 + 4 * i..20 + 4 * i].copy_from_slice(&word.to_le_bytes());
-        }
-        for (i, size) in sizes.iter().enumerate() {
-            record[24 + 8 * i..32 + 8 * i].copy_from_slice(&size.to_le_bytes());
-        }
-        record
-    };
-    // Address mode of x, filter, flags.
-    let sampler = |mode: u32, filter: u32, flags: u32| -> Vec<u8> {
-        let mut record = vec![0; 104];
-        for (at, word) in [(0, mode), (12, filter), (16, flags)] {
-            record[at..at + 4].copy_from_slice(&word.to_le_bytes());
-        }
-        record
-    };
+}
+
+#[test]
+fn descriptors_of_textures_are_checked() {
+    let mut c = client();
+    make_array(&mut c);
     let good = resource(0, 9, [0; 2], [0; 3]);
     let plain = sampler(1, 0, 0);
     for (resource, sampler, status) in [
@@ -396,42 +408,42 @@ fn descriptors_of_arrays_and_textures_are_checked() {
             plain.clone(),
             CUresult::CUDA_ERROR_INVALID_HANDLE,
         ),
-        (resource(4, 9, [0; 2], [0; 3]), plain.clone(), invalid),
+        (resource(4, 9, [0; 2], [0; 3]), plain.clone(), INVALID),
         (
             resource(2, 100, [FLOAT, 1], [64, 0, 0]),
             plain.clone(),
-            invalid,
+            INVALID,
         ),
         (
             resource(2, 512, [FLOAT, 1], [0, 0, 0]),
             plain.clone(),
-            invalid,
+            INVALID,
         ),
         (
             resource(2, 512, [FLOAT, 1], [u64::MAX, 0, 0]),
             plain.clone(),
-            invalid,
+            INVALID,
         ),
         (
             resource(3, 512, [FLOAT, 1], [16, 2, 60]),
             plain.clone(),
-            invalid,
+            INVALID,
         ),
         (
             resource(3, 512, [FLOAT, 1], [16, u64::MAX, 64]),
             plain.clone(),
-            invalid,
+            INVALID,
         ),
         (
             resource(3, 512, [3, 1], [16, 2, 64]),
             sampler(1, 1, 0),
-            invalid,
+            INVALID,
         ),
-        (good.clone(), sampler(4, 0, 0), invalid),
-        (good.clone(), sampler(1, 2, 0), invalid),
-        (good.clone(), sampler(1, 0, 0x80), unsupported),
-        (good[..143].to_vec(), plain.clone(), invalid),
-        (good.clone(), plain[..103].to_vec(), invalid),
+        (good.clone(), sampler(4, 0, 0), INVALID),
+        (good.clone(), sampler(1, 2, 0), INVALID),
+        (good.clone(), sampler(1, 0, 0x80), UNSUPPORTED),
+        (good[..143].to_vec(), plain.clone(), INVALID),
+        (good.clone(), plain[..103].to_vec(), INVALID),
     ] {
         let create = m::TextureCreate {
             texture: 7,
@@ -448,13 +460,18 @@ fn descriptors_of_arrays_and_textures_are_checked() {
             &sampler[..20]
         );
     }
-    // An array made without the flag for surfaces.
+}
+
+#[test]
+fn an_array_without_the_flag_makes_no_surface_and_is_freed_once() {
+    let mut c = client();
+    make_array(&mut c);
     let create = m::SurfaceCreate {
         surface: 7,
-        resource: &good,
+        resource: &resource(0, 9, [0; 2], [0; 3]),
     };
     let failed = c.send(&Request::SurfaceCreate(create)).map(|_| ());
-    assert_eq!(failed.unwrap_err().status, invalid);
+    assert_eq!(failed.unwrap_err().status, INVALID);
     c.done(Request::CuArrayDestroy(m::CuArrayDestroy { h_array: 9 }));
     let failed = c.send(&Request::CuArrayDestroy(m::CuArrayDestroy { h_array: 9 }));
     assert!(failed.is_err());

@@ -336,10 +336,18 @@ fn host_functions_are_handed_out_and_answered() {
     assert!(!c.device.awaits_host_calls());
 }
 
-#[test]
-fn a_captured_graph_runs_again_and_again() {
-    let mut c = client();
-    let kernel = c.kernels();
+/// A graph of a memset of `base` to 41 and a kernel that adds 1 there, captured on `stream`.
+struct Captured {
+    stream: u64,
+    graph: u64,
+    exec: u64,
+}
+
+/// The number under which the client sees the captured kernel.
+const KERNEL_NODE: u64 = 1 << 20;
+
+/// Captures the two, and does not end the capture.
+fn capture(c: &mut Client, increment: u64) -> Captured {
     let (stream, graph, exec) = (c.mint(), c.mint(), c.mint());
     let flags = CU_STREAM_NON_BLOCKING;
     c.done(Request::StreamCreate(m::StreamCreate {
@@ -361,15 +369,24 @@ fn a_captured_graph_runs_again_and_again() {
         h_stream: stream,
     }));
     let arguments = params(&[c.base]);
-    let mut increment = launch(kernel("increment"), 1, 1, &arguments);
-    increment.stream = stream;
-    c.done(Request::Launch(increment));
-    let first_node = 1 << 20;
+    let mut launch = launch(increment, 1, 1, &arguments);
+    launch.stream = stream;
+    c.done(Request::Launch(launch));
+    Captured {
+        stream,
+        graph,
+        exec,
+    }
+}
+
+/// Returns what the client is told of the capture: its kernel has number [`KERNEL_NODE`].
+fn look_at(c: &mut Client, captured: &Captured) {
+    let graph = captured.graph;
     let (_, reply) = c
         .send(&Request::CaptureInfo(m::CaptureInfo {
-            stream,
+            stream: captured.stream,
             graph,
-            first_node,
+            first_node: KERNEL_NODE,
             nodes_max: 8,
         }))
         .unwrap();
@@ -378,9 +395,46 @@ fn a_captured_graph_runs_again_and_again() {
         (info.status, info.graph),
         (CU_STREAM_CAPTURE_STATUS_ACTIVE, graph)
     );
-    assert_eq!(*info.nodes, first_node.to_le_bytes());
+    assert_eq!(*info.nodes, KERNEL_NODE.to_le_bytes());
+}
+
+/// Ends the capture and makes the graph executable.
+fn instantiate(c: &mut Client, captured: &Captured) {
+    let Captured {
+        stream,
+        graph,
+        exec,
+    } = *captured;
     let end: m::CaptureEndReply = c.ask(Request::CaptureEnd(m::CaptureEnd { stream, graph }));
     assert_eq!(end.produced, 1);
+    let made: m::GraphInstantiateReply = c.ask(Request::GraphInstantiate(m::GraphInstantiate {
+        graph,
+        exec,
+        flags: 0,
+    }));
+    assert_eq!(made.status, CUDA_GRAPH_INSTANTIATE_SUCCESS);
+}
+
+fn run(c: &mut Client, captured: &Captured) {
+    let Captured { stream, exec, .. } = *captured;
+    c.sync().unwrap();
+    c.done(Request::GraphLaunch(m::GraphLaunch { exec, stream }));
+    c.wait(Request::FenceStream(m::FenceStream {
+        stream,
+        slot: 0,
+        value: 0,
+    }))
+    .unwrap();
+}
+
+#[test]
+fn a_captured_graph_runs_again_and_again() {
+    let mut c = client();
+    let kernel = c.kernels();
+    let captured = capture(&mut c, kernel("increment"));
+    look_at(&mut c, &captured);
+    instantiate(&mut c, &captured);
+    let Captured { graph, exec, .. } = captured;
     let (_, reply) = c
         .send(&Request::GraphNodes(m::GraphNodes {
             graph,
@@ -392,30 +446,31 @@ fn a_captured_graph_runs_again_and_again() {
     let nodes = m::GraphNodesReply::decode(&mut Reader::new(&reply)).unwrap();
     let ids: Vec<u64> = outboard_wire::codec::ids(&nodes.nodes).collect();
     // The kernel keeps the number under which the client saw it during the capture.
-    assert_eq!((nodes.count, ids), (2, vec![1 << 21, first_node]));
+    assert_eq!((nodes.count, ids), (2, vec![1 << 21, KERNEL_NODE]));
     let kind: m::GraphNodeTypeReply = c.ask(Request::GraphNodeType(m::GraphNodeType {
-        node: first_node,
+        node: KERNEL_NODE,
     }));
     assert_eq!(kind.node_type, CU_GRAPH_NODE_TYPE_KERNEL);
-    let made: m::GraphInstantiateReply = c.ask(Request::GraphInstantiate(m::GraphInstantiate {
-        graph,
-        exec,
-        flags: 0,
-    }));
-    assert_eq!(made.status, CUDA_GRAPH_INSTANTIATE_SUCCESS);
     for _ in 0..3 {
         c.write_words(c.base, &[0]);
-        c.sync().unwrap();
-        c.done(Request::GraphLaunch(m::GraphLaunch { exec, stream }));
-        c.wait(Request::FenceStream(m::FenceStream {
-            stream,
-            slot: 0,
-            value: 0,
-        }))
-        .unwrap();
+        run(&mut c, &captured);
         assert_eq!(c.read_words(c.base, 1), [42]);
     }
-    // Another address for the kernel.
+    c.done(Request::CuGraphDestroy(m::CuGraphDestroy {
+        h_graph: graph,
+    }));
+    c.done(Request::CuGraphExecDestroy(m::CuGraphExecDestroy {
+        h_graph_exec: exec,
+    }));
+}
+
+#[test]
+fn a_captured_kernel_gets_another_address() {
+    let mut c = client();
+    let kernel = c.kernels();
+    let captured = capture(&mut c, kernel("increment"));
+    look_at(&mut c, &captured);
+    instantiate(&mut c, &captured);
     let elsewhere = params(&[c.base + 4]);
     let work = doc::to_bytes(&NodeWork::Kernel(KernelWork {
         kernel: kernel("increment"),
@@ -426,26 +481,13 @@ fn a_captured_graph_runs_again_and_again() {
     }))
     .unwrap();
     c.done(Request::GraphSet(m::GraphSet {
-        exec,
-        node: first_node,
+        exec: captured.exec,
+        node: KERNEL_NODE,
         work: &work,
     }));
     c.write_words(c.base, &[0, 0]);
-    c.sync().unwrap();
-    c.done(Request::GraphLaunch(m::GraphLaunch { exec, stream }));
-    c.wait(Request::FenceStream(m::FenceStream {
-        stream,
-        slot: 0,
-        value: 0,
-    }))
-    .unwrap();
+    run(&mut c, &captured);
     assert_eq!(c.read_words(c.base, 2), [41, 2]);
-    c.done(Request::CuGraphDestroy(m::CuGraphDestroy {
-        h_graph: graph,
-    }));
-    c.done(Request::CuGraphExecDestroy(m::CuGraphExecDestroy {
-        h_graph_exec: exec,
-    }));
 }
 
 #[test]

@@ -40,77 +40,10 @@ pub fn trace(random: &mut Random, records: usize) -> Trace {
     let names: Vec<String> = (0..1 + random.below(20))
         .map(|n| format!("name {n} {}", "é".repeat(random.below(40) as usize)))
         .collect();
-    let name = |random: &mut Random| random.below(names.len() as u64) as u32;
-    let mut all: Vec<Record> = (0..records)
-        .map(|_| match random.below(4) {
-            0 => Record::Work(Work {
-                kind: random.one(&[
-                    GpuWork::Kernel,
-                    GpuWork::CopyToDevice,
-                    GpuWork::CopyToHost,
-                    GpuWork::CopyOnDevice,
-                    GpuWork::Memset,
-                    GpuWork::Graph,
-                ]),
-                name: name(random),
-                device: random.any() as u32,
-                stream: random.any() as u32,
-                start_ns: random.any(),
-                duration_ns: random.any(),
-                bytes: random.any(),
-                correlation: random.any() as u32,
-            }),
-            1 => Record::Mark(Mark {
-                name: name(random),
-                thread: random.any() as u32,
-                at_ns: random.any(),
-                is_end: random.below(2) == 1,
-            }),
-            _ => Record::Call(Call {
-                function: name(random),
-                class: random.one(&[
-                    Class::Local,
-                    Class::Outstanding,
-                    Class::Synchronous,
-                    Class::Shadowed,
-                    Class::Unsupported,
-                ]),
-                thread: random.any() as u32,
-                start_ns: random.any(),
-                duration_ns: random.any(),
-                request_bytes: random.any(),
-                response_bytes: random.any(),
-                stream: random.any() as u32,
-                event: random.any() as u32,
-                correlation: random.any() as u32,
-                status: random.any() as u32,
-            }),
-        })
-        .collect();
+    let mut all: Vec<Record> = (0..records).map(|_| record(random, names.len())).collect();
     all.sort_by_key(Record::end_ns);
     let mut trace = Trace {
-        about: About {
-            argv: vec!["program".into(), "--with \"quotes\"".into()],
-            time_s: random.any(),
-            release: "0.1.0".into(),
-            gpu: (random.below(2) == 0).then(|| "tcp://a:1".into()),
-            optimise: None,
-            host: Host {
-                cpu: "a processor".into(),
-                cores: 2,
-            },
-            devices: vec![Device {
-                name: "a GPU".into(),
-                memory_bytes: random.any(),
-            }],
-            driver_version: 13000,
-            gpu_times: random.one(&[GpuTimes::None, GpuTimes::Cupti, GpuTimes::Events]),
-            iterations: (random.below(2) == 0).then(|| "step".into()),
-            cost: CallCost {
-                inside_ns: 20.5,
-                outside_ns: random.below(100) as f64,
-            },
-        },
+        about: about(random),
         records: all,
         names,
         complete: random.below(2) == 0,
@@ -118,4 +51,88 @@ pub fn trace(random: &mut Random, records: usize) -> Trace {
     };
     trace.give_streams();
     trace
+}
+
+fn record(random: &mut Random, names: usize) -> Record {
+    let kind = random.below(4);
+    let name = random.below(names as u64) as u32;
+    match kind {
+        0 => Record::Work(work(random, name)),
+        1 => Record::Mark(Mark {
+            name,
+            thread: random.any() as u32,
+            at_ns: random.any(),
+            is_end: random.below(2) == 1,
+        }),
+        _ => Record::Call(call(random, name)),
+    }
+}
+
+fn work(random: &mut Random, name: u32) -> Work {
+    let kinds = [
+        GpuWork::Kernel,
+        GpuWork::CopyToDevice,
+        GpuWork::CopyToHost,
+        GpuWork::CopyOnDevice,
+        GpuWork::Memset,
+        GpuWork::Graph,
+    ];
+    Work {
+        kind: random.one(&kinds),
+        name,
+        device: random.any() as u32,
+        stream: random.any() as u32,
+        start_ns: random.any(),
+        duration_ns: random.any(),
+        bytes: random.any(),
+        correlation: random.any() as u32,
+    }
+}
+
+fn call(random: &mut Random, name: u32) -> Call {
+    let classes = [
+        Class::Local,
+        Class::Outstanding,
+        Class::Synchronous,
+        Class::Shadowed,
+        Class::Unsupported,
+    ];
+    Call {
+        function: name,
+        class: random.one(&classes),
+        thread: random.any() as u32,
+        start_ns: random.any(),
+        duration_ns: random.any(),
+        request_bytes: random.any(),
+        response_bytes: random.any(),
+        stream: random.any() as u32,
+        event: random.any() as u32,
+        correlation: random.any() as u32,
+        status: random.any() as u32,
+    }
+}
+
+fn about(random: &mut Random) -> About {
+    About {
+        argv: vec!["program".into(), "--with \"quotes\"".into()],
+        time_s: random.any(),
+        release: "0.1.0".into(),
+        gpu: (random.below(2) == 0).then(|| "tcp://a:1".into()),
+        optimise: None,
+        host: Host {
+            cpu: "a processor".into(),
+            cores: 2,
+        },
+        devices: vec![Device {
+            name: "a GPU".into(),
+            memory_bytes: random.any(),
+        }],
+        driver_version: 13000,
+        gpu_times: random.one(&[GpuTimes::None, GpuTimes::Cupti, GpuTimes::Events]),
+        iterations: (random.below(2) == 0).then(|| "step".into()),
+        cost: CallCost {
+            inside_ns: 20.5,
+            outside_ns: random.below(100) as f64,
+        },
+    }
 }
