@@ -36,3 +36,38 @@ def test_cudnn_reads_what_it_captured(server: Server, link: str) -> None:
 def test_nccl_captures_what_its_streams_do(server: Server, link: str) -> None:
     done = server.run(link, sys.executable, TEST_PROGRAMS / "strong_streams.py")
     assert (done.returncode, done.stdout) == (0, "364 1\n"), done.stderr
+
+
+def test_xla_moves_child_graphs(server: Server, link: str) -> None:
+    """And a copy's pitch may be 0. An H200 answers the same, but for graphs inside themselves."""
+    done = server.run(link, sys.executable, TEST_PROGRAMS / "moved_graphs.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    answers = done.stdout.replace("CUDA_ERROR_", "").replace("CUDA_", "")
+    assert answers.splitlines() == [
+        "move SUCCESS",
+        "node 4 True",
+        "instantiate it NOT_SUPPORTED",
+        "destroy it INVALID_VALUE",
+        "clone it SUCCESS SUCCESS",
+        "into another NOT_SUPPORTED NOT_SUPPORTED",
+        "allocate in it NOT_SUPPORTED",
+        "without a graph INVALID_VALUE INVALID_VALUE",
+        "into itself INVALID_VALUE INVALID_VALUE",
+        "launch SUCCESS 5",
+        "changed in the executable 7",
+        "changed in the graph 8",
+        "extended 9",
+        "clone of the parent 9",
+        "without its node INVALID_VALUE 0",
+        "nested SUCCESS SUCCESS SUCCESS 6 INVALID_VALUE",
+        "destroyed INVALID_VALUE INVALID_VALUE INVALID_VALUE",
+        "refused at last True",
+        "allocating SUCCESS NOT_SUPPORTED SUCCESS",
+        "free in it NOT_SUPPORTED",
+        "launch SUCCESS SUCCESS NOT_SUPPORTED",
+        "left 3 INVALID_VALUE SUCCESS",
+        "pitches 0 8 SUCCESS 00010203ffffffff04050607ffffffff08090a0bffffffff",
+        "pitches 8 0 SUCCESS 0001020308090a0b10111213ffffffffffffffffffffffff",
+        "pitches 0 0 SUCCESS 000102030405060708090a0bffffffffffffffffffffffff",
+        "pitches 2 8 INVALID_VALUE " + "ff" * 24,
+    ]

@@ -451,6 +451,10 @@ pub const CU_LIBRARY_NUM_OPTIONS: u32 = 2;
 pub const CU_MODULE_EAGER_LOADING: u32 = 1;
 pub const CU_MODULE_LAZY_LOADING: u32 = 2;
 
+// CUgraphChildGraphNodeOwnership
+pub const CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE: u32 = 0;
+pub const CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE: u32 = 1;
+
 // CUgraphConditionalNodeType, and the flag of cuGraphConditionalHandleCreate
 pub const CU_GRAPH_COND_TYPE_IF: u32 = 0;
 pub const CU_GRAPH_COND_TYPE_WHILE: u32 = 1;

@@ -157,8 +157,21 @@ impl Graphs {
         (graph, node): (real::Graph, real::Node),
     ) -> Result<(), Failure> {
         self.bind(id, part)?;
-        self.parts.insert(part, PartOf { graph, node });
+        self.becomes_part(part, (graph, node));
         Ok(())
+    }
+
+    /// Records that a graph is inside a node, and is destroyed with it.
+    pub(super) fn becomes_part(
+        &mut self,
+        part: real::Graph,
+        (graph, node): (real::Graph, real::Node),
+    ) {
+        self.parts.insert(part, PartOf { graph, node });
+    }
+
+    pub(super) fn is_part(&self, graph: real::Graph) -> bool {
+        self.parts.contains_key(&graph)
     }
 
     /// Returns the graphs inside this one, at any depth.

@@ -31,6 +31,9 @@ const TYPE_AT: usize = 24;
 const SIZE_AT: usize = 28;
 const BODIES_AT: usize = 32;
 const CONTEXT_AT: usize = 40;
+/// `CUgraphNodeParams` of a child graph's node: offsets of its fields.
+const CHILD_AT: usize = 16;
+const OWNERSHIP_AT: usize = 24;
 /// Graphs of one conditional node, at most.
 const BODIES_MAX: usize = 1 << 12;
 
@@ -61,6 +64,7 @@ impl Nvidia {
             Told::Conditional(_) => {
                 return Err(wrong("a conditional node cannot be changed"));
             }
+            Told::Moved(_) => return Err(wrong("only a new node can own a graph")),
         }))
     }
 
@@ -92,8 +96,13 @@ impl Nvidia {
         }
         let child = match &work {
             Told::Child(child) => Some(self.real_graph(*child)?),
+            Told::Moved(child) => return self.add_moved(m.node, graph, &dependencies, *child),
             _ => None,
         };
+        if child == Some(graph) {
+            // The driver does not return from it.
+            return Err(wrong("a graph inside itself"));
+        }
         let prepared = self.prepared(cx, work)?;
         // SAFETY: every address was checked when the work was prepared; host functions keep their
         // data for ever.
@@ -108,6 +117,35 @@ impl Nvidia {
             self.graphs.inherit(graph, child);
         }
         self.graphs.bind_node(m.node, made, graph)
+    }
+
+    /// Adds a node that owns its graph. The driver lets a graph own itself, and ends the process at
+    /// the next use, so that is refused here.
+    fn add_moved(
+        &mut self,
+        number: u64,
+        graph: real::Graph,
+        dependencies: &[real::Node],
+        child: u64,
+    ) -> Result<(), Failure> {
+        let child = self.real_graph(child)?;
+        if child == graph || self.graphs.parts_of(child).contains(&graph) {
+            return Err(wrong("a graph inside itself"));
+        }
+        if self.graphs.is_part(child) {
+            return Err(Failure::unsupported(
+                "moving a graph that is part of another",
+            ));
+        }
+        let mut record = Record([0; 256]);
+        record.set_u64(KIND_AT, u64::from(CU_GRAPH_NODE_TYPE_GRAPH));
+        record.set_u64(CHILD_AT, child.raw() as u64);
+        record.set_u64(OWNERSHIP_AT, u64::from(CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE));
+        let made = self
+            .driver
+            .graph_add_record(graph, dependencies, &mut record)?;
+        self.graphs.becomes_part(child, (graph, made));
+        self.graphs.bind_node(number, made, graph)
     }
 
     fn add_conditional(

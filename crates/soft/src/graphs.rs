@@ -357,8 +357,18 @@ impl Soft {
         if let NodeWork::Conditional(conditional) = work {
             return self.add_conditional(m, &conditional);
         }
+        if let NodeWork::Moved(child) = work {
+            return self.add_moved(m, child);
+        }
         let op = self.op(work)?;
         self.add_node(m.graph, m.node, m.dependencies, op)
+    }
+
+    fn add_moved(&mut self, m: &messages::GraphAdd<'_>, child: u64) -> Result<(), Failure> {
+        let (graph, child) = (self.graph(m.graph)?, self.graph(child)?);
+        let deps = self.nodes(graph, m.dependencies)?;
+        let node = self.gpu.add_moved(graph, child, &deps).map_err(failure)?;
+        self.bind_node(m.node, graph, node)
     }
 
     fn add_conditional(
@@ -443,6 +453,7 @@ impl Soft {
             NodeWork::Conditional(_) => {
                 return Err(invalid("a conditional node cannot be changed"));
             }
+            NodeWork::Moved(_) => return Err(invalid("only a new node can own a graph")),
         })
     }
 

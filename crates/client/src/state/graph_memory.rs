@@ -120,6 +120,20 @@ impl GraphMemory {
         Ok(())
     }
 
+    /// Gives the memory of a graph to the one that it became part of.
+    pub(crate) fn moves(&self, graph: u64, owner: u64) {
+        let mut table = self.0.lock();
+        let Some(moved) = table.graphs.remove(&graph) else {
+            return;
+        };
+        for block in table.blocks.values_mut().filter(|b| b.graph == graph) {
+            block.graph = owner;
+        }
+        let nodes = table.graphs.entry(owner).or_default();
+        nodes.allocates.extend(moved.allocates);
+        nodes.frees.extend(moved.frees);
+    }
+
     /// Returns whether a graph has nodes that allocate or free.
     pub(crate) fn is_in(&self, graph: u64) -> bool {
         let table = self.0.lock();

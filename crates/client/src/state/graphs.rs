@@ -64,6 +64,8 @@ pub(crate) enum NodeRecord {
     Conditional(Arc<[CUgraph]>),
     /// Frees the memory at this address.
     Free(u64),
+    /// A graph that became part of the node's.
+    Moved(u64),
 }
 
 /// Memory operations of one node: programs that query them get a pointer into this.
@@ -183,6 +185,8 @@ pub(crate) struct Graphs {
 struct KnownNodes {
     nodes: FxHashMap<u64, (u64, NodeRecord)>,
     of_graph: FxHashMap<u64, Vec<u64>>,
+    /// The graphs that graphs moved into.
+    owners: FxHashMap<u64, u64>,
 }
 
 impl Graphs {
@@ -197,7 +201,9 @@ impl Graphs {
     /// Adds the nodes of a reply that are not known yet.
     pub(crate) fn learn_shown(&self, graph: u64, shown: impl IntoIterator<Item = u64>) {
         let mut known = self.known.lock();
-        let KnownNodes { nodes, of_graph } = &mut *known;
+        let KnownNodes {
+            nodes, of_graph, ..
+        } = &mut *known;
         for node in shown {
             if let Entry::Vacant(unknown) = nodes.entry(node) {
                 unknown.insert((graph, NodeRecord::Unknown));
@@ -250,23 +256,39 @@ impl Graphs {
         self.by_kernels.lock().insert(handle, exec);
     }
 
-    fn forget_node(&self, node: u64) -> Result<(), CUresult> {
+    /// Records that a graph became part of another, which it is destroyed with.
+    pub(crate) fn moves(&self, graph: u64, owner: u64) {
+        self.known.lock().owners.insert(graph, owner);
+    }
+
+    /// Returns the graph that a graph moved into.
+    pub(crate) fn owner(&self, graph: u64) -> Option<u64> {
+        self.known.lock().owners.get(&graph).copied()
+    }
+
+    fn forget_node(&self, node: u64) -> Result<NodeRecord, CUresult> {
         let mut known = self.known.lock();
-        let (graph, _) = known
+        let (graph, record) = known
             .nodes
             .remove(&node)
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         if let Some(nodes) = known.of_graph.get_mut(&graph) {
             nodes.retain(|n| *n != node);
         }
-        Ok(())
+        Ok(record)
     }
 
-    fn forget_graph(&self, graph: u64) {
+    /// Removes a graph and its nodes, and returns the graphs that had moved into it.
+    fn forget_graph(&self, graph: u64) -> Vec<u64> {
         let mut known = self.known.lock();
-        for node in known.of_graph.remove(&graph).unwrap_or_default() {
-            known.nodes.remove(&node);
-        }
+        known.owners.remove(&graph);
+        let nodes = known.of_graph.remove(&graph).unwrap_or_default();
+        let records = nodes.iter().filter_map(|node| known.nodes.remove(node));
+        let moved = records.filter_map(|(_, record)| match record {
+            NodeRecord::Moved(inner) => Some(inner),
+            _ => None,
+        });
+        moved.collect()
     }
 
     /// Records that launches of some graph will record this event.
@@ -295,11 +317,24 @@ impl Driver {
     }
 
     pub(crate) fn retire_graph(&self, graph: CUgraph) -> Result<u64, CUresult> {
-        let number = self.handles.retire(HandleKind::Graph, graph.0 as u64)?;
-        self.graphs.forget_graph(number);
-        self.user_objects.graph_gone(number);
-        self.graph_memory_gone(number);
+        let number = self.wire_graph(graph)?;
+        if self.graphs.owner(number).is_some() {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        self.graph_gone(number)?;
         Ok(number)
+    }
+
+    /// Forgets a graph that the server destroys, and those that had moved into it.
+    fn graph_gone(&self, graph: u64) -> Result<(), CUresult> {
+        let mut left = vec![graph];
+        while let Some(graph) = left.pop() {
+            self.handles.retire(HandleKind::Graph, graph)?;
+            left.extend(self.graphs.forget_graph(graph));
+            self.user_objects.graph_gone(graph);
+            self.graph_memory_gone(graph);
+        }
+        Ok(())
     }
 
     /// Returns the number of an executable graph, from its own handle or the one that kernels use.
@@ -356,9 +391,10 @@ impl Driver {
         if let NodeRecord::Alloc(_) | NodeRecord::Free(_) = self.graphs.record(node.0 as u64)? {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
-        self.graphs
-            .forget_node(node.0 as u64)
-            .map(|()| node.0 as u64)
+        if let NodeRecord::Moved(graph) = self.graphs.forget_node(node.0 as u64)? {
+            self.graph_gone(graph)?;
+        }
+        Ok(node.0 as u64)
     }
 }
 
@@ -373,15 +409,16 @@ mod tests {
         graphs.learn_shown(1, [10, 11]);
         graphs.learn_shown(2, [20]);
         assert_eq!(graphs.graph_of(11), Ok(1));
-        graphs.forget_graph(1);
+        graphs.learn(1, 12, NodeRecord::Moved(3));
+        graphs.moves(3, 1);
+        assert_eq!(graphs.owner(3), Some(1));
+        assert_eq!(graphs.forget_graph(1), [3]);
         assert_eq!(graphs.graph_of(10), Err(CUresult::CUDA_ERROR_INVALID_VALUE));
         assert_eq!(graphs.graph_of(11), Err(CUresult::CUDA_ERROR_INVALID_VALUE));
         assert_eq!(graphs.graph_of(20), Ok(2));
-        assert_eq!(graphs.forget_node(20), Ok(()));
-        assert_eq!(
-            graphs.forget_node(20),
-            Err(CUresult::CUDA_ERROR_INVALID_VALUE)
-        );
+        assert!(matches!(graphs.forget_node(20), Ok(NodeRecord::Unknown)));
+        let again = graphs.forget_node(20).err();
+        assert_eq!(again, Some(CUresult::CUDA_ERROR_INVALID_VALUE));
     }
 
     #[test]

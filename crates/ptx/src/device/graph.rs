@@ -52,6 +52,8 @@ pub struct Graph {
     pub(super) nodes: BTreeMap<NodeId, Node>,
     /// Addresses of conditions and their initial values.
     pub(super) defaults: Vec<(u64, u32)>,
+    /// The graph with the node that this one is part of. They are destroyed together.
+    owner: Option<GraphId>,
 }
 
 #[derive(Clone, Debug)]
@@ -105,9 +107,7 @@ impl Graph {
         if let Op::Child(Body::Fixed(child)) = &op
             && child.depth() + 1 >= GRAPH_DEPTH_MAX
         {
-            return Err(Error::Unsupported(format!(
-                "graphs nested deeper than {GRAPH_DEPTH_MAX}"
-            )));
+            return Err(too_deep());
         }
         for dep in &deps {
             if let Some(node) = self.nodes.get_mut(dep) {
@@ -136,12 +136,16 @@ impl Graph {
     }
 
     fn depth(&self) -> usize {
-        let bodies = self.nodes.values().flat_map(|n| n.op.bodies());
-        let depths = bodies.map(|body| match body {
+        let depths = self.bodies().map(|body| match body {
             Body::Fixed(graph) => graph.depth() + 1,
             Body::Open(_) => 1,
         });
         depths.max().unwrap_or(0)
+    }
+
+    /// Returns the graphs inside its nodes.
+    fn bodies(&self) -> impl Iterator<Item = &Body> {
+        self.nodes.values().flat_map(|node| node.op.bodies())
     }
 
     /// Returns the node that was cloned from `origin`.
@@ -175,6 +179,22 @@ impl Graph {
 
     pub(super) fn node(&self, id: NodeId) -> Result<&Node, Error> {
         self.nodes.get(&id).ok_or_else(|| no_node(id))
+    }
+
+    /// Returns a node of this graph or of a fixed one inside it.
+    pub(super) fn find_mut(&mut self, id: NodeId) -> Option<&mut Node> {
+        if self.nodes.contains_key(&id) {
+            return self.nodes.get_mut(&id);
+        }
+        let bodies = self
+            .nodes
+            .values_mut()
+            .flat_map(|node| node.op.bodies_mut());
+        let mut graphs = bodies.filter_map(|body| match body {
+            Body::Fixed(graph) => Some(graph),
+            Body::Open(_) => None,
+        });
+        graphs.find_map(|graph| graph.find_mut(id))
     }
 
     pub fn nodes(&self) -> impl Iterator<Item = NodeId> {
@@ -350,6 +370,10 @@ impl Inside {
     }
 }
 
+fn too_deep() -> Error {
+    Error::Unsupported(format!("graphs nested deeper than {GRAPH_DEPTH_MAX}"))
+}
+
 fn too_large() -> Error {
     Error::Unsupported(format!(
         "a graph of more than {GRAPH_NODES_MAX} nodes with those of the graphs inside it, each of which counts as {GRAPH_INSIDE_NODES} more"
@@ -381,7 +405,15 @@ impl State {
         self.graphs.get_mut(&id).ok_or(no_graph(id))
     }
 
+    /// Destroys a graph that is not part of another.
     pub(super) fn destroy_graph(&mut self, id: GraphId) -> Result<(), Error> {
+        if self.graph(id)?.owner.is_some() {
+            return Err(Error::InvalidValue("the graph is part of another".into()));
+        }
+        self.destroy_with_parts(id)
+    }
+
+    fn destroy_with_parts(&mut self, id: GraphId) -> Result<(), Error> {
         if self.captures.values().any(|c| c.graph == id) {
             return Err(Error::IllegalState("the graph is being captured"));
         }
@@ -398,7 +430,7 @@ impl State {
         for body in op.bodies() {
             if let Body::Open(inner) = body {
                 // A graph that is being captured is removed by the end of its capture.
-                let _ = self.destroy_graph(*inner);
+                let _ = self.destroy_with_parts(*inner);
             }
         }
     }
@@ -441,9 +473,7 @@ impl State {
 
     fn fixed(&self, id: GraphId, depth: usize) -> Result<Graph, Error> {
         let Some(depth) = depth.checked_sub(1) else {
-            return Err(Error::Unsupported(format!(
-                "graphs nested deeper than {GRAPH_DEPTH_MAX}"
-            )));
+            return Err(too_deep());
         };
         let mut graph = self.graph(id)?.clone();
         for node in graph.nodes.values_mut() {
@@ -465,7 +495,8 @@ impl State {
             }
             _ => return Err(Error::InvalidValue("the node has no child graph".into())),
         };
-        let inner = self.renamed(body);
+        let mut inner = self.renamed(body);
+        inner.owner = Some(graph);
         let inner = self.create_graph(inner)?;
         if let Some(node) = self.graph_mut(graph)?.nodes.get_mut(&node) {
             node.op = Op::Child(Body::Open(inner));
@@ -487,8 +518,15 @@ impl State {
         if !allowed {
             return Err(Error::InvalidValue(format!("{size} graphs of a condition")));
         }
+        if self.owners(graph).count() >= GRAPH_DEPTH_MAX {
+            return Err(too_deep());
+        }
+        let owned = Graph {
+            owner: Some(graph),
+            ..Graph::default()
+        };
         let graphs = (0..size)
-            .map(|_| self.create_graph(Graph::default()))
+            .map(|_| self.create_graph(owned.clone()))
             .collect::<Result<Vec<_>, _>>()?;
         let op = Op::Conditional(Conditional {
             word,
@@ -504,6 +542,47 @@ impl State {
                 Err(error)
             }
         }
+    }
+
+    /// Adds a node that runs the graph `child` itself, not a copy, and owns it from now on.
+    pub(super) fn add_moved(
+        &mut self,
+        graph: GraphId,
+        child: GraphId,
+        deps: &[NodeId],
+    ) -> Result<NodeId, Error> {
+        if self.graph(child)?.owner.is_some() {
+            return Err(Error::Unsupported(
+                "a graph that is part of another already".into(),
+            ));
+        }
+        let depth = self.owners(graph).count();
+        if graph == child || self.owners(graph).any(|owner| owner == child) {
+            return Err(Error::InvalidValue("a graph inside itself".into()));
+        }
+        if depth + 1 + self.height(child) > GRAPH_DEPTH_MAX {
+            return Err(too_deep());
+        }
+        let node = self.add_node(graph, Op::Child(Body::Open(child)), deps)?;
+        self.graph_mut(child)?.owner = Some(graph);
+        Ok(node)
+    }
+
+    /// Returns the graphs that a graph is part of, from the inside.
+    fn owners(&self, graph: GraphId) -> impl Iterator<Item = GraphId> {
+        let owner = |id: &GraphId| self.graphs.get(id).and_then(|graph| graph.owner);
+        std::iter::successors(owner(&graph), owner)
+    }
+
+    /// Returns the depth of the graphs inside a graph. No graph can be made that has more than
+    /// [`GRAPH_DEPTH_MAX`] of them inside each other.
+    fn height(&self, id: GraphId) -> usize {
+        let bodies = self.graphs.get(&id).into_iter().flat_map(Graph::bodies);
+        let heights = bodies.map(|body| match body {
+            Body::Fixed(graph) => graph.depth() + 1,
+            Body::Open(inner) => self.height(*inner) + 1,
+        });
+        heights.max().unwrap_or(0)
     }
 
     /// Clones a graph: equal nodes and edges, with ids of their own.
@@ -539,6 +618,7 @@ impl State {
         Graph {
             nodes: nodes.collect(),
             defaults: graph.defaults.clone(),
+            owner: None,
         }
     }
 

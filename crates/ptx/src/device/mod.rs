@@ -441,6 +441,16 @@ impl Gpu {
         self.shared.with(|s| s.add_node(graph, op, deps))
     }
 
+    /// Adds a node that runs the graph `child` and owns it from now on.
+    pub fn add_moved(
+        &self,
+        graph: GraphId,
+        child: GraphId,
+        deps: &[NodeId],
+    ) -> Result<NodeId, Error> {
+        self.shared.with(|s| s.add_moved(graph, child, deps))
+    }
+
     pub fn set_node(&self, graph: GraphId, node: NodeId, op: Op) -> Result<(), Error> {
         self.shared.with(|s| s.set_node(graph, node, op))
     }

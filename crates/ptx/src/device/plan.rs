@@ -32,7 +32,7 @@ pub(super) struct Exec {
 }
 
 /// A graph's steps in the order of their nodes' creation, and an order to start them in.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Plan {
     steps: Vec<PlanStep>,
     order: Vec<usize>,
@@ -41,13 +41,13 @@ struct Plan {
 }
 
 /// A conditional node, with plans of its graphs.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Branch {
     condition: Conditional,
     plans: Vec<Plan>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct PlanStep {
     node: NodeId,
     action: Action,
@@ -60,7 +60,7 @@ struct PlanStep {
 
 const _: () = assert!(size_of::<PlanStep>() <= UNIT_BYTES);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Action {
     Op(Op),
     Child(Plan),
@@ -104,6 +104,27 @@ impl Action {
             }
             op => Action::Op(op.clone()),
         })
+    }
+
+    /// Returns the step of a node inside. Running launches keep the branches that they have.
+    fn find(&mut self, node: NodeId) -> Option<&mut PlanStep> {
+        match self {
+            Action::Op(_) => None,
+            Action::Child(plan) => plan.find(node),
+            Action::Branch(branch) if branch.plans.iter().any(|plan| plan.has(node)) => {
+                let mut plans = Arc::make_mut(branch).plans.iter_mut();
+                plans.find_map(|plan| plan.find(node))
+            }
+            Action::Branch(_) => None,
+        }
+    }
+
+    fn has(&self, node: NodeId) -> bool {
+        match self {
+            Action::Op(_) => false,
+            Action::Child(plan) => plan.has(node),
+            Action::Branch(branch) => branch.plans.iter().any(|plan| plan.has(node)),
+        }
     }
 }
 
@@ -192,12 +213,25 @@ impl Plan {
         }
     }
 
+    /// Returns the step of a node of this graph or of one inside it.
     fn step(&mut self, node: NodeId) -> Result<&mut PlanStep, Error> {
-        let step = self.steps.iter_mut().find(|step| step.node == node);
-        step.ok_or(Error::InvalidHandle {
+        self.find(node).ok_or(Error::InvalidHandle {
             kind: "node of the instantiated graph",
             id: node.0,
         })
+    }
+
+    fn find(&mut self, node: NodeId) -> Option<&mut PlanStep> {
+        if let Some(at) = self.steps.iter().position(|step| step.node == node) {
+            return self.steps.get_mut(at);
+        }
+        let mut inside = self.steps.iter_mut();
+        inside.find_map(|step| step.action.find(node))
+    }
+
+    fn has(&self, node: NodeId) -> bool {
+        let mut steps = self.steps.iter();
+        steps.any(|step| step.node == node || step.action.has(node))
     }
 }
 
@@ -437,7 +471,7 @@ impl State {
             }
         }
         step.action = action;
-        if let Some(node) = exec.graph.nodes.get_mut(&node) {
+        if let Some(node) = exec.graph.find_mut(node) {
             node.op = op;
         }
         Ok(())

@@ -21,6 +21,8 @@ pub enum NodeWork {
     /// `CUstreamBatchMemOpParams` records.
     MemOps(Vec<u8>),
     Conditional(ConditionalWork),
+    /// This graph itself, which the new node owns: `CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE`.
+    Moved(u64),
 }
 
 /// A kernel launch, without its stream.

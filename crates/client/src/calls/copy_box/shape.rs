@@ -153,16 +153,17 @@ impl Memory {
         }
         let row_end = x.checked_add(extent.width)?;
         let slice_end = y.checked_add(extent.height)?;
-        // A single row needs no pitch, a single slice no height.
-        let pitch = if pitch == 0 && slice_end == 1 && z == 0 && extent.depth == 1 {
-            row_end
-        } else {
-            pitch
+        // A single row needs no pitch, a single slice no height. Without an offset, a pitch or a
+        // height of 0 stands for rows or slices without gaps (recorded on an H200).
+        let one_slice = z == 0 && extent.depth == 1;
+        let pitch = match pitch {
+            0 if x == 0 || slice_end == 1 && one_slice => row_end,
+            pitch => pitch,
         };
-        let slice_rows = if z == 0 && extent.depth == 1 {
-            slice_rows.max(slice_end)
-        } else {
-            slice_rows
+        let slice_rows = match slice_rows {
+            0 if y == 0 => slice_end,
+            rows if one_slice => rows.max(slice_end),
+            rows => rows,
         };
         if row_end > pitch || slice_end > slice_rows {
             return None;

@@ -54,6 +54,9 @@ impl Driver {
 
     fn instantiated(&self, graph: CUgraph, flags: u64) -> Result<(CUgraphExec, u32), CUresult> {
         let graph = self.wire_graph(graph)?;
+        if self.graphs.owner(graph).is_some() {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
         let by_kernels = flags & u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0;
         if self.graph_memory.is_instantiated(graph) || by_kernels && self.graph_memory.is_in(graph)
         {

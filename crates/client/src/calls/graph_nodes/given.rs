@@ -135,7 +135,13 @@ pub(crate) unsafe fn any(driver: &Driver, node: *mut c_void) -> Result<NodeSpec,
         }
         // SAFETY: the kind says that the parameters are of this type.
         CU_GRAPH_NODE_TYPE_HOST => host(driver, unsafe { In::from_c(params.cast()) }),
-        CU_GRAPH_NODE_TYPE_GRAPH if node.params[1] as u32 == 0 => child(driver, CUgraph(handle)),
+        CU_GRAPH_NODE_TYPE_GRAPH => match node.params[1] as u32 {
+            CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE => child(driver, CUgraph(handle)),
+            CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE => {
+                Ok(NodeSpec::Moved(driver.wire_graph(CUgraph(handle))?))
+            }
+            _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        },
         CU_GRAPH_NODE_TYPE_EMPTY => empty(driver),
         CU_GRAPH_NODE_TYPE_WAIT_EVENT => event_wait(driver, CUevent(handle)),
         CU_GRAPH_NODE_TYPE_EVENT_RECORD => event_record(driver, CUevent(handle)),
@@ -153,7 +159,6 @@ pub(crate) unsafe fn any(driver: &Driver, node: *mut c_void) -> Result<NodeSpec,
                 CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL | CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT => {
                     "graph nodes of external semaphores are not supported"
                 }
-                CU_GRAPH_NODE_TYPE_GRAPH => "child graphs that move are not supported",
                 _ => "graph nodes of a type that CUDA 13.0 has not are not supported",
             });
             Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)

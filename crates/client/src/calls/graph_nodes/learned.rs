@@ -57,7 +57,10 @@ impl Driver {
                 NodeRecord::Event(CUevent(event as usize))
             }
             NodeWork::MemOps(records) => NodeRecord::MemOps(Arc::new(learned_ops(&records))),
-            NodeWork::Empty | NodeWork::Child(_) | NodeWork::Conditional(_) => {
+            NodeWork::Empty
+            | NodeWork::Child(_)
+            | NodeWork::Moved(_)
+            | NodeWork::Conditional(_) => {
                 return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
             }
         };

@@ -109,6 +109,9 @@ pub(crate) fn set_node(
     let graph = driver.graphs.graph_of(number)?;
     let work = work(driver)?;
     driver.check_same_way(number, &work)?;
+    if let NodeSpec::Child(child) = work {
+        driver.check_child(graph, child)?;
+    }
     driver.set(0, number, &work)?;
     driver.graphs.learn(graph, number, work.record());
     Ok(())
@@ -139,12 +142,13 @@ impl Driver {
         Ok(())
     }
 
-    /// Refuses graphs that allocate as children, and frees of memory that no graph allocates.
+    /// Refuses graphs that cannot be children, memory of graphs that moved, and frees of memory
+    /// that no graph allocates.
     fn check_memory_work(&self, graph: u64, work: &NodeSpec) -> Done {
         match work {
-            NodeSpec::Child(child)
-                if self.graph_memory.is_in(*child) || self.graphs.has_conditions(*child) =>
-            {
+            NodeSpec::Child(child) => self.check_child(graph, *child),
+            NodeSpec::Moved(child) => self.check_moves(graph, *child),
+            NodeSpec::Alloc(_) | NodeSpec::Free(_) if self.graphs.owner(graph).is_some() => {
                 Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
             }
             NodeSpec::Free(address) => self.graph_memory.frees(graph, *address),
@@ -152,10 +156,41 @@ impl Driver {
         }
     }
 
+    /// Refuses a child that cannot be cloned.
+    fn check_child(&self, graph: u64, child: u64) -> Done {
+        if graph == child {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let refused = self.graph_memory.is_in(child)
+            || self.graphs.has_conditions(child)
+            || self.graphs.owner(child).is_some();
+        match refused {
+            true => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+            false => Ok(()),
+        }
+    }
+
+    /// Refuses a child that is part of another graph already, or would be part of itself.
+    fn check_moves(&self, graph: u64, child: u64) -> Done {
+        if self.graphs.owner(child).is_some() {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let mut around = std::iter::successors(Some(graph), |at| self.graphs.owner(*at));
+        match around.any(|at| at == child) {
+            true => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+            false => Ok(()),
+        }
+    }
+
     /// Records objects and memory that a new node brings into its graph.
     fn added(&self, graph: u64, work: &NodeSpec) {
         match work {
             NodeSpec::Child(child) => self.user_objects.inherit(graph, *child),
+            NodeSpec::Moved(child) => {
+                self.user_objects.inherit(graph, *child);
+                self.graph_memory.moves(*child, graph);
+                self.graphs.moves(*child, graph);
+            }
             NodeSpec::Alloc(alloc) => {
                 self.graph_memory.allocates(
                     graph,

@@ -57,6 +57,8 @@ pub(crate) enum NodeSpec {
     },
     Host(CUDA_HOST_NODE_PARAMS),
     Child(u64),
+    /// A graph that becomes part of the node's, as itself.
+    Moved(u64),
     Empty,
     Event {
         event: CUevent,
@@ -315,6 +317,7 @@ impl Driver {
             NodeSpec::Pageable { child, .. } | NodeSpec::Child(child) => {
                 (NodeWork::Child(*child), here)
             }
+            NodeSpec::Moved(child) => (NodeWork::Moved(*child), here),
             NodeSpec::Host(host) => (NodeWork::Host(self.host_call(host)?), here),
             NodeSpec::Event { event, wait } => {
                 let event = self.streams.event(*event)?.handle;
@@ -440,6 +443,7 @@ impl NodeSpec {
             NodeSpec::Conditional { bodies, .. } => {
                 NodeRecord::Conditional(bodies.iter().map(|body| CUgraph(*body as usize)).collect())
             }
+            NodeSpec::Moved(child) => NodeRecord::Moved(*child),
             NodeSpec::Child(_) | NodeSpec::Empty => NodeRecord::Unknown,
         }
     }
