@@ -300,7 +300,12 @@ mod tests {
             new([0; 3], 0, 0, extent(16, 1, 1)).is_some(),
             "one row needs no pitch"
         );
-        assert!(new([0; 3], 0, 0, extent(16, 2, 1)).is_none());
+        assert!(
+            new([0; 3], 0, 0, extent(16, 2, 2)).is_some(),
+            "rows and slices without gaps"
+        );
+        assert!(new([1, 0, 0], 0, 0, extent(16, 2, 1)).is_none());
+        assert!(new([0, 1, 0], 16, 0, extent(16, 2, 2)).is_none());
         assert!(
             new([0, 0, u64::MAX], 16, 4, extent(16, 4, 2)).is_none(),
             "past the end of all memory"
