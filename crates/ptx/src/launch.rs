@@ -194,20 +194,9 @@ impl Launch<'_> {
             self.params.len(),
         )?;
         let params = aligned(&self.params[..kernel.param_bytes as usize]);
-        let named_bytes = match self.dynamic_shared_bytes {
-            0 => kernel.shared_end,
-            dynamic => kernel.dynamic_shared_offset + dynamic,
-        };
-        // As on a GPU, where a block may use the rest of its last unit.
-        let shared_bytes = match checker {
-            Some(checker) if checker.checks.memory => named_bytes,
-            _ => named_bytes.next_multiple_of(SHARED_UNIT_BYTES),
-        };
+        let shared_bytes = self.shared_bytes(kernel, checker);
         let blocks = self.blocks(kernel)?;
-        let workers = match checker {
-            Some(_) => 1,
-            None => (self.workers.max(1) as u64).min(blocks) as usize,
-        };
+        let workers = self.workers_for(blocks, checker);
         let watch = checker.map(|checker| {
             let code = (self.module.program(), self.module.sources());
             let extents = [self.grid, self.block];
@@ -256,6 +245,27 @@ impl Launch<'_> {
             instructions_max,
         };
         grid.run(workers)
+    }
+
+    /// Returns the number of threads that run the blocks.
+    fn workers_for(&self, blocks: u64, checker: Option<&Checker>) -> usize {
+        match checker {
+            Some(_) => 1,
+            None => (self.workers.max(1) as u64).min(blocks) as usize,
+        }
+    }
+
+    /// Returns the shared memory of a block in bytes.
+    fn shared_bytes(&self, kernel: &Kernel, checker: Option<&Checker>) -> u32 {
+        let named_bytes = match self.dynamic_shared_bytes {
+            0 => kernel.shared_end,
+            dynamic => kernel.dynamic_shared_offset + dynamic,
+        };
+        // As on a GPU, where a block may use the rest of its last unit.
+        match checker {
+            Some(checker) if checker.checks.memory => named_bytes,
+            _ => named_bytes.next_multiple_of(SHARED_UNIT_BYTES),
+        }
     }
 
     /// Returns the number of blocks; an error if they should run together and cannot.

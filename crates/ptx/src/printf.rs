@@ -43,76 +43,76 @@ pub(crate) fn format<A: Arguments>(
             out.extend_from_slice(&start[..start.len() - after.len()]);
             continue;
         };
-        match conversion {
-            b'%' => out.push(b'%'),
-            b'd' | b'i' => {
-                let value = if long {
-                    args.next(8)? as i64
-                } else {
-                    i64::from(args.next(4)? as i32)
-                };
-                count += 1;
-                integer(
-                    &mut out,
-                    &spec,
-                    value.unsigned_abs(),
-                    10,
-                    false,
-                    sign(&spec, value < 0),
-                    "",
-                );
-            }
-            b'u' | b'o' | b'x' | b'X' | b'p' => {
-                let pointer = conversion == b'p';
-                let value = args.next(if long || pointer { 8 } else { 4 })?;
-                count += 1;
-                let base = match conversion {
-                    b'u' => 10,
-                    b'o' => 8,
-                    _ => 16,
-                };
-                let prefix = match conversion {
-                    b'p' => "0x",
-                    b'x' if spec.alternate && value != 0 => "0x",
-                    b'X' if spec.alternate && value != 0 => "0X",
-                    _ => "",
-                };
-                let mut spec = spec;
-                if conversion == b'o' && spec.alternate {
-                    let digits = format!("{value:o}").len() + usize::from(value != 0);
-                    spec.precision = Some(spec.precision.unwrap_or(1).max(digits));
-                }
-                integer(&mut out, &spec, value, base, conversion == b'X', "", prefix);
-            }
-            b'c' => {
-                let value = args.next(4)? as u8;
-                count += 1;
-                pad(&mut out, &spec, &[value], false);
-            }
-            b's' => {
-                let address = args.next(8)?;
-                count += 1;
-                let text = if address == 0 {
-                    b"(null)".to_vec()
-                } else {
-                    args.string(address)?
-                };
-                pad(
-                    &mut out,
-                    &spec,
-                    &text[..text.len().min(spec.precision.unwrap_or(usize::MAX))],
-                    false,
-                );
-            }
-            // Floats are promoted to double by the compiler.
-            _ => {
-                let value = f64::from_bits(args.next(8)?);
-                count += 1;
-                float(&mut out, &spec, value, conversion);
-            }
+        if conversion != b'%' {
+            convert(&mut out, spec, long, conversion, args)?;
+            count += 1;
+        } else {
+            out.push(b'%');
         }
     }
     Ok((out, count))
+}
+
+/// Appends one converted argument.
+fn convert<A: Arguments>(
+    out: &mut Vec<u8>,
+    spec: Spec,
+    long: bool,
+    conversion: u8,
+    args: &mut A,
+) -> Result<(), A::Error> {
+    match conversion {
+        b'd' | b'i' => {
+            let value = match long {
+                true => args.next(8)? as i64,
+                false => i64::from(args.next(4)? as i32),
+            };
+            let sign = sign(&spec, value < 0);
+            integer(out, &spec, value.unsigned_abs(), 10, false, sign, "");
+        }
+        b'u' | b'o' | b'x' | b'X' | b'p' => {
+            let wide = long || conversion == b'p';
+            let value = args.next(if wide { 8 } else { 4 })?;
+            unsigned(out, spec, value, conversion);
+        }
+        b'c' => {
+            let value = args.next(4)? as u8;
+            pad(out, &spec, &[value], false);
+        }
+        b's' => {
+            let text = match args.next(8)? {
+                0 => b"(null)".to_vec(),
+                address => args.string(address)?,
+            };
+            let shown = text.len().min(spec.precision.unwrap_or(usize::MAX));
+            pad(out, &spec, &text[..shown], false);
+        }
+        // Floats are promoted to double by the compiler.
+        _ => {
+            let value = f64::from_bits(args.next(8)?);
+            float(out, &spec, value, conversion);
+        }
+    }
+    Ok(())
+}
+
+fn unsigned(out: &mut Vec<u8>, mut spec: Spec, value: u64, conversion: u8) {
+    let base = match conversion {
+        b'u' => 10,
+        b'o' => 8,
+        _ => 16,
+    };
+    let prefix = match conversion {
+        b'p' => "0x",
+        b'x' if spec.alternate && value != 0 => "0x",
+        b'X' if spec.alternate && value != 0 => "0X",
+        _ => "",
+    };
+    if conversion == b'o' && spec.alternate {
+        let digits = format!("{value:o}").len() + usize::from(value != 0);
+        spec.precision = Some(spec.precision.unwrap_or(1).max(digits));
+    }
+    integer(out, &spec, value, base, conversion == b'X', "", prefix);
 }
 
 type Parsed<'f> = (Spec, bool, Option<u8>, &'f [u8]);

@@ -574,6 +574,50 @@ macro_rules! control_ops {
 }
 pub(crate) use control_ops;
 
+/// Operations on memory.
+macro_rules! memory_ops {
+    () => {
+        $crate::code::Op::Ld { .. }
+            | $crate::code::Op::St { .. }
+            | $crate::code::Op::LdVec { .. }
+            | $crate::code::Op::StVec { .. }
+            | $crate::code::Op::CpAsync { .. }
+            | $crate::code::Op::Mbarrier { .. }
+            | $crate::code::Op::Stack { .. }
+            | $crate::code::Op::Texture { .. }
+            | $crate::code::Op::Fence
+    };
+}
+pub(crate) use memory_ops;
+
+/// Arithmetic of integers and floats.
+macro_rules! arithmetic_ops {
+    () => {
+        $crate::code::Op::Bin32 { .. }
+            | $crate::code::Op::Un32 { .. }
+            | $crate::code::Op::Tern32 { .. }
+            | $crate::code::Op::Lop3 { .. }
+            | $crate::code::Op::BinF32 { .. }
+            | $crate::code::Op::FmaF32 { .. }
+            | $crate::code::Op::Bin64 { .. }
+            | $crate::code::Op::Un64 { .. }
+            | $crate::code::Op::Tern64 { .. }
+            | $crate::code::Op::BinF64 { .. }
+            | $crate::code::Op::FmaF64 { .. }
+            | $crate::code::Op::Shift64 { .. }
+            | $crate::code::Op::Narrow { .. }
+            | $crate::code::Op::MulWide { .. }
+            | $crate::code::Op::MadWide { .. }
+            | $crate::code::Op::Pack64 { .. }
+            | $crate::code::Op::Bfe64 { .. }
+            | $crate::code::Op::Bfi32 { .. }
+            | $crate::code::Op::Bfi64 { .. }
+            | $crate::code::Op::Carry32 { .. }
+            | $crate::code::Op::Carry64 { .. }
+    };
+}
+pub(crate) use arithmetic_ops;
+
 impl Op {
     /// Whether it is one of [`control_ops`].
     pub fn is_control(&self) -> bool {

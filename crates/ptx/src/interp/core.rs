@@ -1,6 +1,6 @@
 //! The state that instructions work on, and the instructions without a function of their own.
 
-use crate::code::{CONST, Carry, Op, Program, Row, control_ops};
+use crate::code::{CONST, Carry, Op, Program, Row, arithmetic_ops, control_ops, memory_ops};
 use crate::error::FaultKind;
 use crate::interp::Env;
 use crate::interp::range_cache::RangeCache;
@@ -53,6 +53,46 @@ impl Core<'_> {
     /// Executes an instruction that only computes, loads and stores.
     #[inline(always)]
     pub(crate) fn execute(&mut self, op: &Op, mask: u32) -> Result<(), Stop> {
+        match *op {
+            Op::Ld { width, ref mem, d } => self.load(width, mem, d, mask)?,
+            Op::St { width, ref mem, a } => self.store(width, mem, a, mask)?,
+            Op::LdVec {
+                width,
+                n,
+                list,
+                ref mem,
+            } => self.load_vector(width, n, list, mem, mask)?,
+            Op::StVec {
+                width,
+                n,
+                list,
+                ref mem,
+            } => self.store_vector(width, n, list, mem, mask)?,
+            Op::CpAsync {
+                bytes,
+                take,
+                ref to,
+                list,
+            } => self.cp_async(bytes, take, to, list, mask)?,
+            Op::Mbarrier { op, list, ref mem } => self.mbarrier(op, list, mem, mask)?,
+            Op::Stack { op, d, a } => self.stack(op, d, a, mask)?,
+            Op::Texture { index } => self.texture(index, mask)?,
+            Op::Fence => {
+                std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+                if let Some(watch) = self.env.watch {
+                    watch.fence(self.env.linear(self.block), self.warp, mask);
+                }
+            }
+            // `dispatch` executes these.
+            control_ops!() => {}
+            _ => self.compute(op, mask),
+        }
+        Ok(())
+    }
+
+    /// Executes [`arithmetic_ops`], and others that touch no memory.
+    #[inline(always)]
+    fn compute(&mut self, op: &Op, mask: u32) {
         let files = self.files;
         match *op {
             Op::Bin32 { op, d, a, b } => files.bin32(op, mask, d, a, b),
@@ -83,10 +123,7 @@ impl Core<'_> {
             Op::Narrow { op, d, a } => files.narrow(op, mask, d, a),
             Op::MulWide { signed, d, a, b } => files.mul_wide(signed, mask, d, a, b),
             Op::MadWide { signed, d, a, b, c } => files.mad_wide(signed, mask, d, a, b, c),
-            Op::Pack64 { d, lo, hi } => {
-                let (lo, hi) = (files.get32(lo), files.get32(hi));
-                files.put64(d, mask, |l| u64::from(hi[l]) << 32 | u64::from(lo[l]));
-            }
+            Op::Pack64 { d, lo, hi } => files.pack64(mask, d, lo, hi),
             Op::Bfe64 {
                 signed,
                 d,
@@ -96,17 +133,6 @@ impl Core<'_> {
             } => files.bfe64(signed, mask, d, a, pos, len),
             Op::Bfi32 { d, a, b, pos, len } => files.bfi32(mask, d, a, b, pos, len),
             Op::Bfi64 { d, a, b, pos, len } => files.bfi64(mask, d, a, b, pos, len),
-            Op::Slct64 { float, d, a, b, c } => {
-                let (a, b, c) = (files.get64(a), files.get64(b), files.get32(c));
-                let chosen = |l: usize| {
-                    if float {
-                        f32::from_bits(c[l]) >= 0.0
-                    } else {
-                        c[l] as i32 >= 0
-                    }
-                };
-                files.put64(d, mask, |l| if chosen(l) { a[l] } else { b[l] });
-            }
             Op::Carry32 {
                 op,
                 read,
@@ -131,6 +157,46 @@ impl Core<'_> {
                 let carry = files.carry64(op, self.carry_in(op, read), mask, d, [a, b, c]);
                 self.set_carry(write, mask, carry);
             }
+            _ => self.choose(op, mask),
+        }
+    }
+
+    /// Executes conversions, comparisons and selections, and reads special registers.
+    #[inline(always)]
+    fn choose(&mut self, op: &Op, mask: u32) {
+        let files = self.files;
+        match *op {
+            Op::Setp {
+                ty,
+                cmp,
+                ftz,
+                d,
+                a,
+                b,
+            } => files.setp(ty, cmp, ftz, mask, d, a, b),
+            Op::SetpX2 {
+                bf16,
+                cmp,
+                ftz: _,
+                d,
+                q,
+                a,
+                b,
+            } => files.setp_x2(bf16, cmp, mask, [d, q], a, b),
+            Op::Testp { wide, test, d, a } => files.testp(wide, test, mask, d, a),
+            Op::PredConst { value, d } => files.set_pred(d, mask, if value { u32::MAX } else { 0 }),
+            Op::Isspacep { space, d, a } => {
+                let value = self.isspacep(space, a);
+                files.set_pred(d, mask, value);
+            }
+            Op::Special32 { which, d } => self.special32(which, d, mask),
+            Op::Special64 { which, d } => self.special64(which, d, mask),
+            Op::FrameAddress { d, offset } => {
+                files.set64(d, mask, &[self.frame_local + u64::from(offset); 32])
+            }
+            Op::Video { index } => files.video(&self.program.videos[index as usize], mask),
+            Op::ActiveMask { d } => files.set32(d, mask, &[mask; 32]),
+            Op::Nop => {}
             Op::Cvt { cvt, d, a } => files.cvt(cvt, mask, d, a),
             Op::CvtPack {
                 to,
@@ -151,31 +217,35 @@ impl Core<'_> {
                 files.unpack_float8(format, relu, mask, d, a)
             }
             Op::CvtTf32 { d, a } => files.cvt_tf32(mask, d, a),
-            Op::Setp {
-                ty,
-                cmp,
-                ftz,
-                d,
-                a,
-                b,
-            } => files.setp(ty, cmp, ftz, mask, d, a, b),
-            Op::SetpX2 {
-                bf16,
-                cmp,
-                ftz: _,
-                d,
-                q,
-                a,
-                b,
-            } => files.setp_x2(bf16, cmp, mask, [d, q], a, b),
-            Op::Testp { wide, test, d, a } => files.testp(wide, test, mask, d, a),
+            Op::Slct64 { .. } | Op::PredOp { .. } | Op::Sel32 { .. } | Op::Sel64 { .. } => {
+                self.select(op, mask);
+            }
+            memory_ops!() | arithmetic_ops!() | control_ops!() => {}
+        }
+    }
+
+    /// Executes selections, and functions of predicates.
+    #[inline(always)]
+    fn select(&mut self, op: &Op, mask: u32) {
+        let files = self.files;
+        match *op {
+            Op::Slct64 { float, d, a, b, c } => {
+                let (a, b, c) = (files.get64(a), files.get64(b), files.get32(c));
+                let chosen = |l: usize| {
+                    if float {
+                        f32::from_bits(c[l]) >= 0.0
+                    } else {
+                        c[l] as i32 >= 0
+                    }
+                };
+                files.put64(d, mask, |l| if chosen(l) { a[l] } else { b[l] });
+            }
             Op::PredOp { lut, d, a, b } => {
                 let (a, b) = (files.pred(a, false), files.pred(b, false));
                 let on = |bit: u8, value: u32| if lut & bit != 0 { value } else { 0 };
                 let value = on(1, !a & !b) | on(2, a & !b) | on(4, !a & b) | on(8, a & b);
                 files.set_pred(d, mask, value);
             }
-            Op::PredConst { value, d } => files.set_pred(d, mask, if value { u32::MAX } else { 0 }),
             Op::Sel32 {
                 d,
                 a,
@@ -196,51 +266,8 @@ impl Core<'_> {
                 let (a, b, p) = (files.get64(a), files.get64(b), files.pred(p, negated));
                 files.put64(d, mask, |l| if p >> l & 1 != 0 { a[l] } else { b[l] });
             }
-            Op::Special32 { which, d } => self.special32(which, d, mask),
-            Op::Special64 { which, d } => self.special64(which, d, mask),
-            Op::FrameAddress { d, offset } => {
-                files.set64(d, mask, &[self.frame_local + u64::from(offset); 32])
-            }
-            Op::Ld { width, ref mem, d } => self.load(width, mem, d, mask)?,
-            Op::St { width, ref mem, a } => self.store(width, mem, a, mask)?,
-            Op::LdVec {
-                width,
-                n,
-                list,
-                ref mem,
-            } => self.load_vector(width, n, list, mem, mask)?,
-            Op::StVec {
-                width,
-                n,
-                list,
-                ref mem,
-            } => self.store_vector(width, n, list, mem, mask)?,
-            Op::CpAsync {
-                bytes,
-                take,
-                ref to,
-                list,
-            } => self.cp_async(bytes, take, to, list, mask)?,
-            Op::Isspacep { space, d, a } => {
-                let value = self.isspacep(space, a);
-                files.set_pred(d, mask, value);
-            }
-            Op::Mbarrier { op, list, ref mem } => self.mbarrier(op, list, mem, mask)?,
-            Op::Stack { op, d, a } => self.stack(op, d, a, mask)?,
-            Op::Texture { index } => self.texture(index, mask)?,
-            Op::Video { index } => files.video(&self.program.videos[index as usize], mask),
-            Op::Fence => {
-                std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
-                if let Some(watch) = self.env.watch {
-                    watch.fence(self.env.linear(self.block), self.warp, mask);
-                }
-            }
-            Op::ActiveMask { d } => files.set32(d, mask, &[mask; 32]),
-            Op::Nop => {}
-            // `dispatch` executes these.
-            control_ops!() => {}
+            _ => {}
         }
-        Ok(())
     }
 
     /// Returns the lanes to which an operation adds a flag: the carry flag if it reads it,
@@ -303,12 +330,9 @@ impl Core<'_> {
                 mask: row,
             } => {
                 let value = self.files.pred(pred, negated);
-                self.by_members(
-                    row,
-                    mask,
-                    |core, members, mask| core.vote(mode, d, pd, value, members, mask),
-                    members,
-                );
+                self.by_members(row, mask, members, |core, members, mask| {
+                    core.vote(mode, d, pd, value, members, mask);
+                });
             }
             // All sources are read before any result is written, because `d` may be `a`.
             Op::MatchAny {
@@ -318,12 +342,9 @@ impl Core<'_> {
                 mask: row,
             } => {
                 let a = self.values(wide, a);
-                self.by_members(
-                    row,
-                    mask,
-                    |core, members, mask| core.match_any(d, &a, members, mask),
-                    members,
-                );
+                self.by_members(row, mask, members, |core, members, mask| {
+                    core.match_any(d, &a, members, mask);
+                });
             }
             Op::MatchAll {
                 wide,
@@ -333,12 +354,9 @@ impl Core<'_> {
                 mask: row,
             } => {
                 let a = self.values(wide, a);
-                self.by_members(
-                    row,
-                    mask,
-                    |core, members, mask| core.match_all((d, p), &a, members, mask),
-                    members,
-                );
+                self.by_members(row, mask, members, |core, members, mask| {
+                    core.match_all((d, p), &a, members, mask);
+                });
             }
             Op::Redux {
                 op,
@@ -347,12 +365,9 @@ impl Core<'_> {
                 mask: row,
             } => {
                 let a = self.files.get32(a);
-                self.by_members(
-                    row,
-                    mask,
-                    |core, members, mask| core.redux(op, d, &a, members, mask),
-                    members,
-                );
+                self.by_members(row, mask, members, |core, members, mask| {
+                    core.redux(op, d, &a, members, mask);
+                });
             }
             Op::Tensor { index } => return self.tensor(index, mask),
             _ => {}
@@ -362,7 +377,7 @@ impl Core<'_> {
 
     /// Calls `f` for each set of lanes that named the same members: halves of a warp may vote
     /// separately at once.
-    fn by_members(&mut self, row: Row, mask: u32, f: impl Fn(&mut Self, u32, u32), live: u32) {
+    fn by_members(&mut self, row: Row, mask: u32, live: u32, f: impl Fn(&mut Self, u32, u32)) {
         let masks = self.files.get32(row);
         let mut rest = mask;
         while rest != 0 {

@@ -15,6 +15,20 @@ const NONE: FloatFlags = FloatFlags {
     sat: false,
 };
 
+/// The modifiers and types of a `cvt`.
+struct CvtForm {
+    /// Rounding to an integer.
+    integral: Option<Rounding>,
+    ties_away: bool,
+    rounding: Option<Rounding>,
+    ftz: bool,
+    sat: bool,
+    relu: bool,
+    finite: bool,
+    to: Type,
+    from: Type,
+}
+
 impl<'a> Lowering<'_, '_, 'a> {
     pub(super) fn mov(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         self.arity(insn, &[2])?;
@@ -99,59 +113,77 @@ impl<'a> Lowering<'_, '_, 'a> {
         if insn.mods.take("pack") {
             return self.cvt_pack(insn);
         }
-        let ties_away = insn.mods.take("rna");
-        let rounding = insn.mods.rounding();
-        let (ftz, sat, relu) = (
-            insn.mods.take("ftz"),
-            insn.mods.take("sat"),
-            insn.mods.take("relu"),
-        );
-        let finite = insn.mods.take("satfinite");
-        let (to, from) = (self.need_type(insn)?, self.need_type(insn)?);
-        if finite && (from != Type::F32 || sat || ftz) {
+        let form = CvtForm {
+            integral,
+            ties_away: insn.mods.take("rna"),
+            rounding: insn.mods.rounding(),
+            ftz: insn.mods.take("ftz"),
+            sat: insn.mods.take("sat"),
+            relu: insn.mods.take("relu"),
+            finite: insn.mods.take("satfinite"),
+            to: self.need_type(insn)?,
+            from: self.need_type(insn)?,
+        };
+        let CvtForm { to, from, .. } = form;
+        if form.finite && (from != Type::F32 || form.sat || form.ftz) {
             return Err(self.unsupported("`.satfinite` with these types"));
         }
-        if matches!(to, Type::F16x2 | Type::Bf16x2) {
-            self.arity(insn, &[3])?;
-            if from != Type::F32 || sat || ftz {
-                return Err(self.unsupported("this form"));
-            }
-            let (mut a, mut b) = (
-                self.src32(&insn.ops[1], from)?,
-                self.src32(&insn.ops[2], from)?,
-            );
-            if finite {
-                (a, b) = (self.clamped(a, to)?, self.clamped(b, to)?);
-            }
-            let d = self.dst(&insn.ops[0], to)?;
-            let to = if to == Type::F16x2 {
-                CvtType::F16
-            } else {
-                CvtType::Bf16
-            };
-            return self.emit(Op::CvtPack {
-                to,
-                rounding: rounding.unwrap_or_default(),
-                relu,
-                d,
-                a,
-                b,
-            });
+        match to {
+            Type::F16x2 | Type::Bf16x2 => self.cvt_pair(insn, &form),
+            Type::Tf32 => self.cvt_tf32(insn, &form),
+            _ => self.cvt_single(insn, &form),
         }
+    }
+
+    /// Lowers `cvt.rn.f16x2.f32 d, a, b`.
+    fn cvt_pair(&mut self, insn: &Insn<'_, 'a>, form: &CvtForm) -> Result<(), Error> {
+        let CvtForm { to, from, .. } = *form;
+        self.arity(insn, &[3])?;
+        if from != Type::F32 || form.sat || form.ftz {
+            return Err(self.unsupported("this form"));
+        }
+        let (mut a, mut b) = (
+            self.src32(&insn.ops[1], from)?,
+            self.src32(&insn.ops[2], from)?,
+        );
+        if form.finite {
+            (a, b) = (self.clamped(a, to)?, self.clamped(b, to)?);
+        }
+        let d = self.dst(&insn.ops[0], to)?;
+        let to = if to == Type::F16x2 {
+            CvtType::F16
+        } else {
+            CvtType::Bf16
+        };
+        self.emit(Op::CvtPack {
+            to,
+            rounding: form.rounding.unwrap_or_default(),
+            relu: form.relu,
+            d,
+            a,
+            b,
+        })
+    }
+
+    fn cvt_tf32(&mut self, insn: &Insn<'_, 'a>, form: &CvtForm) -> Result<(), Error> {
         self.arity(insn, &[2])?;
-        if to == Type::Tf32 {
-            if !ties_away || from != Type::F32 || relu || sat {
-                return Err(self.unsupported("this form"));
-            }
-            let (mut a, d) = (
-                self.src32(&insn.ops[1], from)?,
-                self.dst(&insn.ops[0], Type::B32)?,
-            );
-            if finite {
-                a = self.clamped(a, to)?;
-            }
-            return self.emit(Op::CvtTf32 { d, a });
+        if !form.ties_away || form.from != Type::F32 || form.relu || form.sat {
+            return Err(self.unsupported("this form"));
         }
+        let (mut a, d) = (
+            self.src32(&insn.ops[1], form.from)?,
+            self.dst(&insn.ops[0], Type::B32)?,
+        );
+        if form.finite {
+            a = self.clamped(a, form.to)?;
+        }
+        self.emit(Op::CvtTf32 { d, a })
+    }
+
+    /// Lowers a conversion of one number to one.
+    fn cvt_single(&mut self, insn: &Insn<'_, 'a>, form: &CvtForm) -> Result<(), Error> {
+        let CvtForm { to, from, .. } = *form;
+        self.arity(insn, &[2])?;
         let (Some(from_kind), Some(to_kind)) = (cvt_type(from), cvt_type(to)) else {
             return Err(self.unsupported("this pair of types"));
         };
@@ -160,7 +192,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         } else {
             self.src32_fit(&insn.ops[1], from, Fit::Wider)?
         };
-        if finite {
+        if form.finite {
             a = self.clamped(a, to)?;
         }
         let (d, declared) = self.dest(&insn.ops[0], to, Fit::Wider)?;
@@ -170,58 +202,59 @@ impl<'a> Lowering<'_, '_, 'a> {
         let cvt = Cvt {
             from: from_kind,
             to: to_kind,
-            rounding: integral.or(rounding).unwrap_or_default(),
-            integral: integral.is_some() && to.is_float(),
-            ftz,
-            sat,
-            relu,
+            rounding: form.integral.or(form.rounding).unwrap_or_default(),
+            integral: form.integral.is_some() && to.is_float(),
+            ftz: form.ftz,
+            sat: form.sat,
+            relu: form.relu,
         };
-        if from.is_float() && to.is_integer() && integral.is_none() {
+        if from.is_float() && to.is_integer() && form.integral.is_none() {
             return Err(self.unsupported("no integer rounding"));
         }
-        if ties_away {
+        if form.ties_away {
             return Err(self.unsupported("`.rna` here"));
         }
-        // A register wider than the type receives the sign- or zero-extended value.
+        self.cvt_extended(cvt, to, (d, declared), a)
+    }
+
+    /// Converts to a register that may be wider than the type: it receives the sign- or
+    /// zero-extended value.
+    fn cvt_extended(
+        &mut self,
+        cvt: Cvt,
+        to: Type,
+        (d, declared): (Row, Type),
+        a: Row,
+    ) -> Result<(), Error> {
         if declared.bytes() == 8 && to.bytes() < 8 {
             let narrow = self.temp32()?;
             self.emit(Op::Cvt { cvt, d: narrow, a })?;
-            let from = if to.is_signed() {
-                CvtType::S32
-            } else {
-                CvtType::U32
+            let (from, wide) = match to.is_signed() {
+                true => (CvtType::S32, CvtType::S64),
+                false => (CvtType::U32, CvtType::U64),
             };
-            let narrow = self.extended(narrow, to)?;
-            let widen = Cvt {
+            let a = self.extended(narrow, to)?;
+            let cvt = Cvt {
                 from,
-                to: if to.is_signed() {
-                    CvtType::S64
-                } else {
-                    CvtType::U64
-                },
+                to: wide,
                 ..PLAIN
             };
-            return self.emit(Op::Cvt {
-                cvt: widen,
-                d,
-                a: narrow,
-            });
+            return self.emit(Op::Cvt { cvt, d, a });
         }
         self.emit(Op::Cvt { cvt, d, a })?;
-        if declared.bytes() > to.bytes() && to.is_signed() {
-            let extended = self.extended(d, to)?;
-            return if declared.bytes() == 2 {
-                self.truncate16(d, extended)
-            } else {
-                self.emit(Op::Un32 {
-                    op: Un32::Mov,
-                    flags: NONE,
-                    d,
-                    a: extended,
-                })
-            };
+        if declared.bytes() <= to.bytes() || !to.is_signed() {
+            return Ok(());
         }
-        Ok(())
+        let extended = self.extended(d, to)?;
+        if declared.bytes() == 2 {
+            return self.truncate16(d, extended);
+        }
+        self.emit(Op::Un32 {
+            op: Un32::Mov,
+            flags: NONE,
+            d,
+            a: extended,
+        })
     }
 
     /// Lowers `cvt.pack.sat.s8.s32.b32 d, a, b, c`: a and b, saturated, next to each other in the
@@ -262,36 +295,8 @@ impl<'a> Lowering<'_, '_, 'a> {
                 b: by,
             })?;
         }
-        let (low, high) = if signed {
-            (-(1i32 << (bits - 1)), (1i32 << (bits - 1)) - 1)
-        } else {
-            (0, (1i32 << bits) - 1)
-        };
-        let (low, high) = (self.const32(low as u32), self.const32(high as u32));
-        let len = self.const32(bits);
         for (i, a) in (0..).zip(sources) {
-            let (clamped, next) = (self.temp32()?, self.temp32()?);
-            self.emit(Op::Bin32 {
-                op: Bin32::MaxS,
-                d: clamped,
-                a,
-                b: low,
-            })?;
-            self.emit(Op::Bin32 {
-                op: Bin32::MinS,
-                d: clamped,
-                a: clamped,
-                b: high,
-            })?;
-            let pos = self.const32(i * bits);
-            self.emit(Op::Bfi32 {
-                d: next,
-                a: clamped,
-                b: packed,
-                pos,
-                len,
-            })?;
-            packed = next;
+            packed = self.packed_at(packed, i * bits, a, (signed, bits))?;
         }
         let d = self.dst(&insn.ops[0], Type::B32)?;
         self.emit(Op::Un32 {
@@ -300,6 +305,36 @@ impl<'a> Lowering<'_, '_, 'a> {
             d,
             a: packed,
         })
+    }
+
+    /// Returns a copy of `packed` with an integer, clamped to a type of so many bits, at a bit.
+    fn packed_at(
+        &mut self,
+        packed: Row,
+        bit: u32,
+        a: Row,
+        (signed, bits): (bool, u32),
+    ) -> Result<Row, Error> {
+        let (low, high) = if signed {
+            (-(1i32 << (bits - 1)), (1i32 << (bits - 1)) - 1)
+        } else {
+            (0, (1i32 << bits) - 1)
+        };
+        let (low, high) = (self.const32(low as u32), self.const32(high as u32));
+        let (clamped, d) = (self.temp32()?, self.temp32()?);
+        for (op, a, b) in [(Bin32::MaxS, a, low), (Bin32::MinS, clamped, high)] {
+            let d = clamped;
+            self.emit(Op::Bin32 { op, d, a, b })?;
+        }
+        let (pos, len) = (self.const32(bit), self.const32(bits));
+        self.emit(Op::Bfi32 {
+            d,
+            a: clamped,
+            b: packed,
+            pos,
+            len,
+        })?;
+        Ok(d)
     }
 
     /// Clamps a single to the finite range of a shorter type; NaN stays NaN.

@@ -8,6 +8,16 @@ use crate::code::{
 use crate::error::Error;
 use crate::parse::ast::Type;
 
+/// The modifiers and type of an instruction of single or double floats.
+struct FloatForm {
+    ty: Type,
+    rounding: Rounding,
+    flags: FloatFlags,
+    nan: bool,
+    xorsign: bool,
+    approx: bool,
+}
+
 impl<'a> Lowering<'_, '_, 'a> {
     pub(super) fn float(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         let name = insn.name;
@@ -39,98 +49,117 @@ impl<'a> Lowering<'_, '_, 'a> {
         if wide && (flags.sat || nan || xorsign || (flags.ftz && !approx)) {
             return Err(self.unsupported("these modifiers with .f64"));
         }
+        let form = FloatForm {
+            ty,
+            rounding,
+            flags,
+            nan,
+            xorsign,
+            approx,
+        };
         match name {
-            "fma" | "mad" => {
-                self.arity(insn, &[4])?;
-                let (a, b) = (self.src(&insn.ops[1], ty)?, self.src(&insn.ops[2], ty)?);
-                let (c, d) = (self.src(&insn.ops[3], ty)?, self.dst(&insn.ops[0], ty)?);
-                self.emit(if wide {
-                    Op::FmaF64 {
-                        rounding,
-                        d,
-                        a,
-                        b,
-                        c,
-                    }
-                } else {
-                    Op::FmaF32 {
-                        rounding,
-                        flags,
-                        d,
-                        a,
-                        b,
-                        c,
-                    }
-                })
-            }
+            "fma" | "mad" => self.float_fma(insn, &form),
             "add" | "sub" | "mul" | "div" | "min" | "max" | "copysign" => {
-                self.arity(insn, &[3])?;
-                let (a, b, d) = (
-                    self.src(&insn.ops[1], ty)?,
-                    self.src(&insn.ops[2], ty)?,
-                    self.dst(&insn.ops[0], ty)?,
-                );
-                if name == "copysign" {
-                    // copysign d, a, b: the sign of a, the magnitude of b.
-                    return self.emit(if wide {
-                        Op::BinF64 {
-                            op: BinF64::CopySign,
-                            d,
-                            a,
-                            b,
-                        }
-                    } else {
-                        Op::Bin32 {
-                            op: Bin32::CopySign,
-                            d,
-                            a,
-                            b,
-                        }
-                    });
-                }
-                if wide {
-                    let op = self.binary64(name, rounding)?;
-                    return self.emit(Op::BinF64 { op, d, a, b });
-                }
-                let op = if approx && name == "div" {
-                    BinF32::DivApprox
-                } else {
-                    self.binary32(name, rounding, nan, xorsign)?
-                };
-                self.emit(Op::BinF32 { op, flags, d, a, b })
+                self.float_binary(insn, &form)
             }
-            _ => {
-                self.arity(insn, &[2])?;
-                let (a, d) = (self.src(&insn.ops[1], ty)?, self.dst(&insn.ops[0], ty)?);
-                if wide {
-                    let op = match (name, approx) {
-                        ("abs", _) => Un64::AbsF,
-                        ("neg", _) => Un64::NegF,
-                        ("rcp", false) => Un64::RcpF(rounding),
-                        ("rcp", true) => Un64::RcpApproxF,
-                        ("sqrt", false) => Un64::SqrtF(rounding),
-                        ("rsqrt", true) if flags.ftz => Un64::RsqrtApproxFtzF,
-                        ("rsqrt", true) => Un64::RsqrtApproxF,
-                        _ => return Err(self.unsupported("this form with .f64")),
-                    };
-                    return self.emit(Op::Un64 { op, d, a });
-                }
-                let op = match name {
-                    "abs" => Un32::AbsF,
-                    "neg" => Un32::NegF,
-                    "rcp" => Un32::RcpF(rounding),
-                    "sqrt" => Un32::SqrtF(rounding),
-                    "rsqrt" => Un32::RsqrtF,
-                    "sin" => Un32::SinF,
-                    "cos" => Un32::CosF,
-                    "ex2" => Un32::Ex2F,
-                    "lg2" => Un32::Lg2F,
-                    "tanh" => Un32::TanhF,
-                    _ => return Err(self.unsupported("this form with .f32")),
-                };
-                self.emit(Op::Un32 { op, flags, d, a })
-            }
+            _ => self.float_unary(insn, &form),
         }
+    }
+
+    fn float_fma(&mut self, insn: &Insn<'_, 'a>, form: &FloatForm) -> Result<(), Error> {
+        let FloatForm {
+            ty,
+            rounding,
+            flags,
+            ..
+        } = *form;
+        self.arity(insn, &[4])?;
+        let (a, b) = (self.src(&insn.ops[1], ty)?, self.src(&insn.ops[2], ty)?);
+        let (c, d) = (self.src(&insn.ops[3], ty)?, self.dst(&insn.ops[0], ty)?);
+        self.emit(match ty {
+            Type::F64 => Op::FmaF64 {
+                rounding,
+                d,
+                a,
+                b,
+                c,
+            },
+            _ => Op::FmaF32 {
+                rounding,
+                flags,
+                d,
+                a,
+                b,
+                c,
+            },
+        })
+    }
+
+    fn float_binary(&mut self, insn: &Insn<'_, 'a>, form: &FloatForm) -> Result<(), Error> {
+        let (name, ty, wide) = (insn.name, form.ty, form.ty == Type::F64);
+        self.arity(insn, &[3])?;
+        let (a, b, d) = (
+            self.src(&insn.ops[1], ty)?,
+            self.src(&insn.ops[2], ty)?,
+            self.dst(&insn.ops[0], ty)?,
+        );
+        // copysign d, a, b: the sign of a, the magnitude of b.
+        if name == "copysign" && !wide {
+            let op = Bin32::CopySign;
+            return self.emit(Op::Bin32 { op, d, a, b });
+        }
+        if wide {
+            let op = match name {
+                "copysign" => BinF64::CopySign,
+                _ => self.binary64(name, form.rounding)?,
+            };
+            return self.emit(Op::BinF64 { op, d, a, b });
+        }
+        let op = match (form.approx, name) {
+            (true, "div") => BinF32::DivApprox,
+            _ => self.binary32(name, form.rounding, form.nan, form.xorsign)?,
+        };
+        let flags = form.flags;
+        self.emit(Op::BinF32 { op, flags, d, a, b })
+    }
+
+    fn float_unary(&mut self, insn: &Insn<'_, 'a>, form: &FloatForm) -> Result<(), Error> {
+        let FloatForm {
+            ty,
+            rounding,
+            flags,
+            approx,
+            ..
+        } = *form;
+        self.arity(insn, &[2])?;
+        let (a, d) = (self.src(&insn.ops[1], ty)?, self.dst(&insn.ops[0], ty)?);
+        if ty == Type::F64 {
+            let op = match (insn.name, approx) {
+                ("abs", _) => Un64::AbsF,
+                ("neg", _) => Un64::NegF,
+                ("rcp", false) => Un64::RcpF(rounding),
+                ("rcp", true) => Un64::RcpApproxF,
+                ("sqrt", false) => Un64::SqrtF(rounding),
+                ("rsqrt", true) if flags.ftz => Un64::RsqrtApproxFtzF,
+                ("rsqrt", true) => Un64::RsqrtApproxF,
+                _ => return Err(self.unsupported("this form with .f64")),
+            };
+            return self.emit(Op::Un64 { op, d, a });
+        }
+        let op = match insn.name {
+            "abs" => Un32::AbsF,
+            "neg" => Un32::NegF,
+            "rcp" => Un32::RcpF(rounding),
+            "sqrt" => Un32::SqrtF(rounding),
+            "rsqrt" => Un32::RsqrtF,
+            "sin" => Un32::SinF,
+            "cos" => Un32::CosF,
+            "ex2" => Un32::Ex2F,
+            "lg2" => Un32::Lg2F,
+            "tanh" => Un32::TanhF,
+            _ => return Err(self.unsupported("this form with .f32")),
+        };
+        self.emit(Op::Un32 { op, flags, d, a })
     }
 
     fn binary32(
@@ -200,30 +229,7 @@ impl<'a> Lowering<'_, '_, 'a> {
                 let d = self.dst(&insn.ops[0], ty)?;
                 self.half_result(flags, d)
             }
-            "fma" => {
-                self.arity(insn, &[4])?;
-                let (a, b) = (
-                    self.half_source(insn, 1, ty, flags)?,
-                    self.half_source(insn, 2, ty, flags)?,
-                );
-                let (c, d) = (
-                    self.half_source(insn, 3, ty, flags)?,
-                    self.dst(&insn.ops[0], ty)?,
-                );
-                let op = match (ty, relu) {
-                    (Type::F16, false) => Tern32::FmaF16,
-                    (Type::F16x2, false) => Tern32::FmaF16x2,
-                    (Type::Bf16, false) => Tern32::FmaBf16,
-                    (Type::Bf16x2, false) => Tern32::FmaBf16x2,
-                    (Type::F16, true) => Tern32::FmaReluF16,
-                    (Type::F16x2, true) => Tern32::FmaReluF16x2,
-                    (Type::Bf16, true) => Tern32::FmaReluBf16,
-                    (Type::Bf16x2, true) => Tern32::FmaReluBf16x2,
-                    _ => return Err(self.unsupported("this type")),
-                };
-                self.emit(Op::Tern32 { op, d, a, b, c })?;
-                self.half_result(flags, d)
-            }
+            "fma" => self.half_fma(insn, ty, flags, relu),
             _ if relu => Err(self.unsupported("`.relu` here")),
             _ => {
                 self.arity(insn, &[3])?;
@@ -248,6 +254,37 @@ impl<'a> Lowering<'_, '_, 'a> {
                 self.half_result(flags, d)
             }
         }
+    }
+
+    fn half_fma(
+        &mut self,
+        insn: &Insn<'_, 'a>,
+        ty: Type,
+        flags: FloatFlags,
+        relu: bool,
+    ) -> Result<(), Error> {
+        self.arity(insn, &[4])?;
+        let (a, b) = (
+            self.half_source(insn, 1, ty, flags)?,
+            self.half_source(insn, 2, ty, flags)?,
+        );
+        let (c, d) = (
+            self.half_source(insn, 3, ty, flags)?,
+            self.dst(&insn.ops[0], ty)?,
+        );
+        let op = match (ty, relu) {
+            (Type::F16, false) => Tern32::FmaF16,
+            (Type::F16x2, false) => Tern32::FmaF16x2,
+            (Type::Bf16, false) => Tern32::FmaBf16,
+            (Type::Bf16x2, false) => Tern32::FmaBf16x2,
+            (Type::F16, true) => Tern32::FmaReluF16,
+            (Type::F16x2, true) => Tern32::FmaReluF16x2,
+            (Type::Bf16, true) => Tern32::FmaReluBf16,
+            (Type::Bf16x2, true) => Tern32::FmaReluBf16x2,
+            _ => return Err(self.unsupported("this type")),
+        };
+        self.emit(Op::Tern32 { op, d, a, b, c })?;
+        self.half_result(flags, d)
     }
 
     /// Returns an operand of one or two halves, flushing subnormals if the instruction does.

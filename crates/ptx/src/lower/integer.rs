@@ -100,68 +100,30 @@ impl<'a> Lowering<'_, '_, 'a> {
         let read = insn.name == "madc";
         let ty = self.integer_type(insn)?;
         let signed = ty.is_signed();
-        let wide_ty = match (part, ty.bytes()) {
-            ("wide", 2) => {
-                if signed {
-                    Type::S32
-                } else {
-                    Type::U32
-                }
-            }
-            ("wide", 4) => {
-                if signed {
-                    Type::S64
-                } else {
-                    Type::U64
-                }
-            }
-            ("wide", _) => return Err(self.unsupported("this type")),
+        let wide_ty = match (part, ty.bytes(), signed) {
+            ("wide", 2, true) => Type::S32,
+            ("wide", 2, false) => Type::U32,
+            ("wide", 4, true) => Type::S64,
+            ("wide", 4, false) => Type::U64,
+            ("wide", ..) => return Err(self.unsupported("this type")),
             _ => ty,
         };
         let (a, b) = (self.src(&insn.ops[1], ty)?, self.src(&insn.ops[2], ty)?);
-        let c = if mad {
-            self.src(&insn.ops[3], wide_ty)?
-        } else {
-            0
-        };
+        let c = insn.ops.get(3).map(|c| self.src(c, wide_ty)).transpose()?;
         let d = self.dst(&insn.ops[0], wide_ty)?;
         if sat && !(mad && part == "hi" && ty == Type::S32 && !read && !write) {
             return Err(self.unsupported("saturation of this form"));
         }
         if read || write {
-            let op = match (part, signed) {
-                ("lo", _) => Carry::MadLo,
-                ("hi", true) => Carry::MadHiS,
-                ("hi", false) => Carry::MadHiU,
-                _ => return Err(self.unsupported("carry of this form")),
-            };
-            return match ty.bytes() {
-                4 => self.emit(Op::Carry32 {
-                    op,
-                    read,
-                    write,
-                    d,
-                    a,
-                    b,
-                    c,
-                }),
-                8 => self.emit(Op::Carry64 {
-                    op,
-                    read,
-                    write,
-                    d,
-                    a,
-                    b,
-                    c,
-                }),
-                _ => Err(self.unsupported("carry of this type")),
-            };
+            return self.multiply_carry(part, ty, (read, write), [d, a, b, c.unwrap_or(0)]);
         }
-        match (ty.bytes(), part) {
-            (2, _) => self.multiply16(part, ty, d, a, b, mad.then_some(c)),
-            (4, "wide") if mad => self.emit(Op::MadWide { signed, d, a, b, c }),
-            (4, "wide") => self.emit(Op::MulWide { signed, d, a, b }),
-            (4, _) if mad => {
+        match (ty.bytes(), c) {
+            (2, _) => self.multiply16(part, ty, d, a, b, c),
+            (4, _) if part == "wide" => self.emit(match c {
+                Some(c) => Op::MadWide { signed, d, a, b, c },
+                None => Op::MulWide { signed, d, a, b },
+            }),
+            (4, Some(c)) => {
                 let op = match (part, signed, sat) {
                     ("lo", ..) => Tern32::MadLo,
                     (_, true, false) => Tern32::MadHiS,
@@ -170,7 +132,7 @@ impl<'a> Lowering<'_, '_, 'a> {
                 };
                 self.emit(Op::Tern32 { op, d, a, b, c })
             }
-            (4, _) => {
+            (4, None) => {
                 let op = match (part, signed) {
                     ("lo", _) => Bin32::MulLo,
                     (_, true) => Bin32::MulHiS,
@@ -178,7 +140,7 @@ impl<'a> Lowering<'_, '_, 'a> {
                 };
                 self.emit(Op::Bin32 { op, d, a, b })
             }
-            _ if mad => {
+            (_, Some(c)) => {
                 let op = match (part, signed) {
                     ("lo", _) => Tern64::MadLo,
                     (_, true) => Tern64::MadHiS,
@@ -186,7 +148,7 @@ impl<'a> Lowering<'_, '_, 'a> {
                 };
                 self.emit(Op::Tern64 { op, d, a, b, c })
             }
-            _ => {
+            (_, None) => {
                 let op = match (part, signed) {
                     ("lo", _) => Bin64::MulLo,
                     (_, true) => Bin64::MulHiS,
@@ -194,6 +156,43 @@ impl<'a> Lowering<'_, '_, 'a> {
                 };
                 self.emit(Op::Bin64 { op, d, a, b })
             }
+        }
+    }
+
+    /// Lowers a multiplication that reads or writes the carry flag.
+    fn multiply_carry(
+        &mut self,
+        part: &str,
+        ty: Type,
+        (read, write): (bool, bool),
+        [d, a, b, c]: [Row; 4],
+    ) -> Result<(), Error> {
+        let op = match (part, ty.is_signed()) {
+            ("lo", _) => Carry::MadLo,
+            ("hi", true) => Carry::MadHiS,
+            ("hi", false) => Carry::MadHiU,
+            _ => return Err(self.unsupported("carry of this form")),
+        };
+        match ty.bytes() {
+            4 => self.emit(Op::Carry32 {
+                op,
+                read,
+                write,
+                d,
+                a,
+                b,
+                c,
+            }),
+            8 => self.emit(Op::Carry64 {
+                op,
+                read,
+                write,
+                d,
+                a,
+                b,
+                c,
+            }),
+            _ => Err(self.unsupported("carry of this type")),
         }
     }
 

@@ -193,22 +193,14 @@ impl Files {
             }
             Tern32::SlctS => all!(|x, y, z| if z as i32 >= 0 { x } else { y }),
             Tern32::SlctF => all!(|x, y, z| if f32::from_bits(z) >= 0.0 { x } else { y }),
-            _ => self.tern32_scalar(op, mask, d, &a, &b, &c),
+            _ => self.tern32_scalar(op, mask, d, [&a, &b, &c]),
         }
     }
 
     /// Operations that gain nothing from vector instructions, compiled once for all instruction
-    /// sets.
+    /// sets: products and bits.
     #[inline(never)]
-    fn tern32_scalar(
-        &self,
-        op: Tern32,
-        mask: u32,
-        d: Row,
-        a: &[u32; 32],
-        b: &[u32; 32],
-        c: &[u32; 32],
-    ) {
+    fn tern32_scalar(&self, op: Tern32, mask: u32, d: Row, [a, b, c]: [&[u32; 32]; 3]) {
         macro_rules! each {
             (|$x:ident, $y:ident, $z:ident| $e:expr) => {
                 self.each32(d, mask, |l| {
@@ -251,6 +243,26 @@ impl Files {
             Tern32::ShfRClamp => {
                 each!(|x, y, z| ((u64::from(y) << 32 | u64::from(x)) >> z.min(32)) as u32)
             }
+            Tern32::Dp4a(sa, sb) => each!(|x, y, z| (0..4).fold(z, |sum, i| sum
+                .wrapping_add(byte(x, i, sa).wrapping_mul(byte(y, i, sb))))),
+            Tern32::Dp2aLo(sa, sb) => each!(|x, y, z| dp2a(x, y, z, sa, sb, 0)),
+            Tern32::Dp2aHi(sa, sb) => each!(|x, y, z| dp2a(x, y, z, sa, sb, 2)),
+            _ => self.permute_or_fma_half(op, mask, d, [a, b, c]),
+        }
+    }
+
+    /// Permutations of bytes, and products of halves.
+    #[inline(never)]
+    fn permute_or_fma_half(&self, op: Tern32, mask: u32, d: Row, [a, b, c]: [&[u32; 32]; 3]) {
+        macro_rules! each {
+            (|$x:ident, $y:ident, $z:ident| $e:expr) => {
+                self.each32(d, mask, |l| {
+                    let ($x, $y, $z) = (a[l], b[l], c[l]);
+                    $e
+                })
+            };
+        }
+        match op {
             Tern32::Prmt => each!(|x, y, z| prmt(x, y, [z, z >> 4, z >> 8, z >> 12])),
             Tern32::PrmtF4e => each!(|x, y, z| {
                 let s = z & 3;
@@ -282,37 +294,24 @@ impl Files {
                 let s = (z & 1) * 2;
                 prmt(x, y, [s, s + 1, s, s + 1])
             }),
-            Tern32::Dp4a(sa, sb) => each!(|x, y, z| (0..4).fold(z, |sum, i| sum
-                .wrapping_add(byte(x, i, sa).wrapping_mul(byte(y, i, sb))))),
-            Tern32::Dp2aLo(sa, sb) => each!(|x, y, z| dp2a(x, y, z, sa, sb, 0)),
-            Tern32::Dp2aHi(sa, sb) => each!(|x, y, z| dp2a(x, y, z, sa, sb, 2)),
-            Tern32::FmaF16 => each!(|x, y, z| half::fma::<half::F16>(x, y, z, false)),
-            Tern32::FmaBf16 => each!(|x, y, z| half::fma::<half::Bf16>(x, y, z, false)),
-            Tern32::FmaF16x2 => each!(|x, y, z| half::packed3(x, y, z, |x, y, z| half::fma::<
-                half::F16,
-            >(
-                x, y, z, false
-            ))),
-            Tern32::FmaBf16x2 => each!(|x, y, z| half::packed3(x, y, z, |x, y, z| half::fma::<
-                half::Bf16,
-            >(
-                x, y, z, false
-            ))),
-            Tern32::FmaReluF16 => each!(|x, y, z| half::fma::<half::F16>(x, y, z, true)),
-            Tern32::FmaReluBf16 => each!(|x, y, z| half::fma::<half::Bf16>(x, y, z, true)),
-            Tern32::FmaReluF16x2 => each!(|x, y, z| half::packed3(x, y, z, |x, y, z| half::fma::<
-                half::F16,
-            >(
-                x, y, z, true
-            ))),
-            Tern32::FmaReluBf16x2 => each!(|x, y, z| half::packed3(
-                x,
-                y,
-                z,
-                |x, y, z| half::fma::<half::Bf16>(x, y, z, true)
-            )),
+            Tern32::FmaF16 => each!(|x, y, z| fma::<half::F16, false>(x, y, z)),
+            Tern32::FmaBf16 => each!(|x, y, z| fma::<half::Bf16, false>(x, y, z)),
+            Tern32::FmaF16x2 => each!(|x, y, z| half::packed3(x, y, z, fma::<half::F16, false>)),
+            Tern32::FmaBf16x2 => each!(|x, y, z| half::packed3(x, y, z, fma::<half::Bf16, false>)),
+            Tern32::FmaReluF16 => each!(|x, y, z| fma::<half::F16, true>(x, y, z)),
+            Tern32::FmaReluBf16 => each!(|x, y, z| fma::<half::Bf16, true>(x, y, z)),
+            Tern32::FmaReluF16x2 => each!(|x, y, z| half::packed3(x, y, z, fma::<half::F16, true>)),
+            Tern32::FmaReluBf16x2 => {
+                each!(|x, y, z| half::packed3(x, y, z, fma::<half::Bf16, true>))
+            }
             _ => {}
         }
+    }
+
+    #[inline(always)]
+    pub(crate) fn pack64(&self, mask: u32, d: Row, lo: Row, hi: Row) {
+        let (lo, hi) = (self.get32(lo), self.get32(hi));
+        self.put64(d, mask, |l| u64::from(hi[l]) << 32 | u64::from(lo[l]));
     }
 
     #[inline(always)]
@@ -567,4 +566,10 @@ impl Files {
         self.set64(d, mask, &value);
         carry
     }
+}
+
+/// Multiplies and adds halves; with `RELU` negative sums become 0.
+#[inline(always)]
+fn fma<H: half::Half, const RELU: bool>(a: u32, b: u32, c: u32) -> u32 {
+    half::fma::<H>(a, b, c, RELU)
 }

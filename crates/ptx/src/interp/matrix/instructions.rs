@@ -371,37 +371,54 @@ impl Core<'_> {
                     *at = at.wrapping_add(element.wrapping_mul(bits as u64) / 8);
                 }
                 self.translate(mem.space, unit_bytes as u32, mask, store, &mut at)?;
+                let unit = Unit {
+                    bits: unit_bits,
+                    shift: unit as u32 * unit_bits as u32,
+                };
                 for lane in lanes(mask) {
-                    let at = at.0[lane];
-                    let shift = unit as u32 * unit_bits as u32;
-                    if unit_bits == 64 {
-                        if store {
-                            write64(at, files.lane64(row, lane));
-                        } else {
-                            files.set_lane64(row, lane, read64(at));
-                        }
-                        continue;
+                    match store {
+                        true => unit.store(at.0[lane], &files, row, lane),
+                        false => unit.load(at.0[lane], &files, row, lane),
                     }
-                    let old = files.lane32(row, lane);
-                    if store {
-                        match unit_bits {
-                            8 => write8(at, (old >> shift) as u8),
-                            16 => write16(at, (old >> shift) as u16),
-                            _ => write32(at, old),
-                        }
-                        continue;
-                    }
-                    let value = match unit_bits {
-                        8 => read8(at).into(),
-                        16 => read16(at).into(),
-                        _ => read32(at),
-                    };
-                    let kept = if unit == 0 { 0 } else { old };
-                    files.set_lane32(row, lane, kept | value << shift);
                 }
             }
         }
         Ok(())
+    }
+}
+
+/// A piece of a register that `wmma.load` and `wmma.store` move.
+struct Unit {
+    bits: usize,
+    /// Its lowest bit in the register.
+    shift: u32,
+}
+
+impl Unit {
+    #[inline(always)]
+    fn store(&self, at: u64, files: &Files, row: Row, lane: usize) {
+        match self.bits {
+            64 => write64(at, files.lane64(row, lane)),
+            8 => write8(at, (files.lane32(row, lane) >> self.shift) as u8),
+            16 => write16(at, (files.lane32(row, lane) >> self.shift) as u16),
+            _ => write32(at, files.lane32(row, lane)),
+        }
+    }
+
+    /// Loads the unit; the first one of a register clears the others.
+    #[inline(always)]
+    fn load(&self, at: u64, files: &Files, row: Row, lane: usize) {
+        let value = match self.bits {
+            64 => return files.set_lane64(row, lane, read64(at)),
+            8 => read8(at).into(),
+            16 => read16(at).into(),
+            _ => read32(at),
+        };
+        let kept = match self.shift {
+            0 => 0,
+            _ => files.lane32(row, lane),
+        };
+        files.set_lane32(row, lane, kept | value << self.shift);
     }
 }
 

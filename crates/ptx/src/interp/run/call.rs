@@ -29,38 +29,7 @@ impl Core<'_> {
                 return Ok(());
             }
         };
-        let (caller, callee) = (
-            &program.functions[group.frame.function as usize],
-            &program.functions[function as usize],
-        );
-        let first = group.mask.trailing_zeros() as usize;
-        let Some(entry) = callee.entry else {
-            return Err(Trouble::at_lane(
-                FaultKind::InvalidTarget {
-                    address: FUNCTION_WINDOW | u64::from(function),
-                },
-                first,
-            ));
-        };
-        let frame = Frame {
-            r32: group.frame.r32 + caller.rows32,
-            r64: group.frame.r64 + caller.rows64,
-            preds: group.frame.preds + caller.preds,
-            local: group.frame.local + caller.frame_bytes,
-            depth: group.frame.depth + 1,
-            function,
-        };
-        if frame.depth as usize > CALL_DEPTH_MAX {
-            return Err(Trouble::at_lane(
-                FaultKind::StackOverflow {
-                    bytes: frame.local.into(),
-                },
-                first,
-            ));
-        }
-        self.storage
-            .reserve(self.env, &frame)
-            .map_err(|kind| Trouble::at_lane(kind, first))?;
+        let (frame, entry) = self.callee_frame(group, function)?;
         let slot = group.frame.depth as usize;
         if self.storage.returns.len() <= slot {
             self.storage
@@ -79,11 +48,45 @@ impl Core<'_> {
             group.mask,
             &call.params,
             group.frame.local,
-            &callee.params,
+            &program.functions[function as usize].params,
             frame.local,
         );
         (group.frame, group.pc) = (frame, entry);
         Ok(())
+    }
+
+    /// Reserves the frame of a function that a group calls; returns it with the function's entry.
+    #[inline(always)]
+    fn callee_frame(&mut self, group: &Group, function: u32) -> Result<(Frame, u32), Stop> {
+        let functions = &self.program.functions;
+        let (caller, callee) = (
+            &functions[group.frame.function as usize],
+            &functions[function as usize],
+        );
+        let first = group.mask.trailing_zeros() as usize;
+        let Some(entry) = callee.entry else {
+            let address = FUNCTION_WINDOW | u64::from(function);
+            return Err(Trouble::at_lane(
+                FaultKind::InvalidTarget { address },
+                first,
+            ));
+        };
+        let frame = Frame {
+            r32: group.frame.r32 + caller.rows32,
+            r64: group.frame.r64 + caller.rows64,
+            preds: group.frame.preds + caller.preds,
+            local: group.frame.local + caller.frame_bytes,
+            depth: group.frame.depth + 1,
+            function,
+        };
+        if frame.depth as usize > CALL_DEPTH_MAX {
+            let bytes = frame.local.into();
+            return Err(Trouble::at_lane(FaultKind::StackOverflow { bytes }, first));
+        }
+        self.storage
+            .reserve(self.env, &frame)
+            .map_err(|kind| Trouble::at_lane(kind, first))?;
+        Ok((frame, entry))
     }
 
     /// Leaves the callee. Lanes may return to different places.

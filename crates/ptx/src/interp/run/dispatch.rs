@@ -9,6 +9,7 @@ use crate::error::FaultKind;
 use crate::interp::core::{Core, Stop, Trouble};
 use crate::interp::run::group::{Group, GroupState};
 use crate::interp::step::{Step, StepKind};
+use crate::interp::steps::program::Steps;
 
 /// Fuel that an atomic costs while lanes are diverged, so that a group that spins on one soon lets
 /// others run.
@@ -59,13 +60,7 @@ pub(crate) fn run_group<const COUNTED: bool>(
         }
         let step = &steps.list[pc as usize];
         if step.end > pc {
-            let granted = u32::try_from(left).unwrap_or(u32::MAX);
-            let end = step.end.min(limit).min(pc.saturating_add(granted));
-            // A step of several instructions does not stop halfway.
-            let list = match end == step.end {
-                true => &steps.list[..],
-                false => &steps.singles[..],
-            };
+            let (list, end) = straight_part(steps, step.end, pc, (limit, left));
             straight(core, list, pc, end, active)?;
             if COUNTED {
                 core.env.count(pc..end);
@@ -84,9 +79,7 @@ pub(crate) fn run_group<const COUNTED: bool>(
             match step.kind {
                 _ if mask == 0 => pc += 1,
                 StepKind::Plain => {
-                    // SAFETY: the steps are those of the core's program, chosen for this host's
-                    // features.
-                    unsafe { (step.run)(core, step, mask)? };
+                    single(core, step, mask)?;
                     pc += 1;
                 }
                 StepKind::Branch if mask == active => pc = step.d,
@@ -96,9 +89,7 @@ pub(crate) fn run_group<const COUNTED: bool>(
                     return Ok(Event::Reschedule);
                 }
                 StepKind::Together if mask == u32::MAX => {
-                    // SAFETY: the steps are those of the core's program, chosen for this host's
-                    // features.
-                    unsafe { (step.run)(core, step, mask)? };
+                    single(core, step, mask)?;
                     pc += 1;
                 }
                 StepKind::Together | StepKind::Control => {
@@ -117,6 +108,26 @@ pub(crate) fn run_group<const COUNTED: bool>(
     };
     (group.pc, *fuel) = (pc, left);
     Ok(event)
+}
+
+/// Returns the steps of straight code that ends at `end`, and where to stop: below `limit`, with
+/// `left` instructions to spend.
+#[inline(always)]
+fn straight_part(steps: &Steps, end: u32, pc: u32, (limit, left): (u32, u64)) -> (&[Step], u32) {
+    let granted = u32::try_from(left).unwrap_or(u32::MAX);
+    let stop = end.min(limit).min(pc.saturating_add(granted));
+    // A step of several instructions does not stop halfway.
+    match stop == end {
+        true => (&steps.list, stop),
+        false => (&steps.singles, stop),
+    }
+}
+
+/// Runs one step.
+#[inline(always)]
+fn single(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
+    // SAFETY: the steps are those of the core's program, chosen for this host's features.
+    unsafe { (step.run)(core, step, mask) }
 }
 
 /// Runs straight code, all of it for the same lanes.
@@ -153,46 +164,8 @@ fn control(
 ) -> Result<Option<Event>, Stop> {
     let pc = core.pc;
     match core.program.code[pc as usize].op {
-        Op::BrxIdx {
-            index,
-            first,
-            count,
-        } => {
-            group.peel(others, mask);
-            core.indirect_branch(group, others, index, first, count)?;
-            Ok(Some(Event::Reschedule))
-        }
-        Op::Call { call } => {
-            group.peel(others, mask);
-            core.call(group, others, call)?;
-            Ok(Some(Event::Reschedule))
-        }
-        Op::Ret if group.frame.depth > 0 => {
-            group.peel(others, mask);
-            core.ret(group, others);
-            Ok(Some(Event::Reschedule))
-        }
-        Op::Ret | Op::Exit => {
-            core.live &= !mask;
-            group.mask &= !mask;
-            group.pc = pc + 1;
-            Ok(Some(if group.mask == 0 {
-                Event::Gone
-            } else {
-                Event::Reschedule
-            }))
-        }
-        Op::Trap => {
-            let reason = "trap instruction executed".into();
-            Err(Trouble::at_lane(
-                FaultKind::Trap { reason },
-                mask.trailing_zeros() as usize,
-            ))
-        }
-        Op::Yield => {
-            group.pc = pc + 1;
-            *fuel = 0;
-            Ok(Some(Event::Fuel))
+        op @ (Op::BrxIdx { .. } | Op::Call { .. } | Op::Ret | Op::Exit | Op::Trap | Op::Yield) => {
+            flow(core, group, others, op, (mask, fuel)).map(Some)
         }
         Op::Bar {
             kind,
@@ -203,23 +176,19 @@ fn control(
             d,
         } => {
             group.peel(others, mask);
-            let lane = mask.trailing_zeros() as usize;
-            let votes = if pred == SINK_PRED {
-                0
-            } else {
-                core.files.pred(pred, negated) & mask
-            };
-            let count = if count == SINK {
-                0
-            } else {
-                core.files.lane32(count, lane)
-            };
             group.pc = pc + 1;
+            let lane = mask.trailing_zeros() as usize;
             Ok(Some(Event::Barrier(Arrival {
                 kind,
                 id: core.files.lane32(id, lane),
-                count,
-                votes,
+                count: match count {
+                    SINK => 0,
+                    row => core.files.lane32(row, lane),
+                },
+                votes: match pred {
+                    SINK_PRED => 0,
+                    pred => core.files.pred(pred, negated) & mask,
+                },
                 dest: d,
             })))
         }
@@ -235,20 +204,82 @@ fn control(
             }
             Ok(None)
         }
-        op => {
-            let members = core.members(op, mask);
-            if members & core.live & !mask != 0 {
-                group.peel(others, mask);
-                group.state = GroupState::Members(members);
-                return Ok(Some(Event::Wait));
-            }
-            if let Op::WarpSync { .. } = op
-                && let Some(watch) = core.env.watch
-            {
-                watch.warp_sync(core.env.linear(core.block), core.warp);
-            }
-            core.collective(op, members & core.live, mask)?;
-            Ok(None)
-        }
+        op => collective(core, group, others, op, mask),
     }
+}
+
+/// Executes a branch, a call, or an end of lanes.
+#[inline(always)]
+fn flow(
+    core: &mut Core<'_>,
+    group: &mut Group,
+    others: &mut Vec<Group>,
+    op: Op,
+    (mask, fuel): (u32, &mut u64),
+) -> Result<Event, Stop> {
+    match op {
+        Op::BrxIdx {
+            index,
+            first,
+            count,
+        } => {
+            group.peel(others, mask);
+            core.indirect_branch(group, others, index, first, count)?;
+            Ok(Event::Reschedule)
+        }
+        Op::Call { call } => {
+            group.peel(others, mask);
+            core.call(group, others, call)?;
+            Ok(Event::Reschedule)
+        }
+        Op::Ret if group.frame.depth > 0 => {
+            group.peel(others, mask);
+            core.ret(group, others);
+            Ok(Event::Reschedule)
+        }
+        Op::Ret | Op::Exit => {
+            core.live &= !mask;
+            group.mask &= !mask;
+            group.pc = core.pc + 1;
+            Ok(match group.mask {
+                0 => Event::Gone,
+                _ => Event::Reschedule,
+            })
+        }
+        Op::Trap => {
+            let reason = "trap instruction executed".into();
+            let lane = mask.trailing_zeros() as usize;
+            Err(Trouble::at_lane(FaultKind::Trap { reason }, lane))
+        }
+        Op::Yield => {
+            group.pc = core.pc + 1;
+            *fuel = 0;
+            Ok(Event::Fuel)
+        }
+        _ => Ok(Event::Reschedule),
+    }
+}
+
+/// Executes an instruction for whose members the group waits.
+#[inline(always)]
+fn collective(
+    core: &mut Core<'_>,
+    group: &mut Group,
+    others: &mut Vec<Group>,
+    op: Op,
+    mask: u32,
+) -> Result<Option<Event>, Stop> {
+    let members = core.members(op, mask);
+    if members & core.live & !mask != 0 {
+        group.peel(others, mask);
+        group.state = GroupState::Members(members);
+        return Ok(Some(Event::Wait));
+    }
+    if let Op::WarpSync { .. } = op
+        && let Some(watch) = core.env.watch
+    {
+        watch.warp_sync(core.env.linear(core.block), core.warp);
+    }
+    core.collective(op, members & core.live, mask)?;
+    Ok(None)
 }

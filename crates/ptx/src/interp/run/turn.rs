@@ -12,7 +12,7 @@ use crate::interp::Env;
 use crate::interp::core::{Core, Stop, Trouble};
 use crate::interp::range_cache::RangeCache;
 use crate::interp::run::barriers::Barriers;
-use crate::interp::run::dispatch::{Event, run_group};
+use crate::interp::run::dispatch::{Arrival, Event, run_group};
 use crate::interp::run::group::{Group, GroupState};
 use crate::interp::run::warp::Warp;
 use crate::interp::storage::Frame;
@@ -87,43 +87,13 @@ impl Warp {
                 *budget
             };
             let mut fuel = granted;
-            let shared_bytes = u64::from(turn.env.shared_bytes);
-            let files = self.storage.files(turn.env, &group.frame);
-            let mut core = Core {
-                env: turn.env,
-                program: turn.env.program,
-                ranges: turn.ranges,
-                cache: turn.cache,
-                storage: &mut self.storage,
-                files,
-                pc: group.pc,
-                shared: turn.shared,
-                shared_bytes,
-                local: std::ptr::null_mut(),
-                stride: 0,
-                frame_local: 0,
-                block: turn.block,
-                warp: self.index,
-                worker: turn.worker,
-                live: self.live,
-                known: 0,
-            };
-            core.enter(&group.frame);
-            let run = match turn.env.counts {
-                None => run_group::<false>,
-                Some(_) => run_group::<true>,
-            };
-            let event = run(&mut core, &mut group, &mut self.groups, limit, &mut fuel);
-            self.live = core.live;
-            let pc = core.pc;
+            let (event, pc) = self.run_group(turn, &mut group, limit, &mut fuel);
             *budget -= granted - fuel;
             self.clock += 1;
             group.last_run = self.clock;
-            match event.map_err(|trouble| Stopped {
-                trouble,
-                pc,
-                warp: self.index,
-            })? {
+            let warp = self.index;
+            let stopped = |trouble| Stopped { trouble, pc, warp };
+            match event.map_err(stopped)? {
                 Event::Gone => {}
                 Event::Reschedule | Event::Wait => self.groups.push(group),
                 Event::Fuel => {
@@ -135,28 +105,75 @@ impl Warp {
                     fair = crowded;
                 }
                 Event::Barrier(arrival) => {
-                    let arrived =
-                        turn.barriers
-                            .arrive((turn.env, turn.block), &arrival, self, &group);
-                    arrived.map_err(|reason| {
-                        let lane = group.mask.trailing_zeros() as usize;
-                        Stopped {
-                            trouble: Trouble::at_lane(FaultKind::Trap { reason }, lane),
-                            pc,
-                            warp: self.index,
-                        }
-                    })?;
-                    if arrival.kind != BarKind::Arrive {
-                        group.state = GroupState::Barrier {
-                            id: arrival.id,
-                            kind: arrival.kind,
-                            dest: arrival.dest,
-                        };
-                    }
+                    let arrived = self.arrive(turn, &mut group, &arrival);
+                    arrived.map_err(stopped)?;
                     self.groups.push(group);
                 }
             }
         }
+    }
+
+    /// Runs a group until an event; returns it with the place of the last instruction that may
+    /// fault.
+    #[inline(always)]
+    fn run_group(
+        &mut self,
+        turn: &mut Turn<'_>,
+        group: &mut Group,
+        limit: u32,
+        fuel: &mut u64,
+    ) -> (Result<Event, Stop>, u32) {
+        let files = self.storage.files(turn.env, &group.frame);
+        let mut core = Core {
+            env: turn.env,
+            program: turn.env.program,
+            ranges: turn.ranges,
+            cache: turn.cache,
+            storage: &mut self.storage,
+            files,
+            pc: group.pc,
+            shared: turn.shared,
+            shared_bytes: turn.env.shared_bytes.into(),
+            local: std::ptr::null_mut(),
+            stride: 0,
+            frame_local: 0,
+            block: turn.block,
+            warp: self.index,
+            worker: turn.worker,
+            live: self.live,
+            known: 0,
+        };
+        core.enter(&group.frame);
+        let run = match turn.env.counts {
+            None => run_group::<false>,
+            Some(_) => run_group::<true>,
+        };
+        let event = run(&mut core, group, &mut self.groups, limit, fuel);
+        self.live = core.live;
+        (event, core.pc)
+    }
+
+    /// Brings a group to a barrier of the block, at which it waits unless it only arrives.
+    fn arrive(
+        &mut self,
+        turn: &mut Turn<'_>,
+        group: &mut Group,
+        arrival: &Arrival,
+    ) -> Result<(), Stop> {
+        let block = (turn.env, turn.block);
+        let arrived = turn.barriers.arrive(block, arrival, self, group);
+        arrived.map_err(|reason| {
+            let lane = group.mask.trailing_zeros() as usize;
+            Trouble::at_lane(FaultKind::Trap { reason }, lane)
+        })?;
+        if arrival.kind != BarKind::Arrive {
+            group.state = GroupState::Barrier {
+                id: arrival.id,
+                kind: arrival.kind,
+                dest: arrival.dest,
+            };
+        }
+        Ok(())
     }
 
     /// Takes the group to run next, and the program counter at which it may meet another.

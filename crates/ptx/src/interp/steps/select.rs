@@ -19,111 +19,6 @@ use crate::interp::step::{Body, Step, StepKind, compiled};
 pub(in crate::interp) fn select(program: &Program, op: &Op, any: Step, features: Features) -> Step {
     let with = Chosen { any, features };
     match *op {
-        Op::Bin32 { op, d, a, b } => with.bin32(op, [d, a, b]),
-        Op::Un32 { op, flags, d, a } => with.un32(op, flags, [d, a, 0, 0]),
-        Op::Tern32 { op, d, a, b, c } => with.tern32(op, [d, a, b, c]),
-        Op::BinF32 { op, flags, d, a, b } => with.bin_f32(op, flags, [d, a, b]),
-        Op::FmaF32 {
-            rounding: Rounding::Nearest,
-            flags,
-            d,
-            a,
-            b,
-            c,
-        } => match flags {
-            FloatFlags {
-                ftz: false,
-                sat: false,
-            } => with.rows::<arithmetic::Map3<arithmetic::Fma>>([d, a, b, c]),
-            FloatFlags {
-                ftz: true,
-                sat: false,
-            } => with.rows::<arithmetic::Map3<arithmetic::FmaFtz>>([d, a, b, c]),
-            _ => any,
-        },
-        Op::Bin64 { op, d, a, b } => match op {
-            Bin64::Add => with.rows::<arithmetic::Map64<arithmetic::Add64>>([d, a, b, 0]),
-            Bin64::Sub => with.rows::<arithmetic::Map64<arithmetic::Sub64>>([d, a, b, 0]),
-            Bin64::And => with.rows::<arithmetic::Map64<arithmetic::And64>>([d, a, b, 0]),
-            Bin64::Or => with.rows::<arithmetic::Map64<arithmetic::Or64>>([d, a, b, 0]),
-            Bin64::MulLo => with.rows::<arithmetic::Map64<arithmetic::MulLo64>>([d, a, b, 0]),
-            _ => any,
-        },
-        Op::Un64 {
-            op: Un64::Mov,
-            d,
-            a,
-        } => with.rows::<arithmetic::Mov64>([d, a, 0, 0]),
-        Op::Shift64 { op, d, a, b } => match op {
-            Shift64::Shl => with.rows::<arithmetic::Shl64>([d, a, b, 0]),
-            Shift64::ShrU => with.rows::<arithmetic::ShrU64>([d, a, b, 0]),
-            Shift64::ShrS => any,
-        },
-        Op::MulWide { signed, d, a, b } => match signed {
-            true => with.rows::<arithmetic::MulWide<true>>([d, a, b, 0]),
-            false => with.rows::<arithmetic::MulWide<false>>([d, a, b, 0]),
-        },
-        Op::MadWide { signed, d, a, b, c } => match signed {
-            true => with.rows::<arithmetic::MadWide<true>>([d, a, b, c]),
-            false => with.rows::<arithmetic::MadWide<false>>([d, a, b, c]),
-        },
-        Op::Cvt { cvt, d, a } => with.cvt(cvt, d, a),
-        Op::Setp {
-            ty,
-            cmp,
-            ftz: false,
-            d,
-            a,
-            b,
-        } => with.setp(ty, cmp, [d.into(), a, b, 0]),
-        Op::SetpX2 {
-            bf16,
-            cmp,
-            ftz: _,
-            d,
-            q,
-            a,
-            b,
-        } => with.setp_pair(bf16, cmp, [d, q], [a, b]),
-        Op::CvtPack {
-            to,
-            rounding,
-            relu,
-            d,
-            a,
-            b,
-        } => with.cvt_pack(to, rounding, [d, a, b, convert::relu(relu)]),
-        Op::PredOp { lut, d, a, b } => {
-            with.rows::<arithmetic::PredOp>([d.into(), a.into(), b.into(), lut.into()])
-        }
-        Op::Sel32 {
-            d,
-            a,
-            b,
-            p,
-            negated,
-        } => with.rows::<arithmetic::Sel32>([d, a, b, u32::from(p) << 1 | u32::from(negated)]),
-        Op::Sel64 {
-            d,
-            a,
-            b,
-            p,
-            negated,
-        } => with.rows::<arithmetic::Sel64>([d, a, b, u32::from(p) << 1 | u32::from(negated)]),
-        Op::Tern64 {
-            op: Tern64::MadLo,
-            d,
-            a,
-            b,
-            c,
-        } => with.rows::<arithmetic::MadLo64>([d, a, b, c]),
-        Op::Special32 { which, d } => match which {
-            Special::Tid(axis) => with.rows::<arithmetic::Tid>([d, axis.into(), 0, 0]),
-            Special::Ntid(axis) => with.rows::<arithmetic::BlockConstant>([d, axis.into(), 0, 0]),
-            Special::Ctaid(axis) => with.rows::<arithmetic::BlockConstant>([d, axis.into(), 1, 0]),
-            Special::Nctaid(axis) => with.rows::<arithmetic::BlockConstant>([d, axis.into(), 2, 0]),
-            _ => any,
-        },
         Op::Ld { width, mem, d } => with.load(width, &mem, d),
         Op::St { width, mem, a } => with.store(width, &mem, a),
         Op::LdVec {
@@ -146,26 +41,15 @@ pub(in crate::interp) fn select(program: &Program, op: &Op, any: Step, features:
             list,
         } => {
             let [b, c] = [0, 1].map(|i| program.rows[list as usize + i]);
-            let rows = [d, a, b, c];
             // The whole warp is one segment.
             let clamp = if mode == Shfl::Up { 0 } else { 31 };
             let constants = &program.consts32;
             let whole =
                 c & CONST != 0 && constants.get((c & !CONST) as usize) == Some(&[clamp; 32]);
-            let step = match (mode, whole) {
-                (Shfl::Up, false) => with.rows::<Shuffle<{ shuffle::UP }, false>>(rows),
-                (Shfl::Up, true) => with.rows::<Shuffle<{ shuffle::UP }, true>>(rows),
-                (Shfl::Down, false) => with.rows::<Shuffle<{ shuffle::DOWN }, false>>(rows),
-                (Shfl::Down, true) => with.rows::<Shuffle<{ shuffle::DOWN }, true>>(rows),
-                (Shfl::Bfly, false) => with.rows::<Shuffle<{ shuffle::BFLY }, false>>(rows),
-                (Shfl::Bfly, true) => with.rows::<Shuffle<{ shuffle::BFLY }, true>>(rows),
-                (Shfl::Idx, false) => with.rows::<Shuffle<{ shuffle::IDX }, false>>(rows),
-                (Shfl::Idx, true) => with.rows::<Shuffle<{ shuffle::IDX }, true>>(rows),
-            };
             Step {
                 kind: StepKind::Together,
                 offset: p.into(),
-                ..step
+                ..with.shuffle(mode, whole, [d, a, b, c])
             }
         }
         Op::Atom {
@@ -183,7 +67,7 @@ pub(in crate::interp) fn select(program: &Program, op: &Op, any: Step, features:
             ..with.rows::<arithmetic::Nop>([0; 4])
         },
         Op::Nop => with.rows::<arithmetic::Nop>([0; 4]),
-        _ => any,
+        _ => with.arithmetic(op),
     }
 }
 
@@ -209,6 +93,143 @@ impl Chosen {
         Step {
             offset: mem.offset,
             ..self.rows::<B>([d, base, 0, SEEN as Row])
+        }
+    }
+
+    fn arithmetic(&self, op: &Op) -> Step {
+        match *op {
+            Op::Bin32 { op, d, a, b } => self.bin32(op, [d, a, b]),
+            Op::Un32 { op, flags, d, a } => self.un32(op, flags, [d, a, 0, 0]),
+            Op::Tern32 { op, d, a, b, c } => self.tern32(op, [d, a, b, c]),
+            Op::BinF32 { op, flags, d, a, b } => self.bin_f32(op, flags, [d, a, b]),
+            Op::FmaF32 {
+                rounding: Rounding::Nearest,
+                flags,
+                d,
+                a,
+                b,
+                c,
+            } => match flags {
+                FloatFlags {
+                    ftz: false,
+                    sat: false,
+                } => self.rows::<arithmetic::Map3<arithmetic::Fma>>([d, a, b, c]),
+                FloatFlags {
+                    ftz: true,
+                    sat: false,
+                } => self.rows::<arithmetic::Map3<arithmetic::FmaFtz>>([d, a, b, c]),
+                _ => self.any,
+            },
+            Op::Bin64 { op, d, a, b } => match op {
+                Bin64::Add => self.rows::<arithmetic::Map64<arithmetic::Add64>>([d, a, b, 0]),
+                Bin64::Sub => self.rows::<arithmetic::Map64<arithmetic::Sub64>>([d, a, b, 0]),
+                Bin64::And => self.rows::<arithmetic::Map64<arithmetic::And64>>([d, a, b, 0]),
+                Bin64::Or => self.rows::<arithmetic::Map64<arithmetic::Or64>>([d, a, b, 0]),
+                Bin64::MulLo => self.rows::<arithmetic::Map64<arithmetic::MulLo64>>([d, a, b, 0]),
+                _ => self.any,
+            },
+            Op::Un64 {
+                op: Un64::Mov,
+                d,
+                a,
+            } => self.rows::<arithmetic::Mov64>([d, a, 0, 0]),
+            Op::Shift64 { op, d, a, b } => match op {
+                Shift64::Shl => self.rows::<arithmetic::Shl64>([d, a, b, 0]),
+                Shift64::ShrU => self.rows::<arithmetic::ShrU64>([d, a, b, 0]),
+                Shift64::ShrS => self.any,
+            },
+            Op::MulWide { signed, d, a, b } => match signed {
+                true => self.rows::<arithmetic::MulWide<true>>([d, a, b, 0]),
+                false => self.rows::<arithmetic::MulWide<false>>([d, a, b, 0]),
+            },
+            Op::MadWide { signed, d, a, b, c } => match signed {
+                true => self.rows::<arithmetic::MadWide<true>>([d, a, b, c]),
+                false => self.rows::<arithmetic::MadWide<false>>([d, a, b, c]),
+            },
+            Op::Tern64 {
+                op: Tern64::MadLo,
+                d,
+                a,
+                b,
+                c,
+            } => self.rows::<arithmetic::MadLo64>([d, a, b, c]),
+            _ => self.choice(op),
+        }
+    }
+
+    /// Makes steps of conversions, comparisons, selections and special registers.
+    fn choice(&self, op: &Op) -> Step {
+        match *op {
+            Op::Cvt { cvt, d, a } => self.cvt(cvt, d, a),
+            Op::Setp {
+                ty,
+                cmp,
+                ftz: false,
+                d,
+                a,
+                b,
+            } => self.setp(ty, cmp, [d.into(), a, b, 0]),
+            Op::SetpX2 {
+                bf16,
+                cmp,
+                ftz: _,
+                d,
+                q,
+                a,
+                b,
+            } => self.setp_pair(bf16, cmp, [d, q], [a, b]),
+            Op::CvtPack {
+                to,
+                rounding,
+                relu,
+                d,
+                a,
+                b,
+            } => self.cvt_pack(to, rounding, [d, a, b, convert::relu(relu)]),
+            Op::PredOp { lut, d, a, b } => {
+                self.rows::<arithmetic::PredOp>([d.into(), a.into(), b.into(), lut.into()])
+            }
+            Op::Sel32 {
+                d,
+                a,
+                b,
+                p,
+                negated,
+            } => self.rows::<arithmetic::Sel32>([d, a, b, u32::from(p) << 1 | u32::from(negated)]),
+            Op::Sel64 {
+                d,
+                a,
+                b,
+                p,
+                negated,
+            } => self.rows::<arithmetic::Sel64>([d, a, b, u32::from(p) << 1 | u32::from(negated)]),
+            Op::Special32 { which, d } => match which {
+                Special::Tid(axis) => self.rows::<arithmetic::Tid>([d, axis.into(), 0, 0]),
+                Special::Ntid(axis) => {
+                    self.rows::<arithmetic::BlockConstant>([d, axis.into(), 0, 0])
+                }
+                Special::Ctaid(axis) => {
+                    self.rows::<arithmetic::BlockConstant>([d, axis.into(), 1, 0])
+                }
+                Special::Nctaid(axis) => {
+                    self.rows::<arithmetic::BlockConstant>([d, axis.into(), 2, 0])
+                }
+                _ => self.any,
+            },
+            _ => self.any,
+        }
+    }
+
+    fn shuffle(&self, mode: Shfl, whole: bool, rows: [Row; 4]) -> Step {
+        match (mode, whole) {
+            (Shfl::Up, false) => self.rows::<Shuffle<{ shuffle::UP }, false>>(rows),
+            (Shfl::Up, true) => self.rows::<Shuffle<{ shuffle::UP }, true>>(rows),
+            (Shfl::Down, false) => self.rows::<Shuffle<{ shuffle::DOWN }, false>>(rows),
+            (Shfl::Down, true) => self.rows::<Shuffle<{ shuffle::DOWN }, true>>(rows),
+            (Shfl::Bfly, false) => self.rows::<Shuffle<{ shuffle::BFLY }, false>>(rows),
+            (Shfl::Bfly, true) => self.rows::<Shuffle<{ shuffle::BFLY }, true>>(rows),
+            (Shfl::Idx, false) => self.rows::<Shuffle<{ shuffle::IDX }, false>>(rows),
+            (Shfl::Idx, true) => self.rows::<Shuffle<{ shuffle::IDX }, true>>(rows),
         }
     }
 
