@@ -14,7 +14,13 @@ use outboard_wire::{
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 
-use crate::{args::DoctorArgs, libraries, peer::Server, serve::default_endpoint, whole};
+use crate::{
+    args::DoctorArgs,
+    libraries,
+    peer::{NotAllowed, Server},
+    serve::default_endpoint,
+    whole,
+};
 
 /// The address window that a session reserves, and room for the program, in bytes.
 const ADDRESS_SPACE_BYTES_MIN: u64 = 1 << 42;
@@ -307,14 +313,22 @@ fn rdma(is_wanted: bool) -> Vec<Finding> {
     findings
 }
 
+/// Returns what helps where no server answers.
+fn remedy(endpoint: &Endpoint, is_of_another_user: bool) -> String {
+    match is_of_another_user {
+        true => "run the program as the user who started the server, or have that user serve a tcp:// address too, with a second --listen".into(),
+        false => format!(
+            "start one there with outboard serve --listen {endpoint}, or name another with --gpu URL"
+        ),
+    }
+}
+
 fn server(endpoint: &Endpoint) -> Vec<Finding> {
     const WHAT: &str = "server";
     let mut server = match Server::query(endpoint) {
         Ok(server) => server,
         Err(error) => {
-            let remedy = format!(
-                "start one there with outboard serve --listen {endpoint}, or name another with --gpu URL"
-            );
+            let remedy = remedy(endpoint, error.is::<NotAllowed>());
             return vec![Finding::fail(WHAT, whole(&error), remedy)];
         }
     };

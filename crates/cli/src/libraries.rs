@@ -178,10 +178,17 @@ fn folder_of(library: &Path, links: Vec<(&str, PathBuf)>) -> anyhow::Result<Path
     Ok(folder)
 }
 
+/// Returns `XDG_RUNTIME_DIR`, which counts only if it is absolute, by the XDG specification: a
+/// program and its server run in different folders.
+pub(crate) fn runtime_folder() -> Option<PathBuf> {
+    let folder = PathBuf::from(env::var_os("XDG_RUNTIME_DIR")?);
+    folder.is_absolute().then_some(folder)
+}
+
 /// Returns a folder that only the user can write: another writer could make our programs load
 /// anything, or serve them.
 pub(crate) fn private_folder() -> anyhow::Result<PathBuf> {
-    let folder = match env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
+    let folder = match runtime_folder() {
         Some(runtime) if runtime.is_dir() => runtime.join("outboard"),
         _ => env::temp_dir().join(format!("outboard-{}", rustix::process::getuid().as_raw())),
     };

@@ -22,7 +22,7 @@ use std::{
 
 use anyhow::Context as _;
 use clap::{CommandFactory, Parser};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 use args::{Args, Command};
 
@@ -72,8 +72,14 @@ fn whole(error: &anyhow::Error) -> String {
 /// Logs to stderr. `OUTBOARD_LOG` takes the directives of tracing-subscriber's `EnvFilter`:
 /// `debug`, `outboard_session=trace`.
 fn log_to_stderr() {
+    let asked = std::env::var("OUTBOARD_LOG").unwrap_or_default();
+    if let Some(word) = unknown_level(&asked) {
+        eprintln!(
+            "outboard: OUTBOARD_LOG: {word} is no level; off, error, warn, info, debug and trace are"
+        );
+    }
     let filter = EnvFilter::builder()
-        .with_default_directive(tracing_subscriber::filter::LevelFilter::INFO.into())
+        .with_default_directive(LevelFilter::INFO.into())
         .with_env_var("OUTBOARD_LOG")
         .from_env_lossy();
     tracing_subscriber::fmt()
@@ -81,6 +87,18 @@ fn log_to_stderr() {
         .with_writer(outboard_device::log::stderr)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .init();
+}
+
+/// Returns the first of the directives that is neither a level nor about a part of the program.
+fn unknown_level(directives: &str) -> Option<&str> {
+    let is_known = |word: &str| {
+        word.is_empty()
+            || word.contains(['=', '['])
+            || word.starts_with("outboard")
+            || word.parse::<LevelFilter>().is_ok()
+    };
+    let mut words = directives.split(',').map(str::trim);
+    words.find(|word| !is_known(word))
 }
 
 fn completions(shell: clap_complete::Shell) -> anyhow::Result<ExitCode> {
@@ -131,5 +149,13 @@ mod tests {
         let named = anyhow::Error::new(file()).context(format!("reading a: {text}"));
         assert_eq!(whole(&named), format!("reading a: {text}"));
         assert_eq!(whole(&named.context("b")), format!("b: reading a: {text}"));
+    }
+
+    #[test]
+    fn a_word_that_is_no_level_is_found() {
+        for known in ["", "debug", "WARN", "off", "outboard_session=trace,info"] {
+            assert_eq!(unknown_level(known), None, "{known}");
+        }
+        assert_eq!(unknown_level("info,loud"), Some("loud"));
     }
 }

@@ -130,14 +130,25 @@ fn connect(
     }
 }
 
+/// Refusal by the permissions of a local server's socket.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the server at {endpoint} cannot be asked: {why}; a shm address is open to the user alone who started the server"
+)]
+pub(crate) struct NotAllowed {
+    endpoint: String,
+    why: io::Error,
+}
+
 fn explain(endpoint: &Endpoint, error: DialError) -> anyhow::Error {
     match error {
         DialError::Link(Error::NoServer { source, .. })
             if source.kind() == ErrorKind::PermissionDenied =>
         {
-            anyhow::anyhow!(
-                "the server at {endpoint} cannot be asked: {source}; a shm address is open to the user alone who started the server"
-            )
+            anyhow::Error::new(NotAllowed {
+                endpoint: endpoint.to_string(),
+                why: source,
+            })
         }
         DialError::Link(Error::NoServer { source, .. }) => {
             anyhow::anyhow!("no server at {endpoint}: {}", unserved(endpoint, &source))
@@ -191,12 +202,14 @@ mod tests {
                 endpoint: endpoint.to_string(),
                 source: std::io::Error::from_raw_os_error(errno),
             };
-            explain(&endpoint, DialError::Link(error)).to_string()
+            explain(&endpoint, DialError::Link(error))
         };
         let denied = said(rustix::io::Errno::ACCESS.raw_os_error());
+        assert!(denied.is::<NotAllowed>());
+        let denied = denied.to_string();
         assert!(denied.contains("the user alone who started"), "{denied}");
         assert!(!denied.contains("start one"), "{denied}");
-        let missing = said(rustix::io::Errno::NOENT.raw_os_error());
+        let missing = said(rustix::io::Errno::NOENT.raw_os_error()).to_string();
         assert!(
             missing.contains("start one with outboard serve"),
             "{missing}"

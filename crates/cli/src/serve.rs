@@ -1,6 +1,11 @@
 //! `outboard serve`, and the workers that it starts.
 
-use std::{env, io::Write, path::PathBuf, process::ExitCode};
+use std::{
+    env, fs,
+    io::Write,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use anyhow::Context;
 use outboard_link::{Endpoint, Host};
@@ -11,6 +16,9 @@ use crate::{
     args::{CacheArgs, DeviceArg, ServeArgs, WorkerArgs},
     libraries,
 };
+
+/// Least device memory of a program, in bytes: devices hand it out in pieces of this size.
+const MEMORY_BYTES_MIN: u64 = 2 << 20;
 
 pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let listen = match args.listen.is_empty() {
@@ -32,12 +40,13 @@ pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         "--memory: the soft device has at most {} GiB",
         MEMORY_BYTES_MAX >> 30
     );
+    anyhow::ensure!(
+        args.memory.is_none_or(|n| n >= MEMORY_BYTES_MIN),
+        "--memory: no program can work with less than {} MiB",
+        MEMORY_BYTES_MIN >> 20
+    );
     if let Some(folder) = &args.cache.cache {
-        anyhow::ensure!(
-            folder.is_dir() || !folder.exists(),
-            "--cache: {} is not a folder",
-            folder.display()
-        );
+        check_cache(folder).with_context(|| format!("--cache: {}", folder.display()))?;
     }
     let options = ServeOptions {
         listen,
@@ -82,8 +91,8 @@ pub(crate) fn worker(args: WorkerArgs) -> anyhow::Result<ExitCode> {
 
 /// Returns the default address of `serve` and `run`: this machine, this user.
 pub(crate) fn default_endpoint() -> anyhow::Result<Endpoint> {
-    let path = match env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
-        Some(dir) => PathBuf::from(dir).join("outboard.sock"),
+    let path = match libraries::runtime_folder() {
+        Some(folder) => folder.join("outboard.sock"),
         None => libraries::private_folder()?.join("server.sock"),
     };
     let path = path
@@ -107,6 +116,14 @@ fn choose_device(device: DeviceArg) -> anyhow::Result<DeviceKind> {
             }
         }),
     }
+}
+
+/// Makes the folder that the user named, and tries to write there.
+fn check_cache(folder: &Path) -> anyhow::Result<()> {
+    anyhow::ensure!(folder.is_dir() || !folder.exists(), "this is not a folder");
+    fs::create_dir_all(folder)?;
+    tempfile::tempfile_in(folder)?;
+    Ok(())
 }
 
 fn cache_folder(args: CacheArgs) -> Option<PathBuf> {

@@ -392,6 +392,16 @@ fn wrong_command_lines_are_usage_errors() {
         (vec!["serve", "--listen", ""], "bad server address"),
         (vec!["serve", "--memory", "1.5GiB"], "not a whole number"),
         (vec!["serve", "--memory", "8XiB"], "no unit"),
+        (
+            vec!["serve", "--memory", "99999999999999999999GiB"],
+            "more bytes than",
+        ),
+        (
+            vec![
+                "sweep", "--rtt", "1us", "--out", "/x", "--metric", "step", "--", "true",
+            ],
+            "no group",
+        ),
         (vec!["serve", "--device", "abacus"], "abacus"),
         (vec!["serve", "--threads", "0"], "--threads"),
         (vec!["serve", "--sessions-max", "0"], "--sessions-max"),
@@ -407,6 +417,16 @@ fn wrong_command_lines_are_usage_errors() {
         assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
         assert!(stderr.contains(part), "{args:?}: {stderr}");
         assert!(output.stdout.is_empty());
+    }
+    for (args, part) in [
+        (["serve", "--memory", "1"], "less than 2 MiB"),
+        (["serve", "--cache", "/dev/null"], "not a folder"),
+        (["serve", "--cache", "/dev/null/below"], "--cache"),
+    ] {
+        let output = output(outboard().args(args).args(["--device", "soft"]));
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {stderr}");
+        assert!(stderr.contains(part), "{args:?}: {stderr}");
     }
     let output = output(
         outboard()

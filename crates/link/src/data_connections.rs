@@ -23,7 +23,9 @@ use outboard_wire::{
     },
 };
 
-use crate::{Error, Link, Stream, cores, dial::DialError, dial::read_welcome};
+use crate::{
+    Error, Link, Stream, cores, dial::DialError, dial::read_welcome, fill_standard_descriptors,
+};
 
 /// Number of data connections that a session of this process should have, by the machine's cores,
 /// or by the environment (`OUTBOARD_DATA_CONNECTIONS`, for tests and measurements).
@@ -67,6 +69,7 @@ pub fn open_data_connections(
         emulation: None,
         is_rdma: false,
     })?;
+    fill_standard_descriptors();
     let connect = || {
         let left = deadline.saturating_duration_since(Instant::now());
         let socket = TcpStream::connect_timeout(&server, left.max(Duration::from_millis(1)))

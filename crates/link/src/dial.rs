@@ -10,7 +10,7 @@ use outboard_wire::{
     limits,
 };
 
-use crate::{Endpoint, Error, Link, Stream, connect};
+use crate::{Endpoint, Error, Link, Stream, connect, fill_standard_descriptors};
 
 /// Reason why no session came about.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +29,7 @@ pub fn dial(
     timeout: Duration,
 ) -> Result<(Link, RawFd, ServerWelcome), DialError> {
     let deadline = Instant::now() + timeout;
+    fill_standard_descriptors();
     let mut stream = connect(
         endpoint,
         timeout.min(Duration::from_millis(limits::HANDSHAKE_MS_MAX)),

@@ -80,11 +80,15 @@ mod spin;
 #[cfg(not(loom))]
 mod stamp;
 #[cfg(not(loom))]
+mod standard;
+#[cfg(not(loom))]
 mod stream;
 mod sync;
 #[cfg(not(loom))]
 mod sys;
 pub mod tcp;
+#[cfg(not(loom))]
+mod wake;
 
 #[cfg(not(loom))]
 pub use crate::{
@@ -102,6 +106,7 @@ pub use crate::{
         Registrar,
     },
     segment::{ChooseDestination, Destination, Frame, Payload, Segment},
+    standard::fill_standard_descriptors,
     stream::{Peer, Stream},
 };
 pub use error::Error;

@@ -11,6 +11,7 @@ use std::{
 };
 
 /// `OUTBOARD_LOG`: `off`, `warn` (the default), or `debug`, which names every call that fails.
+/// Other levels are the nearest of these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
 enum Level {
     Off,
@@ -19,18 +20,31 @@ enum Level {
 }
 
 impl Level {
-    fn of(variable: Option<&str>) -> Level {
+    /// Returns the level that a value asks for. None for a word that is no level; directives as
+    /// `outboard_session=debug` are the server's.
+    fn of(variable: &str) -> Option<Level> {
         match variable {
-            Some("off") => Level::Off,
-            Some("debug" | "trace") => Level::Debug,
-            _ => Level::Warn,
+            "off" => Some(Level::Off),
+            "debug" | "trace" => Some(Level::Debug),
+            "" | "error" | "warn" | "info" => Some(Level::Warn),
+            directives if directives.contains(['=', ',']) => Some(Level::Warn),
+            _ => None,
         }
     }
 
     /// Returns the level of this process, read once.
     fn here() -> Level {
         static LEVEL: OnceLock<Level> = OnceLock::new();
-        *LEVEL.get_or_init(|| Level::of(std::env::var("OUTBOARD_LOG").ok().as_deref()))
+        *LEVEL.get_or_init(|| {
+            let asked = std::env::var("OUTBOARD_LOG").unwrap_or_default();
+            Level::of(&asked.to_lowercase()).unwrap_or_else(|| {
+                let levels = "off, error, warn, info, debug or trace";
+                write_line(format_args!(
+                    "outboard: OUTBOARD_LOG={asked} is no level; {levels} are"
+                ));
+                Level::Warn
+            })
+        })
     }
 }
 
@@ -67,10 +81,14 @@ impl Log {
 
     fn print(&self, level: Level, message: impl Display) {
         if Level::here() >= level {
-            // stderr may be closed; eprintln! would panic.
-            let _ = writeln!(std::io::stderr(), "{}: {message}", self.prefix);
+            write_line(format_args!("{}: {message}", self.prefix));
         }
     }
+}
+
+fn write_line(line: std::fmt::Arguments<'_>) {
+    // stderr may be closed; eprintln! would panic.
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 #[cfg(test)]
@@ -78,11 +96,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn levels_have_names_and_unknown_ones_are_warn() {
-        assert_eq!(Level::of(Some("off")), Level::Off);
-        assert_eq!(Level::of(Some("debug")), Level::Debug);
-        assert_eq!(Level::of(Some("loud")), Level::Warn);
-        assert_eq!(Level::of(None), Level::Warn);
+    fn levels_have_names_and_unknown_ones_are_none() {
+        assert_eq!(Level::of("off"), Some(Level::Off));
+        assert_eq!(Level::of("debug"), Some(Level::Debug));
+        assert_eq!(Level::of("error"), Some(Level::Warn));
+        assert_eq!(Level::of("outboard_session=trace"), Some(Level::Warn));
+        assert_eq!(Level::of(""), Some(Level::Warn));
+        assert_eq!(Level::of("loud"), None);
         assert!(Level::Off < Level::Warn && Level::Warn < Level::Debug);
     }
 

@@ -175,6 +175,13 @@ fn make(functions: usize) -> Option<&'static Live> {
             return None;
         }
     };
+    if writer.is_beside() {
+        warn(format_args!(
+            "{} exists and is left as it is; the recording goes to {}",
+            path.display(),
+            writer.path().display()
+        ));
+    }
     if !spawn(drain) {
         return None;
     }

@@ -4,6 +4,7 @@ use std::{
     ffi::OsString,
     fs::{File, OpenOptions},
     io::{self, Read},
+    os::fd::AsRawFd as _,
     path::{Path, PathBuf},
 };
 
@@ -52,11 +53,28 @@ pub fn is_recording(path: &Path) -> io::Result<bool> {
     }
 }
 
+/// A process's own file.
+pub(crate) struct Place {
+    pub(crate) file: File,
+    pub(crate) path: PathBuf,
+    /// True if the file asked for has contents that no process is writing: an older recording, or
+    /// anything.
+    pub(crate) is_beside: bool,
+}
+
 /// Opens a file for this process alone. It is locked while it is open.
-pub(crate) fn open(path: &Path) -> Result<(File, PathBuf), Error> {
-    if let Some(file) = open_if_empty(path)? {
-        return Ok((file, path.into()));
-    }
+pub(crate) fn open(path: &Path) -> Result<Place, Error> {
+    let is_beside = match open_asked(path)? {
+        Asked::Free(file) => {
+            return Ok(Place {
+                file,
+                path: path.into(),
+                is_beside: false,
+            });
+        }
+        Asked::BeingWritten => false,
+        Asked::Full => true,
+    };
     let pid = std::process::id();
     for number in 1..=PLACES_MAX {
         let mut name: OsString = path.as_os_str().to_owned();
@@ -66,7 +84,13 @@ pub(crate) fn open(path: &Path) -> Result<(File, PathBuf), Error> {
             name.push(format!(".{number}"));
         }
         match OpenOptions::new().write(true).create_new(true).open(&name) {
-            Ok(file) => return Ok((file, name.into())),
+            Ok(file) => {
+                return Ok(Place {
+                    file: above_standard(file),
+                    path: name.into(),
+                    is_beside,
+                });
+            }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(Error::io(Path::new(&name), &error)),
         }
@@ -74,15 +98,35 @@ pub(crate) fn open(path: &Path) -> Result<(File, PathBuf), Error> {
     Err(Error::Taken { path: path.into() })
 }
 
-/// Opens the file if no process has written to it.
-fn open_if_empty(path: &Path) -> Result<Option<File>, Error> {
+/// The file that was asked for.
+enum Asked {
+    /// Empty, and locked for this process now.
+    Free(File),
+    BeingWritten,
+    Full,
+}
+
+fn open_asked(path: &Path) -> Result<Asked, Error> {
     let io_error = |error: io::Error| Error::io(path, &error);
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false);
-    let file = options.open(path).map_err(io_error)?;
-    let is_free = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
-        && file.metadata().map_err(io_error)?.len() == 0;
-    Ok(is_free.then_some(file))
+    let file = above_standard(options.open(path).map_err(io_error)?);
+    if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        return Ok(Asked::BeingWritten);
+    }
+    Ok(match file.metadata().map_err(io_error)?.len() {
+        0 => Asked::Free(file),
+        _ => Asked::Full,
+    })
+}
+
+/// Moves the file away from the numbers of standard input, output and error: a program that was
+/// started without them would print into it.
+fn above_standard(file: File) -> File {
+    match file.as_raw_fd() {
+        0..=2 => rustix::io::fcntl_dupfd_cloexec(&file, 3).map_or(file, File::from),
+        _ => file,
+    }
 }
 
 #[cfg(test)]
@@ -120,15 +164,27 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         claim(&path).unwrap();
-        let (_first, at) = open(&path).unwrap();
-        assert_eq!(at, path);
+        let first = open(&path).unwrap();
+        assert_eq!((&first.path, first.is_beside), (&path, false));
         let pid = std::process::id();
-        let (second, at) = open(&path).unwrap();
-        assert_eq!(at, folder.path().join(format!("a.{pid}")));
-        drop(second);
-        let (_third, at) = open(&path).unwrap();
-        assert_eq!(at, folder.path().join(format!("a.{pid}.2")));
+        let second = open(&path).unwrap();
+        let named = folder.path().join(format!("a.{pid}"));
+        assert_eq!((second.path, second.is_beside), (named, false));
+        drop(second.file);
+        let third = open(&path).unwrap();
+        assert_eq!(third.path, folder.path().join(format!("a.{pid}.2")));
         // In use, so it is not replaced.
         assert!(matches!(claim(&path), Err(Error::Io { .. })));
+    }
+
+    #[test]
+    fn a_file_that_was_there_before_is_told_of() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        std::fs::write(&path, "of the program").unwrap();
+        let place = open(&path).unwrap();
+        let named = folder.path().join(format!("a.{}", std::process::id()));
+        assert_eq!((place.path, place.is_beside), (named, true));
+        assert_eq!(std::fs::read(&path).unwrap(), b"of the program");
     }
 }

@@ -26,7 +26,7 @@ use crate::{
         FINISH_MS_MAX, FLUSH_MS, NAMES_MAX, RING_RECORDS, RINGS_MAX, ROOM_MS_MAX,
         SHARED_RECORDS_MAX, TAKEN_RECORDS,
     },
-    place,
+    place::{self, Place},
     record::{About, CallCost, Mark, Record},
     ring::{Pushed, Ring},
 };
@@ -34,6 +34,8 @@ use crate::{
 /// Takes records from any thread.
 pub struct Writer {
     path: PathBuf,
+    /// True if the file asked for has older contents.
+    is_beside: bool,
     clock: Clock,
     rings: Mutex<Vec<Arc<Ring>>>,
     /// Records of threads without a ring; the times of calls and marks are ticks, as in the rings,
@@ -89,7 +91,11 @@ struct Names {
 impl Writer {
     /// Begins a recording at `path`, or beside it if another process has begun one there.
     pub fn create(path: &Path, about: &About) -> Result<(Arc<Writer>, Drain), Error> {
-        let (file, path) = place::open(path)?;
+        let Place {
+            file,
+            path,
+            is_beside,
+        } = place::open(path)?;
         let file = Tracked {
             file,
             whole_bytes: 0,
@@ -97,6 +103,7 @@ impl Writer {
         let encoder = Encoder::new(file, about).map_err(|error| Error::io(&path, &error))?;
         let writer = Arc::new(Writer {
             path,
+            is_beside,
             clock: Clock::new(),
             rings: Mutex::default(),
             shared: Mutex::default(),
@@ -118,6 +125,11 @@ impl Writer {
 
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Returns whether the file asked for has older contents, and this recording lies beside it.
+    pub fn is_beside(&self) -> bool {
+        self.is_beside
     }
 
     /// Returns the time stamp for calls.

@@ -325,7 +325,7 @@ pub(crate) struct SweepArgs {
     pub(crate) rounds: u32,
     /// A regular expression: the number in its first group, at its last match on standard output,
     /// is the measured value [default: the seconds of the whole run]
-    #[arg(long, value_name = "REGEX")]
+    #[arg(long, value_name = "REGEX", value_parser = parse_metric)]
     pub(crate) metric: Option<Regex>,
     /// The file of the results (JSON)
     #[arg(long, value_name = "FILE")]
@@ -395,13 +395,23 @@ fn parse_size(text: &str) -> Result<u64, String> {
             ));
         }
     };
-    let number: u64 = digits
-        .parse()
-        .map_err(|_| format!("{digits:?} is not a whole number"))?;
-    match number.checked_mul(unit) {
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(format!("{digits:?} is not a whole number"));
+    }
+    let number: Option<u64> = digits.parse().ok();
+    match number.and_then(|number| number.checked_mul(unit)) {
         Some(0) => Err("no program can work with no memory".into()),
         Some(bytes) => Ok(bytes),
         None => Err("more bytes than an address has".into()),
+    }
+}
+
+/// Parses a regular expression with a group, which finds the value.
+fn parse_metric(text: &str) -> Result<Regex, String> {
+    let metric = Regex::new(text).map_err(|error| error.to_string())?;
+    match metric.captures_len() {
+        1 => Err("it has no group, as ([0-9.]+), around the number".into()),
+        _ => Ok(metric),
     }
 }
 
@@ -440,6 +450,15 @@ mod tests {
         ] {
             assert!(parse_size(text).is_err(), "{text}");
         }
+        let long = parse_size("99999999999999999999GiB").unwrap_err();
+        assert!(long.contains("more bytes"), "{long}");
+    }
+
+    #[test]
+    fn a_metric_has_a_group() {
+        assert!(parse_metric(r"step: ([0-9.]+) ms").is_ok());
+        let without = parse_metric("step").unwrap_err();
+        assert!(without.contains("no group"), "{without}");
     }
 
     #[test]

@@ -48,8 +48,9 @@ fn measure(args: &SweepArgs, interrupt: &Interrupt) -> anyhow::Result<ExitCode> 
         Some(endpoint) => endpoint.clone(),
         None => default_endpoint()?,
     };
-    let mut results = SweepResults::open(&args.out, plan(args, &endpoint))?;
+    // No file is made for a server that does not answer.
     peer::greet(&endpoint)?;
+    let mut results = SweepResults::open(&args.out, plan(args, &endpoint))?;
     // The real network comes first in each round: all others are compared with it.
     let places: Vec<Option<Network>> = std::iter::once(None)
         .chain(networks.iter().flatten().copied().map(Some))

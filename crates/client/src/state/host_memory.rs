@@ -414,6 +414,7 @@ pub(super) fn memfd(bytes: u64) -> Result<OwnedFd, CUresult> {
         log::warn(format_args!("no memory that the server can map: {error}"));
         CUresult::CUDA_ERROR_OUT_OF_MEMORY
     })?;
+    outboard_link::fill_standard_descriptors();
     // SAFETY: a literal name; the result is checked.
     let fd = unsafe { libc::memfd_create(c"outboard-pinned".as_ptr(), flags) };
     if fd < 0 {

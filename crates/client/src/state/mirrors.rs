@@ -83,6 +83,7 @@ fn tracker() -> Option<&'static Tracker> {
             if std::env::var_os("OUTBOARD_COMPARE").is_some() {
                 return None;
             }
+            outboard_link::fill_standard_descriptors();
             Tracker::new()
                 .inspect_err(|why| {
                     log::debug(format_args!(

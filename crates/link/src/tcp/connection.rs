@@ -17,10 +17,7 @@ use std::{
 use outboard_wire::limits::{
     SEND_SPIN_NS_MAX, SENDS_CLOSE_MIN, SENDS_CLOSE_NS_MAX, TCP_SEND_BUFFER_BYTES,
 };
-use rustix::{
-    event::{EventfdFlags, eventfd},
-    net::{SendFlags, Shutdown, getpeername, send, shutdown},
-};
+use rustix::net::{SendFlags, Shutdown, getpeername, send, shutdown};
 
 use super::{
     deframer::PREFIX_BYTES,
@@ -29,7 +26,7 @@ use super::{
     receiving::Receiver,
     shared::Shared,
 };
-use crate::{Error, parts::scatter, stamp::STAMP_BYTES};
+use crate::{Error, parts::scatter, stamp::STAMP_BYTES, wake::WakeUp};
 
 /// Length from which a part is not copied into the send buffer first.
 const DIRECT_BYTES_MIN: usize = 16 << 10;
@@ -52,10 +49,9 @@ pub struct Connection {
 impl Connection {
     pub(crate) fn new(socket: OwnedFd) -> Result<Self, Error> {
         liveness::configure(&socket)?;
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let shared = Arc::new(Shared {
             socket,
-            wake: eventfd(0, flags).map_err(Error::io("making an eventfd"))?,
+            wake: WakeUp::new()?,
             is_closed: AtomicBool::new(false),
             owner_pid: std::process::id(),
         });
@@ -429,6 +425,6 @@ impl Closer {
             let _ = shutdown(&self.shared.socket, Shutdown::Both);
             self.outgoing.end();
         }
-        self.shared.wake();
+        self.shared.wake.wake();
     }
 }

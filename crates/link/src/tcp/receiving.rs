@@ -96,7 +96,7 @@ impl Receiver {
     /// Returns true if a [`Waker`] has woken since a wait last ended; an error if this side was
     /// closed.
     pub(crate) fn take_wake(&mut self) -> Result<bool, Error> {
-        match self.shared.take_wake() {
+        match self.shared.wake.take() {
             true if self.shared.is_closed() => Err(Error::Closed),
             is_woken => Ok(is_woken),
         }
@@ -132,7 +132,7 @@ impl Receiver {
                 .map_err(Error::io("waiting for the peer"))?;
             if news == 0 {
                 self.watch.look(&shared.socket)?;
-            } else if fds[0].revents().is_empty() && shared.take_wake() {
+            } else if fds[0].revents().is_empty() && shared.wake.take() {
                 return if shared.is_closed() {
                     Err(Error::Closed)
                 } else {
@@ -174,6 +174,6 @@ pub struct Waker(Arc<Shared>);
 
 impl Waker {
     pub(crate) fn wake(&self) {
-        self.0.wake();
+        self.0.wake.wake();
     }
 }

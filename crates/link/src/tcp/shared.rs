@@ -18,13 +18,13 @@ use super::{
     deframer::Deframer,
     liveness::{self, Watch},
 };
-use crate::{Error, deadline::timed_out, sys};
+use crate::{Error, deadline::timed_out, sys, wake::WakeUp};
 
 /// State that both halves and their handles share.
 pub(super) struct Shared {
     pub(super) socket: OwnedFd,
-    /// Readable while a wake-up of the receiver is pending.
-    pub(super) wake: OwnedFd,
+    /// Wakes the receiver.
+    pub(super) wake: WakeUp,
     pub(super) is_closed: AtomicBool,
     pub(super) owner_pid: u32,
 }
@@ -60,15 +60,6 @@ impl Shared {
                 Err(error) => return Err(Error::io("receiving")(error)),
             }
         }
-    }
-
-    pub(super) fn wake(&self) {
-        // The counter is full after 2^64 - 2 wake-ups, and then still readable.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-    }
-
-    pub(super) fn take_wake(&self) -> bool {
-        rustix::io::read(&self.wake, &mut [0; 8]).is_ok()
     }
 
     /// Sends all of `slices`, or what the peer takes before the deadline.
