@@ -80,8 +80,20 @@ def test_a_program_without_a_log_is_told_why_its_image_is_refused(server: Server
 
 
 def test_faults_name_kernel_and_address(server: Server, link: str) -> None:
-    done = server.run(link, sys.executable, MISUSE, "wild_pointer_in_kernel", env={"OUTBOARD_LOG": "debug"})
+    done = server.run(link, sys.executable, MISUSE, "wild_pointer_in_kernel")
     assert "store" in done.stderr and "200000123450" in done.stderr.replace("_", ""), done.stderr
+
+
+@pytest.mark.parametrize("launches", [1, 2, 40])
+def test_a_lost_context_is_reported_once(server: Server, link: str, launches: int) -> None:
+    """Whether the error comes with the reply to a copy or with a later launch is chance, and the message is not."""
+    for copies in ["1", "3"]:
+        done = server.run(link, sys.executable, MISUSE, "ignores_errors", str(launches), copies)
+        assert done.returncode == 0, done.stderr
+        lines = [line for line in done.stderr.splitlines() if "outboard: " in line]
+        assert len(lines) == 1, done.stderr
+        assert lines[0].startswith("outboard: the context is lost: CUDA_ERROR_ILLEGAL_ADDRESS (700): "), lines
+        assert "`store`" in lines[0] and "0x200008123450" in lines[0], lines
 
 
 def worker_pids(server: Server) -> list[int]:

@@ -206,6 +206,21 @@ def wild_pointer_in_kernel() -> None:
     print(launched, call("cuCtxSynchronize"), call("cuCtxSynchronize"), launch(function, pointer_argument(0)))
 
 
+def ignores_errors() -> None:
+    """Reports no error, however the first one reaches it: with a copy's reply, or with nothing that it waits for."""
+    function, data = kernel(), made_memory()
+    for _ in range(int(sys.argv[2])):
+        launch(function, pointer_argument(0x2000_0812_3450))
+    for _ in range(int(sys.argv[3])):
+        call("cuMemcpyDtoH_v2", byref(c_uint64()), data, c_size_t(8))
+
+
+def made_memory() -> c_uint64:
+    data = c_uint64()
+    must("cuMemAlloc_v2", byref(data), c_size_t(4096))
+    return data
+
+
 def out_of_memory() -> None:
     data, free, total = c_uint64(), c_size_t(), c_size_t()
     must("cuMemGetInfo_v2", byref(free), byref(total))

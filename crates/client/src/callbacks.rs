@@ -86,6 +86,11 @@ pub(crate) fn skip_all() {
     ENDING.store(true, Ordering::Release);
 }
 
+/// Returns whether the process ends.
+pub(crate) fn are_skipped() -> bool {
+    ENDING.load(Ordering::Acquire)
+}
+
 /// Starts a thread that runs one function after another. The name has 15 bytes at most.
 pub(crate) fn spawn(
     name: &'static CStr,
@@ -181,7 +186,7 @@ fn next(source: *mut c_void) -> Option<Job> {
             log::warn("a thread for functions of the program panicked: a bug of Outboard");
             None
         })?;
-        if !ENDING.load(Ordering::Acquire) {
+        if !are_skipped() {
             return Some(job);
         }
     }

@@ -42,15 +42,15 @@ extern "C" fn in_child() {
     state::abandon_after_fork();
 }
 
-/// Ends the program's callbacks, sends messages that were kept back and writes statistics, in the
-/// process that the session belongs to. A forked child does nothing: it has its parent's frames and
-/// counts, and locks in any state.
+/// Ends the program's callbacks, sends messages that were kept back, handles those that have
+/// arrived and writes statistics, in the process that the session belongs to. A forked child does
+/// nothing: it has its parent's frames and counts, and locks in any state.
 extern "C" fn at_exit() {
     if OWNER_PID.load(Ordering::Relaxed) != std::process::id() {
         return;
     }
     callbacks::skip_all();
-    state::send_all_at_exit();
+    state::finish_at_exit();
     let Some(target) = std::env::var_os("OUTBOARD_STATS") else {
         return;
     };

@@ -353,19 +353,17 @@ impl Session {
         self.fault.lock().take().map_or(Ok(()), Err)
     }
 
-    /// Records the error of a message without a reply.
-    pub(crate) fn set_fault(&self, status: CUresult) {
-        if status.is_sticky() {
-            let _ = self.lost_context.compare_exchange(
-                0,
-                status.0,
-                Ordering::AcqRel,
-                Ordering::Relaxed,
-            );
-        } else {
+    /// Records the error of a message without a reply. Returns whether it is the one that loses the
+    /// context.
+    pub(crate) fn set_fault(&self, status: CUresult) -> bool {
+        if !status.is_sticky() {
             self.fault.lock().get_or_insert(status);
             self.faulted.store(true, Ordering::Release);
+            return false;
         }
+        self.lost_context
+            .compare_exchange(0, status.0, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
     }
 
     /// Drops all errors, after the context was reset.
@@ -467,9 +465,10 @@ impl Session {
         if header.status != 0 {
             let status = CUresult(header.status);
             let why = reader.bytes("a failure").unwrap_or_default();
-            log::debug(format_args!("{status}: {}", String::from_utf8_lossy(why)));
             if status.is_sticky() {
-                self.set_fault(status);
+                self.lose_context(status, why);
+            } else {
+                log::debug(format_args!("{status}: {}", String::from_utf8_lossy(why)));
             }
             if let Sink::Memory(ReceiveBuffer { detached: true, .. }) = expected.sink {
                 self.set_fault(status);

@@ -39,12 +39,27 @@ impl Session {
         }
     }
 
-    /// Records the error of a message without a reply.
+    /// Records and prints the error of a message without a reply.
     pub(super) fn fail(&self, name: &str, status: CUresult, why: &[u8]) {
-        log::warn(format_args!(
-            "{name} failed: {status}: {}",
-            String::from_utf8_lossy(why)
-        ));
-        self.set_fault(status);
+        if status.is_sticky() {
+            self.lose_context(status, why);
+        } else {
+            log::warn(format_args!(
+                "{name} failed: {status}: {}",
+                String::from_utf8_lossy(why)
+            ));
+            self.set_fault(status);
+        }
+    }
+
+    /// Records an error that loses the context. It is printed once, whether it came with a reply or
+    /// without: which of them comes first is chance.
+    pub(super) fn lose_context(&self, status: CUresult, why: &[u8]) {
+        if self.set_fault(status) {
+            log::warn(format_args!(
+                "the context is lost: {status}: {}",
+                String::from_utf8_lossy(why)
+            ));
+        }
     }
 }

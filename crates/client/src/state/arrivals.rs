@@ -5,18 +5,23 @@ use std::ffi::c_int;
 use outboard_api::CUresult;
 
 use super::{driver, host_functions};
-use crate::session::Handler;
+use crate::{callbacks, session::Handler};
 
 /// Handles them for the process's driver.
 pub(crate) struct Arrivals;
 
 impl Handler for Arrivals {
     fn host_call(&self, call: u64, status: CUresult) {
-        host_functions::is_due(call, status);
+        if !callbacks::are_skipped() {
+            host_functions::is_due(call, status);
+        }
     }
 
+    /// As with a GPU, text that the program has not waited for is lost when the process ends.
     fn print(&self, fd: u8, text: &[u8]) {
-        print_text(fd, text);
+        if !callbacks::are_skipped() {
+            print_text(fd, text);
+        }
     }
 
     fn host_pages(&self, address: u64, data: &[u8]) {

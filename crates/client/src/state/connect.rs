@@ -125,10 +125,12 @@ pub(crate) fn abandon_after_fork() {
     }
 }
 
-/// Sends everything that was kept back before the process ends.
-pub(crate) fn send_all_at_exit() {
+/// Sends everything that was kept back before the process ends, and handles what has arrived, so
+/// that errors of a program that has not waited for them are printed.
+pub(crate) fn finish_at_exit() {
     if let Some(driver) = DRIVER.get() {
         driver.session.end_batches();
         driver.session.send_all();
+        driver.session.poll();
     }
 }

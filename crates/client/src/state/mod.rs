@@ -50,7 +50,7 @@ use rustc_hash::FxHashMap;
 pub(crate) use self::{
     advice::{Advice, Advices, Processor},
     capture_table::{Beginning, Capture, Captures, exchange_thread_mode},
-    connect::{abandon_after_fork, connect, send_all_at_exit},
+    connect::{abandon_after_fork, connect, finish_at_exit},
     contexts::{Contexts, current_context, pop_context, push_context, set_context},
     device_memory::{Access, Allocation, AllocationKind, CHUNK_BYTES, Chunk, DeviceMemory},
     exposed::Exposed,
