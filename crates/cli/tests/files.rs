@@ -126,3 +126,24 @@ fn a_name_that_no_range_has_is_said() {
         "{stderr}"
     );
 }
+
+#[test]
+fn a_sweep_without_a_server_leaves_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("s.json");
+    let nowhere = format!("shm://{}", folder.path().join("none.sock").display());
+    let (code, stderr) = outboard(&[
+        "sweep",
+        "--gpu",
+        &nowhere,
+        "--rtt",
+        "1us",
+        "--out",
+        &out.display().to_string(),
+        "--",
+        "true",
+    ]);
+    assert_eq!(code, Some(1), "{stderr}");
+    assert!(stderr.contains("no server"), "{stderr}");
+    assert!(!out.exists());
+}

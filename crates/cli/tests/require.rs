@@ -156,6 +156,11 @@ fn how_it_ends() {
             1,
             "reading the constants",
         ),
+        (
+            &["--constants", "/dev/zero"],
+            1,
+            "not what outboard calibrate writes",
+        ),
         (&["--level", "pcie", "--budget", "1000%"], 0, "reads, GB/s"),
         (
             &["--level", "pcie", "--iteration", "0"],

@@ -74,7 +74,7 @@ impl<'d> Executor<'d> {
     }
 
     /// Executes a message of bulk data, which is used where it was received.
-    #[inline]
+    #[inline(always)]
     pub(super) fn execute_in_place(
         &mut self,
         header: &RequestHeader,
@@ -88,7 +88,7 @@ impl<'d> Executor<'d> {
 
     /// Executes a message during which more frames may be received, so that its own bytes lie
     /// elsewhere.
-    #[inline]
+    #[inline(always)]
     pub(super) fn execute(
         &mut self,
         header: &RequestHeader,

@@ -30,7 +30,15 @@ impl Grants {
 impl Session<'_> {
     /// Grants new memory for each grant that was used. Granting begins after the first long message
     /// whose data came through the ring.
+    #[inline]
     pub(super) fn grant(&mut self, came_through_ring: bool) -> Result<(), End> {
+        match self.grants {
+            Grants::Never => Ok(()),
+            Grants::NotYet | Grants::Given => self.grant_anew(came_through_ring),
+        }
+    }
+
+    fn grant_anew(&mut self, came_through_ring: bool) -> Result<(), End> {
         if self.grants == Grants::NotYet && came_through_ring {
             self.grants = Grants::Given;
         }

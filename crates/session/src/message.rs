@@ -68,7 +68,8 @@ impl Session<'_> {
         if is_change {
             self.outbox.wait_until_device_read()?;
         }
-        if let Some(own) = own_message(header.op, &mut r).map_err(malformed(&header))? {
+        if is_own(header.op) {
+            let own = own_message(header.op, &mut r).map_err(malformed(&header))?;
             return self.execute_own(header, &own, start).map(|()| true);
         }
         // Takes the data of this message, if it comes on a data connection.
@@ -117,7 +118,7 @@ impl Session<'_> {
 
     /// Executes the message in `frame`. While it waits for the client, other messages are received
     /// and ready replies sent.
-    #[inline]
+    #[inline(always)]
     fn execute_copied(&mut self, header: &RequestHeader) -> Result<Executed, DecodeError> {
         let body = self.frame.get(HEADER_BYTES..).unwrap_or_default();
         let receiver = RefCell::new(&mut self.receiver);
@@ -155,7 +156,7 @@ impl Session<'_> {
     }
 
     /// Counts and logs an executed message. Returns the time.
-    #[inline]
+    #[inline(always)]
     fn note_done(
         &mut self,
         header: &RequestHeader,
@@ -236,7 +237,7 @@ impl Session<'_> {
 type Received<'a> = (&'a [u8], Option<Arc<dyn Segment>>);
 
 /// Receives the next frame. Data of a copy to the device goes where the device copies from.
-#[inline]
+#[inline(always)]
 fn received<'a>(
     receiver: &'a mut Receiver,
     executor: &mut Executor<'_>,
@@ -253,7 +254,7 @@ fn bytes_of(placed: Option<&Arc<dyn Segment>>) -> &[u8] {
 
 /// Makes ordinary copies of those that an adapter would read too late: after this message has
 /// changed their memory, or after the fence that this message is.
-#[inline]
+#[inline(always)]
 fn keep_sources(
     waiting: &mut WaitingList,
     executor: &mut Executor<'_>,
@@ -269,19 +270,26 @@ fn keep_sources(
     }
 }
 
-/// Decodes a message of the session's own; all others are the device's.
-#[inline]
-fn own_message(op: u16, body: &mut Reader<'_>) -> Result<Option<OwnMessage>, DecodeError> {
+/// Returns whether the session itself executes the message, without the device.
+#[inline(always)]
+fn is_own(op: u16) -> bool {
+    matches!(
+        op,
+        Ping::NUMBER | NetworkSet::NUMBER | DataConnectionsOpen::NUMBER
+    )
+}
+
+/// Decodes a message for which [`is_own`] is true.
+fn own_message(op: u16, body: &mut Reader<'_>) -> Result<OwnMessage, DecodeError> {
     let message = match op {
-        Ping::NUMBER => OwnMessage::Ping,
         NetworkSet::NUMBER => OwnMessage::Network(NetworkSet::decode(body)?.network.to_vec()),
         DataConnectionsOpen::NUMBER => {
             OwnMessage::DataConnections(DataConnectionsOpen::decode(body)?)
         }
-        _ => return Ok(None),
+        _ => OwnMessage::Ping,
     };
     body.end()?;
-    Ok(Some(message))
+    Ok(message)
 }
 
 fn malformed(header: &RequestHeader) -> impl FnOnce(DecodeError) -> End + use<> {

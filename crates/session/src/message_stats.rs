@@ -40,6 +40,7 @@ impl Default for MessageStats {
 }
 
 impl MessageStats {
+    #[inline]
     pub(super) fn count(&mut self, op: u16, received: usize, executing: Duration) {
         let op = self.at(op);
         op.calls += 1;
@@ -85,6 +86,7 @@ impl MessageStats {
     }
 
     /// `op` was executed before, so it is a declared message.
+    #[inline]
     fn at(&mut self, op: u16) -> &mut OpStats {
         let index = usize::from(op).min(self.ops.len() - 1);
         &mut self.ops[index]
