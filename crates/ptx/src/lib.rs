@@ -78,6 +78,7 @@
 //! Lock order: [`memory::Memory`]'s range lock, then [`heap::Heap`]'s or an output's own; no other
 //! locks are held together.
 
+pub mod array;
 pub mod check;
 pub mod code;
 pub mod device;
@@ -99,6 +100,7 @@ mod position;
 mod printf;
 pub mod texture;
 pub mod verify;
+mod words;
 mod written;
 
 pub use error::{Error, Fault, FaultKind};

@@ -6,9 +6,8 @@
 mod common;
 
 use common::{Arg, Device};
-use outboard_ptx::texture::{
-    AddressMode, Array, Bound, Channel, Cube, Mips, Sampler, Texels, Texture,
-};
+use outboard_ptx::array::Array;
+use outboard_ptx::texture::{AddressMode, Bound, Channel, Cube, Mips, Sampler, Texels, Texture};
 use outboard_ptx::{FaultKind, LaunchError};
 
 const NUMBER: u64 = 0x0d00_0000_0000_0007;

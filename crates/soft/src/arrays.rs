@@ -5,8 +5,9 @@ use std::borrow::Cow;
 use outboard_api::CUresult;
 use outboard_device::{Cx, Failure};
 use outboard_ptx::{
+    array::Array,
     device::Rows,
-    texture::{Array, Cube, Texels},
+    texture::{Cube, Texels},
 };
 use outboard_wire::{doc::CopyBox, messages};
 

@@ -1,6 +1,6 @@
 //! Arrays, textures and surfaces that were destroyed while a kernel ran, which may still use them.
 
-use outboard_ptx::texture::Array;
+use outboard_ptx::array::Array;
 
 use super::{Soft, memory::Charge};
 

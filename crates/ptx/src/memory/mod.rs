@@ -6,8 +6,6 @@
 //! (see [`crate::launch`]); `map` and `unmap` take it for writing, and so wait for the slice to
 //! end. So memory never disappears during an access.
 
-pub(crate) mod words;
-
 use std::{
     collections::HashMap,
     sync::{

@@ -16,38 +16,7 @@ pub(crate) use self::quick::{Bytes, Floats, Format, Quick};
 pub(crate) use self::surface::SurfacePosition;
 
 use crate::code::{AtomOp, Rounding};
-use crate::memory::{Memory, MemoryError};
 use crate::number::half::{F16, Half as _};
-
-/// Memory of an array. Dropping it frees the memory; later reads of it fault.
-#[derive(Debug)]
-pub struct Array {
-    memory: Memory,
-    address: u64,
-}
-
-impl Array {
-    /// Allocates zeroed memory.
-    pub fn new(memory: &Memory, bytes: u64) -> Result<Array, MemoryError> {
-        Ok(Array {
-            address: memory.allocate_internal(bytes, ALIGN)?,
-            memory: memory.clone(),
-        })
-    }
-
-    pub fn address(&self) -> u64 {
-        self.address
-    }
-}
-
-/// Alignment of surfaces on a GPU, in bytes.
-const ALIGN: u64 = 512;
-
-impl Drop for Array {
-    fn drop(&mut self) {
-        self.memory.free_internal(self.address);
-    }
-}
 
 /// The type of one channel of a texel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

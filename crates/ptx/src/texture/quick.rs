@@ -418,7 +418,7 @@ impl Quick<'_> {
 /// Reads a channel's bits, zero-extended.
 #[inline(always)]
 fn read(at: u64, channel: Channel) -> u32 {
-    use crate::memory::words::{read8, read16, read32};
+    use crate::words::{read8, read16, read32};
     match channel.bytes() {
         1 => read8(at).into(),
         2 => read16(at).into(),

@@ -1,9 +1,8 @@
 //! Textures and surfaces of the software device, for jobs that have one.
 
 use outboard_ptx::Memory;
-use outboard_ptx::texture::{
-    AddressMode, Array, Bound, Channel, Cube, Mips, Sampler, Texels, Texture,
-};
+use outboard_ptx::array::Array;
+use outboard_ptx::texture::{AddressMode, Bound, Channel, Cube, Mips, Sampler, Texels, Texture};
 
 use crate::setup::{self, Format, Geometry, Mode, Object, Resource, Setup, Storage, View};
 

@@ -12,7 +12,7 @@ use crate::interp::fast::scatter::{self, shared_lanes};
 use crate::interp::isa::{HALF, Isa};
 use crate::interp::step::{Body, Step};
 use crate::lanes::{CHUNK, CHUNKS, Chunk};
-use crate::memory::words::{read32, write32};
+use crate::words::{read32, write32};
 
 /// Returns the pattern of a row of addresses, for accesses of `$size` bytes.
 macro_rules! pattern {
@@ -337,8 +337,7 @@ impl Body for LdParam64 {
     #[inline(always)]
     unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
         if is_parameter(step.offset, 8, core.env.param_bytes) {
-            let value =
-                crate::memory::words::read64(core.env.params.as_ptr() as u64 + step.offset as u64);
+            let value = crate::words::read64(core.env.params.as_ptr() as u64 + step.offset as u64);
             for i in 0..CHUNKS {
                 core.files.set_chunk64(step.d, i, mask, [value; CHUNK]);
             }

@@ -8,7 +8,7 @@ use crate::interp::core::{Core, Stop};
 use crate::interp::fast::arithmetic::Lane2;
 use crate::interp::isa::Isa;
 use crate::interp::step::{Body, Step};
-use crate::memory::words::{read8, read16, read32, read64, write32, write64};
+use crate::words::{read8, read16, read32, read64, write32, write64};
 
 /// Returns the addresses of all lanes in mapped memory, if all are aligned and within the range of
 /// this instruction's last access.

@@ -13,9 +13,9 @@ use crate::interp::core::{Core, Stop};
 use crate::interp::matrix::fragment::{self, multiply};
 use crate::interp::memory::access::Pointers;
 use crate::lanes::{Files, lanes};
-use crate::memory::words::{read8, read16, read32, read64, write8, write16, write32, write64};
 use crate::number::half::{F16, Half, single};
 use crate::number::rounding::fma_r64;
+use crate::words::{read8, read16, read32, read64, write8, write16, write32, write64};
 
 /// Elements of the largest matrix (m32n8k16), and of the largest sum.
 const ELEMENTS_MAX: usize = 512;

@@ -10,7 +10,7 @@ use crate::error::FaultKind;
 use crate::interp::core::{Core, Stop, Trouble};
 use crate::interp::range_cache::RangeCache;
 use crate::lanes::lanes;
-use crate::memory::words::{read8, read16, read32, read64, write8, write16, write32, write64};
+use crate::words::{read8, read16, read32, read64, write8, write16, write32, write64};
 
 /// Host pointers of 32 lanes. Those outside the mask point where an active lane does, or into their
 /// own local memory. Filled in place, because a returned value would be copied several times.

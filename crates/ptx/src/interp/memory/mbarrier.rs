@@ -14,7 +14,7 @@ use crate::code::{Mbarrier, Mem, SINK_PRED};
 use crate::interp::core::{Core, Stop};
 use crate::interp::memory::access::Pointers;
 use crate::lanes::lanes;
-use crate::memory::words::{read64, write64};
+use crate::words::{read64, write64};
 
 const PHASE_SHIFT: u32 = 40;
 

@@ -11,12 +11,12 @@ use crate::interp::memory::access::access_fault;
 use crate::interp::memory::atomic::{atomic32, atomic64};
 use crate::lanes::lanes;
 use crate::memory::Ranges;
-use crate::memory::words::{read8, read16, read32, read64, write8, write16, write32, write64};
 use crate::number::half::{F16, Half as _};
 use crate::texture::{
     Bound, Bytes, Channel, Coordinates, Cube, Detail, Floats, Format, Point, Quick,
     SurfacePosition, Texels, Texture, order_code,
 };
+use crate::words::{read8, read16, read32, read64, write8, write16, write32, write64};
 
 /// Cached results of earlier lanes: most use one object, and texels of one range.
 #[derive(Default)]

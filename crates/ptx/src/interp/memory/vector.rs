@@ -11,7 +11,7 @@ use crate::code::{Mem, SINK, Width};
 use crate::interp::core::{Core, Stop};
 use crate::interp::memory::access::Pointers;
 use crate::lanes::lanes;
-use crate::memory::words::{read8, read16, read32, read64, write8, write16, write32, write64};
+use crate::words::{read8, read16, read32, read64, write8, write16, write32, write64};
 
 /// A lane's bytes, the first one lowest.
 type Whole = u128;

@@ -14,7 +14,7 @@ use crate::extents::validate;
 use crate::interp::core::{Core, Stop};
 use crate::limits::{CHILD_DEPTH_MAX, CHILDREN_MAX};
 use crate::lower::Kernel;
-use crate::memory::words::read8;
+use crate::words::read8;
 
 /// `cudaErrorInvalidValue`, `cudaErrorMemoryAllocation`, `cudaErrorInvalidConfiguration`,
 /// `cudaErrorLaunchMaxDepthExceeded`, `cudaErrorLaunchPendingCountExceeded`.

@@ -5,9 +5,9 @@ use crate::error::FaultKind;
 use crate::interp::core::{Core, Stop, Trouble};
 use crate::lanes::lanes;
 use crate::limits::PRINTF_STRING_BYTES_MAX;
-use crate::memory::words::read8;
 use crate::output::To;
 use crate::printf;
+use crate::words::read8;
 
 impl Core<'_> {
     pub(crate) fn runtime_call(
