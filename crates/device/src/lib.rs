@@ -19,12 +19,12 @@ pub mod office;
 pub mod pass_fd;
 pub mod session_exports;
 
-use std::{os::fd::OwnedFd, sync::Arc};
+use std::{borrow::Cow, os::fd::OwnedFd, sync::Arc};
 
 use outboard_api::CUresult;
-use outboard_link::{DeviceMemory, GpuMemory, Lasting, Segment};
+use outboard_link::{DeviceMemory, GpuMemory, Granted, Lasting, Segment, Tail};
 use outboard_wire::{
-    Message,
+    Data, Message,
     codec::Writer,
     doc::DeviceCard,
     messages::{self, Request},
@@ -92,6 +92,12 @@ pub trait Host: Send {
         let _ = len;
         None
     }
+    /// Returns memory for `len` bytes at most of data that the client's adapter will write, which a
+    /// message then carries as [`Cx::placed`].
+    fn grantable(&mut self, len: usize) -> Option<Box<dyn Granted>> {
+        let _ = len;
+        None
+    }
     /// Returns the ways in which an RDMA adapter can use device memory, the best first. Called once
     /// before memory is mapped, because it may then have to be mapped differently. The error says
     /// why there is no way.
@@ -147,18 +153,63 @@ pub trait Rooms: Send + Sync {
     fn room(&self, len: usize) -> Option<Box<dyn Segment>>;
 }
 
+/// Memory in which a message's data was received.
+#[derive(Clone)]
+pub enum Placed {
+    /// Memory of [`Host::room`], or of the session's own.
+    Own(Arc<dyn Segment>),
+    /// Memory of [`Host::grantable`].
+    Granted(Arc<dyn Granted>),
+}
+
+impl Placed {
+    /// Returns the data as a message that carries it has it.
+    pub fn data(&self) -> Data<'_> {
+        match self {
+            Placed::Own(memory) => Data::Here(memory.bytes()),
+            Placed::Granted(memory) => Data::Granted(memory.len()),
+        }
+    }
+}
+
+impl From<Tail> for Placed {
+    fn from(tail: Tail) -> Placed {
+        match tail {
+            Tail::Own(memory) => Placed::Own(memory.into()),
+            Tail::Granted(memory) => Placed::Granted(memory.into()),
+        }
+    }
+}
+
 /// The parts of a message's execution beside its fields.
 pub struct Cx<'s> {
     /// Context current for the calling thread, or 0.
     pub context: u64,
     pub images: &'s mut ImageStore,
-    /// Memory that holds the message's data, if the device provided it: [`Host::room`].
-    pub placed: Option<&'s Arc<dyn Segment>>,
+    /// Memory that holds the message's data, if it was received beside the message.
+    pub placed: Option<&'s Placed>,
     /// Takes a file descriptor that the client sent beside its messages.
     pub fds: &'s mut dyn FnMut(u64) -> Result<OwnedFd, Failure>,
     /// Hands the client the host functions that streams have reached, and collects those that it
     /// has run. Used by a device call that cannot return before they are run.
     pub service: &'s mut Service<'s>,
+}
+
+impl Cx<'_> {
+    /// Returns a message's data as bytes: a copy of those that the client's adapter may still
+    /// write.
+    pub fn bytes<'d>(&self, data: Data<'d>) -> Result<Cow<'d, [u8]>, Failure> {
+        match (data, self.placed) {
+            (Data::Here(bytes), _) => Ok(bytes.into()),
+            (Data::Granted(len), Some(Placed::Granted(memory))) if memory.len() == len => {
+                Ok(memory.copied().into())
+            }
+            (Data::Granted(_), _) => {
+                let what = "data in granted memory that did not come with it";
+                Err(Failure::new(CUresult::CUDA_ERROR_UNKNOWN, what))
+            }
+        }
+    }
 }
 
 /// Takes the host functions reached, and appends those done. Returns whether the client is there.

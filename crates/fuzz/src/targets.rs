@@ -134,7 +134,7 @@ fn requests() -> Vec<Vec<u8>> {
             dst: 1 << 45,
             stream: 0,
             sync: 1,
-            data: b"sixteen bytes...",
+            data: b"sixteen bytes..."[..].into(),
         }),
         framed(&messages::LibraryLoad {
             library: 1,

@@ -7,7 +7,7 @@ pub struct CopyIn<'a> {
     pub dst: u64,
     pub stream: u64,
     pub sync: u32,
-    pub data: &'a [u8],
+    pub data: Data<'a>,
 }
 impl<'a> Encode for CopyIn<'a> {
     const NAME: &'static str = "copy_in";
@@ -33,7 +33,7 @@ impl<'a> Message<'a> for CopyIn<'a> {
         let dst = u64::from_le_bytes(r.take("copy_in")?);
         let stream = u64::from_le_bytes(r.take("copy_in")?);
         let sync = u32::from_le_bytes(r.take("copy_in")?);
-        let data = r.bytes("copy_in")?;
+        let data = r.data("copy_in")?;
         Ok(CopyIn { dst, stream, sync, data })
     }
 }
@@ -72,7 +72,7 @@ impl<'a> Op<'a> for CopyIn<'a> {
         room.put(&self.stream.to_le_bytes())?;
         room.put(&self.sync.to_le_bytes())?;
         room.put(&(self.data.len() as u32).to_le_bytes())?;
-        Ok(Some(self.data))
+        self.data.here().ok_or(EncodeError::NoContent).map(Some)
     }
 }
 /// `event_elapsed`, as declared.

@@ -32,7 +32,13 @@ pub fn all(documents: &str) -> Result<TokenStream, Failure> {
     let note_types = notes.iter().enumerate().map(|(at, note)| {
         let name = format_ident!("{}Note", decl::camel_case(&note.name));
         let (life, at) = (lifetime(&note.fields, "'_"), number(at + 1));
-        let message = message(&name, &note.name, &note.fields, Bytes::Borrowed, false);
+        let message = message(
+            &name,
+            &note.name,
+            &note.fields,
+            Bytes::Borrowed,
+            Last::Plain,
+        );
         quote! {
             #message
             impl #name #life { pub const NUMBER: u16 = #at; }
@@ -68,12 +74,17 @@ pub fn all(documents: &str) -> Result<TokenStream, Failure> {
 pub fn message_of(at: usize, op: &Op) -> TokenStream {
     let (name, reply_name) = (camel(&op.name), reply(&op.name));
     let gathered = op.traits.is_gathered;
-    let request = message(&name, &op.name, &op.fields, Bytes::Borrowed, gathered);
+    let last = match op.traits.takes_data {
+        true => Last::Data,
+        false if gathered => Last::Gathered,
+        false => Last::Plain,
+    };
+    let request = message(&name, &op.name, &op.fields, Bytes::Borrowed, last);
     let camel = decl::camel_case(&op.name);
-    let reply = message(&reply_name, &camel, &op.reply, Bytes::Cow, false);
+    let reply = message(&reply_name, &camel, &op.reply, Bytes::Cow, Last::Plain);
     let (life, reply_life) = (lifetime(&op.fields, "'a"), lifetime(&op.reply, "'r"));
     let (at, answer) = (number(at), ident(&format!("{:?}", op.answer)));
-    let head = head(&op.fields);
+    let head = head(op);
     let (given, life) = match gathered {
         true => (quote!(<'a, C: Content>), Some(quote!(<'a, C>))),
         false => (quote!(<'a>), life),
@@ -167,15 +178,27 @@ enum Bytes {
     Cow,
 }
 
+/// The type of a message's last field.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Last {
+    /// As declared.
+    Plain,
+    /// A parameter: content that is laid out from several places of the program's memory.
+    Gathered,
+    /// `Data`, which is used where it was received.
+    Data,
+}
+
 /// Returns a struct with its length, encoder and decoder. Scalars come first, packed little-endian;
-/// byte fields follow with their lengths. If the last field is `gathered`, its type is a parameter.
+/// byte fields follow with their lengths.
 fn message(
     name: &Ident,
     declared: &str,
     fields: &[Field],
     bytes: Bytes,
-    gathered: bool,
+    last: Last,
 ) -> TokenStream {
+    let gathered = last == Last::Gathered;
     let doc = format!(" `{declared}`, as declared.");
     let life = lifetime(fields, "'a");
     let params = match gathered {
@@ -194,16 +217,26 @@ fn message(
             }
         })
         .collect();
-    if let Some(last) = types.last_mut().filter(|_| gathered) {
-        *last = quote!(C);
+    match (types.last_mut(), last) {
+        (Some(ty), Last::Gathered) => *ty = quote!(C),
+        (Some(ty), Last::Data) => *ty = quote!(Data<'a>),
+        _ => {}
     }
     let (scalars, variable) = parts(fields);
     let takes = scalars.iter().map(|field| {
         let (name, ty) = (ident(&field.name), wire_type(field.ty));
         quote!(let #name = #ty::from_le_bytes(r.take(#declared)?);)
     });
-    let variable = variable.iter().map(|f| ident(&f.name));
-    let into = matches!(bytes, Bytes::Cow).then(|| quote!(.into()));
+    let variable = variable.iter().map(|field| {
+        let (name, is_data) = (ident(&field.name), field.name == "data");
+        match bytes {
+            Bytes::Cow => quote!(let #name = r.bytes(#declared)?.into();),
+            Bytes::Borrowed if is_data && last == Last::Data => {
+                quote!(let #name = r.data(#declared)?;)
+            }
+            Bytes::Borrowed => quote!(let #name = r.bytes(#declared)?;),
+        }
+    });
     let encoder = encoder(name, declared, fields, gathered);
     quote! {
         #[doc = #doc]
@@ -215,7 +248,7 @@ fn message(
             #[allow(unused_variables)]
             fn decode(r: &mut Reader<'a>) -> Result<Self, DecodeError> {
                 #(#takes)*
-                #(let #variable = r.bytes(#declared)? #into;)*
+                #(#variable)*
                 Ok(#name { #(#names),* })
             }
         }
@@ -265,18 +298,22 @@ fn encoder(name: &Ident, declared: &str, fields: &[Field], gathered: bool) -> To
 }
 
 /// Returns the encoder of everything before the data, for a message that ends in data.
-fn head(fields: &[Field]) -> Option<TokenStream> {
-    let (scalars, mut variable) = parts(fields);
+fn head(op: &Op) -> Option<TokenStream> {
+    let (scalars, mut variable) = parts(&op.fields);
     variable.pop_if(|last| last.name == "data")?;
     let scalars = scalars.iter().map(|f| ident(&f.name));
     let variable = variable.iter().map(|f| ident(&f.name));
+    let data = match op.traits.takes_data {
+        true => quote!(self.data.here().ok_or(EncodeError::NoContent).map(Some)),
+        false => quote!(Ok(Some(self.data))),
+    };
     Some(quote! {
         const HAS_DATA: bool = true;
         fn encode_head(&self, room: &mut impl Room) -> Result<Option<&'a [u8]>, EncodeError> {
             #(room.put(&self.#scalars.to_le_bytes())?;)*
             #(room.put_field(&self.#variable)?;)*
             room.put(&(self.data.len() as u32).to_le_bytes())?;
-            Ok(Some(self.data))
+            #data
         }
     })
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use outboard_link::{
-    Destination, Receiver, Segment, Sender, Wait,
+    Destination, Receiver, Segment, Sender, Tail, Wait,
     conformance::{Fixture, ShmFixture, TcpFixture, pair},
 };
 use outboard_wire::{Room as _, limits::FRAME_BYTES_MAX};
@@ -239,7 +239,11 @@ fn copies(len: usize, is_placed: bool) -> f64 {
         if let (None, Some(memory)) = (&frame.tail, &mut memory) {
             memory.room().copy_from_slice(&frame.head[HEAD.len()..]);
         }
-        buffers.extend(memory.into_iter().chain(frame.tail));
+        let tail = frame.tail.and_then(|tail| match tail {
+            Tail::Own(memory) => Some(memory),
+            Tail::Granted(_) => None,
+        });
+        buffers.extend(memory.into_iter().chain(tail));
         let last = buffers.len() - 1;
         buffers.swap(0, last);
     }

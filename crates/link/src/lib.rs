@@ -105,7 +105,7 @@ pub use crate::{
         Bulk, DeviceBulk, GpuMemory, RdmaCounts, RdmaOptions, RdmaTarget, RdmaUse, Registered,
         Registrar,
     },
-    segment::{ChooseDestination, Destination, Frame, Payload, Segment},
+    segment::{ChooseDestination, Destination, Frame, Granted, Payload, Segment, Tail},
     standard::fill_standard_descriptors,
     stream::{Peer, Stream},
 };

@@ -7,9 +7,10 @@ use outboard_api::{
     cuda::{CUDA_MEMCPY3D, CUarray},
     enums::{CU_MEMORYTYPE_ARRAY, CU_MEMORYTYPE_HOST, CU_MEMORYTYPE_UNIFIED},
 };
-use outboard_device::{Cx, Failure, Pending, Rooms};
-use outboard_link::Segment;
+use outboard_device::{Cx, Failure, Pending, Placed, Rooms};
+use outboard_link::{Granted, Segment};
 use outboard_wire::{
+    Content as _, Data,
     doc::{self, BoxEnd, CopyBox},
     messages,
 };
@@ -21,7 +22,7 @@ use super::{
     calls::CheckedBox,
     host_memory::Pinned,
     owned::{ContextHold, given_back},
-    staging::{Slot, SlotWait, Staging},
+    staging::{Filled, Slot, SlotWait, Staging},
     table::{Refused, real},
 };
 
@@ -138,18 +139,18 @@ impl Nvidia {
         &mut self,
         cx: &Cx<'_>,
         stream_id: u64,
-        data: &[u8],
+        data: Data<'_>,
         submit: impl FnOnce(&mut Nvidia, Span, real::Stream) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        if data.is_empty() {
+        if data.len() == 0 {
             return Ok(());
         }
         let stream = self.real_stream(stream_id)?;
         if self.capturing(stream)? {
-            return self.send_captured(cx, stream, data, submit);
+            return self.send_captured(cx, stream, &cx.bytes(data)?, submit);
         }
         let slot = self.filled_slot(cx, data)?;
-        submit(self, span(&slot)?, stream)?;
+        submit(self, slot.span()?, stream)?;
         let hold = self.stream_hold(stream_id)?;
         match hold.mark(stream) {
             Ok(mark) => self.staging.put_busy(stream, mark, slot),
@@ -163,18 +164,28 @@ impl Nvidia {
     }
 
     /// Returns the slot that the data was received into, or another slot with a copy of the data.
-    fn filled_slot(&mut self, cx: &Cx<'_>, data: &[u8]) -> Result<Arc<Slot>, Failure> {
-        if let Some(placed) = cx.placed
-            && std::ptr::eq(placed.bytes(), data)
-        {
-            let placed: Arc<dyn Any + Send + Sync> = placed.clone();
-            if let Ok(slot) = placed.downcast() {
-                return Ok(slot);
+    fn filled_slot(&mut self, cx: &Cx<'_>, data: Data<'_>) -> Result<Filled, Failure> {
+        match (data, cx.placed) {
+            (Data::Here(bytes), Some(Placed::Own(memory)))
+                if std::ptr::eq(memory.bytes(), bytes) =>
+            {
+                let memory: Arc<dyn Any + Send + Sync> = memory.clone();
+                if let Ok(slot) = memory.downcast() {
+                    return Ok(Filled::Slot(slot));
+                }
             }
+            (Data::Granted(len), Some(Placed::Granted(memory))) if memory.len() == len => {
+                let memory: Arc<dyn Any + Send + Sync> = memory.clone();
+                if let Ok(slot) = memory.downcast() {
+                    return Ok(Filled::Granted(slot));
+                }
+            }
+            _ => {}
         }
-        let mut slot = self.slot(cx, data.len())?;
-        slot.room().copy_from_slice(data);
-        Ok(Arc::new(slot))
+        let bytes = cx.bytes(data)?;
+        let mut slot = self.slot(cx, bytes.len())?;
+        slot.room().copy_from_slice(&bytes);
+        Ok(Filled::Slot(Arc::new(slot)))
     }
 
     /// Submits a captured copy. The graph owns the data, because every launch of it reads the data
@@ -211,7 +222,7 @@ impl Nvidia {
         self.refuse_capturing(stream, "a copy to the client's unshared memory")?;
         let len = usize::try_from(len).unwrap_or(usize::MAX);
         let slot = Arc::new(self.slot(cx, len)?);
-        submit(self, span(&slot)?, stream)?;
+        submit(self, Filled::Slot(slot.clone()).span()?, stream)?;
         let hold = self.stream_hold(stream_id)?;
         let mark = match self.watched_mark(&hold, stream, NOT_WANTED) {
             Ok(mark) => mark,
@@ -236,6 +247,19 @@ impl Nvidia {
             None if self.staging.may_grow() => {
                 self.enter_base().ok()?;
                 self.staging.grow(len).ok()?
+            }
+            None => return None,
+        };
+        Some(Box::new(slot))
+    }
+
+    /// Returns pinned memory that the client's adapter may write; `None` while too much is in use.
+    pub(super) fn slot_for_grant(&mut self, len: usize) -> Option<Box<dyn Granted>> {
+        let slot = match self.staging.take_granted(len) {
+            Some(slot) => slot,
+            None if self.staging.may_grow_granted() => {
+                self.enter_base().ok()?;
+                self.staging.grow_granted(len).ok()?
             }
             None => return None,
         };
@@ -390,12 +414,6 @@ impl Rooms for DataConnectionRooms {
         };
         Some(Box::new(slot))
     }
-}
-
-/// Returns a slot's span. Never fails, because a slot has its memory until it is dropped.
-fn span(slot: &Slot) -> Result<Span, Failure> {
-    slot.span()
-        .ok_or_else(|| Failure::new(CUresult::CUDA_ERROR_UNKNOWN, "a slot without memory"))
 }
 
 struct DriverEnd {

@@ -11,7 +11,7 @@ use outboard_api::{
     },
 };
 use outboard_device::{Cx, Failure, Host, Pending, Printed, Rooms, Way};
-use outboard_link::{DeviceMemory, GpuMemory, Segment};
+use outboard_link::{DeviceMemory, GpuMemory, Granted, Segment};
 use outboard_wire::{
     doc::{DeviceCard, NVML_NOW},
     messages,
@@ -30,6 +30,10 @@ const RESERVE_BYTES: u64 = 256 << 20;
 impl Host for Nvidia {
     fn room(&mut self, len: usize) -> Option<Box<dyn Segment>> {
         self.slot_for_data(len)
+    }
+
+    fn grantable(&mut self, len: usize) -> Option<Box<dyn Granted>> {
+        self.slot_for_grant(len)
     }
 
     fn expose(&mut self, wanted: GpuMemory) -> Result<Vec<Way>, String> {

@@ -486,15 +486,22 @@ impl Pinned {
 
     /// Divides it into parts of one length.
     pub(super) fn split(self, len: usize) -> Vec<PinnedPart> {
+        self.parts(len).collect()
+    }
+
+    /// Divides it into parts of one length that the client's adapter may write.
+    pub(super) fn split_for_grants(self, len: usize) -> Vec<GrantedPart> {
+        self.parts(len).map(GrantedPart).collect()
+    }
+
+    fn parts(self, len: usize) -> impl Iterator<Item = PinnedPart> {
         let count = self.len / len;
         let block = Arc::new(self);
-        (0..count)
-            .map(|i| PinnedPart {
-                block: block.clone(),
-                offset: i * len,
-                len,
-            })
-            .collect()
+        (0..count).map(move |i| PinnedPart {
+            block: block.clone(),
+            offset: i * len,
+            len,
+        })
     }
 }
 
@@ -556,6 +563,38 @@ impl PinnedPart {
     pub(super) fn fill(&mut self, data: &[u8]) {
         let room = self.bytes_mut(data.len());
         room.copy_from_slice(&data[..room.len()]);
+    }
+}
+
+/// A part of pinned memory that the client's adapter may write at any time: it is never anything
+/// else, and no reference to its bytes exists.
+pub(super) struct GrantedPart(PinnedPart);
+
+impl GrantedPart {
+    pub(super) fn len(&self) -> usize {
+        self.0.len
+    }
+
+    pub(super) fn span(&self, len: usize) -> Span {
+        self.0.span(len)
+    }
+
+    pub(super) fn lasting(&self) -> Lasting {
+        self.0.lasting()
+    }
+
+    /// Returns a copy of the first bytes. The client can change them meanwhile, but not the copy.
+    pub(super) fn copied(&self, len: usize) -> Vec<u8> {
+        let len = len.min(self.0.len);
+        let mut copy = Vec::with_capacity(len);
+        // SAFETY: the bytes are inside the block, and `copy` has room for them. They are read
+        // through a raw pointer, because the client's adapter may write them meanwhile.
+        unsafe {
+            let from = self.0.block.start.as_ptr().add(self.0.offset);
+            ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), len);
+            copy.set_len(len);
+        }
+        copy
     }
 }
 

@@ -9,13 +9,13 @@ use std::{
 
 use outboard_api::CUresult;
 use outboard_device::{Failure, Wait};
-use outboard_link::{Lasting, Segment};
+use outboard_link::{Granted, Lasting, Segment};
 use rustc_hash::FxHashMap;
 
 use super::{
     addresses::Span,
     board::WatchedMark,
-    host_memory::{Pinned, PinnedPart},
+    host_memory::{GrantedPart, Pinned, PinnedPart},
     owned::{ContextHold, Mark},
     table::real,
 };
@@ -31,7 +31,10 @@ const STAGING_BYTES_SOFT_MAX: usize = 256 << 20;
 /// How long a copy waits for them. The stream may itself wait for a later message, so the wait is
 /// bounded.
 const STAGING_WAIT_MS_MAX: u64 = 500;
-/// Pinned bytes of a session at most.
+/// Pinned bytes that the client's adapter may write, at most; beyond, its data comes through the
+/// link's ring.
+const GRANTED_BYTES_MAX: usize = STAGING_BYTES_SOFT_MAX / 2;
+/// Pinned bytes of a session at most, beside those.
 const STAGING_BYTES_MAX: usize = 4 << 30;
 const CLASSES: usize = (SLOT_BYTES_MAX / SLOT_BYTES_MIN).trailing_zeros() as usize + 1;
 
@@ -56,8 +59,11 @@ pub(super) struct Staging {
 struct Slots {
     free: [Vec<PinnedPart>; CLASSES],
     /// Slots with the marks after their copies, by stream, in the stream's order.
-    busy: FxHashMap<real::Stream, VecDeque<(Mark, Arc<Slot>)>>,
+    busy: FxHashMap<real::Stream, VecDeque<(Mark, Filled)>>,
     bytes: usize,
+    /// Memory of one length that the client's adapter may write. It is used for nothing else.
+    granted: Vec<GrantedPart>,
+    granted_bytes: usize,
 }
 
 impl Slots {
@@ -69,7 +75,7 @@ impl Slots {
 
     /// Takes back slots that the GPU no longer uses.
     fn reap(&mut self) {
-        let free = &mut self.free;
+        let (free, granted) = (&mut self.free, &mut self.granted);
         self.busy.retain(|_, queue| {
             // After a fault of the GPU nothing runs any more.
             while queue
@@ -77,12 +83,20 @@ impl Slots {
                 .is_some_and(|(mark, _)| mark.reached().unwrap_or(true))
             {
                 // If someone else still holds the slot, dropping it there returns it.
-                if let Some((_, slot)) = queue.pop_front()
-                    && let Some(mut slot) = Arc::into_inner(slot)
-                    && let Some(part) = slot.part.take()
-                    && let Some(class) = class(part.len())
-                {
-                    free[class].push(part);
+                match queue.pop_front() {
+                    Some((_, Filled::Slot(slot))) => {
+                        if let Some(mut slot) = Arc::into_inner(slot)
+                            && let Some(part) = slot.part.take()
+                            && let Some(class) = class(part.len())
+                        {
+                            free[class].push(part);
+                        }
+                    }
+                    Some((_, Filled::Granted(slot))) => {
+                        let part = Arc::into_inner(slot).and_then(|mut slot| slot.part.take());
+                        granted.extend(part);
+                    }
+                    None => {}
                 }
             }
             !queue.is_empty()
@@ -146,8 +160,36 @@ impl Staging {
         Ok(self.slot(part, len))
     }
 
+    /// Returns memory that the client's adapter may write, if some is free.
+    pub(super) fn take_granted(&self, len: usize) -> Option<GrantedSlot> {
+        let mut slots = self.slots();
+        if slots.granted.is_empty() {
+            slots.reap();
+        }
+        let part = slots.granted.pop_if(|part| part.len() >= len)?;
+        Some(self.granted_slot(part, len))
+    }
+
+    /// Whether more memory may be pinned for the client's adapter.
+    pub(super) fn may_grow_granted(&self) -> bool {
+        self.slots().granted_bytes < GRANTED_BYTES_MAX
+    }
+
+    /// Pins more memory that the client's adapter may write, and returns some of it. The base
+    /// context must be current.
+    pub(super) fn grow_granted(&self, len: usize) -> Result<GrantedSlot, Failure> {
+        let len_each = class_bytes(class(len).ok_or_else(|| too_long(len))?);
+        let bytes = len_each.max(BLOCK_BYTES);
+        let mut parts = Pinned::new(&self.hold, bytes)?.split_for_grants(len_each);
+        let part = parts.pop().ok_or_else(|| too_long(len))?;
+        let mut slots = self.slots();
+        slots.granted_bytes += bytes;
+        slots.granted.extend(parts);
+        Ok(self.granted_slot(part, len))
+    }
+
     /// Keeps a slot until the mark after its copy is reached.
-    pub(super) fn put_busy(&self, stream: real::Stream, mark: Mark, slot: Arc<Slot>) {
+    pub(super) fn put_busy(&self, stream: real::Stream, mark: Mark, slot: Filled) {
         self.slots()
             .busy
             .entry(stream)
@@ -157,6 +199,14 @@ impl Staging {
 
     fn slot(&self, part: PinnedPart, len: usize) -> Slot {
         Slot {
+            staging: self.this.clone(),
+            part: Some(part),
+            len,
+        }
+    }
+
+    fn granted_slot(&self, part: GrantedPart, len: usize) -> GrantedSlot {
+        GrantedSlot {
             staging: self.this.clone(),
             part: Some(part),
             len,
@@ -176,10 +226,37 @@ pub(super) struct Slot {
     len: usize,
 }
 
+/// Pinned memory that the client's adapter may write; returns to its pool when dropped.
+pub(super) struct GrantedSlot {
+    staging: Weak<Staging>,
+    /// Present until dropped.
+    part: Option<GrantedPart>,
+    len: usize,
+}
+
+/// Pinned memory with the data of a copy.
+#[derive(Clone)]
+pub(super) enum Filled {
+    Slot(Arc<Slot>),
+    Granted(Arc<GrantedSlot>),
+}
+
+impl Filled {
+    /// Returns a span for the driver's copies. Never fails, because a slot has its memory until it
+    /// is dropped.
+    pub(super) fn span(&self) -> Result<Span, Failure> {
+        let span = match self {
+            Filled::Slot(slot) => slot.part.as_ref().map(|part| part.span(slot.len)),
+            Filled::Granted(slot) => slot.part.as_ref().map(|part| part.span(slot.len)),
+        };
+        span.ok_or_else(|| Failure::new(CUresult::CUDA_ERROR_UNKNOWN, "a slot without memory"))
+    }
+}
+
 impl Slot {
-    /// Returns a span for the driver's copies.
-    pub(super) fn span(&self) -> Option<Span> {
-        self.part.as_ref().map(|part| part.span(self.len))
+    /// Returns the memory for adapters.
+    fn lasting(&self) -> Option<Lasting> {
+        self.part.as_ref().map(PinnedPart::lasting)
     }
 }
 
@@ -195,13 +272,34 @@ impl Segment for Slot {
     fn bytes(&self) -> &[u8] {
         self.part.as_ref().map_or(&[], |part| part.bytes(self.len))
     }
+}
+
+impl Granted for GrantedSlot {
+    fn lasting(&self) -> Option<Lasting> {
+        self.part.as_ref().map(GrantedPart::lasting)
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
 
     fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
-    fn lasting(&self) -> Option<Lasting> {
-        self.part.as_ref().map(PinnedPart::lasting)
+    fn copied(&self) -> Vec<u8> {
+        let part = self.part.as_ref();
+        part.map_or_else(Vec::new, |part| part.copied(self.len))
+    }
+}
+
+impl Drop for GrantedSlot {
+    fn drop(&mut self) {
+        if let Some(part) = self.part.take()
+            && let Some(staging) = self.staging.upgrade()
+        {
+            staging.slots().granted.push(part);
+        }
     }
 }
 
@@ -252,7 +350,8 @@ impl Drop for SlotWait {
     fn drop(&mut self) {
         if let Some((mark, slot)) = self.copy.take() {
             // A client that has left may drop the wait before its copy is done.
-            self.staging.put_busy(self.stream, mark.into_mark(), slot);
+            self.staging
+                .put_busy(self.stream, mark.into_mark(), Filled::Slot(slot));
         }
     }
 }

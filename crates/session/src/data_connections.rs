@@ -30,7 +30,7 @@ use std::{
 
 use outboard_device::Rooms;
 use outboard_link::{
-    Closer, Destination, Error, Frame, Link, Receiver, Segment, Sender, Stream, Wait,
+    Closer, Destination, Error, Frame, Link, Receiver, Segment, Sender, Stream, Tail, Wait,
 };
 use outboard_wire::{
     DecodeError, Encode as _, Writer,
@@ -404,7 +404,8 @@ impl Shared {
             .ok_or("a frame without a number")?;
         let number = u64::from_le_bytes(*number);
         let data: Arc<dyn Segment> = match frame.tail {
-            Some(tail) => Arc::from(tail),
+            Some(Tail::Own(memory)) => Arc::from(memory),
+            Some(Tail::Granted(_)) => return Err("data in granted memory".into()),
             None => Arc::new(rest.to_vec()),
         };
         if data.bytes().len() > DATA_PIECE_BYTES_MAX {

@@ -1,10 +1,10 @@
 //! The part of a session that executes messages, apart from the link that they come over.
 
-use std::{os::fd::OwnedFd, sync::Arc};
+use std::os::fd::OwnedFd;
 
 use outboard_api::CUresult;
-use outboard_device::{Cx, Device, Failure, Service, images::ImageStore};
-use outboard_link::{Destination, Segment};
+use outboard_device::{Cx, Device, Failure, Placed, Service, images::ImageStore};
+use outboard_link::Destination;
 use outboard_wire::{
     DecodeError, Reader,
     frame::{RequestHeader, copied_data_at},
@@ -78,7 +78,7 @@ impl<'d> Executor<'d> {
     pub(super) fn execute_in_place(
         &mut self,
         header: &RequestHeader,
-        placed: Option<&Arc<dyn Segment>>,
+        placed: Option<&Placed>,
         body: Reader<'_>,
     ) -> Result<Executed, DecodeError> {
         let mut no_fds = |_| Err(Failure::unsupported("a file descriptor with bulk data"));
@@ -92,7 +92,7 @@ impl<'d> Executor<'d> {
     pub(super) fn execute(
         &mut self,
         header: &RequestHeader,
-        placed: Option<&Arc<dyn Segment>>,
+        placed: Option<&Placed>,
         fds: &mut dyn FnMut(u64) -> Result<OwnedFd, Failure>,
         service: &mut Service<'_>,
         body: Reader<'_>,

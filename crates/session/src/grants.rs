@@ -46,7 +46,7 @@ impl Session<'_> {
             return Ok(());
         };
         while self.grants == Grants::Given && remote.granted() < RDMA_GRANTS {
-            let room = self.executor.device.room(CHUNK_BYTES_MAX);
+            let room = self.executor.device.grantable(CHUNK_BYTES_MAX);
             if room.is_none() && self.executor.device.rooms().is_some() {
                 // The device's pinned memory is in use; until some is free, data comes through the
                 // ring.

@@ -2,15 +2,14 @@
 
 use std::{
     cell::RefCell,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
 use outboard_api::CUresult;
-use outboard_device::{Failure, Outcome};
-use outboard_link::{Receiver, Segment, Wait};
+use outboard_device::{Failure, Outcome, Placed};
+use outboard_link::{Receiver, Wait};
 use outboard_wire::{
-    DecodeError, Message as _, Op as _, Reader,
+    Data, DecodeError, Message as _, Op as _, Reader,
     frame::{HEADER_BYTES, ON_DATA_CONNECTION, RequestHeader, context_and_call},
     limits::PLACED_BYTES_MIN,
     messages::{self, DataConnectionsOpen, NetworkSet, Ping},
@@ -47,7 +46,7 @@ impl Session<'_> {
         };
         // Messages that follow each other at once share one look at the clock.
         let start = self.looked_at.take().unwrap_or_else(Instant::now);
-        let mut r = Reader::split(frame, bytes_of(placed.as_ref()));
+        let mut r = Reader::split(frame, data_of(placed.as_ref()));
         let header = RequestHeader::decode(&mut r).map_err(|why| End::Malformed { op: 0, why })?;
         let (context, call) = context_and_call(header.context);
         let header = RequestHeader { context, ..header };
@@ -73,18 +72,26 @@ impl Session<'_> {
             return self.execute_own(header, &own, start).map(|()| true);
         }
         // Takes the data of this message, if it comes on a data connection.
-        let (head, brought);
-        let (frame, placed, r) =
-            if header.data_connection == ON_DATA_CONNECTION && messages::takes_data(header.op) {
+        let (head, brought, copied);
+        let takes_data = messages::takes_data(header.op);
+        let (frame, placed, r) = match &placed {
+            _ if header.data_connection == ON_DATA_CONNECTION && takes_data => {
                 head = frame.to_vec();
                 brought = self.data_from_connection(header.op)?;
-                let mut r = Reader::split(&head, brought.bytes());
+                let mut r = Reader::split(&head, Data::Here(brought.bytes()));
                 RequestHeader::decode(&mut r).map_err(malformed(&header))?;
-                (&head[..], Some(brought.clone()), r)
-            } else {
-                (frame, placed.clone(), r)
-            };
-        let frame_len = frame.len() + bytes_of(placed.as_ref()).len();
+                (&head[..], Some(Placed::Own(brought.clone())), r)
+            }
+            // Such data may change under all but a device's copy.
+            Some(Placed::Granted(memory)) if !takes_data => {
+                copied = memory.copied();
+                let mut r = Reader::split(frame, Data::Here(&copied));
+                RequestHeader::decode(&mut r).map_err(malformed(&header))?;
+                (frame, None, r)
+            }
+            _ => (frame, placed.clone(), r),
+        };
+        let frame_len = HEADER_BYTES + r.left();
         let is_long = frame.len() >= PLACED_BYTES_MIN;
         self.executor.reply.clear();
         let result = if messages::is_bulk(header.op) {
@@ -233,8 +240,8 @@ impl Session<'_> {
     }
 }
 
-/// A received frame, and the memory that the device chose for its data.
-type Received<'a> = (&'a [u8], Option<Arc<dyn Segment>>);
+/// A received frame, and the memory of its data, if that is another.
+type Received<'a> = (&'a [u8], Option<Placed>);
 
 /// Receives the next frame. Data of a copy to the device goes where the device copies from.
 #[inline(always)]
@@ -245,11 +252,11 @@ fn received<'a>(
 ) -> Result<Option<Received<'a>>, End> {
     let mut place = |head: &[u8], len| executor.place(head, len);
     let frame = receiver.recv_placed(wait, &mut place)?;
-    Ok(frame.map(|frame| (frame.head, frame.tail.map(Arc::from))))
+    Ok(frame.map(|frame| (frame.head, frame.tail.map(Placed::from))))
 }
 
-fn bytes_of(placed: Option<&Arc<dyn Segment>>) -> &[u8] {
-    placed.map_or(&[], |placed| placed.bytes())
+fn data_of(placed: Option<&Placed>) -> Data<'_> {
+    placed.map_or(Data::Here(&[]), Placed::data)
 }
 
 /// Makes ordinary copies of those that an adapter would read too late: after this message has

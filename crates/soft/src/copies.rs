@@ -52,9 +52,10 @@ impl Soft {
     ) -> Result<(), Failure> {
         let stream = self.stream(cx, m.stream)?;
         self.touched = true;
-        let extent = Extent::line(m.data.len() as u64);
+        let data = cx.bytes(m.data)?;
+        let extent = Extent::line(data.len() as u64);
         self.gpu
-            .upload(stream, Rows::line(m.dst), extent, m.data)
+            .upload(stream, Rows::line(m.dst), extent, &data)
             .map_err(failure)?;
         self.settle(stream, m.sync)
     }
@@ -121,7 +122,7 @@ impl Soft {
         let stream = self.stream(cx, m.stream)?;
         self.touched = true;
         self.gpu
-            .upload(stream, dst, extent, m.data)
+            .upload(stream, dst, extent, &cx.bytes(m.data)?)
             .map_err(failure)?;
         self.settle(stream, m.sync)
     }

@@ -17,7 +17,7 @@ pub struct Memory {
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread. Its words are atomics, and its bytes
-// are copied through raw pointers, or are slices whose callers fulfil the contracts below.
+// are copied through raw pointers, or are slices whose callers fulfil the contract of `room`.
 unsafe impl Send for Memory {}
 // SAFETY: shared references only read the address and the length.
 unsafe impl Sync for Memory {}
@@ -74,21 +74,7 @@ impl Memory {
         }
     }
 
-    /// Data that arrived in memory that this side granted.
-    ///
-    /// # Safety
-    ///
-    /// A peer that keeps the rules must have written all of the range, and write no more.
-    #[inline]
-    pub unsafe fn bytes(&self, offset: usize, len: usize) -> &[u8] {
-        assert!(offset <= self.len && self.len - offset >= len);
-        // SAFETY: within the mapping. The caller knows that writes have ended. The one thing that
-        // the language does not cover is a hostile peer, whose device still has the key: it changes
-        // the data of its own copies, which nothing decides by.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset), len) }
-    }
-
-    /// Room for a frame.
+    /// Room for a frame that is sent from here.
     ///
     /// # Safety
     ///

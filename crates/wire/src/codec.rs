@@ -49,6 +49,8 @@ pub enum DecodeError {
     UnknownMessage { number: u16 },
     #[error("{left} bytes follow the end of the message")]
     TrailingBytes { left: usize },
+    #[error("{message}: its data was written to granted memory, which it cannot use")]
+    Granted { message: &'static str },
     #[error("its data is said to come on a data connection, and the session has none")]
     NoDataConnection,
 }
@@ -59,7 +61,8 @@ pub enum EncodeError {
     /// The room is not what `encoded_len` asked for: a defect of ours.
     #[error("{wanted} bytes do not fit into the {left} left of a frame")]
     NoRoom { wanted: usize, left: usize },
-    /// The program gave no address for a part of the content.
+    /// A part of the content has no address: the program gave none, or the content is in memory of
+    /// the receiver.
     #[error("a part of the content has no address")]
     NoContent,
 }
@@ -115,6 +118,48 @@ impl Content for &[u8] {
     }
 }
 
+/// The data of a message that is used where it was received.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Data<'a> {
+    Here(&'a [u8]),
+    /// So many bytes in memory of the receiver that the sender's adapter wrote, and may write again
+    /// at any time.
+    Granted(usize),
+}
+
+impl<'a> From<&'a [u8]> for Data<'a> {
+    #[inline(always)]
+    fn from(bytes: &'a [u8]) -> Data<'a> {
+        Data::Here(bytes)
+    }
+}
+
+impl<'a> Data<'a> {
+    /// Returns the bytes, if this process can refer to them.
+    #[inline(always)]
+    pub fn here(self) -> Option<&'a [u8]> {
+        match self {
+            Data::Here(bytes) => Some(bytes),
+            Data::Granted(_) => None,
+        }
+    }
+}
+
+impl Content for Data<'_> {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        match self {
+            Data::Here(bytes) => bytes.len(),
+            Data::Granted(len) => *len,
+        }
+    }
+
+    #[inline(always)]
+    fn put(&self, room: &mut impl Room) -> Result<(), EncodeError> {
+        room.put(self.here().ok_or(EncodeError::NoContent)?)
+    }
+}
+
 impl Content for Cow<'_, [u8]> {
     fn len(&self) -> usize {
         <[u8]>::len(self)
@@ -166,19 +211,22 @@ impl Room for Writer<'_> {
 pub struct Reader<'a> {
     left: &'a [u8],
     /// The content of the last byte field, if that was received into other memory.
-    tail: &'a [u8],
+    tail: Data<'a>,
 }
+
+/// No content.
+const NOTHING: Data<'static> = Data::Here(&[]);
 
 impl<'a> Reader<'a> {
     pub fn new(bytes: &'a [u8]) -> Reader<'a> {
         Reader {
             left: bytes,
-            tail: &[],
+            tail: NOTHING,
         }
     }
 
     /// Reads a frame in two parts, of which the second is the content of the last byte field.
-    pub fn split(head: &'a [u8], tail: &'a [u8]) -> Reader<'a> {
+    pub fn split(head: &'a [u8], tail: Data<'a>) -> Reader<'a> {
         Reader { left: head, tail }
     }
 
@@ -196,11 +244,21 @@ impl<'a> Reader<'a> {
         Ok(*head)
     }
 
+    /// Reads a byte field. Data in granted memory is none: see [`data`](Self::data).
     #[inline]
     pub fn bytes(&mut self, message: &'static str) -> Result<&'a [u8], DecodeError> {
+        match self.data(message)? {
+            Data::Here(bytes) => Ok(bytes),
+            Data::Granted(_) => Err(DecodeError::Granted { message }),
+        }
+    }
+
+    /// Reads a byte field whose content is used where it was received.
+    #[inline]
+    pub fn data(&mut self, message: &'static str) -> Result<Data<'a>, DecodeError> {
         let len = u32::from_le_bytes(self.take(message)?) as usize;
         if self.left.is_empty() && len == self.tail.len() {
-            return Ok(std::mem::take(&mut self.tail));
+            return Ok(std::mem::replace(&mut self.tail, NOTHING));
         }
         if len > self.left.len() {
             return Err(DecodeError::Truncated {
@@ -211,7 +269,7 @@ impl<'a> Reader<'a> {
         }
         let (head, rest) = self.left.split_at(len);
         self.left = rest;
-        Ok(head)
+        Ok(Data::Here(head))
     }
 
     /// All bytes not yet read, of a frame in one part.

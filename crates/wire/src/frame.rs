@@ -264,7 +264,10 @@ mod tests {
             assert_eq!(context_and_call(alone), (alone, 0));
         }
     }
-    use crate::messages::{CopyBoxIn, CopyIn, HostWrite, Request};
+    use crate::{
+        Data, DecodeError, Message as _,
+        messages::{CopyBoxIn, CopyIn, HostWrite, Request},
+    };
 
     fn framed<'a, M: Op<'a>>(message: &M) -> Vec<u8> {
         let mut frame = vec![0; request_len(message)];
@@ -279,7 +282,7 @@ mod tests {
             dst: 1,
             stream: 2,
             sync: 0,
-            data: &data,
+            data: data[..].into(),
         };
         assert_eq!(copy_in_len(300), request_len(&copy) as u64);
         let ask = crate::messages::CopyOut {
@@ -301,13 +304,13 @@ mod tests {
             dst: 1,
             stream: 2,
             sync: 0,
-            data,
+            data: data.into(),
         };
         let copy_box = CopyBoxIn {
             stream: 2,
             sync: 1,
             desc: b"a box",
-            data,
+            data: data.into(),
         };
         let (mut room, mut box_room) = ([0; 100], [0; 100]);
         let head = encode_request_head(&mut room, 3, 5, &copy).unwrap();
@@ -327,15 +330,28 @@ mod tests {
             };
             let expected = decode(Reader::new(&whole));
             assert!(expected.is_ok());
-            assert_eq!(decode(Reader::split(&room[..at], tail)), expected);
+            assert_eq!(decode(Reader::split(&room[..at], tail.into())), expected);
             // Data of another length than was announced, or none.
-            assert!(decode(Reader::split(&room[..at], &tail[1..])).is_err());
+            assert!(decode(Reader::split(&room[..at], tail[1..].into())).is_err());
             assert!(decode(Reader::new(&room[..at])).is_err());
-            assert!(decode(Reader::split(&whole, tail)).is_err());
+            assert!(decode(Reader::split(&whole, tail.into())).is_err());
         }
         assert_eq!(encode_request_head(&mut [0; 35], 3, 5, &copy), None);
         let fence = crate::messages::Ping {};
         assert_eq!(encode_request_head(&mut [0; 100], 3, 5, &fence), None);
+        // Data in granted memory has no bytes to refer to or to send.
+        let mut r = Reader::split(&room[HEADER_BYTES..head.0], Data::Granted(data.len()));
+        let received = CopyIn::decode(&mut r).unwrap();
+        assert_eq!(received.data, Data::Granted(data.len()));
+        assert!(r.end().is_ok());
+        assert_eq!(encode_request_head(&mut [0; 100], 3, 5, &received), None);
+        let write = framed(&HostWrite { va: 1, data });
+        let head = &write[HEADER_BYTES..write.len() - data.len()];
+        let mut r = Reader::split(head, Data::Granted(data.len()));
+        assert!(matches!(
+            HostWrite::decode(&mut r),
+            Err(DecodeError::Granted { .. })
+        ));
         // The server alone decides where such data lies.
         let write = framed(&HostWrite { va: 1, data });
         assert_eq!(copied_data_at(&write, write.len()), None);

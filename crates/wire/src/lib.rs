@@ -25,10 +25,14 @@ pub mod messages {
 
     use outboard_api::decl::Answer;
 
-    use crate::codec::{Content, DecodeError, Encode, EncodeError, Message, Op, Reader, Room};
+    use crate::codec::{
+        Content, Data, DecodeError, Encode, EncodeError, Message, Op, Reader, Room,
+    };
 
     include!(concat!(env!("OUT_DIR"), "/messages.rs"));
 }
 
-pub use codec::{Content, DecodeError, Encode, EncodeError, Message, Op, Reader, Room, Writer};
+pub use codec::{
+    Content, Data, DecodeError, Encode, EncodeError, Message, Op, Reader, Room, Writer,
+};
 pub use outboard_api::decl::Answer;

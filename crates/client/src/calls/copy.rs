@@ -176,7 +176,7 @@ impl Driver {
                     dst: dst + offset as u64,
                     stream: stream.wire(),
                     sync: u32::from(wait),
-                    data: piece,
+                    data: piece.into(),
                 };
                 self.session
                     .post_without_data(stream.work(), context, &message)
@@ -192,7 +192,7 @@ impl Driver {
                     dst: dst + (index * CHUNK_BYTES_MAX) as u64,
                     stream: stream.wire(),
                     sync: u32::from(wait),
-                    data: piece,
+                    data: piece.into(),
                 },
             )?;
         }
@@ -222,7 +222,7 @@ impl Driver {
                 dst: dst + (staged + index * CHUNK_BYTES_MAX) as u64,
                 stream: stream.wire(),
                 sync: u32::from(wait),
-                data,
+                data: data.into(),
             };
             self.submit_to(stream, &message)?;
         }

@@ -22,7 +22,7 @@ use std::{
 
 use outboard_api::CUresult;
 use outboard_link::{
-    Closer, Frame, Link, Receiver, Segment, Sender, Wait, data_connections_are_set,
+    Closer, Frame, Link, Receiver, Sender, Tail, Wait, data_connections_are_set,
     data_connections_wanted, open_data_connections,
 };
 use outboard_wire::{
@@ -77,7 +77,7 @@ struct Open {
 /// A frame that arrived before data that belongs before it.
 pub(super) struct Held {
     head: Vec<u8>,
-    tail: Option<Box<dyn Segment>>,
+    tail: Option<Tail>,
     replies_before: u32,
 }
 
@@ -113,7 +113,7 @@ impl DataConnections {
 }
 
 impl Held {
-    pub(super) fn new(head: &[u8], tail: Option<Box<dyn Segment>>, header: &ReplyHeader) -> Held {
+    pub(super) fn new(head: &[u8], tail: Option<Tail>, header: &ReplyHeader) -> Held {
         Held {
             head: head.to_vec(),
             tail,
@@ -352,8 +352,7 @@ impl Session {
         else {
             return Err(self.lost_data_connection("an answer that is none"));
         };
-        let bytes = head.len().saturating_sub(REPLY_DATA_AT)
-            + tail.as_ref().map_or(0, |tail| tail.bytes().len());
+        let bytes = head.len().saturating_sub(REPLY_DATA_AT) + tail.as_ref().map_or(0, Tail::len);
         let group = expected.group.clone();
         self.settle(header, reader, tail, expected)?;
         self.receiving.fetch_sub(1, Ordering::AcqRel);

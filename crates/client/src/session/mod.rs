@@ -31,8 +31,8 @@ use std::{
 
 use outboard_api::CUresult;
 use outboard_link::{
-    Closer, Destination, Flusher, Frame, Link, LinkKind, Receiver, Registrar, Segment, Sender,
-    Wait, Waker,
+    Closer, Destination, Flusher, Frame, Link, LinkKind, Receiver, Registrar, Sender, Tail, Wait,
+    Waker,
 };
 use outboard_wire::{
     Message, Op, Reader,
@@ -423,7 +423,7 @@ impl Session {
         &self,
         hold: &mut Option<Held>,
         head: &[u8],
-        tail: Option<Box<dyn Segment>>,
+        tail: Option<Tail>,
     ) -> Result<(), CUresult> {
         let (header, mut reader) = decode_reply(head).map_err(|error| self.lost(error))?;
         if self.data_connections.is_early(&header) {
@@ -459,7 +459,7 @@ impl Session {
         &self,
         header: ReplyHeader,
         mut reader: Reader<'_>,
-        tail: Option<Box<dyn Segment>>,
+        tail: Option<Tail>,
         expected: Expected,
     ) -> Result<(), CUresult> {
         if header.status != 0 {

@@ -3,7 +3,7 @@
 use std::{any::Any, sync::Arc};
 
 use outboard_api::CUresult;
-use outboard_link::Segment;
+use outboard_link::{Segment, Tail};
 
 use super::Group;
 
@@ -108,10 +108,6 @@ impl Segment for ReceiveSegment {
         // only this object has slices of it, and none that can be written while it is shared.
         unsafe { std::slice::from_raw_parts(self.address, self.len) }
     }
-
-    fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
-    }
 }
 
 impl Drop for ReceiveSegment {
@@ -123,7 +119,11 @@ impl Drop for ReceiveSegment {
 }
 
 /// Completes a copy whose bytes have all arrived.
-pub(crate) fn finish(memory: Box<dyn Segment>) -> Result<(), CUresult> {
+pub(crate) fn finish(tail: Tail) -> Result<(), CUresult> {
+    let Tail::Own(memory) = tail else {
+        // The client grants nothing.
+        return Err(CUresult::CUDA_ERROR_UNKNOWN);
+    };
     let memory: Box<dyn Any> = memory;
     match memory.downcast::<ReceiveSegment>() {
         Ok(mut landed) => {

@@ -159,7 +159,7 @@ impl Driver {
                 dst,
                 stream: stream.wire(),
                 sync: u32::from(wait),
-                data,
+                data: data.into(),
             };
             return self.submit_to(stream, &message);
         };

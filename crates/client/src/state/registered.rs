@@ -68,7 +68,7 @@ impl Driver {
                 dst: dst + (index * CHUNK_BYTES_MAX) as u64,
                 stream: stream.wire(),
                 sync: u32::from(wait),
-                data,
+                data: data.into(),
             };
             match data.len() < PLACED_BYTES_MIN {
                 true => self.submit_to(stream, &message)?,

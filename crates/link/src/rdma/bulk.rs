@@ -16,7 +16,7 @@ use super::{
 use crate::{
     Error, Wait,
     parts::scatter,
-    segment::{Frame, Payload, Segment},
+    segment::{Frame, Granted, Payload},
 };
 
 /// Longest head of such a frame: it is written together with the description of the data.
@@ -243,17 +243,20 @@ impl Receiver {
     /// Grants the peer memory for the data of a long frame: the caller's, which outlives the link,
     /// or `len` bytes of the link's own. Returns false if nothing was granted: the grants at a time
     /// are limited, and so is what can be registered.
-    pub fn grant(&mut self, memory: Option<Box<dyn Segment>>, len: usize) -> Result<bool, Error> {
+    pub fn grant(&mut self, memory: Option<Box<dyn Granted>>, len: usize) -> Result<bool, Error> {
         if self.granting.open() >= GRANTS_MAX {
             return Ok(false);
         }
         let registrar = &self.registrar;
         let grant = match memory {
-            // The bytes are not looked at before the frame has come that they belong to.
-            Some(memory) => memory
-                .lasting()
-                .and_then(|lasting| registrar.register(lasting, RdmaUse::Target))
-                .map(|registered| Grant::Placed(memory, registered)),
+            Some(memory) => memory.lasting().and_then(|lasting| {
+                let registered = registrar.register(lasting, RdmaUse::Target)?;
+                Some(Grant::Placed {
+                    memory,
+                    target: registered.target(lasting.address()),
+                    _registered: registered,
+                })
+            }),
             None => self.granting.own(len, || registrar.room(len)),
         };
         let Some(grant) = grant else {
@@ -299,7 +302,7 @@ impl Receiver {
             )) => {
                 let data = self.granting.take(data_len)?;
                 self.consumer.copy(offset, len, &mut self.frame);
-                self.frame.extend_from_slice(data.bytes());
+                self.frame.extend_from_slice(&data.copied());
                 Ok(Some(&self.frame))
             }
             Some((offset, len, _)) => {

@@ -78,7 +78,7 @@ pub(super) fn received(receiver: &mut Receiver) -> (Vec<u8>, bool) {
     match frame.tail {
         Some(tail) => {
             assert!(rest.is_empty());
-            (tail.bytes().to_vec(), true)
+            (tail.copied(), true)
         }
         None => (rest.to_vec(), false),
     }

@@ -5,7 +5,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    sync::{Arc, atomic::Ordering},
 };
 
 use outboard_verbs::{Memory, OwnRegion};
@@ -14,7 +14,10 @@ use super::{
     check,
     registry::{RdmaTarget, Registered},
 };
-use crate::{Error, segment::Segment};
+use crate::{
+    Error,
+    segment::{Granted, Tail},
+};
 
 /// Grants that may be open at a time.
 pub(super) const GRANTS_MAX: usize = 16;
@@ -53,12 +56,29 @@ impl Given {
     }
 }
 
-/// Granted memory.
+/// Memory that was granted and that no frame has used.
 pub(super) enum Grant {
     /// The caller's: pinned memory of a device.
-    Placed(Box<dyn Segment>, Registered),
+    Placed {
+        memory: Box<dyn Granted>,
+        target: RdmaTarget,
+        _registered: Registered,
+    },
     /// The link's own.
-    Own(Own),
+    Own(Arc<OwnRegion>),
+}
+
+impl Grant {
+    fn target(&self) -> (RdmaTarget, usize) {
+        match self {
+            Grant::Placed { memory, target, .. } => (*target, memory.len()),
+            Grant::Own(region) => {
+                let address = region.memory().address();
+                let key = region.rkey();
+                (RdmaTarget { address, key }, region.memory().len())
+            }
+        }
+    }
 }
 
 /// The consumer's side: grants given.
@@ -66,7 +86,8 @@ pub(super) struct Granting {
     control: Arc<Memory>,
     open: VecDeque<Grant>,
     made: u64,
-    own: Arc<Mutex<Vec<Arc<OwnRegion>>>>,
+    /// Memory of the link's own that was used before.
+    own: Vec<Arc<OwnRegion>>,
 }
 
 impl Granting {
@@ -75,7 +96,7 @@ impl Granting {
             control,
             open: VecDeque::new(),
             made: 0,
-            own: Arc::default(),
+            own: Vec::new(),
         }
     }
 
@@ -85,39 +106,22 @@ impl Granting {
 
     /// Takes memory of the link's own, which may have been used before.
     pub(super) fn own(
-        &self,
+        &mut self,
         len: usize,
         make: impl FnOnce() -> Option<Arc<OwnRegion>>,
     ) -> Option<Grant> {
-        let had = self
-            .own
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop();
-        let region = had
-            .filter(|region| region.memory().len() == len)
-            .or_else(make)?;
-        Some(Grant::Own(Own {
-            region: Some(region),
-            len,
-            home: Arc::clone(&self.own),
-        }))
+        let had = self.own.pop();
+        had.filter(|region| region.memory().len() == len)
+            .or_else(make)
+            .map(Grant::Own)
     }
 
     /// Records a grant and returns its index in the table; the caller writes that entry to the
     /// producer.
-    pub(super) fn put(&mut self, mut grant: Grant) -> usize {
-        let target = match &mut grant {
-            Grant::Placed(memory, registered) => {
-                let room = memory.room();
-                let bytes = room.len();
-                (registered.target(room.as_ptr().addr() as u64), bytes)
-            }
-            Grant::Own(own) => own.target(),
-        };
+    pub(super) fn put(&mut self, grant: Grant) -> usize {
+        let (RdmaTarget { address, key }, bytes) = grant.target();
         let index = (self.made % GRANTS_MAX as u64) as usize;
         self.made += 1;
-        let (RdmaTarget { address, key }, bytes) = target;
         let bytes_and_key = bytes as u64 & u64::from(u32::MAX) | u64::from(key) << 32;
         let words = [
             address,
@@ -133,19 +137,26 @@ impl Granting {
         index
     }
 
-    /// Takes the memory that holds a frame's `len` bytes of data.
-    pub(super) fn take(&mut self, len: usize) -> Result<Box<dyn Segment>, Error> {
-        let mut memory = match self.open.pop_front() {
-            Some(Grant::Placed(memory, _)) => memory,
-            Some(Grant::Own(own)) => Box::new(own),
-            None => return Err(beyond(len, 0)),
-        };
-        let granted = memory.room().len();
+    /// Takes a frame's `len` bytes of data. Those in the link's own memory are copied, because the
+    /// peer may write that memory again.
+    pub(super) fn take(&mut self, len: usize) -> Result<Tail, Error> {
+        let grant = self.open.pop_front().ok_or_else(|| beyond(len, 0))?;
+        let (_, granted) = grant.target();
         if len > granted {
             return Err(beyond(len, granted));
         }
-        memory.truncate(len);
-        Ok(memory)
+        Ok(match grant {
+            Grant::Placed { mut memory, .. } => {
+                memory.truncate(len);
+                Tail::Granted(memory)
+            }
+            Grant::Own(region) => {
+                let mut data = Vec::new();
+                region.memory().copy(0, len, &mut data);
+                self.own.push(region);
+                Tail::Own(Box::new(data))
+            }
+        })
     }
 }
 
@@ -163,58 +174,4 @@ fn read(control: &Memory, number: u64) -> [u64; 4] {
         let place = TOLD_GRANTS + index * GRANT_BYTES + at;
         control.word(place).load(Ordering::Acquire)
     })
-}
-
-/// Memory of the link's own, which is returned to the link when dropped.
-pub(super) struct Own {
-    /// Present until dropped.
-    region: Option<Arc<OwnRegion>>,
-    len: usize,
-    home: Arc<Mutex<Vec<Arc<OwnRegion>>>>,
-}
-
-impl Own {
-    fn target(&self) -> (RdmaTarget, usize) {
-        match &self.region {
-            Some(region) => {
-                let address = region.memory().address();
-                let key = region.rkey();
-                (RdmaTarget { address, key }, region.memory().len())
-            }
-            None => (RdmaTarget { address: 0, key: 0 }, 0),
-        }
-    }
-}
-
-impl Segment for Own {
-    fn room(&mut self) -> &mut [u8] {
-        let len = self.len;
-        self.region.as_ref().map_or(&mut [], |region| {
-            // SAFETY: only this object uses the range. A peer that breaks the rules may still have
-            // its device write there; see `Memory::bytes`.
-            unsafe { region.memory().room(0, len) }
-        })
-    }
-
-    fn bytes(&self) -> &[u8] {
-        self.region.as_ref().map_or(&[], |region| {
-            // SAFETY: `take` made this object a frame's data after all of it had arrived.
-            unsafe { region.memory().bytes(0, self.len) }
-        })
-    }
-
-    fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
-    }
-}
-
-impl Drop for Own {
-    fn drop(&mut self) {
-        if let Some(region) = self.region.take() {
-            self.home
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(region);
-        }
-    }
 }

@@ -226,10 +226,6 @@ impl Segment for Vec<u8> {
     fn bytes(&self) -> &[u8] {
         self
     }
-
-    fn truncate(&mut self, len: usize) {
-        Vec::truncate(self, len);
-    }
 }
 
 /// Fuzz target: a stream that arrives in pieces, whose sizes are the even bytes of `data`; of the

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Error, Wait,
-    segment::{ChooseDestination, Frame},
+    segment::{ChooseDestination, Frame, Tail},
     spin::{self, Spin},
     sys,
 };
@@ -65,6 +65,7 @@ impl Receiver {
             return Ok(None);
         };
         let head = self.deframer.bytes(head);
+        let tail = tail.map(Tail::Own);
         Ok(Some(Frame { head, tail }))
     }
 

@@ -31,7 +31,7 @@ fn write(client: &mut Client, dst: u64, data: &[u8]) {
         dst,
         stream: 0,
         sync: 0,
-        data,
+        data: data.into(),
     }));
 }
 

@@ -18,7 +18,7 @@ fn data_goes_in_and_out_and_everything_is_given_back() {
             dst: va + 100,
             stream,
             sync: 0,
-            data: &data,
+            data: data[..].into(),
         }));
         client.done(Request::Copy(messages::Copy {
             dst: va + MIB,

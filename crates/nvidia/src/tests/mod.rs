@@ -9,9 +9,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outboard_device::{Outcome, dispatch, images::ImageStore};
-use outboard_link::Segment;
-use outboard_wire::messages::{self, Request};
+use outboard_device::{Outcome, Placed, dispatch, images::ImageStore};
+use outboard_link::{Granted, Segment};
+use outboard_wire::{
+    Data,
+    messages::{self, Request},
+};
 
 use super::*;
 
@@ -73,7 +76,7 @@ struct Client {
     context: u64,
     base: u64,
     /// Memory that holds the next message's data.
-    placed: Option<Arc<dyn Segment>>,
+    placed: Option<Placed>,
 }
 
 impl Client {
@@ -199,12 +202,12 @@ fn data_is_copied_from_where_it_was_received() {
         room.room().fill(round);
         let placed: Arc<dyn Segment> = Arc::from(room);
         let place = placed.bytes().as_ptr().addr();
-        client.placed = Some(placed.clone());
+        client.placed = Some(Placed::Own(placed.clone()));
         client.done(Request::CopyIn(messages::CopyIn {
             dst: va,
             stream: 0,
             sync: 0,
-            data: placed.bytes(),
+            data: placed.bytes().into(),
         }));
         // The GPU's copy keeps the memory alive.
         client.placed = None;
@@ -227,17 +230,89 @@ fn data_is_copied_from_where_it_was_received() {
     let mut room = outboard_device::Host::room(&mut client.device, 20_000).expect("room");
     room.room().fill(77);
     let placed: Arc<dyn Segment> = Arc::from(room);
-    client.placed = Some(placed.clone());
+    client.placed = Some(Placed::Own(placed.clone()));
     client.done(Request::CopyIn(messages::CopyIn {
         dst: va,
         stream: 0,
-        data: &placed.bytes()[1..],
+        data: placed.bytes()[1..].into(),
         sync: 0,
     }));
     client.placed = None;
     assert_eq!(Arc::strong_count(&placed), 1);
     assert!(outboard_device::Host::room(&mut client.device, usize::MAX).is_none());
     drop((placed, client));
+    assert_eq!(fake.ask("fake_live", 0), 0);
+}
+
+/// Granted memory of this length, filled as an adapter does: not through a reference.
+fn written_by_an_adapter(client: &mut Client, len: usize, value: u8) -> (Arc<dyn Granted>, u64) {
+    let mut memory =
+        outboard_device::Host::grantable(&mut client.device, MIB as usize).expect("memory");
+    let lasting = memory.lasting().expect("a range");
+    assert!(lasting.len() >= len);
+    let start = std::ptr::with_exposed_provenance_mut::<u8>(lasting.address() as usize);
+    // SAFETY: the range is mapped, and nothing else uses it.
+    unsafe { start.write_bytes(value, len) };
+    memory.truncate(len);
+    (memory.into(), lasting.address())
+}
+
+#[test]
+fn data_that_an_adapter_wrote_is_copied_from_there_and_never_referred_to() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let va = client.map(0, 4 * MIB);
+    let mut places = Vec::new();
+    for round in 0..20u8 {
+        let (memory, place) = written_by_an_adapter(&mut client, 5000, round);
+        client.placed = Some(Placed::Granted(memory.clone()));
+        client.done(Request::CopyIn(messages::CopyIn {
+            dst: va,
+            stream: 0,
+            sync: 0,
+            data: Data::Granted(5000),
+        }));
+        client.placed = None;
+        // The GPU reads it there.
+        assert_eq!(Arc::strong_count(&memory), 2);
+        drop(memory);
+        if !places.contains(&place) {
+            places.push(place);
+        }
+        let mut out = client.wait(Request::CopyOut(messages::CopyOut {
+            src: va,
+            len: MIB,
+            stream: 0,
+        }));
+        assert_eq!(out.ready(), Ok(true));
+        let data = out.data().expect("data");
+        assert_eq!(data[..5000], [round; 5000]);
+        // A reply is sent from memory that no adapter may write.
+        assert!(!places.contains(&(data.as_ptr().addr() as u64)));
+    }
+    assert_eq!(places.len(), 4);
+    // Data that did not come with the message is refused.
+    let (memory, _) = written_by_an_adapter(&mut client, 100, 1);
+    for (placed, len) in [(None, 100), (Some(Placed::Granted(memory)), 101)] {
+        client.placed = placed;
+        let copy = messages::CopyIn {
+            dst: va,
+            stream: 0,
+            sync: 0,
+            data: Data::Granted(len),
+        };
+        assert_eq!(
+            client.refused(Request::CopyIn(copy)),
+            CUresult::CUDA_ERROR_UNKNOWN
+        );
+    }
+    client.placed = None;
+    // Half of what may be pinned, and no more.
+    let many =
+        std::iter::from_fn(|| outboard_device::Host::grantable(&mut client.device, MIB as usize));
+    let many: Vec<_> = many.collect();
+    assert_eq!(many.len(), 128);
+    drop((many, client));
     assert_eq!(fake.ask("fake_live", 0), 0);
 }
 

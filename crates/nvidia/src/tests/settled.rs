@@ -16,7 +16,7 @@ fn stream(client: &mut Client, stream: u64, flags: u32) {
 }
 
 fn copy_in(client: &mut Client, dst: u64, stream: u64, sync: u32) {
-    let data = &[7; 100];
+    let data = [7; 100][..].into();
     client.done(Request::CopyIn(messages::CopyIn {
         dst,
         stream,

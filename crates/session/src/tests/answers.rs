@@ -55,7 +55,7 @@ fn data_for_the_device_is_received_where_the_device_wants_it() {
                             stream,
                             sync: 0,
                             desc,
-                            data: &data,
+                            data: data[..].into(),
                         },
                     );
                     150
@@ -68,7 +68,7 @@ fn data_for_the_device_is_received_where_the_device_wants_it() {
                             dst,
                             stream,
                             sync: 0,
-                            data: &data,
+                            data: data[..].into(),
                         },
                     );
                     9

@@ -54,7 +54,7 @@ fn announce(client: &mut Client, dst: u64, data: &[u8]) {
         dst,
         stream: 0,
         sync: 0,
-        data,
+        data: data.into(),
     };
     let len = encode_request_head_for_data_connection(&mut head, 7, &message).unwrap();
     client.send_raw(&head[..len]);
@@ -115,7 +115,7 @@ fn copies_happen_in_the_order_of_their_messages() {
                 dst,
                 stream,
                 sync: 0,
-                data,
+                data: data.into(),
             };
             client.send(0, &message);
         }

@@ -23,10 +23,10 @@ use std::{
 };
 
 use outboard_api::CUresult;
-use outboard_device::{Cx, Device, Failure, Host, Pending, Wait as DeviceWait};
+use outboard_device::{Cx, Device, Failure, Host, Pending, Placed, Wait as DeviceWait};
 use outboard_link::{Receiver, Segment, Sender, Stream, Wait};
 use outboard_wire::{
-    Message as _, Op, Reader,
+    Data, Message as _, Op, Reader,
     doc::DeviceCard,
     frame::{self, ReplyHeader, decode_reply},
     handshake::{Purpose, SessionKey},
@@ -147,13 +147,12 @@ impl Host for Fake {
 impl Device for Fake {
     /// Hands the data back as pages that kernels wrote.
     fn copy_in(&mut self, cx: &mut Cx<'_>, m: &messages::CopyIn<'_>) -> Result<(), Failure> {
-        if cx
-            .placed
-            .is_some_and(|placed| std::ptr::eq(placed.bytes(), m.data))
+        if let (Some(Placed::Own(memory)), Data::Here(bytes)) = (cx.placed, m.data)
+            && std::ptr::eq(memory.bytes(), bytes)
         {
             self.board.placed.fetch_add(1, SeqCst);
         }
-        self.pages.push((m.dst, m.data.to_vec()));
+        self.pages.push((m.dst, cx.bytes(m.data)?.into_owned()));
         Ok(())
     }
 

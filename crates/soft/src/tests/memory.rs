@@ -23,7 +23,7 @@ fn a_synchronous_copy_comes_before_what_is_sent_later_to_any_stream() {
             dst,
             stream: 0,
             sync,
-            data,
+            data: data[..].into(),
         }));
         let ask = Request::CopyOut(m::CopyOut {
             src: dst,

@@ -132,7 +132,7 @@ impl Client {
         self.done(Request::CopyIn(m::CopyIn {
             dst,
             stream: 0,
-            data,
+            data: data.into(),
             sync: 0,
         }));
     }

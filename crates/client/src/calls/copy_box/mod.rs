@@ -371,7 +371,7 @@ impl Driver {
                     stream: stream.wire(),
                     sync: u32::from(wait),
                     desc: &desc,
-                    data: &packed,
+                    data: packed[..].into(),
                 },
             )?;
         }
