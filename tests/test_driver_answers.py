@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from harness import TEST_PROGRAMS, Server
+from harness import ROOT, TEST_PROGRAMS, Server
 
 pytestmark = pytest.mark.smoke
 
@@ -33,6 +34,12 @@ def test_answers_are_a_drivers(server: Server, link: str, tmp_path: Path) -> Non
     assert {name: answers.get(name) for name in wanted} == wanted
     # The program must go on, even where the driver crashes.
     assert not {name for name, answer in answers.items() if answer in (CRASH, "hangs") or name.endswith(".end")}
+
+
+def test_the_specification_counts_them() -> None:
+    counts = sum(answer != CRASH for answer in ANSWERS.values()), len(DIFFERS)
+    said = re.search(r"\| (\d+) questions, (\d+) differences:", (ROOT / "SPECIFICATION.md").read_text())
+    assert said and tuple(map(int, said.groups())) == counts
 
 
 def test_differences_are_differences_and_have_reasons() -> None:

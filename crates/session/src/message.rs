@@ -78,16 +78,13 @@ impl Session<'_> {
             _ if header.data_connection == ON_DATA_CONNECTION && takes_data => {
                 head = frame.to_vec();
                 brought = self.data_from_connection(header.op)?;
-                let mut r = Reader::split(&head, Data::Here(brought.bytes()));
-                RequestHeader::decode(&mut r).map_err(malformed(&header))?;
+                let r = after_header(&header, &head, brought.bytes())?;
                 (&head[..], Some(Placed::Own(brought.clone())), r)
             }
             // Such data may change under all but a device's copy.
             Some(Placed::Granted(memory)) if !takes_data => {
                 copied = memory.copied();
-                let mut r = Reader::split(frame, Data::Here(&copied));
-                RequestHeader::decode(&mut r).map_err(malformed(&header))?;
-                (frame, None, r)
+                (frame, None, after_header(&header, frame, &copied)?)
             }
             _ => (frame, placed.clone(), r),
         };
@@ -253,6 +250,17 @@ fn received<'a>(
     let mut place = |head: &[u8], len| executor.place(head, len);
     let frame = receiver.recv_placed(wait, &mut place)?;
     Ok(frame.map(|frame| (frame.head, frame.tail.map(Placed::from))))
+}
+
+/// Returns the reader of a frame and its data, after the frame's header.
+fn after_header<'a>(
+    header: &RequestHeader,
+    frame: &'a [u8],
+    data: &'a [u8],
+) -> Result<Reader<'a>, End> {
+    let mut r = Reader::split(frame, Data::Here(data));
+    RequestHeader::decode(&mut r).map_err(malformed(header))?;
+    Ok(r)
 }
 
 fn data_of(placed: Option<&Placed>) -> Data<'_> {
