@@ -235,7 +235,6 @@ pub(super) struct GrantedSlot {
 }
 
 /// Pinned memory with the data of a copy.
-#[derive(Clone)]
 pub(super) enum Filled {
     Slot(Arc<Slot>),
     Granted(Arc<GrantedSlot>),
