@@ -52,8 +52,7 @@ impl Session<'_> {
         let header = RequestHeader { context, ..header };
         self.executor.of_call(call);
         if messages::is_fence(header.op) {
-            // The client may see the fence's value before its reply, and must have all faults by
-            // then.
+            // The client may see its value before its reply, and must have all faults by then.
             self.outbox.send_held_faults()?;
         }
         let is_change = !messages::leaves_memory(header.op);
