@@ -300,15 +300,91 @@ fn frames_arrive_whole_and_in_order_however_their_bytes_do() {
     }
 }
 
+/// Bytes before the data of a long frame.
+const HEAD: usize = 36;
+/// Long frames that may be on their way at once: each place is used again.
+const PLACES: u64 = 4;
+
+fn place_of(number: u64) -> usize {
+    (number % PLACES) as usize * FRAME_BYTES
+}
+
+impl World {
+    /// A long frame with this number. An even `kind` takes its data from registered memory; each
+    /// pair of kinds puts it somewhere else.
+    fn long(&self, number: u64, kind: usize, data: usize) -> Long {
+        let to = RdmaTarget {
+            address: self.target.address() + place_of(number) as u64,
+            key: 0,
+        };
+        Long {
+            head: HEAD,
+            data,
+            from: kind.is_multiple_of(2).then(|| Piece {
+                address: self.source.address() + place_of(number) as u64,
+                len: data as u32,
+                lkey: 0,
+            }),
+            to: [To::Ring, To::Granted(to), To::Named(to)][kind / 2],
+        }
+    }
+
+    fn send_long(&mut self, number: u64, long: &Long) -> bool {
+        let Some(at) = self.producer.place(long.footprint()).unwrap() else {
+            return false;
+        };
+        let (head, room) = self.producer.reserve_long(at, long);
+        head.fill(number as u8);
+        let data = match long.from {
+            // SAFETY: no other slice of it exists, and the simulated device reads it later.
+            Some(_) => unsafe { self.source.room(place_of(number), long.data) },
+            None => room,
+        };
+        fill(data, number);
+        self.producer.commit_long(long).unwrap();
+        true
+    }
+
+    /// Takes the long frame with this number, if it has arrived, and checks its data.
+    fn receive_long(&mut self, number: u64, long: &Long) -> bool {
+        let Found::Frame {
+            offset,
+            len,
+            footprint,
+            separate,
+        } = self.consumer.look().unwrap()
+        else {
+            return false;
+        };
+        let mut expected = vec![0; long.data];
+        fill(&mut expected, number);
+        let said = (long.to != To::Ring).then_some(SeparateData {
+            len: long.data,
+            is_granted: matches!(long.to, To::Granted(_)),
+        });
+        assert_eq!(separate, said, "frame {number}");
+        let (mut frame, mut placed) = (Vec::new(), Vec::new());
+        self.consumer.copy(offset, len, &mut frame);
+        let (head, data) = frame.split_at(HEAD);
+        let data = match separate {
+            None => data,
+            Some(_) => {
+                self.target.copy(place_of(number), long.data, &mut placed);
+                &placed
+            }
+        };
+        assert!(head.iter().all(|&byte| byte == number as u8));
+        assert!(data == expected, "data of frame {number}");
+        self.consumer.take(footprint).unwrap();
+        true
+    }
+}
+
 /// Separate data is complete when its frame is, and appears nowhere else.
 #[test]
 fn separate_data_is_there_when_its_frame_is() {
-    const HEAD: usize = 36;
-    // As many as may be on their way at once: each place is used again.
-    const PLACES: u64 = 4;
-    let place = |number: u64| (number % PLACES) as usize * FRAME_BYTES;
-    for seed in 0..60 {
-        let mut random = random_numbers(4_000 + seed);
+    for seed in 4_000..4_060 {
+        let mut random = random_numbers(seed);
         let mut world = World::new();
         let mut longs: VecDeque<Long> = VecDeque::new();
         let (mut sent, mut received, mut kinds) = (0u64, 0u64, [0; 6]);
@@ -317,74 +393,25 @@ fn separate_data_is_there_when_its_frame_is() {
                 0 if sent < 120 && sent - received < PLACES => {
                     let data = CHECKED_BYTES_MAX + 1 + random() as usize % (FRAME_BYTES - 2_000);
                     let kind = random() as usize % 6;
-                    let to = RdmaTarget {
-                        address: world.target.address() + place(sent) as u64,
-                        key: 0,
-                    };
-                    let long = Long {
-                        head: HEAD,
-                        data,
-                        from: kind.is_multiple_of(2).then(|| Piece {
-                            address: world.source.address() + place(sent) as u64,
-                            len: data as u32,
-                            lkey: 0,
-                        }),
-                        to: [To::Ring, To::Granted(to), To::Named(to)][kind / 2],
-                    };
-                    if let Some(at) = world.producer.place(long.footprint()).unwrap() {
-                        let (head, room) = world.producer.reserve_long(at, &long);
-                        head.fill(sent as u8);
-                        match long.from {
-                            // SAFETY: no other slice of it exists, and the simulated device reads
-                            // it later.
-                            Some(_) => fill(unsafe { world.source.room(place(sent), data) }, sent),
-                            None => fill(room, sent),
-                        }
-                        world.producer.commit_long(&long).unwrap();
+                    let long = world.long(sent, kind, data);
+                    if world.send_long(sent, &long) {
                         kinds[kind] += 1;
                         longs.push_back(long);
                         sent += 1;
                     }
                 }
                 1 => {
-                    let Some(long) = longs.front() else { continue };
-                    let Found::Frame {
-                        offset,
-                        len,
-                        footprint,
-                        separate,
-                    } = world.consumer.look().unwrap()
-                    else {
-                        continue;
-                    };
-                    let mut expected = vec![0; long.data];
-                    fill(&mut expected, received);
-                    let is_granted = matches!(long.to, To::Granted(_));
-                    let said = (long.to != To::Ring).then_some(SeparateData {
-                        len: long.data,
-                        is_granted,
-                    });
-                    assert_eq!(separate, said, "frame {received}");
-                    let (mut frame, mut placed) = (Vec::new(), Vec::new());
-                    world.consumer.copy(offset, len, &mut frame);
-                    let (head, data) = frame.split_at(HEAD);
-                    let data = match separate {
-                        None => data,
-                        Some(_) => {
-                            world.target.copy(place(received), long.data, &mut placed);
-                            &placed
-                        }
-                    };
-                    assert!(head.iter().all(|&byte| byte == received as u8));
-                    assert!(data == expected, "data of frame {received}, seed {seed}");
-                    world.consumer.take(footprint).unwrap();
-                    longs.pop_front();
-                    received += 1;
+                    if let Some(long) = longs.front()
+                        && world.receive_long(received, long)
+                    {
+                        received += 1;
+                        longs.pop_front();
+                    }
                 }
                 _ => world.step(&mut random),
             }
         }
-        assert!(kinds.iter().all(|&count| count > 0), "{kinds:?}");
+        assert!(kinds.iter().all(|&count| count > 0), "{seed}: {kinds:?}");
     }
 }
 
@@ -492,28 +519,38 @@ fn a_producer_is_woken_by_room() {
     }
 }
 
-/// A peer that writes arbitrary values.
-#[test]
-fn what_cannot_be_is_refused_or_not_believed() {
-    let put = |world: &World, at: u64, len: u32| {
+impl World {
+    /// Writes a header as a peer would: a length, its tag, and the check that covers both.
+    fn put_header(&self, at: u64, len: u32) {
         let header = u64::from(len) | u64::from(check::tag(at)) << 32;
         let offset = at as usize & (RING_BYTES - 1);
-        world.ring.word(offset).store(header, Ordering::Relaxed);
-        world
-            .ring
-            .word(offset + 8)
-            .store(check::of_header(at, header), Ordering::Relaxed);
-    };
+        let words = [header, check::of_header(at, header)];
+        put_words(&self.ring, offset, &words);
+    }
+}
+
+fn put_words(memory: &Memory, at: usize, words: &[u64]) {
+    for (n, &word) in words.iter().enumerate() {
+        memory.word(at + 8 * n).store(word, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_length_that_cannot_be_is_refused() {
     for len in [0, RING_BYTES as u32, u32::MAX - 1, 1 << 31, (2 << 20) + 1] {
         let mut world = World::new();
-        put(&world, 0, len);
+        world.put_header(0, len);
         let error = world.consumer.look().unwrap_err();
         assert!(
             matches!(error, Error::PeerMisbehaved { .. }),
             "{len}: {error}"
         );
     }
-    // Separate data of invalid length, or an invalid part of the ring that it would replace.
+}
+
+/// Separate data of invalid length, or an invalid part of the ring that it would replace.
+#[test]
+fn separate_data_that_cannot_be_is_refused() {
     for (lens, kind) in [
         (0, 0),
         (u64::from(u32::MAX), 0),
@@ -523,27 +560,31 @@ fn what_cannot_be_is_refused_or_not_believed() {
     ] {
         let mut world = World::new();
         let header = 48 | u64::from(SEPARATE) | u64::from(check::tag(0)) << 32;
-        world.ring.word(HEADER_BYTES).store(lens, Ordering::Relaxed);
-        let second = world.ring.word(HEADER_BYTES + 8);
-        second.store(kind, Ordering::Relaxed);
+        put_words(&world.ring, HEADER_BYTES, &[lens, kind]);
         let sum = check::of_frame(0, header, &world.ring, HEADER_BYTES, 48);
-        world.ring.word(8).store(sum, Ordering::Relaxed);
-        world.ring.word(0).store(header, Ordering::Relaxed);
+        put_words(&world.ring, 0, &[header, sum]);
         let error = world.consumer.look().unwrap_err();
         assert!(error.to_string().contains("data beside a frame"), "{error}");
     }
-    // A long frame within its bounds is valid, whatever it holds; a short one must agree with its
-    // bytes.
+}
+
+/// A long frame within its bounds is valid, whatever it holds; a short one must agree with its
+/// bytes.
+#[test]
+fn a_long_frame_is_believed_and_a_short_one_is_checked() {
     let mut world = World::new();
-    put(&world, 0, CHECKED_BYTES_MAX as u32 + 1);
+    world.put_header(0, CHECKED_BYTES_MAX as u32 + 1);
     assert!(matches!(
         world.consumer.look().unwrap(),
         Found::Frame { .. }
     ));
     let mut world = World::new();
-    put(&world, 0, 100);
+    world.put_header(0, 100);
     assert_eq!(world.consumer.look().unwrap(), Found::Nothing);
+}
 
+#[test]
+fn a_consumer_that_took_what_was_not_sent_is_refused() {
     for (position, is_refused) in [
         (16u64, false),
         (8, true),
@@ -555,19 +596,11 @@ fn what_cannot_be_is_refused_or_not_believed() {
             assert!(world.send(number, FRAME_BYTES - HEADER_BYTES));
         }
         let words = [position, 0, check::of_block(position, 0)];
-        for (at, word) in words.into_iter().enumerate() {
-            world
-                .producer_words
-                .word(TOLD + 8 * at)
-                .store(word, Ordering::Relaxed);
-        }
+        put_words(&world.producer_words, TOLD, &words);
         let placed = world.producer.place(FRAME_BYTES);
         assert_eq!(placed.is_err(), is_refused, "{position}");
         // Words that do not agree with their check count as not written.
-        world
-            .producer_words
-            .word(TOLD)
-            .store(position ^ ALIGN as u64, Ordering::Relaxed);
+        put_words(&world.producer_words, TOLD, &[position ^ ALIGN as u64]);
     }
 }
 

@@ -139,15 +139,7 @@ pub(super) fn decode(bytes: &[u8; SETUP_BYTES]) -> Result<Setup, Error> {
     )?;
     let reason_len = rest.u32() as usize;
     if reason_len > 0 {
-        let reason = rest
-            .0
-            .get(..reason_len.min(REASON_BYTES_MAX))
-            .unwrap_or_default();
-        // The reason is shown to people: characters that move the cursor are left out.
-        let reason: String = String::from_utf8_lossy(reason)
-            .chars()
-            .filter(|c| !c.is_control())
-            .collect();
+        let reason = rest.reason(reason_len);
         return Err(RdmaError::PeerCannot { reason }.into());
     }
     let setup = Setup {
@@ -164,20 +156,30 @@ pub(super) fn decode(bytes: &[u8; SETUP_BYTES]) -> Result<Setup, Error> {
         ring: rest.window(),
         control: rest.window(),
     };
+    check_queues(&setup)?;
+    check_windows(&setup)?;
+    Ok(setup)
+}
+
+fn check_queues(setup: &Setup) -> Result<(), Error> {
     if !(256..=4096).contains(&setup.mtu) || !setup.mtu.is_power_of_two() {
         return Err(misbehaved("an MTU that is none", setup.mtu.into(), 4096));
     }
-    for (number, psn) in setup.queues {
-        for got in [number, psn] {
-            if got > PSN_MASK {
-                return Err(misbehaved(
-                    "a queue pair that is none",
-                    got.into(),
-                    PSN_MASK.into(),
-                ));
-            }
-        }
+    let numbers = setup
+        .queues
+        .into_iter()
+        .flat_map(|(number, psn)| [number, psn]);
+    match numbers.max() {
+        Some(most) if most > PSN_MASK => Err(misbehaved(
+            "a queue pair that is none",
+            most.into(),
+            PSN_MASK.into(),
+        )),
+        _ => Ok(()),
     }
+}
+
+fn check_windows(setup: &Setup) -> Result<(), Error> {
     let (least, most) = (RING_BYTES_MIN as u64, RING_BYTES_MAX as u64);
     let bytes = setup.ring.bytes;
     if !bytes.is_power_of_two() || !(least..=most).contains(&bytes) {
@@ -195,7 +197,7 @@ pub(super) fn decode(bytes: &[u8; SETUP_BYTES]) -> Result<Setup, Error> {
             return Err(misbehaved("memory at that address", window.address, most));
         }
     }
-    Ok(setup)
+    Ok(())
 }
 
 pub(super) fn send(
@@ -243,6 +245,16 @@ impl Fields<'_> {
 
     fn u32(&mut self) -> u32 {
         u32::from_le_bytes(self.take())
+    }
+
+    /// Reads a reason of `len` bytes. It is shown to people: characters that move the cursor are
+    /// left out.
+    fn reason(&self, len: usize) -> String {
+        let bytes = self.0.get(..len.min(REASON_BYTES_MAX)).unwrap_or_default();
+        String::from_utf8_lossy(bytes)
+            .chars()
+            .filter(|c| !c.is_control())
+            .collect()
     }
 
     fn window(&mut self) -> Window {
