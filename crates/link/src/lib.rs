@@ -61,6 +61,8 @@ mod error;
 #[cfg(not(loom))]
 mod handles;
 #[cfg(not(loom))]
+mod heartbeat;
+#[cfg(not(loom))]
 mod kind;
 #[cfg(not(loom))]
 mod link;
@@ -98,6 +100,7 @@ pub use crate::{
     endpoint::{Endpoint, EndpointError, Host},
     error::RdmaError,
     handles::{Closer, Waker},
+    heartbeat::{Heartbeats, received_bytes, unsent_bytes},
     kind::LinkKind,
     link::{Exclusive, Flusher, Helper, Link, Receiver, Reservation, Sender},
     listener::{Listener, connect},

@@ -106,6 +106,27 @@ pub(crate) fn tcp_info(socket: BorrowedFd<'_>) -> io::Result<libc::tcp_info> {
     Ok(info)
 }
 
+/// Returns the bytes that a tcp connection has received: `tcpi_bytes_received` of linux/tcp.h,
+/// which lies after the end of libc's `tcp_info`. An older kernel leaves it 0.
+pub(crate) fn tcp_bytes_received(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    const AT: usize = 128 / 8;
+    let mut info = [0_u64; AT + 1];
+    // SAFETY: every byte pattern is a valid integer.
+    unsafe { get_option(socket, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) }?;
+    Ok(info[AT])
+}
+
+/// Returns the bytes of a tcp connection that the peer has not acknowledged: `SIOCOUTQ` of tcp(7).
+pub(crate) fn tcp_unsent_bytes(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the request writes one int, for which `bytes` is room.
+    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    match rc {
+        0 => Ok(u64::try_from(bytes).unwrap_or(0)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Returns the credentials of the process that connected, or that listened: `SO_PEERCRED` of
 /// unix(7). The pid is 0 for a process of a foreign pid namespace (rustix's type cannot represent
 /// that).

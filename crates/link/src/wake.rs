@@ -50,7 +50,7 @@ impl AsFd for WakeUp {
 }
 
 /// Device and inode, which eventfds share with each other and with no file.
-fn identity(fd: BorrowedFd<'_>) -> Option<(u64, u64)> {
+pub(crate) fn identity(fd: BorrowedFd<'_>) -> Option<(u64, u64)> {
     let found = fstat(fd).ok()?;
     Some((found.st_dev, found.st_ino))
 }

@@ -51,6 +51,8 @@ pub(super) enum Order {
     Leave,
     /// A data connection of the session that is served. Brings its socket.
     DataConnection,
+    /// A connection for heartbeats of the session that is served. Brings its socket.
+    Heartbeat,
 }
 
 /// A message from a worker to the supervisor.
@@ -181,6 +183,7 @@ mod tests {
         bytes(&mut out, "Refuse", &Order::Refuse("full".into()));
         bytes(&mut out, "Leave", &Order::Leave);
         bytes(&mut out, "DataConnection", &Order::DataConnection);
+        bytes(&mut out, "Heartbeat", &Order::Heartbeat);
         bytes(&mut out, "Ready", &Report::Ready);
         let heard = Report::Heard(client(Purpose::DataConnection { key }));
         bytes(&mut out, "Heard", &heard);

@@ -20,6 +20,7 @@ mod admission;
 mod control;
 mod devices;
 mod inherit;
+mod keeper;
 pub mod limits;
 mod reporter;
 mod signals;

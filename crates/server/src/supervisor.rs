@@ -19,8 +19,9 @@
 //! worker that was started ahead, with its device open ([`spares`]), takes the client over at that
 //! moment.
 //!
-//! A data connection comes to the same port. Its hello has the key of its session, so the
-//! supervisor passes it on to that session's worker; with any other key it is refused.
+//! A data connection, or one for heartbeats, comes to the same port. Its hello has the key of its
+//! session, so the supervisor passes it on to that session's worker, whose
+//! [`keeper`](super::keeper) takes it; with any other key it is refused.
 
 use std::{
     ffi::OsString,
@@ -355,7 +356,12 @@ impl Supervisor {
     fn admit(&mut self, at: usize, client: ClientHello, socket: &OwnedFd) {
         let purpose = client.purpose;
         let (max, what) = match purpose {
-            Purpose::DataConnection { key } => return self.pass_on(at, key, socket),
+            Purpose::DataConnection { key } => {
+                return self.pass_on(at, key, &Order::DataConnection, socket);
+            }
+            Purpose::Heartbeat { key } => {
+                return self.pass_on(at, key, &Order::Heartbeat, socket);
+            }
             Purpose::Session => (self.options.sessions_max, "sessions (--sessions-max)"),
             _ => (limits::QUERIES_MAX, "queries"),
         };
@@ -429,23 +435,27 @@ impl Supervisor {
         true
     }
 
-    /// Passes a data connection on to the worker of its session.
-    fn pass_on(&mut self, at: usize, key: SessionKey, socket: &OwnedFd) {
+    /// Passes a further connection on to the worker of its session.
+    fn pass_on(&mut self, at: usize, key: SessionKey, order: &Order, socket: &OwnedFd) {
         let is_its = |w: &&mut Worker| w.key.is_some_and(|of_session| of_session.is(&key));
         let passed = self.workers.iter_mut().find(is_its).is_some_and(|worker| {
-            let may = worker.connections_left > 0;
-            worker.connections_left = worker.connections_left.saturating_sub(1);
+            let may = match order {
+                Order::DataConnection => {
+                    let may = worker.connections_left > 0;
+                    worker.connections_left = worker.connections_left.saturating_sub(1);
+                    may
+                }
+                // The worker bounds how many of these it has.
+                _ => true,
+            };
             let control = worker.control.as_ref().filter(|_| may);
             // A worker that has closed its end, or does not read, gets no further connections.
-            control.is_some_and(|control| {
-                let sent = control.send(&Order::DataConnection, &[socket.as_fd()]);
-                sent.is_ok()
-            })
+            control.is_some_and(|control| control.send(order, &[socket.as_fd()]).is_ok())
         });
         let order = match passed {
             true => Order::Leave,
             false => {
-                Order::Refuse("no session of it awaits a data connection with this key".into())
+                Order::Refuse("no session of it awaits a further connection with this key".into())
             }
         };
         self.dismiss(at, &order);

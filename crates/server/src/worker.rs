@@ -26,9 +26,11 @@ use tracing::{debug, info, info_span, warn};
 
 use super::{
     admission::{Admission, Order, Report, Transport},
-    control::{Control, PassedOn},
+    control::Control,
     devices::{self, DeviceOptions},
-    inherit, limits,
+    inherit,
+    keeper::Keeper,
+    limits,
     reporter::{self, Reporter},
 };
 
@@ -205,7 +207,9 @@ impl Client {
     fn serve_fresh(self, facts: Option<OwnedFd>) -> io::Result<()> {
         let options = &self.admission.device;
         let opened = match self.admission.client.purpose {
-            Purpose::Greeting | Purpose::DataConnection { .. } => Ok(None),
+            Purpose::Greeting | Purpose::DataConnection { .. } | Purpose::Heartbeat { .. } => {
+                Ok(None)
+            }
             Purpose::Management => {
                 let reporter = Reporter::new(options, facts);
                 Ok(Some(Box::new(reporter) as Box<dyn Device>))
@@ -231,10 +235,12 @@ impl Client {
             client,
             device: options,
             spares_to_come,
+            key,
             ..
         } = &*self.admission;
         Ok(ServerWelcome {
             ptx_only: options.kind.is_ptx_only(),
+            key: (client.purpose == Purpose::Session).then_some(*key),
             ..handshake::welcome(device, *session, client.purpose, (*spares_to_come).into())?
         })
     }
@@ -244,6 +250,7 @@ impl Client {
         let Admission {
             client, cache, key, ..
         } = *self.admission;
+        let keeper = Keeper::start(self.control, key, &self.stream);
         let deadline = Instant::now() + Duration::from_millis(HANDSHAKE_MS_MAX);
         let linked = handshake::send_welcome(&mut self.stream, welcome, deadline).and_then(|()| {
             Ok(match &client.emulation {
@@ -265,10 +272,10 @@ impl Client {
         }
         let cache = cache.map(|path| OsString::from_vec(path).into());
         let images = ImageStore::new(cache);
-        let source = PassedOn::new(self.control, key);
         match device {
             Some(mut device) => {
-                serve(&mut *device, link, purpose, images, source);
+                serve(&mut *device, link, purpose, images, &keeper);
+                keeper.let_go();
                 give_back(device);
             }
             None => part(link),
@@ -321,10 +328,11 @@ fn serve(
     link: Link,
     purpose: Purpose,
     images: ImageStore,
-    source: Arc<dyn DataConnectionSource>,
+    keeper: &Arc<Keeper>,
 ) {
     let start = Instant::now();
-    let (end, stats) = session::serve(device, link, purpose, images, Some(source));
+    let source = Arc::clone(keeper) as Arc<dyn DataConnectionSource>;
+    let (end, stats) = session::serve(device, link, purpose, images, Some(source), keeper.pulse());
     let total = stats.total();
     let seconds = start.elapsed().as_secs_f64();
     match (&end, purpose) {

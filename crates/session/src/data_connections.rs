@@ -36,6 +36,7 @@ use outboard_wire::{
     DecodeError, Encode as _, Writer,
     frame::{DATA_FRAME_HEAD_BYTES, HEADER_BYTES, RequestHeader},
     handshake::{Purpose, RELEASE, ServerWelcome, SessionKey},
+    heartbeat::Activity,
     limits::{
         DATA_CONNECTION_END_MS_MAX, DATA_CONNECTIONS_MAX, DATA_CONNECTIONS_OPEN_MS_MAX,
         DATA_FRAMES_AHEAD_MAX, DATA_PIECE_BYTES_MAX, DATA_REPLIES_BYTES_MAX,
@@ -172,7 +173,8 @@ impl Session<'_> {
         }
         loop {
             let patience = Duration::from_millis(limits::DATA_CONNECTION_LOOK_MS);
-            if let Some(data) = self.data_connections.next_data(patience)? {
+            let awaited = || self.data_connections.next_data(patience);
+            if let Some(data) = self.pulse.during(Activity::AwaitsData, awaited)? {
                 return Ok(data);
             }
             self.answer_ready()?;

@@ -100,6 +100,7 @@ pub fn welcome(
         window_bytes: 0,
         exact_memory: false,
         devices: Vec::new(),
+        key: None,
     };
     if let Some(device) = device {
         welcome.driver_version = device.driver_version();

@@ -42,6 +42,7 @@ mod message;
 mod message_stats;
 mod outbox;
 mod poll_policy;
+mod pulse;
 mod session_ops;
 mod waiting;
 
@@ -72,6 +73,7 @@ use grants::Grants;
 pub use message_stats::MessageStats;
 use outbox::Outbox;
 use poll_policy::PollPolicy;
+pub use pulse::Pulse;
 use waiting::{Admission, WaitingList};
 
 /// Serves one client until it leaves or breaks the protocol. The caller owns the device and drops
@@ -82,9 +84,18 @@ pub fn serve(
     purpose: Purpose,
     images: ImageStore,
     source: Option<Arc<dyn DataConnectionSource>>,
+    pulse: &Pulse,
 ) -> (End, MessageStats) {
     let connections_max = data_connections_wanted();
-    serve_with_data_connections(device, link, purpose, images, source, connections_max)
+    serve_with_data_connections(
+        device,
+        link,
+        purpose,
+        images,
+        source,
+        connections_max,
+        pulse,
+    )
 }
 
 /// Serves one client, with a bound on its data connections.
@@ -95,6 +106,7 @@ fn serve_with_data_connections(
     images: ImageStore,
     source: Option<Arc<dyn DataConnectionSource>>,
     connections_max: usize,
+    pulse: &Pulse,
 ) -> (End, MessageStats) {
     // By default the kernel may end a sleep 50 us late, as long as some kernels run.
     if let Err(error) = set_current_timer_slack(NonZeroU64::new(limits::TIMER_SLACK_NS)) {
@@ -124,6 +136,7 @@ fn serve_with_data_connections(
         printed: Printed::default(),
         host_calls: Vec::new(),
         early: VecDeque::new(),
+        pulse,
     };
     let end = loop {
         if let Err(end) = session.turn() {
@@ -181,6 +194,7 @@ struct Session<'d> {
     host_calls: Vec<(u64, CUresult)>,
     /// Messages received while another was executed.
     early: VecDeque<Vec<u8>>,
+    pulse: &'d Pulse,
 }
 
 impl Session<'_> {

@@ -11,13 +11,14 @@ use outboard_link::{Receiver, Wait};
 use outboard_wire::{
     Data, DecodeError, Message as _, Op as _, Reader,
     frame::{HEADER_BYTES, ON_DATA_CONNECTION, RequestHeader, context_and_call},
+    heartbeat::Activity,
     limits::PLACED_BYTES_MIN,
     messages::{self, DataConnectionsOpen, NetworkSet, Ping},
 };
 use tracing::{Level, debug, enabled, trace};
 
 use super::{
-    End, Session,
+    End, Pulse, Session,
     blocked_service::BlockedService,
     execute::{self, Executed},
     executor::{Executor, unshrinkable},
@@ -39,17 +40,16 @@ impl Session<'_> {
         let early = self.early.pop_front();
         let (frame, placed) = match &early {
             Some(frame) => (&frame[..], None),
-            None => match received(&mut self.receiver, &mut self.executor, wait)? {
+            None => match received(&mut self.receiver, &mut self.executor, self.pulse, wait)? {
                 Some(received) => received,
                 None => return Ok(false),
             },
         };
+        self.pulse.takes_message();
         // Messages that follow each other at once share one look at the clock.
         let start = self.looked_at.take().unwrap_or_else(Instant::now);
         let mut r = Reader::split(frame, data_of(placed.as_ref()));
-        let header = RequestHeader::decode(&mut r).map_err(|why| End::Malformed { op: 0, why })?;
-        let (context, call) = context_and_call(header.context);
-        let header = RequestHeader { context, ..header };
+        let (header, call) = header_and_call(&mut r)?;
         self.executor.of_call(call);
         if messages::is_fence(header.op) {
             // The client may see its value before its reply, and must have all faults by then.
@@ -244,11 +244,24 @@ type Received<'a> = (&'a [u8], Option<Placed>);
 fn received<'a>(
     receiver: &'a mut Receiver,
     executor: &mut Executor<'_>,
+    pulse: &Pulse,
     wait: Wait,
 ) -> Result<Option<Received<'a>>, End> {
     let mut place = |head: &[u8], len| executor.place(head, len);
-    let frame = receiver.recv_placed(wait, &mut place)?;
+    let frame = match wait {
+        // The client is owed nothing.
+        Wait::Forever => pulse.during(Activity::Idle, || receiver.recv_placed(wait, &mut place)),
+        _ => receiver.recv_placed(wait, &mut place),
+    }?;
     Ok(frame.map(|frame| (frame.head, frame.tail.map(Placed::from))))
+}
+
+/// Reads a message's header, and the program's call that the message is of.
+#[inline]
+fn header_and_call(r: &mut Reader<'_>) -> Result<(RequestHeader, u32), End> {
+    let header = RequestHeader::decode(r).map_err(|why| End::Malformed { op: 0, why })?;
+    let (context, call) = context_and_call(header.context);
+    Ok((RequestHeader { context, ..header }, call))
 }
 
 /// Returns the reader of a frame and its data, after the frame's header.

@@ -44,6 +44,9 @@ pub enum Purpose {
     Management,
     /// Carry the data of long copies for the session whose key this is.
     DataConnection { key: SessionKey },
+    /// Ask the worker of the session whose key this is whether it lives
+    /// ([`Beat`](crate::heartbeat::Beat)).
+    Heartbeat { key: SessionKey },
 }
 
 /// Secret that a server gives to one session's client. A further connection presents it to become
@@ -125,6 +128,9 @@ pub struct ServerWelcome {
     /// that is not used again: the server finds accesses before and after it.
     pub exact_memory: bool,
     pub devices: Vec<DeviceCard>,
+    /// Secret by which further connections become part of the session. None unless the purpose is
+    /// `Purpose::Session`.
+    pub key: Option<SessionKey>,
 }
 
 /// Reason why no session came about.

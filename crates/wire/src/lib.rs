@@ -16,6 +16,7 @@ pub mod frame;
 #[cfg(test)]
 mod golden_tests;
 pub mod handshake;
+pub mod heartbeat;
 pub mod limits;
 pub mod network;
 

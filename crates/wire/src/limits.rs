@@ -93,6 +93,19 @@ pub const DATA_FRAMES_AHEAD_MAX: usize = 8;
 pub const DATA_REPLIES_BYTES_MAX: usize = 32 << 20;
 /// Time that a client has to open its data connections once it has asked for them.
 pub const DATA_CONNECTIONS_OPEN_MS_MAX: u64 = 5_000;
+/// Time between two questions to a server that does not answer, and time for its answer.
+pub const HEARTBEAT_MS: u64 = 5_000;
+/// Questions in a row without an answer, after which a server that has answered one before is taken
+/// for lost: some 30 s.
+pub const HEARTBEATS_MISSED_MAX: u32 = 3;
+/// Questions in a row without an answer, after which a server that has never answered one is taken
+/// for lost: some 60 s.
+pub const HEARTBEATS_MISSED_AT_FIRST_MAX: u32 = 6;
+/// Answers in a row by which neither side has received a byte that the other waits for, after which
+/// the connection between them is taken for lost: some 30 s.
+pub const HEARTBEATS_STUCK_MAX: u32 = 6;
+/// Connections for heartbeats of one session, at most; a further one replaces the oldest.
+pub const HEARTBEAT_CONNECTIONS_MAX: usize = 2;
 /// Length of the secret that tells a session's data connections from strangers.
 pub const SESSION_KEY_BYTES: usize = 32;
 /// Time that data sent on other data connections has to arrive after one of them has ended.

@@ -304,6 +304,7 @@ fn welcome() -> ServerWelcome {
             quota_bytes: 4 << 30,
             ..DeviceCard::default()
         }],
+        key: None,
     }
 }
 

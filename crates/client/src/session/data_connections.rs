@@ -388,7 +388,7 @@ impl Session {
         Some(delivered.map(|()| true))
     }
 
-    fn is_gone(&self) -> bool {
+    pub(super) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire)
     }
 

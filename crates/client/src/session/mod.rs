@@ -10,6 +10,7 @@ mod batch;
 mod board;
 mod data_connections;
 mod group;
+mod heartbeat;
 mod notes;
 mod progress;
 mod receive;
@@ -94,6 +95,7 @@ pub(crate) struct Session {
     attend: (Mutex<bool>, Condvar),
     /// The link's descriptors, for a forked child to close.
     fds: Vec<RawFd>,
+    heartbeats: heartbeat::Socket,
     handler: Box<dyn Handler>,
     /// Number of waits of the program's threads. The server compares mirrors before it answers one.
     waits: AtomicU64,
@@ -151,6 +153,7 @@ impl Session {
             unattended: AtomicUsize::new(0),
             attend: (Mutex::new(false), Condvar::new()),
             fds,
+            heartbeats: heartbeat::Socket::default(),
             handler,
             waits: AtomicU64::new(0),
             is_sharing: AtomicBool::new(false),
@@ -524,7 +527,9 @@ impl Session {
     /// Closes a forked child's copies of the sockets, without a message to the server.
     pub(crate) fn abandon(&self) {
         self.gone.store(true, Ordering::Release);
-        for fd in self.fds.iter().chain(self.data_connections.fds()) {
+        let heartbeats = self.heartbeats.get();
+        let fds = self.fds.iter().chain(self.data_connections.fds());
+        for fd in fds.chain(&heartbeats) {
             // SAFETY: the child never uses this session again; the parent's descriptors stay open.
             unsafe { libc::close(*fd) };
         }

@@ -88,12 +88,14 @@ fn open() -> Result<Driver, CUresult> {
             format!("{url}: {said}")
         })
     })?;
+    let key = welcome.key;
     let (visible, order) = (setting(VISIBLE_VARIABLE), setting(ORDER_VARIABLE));
     let devices = DeviceOrder::apply(&mut welcome, visible.as_deref(), order.as_deref())?;
     levels::choose(level);
     times::choose();
     let server = Server::new(link, vec![socket], welcome, devices, Box::new(Arrivals));
     let server = server.map_err(|why| fail(format!("{url}: {why}")))?;
+    server.session.watch_server(&endpoint, key);
     Ok(Driver::new(server))
 }
 

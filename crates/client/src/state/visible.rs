@@ -243,6 +243,7 @@ mod tests {
             window_bytes: 0,
             exact_memory: false,
             devices: vec![card(0), card(1)],
+            key: None,
         };
         let mut seen = welcome.clone();
         let order = DeviceOrder::apply(&mut seen, Some("1"), None).expect("one is left");

@@ -185,6 +185,7 @@ fn welcome() -> ServerWelcome {
             attributes,
             ..DeviceCard::default()
         }],
+        key: None,
     }
 }
 

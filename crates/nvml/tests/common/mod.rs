@@ -143,6 +143,7 @@ fn serve(mut stream: Stream, shared: &Shared) {
         window_bytes: 0,
         exact_memory: false,
         devices: Vec::new(),
+        key: None,
     };
     let welcome = handshake::encode_welcome(&welcome).unwrap();
     stream.write_all_deadline(&welcome, deadline).unwrap();

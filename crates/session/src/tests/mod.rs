@@ -333,6 +333,7 @@ impl Client {
                 ImageStore::new(None),
                 source,
                 DATA_CONNECTIONS,
+                &Pulse::default(),
             );
             let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
             let cpu = Duration::new(cpu.tv_sec as u64, cpu.tv_nsec as u32);

@@ -21,6 +21,7 @@ fn memory_of(base: u64, quota: u64, exact: bool) -> DeviceMemory {
         window_bytes: 1 << 30,
         exact_memory: exact,
         devices: vec![card],
+        key: None,
     };
     DeviceMemory::reserve(&welcome).expect("a free window")
 }

@@ -1,0 +1,342 @@
+//! Heartbeats: a thread that asks the server's worker, over a connection of its own, whether it
+//! lives, while a call waits. A worker that is stopped, or a network that takes bytes and passes
+//! none on, otherwise looks like a GPU that computes for long.
+
+use std::{
+    os::fd::{BorrowedFd, RawFd},
+    sync::atomic::{AtomicI32, Ordering},
+    time::{Duration, Instant},
+};
+
+use outboard_link::{DialError, Endpoint, Heartbeats, LinkKind, received_bytes, unsent_bytes};
+use outboard_wire::{
+    handshake::SessionKey,
+    heartbeat::{Activity, Beat},
+    limits::{
+        HEARTBEAT_MS, HEARTBEATS_MISSED_AT_FIRST_MAX, HEARTBEATS_MISSED_MAX, HEARTBEATS_STUCK_MAX,
+    },
+};
+
+use super::Session;
+use crate::{library_thread, log};
+
+/// Seconds between questions, or `off`: then a worker may be stopped for as long as one likes, as
+/// in a debugger.
+const VARIABLE: &str = "OUTBOARD_HEARTBEAT";
+const PERIOD_S_MIN: f64 = 0.05;
+const PERIOD_S_MAX: f64 = 86_400.0;
+
+/// Returns the time between questions; `None` if there are to be none.
+fn period() -> Option<Duration> {
+    let usual = Duration::from_millis(HEARTBEAT_MS);
+    let Ok(said) = std::env::var(VARIABLE) else {
+        return Some(usual);
+    };
+    if said == "off" {
+        return None;
+    }
+    let seconds = said.parse().ok();
+    match seconds.filter(|s| (PERIOD_S_MIN..=PERIOD_S_MAX).contains(s)) {
+        Some(seconds) => Some(Duration::from_secs_f64(seconds)),
+        None => {
+            log::warn(format_args!(
+                "{VARIABLE}={said} is neither `off` nor seconds from {PERIOD_S_MIN} to {PERIOD_S_MAX}; it is taken as {}",
+                usual.as_secs()
+            ));
+            Some(usual)
+        }
+    }
+}
+
+/// The socket of the heartbeats, for a forked child to close; none is -1.
+pub(super) struct Socket(AtomicI32);
+
+impl Default for Socket {
+    fn default() -> Socket {
+        Socket(AtomicI32::new(-1))
+    }
+}
+
+impl Socket {
+    pub(super) fn get(&self) -> Option<RawFd> {
+        let fd = self.0.load(Ordering::Acquire);
+        (fd >= 0).then_some(fd)
+    }
+}
+
+/// The server that is asked.
+struct Asked {
+    endpoint: Endpoint,
+    key: SessionKey,
+    /// Time between questions, and time for an answer.
+    period: Duration,
+}
+
+/// Facts about the session that change whenever it gets on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Outstanding {
+    /// The reply that is awaited for longest.
+    oldest: Option<u32>,
+    /// Bytes or messages that cannot be sent.
+    is_unsent: bool,
+    mark: u64,
+}
+
+impl Outstanding {
+    fn is_any(&self) -> bool {
+        self.oldest.is_some() || self.is_unsent
+    }
+}
+
+impl Session {
+    /// Starts the thread that asks. Without it the session waits as long as its link lives.
+    pub(crate) fn watch_server(&'static self, endpoint: &Endpoint, key: Option<SessionKey>) {
+        let (Some(key), Some(period)) = (key, period()) else {
+            return;
+        };
+        let server = Asked {
+            endpoint: endpoint.clone(),
+            key,
+            period,
+        };
+        library_thread::spawn("outboard-alive", move || self.heartbeats_of(&server));
+    }
+
+    fn heartbeats_of(&self, server: &Asked) {
+        let mut judge = Judge::default();
+        let mut connection = None;
+        let mut before = self.outstanding();
+        loop {
+            std::thread::sleep(server.period);
+            if self.is_gone() {
+                return;
+            }
+            let now = self.outstanding();
+            let waits = now.is_any() && now == before;
+            before = now;
+            if !waits {
+                judge.gets_on();
+                continue;
+            }
+            let heard = self.heard(&mut connection, server);
+            if let Err(why) = judge.hears(heard) {
+                self.lost(why);
+                // Ends threads that are blocked in the link.
+                self.closer.close();
+                return;
+            }
+        }
+    }
+
+    /// Asks once, over a new connection if there is none.
+    fn heard(&self, connection: &mut Option<Heartbeats>, server: &Asked) -> Heard {
+        let asked = match connection.take() {
+            Some(open) => Ok(open),
+            None => Heartbeats::connect(&server.endpoint, server.key, server.period),
+        };
+        let mut open = match asked {
+            Ok(open) => open,
+            Err(error) => {
+                log::debug(format_args!("no heartbeats: {error}"));
+                return match error {
+                    DialError::Link(_) => Heard::Nothing,
+                    DialError::Handshake(_) => Heard::Refusal,
+                };
+            }
+        };
+        self.heartbeats.0.store(open.socket(), Ordering::Release);
+        match open.ask(Instant::now() + server.period) {
+            Ok(beat) => {
+                *connection = Some(open);
+                Heard::Beat(beat, self.received_bytes())
+            }
+            Err(error) => {
+                log::debug(format_args!("no heartbeat: {error}"));
+                self.heartbeats.0.store(-1, Ordering::Release);
+                Heard::Nothing
+            }
+        }
+    }
+
+    fn outstanding(&self) -> Outstanding {
+        let oldest = self.waiters.lock().keys().copied().min();
+        let is_unsent = match self.kind {
+            LinkKind::Tcp => self
+                .sockets()
+                .any(|fd| unsent_bytes(fd).is_some_and(|n| n > 0)),
+            _ => self.sender.try_lock().is_none(),
+        };
+        Outstanding {
+            oldest,
+            is_unsent,
+            mark: self.progress.mark(),
+        }
+    }
+
+    /// Returns the bytes that have come over tcp; 0 if the kernel does not count them, or bytes can
+    /// be long under way.
+    fn received_bytes(&self) -> u64 {
+        if self.kind != LinkKind::Tcp {
+            return 0;
+        }
+        let counts = self.sockets().map(received_bytes);
+        counts.sum::<Option<u64>>().unwrap_or(0)
+    }
+
+    fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let fds = self.fds.iter().chain(self.data_connections.fds());
+        // SAFETY: the link's sockets, open until the process ends. A program that closes all
+        // descriptors may have another file under the number, which is only asked for a count.
+        fds.map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) })
+    }
+}
+
+/// The outcome of one question.
+#[derive(Debug, Clone, Copy)]
+enum Heard {
+    /// An answer, and the bytes that have come over tcp.
+    Beat(Beat, u64),
+    /// The server lives, but does not let this session ask.
+    Refusal,
+    Nothing,
+}
+
+/// Decides when the server, or the connection to it, is lost.
+#[derive(Debug, Default)]
+struct Judge {
+    has_answered: bool,
+    missed: u32,
+    stuck: u32,
+    /// The server's messages, and the bytes that it and the client had received, at the last
+    /// answer.
+    last: Option<(u64, u64, u64)>,
+}
+
+impl Judge {
+    /// Nothing has waited for long.
+    fn gets_on(&mut self) {
+        (self.missed, self.stuck, self.last) = (0, 0, None);
+    }
+
+    /// Takes an outcome while a call waits. An error says why the session is lost.
+    fn hears(&mut self, heard: Heard) -> Result<(), &'static str> {
+        match heard {
+            Heard::Nothing => {
+                self.missed += 1;
+                let max = match self.has_answered {
+                    true => HEARTBEATS_MISSED_MAX,
+                    false => HEARTBEATS_MISSED_AT_FIRST_MAX,
+                };
+                match self.missed >= max {
+                    true => Err(
+                        "the server does not answer: its worker is stopped, or the network between passes nothing on (OUTBOARD_HEARTBEAT=off waits for ever)",
+                    ),
+                    false => Ok(()),
+                }
+            }
+            Heard::Refusal => {
+                self.gets_on();
+                Ok(())
+            }
+            Heard::Beat(beat, received_bytes) => {
+                (self.has_answered, self.missed) = (true, 0);
+                self.is_stuck(beat, received_bytes)
+            }
+        }
+    }
+
+    /// Counts answers by which the server waits for the client, while the client waits for the
+    /// server, and no byte moves between them.
+    fn is_stuck(&mut self, beat: Beat, received_bytes: u64) -> Result<(), &'static str> {
+        let now = (beat.messages, beat.received_bytes, received_bytes);
+        let is_known = beat.received_bytes > 0 && received_bytes > 0;
+        let is_same = self.last.replace(now) == Some(now);
+        if !is_known || !is_same || beat.activity == Activity::Busy {
+            self.stuck = 0;
+            return Ok(());
+        }
+        self.stuck += 1;
+        match self.stuck >= HEARTBEATS_STUCK_MAX {
+            true => Err("a connection of it takes bytes and passes none on"),
+            false => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn beat(messages: u64, received_bytes: u64, activity: Activity) -> Beat {
+        Beat {
+            question: 0,
+            messages,
+            received_bytes,
+            activity,
+        }
+    }
+
+    /// Returns after how many outcomes of this kind the session is lost, if it is.
+    fn lost_after(judge: &mut Judge, heard: Heard) -> Option<u32> {
+        (1..100).find(|_| judge.hears(heard).is_err())
+    }
+
+    #[test]
+    fn silence_ends_a_session_later_if_the_server_never_answered() {
+        let mut judge = Judge::default();
+        let last = lost_after(&mut judge, Heard::Nothing);
+        assert_eq!(last, Some(HEARTBEATS_MISSED_AT_FIRST_MAX));
+        let mut judge = Judge::default();
+        judge
+            .hears(Heard::Beat(beat(1, 1, Activity::Busy), 1))
+            .unwrap();
+        assert_eq!(
+            lost_after(&mut judge, Heard::Nothing),
+            Some(HEARTBEATS_MISSED_MAX)
+        );
+        let mut judge = Judge::default();
+        for _ in 0..10 {
+            judge.hears(Heard::Nothing).unwrap();
+            judge.hears(Heard::Refusal).unwrap();
+            judge.hears(Heard::Nothing).unwrap();
+            judge.gets_on();
+        }
+    }
+
+    #[test]
+    fn a_server_that_computes_is_waited_for() {
+        let mut judge = Judge::default();
+        let busy = Heard::Beat(beat(7, 70, Activity::Busy), 9);
+        assert_eq!(lost_after(&mut judge, busy), None);
+    }
+
+    #[test]
+    fn two_sides_that_wait_for_each_other_have_lost_bytes() {
+        for activity in [Activity::Idle, Activity::AwaitsData] {
+            let mut judge = Judge::default();
+            let stuck = Heard::Beat(beat(7, 70, activity), 9);
+            assert_eq!(
+                lost_after(&mut judge, stuck),
+                Some(HEARTBEATS_STUCK_MAX + 1)
+            );
+        }
+    }
+
+    #[test]
+    fn bytes_that_move_are_waited_for() {
+        let mut judge = Judge::default();
+        for n in 1..100 {
+            judge
+                .hears(Heard::Beat(beat(7, n, Activity::Idle), 9))
+                .unwrap();
+        }
+        for n in 1..100 {
+            judge
+                .hears(Heard::Beat(beat(7, 1, Activity::AwaitsData), n))
+                .unwrap();
+        }
+        // Nothing is concluded from counts that a kernel does not have.
+        let unknown = Heard::Beat(beat(7, 0, Activity::Idle), 9);
+        assert_eq!(lost_after(&mut judge, unknown), None);
+    }
+}

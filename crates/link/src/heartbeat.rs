@@ -1,0 +1,105 @@
+//! The client's end of a session's heartbeats ([`outboard_wire::heartbeat`]).
+
+use std::{
+    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+    time::{Duration, Instant},
+};
+
+use outboard_wire::{
+    handshake::{ClientHello, Purpose, RELEASE, SessionKey, encode_hello},
+    heartbeat::{BEAT_BYTES, Beat},
+};
+
+use crate::{
+    Endpoint, Error, Stream, connect, dial::DialError, dial::read_welcome, sys, wake::identity,
+};
+
+/// A connection over which the session's worker answers.
+pub struct Heartbeats {
+    stream: Stream,
+    /// Device and inode of the socket: a program may close descriptors that it did not open, and
+    /// get their numbers for its own files.
+    identity: (u64, u64),
+    question: u64,
+}
+
+impl Heartbeats {
+    /// Connects to the server of the session whose key this is, within `timeout`.
+    pub fn connect(
+        endpoint: &Endpoint,
+        key: SessionKey,
+        timeout: Duration,
+    ) -> Result<Heartbeats, DialError> {
+        let deadline = Instant::now() + timeout;
+        let mut stream = connect(endpoint, timeout)?;
+        let hello = encode_hello(&ClientHello {
+            release: RELEASE.into(),
+            purpose: Purpose::Heartbeat { key },
+            pid: std::process::id(),
+            program: String::new(),
+            emulation: None,
+            is_rdma: stream.rdma().is_some(),
+        })?;
+        stream.write_all_deadline(&hello, deadline)?;
+        read_welcome(&mut stream, deadline)?;
+        Ok(Heartbeats {
+            identity: identity(stream.as_fd()).ok_or(Error::Closed)?,
+            stream,
+            question: 0,
+        })
+    }
+
+    /// Returns the number of the connection's socket, for a forked child to close.
+    pub fn socket(&self) -> RawFd {
+        self.stream.as_fd().as_raw_fd()
+    }
+
+    /// Asks the worker, and waits for its answer until `deadline`. After an error the connection
+    /// cannot be used any more.
+    pub fn ask(&mut self, deadline: Instant) -> Result<Beat, Error> {
+        if identity(self.stream.as_fd()) != Some(self.identity) {
+            return Err(Error::Closed);
+        }
+        self.question += 1;
+        self.stream
+            .write_all_deadline(&self.question.to_le_bytes(), deadline)?;
+        let mut answer = [0; BEAT_BYTES];
+        self.stream.read_exact_deadline(&mut answer, deadline)?;
+        Beat::from_bytes(&answer)
+            .filter(|beat| beat.question == self.question)
+            .ok_or(Error::Misuse("an answer to another question"))
+    }
+}
+
+/// Returns the bytes that a tcp connection has received from its peer since it was opened; `None`
+/// if the kernel does not say.
+pub fn received_bytes(socket: BorrowedFd<'_>) -> Option<u64> {
+    sys::tcp_bytes_received(socket).ok().filter(|n| *n > 0)
+}
+
+/// Returns the bytes that wait in a tcp connection for the peer to take them.
+pub fn unsent_bytes(socket: BorrowedFd<'_>) -> Option<u64> {
+    sys::tcp_unsent_bytes(socket).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read as _, Write as _},
+        net::{TcpListener, TcpStream},
+    };
+
+    use super::*;
+
+    #[test]
+    fn received_bytes_are_counted_by_the_kernel() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut here = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut there, _) = listener.accept().unwrap();
+        there.write_all(&[7; 1000]).unwrap();
+        here.read_exact(&mut [0; 1000]).unwrap();
+        // A sandbox's kernel may not count.
+        assert!(matches!(received_bytes(here.as_fd()), None | Some(1000)));
+        assert_eq!(received_bytes(there.as_fd()), None);
+    }
+}

@@ -1,0 +1,345 @@
+//! The keeper: a thread of a worker that takes the session's further connections from the
+//! supervisor. It hands data connections to the session, and answers heartbeats itself, whatever
+//! the session's thread is doing.
+
+use std::{
+    collections::VecDeque,
+    io,
+    os::fd::{AsFd, OwnedFd},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use outboard_link::{Error, LinkKind, Stream, received_bytes};
+use outboard_session::{
+    DataConnectionSource, Pulse,
+    handshake::{send_welcome, welcome},
+};
+use outboard_wire::{
+    handshake::{Purpose, SessionKey},
+    heartbeat::{Beat, QUESTION_BYTES},
+    limits::{DATA_CONNECTIONS_MAX, HEARTBEAT_CONNECTIONS_MAX},
+};
+use rustix::event::{PollFd, PollFlags, poll};
+use tracing::{debug, warn};
+
+use super::{admission::Order, control::Control};
+
+/// Time for reading the rest of a question that has begun to come, and for writing its answer.
+const ANSWER: Duration = Duration::from_millis(100);
+
+pub(super) struct Keeper {
+    key: SessionKey,
+    pulse: Pulse,
+    state: Mutex<State>,
+    /// Signalled when a data connection has come, or none will come any more.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    data_connections: VecDeque<Stream>,
+    /// No data connection is taken any more.
+    closed: bool,
+    /// Copies of the descriptors of the session's tcp connections.
+    sockets: Vec<OwnedFd>,
+}
+
+impl Keeper {
+    /// Starts the thread. `stream` is the session's own connection, before it becomes a link.
+    pub(super) fn start(control: Control, key: SessionKey, stream: &Stream) -> Arc<Keeper> {
+        let keeper = Arc::new(Keeper {
+            key,
+            pulse: Pulse::default(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        if stream.kind() == LinkKind::Tcp {
+            keeper.counts(stream);
+        }
+        let its = Arc::clone(&keeper);
+        let run = move || its.run(&control);
+        if let Err(error) = thread::Builder::new()
+            .name("outboard-keeper".into())
+            .spawn(run)
+        {
+            warn!(%error, "no thread for heartbeats and data connections");
+            keeper.close();
+        }
+        keeper
+    }
+
+    pub(super) fn pulse(&self) -> &Pulse {
+        &self.pulse
+    }
+
+    /// Drops its copies of the session's connections, whose ends the client could not see before.
+    pub(super) fn let_go(&self) {
+        self.lock().sockets.clear();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts the bytes of a connection from now on. Without, heartbeats know less.
+    fn counts(&self, stream: &Stream) {
+        if let Ok(copy) = stream.as_fd().try_clone_to_owned() {
+            self.lock().sockets.push(copy);
+        }
+    }
+
+    /// Serves until the supervisor has gone and nobody asks any more.
+    fn run(&self, control: &Control) {
+        let mut heartbeats: VecDeque<Stream> = VecDeque::new();
+        let mut has_supervisor = true;
+        while has_supervisor || !heartbeats.is_empty() {
+            let mut ready = match wait(control, has_supervisor, &heartbeats) {
+                Ok(ready) => ready,
+                Err(error) => {
+                    debug!(%error, "the keeper cannot wait");
+                    break;
+                }
+            };
+            if ready.remove(0) {
+                match self.take(control) {
+                    Some(stream) => heartbeats.extend(stream),
+                    None => has_supervisor = false,
+                }
+            }
+            let mut ready = ready.into_iter();
+            heartbeats.retain_mut(|stream| !ready.next().unwrap_or(false) || self.answers(stream));
+            while heartbeats.len() > HEARTBEAT_CONNECTIONS_MAX {
+                heartbeats.pop_front();
+            }
+        }
+        self.close();
+    }
+
+    /// Takes a connection from the supervisor. Returns the stream if it is for heartbeats; `None`
+    /// if the supervisor has gone.
+    fn take(&self, control: &Control) -> Option<Option<Stream>> {
+        let (order, fds) = match control.receive() {
+            Ok(packet) => packet?,
+            Err(error) => {
+                debug!(%error, "the keeper cannot read an order");
+                return None;
+            }
+        };
+        let Some(Ok(mut stream)) = fds.into_iter().next().map(Stream::try_from) else {
+            return Some(None);
+        };
+        match order {
+            Order::DataConnection => self.keep(stream),
+            Order::Heartbeat => {
+                let welcomed = welcome(None, 0, Purpose::Heartbeat { key: self.key }, 0).is_ok_and(
+                    |welcome| send_welcome(&mut stream, &welcome, Instant::now() + ANSWER).is_ok(),
+                );
+                return Some(welcomed.then_some(stream));
+            }
+            order => debug!(?order, "an order that is no connection"),
+        }
+        Some(None)
+    }
+
+    fn keep(&self, stream: Stream) {
+        self.counts(&stream);
+        let mut state = self.lock();
+        if !state.closed && state.data_connections.len() < DATA_CONNECTIONS_MAX {
+            state.data_connections.push_back(stream);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Answers a question that has come. Returns false if the connection has ended.
+    fn answers(&self, stream: &mut Stream) -> bool {
+        let deadline = Instant::now() + ANSWER;
+        let mut question = [0; QUESTION_BYTES];
+        if stream.read_exact_deadline(&mut question, deadline).is_err() {
+            return false;
+        }
+        let (messages, activity) = self.pulse.read();
+        let beat = Beat {
+            question: u64::from_le_bytes(question),
+            messages,
+            received_bytes: self.received_bytes(),
+            activity,
+        };
+        stream
+            .write_all_deadline(&beat.to_bytes(), deadline)
+            .is_ok()
+    }
+
+    /// Returns the bytes received on all connections; 0 if the kernel does not count those of each.
+    fn received_bytes(&self) -> u64 {
+        let state = self.lock();
+        let counts = state
+            .sockets
+            .iter()
+            .map(|socket| received_bytes(socket.as_fd()));
+        counts.sum::<Option<u64>>().unwrap_or(0)
+    }
+}
+
+/// Waits until there is something to read, and returns where: from the supervisor, if there still
+/// is one, then of each heartbeat.
+fn wait(
+    control: &Control,
+    has_supervisor: bool,
+    heartbeats: &VecDeque<Stream>,
+) -> io::Result<Vec<bool>> {
+    let events = |wanted| {
+        if wanted {
+            PollFlags::IN
+        } else {
+            PollFlags::empty()
+        }
+    };
+    let mut fds = vec![PollFd::new(control, events(has_supervisor))];
+    fds.extend(
+        heartbeats
+            .iter()
+            .map(|stream| PollFd::new(stream, PollFlags::IN)),
+    );
+    // A supervisor that has gone would end every wait at once.
+    let first = usize::from(!has_supervisor);
+    rustix::io::retry_on_intr(|| poll(&mut fds[first..], None))?;
+    Ok(fds.iter().map(|fd| !fd.revents().is_empty()).collect())
+}
+
+impl DataConnectionSource for Keeper {
+    fn key(&self) -> SessionKey {
+        self.key
+    }
+
+    fn next(&self, deadline: Instant) -> Result<Stream, Error> {
+        let start = Instant::now();
+        let mut state = self.lock();
+        loop {
+            if let Some(stream) = state.data_connections.pop_front() {
+                return Ok(stream);
+            }
+            if state.closed {
+                return Err(Error::Closed);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Error::TimedOut {
+                    what: "waiting for data connections",
+                    ms: u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX),
+                });
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn close(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        state.data_connections.clear();
+        self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        net::{TcpListener, TcpStream},
+        os::unix::net::UnixStream,
+    };
+
+    use outboard_wire::{
+        handshake::{PREAMBLE_BYTES, Preamble},
+        heartbeat::{Activity, BEAT_BYTES},
+        limits::SESSION_KEY_BYTES,
+    };
+
+    use super::*;
+
+    fn keeper() -> (Control, Arc<Keeper>, UnixStream) {
+        let (ours, theirs) = Control::pair().unwrap();
+        let (main, client) = UnixStream::pair().unwrap();
+        let main = Stream::try_from(OwnedFd::from(main)).unwrap();
+        let key = SessionKey::new([1; SESSION_KEY_BYTES]);
+        (
+            ours,
+            Keeper::start(Control::of_worker(theirs), key, &main),
+            client,
+        )
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_millis(20)
+    }
+
+    fn later() -> Instant {
+        Instant::now() + Duration::from_secs(10)
+    }
+
+    #[test]
+    fn data_connections_come_until_they_are_closed() {
+        let (ours, source, _client) = keeper();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        assert!(matches!(source.next(soon()), Err(Error::TimedOut { .. })));
+        ours.send(&Order::DataConnection, &[connected.as_fd()])
+            .unwrap();
+        assert!(source.next(later()).is_ok());
+        let waiting = thread::spawn({
+            let source = Arc::clone(&source);
+            move || source.next(later())
+        });
+        thread::sleep(Duration::from_millis(50));
+        source.close();
+        assert!(waiting.join().unwrap().is_err());
+        ours.send(&Order::DataConnection, &[connected.as_fd()])
+            .unwrap();
+        assert!(matches!(source.next(later()), Err(Error::Closed)));
+    }
+
+    /// Connects as a client does, and reads the welcome.
+    fn heartbeat(ours: &Control) -> Stream {
+        let (there, here) = UnixStream::pair().unwrap();
+        ours.send(&Order::Heartbeat, &[there.as_fd()]).unwrap();
+        let mut here = Stream::try_from(OwnedFd::from(here)).unwrap();
+        let mut preamble = [0; PREAMBLE_BYTES];
+        here.read_exact_deadline(&mut preamble, later()).unwrap();
+        let preamble = Preamble::decode(&preamble).unwrap();
+        assert!(!preamble.refused);
+        here.read_exact_deadline(&mut vec![0; preamble.document_bytes], later())
+            .unwrap();
+        here
+    }
+
+    fn ask(stream: &mut Stream, question: u64) -> Result<Beat, Error> {
+        stream.write_all_deadline(&question.to_le_bytes(), later())?;
+        let mut beat = [0; BEAT_BYTES];
+        stream.read_exact_deadline(&mut beat, later())?;
+        Ok(Beat::from_bytes(&beat).unwrap())
+    }
+
+    #[test]
+    fn heartbeats_are_answered_without_the_session_and_without_the_supervisor() {
+        let (ours, _keeper, _client) = keeper();
+        let mut first = heartbeat(&ours);
+        let expected = Beat {
+            question: 5,
+            messages: 0,
+            received_bytes: 0,
+            activity: Activity::Busy,
+        };
+        assert_eq!(ask(&mut first, 5).unwrap(), expected);
+        // Half a question is not waited for.
+        let mut second = heartbeat(&ours);
+        second.write_all_deadline(&[1; 3], later()).unwrap();
+        assert!(second.read_exact_deadline(&mut [0], later()).is_err());
+        let mut third = heartbeat(&ours);
+        let mut fourth = heartbeat(&ours);
+        assert!(ask(&mut first, 6).is_err(), "more than are kept");
+        drop(ours);
+        assert_eq!(ask(&mut third, 7).unwrap().question, 7);
+        assert_eq!(ask(&mut fourth, 8).unwrap().question, 8);
+    }
+}

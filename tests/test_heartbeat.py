@@ -1,0 +1,161 @@
+"""A worker that is stopped, and a network that takes bytes and passes none on, end in an error; a GPU that computes
+for long does not."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import OUTBOARD, TEST_PROGRAMS, Server, start_server
+from test_bad_input import wait_until, worker_pids
+
+# So many seconds between two questions that every end comes within some seconds.
+PERIOD = "0.1"
+# Most seconds until a session ends, on a busy machine.
+END_S_MAX = 60
+
+
+class Relay:
+    """Passes bytes between clients and a server; some connections take bytes from a time on, and pass none on."""
+
+    def __init__(self, server: str) -> None:
+        host, port = server.removeprefix("tcp://").split(":")
+        self.server = (host, int(port))
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"tcp://127.0.0.1:{self.listener.getsockname()[1]}"
+        # Numbers of the connections, in the order in which they came, that swallow.
+        self.swallowing: set[int] = set()
+        self.connections = 0
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self) -> None:
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            number, self.connections = self.connections, self.connections + 1
+            threading.Thread(target=self.pass_on, args=(number, client), daemon=True).start()
+
+    def pass_on(self, number: int, client: socket.socket) -> None:
+        with client, socket.create_connection(self.server) as server:
+            other = {client: server, server: client}
+            try:
+                while True:
+                    for ready in select.select(list(other), [], [])[0]:
+                        data = ready.recv(1 << 18)
+                        if not data:
+                            return
+                        if number not in self.swallowing:
+                            other[ready].sendall(data)
+            except OSError:
+                return
+
+
+@pytest.fixture
+def relay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Relay]:
+    # The server has data connections even on a machine with few cores.
+    monkeypatch.setenv("OUTBOARD_DATA_CONNECTIONS", "2")
+    server = start_server(tmp_path)
+    relay = Relay(server.urls["tcp"])
+    yield relay
+    relay.listener.close()
+    assert server.stop() == 0
+
+
+def start(url: str, case: str, first_line: str, **env: str) -> subprocess.Popen[str]:
+    program = [sys.executable, str(TEST_PROGRAMS / "misuse.py"), case]
+    environment = {**os.environ, "OUTBOARD_HEARTBEAT": PERIOD, **env}
+    argv = [str(OUTBOARD), "run", "--gpu", url, "--", *program]
+    client = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    assert client.stdout is not None
+    assert client.stdout.readline().strip() == first_line
+    return client
+
+
+def ends_with(client: subprocess.Popen[str], reason: str) -> None:
+    out, err = client.communicate(timeout=END_S_MAX)
+    assert "DEVICE_UNAVAILABLE" in out + err, out + err
+    assert reason in err, err
+
+
+@pytest.mark.parametrize("case", ["copy_for_ever", "loop_for_ever"])
+def test_a_stopped_worker(server: Server, link: str, case: str) -> None:
+    before = set(worker_pids(server))
+    client = start(server.urls[link], case, "copying" if case == "copy_for_ever" else "looping")
+    (worker,) = set(worker_pids(server)) - before
+    # Long enough for heartbeats to have been answered, if anything waited for so long.
+    time.sleep(1)
+    assert client.poll() is None, client.communicate()
+    os.kill(worker, signal.SIGSTOP)
+    ends_with(client, "the server does not answer")
+    os.kill(worker, signal.SIGKILL)
+    wait_until(lambda: worker not in worker_pids(server))
+
+
+def test_a_worker_that_is_stopped_briefly_goes_on(server: Server, link: str) -> None:
+    before = set(worker_pids(server))
+    client = start(server.urls[link], "copy_for_ever", "copying", OUTBOARD_HEARTBEAT="1")
+    (worker,) = set(worker_pids(server)) - before
+    os.kill(worker, signal.SIGSTOP)
+    time.sleep(2)
+    os.kill(worker, signal.SIGCONT)
+    time.sleep(1.5)
+    assert client.poll() is None, client.communicate()
+    client.kill()
+    client.communicate()
+
+
+def test_a_long_kernel_is_waited_for(server: Server, link: str) -> None:
+    client = start(server.urls[link], "loop_for_ever", "looping")
+    time.sleep(3)
+    assert client.poll() is None, client.communicate()
+    client.kill()
+    client.communicate()
+
+
+def test_a_debugger_may_stop_a_worker(server: Server, link: str) -> None:
+    before = set(worker_pids(server))
+    client = start(server.urls[link], "loop_for_ever", "looping", OUTBOARD_HEARTBEAT="off")
+    (worker,) = set(worker_pids(server)) - before
+    os.kill(worker, signal.SIGSTOP)
+    time.sleep(2)
+    assert client.poll() is None, client.communicate()
+    os.kill(worker, signal.SIGKILL)
+    client.communicate(timeout=END_S_MAX)
+
+
+# The greeting of `outboard run` is connection 0, the session 1, data connections 2 and 3; heartbeats have the next.
+@pytest.mark.parametrize(
+    ("swallowing", "reason"),
+    [
+        ({1}, "passes none on"),
+        ({2}, "passes none on"),
+        ({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, "the server does not answer"),
+    ],
+    ids=["own", "data", "all"],
+)
+def test_a_network_that_swallows(relay: Relay, swallowing: set[int], reason: str) -> None:
+    client = start(relay.url, "copy_for_ever", "copying")
+    wait_until(lambda: relay.connections >= 4, END_S_MAX)
+    time.sleep(0.5)
+    assert client.poll() is None, client.communicate()
+    relay.swallowing |= swallowing
+    ends_with(client, reason)
+
+
+def test_a_period_that_is_none_is_said(server: Server) -> None:
+    program = [sys.executable, TEST_PROGRAMS / "waits.py", "1", "0"]
+    done = server.run("shm", *program, env={"OUTBOARD_HEARTBEAT": "never"})
+    assert done.returncode == 0
+    assert "OUTBOARD_HEARTBEAT=never is neither" in done.stderr
