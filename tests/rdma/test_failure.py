@@ -107,3 +107,11 @@ def test_port_goes_down_and_comes_back(gpu: Serving, side: str) -> None:
     assert running.wait(VANISHED_S_MAX).status == 1
     ends_within(gpu, VANISHED_S_MAX, 0)
     none_is_left(gpu, VANISHED_S_MAX)
+
+
+def test_a_program_that_closes_the_devices_descriptor_gets_nothing_in_its_files(gpu: Serving) -> None:
+    folder = "/tmp/taken"
+    gpu.client.guest.check(["mkdir", folder])
+    done = gpu.run(sys.executable, TEST_PROGRAMS / "descriptors.py", "taken", folder)
+    assert done.status == 0 and done.output.endswith("right\n"), done.output
+    assert "the program has closed the RDMA device's descriptor" in done.output

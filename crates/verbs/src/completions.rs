@@ -61,6 +61,7 @@ impl Completions {
 
     /// Makes the next completion turn [`channel`](Self::channel) readable.
     pub(crate) fn arm(&self) -> Result<(), Error> {
+        self.channel.context.check()?;
         let rc = match self.ops().req_notify_cq {
             // SAFETY: the queue is ours.
             Some(notify) => unsafe { notify(self.raw.as_ptr(), 0) },
@@ -76,6 +77,9 @@ impl Completions {
 
     /// Takes the event that made the channel readable.
     pub(crate) fn take_event(&mut self) {
+        if !self.channel.context.is_ours() {
+            return;
+        }
         let (mut cq, mut cookie) = (ptr::null_mut(), ptr::null_mut());
         let verbs = self.channel.context.verbs;
         // SAFETY: both pointers outlive the call, which does not block.

@@ -1,7 +1,12 @@
 //! RDMA devices of this machine: listed, opened, and asked about their ports, addresses and
 //! partitions.
 
-use std::{ffi::CStr, fs, sync::Arc};
+use std::{
+    ffi::{CStr, c_int},
+    fs,
+    mem::MaybeUninit,
+    sync::Arc,
+};
 
 use crate::{
     Error,
@@ -14,6 +19,8 @@ pub struct Context {
     pub(crate) raw: *mut ibv_context,
     pub(crate) verbs: &'static Verbs,
     owner_pid: u32,
+    /// Identity of the descriptor by which libibverbs talks to the kernel.
+    identity: Option<(u64, u64)>,
 }
 
 // SAFETY: libibverbs's objects may be used from any thread, by its documentation.
@@ -42,12 +49,23 @@ impl Context {
             raw,
             verbs,
             owner_pid: std::process::id(),
+            identity: identity(descriptor(raw)),
         }))
     }
 
-    /// Returns true if this process opened it: a forked child must not touch its parent's device.
+    /// Returns true if this process opened it and has not closed its descriptor. A forked child
+    /// must not touch its parent's device; and libibverbs would write into a file that the program
+    /// has opened under the number after closefrom(3).
     pub(crate) fn is_ours(&self) -> bool {
-        self.owner_pid == std::process::id()
+        self.owner_pid == std::process::id() && identity(descriptor(self.raw)) == self.identity
+    }
+
+    /// Returns an error where [`is_ours`](Self::is_ours) returns false.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        match self.is_ours() {
+            true => Ok(()),
+            false => Err(Error::DescriptorClosed),
+        }
     }
 
     /// Returns the state of a port; `None` if the device has no such port.
@@ -94,6 +112,22 @@ impl Drop for Context {
             let _ = unsafe { (self.verbs.ibv_close_device)(self.raw) };
         }
     }
+}
+
+fn descriptor(raw: *mut ibv_context) -> c_int {
+    // SAFETY: the context is open, and the library does not change the number.
+    unsafe { (*raw).cmd_fd }
+}
+
+/// Returns the device and inode of what is open under this number.
+fn identity(descriptor: c_int) -> Option<(u64, u64)> {
+    let mut found = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: there is room for what the call writes, and any number may be asked about.
+    let rc = unsafe { libc::fstat(descriptor, found.as_mut_ptr()) };
+    // SAFETY: the call has succeeded, so it wrote all of it.
+    (rc == 0)
+        .then(|| unsafe { found.assume_init() })
+        .map(|found| (found.st_dev, found.st_ino))
 }
 
 /// An entry of a port's GID table that is in use.
@@ -150,4 +184,29 @@ fn for_each_device<T>(
     // SAFETY: the list is the one from above. Opened devices stay open.
     unsafe { (verbs.ibv_free_device_list)(list) };
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::File,
+        os::fd::{AsRawFd as _, FromRawFd as _, IntoRawFd as _, OwnedFd},
+    };
+
+    use super::*;
+
+    #[test]
+    fn another_file_under_the_number_is_noticed() {
+        let [first, second] = ["/dev/null", "/proc/self/exe"].map(|path| File::open(path).unwrap());
+        let number = first.as_raw_fd();
+        let before = identity(number);
+        assert!(before.is_some() && before == identity(number));
+        // SAFETY: the number is ours, and is closed once.
+        let mut taken = unsafe { OwnedFd::from_raw_fd(first.into_raw_fd()) };
+        rustix::io::dup2(&second, &mut taken).unwrap();
+        assert_eq!(taken.as_raw_fd(), number);
+        assert_eq!(identity(number), identity(second.as_raw_fd()));
+        assert_ne!(identity(number), before);
+        assert_eq!(identity(-1), None);
+    }
 }

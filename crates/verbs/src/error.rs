@@ -89,6 +89,9 @@ pub enum Error {
     #[error("an RDMA request failed: {status} (vendor's code {vendor:#x})")]
     Failed { status: String, vendor: u32 },
 
+    #[error("the program has closed the RDMA device's descriptor")]
+    DescriptorClosed,
+
     #[error("the RDMA device's driver {what}")]
     Incomplete { what: &'static str },
 

@@ -14,7 +14,8 @@
 //!
 //! * The library is loaded at the first use, so that a program without RDMA does not need it.
 //! * Objects are dropped in the order that the library asks for: each holds those that it was made
-//!   with. A forked child drops its copies without a call.
+//!   with. A forked child drops its copies without a call, and so does a program that has closed
+//!   the device's descriptor.
 //! * No function relies on bytes that an adapter may write: this process's own memory is read as
 //!   atomic words, or copied, and all else needs a promise in `unsafe`.
 

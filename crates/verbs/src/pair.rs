@@ -8,7 +8,7 @@ use std::{
 use crate::{
     Error,
     abi::*,
-    choose::{Chosen, mtu_code},
+    choose::{AckTimeout, Chosen, mtu_code},
     completions::Completions,
     domain::Domain,
 };
@@ -53,6 +53,8 @@ pub(crate) struct Pair {
     domain: Arc<Domain>,
     /// Bytes that the device takes in a request itself.
     pub(crate) inline_bytes: usize,
+    /// True if the device is told of requests by its descriptor: software has no doorbell.
+    is_software: bool,
 }
 
 // SAFETY: libibverbs's objects may be used from any thread, by its documentation.
@@ -60,15 +62,24 @@ unsafe impl Send for Pair {}
 
 impl Pair {
     /// Makes a pair whose requests, of either kind, complete in `completions`.
-    pub(crate) fn new(domain: &Arc<Domain>, completions: &Completions) -> Result<Self, Error> {
+    pub(crate) fn new(
+        domain: &Arc<Domain>,
+        chosen: &Chosen,
+        completions: &Completions,
+    ) -> Result<Self, Error> {
         // The bytes that a device takes in a request are found by trying.
         [INLINE_BYTES, 64, 32, 0]
             .into_iter()
-            .find_map(|inline_bytes| Self::made(domain, completions, inline_bytes))
+            .find_map(|inline_bytes| Self::made(domain, chosen, completions, inline_bytes))
             .ok_or_else(|| Error::last("making an RDMA queue pair"))
     }
 
-    fn made(domain: &Arc<Domain>, completions: &Completions, inline_bytes: u32) -> Option<Self> {
+    fn made(
+        domain: &Arc<Domain>,
+        chosen: &Chosen,
+        completions: &Completions,
+        inline_bytes: u32,
+    ) -> Option<Self> {
         let mut attr = ibv_qp_init_attr {
             qp_context: ptr::null_mut(),
             send_cq: completions.raw(),
@@ -91,6 +102,7 @@ impl Pair {
             raw: NonNull::new(raw)?,
             domain: Arc::clone(domain),
             inline_bytes: attr.cap.max_inline_data as usize,
+            is_software: chosen.ack_timeout != AckTimeout::ADAPTER,
         })
     }
 
@@ -182,6 +194,9 @@ impl Pair {
     /// registered for as long as the pair lives, or the device refuses to use it.
     #[inline]
     pub(crate) unsafe fn post(&self, first: *mut ibv_send_wr) -> Result<(), Error> {
+        if self.is_software {
+            self.domain.context.check()?;
+        }
         let Some(post) = self.ops().post_send else {
             return Err(Error::Incomplete {
                 what: "has no call to post requests",

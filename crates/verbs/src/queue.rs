@@ -82,7 +82,7 @@ impl Queue {
     ) -> Result<Self, Error> {
         // A connection in error completes every request, signalled or not.
         let completions = Completions::new(&domain.context, SEND_DEPTH + RECEIVE_DEPTH + 1)?;
-        let pair = Pair::new(domain, &completions)?;
+        let pair = Pair::new(domain, chosen, &completions)?;
         pair.initialise(chosen)?;
         (0..RECEIVE_DEPTH).try_for_each(|_| pair.post_receive())?;
         Ok(Self {

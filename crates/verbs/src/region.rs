@@ -86,6 +86,7 @@ impl Region {
         len: usize,
         access: Access,
     ) -> Result<Self, Error> {
+        domain.context.check()?;
         let start = std::ptr::with_exposed_provenance_mut(address as usize);
         // SAFETY: the domain is open. The library pins the pages of the range, or refuses a range
         // that is not mapped; the caller promises that the pages stay.
@@ -102,6 +103,7 @@ impl Region {
         dmabuf: &OwnedFd,
         access: Access,
     ) -> Result<Self, Error> {
+        domain.context.check()?;
         let Some(register) = domain.context.verbs.ibv_reg_dmabuf_mr else {
             return Err(Error::OldLibrary {
                 symbol: "ibv_reg_dmabuf_mr",

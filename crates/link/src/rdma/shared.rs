@@ -8,19 +8,20 @@ use std::{
 };
 
 use rustix::{
-    event::{EventfdFlags, PollFd, PollFlags, eventfd},
+    event::{PollFd, PollFlags},
     net::{Shutdown, shutdown, sockopt},
 };
 
 use crate::{
     Error, sys,
     tcp::liveness::{self, Watch},
+    wake::WakeUp,
 };
 
 pub(super) struct Shared {
     socket: OwnedFd,
-    /// Readable while a wake-up of the receiver is pending.
-    wake: OwnedFd,
+    /// Wakes the receiver.
+    wake: WakeUp,
     is_closed: AtomicBool,
     owner_pid: u32,
 }
@@ -34,10 +35,9 @@ pub(super) struct News {
 impl Shared {
     pub(super) fn new(socket: OwnedFd) -> Result<Self, Error> {
         liveness::configure(&socket)?;
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Self {
             socket,
-            wake: eventfd(0, flags).map_err(Error::io("making an eventfd"))?,
+            wake: WakeUp::new()?,
             is_closed: AtomicBool::new(false),
             owner_pid: std::process::id(),
         })
@@ -62,12 +62,11 @@ impl Shared {
     }
 
     pub(super) fn wake(&self) {
-        // The counter is full after 2^64 - 2 wake-ups, and then still readable.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        self.wake.wake();
     }
 
     pub(super) fn take_wake(&self) -> bool {
-        rustix::io::read(&self.wake, &mut [0; 8]).is_ok()
+        self.wake.take()
     }
 
     /// Returns the reason why the peer is gone, if it is.
