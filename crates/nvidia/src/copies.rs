@@ -360,6 +360,7 @@ impl Nvidia {
                 height,
             } => {
                 if copy.width > 0 && copy.height > 0 && copy.depth > 0 {
+                    check_layout(copy, at, pitch_bytes, height)?;
                     let offset = pitched_offset(at, pitch_bytes, height)
                         .and_then(|offset| address.checked_add(offset))
                         .ok_or_else(|| wrong("a box copy past the end of all memory".into()))?;
@@ -444,6 +445,25 @@ fn pitched_offset([x, y, z]: [u64; 3], pitch: u64, height: u64) -> Option<u64> {
         .checked_add(x)
 }
 
+/// Refuses rows or slices that overlap. The driver takes a pitch or a height of 0 for rows or slices
+/// without gaps, and would reach further than what is checked by these numbers.
+fn check_layout(
+    copy: &CopyBox,
+    [x, y, z]: [u64; 3],
+    pitch_bytes: u64,
+    height: u64,
+) -> Result<(), Failure> {
+    let row = x.saturating_add(copy.width);
+    let rows = y.saturating_add(copy.height);
+    let has_slices = z > 0 || copy.depth > 1;
+    if pitch_bytes < row || has_slices && height < rows {
+        return Err(wrong(format!(
+            "rows of {row} bytes with a pitch of {pitch_bytes}, {rows} rows in slices of {height}"
+        )));
+    }
+    Ok(())
+}
+
 fn wrong(what: String) -> Failure {
     Failure::new(CUresult::CUDA_ERROR_INVALID_VALUE, what)
 }
@@ -451,6 +471,35 @@ fn wrong(what: String) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_layout_that_the_driver_would_read_in_another_way_is_refused() {
+        let end = BoxEnd::Packed;
+        let copy = CopyBox {
+            src: end,
+            src_x: 0,
+            src_y: 0,
+            src_z: 0,
+            dst: end,
+            dst_x: 0,
+            dst_y: 0,
+            dst_z: 0,
+            width: 16,
+            height: 4,
+            depth: 2,
+        };
+        let check = |copy, at, pitch, height| check_layout(copy, at, pitch, height).is_ok();
+        assert!(check(&copy, [0; 3], 16, 4));
+        assert!(!check(&copy, [0; 3], 0, 4));
+        assert!(!check(&copy, [1, 0, 0], 16, 4));
+        assert!(!check(&copy, [0; 3], 16, 0));
+        assert!(!check(&copy, [0, 1, 0], 16, 4));
+        let slice = CopyBox { depth: 1, ..copy };
+        assert!(check(&slice, [0; 3], 16, 0));
+        assert!(!check(&slice, [0, 0, 1], 16, 0));
+        let row = CopyBox { height: 1, ..slice };
+        assert!(!check(&row, [0, 5, 0], 0, 1));
+    }
 
     #[test]
     fn offsets_of_a_box() {
