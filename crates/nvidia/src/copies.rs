@@ -445,8 +445,8 @@ fn pitched_offset([x, y, z]: [u64; 3], pitch: u64, height: u64) -> Option<u64> {
         .checked_add(x)
 }
 
-/// Refuses rows or slices that overlap. The driver takes a pitch or a height of 0 for rows or slices
-/// without gaps, and would reach further than what is checked by these numbers.
+/// Refuses rows or slices that overlap. The driver takes a pitch or a height of 0 for rows or
+/// slices without gaps, and would reach further than what is checked by these numbers.
 fn check_layout(
     copy: &CopyBox,
     [x, y, z]: [u64; 3],

@@ -75,7 +75,7 @@ impl Keeper {
     }
 
     /// Drops its copies of the session's connections, whose ends the client could not see before.
-    pub(super) fn let_go(&self) {
+    pub(super) fn drop_copies(&self) {
         self.lock().sockets.clear();
     }
 

@@ -275,7 +275,7 @@ impl Client {
         match device {
             Some(mut device) => {
                 serve(&mut *device, link, purpose, images, &keeper);
-                keeper.let_go();
+                keeper.drop_copies();
                 give_back(device);
             }
             None => part(link),

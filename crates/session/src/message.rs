@@ -55,7 +55,7 @@ impl Session<'_> {
             // The client may see its value before its reply, and must have all faults by then.
             self.outbox.send_held_faults()?;
         }
-        let is_change = !messages::leaves_memory(header.op);
+        let is_change = !messages::memory_unchanged(header.op);
         keep_sources(
             &mut self.waiting,
             &mut self.executor,

@@ -439,7 +439,7 @@ traits! {
     /// Its last field may be laid out straight from the program's memory.
     is_gathered "gathered",
     /// It neither changes device memory nor adds work that could.
-    leaves_memory "leaves-memory",
+    memory_unchanged "memory-unchanged",
     /// It may be asked on a connection that is only for questions about the devices.
     is_question "question",
     /// Other sessions use the same device memory after it.
@@ -471,11 +471,11 @@ impl OpTraits {
             ),
             (self.is_fence && !waits, "a fence that does not wait"),
             (
-                self.is_fence && !self.leaves_memory,
+                self.is_fence && !self.memory_unchanged,
                 "a fence that changes memory",
             ),
             (
-                self.is_question && !self.leaves_memory,
+                self.is_question && !self.memory_unchanged,
                 "a question that changes memory",
             ),
         ];
@@ -562,7 +562,7 @@ mod tests {
             "x (data bytes) : outstanding; bulk; bulk",
             "x (name bytes) : outstanding; bulk",
             "x (data bytes) : outstanding; data-connection",
-            "x () : outstanding; fence; leaves-memory",
+            "x () : outstanding; fence; memory-unchanged",
             "x () : waits; fence",
             "x () : synchronous; question",
         ] {

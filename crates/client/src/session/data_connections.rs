@@ -58,7 +58,7 @@ pub(super) struct DataConnections {
     server: Option<SocketAddr>,
     is_asked: AtomicBool,
     open: OnceLock<Open>,
-    landed: Landed,
+    arrived: Arrived,
     /// Number of expected replies that may arrive on data connections.
     pub(super) awaited: AtomicUsize,
     sent_bytes: AtomicU64,
@@ -87,7 +87,7 @@ impl DataConnections {
             server: link.data_connections(),
             is_asked: AtomicBool::new(false),
             open: OnceLock::new(),
-            landed: Landed::default(),
+            arrived: Arrived::default(),
             awaited: AtomicUsize::new(0),
             sent_bytes: AtomicU64::new(0),
             received_bytes: AtomicU64::new(0),
@@ -108,7 +108,7 @@ impl DataConnections {
     /// connections is still under way.
     #[inline]
     pub(super) fn is_early(&self, header: &ReplyHeader) -> bool {
-        !self.landed.has(header.replies_before)
+        !self.arrived.has(header.replies_before)
     }
 }
 
@@ -359,7 +359,7 @@ impl Session {
         self.data_connections.awaited.fetch_sub(1, Ordering::AcqRel);
         let sum = &self.data_connections.received_bytes;
         sum.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.data_connections.landed.add(header.replies_before);
+        self.data_connections.arrived.add(header.replies_before);
         if group.is_complete() && group.waiting.load(Ordering::Acquire) > 0 {
             // The leading thread may be waiting on the session's own connection.
             self.waker.wake();
@@ -379,7 +379,11 @@ impl Session {
             // The data that it was held for will not come.
             return None;
         }
-        if !self.data_connections.landed.wait(held.replies_before, wait) {
+        if !self
+            .data_connections
+            .arrived
+            .wait(held.replies_before, wait)
+        {
             incoming.held = Some(held);
             return Some(Ok(false));
         }
@@ -411,7 +415,7 @@ fn piece_bytes(len: usize, connections: usize) -> usize {
 
 /// The replies on data connections that have arrived. Numbers start again at 0 after 2^32.
 #[derive(Default)]
-struct Landed {
+struct Arrived {
     /// All replies before this number have arrived.
     next: AtomicU32,
     /// Replies with higher numbers that have arrived.
@@ -419,7 +423,7 @@ struct Landed {
     changed: Condvar,
 }
 
-impl Landed {
+impl Arrived {
     /// Returns whether the first `count` replies have arrived.
     #[inline]
     fn has(&self, count: u32) -> bool {
@@ -460,15 +464,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_count_when_all_in_front_of_them_have_landed() {
-        let landed = Landed::default();
-        assert!(landed.has(0) && !landed.has(1));
+    fn replies_count_once_all_before_them_have_arrived() {
+        let arrived = Arrived::default();
+        assert!(arrived.has(0) && !arrived.has(1));
         for (number, whole) in [(1, 0), (3, 0), (0, 2), (4, 2), (2, 5)] {
-            landed.add(number);
-            assert!(landed.has(whole) && !landed.has(whole + 1), "{number}");
+            arrived.add(number);
+            assert!(arrived.has(whole) && !arrived.has(whole + 1), "{number}");
         }
-        assert!(!landed.wait(6, Wait::Until(Instant::now())));
-        assert!(landed.wait(5, Wait::Poll));
+        assert!(!arrived.wait(6, Wait::Until(Instant::now())));
+        assert!(arrived.wait(5, Wait::Poll));
     }
 
     #[test]
@@ -489,23 +493,23 @@ mod tests {
 
     #[test]
     fn numbers_start_again() {
-        let landed = Landed::default();
-        landed.next.store(u32::MAX - 1, Ordering::Relaxed);
-        landed.add(0);
-        landed.add(u32::MAX);
-        assert!(!landed.has(u32::MAX));
-        landed.add(u32::MAX - 1);
-        assert!(landed.has(1) && landed.has(0) && !landed.has(2));
+        let arrived = Arrived::default();
+        arrived.next.store(u32::MAX - 1, Ordering::Relaxed);
+        arrived.add(0);
+        arrived.add(u32::MAX);
+        assert!(!arrived.has(u32::MAX));
+        arrived.add(u32::MAX - 1);
+        assert!(arrived.has(1) && arrived.has(0) && !arrived.has(2));
     }
 
     #[test]
     fn whoever_waits_is_woken() {
-        let landed = &Landed::default();
+        let arrived = &Arrived::default();
         std::thread::scope(|scope| {
             let until = Wait::Until(Instant::now() + Duration::from_secs(10));
-            let waiting = scope.spawn(move || landed.wait(2, until));
-            landed.add(1);
-            landed.add(0);
+            let waiting = scope.spawn(move || arrived.wait(2, until));
+            arrived.add(1);
+            arrived.add(0);
             assert!(waiting.join().unwrap());
         });
     }

@@ -126,8 +126,8 @@ pub(crate) fn finish(tail: Tail) -> Result<(), CUresult> {
     };
     let memory: Box<dyn Any> = memory;
     match memory.downcast::<ReceiveSegment>() {
-        Ok(mut landed) => {
-            landed.group = None;
+        Ok(mut arrived) => {
+            arrived.group = None;
             Ok(())
         }
         Err(_) => Err(CUresult::CUDA_ERROR_UNKNOWN),
