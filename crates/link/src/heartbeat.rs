@@ -10,9 +10,15 @@ use outboard_wire::{
     heartbeat::{BEAT_BYTES, Beat},
 };
 
+use rustix::net::sockopt::{set_socket_keepalive, set_tcp_keepidle};
+
 use crate::{
-    Endpoint, Error, Stream, connect, dial::DialError, dial::read_welcome, sys, wake::identity,
+    Endpoint, Error, LinkKind, Stream, connect, dial::DialError, dial::read_welcome, sys,
+    wake::identity,
 };
+
+/// Time between signs of life on a quiet connection.
+const KEEPALIVE: Duration = Duration::from_secs(60);
 
 /// A connection over which the session's worker answers.
 pub struct Heartbeats {
@@ -32,6 +38,12 @@ impl Heartbeats {
     ) -> Result<Heartbeats, DialError> {
         let deadline = Instant::now() + timeout;
         let mut stream = connect(endpoint, timeout)?;
+        if stream.kind() != LinkKind::Shm {
+            // The connection is quiet for long, and what translates addresses must not forget it.
+            let kept = set_socket_keepalive(&stream, true)
+                .and_then(|()| set_tcp_keepidle(&stream, KEEPALIVE));
+            kept.map_err(Error::io("configuring a heartbeat's connection"))?;
+        }
         let hello = encode_hello(&ClientHello {
             release: RELEASE.into(),
             purpose: Purpose::Heartbeat { key },

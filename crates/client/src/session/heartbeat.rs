@@ -105,6 +105,7 @@ impl Session {
     fn heartbeats_of(&self, server: &Asked) {
         let mut judge = Judge::default();
         let mut connection = None;
+        let mut is_first = true;
         let mut before = self.outstanding();
         loop {
             std::thread::sleep(server.period);
@@ -114,12 +115,16 @@ impl Session {
             let now = self.outstanding();
             let waits = now.is_any() && now == before;
             before = now;
-            if !waits {
+            // The first question makes the connection, before a server can be too busy for it.
+            if !waits && !std::mem::take(&mut is_first) {
                 judge.gets_on();
                 continue;
             }
+            is_first = false;
             let heard = self.heard(&mut connection, server);
-            if let Err(why) = judge.hears(heard) {
+            if !waits {
+                judge.hears_early(heard);
+            } else if let Err(why) = judge.hears(heard) {
                 self.lost(why);
                 // Ends threads that are blocked in the link.
                 self.closer.close();
@@ -218,6 +223,12 @@ impl Judge {
         (self.missed, self.stuck, self.last) = (0, 0, None);
     }
 
+    /// Takes an outcome while nothing waits.
+    fn hears_early(&mut self, heard: Heard) {
+        self.has_answered |= matches!(heard, Heard::Beat(..));
+        self.gets_on();
+    }
+
     /// Takes an outcome while a call waits. An error says why the session is lost.
     fn hears(&mut self, heard: Heard) -> Result<(), &'static str> {
         match heard {
@@ -301,6 +312,15 @@ mod tests {
             judge.hears(Heard::Nothing).unwrap();
             judge.gets_on();
         }
+    }
+
+    #[test]
+    fn silence_while_nothing_waits_is_no_loss() {
+        let mut judge = Judge::default();
+        judge.hears_early(Heard::Nothing);
+        assert!(!judge.has_answered && judge.missed == 0);
+        judge.hears_early(Heard::Beat(beat(1, 1, Activity::Idle), 1));
+        assert!(judge.has_answered && judge.last.is_none());
     }
 
     #[test]
