@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use super::devices::DeviceOptions;
 
+/// Text for a further connection whose session is not here, or wants none.
+pub(super) const NOT_AWAITED: &str = "no session of it awaits a further connection with this key";
+
 /// A client with a place: who it is, its link, its devices and their limits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Admission {

@@ -14,7 +14,7 @@ use std::{
 use outboard_link::{Error, LinkKind, Stream, received_bytes};
 use outboard_session::{
     DataConnectionSource, Pulse,
-    handshake::{send_welcome, welcome},
+    handshake::{refuse, send_welcome, welcome},
 };
 use outboard_wire::{
     handshake::{Purpose, SessionKey},
@@ -24,7 +24,10 @@ use outboard_wire::{
 use rustix::event::{PollFd, PollFlags, poll};
 use tracing::{debug, warn};
 
-use super::{admission::Order, control::Control};
+use super::{
+    admission::{NOT_AWAITED, Order},
+    control::Control,
+};
 
 /// Time for reading the rest of a question that has begun to come, and for writing its answer.
 const ANSWER: Duration = Duration::from_millis(100);
@@ -56,7 +59,7 @@ impl Keeper {
             changed: Condvar::new(),
         });
         if stream.kind() == LinkKind::Tcp {
-            keeper.counts(stream);
+            keeper.lock().sockets.extend(copy_of(stream));
         }
         let its = Arc::clone(&keeper);
         let run = move || its.run(&control);
@@ -81,13 +84,6 @@ impl Keeper {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Counts the bytes of a connection from now on. Without, heartbeats know less.
-    fn counts(&self, stream: &Stream) {
-        if let Ok(copy) = stream.as_fd().try_clone_to_owned() {
-            self.lock().sockets.push(copy);
-        }
     }
 
     /// Serves until the supervisor has gone and nobody asks any more.
@@ -143,13 +139,15 @@ impl Keeper {
         Some(None)
     }
 
-    fn keep(&self, stream: Stream) {
-        self.counts(&stream);
+    fn keep(&self, mut stream: Stream) {
         let mut state = self.lock();
-        if !state.closed && state.data_connections.len() < DATA_CONNECTIONS_MAX {
-            state.data_connections.push_back(stream);
-            self.changed.notify_all();
+        if state.closed || state.data_connections.len() >= DATA_CONNECTIONS_MAX {
+            drop(state);
+            return refuse(&mut stream, NOT_AWAITED);
         }
+        state.sockets.extend(copy_of(&stream));
+        state.data_connections.push_back(stream);
+        self.changed.notify_all();
     }
 
     /// Answers a question that has come. Returns false if the connection has ended.
@@ -171,7 +169,7 @@ impl Keeper {
             .is_ok()
     }
 
-    /// Returns the bytes received on all connections; 0 if the kernel does not count those of each.
+    /// Returns the bytes received on all connections; 0 if the kernel does not count them.
     fn received_bytes(&self) -> u64 {
         let state = self.lock();
         let counts = state
@@ -180,6 +178,12 @@ impl Keeper {
             .map(|socket| received_bytes(socket.as_fd()));
         counts.sum::<Option<u64>>().unwrap_or(0)
     }
+}
+
+/// Returns a copy of a connection's descriptor, whose bytes are to be counted. Without it heartbeats
+/// know less.
+fn copy_of(stream: &Stream) -> Option<OwnedFd> {
+    stream.as_fd().try_clone_to_owned().ok()
 }
 
 /// Waits until there is something to read, and returns where: from the supervisor, if there still

@@ -48,7 +48,7 @@ use thiserror::Error;
 use tracing::{debug, error, info, warn};
 
 use crate::{
-    admission::{Admission, Order, Report, Transport},
+    admission::{Admission, NOT_AWAITED, Order, Report, Transport},
     control::Control,
     devices::DeviceOptions,
     inherit, limits,
@@ -454,9 +454,7 @@ impl Supervisor {
         });
         let order = match passed {
             true => Order::Leave,
-            false => {
-                Order::Refuse("no session of it awaits a further connection with this key".into())
-            }
+            false => Order::Refuse(NOT_AWAITED.into()),
         };
         self.dismiss(at, &order);
     }
