@@ -170,7 +170,7 @@ def nested(m: Moved) -> None:
     for depth in range(1, 100):
         graph = m.graph()
         if m.child(graph, around, MOVE)[0] != "CUDA_SUCCESS":
-            print("refused at last", depth > 20)
+            print("refused at last", depth > 20, m.instantiate(around)[0])
             break
         around = graph
 

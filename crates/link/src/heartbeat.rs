@@ -1,7 +1,7 @@
 //! The client's end of a session's heartbeats ([`outboard_wire::heartbeat`]).
 
 use std::{
-    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+    os::fd::{AsFd, BorrowedFd},
     time::{Duration, Instant},
 };
 
@@ -13,8 +13,8 @@ use outboard_wire::{
 use rustix::net::sockopt::{set_socket_keepalive, set_tcp_keepidle};
 
 use crate::{
-    Endpoint, Error, LinkKind, Stream, connect, dial::DialError, dial::read_welcome, sys,
-    wake::identity,
+    Endpoint, Error, LinkKind, Stream, connect, dial::DialError, dial::read_welcome,
+    fill_standard_descriptors, sys, wake::KnownFd, wake::identity,
 };
 
 /// Time between signs of life on a quiet connection.
@@ -22,7 +22,7 @@ const KEEPALIVE: Duration = Duration::from_secs(60);
 
 /// A connection over which the session's worker answers.
 pub struct Heartbeats {
-    stream: Stream,
+    stream: Option<Stream>,
     /// Device and inode of the socket: a program may close descriptors that it did not open, and
     /// get their numbers for its own files.
     identity: (u64, u64),
@@ -37,6 +37,7 @@ impl Heartbeats {
         timeout: Duration,
     ) -> Result<Heartbeats, DialError> {
         let deadline = Instant::now() + timeout;
+        fill_standard_descriptors();
         let mut stream = connect(endpoint, timeout)?;
         if stream.kind() != LinkKind::Shm {
             // The connection is quiet for long, and what translates addresses must not forget it.
@@ -56,30 +57,47 @@ impl Heartbeats {
         read_welcome(&mut stream, deadline)?;
         Ok(Heartbeats {
             identity: identity(stream.as_fd()).ok_or(Error::Closed)?,
-            stream,
+            stream: Some(stream),
             question: 0,
         })
     }
 
-    /// Returns the number of the connection's socket, for a forked child to close.
-    pub fn socket(&self) -> RawFd {
-        self.stream.as_fd().as_raw_fd()
+    /// Returns the connection's socket, for a forked child to close.
+    pub fn socket(&self) -> Option<KnownFd> {
+        self.stream
+            .as_ref()
+            .and_then(|stream| KnownFd::of(stream.as_fd()))
     }
 
     /// Asks the worker, and waits for its answer until `deadline`. After an error the connection
     /// cannot be used any more.
     pub fn ask(&mut self, deadline: Instant) -> Result<Beat, Error> {
-        if identity(self.stream.as_fd()) != Some(self.identity) {
-            return Err(Error::Closed);
-        }
+        let is_intact = self.is_intact();
+        let stream = self.stream.as_mut().filter(|_| is_intact);
+        let stream = stream.ok_or(Error::Closed)?;
         self.question += 1;
-        self.stream
-            .write_all_deadline(&self.question.to_le_bytes(), deadline)?;
+        stream.write_all_deadline(&self.question.to_le_bytes(), deadline)?;
         let mut answer = [0; BEAT_BYTES];
-        self.stream.read_exact_deadline(&mut answer, deadline)?;
+        stream.read_exact_deadline(&mut answer, deadline)?;
         Beat::from_bytes(&answer)
             .filter(|beat| beat.question == self.question)
             .ok_or(Error::Misuse("an answer to another question"))
+    }
+}
+
+impl Heartbeats {
+    fn is_intact(&self) -> bool {
+        let stream = self.stream.as_ref();
+        stream.and_then(|stream| identity(stream.as_fd())) == Some(self.identity)
+    }
+}
+
+impl Drop for Heartbeats {
+    /// Closes the connection, but no file of the program's that has its number now.
+    fn drop(&mut self) {
+        if !self.is_intact() {
+            std::mem::forget(self.stream.take());
+        }
     }
 }
 
@@ -92,6 +110,11 @@ pub fn received_bytes(socket: BorrowedFd<'_>) -> Option<u64> {
 /// Returns the bytes that wait in a tcp connection for the peer to take them.
 pub fn unsent_bytes(socket: BorrowedFd<'_>) -> Option<u64> {
     sys::tcp_unsent_bytes(socket).ok()
+}
+
+/// Returns the bytes that have come over a connection and are not read yet.
+pub fn unread_bytes(socket: BorrowedFd<'_>) -> Option<u64> {
+    rustix::io::ioctl_fionread(socket).ok()
 }
 
 #[cfg(test)]

@@ -100,7 +100,7 @@ pub use crate::{
     endpoint::{Endpoint, EndpointError, Host},
     error::RdmaError,
     handles::{Closer, Waker},
-    heartbeat::{Heartbeats, received_bytes, unsent_bytes},
+    heartbeat::{Heartbeats, received_bytes, unread_bytes, unsent_bytes},
     kind::LinkKind,
     link::{Exclusive, Flusher, Helper, Link, Receiver, Reservation, Sender},
     listener::{Listener, connect},
@@ -111,6 +111,7 @@ pub use crate::{
     segment::{ChooseDestination, Destination, Frame, Granted, Payload, Segment, Tail},
     standard::fill_standard_descriptors,
     stream::{Peer, Stream},
+    wake::KnownFd,
 };
 pub use error::Error;
 #[cfg(not(loom))]

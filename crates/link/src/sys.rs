@@ -116,6 +116,17 @@ pub(crate) fn tcp_bytes_received(socket: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(info[AT])
 }
 
+/// Returns device and inode of the file that has this number; `None` if there is none.
+pub(crate) fn identity_of_number(fd: std::os::fd::RawFd) -> Option<(u64, u64)> {
+    // SAFETY: stat consists of integers, for which zero is valid.
+    let mut found: libc::stat = unsafe { mem::zeroed() };
+    // SAFETY: a number that no file has is an error, and `found` has room for the answer.
+    match unsafe { libc::fstat(fd, &raw mut found) } {
+        0 => Some((found.st_dev, found.st_ino)),
+        _ => None,
+    }
+}
+
 /// Returns the bytes of a tcp connection that the peer has not acknowledged: `SIOCOUTQ` of tcp(7).
 pub(crate) fn tcp_unsent_bytes(socket: BorrowedFd<'_>) -> io::Result<u64> {
     let mut bytes: libc::c_int = 0;

@@ -1,13 +1,13 @@
 //! A wake-up that one thread leaves for another that waits in `poll`.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::{
     event::{EventfdFlags, eventfd},
     fs::fstat,
 };
 
-use crate::Error;
+use crate::{Error, sys};
 
 /// Readable while a wake-up is pending.
 pub(crate) struct WakeUp {
@@ -53,6 +53,33 @@ impl AsFd for WakeUp {
 pub(crate) fn identity(fd: BorrowedFd<'_>) -> Option<(u64, u64)> {
     let found = fstat(fd).ok()?;
     Some((found.st_dev, found.st_ino))
+}
+
+/// A descriptor by its number and its identity, to be closed where only the number is at hand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KnownFd {
+    fd: RawFd,
+    identity: (u64, u64),
+}
+
+impl KnownFd {
+    /// Returns `None` for a number that no file has.
+    pub fn of(fd: BorrowedFd<'_>) -> Option<KnownFd> {
+        Some(KnownFd {
+            fd: fd.as_raw_fd(),
+            identity: identity(fd)?,
+        })
+    }
+
+    pub fn fd(&self) -> RawFd {
+        self.fd
+    }
+
+    /// Returns whether the number is still that of the same file. A program may close all
+    /// descriptors, and get their numbers for its own files.
+    pub fn is_intact(&self) -> bool {
+        sys::identity_of_number(self.fd) == Some(self.identity)
+    }
 }
 
 #[cfg(test)]

@@ -169,7 +169,7 @@ impl Keeper {
             .is_ok()
     }
 
-    /// Returns the bytes received on all connections; 0 if the kernel does not count them.
+    /// Returns the bytes received on all connections; 0 if the kernel does not count.
     fn received_bytes(&self) -> u64 {
         let state = self.lock();
         let counts = state
@@ -180,8 +180,8 @@ impl Keeper {
     }
 }
 
-/// Returns a copy of a connection's descriptor, whose bytes are to be counted. Without it heartbeats
-/// know less.
+/// Returns a copy of a connection's descriptor, whose bytes are to be counted. Without it
+/// heartbeats know less.
 fn copy_of(stream: &Stream) -> Option<OwnedFd> {
     stream.as_fd().try_clone_to_owned().ok()
 }

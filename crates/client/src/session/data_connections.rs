@@ -12,7 +12,6 @@
 use std::{
     collections::BTreeSet,
     net::SocketAddr,
-    os::fd::RawFd,
     sync::{
         OnceLock,
         atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
@@ -22,7 +21,7 @@ use std::{
 
 use outboard_api::CUresult;
 use outboard_link::{
-    Closer, Frame, Link, Receiver, Sender, Tail, Wait, data_connections_are_set,
+    Closer, Frame, KnownFd, Link, Receiver, Sender, Tail, Wait, data_connections_are_set,
     data_connections_wanted, open_data_connections,
 };
 use outboard_wire::{
@@ -37,7 +36,7 @@ use outboard_wire::{
 };
 use parking_lot::{Condvar, Mutex};
 
-use super::{Incoming, Numbered, Session, Sink, send::DATA_HEAD_BYTES_MAX};
+use super::{Incoming, Numbered, Session, Sink, known, send::DATA_HEAD_BYTES_MAX};
 use crate::{
     done::Done,
     helpers::Helpers,
@@ -68,7 +67,7 @@ pub(super) struct DataConnections {
 struct Open {
     senders: Vec<Mutex<Sender>>,
     closers: Vec<Closer>,
-    fds: Vec<RawFd>,
+    fds: Vec<KnownFd>,
     /// Number of the next piece of data. A thread that holds the lock is sending.
     turn: Mutex<u64>,
     helpers: Helpers,
@@ -100,7 +99,7 @@ impl DataConnections {
         }
     }
 
-    pub(super) fn fds(&self) -> &[RawFd] {
+    pub(super) fn fds(&self) -> &[KnownFd] {
         self.open.get().map_or(&[], |open| &open.fds)
     }
 
@@ -197,7 +196,7 @@ impl Session {
             let (sender, receiver) = link.split();
             open.closers.push(sender.closer());
             open.senders.push(Mutex::new(sender));
-            open.fds.push(fd);
+            open.fds.extend(known(fd));
             receivers.push(receiver);
         }
         // Each connection needs a reader before anything can be requested on it.

@@ -3,12 +3,13 @@
 //! none on, otherwise looks like a GPU that computes for long.
 
 use std::{
-    os::fd::{BorrowedFd, RawFd},
-    sync::atomic::{AtomicI32, Ordering},
+    os::fd::BorrowedFd,
     time::{Duration, Instant},
 };
 
-use outboard_link::{DialError, Endpoint, Heartbeats, LinkKind, received_bytes, unsent_bytes};
+use outboard_link::{
+    DialError, Endpoint, Heartbeats, KnownFd, LinkKind, received_bytes, unread_bytes, unsent_bytes,
+};
 use outboard_wire::{
     handshake::SessionKey,
     heartbeat::{Activity, Beat},
@@ -16,6 +17,8 @@ use outboard_wire::{
         HEARTBEAT_MS, HEARTBEATS_MISSED_AT_FIRST_MAX, HEARTBEATS_MISSED_MAX, HEARTBEATS_STUCK_MAX,
     },
 };
+
+use parking_lot::Mutex;
 
 use super::Session;
 use crate::{library_thread, log};
@@ -48,19 +51,15 @@ fn period() -> Option<Duration> {
     }
 }
 
-/// The socket of the heartbeats, for a forked child to close; none is -1.
-pub(super) struct Socket(AtomicI32);
-
-impl Default for Socket {
-    fn default() -> Socket {
-        Socket(AtomicI32::new(-1))
-    }
-}
+/// The socket of the heartbeats, for a forked child to close.
+#[derive(Default)]
+pub(super) struct Socket(Mutex<Option<KnownFd>>);
 
 impl Socket {
-    pub(super) fn get(&self) -> Option<RawFd> {
-        let fd = self.0.load(Ordering::Acquire);
-        (fd >= 0).then_some(fd)
+    /// Returns the socket, but if another thread is just setting it none: a forked child may not
+    /// wait for a thread that it has not.
+    pub(super) fn get(&self) -> Option<KnownFd> {
+        self.0.try_lock().and_then(|socket| *socket)
     }
 }
 
@@ -83,8 +82,10 @@ struct Outstanding {
 }
 
 impl Outstanding {
-    fn is_any(&self) -> bool {
-        self.oldest.is_some() || self.is_unsent
+    /// Returns whether a reply is still awaited, or bytes still cannot be sent.
+    fn waits_since(&self, before: Outstanding) -> bool {
+        let awaits = self.oldest.is_some() && self.oldest == before.oldest;
+        awaits || self.is_unsent && before.is_unsent && self.mark == before.mark
     }
 }
 
@@ -113,7 +114,7 @@ impl Session {
                 return;
             }
             let now = self.outstanding();
-            let waits = now.is_any() && now == before;
+            let waits = now.waits_since(before);
             before = now;
             // The first question makes the connection, before a server can be too busy for it.
             if !waits && !std::mem::take(&mut is_first) {
@@ -144,12 +145,12 @@ impl Session {
             Err(error) => {
                 log::debug(format_args!("no heartbeats: {error}"));
                 return match error {
-                    DialError::Link(_) => Heard::Nothing,
+                    DialError::Link(_) => Heard::Nothing(self.traffic()),
                     DialError::Handshake(_) => Heard::Refusal,
                 };
             }
         };
-        self.heartbeats.0.store(open.socket(), Ordering::Release);
+        *self.heartbeats.0.lock() = open.socket();
         match open.ask(Instant::now() + server.period) {
             Ok(beat) => {
                 *connection = Some(open);
@@ -157,8 +158,8 @@ impl Session {
             }
             Err(error) => {
                 log::debug(format_args!("no heartbeat: {error}"));
-                self.heartbeats.0.store(-1, Ordering::Release);
-                Heard::Nothing
+                *self.heartbeats.0.lock() = None;
+                Heard::Nothing(self.traffic())
             }
         }
     }
@@ -166,9 +167,7 @@ impl Session {
     fn outstanding(&self) -> Outstanding {
         let oldest = self.waiters.lock().keys().copied().min();
         let is_unsent = match self.kind {
-            LinkKind::Tcp => self
-                .sockets()
-                .any(|fd| unsent_bytes(fd).is_some_and(|n| n > 0)),
+            LinkKind::Tcp => self.sum(unsent_bytes).is_some_and(|n| n > 0),
             _ => self.sender.try_lock().is_none(),
         };
         Outstanding {
@@ -178,21 +177,32 @@ impl Session {
         }
     }
 
-    /// Returns the bytes that have come over tcp; 0 if the kernel does not count them, or bytes can
-    /// be long under way.
+    /// Returns the bytes that have come over tcp; 0 if the kernel does not count them, or some wait
+    /// to be read: then it is this process that is slow.
     fn received_bytes(&self) -> u64 {
-        if self.kind != LinkKind::Tcp {
+        if self.kind != LinkKind::Tcp || self.sum(unread_bytes) != Some(0) {
             return 0;
         }
-        let counts = self.sockets().map(received_bytes);
-        counts.sum::<Option<u64>>().unwrap_or(0)
+        self.sum(received_bytes).unwrap_or(0)
+    }
+
+    /// Returns counts that change while bytes move over tcp, in either direction.
+    fn traffic(&self) -> Traffic {
+        match self.kind {
+            LinkKind::Tcp => (self.sum(received_bytes), self.sum(unsent_bytes)),
+            _ => (None, None),
+        }
+    }
+
+    fn sum(&self, count: fn(BorrowedFd<'_>) -> Option<u64>) -> Option<u64> {
+        self.sockets().map(count).sum()
     }
 
     fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let fds = self.fds.iter().chain(self.data_connections.fds());
         // SAFETY: the link's sockets, open until the process ends. A program that closes all
         // descriptors may have another file under the number, which is only asked for a count.
-        fds.map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) })
+        fds.map(|fd| unsafe { BorrowedFd::borrow_raw(fd.fd()) })
     }
 }
 
@@ -203,14 +213,20 @@ enum Heard {
     Beat(Beat, u64),
     /// The server lives, but does not let this session ask.
     Refusal,
-    Nothing,
+    /// No answer, and how far bytes have moved on the session's own connections.
+    Nothing(Traffic),
 }
+
+/// Bytes received and bytes not yet taken by the peer, over tcp.
+type Traffic = (Option<u64>, Option<u64>);
 
 /// Decides when the server, or the connection to it, is lost.
 #[derive(Debug, Default)]
 struct Judge {
     has_answered: bool,
     missed: u32,
+    /// As of the last question without an answer.
+    traffic: Option<Traffic>,
     stuck: u32,
     /// The server's messages, and the bytes that it and the client had received, at the last
     /// answer.
@@ -220,7 +236,8 @@ struct Judge {
 impl Judge {
     /// Nothing has waited for long.
     fn gets_on(&mut self) {
-        (self.missed, self.stuck, self.last) = (0, 0, None);
+        (self.missed, self.stuck) = (0, 0);
+        (self.traffic, self.last) = (None, None);
     }
 
     /// Takes an outcome while nothing waits.
@@ -232,8 +249,12 @@ impl Judge {
     /// Takes an outcome while a call waits. An error says why the session is lost.
     fn hears(&mut self, heard: Heard) -> Result<(), &'static str> {
         match heard {
-            Heard::Nothing => {
-                self.missed += 1;
+            Heard::Nothing(traffic) => {
+                let moves = self
+                    .traffic
+                    .replace(traffic)
+                    .is_some_and(|last| last != traffic);
+                self.missed = if moves { 0 } else { self.missed + 1 };
                 let max = match self.has_answered {
                     true => HEARTBEATS_MISSED_MAX,
                     false => HEARTBEATS_MISSED_AT_FIRST_MAX,
@@ -278,6 +299,8 @@ impl Judge {
 mod tests {
     use super::*;
 
+    const NOTHING: Heard = Heard::Nothing((Some(7), Some(0)));
+
     fn beat(messages: u64, received_bytes: u64, activity: Activity) -> Beat {
         Beat {
             question: 0,
@@ -295,29 +318,37 @@ mod tests {
     #[test]
     fn silence_ends_a_session_later_if_the_server_never_answered() {
         let mut judge = Judge::default();
-        let last = lost_after(&mut judge, Heard::Nothing);
+        let last = lost_after(&mut judge, NOTHING);
         assert_eq!(last, Some(HEARTBEATS_MISSED_AT_FIRST_MAX));
         let mut judge = Judge::default();
         judge
             .hears(Heard::Beat(beat(1, 1, Activity::Busy), 1))
             .unwrap();
-        assert_eq!(
-            lost_after(&mut judge, Heard::Nothing),
-            Some(HEARTBEATS_MISSED_MAX)
-        );
+        assert_eq!(lost_after(&mut judge, NOTHING), Some(HEARTBEATS_MISSED_MAX));
         let mut judge = Judge::default();
         for _ in 0..10 {
-            judge.hears(Heard::Nothing).unwrap();
+            judge.hears(NOTHING).unwrap();
             judge.hears(Heard::Refusal).unwrap();
-            judge.hears(Heard::Nothing).unwrap();
+            judge.hears(NOTHING).unwrap();
             judge.gets_on();
+        }
+    }
+
+    #[test]
+    fn a_server_whose_bytes_move_is_waited_for_without_answers() {
+        let mut judge = Judge::default();
+        for n in 0..100 {
+            judge.hears(Heard::Nothing((Some(n), Some(0)))).unwrap();
+        }
+        for n in 0..100 {
+            judge.hears(Heard::Nothing((Some(100), Some(n)))).unwrap();
         }
     }
 
     #[test]
     fn silence_while_nothing_waits_is_no_loss() {
         let mut judge = Judge::default();
-        judge.hears_early(Heard::Nothing);
+        judge.hears_early(NOTHING);
         assert!(!judge.has_answered && judge.missed == 0);
         judge.hears_early(Heard::Beat(beat(1, 1, Activity::Idle), 1));
         assert!(judge.has_answered && judge.last.is_none());

@@ -32,8 +32,8 @@ use std::{
 
 use outboard_api::CUresult;
 use outboard_link::{
-    Closer, Destination, Flusher, Frame, Link, LinkKind, Receiver, Registrar, Sender, Tail, Wait,
-    Waker,
+    Closer, Destination, Flusher, Frame, KnownFd, Link, LinkKind, Receiver, Registrar, Sender,
+    Tail, Wait, Waker,
 };
 use outboard_wire::{
     Message, Op, Reader,
@@ -94,7 +94,7 @@ pub(crate) struct Session {
     unattended: AtomicUsize,
     attend: (Mutex<bool>, Condvar),
     /// The link's descriptors, for a forked child to close.
-    fds: Vec<RawFd>,
+    fds: Vec<KnownFd>,
     heartbeats: heartbeat::Socket,
     handler: Box<dyn Handler>,
     /// Number of waits of the program's threads. The server compares mirrors before it answers one.
@@ -152,7 +152,7 @@ impl Session {
             receiving: AtomicUsize::new(0),
             unattended: AtomicUsize::new(0),
             attend: (Mutex::new(false), Condvar::new()),
-            fds,
+            fds: fds.into_iter().filter_map(known).collect(),
             heartbeats: heartbeat::Socket::default(),
             handler,
             waits: AtomicU64::new(0),
@@ -529,9 +529,10 @@ impl Session {
         self.gone.store(true, Ordering::Release);
         let heartbeats = self.heartbeats.get();
         let fds = self.fds.iter().chain(self.data_connections.fds());
-        for fd in fds.chain(&heartbeats) {
+        for fd in fds.chain(&heartbeats).filter(|fd| fd.is_intact()) {
             // SAFETY: the child never uses this session again; the parent's descriptors stay open.
-            unsafe { libc::close(*fd) };
+            // Another file of the program's that has the number was left out.
+            unsafe { libc::close(fd.fd()) };
         }
     }
 
@@ -562,4 +563,10 @@ impl Session {
         }
         CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE
     }
+}
+
+/// Remembers which file a number is of now.
+fn known(fd: RawFd) -> Option<KnownFd> {
+    // SAFETY: a descriptor of the link, which is open.
+    KnownFd::of(unsafe { BorrowedFd::borrow_raw(fd) })
 }

@@ -518,7 +518,7 @@ impl State {
         if !allowed {
             return Err(Error::InvalidValue(format!("{size} graphs of a condition")));
         }
-        if self.owners(graph).count() >= GRAPH_DEPTH_MAX {
+        if self.owners(graph).count() + 2 > GRAPH_DEPTH_MAX {
             return Err(too_deep());
         }
         let owned = Graph {
@@ -560,7 +560,8 @@ impl State {
         if graph == child || self.owners(graph).any(|owner| owner == child) {
             return Err(Error::InvalidValue("a graph inside itself".into()));
         }
-        if depth + 1 + self.height(child) > GRAPH_DEPTH_MAX {
+        // This graph and the child count, too.
+        if depth + 2 + self.height(child) > GRAPH_DEPTH_MAX {
             return Err(too_deep());
         }
         let node = self.add_node(graph, Op::Child(Body::Open(child)), deps)?;
