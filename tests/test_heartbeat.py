@@ -159,3 +159,15 @@ def test_a_period_that_is_none_is_said(server: Server) -> None:
     done = server.run("shm", *program, env={"OUTBOARD_HEARTBEAT": "never"})
     assert done.returncode == 0
     assert "OUTBOARD_HEARTBEAT=never is neither" in done.stderr
+
+
+def test_a_program_whose_output_is_not_read_goes_on(server: Server, link: str) -> None:
+    """The thread that reads for all writes what kernels print, and waits as long as nobody takes it."""
+    environment = {**os.environ, "OUTBOARD_HEARTBEAT": "0.1"}
+    program = [sys.executable, str(TEST_PROGRAMS / "prints_much.py")]
+    argv = [str(OUTBOARD), "run", "--gpu", server.urls[link], "--", *program]
+    client = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    time.sleep(3)
+    out, err = client.communicate(timeout=END_S_MAX)
+    assert client.returncode == 0, err
+    assert len(out) > 1 << 16, "a pipe holds it all"

@@ -4,6 +4,7 @@
 
 use std::{
     os::fd::BorrowedFd,
+    sync::atomic::Ordering,
     time::{Duration, Instant},
 };
 
@@ -177,13 +178,14 @@ impl Session {
         }
     }
 
-    /// Returns the bytes that have come over tcp; 0 if the kernel does not count them, or some wait
-    /// to be read: then it is this process that is slow.
+    /// Returns the bytes that have come over tcp; 0 if the kernel does not count them, or this
+    /// process is slow to read what came.
     fn received_bytes(&self) -> u64 {
-        if self.kind != LinkKind::Tcp || self.sum(unread_bytes) != Some(0) {
-            return 0;
+        let is_slow = self.takes_note.load(Ordering::Relaxed) || self.sum(unread_bytes) != Some(0);
+        match self.kind {
+            LinkKind::Tcp if !is_slow => self.sum(received_bytes).unwrap_or(0),
+            _ => 0,
         }
-        self.sum(received_bytes).unwrap_or(0)
     }
 
     /// Returns counts that change while bytes move over tcp, in either direction.

@@ -96,6 +96,8 @@ pub(crate) struct Session {
     /// The link's descriptors, for a forked child to close.
     fds: Vec<KnownFd>,
     heartbeats: heartbeat::Socket,
+    /// A thread is handling a note of the server's, and reads nothing meanwhile.
+    takes_note: AtomicBool,
     handler: Box<dyn Handler>,
     /// Number of waits of the program's threads. The server compares mirrors before it answers one.
     waits: AtomicU64,
@@ -154,6 +156,7 @@ impl Session {
             attend: (Mutex::new(false), Condvar::new()),
             fds: fds.into_iter().filter_map(known).collect(),
             heartbeats: heartbeat::Socket::default(),
+            takes_note: AtomicBool::new(false),
             handler,
             waits: AtomicU64::new(0),
             is_sharing: AtomicBool::new(false),
@@ -435,7 +438,10 @@ impl Session {
         }
         if header.note != 0 {
             let note = Note::decode(header.note, &mut reader).map_err(|error| self.lost(error))?;
+            // What a kernel printed can take long to write.
+            self.takes_note.store(true, Ordering::Relaxed);
             self.take_note(note);
+            self.takes_note.store(false, Ordering::Relaxed);
             return Ok(());
         }
         let Some(expected) = self.waiters.lock().remove(&header.token) else {
