@@ -436,6 +436,7 @@ fn data_connections_come_to_the_sessions_port_with_its_key_and_no_other() {
         let until = Wait::Until(Instant::now() + PATIENCE);
         assert!(receiver.recv(until).is_err(), "closed with the session");
     }
+    eventually("no worker left", || server.workers().is_empty());
     refused(key);
 }
 
