@@ -53,7 +53,7 @@ def main(how: str, folder: Path) -> None:
     else:
         takes_numbers(device, folder)
     print("right", file=sys.stderr, flush=True)
-    # What a session without its socket logs at the end is no part of this.
+    # The log of a session that has lost its socket is not checked.
     os._exit(0)
 
 

@@ -170,7 +170,7 @@ impl Staging {
         Some(self.granted_slot(part, len))
     }
 
-    /// Whether more memory may be pinned for the client's adapter.
+    /// True if more memory may be pinned for the client's adapter.
     pub(super) fn may_grow_granted(&self) -> bool {
         self.slots().granted_bytes < GRANTED_BYTES_MAX
     }

@@ -307,7 +307,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         })
     }
 
-    /// Returns a copy of `packed` with an integer, clamped to a type of so many bits, at a bit.
+    /// Returns `packed` with the integer `a` at the bit `bit`, clamped to a type of `bits` bits.
     fn packed_at(
         &mut self,
         packed: Row,

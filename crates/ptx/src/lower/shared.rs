@@ -108,7 +108,7 @@ impl Places {
     }
 }
 
-/// Whether a variable is shared and has a length: others are dynamic.
+/// Returns true for a shared variable with a length; one without is dynamic.
 pub(super) fn is_static(var: &Variable<'_>) -> bool {
     var.space == Space::Shared && var.bytes > 0
 }
@@ -157,7 +157,7 @@ fn place(
 struct Named {
     variables: Vec<u32>,
     calls: Vec<u32>,
-    /// Whether it may call every function whose address is taken.
+    /// True if an indirect call lets it reach every function whose address is taken.
     is_indirect: bool,
 }
 
