@@ -58,7 +58,8 @@ def serving(server: Port, client: Port, options: str = "", around: str = "") -> 
     if server.guest is client.guest:
         listen += f"?device={server.device}{options}"
     # No spare workers: a worker is a client's.
-    argv = [OUTBOARD, "serve", "--device", "soft", "--cache", "/tmp/cache", "--spare", "0", "--listen", listen]
+    argv = [OUTBOARD, "serve", "--device", "soft", "--cache", "/tmp/cache", "--spare", "0", "--insecure"]
+    argv += ["--listen", listen]
     command = server.guest.start(f"{around} {shlex.join(map(str, argv))}" if around else argv)
     said = command.wait_for("listening on", LISTENING_S_MAX)
     address = re.search(r"listening on (rdma://[\d.:]+)", said)

@@ -316,7 +316,7 @@ fn rdma(is_wanted: bool) -> Vec<Finding> {
 /// Returns what helps where no server answers.
 fn remedy(endpoint: &Endpoint, is_of_another_user: bool) -> String {
     match is_of_another_user {
-        true => "run the program as the user who started the server, or have that user serve a tcp:// address too, with a second --listen".into(),
+        true => "run the program as the user who started the server, or have that user start it with --allow-uid and --socket-group (outboard serve --help)".into(),
         false => format!(
             "start one there with outboard serve --listen {endpoint}, or name another with --gpu URL"
         ),

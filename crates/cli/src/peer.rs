@@ -133,7 +133,7 @@ fn connect(
 /// Refusal by the permissions of a local server's socket.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "the server at {endpoint} cannot be asked: {why}; a shm address is open to the user alone who started the server"
+    "the server at {endpoint} cannot be asked: {why}; a shm address is open to the user who started the server, to root, and to the users of its --allow-uid in the group of its socket"
 )]
 pub(crate) struct NotAllowed {
     endpoint: String,
@@ -207,7 +207,7 @@ mod tests {
         let denied = said(rustix::io::Errno::ACCESS.raw_os_error());
         assert!(denied.is::<NotAllowed>());
         let denied = denied.to_string();
-        assert!(denied.contains("the user alone who started"), "{denied}");
+        assert!(denied.contains("the user who started"), "{denied}");
         assert!(!denied.contains("start one"), "{denied}");
         let missing = said(rustix::io::Errno::NOENT.raw_os_error()).to_string();
         assert!(

@@ -9,11 +9,11 @@ use std::{
 
 use anyhow::Context;
 use outboard_link::{Endpoint, Host};
-use outboard_server::{DeviceKind, DeviceOptions, ServeOptions, Supervisor, run_worker};
+use outboard_server::{Access, DeviceKind, DeviceOptions, ServeOptions, Supervisor, run_worker};
 use outboard_soft::{MEMORY_BYTES_MAX, Watch};
 
 use crate::{
-    args::{CacheArgs, DeviceArg, ServeArgs, WorkerArgs},
+    args::{CacheArgs, DeviceArg, ServeArgs, TrustArgs, WorkerArgs},
     libraries,
 };
 
@@ -25,6 +25,7 @@ pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         true => vec![default_endpoint()?],
         false => args.listen,
     };
+    check_networks(&listen, &args.trust)?;
     let kind = choose_device(args.device)?;
     let watch = args.watch;
     anyhow::ensure!(
@@ -63,6 +64,10 @@ pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
                 fail: watch.check_fail,
                 seed: watch.seed,
             },
+        },
+        access: Access {
+            uids: args.trust.allow_uid,
+            group: args.trust.socket_group,
         },
         cache: cache_folder(args.cache),
         worker_args: vec!["worker".into()],
@@ -139,6 +144,18 @@ fn cache_folder(args: CacheArgs) -> Option<PathBuf> {
         let base = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
         Some(base.join("outboard").join("images"))
     })
+}
+
+/// Refuses addresses that other machines reach, unless the user knows what that means.
+fn check_networks(listen: &[Endpoint], trust: &TrustArgs) -> anyhow::Result<()> {
+    match listen.iter().find(|at| is_open_to_others(at)) {
+        Some(open) if !trust.insecure => anyhow::bail!(
+            "{open} is reached by other machines, and everybody who connects could use the GPU and run code here: \
+             on a network where you trust everybody add --insecure; otherwise listen on tcp://localhost, and come \
+             through a tunnel (docs/security.md)"
+        ),
+        _ => Ok(()),
+    }
 }
 
 fn is_open_to_others(endpoint: &Endpoint) -> bool {

@@ -446,7 +446,7 @@ fn help_manual_completions_and_version_come_from_the_declaration() {
         (vec!["--help"], vec!["serve", "run", "doctor", "Examples:"]),
         (
             vec!["serve", "--help"],
-            vec!["--sessions-max", "no password", "Examples:"],
+            vec!["--sessions-max", "--insecure", "Examples:"],
         ),
         (
             vec!["man"],

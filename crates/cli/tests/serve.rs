@@ -303,7 +303,7 @@ fn addresses_that_cannot_be_listened_at() {
         let good = dir.path().join("good");
         let output = output(
             outboard()
-                .args(["serve", "--device", "soft", "--listen"])
+                .args(["serve", "--device", "soft", "--insecure", "--listen"])
                 .arg(format!("shm://{}", good.display()))
                 .args(["--listen", url]),
         );

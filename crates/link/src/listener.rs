@@ -34,8 +34,8 @@ const SERVER_UID_VARIABLE: &str = "OUTBOARD_SERVER_UID";
 pub struct Listener {
     socket: OwnedFd,
     endpoint: Endpoint,
-    /// Held to remove the file when dropped.
-    _file: Option<SocketFile>,
+    /// Removed when this is dropped.
+    file: Option<SocketFile>,
 }
 
 impl Listener {
@@ -71,7 +71,7 @@ impl Listener {
         Self {
             socket,
             endpoint,
-            _file: None,
+            file: None,
         }
     }
 
@@ -110,6 +110,19 @@ impl Listener {
         }
     }
 
+    /// Lets other users open the socket file of a shm endpoint: those of `group`, or of the file's
+    /// own group. Does nothing for other endpoints. The caller checks who connects.
+    pub fn open_to_group(&self, group: Option<u32>) -> Result<(), Error> {
+        const DOING: &str = "opening the socket to other users";
+        let Some(file) = &self.file else {
+            return Ok(());
+        };
+        if let Some(group) = group {
+            std::os::unix::fs::lchown(&file.path, None, Some(group)).map_err(Error::io(DOING))?;
+        }
+        fs::set_permissions(&file.path, fs::Permissions::from_mode(0o660)).map_err(Error::io(DOING))
+    }
+
     fn bind_shm(endpoint: &Endpoint, path: &Path) -> Result<Self, Error> {
         const DOING: &str = "listening on a unix socket";
         let address = SocketAddrUnix::new(path).map_err(Error::io(DOING))?;
@@ -126,7 +139,7 @@ impl Listener {
         Ok(Self {
             socket,
             endpoint: endpoint.clone(),
-            _file: Some(file),
+            file: Some(file),
         })
     }
 }

@@ -40,8 +40,12 @@ pub(super) enum Transport {
 /// A message from the supervisor to a worker.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Order {
-    /// Read the hello of a new client. Brings its socket.
-    Greet { session: u64, transport: Transport },
+    /// Read the hello of a new client, and refuse it if there is a reason. Brings its socket.
+    Greet {
+        session: u64,
+        transport: Transport,
+        refusal: Option<String>,
+    },
     /// Open the device, and wait for a client whose hello another worker has read.
     Prepare(DeviceOptions),
     /// Serve the client that was greeted. May bring the document of the devices' facts.
@@ -177,6 +181,7 @@ mod tests {
         let greet = Order::Greet {
             session: 5,
             transport: Transport::Tcp,
+            refusal: None,
         };
         bytes(&mut out, "Greet", &greet);
         bytes(&mut out, "Prepare", &Order::Prepare(device()));

@@ -16,6 +16,7 @@
 //! - `worker`: serves one client, by the supervisor's orders.
 //! - `devices`: the choice of the device.
 
+mod access;
 mod admission;
 mod control;
 mod devices;
@@ -28,6 +29,7 @@ mod spares;
 mod supervisor;
 mod worker;
 
+pub use access::Access;
 pub use devices::{DeviceKind, DeviceOptions};
 pub use supervisor::{ServeError, ServeOptions, Supervisor};
 pub use worker::run_worker;

@@ -48,6 +48,7 @@ use thiserror::Error;
 use tracing::{debug, error, info, warn};
 
 use crate::{
+    access::Access,
     admission::{Admission, NOT_AWAITED, Order, Report, Transport},
     control::Control,
     devices::DeviceOptions,
@@ -65,6 +66,7 @@ pub struct ServeOptions {
     /// Workers kept ready, each with its device open.
     pub spares: usize,
     pub device: DeviceOptions,
+    pub access: Access,
     /// Folder that keeps module images between sessions.
     pub cache: Option<PathBuf>,
     /// Arguments with which this executable becomes a worker. The number of the worker's socket is
@@ -99,6 +101,11 @@ fn unless_named(endpoint: &Endpoint, error: &outboard_link::Error) -> String {
 }
 
 impl ServeError {
+    fn listen(endpoint: &Endpoint) -> impl FnOnce(outboard_link::Error) -> ServeError {
+        let endpoint = endpoint.clone();
+        move |source| ServeError::Listen { endpoint, source }
+    }
+
     fn io<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> ServeError {
         move |error| ServeError::Io {
             doing,
@@ -156,13 +163,14 @@ impl Supervisor {
         let listeners = options
             .listen
             .iter()
-            .map(|endpoint| {
-                Listener::bind(endpoint).map_err(|source| ServeError::Listen {
-                    endpoint: endpoint.clone(),
-                    source,
-                })
-            })
-            .collect::<Result<_, _>>()?;
+            .map(|endpoint| Listener::bind(endpoint).map_err(ServeError::listen(endpoint)))
+            .collect::<Result<Vec<_>, _>>()?;
+        if !options.access.uids.is_empty() {
+            for listener in &listeners {
+                let opened = listener.open_to_group(options.access.group);
+                opened.map_err(ServeError::listen(listener.endpoint()))?;
+            }
+        }
         Ok(Supervisor {
             listeners,
             signals,
@@ -282,6 +290,7 @@ impl Supervisor {
         let order = Order::Greet {
             session,
             transport: transport.clone(),
+            refusal: self.options.access.refusal(&peer),
         };
         match start_worker(&self.options, &order, Some(stream)) {
             Ok((child, control)) => {

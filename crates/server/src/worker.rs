@@ -50,8 +50,16 @@ const WRONG_LINK: [&str; 2] = [
 pub fn run_worker(control: RawFd) -> io::Result<()> {
     let control = Control::of_worker(inherit::take(control)?);
     match control.receive()? {
-        Some((Order::Greet { session, transport }, fds)) => {
-            greet(control, session, &transport, one(fds)?)
+        Some((
+            Order::Greet {
+                session,
+                transport,
+                refusal,
+            },
+            fds,
+        )) => {
+            let _span = info_span!("session", id = session).entered();
+            greet(control, &transport, refusal, one(fds)?)
         }
         Some((Order::Prepare(device), _)) => wait_as_spare(control, &device),
         // The server has gone.
@@ -62,9 +70,13 @@ pub fn run_worker(control: RawFd) -> io::Result<()> {
 
 /// Reads the hello of a new client before any device is opened. Serves the client if the supervisor
 /// says so.
-fn greet(control: Control, session: u64, transport: &Transport, socket: OwnedFd) -> io::Result<()> {
+fn greet(
+    control: Control,
+    transport: &Transport,
+    refusal: Option<String>,
+    socket: OwnedFd,
+) -> io::Result<()> {
     name(NAME_WORKER);
-    let _span = info_span!("session", id = session).entered();
     let mut stream = stream_of(socket, transport)?;
     let peer = peer(&stream);
     let timeout = Duration::from_millis(HANDSHAKE_MS_MAX);
@@ -72,7 +84,10 @@ fn greet(control: Control, session: u64, transport: &Transport, socket: OwnedFd)
         Ok(hello) => hello,
         Err(error) => return turned_away(&peer, &error),
     };
-    if let Err(error) = check_link(&hello, &stream) {
+    let checked = refusal
+        .map_or(Ok(()), |why| Err(Error::Refused(why)))
+        .and_then(|()| check_link(&hello, &stream));
+    if let Err(error) = checked {
         handshake::refuse(&mut stream, &error.to_string());
         return turned_away(&peer, &error);
     }

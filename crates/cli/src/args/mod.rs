@@ -3,6 +3,7 @@
 mod bench;
 mod requirements;
 mod trace;
+mod trust;
 
 use std::{ffi::OsString, os::fd::RawFd, path::PathBuf, time::Duration};
 
@@ -20,6 +21,7 @@ pub(crate) use bench::{
 };
 pub(crate) use requirements::{CalibrateArgs, LevelOfRemoting, LinkKind, RequireArgs};
 pub(crate) use trace::{CutArgs, ExportArgs, ShowArgs, TraceCommand};
+pub(crate) use trust::TrustArgs;
 
 /// Use a GPU in another process or machine as if it were here.
 #[derive(Debug, Parser)]
@@ -27,7 +29,7 @@ pub(crate) use trace::{CutArgs, ExportArgs, ShowArgs, TraceCommand};
 #[command(after_help = "\
 Examples:
   outboard serve                                     offer this machine's GPU to this machine
-  outboard serve --listen tcp://10.0.0.7:4833        offer it to the network 10.0.0.0
+  outboard serve --insecure --listen tcp://10.0.0.7  offer it to the network 10.0.0.0
   outboard run --gpu tcp://10.0.0.7 -- python train.py
   outboard doctor --gpu tcp://10.0.0.7               what works, what does not, what to do
   outboard bench                                     what calls and copies cost, beside the local GPU
@@ -85,15 +87,16 @@ pub(crate) enum Command {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Whoever can connect can use the GPU and run any code on it: there is no password. A shm address is open to your own \
-user only; keep a tcp or rdma address to a network that you trust.
+Whoever can connect can use the GPU and run any code on it. A shm address is open to your own user, root, and the users \
+of --allow-uid. A tcp or rdma address beyond this machine needs --insecure: keep it to a network that you trust.
 
 Examples:
   outboard serve                                     shm, at the default address
   outboard serve --listen tcp://127.0.0.1:0          a port of the system's choice, printed on standard output
-  outboard serve --listen shm:///run/gpu.sock --listen tcp://10.0.0.7 --memory 8GiB --sessions-max 4
-  outboard serve --listen rdma://10.0.0.7            RoCE or InfiniBand, by the device that has this address
-  outboard serve --listen 'rdma://10.0.0.7?device=mlx5_0&gid=3&traffic_class=106'
+  outboard serve --listen shm:///run/gpu.sock --memory 8GiB --sessions-max 4
+  outboard serve --listen shm:///run/gpu.sock --allow-uid 1001 --socket-group 100
+  outboard serve --insecure --listen rdma://10.0.0.7 RoCE or InfiniBand, by the device that has this address
+  outboard serve --insecure --listen 'rdma://10.0.0.7?device=mlx5_0&gid=3&traffic_class=106'
   outboard serve --device soft --threads 8           without a GPU
   outboard serve --device soft --capability 9.0 --memory 4GiB")]
 pub(crate) struct ServeArgs {
@@ -135,6 +138,8 @@ pub(crate) struct ServeArgs {
     pub(crate) spare: u8,
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
+    #[command(flatten)]
+    pub(crate) trust: TrustArgs,
 }
 
 /// Options by which the soft device watches kernels.
