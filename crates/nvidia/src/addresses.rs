@@ -55,6 +55,25 @@ impl AddressBook {
         self.ranges.remove(&address).map(|end| end - address)
     }
 
+    /// Adds what is not taken of a range; returns the starts of the ranges added.
+    pub(super) fn insert_rest(&mut self, address: u64, len: u64) -> Vec<u64> {
+        let end = address.saturating_add(len);
+        let before = self.ranges.range(..=address).next_back();
+        let mut at = before.map_or(address, |(_, last)| (*last).max(address));
+        if at >= end {
+            return Vec::new();
+        }
+        let inside: Vec<_> = self.ranges.range(at..end).map(|(s, e)| (*s, *e)).collect();
+        let mut added = Vec::new();
+        for (start, last) in inside.into_iter().chain([(end, end)]) {
+            if self.insert(at, start.saturating_sub(at)) {
+                added.push(at);
+            }
+            at = last;
+        }
+        added
+    }
+
     fn overlaps(&self, start: u64, end: u64) -> bool {
         self.ranges
             .range(..end)
@@ -125,6 +144,28 @@ mod tests {
             assert!(!book.insert(address, len), "{address:#x} {len:#x}");
         }
         assert!(!book.insert(u64::MAX, 2));
+    }
+
+    #[test]
+    fn the_rest_of_a_range_is_what_no_other_takes() {
+        let mut book = AddressBook::default();
+        for (address, len) in [
+            (0x0800, 0x900),
+            (0x1200, 0x100),
+            (0x1300, 0x100),
+            (0x1f00, 0x200),
+        ] {
+            assert!(book.insert(address, len));
+        }
+        assert_eq!(book.insert_rest(0x1000, 0x1000), [0x1100, 0x1400]);
+        assert!(book.check(0x0800, 0x1900).is_ok());
+        assert_eq!(book.insert_rest(0x1000, 0x1000), [0_u64; 0]);
+        for added in [0x1100, 0x1400] {
+            assert!(book.remove(added).is_some());
+        }
+        assert!(book.check(0x1200, 0x200).is_ok());
+        assert!(book.check(0x1100, 1).is_err());
+        assert_eq!(book.insert_rest(0x5000, 0x1000), [0x5000]);
     }
 
     #[test]

@@ -10,7 +10,11 @@ use outboard_api::{
         CUDA_MEMCPY3D, CUlaunchAttribute, CUlaunchConfig, CUmemAccessDesc, CUmemLocation, CUstream,
         CUstreamBatchMemOpParams, CUtensorMap,
     },
-    enums::CU_MEM_LOCATION_TYPE_DEVICE,
+    enums::{
+        CU_MEM_LOCATION_TYPE_DEVICE, CU_MEMORYTYPE_DEVICE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+        CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+        CU_POINTER_ATTRIBUTE_RANGE_SIZE, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+    },
 };
 use outboard_device::Failure;
 use outboard_wire::doc::TensorMapArguments;
@@ -32,6 +36,15 @@ pub(super) struct LaunchShape {
     pub(super) grid: [u32; 3],
     pub(super) block: [u32; 3],
     pub(super) shared_bytes: u32,
+}
+
+/// Device memory, as the driver describes it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MemoryAt {
+    pub(super) base: u64,
+    pub(super) bytes: u64,
+    /// The driver's number of the device.
+    pub(super) ordinal: i32,
 }
 
 /// A box copy whose addresses were checked to be the session's.
@@ -279,6 +292,35 @@ impl Driver {
         // SAFETY: the outputs have room for the answers; the name ends with a NUL.
         unsafe { self.cuLibraryGetManaged(&mut address, &mut len, library, name.as_ptr()) }?;
         Ok((address, len))
+    }
+
+    /// Returns the device memory that contains an address, by what the driver knows of it; `None`
+    /// if that is no device memory, or managed.
+    pub(super) fn device_memory_at(&self, address: u64) -> Result<Option<MemoryAt>, Refused> {
+        let mut asked = [
+            CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+            CU_POINTER_ATTRIBUTE_IS_MANAGED,
+            CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+            CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+            CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+        ];
+        // Each answer is a number of at most 8 bytes; the least significant come first.
+        let mut answers = [0_u64; 5];
+        let mut places = answers
+            .each_mut()
+            .map(|answer| ptr::from_mut(answer).cast());
+        let count = asked.len() as u32;
+        // SAFETY: as many attributes as places, and each place has room for the answer.
+        unsafe {
+            self.cuPointerGetAttributes(count, asked.as_mut_ptr(), places.as_mut_ptr(), address)
+        }?;
+        let [memory_type, managed, ordinal, base, bytes] = answers;
+        let is_device = memory_type as u32 == CU_MEMORYTYPE_DEVICE && managed as u32 == 0;
+        Ok(is_device.then_some(MemoryAt {
+            base,
+            bytes,
+            ordinal: ordinal as u32 as i32,
+        }))
     }
 
     pub(super) fn texture(

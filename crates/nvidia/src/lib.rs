@@ -49,6 +49,7 @@ mod table;
 mod tests;
 mod textures;
 mod topology;
+mod variables;
 mod waits;
 
 use std::{
@@ -217,6 +218,8 @@ struct Nvidia {
     boards: Boards,
     host: HostRanges,
     addresses: AddressBook,
+    /// Starts of the ranges in `addresses` that are variables.
+    variables: Vec<u64>,
     memory: Memory,
     allocations: HandleTable<Allocation>,
     nvml: Option<Nvml>,
@@ -311,6 +314,7 @@ impl Nvidia {
             boards: Boards::default(),
             host: HostRanges::default(),
             addresses: AddressBook::default(),
+            variables: Vec::new(),
             memory: Memory::default(),
             allocations: HandleTable::new("allocation"),
             nvml,

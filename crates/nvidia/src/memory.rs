@@ -258,7 +258,7 @@ impl Nvidia {
         self.deferred_frees = deferred_frees;
     }
 
-    fn in_window(&self, va: u64, len: u64) -> Result<(), Failure> {
+    pub(super) fn in_window(&self, va: u64, len: u64) -> Result<(), Failure> {
         let window = self.memory.window.as_ref();
         if window.is_some_and(|w| w.holds(va, len)) {
             return Ok(());

@@ -37,6 +37,8 @@ pub(super) struct Library {
     managed_names: Option<Vec<String>>,
     /// Addresses of the managed variables that the client has asked for.
     managed: Vec<u64>,
+    /// Addresses and lengths of all variables that it has asked for.
+    pub(super) variables: Vec<(u64, u64)>,
     /// Kept because a compiler that compiles lazily may write to its logs later.
     _options: Box<Options>,
 }
@@ -134,6 +136,7 @@ impl Nvidia {
             may_print: contents.may_print,
             managed_names: contents.managed,
             managed: Vec::new(),
+            variables: Vec::new(),
             _options: options,
         };
         self.libraries.insert(m.library, library)?;
@@ -160,6 +163,7 @@ impl Nvidia {
         for va in &library.managed {
             self.host.forget_managed(*va);
         }
+        self.release_variables();
         let marks = self.busy_marks();
         self.deferred_frees
             .push(Retired::Other(Box::new(library)), None, marks);
@@ -194,9 +198,10 @@ impl Nvidia {
             cx.service,
             find,
         )?;
-        // The variable was asked for before, or the driver placed it in the range of a neighbour.
-        if self.addresses.check(va, len).is_err() && !self.addresses.insert(va, len) {
-            tracing::warn!(va, len, "a variable overlaps other memory of the session");
+        self.take_variable(va, len);
+        let variables = &mut self.libraries.get_mut(m.library)?.variables;
+        if !variables.contains(&(va, len)) {
+            variables.push((va, len));
         }
         if managed && self.host.keep_managed(&self.base, va, len)? {
             self.libraries.get_mut(m.library)?.managed.push(va);

@@ -198,6 +198,23 @@ impl Soft {
         })
     }
 
+    pub(super) fn variable_find(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::VariableFind,
+    ) -> Result<messages::VariableFindReply, Failure> {
+        let holds = |g: &&outboard_ptx::module::Global| {
+            m.va >= g.address && m.va - g.address < g.bytes && !g.managed
+        };
+        let found = self
+            .libraries
+            .iter()
+            .find_map(|(_, library)| library.module.globals().iter().find(holds));
+        let (base, len) = found.map_or((0, 0), |global| (global.address, global.bytes));
+        let device = self.contexts.get(cx.context).map_or(0, |c| c.device) as i32;
+        Ok(messages::VariableFindReply { base, len, device })
+    }
+
     pub(super) fn kernel_attributes(
         &mut self,
         _: &mut Cx<'_>,

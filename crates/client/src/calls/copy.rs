@@ -24,7 +24,7 @@ use super::{Done, Out};
 use crate::{
     observe::{conditions, guard, profile, record},
     session::{Group, ReceiveBuffer, Rows, Sink},
-    state::{Driver, StreamRef, driver, host_functions, wire_context},
+    state::{Allocation, Driver, StreamRef, driver, host_functions, wire_context},
 };
 
 /// Longest copy to the device whose bytes travel with the message even if memory is shared.
@@ -51,14 +51,26 @@ pub(crate) struct CopyEnd {
     pub(super) address: u64,
     /// The kind of its memory, if it is known already.
     pub(super) kind: Option<MemoryKind>,
+    /// It may be a variable that only the server knows.
+    pub(super) may_be_variable: bool,
 }
 
 impl CopyEnd {
     /// Any memory, which the copy classifies.
     fn any(address: u64) -> CopyEnd {
         CopyEnd {
+            may_be_variable: true,
+            ..CopyEnd::host(address)
+        }
+    }
+
+    /// Memory of the host according to the call's name. Memory of the device that this process
+    /// knows is taken too.
+    pub(super) fn host(address: u64) -> CopyEnd {
+        CopyEnd {
             address,
             kind: None,
+            may_be_variable: false,
         }
     }
 
@@ -68,30 +80,48 @@ impl CopyEnd {
             0 => None,
             _ => driver()?.device_place(address, bytes as u64)?,
         };
-        Ok(CopyEnd { address, kind })
+        Ok(CopyEnd {
+            kind,
+            ..CopyEnd::host(address)
+        })
     }
 
     fn kind(self, driver: &Driver, bytes: usize) -> Result<MemoryKind, CUresult> {
         match self.kind {
             Some(kind) => Ok(kind),
-            None => driver.memory_kind(self.address, bytes as u64),
+            None if self.may_be_variable => driver.memory_kind(self.address, bytes as u64),
+            None => driver
+                .known_kind(self.address, bytes as u64)
+                .map(|kind| kind.unwrap_or(MemoryKind::Pageable)),
         }
     }
 }
 
 impl Driver {
     /// Returns the kind of memory of a whole range. A range of device memory must lie inside one
-    /// allocation.
+    /// allocation. Of memory that nobody here knows, the server is asked.
     pub(crate) fn memory_kind(&self, address: u64, bytes: u64) -> Result<MemoryKind, CUresult> {
+        match self.known_kind(address, bytes)? {
+            Some(kind) => Ok(kind),
+            None if self.learn_variable(address)? => self
+                .known_kind(address, bytes)
+                .map(|kind| kind.unwrap_or(MemoryKind::Pageable)),
+            None => Ok(MemoryKind::Pageable),
+        }
+    }
+
+    /// Returns the kind of memory that this process knows.
+    fn known_kind(&self, address: u64, bytes: u64) -> Result<Option<MemoryKind>, CUresult> {
         {
             let memory = self.memory.lock();
+            let fits = |a: &Allocation| bytes <= a.base + a.bytes - address;
             if let Some(a) = memory.find(address) {
                 return if !a.may_be_used() {
                     Err(CUresult::CUDA_ERROR_INVALID_VALUE)
-                } else if bytes <= a.base + a.bytes - address {
-                    Ok(MemoryKind::Device)
+                } else if fits(a) || memory.find_of_modules(address).is_some_and(fits) {
+                    Ok(Some(MemoryKind::Device))
                 } else {
-                    self.spans_mappings(&memory, address, bytes)
+                    self.spans_mappings(&memory, address, bytes).map(Some)
                 };
             }
             if memory.in_window(address) {
@@ -99,13 +129,16 @@ impl Driver {
             }
         }
         let host = self.host.read();
-        Ok(match host.find(address) {
-            // A range that continues past the end of pinned memory counts as pageable.
-            Some(r) if bytes > r.base + r.bytes - address => MemoryKind::Pageable,
-            Some(r) if r.shared || r.mirror.stays_open() => MemoryKind::Shared,
-            Some(_) => MemoryKind::Pinned,
-            None => MemoryKind::Pageable,
-        })
+        Ok(host.find(address).map(|r| {
+            if bytes > r.base + r.bytes - address {
+                // A range that continues past the end of pinned memory counts as pageable.
+                MemoryKind::Pageable
+            } else if r.shared || r.mirror.stays_open() {
+                MemoryKind::Shared
+            } else {
+                MemoryKind::Pinned
+            }
+        }))
     }
 
     /// Returns whether a range is covered by adjacent mappings, as programs make them with
@@ -551,7 +584,7 @@ pub(crate) unsafe fn cuMemcpyAsync(
 
 pub(crate) unsafe fn cuMemcpyHtoD_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize) -> Done {
     let dst = CopyEnd::device(dst, bytes)?;
-    copy_now(dst, CopyEnd::any(src as u64), bytes)
+    copy_now(dst, CopyEnd::host(src as u64), bytes)
 }
 
 pub(crate) unsafe fn cuMemcpyHtoDAsync_v2(
@@ -561,12 +594,12 @@ pub(crate) unsafe fn cuMemcpyHtoDAsync_v2(
     stream: CUstream,
 ) -> Done {
     let dst = CopyEnd::device(dst, bytes)?;
-    copy_on(stream, dst, CopyEnd::any(src as u64), bytes)
+    copy_on(stream, dst, CopyEnd::host(src as u64), bytes)
 }
 
 pub(crate) unsafe fn cuMemcpyDtoH_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize) -> Done {
     let src = CopyEnd::device(src, bytes)?;
-    copy_now(CopyEnd::any(dst as u64), src, bytes)
+    copy_now(CopyEnd::host(dst as u64), src, bytes)
 }
 
 pub(crate) unsafe fn cuMemcpyDtoHAsync_v2(
@@ -576,7 +609,7 @@ pub(crate) unsafe fn cuMemcpyDtoHAsync_v2(
     stream: CUstream,
 ) -> Done {
     let src = CopyEnd::device(src, bytes)?;
-    copy_on(stream, CopyEnd::any(dst as u64), src, bytes)
+    copy_on(stream, CopyEnd::host(dst as u64), src, bytes)
 }
 
 pub(crate) unsafe fn cuMemcpyDtoD_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) -> Done {

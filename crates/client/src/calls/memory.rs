@@ -221,15 +221,9 @@ pub(crate) unsafe fn cuMemGetAddressRange_v2(
 ) -> Done {
     let driver = driver()?;
     driver.contexts.current()?;
-    let found = driver
-        .memory
-        .lock()
-        .find(address)
-        .map(|a| (a.base, a.bytes));
-    let found = found.or_else(|| driver.host.read().find(address).map(|r| (r.base, r.bytes)));
-    let (start, len) = found.ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
-    base.put_optional(start);
-    bytes.put_optional(len as usize);
+    let found = look_up(driver, address)?.ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
+    base.put_optional(found.base);
+    bytes.put_optional(found.bytes as usize);
     Ok(())
 }
 
@@ -268,7 +262,15 @@ impl Driver {
     }
 }
 
-fn look_up(driver: &Driver, address: u64) -> Option<Pointer> {
+/// Returns what is known about a pointer. Of one that nobody here knows, the server is asked.
+fn look_up(driver: &Driver, address: u64) -> Result<Option<Pointer>, CUresult> {
+    match known(driver, address) {
+        None if driver.learn_variable(address)? => Ok(known(driver, address)),
+        found => Ok(found),
+    }
+}
+
+fn known(driver: &Driver, address: u64) -> Option<Pointer> {
     if let Some(a) = driver.memory.lock().find(address) {
         let pool = match a.kind {
             AllocationKind::Pool(pool) | AllocationKind::Imported(pool) => pool,
@@ -313,7 +315,7 @@ unsafe fn attribute(driver: &Driver, out: *mut c_void, attribute: u32, address: 
     if out.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    let pointer = look_up(driver, address).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let pointer = look_up(driver, address)?.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     // SAFETY: not NULL; the types are those that the attribute's documentation names.
     unsafe {
         match attribute {
@@ -381,7 +383,7 @@ pub(crate) unsafe fn cuPointerGetAttributes(
     if which.is_null() || data.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    let known = look_up(driver, address).is_some();
+    let is_known = look_up(driver, address)?.is_some();
     for index in 0..count as usize {
         // SAFETY: arrays of `count` entries: the driver API asks it of its callers.
         let (which, out) = unsafe { (*which.add(index), *data.add(index)) };
@@ -390,7 +392,7 @@ pub(crate) unsafe fn cuPointerGetAttributes(
         }
         // Unlike `cuPointerGetAttribute`, this call returns zeros for a pointer that CUDA does not
         // know.
-        let written = if known {
+        let written = if is_known {
             // SAFETY: the entry of `data` has the type of the attribute in `which`.
             unsafe { attribute(driver, out, which, address) }
         } else {
@@ -439,11 +441,11 @@ pub(crate) unsafe fn cuPointerSetAttribute(
     if value.is_null() || which != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    let pointer = look_up(driver, address).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let pointer = look_up(driver, address)?.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     // SAFETY: this attribute's value is an unsigned int; not NULL, as checked above.
     let on = unsafe { value.cast::<u32>().read_unaligned() } != 0;
     let is_alive =
-        |number, address| look_up(driver, address).is_some_and(|found| found.number == number);
+        |number, address| known(driver, address).is_some_and(|found| found.number == number);
     driver
         .sync_memops
         .set(pointer.number, pointer.base, on, is_alive);

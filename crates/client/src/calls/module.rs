@@ -137,6 +137,7 @@ impl Driver {
                 self.memory.lock().disown(global.address);
             }
         }
+        self.memory.lock().forget_modules();
         self.submit(&messages::LibraryUnload {
             library: library.number,
         })

@@ -436,7 +436,7 @@ pub(super) fn memfd(bytes: u64) -> Result<OwnedFd, CUresult> {
 }
 
 /// Returns whether the program has memory mapped there.
-fn is_mapped(base: u64, bytes: u64) -> bool {
+pub(super) fn is_mapped(base: u64, bytes: u64) -> bool {
     let start = base / PAGE_BYTES as u64 * PAGE_BYTES as u64;
     let len = (base + bytes).next_multiple_of(PAGE_BYTES as u64) - start;
     let mut resident = vec![0u8; (len as usize).div_ceil(PAGE_BYTES)];

@@ -160,6 +160,10 @@ impl Libraries {
         library.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_number.read().is_empty()
+    }
+
     pub(crate) fn remove(&self, library: &Library) {
         self.by_number.write().remove(&library.number);
         for kernel in &library.kernels {

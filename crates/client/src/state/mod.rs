@@ -35,6 +35,7 @@ mod streams;
 mod sync_memops;
 mod tensor_maps;
 mod user_objects;
+mod variables;
 mod virtual_memory;
 mod visible;
 
@@ -188,7 +189,10 @@ impl Driver {
             return Ok(address);
         }
         // Pinned memory is allowed too, if the device sees it.
-        self.make_visible(address)?;
+        match self.make_visible(address) {
+            Err(_) if self.learn_variable(address)? => return Ok(address),
+            seen => seen?,
+        }
         self.push_visible()?;
         Ok(address)
     }

@@ -189,6 +189,21 @@ result cuLibraryGetGlobal(uint64_t *address, size_t *len, uintptr_t library, con
   *address = (uint64_t)&variables[0]; *len = 8;
   return SUCCESS;
 }
+/* Knows the plain variable as device memory, which reaches past it. */
+result cuPointerGetAttributes(unsigned n, const unsigned *which, void **out, uint64_t address) {
+  uint64_t base = (uint64_t)&variables[0];
+  int known = address >= base && address < base + 16;
+  for (unsigned i = 0; i < n; i++) {
+    switch (which[i]) {
+    case 2: *(unsigned *)out[i] = known ? 2 : 0; break;
+    case 8: *(unsigned *)out[i] = 0; break;
+    case 9: *(int *)out[i] = known ? 0 : -2; break;
+    case 11: *(uint64_t *)out[i] = known ? base : 0; break;
+    case 12: *(uint64_t *)out[i] = known ? 16 : 0; break;
+    }
+  }
+  return SUCCESS;
+}
 result cuLibraryGetManaged(uint64_t *address, size_t *len, uintptr_t library, const char *name) {
   if (strcmp(name, "managed")) abort();
   *address = (uint64_t)&variables[1]; *len = 8;

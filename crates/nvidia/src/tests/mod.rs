@@ -563,6 +563,32 @@ fn a_variable_that_the_driver_loads_leaves_host_functions_running() {
 }
 
 #[test]
+fn a_variable_is_found_by_an_address_until_a_library_goes() {
+    let fake = Fake::build(&[]);
+    let mut client = client_with_variables(&fake);
+    let global = |device: &mut Nvidia, cx: &mut Cx<'_>| {
+        let (library, name) = (7, &b"plain"[..]);
+        device.library_global(cx, &messages::LibraryGlobal { library, name })
+    };
+    let va = client.with(global).expect("found").va;
+    let find = |va| {
+        move |device: &mut Nvidia, cx: &mut Cx<'_>| {
+            let found = device.variable_find(cx, &messages::VariableFind { va });
+            found.map(|reply| (reply.base, reply.len))
+        }
+    };
+    assert!(client.device.addresses.check(va, 16).is_err());
+    assert_eq!(client.with(find(va + 9)).expect("answered"), (va, 16));
+    assert!(client.device.addresses.check(va, 16).is_ok());
+    assert_eq!(client.with(find(va + 16)).expect("answered"), (0, 0));
+    assert_eq!(client.with(find(u64::MAX)).expect("answered"), (0, 0));
+    client.done(Request::LibraryUnload(messages::LibraryUnload {
+        library: 7,
+    }));
+    assert!(client.device.addresses.check(va, 1).is_err());
+}
+
+#[test]
 fn a_driver_call_that_waits_for_a_client_ends_with_the_client() {
     let fake = Fake::build(&[]);
     let mut client = client_with_variables(&fake);

@@ -241,8 +241,8 @@ impl Driver {
                 if dst.is_contiguous(extent) && src.is_contiguous(extent) =>
             {
                 let end = |address, kind| CopyEnd {
-                    address,
                     kind: Some(kind),
+                    ..CopyEnd::host(address)
                 };
                 let (dst, src) = (end(dst.address, to), end(src.address, from));
                 return self.copy(dst, src, extent.bytes() as usize, stream, wait);

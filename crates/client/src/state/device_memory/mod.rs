@@ -116,6 +116,8 @@ pub(crate) struct DeviceMemory {
     window_end: u64,
     allocations: BTreeMap<u64, Allocation>,
     reserved: BTreeMap<u64, Allocation>,
+    /// Memory of modules that the server was asked about. Variables known by name lie inside it.
+    of_modules: BTreeMap<u64, Allocation>,
     small: BTreeMap<u64, SmallChunk>,
     devices: Vec<Usage>,
     next_number: u64,
@@ -148,6 +150,12 @@ impl SmallChunk {
             *mark > completed
         });
     }
+}
+
+/// Returns the entry whose bytes contain an address.
+fn holding(entries: &BTreeMap<u64, Allocation>, address: u64) -> Option<&Allocation> {
+    let (_, entry) = entries.range(..=address).next_back()?;
+    (address - entry.base < entry.bytes).then_some(entry)
 }
 
 impl DeviceMemory {
@@ -188,6 +196,7 @@ impl DeviceMemory {
             window_end: base + bytes,
             allocations: BTreeMap::new(),
             reserved: BTreeMap::new(),
+            of_modules: BTreeMap::new(),
             small: BTreeMap::new(),
             devices: welcome
                 .devices
@@ -324,19 +333,28 @@ impl DeviceMemory {
         device: CUdevice,
         kind: AllocationKind,
     ) {
+        let numbered = self.numbered(base, bytes, context, device, kind);
+        self.allocations.insert(base, numbered);
+    }
+
+    fn numbered(
+        &mut self,
+        base: u64,
+        bytes: u64,
+        context: CUcontext,
+        device: CUdevice,
+        kind: AllocationKind,
+    ) -> Allocation {
         let number = self.next_number;
         self.next_number += 1;
-        self.allocations.insert(
+        Allocation {
             base,
-            Allocation {
-                base,
-                bytes,
-                context,
-                device,
-                kind,
-                number,
-            },
-        );
+            bytes,
+            context,
+            device,
+            kind,
+            number,
+        }
     }
 
     /// Frees an allocation. Returns the memory that the server must unmap, if any. `sent` is the
@@ -396,14 +414,17 @@ impl DeviceMemory {
     /// Returns the allocation that contains an address.
     #[inline]
     pub(crate) fn find(&self, address: u64) -> Option<&Allocation> {
-        let (_, allocation) = self.allocations.range(..=address).next_back()?;
-        (address - allocation.base < allocation.bytes).then_some(allocation)
+        holding(&self.allocations, address).or_else(|| self.find_of_modules(address))
+    }
+
+    /// Returns the memory of a module that contains an address, if the server was asked about it.
+    pub(crate) fn find_of_modules(&self, address: u64) -> Option<&Allocation> {
+        holding(&self.of_modules, address)
     }
 
     /// Returns the range of `cuMemAddressReserve` that contains an address.
     pub(crate) fn find_reserved(&self, address: u64) -> Option<&Allocation> {
-        let (_, range) = self.reserved.range(..=address).next_back()?;
-        (address - range.base < range.bytes).then_some(range)
+        holding(&self.reserved, address)
     }
 
     /// Returns whether an address is in the window, and so device memory.
@@ -423,19 +444,8 @@ impl DeviceMemory {
             .flatten()
             .or_else(|| self.window.take(bytes, align.max(CHUNK_BYTES)))
             .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
-        let number = self.next_number;
-        self.next_number += 1;
-        self.reserved.insert(
-            base,
-            Allocation {
-                base,
-                bytes,
-                context: CUcontext::NULL,
-                device: 0,
-                kind: AllocationKind::Reserved,
-                number,
-            },
-        );
+        let range = self.numbered(base, bytes, CUcontext::NULL, 0, AllocationKind::Reserved);
+        self.reserved.insert(base, range);
         Ok(base)
     }
 
@@ -464,6 +474,24 @@ impl DeviceMemory {
         kind: AllocationKind,
     ) {
         self.insert(base, bytes, context, device, kind);
+    }
+
+    /// Adds memory of a module that the server was asked about.
+    pub(crate) fn adopt_of_module(
+        &mut self,
+        base: u64,
+        bytes: u64,
+        context: CUcontext,
+        device: CUdevice,
+    ) {
+        let memory = self.numbered(base, bytes, context, device, AllocationKind::Global);
+        self.of_modules.insert(base, memory);
+    }
+
+    /// Removes the memory of all modules: one is unloaded, and nobody knows which memory it had.
+    /// That of the others is asked about again.
+    pub(crate) fn forget_modules(&mut self) {
+        self.of_modules.clear();
     }
 
     /// Removes memory that `adopt` added.
@@ -518,6 +546,7 @@ impl DeviceMemory {
             .filter(|a| a.context == context)
             .map(|a| a.base)
             .collect();
+        self.forget_modules();
         let mut chunks = Vec::new();
         for base in bases {
             match self.free(base, 0) {
