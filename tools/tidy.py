@@ -102,7 +102,8 @@ LICENCES = {
 # Files of tests, below a crate's `src`.
 TESTS = re.compile(r"(^|/)tests?(/|$)|_tests$|(^|/)hostile$")
 # Versions of one crate that others force on us; a third needs a reason.
-TWICE = {"embedded-io", "syn"}
+# ring asks for getrandom 0.2, and for a windows-sys that is never built here.
+TWICE = {"embedded-io", "getrandom", "syn", "windows-sys"}
 
 
 class Found(NamedTuple):

@@ -19,7 +19,7 @@ use crate::{
     libraries,
     peer::{NotAllowed, Server},
     serve::default_endpoint,
-    whole,
+    token, whole,
 };
 
 /// The address window that a session reserves, and room for the program, in bytes.
@@ -78,6 +78,7 @@ impl Finding {
 }
 
 pub(crate) fn doctor(args: DoctorArgs) -> anyhow::Result<ExitCode> {
+    token::use_file(&args.token)?;
     let endpoint = match args.gpu {
         Some(endpoint) => endpoint,
         None => default_endpoint()?,

@@ -13,6 +13,7 @@ mod require;
 mod run;
 mod serve;
 mod sweep;
+mod token;
 mod trace;
 
 use std::{
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         Command::Calibrate(args) => bench::calibrate(args),
         Command::Require(args) => require::require(args),
         Command::Trace(command) => trace::trace(command),
+        Command::Token(command) => token::token(command),
         Command::Completions { shell } => completions(shell),
         Command::Man => manual(),
         Command::Worker(args) => serve::worker(args),

@@ -123,6 +123,7 @@ fn connect(
         program: "outboard".into(),
         emulation: network.map(emulation).transpose()?,
         is_rdma: false,
+        token: None,
     };
     match dial(endpoint, &hello, Duration::from_millis(ms_max)) {
         Ok((link, _, welcome)) => Ok((link, welcome)),

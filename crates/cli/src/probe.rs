@@ -20,6 +20,7 @@ use crate::{
     peer::Server,
     require,
     serve::default_endpoint,
+    token,
 };
 
 /// Number of phases: idle round trips, one connection out, one back, several out, several back.
@@ -82,6 +83,7 @@ enum Way {
 }
 
 pub(crate) fn probe(args: ProbeArgs) -> anyhow::Result<ExitCode> {
+    token::use_file(&args.token)?;
     // Unreadable recordings are reported before anything is measured.
     let constants = require::constants(args.constants.as_deref())?;
     for path in &args.recording {

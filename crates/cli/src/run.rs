@@ -14,7 +14,7 @@ use outboard_api::optimise::VARIABLE;
 use outboard_link::{Endpoint, emulated};
 use outboard_trace::live;
 
-use crate::{args::RunArgs, libraries, peer, preload, serve::default_endpoint};
+use crate::{args::RunArgs, libraries, peer, preload, serve::default_endpoint, token};
 
 /// Names the library that NVTX, which is compiled into programs, loads and reports the program's
 /// ranges to.
@@ -55,6 +55,9 @@ fn behind_a_server(command: &mut Command, args: &RunArgs) -> anyhow::Result<()> 
         None => default_endpoint()?,
     };
     let folder = libraries::folder()?;
+    if let Some(file) = token::use_file(&args.token)? {
+        command.env(outboard_link::TOKEN_FILE_VARIABLE, file);
+    }
     let welcome = peer::greet_over(&endpoint, args.emulate)?;
     if welcome.ptx_only {
         leave_it_at_ptx(command)?;

@@ -11,10 +11,11 @@ use anyhow::Context;
 use outboard_link::{Endpoint, Host};
 use outboard_server::{Access, DeviceKind, DeviceOptions, ServeOptions, Supervisor, run_worker};
 use outboard_soft::{MEMORY_BYTES_MAX, Watch};
+use outboard_trust::Store;
 
 use crate::{
     args::{CacheArgs, DeviceArg, ServeArgs, TrustArgs, WorkerArgs},
-    libraries,
+    libraries, token,
 };
 
 /// Least device memory of a program, in bytes: devices hand it out in pieces of this size.
@@ -65,21 +66,23 @@ pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
                 seed: watch.seed,
             },
         },
-        access: Access {
-            uids: args.trust.allow_uid,
-            group: args.trust.socket_group,
-        },
+        access: access(args.trust)?,
         cache: cache_folder(args.cache),
         worker_args: vec!["worker".into()],
     };
+    let has_tokens = options.access.tokens.is_some();
     let supervisor = Supervisor::bind(options)?;
     let mut out = std::io::stdout().lock();
     for endpoint in supervisor.endpoints() {
         // Standard output may be closed by a reader that only wanted the port.
         let _ = writeln!(out, "listening on {endpoint}");
         if is_open_to_others(endpoint) {
+            let who = match has_tokens {
+                true => "whoever is between a program and this server",
+                false => "whoever can connect",
+            };
             tracing::warn!(
-                "{endpoint} has no password: whoever can connect can use the GPU; keep it to a network that you trust"
+                "{endpoint} is insecure: {who} can use the GPU and run code; keep it to a network that you trust"
             );
         }
     }
@@ -143,6 +146,24 @@ fn cache_folder(args: CacheArgs) -> Option<PathBuf> {
     args.cache.or_else(|| {
         let base = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
         Some(base.join("outboard").join("images"))
+    })
+}
+
+fn access(trust: TrustArgs) -> anyhow::Result<Access> {
+    let tokens = trust.tokens.map(token::server_file).transpose()?;
+    if let Some(file) = &tokens {
+        let store = Store::read(file).context("--tokens (outboard token create makes the file)")?;
+        if store.entries().is_empty() {
+            tracing::warn!(
+                "{} has no token: nobody is served over a network until there is one",
+                file.display()
+            );
+        }
+    }
+    Ok(Access {
+        uids: trust.allow_uid,
+        group: trust.socket_group,
+        tokens,
     })
 }
 

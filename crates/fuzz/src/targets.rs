@@ -4,9 +4,10 @@ use outboard_wire::{
     Message as _, Op, Reader, Writer, doc,
     frame::{self, RequestHeader, decode_reply},
     handshake::{
-        self, ClientHello, Clock, Emulation, PREAMBLE_BYTES, Preamble, Purpose, SessionKey,
+        self, ClientHello, Clock, Emulation, PREAMBLE_BYTES, Preamble, Purpose, ServerChallenge,
+        SessionKey, TokenHello,
     },
-    limits::SESSION_KEY_BYTES,
+    limits::{NONCE_BYTES, PROOF_BYTES, SESSION_KEY_BYTES, TOKEN_ID_BYTES},
     messages::{self, Note, Request},
     network::Network,
 };
@@ -28,6 +29,7 @@ pub(crate) fn all() -> Vec<Target> {
     let none = Vec::new;
     let target = |name, run, seeds| Target { name, run, seeds };
     vec![
+        target("tokens", tokens, texts(&["a 0011223344556677 00 5 never"])),
         target("request", request, requests()),
         target("reply", reply, none()),
         target("handshake", handshake, hellos()),
@@ -86,8 +88,18 @@ fn handshake(data: &[u8]) {
     if let Ok(preamble) = Preamble::decode(preamble) {
         let _ = preamble.check(document);
         let _ = handshake::decode_welcome(&preamble, document);
+        let _ = handshake::decode_challenge(&preamble, document);
     }
     let _ = handshake::decode_hello(document);
+}
+
+/// The files of tokens, a server's and a program's.
+fn tokens(data: &[u8]) {
+    if let Ok(text) = std::str::from_utf8(data) {
+        let _ = outboard_trust::Store::parse(text);
+        let _ = text.parse::<outboard_trust::Token>();
+        let _ = outboard_trust::parse_lifetime(text);
+    }
 }
 
 fn documents(data: &[u8]) {
@@ -230,6 +242,7 @@ fn hellos() -> Vec<Vec<u8>> {
         program: "python3".into(),
         emulation: None,
         is_rdma: false,
+        token: None,
     };
     let emulated = ClientHello {
         emulation: Some(Emulation {
@@ -247,10 +260,23 @@ fn hellos() -> Vec<Vec<u8>> {
         },
         ..hello.clone()
     };
-    [hello, emulated, data_connection]
+    let with_token = ClientHello {
+        token: Some(TokenHello {
+            id: [1; TOKEN_ID_BYTES],
+            nonce: [2; NONCE_BYTES],
+        }),
+        ..hello.clone()
+    };
+    let challenge = ServerChallenge {
+        release: handshake::RELEASE.into(),
+        nonce: [3; NONCE_BYTES],
+        proof: [4; PROOF_BYTES],
+    };
+    [hello, emulated, data_connection, with_token]
         .iter()
         .flat_map(handshake::encode_hello)
         .chain([handshake::encode_refusal("full")])
+        .chain(handshake::encode_challenge(&challenge))
         .collect()
 }
 

@@ -9,14 +9,14 @@
 //! ```
 
 use std::{
-    net::{SocketAddr, TcpStream},
+    net::TcpStream,
     os::fd::{AsFd, AsRawFd, OwnedFd, RawFd},
     sync::OnceLock,
     time::{Duration, Instant},
 };
 
 use outboard_wire::{
-    handshake::{ClientHello, Purpose, RELEASE, SessionKey, encode_hello},
+    handshake::{ClientHello, Purpose, RELEASE, SessionKey},
     limits::{
         DATA_CONNECTIONS, DATA_CONNECTIONS_CORES_MIN, DATA_CONNECTIONS_FEW,
         DATA_CONNECTIONS_FEW_CORES_MIN, DATA_CONNECTIONS_MAX,
@@ -24,7 +24,8 @@ use outboard_wire::{
 };
 
 use crate::{
-    Error, Link, Stream, cores, dial::DialError, dial::read_welcome, fill_standard_descriptors,
+    Error, Link, Stream, Way, cores, fill_standard_descriptors, opening::DialError,
+    opening::Opening,
 };
 
 /// Number of data connections that a session of this process should have, by the machine's cores,
@@ -56,36 +57,42 @@ fn said() -> Option<usize> {
 /// Opens `count` data connections to the session's server, or none. Returns the numbers of their
 /// sockets too: a forked child must close its copies.
 pub fn open_data_connections(
-    server: SocketAddr,
+    server: &Way,
     key: SessionKey,
     count: usize,
     deadline: Instant,
 ) -> Result<Vec<(Link, RawFd)>, DialError> {
-    let hello = encode_hello(&ClientHello {
+    let hello = ClientHello {
         release: RELEASE.into(),
         purpose: Purpose::DataConnection { key },
         pid: std::process::id(),
         program: String::new(),
         emulation: None,
         is_rdma: false,
-    })?;
+        token: None,
+    };
     fill_standard_descriptors();
     let connect = || {
         let left = deadline.saturating_duration_since(Instant::now());
-        let socket = TcpStream::connect_timeout(&server, left.max(Duration::from_millis(1)))
+        let left = left.max(Duration::from_millis(1));
+        let socket = TcpStream::connect_timeout(&server.address, left)
             .map_err(Error::io("connecting a data connection"))?;
-        let mut stream = Stream::try_from(OwnedFd::from(socket))?;
-        stream.write_all_deadline(&hello, deadline)?;
-        Ok(stream)
+        let stream = Stream::try_from(OwnedFd::from(socket))?;
+        let mut stream = stream.with_credentials(server.credentials.clone());
+        let opening = Opening::send(&mut stream, &hello, deadline)?;
+        Ok((stream, opening))
     };
-    // The server answers none before all have come.
-    let connections: Vec<Stream> = (0..count)
+    let mut connections: Vec<(Stream, Opening)> = (0..count)
         .map(|_| connect())
-        .collect::<Result<_, Error>>()?;
+        .collect::<Result<_, DialError>>()?;
+    for (stream, opening) in &mut connections {
+        opening.prove(stream, deadline)?;
+    }
+    // The server welcomes none before all have come.
     connections
         .into_iter()
-        .map(|mut stream| {
-            read_welcome(&mut stream, deadline)?;
+        .map(|(mut stream, opening)| {
+            opening.read_welcome(&mut stream, deadline)?;
             let fd = stream.as_fd().as_raw_fd();
             Ok((stream.into_link_client(deadline)?, fd))
         })
@@ -134,7 +141,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
         let accepting = thread::spawn(move || server(&listener, 2, &answer));
-        let ours = open_data_connections(at, KEY, 2, Instant::now() + PATIENCE);
+        let ours = open_data_connections(&at.into(), KEY, 2, Instant::now() + PATIENCE);
         (ours, accepting.join().unwrap())
     }
 
@@ -171,7 +178,7 @@ mod tests {
             socket.write_all(&[b'x'; PREAMBLE_BYTES]).unwrap();
             socket
         });
-        let error = open_data_connections(at, KEY, 1, Instant::now() + PATIENCE);
+        let error = open_data_connections(&at.into(), KEY, 1, Instant::now() + PATIENCE);
         assert!(matches!(error, Err(DialError::Handshake(_))));
         drop(answering.join());
     }

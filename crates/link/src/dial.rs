@@ -1,4 +1,5 @@
-//! Opens a session at an address: connects, sends the hello, reads the welcome.
+//! Opens a session at an address: connects, sends the hello, proves what there is to prove, and
+//! reads the welcome.
 
 use std::{
     os::fd::{AsFd, AsRawFd, RawFd},
@@ -6,20 +7,13 @@ use std::{
 };
 
 use outboard_wire::{
-    handshake::{self, ClientHello, HandshakeError, PREAMBLE_BYTES, Preamble, ServerWelcome},
+    handshake::{ClientHello, ServerWelcome},
     limits,
 };
 
-use crate::{Endpoint, Error, Link, Stream, connect, fill_standard_descriptors};
-
-/// Reason why no session came about.
-#[derive(Debug, thiserror::Error)]
-pub enum DialError {
-    #[error(transparent)]
-    Link(#[from] Error),
-    #[error(transparent)]
-    Handshake(#[from] HandshakeError),
-}
+use crate::{
+    Endpoint, Error, Link, connect, fill_standard_descriptors, opening, opening::DialError,
+};
 
 /// Opens a session within `timeout`. Returns also the number of the link's socket: a forked child
 /// must close its copy, so that the server can notice the parent's end.
@@ -34,12 +28,7 @@ pub fn dial(
         endpoint,
         timeout.min(Duration::from_millis(limits::HANDSHAKE_MS_MAX)),
     )?;
-    let hello = ClientHello {
-        is_rdma: stream.rdma().is_some(),
-        ..hello.clone()
-    };
-    stream.write_all_deadline(&handshake::encode_hello(&hello)?, deadline)?;
-    let welcome = read_welcome(&mut stream, deadline).map_err(|error| match error {
+    let welcome = opening::open(&mut stream, hello, deadline).map_err(|error| match error {
         DialError::Link(Error::TimedOut { ms, .. }) => Error::Silent {
             endpoint: endpoint.to_string(),
             ms,
@@ -53,21 +42,4 @@ pub fn dial(
         Some(emulation) => stream.into_emulated_client(deadline, &emulation.network)?,
     };
     Ok((link, socket, welcome))
-}
-
-/// Reads the server's answer to a hello.
-pub(crate) fn read_welcome(
-    stream: &mut Stream,
-    deadline: Instant,
-) -> Result<ServerWelcome, DialError> {
-    let mut preamble = [0; PREAMBLE_BYTES];
-    stream.read_exact_deadline(&mut preamble, deadline)?;
-    let preamble = Preamble::decode(&preamble)?;
-    // A refusal says more than a version that differs, so it is read first.
-    let mut document = vec![0; preamble.document_bytes];
-    if !preamble.refused {
-        preamble.check_version()?;
-    }
-    stream.read_exact_deadline(&mut document, deadline)?;
-    Ok(handshake::decode_welcome(&preamble, &document)?)
 }

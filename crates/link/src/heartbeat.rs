@@ -6,15 +6,15 @@ use std::{
 };
 
 use outboard_wire::{
-    handshake::{ClientHello, Purpose, RELEASE, SessionKey, encode_hello},
+    handshake::{ClientHello, Purpose, RELEASE, SessionKey},
     heartbeat::{BEAT_BYTES, Beat},
 };
 
 use rustix::net::sockopt::{set_socket_keepalive, set_tcp_keepidle};
 
 use crate::{
-    Endpoint, Error, LinkKind, Stream, connect, dial::DialError, dial::read_welcome,
-    fill_standard_descriptors, sys, wake::KnownFd, wake::identity,
+    Endpoint, Error, LinkKind, Stream, connect, fill_standard_descriptors, opening,
+    opening::DialError, sys, wake::KnownFd, wake::identity,
 };
 
 /// Time between signs of life on a quiet connection.
@@ -45,16 +45,16 @@ impl Heartbeats {
                 .and_then(|()| set_tcp_keepidle(&stream, KEEPALIVE));
             kept.map_err(Error::io("configuring a heartbeat's connection"))?;
         }
-        let hello = encode_hello(&ClientHello {
+        let hello = ClientHello {
             release: RELEASE.into(),
             purpose: Purpose::Heartbeat { key },
             pid: std::process::id(),
             program: String::new(),
             emulation: None,
-            is_rdma: stream.rdma().is_some(),
-        })?;
-        stream.write_all_deadline(&hello, deadline)?;
-        read_welcome(&mut stream, deadline)?;
+            is_rdma: false,
+            token: None,
+        };
+        opening::open(&mut stream, &hello, deadline)?;
         Ok(Heartbeats {
             identity: identity(stream.as_fd()).ok_or(Error::Closed)?,
             stream: Some(stream),

@@ -47,6 +47,8 @@ pub mod conformance;
 #[cfg(not(loom))]
 pub mod cores;
 #[cfg(not(loom))]
+mod credentials;
+#[cfg(not(loom))]
 mod data_connections;
 #[cfg(not(loom))]
 mod deadline;
@@ -68,6 +70,8 @@ mod kind;
 mod link;
 #[cfg(not(loom))]
 mod listener;
+#[cfg(not(loom))]
+mod opening;
 #[cfg(not(loom))]
 mod parts;
 #[cfg(not(loom))]
@@ -94,9 +98,10 @@ mod wake;
 
 #[cfg(not(loom))]
 pub use crate::{
+    credentials::{TOKEN_FILE_VARIABLE, Way, config_folder, use_token_file},
     data_connections::{data_connections_are_set, data_connections_wanted, open_data_connections},
     deadline::Wait,
-    dial::{DialError, dial},
+    dial::dial,
     endpoint::{Endpoint, EndpointError, Host},
     error::RdmaError,
     handles::{Closer, Waker},
@@ -104,6 +109,7 @@ pub use crate::{
     kind::LinkKind,
     link::{Exclusive, Flusher, Helper, Link, Receiver, Reservation, Sender},
     listener::{Listener, connect},
+    opening::DialError,
     rdma::{
         Bulk, DeviceBulk, GpuMemory, RdmaCounts, RdmaOptions, RdmaTarget, RdmaUse, Registered,
         Registrar,

@@ -5,7 +5,7 @@
 //! [`Sender::emulation`], [`Receiver::fds`], [`Receiver::remote_memory`],
 //! [`Link::data_connections`].
 
-use std::{fmt, net::SocketAddr, ops::DerefMut, ptr::NonNull, time::Instant};
+use std::{fmt, ops::DerefMut, ptr::NonNull, time::Instant};
 
 use outboard_wire::{
     EncodeError, Room,
@@ -14,6 +14,7 @@ use outboard_wire::{
 };
 
 use crate::{
+    credentials::Way,
     deadline::Wait,
     emulated::{self, Carrier, End},
     error::Error,
@@ -62,11 +63,11 @@ impl Link {
         }
     }
 
-    /// Returns the peer's address if the session can have data connections: that of a tcp link.
-    pub fn data_connections(&self) -> Option<SocketAddr> {
+    /// Returns the way to the peer if the session can have data connections: that of a tcp link.
+    pub fn data_connections(&self) -> Option<Way> {
         match self {
             Self::Shm(_) | Self::Rdma(_) | Self::Emulated(_) => None,
-            Self::Tcp(link) => link.peer(),
+            Self::Tcp(link) => link.way(),
         }
     }
 

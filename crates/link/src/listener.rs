@@ -22,6 +22,7 @@ use rustix::{
 
 use crate::{
     Endpoint, Error, Host, Peer, RdmaOptions, Stream,
+    credentials::Credentials,
     deadline::{deadline_after, elapsed_ms, timed_out},
     rdma, sys,
 };
@@ -172,6 +173,13 @@ fn dressed(stream: Stream, endpoint: &Endpoint) -> Result<Stream, Error> {
 /// Connects to the server at `endpoint` within `timeout`, before the handshake. The lookup of a
 /// host's name takes as long as the resolver does, in addition.
 pub fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Stream, Error> {
+    let credentials = match endpoint {
+        // On one machine the kernel says who is who.
+        Endpoint::Shm(_) => Credentials::default(),
+        Endpoint::Tcp { host, port } | Endpoint::Rdma { host, port, .. } => {
+            Credentials::of(&format!("{host}:{port}"))?
+        }
+    };
     let socket = match endpoint {
         Endpoint::Shm(path) => connect_shm(endpoint, path, timeout)?,
         Endpoint::Tcp { host, port } => connect_tcp(endpoint, host, *port, timeout)?,
@@ -185,7 +193,8 @@ pub fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Stream, Error> 
             connect_tcp(endpoint, host, *port, timeout)?
         }
     };
-    dressed(Stream::try_from(socket)?, endpoint)
+    let stream = Stream::try_from(socket)?.with_credentials(credentials);
+    dressed(stream, endpoint)
 }
 
 fn connect_shm(endpoint: &Endpoint, path: &Path, timeout: Duration) -> Result<OwnedFd, Error> {

@@ -12,6 +12,7 @@ use rustix::net::{AddressFamily, SocketType, sockopt};
 use outboard_wire::{limits::RING_BYTES, network::Network};
 
 use crate::{
+    credentials::Credentials,
     emulated::{self, End},
     error::Error,
     kind::LinkKind,
@@ -35,6 +36,8 @@ pub struct Stream {
     kind: LinkKind,
     /// Options for this side's adapter.
     rdma: RdmaOptions,
+    /// A client's secrets for this server.
+    credentials: Credentials,
 }
 
 /// The other end of a [`Stream`].
@@ -77,6 +80,17 @@ impl Stream {
             }),
             _ => Err(Error::Misuse("rdma over a socket that is not tcp")),
         }
+    }
+
+    pub(crate) fn with_credentials(self, credentials: Credentials) -> Self {
+        Self {
+            credentials,
+            ..self
+        }
+    }
+
+    pub(crate) fn credentials(&self) -> &Credentials {
+        &self.credentials
     }
 
     /// Returns the options for the adapter, if this becomes a rdma link.
@@ -158,7 +172,11 @@ impl Stream {
                 let link = rdma::Connection::join(self.socket, &self.rdma, deadline)?;
                 Ok(Link::Rdma(Box::new(link)))
             }
-            _ => tcp::Connection::new(self.socket.into()).map(Link::Tcp),
+            _ => {
+                let mut link = tcp::Connection::new(self.socket.into())?;
+                link.use_credentials(self.credentials);
+                Ok(Link::Tcp(link))
+            }
         }
     }
 }
@@ -188,6 +206,7 @@ impl TryFrom<OwnedFd> for Stream {
             socket: socket.into(),
             kind,
             rdma: RdmaOptions::default(),
+            credentials: Credentials::default(),
         })
     }
 }

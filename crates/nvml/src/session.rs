@@ -267,6 +267,7 @@ impl Connection {
             program: program_name(),
             emulation: emulated::asked()?,
             is_rdma: false,
+            token: None,
         };
         let (link, _, _) = dial(&endpoint, &hello, Duration::from_millis(DIAL_MS_MAX))
             .map_err(|error| Failure::Dial { url, error })?;

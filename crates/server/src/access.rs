@@ -1,13 +1,19 @@
-//! The users of this machine who may connect to a local socket.
+//! The rules for connections: which users of this machine, and which tokens.
+
+use std::{os::unix::ffi::OsStrExt as _, path::PathBuf};
 
 use outboard_link::Peer;
 
-/// Users who may connect over shm, besides the server's own and root.
+/// The rules of one server.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Access {
+    /// Users who may connect over shm, besides the server's own and root.
     pub uids: Vec<u32>,
     /// Group of the socket's file; None leaves it the server's own.
     pub group: Option<u32>,
+    /// File of the tokens, one of which a client over a network must have; None asks for none. It
+    /// is read anew for each client.
+    pub tokens: Option<PathBuf>,
 }
 
 impl Access {
@@ -25,6 +31,15 @@ impl Access {
             _ => None,
         }
     }
+
+    /// Returns the path of the tokens' file if this client needs a token. For a local one the
+    /// kernel speaks.
+    pub(super) fn tokens_for(&self, peer: &Peer) -> Option<Vec<u8>> {
+        match peer {
+            Peer::Process { .. } => None,
+            _ => Some(self.tokens.as_ref()?.as_os_str().as_bytes().to_vec()),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -37,6 +52,7 @@ mod tests {
         let access = Access {
             uids: vec![70_001],
             group: None,
+            tokens: Some("/tokens".into()),
         };
         for (uid, may) in [(own, true), (0, true), (70_001, true), (70_002, false)] {
             let peer = Peer::Process {
@@ -46,8 +62,10 @@ mod tests {
             };
             let refusal = access.refusal(&peer);
             assert_eq!(refusal.is_none(), may, "{uid} {refusal:?}");
+            assert_eq!(access.tokens_for(&peer), None);
         }
         let far = Peer::Host(([10, 0, 0, 1], 5).into());
         assert_eq!(access.refusal(&far), None);
+        assert_eq!(access.tokens_for(&far), Some(b"/tokens".to_vec()));
     }
 }

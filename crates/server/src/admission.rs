@@ -19,6 +19,8 @@ pub(super) struct Admission {
     pub(super) session: u64,
     pub(super) transport: Transport,
     pub(super) client: ClientHello,
+    /// Name of the token that the client has proved to have.
+    pub(super) token: Option<String>,
     pub(super) device: DeviceOptions,
     /// Folder that keeps module images between sessions: the bytes of its path.
     pub(super) cache: Option<Vec<u8>>,
@@ -37,15 +39,21 @@ pub(super) enum Transport {
     Rdma(String),
 }
 
+/// The conditions under which a new client is heard.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Terms {
+    pub(super) transport: Transport,
+    /// Reason to refuse the client whatever it says.
+    pub(super) refusal: Option<String>,
+    /// File of the tokens, one of which the client must have: the bytes of its path.
+    pub(super) tokens: Option<Vec<u8>>,
+}
+
 /// A message from the supervisor to a worker.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Order {
-    /// Read the hello of a new client, and refuse it if there is a reason. Brings its socket.
-    Greet {
-        session: u64,
-        transport: Transport,
-        refusal: Option<String>,
-    },
+    /// Read the hello of a new client. Brings its socket.
+    Greet { session: u64, terms: Terms },
     /// Open the device, and wait for a client whose hello another worker has read.
     Prepare(DeviceOptions),
     /// Serve the client that was greeted. May bring the document of the devices' facts.
@@ -67,8 +75,12 @@ pub(super) enum Order {
 pub(super) enum Report {
     /// A spare has opened its device. May bring the document of the devices' facts.
     Ready,
-    /// A client has sent a proper hello. Brings its socket.
-    Heard(ClientHello),
+    /// A client has sent a proper hello, and proved to have the token of this name if one is asked
+    /// for. Brings its socket.
+    Heard {
+        hello: Box<ClientHello>,
+        token: Option<String>,
+    },
     /// A spare has the client, and a device that works.
     Taken,
 }
@@ -103,8 +115,8 @@ mod tests {
     use outboard_soft::{Checks, Watch};
     use outboard_wire::{
         doc::{from_bytes, to_bytes},
-        handshake::{Clock, Emulation, Purpose},
-        limits::SESSION_KEY_BYTES,
+        handshake::{Clock, Emulation, Purpose, TokenHello},
+        limits::{NONCE_BYTES, SESSION_KEY_BYTES, TOKEN_ID_BYTES},
         network::Network,
     };
 
@@ -146,6 +158,10 @@ mod tests {
                 },
             }),
             is_rdma: true,
+            token: Some(TokenHello {
+                id: [0x77; TOKEN_ID_BYTES],
+                nonce: [0x88; NONCE_BYTES],
+            }),
         }
     }
 
@@ -154,6 +170,7 @@ mod tests {
             session: 0x1112_1314,
             transport,
             client: client(Purpose::Session),
+            token: Some("bob".into()),
             device: device(),
             cache: Some(b"/cache".to_vec()),
             spares_to_come: 3,
@@ -180,8 +197,11 @@ mod tests {
         let mut out = String::new();
         let greet = Order::Greet {
             session: 5,
-            transport: Transport::Tcp,
-            refusal: None,
+            terms: Terms {
+                transport: Transport::Tcp,
+                refusal: None,
+                tokens: Some(b"/tokens".to_vec()),
+            },
         };
         bytes(&mut out, "Greet", &greet);
         bytes(&mut out, "Prepare", &Order::Prepare(device()));
@@ -193,7 +213,10 @@ mod tests {
         bytes(&mut out, "DataConnection", &Order::DataConnection);
         bytes(&mut out, "Heartbeat", &Order::Heartbeat);
         bytes(&mut out, "Ready", &Report::Ready);
-        let heard = Report::Heard(client(Purpose::DataConnection { key }));
+        let heard = Report::Heard {
+            hello: Box::new(client(Purpose::DataConnection { key })),
+            token: Some("alice".into()),
+        };
         bytes(&mut out, "Heard", &heard);
         bytes(&mut out, "Taken", &Report::Taken);
         if std::env::var_os("OUTBOARD_GOLDEN").is_some() {

@@ -27,6 +27,7 @@ mod reporter;
 mod signals;
 mod spares;
 mod supervisor;
+mod tokens;
 mod worker;
 
 pub use access::Access;

@@ -38,7 +38,7 @@ use std::{
 use outboard_link::{Endpoint, Listener, Peer, Stream};
 use outboard_wire::{
     handshake::{ClientHello, Purpose, SessionKey},
-    limits::{DATA_CONNECTIONS_MAX, HANDSHAKE_MS_MAX, SESSION_KEY_BYTES},
+    limits::{DATA_CONNECTIONS_MAX, HANDSHAKE_MS_MAX},
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -49,7 +49,7 @@ use tracing::{debug, error, info, warn};
 
 use crate::{
     access::Access,
-    admission::{Admission, NOT_AWAITED, Order, Report, Transport},
+    admission::{Admission, NOT_AWAITED, Order, Report, Terms, Transport},
     control::Control,
     devices::DeviceOptions,
     inherit, limits,
@@ -289,8 +289,11 @@ impl Supervisor {
         let transport = Transport::of(&stream);
         let order = Order::Greet {
             session,
-            transport: transport.clone(),
-            refusal: self.options.access.refusal(&peer),
+            terms: Terms {
+                transport: transport.clone(),
+                refusal: self.options.access.refusal(&peer),
+                tokens: self.options.access.tokens_for(&peer),
+            },
         };
         match start_worker(&self.options, &order, Some(stream)) {
             Ok((child, control)) => {
@@ -321,9 +324,9 @@ impl Supervisor {
         };
         match (&worker.phase, control.receive::<Report>()) {
             (_, Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {}
-            (Phase::Handshake, Ok(Some((Report::Heard(hello), fds)))) => {
+            (Phase::Handshake, Ok(Some((Report::Heard { hello, token }, fds)))) => {
                 match fds.into_iter().next() {
-                    Some(socket) => self.admit(at, hello, &socket),
+                    Some(socket) => self.admit(at, *hello, token, &socket),
                     None => self.closed(at),
                 }
             }
@@ -362,7 +365,7 @@ impl Supervisor {
 
     /// Gives a place to a client with a proper hello, or refuses it. Its worker has the client's
     /// socket, too.
-    fn admit(&mut self, at: usize, client: ClientHello, socket: &OwnedFd) {
+    fn admit(&mut self, at: usize, client: ClientHello, token: Option<String>, socket: &OwnedFd) {
         let purpose = client.purpose;
         let (max, what) = match purpose {
             Purpose::DataConnection { key } => {
@@ -385,8 +388,8 @@ impl Supervisor {
             let why = format!("all of its {max} {what} are in use; try again later");
             return self.dismiss(at, &Order::Refuse(why));
         }
-        let key = match random_key() {
-            Ok(key) => key,
+        let key = match outboard_trust::random() {
+            Ok(key) => SessionKey::new(key),
             Err(error) => {
                 error!(session, %error, "the system has no random numbers");
                 let why = "the server cannot make a key for the session".into();
@@ -398,6 +401,7 @@ impl Supervisor {
             session,
             transport: transport.clone(),
             client,
+            token,
             device: self.options.device.clone(),
             cache: cache.map(|folder| folder.as_os_str().as_bytes().to_vec()),
             spares_to_come: 0,
@@ -622,16 +626,6 @@ fn start_worker(
             Err(error)
         }
     }
-}
-
-fn random_key() -> io::Result<SessionKey> {
-    let mut key = [0; SESSION_KEY_BYTES];
-    let mut filled = 0;
-    while filled < key.len() {
-        let flags = rustix::rand::GetRandomFlags::empty();
-        filled += rustix::io::retry_on_intr(|| rustix::rand::getrandom(&mut key[filled..], flags))?;
-    }
-    Ok(SessionKey::new(key))
 }
 
 impl Worker {

@@ -7,6 +7,7 @@ use std::{
         fd::{AsFd as _, OwnedFd, RawFd},
         unix::ffi::OsStringExt as _,
     },
+    path::PathBuf,
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -16,7 +17,7 @@ use outboard_device::{Device, Failure, images::ImageStore};
 use outboard_link::{Link, Stream, Wait, emulated::Clock};
 use outboard_session::{
     self as session, DataConnectionSource, End, MessageStats,
-    handshake::{self, Error},
+    handshake::{self, Error, Hello},
 };
 use outboard_wire::{
     handshake::{ClientHello, HandshakeError, Purpose, ServerWelcome},
@@ -25,13 +26,14 @@ use outboard_wire::{
 use tracing::{debug, info, info_span, warn};
 
 use super::{
-    admission::{Admission, Order, Report, Transport},
+    admission::{Admission, Order, Report, Terms, Transport},
     control::Control,
     devices::{self, DeviceOptions},
     inherit,
     keeper::Keeper,
     limits,
     reporter::{self, Reporter},
+    tokens,
 };
 
 /// Process names in `ps` and `top`, by which a spare can be told from a worker with a client.
@@ -50,16 +52,9 @@ const WRONG_LINK: [&str; 2] = [
 pub fn run_worker(control: RawFd) -> io::Result<()> {
     let control = Control::of_worker(inherit::take(control)?);
     match control.receive()? {
-        Some((
-            Order::Greet {
-                session,
-                transport,
-                refusal,
-            },
-            fds,
-        )) => {
+        Some((Order::Greet { session, terms }, fds)) => {
             let _span = info_span!("session", id = session).entered();
-            greet(control, &transport, refusal, one(fds)?)
+            greet(control, &terms, one(fds)?)
         }
         Some((Order::Prepare(device), _)) => wait_as_spare(control, &device),
         // The server has gone.
@@ -70,28 +65,23 @@ pub fn run_worker(control: RawFd) -> io::Result<()> {
 
 /// Reads the hello of a new client before any device is opened. Serves the client if the supervisor
 /// says so.
-fn greet(
-    control: Control,
-    transport: &Transport,
-    refusal: Option<String>,
-    socket: OwnedFd,
-) -> io::Result<()> {
+fn greet(control: Control, terms: &Terms, socket: OwnedFd) -> io::Result<()> {
     name(NAME_WORKER);
-    let mut stream = stream_of(socket, transport)?;
+    let mut stream = stream_of(socket, &terms.transport)?;
     let peer = peer(&stream);
-    let timeout = Duration::from_millis(HANDSHAKE_MS_MAX);
-    let hello = match handshake::read_hello(&mut stream, Instant::now() + timeout) {
+    let deadline = Instant::now() + Duration::from_millis(HANDSHAKE_MS_MAX);
+    let hello = match handshake::read_hello(&mut stream, deadline) {
         Ok(hello) => hello,
         Err(error) => return turned_away(&peer, &error),
     };
-    let checked = refusal
-        .map_or(Ok(()), |why| Err(Error::Refused(why)))
-        .and_then(|()| check_link(&hello, &stream));
-    if let Err(error) = checked {
-        handshake::refuse(&mut stream, &error.to_string());
-        return turned_away(&peer, &error);
-    }
-    match ask_supervisor(&control, hello, &stream) {
+    let token = match check(&mut stream, &hello, terms, deadline) {
+        Ok(token) => token,
+        Err(error) => {
+            handshake::refuse(&mut stream, &error.to_string());
+            return turned_away(&peer, &error);
+        }
+    };
+    match ask_supervisor(&control, hello.hello, token, &stream) {
         Ok(Some((admission, facts))) => {
             let client = Client {
                 stream,
@@ -107,6 +97,27 @@ fn greet(
             turned_away(&peer, &error)
         }
     }
+}
+
+/// Refuses a client that may not connect. Returns the name of its token, if it needs one.
+fn check(
+    stream: &mut Stream,
+    hello: &Hello,
+    terms: &Terms,
+    deadline: Instant,
+) -> Result<Option<String>, Error> {
+    if let Some(why) = &terms.refusal {
+        return Err(Error::Refused(why.clone()));
+    }
+    let token = match &terms.tokens {
+        None => None,
+        Some(file) => {
+            let file = PathBuf::from(OsString::from_vec(file.clone()));
+            Some(tokens::prove(stream, hello, &file, deadline)?)
+        }
+    };
+    check_link(&hello.hello, stream)?;
+    Ok(token)
 }
 
 /// Refuses a client that expects another link than this one.
@@ -132,6 +143,7 @@ type Admitted = (Box<Admission>, Option<OwnedFd>);
 fn ask_supervisor(
     control: &Control,
     mut hello: ClientHello,
+    token: Option<String>,
     stream: &Stream,
 ) -> Result<Option<Admitted>, Error> {
     let lost = |e: io::Error| Error::Refused(format!("the server is stopping ({e})"));
@@ -140,9 +152,9 @@ fn ask_supervisor(
         .chars()
         .take(limits::PROGRAM_CHARS_MAX)
         .collect();
-    control
-        .send(&Report::Heard(hello), &[stream.as_fd()])
-        .map_err(lost)?;
+    let hello = Box::new(hello);
+    let heard = Report::Heard { hello, token };
+    control.send(&heard, &[stream.as_fd()]).map_err(lost)?;
     match control.receive().map_err(lost)? {
         Some((Order::Serve(admission), facts)) => Ok(Some((admission, facts.into_iter().next()))),
         Some((Order::Leave, _)) => Ok(None),
@@ -263,7 +275,11 @@ impl Client {
     /// Serves the client until it leaves.
     fn serve(mut self, device: Option<Box<dyn Device>>, welcome: &ServerWelcome) -> io::Result<()> {
         let Admission {
-            client, cache, key, ..
+            client,
+            token,
+            cache,
+            key,
+            ..
         } = *self.admission;
         let keeper = Keeper::start(self.control, key, &self.stream);
         let deadline = Instant::now() + Duration::from_millis(HANDSHAKE_MS_MAX);
@@ -279,7 +295,7 @@ impl Client {
         };
         let (peer, pid, program, purpose) = (self.peer, client.pid, client.program, client.purpose);
         match purpose {
-            Purpose::Session => info!(%peer, pid, ?program, "begins"),
+            Purpose::Session => info!(%peer, token, pid, ?program, "begins"),
             purpose => debug!(%peer, pid, ?program, ?purpose, "begins"),
         }
         if let Some(emulation) = &client.emulation {

@@ -29,9 +29,17 @@ pub enum Error {
     Refused(String),
 }
 
+/// A client's first message.
+#[derive(Debug)]
+pub struct Hello {
+    pub hello: ClientHello,
+    /// The message as it was sent, for proofs.
+    pub bytes: Vec<u8>,
+}
+
 /// Reads the client's first message. A client of another release is told so before the error
 /// returns.
-pub fn read_hello(stream: &mut Stream, deadline: Instant) -> Result<ClientHello, Error> {
+pub fn read_hello(stream: &mut Stream, deadline: Instant) -> Result<Hello, Error> {
     let mut bytes = [0; PREAMBLE_BYTES];
     stream.read_exact_deadline(&mut bytes, deadline)?;
     let hello = read_document(stream, &bytes, deadline);
@@ -48,14 +56,19 @@ fn read_document(
     stream: &mut Stream,
     preamble: &[u8; PREAMBLE_BYTES],
     deadline: Instant,
-) -> Result<ClientHello, Error> {
+) -> Result<Hello, Error> {
+    let mut bytes = preamble.to_vec();
     let preamble = Preamble::decode(preamble)?;
     preamble.check_version()?;
     let mut document = vec![0; preamble.document_bytes];
     stream.read_exact_deadline(&mut document, deadline)?;
     // Checked before the document is decoded: another release may encode it differently.
     preamble.check(&document)?;
-    Ok(decode_hello(&document)?)
+    bytes.extend(&document);
+    Ok(Hello {
+        hello: decode_hello(&document)?,
+        bytes,
+    })
 }
 
 /// Words the error as it is shown to the client.

@@ -17,7 +17,8 @@ use crate::{
     },
     frame::{HEADER_BYTES, ReplyHeader, RequestHeader},
     handshake::{
-        ClientHello, MAGIC, PREAMBLE_BYTES, PROTOCOL_VERSION, ServerWelcome, encode_refusal,
+        ClientHello, MAGIC, PREAMBLE_BYTES, PROTOCOL_VERSION, ServerChallenge, ServerWelcome,
+        encode_refusal,
     },
     messages::DOCUMENTS,
 };
@@ -301,6 +302,7 @@ fn the_bytes_of_documents_and_headers_are_the_committed_ones() {
     preamble(&mut now);
     document::<ClientHello>(&mut now, &mut names);
     document::<ServerWelcome>(&mut now, &mut names);
+    document::<ServerChallenge>(&mut now, &mut names);
     document::<DeviceCard>(&mut now, &mut names);
     document::<LibraryCard>(&mut now, &mut names);
     document::<JitOptions>(&mut now, &mut names);

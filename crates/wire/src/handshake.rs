@@ -5,11 +5,15 @@
 //!   offset  bytes  client's Hello             server's Welcome
 //!   0       8      "OUTBOARD"                 "OUTBOARD"
 //!   8       2      protocol version           protocol version
-//!   10      2      0                          0 welcome, 1 refused
+//!   10      2      0                          0 welcome, 1 refused, 2 challenge
 //!   12      4      length of the document     length of the document
 //!   16      8      fingerprint                fingerprint
-//!   24      ...    postcard of ClientHello    postcard of ServerWelcome, or UTF-8: why refused
+//!   24      ...    postcard of ClientHello    postcard of ServerWelcome, UTF-8: why refused, or
+//!                                             postcard of ServerChallenge
 //! ```
+//!
+//! A challenge comes before the welcome if the server asks for tokens. The client answers it with
+//! its proof, of [`PROOF_BYTES`](limits::PROOF_BYTES).
 
 use std::fmt;
 
@@ -18,7 +22,7 @@ use thiserror::Error;
 
 use crate::{
     doc::DeviceCard,
-    limits::{self, SESSION_KEY_BYTES},
+    limits::{self, NONCE_BYTES, PROOF_BYTES, SESSION_KEY_BYTES, TOKEN_ID_BYTES},
     messages::FINGERPRINT,
     network::Network,
 };
@@ -26,6 +30,10 @@ use crate::{
 pub const MAGIC: [u8; 8] = *b"OUTBOARD";
 pub const PROTOCOL_VERSION: u16 = 3;
 pub const PREAMBLE_BYTES: usize = 24;
+/// Kinds of answers in a preamble.
+const WELCOMED: u16 = 0;
+const REFUSED: u16 = 1;
+const CHALLENGED: u16 = 2;
 /// The release that this code is part of.
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 /// Longest release name that is accepted.
@@ -92,6 +100,25 @@ pub struct ClientHello {
     /// True if this connection goes on to set up RDMA instead of carrying frames. The dialling side
     /// sets it by the address.
     pub is_rdma: bool,
+    /// The token that the client will prove to have. The dialling side sets it.
+    pub token: Option<TokenHello>,
+}
+
+/// The name of a client's token, and the number that makes this handshake unlike any other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenHello {
+    pub id: [u8; TOKEN_ID_BYTES],
+    pub nonce: [u8; NONCE_BYTES],
+}
+
+/// The answer of a server that asks for tokens, before it welcomes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerChallenge {
+    /// Comes first, as in [`ClientHello`].
+    pub release: String,
+    pub nonce: [u8; NONCE_BYTES],
+    /// Proof that the server has the client's token.
+    pub proof: [u8; PROOF_BYTES],
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -156,6 +183,18 @@ pub enum HandshakeError {
     Document(String),
     #[error("the server refused the session: {0}")]
     Refused(String),
+    #[error(
+        "the server does not prove that it knows this token: the token is wrong, revoked or expired there, or it is \
+         another server that listens here"
+    )]
+    Unproven,
+    #[error(
+        "the server asks for no token, but there is one for it here: it was started without --tokens, or it is another \
+         server that listens here (OUTBOARD_TOKEN_FILE= uses no token)"
+    )]
+    NoChallenge,
+    #[error("the server challenges a client that has named no token")]
+    Unasked,
 }
 
 /// Release and declarations that one side was built from.
@@ -198,6 +237,7 @@ impl HandshakeError {
 pub struct Preamble {
     pub version: u16,
     pub refused: bool,
+    pub challenges: bool,
     pub document_bytes: usize,
     pub fingerprint: u64,
 }
@@ -230,7 +270,8 @@ impl Preamble {
         }
         let preamble = Preamble {
             version: u16::from_le_bytes([v0, v1]),
-            refused: u16::from_le_bytes([s0, s1]) != 0,
+            refused: !matches!(u16::from_le_bytes([s0, s1]), WELCOMED | CHALLENGED),
+            challenges: u16::from_le_bytes([s0, s1]) == CHALLENGED,
             document_bytes: u32::from_le_bytes([l0, l1, l2, l3]) as usize,
             fingerprint: u64::from_le_bytes(fingerprint),
         };
@@ -274,11 +315,11 @@ impl Preamble {
         Ok(())
     }
 
-    fn encode(refused: bool, document: &[u8]) -> Vec<u8> {
+    fn encode(kind: u16, document: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(PREAMBLE_BYTES + document.len());
         out.extend(MAGIC);
         out.extend(PROTOCOL_VERSION.to_le_bytes());
-        out.extend(u16::from(refused).to_le_bytes());
+        out.extend(kind.to_le_bytes());
         out.extend((document.len() as u32).to_le_bytes());
         out.extend(FINGERPRINT.to_le_bytes());
         out.extend(document);
@@ -288,20 +329,25 @@ impl Preamble {
 
 /// Encodes the client's whole first message.
 pub fn encode_hello(hello: &ClientHello) -> Result<Vec<u8>, HandshakeError> {
-    Ok(Preamble::encode(false, &to_document(hello)?))
+    Ok(Preamble::encode(WELCOMED, &to_document(hello)?))
 }
 
 /// Encodes the server's answer to a client that it accepts.
 pub fn encode_welcome(welcome: &ServerWelcome) -> Result<Vec<u8>, HandshakeError> {
-    Ok(Preamble::encode(false, &to_document(welcome)?))
+    Ok(Preamble::encode(WELCOMED, &to_document(welcome)?))
 }
 
 /// Encodes the server's answer to a client that it refuses.
 pub fn encode_refusal(why: &str) -> Vec<u8> {
     Preamble::encode(
-        true,
+        REFUSED,
         &why.as_bytes()[..why.len().min(limits::HANDSHAKE_BYTES_MAX)],
     )
+}
+
+/// Encodes the answer of a server that asks for tokens.
+pub fn encode_challenge(challenge: &ServerChallenge) -> Result<Vec<u8>, HandshakeError> {
+    Ok(Preamble::encode(CHALLENGED, &to_document(challenge)?))
 }
 
 /// Decodes the client's document, if the client is of this release.
@@ -322,9 +368,29 @@ pub fn decode_welcome(
         ));
     }
     preamble.check(document)?;
+    if preamble.challenges {
+        return Err(HandshakeError::Unasked);
+    }
     let welcome: ServerWelcome = from_document(document)?;
     check_release(&welcome.release)?;
     Ok(welcome)
+}
+
+/// Decodes the answer of a server to a client that has named a token. Everything but a challenge
+/// and a refusal is an error: a server without the token must not pass for one that has it.
+pub fn decode_challenge(
+    preamble: &Preamble,
+    document: &[u8],
+) -> Result<ServerChallenge, HandshakeError> {
+    if !preamble.challenges {
+        // A welcome is as good as any, and a refusal says why.
+        decode_welcome(preamble, document)?;
+        return Err(HandshakeError::NoChallenge);
+    }
+    preamble.check(document)?;
+    let challenge: ServerChallenge = from_document(document)?;
+    check_release(&challenge.release)?;
+    Ok(challenge)
 }
 
 fn check_release(theirs: &str) -> Result<(), HandshakeError> {
@@ -379,6 +445,7 @@ mod tests {
             program: "test".into(),
             emulation: None,
             is_rdma: false,
+            token: None,
         };
         let bytes = encode_hello(&hello).unwrap();
         let (preamble, document) = bytes.split_at(PREAMBLE_BYTES);

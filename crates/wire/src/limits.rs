@@ -108,6 +108,12 @@ pub const HEARTBEATS_STUCK_MAX: u32 = 6;
 pub const HEARTBEAT_CONNECTIONS_MAX: usize = 2;
 /// Length of the secret that tells a session's data connections from strangers.
 pub const SESSION_KEY_BYTES: usize = 32;
+/// Length of a token's id.
+pub const TOKEN_ID_BYTES: usize = 8;
+/// Length of the number that each side of a handshake with a token draws.
+pub const NONCE_BYTES: usize = 32;
+/// Length of a proof that a side has the token.
+pub const PROOF_BYTES: usize = 32;
 /// Time that data sent on other data connections has to arrive after one of them has ended.
 pub const DATA_CONNECTION_END_MS_MAX: u64 = 1_000;
 /// Largest ring that a client maps for a server.

@@ -21,7 +21,7 @@ pub(crate) use bench::{
 };
 pub(crate) use requirements::{CalibrateArgs, LevelOfRemoting, LinkKind, RequireArgs};
 pub(crate) use trace::{CutArgs, ExportArgs, ShowArgs, TraceCommand};
-pub(crate) use trust::TrustArgs;
+pub(crate) use trust::{TokenCommand, TokenFileArgs, TokensArgs, TrustArgs};
 
 /// Use a GPU in another process or machine as if it were here.
 #[derive(Debug, Parser)]
@@ -40,6 +40,7 @@ Examples:
 
 Environment:
   OUTBOARD_GPU       the address of the server, in place of --gpu
+  OUTBOARD_TOKEN_FILE  the file with the token for the server, in place of --token-file
   OUTBOARD_OPTIMISE  which calls wait for the server, in place of --optimise (see outboard run --help)
   OUTBOARD_EMULATE   the network to emulate, in place of --emulate (see outboard run --help)
   OUTBOARD_STATS     a file for the counts of each call, - for a line on standard error
@@ -73,6 +74,8 @@ pub(crate) enum Command {
     /// Show a recording of a program, or convert it for other tools
     #[command(subcommand)]
     Trace(TraceCommand),
+    #[command(subcommand)]
+    Token(TokenCommand),
     /// Print the completions for a shell
     Completions { shell: clap_complete::Shell },
     /// Print the manual page
@@ -203,6 +206,8 @@ pub(crate) struct RunArgs {
     /// The server [default: shm, at its default address]
     #[arg(long, value_name = "URL", env = "OUTBOARD_GPU")]
     pub(crate) gpu: Option<Endpoint>,
+    #[command(flatten)]
+    pub(crate) token: TokenFileArgs,
     /// Print the numbers of calls that were answered locally, sent without waiting, and waited for
     #[arg(long)]
     pub(crate) stats: bool,
@@ -253,6 +258,8 @@ pub(crate) struct DoctorArgs {
     /// The server [default: shm, at its default address]
     #[arg(long, value_name = "URL", env = "OUTBOARD_GPU")]
     pub(crate) gpu: Option<Endpoint>,
+    #[command(flatten)]
+    pub(crate) token: TokenFileArgs,
     /// Print the findings as JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -276,6 +283,8 @@ pub(crate) struct ProbeArgs {
     /// The server [default: OUTBOARD_GPU, else shm at its default address]
     #[arg(value_name = "URL", env = "OUTBOARD_GPU")]
     pub(crate) gpu: Option<Endpoint>,
+    #[command(flatten)]
+    pub(crate) token: TokenFileArgs,
     /// Duration of the measurement, in seconds
     #[arg(long, value_name = "S", default_value_t = 5,
           value_parser = clap::value_parser!(u16).range(1..=3600))]

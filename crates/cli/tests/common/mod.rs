@@ -250,6 +250,7 @@ pub fn hello(purpose: Purpose) -> ClientHello {
         program: "test".into(),
         emulation: None,
         is_rdma: false,
+        token: None,
     }
 }
 

@@ -11,7 +11,6 @@
 
 use std::{
     collections::BTreeSet,
-    net::SocketAddr,
     sync::{
         OnceLock,
         atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
@@ -21,7 +20,7 @@ use std::{
 
 use outboard_api::CUresult;
 use outboard_link::{
-    Closer, Frame, KnownFd, Link, Receiver, Sender, Tail, Wait, data_connections_are_set,
+    Closer, Frame, KnownFd, Link, Receiver, Sender, Tail, Wait, Way, data_connections_are_set,
     data_connections_wanted, open_data_connections,
 };
 use outboard_wire::{
@@ -53,8 +52,8 @@ const LAST_WORDS_MS_MAX: u64 = 100;
 const PIECES_PER_CONNECTION: usize = 4;
 
 pub(super) struct DataConnections {
-    /// Address of the session's server.
-    server: Option<SocketAddr>,
+    /// The way to the session's server.
+    server: Option<Way>,
     is_asked: AtomicBool,
     open: OnceLock<Open>,
     arrived: Arrived,
@@ -171,7 +170,7 @@ impl Session {
                 (reply.connections.min(connections_max) as usize, key)
             },
         );
-        let (Ok((count @ 1.., Some(key))), Some(server)) = (asked, self.data_connections.server)
+        let (Ok((count @ 1.., Some(key))), Some(server)) = (asked, &self.data_connections.server)
         else {
             log::debug(format_args!("the server offers no data connections"));
             return;

@@ -77,6 +77,7 @@ fn open() -> Result<Driver, CUresult> {
         program: program_name(),
         emulation: emulated::asked().map_err(|error| fail(error.to_string()))?,
         is_rdma: false,
+        token: None,
     };
     let (link, socket, mut welcome) = dial(&endpoint, &hello, Duration::from_secs(CONNECT_S_MAX))
         .map_err(|error| {

@@ -93,6 +93,10 @@ pub enum Error {
     #[error(transparent)]
     Rdma(Box<RdmaError>),
 
+    /// The token for a server cannot be used.
+    #[error(transparent)]
+    Token(#[from] outboard_trust::TokenError),
+
     /// The operating system refused a request.
     #[error("{doing}: {source}")]
     Io {

@@ -26,7 +26,9 @@ use super::{
     receiving::Receiver,
     shared::Shared,
 };
-use crate::{Error, parts::scatter, stamp::STAMP_BYTES, wake::WakeUp};
+use crate::{
+    Error, Way, credentials::Credentials, parts::scatter, stamp::STAMP_BYTES, wake::WakeUp,
+};
 
 /// Length from which a part is not copied into the send buffer first.
 const DIRECT_BYTES_MIN: usize = 16 << 10;
@@ -44,6 +46,8 @@ const HELPER_LOOKS: u32 = 16;
 pub struct Connection {
     sender: Sender,
     receiver: Receiver,
+    /// A client's secrets, for its data connections.
+    credentials: Credentials,
 }
 
 impl Connection {
@@ -68,11 +72,21 @@ impl Connection {
                 shared: Arc::clone(&shared),
             },
             receiver: Receiver::new(shared),
+            credentials: Credentials::default(),
         })
     }
 
-    pub(crate) fn peer(&self) -> Option<SocketAddr> {
-        SocketAddr::try_from(getpeername(&self.sender.shared.socket).ok()??).ok()
+    pub(crate) fn use_credentials(&mut self, credentials: Credentials) {
+        self.credentials = credentials;
+    }
+
+    /// Returns the way to the peer, if it still is there.
+    pub(crate) fn way(&self) -> Option<Way> {
+        let peer = getpeername(&self.sender.shared.socket).ok()??;
+        Some(Way {
+            address: SocketAddr::try_from(peer).ok()?,
+            credentials: self.credentials.clone(),
+        })
     }
 
     pub(crate) fn split(self) -> (Sender, Receiver) {

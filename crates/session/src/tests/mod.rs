@@ -270,7 +270,7 @@ impl DataConnectionSource for Port {
                 continue;
             };
             let mut stream = Stream::try_from(OwnedFd::from(socket))?;
-            let hello = handshake::read_hello(&mut stream, deadline).unwrap();
+            let hello = handshake::read_hello(&mut stream, deadline).unwrap().hello;
             if hello.purpose == (Purpose::DataConnection { key: KEY }) {
                 return Ok(stream);
             }

@@ -1,0 +1,119 @@
+//! `outboard token`, and the files of tokens.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::Context as _;
+use outboard_link::config_folder;
+use outboard_trust::{Entry, Store, Token, date, now_s};
+
+use crate::{
+    args::{TokenCommand, TokenFileArgs, TokensArgs},
+    print,
+};
+
+pub(crate) fn token(command: TokenCommand) -> anyhow::Result<ExitCode> {
+    match command {
+        TokenCommand::Create {
+            name,
+            expires,
+            tokens,
+        } => create(name, expires, &file_of(tokens)?),
+        TokenCommand::List { tokens, json } => list(&file_of(tokens)?, json),
+        TokenCommand::Revoke { name, tokens } => {
+            let file = file_of(tokens)?;
+            Store::change(&file, |store| store.remove(&name))?;
+            eprintln!(
+                "{name} is removed from {}; programs that run with it go on to their end",
+                file.display()
+            );
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn create(name: String, lifetime_s: Option<u64>, file: &Path) -> anyhow::Result<ExitCode> {
+    let token = Token::random().context("drawing a key")?;
+    let now_s = now_s();
+    let entry = Entry {
+        name: name.clone(),
+        token: token.clone(),
+        created_s: now_s,
+        expires_s: lifetime_s.map(|lifetime_s| now_s.saturating_add(lifetime_s)),
+    };
+    if let Some(folder) = file.parent() {
+        fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    }
+    Store::change(file, |store| store.add(entry))?;
+    let until = lifetime_s.map_or("until it is revoked".into(), |lifetime_s| {
+        format!("until {}", date(now_s.saturating_add(lifetime_s)))
+    });
+    eprintln!(
+        "{name} is added to {}, valid {until}. The line below is the secret of its owner, to be kept in a file of mode \
+         0600: ~/.config/outboard/tokens/HOST:PORT, or the one that OUTBOARD_TOKEN_FILE names",
+        file.display()
+    );
+    print(format!("{}\n", token.to_text()).as_bytes())
+}
+
+fn list(file: &Path, json: bool) -> anyhow::Result<ExitCode> {
+    let store = Store::read(file)?;
+    let now_s = now_s();
+    if json {
+        let entries: Vec<_> = store.entries().iter().map(|e| as_json(e, now_s)).collect();
+        let text = serde_json::to_string_pretty(&entries)?;
+        return print(format!("{text}\n").as_bytes());
+    }
+    let mut text = format!("{:24} {:16} {:24} expires\n", "name", "id", "created");
+    for entry in store.entries() {
+        let expires = match entry.expires_s {
+            None => "never".into(),
+            Some(at) if entry.is_valid(now_s) => date(at),
+            Some(at) => format!("{} (expired)", date(at)),
+        };
+        let (name, id) = (&entry.name, entry.id_text());
+        let created = date(entry.created_s);
+        text.push_str(&format!("{name:24} {id:16} {created:24} {expires}\n"));
+    }
+    print(text.as_bytes())
+}
+
+fn as_json(entry: &Entry, now_s: u64) -> serde_json::Value {
+    serde_json::json!({
+        "name": entry.name,
+        "id": entry.id_text(),
+        "created_s": entry.created_s,
+        "expires_s": entry.expires_s,
+        "valid": entry.is_valid(now_s),
+    })
+}
+
+fn file_of(args: TokensArgs) -> anyhow::Result<PathBuf> {
+    server_file(args.tokens)
+}
+
+/// Returns the server's file of tokens: the one that is named, or that of the user's settings.
+pub(crate) fn server_file(named: Option<PathBuf>) -> anyhow::Result<PathBuf> {
+    let file = match named {
+        Some(file) => file,
+        None => config_folder()
+            .context("there is no home folder; name a file with --tokens")?
+            .join("server-tokens"),
+    };
+    std::path::absolute(file).context("asking for the current folder")
+}
+
+/// Makes this process, and the programs that it becomes, use the token that the user has named.
+/// Returns the file's path.
+pub(crate) fn use_file(args: &TokenFileArgs) -> anyhow::Result<Option<PathBuf>> {
+    let Some(file) = &args.token_file else {
+        return Ok(None);
+    };
+    // The program may change its folder before its first call.
+    let file = std::path::absolute(file).context("asking for the current folder")?;
+    outboard_link::use_token_file(&file);
+    Ok(Some(file))
+}

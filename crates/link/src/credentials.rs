@@ -1,0 +1,80 @@
+//! Secrets by which a client and a server prove to each other who they are.
+
+use std::{
+    env, fmt,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::OnceLock,
+};
+
+use outboard_trust::Token;
+
+use crate::Error;
+
+/// Names the file of the token for every server on a network; empty: no token is used.
+pub const TOKEN_FILE_VARIABLE: &str = "OUTBOARD_TOKEN_FILE";
+
+/// The file that [`use_token_file`] has set.
+static TOKEN_FILE: OnceLock<PathBuf> = OnceLock::new();
+
+/// Makes this process use the token in `file`, whatever the environment says. Returns false if a
+/// file was set before.
+pub fn use_token_file(file: &Path) -> bool {
+    TOKEN_FILE.set(file.into()).is_ok()
+}
+
+/// The secrets for one server.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Credentials {
+    pub(crate) token: Option<Token>,
+}
+
+/// The way to a session's server for its data connections.
+#[derive(Clone, Debug)]
+pub struct Way {
+    pub(crate) address: SocketAddr,
+    pub(crate) credentials: Credentials,
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.address.fmt(f)
+    }
+}
+
+impl From<SocketAddr> for Way {
+    /// Makes a way to a server that asks for no token.
+    fn from(address: SocketAddr) -> Way {
+        Way {
+            address,
+            credentials: Credentials::default(),
+        }
+    }
+}
+
+impl Credentials {
+    /// Returns the secrets for a server on a network, by its host and port.
+    pub(crate) fn of(server: &str) -> Result<Credentials, Error> {
+        let file = match (TOKEN_FILE.get(), env::var_os(TOKEN_FILE_VARIABLE)) {
+            (Some(file), _) => Some(file.clone()),
+            (None, Some(file)) if file.is_empty() => None,
+            (None, Some(file)) => Some(file.into()),
+            (None, None) => config_folder()
+                .map(|folder| folder.join("tokens").join(server))
+                // One that may not be looked at is one, too.
+                .filter(|file| file.try_exists().unwrap_or(true)),
+        };
+        let token = file.map(|file| Token::read(&file)).transpose()?;
+        Ok(Credentials { token })
+    }
+}
+
+/// Returns the folder of the user's settings: `$XDG_CONFIG_HOME/outboard`, or
+/// `~/.config/outboard`.
+pub fn config_folder() -> Option<PathBuf> {
+    let set = |name| env::var_os(name).filter(|value| !value.is_empty());
+    let base = set("XDG_CONFIG_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(Path::new(&set("HOME")?).join(".config")))?;
+    Some(base.join("outboard"))
+}
