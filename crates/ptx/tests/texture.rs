@@ -340,7 +340,24 @@ fn layers() {
     };
     boxes.texture(lines, linear());
     assert_eq!(boxes.layer(2, [3.0, 0.0], 5), value(2, 1, 1) + 0.5);
-    // A geometry other than the texture's is a fault.
+    // A plane of one row is a line: at its middle for points, at its upper edge if filtered.
+    let row = Texels {
+        size: [5, 1, 1],
+        ..plane
+    };
+    let as_line = Bench::new(&[TEX_1D, TEX_1D_INDEX]);
+    let values = as_line.device.upload(&[10.0f32, 20.0, 30.0, 40.0, 50.0]);
+    let row = Texels {
+        address: values,
+        ..row
+    };
+    as_line.texture(row, clamp());
+    assert_eq!(as_line.line(&[0.5, 4.9, 7.0]), [10.0, 50.0, 50.0]);
+    as_line.texture(row, linear());
+    assert_eq!(as_line.line(&[1.0, 2.25]), [15.0, 27.5]);
+    as_line.texture(plane, clamp());
+    assert!(as_line.try_words(0, &[[0; 4]]).is_err());
+    // Any other geometry than the texture's is a fault.
     let fault = boxes.bench.try_words(0, &[[0; 4]]).unwrap_err();
     assert!(
         matches!(&fault, LaunchError::Fault(f) if matches!(&f.kind, FaultKind::Trap { reason } if reason.contains("dimensions"))),

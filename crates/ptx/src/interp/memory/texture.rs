@@ -489,7 +489,9 @@ fn fits(texels: &Texels, geometry: Geometry, number: u64, lane: usize) -> Result
     } else {
         geometry.dimensions
     };
-    if texels.dimensions == u32::from(dimensions)
+    // A plane of one row is read as a line, as on a GPU, whose lines are such planes.
+    let is_row = dimensions == 1 && texels.dimensions == 2 && texels.size[1] == 1;
+    if (texels.dimensions == u32::from(dimensions) || is_row)
         && texels.cube == cube
         && texels.layers.is_some() == (geometry.layered || geometry.cube)
     {
