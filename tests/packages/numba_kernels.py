@@ -146,6 +146,22 @@ def streams():
     np.testing.assert_allclose(y.copy_to_host(), np.arange(256, dtype=np.float32) * 3)
 
 
+@cuda.jit
+def waves(heights, rounds):
+    grid = cuda.cg.this_grid()
+    i = cuda.grid(1)
+    for step in range(rounds):
+        heights[(step + 1) % 2, i] = heights[step % 2, (i + 1) % heights.shape[1]] + 1
+        grid.sync()
+
+
+def grid_sync():
+    heights = np.zeros((2, 512), np.int32)
+    heights[0] = np.arange(512)
+    waves[8, 64](heights, 5)
+    np.testing.assert_array_equal(heights[1], (np.arange(512) + 5) % 512 + 5)
+
+
 if __name__ == "__main__":
     for check in (
         elementwise,
@@ -156,6 +172,7 @@ if __name__ == "__main__":
         reduce,
         random,
         streams,
+        grid_sync,
     ):
         check()
         print(check.__name__, flush=True)

@@ -43,6 +43,7 @@ pub(crate) fn all() -> Vec<Target> {
         target("image", outboard_image::fuzz::image, images()),
         target("fatbin", outboard_image::fuzz::fatbin, images()),
         target("cubin", outboard_image::fuzz::cubin, images()),
+        target("library", outboard_image::fuzz::objects, libraries()),
         target("ptx-header", outboard_image::fuzz::ptx, ptx()),
         target("ptx", outboard_ptx::fuzz::text, ptx()),
         target("ptx-lowered", lowered, changes()),
@@ -290,6 +291,13 @@ fn images() -> Vec<Vec<u8>> {
     ]
     .map(<[u8]>::to_vec)
     .into()
+}
+
+/// Returns a static library, and an object in it.
+fn libraries() -> Vec<Vec<u8>> {
+    let library = include_bytes!("../../image/tests/data/device_functions.a");
+    let object = library.windows(4).position(|w| w == b"\x7fELF");
+    vec![library.to_vec(), library[object.unwrap_or(0)..].to_vec()]
 }
 
 /// Returns a whole file, and the contents of a block.

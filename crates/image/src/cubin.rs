@@ -126,6 +126,11 @@ fn end(offset: u64, bytes: Option<u64>) -> u64 {
     })
 }
 
+/// Whether an ELF file is of a GPU, and not of the host.
+pub(crate) fn is_cubin(data: &[u8]) -> bool {
+    file_header(data).is_ok()
+}
+
 fn file_header(data: &[u8]) -> Result<&FileHeader64<LE>, Error> {
     read::bytes(data, 0, HEADER_BYTES, "ELF header")?;
     let header = FileHeader64::<LE>::parse(data).map_err(elf_error)?;

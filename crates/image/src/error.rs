@@ -56,6 +56,9 @@ pub enum Error {
     #[error("the cubin is not a readable ELF file: {0}")]
     Elf(String),
 
+    #[error("the object file or static library cannot be read: {0}")]
+    Library(String),
+
     #[error("PTX line {line}: expected {expected}, found {found:?}")]
     Ptx {
         line: u32,

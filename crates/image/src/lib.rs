@@ -21,6 +21,7 @@ mod fatbin;
 mod image;
 pub mod limits;
 mod module;
+mod objects;
 pub mod ptx;
 pub mod raw;
 mod read;
@@ -30,6 +31,7 @@ pub use error::Error;
 pub use fatbin::{Encoding, Entry, EntryKind};
 pub use image::{Choice, Format, Image};
 pub use module::{Attributes, Kernel, Module, Param, Space, Variable};
+pub use objects::device_code;
 
 /// One entry point for each decoder. They must return for any bytes.
 pub mod fuzz {
@@ -45,6 +47,10 @@ pub mod fuzz {
 
     pub fn fatbin(data: &[u8]) {
         let _ = crate::fatbin::parse(data);
+    }
+
+    pub fn objects(data: &[u8]) {
+        let _ = crate::device_code(data);
     }
 
     pub fn cubin(data: &[u8]) {

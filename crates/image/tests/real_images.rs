@@ -95,6 +95,41 @@ fn check_variables(module: &Module, what: &str) {
 }
 
 #[test]
+fn a_static_library_holds_the_images_of_its_objects() {
+    let library = include_bytes!("data/device_functions.a");
+    let images = outboard_image::device_code(library).unwrap();
+    let texts: Vec<String> = images
+        .iter()
+        .map(|image| {
+            let image = Image::parse(image).unwrap();
+            let entry = image.select_ptx(9, 0).unwrap();
+            String::from_utf8(entry.bytes().unwrap().into_owned()).unwrap()
+        })
+        .collect();
+    assert_eq!(texts.len(), 2);
+    assert!(texts[0].contains("twice(") && texts[1].contains("thrice("));
+    let object = library.windows(4).position(|w| w == b"\x7fELF").unwrap();
+    assert_eq!(
+        outboard_image::device_code(&library[object..])
+            .unwrap()
+            .len(),
+        1
+    );
+    // An image is its own; other bytes are none, but in a library nobody minds them.
+    let cubin = include_bytes!("data/sm_90.cubin");
+    assert_eq!(outboard_image::device_code(cubin).unwrap(), [&cubin[..]]);
+    assert!(
+        outboard_image::device_code(b"!<arch>\n")
+            .unwrap()
+            .is_empty()
+    );
+    for len in (9..library.len()).step_by(97) {
+        let _ = outboard_image::device_code(&library[..len]);
+    }
+    assert!(outboard_image::device_code(&library[..library.len() - 200]).is_err());
+}
+
+#[test]
 fn every_form_lists_the_kernels_and_variables_of_the_source() {
     for (name, data) in [
         ("sm_80.cubin", data!("sm_80.cubin")),

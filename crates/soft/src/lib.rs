@@ -20,7 +20,9 @@ mod copies;
 mod graphs;
 mod host;
 mod ipc;
+mod jit_limits;
 mod launch;
+mod links;
 mod memory;
 mod modules;
 mod nvml;
@@ -133,7 +135,7 @@ struct Soft {
     execs: HandleTable<ExecId>,
     conditions: conditions::Conditions,
     libraries: HandleTable<modules::Library>,
-    links: HandleTable<modules::Link>,
+    links: HandleTable<links::Link>,
     allocations: HandleTable<memory::Allocation>,
     /// Mapped memory by its address.
     mapped: BTreeMap<u64, memory::Mapped>,

@@ -1,4 +1,4 @@
-//! Libraries: images, the PTX in them, their kernels and variables; and the linker.
+//! Libraries: images, the PTX in them, their kernels and variables.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -15,19 +15,23 @@ use outboard_wire::{
     messages,
 };
 
-use super::{Capability, Soft, card, contexts::check_cache_config, wait::invalid};
+use super::{
+    Capability, Soft, card,
+    contexts::check_cache_config,
+    jit_limits::{self, JitLimits},
+    wait::invalid,
+};
 
 /// The device function behind `printf`, in PTX.
 const PRINT_SYMBOL: &str = "vprintf";
-
-/// Bytes of PTX that one link may collect.
-const LINK_BYTES_MAX: usize = 64 << 20;
 
 pub(super) struct Library {
     module: Arc<Module>,
     kernels: Vec<Kernel>,
     /// The architecture that the PTX was written for.
     target: Arch,
+    /// The register limit of the linker or of the load.
+    registers_max: Option<u32>,
 }
 
 /// A kernel, and the attributes that calls have set on it.
@@ -37,21 +41,14 @@ pub(super) struct Kernel {
     carveout: i32,
 }
 
-/// Inputs of a JIT link.
-pub(super) struct Link {
-    inputs: Vec<String>,
-    /// Why fat binaries were left out: they contain no PTX that fits.
-    left_out: String,
-}
-
 /// Why an image cannot be loaded: the status, and text for the program's error log.
-struct Refused {
-    status: CUresult,
-    log: String,
+pub(super) struct Refused {
+    pub(super) status: CUresult,
+    pub(super) log: String,
 }
 
 impl Refused {
-    fn new(error: outboard_ptx::error::Error) -> Refused {
+    pub(super) fn new(error: outboard_ptx::error::Error) -> Refused {
         Refused {
             status: match &error {
                 outboard_ptx::error::Error::Memory(_) => CUresult::CUDA_ERROR_OUT_OF_MEMORY,
@@ -109,9 +106,13 @@ impl Soft {
                 error_log: nothing(),
             });
         };
+        let options = JitLimits::parse(m.options)?;
         let loaded = select(&image, self.capability).and_then(|(text, target)| {
             self.may_print |= text.contains(PRINT_SYMBOL);
-            self.load(m.library, &text, target)
+            let limits = [jit_limits::registers_max(&text), options.registers_max];
+            let mut library = self.load(m.library, &text, target)?;
+            library.registers_max = limits.into_iter().flatten().min();
+            Ok(library)
         });
         let (status, card, error_log) = match loaded {
             Ok(library) => {
@@ -161,6 +162,7 @@ impl Soft {
             module,
             kernels,
             target,
+            registers_max: None,
         })
     }
 
@@ -239,7 +241,10 @@ impl Soft {
             library.module.const_bytes(),
         );
         set(CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, facts.local_bytes.into());
-        set(CU_FUNC_ATTRIBUTE_NUM_REGS, facts.registers.into());
+        // Bounds of the kernel's own go before the linker's limit.
+        let limit = library.registers_max.filter(|_| !facts.bounds_registers);
+        let registers = limit.map_or(facts.registers, |limit| facts.registers.min(limit));
+        set(CU_FUNC_ATTRIBUTE_NUM_REGS, registers.into());
         set(CU_FUNC_ATTRIBUTE_PTX_VERSION, library.target.number.into());
         let facts = self.capability.facts();
         set(
@@ -333,124 +338,6 @@ impl Soft {
             config => Err(invalid(format!("shared memory configuration {config}"))),
         }
     }
-
-    pub(super) fn link_create(
-        &mut self,
-        _: &mut Cx<'_>,
-        m: &messages::LinkCreate<'_>,
-    ) -> Result<(), Failure> {
-        let link = Link {
-            inputs: Vec::new(),
-            left_out: String::new(),
-        };
-        self.links.insert(m.link, link)
-    }
-
-    pub(super) fn cu_link_destroy(
-        &mut self,
-        _: &mut Cx<'_>,
-        m: &messages::CuLinkDestroy,
-    ) -> Result<(), Failure> {
-        self.links.remove(m.state).map(|_| ())
-    }
-
-    pub(super) fn link_add(
-        &mut self,
-        cx: &mut Cx<'_>,
-        m: &messages::LinkAdd<'_>,
-    ) -> Result<messages::LinkAddReply<'static>, Failure> {
-        let image = cx.images.get(&ImageStore::hash(m.hash)?)?;
-        let link = self.links.get_mut(m.link)?;
-        let added = match m.input_type {
-            CU_JIT_INPUT_PTX | CU_JIT_INPUT_FATBINARY => {
-                select(&image, self.capability).map(|(text, _)| text)
-            }
-            CU_JIT_INPUT_CUBIN | CU_JIT_INPUT_OBJECT | CU_JIT_INPUT_LIBRARY | CU_JIT_INPUT_NVVM => {
-                Err(Refused {
-                    status: CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
-                    log: format!(
-                        "{}: input of type {} holds no PTX, and the software GPU runs nothing else",
-                        String::from_utf8_lossy(m.name),
-                        m.input_type
-                    ),
-                })
-            }
-            other => return Err(invalid(format!("linker input of type {other}"))),
-        };
-        let collected: usize = link.inputs.iter().map(String::len).sum();
-        let mut info_log = String::new();
-        let (status, log) = match added {
-            // A relocatable build also names the device runtime's library, which has code for other
-            // GPUs only. Code that uses it fails later, with an undefined symbol.
-            Err(refused)
-                if m.input_type == CU_JIT_INPUT_FATBINARY
-                    && refused.status == CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU =>
-            {
-                link.left_out = refused.log.clone();
-                info_log = format!("left out: {}", refused.log);
-                (CUresult::CUDA_SUCCESS, String::new())
-            }
-            Ok(text) if collected + text.len() <= LINK_BYTES_MAX => {
-                link.inputs.push(text);
-                (CUresult::CUDA_SUCCESS, String::new())
-            }
-            Ok(_) => (
-                CUresult::CUDA_ERROR_OUT_OF_MEMORY,
-                format!("more than {LINK_BYTES_MAX} bytes of PTX to link"),
-            ),
-            Err(refused) => (refused.status, refused.log),
-        };
-        Ok(messages::LinkAddReply {
-            status: status.0,
-            info_log: Cow::Owned(info_log.into_bytes()),
-            error_log: Cow::Owned(log.into_bytes()),
-        })
-    }
-
-    /// Joins all inputs into one text. Loading it once here reports missing symbols as the linker's
-    /// errors.
-    pub(super) fn link_complete(
-        &mut self,
-        cx: &mut Cx<'_>,
-        m: &messages::LinkComplete,
-    ) -> Result<messages::LinkCompleteReply<'static>, Failure> {
-        let link = self.links.get(m.link)?;
-        let text = join(&link.inputs);
-        let tried = if link.inputs.is_empty() {
-            Err(Refused {
-                status: CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
-                log: format!("nothing to link {}", link.left_out),
-            })
-        } else {
-            ptx::scan_header(&text)
-                .map_err(|error| Refused {
-                    status: CUresult::CUDA_ERROR_INVALID_PTX,
-                    log: error.to_string(),
-                })
-                .and_then(|_| {
-                    Module::load(&text, self.gpu.memory()).map_err(Refused::new)?;
-                    Ok(())
-                })
-        };
-        let mut reply = messages::LinkCompleteReply {
-            status: CUresult::CUDA_SUCCESS.0,
-            hash: Cow::Borrowed(&[]),
-            len: 0,
-            info_log: Cow::Borrowed(&[]),
-            error_log: Cow::Borrowed(&[]),
-        };
-        match tried {
-            Ok(_) => {
-                reply.len = text.len() as u64;
-                reply.hash = Cow::Owned(cx.images.hold(text.into_bytes()).to_vec());
-            }
-            Err(refused) => {
-                reply.status = refused.status.0;
-                reply.error_log = Cow::Owned(refused.log.into_bytes());
-            }
-        }
-        Ok(reply)
-    }
 }
 
 impl Library {
@@ -485,7 +372,7 @@ pub(super) fn block_threads_max(facts: &outboard_ptx::lower::Kernel) -> u32 {
 }
 
 /// Returns the image's PTX to run: the highest version that the compute capability supports.
-fn select(image: &[u8], capability: Capability) -> Result<(String, Arch), Refused> {
+pub(super) fn select(image: &[u8], capability: Capability) -> Result<(String, Arch), Refused> {
     let refused = |status| {
         move |error: outboard_image::Error| Refused {
             status,
@@ -506,14 +393,4 @@ fn select(image: &[u8], capability: Capability) -> Result<(String, Arch), Refuse
     let bytes = entry.bytes().map_err(invalid)?;
     let text = ptx::decode(&bytes).map_err(refused(CUresult::CUDA_ERROR_INVALID_PTX))?;
     Ok((text.to_owned(), entry.arch))
-}
-
-/// Joins PTX texts. Each begins a unit of its own, and the loader links them.
-fn join(texts: &[String]) -> String {
-    let mut joined = String::with_capacity(texts.iter().map(|t| t.len() + 1).sum());
-    for text in texts {
-        joined.push_str(text);
-        joined.push('\n');
-    }
-    joined
 }

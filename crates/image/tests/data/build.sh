@@ -32,5 +32,15 @@ for arch in 80 90a; do
   "$old_ptxas" -arch=sm_$arch old.ptx -o cuda12_sm_$arch.cubin
 done
 rm old.ptx
-cp *.fatbin *.cubin *.ptx "$here"
+
+# A static library: a text, an object with PTX, one with PTX and machine code.
+echo text >notes.txt
+for name in twice:2 thrice:3; do
+  echo "extern \"C\" __device__ unsigned ${name%:*}(unsigned value) { return ${name#*:} * value; }" >"${name%:*}.cu"
+done
+nvcc -rdc=true -arch=compute_80 -c twice.cu
+nvcc -rdc=true -gencode arch=compute_80,code=compute_80 -gencode arch=compute_90,code=sm_90 -c thrice.cu
+for object in twice.o thrice.o; do objcopy --strip-unneeded -R .eh_frame -R .comment -R .note.GNU-stack $object; done
+ar rcD device_functions.a notes.txt twice.o thrice.o
+cp *.fatbin *.cubin *.ptx *.a "$here"
 rm -r /tmp/outboard-image-data

@@ -23,6 +23,8 @@ pub struct Kernel {
     /// Estimate of a compiler's register count, because PTX registers are virtual. It is low enough
     /// for the largest block that the kernel allows, and for as many blocks as it asks for.
     pub registers: u32,
+    /// Directives bound the register count, so that a linker's limit does not count.
+    pub bounds_registers: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -233,6 +233,9 @@ fn kernel(
         dynamic_shared_offset: shared_end.next_multiple_of(context.layout.dynamic_shared_align),
         local_bytes: 0,
         registers,
+        bounds_registers: function.maxnreg.is_some()
+            || function.minnctapersm.is_some()
+            || function.maxntid.is_some(),
     })
 }
 

@@ -1,6 +1,7 @@
 //! Messages to the software GPU, and its answers.
 
 mod hostile;
+mod links;
 mod memory;
 mod programs;
 

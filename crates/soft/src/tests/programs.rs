@@ -491,58 +491,6 @@ fn a_captured_kernel_gets_another_address() {
 }
 
 #[test]
-fn linked_texts_share_their_symbols() {
-    let mut c = client();
-    let main = b".version 8.0\n.target sm_80\n.address_size 64\n\
-        .extern .func (.param .b32 result) twice(.param .b32 value);\n\
-        .visible .entry run(.param .u64 out) {\n\
-        .reg .b32 %r; .reg .b64 %rd;\n\
-        ld.param.u64 %rd, [out];\n\
-        { .param .b32 a; .param .b32 b; st.param.b32 [a], 21; call.uni (b), twice, (a); ld.param.b32 %r, [b]; }\n\
-        st.global.u32 [%rd], %r;\nret;\n}\n";
-    let other = b".version 8.0\n.target sm_80\n.address_size 64\n\
-        .visible .func (.param .b32 result) twice(.param .b32 value) {\n\
-        .reg .b32 %r;\nld.param.u32 %r, [value];\nadd.s32 %r, %r, %r;\nst.param.b32 [result], %r;\nret;\n}\n";
-    let link = c.mint();
-    c.done(Request::LinkCreate(m::LinkCreate { link, options: &[] }));
-    for text in [&main[..], &other[..]] {
-        let hash = c.images.hold(text.to_vec());
-        let add = m::LinkAdd {
-            link,
-            input_type: CU_JIT_INPUT_PTX,
-            hash: &hash,
-            name: b"x",
-            options: &[],
-        };
-        let (_, reply) = c.send(&Request::LinkAdd(add)).unwrap();
-        assert_eq!(
-            m::LinkAddReply::decode(&mut Reader::new(&reply))
-                .unwrap()
-                .status,
-            0
-        );
-    }
-    let (_, reply) = c
-        .send(&Request::LinkComplete(m::LinkComplete { link }))
-        .unwrap();
-    let reply = m::LinkCompleteReply::decode(&mut Reader::new(&reply)).unwrap();
-    assert_eq!(
-        reply.status,
-        0,
-        "{}",
-        String::from_utf8_lossy(&reply.error_log)
-    );
-    let hash = ImageStore::hash(&reply.hash).unwrap();
-    let image = c.images.get(&hash).unwrap();
-    let (library, status, log, _) = c.load(&image);
-    assert_eq!(status, CUresult::CUDA_SUCCESS, "{log}");
-    let arguments = params(&[c.base]);
-    c.done(Request::Launch(launch(library << 32, 1, 1, &arguments)));
-    assert_eq!(c.read_words(c.base, 1), [42]);
-    c.done(Request::CuLinkDestroy(m::CuLinkDestroy { state: link }));
-}
-
-#[test]
 fn cards_and_the_management_library() {
     let mut c = client_with(SoftOptions {
         memory_bytes: Some(64 << 20),
