@@ -72,9 +72,10 @@ unit: $(TOOLCHAIN)
 	@tools/chromium.sh
 	$(TESTED) command unit -- $(CARGO) test --workspace --quiet
 
-# The ring of the shm link, in every order that two threads can run it.
+# The ring of the shm link, and the table that threads share, in every order that two threads can run them.
 loom: $(TOOLCHAIN)
 	$(TESTED) command loom -- $(CARGO) test --quiet -p outboard-link --features loom --test loom
+	$(TESTED) command flow-loom -- $(CARGO) test --quiet -p outboard-flow --features loom --lib interleavings
 
 # Every decoder, with seeded random bytes and mutations of real input; not of a release build, so that overflows and
 # false assertions are found too.

@@ -1,0 +1,196 @@
+//! Seven entries, their tags, and the counters of entries that went to their second bucket.
+
+use crate::{FlowKey, memory::Zeroable};
+
+pub(super) const SLOTS: usize = 7;
+
+/// Bits of the tags in [`Bucket::tags`]; the byte above belongs to the counters.
+const TAGS: u64 = (1 << (8 * SLOTS)) - 1;
+const LOW: u64 = 0x0101_0101_0101_0101;
+const HIGH: u64 = LOW << 7;
+
+#[repr(C, align(64))]
+pub(super) struct Bucket<K> {
+    tags: u64,
+    pub(super) values: [u32; SLOTS],
+    counters: u8,
+    pub(super) keys: [K; SLOTS],
+}
+
+// SAFETY: numbers and keys, each of which may be zero.
+unsafe impl<K: FlowKey> Zeroable for Bucket<K> {}
+
+const _: () = assert!(size_of::<Bucket<crate::V4>>() == 128);
+const _: () = assert!(size_of::<Bucket<crate::V6>>() == 320);
+
+/// Slots of a bucket: bit 7 of byte i stands for slot i.
+#[derive(Clone, Copy)]
+pub(super) struct Slots(pub(super) u64);
+
+impl Slots {
+    #[inline(always)]
+    pub(super) fn first(self) -> Option<usize> {
+        (self.0 != 0).then(|| self.first_or_last())
+    }
+
+    /// Returns the first slot, or the last slot of a bucket if there is none.
+    #[inline(always)]
+    pub(super) fn first_or_last(self) -> usize {
+        // Bit 55 belongs to the last slot.
+        (self.0 | 1 << 55).trailing_zeros() as usize / 8
+    }
+
+    #[inline(always)]
+    pub(super) fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+}
+
+impl Iterator for Slots {
+    type Item = usize;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<usize> {
+        let first = self.first()?;
+        self.0 &= self.0 - 1;
+        Some(first)
+    }
+}
+
+impl<K: FlowKey> Bucket<K> {
+    /// Returns the slots whose tag is `tag`; tag 0 finds those that are free.
+    #[inline(always)]
+    pub(super) fn matching(&self, tag: u8) -> Slots {
+        let different = self.tags ^ (LOW * u64::from(tag));
+        // Bit 7 of a byte of the sum is set if the low seven bits are not all zero; no carry
+        // leaves a byte, so exactly the bytes that are zero are found.
+        let nonzero = ((different & !HIGH) + !HIGH) | different;
+        Slots(!nonzero & HIGH & TAGS)
+    }
+
+    #[inline(always)]
+    pub(super) fn free(&self) -> Slots {
+        self.matching(0)
+    }
+
+    #[inline(always)]
+    pub(super) fn find(&self, tag: u8, key: &K) -> Option<usize> {
+        self.matching(tag).find(|slot| self.keys[*slot] == *key)
+    }
+
+    /// Counters, four bits each.
+    #[inline(always)]
+    fn overflow(&self) -> u16 {
+        (self.tags >> 56) as u16 | u16::from(self.counters) << 8
+    }
+
+    /// Returns whether a key with this counter may be in its second bucket.
+    #[inline(always)]
+    pub(super) fn overflowed(&self, counter: u32) -> bool {
+        self.overflow() >> (4 * counter) & 15 != 0
+    }
+
+    fn set_overflow(&mut self, overflow: u16) {
+        self.tags = self.tags & TAGS | u64::from(overflow & 255) << 56;
+        self.counters = (overflow >> 8) as u8;
+    }
+
+    /// Counts a key that went to its second bucket. A counter at its end stays there: it then
+    /// costs a look at a second bucket, and never hides a key.
+    pub(super) fn count_overflow(&mut self, counter: u32) {
+        let overflow = self.overflow();
+        if overflow >> (4 * counter) & 15 != 15 {
+            self.set_overflow(overflow + (1 << (4 * counter)));
+        }
+    }
+
+    pub(super) fn uncount_overflow(&mut self, counter: u32) {
+        let overflow = self.overflow();
+        if !matches!(overflow >> (4 * counter) & 15, 0 | 15) {
+            self.set_overflow(overflow - (1 << (4 * counter)));
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn put(&mut self, slot: usize, tag: u8, key: K, value: u32) {
+        self.keys[slot] = key;
+        self.values[slot] = value;
+        self.tags |= u64::from(tag) << (8 * slot);
+    }
+
+    #[inline(always)]
+    pub(super) fn clear(&mut self, slot: usize) {
+        self.tags &= !(255 << (8 * slot));
+    }
+
+    #[inline(always)]
+    pub(super) fn tag(&self, slot: usize) -> u8 {
+        (self.tags >> (8 * slot)) as u8
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::V4;
+
+    fn zeroed() -> Bucket<V4> {
+        let key = V4::from_bytes([0; 13]);
+        Bucket {
+            tags: 0,
+            values: [0; SLOTS],
+            counters: 0,
+            keys: [key; SLOTS],
+        }
+    }
+
+    #[test]
+    fn exactly_the_equal_tags_match() {
+        for tag in 1..=255u8 {
+            let mut bucket = zeroed();
+            let tags = [
+                tag,
+                tag ^ 1,
+                tag,
+                tag ^ 0x80,
+                255 - tag,
+                tag,
+                tag.wrapping_add(1),
+            ];
+            for (slot, tag) in tags.into_iter().enumerate() {
+                bucket.put(slot, tag, V4::from_bytes([slot as u8; 13]), slot as u32);
+            }
+            for counter in 0..4 {
+                bucket.count_overflow(counter);
+            }
+            let expected: Vec<_> = (0..SLOTS).filter(|slot| tags[*slot] == tag).collect();
+            assert_eq!(bucket.matching(tag).collect::<Vec<_>>(), expected);
+            let free: Vec<_> = (0..SLOTS).filter(|slot| tags[*slot] == 0).collect();
+            assert_eq!(bucket.free().collect::<Vec<_>>(), free);
+        }
+    }
+
+    #[test]
+    fn counters_count_apart_and_stop_at_their_end() {
+        let mut bucket = zeroed();
+        bucket.put(6, 255, V4::from_bytes([1; 13]), 1);
+        for counter in 0..4 {
+            for _ in 0..=counter {
+                bucket.count_overflow(counter);
+            }
+        }
+        for counter in 0..4 {
+            for _ in 0..=counter {
+                assert!(bucket.overflowed(counter));
+                bucket.uncount_overflow(counter);
+            }
+            assert!(!bucket.overflowed(counter));
+        }
+        for _ in 0..20 {
+            bucket.count_overflow(2);
+        }
+        bucket.uncount_overflow(2);
+        assert!(bucket.overflowed(2) && !bucket.overflowed(3) && !bucket.overflowed(1));
+        assert_eq!(bucket.tag(6), 255);
+    }
+}
