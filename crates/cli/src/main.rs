@@ -14,6 +14,7 @@ mod run;
 mod serve;
 mod sweep;
 mod token;
+mod top;
 mod trace;
 
 use std::{
@@ -25,7 +26,7 @@ use anyhow::Context as _;
 use clap::{CommandFactory, Parser};
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
-use args::{Args, Command};
+use args::{Args, Command, LogFormat};
 
 fn main() -> ExitCode {
     if ptxas::is_meant() {
@@ -33,11 +34,12 @@ fn main() -> ExitCode {
     }
     // A wrong command line ends the process here, with exit code 2.
     let args = Args::parse();
-    log_to_stderr();
+    log_to_stderr(args.log_format);
     let result = match args.command {
-        Command::Serve(args) => serve::serve(args),
+        Command::Serve(serve) => serve::serve(serve, args.log_format),
         Command::Run(args) => run::run(args),
         Command::Doctor(args) => doctor::doctor(args),
+        Command::Top(args) => top::top(args),
         Command::Bench(args) => bench::bench(args),
         Command::Probe(args) => probe::probe(args),
         Command::Sweep(args) => sweep::sweep(args),
@@ -73,7 +75,7 @@ fn whole(error: &anyhow::Error) -> String {
 
 /// Logs to stderr. `OUTBOARD_LOG` takes the directives of tracing-subscriber's `EnvFilter`:
 /// `debug`, `outboard_session=trace`.
-fn log_to_stderr() {
+fn log_to_stderr(format: LogFormat) {
     let asked = std::env::var("OUTBOARD_LOG").unwrap_or_default();
     if let Some(word) = unknown_level(&asked) {
         eprintln!(
@@ -84,11 +86,15 @@ fn log_to_stderr() {
         .with_default_directive(LevelFilter::INFO.into())
         .with_env_var("OUTBOARD_LOG")
         .from_env_lossy();
-    tracing_subscriber::fmt()
+    let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(outboard_device::log::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .init();
+        .with_writer(outboard_device::log::stderr);
+    match format {
+        LogFormat::Json => log.json().flatten_event(true).init(),
+        LogFormat::Text => log
+            .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+            .init(),
+    }
 }
 
 /// Returns the first of the directives that is neither a level nor about a part of the program.

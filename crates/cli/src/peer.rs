@@ -8,12 +8,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::Context as _;
 use outboard_api::CUresult;
 use outboard_link::{
-    DialError, Endpoint, Error, Link, Receiver, Sender, Wait, dial, emulated::emulation,
+    DialError, Endpoint, Error, Link, Receiver, Sender, Stream, Wait, dial, emulated::emulation,
+    greet as greet_stream,
 };
 use outboard_wire::{
     Message as _,
+    doc::{STATUS_BYTES_MAX, StatusAnswer, StatusQuestion, from_bytes},
     frame::{self, decode_reply},
     handshake::{ClientHello, HandshakeError, Purpose, ServerWelcome},
     messages::{Echo, EchoReply, Ping},
@@ -110,13 +113,52 @@ impl Server {
     }
 }
 
+/// A connection over which a server says what it sees of itself.
+pub(crate) struct StatusQueries {
+    stream: Stream,
+}
+
+impl StatusQueries {
+    pub(crate) fn open(endpoint: &Endpoint) -> anyhow::Result<StatusQueries> {
+        let hello = hello(Purpose::Status, None)?;
+        match greet_stream(endpoint, &hello, Duration::from_millis(GREETING_MS_MAX)) {
+            Ok((stream, _)) => Ok(StatusQueries { stream }),
+            Err(error) => Err(explain(endpoint, error)),
+        }
+    }
+
+    pub(crate) fn ask(&mut self, question: StatusQuestion) -> anyhow::Result<StatusAnswer> {
+        let deadline = Instant::now() + Duration::from_millis(PING_MS_MAX);
+        let mut len = [0; 4];
+        let stream = &mut self.stream;
+        stream.write_all_deadline(&question.to_bytes(), deadline)?;
+        stream.read_exact_deadline(&mut len, deadline)?;
+        let len = u32::from_le_bytes(len) as usize;
+        anyhow::ensure!(
+            len <= STATUS_BYTES_MAX,
+            "the server's answer has {len} bytes, {STATUS_BYTES_MAX} at most are accepted"
+        );
+        let mut document = vec![0; len];
+        stream.read_exact_deadline(&mut document, deadline)?;
+        from_bytes(&document).context("the server's answer cannot be read")
+    }
+}
+
 fn connect(
     endpoint: &Endpoint,
     purpose: Purpose,
     network: Option<Network>,
     ms_max: u64,
 ) -> anyhow::Result<(Link, ServerWelcome)> {
-    let hello = ClientHello {
+    let hello = hello(purpose, network)?;
+    match dial(endpoint, &hello, Duration::from_millis(ms_max)) {
+        Ok((link, _, welcome)) => Ok((link, welcome)),
+        Err(error) => Err(explain(endpoint, error)),
+    }
+}
+
+fn hello(purpose: Purpose, network: Option<Network>) -> anyhow::Result<ClientHello> {
+    Ok(ClientHello {
         release: env!("CARGO_PKG_VERSION").into(),
         purpose,
         pid: std::process::id(),
@@ -124,11 +166,7 @@ fn connect(
         emulation: network.map(emulation).transpose()?,
         is_rdma: false,
         token: None,
-    };
-    match dial(endpoint, &hello, Duration::from_millis(ms_max)) {
-        Ok((link, _, welcome)) => Ok((link, welcome)),
-        Err(error) => Err(explain(endpoint, error)),
-    }
+    })
 }
 
 /// Refusal by the permissions of a local server's socket.

@@ -1,27 +1,40 @@
 //! `outboard serve`, and the workers that it starts.
 
 use std::{
-    env, fs,
+    env,
+    ffi::OsString,
+    fs,
     io::Write,
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use anyhow::Context;
+use clap::ValueEnum as _;
 use outboard_link::{Endpoint, Host};
 use outboard_server::{Access, DeviceKind, DeviceOptions, ServeOptions, Supervisor, run_worker};
 use outboard_soft::{MEMORY_BYTES_MAX, Watch};
 use outboard_trust::Store;
 
 use crate::{
-    args::{CacheArgs, DeviceArg, ServeArgs, TrustArgs, WorkerArgs},
+    args::{CacheArgs, DeviceArg, LogFormat, ServeArgs, TrustArgs, WorkerArgs},
     libraries, token,
 };
 
 /// Least device memory of a program, in bytes: devices hand it out in pieces of this size.
 const MEMORY_BYTES_MIN: u64 = 2 << 20;
 
-pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn serve(args: ServeArgs, log_format: LogFormat) -> anyhow::Result<ExitCode> {
+    let options = options(args, log_format)?;
+    let has_tokens = options.access.tokens.is_some();
+    let supervisor = Supervisor::bind(options)?;
+    announce(&supervisor, has_tokens);
+    supervisor.run()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Checks the arguments, and makes the server's settings of them.
+fn options(args: ServeArgs, log_format: LogFormat) -> anyhow::Result<ServeOptions> {
     let listen = match args.listen.is_empty() {
         true => vec![default_endpoint()?],
         false => args.listen,
@@ -50,7 +63,7 @@ pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     if let Some(folder) = &args.cache.cache {
         check_cache(folder).with_context(|| format!("--cache: {}", folder.display()))?;
     }
-    let options = ServeOptions {
+    Ok(ServeOptions {
         listen,
         sessions_max: args.sessions_max.into(),
         spares: args.spare.into(),
@@ -68,10 +81,14 @@ pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         },
         access: access(args.trust)?,
         cache: cache_folder(args.cache),
-        worker_args: vec!["worker".into()],
-    };
-    let has_tokens = options.access.tokens.is_some();
-    let supervisor = Supervisor::bind(options)?;
+        metrics: args.seeing.metrics,
+        audit: args.seeing.audit,
+        worker_args: worker_args(log_format),
+    })
+}
+
+/// Prints the addresses, and warns of those that are open to others.
+fn announce(supervisor: &Supervisor, has_tokens: bool) {
     let mut out = std::io::stdout().lock();
     for endpoint in supervisor.endpoints() {
         // Standard output may be closed by a reader that only wanted the port.
@@ -86,10 +103,23 @@ pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
             );
         }
     }
+    if let Some(address) = supervisor.metrics_address() {
+        let _ = writeln!(out, "metrics at http://{address}/metrics");
+        tracing::info!("metrics are answered at http://{address}/metrics");
+        if !address.ip().is_loopback() {
+            tracing::warn!("the metrics at {address} have no password");
+        }
+    }
     let _ = out.flush();
-    drop(out);
-    supervisor.run()?;
-    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the arguments of workers, whose log has the form of the server's.
+fn worker_args(log_format: LogFormat) -> Vec<OsString> {
+    let format = log_format.to_possible_value();
+    let format = format
+        .iter()
+        .flat_map(|format| ["--log-format", format.get_name()]);
+    format.chain(["worker"]).map(OsString::from).collect()
 }
 
 pub(crate) fn worker(args: WorkerArgs) -> anyhow::Result<ExitCode> {

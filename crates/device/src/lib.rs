@@ -15,6 +15,7 @@ mod failure;
 pub mod handle_table;
 pub mod images;
 pub mod log;
+mod memory_in_use;
 pub mod office;
 pub mod pass_fd;
 pub mod session_exports;
@@ -32,6 +33,7 @@ use outboard_wire::{
 
 pub use failure::Failure;
 use images::ImageStore;
+pub use memory_in_use::{Charge, MemoryInUse};
 
 include!(concat!(env!("OUT_DIR"), "/device.rs"));
 
@@ -116,6 +118,10 @@ pub trait Host: Send {
     fn reach(&mut self, address: u64, len: u64, way: Way) -> Result<DeviceMemory, Failure> {
         let _ = (address, len, way);
         Err(Failure::unsupported("adapters that use its memory"))
+    }
+    /// Returns the count of device memory that the session has allocated, for other threads.
+    fn memory_in_use(&self) -> Option<MemoryInUse> {
+        None
     }
     /// Marks a point in a stream, ordered there as a copy out of device memory would be.
     fn mark(&mut self, cx: &mut Cx<'_>, stream: u64) -> Result<Pending, Failure> {

@@ -12,7 +12,7 @@ use outboard_wire::{
 };
 
 use crate::{
-    Endpoint, Error, Link, connect, fill_standard_descriptors, opening, opening::DialError,
+    Endpoint, Error, Link, Stream, connect, fill_standard_descriptors, opening, opening::DialError,
 };
 
 /// Opens a session within `timeout`. Returns also the number of the link's socket: a forked child
@@ -22,6 +22,23 @@ pub fn dial(
     hello: &ClientHello,
     timeout: Duration,
 ) -> Result<(Link, RawFd, ServerWelcome), DialError> {
+    let deadline = Instant::now() + timeout;
+    let (stream, welcome) = greet(endpoint, hello, timeout)?;
+    let socket = stream.as_fd().as_raw_fd();
+    let link = match &hello.emulation {
+        None => stream.into_link_client(deadline)?,
+        Some(emulation) => stream.into_emulated_client(deadline, &emulation.network)?,
+    };
+    Ok((link, socket, welcome))
+}
+
+/// Connects, and exchanges hello and welcome within `timeout`. Returns the connection before it
+/// becomes a link.
+pub fn greet(
+    endpoint: &Endpoint,
+    hello: &ClientHello,
+    timeout: Duration,
+) -> Result<(Stream, ServerWelcome), DialError> {
     let deadline = Instant::now() + timeout;
     fill_standard_descriptors();
     let mut stream = connect(
@@ -36,10 +53,5 @@ pub fn dial(
         .into(),
         other => other,
     })?;
-    let socket = stream.as_fd().as_raw_fd();
-    let link = match &hello.emulation {
-        None => stream.into_link_client(deadline)?,
-        Some(emulation) => stream.into_emulated_client(deadline, &emulation.network)?,
-    };
-    Ok((link, socket, welcome))
+    Ok((stream, welcome))
 }

@@ -101,7 +101,7 @@ pub use crate::{
     credentials::{TOKEN_FILE_VARIABLE, Way, config_folder, use_token_file},
     data_connections::{data_connections_are_set, data_connections_wanted, open_data_connections},
     deadline::Wait,
-    dial::dial,
+    dial::{dial, greet},
     endpoint::{Endpoint, EndpointError, Host},
     error::RdmaError,
     handles::{Closer, Waker},

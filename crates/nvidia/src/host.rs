@@ -10,7 +10,7 @@ use outboard_api::{
         CU_MEM_ALLOC_GRANULARITY_RECOMMENDED,
     },
 };
-use outboard_device::{Cx, Failure, Host, Pending, Printed, Rooms, Way};
+use outboard_device::{Cx, Failure, Host, MemoryInUse, Pending, Printed, Rooms, Way};
 use outboard_link::{DeviceMemory, GpuMemory, Granted, Segment};
 use outboard_wire::{
     doc::{DeviceCard, NVML_NOW},
@@ -82,6 +82,10 @@ impl Host for Nvidia {
             card.quota_bytes = self.quota_bytes(device, card, workers_to_come)?;
         }
         Ok(cards)
+    }
+
+    fn memory_in_use(&self) -> Option<MemoryInUse> {
+        Some(self.in_use.clone())
     }
 
     fn driver_version(&mut self) -> u32 {

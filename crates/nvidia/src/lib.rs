@@ -63,7 +63,8 @@ use outboard_api::{
     enums::{CU_COMPUTEMODE_EXCLUSIVE_PROCESS, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE},
 };
 use outboard_device::{
-    Cx, Device, Failure, Pending, handle_table::HandleTable, session_exports::SessionExports,
+    Cx, Device, Failure, MemoryInUse, Pending, handle_table::HandleTable,
+    session_exports::SessionExports,
 };
 use outboard_wire::{doc::DeviceCard, messages};
 use rustc_hash::FxHashMap;
@@ -190,6 +191,8 @@ pub(crate) struct Gpu {
 /// One session's use of the driver. Fields are dropped from top to bottom, users of others first.
 struct Nvidia {
     memory_bytes: Option<u64>,
+    /// Memory that the session has allocated, by its number of the device.
+    in_use: MemoryInUse,
     /// Dropped first, because it releases the driver's callback threads.
     host_calls: HostCalls,
     graphs: Graphs,
@@ -292,6 +295,7 @@ impl Nvidia {
         contexts.insert(0, Context::new(base.clone()))?;
         Ok(Nvidia {
             memory_bytes: options.memory_bytes,
+            in_use: MemoryInUse::new(devices.len()),
             host_calls: HostCalls::default(),
             graphs: Graphs::new(&driver),
             libraries: HandleTable::new("library"),

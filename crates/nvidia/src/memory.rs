@@ -297,9 +297,8 @@ impl Nvidia {
             created => created?,
         };
         let hold = self.hold_of(device)?;
-        Ok(Owned::new(&hold, created, |driver, handle| {
-            driver.cuMemRelease(handle)
-        }))
+        let owned = Owned::new(&hold, created, |driver, handle| driver.cuMemRelease(handle));
+        Ok(owned.charged(self.in_use.charge(device, len)))
     }
 
     fn give_access(&self, device: usize, va: u64, len: u64) -> Result<(), Refused> {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use outboard_api::{CUresult, enums::CU_EVENT_DISABLE_TIMING};
-use outboard_device::Failure;
+use outboard_device::{Charge, Failure};
 
 use super::table::{Driver, Refused, real};
 
@@ -145,6 +145,8 @@ pub(super) struct Owned<H: Copy> {
     handle: H,
     pub(super) hold: Arc<ContextHold>,
     free: fn(&Driver, H) -> Result<(), Refused>,
+    /// Memory that counts as in use as long as the object is there.
+    _charge: Option<Charge>,
 }
 
 impl<H: Copy> Owned<H> {
@@ -157,7 +159,14 @@ impl<H: Copy> Owned<H> {
             handle,
             hold: hold.clone(),
             free,
+            _charge: None,
         }
+    }
+
+    pub(super) fn charged(self, charge: Charge) -> Owned<H> {
+        let mut owned = self;
+        owned._charge = Some(charge);
+        owned
     }
 
     pub(super) fn handle(&self) -> H {

@@ -5,7 +5,10 @@
 //! client's hello and a spare get the same document.
 
 use outboard_link::{LinkKind, RdmaOptions, Stream};
-use outboard_wire::handshake::{ClientHello, SessionKey};
+use outboard_wire::{
+    doc::{GpuStatus, Refusal, SessionEnd, StatusQuestion, Usage},
+    handshake::{ClientHello, SessionKey},
+};
 use serde::{Deserialize, Serialize};
 
 use super::devices::DeviceOptions;
@@ -68,6 +71,10 @@ pub(super) enum Order {
     DataConnection,
     /// A connection for heartbeats of the session that is served. Brings its socket.
     Heartbeat,
+    /// The answer to a question about the server. Brings its document, a `StatusAnswer`.
+    Answer,
+    /// Answer requests for metrics. Brings the listening socket.
+    Export,
 }
 
 /// A message from a worker to the supervisor.
@@ -83,9 +90,28 @@ pub(super) enum Report {
     },
     /// A spare has the client, and a device that works.
     Taken,
+    /// The GPUs that a worker has found.
+    Gpus(Vec<GpuStatus>),
+    /// Messages, bytes and memory that the worker's session has used so far.
+    Usage(Box<Usage>),
+    /// The session is over.
+    Ended(SessionEnd),
+    /// The client is not served.
+    TurnedAway(Refusal),
+    /// A client asks about the server.
+    Asks(StatusQuestion),
 }
 
 impl Transport {
+    /// Returns the link's name.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Transport::Shm => "shm",
+            Transport::Tcp => "tcp",
+            Transport::Rdma(_) => "rdma",
+        }
+    }
+
     pub(super) fn of(stream: &Stream) -> Transport {
         match (stream.rdma(), stream.kind()) {
             (Some(options), _) => Transport::Rdma(options.to_string()),
@@ -114,7 +140,7 @@ mod tests {
 
     use outboard_soft::{Checks, Watch};
     use outboard_wire::{
-        doc::{from_bytes, to_bytes},
+        doc::{Doing, from_bytes, to_bytes},
         handshake::{Clock, Emulation, Purpose, TokenHello},
         limits::{NONCE_BYTES, SESSION_KEY_BYTES, TOKEN_ID_BYTES},
         network::Network,
@@ -219,6 +245,26 @@ mod tests {
         };
         bytes(&mut out, "Heard", &heard);
         bytes(&mut out, "Taken", &Report::Taken);
+        bytes(&mut out, "Answer", &Order::Answer);
+        bytes(&mut out, "Export", &Order::Export);
+        let gpus = vec![GpuStatus {
+            name: "GPU".into(),
+            memory_bytes: 1 << 30,
+            used_bytes: 3,
+            sessions: 1,
+        }];
+        bytes(&mut out, "Gpus", &Report::Gpus(gpus));
+        let usage = Usage {
+            messages: 1,
+            wait_counts: vec![5, 6],
+            memory_bytes: vec![7],
+            doing: Doing::AwaitsGpu("FenceStream".into()),
+            ..Usage::default()
+        };
+        bytes(&mut out, "Usage", &Report::Usage(Box::new(usage)));
+        bytes(&mut out, "Ended", &Report::Ended(SessionEnd::Link));
+        bytes(&mut out, "TurnedAway", &Report::TurnedAway(Refusal::Key));
+        bytes(&mut out, "Asks", &Report::Asks(StatusQuestion::End(9)));
         if std::env::var_os("OUTBOARD_GOLDEN").is_some() {
             let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/golden.txt");
             std::fs::write(path, &out).unwrap();

@@ -7,7 +7,10 @@ use std::{
 
 use outboard_device::pass_fd;
 use outboard_wire::doc::{from_bytes, to_bytes};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    net::{AddressFamily, SocketFlags, SocketType, socketpair},
+};
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::limits::DOCUMENT_BYTES_MAX;
@@ -42,6 +45,16 @@ impl Control {
             return Err(io::Error::other("a document that is too long"));
         }
         pass_fd::send(self, &bytes, fds)
+    }
+
+    /// Sends a document if that does not wait.
+    pub(super) fn send_if_room<T: Serialize>(&self, document: &T) -> io::Result<()> {
+        let mut fds = [PollFd::new(self, PollFlags::OUT)];
+        rustix::io::retry_on_intr(|| poll(&mut fds, Some(&Timespec::default())))?;
+        match fds[0].revents() == PollFlags::OUT {
+            true => self.send(document, &[]),
+            false => Err(io::ErrorKind::WouldBlock.into()),
+        }
     }
 
     /// Returns the next packet; `None` if the other end is closed.
@@ -85,6 +98,18 @@ mod tests {
         // The descriptor that was passed is the other end as well.
         drop((theirs, none, first_fds));
         assert!(ours.receive::<Report>().unwrap().is_none());
+    }
+
+    #[test]
+    fn a_supervisor_that_does_not_read_holds_no_worker_up() {
+        let (ours, theirs) = Control::pair().unwrap();
+        let theirs = Control::of_worker(theirs);
+        let sent = (0..100_000).take_while(|_| theirs.send_if_room(&Report::Ready).is_ok());
+        let count = sent.count();
+        assert!((1..100_000).contains(&count), "{count}");
+        assert!(ours.receive::<Report>().unwrap().is_some());
+        drop(ours);
+        assert!(theirs.send_if_room(&Report::Ready).is_err());
     }
 
     #[test]

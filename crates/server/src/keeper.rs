@@ -11,28 +11,32 @@ use std::{
     time::{Duration, Instant},
 };
 
+use outboard_device::MemoryInUse;
 use outboard_link::{Error, LinkKind, Stream, received_bytes};
 use outboard_session::{
     DataConnectionSource, Pulse,
     handshake::{refuse, send_welcome, welcome},
 };
 use outboard_wire::{
+    doc::SessionEnd,
     handshake::{Purpose, SessionKey},
     heartbeat::{Beat, QUESTION_BYTES},
     limits::{DATA_CONNECTIONS_MAX, HEARTBEAT_CONNECTIONS_MAX},
 };
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{debug, warn};
 
 use super::{
-    admission::{NOT_AWAITED, Order},
+    admission::{NOT_AWAITED, Order, Report},
     control::Control,
+    usage::UsageReports,
 };
 
 /// Time for reading the rest of a question that has begun to come, and for writing its answer.
 const ANSWER: Duration = Duration::from_millis(100);
 
 pub(super) struct Keeper {
+    control: Control,
     key: SessionKey,
     pulse: Pulse,
     state: Mutex<State>,
@@ -51,8 +55,15 @@ struct State {
 
 impl Keeper {
     /// Starts the thread. `stream` is the session's own connection, before it becomes a link.
-    pub(super) fn start(control: Control, key: SessionKey, stream: &Stream) -> Arc<Keeper> {
+    /// `usage`, if there is one, is reported to the supervisor.
+    pub(super) fn start(
+        control: Control,
+        key: SessionKey,
+        stream: &Stream,
+        usage: Option<UsageReports>,
+    ) -> Arc<Keeper> {
         let keeper = Arc::new(Keeper {
+            control,
             key,
             pulse: Pulse::default(),
             state: Mutex::default(),
@@ -62,7 +73,7 @@ impl Keeper {
             keeper.lock().sockets.extend(copy_of(stream));
         }
         let its = Arc::clone(&keeper);
-        let run = move || its.run(&control);
+        let run = move || its.run(usage);
         if let Err(error) = thread::Builder::new()
             .name("outboard-keeper".into())
             .spawn(run)
@@ -86,12 +97,26 @@ impl Keeper {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Reports what the session has used, and how it ended.
+    pub(super) fn tell_end(&self, memory: Option<MemoryInUse>, end: SessionEnd) {
+        UsageReports::new(memory).send(&self.pulse, &self.control);
+        if let Err(error) = self.control.send_if_room(&Report::Ended(end)) {
+            debug!(%error, "the supervisor does not learn how the session ended");
+        }
+    }
+
     /// Serves until the supervisor has gone and nobody asks any more.
-    fn run(&self, control: &Control) {
+    fn run(&self, mut usage: Option<UsageReports>) {
+        let control = &self.control;
         let mut heartbeats: VecDeque<Stream> = VecDeque::new();
         let mut has_supervisor = true;
         while has_supervisor || !heartbeats.is_empty() {
-            let mut ready = match wait(control, has_supervisor, &heartbeats) {
+            if let Some(usage) = usage.as_mut().filter(|_| has_supervisor) {
+                usage.look(&self.pulse, control);
+            }
+            let limit = usage.as_ref().filter(|_| has_supervisor);
+            let limit = limit.map(UsageReports::left);
+            let mut ready = match wait(control, has_supervisor, &heartbeats, limit) {
                 Ok(ready) => ready,
                 Err(error) => {
                     debug!(%error, "the keeper cannot wait");
@@ -187,11 +212,12 @@ fn copy_of(stream: &Stream) -> Option<OwnedFd> {
 }
 
 /// Waits until there is something to read, and returns where: from the supervisor, if there still
-/// is one, then of each heartbeat.
+/// is one, then of each heartbeat. Nothing may be ready after `limit`.
 fn wait(
     control: &Control,
     has_supervisor: bool,
     heartbeats: &VecDeque<Stream>,
+    limit: Option<Duration>,
 ) -> io::Result<Vec<bool>> {
     let events = |wanted| {
         if wanted {
@@ -208,7 +234,9 @@ fn wait(
     );
     // A supervisor that has gone would end every wait at once.
     let first = usize::from(!has_supervisor);
-    rustix::io::retry_on_intr(|| poll(&mut fds[first..], None))?;
+    // A wait that ended early would look for usage in vain.
+    let limit = limit.and_then(|left| Timespec::try_from(left + Duration::from_millis(1)).ok());
+    rustix::io::retry_on_intr(|| poll(&mut fds[first..], limit.as_ref()))?;
     Ok(fds.iter().map(|fd| !fd.revents().is_empty()).collect())
 }
 
@@ -269,7 +297,7 @@ mod tests {
         let key = SessionKey::new([1; SESSION_KEY_BYTES]);
         (
             ours,
-            Keeper::start(Control::of_worker(theirs), key, &main),
+            Keeper::start(Control::of_worker(theirs), key, &main, None),
             client,
         )
     }

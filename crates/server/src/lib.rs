@@ -15,19 +15,28 @@
 //! - `supervisor`: accepts clients, and gives each a worker process.
 //! - `worker`: serves one client, by the supervisor's orders.
 //! - `devices`: the choice of the device.
+//! - `view`: what the server sees of itself, from the workers' reports (`usage`); asked for by
+//!   `outboard top` (`status`), exported as `metrics` (`exporter`), kept in a file (`audit`).
 
 mod access;
 mod admission;
+mod audit;
 mod control;
 mod devices;
+mod exporter;
 mod inherit;
 mod keeper;
 pub mod limits;
+pub mod metrics;
 mod reporter;
+mod sealed;
 mod signals;
 mod spares;
+mod status;
 mod supervisor;
 mod tokens;
+mod usage;
+mod view;
 mod worker;
 
 pub use access::Access;

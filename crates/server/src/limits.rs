@@ -32,6 +32,21 @@ pub const TAKE_OVER_MS_MAX: u64 = 5_000;
 pub const SPARE_START_MS_MAX: u64 = 120_000;
 /// Length of the document of the management library's constant answers.
 pub const FACTS_BYTES_MAX: u64 = 1 << 20;
+/// Time between two reports of a session's usage, as long as it changes.
+pub const USAGE_MS: u64 = 1_000;
+/// How long a client that asks for the server's status may say nothing.
+pub const STATUS_IDLE_MS_MAX: u64 = 60_000;
+/// GPUs of a server in its status and its metrics.
+pub const GPUS_MAX: usize = 64;
+/// Requests for metrics that are answered at a time, the time for one, and its length.
+pub const METRICS_CONNECTIONS_MAX: usize = 4;
+pub const METRICS_MS_MAX: u64 = 2_000;
+pub const METRICS_REQUEST_BYTES_MAX: usize = 8 << 10;
+pub const METRICS_HEADERS_MAX: usize = 64;
+/// Pause after the process that answers such requests has failed.
+pub const METRICS_RETRY_MS: u64 = 1_000;
+/// Refused connections in the audit file, each second.
+pub const AUDIT_REFUSALS_PER_S_MAX: u32 = 10;
 /// Length at which a client's name for itself is cut in the log.
 pub const PROGRAM_CHARS_MAX: usize = 64;
 

@@ -22,6 +22,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use outboard_wire::doc::GpuStatus;
 use rustix::process::{Pid, Signal, kill_process};
 use tracing::{debug, warn};
 
@@ -63,8 +64,7 @@ impl Spares {
 
     /// Counts the spares whose context has yet to take its device memory.
     pub(super) fn to_come(&self) -> u8 {
-        let ready = self.idle.iter().filter(|spare| spare.is_ready).count();
-        u8::try_from(self.wanted.saturating_sub(ready)).unwrap_or(u8::MAX)
+        u8::try_from(self.wanted.saturating_sub(self.ready())).unwrap_or(u8::MAX)
     }
 
     /// Returns the management library's constant answers about the devices.
@@ -117,11 +117,15 @@ impl Spares {
         }
     }
 
-    /// Reads what a spare said, or notices that it closed its end.
-    pub(super) fn listen(&mut self, id: u64) {
-        let Some(spare) = self.idle.iter_mut().find(|spare| spare.id == id) else {
-            return;
-        };
+    /// Returns the number of spares that are ready.
+    pub(super) fn ready(&self) -> usize {
+        self.idle.iter().filter(|spare| spare.is_ready).count()
+    }
+
+    /// Reads what a spare said, or notices that it closed its end. Returns the GPUs if it told
+    /// them.
+    pub(super) fn listen(&mut self, id: u64) -> Option<Vec<GpuStatus>> {
+        let spare = self.idle.iter_mut().find(|spare| spare.id == id)?;
         let control = spare.control.as_ref();
         match control.map(Control::receive::<Report>) {
             Some(Ok(Some((Report::Ready, facts)))) if !spare.is_ready => {
@@ -133,6 +137,7 @@ impl Spares {
                 spare.is_ready = true;
                 self.facts = facts.into_iter().next().or(self.facts.take());
             }
+            Some(Ok(Some((Report::Gpus(gpus), _)))) => return Some(gpus),
             Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {}
             // The spare is about to end; its exit status says more.
             _ => {
@@ -140,6 +145,7 @@ impl Spares {
                 spare.is_ready = false;
             }
         }
+        None
     }
 
     /// Removes spares that ended without a word.

@@ -26,6 +26,7 @@
 use std::{
     ffi::OsString,
     fmt, io,
+    net::SocketAddr,
     os::{
         fd::{AsFd as _, BorrowedFd, OwnedFd},
         unix::{ffi::OsStrExt as _, process::ExitStatusExt},
@@ -35,8 +36,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outboard_link::{Endpoint, Listener, Peer, Stream};
+use outboard_link::{Endpoint, Listener, Peer};
 use outboard_wire::{
+    doc::{Refusal, SessionEnd, StatusAnswer, StatusQuestion},
     handshake::{ClientHello, Purpose, SessionKey},
     limits::{DATA_CONNECTIONS_MAX, HANDSHAKE_MS_MAX},
 };
@@ -50,11 +52,15 @@ use tracing::{debug, error, info, warn};
 use crate::{
     access::Access,
     admission::{Admission, NOT_AWAITED, Order, Report, Terms, Transport},
+    audit::Audit,
     control::Control,
     devices::DeviceOptions,
+    exporter::Exporter,
     inherit, limits,
     signals::Signals,
     spares::Spares,
+    status,
+    view::View,
 };
 
 /// The settings of a server.
@@ -69,6 +75,10 @@ pub struct ServeOptions {
     pub access: Access,
     /// Folder that keeps module images between sessions.
     pub cache: Option<PathBuf>,
+    /// Address for requests for metrics, over HTTP.
+    pub metrics: Option<SocketAddr>,
+    /// File with a line for each session that has ended.
+    pub audit: Option<PathBuf>,
     /// Arguments with which this executable becomes a worker. The number of the worker's socket is
     /// appended.
     pub worker_args: Vec<OsString>,
@@ -84,6 +94,13 @@ pub enum ServeError {
     },
     #[error("no address to listen at")]
     NoEndpoint,
+    #[error("cannot answer requests for metrics at {address}: {source}")]
+    Metrics {
+        address: SocketAddr,
+        source: io::Error,
+    },
+    #[error("cannot write the audit file {}: {source}", path.display())]
+    Audit { path: PathBuf, source: io::Error },
     #[error("{doing}: {source}")]
     Io {
         doing: &'static str,
@@ -121,6 +138,8 @@ pub struct Supervisor {
     signals: Signals,
     workers: Vec<Worker>,
     spares: Spares,
+    view: View,
+    exporter: Option<Exporter>,
     session_last: u64,
     /// Time until which no client is accepted, after a failure of the system.
     paused_until: Option<Instant>,
@@ -176,6 +195,8 @@ impl Supervisor {
             signals,
             workers: Vec::new(),
             spares: Spares::new(options.spares.min(limits::SPARES_MAX)),
+            view: view_of(&options)?,
+            exporter: exporter_of(&options)?,
             options,
             session_last: 0,
             paused_until: None,
@@ -187,16 +208,29 @@ impl Supervisor {
         self.listeners.iter().map(Listener::endpoint)
     }
 
+    /// Returns the address for requests for metrics, with the port that the system chose.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.exporter.as_ref()?.address().ok()
+    }
+
     /// Serves until SIGINT or SIGTERM, then ends all workers.
     pub fn run(mut self) -> Result<(), ServeError> {
         while !self.signals.is_stopping() {
             let options = &self.options;
             self.spares
                 .refill(|| start_worker(options, &Order::Prepare(options.device.clone()), None));
+            if let Some(exporter) = &mut self.exporter {
+                exporter.refill(|listener| start_worker(options, &Order::Export, Some(listener)));
+            }
             let news = self.wait()?;
             self.signals.drain();
             for id in news.spares {
-                self.spares.listen(id);
+                if let Some(gpus) = self.spares.listen(id) {
+                    self.view.has_gpus(gpus);
+                }
+            }
+            if news.exporter {
+                self.hear_exporter();
             }
             self.reap();
             self.expire();
@@ -229,6 +263,10 @@ impl Supervisor {
             fds.push(PollFd::new(control, PollFlags::IN));
             sources.push(Source::Spare(id));
         }
+        if let Some(control) = self.exporter.as_ref().and_then(Exporter::control) {
+            fds.push(PollFd::new(control, PollFlags::IN));
+            sources.push(Source::Exporter);
+        }
         if self.paused_until.is_none() && self.handshakes() < limits::HANDSHAKES_MAX {
             for (at, listener) in self.listeners.iter().enumerate() {
                 fds.push(PollFd::new(listener, PollFlags::IN));
@@ -254,6 +292,7 @@ impl Supervisor {
             match source {
                 _ if fd.revents().is_empty() => {}
                 Source::Signal => {}
+                Source::Exporter => news.exporter = true,
                 Source::Control(pid) => news.controls.push(pid),
                 Source::Spare(id) => news.spares.push(id),
                 Source::Listener(at) => news.listeners.push(at),
@@ -271,6 +310,7 @@ impl Supervisor {
         timed
             .chain(self.paused_until)
             .chain(self.spares.deadline())
+            .chain(self.exporter.as_ref().and_then(Exporter::deadline))
             .min()
     }
 
@@ -295,7 +335,7 @@ impl Supervisor {
                 tokens: self.options.access.tokens_for(&peer),
             },
         };
-        match start_worker(&self.options, &order, Some(stream)) {
+        match start_worker(&self.options, &order, Some(stream.as_fd())) {
             Ok((child, control)) => {
                 debug!(session, %peer, pid = child.id(), "connected");
                 let phase = Phase::Handshake;
@@ -313,17 +353,28 @@ impl Supervisor {
         self.paused_until = Some(Instant::now() + Duration::from_millis(limits::PAUSE_MS));
     }
 
-    /// Reads a worker's report, or notices that it closed its end.
-    fn hear(&mut self, pid: u32) {
+    /// Reads a worker's report, or notices that it closed its end. Returns whether there may be
+    /// more.
+    fn hear(&mut self, pid: u32) -> bool {
         let Some(at) = self.workers.iter().position(|w| w.child.id() == pid) else {
-            return;
+            return false;
         };
         let worker = &mut self.workers[at];
         let Some(control) = &worker.control else {
-            return;
+            return false;
         };
+        let session = worker.session;
         match (&worker.phase, control.receive::<Report>()) {
-            (_, Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {}
+            (_, Err(error)) if error.kind() == io::ErrorKind::WouldBlock => return false,
+            (_, Ok(Some((Report::Usage(usage), _)))) => self.view.reports(session, *usage),
+            (_, Ok(Some((Report::Gpus(gpus), _)))) => self.view.has_gpus(gpus),
+            (_, Ok(Some((Report::Ended(end), _)))) => self.view.will_end(session, end),
+            (_, Ok(Some((Report::TurnedAway(refusal), _)))) => {
+                self.view.refused(refusal, &worker.peer);
+            }
+            (Phase::Serving(Purpose::Status), Ok(Some((Report::Asks(question), _)))) => {
+                self.answer(at, question);
+            }
             (Phase::Handshake, Ok(Some((Report::Heard { hello, token }, fds)))) => {
                 match fds.into_iter().next() {
                     Some(socket) => self.admit(at, *hello, token, &socket),
@@ -332,12 +383,64 @@ impl Supervisor {
             }
             (Phase::Taking, Ok(Some((Report::Taken, _)))) => {
                 worker.phase = Phase::Serving(Purpose::Session);
-                let session = worker.session;
+                self.view.is_served_by(session, pid);
                 if let Some((at, _)) = self.handing_over(session) {
                     self.dismiss(at, &Order::Leave);
                 }
             }
             _ => self.closed(at),
+        }
+        true
+    }
+
+    /// Answers a client that asks about the server.
+    fn answer(&mut self, at: usize, question: StatusQuestion) {
+        let peer = self.workers[at].peer.clone();
+        let answer = match question {
+            StatusQuestion::Now => {
+                StatusAnswer::Now(Box::new(self.view.status(self.spares.ready())))
+            }
+            StatusQuestion::End(session) => self.end_session(session, &peer),
+        };
+        let worker = &mut self.workers[at];
+        let Some(control) = &worker.control else {
+            return;
+        };
+        if let Err(error) = status::answer(control, &answer) {
+            debug!(%error, "a question about the server has no answer");
+            // The worker ends without its socket.
+            worker.control = None;
+        }
+    }
+
+    /// Ends a session if the server's own user or root asks for it, over a local socket.
+    fn end_session(&mut self, session: u64, peer: &Peer) -> StatusAnswer {
+        let Peer::Process { uid, .. } = *peer else {
+            let why = "only over a local socket of the server can sessions be ended";
+            return StatusAnswer::Refused(why.into());
+        };
+        let ours = rustix::process::geteuid().as_raw();
+        if uid != ours && uid != 0 {
+            let why = format!("only user {ours}, whose server this is, and root may end sessions");
+            return StatusAnswer::Refused(why);
+        }
+        if !self.view.has(session) {
+            return StatusAnswer::Refused(format!("there is no session {session}"));
+        }
+        self.view.will_end(session, SessionEnd::Asked);
+        info!(session, uid, "is ended, as a user asks");
+        for worker in self.workers.iter_mut().filter(|w| w.session == session) {
+            // The first of two workers must not serve the client after the second is gone.
+            worker.phase = Phase::Leaving;
+            worker.signal(Signal::KILL);
+        }
+        StatusAnswer::Ended
+    }
+
+    fn hear_exporter(&mut self) {
+        let (view, ready) = (&self.view, self.spares.ready());
+        if let Some(exporter) = &mut self.exporter {
+            exporter.hear(|_| StatusAnswer::Now(Box::new(view.status(ready))));
         }
     }
 
@@ -350,6 +453,8 @@ impl Supervisor {
             Phase::Handshake => worker.phase = Phase::Leaving,
             Phase::Taking => {
                 worker.phase = Phase::Leaving;
+                // The session is not its own.
+                worker.key = None;
                 let session = worker.session;
                 if let Some((at, admission)) = self.handing_over(session) {
                     debug!(
@@ -385,6 +490,11 @@ impl Supervisor {
         } = self.workers[at];
         if self.serving(purpose) >= max {
             warn!(session, %peer, "refused: all of the {max} {what} are in use");
+            let refusal = match purpose {
+                Purpose::Session => Refusal::Sessions,
+                _ => Refusal::Queries,
+            };
+            self.view.refused(refusal, peer);
             let why = format!("all of its {max} {what} are in use; try again later");
             return self.dismiss(at, &Order::Refuse(why));
         }
@@ -392,10 +502,16 @@ impl Supervisor {
             Ok(key) => SessionKey::new(key),
             Err(error) => {
                 error!(session, %error, "the system has no random numbers");
+                self.view.refused(Refusal::Other, peer);
                 let why = "the server cannot make a key for the session".into();
                 return self.dismiss(at, &Order::Refuse(why));
             }
         };
+        if purpose == Purpose::Session {
+            let pid = self.workers[at].child.id();
+            self.view
+                .begins(session, pid, &client, peer, transport, token.as_ref());
+        }
         let cache = self.options.cache.as_ref();
         let mut admission = Box::new(Admission {
             session,
@@ -425,7 +541,12 @@ impl Supervisor {
         worker.phase = Phase::Serving(purpose);
         worker.tell(&Order::Serve(admission), &fds);
         match purpose {
-            Purpose::Session => worker.key = Some(key),
+            Purpose::Session => {
+                worker.key = Some(key);
+                self.view.is_served_by(worker.session, worker.child.id());
+            }
+            // Its worker asks for the client.
+            Purpose::Status => {}
             _ => worker.control = None,
         }
     }
@@ -467,7 +588,10 @@ impl Supervisor {
         });
         let order = match passed {
             true => Order::Leave,
-            false => Order::Refuse(NOT_AWAITED.into()),
+            false => {
+                self.view.refused(Refusal::Key, &self.workers[at].peer);
+                Order::Refuse(NOT_AWAITED.into())
+            }
         };
         self.dismiss(at, &order);
     }
@@ -522,12 +646,19 @@ impl Supervisor {
         }
         for (pid, how) in ended {
             // It may have reported something before its end.
-            self.hear(pid);
+            while self.hear(pid) {}
             let Some(at) = self.workers.iter().position(|w| w.child.id() == pid) else {
                 continue;
             };
             self.closed(at);
             let worker = self.workers.swap_remove(at);
+            if worker.key.is_some() {
+                let end = match how {
+                    Ok(status) if status.success() => SessionEnd::Left,
+                    _ => SessionEnd::Worker,
+                };
+                self.view.ended(worker.session, end);
+            }
             match how {
                 Ok(status) => worker.report(status),
                 Err(error) => {
@@ -562,7 +693,11 @@ impl Supervisor {
         info!(sessions = self.workers.len(), "stopping");
         self.listeners.clear();
         self.spares.end();
+        if let Some(exporter) = &mut self.exporter {
+            exporter.end();
+        }
         for worker in &mut self.workers {
+            self.view.will_end(worker.session, SessionEnd::Stopped);
             worker.phase = Phase::Leaving;
             worker.signal(Signal::TERM);
         }
@@ -577,6 +712,9 @@ impl Supervisor {
         }
         for mut worker in self.workers.drain(..) {
             worker.signal(Signal::KILL);
+            if worker.key.is_some() {
+                self.view.ended(worker.session, SessionEnd::Stopped);
+            }
             // SIGKILL works at once unless a driver is stuck in the kernel: the wait for that is
             // bounded.
             let deadline = Instant::now() + Duration::from_millis(limits::STOP_MS_MAX);
@@ -594,6 +732,7 @@ impl Supervisor {
 
 #[derive(Default)]
 struct News {
+    exporter: bool,
     /// Workers by process, because positions change when workers are reaped.
     controls: Vec<u32>,
     spares: Vec<u64>,
@@ -604,21 +743,39 @@ enum Source {
     Signal,
     Control(u32),
     Spare(u64),
+    Exporter,
     Listener(usize),
+}
+
+fn view_of(options: &ServeOptions) -> Result<View, ServeError> {
+    let audit = options.audit.as_ref().map(|path| {
+        Audit::open(path).map_err(|source| ServeError::Audit {
+            path: path.clone(),
+            source,
+        })
+    });
+    let device = options.device.kind.name();
+    Ok(View::new(device, options.sessions_max, audit.transpose()?))
+}
+
+fn exporter_of(options: &ServeOptions) -> Result<Option<Exporter>, ServeError> {
+    let exporter = options.metrics.map(|address| {
+        Exporter::bind(address).map_err(|source| ServeError::Metrics { address, source })
+    });
+    exporter.transpose()
 }
 
 /// Starts a worker process with its first order; returns it with the socket for further ones.
 fn start_worker(
     options: &ServeOptions,
     order: &Order,
-    client: Option<Stream>,
+    socket: Option<BorrowedFd<'_>>,
 ) -> io::Result<(Child, Control)> {
     let (control, theirs) = Control::pair()?;
     let mut command = inherit::this_executable();
     command.args(&options.worker_args);
     let mut child = inherit::pass(&mut command, "--control", theirs)?;
-    let fds: Vec<_> = client.iter().map(|client| client.as_fd()).collect();
-    match control.send(order, &fds) {
+    match control.send(order, socket.as_slice()) {
         Ok(()) => Ok((child, control)),
         Err(error) => {
             // It has opened nothing yet, so it ends at once.

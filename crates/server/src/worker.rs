@@ -20,6 +20,7 @@ use outboard_session::{
     handshake::{self, Error, Hello},
 };
 use outboard_wire::{
+    doc::{DeviceCard, GpuStatus, Refusal, SessionEnd},
     handshake::{ClientHello, HandshakeError, Purpose, ServerWelcome},
     limits::HANDSHAKE_MS_MAX,
 };
@@ -29,16 +30,18 @@ use super::{
     admission::{Admission, Order, Report, Terms, Transport},
     control::Control,
     devices::{self, DeviceOptions},
-    inherit,
+    exporter, inherit,
     keeper::Keeper,
     limits,
-    reporter::{self, Reporter},
-    tokens,
+    reporter::Reporter,
+    sealed, status, tokens,
+    usage::UsageReports,
 };
 
 /// Process names in `ps` and `top`, by which a spare can be told from a worker with a client.
 const NAME_WORKER: &str = "outboard-worker";
 const NAME_SPARE: &str = "outboard-spare";
+const NAME_EXPORTER: &str = "outboard-metrics";
 
 /// Texts for a client that uses the wrong kind of address: first for one that does not want RDMA,
 /// then for one that does.
@@ -57,6 +60,10 @@ pub fn run_worker(control: RawFd) -> io::Result<()> {
             greet(control, &terms, one(fds)?)
         }
         Some((Order::Prepare(device), _)) => wait_as_spare(control, &device),
+        Some((Order::Export, fds)) => {
+            name(NAME_EXPORTER);
+            exporter::serve(control, one(fds)?)
+        }
         // The server has gone.
         None => Ok(()),
         Some((order, _)) => Err(unexpected(&order)),
@@ -72,11 +79,15 @@ fn greet(control: Control, terms: &Terms, socket: OwnedFd) -> io::Result<()> {
     let deadline = Instant::now() + Duration::from_millis(HANDSHAKE_MS_MAX);
     let hello = match handshake::read_hello(&mut stream, deadline) {
         Ok(hello) => hello,
-        Err(error) => return turned_away(&peer, &error),
+        Err(error) => {
+            let _ = control.send_if_room(&Report::TurnedAway(refusal_of(&error)));
+            return turned_away(&peer, &error);
+        }
     };
     let token = match check(&mut stream, &hello, terms, deadline) {
         Ok(token) => token,
-        Err(error) => {
+        Err((refusal, error)) => {
+            let _ = control.send_if_room(&Report::TurnedAway(refusal));
             handshake::refuse(&mut stream, &error.to_string());
             return turned_away(&peer, &error);
         }
@@ -105,18 +116,19 @@ fn check(
     hello: &Hello,
     terms: &Terms,
     deadline: Instant,
-) -> Result<Option<String>, Error> {
+) -> Result<Option<String>, (Refusal, Error)> {
     if let Some(why) = &terms.refusal {
-        return Err(Error::Refused(why.clone()));
+        return Err((Refusal::User, Error::Refused(why.clone())));
     }
     let token = match &terms.tokens {
         None => None,
         Some(file) => {
             let file = PathBuf::from(OsString::from_vec(file.clone()));
-            Some(tokens::prove(stream, hello, &file, deadline)?)
+            let proved = tokens::prove(stream, hello, &file, deadline);
+            Some(proved.map_err(|error| (Refusal::Token, error))?)
         }
     };
-    check_link(&hello.hello, stream)?;
+    check_link(&hello.hello, stream).map_err(|error| (Refusal::Link, error))?;
     Ok(token)
 }
 
@@ -174,7 +186,10 @@ fn wait_as_spare(control: Control, options: &DeviceOptions) -> io::Result<()> {
     let facts = device
         .nvml_facts()
         .map_err(io::Error::other)
-        .and_then(|document| reporter::seal_facts(&document));
+        .and_then(|document| sealed::seal(&document));
+    if let Ok(cards) = device.cards(0) {
+        control.send(&Report::Gpus(gpus(&cards)), &[])?;
+    }
     match facts {
         Ok(facts) => control.send(&Report::Ready, &[facts.as_fd()])?,
         Err(error) => {
@@ -234,9 +249,10 @@ impl Client {
     fn serve_fresh(self, facts: Option<OwnedFd>) -> io::Result<()> {
         let options = &self.admission.device;
         let opened = match self.admission.client.purpose {
-            Purpose::Greeting | Purpose::DataConnection { .. } | Purpose::Heartbeat { .. } => {
-                Ok(None)
-            }
+            Purpose::Greeting
+            | Purpose::DataConnection { .. }
+            | Purpose::Heartbeat { .. }
+            | Purpose::Status => Ok(None),
             Purpose::Management => {
                 let reporter = Reporter::new(options, facts);
                 Ok(Some(Box::new(reporter) as Box<dyn Device>))
@@ -281,7 +297,19 @@ impl Client {
             key,
             ..
         } = *self.admission;
-        let keeper = Keeper::start(self.control, key, &self.stream);
+        if client.purpose == Purpose::Status {
+            debug!(peer = self.peer, "asks about the server");
+            return status::serve(self.stream, &self.control, welcome);
+        }
+        let is_session = client.purpose == Purpose::Session;
+        let memory = device.as_ref().and_then(|device| device.memory_in_use());
+        if is_session {
+            let _ = self
+                .control
+                .send_if_room(&Report::Gpus(gpus(&welcome.devices)));
+        }
+        let usage = is_session.then(|| UsageReports::new(memory.clone()));
+        let keeper = Keeper::start(self.control, key, &self.stream, usage);
         let deadline = Instant::now() + Duration::from_millis(HANDSHAKE_MS_MAX);
         let linked = handshake::send_welcome(&mut self.stream, welcome, deadline).and_then(|()| {
             Ok(match &client.emulation {
@@ -291,7 +319,12 @@ impl Client {
         });
         let link = match linked {
             Ok(link) => link,
-            Err(error) => return turned_away(&self.peer, &error),
+            Err(error) => {
+                if is_session {
+                    keeper.tell_end(memory, SessionEnd::Link);
+                }
+                return turned_away(&self.peer, &error);
+            }
         };
         let (peer, pid, program, purpose) = (self.peer, client.pid, client.program, client.purpose);
         match purpose {
@@ -305,7 +338,10 @@ impl Client {
         let images = ImageStore::new(cache);
         match device {
             Some(mut device) => {
-                serve(&mut *device, link, purpose, images, &keeper);
+                let end = serve(&mut *device, link, purpose, images, &keeper);
+                if is_session {
+                    keeper.tell_end(memory, end);
+                }
                 keeper.drop_copies();
                 give_back(device);
             }
@@ -315,8 +351,32 @@ impl Client {
     }
 
     fn turn_away(mut self, error: Error) -> io::Result<()> {
+        let _ = self
+            .control
+            .send_if_room(&Report::TurnedAway(refusal_of(&error)));
         handshake::refuse(&mut self.stream, &error.to_string());
         turned_away(&self.peer, &error)
+    }
+}
+
+/// Returns the GPUs of a worker's devices.
+fn gpus(cards: &[DeviceCard]) -> Vec<GpuStatus> {
+    let gpu = |card: &DeviceCard| GpuStatus {
+        name: card.name.chars().take(limits::PROGRAM_CHARS_MAX).collect(),
+        memory_bytes: card.memory_bytes,
+        ..GpuStatus::default()
+    };
+    cards.iter().take(limits::GPUS_MAX).map(gpu).collect()
+}
+
+/// Returns the reason as it is counted.
+fn refusal_of(error: &Error) -> Refusal {
+    match error {
+        Error::Link(_) => Refusal::Silent,
+        Error::Handshake(HandshakeError::NotOutboard { .. }) => Refusal::Stranger,
+        Error::Handshake(_) => Refusal::Version,
+        Error::Device(_) => Refusal::Device,
+        Error::Refused(_) => Refusal::Other,
     }
 }
 
@@ -360,7 +420,7 @@ fn serve(
     purpose: Purpose,
     images: ImageStore,
     keeper: &Arc<Keeper>,
-) {
+) -> SessionEnd {
     let start = Instant::now();
     let source = Arc::clone(keeper) as Arc<dyn DataConnectionSource>;
     let (end, stats) = session::serve(device, link, purpose, images, Some(source), keeper.pulse());
@@ -372,6 +432,11 @@ fn serve(
         (end, _) => warn!("ended after {seconds:.3} s, because {end}: {total}"),
     }
     report(&stats);
+    match end {
+        End::ClientLeft => SessionEnd::Left,
+        End::Malformed { .. } => SessionEnd::Malformed,
+        End::Link(_) => SessionEnd::Link,
+    }
 }
 
 fn report(stats: &MessageStats) {

@@ -9,7 +9,7 @@ use tracing::trace;
 use super::{
     data_connections::{Answer, DataConnections},
     exposed::Source,
-    message_stats::{self, MessageStats},
+    message_stats::{self, Counters},
     outbox::{Outbox, Placed},
     waiting::{Waiting, WaitingList},
 };
@@ -41,7 +41,7 @@ pub(super) fn send_answers(
     waiting: &mut WaitingList,
     outbox: &mut Outbox,
     data_connections: &DataConnections,
-    stats: &mut MessageStats,
+    stats: &Counters,
 ) -> Result<(), outboard_link::Error> {
     let now = Instant::now();
     for (entry, result) in waiting.take_ready(now) {
@@ -78,7 +78,7 @@ fn answer_in_place(
     entry: Waiting,
     result: &Result<(), Failure>,
     outbox: &mut Outbox,
-    stats: &mut MessageStats,
+    stats: &Counters,
 ) -> Result<Option<Waiting>, outboard_link::Error> {
     let (op, token) = (entry.op, entry.token);
     if result.is_err() || token == 0 {
@@ -105,7 +105,7 @@ fn answer_on_data_connection(
     entry: Waiting,
     outbox: &mut Outbox,
     data_connections: &DataConnections,
-    stats: &mut MessageStats,
+    stats: &Counters,
 ) -> Result<(), outboard_link::Error> {
     let (op, token) = (entry.op, entry.token);
     let bytes = entry.reply_data().ok().flatten().map_or(0, <[u8]>::len);
@@ -129,7 +129,7 @@ fn reply_with_data(
     token: u32,
     data: &[u8],
     outbox: &mut Outbox,
-    stats: &mut MessageStats,
+    stats: &Counters,
 ) -> Result<(), outboard_link::Error> {
     stats.answered(op, data.len());
     let len = (data.len() as u32).to_le_bytes();

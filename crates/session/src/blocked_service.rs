@@ -11,8 +11,8 @@ use outboard_wire::{
 };
 
 use super::{
-    MessageStats, WaitingList, answers::send_answers, data_connections::DataConnections, limits,
-    outbox::Outbox,
+    WaitingList, answers::send_answers, data_connections::DataConnections, limits,
+    message_stats::Counters, outbox::Outbox,
 };
 
 /// Serves the client while the device blocks in a call of its own: forwards host functions, and
@@ -23,7 +23,7 @@ pub(super) struct BlockedService<'r, 's> {
     pub(super) outbox: &'r mut Outbox,
     pub(super) waiting: &'r mut WaitingList,
     pub(super) data_connections: &'r DataConnections,
-    pub(super) stats: &'r mut MessageStats,
+    pub(super) stats: &'r Counters,
     pub(super) early: &'r mut VecDeque<Vec<u8>>,
 }
 

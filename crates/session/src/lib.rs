@@ -70,6 +70,7 @@ use data_connections::DataConnections;
 use executor::Executor;
 use exposed::Exposed;
 use grants::Grants;
+use message_stats::Counters;
 pub use message_stats::MessageStats;
 use outbox::Outbox;
 use poll_policy::PollPolicy;
@@ -129,7 +130,7 @@ fn serve_with_data_connections(
         waiting: WaitingList::default(),
         data_connections: DataConnections::new(source, connections_max),
         poll_policy: PollPolicy::new(),
-        stats: MessageStats::default(),
+        stats: &pulse.counters,
         looked_at: None,
         grants,
         frame: Vec::new(),
@@ -151,7 +152,7 @@ fn serve_with_data_connections(
         let count = session.waiting.len();
         debug!(count, "answers that nobody waits for any more");
     }
-    (end, session.stats)
+    (end, pulse.stats())
 }
 
 /// Why a session ended.
@@ -183,7 +184,7 @@ struct Session<'d> {
     waiting: WaitingList,
     data_connections: DataConnections,
     poll_policy: PollPolicy,
-    stats: MessageStats,
+    stats: &'d Counters,
     /// When the last message was done, if the session has not waited since. Spares a look at the
     /// clock.
     looked_at: Option<Instant>,
@@ -238,12 +239,17 @@ impl Session<'_> {
             (_, Wait::Poll) => {}
             (Admission::Open, wait) => {
                 self.looked_at = None;
-                if self.take_message(wait)? {
+                self.pulse.awaits(self.waiting.oldest());
+                let took = self.take_message(wait);
+                self.pulse.awaits(None);
+                if took? {
                     self.poll_policy.worked();
                 }
             }
             (Admission::Stalled, Wait::Until(until)) => {
+                self.pulse.awaits(self.waiting.oldest());
                 thread::sleep(until.saturating_duration_since(Instant::now()));
+                self.pulse.awaits(None);
             }
             // Not reached: a stalled session has pending replies, and so a bounded wait.
             (Admission::Stalled, Wait::Forever) => {}
@@ -264,7 +270,7 @@ impl Session<'_> {
             &mut self.waiting,
             &mut self.outbox,
             &self.data_connections,
-            &mut self.stats,
+            self.stats,
         )?;
         self.outbox.flush()?;
         Ok(true)

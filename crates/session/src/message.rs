@@ -130,7 +130,7 @@ impl Session<'_> {
             outbox: &mut self.outbox,
             waiting: &mut self.waiting,
             data_connections: &self.data_connections,
-            stats: &mut self.stats,
+            stats: self.stats,
             early: &mut self.early,
         };
         let mut service = |reached: &[(u64, CUresult)], done: &mut Vec<u64>| {

@@ -1,14 +1,23 @@
-//! Message statistics of a session, for the log.
+//! Message statistics of a session, for its log and for other threads of its process.
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
 
-use outboard_wire::messages;
+use outboard_wire::{
+    doc::{WAIT_BUCKETS, wait_bucket},
+    messages,
+};
 
-/// Counts for each message.
+/// Counts for each message at one moment.
 #[derive(Debug, Clone)]
 pub struct MessageStats {
     /// Indexed by the message's number.
     ops: Vec<OpStats>,
+    /// Replies that waited for the GPU, by the bucket of the wait.
+    wait_counts: [u64; WAIT_BUCKETS],
 }
 
 /// Counts of one message, or of all.
@@ -24,6 +33,41 @@ pub struct OpStats {
     pub waiting: Duration,
 }
 
+/// The counters themselves. The session's thread alone writes them; any thread may read them.
+#[derive(Debug)]
+pub(super) struct Counters {
+    /// Indexed by the message's number.
+    ops: Box<[OpCounters]>,
+    waits: [Counter; WAIT_BUCKETS],
+}
+
+#[derive(Debug, Default)]
+struct OpCounters {
+    calls: Counter,
+    failures: Counter,
+    received_bytes: Counter,
+    sent_bytes: Counter,
+    executing_ns: Counter,
+    waiting_ns: Counter,
+}
+
+/// A number that one thread writes: an addition is a load and a store.
+#[derive(Debug, Default)]
+struct Counter(AtomicU64);
+
+impl Counter {
+    #[inline(always)]
+    fn add(&self, more: u64) {
+        let sum = self.read().wrapping_add(more);
+        self.0.store(sum, Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    fn read(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// Returns the declared name of a message.
 pub(super) fn name(op: u16) -> &'static str {
     messages::OPS
@@ -31,33 +75,76 @@ pub(super) fn name(op: u16) -> &'static str {
         .map_or("unknown message", |(name, _)| name)
 }
 
-impl Default for MessageStats {
+impl Default for Counters {
     fn default() -> Self {
-        MessageStats {
-            ops: vec![OpStats::default(); messages::OPS.len()],
+        Counters {
+            ops: messages::OPS
+                .iter()
+                .map(|_| OpCounters::default())
+                .collect(),
+            waits: Default::default(),
         }
     }
 }
 
-impl MessageStats {
+impl Counters {
     #[inline]
-    pub(super) fn count(&mut self, op: u16, received: usize, executing: Duration) {
+    pub(super) fn count(&self, op: u16, received: usize, executing: Duration) {
         let op = self.at(op);
-        op.calls += 1;
-        op.received_bytes += received as u64;
-        op.executing += executing;
+        op.calls.add(1);
+        op.received_bytes.add(received as u64);
+        op.executing_ns.add(ns(executing));
     }
 
-    pub(super) fn answered(&mut self, op: u16, sent: usize) {
-        self.at(op).sent_bytes += sent as u64;
+    pub(super) fn answered(&self, op: u16, sent: usize) {
+        self.at(op).sent_bytes.add(sent as u64);
     }
 
-    pub(super) fn waited(&mut self, op: u16, waiting: Duration) {
-        self.at(op).waiting += waiting;
+    pub(super) fn waited(&self, op: u16, waiting: Duration) {
+        let waiting_ns = ns(waiting);
+        self.at(op).waiting_ns.add(waiting_ns);
+        self.waits[wait_bucket(waiting_ns)].add(1);
     }
 
-    pub(super) fn failed(&mut self, op: u16) {
-        self.at(op).failures += 1;
+    pub(super) fn failed(&self, op: u16) {
+        self.at(op).failures.add(1);
+    }
+
+    /// `op` was executed before, so it is a declared message.
+    #[inline]
+    fn at(&self, op: u16) -> &OpCounters {
+        let index = usize::from(op).min(self.ops.len() - 1);
+        &self.ops[index]
+    }
+
+    pub(super) fn read(&self) -> MessageStats {
+        let of = |op: &OpCounters| OpStats {
+            calls: op.calls.read(),
+            failures: op.failures.read(),
+            received_bytes: op.received_bytes.read(),
+            sent_bytes: op.sent_bytes.read(),
+            executing: Duration::from_nanos(op.executing_ns.read()),
+            waiting: Duration::from_nanos(op.waiting_ns.read()),
+        };
+        MessageStats {
+            ops: self.ops.iter().map(of).collect(),
+            wait_counts: std::array::from_fn(|at| self.waits[at].read()),
+        }
+    }
+}
+
+/// Returns nanoseconds; 584 years overflow.
+#[inline(always)]
+fn ns(time: Duration) -> u64 {
+    time.as_secs()
+        .wrapping_mul(1_000_000_000)
+        .wrapping_add(u64::from(time.subsec_nanos()))
+}
+
+impl MessageStats {
+    /// Returns the replies that waited for the GPU, by the bucket of the wait.
+    pub fn wait_counts(&self) -> &[u64; WAIT_BUCKETS] {
+        &self.wait_counts
     }
 
     /// Returns the sum over all messages.
@@ -83,13 +170,6 @@ impl MessageStats {
             .collect();
         used.sort_by_key(|(_, op)| std::cmp::Reverse(op.executing));
         used
-    }
-
-    /// `op` was executed before, so it is a declared message.
-    #[inline]
-    fn at(&mut self, op: u16) -> &mut OpStats {
-        let index = usize::from(op).min(self.ops.len() - 1);
-        &mut self.ops[index]
     }
 }
 

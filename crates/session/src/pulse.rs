@@ -1,15 +1,23 @@
 //! Facts about a session's thread that another thread of its process may read at any time.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 
 use outboard_wire::heartbeat::Activity;
 
+use super::message_stats::{self, Counters, MessageStats};
+
+/// Stands for no message in [`Pulse::awaited`].
+const NONE: u16 = u16::MAX;
+
 /// The work of a session's thread at a moment. The thread writes it, almost without cost to its
-/// messages; a heartbeat's answer has it.
+/// messages; a heartbeat's answer and the server's status have it.
 #[derive(Debug)]
 pub struct Pulse {
     messages: AtomicU64,
     activity: AtomicU8,
+    /// The message whose reply the thread sleeps for, until the GPU is done.
+    awaited: AtomicU16,
+    pub(super) counters: Counters,
 }
 
 impl Default for Pulse {
@@ -17,6 +25,8 @@ impl Default for Pulse {
         Pulse {
             messages: AtomicU64::new(0),
             activity: AtomicU8::new(Activity::Busy.number()),
+            awaited: AtomicU16::new(NONE),
+            counters: Counters::default(),
         }
     }
 }
@@ -31,6 +41,17 @@ impl Pulse {
         )
     }
 
+    /// Returns the name of the message whose reply the thread sleeps for, until the GPU is done.
+    pub fn awaited(&self) -> Option<&'static str> {
+        let op = self.awaited.load(Ordering::Relaxed);
+        (op != NONE).then(|| message_stats::name(op))
+    }
+
+    /// Returns what the session has counted so far.
+    pub fn stats(&self) -> MessageStats {
+        self.counters.read()
+    }
+
     #[inline]
     pub(super) fn takes_message(&self) {
         // One thread writes.
@@ -39,12 +60,18 @@ impl Pulse {
             .store(messages.wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Marks the time in which `wait` runs with a activity.
+    /// Marks the time in which `wait` runs with an activity.
     pub(super) fn during<R>(&self, activity: Activity, wait: impl FnOnce() -> R) -> R {
         self.activity.store(activity.number(), Ordering::Relaxed);
         let result = wait();
         self.activity
             .store(Activity::Busy.number(), Ordering::Relaxed);
         result
+    }
+
+    /// Notes the message whose reply waits for the GPU, before the thread sleeps; `None` once it
+    /// works again.
+    pub(super) fn awaits(&self, op: Option<u16>) {
+        self.awaited.store(op.unwrap_or(NONE), Ordering::Relaxed);
     }
 }

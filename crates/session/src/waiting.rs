@@ -124,6 +124,11 @@ impl WaitingList {
         self.entries.len()
     }
 
+    /// Returns the message that has waited for the longest time.
+    pub(super) fn oldest(&self) -> Option<u16> {
+        self.entries.first().map(|entry| entry.op)
+    }
+
     pub(super) fn push(&mut self, entry: Waiting) -> Result<(), Failure> {
         let full = |what: String| Err(Failure::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY, what));
         if self.entries.len() >= limits::WAITING_HARD_MAX {

@@ -39,7 +39,7 @@ use std::{borrow::Cow, collections::BTreeMap, fs, sync::Arc};
 
 use outboard_api::{CUDA_VERSION, CUresult};
 use outboard_device::{
-    Cx, Device, Failure, Host, Pending, Printed, Way, handle_table::HandleTable,
+    Cx, Device, Failure, Host, MemoryInUse, Pending, Printed, Way, handle_table::HandleTable,
 };
 use outboard_link::{DeviceMemory, GpuMemory, Reach, cores};
 use outboard_ptx::{
@@ -124,6 +124,8 @@ struct Soft {
     capability: Capability,
     /// Memory in use, by device.
     used_bytes: Vec<u64>,
+    /// These numbers for other threads.
+    in_use: MemoryInUse,
     contexts: HandleTable<contexts::Context>,
     streams: HandleTable<streams::Stream>,
     /// Attributes of the null stream.
@@ -195,6 +197,7 @@ impl Soft {
             threads,
             capability: options.capability,
             used_bytes: vec![0; options.devices],
+            in_use: MemoryInUse::new(options.devices),
             contexts: HandleTable::new("context"),
             streams: HandleTable::new("stream"),
             null_attributes: FxHashMap::default(),
@@ -297,6 +300,10 @@ impl Host for Soft {
 
     fn driver_version(&mut self) -> u32 {
         CUDA_VERSION
+    }
+
+    fn memory_in_use(&self) -> Option<MemoryInUse> {
+        Some(self.in_use.clone())
     }
 
     fn of_call(&mut self, call: u32) {

@@ -79,11 +79,13 @@ impl Soft {
             ));
         }
         self.used_bytes[device] += bytes;
+        self.in_use.add(device, bytes);
         Ok(Charge { device, bytes })
     }
 
     pub(super) fn refund(&mut self, charge: Charge) {
         self.used_bytes[charge.device] -= charge.bytes;
+        self.in_use.remove(charge.device, charge.bytes);
     }
 
     pub(super) fn mem_map(&mut self, cx: &mut Cx<'_>, m: &messages::MemMap) -> Result<(), Failure> {

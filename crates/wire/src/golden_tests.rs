@@ -12,8 +12,8 @@ use serde::{
 use crate::{
     Writer,
     doc::{
-        Activities, CopyBox, DeviceCard, JitOptions, LibraryCard, NodeWork, NvmlSnapshot,
-        TensorMapArguments, from_bytes, to_bytes,
+        Activities, CopyBox, DeviceCard, JitOptions, LibraryCard, NodeWork, NvmlSnapshot, Refusal,
+        SessionEnd, StatusAnswer, StatusQuestion, TensorMapArguments, from_bytes, to_bytes,
     },
     frame::{HEADER_BYTES, ReplyHeader, RequestHeader},
     handshake::{
@@ -311,6 +311,10 @@ fn the_bytes_of_documents_and_headers_are_the_committed_ones() {
     document::<NodeWork>(&mut now, &mut names);
     document::<NvmlSnapshot>(&mut now, &mut names);
     document::<TensorMapArguments>(&mut now, &mut names);
+    document::<StatusQuestion>(&mut now, &mut names);
+    document::<StatusAnswer>(&mut now, &mut names);
+    document::<SessionEnd>(&mut now, &mut names);
+    document::<Refusal>(&mut now, &mut names);
     for name in declared() {
         assert!(names.contains(name), "{name} has no golden bytes");
     }

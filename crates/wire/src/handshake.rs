@@ -55,6 +55,9 @@ pub enum Purpose {
     /// Ask the worker of the session whose key this is whether it lives
     /// ([`Beat`](crate::heartbeat::Beat)).
     Heartbeat { key: SessionKey },
+    /// Ask what the server sees of itself ([`StatusQuestion`](crate::doc::StatusQuestion)): its
+    /// sessions, its GPUs, its counts (`outboard top`).
+    Status,
 }
 
 /// Secret that a server gives to one session's client. A further connection presents it to become

@@ -2,6 +2,7 @@
 
 mod bench;
 mod requirements;
+mod seeing;
 mod trace;
 mod trust;
 
@@ -20,6 +21,7 @@ pub(crate) use bench::{
     BenchArgs, BenchCommand, BenchTargets, EmulateArgs, LinkArgs, SessionsArgs,
 };
 pub(crate) use requirements::{CalibrateArgs, LevelOfRemoting, LinkKind, RequireArgs};
+pub(crate) use seeing::{LogFormat, SeeingArgs, SortArg, TopArgs};
 pub(crate) use trace::{CutArgs, ExportArgs, ShowArgs, TraceCommand};
 pub(crate) use trust::{TokenCommand, TokenFileArgs, TokensArgs, TrustArgs};
 
@@ -32,6 +34,7 @@ Examples:
   outboard serve --insecure --listen tcp://10.0.0.7  offer it to the network 10.0.0.0
   outboard run --gpu tcp://10.0.0.7 -- python train.py
   outboard doctor --gpu tcp://10.0.0.7               what works, what does not, what to do
+  outboard top tcp://10.0.0.7                        who uses it, and what they wait for
   outboard bench                                     what calls and copies cost, beside the local GPU
   outboard run --record a.trace -- python train.py   put every call down
   outboard trace show a.trace                        what the calls were
@@ -48,6 +51,16 @@ Environment:
   OUTBOARD_RECORD    a file for a recording of every call, in place of --record
   OUTBOARD_LOG       what to log to standard error: error, warn, info, debug, trace, or directives as outboard_session=debug")]
 pub(crate) struct Args {
+    /// The form of log messages on standard error
+    #[arg(
+        long,
+        value_enum,
+        value_name = "FORMAT",
+        env = "OUTBOARD_LOG_FORMAT",
+        default_value_t,
+        global = true
+    )]
+    pub(crate) log_format: LogFormat,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -60,6 +73,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Report what works here, what does not, and the remedies
     Doctor(DoctorArgs),
+    /// Show the sessions and GPUs of a server, and what each waits for
+    Top(TopArgs),
     /// Measure the cost of calls, round trips, copies and launches, and of the local GPU if there
     /// is one
     Bench(BenchArgs),
@@ -141,6 +156,8 @@ pub(crate) struct ServeArgs {
     pub(crate) spare: u8,
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
+    #[command(flatten)]
+    pub(crate) seeing: SeeingArgs,
     #[command(flatten)]
     pub(crate) trust: TrustArgs,
 }

@@ -3,6 +3,7 @@
 mod activity;
 mod graph;
 mod nvml;
+mod status;
 mod tensor_map;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -10,6 +11,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 pub use activity::*;
 pub use graph::*;
 pub use nvml::*;
+pub use status::*;
 pub use tensor_map::*;
 
 /// Everything that the client answers by itself about one device.
