@@ -311,3 +311,11 @@ def test_more_sessions_than_there_is_room_for(tmp_path: Path) -> None:
     # Processes of a server that someone else started are not counted.
     assert results["idle"][0]["server"] is None and results["idle"][0]["server_cpu_percent"] is None
     assert [busy["sessions"] for busy in results["busy"]] == [1]
+
+
+def test_json_alone_is_standard_output() -> None:
+    """The results are standard output, whole, and the text is standard error."""
+    argv = [OUTBOARD, "bench", "link", "--only", "shm", "--quick", "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) and "shm" in done.stderr

@@ -3,7 +3,9 @@
 
 mod args;
 mod bench;
+mod config;
 mod doctor;
+mod exit;
 mod libraries;
 mod peer;
 mod preload;
@@ -23,7 +25,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use clap::{CommandFactory, Parser};
+use clap::CommandFactory;
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 use args::{Args, Command, LogFormat};
@@ -33,7 +35,7 @@ fn main() -> ExitCode {
         return ptxas::main();
     }
     // A wrong command line ends the process here, with exit code 2.
-    let args = Args::parse();
+    let args = config::parse(std::env::args_os().collect()).unwrap_or_else(|error| error.exit());
     log_to_stderr(args.log_format);
     let result = match args.command {
         Command::Serve(serve) => serve::serve(serve, args.log_format),
@@ -55,7 +57,7 @@ fn main() -> ExitCode {
     };
     result.unwrap_or_else(|error| {
         eprintln!("outboard: {}", whole(&error));
-        ExitCode::FAILURE
+        exit::Exit::FAILED.into()
     })
 }
 

@@ -127,7 +127,7 @@ pub(crate) fn probe(args: ProbeArgs) -> anyhow::Result<ExitCode> {
     };
     crate::print(text.as_bytes())?;
     Ok(match is_over {
-        true => ExitCode::from(require::EXIT_NO_NETWORK),
+        true => crate::exit::Exit::NO_NETWORK.into(),
         false => ExitCode::SUCCESS,
     })
 }

@@ -14,7 +14,7 @@ use outboard_api::optimise::VARIABLE;
 use outboard_link::{Endpoint, emulated};
 use outboard_trace::live;
 
-use crate::{args::RunArgs, libraries, peer, preload, serve::default_endpoint, token};
+use crate::{args::RunArgs, exit::Exit, libraries, peer, preload, serve::default_endpoint, token};
 
 /// Names the library that NVTX, which is compiled into programs, loads and reports the program's
 /// ranges to.
@@ -25,9 +25,6 @@ const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 const DRIVER_VARIABLE: &str = "OUTBOARD_DRIVER";
 /// Delays that the recording library injects.
 const PCIE_VARIABLE: &str = "OUTBOARD_EMULATE_PCIE";
-/// Exit codes of env(1) and shells.
-const EXIT_CANNOT_EXECUTE: u8 = 126;
-const EXIT_NOT_FOUND: u8 = 127;
 
 pub(crate) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let [program, arguments @ ..] = args.program.as_slice() else {
@@ -43,9 +40,10 @@ pub(crate) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     // From here on the process is the program: signals, terminal and exit code are its own.
     let error = command.exec();
     eprintln!("outboard: {}: {error}", Path::new(program).display());
+    // As of env(1) and shells.
     Ok(ExitCode::from(match error.kind() {
-        ErrorKind::NotFound => EXIT_NOT_FOUND,
-        _ => EXIT_CANNOT_EXECUTE,
+        ErrorKind::NotFound => Exit::NOT_FOUND,
+        _ => Exit::CANNOT_EXECUTE,
     }))
 }
 

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::Context;
 use clap::ValueEnum as _;
-use outboard_link::{Endpoint, Host};
+use outboard_link::{Endpoint, Host, Listener};
 use outboard_server::{Access, DeviceKind, DeviceOptions, ServeOptions, Supervisor, run_worker};
 use outboard_soft::{MEMORY_BYTES_MAX, Watch};
 use outboard_trust::Store;
@@ -25,21 +25,38 @@ use crate::{
 const MEMORY_BYTES_MIN: u64 = 2 << 20;
 
 pub(crate) fn serve(args: ServeArgs, log_format: LogFormat) -> anyhow::Result<ExitCode> {
-    let options = options(args, log_format)?;
+    // Sockets that a service manager has opened for this server.
+    let opened = outboard_server::opened_sockets().context("the sockets of LISTEN_FDS")?;
+    let opened = opened
+        .into_iter()
+        .map(Listener::adopt)
+        .collect::<Result<Vec<_>, _>>()
+        .context("the sockets of LISTEN_FDS")?;
+    let is_check = args.config.check_config;
+    let options = options(args, log_format, &opened)?;
+    if is_check {
+        return crate::print(described(&options, &opened).as_bytes());
+    }
     let has_tokens = options.access.tokens.is_some();
-    let supervisor = Supervisor::bind(options)?;
+    let supervisor = Supervisor::bind(options, opened)?;
     announce(&supervisor, has_tokens);
     supervisor.run()?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Checks the arguments, and makes the server's settings of them.
-fn options(args: ServeArgs, log_format: LogFormat) -> anyhow::Result<ServeOptions> {
+fn options(
+    args: ServeArgs,
+    log_format: LogFormat,
+    opened: &[Listener],
+) -> anyhow::Result<ServeOptions> {
     let listen = match args.listen.is_empty() {
+        true if !opened.is_empty() => Vec::new(),
         true => vec![default_endpoint()?],
         false => args.listen,
     };
-    check_networks(&listen, &args.trust)?;
+    let opened = opened.iter().map(Listener::endpoint);
+    check_networks(listen.iter().chain(opened), &args.trust)?;
     let kind = choose_device(args.device)?;
     let watch = args.watch;
     anyhow::ensure!(
@@ -85,6 +102,29 @@ fn options(args: ServeArgs, log_format: LogFormat) -> anyhow::Result<ServeOption
         audit: args.seeing.audit,
         worker_args: worker_args(log_format),
     })
+}
+
+/// Returns the settings as --check-config shows them.
+fn described(options: &ServeOptions, opened: &[Listener]) -> String {
+    let listen = options
+        .listen
+        .iter()
+        .chain(opened.iter().map(Listener::endpoint));
+    let mut lines: Vec<_> = listen.map(|at| format!("listen at {at}")).collect();
+    lines.push(format!("device {}", options.device.kind.name()));
+    lines.push(format!(
+        "{} sessions, {} spares",
+        options.sessions_max, options.spares
+    ));
+    lines.extend(
+        options
+            .metrics
+            .map(|at| format!("metrics at http://{at}/metrics")),
+    );
+    let audit = options.audit.as_ref();
+    lines.extend(audit.map(|file| format!("audit in {}", file.display())));
+    lines.push("the settings are right\n".into());
+    lines.join("\n")
 }
 
 /// Prints the addresses, and warns of those that are open to others.
@@ -198,8 +238,11 @@ fn access(trust: TrustArgs) -> anyhow::Result<Access> {
 }
 
 /// Refuses addresses that other machines reach, unless the user knows what that means.
-fn check_networks(listen: &[Endpoint], trust: &TrustArgs) -> anyhow::Result<()> {
-    match listen.iter().find(|at| is_open_to_others(at)) {
+fn check_networks<'a>(
+    mut listen: impl Iterator<Item = &'a Endpoint>,
+    trust: &TrustArgs,
+) -> anyhow::Result<()> {
+    match listen.find(|at| is_open_to_others(at)) {
         Some(open) if !trust.insecure => anyhow::bail!(
             "{open} is reached by other machines, and everybody who connects could use the GPU and run code here: \
              on a network where you trust everybody add --insecure; otherwise listen on tcp://localhost, and come \

@@ -68,6 +68,37 @@ impl Listener {
         }
     }
 
+    /// Listens on a socket that a service manager has opened: a unix socket with a path, or a tcp
+    /// port. A socket file stays when this is dropped.
+    pub fn adopt(socket: OwnedFd) -> Result<Self, Error> {
+        const DOING: &str = "taking over a listening socket";
+        let is_listening = rustix::net::sockopt::socket_acceptconn(&socket);
+        if !is_listening.map_err(Error::io(DOING))? {
+            return Err(Error::Misuse("a socket that does not listen"));
+        }
+        rustix::io::ioctl_fionbio(&socket, true).map_err(Error::io(DOING))?;
+        let address = rustix::net::getsockname(&socket).map_err(Error::io(DOING))?;
+        let endpoint = match (
+            SocketAddr::try_from(address.clone()),
+            address.address_family(),
+        ) {
+            (Ok(address), _) => format!("tcp://{address}"),
+            (_, AddressFamily::UNIX) => {
+                let unix = SocketAddrUnix::try_from(address).map_err(Error::io(DOING))?;
+                let path = unix
+                    .path_bytes()
+                    .and_then(|path| std::str::from_utf8(path).ok());
+                let path = path.ok_or(Error::Misuse("a unix socket without a path"))?;
+                format!("shm:{path}")
+            }
+            _ => return Err(Error::Misuse("a socket that is neither unix nor tcp")),
+        };
+        let endpoint = endpoint
+            .parse()
+            .map_err(|_| Error::Misuse("a socket whose address is none of Outboard's"))?;
+        Ok(Self::over_tcp(socket, endpoint))
+    }
+
     fn over_tcp(socket: OwnedFd, endpoint: Endpoint) -> Self {
         Self {
             socket,

@@ -14,6 +14,8 @@ use rustix::{
     process::{Signal, getpid, getppid, set_parent_process_death_signal},
 };
 
+use crate::limits;
+
 /// Starts this program itself, even if its file was replaced meanwhile, so supervisor and worker
 /// are of one release.
 pub(super) fn this_executable() -> Command {
@@ -51,6 +53,25 @@ pub(super) fn pass(command: &mut Command, flag: &str, fd: OwnedFd) -> io::Result
     let child = command.spawn();
     drop(fd);
     child
+}
+
+/// First descriptor of a service manager's (`SD_LISTEN_FDS_START`).
+const OPENED_FIRST: RawFd = 3;
+
+/// Returns the listening sockets that a service manager has opened for this process: `LISTEN_FDS`
+/// of sd_listen_fds(3). To be called once, before the process opens anything.
+pub fn opened_sockets() -> io::Result<Vec<OwnedFd>> {
+    let number = |name| -> Option<u32> { std::env::var(name).ok()?.parse().ok() };
+    let pid = number("LISTEN_PID").and_then(|pid| i32::try_from(pid).ok());
+    if pid != Some(getpid().as_raw_nonzero().get()) {
+        return Ok(Vec::new());
+    }
+    let count = number("LISTEN_FDS")
+        .unwrap_or(0)
+        .min(limits::OPENED_SOCKETS_MAX);
+    (0..count as RawFd)
+        .map(|at| take(OPENED_FIRST + at))
+        .collect()
 }
 
 /// Takes ownership of a descriptor whose number came on the command line.

@@ -41,5 +41,6 @@ mod worker;
 
 pub use access::Access;
 pub use devices::{DeviceKind, DeviceOptions};
+pub use inherit::opened_sockets;
 pub use supervisor::{ServeError, ServeOptions, Supervisor};
 pub use worker::run_worker;

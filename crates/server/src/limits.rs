@@ -38,6 +38,8 @@ pub const USAGE_MS: u64 = 1_000;
 pub const STATUS_IDLE_MS_MAX: u64 = 60_000;
 /// GPUs of a server in its status and its metrics.
 pub const GPUS_MAX: usize = 64;
+/// Listening sockets that a service manager may pass on.
+pub const OPENED_SOCKETS_MAX: u32 = 64;
 /// Requests for metrics that are answered at a time, the time for one, and its length.
 pub const METRICS_CONNECTIONS_MAX: usize = 4;
 pub const METRICS_MS_MAX: u64 = 2_000;

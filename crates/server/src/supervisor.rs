@@ -174,16 +174,16 @@ enum Phase {
 }
 
 impl Supervisor {
-    pub fn bind(options: ServeOptions) -> Result<Supervisor, ServeError> {
-        if options.listen.is_empty() {
+    /// Listens at the addresses of the options, and on the sockets that are open already.
+    pub fn bind(options: ServeOptions, opened: Vec<Listener>) -> Result<Supervisor, ServeError> {
+        if options.listen.is_empty() && opened.is_empty() {
             return Err(ServeError::NoEndpoint);
         }
         let signals = Signals::register().map_err(ServeError::io("watching for signals"))?;
-        let listeners = options
-            .listen
-            .iter()
-            .map(|endpoint| Listener::bind(endpoint).map_err(ServeError::listen(endpoint)))
-            .collect::<Result<Vec<_>, _>>()?;
+        let mut listeners = opened;
+        for endpoint in &options.listen {
+            listeners.push(Listener::bind(endpoint).map_err(ServeError::listen(endpoint))?);
+        }
         if !options.access.uids.is_empty() {
             for listener in &listeners {
                 let opened = listener.open_to_group(options.access.group);

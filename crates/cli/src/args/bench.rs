@@ -77,8 +77,9 @@ pub(crate) struct LinkArgs {
     /// Few rounds, few samples: some seconds
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Also write the results to this file, as JSON
-    #[arg(long, value_name = "FILE")]
+    /// Also write the results to this file, as JSON; alone or with -, to standard output, and the
+    /// text to standard error
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     pub(crate) json: Option<PathBuf>,
 }
 
@@ -113,8 +114,9 @@ pub(crate) struct EmulateArgs {
     /// Few rounds, few samples: some seconds
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Also write the results to this file, as JSON
-    #[arg(long, value_name = "FILE")]
+    /// Also write the results to this file, as JSON; alone or with -, to standard output, and the
+    /// text to standard error
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     pub(crate) json: Option<PathBuf>,
 }
 
@@ -130,8 +132,9 @@ pub(crate) struct BenchTargets {
     /// Levels of optimisation, as in outboard run; several are several sides
     #[arg(long, value_name = "LEVEL", value_delimiter = ',')]
     pub(crate) optimise: Vec<Level>,
-    /// Also write the results to this file, as JSON
-    #[arg(long, value_name = "FILE")]
+    /// Also write the results to this file, as JSON; alone or with -, to standard output, and the
+    /// text to standard error
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     pub(crate) json: Option<PathBuf>,
 }
 

@@ -17,6 +17,8 @@ use outboard_soft::{Capability, Checks};
 use outboard_wire::network::{self, Bandwidth, KNOWN, Network};
 use regex::Regex;
 
+use crate::exit;
+
 pub(crate) use bench::{
     BenchArgs, BenchCommand, BenchTargets, EmulateArgs, LinkArgs, SessionsArgs,
 };
@@ -25,10 +27,7 @@ pub(crate) use seeing::{LogFormat, SeeingArgs, SortArg, TopArgs};
 pub(crate) use trace::{CutArgs, ExportArgs, ShowArgs, TraceCommand};
 pub(crate) use trust::{TokenCommand, TokenFileArgs, TokensArgs, TrustArgs};
 
-/// Use a GPU in another process or machine as if it were here.
-#[derive(Debug, Parser)]
-#[command(name = "outboard", version, arg_required_else_help = true)]
-#[command(after_help = "\
+const EXAMPLES: &str = "\
 Examples:
   outboard serve                                     offer this machine's GPU to this machine
   outboard serve --insecure --listen tcp://10.0.0.7  offer it to the network 10.0.0.0
@@ -49,7 +48,12 @@ Environment:
   OUTBOARD_STATS     a file for the counts of each call, - for a line on standard error
   OUTBOARD_STATS_TIMES  1: the file says how long calls took, too, and what of it was sending and waiting
   OUTBOARD_RECORD    a file for a recording of every call, in place of --record
-  OUTBOARD_LOG       what to log to standard error: error, warn, info, debug, trace, or directives as outboard_session=debug")]
+  OUTBOARD_LOG       what to log to standard error: error, warn, info, debug, trace, or directives as outboard_session=debug";
+
+/// Use a GPU in another process or machine as if it were here.
+#[derive(Debug, Parser)]
+#[command(name = "outboard", version, arg_required_else_help = true)]
+#[command(after_help = help_of_all())]
 pub(crate) struct Args {
     /// The form of log messages on standard error
     #[arg(
@@ -116,8 +120,11 @@ Examples:
   outboard serve --insecure --listen rdma://10.0.0.7 RoCE or InfiniBand, by the device that has this address
   outboard serve --insecure --listen 'rdma://10.0.0.7?device=mlx5_0&gid=3&traffic_class=106'
   outboard serve --device soft --threads 8           without a GPU
+  outboard serve --config serve.toml --check-config  is the file right?
   outboard serve --device soft --capability 9.0 --memory 4GiB")]
 pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    pub(crate) config: ConfigArgs,
     /// Address to listen on, any number of times: shm:///PATH, tcp://HOST[:PORT] or
     /// rdma://HOST[:PORT], port 0 for any [default: shm://$XDG_RUNTIME_DIR/outboard.sock, or
     /// shm:///tmp/outboard-UID/server.sock without XDG_RUNTIME_DIR]
@@ -160,6 +167,22 @@ pub(crate) struct ServeArgs {
     pub(crate) seeing: SeeingArgs,
     #[command(flatten)]
     pub(crate) trust: TrustArgs,
+}
+
+/// The file of the settings.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct ConfigArgs {
+    /// File of settings (TOML): the options here without their dashes, as sessions-max = 8; what
+    /// stands on the command line wins [default: $XDG_CONFIG_HOME/outboard/serve.toml or
+    /// ~/.config/outboard/serve.toml, else /etc/outboard/serve.toml, if there is one]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Read no file of settings
+    #[arg(long, conflicts_with = "config")]
+    pub(crate) no_config: bool,
+    /// Check the settings and this machine, print what holds, and end
+    #[arg(long)]
+    pub(crate) check_config: bool,
 }
 
 /// Options by which the soft device watches kernels.
@@ -377,6 +400,10 @@ pub(crate) struct SweepArgs {
 pub(crate) struct WorkerArgs {
     #[arg(long)]
     pub(crate) control: RawFd,
+}
+
+fn help_of_all() -> String {
+    format!("{EXAMPLES}\n\n{}", exit::table())
 }
 
 fn levels_help() -> String {

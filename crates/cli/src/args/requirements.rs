@@ -27,8 +27,9 @@ pub(crate) struct CalibrateArgs {
     /// Few rounds
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Write the constants to this file; - for standard output, in place of the text
-    #[arg(long, value_name = "FILE")]
+    /// Write the constants to this file; alone or with -, to standard output, in
+    /// place of the text
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     pub(crate) json: Option<PathBuf>,
 }
 
@@ -89,8 +90,9 @@ pub(crate) struct RequireArgs {
     /// The costs of sending, as outboard calibrate writes them [default: published numbers]
     #[arg(long, value_name = "FILE")]
     pub(crate) constants: Option<PathBuf>,
-    /// Write the answer to this file as JSON; - for standard output, in place of the text
-    #[arg(long, value_name = "FILE")]
+    /// Write the answer to this file as JSON; alone or with -, to standard output, in
+    /// place of the text
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     pub(crate) json: Option<PathBuf>,
     /// Write the overheads of all examined networks to this file, one a line
     #[arg(long, value_name = "FILE")]

@@ -36,7 +36,6 @@ use crate::args::{BenchTargets, CalibrateArgs, LinkKind};
 
 const SMALL_BYTES: usize = 64 << 10;
 const LARGE_BYTES: usize = 1 << 20;
-const EXIT_INTERRUPTED: u8 = 130;
 
 const LONG_BYTES: usize = 16 << 20;
 
@@ -79,7 +78,7 @@ pub(crate) fn calibrate(args: CalibrateArgs) -> anyhow::Result<ExitCode> {
     match measure_here(&args, &interrupt) {
         Err(error) if error.is::<Interrupted>() => {
             eprintln!("outboard: interrupted");
-            Ok(ExitCode::from(EXIT_INTERRUPTED))
+            Ok(crate::exit::Exit::INTERRUPTED.into())
         }
         Err(error) => Err(error),
         Ok(constants) => {

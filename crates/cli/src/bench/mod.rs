@@ -59,8 +59,6 @@ use side::{Refused, Side, Target};
 pub(crate) use statistics::{median, quantile, sorted};
 pub(crate) use worker::worker;
 
-/// The shells' exit code for a program that Ctrl-C ended.
-pub(crate) const EXIT_INTERRUPTED: u8 = 130;
 const ROUNDS: usize = 10;
 const ROUNDS_QUICK: usize = 3;
 /// Most samples, and longest time in milliseconds, of one case on one side in one round.
@@ -80,7 +78,7 @@ pub(crate) fn bench(args: BenchArgs) -> anyhow::Result<ExitCode> {
     match result {
         Err(error) if error.is::<Interrupted>() => {
             eprintln!("outboard: interrupted");
-            Ok(ExitCode::from(EXIT_INTERRUPTED))
+            Ok(crate::exit::Exit::INTERRUPTED.into())
         }
         other => other,
     }
@@ -311,7 +309,14 @@ fn is_loopback(endpoint: &Endpoint) -> bool {
     }
 }
 
+/// Set if standard output is for the results as JSON.
+static TEXT_TO_STDERR: AtomicBool = AtomicBool::new(false);
+
 fn print(text: &str) -> anyhow::Result<()> {
+    if TEXT_TO_STDERR.load(Ordering::Relaxed) {
+        eprint!("{text}");
+        return Ok(());
+    }
     crate::print(text.as_bytes()).map(drop)
 }
 
@@ -321,13 +326,19 @@ struct Output(PathBuf);
 impl Output {
     /// Fails before anything is measured if the file cannot be written.
     fn open(path: &Path) -> anyhow::Result<Output> {
-        check_writable(path)?;
+        match path == Path::new("-") {
+            true => TEXT_TO_STDERR.store(true, Ordering::Relaxed),
+            false => check_writable(path)?,
+        }
         Ok(Output(path.into()))
     }
 
     fn write(self, results: &impl Serialize) -> anyhow::Result<()> {
         let mut text = serde_json::to_vec_pretty(results)?;
         text.push(b'\n');
+        if self.0 == Path::new("-") {
+            return crate::print(&text).map(drop);
+        }
         write_whole(&self.0, |file| file.write_all(&text))
     }
 }

@@ -45,7 +45,7 @@ impl BenchServer {
         let mut command = Command::new("/proc/self/exe");
         command
             .arg0("outboard")
-            .args(["serve", "--device", "auto", "--listen"])
+            .args(["serve", "--no-config", "--device", "auto", "--listen"])
             .arg(format!("shm://{}", socket.display()))
             .args(["--listen", "tcp://127.0.0.1:0", "--sessions-max"])
             .arg(sessions_max.to_string())

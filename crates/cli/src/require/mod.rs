@@ -22,9 +22,6 @@ use crate::{
 };
 pub(crate) use output::{Outputs, check_writable, nameless, write_whole};
 
-/// The answer is that no network is good enough.
-pub(crate) const EXIT_NO_NETWORK: u8 = 3;
-
 /// Where reading a file of constants ends; they are a kilobyte of JSON.
 const CONSTANTS_BYTES_MAX: u64 = 1 << 20;
 
@@ -109,7 +106,7 @@ fn over_pcie(args: &RequireArgs, trace: &Trace, workload: &Workload) -> anyhow::
 fn exit_code(can_be_met: bool) -> ExitCode {
     match can_be_met {
         true => ExitCode::SUCCESS,
-        false => ExitCode::from(EXIT_NO_NETWORK),
+        false => crate::exit::Exit::NO_NETWORK.into(),
     }
 }
 

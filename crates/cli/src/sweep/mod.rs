@@ -23,7 +23,8 @@ use self::{
 };
 use crate::{
     args::SweepArgs,
-    bench::{EXIT_INTERRUPTED, Interrupt, Interrupted},
+    bench::{Interrupt, Interrupted},
+    exit::Exit,
     peer, print,
     serve::default_endpoint,
 };
@@ -36,7 +37,7 @@ pub(crate) fn sweep(args: SweepArgs) -> anyhow::Result<ExitCode> {
                 "outboard: interrupted; the same command goes on from {}",
                 args.out.display()
             );
-            Ok(ExitCode::from(EXIT_INTERRUPTED))
+            Ok(Exit::INTERRUPTED.into())
         }
         other => other,
     }

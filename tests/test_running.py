@@ -1,0 +1,105 @@
+"""A server as an administrator runs it: by a file of settings, and by a service manager that opens its sockets."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import OUTBOARD, ROOT, TEST_PROGRAMS, run_through
+
+UNITS = ROOT / "packaging" / "systemd"
+
+
+def serve(*options: str | Path, **more: object) -> subprocess.CompletedProcess[str]:
+    argv = [OUTBOARD, "serve", *options]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=20, **more)  # type: ignore[call-overload]
+
+
+def test_sockets_that_a_service_manager_opened(tmp_path: Path) -> None:
+    """The server takes over what LISTEN_FDS names, and a program that connected before it started is served."""
+    path = tmp_path / "gpu.sock"
+    unix, tcp = socket.socket(socket.AF_UNIX), socket.socket()
+    unix.bind(str(path))
+    tcp.bind(("127.0.0.1", 0))
+    for one in (unix, tcp):
+        one.listen()
+
+    def as_systemd_does() -> None:
+        copies = [os.dup(unix.fileno()), os.dup(tcp.fileno())]
+        for number, copy in enumerate(copies, 3):
+            os.dup2(copy, number)
+
+    # LISTEN_PID is the server's own number, which exec keeps.
+    options = f"--no-config --device soft --no-cache --audit {tmp_path}/audit"
+    argv = ["sh", "-c", f'LISTEN_PID=$$ LISTEN_FDS=2 exec "{OUTBOARD}" serve {options}']
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, preexec_fn=as_systemd_does, close_fds=False, text=True)
+    assert process.stdout is not None
+    urls = [process.stdout.readline().removeprefix("listening on ").strip() for _ in range(2)]
+    port = tcp.getsockname()[1]
+    assert urls == [f"shm://{path}", f"tcp://127.0.0.1:{port}"]
+    for url in urls:
+        done = run_through(url, sys.executable, TEST_PROGRAMS / "waits.py", "3", "1")
+        assert done.returncode == 0 and "right" in done.stdout, done.stderr
+    process.terminate()
+    assert process.wait(20) == 0
+    assert path.exists(), "the socket's file is the service manager's"
+
+
+def test_another_process_s_sockets_are_left_alone(tmp_path: Path) -> None:
+    environment = {**os.environ, "LISTEN_PID": "1", "LISTEN_FDS": "1"}
+    address = f"shm://{tmp_path}/gpu.sock"
+    options = ("--no-config", "--device", "soft", "--no-cache", "--check-config")
+    done = serve(*options, "--listen", address, env=environment)
+    assert done.returncode == 0 and f"listen at {address}\n" in done.stdout
+
+
+def test_a_file_of_settings_is_checked(tmp_path: Path) -> None:
+    """Every mistake exits with 2 and its line, before anything is done; the user's own file is found."""
+    (tmp_path / "outboard").mkdir()
+    file = tmp_path / "outboard" / "serve.toml"
+    environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path)}
+    address = tmp_path / "gpu.sock"
+    file.write_text(f'device = "soft"\nno-cache = true\nlisten = "shm://{address}"\nsessions-max = 5\n')
+    done = serve("--check-config", env=environment)
+    assert done.returncode == 0, done.stderr
+    assert f"listen at shm://{address}\ndevice soft\n5 sessions, 1 spares\n" in done.stdout
+    assert not address.exists()
+    assert "7 sessions" in serve("--check-config", "--sessions-max", "7", env=environment).stdout
+    file.write_text('device = "soft"\nsesions-max = 5\n')
+    done = serve("--check-config", env=environment)
+    assert done.returncode == 2 and f'{file}:2: there is no setting "sesions-max"' in done.stderr
+    assert serve("--no-config", "--check-config", "--device", "soft", env=environment).returncode == 0
+    # A setting that this machine does not allow.
+    file.write_text('device = "soft"\nlisten = "tcp://0.0.0.0:0"\n')
+    assert serve("--check-config", env=environment).returncode == 1
+
+
+def test_the_packaged_settings_hold(tmp_path: Path) -> None:
+    """Each line of the example, made a setting, is one."""
+    lines = (ROOT / "packaging" / "serve.toml").read_text().splitlines()
+    settings = [line.removeprefix("# ") for line in lines if " = " in line]
+    assert len(settings) >= 8
+    file = tmp_path / "serve.toml"
+    for setting in settings:
+        file.write_text(setting + "\n")
+        options = ("--device", "soft", "--no-cache", "--allow-uid", "5", "--check-config", "--config", file)
+        done = serve(*options)
+        assert done.returncode == 0, f"{setting}: {done.stderr}"
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
+def test_the_units_are_valid(tmp_path: Path) -> None:
+    for unit in UNITS.glob("outboard.s*"):
+        if unit.suffix in {".service", ".socket"}:
+            text = unit.read_text().replace("/usr/bin/outboard", str(OUTBOARD))
+            (tmp_path / unit.name).write_text(text)
+    argv = ["systemd-analyze", "verify", "--man=no", tmp_path / "outboard.service", tmp_path / "outboard.socket"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    about_these = [line for line in done.stderr.splitlines() if "outboard." in line]
+    assert done.returncode == 0 and not about_these, done.stderr
