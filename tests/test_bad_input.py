@@ -48,7 +48,7 @@ CASES = {
     "wild_pointer_in_kernel": "CUDA_SUCCESS" + " CUDA_ERROR_ILLEGAL_ADDRESS" * 3,
     "out_of_memory": "CUDA_ERROR_OUT_OF_MEMORY CUDA_SUCCESS CUDA_SUCCESS",
     "unsupported": "CUDA_ERROR_NOT_SUPPORTED",
-    "other_processes": f"{INVALID_VALUE} {INVALID_VALUE}\n{INVALID_VALUE} {INVALID_VALUE}",
+    "other_processes": f"{INVALID_HANDLE} False {INVALID_VALUE}\n{INVALID_VALUE} {INVALID_VALUE}",
     "null_outputs": " ".join([INVALID_VALUE] * 3),
 }
 

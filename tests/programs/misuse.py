@@ -244,7 +244,9 @@ def other_processes() -> None:
     handle = ctypes.create_string_buffer(64)
     must("cuMemAlloc_v2", byref(data), c_size_t(64))
     must("cuEventCreate", byref(event), 2)
-    print(call("cuIpcGetEventHandle", handle, event), call("cuIpcOpenEventHandle", byref(event), IpcHandle()))
+    handle.raw = b"x" * 64
+    status = call("cuIpcGetEventHandle", handle, event)
+    print(status, any(handle.raw), call("cuIpcOpenEventHandle", byref(event), IpcHandle()))
     print(call("cuIpcGetMemHandle", handle, c_uint64(64)), call("cuIpcCloseMemHandle", data))
 
 

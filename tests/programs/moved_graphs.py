@@ -14,7 +14,7 @@ from typing import ClassVar
 from cuda import call, made, must, primary_context
 
 CLONE, MOVE = 0, 1
-NODE_TYPE_GRAPH = 4
+NODE_TYPE_GRAPH, NODE_TYPE_CONDITIONAL = 4, 13
 BYTES = 64
 
 
@@ -207,12 +207,54 @@ def pitches(m: Moved) -> None:
         print("pitches", src_pitch, dst_pitch, status, bytes(back).hex())
 
 
+def parts(m: Moved) -> None:
+    """Graphs that are part of nodes: they go with the node, and not by themselves."""
+    parent, child, node, inside = m.graph(), m.graph(), c_void_p(), c_void_p()
+    must("cuGraphAddChildGraphNode", byref(node), parent, None, c_size_t(0), child)
+    must("cuGraphChildGraphNodeGetGraph", node, byref(inside))
+    condition, params = c_uint64(), NodeParams(kind=NODE_TYPE_CONDITIONAL, ownership=0, rest=1)
+    status = call("cuGraphConditionalHandleCreate", byref(condition), parent, m.context, 1, 1)
+    if status == "CUDA_SUCCESS":
+        params.graph, params.more[1] = condition.value, m.context.value
+        must("cuGraphAddNode_v2", byref(node), parent, None, None, c_size_t(0), byref(params))
+        body = c_void_p.from_address(params.more[0])
+        print("destroy a body", call("cuGraphDestroy", body), m.instantiate(parent)[0])
+    print("destroy a child's", call("cuGraphDestroy", inside), m.instantiate(parent)[0])
+    must("cuGraphDestroy", parent)
+    count = c_size_t()
+    print("with the parent", call("cuGraphGetNodes", inside, None, byref(count)))
+
+
+def captured(m: Moved) -> None:
+    """Graphs that something is captured into are not destroyed, nor are those around them."""
+    stream, count = made("cuStreamCreate", 1), c_size_t()
+    for moves in (False, True):
+        parent, child, out = m.graph(), m.graph(), c_void_p()
+        if moves:
+            print("move", m.child(parent, child, MOVE)[0])
+        must("cuStreamBeginCaptureToGraph", stream, child, None, None, c_size_t(0), 0)
+        outer = parent if moves else child
+        print(
+            "captured into",
+            call("cuGraphDestroy", outer),
+            call("cuMemsetD8Async", m.memory, c_ubyte(1), c_size_t(4), stream),
+            call("cuStreamEndCapture", stream, byref(out)),
+            out.value == child.value,
+            call("cuGraphGetNodes", child, None, byref(count)),
+            count.value,
+            call("cuGraphDestroy", outer),
+            call("cuGraphGetNodes", child, None, byref(count)),
+        )
+
+
 def main() -> None:
     moved = Moved()
     answers(moved)
     nested(moved)
     memory(moved)
     pitches(moved)
+    parts(moved)
+    captured(moved)
 
 
 main()

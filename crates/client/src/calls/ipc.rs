@@ -161,8 +161,11 @@ pub(crate) fn cuIpcCloseMemHandle(address: CUdeviceptr) -> Done {
 pub(crate) fn cuIpcGetEventHandle(handle: Out<'_, CUipcEventHandle>, event: CUevent) -> Done {
     let driver = driver()?;
     let event = driver.streams.event(event)?;
-    if handle.is_null() || !event.is_shared() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    handle.check()?;
+    if !event.is_shared() {
+        // As a driver does.
+        handle.put(CUipcEventHandle { reserved: [0; 64] })?;
+        return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
     }
     let question = messages::IpcExportEvent {
         event: event.handle,

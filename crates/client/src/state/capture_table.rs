@@ -144,6 +144,12 @@ impl Captures {
         }
     }
 
+    /// Returns whether a capture into a graph is under way.
+    pub(crate) fn any_into(&self, graph: u64) -> bool {
+        let all = self.all.read();
+        all.values().any(|capture| capture.graph == graph)
+    }
+
     /// Removes the captures of a context that is gone.
     pub(crate) fn remove_context(&self, context: CUcontext) {
         let gone: Vec<u64> = self

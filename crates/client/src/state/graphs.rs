@@ -16,7 +16,7 @@ use outboard_api::{
     },
 };
 use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Driver, HandleKind, Kernel, streams::Event};
 
@@ -187,6 +187,30 @@ struct KnownNodes {
     of_graph: FxHashMap<u64, Vec<u64>>,
     /// The graphs that graphs moved into.
     owners: FxHashMap<u64, u64>,
+    /// Graphs that nodes have inside: bodies of conditions, and graphs of child graph nodes.
+    inside: FxHashMap<u64, Vec<u64>>,
+    /// All of these.
+    parts: FxHashSet<u64>,
+}
+
+impl KnownNodes {
+    /// Returns the graphs that are part of a node.
+    fn inside(&self, node: u64) -> Vec<u64> {
+        if let Some((_, NodeRecord::Moved(moved))) = self.nodes.get(&node) {
+            return vec![*moved];
+        }
+        self.inside.get(&node).cloned().unwrap_or_default()
+    }
+
+    /// Removes a node; returns its graph, and the graphs that go with it.
+    fn forget(&mut self, node: u64) -> Option<(u64, Vec<u64>)> {
+        let inside = self.inside(node);
+        let (graph, _) = self.nodes.remove(&node)?;
+        for part in self.inside.remove(&node).into_iter().flatten() {
+            self.parts.remove(&part);
+        }
+        Some((graph, inside))
+    }
 }
 
 impl Graphs {
@@ -266,29 +290,51 @@ impl Graphs {
         self.known.lock().owners.get(&graph).copied()
     }
 
-    fn forget_node(&self, node: u64) -> Result<NodeRecord, CUresult> {
+    /// Records a graph that a node has inside, and that is destroyed with the node.
+    pub(crate) fn is_inside(&self, graph: u64, node: u64) {
         let mut known = self.known.lock();
-        let (graph, record) = known
-            .nodes
-            .remove(&node)
+        if !known.owners.contains_key(&graph) && known.parts.insert(graph) {
+            known.inside.entry(node).or_default().push(graph);
+        }
+    }
+
+    /// Returns whether a graph is part of another.
+    fn is_part(&self, graph: u64) -> bool {
+        let known = self.known.lock();
+        known.owners.contains_key(&graph) || known.parts.contains(&graph)
+    }
+
+    /// Returns the graphs that are part of a node.
+    fn parts_of_node(&self, node: u64) -> Vec<u64> {
+        self.known.lock().inside(node)
+    }
+
+    /// Returns the graphs that are part of a graph's nodes.
+    fn parts(&self, graph: u64) -> Vec<u64> {
+        let known = self.known.lock();
+        let nodes = known.of_graph.get(&graph).into_iter().flatten();
+        nodes.flat_map(|node| known.inside(*node)).collect()
+    }
+
+    /// Removes a node, and returns the graphs that go with it.
+    fn forget_node(&self, node: u64) -> Result<Vec<u64>, CUresult> {
+        let mut known = self.known.lock();
+        let (graph, inside) = known
+            .forget(node)
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         if let Some(nodes) = known.of_graph.get_mut(&graph) {
             nodes.retain(|n| *n != node);
         }
-        Ok(record)
+        Ok(inside)
     }
 
-    /// Removes a graph and its nodes, and returns the graphs that had moved into it.
+    /// Removes a graph and its nodes, and returns the graphs that go with it.
     fn forget_graph(&self, graph: u64) -> Vec<u64> {
         let mut known = self.known.lock();
         known.owners.remove(&graph);
         let nodes = known.of_graph.remove(&graph).unwrap_or_default();
-        let records = nodes.iter().filter_map(|node| known.nodes.remove(node));
-        let moved = records.filter_map(|(_, record)| match record {
-            NodeRecord::Moved(inner) => Some(inner),
-            _ => None,
-        });
-        moved.collect()
+        let gone = nodes.into_iter().filter_map(|node| known.forget(node));
+        gone.flat_map(|(_, inside)| inside).collect()
     }
 
     /// Records that launches of some graph will record this event.
@@ -318,14 +364,29 @@ impl Driver {
 
     pub(crate) fn retire_graph(&self, graph: CUgraph) -> Result<u64, CUresult> {
         let number = self.wire_graph(graph)?;
-        if self.graphs.owner(number).is_some() {
+        if self.graphs.is_part(number) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
+        self.check_captured(vec![number])?;
         self.graph_gone(number)?;
         Ok(number)
     }
 
-    /// Forgets a graph that the server destroys, and those that had moved into it.
+    /// Refuses the end of graphs and their parts while something is captured into them.
+    fn check_captured(&self, mut left: Vec<u64>) -> Result<(), CUresult> {
+        if !self.captures.any() {
+            return Ok(());
+        }
+        while let Some(graph) = left.pop() {
+            if self.captures.any_into(graph) {
+                return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE);
+            }
+            left.extend(self.graphs.parts(graph));
+        }
+        Ok(())
+    }
+
+    /// Forgets a graph that the server destroys, and those that are part of it.
     fn graph_gone(&self, graph: u64) -> Result<(), CUresult> {
         let mut left = vec![graph];
         while let Some(graph) = left.pop() {
@@ -391,7 +452,8 @@ impl Driver {
         if let NodeRecord::Alloc(_) | NodeRecord::Free(_) = self.graphs.record(node.0 as u64)? {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
-        if let NodeRecord::Moved(graph) = self.graphs.forget_node(node.0 as u64)? {
+        self.check_captured(self.graphs.parts_of_node(node.0 as u64))?;
+        for graph in self.graphs.forget_node(node.0 as u64)? {
             self.graph_gone(graph)?;
         }
         Ok(node.0 as u64)
@@ -416,7 +478,12 @@ mod tests {
         assert_eq!(graphs.graph_of(10), Err(CUresult::CUDA_ERROR_INVALID_VALUE));
         assert_eq!(graphs.graph_of(11), Err(CUresult::CUDA_ERROR_INVALID_VALUE));
         assert_eq!(graphs.graph_of(20), Ok(2));
-        assert!(matches!(graphs.forget_node(20), Ok(NodeRecord::Unknown)));
+        graphs.learn(2, 21, NodeRecord::Conditional([].into()));
+        graphs.is_inside(4, 21);
+        assert!(graphs.is_part(4) && !graphs.is_part(2));
+        assert_eq!(graphs.forget_node(21), Ok(vec![4]));
+        assert!(!graphs.is_part(4));
+        assert_eq!(graphs.forget_node(20), Ok(Vec::new()));
         let again = graphs.forget_node(20).err();
         assert_eq!(again, Some(CUresult::CUDA_ERROR_INVALID_VALUE));
     }

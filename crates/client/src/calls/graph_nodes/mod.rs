@@ -95,6 +95,12 @@ unsafe fn added_node(
     }
     driver.graphs.learn(graph, node, work.record());
     driver.added(graph, &work);
+    if let NodeSpec::Conditional { bodies, .. } = &work {
+        for body in bodies {
+            driver.handle_graph(*body);
+            driver.graphs.is_inside(*body, node);
+        }
+    }
     spot.out.put(CUgraphNode(node as usize))?;
     Ok(CUgraphNode(node as usize))
 }
@@ -199,11 +205,6 @@ impl Driver {
                     alloc.location,
                 );
             }
-            NodeSpec::Conditional { bodies, .. } => {
-                for body in bodies {
-                    self.handle_graph(*body);
-                }
-            }
             _ => {}
         }
     }
@@ -280,7 +281,9 @@ pub(crate) fn cuGraphChildGraphNodeGetGraph(node: CUgraphNode, out: Out<'_, CUgr
         graph: driver.mint_graph(),
     };
     let graph = driver.call(&message, |reply| reply.graph)?;
-    out.put(driver.handle_graph(graph))
+    let handle = driver.handle_graph(graph);
+    driver.graphs.is_inside(graph, number);
+    out.put(handle)
 }
 
 pub(crate) fn cuGraphConditionalHandleCreate(
