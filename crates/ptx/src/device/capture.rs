@@ -141,8 +141,8 @@ impl State {
             None => BTreeSet::new(),
         };
         let node = NodeId(self.fresh());
-        self.weight.check(1)?;
-        let charge = self.weight.charge();
+        self.weight.check(op.units())?;
+        let charge = self.weight.charge(1);
         self.graph_mut(graph)?.add(node, op, deps, charge)?;
         if let Some(joined) = self.joined_mut(id) {
             joined.deps = BTreeSet::from([node]);

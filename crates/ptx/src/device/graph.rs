@@ -54,6 +54,8 @@ pub struct Graph {
     pub(super) defaults: Vec<(u64, u32)>,
     /// The graph with the node that this one is part of. They are destroyed together.
     owner: Option<GraphId>,
+    /// Its weight without its nodes; held for its drop, and copied with it.
+    charge: Option<Charge>,
 }
 
 #[derive(Clone, Debug)]
@@ -70,17 +72,22 @@ pub(super) struct Node {
 }
 
 const _: () = assert!(size_of::<Node>() <= UNIT_BYTES);
+/// Nodes for which a graph's map has room from the first one on.
+const MAP_NODES: usize = 11;
+/// Weight of a graph, however few nodes it has.
+const GRAPH_UNITS: usize =
+    (size_of::<Graph>() + MAP_NODES * size_of::<(NodeId, Node)>()).div_ceil(UNIT_BYTES);
 /// Edges and attributes of a node that weigh a unit.
 const EDGES_UNIT: usize = 8;
 const ATTRIBUTES_UNIT: usize = 4;
 
 impl Node {
     /// Charges what the node has become.
-    fn weigh(&mut self) {
+    pub(super) fn weigh(&mut self) {
         let edges = self.deps.len() + self.dependents.len() + self.edges.len();
         let attributes = self.attributes.len();
         self.charge
-            .raise(1 + edges / EDGES_UNIT + attributes / ATTRIBUTES_UNIT);
+            .raise(self.op.units() + edges / EDGES_UNIT + attributes / ATTRIBUTES_UNIT);
     }
 
     pub(super) fn edge(&self, from: NodeId) -> Edge {
@@ -132,7 +139,7 @@ impl Graph {
     /// The weight of its own nodes, with the conditions' values.
     fn units(&self) -> usize {
         let nodes: usize = self.nodes.values().map(|node| node.charge.units()).sum();
-        nodes + self.defaults.len() / EDGES_UNIT
+        nodes + self.defaults.len() / EDGES_UNIT + GRAPH_UNITS
     }
 
     fn depth(&self) -> usize {
@@ -339,6 +346,16 @@ impl Op {
     }
 
     /// Returns the graphs inside a node.
+    /// The weight of a node with this operation, apart from its edges and the graphs inside it.
+    pub(super) fn units(&self) -> usize {
+        let bytes = match self {
+            Op::Launch(launch) => launch.params.len(),
+            Op::Batch(ops) => size_of_val(&**ops),
+            _ => 0,
+        };
+        1 + bytes / UNIT_BYTES
+    }
+
     pub(super) fn bodies(&self) -> &[Body] {
         match self {
             Op::Child(body) => std::slice::from_ref(body),
@@ -388,9 +405,13 @@ fn no_node(id: NodeId) -> Error {
 }
 
 impl State {
-    pub(super) fn create_graph(&mut self, graph: Graph) -> Result<GraphId, Error> {
+    pub(super) fn create_graph(&mut self, mut graph: Graph) -> Result<GraphId, Error> {
         if self.graphs.len() >= GRAPHS_MAX {
             return Err(Error::Unsupported(format!("more than {GRAPHS_MAX} graphs")));
+        }
+        if graph.charge.is_none() {
+            self.weight.check(GRAPH_UNITS)?;
+            graph.charge = Some(self.weight.charge(GRAPH_UNITS));
         }
         let id = GraphId(self.fresh());
         self.graphs.insert(id, graph);
@@ -620,6 +641,7 @@ impl State {
             nodes: nodes.collect(),
             defaults: graph.defaults.clone(),
             owner: None,
+            charge: graph.charge.clone(),
         }
     }
 
@@ -635,9 +657,9 @@ impl State {
         if set.len() != deps.len() {
             return Err(Error::InvalidValue("a dependency is named twice".into()));
         }
-        self.weight.check(1 + set.len() / EDGES_UNIT)?;
+        self.weight.check(op.units() + set.len() / EDGES_UNIT)?;
         let id = NodeId(self.fresh());
-        let charge = self.weight.charge();
+        let charge = self.weight.charge(1);
         self.graph_mut(graph)?.add(id, op, set, charge)?;
         Ok(id)
     }
@@ -645,6 +667,7 @@ impl State {
     /// Changes a node's operation, but not its kind.
     pub(super) fn set_node(&mut self, graph: GraphId, node: NodeId, op: Op) -> Result<(), Error> {
         self.check(&op)?;
+        self.weight.check(op.units())?;
         let nodes = &mut self.graph_mut(graph)?.nodes;
         let node = nodes.get_mut(&node).ok_or_else(|| no_node(node))?;
         if node.op.kind() != op.kind() {
@@ -655,6 +678,7 @@ impl State {
             )));
         }
         let old = std::mem::replace(&mut node.op, op);
+        node.weigh();
         self.drop_bodies(&old);
         Ok(())
     }

@@ -54,8 +54,8 @@ struct PlanStep {
     deps: Vec<usize>,
     is_leaf: bool,
     enabled: bool,
-    /// Held for its drop.
-    _charge: Charge,
+    /// Its weight, until it is dropped.
+    charge: Charge,
 }
 
 const _: () = assert!(size_of::<PlanStep>() <= UNIT_BYTES);
@@ -152,7 +152,7 @@ impl Plan {
                     .collect(),
                 is_leaf: true,
                 enabled: true,
-                _charge: node.charge.clone(),
+                charge: node.charge.clone(),
             });
         }
         let order = sort(&mut steps)?;
@@ -451,6 +451,7 @@ impl State {
         let ops = graph.nodes.into_values().map(|node| node.op);
         for (node, op) in exec.graph.nodes.values_mut().zip(ops) {
             node.op = op;
+            node.weigh();
         }
         Ok(Ok(()))
     }
@@ -458,6 +459,7 @@ impl State {
     /// Changes the operation of an executable graph's node; running launches keep the old one.
     pub(super) fn set_exec_node(&mut self, id: ExecId, node: NodeId, op: Op) -> Result<(), Error> {
         self.check(&op)?;
+        self.weight.check(2 * op.units())?;
         let action = Action::new(&op)?;
         let exec = self.exec_mut(id)?;
         let step = exec.plan.step(node)?;
@@ -471,8 +473,10 @@ impl State {
             }
         }
         step.action = action;
+        step.charge.raise(op.units());
         if let Some(node) = exec.graph.find_mut(node) {
             node.op = op;
+            node.weigh();
         }
         Ok(())
     }

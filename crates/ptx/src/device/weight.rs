@@ -1,4 +1,4 @@
-//! The weight of the nodes of all graphs of a device. One call can copy a million nodes, so
+//! The weight of all graphs of a device and their nodes. One call can copy a million nodes, so
 //! what a graph may hold does not bound what many of them take.
 
 use std::sync::{
@@ -8,7 +8,7 @@ use std::sync::{
 
 use super::error::Error;
 
-/// Units of all nodes, of graphs and of executable graphs: some 2 GiB.
+/// Units of all graphs and nodes, those of executable graphs too: some 2 GiB.
 const UNITS_MAX: usize = 1 << 22;
 /// Bytes that a unit stands for, at most.
 pub(super) const UNIT_BYTES: usize = 512;
@@ -30,13 +30,13 @@ impl Default for Weight {
 }
 
 impl Weight {
-    /// The charge of a new node.
-    pub(super) fn charge(&self) -> Charge {
+    /// The charge of a new node or graph.
+    pub(super) fn charge(&self, units: usize) -> Charge {
         let mut charge = Charge {
             all: Arc::clone(&self.units),
             units: 0,
         };
-        charge.raise(1);
+        charge.raise(units);
         charge
     }
 
@@ -45,7 +45,7 @@ impl Weight {
         let units = self.units.load(Ordering::Relaxed);
         match units.saturating_add(more) > self.units_max {
             true => Err(Error::OutOfMemory(format!(
-                "the nodes of all graphs weigh {units} units, of {} at most, and {more} more are asked for",
+                "all graphs weigh {units} units, of {} at most, and {more} more are asked for",
                 self.units_max
             ))),
             false => Ok(()),
@@ -53,7 +53,7 @@ impl Weight {
     }
 }
 
-/// The weight of one node, from when it is made, or copied, until it is dropped.
+/// The weight of one node or graph, from when it is made, or copied, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Charge {
     all: Arc<AtomicUsize>,

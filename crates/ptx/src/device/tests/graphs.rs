@@ -383,7 +383,7 @@ fn times(mut what: impl FnMut() -> Result<(), Error>) -> usize {
 #[test]
 fn copies_of_large_graphs_end_before_memory_does() {
     let b = bench();
-    b.gpu.shared.with(|s| s.weight.units_max = 10_000);
+    b.gpu.shared.with(|s| s.weight.units_max = 10_050);
     let large = b.gpu.create_graph().unwrap();
     for _ in 0..1_000 {
         b.gpu.add_node(large, Op::Empty, &[]).unwrap();
@@ -417,6 +417,54 @@ fn copies_of_large_graphs_end_before_memory_does() {
         b.gpu.destroy_exec(exec).unwrap();
     }
     assert!(b.gpu.clone_graph(large).is_ok());
+}
+
+#[test]
+fn graphs_within_graphs_weigh_what_they_take() {
+    let b = bench();
+    b.gpu.shared.with(|s| s.weight.units_max = 20_000);
+    // Doubled again and again: many graphs of few nodes each.
+    let mut graph = b.gpu.create_graph().unwrap();
+    b.gpu.add_node(graph, Op::Empty, &[]).unwrap();
+    for _ in 0..8 {
+        let outer = b.gpu.create_graph().unwrap();
+        for _ in 0..2 {
+            let body = Body::Fixed(Box::new(b.gpu.graph(graph).unwrap()));
+            b.gpu.add_node(outer, Op::Child(body), &[]).unwrap();
+        }
+        b.gpu.destroy_graph(graph).unwrap();
+        graph = outer;
+    }
+    // Some 511 graphs and 767 nodes each: by its nodes alone, each would weigh a tenth.
+    let made = times(|| b.gpu.instantiate(b.context, graph, 0).map(drop));
+    assert!((1..4).contains(&made), "{made}");
+    b.gpu.destroy_graph(graph).unwrap();
+}
+
+#[test]
+fn parameters_weigh_too() {
+    let b = bench();
+    b.gpu.shared.with(|s| s.weight.units_max = 1_000);
+    let op = ValueOp {
+        address: b.base,
+        value: 1,
+        wide: false,
+        action: super::super::work::Action::Write,
+    };
+    let graph = b.gpu.create_graph().unwrap();
+    let ops: Vec<ValueOp> = vec![op; 200];
+    let mut nodes = Vec::new();
+    let added = times(|| {
+        let node = b.gpu.add_node(graph, Op::Batch(ops.clone().into()), &[]);
+        node.map(|node| nodes.push(node))
+    });
+    assert!((20..130).contains(&added), "{added}");
+    let larger: Vec<ValueOp> = vec![op; 20_000];
+    assert!(
+        b.gpu
+            .set_node(graph, nodes[0], Op::Batch(larger.into()))
+            .is_err()
+    );
 }
 
 #[test]
