@@ -9,6 +9,8 @@
 # make coverage   docs/coverage.md, the state of every driver call
 # make samples    crates/generate/samples, samples of generated code
 # make ptx-table  docs/ptx-instructions.md, the state of every instruction form
+# make wheel      build/wheel, the Python package with the command and the libraries; pip install . builds it, too
+# make deb        build/outboard_VERSION_amd64.deb
 # make install    the command, the libraries, the manual page and the completions, below PREFIX
 
 CARGO ?= cargo
@@ -37,7 +39,7 @@ SUITES_RESULTS ?= docs/results/gpu-suites.json
 PARTS ?=
 CASES ?=
 
-.PHONY: demo check test lint unit smoke loom fuzz programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page build examples coverage samples ptx-table install clean
+.PHONY: demo check test lint unit smoke loom fuzz programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page build examples coverage samples ptx-table install wheel deb clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -166,6 +168,12 @@ install: build
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 	$(RELEASE)/outboard man > $(DESTDIR)$(PREFIX)/share/man/man1/outboard.1
 	$(RELEASE)/outboard completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/outboard
+
+wheel: build
+	OUTBOARD_BINARIES=$(RELEASE) python3 python/outboard_build.py build/wheel
+
+deb: build
+	tools/deb.sh build
 
 clean:
 	rm -rf target build

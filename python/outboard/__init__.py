@@ -1,13 +1,19 @@
-"""Tells Outboard's recorder what a program is doing.
+"""Uses the GPU of a server, and tells Outboard's recorder what a program is doing.
 
     import outboard
+
+    outboard.use("tcp://gpu-box")        # before torch is imported
+    import torch
+
+    with outboard.session(None, "--device", "soft") as address:
+        subprocess.run(["python", "train.py"])
 
     for batch in batches:
         with outboard.mark("iteration"):
             train(batch)
 
-The program runs as ever where nothing is recorded: all of this does nothing then. Ranges with `iteration` in their
-name, or those named by `outboard run --record FILE --iterations NAME`, are what `outboard trace` takes as iterations.
+Marks do nothing where nothing is recorded. Ranges with `iteration` in their name, or those named by `outboard run
+--record FILE --iterations NAME`, are what `outboard trace` takes as iterations.
 """
 
 from __future__ import annotations
@@ -15,36 +21,41 @@ from __future__ import annotations
 import ctypes
 from types import TracebackType
 
-__all__ = ["begin", "end", "mark"]
+from ._use import OutboardError, environment, session, use
+
+__all__ = ["OutboardError", "begin", "end", "environment", "mark", "session", "use"]
 
 LIBRARY = "libcuda.so.1"
 
-
-def _find() -> object | None:
-    """Finds the recorder's function in the libcuda.so.1 that the program uses, if that is
-    Outboard's."""
-    try:
-        function = ctypes.CDLL(LIBRARY).outboard_mark
-    except (OSError, AttributeError):
-        return None
-    function.argtypes = [ctypes.c_char_p, ctypes.c_int]
-    function.restype = None
-    return function
+# The recorder's function, once it was looked for: importing this module loads no driver.
+_function: object | None = None
+_is_found = False
 
 
-_mark = _find()
+def _mark(name: str, is_end: int) -> None:
+    """Calls the recorder's function in the libcuda.so.1 that the program uses, if that is Outboard's."""
+    global _function, _is_found
+    if not _is_found:
+        _is_found = True
+        try:
+            function = ctypes.CDLL(LIBRARY).outboard_mark
+            function.argtypes = [ctypes.c_char_p, ctypes.c_int]
+            function.restype = None
+            _function = function
+        except (OSError, AttributeError):
+            _function = None
+    if _function is not None:
+        _function(name.encode(errors="replace").replace(b"\0", b"?"), is_end)  # type: ignore[operator]
 
 
 def begin(name: str) -> None:
     """Begins the range `name` on this thread."""
-    if _mark is not None:
-        _mark(name.encode(errors="replace").replace(b"\\0", b"?"), 0)  # type: ignore[operator]
+    _mark(name, 0)
 
 
 def end(name: str) -> None:
     """Ends the range `name` on this thread."""
-    if _mark is not None:
-        _mark(name.encode(errors="replace").replace(b"\\0", b"?"), 1)  # type: ignore[operator]
+    _mark(name, 1)
 
 
 class mark:  # noqa: N801 - used like a function

@@ -1,0 +1,142 @@
+"""Uses a server's GPU in this process, and starts servers."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+# The libraries that this process takes in place of NVIDIA's, by the names under which programs look for them.
+LIBRARIES = ["libcuda.so.1", "libnvidia-ml.so.1", "libcupti.so.13"]
+# Marks a process that has been started again.
+AGAIN = "OUTBOARD_STARTED_AGAIN"
+ENV = "/usr/bin/env"
+GREETING_S_MAX = 30
+START_S_MAX = 60
+STOP_S_MAX = 10
+
+_used: str | None = None
+# The libraries stay loaded as long as the process lives.
+_loaded: list[ctypes.CDLL] = []
+
+
+class OutboardError(RuntimeError):
+    """The GPU of a server cannot be used; says why."""
+
+
+def command() -> str:
+    """Returns the path of the `outboard` command: that of this package, otherwise that of PATH."""
+    installed = Path(__file__).resolve().parent / "installed" / "bin" / "outboard"
+    found = str(installed) if installed.exists() else shutil.which("outboard")
+    if found is None:
+        raise FileNotFoundError(
+            "this package carries no command, and there is none in PATH: make wheel, or make install"
+        )
+    return found
+
+
+def environment(gpu: str | None = None) -> dict[str, str]:
+    """Returns the environment of a program that uses the server at the address, for subprocess and the like."""
+    argv = [command(), "run", *(["--gpu", gpu] if gpu else []), "--", ENV, "-0"]
+    done = subprocess.run(argv, capture_output=True, timeout=GREETING_S_MAX)
+    if done.returncode != 0:
+        raise OutboardError(done.stderr.decode(errors="replace").strip().removeprefix("outboard: "))
+    entries = (os.fsdecode(entry).partition("=") for entry in done.stdout.split(b"\0") if entry)
+    return {name: value for name, _, value in entries}
+
+
+def use(gpu: str | None = None) -> None:
+    """Makes this process, and those that it starts, use the GPU of the server at the address: `tcp://gpu-box`. Call it
+    before torch, or whatever else uses CUDA, is imported. Without an address OUTBOARD_GPU names it, else it is this
+    machine's default one."""
+    global _used
+    wanted = environment(gpu)
+    address = wanted["OUTBOARD_GPU"]
+    if _used is not None:
+        if _used != address:
+            raise OutboardError(f"this process uses {_used} already, and cannot change to {address}")
+        return
+    folder = Path(wanted["LD_LIBRARY_PATH"].split(":")[0])
+    os.environ.update(wanted)
+    foreign = _foreign(folder)
+    if foreign is not None:
+        _start_again(foreign)
+    for name in LIBRARIES:
+        if (folder / name).exists():
+            # By its SONAME it is found by everything that looks for NVIDIA's later.
+            _loaded.append(ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL))
+    _used = address
+
+
+def _foreign(folder: Path) -> str | None:
+    """Returns the driver that this process has loaded already, unless that is Outboard's."""
+    ours = os.path.realpath(folder / LIBRARIES[0])
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.partition("/")[2]
+        if path and Path(path).name.startswith("libcuda.so") and os.path.realpath("/" + path) != ours:
+            return "/" + path
+    return None
+
+
+def _start_again(foreign: str) -> None:
+    """Starts this program again, with Outboard's libraries first."""
+    is_interactive = hasattr(sys, "ps1") or sys.flags.interactive or "ipykernel" in sys.modules
+    argv = getattr(sys, "orig_argv", None)
+    if is_interactive or AGAIN in os.environ or not argv or argv[-1] == "-" or len(argv) < 2:
+        raise OutboardError(
+            f"{foreign} is loaded already: restart Python, and call outboard.use() before what uses CUDA is imported"
+        )
+    print(f"outboard: {foreign} came first; the program starts again with Outboard's libraries", file=sys.stderr)
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, *argv[1:]], {**os.environ, AGAIN: "1"})
+
+
+@contextmanager
+def session(gpu: str | None = None, *options: str) -> Iterator[str]:
+    """A block whose child processes use a server: the one at the address, or one that is started for the block, with
+    options of `outboard serve`. Gives its address, for `use` and `--gpu`.
+
+        with outboard.session(None, "--device", "soft") as address:
+            subprocess.run([sys.executable, "train.py"])
+
+    A server that was started ends with the block, and so do the sessions of programs that use it."""
+    before = dict(os.environ)
+    with _started(options) if gpu is None else _given(gpu) as address:
+        os.environ.update(environment(address))
+        try:
+            yield address
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+
+@contextmanager
+def _given(gpu: str) -> Iterator[str]:
+    yield gpu
+
+
+@contextmanager
+def _started(options: tuple[str, ...]) -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="outboard-") as folder:
+        address = f"shm://{folder}/gpu.sock"
+        argv = [command(), "serve", "--no-config", "--listen", address, *options]
+        log = Path(folder) / "log"
+        with log.open("w") as stderr, subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=stderr) as server:
+            try:
+                assert server.stdout is not None
+                if not server.stdout.readline():
+                    server.wait(START_S_MAX)
+                    raise OutboardError(f"the server did not start: {log.read_text().strip()}")
+                yield address
+            finally:
+                server.terminate()
+                try:
+                    server.wait(STOP_S_MAX)
+                except subprocess.TimeoutExpired:
+                    server.kill()

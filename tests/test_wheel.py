@@ -1,0 +1,119 @@
+"""The wheel, made of the binaries that the other tests use, in an environment that has nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from harness import OUTBOARD, ROOT, TEST_PROGRAMS
+
+WORKS = """
+from cuda import must, primary_context
+from ctypes import byref, c_size_t, c_ubyte, c_uint32, c_uint64
+at, word = c_uint64(), c_uint32()
+primary_context()
+must("cuMemAlloc_v2", byref(at), c_size_t(4))
+must("cuMemsetD8_v2", at, c_ubyte(7), c_size_t(4))
+must("cuMemcpyDtoH_v2", byref(word), at, c_size_t(4))
+print(hex(word.value))
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of programs of an environment with the wheel, which pip installed without an index."""
+    folder = tmp_path_factory.mktemp("wheel")
+    environment = {**os.environ, "OUTBOARD_BINARIES": str(OUTBOARD.parent)}
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True, timeout=120)
+    pip = [folder / "venv" / "bin" / "python", "-m", "pip", "--no-cache-dir", "--disable-pip-version-check"]
+    build = [*pip, "wheel", "--no-index", "--no-deps", "--wheel-dir", folder, ROOT]
+    subprocess.run(build, check=True, env=environment, timeout=300, capture_output=True)
+    [wheel] = folder.glob("outboard-*.whl")
+    assert re.search(r"-py3-none-manylinux_2_\d+_x86_64\.whl$", wheel.name)
+    subprocess.run([*pip, "install", "--no-index", wheel], check=True, timeout=120, capture_output=True)
+    return folder / "venv" / "bin"
+
+
+def python(installed: Path, code: str, *before: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program of the environment, without what tests run with."""
+    environment = {"PATH": f"{installed}:/usr/bin:/bin", "PYTHONPATH": str(TEST_PROGRAMS), **env}
+    argv = [*before, str(installed / "python"), "-c", code]
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_the_command_is_there_with_its_libraries(installed: Path) -> None:
+    done = subprocess.run([installed / "outboard", "doctor", "--gpu", "shm:///nowhere"], capture_output=True, text=True)
+    assert re.search(r"ok\s+client library\s+\S*/installed/lib/outboard/libcuda.so.1", done.stdout), done.stdout
+    assert re.search(r"ok\s+management library", done.stdout)
+
+
+def test_a_program_uses_a_server_of_its_own(installed: Path) -> None:
+    """`use` in the process that started the server, then `session`'s children; the server ends with the block."""
+    code = f"""
+import outboard, os, subprocess, sys
+with outboard.session(None, "--device", "soft", "--no-cache", "--spare", "0") as address:
+    child = [sys.executable, "-c", {WORKS!r}]
+    print(subprocess.run(child, capture_output=True, text=True, check=True).stdout.strip())
+    outboard.use(address)
+    outboard.use(address)
+    exec({WORKS!r})
+    try:
+        outboard.use("shm:///nowhere")
+    except outboard.OutboardError as error:
+        print(error)
+print("OUTBOARD_GPU" in os.environ, os.path.exists(address.removeprefix("shm://")))
+"""
+    done = python(installed, code)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
+    assert lines[:2] == ["0x7070707"] * 2
+    assert "no server at shm:///nowhere" in lines[2]
+    assert lines[3] == "False False"
+
+
+def test_libraries_that_came_too_early(installed: Path, tmp_path: Path) -> None:
+    """A driver that is loaded already: the program starts again, once, and says so."""
+    driver = tmp_path / "libcuda.so.1"
+    compile_driver = ["cc", "-shared", "-Wl,-soname,libcuda.so.1", "-o", driver, "-x", "c", os.devnull]
+    subprocess.run(compile_driver, check=True)
+    code = f"""
+import ctypes, sys
+if not sys.flags.ignore_environment:
+    ctypes.CDLL("libcuda.so.1")
+import outboard
+outboard.use()
+exec({WORKS!r})
+"""
+    serve = ["serve", "--no-config", "--device", "soft", "--no-cache", "--listen", f"shm://{tmp_path}/gpu.sock"]
+    with subprocess.Popen([installed / "outboard", *serve], stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None and server.stdout.readline()
+        address = f"shm://{tmp_path}/gpu.sock"
+        done = python(installed, code, LD_LIBRARY_PATH=str(tmp_path), OUTBOARD_GPU=address)
+        assert done.stdout == "0x7070707\n", done.stderr
+        assert done.stderr.count("came first; the program starts again") == 1
+        interactive = python(
+            installed, f"import sys; sys.ps1 = '>'\n{code}", LD_LIBRARY_PATH=str(tmp_path), OUTBOARD_GPU=address
+        )
+        assert "restart Python, and call outboard.use() before" in interactive.stderr
+        server.terminate()
+
+
+def test_the_wheel_is_the_same_when_built_again(tmp_path: Path) -> None:
+    """Times of files do not matter, and every file is in the record."""
+    for name in ["a", "b"]:
+        argv = [sys.executable, ROOT / "python" / "outboard_build.py", tmp_path / name]
+        environment = {**os.environ, "OUTBOARD_BINARIES": str(OUTBOARD.parent)}
+        subprocess.run(argv, check=True, env=environment, timeout=300, capture_output=True)
+    [first], [second] = ((tmp_path / name).glob("*.whl") for name in ["a", "b"])
+    assert first.read_bytes() == second.read_bytes()
+    with zipfile.ZipFile(first) as archive:
+        names = archive.namelist()
+        [record] = (name for name in names if name.endswith("/RECORD"))
+        recorded = {line.split(",")[0] for line in archive.read(record).decode().splitlines()}
+    assert recorded == set(names)
