@@ -2,6 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
+use outboard_image::Image;
+
 /// A known compute capability, with its limits (CUDA C++ Programming Guide, "Technical
 /// Specifications per Compute Capability").
 #[derive(Clone, Copy)]
@@ -59,6 +61,16 @@ const fn facts(
 impl Capability {
     pub(super) fn facts(self) -> &'static Facts {
         self.facts
+    }
+
+    /// Returns the next higher capability that has PTX in an image.
+    pub(super) fn taking(self, image: &Image<'_>) -> Option<Capability> {
+        let number = |facts: &Facts| (facts.major, facts.minor);
+        let higher = KNOWN
+            .iter()
+            .filter(|facts| number(facts) > number(self.facts));
+        let mut taking = higher.filter(|f| image.select_ptx(f.major, f.minor).is_ok());
+        taking.next().map(|facts| Capability { facts })
     }
 }
 

@@ -388,7 +388,15 @@ pub(super) fn select(image: &[u8], capability: Capability) -> Result<(String, Ar
     };
     let entry = image
         .select_ptx(facts.major, facts.minor)
-        .map_err(refused(missing))?;
+        .map_err(|error| Refused {
+            status: missing,
+            log: match capability.taking(&image) {
+                Some(other) => {
+                    format!("{error}; `outboard serve --device soft --capability {other}` takes it")
+                }
+                None => error.to_string(),
+            },
+        })?;
     let invalid = refused(CUresult::CUDA_ERROR_INVALID_IMAGE);
     let bytes = entry.bytes().map_err(invalid)?;
     let text = ptx::decode(&bytes).map_err(refused(CUresult::CUDA_ERROR_INVALID_PTX))?;

@@ -5,6 +5,7 @@
 //! runs.
 
 mod bits;
+mod chains;
 mod compare;
 mod control;
 mod convert;
@@ -39,10 +40,7 @@ use std::collections::HashMap;
 use crate::code::{Function, Program, Row};
 pub use crate::code::{Kernel, KernelParam};
 use crate::error::{Error, Position};
-use crate::limits::{
-    BLOCK_THREADS_MAX, CALL_DEPTH_MAX, LOCAL_BYTES_MAX, SHARED_DEFAULT_BYTES_MAX,
-    SHARED_PLACED_BYTES_MAX,
-};
+use crate::limits::{BLOCK_THREADS_MAX, SHARED_DEFAULT_BYTES_MAX, SHARED_PLACED_BYTES_MAX};
 use crate::parse::ast;
 use crate::verify::verify;
 use layout::Layout;
@@ -83,8 +81,10 @@ pub fn lower<'a>(
             }
         }
     }
+    let frame_bytes = context.program.functions.iter().map(|f| f.frame_bytes);
+    let stack_bytes = chains::bytes(&context.callees, &frame_bytes.collect::<Vec<_>>());
     for kernel in &mut kernels {
-        kernel.local_bytes = context.stack_bytes(kernel.function);
+        kernel.local_bytes = stack_bytes[kernel.function as usize];
     }
     Ok(Lowered {
         program: context.program,
@@ -146,31 +146,6 @@ impl<'m, 'a> Context<'m, 'a> {
             params::place_params(&mut self.program.functions[index as usize], function)?;
         }
         Ok(())
-    }
-
-    /// Returns the local memory that a chain of calls from `function` needs, in bytes; a cycle
-    /// counts once.
-    fn stack_bytes(&self, function: u32) -> u32 {
-        let mut best = vec![None; self.program.functions.len()];
-        self.deepest(function, &mut best, 0)
-    }
-
-    fn deepest(&self, function: u32, best: &mut [Option<u32>], depth: usize) -> u32 {
-        if let Some(bytes) = best[function as usize] {
-            return bytes;
-        }
-        let own = self.program.functions[function as usize].frame_bytes;
-        if depth >= CALL_DEPTH_MAX.min(512) {
-            return own;
-        }
-        best[function as usize] = Some(0);
-        let below = self.callees[function as usize]
-            .iter()
-            .map(|&f| self.deepest(f, best, depth + 1))
-            .max();
-        let bytes = own.saturating_add(below.unwrap_or(0)).min(LOCAL_BYTES_MAX);
-        best[function as usize] = Some(bytes);
-        bytes
     }
 
     fn limit(at: Position, what: &'static str, actual: u64, limit: u64) -> Result<(), Error> {

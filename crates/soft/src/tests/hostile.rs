@@ -235,9 +235,13 @@ fn images_that_cannot_run_are_refused_with_a_reason() {
     let (_, status, log, _) = c.load(b".version 8.0\n.target sm_90\n.address_size 64\n");
     assert_eq!(status, CUresult::CUDA_ERROR_INVALID_PTX);
     assert!(log.contains("90"), "{log}");
+    assert!(log.contains("--capability 9.0"), "{log}");
     let (_, status, log, _) = c.load(include_bytes!("../../../image/tests/data/sm_90.cubin"));
     assert_eq!(status, CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU);
-    assert!(log.contains("sm_90"), "{log}");
+    assert!(
+        log.contains("sm_90") && !log.contains("--capability"),
+        "{log}"
+    );
     let (_, status, _, _) = c.load(b"\x7fELF and nothing else");
     assert_eq!(status, CUresult::CUDA_ERROR_INVALID_IMAGE);
     let missing = m::LibraryLoad {
