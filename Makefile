@@ -6,6 +6,7 @@
 # make speed      programs timed on this machine's GPU and through Outboard, in turns; writes docs/results/
 # make paper-remoting   the measurements of a paper on remote GPUs, on this machine's GPU; and -plots, docs/remoting.md from them
 # make paper-requirements   what outboard require predicts against emulated networks, on this machine's GPU; and -page
+# make paper-flow   connection tables beside others, on this machine; docs/results/paper-flow.json and the page from it
 # make coverage   docs/coverage.md, the state of every driver call
 # make samples    crates/generate/samples, samples of generated code
 # make ptx-table  docs/ptx-instructions.md, the state of every instruction form
@@ -28,6 +29,8 @@ BUDGET_S ?= 280
 MIXED ?= 1
 PAPER := docs/results/paper-remoting.json
 PAPER_BUDGET_S ?= 900
+FLOW := docs/results/paper-flow.json
+FLOW_BENCH := $(CARGO) run --quiet --manifest-path crates/flow/peers/Cargo.toml --target-dir target/flow-peers
 REQUIREMENTS := docs/results/paper-requirements.json
 RECORDINGS := recordings/h200
 # Part of each suite that runs; where checkouts lie; and which suites, all without a name.
@@ -39,7 +42,7 @@ SUITES_RESULTS ?= docs/results/gpu-suites.json
 PARTS ?=
 CASES ?=
 
-.PHONY: demo check test lint unit smoke loom fuzz programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page build examples coverage samples ptx-table install wheel deb clean
+.PHONY: demo check test lint unit smoke loom fuzz programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick build examples coverage samples ptx-table install wheel deb clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -59,9 +62,9 @@ $(TOOLCHAIN): tools/toolchain.py tools/toolchain-requirements.txt
 check: lint unit smoke
 	@$(TESTED) summary lint unit smoke
 
-test: lint unit loom fuzz programs packages instructions test-rdma
+test: lint unit loom fuzz programs packages instructions paper-flow-quick test-rdma
 	@echo "make test: lint, unit tests, loom, fuzzing, programs, Python packages, instruction counts and RDMA all passed"
-	@$(TESTED) summary lint unit loom fuzz programs gpu-check packages instructions rdma
+	@$(TESTED) summary lint unit loom flow-loom fuzz programs gpu-check packages instructions rdma
 
 lint: $(TOOLCHAIN)
 	$(TOOLCHAIN) -m ruff check --quiet
@@ -134,6 +137,21 @@ paper-remoting: build
 
 paper-remoting-plots:
 	python3 gpu-check/paper_plots.py $(PAPER) docs/remoting.md
+
+# Connection tables beside others, in turns; tables of C and C++ if Debian's packages are there, or unpacked below
+# FLOW_PEERS: libdpdk-dev libtsl-hopscotch-map-dev robin-map-dev libcuckoo-dev libtbb-dev liburcu-dev libabsl-dev.
+paper-flow: $(TOOLCHAIN)
+	@mkdir -p build
+	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(FLOW_BENCH) --release -- all >build/paper-flow.json
+	@mkdir -p build/paper-flow && mv build/paper-flow.json build/paper-flow/all.json
+	$(TOOLCHAIN) tools/paper_flow.py join build/paper-flow $(FLOW)
+	$(TOOLCHAIN) tools/paper_flow.py page $(FLOW) docs/flow-measured.md
+
+# Every measurement, too short for its numbers to mean anything: shows that all of them work.
+paper-flow-quick: $(TOOLCHAIN)
+	@mkdir -p build
+	$(FLOW_BENCH) --profile quick -- all --quick >build/paper-flow-quick.json
+	@$(TOOLCHAIN) tools/paper_flow.py page build/paper-flow-quick.json build/paper-flow-quick.md
 
 paper-requirements: build
 	python3 gpu-check/requirements.py --outboard $(RELEASE)/outboard --out $(REQUIREMENTS) --budget-s $(PAPER_BUDGET_S) --only "$(CASES)"

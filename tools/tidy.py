@@ -56,6 +56,7 @@ CORES_READ = {
     CORES,
     "crates/trace/src/live.rs",
     "crates/truth/src/record.rs",
+    "crates/flow/peers/src/main.rs",
     "crates/ptx/examples/throughput/main.rs",
 }
 

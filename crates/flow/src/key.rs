@@ -134,6 +134,18 @@ impl PartialEq for V6 {
 impl Eq for V4 {}
 impl Eq for V6 {}
 
+impl Ord for V4 {
+    fn cmp(&self, other: &V4) -> std::cmp::Ordering {
+        self.0.cmp(&other.0)
+    }
+}
+
+impl PartialOrd for V4 {
+    fn partial_cmp(&self, other: &V4) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
 impl std::hash::Hash for V4 {
     #[inline]
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {

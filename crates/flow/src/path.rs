@@ -8,47 +8,40 @@ use crate::traffic::{Frame, Parsed, TCP, parse};
 use crate::{BATCH_MAX, FlowKey, FlowTable, NONE, OutOfMemory, Refused, Secret, V4};
 use std::net::Ipv4Addr;
 
-/// Changes a checksum for an address that replaces another (RFC 1624, equation 3).
+/// Sum of the words of an address.
 #[inline]
-fn adjust(field: &mut [u8; 2], old: [u8; 4], new: [u8; 4]) {
-    let words = |b: [u8; 4]| {
-        (
-            u64::from(u16::from_be_bytes([b[0], b[1]])),
-            u64::from(u16::from_be_bytes([b[2], b[3]])),
-        )
-    };
-    let ((a, b), (c, d)) = (words(old), words(new));
-    let before = u64::from(!u16::from_be_bytes(*field));
-    let sum = Checksum(before + (0xffff - a) + (0xffff - b) + c + d);
-    *field = (!sum.folded()).to_be_bytes();
+fn words(address: [u8; 4]) -> u64 {
+    let address = u64::from(u32::from_be_bytes(address));
+    (address >> 16) + (address & 0xffff)
 }
 
-/// Replaces the destination of a parsed packet and keeps its checksums right.
+/// Replaces the destination of a parsed packet and keeps its checksums right (RFC 1624, equation
+/// 3: the complement of the old words and the new words are added).
 #[inline]
 pub fn rewrite(frame: &mut Frame, parsed: &Parsed, destination: Ipv4Addr) {
     let new = destination.octets();
     let begin = &mut frame.begin;
     let old = [begin[30], begin[31], begin[32], begin[33]];
     begin[30..34].copy_from_slice(&new);
-    let mut change = |at: usize, none_is_zero: bool| {
-        if let Some(field) = begin
-            .get_mut(at..at + 2)
-            .and_then(|field| field.try_into().ok())
-        {
-            let field: &mut [u8; 2] = field;
-            // UDP: a checksum of 0 means none; one that becomes 0 is written as its other form.
-            if none_is_zero && *field == [0, 0] {
-                return;
-            }
-            adjust(field, old, new);
-            if none_is_zero && *field == [0, 0] {
-                *field = [0xff, 0xff];
-            }
-        }
+    let change = 2 * 0xffff - words(old) + words(new);
+    let changed = |sum: [u8; 2]| {
+        let sum = u64::from(!u16::from_be_bytes(sum));
+        (!Checksum(sum + change).folded()).to_be_bytes()
     };
-    change(24, false);
-    let is_tcp = parsed.key.bytes()[12] == TCP;
-    change(parsed.transport + if is_tcp { 16 } else { 6 }, !is_tcp);
+    let header = changed([begin[24], begin[25]]);
+    begin[24..26].copy_from_slice(&header);
+    let is_udp = parsed.key.bytes()[12] != TCP;
+    let at = parsed.transport + if is_udp { 6 } else { 16 };
+    if let Some(field) = begin.get_mut(at..at + 2) {
+        let before = [field[0], field[1]];
+        let after = changed(before);
+        // UDP: a checksum of 0 means none; one that becomes 0 is written as its other form.
+        match (is_udp, before, after) {
+            (true, [0, 0], _) => {}
+            (true, _, [0, 0]) => field.fill(0xff),
+            _ => field.copy_from_slice(&after),
+        }
+    }
 }
 
 /// How connections are found to be over.
@@ -554,6 +547,15 @@ mod tests {
         let opened = tracker.counts.opened;
         open(&mut tracker, 4000..4300, 40_000);
         assert_eq!(tracker.counts.opened, opened + 300);
+    }
+
+    /// Table, state and timer of an IPv4 connection take 48 bytes, at nine tenths of the capacity.
+    #[cfg(not(miri))]
+    #[test]
+    fn a_connection_takes_48_bytes() {
+        let deletion = Deletion::Wheel { tick_ms: 1 };
+        let tracker: Tracker<Batched<V4>> = tracker(1 << 22, &deletion, Timeouts::LINUX);
+        assert!(tracker.bytes() * 10 <= tracker.table().capacity() * 9 * 48);
     }
 
     #[test]

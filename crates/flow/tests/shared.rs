@@ -332,3 +332,29 @@ fn shards_share_nothing() {
         2000
     );
 }
+
+/// An expired entry gives its place to a new one under `Concurrent`, too; those that live stay.
+#[test]
+fn concurrent_replaces_the_expired() {
+    let table = Concurrent::<V4>::with_capacity(600, 1, Secret::from_seed(3)).expect("memory");
+    let held: Vec<_> = (0..700)
+        .filter(|i| table.insert(0, key(*i), *i as u32).is_ok())
+        .collect();
+    assert!(held.len() > 570);
+    let mut replaced = Vec::new();
+    for i in 1000..1100 {
+        if let Ok(Some(value)) = table.insert_over(0, key(i), i as u32, |value| value < 300) {
+            assert!(value < 300 && table.get(0, &key(value.into())).is_none());
+            assert_eq!(table.get(0, &key(i)), Some(i as u32));
+            replaced.push(u64::from(value));
+        }
+    }
+    assert!(replaced.len() > 40, "{} replaced", replaced.len());
+    let stay = |i: &u64| replaced.contains(i) || table.get(0, &key(*i)) == Some(*i as u32);
+    assert!(held.iter().all(stay));
+    assert!(
+        held.iter()
+            .filter(|i| !replaced.contains(i))
+            .all(|i| table.remove(0, &key(*i)).is_some())
+    );
+}

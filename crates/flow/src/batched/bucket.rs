@@ -1,13 +1,14 @@
 //! Seven entries, their tags, and the counters of entries that went to their second bucket.
 
+use crate::prefetch::prefetch;
 use crate::{FlowKey, memory::Zeroable};
 
 pub(super) const SLOTS: usize = 7;
 
+/// Largest count of a counter.
+const COUNT_MAX: u16 = 7;
 /// Bits of the tags in [`Bucket::tags`]; the byte above belongs to the counters.
 const TAGS: u64 = (1 << (8 * SLOTS)) - 1;
-const LOW: u64 = 0x0101_0101_0101_0101;
-const HIGH: u64 = LOW << 7;
 
 #[repr(C, align(64))]
 pub(super) struct Bucket<K> {
@@ -23,11 +24,13 @@ unsafe impl<K: FlowKey> Zeroable for Bucket<K> {}
 const _: () = assert!(size_of::<Bucket<crate::V4>>() == 128);
 const _: () = assert!(size_of::<Bucket<crate::V6>>() == 320);
 
-/// Slots of a bucket: bit 7 of byte i stands for slot i.
-#[derive(Clone, Copy)]
-pub(super) struct Slots(pub(super) u64);
+/// Slots of a bucket, a bit each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Slots(pub(super) u8);
 
 impl Slots {
+    const ALL: u8 = (1 << SLOTS) - 1;
+
     #[inline(always)]
     pub(super) fn first(self) -> Option<usize> {
         (self.0 != 0).then(|| self.first_or_last())
@@ -36,14 +39,41 @@ impl Slots {
     /// Returns the first slot, or the last slot of a bucket if there is none.
     #[inline(always)]
     pub(super) fn first_or_last(self) -> usize {
-        // Bit 55 belongs to the last slot.
-        (self.0 | 1 << 55).trailing_zeros() as usize / 8
+        (u32::from(self.0) | 1 << (SLOTS - 1)).trailing_zeros() as usize
     }
 
     #[inline(always)]
     pub(super) fn is_empty(self) -> bool {
         self.0 == 0
     }
+}
+
+/// Compares eight tags with one, in a vector register.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn equal_tags(tags: u64, tag: u8) -> u8 {
+    use std::arch::x86_64::{_mm_cmpeq_epi8, _mm_cvtsi64_si128, _mm_movemask_epi8, _mm_set1_epi8};
+    // SAFETY: every x86-64 has SSE2.
+    unsafe {
+        let equal = _mm_cmpeq_epi8(_mm_cvtsi64_si128(tags as i64), _mm_set1_epi8(tag as i8));
+        _mm_movemask_epi8(equal) as u8
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+use equal_tags_in_a_word as equal_tags;
+
+/// Compares eight tags with one, in a word.
+#[cfg(any(test, not(target_arch = "x86_64")))]
+#[inline(always)]
+fn equal_tags_in_a_word(tags: u64, tag: u8) -> u8 {
+    const LOW: u64 = 0x0101_0101_0101_0101;
+    const HIGH: u64 = LOW << 7;
+    let different = tags ^ (LOW * u64::from(tag));
+    // Bit 7 of a byte is set if the byte is not zero: no carry leaves a byte.
+    let nonzero = ((different & !HIGH) + !HIGH) | different;
+    // The product collects bit 0 of each byte in the uppermost byte.
+    (((!nonzero & HIGH) >> 7).wrapping_mul(0x0102_0408_1020_4080) >> 56) as u8
 }
 
 impl Iterator for Slots {
@@ -61,11 +91,7 @@ impl<K: FlowKey> Bucket<K> {
     /// Returns the slots whose tag is `tag`; tag 0 finds those that are free.
     #[inline(always)]
     pub(super) fn matching(&self, tag: u8) -> Slots {
-        let different = self.tags ^ (LOW * u64::from(tag));
-        // Bit 7 of a byte of the sum is set if the low seven bits are not all zero; no carry
-        // leaves a byte, so exactly the bytes that are zero are found.
-        let nonzero = ((different & !HIGH) + !HIGH) | different;
-        Slots(!nonzero & HIGH & TAGS)
+        Slots(equal_tags(self.tags, tag) & Slots::ALL)
     }
 
     #[inline(always)]
@@ -78,37 +104,47 @@ impl<K: FlowKey> Bucket<K> {
         self.matching(tag).find(|slot| self.keys[*slot] == *key)
     }
 
-    /// Counters, four bits each.
-    #[inline(always)]
-    fn overflow(&self) -> u16 {
-        (self.tags >> 56) as u16 | u16::from(self.counters) << 8
-    }
-
     /// Returns whether a key with this counter may be in its second bucket.
     #[inline(always)]
     pub(super) fn overflowed(&self, counter: u32) -> bool {
-        self.overflow() >> (4 * counter) & 15 != 0
+        self.tags >> (56 + counter) & 1 != 0
     }
 
+    /// The four counters, three bits each, which lie above the flags and in a byte of their own.
+    fn overflow(&self) -> u16 {
+        (self.tags >> 60) as u16 | u16::from(self.counters) << 4
+    }
+
+    /// Stores the counters, and for each a flag whether it is 0, which lookups read.
     fn set_overflow(&mut self, overflow: u16) {
-        self.tags = self.tags & TAGS | u64::from(overflow & 255) << 56;
-        self.counters = (overflow >> 8) as u8;
+        let flags = (0..4)
+            .filter(|i| overflow >> (3 * i) & COUNT_MAX != 0)
+            .map(|i| 1u64 << i);
+        let low = flags.sum::<u64>() | u64::from(overflow & 15) << 4;
+        self.tags = self.tags & TAGS | low << 56;
+        self.counters = (overflow >> 4) as u8;
     }
 
     /// Counts a key that went to its second bucket. A counter at its end stays there: it then
     /// costs a look at a second bucket, and never hides a key.
     pub(super) fn count_overflow(&mut self, counter: u32) {
         let overflow = self.overflow();
-        if overflow >> (4 * counter) & 15 != 15 {
-            self.set_overflow(overflow + (1 << (4 * counter)));
+        if overflow >> (3 * counter) & COUNT_MAX != COUNT_MAX {
+            self.set_overflow(overflow + (1 << (3 * counter)));
         }
     }
 
     pub(super) fn uncount_overflow(&mut self, counter: u32) {
         let overflow = self.overflow();
-        if !matches!(overflow >> (4 * counter) & 15, 0 | 15) {
-            self.set_overflow(overflow - (1 << (4 * counter)));
+        if !matches!(overflow >> (3 * counter) & COUNT_MAX, 0 | COUNT_MAX) {
+            self.set_overflow(overflow - (1 << (3 * counter)));
         }
+    }
+
+    /// Begins to load the line with the last keys.
+    #[inline(always)]
+    pub(super) fn prefetch_keys(&self) {
+        prefetch(&self.keys[SLOTS - 1]);
     }
 
     #[inline(always)]
@@ -163,6 +199,10 @@ mod tests {
             for counter in 0..4 {
                 bucket.count_overflow(counter);
             }
+            assert_eq!(
+                equal_tags(bucket.tags, tag),
+                equal_tags_in_a_word(bucket.tags, tag)
+            );
             let expected: Vec<_> = (0..SLOTS).filter(|slot| tags[*slot] == tag).collect();
             assert_eq!(bucket.matching(tag).collect::<Vec<_>>(), expected);
             let free: Vec<_> = (0..SLOTS).filter(|slot| tags[*slot] == 0).collect();

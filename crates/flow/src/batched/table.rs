@@ -102,30 +102,36 @@ impl<K: FlowKey> Batched<K> {
         let count = keys.len().min(values.len()).min(BATCH_MAX);
         let (keys, values) = (&keys[..count], &mut values[..count]);
         let mut hashes = [0u64; BATCH_MAX];
-        let mut matches = [0u64; BATCH_MAX];
-        for (key, hash) in keys.iter().zip(&mut hashes) {
+        let mut buckets = [&self.buckets[0]; BATCH_MAX];
+        for ((key, hash), bucket) in keys.iter().zip(&mut hashes).zip(&mut buckets) {
             *hash = self.hash(key);
-            prefetch(&self.buckets[self.first(*hash)]);
+            *bucket = &self.buckets[self.first(*hash)];
+            prefetch(*bucket);
         }
-        for (hash, slots) in hashes[..count].iter().zip(&mut matches) {
-            let index = self.first(*hash);
-            let bucket = &self.buckets[index];
-            *slots = bucket.matching(tag_of(*hash)).0;
-            if *slots != 0 {
-                // The key's last byte: if the key lies in two lines, that is in the one that has
-                // not been loaded.
-                prefetch(&bucket.keys[Slots(*slots).first_or_last()]);
-            } else if bucket.overflowed(counter_of(*hash)) {
-                prefetch(&self.buckets[self.second(*hash, index)]);
+        // Keys that may be in the table, and for each key the slots of its first bucket to compare.
+        let mut left = [0u8; BATCH_MAX];
+        let mut matches = [Slots(0); BATCH_MAX];
+        let mut left_count = 0;
+        for i in 0..count {
+            let (hash, bucket) = (hashes[i], buckets[i]);
+            let slots = bucket.matching(tag_of(hash));
+            let is_elsewhere = bucket.overflowed(counter_of(hash));
+            values[i] = NONE;
+            matches[i] = slots;
+            left[left_count] = i as u8;
+            left_count += usize::from(is_elsewhere | !slots.is_empty());
+            if !slots.is_empty() {
+                prefetch(&bucket.keys[slots.first_or_last()]);
+            } else if is_elsewhere {
+                prefetch(&self.buckets[self.second(hash, self.first(hash))]);
             }
         }
-        for i in 0..count {
-            let bucket = &self.buckets[self.first(hashes[i])];
-            let slot = Slots(matches[i]).first_or_last();
-            values[i] = if matches[i] != 0 && bucket.keys[slot] == keys[i] {
+        for i in &left[..left_count] {
+            let i = usize::from(*i) & (BATCH_MAX - 1);
+            let (bucket, slots) = (buckets[i], matches[i]);
+            let slot = slots.first_or_last();
+            values[i] = if !slots.is_empty() && bucket.keys[slot] == keys[i] {
                 bucket.values[slot]
-            } else if matches[i] == 0 && !bucket.overflowed(counter_of(hashes[i])) {
-                NONE
             } else {
                 self.get_hashed(&keys[i], hashes[i]).unwrap_or(NONE)
             };
@@ -237,7 +243,11 @@ impl<K: FlowKey> FlowTable<K> for Batched<K> {
 
     #[inline]
     fn get(&self, key: &K) -> Option<u32> {
-        self.get_hashed(key, self.hash(key))
+        let hash = self.hash(key);
+        // Which key to compare is known when the tags have come: both lines at a time take half
+        // as long.
+        self.buckets[self.first(hash)].prefetch_keys();
+        self.get_hashed(key, hash)
     }
 
     #[inline]

@@ -259,6 +259,45 @@ impl<K: SharedKey> Concurrent<K> {
         Some(value)
     }
 
+    /// Puts an entry in place of one that is `expired`. `None`: the first bucket has room, or
+    /// neither has such an entry.
+    fn replace(
+        &self,
+        key: &K,
+        value: u32,
+        place: Place,
+        expired: impl Fn(u32) -> bool,
+    ) -> Option<Result<Option<u32>, Refused>> {
+        let _locked = Locked::new(self, place.first, place.second);
+        if let Some((index, slot)) = self.find_locked(key, place) {
+            return Some(Err(Refused::Present(self.buckets[index].value(slot))));
+        }
+        if self.buckets[place.first].free().is_some() {
+            return None;
+        }
+        let (index, slot) = [place.first, place.second].into_iter().find_map(|index| {
+            let bucket = &self.buckets[index];
+            let over = |slot: &usize| bucket.tag(*slot) != 0 && expired(bucket.value(*slot));
+            Some((index, (0..SLOTS).find(over)?))
+        })?;
+        let bucket = &self.buckets[index];
+        let (resident, replaced) = (self.place_of(&bucket.key(slot)), bucket.value(slot));
+        // The counter of an entry in its second bucket lies in its first, which may be a third
+        // bucket: such an entry stays.
+        if index != resident.first && resident.first != place.first {
+            return None;
+        }
+        bucket.clear(slot);
+        if index != resident.first {
+            self.buckets[resident.first].uncount_overflow(resident.counter);
+        }
+        bucket.put(slot, place.tag, key, value);
+        if index != place.first {
+            self.buckets[place.first].count_overflow(place.counter);
+        }
+        Some(Ok(Some(replaced)))
+    }
+
     fn get_stages(&self, keys: &[K], values: &mut [u32]) {
         let count = keys.len().min(values.len()).min(BATCH_MAX);
         let (keys, values) = (&keys[..count], &mut values[..count]);
@@ -325,6 +364,17 @@ impl<K: SharedKey> SharedTable<K> for Concurrent<K> {
             }
         }
         Err(Refused::Full)
+    }
+
+    fn insert_over(
+        &self,
+        thread: usize,
+        key: K,
+        value: u32,
+        expired: impl Fn(u32) -> bool,
+    ) -> Result<Option<u32>, Refused> {
+        let replaced = self.replace(&key, value, self.place_of(&key), expired);
+        replaced.unwrap_or_else(|| self.insert(thread, key, value).map(|()| None))
     }
 
     fn remove(&self, _thread: usize, key: &K) -> Option<u32> {

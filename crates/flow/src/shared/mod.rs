@@ -63,6 +63,18 @@ pub trait SharedTable<K: FlowKey>: Sync + Sized {
         }
     }
 
+    /// Inserts like [`crate::FlowTable::insert_over`]; a table that cannot replace inserts.
+    fn insert_over(
+        &self,
+        thread: usize,
+        key: K,
+        value: u32,
+        expired: impl Fn(u32) -> bool,
+    ) -> Result<Option<u32>, Refused> {
+        let _ = expired;
+        self.insert(thread, key, value).map(|()| None)
+    }
+
     /// Says that the thread is between two batches of packets and holds nothing of the table's.
     fn quiescent(&self, _thread: usize) {}
 }

@@ -80,6 +80,7 @@ pub struct Traffic {
     open: Vec<Open>,
     target: usize,
     born: u64,
+    network: u8,
     large_share: f64,
     scale: f64,
     last: Option<Packet>,
@@ -113,9 +114,19 @@ impl Traffic {
             open,
             target,
             born: 0,
+            network: 0,
             large_share,
             scale,
             last: None,
+        }
+    }
+
+    /// Takes clients of another network, so that no connection is one of another stream's. There
+    /// are 32 networks.
+    pub fn from_network(self, network: u8) -> Traffic {
+        Traffic {
+            network: network % 32,
+            ..self
         }
     }
 
@@ -130,7 +141,9 @@ impl Traffic {
 
     fn bear(&mut self) -> Packet {
         let left = pareto(self.random.unit(), self.scale) as u32;
-        let key = client_key(self.born, &mut self.random);
+        let mut key = *client_key(self.born, &mut self.random).bytes();
+        key[0] += 4 * self.network;
+        let key = V4::from_bytes(key);
         self.born += 1;
         if left > 1 {
             self.open.push(Open {

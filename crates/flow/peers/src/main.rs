@@ -1,0 +1,466 @@
+//! Measures connection tables, and writes the results as JSON: `flow-bench PARTS [--quick]`, where
+//! PARTS are names of figures, separated by commas, or `all`.
+
+mod clock;
+mod extra;
+#[cfg(foreign)]
+mod foreign;
+mod keys;
+mod micro;
+mod rivals;
+mod share;
+mod whole;
+
+use micro::Options;
+use outboard_flow::path::Deletion;
+use outboard_flow::shared::{
+    Concurrent, Hierarchical, LockFreeCuckoo, ReadWriteLocked, ReadWriteSpinlocked, Spinlocked,
+};
+use outboard_flow::tables::{Chained, Cuckoo, CuckooBloom, Hopscotch, Robin, Standard};
+use outboard_flow::traffic::Profile;
+use outboard_flow::{Batched, V4};
+use serde_json::{Map, Value, json};
+use whole::Load;
+
+/// Keeps a thread on one core.
+pub fn pin(core: usize) {
+    restrict([1u64 << (core % 64), 0]);
+}
+
+/// Lets a thread, and those that it starts, run on all cores.
+pub fn unpin() {
+    restrict([u64::MAX; 2]);
+}
+
+fn restrict(mask: [u64; 2]) {
+    unsafe extern "C" {
+        fn sched_setaffinity(pid: i32, bytes: usize, mask: *const u64) -> i32;
+    }
+    // SAFETY: the mask outlives the call. A core that is not there is refused, and nothing happens.
+    unsafe { sched_setaffinity(0, size_of_val(&mask), mask.as_ptr()) };
+}
+
+struct Scale {
+    quick: bool,
+    cores: usize,
+}
+
+impl Scale {
+    fn of(&self, full: usize) -> usize {
+        if self.quick { full / 512 } else { full }
+    }
+
+    fn load(&self, profile: Profile, windows: usize, packets: usize, warm: usize) -> Load {
+        let windows = if self.quick { 1 } else { windows };
+        let (packets, warm) = (self.of(packets), self.of(warm));
+        let frames = if self.quick { 1 << 10 } else { whole::FRAMES };
+        Load {
+            profile,
+            windows,
+            packets,
+            warm,
+            frames,
+            timeout_ms: 5000,
+        }
+    }
+
+    fn threads(&self) -> Vec<usize> {
+        [1, 2, 4, 8, 16, 32]
+            .into_iter()
+            .filter(|n| *n <= self.cores)
+            .collect()
+    }
+}
+
+fn figure_6_1(scale: &Scale) -> Value {
+    let entries = scale.of(1 << 22);
+    let mut result = Map::new();
+    for profile in [Profile::CAMPUS, Profile::CAIDA] {
+        let load = scale.load(profile, 16, 12 << 20, 4 << 20);
+        let mut rows: Map<String, Value> = Map::new();
+        for _ in 0..if scale.quick { 1 } else { 2 } {
+            let mut add = |name: &str, value: Value| {
+                let row = rows.entry(name).or_insert_with(|| json!([]));
+                row.as_array_mut().expect("a list").push(value);
+            };
+            add(
+                "batched",
+                whole::alone::<Batched<V4>>(entries, &load, &Deletion::None),
+            );
+            #[cfg(foreign)]
+            {
+                use foreign::{ABSEIL, Foreign, HOPSCOTCH, ROBIN, RTE, STD};
+                add(
+                    "rte_hash bulk",
+                    whole::alone::<Foreign<RTE>>(entries, &load, &Deletion::None),
+                );
+                add(
+                    "tsl::hopscotch_map",
+                    whole::alone::<Foreign<HOPSCOTCH>>(entries, &load, &Deletion::None),
+                );
+                add(
+                    "tsl::robin_map",
+                    whole::alone::<Foreign<ROBIN>>(entries, &load, &Deletion::None),
+                );
+                add(
+                    "absl::flat_hash_map",
+                    whole::alone::<Foreign<ABSEIL>>(entries, &load, &Deletion::None),
+                );
+                add(
+                    "std::unordered_map",
+                    whole::alone::<Foreign<STD>>(entries, &load, &Deletion::None),
+                );
+            }
+            add(
+                "our chained",
+                whole::alone::<Chained<V4>>(entries, &load, &Deletion::None),
+            );
+            add(
+                "our std",
+                whole::alone::<Standard<V4>>(entries, &load, &Deletion::None),
+            );
+            add(
+                "our cuckoo",
+                whole::alone::<Cuckoo<V4>>(entries, &load, &Deletion::None),
+            );
+            add(
+                "our cuckoo++",
+                whole::alone::<CuckooBloom<V4>>(entries, &load, &Deletion::None),
+            );
+            add(
+                "our hopscotch",
+                whole::alone::<Hopscotch<V4>>(entries, &load, &Deletion::None),
+            );
+            add(
+                "our robin hood",
+                whole::alone::<Robin<V4>>(entries, &load, &Deletion::None),
+            );
+        }
+        result.insert(profile.name.into(), Value::Object(rows));
+    }
+    Value::Object(result)
+}
+
+fn figure_6_3(scale: &Scale) -> Value {
+    let entries = scale.of(1 << 23);
+    let load = scale.load(Profile::CAMPUS, 32, 3 << 20, 8 << 20);
+    let mut result = Map::new();
+    let none = || Deletion::None;
+    for threads in scale.threads() {
+        let row = json!({
+            "batched": whole::sharded::<Batched<V4>>(entries, threads, &load, none),
+            "our cuckoo": whole::sharded::<Cuckoo<V4>>(entries, threads, &load, none),
+            "our cuckoo++": whole::sharded::<CuckooBloom<V4>>(entries, threads, &load, none),
+            "our robin hood": whole::sharded::<Robin<V4>>(entries, threads, &load, none),
+            "our chained": whole::sharded::<Chained<V4>>(entries, threads, &load, none),
+        });
+        result.insert(threads.to_string(), row);
+    }
+    Value::Object(result)
+}
+
+fn figure_6_4(scale: &Scale) -> Value {
+    let mut result = Map::new();
+    for profile in [Profile::CAMPUS, Profile::CAIDA] {
+        let rows = scale.threads().into_iter().map(|threads| {
+            let mut row = Map::new();
+            shared_row(scale, profile, threads, &mut |name, value| {
+                row.insert(name.into(), value);
+            });
+            (threads.to_string(), Value::Object(row))
+        });
+        result.insert(profile.name.into(), Value::Object(rows.collect()));
+    }
+    Value::Object(result)
+}
+
+/// Every shared table with one number of threads.
+fn shared_row(scale: &Scale, profile: Profile, n: usize, add: &mut dyn FnMut(&str, Value)) {
+    let entries = scale.of(1 << 23);
+    let none = || Deletion::None;
+    let fast = scale.load(profile, 32, 3 << 20, 8 << 20);
+    // Tables that get slower with each thread need not run for long to show it.
+    let slow = Load {
+        packets: (fast.packets / n).max(fast.frames),
+        warm: fast.warm / 4,
+        ..fast
+    };
+    add(
+        "concurrent",
+        whole::shared::<Concurrent<V4>>(entries, n, &fast, none),
+    );
+    add(
+        "lock-free cuckoo",
+        whole::shared::<LockFreeCuckoo<V4>>(entries, n, &slow, none),
+    );
+    if profile.name == "campus" {
+        type Spinning = ReadWriteSpinlocked<Cuckoo<V4>>;
+        type Sleeping = ReadWriteLocked<Cuckoo<V4>>;
+        let spinning = whole::shared::<Spinning>(entries, n, &slow, none);
+        add("cuckoo, spinning read-write lock", spinning);
+        add(
+            "cuckoo, spinlock",
+            whole::shared::<Spinlocked<Cuckoo<V4>>>(entries, n, &slow, none),
+        );
+        add(
+            "cuckoo, read-write lock",
+            whole::shared::<Sleeping>(entries, n, &slow, none),
+        );
+        add(
+            "hierarchical",
+            whole::shared::<Hierarchical<V4>>(entries, n, &slow, none),
+        );
+        // One core without any lock, to see what a lock costs.
+        if n == 1 {
+            let load = Load { profile, ..slow };
+            add(
+                "cuckoo, no lock",
+                whole::sharded::<Cuckoo<V4>>(entries, 1, &load, none),
+            );
+        }
+    }
+    other_projects(entries, n, &slow, add);
+}
+
+fn other_projects(entries: usize, n: usize, load: &Load, add: &mut dyn FnMut(&str, Value)) {
+    let none = || Deletion::None;
+    #[cfg(foreign)]
+    {
+        use foreign::{Foreign, LIBCUCKOO, RTE_LOCK_FREE, TBB, URCU};
+        type Tbb = Foreign<TBB>;
+        let rte = whole::shared::<Foreign<RTE_LOCK_FREE>>(entries, n, load, none);
+        add("rte_hash lock-free", rte);
+        add(
+            "libcuckoo",
+            whole::shared::<Foreign<LIBCUCKOO>>(entries, n, load, none),
+        );
+        add(
+            "tbb::concurrent_hash_map",
+            whole::shared::<Tbb>(entries, n, load, none),
+        );
+        add(
+            "liburcu",
+            whole::shared::<Foreign<URCU>>(entries, n, load, none),
+        );
+    }
+    add(
+        "papaya",
+        whole::shared::<share::Papaya>(entries, n, load, none),
+    );
+    add("scc", whole::shared::<share::Scc>(entries, n, load, none));
+    add(
+        "dashmap",
+        whole::shared::<share::Dashmap>(entries, n, load, none),
+    );
+    add(
+        "flurry",
+        whole::shared::<share::Flurry>(entries, n, load, none),
+    );
+}
+
+/// Deletes 1/f of the states at each scan, as the comparison does: all of them once a second.
+fn deletions(entries: usize) -> Vec<(String, Deletion)> {
+    let mut all = vec![
+        ("none".into(), Deletion::None),
+        ("lazy".into(), Deletion::Lazy),
+    ];
+    for hertz in [1000, 100, 10, 1] {
+        let every_ms = 1000 / hertz;
+        let states = entries / hertz as usize;
+        all.push((
+            format!("wheel {hertz} Hz"),
+            Deletion::Wheel { tick_ms: every_ms },
+        ));
+        all.push((
+            format!("scan {hertz} Hz"),
+            Deletion::Scan { every_ms, states },
+        ));
+    }
+    all
+}
+
+fn figure_6_5(scale: &Scale) -> Value {
+    let entries = scale.of(1 << 22);
+    // Twelve seconds, of which the first five fill the table.
+    let one = |batched: bool, deletion: &Deletion| {
+        let mut load = scale.load(Profile::CAMPUS, 8, 4 << 20, 4 << 20);
+        if batched {
+            let rate = rate_of(&whole::alone::<Batched<V4>>(
+                entries,
+                &load,
+                &Deletion::None,
+            ));
+            load.packets = scale.of((rate * 0.7 * 12e6) as usize);
+            whole::queue::<Batched<V4>>(entries, &load, deletion, rate * 0.7)
+        } else {
+            let rate = rate_of(&whole::alone::<Cuckoo<V4>>(entries, &load, &Deletion::None));
+            load.packets = scale.of((rate * 0.7 * 12e6) as usize);
+            whole::queue::<Cuckoo<V4>>(entries, &load, deletion, rate * 0.7)
+        }
+    };
+    let mut result = Map::new();
+    for (name, batched) in [("batched", true), ("our cuckoo", false)] {
+        let ran: Vec<_> = std::thread::scope(|scope| {
+            let started: Vec<_> = deletions(entries)
+                .into_iter()
+                .enumerate()
+                .map(|(core, (name, deletion))| {
+                    let one = &one;
+                    let run = move || {
+                        pin(core);
+                        (name, one(batched, &deletion))
+                    };
+                    // With few cores, one after the other.
+                    if scale.cores < 10 {
+                        Err(run())
+                    } else {
+                        Ok(scope.spawn(run))
+                    }
+                })
+                .collect();
+            let join = |one: Result<std::thread::ScopedJoinHandle<'_, _>, _>| match one {
+                Ok(thread) => thread.join().expect("a thread"),
+                Err(ran) => ran,
+            };
+            started.into_iter().map(join).collect()
+        });
+        result.insert(name.into(), Value::Object(ran.into_iter().collect()));
+    }
+    Value::Object(result)
+}
+
+fn rate_of(report: &Value) -> f64 {
+    report["mpps"].as_f64().expect("a rate")
+}
+
+fn figure_6_6(scale: &Scale) -> Value {
+    let entries = scale.of(1 << 24);
+    // Time passes at the rate of a full link: as many packets as five seconds have, and more.
+    let load = scale.load(Profile::CAIDA, 16, 3 << 20, 72 << 20);
+    let wheel = || Deletion::Wheel { tick_ms: 1 };
+    let lazy = || Deletion::Lazy;
+    let mut result = Map::new();
+    for threads in scale
+        .threads()
+        .into_iter()
+        .filter(|n| *n >= 2 || scale.cores < 4)
+    {
+        let row = json!({
+            "sharded, wheel": whole::sharded::<Batched<V4>>(entries, threads, &load, wheel),
+            "sharded, lazy": whole::sharded::<Batched<V4>>(entries, threads, &load, lazy),
+            "concurrent, wheel": whole::shared::<Concurrent<V4>>(entries, threads, &load, wheel),
+            "concurrent, lazy": whole::shared::<Concurrent<V4>>(entries, threads, &load, lazy),
+        });
+        result.insert(threads.to_string(), row);
+    }
+    Value::Object(result)
+}
+
+fn machine(cores: usize) -> Value {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let info = read("/proc/cpuinfo");
+    let field = |name: &str| {
+        let line = info.lines().find(|line| line.starts_with(name));
+        line.and_then(|line| line.split(": ").nth(1))
+            .unwrap_or_default()
+            .to_string()
+    };
+    let output = |program: &str, arguments: &[&str]| {
+        let output = std::process::Command::new(program).args(arguments).output();
+        output
+            .map(|one| String::from_utf8_lossy(&one.stdout).trim().to_string())
+            .unwrap_or_default()
+    };
+    json!({
+        "cpu": field("model name"), "model": field("model\t"), "cores": cores,
+        "cache": field("cache size"), "tsc GHz": clock::rate(), "kernel": output("uname", &["-r"]), "date": output("date", &["-u", "+%F %T"]),
+        "huge pages": read("/sys/kernel/mm/transparent_hugepage/enabled").trim(), "load": read("/proc/loadavg").trim(),
+        "foreign tables": cfg!(foreign),
+    })
+}
+
+/// Tables of the large measurement, which the cache cannot hold.
+const LARGE: &[&str] = &[
+    "batched",
+    "rte_hash",
+    "tsl::hopscotch_map",
+    "tsl::robin_map",
+];
+/// Tables of figure 6.2.
+const LOADS: &[&str] = &[
+    "batched",
+    "rte_hash",
+    "tsl::hopscotch_map",
+    "tsl::robin_map",
+    "our chained",
+    "our std",
+    "our cuckoo",
+    "our cuckoo++",
+    "our hopscotch",
+    "our robin hood",
+];
+const PARTS: &[&str] = &[
+    "goals", "6.1", "6.2", "6.3", "6.4", "6.5", "6.6", "large", "slowest", "extra",
+];
+
+fn measure(part: &str, scale: &Scale) -> Value {
+    let tables = rivals::all();
+    let queries = scale.of(1 << 20);
+    let options = |entries, only| Options {
+        entries: scale.of(entries),
+        queries,
+        rounds: 3,
+        only,
+    };
+    match part {
+        "goals" => micro::goals(&tables, &options(1 << 22, None)),
+        "large" => micro::goals(&tables, &options(1 << 25, Some(LARGE))),
+        "slowest" => micro::slowest(&tables, scale.of(1 << 22)),
+        "extra" => json!({
+            "memory": extra::memory(scale.of(1 << 22)),
+            "growth": extra::growth(scale.of(1 << 22)),
+            "chosen keys": extra::chosen(&tables, scale.of(200_000)),
+        }),
+        "6.1" => figure_6_1(scale),
+        "6.2" => micro::loads(&tables, scale.of(1 << 21), LOADS),
+        "6.3" => figure_6_3(scale),
+        "6.4" => figure_6_4(scale),
+        "6.5" => figure_6_5(scale),
+        "6.6" => figure_6_6(scale),
+        other => unreachable!("{other} is no part"),
+    }
+}
+
+fn main() {
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    let quick = arguments.iter().any(|one| one == "--quick");
+    let named = arguments.iter().find(|one| !one.starts_with("--")).cloned();
+    let parts: Vec<String> = match named.as_deref() {
+        None | Some("all") => PARTS.iter().map(|part| (*part).into()).collect(),
+        Some(parts) => parts.split(',').map(Into::into).collect(),
+    };
+    if let Some(unknown) = parts.iter().find(|part| !PARTS.contains(&part.as_str())) {
+        eprintln!(
+            "flow-bench: no part {unknown:?}; there are {}",
+            PARTS.join(", ")
+        );
+        std::process::exit(2);
+    }
+    let cores = std::thread::available_parallelism().map_or(1, Into::into);
+    let scale = Scale { quick, cores };
+    #[cfg(foreign)]
+    if !foreign::start(if quick { c"512" } else { c"8192" }) {
+        eprintln!("flow-bench: DPDK does not start");
+        std::process::exit(1);
+    }
+    pin(0);
+    let mut result = Map::new();
+    result.insert("machine".into(), machine(cores));
+    for part in parts {
+        let start = std::time::Instant::now();
+        let value = measure(&part, &scale);
+        eprintln!("{part}: {:.1} s", start.elapsed().as_secs_f64());
+        result.insert(part, value);
+    }
+    println!("{}", Value::Object(result));
+}

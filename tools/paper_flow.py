@@ -1,0 +1,241 @@
+#!/usr/bin/env python3
+"""Joins the results of flow-bench and writes the page that shows them beside the thesis' numbers.
+
+python3 tools/paper_flow.py join FOLDER RESULTS.json      the parts that `flow-bench PART` wrote, into one file
+python3 tools/paper_flow.py page RESULTS.json PAGE.md
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+Rows = dict[str, Any]
+
+# Chapter 6 of the thesis, by its authors' released results.
+THESIS_6_1 = {
+    "our cuckoo++": (5.96, 4.15),
+    "our robin hood": (5.82, 3.90),
+    "our hopscotch": (5.80, 3.94),
+    "our cuckoo": (5.44, 3.68),
+    "our chained": (5.41, 3.23),
+    "our std": (4.86, 2.96),
+}
+LOADS = [10, 30, 50, 70, 75, 80, 90, 95, 99]
+THESIS_6_2 = {
+    "our cuckoo++": ([53, 52, 52, 55, 56, 60, 66, 71, 88], [69, 69, 72, 109, 130, 163, 250, 400, 9954]),
+    "our cuckoo": ([78, 92, 106, 124, 126, 129, 134, 136, 139], [148, 164, 186, 260, 296, 357, 588, 1047, 6650]),
+    "our hopscotch": ([50, 54, 62, 71, 77, 78, 115, 416, 7508], [69, 83, 116, 188, 229, 270, 703, 1440, 5356]),
+    "our robin hood": ([47, 57, 76, 119, 136, 145, 174, 199, 464], [34, 46, 77, 168, 226, 302, 990, 3409, 92134]),
+    "our chained": ([58, 79, 100, 128, 139, 142, 153, 159, 164], [328, 341, 350, 363, 367, 369, 372, 374, 376]),
+    "our std": ([86, 117, 148, 177, 184, 191, 198, 209, 214], [275, 291, 306, 315, 320, 321, 327, 329, 332]),
+}
+THESIS_6_4 = {
+    "lock-free cuckoo": [41.4, 79.6, None, 97.6, 97.8],
+    "cuckoo, spinning read-write lock": [39.5, 49.3, None, 49.5, 37.2],
+    "hierarchical": [34.1, 41.7, None, 31.9, 28.9],
+    "cuckoo, spinlock": [38.3, 40.6, None, 25.2, 16.7],
+    "cuckoo, read-write lock": [38.1, 38.7, None, 17.3, 15.4],
+}
+THESIS_6_5 = {
+    "none": [0.40, 0.33, 0.36, 0.35],
+    "lazy": [0.44, 0.43, 0.41, 0.43],
+    "wheel": [0.40, 0.95, 1.19, 1.13],
+    "scan": [2.22, 4.19, 5.53, 4.34],
+}
+
+
+def main() -> int:
+    match sys.argv[1:]:
+        case ["join", folder, results]:
+            joined: Rows = {}
+            for path in sorted(Path(folder).glob("*.json")):
+                if text := path.read_text().strip():
+                    joined.update(json.loads(text))
+            Path(results).write_text(json.dumps(joined, indent=1, sort_keys=True) + "\n")
+        case ["page", results, page]:
+            Path(page).write_text(page_of(json.loads(Path(results).read_text())))
+        case _:
+            print(__doc__, file=sys.stderr)
+            return 2
+    return 0
+
+
+def page_of(results: Rows) -> str:
+    machine = results["machine"]
+    lines = [
+        "# Connection tables: what was measured",
+        "",
+        "`make paper-flow` measures and writes this page; [flow.md](flow.md) explains it and says what is missing.",
+        "",
+        f"{machine['date']} UTC, {machine['cores']} cores of {machine['cpu']}, model {machine['model']}, cache "
+        f"{machine['cache']}, time stamp counter {machine['tsc GHz']:.2f} GHz, Linux {machine['kernel']}, huge pages "
+        f"{machine['huge pages']}. There is no network adapter in any row.",
+        "",
+    ]
+    for part, write in WRITERS.items():
+        if part in results:
+            lines += [*write(results[part]), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def table(head: list[str], rows: list[list[Any]]) -> list[str]:
+    return [
+        "| " + " | ".join(head) + " |",
+        "|" + "---|" * len(head),
+        *("| " + " | ".join(shown(cell) for cell in row) + " |" for row in rows),
+    ]
+
+
+def shown(cell: Any) -> str:
+    if cell is None:
+        return "-"
+    if isinstance(cell, float):
+        return f"{cell:.0f}" if abs(cell) >= 100 else f"{cell:.1f}" if abs(cell) >= 10 else f"{cell:.2f}"
+    return str(cell)
+
+
+def goals(rows: Rows, title: str = "One core, 4 M entries") -> list[str]:
+    columns = ["hit 0 75", "hit 32 75", "miss 0 75", "miss 32 75", "hit 0 50", "hit 0 95", "hit 32 50", "hit 32 95"]
+    fill = ["insert 50", "insert 75", "insert 90"]
+    head = ["table", "hit", "hit, batch", "miss", "miss, batch", "hit at 50 %", "at 95 %", "batch at 50 %", "at 95 %"]
+    body = []
+    for name, row in sorted(rows.items(), key=lambda item: item[1].get("hit 0 75", 1e9) if item[0] != "batches" else 0):
+        if name != "batches":
+            times = [row.get(key) for key in fill]
+            mean = (times[0] * 50 + times[1] * 25 + times[2] * 15) / 90 if all(times) else None
+            body.append([name, *(row.get(key) for key in columns), mean])
+    lines = [
+        f"## {title}",
+        "",
+        "Nanoseconds a key, medians of rounds in turns; 75 % full if nothing else is said; batches of 32.",
+        "",
+    ]
+    lines += table([*head, "insertion, to 90 %"], body)
+    batches = [[row["batch"], row["hit"], row["miss"]] for row in rows.get("batches", [])]
+    return [*lines, "", "`Batched` by the length of a batch:", "", *table(["keys", "hit", "miss"], batches)]
+
+
+def figure_6_1(rows: Rows) -> list[str]:
+    def best(profile: str, name: str, field: str) -> float | None:
+        return max((run[field] for run in rows[profile].get(name, [])), default=None)
+
+    body = []
+    for name in sorted(rows["campus"], key=lambda one: -(best("campus", one, "mpps") or 0)):
+        measured = [best(profile, name, field) for profile in ("campus", "caida") for field in ("mpps", "gbps")]
+        body.append([name, *measured, *THESIS_6_1.get(name, (None, None))])
+    head = ["table", "campus, Mpps", "Gbps at that mix", "CAIDA, Mpps", "Gbps", "thesis: campus, Mpps", "CAIDA"]
+    return ["## Figure 6.1: the whole path, one core, 4 M entries", "", *table(head, body)]
+
+
+def figure_6_2(rows: Rows) -> list[str]:
+    lines = ["## Figure 6.2: cycles over load, 2 M entries", ""]
+    for kind, which in [("lookup", 0), ("insert", 1)]:
+        body = []
+        for name, points in rows.items():
+            by_load = {point["load"]: point.get(kind) for point in points}
+            body.append([name, *(by_load.get(load) for load in LOADS)])
+            if kind == "lookup" and any(point.get("lookup in batches") for point in points):
+                by_load = {point["load"]: point.get("lookup in batches") for point in points}
+                body.append([f"{name}, batches of 32", *(by_load.get(load) for load in LOADS)])
+            if name in THESIS_6_2:
+                body.append([f"{name}: thesis", *THESIS_6_2[name][which]])
+        lines += [f"Cycles of one {kind} (time stamp counter; - means refused).", ""]
+        lines += [*table(["table", *(f"{load} %" for load in LOADS)], body), ""]
+    return lines[:-1]
+
+
+def scaling(rows: Rows) -> list[str]:
+    threads = sorted(rows, key=int)
+    body = []
+    for name in dict.fromkeys(name for count in threads for name in rows[count]):
+        rates = [rows[count].get(name, {}).get("mpps") for count in threads]
+        last = rates[-1] / rates[0] if rates[0] and rates[-1] else None
+        body.append([name, *rates, last])
+    return table(["Mpps", *(f"{count} cores" for count in threads), "times one core"], body)
+
+
+def figure_6_3(rows: Rows) -> list[str]:
+    return ["## Figure 6.3: a table for each core, 8 M entries, campus", "", *scaling(rows)]
+
+
+def figure_6_4(rows: Rows) -> list[str]:
+    lines = ["## Figure 6.4: one table for all cores, 8 M entries"]
+    for profile, counts in rows.items():
+        lines += ["", f"{profile}:", "", *scaling(counts)]
+    head = ["thesis, Gbit/s, campus", "1 core", "2", "4", "8"]
+    thesis = [[name, *(rate for rate in rates if rate is not None)] for name, rates in THESIS_6_4.items()]
+    return [*lines, "", *table(head, thesis)]
+
+
+def figure_6_5(rows: Rows) -> list[str]:
+    lines = ["## Figure 6.5: deletion, one core 70 % busy, 4 M entries, 5 s"]
+    fields = [
+        "dropped %",
+        "cycles a packet",
+        "share of deletion",
+        "longest pause us",
+        "pauses above 20 us",
+        "calls",
+        "connections",
+    ]
+    for name, ways in rows.items():
+        body = []
+        for way, row in ways.items():
+            kind, _, hertz = way.partition(" ")
+            frequency = {"1000 Hz": 0, "100 Hz": 1, "10 Hz": 2, "1 Hz": 3}.get(hertz, 0)
+            body.append([way, *(row[field] for field in fields), THESIS_6_5[kind][frequency]])
+        lines += ["", f"{name}:", "", *table(["deletion", *fields, "thesis: dropped %"], body)]
+    return lines
+
+
+def figure_6_6(rows: Rows) -> list[str]:
+    return ["## Figure 6.6: deletion and sharing, 16 M entries, CAIDA", "", *scaling(rows)]
+
+
+def slowest(rows: Rows) -> list[str]:
+    body = [[name, row["p50"], row["p99"], row["p99.99"], row["max"]] for name, row in rows.items()]
+    head = ["table", "p50", "p99", "p99.99", "longest"]
+    return ["## Single insertions while filling to 90 % of 4 M, ns", "", *table(head, body)]
+
+
+def extra(rows: Rows) -> list[str]:
+    growth, chosen = rows["growth"], rows["chosen keys"]
+    body = [
+        [name, *(row[keys][field] for field in ("hit 32", "insert", "refused") for keys in ("random", "chosen"))]
+        for name, row in chosen.items()
+    ]
+    head = ["table", "hit, random keys", "chosen", "insertion, random", "chosen", "refused, random", "chosen"]
+    return [
+        "## Memory, growth, chosen keys",
+        "",
+        f"A connection takes {rows['memory']['bytes a connection at 90 %']:.1f} bytes at 90 %: table, state and timer.",
+        "",
+        f"Growth from 65,536 to {growth['capacity']:,} entries: mean {growth['mean ns']:.0f} ns, p99.99 "
+        f"{growth['p99.99 ns']:.0f} ns, longest {growth['max ns'] / 1000:.0f} us; {growth['above 50 us']} insertions "
+        f"above 50 us, {growth['refused']} refused while the next memory was not there.",
+        "",
+        "Keys of which all have ten equal bits of CRC32, 75 % full; nanoseconds, and insertions refused:",
+        "",
+        *table(head, body),
+    ]
+
+
+WRITERS = {
+    "goals": goals,
+    "large": lambda rows: goals(rows, "One core, 32 M entries"),
+    "slowest": slowest,
+    "6.1": figure_6_1,
+    "6.2": figure_6_2,
+    "6.3": figure_6_3,
+    "6.4": figure_6_4,
+    "6.5": figure_6_5,
+    "6.6": figure_6_6,
+    "extra": extra,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
