@@ -89,3 +89,32 @@ fn a_limited_address_space_is_found() {
     assert_eq!(space, "fail");
     assert!(said.contains("ulimit -v unlimited"), "{said}");
 }
+
+#[test]
+fn reasons_of_slowness_are_told_with_what_helps() {
+    let server = Server::start(&["--check", "all", "--seed", "1", "--spare", "0"]);
+    let url = server.shm.to_string();
+    // One core, a forgotten variable, and a server that checks.
+    let mut command = clean(Command::new("taskset"));
+    command.args(["-c", "0", OUTBOARD, "doctor", "--gpu", &url]);
+    command.env("OUTBOARD_OPTIMISE", "sync");
+    let (code, findings) = doctor(&mut command);
+    assert_eq!(code, Some(i32::from(has_failure(&findings))));
+    for (what, said) in [
+        ("data connections", "with 1 cores"),
+        ("environment", "unset OUTBOARD_OPTIMISE"),
+        ("build", "debug build"),
+        (
+            "speed of the server",
+            "--check watches what kernels do; --seed",
+        ),
+    ] {
+        let (verdict, text) = verdict(&findings, what);
+        assert_eq!(verdict, "note", "{what}: {text}");
+        assert!(text.contains(said), "{what}: {text}");
+    }
+}
+
+fn has_failure(findings: &[Value]) -> bool {
+    findings.iter().any(|finding| finding["verdict"] == "fail")
+}

@@ -755,7 +755,24 @@ fn view_of(options: &ServeOptions) -> Result<View, ServeError> {
         })
     });
     let device = options.device.kind.name();
-    Ok(View::new(device, options.sessions_max, audit.transpose()?))
+    let (max, slow_by) = (options.sessions_max, slow_by(options));
+    Ok(View::new(device, max, slow_by, audit.transpose()?))
+}
+
+/// Returns the settings that make a server slower, in words.
+fn slow_by(options: &ServeOptions) -> Vec<String> {
+    let watch = &options.device.watch;
+    let reasons = [
+        (cfg!(debug_assertions), "it is a debug build"),
+        (watch.checks.any(), "--check watches what kernels do"),
+        (watch.seed.is_some(), "--seed gives threads a fixed order"),
+        (
+            options.spares == 0,
+            "--spare 0: each program waits for the device to start",
+        ),
+    ];
+    let holding = reasons.into_iter().filter(|(holds, _)| *holds);
+    holding.map(|(_, reason)| reason.into()).collect()
 }
 
 fn exporter_of(options: &ServeOptions) -> Result<Option<Exporter>, ServeError> {

@@ -25,6 +25,8 @@ pub(super) struct View {
     /// Kind of device: nvidia or soft.
     device: &'static str,
     sessions_max: usize,
+    /// Settings that make the server slower, in words.
+    slow_by: Vec<String>,
     gpus: Vec<GpuStatus>,
     sessions: BTreeMap<u64, Seen>,
     /// Sums over the sessions that have ended, and the reasons.
@@ -60,11 +62,17 @@ struct Rates {
 }
 
 impl View {
-    pub(super) fn new(device: &'static str, sessions_max: usize, audit: Option<Audit>) -> View {
+    pub(super) fn new(
+        device: &'static str,
+        sessions_max: usize,
+        slow_by: Vec<String>,
+        audit: Option<Audit>,
+    ) -> View {
         View {
             started: Instant::now(),
             device,
             sessions_max,
+            slow_by,
             gpus: Vec::new(),
             sessions: BTreeMap::new(),
             ended: Totals {
@@ -200,6 +208,7 @@ impl View {
             device: self.device.into(),
             sessions_max: self.sessions_max as u64,
             spares_ready: spares_ready as u64,
+            slow_by: self.slow_by.clone(),
             gpus,
             sessions: self.sessions.iter().map(Seen::status).collect(),
             totals,
@@ -305,7 +314,7 @@ mod tests {
 
     #[test]
     fn totals_keep_what_ended_sessions_did() {
-        let mut view = View::new("soft", 4, None);
+        let mut view = View::new("soft", 4, Vec::new(), None);
         view.has_gpus(vec![GpuStatus::default()]);
         let peer = Peer::Process {
             pid: 7,

@@ -51,6 +51,8 @@ pub struct ServerStatus {
     pub sessions_max: u64,
     /// Workers that are ready for the next clients.
     pub spares_ready: u64,
+    /// Settings that make the server slower, in words.
+    pub slow_by: Vec<String>,
     pub gpus: Vec<GpuStatus>,
     pub sessions: Vec<SessionStatus>,
     pub totals: Totals,

@@ -1,5 +1,8 @@
 //! `outboard doctor`: reports what works, what does not, and the remedy.
 
+mod finding;
+mod slowness;
+
 use std::{process::ExitCode, time::Duration};
 
 use outboard_link::{Endpoint, rdma_devices};
@@ -12,7 +15,8 @@ use outboard_wire::{
     messages::FINGERPRINT,
 };
 use rustix::process::{Resource, getrlimit};
-use serde::Serialize;
+
+use finding::{Finding, Verdict};
 
 use crate::{
     args::DoctorArgs,
@@ -31,51 +35,6 @@ const RDMA_LOCKED_BYTES: u64 = 2 * RDMA_RING_BYTES as u64 + (1 << 20);
 const PINGS: usize = 200;
 /// Bytes under way at 100 Gbps and 1 ms.
 const FULL_AT_1_MS_BYTES: u64 = 12_500_000;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Verdict {
-    Ok,
-    /// Nothing is wrong, but something is not available.
-    Note,
-    Fail,
-}
-
-#[derive(Debug, Serialize)]
-struct Finding {
-    what: &'static str,
-    verdict: Verdict,
-    found: String,
-    /// The remedy.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    remedy: Option<String>,
-}
-
-impl Finding {
-    fn ok(what: &'static str, found: impl Into<String>) -> Finding {
-        Finding {
-            what,
-            verdict: Verdict::Ok,
-            found: found.into(),
-            remedy: None,
-        }
-    }
-
-    fn note(what: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Finding {
-        Finding {
-            verdict: Verdict::Note,
-            remedy: Some(remedy.into()),
-            ..Finding::ok(what, found)
-        }
-    }
-
-    fn fail(what: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Finding {
-        Finding {
-            verdict: Verdict::Fail,
-            ..Finding::note(what, found, remedy)
-        }
-    }
-}
 
 pub(crate) fn doctor(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     token::use_file(&args.token)?;
@@ -100,6 +59,7 @@ pub(crate) fn doctor(args: DoctorArgs) -> anyhow::Result<ExitCode> {
         tcp_buffers(),
         local_device(),
     ];
+    findings.extend(slowness::of_this_machine());
     let is_rdma = matches!(endpoint, Endpoint::Rdma { .. });
     findings.extend(rdma(is_rdma));
     findings.extend(gpu_memory());
@@ -360,6 +320,7 @@ fn server(endpoint: &Endpoint) -> Vec<Finding> {
         findings.push(Finding::fail("device", "the server has none", remedy));
     }
     findings.push(round_trip(&mut server));
+    findings.extend(slowness::of_server(endpoint));
     findings
 }
 
