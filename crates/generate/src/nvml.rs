@@ -139,6 +139,7 @@ const STRUCTS: &[&str] = &[
     "nvmlGpuFabricInfo_t",
     "nvmlMemory_t",
     "nvmlMemory_v2_t",
+    "nvmlPciInfoExt_t",
     "nvmlPciInfo_t",
     "nvmlProcessInfo_v1_t",
     "nvmlProcessInfo_v2_t",

@@ -55,6 +55,16 @@ impl PciInfo {
     }
 }
 
+/// `nvmlPciInfoExt_v1_t`.
+#[repr(C)]
+struct PciInfoExt {
+    version: u32,
+    /// Domain, bus, device, and the ids of device and subsystem.
+    place: [u32; 5],
+    class: [u32; 2],
+    bus_id: [c_char; 32],
+}
+
 /// `nvmlSystemDriverBranchInfo_v1_t`.
 #[repr(C)]
 struct BranchInfo {
@@ -99,6 +109,7 @@ struct FieldValue {
 const _: () = {
     assert!(size_of::<FieldValue>() == 40);
     assert!(size_of::<PciInfo>() == 68);
+    assert!(size_of::<PciInfoExt>() == 64);
     assert!(size_of::<MemoryV2>() == 40);
     assert!(size_of::<ProcessInfo>() == 24);
 };
@@ -393,7 +404,37 @@ impl Nvml {
         if let Some(info) = info {
             info.fill(&mut pci);
         }
+        pci.class = self.class(device);
         pci
+    }
+
+    fn class(&self, device: DeviceHandle) -> Option<(u32, u32)> {
+        type Ask = unsafe extern "C" fn(DeviceHandle, *mut PciInfoExt) -> u32;
+        let function = self.function::<Ask>("nvmlDeviceGetPciInfoExt")?;
+        let mut info = PciInfoExt {
+            version: size_of::<PciInfoExt>() as u32 | 1 << 24,
+            place: [0; 5],
+            class: [0; 2],
+            bus_id: [0; 32],
+        };
+        // SAFETY: a record of the version said.
+        let status = unsafe { function(device, &mut info) };
+        let [base, sub] = info.class;
+        (status == 0).then_some((base, sub))
+    }
+
+    fn performance_states(&self, device: DeviceHandle) -> Vec<u32> {
+        type Ask = unsafe extern "C" fn(DeviceHandle, *mut u32, u32) -> u32;
+        const STATES: usize = 16;
+        let name = "nvmlDeviceGetSupportedPerformanceStates";
+        let Some(function) = self.function::<Ask>(name) else {
+            return Vec::new();
+        };
+        let mut states = [u32::MAX; STATES];
+        // SAFETY: `states` has the length said.
+        let status = unsafe { function(device, states.as_mut_ptr(), size_of_val(&states) as u32) };
+        let is_known = |state: &u32| status == 0 && (*state as usize) < STATES;
+        states.into_iter().filter(is_known).collect()
     }
 
     /// Calls a function that answers only by its status.
@@ -546,6 +587,7 @@ impl Nvml {
                 .pair(device, "nvmlDeviceGetPowerManagementLimitConstraints"),
             energy_millijoules: self.one(device, "nvmlDeviceGetTotalEnergyConsumption"),
             performance_state: number("nvmlDeviceGetPerformanceState"),
+            performance_states: self.performance_states(device),
             clock_event_reasons: self
                 .one(device, "nvmlDeviceGetCurrentClocksEventReasons")
                 .or_else(|| self.one(device, "nvmlDeviceGetCurrentClocksThrottleReasons")),

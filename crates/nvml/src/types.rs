@@ -173,6 +173,21 @@ pub struct nvmlPciInfo_v2_t {
     pub reserved: [u32; 4],
 }
 
+/// Also `nvmlPciInfoExt_v1_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvmlPciInfoExt_t {
+    pub version: u32,
+    pub domain: u32,
+    pub bus: u32,
+    pub device: u32,
+    pub pci_device_id: u32,
+    pub pci_sub_system_id: u32,
+    pub base_class: u32,
+    pub sub_class: u32,
+    pub bus_id: [c_char; 32],
+}
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct nvmlPciInfo_t {
@@ -277,6 +292,7 @@ const _: () = {
     assert!(size_of::<nvmlPciInfo_v1_t>() == 32);
     assert!(size_of::<nvmlPciInfo_v2_t>() == 52);
     assert!(size_of::<nvmlPciInfo_t>() == 68);
+    assert!(struct_version::<nvmlPciInfoExt_t>(1) == 0x0100_0040);
     assert!(size_of::<nvmlProcessInfo_v1_t>() == 16);
     assert!(size_of::<nvmlProcessInfo_v2_t>() == 24);
     assert!(struct_version::<nvmlTemperature_t>(1) == 0x0100_000c);

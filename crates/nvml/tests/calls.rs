@@ -592,6 +592,47 @@ fn the_older_records_of_a_place_on_the_bus_are_as_long_as_they_were() {
 }
 
 #[test]
+fn the_extended_place_on_the_bus_has_its_class() {
+    let _turn = turn();
+    let _session = Session::start(LinkKind::Shm);
+    let gpu = device(0);
+    // SAFETY: plain numbers.
+    let mut info: nvmlPciInfoExt_t = unsafe { zeroed() };
+    let mut told = |version| {
+        info.version = version;
+        // SAFETY: a record as long as any version.
+        let status = unsafe { nvmlDeviceGetPciInfoExt(gpu, &mut info) };
+        (status, info.bus, info.base_class, info.sub_class)
+    };
+    assert_eq!(told(0), (nvmlReturn_t::ARGUMENT_VERSION_MISMATCH, 0, 0, 0));
+    let whole = struct_version::<nvmlPciInfoExt_t>(1);
+    assert_eq!(told(whole), (nvmlReturn_t::SUCCESS, 0x5d, 3, 2));
+    // SAFETY: null is refused.
+    let none = unsafe { nvmlDeviceGetPciInfoExt(gpu, null_mut()) };
+    assert_eq!(none, nvmlReturn_t::INVALID_ARGUMENT);
+}
+
+#[test]
+fn performance_states_fill_the_callers_array() {
+    let _turn = turn();
+    let _session = Session::start(LinkKind::Shm);
+    let gpu = device(0);
+    let mut states = [77_u32; 6];
+    let mut told = |bytes| {
+        // SAFETY: at least as many bytes as said.
+        let status =
+            unsafe { nvmlDeviceGetSupportedPerformanceStates(gpu, states.as_mut_ptr(), bytes) };
+        (status, states)
+    };
+    assert_eq!(told(11), (nvmlReturn_t::INSUFFICIENT_SIZE, [77; 6]));
+    let four = (nvmlReturn_t::SUCCESS, [0, 2, 8, 32, 77, 77]);
+    assert_eq!(told(19), four);
+    // SAFETY: null is refused.
+    let none = unsafe { nvmlDeviceGetSupportedPerformanceStates(gpu, null_mut(), 64) };
+    assert_eq!(none, nvmlReturn_t::INVALID_ARGUMENT);
+}
+
+#[test]
 fn the_table_of_nvidia_smi() {
     let _turn = turn();
     let _session = Session::start(LinkKind::Shm);

@@ -26,7 +26,7 @@ pub(super) const LAYERS_MAX: i32 = 2048;
 /// Faces of layered cubes at most, six for each cube.
 const CUBE_LAYERS_MAX: i32 = 2_046;
 /// Clock rate at which a cycle of `%clock64` is a nanosecond, the unit that the interpreter counts.
-const CLOCK_KHZ: i32 = 1_000_000;
+pub(super) const CLOCK_KHZ: i32 = 1_000_000;
 
 pub(super) fn uuid(ordinal: usize) -> [u8; 16] {
     let mut uuid = *b"outboard-soft-00";

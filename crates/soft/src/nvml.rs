@@ -12,6 +12,15 @@ use super::{Soft, card};
 /// Driver version, in the form that programs parse.
 const DRIVER_VERSION: &str = "580.0.0";
 const DRIVER_BRANCH: &str = "r580_00";
+/// Base class and subclass on the PCI bus: a display controller, for 3D.
+const CONTROLLER_3D: (u32, u32) = (3, 2);
+/// The one performance state: P0.
+const STATE: u32 = 0;
+/// Graphics, SM, memory, video: as the driver's attributes say. There is no video engine.
+const CLOCKS_MHZ: [Option<u32>; 4] = {
+    let mhz = Some((card::CLOCK_KHZ / 1000) as u32);
+    [mhz, mhz, mhz, None]
+};
 
 impl Soft {
     pub(super) fn snapshot(&self) -> NvmlSnapshot {
@@ -53,6 +62,7 @@ impl Soft {
             pci: NvmlPci {
                 device: ordinal as u32,
                 bus_id: format!("00000000:00:{ordinal:02X}.0"),
+                class: Some(CONTROLLER_3D),
                 ..NvmlPci::default()
             },
             memory: NvmlMemory {
@@ -63,6 +73,11 @@ impl Soft {
             },
             utilization_gpu: Some(busy),
             utilization_memory: Some(busy),
+            performance_state: Some(STATE),
+            performance_states: vec![STATE],
+            clocks_mhz: CLOCKS_MHZ,
+            clocks_max_mhz: CLOCKS_MHZ,
+            clocks_application_mhz: [CLOCKS_MHZ[0], None, CLOCKS_MHZ[2], None],
             compute_mode: Some(0),
             persistence_mode: Some(0),
             display_mode: Some(0),

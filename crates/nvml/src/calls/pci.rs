@@ -3,7 +3,9 @@
 use outboard_wire::doc::NvmlPci;
 
 use super::*;
-use crate::types::{nvmlPciInfo_t, nvmlPciInfo_v1_t, nvmlPciInfo_v2_t};
+use crate::types::{
+    nvmlPciInfo_t, nvmlPciInfo_v1_t, nvmlPciInfo_v2_t, nvmlPciInfoExt_t, struct_version,
+};
 
 /// `nvmlPcieUtilCounter_t`.
 const TRANSMITTED: u32 = 0;
@@ -36,6 +38,27 @@ pub(crate) unsafe fn nvmlDeviceGetPciInfo_v2(
 pub(crate) fn nvmlDeviceGetPciInfo_v3(device: nvmlDevice_t, pci: Out<'_, nvmlPciInfo_t>) -> Result {
     let found = Device::find(device, Age::Any)?;
     pci.put(record(&found.get()?.pci))
+}
+
+pub(crate) fn nvmlDeviceGetPciInfoExt(
+    device: nvmlDevice_t,
+    pci: Versioned<'_, nvmlPciInfoExt_t>,
+) -> Result {
+    let found = Device::find(device, Age::Any)?;
+    let pci = pci.of(struct_version::<nvmlPciInfoExt_t>(1))?;
+    let of = &found.get()?.pci;
+    let (base_class, sub_class) = known(of.class)?;
+    pci.put(nvmlPciInfoExt_t {
+        version: struct_version::<nvmlPciInfoExt_t>(1),
+        domain: of.domain,
+        bus: of.bus,
+        device: of.device,
+        pci_device_id: of.device_id,
+        pci_sub_system_id: of.subsystem_id,
+        base_class,
+        sub_class,
+        bus_id: array(&of.bus_id),
+    })
 }
 
 pub(crate) fn nvmlDeviceGetPcieThroughput(

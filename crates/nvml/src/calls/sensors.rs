@@ -55,6 +55,32 @@ pub(crate) fn nvmlDeviceGetClock(
     }
 }
 
+/// Fills an array of `bytes` bytes. Places after the last state hold `NVML_PSTATE_UNKNOWN`.
+pub(crate) unsafe fn nvmlDeviceGetSupportedPerformanceStates(
+    device: nvmlDevice_t,
+    states: *mut u32,
+    bytes: u32,
+) -> Result {
+    const STATE_UNKNOWN: u32 = 32;
+    let found = Device::find(device, Age::Any)?;
+    check(states)?;
+    let of = &found.get()?.performance_states;
+    let room = bytes as usize / size_of::<u32>();
+    if of.is_empty() {
+        return Err(nvmlReturn_t::NOT_SUPPORTED);
+    }
+    if of.len() > room {
+        return Err(nvmlReturn_t::INSUFFICIENT_SIZE);
+    }
+    for place in 0..room {
+        let state = of.get(place).copied().unwrap_or(STATE_UNKNOWN);
+        // SAFETY: not null, and `place` is below the count that fits into `bytes` bytes, which NVML
+        // asks of its callers.
+        unsafe { states.add(place).write_unaligned(state) };
+    }
+    Ok(())
+}
+
 pub(crate) fn nvmlDeviceGetTemperature(
     device: nvmlDevice_t,
     sensor: u32,

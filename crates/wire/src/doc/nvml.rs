@@ -73,6 +73,8 @@ pub struct NvmlDevice {
     pub energy_millijoules: Option<u64>,
     /// `nvmlPstates_t`: 0 to 15.
     pub performance_state: Option<u32>,
+    /// All that the device has, the fastest first.
+    pub performance_states: Vec<u32>,
     /// `nvmlClocksEventReasons` bits.
     pub clock_event_reasons: Option<u64>,
     /// By `nvmlClockType_t`: graphics, SM, memory, video; MHz.
@@ -207,6 +209,8 @@ pub struct NvmlPci {
     /// Device id in the upper 16 bits, vendor id in the lower.
     pub device_id: u32,
     pub subsystem_id: u32,
+    /// Base class and subclass.
+    pub class: Option<(u32, u32)>,
     pub link_generation: Option<u32>,
     pub link_generation_max: Option<u32>,
     /// Greatest generation of the GPU itself, whatever slot it is in.
