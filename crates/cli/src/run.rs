@@ -11,10 +11,19 @@ use std::{
 
 use anyhow::Context as _;
 use outboard_api::optimise::VARIABLE;
-use outboard_link::{Endpoint, emulated};
+use outboard_link::{Endpoint, ListError, emulated};
 use outboard_trace::live;
+use outboard_wire::limits::SERVERS_MAX;
 
-use crate::{args::RunArgs, exit::Exit, libraries, peer, preload, serve::default_endpoint, token};
+use crate::{
+    args::RunArgs,
+    exit::Exit,
+    libraries,
+    peer::{self, Server},
+    preload,
+    serve::default_endpoint,
+    token,
+};
 
 /// Names the library that NVTX, which is compiled into programs, loads and reports the program's
 /// ranges to.
@@ -23,6 +32,8 @@ const NVTX_VARIABLE: &str = "NVTX_INJECTION64_PATH";
 const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 /// Names the real driver to the recording library.
 const DRIVER_VARIABLE: &str = "OUTBOARD_DRIVER";
+/// Names the devices that a program sees.
+const VISIBLE_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 /// Delays that the recording library injects.
 const PCIE_VARIABLE: &str = "OUTBOARD_EMULATE_PCIE";
 
@@ -48,20 +59,34 @@ pub(crate) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn behind_a_server(command: &mut Command, args: &RunArgs) -> anyhow::Result<()> {
-    let endpoint = match &args.gpu {
-        Some(endpoint) => endpoint.clone(),
-        None => default_endpoint()?,
-    };
+    let mut servers: Vec<Endpoint> = args.gpu.iter().flat_map(|one| one.0.clone()).collect();
+    if servers.is_empty() {
+        servers.push(default_endpoint()?);
+    }
+    if servers.len() > SERVERS_MAX {
+        anyhow::bail!(ListError::TooMany {
+            count: servers.len()
+        });
+    }
+    if servers.len() > 1 && args.record.is_some() {
+        anyhow::bail!("--record needs one server: a recording is of one link");
+    }
     let folder = libraries::folder()?;
     if let Some(file) = token::use_file(&args.token)? {
         command.env(outboard_link::TOKEN_FILE_VARIABLE, file);
     }
-    let welcome = peer::greet_over(&endpoint, args.emulate)?;
-    if welcome.ptx_only {
+    let mut is_ptx_only = false;
+    for endpoint in &servers {
+        is_ptx_only |= peer::greet_over(endpoint, args.emulate)?.ptx_only;
+    }
+    if is_ptx_only {
         leave_it_at_ptx(command)?;
     }
+    if let Some(count) = args.gpus {
+        command.env(VISIBLE_VARIABLE, first_gpus(&servers, count)?);
+    }
     command
-        .envs(environment(&folder, &endpoint))
+        .envs(environment(&folder, &servers))
         .env(VARIABLE, args.optimise.to_string());
     if let Some(network) = args.emulate {
         command.env(emulated::VARIABLE, network.to_string());
@@ -77,6 +102,24 @@ fn behind_a_server(command: &mut Command, args: &RunArgs) -> anyhow::Result<()> 
         command.envs(variables);
     }
     Ok(())
+}
+
+/// Returns the list of visible devices that has the first `count` of the servers' GPUs.
+fn first_gpus(servers: &[Endpoint], count: u16) -> anyhow::Result<String> {
+    if env::var_os(VISIBLE_VARIABLE).is_some() {
+        anyhow::bail!(
+            "--gpus and {VISIBLE_VARIABLE} both choose the program's GPUs: leave one out"
+        );
+    }
+    let mut all = 0;
+    for endpoint in servers {
+        all += Server::query(endpoint)?.welcome.devices.len();
+    }
+    if usize::from(count) > all {
+        anyhow::bail!("--gpus {count}: there are {all}");
+    }
+    let numbers: Vec<String> = (0..count).map(|number| number.to_string()).collect();
+    Ok(numbers.join(","))
 }
 
 /// Keeps the compilers in CuPy and Triton at PTX, since only a GPU runs their machine code.
@@ -119,13 +162,14 @@ fn here(command: &mut Command, args: &RunArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the variables that make a program use the server at the endpoint, through the libraries
-/// in the folder.
+/// Returns the variables that make a program use the servers at the endpoints, through the
+/// libraries in the folder.
 pub(crate) fn environment(
     folder: &Path,
-    endpoint: &Endpoint,
+    servers: &[Endpoint],
 ) -> impl Iterator<Item = (&'static str, OsString)> {
-    let gpu = ("OUTBOARD_GPU", endpoint.to_string().into());
+    let urls: Vec<String> = servers.iter().map(Endpoint::to_string).collect();
+    let gpu = ("OUTBOARD_GPU", urls.join(",").into());
     library_environment(folder).into_iter().chain([gpu])
 }
 

@@ -22,6 +22,7 @@ fn hello_over(network: &str, purpose: Purpose) -> ClientHello {
     ClientHello {
         emulation: Some(emulation(network).unwrap()),
         is_rdma: false,
+        window: 0,
         ..hello(purpose)
     }
 }

@@ -26,13 +26,14 @@ use parking_lot::Mutex;
 
 use crate::{
     call_table::CALLS,
+    log,
     observe::{
         guard,
         profile::{self, hooks},
     },
     process,
     session::{Group, Session, Sink},
-    state::{driver, wire_context},
+    state::{are_several, driver, wire_context},
 };
 
 /// The words that CUDA runtimes test before they report a call. libcupti writes them.
@@ -117,6 +118,10 @@ unsafe extern "C" fn enable(
             kept_bytes_max,
         };
         let session = driver()?.session;
+        if are_several() {
+            log::warn("the work of several servers' GPUs cannot be profiled together");
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
         let data = Asked::new(session, &asked)?.answer(session, ACTIVITY_ENABLE_MS_MAX)?;
         session.read_answer::<ActivityEnable, _>(&data, |reply| {
             let text = &reply.reason;

@@ -13,6 +13,9 @@ use rustc_hash::FxHashSet;
 /// A context. It is never freed: it may be current in threads that do not know of its destruction.
 pub(crate) struct Context {
     pub(crate) handle: CUcontext,
+    /// The number of its server.
+    pub(crate) server: u8,
+    /// The program's number of its device.
     pub(crate) device: CUdevice,
     pub(crate) primary: bool,
     pub(crate) flags: AtomicU32,

@@ -6,7 +6,12 @@ use std::ffi::{CStr, c_char};
 use outboard_api::CUresult;
 use outboard_wire::network::Network;
 
-use crate::{done::Done, log, observe::guard, state::driver};
+use crate::{
+    done::Done,
+    log,
+    observe::guard,
+    state::{driver, drivers},
+};
 
 /// Sends all further messages over this network, given in the words of `outboard run --emulate`;
 /// `""` delays nothing. Returns `CUDA_ERROR_NOT_SUPPORTED` if the program was not started with
@@ -31,5 +36,8 @@ fn change(text: &str) -> Done {
         log::warn(format_args!("outboard_emulate: {error}"));
         CUresult::CUDA_ERROR_INVALID_VALUE
     })?;
-    driver()?.session.change_network(&network)
+    driver()?;
+    drivers()
+        .iter()
+        .try_for_each(|driver| driver.session.change_network(&network))
 }

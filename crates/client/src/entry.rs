@@ -22,7 +22,7 @@ use outboard_wire::messages;
 use crate::{
     calls,
     exports::{self, Export},
-    observe::guard,
+    observe::{guard, servers::Named},
     state::driver,
 };
 

@@ -11,6 +11,8 @@ use crate::context::Context;
 pub(crate) struct Local {
     /// The top of the thread's stack of contexts.
     pub(crate) context: Cell<Option<&'static Context>>,
+    /// The number of the server that the current call is for, if there are several.
+    pub(crate) server: Cell<Option<u8>>,
     /// Whether the current call has sent something or waited.
     pub(crate) did: Cell<Did>,
     /// Bytes that the current call has sent and will receive, if calls are recorded.
@@ -35,6 +37,7 @@ thread_local! {
     static LOCAL: Local = const {
         Local {
             context: Cell::new(None),
+            server: Cell::new(None),
             did: Cell::new(Did::Nothing),
             request_bytes: Cell::new(0),
             response_bytes: Cell::new(0),

@@ -65,9 +65,11 @@ pub trait Host: Send {
     fn of_call(&mut self, call: u32) {
         let _ = call;
     }
-    /// Reserves the address window in which the client will place device memory; returns base and
-    /// length.
-    fn reserve_window(&mut self) -> Result<(u64, u64), Failure>;
+    /// Reserves the address window of a number below [`SERVERS_MAX`], in which the client will
+    /// place device memory; returns base and length. Windows of different numbers do not overlap.
+    ///
+    /// [`SERVERS_MAX`]: outboard_wire::limits::SERVERS_MAX
+    fn reserve_window(&mut self, number: u8) -> Result<(u64, u64), Failure>;
     /// Whether the client must give every allocation memory of its own:
     /// [`ServerWelcome::exact_memory`].
     ///

@@ -244,6 +244,7 @@ fn hellos() -> Vec<Vec<u8>> {
         emulation: None,
         is_rdma: false,
         token: None,
+        window: 0,
     };
     let emulated = ClientHello {
         emulation: Some(Emulation {

@@ -15,6 +15,10 @@ pub unsafe extern "C" fn cuMemsetD8Async(
     // SAFETY: the arguments are as the manual asks, and the serving function asks no more.
     guard::enter(
         0,
+        || [
+            Named::Stream(Some(h_stream).unwrap_or(CUstream::NULL)),
+            Named::Address(dst_device),
+        ],
         || Subject {
             stream: Some(h_stream).map_or(0, |stream| stream.0 as u64),
             event: 0,
@@ -38,6 +42,7 @@ pub unsafe extern "C" fn cuGraphExecKernelNodeSetParams_v2(
     // SAFETY: the arguments are as the manual asks, and the serving function asks no more.
     guard::enter(
         0,
+        || [Named::Handle(h_graph_exec.0 as u64), Named::Handle(h_node.0 as u64)],
         || Subject {
             stream: 0,
             event: 0,

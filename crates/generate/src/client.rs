@@ -1,14 +1,15 @@
 //! The entry points of `libcuda.so`, and the client's side of derived calls.
 
 use outboard_api::decl::{
-    self, Call, Capture, Class, Direction, Ends, NodeCall, NodeVerb, Op, PerThread, Touches, Type,
+    self, Call, Capture, Class, Direction, Ends, NodeCall, NodeVerb, Op, PerThread, ServerBy,
+    Touches, Type,
 };
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
 
 use crate::{
     Failure,
-    ffi::{Params, arguments, export, forms, name, subject_of, target},
+    ffi::{Params, arguments, export, forms, name, stream_of, subject_of, target},
     tokens::{camel, ident, number, wire_type},
 };
 
@@ -75,6 +76,7 @@ pub fn function(
     let Params { names, types } = Params::of(target)?;
     let args = arguments(target, per_thread);
     let subject = subject_of(target, &args, per_thread);
+    let named = named(target, &args, per_thread);
     let captures = target.attributes.capture.map(|capture| match capture {
         Capture::Unsafe => quote!(calls::check_captures_unsafe()?;),
         Capture::Context => quote!(calls::check_captures_of_context()?;),
@@ -101,9 +103,57 @@ pub fn function(
             #[derive(Clone, Copy)]
             struct Params(#(#types),*);
             /// SAFETY: the arguments are as the manual asks, and the serving function asks no more.
-            guard::enter(#at, || #subject, || Params(#(#args),*), || unsafe { #captures #body })
+            guard::enter(#at, || [#(#named),*], || #subject, || Params(#(#args),*), || unsafe { #captures #body })
         }
     })
+}
+
+/// Returns the arguments that may name something of one of several servers.
+fn named(call: &Call, args: &[TokenStream], per_thread: Option<PerThread>) -> Vec<TokenStream> {
+    let params = call.params.iter().zip(args);
+    match &call.attributes.server {
+        Some(ServerBy::Current) => return Vec::new(),
+        Some(ServerBy::Address(name)) => {
+            let mut found = params.filter(|(param, _)| param.name == *name);
+            let address = found
+                .next()
+                .map(|(_, arg)| quote!(Named::Address(#arg as u64)));
+            return address.into_iter().collect();
+        }
+        None => {}
+    }
+    let of_type = |(param, arg): (&decl::Param, &TokenStream)| {
+        let handle = || quote!(Named::Handle(#arg.0 as u64));
+        Some(match param.ctype.as_str() {
+            // It counts as the stream below.
+            "CUstream" => return None,
+            "CUdevice" => quote!(Named::Device(#arg)),
+            "CUdeviceptr" => quote!(Named::Address(#arg)),
+            "CUtexObject" | "CUsurfObject" | "CUmemGenericAllocationHandle" => {
+                quote!(Named::Handle(#arg))
+            }
+            // A library's kernel, or a module's function.
+            "CUkernel" | "CUmodule" | "CUuserObject" => handle(),
+            "const CUmemAllocationProp *" => quote!(Named::Device(guard::device_of(#arg))),
+            "const CUmemPoolProps *" => quote!(Named::Device(guard::device_of_pool(#arg))),
+            "CUmemLocation *" => quote!(Named::Device(guard::device_at(#arg))),
+            ctype => match decl::scalar(ctype)? {
+                Type::Handle(_) => handle(),
+                _ => return None,
+            },
+        })
+    };
+    // A call without a stream argument is for its address, whichever its default stream.
+    let stream = stream_of(
+        call,
+        args,
+        per_thread.filter(|form| *form == PerThread::Ptsz),
+    );
+    let stream = stream.map(|stream| quote!(Named::Stream(#stream.unwrap_or(CUstream::NULL))));
+    stream
+        .into_iter()
+        .chain(params.filter_map(of_type))
+        .collect()
 }
 
 /// Returns the call of the function that serves a call.

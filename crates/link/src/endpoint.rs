@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::rdma::RdmaOptions;
-use outboard_wire::limits::{PORT_DEFAULT, UNIX_PATH_BYTES_MAX};
+use outboard_wire::limits::{PORT_DEFAULT, SERVERS_MAX, UNIX_PATH_BYTES_MAX};
 
 /// The address of a server. [`FromStr`] reads what [`Display`](fmt::Display) writes as an equal
 /// value.
@@ -48,6 +48,42 @@ pub enum Host {
 pub struct EndpointError {
     pub url: String,
     pub reason: String,
+}
+
+/// Reason why a list of URLs names no servers.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ListError {
+    #[error(transparent)]
+    Endpoint(#[from] EndpointError),
+    #[error("{count} servers are named, at most {SERVERS_MAX} are used by one program")]
+    TooMany { count: usize },
+}
+
+impl Endpoint {
+    /// Reads addresses with commas between them. A comma after which no address begins is part of
+    /// the path before it.
+    pub fn list(urls: &str) -> Result<Vec<Endpoint>, ListError> {
+        let begins = |text: &str| {
+            ["shm:", "tcp:", "rdma:"]
+                .iter()
+                .any(|s| text.starts_with(s))
+        };
+        let mut parts: Vec<String> = Vec::new();
+        for part in urls.split(',') {
+            match parts.last_mut() {
+                Some(before) if before.starts_with("shm:") && !begins(part) && !part.is_empty() => {
+                    before.push(',');
+                    before.push_str(part);
+                }
+                _ => parts.push(part.to_owned()),
+            }
+        }
+        if parts.len() > SERVERS_MAX {
+            return Err(ListError::TooMany { count: parts.len() });
+        }
+        let endpoints = parts.iter().map(|url| url.parse());
+        Ok(endpoints.collect::<Result<_, EndpointError>>()?)
+    }
 }
 
 impl FromStr for Endpoint {
@@ -221,6 +257,25 @@ fn parse_host(text: &str) -> Result<Host, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lists_of_servers() {
+        let list = |urls: &str| {
+            let list = Endpoint::list(urls).map_err(|error| error.to_string());
+            list.map(|all| all.iter().map(ToString::to_string).collect::<Vec<_>>())
+        };
+        let two = ["tcp://a:4833", "shm:///run/b,c"].map(String::from);
+        assert_eq!(list("tcp://a,shm:///run/b,c"), Ok(two.to_vec()));
+        assert_eq!(list("tcp://a:4833"), Ok(two[..1].to_vec()));
+        for wrong in ["", "tcp://a,", ",tcp://a", "tcp://a,b", "tcp://a,,tcp://b"] {
+            assert!(list(wrong).is_err(), "{wrong:?}");
+        }
+        let many = vec!["tcp://a"; SERVERS_MAX + 1].join(",");
+        assert_eq!(
+            list(&many).err().as_deref(),
+            Some("9 servers are named, at most 8 are used by one program")
+        );
+    }
 
     #[test]
     fn accepted_forms_round_trip() {

@@ -58,7 +58,7 @@ impl Host for Nvidia {
 
     fn prepare(&mut self) -> Result<(), Failure> {
         self.cards(0)?;
-        self.reserve_window()?;
+        self.reserve_window(0)?;
         tracing::debug!(bytes = self.context_bytes, "what a context takes");
         // Without NVML everything else still works.
         if let Err(failure) = self.nvml() {
@@ -98,12 +98,14 @@ impl Host for Nvidia {
         activity::of_call(call);
     }
 
-    fn reserve_window(&mut self) -> Result<(u64, u64), Failure> {
-        if let Some(window) = &self.memory.window {
+    fn reserve_window(&mut self, number: u8) -> Result<(u64, u64), Failure> {
+        if let Some(window) = self.memory.window.as_ref().filter(|w| w.number == number) {
             return Ok(window.range());
         }
         self.enter_base()?;
-        let window = Window::reserve(&self.driver)?;
+        // A spare reserves one before it knows its client's number.
+        self.memory.window = None;
+        let window = Window::reserve(&self.driver, number)?;
         let range = window.range();
         self.memory.window = Some(window);
         Ok(range)

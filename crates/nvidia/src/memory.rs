@@ -27,14 +27,17 @@ use super::{
     table::{Driver, Refused, real},
 };
 
-/// Addresses for the window, best first. Each is far from where Linux maps anything else, on both
-/// sides.
+/// Addresses for the first window, best first. Each is far from where Linux maps anything else, on
+/// both sides.
 const WINDOW_BASES: &[u64] = &[
     0x2000_0000_0000,
     0x1000_0000_0000,
     0x3000_0000_0000,
     0x4000_0000_0000,
 ];
+/// Distance between windows of neighbouring numbers. The windows of all numbers at one base end
+/// before the next base.
+const WINDOW_STEP_BYTES: u64 = 2 << 40;
 /// Lengths for the window, best first.
 const WINDOW_BYTES: &[u64] = &[1 << 40, 1 << 38, 1 << 36];
 /// How long mapping a range again may wait for work that still uses the range.
@@ -55,19 +58,22 @@ pub(super) struct Allocation {
 /// The address range in which the client places memory.
 pub(super) struct Window {
     driver: Arc<Driver>,
+    pub(super) number: u8,
     base: u64,
     len: u64,
 }
 
 impl Window {
-    pub(super) fn reserve(driver: &Arc<Driver>) -> Result<Window, Failure> {
+    pub(super) fn reserve(driver: &Arc<Driver>, number: u8) -> Result<Window, Failure> {
         for len in WINDOW_BYTES {
-            for base in WINDOW_BASES {
+            for first in WINDOW_BASES {
+                let base = &(first + u64::from(number) * WINDOW_STEP_BYTES);
                 // SAFETY: reserving touches no memory; the base is a hint.
                 let reserved = unsafe { driver.cuMemAddressReserve(*len, 0, *base, 0) };
                 let Ok(granted) = reserved else { continue };
                 let window = Window {
                     driver: driver.clone(),
+                    number,
                     base: granted,
                     len: *len,
                 };

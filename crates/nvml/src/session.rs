@@ -12,7 +12,7 @@ use std::{
 };
 
 use outboard_link::{
-    DialError, Endpoint, EndpointError, Error as LinkError, Receiver, Sender, Wait, dial,
+    DialError, Endpoint, Error as LinkError, ListError, Receiver, Sender, Wait, dial,
     emulated::{self, AskedError},
 };
 use outboard_wire::{
@@ -20,7 +20,7 @@ use outboard_wire::{
     doc::{self, NVML_FACTS, NVML_NOW, NVML_SAMPLES, NvmlSnapshot},
     frame::{decode_reply, encode_request, request_len},
     handshake::{ClientHello, Purpose},
-    messages,
+    messages, several,
 };
 use parking_lot::{Mutex, MutexGuard};
 
@@ -132,7 +132,8 @@ struct ProcessSession {
 
 #[derive(Default)]
 struct SessionState {
-    connection: Option<Connection>,
+    /// One for each server, in the order of their devices; none that has failed.
+    connections: Vec<Option<Connection>>,
     snapshot: Option<Arc<Snapshot>>,
     failed: Option<Instant>,
 }
@@ -158,7 +159,7 @@ fn lock() -> MutexGuard<'static, SessionState> {
                 // The child's copies of the parent's descriptors would keep the session alive after
                 // the parent's end.
                 if let Some(mut parents) = known.and_then(|p| p.state.try_lock()) {
-                    parents.connection = None;
+                    parents.connections.clear();
                 }
                 seen = new;
             }
@@ -196,7 +197,7 @@ impl SessionState {
                 Ok(snapshot)
             }
             Err(error) => {
-                self.connection = None;
+                self.connections.clear();
                 self.failed = Some(clock::now());
                 if SAID.swap(true, Ordering::Relaxed) {
                     log::debug(error);
@@ -208,17 +209,34 @@ impl SessionState {
         }
     }
 
+    /// Asks all servers, and makes one list of their devices. A server that does not answer fails
+    /// all: the devices of the others would change their numbers.
     fn ask(&mut self, detail: u32) -> std::result::Result<NvmlSnapshot, Failure> {
-        if let Some(connection) = &mut self.connection {
-            match connection.ask(detail) {
-                // The server was restarted, or closed the connection of an idle client.
-                Err(Failure::Link(error)) if error.is_disconnect() => {}
-                outcome => return outcome,
-            }
-        }
-        self.connection = None;
-        self.connection.insert(Connection::open()?).ask(detail)
+        let urls = std::env::var("OUTBOARD_GPU").map_err(|_| Failure::NoServer)?;
+        let servers = Endpoint::list(&urls)?;
+        self.connections.resize_with(servers.len(), || None);
+        let all = servers.iter().zip(&mut self.connections);
+        let answers = all.map(|(endpoint, connection)| ask_one(endpoint, connection, detail));
+        Ok(several::one_list(
+            answers.collect::<std::result::Result<Vec<NvmlSnapshot>, Failure>>()?,
+        ))
     }
+}
+
+fn ask_one(
+    endpoint: &Endpoint,
+    connection: &mut Option<Connection>,
+    detail: u32,
+) -> std::result::Result<NvmlSnapshot, Failure> {
+    if let Some(connection) = connection {
+        match connection.ask(detail) {
+            // The server was restarted, or closed the connection of an idle client.
+            Err(Failure::Link(error)) if error.is_disconnect() => {}
+            outcome => return outcome,
+        }
+    }
+    *connection = None;
+    connection.insert(Connection::open(endpoint)?).ask(detail)
 }
 
 /// Reason for a missing snapshot.
@@ -229,7 +247,7 @@ enum Failure {
     )]
     NoServer,
     #[error("OUTBOARD_GPU: {0}")]
-    Endpoint(#[from] EndpointError),
+    Servers(#[from] ListError),
     #[error(transparent)]
     Emulate(#[from] AskedError),
     #[error("OUTBOARD_GPU={url}: {error}")]
@@ -257,9 +275,7 @@ struct Connection {
 }
 
 impl Connection {
-    fn open() -> std::result::Result<Connection, Failure> {
-        let url = std::env::var("OUTBOARD_GPU").map_err(|_| Failure::NoServer)?;
-        let endpoint: Endpoint = url.parse()?;
+    fn open(endpoint: &Endpoint) -> std::result::Result<Connection, Failure> {
         let hello = ClientHello {
             release: env!("CARGO_PKG_VERSION").into(),
             purpose: Purpose::Management,
@@ -268,9 +284,13 @@ impl Connection {
             emulation: emulated::asked()?,
             is_rdma: false,
             token: None,
+            window: 0,
         };
-        let (link, _, _) = dial(&endpoint, &hello, Duration::from_millis(DIAL_MS_MAX))
-            .map_err(|error| Failure::Dial { url, error })?;
+        let (link, _, _) =
+            dial(endpoint, &hello, Duration::from_millis(DIAL_MS_MAX)).map_err(|error| {
+                let url = endpoint.to_string();
+                Failure::Dial { url, error }
+            })?;
         let (sender, receiver) = link.split();
         Ok(Connection {
             sender,

@@ -188,6 +188,7 @@ mod tests {
                 id: [0x77; TOKEN_ID_BYTES],
                 nonce: [0x88; NONCE_BYTES],
             }),
+            window: 0,
         }
     }
 

@@ -154,9 +154,10 @@ impl Keeper {
         match order {
             Order::DataConnection => self.keep(stream),
             Order::Heartbeat => {
-                let welcomed = welcome(None, 0, Purpose::Heartbeat { key: self.key }, 0).is_ok_and(
-                    |welcome| send_welcome(&mut stream, &welcome, Instant::now() + ANSWER).is_ok(),
-                );
+                let welcomed = welcome(None, 0, Purpose::Heartbeat { key: self.key }, 0, 0)
+                    .is_ok_and(|welcome| {
+                        send_welcome(&mut stream, &welcome, Instant::now() + ANSWER).is_ok()
+                    });
                 return Some(welcomed.then_some(stream));
             }
             order => debug!(?order, "an order that is no connection"),

@@ -74,7 +74,7 @@ impl Host for Reporter {
         0
     }
 
-    fn reserve_window(&mut self) -> Result<(u64, u64), Failure> {
+    fn reserve_window(&mut self, _: u8) -> Result<(u64, u64), Failure> {
         Err(Failure::unsupported("device memory"))
     }
 

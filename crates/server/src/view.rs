@@ -301,6 +301,7 @@ mod tests {
             emulation: None,
             is_rdma: false,
             token: None,
+            window: 0,
         }
     }
 

@@ -284,7 +284,13 @@ impl Client {
         Ok(ServerWelcome {
             ptx_only: options.kind.is_ptx_only(),
             key: (client.purpose == Purpose::Session).then_some(*key),
-            ..handshake::welcome(device, *session, client.purpose, (*spares_to_come).into())?
+            ..handshake::welcome(
+                device,
+                *session,
+                client.purpose,
+                client.window,
+                (*spares_to_come).into(),
+            )?
         })
     }
 

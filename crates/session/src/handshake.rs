@@ -102,6 +102,7 @@ pub fn welcome(
     device: Option<&mut (dyn Device + 'static)>,
     session: u64,
     purpose: Purpose,
+    window: u8,
     spares_to_come: u32,
 ) -> Result<ServerWelcome, Failure> {
     let mut welcome = ServerWelcome {
@@ -120,7 +121,7 @@ pub fn welcome(
         welcome.exact_memory = device.exact_memory();
         welcome.devices = device.cards(spares_to_come)?;
         if purpose == Purpose::Session {
-            (welcome.window_base, welcome.window_bytes) = device.reserve_window()?;
+            (welcome.window_base, welcome.window_bytes) = device.reserve_window(window)?;
         }
     }
     Ok(welcome)

@@ -49,6 +49,7 @@ use outboard_ptx::{
 };
 use outboard_wire::{
     doc::{self, DeviceCard},
+    limits::SERVERS_MAX,
     messages,
 };
 use rustc_hash::FxHashMap;
@@ -61,10 +62,11 @@ const WINDOW_BASE: u64 = 0x2000_0000_0000;
 const WINDOW_BYTES: u64 = 1 << 40;
 /// Bytes after the window: variables of modules, and the heap of device-side `malloc`.
 const INTERNAL_BYTES: u64 = 64 << 30;
-/// Step to the next place for the window, if its place is taken by a second device of the process
-/// or by chance.
+/// Distance between windows of neighbouring numbers.
 const WINDOW_STEP_BYTES: u64 = 2 << 40;
-const WINDOW_TRIES_MAX: u64 = 16;
+/// Places for the window of one number, if the first is taken by a second device of the process or
+/// by chance.
+const WINDOW_TRIES_MAX: u64 = 4;
 /// Threads that run one launch.
 const THREADS_MAX: usize = 1024;
 /// Devices of one session.
@@ -113,10 +115,13 @@ impl Default for SoftOptions {
 
 /// Opens one or several software GPUs, which share their window of memory and their threads.
 pub fn open(options: SoftOptions) -> Result<Box<dyn Device>, Failure> {
-    Ok(Box::new(Soft::new(options)?))
+    Ok(Box::new(Soft::new(options, 0)?))
 }
 
 struct Soft {
+    options: SoftOptions,
+    /// The number of its address window.
+    window: u8,
     gpu: Gpu,
     machine: Arc<Machine>,
     memory_bytes: u64,
@@ -166,7 +171,7 @@ struct Soft {
 }
 
 impl Soft {
-    fn new(options: SoftOptions) -> Result<Soft, Failure> {
+    fn new(options: SoftOptions, window: u8) -> Result<Soft, Failure> {
         let memory_bytes = options.memory_bytes.unwrap_or_else(memory_default);
         let threads = options.threads.unwrap_or_else(cores::count);
         let threads = threads.clamp(1, THREADS_MAX);
@@ -178,7 +183,7 @@ impl Soft {
                 format!("{} software GPUs of {memory_bytes} bytes", options.devices),
             ));
         }
-        let memory = reserve()?;
+        let memory = reserve(window)?;
         let Watch { checks, fail, seed } = options.watch;
         let mut machine = Machine::new(memory.clone(), threads);
         if checks.any() || seed.is_some() {
@@ -190,6 +195,7 @@ impl Soft {
             Failure::new(CUresult::CUDA_ERROR_OPERATING_SYSTEM, text)
         })?;
         Ok(Soft {
+            window,
             machine: Arc::new(machine),
             exact_memory: checks.memory,
             gpu,
@@ -225,6 +231,7 @@ impl Soft {
             may_print: checks.any(),
             heap_used: false,
             activity: activity::Kept::default(),
+            options,
         })
     }
 
@@ -248,10 +255,17 @@ impl Drop for Soft {
     }
 }
 
-fn reserve() -> Result<Memory, Failure> {
+/// Reserves the window of a number. Windows of other numbers have other places.
+fn reserve(number: u8) -> Result<Memory, Failure> {
     let bytes = WINDOW_BYTES + INTERNAL_BYTES;
-    let mut tried = (0..WINDOW_TRIES_MAX)
-        .map(|i| Memory::reserve(WINDOW_BASE + i * WINDOW_STEP_BYTES, bytes, INTERNAL_BYTES));
+    let mut tried = (0..WINDOW_TRIES_MAX).map(|i| {
+        let place = i * SERVERS_MAX as u64 + u64::from(number);
+        Memory::reserve(
+            WINDOW_BASE + place * WINDOW_STEP_BYTES,
+            bytes,
+            INTERNAL_BYTES,
+        )
+    });
     let first = tried.next();
     match first {
         Some(Ok(memory)) => Ok(memory),
@@ -310,7 +324,11 @@ impl Host for Soft {
         self.gpu.of_call(call);
     }
 
-    fn reserve_window(&mut self) -> Result<(u64, u64), Failure> {
+    fn reserve_window(&mut self, number: u8) -> Result<(u64, u64), Failure> {
+        // A device that waited for a client began with the first window, and has no work yet.
+        if self.window != number {
+            *self = Soft::new(self.options.clone(), number)?;
+        }
         let (base, _) = self.gpu.memory().window();
         Ok((base, self.gpu.memory().mappable_bytes()))
     }

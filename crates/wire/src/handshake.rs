@@ -105,6 +105,9 @@ pub struct ClientHello {
     pub is_rdma: bool,
     /// The token that the client will prove to have. The dialling side sets it.
     pub token: Option<TokenHello>,
+    /// The address window that the client wants: one number for each of its servers, below
+    /// [`SERVERS_MAX`](crate::limits::SERVERS_MAX), so that their windows do not overlap.
+    pub window: u8,
 }
 
 /// The name of a client's token, and the number that makes this handshake unlike any other.
@@ -184,6 +187,8 @@ pub enum HandshakeError {
     TooLong { len: usize, max: usize },
     #[error("the handshake's document cannot be read: {0}")]
     Document(String),
+    #[error("address window {window} is asked for: a program has at most {max} servers")]
+    Window { window: u8, max: usize },
     #[error("the server refused the session: {0}")]
     Refused(String),
     #[error(
@@ -357,6 +362,12 @@ pub fn encode_challenge(challenge: &ServerChallenge) -> Result<Vec<u8>, Handshak
 pub fn decode_hello(document: &[u8]) -> Result<ClientHello, HandshakeError> {
     let hello: ClientHello = from_document(document)?;
     check_release(&hello.release)?;
+    if usize::from(hello.window) >= limits::SERVERS_MAX {
+        return Err(HandshakeError::Window {
+            window: hello.window,
+            max: limits::SERVERS_MAX,
+        });
+    }
     Ok(hello)
 }
 
@@ -449,6 +460,7 @@ mod tests {
             emulation: None,
             is_rdma: false,
             token: None,
+            window: 0,
         };
         let bytes = encode_hello(&hello).unwrap();
         let (preamble, document) = bytes.split_at(PREAMBLE_BYTES);

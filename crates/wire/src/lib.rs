@@ -19,6 +19,7 @@ pub mod handshake;
 pub mod heartbeat;
 pub mod limits;
 pub mod network;
+pub mod several;
 
 /// Every message, generated from the declarations of `outboard-api`.
 pub mod messages {

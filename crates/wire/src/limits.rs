@@ -120,6 +120,8 @@ pub const DATA_CONNECTION_END_MS_MAX: u64 = 1_000;
 pub const RING_BYTES_MAX: usize = 64 << 20;
 /// File descriptors that were received and not yet asked for, at most.
 pub const FDS_PENDING_MAX: usize = 64;
+/// Servers of one program, at most: each has an address window of its own.
+pub const SERVERS_MAX: usize = 8;
 /// Longest document of a handshake.
 pub const HANDSHAKE_BYTES_MAX: usize = 256 << 10;
 /// A thread that waits for a frame of an emulated network sleeps until this long before its

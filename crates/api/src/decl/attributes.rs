@@ -93,6 +93,15 @@ pub enum Cost {
     Computed(Invocation),
 }
 
+/// How a call's server is found, if its arguments do not say it by their types.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ServerBy {
+    /// By the current context.
+    Current,
+    /// By this parameter, an untyped pointer: the address of pinned or device memory.
+    Address(String),
+}
+
 /// Everything that follows a call's class in its line.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Attributes {
@@ -101,6 +110,7 @@ pub struct Attributes {
     pub touches: Option<Touches>,
     pub ends: Option<Ends>,
     pub work: Option<Work>,
+    pub server: Option<ServerBy>,
     /// The client's function is generated: it reads or writes one kind of node.
     pub node: Option<NodeCall>,
     pub cost: Option<Cost>,
@@ -134,6 +144,7 @@ impl Attributes {
                 }
                 "ends" => all.ends.replace(ends(value)?).is_some(),
                 "work" => all.work.replace(work(value)?).is_some(),
+                "server" => all.server.replace(server(value)?).is_some(),
                 "node" => all.node.replace(node(value)?).is_some(),
                 "sends" => all.cost.replace(Cost::Sends(word(value)?)).is_some(),
                 "cost" => {
@@ -226,7 +237,19 @@ impl Attributes {
         if let Some((_, why)) = rules.find(|(is_broken, _)| *is_broken) {
             return Err(why.to_string());
         }
+        self.check_server(call)?;
         self.invocations().try_for_each(|it| it.check(call))
+    }
+
+    fn check_server(&self, call: &Call) -> Result<(), String> {
+        let Some(ServerBy::Address(name)) = &self.server else {
+            return Ok(());
+        };
+        let is_it = |p: &super::Param| p.name == *name && p.ctype == "void *";
+        match call.params.iter().any(is_it) {
+            true => Ok(()),
+            false => Err(format!("{name} is no untyped pointer of the call")),
+        }
     }
 
     /// Returns what a derived call must have and what only it may have, each with whether it is
@@ -316,6 +339,13 @@ fn nvidia(value: &str) -> Result<Nvidia, String> {
         "by-hand" => Ok(Nvidia::ByHand),
         _ => Err(format!("nvidia '{value}'")),
     }
+}
+
+fn server(value: &str) -> Result<ServerBy, String> {
+    Ok(match value {
+        "current" => ServerBy::Current,
+        _ => ServerBy::Address(word(value)?),
+    })
 }
 
 fn capture(value: &str) -> Result<Capture, String> {

@@ -6,7 +6,7 @@ mod attributes;
 
 pub use self::attributes::{
     Attributes, Capture, Cost, Ends, Invocation, NodeCall, NodeVerb, Nvidia, OpTrait, OpTraits,
-    Touches, Work,
+    ServerBy, Touches, Work,
 };
 
 /// Cost of a driver call for the program that makes it.

@@ -6,11 +6,11 @@ mod seeing;
 mod trace;
 mod trust;
 
-use std::{ffi::OsString, os::fd::RawFd, path::PathBuf, time::Duration};
+use std::{ffi::OsString, os::fd::RawFd, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{Parser, Subcommand, ValueEnum};
 use outboard_api::optimise::{LEVELS, Level, VARIABLE};
-use outboard_link::{Endpoint, emulated};
+use outboard_link::{Endpoint, ListError, emulated};
 use outboard_model::{Budget, Pcie};
 use outboard_server::limits;
 use outboard_soft::{Capability, Checks};
@@ -27,6 +27,18 @@ pub(crate) use seeing::{LogFormat, SeeingArgs, SortArg, TopArgs};
 pub(crate) use trace::{CutArgs, ExportArgs, ShowArgs, TraceCommand};
 pub(crate) use trust::{TokenCommand, TokenFileArgs, TokensArgs, TrustArgs};
 
+/// Servers of one program, in the order of their GPUs.
+#[derive(Debug, Clone)]
+pub(crate) struct Servers(pub(crate) Vec<Endpoint>);
+
+impl FromStr for Servers {
+    type Err = ListError;
+
+    fn from_str(urls: &str) -> Result<Self, ListError> {
+        Endpoint::list(urls).map(Servers)
+    }
+}
+
 const EXAMPLES: &str = "\
 Examples:
   outboard serve                                     offer this machine's GPU to this machine
@@ -41,7 +53,7 @@ Examples:
   outboard require recording --budget 5%             how good it must be for a recorded program
 
 Environment:
-  OUTBOARD_GPU       the address of the server, in place of --gpu
+  OUTBOARD_GPU       the address of the server, in place of --gpu; of several servers for outboard run
   OUTBOARD_TOKEN_FILE  the file with the token for the server, in place of --token-file
   OUTBOARD_OPTIMISE  which calls wait for the server, in place of --optimise (see outboard run --help)
   OUTBOARD_EMULATE   the network to emulate, in place of --emulate (see outboard run --help)
@@ -233,6 +245,8 @@ Examples:
   outboard run --gpu tcp://10.0.0.7 -- python train.py --epochs 3
   outboard run --gpu 'rdma://10.0.0.7?device=mlx5_1' -- python train.py
   OUTBOARD_GPU=tcp://10.0.0.7 outboard run -- python train.py
+  outboard run --gpu tcp://10.0.0.7,tcp://10.0.0.8 -- python train.py
+                                                     with the GPUs of both servers (docs/design/several-servers.md)
   outboard run --stats -- ./vectoradd                say at the end what its calls were
   outboard run --optimise sync -- ./vectoradd        how slow it would be if every call waited
   outboard run --emulate rtt=20us,bandwidth=25Gbps -- ./vectoradd
@@ -243,9 +257,14 @@ Examples:
 
 A program with several processes writes one recording for each that uses the GPU: FILE, and FILE.PID for the others.")]
 pub(crate) struct RunArgs {
-    /// The server [default: shm, at its default address]
-    #[arg(long, value_name = "URL", env = "OUTBOARD_GPU")]
-    pub(crate) gpu: Option<Endpoint>,
+    /// The server, or several with commas between them: the program sees all their GPUs, in this
+    /// order; may be repeated [default: shm, at its default address]
+    #[arg(long, value_name = "URL,...", env = "OUTBOARD_GPU")]
+    pub(crate) gpu: Vec<Servers>,
+    /// Show the program the first N GPUs only, as CUDA_VISIBLE_DEVICES=0,...,N-1 does; an error if
+    /// there are fewer
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), conflicts_with = "local")]
+    pub(crate) gpus: Option<u16>,
     #[command(flatten)]
     pub(crate) token: TokenFileArgs,
     /// Print the numbers of calls that were answered locally, sent without waiting, and waited for

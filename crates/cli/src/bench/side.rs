@@ -88,7 +88,7 @@ impl Side {
             .env_remove("OUTBOARD_GPU")
             .env_remove("OUTBOARD_STATS");
         match &target.url {
-            Some(url) => command.envs(environment(folder, url)),
+            Some(url) => command.envs(environment(folder, std::slice::from_ref(url))),
             None => command.env("LD_LIBRARY_PATH", without(folder)),
         };
         if let Some(level) = &target.optimise {

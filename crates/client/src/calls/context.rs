@@ -14,7 +14,8 @@ use crate::{
     context::Context,
     session::{Group, Sink},
     state::{
-        Driver, context_storage, current_context, driver, pop_context, push_context, set_context,
+        Driver, context_storage, current_context, driver, drivers, pop_context, push_context,
+        set_context,
     },
 };
 
@@ -380,14 +381,24 @@ pub(crate) fn cuCtxSynchronize_v2(context: CUcontext) -> Done {
     done
 }
 
-/// Returns the two contexts of a call about peer access.
+/// Returns the two contexts of a call about peer access, or `elsewhere` if the peer is a context of
+/// another server.
 fn peers(
     driver: &Driver,
     peer: CUcontext,
+    elsewhere: CUresult,
 ) -> Result<(&'static Context, &'static Context), CUresult> {
     let current = driver.contexts.current()?;
     match driver.contexts.get(peer) {
         Ok(peer) => Ok((current, peer)),
+        // No device reaches one of another server.
+        Err(_)
+            if drivers()
+                .iter()
+                .any(|other| other.contexts.get(peer).is_ok()) =>
+        {
+            Err(elsewhere)
+        }
         Err(_) if driver.contexts.was_made(peer) => Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED),
         Err(error) => Err(error),
     }
@@ -397,7 +408,7 @@ fn peers(
 /// from the start.
 pub(crate) fn cuCtxEnablePeerAccess(peer: CUcontext, flags: u32) -> Done {
     let driver = driver()?;
-    let (current, peer) = peers(driver, peer)?;
+    let (current, peer) = peers(driver, peer, CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED)?;
     if flags != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
@@ -412,7 +423,7 @@ pub(crate) fn cuCtxEnablePeerAccess(peer: CUcontext, flags: u32) -> Done {
 
 pub(crate) fn cuCtxDisablePeerAccess(peer: CUcontext) -> Done {
     let driver = driver()?;
-    let (current, peer) = peers(driver, peer)?;
+    let (current, peer) = peers(driver, peer, CUresult::CUDA_ERROR_PEER_ACCESS_NOT_ENABLED)?;
     match current.disable_peer(peer) {
         true => Ok(()),
         false => Err(CUresult::CUDA_ERROR_PEER_ACCESS_NOT_ENABLED),

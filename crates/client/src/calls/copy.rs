@@ -20,7 +20,7 @@ use outboard_wire::{
     messages,
 };
 
-use super::{Done, Out};
+use super::{Done, Out, across};
 use crate::{
     observe::{conditions, guard, profile, record},
     session::{Group, ReceiveBuffer, Rows, Sink},
@@ -124,7 +124,7 @@ impl Driver {
                     self.spans_mappings(&memory, address, bytes).map(Some)
                 };
             }
-            if memory.in_window(address) {
+            if memory.in_window(address) || self.is_elsewhere(address) {
                 return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
             }
         }
@@ -556,6 +556,25 @@ impl Driver {
     }
 }
 
+/// Runs a copy whose ends may lie on two servers.
+fn between(
+    stream: CUstream,
+    wait: bool,
+    whole: (u64, u64, usize),
+    here: impl FnOnce() -> Done,
+) -> Done {
+    let check = |driver: &Driver, address, bytes| match driver.memory_kind(address, bytes as u64)?
+        == MemoryKind::Device
+    {
+        true => Ok(()),
+        false => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+    };
+    let copy = |driver: &Driver, (dst, src, bytes): (u64, u64, usize), stream: &StreamRef| {
+        driver.copy(CopyEnd::any(dst), CopyEnd::any(src), bytes, stream, true)
+    };
+    across::line(stream, wait, whole, here, check, copy)
+}
+
 /// `cuMemcpy*` without a stream argument.
 fn copy_now(dst: CopyEnd, src: CopyEnd, bytes: usize) -> Done {
     let driver = driver()?;
@@ -570,7 +589,9 @@ fn copy_on(stream: CUstream, dst: CopyEnd, src: CopyEnd, bytes: usize) -> Done {
 }
 
 pub(crate) unsafe fn cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) -> Done {
-    copy_now(CopyEnd::any(dst), CopyEnd::any(src), bytes)
+    between(guard::default_stream(), true, (dst, src, bytes), || {
+        copy_now(CopyEnd::any(dst), CopyEnd::any(src), bytes)
+    })
 }
 
 pub(crate) unsafe fn cuMemcpyAsync(
@@ -579,12 +600,21 @@ pub(crate) unsafe fn cuMemcpyAsync(
     bytes: usize,
     stream: CUstream,
 ) -> Done {
-    copy_on(stream, CopyEnd::any(dst), CopyEnd::any(src), bytes)
+    between(stream, false, (dst, src, bytes), || {
+        copy_on(stream, CopyEnd::any(dst), CopyEnd::any(src), bytes)
+    })
 }
 
 pub(crate) unsafe fn cuMemcpyHtoD_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize) -> Done {
-    let dst = CopyEnd::device(dst, bytes)?;
-    copy_now(dst, CopyEnd::host(src as u64), bytes)
+    between(
+        guard::default_stream(),
+        true,
+        (dst, src as u64, bytes),
+        || {
+            let dst = CopyEnd::device(dst, bytes)?;
+            copy_now(dst, CopyEnd::host(src as u64), bytes)
+        },
+    )
 }
 
 pub(crate) unsafe fn cuMemcpyHtoDAsync_v2(
@@ -593,13 +623,22 @@ pub(crate) unsafe fn cuMemcpyHtoDAsync_v2(
     bytes: usize,
     stream: CUstream,
 ) -> Done {
-    let dst = CopyEnd::device(dst, bytes)?;
-    copy_on(stream, dst, CopyEnd::host(src as u64), bytes)
+    between(stream, false, (dst, src as u64, bytes), || {
+        let dst = CopyEnd::device(dst, bytes)?;
+        copy_on(stream, dst, CopyEnd::host(src as u64), bytes)
+    })
 }
 
 pub(crate) unsafe fn cuMemcpyDtoH_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize) -> Done {
-    let src = CopyEnd::device(src, bytes)?;
-    copy_now(CopyEnd::host(dst as u64), src, bytes)
+    between(
+        guard::default_stream(),
+        true,
+        (dst as u64, src, bytes),
+        || {
+            let src = CopyEnd::device(src, bytes)?;
+            copy_now(CopyEnd::host(dst as u64), src, bytes)
+        },
+    )
 }
 
 pub(crate) unsafe fn cuMemcpyDtoHAsync_v2(
@@ -608,13 +647,17 @@ pub(crate) unsafe fn cuMemcpyDtoHAsync_v2(
     bytes: usize,
     stream: CUstream,
 ) -> Done {
-    let src = CopyEnd::device(src, bytes)?;
-    copy_on(stream, CopyEnd::host(dst as u64), src, bytes)
+    between(stream, false, (dst as u64, src, bytes), || {
+        let src = CopyEnd::device(src, bytes)?;
+        copy_on(stream, CopyEnd::host(dst as u64), src, bytes)
+    })
 }
 
 pub(crate) unsafe fn cuMemcpyDtoD_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) -> Done {
-    let (dst, src) = (CopyEnd::device(dst, bytes)?, CopyEnd::device(src, bytes)?);
-    copy_now(dst, src, bytes)
+    between(guard::default_stream(), true, (dst, src, bytes), || {
+        let (dst, src) = (CopyEnd::device(dst, bytes)?, CopyEnd::device(src, bytes)?);
+        copy_now(dst, src, bytes)
+    })
 }
 
 pub(crate) unsafe fn cuMemcpyDtoDAsync_v2(
@@ -623,8 +666,10 @@ pub(crate) unsafe fn cuMemcpyDtoDAsync_v2(
     bytes: usize,
     stream: CUstream,
 ) -> Done {
-    let (dst, src) = (CopyEnd::device(dst, bytes)?, CopyEnd::device(src, bytes)?);
-    copy_on(stream, dst, src, bytes)
+    between(stream, false, (dst, src, bytes), || {
+        let (dst, src) = (CopyEnd::device(dst, bytes)?, CopyEnd::device(src, bytes)?);
+        copy_on(stream, dst, src, bytes)
+    })
 }
 
 /// Copies by addresses: all devices share one address space.
@@ -635,8 +680,10 @@ pub(crate) unsafe fn cuMemcpyPeer(
     _src_context: CUcontext,
     bytes: usize,
 ) -> Done {
-    let (dst, src) = (CopyEnd::device(dst, bytes)?, CopyEnd::device(src, bytes)?);
-    copy_now(dst, src, bytes)
+    between(guard::default_stream(), true, (dst, src, bytes), || {
+        let (dst, src) = (CopyEnd::device(dst, bytes)?, CopyEnd::device(src, bytes)?);
+        copy_now(dst, src, bytes)
+    })
 }
 
 pub(crate) unsafe fn cuMemcpyPeerAsync(
@@ -647,8 +694,10 @@ pub(crate) unsafe fn cuMemcpyPeerAsync(
     bytes: usize,
     stream: CUstream,
 ) -> Done {
-    let (dst, src) = (CopyEnd::device(dst, bytes)?, CopyEnd::device(src, bytes)?);
-    copy_on(stream, dst, src, bytes)
+    between(stream, false, (dst, src, bytes), || {
+        let (dst, src) = (CopyEnd::device(dst, bytes)?, CopyEnd::device(src, bytes)?);
+        copy_on(stream, dst, src, bytes)
+    })
 }
 
 /// Makes the copies of a batch one after the other: a batch's attributes only relax the order that
@@ -670,7 +719,8 @@ unsafe fn batch(
     for index in 0..count {
         // SAFETY: not NULL, so they have `count` entries by this function's contract.
         let (dst, src, bytes) = unsafe { (*dsts.add(index), *srcs.add(index), *sizes.add(index)) };
-        if let Err(error) = copy_on(stream, CopyEnd::any(dst), CopyEnd::any(src), bytes) {
+        let here = || copy_on(stream, CopyEnd::any(dst), CopyEnd::any(src), bytes);
+        if let Err(error) = between(stream, false, (dst, src, bytes), here) {
             failed.put_optional(index);
             return Err(error);
         }

@@ -10,15 +10,20 @@ use outboard_api::{
 use outboard_wire::{doc::PeerCard, messages};
 
 use super::{Done, Out, Text, put_name};
-use crate::state::{Driver, driver};
+use crate::state::{Driver, driver, driver_of_device, drivers};
+
+/// `CUdevice_P2PAttribute`.
+const CU_DEVICE_P2P_ATTRIBUTES: std::ops::RangeInclusive<u32> = 1..=5;
 
 pub(crate) fn cuDeviceGet(device: Out<'_, CUdevice>, ordinal: i32) -> Done {
-    driver()?.card(ordinal)?;
+    driver_of_device(ordinal)?;
     device.put(ordinal)
 }
 
 pub(crate) fn cuDeviceGetCount(count: Out<'_, i32>) -> Done {
-    count.put(driver()?.cards().len() as i32)
+    driver()?;
+    let all: usize = drivers().iter().map(|driver| driver.cards().len()).sum();
+    count.put(all as i32)
 }
 
 pub(crate) unsafe fn cuDeviceGetName(name: *mut c_char, len: i32, device: CUdevice) -> Done {
@@ -142,11 +147,13 @@ pub(crate) unsafe fn cuDeviceGetPCIBusId(id: *mut c_char, len: i32, device: CUde
 pub(crate) fn cuDeviceGetByPCIBusId(device: Out<'_, CUdevice>, id: Text<'_>) -> Done {
     let text = id.get()?.to_string_lossy();
     let wanted = parse_bus_id(&text).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    let found = driver()?
-        .cards()
-        .iter()
-        .position(|c| (c.pci_domain, c.pci_bus, c.pci_device) == wanted);
-    device.put(found.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)? as CUdevice)
+    driver()?;
+    let found = drivers().iter().find_map(|driver| {
+        let mut cards = driver.cards().iter();
+        let local = cards.position(|c| (c.pci_domain, c.pci_bus, c.pci_device) == wanted)?;
+        Some(driver.devices.program(local))
+    });
+    device.put(found.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)?)
 }
 
 /// Parses `domain:bus:device.function`; the domain and the function are optional.
@@ -161,16 +168,23 @@ fn parse_bus_id(text: &str) -> Option<(u32, u32, u32)> {
 }
 
 impl Driver {
-    /// Returns the server's facts about a pair of devices.
+    /// Returns what one device can do with another, which may be hidden.
+    fn peer_card(&self, device: CUdevice, peer: CUdevice) -> Option<&PeerCard> {
+        let local = self.devices.local(peer).ok()?;
+        self.card(device).ok()?.peers.get(local)
+    }
+
+    /// Returns the server's facts about a pair of devices; `None` if they are of two servers.
     fn peer(&self, device: CUdevice, peer: CUdevice) -> Result<Option<&PeerCard>, CUresult> {
-        self.card(peer)?;
-        Ok(self.card(device)?.peers.get(peer as usize))
+        driver_of_device(peer)?;
+        Ok(self.peer_card(device, peer))
     }
 
     /// Returns whether one device can use the memory of another, which may be hidden from the
     /// program.
     pub(super) fn reaches(&self, device: CUdevice, owner: CUdevice) -> Result<bool, CUresult> {
-        let peer = self.card(device)?.peers.get(owner as usize);
+        self.card(device)?;
+        let peer = self.peer_card(device, owner);
         Ok(peer.is_some_and(|p| p.can_access))
     }
 
@@ -197,10 +211,13 @@ pub(crate) fn cuDeviceGetP2PAttribute(
     if device == peer {
         return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
     }
-    let answer = found
-        .and_then(|p| p.attributes.get(attribute as usize).copied().flatten())
-        .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    value.put(answer)
+    let known = |peer: &PeerCard| peer.attributes.get(attribute as usize).copied().flatten();
+    let answer = match found {
+        Some(peer) => known(peer),
+        // Between two servers there is nothing.
+        None => (CU_DEVICE_P2P_ATTRIBUTES.contains(&attribute)).then_some(0),
+    };
+    value.put(answer.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?)
 }
 
 pub(crate) unsafe fn cuDeviceGetP2PAtomicCapabilities(

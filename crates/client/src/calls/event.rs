@@ -140,25 +140,32 @@ pub(crate) fn cuEventQuery(event: CUevent) -> Done {
     })
 }
 
+impl Driver {
+    /// Waits until the last record of an event is reached.
+    pub(super) fn wait_for_event(&self, event: &Event) -> Done {
+        event.settle();
+        event.doubt();
+        let record = event.records.made();
+        if !event.records.is_reached(record) {
+            self.push_visible()?;
+            event.watched.store(true, Ordering::Release);
+            let subscribed = event.query.lock().clone();
+            let group = match subscribed {
+                Some((about, group)) if about == record => group,
+                _ => self.fence_event(event)?,
+            };
+            self.session.wait(&group)?;
+            event.reached(record);
+        }
+        self.session.take_fault()
+    }
+}
+
 pub(crate) fn cuEventSynchronize(event: CUevent) -> Done {
     let driver = driver()?;
     let event = driver.streams.event(event)?;
     driver.refuse_captured_event(&event)?;
-    event.settle();
-    event.doubt();
-    let record = event.records.made();
-    if !event.records.is_reached(record) {
-        driver.push_visible()?;
-        event.watched.store(true, Ordering::Release);
-        let subscribed = event.query.lock().clone();
-        let group = match subscribed {
-            Some((about, group)) if about == record => group,
-            _ => driver.fence_event(&event)?,
-        };
-        driver.session.wait(&group)?;
-        event.reached(record);
-    }
-    driver.session.take_fault()
+    driver.wait_for_event(&event)
 }
 
 pub(crate) fn cuEventElapsedTime(milliseconds: Out<'_, f32>, start: CUevent, end: CUevent) -> Done {

@@ -12,7 +12,7 @@ use outboard_api::{
     cuda::{CUcontext, CUdevice, CUfunction, CUmodule, CUstream, CUuuid},
     enums::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
 };
-use outboard_wire::messages;
+use outboard_wire::{doc::DeviceCard, messages};
 use parking_lot::Mutex;
 
 use super::{Out, cuCtxGetCurrent, cuCtxGetId, cuModuleLoadData, cuStreamGetId};
@@ -20,7 +20,7 @@ use crate::{
     activity, integrity, log,
     state::{
         context_storage::{Destroy, Stored, storage},
-        current_context, driver,
+        current_context, driver, driver_of_device, drivers, on_handle,
     },
 };
 
@@ -219,7 +219,8 @@ extern "C" fn succeed() -> CUresult {
 extern "C" fn cudart_primary_context(out: Out<'_, CUcontext>, device: CUdevice) -> CUresult {
     answer(|| {
         out.check()?;
-        out.put(driver()?.primary_context(device)?)
+        driver()?;
+        out.put(driver_of_device(device)?.primary_context(device)?)
     })
 }
 
@@ -283,14 +284,18 @@ extern "C" fn integrity_value(version: u32, unix_seconds: u64, out: Out<'_, [u64
             function: integrity_value as FunctionSlot as u64,
         };
         // Called before cuInit too; the public calls then report no device, and so does this.
-        let devices = driver().map(|d| d.cards()).unwrap_or_default();
-        out.put(integrity::value(version, unix_seconds, addresses, devices))
+        let devices = drivers().iter().flat_map(|driver| driver.cards());
+        let devices: Vec<DeviceCard> = devices.cloned().collect();
+        out.put(integrity::value(version, unix_seconds, addresses, &devices))
     })
 }
 
 /// CTX_STREAM_ID[4]: does the work of cuCtxGetId.
 extern "C" fn stream_id_context(context: CUcontext, out: Out<'_, u64>) -> CUresult {
-    answer(|| cuCtxGetId(context, out))
+    answer(|| {
+        let _selected = on_handle(context.0 as u64);
+        cuCtxGetId(context, out)
+    })
 }
 
 /// CTX_STREAM_ID[51]: returns a private name for a stream; here the stream itself.
@@ -326,6 +331,7 @@ unsafe extern "C" fn module_functions(
 ) -> u64 {
     let mut count = 0;
     let done = answer(|| {
+        let _selected = on_handle(module.0 as u64);
         let library = driver()?.libraries.get(module.0)?;
         let each = each.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         for kernel in &library.kernels {

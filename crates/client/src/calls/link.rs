@@ -1,21 +1,18 @@
 //! The linker. Inputs travel as images do. The linked cubin is fetched and kept for as long as the
 //! program may read it.
 
-use std::{
-    ffi::{CStr, c_void},
-    sync::Arc,
-};
+use std::ffi::{CStr, c_void};
 
-use outboard_api::{
-    CUresult,
-    cuda::{CUcontext, CUlinkState},
-    enums::*,
-};
+use outboard_api::{CUresult, cuda::CUlinkState, enums::*};
 use outboard_image::{Image, raw::RawImage};
-use outboard_wire::{doc, limits::CHUNK_BYTES_MAX, messages};
+use outboard_wire::{
+    doc::{self, LibraryCard},
+    limits::CHUNK_BYTES_MAX,
+    messages,
+};
 
 use super::{Done, Out, Text, module::read_file};
-use crate::state::{Driver, Jit, Library, Linker, driver};
+use crate::state::{Driver, Jit, Linker, driver};
 
 /// Length of the longest cubin accepted from the server, in bytes.
 const CUBIN_BYTES_MAX: u64 = 4 << 30;
@@ -113,27 +110,25 @@ impl Driver {
             .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
     }
 
-    /// Loads the image that the program points to. A relocatable build also contains one image per
-    /// object file. If the linked image has no code for the GPU, which is so with PTX alone, the
-    /// server links the objects instead.
+    /// Loads the image that the program points to, as a library of this number. A relocatable build
+    /// also contains one image per object file. If the linked image has no code for the GPU, which
+    /// is so with PTX alone, the server links the objects instead.
     pub(super) fn load_found(
         &self,
+        number: u64,
         found: &RawImage<'_>,
         jit: &Jit,
-        context: Option<CUcontext>,
-    ) -> Result<Arc<Library>, CUresult> {
+    ) -> Result<LibraryCard, CUresult> {
         let is_linked = |bytes| Image::parse(bytes).is_ok_and(|image| !image.entries().is_empty());
         if found.prelinked.is_empty() || is_linked(found.bytes) {
-            let loaded = self.load(found.bytes, jit, context);
+            let loaded = self.load(number, found.bytes, jit);
             let fits = !matches!(loaded, Err(CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU));
             if fits || found.prelinked.is_empty() {
                 return loaded;
             }
         }
         let (hash, len) = self.link_objects(&found.prelinked, jit)?;
-        let number = self.libraries.mint();
-        let loaded = self.load_sent(number, &hash, len, jit)?;
-        self.keep(number, loaded, context)
+        self.load_sent(number, &hash, len, jit)?.card()
     }
 
     /// Links the objects of a relocatable build; the server holds the result.

@@ -7,6 +7,7 @@
 
 #![allow(non_snake_case, clippy::too_many_arguments)]
 
+mod across;
 mod context;
 mod copy;
 mod copy_box;

@@ -3,12 +3,12 @@
 use std::{
     ffi::{OsStr, c_void},
     os::unix::ffi::OsStrExt as _,
-    sync::{Arc, atomic::Ordering},
+    sync::atomic::Ordering,
 };
 
 use outboard_api::{
     CUresult,
-    cuda::{CUcontext, CUdeviceptr, CUfunction, CUkernel, CUlibrary, CUmodule},
+    cuda::{CUdeviceptr, CUfunction, CUkernel, CUlibrary, CUmodule},
     enums::*,
 };
 use outboard_image::raw::{self, RawImage};
@@ -21,7 +21,10 @@ use outboard_wire::{
 use super::{Done, Out, Text};
 use crate::{
     log,
-    state::{AllocationKind, Driver, Global, HandleKind, Jit, Library, current_context, driver},
+    state::{
+        AllocationKind, Driver, Global, HandleKind, Jit, Library, Places, are_several,
+        current_context, driver, drivers, mint_library, on,
+    },
 };
 
 /// The server's reply to a load.
@@ -29,6 +32,18 @@ pub(super) struct Loaded {
     status: CUresult,
     is_missing: bool,
     card: Option<LibraryCard>,
+}
+
+impl Loaded {
+    /// Returns what the server has loaded.
+    pub(super) fn card(self) -> Result<LibraryCard, CUresult> {
+        if self.is_missing {
+            // The reason is an error of its own, which a later call reports.
+            return Err(CUresult::CUDA_ERROR_INVALID_IMAGE);
+        }
+        self.status.ok()?;
+        self.card.ok_or(CUresult::CUDA_ERROR_UNKNOWN)
+    }
 }
 
 impl Driver {
@@ -55,15 +70,14 @@ impl Driver {
         Ok(())
     }
 
-    /// Loads an image, for a module of the current context or for a library.
+    /// Loads an image as a library of this number.
     pub(super) fn load(
         &self,
+        number: u64,
         image: &[u8],
         jit: &Jit,
-        context: Option<CUcontext>,
-    ) -> Result<Arc<Library>, CUresult> {
+    ) -> Result<LibraryCard, CUresult> {
         let hash = *blake3::hash(image).as_bytes();
-        let number = self.libraries.mint();
         // Small images, which servers do not keep between sessions, are always sent. Others are
         // sent only if the server lacks them.
         let is_sent = image.len() < IMAGE_KEPT_BYTES_MIN;
@@ -75,22 +89,7 @@ impl Driver {
             self.send_image(&hash, image)?;
             loaded = self.load_sent(number, &hash, image.len() as u64, jit)?;
         }
-        self.keep(number, loaded, context)
-    }
-
-    pub(super) fn keep(
-        &self,
-        number: u64,
-        loaded: Loaded,
-        context: Option<CUcontext>,
-    ) -> Result<Arc<Library>, CUresult> {
-        if loaded.is_missing {
-            // The reason is an error of its own, which a later call reports.
-            return Err(CUresult::CUDA_ERROR_INVALID_IMAGE);
-        }
-        loaded.status.ok()?;
-        let card = loaded.card.ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
-        self.libraries.insert(number, card, context)
+        loaded.card()
     }
 
     pub(super) fn load_sent(
@@ -214,7 +213,10 @@ pub(super) fn read_file(name: Text<'_>) -> Result<Vec<u8>, CUresult> {
 
 fn load_module(module: Out<'_, CUmodule>, image: &RawImage<'_>, jit: &Jit) -> Done {
     module.check()?;
-    let library = driver()?.load_found(image, jit, Some(current_context()?))?;
+    let (driver, context) = (driver()?, current_context()?);
+    let number = mint_library();
+    let card = driver.load_found(number, image, jit)?;
+    let library = driver.libraries.insert(number, card, None, Some(context))?;
     module.put(CUmodule(HandleKind::Module.tag(library.number) as usize))
 }
 
@@ -265,8 +267,14 @@ pub(crate) fn cuModuleGetLoadingMode(mode: Out<'_, u32>) -> Done {
 }
 
 fn kernel_handle(library: usize, name: Text<'_>) -> Result<usize, CUresult> {
-    let library = driver()?.libraries.get(library)?;
-    library.kernel(name.get()?.to_bytes()).map(|k| k.handle())
+    let name = name.get()?.to_bytes();
+    let find = |driver: &Driver| driver.libraries.get(library)?.kernel(name);
+    let kernel = find(driver()?).or_else(|error| {
+        // A library's kernel has one handle at all servers that have it.
+        let found = drivers().iter().find_map(|driver| find(driver).ok());
+        found.ok_or(error)
+    });
+    kernel.map(|k| k.handle())
 }
 
 pub(crate) fn cuModuleGetFunction(
@@ -387,8 +395,48 @@ pub(crate) fn cuLibraryGetModule(module: Out<'_, CUmodule>, library: CUlibrary) 
 
 fn load_library(library: Out<'_, CUlibrary>, image: &RawImage<'_>, jit: &Jit) -> Done {
     library.check()?;
-    let loaded = driver()?.load_found(image, jit, None)?;
-    library.put(CUlibrary(HandleKind::Library.tag(loaded.number) as usize))
+    let here = driver()?.number;
+    let number = mint_library();
+    // Its kernels may be used on every device, so all servers get it, under one number. A server
+    // that cannot use it says so when it is used there.
+    let loaded = drivers().iter().map(|driver| {
+        let _selected = on(driver, driver.contexts.any_made());
+        (driver, driver.load_found(number, image, jit))
+    });
+    let (loaded, failed): (Vec<_>, Vec<_>) = loaded.partition(|(_, card)| card.is_ok());
+    if loaded.is_empty() {
+        let mut failed = failed.into_iter();
+        let own = failed.find(|(driver, _)| driver.number == here);
+        let error = own.and_then(|(_, card)| card.err());
+        return Err(error.unwrap_or(CUresult::CUDA_ERROR_UNKNOWN));
+    }
+    for (driver, card) in &failed {
+        let error = card.as_ref().err().copied();
+        driver
+            .libraries
+            .fail(number, error.unwrap_or(CUresult::CUDA_ERROR_UNKNOWN));
+    }
+    let loaded: Vec<(&Driver, LibraryCard)> = loaded
+        .into_iter()
+        .filter_map(|(driver, card)| Some((driver, card.ok()?)))
+        .collect();
+    let places = are_several().then(|| places_of(loaded.iter().map(|(_, card)| card)));
+    for (driver, card) in loaded {
+        driver
+            .libraries
+            .insert(number, card, places.as_ref(), None)?;
+    }
+    library.put(CUlibrary(HandleKind::Library.tag(number) as usize))
+}
+
+/// Gives each kernel that some server has a place, which is the same for all servers.
+fn places_of<'c>(cards: impl Iterator<Item = &'c LibraryCard>) -> Places {
+    let mut places = Places::default();
+    for kernel in cards.flat_map(|card| &card.kernels) {
+        let next = places.len();
+        places.entry(kernel.name.clone()).or_insert(next);
+    }
+    places
 }
 
 pub(crate) unsafe fn cuLibraryLoadData(
@@ -431,7 +479,13 @@ pub(crate) unsafe fn cuLibraryLoadFromFile(
 }
 
 pub(crate) fn cuLibraryUnload(library: CUlibrary) -> Done {
-    let driver = driver()?;
-    let library = driver.libraries.get(library.0)?;
-    driver.unload(&library)
+    driver()?;
+    let mut done = Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+    for driver in drivers() {
+        if let Ok(own) = driver.libraries.get(library.0) {
+            let _selected = on(driver, driver.contexts.any_made());
+            done = driver.unload(&own);
+        }
+    }
+    done
 }

@@ -217,7 +217,10 @@ pub(crate) fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) ->
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let stream = driver.work_stream(stream)?;
-    let event = driver.streams.event(event)?;
+    let event = match driver.streams.event(event) {
+        Ok(event) => event,
+        Err(_) => return driver.wait_for_foreign(&stream, event),
+    };
     driver.join_capture(&stream, &event, flags & CU_EVENT_WAIT_EXTERNAL != 0)?;
     driver.submit_to(
         &stream,

@@ -16,6 +16,13 @@ pub(super) const RECORDED: u8 = 8;
 /// Calls are reported to libcupti.
 pub(super) const PROFILED: u8 = 16;
 
+/// The process has several servers, so each call is for one of them.
+pub(super) const SEVERAL: u8 = 32;
+
+pub(crate) fn mark_several() {
+    UNUSUAL.fetch_or(SEVERAL, Ordering::Relaxed);
+}
+
 pub(crate) fn mark_forked() {
     UNUSUAL.fetch_or(FORKED, Ordering::Relaxed);
 }
@@ -59,6 +66,11 @@ pub(crate) fn is_unusual() -> bool {
 #[inline]
 pub(crate) fn is_lowered() -> bool {
     UNUSUAL.load(Ordering::Relaxed) & LOWERED != 0
+}
+
+#[inline]
+pub(crate) fn are_several() -> bool {
+    UNUSUAL.load(Ordering::Relaxed) & SEVERAL != 0
 }
 
 #[inline]

@@ -9,21 +9,28 @@ use std::{
 
 use outboard_api::{
     CUresult,
-    cuda::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUlaunchConfig, CUstream},
+    cuda::{
+        CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUdevice, CUlaunchConfig, CUmemAllocationProp,
+        CUmemLocation, CUmemPoolProps, CUstream,
+    },
+    enums::CU_MEM_LOCATION_TYPE_DEVICE,
 };
 use outboard_trace::live::Subject;
 
 use super::{
-    conditions::{FORKED, PROFILED, RECORDED, TIMED, UNUSUAL, is_recorded},
-    optimise, profile, record, stats, times,
+    conditions::{FORKED, PROFILED, RECORDED, SEVERAL, TIMED, UNUSUAL, is_recorded},
+    optimise, profile, record,
+    servers::{self, Named},
+    stats, times,
 };
 use crate::{call_table::CALLS, log, thread};
 
 /// Runs one call. `subject` is only evaluated if calls are recorded, `params` only if they are
-/// profiled.
+/// profiled; `named`, the arguments that name something of a server, only if there are several.
 #[inline]
-pub(crate) fn enter<P: Copy>(
+pub(crate) fn enter<P: Copy, const NAMED: usize>(
     number: usize,
+    named: impl FnOnce() -> [Named; NAMED],
     subject: impl FnOnce() -> Subject,
     params: impl FnOnce() -> P,
     call: impl FnOnce() -> Result<(), CUresult>,
@@ -37,6 +44,7 @@ pub(crate) fn enter<P: Copy>(
     let observed = match unusual {
         0 => None,
         _ => Some((
+            (unusual & SEVERAL != 0).then(|| servers::select(&named())),
             optimise::begin(number),
             (unusual & TIMED != 0).then(times::begin),
             match unusual & RECORDED != 0 {
@@ -71,7 +79,8 @@ pub(crate) fn enter<P: Copy>(
     if result != CUresult::CUDA_SUCCESS && log::debugging() {
         log::debug(format_args!("{} -> {result}", CALLS[number].0));
     }
-    let Some((outer, start, recorded, told)) = observed else {
+    // The call's server is selected until the end.
+    let Some((_selected, outer, start, recorded, told)) = observed else {
         stats::end(&thread, number);
         return result;
     };
@@ -137,6 +146,27 @@ pub(crate) fn per_thread(stream: CUstream) -> CUstream {
 pub(crate) fn stream_of(config: *const CUlaunchConfig) -> Option<CUstream> {
     // SAFETY: NULL or a configuration: the driver API asks it of its callers.
     unsafe { config.as_ref() }.map(|config| config.stream)
+}
+
+/// Returns the device of a place; -1 if it is none.
+pub(crate) fn device_at(location: *const CUmemLocation) -> CUdevice {
+    // SAFETY: NULL or a location: the driver API asks it of its callers.
+    match unsafe { location.as_ref() } {
+        Some(location) if location.kind == CU_MEM_LOCATION_TYPE_DEVICE => location.id,
+        _ => -1,
+    }
+}
+
+/// Returns the device of physical memory; -1 if it is for none.
+pub(crate) fn device_of(properties: *const CUmemAllocationProp) -> CUdevice {
+    // SAFETY: NULL or properties: the driver API asks it of its callers.
+    unsafe { properties.as_ref() }.map_or(-1, |properties| device_at(&properties.location))
+}
+
+/// Returns the device of a pool's memory; -1 if it is for none.
+pub(crate) fn device_of_pool(properties: *const CUmemPoolProps) -> CUdevice {
+    // SAFETY: NULL or properties: the driver API asks it of its callers.
+    unsafe { properties.as_ref() }.map_or(-1, |properties| device_at(&properties.location))
 }
 
 /// Runs a `_ptsz` call that takes its stream in a configuration.

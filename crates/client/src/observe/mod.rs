@@ -8,5 +8,6 @@ pub(crate) mod guard;
 pub(crate) mod optimise;
 pub(crate) mod profile;
 pub(crate) mod record;
+pub(crate) mod servers;
 pub(crate) mod stats;
 pub(crate) mod times;

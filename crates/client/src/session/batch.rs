@@ -33,36 +33,50 @@ const REST_US_MAX: u64 = 1_000;
 const BYTES_MAX: usize = 256 << 10;
 
 thread_local! {
-    /// The round trips that the thread's current call owes.
-    static OWED: RefCell<Option<Arc<Group>>> = const { RefCell::new(None) };
+    /// The round trips that the thread's current call owes, by the address of the session.
+    static OWED: RefCell<Vec<(usize, Arc<Group>)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Returns the group for the reply of a message without a reply at the top level; `None` if it has
 /// no reply at this level either.
-fn owed() -> Option<Arc<Group>> {
+fn owed(session: &Session) -> Option<Arc<Group>> {
     if !optimise::owes_reply() {
         return None;
     }
-    let add = |owed: &RefCell<Option<Arc<Group>>>| {
+    let key = std::ptr::from_ref(session).addr();
+    let add = |owed: &RefCell<Vec<(usize, Arc<Group>)>>| {
         let mut owed = owed.borrow_mut();
-        let group = owed.get_or_insert_with(|| Group::new(0));
+        let known = owed.iter().find(|(session, _)| *session == key);
+        let group = match known {
+            Some((_, group)) => group.clone(),
+            None => {
+                let group = Group::new(0);
+                owed.push((key, group.clone()));
+                group
+            }
+        };
         group.expect_one();
-        group.clone()
+        group
     };
     // A thread that is ending has no thread-locals any more: its message gets no reply.
     OWED.try_with(add).ok()
 }
 
 impl Session {
-    /// Waits for the round trips that the current call owes. A call that has sent nothing, but
-    /// `owes` one, makes it here. The call has its result whatever the reply is: an error has
-    /// become a deferred error.
+    /// Waits for the round trips that the current call owes this session. A call that has sent
+    /// nothing, but `owes` one, makes it here. The call has its result whatever the reply is: an
+    /// error has become a deferred error.
     pub(crate) fn settle_owed(&self, context: u64, owes: bool) {
         let owed = OWED
-            .try_with(|owed| owed.borrow_mut().take())
+            .try_with(|owed| {
+                let mut owed = owed.borrow_mut();
+                let key = std::ptr::from_ref(self).addr();
+                let own = owed.iter().position(|(session, _)| *session == key)?;
+                Some(owed.swap_remove(own))
+            })
             .ok()
             .flatten();
-        if let Some(owed) = owed {
+        if let Some((_, owed)) = owed {
             let _ = self.wait(&owed);
         } else if owes {
             let _ = self.call(context, &messages::Ping {}, |_| ());
@@ -77,7 +91,7 @@ impl Session {
         context: u64,
         message: &M,
     ) -> Result<u64, CUresult> {
-        if let Some(group) = owed() {
+        if let Some(group) = owed(self) {
             let sink = Sink::Nowhere(M::NAME);
             return self
                 .ask_numbered(numbered, context, message, &group, sink)

@@ -4,11 +4,17 @@ use std::ffi::c_int;
 
 use outboard_api::CUresult;
 
-use super::{driver, host_functions};
+use super::{Driver, drivers, host_functions};
 use crate::{callbacks, session::Handler};
 
-/// Handles them for the process's driver.
-pub(crate) struct Arrivals;
+/// Handles them for the driver of the server with this number.
+pub(crate) struct Arrivals(pub(super) u8);
+
+impl Arrivals {
+    fn driver(&self) -> Option<&'static Driver> {
+        drivers().get(usize::from(self.0))
+    }
+}
 
 impl Handler for Arrivals {
     fn host_call(&self, call: u64, status: CUresult) {
@@ -25,7 +31,7 @@ impl Handler for Arrivals {
     }
 
     fn host_pages(&self, address: u64, data: &[u8]) {
-        if let Ok(driver) = driver() {
+        if let Some(driver) = self.driver() {
             let host = driver.host.read();
             driver.mirrors.take_pages(&host, address, data);
             driver.stand_ins.take_pages(address, data);
@@ -33,7 +39,7 @@ impl Handler for Arrivals {
     }
 
     fn written_by_adapter(&self, address: u64, bytes: u64) {
-        if let Ok(driver) = driver() {
+        if let Some(driver) = self.driver() {
             driver.mirrors.written_by_adapter(address, bytes);
         }
     }

@@ -97,6 +97,14 @@ pub(crate) struct Beginning {
 }
 
 impl Captures {
+    /// `first` is the number below which no capture of the server has its number.
+    pub(crate) fn of(first: u64) -> Captures {
+        Captures {
+            next: AtomicU64::new(first),
+            ..Captures::default()
+        }
+    }
+
     /// Returns whether there is any capture. Everything else is checked only then.
     #[inline]
     pub(crate) fn any(&self) -> bool {

@@ -1,7 +1,9 @@
-//! Opening the session, once per process, in `cuInit`.
+//! Opening the sessions, once per process, in `cuInit`.
 
 use std::{
     env::VarError,
+    fmt::Display,
+    os::fd::RawFd,
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
@@ -11,14 +13,19 @@ use outboard_api::{
     CUresult,
     optimise::{self, Level},
 };
-use outboard_link::{Endpoint, dial, emulated};
-use outboard_wire::handshake::{ClientHello, Purpose, RELEASE};
+use outboard_link::{Endpoint, Link, dial, emulated};
+use outboard_trace::live;
+use outboard_wire::{
+    doc::DeviceCard,
+    handshake::{ClientHello, Purpose, RELEASE, ServerWelcome},
+    several,
+};
 use parking_lot::Mutex;
 
 use super::{
-    DRIVER, DeviceOrder, Driver, Server,
+    DeviceOrder, Driver, Server,
     arrivals::Arrivals,
-    driver,
+    driver, drivers,
     visible::{ORDER_VARIABLE, VISIBLE_VARIABLE},
     wire_context,
 };
@@ -30,34 +37,48 @@ use crate::{
 /// Time limit for a server to set up a session: it loads the driver and creates contexts.
 const CONNECT_S_MAX: u64 = 60;
 
-/// Opens the session, if it is not open. A failure is logged once and can be retried.
+/// Opens the sessions, if they are not open. A failure is logged once and can be retried.
 pub(crate) fn connect() -> Result<(), CUresult> {
     static CONNECTING: Mutex<()> = Mutex::new(());
-    if DRIVER.get().is_some() {
+    if !drivers().is_empty() {
         return Ok(());
     }
     let _one_at_a_time = CONNECTING.lock();
-    if DRIVER.get().is_some() {
+    if !drivers().is_empty() {
         return Ok(());
     }
-    let driver = open().inspect_err(|_| ())?;
-    let _ = DRIVER.set(driver);
+    drivers::set(open()?);
     levels::settle_by(settle_owed);
+    let cards: Vec<DeviceCard> = drivers()
+        .iter()
+        .flat_map(|driver| driver.cards().iter().cloned())
+        .collect();
     if let Ok(driver) = self::driver() {
         let url = std::env::var("OUTBOARD_GPU").unwrap_or_default();
-        record::connected(&url, driver.welcome.driver_version, driver.cards());
+        record::connected(&url, driver.welcome.driver_version, &cards);
     }
     Ok(())
 }
 
-fn open() -> Result<Driver, CUresult> {
-    let fail = |why: String| {
-        static SAID: AtomicBool = AtomicBool::new(false);
-        if !SAID.swap(true, Ordering::Relaxed) {
-            log::warn(why);
-        }
-        CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE
-    };
+/// Logs why there is no session; once, since programs try again.
+fn fail(why: impl Display) -> CUresult {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        log::warn(why);
+    }
+    CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE
+}
+
+/// A server that has welcomed this process.
+struct Opened {
+    endpoint: Endpoint,
+    link: Link,
+    socket: RawFd,
+}
+
+/// Opens a session with each server. One that cannot be reached fails all: the program's devices
+/// would have other numbers.
+fn open() -> Result<Vec<Driver>, CUresult> {
     let level = match std::env::var(optimise::VARIABLE) {
         Ok(text) => text
             .parse()
@@ -65,37 +86,74 @@ fn open() -> Result<Driver, CUresult> {
         Err(VarError::NotPresent) => Level::default(),
         Err(error) => return Err(fail(format!("{}: {error}", optimise::VARIABLE))),
     };
-    let url = std::env::var("OUTBOARD_GPU")
-        .map_err(|_| fail("OUTBOARD_GPU names no server; start the program with `outboard run --gpu URL -- PROGRAM`".into()))?;
-    let endpoint: Endpoint = url
-        .parse()
-        .map_err(|error| fail(format!("OUTBOARD_GPU={url}: {error}")))?;
+    let urls = std::env::var("OUTBOARD_GPU")
+        .map_err(|_| fail("OUTBOARD_GPU names no server; start the program with `outboard run --gpu URL -- PROGRAM`"))?;
+    let endpoints =
+        Endpoint::list(&urls).map_err(|error| fail(format!("OUTBOARD_GPU={urls}: {error}")))?;
+    if endpoints.len() > 1 && std::env::var_os(live::VARIABLE).is_some() {
+        return Err(fail(format!(
+            "{}: a recording is of one server, and OUTBOARD_GPU names {}",
+            live::VARIABLE,
+            endpoints.len()
+        )));
+    }
+    let opened = endpoints.into_iter().zip(0..).map(dial_one);
+    let opened: Vec<(Opened, ServerWelcome)> = opened.collect::<Result<_, _>>()?;
+    let (opened, mut welcomes): (Vec<Opened>, Vec<ServerWelcome>) = opened.into_iter().unzip();
+    several::tell_apart(welcomes.iter_mut().map(|welcome| &mut welcome.devices[..]));
+    let (visible, order) = (setting(VISIBLE_VARIABLE), setting(ORDER_VARIABLE));
+    let orders = DeviceOrder::apply(&mut welcomes, visible.as_deref(), order.as_deref())?;
+    levels::choose(level);
+    times::choose();
+    let all = opened.into_iter().zip(welcomes).zip(orders);
+    // The session with a server whose devices are all hidden ends here.
+    all.filter(|((_, welcome), _)| !welcome.devices.is_empty())
+        .zip(0..)
+        .map(|(((opened, welcome), order), number)| begin(number, opened, welcome, order))
+        .collect()
+}
+
+/// Asks a server for a session with the window of this number.
+fn dial_one((endpoint, window): (Endpoint, u8)) -> Result<(Opened, ServerWelcome), CUresult> {
     let hello = ClientHello {
         release: RELEASE.into(),
         purpose: Purpose::Session,
         pid: std::process::id(),
         program: program_name(),
-        emulation: emulated::asked().map_err(|error| fail(error.to_string()))?,
+        emulation: emulated::asked().map_err(fail)?,
         is_rdma: false,
         token: None,
+        window,
     };
-    let (link, socket, mut welcome) = dial(&endpoint, &hello, Duration::from_secs(CONNECT_S_MAX))
-        .map_err(|error| {
-        let said = error.to_string();
+    let dialled = dial(&endpoint, &hello, Duration::from_secs(CONNECT_S_MAX));
+    let (link, socket, welcome) = dialled.map_err(|error| {
+        let (said, url) = (error.to_string(), endpoint.to_string());
         // If nothing listens, the link's error already names the address.
-        fail(if said.contains(&url) {
-            said
-        } else {
-            format!("{url}: {said}")
+        fail(match said.contains(&url) {
+            true => said,
+            false => format!("{url}: {said}"),
         })
     })?;
-    let key = welcome.key;
-    let (visible, order) = (setting(VISIBLE_VARIABLE), setting(ORDER_VARIABLE));
-    let devices = DeviceOrder::apply(&mut welcome, visible.as_deref(), order.as_deref())?;
-    levels::choose(level);
-    times::choose();
-    let server = Server::new(link, vec![socket], welcome, devices, Box::new(Arrivals));
-    let server = server.map_err(|why| fail(format!("{url}: {why}")))?;
+    let opened = Opened {
+        endpoint,
+        link,
+        socket,
+    };
+    Ok((opened, welcome))
+}
+
+/// Begins the session with the server that has this number in the process.
+fn begin(
+    number: u8,
+    opened: Opened,
+    welcome: ServerWelcome,
+    order: DeviceOrder,
+) -> Result<Driver, CUresult> {
+    let (endpoint, key) = (opened.endpoint, welcome.key);
+    let arrivals = Box::new(Arrivals(number));
+    let fds = vec![opened.socket];
+    let server = Server::new(number, opened.link, fds, welcome, order, arrivals);
+    let server = server.map_err(|why| fail(format!("{endpoint}: {why}")))?;
     server.session.watch_server(&endpoint, key);
     Ok(Driver::new(server))
 }
@@ -104,6 +162,12 @@ fn open() -> Result<Driver, CUresult> {
 fn settle_owed(owes: bool) {
     if let Ok(driver) = driver() {
         driver.session.settle_owed(wire_context(), owes);
+        for other in drivers() {
+            // A copy between servers has sent to both.
+            if other.number != driver.number {
+                other.session.settle_owed(0, false);
+            }
+        }
     }
 }
 
@@ -123,7 +187,7 @@ fn program_name() -> String {
 
 /// Closes the parent's sockets in a forked child, without a message to the server.
 pub(crate) fn abandon_after_fork() {
-    if let Some(driver) = DRIVER.get() {
+    for driver in drivers() {
         driver.session.abandon();
     }
 }
@@ -131,7 +195,7 @@ pub(crate) fn abandon_after_fork() {
 /// Sends everything that was kept back before the process ends, and handles what has arrived, so
 /// that errors of a program that has not waited for them are printed.
 pub(crate) fn finish_at_exit() {
-    if let Some(driver) = DRIVER.get() {
+    for driver in drivers() {
         driver.session.end_batches();
         driver.session.send_all();
         driver.session.poll();

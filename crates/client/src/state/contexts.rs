@@ -14,13 +14,19 @@ use outboard_wire::doc::DeviceCard;
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
-use super::HandleKind;
+use super::{
+    HandleKind, are_several,
+    handles::{CONTEXTS_MAX, first_context},
+};
 use crate::{
     context::{Context, LaunchLimits},
     thread,
 };
 
 pub(crate) struct Contexts {
+    /// The number below which none of them has its number.
+    first: u64,
+    server: u8,
     primary: Vec<&'static Context>,
     all: RwLock<FxHashMap<usize, &'static Context>>,
     next: AtomicU64,
@@ -71,14 +77,21 @@ fn change_stack<R>(change: impl FnOnce(&mut Vec<&'static Context>) -> R) -> Opti
 }
 
 impl Contexts {
-    pub(crate) fn new(devices: &[DeviceCard]) -> Contexts {
+    /// `numbers` are the program's numbers of the devices.
+    pub(crate) fn new(
+        server: u8,
+        devices: &[DeviceCard],
+        numbers: impl Fn(usize) -> CUdevice,
+    ) -> Contexts {
+        let first = first_context(server);
         let primary: Vec<&'static Context> = devices
             .iter()
             .enumerate()
             .map(|(d, card)| {
                 make(
-                    d as u64 + 1,
-                    d as CUdevice,
+                    server,
+                    first + d as u64 + 1,
+                    numbers(d),
                     0,
                     true,
                     3020,
@@ -88,7 +101,9 @@ impl Contexts {
             .collect();
         let all = primary.iter().map(|c| (c.handle.0, *c)).collect();
         Contexts {
-            next: AtomicU64::new(primary.len() as u64 + 1),
+            first,
+            server,
+            next: AtomicU64::new(first + primary.len() as u64 + 1),
             primary,
             all: RwLock::new(all),
         }
@@ -96,7 +111,8 @@ impl Contexts {
 
     pub(crate) fn primary(&self, device: CUdevice) -> Result<&'static Context, CUresult> {
         self.primary
-            .get(device as usize)
+            .iter()
+            .find(|context| context.device == device)
             .copied()
             .ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
     }
@@ -111,9 +127,17 @@ impl Contexts {
 
     /// Returns whether a handle is or was a context's.
     pub(crate) fn was_made(&self, context: CUcontext) -> bool {
-        let made = 1..self.next.load(Ordering::Relaxed);
-        made.into_iter()
-            .any(|number| HandleKind::Context.tag(number) as usize == context.0)
+        let made = self.first + 1..self.next.load(Ordering::Relaxed);
+        HandleKind::Context
+            .number(context.0 as u64)
+            .is_some_and(|number| made.contains(&number))
+    }
+
+    /// Returns a context that the server has made, if there is one.
+    pub(crate) fn any_made(&self) -> Option<&'static Context> {
+        let made = |context: &&'static Context| context.created.load(Ordering::Acquire);
+        let primary = self.primary.iter().copied().find(made);
+        primary.or_else(|| self.all.read().values().copied().find(made))
     }
 
     /// Returns the calling thread's current context.
@@ -140,7 +164,18 @@ impl Contexts {
     ) -> Result<&'static Context, CUresult> {
         let limits = self.primary(device)?.limits;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let context = make(number, device, flags, false, api_version, limits);
+        if are_several() && number - self.first >= CONTEXTS_MAX {
+            return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        let context = make(
+            self.server,
+            number,
+            device,
+            flags,
+            false,
+            api_version,
+            limits,
+        );
         self.all.write().insert(context.handle.0, context);
         Ok(context)
     }
@@ -171,6 +206,7 @@ impl Contexts {
 }
 
 fn make(
+    server: u8,
     number: u64,
     device: CUdevice,
     flags: u32,
@@ -180,6 +216,7 @@ fn make(
 ) -> &'static Context {
     Box::leak(Box::new(Context {
         handle: CUcontext(HandleKind::Context.tag(number) as usize),
+        server,
         device,
         primary,
         flags: AtomicU32::new(flags),

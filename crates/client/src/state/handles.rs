@@ -1,6 +1,7 @@
 //! Handles: numbers that the client chooses for objects, never addresses.
 //!
-//! The top byte is the kind of object, so that one kind is never taken for another. The rest counts
+//! The top byte is the kind of object, so that one kind is never taken for another. The next byte
+//! is the number of the server whose object it is; contexts have it further below. The rest counts
 //! up and is never reused, so that a destroyed object's handle stays invalid.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,9 +34,33 @@ pub(crate) enum HandleKind {
     Surface = b'F',
     Link = b'J',
     Allocation = b'V',
+    UserObject = b'U',
 }
 
 const KIND_SHIFT: u32 = 56;
+const SERVER_SHIFT: u32 = 48;
+const CONTEXT_SERVER_SHIFT: u32 = 20;
+/// Contexts of one server if there are several, at most.
+pub(crate) const CONTEXTS_MAX: u64 = 1 << CONTEXT_SERVER_SHIFT;
+
+/// Returns the number below which no object of a server has its number.
+pub(crate) fn first_number(server: u8) -> u64 {
+    u64::from(server) << SERVER_SHIFT
+}
+
+/// Returns the number below which no context of a server has its number. Messages leave a context
+/// 24 bits for its number (`outboard_wire::frame::of_call`).
+pub(crate) fn first_context(server: u8) -> u64 {
+    u64::from(server) << CONTEXT_SERVER_SHIFT
+}
+
+/// Returns the number of the server whose object a handle names.
+pub(crate) fn server_of(handle: u64) -> u8 {
+    match kind_of(handle) == HandleKind::Context as u8 {
+        true => (handle >> CONTEXT_SERVER_SHIFT) as u8 & 0xf,
+        false => (handle >> SERVER_SHIFT) as u8,
+    }
+}
 
 /// Returns the top byte of a handle.
 pub(crate) fn kind_of(handle: u64) -> u8 {
@@ -43,6 +68,41 @@ pub(crate) fn kind_of(handle: u64) -> u8 {
 }
 
 impl HandleKind {
+    const ALL: [HandleKind; 17] = [
+        HandleKind::Context,
+        HandleKind::Stream,
+        HandleKind::Event,
+        HandleKind::Library,
+        HandleKind::Module,
+        HandleKind::Kernel,
+        HandleKind::Graph,
+        HandleKind::GraphExec,
+        HandleKind::Node,
+        HandleKind::Pool,
+        HandleKind::Array,
+        HandleKind::Mipmap,
+        HandleKind::Texture,
+        HandleKind::Surface,
+        HandleKind::Link,
+        HandleKind::Allocation,
+        HandleKind::UserObject,
+    ];
+
+    /// Returns whether a handle is of a kind that there is.
+    pub(crate) fn is_known(handle: u64) -> bool {
+        HandleKind::ALL
+            .iter()
+            .any(|kind| *kind as u8 == kind_of(handle))
+    }
+
+    /// Returns whether a handle is a library's, a module's or a kernel's. Their numbers are unique
+    /// among all servers, and tell nothing of one.
+    pub(crate) fn is_of_library(handle: u64) -> bool {
+        [HandleKind::Library, HandleKind::Module, HandleKind::Kernel]
+            .iter()
+            .any(|kind| *kind as u8 == kind_of(handle))
+    }
+
     pub(crate) fn tag(self, number: u64) -> u64 {
         u64::from(self as u8) << KIND_SHIFT | number
     }
@@ -69,16 +129,14 @@ pub(crate) struct Handles {
     known: RwLock<FxHashSet<u64>>,
 }
 
-impl Default for Handles {
-    fn default() -> Self {
+impl Handles {
+    pub(crate) fn of(server: u8) -> Handles {
         Handles {
-            next: AtomicU64::new(1),
+            next: AtomicU64::new(first_number(server) + 1),
             known: RwLock::default(),
         }
     }
-}
 
-impl Handles {
     /// Returns a new handle of this kind.
     pub(crate) fn mint(&self, kind: HandleKind) -> u64 {
         self.mint_range(kind, 1)

@@ -17,7 +17,7 @@ use outboard_api::{
 use outboard_wire::messages;
 use parking_lot::{Condvar, Mutex};
 
-use super::driver;
+use super::drivers;
 use crate::{
     callbacks::{self, Job},
     observe::optimise,
@@ -43,8 +43,18 @@ pub(crate) enum HostCall {
 // SAFETY: the program gave these pointers for a call on another thread.
 unsafe impl Send for HostCall {}
 
+/// A registered function.
+#[derive(Clone)]
+struct Registered {
+    call: HostCall,
+    /// A graph may run it again.
+    repeats: bool,
+    /// The session whose stream runs it.
+    session: &'static Session,
+}
+
 struct Queue {
-    registered: HashMap<u64, (HostCall, bool)>,
+    registered: HashMap<u64, Registered>,
     ready: VecDeque<(u64, CUresult)>,
     next: u64,
     running: bool,
@@ -80,9 +90,8 @@ pub(crate) fn register(
     let mut queue = queue.lock();
     if !queue.running {
         let mut current = None;
-        queue.running = callbacks::spawn(c"outboard-host-f", move || {
-            next_host_function(session, &mut current)
-        });
+        queue.running =
+            callbacks::spawn(c"outboard-host-f", move || next_host_function(&mut current));
     }
     if !queue.running {
         return Err(CUresult::CUDA_ERROR_OPERATING_SYSTEM);
@@ -90,7 +99,12 @@ pub(crate) fn register(
     session.attend();
     let number = queue.next;
     queue.next += 1;
-    queue.registered.insert(number, (call, repeats));
+    let registered = Registered {
+        call,
+        repeats,
+        session,
+    };
+    queue.registered.insert(number, registered);
     REGISTERED.store(queue.registered.len(), Ordering::Release);
     Ok(number)
 }
@@ -105,13 +119,14 @@ pub(super) fn is_due(number: u64, status: CUresult) {
 /// Returns a registered function of the program as graph nodes describe it.
 pub(crate) fn function_of(call: u64) -> Option<CUDA_HOST_NODE_PARAMS> {
     match queue().0.lock().registered.get(&call) {
-        Some((
-            HostCall::Function {
-                function,
-                user_data,
-            },
-            _,
-        )) => Some(CUDA_HOST_NODE_PARAMS {
+        Some(Registered {
+            call:
+                HostCall::Function {
+                    function,
+                    user_data,
+                },
+            ..
+        }) => Some(CUDA_HOST_NODE_PARAMS {
             func: *function,
             user_data: *user_data,
         }),
@@ -127,22 +142,22 @@ pub(crate) fn host_functions_pending() -> bool {
 
 #[cold]
 fn program_functions_pending() -> bool {
-    let is_program = |(call, _): &(HostCall, bool)| !matches!(call, HostCall::Library(_));
+    let is_program = |known: &Registered| !matches!(known.call, HostCall::Library(_));
     queue().0.lock().registered.values().any(is_program)
 }
 
 /// Waits for the next function of the program that is to run. The one before it, `current`, has
 /// returned.
-fn next_host_function(session: &'static Session, current: &mut Option<(u64, bool)>) -> Option<Job> {
+fn next_host_function(current: &mut Option<(u64, Registered)>) -> Option<Job> {
     optimise::exempt_thread();
     loop {
-        if let Some((number, repeats)) = current.take() {
-            host_function_done(session, number, repeats);
+        if let Some((number, done)) = current.take() {
+            host_function_done(number, &done);
         }
-        let (number, status, call, repeats) = next_host_call();
-        *current = Some((number, repeats));
+        let (number, status, next) = next_host_call();
+        *current = Some((number, next.clone()));
         // A host function is skipped when its stream has failed; a callback is told.
-        let job = match call {
+        let job = match next.call {
             HostCall::Library(function) => {
                 if status == CUresult::CUDA_SUCCESS {
                     function();
@@ -165,7 +180,7 @@ fn next_host_function(session: &'static Session, current: &mut Option<(u64, bool
     }
 }
 
-fn next_host_call() -> (u64, CUresult, HostCall, bool) {
+fn next_host_call() -> (u64, CUresult, Registered) {
     let (queue, wake) = queue();
     let mut queue = queue.lock();
     loop {
@@ -173,18 +188,19 @@ fn next_host_call() -> (u64, CUresult, HostCall, bool) {
             wake.wait(&mut queue);
             continue;
         };
-        if let Some((call, repeats)) = queue.registered.get(&number) {
-            return (number, status, call.clone(), *repeats);
+        if let Some(known) = queue.registered.get(&number) {
+            return (number, status, known.clone());
         }
     }
 }
 
-fn host_function_done(session: &Session, number: u64, repeats: bool) {
+fn host_function_done(number: u64, done: &Registered) {
     // Later work may read what the function has written to mirrored memory.
-    if let Ok(driver) = driver() {
+    for driver in drivers() {
         let _ = driver.push_visible();
     }
-    if !repeats {
+    let session = done.session;
+    if !done.repeats {
         let mut queue = queue().0.lock();
         queue.registered.remove(&number);
         REGISTERED.store(queue.registered.len(), Ordering::Release);

@@ -18,7 +18,7 @@ use std::{
 use outboard_api::{CUresult, cuda::CUcontext};
 use outboard_wire::messages;
 
-use super::{Driver, advice::Advices, mirror::Mirror};
+use super::{Driver, advice::Advices, are_several, mirror::Mirror};
 use crate::log;
 
 /// Address range of pinned memory, chosen so that it is free in the server too.
@@ -138,6 +138,14 @@ static PRIVATE_START: AtomicU64 = AtomicU64::new(0);
 static PRIVATE_END: AtomicU64 = AtomicU64::new(0);
 
 impl HostMemory {
+    /// `first` is the number below which no range of the server has its number.
+    pub(crate) fn of(first: u64) -> HostMemory {
+        HostMemory {
+            next_number: first,
+            ..HostMemory::default()
+        }
+    }
+
     /// Returns the range that contains an address.
     #[inline]
     pub(crate) fn find(&self, address: u64) -> Option<&HostRange> {
@@ -165,6 +173,15 @@ impl HostMemory {
         let private = || self.ranges.values().filter(|range| !range.shared);
         let start = private().map(|r| r.base).min().unwrap_or(0);
         let end = private().map(|r| r.base + r.bytes).max().unwrap_or(0);
+        if are_several() {
+            // Other drivers have ranges too: what is looked up never becomes less.
+            if end > 0 && PRIVATE_END.fetch_max(end, Ordering::AcqRel) == 0 {
+                PRIVATE_START.store(start, Ordering::Release);
+            } else if end > 0 {
+                PRIVATE_START.fetch_min(start, Ordering::AcqRel);
+            }
+            return;
+        }
         // While both change, more addresses are looked up, never fewer.
         PRIVATE_START.fetch_min(start, Ordering::AcqRel);
         PRIVATE_END.store(end, Ordering::Release);

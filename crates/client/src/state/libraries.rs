@@ -29,6 +29,9 @@ pub(crate) const PARAM_BYTES_MAX: usize = 32_764;
 /// Most kernels of one library; the index shares a word with the library's number.
 const KERNELS_MAX: usize = 1 << 31;
 
+/// The places of kernels in the handles of one library, by their names.
+pub(crate) type Places = FxHashMap<String, usize>;
+
 /// Context and name of a variable.
 type GlobalKey = (usize, Vec<u8>);
 
@@ -57,6 +60,8 @@ pub(crate) struct Library {
 pub(crate) struct Kernel {
     /// The number in messages: the library's number and the kernel's index.
     pub(crate) wire: u64,
+    /// The number in handles: the library's number and the kernel's place.
+    number: u64,
     pub(crate) library: u64,
     pub(crate) name: CString,
     /// Offset and size of each parameter, in bytes.
@@ -83,22 +88,48 @@ pub(crate) type OccupancyKey = (u32, i32, u64, u32, Vec<u8>);
 
 #[derive(Default)]
 pub(crate) struct Libraries {
-    next: AtomicU64,
     by_number: RwLock<FxHashMap<u64, Arc<Library>>>,
-    /// By the library's number, then by the kernel's index.
-    kernels: Slots<Box<[&'static Kernel]>>,
+    /// By the library's number, then by the kernel's place in its handle.
+    kernels: Slots<Box<[Option<&'static Kernel>]>>,
+    /// Why this server has not loaded a library that another has.
+    failed: RwLock<FxHashMap<u64, CUresult>>,
+}
+
+/// The last number of a library. A library has one number at all servers.
+static LAST: AtomicU64 = AtomicU64::new(0);
+
+/// Returns the number of the next library.
+pub(crate) fn mint_library() -> u64 {
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
 impl Libraries {
-    /// Returns the number of the next library.
-    pub(crate) fn mint(&self) -> u64 {
-        self.next.fetch_add(1, Ordering::Relaxed) + 1
+    /// Returns the context of the module that a module's or function's handle names.
+    pub(crate) fn context_of(&self, handle: u64) -> Option<CUcontext> {
+        let by_number = self.by_number.read();
+        let library = by_number.get(&library_of(handle)?)?;
+        library.context
     }
 
+    /// Notes why this server has not loaded a library.
+    pub(crate) fn fail(&self, number: u64, why: CUresult) {
+        self.failed.write().insert(number, why);
+    }
+
+    /// Returns the error for a handle that this server does not know.
+    #[cold]
+    fn unknown(&self, handle: u64) -> CUresult {
+        let why = library_of(handle).and_then(|number| self.failed.read().get(&number).copied());
+        why.unwrap_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+    }
+
+    /// Adds a library. `places` are those of its kernels in their handles, if other servers have
+    /// the library too; otherwise the card's order counts.
     pub(crate) fn insert(
         &self,
         number: u64,
         card: LibraryCard,
+        places: Option<&Places>,
         context: Option<CUcontext>,
     ) -> Result<Arc<Library>, CUresult> {
         if card.kernels.len() >= KERNELS_MAX {
@@ -116,8 +147,10 @@ impl Libraries {
                 return Err(CUresult::CUDA_ERROR_INVALID_IMAGE);
             }
             let given: u64 = kernel.params.iter().map(|(_, size)| u64::from(*size)).sum();
+            let place = places.and_then(|places| places.get(&kernel.name).copied());
             kernels.push(Box::leak(Box::new(Kernel {
                 wire: number << 32 | index as u64,
+                number: number << 32 | place.unwrap_or(index) as u64,
                 library: number,
                 name: CString::new(kernel.name).map_err(|_| CUresult::CUDA_ERROR_INVALID_IMAGE)?,
                 params: kernel.params,
@@ -139,7 +172,13 @@ impl Libraries {
             .map(|(index, k)| (k.name.to_bytes(), index))
             .collect();
         let slot = u32::try_from(number).map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
-        self.kernels.set(slot, kernels.clone().into());
+        let mut by_place = vec![None; places.map_or(kernels.len(), FxHashMap::len)];
+        for kernel in &kernels {
+            if let Some(place) = by_place.get_mut(kernel.number as u32 as usize) {
+                *place = Some(*kernel);
+            }
+        }
+        self.kernels.set(slot, by_place.into());
         let library = Arc::new(Library {
             number,
             kernels,
@@ -157,7 +196,16 @@ impl Libraries {
             .number(handle as u64)
             .or_else(|| HandleKind::Module.number(handle as u64));
         let library = number.and_then(|n| self.by_number.read().get(&n).cloned());
-        library.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+        library.ok_or_else(|| self.unknown(handle as u64))
+    }
+
+    /// Returns a kernel by its number in messages.
+    pub(crate) fn by_wire(&self, wire: u64) -> Result<&'static Kernel, CUresult> {
+        let by_number = self.by_number.read();
+        let library = by_number.get(&(wire >> 32));
+        library
+            .and_then(|library| library.kernels.get(wire as u32 as usize).copied())
+            .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -188,13 +236,21 @@ impl Libraries {
             .number(function.0 as u64)
             .and_then(|wire| {
                 let library = u32::try_from(wire >> 32).ok()?;
-                self.kernels.get(library)?.get(wire as u32 as usize)
+                *self.kernels.get(library)?.get(wire as u32 as usize)?
             });
         match known {
             Some(kernel) if !kernel.unloaded.load(Ordering::Acquire) => Ok(kernel),
-            _ => Err(CUresult::CUDA_ERROR_INVALID_HANDLE),
+            _ => Err(self.unknown(function.0 as u64)),
         }
     }
+}
+
+/// Returns the number of the library that a handle of a library, module or kernel names.
+fn library_of(handle: u64) -> Option<u64> {
+    let kernels = HandleKind::Kernel.number(handle).map(|number| number >> 32);
+    kernels
+        .or_else(|| HandleKind::Library.number(handle))
+        .or_else(|| HandleKind::Module.number(handle))
 }
 
 impl Library {
@@ -208,7 +264,7 @@ impl Library {
 
 impl Kernel {
     pub(crate) fn handle(&self) -> usize {
-        HandleKind::Kernel.tag(self.wire) as usize
+        HandleKind::Kernel.tag(self.number) as usize
     }
 
     /// Returns an attribute. The server is asked once for all attributes of the kernel.

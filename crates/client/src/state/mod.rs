@@ -8,6 +8,7 @@ mod connect;
 pub(crate) mod context_storage;
 mod contexts;
 mod device_memory;
+mod drivers;
 mod exposed;
 mod figures;
 mod graph_memory;
@@ -39,7 +40,7 @@ mod variables;
 mod virtual_memory;
 mod visible;
 
-use std::{ops::Deref, sync::OnceLock};
+use std::{ops::Deref, sync::Arc};
 
 use outboard_api::{
     CUresult,
@@ -48,12 +49,19 @@ use outboard_api::{
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
+#[cfg(test)]
+pub(crate) use self::drivers::set_driver_of_thread;
+use self::handles::first_number;
 pub(crate) use self::{
     advice::{Advice, Advices, Processor},
     capture_table::{Beginning, Capture, Captures, exchange_thread_mode},
     connect::{abandon_after_fork, connect, finish_at_exit},
     contexts::{Contexts, current_context, pop_context, push_context, set_context},
     device_memory::{Access, Allocation, AllocationKind, CHUNK_BYTES, Chunk, DeviceMemory},
+    drivers::{
+        are_several, driver, driver_of_device, driver_of_handle, drivers, on, on_address,
+        on_handle, on_stream,
+    },
     exposed::Exposed,
     figures::figures,
     graph_memory::GraphMemory,
@@ -63,7 +71,7 @@ pub(crate) use self::{
     host_memory::HostMemory,
     host_writes::HostWrites,
     jit::Jit,
-    libraries::{Global, Kernel, Libraries, Library, PARAM_BYTES_MAX},
+    libraries::{Global, Kernel, Libraries, Library, PARAM_BYTES_MAX, Places, mint_library},
     linkers::Linker,
     mirrors::Mirrors,
     objects::{ObjectRecord, Objects},
@@ -81,7 +89,7 @@ pub(crate) use self::{
     visible::DeviceOrder,
 };
 
-/// The state of the process, from `cuInit` to its end.
+/// The state of the process at one server, from `cuInit` to its end.
 pub(crate) struct Driver {
     server: Server,
     pub(crate) contexts: Contexts,
@@ -93,6 +101,8 @@ pub(crate) struct Driver {
     pub(crate) mirrors: Mirrors,
     stand_ins: StandIns,
     pub(crate) streams: Streams,
+    /// Streams for copies between servers, by context.
+    pub(crate) crossing_streams: Mutex<FxHashMap<usize, Arc<Stream>>>,
     pub(crate) captures: Captures,
     pub(crate) graphs: Graphs,
     pub(crate) graph_memory: GraphMemory,
@@ -110,31 +120,7 @@ pub(crate) struct Driver {
     pub(crate) prepared_launches: Mutex<FxHashMap<u64, Prepared>>,
 }
 
-static DRIVER: OnceLock<Driver> = OnceLock::new();
-
-/// Returns the driver, once `cuInit` has succeeded.
-#[inline]
-pub(crate) fn driver() -> Result<&'static Driver, CUresult> {
-    #[cfg(test)]
-    if let Some(driver) = OF_TEST.get() {
-        return Ok(driver);
-    }
-    DRIVER.get().ok_or(CUresult::CUDA_ERROR_NOT_INITIALIZED)
-}
-
-#[cfg(test)]
-thread_local! {
-    /// The driver of a test: each has its own, on its thread.
-    static OF_TEST: std::cell::Cell<Option<&'static Driver>> = const { std::cell::Cell::new(None) };
-}
-
-/// Makes a driver the calling thread's, in place of the process's.
-#[cfg(test)]
-pub(crate) fn set_driver_of_thread(driver: &'static Driver) {
-    OF_TEST.set(Some(driver));
-}
-
-/// A driver has one server so far: code that names no other uses this one.
+/// Code that names no server uses the driver's.
 impl Deref for Driver {
     type Target = Server;
 
@@ -147,22 +133,25 @@ impl Deref for Driver {
 impl Driver {
     /// Creates the state of a process that has made nothing on its server yet.
     pub(crate) fn new(server: Server) -> Driver {
+        let first = first_number(server.number);
+        let numbers = |local| server.devices.program(local);
         Driver {
-            contexts: Contexts::new(server.cards()),
+            contexts: Contexts::new(server.number, server.cards(), numbers),
+            handles: Handles::of(server.number),
             server,
             exposed: Exposed::default(),
-            host: RwLock::new(HostMemory::default()),
+            host: RwLock::new(HostMemory::of(first)),
             variables: Mutex::default(),
             host_writes: HostWrites::default(),
             mirrors: Mirrors::default(),
             stand_ins: StandIns::default(),
-            streams: Streams::default(),
-            captures: Captures::default(),
+            streams: Streams::of(first),
+            crossing_streams: Mutex::default(),
+            captures: Captures::of(first),
             graphs: Graphs::default(),
             graph_memory: GraphMemory::default(),
-            user_objects: UserObjects::default(),
+            user_objects: UserObjects::of(first),
             libraries: Libraries::default(),
-            handles: Handles::default(),
             objects: Objects::default(),
             sync_memops: SyncMemops::default(),
             pools: Pools::default(),

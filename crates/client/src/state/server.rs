@@ -7,7 +7,7 @@ use outboard_link::Link;
 use outboard_wire::{Op, doc::DeviceCard, handshake::ServerWelcome};
 use parking_lot::Mutex;
 
-use super::{DeviceMemory, DeviceOrder, Staging, StreamRef, wire_context};
+use super::{DeviceMemory, DeviceOrder, Staging, StreamRef, handles::first_number, wire_context};
 use crate::{
     observe::stats,
     session::{Board, Handler, Numbered, Session},
@@ -15,6 +15,8 @@ use crate::{
 };
 
 pub(crate) struct Server {
+    /// Its place in the process's list of servers.
+    pub(crate) number: u8,
     pub(crate) session: &'static Session,
     /// Has only the visible devices.
     pub(crate) welcome: ServerWelcome,
@@ -30,18 +32,21 @@ impl Server {
     /// Begins a session over a link. `fds` are the link's descriptors; `handler` gets what the
     /// server sends without a request. Fails with a reason if the window is taken in this process.
     pub(crate) fn new(
+        number: u8,
         link: Link,
         fds: Vec<RawFd>,
         welcome: ServerWelcome,
         devices: DeviceOrder,
         handler: Box<dyn Handler>,
     ) -> Result<Server, String> {
-        let memory = DeviceMemory::reserve(&welcome)?;
+        let numbers = |local| devices.program(local);
+        let memory = DeviceMemory::reserve(&welcome, numbers, first_number(number))?;
         // The session is never freed: threads of the library use it until the process ends.
         let session: &'static Session = Box::leak(Box::new(Session::new(link, fds, handler)));
         session.watch_batches();
         session.start_sender();
         Ok(Server {
+            number,
             session,
             welcome,
             devices,
@@ -56,11 +61,16 @@ impl Server {
     }
 
     pub(crate) fn card(&self, device: CUdevice) -> Result<&DeviceCard, CUresult> {
-        let index = usize::try_from(device).map_err(|_| CUresult::CUDA_ERROR_INVALID_DEVICE)?;
         self.welcome
             .devices
-            .get(index)
+            .get(self.devices.local(device)?)
             .ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
+    }
+
+    /// Returns whether an address is in the server's window, and so device memory of its.
+    pub(crate) fn has_address(&self, address: u64) -> bool {
+        let (base, bytes) = (self.welcome.window_base, self.welcome.window_bytes);
+        address.wrapping_sub(base) < bytes
     }
 
     /// Returns an attribute of a device from its card; 0 if the driver refused the query.

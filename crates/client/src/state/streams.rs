@@ -161,6 +161,15 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
+    /// `first` is the number below which no object of the server has its number.
+    pub(crate) fn of(first: u64) -> Streams {
+        Streams {
+            // Counts of different servers never agree.
+            gone: AtomicU64::new(first),
+            ..Streams::default()
+        }
+    }
+
     pub(crate) fn insert(
         &self,
         handle: u64,
@@ -173,7 +182,7 @@ impl Streams {
         stream
     }
 
-    /// Returns how many streams have been destroyed.
+    /// Returns how many streams have been destroyed, as a number of this server's.
     pub(crate) fn gone(&self) -> u64 {
         self.gone.load(Ordering::Acquire)
     }

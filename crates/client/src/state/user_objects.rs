@@ -12,7 +12,7 @@ use outboard_wire::messages;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use super::Driver;
+use super::{Driver, HandleKind};
 use crate::{
     callbacks::{self, Job},
     session::{Group, Sink},
@@ -66,6 +66,14 @@ impl ObjectTable {
 }
 
 impl UserObjects {
+    /// `first` is the number below which no object of the server has its number.
+    pub(crate) fn of(first: u64) -> UserObjects {
+        UserObjects(Mutex::new(ObjectTable {
+            last: HandleKind::UserObject.tag(first),
+            ..ObjectTable::default()
+        }))
+    }
+
     /// Creates an object and returns its handle.
     pub(crate) fn create(&self, destroy: CUhostFn, argument: *mut c_void, references: u64) -> u64 {
         let mut table = self.0.lock();

@@ -12,63 +12,82 @@ const FASTEST_FIRST: &str = "FASTEST_FIRST";
 const BY_PCI_BUS: &str = "PCI_BUS_ID";
 const UUID_PREFIX: &str = "GPU-";
 
-/// The server's numbers of its devices, in the program's order: the visible ones, then the hidden
-/// ones, whose memory other processes may still share.
+/// The numbers of a server's devices, the visible ones first, in the program's order. Hidden ones
+/// have numbers too, since other processes may share memory of theirs.
 pub(crate) struct DeviceOrder {
     server: Vec<CUdevice>,
+    program: Vec<CUdevice>,
 }
 
 impl DeviceOrder {
-    /// Leaves only the visible devices in the welcome, in the program's order.
+    /// Leaves only the visible devices in the welcomes, in the program's order. The program's list
+    /// is that of the first server, then that of the next. Returns the numbers at each server.
     pub(crate) fn apply(
-        welcome: &mut ServerWelcome,
+        welcomes: &mut [ServerWelcome],
         visible: Option<&str>,
         order: Option<&str>,
-    ) -> Result<DeviceOrder, CUresult> {
-        let all = &welcome.devices;
-        let mut server: Vec<usize> = (0..all.len()).collect();
+    ) -> Result<Vec<DeviceOrder>, CUresult> {
+        let mut all: Vec<(usize, usize)> = Vec::new();
+        for (server, welcome) in welcomes.iter().enumerate() {
+            all.extend((0..welcome.devices.len()).map(|device| (server, device)));
+        }
+        let card = |(server, device): &(usize, usize)| &welcomes[*server].devices[*device];
         match order {
             None | Some(FASTEST_FIRST) => {}
-            Some(BY_PCI_BUS) => {
-                server.sort_by_key(|i| (all[*i].pci_domain, all[*i].pci_bus, all[*i].pci_device));
-            }
+            Some(BY_PCI_BUS) => all.sort_by_key(|one| {
+                let card = card(one);
+                (card.pci_domain, card.pci_bus, card.pci_device)
+            }),
             Some(_) => return Err(CUresult::CUDA_ERROR_INVALID_DEVICE),
         }
-        let uuids: Vec<[u8; 16]> = server.iter().map(|i| all[*i].uuid).collect();
+        let uuids: Vec<[u8; 16]> = all.iter().map(|one| card(one).uuid).collect();
         let shown = match visible {
-            None => (0..server.len()).collect(),
+            None => (0..all.len()).collect(),
             Some(text) => chosen(text, &uuids)?,
         };
-        let mut numbers: Vec<usize> = shown.iter().map(|i| server[*i]).collect();
+        let mut numbers: Vec<(usize, usize)> = shown.iter().map(|i| all[*i]).collect();
         let count = numbers.len();
-        server.retain(|number| !numbers.contains(number));
-        numbers.extend(server);
-        let card = |number: &usize| {
-            let card = &all[*number];
-            let peer = |other: &usize| card.peers.get(*other).cloned().unwrap_or_default();
-            DeviceCard {
-                peers: numbers.iter().map(peer).collect(),
-                ..card.clone()
-            }
-        };
-        welcome.devices = numbers[..count].iter().map(card).collect();
-        if welcome.devices.is_empty() {
+        if count == 0 {
             return Err(CUresult::CUDA_ERROR_NO_DEVICE);
         }
-        Ok(DeviceOrder {
-            server: numbers
-                .into_iter()
-                .map(|number| number as CUdevice)
-                .collect(),
-        })
+        all.retain(|one| !numbers.contains(one));
+        numbers.extend(all);
+        let orders = welcomes.iter_mut().enumerate();
+        Ok(orders
+            .map(|(server, welcome)| {
+                let own = numbers
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, one)| one.0 == server);
+                let (program, own): (Vec<usize>, Vec<usize>) =
+                    own.map(|(number, one)| (number, one.1)).unzip();
+                let shown = program.iter().filter(|number| **number < count).count();
+                welcome.devices = cards(&welcome.devices, &own, shown);
+                let number = |number: usize| number as CUdevice;
+                DeviceOrder {
+                    server: own.into_iter().map(number).collect(),
+                    program: program.into_iter().map(number).collect(),
+                }
+            })
+            .collect())
+    }
+
+    /// Returns the place of a device among the server's, the visible ones first.
+    pub(crate) fn local(&self, device: CUdevice) -> Result<usize, CUresult> {
+        self.program
+            .iter()
+            .position(|number| *number == device)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
+    }
+
+    /// Returns the program's number of the device at a place.
+    pub(crate) fn program(&self, local: usize) -> CUdevice {
+        self.program.get(local).copied().unwrap_or(-1)
     }
 
     /// Returns the server's number of a device.
     pub(crate) fn server(&self, device: CUdevice) -> Result<CUdevice, CUresult> {
-        usize::try_from(device)
-            .ok()
-            .and_then(|device| self.server.get(device).copied())
-            .ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
+        Ok(self.server[self.local(device)?])
     }
 
     /// Returns the program's number of a device of the server; beyond the visible ones if it is
@@ -77,9 +96,22 @@ impl DeviceOrder {
         self.server
             .iter()
             .position(|device| device.unsigned_abs() == number)
-            .map(|device| device as CUdevice)
+            .map(|local| self.program(local))
             .ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
     }
+}
+
+/// Returns the cards of the first `shown` of these devices; each knows its peers in their order.
+fn cards(all: &[DeviceCard], order: &[usize], shown: usize) -> Vec<DeviceCard> {
+    let card = |number: &usize| {
+        let card = &all[*number];
+        let peer = |other: &usize| card.peers.get(*other).cloned().unwrap_or_default();
+        DeviceCard {
+            peers: order.iter().map(peer).collect(),
+            ..card.clone()
+        }
+    };
+    order[..shown].iter().map(card).collect()
 }
 
 /// Returns the devices that a list names, as indices into `uuids`. The first invalid entry ends the
@@ -245,18 +277,46 @@ mod tests {
             devices: vec![card(0), card(1)],
             key: None,
         };
-        let mut seen = welcome.clone();
-        let order = DeviceOrder::apply(&mut seen, Some("1"), None).expect("one is left");
-        assert_eq!(seen.devices.len(), 1);
+        let apply = |visible, order| {
+            let mut seen = [welcome.clone()];
+            DeviceOrder::apply(&mut seen, visible, order)
+                .map(|mut orders| (seen[0].devices.len(), orders.remove(0)))
+        };
+        let (seen, order) = apply(Some("1"), None).expect("one is left");
+        assert_eq!(seen, 1);
         assert_eq!((order.server(0), order.server(1)), (Ok(1), Ok(0)));
         assert_eq!((order.client(1), order.client(0)), (Ok(0), Ok(1)));
         assert!(order.client(2).is_err() && order.server(2).is_err() && order.server(-1).is_err());
-        let mut seen = welcome.clone();
-        let order = DeviceOrder::apply(&mut seen, Some("0"), Some(BY_PCI_BUS)).expect("one");
+        let (_, order) = apply(Some("0"), Some(BY_PCI_BUS)).expect("one");
         assert_eq!(order.server(0), Ok(1), "the lower bus is first");
-        let none = DeviceOrder::apply(&mut welcome.clone(), Some("-1"), None).err();
+        let none = apply(Some("-1"), None).err();
         assert_eq!(none, Some(CUresult::CUDA_ERROR_NO_DEVICE));
-        let wrong = DeviceOrder::apply(&mut welcome.clone(), None, Some("nonsense")).err();
+        let wrong = apply(None, Some("nonsense")).err();
         assert_eq!(wrong, Some(CUresult::CUDA_ERROR_INVALID_DEVICE));
+    }
+
+    #[test]
+    fn devices_of_several_servers_are_one_list() {
+        let server = |names: &[&str]| ServerWelcome {
+            devices: names
+                .iter()
+                .map(|name| DeviceCard {
+                    name: (*name).into(),
+                    ..DeviceCard::default()
+                })
+                .collect(),
+            ..ServerWelcome::default()
+        };
+        let mut seen = [server(&["a", "b"]), server(&["c"]), server(&["d"])];
+        let orders = DeviceOrder::apply(&mut seen, Some("2,1"), None).expect("two are left");
+        let names = |welcome: &ServerWelcome| {
+            let names = welcome.devices.iter().map(|card| card.name.clone());
+            names.collect::<Vec<_>>()
+        };
+        assert_eq!(seen.each_ref().map(names), [vec!["b"], vec!["c"], vec![]]);
+        assert_eq!((orders[0].server(1), orders[1].server(0)), (Ok(1), Ok(0)));
+        assert!(orders[0].server(0).is_err() && orders[1].server(1).is_err());
+        // The hidden ones, "a" and "d", come after all visible ones.
+        assert_eq!((orders[0].client(0), orders[2].client(0)), (Ok(2), Ok(3)));
     }
 }

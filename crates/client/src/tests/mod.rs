@@ -89,10 +89,12 @@ impl Client {
         let peer = Peer::start(server, script);
         let printed = Printed::default();
         let mut welcome = welcome();
-        let devices = DeviceOrder::apply(&mut welcome, None, None).expect("a device");
+        let welcomes = std::slice::from_mut(&mut welcome);
+        let mut devices = DeviceOrder::apply(welcomes, None, None).expect("a device");
+        let devices = devices.remove(0);
         let handler = Box::new(Kept(printed.clone()));
         let server =
-            Server::new(client, Vec::new(), welcome, devices, handler).expect("a free window");
+            Server::new(0, client, Vec::new(), welcome, devices, handler).expect("a free window");
         // Threads of the session use it until the process ends, as they use a program's.
         let driver: &'static Driver = Box::leak(Box::new(Driver::new(server)));
         set_driver_of_thread(driver);

@@ -82,7 +82,7 @@ struct Client {
 impl Client {
     fn new(fake: &Fake) -> Client {
         let mut device = fake.open();
-        let (base, _) = outboard_device::Host::reserve_window(&mut device).expect("a window");
+        let (base, _) = outboard_device::Host::reserve_window(&mut device, 0).expect("a window");
         let mut client = Client {
             device,
             images: ImageStore::new(None),

@@ -116,7 +116,7 @@ impl Host for Fake {
         13_000
     }
 
-    fn reserve_window(&mut self) -> Result<(u64, u64), Failure> {
+    fn reserve_window(&mut self, _: u8) -> Result<(u64, u64), Failure> {
         Ok((1 << 40, 1 << 30))
     }
 

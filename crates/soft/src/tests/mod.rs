@@ -45,7 +45,7 @@ pub(super) fn client() -> Client {
 
 pub(super) fn client_with(options: SoftOptions) -> Client {
     let mut device = open(options).unwrap();
-    let (base, _) = device.reserve_window().unwrap();
+    let (base, _) = device.reserve_window(0).unwrap();
     let mut client = Client {
         device,
         images: ImageStore::new(None),

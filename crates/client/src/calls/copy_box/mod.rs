@@ -21,7 +21,7 @@ use outboard_wire::{
 pub(crate) use self::arrays::*;
 use self::shape::{End, Extent, Memory, Piece, pack};
 use super::{
-    Done, In, Untyped,
+    Done, In, Untyped, across,
     copy::{CopyEnd, MemoryKind},
 };
 use crate::{
@@ -115,8 +115,8 @@ fn request_3d(driver: &Driver, copy: &CUDA_MEMCPY3D) -> Result<Option<Request>, 
     }))
 }
 
-/// Converts `CUDA_MEMCPY2D`; `None` if there is nothing to copy.
-fn request_2d(driver: &Driver, copy: &CUDA_MEMCPY2D) -> Result<Option<Request>, CUresult> {
+/// Converts `CUDA_MEMCPY2D`.
+fn record_of_2d(driver: &Driver, copy: &CUDA_MEMCPY2D) -> Result<CUDA_MEMCPY3D, CUresult> {
     let device = driver.contexts.current()?.device;
     let pitch_max = driver.attribute(device, CU_DEVICE_ATTRIBUTE_MAX_PITCH) as usize;
     let too_far = |memory_type, pitch| {
@@ -127,7 +127,7 @@ fn request_2d(driver: &Driver, copy: &CUDA_MEMCPY2D) -> Result<Option<Request>, 
     {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    let copy = CUDA_MEMCPY3D {
+    Ok(CUDA_MEMCPY3D {
         src_x_in_bytes: copy.src_x_in_bytes,
         src_y: copy.src_y,
         src_z: 0,
@@ -153,8 +153,7 @@ fn request_2d(driver: &Driver, copy: &CUDA_MEMCPY2D) -> Result<Option<Request>, 
         width_in_bytes: copy.width_in_bytes,
         height: copy.height,
         depth: 1,
-    };
-    request_3d(driver, &copy)
+    })
 }
 
 impl Request {
@@ -456,14 +455,20 @@ fn run(
     }
 }
 
+/// Runs a copy of three dimensions at its server, or between two.
+fn run_record(copy: &CUDA_MEMCPY3D, stream: CUstream, wait: bool) -> Done {
+    let here =
+        |copy: &CUDA_MEMCPY3D, stream, wait| run(|driver| request_3d(driver, copy), stream, wait);
+    across::boxed(stream, wait, copy, here)
+}
+
 fn run_2d(copy: In<'_, CUDA_MEMCPY2D>, stream: CUstream, wait: bool) -> Done {
     let copy = copy.get()?;
-    run(|driver| request_2d(driver, &copy), stream, wait)
+    run_record(&record_of_2d(driver()?, &copy)?, stream, wait)
 }
 
 fn run_3d(copy: In<'_, CUDA_MEMCPY3D>, stream: CUstream, wait: bool) -> Done {
-    let copy = copy.get()?;
-    run(|driver| request_3d(driver, &copy), stream, wait)
+    run_record(&copy.get()?, stream, wait)
 }
 
 pub(crate) fn cuMemcpy2D_v2(copy: In<'_, CUDA_MEMCPY2D>) -> Done {

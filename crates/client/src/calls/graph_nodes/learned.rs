@@ -69,8 +69,8 @@ impl Driver {
     }
 
     fn learned_kernel(&self, work: &KernelWork) -> Result<Arc<KernelRecord>, CUresult> {
-        let func = CUfunction(HandleKind::Kernel.tag(work.kernel) as usize);
-        let kernel = self.libraries.kernel(func)?;
+        let kernel = self.libraries.by_wire(work.kernel)?;
+        let func = CUfunction(kernel.handle());
         if work.params.len() < kernel.param_bytes as usize {
             return Err(CUresult::CUDA_ERROR_UNKNOWN);
         }

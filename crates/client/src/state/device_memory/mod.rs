@@ -126,6 +126,8 @@ pub(crate) struct DeviceMemory {
 }
 
 struct Usage {
+    /// The program's number.
+    device: CUdevice,
     quota: u64,
     used: u64,
 }
@@ -161,7 +163,13 @@ fn holding(entries: &BTreeMap<u64, Allocation>, address: u64) -> Option<&Allocat
 impl DeviceMemory {
     /// Reserves the server's window in this process, so that nothing else is mapped there: an
     /// address in it is certainly device memory.
-    pub(crate) fn reserve(welcome: &ServerWelcome) -> Result<DeviceMemory, String> {
+    /// `numbers` are the program's of the server's devices; numbers of allocations begin after
+    /// `first`.
+    pub(crate) fn reserve(
+        welcome: &ServerWelcome,
+        numbers: impl Fn(usize) -> CUdevice,
+        first: u64,
+    ) -> Result<DeviceMemory, String> {
         let (base, bytes) = (welcome.window_base, welcome.window_bytes);
         if bytes == 0 || base % CHUNK_BYTES != 0 || base.checked_add(bytes).is_none() {
             return Err(format!(
@@ -201,12 +209,14 @@ impl DeviceMemory {
             devices: welcome
                 .devices
                 .iter()
-                .map(|d| Usage {
+                .enumerate()
+                .map(|(local, d)| Usage {
+                    device: numbers(local),
                     quota: d.quota_bytes,
                     used: 0,
                 })
                 .collect(),
-            next_number: 1,
+            next_number: first + 1,
             exact: welcome.exact_memory,
         })
     }
@@ -511,11 +521,14 @@ impl DeviceMemory {
             .collect()
     }
 
+    fn usage(&mut self, device: CUdevice) -> Option<&mut Usage> {
+        self.devices.iter_mut().find(|usage| usage.device == device)
+    }
+
     /// Counts memory against the quota.
     pub(crate) fn charge(&mut self, device: CUdevice, bytes: u64) -> Result<(), CUresult> {
         let usage = self
-            .devices
-            .get_mut(device as usize)
+            .usage(device)
             .ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)?;
         if bytes > usage.quota.saturating_sub(usage.used) {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
@@ -525,7 +538,7 @@ impl DeviceMemory {
     }
 
     pub(crate) fn refund(&mut self, device: CUdevice, bytes: u64) {
-        if let Some(usage) = self.devices.get_mut(device as usize) {
+        if let Some(usage) = self.usage(device) {
             usage.used = usage.used.saturating_sub(bytes);
         }
     }
@@ -533,7 +546,8 @@ impl DeviceMemory {
     /// Returns the rest of the quota.
     pub(crate) fn free_bytes(&self, device: CUdevice) -> u64 {
         self.devices
-            .get(device as usize)
+            .iter()
+            .find(|usage| usage.device == device)
             .map_or(0, |u| u.quota.saturating_sub(u.used))
     }
 

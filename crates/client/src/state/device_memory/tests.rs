@@ -23,7 +23,7 @@ fn memory_of(base: u64, quota: u64, exact: bool) -> DeviceMemory {
         devices: vec![card],
         key: None,
     };
-    DeviceMemory::reserve(&welcome).expect("a free window")
+    DeviceMemory::reserve(&welcome, |local| local as i32, 0).expect("a free window")
 }
 
 #[test]

@@ -1,0 +1,127 @@
+"""Several servers in one program, on software devices that differ."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import OUTBOARD, TEST_PROGRAMS, Server, run_through, start_server
+
+pytestmark = pytest.mark.smoke
+
+PROGRAM = TEST_PROGRAMS / "several_servers.py"
+FIRST = ("--capability", "8.0", "--memory", "1GiB")
+SECOND = ("--capability", "9.0", "--memory", "2GiB")
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+    both = tuple(start_server(tmp_path_factory.mktemp("server"), *options) for options in (FIRST, SECOND))
+    assert len(both) == 2
+    yield both
+    for server in both:
+        assert server.process.poll() is None, f"the server died:\n{server.log.read_text()}"
+        assert server.stop() == 0
+
+
+def through(
+    urls: list[str], case: str, env: dict[str, str] | None = None, *options: str
+) -> subprocess.CompletedProcess[str]:
+    argv = [OUTBOARD, "run", "--gpu", ",".join(urls), *options, "--", sys.executable, PROGRAM, case]
+    return subprocess.run(argv, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=100)
+
+
+CASES = ["kernels", "copies", "boxes", "events", "peers", "threads", "forks", "nvml"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_several_servers(servers: tuple[Server, Server], link: str, case: str) -> None:
+    done = through([server.urls[link] for server in servers], case)
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("visible", "order", "devices"),
+    [
+        (None, None, ["0 8.0 1024", "1 9.0 2048"]),
+        ("1,0", None, ["0 9.0 2048", "1 8.0 1024"]),
+        ("1", None, ["0 9.0 2048"]),
+        (None, "PCI_BUS_ID", ["0 8.0 1024", "1 9.0 2048"]),
+    ],
+)
+def test_one_list(servers: tuple[Server, Server], visible: str | None, order: str | None, devices: list[str]) -> None:
+    given = {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order}
+    env = {name: value for name, value in given.items() if value}
+    # One over shm, one over tcp; and the same server once more, which is two GPUs with memory of their own.
+    urls = [servers[0].urls["shm"], servers[1].urls["tcp"]]
+    done = through(urls, "list", env)
+    assert done.stdout.splitlines() == [*devices, "right"], done.stdout + done.stderr
+
+
+def test_one_server_twice(servers: tuple[Server, Server]) -> None:
+    urls = [servers[0].urls["shm"]] * 2
+    done = through(urls, "list")
+    assert done.stdout.splitlines() == ["0 8.0 1024", "1 8.0 1024", "right"], done.stdout + done.stderr
+    done = through(urls, "copies")
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stdout + done.stderr
+
+
+def test_swapped_devices_work(servers: tuple[Server, Server]) -> None:
+    done = through([s.urls["shm"] for s in servers], "copies", {"CUDA_VISIBLE_DEVICES": "1,0"})
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stdout + done.stderr
+
+
+def test_the_first_gpus(servers: tuple[Server, Server]) -> None:
+    urls = [s.urls["shm"] for s in servers]
+    done = through(urls, "list", None, "--gpus", "1")
+    assert done.stdout.splitlines() == ["0 8.0 1024", "right"], done.stdout + done.stderr
+    done = through(urls, "list", None, "--gpus", "3")
+    assert (done.returncode, done.stdout) == (1, "") and "--gpus 3: there are 2" in done.stderr, done.stderr
+    done = through(urls, "list", {"CUDA_VISIBLE_DEVICES": "1"}, "--gpus", "1")
+    assert done.returncode == 1 and "leave one out" in done.stderr, done.stderr
+
+
+def test_a_server_that_is_not_there(servers: tuple[Server, Server], tmp_path: Path) -> None:
+    urls = [servers[0].urls["shm"], f"shm://{tmp_path}/none.sock"]
+    done = through(urls, "refused")
+    assert done.returncode == 1 and "none.sock" in done.stderr, done.stderr
+    # One that has gone since `outboard run` looked: cuInit names it.
+    inner = f'OUTBOARD_GPU={",".join(urls)} exec "$0" "$@"'
+    done = run_through(urls[0], "sh", "-c", inner, sys.executable, PROGRAM, "refused")
+    assert done.stdout == "CUDA_ERROR_DEVICE_UNAVAILABLE\nright\n", done.stderr
+    assert "none.sock" in done.stderr, done.stderr
+
+
+def test_too_many_and_no_recording(servers: tuple[Server, Server], tmp_path: Path) -> None:
+    url = servers[0].urls["shm"]
+    done = through([url] * 9, "refused")
+    assert done.returncode != 0 and "at most 8" in done.stderr, done.stderr
+    done = through([url] * 2, "refused", None, "--record", str(tmp_path / "a.trace"))
+    assert done.returncode == 1 and "--record needs one server" in done.stderr, done.stderr
+
+
+def test_one_server_dies(tmp_path: Path, link: str) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    first, second = start_server(tmp_path / "a", *FIRST), start_server(tmp_path / "b", *SECOND)
+    urls = ",".join(server.urls[link] for server in (first, second))
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    argv = [OUTBOARD, "run", "--gpu", urls, "--", sys.executable, PROGRAM, "death"]
+    program = subprocess.Popen(argv, text=True, **pipes)
+    assert program.stdout
+    assert program.stdout.readline() == "ready\n"
+    supervisor = second.process.pid
+    workers = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+    for worker in workers:
+        os.kill(int(worker), signal.SIGKILL)
+    stdout, stderr = program.communicate("\n", timeout=60)
+    assert (program.returncode, stdout) == (0, "right\n"), stdout + stderr
+    assert "lost" in stderr
+    for server in (first, second):
+        server.stop()
