@@ -30,6 +30,10 @@ use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 use args::{Args, Command, LogFormat};
 
+/// Counts what a worker uses of this machine's memory for its client.
+#[global_allocator]
+static ALLOCATOR: outboard_budget::CountingAllocator = outboard_budget::CountingAllocator;
+
 fn main() -> ExitCode {
     if ptxas::is_meant() {
         return ptxas::main();

@@ -24,6 +24,11 @@ use crate::{
 /// Least device memory of a program, in bytes: devices hand it out in pieces of this size.
 const MEMORY_BYTES_MIN: u64 = 2 << 20;
 
+/// Least memory of this machine for a program, in bytes: staging for copies alone takes some of it.
+const HOST_MEMORY_BYTES_MIN: u64 = 64 << 20;
+/// Least default for it, in bytes: a large framework's modules take some hundred MiB.
+const HOST_MEMORY_BYTES_DEFAULT_MIN: u64 = 2 << 30;
+
 pub(crate) fn serve(args: ServeArgs, log_format: LogFormat) -> anyhow::Result<ExitCode> {
     // Sockets that a service manager has opened for this server.
     let opened = outboard_server::opened_sockets().context("the sockets of LISTEN_FDS")?;
@@ -77,6 +82,13 @@ fn options(
         "--memory: no program can work with less than {} MiB",
         MEMORY_BYTES_MIN >> 20
     );
+    anyhow::ensure!(
+        args.shares
+            .host_memory
+            .is_none_or(|n| n >= HOST_MEMORY_BYTES_MIN),
+        "--host-memory: no program can be served with less than {} MiB",
+        HOST_MEMORY_BYTES_MIN >> 20
+    );
     if let Some(folder) = &args.cache.cache {
         check_cache(folder).with_context(|| format!("--cache: {}", folder.display()))?;
     }
@@ -98,6 +110,7 @@ fn options(
         },
         access: access(args.trust)?,
         cache: cache_folder(args.cache),
+        host_memory_bytes: args.shares.host_memory.unwrap_or_else(host_memory_default),
         metrics: args.seeing.metrics,
         audit: args.seeing.audit,
         worker_args: worker_args(log_format),
@@ -177,6 +190,13 @@ pub(crate) fn default_endpoint() -> anyhow::Result<Endpoint> {
         .to_str()
         .context("XDG_RUNTIME_DIR or TMPDIR is not UTF-8")?;
     Ok(format!("shm:{path}").parse()?)
+}
+
+/// Returns a quarter of this machine's memory.
+fn host_memory_default() -> u64 {
+    let info = rustix::system::sysinfo();
+    let total = info.totalram as u64 * u64::from(info.mem_unit);
+    (total / 4).max(HOST_MEMORY_BYTES_DEFAULT_MIN)
 }
 
 fn choose_device(device: DeviceArg) -> anyhow::Result<DeviceKind> {

@@ -38,6 +38,12 @@ impl Failure {
     }
 }
 
+impl From<outboard_budget::Exhausted> for Failure {
+    fn from(exhausted: outboard_budget::Exhausted) -> Failure {
+        Failure::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY, exhausted.to_string())
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.status, self.message)

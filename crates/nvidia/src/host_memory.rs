@@ -14,6 +14,7 @@ use std::{
 };
 
 use outboard_api::CUresult;
+use outboard_budget::Charge;
 use outboard_device::{Cx, Failure};
 use outboard_link::Lasting;
 use outboard_wire::messages;
@@ -47,6 +48,8 @@ pub(super) struct HostRange {
     len: u64,
     registered: bool,
     mirror: bool,
+    /// A mirror's part of this process's memory.
+    _charge: Option<Charge>,
     /// Whether it is a managed variable: memory of the driver that lasts as long as its library is
     /// loaded.
     variable: bool,
@@ -62,6 +65,7 @@ impl HostRange {
     ) -> Result<HostRange, Failure> {
         check_place(va, len)?;
         let file = file.map(File::from);
+        let charge = file.is_none().then(|| Charge::take(len)).transpose()?;
         if let Some(file) = &file {
             check_covered(file, len)?;
         }
@@ -72,6 +76,7 @@ impl HostRange {
             len,
             registered: false,
             mirror: file.is_none(),
+            _charge: charge,
             variable: false,
         })
     }
@@ -269,9 +274,11 @@ impl HostRanges {
                 len,
                 registered: false,
                 mirror: true,
+                _charge: None,
                 variable: true,
             },
         );
+        outboard_budget::reserve(len)?;
         let known = vec![0; len as usize];
         self.watches.push(Watch { va, known });
         Ok(true)
@@ -415,6 +422,7 @@ impl Nvidia {
                 watch.va <= m.va && m.va + m.len <= watch.va + watch.known.len() as u64
             });
         if !watched {
+            outboard_budget::reserve(m.len)?;
             let mut known = vec![0; m.len as usize];
             range.read(m.va, &mut known);
             self.host.watches.push(Watch { va: m.va, known });
@@ -442,6 +450,7 @@ fn overwrite(known: &mut [u8], start: u64, at: u64, data: &[u8]) {
 /// Memory that the driver pinned.
 pub(super) struct Pinned {
     hold: Arc<ContextHold>,
+    _charge: Charge,
     start: NonNull<u8>,
     len: usize,
 }
@@ -455,6 +464,7 @@ unsafe impl Sync for Pinned {}
 impl Pinned {
     /// Allocates pinned memory. `hold`'s context must be current.
     pub(super) fn new(hold: &Arc<ContextHold>, len: usize) -> Result<Pinned, Failure> {
+        let charge = Charge::take(len as u64)?;
         let mut start = ptr::null_mut();
         // SAFETY: `start` has room for the answer.
         unsafe {
@@ -469,6 +479,7 @@ impl Pinned {
         })?;
         Ok(Pinned {
             hold: hold.clone(),
+            _charge: charge,
             start,
             len,
         })

@@ -2,6 +2,8 @@
 
 use std::{collections::HashMap, sync::OnceLock};
 
+use outboard_budget::Charge;
+
 use crate::check::Sources;
 use crate::code::{FUNCTION_WINDOW, Program};
 use crate::error::Error;
@@ -44,6 +46,8 @@ pub struct Module {
     memory: Memory,
     /// The variables' range.
     allocation: Option<u64>,
+    /// The variables' part of this process's memory.
+    charge: Option<Charge>,
 }
 
 impl Module {
@@ -71,6 +75,8 @@ impl Module {
             None if layout.managed_bytes > 0 => own_place + layout.managed_bytes,
             _ => layout.global_bytes,
         };
+        let charge =
+            Charge::take(own_bytes).map_err(|_| MemoryError::OutOfMemory { bytes: own_bytes })?;
         let allocation = match own_bytes {
             0 => None,
             bytes => Some(memory.allocate_internal(bytes, 256)?),
@@ -84,7 +90,7 @@ impl Module {
         let loaded = match placed {
             Ok(at) => {
                 layout.place_managed(at, base);
-                Self::build(ptx, &ast, &layout, memory, allocation)
+                Self::build(ptx, &ast, &layout, memory, (allocation, charge))
             }
             Err(error) => Err(error.into()),
         };
@@ -101,7 +107,7 @@ impl Module {
         ast: &parse::ast::Module<'_>,
         layout: &Layout<'_>,
         memory: &Memory,
-        allocation: Option<u64>,
+        (allocation, charge): (Option<u64>, Charge),
     ) -> Result<Self, Error> {
         let base = allocation.unwrap_or(0);
         let lowered = lower::lower(ptx, ast, layout, base)?;
@@ -130,7 +136,7 @@ impl Module {
         let mut module = Self::of_verified(verified, memory);
         module.sources = Sources::new(ptx);
         (module.globals, module.const_bytes) = (globals, layout.const_bytes);
-        module.allocation = allocation;
+        (module.allocation, module.charge) = (allocation, Some(charge));
         Ok(module)
     }
 
@@ -149,6 +155,7 @@ impl Module {
             const_bytes: 0,
             memory: memory.clone(),
             allocation: None,
+            charge: None,
             verified,
         }
     }

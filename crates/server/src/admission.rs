@@ -29,6 +29,8 @@ pub(super) struct Admission {
     pub(super) cache: Option<Vec<u8>>,
     /// Workers whose contexts will still take device memory that is free now.
     pub(super) spares_to_come: u8,
+    /// This machine's memory that the worker may use for the client, device memory apart.
+    pub(super) host_memory_bytes: u64,
     /// Secret by which further connections of this session are known.
     pub(super) key: SessionKey,
 }
@@ -201,6 +203,7 @@ mod tests {
             device: device(),
             cache: Some(b"/cache".to_vec()),
             spares_to_come: 3,
+            host_memory_bytes: 0x2122_2324_2526,
             key: SessionKey::new([0x55; SESSION_KEY_BYTES]),
         })
     }

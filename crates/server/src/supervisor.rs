@@ -79,6 +79,8 @@ pub struct ServeOptions {
     pub metrics: Option<SocketAddr>,
     /// File with a line for each session that has ended.
     pub audit: Option<PathBuf>,
+    /// This machine's memory that a worker may use for its client, device memory apart.
+    pub host_memory_bytes: u64,
     /// Arguments with which this executable becomes a worker. The number of the worker's socket is
     /// appended.
     pub worker_args: Vec<OsString>,
@@ -521,6 +523,7 @@ impl Supervisor {
             device: self.options.device.clone(),
             cache: cache.map(|folder| folder.as_os_str().as_bytes().to_vec()),
             spares_to_come: 0,
+            host_memory_bytes: self.options.host_memory_bytes,
             key,
         });
         if purpose == Purpose::Session && self.hand_over(at, &mut admission, socket) {

@@ -43,6 +43,9 @@ const NAME_WORKER: &str = "outboard-worker";
 const NAME_SPARE: &str = "outboard-spare";
 const NAME_EXPORTER: &str = "outboard-metrics";
 
+/// Score by which the kernel prefers a worker to other processes when memory runs out, of 1,000.
+const OOM_SCORE: &str = "500";
+
 /// Texts for a client that uses the wrong kind of address: first for one that does not want RDMA,
 /// then for one that does.
 const WRONG_LINK: [&str; 2] = [
@@ -301,8 +304,11 @@ impl Client {
             token,
             cache,
             key,
+            host_memory_bytes,
             ..
         } = *self.admission;
+        outboard_budget::set(host_memory_bytes);
+        offer_to_oom_killer();
         if client.purpose == Purpose::Status {
             debug!(peer = self.peer, "asks about the server");
             return status::serve(self.stream, &self.control, welcome);
@@ -397,6 +403,12 @@ fn peer(stream: &Stream) -> String {
         Ok(peer) => peer.to_string(),
         Err(error) => error.to_string(),
     }
+}
+
+/// Has the kernel end this process before the server's own, if the machine runs out of memory. A
+/// failure is ignored: the kernel then chooses by size alone.
+fn offer_to_oom_killer() {
+    let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE);
 }
 
 /// Names this process. A failure is ignored: the name is only a convenience.

@@ -1,6 +1,11 @@
 //! Executes one message: decodes it, checks it against every session's limits, and answers it here
 //! or hands it to the device.
 
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
 use outboard_api::CUresult;
 use outboard_device::{self as device, Cx, Device, Failure, Outcome, images::ImageStore};
 use outboard_link::RdmaTarget;
@@ -10,7 +15,7 @@ use outboard_wire::{
     limits::CHUNK_BYTES_MAX,
     messages::{
         CopyBoxOut, CopyOut, Echo, EchoReply, FenceContext, FenceStream, ImageGet, ImageGetReply,
-        ImageOffer, ImageOfferReply, ImagePut, Request, is_question,
+        ImageOffer, ImageOfferReply, ImagePut, Request, gives_back, is_bulk, is_light, is_question,
     },
 };
 
@@ -148,9 +153,26 @@ fn check(purpose: Purpose, op: u16, reply_bytes: Option<u64>) -> Result<(), Fail
             "this connection was opened for questions about the devices only",
         ));
     }
+    check_budget(op)?;
     match reply_bytes {
         Some(len) if len > CHUNK_BYTES_MAX as u64 => Err(too_long(len)),
         _ => Ok(()),
+    }
+}
+
+/// Refuses a message that may take memory if the client has used up its budget. One that brings
+/// data first waits a little for work that gives memory back.
+fn check_budget(op: u16) -> Result<(), Failure> {
+    if is_bulk(op) && outboard_budget::is_tight() && outboard_budget::check().is_ok() {
+        let until = Instant::now() + Duration::from_millis(limits::TIGHT_MS_MAX);
+        while outboard_budget::is_tight() && Instant::now() < until {
+            thread::sleep(Duration::from_micros(limits::TIGHT_LOOK_US));
+        }
+    }
+    match (gives_back(op), is_light(op)) {
+        (true, _) => Ok(()),
+        (false, true) => Ok(outboard_budget::check_light()?),
+        (false, false) => Ok(outboard_budget::check()?),
     }
 }
 

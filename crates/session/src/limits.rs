@@ -14,6 +14,11 @@ pub const STALL_MS_MAX: u64 = 100;
 pub const WAITING_HARD_MAX: usize = 65_536;
 pub const WAITING_HARD_BYTES_MAX: u64 = 4 << 30;
 
+/// How long a message with data waits for the GPU's work to give memory back, if most of the
+/// session's host memory is in use, and how often it looks.
+pub const TIGHT_MS_MAX: u64 = 20;
+pub const TIGHT_LOOK_US: u64 = 200;
+
 /// The longest immediate reply: the bytes of a frame after its header.
 pub const REPLY_BYTES_MAX: usize = FRAME_BYTES_MAX - HEADER_BYTES;
 

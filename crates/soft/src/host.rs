@@ -13,6 +13,7 @@ use std::{
 };
 
 use outboard_api::CUresult;
+use outboard_budget::Charge;
 use outboard_device::{Cx, Failure};
 use outboard_pages::Tracker;
 use outboard_ptx::device::{Fence, Gpu};
@@ -24,8 +25,6 @@ use super::{
 };
 
 const PAGE_BYTES: u64 = 4096;
-/// Bytes of a session's mirrors, all together.
-const MIRROR_BYTES_MAX: u64 = 256 << 30;
 /// Bytes compared at once, and the longest run of changes reported at once.
 const RUN_BYTES_MAX: usize = 64 << 10;
 /// How long a new mapping waits for work that may still use the memory mapped there before. Only
@@ -47,7 +46,6 @@ pub(super) struct HostMemory {
     regions: BTreeMap<u64, Region>,
     /// Regions that the client has unmapped, with fences for the work that may still use them.
     leaving: Vec<(Fence, u64, Region)>,
-    mirror_bytes: u64,
     /// Parts that the client must be sent, whenever they were written.
     untold: Vec<(u64, u64)>,
     /// Finds the pages of mirrors that kernels have written. Opened with the first watched mirror;
@@ -61,8 +59,8 @@ struct Region {
     library: Option<u64>,
     /// Whether the tracker watches its pages, so that only written ones are compared.
     is_tracked: bool,
-    /// Whether it is the client's own memory, rather than a mirror.
-    shared: bool,
+    /// A mirror's part of the worker's memory; the client's own memory is none.
+    charge: Option<Charge>,
     /// Watched parts by address, with their bytes as the client knows them.
     watched: BTreeMap<u64, Vec<u8>>,
 }
@@ -111,11 +109,9 @@ impl HostMemory {
     }
 
     fn drop_region(&mut self, va: u64, region: &Region) {
-        if region.shared {
-            unmap_at(va, region.bytes);
-        } else {
-            self.mirror_bytes -= region.bytes;
-            self.unmap_mirror(va, region.bytes);
+        match region.charge {
+            None => unmap_at(va, region.bytes),
+            Some(_) => self.unmap_mirror(va, region.bytes),
         }
     }
 
@@ -302,8 +298,7 @@ impl Soft {
                 format!("{} bytes at {:#x} are mapped already", m.len, m.va),
             ));
         }
-        let shared = m.fd_tag != 0;
-        if shared {
+        let charge = if m.fd_tag != 0 {
             if !m.va.is_multiple_of(PAGE_BYTES) {
                 return Err(invalid(format!(
                     "shared memory at {:#x}, inside a page",
@@ -313,23 +308,19 @@ impl Soft {
             let file = (cx.fds)(m.fd_tag)?;
             check_file(&file, m.len)?;
             map_at(m.va, m.len, Some(&file))?;
+            None
         } else {
-            if self.host.mirror_bytes + m.len.min(MIRROR_BYTES_MAX + 1) > MIRROR_BYTES_MAX {
-                return Err(Failure::new(
-                    CUresult::CUDA_ERROR_OUT_OF_MEMORY,
-                    format!("more than {MIRROR_BYTES_MAX} bytes of mapped host memory"),
-                ));
-            }
+            let charge = Charge::take(m.len)?;
             self.host.map_mirror(m.va, m.len)?;
-            self.host.mirror_bytes += m.len;
-        }
+            Some(charge)
+        };
         self.keep_region(
             m.va,
             Region {
                 bytes: m.len,
                 library: None,
                 is_tracked: false,
-                shared,
+                charge,
                 watched: BTreeMap::new(),
             },
         )
@@ -350,13 +341,10 @@ impl Soft {
     /// Maps zeroed memory for a library's managed variables, at an address that is probably free in
     /// the client too.
     pub(super) fn managed_place(&mut self, library: u64, bytes: u64) -> Result<u64, Failure> {
-        let room = MIRROR_BYTES_MAX.saturating_sub(self.host.mirror_bytes);
-        if bytes == 0 || bytes > room {
-            return Err(Failure::new(
-                CUresult::CUDA_ERROR_OUT_OF_MEMORY,
-                format!("{bytes} bytes of managed variables; {room} are left"),
-            ));
+        if bytes == 0 {
+            return Err(invalid("no bytes of managed variables"));
         }
+        let charge = Charge::take(bytes)?;
         let mut tries = 0;
         let va = loop {
             // The page of distance keeps an overrun out of the next library's variables.
@@ -368,12 +356,11 @@ impl Soft {
                 Err(_) => tries += 1,
             }
         };
-        self.host.mirror_bytes += bytes;
         let region = Region {
             bytes,
             library: Some(library),
             is_tracked: false,
-            shared: false,
+            charge: Some(charge),
             watched: BTreeMap::new(),
         };
         self.keep_region(va, region).map(|()| va)
@@ -385,6 +372,7 @@ impl Soft {
         if region.watched.contains_key(&va) {
             return Ok(());
         }
+        outboard_budget::reserve(bytes)?;
         region.watched.insert(va, vec![0; bytes as usize]);
         if !region.is_tracked {
             self.host.track(start);
@@ -457,7 +445,7 @@ impl Soft {
         m: &messages::HostWatch,
     ) -> Result<(), Failure> {
         let (va, region) = self.host.find(m.va, m.len)?;
-        if region.shared {
+        if region.charge.is_none() {
             // The client sees what kernels write at once.
             return Ok(());
         }
@@ -478,6 +466,7 @@ impl Soft {
                 .range(at..end)
                 .next()
                 .map_or(end, |(start, _)| *start);
+            outboard_budget::reserve(to - at)?;
             let mut known = vec![0; (to - at) as usize];
             self.gpu
                 .memory()

@@ -474,6 +474,10 @@ traits! {
     is_question "question",
     /// Other sessions use the same device memory after it.
     shares_memory "shares-memory",
+    /// It is executed even if the client has used up its share of the server's own memory.
+    gives_back "gives-back",
+    /// It takes little of the server's own memory, and what waits for the GPU may need it.
+    is_light "light",
 }
 
 impl OpTraits {
@@ -503,6 +507,10 @@ impl OpTraits {
             (
                 self.is_fence && !self.memory_unchanged,
                 "a fence that changes memory",
+            ),
+            (
+                self.is_light && (self.is_bulk || self.gives_back),
+                "light with data, or beside gives-back",
             ),
             (
                 self.is_question && !self.memory_unchanged,

@@ -515,8 +515,12 @@ fn derive_op(call: Call) -> Result<Op, String> {
         fields,
         reply,
         answer,
+        traits: OpTraits {
+            gives_back: call.attributes.ends.is_some(),
+            is_light: answer == Answer::Never && call.attributes.ends.is_none(),
+            ..OpTraits::default()
+        },
         derived_from: Some((call, directions)),
-        traits: OpTraits::default(),
     })
 }
 

@@ -3,6 +3,7 @@
 mod bench;
 mod requirements;
 mod seeing;
+mod shares;
 mod trace;
 mod trust;
 
@@ -24,6 +25,7 @@ pub(crate) use bench::{
 };
 pub(crate) use requirements::{CalibrateArgs, LevelOfRemoting, LinkKind, RequireArgs};
 pub(crate) use seeing::{LogFormat, SeeingArgs, SortArg, TopArgs};
+pub(crate) use shares::SharesArgs;
 pub(crate) use trace::{CutArgs, ExportArgs, ShowArgs, TraceCommand};
 pub(crate) use trust::{TokenCommand, TokenFileArgs, TokensArgs, TrustArgs};
 
@@ -179,6 +181,8 @@ pub(crate) struct ServeArgs {
     pub(crate) seeing: SeeingArgs,
     #[command(flatten)]
     pub(crate) trust: TrustArgs,
+    #[command(flatten)]
+    pub(crate) shares: SharesArgs,
 }
 
 /// The file of the settings.
