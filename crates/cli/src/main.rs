@@ -6,6 +6,7 @@ mod bench;
 mod config;
 mod doctor;
 mod exit;
+mod keygen;
 mod libraries;
 mod peer;
 mod preload;
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         Command::Calibrate(args) => bench::calibrate(args),
         Command::Require(args) => require::require(args),
         Command::Trace(command) => trace::trace(command),
+        Command::Keygen(args) => keygen::keygen(args),
         Command::Token(command) => token::token(command),
         Command::Completions { shell } => completions(shell),
         Command::Man => manual(),

@@ -14,11 +14,11 @@ use clap::ValueEnum as _;
 use outboard_link::{Endpoint, Host, Listener};
 use outboard_server::{Access, DeviceKind, DeviceOptions, ServeOptions, Supervisor, run_worker};
 use outboard_soft::{MEMORY_BYTES_MAX, Watch};
-use outboard_trust::Store;
+use outboard_trust::{Fingerprint, Identity, Store, is_authorized};
 
 use crate::{
     args::{CacheArgs, DeviceArg, LogFormat, ServeArgs, TrustArgs, WorkerArgs},
-    libraries, token,
+    keygen, libraries, token,
 };
 
 /// Least device memory of a program, in bytes: devices hand it out in pieces of this size.
@@ -38,13 +38,20 @@ pub(crate) fn serve(args: ServeArgs, log_format: LogFormat) -> anyhow::Result<Ex
         .collect::<Result<Vec<_>, _>>()
         .context("the sockets of LISTEN_FDS")?;
     let is_check = args.config.check_config;
-    let options = options(args, log_format, &opened)?;
+    let key = own_key(&args.listen, &args.trust)?;
+    let opened: Vec<_> = match &key {
+        Some((_, ours)) if args.trust.tls => {
+            opened.into_iter().map(|at| at.encrypted(*ours)).collect()
+        }
+        _ => opened,
+    };
+    let options = options(args, log_format, &opened, key)?;
     if is_check {
         return crate::print(described(&options, &opened).as_bytes());
     }
-    let has_tokens = options.access.tokens.is_some();
+    let access = options.access.clone();
     let supervisor = Supervisor::bind(options, opened)?;
-    announce(&supervisor, has_tokens);
+    announce(&supervisor, &access);
     supervisor.run()?;
     Ok(ExitCode::SUCCESS)
 }
@@ -54,14 +61,16 @@ fn options(
     args: ServeArgs,
     log_format: LogFormat,
     opened: &[Listener],
+    key: Option<OwnKey>,
 ) -> anyhow::Result<ServeOptions> {
     let listen = match args.listen.is_empty() {
         true if !opened.is_empty() => Vec::new(),
         true => vec![default_endpoint()?],
         false => args.listen,
     };
+    let listen = encrypted(listen, args.trust.tls, key.as_ref())?;
     let opened = opened.iter().map(Listener::endpoint);
-    check_networks(listen.iter().chain(opened), &args.trust)?;
+    check_networks(listen.iter().chain(opened), &args.trust, key.is_some())?;
     let kind = choose_device(args.device)?;
     let watch = args.watch;
     anyhow::ensure!(
@@ -108,7 +117,7 @@ fn options(
                 seed: watch.seed,
             },
         },
-        access: access(args.trust)?,
+        access: access(args.trust, key)?,
         cache: cache_folder(args.cache),
         host_memory_bytes: args.shares.host_memory.unwrap_or_else(host_memory_default),
         metrics: args.seeing.metrics,
@@ -141,12 +150,15 @@ fn described(options: &ServeOptions, opened: &[Listener]) -> String {
 }
 
 /// Prints the addresses, and warns of those that are open to others.
-fn announce(supervisor: &Supervisor, has_tokens: bool) {
+fn announce(supervisor: &Supervisor, access: &Access) {
+    let has_tokens = access.tokens.is_some();
+    let is_restricted = has_tokens || access.authorized.is_some();
     let mut out = std::io::stdout().lock();
     for endpoint in supervisor.endpoints() {
         // Standard output may be closed by a reader that only wanted the port.
         let _ = writeln!(out, "listening on {endpoint}");
-        if is_open_to_others(endpoint) {
+        let is_encrypted = matches!(endpoint, Endpoint::Tls { .. });
+        if is_open_to_others(endpoint) && !(is_encrypted && is_restricted) {
             let who = match has_tokens {
                 true => "whoever is between a program and this server",
                 false => "whoever can connect",
@@ -239,7 +251,59 @@ fn cache_folder(args: CacheArgs) -> Option<PathBuf> {
     })
 }
 
-fn access(trust: TrustArgs) -> anyhow::Result<Access> {
+/// The server's key: its file, and its fingerprint.
+type OwnKey = (PathBuf, Fingerprint);
+
+/// Returns the server's key, if it needs one.
+fn own_key(listen: &[Endpoint], trust: &TrustArgs) -> anyhow::Result<Option<OwnKey>> {
+    let is_encrypted = |at: &Endpoint| matches!(at, Endpoint::Tls { .. });
+    if !trust.tls && !listen.iter().any(is_encrypted) {
+        anyhow::ensure!(
+            trust.tls_key.is_none() && trust.authorized.is_none(),
+            "--tls-key and --authorized are for encrypted connections: add --tls"
+        );
+        return Ok(None);
+    }
+    let file = keygen::key_file(trust.tls_key.clone())?;
+    let key = Identity::read(&file).context("--tls (outboard keygen makes the key)")?;
+    Ok(Some((file, key.fingerprint())))
+}
+
+/// Gives the addresses of encrypted connections the server's key; with `all` those of tcp become
+/// such.
+fn encrypted(
+    listen: Vec<Endpoint>,
+    all: bool,
+    key: Option<&OwnKey>,
+) -> anyhow::Result<Vec<Endpoint>> {
+    let Some((file, ours)) = key else {
+        return Ok(listen);
+    };
+    let ours = Some(*ours);
+    let listen = listen.into_iter().map(|at| match at {
+        Endpoint::Tls { fingerprint, .. } if fingerprint.is_some() && fingerprint != ours => {
+            anyhow::bail!("{at}: the key in {} is another", file.display())
+        }
+        Endpoint::Tcp { host, port } if all => Ok(Endpoint::Tls {
+            host,
+            port,
+            fingerprint: ours,
+        }),
+        Endpoint::Tls { host, port, .. } => Ok(Endpoint::Tls {
+            host,
+            port,
+            fingerprint: ours,
+        }),
+        other => Ok(other),
+    });
+    listen.collect()
+}
+
+fn access(trust: TrustArgs, key: Option<OwnKey>) -> anyhow::Result<Access> {
+    if let (Some(file), Some((_, own))) = (&trust.authorized, &key) {
+        // A file that cannot be used is reported now.
+        is_authorized(file, *own).context("--authorized")?;
+    }
     let tokens = trust.tokens.map(token::server_file).transpose()?;
     if let Some(file) = &tokens {
         let store = Store::read(file).context("--tokens (outboard token create makes the file)")?;
@@ -254,31 +318,52 @@ fn access(trust: TrustArgs) -> anyhow::Result<Access> {
         uids: trust.allow_uid,
         group: trust.socket_group,
         tokens,
+        key: key.map(|(file, _)| file),
+        authorized: trust.authorized.map(std::path::absolute).transpose()?,
     })
 }
 
-/// Refuses addresses that other machines reach, unless the user knows what that means.
+/// Refuses addresses that other machines reach, unless only some may come and nobody in between
+/// can listen, or the user knows what that means.
 fn check_networks<'a>(
-    mut listen: impl Iterator<Item = &'a Endpoint>,
+    listen: impl Iterator<Item = &'a Endpoint> + Clone,
     trust: &TrustArgs,
+    has_key: bool,
 ) -> anyhow::Result<()> {
-    match listen.find(|at| is_open_to_others(at)) {
-        Some(open) if !trust.insecure => anyhow::bail!(
-            "{open} is reached by other machines, and everybody who connects could use the GPU and run code here: \
-             on a network where you trust everybody add --insecure; otherwise listen on tcp://localhost, and come \
-             through a tunnel (docs/security.md)"
-        ),
-        _ => Ok(()),
+    let is_encrypted = |at: &Endpoint| matches!(at, Endpoint::Tls { .. });
+    anyhow::ensure!(
+        !has_key || listen.clone().any(is_encrypted),
+        "--tls is for tcp addresses: add --listen tcp://HOST:PORT"
+    );
+    if trust.insecure {
+        return Ok(());
     }
+    for open in listen.filter(|at| is_open_to_others(at)) {
+        match open {
+            Endpoint::Tls { .. } => anyhow::ensure!(
+                trust.authorized.is_some() || trust.tokens.is_some(),
+                "{open} is reached by other machines, and everybody who connects could use the GPU and run code here: \
+                 name who may, by --authorized FILE (keys) or --tokens (tokens), or serve everybody with --insecure"
+            ),
+            _ => anyhow::bail!(
+                "{open} is reached by other machines, and everybody who connects could use the GPU and run code here: \
+                 add --tls and --authorized or --tokens (docs/security.md); on a network where you trust everybody \
+                 --insecure; or listen on tcp://localhost, and come through a tunnel"
+            ),
+        }
+    }
+    Ok(())
 }
 
 fn is_open_to_others(endpoint: &Endpoint) -> bool {
     match endpoint {
-        Endpoint::Tcp { host, .. } | Endpoint::Rdma { host, .. } => match host {
-            Host::V4(address) => !address.is_loopback(),
-            Host::V6(address, _) => !address.is_loopback(),
-            Host::Name(name) => name != "localhost",
-        },
+        Endpoint::Tcp { host, .. } | Endpoint::Tls { host, .. } | Endpoint::Rdma { host, .. } => {
+            match host {
+                Host::V4(address) => !address.is_loopback(),
+                Host::V6(address, _) => !address.is_loopback(),
+                Host::Name(name) => name != "localhost",
+            }
+        }
         _ => false,
     }
 }

@@ -23,6 +23,7 @@ pub(crate) fn all() -> Vec<Target> {
         "shm:///run/a.sock",
         "tcp://host:4833",
         "tcp://[::1]:1",
+        "tcps://host:1?fingerprint=sha256:00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff",
         "rdma://host?device=mlx5_0&gid=3&pkey=0xffff",
     ]);
     let setups = vec![outboard_link::rdma::setup_seed()];
@@ -30,6 +31,7 @@ pub(crate) fn all() -> Vec<Target> {
     let target = |name, run, seeds| Target { name, run, seeds };
     vec![
         target("tokens", tokens, texts(&["a 0011223344556677 00 5 never"])),
+        target("tls-records", tls_records, sealed()),
         target("request", request, requests()),
         target("reply", reply, none()),
         target("handshake", handshake, hellos()),
@@ -100,7 +102,51 @@ fn tokens(data: &[u8]) {
         let _ = outboard_trust::Store::parse(text);
         let _ = text.parse::<outboard_trust::Token>();
         let _ = outboard_trust::parse_lifetime(text);
+        let _ = text.parse::<outboard_trust::Fingerprint>();
     }
+}
+
+/// Both halves of an encrypted connection, with secrets that are known here.
+fn records() -> Option<(outboard_trust::Sealer, outboard_trust::Opener)> {
+    let state = outboard_trust::TlsState::of_secrets([1; 32], [1; 32]);
+    state.resume().ok()
+}
+
+/// Bytes that come over an encrypted connection; the first says in what pieces.
+fn tls_records(data: &[u8]) {
+    let (Some((_, mut opener)), Some((piece, mut data))) = (records(), data.split_first()) else {
+        return;
+    };
+    let mut out = [0; 4096];
+    loop {
+        match opener.take(&mut out) {
+            Err(_) => return,
+            Ok(0) if data.is_empty() => return,
+            Ok(0) => {
+                let room = match piece & 1 {
+                    0 => opener.room(),
+                    _ => opener.room_exact(),
+                };
+                assert!(!room.is_empty(), "no room for the next record");
+                let count = room.len().min(data.len()).min(1 + usize::from(*piece) * 64);
+                room[..count].copy_from_slice(&data[..count]);
+                opener.filled(count);
+                data = &data[count..];
+            }
+            Ok(_) => {}
+        }
+    }
+}
+
+fn sealed() -> Vec<Vec<u8>> {
+    [&b"hello"[..], &[7; 40_000]]
+        .iter()
+        .filter_map(|plain| {
+            let mut bytes = vec![1];
+            records()?.0.seal(plain, &mut bytes).ok()?;
+            Some(bytes)
+        })
+        .collect()
 }
 
 fn documents(data: &[u8]) {

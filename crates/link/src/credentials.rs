@@ -7,12 +7,16 @@ use std::{
     sync::OnceLock,
 };
 
-use outboard_trust::Token;
+use outboard_trust::{Fingerprint, Identity, Token};
 
 use crate::Error;
 
 /// Names the file of the token for every server on a network; empty: no token is used.
 pub const TOKEN_FILE_VARIABLE: &str = "OUTBOARD_TOKEN_FILE";
+
+/// Names the file of the key by which a client is known over tcps; without it the key of the user's
+/// settings, if there is one, else a new one for each process.
+pub const KEY_FILE_VARIABLE: &str = "OUTBOARD_KEY_FILE";
 
 /// The file that [`use_token_file`] has set.
 static TOKEN_FILE: OnceLock<PathBuf> = OnceLock::new();
@@ -27,6 +31,8 @@ pub fn use_token_file(file: &Path) -> bool {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Credentials {
     pub(crate) token: Option<Token>,
+    /// This side's key, and that of the server; None: nothing is encrypted.
+    pub(crate) keys: Option<(Identity, Fingerprint)>,
 }
 
 /// The way to a session's server for its data connections.
@@ -65,8 +71,30 @@ impl Credentials {
                 .filter(|file| file.try_exists().unwrap_or(true)),
         };
         let token = file.map(|file| Token::read(&file)).transpose()?;
-        Ok(Credentials { token })
+        Ok(Credentials { token, keys: None })
     }
+
+    /// Returns the secrets for a server that is known by its key.
+    pub(crate) fn with_key_of(self, server: Fingerprint) -> Result<Credentials, Error> {
+        let named = env::var_os(KEY_FILE_VARIABLE).filter(|file| !file.is_empty());
+        let file = named.map(PathBuf::from).or_else(|| {
+            let file = default_key_file()?;
+            file.try_exists().unwrap_or(true).then_some(file)
+        });
+        let identity = match file {
+            Some(file) => Identity::read(&file),
+            None => Identity::random(),
+        };
+        Ok(Credentials {
+            keys: Some((identity?, server)),
+            ..self
+        })
+    }
+}
+
+/// Returns the file of the user's own key: `key` in the folder of the settings.
+pub fn default_key_file() -> Option<PathBuf> {
+    Some(config_folder()?.join("key"))
 }
 
 /// Returns the folder of the user's settings: `$XDG_CONFIG_HOME/outboard`, or

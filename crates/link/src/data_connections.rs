@@ -79,7 +79,8 @@ pub fn open_data_connections(
         let socket = TcpStream::connect_timeout(&server.address, left)
             .map_err(Error::io("connecting a data connection"))?;
         let stream = Stream::try_from(OwnedFd::from(socket))?;
-        let mut stream = stream.with_credentials(server.credentials.clone());
+        let stream = stream.with_credentials(server.credentials.clone());
+        let mut stream = stream.secure(deadline)?;
         let opening = Opening::send(&mut stream, &hello, deadline)?;
         Ok((stream, opening))
     };

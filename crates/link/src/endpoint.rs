@@ -1,4 +1,5 @@
-//! Addresses of servers: `shm:///path`, `tcp://host:port` or `rdma://host:port?device=...`.
+//! Addresses of servers: `shm:///path`, `tcp://host:port`, `tcps://host:port?fingerprint=...` or
+//! `rdma://host:port?device=...`.
 
 use std::{
     fmt,
@@ -8,6 +9,7 @@ use std::{
 };
 
 use crate::rdma::RdmaOptions;
+use outboard_trust::Fingerprint;
 use outboard_wire::limits::{PORT_DEFAULT, SERVERS_MAX, UNIX_PATH_BYTES_MAX};
 
 /// The address of a server. [`FromStr`] reads what [`Display`](fmt::Display) writes as an equal
@@ -20,6 +22,13 @@ pub enum Endpoint {
     Tcp {
         host: Host,
         port: u16,
+    },
+    /// A tcp port whose connections are encrypted (TLS 1.3).
+    Tls {
+        host: Host,
+        port: u16,
+        /// The server's key; a client needs it to know the server.
+        fingerprint: Option<Fingerprint>,
     },
     /// A tcp port over which the two sides set up RDMA.
     Rdma {
@@ -42,7 +51,8 @@ pub enum Host {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "bad server address {url:?}: {reason}; accepted are shm:///absolute/path, shm:relative/path, tcp://host, \
-     tcp://host:port, tcp://1.2.3.4:port and tcp://[ipv6]:port (default port {PORT_DEFAULT}), and the same with rdma://, \
+     tcp://host:port, tcp://1.2.3.4:port and tcp://[ipv6]:port (default port {PORT_DEFAULT}), the same with tcps://, where \
+     ?fingerprint=sha256:... follows, and with rdma://, \
      where ?device=mlx5_0&port=1&gid=3&mtu=4096&traffic_class=106&pkey=0xffff may follow, or some of it"
 )]
 pub struct EndpointError {
@@ -98,6 +108,10 @@ impl FromStr for Endpoint {
                 }
                 None => Err("tcp: must be followed by //".into()),
             },
+            Some(("tcps", rest)) => match rest.strip_prefix("//") {
+                Some(rest) => parse_tls(rest),
+                None => Err("tcps: must be followed by //".into()),
+            },
             Some(("rdma", rest)) => match rest.strip_prefix("//") {
                 Some(rest) => parse_rdma(rest),
                 None => Err("rdma: must be followed by //".into()),
@@ -105,7 +119,7 @@ impl FromStr for Endpoint {
             Some((scheme, rest)) if rest.starts_with("//") => {
                 Err(format!("there is no link of kind {scheme:?}"))
             }
-            _ => Err("it does not start with shm:, tcp:// or rdma://".into()),
+            _ => Err("it does not start with shm:, tcp://, tcps:// or rdma://".into()),
         };
         parsed.map_err(|reason| EndpointError {
             url: url.into(),
@@ -120,6 +134,17 @@ impl fmt::Display for Endpoint {
             Self::Shm(path) if path.is_absolute() => write!(f, "shm://{}", path.display()),
             Self::Shm(path) => write!(f, "shm:{}", path.display()),
             Self::Tcp { host, port } => write!(f, "tcp://{host}:{port}"),
+            Self::Tls {
+                host,
+                port,
+                fingerprint,
+            } => {
+                write!(f, "tcps://{host}:{port}")?;
+                match fingerprint {
+                    None => Ok(()),
+                    Some(fingerprint) => write!(f, "?fingerprint={fingerprint}"),
+                }
+            }
             Self::Rdma {
                 host,
                 port,
@@ -173,6 +198,21 @@ fn parse_shm(rest: &str) -> Result<Endpoint, String> {
         ));
     }
     Ok(Endpoint::Shm(path))
+}
+
+fn parse_tls(rest: &str) -> Result<Endpoint, String> {
+    let (authority, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let fingerprint = match query.split_once('=') {
+        None if query.is_empty() => None,
+        Some(("fingerprint", text)) => Some(text.parse().map_err(|e| format!("{e}"))?),
+        _ => return Err(format!("{query:?} is not fingerprint=sha256:...")),
+    };
+    let (host, port) = parse_authority(authority)?;
+    Ok(Endpoint::Tls {
+        host,
+        port,
+        fingerprint,
+    })
 }
 
 fn parse_rdma(rest: &str) -> Result<Endpoint, String> {
@@ -279,7 +319,10 @@ mod tests {
 
     #[test]
     fn accepted_forms_round_trip() {
+        let pinned = format!("tcps://gpu-7:9?fingerprint=sha256:{}", "0f".repeat(32));
         for (url, shown) in [
+            (pinned.as_str(), pinned.as_str()),
+            ("tcps://[::1]", "tcps://[::1]:4833"),
             ("shm:///run/outboard.sock", "shm:///run/outboard.sock"),
             ("shm:/run/outboard.sock", "shm:///run/outboard.sock"),
             ("tcp://gpu-7.example.org", "tcp://gpu-7.example.org:4833"),
@@ -338,6 +381,10 @@ mod tests {
             ("tcp://host:99999999999999999999", "above 65535"),
             ("tcp://host:4833/", "not a port"),
             ("tcp://host/", "not a host name"),
+            ("tcps:x", "followed by //"),
+            ("tcps://x?key=1", "is not fingerprint="),
+            ("tcps://x?fingerprint=sha256:00", "no fingerprint"),
+            ("tcp://x?fingerprint=sha256:00", "not a host name"),
             ("tcp://a b", "not a host name"),
             ("tcp://-a", "not a host name"),
             ("tcp://1.2.3", "not an IPv4"),

@@ -13,6 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use outboard_trust::Fingerprint;
 use outboard_wire::limits::ACCEPT_BACKLOG_MAX;
 use rustix::{
     event::PollFlags,
@@ -50,6 +51,19 @@ impl Listener {
                 let (socket, port) = bind_tcp(endpoint, host, *port)?;
                 let host = host.clone();
                 Ok(Self::over_tcp(socket, Endpoint::Tcp { host, port }))
+            }
+            Endpoint::Tls {
+                host,
+                port,
+                fingerprint,
+            } => {
+                let (socket, port) = bind_tcp(endpoint, host, *port)?;
+                let endpoint = Endpoint::Tls {
+                    host: host.clone(),
+                    port,
+                    fingerprint: *fingerprint,
+                };
+                Ok(Self::over_tcp(socket, endpoint))
             }
             Endpoint::Rdma {
                 host,
@@ -97,6 +111,20 @@ impl Listener {
             .parse()
             .map_err(|_| Error::Misuse("a socket whose address is none of Outboard's"))?;
         Ok(Self::over_tcp(socket, endpoint))
+    }
+
+    /// Makes a tcp address one of encrypted connections, with this key.
+    #[must_use]
+    pub fn encrypted(self, key: Fingerprint) -> Self {
+        let endpoint = match self.endpoint {
+            Endpoint::Tcp { host, port } => Endpoint::Tls {
+                host,
+                port,
+                fingerprint: Some(key),
+            },
+            other => other,
+        };
+        Self { endpoint, ..self }
     }
 
     fn over_tcp(socket: OwnedFd, endpoint: Endpoint) -> Self {
@@ -210,10 +238,23 @@ pub fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Stream, Error> 
         Endpoint::Tcp { host, port } | Endpoint::Rdma { host, port, .. } => {
             Credentials::of(&format!("{host}:{port}"))?
         }
+        Endpoint::Tls {
+            host,
+            port,
+            fingerprint,
+        } => {
+            let server = fingerprint.ok_or_else(|| Error::NoFingerprint {
+                endpoint: endpoint.to_string(),
+            })?;
+            Credentials::of(&format!("{host}:{port}"))?.with_key_of(server)?
+        }
     };
+    let deadline = deadline_after(timeout);
     let socket = match endpoint {
         Endpoint::Shm(path) => connect_shm(endpoint, path, timeout)?,
-        Endpoint::Tcp { host, port } => connect_tcp(endpoint, host, *port, timeout)?,
+        Endpoint::Tcp { host, port } | Endpoint::Tls { host, port, .. } => {
+            connect_tcp(endpoint, host, *port, timeout)?
+        }
         Endpoint::Rdma {
             host,
             port,
@@ -225,7 +266,7 @@ pub fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Stream, Error> 
         }
     };
     let stream = Stream::try_from(socket)?.with_credentials(credentials);
-    dressed(stream, endpoint)
+    dressed(stream.secure(deadline)?, endpoint)
 }
 
 fn connect_shm(endpoint: &Endpoint, path: &Path, timeout: Duration) -> Result<OwnedFd, Error> {

@@ -3,11 +3,8 @@
 use std::time::Instant;
 
 use outboard_trust::{Transcript, random};
-use outboard_wire::{
-    handshake::{
-        self, ClientHello, HandshakeError, PREAMBLE_BYTES, Preamble, ServerWelcome, TokenHello,
-    },
-    limits::PROOF_BYTES,
+use outboard_wire::handshake::{
+    self, ClientHello, HandshakeError, PREAMBLE_BYTES, Preamble, ServerWelcome, TokenHello,
 };
 
 use crate::{Error, Stream};
@@ -57,8 +54,7 @@ impl Opening {
         };
         let (preamble, document) = read_answer(stream, deadline)?;
         let challenge = handshake::decode_challenge(&preamble, &document)?;
-        let binding = [0; PROOF_BYTES];
-        let transcript = Transcript::new(&binding, &self.hello, &challenge.nonce);
+        let transcript = Transcript::new(&stream.binding(), &self.hello, &challenge.nonce);
         if !transcript.is_of_server(&token.key, &challenge.proof) {
             return Err(HandshakeError::Unproven.into());
         }

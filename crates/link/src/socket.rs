@@ -2,10 +2,16 @@
 //! rdma link.
 
 use std::{
+    fmt,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     time::Instant,
 };
 
+use outboard_trust::{
+    Channel, Fingerprint, Identity, Opener, RecordIo, Sealer, TlsState, open_as_client,
+    open_as_server,
+};
+use outboard_wire::limits::PROOF_BYTES;
 use rustix::{
     event::PollFlags,
     io::Errno,
@@ -14,16 +20,135 @@ use rustix::{
 
 use crate::{deadline::timed_out, error::Error, sys};
 
+pub(crate) struct Socket {
+    raw: Raw,
+    /// Encrypts what passes, if it is to be encrypted.
+    records: Option<Box<Records>>,
+}
+
+/// The ends of an encrypted connection.
 #[derive(Debug)]
-pub(crate) struct Socket(OwnedFd);
+pub(crate) struct Ends {
+    /// Bytes that only they know.
+    pub(crate) binding: [u8; PROOF_BYTES],
+    pub(crate) peer: Fingerprint,
+}
+
+const UNREAD: &str = "bytes that were not read";
+
+/// The descriptor itself.
+#[derive(Debug)]
+struct Raw(OwnedFd);
+
+/// The two halves of an encrypted connection after its handshake.
+pub(crate) type Records = (Sealer, Opener);
 
 impl Socket {
-    /// Fills `bytes` from the socket, and reads nothing after them.
+    /// Encrypts the connection from now on, to the server with a key.
+    pub(crate) fn secure_client(
+        &mut self,
+        (identity, server): &(Identity, Fingerprint),
+        deadline: Instant,
+    ) -> Result<Ends, Error> {
+        let channel = open_as_client(&mut Timed(&self.raw, deadline), identity, *server)??;
+        Ok(self.secured(channel))
+    }
+
+    /// Encrypts the connection from now on, to a client of any key.
+    pub(crate) fn secure_server(
+        &mut self,
+        identity: &Identity,
+        deadline: Instant,
+    ) -> Result<Ends, Error> {
+        let channel = open_as_server(&mut Timed(&self.raw, deadline), identity)??;
+        Ok(self.secured(channel))
+    }
+
+    fn secured(&mut self, channel: Channel) -> Ends {
+        self.records = Some(Box::new((channel.sealer, channel.opener)));
+        Ends {
+            binding: channel.binding,
+            peer: channel.peer,
+        }
+    }
+
+    /// Returns what another process needs to go on with the connection; None if it is not
+    /// encrypted.
+    pub(crate) fn tls_state(&self) -> Result<Option<TlsState>, Error> {
+        let state =
+            |records: &Records| TlsState::of(&records.0, &records.1).ok_or(Error::Misuse(UNREAD));
+        self.records.as_deref().map(state).transpose()
+    }
+
+    /// Goes on with an encrypted connection that another process has opened.
+    pub(crate) fn resume(&mut self, state: TlsState) -> Result<(), Error> {
+        self.records = Some(Box::new(state.resume()?));
+        Ok(())
+    }
+
+    /// Returns the descriptor, and what encrypts it.
+    pub(crate) fn into_parts(self) -> Result<(OwnedFd, Option<Records>), Error> {
+        match self.records {
+            Some(records) if !records.1.is_empty() => Err(Error::Misuse(UNREAD)),
+            records => Ok((self.raw.0, records.map(|records| *records))),
+        }
+    }
+
+    /// Fills `bytes` from the socket, and reads nothing after them; of an encrypted connection not
+    /// after the record that they are in.
     pub(crate) fn read_exact_deadline(
         &mut self,
         bytes: &mut [u8],
         deadline: Instant,
     ) -> Result<(), Error> {
+        let Some(records) = &mut self.records else {
+            return self.raw.read_exact_deadline(bytes, deadline);
+        };
+        let mut have = 0;
+        while have < bytes.len() {
+            have += records.1.take(&mut bytes[have..])?;
+            if have < bytes.len() {
+                let room = records.1.room_exact();
+                self.raw.read_exact_deadline(room, deadline)?;
+                let count = room.len();
+                records.1.filled(count);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends all of `bytes`.
+    pub(crate) fn write_all_deadline(
+        &mut self,
+        bytes: &[u8],
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        let Some(records) = &mut self.records else {
+            return self.raw.write_all_deadline(bytes, deadline);
+        };
+        let mut sealed = Vec::new();
+        records.0.seal(bytes, &mut sealed)?;
+        self.raw.write_all_deadline(&sealed, deadline)
+    }
+}
+
+/// A socket with the time until which a handshake may take.
+struct Timed<'s>(&'s Raw, Instant);
+
+impl RecordIo for Timed<'_> {
+    type Error = Error;
+
+    fn read(&mut self, bytes: &mut [u8]) -> Result<(), Error> {
+        self.0.read_exact_deadline(bytes, self.1)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.0.write_all_deadline(bytes, self.1)
+    }
+}
+
+impl Raw {
+    fn read_exact_deadline(&self, bytes: &mut [u8], deadline: Instant) -> Result<(), Error> {
         let start = Instant::now();
         let want = bytes.len();
         let mut have = 0;
@@ -42,12 +167,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Sends all of `bytes`.
-    pub(crate) fn write_all_deadline(
-        &mut self,
-        bytes: &[u8],
-        deadline: Instant,
-    ) -> Result<(), Error> {
+    fn write_all_deadline(&self, bytes: &[u8], deadline: Instant) -> Result<(), Error> {
         let start = Instant::now();
         let mut rest = bytes;
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -81,18 +201,28 @@ impl Socket {
 
 impl From<OwnedFd> for Socket {
     fn from(socket: OwnedFd) -> Self {
-        Self(socket)
+        Self {
+            raw: Raw(socket),
+            records: None,
+        }
     }
 }
 
 impl From<Socket> for OwnedFd {
     fn from(socket: Socket) -> Self {
-        socket.0
+        socket.raw.0
+    }
+}
+
+/// Shows no keys.
+impl fmt::Debug for Socket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.raw.fmt(f)
     }
 }
 
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.raw.0.as_fd()
     }
 }

@@ -9,7 +9,11 @@ use std::{
 
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-use outboard_wire::{limits::RING_BYTES, network::Network};
+use outboard_trust::{Fingerprint, Identity, TlsState};
+use outboard_wire::{
+    limits::{PROOF_BYTES, RING_BYTES},
+    network::Network,
+};
 
 use crate::{
     credentials::Credentials,
@@ -19,7 +23,7 @@ use crate::{
     link::Link,
     rdma::{self, RdmaOptions},
     shm,
-    socket::Socket,
+    socket::{Ends, Socket},
     sys, tcp,
 };
 
@@ -38,6 +42,8 @@ pub struct Stream {
     rdma: RdmaOptions,
     /// A client's secrets for this server.
     credentials: Credentials,
+    /// The ends of an encrypted connection that this process has opened.
+    ends: Option<Ends>,
 }
 
 /// The other end of a [`Stream`].
@@ -87,6 +93,46 @@ impl Stream {
             credentials,
             ..self
         }
+    }
+
+    /// Encrypts a client's connection, if the server is known by its key.
+    pub(crate) fn secure(mut self, deadline: Instant) -> Result<Self, Error> {
+        if let Some(keys) = &self.credentials.keys {
+            self.ends = Some(self.socket.secure_client(keys, deadline)?);
+        }
+        Ok(self)
+    }
+
+    /// Encrypts a server's connection; its client may have any key, which is returned.
+    pub fn secure_server(
+        &mut self,
+        identity: &Identity,
+        deadline: Instant,
+    ) -> Result<Fingerprint, Error> {
+        let ends = self.socket.secure_server(identity, deadline)?;
+        let peer = ends.peer;
+        self.ends = Some(ends);
+        Ok(peer)
+    }
+
+    /// Returns bytes that only the two ends of an encrypted connection know; zeros for another.
+    pub fn binding(&self) -> [u8; PROOF_BYTES] {
+        let ends = self.ends.as_ref();
+        ends.map_or([0; PROOF_BYTES], |ends| ends.binding)
+    }
+
+    /// Returns what another process needs to go on with an encrypted connection, besides the
+    /// descriptor. An error if bytes have come that were not read.
+    pub fn tls_state(&self) -> Result<Option<TlsState>, Error> {
+        self.socket.tls_state()
+    }
+
+    /// Goes on with the encrypted connection that another process has opened.
+    pub fn resume(mut self, state: Option<TlsState>) -> Result<Self, Error> {
+        if let Some(state) = state {
+            self.socket.resume(state)?;
+        }
+        Ok(self)
     }
 
     pub(crate) fn credentials(&self) -> &Credentials {
@@ -141,7 +187,10 @@ impl Stream {
                 let link = rdma::Connection::serve(self.socket, &self.rdma)?;
                 Ok(Link::Rdma(Box::new(link)))
             }
-            _ => tcp::Connection::new(self.socket.into()).map(Link::Tcp),
+            _ => {
+                let (socket, records) = self.socket.into_parts()?;
+                tcp::Connection::new(socket, records).map(Link::Tcp)
+            }
         }
     }
 
@@ -173,7 +222,8 @@ impl Stream {
                 Ok(Link::Rdma(Box::new(link)))
             }
             _ => {
-                let mut link = tcp::Connection::new(self.socket.into())?;
+                let (socket, records) = self.socket.into_parts()?;
+                let mut link = tcp::Connection::new(socket, records)?;
                 link.use_credentials(self.credentials);
                 Ok(Link::Tcp(link))
             }
@@ -207,6 +257,7 @@ impl TryFrom<OwnedFd> for Stream {
             kind,
             rdma: RdmaOptions::default(),
             credentials: Credentials::default(),
+            ends: None,
         })
     }
 }

@@ -13,6 +13,12 @@ mod tcp {
     outboard_link::conformance_suite!(TcpFixture);
 }
 
+mod tls {
+    use outboard_link::conformance::TlsFixture;
+
+    outboard_link::conformance_suite!(TlsFixture);
+}
+
 mod emulated_shm {
     use outboard_link::conformance::{EmulatedFixture, ShmFixture};
 

@@ -2,7 +2,9 @@
 
 use std::{os::unix::ffi::OsStrExt as _, path::PathBuf};
 
-use outboard_link::Peer;
+use outboard_link::{Endpoint, Peer};
+
+use crate::admission::TlsTerms;
 
 /// The rules of one server.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -14,6 +16,11 @@ pub struct Access {
     /// File of the tokens, one of which a client over a network must have; None asks for none. It
     /// is read anew for each client.
     pub tokens: Option<PathBuf>,
+    /// File of the server's key, for encrypted connections.
+    pub key: Option<PathBuf>,
+    /// File of the fingerprints of clients' keys, one of which a client must have over an encrypted
+    /// connection; None serves clients with any key. It is read anew for each client.
+    pub authorized: Option<PathBuf>,
 }
 
 impl Access {
@@ -28,6 +35,19 @@ impl Access {
                      with --allow-uid {uid} for that"
                 ))
             }
+            _ => None,
+        }
+    }
+
+    /// Returns the files for an encrypted connection, if clients of this address need one.
+    pub(super) fn tls_for(&self, endpoint: &Endpoint) -> Option<TlsTerms> {
+        let bytes = |path: &PathBuf| path.as_os_str().as_bytes().to_vec();
+        match endpoint {
+            // Without a key the handshake fails, and nothing is served unencrypted.
+            Endpoint::Tls { .. } => Some(TlsTerms {
+                key: self.key.as_ref().map(bytes).unwrap_or_default(),
+                authorized: self.authorized.as_ref().map(bytes),
+            }),
             _ => None,
         }
     }
@@ -53,6 +73,7 @@ mod tests {
             uids: vec![70_001],
             group: None,
             tokens: Some("/tokens".into()),
+            ..Access::default()
         };
         for (uid, may) in [(own, true), (0, true), (70_001, true), (70_002, false)] {
             let peer = Peer::Process {

@@ -5,6 +5,7 @@
 //! client's hello and a spare get the same document.
 
 use outboard_link::{LinkKind, RdmaOptions, Stream};
+use outboard_trust::TlsState;
 use outboard_wire::{
     doc::{GpuStatus, Refusal, SessionEnd, StatusQuestion, Usage},
     handshake::{ClientHello, SessionKey},
@@ -24,6 +25,8 @@ pub(super) struct Admission {
     pub(super) client: ClientHello,
     /// Name of the token that the client has proved to have.
     pub(super) token: Option<String>,
+    /// Where the encrypted connection is, if it is one.
+    pub(super) tls: Option<TlsState>,
     pub(super) device: DeviceOptions,
     /// Folder that keeps module images between sessions: the bytes of its path.
     pub(super) cache: Option<Vec<u8>>,
@@ -52,6 +55,17 @@ pub(super) struct Terms {
     pub(super) refusal: Option<String>,
     /// File of the tokens, one of which the client must have: the bytes of its path.
     pub(super) tokens: Option<Vec<u8>>,
+    /// Files of the server's key, and of the fingerprints that are served, if the connection is to
+    /// be encrypted.
+    pub(super) tls: Option<TlsTerms>,
+}
+
+/// Paths, as their bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct TlsTerms {
+    pub(super) key: Vec<u8>,
+    /// None serves clients with any key.
+    pub(super) authorized: Option<Vec<u8>>,
 }
 
 /// A message from the supervisor to a worker.
@@ -70,9 +84,9 @@ pub(super) enum Order {
     /// End: another worker has the client.
     Leave,
     /// A data connection of the session that is served. Brings its socket.
-    DataConnection,
+    DataConnection { tls: Option<TlsState> },
     /// A connection for heartbeats of the session that is served. Brings its socket.
-    Heartbeat,
+    Heartbeat { tls: Option<TlsState> },
     /// The answer to a question about the server. Brings its document, a `StatusAnswer`.
     Answer,
     /// Answer requests for metrics. Brings the listening socket.
@@ -89,6 +103,8 @@ pub(super) enum Report {
     Heard {
         hello: Box<ClientHello>,
         token: Option<String>,
+        /// Where the encrypted connection is.
+        tls: Option<TlsState>,
     },
     /// A spare has the client, and a device that works.
     Taken,
@@ -200,6 +216,7 @@ mod tests {
             transport,
             client: client(Purpose::Session),
             token: Some("bob".into()),
+            tls: None,
             device: device(),
             cache: Some(b"/cache".to_vec()),
             spares_to_come: 3,
@@ -231,6 +248,10 @@ mod tests {
                 transport: Transport::Tcp,
                 refusal: None,
                 tokens: Some(b"/tokens".to_vec()),
+                tls: Some(TlsTerms {
+                    key: b"/key".to_vec(),
+                    authorized: Some(b"/authorized".to_vec()),
+                }),
             },
         };
         bytes(&mut out, "Greet", &greet);
@@ -240,12 +261,17 @@ mod tests {
         bytes(&mut out, "TakeOver", &take_over);
         bytes(&mut out, "Refuse", &Order::Refuse("full".into()));
         bytes(&mut out, "Leave", &Order::Leave);
-        bytes(&mut out, "DataConnection", &Order::DataConnection);
-        bytes(&mut out, "Heartbeat", &Order::Heartbeat);
+        bytes(
+            &mut out,
+            "DataConnection",
+            &Order::DataConnection { tls: None },
+        );
+        bytes(&mut out, "Heartbeat", &Order::Heartbeat { tls: None });
         bytes(&mut out, "Ready", &Report::Ready);
         let heard = Report::Heard {
             hello: Box::new(client(Purpose::DataConnection { key })),
             token: Some("alice".into()),
+            tls: None,
         };
         bytes(&mut out, "Heard", &heard);
         bytes(&mut out, "Taken", &Report::Taken);

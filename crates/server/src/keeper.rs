@@ -148,12 +148,19 @@ impl Keeper {
                 return None;
             }
         };
-        let Some(Ok(mut stream)) = fds.into_iter().next().map(Stream::try_from) else {
+        let Some(Ok(stream)) = fds.into_iter().next().map(Stream::try_from) else {
             return Some(None);
         };
         match order {
-            Order::DataConnection => self.keep(stream),
-            Order::Heartbeat => {
+            Order::DataConnection { tls } => {
+                if let Ok(stream) = stream.resume(tls) {
+                    self.keep(stream);
+                }
+            }
+            Order::Heartbeat { tls } => {
+                let Ok(mut stream) = stream.resume(tls) else {
+                    return Some(None);
+                };
                 let welcomed = welcome(None, 0, Purpose::Heartbeat { key: self.key }, 0, 0)
                     .is_ok_and(|welcome| {
                         send_welcome(&mut stream, &welcome, Instant::now() + ANSWER).is_ok()
@@ -317,7 +324,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         assert!(matches!(source.next(soon()), Err(Error::TimedOut { .. })));
-        ours.send(&Order::DataConnection, &[connected.as_fd()])
+        ours.send(&Order::DataConnection { tls: None }, &[connected.as_fd()])
             .unwrap();
         assert!(source.next(later()).is_ok());
         let waiting = thread::spawn({
@@ -327,7 +334,7 @@ mod tests {
         thread::sleep(Duration::from_millis(50));
         source.close();
         assert!(waiting.join().unwrap().is_err());
-        ours.send(&Order::DataConnection, &[connected.as_fd()])
+        ours.send(&Order::DataConnection { tls: None }, &[connected.as_fd()])
             .unwrap();
         assert!(matches!(source.next(later()), Err(Error::Closed)));
     }
@@ -335,7 +342,8 @@ mod tests {
     /// Connects as a client does, and reads the welcome.
     fn heartbeat(ours: &Control) -> Stream {
         let (there, here) = UnixStream::pair().unwrap();
-        ours.send(&Order::Heartbeat, &[there.as_fd()]).unwrap();
+        ours.send(&Order::Heartbeat { tls: None }, &[there.as_fd()])
+            .unwrap();
         let mut here = Stream::try_from(OwnedFd::from(here)).unwrap();
         let mut preamble = [0; PREAMBLE_BYTES];
         here.read_exact_deadline(&mut preamble, later()).unwrap();

@@ -23,6 +23,7 @@ mod admission;
 mod audit;
 mod control;
 mod devices;
+mod encryption;
 mod exporter;
 mod inherit;
 mod keeper;

@@ -37,6 +37,7 @@ use std::{
 };
 
 use outboard_link::{Endpoint, Listener, Peer};
+use outboard_trust::TlsState;
 use outboard_wire::{
     doc::{Refusal, SessionEnd, StatusAnswer, StatusQuestion},
     handshake::{ClientHello, Purpose, SessionKey},
@@ -91,7 +92,7 @@ pub struct ServeOptions {
 pub enum ServeError {
     #[error("cannot listen{}: {source}", unless_named(endpoint, source))]
     Listen {
-        endpoint: Endpoint,
+        endpoint: Box<Endpoint>,
         source: outboard_link::Error,
     },
     #[error("no address to listen at")]
@@ -121,7 +122,7 @@ fn unless_named(endpoint: &Endpoint, error: &outboard_link::Error) -> String {
 
 impl ServeError {
     fn listen(endpoint: &Endpoint) -> impl FnOnce(outboard_link::Error) -> ServeError {
-        let endpoint = endpoint.clone();
+        let endpoint = Box::new(endpoint.clone());
         move |source| ServeError::Listen { endpoint, source }
     }
 
@@ -335,6 +336,7 @@ impl Supervisor {
                 transport: transport.clone(),
                 refusal: self.options.access.refusal(&peer),
                 tokens: self.options.access.tokens_for(&peer),
+                tls: self.options.access.tls_for(self.listeners[at].endpoint()),
             },
         };
         match start_worker(&self.options, &order, Some(stream.as_fd())) {
@@ -377,9 +379,9 @@ impl Supervisor {
             (Phase::Serving(Purpose::Status), Ok(Some((Report::Asks(question), _)))) => {
                 self.answer(at, question);
             }
-            (Phase::Handshake, Ok(Some((Report::Heard { hello, token }, fds)))) => {
+            (Phase::Handshake, Ok(Some((Report::Heard { hello, token, tls }, fds)))) => {
                 match fds.into_iter().next() {
-                    Some(socket) => self.admit(at, *hello, token, &socket),
+                    Some(socket) => self.admit(at, *hello, (token, tls), &socket),
                     None => self.closed(at),
                 }
             }
@@ -472,14 +474,20 @@ impl Supervisor {
 
     /// Gives a place to a client with a proper hello, or refuses it. Its worker has the client's
     /// socket, too.
-    fn admit(&mut self, at: usize, client: ClientHello, token: Option<String>, socket: &OwnedFd) {
+    fn admit(
+        &mut self,
+        at: usize,
+        client: ClientHello,
+        (token, tls): (Option<String>, Option<TlsState>),
+        socket: &OwnedFd,
+    ) {
         let purpose = client.purpose;
         let (max, what) = match purpose {
             Purpose::DataConnection { key } => {
-                return self.pass_on(at, key, &Order::DataConnection, socket);
+                return self.pass_on(at, key, &Order::DataConnection { tls }, socket);
             }
             Purpose::Heartbeat { key } => {
-                return self.pass_on(at, key, &Order::Heartbeat, socket);
+                return self.pass_on(at, key, &Order::Heartbeat { tls }, socket);
             }
             Purpose::Session => (self.options.sessions_max, "sessions (--sessions-max)"),
             _ => (limits::QUERIES_MAX, "queries"),
@@ -520,6 +528,7 @@ impl Supervisor {
             transport: transport.clone(),
             client,
             token,
+            tls,
             device: self.options.device.clone(),
             cache: cache.map(|folder| folder.as_os_str().as_bytes().to_vec()),
             spares_to_come: 0,
@@ -577,7 +586,7 @@ impl Supervisor {
         let is_its = |w: &&mut Worker| w.key.is_some_and(|of_session| of_session.is(&key));
         let passed = self.workers.iter_mut().find(is_its).is_some_and(|worker| {
             let may = match order {
-                Order::DataConnection => {
+                Order::DataConnection { .. } => {
                     let may = worker.connections_left > 0;
                     worker.connections_left = worker.connections_left.saturating_sub(1);
                     may

@@ -51,8 +51,7 @@ pub(super) fn prove(
     }
     // Nobody has the drawn key, so no proof of it is right.
     let key = valid.map_or(&drawn, |entry| &entry.token.key);
-    let binding = [0; PROOF_BYTES];
-    let transcript = Transcript::new(&binding, &hello.bytes, &nonce);
+    let transcript = Transcript::new(&stream.binding(), &hello.bytes, &nonce);
     let challenge = encode_challenge(&ServerChallenge {
         release: RELEASE.into(),
         nonce,

@@ -30,7 +30,7 @@ use super::{
     admission::{Admission, Order, Report, Terms, Transport},
     control::Control,
     devices::{self, DeviceOptions},
-    exporter, inherit,
+    encryption, exporter, inherit,
     keeper::Keeper,
     limits,
     reporter::Reporter,
@@ -80,6 +80,16 @@ fn greet(control: Control, terms: &Terms, socket: OwnedFd) -> io::Result<()> {
     let mut stream = stream_of(socket, &terms.transport)?;
     let peer = peer(&stream);
     let deadline = Instant::now() + Duration::from_millis(HANDSHAKE_MS_MAX);
+    let key = match &terms.tls {
+        None => None,
+        Some(tls) => match encryption::begin(&mut stream, tls, deadline) {
+            Ok(key) => Some((key, tls)),
+            Err(error) => {
+                let _ = control.send_if_room(&Report::TurnedAway(refusal_of(&error)));
+                return turned_away(&peer, &error);
+            }
+        },
+    };
     let hello = match handshake::read_hello(&mut stream, deadline) {
         Ok(hello) => hello,
         Err(error) => {
@@ -87,7 +97,11 @@ fn greet(control: Control, terms: &Terms, socket: OwnedFd) -> io::Result<()> {
             return turned_away(&peer, &error);
         }
     };
-    let token = match check(&mut stream, &hello, terms, deadline) {
+    let is_authorized = key.map_or(Ok(()), |(key, tls)| {
+        encryption::authorize(key, tls).map_err(|error| (Refusal::Token, error))
+    });
+    let checked = is_authorized.and_then(|()| check(&mut stream, &hello, terms, deadline));
+    let token = match checked {
         Ok(token) => token,
         Err((refusal, error)) => {
             let _ = control.send_if_room(&Report::TurnedAway(refusal));
@@ -168,7 +182,8 @@ fn ask_supervisor(
         .take(limits::PROGRAM_CHARS_MAX)
         .collect();
     let hello = Box::new(hello);
-    let heard = Report::Heard { hello, token };
+    let tls = stream.tls_state()?;
+    let heard = Report::Heard { hello, token, tls };
     control.send(&heard, &[stream.as_fd()]).map_err(lost)?;
     match control.receive().map_err(lost)? {
         Some((Order::Serve(admission), facts)) => Ok(Some((admission, facts.into_iter().next()))),
@@ -213,6 +228,8 @@ fn wait_as_spare(control: Control, options: &DeviceOptions) -> io::Result<()> {
     name(NAME_WORKER);
     let _span = info_span!("session", id = admission.session).entered();
     let stream = stream_of(one(fds)?, &admission.transport)?;
+    let stream = stream.resume(admission.tls.clone());
+    let stream = stream.map_err(io::Error::other)?;
     let client = Client {
         peer: peer(&stream),
         stream,

@@ -25,6 +25,14 @@ pub(crate) fn decode<const N: usize>(text: &str) -> Option<[u8; N]> {
     Some(bytes)
 }
 
+/// Returns the bytes of an even number of digits.
+pub(crate) fn decode_all(text: &str) -> Option<Vec<u8>> {
+    let pairs = text.as_bytes().chunks(2).map(std::str::from_utf8);
+    pairs
+        .map(|pair| decode::<1>(pair.ok()?).map(|[byte]| byte))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

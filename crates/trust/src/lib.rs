@@ -15,6 +15,7 @@
 //! - `token`: a token, as its owner has it.
 //! - `store`: the tokens of a server, in a file.
 //! - `proof`: the two proofs.
+//! - `tls`: TLS 1.3 between keys that know each other: the handshake, and the records after it.
 //! - `secret_file`: files that only their owner can read.
 
 mod date;
@@ -22,10 +23,15 @@ mod hex;
 mod proof;
 mod secret_file;
 mod store;
+mod tls;
 mod token;
 
 pub use date::{date, now_s, parse_lifetime};
 pub use proof::{PROOF_BYTES, Transcript};
 pub use secret_file::{SecretFileError, read_secret, write_new_secret};
 pub use store::{Entry, NAME_BYTES_MAX, Store, StoreError};
+pub use tls::{
+    Channel, Fingerprint, FingerprintError, Identity, IdentityError, Opener, RECORD_BYTES_MAX,
+    RecordIo, Sealer, TlsError, TlsState, is_authorized, open_as_client, open_as_server,
+};
 pub use token::{ID_BYTES, NONCE_BYTES, Token, TokenError, TokenKey, random};

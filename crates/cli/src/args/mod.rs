@@ -27,7 +27,7 @@ pub(crate) use requirements::{CalibrateArgs, LevelOfRemoting, LinkKind, RequireA
 pub(crate) use seeing::{LogFormat, SeeingArgs, SortArg, TopArgs};
 pub(crate) use shares::SharesArgs;
 pub(crate) use trace::{CutArgs, ExportArgs, ShowArgs, TraceCommand};
-pub(crate) use trust::{TokenCommand, TokenFileArgs, TokensArgs, TrustArgs};
+pub(crate) use trust::{KeygenArgs, TokenCommand, TokenFileArgs, TokensArgs, TrustArgs};
 
 /// Servers of one program, in the order of their GPUs.
 #[derive(Debug, Clone)]
@@ -44,7 +44,8 @@ impl FromStr for Servers {
 const EXAMPLES: &str = "\
 Examples:
   outboard serve                                     offer this machine's GPU to this machine
-  outboard serve --insecure --listen tcp://10.0.0.7  offer it to the network 10.0.0.0
+  outboard serve --tls --authorized friends --listen tcp://10.0.0.7
+                                                     offer it to those whose keys the file lists (outboard keygen)
   outboard run --gpu tcp://10.0.0.7 -- python train.py
   outboard doctor --gpu tcp://10.0.0.7               what works, what does not, what to do
   outboard top tcp://10.0.0.7                        who uses it, and what they wait for
@@ -56,6 +57,7 @@ Examples:
 
 Environment:
   OUTBOARD_GPU       the address of the server, in place of --gpu; of several servers for outboard run
+  OUTBOARD_KEY_FILE  the file with the key of this side for tcps addresses, in place of the user's own
   OUTBOARD_TOKEN_FILE  the file with the token for the server, in place of --token-file
   OUTBOARD_OPTIMISE  which calls wait for the server, in place of --optimise (see outboard run --help)
   OUTBOARD_EMULATE   the network to emulate, in place of --emulate (see outboard run --help)
@@ -109,6 +111,8 @@ pub(crate) enum Command {
     Trace(TraceCommand),
     #[command(subcommand)]
     Token(TokenCommand),
+    /// Make a key, by which a server or a program is known over encrypted connections
+    Keygen(KeygenArgs),
     /// Print the completions for a shell
     Completions { shell: clap_complete::Shell },
     /// Print the manual page
@@ -124,7 +128,8 @@ pub(crate) enum Command {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Whoever can connect can use the GPU and run any code on it. A shm address is open to your own user, root, and the users \
-of --allow-uid. A tcp or rdma address beyond this machine needs --insecure: keep it to a network that you trust.
+of --allow-uid. A tcp address beyond this machine needs --tls and --authorized or --tokens, or --insecure on a network \
+that you trust; rdma needs --insecure.
 
 Examples:
   outboard serve                                     shm, at the default address

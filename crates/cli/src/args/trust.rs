@@ -21,6 +21,18 @@ pub(crate) struct TrustArgs {
     /// $XDG_CONFIG_HOME/outboard/server-tokens, or ~/.config/outboard/server-tokens]
     #[arg(long, value_name = "FILE", num_args = 0..=1)]
     pub(crate) tokens: Option<Option<PathBuf>>,
+    /// Encrypt the connections of tcp addresses (TLS 1.3): they become tcps addresses, which the
+    /// server prints with the fingerprint of its key
+    #[arg(long)]
+    pub(crate) tls: bool,
+    /// File of the server's key for tcps addresses (outboard keygen) [default:
+    /// $XDG_CONFIG_HOME/outboard/key, or ~/.config/outboard/key]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// File with the fingerprints of the keys that are served over tcps addresses, one a line; it
+    /// is read anew for each connection [default: any key is served]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) authorized: Option<PathBuf>,
     /// Listen beyond this machine although everybody who can connect may then use the GPU and run
     /// code on it, and everybody on the way may read and change what is sent
     #[arg(long)]
@@ -82,4 +94,23 @@ pub(crate) struct TokensArgs {
     /// ~/.config/outboard/server-tokens]
     #[arg(long, value_name = "FILE")]
     pub(crate) tokens: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+A server shows its key to programs, which know it by the fingerprint in the server's address; a program shows its own to \
+the server, which may serve the keys of --authorized alone. The private half is never sent.
+
+Examples:
+  outboard keygen                                    the user's key, for serve --tls and for run
+  outboard serve --tls --authorized friends --listen tcp://0.0.0.0:4833
+  outboard run --gpu 'tcps://gpu-host:4833?fingerprint=sha256:...' -- python train.py")]
+pub(crate) struct KeygenArgs {
+    /// The key's file, which must not exist [default: $XDG_CONFIG_HOME/outboard/key, or
+    /// ~/.config/outboard/key]
+    #[arg(value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// Print the fingerprint of a key that exists
+    #[arg(long)]
+    pub(crate) show: bool,
 }

@@ -317,7 +317,7 @@ pub fn noise_from_the_peer_is_an_error(fixture: &impl Fixture) {
         assert!(
             matches!(
                 error,
-                Err(Error::PeerMisbehaved { .. } | Error::Truncated { .. })
+                Err(Error::PeerMisbehaved { .. } | Error::Truncated { .. } | Error::Tls(_))
             ),
             "{error:?}"
         );

@@ -16,6 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use outboard_trust::TlsState;
 use outboard_wire::{Room, limits::FRAME_BYTES_MAX, network::Network};
 
 use crate::{
@@ -51,6 +52,11 @@ pub trait Fixture: Sync {
         stream
     }
 
+    /// Makes a client's connection one that sends what the link under test receives.
+    fn raw(&self, stream: Stream) -> Stream {
+        stream
+    }
+
     /// Returns the bytes sent over a tcp connection before a frame's length.
     fn front(&self) -> Vec<u8> {
         Vec::new()
@@ -63,6 +69,38 @@ pub struct TcpFixture;
 impl Fixture for TcpFixture {
     fn endpoint(&self) -> Endpoint {
         "tcp://127.0.0.1:0".parse().expect("a valid endpoint")
+    }
+}
+
+/// Encrypted links over tcp on this host, as they are after the handshake.
+pub struct TlsFixture;
+
+impl Fixture for TlsFixture {
+    fn endpoint(&self) -> Endpoint {
+        TcpFixture.endpoint()
+    }
+
+    fn wrap(&self, link: Link, end: End) -> Link {
+        match link {
+            Link::Tcp(link) => {
+                let records = tls_state(end).resume();
+                Link::Tcp(link.encrypted(records.expect("keys")))
+            }
+            other => other,
+        }
+    }
+
+    fn raw(&self, stream: Stream) -> Stream {
+        let stream = stream.resume(Some(tls_state(End::Client)));
+        stream.expect("keys")
+    }
+}
+
+fn tls_state(end: End) -> TlsState {
+    let (to_client, to_server) = ([1; 32], [2; 32]);
+    match end {
+        End::Client => TlsState::of_secrets(to_server, to_client),
+        End::Server => TlsState::of_secrets(to_client, to_server),
     }
 }
 

@@ -60,7 +60,7 @@ fn raw_to_receiver(fixture: &impl Fixture) -> Option<(crate::Stream, (Sender, Re
     let endpoint = listener.endpoint().clone();
     let raw = thread::spawn(move || connect(&endpoint, super::PATIENCE).expect("to connect"));
     let (stream, _) = listener.accept(Some(soon())).expect("a client");
-    let raw = raw.join().expect("the client's thread");
+    let raw = fixture.raw(raw.join().expect("the client's thread"));
     (stream.kind() == LinkKind::Tcp)
         .then(|| fixture.wrap(stream.into_link_server().expect("a link"), End::Server))
         .map(|link| (raw, link.split()))

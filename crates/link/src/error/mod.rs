@@ -95,7 +95,21 @@ pub enum Error {
 
     /// The token for a server cannot be used.
     #[error(transparent)]
-    Token(#[from] outboard_trust::TokenError),
+    Token(Box<outboard_trust::TokenError>),
+
+    /// The key for encrypted connections cannot be used.
+    #[error(transparent)]
+    Key(Box<outboard_trust::IdentityError>),
+
+    /// There is no encrypted connection, or none any more.
+    #[error(transparent)]
+    Tls(Box<outboard_trust::TlsError>),
+
+    /// The address of an encrypted connection does not say whose key the server has.
+    #[error(
+        "{endpoint} does not say which key the server has: add ?fingerprint=sha256:..., which the server prints when it starts"
+    )]
+    NoFingerprint { endpoint: String },
 
     /// The operating system refused a request.
     #[error("{doing}: {source}")]
@@ -148,5 +162,26 @@ impl Error {
                 _ => Self::Io { doing, source },
             }
         }
+    }
+}
+
+impl From<outboard_trust::TlsError> for Error {
+    fn from(error: outboard_trust::TlsError) -> Self {
+        match error {
+            outboard_trust::TlsError::Closed => Self::Closed,
+            error => Self::Tls(Box::new(error)),
+        }
+    }
+}
+
+impl From<outboard_trust::TokenError> for Error {
+    fn from(error: outboard_trust::TokenError) -> Self {
+        Self::Token(Box::new(error))
+    }
+}
+
+impl From<outboard_trust::IdentityError> for Error {
+    fn from(error: outboard_trust::IdentityError) -> Self {
+        Self::Key(Box::new(error))
     }
 }

@@ -24,10 +24,12 @@ use super::{
     liveness,
     outgoing::{Batch, Leaving, Outgoing, Write},
     receiving::Receiver,
+    sealing::Sealing,
     shared::Shared,
 };
 use crate::{
-    Error, Way, credentials::Credentials, parts::scatter, stamp::STAMP_BYTES, wake::WakeUp,
+    Error, Way, credentials::Credentials, parts::scatter, socket::Records, stamp::STAMP_BYTES,
+    wake::WakeUp,
 };
 
 /// Length from which a part is not copied into the send buffer first.
@@ -51,7 +53,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    pub(crate) fn new(socket: OwnedFd) -> Result<Self, Error> {
+    pub(crate) fn new(socket: OwnedFd, records: Option<Records>) -> Result<Self, Error> {
         liveness::configure(&socket)?;
         let shared = Arc::new(Shared {
             socket,
@@ -59,21 +61,35 @@ impl Connection {
             is_closed: AtomicBool::new(false),
             owner_pid: std::process::id(),
         });
+        Ok(Self::over(shared, records))
+    }
+
+    fn over(shared: Arc<Shared>, records: Option<Records>) -> Self {
+        let (sealer, opener) = records.unzip();
         let writer = Writer {
             socket: Arc::clone(&shared),
+            sealing: sealer.map(Sealing::new),
             sends: 0,
             since: None,
         };
-        Ok(Self {
+        Self {
             sender: Sender {
                 batch: Batch::default(),
                 is_shut: false,
                 outgoing: Arc::new(Outgoing::new(writer)),
                 shared: Arc::clone(&shared),
             },
-            receiver: Receiver::new(shared),
+            receiver: Receiver::new(shared, opener),
             credentials: Credentials::default(),
-        })
+        }
+    }
+
+    /// Encrypts what follows, as if a handshake had come before.
+    #[cfg(feature = "conformance")]
+    pub(crate) fn encrypted(mut self, records: Records) -> Self {
+        // The old half ends without a word to the peer.
+        self.sender.is_shut = true;
+        Self::over(Arc::clone(&self.sender.shared), Some(records))
     }
 
     pub(crate) fn use_credentials(&mut self, credentials: Credentials) {
@@ -209,9 +225,7 @@ impl Sender {
                 *slice = IoSlice::new(part);
             }
             let until = None;
-            writer
-                .socket
-                .write_all(&mut slices[..parts.len() + 2], until)
+            writer.write_all(&mut slices[..parts.len() + 2], until)
         });
         self.after_write(result)
     }
@@ -354,7 +368,7 @@ impl Flusher {
         };
         self.outgoing.try_send_with(is_late, |writer, posted| {
             let until = Some(deadline);
-            writer.socket.write_all(&mut [IoSlice::new(posted)], until)
+            writer.write_all(&mut [IoSlice::new(posted)], until)
         })
     }
 
@@ -386,6 +400,8 @@ impl Helper {
 /// The socket, for the thread that has the turn.
 pub(crate) struct Writer {
     socket: Arc<Shared>,
+    /// Encrypts, if the connection is encrypted.
+    sealing: Option<Box<Sealing>>,
     /// Sends of the senders themselves since the last look at the clock, and the time of that look.
     sends: u32,
     since: Option<Instant>,
@@ -394,6 +410,9 @@ pub(crate) struct Writer {
 impl Write for Writer {
     #[inline]
     fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        if self.sealing.is_some() {
+            return self.write_all(&mut [IoSlice::new(bytes)], None);
+        }
         // Nearly always the socket takes it all. An error is met again below.
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let sent = send(&self.socket.socket, bytes, flags).unwrap_or(0);
@@ -418,6 +437,21 @@ impl Write for Writer {
 }
 
 impl Writer {
+    /// Sends all of `slices`, or what the peer takes before the deadline.
+    fn write_all(
+        &mut self,
+        slices: &mut [IoSlice<'_>],
+        deadline: Option<Instant>,
+    ) -> Result<(), Error> {
+        let socket = &self.socket;
+        match &mut self.sealing {
+            None => socket.write_all(slices, deadline),
+            Some(sealing) => sealing.seal(slices, |sealed| {
+                socket.write_all(&mut [IoSlice::new(sealed)], deadline)
+            }),
+        }
+    }
+
     #[cold]
     fn write_rest(&self, bytes: &[u8]) -> Result<(), Error> {
         self.socket.write_all(&mut [IoSlice::new(bytes)], None)

@@ -9,6 +9,8 @@ pub(crate) mod liveness;
 #[cfg(not(loom))]
 mod receiving;
 #[cfg(not(loom))]
+mod sealing;
+#[cfg(not(loom))]
 mod shared;
 // Public for the loom tests only.
 #[doc(hidden)]

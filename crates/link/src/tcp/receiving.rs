@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
+use outboard_trust::Opener;
 use rustix::event::{PollFd, PollFlags};
 
 use super::{
@@ -19,6 +20,8 @@ use crate::{
 /// The receiving half of a tcp link.
 pub struct Receiver {
     deframer: Deframer,
+    /// Decrypts, if the connection is encrypted.
+    opener: Option<Box<Opener>>,
     /// A frame whose placing was begun by [`recv_placed`](Self::recv_placed), and that is now
     /// wanted in one piece.
     joined: Vec<u8>,
@@ -30,9 +33,10 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, opener: Option<Opener>) -> Self {
         Self {
             deframer: Deframer::new(),
+            opener: opener.map(Box::new),
             joined: Vec::new(),
             spin: Spin::new(),
             is_dry: false,
@@ -152,12 +156,13 @@ impl Receiver {
         let Self {
             spin,
             deframer,
+            opener,
             shared,
             is_dry,
             ..
         } = self;
         spin.until(start, || {
-            read = shared.read(deframer, is_dry);
+            read = shared.read(deframer, opener.as_deref_mut(), is_dry);
             !matches!(read, Ok(false))
         });
         read
@@ -165,7 +170,9 @@ impl Receiver {
 
     /// Reads the bytes that have arrived, without waiting.
     fn read(&mut self) -> Result<bool, Error> {
-        self.shared.read(&mut self.deframer, &mut self.is_dry)
+        let opener = self.opener.as_deref_mut();
+        self.shared
+            .read(&mut self.deframer, opener, &mut self.is_dry)
     }
 }
 

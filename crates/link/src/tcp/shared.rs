@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use outboard_trust::Opener;
 use outboard_wire::limits::LINGER_MS_MAX;
 use rustix::{
     event::PollFlags,
@@ -40,7 +41,15 @@ impl Shared {
     }
 
     /// Reads the bytes that have arrived, without waiting; returns true if there were any.
-    pub(super) fn read(&self, deframer: &mut Deframer, is_dry: &mut bool) -> Result<bool, Error> {
+    pub(super) fn read(
+        &self,
+        deframer: &mut Deframer,
+        opener: Option<&mut Opener>,
+        is_dry: &mut bool,
+    ) -> Result<bool, Error> {
+        if let Some(opener) = opener {
+            return self.read_sealed(deframer, opener, is_dry);
+        }
         loop {
             let room = deframer.room()?;
             let len = room.len();
@@ -51,6 +60,40 @@ impl Shared {
                     deframer.filled(count);
                     *is_dry = count < len;
                     return Ok(true);
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    *is_dry = true;
+                    return Ok(false);
+                }
+                Err(error) => return Err(Error::io("receiving")(error)),
+            }
+        }
+    }
+
+    /// Like [`read`](Self::read), of an encrypted connection.
+    fn read_sealed(
+        &self,
+        deframer: &mut Deframer,
+        opener: &mut Opener,
+        is_dry: &mut bool,
+    ) -> Result<bool, Error> {
+        let mut was_short = false;
+        loop {
+            let count = opener.take(deframer.room()?)?;
+            if count > 0 {
+                deframer.filled(count);
+                *is_dry = was_short && opener.is_empty();
+                return Ok(true);
+            }
+            let room = opener.room();
+            let len = room.len();
+            match recv(&self.socket, room, RecvFlags::DONTWAIT) {
+                Ok((0, _)) if self.is_closed() => return Err(Error::Closed),
+                Ok((0, _)) => return Err(deframer.end()),
+                Ok((count, _)) => {
+                    opener.filled(count);
+                    was_short = count < len;
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {

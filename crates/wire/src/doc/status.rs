@@ -183,7 +183,7 @@ pub enum Refusal {
     Link,
     /// A local user whom the server does not let in (`--allow-uid`).
     User,
-    /// No proof of a token that the server knows.
+    /// No proof of a token that the server knows, or a key that it does not serve.
     Token,
     /// No complete hello in time.
     Silent,

@@ -1,0 +1,35 @@
+//! `outboard keygen`, and the files of keys.
+
+use std::{fs, path::PathBuf, process::ExitCode};
+
+use anyhow::Context as _;
+use outboard_link::default_key_file;
+use outboard_trust::Identity;
+
+use crate::{args::KeygenArgs, print};
+
+pub(crate) fn keygen(args: KeygenArgs) -> anyhow::Result<ExitCode> {
+    let file = key_file(args.file)?;
+    let key = match args.show {
+        true => Identity::read(&file)?,
+        false => {
+            if let Some(folder) = file.parent() {
+                fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+            }
+            let key = Identity::random()?;
+            key.write(&file)?;
+            eprintln!("the key is in {}, its fingerprint is", file.display());
+            key
+        }
+    };
+    print(format!("{}\n", key.fingerprint()).as_bytes())
+}
+
+/// Returns the file of a key: the one that is named, or the user's own.
+pub(crate) fn key_file(named: Option<PathBuf>) -> anyhow::Result<PathBuf> {
+    let file = match named {
+        Some(file) => file,
+        None => default_key_file().context("there is no home folder; name a file")?,
+    };
+    std::path::absolute(file).context("asking for the current folder")
+}

@@ -1,0 +1,55 @@
+"""Programs over encrypted connections, and over those that need a token, have the results that they have without."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import OUTBOARD, TEST_PROGRAMS, Server, start_server
+
+
+def made(*command: str | Path) -> str:
+    return subprocess.run([OUTBOARD, *command], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture(params=["spare", "no spare"])
+def guarded(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A server with a key, a list of keys and tokens; this process's programs have a key and a token."""
+    server_key, key, friends = tmp_path / "server-key", tmp_path / "key", tmp_path / "friends"
+    token, tokens = tmp_path / "token", tmp_path / "tokens"
+    made("keygen", server_key)
+    friends.write_text(made("keygen", key))
+    friends.chmod(0o644)
+    token.write_text(made("token", "create", "tests", "--tokens", tokens))
+    token.chmod(0o600)
+    monkeypatch.setenv("OUTBOARD_KEY_FILE", str(key))
+    monkeypatch.setenv("OUTBOARD_TOKEN_FILE", str(token))
+    # Data connections and heartbeats, soon and on any machine.
+    monkeypatch.setenv("OUTBOARD_DATA_CONNECTIONS", "2")
+    monkeypatch.setenv("OUTBOARD_HEARTBEAT", "0.3")
+    options = ["--tls", "--tls-key", str(server_key), "--authorized", str(friends), "--tokens", str(tokens)]
+    server = start_server(tmp_path, *options, "--spare", "1" if request.param == "spare" else "0")
+    yield server
+    assert server.stop() == 0
+    assert "panicked" not in server.log.read_text()
+
+
+def test_a_programs_calls_and_copies(guarded: Server, tmp_path: Path) -> None:
+    stats = tmp_path / "stats.json"
+    program = [sys.executable, TEST_PROGRAMS / "long_copies.py"]
+    done = guarded.run("tcps", *program, env={"OUTBOARD_STATS": str(stats)})
+    assert done.returncode == 0, done.stdout + done.stderr + guarded.log.read_text()
+    if os.environ.get("SHOW"):
+        print(stats.read_text())
+    assert "data connections are open" in guarded.log.read_text() or '"data_connections"' in stats.read_text()
+
+
+def test_ordered_and_threaded_work(guarded: Server) -> None:
+    for name in ("many_threads.py", "calls.py"):
+        done = guarded.run("tcps", sys.executable, TEST_PROGRAMS / name)
+        assert done.returncode == 0, f"{name}:\n{done.stdout}{done.stderr}{guarded.log.read_text()}"
