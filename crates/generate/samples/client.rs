@@ -15,10 +15,7 @@ pub unsafe extern "C" fn cuMemsetD8Async(
     // SAFETY: the arguments are as the manual asks, and the serving function asks no more.
     guard::enter(
         0,
-        || [
-            Named::Stream(Some(h_stream).unwrap_or(CUstream::NULL)),
-            Named::Address(dst_device),
-        ],
+        || [Named::of_stream(Some(h_stream)), Named::Address(dst_device)],
         || Subject {
             stream: Some(h_stream).map_or(0, |stream| stream.0 as u64),
             event: 0,

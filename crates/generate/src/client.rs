@@ -149,7 +149,7 @@ fn named(call: &Call, args: &[TokenStream], per_thread: Option<PerThread>) -> Ve
         args,
         per_thread.filter(|form| *form == PerThread::Ptsz),
     );
-    let stream = stream.map(|stream| quote!(Named::Stream(#stream.unwrap_or(CUstream::NULL))));
+    let stream = stream.map(|stream| quote!(Named::of_stream(#stream)));
     stream
         .into_iter()
         .chain(params.filter_map(of_type))

@@ -112,18 +112,21 @@ fn stranger() -> NvmlPeer {
     }
 }
 
+/// PCI domain, bus and device.
+type Place = (u32, u32, u32);
+
 /// Addresses and UUIDs of the devices of earlier servers.
 #[derive(Default)]
 struct Earlier {
-    places: HashSet<(u32, u32, u32)>,
+    places: HashSet<Place>,
     uuids: HashSet<[u8; 16]>,
     /// Those of the present server's devices.
-    present: Vec<((u32, u32, u32), Option<[u8; 16]>)>,
+    present: Vec<(Place, Option<[u8; 16]>)>,
 }
 
 impl Earlier {
     /// Returns the PCI domain for a device at a domain, bus and device number.
-    fn domain(&mut self, (domain, bus, device): (u32, u32, u32)) -> u32 {
+    fn domain(&mut self, (domain, bus, device): Place) -> u32 {
         let steps = (0..=DOMAIN_MAX / DOMAIN_STEP).map(|step| match step {
             0 => domain,
             step => domain.wrapping_add(step * DOMAIN_STEP) & DOMAIN_MAX,
@@ -224,7 +227,7 @@ mod tests {
         let peers = &whole.devices[2].peers;
         assert_eq!((peers.len(), peers[0].p2p_status[0]), (2, (0, 5)));
         // One server's devices are its own affair.
-        let mut same = vec![cards[0].clone(), cards[0].clone()];
+        let mut same = [cards[0].clone(), cards[0].clone()];
         tell_apart(std::iter::once(&mut same[..]));
         assert_eq!(same[0], same[1]);
     }

@@ -21,6 +21,13 @@ pub(crate) enum Named {
     Device(CUdevice),
 }
 
+impl Named {
+    /// Returns the stream of a call; a launch whose configuration is NULL has none.
+    pub(crate) fn of_stream(stream: Option<CUstream>) -> Named {
+        Named::Stream(stream.unwrap_or(CUstream::NULL))
+    }
+}
+
 /// A server, and a context to work in if the current one belongs to another server.
 pub(crate) struct Chosen {
     pub(crate) server: u8,
