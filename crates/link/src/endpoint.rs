@@ -310,7 +310,7 @@ mod tests {
         for wrong in ["", "tcp://a,", ",tcp://a", "tcp://a,b", "tcp://a,,tcp://b"] {
             assert!(list(wrong).is_err(), "{wrong:?}");
         }
-        let many = vec!["tcp://a"; SERVERS_MAX + 1].join(",");
+        let many = ["tcp://a"; SERVERS_MAX + 1].join(",");
         assert_eq!(
             list(&many).err().as_deref(),
             Some("9 servers are named, at most 8 are used by one program")

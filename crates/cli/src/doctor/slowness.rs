@@ -120,7 +120,7 @@ fn variables(value: impl Fn(&str) -> Option<String>) -> Vec<Finding> {
     ];
     let set = slow.iter().filter_map(|(name, effect)| {
         let value = value(name).filter(|value| !value.is_empty() && value != "0")?;
-        (value != highest).then(|| (*name, value, *effect))
+        (value != highest).then_some((*name, value, *effect))
     });
     set.map(|(name, value, effect)| {
         let found = format!("{name} is {value}: {effect}");
