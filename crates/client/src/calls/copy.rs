@@ -100,6 +100,7 @@ impl CopyEnd {
 impl Driver {
     /// Returns the kind of memory of a whole range. A range of device memory must lie inside one
     /// allocation. Of memory that nobody here knows, the server is asked.
+    #[inline]
     pub(crate) fn memory_kind(&self, address: u64, bytes: u64) -> Result<MemoryKind, CUresult> {
         match self.known_kind(address, bytes)? {
             Some(kind) => Ok(kind),
@@ -111,6 +112,7 @@ impl Driver {
     }
 
     /// Returns the kind of memory that this process knows.
+    #[inline]
     fn known_kind(&self, address: u64, bytes: u64) -> Result<Option<MemoryKind>, CUresult> {
         {
             let memory = self.memory.lock();

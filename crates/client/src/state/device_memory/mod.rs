@@ -155,6 +155,7 @@ impl SmallChunk {
 }
 
 /// Returns the entry whose bytes contain an address.
+#[inline(always)]
 fn holding(entries: &BTreeMap<u64, Allocation>, address: u64) -> Option<&Allocation> {
     let (_, entry) = entries.range(..=address).next_back()?;
     (address - entry.base < entry.bytes).then_some(entry)
@@ -424,10 +425,14 @@ impl DeviceMemory {
     /// Returns the allocation that contains an address.
     #[inline]
     pub(crate) fn find(&self, address: u64) -> Option<&Allocation> {
-        holding(&self.allocations, address).or_else(|| self.find_of_modules(address))
+        match holding(&self.allocations, address) {
+            None if !self.of_modules.is_empty() => self.find_of_modules(address),
+            found => found,
+        }
     }
 
     /// Returns the memory of a module that contains an address, if the server was asked about it.
+    #[cold]
     pub(crate) fn find_of_modules(&self, address: u64) -> Option<&Allocation> {
         holding(&self.of_modules, address)
     }
