@@ -278,6 +278,14 @@ def case_copies() -> None:
         cuda.must("cuPointerGetAttribute", byref(kind), MEMORY_TYPE, pinned)
         assert kind.value == HOST
         cuda.must("cuMemFreeHost", pinned)
+    # Pinned memory of both at one time: neither is in the other's way.
+    kept = []
+    for owner, size in ((a, 16 * MIB), (b, 4096), (a, 4096), (b, 16 * MIB)):
+        owner.use()
+        kept.append(c_void_p())
+        cuda.must("cuMemHostAlloc", byref(kept[-1]), c_size_t(size), 1)
+    for pinned in kept:
+        cuda.must("cuMemFreeHost", pinned)
     # Beyond the end, and half in the air.
     for bad in (
         ("cuMemcpyDtoD_v2", c_uint64(second.value + 1), first, length),

@@ -16,7 +16,7 @@ use std::{
 };
 
 use outboard_api::{CUresult, cuda::CUcontext};
-use outboard_wire::messages;
+use outboard_wire::{limits::SERVERS_MAX, messages};
 
 use super::{Driver, advice::Advices, are_several, mirror::Mirror};
 use crate::log;
@@ -138,10 +138,12 @@ static PRIVATE_START: AtomicU64 = AtomicU64::new(0);
 static PRIVATE_END: AtomicU64 = AtomicU64::new(0);
 
 impl HostMemory {
-    /// `first` is the number below which no range of the server has its number.
-    pub(crate) fn of(first: u64) -> HostMemory {
+    /// `first` is the number below which no range of the server has its number. The ranges of each
+    /// server begin at a place of their own, so that one server's are not in the way of another's.
+    pub(crate) fn of(first: u64, server: u8) -> HostMemory {
         HostMemory {
             next_number: first,
+            next_place: PLACE_BYTES / SERVERS_MAX as u64 * u64::from(server),
             ..HostMemory::default()
         }
     }

@@ -138,9 +138,9 @@ impl Driver {
         Driver {
             contexts: Contexts::new(server.number, server.cards(), numbers),
             handles: Handles::of(server.number),
+            host: RwLock::new(HostMemory::of(first, server.number)),
             server,
             exposed: Exposed::default(),
-            host: RwLock::new(HostMemory::of(first)),
             variables: Mutex::default(),
             host_writes: HostWrites::default(),
             mirrors: Mirrors::default(),
