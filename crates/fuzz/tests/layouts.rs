@@ -93,6 +93,7 @@ fn both_parsers_read_the_same_layouts() {
         }
         let device = read_by_device(&text, &memory).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert_eq!(client, device, "{name}");
-        assert!(!client.is_empty(), "{name}");
+        // A unit for the linker may have no kernel.
+        assert!(!client.is_empty() || !text.contains(".entry"), "{name}");
     }
 }
