@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-pub(crate) fn encode(bytes: &[u8]) -> String {
+pub fn encode(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(2 * bytes.len());
     for byte in bytes {
         // Writing to a string does not fail.
@@ -12,7 +12,7 @@ pub(crate) fn encode(bytes: &[u8]) -> String {
 }
 
 /// Returns the bytes of exactly `2 * N` digits.
-pub(crate) fn decode<const N: usize>(text: &str) -> Option<[u8; N]> {
+pub fn decode<const N: usize>(text: &str) -> Option<[u8; N]> {
     let digits = text.as_bytes();
     let is_hex = digits.iter().all(u8::is_ascii_hexdigit);
     if digits.len() != 2 * N || !is_hex {
@@ -26,7 +26,7 @@ pub(crate) fn decode<const N: usize>(text: &str) -> Option<[u8; N]> {
 }
 
 /// Returns the bytes of an even number of digits.
-pub(crate) fn decode_all(text: &str) -> Option<Vec<u8>> {
+pub fn decode_all(text: &str) -> Option<Vec<u8>> {
     let pairs = text.as_bytes().chunks(2).map(std::str::from_utf8);
     pairs
         .map(|pair| decode::<1>(pair.ok()?).map(|[byte]| byte))

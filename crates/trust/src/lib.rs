@@ -19,7 +19,7 @@
 //! - `secret_file`: files that only their owner can read.
 
 mod date;
-mod hex;
+pub mod hex;
 mod proof;
 mod secret_file;
 mod store;
@@ -31,7 +31,8 @@ pub use proof::{PROOF_BYTES, Transcript};
 pub use secret_file::{SecretFileError, read_secret, write_new_secret};
 pub use store::{Entry, NAME_BYTES_MAX, Store, StoreError};
 pub use tls::{
-    Channel, Fingerprint, FingerprintError, Identity, IdentityError, Opener, RECORD_BYTES_MAX,
-    RecordIo, Sealer, TlsError, TlsState, is_authorized, open_as_client, open_as_server,
+    Channel, Fingerprint, FingerprintError, Identity, IdentityError, Opener, PUBLIC_KEY_BYTES,
+    PublicKey, PublicKeyError, RECORD_BYTES_MAX, RecordIo, SIGNATURE_BYTES, Sealer, TlsError,
+    TlsState, is_authorized, open_as_client, open_as_server,
 };
 pub use token::{ID_BYTES, NONCE_BYTES, Token, TokenError, TokenKey, random};

@@ -8,7 +8,11 @@ use std::{
     sync::Arc,
 };
 
-use ring::{digest, rand::SystemRandom, signature::Ed25519KeyPair};
+use ring::{
+    digest,
+    rand::SystemRandom,
+    signature::{ED25519, Ed25519KeyPair, KeyPair as _, UnparsedPublicKey},
+};
 use rustls::{
     crypto::ring::sign::any_eddsa_type,
     pki_types::{CertificateDer, PrivatePkcs8KeyDer},
@@ -22,6 +26,9 @@ use crate::{
 };
 
 const DIGEST_BYTES: usize = 32;
+/// Length of a public key's own bytes, and of a signature.
+pub const PUBLIC_KEY_BYTES: usize = 32;
+pub const SIGNATURE_BYTES: usize = 64;
 const PREFIX: &str = "sha256:";
 /// Begins the line of a key in its file; the key's PKCS#8 follows in hexadecimal digits.
 const FILE_PREFIX: &str = "outboard-key-1:";
@@ -45,6 +52,14 @@ pub struct Identity {
     pub(super) certified: Arc<CertifiedKey>,
     fingerprint: Fingerprint,
 }
+
+/// The public half of a key; as text its hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct PublicKey([u8; PUBLIC_KEY_BYTES]);
+
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{0:?} is no public key: 64 hexadecimal digits")]
+pub struct PublicKeyError(String);
 
 /// Reason why a key cannot be used.
 #[derive(Debug, Error)]
@@ -99,6 +114,35 @@ impl FromStr for Fingerprint {
     }
 }
 
+impl PublicKey {
+    /// Returns whether the key's owner has signed the bytes.
+    pub fn verify(&self, bytes: &[u8], signature: &[u8; SIGNATURE_BYTES]) -> bool {
+        let key = UnparsedPublicKey::new(&ED25519, &self.0);
+        key.verify(bytes, signature).is_ok()
+    }
+}
+
+impl fmt::Display for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&hex::encode(&self.0))
+    }
+}
+
+impl fmt::Debug for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for PublicKey {
+    type Err = PublicKeyError;
+
+    fn from_str(text: &str) -> Result<PublicKey, PublicKeyError> {
+        let bytes = hex::decode(text).map(PublicKey);
+        bytes.ok_or_else(|| PublicKeyError(text.chars().take(80).collect()))
+    }
+}
+
 impl Identity {
     /// Makes a new key pair.
     pub fn random() -> Result<Identity, IdentityError> {
@@ -131,6 +175,20 @@ impl Identity {
 
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
+    }
+
+    pub fn public_key(&self) -> PublicKey {
+        let mut bytes = [0; PUBLIC_KEY_BYTES];
+        if let Ok(pair) = Ed25519KeyPair::from_pkcs8_maybe_unchecked(&self.pkcs8) {
+            bytes.copy_from_slice(pair.public_key().as_ref());
+        }
+        PublicKey(bytes)
+    }
+
+    /// Signs bytes that begin with a text that no other use of the key begins with.
+    pub fn sign(&self, bytes: &[u8]) -> Option<[u8; SIGNATURE_BYTES]> {
+        let pair = Ed25519KeyPair::from_pkcs8_maybe_unchecked(&self.pkcs8).ok()?;
+        pair.sign(bytes).as_ref().try_into().ok()
     }
 
     fn of(pkcs8: Vec<u8>) -> Option<Identity> {
@@ -222,6 +280,20 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o604)).unwrap();
         let said = Identity::read(&path).unwrap_err().to_string();
         assert!(said.contains("chmod 600"), "{said}");
+    }
+
+    #[test]
+    fn a_signature_is_of_its_key_and_bytes() {
+        let (key, other) = (Identity::random().unwrap(), Identity::random().unwrap());
+        let signature = key.sign(b"said").unwrap();
+        let public: PublicKey = key.public_key().to_string().parse().unwrap();
+        assert!(public.verify(b"said", &signature));
+        assert!(!public.verify(b"sais", &signature));
+        assert!(!other.public_key().verify(b"said", &signature));
+        let mut changed = signature;
+        changed[63] ^= 1;
+        assert!(!public.verify(b"said", &changed));
+        assert!("12".parse::<PublicKey>().is_err());
     }
 
     #[test]

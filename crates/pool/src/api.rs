@@ -1,0 +1,261 @@
+//! The documents that the manager and others exchange, as JSON over HTTP.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::{
+    grant::Grant,
+    record::{Claim, EndReason, GpuFacts, LeaseState},
+    uuid::Uuid,
+};
+
+/// A box begins, or begins anew.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Join {
+    pub name: String,
+    /// Drawn once and kept on the box's disk.
+    pub identity: String,
+    /// Drawn by each process.
+    pub instance: String,
+    /// Address of its server.
+    pub url: String,
+    pub gpus: Vec<GpuFacts>,
+}
+
+/// A box reports, and waits for news.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    pub name: String,
+    pub instance: String,
+    /// The last answer's.
+    pub incarnation: u64,
+    pub revision: u64,
+    pub gpus: Vec<GpuReport>,
+    /// Leases whose sessions run, with the address window of one.
+    #[serde(default)]
+    pub windows: Vec<Window>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuReport {
+    pub uuid: Uuid,
+    /// The floor that is on the disk.
+    pub floor: u64,
+    /// Lowest epoch of a session that has not ended.
+    pub busy: Option<u64>,
+}
+
+/// Device addresses of a lease's session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Window {
+    pub lease: u64,
+    pub base: u64,
+    pub bytes: u64,
+}
+
+/// The manager's answer to a box.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BoxAnswer {
+    /// The pool's id.
+    pub pool: String,
+    pub incarnation: u64,
+    /// The manager's time.
+    pub now_ms: u64,
+    /// Changes when leases of the box do.
+    pub revision: u64,
+    /// Time until the next report, if there are no news.
+    pub wait_ms: u64,
+    /// The manager's public key, by which grants are checked.
+    pub key: String,
+    pub floors: Vec<(Uuid, u64)>,
+    pub leases: Vec<BoxLease>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BoxLease {
+    pub lease: u64,
+    pub deadline_ms: u64,
+}
+
+/// The manager's answer to a claim.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Claimed {
+    Granted(Granted),
+    /// It waits. The client asks again, with the same UID.
+    Waiting {
+        position: usize,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Granted {
+    pub lease: u64,
+    pub term_ms: u64,
+    pub boxes: Vec<GrantedBox>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GrantedBox {
+    pub name: String,
+    pub url: String,
+    pub grant: Grant,
+    /// The signed grant, in hexadecimal digits.
+    pub signed: String,
+}
+
+/// A lease, as holders and operators see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseView {
+    pub lease: u64,
+    pub claim: Claim,
+    pub state: LeaseState,
+    pub reason: Option<EndReason>,
+    pub gpus: Vec<Uuid>,
+    pub boxes: Vec<String>,
+    /// Time left until the deadline.
+    pub left_ms: u64,
+    /// GPUs that their boxes no longer have, or whose box is silent.
+    pub lost: Vec<Uuid>,
+}
+
+/// A GPU, as operators see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuView {
+    #[serde(flatten)]
+    pub facts: GpuFacts,
+    #[serde(rename = "box")]
+    pub of: String,
+    pub slot: u16,
+    pub epoch: u64,
+    pub lease: Option<u64>,
+    pub state: GpuState,
+    /// Reason for a taint or a drain.
+    pub reason: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GpuState {
+    Free,
+    Leased,
+    /// Its lease is over, and its box has not confirmed it.
+    Ending,
+    /// Its box is drained.
+    Drained,
+    Tainted,
+    /// Its box does not report.
+    Silent,
+    /// Its box no longer has it.
+    Gone,
+}
+
+/// A claim that waits.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaitingView {
+    pub claim: Claim,
+    pub position: usize,
+    pub waited_ms: u64,
+}
+
+/// The pool, as operators see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolView {
+    pub pool: String,
+    pub incarnation: u64,
+    pub gpus: Vec<GpuView>,
+    pub leases: Vec<LeaseView>,
+    pub queue: Vec<WaitingView>,
+}
+
+/// The mapping tables of hosts and boxes: the paper's Tables 2 and 3.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tables {
+    pub hosts: Vec<HostTable>,
+    pub boxes: Vec<BoxTable>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostTable {
+    pub host: String,
+    pub node: u32,
+    /// Entries that are not used are left out.
+    pub entries: Vec<HostEntry>,
+    pub reserved: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostEntry {
+    pub entry: u16,
+    pub used: bool,
+    pub bus: u32,
+    pub device: u32,
+    /// Window of device addresses of the session, once one has run.
+    pub memory_base: Option<u64>,
+    pub memory_limit: Option<u64>,
+    /// Node number of the GPU's box.
+    #[serde(rename = "box")]
+    pub of: u32,
+    pub slot: u16,
+    pub path: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BoxTable {
+    #[serde(rename = "box")]
+    pub of: String,
+    pub node: u32,
+    pub entries: Vec<BoxEntry>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BoxEntry {
+    pub entry: u16,
+    /// Whether the last inventory has the GPU.
+    pub valid: bool,
+    pub used: bool,
+    pub slot: u16,
+    /// Node number of the host.
+    pub host: Option<u32>,
+    pub path: u16,
+}
+
+/// Reason why a request is refused.
+#[derive(Debug, Clone, PartialEq, Eq, Error, Serialize, Deserialize)]
+#[serde(tag = "error", content = "text", rename_all = "lowercase")]
+pub enum PoolError {
+    /// The request itself is wrong.
+    #[error("{0}")]
+    Wrong(String),
+    #[error("{0}")]
+    Forbidden(String),
+    #[error("{0}")]
+    Unknown(String),
+    /// It contradicts what there is.
+    #[error("{0}")]
+    Conflict(String),
+    /// Waiting does not help.
+    #[error("{0}")]
+    Impossible(String),
+    /// Waiting helps.
+    #[error("{0}")]
+    Busy(String),
+    /// The manager cannot say just now.
+    #[error("{0}")]
+    NotNow(String),
+}
+
+impl PoolError {
+    /// Returns the HTTP status.
+    pub fn status(&self) -> u16 {
+        match self {
+            PoolError::Wrong(_) => 400,
+            PoolError::Forbidden(_) => 403,
+            PoolError::Unknown(_) => 404,
+            PoolError::Conflict(_) => 409,
+            PoolError::Impossible(_) => 422,
+            PoolError::Busy(_) => 429,
+            PoolError::NotNow(_) => 503,
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! The pool: GPUs of many machines, given out and taken back. State machines that get the time and
+//! messages handed in; only [`FileStore`] does I/O. The design is in `docs/design/pool.md`.
+//!
+//! - `manager`: what the manager does.
+//! - `fence`: what a box admits, and for how long.
+//! - `grant`: the signed statements between them.
+//! - `placement`: the choice of GPUs.
+//! - `record`: what is kept, and `store`: where.
+//! - `api`: the documents that go over the network.
+
+pub mod api;
+mod fence;
+mod grant;
+pub mod limits;
+mod manager;
+mod placement;
+pub mod record;
+mod store;
+#[cfg(test)]
+mod tests;
+mod uuid;
+
+pub use fence::{Admitted, Answered, Fence, FenceError, Floors};
+pub use grant::{Grant, GrantError};
+pub use manager::Manager;
+pub use store::{Change, Entry, FileStore, Revision, Store, StoreError, Transaction};
+pub use uuid::{Uuid, UuidError};

@@ -1,0 +1,48 @@
+//! Limits of a pool, units last.
+
+/// Bytes of the name of a box, a host, a holder or a model.
+pub const NAME_BYTES_MAX: usize = 64;
+/// Bytes of a claim's UID.
+pub const UID_BYTES_MAX: usize = 64;
+/// Bytes of the text of a drain or a taint.
+pub const REASON_BYTES_MAX: usize = 256;
+/// GPUs of one claim, and of one box.
+pub const CLAIM_GPUS_MAX: u32 = 512;
+pub const BOX_GPUS_MAX: usize = 64;
+/// Boxes, GPUs and hosts of a pool.
+pub const BOXES_MAX: usize = 16_384;
+pub const GPUS_MAX: usize = 131_072;
+pub const HOSTS_MAX: usize = 131_072;
+/// Entries of a host's table, which are reserved when the host joins.
+pub const HOST_ENTRIES: u16 = 512;
+/// Claims that wait, at most; further ones are refused.
+pub const QUEUE_MAX: usize = 100_000;
+/// Claims that are looked at, at most, each time that GPUs become free.
+pub const QUEUE_LOOKS_MAX: usize = 256;
+/// Time after which a waiting claim comes before all others, and nothing passes it.
+pub const QUEUE_PATIENCE_MS: u64 = 600_000;
+/// Time after which a waiting claim is forgotten if its client does not ask again.
+pub const QUEUE_SILENCE_MS: u64 = 15_000;
+/// Highest priority.
+pub const PRIORITY_MAX: u8 = 9;
+/// Time of a lease without a renewal: by default, at least and at most.
+pub const TERM_DEFAULT_MS: u64 = 30_000;
+pub const TERM_MIN_MS: u64 = 1_000;
+pub const TERM_MAX_MS: u64 = 3_600_000;
+/// Time between the end of a lease and the moment when its GPUs are free although their box has
+/// said nothing: clocks may differ by so much over one term.
+pub const MARGIN_MS: u64 = 2_000;
+/// Time within which a holder whose connection has ended may come back.
+pub const HOLDER_GRACE_MS: u64 = 300;
+/// Time between two reports of a box, at most, while nothing happens.
+pub const REPORT_MS: u64 = 2_000;
+/// Time without a report after which nothing of a box is given out.
+pub const BOX_SILENCE_MS: u64 = 7_000;
+/// Leases that are over and still known by their claims' UIDs.
+pub const LEASES_OVER_MAX: usize = 10_000;
+/// Length of a grant.
+pub const GRANT_BYTES_MAX: usize = 8 << 10;
+/// Changes that a store keeps for those who watch it.
+pub const CHANGES_KEPT: usize = 4_096;
+/// Largest file of a box's floors.
+pub const FLOORS_BYTES_MAX: u64 = 64 << 10;

@@ -1,0 +1,287 @@
+//! Boxes that join and report.
+
+use std::collections::BTreeSet;
+
+use crate::{
+    api::{BoxAnswer, BoxLease, GpuReport, Join, PoolError, Report},
+    fence::EPOCH_MAX,
+    limits,
+    manager::{Due, Manager, check_name, place_of},
+    record::{self, BoxRecord, GpuFacts, GpuRecord, LeaseState},
+};
+
+/// Least time between two reports of a box.
+const REPORT_MS_MIN: u64 = 100;
+/// Reports within the shortest term of a lease, at least: a renewal must come in time.
+const REPORTS_PER_TERM: u64 = 5;
+
+impl Manager {
+    /// A box begins: its inventory replaces the one before.
+    pub fn join(&mut self, now_ms: u64, join: &Join) -> Result<BoxAnswer, PoolError> {
+        self.check_join(join)?;
+        let number = match self.by_name.get(&join.name) {
+            Some(number) => *number,
+            None => {
+                self.node_last += 1;
+                self.add_box(BoxRecord {
+                    name: join.name.clone(),
+                    node: self.node_last,
+                    identity: join.identity.clone(),
+                    url: String::new(),
+                    drained: None,
+                })
+            }
+        };
+        let of = &mut self.boxes[number];
+        if of.record.url != join.url {
+            of.record.url.clone_from(&join.url);
+            let record = of.record.clone();
+            self.write(record::box_key(&join.name), &record);
+        }
+        self.boxes[number].instance = Some(join.instance.clone());
+        self.take_inventory(number, &join.gpus);
+        // Nothing is given out before the first report, by which floors are known on both sides.
+        self.boxes[number].heard_until_ms = None;
+        self.settle_box(number);
+        Ok(self.answer(now_ms, number))
+    }
+
+    fn check_join(&self, join: &Join) -> Result<(), PoolError> {
+        check_name("a box", &join.name)?;
+        check_name("an identity", &join.identity)?;
+        check_name("an instance", &join.instance)?;
+        let wrong = |text: String| Err(PoolError::Wrong(text));
+        if join.url.is_empty() || join.url.len() > 4 * limits::NAME_BYTES_MAX {
+            return wrong("the box has no address, or one that is too long".into());
+        }
+        if join.gpus.len() > limits::BOX_GPUS_MAX {
+            return wrong(format!("a box has at most {} GPUs", limits::BOX_GPUS_MAX));
+        }
+        if self.gpus.len() + join.gpus.len() > limits::GPUS_MAX
+            || self.boxes.len() >= limits::BOXES_MAX
+        {
+            return Err(PoolError::Busy(
+                "the pool has all the GPUs that it may have".into(),
+            ));
+        }
+        if let Some(number) = self.by_name.get(&join.name)
+            && self.boxes[*number].record.identity != join.identity
+        {
+            return Err(PoolError::Conflict(format!(
+                "there is another box of the name {}: give one of them another name",
+                join.name
+            )));
+        }
+        let mut seen = BTreeSet::new();
+        for facts in &join.gpus {
+            let is_long = |name: &String| name.len() > limits::NAME_BYTES_MAX;
+            let groups = facts.nvlink.iter().chain(&facts.bridge);
+            if !seen.insert(facts.uuid) {
+                return wrong(format!("the inventory has {} twice", facts.uuid));
+            }
+            if is_long(&facts.model) || groups.into_iter().any(is_long) {
+                return wrong(format!("names of {} are too long", facts.uuid));
+            }
+            let other = self.by_uuid.get(&facts.uuid).map(|gpu| &self.gpus[*gpu]);
+            if let Some(other) = other.filter(|other| other.record.of != join.name) {
+                let record = &other.record;
+                let is_there = record.lease.is_some()
+                    || record.present && self.boxes[other.of].heard_until_ms.is_some();
+                if is_there {
+                    return Err(PoolError::Conflict(format!(
+                        "{} is a GPU of the box {}: no two boxes have one GPU",
+                        facts.uuid, record.of
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn take_inventory(&mut self, number: usize, inventory: &[GpuFacts]) {
+        for gpu in self.boxes[number].gpus.clone() {
+            let found = inventory
+                .iter()
+                .any(|f| f.uuid == self.gpus[gpu].record.facts.uuid);
+            if !found && self.gpus[gpu].record.present {
+                self.settle_gone(gpu);
+            }
+        }
+        let name = self.boxes[number].record.name.clone();
+        for (facts, slot) in inventory.iter().zip(0..) {
+            let Some(gpu) = self.by_uuid.get(&facts.uuid).copied() else {
+                let record = GpuRecord {
+                    facts: facts.clone(),
+                    of: name.clone(),
+                    slot,
+                    epoch: 0,
+                    lease: None,
+                    present: true,
+                    taint: None,
+                };
+                self.add_gpu(record, number);
+                self.write_gpu(self.gpus.len() - 1);
+                continue;
+            };
+            let record = &self.gpus[gpu].record;
+            let is_known = (&record.facts, &record.of, record.slot, record.present)
+                == (facts, &name, slot, true);
+            if is_known {
+                continue;
+            }
+            let before = self.gpus[gpu].of;
+            self.boxes[before].gpus.retain(|other| *other != gpu);
+            self.boxes[number].gpus.push(gpu);
+            let entry = &mut self.gpus[gpu];
+            entry.of = number;
+            entry.is_free = false;
+            let record = &mut entry.record;
+            (record.facts, record.of) = (facts.clone(), name.clone());
+            (record.slot, record.present) = (slot, true);
+            self.placement.remove(gpu);
+            self.placement.add(gpu, &place_of(&self.gpus[gpu].record));
+            self.write_gpu(gpu);
+        }
+    }
+
+    fn settle_gone(&mut self, gpu: usize) {
+        self.gpus[gpu].record.present = false;
+        self.settle(gpu);
+        self.placement.remove(gpu);
+        self.write_gpu(gpu);
+    }
+
+    /// A box reports. The answer may wait until there are news, or until its `wait_ms` are over.
+    pub fn report(&mut self, now_ms: u64, report: &Report) -> Result<(), PoolError> {
+        let number = self.box_named(&report.name)?;
+        if self.boxes[number].instance.as_ref() != Some(&report.instance) {
+            return Err(PoolError::Unknown(format!(
+                "this process of the box {} has not joined, or another one has since",
+                report.name
+            )));
+        }
+        if report.gpus.len() > 2 * limits::BOX_GPUS_MAX {
+            return Err(PoolError::Wrong(
+                "the report has more GPUs than a box can have".into(),
+            ));
+        }
+        for gpu in &report.gpus {
+            self.take_report(number, gpu);
+        }
+        for window in report.windows.iter().take(limits::BOX_GPUS_MAX) {
+            for gpu in self.boxes[number].gpus.clone() {
+                if self.gpus[gpu].record.lease == Some(window.lease) {
+                    self.gpus[gpu].window = Some((window.base, window.bytes));
+                }
+            }
+        }
+        // Only what is reported to this incarnation counts: the box knows its floors.
+        if report.incarnation == self.pool.incarnation {
+            let until_ms = now_ms + limits::BOX_SILENCE_MS;
+            let before = self.boxes[number].heard_until_ms.replace(until_ms);
+            if let Some(before) = before {
+                self.due.remove(&(before, Due::Box(number)));
+            }
+            self.due.insert((until_ms, Due::Box(number)));
+            if before.is_none() {
+                self.settle_box(number);
+            }
+        }
+        self.give_to_waiting(now_ms);
+        Ok(())
+    }
+
+    fn take_report(&mut self, number: usize, report: &GpuReport) {
+        let found = self.by_uuid.get(&report.uuid).copied();
+        let Some(gpu) = found.filter(|gpu| self.gpus[*gpu].of == number) else {
+            // A GPU that the box had once.
+            return;
+        };
+        let floor = report.floor.min(EPOCH_MAX);
+        let record = &mut self.gpus[gpu].record;
+        match record.lease {
+            // The store is older than the box's disk.
+            None if floor > record.epoch + 1 => {
+                record.epoch = floor - 1;
+                self.write_gpu(gpu);
+            }
+            None => {}
+            Some(lease) => {
+                let epoch = record.epoch;
+                let is_over = floor > epoch && report.busy.is_none_or(|busy| busy > epoch);
+                let is_ending = self
+                    .leases
+                    .get(&lease)
+                    .is_some_and(|lease| lease.record.state == LeaseState::Ending);
+                if is_over && is_ending {
+                    self.free(lease, gpu);
+                }
+            }
+        }
+    }
+
+    /// Returns what a box is to know.
+    pub fn answer_for(&self, now_ms: u64, name: &str) -> Result<BoxAnswer, PoolError> {
+        Ok(self.answer(now_ms, self.box_named(name)?))
+    }
+
+    /// Returns whether a box has seen the last change of its leases.
+    pub fn is_news(&self, report: &Report) -> bool {
+        let number = self.by_name.get(&report.name);
+        number.is_none_or(|number| {
+            report.incarnation != self.pool.incarnation
+                || report.revision != self.boxes[*number].revision
+        })
+    }
+
+    fn answer(&self, now_ms: u64, number: usize) -> BoxAnswer {
+        let of = &self.boxes[number];
+        let mut floors = Vec::with_capacity(of.gpus.len());
+        let mut leases = BTreeSet::new();
+        for gpu in &of.gpus {
+            let record = &self.gpus[*gpu].record;
+            let granted = record.lease.filter(|lease| {
+                let state = self.leases.get(lease).map(|lease| lease.record.state);
+                state == Some(LeaseState::Granted)
+            });
+            let floor = match granted {
+                Some(_) => record.epoch,
+                None => record.epoch + 1,
+            };
+            floors.push((record.facts.uuid, floor));
+            leases.extend(granted);
+        }
+        let leases: Vec<_> = leases
+            .into_iter()
+            .filter_map(|id| self.leases.get(&id))
+            .collect();
+        let term = leases.iter().map(|lease| lease.record.claim.term_ms).min();
+        let wait_ms = term.map_or(limits::REPORT_MS, |term| term / REPORTS_PER_TERM);
+        BoxAnswer {
+            pool: self.pool.id.clone(),
+            incarnation: self.pool.incarnation,
+            now_ms,
+            revision: of.revision,
+            wait_ms: wait_ms.clamp(REPORT_MS_MIN, limits::REPORT_MS),
+            key: self.key.clone(),
+            floors,
+            leases: leases
+                .iter()
+                .map(|lease| BoxLease {
+                    lease: lease.record.id,
+                    deadline_ms: lease.deadline_ms,
+                })
+                .collect(),
+        }
+    }
+
+    pub(super) fn box_is_due(&mut self, now_ms: u64, number: usize) {
+        if self.boxes[number]
+            .heard_until_ms
+            .is_some_and(|until| until <= now_ms)
+        {
+            self.boxes[number].heard_until_ms = None;
+            self.settle_box(number);
+        }
+    }
+}

@@ -1,0 +1,404 @@
+//! Claims, leases and their end.
+
+use outboard_wire::limits::SERVERS_MAX;
+
+use crate::{
+    api::{Claimed, Granted, GrantedBox, PoolError},
+    grant::Grant,
+    limits,
+    manager::{Due, Host, Lease, Manager, check_name},
+    placement::Wish,
+    record::{self, Claim, EndReason, HostRecord, LeaseRecord, LeaseState, Leased},
+};
+
+impl Manager {
+    /// Gives GPUs to a claim. Without GPUs it waits if `may_wait` says so, otherwise it is refused.
+    /// A claim that has its lease already gets it again.
+    pub fn claim(
+        &mut self,
+        now_ms: u64,
+        claim: &Claim,
+        may_wait: bool,
+    ) -> Result<Claimed, PoolError> {
+        self.check_claim(claim)?;
+        if let Some(lease) = self.lease_of(claim)? {
+            return Ok(Claimed::Granted(self.granted(lease)));
+        }
+        self.check_possible(claim)?;
+        self.wait(now_ms, claim)?;
+        self.give_to_waiting(now_ms);
+        if let Some(lease) = self.lease_of(claim)? {
+            return Ok(Claimed::Granted(self.granted(lease)));
+        }
+        if !may_wait {
+            self.leave(&claim.uid);
+            let text = match self.is_over_quota(claim) {
+                true => format!("{} has as many GPUs as its quota allows", claim.owner),
+                false => format!("{} such GPUs are not free now", claim.gpus),
+            };
+            return Err(PoolError::Busy(text));
+        }
+        let position = self.position(&claim.uid).unwrap_or(0);
+        Ok(Claimed::Waiting { position })
+    }
+
+    fn check_claim(&self, claim: &Claim) -> Result<(), PoolError> {
+        check_name("a claim's UID", &claim.uid)?;
+        check_name("a holder", &claim.owner)?;
+        check_name("a host", &claim.host)?;
+        let wrong = |text: String| Err(PoolError::Wrong(text));
+        if !(1..=limits::CLAIM_GPUS_MAX).contains(&claim.gpus) {
+            return wrong(format!(
+                "a claim is for 1 to {} GPUs, not {}",
+                limits::CLAIM_GPUS_MAX,
+                claim.gpus
+            ));
+        }
+        if !(limits::TERM_MIN_MS..=limits::TERM_MAX_MS).contains(&claim.term_ms) {
+            return wrong(format!(
+                "a term is {} to {} ms, not {}",
+                limits::TERM_MIN_MS,
+                limits::TERM_MAX_MS,
+                claim.term_ms
+            ));
+        }
+        if claim.priority > limits::PRIORITY_MAX {
+            return wrong(format!("priorities are 0 to {}", limits::PRIORITY_MAX));
+        }
+        let is_word = |model: &String| {
+            (1..=limits::NAME_BYTES_MAX).contains(&model.len()) && !model.contains(char::is_control)
+        };
+        match claim.model.as_ref().is_none_or(is_word) {
+            true => Ok(()),
+            false => wrong("the model's name is empty or too long".into()),
+        }
+    }
+
+    /// Returns the lease that the claim has.
+    fn lease_of(&self, claim: &Claim) -> Result<Option<u64>, PoolError> {
+        let Some(id) = self.by_uid.get(&claim.uid) else {
+            return Ok(None);
+        };
+        match self.leases.get(id).map(|lease| &lease.record) {
+            Some(record) if record.claim != *claim => Err(PoolError::Conflict(format!(
+                "the UID {} is that of another claim",
+                claim.uid
+            ))),
+            Some(record) if record.state == LeaseState::Granted => Ok(Some(*id)),
+            _ => Err(PoolError::Conflict(format!(
+                "the lease of the claim {} is over",
+                claim.uid
+            ))),
+        }
+    }
+
+    fn check_possible(&self, claim: &Claim) -> Result<(), PoolError> {
+        let most = self.placement.most(&wish_of(claim));
+        if most < claim.gpus as usize {
+            let model = claim.model.as_ref();
+            let model = model.map_or(String::new(), |model| format!(" of the model {model:?}"));
+            let same = claim.same.map_or(String::new(), |same| {
+                format!(" in one {}", format!("{same:?}").to_lowercase())
+            });
+            return Err(PoolError::Impossible(format!(
+                "{} GPUs{model}{same} are asked for, and there are {most}",
+                claim.gpus
+            )));
+        }
+        let quota = self.quotas.get(&claim.owner).map(|quota| quota.gpus);
+        match quota.filter(|quota| claim.gpus > *quota) {
+            Some(quota) => Err(PoolError::Impossible(format!(
+                "the quota of {} is {quota} GPUs, and {} are asked for",
+                claim.owner, claim.gpus
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn is_over_quota(&self, claim: &Claim) -> bool {
+        let used = self.used.get(&claim.owner).copied().unwrap_or(0);
+        let quota = self.quotas.get(&claim.owner);
+        quota.is_some_and(|quota| used + claim.gpus > quota.gpus)
+    }
+
+    /// Makes a lease, if GPUs for it are free.
+    pub(super) fn try_grant(&mut self, now_ms: u64, claim: &Claim) -> bool {
+        if self.is_over_quota(claim) {
+            return false;
+        }
+        let Some(chosen) = self.placement.choose(&wish_of(claim)) else {
+            return false;
+        };
+        let Some(entries) = self.reserve(&claim.host, chosen.len()) else {
+            return false;
+        };
+        self.lease_last += 1;
+        let id = self.lease_last;
+        let mut gpus = Vec::with_capacity(chosen.len());
+        for (gpu, entry) in chosen.into_iter().zip(entries) {
+            let of = self.gpus[gpu].of;
+            let record = &mut self.gpus[gpu].record;
+            record.epoch += 1;
+            record.lease = Some(id);
+            gpus.push(Leased {
+                uuid: record.facts.uuid,
+                epoch: record.epoch,
+                entry,
+                free: false,
+            });
+            self.gpus[gpu].window = None;
+            self.settle(gpu);
+            self.write_gpu(gpu);
+            self.wake(of);
+        }
+        *self.used.entry(claim.owner.clone()).or_default() += claim.gpus;
+        self.by_uid.insert(claim.uid.clone(), id);
+        let deadline_ms = now_ms + claim.term_ms;
+        let record = LeaseRecord {
+            id,
+            claim: claim.clone(),
+            state: LeaseState::Granted,
+            reason: None,
+            gpus,
+        };
+        let lease = Lease {
+            record,
+            deadline_ms,
+            due_ms: deadline_ms,
+            gone_ms: None,
+        };
+        self.leases.insert(id, lease);
+        self.due.insert((deadline_ms, Due::Lease(id)));
+        self.write_lease(id);
+        true
+    }
+
+    /// Takes entries of a host's table. The host joins with its first claim.
+    fn reserve(&mut self, name: &str, count: usize) -> Option<Vec<u16>> {
+        if !self.hosts.contains_key(name) {
+            if self.hosts.len() >= limits::HOSTS_MAX {
+                return None;
+            }
+            self.node_last += 1;
+            let record = HostRecord {
+                name: name.into(),
+                node: self.node_last,
+                entries: limits::HOST_ENTRIES,
+            };
+            self.write(record::host_key(name), &record);
+            let used = Default::default();
+            self.hosts.insert(name.into(), Host { record, used });
+        }
+        let host = self.hosts.get_mut(name)?;
+        let free = (0..host.record.entries).filter(|entry| !host.used.contains(entry));
+        let entries: Vec<u16> = free.take(count).collect();
+        if entries.len() < count {
+            return None;
+        }
+        host.used.extend(&entries);
+        Some(entries)
+    }
+
+    /// Returns a lease's grants, one for each box.
+    fn granted(&self, id: u64) -> Granted {
+        let mut granted = Granted {
+            lease: id,
+            term_ms: 0,
+            boxes: Vec::new(),
+        };
+        let Some(Lease {
+            record,
+            deadline_ms,
+            ..
+        }) = self.leases.get(&id)
+        else {
+            return granted;
+        };
+        granted.term_ms = record.claim.term_ms;
+        for leased in &record.gpus {
+            let Some(gpu) = self.by_uuid.get(&leased.uuid).map(|gpu| &self.gpus[*gpu]) else {
+                continue;
+            };
+            let of = &self.boxes[gpu.of].record;
+            let found = granted.boxes.iter_mut().find(|at| at.name == of.name);
+            let at = match found {
+                Some(at) => at,
+                None => {
+                    granted.boxes.push(GrantedBox {
+                        name: of.name.clone(),
+                        url: of.url.clone(),
+                        grant: Grant {
+                            pool: self.pool.id.clone(),
+                            incarnation: self.pool.incarnation,
+                            lease: id,
+                            of: of.name.clone(),
+                            owner: record.claim.owner.clone(),
+                            gpus: Vec::new(),
+                            deadline_ms: *deadline_ms,
+                        },
+                        signed: String::new(),
+                    });
+                    let last = granted.boxes.len() - 1;
+                    &mut granted.boxes[last]
+                }
+            };
+            at.grant.gpus.push((leased.uuid, leased.epoch));
+        }
+        granted
+    }
+
+    /// Renews a lease: its holder is there. Returns the time left until its deadline.
+    pub fn hold(&mut self, now_ms: u64, id: u64) -> Result<u64, PoolError> {
+        let lease = self.granted_lease(id)?;
+        lease.gone_ms = None;
+        lease.deadline_ms = lease.deadline_ms.max(now_ms + lease.record.claim.term_ms);
+        let (due_ms, left_ms) = (lease.deadline_ms, lease.deadline_ms - now_ms);
+        self.set_due(id, due_ms);
+        self.has_promised = true;
+        Ok(left_ms)
+    }
+
+    /// Notes that the connection of a lease's holder has ended.
+    pub fn holder_is_gone(&mut self, now_ms: u64, id: u64) {
+        let Ok(lease) = self.granted_lease(id) else {
+            return;
+        };
+        let until_ms = now_ms + limits::HOLDER_GRACE_MS;
+        lease.gone_ms = Some(until_ms);
+        let due_ms = lease.deadline_ms.min(until_ms);
+        self.set_due(id, due_ms);
+    }
+
+    /// Ends a lease. A lease that ends or is over already is none the worse.
+    pub fn release(&mut self, now_ms: u64, id: u64) -> Result<(), PoolError> {
+        match self.leases.get(&id) {
+            None => Err(unknown(id)),
+            Some(lease) if lease.record.state != LeaseState::Granted => Ok(()),
+            Some(_) => {
+                self.end(now_ms, id, EndReason::Released);
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns the owner of a lease.
+    pub fn owner_of(&self, id: u64) -> Result<&str, PoolError> {
+        let lease = self.leases.get(&id).ok_or_else(|| unknown(id))?;
+        Ok(&lease.record.claim.owner)
+    }
+
+    fn granted_lease(&mut self, id: u64) -> Result<&mut Lease, PoolError> {
+        let lease = self.leases.get_mut(&id).ok_or_else(|| unknown(id))?;
+        match lease.record.state {
+            LeaseState::Granted => Ok(lease),
+            _ => Err(PoolError::Conflict(format!("the lease {id} is over"))),
+        }
+    }
+
+    fn set_due(&mut self, id: u64, due_ms: u64) {
+        if let Some(lease) = self.leases.get_mut(&id) {
+            self.due.remove(&(lease.due_ms, Due::Lease(id)));
+            lease.due_ms = due_ms;
+            self.due.insert((due_ms, Due::Lease(id)));
+        }
+    }
+
+    pub(super) fn lease_is_due(&mut self, now_ms: u64, id: u64) {
+        let Some(lease) = self.leases.get(&id) else {
+            return;
+        };
+        match lease.record.state {
+            LeaseState::Granted if lease.deadline_ms <= now_ms => {
+                self.end(now_ms, id, EndReason::Expired);
+            }
+            LeaseState::Granted if lease.gone_ms.is_some() => {
+                self.end(now_ms, id, EndReason::HolderGone);
+            }
+            LeaseState::Granted => self.set_due(id, lease.deadline_ms),
+            // Its sessions have ended by their boxes' own clocks.
+            LeaseState::Ending => {
+                let gpus = lease.record.gpus.iter().filter(|leased| !leased.free);
+                let gpus: Vec<_> = gpus.map(|leased| leased.uuid).collect();
+                for uuid in gpus {
+                    if let Some(gpu) = self.by_uuid.get(&uuid).copied() {
+                        self.free(id, gpu);
+                    }
+                }
+            }
+            LeaseState::Over => {}
+        }
+    }
+
+    fn end(&mut self, now_ms: u64, id: u64, reason: EndReason) {
+        let Some(lease) = self.leases.get_mut(&id) else {
+            return;
+        };
+        lease.record.state = LeaseState::Ending;
+        lease.record.reason = Some(reason);
+        let due_ms = lease.deadline_ms.max(now_ms) + limits::MARGIN_MS;
+        let gpus: Vec<_> = lease.record.gpus.iter().map(|leased| leased.uuid).collect();
+        for uuid in gpus {
+            if let Some(gpu) = self.by_uuid.get(&uuid) {
+                self.wake(self.gpus[*gpu].of);
+            }
+        }
+        self.set_due(id, due_ms);
+        self.write_lease(id);
+    }
+
+    /// Makes a GPU of a lease free. The lease is over with the last.
+    pub(super) fn free(&mut self, id: u64, gpu: usize) {
+        let uuid = self.gpus[gpu].record.facts.uuid;
+        self.gpus[gpu].record.lease = None;
+        self.gpus[gpu].window = None;
+        self.settle(gpu);
+        self.write_gpu(gpu);
+        let Some(lease) = self.leases.get_mut(&id) else {
+            return;
+        };
+        let claim = &lease.record.claim;
+        if let Some(leased) = lease
+            .record
+            .gpus
+            .iter_mut()
+            .find(|leased| leased.uuid == uuid)
+        {
+            leased.free = true;
+            if let Some(host) = self.hosts.get_mut(&claim.host) {
+                host.used.remove(&leased.entry);
+            }
+        }
+        if let Some(used) = self.used.get_mut(&claim.owner) {
+            *used = used.saturating_sub(1);
+        }
+        if lease.record.gpus.iter().all(|leased| leased.free) {
+            lease.record.state = LeaseState::Over;
+            self.due.remove(&(lease.due_ms, Due::Lease(id)));
+            self.over.insert(id);
+        }
+        self.write_lease(id);
+        while self.over.len() > limits::LEASES_OVER_MAX {
+            let Some(oldest) = self.over.pop_first() else {
+                break;
+            };
+            if let Some(lease) = self.leases.remove(&oldest) {
+                self.by_uid.remove(&lease.record.claim.uid);
+            }
+            self.writes.insert(record::lease_key(oldest), None);
+        }
+    }
+}
+
+pub(super) fn wish_of(claim: &Claim) -> Wish<'_> {
+    Wish {
+        gpus: claim.gpus as usize,
+        model: claim.model.as_deref(),
+        same: claim.same,
+        fit: claim.fit,
+        boxes_max: SERVERS_MAX,
+    }
+}
+
+fn unknown(id: u64) -> PoolError {
+    PoolError::Unknown(format!("there is no lease {id}"))
+}

@@ -1,0 +1,234 @@
+//! The manager: gives out GPUs and takes them back. It does no I/O.
+//!
+//! Every request changes what is in memory and notes what is to be written. The caller then commits
+//! [`Manager::take_transaction`], and sends answers only after that. If the transaction fails, the
+//! caller drops the manager and makes a new one of the store's records.
+//!
+//! - `open`: a manager of a store's records.
+//! - `boxes`: boxes that join and report.
+//! - `claims`: claims, leases and their end.
+//! - `queue`: claims that wait.
+//! - `operate`: drains, taints and quotas.
+//! - `show`: lists and mapping tables.
+
+mod boxes;
+mod claims;
+mod open;
+mod operate;
+mod queue;
+mod show;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use serde::Serialize;
+
+use crate::{
+    api::PoolError,
+    limits,
+    placement::{Place, Placement},
+    record::{
+        self, BoxRecord, GpuRecord, HostRecord, LeaseRecord, POOL_KEY, PoolRecord, QuotaRecord,
+    },
+    store::{Revision, Transaction},
+    uuid::Uuid,
+};
+use queue::Queue;
+
+/// State of a manager.
+pub struct Manager {
+    pool: PoolRecord,
+    /// Of the pool's record, which every transaction compares.
+    pool_revision: Option<Revision>,
+    /// Public key, as boxes get it.
+    key: String,
+    gpus: Vec<Gpu>,
+    by_uuid: HashMap<Uuid, usize>,
+    boxes: Vec<Box_>,
+    by_name: HashMap<String, usize>,
+    hosts: BTreeMap<String, Host>,
+    leases: BTreeMap<u64, Lease>,
+    by_uid: HashMap<String, u64>,
+    /// Leases that are over, oldest first.
+    over: BTreeSet<u64>,
+    lease_last: u64,
+    node_last: u32,
+    quotas: BTreeMap<String, QuotaRecord>,
+    /// GPUs that each owner has.
+    used: HashMap<String, u32>,
+    queue: Queue,
+    placement: Placement,
+    due: BTreeSet<(u64, Due)>,
+    /// Boxes that have news.
+    woken: BTreeSet<usize>,
+    writes: BTreeMap<String, Option<Vec<u8>>>,
+    /// Whether something was promised that only the present manager may promise.
+    has_promised: bool,
+}
+
+/// A thing to be looked at, at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Due {
+    Lease(u64),
+    Box(usize),
+    /// A claim that waits, by its number.
+    Waiting(u64),
+}
+
+struct Gpu {
+    record: GpuRecord,
+    of: usize,
+    is_free: bool,
+    window: Option<(u64, u64)>,
+}
+
+struct Box_ {
+    record: BoxRecord,
+    gpus: Vec<usize>,
+    instance: Option<String>,
+    /// Time after which it counts as silent; None: it is silent.
+    heard_until_ms: Option<u64>,
+    revision: u64,
+}
+
+struct Host {
+    record: HostRecord,
+    used: BTreeSet<u16>,
+}
+
+struct Lease {
+    record: LeaseRecord,
+    deadline_ms: u64,
+    due_ms: u64,
+    /// The holder's connection has ended; time until which it may come back.
+    gone_ms: Option<u64>,
+}
+
+impl Manager {
+    /// Returns the writes since the last call, if there are any. A transaction without writes asks
+    /// whether this manager still has the store: a renewal may be promised only if it does.
+    pub fn take_transaction(&mut self) -> Option<Transaction> {
+        if self.writes.is_empty() && !std::mem::take(&mut self.has_promised) {
+            return None;
+        }
+        Some(Transaction {
+            compare: vec![(POOL_KEY.into(), self.pool_revision)],
+            write: std::mem::take(&mut self.writes).into_iter().collect(),
+        })
+    }
+
+    pub fn incarnation(&self) -> u64 {
+        self.pool.incarnation
+    }
+
+    /// Returns the boxes that have news, by name.
+    pub fn take_woken(&mut self) -> Vec<String> {
+        let woken = std::mem::take(&mut self.woken);
+        let name = |at: usize| self.boxes[at].record.name.clone();
+        woken.into_iter().map(name).collect()
+    }
+
+    /// Returns when to call [`tick`](Self::tick).
+    pub fn next_ms(&self) -> Option<u64> {
+        self.due.first().map(|(at, _)| *at)
+    }
+
+    /// Does what the time brings.
+    pub fn tick(&mut self, now_ms: u64) {
+        while let Some(&(at, what)) = self.due.first() {
+            if at > now_ms {
+                break;
+            }
+            self.due.remove(&(at, what));
+            match what {
+                Due::Lease(id) => self.lease_is_due(now_ms, id),
+                Due::Box(number) => self.box_is_due(now_ms, number),
+                Due::Waiting(number) => self.waiting_is_due(now_ms, number),
+            }
+        }
+        self.give_to_waiting(now_ms);
+    }
+
+    fn write<T: Serialize>(&mut self, key: String, record: &T) {
+        // Plain records always have a form.
+        let value = serde_json::to_vec(record).unwrap_or_default();
+        self.writes.insert(key, Some(value));
+    }
+
+    fn write_gpu(&mut self, gpu: usize) {
+        let record = self.gpus[gpu].record.clone();
+        self.write(record::gpu_key(&record.facts.uuid), &record);
+    }
+
+    fn write_lease(&mut self, id: u64) {
+        if let Some(record) = self.leases.get(&id).map(|lease| lease.record.clone()) {
+            self.write(record::lease_key(id), &record);
+        }
+    }
+
+    /// Puts a GPU among the free ones or takes it away, as its state says.
+    fn settle(&mut self, gpu: usize) {
+        let of = &self.boxes[self.gpus[gpu].of];
+        let is_usable = of.heard_until_ms.is_some() && of.record.drained.is_none();
+        let Gpu {
+            record, is_free, ..
+        } = &mut self.gpus[gpu];
+        let was_free = *is_free;
+        *is_free = is_usable && record.present && record.taint.is_none() && record.lease.is_none();
+        match (was_free, *is_free) {
+            (false, true) => self.placement.put(gpu),
+            (true, false) => self.placement.take(gpu),
+            _ => {}
+        }
+    }
+
+    fn settle_box(&mut self, number: usize) {
+        for gpu in self.boxes[number].gpus.clone() {
+            self.settle(gpu);
+        }
+    }
+
+    /// Tells a box that its leases have changed.
+    fn wake(&mut self, number: usize) {
+        self.boxes[number].revision += 1;
+        self.woken.insert(number);
+    }
+
+    fn box_named(&self, name: &str) -> Result<usize, PoolError> {
+        let found = self.by_name.get(name).copied();
+        found.ok_or_else(|| PoolError::Unknown(format!("there is no box {name:?}")))
+    }
+}
+
+/// Returns where a GPU lies. Names of groups begin with the box's, so that they hold for all boxes.
+fn place_of(record: &GpuRecord) -> Place {
+    let (of, facts) = (&record.of, &record.facts);
+    // A GPU without a group is one by itself.
+    let group = |kind: &str, name: &Option<String>| match name {
+        Some(name) => format!("{of}/{kind}/{name}"),
+        None => format!("{of}/{}", facts.uuid),
+    };
+    Place {
+        model: facts.model.clone(),
+        groups: [
+            of.clone(),
+            group("nvlink", &facts.nvlink),
+            group("bridge", &facts.bridge),
+            format!("{of}/proxy/{}", facts.proxy),
+        ],
+    }
+}
+
+/// Checks a word that appears in lists and in keys of the store.
+fn check_name(what: &str, name: &str) -> Result<(), PoolError> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-@".contains(&byte);
+    match (1..=limits::NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_plain) {
+        true => Ok(()),
+        false => Err(PoolError::Wrong(format!(
+            "{:?} is no name of {what}: letters, digits and . _ - @ are, at most {}",
+            name.chars()
+                .take(limits::NAME_BYTES_MAX)
+                .collect::<String>(),
+            limits::NAME_BYTES_MAX
+        ))),
+    }
+}

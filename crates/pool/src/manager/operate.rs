@@ -1,0 +1,75 @@
+//! Drains, taints and quotas.
+
+use crate::{
+    api::PoolError,
+    limits,
+    manager::{Manager, check_name},
+    record::{self, QuotaRecord},
+    uuid::Uuid,
+};
+
+impl Manager {
+    /// Stops giving out the GPUs of a box, for a reason, or goes on. Leases stay.
+    pub fn drain(
+        &mut self,
+        now_ms: u64,
+        name: &str,
+        reason: Option<String>,
+    ) -> Result<(), PoolError> {
+        let number = self.box_named(name)?;
+        self.boxes[number].record.drained = checked(reason)?;
+        let record = self.boxes[number].record.clone();
+        self.write(record::box_key(name), &record);
+        self.settle_box(number);
+        self.give_to_waiting(now_ms);
+        Ok(())
+    }
+
+    /// Stops giving out a GPU, for a reason, or goes on. Its lease stays.
+    pub fn taint(
+        &mut self,
+        now_ms: u64,
+        uuid: &Uuid,
+        reason: Option<String>,
+    ) -> Result<(), PoolError> {
+        let gpu = self.by_uuid.get(uuid).copied();
+        let gpu = gpu.ok_or_else(|| PoolError::Unknown(format!("there is no {uuid}")))?;
+        self.gpus[gpu].record.taint = checked(reason)?;
+        self.write_gpu(gpu);
+        self.settle(gpu);
+        self.give_to_waiting(now_ms);
+        Ok(())
+    }
+
+    /// Bounds the GPUs that an owner has at a time; `None` removes the bound.
+    pub fn quota(&mut self, now_ms: u64, owner: &str, gpus: Option<u32>) -> Result<(), PoolError> {
+        check_name("a holder", owner)?;
+        let key = record::quota_key(owner);
+        match gpus {
+            Some(gpus) => {
+                let record = QuotaRecord {
+                    owner: owner.into(),
+                    gpus,
+                };
+                self.write(key, &record);
+                self.quotas.insert(owner.into(), record);
+            }
+            None => {
+                self.quotas.remove(owner);
+                self.writes.insert(key, None);
+            }
+        }
+        self.give_to_waiting(now_ms);
+        Ok(())
+    }
+}
+
+fn checked(reason: Option<String>) -> Result<Option<String>, PoolError> {
+    let is_short = |reason: &String| {
+        (1..=limits::REASON_BYTES_MAX).contains(&reason.len()) && !reason.contains(char::is_control)
+    };
+    match reason.as_ref().is_none_or(is_short) {
+        true => Ok(reason),
+        false => Err(PoolError::Wrong("the reason is empty or too long".into())),
+    }
+}

@@ -1,0 +1,160 @@
+//! Lists and mapping tables.
+
+use crate::{
+    api::{
+        BoxEntry, BoxTable, GpuState, GpuView, HostEntry, HostTable, LeaseView, PoolError,
+        PoolView, Tables, WaitingView,
+    },
+    limits,
+    manager::{Gpu, Lease, Manager},
+    record::LeaseState,
+};
+
+impl Manager {
+    /// Returns GPUs, leases that are not over, and the first of the waiting claims.
+    pub fn view(&self, now_ms: u64) -> PoolView {
+        let active = self.leases.values();
+        let active = active.filter(|lease| lease.record.state != LeaseState::Over);
+        let waiting = self.queue.iter().take(limits::QUEUE_LOOKS_MAX).zip(1..);
+        PoolView {
+            pool: self.pool.id.clone(),
+            incarnation: self.pool.incarnation,
+            gpus: self.gpus.iter().map(|gpu| self.gpu_view(gpu)).collect(),
+            leases: active.map(|lease| self.view_of(now_ms, lease)).collect(),
+            queue: waiting
+                .map(|(waiting, position)| WaitingView {
+                    claim: waiting.claim.clone(),
+                    position,
+                    waited_ms: now_ms.saturating_sub(waiting.since_ms),
+                })
+                .collect(),
+        }
+    }
+
+    /// Returns a lease, over or not.
+    pub fn lease_view(&self, now_ms: u64, id: u64) -> Result<LeaseView, PoolError> {
+        let lease = self.leases.get(&id);
+        let lease = lease.ok_or_else(|| PoolError::Unknown(format!("there is no lease {id}")))?;
+        Ok(self.view_of(now_ms, lease))
+    }
+
+    fn view_of(&self, now_ms: u64, lease: &Lease) -> LeaseView {
+        let record = &lease.record;
+        let gpus = || {
+            record
+                .gpus
+                .iter()
+                .filter_map(|leased| self.by_uuid.get(&leased.uuid))
+        };
+        let mut boxes: Vec<String> = Vec::new();
+        for gpu in gpus() {
+            let name = &self.gpus[*gpu].record.of;
+            if !boxes.contains(name) {
+                boxes.push(name.clone());
+            }
+        }
+        let is_lost =
+            |gpu: &&Gpu| !gpu.record.present || self.boxes[gpu.of].heard_until_ms.is_none();
+        let lost = gpus().map(|gpu| &self.gpus[*gpu]).filter(is_lost);
+        LeaseView {
+            lease: record.id,
+            claim: record.claim.clone(),
+            state: record.state,
+            reason: record.reason,
+            gpus: record.gpus.iter().map(|leased| leased.uuid).collect(),
+            boxes,
+            left_ms: lease.deadline_ms.saturating_sub(now_ms),
+            lost: lost.map(|gpu| gpu.record.facts.uuid).collect(),
+        }
+    }
+
+    fn gpu_view(&self, gpu: &Gpu) -> GpuView {
+        let of = &self.boxes[gpu.of];
+        let record = &gpu.record;
+        let lease = record.lease.and_then(|lease| self.leases.get(&lease));
+        let state = match lease.map(|lease| lease.record.state) {
+            Some(LeaseState::Granted) => GpuState::Leased,
+            Some(_) => GpuState::Ending,
+            None if !record.present => GpuState::Gone,
+            None if record.taint.is_some() => GpuState::Tainted,
+            None if of.heard_until_ms.is_none() => GpuState::Silent,
+            None if of.record.drained.is_some() => GpuState::Drained,
+            None => GpuState::Free,
+        };
+        GpuView {
+            facts: record.facts.clone(),
+            of: record.of.clone(),
+            slot: record.slot,
+            epoch: record.epoch,
+            lease: record.lease,
+            state,
+            reason: record.taint.clone().or_else(|| of.record.drained.clone()),
+        }
+    }
+
+    /// Returns the mapping tables of all hosts and boxes.
+    pub fn tables(&self) -> Tables {
+        let mut tables = Tables {
+            hosts: Vec::new(),
+            boxes: Vec::new(),
+        };
+        for (name, host) in &self.hosts {
+            tables.hosts.push(HostTable {
+                host: name.clone(),
+                node: host.record.node,
+                entries: self.host_entries(name),
+                reserved: host.record.entries,
+            });
+        }
+        for of in &self.boxes {
+            let gpus = of.gpus.iter().map(|gpu| &self.gpus[*gpu]).zip(0..);
+            let entry = |(gpu, entry): (&Gpu, u16)| {
+                let lease = gpu.record.lease.and_then(|lease| self.leases.get(&lease));
+                let host = lease.and_then(|lease| self.hosts.get(&lease.record.claim.host));
+                BoxEntry {
+                    entry,
+                    valid: gpu.record.present,
+                    used: lease.is_some(),
+                    slot: gpu.record.slot,
+                    host: host.map(|host| host.record.node),
+                    path: gpu.record.facts.proxy,
+                }
+            };
+            tables.boxes.push(BoxTable {
+                of: of.record.name.clone(),
+                node: of.record.node,
+                entries: gpus.map(entry).collect(),
+            });
+        }
+        tables
+    }
+
+    fn host_entries(&self, host: &str) -> Vec<HostEntry> {
+        let mut entries = Vec::new();
+        for lease in self.leases.values() {
+            let record = &lease.record;
+            if record.state == LeaseState::Over || record.claim.host != host {
+                continue;
+            }
+            for leased in record.gpus.iter().filter(|leased| !leased.free) {
+                let Some(gpu) = self.by_uuid.get(&leased.uuid).map(|gpu| &self.gpus[*gpu]) else {
+                    continue;
+                };
+                let facts = &gpu.record.facts;
+                entries.push(HostEntry {
+                    entry: leased.entry,
+                    used: true,
+                    bus: facts.pci.1,
+                    device: facts.pci.2,
+                    memory_base: gpu.window.map(|(base, _)| base),
+                    memory_limit: gpu.window.map(|(base, bytes)| base.saturating_add(bytes)),
+                    of: self.boxes[gpu.of].record.node,
+                    slot: gpu.record.slot,
+                    path: facts.proxy,
+                });
+            }
+        }
+        entries.sort_by_key(|entry| entry.entry);
+        entries
+    }
+}

@@ -1,0 +1,403 @@
+//! The choice of GPUs for a claim.
+//!
+//! GPUs of one model lie in groups of four kinds. Each kind has, for each model, an ordered set of
+//! (free GPUs, group): the groups that have enough GPUs are found without a look at GPUs.
+
+use std::collections::{BTreeSet, HashMap};
+
+use crate::record::{Fit, Same};
+
+const KINDS: [Same; 4] = [Same::Box, Same::Nvlink, Same::Bridge, Same::Proxy];
+
+/// Place of a GPU: its model, and the names of its groups, which hold for all boxes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) model: String,
+    /// In the order of [`KINDS`].
+    pub(crate) groups: [String; 4],
+}
+
+/// Wish of a claim.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wish<'a> {
+    pub(crate) gpus: usize,
+    pub(crate) model: Option<&'a str>,
+    pub(crate) same: Option<Same>,
+    pub(crate) fit: Fit,
+    /// Boxes that one program can use, at most.
+    pub(crate) boxes_max: usize,
+}
+
+#[derive(Default)]
+pub(crate) struct Placement {
+    models: Vec<Model>,
+    /// Groups of each GPU, and its model.
+    gpus: Vec<Option<(usize, [usize; 4])>>,
+}
+
+/// GPUs of one model.
+struct Model {
+    name: String,
+    present: usize,
+    kinds: [Kind; 4],
+}
+
+#[derive(Default)]
+struct Kind {
+    names: HashMap<String, usize>,
+    groups: Vec<Group>,
+    /// Free GPUs and number of each group that has some.
+    by_free: BTreeSet<(usize, usize)>,
+    /// Groups that have free GPUs, by number.
+    with_free: BTreeSet<usize>,
+}
+
+#[derive(Default)]
+struct Group {
+    present: usize,
+    free: BTreeSet<usize>,
+}
+
+impl Placement {
+    /// Adds a GPU that is not free. `gpu` is the caller's number of it.
+    pub(crate) fn add(&mut self, gpu: usize, place: &Place) {
+        let found = self.models.iter().position(|m| m.name == place.model);
+        let model = found.unwrap_or_else(|| {
+            self.models.push(Model {
+                name: place.model.clone(),
+                present: 0,
+                kinds: Default::default(),
+            });
+            self.models.len() - 1
+        });
+        let of = &mut self.models[model];
+        of.present += 1;
+        let mut groups = [0; 4];
+        for ((kind, name), group) in of.kinds.iter_mut().zip(&place.groups).zip(&mut groups) {
+            let next = kind.groups.len();
+            *group = *kind.names.entry(name.clone()).or_insert(next);
+            if *group == next {
+                kind.groups.push(Group::default());
+            }
+            kind.groups[*group].present += 1;
+        }
+        if self.gpus.len() <= gpu {
+            self.gpus.resize(gpu + 1, None);
+        }
+        self.gpus[gpu] = Some((model, groups));
+    }
+
+    /// Removes a GPU, which is gone or has moved.
+    pub(crate) fn remove(&mut self, gpu: usize) {
+        self.take(gpu);
+        let Some((model, groups)) = self.gpus.get_mut(gpu).and_then(Option::take) else {
+            return;
+        };
+        let of = &mut self.models[model];
+        of.present -= 1;
+        for (kind, group) in of.kinds.iter_mut().zip(groups) {
+            kind.groups[group].present -= 1;
+        }
+    }
+
+    /// Makes a GPU free.
+    pub(crate) fn put(&mut self, gpu: usize) {
+        self.change(gpu, true);
+    }
+
+    /// Makes a GPU one that is not free.
+    pub(crate) fn take(&mut self, gpu: usize) {
+        self.change(gpu, false);
+    }
+
+    fn change(&mut self, gpu: usize, is_free: bool) {
+        let Some(&Some((model, groups))) = self.gpus.get(gpu) else {
+            return;
+        };
+        for (kind, number) in self.models[model].kinds.iter_mut().zip(groups) {
+            let free = &mut kind.groups[number].free;
+            let before = free.len();
+            match is_free {
+                true => free.insert(gpu),
+                false => free.remove(&gpu),
+            };
+            let after = free.len();
+            kind.by_free.remove(&(before, number));
+            if after > 0 {
+                kind.by_free.insert((after, number));
+                kind.with_free.insert(number);
+            } else {
+                kind.with_free.remove(&number);
+            }
+        }
+    }
+
+    /// Returns the most GPUs that a claim of this kind could ever get, whoever has them now.
+    pub(crate) fn most(&self, wish: &Wish<'_>) -> usize {
+        let of = |model: &Model| match wish.same {
+            None => {
+                let mut boxes: Vec<_> = model.kinds[0].groups.iter().map(|g| g.present).collect();
+                boxes.sort_unstable_by(|a, b| b.cmp(a));
+                boxes.iter().take(wish.boxes_max).sum()
+            }
+            Some(same) => {
+                let groups = &model.kinds[at(same)].groups;
+                groups.iter().map(|group| group.present).max().unwrap_or(0)
+            }
+        };
+        self.matching(wish).map(of).max().unwrap_or(0)
+    }
+
+    /// Chooses free GPUs, all of one model, or none.
+    pub(crate) fn choose(&self, wish: &Wish<'_>) -> Option<Vec<usize>> {
+        self.matching(wish).find_map(|model| model.choose(wish))
+    }
+
+    fn matching<'a>(&'a self, wish: &'a Wish<'_>) -> impl Iterator<Item = &'a Model> {
+        let word = wish.model.map(str::to_lowercase);
+        self.models.iter().filter(move |model| {
+            let is_meant = |word: &String| model.name.to_lowercase().contains(word.as_str());
+            model.present > 0 && word.as_ref().is_none_or(is_meant)
+        })
+    }
+}
+
+fn at(same: Same) -> usize {
+    KINDS.iter().position(|kind| *kind == same).unwrap_or(0)
+}
+
+impl Model {
+    fn choose(&self, wish: &Wish<'_>) -> Option<Vec<usize>> {
+        if let Some(same) = wish.same {
+            let kind = &self.kinds[at(same)];
+            return kind
+                .group(wish.gpus, wish.fit)
+                .map(|g| kind.some(g, wish.gpus));
+        }
+        let chosen = match wish.fit {
+            Fit::Best => None,
+            Fit::First => self.first(wish),
+            Fit::Spread => self.spread(wish),
+        };
+        chosen.or_else(|| self.best(wish))
+    }
+
+    /// The tightest NVLink domain, else the tightest box, else the fewest boxes.
+    fn best(&self, wish: &Wish<'_>) -> Option<Vec<usize>> {
+        for kind in [&self.kinds[at(Same::Nvlink)], &self.kinds[0]] {
+            if let Some(group) = kind.group(wish.gpus, Fit::Best) {
+                return Some(kind.some(group, wish.gpus));
+            }
+        }
+        let boxes = &self.kinds[0];
+        let mut chosen = Vec::new();
+        for (used, &(free, number)) in boxes.by_free.iter().rev().enumerate() {
+            let left = wish.gpus - chosen.len();
+            if used == wish.boxes_max {
+                return None;
+            }
+            if free >= left {
+                // The last box is the tightest one for the rest. All before it have at least as
+                // many free GPUs as `number`, and a tightest that is one of them equals it.
+                let tightest = boxes.by_free.range((left, 0)..=(free, number)).next();
+                chosen.extend(boxes.some(tightest.map_or(number, |(_, it)| *it), left));
+                return Some(chosen);
+            }
+            chosen.extend(boxes.some(number, free));
+        }
+        None
+    }
+
+    /// GPUs of the boxes that joined first, if these are few enough.
+    fn first(&self, wish: &Wish<'_>) -> Option<Vec<usize>> {
+        let boxes = &self.kinds[0];
+        let free = boxes.with_free.iter().take(wish.boxes_max);
+        let gpus = free.flat_map(|number| boxes.groups[*number].free.iter().copied());
+        let chosen: Vec<usize> = gpus.take(wish.gpus).collect();
+        (chosen.len() == wish.gpus).then_some(chosen)
+    }
+
+    /// One GPU of each of the emptiest boxes, in turn.
+    fn spread(&self, wish: &Wish<'_>) -> Option<Vec<usize>> {
+        let boxes = &self.kinds[0];
+        let emptiest = boxes.by_free.iter().rev();
+        let mut free: Vec<_> = emptiest
+            .take(wish.boxes_max.min(wish.gpus))
+            .map(|(_, number)| boxes.groups[*number].free.iter())
+            .collect();
+        let mut chosen = Vec::new();
+        while chosen.len() < wish.gpus {
+            let before = chosen.len();
+            let turn = free.iter_mut().filter_map(Iterator::next);
+            chosen.extend(turn.take(wish.gpus - before).copied());
+            if chosen.len() == before {
+                return None;
+            }
+        }
+        Some(chosen)
+    }
+}
+
+impl Kind {
+    /// Returns a group that has `gpus` free ones.
+    fn group(&self, gpus: usize, fit: Fit) -> Option<usize> {
+        match fit {
+            Fit::Best => self.by_free.range((gpus, 0)..).next().map(|(_, g)| *g),
+            Fit::Spread => {
+                let most = self.by_free.last().filter(|(free, _)| *free >= gpus);
+                most.map(|(_, group)| *group)
+            }
+            Fit::First => {
+                let mut free = gpus;
+                let mut first: Option<usize> = None;
+                // One look for each number of free GPUs that some group has.
+                while let Some(&(count, group)) = self.by_free.range((free, 0)..).next() {
+                    first = Some(first.map_or(group, |first| first.min(group)));
+                    free = count + 1;
+                }
+                first
+            }
+        }
+    }
+
+    fn some(&self, group: usize, gpus: usize) -> Vec<usize> {
+        self.groups[group].free.iter().take(gpus).copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Boxes with so many GPUs of a model; two GPUs each share an NVLink.
+    fn placement(boxes: &[(&str, usize)]) -> Placement {
+        let mut placement = Placement::default();
+        let mut gpu = 0;
+        for (number, (model, count)) in boxes.iter().enumerate() {
+            for slot in 0..*count {
+                let groups = [
+                    format!("{number}"),
+                    format!("{number}/{}", slot / 2),
+                    format!("{number}/{}", slot / 4),
+                    format!("{number}/{}", slot / 8),
+                ];
+                placement.add(
+                    gpu,
+                    &Place {
+                        model: (*model).into(),
+                        groups,
+                    },
+                );
+                placement.put(gpu);
+                gpu += 1;
+            }
+        }
+        placement
+    }
+
+    fn wish(gpus: usize, same: Option<Same>, fit: Fit) -> Wish<'static> {
+        Wish {
+            gpus,
+            model: None,
+            same,
+            fit,
+            boxes_max: 8,
+        }
+    }
+
+    #[test]
+    fn each_fit_takes_its_group() {
+        let mut placement = placement(&[("A", 8), ("A", 4), ("A", 8), ("B", 16)]);
+        placement.take(0);
+        let of = |p: &Placement, gpus, same, fit| p.choose(&wish(gpus, same, fit));
+        let same = Some(Same::Box);
+        assert_eq!(of(&placement, 4, same, Fit::Best), Some(vec![8, 9, 10, 11]));
+        assert_eq!(of(&placement, 4, same, Fit::First), Some(vec![1, 2, 3, 4]));
+        assert_eq!(
+            of(&placement, 4, same, Fit::Spread),
+            Some(vec![12, 13, 14, 15])
+        );
+        assert_eq!(
+            of(&placement, 2, Some(Same::Nvlink), Fit::First),
+            Some(vec![2, 3])
+        );
+        // The only free GPU of its NVLink domain leaves the pairs whole.
+        assert_eq!(of(&placement, 1, None, Fit::Best), Some(vec![1]));
+        assert_eq!(of(&placement, 3, Some(Same::Nvlink), Fit::Best), None);
+        assert_eq!(placement.most(&wish(3, Some(Same::Nvlink), Fit::Best)), 2);
+        // Over several boxes: as few as possible, the last one tight.
+        let many = of(&placement, 12, None, Fit::Best).unwrap();
+        assert_eq!(many, [12, 13, 14, 15, 16, 17, 18, 19, 8, 9, 10, 11]);
+        assert_eq!(of(&placement, 3, None, Fit::Spread), Some(vec![12, 1, 8]));
+        assert_eq!(of(&placement, 9, None, Fit::First).unwrap().len(), 9);
+        // GPUs of a claim are of one model.
+        assert_eq!(of(&placement, 20, None, Fit::Best), None);
+        assert_eq!(placement.most(&wish(1, None, Fit::Best)), 20);
+        let model = Wish {
+            model: Some("b"),
+            ..wish(16, same, Fit::Best)
+        };
+        assert_eq!(placement.choose(&model).unwrap().len(), 16);
+        assert_eq!(
+            placement.most(&Wish {
+                model: Some("C"),
+                ..model
+            }),
+            0
+        );
+    }
+
+    #[test]
+    fn a_program_uses_only_so_many_boxes() {
+        let placement = placement(&[("A", 1); 9]);
+        for fit in [Fit::Best, Fit::First, Fit::Spread] {
+            assert_eq!(placement.choose(&wish(8, None, fit)).unwrap().len(), 8);
+            assert_eq!(placement.choose(&wish(9, None, fit)), None, "{fit:?}");
+        }
+        assert_eq!(placement.most(&wish(9, None, Fit::Best)), 8);
+    }
+
+    /// Compares with a choice that looks at every GPU, over random histories.
+    #[test]
+    fn what_can_be_placed_is_placed() {
+        let mut placement = placement(&[("A", 8), ("A", 4), ("A", 2), ("A", 8), ("A", 1)]);
+        let of_box = |gpu: usize| {
+            [8, 12, 14, 22, 23]
+                .iter()
+                .position(|end| gpu < *end)
+                .unwrap()
+        };
+        let mut free: BTreeSet<usize> = (0..23).collect();
+        let mut random = crate::tests::Random::new(7);
+        for _ in 0..20_000 {
+            let gpu = random.below(23) as usize;
+            if free.remove(&gpu) {
+                placement.take(gpu);
+            } else {
+                free.insert(gpu);
+                placement.put(gpu);
+            }
+            let gpus = 1 + random.below(9) as usize;
+            let fit = [Fit::Best, Fit::First, Fit::Spread][random.below(3) as usize];
+            let same = [None, Some(Same::Box), Some(Same::Nvlink)][random.below(3) as usize];
+            let group = |gpu: usize| match same {
+                None => 0,
+                Some(Same::Box) => of_box(gpu),
+                // Boxes have even numbers of GPUs but the last.
+                _ => 100 + gpu / 2,
+            };
+            let mut counts = HashMap::<usize, usize>::new();
+            free.iter()
+                .for_each(|gpu| *counts.entry(group(*gpu)).or_default() += 1);
+            let can = counts.values().any(|count| *count >= gpus);
+            let chosen = placement.choose(&wish(gpus, same, fit));
+            assert_eq!(chosen.is_some(), can, "{gpus} {same:?} {fit:?} {free:?}");
+            if let Some(chosen) = chosen {
+                let distinct: BTreeSet<_> = chosen.iter().copied().collect();
+                assert_eq!(distinct.len(), gpus);
+                assert!(distinct.is_subset(&free));
+                assert!(chosen.iter().all(|gpu| group(*gpu) == group(chosen[0])));
+            }
+        }
+    }
+}

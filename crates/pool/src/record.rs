@@ -1,0 +1,186 @@
+//! The records of a store: their keys and contents.
+
+use serde::{Deserialize, Serialize};
+
+use crate::uuid::Uuid;
+
+/// Version of these records. A manager refuses a store of a later one.
+pub const FORMAT: u32 = 1;
+/// The record of the pool itself.
+pub const POOL_KEY: &str = "pool";
+
+pub(crate) const GPU_PREFIX: &str = "gpu/";
+pub(crate) const BOX_PREFIX: &str = "box/";
+pub(crate) const HOST_PREFIX: &str = "host/";
+pub(crate) const LEASE_PREFIX: &str = "lease/";
+pub(crate) const QUOTA_PREFIX: &str = "quota/";
+
+/// The pool: every start of a manager rewrites it, and every transaction compares it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolRecord {
+    pub format: u32,
+    /// Hexadecimal digits, drawn when the store was made.
+    pub id: String,
+    pub incarnation: u64,
+}
+
+/// Facts about a GPU, as its box finds them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuFacts {
+    pub uuid: Uuid,
+    pub model: String,
+    pub memory_bytes: u64,
+    pub capability: (i32, i32),
+    /// Domain, bus and device, as CUDA and NVML show them.
+    pub pci: (u32, u32, u32),
+    /// GPUs with the same name of a box are joined by NVLink.
+    pub nvlink: Option<String>,
+    /// GPUs with the same name of a box are below one PCIe bridge.
+    pub bridge: Option<String>,
+    /// Number of the box's proxy (NIC) that the GPU is nearest to.
+    pub proxy: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuRecord {
+    pub facts: GpuFacts,
+    /// Name of its box.
+    pub of: String,
+    /// Its place in the box.
+    pub slot: u16,
+    /// Epoch of the last lease. It only grows.
+    pub epoch: u64,
+    pub lease: Option<u64>,
+    /// Whether the box's last inventory has it.
+    pub present: bool,
+    /// Reason for which it is not given out.
+    pub taint: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BoxRecord {
+    pub name: String,
+    pub node: u32,
+    /// Drawn by the box when it began; tells it from another one of this name.
+    pub identity: String,
+    /// Address of its server.
+    pub url: String,
+    /// Reason for which nothing of it is given out.
+    pub drained: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostRecord {
+    pub name: String,
+    pub node: u32,
+    /// Entries of its table.
+    pub entries: u16,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LeaseState {
+    Granted,
+    /// Boxes are to confirm that its sessions are over.
+    Ending,
+    Over,
+}
+
+/// Reason for a lease's end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EndReason {
+    Released,
+    /// The holder's connection ended and did not come back.
+    HolderGone,
+    Expired,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leased {
+    pub uuid: Uuid,
+    pub epoch: u64,
+    /// Entry of the host's table.
+    pub entry: u16,
+    /// Whether the GPU is free again.
+    pub free: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseRecord {
+    pub id: u64,
+    pub claim: Claim,
+    pub state: LeaseState,
+    pub reason: Option<EndReason>,
+    pub gpus: Vec<Leased>,
+}
+
+/// GPUs that shall have something in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Same {
+    Box,
+    Nvlink,
+    Bridge,
+    Proxy,
+}
+
+/// The choice between groups that have enough GPUs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fit {
+    /// The group that has the fewest free GPUs: large groups stay whole.
+    #[default]
+    Best,
+    /// The group that joined first.
+    First,
+    /// The groups that have the most free GPUs, one GPU of each in turn.
+    Spread,
+}
+
+/// A request for GPUs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claim {
+    /// Drawn by the client. A claim that comes again with its UID is the same claim.
+    pub uid: String,
+    /// Name by which the holder is known.
+    pub owner: String,
+    /// The machine on which the program runs.
+    pub host: String,
+    pub gpus: u32,
+    /// A word of the model's name, in any case.
+    pub model: Option<String>,
+    pub same: Option<Same>,
+    #[serde(default)]
+    pub fit: Fit,
+    #[serde(default)]
+    pub priority: u8,
+    pub term_ms: u64,
+}
+
+/// GPUs that an owner may have at a time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QuotaRecord {
+    pub owner: String,
+    pub gpus: u32,
+}
+
+pub(crate) fn gpu_key(uuid: &Uuid) -> String {
+    format!("{GPU_PREFIX}{uuid}")
+}
+
+pub(crate) fn box_key(name: &str) -> String {
+    format!("{BOX_PREFIX}{name}")
+}
+
+pub(crate) fn host_key(name: &str) -> String {
+    format!("{HOST_PREFIX}{name}")
+}
+
+pub(crate) fn lease_key(id: u64) -> String {
+    format!("{LEASE_PREFIX}{id:020}")
+}
+
+pub(crate) fn quota_key(owner: &str) -> String {
+    format!("{QUOTA_PREFIX}{owner}")
+}
