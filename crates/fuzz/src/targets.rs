@@ -49,6 +49,12 @@ pub(crate) fn all() -> Vec<Target> {
         target("ptx-header", outboard_image::fuzz::ptx, ptx()),
         target("ptx", outboard_ptx::fuzz::text, ptx()),
         target("ptx-lowered", lowered, changes()),
+        target(
+            "balanced",
+            outboard_balance::engine::fuzz::frame,
+            outboard_balance::engine::fuzz::seeds(),
+        ),
+        target("balance-dump", outboard_balance::engine::fuzz::dump, none()),
         target("recording", outboard_trace::fuzz, recordings()),
     ]
 }

@@ -1,0 +1,143 @@
+//! Open connections as bytes, for the balancer that runs next.
+//!
+//! A dump is a magic number, a version, the connections (postcard), and the BLAKE3 hash of all
+//! before it. A dump that is cut, changed or of another version is refused whole.
+
+use super::Engine;
+use super::connections::{Connection, Neighbour};
+use super::services::ServiceKey;
+use super::tcp::{Numbers, Phase};
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+
+const MAGIC: &[u8; 8] = b"OBBALNCE";
+const VERSION: u32 = 1;
+const HASH_BYTES: usize = 32;
+
+#[derive(Serialize, Deserialize)]
+struct Saved {
+    service: ServiceKey,
+    target: SocketAddr,
+    client: SocketAddr,
+    source: Option<SocketAddr>,
+    is_direct: bool,
+    phase: Phase,
+    numbers: Numbers,
+    /// Time since its last packet.
+    idle_ms: u64,
+    client_port: u16,
+    client_mac: [u8; 6],
+}
+
+/// Why a dump is refused.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RestoreError {
+    #[error("not a dump of connections")]
+    NotADump,
+    #[error("a dump of version {0}, where {VERSION} is understood")]
+    Version(u32),
+    #[error("the dump is cut or changed")]
+    Damaged,
+}
+
+/// The beginning of a dump.
+pub(super) fn header() -> Vec<u8> {
+    [&MAGIC[..], &VERSION.to_le_bytes()].concat()
+}
+
+impl Engine {
+    /// Writes all open connections.
+    pub fn dump(&self) -> Vec<u8> {
+        let saved: Vec<_> = self
+            .open
+            .iter()
+            .map(|one| Saved {
+                service: (one.vip, one.protocol),
+                target: one.target,
+                client: one.client,
+                source: one.source,
+                is_direct: one.is_direct,
+                phase: one.phase,
+                numbers: one.numbers,
+                idle_ms: self.now_ms.saturating_sub(one.seen_ms),
+                client_port: one.client_link.port,
+                client_mac: one.client_link.mac,
+            })
+            .collect();
+        let mut bytes = header();
+        // Memory is all that could be missing, and it ends the process elsewhere.
+        bytes.extend(postcard::to_stdvec(&saved).unwrap_or_default());
+        let hash = blake3::hash(&bytes);
+        bytes.extend_from_slice(hash.as_bytes());
+        bytes
+    }
+
+    /// Adds the connections of a dump. Returns how many there are, and how many of the dump are
+    /// left out: their service is gone or forwards in another way, or there is no room.
+    pub fn restore(&mut self, dump: &[u8]) -> Result<(usize, usize), RestoreError> {
+        let rest = dump.strip_prefix(MAGIC).ok_or(RestoreError::NotADump)?;
+        let (version, rest) = rest.split_first_chunk().ok_or(RestoreError::Damaged)?;
+        match u32::from_le_bytes(*version) {
+            VERSION => {}
+            other => return Err(RestoreError::Version(other)),
+        }
+        let (document, hash) = rest
+            .split_last_chunk::<HASH_BYTES>()
+            .ok_or(RestoreError::Damaged)?;
+        if blake3::hash(&dump[..dump.len() - HASH_BYTES]).as_bytes() != hash {
+            return Err(RestoreError::Damaged);
+        }
+        let saved: Vec<Saved> =
+            postcard::from_bytes(document).map_err(|_| RestoreError::Damaged)?;
+        let count = saved.len();
+        let restored = saved
+            .into_iter()
+            .filter(|one| self.restore_one(one).is_some())
+            .count();
+        Ok((restored, count - restored))
+    }
+
+    fn restore_one(&mut self, saved: &Saved) -> Option<()> {
+        let (service, backend) = self.services.restore(&saved.service, saved.target)?;
+        let rule = &self.services.service(service)?.rule;
+        let (vip, protocol) = saved.service;
+        let is_v6 = vip.is_ipv6();
+        let addresses = [saved.target, saved.client].into_iter().chain(saved.source);
+        let fits = saved.is_direct == (rule.forward == super::Forward::Direct)
+            && saved.source.is_some() == (rule.forward == super::Forward::FullNat)
+            && saved
+                .source
+                .is_none_or(|source| rule.sources.contains(&source.ip()))
+            && addresses
+                .into_iter()
+                .all(|address| address.is_ipv6() == is_v6)
+            && usize::from(saved.client_port) < self.ports.len();
+        let connection = Connection {
+            service,
+            backend,
+            protocol,
+            client: saved.client,
+            vip,
+            target: saved.target,
+            source: saved.source,
+            is_direct: saved.is_direct,
+            phase: saved.phase,
+            numbers: saved.numbers,
+            seen_ms: self.now_ms.saturating_sub(saved.idle_ms),
+            client_link: Neighbour {
+                port: saved.client_port,
+                mac: saved.client_mac,
+            },
+            packets: [0; 2],
+            bytes: [0; 2],
+        };
+        if !fits || !self.is_free(&connection, None) {
+            return None;
+        }
+        self.open
+            .insert(connection.clone(), &self.timeouts, self.now_ms)
+            .ok()?;
+        self.services.opened(&connection);
+        Some(())
+    }
+}

@@ -1,0 +1,161 @@
+//! Explains why a frame would go where it goes, without changing anything.
+
+use super::connections::Connection;
+use super::packet::{Packet, TCP, UDP};
+use super::reason::Reason;
+use super::rewrite::Translation;
+use super::{Engine, Frame, Parsed, Side, Table, icmp};
+use outboard_flow::NONE;
+use std::net::SocketAddr;
+
+impl Engine {
+    /// Returns the steps of the decision about a frame, the outcome last.
+    pub fn explain(&self, frame: &Frame) -> Vec<String> {
+        let mut steps = Vec::new();
+        let outcome = match self.parse(frame) {
+            Ok(Parsed::Arp(address)) if self.services.is_own(address) => {
+                steps.push(format!("asks for the hardware address of {address}"));
+                Ok("answered by the balancer".to_string())
+            }
+            Ok(Parsed::Arp(_)) => Err(Reason::NotOurs),
+            Ok(Parsed::Ip(packet)) => self.explain_packet(frame, &packet, &mut steps),
+            Err(reason) => Err(reason),
+        };
+        steps.push(match outcome {
+            Ok(outcome) => outcome,
+            Err(reason) => format!("dropped: {reason} ({})", reason.label()),
+        });
+        steps
+    }
+
+    fn explain_packet(
+        &self,
+        frame: &Frame,
+        packet: &Packet,
+        steps: &mut Vec<String>,
+    ) -> Result<String, Reason> {
+        steps.push(describe(packet));
+        if let Some(fragment) = packet.fragment.filter(|_| packet.is_later_fragment()) {
+            let route = self
+                .fragments
+                .find(packet, &fragment)
+                .ok_or(Reason::FragmentUnknown)?;
+            steps.push("follows the first fragment of its packet".into());
+            return Ok(sent(&route.translation, route.is_direct));
+        }
+        if !matches!(packet.protocol, TCP | UDP) {
+            return self.explain_icmp(frame, packet, steps);
+        }
+        let mut over = None;
+        if let Some((table, index, side)) = self.find(packet, NONE) {
+            let connection = self.table(table).get(index).ok_or(Reason::NoConnection)?;
+            steps.push(describe_connection(connection, table, side));
+            let reopens = packet.tcp.is_some_and(|tcp| super::is_opening(&tcp));
+            if side == Side::Backend || !connection.phase.is_over() || !reopens {
+                if let Some(segment) = &packet.tcp {
+                    let mut numbers = connection.numbers;
+                    let phase = numbers.follow(connection.phase, side, segment)?;
+                    steps.push(format!("its phase is then {}", phase.label()));
+                }
+                let route = self.route(frame, packet, connection, side)?;
+                return Ok(sent(&route.translation, route.is_direct));
+            }
+            steps.push("it is over: this opens a new one".into());
+            over = (table == Table::Open).then_some(index);
+        }
+        let connection = self.plan(frame, packet, over)?;
+        let (_, is_kept) = self
+            .services
+            .choose(connection.service, connection.client)?;
+        let name = self
+            .services
+            .service(connection.service)
+            .map(|one| one.rule.name.as_str());
+        steps.push(format!(
+            "opens a connection to service {}",
+            name.unwrap_or_default()
+        ));
+        let why = if is_kept {
+            "the client's other connections"
+        } else {
+            "its hash"
+        };
+        steps.push(format!("{why} decided for backend {}", connection.target));
+        let route = self.route(frame, packet, &connection, Side::Client)?;
+        Ok(sent(&route.translation, route.is_direct))
+    }
+
+    fn explain_icmp(
+        &self,
+        frame: &Frame,
+        packet: &Packet,
+        steps: &mut Vec<String>,
+    ) -> Result<String, Reason> {
+        match icmp::message(&frame.bytes, packet) {
+            _ if packet.fragment.is_some() => Err(Reason::Protocol),
+            icmp::Message::EchoRequest if self.services.is_own(packet.destination) => {
+                Ok("answered by the balancer".into())
+            }
+            icmp::Message::Error => {
+                let about = icmp::embedded(&frame.bytes, packet)?;
+                steps.push(format!("an error about {}", describe(&about)));
+                let (route, outer, _) = self.route_error(frame, packet, &about)?;
+                Ok(sent(&outer, route.is_direct))
+            }
+            _ if self.services.is_own(packet.destination) => Err(Reason::Protocol),
+            _ => Err(Reason::NotOurs),
+        }
+    }
+}
+
+fn describe(packet: &Packet) -> String {
+    let [source, destination] = [
+        SocketAddr::new(packet.source, packet.source_port),
+        SocketAddr::new(packet.destination, packet.destination_port),
+    ];
+    match (packet.protocol, packet.is_later_fragment()) {
+        (TCP, false) => format!("tcp from {source} to {destination}"),
+        (UDP, false) => format!("udp from {source} to {destination}"),
+        (other, true) => format!(
+            "a later fragment of protocol {other} from {} to {}",
+            packet.source, packet.destination
+        ),
+        (other, false) => {
+            format!(
+                "protocol {other} from {} to {}",
+                packet.source, packet.destination
+            )
+        }
+    }
+}
+
+fn describe_connection(connection: &Connection, table: Table, side: Side) -> String {
+    let whose = match side {
+        Side::Client => "the client's side",
+        Side::Backend => "the backend's side",
+    };
+    let kind = match table {
+        Table::Open => "",
+        Table::HalfOpen => "half-open ",
+    };
+    format!(
+        "{whose} of the {kind}connection from {} by {} to {}, phase {}",
+        connection.client,
+        connection.vip,
+        connection.target,
+        connection.phase.label()
+    )
+}
+
+fn sent(translation: &Translation, is_direct: bool) -> String {
+    if is_direct {
+        return "sent on unchanged, to the backend's hardware address".into();
+    }
+    let part = |name: &str, new: Option<SocketAddr>| new.map(|new| format!("{name} {new}"));
+    let parts = [
+        part("source", translation.source),
+        part("destination", translation.destination),
+    ];
+    let parts: Vec<_> = parts.into_iter().flatten().collect();
+    format!("sent on with {}", parts.join(" and "))
+}

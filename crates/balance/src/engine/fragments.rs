@@ -1,0 +1,157 @@
+//! Fragments: the first decides where all of a packet go, the rest follow.
+
+use super::connections::Neighbour;
+use super::packet::{Fragment, Packet};
+use super::reason::Reason;
+use super::rewrite::Translation;
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+
+/// Time within which all fragments of a packet must come.
+pub const FRAGMENTS_MS_MAX: u64 = 30_000;
+/// Fragments of one packet that are followed.
+pub const FRAGMENTS_A_PACKET_MAX: usize = 64;
+
+/// Where the fragments of a packet go.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Route {
+    pub(super) translation: Translation,
+    /// Port and hardware address of the next hop.
+    pub(super) link: Neighbour,
+    /// Identification in place of the sender's: senders that now share an address do not
+    /// share their numbers.
+    pub(super) id: Option<u32>,
+    pub(super) is_direct: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Name {
+    source: IpAddr,
+    destination: IpAddr,
+    protocol: u8,
+    id: u32,
+}
+
+impl Name {
+    fn of(packet: &Packet, fragment: &Fragment) -> Name {
+        Name {
+            source: packet.source,
+            destination: packet.destination,
+            // IPv6 names packets without the protocol, which only the first fragment tells.
+            protocol: if packet.is_v6() { 0 } else { packet.protocol },
+            id: fragment.id,
+        }
+    }
+}
+
+struct Entry {
+    route: Route,
+    begun_ms: u64,
+    /// Beginnings and ends of what was sent on.
+    ranges: Vec<(u32, u32)>,
+}
+
+/// Packets of which fragments are expected, up to a number; the oldest makes room.
+pub(super) struct Fragments {
+    entries: HashMap<Name, Entry>,
+    order: VecDeque<(Name, u64)>,
+    max: usize,
+    next_id: u32,
+}
+
+impl Fragments {
+    pub(super) fn new(max: usize) -> Fragments {
+        Fragments {
+            entries: HashMap::new(),
+            order: VecDeque::new(),
+            max: max.max(1),
+            next_id: 1,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Notes the first fragment of a packet and its route. Returns the route with its number.
+    pub(super) fn begin(
+        &mut self,
+        packet: &Packet,
+        fragment: &Fragment,
+        route: Route,
+        now_ms: u64,
+    ) -> Result<Route, Reason> {
+        self.forget(now_ms);
+        let name = Name::of(packet, fragment);
+        if self.entries.contains_key(&name) {
+            return Err(Reason::FragmentOverlap);
+        }
+        while self.entries.len() >= self.max {
+            let Some((oldest, _)) = self.order.pop_front() else {
+                break;
+            };
+            self.entries.remove(&oldest);
+        }
+        self.next_id = self.next_id.wrapping_add(1);
+        let route = Route {
+            id: (!route.is_direct).then_some(self.next_id),
+            ..route
+        };
+        let entry = Entry {
+            route,
+            begun_ms: now_ms,
+            ranges: vec![(fragment.begin, fragment.end)],
+        };
+        self.entries.insert(name, entry);
+        self.order.push_back((name, now_ms));
+        Ok(route)
+    }
+
+    /// Returns the route of a later fragment.
+    pub(super) fn follow(
+        &mut self,
+        packet: &Packet,
+        fragment: &Fragment,
+        now_ms: u64,
+    ) -> Result<Route, Reason> {
+        self.forget(now_ms);
+        let entry = self.entries.get_mut(&Name::of(packet, fragment));
+        let entry = entry.ok_or(Reason::FragmentUnknown)?;
+        let (begin, end) = (fragment.begin, fragment.end);
+        if entry
+            .ranges
+            .iter()
+            .any(|range| begin < range.1 && range.0 < end)
+        {
+            return Err(Reason::FragmentOverlap);
+        }
+        if entry.ranges.len() >= FRAGMENTS_A_PACKET_MAX {
+            return Err(Reason::FragmentsTooMany);
+        }
+        entry.ranges.push((begin, end));
+        Ok(entry.route)
+    }
+
+    /// Returns the route that a later fragment would take.
+    pub(super) fn find(&self, packet: &Packet, fragment: &Fragment) -> Option<Route> {
+        self.entries
+            .get(&Name::of(packet, fragment))
+            .map(|entry| entry.route)
+    }
+
+    fn forget(&mut self, now_ms: u64) {
+        while let Some((name, begun_ms)) = self.order.front().copied() {
+            if now_ms.saturating_sub(begun_ms) < FRAGMENTS_MS_MAX {
+                break;
+            }
+            self.order.pop_front();
+            if self
+                .entries
+                .get(&name)
+                .is_some_and(|entry| entry.begun_ms == begun_ms)
+            {
+                self.entries.remove(&name);
+            }
+        }
+    }
+}

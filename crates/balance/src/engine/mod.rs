@@ -1,0 +1,727 @@
+//! The balancer without I/O: frames and the time in, frames out.
+//!
+//! A frame that is not understood, or belongs to no service and no connection, is never sent on:
+//! it is dropped and counted by its [`Reason`].
+
+mod arp;
+mod connections;
+mod dump;
+mod explain;
+mod fragments;
+pub mod fuzz;
+mod icmp;
+mod packet;
+mod reason;
+mod rewrite;
+mod services;
+mod sum;
+mod tcp;
+#[cfg(test)]
+mod tests;
+
+pub use arp::announcement;
+pub use connections::{Connection, Neighbour};
+pub use dump::RestoreError;
+pub use fragments::{FRAGMENTS_A_PACKET_MAX, FRAGMENTS_MS_MAX};
+pub use packet::{ICMP, ICMP_V6, Packet, TCP, UDP};
+pub use reason::{Drops, Reason};
+pub use services::{Backend, BackendRule, Forward, ServiceKey, ServiceRule};
+pub use tcp::{Phase, Side, Timeouts};
+
+use connections::{Connections, Key, Place};
+use fragments::{Fragments, Route};
+use outboard_flow::random::Random;
+use outboard_flow::{BATCH_MAX, FlowKey as _, NONE, OutOfMemory, Secret, V4};
+use packet::{RST, SYN, Segment};
+use services::Services;
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use tcp::Numbers;
+
+/// Connections looked at for their end after each batch.
+const AGED_A_BATCH: usize = 256;
+/// Source ports tried for a new connection.
+const PORTS_TRIED_MAX: usize = 4096;
+
+/// One frame, as it came and as it goes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Frame {
+    pub bytes: Vec<u8>,
+    /// Number of the port where it came in.
+    pub port: u16,
+    /// The transport's checksum has the pseudo-header alone so far, and whoever sends the frame
+    /// fills in the rest.
+    pub partial: bool,
+}
+
+/// Place where frames come in and go out.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Port {
+    /// The own hardware address; without one, frames begin with the IP header.
+    pub mac: Option<[u8; 6]>,
+}
+
+/// Fate of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Goes out at the port with this number.
+    Send(u16),
+    Drop(Reason),
+}
+
+/// Sizes and secrets of an engine.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub connections_max: usize,
+    /// Bound on connections that are not confirmed by both sides.
+    pub half_open_max: usize,
+    pub fragments_max: usize,
+    /// Decides with the backends alone where clients go: balancers with one number agree.
+    pub hash_seed: u64,
+    /// Nobody else may know these.
+    pub secrets: [Secret; 4],
+}
+
+/// Frames by what became of them.
+#[derive(Clone, Debug, Default)]
+pub struct Counts {
+    /// Packets and bytes sent on, of clients and of backends.
+    pub packets: [u64; 2],
+    pub bytes: [u64; 2],
+    pub fragments: u64,
+    pub icmp_errors: u64,
+    /// Questions for hardware addresses, and echoes, that the balancer itself answered.
+    pub answered: u64,
+    pub opened: u64,
+    pub expired: u64,
+    /// Half-open connections that made room for newer ones.
+    pub half_open_evicted: u64,
+    pub checksums_completed: u64,
+    pub drops: Drops,
+}
+
+/// A frame's packet, or another question that is answered here.
+enum Parsed {
+    Arp(IpAddr),
+    Ip(Packet),
+}
+
+/// A table of connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Table {
+    Open,
+    HalfOpen,
+}
+
+/// The balancer.
+pub struct Engine {
+    ports: Vec<Port>,
+    services: Services,
+    open: Connections,
+    half_open: Connections,
+    /// Half-open connections, the oldest first; some are over by now.
+    half_open_order: VecDeque<Place>,
+    half_open_max: usize,
+    fragments: Fragments,
+    timeouts: Timeouts,
+    /// Makes the first source port that is tried unpredictable.
+    salt: u64,
+    now_ms: u64,
+    counts: Counts,
+}
+
+impl Engine {
+    pub fn new(options: Options, ports: Vec<Port>, now_ms: u64) -> Result<Engine, OutOfMemory> {
+        let [a, b, c, d] = options.secrets;
+        let half_open_max = options.half_open_max.max(1);
+        let salt = V4::from_bytes([0; 13]).keyed_hash(&a);
+        Ok(Engine {
+            ports,
+            services: Services::new(Secret::from_seed(options.hash_seed)),
+            open: Connections::new(options.connections_max, [a, b], now_ms)?,
+            half_open: Connections::new(half_open_max, [c, d], now_ms)?,
+            half_open_order: VecDeque::new(),
+            half_open_max,
+            fragments: Fragments::new(options.fragments_max),
+            timeouts: Timeouts::default(),
+            salt,
+            now_ms,
+            counts: Counts::default(),
+        })
+    }
+
+    /// Replaces services, backends and timeouts. Connections stay where they are.
+    pub fn reload(&mut self, services: &[ServiceRule], timeouts: Timeouts) {
+        self.services.replace(services);
+        self.timeouts = timeouts;
+    }
+
+    /// Sets the health of a service's backend: the hundredths of its weight that it gets, or `None`
+    /// if it is down.
+    pub fn set_health(&mut self, service: &ServiceKey, backend: SocketAddr, up: Option<u32>) {
+        self.services.set_health(service, backend, up);
+    }
+
+    /// Drains all backends with an address, or ends that. Returns the number of them.
+    pub fn drain(&mut self, backend: SocketAddr, drain: bool) -> usize {
+        self.services.drain(backend, drain)
+    }
+
+    /// Sets the next hop of the backends with an address.
+    pub fn set_neighbour(&mut self, backend: IpAddr, link: Neighbour) {
+        self.services.set_neighbour(backend, link);
+    }
+
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Numbers of open and of half-open connections, and of packets of which fragments are due.
+    pub fn sizes(&self) -> (usize, usize, usize) {
+        (self.open.len(), self.half_open.len(), self.fragments.len())
+    }
+
+    /// Services with the number of connections that they ever opened.
+    pub fn services(&self) -> impl Iterator<Item = (u32, &ServiceRule, u64)> {
+        self.services
+            .services()
+            .map(|(id, one)| (id, &one.rule, one.opened))
+    }
+
+    pub fn backends(&self) -> impl Iterator<Item = &Backend> {
+        self.services.backends()
+    }
+
+    pub fn connections(&self) -> impl Iterator<Item = &Connection> {
+        self.open.iter().chain(self.half_open.iter())
+    }
+
+    /// Addresses of services and sources.
+    pub fn own_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.services.own()
+    }
+
+    pub fn ports(&self) -> &[Port] {
+        &self.ports
+    }
+
+    /// Handles frames and says for each where it goes.
+    pub fn process(&mut self, frames: &mut [Frame], verdicts: &mut Vec<Verdict>, now_ms: u64) {
+        verdicts.clear();
+        // A clock that goes backwards stands still.
+        self.now_ms = self.now_ms.max(now_ms);
+        for frames in frames.chunks_mut(BATCH_MAX) {
+            self.age(AGED_A_BATCH);
+            self.process_batch(frames, verdicts);
+        }
+    }
+
+    /// Ends connections that are over: for times without frames.
+    pub fn tick(&mut self, now_ms: u64) {
+        self.now_ms = self.now_ms.max(now_ms);
+        self.age(AGED_A_BATCH * 64);
+    }
+
+    fn age(&mut self, budget: usize) {
+        let (services, counts) = (&mut self.services, &mut self.counts);
+        self.open
+            .age(self.now_ms, budget, &self.timeouts, |connection| {
+                services.closed(&connection);
+                counts.expired += 1;
+            });
+        self.half_open
+            .age(self.now_ms, budget, &self.timeouts, |_| counts.expired += 1);
+    }
+
+    /// Parses all frames, looks up those of IPv4 together, and handles one after the other.
+    fn process_batch(&mut self, frames: &mut [Frame], verdicts: &mut Vec<Verdict>) {
+        let parsed: Vec<_> = frames.iter().map(|frame| self.parse(frame)).collect();
+        let mut keys = [V4::from_bytes([0; 13]); BATCH_MAX];
+        let mut numbers = [NONE; BATCH_MAX];
+        for (key, parsed) in keys.iter_mut().zip(&parsed) {
+            if let Ok(Parsed::Ip(packet)) = parsed
+                && let Some(Key::V4(of_packet)) = Key::of(packet)
+            {
+                *key = of_packet;
+            }
+        }
+        self.open
+            .find_batch(&keys[..frames.len().min(BATCH_MAX)], &mut numbers);
+        for ((frame, parsed), number) in frames.iter_mut().zip(parsed).zip(numbers) {
+            let sent = parsed.and_then(|parsed| match parsed {
+                Parsed::Arp(address) => self.answer_arp(frame, address),
+                Parsed::Ip(packet) => self.handle(frame, &packet, number),
+            });
+            verdicts.push(match sent {
+                Ok(port) => Verdict::Send(port),
+                Err(reason) => {
+                    self.counts.drops.add(reason);
+                    Verdict::Drop(reason)
+                }
+            });
+        }
+    }
+
+    fn port(&self, number: u16) -> Port {
+        self.ports
+            .get(usize::from(number))
+            .copied()
+            .unwrap_or_default()
+    }
+
+    fn parse(&self, frame: &Frame) -> Result<Parsed, Reason> {
+        let bytes = &frame.bytes;
+        let Some(mac) = self.port(frame.port).mac else {
+            return Packet::parse(bytes, 0).map(Parsed::Ip);
+        };
+        let header = bytes.get(..arp::ETHERNET_BYTES).ok_or(Reason::Cut)?;
+        let is_to_group = header[0] & 1 == 1;
+        if !is_to_group && header[..6] != mac {
+            return Err(Reason::NotOurs);
+        }
+        match [header[12], header[13]] {
+            [8, 6] => arp::asked(bytes).map(Parsed::Arp).ok_or(Reason::NotOurs),
+            [8, 0] if !is_to_group && bytes.get(14).is_some_and(|first| first >> 4 == 4) => {
+                Packet::parse(bytes, 14).map(Parsed::Ip)
+            }
+            [0x86, 0xdd] if bytes.get(14).is_some_and(|first| first >> 4 == 6) => {
+                let packet = Packet::parse(bytes, 14)?;
+                // Questions for addresses go to groups; all else does not.
+                if is_to_group && packet.protocol != ICMP_V6 {
+                    return Err(Reason::NotOurs);
+                }
+                Ok(Parsed::Ip(packet))
+            }
+            _ => Err(Reason::NotOurs),
+        }
+    }
+
+    fn answer_arp(&mut self, frame: &mut Frame, address: IpAddr) -> Result<u16, Reason> {
+        let mac = self.port(frame.port).mac.ok_or(Reason::NotOurs)?;
+        if !self.services.is_own(address) {
+            return Err(Reason::NotOurs);
+        }
+        arp::answer(&mut frame.bytes, address, mac);
+        Ok(self.answer(frame))
+    }
+
+    /// Sends a frame back to where it came from.
+    fn answer(&mut self, frame: &mut Frame) -> u16 {
+        if let Some(mac) = self.port(frame.port).mac {
+            frame.bytes.copy_within(6..12, 0);
+            frame.bytes[6..12].copy_from_slice(&mac);
+        }
+        self.counts.answered += 1;
+        frame.port
+    }
+
+    /// Handles a packet; `number` is what a batch found for its key.
+    fn handle(&mut self, frame: &mut Frame, packet: &Packet, number: u32) -> Result<u16, Reason> {
+        if let Some(fragment) = packet.fragment.filter(|_| packet.is_later_fragment()) {
+            let route = self.fragments.follow(packet, &fragment, self.now_ms)?;
+            self.counts.fragments += 1;
+            return self.send(frame, packet, route);
+        }
+        if !matches!(packet.protocol, TCP | UDP) {
+            return self.handle_icmp(frame, packet);
+        }
+        match self.find(packet, number) {
+            Some((table, index, side)) => self.follow(frame, packet, (table, index, side)),
+            None => self.open(frame, packet),
+        }
+    }
+
+    fn find(&self, packet: &Packet, number: u32) -> Option<(Table, u32, Side)> {
+        let key = Key::of(packet)?;
+        // What the batch found may be over by now, and what it did not find may be there.
+        let open = self
+            .open
+            .found(number, &key)
+            .or_else(|| self.open.find(&key));
+        if let Some((index, side)) = open {
+            return Some((Table::Open, index, side));
+        }
+        let (index, side) = self.half_open.find(&key)?;
+        Some((Table::HalfOpen, index, side))
+    }
+
+    fn table(&self, table: Table) -> &Connections {
+        match table {
+            Table::Open => &self.open,
+            Table::HalfOpen => &self.half_open,
+        }
+    }
+
+    fn table_mut(&mut self, table: Table) -> &mut Connections {
+        match table {
+            Table::Open => &mut self.open,
+            Table::HalfOpen => &mut self.half_open,
+        }
+    }
+
+    /// Handles a packet of a connection that is known.
+    fn follow(
+        &mut self,
+        frame: &mut Frame,
+        packet: &Packet,
+        (table, index, side): (Table, u32, Side),
+    ) -> Result<u16, Reason> {
+        let now_ms = self.now_ms;
+        let connection = self.table(table).get(index).ok_or(Reason::NoConnection)?;
+        let opens_again = packet.tcp.is_some_and(|tcp| is_opening(&tcp));
+        if side == Side::Client && connection.phase.is_over() && opens_again {
+            self.remove(table, index);
+            return self.open(frame, packet);
+        }
+        let route = self.route(frame, packet, connection, side)?;
+        let connection = self
+            .table_mut(table)
+            .get_mut(index)
+            .ok_or(Reason::NoConnection)?;
+        let before = connection.phase;
+        let phase = match &packet.tcp {
+            Some(segment) => connection.numbers.follow(before, side, segment)?,
+            None => before.after_udp(side, connection.is_direct),
+        };
+        (connection.phase, connection.seen_ms) = (phase, now_ms);
+        connection.packets[side as usize] += 1;
+        connection.bytes[side as usize] += (packet.end - packet.ip) as u64;
+        if side == Side::Client {
+            connection.client_link = client_link(frame);
+        }
+        match table {
+            // The longer time of an earlier phase must not pass first.
+            Table::Open if self.timeouts.of(phase) < self.timeouts.of(before) => {
+                self.open.arm(index, now_ms, self.timeouts.of(phase));
+            }
+            Table::HalfOpen if phase == Phase::Close => self.remove(table, index),
+            Table::HalfOpen if !phase.is_half_open() => self.promote(index)?,
+            _ => {}
+        }
+        self.count(side, packet);
+        self.begin_fragments(frame, packet, route)
+    }
+
+    fn count(&mut self, side: Side, packet: &Packet) {
+        self.counts.packets[side as usize] += 1;
+        self.counts.bytes[side as usize] += (packet.end - packet.ip) as u64;
+    }
+
+    fn remove(&mut self, table: Table, index: u32) {
+        let removed = self.table_mut(table).remove(index);
+        if let Some(connection) = removed.filter(|_| table == Table::Open) {
+            self.services.closed(&connection);
+        }
+    }
+
+    /// Moves a connection that both sides have confirmed to those that are open.
+    fn promote(&mut self, index: u32) -> Result<(), Reason> {
+        if self.open.is_full() {
+            return Err(Reason::TableFull);
+        }
+        let connection = self.half_open.remove(index).ok_or(Reason::NoConnection)?;
+        self.open
+            .insert(connection.clone(), &self.timeouts, self.now_ms)?;
+        self.services.opened(&connection);
+        self.counts.opened += 1;
+        Ok(())
+    }
+
+    /// Opens the connection of a packet for a service.
+    fn open(&mut self, frame: &mut Frame, packet: &Packet) -> Result<u16, Reason> {
+        let connection = self.plan(frame, packet, None)?;
+        let route = self.route(frame, packet, &connection, Side::Client)?;
+        while self.half_open.is_full() {
+            let oldest = self.half_open_order.pop_front().ok_or(Reason::TableFull)?;
+            if self.half_open.remove_at(oldest).is_some() {
+                self.counts.half_open_evicted += 1;
+            }
+        }
+        let place = self
+            .half_open
+            .insert(connection, &self.timeouts, self.now_ms)?;
+        self.half_open_order.push_back(place);
+        if self.half_open_order.len() > self.half_open_max * 2 {
+            let half_open = &self.half_open;
+            self.half_open_order.retain(|place| half_open.is_at(*place));
+        }
+        self.count(Side::Client, packet);
+        self.begin_fragments(frame, packet, route)
+    }
+
+    /// Decides about a packet of no known connection, or of one that is `over`: the connection that
+    /// it opens.
+    fn plan(
+        &self,
+        frame: &Frame,
+        packet: &Packet,
+        over: Option<u32>,
+    ) -> Result<Connection, Reason> {
+        let vip = SocketAddr::new(packet.destination, packet.destination_port);
+        let client = SocketAddr::new(packet.source, packet.source_port);
+        let Some(id) = self.services.key(&(vip, packet.protocol)) else {
+            let is_own = self.services.is_own(packet.destination);
+            let is_answer = self.services.is_own(packet.source);
+            return Err(match (is_own, is_answer) {
+                (true, _) if self.services.is_service(packet.destination) => Reason::NoService,
+                (true, _) | (_, true) => Reason::NoConnection,
+                _ => Reason::NotOurs,
+            });
+        };
+        let rule = &self.services.service(id).ok_or(Reason::NoService)?.rule;
+        let is_direct = rule.forward == Forward::Direct;
+        let (phase, numbers) = match &packet.tcp {
+            None => (Phase::UdpNew, Numbers::default()),
+            Some(tcp) if is_opening(tcp) => (Phase::SynSent, Numbers::begin(tcp, is_direct)),
+            Some(tcp) if rule.adopt && rule.forward != Forward::FullNat && !tcp.is(SYN | RST) => {
+                (Phase::Adopted, Numbers::begin(tcp, is_direct))
+            }
+            Some(_) => return Err(Reason::NoConnection),
+        };
+        let (backend, _) = self.services.choose(id, client)?;
+        let target = self
+            .services
+            .backend(backend)
+            .ok_or(Reason::NoBackend)?
+            .address;
+        if rule.forward == Forward::Nat && target.ip() == client.ip() {
+            return Err(Reason::Hairpin);
+        }
+        let mut connection = Connection {
+            service: id,
+            backend,
+            protocol: packet.protocol,
+            client,
+            vip,
+            target,
+            source: None,
+            is_direct,
+            phase,
+            numbers,
+            seen_ms: self.now_ms,
+            client_link: client_link(frame),
+            packets: [1, 0],
+            bytes: [(packet.end - packet.ip) as u64, 0],
+        };
+        match rule.forward {
+            Forward::FullNat => self.choose_source(rule, &mut connection, over)?,
+            _ if !self.is_free(&connection, over) => return Err(Reason::TupleInUse),
+            _ => {}
+        }
+        Ok(connection)
+    }
+
+    /// Returns whether no connection but one that is `over` has the key of this one's answers.
+    fn is_free(&self, connection: &Connection, over: Option<u32>) -> bool {
+        connection.key(Side::Backend).is_none_or(|key| {
+            let open = self
+                .open
+                .find(&key)
+                .filter(|(index, _)| Some(*index) != over);
+            open.or(self.half_open.find(&key)).is_none()
+        })
+    }
+
+    /// Finds a source address and port that no connection has towards the backend.
+    fn choose_source(
+        &self,
+        rule: &ServiceRule,
+        connection: &mut Connection,
+        over: Option<u32>,
+    ) -> Result<(), Reason> {
+        let (first, last) = rule.source_ports;
+        let ports = usize::from(last.saturating_sub(first)) + 1;
+        let all = ports * rule.sources.len();
+        // Begins somewhere else for each connection, and where no client can know.
+        let seed = self.salt ^ u64::from(connection.client.port()) << 32 ^ self.counts.packets[0];
+        let begin = Random::new(seed).below(all as u64) as usize;
+        for step in 0..all.min(PORTS_TRIED_MAX) {
+            let number = (begin + step) % all;
+            let address = rule.sources[number / ports];
+            let port = first + (number % ports) as u16;
+            connection.source = Some(SocketAddr::new(address, port));
+            if self.is_free(connection, over) {
+                return Ok(());
+            }
+        }
+        Err(Reason::PortsExhausted)
+    }
+
+    /// Returns the way of a connection's packet, if it can go there.
+    fn route(
+        &self,
+        frame: &Frame,
+        packet: &Packet,
+        connection: &Connection,
+        side: Side,
+    ) -> Result<Route, Reason> {
+        let is_ethernet = self.port(frame.port).mac.is_some();
+        let link = match side {
+            _ if !is_ethernet => Some(Neighbour {
+                port: frame.port,
+                mac: [0; 6],
+            }),
+            Side::Client => self
+                .services
+                .backend(connection.backend)
+                .and_then(|backend| backend.link),
+            Side::Backend => Some(connection.client_link),
+        };
+        let hops_at = packet.ip + if packet.is_v6() { 7 } else { 8 };
+        let hops = frame.bytes.get(hops_at).copied().unwrap_or_default();
+        if is_ethernet && !connection.is_direct && hops <= 1 {
+            return Err(Reason::HopLimit);
+        }
+        Ok(Route {
+            translation: connection.translation(side),
+            link: link.ok_or(Reason::NoNeighbour)?,
+            id: None,
+            is_direct: connection.is_direct,
+        })
+    }
+
+    /// Sends a packet, and has its fragments follow if it is the first of several.
+    fn begin_fragments(
+        &mut self,
+        frame: &mut Frame,
+        packet: &Packet,
+        route: Route,
+    ) -> Result<u16, Reason> {
+        let Some(fragment) = &packet.fragment else {
+            return self.send(frame, packet, route);
+        };
+        let route = self.fragments.begin(packet, fragment, route, self.now_ms)?;
+        self.counts.fragments += 1;
+        self.send(frame, packet, route)
+    }
+
+    fn send(&mut self, frame: &mut Frame, packet: &Packet, route: Route) -> Result<u16, Reason> {
+        let bytes = &mut frame.bytes;
+        if !frame.partial && !packet.is_later_fragment() && rewrite::complete(bytes, packet) {
+            self.counts.checksums_completed += 1;
+        }
+        rewrite::translate(bytes, packet, route.translation, frame.partial);
+        if let (Some(id), Some(fragment)) = (route.id, &packet.fragment) {
+            rewrite::identify(bytes, packet, fragment.id_at, id);
+        }
+        self.address_frame(frame, packet, route.link, route.is_direct)
+    }
+
+    /// Writes the hardware addresses of a frame's next hop.
+    fn address_frame(
+        &self,
+        frame: &mut Frame,
+        packet: &Packet,
+        link: Neighbour,
+        is_direct: bool,
+    ) -> Result<u16, Reason> {
+        let Some(mac) = self.port(link.port).mac else {
+            return Ok(link.port);
+        };
+        if !is_direct && !rewrite::hop(&mut frame.bytes, packet) {
+            return Err(Reason::HopLimit);
+        }
+        let header = frame.bytes.get_mut(..12).ok_or(Reason::Cut)?;
+        header[..6].copy_from_slice(&link.mac);
+        header[6..].copy_from_slice(&mac);
+        // A frame may be padded, and the padding would be sent to others.
+        frame.bytes.truncate(packet.end.max(60));
+        frame.bytes[packet.end..].fill(0);
+        Ok(link.port)
+    }
+
+    fn handle_icmp(&mut self, frame: &mut Frame, packet: &Packet) -> Result<u16, Reason> {
+        if let Some(mac) = self.port(frame.port).mac
+            && let Some(target) = arp::solicited(&frame.bytes, packet)
+        {
+            if !self.services.is_own(target) {
+                return Err(Reason::NotOurs);
+            }
+            arp::advertise(&mut frame.bytes, packet, target, mac);
+            return Ok(self.answer(frame));
+        }
+        match icmp::message(&frame.bytes, packet) {
+            _ if packet.fragment.is_some() => Err(Reason::Protocol),
+            icmp::Message::EchoRequest if self.services.is_own(packet.destination) => {
+                icmp::answer_echo(&mut frame.bytes, packet);
+                Ok(self.answer(frame))
+            }
+            icmp::Message::Error => self.translate_error(frame, packet),
+            _ if self.services.is_own(packet.destination) => Err(Reason::Protocol),
+            _ => Err(Reason::NotOurs),
+        }
+    }
+
+    /// Sends an ICMP error on to the side whose packet it is about.
+    fn translate_error(&mut self, frame: &mut Frame, packet: &Packet) -> Result<u16, Reason> {
+        let about = icmp::embedded(&frame.bytes, packet)?;
+        let (route, outer, inner) = self.route_error(frame, packet, &about)?;
+        icmp::translate_error(&mut frame.bytes, packet, &about, outer, inner);
+        self.counts.icmp_errors += 1;
+        self.address_frame(frame, packet, route.link, route.is_direct)
+    }
+
+    /// Finds the way of an ICMP error, and the translations of it and of what it is about.
+    fn route_error(
+        &self,
+        frame: &Frame,
+        packet: &Packet,
+        about: &Packet,
+    ) -> Result<(Route, rewrite::Translation, rewrite::Translation), Reason> {
+        // Its sender saw a packet that went to a client, or to a backend; the connection's key is
+        // that of packets the other way.
+        let key = Key::new(
+            SocketAddr::new(about.destination, about.destination_port),
+            SocketAddr::new(about.source, about.source_port),
+            about.protocol,
+        );
+        let find = |table: Table| {
+            let (index, side) = self.table(table).find(&key?)?;
+            Some((self.table(table).get(index)?, side))
+        };
+        let found = find(Table::Open).or_else(|| find(Table::HalfOpen));
+        let (connection, side) = found.ok_or(Reason::IcmpUnknown)?;
+        if packet.destination != about.source {
+            return Err(Reason::IcmpUnknown);
+        }
+        let route = self.route(frame, packet, connection, side)?;
+        if connection.is_direct {
+            let none = rewrite::Translation::default();
+            return Ok((route, none, none));
+        }
+        let there = connection.translation(side);
+        // The packet in question went the other way, so its source is where this one goes.
+        let inner = rewrite::Translation {
+            source: Some(match side {
+                Side::Client => connection.target,
+                Side::Backend => connection.client,
+            }),
+            destination: match side {
+                Side::Client => connection.source,
+                Side::Backend => Some(connection.vip),
+            },
+        };
+        let outer = rewrite::Translation {
+            source: there.source,
+            destination: Some(match side {
+                Side::Client => connection.target,
+                Side::Backend => connection.client,
+            }),
+        };
+        Ok((route, outer, inner))
+    }
+}
+
+/// Returns whether a segment opens a connection.
+fn is_opening(tcp: &Segment) -> bool {
+    tcp.is(SYN) && !tcp.is(packet::ACK | RST)
+}
+
+/// Returns the neighbour from whom a frame came.
+fn client_link(frame: &Frame) -> Neighbour {
+    let mac = frame.bytes.get(6..12).and_then(|mac| mac.try_into().ok());
+    Neighbour {
+        port: frame.port,
+        mac: mac.unwrap_or_default(),
+    }
+}

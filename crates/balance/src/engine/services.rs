@@ -1,0 +1,418 @@
+//! Services and their backends: which backend a new connection gets.
+
+use super::connections::{Connection, Neighbour};
+use super::reason::Reason;
+use outboard_flow::maglev::Maglev;
+use outboard_flow::random::Random;
+use outboard_flow::{FlowKey as _, Secret, V4, V6};
+use serde::{Deserialize, Serialize};
+use std::collections::{HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+
+/// Weight of a backend as the table of choices sees it, for each of its own: room for a slow
+/// start in steps of a hundredth.
+const SHARE_FULL: u32 = 100;
+
+/// How a service's packets reach a backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Forward {
+    /// The destination becomes the backend. Answers must pass the balancer again.
+    Nat,
+    /// Destination and source change, so answers come back by themselves; backends do not see the
+    /// clients' addresses.
+    FullNat,
+    /// Packets go to the backend's hardware address unchanged. It has the service's address, too,
+    /// and answers clients itself.
+    Direct,
+}
+
+/// Name of a service: its address and protocol.
+pub type ServiceKey = (SocketAddr, u8);
+
+/// A service as it is configured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceRule {
+    pub name: String,
+    pub address: SocketAddr,
+    pub protocol: u8,
+    pub forward: Forward,
+    /// All connections of a client go to one backend, whatever their ports.
+    pub affinity: bool,
+    /// A packet in the middle of an unknown connection opens it, by hashing.
+    pub adopt: bool,
+    /// Source addresses towards backends (full NAT).
+    pub sources: Vec<IpAddr>,
+    /// First and last source port.
+    pub source_ports: (u16, u16),
+    pub backends: Vec<BackendRule>,
+}
+
+/// A backend as it is configured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackendRule {
+    pub address: SocketAddr,
+    pub weight: u32,
+    pub drain: bool,
+    /// Hardware address, and the port that leads there.
+    pub link: Option<Neighbour>,
+}
+
+/// A service in use.
+pub(super) struct Service {
+    pub(super) rule: ServiceRule,
+    /// Numbers of its backends, in the order of `rule`.
+    backends: Vec<u32>,
+    /// `None` if no backend takes new connections.
+    choices: Option<Maglev>,
+    /// Connections that were ever opened.
+    pub(super) opened: u64,
+    pub(super) is_removed: bool,
+}
+
+/// A backend in use.
+#[derive(Clone, Debug)]
+pub struct Backend {
+    pub service: u32,
+    pub address: SocketAddr,
+    pub weight: u32,
+    /// Drained by the configuration, or by command.
+    pub is_drained: bool,
+    drained_by_command: bool,
+    pub is_up: bool,
+    /// Hundredths of its weight, less during a slow start.
+    pub share: u32,
+    /// Not in the configuration any more.
+    pub is_removed: bool,
+    pub connections: u64,
+    pub opened: u64,
+    pub link: Option<Neighbour>,
+}
+
+impl Backend {
+    fn weight_now(&self) -> u32 {
+        let takes = self.is_up && !self.is_drained && !self.is_removed;
+        if takes {
+            self.weight.saturating_mul(self.share)
+        } else {
+            0
+        }
+    }
+}
+
+/// A client's backend while it has connections.
+#[derive(Clone, Copy, Debug)]
+struct Affinity {
+    backend: u32,
+    connections: u32,
+}
+
+/// All services and backends.
+pub(super) struct Services {
+    services: Vec<Service>,
+    by_key: HashMap<ServiceKey, u32>,
+    backends: Vec<Backend>,
+    affinities: HashMap<(u32, IpAddr), Affinity>,
+    /// Addresses of services and sources.
+    own: HashSet<IpAddr>,
+    chooser: Secret,
+}
+
+/// Derives the name of a backend in the table of choices: the same in every process.
+fn name(address: SocketAddr) -> u64 {
+    let words: [u64; 2] = match address.ip() {
+        IpAddr::V4(address) => [0, u64::from(address.to_bits())],
+        IpAddr::V6(address) => {
+            let bits = address.to_bits();
+            [(bits >> 64) as u64, bits as u64]
+        }
+    };
+    let mixed = words
+        .into_iter()
+        .chain([u64::from(address.port())])
+        .fold(0, |mixed, word| Random::new(mixed ^ word).next_u64());
+    Random::new(mixed).next_u64()
+}
+
+impl Services {
+    pub(super) fn new(chooser: Secret) -> Services {
+        Services {
+            services: Vec::new(),
+            by_key: HashMap::new(),
+            backends: Vec::new(),
+            affinities: HashMap::new(),
+            own: HashSet::new(),
+            chooser,
+        }
+    }
+
+    /// Replaces the rules. What connections use stays until they are over.
+    pub(super) fn replace(&mut self, rules: &[ServiceRule]) {
+        for service in &mut self.services {
+            service.is_removed = true;
+        }
+        for backend in &mut self.backends {
+            backend.is_removed = true;
+        }
+        self.own.clear();
+        for rule in rules {
+            let id = self.service_for(rule);
+            let backends = rule
+                .backends
+                .iter()
+                .map(|rule| self.backend_for(id, rule))
+                .collect();
+            let service = &mut self.services[id as usize];
+            service.rule = rule.clone();
+            service.is_removed = false;
+            service.backends = backends;
+            self.own.insert(rule.address.ip());
+            self.own.extend(rule.sources.iter().copied());
+            self.choose_again(id);
+        }
+        // A service that is gone opens nothing; its number stays with its connections.
+        for service in self
+            .services
+            .iter_mut()
+            .filter(|service| service.is_removed)
+        {
+            service.backends.clear();
+            service.choices = None;
+        }
+    }
+
+    fn service_for(&mut self, rule: &ServiceRule) -> u32 {
+        let key = (rule.address, rule.protocol);
+        *self.by_key.entry(key).or_insert_with(|| {
+            self.services.push(Service {
+                rule: rule.clone(),
+                backends: Vec::new(),
+                choices: None,
+                opened: 0,
+                is_removed: false,
+            });
+            self.services.len() as u32 - 1
+        })
+    }
+
+    fn backend_for(&mut self, service: u32, rule: &BackendRule) -> u32 {
+        let index = self
+            .find_backend(service, rule.address)
+            .unwrap_or_else(|| self.add_backend(service, rule.address));
+        let backend = &mut self.backends[index as usize];
+        backend.weight = rule.weight;
+        backend.is_removed = false;
+        backend.is_drained = rule.drain || backend.drained_by_command;
+        backend.link = rule.link.or(backend.link);
+        index
+    }
+
+    fn find_backend(&self, service: u32, address: SocketAddr) -> Option<u32> {
+        let fits = |one: &Backend| one.service == service && one.address == address;
+        self.backends
+            .iter()
+            .position(fits)
+            .map(|index| index as u32)
+    }
+
+    /// Adds a backend that takes no connections yet.
+    fn add_backend(&mut self, service: u32, address: SocketAddr) -> u32 {
+        let backend = Backend {
+            service,
+            address,
+            weight: 0,
+            is_drained: false,
+            drained_by_command: false,
+            is_up: true,
+            share: SHARE_FULL,
+            is_removed: true,
+            connections: 0,
+            opened: 0,
+            link: None,
+        };
+        self.backends.push(backend);
+        self.backends.len() as u32 - 1
+    }
+
+    fn choose_again(&mut self, service: u32) {
+        let service = &mut self.services[service as usize];
+        let weights: Vec<_> = service
+            .backends
+            .iter()
+            .map(|index| &self.backends[*index as usize])
+            .map(|backend| (name(backend.address), backend.weight_now()))
+            .collect();
+        service.choices = Maglev::new(&weights);
+    }
+
+    pub(super) fn key(&self, key: &ServiceKey) -> Option<u32> {
+        let id = self.by_key.get(key).copied()?;
+        (!self.services[id as usize].is_removed).then_some(id)
+    }
+
+    pub(super) fn service(&self, id: u32) -> Option<&Service> {
+        self.services.get(id as usize)
+    }
+
+    pub(super) fn services(&self) -> impl Iterator<Item = (u32, &Service)> {
+        (0u32..)
+            .zip(&self.services)
+            .filter(|(_, service)| !service.is_removed)
+    }
+
+    /// Backends that are configured, or still have connections.
+    pub(super) fn backends(&self) -> impl Iterator<Item = &Backend> {
+        self.backends
+            .iter()
+            .filter(|one| !one.is_removed || one.connections > 0)
+    }
+
+    pub(super) fn backend(&self, id: u32) -> Option<&Backend> {
+        self.backends.get(id as usize)
+    }
+
+    pub(super) fn is_own(&self, address: IpAddr) -> bool {
+        self.own.contains(&address)
+    }
+
+    /// Returns whether a service has an address, which may be of several ports.
+    pub(super) fn is_service(&self, address: IpAddr) -> bool {
+        self.services()
+            .any(|(_, service)| service.rule.address.ip() == address)
+    }
+
+    pub(super) fn own(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.own.iter().copied()
+    }
+
+    /// Returns the backend of a new connection, and whether the client's other connections decided.
+    pub(super) fn choose(&self, service: u32, client: SocketAddr) -> Result<(u32, bool), Reason> {
+        let id = service;
+        let service = self.service(id).ok_or(Reason::NoService)?;
+        if service.rule.affinity
+            && let Some(affinity) = self.affinities.get(&(id, client.ip()))
+            && self.backend(affinity.backend).is_some_and(|one| one.is_up)
+        {
+            return Ok((affinity.backend, true));
+        }
+        let port = if service.rule.affinity {
+            0
+        } else {
+            client.port()
+        };
+        let (vip, protocol) = (service.rule.address, service.rule.protocol);
+        let hash = match (client.ip(), vip.ip()) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => {
+                V4::new((from, port), (to, vip.port()), protocol).keyed_hash(&self.chooser)
+            }
+            (IpAddr::V6(from), IpAddr::V6(to)) => {
+                V6::new((from, port), (to, vip.port()), protocol).keyed_hash(&self.chooser)
+            }
+            _ => return Err(Reason::NoService),
+        };
+        let choices = service.choices.as_ref().ok_or(Reason::NoBackend)?;
+        let place = usize::from(choices.choose(hash));
+        let backend = service.backends.get(place).ok_or(Reason::NoBackend)?;
+        Ok((*backend, false))
+    }
+
+    /// Notes a connection that is open: its client stays with its backend while it has any.
+    pub(super) fn opened(&mut self, connection: &Connection) {
+        let Some(service) = self.services.get_mut(connection.service as usize) else {
+            return;
+        };
+        service.opened += 1;
+        let has_affinity = service.rule.affinity;
+        if let Some(backend) = self.backends.get_mut(connection.backend as usize) {
+            backend.connections += 1;
+            backend.opened += 1;
+        }
+        if !has_affinity {
+            return;
+        }
+        let client = (connection.service, connection.client.ip());
+        let new = Affinity {
+            backend: connection.backend,
+            connections: 0,
+        };
+        let affinity = self.affinities.entry(client).or_insert(new);
+        affinity.connections += 1;
+        if !self
+            .backends
+            .get(affinity.backend as usize)
+            .is_some_and(|one| one.is_up)
+        {
+            affinity.backend = connection.backend;
+        }
+    }
+
+    /// Notes that a connection that was open is over.
+    pub(super) fn closed(&mut self, connection: &Connection) {
+        if let Some(backend) = self.backends.get_mut(connection.backend as usize) {
+            backend.connections = backend.connections.saturating_sub(1);
+        }
+        let client = (connection.service, connection.client.ip());
+        if let Some(affinity) = self.affinities.get_mut(&client) {
+            affinity.connections = affinity.connections.saturating_sub(1);
+            if affinity.connections == 0 {
+                self.affinities.remove(&client);
+            }
+        }
+    }
+
+    /// Changes a backend, and then the choices of its service if its weight has changed.
+    fn change(&mut self, service: u32, address: SocketAddr, act: impl Fn(&mut Backend)) -> bool {
+        let Some(index) = self.find_backend(service, address) else {
+            return false;
+        };
+        let backend = &mut self.backends[index as usize];
+        let before = backend.weight_now();
+        act(backend);
+        if backend.weight_now() != before {
+            self.choose_again(service);
+        }
+        true
+    }
+
+    /// Sets a backend's health, and the hundredths of its weight that it gets.
+    pub(super) fn set_health(&mut self, key: &ServiceKey, address: SocketAddr, up: Option<u32>) {
+        if let Some(service) = self.key(key) {
+            self.change(service, address, |backend| {
+                backend.is_up = up.is_some();
+                backend.share = up.unwrap_or(SHARE_FULL).clamp(1, SHARE_FULL);
+            });
+        }
+    }
+
+    /// Drains the backends with an address, or ends that. Returns how many there are.
+    pub(super) fn drain(&mut self, address: SocketAddr, drain: bool) -> usize {
+        let services: Vec<_> = self.services().map(|(id, _)| id).collect();
+        let drained = services.into_iter().filter(|id| {
+            self.change(*id, address, |backend| {
+                backend.drained_by_command = drain;
+                backend.is_drained = drain;
+            })
+        });
+        drained.count()
+    }
+
+    /// Sets the hardware address of the backends that have an address.
+    pub(super) fn set_neighbour(&mut self, address: IpAddr, link: Neighbour) {
+        for backend in self
+            .backends
+            .iter_mut()
+            .filter(|one| one.address.ip() == address)
+        {
+            backend.link = Some(link);
+        }
+    }
+
+    /// Finds the service and backend of a connection that is restored, adding a backend that is
+    /// not configured any more.
+    pub(super) fn restore(&mut self, key: &ServiceKey, target: SocketAddr) -> Option<(u32, u32)> {
+        let service = self.key(key)?;
+        let known = self.find_backend(service, target);
+        let backend = known.unwrap_or_else(|| self.add_backend(service, target));
+        Some((service, backend))
+    }
+}
