@@ -42,7 +42,8 @@ def test_top_shows_a_program(tmp_path: Path) -> None:
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
         assert client.stdout is not None and client.stdin is not None
         assert client.stdout.readline() == "idle\n"
-        # Reports come once a second.
+        # Reports come once a second, and the first may come before the program has done anything.
+        eventually("its memory", lambda: status(server, "tcp")["sessions"][0]["usage"]["memory_bytes"] == [4 * MIB])
         eventually("the session is idle", lambda: status(server, "tcp")["sessions"][0]["usage"]["doing"] != "busy")
         eventually("all messages", lambda: status(server, "tcp")["sessions"][0]["messages_per_s"] == 0)
         [session] = status(server, "shm")["sessions"]

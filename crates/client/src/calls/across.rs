@@ -71,26 +71,22 @@ impl Place {
     }
 }
 
-/// Runs a copy of one dimension: `here` if one server has all of it, or else through the client.
-/// `check` refuses what is no device memory of a driver, `copy` makes one part of the copy.
+/// Runs a copy of one dimension through the client, in a process with several servers. If one of
+/// them has all of it, that is selected instead. `check` refuses what is no device memory of a
+/// driver, `copy` makes one part of the copy.
 pub(super) fn line(
     stream: CUstream,
     wait: bool,
     (dst, src, bytes): (u64, u64, usize),
-    here: impl FnOnce() -> Done,
     check: impl Fn(&Driver, u64, usize) -> Done,
     copy: impl Fn(&Driver, (u64, u64, usize), &StreamRef) -> Done,
-) -> Done {
-    if !are_several() {
-        return here();
-    }
+) -> Result<Option<Selected>, CUresult> {
     let ends = [dst, src].map(Place::of_address);
     let Some(crossing) = Crossing::of(stream, wait, ends)? else {
-        let _selected = on_stream(stream);
-        return here();
+        return Ok(Some(on_stream(stream)));
     };
     if bytes == 0 {
-        return Ok(());
+        return Ok(None);
     }
     if dst == 0 || src == 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -106,7 +102,8 @@ pub(super) fn line(
         copy(driver, (dst, src, bytes), &driver.crossing_stream()?)
     };
     if !crossing.is_between_servers() {
-        return crossing.at(0, 1, |driver| copy(driver, dst, src, bytes));
+        crossing.at(0, 1, |driver| copy(driver, dst, src, bytes))?;
+        return Ok(None);
     }
     let mut buffer = vec![0_u8; bytes.min(PIECE_BYTES_MAX)];
     let through = buffer.as_mut_ptr() as u64;
@@ -116,7 +113,7 @@ pub(super) fn line(
         crossing.at(1, 1, |driver| copy(driver, through, from, len))?;
         crossing.at(0, 0, |driver| copy(driver, to, through, len))?;
     }
-    Ok(())
+    Ok(None)
 }
 
 /// Runs a copy of two or three dimensions: by `run`, at once if one server has all of it, or else

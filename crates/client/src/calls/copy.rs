@@ -22,9 +22,9 @@ use outboard_wire::{
 
 use super::{Done, Out, across};
 use crate::{
-    observe::{conditions, guard, profile, record},
+    observe::{conditions, guard, profile, record, servers::Selected},
     session::{Group, ReceiveBuffer, Rows, Sink},
-    state::{Allocation, Driver, StreamRef, driver, host_functions, wire_context},
+    state::{Allocation, Driver, StreamRef, are_several, driver, host_functions, wire_context},
 };
 
 /// Longest copy to the device whose bytes travel with the message even if memory is shared.
@@ -48,49 +48,65 @@ pub(crate) enum MemoryKind {
 /// One end of a copy.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CopyEnd {
-    pub(super) address: u64,
-    /// The kind of its memory, if it is known already.
-    pub(super) kind: Option<MemoryKind>,
-    /// It may be a variable that only the server knows.
-    pub(super) may_be_variable: bool,
+    address: u64,
+    memory: EndMemory,
+}
+
+/// The memory of a copy's end, as far as the call tells.
+#[derive(Debug, Clone, Copy)]
+enum EndMemory {
+    /// Classified already.
+    Known(MemoryKind),
+    /// The host's according to the call's name. Memory of the device that this process knows is
+    /// taken too.
+    Host,
+    /// Any memory: it may be a variable that only the server knows.
+    Any,
 }
 
 impl CopyEnd {
-    /// Any memory, which the copy classifies.
+    #[inline(always)]
     fn any(address: u64) -> CopyEnd {
         CopyEnd {
-            may_be_variable: true,
-            ..CopyEnd::host(address)
+            address,
+            memory: EndMemory::Any,
         }
     }
 
-    /// Memory of the host according to the call's name. Memory of the device that this process
-    /// knows is taken too.
-    pub(super) fn host(address: u64) -> CopyEnd {
+    #[inline(always)]
+    fn host(address: u64) -> CopyEnd {
         CopyEnd {
             address,
-            kind: None,
-            may_be_variable: false,
+            memory: EndMemory::Host,
+        }
+    }
+
+    pub(super) fn known(address: u64, kind: MemoryKind) -> CopyEnd {
+        CopyEnd {
+            address,
+            memory: EndMemory::Known(kind),
         }
     }
 
     /// Memory that must be device memory according to the call's name.
+    #[inline(always)]
     fn device(address: u64, bytes: usize) -> Result<CopyEnd, CUresult> {
         let kind = match bytes {
             0 => None,
             _ => driver()?.device_place(address, bytes as u64)?,
         };
         Ok(CopyEnd {
-            kind,
-            ..CopyEnd::host(address)
+            address,
+            memory: kind.map_or(EndMemory::Host, EndMemory::Known),
         })
     }
 
+    #[inline(always)]
     fn kind(self, driver: &Driver, bytes: usize) -> Result<MemoryKind, CUresult> {
-        match self.kind {
-            Some(kind) => Ok(kind),
-            None if self.may_be_variable => driver.memory_kind(self.address, bytes as u64),
-            None => driver
+        match self.memory {
+            EndMemory::Known(kind) => Ok(kind),
+            EndMemory::Any => driver.memory_kind(self.address, bytes as u64),
+            EndMemory::Host => driver
                 .known_kind(self.address, bytes as u64)
                 .map(|kind| kind.unwrap_or(MemoryKind::Pageable)),
         }
@@ -100,19 +116,24 @@ impl CopyEnd {
 impl Driver {
     /// Returns the kind of memory of a whole range. A range of device memory must lie inside one
     /// allocation. Of memory that nobody here knows, the server is asked.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn memory_kind(&self, address: u64, bytes: u64) -> Result<MemoryKind, CUresult> {
         match self.known_kind(address, bytes)? {
             Some(kind) => Ok(kind),
-            None if self.learn_variable(address)? => self
-                .known_kind(address, bytes)
-                .map(|kind| kind.unwrap_or(MemoryKind::Pageable)),
-            None => Ok(MemoryKind::Pageable),
+            None => self.unknown_kind(address, bytes),
         }
     }
 
+    #[cold]
+    fn unknown_kind(&self, address: u64, bytes: u64) -> Result<MemoryKind, CUresult> {
+        let kind = match self.learn_variable(address)? {
+            true => self.known_kind(address, bytes)?,
+            false => None,
+        };
+        Ok(kind.unwrap_or(MemoryKind::Pageable))
+    }
+
     /// Returns the kind of memory that this process knows.
-    #[inline]
     fn known_kind(&self, address: u64, bytes: u64) -> Result<Option<MemoryKind>, CUresult> {
         {
             let memory = self.memory.lock();
@@ -167,6 +188,7 @@ impl Driver {
 
     /// Refuses a range that the device cannot use. Returns the kind of its memory, unless this call
     /// has changed it.
+    #[inline(always)]
     pub(super) fn device_place(
         &self,
         address: u64,
@@ -419,16 +441,30 @@ impl Driver {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         let kinds = (dst.kind(self, bytes)?, src.kind(self, bytes)?);
-        let copy = || self.copy_between(kinds, dst.address, src.address, bytes, stream, wait);
+        let (dst, src) = (dst.address, src.address);
         if conditions::is_recorded() && !stream.is_capturing() {
-            let is_device = |kind| kind == MemoryKind::Device;
-            match (is_device(kinds.0), is_device(kinds.1)) {
-                (true, false) => return record::copying(record::Way::ToDevice, bytes, copy),
-                (false, true) => return record::copying(record::Way::ToHost, bytes, copy),
-                _ => {}
-            }
+            return self.copy_recorded(kinds, dst, src, bytes, stream, wait);
         }
-        copy()
+        self.copy_between(kinds, dst, src, bytes, stream, wait)
+    }
+
+    #[cold]
+    fn copy_recorded(
+        &self,
+        kinds: (MemoryKind, MemoryKind),
+        dst: u64,
+        src: u64,
+        bytes: usize,
+        stream: &StreamRef,
+        wait: bool,
+    ) -> Done {
+        let copy = || self.copy_between(kinds, dst, src, bytes, stream, wait);
+        let is_device = |kind| kind == MemoryKind::Device;
+        match (is_device(kinds.0), is_device(kinds.1)) {
+            (true, false) => record::copying(record::Way::ToDevice, bytes, copy),
+            (false, true) => record::copying(record::Way::ToHost, bytes, copy),
+            _ => copy(),
+        }
     }
 
     /// Copies between memory of these kinds.
@@ -559,12 +595,30 @@ impl Driver {
 }
 
 /// Runs a copy whose ends may lie on two servers.
+#[inline(always)]
 fn between(
     stream: CUstream,
     wait: bool,
     whole: (u64, u64, usize),
     here: impl FnOnce() -> Done,
 ) -> Done {
+    let mut _selected = None;
+    if are_several() {
+        match between_servers(stream, wait, whole)? {
+            Some(server) => _selected = Some(server),
+            None => return Ok(()),
+        }
+    }
+    here()
+}
+
+/// Selects the one server that has both ends, or makes the copy.
+#[cold]
+fn between_servers(
+    stream: CUstream,
+    wait: bool,
+    whole: (u64, u64, usize),
+) -> Result<Option<Selected>, CUresult> {
     let check = |driver: &Driver, address, bytes| match driver.memory_kind(address, bytes as u64)?
         == MemoryKind::Device
     {
@@ -574,7 +628,7 @@ fn between(
     let copy = |driver: &Driver, (dst, src, bytes): (u64, u64, usize), stream: &StreamRef| {
         driver.copy(CopyEnd::any(dst), CopyEnd::any(src), bytes, stream, true)
     };
-    across::line(stream, wait, whole, here, check, copy)
+    across::line(stream, wait, whole, check, copy)
 }
 
 /// `cuMemcpy*` without a stream argument.

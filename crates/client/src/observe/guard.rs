@@ -5,6 +5,7 @@ use std::{
     mem::MaybeUninit,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::atomic::{AtomicU64, Ordering},
+    time::Instant,
 };
 
 use outboard_api::{
@@ -19,8 +20,11 @@ use outboard_trace::live::Subject;
 
 use super::{
     conditions::{FORKED, PROFILED, RECORDED, SEVERAL, TIMED, UNUSUAL, is_recorded},
-    optimise, profile, record,
-    servers::{self, Named},
+    optimise, profile,
+    profile::Begun,
+    record,
+    record::RecordedCall,
+    servers::{self, Named, Selected},
     stats, times,
 };
 use crate::{call_table::CALLS, log, thread};
@@ -41,17 +45,19 @@ pub(crate) fn enter<P: Copy, const NAMED: usize>(
     }
     let thread = thread::here();
     let mut told_params = MaybeUninit::<P>::uninit();
+    // Without a destructor here, a call that nothing observes pays for none.
+    let mut place = MaybeUninit::uninit();
     let observed = match unusual {
         0 => None,
-        _ => Some((
-            (unusual & SEVERAL != 0).then(|| servers::select(&named())),
-            optimise::begin(number),
-            (unusual & TIMED != 0).then(times::begin),
-            match unusual & RECORDED != 0 {
+        _ => Some(place.write(Observed {
+            selected: (unusual & SEVERAL != 0).then(|| servers::select(&named())),
+            outer: optimise::begin(number),
+            start: (unusual & TIMED != 0).then(times::begin),
+            recorded: match unusual & RECORDED != 0 {
                 true => record::begin(&subject()),
                 false => None,
             },
-            match unusual & PROFILED != 0 {
+            told: match unusual & PROFILED != 0 {
                 // SAFETY: the parameters stay on this frame until after `profile::end`.
                 true => unsafe {
                     profile::begin(
@@ -61,7 +67,7 @@ pub(crate) fn enter<P: Copy, const NAMED: usize>(
                 },
                 false => None,
             },
-        )),
+        })),
     };
     // A panic must not cross into C. The state is guarded by locks that do not poison, and stays
     // consistent because tables are changed in single steps.
@@ -79,23 +85,40 @@ pub(crate) fn enter<P: Copy, const NAMED: usize>(
     if result != CUresult::CUDA_SUCCESS && log::debugging() {
         log::debug(format_args!("{} -> {result}", CALLS[number].0));
     }
-    // The call's server is selected until the end.
-    let Some((_selected, outer, start, recorded, told)) = observed else {
-        stats::end(&thread, number);
-        return result;
-    };
-    optimise::finish(outer);
-    let kind = stats::end(&thread, number);
-    if let Some(start) = start {
-        times::end(number, kind, start);
-    }
-    if let Some(recorded) = recorded {
-        record::end(number, kind, recorded, result);
-    }
-    if let Some(told) = told {
-        profile::end(told, result);
+    match observed {
+        None => _ = stats::end(&thread, number),
+        Some(observed) => observed.end(number, result),
     }
     result
+}
+
+/// A call in a process where calls are observed, or where they may be for several servers.
+struct Observed {
+    /// The call's server stays selected until the end.
+    selected: Option<Option<Selected>>,
+    outer: usize,
+    start: Option<Instant>,
+    recorded: Option<RecordedCall>,
+    told: Option<Begun>,
+}
+
+impl Observed {
+    /// Ends all that the call began.
+    #[cold]
+    fn end(&mut self, number: usize, result: CUresult) {
+        optimise::finish(self.outer);
+        let kind = stats::end(&thread::here(), number);
+        if let Some(start) = self.start {
+            times::end(number, kind, start);
+        }
+        if let Some(recorded) = self.recorded.take() {
+            record::end(number, kind, recorded, result);
+        }
+        if let Some(told) = self.told.take() {
+            profile::end(told, result);
+        }
+        self.selected = None;
+    }
 }
 
 /// Runs an exported function that is not a call of the driver.

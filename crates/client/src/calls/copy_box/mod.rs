@@ -239,11 +239,8 @@ impl Driver {
             (End::Memory(dst), End::Memory(src))
                 if dst.is_contiguous(extent) && src.is_contiguous(extent) =>
             {
-                let end = |address, kind| CopyEnd {
-                    kind: Some(kind),
-                    ..CopyEnd::host(address)
-                };
-                let (dst, src) = (end(dst.address, to), end(src.address, from));
+                let dst = CopyEnd::known(dst.address, to);
+                let src = CopyEnd::known(src.address, from);
                 return self.copy(dst, src, extent.bytes() as usize, stream, wait);
             }
             _ => {}

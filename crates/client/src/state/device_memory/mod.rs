@@ -8,7 +8,7 @@ mod ranges;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 use outboard_api::{
     CUresult,
@@ -118,6 +118,9 @@ pub(crate) struct DeviceMemory {
     reserved: BTreeMap<u64, Allocation>,
     /// Memory of modules that the server was asked about. Variables known by name lie inside it.
     of_modules: BTreeMap<u64, Allocation>,
+    /// Addresses between which all allocations and memory of modules have lain so far: most host
+    /// memory lies elsewhere, and is not searched for.
+    extent: Range<u64>,
     small: BTreeMap<u64, SmallChunk>,
     devices: Vec<Usage>,
     next_number: u64,
@@ -206,6 +209,10 @@ impl DeviceMemory {
             allocations: BTreeMap::new(),
             reserved: BTreeMap::new(),
             of_modules: BTreeMap::new(),
+            extent: Range {
+                start: u64::MAX,
+                end: 0,
+            },
             small: BTreeMap::new(),
             devices: welcome
                 .devices
@@ -345,6 +352,7 @@ impl DeviceMemory {
         kind: AllocationKind,
     ) {
         let numbered = self.numbered(base, bytes, context, device, kind);
+        self.extend(base, bytes);
         self.allocations.insert(base, numbered);
     }
 
@@ -422,9 +430,18 @@ impl DeviceMemory {
         })
     }
 
+    fn extend(&mut self, base: u64, bytes: u64) {
+        let Range { start, end } = &mut self.extent;
+        *start = base.min(*start);
+        *end = base.saturating_add(bytes).max(*end);
+    }
+
     /// Returns the allocation that contains an address.
     #[inline]
     pub(crate) fn find(&self, address: u64) -> Option<&Allocation> {
+        if !self.extent.contains(&address) {
+            return None;
+        }
         match holding(&self.allocations, address) {
             None if !self.of_modules.is_empty() => self.find_of_modules(address),
             found => found,
@@ -500,6 +517,7 @@ impl DeviceMemory {
         device: CUdevice,
     ) {
         let memory = self.numbered(base, bytes, context, device, AllocationKind::Global);
+        self.extend(base, bytes);
         self.of_modules.insert(base, memory);
     }
 
