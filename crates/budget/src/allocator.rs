@@ -5,11 +5,11 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use super::{BUDGET_BYTES, MARGIN_BYTES, NONE, USED_BYTES};
+use super::{BUDGET_BYTES, LEASE_BYTES, MARGIN_BYTES, NONE, USED_BYTES};
 
 /// Text of a worker's end. It is written without allocating.
 const ENDS: &[u8] =
-    b"outboard: a program needs more of the server's own memory than it may use (--host-memory); its worker ends\n";
+    b"outboard: a program needs more of the server's own memory than it may use (--host-memory, --share); its worker ends\n";
 
 /// The system's allocator, with a count of the bytes that are allocated. It refuses to allocate
 /// beyond the budget and its margin, which ends the process where the allocation cannot fail.
@@ -63,12 +63,20 @@ fn take(bytes: usize) -> bool {
     let bytes = bytes as u64;
     let before = USED_BYTES.fetch_add(bytes, Ordering::Relaxed);
     let budget = BUDGET_BYTES.load(Ordering::Relaxed);
-    if budget == NONE || before.saturating_add(bytes) <= budget.saturating_add(MARGIN_BYTES) {
+    if budget == NONE || is_within(before.saturating_add(bytes), budget) {
         return true;
     }
     USED_BYTES.fetch_sub(bytes, Ordering::Relaxed);
     say_once();
     false
+}
+
+/// Whether so many bytes are within the budget and the lease, each with the margin.
+#[inline]
+fn is_within(used: u64, budget: u64) -> bool {
+    let beyond = used.saturating_sub(MARGIN_BYTES);
+    beyond <= budget
+        && (beyond <= LEASE_BYTES.load(Ordering::Relaxed) || super::grow(beyond).is_ok())
 }
 
 #[inline]

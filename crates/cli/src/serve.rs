@@ -98,6 +98,7 @@ fn options(
         "--host-memory: no program can be served with less than {} MiB",
         HOST_MEMORY_BYTES_MIN >> 20
     );
+    let shares = args.shares.shares();
     if let Some(folder) = &args.cache.cache {
         check_cache(folder).with_context(|| format!("--cache: {}", folder.display()))?;
     }
@@ -120,6 +121,7 @@ fn options(
         access: access(args.trust, key)?,
         cache: cache_folder(args.cache),
         host_memory_bytes: args.shares.host_memory.unwrap_or_else(host_memory_default),
+        shares,
         metrics: args.seeing.metrics,
         audit: args.seeing.audit,
         worker_args: worker_args(log_format),
@@ -143,6 +145,8 @@ fn described(options: &ServeOptions, opened: &[Listener]) -> String {
             .metrics
             .map(|at| format!("metrics at http://{at}/metrics")),
     );
+    let shares = options.shares.to_string();
+    lines.extend(shares.lines().map(String::from));
     let audit = options.audit.as_ref();
     lines.extend(audit.map(|file| format!("audit in {}", file.display())));
     lines.push("the settings are right\n".into());

@@ -280,6 +280,7 @@ impl Nvidia {
         device: usize,
         len: u64,
     ) -> Result<Owned<real::Allocation>, Failure> {
+        let charge = self.in_use.charge(device, len)?;
         let mut properties = properties(self.devices[device].ordinal);
         properties.gpu_direct_rdma_capable = self.gpu_direct.is_wanted.into();
         let (ordinal, can_share) = (
@@ -304,7 +305,7 @@ impl Nvidia {
         };
         let hold = self.hold_of(device)?;
         let owned = Owned::new(&hold, created, |driver, handle| driver.cuMemRelease(handle));
-        Ok(owned.charged(self.in_use.charge(device, len)))
+        Ok(owned.charged(charge))
     }
 
     fn give_access(&self, device: usize, va: u64, len: u64) -> Result<(), Refused> {

@@ -12,7 +12,7 @@ use outboard_wire::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::devices::DeviceOptions;
+use super::{devices::DeviceOptions, shares::Place};
 
 /// Text for a further connection whose session is not here, or wants none.
 pub(super) const NOT_AWAITED: &str = "no session of it awaits a further connection with this key";
@@ -34,6 +34,8 @@ pub(super) struct Admission {
     pub(super) spares_to_come: u8,
     /// This machine's memory that the worker may use for the client, device memory apart.
     pub(super) host_memory_bytes: u64,
+    /// Its place in the shares of memory. The ledger then comes along.
+    pub(super) place: Option<Place>,
     /// Secret by which further connections of this session are known.
     pub(super) key: SessionKey,
 }
@@ -75,9 +77,11 @@ pub(super) enum Order {
     Greet { session: u64, terms: Terms },
     /// Open the device, and wait for a client whose hello another worker has read.
     Prepare(DeviceOptions),
-    /// Serve the client that was greeted. May bring the document of the devices' facts.
+    /// Serve the client that was greeted. May bring the ledger of shares, and the document of the
+    /// devices' facts.
     Serve(Box<Admission>),
-    /// Serve a client that another worker has greeted. Brings its socket.
+    /// Serve a client that another worker has greeted. Brings its socket, and may bring the ledger
+    /// of shares.
     TakeOver(Box<Admission>),
     /// Tell the client why it is not served.
     Refuse(String),
@@ -103,6 +107,8 @@ pub(super) enum Report {
     Heard {
         hello: Box<ClientHello>,
         token: Option<String>,
+        /// Tenant's name of the key that the client has, if the server asks for one.
+        key: Option<String>,
         /// Where the encrypted connection is.
         tls: Option<TlsState>,
     },
@@ -221,6 +227,7 @@ mod tests {
             cache: Some(b"/cache".to_vec()),
             spares_to_come: 3,
             host_memory_bytes: 0x2122_2324_2526,
+            place: None,
             key: SessionKey::new([0x55; SESSION_KEY_BYTES]),
         })
     }
@@ -271,6 +278,7 @@ mod tests {
         let heard = Report::Heard {
             hello: Box::new(client(Purpose::DataConnection { key })),
             token: Some("alice".into()),
+            key: None,
             tls: None,
         };
         bytes(&mut out, "Heard", &heard);

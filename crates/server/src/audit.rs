@@ -30,11 +30,13 @@ pub(super) struct SessionRecord<'a> {
     pub(super) peer: &'a str,
     pub(super) uid: Option<u32>,
     pub(super) token: Option<&'a str>,
+    pub(super) tenant: &'a str,
     pub(super) pid: u32,
     pub(super) program: &'a str,
     pub(super) link: &'static str,
     pub(super) device: &'static str,
     pub(super) memory_peak_bytes: &'a [u64],
+    pub(super) host_memory_peak_bytes: u64,
     pub(super) usage: &'a Usage,
     pub(super) end: SessionEnd,
 }
@@ -50,11 +52,15 @@ enum Line<'a> {
         address: &'a str,
         uid: Option<u32>,
         token: Option<&'a str>,
+        /// The one whose share it used.
+        tenant: &'a str,
         pid: u32,
         program: &'a str,
         link: &'a str,
         device: &'a str,
         memory_peak_bytes: &'a [u64],
+        host_memory_peak_bytes: u64,
+        memory_refusals: u64,
         messages: u64,
         received_bytes: u64,
         sent_bytes: u64,
@@ -64,6 +70,8 @@ enum Line<'a> {
         time: f64,
         address: &'a str,
         uid: Option<u32>,
+        /// The one whose share is used up.
+        tenant: Option<&'a str>,
         reason: &'a str,
         /// Refusals before this one that have no line.
         left_out: u64,
@@ -100,11 +108,14 @@ impl<F: io::Write> Audit<F> {
             address: record.peer,
             uid: record.uid,
             token: record.token,
+            tenant: record.tenant,
             pid: record.pid,
             program: record.program,
             link: record.link,
             device: record.device,
             memory_peak_bytes: record.memory_peak_bytes,
+            host_memory_peak_bytes: record.host_memory_peak_bytes,
+            memory_refusals: record.usage.memory_refusals,
             messages: record.usage.messages,
             received_bytes: record.usage.received_bytes,
             sent_bytes: record.usage.sent_bytes,
@@ -114,7 +125,13 @@ impl<F: io::Write> Audit<F> {
 
     /// Writes a refusal, unless there were too many in this second: strangers must not fill the
     /// disk.
-    pub(super) fn refusal(&mut self, refusal: Refusal, address: &str, uid: Option<u32>) {
+    pub(super) fn refusal(
+        &mut self,
+        refusal: Refusal,
+        address: &str,
+        uid: Option<u32>,
+        tenant: Option<&str>,
+    ) {
         if self.second.elapsed() >= Duration::from_secs(1) {
             self.second = Instant::now();
             self.refusals_in_second = 0;
@@ -129,6 +146,7 @@ impl<F: io::Write> Audit<F> {
             time: seconds(SystemTime::now()),
             address,
             uid,
+            tenant,
             reason: refusal.name(),
             left_out,
         });
@@ -187,12 +205,12 @@ mod tests {
     fn many_refusals_are_one_number() {
         let mut audit = Audit::to(Vec::new());
         for _ in 0..1_000 {
-            audit.refusal(Refusal::Key, "10.0.0.1:5", None);
+            audit.refusal(Refusal::Key, "10.0.0.1:5", None, None);
         }
         let max = limits::AUDIT_REFUSALS_PER_S_MAX as usize;
         assert_eq!(lines(&audit.file).len(), max);
         audit.second -= Duration::from_secs(2);
-        audit.refusal(Refusal::Key, "10.0.0.1:5", None);
+        audit.refusal(Refusal::Key, "10.0.0.1:5", None, None);
         let last = lines(&audit.file).pop().unwrap();
         assert_eq!(last["left_out"], 1_000 - max);
     }
@@ -227,11 +245,11 @@ mod tests {
         };
         let mut audit = Audit::to(disk);
         for _ in 0..3 {
-            audit.refusal(Refusal::Sessions, "", Some(5));
+            audit.refusal(Refusal::Sessions, "", Some(5), None);
         }
         assert_eq!(lines(&audit.file.written).len(), 0, "a part of a line");
         audit.file.room = 10_000;
-        audit.refusal(Refusal::Queries, "", Some(5));
+        audit.refusal(Refusal::Queries, "", Some(5), None);
         let lines = lines(&audit.file.written);
         assert_eq!(lines[0]["event"], "lost");
         assert_eq!(lines[0]["lines"], 3);

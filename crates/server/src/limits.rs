@@ -9,6 +9,8 @@ pub const SESSIONS_DEFAULT_MAX: usize = 64;
 pub const GREETING_MS_MAX: u64 = 1_000;
 /// Connections that only greet, or ask about the devices.
 pub const QUERIES_MAX: usize = 64;
+/// Tenants whose connections are counted at a time.
+pub const TENANTS_TRACKED_MAX: usize = 4_096;
 /// How long nothing is accepted after the system refused a process or a descriptor.
 pub const PAUSE_MS: u64 = 100;
 /// How long workers have to end after SIGTERM, before SIGKILL.

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use outboard_wire::doc::{Refusal, ServerStatus, SessionEnd, WAIT_BOUNDS_US};
+use outboard_wire::doc::{Refusal, ServerStatus, SessionEnd, TenantStatus, WAIT_BOUNDS_US};
 
 /// One metric.
 pub struct Metric {
@@ -150,7 +150,43 @@ pub const METRICS: &[Metric] = &[
         help: "Memory of a device",
         read: |s| By("device", gpus(s, |gpu| gpu.memory_bytes)),
     },
+    Metric {
+        name: "outboard_tenant_sessions",
+        kind: Gauge,
+        help: "Sessions of a tenant now",
+        read: |s| By("tenant", tenants(s, |of| of.sessions)),
+    },
+    Metric {
+        name: "outboard_tenant_memory_bytes",
+        kind: Gauge,
+        help: "Memory of all devices that a tenant's sessions have allocated",
+        read: |s| By("tenant", tenants(s, |of| of.memory_bytes.iter().sum())),
+    },
+    Metric {
+        name: "outboard_tenant_host_memory_bytes",
+        kind: Gauge,
+        help: "Memory of the server's machine that workers use for a tenant",
+        read: |s| By("tenant", tenants(s, |of| of.host_memory_bytes)),
+    },
+    Metric {
+        name: "outboard_tenant_refusals_total",
+        kind: Counter,
+        help: "Connections refused because a tenant's share was used up (--share)",
+        read: |s| By("tenant", tenants(s, |of| of.refusals)),
+    },
+    Metric {
+        name: "outboard_tenant_memory_refusals_total",
+        kind: Counter,
+        help: "Requests of a tenant's sessions for memory that were refused",
+        read: |s| By("tenant", tenants(s, |of| of.memory_refusals)),
+    },
 ];
+
+/// Names of tenants have no quotes: those of tokens are letters, digits and `. _ - @`.
+fn tenants(status: &ServerStatus, number: fn(&TenantStatus) -> u64) -> Vec<(String, f64)> {
+    let of = |of: &TenantStatus| (of.name.clone(), number(of) as f64);
+    status.tenants.iter().map(of).collect()
+}
 
 fn by<const N: usize>(names: [&'static str; N], counts: &[u64]) -> Vec<(String, f64)> {
     let counts = counts.iter().map(|count| *count as f64);

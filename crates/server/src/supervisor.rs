@@ -58,10 +58,11 @@ use crate::{
     devices::DeviceOptions,
     exporter::Exporter,
     inherit, limits,
+    shares::{Place, Shares, Tenants, tenant},
     signals::Signals,
     spares::Spares,
     status,
-    view::View,
+    view::{Newcomer, View},
 };
 
 /// The settings of a server.
@@ -82,6 +83,7 @@ pub struct ServeOptions {
     pub audit: Option<PathBuf>,
     /// This machine's memory that a worker may use for its client, device memory apart.
     pub host_memory_bytes: u64,
+    pub shares: Shares,
     /// Arguments with which this executable becomes a worker. The number of the worker's socket is
     /// appended.
     pub worker_args: Vec<OsString>,
@@ -142,6 +144,7 @@ pub struct Supervisor {
     workers: Vec<Worker>,
     spares: Spares,
     view: View,
+    tenants: Tenants,
     exporter: Option<Exporter>,
     session_last: u64,
     /// Time until which no client is accepted, after a failure of the system.
@@ -160,6 +163,8 @@ struct Worker {
     phase: Phase,
     /// Key of the session that it serves.
     key: Option<SessionKey>,
+    /// The tenant whose place it has, and that session's row in the ledger.
+    tenant: Option<(String, Option<usize>)>,
     /// Data connections that the session may still get.
     connections_left: usize,
 }
@@ -199,6 +204,8 @@ impl Supervisor {
             workers: Vec::new(),
             spares: Spares::new(options.spares.min(limits::SPARES_MAX)),
             view: view_of(&options)?,
+            tenants: Tenants::new(options.shares.clone(), options.sessions_max)
+                .map_err(ServeError::io("making the ledger of shares"))?,
             exporter: exporter_of(&options)?,
             options,
             session_last: 0,
@@ -379,9 +386,21 @@ impl Supervisor {
             (Phase::Serving(Purpose::Status), Ok(Some((Report::Asks(question), _)))) => {
                 self.answer(at, question);
             }
-            (Phase::Handshake, Ok(Some((Report::Heard { hello, token, tls }, fds)))) => {
+            (
+                Phase::Handshake,
+                Ok(Some((
+                    Report::Heard {
+                        hello,
+                        token,
+                        key,
+                        tls,
+                    },
+                    fds,
+                ))),
+            ) => {
+                let tenant = tenant(&worker.peer, token.as_deref(), key.as_deref());
                 match fds.into_iter().next() {
-                    Some(socket) => self.admit(at, *hello, (token, tls), &socket),
+                    Some(socket) => self.admit(at, *hello, (token, tls, tenant), &socket),
                     None => self.closed(at),
                 }
             }
@@ -478,19 +497,21 @@ impl Supervisor {
         &mut self,
         at: usize,
         client: ClientHello,
-        (token, tls): (Option<String>, Option<TlsState>),
+        (token, tls, tenant): (Option<String>, Option<TlsState>, String),
         socket: &OwnedFd,
     ) {
         let purpose = client.purpose;
-        let (max, what) = match purpose {
+        match purpose {
             Purpose::DataConnection { key } => {
                 return self.pass_on(at, key, &Order::DataConnection { tls }, socket);
             }
             Purpose::Heartbeat { key } => {
                 return self.pass_on(at, key, &Order::Heartbeat { tls }, socket);
             }
-            Purpose::Session => (self.options.sessions_max, "sessions (--sessions-max)"),
-            _ => (limits::QUERIES_MAX, "queries"),
+            _ => {}
+        }
+        let Some((key, place)) = self.find_place(at, purpose, &tenant) else {
+            return;
         };
         let Worker {
             session,
@@ -498,34 +519,24 @@ impl Supervisor {
             ref transport,
             ..
         } = self.workers[at];
-        if self.serving(purpose) >= max {
-            warn!(session, %peer, "refused: all of the {max} {what} are in use");
-            let refusal = match purpose {
-                Purpose::Session => Refusal::Sessions,
-                _ => Refusal::Queries,
-            };
-            self.view.refused(refusal, peer);
-            let why = format!("all of its {max} {what} are in use; try again later");
-            return self.dismiss(at, &Order::Refuse(why));
-        }
-        let key = match outboard_trust::random() {
-            Ok(key) => SessionKey::new(key),
-            Err(error) => {
-                error!(session, %error, "the system has no random numbers");
-                self.view.refused(Refusal::Other, peer);
-                let why = "the server cannot make a key for the session".into();
-                return self.dismiss(at, &Order::Refuse(why));
-            }
-        };
         if purpose == Purpose::Session {
+            let newcomer = Newcomer {
+                client: &client,
+                peer,
+                transport,
+                token: token.as_deref(),
+                tenant: &tenant,
+            };
             let pid = self.workers[at].child.id();
-            self.view
-                .begins(session, pid, &client, peer, transport, token.as_ref());
+            self.view.begins(session, pid, &newcomer);
         }
+        let transport = transport.clone();
+        let row = place.as_ref().map(Place::row);
+        self.workers[at].tenant = Some((tenant, row));
         let cache = self.options.cache.as_ref();
         let mut admission = Box::new(Admission {
             session,
-            transport: transport.clone(),
+            transport,
             client,
             token,
             tls,
@@ -533,6 +544,7 @@ impl Supervisor {
             cache: cache.map(|folder| folder.as_os_str().as_bytes().to_vec()),
             spares_to_come: 0,
             host_memory_bytes: self.options.host_memory_bytes,
+            place,
             key,
         });
         if purpose == Purpose::Session && self.hand_over(at, &mut admission, socket) {
@@ -542,13 +554,70 @@ impl Supervisor {
         }
     }
 
+    /// Finds a place for a client of this tenant, and a key for its session, or refuses it.
+    fn find_place(
+        &mut self,
+        at: usize,
+        purpose: Purpose,
+        tenant: &str,
+    ) -> Option<(SessionKey, Option<Place>)> {
+        let (max, what, refusal) = match purpose {
+            Purpose::Session => {
+                let max = self.options.sessions_max;
+                (max, "sessions (--sessions-max)", Refusal::Sessions)
+            }
+            _ => (limits::QUERIES_MAX, "queries", Refusal::Queries),
+        };
+        let Worker { session, peer, .. } = &self.workers[at];
+        if self.serving(purpose, None) >= max {
+            warn!(session, %peer, "refused: all of the {max} {what} are in use");
+            self.view.refused(refusal, peer);
+            let why = format!("all of its {max} {what} are in use; try again later");
+            self.dismiss(at, &Order::Refuse(why));
+            return None;
+        }
+        let key = match outboard_trust::random() {
+            Ok(key) => SessionKey::new(key),
+            Err(error) => {
+                error!(session, %error, "the system has no random numbers");
+                self.view.refused(Refusal::Other, peer);
+                let why = "the server cannot make a key for the session".into();
+                self.dismiss(at, &Order::Refuse(why));
+                return None;
+            }
+        };
+        let has = self.serving(purpose, Some(tenant));
+        let place = self
+            .tenants
+            .connect(tenant, Instant::now())
+            .and_then(|()| self.tenants.admit(tenant, purpose, has))
+            .and_then(|()| self.tenants.place(tenant));
+        match place {
+            Ok(place) => Some((key, place)),
+            Err(why) => {
+                self.refuse_by_share(at, tenant, why);
+                None
+            }
+        }
+    }
+
+    /// Refuses a client whose tenant has used up its share.
+    fn refuse_by_share(&mut self, at: usize, tenant: &str, why: String) {
+        let Worker { session, peer, .. } = &self.workers[at];
+        warn!(session, %peer, why, "refused");
+        self.view.refused_by_share(peer, tenant);
+        self.dismiss(at, &Order::Refuse(why));
+    }
+
     /// Lets the worker that read the hello serve the client.
     fn serve_here(&mut self, at: usize, mut admission: Box<Admission>) {
         let (purpose, key) = (admission.client.purpose, admission.key);
         admission.spares_to_come = self.spares.to_come();
         let facts = self.spares.facts();
         let facts = facts.filter(|_| purpose == Purpose::Management);
-        let fds: Vec<_> = facts.iter().map(|facts| facts.as_fd()).collect();
+        let ledger = self.tenants.ledger().filter(|_| admission.place.is_some());
+        let facts = facts.iter().map(|facts| facts.as_fd());
+        let fds: Vec<_> = facts.chain(ledger).collect();
         let worker = &mut self.workers[at];
         worker.phase = Phase::Serving(purpose);
         worker.tell(&Order::Serve(admission), &fds);
@@ -565,10 +634,11 @@ impl Supervisor {
 
     /// Lets a spare take over the client of worker `at`, if a spare is ready.
     fn hand_over(&mut self, at: usize, admission: &mut Box<Admission>, socket: &OwnedFd) -> bool {
+        let ledger = self.tenants.ledger().filter(|_| admission.place.is_some());
+        let fds: Vec<_> = [socket.as_fd()].into_iter().chain(ledger).collect();
         let Some((child, control)) = self.spares.take(|control, spares_to_come| {
             admission.spares_to_come = spares_to_come;
-            let order = Order::TakeOver(admission.clone());
-            control.send(&order, &[socket.as_fd()])
+            control.send(&Order::TakeOver(admission.clone()), &fds)
         }) else {
             return false;
         };
@@ -577,6 +647,7 @@ impl Supervisor {
         let (peer, transport) = (self.workers[at].peer.clone(), admission.transport.clone());
         let mut worker = Worker::new(child, control, session, peer, transport, Phase::Taking);
         worker.key = Some(admission.key);
+        worker.tenant = self.workers[at].tenant.clone();
         self.workers.push(worker);
         true
     }
@@ -629,11 +700,18 @@ impl Supervisor {
             })
     }
 
-    /// Counts the clients that have a place. A client being handed over counts once.
-    fn serving(&self, purpose: Purpose) -> usize {
+    /// Counts the clients that have a place, or those of one tenant. A client being handed over
+    /// counts once.
+    fn serving(&self, purpose: Purpose, of: Option<&str>) -> usize {
+        let is_counted = |worker: &&Worker| match (of, &worker.tenant) {
+            (None, _) => true,
+            (Some(tenant), Some((its, _))) => its == tenant,
+            (Some(_), None) => false,
+        };
         let mut sessions: Vec<u64> = self
             .workers
             .iter()
+            .filter(is_counted)
             .filter(|worker| match worker.phase {
                 Phase::Serving(served) => served == purpose,
                 Phase::Taking | Phase::HandingOver(_) => purpose == Purpose::Session,
@@ -664,6 +742,7 @@ impl Supervisor {
             };
             self.closed(at);
             let worker = self.workers.swap_remove(at);
+            self.free_row(&worker);
             if worker.key.is_some() {
                 let end = match how {
                     Ok(status) if status.success() => SessionEnd::Left,
@@ -677,6 +756,17 @@ impl Supervisor {
                     error!(session = worker.session, %error, "a worker was lost sight of");
                 }
             }
+        }
+    }
+
+    /// Gives back the row of a worker that has ended, unless another worker has its session.
+    fn free_row(&mut self, ended: &Worker) {
+        let Some((tenant, Some(row))) = &ended.tenant else {
+            return;
+        };
+        let has_it = |worker: &Worker| worker.session == ended.session && worker.tenant.is_some();
+        if !self.workers.iter().any(has_it) {
+            self.tenants.leave(tenant, *row);
         }
     }
 
@@ -837,6 +927,7 @@ impl Worker {
             deadline: Instant::now() + Duration::from_millis(ms_max),
             phase,
             key: None,
+            tenant: None,
             connections_left: DATA_CONNECTIONS_MAX,
         }
     }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use outboard_budget::LEASE_STEP_BYTES;
 use outboard_device::MemoryInUse;
 use outboard_session::Pulse;
 use outboard_wire::{
@@ -46,6 +47,7 @@ impl UsageReports {
 
     /// Sends a report if there is something to tell.
     pub(super) fn send(&mut self, pulse: &Pulse, control: &Control) {
+        outboard_budget::settle();
         let usage = usage(pulse, self.memory.as_ref());
         let is_change = self.sent.as_ref() != Some(&usage);
         if is_change || self.was_change {
@@ -79,6 +81,9 @@ fn usage(pulse: &Pulse, memory: Option<&MemoryInUse>) -> Usage {
         waiting_ns: ns(total.waiting),
         wait_counts: stats.wait_counts().to_vec(),
         memory_bytes: memory.map(MemoryInUse::read).unwrap_or_default(),
+        // In whole steps: an idle worker has nothing to report.
+        host_memory_bytes: outboard_budget::used().next_multiple_of(LEASE_STEP_BYTES),
+        memory_refusals: outboard_budget::refused(),
         doing,
     }
 }

@@ -9,7 +9,8 @@ use std::{
 use outboard_link::Peer;
 use outboard_wire::{
     doc::{
-        GpuStatus, Refusal, ServerStatus, SessionEnd, SessionStatus, Totals, Usage, WAIT_BUCKETS,
+        GpuStatus, Refusal, ServerStatus, SessionEnd, SessionStatus, TENANTS_MAX, TenantStatus,
+        Totals, Usage, WAIT_BUCKETS,
     },
     handshake::{ClientHello, RELEASE},
 };
@@ -29,6 +30,8 @@ pub(super) struct View {
     slow_by: Vec<String>,
     gpus: Vec<GpuStatus>,
     sessions: BTreeMap<u64, Seen>,
+    /// Refusals of tenants, besides those of their present sessions.
+    tenants: BTreeMap<String, Refused>,
     /// Sums over the sessions that have ended, and the reasons.
     ended: Totals,
     audit: Option<Audit>,
@@ -43,14 +46,36 @@ struct Seen {
     program: String,
     peer: Peer,
     token: Option<String>,
+    tenant: String,
     link: &'static str,
     usage: Usage,
+    host_memory_peak_bytes: u64,
     /// Most memory that was allocated, by device.
     memory_peak_bytes: Vec<u64>,
     reported_at: Instant,
     rates: Rates,
     end: Option<SessionEnd>,
 }
+
+/// Counts of what a tenant was refused.
+#[derive(Default)]
+struct Refused {
+    connections: u64,
+    /// By sessions that have ended.
+    memory: u64,
+}
+
+/// A client that has got a place, and who it is.
+pub(super) struct Newcomer<'a> {
+    pub(super) client: &'a ClientHello,
+    pub(super) peer: &'a Peer,
+    pub(super) transport: &'a Transport,
+    pub(super) token: Option<&'a str>,
+    pub(super) tenant: &'a str,
+}
+
+/// Name for the tenants beyond [`TENANTS_MAX`].
+const OTHER_TENANTS: &str = "other";
 
 /// Rates between two reports.
 #[derive(Default)]
@@ -75,6 +100,7 @@ impl View {
             slow_by,
             gpus: Vec::new(),
             sessions: BTreeMap::new(),
+            tenants: BTreeMap::new(),
             ended: Totals {
                 wait_counts: vec![0; WAIT_BUCKETS],
                 ends: vec![0; SessionEnd::ALL.len()],
@@ -86,15 +112,15 @@ impl View {
     }
 
     /// Adds a session whose client has got a place.
-    pub(super) fn begins(
-        &mut self,
-        session: u64,
-        worker_pid: u32,
-        client: &ClientHello,
-        peer: &Peer,
-        transport: &Transport,
-        token: Option<&String>,
-    ) {
+    pub(super) fn begins(&mut self, session: u64, worker_pid: u32, newcomer: &Newcomer<'_>) {
+        let Newcomer {
+            client,
+            peer,
+            transport,
+            token,
+            tenant,
+        } = *newcomer;
+        self.refused_of(tenant);
         let now = Instant::now();
         let seen = Seen {
             since: now,
@@ -103,10 +129,12 @@ impl View {
             pid: client.pid,
             program: client.program.clone(),
             peer: peer.clone(),
-            token: token.cloned(),
+            token: token.map(String::from),
+            tenant: tenant.into(),
             link: transport.name(),
             usage: Usage::default(),
             memory_peak_bytes: Vec::new(),
+            host_memory_peak_bytes: 0,
             reported_at: now,
             rates: Rates::default(),
             end: None,
@@ -142,6 +170,7 @@ impl View {
         for (peak, bytes) in seen.memory_peak_bytes.iter_mut().zip(&usage.memory_bytes) {
             *peak = (*peak).max(*bytes);
         }
+        seen.host_memory_peak_bytes = seen.host_memory_peak_bytes.max(usage.host_memory_bytes);
         seen.usage = usage;
     }
 
@@ -159,6 +188,7 @@ impl View {
         };
         let end = seen.end.unwrap_or(end);
         add(&mut self.ended, &seen.usage);
+        self.refused_of(&seen.tenant).memory += seen.usage.memory_refusals;
         self.ended.ends[end as usize] += 1;
         if let Some(audit) = &mut self.audit {
             let (address, uid) = who(&seen.peer);
@@ -168,11 +198,13 @@ impl View {
                 peer: &address,
                 uid,
                 token: seen.token.as_deref(),
+                tenant: &seen.tenant,
                 pid: seen.pid,
                 program: &seen.program,
                 link: seen.link,
                 device: self.device,
                 memory_peak_bytes: &seen.memory_peak_bytes,
+                host_memory_peak_bytes: seen.host_memory_peak_bytes,
                 usage: &seen.usage,
                 end,
             });
@@ -184,11 +216,56 @@ impl View {
     }
 
     pub(super) fn refused(&mut self, refusal: Refusal, peer: &Peer) {
+        self.note_refusal(refusal, peer, None);
+    }
+
+    /// Notes a connection that is refused because its tenant's share is used up.
+    pub(super) fn refused_by_share(&mut self, peer: &Peer, tenant: &str) {
+        self.refused_of(tenant).connections += 1;
+        self.note_refusal(Refusal::Share, peer, Some(tenant));
+    }
+
+    fn note_refusal(&mut self, refusal: Refusal, peer: &Peer, tenant: Option<&str>) {
         self.ended.refusals[refusal as usize] += 1;
         if let Some(audit) = &mut self.audit {
             let (address, uid) = who(peer);
-            audit.refusal(refusal, &address, uid);
+            audit.refusal(refusal, &address, uid, tenant);
         }
+    }
+
+    /// Returns the counts of a tenant, or those of the others if there are too many.
+    fn refused_of(&mut self, tenant: &str) -> &mut Refused {
+        let is_counted = self.tenants.contains_key(tenant) || self.tenants.len() < TENANTS_MAX;
+        let name = if is_counted { tenant } else { OTHER_TENANTS };
+        self.tenants.entry(name.into()).or_default()
+    }
+
+    fn tenants(&self) -> Vec<TenantStatus> {
+        let of = |(name, refused): (&String, &Refused)| TenantStatus {
+            name: name.clone(),
+            refusals: refused.connections,
+            memory_refusals: refused.memory,
+            ..TenantStatus::default()
+        };
+        let mut all: Vec<_> = self.tenants.iter().map(of).collect();
+        for seen in self.sessions.values() {
+            let name = match self.tenants.contains_key(&seen.tenant) {
+                true => &seen.tenant,
+                false => OTHER_TENANTS,
+            };
+            let Some(of) = all.iter_mut().find(|of| of.name == name) else {
+                continue;
+            };
+            of.sessions += 1;
+            of.host_memory_bytes += seen.usage.host_memory_bytes;
+            of.memory_refusals += seen.usage.memory_refusals;
+            let devices = of.memory_bytes.len().max(seen.usage.memory_bytes.len());
+            of.memory_bytes.resize(devices, 0);
+            for (sum, bytes) in of.memory_bytes.iter_mut().zip(&seen.usage.memory_bytes) {
+                *sum = sum.saturating_add(*bytes);
+            }
+        }
+        all
     }
 
     pub(super) fn status(&self, spares_ready: usize) -> ServerStatus {
@@ -211,6 +288,7 @@ impl View {
             slow_by: self.slow_by.clone(),
             gpus,
             sessions: self.sessions.iter().map(Seen::status).collect(),
+            tenants: self.tenants(),
             totals,
         }
     }
@@ -227,6 +305,7 @@ impl Seen {
             address,
             uid,
             token: seen.token.clone(),
+            tenant: seen.tenant.clone(),
             link: seen.link.into(),
             age_ms: ms(seen.since.elapsed()),
             usage: seen.usage.clone(),
@@ -323,7 +402,14 @@ mod tests {
             gid: 1000,
         };
         for session in [1, 2] {
-            view.begins(session, 9, &client(), &peer, &Transport::Shm, None);
+            let newcomer = Newcomer {
+                client: &client(),
+                peer: &peer,
+                transport: &Transport::Shm,
+                token: None,
+                tenant: "uid:1000",
+            };
+            view.begins(session, 9, &newcomer);
             view.reports(session, usage(10 * session, 5));
         }
         let both = view.status(0);
@@ -342,8 +428,55 @@ mod tests {
             ServerStatus {
                 uptime_ms: view.status(0).uptime_ms,
                 sessions: view.status(0).sessions,
+                tenants: view.status(0).tenants,
                 ..one
             }
+        );
+    }
+
+    #[test]
+    fn tenants_are_counted_by_name_and_those_beyond_a_bound_together() {
+        let mut view = View::new("soft", 4, Vec::new(), None);
+        let peer = Peer::Host(([10, 0, 0, 1], 5).into());
+        let begins = |view: &mut View, session: u64, tenant: &str| {
+            let newcomer = Newcomer {
+                client: &client(),
+                peer: &peer,
+                transport: &Transport::Tcp,
+                token: None,
+                tenant,
+            };
+            view.begins(session, 9, &newcomer);
+        };
+        for session in [1, 2] {
+            begins(&mut view, session, "token:alice");
+            let usage = Usage {
+                memory_refusals: 1,
+                host_memory_bytes: 3,
+                ..usage(1, 5)
+            };
+            view.reports(session, usage);
+        }
+        view.ended(2, SessionEnd::Left);
+        view.refused_by_share(&peer, "token:bob");
+        for uid in 0..2 * TENANTS_MAX {
+            view.refused_by_share(&peer, &format!("uid:{uid}"));
+        }
+        begins(&mut view, 3, "uid:70000");
+        let tenants = view.status(0).tenants;
+        assert_eq!(tenants.len(), TENANTS_MAX + 1);
+        let of = |name: &str| tenants.iter().find(|of| of.name == name).unwrap();
+        let alice = of("token:alice");
+        assert_eq!((alice.sessions, alice.memory_refusals), (1, 2));
+        assert_eq!(
+            (alice.host_memory_bytes, &*alice.memory_bytes),
+            (3, &[5][..])
+        );
+        assert_eq!(of("token:bob").refusals, 1);
+        let beyond = TENANTS_MAX as u64 + 2;
+        assert_eq!(
+            (of(OTHER_TENANTS).refusals, of(OTHER_TENANTS).sessions),
+            (beyond, 1)
         );
     }
 

@@ -13,8 +13,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use outboard_budget::ledger::Account;
 use outboard_device::{Device, Failure, images::ImageStore};
-use outboard_link::{Link, Stream, Wait, emulated::Clock};
+use outboard_link::{Error as LinkError, Link, Stream, Wait, emulated::Clock};
 use outboard_session::{
     self as session, DataConnectionSource, End, MessageStats,
     handshake::{self, Error, Hello},
@@ -98,26 +99,29 @@ fn greet(control: Control, terms: &Terms, socket: OwnedFd) -> io::Result<()> {
         }
     };
     let is_authorized = key.map_or(Ok(()), |(key, tls)| {
-        encryption::authorize(key, tls).map_err(|error| (Refusal::Token, error))
+        encryption::authorize(key, tls).map_err(|error| (Refusal::TlsKey, error))
     });
+    let name = key.filter(|(_, tls)| tls.authorized.is_some());
+    let name = name.map(|(key, _)| format!("key:{key}"));
     let checked = is_authorized.and_then(|()| check(&mut stream, &hello, terms, deadline));
-    let token = match checked {
-        Ok(token) => token,
+    let known = match checked {
+        Ok(token) => (token, name),
         Err((refusal, error)) => {
             let _ = control.send_if_room(&Report::TurnedAway(refusal));
             handshake::refuse(&mut stream, &error.to_string());
             return turned_away(&peer, &error);
         }
     };
-    match ask_supervisor(&control, hello.hello, token, &stream) {
-        Ok(Some((admission, facts))) => {
+    match ask_supervisor(&control, hello.hello, known, &stream) {
+        Ok(Some((admission, mut fds))) => {
             let client = Client {
+                account: account(&admission, &mut fds)?,
                 stream,
                 peer,
                 admission,
                 control,
             };
-            client.serve_fresh(facts)
+            client.serve_fresh(fds.pop())
         }
         Ok(None) => Ok(()),
         Err(error) => {
@@ -164,15 +168,15 @@ fn check_link(hello: &ClientHello, stream: &Stream) -> Result<(), Error> {
     Ok(())
 }
 
-/// An admission, and the document of the devices' facts.
-type Admitted = (Box<Admission>, Option<OwnedFd>);
+/// An admission, and what came with it.
+type Admitted = (Box<Admission>, Vec<OwnedFd>);
 
 /// Reports the hello. Returns the admission if this worker is to serve the client; `None` if
 /// another worker has it.
 fn ask_supervisor(
     control: &Control,
     mut hello: ClientHello,
-    token: Option<String>,
+    (token, key): (Option<String>, Option<String>),
     stream: &Stream,
 ) -> Result<Option<Admitted>, Error> {
     let lost = |e: io::Error| Error::Refused(format!("the server is stopping ({e})"));
@@ -183,10 +187,15 @@ fn ask_supervisor(
         .collect();
     let hello = Box::new(hello);
     let tls = stream.tls_state()?;
-    let heard = Report::Heard { hello, token, tls };
+    let heard = Report::Heard {
+        hello,
+        token,
+        key,
+        tls,
+    };
     control.send(&heard, &[stream.as_fd()]).map_err(lost)?;
     match control.receive().map_err(lost)? {
-        Some((Order::Serve(admission), facts)) => Ok(Some((admission, facts.into_iter().next()))),
+        Some((Order::Serve(admission), fds)) => Ok(Some((admission, fds))),
         Some((Order::Leave, _)) => Ok(None),
         Some((Order::Refuse(why), _)) => Err(Error::Refused(why)),
         None => Err(Error::Refused("the server is stopping".into())),
@@ -215,7 +224,7 @@ fn wait_as_spare(control: Control, options: &DeviceOptions) -> io::Result<()> {
             control.send(&Report::Ready, &[])?;
         }
     }
-    let (admission, fds) = match control.receive()? {
+    let (admission, mut fds) = match control.receive()? {
         Some((Order::TakeOver(admission), fds)) => (admission, fds),
         // The server has gone, or is stopping.
         None => return Ok(()),
@@ -227,6 +236,7 @@ fn wait_as_spare(control: Control, options: &DeviceOptions) -> io::Result<()> {
     }
     name(NAME_WORKER);
     let _span = info_span!("session", id = admission.session).entered();
+    let account = account(&admission, &mut fds)?;
     let stream = stream_of(one(fds)?, &admission.transport)?;
     let stream = stream.resume(admission.tls.clone());
     let stream = stream.map_err(io::Error::other)?;
@@ -234,6 +244,7 @@ fn wait_as_spare(control: Control, options: &DeviceOptions) -> io::Result<()> {
         peer: peer(&stream),
         stream,
         admission,
+        account,
         control,
     };
     // Fails if the GPU was lost meanwhile: the socket then closes, and the other worker opens the
@@ -256,11 +267,24 @@ fn one(fds: Vec<OwnedFd>) -> io::Result<OwnedFd> {
         .ok_or_else(|| io::Error::other("an order without its socket"))
 }
 
+/// Opens the session's account in the ledger, the last descriptor that came with its admission but
+/// for the facts.
+fn account(admission: &Admission, fds: &mut Vec<OwnedFd>) -> io::Result<Option<Account>> {
+    let Some(place) = &admission.place else {
+        return Ok(None);
+    };
+    let at = fds.len().checked_sub(1);
+    let at = at.ok_or_else(|| io::Error::other("an order without its ledger"))?;
+    place.account(fds.remove(at)).map(Some)
+}
+
 /// A client that has a place.
 struct Client {
     stream: Stream,
     peer: String,
     admission: Box<Admission>,
+    /// The shares of memory that it has with others.
+    account: Option<Account>,
     control: Control,
 }
 
@@ -299,18 +323,25 @@ impl Client {
             device: options,
             spares_to_come,
             key,
+            place,
             ..
         } = &*self.admission;
+        let mut welcome = handshake::welcome(
+            device,
+            *session,
+            client.purpose,
+            client.window,
+            (*spares_to_come).into(),
+        )?;
+        let share = place.and_then(|place| place.device_bytes());
+        for device in &mut welcome.devices {
+            device.quota_bytes = device.quota_bytes.min(share.unwrap_or(u64::MAX));
+        }
         Ok(ServerWelcome {
             ptx_only: options.kind.is_ptx_only(),
+            confirms_memory: share.is_some(),
             key: (client.purpose == Purpose::Session).then_some(*key),
-            ..handshake::welcome(
-                device,
-                *session,
-                client.purpose,
-                client.window,
-                (*spares_to_come).into(),
-            )?
+            ..welcome
         })
     }
 
@@ -326,12 +357,18 @@ impl Client {
         } = *self.admission;
         outboard_budget::set(host_memory_bytes);
         offer_to_oom_killer();
+        let memory = device.as_ref().and_then(|device| device.memory_in_use());
+        if let Some(account) = self.account {
+            outboard_budget::join(account.clone());
+            memory
+                .iter()
+                .for_each(|memory| memory.join(account.clone()));
+        }
         if client.purpose == Purpose::Status {
             debug!(peer = self.peer, "asks about the server");
             return status::serve(self.stream, &self.control, welcome);
         }
         let is_session = client.purpose == Purpose::Session;
-        let memory = device.as_ref().and_then(|device| device.memory_in_use());
         if is_session {
             let _ = self
                 .control
@@ -401,6 +438,7 @@ fn gpus(cards: &[DeviceCard]) -> Vec<GpuStatus> {
 /// Returns the reason as it is counted.
 fn refusal_of(error: &Error) -> Refusal {
     match error {
+        Error::Link(LinkError::Tls(_)) => Refusal::Tls,
         Error::Link(_) => Refusal::Silent,
         Error::Handshake(HandshakeError::NotOutboard { .. }) => Refusal::Stranger,
         Error::Handshake(_) => Refusal::Version,

@@ -163,6 +163,7 @@ fn check(purpose: Purpose, op: u16, reply_bytes: Option<u64>) -> Result<(), Fail
 /// Refuses a message that may take memory if the client has used up its budget. One that brings
 /// data first waits a little for work that gives memory back.
 fn check_budget(op: u16) -> Result<(), Failure> {
+    outboard_budget::settle();
     if is_bulk(op) && outboard_budget::is_tight() && outboard_budget::check().is_ok() {
         let until = Instant::now() + Duration::from_millis(limits::TIGHT_MS_MAX);
         while outboard_budget::is_tight() && Instant::now() < until {

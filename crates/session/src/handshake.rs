@@ -113,6 +113,7 @@ pub fn welcome(
         window_base: 0,
         window_bytes: 0,
         exact_memory: false,
+        confirms_memory: false,
         devices: Vec::new(),
         key: None,
     };

@@ -78,8 +78,8 @@ impl Soft {
                 ),
             ));
         }
+        self.in_use.add(device, bytes)?;
         self.used_bytes[device] += bytes;
-        self.in_use.add(device, bytes);
         Ok(Charge { device, bytes })
     }
 

@@ -160,6 +160,10 @@ pub struct ServerWelcome {
     /// The client must give each allocation memory of its own, exact to the byte, at an address
     /// that is not used again: the server finds accesses before and after it.
     pub exact_memory: bool,
+    /// The session shares device memory with others, so the server may refuse an allocation that is
+    /// within the quota: the client must await its answer to each.
+    #[serde(default)]
+    pub confirms_memory: bool,
     pub devices: Vec<DeviceCard>,
     /// Secret by which further connections become part of the session. None unless the purpose is
     /// `Purpose::Session`.

@@ -1,6 +1,9 @@
-//! The share of a server's machine that one program may use.
+//! The shares of a server's machine that programs may use.
+
+use std::str::FromStr;
 
 use clap::Args;
+use outboard_server::{Limit, Limits, Shares, Unit, Whose};
 
 use super::parse_size;
 
@@ -11,4 +14,130 @@ pub(crate) struct SharesArgs {
     /// quarter of this machine's, at least 2GiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) host_memory: Option<u64>,
+    /// Limits of a tenant over all its programs, any number of times: of each tenant, of the one
+    /// that is named, or of all together (server)
+    #[arg(long, value_name = "[TENANT:]LIMIT=N,...", long_help = share_help())]
+    pub(crate) share: Vec<ShareArg>,
+}
+
+/// Limits, and whose they are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ShareArg {
+    whose: Whose,
+    limits: Limits,
+}
+
+impl SharesArgs {
+    pub(crate) fn shares(&self) -> Shares {
+        let mut shares = Shares::default();
+        for share in &self.share {
+            shares.add(share.whose.clone(), &share.limits);
+        }
+        shares
+    }
+}
+
+impl FromStr for ShareArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ShareArg, String> {
+        let (whose, list) = match text.rsplit_once(':') {
+            Some((whose, list)) => (whose.parse().map_err(|e| format!("{e}"))?, list),
+            None => (Whose::Each, text),
+        };
+        let mut limits = Limits::default();
+        for part in list.split(',') {
+            let (name, value) = part
+                .split_once('=')
+                .ok_or_else(|| format!("{part:?} is no limit: write it as sessions=4"))?;
+            let known = Limit::ALL.iter().find(|(_, known, ..)| *known == name);
+            let (limit, _, unit, _, is_of_server) = *known.ok_or_else(|| {
+                let names: Vec<_> = Limit::ALL.iter().map(|(_, known, ..)| *known).collect();
+                format!("there is no limit {name:?}; known are {}", names.join(", "))
+            })?;
+            if whose == Whose::Server && !is_of_server {
+                return Err(format!("{name} is a limit of tenants, not of the server"));
+            }
+            limits.set(limit, number(value, unit)?);
+        }
+        Ok(ShareArg { whose, limits })
+    }
+}
+
+fn number(text: &str, unit: Unit) -> Result<u64, String> {
+    match unit {
+        Unit::Bytes => parse_size(text),
+        Unit::Count => match text.parse() {
+            Ok(0) | Err(_) => Err(format!("{text:?} is not a whole number from 1 on")),
+            Ok(count) => Ok(count),
+        },
+    }
+}
+
+fn share_help() -> String {
+    let mut help = String::from(
+        "Limits of a tenant over all its programs, any number of times: of each tenant (sessions=4,memory=8GiB), of the one \
+         that is named (token:alice:sessions=8; uid:1001, key:sha256:..., cert:bob, address:10.0.0.7), or of all together \
+         (server:memory=40GiB). A tenant is the token of a program, otherwise its TLS key or certificate if the server asks \
+         for one, otherwise the user of a local program and the address of a remote one. The limits:",
+    );
+    for (_, name, _, meaning, is_of_server) in Limit::ALL {
+        let of_server = if is_of_server { "; of server, too" } else { "" };
+        help.push_str(&format!("\n- {name}: {meaning}{of_server}"));
+    }
+    help
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_read() {
+        let shared = |texts: &[&str]| {
+            let mut shares = Shares::default();
+            for text in texts {
+                let share: ShareArg = text.parse().unwrap();
+                shares.add(share.whose, &share.limits);
+            }
+            shares.to_string()
+        };
+        let each = shared(&["sessions=4,memory=8GiB", "connections=20"]);
+        let text = "share of each tenant: sessions=4,connections=20,memory=8589934592";
+        assert_eq!(each, text);
+        let named = shared(&[
+            "address:fe80::1:sessions=1",
+            "key:sha256:00ff:queries=3",
+            "server:host-memory=1GiB",
+        ]);
+        for line in [
+            "share of address:fe80::1: sessions=1",
+            "share of key:sha256:00ff: queries=3",
+            "share of server: host-memory=1073741824",
+        ] {
+            assert!(named.contains(line), "{named}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_share_is_said() {
+        for (text, what) in [
+            ("", "\"\" is no limit"),
+            ("sessions", "write it as sessions=4"),
+            ("sessions=0", "\"0\" is not a whole number"),
+            (
+                "cores=3",
+                "known are sessions, queries, connections, memory, host-memory",
+            ),
+            ("memory=8", ""),
+            ("memory=8XB", "there is no unit"),
+            ("alice:sessions=4", "token:alice"),
+            ("server:sessions=4", "a limit of tenants"),
+        ] {
+            match text.parse::<ShareArg>() {
+                Ok(_) => assert_eq!(what, "", "{text}"),
+                Err(why) => assert!(!what.is_empty() && why.contains(what), "{text}: {why}"),
+            }
+        }
+    }
 }

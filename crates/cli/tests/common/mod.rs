@@ -304,6 +304,7 @@ fn welcome() -> ServerWelcome {
         window_base: 0,
         window_bytes: 0,
         exact_memory: false,
+        confirms_memory: false,
         devices: vec![DeviceCard {
             name: "Test device".into(),
             memory_bytes: 8 << 30,

@@ -18,28 +18,37 @@ impl Driver {
         // A small allocation may send nothing, so a lost context is noticed here.
         self.session.check()?;
         let allocate = || {
-            self.memory.lock().allocate(
+            let confirms = self.welcome.confirms_memory;
+            let _confirming = confirms.then(|| self.confirming.lock());
+            let allocated = self.memory.lock().allocate(
                 bytes,
                 context.handle,
                 context.device,
                 kind,
                 self.session.progress.known(),
-            )
+            );
+            let (base, chunk) = allocated?;
+            match chunk {
+                Some(chunk) => self.map_chunk(base, chunk).map(|()| base),
+                None => Ok(base),
+            }
         };
-        let (base, chunk) = match allocate() {
+        match allocate() {
             // Unused memory of pools, and memory freed while the GPU was busy, become available.
             Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) => {
                 self.reclaim_pools();
                 self.synchronize_context()?;
-                allocate()?
+                allocate()
             }
-            allocated => allocated?,
-        };
-        if let Some(chunk) = chunk {
-            let (va, len) = (chunk.base, chunk.bytes);
-            self.submit_quietly(wire_context(), &messages::MemMap { va, len })?;
+            allocated => allocated,
         }
-        Ok(base)
+    }
+
+    /// Has the server map the chunk of a new allocation.
+    fn map_chunk(&self, base: u64, chunk: Chunk) -> Done {
+        let (va, len) = (chunk.base, chunk.bytes);
+        let mapped = self.submit_allocation(wire_context(), &messages::MemMap { va, len });
+        mapped.inspect_err(|_| self.memory.lock().forget(base))
     }
 
     /// Has the server unmap memory.

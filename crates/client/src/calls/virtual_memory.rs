@@ -169,17 +169,18 @@ pub(crate) fn cuMemCreate(
     };
     driver.forget_closed_exports()?;
     let allocation = driver.handles.mint(HandleKind::Allocation);
-    let mut table = driver.virtual_memory.lock();
     driver.charge_physical(device, bytes)?;
-    driver
-        .submit(&messages::AllocationCreate {
-            allocation,
-            device: driver.devices.server(device)?,
-            len: bytes,
-        })
-        .inspect_err(|_| {
-            driver.memory.lock().refund(device, bytes);
-        })?;
+    let create = messages::AllocationCreate {
+        allocation,
+        device: driver.devices.server(device)?,
+        len: bytes,
+    };
+    let created = match driver.welcome.confirms_memory {
+        false => driver.submit(&create),
+        true => driver.call(&create, |_| ()),
+    };
+    created.inspect_err(|_| driver.memory.lock().refund(device, bytes))?;
+    let mut table = driver.virtual_memory.lock();
     table.create(allocation, device, bytes, granted);
     handle.put(allocation)
 }

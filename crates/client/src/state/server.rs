@@ -23,6 +23,8 @@ pub(crate) struct Server {
     pub(crate) devices: DeviceOrder,
     /// The window of addresses, and what is allocated in it.
     pub(crate) memory: Mutex<DeviceMemory>,
+    /// Held while an allocation is confirmed: until then no other may use a part of its chunk.
+    pub(crate) confirming: Mutex<()>,
     /// The words in which the GPU reports the ends of waits; opened at the first wait.
     pub(super) board: OnceLock<Option<&'static Board>>,
     pub(crate) staging: Staging,
@@ -51,6 +53,7 @@ impl Server {
             welcome,
             devices,
             memory: Mutex::new(memory),
+            confirming: Mutex::default(),
             board: OnceLock::new(),
             staging: Staging::default(),
         })
@@ -134,6 +137,19 @@ impl Server {
         stats::sent();
         let numbered = Numbered::Quietly(None);
         self.session.submit(numbered, context, message).map(drop)
+    }
+
+    /// Has the server allocate device memory. If the session shares the devices' memory with
+    /// others, the server's answer is awaited: it may have none left.
+    pub(crate) fn submit_allocation<'a, M: Op<'a>>(
+        &self,
+        context: u64,
+        message: &M,
+    ) -> Result<(), CUresult> {
+        match self.welcome.confirms_memory {
+            false => self.submit_quietly(context, message),
+            true => self.session.call(context, message, |_| ()),
+        }
     }
 
     /// Sends work to a stream.

@@ -274,6 +274,7 @@ mod tests {
             window_base: 0,
             window_bytes: 0,
             exact_memory: false,
+            confirms_memory: false,
             devices: vec![card(0), card(1)],
             key: None,
         };

@@ -180,6 +180,7 @@ fn welcome() -> ServerWelcome {
         window_base: WINDOW.fetch_add(WINDOW_BYTES, Ordering::Relaxed),
         window_bytes: WINDOW_BYTES,
         exact_memory: false,
+        confirms_memory: false,
         devices: vec![DeviceCard {
             name: "a test's device".into(),
             memory_bytes: QUOTA_BYTES,

@@ -142,6 +142,7 @@ fn serve(mut stream: Stream, shared: &Shared) {
         window_base: 0,
         window_bytes: 0,
         exact_memory: false,
+        confirms_memory: false,
         devices: Vec::new(),
         key: None,
     };

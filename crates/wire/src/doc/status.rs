@@ -20,6 +20,8 @@ pub const WAIT_BOUNDS_US: [u64; 14] = [
     20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 1_000_000,
     10_000_000,
 ];
+/// Tenants that are counted by their names.
+pub const TENANTS_MAX: usize = 64;
 /// Number of the buckets.
 pub const WAIT_BUCKETS: usize = WAIT_BOUNDS_US.len() + 1;
 
@@ -55,6 +57,7 @@ pub struct ServerStatus {
     pub slow_by: Vec<String>,
     pub gpus: Vec<GpuStatus>,
     pub sessions: Vec<SessionStatus>,
+    pub tenants: Vec<TenantStatus>,
     pub totals: Totals,
 }
 
@@ -67,6 +70,23 @@ pub struct GpuStatus {
     pub used_bytes: u64,
     /// Sessions that have memory there.
     pub sessions: u64,
+}
+
+/// One who has sessions, or was refused, since the server started.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TenantStatus {
+    /// Its kind and name, as uid:1001, token:alice, key:sha256:..., address:10.0.0.7; `other`
+    /// stands for those beyond [`TENANTS_MAX`].
+    pub name: String,
+    pub sessions: u64,
+    /// Device memory of all its sessions, by device.
+    pub memory_bytes: Vec<u64>,
+    /// Memory of the server's machine.
+    pub host_memory_bytes: u64,
+    /// Connections that were refused because its share is used up.
+    pub refusals: u64,
+    /// Requests for memory that were refused.
+    pub memory_refusals: u64,
 }
 
 /// One session.
@@ -84,6 +104,8 @@ pub struct SessionStatus {
     pub uid: Option<u32>,
     /// Name of the token that the client has proved to have.
     pub token: Option<String>,
+    /// Name of the tenant whose share it uses.
+    pub tenant: String,
     /// Kind of link: shm, tcp or rdma.
     pub link: String,
     pub age_ms: u64,
@@ -112,6 +134,10 @@ pub struct Usage {
     pub wait_counts: Vec<u64>,
     /// Device memory allocated now, by device.
     pub memory_bytes: Vec<u64>,
+    /// Memory of the server's machine that its worker uses for it.
+    pub host_memory_bytes: u64,
+    /// Requests for memory that were refused.
+    pub memory_refusals: u64,
     /// Work of the session's thread when it was looked at.
     pub doing: Doing,
 }
@@ -183,7 +209,7 @@ pub enum Refusal {
     Link,
     /// A local user whom the server does not let in (`--allow-uid`).
     User,
-    /// No proof of a token that the server knows, or a key that it does not serve.
+    /// No proof of a token that the server knows.
     Token,
     /// No complete hello in time.
     Silent,
@@ -191,6 +217,12 @@ pub enum Refusal {
     Device,
     /// Another reason, which the log has.
     Other,
+    /// The tenant's share is used up (`--share`).
+    Share,
+    /// A key or certificate that the server does not serve (`--authorized`, `--tls-ca`).
+    TlsKey,
+    /// No proper TLS handshake.
+    Tls,
 }
 
 impl SessionEnd {
@@ -216,7 +248,7 @@ impl SessionEnd {
 }
 
 impl Refusal {
-    pub const ALL: [Refusal; 11] = [
+    pub const ALL: [Refusal; 14] = [
         Refusal::Sessions,
         Refusal::Queries,
         Refusal::Key,
@@ -228,6 +260,9 @@ impl Refusal {
         Refusal::Silent,
         Refusal::Device,
         Refusal::Other,
+        Refusal::Share,
+        Refusal::TlsKey,
+        Refusal::Tls,
     ];
 
     pub fn name(self) -> &'static str {
@@ -243,6 +278,9 @@ impl Refusal {
             Refusal::Silent => "silent",
             Refusal::Device => "device",
             Refusal::Other => "other",
+            Refusal::Share => "share",
+            Refusal::TlsKey => "tls_key",
+            Refusal::Tls => "tls",
         }
     }
 }

@@ -151,22 +151,27 @@ impl Driver {
         let device = pool.device;
         let context = self.context_of_device(device)?;
         for chunk_bytes in pool.chunk_sizes(bytes) {
-            let mut memory = self.memory.lock();
-            let Ok(chunk) = memory.take_chunk(chunk_bytes, device) else {
+            let Ok(chunk) = self.memory.lock().take_chunk(chunk_bytes, device) else {
                 continue;
             };
-            let mapped = self.submit_quietly(
+            let mapped = self.submit_allocation(
                 context,
                 &messages::MemMap {
                     va: chunk.base,
                     len: chunk.bytes,
                 },
             );
-            if let Err(error) = mapped {
-                memory.give_chunk(chunk, device);
-                return Err(error);
+            match mapped {
+                Ok(()) => {}
+                Err(error) => {
+                    self.memory.lock().give_chunk(chunk, device);
+                    match error {
+                        // A smaller chunk may fit.
+                        CUresult::CUDA_ERROR_OUT_OF_MEMORY => continue,
+                        error => return Err(error),
+                    }
+                }
             }
-            drop(memory);
             pool.add_chunk(chunk);
             return pool.take(bytes, owner).ok_or(CUresult::CUDA_ERROR_UNKNOWN);
         }

@@ -411,6 +411,15 @@ impl DeviceMemory {
         Ok((allocation, chunk))
     }
 
+    /// Removes an allocation that the server has refused.
+    pub(crate) fn forget(&mut self, base: u64) {
+        if let Some(allocation) = self.allocations.get_mut(&base) {
+            allocation.kind = AllocationKind::Plain;
+        }
+        // It is there, unless the context was destroyed meanwhile.
+        let _ = self.free(base, 0);
+    }
+
     fn free_small(&mut self, allocation: &Allocation, sent: u64) -> Option<Chunk> {
         let (start, chunk) = self.small.range_mut(..=allocation.base).next_back()?;
         chunk.deferred_frees.push((

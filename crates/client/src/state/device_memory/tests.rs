@@ -20,6 +20,7 @@ fn memory_of(base: u64, quota: u64, exact: bool) -> DeviceMemory {
         window_base: base,
         window_bytes: 1 << 30,
         exact_memory: exact,
+        confirms_memory: false,
         devices: vec![card],
         key: None,
     };
