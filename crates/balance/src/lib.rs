@@ -8,6 +8,12 @@
 //!                                                    choose the backend
 //! ```
 //!
-//! [`engine`] decides and does no I/O: frames and the time are arguments.
+//! - [`engine`] decides and does no I/O: frames and the time are arguments.
+//! - [`plane`] passes frames between it and the kernel.
+//! - [`control`] runs both: configuration, commands, health checks, metrics.
 
+pub mod config;
+pub mod control;
 pub mod engine;
+mod neighbours;
+pub mod plane;

@@ -2,6 +2,7 @@
 //! declaration.
 
 mod args;
+mod balance;
 mod bench;
 mod config;
 mod doctor;
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::doctor(args),
         Command::Top(args) => top::top(args),
         Command::Bench(args) => bench::bench(args),
+        Command::Balance(command) => balance::balance(command),
         Command::Probe(args) => probe::probe(args),
         Command::Sweep(args) => sweep::sweep(args),
         Command::Calibrate(args) => bench::calibrate(args),

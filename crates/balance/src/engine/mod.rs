@@ -216,6 +216,11 @@ impl Engine {
         }
     }
 
+    /// Counts a frame that was to be sent and could not be.
+    pub fn note_unsent(&mut self) {
+        self.counts.drops.add(Reason::Unsent);
+    }
+
     /// Ends connections that are over: for times without frames.
     pub fn tick(&mut self, now_ms: u64) {
         self.now_ms = self.now_ms.max(now_ms);

@@ -56,6 +56,7 @@ reasons! {
     TupleInUse "tuple_in_use" "the backend has a connection with this client's address and port"
     Hairpin "hairpin" "from the backend itself, whose answers would not come back"
     NoNeighbour "no_neighbour" "the hardware address of the next hop is not known"
+    Unsent "unsent" "the interface did not take it: it is down, its queue full, or the frame too long"
     IcmpUnknown "icmp_unknown" "an ICMP error about no connection that is known"
     IcmpShort "icmp_short" "an ICMP error without the ports of what it is about"
 }

@@ -117,6 +117,9 @@ struct Sent {
 pub struct Numbers {
     client: Sent,
     backend: Sent,
+    /// Number that a backend expects which still has an older connection with these ports: the
+    /// client's reset with this number ends that one, and not this.
+    challenge: Option<u32>,
     /// Only the client's packets are seen: the backend answers directly.
     pub is_one_sided: bool,
 }
@@ -174,7 +177,16 @@ impl Numbers {
 
     /// Notes a segment and returns the connection's phase after it, or why it does not fit.
     pub fn follow(&mut self, phase: Phase, side: Side, segment: &Segment) -> Result<Phase, Reason> {
+        let is_opening = phase == Phase::SynSent;
+        if is_opening && side == Side::Backend && !segment.is(SYN | RST) && segment.is(ACK) {
+            self.challenge = Some(segment.acknowledged);
+            return Ok(phase);
+        }
         if segment.is(RST) {
+            let answers = self.challenge == Some(segment.sequence);
+            if is_opening && side == Side::Client && answers {
+                return Ok(phase);
+            }
             return self
                 .check_reset(phase, side, segment)
                 .map(|()| Phase::Close);

@@ -1,5 +1,6 @@
 //! The command line, declared once.
 
+mod balance;
 mod bench;
 mod requirements;
 mod seeing;
@@ -20,6 +21,7 @@ use regex::Regex;
 
 use crate::exit;
 
+pub(crate) use balance::{ApiArgs, BalanceCommand};
 pub(crate) use bench::{
     BenchArgs, BenchCommand, BenchTargets, EmulateArgs, LinkArgs, SessionsArgs,
 };
@@ -109,6 +111,8 @@ pub(crate) enum Command {
     /// Show a recording of a program, or convert it for other tools
     #[command(subcommand)]
     Trace(TraceCommand),
+    #[command(subcommand)]
+    Balance(BalanceCommand),
     #[command(subcommand)]
     Token(TokenCommand),
     /// Make a key, by which a server or a program is known over encrypted connections

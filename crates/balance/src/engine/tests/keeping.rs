@@ -299,7 +299,6 @@ fn handshakes_that_do_not_fit_open_nothing() {
         (&from[..], VIP, "A", (101, 901)),
         (target, &from[..], "SA", (900, 102)),
         (target, &from[..], "S", (900, 0)),
-        (target, &from[..], "A", (900, 101)),
     ] {
         let wrong = Build::tcp(from, to)
             .flags(flags)
@@ -319,6 +318,30 @@ fn handshakes_that_do_not_fit_open_nothing() {
         .bytes();
     pass(&mut engine, &refused, 0).expect("sent");
     assert_eq!(engine.sizes(), (0, 0, 0));
+}
+
+/// A backend that still has a connection with the client's port answers a SYN with what it expects;
+/// the client's reset ends that connection, and its next SYN opens the new one.
+#[test]
+fn a_backend_with_an_older_connection_is_told_that_it_is_over() {
+    let mut engine = engine(&[nat(&BACKENDS[..1])]);
+    let (from, target) = (client(1), BACKENDS[0]);
+    let syn = Build::tcp(&from, VIP).flags("S").numbers(100, 0).bytes();
+    pass(&mut engine, &syn, 0).expect("sent");
+    let reset = |number| Build::tcp(&from, VIP).flags("R").numbers(number, 0).bytes();
+    assert_eq!(
+        pass(&mut engine, &reset(5_000_000), 0),
+        Err(Reason::ResetOutOfWindow)
+    );
+    let expects = Build::tcp(target, &from).numbers(77, 5_000_000).bytes();
+    pass(&mut engine, &expects, 0).expect("sent");
+    pass(&mut engine, &reset(5_000_000), 0).expect("sent");
+    assert_eq!(
+        pass(&mut engine, &reset(6_000_000), 0),
+        Err(Reason::ResetOutOfWindow)
+    );
+    assert_eq!(connect(&mut engine, &from, VIP, 1).0, target);
+    assert_eq!(engine.sizes(), (1, 0, 0));
 }
 
 #[test]

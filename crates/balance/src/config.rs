@@ -1,0 +1,575 @@
+//! The configuration file, checked as a whole before any of it counts.
+
+use crate::engine::{BackendRule, Forward, Phase, ServiceRule, TCP, Timeouts, UDP};
+use serde::Deserialize;
+use std::collections::{BTreeMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Longest file.
+pub const FILE_BYTES_MAX: u64 = 4 << 20;
+pub const SERVICES_MAX: usize = 4096;
+pub const BACKENDS_MAX: usize = 4096;
+pub const WEIGHT_MAX: u32 = 1000;
+pub const CONNECTIONS_MAX: usize = 64 << 20;
+
+/// Why a configuration is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("{}: {source}", path.display())]
+    Read {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("{0}")]
+    Syntax(#[from] toml::de::Error),
+    #[error("service {service}: {what}")]
+    Service { service: String, what: String },
+    #[error("{0}")]
+    Value(String),
+}
+
+/// Kind of data plane.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PlaneKind {
+    /// Packet sockets if there are interfaces, otherwise a TUN device.
+    #[default]
+    Auto,
+    Packet,
+    Tun,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    plane: PlaneTable,
+    #[serde(default)]
+    limits: LimitsTable,
+    #[serde(default)]
+    timeouts: BTreeMap<String, f64>,
+    /// Path of the socket for commands.
+    api: Option<PathBuf>,
+    /// Address for metrics over HTTP.
+    metrics: Option<SocketAddr>,
+    state: Option<PathBuf>,
+    /// Seconds between dumps to the state file while running; 0 for none.
+    #[serde(default)]
+    dump_seconds: u64,
+    #[serde(default)]
+    hash_seed: u64,
+    #[serde(default)]
+    service: Vec<ServiceTable>,
+}
+
+/// Data plane as configured.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlaneTable {
+    #[serde(default)]
+    pub kind: PlaneKind,
+    #[serde(default)]
+    pub interfaces: Vec<String>,
+}
+
+/// Sizes, which are those of the start: a reload does not change them.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LimitsTable {
+    pub connections: usize,
+    pub half_open: usize,
+    pub fragments: usize,
+}
+
+impl Default for LimitsTable {
+    fn default() -> LimitsTable {
+        LimitsTable {
+            connections: 1 << 20,
+            half_open: 1 << 16,
+            fragments: 4096,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ServiceTable {
+    name: String,
+    address: SocketAddr,
+    #[serde(default = "tcp")]
+    protocol: String,
+    forward: Forward,
+    #[serde(default)]
+    affinity: bool,
+    #[serde(default)]
+    adopt: bool,
+    #[serde(default)]
+    sources: Vec<IpAddr>,
+    #[serde(default = "source_ports")]
+    source_ports: (u16, u16),
+    #[serde(default)]
+    backend: Vec<BackendTable>,
+    check: Option<CheckTable>,
+}
+
+fn tcp() -> String {
+    "tcp".into()
+}
+
+fn source_ports() -> (u16, u16) {
+    (1024, 65_535)
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BackendTable {
+    address: SocketAddr,
+    #[serde(default = "one")]
+    weight: u32,
+    #[serde(default)]
+    drain: bool,
+    /// Neighbour through whom packets go there, if the backend is on no link of ours.
+    via: Option<IpAddr>,
+    /// Address for the health check, if it is another one.
+    check: Option<String>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// Kind of a health check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CheckKind {
+    /// A connection can be made.
+    Tcp,
+    /// A GET request is answered with a status from 200 to 399.
+    Http,
+    /// `outboard serve` answers a greeting, for which it opens no device.
+    Outboard,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CheckTable {
+    kind: CheckKind,
+    #[serde(default = "interval")]
+    interval_ms: u64,
+    #[serde(default = "interval")]
+    timeout_ms: u64,
+    #[serde(default = "rise")]
+    rise: u32,
+    #[serde(default = "fall")]
+    fall: u32,
+    #[serde(default)]
+    slow_start_s: u64,
+    #[serde(default = "path")]
+    path: String,
+}
+
+fn interval() -> u64 {
+    2000
+}
+
+fn rise() -> u32 {
+    2
+}
+
+fn fall() -> u32 {
+    3
+}
+
+fn path() -> String {
+    "/".into()
+}
+
+/// Health check of a service's backends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Check {
+    pub kind: CheckKind,
+    pub interval: Duration,
+    pub timeout: Duration,
+    /// Successes in a row after which a backend is up, and failures after which it is down.
+    pub rise: u32,
+    pub fall: u32,
+    pub slow_start: Duration,
+    pub path: String,
+}
+
+/// One backend to be checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checked {
+    pub service: (SocketAddr, u8),
+    pub backend: SocketAddr,
+    /// Address, or for Outboard's handshake a URL, that is asked.
+    pub asked: String,
+    pub check: Check,
+}
+
+/// A whole configuration.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub plane: PlaneTable,
+    pub limits: LimitsTable,
+    pub timeouts: Timeouts,
+    pub api: Option<PathBuf>,
+    pub metrics: Option<SocketAddr>,
+    pub state: Option<PathBuf>,
+    pub dump_every: Option<Duration>,
+    pub hash_seed: u64,
+    pub services: Vec<ServiceRule>,
+    pub checks: Vec<Checked>,
+    /// Neighbours through whom backends are reached.
+    pub via: Vec<(IpAddr, IpAddr)>,
+}
+
+impl Config {
+    /// Reads and checks a file.
+    pub fn read(path: &Path) -> Result<Config, ConfigError> {
+        let failed = |source| ConfigError::Read {
+            path: path.to_path_buf(),
+            source,
+        };
+        let bytes = std::fs::metadata(path).map_err(failed)?.len();
+        if bytes > FILE_BYTES_MAX {
+            return Err(ConfigError::Value(format!(
+                "{}: {bytes} bytes, {FILE_BYTES_MAX} at most",
+                path.display()
+            )));
+        }
+        Config::parse(&std::fs::read_to_string(path).map_err(failed)?)
+    }
+
+    /// Checks the text of a file.
+    pub fn parse(text: &str) -> Result<Config, ConfigError> {
+        let file: File = toml::from_str(text)?;
+        let wrong = |what: &str| Err(ConfigError::Value(what.to_string()));
+        let limits = &file.limits;
+        if !(1..=CONNECTIONS_MAX).contains(&limits.connections)
+            || !(1..=CONNECTIONS_MAX).contains(&limits.half_open)
+            || !(1..=1 << 20).contains(&limits.fragments)
+        {
+            return wrong(
+                "limits: each is at least 1; connections and half_open at most 67,108,864, \
+                          fragments at most 1,048,576",
+            );
+        }
+        match (file.plane.kind, file.plane.interfaces.len()) {
+            (PlaneKind::Packet, 0) => return wrong("plane: packet sockets need interfaces"),
+            (PlaneKind::Tun, 2..) => return wrong("plane: a TUN device is one interface"),
+            (_, 257..) => return wrong("plane: at most 256 interfaces"),
+            _ => {}
+        }
+        let mut config = Config {
+            timeouts: timeouts(&file.timeouts)?,
+            plane: file.plane,
+            limits: file.limits,
+            api: file.api,
+            metrics: file.metrics,
+            state: file.state,
+            dump_every: (file.dump_seconds > 0).then(|| Duration::from_secs(file.dump_seconds)),
+            hash_seed: file.hash_seed,
+            services: Vec::new(),
+            checks: Vec::new(),
+            via: Vec::new(),
+        };
+        if config.dump_every.is_some() && config.state.is_none() {
+            return wrong("dump_seconds needs a state file");
+        }
+        if file.service.len() > SERVICES_MAX {
+            return wrong("at most 4096 services");
+        }
+        for service in file.service {
+            config.add(service)?;
+        }
+        config.check_addresses()?;
+        Ok(config)
+    }
+
+    /// Returns whether frames begin with the IP header.
+    pub fn is_tun(&self) -> bool {
+        match self.plane.kind {
+            PlaneKind::Auto => self.plane.interfaces.is_empty(),
+            PlaneKind::Packet => false,
+            PlaneKind::Tun => true,
+        }
+    }
+
+    fn add(&mut self, table: ServiceTable) -> Result<(), ConfigError> {
+        let name = table.name.clone();
+        let wrong = |what: String| ConfigError::Service {
+            service: name.clone(),
+            what,
+        };
+        let protocol = match table.protocol.as_str() {
+            "tcp" => TCP,
+            "udp" => UDP,
+            other => {
+                return Err(wrong(format!(
+                    "protocol {other:?} is neither \"tcp\" nor \"udp\""
+                )));
+            }
+        };
+        check_service(&table, self.is_tun()).map_err(&wrong)?;
+        for backend in &table.backend {
+            self.via
+                .extend(backend.via.map(|via| (backend.address.ip(), via)));
+            if let Some(check) = &table.check {
+                self.checks.push(checked(&table, backend, check, protocol));
+            }
+        }
+        let backend = |one: &BackendTable| BackendRule {
+            address: one.address,
+            weight: one.weight,
+            drain: one.drain,
+            link: None,
+        };
+        let rule = ServiceRule {
+            backends: table.backend.iter().map(backend).collect(),
+            name: table.name,
+            address: table.address,
+            protocol,
+            forward: table.forward,
+            affinity: table.affinity,
+            adopt: table.adopt,
+            sources: table.sources,
+            source_ports: table.source_ports,
+        };
+        let same = |one: &ServiceRule| one.address == rule.address && one.protocol == protocol;
+        if self.services.iter().any(same) {
+            return Err(wrong(format!(
+                "{} belongs to another service already",
+                rule.address
+            )));
+        }
+        if self.services.iter().any(|one| one.name == rule.name) {
+            return Err(wrong("there are two of this name".into()));
+        }
+        self.services.push(rule);
+        Ok(())
+    }
+
+    /// Checks addresses of services against those of all backends.
+    fn check_addresses(&self) -> Result<(), ConfigError> {
+        let backends = self.services.iter().flat_map(|one| &one.backends);
+        let backends: HashSet<_> = backends.map(|one| one.address.ip()).collect();
+        for service in &self.services {
+            let own = [service.address.ip()]
+                .into_iter()
+                .chain(service.sources.iter().copied());
+            if let Some(address) = own.into_iter().find(|one| backends.contains(one)) {
+                return Err(ConfigError::Service {
+                    service: service.name.clone(),
+                    what: format!("its address {address} is a backend's, too"),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn checked(
+    table: &ServiceTable,
+    backend: &BackendTable,
+    check: &CheckTable,
+    protocol: u8,
+) -> Checked {
+    let asked = match (&backend.check, check.kind) {
+        (Some(asked), _) => asked.clone(),
+        (None, CheckKind::Outboard) => format!("tcp://{}", backend.address),
+        (None, _) => backend.address.to_string(),
+    };
+    Checked {
+        service: (table.address, protocol),
+        backend: backend.address,
+        asked,
+        check: Check {
+            kind: check.kind,
+            interval: Duration::from_millis(check.interval_ms),
+            timeout: Duration::from_millis(check.timeout_ms),
+            rise: check.rise,
+            fall: check.fall,
+            slow_start: Duration::from_secs(check.slow_start_s),
+            path: check.path.clone(),
+        },
+    }
+}
+
+/// Checks one service by itself.
+fn check_service(table: &ServiceTable, is_tun: bool) -> Result<(), String> {
+    let address = table.address;
+    if address.port() == 0 || address.ip().is_unspecified() || address.ip().is_multicast() {
+        return Err(format!("{address} is no address and port of one host"));
+    }
+    if !(1..=BACKENDS_MAX).contains(&table.backend.len()) {
+        return Err(format!(
+            "{} backends; 1 to {BACKENDS_MAX} are needed",
+            table.backend.len()
+        ));
+    }
+    let is_v6 = address.is_ipv6();
+    let mut seen = HashSet::new();
+    for backend in &table.backend {
+        let wrong = |what: &str| Err(format!("backend {}: {what}", backend.address));
+        match () {
+            () if backend.address.is_ipv6() != is_v6 => return wrong("of another version of IP"),
+            () if backend.address.port() == 0 => return wrong("it has no port"),
+            () if backend.weight > WEIGHT_MAX => return wrong("its weight is above 1000"),
+            () if !seen.insert(backend.address) => return wrong("there twice"),
+            () if table.forward == Forward::Direct && backend.address.port() != address.port() => {
+                return wrong("direct return keeps the port, so it must be the service's");
+            }
+            () => {}
+        }
+    }
+    let is_full = table.forward == Forward::FullNat;
+    if is_full == table.sources.is_empty() {
+        return Err("full-nat, and nothing else, needs sources".into());
+    }
+    if table.sources.iter().any(|one| one.is_ipv6() != is_v6) {
+        return Err("a source of another version of IP".into());
+    }
+    if table.source_ports.0 == 0 || table.source_ports.0 > table.source_ports.1 {
+        return Err("source_ports: the first is at least 1 and at most the last".into());
+    }
+    if table.forward == Forward::Direct && is_tun {
+        return Err(
+            "direct return needs interfaces: a TUN device has no hardware addresses".into(),
+        );
+    }
+    match &table.check {
+        Some(check)
+            if check.interval_ms < 10
+                || !(10..=60_000).contains(&check.timeout_ms)
+                || check.rise == 0
+                || check.fall == 0
+                || !check.path.starts_with('/')
+                || check.path.contains(char::is_whitespace) =>
+        {
+            Err("check: interval_ms at least 10, timeout_ms 10 to 60000, rise and fall at least 1, \
+                 path from / on"
+                .into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Reads times of phases, in seconds.
+fn timeouts(table: &BTreeMap<String, f64>) -> Result<Timeouts, ConfigError> {
+    let mut timeouts = Timeouts::default();
+    for (name, seconds) in table {
+        let phase = Phase::ALL.iter().find(|phase| phase.label() == name);
+        let Some(phase) = phase else {
+            let names: Vec<_> = Phase::ALL.iter().map(|phase| phase.label()).collect();
+            let what = format!(
+                "timeouts: unknown key {name:?}; there are {}",
+                names.join(", ")
+            );
+            return Err(ConfigError::Value(what));
+        };
+        if !(0.1..=10_000_000.0).contains(seconds) {
+            let what = format!("timeouts: {name}: {seconds} s is not from 0.1 to 10,000,000");
+            return Err(ConfigError::Value(what));
+        }
+        timeouts.set(*phase, (seconds * 1000.0) as u64);
+    }
+    Ok(timeouts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"
+        api = "/run/balance.sock"
+        [plane]
+        interfaces = ["eth0"]
+        [timeouts]
+        established = 3600
+        [[service]]
+        name = "gpu"
+        address = "192.0.2.10:4833"
+        forward = "full-nat"
+        affinity = true
+        sources = ["192.0.2.99"]
+        check = { kind = "outboard", interval_ms = 500 }
+        backend = [{ address = "203.0.113.1:4833" }, { address = "203.0.113.2:4833", weight = 3 }]
+    "#;
+
+    #[test]
+    fn a_whole_file_is_read() {
+        let config = Config::parse(GOOD).expect("right");
+        assert_eq!(config.services[0].backends[1].weight, 3);
+        assert_eq!(config.checks[0].asked, "tcp://203.0.113.1:4833");
+        assert_eq!(config.timeouts.of(Phase::Established), 3_600_000);
+        assert_eq!(config.timeouts.of(Phase::SynSent), 120_000);
+        assert!(!config.is_tun());
+    }
+
+    #[test]
+    fn mistakes_are_refused_with_what_is_wrong() {
+        for (from, to, text) in [
+            ("api =", "apu =", "unknown field `apu`"),
+            ("affinity", "afinity", "unknown field `afinity`"),
+            ("weight = 3", "wait = 3", "unknown field `wait`"),
+            (
+                "interval_ms = 500",
+                "interval = 500",
+                "unknown field `interval`",
+            ),
+            ("established", "establish", "unknown key \"establish\""),
+            ("3600", "0.01", "0.01 s is not"),
+            ("weight = 3", "weight = 1001", "its weight is above 1000"),
+            ("203.0.113.2", "203.0.113.1", "there twice"),
+            (
+                "203.0.113.2",
+                "192.0.2.10",
+                "its address 192.0.2.10 is a backend's, too",
+            ),
+            (
+                "203.0.113.2",
+                "192.0.2.99",
+                "its address 192.0.2.99 is a backend's, too",
+            ),
+            (
+                "203.0.113.2:4833",
+                "[2001:db8::1]:4833",
+                "another version of IP",
+            ),
+            ("sources = [\"192.0.2.99\"]", "", "needs sources"),
+            ("full-nat", "nat", "needs sources"),
+            ("full-nat", "tunnel", "unknown variant `tunnel`"),
+            (
+                "\"203.0.113.1:4833\" }, {",
+                "\"203.0.113.1:4833\" }]\nother = [{",
+                "unknown field",
+            ),
+            ("interval_ms = 500", "fall = 0", "rise and fall at least 1"),
+            (
+                "interfaces = [\"eth0\"]",
+                "kind = \"packet\"",
+                "need interfaces",
+            ),
+        ] {
+            let broken = GOOD.replacen(from, to, 1);
+            assert_ne!(broken, GOOD, "{from}");
+            let error = Config::parse(&broken).expect_err(text).to_string();
+            assert!(error.contains(text), "{error}\nhas not: {text}");
+        }
+        let twice = format!("{GOOD}{}", &GOOD[GOOD.find("[[service]]").expect("one")..]);
+        let error = Config::parse(&twice).expect_err("two").to_string();
+        assert!(
+            error.contains("belongs to another service already"),
+            "{error}"
+        );
+        let none = &GOOD[..GOOD.find("backend =").expect("some")];
+        let error = Config::parse(none).expect_err("none").to_string();
+        assert!(
+            error.contains("0 backends; 1 to 4096 are needed"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,59 @@
+//! Runs a balancer: the loop that passes frames, and threads for commands, checks and metrics,
+//! which give the loop small tasks with the engine.
+
+pub mod api;
+mod health;
+mod metrics;
+mod run;
+mod state;
+mod status;
+
+pub use health::Greet;
+pub use run::{RunError, run};
+pub use status::{BackendStatus, Flow, ServiceStatus, Status};
+
+use crate::engine::Engine;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+/// Time after which a command that the loop has not answered fails.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+type Task = Box<dyn FnOnce(&mut Engine) + Send>;
+
+/// Gives the loop tasks.
+#[derive(Clone)]
+struct Tasks {
+    sender: Sender<Task>,
+    wake: Arc<OwnedFd>,
+}
+
+/// The loop does not answer.
+#[derive(Debug, thiserror::Error)]
+#[error("the balancer is ending, or is too busy to answer")]
+struct NoAnswer;
+
+impl Tasks {
+    /// Has the loop do something soon.
+    fn tell(&self, task: impl FnOnce(&mut Engine) + Send + 'static) {
+        if self.sender.send(Box::new(task)).is_ok() {
+            // A full pipe wakes the loop, too.
+            let _ = rustix::io::write(&*self.wake, &[1]);
+        }
+    }
+
+    /// Has the loop do something, and waits for what comes of it.
+    fn ask<T: Send + 'static>(
+        &self,
+        task: impl FnOnce(&mut Engine) -> T + Send + 'static,
+    ) -> Result<T, NoAnswer> {
+        let (sender, receiver) = channel();
+        self.tell(move |engine| {
+            // Whoever asked may have gone.
+            let _ = sender.send(task(engine));
+        });
+        receiver.recv_timeout(ANSWER_MAX).map_err(|_| NoAnswer)
+    }
+}

@@ -1,0 +1,390 @@
+//! The process: sets up the data plane, passes frames until a signal ends it, and keeps the
+//! connections for the next one.
+
+use super::api::{self, Reload};
+use super::health::Checks;
+use super::{Greet, Task, Tasks, metrics, state};
+use crate::config::{Config, ConfigError};
+use crate::engine::{Engine, Neighbour, Options, Verdict, announcement};
+use crate::neighbours;
+use crate::plane::{PacketPlane, Plane, PlaneError, TunPlane};
+use outboard_flow::Secret;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, TcpListener};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tracing::{info, warn};
+
+/// Frames handled at a time.
+const BATCH: usize = 64;
+/// Batches after which tasks and time get their turn even if frames keep coming.
+const BATCHES_A_TURN: usize = 16;
+/// Time of the engine's clock at the start: connections that are taken over were used before it.
+const BEGIN_MS: u64 = 1 << 40;
+const TICK: Duration = Duration::from_millis(100);
+/// Interval at which the kernel's neighbours are read.
+const NEIGHBOURS_EVERY: Duration = Duration::from_secs(1);
+
+/// Why a balancer does not run, or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Plane(#[from] PlaneError),
+    #[error(transparent)]
+    Memory(#[from] outboard_flow::OutOfMemory),
+    #[error("no random numbers for the tables' secrets")]
+    Random,
+    #[error("{what}: {source}")]
+    Io { what: String, source: io::Error },
+    #[error("{}: {source}", path.display())]
+    State {
+        path: PathBuf,
+        source: crate::engine::RestoreError,
+    },
+}
+
+fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> RunError {
+    let what = what.into();
+    move |source| RunError::Io { what, source }
+}
+
+/// Runs the balancer of a configuration file until SIGINT or SIGTERM. `is_ready` is called once it
+/// passes frames.
+pub fn run(
+    path: &Path,
+    api: &Path,
+    greet: Greet,
+    is_ready: impl FnOnce(&[String]),
+) -> Result<(), RunError> {
+    let config = Config::read(path)?;
+    let plane = open_plane(&config)?;
+    let mut engine = new_engine(&config, plane.as_ref())?;
+    restore(&config, &mut engine)?;
+    let (sender, tasks_in) = channel();
+    let pipe = rustix::pipe::pipe_with(
+        rustix::pipe::PipeFlags::NONBLOCK | rustix::pipe::PipeFlags::CLOEXEC,
+    );
+    let (wake_in, wake) = pipe.map_err(|error| failed("a pipe")(error.into()))?;
+    let wake = Arc::new(wake);
+    let tasks = Tasks {
+        sender,
+        wake: Arc::clone(&wake),
+    };
+    let stop = Arc::new(AtomicBool::new(false));
+    let hup = signals(&stop, &wake).map_err(failed("signals"))?;
+    let reload = reloader(path, &config, greet, &tasks);
+    let api = config.api.clone().unwrap_or_else(|| api.to_path_buf());
+    let listener = api::listen(&api).map_err(failed(api.display().to_string()))?;
+    spawn("api", {
+        let (tasks, reload) = (tasks.clone(), Arc::clone(&reload));
+        move || api::serve(&listener, &tasks, &reload)
+    })?;
+    if let Some(address) = config.metrics {
+        let listener = TcpListener::bind(address).map_err(failed(address.to_string()))?;
+        let tasks = tasks.clone();
+        spawn("metrics", move || metrics::serve(&listener, &tasks))?;
+    }
+    let interfaces = plane.interfaces();
+    let indexes: Vec<_> = (0..interfaces.len())
+        .map(|port| plane.index(port))
+        .collect();
+    if !config.is_tun() {
+        let (via, tasks) = (config.via.clone(), tasks.clone());
+        spawn("neighbours", move || {
+            follow_neighbours(&tasks, &indexes, &via)
+        })?;
+    }
+    let mut passing = Passing {
+        plane,
+        engine,
+        tasks: tasks_in,
+        wake: wake_in,
+        started: Instant::now(),
+    };
+    passing.announce();
+    is_ready(&interfaces);
+    let ended = passing.pass(&stop, &hup, &reload, &config);
+    // The socket is this process's alone, so the next one finds nothing there.
+    let _ = std::fs::remove_file(&api);
+    if let Some(path) = &config.state {
+        let dump = passing.engine.dump();
+        state::write(path, &dump).map_err(failed(path.display().to_string()))?;
+        info!(
+            connections = passing.engine.sizes().0,
+            "kept for the next balancer"
+        );
+    }
+    ended.map_err(failed("passing frames"))
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), RunError> {
+    let thread = std::thread::Builder::new().name(name.into()).spawn(work);
+    thread.map(drop).map_err(failed("a thread"))
+}
+
+fn open_plane(config: &Config) -> Result<Box<dyn Plane>, RunError> {
+    let interfaces = &config.plane.interfaces;
+    if config.is_tun() {
+        let name = interfaces.first().map_or("balance0", String::as_str);
+        return Ok(Box::new(TunPlane::open(name)?));
+    }
+    Ok(Box::new(PacketPlane::open(interfaces)?))
+}
+
+fn new_engine(config: &Config, plane: &dyn Plane) -> Result<Engine, RunError> {
+    let secret = || Secret::random().map_err(|_| RunError::Random);
+    let options = Options {
+        connections_max: config.limits.connections,
+        half_open_max: config.limits.half_open,
+        fragments_max: config.limits.fragments,
+        hash_seed: config.hash_seed,
+        secrets: [secret()?, secret()?, secret()?, secret()?],
+    };
+    let mut engine = Engine::new(options, plane.ports(), BEGIN_MS)?;
+    engine.reload(&config.services, config.timeouts.clone());
+    Ok(engine)
+}
+
+/// Takes over the connections of the balancer before. A file that is no dump is an error: to go on
+/// without would end them all in silence.
+fn restore(config: &Config, engine: &mut Engine) -> Result<(), RunError> {
+    let Some(path) = &config.state else {
+        return Ok(());
+    };
+    let Some(dump) = state::read(path).map_err(failed(path.display().to_string()))? else {
+        return Ok(());
+    };
+    let (restored, left_out) = engine.restore(&dump).map_err(|source| RunError::State {
+        path: path.clone(),
+        source,
+    })?;
+    info!(restored, left_out, "connections of the balancer before");
+    Ok(())
+}
+
+/// Has signals stop or reload: both wake the loop.
+fn signals(stop: &Arc<AtomicBool>, wake: &Arc<OwnedFd>) -> io::Result<Arc<AtomicBool>> {
+    let hup = Arc::new(AtomicBool::new(false));
+    for (signal, flag) in [(SIGINT, stop), (SIGTERM, stop), (SIGHUP, &hup)] {
+        signal_hook::flag::register(signal, Arc::clone(flag))?;
+        signal_hook::low_level::pipe::register(signal, wake.try_clone()?)?;
+    }
+    Ok(hup)
+}
+
+/// Makes the function that reads the configuration again, and starts the checks.
+fn reloader(path: &Path, config: &Config, greet: Greet, tasks: &Tasks) -> Reload {
+    let checks = Mutex::new(Checks::default());
+    let replace = move |config: &Config, tasks: &Tasks| {
+        let mut checks = checks.lock().unwrap_or_else(PoisonError::into_inner);
+        checks.replace(&config.checks, greet, tasks);
+    };
+    replace(config, tasks);
+    let (path, tasks, first) = (path.to_path_buf(), tasks.clone(), config.clone());
+    Arc::new(move || {
+        let new = Config::read(&path).map_err(|error| error.to_string())?;
+        let is_kept = new.plane == first.plane
+            && new.limits == first.limits
+            && new.api == first.api
+            && new.metrics == first.metrics
+            && new.state == first.state
+            && new.dump_every == first.dump_every
+            && new.hash_seed == first.hash_seed
+            && new.via == first.via;
+        if !is_kept {
+            return Err(
+                "plane, limits, api, metrics, state, dump_seconds, hash_seed and via \
+                        change with a restart only"
+                    .into(),
+            );
+        }
+        let (services, timeouts) = (new.services.clone(), new.timeouts.clone());
+        let reloaded = tasks.ask(move |engine| engine.reload(&services, timeouts));
+        reloaded.map_err(|error| error.to_string())?;
+        replace(&new, &tasks);
+        info!(
+            services = new.services.len(),
+            "the configuration is read again"
+        );
+        Ok(())
+    })
+}
+
+/// Tells the engine the hardware addresses of backends, as the kernel learns them.
+fn follow_neighbours(tasks: &Tasks, indexes: &[Option<u32>], via: &[(IpAddr, IpAddr)]) {
+    let mut has_warned = false;
+    loop {
+        match neighbours::read() {
+            Err(error) if !std::mem::replace(&mut has_warned, true) => {
+                warn!(%error, "the kernel's neighbours cannot be read");
+            }
+            Err(_) => {}
+            Ok(found) => tell_neighbours(tasks, indexes, via, &found),
+        }
+        std::thread::sleep(NEIGHBOURS_EVERY);
+    }
+}
+
+fn tell_neighbours(
+    tasks: &Tasks,
+    indexes: &[Option<u32>],
+    via: &[(IpAddr, IpAddr)],
+    found: &HashMap<IpAddr, (u32, [u8; 6])>,
+) {
+    let asked = tasks.ask(|engine| {
+        let backends = engine.backends().map(|one| (one.address.ip(), one.link));
+        backends.collect::<Vec<_>>()
+    });
+    let news = asked
+        .unwrap_or_default()
+        .into_iter()
+        .filter_map(|(address, known)| {
+            let next = via
+                .iter()
+                .find(|one| one.0 == address)
+                .map_or(address, |one| one.1);
+            let (index, mac) = *found.get(&next)?;
+            let port = indexes.iter().position(|one| *one == Some(index))? as u16;
+            let link = Neighbour { port, mac };
+            (known != Some(link)).then_some((address, link))
+        });
+    let news: Vec<_> = news.collect();
+    if !news.is_empty() {
+        tasks.tell(move |engine| {
+            news.iter()
+                .for_each(|(address, link)| engine.set_neighbour(*address, *link));
+        });
+    }
+}
+
+/// The loop that passes frames.
+struct Passing {
+    plane: Box<dyn Plane>,
+    engine: Engine,
+    tasks: Receiver<Task>,
+    wake: OwnedFd,
+    started: Instant,
+}
+
+impl Passing {
+    fn now_ms(&self) -> u64 {
+        BEGIN_MS + self.started.elapsed().as_millis() as u64
+    }
+
+    /// Tells all neighbours that the services' addresses are here.
+    fn announce(&mut self) {
+        let own: Vec<_> = self.engine.own_addresses().collect();
+        for (number, port) in self.plane.ports().iter().enumerate() {
+            let Some(mac) = port.mac else { continue };
+            for address in &own {
+                let IpAddr::V4(address) = address else {
+                    continue;
+                };
+                let frame = crate::engine::Frame {
+                    bytes: announcement(*address, mac),
+                    port: number as u16,
+                    partial: false,
+                };
+                if let Err(error) = self.plane.send(usize::MAX, &frame, number as u16) {
+                    warn!(%error, %address, "not announced");
+                }
+            }
+        }
+    }
+
+    fn pass(
+        &mut self,
+        stop: &AtomicBool,
+        hup: &AtomicBool,
+        reload: &Reload,
+        config: &Config,
+    ) -> io::Result<()> {
+        let (mut frames, mut verdicts) = (Vec::new(), Vec::new());
+        let mut dump_at = config.dump_every.map(|every| Instant::now() + every);
+        while !stop.load(Ordering::Relaxed) {
+            self.wait()?;
+            let mut buffer = [0; 64];
+            while rustix::io::read(&self.wake, &mut buffer).is_ok_and(|count| count > 0) {}
+            while let Ok(task) = self.tasks.try_recv() {
+                task(&mut self.engine);
+            }
+            if hup.swap(false, Ordering::Relaxed) {
+                let reload = Arc::clone(reload);
+                // It asks this loop, so it needs a thread of its own.
+                let reload = move || {
+                    if let Err(why) = reload() {
+                        warn!(why, "the configuration stays as it was");
+                    }
+                };
+                std::thread::Builder::new()
+                    .name("reload".into())
+                    .spawn(reload)?;
+            }
+            for _ in 0..BATCHES_A_TURN {
+                if self.pass_batch(&mut frames, &mut verdicts)? < BATCH {
+                    break;
+                }
+            }
+            self.engine.tick(self.now_ms());
+            if let (Some(at), Some(every), Some(path)) = (dump_at, config.dump_every, &config.state)
+                && Instant::now() >= at
+            {
+                dump_at = Some(Instant::now() + every);
+                if let Err(error) = state::write(path, &self.engine.dump()) {
+                    warn!(%error, "connections are not written down");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for frames, tasks, a signal or the next tick.
+    fn wait(&self) -> io::Result<()> {
+        let wake = self.wake.as_fd();
+        let mut fds: Vec<_> = self
+            .plane
+            .descriptors()
+            .into_iter()
+            .chain([wake])
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
+        let tick = Timespec::try_from(TICK).ok();
+        match poll(&mut fds, tick.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Passes one batch. Returns the number of its frames.
+    fn pass_batch(
+        &mut self,
+        frames: &mut Vec<crate::engine::Frame>,
+        verdicts: &mut Vec<Verdict>,
+    ) -> io::Result<usize> {
+        self.plane.receive(frames, BATCH)?;
+        if frames.is_empty() {
+            return Ok(0);
+        }
+        let now_ms = self.now_ms();
+        self.engine.process(frames, verdicts, now_ms);
+        for (index, (frame, verdict)) in frames.iter().zip(verdicts.iter()).enumerate() {
+            let Verdict::Send(port) = verdict else {
+                continue;
+            };
+            // A frame that cannot be sent is lost, as on any network.
+            if self.plane.send(index, frame, *port).is_err() {
+                self.engine.note_unsent();
+            }
+        }
+        Ok(frames.len())
+    }
+}

@@ -1,0 +1,139 @@
+//! The state of a balancer as a document.
+
+use crate::engine::{Connection, Engine, Forward, Reason, TCP};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// State of a whole balancer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Status {
+    pub connections: usize,
+    pub half_open: usize,
+    pub fragmented: usize,
+    /// Packets and bytes sent on: from clients, from backends.
+    pub packets: [u64; 2],
+    pub bytes: [u64; 2],
+    pub opened: u64,
+    pub expired: u64,
+    pub half_open_evicted: u64,
+    pub icmp_errors: u64,
+    pub fragments: u64,
+    pub answered: u64,
+    pub checksums_completed: u64,
+    /// Dropped frames by reason; reasons without any are left out.
+    pub dropped: BTreeMap<String, u64>,
+    pub services: Vec<ServiceStatus>,
+}
+
+/// State of a service.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ServiceStatus {
+    pub name: String,
+    pub address: String,
+    pub protocol: String,
+    pub forward: Forward,
+    pub opened: u64,
+    pub backends: Vec<BackendStatus>,
+}
+
+/// State of a backend.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct BackendStatus {
+    pub address: String,
+    pub weight: u32,
+    /// Hundredths of its weight that it gets.
+    pub share: u32,
+    pub is_up: bool,
+    pub is_drained: bool,
+    pub is_removed: bool,
+    pub connections: u64,
+    pub opened: u64,
+}
+
+/// One connection.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Flow {
+    pub protocol: String,
+    pub client: String,
+    pub service: String,
+    pub backend: String,
+    pub source: Option<String>,
+    pub phase: String,
+    pub packets: [u64; 2],
+    pub bytes: [u64; 2],
+}
+
+fn protocol(number: u8) -> String {
+    if number == TCP {
+        "tcp".into()
+    } else {
+        "udp".into()
+    }
+}
+
+impl Status {
+    pub(super) fn of(engine: &Engine) -> Status {
+        let counts = engine.counts();
+        let (connections, half_open, fragmented) = engine.sizes();
+        let dropped = Reason::ALL
+            .iter()
+            .map(|one| (one.label().into(), counts.drops.of(*one)));
+        Status {
+            connections,
+            half_open,
+            fragmented,
+            packets: counts.packets,
+            bytes: counts.bytes,
+            opened: counts.opened,
+            expired: counts.expired,
+            half_open_evicted: counts.half_open_evicted,
+            icmp_errors: counts.icmp_errors,
+            fragments: counts.fragments,
+            answered: counts.answered,
+            checksums_completed: counts.checksums_completed,
+            dropped: dropped.filter(|(_, count)| *count > 0).collect(),
+            services: services(engine),
+        }
+    }
+}
+
+fn services(engine: &Engine) -> Vec<ServiceStatus> {
+    let backends_of = |service: u32| {
+        let backends = engine.backends().filter(move |one| one.service == service);
+        let status = |one: &crate::engine::Backend| BackendStatus {
+            address: one.address.to_string(),
+            weight: one.weight,
+            share: one.share,
+            is_up: one.is_up,
+            is_drained: one.is_drained,
+            is_removed: one.is_removed,
+            connections: one.connections,
+            opened: one.opened,
+        };
+        backends.map(status).collect()
+    };
+    let status = |(id, rule, opened): (u32, &crate::engine::ServiceRule, u64)| ServiceStatus {
+        name: rule.name.clone(),
+        address: rule.address.to_string(),
+        protocol: protocol(rule.protocol),
+        forward: rule.forward,
+        opened,
+        backends: backends_of(id),
+    };
+    engine.services().map(status).collect()
+}
+
+impl Flow {
+    pub(super) fn of(connection: &Connection) -> Flow {
+        Flow {
+            protocol: protocol(connection.protocol),
+            client: connection.client.to_string(),
+            service: connection.vip.to_string(),
+            backend: connection.target.to_string(),
+            source: connection.source.map(|source| source.to_string()),
+            phase: connection.phase.label().into(),
+            packets: connection.packets,
+            bytes: connection.bytes,
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Ways of frames into the engine and out of it.
+
+mod packet;
+mod sys;
+mod tun;
+
+pub use packet::PacketPlane;
+pub use tun::TunPlane;
+
+use crate::engine::{Frame, Port};
+use std::io;
+use std::os::fd::BorrowedFd;
+
+/// Longest frame, an Ethernet header and 64 KiB: virtual devices pass many segments as one.
+const FRAME_BYTES_MAX: usize = 65_535 + 14;
+/// Length of the header before each frame that says what the device has yet to do.
+const OFFLOAD_BYTES: usize = 10;
+const NEEDS_CHECKSUM: u8 = 1;
+
+/// Passes frames between the engine and the kernel.
+pub trait Plane: Send {
+    /// Names of the interfaces, in the order of the ports' numbers.
+    fn interfaces(&self) -> Vec<String>;
+
+    /// Ports of the engine: one for each interface.
+    fn ports(&self) -> Vec<Port>;
+
+    /// Index of the kernel's for a port.
+    fn index(&self, port: usize) -> Option<u32>;
+
+    /// Descriptors that are readable when frames have come.
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
+
+    /// Replaces `frames` by those that have come, at most `max`.
+    fn receive(&mut self, frames: &mut Vec<Frame>, max: usize) -> io::Result<()>;
+
+    /// Sends the frame that came as number `index` of the last batch, out at `port`.
+    fn send(&mut self, index: usize, frame: &Frame, port: u16) -> io::Result<()>;
+}
+
+/// Why no data plane can be had.
+#[derive(Debug, thiserror::Error)]
+pub enum PlaneError {
+    #[error("interface {interface}: {step}: {source}")]
+    System {
+        interface: String,
+        step: &'static str,
+        source: io::Error,
+    },
+    #[error("interface {0} is not Ethernet")]
+    NotEthernet(String),
+}
+
+/// The header before a frame: checksum and segments that are left to the device.
+#[derive(Clone, Copy, Debug, Default)]
+struct Offload([u8; OFFLOAD_BYTES]);
+
+impl Offload {
+    fn is_partial(&self) -> bool {
+        self.0[0] & NEEDS_CHECKSUM != 0
+    }
+
+    /// The header of the frame once it has passed the engine.
+    fn after(&self, frame: &Frame) -> [u8; OFFLOAD_BYTES] {
+        let mut header = self.0;
+        header[0] &= NEEDS_CHECKSUM;
+        if !frame.partial {
+            header[0] = 0;
+        }
+        header
+    }
+}
+
+/// Reads frames with their headers from a device or socket.
+struct Reader {
+    buffer: Vec<u8>,
+}
+
+impl Reader {
+    fn new() -> Reader {
+        Reader {
+            buffer: vec![0; FRAME_BYTES_MAX + OFFLOAD_BYTES],
+        }
+    }
+
+    /// Reads one frame; `None` if none has come.
+    fn read(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        port: u16,
+        frame: &mut Frame,
+    ) -> io::Result<Option<Offload>> {
+        let count = match rustix::io::read(fd, &mut self.buffer[..]) {
+            Ok(count) => count,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let mut offload = Offload::default();
+        let (header, bytes) = self.buffer[..count].split_at(OFFLOAD_BYTES.min(count));
+        if header.len() == OFFLOAD_BYTES {
+            offload.0.copy_from_slice(header);
+        }
+        frame.bytes.clear();
+        frame.bytes.extend_from_slice(bytes);
+        frame.port = port;
+        frame.partial = offload.is_partial();
+        Ok(Some(offload))
+    }
+}
+
+/// Writes a frame after its header.
+fn write(fd: BorrowedFd<'_>, offload: &Offload, frame: &Frame) -> io::Result<()> {
+    let header = offload.after(frame);
+    let parts = [io::IoSlice::new(&header), io::IoSlice::new(&frame.bytes)];
+    rustix::io::writev(fd, &parts)?;
+    Ok(())
+}
+
+/// Fills `frames` from several descriptors in turn, and notes each one's header.
+fn receive_in_turn(
+    reader: &mut Reader,
+    descriptors: &[BorrowedFd<'_>],
+    offloads: &mut Vec<Offload>,
+    frames: &mut Vec<Frame>,
+    max: usize,
+) -> io::Result<()> {
+    offloads.clear();
+    // Frames keep their memory from batch to batch.
+    let mut spare = std::mem::take(frames);
+    for (port, fd) in descriptors.iter().enumerate() {
+        while frames.len() < max {
+            let mut frame = spare.pop().unwrap_or_default();
+            match reader.read(*fd, port as u16, &mut frame)? {
+                Some(offload) => {
+                    offloads.push(offload);
+                    frames.push(frame);
+                }
+                None => {
+                    spare.push(frame);
+                    break;
+                }
+            }
+        }
+    }
+    Ok(())
+}

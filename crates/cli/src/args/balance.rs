@@ -1,0 +1,91 @@
+//! Arguments of `outboard balance`.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use clap::Subcommand;
+
+/// Give connections to one address to several servers, and keep each where it is
+#[derive(Debug, Subcommand)]
+#[command(after_help = "\
+Examples:
+  outboard balance check balance.toml                is the file right?
+  outboard balance run balance.toml
+  outboard balance status                            services, backends, connections, drops by reason
+  outboard balance drain 203.0.113.1:4833            no new clients; those that are there stay
+  outboard balance drain 203.0.113.1:4833 --end
+  outboard balance explain --pcap capture.pcap       where its frames would go now, and why
+  outboard balance reload                            read the file again, as SIGHUP does
+
+docs/balance.md describes the file.")]
+pub(crate) enum BalanceCommand {
+    /// Pass packets until Ctrl-C
+    Run {
+        /// Configuration file
+        #[arg(value_name = "FILE")]
+        config: PathBuf,
+        #[command(flatten)]
+        api: ApiArgs,
+    },
+    /// Check a configuration file
+    Check {
+        #[arg(value_name = "FILE")]
+        config: PathBuf,
+    },
+    /// Show services, backends, connections and dropped frames
+    Status {
+        #[command(flatten)]
+        api: ApiArgs,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Give a backend no new clients
+    Drain {
+        #[arg(value_name = "ADDRESS:PORT")]
+        backend: SocketAddr,
+        /// Give it new clients again
+        #[arg(long)]
+        end: bool,
+        #[command(flatten)]
+        api: ApiArgs,
+    },
+    /// Show connections
+    Flows {
+        #[command(flatten)]
+        api: ApiArgs,
+        /// Number of connections at most
+        #[arg(long, default_value_t = 1000, value_name = "COUNT")]
+        limit: usize,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Say where a frame would go now, and why
+    Explain {
+        /// The frame's bytes in hexadecimal, from its Ethernet header on, or from its IP header on
+        /// with a TUN device
+        #[arg(value_name = "PACKET", required_unless_present = "pcap")]
+        packet: Option<String>,
+        /// A capture whose frames are explained
+        #[arg(long, value_name = "FILE", conflicts_with = "packet")]
+        pcap: Option<PathBuf>,
+        /// Number of the interface where it comes in, by the file's order
+        #[arg(long, default_value_t = 0, value_name = "NUMBER")]
+        port: u16,
+        #[command(flatten)]
+        api: ApiArgs,
+    },
+    /// Have the configuration file read again: whole, or not at all
+    Reload {
+        #[command(flatten)]
+        api: ApiArgs,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ApiArgs {
+    /// The balancer's socket for commands [default: $XDG_RUNTIME_DIR/outboard-balance.sock, or
+    /// /run/outboard-balance.sock without XDG_RUNTIME_DIR; the file's `api` for run]
+    #[arg(long, value_name = "PATH", env = "OUTBOARD_BALANCE_API")]
+    pub(crate) api: Option<PathBuf>,
+}

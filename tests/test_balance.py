@@ -1,0 +1,362 @@
+"""The balancer between real hosts: network namespaces with no way out, made without root."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import OUTBOARD, TEST_PROGRAMS, start_server
+
+VIP, SOURCE, BALANCER = "192.0.2.10", "192.0.2.20", "192.0.2.5"
+SERVERS = ["192.0.2.11", "192.0.2.12"]
+CLIENTS = ["192.0.2.101", "192.0.2.102"]
+PORT = 4833
+ECHO_PORT = 7000
+TRANSFERS = 1000
+WAIT_S_MAX = 20
+DEVICE_UNAVAILABLE = 46
+
+has_tools = all(shutil.which(name) for name in ["ip", "unshare", "nsenter"])
+can_unshare = has_tools and subprocess.run(["unshare", "-Urn", "true"], capture_output=True).returncode == 0
+pytestmark = pytest.mark.skipif(not can_unshare, reason="needs ip, nsenter and user namespaces")
+
+
+class Net:
+    """Hosts in namespaces of their own, on one switch."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self.stack = stack
+        self.hosts: dict[str, int] = {}
+        self.switch = self.hold("unshare", "-Urn")
+
+    def hold(self, *command: str) -> int:
+        """Starts a process that keeps a namespace, and returns its number."""
+        process = subprocess.Popen([*command, "sh", "-c", "echo ready; exec sleep 1000"], stdout=subprocess.PIPE)
+        self.stack.callback(process.wait)
+        self.stack.callback(process.kill)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        return process.pid
+
+    def inside(self, pid: int) -> list[str]:
+        return ["nsenter", "-t", str(pid), "-U", "-n", "--preserve-credentials", "--"]
+
+    def at(self, host: str) -> list[str]:
+        """Returns the beginning of a command at a host."""
+        return self.inside(self.hosts[host])
+
+    def sh(self, pid: int, script: str) -> None:
+        done = subprocess.run([*self.inside(pid), "sh", "-ec", script], capture_output=True, text=True)
+        assert done.returncode == 0, f"{script}\n{done.stderr}"
+
+    def add(self, host: str) -> None:
+        join = ["nsenter", "-t", str(self.switch), "-U", "--preserve-credentials", "--", "unshare", "-n"]
+        pid = self.hosts[host] = self.hold(*join)
+        number = len(self.hosts)
+        if number == 1:
+            self.sh(self.switch, "ip link add br0 type bridge forward_delay 0; ip link set br0 up")
+        self.sh(
+            self.switch,
+            f"ip link add v{number} type veth peer name eth0 netns {pid}; ip link set v{number} master br0 up",
+        )
+        self.sh(pid, f"ip link set lo up; ip addr add {host}/24 dev eth0; ip link set eth0 up")
+
+    def start(self, host: str, *command: str | Path, **options: Any) -> subprocess.Popen[str]:
+        """Starts a program at a host, which ends with the test."""
+        process = subprocess.Popen([*self.at(host), *map(str, command)], text=True, **options)
+        self.stack.callback(process.wait)
+        self.stack.callback(process.kill)
+        return process
+
+
+class Balancer:
+    """`outboard balance run` at its host."""
+
+    def __init__(self, net: Net, folder: Path, config: str, before: str = "") -> None:
+        self.net, self.folder = net, folder
+        self.file, self.api, self.log = folder / "balance.toml", folder / "balance.sock", folder / "balance.log"
+        self.head = f'api = "{self.api}"\nstate = "{folder}/state"\n{before}'
+        self.write(config)
+        self.start()
+
+    def write(self, config: str) -> None:
+        self.file.write_text(self.head + config)
+
+    def start(self) -> None:
+        command = [OUTBOARD, "balance", "run", self.file]
+        self.process = self.net.start(BALANCER, *command, stdout=subprocess.PIPE, stderr=self.log.open("a"))
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().startswith("balancing on"), self.log.read_text()
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(WAIT_S_MAX) == 0, self.log.read_text()
+
+    def command(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [OUTBOARD, "balance", *arguments, "--api", self.api], capture_output=True, text=True, timeout=WAIT_S_MAX
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def status(self) -> dict[str, Any]:
+        status: dict[str, Any] = json.loads(self.command("status", "--json"))
+        return status
+
+    def backends(self, service: int = 0) -> dict[str, dict[str, Any]]:
+        return {one["address"]: one for one in self.status()["services"][service]["backends"]}
+
+    def until(self, what: str, holds: Any) -> None:
+        end = time.monotonic() + WAIT_S_MAX
+        while not holds():
+            assert time.monotonic() < end, f"{what}: {self.status()}\n{self.log.read_text()}"
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def net() -> Iterator[Net]:
+    with contextlib.ExitStack() as stack:
+        net = Net(stack)
+        for host in [BALANCER, *SERVERS, *CLIENTS]:
+            net.add(host)
+        yield net
+
+
+def service(name: str, port: int, rest: str, backends: list[str] = SERVERS) -> str:
+    addresses = ", ".join(f'{{ address = "{one}:{port}" }}' for one in backends)
+    return (
+        f'[[service]]\nname = "{name}"\naddress = "{VIP}:{port}"\nforward = "full-nat"\nsources = ["{SOURCE}"]\n'
+        f"{rest}\nbackend = [{addresses}]\n"
+    )
+
+
+PLANE = '[plane]\ninterfaces = ["eth0"]\n'
+
+
+class Program:
+    """A program that uses a GPU by the balancer's address."""
+
+    def __init__(self, net: Net, client: str) -> None:
+        command = [OUTBOARD, "run", "--gpu", f"tcp://{VIP}:{PORT}", "--", sys.executable, TEST_PROGRAMS / "balanced.py"]
+        environment = {**os.environ, "OUTBOARD_DATA_CONNECTIONS": "2"}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.process = net.start(client, *command, env=environment, **pipes)
+        self.expect("ready")
+
+    def expect(self, line: str) -> None:
+        assert self.process.stdout is not None and self.process.stderr is not None
+        got = self.process.stdout.readline().strip()
+        assert got == line, f"{got!r}\n{'' if got else self.process.stderr.read()}"
+
+    def copy(self, result: str = "right") -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("copy\n")
+        self.process.stdin.flush()
+        self.expect(result)
+
+    def end(self) -> None:
+        self.process.communicate()
+        assert self.process.returncode == 0
+
+
+def test_programs_are_balanced_drained_and_survive_a_server(net: Net, tmp_path: Path) -> None:
+    """Programs stay with a server that is drained until they end; one whose server is killed gets an error, and the
+    next goes elsewhere. Their data connections go to the server of their session."""
+    servers = {}
+    for host in SERVERS:
+        folder = tmp_path / host
+        folder.mkdir()
+        options = ["--insecure", "--listen", f"tcp://{host}:{PORT}"]
+        os.environ["OUTBOARD_DATA_CONNECTIONS"] = "2"
+        try:
+            # A process group of its own, so that all of a server's processes can be killed.
+            server = start_server(folder, *options, before=["setsid", *net.at(host)])
+        finally:
+            del os.environ["OUTBOARD_DATA_CONNECTIONS"]
+        servers[f"{host}:{PORT}"] = server
+        net.stack.callback(server.process.wait)
+        net.stack.callback(kill_group, server.process.pid)
+    check = 'affinity = true\ncheck = { kind = "outboard", interval_ms = 200, rise = 1, fall = 2 }'
+    balancer = Balancer(net, tmp_path, PLANE + service("gpu", PORT, check))
+    balancer.until("both are up", lambda: all(one["is_up"] for one in balancer.backends().values()))
+
+    def used() -> set[str]:
+        return {address for address, one in balancer.backends().items() if one["connections"]}
+
+    first = Program(net, CLIENTS[0])
+    first.copy()
+    (home,) = used()
+    (other,) = servers.keys() - {home}
+    flows = json.loads(balancer.command("flows", "--json"))
+    established = [one for one in flows if one["phase"] == "established"]
+    assert len(established) >= 3, "a session and its data connections"
+    assert {one["backend"] for one in established} == {home}
+
+    balancer.command("drain", home)
+    first.copy()
+    second = Program(net, CLIENTS[1])
+    second.copy()
+    assert used() == {home, other}, "a new client goes elsewhere, the old one stays"
+    first.copy()
+    first.end()
+    second.end()
+    balancer.command("drain", home, "--end")
+
+    third = Program(net, CLIENTS[0])
+    third.copy()
+    kill_group(servers[home].process.pid)
+    third.copy(f"failed {DEVICE_UNAVAILABLE}")
+    third.process.communicate()
+    balancer.until("the killed one is down", lambda: not balancer.backends()[home]["is_up"])
+    fourth = Program(net, CLIENTS[0])
+    fourth.copy()
+    assert other in used()
+    fourth.end()
+    balancer.stop()
+
+
+def kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def test_no_transfer_breaks_while_backends_and_the_balancer_come_and_go(net: Net, tmp_path: Path) -> None:
+    """1,000 transfers, beside a flood of SYNs: backends are drained, removed and added, and the balancer starts again
+    twice. Nothing breaks, and no byte is wrong."""
+    echo = [sys.executable, TEST_PROGRAMS / "transfers.py"]
+    for host in SERVERS:
+        server = net.start(host, *echo, "serve", host, str(ECHO_PORT), stdout=subprocess.PIPE)
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+    check = 'check = { kind = "tcp", interval_ms = 200, fall = 5 }'
+    limits = "[limits]\nhalf_open = 4000\n"
+    whole = PLANE + limits + service("echo", ECHO_PORT, check)
+    balancer = Balancer(net, tmp_path, whole)
+    warm_up(net, balancer)
+    transfers = net.start(CLIENTS[0], *echo, "transfer", VIP, str(ECHO_PORT), str(TRANSFERS), stdout=subprocess.PIPE)
+    flood = net.start(CLIENTS[1], *echo, "flood", VIP, str(ECHO_PORT), "4", stdout=subprocess.PIPE)
+    time.sleep(0.5)
+    drained = f"{SERVERS[0]}:{ECHO_PORT}"
+    balancer.command("drain", drained)
+    time.sleep(0.5)
+    balancer.command("drain", drained, "--end")
+    balancer.stop()
+    balancer.start()
+    balancer.write(PLANE + limits + service("echo", ECHO_PORT, check, SERVERS[:1]))
+    balancer.command("reload")
+    time.sleep(0.5)
+    assert balancer.backends()[f"{SERVERS[1]}:{ECHO_PORT}"]["is_removed"], "it still has connections"
+    balancer.write(whole)
+    balancer.process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    balancer.stop()
+    balancer.start()
+    out, _ = transfers.communicate(timeout=60)
+    report = json.loads(out)
+    assert report["results"] == {"right": TRANSFERS}, f"{report}\n{balancer.status()}"
+    assert set(report["servers"]) == set(SERVERS)
+    sent, _ = flood.communicate(timeout=60)
+    assert int(sent) > 4000, "more than there is room for"
+    status = balancer.status()
+    assert status["half_open"] <= 4000
+    balancer.stop()
+
+
+def warm_up(net: Net, balancer: Balancer) -> None:
+    """Waits until the balancer knows its neighbours: one transfer succeeds."""
+    command = [sys.executable, TEST_PROGRAMS / "transfers.py", "transfer", VIP, str(ECHO_PORT), "1"]
+    out, _ = net.start(CLIENTS[0], *command, stdout=subprocess.PIPE).communicate(timeout=60)
+    assert json.loads(out)["results"] == {"right": 1}, f"{out}\n{balancer.status()}\n{balancer.log.read_text()}"
+
+
+def test_a_tun_device_balances_what_the_kernel_routes_to_it(net: Net, tmp_path: Path) -> None:
+    echo = [sys.executable, TEST_PROGRAMS / "transfers.py"]
+    for host in SERVERS:
+        server = net.start(host, *echo, "serve", host, str(ECHO_PORT), stdout=subprocess.PIPE)
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+    metrics = 'metrics = "127.0.0.1:9185"\n'
+    balancer = Balancer(
+        net, tmp_path, metrics + '[plane]\nkind = "tun"\ninterfaces = ["lb0"]\n' + service("echo", ECHO_PORT, "")
+    )
+    routes = f"ip route add {VIP} dev lb0; ip route add {SOURCE} dev lb0; echo 1 > /proc/sys/net/ipv4/ip_forward"
+    net.sh(net.hosts[BALANCER], f"{routes}; echo 1 > /proc/sys/net/ipv4/conf/eth0/proxy_arp")
+    for host in SERVERS + CLIENTS:
+        net.sh(net.hosts[host], f"ip route add {VIP} via {BALANCER}; ip route add {SOURCE} via {BALANCER}")
+    command = [*echo, "transfer", VIP, str(ECHO_PORT), "50"]
+    out, _ = net.start(CLIENTS[0], *command, stdout=subprocess.PIPE).communicate(timeout=60)
+    report = json.loads(out)
+    assert report["results"] == {"right": 50}, f"{report}\n{balancer.status()}"
+    assert set(report["servers"]) == set(SERVERS)
+    assert subprocess.run([*net.at(CLIENTS[0]), "ping", "-c1", "-W2", VIP], capture_output=True).returncode in (0, 127)
+    exposition = net.start(BALANCER, "curl", "-s", "http://127.0.0.1:9185/metrics", stdout=subprocess.PIPE)
+    text, _ = exposition.communicate()
+    assert "outboard_balance_opened_total 50\n" in text
+    assert f'outboard_balance_backend_up{{service="echo",backend="{SERVERS[0]}:{ECHO_PORT}"}} 1\n' in text
+    explained = balancer.command("explain", "45 00 00 28 00 07 00 00 40 06 00 00 c0 00 02 65 c0 00 02 0a")
+    assert "(length)" in explained
+    balancer.stop()
+
+
+@pytest.mark.parametrize(
+    ("config", "text", "code"),
+    [
+        (PLANE + "surprise = 1", "surprise", 2),
+        (PLANE + service("a", 1, "", [VIP]), f"its address {VIP} is a backend's, too", 2),
+        (PLANE + service("a", 1, "", []), "0 backends", 2),
+        (PLANE + service("a", 1, "") + service("b", 1, ""), "belongs to another service already", 2),
+        ('[plane]\nkind = "xdp"\ninterfaces = ["eth0"]\n', "unknown variant `xdp`", 2),
+        ('[plane]\ninterfaces = ["eth7"]\n' + service("a", 1, ""), "interface eth7: finding it", 0),
+        ('[plane]\ninterfaces = ["lo"]\n' + service("a", 1, ""), "interface lo is not Ethernet", 0),
+    ],
+)
+def test_what_cannot_run_says_why(net: Net, tmp_path: Path, config: str, text: str, code: int) -> None:
+    """`code` is that of `outboard balance check`, which looks at the file alone."""
+    file = tmp_path / "balance.toml"
+    file.write_text(config)
+    checked = subprocess.run([OUTBOARD, "balance", "check", file], capture_output=True, text=True)
+    assert checked.returncode == code
+    command = [*net.at(BALANCER), OUTBOARD, "balance", "run", file, "--api", tmp_path / "api"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX)
+    assert run.returncode == 1
+    assert text in (checked.stderr if code else "") + run.stderr
+    assert text in run.stderr
+    assert not (tmp_path / "api").exists()
+
+
+def test_a_restart_refuses_what_is_wrong_and_changes_nothing(net: Net, tmp_path: Path) -> None:
+    good = PLANE + service("echo", ECHO_PORT, "")
+    balancer = Balancer(net, tmp_path, good)
+    before = balancer.status()["services"]
+    balancer.write(good.replace("full-nat", "fool-nat"))
+    refused = subprocess.run(
+        [OUTBOARD, "balance", "reload", "--api", balancer.api], capture_output=True, text=True, timeout=WAIT_S_MAX
+    )
+    assert refused.returncode == 1
+    assert "fool-nat" in refused.stderr
+    assert balancer.status()["services"] == before
+    # A second one at the same socket is refused; one that was killed leaves a socket that is taken over.
+    balancer.write(good)
+    command = [*net.at(BALANCER), OUTBOARD, "balance", "run", balancer.file]
+    second = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX)
+    assert second.returncode == 1
+    assert "balance.sock" in second.stderr
+    balancer.process.kill()
+    balancer.process.wait()
+    balancer.start()
+    balancer.stop()
+    (tmp_path / "state").write_bytes((tmp_path / "state").read_bytes()[:-1])
+    damaged = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX)
+    assert damaged.returncode == 1
+    assert "the dump is cut or changed" in damaged.stderr
