@@ -12,12 +12,14 @@ use std::{
 use anyhow::Context;
 use clap::ValueEnum as _;
 use outboard_link::{Endpoint, Host, Listener};
-use outboard_server::{Access, DeviceKind, DeviceOptions, ServeOptions, Supervisor, run_worker};
+use outboard_server::{
+    Access, DeviceKind, DeviceOptions, Sandbox, ServeOptions, Supervisor, run_worker,
+};
 use outboard_soft::{MEMORY_BYTES_MAX, Watch};
 use outboard_trust::{Fingerprint, Identity, Store, is_authorized};
 
 use crate::{
-    args::{CacheArgs, DeviceArg, LogFormat, ServeArgs, TrustArgs, WorkerArgs},
+    args::{CacheArgs, DeviceArg, LogFormat, SandboxArg, ServeArgs, TrustArgs, WorkerArgs},
     keygen, libraries, token,
 };
 
@@ -66,13 +68,67 @@ fn options(
     let listen = match args.listen.is_empty() {
         true if !opened.is_empty() => Vec::new(),
         true => vec![default_endpoint()?],
-        false => args.listen,
+        false => args.listen.clone(),
     };
     let listen = encrypted(listen, args.trust.tls, key.as_ref())?;
     let opened = opened.iter().map(Listener::endpoint);
-    check_networks(listen.iter().chain(opened), &args.trust, key.is_some())?;
+    check_networks(
+        listen.iter().chain(opened.clone()),
+        &args.trust,
+        key.is_some(),
+    )?;
     let kind = choose_device(args.device)?;
+    check_device(&args, kind)?;
     let watch = args.watch;
+    let shares = args.shares.shares();
+    let all = listen.iter().chain(opened.clone());
+    let has_rdma = all
+        .into_iter()
+        .any(|at| matches!(at, Endpoint::Rdma { .. }));
+    if let Some(folder) = &args.cache.cache {
+        check_cache(folder).with_context(|| format!("--cache: {}", folder.display()))?;
+    }
+    let cache = cache_folder(args.cache);
+    let sandbox = is_confined(args.trust.sandbox, kind);
+    let sandbox = sandbox.then(|| Sandbox::new(kind, has_rdma, cache.as_deref()));
+    Ok(ServeOptions {
+        listen,
+        sessions_max: args.sessions_max.into(),
+        spares: args.spare.into(),
+        device: DeviceOptions {
+            kind,
+            memory_bytes: args.memory,
+            threads: args.threads.map(Into::into),
+            devices: args.devices.unwrap_or(1).into(),
+            capability: args.capability.unwrap_or_default(),
+            watch: Watch {
+                checks: watch.check.unwrap_or_default(),
+                fail: watch.check_fail,
+                seed: watch.seed,
+            },
+        },
+        access: access(args.trust, key)?,
+        cache,
+        sandbox,
+        host_memory_bytes: args.shares.host_memory.unwrap_or_else(host_memory_default),
+        shares,
+        metrics: args.seeing.metrics,
+        audit: args.seeing.audit,
+        worker_args: worker_args(log_format),
+    })
+}
+
+fn is_confined(asked: SandboxArg, kind: DeviceKind) -> bool {
+    match asked {
+        SandboxArg::Auto => kind == DeviceKind::Soft,
+        SandboxArg::On => true,
+        SandboxArg::Off => false,
+    }
+}
+
+/// Refuses options that do not fit the device, or that serve no program.
+fn check_device(args: &ServeArgs, kind: DeviceKind) -> anyhow::Result<()> {
+    let watch = &args.watch;
     anyhow::ensure!(
         kind == DeviceKind::Soft || watch.check.is_none() && watch.seed.is_none(),
         "--check and --seed are the soft device's: add --device soft"
@@ -98,34 +154,7 @@ fn options(
         "--host-memory: no program can be served with less than {} MiB",
         HOST_MEMORY_BYTES_MIN >> 20
     );
-    let shares = args.shares.shares();
-    if let Some(folder) = &args.cache.cache {
-        check_cache(folder).with_context(|| format!("--cache: {}", folder.display()))?;
-    }
-    Ok(ServeOptions {
-        listen,
-        sessions_max: args.sessions_max.into(),
-        spares: args.spare.into(),
-        device: DeviceOptions {
-            kind,
-            memory_bytes: args.memory,
-            threads: args.threads.map(Into::into),
-            devices: args.devices.unwrap_or(1).into(),
-            capability: args.capability.unwrap_or_default(),
-            watch: Watch {
-                checks: watch.check.unwrap_or_default(),
-                fail: watch.check_fail,
-                seed: watch.seed,
-            },
-        },
-        access: access(args.trust, key)?,
-        cache: cache_folder(args.cache),
-        host_memory_bytes: args.shares.host_memory.unwrap_or_else(host_memory_default),
-        shares,
-        metrics: args.seeing.metrics,
-        audit: args.seeing.audit,
-        worker_args: worker_args(log_format),
-    })
+    Ok(())
 }
 
 /// Returns the settings as --check-config shows them.
@@ -136,6 +165,12 @@ fn described(options: &ServeOptions, opened: &[Listener]) -> String {
         .chain(opened.iter().map(Listener::endpoint));
     let mut lines: Vec<_> = listen.map(|at| format!("listen at {at}")).collect();
     lines.push(format!("device {}", options.device.kind.name()));
+    let sandbox = if options.sandbox.is_some() {
+        "on"
+    } else {
+        "off"
+    };
+    lines.push(format!("sandbox {sandbox}"));
     lines.push(format!(
         "{} sessions, {} spares",
         options.sessions_max, options.spares

@@ -39,6 +39,12 @@ impl Access {
         }
     }
 
+    /// Returns the files that workers read for each client.
+    pub(super) fn files(&self) -> Vec<PathBuf> {
+        let files = [&self.tokens, &self.key, &self.authorized];
+        files.into_iter().flatten().cloned().collect()
+    }
+
     /// Returns the files for an encrypted connection, if clients of this address need one.
     pub(super) fn tls_for(&self, endpoint: &Endpoint) -> Option<TlsTerms> {
         let bytes = |path: &PathBuf| path.as_os_str().as_bytes().to_vec();

@@ -12,7 +12,7 @@ use outboard_wire::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{devices::DeviceOptions, shares::Place};
+use super::{devices::DeviceOptions, sandbox::Sandbox, shares::Place};
 
 /// Text for a further connection whose session is not here, or wants none.
 pub(super) const NOT_AWAITED: &str = "no session of it awaits a further connection with this key";
@@ -73,6 +73,8 @@ pub(super) struct TlsTerms {
 /// A message from the supervisor to a worker.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Order {
+    /// Enter this sandbox. Comes first, and the next order at once.
+    Confine(Sandbox),
     /// Read the hello of a new client. Brings its socket.
     Greet { session: u64, terms: Terms },
     /// Open the device, and wait for a client whose hello another worker has read.
@@ -268,6 +270,9 @@ mod tests {
         bytes(&mut out, "TakeOver", &take_over);
         bytes(&mut out, "Refuse", &Order::Refuse("full".into()));
         bytes(&mut out, "Leave", &Order::Leave);
+        let sandbox = Sandbox::new(DeviceKind::Soft, true, Some("/cache".as_ref()));
+        let sandbox = sandbox.with_secrets(&["/tokens".into()]);
+        bytes(&mut out, "Confine", &Order::Confine(sandbox));
         bytes(
             &mut out,
             "DataConnection",

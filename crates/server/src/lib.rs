@@ -15,6 +15,7 @@
 //! - `supervisor`: accepts clients, and gives each a worker process.
 //! - `worker`: serves one client, by the supervisor's orders.
 //! - `devices`: the choice of the device.
+//! - `sandbox`: what a worker may do, besides what its open descriptors allow.
 //! - `shares`: what each tenant may use, and all of them together.
 //! - `view`: what the server sees of itself, from the workers' reports (`usage`); asked for by
 //!   `outboard top` (`status`), exported as `metrics` (`exporter`), kept in a file (`audit`).
@@ -31,6 +32,7 @@ mod keeper;
 pub mod limits;
 pub mod metrics;
 mod reporter;
+mod sandbox;
 mod sealed;
 mod shares;
 mod signals;
@@ -45,6 +47,7 @@ mod worker;
 pub use access::Access;
 pub use devices::{DeviceKind, DeviceOptions};
 pub use inherit::opened_sockets;
+pub use sandbox::{Available, Sandbox, available as sandbox_available};
 pub use shares::{Limit, Limits, NoTenant, Shares, Unit, Whose};
 pub use supervisor::{ServeError, ServeOptions, Supervisor};
 pub use worker::run_worker;

@@ -58,6 +58,7 @@ use crate::{
     devices::DeviceOptions,
     exporter::Exporter,
     inherit, limits,
+    sandbox::Sandbox,
     shares::{Place, Shares, Tenants, tenant},
     signals::Signals,
     spares::Spares,
@@ -84,6 +85,8 @@ pub struct ServeOptions {
     /// This machine's memory that a worker may use for its client, device memory apart.
     pub host_memory_bytes: u64,
     pub shares: Shares,
+    /// The rights of workers; None leaves them those of the server's user.
+    pub sandbox: Option<Sandbox>,
     /// Arguments with which this executable becomes a worker. The number of the worker's socket is
     /// appended.
     pub worker_args: Vec<OsString>,
@@ -894,7 +897,17 @@ fn start_worker(
     let mut command = inherit::this_executable();
     command.args(&options.worker_args);
     let mut child = inherit::pass(&mut command, "--control", theirs)?;
-    match control.send(order, socket.as_slice()) {
+    let confined = match &options.sandbox {
+        None => Ok(()),
+        Some(sandbox) => {
+            let sandbox = match order {
+                Order::Greet { .. } => sandbox.with_secrets(&options.access.files()),
+                _ => sandbox.clone(),
+            };
+            control.send(&Order::Confine(sandbox), &[])
+        }
+    };
+    match confined.and_then(|()| control.send(order, socket.as_slice())) {
         Ok(()) => Ok((child, control)),
         Err(error) => {
             // It has opened nothing yet, so it ends at once.

@@ -35,6 +35,7 @@ use super::{
     keeper::Keeper,
     limits,
     reporter::Reporter,
+    sandbox::Sandbox,
     sealed, status, tokens,
     usage::UsageReports,
 };
@@ -58,10 +59,17 @@ const WRONG_LINK: [&str; 2] = [
 /// the server; a client's misbehaviour is only logged.
 pub fn run_worker(control: RawFd) -> io::Result<()> {
     let control = Control::of_worker(inherit::take(control)?);
-    match control.receive()? {
+    let mut order = control.receive()?;
+    let mut sandbox = None;
+    if let Some((Order::Confine(confined), _)) = order {
+        confined.enter()?;
+        sandbox = Some(confined);
+        order = control.receive()?;
+    }
+    match order {
         Some((Order::Greet { session, terms }, fds)) => {
             let _span = info_span!("session", id = session).entered();
-            greet(control, &terms, one(fds)?)
+            greet(control, &terms, sandbox.as_ref(), one(fds)?)
         }
         Some((Order::Prepare(device), _)) => wait_as_spare(control, &device),
         Some((Order::Export, fds)) => {
@@ -76,7 +84,12 @@ pub fn run_worker(control: RawFd) -> io::Result<()> {
 
 /// Reads the hello of a new client before any device is opened. Serves the client if the supervisor
 /// says so.
-fn greet(control: Control, terms: &Terms, socket: OwnedFd) -> io::Result<()> {
+fn greet(
+    control: Control,
+    terms: &Terms,
+    sandbox: Option<&Sandbox>,
+    socket: OwnedFd,
+) -> io::Result<()> {
     name(NAME_WORKER);
     let mut stream = stream_of(socket, &terms.transport)?;
     let peer = peer(&stream);
@@ -114,6 +127,9 @@ fn greet(control: Control, terms: &Terms, socket: OwnedFd) -> io::Result<()> {
     };
     match ask_supervisor(&control, hello.hello, known, &stream) {
         Ok(Some((admission, mut fds))) => {
+            if let Some(sandbox) = sandbox {
+                sandbox.drop_secrets()?;
+            }
             let client = Client {
                 account: account(&admission, &mut fds)?,
                 stream,

@@ -29,7 +29,9 @@ pub(crate) use requirements::{CalibrateArgs, LevelOfRemoting, LinkKind, RequireA
 pub(crate) use seeing::{LogFormat, SeeingArgs, SortArg, TopArgs};
 pub(crate) use shares::SharesArgs;
 pub(crate) use trace::{CutArgs, ExportArgs, ShowArgs, TraceCommand};
-pub(crate) use trust::{KeygenArgs, TokenCommand, TokenFileArgs, TokensArgs, TrustArgs};
+pub(crate) use trust::{
+    KeygenArgs, SandboxArg, TokenCommand, TokenFileArgs, TokensArgs, TrustArgs,
+};
 
 /// Servers of one program, in the order of their GPUs.
 #[derive(Debug, Clone)]

@@ -8,7 +8,7 @@ use std::{process::ExitCode, time::Duration};
 use outboard_link::{Endpoint, rdma_devices};
 use outboard_nvidia::gpu_direct_report;
 use outboard_pages::Tracker;
-use outboard_server::DeviceKind;
+use outboard_server::{Available, DeviceKind, sandbox_available};
 use outboard_wire::{
     handshake::PROTOCOL_VERSION,
     limits::{DATA_CONNECTIONS, RDMA_RING_BYTES},
@@ -57,6 +57,7 @@ pub(crate) fn doctor(args: DoctorArgs) -> anyhow::Result<ExitCode> {
         descriptors(),
         written_pages(),
         tcp_buffers(),
+        sandbox(),
         local_device(),
     ];
     findings.extend(slowness::of_this_machine());
@@ -115,6 +116,30 @@ fn library(
                 reinstall(),
             ),
         },
+    }
+}
+
+/// Checks what the kernel has for the sandbox of a server's workers.
+fn sandbox() -> Finding {
+    const WHAT: &str = "sandbox of workers";
+    match sandbox_available() {
+        Available {
+            system_calls: true,
+            files: true,
+        } => Finding::ok(WHAT, "seccomp and Landlock"),
+        Available {
+            system_calls: true,
+            files: false,
+        } => Finding::note(
+            WHAT,
+            "seccomp, but no Landlock: workers can open the files of the server's user",
+            "Linux 5.13 or later with landlock in its list of security modules (lsm=), or a user of its own for the server",
+        ),
+        Available { .. } => Finding::note(
+            WHAT,
+            "the kernel has no seccomp: workers can do what the server's user can",
+            "a kernel with CONFIG_SECCOMP_FILTER, or a user of its own for the server",
+        ),
     }
 }
 
