@@ -72,3 +72,19 @@ def test_null_streams_of_ptsz_calls_are_the_threads_own(server: Server, link: st
     program = TEST_PROGRAMS / "per_thread.py"
     done = server.run(link, sys.executable, program, EXAMPLES / "kernels.ptx")
     assert (done.stdout, done.returncode) == ("2 1000\n", 0), done.stderr
+
+
+def test_work_behind_a_host_function_is_bounded(server: Server, link: str, tmp_path: Path) -> None:
+    """A driver's call would wait where its stream is full, and with it the session that must hear of the function's
+    end. So the client waits before."""
+    stats = tmp_path / "stats.json"
+    program = TEST_PROGRAMS / "behind_host_function.py"
+    done = server.run(link, sys.executable, program, env={"OUTBOARD_STATS": str(stats)})
+    assert done.returncode == 0, done.stderr
+    lines = ["kernels 3000 functions 1", "mixed 3300 functions 2", "graphs 3600 functions 302"]
+    assert done.stdout.splitlines() == lines
+    waited = {call: kinds["synchronous"] for call, kinds in json.loads(stats.read_text())["by_call"].items()}
+    # 3,000 launches, 500 in a row; the function may have returned at the first wait.
+    assert 1 <= waited["cuLaunchKernel"] <= 7, waited
+    # 300 launches, 23 or 24 in a row.
+    assert 12 <= waited["cuGraphLaunch"] <= 14, waited

@@ -235,6 +235,44 @@ static void captured(cudaStream_t stream)
     CHECK(cudaStreamDestroy(inside));
 }
 
+// A graph whose body adds to a word, if it runs, which it does by default.
+static cudaGraph_t adding(int* at, int value)
+{
+    cudaGraph_t graph, same;
+    cudaGraphConditionalHandle handle;
+    CHECK(cudaGraphCreate(&graph, 0));
+    CHECK(cudaGraphConditionalHandleCreate(&handle, graph, 1, cudaGraphCondAssignDefault));
+    Bodies bodies = add_conditional(graph, {}, handle, cudaGraphCondTypeIf, 1);
+    cudaStream_t inside;
+    CHECK(cudaStreamCreateWithFlags(&inside, cudaStreamNonBlocking));
+    CHECK(cudaStreamBeginCaptureToGraph(inside, bodies.graphs[0], nullptr, nullptr, 0, cudaStreamCaptureModeRelaxed));
+    add<<<1, 1, 0, inside>>>(at, value);
+    CHECK_LAUNCH();
+    CHECK(cudaStreamEndCapture(inside, &same));
+    CHECK(cudaStreamDestroy(inside));
+    return graph;
+}
+
+// An update replaces the operations of bodies, and the condition, of which each graph has its own.
+static void updated(cudaStream_t stream)
+{
+    Words words;
+    words.set(0, 0);
+    words.set(1, 0);
+    cudaGraph_t first = adding(words.at, 1), second = adding(words.at + 1, 10);
+    cudaGraphExec_t executable;
+    CHECK(cudaGraphInstantiate(&executable, first, 0));
+    launch(executable, stream);
+    cudaGraphExecUpdateResultInfo info = {};
+    CHECK(cudaGraphExecUpdate(executable, second, &info));
+    expect(info.result == cudaGraphExecUpdateSuccess, "updated from another graph");
+    CHECK(cudaGraphDestroy(second));
+    launch(executable, stream);
+    expect(words.get(0) == 1 && words.get(1) == 10, "an updated body: %d, %d", words.get(0), words.get(1));
+    CHECK(cudaGraphExecDestroy(executable));
+    CHECK(cudaGraphDestroy(first));
+}
+
 static void refused()
 {
     cudaGraph_t graph, clone;
@@ -275,6 +313,7 @@ int main()
     nested_loops(stream);
     switches(stream);
     captured(stream);
+    updated(stream);
     refused();
     CHECK(cudaStreamDestroy(stream));
     return verdict("graph_conditional");

@@ -97,6 +97,13 @@ static void own_pool(cudaStream_t stream)
     CHECK(cudaMemPoolTrimTo(pool, 0));
     expect(pool_attribute(pool, cudaMemPoolAttrReservedMemCurrent) == 0, "after trimming nothing is reserved");
     CHECK(cudaMemPoolDestroy(pool));
+
+    // Memory comes in pieces of 2 MiB, so a smaller limit still allows one.
+    properties.maxSize = 2048;
+    CHECK(cudaMemPoolCreate(&pool, &properties));
+    CHECK(cudaMallocFromPoolAsync(&values, 64, pool, stream));
+    CHECK(cudaFreeAsync(values, stream));
+    CHECK(cudaMemPoolDestroy(pool));
 }
 
 int main()

@@ -17,7 +17,10 @@ pub(crate) fn keygen(args: KeygenArgs) -> anyhow::Result<ExitCode> {
                 fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
             }
             let key = Identity::random()?;
-            key.write(&file)?;
+            key.write(&file).with_context(|| match file.exists() {
+                true => "there is a key already; --show prints its fingerprint".to_owned(),
+                false => format!("writing {}", file.display()),
+            })?;
             eprintln!("the key is in {}, its fingerprint is", file.display());
             key
         }

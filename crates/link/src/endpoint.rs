@@ -69,14 +69,16 @@ pub enum ListError {
     TooMany { count: usize },
 }
 
+/// Schemes: the words before an address's colon.
+const SCHEMES: [&str; 4] = ["shm", "tcp", "tcps", "rdma"];
+
 impl Endpoint {
     /// Reads addresses with commas between them. A comma after which no address begins is part of
     /// the path before it.
     pub fn list(urls: &str) -> Result<Vec<Endpoint>, ListError> {
         let begins = |text: &str| {
-            ["shm:", "tcp:", "rdma:"]
-                .iter()
-                .any(|s| text.starts_with(s))
+            let scheme = text.split_once(':').map(|(scheme, _)| scheme);
+            scheme.is_some_and(|scheme| SCHEMES.contains(&scheme))
         };
         let mut parts: Vec<String> = Vec::new();
         for part in urls.split(',') {
@@ -309,6 +311,11 @@ mod tests {
         assert_eq!(list("tcp://a:4833"), Ok(two[..1].to_vec()));
         for wrong in ["", "tcp://a,", ",tcp://a", "tcp://a,b", "tcp://a,,tcp://b"] {
             assert!(list(wrong).is_err(), "{wrong:?}");
+        }
+        for scheme in SCHEMES {
+            let second = format!("{scheme}://{}", if scheme == "shm" { "/b" } else { "b" });
+            let found = list(&format!("shm:///a,{second}")).map(|all| all.len());
+            assert_eq!(found, Ok(2), "{second}");
         }
         let many = ["tcp://a"; SERVERS_MAX + 1].join(",");
         assert_eq!(

@@ -441,6 +441,7 @@ impl Driver {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         let kinds = (dst.kind(self, bytes)?, src.kind(self, bytes)?);
+        self.keep_pace_of_copy(stream, bytes)?;
         let (dst, src) = (dst.address, src.address);
         if conditions::is_recorded() && !stream.is_capturing() {
             return self.copy_recorded(kinds, dst, src, bytes, stream, wait);

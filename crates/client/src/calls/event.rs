@@ -74,6 +74,7 @@ pub(crate) fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u3
     if external && stream.is_capturing() {
         driver.graphs.records_event(&event);
     }
+    driver.keep_pace(&stream)?;
     // The record is counted and its message numbered together, so that neither is ahead.
     let mut recorded = event.recorded.lock();
     let number = driver.submit_as(

@@ -310,6 +310,7 @@ impl Driver {
         if let Err(error) = self.check_launch_in(context, kernel, shape) {
             return Err(self.refused(stream, error));
         }
+        self.keep_pace(stream)?;
         if HostMemory::any_private() {
             return self.launch_visible(arguments, shape, stream, attributes);
         }

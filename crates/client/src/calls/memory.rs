@@ -112,7 +112,10 @@ impl Driver {
             .filter(|_| address.is_multiple_of(element))
             .ok_or_else(|| wrong(CUresult::CUDA_ERROR_INVALID_VALUE))?;
         let refused = match self.memory_kind(address, bytes) {
-            Ok(MemoryKind::Device) => return Ok(Some(MemoryKind::Device)),
+            Ok(MemoryKind::Device) => {
+                self.keep_pace_of_memset(stream)?;
+                return Ok(Some(MemoryKind::Device));
+            }
             Ok(kind @ (MemoryKind::Shared | MemoryKind::Pinned)) => {
                 return self.device_address(address).map(|_| Some(kind));
             }

@@ -222,6 +222,7 @@ pub(crate) fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) ->
         Err(_) => return driver.wait_for_foreign(&stream, event),
     };
     driver.join_capture(&stream, &event, flags & CU_EVENT_WAIT_EXTERNAL != 0)?;
+    driver.keep_pace(&stream)?;
     driver.submit_to(
         &stream,
         &messages::StreamWaitEvent {
@@ -358,6 +359,7 @@ pub(crate) unsafe fn cuStreamBatchMemOp_v2(
     }
     // SAFETY: plain records without padding that matters.
     let bytes = unsafe { std::slice::from_raw_parts(ops.cast::<u8>(), size_of_val(records)) };
+    driver.keep_pace(&stream)?;
     driver.submit_to(
         &stream,
         &messages::StreamMemOps {

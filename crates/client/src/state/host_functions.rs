@@ -6,7 +6,7 @@ use std::{
     ffi::c_void,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -79,6 +79,20 @@ fn queue() -> &'static (Mutex<Queue>, Condvar) {
 /// lock.
 static REGISTERED: AtomicUsize = AtomicUsize::new(0);
 
+/// Whether a function was ever registered for a graph.
+static IN_GRAPHS: AtomicBool = AtomicBool::new(false);
+
+/// Returns whether a function is registered that has not run, or that a graph may run again.
+#[inline(always)]
+pub(crate) fn any_registered() -> bool {
+    REGISTERED.load(Ordering::Relaxed) > 0
+}
+
+/// Returns whether a graph may have a host function.
+pub(crate) fn any_in_graphs() -> bool {
+    IN_GRAPHS.load(Ordering::Relaxed)
+}
+
 /// Registers a function and returns its number. `repeats` means that a graph may run it again.
 /// Fails with CUDA_ERROR_OPERATING_SYSTEM if the system gives no thread that could run it.
 pub(crate) fn register(
@@ -105,6 +119,7 @@ pub(crate) fn register(
         session,
     };
     queue.registered.insert(number, registered);
+    IN_GRAPHS.fetch_or(repeats, Ordering::Relaxed);
     REGISTERED.store(queue.registered.len(), Ordering::Release);
     Ok(number)
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
 };
 
 use outboard_api::{
@@ -58,6 +58,8 @@ pub(crate) struct Stream {
     pub(crate) capture: AtomicU64,
     /// A query without a reply so far, and its mark.
     pub(crate) query: Mutex<Option<(u64, Arc<Group>)>>,
+    /// Pieces of work sent while a host function was registered, since a call last waited for that.
+    pub(crate) behind: AtomicU32,
 }
 
 pub(crate) struct Event {
@@ -296,5 +298,6 @@ fn new_stream(handle: u64, context: CUcontext, flags: u32, priority: i32) -> Str
         progress: Progress::default(),
         capture: AtomicU64::new(0),
         query: Mutex::new(None),
+        behind: AtomicU32::new(0),
     }
 }

@@ -130,10 +130,11 @@ fn parse_bus_id(text: &str) -> Option<PciAddress> {
     }
 }
 
-/// The bytes of `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
+/// The bytes of `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`; as in NVML, the prefix may be missing.
 fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     let digits: Vec<u32> = text
-        .strip_prefix("GPU-")?
+        .strip_prefix("GPU-")
+        .unwrap_or(text)
         .chars()
         .filter(|c| *c != '-')
         .map(|c| c.to_digit(16))
@@ -176,10 +177,14 @@ mod tests {
         let bytes = parse_uuid("GPU-00112233-4455-6677-8899-aabbccddeeff").unwrap();
         assert_eq!(bytes[..3], [0x00, 0x11, 0x22]);
         assert_eq!(bytes[15], 0xff);
+        assert_eq!(
+            parse_uuid("00112233-4455-6677-8899-aabbccddeeff"),
+            Some(bytes)
+        );
         for wrong in [
             "",
             "GPU-",
-            "00112233-4455-6677-8899-aabbccddeeff",
+            "gpu-00112233-4455-6677-8899-aabbccddeeff",
             "GPU-0011",
             "GPU-g0112233-4455-6677-8899-aabbccddeeff",
         ] {

@@ -208,6 +208,9 @@ impl Plan {
         for (old, new) in self.steps.iter_mut().zip(new.steps) {
             match (&mut old.action, new.action) {
                 (Action::Child(old), Action::Child(new)) => old.update(new),
+                (Action::Branch(old), Action::Branch(new)) => {
+                    Arc::make_mut(old).update(Arc::unwrap_or_clone(new));
+                }
                 (old, new) => *old = new,
             }
         }
@@ -243,11 +246,20 @@ impl Branch {
 
     fn check_update(&self, new: &Branch, node: NodeId) -> Result<(), UpdateFailure> {
         let (a, b) = (&self.condition, &new.condition);
-        if (a.word, a.kind, a.bodies.len()) != (b.word, b.kind, b.bodies.len()) {
+        // Each graph has its own handle, which its kernels set.
+        if (a.kind, a.bodies.len()) != (b.kind, b.bodies.len()) {
             return Err(UpdateError::ParametersChanged.at(node));
         }
         let mut plans = self.plans.iter().zip(&new.plans);
         plans.try_for_each(|(old, new)| old.check_update(new))
+    }
+
+    /// Takes over the new condition and the operations of the new bodies.
+    fn update(&mut self, new: Branch) {
+        self.condition = new.condition;
+        for (old, new) in self.plans.iter_mut().zip(new.plans) {
+            old.update(new);
+        }
     }
 }
 

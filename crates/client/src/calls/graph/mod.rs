@@ -136,6 +136,7 @@ pub(crate) fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> Done {
     let driver = driver()?;
     let stream = driver.work_stream(stream)?;
     let exec = driver.wire_graphexec(exec)?;
+    driver.keep_pace_of_graph(&stream)?;
     if driver.graph_memory.is_in_exec(exec) {
         if stream.is_capturing() {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);

@@ -12,7 +12,7 @@ use outboard_api::{
 use super::{Done, In, Out};
 use crate::{
     log,
-    state::{Driver, Pool, PoolValue, driver},
+    state::{CHUNK_BYTES, Driver, Pool, PoolValue, driver},
 };
 
 pub(crate) fn cuMemPoolCreate(
@@ -35,7 +35,9 @@ pub(crate) fn cuMemPoolCreate(
         }
     }
     let handle = driver.mint_pool_handle();
-    let mut created = Pool::new(device, properties.max_size as u64);
+    let max_bytes = (properties.max_size as u64).checked_next_multiple_of(CHUNK_BYTES);
+    // Memory comes in chunks, so a smaller limit still allows one.
+    let mut created = Pool::new(device, max_bytes.unwrap_or(u64::MAX));
     created.handle_types = properties.handle_types;
     driver.pools.lock().pools.insert(handle, created);
     pool.put(CUmemoryPool(handle as usize))

@@ -1,0 +1,87 @@
+//! A bound on the work that a stream holds behind a host function.
+//!
+//! A driver's stream takes some 1,020 pieces of work behind a host function that runs, and 28
+//! launches of a graph with a host function in it (on an H100, driver 580); then the next call
+//! waits. On a server that call would be the session's, which could no longer receive that the
+//! function is done. So the client's call waits first, for its stream alone.
+
+use std::sync::atomic::Ordering;
+
+use outboard_api::cuda::CUstream;
+
+use super::Done;
+use crate::{
+    observe::guard,
+    state::{Driver, StreamRef, host_functions},
+};
+
+/// Pieces of work in a stream, sent while a host function was registered, after which a call waits
+/// for the stream. One message can be two pieces for the driver.
+pub(crate) const WORKS_BEHIND_MAX: u32 = 500;
+/// Launches of graphs in a stream, if any graph has a host function, after which one waits.
+const GRAPHS_BEHIND_MAX: u32 = 24;
+/// Longest copy, in bytes, that is one piece of work.
+const PIECE_BYTES: usize = 1 << 20;
+
+impl Driver {
+    /// Waits for a stream that may hold too much work behind a host function, before one more
+    /// piece is sent. The caller holds no lock.
+    #[inline(always)]
+    pub(crate) fn keep_pace(&self, stream: &StreamRef) -> Done {
+        match host_functions::any_registered() {
+            false => Ok(()),
+            true => self.work_behind(stream, 1),
+        }
+    }
+
+    /// Does the same before a copy.
+    #[inline(always)]
+    pub(super) fn keep_pace_of_copy(&self, stream: &StreamRef, bytes: usize) -> Done {
+        match host_functions::any_registered() {
+            false => Ok(()),
+            true => self.work_behind(stream, bytes.div_ceil(PIECE_BYTES).max(1)),
+        }
+    }
+
+    /// Does the same before a memset, whose stream is not resolved yet.
+    #[inline(always)]
+    pub(super) fn keep_pace_of_memset(&self, stream: Option<CUstream>) -> Done {
+        match host_functions::any_registered() {
+            false => Ok(()),
+            true => self.work_behind(
+                &*self.work_stream(stream.unwrap_or_else(guard::default_stream))?,
+                1,
+            ),
+        }
+    }
+
+    /// Does the same before a graph's launch.
+    pub(super) fn keep_pace_of_graph(&self, stream: &StreamRef) -> Done {
+        let (any, in_graph) = (
+            host_functions::any_registered(),
+            host_functions::any_in_graphs(),
+        );
+        match (any, in_graph) {
+            (false, _) => Ok(()),
+            (true, false) => self.work_behind(stream, 1),
+            (true, true) => {
+                self.work_behind(stream, (WORKS_BEHIND_MAX / GRAPHS_BEHIND_MAX) as usize)
+            }
+        }
+    }
+
+    #[cold]
+    fn work_behind(&self, stream: &StreamRef, pieces: usize) -> Done {
+        if stream.is_capturing() {
+            return Ok(());
+        }
+        let behind = &stream.stream().behind;
+        let pieces = u32::try_from(pieces).unwrap_or(WORKS_BEHIND_MAX);
+        let before = behind.fetch_add(pieces.min(WORKS_BEHIND_MAX), Ordering::Relaxed);
+        if before + pieces.min(WORKS_BEHIND_MAX) <= WORKS_BEHIND_MAX {
+            return Ok(());
+        }
+        behind.store(pieces.min(WORKS_BEHIND_MAX), Ordering::Relaxed);
+        self.synchronize_stream(stream)
+    }
+}
