@@ -35,10 +35,13 @@ pytestmark = pytest.mark.skipif(not can_unshare, reason="needs ip, nsenter and u
 class Net:
     """Hosts in namespaces of their own, on one switch."""
 
-    def __init__(self, stack: contextlib.ExitStack) -> None:
+    def __init__(self, stack: contextlib.ExitStack, as_root: bool = False) -> None:
         self.stack = stack
         self.hosts: dict[str, int] = {}
-        self.switch = self.hold("unshare", "-Urn")
+        # XDP programs need the right to load them, which a user namespace does not give.
+        self.user = [] if as_root else ["-U", "--preserve-credentials"]
+        self.queues = 2 if as_root else 1
+        self.switch = self.hold("unshare", "-n" if as_root else "-Urn")
 
     def hold(self, *command: str) -> int:
         """Starts a process that keeps a namespace, and returns its number."""
@@ -50,7 +53,7 @@ class Net:
         return process.pid
 
     def inside(self, pid: int) -> list[str]:
-        return ["nsenter", "-t", str(pid), "-U", "-n", "--preserve-credentials", "--"]
+        return ["nsenter", "-t", str(pid), *self.user, "-n", "--"]
 
     def at(self, host: str) -> list[str]:
         """Returns the beginning of a command at a host."""
@@ -61,14 +64,15 @@ class Net:
         assert done.returncode == 0, f"{script}\n{done.stderr}"
 
     def add(self, host: str) -> None:
-        join = ["nsenter", "-t", str(self.switch), "-U", "--preserve-credentials", "--", "unshare", "-n"]
+        join = ["nsenter", "-t", str(self.switch), *self.user, "-n", "--", "unshare", "-n"]
         pid = self.hosts[host] = self.hold(*join)
         number = len(self.hosts)
         if number == 1:
             self.sh(self.switch, "ip link add br0 type bridge forward_delay 0; ip link set br0 up")
         self.sh(
             self.switch,
-            f"ip link add v{number} type veth peer name eth0 netns {pid}; ip link set v{number} master br0 up",
+            f"ip link add v{number} numrxqueues {self.queues} numtxqueues {self.queues} type veth peer name eth0"
+            f" numrxqueues {self.queues} numtxqueues {self.queues} netns {pid}; ip link set v{number} master br0 up",
         )
         self.sh(pid, f"ip link set lo up; ip addr add {host}/24 dev eth0; ip link set eth0 up")
 
@@ -128,6 +132,17 @@ class Balancer:
 def net() -> Iterator[Net]:
     with contextlib.ExitStack() as stack:
         net = Net(stack)
+        for host in [BALANCER, *SERVERS, *CLIENTS]:
+            net.add(host)
+        yield net
+
+
+@pytest.fixture
+def root_net() -> Iterator[Net]:
+    if os.geteuid() != 0:
+        pytest.skip("XDP programs are loaded by root")
+    with contextlib.ExitStack() as stack:
+        net = Net(stack, as_root=True)
         for host in [BALANCER, *SERVERS, *CLIENTS]:
             net.add(host)
         yield net
@@ -309,6 +324,52 @@ def test_a_tun_device_balances_what_the_kernel_routes_to_it(net: Net, tmp_path: 
     balancer.stop()
 
 
+def has_program(net: Net) -> bool:
+    show = [*net.at(BALANCER), "ip", "link", "show", "eth0"]
+    return "xdp" in subprocess.run(show, capture_output=True, text=True).stdout
+
+
+def test_af_xdp_takes_the_balancer_s_frames_and_leaves_the_rest(root_net: Net, tmp_path: Path) -> None:
+    """Two queues, checksums left out by the hosts' devices; the kernel's own traffic goes on; the program comes off
+    the interface at the end, and when the process is killed."""
+    net = root_net
+    echo = [sys.executable, TEST_PROGRAMS / "transfers.py"]
+    for host in [*SERVERS, BALANCER]:
+        server = net.start(host, *echo, "serve", host, str(ECHO_PORT), stdout=subprocess.PIPE)
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+    plane = '[plane]\nkind = "xdp"\ninterfaces = ["eth0"]\n'
+    balancer = Balancer(
+        net, tmp_path, plane + service("echo", ECHO_PORT, 'check = { kind = "tcp", interval_ms = 200 }')
+    )
+    assert has_program(net)
+    assert "queues=2" in balancer.log.read_text()
+    warm_up(net, balancer)
+
+    def transfer(address: str, count: int) -> dict[str, Any]:
+        command = [*echo, "transfer", address, str(ECHO_PORT), str(count)]
+        out, _ = net.start(CLIENTS[0], *command, stdout=subprocess.PIPE).communicate(timeout=60)
+        report: dict[str, Any] = json.loads(out)
+        assert report["results"] == {"right": count}, f"{report}\n{balancer.status()}"
+        return report
+
+    assert set(transfer(VIP, 100)["servers"]) == set(SERVERS)
+    packets = sum(balancer.status()["packets"])
+    transfer(BALANCER, 25)
+    after = balancer.status()
+    assert sum(after["packets"]) - packets < 20, "what is the kernel's does not come to the balancer"
+    assert after["checksums_completed"] > 0
+    balancer.process.kill()
+    balancer.process.wait()
+    assert not has_program(net)
+    balancer.start()
+    transfer(VIP, 25)
+    balancer.process.send_signal(signal.SIGINT)
+    assert balancer.process.wait(WAIT_S_MAX) == 0
+    assert not has_program(net)
+    transfer(BALANCER, 25)
+
+
 @pytest.mark.parametrize(
     ("config", "text", "code"),
     [
@@ -316,7 +377,8 @@ def test_a_tun_device_balances_what_the_kernel_routes_to_it(net: Net, tmp_path: 
         (PLANE + service("a", 1, "", [VIP]), f"its address {VIP} is a backend's, too", 2),
         (PLANE + service("a", 1, "", []), "0 backends", 2),
         (PLANE + service("a", 1, "") + service("b", 1, ""), "belongs to another service already", 2),
-        ('[plane]\nkind = "xdp"\ninterfaces = ["eth0"]\n', "unknown variant `xdp`", 2),
+        ('[plane]\nkind = "xpd"\ninterfaces = ["eth0"]\n', "unknown variant `xpd`", 2),
+        ('[plane]\nkind = "xdp"\n', "AF_XDP needs interfaces", 2),
         ('[plane]\ninterfaces = ["eth7"]\n' + service("a", 1, ""), "interface eth7: finding it", 0),
         ('[plane]\ninterfaces = ["lo"]\n' + service("a", 1, ""), "interface lo is not Ethernet", 0),
     ],

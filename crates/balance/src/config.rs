@@ -39,6 +39,8 @@ pub enum PlaneKind {
     Auto,
     Packet,
     Tun,
+    /// AF_XDP.
+    Xdp,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -259,6 +261,7 @@ impl Config {
         }
         match (file.plane.kind, file.plane.interfaces.len()) {
             (PlaneKind::Packet, 0) => return wrong("plane: packet sockets need interfaces"),
+            (PlaneKind::Xdp, 0) => return wrong("plane: AF_XDP needs interfaces"),
             (PlaneKind::Tun, 2..) => return wrong("plane: a TUN device is one interface"),
             (_, 257..) => return wrong("plane: at most 256 interfaces"),
             _ => {}
@@ -293,7 +296,7 @@ impl Config {
     pub fn is_tun(&self) -> bool {
         match self.plane.kind {
             PlaneKind::Auto => self.plane.interfaces.is_empty(),
-            PlaneKind::Packet => false,
+            PlaneKind::Packet | PlaneKind::Xdp => false,
             PlaneKind::Tun => true,
         }
     }
@@ -338,6 +341,13 @@ impl Config {
             sources: table.sources,
             source_ports: table.source_ports,
         };
+        if self.plane.kind == PlaneKind::Xdp && rule.forward == Forward::Nat {
+            return Err(wrong(
+                "nat: backends answer to the clients' addresses, which AF_XDP does not take; \
+                 full-nat or direct do, or packet sockets"
+                    .into(),
+            ));
+        }
         let same = |one: &ServiceRule| one.address == rule.address && one.protocol == protocol;
         if self.services.iter().any(same) {
             return Err(wrong(format!(

@@ -4,10 +4,10 @@
 use super::api::{self, Reload};
 use super::health::Checks;
 use super::{Greet, Task, Tasks, metrics, state};
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, PlaneKind};
 use crate::engine::{Engine, Neighbour, Options, Verdict, announcement};
 use crate::neighbours;
-use crate::plane::{PacketPlane, Plane, PlaneError, TunPlane};
+use crate::plane::{PacketPlane, Plane, PlaneError, TunPlane, XdpPlane};
 use outboard_flow::Secret;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -29,6 +29,8 @@ const BATCHES_A_TURN: usize = 16;
 /// Time of the engine's clock at the start: connections that are taken over were used before it.
 const BEGIN_MS: u64 = 1 << 40;
 const TICK: Duration = Duration::from_millis(100);
+/// Pause after which frames that a device has not taken yet are offered again.
+const UNSENT_PAUSE: Duration = Duration::from_millis(1);
 /// Interval at which the kernel's neighbours are read.
 const NEIGHBOURS_EVERY: Duration = Duration::from_secs(1);
 
@@ -109,7 +111,11 @@ pub fn run(
         tasks: tasks_in,
         wake: wake_in,
         started: Instant::now(),
+        addresses: Vec::new(),
     };
+    passing
+        .follow_addresses()
+        .map_err(failed("the XDP program's addresses"))?;
     passing.announce();
     is_ready(&interfaces);
     let ended = passing.pass(&stop, &hup, &reload, &config);
@@ -136,6 +142,9 @@ fn open_plane(config: &Config) -> Result<Box<dyn Plane>, RunError> {
     if config.is_tun() {
         let name = interfaces.first().map_or("balance0", String::as_str);
         return Ok(Box::new(TunPlane::open(name)?));
+    }
+    if config.plane.kind == PlaneKind::Xdp {
+        return Ok(Box::new(XdpPlane::open(interfaces)?));
     }
     Ok(Box::new(PacketPlane::open(interfaces)?))
 }
@@ -273,11 +282,24 @@ struct Passing {
     tasks: Receiver<Task>,
     wake: OwnedFd,
     started: Instant,
+    /// Addresses whose frames the plane was told to give.
+    addresses: Vec<IpAddr>,
 }
 
 impl Passing {
     fn now_ms(&self) -> u64 {
         BEGIN_MS + self.started.elapsed().as_millis() as u64
+    }
+
+    /// Tells the plane whose frames are wanted, if that has changed.
+    fn follow_addresses(&mut self) -> io::Result<()> {
+        let mut own: Vec<_> = self.engine.own_addresses().collect();
+        own.sort_unstable();
+        if own != self.addresses {
+            self.plane.set_addresses(&own)?;
+            self.addresses = own;
+        }
+        Ok(())
     }
 
     /// Tells all neighbours that the services' addresses are here.
@@ -310,12 +332,17 @@ impl Passing {
     ) -> io::Result<()> {
         let (mut frames, mut verdicts) = (Vec::new(), Vec::new());
         let mut dump_at = config.dump_every.map(|every| Instant::now() + every);
+        let (mut all_sent, mut has_changed) = (true, false);
         while !stop.load(Ordering::Relaxed) {
-            self.wait()?;
+            self.wait(if all_sent { TICK } else { UNSENT_PAUSE })?;
             let mut buffer = [0; 64];
             while rustix::io::read(&self.wake, &mut buffer).is_ok_and(|count| count > 0) {}
             while let Ok(task) = self.tasks.try_recv() {
                 task(&mut self.engine);
+                has_changed = true;
+            }
+            if std::mem::take(&mut has_changed) {
+                self.follow_addresses()?;
             }
             if hup.swap(false, Ordering::Relaxed) {
                 let reload = Arc::clone(reload);
@@ -334,6 +361,7 @@ impl Passing {
                     break;
                 }
             }
+            all_sent = self.plane.flush();
             self.engine.tick(self.now_ms());
             if let (Some(at), Some(every), Some(path)) = (dump_at, config.dump_every, &config.state)
                 && Instant::now() >= at
@@ -348,7 +376,7 @@ impl Passing {
     }
 
     /// Waits for frames, tasks, a signal or the next tick.
-    fn wait(&self) -> io::Result<()> {
+    fn wait(&self, longest: Duration) -> io::Result<()> {
         let wake = self.wake.as_fd();
         let mut fds: Vec<_> = self
             .plane
@@ -357,7 +385,7 @@ impl Passing {
             .chain([wake])
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
-        let tick = Timespec::try_from(TICK).ok();
+        let tick = Timespec::try_from(longest).ok();
         match poll(&mut fds, tick.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
@@ -385,6 +413,7 @@ impl Passing {
                 self.engine.note_unsent();
             }
         }
+        self.plane.flush();
         Ok(frames.len())
     }
 }

@@ -3,12 +3,15 @@
 mod packet;
 mod sys;
 mod tun;
+mod xdp;
 
 pub use packet::PacketPlane;
 pub use tun::TunPlane;
+pub use xdp::XdpPlane;
 
 use crate::engine::{Frame, Port};
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
 /// Longest frame, an Ethernet header and 64 KiB: virtual devices pass many segments as one.
@@ -31,11 +34,22 @@ pub trait Plane: Send {
     /// Descriptors that are readable when frames have come.
     fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
 
+    /// Says whose frames are wanted; a plane may give others, too.
+    fn set_addresses(&mut self, addresses: &[IpAddr]) -> io::Result<()> {
+        let _ = addresses;
+        Ok(())
+    }
+
     /// Replaces `frames` by those that have come, at most `max`.
     fn receive(&mut self, frames: &mut Vec<Frame>, max: usize) -> io::Result<()>;
 
     /// Sends the frame that came as number `index` of the last batch, out at `port`.
     fn send(&mut self, index: usize, frame: &Frame, port: u16) -> io::Result<()>;
+
+    /// Has queued frames sent. Returns whether all are; if not, it is to be called again soon.
+    fn flush(&mut self) -> bool {
+        true
+    }
 }
 
 /// Why no data plane can be had.
@@ -127,8 +141,10 @@ fn receive_in_turn(
     offloads.clear();
     // Frames keep their memory from batch to batch.
     let mut spare = std::mem::take(frames);
+    // None may keep the others waiting.
+    let share = max.div_ceil(descriptors.len().max(1));
     for (port, fd) in descriptors.iter().enumerate() {
-        while frames.len() < max {
+        for _ in 0..share {
             let mut frame = spare.pop().unwrap_or_default();
             match reader.read(*fd, port as u16, &mut frame)? {
                 Some(offload) => {
