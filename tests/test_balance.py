@@ -251,9 +251,7 @@ def test_no_transfer_breaks_while_backends_and_the_balancer_come_and_go(net: Net
     twice. Nothing breaks, and no byte is wrong."""
     echo = [sys.executable, TEST_PROGRAMS / "transfers.py"]
     for host in SERVERS:
-        server = net.start(host, *echo, "serve", host, str(ECHO_PORT), stdout=subprocess.PIPE)
-        assert server.stdout is not None
-        assert server.stdout.readline() == "ready\n"
+        serve(net, host, "serve", host)
     check = 'check = { kind = "tcp", interval_ms = 200, fall = 5 }'
     limits = "[limits]\nhalf_open = 4000\n"
     whole = PLANE + limits + service("echo", ECHO_PORT, check)
@@ -296,11 +294,8 @@ def warm_up(net: Net, balancer: Balancer) -> None:
 
 
 def test_a_tun_device_balances_what_the_kernel_routes_to_it(net: Net, tmp_path: Path) -> None:
-    echo = [sys.executable, TEST_PROGRAMS / "transfers.py"]
     for host in SERVERS:
-        server = net.start(host, *echo, "serve", host, str(ECHO_PORT), stdout=subprocess.PIPE)
-        assert server.stdout is not None
-        assert server.stdout.readline() == "ready\n"
+        serve(net, host, "serve", host)
     metrics = 'metrics = "127.0.0.1:9185"\n'
     balancer = Balancer(
         net, tmp_path, metrics + '[plane]\nkind = "tun"\ninterfaces = ["lb0"]\n' + service("echo", ECHO_PORT, "")
@@ -309,9 +304,7 @@ def test_a_tun_device_balances_what_the_kernel_routes_to_it(net: Net, tmp_path: 
     net.sh(net.hosts[BALANCER], f"{routes}; echo 1 > /proc/sys/net/ipv4/conf/eth0/proxy_arp")
     for host in SERVERS + CLIENTS:
         net.sh(net.hosts[host], f"ip route add {VIP} via {BALANCER}; ip route add {SOURCE} via {BALANCER}")
-    command = [*echo, "transfer", VIP, str(ECHO_PORT), "50"]
-    out, _ = net.start(CLIENTS[0], *command, stdout=subprocess.PIPE).communicate(timeout=60)
-    report = json.loads(out)
+    report = ask(net, "transfer", VIP, 50)
     assert report["results"] == {"right": 50}, f"{report}\n{balancer.status()}"
     assert set(report["servers"]) == set(SERVERS)
     assert subprocess.run([*net.at(CLIENTS[0]), "ping", "-c1", "-W2", VIP], capture_output=True).returncode in (0, 127)
@@ -324,6 +317,91 @@ def test_a_tun_device_balances_what_the_kernel_routes_to_it(net: Net, tmp_path: 
     balancer.stop()
 
 
+def serve(net: Net, host: str, kind: str, address: str) -> None:
+    """Starts a server for transfers at a host."""
+    command = [sys.executable, TEST_PROGRAMS / "transfers.py", kind, address, str(ECHO_PORT)]
+    server = net.start(host, *command, stdout=subprocess.PIPE)
+    assert server.stdout is not None
+    assert server.stdout.readline() == "ready\n"
+
+
+def ask(net: Net, kind: str, address: str, count: int) -> dict[str, Any]:
+    command = [sys.executable, TEST_PROGRAMS / "transfers.py", kind, address, str(ECHO_PORT), str(count)]
+    out, _ = net.start(CLIENTS[0], *command, stdout=subprocess.PIPE).communicate(timeout=60)
+    report: dict[str, Any] = json.loads(out)
+    return report
+
+
+def rule(forward: str, vip: str, backends: list[str], rest: str) -> str:
+    addresses = ", ".join(f'{{ address = "{one}:{ECHO_PORT}" }}' for one in backends)
+    return (
+        f'{PLANE}[[service]]\nname = "echo"\naddress = "{vip}:{ECHO_PORT}"\nforward = "{forward}"\n{rest}\n'
+        f"backend = [{addresses}]\n"
+    )
+
+
+def test_nat_with_the_balancer_as_gateway(net: Net, tmp_path: Path) -> None:
+    """Backends see the client, which is on another network, and answer by way of the balancer."""
+    client = "198.51.100.1"
+    for host in SERVERS:
+        serve(net, host, "serve", host)
+        net.sh(net.hosts[host], f"ip route add default via {BALANCER}")
+    here = f"ip addr add {client}/32 dev eth0; ip route add {VIP} dev eth0 src {client}"
+    net.sh(net.hosts[CLIENTS[0]], here)
+    balancer = Balancer(net, tmp_path, rule("nat", VIP, SERVERS, 'check = { kind = "tcp", interval_ms = 200 }'))
+    warm_up(net, balancer)
+    report = ask(net, "transfer", VIP, 50)
+    assert report["results"] == {"right": 50}, f"{report}\n{balancer.status()}"
+    assert set(report["servers"]) == set(SERVERS)
+    flows = json.loads(balancer.command("flows", "--json"))
+    assert {flow["client"].split(":")[0] for flow in flows} == {client}
+    balancer.stop()
+
+
+def test_direct_return_goes_around_the_balancer(net: Net, tmp_path: Path) -> None:
+    for host in SERVERS:
+        quiet = "echo 1 > /proc/sys/net/ipv4/conf/all/arp_ignore; echo 2 > /proc/sys/net/ipv4/conf/all/arp_announce"
+        net.sh(net.hosts[host], f"{quiet}; ip addr add {VIP}/32 dev lo")
+        serve(net, host, "serve", VIP)
+        serve(net, host, "serve", host)
+    balancer = Balancer(net, tmp_path, rule("direct", VIP, SERVERS, 'check = { kind = "tcp", interval_ms = 200 }'))
+    warm_up(net, balancer)
+    assert ask(net, "transfer", VIP, 50)["results"] == {"right": 50}, balancer.status()
+    status = balancer.status()
+    assert status["packets"][0] > 500
+    assert status["packets"][1] == 0, "answers do not pass"
+    assert all(one["opened"] > 5 for one in balancer.backends().values())
+    balancer.stop()
+
+
+def test_ipv6_by_full_nat(net: Net, tmp_path: Path) -> None:
+    for number, host in enumerate([BALANCER, *SERVERS, *CLIENTS], 1):
+        net.sh(net.hosts[host], f"ip addr add 2001:db8::{number}/64 dev eth0 nodad")
+    backends = ["2001:db8::2", "2001:db8::3"]
+    for host, address in zip(SERVERS, backends, strict=True):
+        serve(net, host, "serve", address)
+    rest = 'sources = ["2001:db8::20"]\ncheck = { kind = "tcp", interval_ms = 200 }'
+    names = [f"[{one}]" for one in backends]
+    balancer = Balancer(net, tmp_path, rule("full-nat", "[2001:db8::10]", names, rest))
+    report = ask(net, "transfer", "2001:db8::10", 50)
+    assert report["results"] == {"right": 50}, f"{report}\n{balancer.status()}"
+    assert set(report["servers"]) == set(backends)
+    balancer.stop()
+
+
+def test_datagrams_and_their_fragments(net: Net, tmp_path: Path) -> None:
+    for host in SERVERS:
+        serve(net, host, "serve-datagrams", host)
+        serve(net, host, "serve", host)
+    rest = f'protocol = "udp"\nsources = ["{SOURCE}"]\ncheck = {{ kind = "tcp", interval_ms = 200 }}'
+    balancer = Balancer(net, tmp_path, rule("full-nat", VIP, SERVERS, rest))
+    report = ask(net, "ask", VIP, 60)
+    assert report["results"] == {"right": 60}, f"{report}\n{balancer.status()}"
+    assert set(report["servers"]) == set(SERVERS)
+    assert balancer.status()["fragments"] >= 20 * 4 * 2
+    balancer.stop()
+
+
 def has_program(net: Net) -> bool:
     show = [*net.at(BALANCER), "ip", "link", "show", "eth0"]
     return "xdp" in subprocess.run(show, capture_output=True, text=True).stdout
@@ -333,11 +411,8 @@ def test_af_xdp_takes_the_balancer_s_frames_and_leaves_the_rest(root_net: Net, t
     """Two queues, checksums left out by the hosts' devices; the kernel's own traffic goes on; the program comes off
     the interface at the end, and when the process is killed."""
     net = root_net
-    echo = [sys.executable, TEST_PROGRAMS / "transfers.py"]
     for host in [*SERVERS, BALANCER]:
-        server = net.start(host, *echo, "serve", host, str(ECHO_PORT), stdout=subprocess.PIPE)
-        assert server.stdout is not None
-        assert server.stdout.readline() == "ready\n"
+        serve(net, host, "serve", host)
     plane = '[plane]\nkind = "xdp"\ninterfaces = ["eth0"]\n'
     balancer = Balancer(
         net, tmp_path, plane + service("echo", ECHO_PORT, 'check = { kind = "tcp", interval_ms = 200 }')
@@ -347,9 +422,7 @@ def test_af_xdp_takes_the_balancer_s_frames_and_leaves_the_rest(root_net: Net, t
     warm_up(net, balancer)
 
     def transfer(address: str, count: int) -> dict[str, Any]:
-        command = [*echo, "transfer", address, str(ECHO_PORT), str(count)]
-        out, _ = net.start(CLIENTS[0], *command, stdout=subprocess.PIPE).communicate(timeout=60)
-        report: dict[str, Any] = json.loads(out)
+        report = ask(net, "transfer", address, count)
         assert report["results"] == {"right": count}, f"{report}\n{balancer.status()}"
         return report
 

@@ -37,6 +37,41 @@ class Server(socketserver.ThreadingTCPServer):
     request_queue_size = 512
 
 
+def serve_datagrams(address: str, port: int) -> None:
+    with socket.socket(family(address), socket.SOCK_DGRAM) as server:
+        server.bind((address, port))
+        print("ready", flush=True)
+        while True:
+            data, client = server.recvfrom(1 << 16)
+            server.sendto(address.encode().ljust(16) + data, client)
+
+
+def ask(address: str, port: int, count: int) -> None:
+    """Each datagram is of a connection of its own; one that is lost is sent again."""
+    results: Counter[str] = Counter()
+    servers: Counter[str] = Counter()
+    for number in range(count):
+        data = random.Random(number).randbytes([10, 1000, 5000][number % 3])
+        with socket.socket(family(address), socket.SOCK_DGRAM) as client:
+            client.settimeout(0.5)
+            client.connect((address, port))
+            answer = b""
+            for _ in range(10):
+                client.send(data)
+                try:
+                    answer = client.recv(1 << 16)
+                    break
+                except TimeoutError:
+                    continue
+        results["right" if answer[16:] == data else "wrong"] += 1
+        servers[answer[:16].decode().strip()] += 1
+    print(json.dumps({"results": results, "servers": servers}))
+
+
+def family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
 def read(connection: socket.socket, count: int) -> bytes:
     parts = b""
     while len(parts) < count:
@@ -102,9 +137,14 @@ def flood(address: str, port: int, seconds: float) -> None:
 def main() -> None:
     what, address, port, *rest = sys.argv[1:]
     if what == "serve":
+        Server.address_family = family(address)
         with Server((address, int(port)), Echo) as server:
             print("ready", flush=True)
             server.serve_forever()
+    elif what == "serve-datagrams":
+        serve_datagrams(address, int(port))
+    elif what == "ask":
+        ask(address, int(port), int(rest[0]))
     elif what == "transfer":
         transfers(address, int(port), int(rest[0]))
     else:
