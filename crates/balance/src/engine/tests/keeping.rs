@@ -455,6 +455,33 @@ fn a_second_balancer_agrees_by_hashing_alone() {
     assert_eq!(second.sizes(), (200, 0, 0));
 }
 
+/// A balancer that has lost one of ten backends takes over the other nine's connections, all but a
+/// few of them.
+#[test]
+fn a_second_balancer_with_fewer_backends_agrees_about_most() {
+    let names: Vec<_> = (1..=10).map(|i| format!("203.0.113.{i}:4833")).collect();
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    let rule = |names: &[&str]| ServiceRule {
+        adopt: true,
+        ..nat(names)
+    };
+    let mut first = engine(&[rule(&names)]);
+    let mut second = engine(&[rule(&names[1..])]);
+    let (mut kept, mut moved) = (0, 0);
+    for i in 0..2000 {
+        let (target, _) = connect(&mut first, &client(i), VIP, 0);
+        if target != names[0] {
+            let there = backend_of(&mut second, &client(i), 0).expect("sent");
+            *(if there == target {
+                &mut kept
+            } else {
+                &mut moved
+            }) += 1;
+        }
+    }
+    assert!(moved * 100 <= 4 * kept, "{kept} kept, {moved} moved");
+}
+
 #[test]
 fn a_clock_that_goes_backwards_ends_nothing_and_keeps_times() {
     let mut engine = engine(&[nat(&BACKENDS)]);
