@@ -5,7 +5,6 @@ use std::{
     collections::BTreeMap,
     env,
     ffi::OsString,
-    fs,
     path::{Path, PathBuf},
 };
 
@@ -112,11 +111,7 @@ fn with_settings(
 }
 
 fn read(file: &Path) -> Result<String, String> {
-    let length = fs::metadata(file).map_err(|error| error.to_string())?.len();
-    if length > FILE_BYTES_MAX {
-        return Err(format!("{length} bytes, {FILE_BYTES_MAX} at most are read"));
-    }
-    fs::read_to_string(file).map_err(|error| error.to_string())
+    outboard_files::read_text(file, FILE_BYTES_MAX).map_err(|error| error.to_string())
 }
 
 fn line_of(text: &str, at: usize) -> usize {

@@ -1,21 +1,19 @@
 //! `outboard keygen`, and the files of keys.
 
-use std::{fs, path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Context as _;
 use outboard_link::default_key_file;
 use outboard_trust::Identity;
 
-use crate::{args::KeygenArgs, print};
+use crate::{args::KeygenArgs, print, token::make_private_folder_of};
 
 pub(crate) fn keygen(args: KeygenArgs) -> anyhow::Result<ExitCode> {
     let file = key_file(args.file)?;
     let key = match args.show {
         true => Identity::read(&file)?,
         false => {
-            if let Some(folder) = file.parent() {
-                fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
-            }
+            make_private_folder_of(&file)?;
             let key = Identity::random()?;
             key.write(&file).with_context(|| match file.exists() {
                 true => "there is a key already; --show prints its fingerprint".to_owned(),

@@ -3,7 +3,6 @@
 use std::{
     env,
     ffi::{OsStr, OsString},
-    fs::File,
     io::Read as _,
     os::unix::ffi::OsStrExt as _,
     path::{Path, PathBuf},
@@ -49,7 +48,7 @@ fn find(program: &OsStr) -> Option<PathBuf> {
 
 fn head(path: &Path) -> Option<Vec<u8>> {
     let mut head = Vec::new();
-    let file = File::open(path).ok()?;
+    let file = outboard_files::open(path).ok()?;
     file.take(HEAD_BYTES).read_to_end(&mut head).ok()?;
     Some(head)
 }

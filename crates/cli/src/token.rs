@@ -2,6 +2,8 @@
 
 use std::{
     fs,
+    io::Write as _,
+    os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -44,19 +46,34 @@ fn create(name: String, lifetime_s: Option<u64>, file: &Path) -> anyhow::Result<
         created_s: now_s,
         expires_s: lifetime_s.map(|lifetime_s| now_s.saturating_add(lifetime_s)),
     };
-    if let Some(folder) = file.parent() {
-        fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
-    }
-    Store::change(file, |store| store.add(entry))?;
+    make_private_folder_of(file)?;
+    // Shown before it is kept: a token that nobody has must not be valid.
+    Store::change(file, |store| {
+        store.add(entry)?;
+        let mut out = std::io::stdout();
+        writeln!(out, "{}", token.to_text())
+            .and_then(|()| out.flush())
+            .context("writing to standard output; no token is added")
+    })?;
     let until = lifetime_s.map_or("until it is revoked".into(), |lifetime_s| {
         format!("until {}", date(now_s.saturating_add(lifetime_s)))
     });
     eprintln!(
-        "{name} is added to {}, valid {until}. The line below is the secret of its owner, to be kept in a file of mode \
+        "{name} is added to {}, valid {until}. The line on standard output is the secret of its owner, to be kept in a file of mode \
          0600: ~/.config/outboard/tokens/HOST:PORT, or the one that OUTBOARD_TOKEN_FILE names",
         file.display()
     );
-    print(format!("{}\n", token.to_text()).as_bytes())
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Makes the folder of a secret file, if there is none, for its owner alone.
+pub(crate) fn make_private_folder_of(file: &Path) -> anyhow::Result<()> {
+    let Some(folder) = file.parent() else {
+        return Ok(());
+    };
+    let mut builder = fs::DirBuilder::new();
+    let made = builder.recursive(true).mode(0o700).create(folder);
+    made.with_context(|| folder.display().to_string())
 }
 
 fn list(file: &Path, json: bool) -> anyhow::Result<ExitCode> {

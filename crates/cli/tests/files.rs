@@ -86,6 +86,55 @@ fn what_cannot_be_written_is_named_once() {
     assert_eq!(left.len(), 1, "{left:?}");
 }
 
+/// Opening a pipe waits for its other end, and a device may have no end.
+#[test]
+fn what_is_no_file_is_refused_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let recording = recording();
+    let recording = recording.to_str().unwrap();
+    let key = folder.path().join("key").display().to_string();
+    assert_eq!(outboard(&["keygen", &key]).0, Some(0));
+    let serve = ["serve", "--no-config", "--device", "soft", "--listen"];
+    let socket = format!("shm://{}", folder.path().join("socket").display());
+    let serving = |more: &[&str]| [&serve[..], &[&socket], more].concat().join("\n");
+    let tls = ["--listen", "tcp://127.0.0.1:0", "--tls", "--tls-key", &key];
+    for file in [pipe.to_str().unwrap(), "/dev/zero"] {
+        for line in [
+            serving(&["--audit", file]),
+            serving(&[&tls[..], &["--authorized", file]].concat()),
+            serving(&["--tokens", file]),
+            ["serve", "--check-config", "--config", file].join("\n"),
+            ["require", file].join("\n"),
+            ["require", recording, "--constants", file].join("\n"),
+            ["trace", "show", file].join("\n"),
+            ["trace", "cut", recording, "-o", file].join("\n"),
+            ["token", "list", "--tokens", file].join("\n"),
+        ] {
+            let mut command = Command::new("timeout");
+            command.args(["10", env!("CARGO_BIN_EXE_outboard")]);
+            let output = command.args(line.split('\n')).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(
+                matches!(output.status.code(), Some(1 | 2)),
+                "{line}: {said}"
+            );
+            assert!(said.contains("is no file"), "{line}: {said}");
+        }
+    }
+    // A pipe that nobody reads would be waited for.
+    let pipe = pipe.to_str().unwrap();
+    for line in [
+        &["trace", "export", "--chrome", recording, "-o", pipe][..],
+        &["require", recording, "--json", pipe],
+    ] {
+        let (_, said) = outboard(line);
+        assert!(said.contains("nobody reads this pipe"), "{said}");
+    }
+}
+
 /// The disk is full after 8 KiB: a limit of the process on the size of files acts as one.
 #[test]
 fn a_full_disk_leaves_the_files_as_they_were() {

@@ -10,7 +10,7 @@ use std::{
     net::{Shutdown, TcpListener, TcpStream},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
-    process::Output,
+    process::{Output, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -152,6 +152,27 @@ fn a_token_is_needed_until_it_expires_or_is_revoked() {
     assert!(said[0].contains("wrong, revoked or expired"), "{}", said[0]);
     assert!(said.iter().all(|other| *other == said[0]), "{said:?}");
     guarded.server.expect_log("the token brief has expired");
+}
+
+#[test]
+fn a_token_that_nobody_was_shown_is_not_added() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = dir.path().join("settings/tokens");
+    let mut full = outboard();
+    full.args(["token", "create", "alice", "--tokens"])
+        .arg(&tokens);
+    full.stdout(fs::File::options().write(true).open("/dev/full").unwrap());
+    let done = full.stderr(Stdio::piped()).output().unwrap();
+    assert_eq!(done.status.code(), Some(1));
+    assert!(text(&done.stderr).contains("no token is added"));
+    // The name is free.
+    create(&tokens, "alice", &[]);
+    let mode = |name: &str| {
+        let file = dir.path().join(name);
+        fs::metadata(file).unwrap().permissions().mode() & 0o777
+    };
+    let modes = ["settings", "settings/tokens", "settings/tokens.lock"].map(mode);
+    assert_eq!(modes, [0o700, 0o600, 0o600]);
 }
 
 #[test]

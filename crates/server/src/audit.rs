@@ -85,7 +85,7 @@ impl Audit {
     pub(super) fn open(path: &Path) -> io::Result<Audit> {
         let mut options = OpenOptions::new();
         options.append(true).create(true).mode(0o600);
-        Ok(Audit::to(options.open(path)?))
+        Ok(Audit::to(outboard_files::open_with(&mut options, path)?))
     }
 }
 

@@ -18,10 +18,7 @@ pub fn claim(path: &Path) -> Result<(), Error> {
     let io_error = |error: io::Error| Error::io(path, &error);
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
-    let mut file = options.open(path).map_err(io_error)?;
-    if !file.metadata().map_err(io_error)?.is_file() {
-        return Err(Error::Taken { path: path.into() });
-    }
+    let mut file = outboard_files::open_with(&mut options, path).map_err(io_error)?;
     let mut head = [0; MAGIC.len()];
     let is_ours = match file.read_exact(&mut head) {
         Ok(()) => head == MAGIC,
@@ -46,7 +43,7 @@ pub fn claim(path: &Path) -> Result<(), Error> {
 /// Returns true if the file begins like a recording.
 pub fn is_recording(path: &Path) -> io::Result<bool> {
     let mut head = [0; MAGIC.len()];
-    match File::open(path)?.read_exact(&mut head) {
+    match outboard_files::open(path)?.read_exact(&mut head) {
         Ok(()) => Ok(head == MAGIC),
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
         Err(error) => Err(error),
@@ -110,7 +107,7 @@ fn open_asked(path: &Path) -> Result<Asked, Error> {
     let io_error = |error: io::Error| Error::io(path, &error);
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false);
-    let file = above_standard(options.open(path).map_err(io_error)?);
+    let file = above_standard(outboard_files::open_with(&mut options, path).map_err(io_error)?);
     if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
         return Ok(Asked::BeingWritten);
     }

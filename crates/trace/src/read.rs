@@ -1,7 +1,6 @@
 //! Reads a file block by block, each checked before it is used.
 
 use std::{
-    fs::File,
     io::{self, BufReader, Read},
     path::Path,
 };
@@ -18,7 +17,7 @@ use crate::{
 
 /// Reads a recording. If the file was cut, all whole blocks are read and `complete` is false.
 pub fn read(path: &Path) -> Result<Trace, Error> {
-    let file = File::open(path).map_err(|error| Error::io(path, &error))?;
+    let file = outboard_files::open(path).map_err(|error| Error::io(path, &error))?;
     match Reader::new(BufReader::new(file)).and_then(collect) {
         Err(Error::Io { what, .. }) => Err(Error::Io {
             path: path.into(),

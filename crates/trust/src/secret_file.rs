@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use outboard_files::is_no_file;
 use thiserror::Error;
 
 /// Reason why a file is not used as a secret's.
@@ -37,11 +38,10 @@ pub fn read_secret(path: &Path, max: u64) -> Result<String, SecretFileError> {
         path: path.into(),
         source,
     };
-    // A pipe without a writer does not hold this up.
-    let mut options = OpenOptions::new();
-    let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
-    let file = options.read(true).custom_flags(flags).open(path);
-    let file = file.map_err(io)?;
+    let file = outboard_files::open(path).map_err(|error| match is_no_file(&error) {
+        true => SecretFileError::NoFile { path: path.into() },
+        false => io(error),
+    })?;
     check(path, &file)?;
     let mut bytes = Vec::new();
     file.take(max + 1).read_to_end(&mut bytes).map_err(io)?;
@@ -61,9 +61,6 @@ fn check(path: &Path, file: &File) -> Result<(), SecretFileError> {
         source,
     })?;
     let (mode, uid) = (metadata.mode() & 0o7777, metadata.uid());
-    if !metadata.is_file() {
-        return Err(SecretFileError::NoFile { path: path() });
-    }
     if mode & 0o077 != 0 {
         return Err(SecretFileError::Open { path: path(), mode });
     }

@@ -10,9 +10,16 @@
 use std::{
     ffi::OsString,
     fs, io,
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
+use rustix::{
+    fs::{FlockOperation, flock},
+    io::Errno,
+};
 use thiserror::Error;
 
 use crate::{
@@ -23,6 +30,9 @@ use crate::{
 
 const FILE_BYTES_MAX: u64 = 4 << 20;
 pub const NAME_BYTES_MAX: usize = 64;
+/// Longest wait for another change of the file, and the pause between two tries.
+const LOCK_MS_MAX: u64 = 10_000;
+const LOCK_POLL_MS: u64 = 20;
 const NEVER: &str = "never";
 const HEAD: &str = "# Tokens of an Outboard server: NAME ID KEY CREATED EXPIRES. Secret: who reads the keys can use them.\n";
 
@@ -62,6 +72,12 @@ pub enum StoreError {
         "{0:?} is no name of a token: letters, digits and . _ - @ are, at most {NAME_BYTES_MAX}"
     )]
     Name(String),
+    #[error(
+        "nothing is changed: another process has kept {} locked for {seconds} s (lsof shows which); if that is no \
+         outboard token, end it or remove this file",
+        path.display()
+    )]
+    Locked { path: PathBuf, seconds: u64 },
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: io::Error },
 }
@@ -126,28 +142,20 @@ impl Store {
 
     /// Changes the tokens in a file, which is replaced in one step: a server that reads it
     /// meanwhile sees all of the old tokens or all of the new. A missing file has no tokens.
-    pub fn change<T>(
+    pub fn change<T, E: From<StoreError>>(
         path: &Path,
-        change: impl FnOnce(&mut Store) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
+        change: impl FnOnce(&mut Store) -> Result<T, E>,
+    ) -> Result<T, E> {
         let io = |source| StoreError::Io {
             path: path.into(),
             source,
         };
-        // One change at a time: the others wait for the lock of a file beside it.
         let beside = |suffix: &str| {
             let mut name = OsString::from(path);
             name.push(suffix);
             PathBuf::from(name)
         };
-        let lock = fs::OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(beside(".lock"))
-            .map_err(io)?;
-        rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)
-            .map_err(|error| io(error.into()))?;
+        let _lock = lock(&beside(".lock"), LOCK_MS_MAX)?;
         let mut store = match Store::read(path) {
             Err(StoreError::File(SecretFileError::Io { source, .. }))
                 if source.kind() == io::ErrorKind::NotFound =>
@@ -160,10 +168,10 @@ impl Store {
         let new = beside(".new");
         // Left by a change that was interrupted.
         match fs::remove_file(&new) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io(error)),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io(error).into()),
             _ => {}
         }
-        write_new_secret(&new, &store.to_text())?;
+        write_new_secret(&new, &store.to_text()).map_err(StoreError::from)?;
         fs::rename(&new, path).map_err(io)?;
         Ok(result)
     }
@@ -182,6 +190,40 @@ impl Store {
             text.push_str(&format!("{name} {id} {key} {created_s} {expires}\n"));
         }
         text
+    }
+}
+
+/// Locks a file that its owner alone can open: others could keep it locked. Changes of the tokens
+/// take turns by it.
+fn lock(path: &Path, ms_max: u64) -> Result<fs::File, StoreError> {
+    let io = |source| StoreError::Io {
+        path: path.into(),
+        source,
+    };
+    let mut options = fs::OpenOptions::new();
+    options.create(true).truncate(false).write(true).mode(0o600);
+    let file = outboard_files::open_with(&mut options, path).map_err(io)?;
+    let metadata = file.metadata().map_err(io)?;
+    if metadata.mode() & 0o077 != 0 {
+        file.set_permissions(fs::Permissions::from_mode(0o600))
+            .map_err(io)?;
+    }
+    let deadline = Instant::now() + Duration::from_millis(ms_max);
+    loop {
+        let locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
+        match locked {
+            Ok(()) => return Ok(file),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                thread::sleep(Duration::from_millis(LOCK_POLL_MS));
+            }
+            Err(Errno::WOULDBLOCK) => {
+                return Err(StoreError::Locked {
+                    path: path.into(),
+                    seconds: ms_max / 1_000,
+                });
+            }
+            Err(error) => return Err(io(error.into())),
+        }
     }
 }
 
@@ -237,8 +279,6 @@ fn is_name(word: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
-
     use super::*;
 
     fn entry(name: &str, expires_s: Option<u64>) -> Entry {
@@ -274,6 +314,23 @@ mod tests {
         assert_eq!(Store::read(&path).unwrap().entries(), [bob]);
         let unknown = Store::change(&path, |store| store.remove("alice"));
         assert!(matches!(unknown, Err(StoreError::Unknown(_))));
+    }
+
+    #[test]
+    fn only_the_owner_can_hold_the_lock_and_nobody_for_ever() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokens.lock");
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        let held = lock(&path, 0).unwrap();
+        assert_eq!(held.metadata().unwrap().mode() & 0o777, 0o600);
+        let said = lock(&path, 50).unwrap_err().to_string();
+        assert!(said.contains("tokens.lock locked"), "{said}");
+        drop(held);
+        lock(&path, 0).unwrap();
+        fs::remove_file(&path).unwrap();
+        let made = lock(&path, 0).unwrap();
+        assert_eq!(made.metadata().unwrap().mode() & 0o777, 0o600);
     }
 
     #[test]

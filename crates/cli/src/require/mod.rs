@@ -5,7 +5,7 @@ mod csv;
 mod output;
 mod text;
 
-use std::{fs::File, io::Read as _, path::Path, process::ExitCode};
+use std::{path::Path, process::ExitCode};
 
 use anyhow::Context as _;
 use outboard_api::optimise::Level;
@@ -117,9 +117,7 @@ fn json(found: &impl Serialize) -> anyhow::Result<String> {
 }
 
 fn read_constants(path: &Path) -> anyhow::Result<Constants> {
-    let mut text = String::new();
-    File::open(path)
-        .and_then(|file| file.take(CONSTANTS_BYTES_MAX).read_to_string(&mut text))
+    let text = outboard_files::read_text(path, CONSTANTS_BYTES_MAX)
         .with_context(|| format!("reading the constants {}", path.display()))?;
     let constants: Constants = serde_json::from_str(&text).with_context(|| {
         format!(

@@ -1,7 +1,7 @@
 //! Output files that are either whole or absent.
 
 use std::{
-    fs::{File, OpenOptions, Permissions},
+    fs::{File, Permissions},
     io::{self, Write as _},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
@@ -39,7 +39,7 @@ pub(crate) fn write_whole(
     let context = || format!("writing {}", path.display());
     // A pipe or a device cannot be replaced by renaming.
     if path.exists() && !path.is_file() {
-        let file = OpenOptions::new().write(true).open(path);
+        let file = outboard_files::open_stream(path);
         return file
             .and_then(|mut file| write(&mut file))
             .with_context(context);
@@ -67,7 +67,7 @@ pub(crate) fn check_writable(path: &Path) -> anyhow::Result<()> {
         return Ok(());
     }
     if path.exists() && !path.is_file() {
-        let opened = OpenOptions::new().write(true).open(path);
+        let opened = outboard_files::open_stream(path);
         return opened.map(drop).with_context(context);
     }
     beside(path).map(drop).with_context(context)
@@ -88,7 +88,7 @@ impl Outputs {
             let context = || format!("writing {}", path.display());
             // A pipe or a device cannot be replaced by renaming.
             if path.exists() && !path.is_file() {
-                let file = OpenOptions::new().write(true).open(path);
+                let file = outboard_files::open_stream(path);
                 let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
                 written.with_context(context)?;
                 continue;

@@ -1,6 +1,6 @@
 //! The results of a sweep so far: the file from which it continues, and the table.
 
-use std::{fs, io::Write, path::Path};
+use std::{io::Write, path::Path};
 
 use anyhow::Context as _;
 use outboard_wire::network::Network;
@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 use crate::{bench::median, require::nameless};
 
 const FORMAT: u32 = 1;
+/// Longest file that is read.
+const FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// The file. A sweep continues only if everything except the runs is unchanged.
 #[derive(Debug, Serialize, Deserialize)]
@@ -42,7 +44,7 @@ impl SweepResults {
     /// Reads the file if it belongs to this very sweep; starts a new one if there is no file, or
     /// one without a run.
     pub(super) fn open(path: &Path, plan: Plan) -> anyhow::Result<SweepResults> {
-        let text = match fs::read_to_string(path) {
+        let text = match outboard_files::read_text(path, FILE_BYTES_MAX) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 return SweepResults::begin(path, plan);
@@ -198,6 +200,8 @@ impl Plan {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn plan() -> Plan {

@@ -224,18 +224,15 @@ pub fn is_authorized(path: &Path, fingerprint: Fingerprint) -> Result<bool, Iden
         path: path.into(),
         source,
     };
-    let metadata = std::fs::metadata(path).map_err(failed)?;
-    let mode = metadata.mode() & 0o7777;
+    let file = outboard_files::open(path).map_err(failed)?;
+    let mode = file.metadata().map_err(failed)?.mode() & 0o7777;
     if mode & 0o022 != 0 {
         return Err(IdentityError::Writable {
             path: path.into(),
             mode,
         });
     }
-    if metadata.len() > AUTHORIZED_BYTES_MAX {
-        return Err(failed(io::Error::other("the file is too long")));
-    }
-    let text = std::fs::read_to_string(path).map_err(failed)?;
+    let text = outboard_files::text_of(file, AUTHORIZED_BYTES_MAX).map_err(failed)?;
     let mut found = false;
     for (at, line) in text.lines().enumerate() {
         let word = line.split_ascii_whitespace().next();
