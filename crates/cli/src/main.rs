@@ -10,6 +10,7 @@ mod exit;
 mod keygen;
 mod libraries;
 mod peer;
+mod pool;
 mod preload;
 mod probe;
 mod ptxas;
@@ -59,6 +60,8 @@ fn main() -> ExitCode {
         Command::Token(command) => token::token(command),
         Command::Completions { shell } => completions(shell),
         Command::Man => manual(),
+        Command::Pool(command) => pool::pool(command),
+        Command::PoolHold(args) => pool::hold(&args),
         Command::Worker(args) => serve::worker(args),
         Command::BenchWorker => bench::worker(),
         Command::TryLibrary { path } => libraries::try_library(&path),

@@ -166,6 +166,7 @@ fn hello(purpose: Purpose, network: Option<Network>) -> anyhow::Result<ClientHel
         emulation: network.map(emulation).transpose()?,
         is_rdma: false,
         token: None,
+        grant: None,
         window: 0,
     })
 }

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::Context as _;
 use outboard_api::optimise::VARIABLE;
-use outboard_link::{Endpoint, ListError, emulated};
+use outboard_link::{Endpoint, GRANT_FILE_VARIABLE, ListError, emulated};
 use outboard_trace::live;
 use outboard_wire::limits::SERVERS_MAX;
 
@@ -20,6 +20,7 @@ use crate::{
     exit::Exit,
     libraries,
     peer::{self, Server},
+    pool::{Leased, lease_for},
     preload,
     serve::default_endpoint,
     token,
@@ -59,7 +60,14 @@ pub(crate) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn behind_a_server(command: &mut Command, args: &RunArgs) -> anyhow::Result<()> {
-    let mut servers: Vec<Endpoint> = args.gpu.iter().flat_map(|one| one.0.clone()).collect();
+    let leased = lease_for(args)?;
+    let mut servers: Vec<Endpoint> = match &leased {
+        Some(leased) => leased.servers.clone(),
+        None => args.gpu.iter().flat_map(|one| one.0.clone()).collect(),
+    };
+    if let Some(Leased { grants, .. }) = &leased {
+        command.env(GRANT_FILE_VARIABLE, grants);
+    }
     if servers.is_empty() {
         servers.push(default_endpoint()?);
     }
@@ -82,7 +90,7 @@ fn behind_a_server(command: &mut Command, args: &RunArgs) -> anyhow::Result<()> 
     if is_ptx_only {
         leave_it_at_ptx(command)?;
     }
-    if let Some(count) = args.gpus {
+    if let Some(count) = args.gpus.filter(|_| leased.is_none()) {
         command.env(VISIBLE_VARIABLE, first_gpus(&servers, count)?);
     }
     command

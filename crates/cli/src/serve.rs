@@ -13,14 +13,17 @@ use anyhow::Context;
 use clap::ValueEnum as _;
 use outboard_link::{Endpoint, Host, Listener};
 use outboard_server::{
-    Access, DeviceKind, DeviceOptions, Sandbox, ServeOptions, Supervisor, run_worker,
+    Access, DeviceKind, DeviceOptions, PoolOptions, Sandbox, ServeOptions, Supervisor, run_worker,
 };
 use outboard_soft::{MEMORY_BYTES_MAX, Watch};
 use outboard_trust::{Fingerprint, Identity, Store, is_authorized};
 
 use crate::{
-    args::{CacheArgs, DeviceArg, LogFormat, SandboxArg, ServeArgs, TrustArgs, WorkerArgs},
-    keygen, libraries, token,
+    args::{
+        BoxArgs, CacheArgs, DeviceArg, LogFormat, SandboxArg, ServeArgs, TrustArgs, WatchArgs,
+        WorkerArgs,
+    },
+    keygen, libraries, pool, token,
 };
 
 /// Least device memory of a program, in bytes: devices hand it out in pieces of this size.
@@ -79,7 +82,6 @@ fn options(
     )?;
     let kind = choose_device(args.device)?;
     check_device(&args, kind)?;
-    let watch = args.watch;
     let shares = args.shares.shares();
     let all = listen.iter().chain(opened.clone());
     let has_rdma = all
@@ -100,12 +102,10 @@ fn options(
             memory_bytes: args.memory,
             threads: args.threads.map(Into::into),
             devices: args.devices.unwrap_or(1).into(),
+            chosen: None,
+            board: outboard_soft::BOARD,
             capability: args.capability.unwrap_or_default(),
-            watch: Watch {
-                checks: watch.check.unwrap_or_default(),
-                fail: watch.check_fail,
-                seed: watch.seed,
-            },
+            watch: watch_of(args.watch),
         },
         access: access(args.trust, key)?,
         cache,
@@ -114,6 +114,7 @@ fn options(
         shares,
         metrics: args.seeing.metrics,
         audit: args.seeing.audit,
+        pool: box_of(args.pool)?,
         worker_args: worker_args(log_format),
     })
 }
@@ -155,6 +156,32 @@ fn check_device(args: &ServeArgs, kind: DeviceKind) -> anyhow::Result<()> {
         HOST_MEMORY_BYTES_MIN >> 20
     );
     Ok(())
+}
+
+fn watch_of(args: WatchArgs) -> Watch {
+    Watch {
+        checks: args.check.unwrap_or_default(),
+        fail: args.check_fail,
+        seed: args.seed,
+    }
+}
+
+/// Returns the settings of a box of a pool.
+fn box_of(args: BoxArgs) -> anyhow::Result<Option<PoolOptions>> {
+    let Some(manager) = args.pool else {
+        return Ok(None);
+    };
+    let name = args.pool_name.unwrap_or_else(pool::host_name);
+    if let Some(address) = &args.pool_address {
+        let _: Endpoint = address.parse().context("--pool-address")?;
+    }
+    Ok(Some(PoolOptions {
+        manager,
+        bearer: pool::bearer(args.pool_token_file.as_deref())?,
+        state: pool::state_folder(args.pool_state, &name)?,
+        name,
+        address: args.pool_address,
+    }))
 }
 
 /// Returns the settings as --check-config shows them.

@@ -296,6 +296,7 @@ fn hellos() -> Vec<Vec<u8>> {
         emulation: None,
         is_rdma: false,
         token: None,
+        grant: None,
         window: 0,
     };
     let emulated = ClientHello {

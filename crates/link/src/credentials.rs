@@ -7,7 +7,7 @@ use std::{
     sync::OnceLock,
 };
 
-use outboard_trust::{Fingerprint, Identity, Token};
+use outboard_trust::{Fingerprint, Identity, Token, hex, read_secret};
 
 use crate::Error;
 
@@ -17,6 +17,11 @@ pub const TOKEN_FILE_VARIABLE: &str = "OUTBOARD_TOKEN_FILE";
 /// Names the file of the key by which a client is known over tcps; without it the key of the user's
 /// settings, if there is one, else a new one for each process.
 pub const KEY_FILE_VARIABLE: &str = "OUTBOARD_KEY_FILE";
+
+/// Names the file of the grants for servers of a pool: lines with a server's address, as the
+/// program names it, and a grant in hexadecimal digits.
+pub const GRANT_FILE_VARIABLE: &str = "OUTBOARD_GRANT_FILE";
+const GRANT_FILE_BYTES_MAX: u64 = 256 << 10;
 
 /// The file that [`use_token_file`] has set.
 static TOKEN_FILE: OnceLock<PathBuf> = OnceLock::new();
@@ -33,6 +38,8 @@ pub(crate) struct Credentials {
     pub(crate) token: Option<Token>,
     /// This side's key, and that of the server; None: nothing is encrypted.
     pub(crate) keys: Option<(Identity, Fingerprint)>,
+    /// The grant for the server, if it is one of a pool.
+    pub(crate) grant: Option<Vec<u8>>,
 }
 
 /// The way to a session's server for its data connections.
@@ -71,7 +78,10 @@ impl Credentials {
                 .filter(|file| file.try_exists().unwrap_or(true)),
         };
         let token = file.map(|file| Token::read(&file)).transpose()?;
-        Ok(Credentials { token, keys: None })
+        Ok(Credentials {
+            token,
+            ..Credentials::default()
+        })
     }
 
     /// Returns the secrets for a server that is known by its key.
@@ -90,6 +100,22 @@ impl Credentials {
             ..self
         })
     }
+}
+
+/// Returns the grant for the server of this address. Without a file there is none.
+pub(crate) fn grant_for(address: &str) -> Result<Option<Vec<u8>>, Error> {
+    let Some(file) = env::var_os(GRANT_FILE_VARIABLE).filter(|file| !file.is_empty()) else {
+        return Ok(None);
+    };
+    let text = read_secret(Path::new(&file), GRANT_FILE_BYTES_MAX);
+    let text = text.map_err(|error| Error::Grants(error.to_string()))?;
+    let mut lines = text.lines().filter_map(|line| line.split_once(' '));
+    let found = lines.find(|(server, _)| *server == address);
+    found.map_or(Ok(None), |(_, digits)| {
+        let grant = hex::decode_all(digits.trim());
+        let wrong = || Error::Grants("it has a line that is no address and grant".into());
+        grant.map(Some).ok_or_else(wrong)
+    })
 }
 
 /// Returns the file of the user's own key: `key` in the folder of the settings.

@@ -70,6 +70,7 @@ pub fn open_data_connections(
         emulation: None,
         is_rdma: false,
         token: None,
+        grant: None,
         window: 0,
     };
     fill_standard_descriptors();

@@ -53,6 +53,7 @@ impl Heartbeats {
             emulation: None,
             is_rdma: false,
             token: None,
+            grant: None,
             window: 0,
         };
         opening::open(&mut stream, &hello, deadline)?;

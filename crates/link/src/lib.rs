@@ -99,8 +99,8 @@ mod wake;
 #[cfg(not(loom))]
 pub use crate::{
     credentials::{
-        KEY_FILE_VARIABLE, TOKEN_FILE_VARIABLE, Way, config_folder, default_key_file,
-        use_token_file,
+        GRANT_FILE_VARIABLE, KEY_FILE_VARIABLE, TOKEN_FILE_VARIABLE, Way, config_folder,
+        default_key_file, use_token_file,
     },
     data_connections::{data_connections_are_set, data_connections_wanted, open_data_connections},
     deadline::Wait,

@@ -23,7 +23,7 @@ use rustix::{
 
 use crate::{
     Endpoint, Error, Host, Peer, RdmaOptions, Stream,
-    credentials::Credentials,
+    credentials::{Credentials, grant_for},
     deadline::{deadline_after, elapsed_ms, timed_out},
     rdma, sys,
 };
@@ -248,6 +248,10 @@ pub fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Stream, Error> 
             })?;
             Credentials::of(&format!("{host}:{port}"))?.with_key_of(server)?
         }
+    };
+    let credentials = Credentials {
+        grant: grant_for(&endpoint.to_string())?,
+        ..credentials
     };
     let deadline = deadline_after(timeout);
     let socket = match endpoint {

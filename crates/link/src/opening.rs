@@ -41,6 +41,7 @@ impl Opening {
         let hello = handshake::encode_hello(&ClientHello {
             is_rdma: stream.rdma().is_some(),
             token,
+            grant: stream.credentials().grant.clone(),
             ..hello.clone()
         })?;
         stream.write_all_deadline(&hello, deadline)?;

@@ -123,15 +123,19 @@ pub struct Monitor {
 
 impl Monitor {
     /// Opens the library. `facts` is an earlier snapshot of the same devices, which saves loading
-    /// the driver.
-    pub fn open(facts: Option<&NvmlSnapshot>) -> Result<Monitor, Failure> {
-        let uuids = match facts {
+    /// the driver. `chosen` are the driver's numbers of the devices; by default all.
+    pub fn open(facts: Option<&NvmlSnapshot>, chosen: Option<&[u32]>) -> Result<Monitor, Failure> {
+        let uuids: Vec<String> = match facts {
             Some(facts) => facts.devices.iter().map(|d| d.uuid.clone()).collect(),
             None => {
                 let driver = Driver::load()?;
                 uuids(&driver, 0..driver.cuDeviceGetCount()?)?
             }
         };
+        let is_chosen = |number: u32| chosen.is_none_or(|chosen| chosen.contains(&number));
+        let of = uuids.into_iter().zip(0..);
+        let uuids = of.filter(|(_, number)| is_chosen(*number));
+        let uuids = uuids.map(|(uuid, _)| uuid).collect();
         Ok(Monitor {
             nvml: Nvml::load()?,
             uuids,

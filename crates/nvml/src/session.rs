@@ -284,6 +284,7 @@ impl Connection {
             emulation: emulated::asked()?,
             is_rdma: false,
             token: None,
+            grant: None,
             window: 0,
         };
         let (link, _, _) =

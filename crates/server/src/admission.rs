@@ -5,6 +5,7 @@
 //! client's hello and a spare get the same document.
 
 use outboard_link::{LinkKind, RdmaOptions, Stream};
+use outboard_pool::{Grant, record::GpuFacts};
 use outboard_trust::TlsState;
 use outboard_wire::{
     doc::{GpuStatus, Refusal, SessionEnd, StatusQuestion, Usage},
@@ -38,6 +39,8 @@ pub(super) struct Admission {
     pub(super) place: Option<Place>,
     /// Secret by which further connections of this session are known.
     pub(super) key: SessionKey,
+    /// End of the client's lease by the machine's monotonic clock, if the server is part of a pool.
+    pub(super) until_ms: Option<u64>,
 }
 
 /// The kind of link that a client's socket becomes.
@@ -60,6 +63,9 @@ pub(super) struct Terms {
     /// Files of the server's key, and of the fingerprints that are served, if the connection is to
     /// be encrypted.
     pub(super) tls: Option<TlsTerms>,
+    /// If the server is part of a pool: the public key of its manager, empty if it is not known
+    /// yet.
+    pub(super) pool: Option<String>,
 }
 
 /// Paths, as their bytes.
@@ -97,6 +103,10 @@ pub(super) enum Order {
     Answer,
     /// Answer requests for metrics. Brings the listening socket.
     Export,
+    /// Open the device, report its GPUs, and end.
+    Inventory(DeviceOptions),
+    /// The client's lease ends later, by the machine's monotonic clock.
+    Lease { until_ms: u64 },
 }
 
 /// A message from a worker to the supervisor.
@@ -111,6 +121,8 @@ pub(super) enum Report {
         token: Option<String>,
         /// Tenant's name of the key that the client has, if the server asks for one.
         key: Option<String>,
+        /// Signed by the manager of the server's pool, for this server or another.
+        grant: Option<Box<Grant>>,
         /// Where the encrypted connection is.
         tls: Option<TlsState>,
     },
@@ -126,6 +138,10 @@ pub(super) enum Report {
     TurnedAway(Refusal),
     /// A client asks about the server.
     Asks(StatusQuestion),
+    /// GPUs of the device, in the order of their numbers.
+    Inventory(Vec<GpuFacts>),
+    /// Address window of the session's device memory.
+    Window { base: u64, bytes: u64 },
 }
 
 impl Transport {
@@ -183,6 +199,8 @@ mod tests {
             memory_bytes: Some(0x0102_0304_0506),
             threads: Some(7),
             devices: 2,
+            chosen: Some(vec![1]),
+            board: outboard_soft::BOARD,
             capability: "9.0".parse().unwrap(),
             watch: Watch {
                 checks: Checks {
@@ -214,6 +232,7 @@ mod tests {
                 id: [0x77; TOKEN_ID_BYTES],
                 nonce: [0x88; NONCE_BYTES],
             }),
+            grant: Some(vec![0x99; 3]),
             window: 0,
         }
     }
@@ -231,7 +250,33 @@ mod tests {
             host_memory_bytes: 0x2122_2324_2526,
             place: None,
             key: SessionKey::new([0x55; SESSION_KEY_BYTES]),
+            until_ms: Some(0x3132_3334),
         })
+    }
+
+    fn grant() -> Grant {
+        Grant {
+            pool: "ab".into(),
+            incarnation: 1,
+            lease: 2,
+            of: "box".into(),
+            owner: "o".into(),
+            gpus: vec![(outboard_pool::Uuid([7; 16]), 3)],
+            deadline_ms: 4,
+        }
+    }
+
+    fn facts() -> GpuFacts {
+        GpuFacts {
+            uuid: outboard_pool::Uuid([8; 16]),
+            model: "m".into(),
+            memory_bytes: 5,
+            capability: (9, 0),
+            pci: (0, 1, 2),
+            nvlink: Some("0".into()),
+            bridge: None,
+            proxy: 6,
+        }
     }
 
     fn bytes<T>(out: &mut String, name: &str, document: &T)
@@ -243,6 +288,23 @@ mod tests {
         write!(out, "{name} ").unwrap();
         bytes.iter().for_each(|b| write!(out, "{b:02x}").unwrap());
         out.push('\n');
+    }
+
+    fn documents_without_content(out: &mut String) {
+        bytes(out, "Answer", &Order::Answer);
+        bytes(out, "Export", &Order::Export);
+    }
+
+    fn documents_of_a_pool(out: &mut String) {
+        bytes(out, "Inventory", &Report::Inventory(vec![facts()]));
+        let window = Report::Window {
+            base: 0x4142,
+            bytes: 0x4344,
+        };
+        bytes(out, "Window", &window);
+        let lease = Order::Lease { until_ms: 0x5152 };
+        bytes(out, "Lease", &lease);
+        bytes(out, "TakeInventory", &Order::Inventory(device()));
     }
 
     /// A meant change is written with `OUTBOARD_GOLDEN=write`.
@@ -261,6 +323,7 @@ mod tests {
                     key: b"/key".to_vec(),
                     authorized: Some(b"/authorized".to_vec()),
                 }),
+                pool: Some("key".into()),
             },
         };
         bytes(&mut out, "Greet", &greet);
@@ -284,12 +347,11 @@ mod tests {
             hello: Box::new(client(Purpose::DataConnection { key })),
             token: Some("alice".into()),
             key: None,
+            grant: Some(Box::new(grant())),
             tls: None,
         };
         bytes(&mut out, "Heard", &heard);
         bytes(&mut out, "Taken", &Report::Taken);
-        bytes(&mut out, "Answer", &Order::Answer);
-        bytes(&mut out, "Export", &Order::Export);
         let gpus = vec![GpuStatus {
             name: "GPU".into(),
             memory_bytes: 1 << 30,
@@ -307,6 +369,8 @@ mod tests {
         bytes(&mut out, "Usage", &Report::Usage(Box::new(usage)));
         bytes(&mut out, "Ended", &Report::Ended(SessionEnd::Link));
         bytes(&mut out, "TurnedAway", &Report::TurnedAway(Refusal::Key));
+        documents_of_a_pool(&mut out);
+        documents_without_content(&mut out);
         bytes(&mut out, "Asks", &Report::Asks(StatusQuestion::End(9)));
         if std::env::var_os("OUTBOARD_GOLDEN").is_some() {
             let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/golden.txt");

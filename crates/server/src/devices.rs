@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use outboard_device::{Cx, Device, Failure};
 use outboard_nvidia::NvidiaOptions;
-use outboard_soft::{Capability, Checks, SoftOptions, Watch};
+use outboard_soft::{BOARD_BYTES, Capability, Checks, SoftOptions, Watch};
 use outboard_wire::{doc, messages};
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +27,10 @@ pub struct DeviceOptions {
     pub threads: Option<usize>,
     /// Number of soft devices, at least 1.
     pub devices: usize,
+    /// The machine's numbers of the devices that a session gets; by default all.
+    pub chosen: Option<Vec<u32>>,
+    /// Begins the UUIDs of soft devices.
+    pub board: [u8; BOARD_BYTES],
     /// Compute capability that the soft device reports.
     #[serde(with = "capability")]
     pub capability: Capability,
@@ -114,13 +118,15 @@ pub(super) fn open(options: &DeviceOptions, ahead: bool) -> Result<Box<dyn Devic
     match options.kind {
         DeviceKind::Nvidia => outboard_nvidia::open(NvidiaOptions {
             memory_bytes: options.memory_bytes,
-            devices: None,
+            devices: options.chosen.clone(),
             ahead,
         }),
         DeviceKind::Soft => outboard_soft::open(SoftOptions {
             memory_bytes: options.memory_bytes,
             threads: options.threads,
             devices: options.devices,
+            chosen: options.chosen.clone(),
+            board: options.board,
             capability: options.capability,
             watch: options.watch,
         }),
@@ -141,7 +147,10 @@ impl Monitor {
         facts: Option<&doc::NvmlSnapshot>,
     ) -> Result<Monitor, Failure> {
         Ok(match options.kind {
-            DeviceKind::Nvidia => Monitor::Nvidia(outboard_nvidia::Monitor::open(facts)?),
+            DeviceKind::Nvidia => Monitor::Nvidia({
+                let chosen = options.chosen.as_deref();
+                outboard_nvidia::Monitor::open(facts, chosen)?
+            }),
             DeviceKind::Soft => Monitor::Soft(open(options, false)?),
         })
     }

@@ -75,7 +75,7 @@ pub fn opened_sockets() -> io::Result<Vec<OwnedFd>> {
 }
 
 /// Takes ownership of a descriptor whose number came on the command line.
-pub(super) fn take(number: RawFd) -> io::Result<OwnedFd> {
+pub fn take(number: RawFd) -> io::Result<OwnedFd> {
     if number <= 2 {
         return Err(io::Error::other("the standard streams are not passed on"));
     }

@@ -6,7 +6,10 @@ use std::{
     collections::VecDeque,
     io,
     os::fd::{AsFd, OwnedFd},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -29,16 +32,22 @@ use tracing::{debug, warn};
 use super::{
     admission::{NOT_AWAITED, Order, Report},
     control::Control,
+    pool::now_ms,
     usage::UsageReports,
 };
 
 /// Time for reading the rest of a question that has begun to come, and for writing its answer.
 const ANSWER: Duration = Duration::from_millis(100);
 
+/// Time of the end of a session that has no lease.
+const NO_END: u64 = u64::MAX;
+
 pub(super) struct Keeper {
     control: Control,
     key: SessionKey,
     pulse: Pulse,
+    /// End of the session's lease, or [`NO_END`].
+    until_ms: AtomicU64,
     state: Mutex<State>,
     /// Signalled when a data connection has come, or none will come any more.
     changed: Condvar,
@@ -55,17 +64,20 @@ struct State {
 
 impl Keeper {
     /// Starts the thread. `stream` is the session's own connection, before it becomes a link.
-    /// `usage`, if there is one, is reported to the supervisor.
+    /// `usage`, if there is one, is reported to the supervisor. The process ends at `until_ms` of
+    /// the machine's monotonic clock, if the session has a lease.
     pub(super) fn start(
         control: Control,
         key: SessionKey,
         stream: &Stream,
         usage: Option<UsageReports>,
+        until_ms: Option<u64>,
     ) -> Arc<Keeper> {
         let keeper = Arc::new(Keeper {
             control,
             key,
             pulse: Pulse::default(),
+            until_ms: AtomicU64::new(until_ms.unwrap_or(NO_END)),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -116,6 +128,10 @@ impl Keeper {
             }
             let limit = usage.as_ref().filter(|_| has_supervisor);
             let limit = limit.map(UsageReports::left);
+            let limit = limit
+                .into_iter()
+                .chain(self.left_of_lease(has_supervisor))
+                .min();
             let mut ready = match wait(control, has_supervisor, &heartbeats, limit) {
                 Ok(ready) => ready,
                 Err(error) => {
@@ -138,6 +154,22 @@ impl Keeper {
         self.close();
     }
 
+    /// Returns the time left of the session's lease. When it is over, or its supervisor has gone,
+    /// the process ends at once: the GPUs may be others' next.
+    fn left_of_lease(&self, has_supervisor: bool) -> Option<Duration> {
+        let until_ms = self.until_ms.load(Ordering::Relaxed);
+        if until_ms == NO_END {
+            return None;
+        }
+        let left_ms = until_ms.saturating_sub(now_ms());
+        if left_ms == 0 || !has_supervisor {
+            warn!("ends: its lease of the GPUs is over");
+            let _ = self.control.send_if_room(&Report::Ended(SessionEnd::Lease));
+            std::process::exit(0);
+        }
+        Some(Duration::from_millis(left_ms))
+    }
+
     /// Takes a connection from the supervisor. Returns the stream if it is for heartbeats; `None`
     /// if the supervisor has gone.
     fn take(&self, control: &Control) -> Option<Option<Stream>> {
@@ -148,6 +180,10 @@ impl Keeper {
                 return None;
             }
         };
+        if let Order::Lease { until_ms } = order {
+            self.until_ms.store(until_ms, Ordering::Relaxed);
+            return Some(None);
+        }
         let Some(Ok(stream)) = fds.into_iter().next().map(Stream::try_from) else {
             return Some(None);
         };
@@ -305,7 +341,7 @@ mod tests {
         let key = SessionKey::new([1; SESSION_KEY_BYTES]);
         (
             ours,
-            Keeper::start(Control::of_worker(theirs), key, &main, None),
+            Keeper::start(Control::of_worker(theirs), key, &main, None, None),
             client,
         )
     }

@@ -17,6 +17,7 @@
 //! - `devices`: the choice of the device.
 //! - `sandbox`: what a worker may do, besides what its open descriptors allow.
 //! - `shares`: what each tenant may use, and all of them together.
+//! - `pool`: the fence of a server that is part of a pool, and its agent; `inventory`: its GPUs.
 //! - `view`: what the server sees of itself, from the workers' reports (`usage`); asked for by
 //!   `outboard top` (`status`), exported as `metrics` (`exporter`), kept in a file (`audit`).
 
@@ -28,9 +29,11 @@ mod devices;
 mod encryption;
 mod exporter;
 mod inherit;
+mod inventory;
 mod keeper;
 pub mod limits;
 pub mod metrics;
+mod pool;
 mod reporter;
 mod sandbox;
 mod sealed;
@@ -46,7 +49,8 @@ mod worker;
 
 pub use access::Access;
 pub use devices::{DeviceKind, DeviceOptions};
-pub use inherit::opened_sockets;
+pub use inherit::{opened_sockets, take as inherited};
+pub use pool::PoolOptions;
 pub use sandbox::{Available, Sandbox, available as sandbox_available};
 pub use shares::{Limit, Limits, NoTenant, Shares, Unit, Whose};
 pub use supervisor::{ServeError, ServeOptions, Supervisor};

@@ -53,6 +53,13 @@ pub const METRICS_RETRY_MS: u64 = 1_000;
 pub const AUDIT_REFUSALS_PER_S_MAX: u32 = 10;
 /// Length at which a client's name for itself is cut in the log.
 pub const PROGRAM_CHARS_MAX: usize = 64;
+/// Pause of the pool's agent after a failure, time for the manager's answer beyond the time that it
+/// waits, and time for an earlier server's workers to end.
+pub const POOL_RETRY_MS: u64 = 200;
+pub const POOL_ANSWER_MS_MAX: u64 = 3_000;
+pub const POOL_LOCK_MS_MAX: u64 = 5_000;
+/// Time for the processes of older sessions of a GPU to end after SIGKILL.
+pub const POOL_END_MS_MAX: u64 = 2_000;
 
 /// Longest document between supervisor and worker.
 pub(super) const DOCUMENT_BYTES_MAX: usize = 64 << 10;

@@ -37,6 +37,7 @@ use std::{
 };
 
 use outboard_link::{Endpoint, Listener, Peer};
+use outboard_pool::{Grant, record::GpuFacts};
 use outboard_trust::TlsState;
 use outboard_wire::{
     doc::{Refusal, SessionEnd, StatusAnswer, StatusQuestion},
@@ -58,6 +59,7 @@ use crate::{
     devices::DeviceOptions,
     exporter::Exporter,
     inherit, limits,
+    pool::{Gate, PoolOptions},
     sandbox::Sandbox,
     shares::{Place, Shares, Tenants, tenant},
     signals::Signals,
@@ -87,6 +89,8 @@ pub struct ServeOptions {
     pub shares: Shares,
     /// The rights of workers; None leaves them those of the server's user.
     pub sandbox: Option<Sandbox>,
+    /// The pool that the server is part of.
+    pub pool: Option<PoolOptions>,
     /// Arguments with which this executable becomes a worker. The number of the worker's socket is
     /// appended.
     pub worker_args: Vec<OsString>,
@@ -109,6 +113,10 @@ pub enum ServeError {
     },
     #[error("cannot write the audit file {}: {source}", path.display())]
     Audit { path: PathBuf, source: io::Error },
+    #[error("the state of the box in {}: {source}", path.display())]
+    Pool { path: PathBuf, source: io::Error },
+    #[error("the GPUs of this machine cannot be found out: {0}")]
+    Inventory(io::Error),
     #[error("{doing}: {source}")]
     Io {
         doing: &'static str,
@@ -149,6 +157,7 @@ pub struct Supervisor {
     view: View,
     tenants: Tenants,
     exporter: Option<Exporter>,
+    gate: Option<Gate>,
     session_last: u64,
     /// Time until which no client is accepted, after a failure of the system.
     paused_until: Option<Instant>,
@@ -190,6 +199,12 @@ impl Supervisor {
         if options.listen.is_empty() && opened.is_empty() {
             return Err(ServeError::NoEndpoint);
         }
+        let mut options = options;
+        let gate = options.pool.as_ref().map(open_gate);
+        let mut gate = gate.transpose()?;
+        if let Some(gate) = &gate {
+            options.device.board = gate.board();
+        }
         let signals = Signals::register().map_err(ServeError::io("watching for signals"))?;
         let mut listeners = opened;
         for endpoint in &options.listen {
@@ -201,6 +216,14 @@ impl Supervisor {
                 opened.map_err(ServeError::listen(listener.endpoint()))?;
             }
         }
+        if let Some(gate) = &mut gate {
+            let inventory = inventory(&options).map_err(ServeError::Inventory)?;
+            let address = listeners
+                .first()
+                .map(|listener| listener.endpoint().to_string());
+            let started = gate.start(inventory, &address.unwrap_or_default());
+            started.map_err(ServeError::io("starting the agent"))?;
+        }
         Ok(Supervisor {
             listeners,
             signals,
@@ -210,6 +233,7 @@ impl Supervisor {
             tenants: Tenants::new(options.shares.clone(), options.sessions_max)
                 .map_err(ServeError::io("making the ledger of shares"))?,
             exporter: exporter_of(&options)?,
+            gate,
             options,
             session_last: 0,
             paused_until: None,
@@ -247,6 +271,7 @@ impl Supervisor {
             }
             self.reap();
             self.expire();
+            self.watch_leases(news.gate);
             for pid in news.controls {
                 self.hear(pid);
             }
@@ -280,6 +305,10 @@ impl Supervisor {
             fds.push(PollFd::new(control, PollFlags::IN));
             sources.push(Source::Exporter);
         }
+        if let Some(gate) = &self.gate {
+            fds.push(PollFd::from_borrowed_fd(gate.bell(), PollFlags::IN));
+            sources.push(Source::Gate);
+        }
         if self.paused_until.is_none() && self.handshakes() < limits::HANDSHAKES_MAX {
             for (at, listener) in self.listeners.iter().enumerate() {
                 fds.push(PollFd::new(listener, PollFlags::IN));
@@ -306,6 +335,7 @@ impl Supervisor {
                 _ if fd.revents().is_empty() => {}
                 Source::Signal => {}
                 Source::Exporter => news.exporter = true,
+                Source::Gate => news.gate = true,
                 Source::Control(pid) => news.controls.push(pid),
                 Source::Spare(id) => news.spares.push(id),
                 Source::Listener(at) => news.listeners.push(at),
@@ -324,6 +354,7 @@ impl Supervisor {
             .chain(self.paused_until)
             .chain(self.spares.deadline())
             .chain(self.exporter.as_ref().and_then(Exporter::deadline))
+            .chain(self.gate.as_ref().and_then(Gate::deadline))
             .min()
     }
 
@@ -347,6 +378,10 @@ impl Supervisor {
                 refusal: self.options.access.refusal(&peer),
                 tokens: self.options.access.tokens_for(&peer),
                 tls: self.options.access.tls_for(self.listeners[at].endpoint()),
+                pool: self
+                    .gate
+                    .as_ref()
+                    .map(|gate| gate.key().unwrap_or_default()),
             },
         };
         match start_worker(&self.options, &order, Some(stream.as_fd())) {
@@ -389,6 +424,11 @@ impl Supervisor {
             (Phase::Serving(Purpose::Status), Ok(Some((Report::Asks(question), _)))) => {
                 self.answer(at, question);
             }
+            (_, Ok(Some((Report::Window { base, bytes }, _)))) => {
+                if let Some(gate) = &mut self.gate {
+                    gate.has_window(session, base, bytes);
+                }
+            }
             (
                 Phase::Handshake,
                 Ok(Some((
@@ -396,6 +436,7 @@ impl Supervisor {
                         hello,
                         token,
                         key,
+                        grant,
                         tls,
                     },
                     fds,
@@ -403,7 +444,7 @@ impl Supervisor {
             ) => {
                 let tenant = tenant(&worker.peer, token.as_deref(), key.as_deref());
                 match fds.into_iter().next() {
-                    Some(socket) => self.admit(at, *hello, (token, tls, tenant), &socket),
+                    Some(socket) => self.admit(at, *hello, (token, grant, tls, tenant), &socket),
                     None => self.closed(at),
                 }
             }
@@ -500,7 +541,7 @@ impl Supervisor {
         &mut self,
         at: usize,
         client: ClientHello,
-        (token, tls, tenant): (Option<String>, Option<TlsState>, String),
+        (token, grant, tls, tenant): (Option<String>, Option<Box<Grant>>, Option<TlsState>, String),
         socket: &OwnedFd,
     ) {
         let purpose = client.purpose;
@@ -513,15 +554,16 @@ impl Supervisor {
             }
             _ => {}
         }
+        let session = self.workers[at].session;
+        let leased = match self.lease(session, purpose, grant.as_deref()) {
+            Ok(leased) => leased,
+            Err(why) => return self.refuse_grant(at, why),
+        };
         let Some((key, place)) = self.find_place(at, purpose, &tenant) else {
             return;
         };
-        let Worker {
-            session,
-            ref peer,
-            ref transport,
-            ..
-        } = self.workers[at];
+        let worker = &self.workers[at];
+        let (peer, transport) = (&worker.peer, &worker.transport);
         if purpose == Purpose::Session {
             let newcomer = Newcomer {
                 client: &client,
@@ -537,20 +579,26 @@ impl Supervisor {
         let row = place.as_ref().map(Place::row);
         self.workers[at].tenant = Some((tenant, row));
         let cache = self.options.cache.as_ref();
+        // A spare has all devices open.
+        let may_take_a_spare = leased.device.chosen.is_none();
         let mut admission = Box::new(Admission {
             session,
             transport,
             client,
             token,
             tls,
-            device: self.options.device.clone(),
+            device: leased.device,
             cache: cache.map(|folder| folder.as_os_str().as_bytes().to_vec()),
             spares_to_come: 0,
             host_memory_bytes: self.options.host_memory_bytes,
             place,
             key,
+            until_ms: leased.until_ms,
         });
-        if purpose == Purpose::Session && self.hand_over(at, &mut admission, socket) {
+        if purpose == Purpose::Session
+            && may_take_a_spare
+            && self.hand_over(at, &mut admission, socket)
+        {
             self.workers[at].phase = Phase::HandingOver(admission);
         } else {
             self.serve_here(at, admission);
@@ -612,12 +660,120 @@ impl Supervisor {
         self.dismiss(at, &Order::Refuse(why));
     }
 
+    /// Refuses a client whose grant gives it nothing now.
+    fn refuse_grant(&mut self, at: usize, why: String) {
+        let Worker { session, peer, .. } = &self.workers[at];
+        warn!(session, %peer, why, "refused");
+        self.view.refused(Refusal::Grant, peer);
+        self.dismiss(at, &Order::Refuse(why));
+    }
+
+    /// Asks the gate of a pool's server. Returns the devices of the client, and the end of its
+    /// lease. Older sessions of its GPUs have ended then.
+    fn lease(
+        &mut self,
+        session: u64,
+        purpose: Purpose,
+        grant: Option<&Grant>,
+    ) -> Result<LeasedDevice, String> {
+        let mut leased = LeasedDevice {
+            device: self.options.device.clone(),
+            until_ms: None,
+        };
+        let needs_one = matches!(
+            purpose,
+            Purpose::Session | Purpose::Query | Purpose::Management
+        );
+        let Some(gate) = self.gate.as_mut().filter(|_| needs_one) else {
+            return Ok(leased);
+        };
+        // Its worker has checked the signature.
+        let grant = grant.ok_or("a client without a grant")?;
+        if purpose != Purpose::Session {
+            leased.device.chosen = gate.check(grant)?;
+            return Ok(leased);
+        }
+        let admitted = gate.admit(session, grant)?;
+        leased.device.chosen = admitted.chosen;
+        leased.until_ms = Some(admitted.until_ms);
+        if !admitted.end_first.is_empty() && !self.end_now(&admitted.end_first) {
+            if let Some(gate) = &mut self.gate {
+                gate.ended(session);
+            }
+            return Err("an older session of the GPU does not end; try again in a moment".into());
+        }
+        Ok(leased)
+    }
+
+    /// Does what the pool's manager and the ends of leases ask for.
+    fn watch_leases(&mut self, is_news: bool) {
+        let Some(gate) = &mut self.gate else {
+            return;
+        };
+        let mut end = gate.over();
+        if is_news {
+            let news = gate.hear();
+            end.extend(news.end);
+            for (session, until_ms) in news.extended {
+                for worker in self.workers.iter().filter(|w| w.session == session) {
+                    if matches!(worker.phase, Phase::Serving(_) | Phase::Taking) {
+                        worker.tell(&Order::Lease { until_ms }, &[]);
+                    }
+                }
+            }
+        }
+        self.end_leased(&end);
+    }
+
+    /// Ends sessions whose leases are over.
+    fn end_leased(&mut self, sessions: &[u64]) {
+        for worker in self
+            .workers
+            .iter_mut()
+            .filter(|w| sessions.contains(&w.session))
+        {
+            if !matches!(worker.phase, Phase::Leaving) {
+                info!(
+                    session = worker.session,
+                    "is ended: its lease of the GPUs is over"
+                );
+            }
+            self.view.will_end(worker.session, SessionEnd::Lease);
+            // The first of two workers must not serve the client after the second is gone.
+            worker.phase = Phase::Leaving;
+            worker.signal(Signal::KILL);
+        }
+        let is_left = |session: &u64| self.workers.iter().any(|w| w.session == *session);
+        let gone: Vec<u64> = sessions.iter().copied().filter(|s| !is_left(s)).collect();
+        if let Some(gate) = &mut self.gate {
+            gone.into_iter().for_each(|session| gate.ended(session));
+        }
+    }
+
+    /// Ends sessions, and waits for that. Returns whether all have ended in time.
+    fn end_now(&mut self, sessions: &[u64]) -> bool {
+        self.end_leased(sessions);
+        let deadline = Instant::now() + Duration::from_millis(limits::POOL_END_MS_MAX);
+        let is_left = |worker: &mut Worker| {
+            sessions.contains(&worker.session) && matches!(worker.child.try_wait(), Ok(None))
+        };
+        // They are reaped with the others.
+        while self.workers.iter_mut().any(is_left) {
+            if Instant::now() > deadline {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        true
+    }
+
     /// Lets the worker that read the hello serve the client.
     fn serve_here(&mut self, at: usize, mut admission: Box<Admission>) {
         let (purpose, key) = (admission.client.purpose, admission.key);
         admission.spares_to_come = self.spares.to_come();
         let facts = self.spares.facts();
-        let facts = facts.filter(|_| purpose == Purpose::Management);
+        let is_all = admission.device.chosen.is_none();
+        let facts = facts.filter(|_| purpose == Purpose::Management && is_all);
         let ledger = self.tenants.ledger().filter(|_| admission.place.is_some());
         let facts = facts.iter().map(|facts| facts.as_fd());
         let fds: Vec<_> = facts.chain(ledger).collect();
@@ -746,6 +902,11 @@ impl Supervisor {
             self.closed(at);
             let worker = self.workers.swap_remove(at);
             self.free_row(&worker);
+            let session = worker.session;
+            let is_over = !self.workers.iter().any(|other| other.session == session);
+            if let Some(gate) = self.gate.as_mut().filter(|_| is_over) {
+                gate.ended(session);
+            }
             if worker.key.is_some() {
                 let end = match how {
                     Ok(status) if status.success() => SessionEnd::Left,
@@ -835,8 +996,15 @@ impl Supervisor {
     }
 }
 
+/// The devices of a client, and the end of its lease.
+struct LeasedDevice {
+    device: DeviceOptions,
+    until_ms: Option<u64>,
+}
+
 #[derive(Default)]
 struct News {
+    gate: bool,
     exporter: bool,
     /// Workers by process, because positions change when workers are reaped.
     controls: Vec<u32>,
@@ -849,7 +1017,33 @@ enum Source {
     Control(u32),
     Spare(u64),
     Exporter,
+    Gate,
     Listener(usize),
+}
+
+fn open_gate(options: &PoolOptions) -> Result<Gate, ServeError> {
+    Gate::open(options).map_err(|source| ServeError::Pool {
+        path: options.state.clone(),
+        source,
+    })
+}
+
+/// Has a worker find out which GPUs this machine has.
+fn inventory(options: &ServeOptions) -> io::Result<Vec<GpuFacts>> {
+    let order = Order::Inventory(options.device.clone());
+    let (mut child, control) = start_worker(options, &order, None)?;
+    let limit = Duration::from_millis(limits::SPARE_START_MS_MAX);
+    let limit = Timespec::try_from(limit).ok();
+    let mut fds = [PollFd::new(&control, PollFlags::IN)];
+    let _ = rustix::io::retry_on_intr(|| poll(&mut fds, limit.as_ref()))?;
+    let said = control.receive();
+    let _ = child.kill().and_then(|()| child.wait());
+    match said? {
+        Some((Report::Inventory(gpus), _)) => Ok(gpus),
+        _ => Err(io::Error::other(
+            "the device cannot be opened; the log says why",
+        )),
+    }
 }
 
 fn view_of(options: &ServeOptions) -> Result<View, ServeError> {

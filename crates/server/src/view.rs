@@ -380,6 +380,7 @@ mod tests {
             emulation: None,
             is_rdma: false,
             token: None,
+            grant: None,
             window: 0,
         }
     }

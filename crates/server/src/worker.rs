@@ -16,6 +16,7 @@ use std::{
 use outboard_budget::ledger::Account;
 use outboard_device::{Device, Failure, images::ImageStore};
 use outboard_link::{Error as LinkError, Link, Stream, Wait, emulated::Clock};
+use outboard_pool::Grant;
 use outboard_session::{
     self as session, DataConnectionSource, End, MessageStats,
     handshake::{self, Error, Hello},
@@ -31,7 +32,7 @@ use super::{
     admission::{Admission, Order, Report, Terms, Transport},
     control::Control,
     devices::{self, DeviceOptions},
-    encryption, exporter, inherit,
+    encryption, exporter, inherit, inventory,
     keeper::Keeper,
     limits,
     reporter::Reporter,
@@ -47,6 +48,9 @@ const NAME_EXPORTER: &str = "outboard-metrics";
 
 /// Score by which the kernel prefers a worker to other processes when memory runs out, of 1,000.
 const OOM_SCORE: &str = "500";
+
+const NO_GRANT: &str =
+    "this server is part of a pool, which gives its GPUs: outboard run --pool URL asks for them";
 
 /// Texts for a client that uses the wrong kind of address: first for one that does not want RDMA,
 /// then for one that does.
@@ -75,6 +79,11 @@ pub fn run_worker(control: RawFd) -> io::Result<()> {
         Some((Order::Export, fds)) => {
             name(NAME_EXPORTER);
             exporter::serve(control, one(fds)?)
+        }
+        Some((Order::Inventory(options), _)) => {
+            let mut device = devices::open(&options, false).map_err(io::Error::other)?;
+            let gpus = inventory::take(&mut *device).map_err(io::Error::other)?;
+            control.send(&Report::Inventory(gpus), &[])
         }
         // The server has gone.
         None => Ok(()),
@@ -117,15 +126,15 @@ fn greet(
     let name = key.filter(|(_, tls)| tls.authorized.is_some());
     let name = name.map(|(key, _)| format!("key:{key}"));
     let checked = is_authorized.and_then(|()| check(&mut stream, &hello, terms, deadline));
-    let known = match checked {
-        Ok(token) => (token, name),
+    let (known, grant) = match checked {
+        Ok((token, grant)) => ((token, name), grant),
         Err((refusal, error)) => {
             let _ = control.send_if_room(&Report::TurnedAway(refusal));
             handshake::refuse(&mut stream, &error.to_string());
             return turned_away(&peer, &error);
         }
     };
-    match ask_supervisor(&control, hello.hello, known, &stream) {
+    match ask_supervisor(&control, hello.hello, known, grant, &stream) {
         Ok(Some((admission, mut fds))) => {
             if let Some(sandbox) = sandbox {
                 sandbox.drop_secrets()?;
@@ -147,13 +156,16 @@ fn greet(
     }
 }
 
-/// Refuses a client that may not connect. Returns the name of its token, if it needs one.
+/// Things that a client has shown, as far as it needs them: the name of its token, and its grant.
+type Proved = (Option<String>, Option<Box<Grant>>);
+
+/// Refuses a client that may not connect.
 fn check(
     stream: &mut Stream,
     hello: &Hello,
     terms: &Terms,
     deadline: Instant,
-) -> Result<Option<String>, (Refusal, Error)> {
+) -> Result<Proved, (Refusal, Error)> {
     if let Some(why) = &terms.refusal {
         return Err((Refusal::User, Error::Refused(why.clone())));
     }
@@ -166,7 +178,27 @@ fn check(
         }
     };
     check_link(&hello.hello, stream).map_err(|error| (Refusal::Link, error))?;
-    Ok(token)
+    let grant = match (&terms.pool, hello.hello.purpose) {
+        (Some(key), Purpose::Session | Purpose::Query | Purpose::Management) => {
+            let grant = check_grant(&hello.hello, key);
+            let grant = grant.map_err(|why| (Refusal::Grant, Error::Refused(why)))?;
+            Some(Box::new(grant))
+        }
+        _ => None,
+    };
+    Ok((token, grant))
+}
+
+/// Reads the grant of a client. Whether it is good now the supervisor says.
+fn check_grant(hello: &ClientHello, key: &str) -> Result<Grant, String> {
+    let key = key
+        .parse()
+        .map_err(|_| String::from("the server has not heard from its pool's manager yet"))?;
+    let signed = hello
+        .grant
+        .as_deref()
+        .ok_or_else(|| String::from(NO_GRANT))?;
+    Grant::verify(signed, &key).map_err(|error| error.to_string())
 }
 
 /// Refuses a client that expects another link than this one.
@@ -193,6 +225,7 @@ fn ask_supervisor(
     control: &Control,
     mut hello: ClientHello,
     (token, key): (Option<String>, Option<String>),
+    grant: Option<Box<Grant>>,
     stream: &Stream,
 ) -> Result<Option<Admitted>, Error> {
     let lost = |e: io::Error| Error::Refused(format!("the server is stopping ({e})"));
@@ -207,6 +240,7 @@ fn ask_supervisor(
         hello,
         token,
         key,
+        grant,
         tls,
     };
     control.send(&heard, &[stream.as_fd()]).map_err(lost)?;
@@ -369,6 +403,7 @@ impl Client {
             cache,
             key,
             host_memory_bytes,
+            until_ms,
             ..
         } = *self.admission;
         outboard_budget::set(host_memory_bytes);
@@ -386,12 +421,10 @@ impl Client {
         }
         let is_session = client.purpose == Purpose::Session;
         if is_session {
-            let _ = self
-                .control
-                .send_if_room(&Report::Gpus(gpus(&welcome.devices)));
+            tell_begin(&self.control, welcome, until_ms.is_some());
         }
         let usage = is_session.then(|| UsageReports::new(memory.clone()));
-        let keeper = Keeper::start(self.control, key, &self.stream, usage);
+        let keeper = Keeper::start(self.control, key, &self.stream, usage, until_ms);
         let deadline = Instant::now() + Duration::from_millis(HANDSHAKE_MS_MAX);
         let linked = handshake::send_welcome(&mut self.stream, welcome, deadline).and_then(|()| {
             Ok(match &client.emulation {
@@ -438,6 +471,15 @@ impl Client {
             .send_if_room(&Report::TurnedAway(refusal_of(&error)));
         handshake::refuse(&mut self.stream, &error.to_string());
         turned_away(&self.peer, &error)
+    }
+}
+
+/// Reports the session's GPUs, and the window of its addresses if it has a lease.
+fn tell_begin(control: &Control, welcome: &ServerWelcome, has_lease: bool) {
+    let _ = control.send_if_room(&Report::Gpus(gpus(&welcome.devices)));
+    if has_lease {
+        let (base, bytes) = (welcome.window_base, welcome.window_bytes);
+        let _ = control.send_if_room(&Report::Window { base, bytes });
     }
 }
 

@@ -4,7 +4,7 @@
 use outboard_api::enums::*;
 use outboard_wire::doc::{DeviceCard, PeerCard};
 
-use super::{Capability, memory::GRANULARITY_BYTES, streams::PRIORITIES};
+use super::{BOARD_BYTES, Capability, memory::GRANULARITY_BYTES, streams::PRIORITIES};
 
 pub(super) const NAME: &str = "Outboard software GPU";
 pub(super) const WARP_THREADS: u32 = 32;
@@ -28,37 +28,51 @@ const CUBE_LAYERS_MAX: i32 = 2_046;
 /// Clock rate at which a cycle of `%clock64` is a nanosecond, the unit that the interpreter counts.
 pub(super) const CLOCK_KHZ: i32 = 1_000_000;
 
-pub(super) fn uuid(ordinal: usize) -> [u8; 16] {
-    let mut uuid = *b"outboard-soft-00";
-    uuid[14] = b'0' + (ordinal / 10) as u8;
-    uuid[15] = b'0' + (ordinal % 10) as u8;
+/// A device among those of its session, and among those of its machine.
+pub(super) struct Of {
+    pub(super) ordinal: usize,
+    pub(super) devices: usize,
+    pub(super) number: usize,
+    pub(super) board: [u8; BOARD_BYTES],
+}
+
+pub(super) fn uuid(board: &[u8; BOARD_BYTES], number: usize) -> [u8; 16] {
+    let mut uuid = [b'0'; 16];
+    uuid[..BOARD_BYTES].copy_from_slice(board);
+    uuid[14] += (number / 10) as u8;
+    uuid[15] += (number % 10) as u8;
     uuid
 }
 
-/// Makes the card of device `ordinal`.
+/// Makes the card of a device.
 pub(super) fn card(
-    ordinal: usize,
-    devices: usize,
+    of: &Of,
     memory_bytes: u64,
     threads: usize,
     capability: Capability,
 ) -> DeviceCard {
+    let &Of {
+        ordinal,
+        devices,
+        number,
+        ref board,
+    } = of;
     let mut attributes = vec![None; CU_DEVICE_ATTRIBUTE_MAX as usize];
-    for (attribute, value) in attribute_values(ordinal, threads, capability) {
+    for (attribute, value) in attribute_values(number, threads, capability) {
         if let Some(place) = attributes.get_mut(attribute as usize) {
             *place = Some(value);
         }
     }
     DeviceCard {
         name: NAME.into(),
-        uuid: uuid(ordinal),
+        uuid: uuid(board, number),
         luid: [0; 8],
         memory_bytes,
         quota_bytes: memory_bytes,
         attributes,
         pci_domain: 0,
         pci_bus: 0,
-        pci_device: ordinal as u32,
+        pci_device: number as u32,
         stream_priorities: PRIORITIES,
         granularity_bytes: (GRANULARITY_BYTES, GRANULARITY_BYTES),
         peers: (0..devices).map(|other| peer(ordinal, other)).collect(),

@@ -254,7 +254,7 @@ impl Soft {
     }
 
     fn uuid(&self, device: usize) -> [u8; UUID_BYTES] {
-        super::card::uuid(device)
+        super::card::uuid(&self.options.board, self.numbers[device])
     }
 
     /// Returns the device with this UUID.

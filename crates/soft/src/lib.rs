@@ -85,8 +85,12 @@ pub struct SoftOptions {
     pub threads: Option<usize>,
     /// Compute capability that the devices report.
     pub capability: Capability,
-    /// Number of devices, at least 1.
+    /// Number of devices of this machine, at least 1.
     pub devices: usize,
+    /// Numbers of the devices that the session has; by default all.
+    pub chosen: Option<Vec<u32>>,
+    /// Begins the UUIDs of this machine's devices.
+    pub board: [u8; BOARD_BYTES],
     /// Mistakes to watch kernels for, and the order in which threads run.
     pub watch: Watch,
 }
@@ -108,10 +112,17 @@ impl Default for SoftOptions {
             threads: None,
             capability: Capability::default(),
             devices: 1,
+            chosen: None,
+            board: BOARD,
             watch: Watch::default(),
         }
     }
 }
+
+/// Length of the beginning of the devices' UUIDs; the number of the device is the rest.
+pub const BOARD_BYTES: usize = 14;
+/// That beginning, unless a server has one of its own.
+pub const BOARD: [u8; BOARD_BYTES] = *b"outboard-soft-";
 
 /// Opens one or several software GPUs, which share their window of memory and their threads.
 pub fn open(options: SoftOptions) -> Result<Box<dyn Device>, Failure> {
@@ -127,6 +138,8 @@ struct Soft {
     memory_bytes: u64,
     threads: usize,
     capability: Capability,
+    /// The machine's numbers of the session's devices.
+    numbers: Vec<usize>,
     /// Memory in use, by device.
     used_bytes: Vec<u64>,
     /// These numbers for other threads.
@@ -183,6 +196,7 @@ impl Soft {
                 format!("{} software GPUs of {memory_bytes} bytes", options.devices),
             ));
         }
+        let numbers = numbers_of(&options)?;
         let memory = reserve(window)?;
         let Watch { checks, fail, seed } = options.watch;
         let mut machine = Machine::new(memory.clone(), threads);
@@ -202,8 +216,9 @@ impl Soft {
             memory_bytes,
             threads,
             capability: options.capability,
-            used_bytes: vec![0; options.devices],
-            in_use: MemoryInUse::new(options.devices),
+            used_bytes: vec![0; numbers.len()],
+            in_use: MemoryInUse::new(numbers.len()),
+            numbers,
             contexts: HandleTable::new("context"),
             streams: HandleTable::new("stream"),
             null_attributes: FxHashMap::default(),
@@ -235,6 +250,17 @@ impl Soft {
         })
     }
 
+    /// Makes the card of one of the session's devices.
+    fn card(&self, ordinal: usize) -> DeviceCard {
+        let of = card::Of {
+            ordinal,
+            devices: self.numbers.len(),
+            number: self.numbers[ordinal],
+            board: self.options.board,
+        };
+        card::card(&of, self.memory_bytes, self.threads, self.capability)
+    }
+
     fn nvml_snapshot(
         &mut self,
         _: &mut Cx<'_>,
@@ -252,6 +278,22 @@ impl Drop for Soft {
         self.gpu.stop();
         self.shares.end();
         self.host.clear();
+    }
+}
+
+/// Returns the machine's numbers of the session's devices.
+fn numbers_of(options: &SoftOptions) -> Result<Vec<usize>, Failure> {
+    let all = 0..options.devices;
+    let Some(chosen) = &options.chosen else {
+        return Ok(all.collect());
+    };
+    let numbers: Vec<usize> = chosen.iter().map(|number| *number as usize).collect();
+    match !numbers.is_empty() && numbers.iter().all(|number| all.contains(number)) {
+        true => Ok(numbers),
+        false => Err(Failure::new(
+            CUresult::CUDA_ERROR_NO_DEVICE,
+            format!("the devices {numbers:?} of {}", options.devices),
+        )),
     }
 }
 
@@ -299,17 +341,7 @@ impl Host for Soft {
     }
 
     fn cards(&mut self, _: u32) -> Result<Vec<DeviceCard>, Failure> {
-        Ok((0..self.used_bytes.len())
-            .map(|ordinal| {
-                card::card(
-                    ordinal,
-                    self.used_bytes.len(),
-                    self.memory_bytes,
-                    self.threads,
-                    self.capability,
-                )
-            })
-            .collect())
+        Ok((0..self.numbers.len()).map(|at| self.card(at)).collect())
     }
 
     fn driver_version(&mut self) -> u32 {

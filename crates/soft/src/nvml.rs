@@ -36,13 +36,8 @@ impl Soft {
     }
 
     fn nvml_device(&self, ordinal: usize) -> NvmlDevice {
-        let card = card::card(
-            ordinal,
-            self.used_bytes.len(),
-            self.memory_bytes,
-            self.threads,
-            self.capability,
-        );
+        let card = self.card(ordinal);
+        let number = self.numbers[ordinal];
         let used_bytes = self.used_bytes[ordinal];
         let busy = u32::from(!self.gpu.is_idle()) * 100;
         let facts = self.capability.facts();
@@ -58,10 +53,10 @@ impl Soft {
             uuid: uuid_text(&card.uuid),
             architecture: Some(facts.nvml_architecture),
             compute_capability: (facts.major as i32, facts.minor as i32),
-            minor_number: Some(ordinal as u32),
+            minor_number: Some(number as u32),
             pci: NvmlPci {
-                device: ordinal as u32,
-                bus_id: format!("00000000:00:{ordinal:02X}.0"),
+                device: number as u32,
+                bus_id: format!("00000000:00:{number:02X}.0"),
                 class: Some(CONTROLLER_3D),
                 ..NvmlPci::default()
             },

@@ -105,6 +105,8 @@ pub struct ClientHello {
     pub is_rdma: bool,
     /// The token that the client will prove to have. The dialling side sets it.
     pub token: Option<TokenHello>,
+    /// The grant by which a server of a pool gives a session. The dialling side sets it.
+    pub grant: Option<Vec<u8>>,
     /// The address window that the client wants: one number for each of its servers, below
     /// [`SERVERS_MAX`](crate::limits::SERVERS_MAX), so that their windows do not overlap.
     pub window: u8,
@@ -464,6 +466,7 @@ mod tests {
             emulation: None,
             is_rdma: false,
             token: None,
+            grant: None,
             window: 0,
         };
         let bytes = encode_hello(&hello).unwrap();

@@ -2,6 +2,7 @@
 
 mod balance;
 mod bench;
+mod pool;
 mod requirements;
 mod seeing;
 mod shares;
@@ -24,6 +25,10 @@ use crate::exit;
 pub(crate) use balance::{ApiArgs, BalanceCommand};
 pub(crate) use bench::{
     BenchArgs, BenchCommand, BenchTargets, EmulateArgs, LinkArgs, SessionsArgs,
+};
+pub(crate) use pool::{
+    BoxArgs, ManagerArgs, PoolAskArgs, PoolClaimArgs, PoolCommand, PoolHoldArgs, PoolReleaseArgs,
+    PoolRunArgs, PoolServeArgs, PoolTokenArgs, WishArgs,
 };
 pub(crate) use requirements::{CalibrateArgs, LevelOfRemoting, LinkKind, RequireArgs};
 pub(crate) use seeing::{LogFormat, SeeingArgs, SortArg, TopArgs};
@@ -61,6 +66,8 @@ Examples:
 
 Environment:
   OUTBOARD_GPU       the address of the server, in place of --gpu; of several servers for outboard run
+  OUTBOARD_POOL      the address of a pool's manager, in place of --pool of outboard pool
+  OUTBOARD_GRANT_FILE  the file with the grants of a lease, which outboard run --pool makes
   OUTBOARD_KEY_FILE  the file with the key of this side for tcps addresses, in place of the user's own
   OUTBOARD_TOKEN_FILE  the file with the token for the server, in place of --token-file
   OUTBOARD_OPTIMISE  which calls wait for the server, in place of --optimise (see outboard run --help)
@@ -119,10 +126,14 @@ pub(crate) enum Command {
     Token(TokenCommand),
     /// Make a key, by which a server or a program is known over encrypted connections
     Keygen(KeygenArgs),
+    #[command(subcommand)]
+    Pool(PoolCommand),
     /// Print the completions for a shell
     Completions { shell: clap_complete::Shell },
     /// Print the manual page
     Man,
+    #[command(hide = true)]
+    PoolHold(PoolHoldArgs),
     #[command(hide = true)]
     Worker(WorkerArgs),
     #[command(hide = true)]
@@ -194,6 +205,8 @@ pub(crate) struct ServeArgs {
     pub(crate) trust: TrustArgs,
     #[command(flatten)]
     pub(crate) shares: SharesArgs,
+    #[command(flatten)]
+    pub(crate) pool: BoxArgs,
 }
 
 /// The file of the settings.
@@ -262,6 +275,8 @@ Examples:
   OUTBOARD_GPU=tcp://10.0.0.7 outboard run -- python train.py
   outboard run --gpu tcp://10.0.0.7,tcp://10.0.0.8 -- python train.py
                                                      with the GPUs of both servers (docs/design/several-servers.md)
+  outboard run --pool http://manager:4834 --gpus 2 --model H200 -- python train.py
+                                                     with GPUs of a pool (docs/pool.md)
   outboard run --stats -- ./vectoradd                say at the end what its calls were
   outboard run --optimise sync -- ./vectoradd        how slow it would be if every call waited
   outboard run --emulate rtt=20us,bandwidth=25Gbps -- ./vectoradd
@@ -277,9 +292,11 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "URL,...", env = "OUTBOARD_GPU")]
     pub(crate) gpu: Vec<Servers>,
     /// Show the program the first N GPUs only, as CUDA_VISIBLE_DEVICES=0,...,N-1 does; an error if
-    /// there are fewer
+    /// there are fewer. With --pool: the number of GPUs to ask for [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), conflicts_with = "local")]
     pub(crate) gpus: Option<u16>,
+    #[command(flatten)]
+    pub(crate) pool: PoolRunArgs,
     #[command(flatten)]
     pub(crate) token: TokenFileArgs,
     /// Print the numbers of calls that were answered locally, sent without waiting, and waited for

@@ -251,6 +251,7 @@ pub fn hello(purpose: Purpose) -> ClientHello {
         emulation: None,
         is_rdma: false,
         token: None,
+        grant: None,
         window: 0,
     }
 }

@@ -123,6 +123,7 @@ fn dial_one((endpoint, window): (Endpoint, u8)) -> Result<(Opened, ServerWelcome
         emulation: emulated::asked().map_err(fail)?,
         is_rdma: false,
         token: None,
+        grant: None,
         window,
     };
     let dialled = dial(&endpoint, &hello, Duration::from_secs(CONNECT_S_MAX));

@@ -96,6 +96,8 @@ pub enum Error {
     /// The token for a server cannot be used.
     #[error(transparent)]
     Token(Box<outboard_trust::TokenError>),
+    #[error("the file of grants (OUTBOARD_GRANT_FILE): {0}")]
+    Grants(String),
 
     /// The key for encrypted connections cannot be used.
     #[error(transparent)]

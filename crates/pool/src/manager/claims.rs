@@ -42,6 +42,24 @@ impl Manager {
         Ok(Claimed::Waiting { position })
     }
 
+    /// Returns the state of a claim that waits. `is_seen` says that its client is told.
+    pub fn asked_again(
+        &mut self,
+        now_ms: u64,
+        claim: &Claim,
+        is_seen: bool,
+    ) -> Result<Claimed, PoolError> {
+        if let Some(lease) = self.lease_of(claim)? {
+            return Ok(Claimed::Granted(self.granted(lease)));
+        }
+        self.wait(now_ms, claim)?;
+        let position = match is_seen {
+            true => self.position(&claim.uid).unwrap_or(0),
+            false => 0,
+        };
+        Ok(Claimed::Waiting { position })
+    }
+
     fn check_claim(&self, claim: &Claim) -> Result<(), PoolError> {
         check_name("a claim's UID", &claim.uid)?;
         check_name("a holder", &claim.owner)?;

@@ -190,6 +190,8 @@ pub enum SessionEnd {
     Asked,
     /// The server stopped.
     Stopped,
+    /// Its lease of the GPUs is over.
+    Lease,
 }
 
 /// Why a connection was refused.
@@ -215,6 +217,8 @@ pub enum Refusal {
     Silent,
     /// The device could not be opened.
     Device,
+    /// No grant that gives GPUs of this server now.
+    Grant,
     /// Another reason, which the log has.
     Other,
     /// The tenant's share is used up (`--share`).
@@ -226,13 +230,14 @@ pub enum Refusal {
 }
 
 impl SessionEnd {
-    pub const ALL: [SessionEnd; 6] = [
+    pub const ALL: [SessionEnd; 7] = [
         SessionEnd::Left,
         SessionEnd::Malformed,
         SessionEnd::Link,
         SessionEnd::Worker,
         SessionEnd::Asked,
         SessionEnd::Stopped,
+        SessionEnd::Lease,
     ];
 
     pub fn name(self) -> &'static str {
@@ -243,12 +248,13 @@ impl SessionEnd {
             SessionEnd::Worker => "worker",
             SessionEnd::Asked => "asked",
             SessionEnd::Stopped => "stopped",
+            SessionEnd::Lease => "lease",
         }
     }
 }
 
 impl Refusal {
-    pub const ALL: [Refusal; 14] = [
+    pub const ALL: [Refusal; 15] = [
         Refusal::Sessions,
         Refusal::Queries,
         Refusal::Key,
@@ -259,6 +265,7 @@ impl Refusal {
         Refusal::Token,
         Refusal::Silent,
         Refusal::Device,
+        Refusal::Grant,
         Refusal::Other,
         Refusal::Share,
         Refusal::TlsKey,
@@ -277,6 +284,7 @@ impl Refusal {
             Refusal::Token => "token",
             Refusal::Silent => "silent",
             Refusal::Device => "device",
+            Refusal::Grant => "grant",
             Refusal::Other => "other",
             Refusal::Share => "share",
             Refusal::TlsKey => "tls_key",

@@ -1,0 +1,342 @@
+//! Options of the pool.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use clap::ValueEnum;
+use outboard_manager::ManagerUrl;
+use outboard_pool::{
+    limits,
+    record::{Fit, Same},
+};
+
+/// Parses the term of a lease: 500ms, 30s, 10m, 1h.
+fn parse_term(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit_ms = match &text[digits.len()..] {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        unit => return Err(format!("{unit:?} is no unit of a term: ms, s, m and h are")),
+    };
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let number: Option<u64> = digits.parse().ok().filter(|_| is_number);
+    let ms = number.and_then(|number| number.checked_mul(unit_ms));
+    match ms {
+        Some(ms) if (limits::TERM_MIN_MS..=limits::TERM_MAX_MS).contains(&ms) => {
+            Ok(Duration::from_millis(ms))
+        }
+        _ => Err(format!(
+            "a term is {} s to {} s",
+            limits::TERM_MIN_MS / 1_000,
+            limits::TERM_MAX_MS / 1_000
+        )),
+    }
+}
+
+/// The manager of a pool.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct ManagerArgs {
+    /// The pool's manager
+    #[arg(long, value_name = "URL", env = "OUTBOARD_POOL")]
+    pub(crate) pool: ManagerUrl,
+    #[command(flatten)]
+    pub(crate) token: PoolTokenArgs,
+}
+
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct PoolTokenArgs {
+    /// File with the token for the pool's manager (outboard token create)
+    #[arg(long, value_name = "FILE", env = "OUTBOARD_POOL_TOKEN_FILE")]
+    pub(crate) pool_token_file: Option<PathBuf>,
+}
+
+/// A server that is a GPU box of a pool.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct BoxArgs {
+    /// Give this machine's GPUs to a pool: programs are served only with a lease of its manager,
+    /// and see only the GPUs of their lease (docs/pool.md)
+    #[arg(long, value_name = "URL")]
+    pub(crate) pool: Option<ManagerUrl>,
+    /// Name of this box in the pool [default: the host's name]
+    #[arg(long, value_name = "NAME", requires = "pool")]
+    pub(crate) pool_name: Option<String>,
+    /// Address of this server, as programs of the pool reach it [default: the first --listen]
+    #[arg(long, value_name = "URL", requires = "pool")]
+    pub(crate) pool_address: Option<String>,
+    /// Folder for what this box must not forget, on a disk of its own machine [default:
+    /// $XDG_STATE_HOME/outboard/NAME or ~/.local/state/outboard/NAME]
+    #[arg(long, value_name = "DIR", requires = "pool")]
+    pub(crate) pool_state: Option<PathBuf>,
+    /// File with the token for the pool's manager; its name is to be box.NAME
+    #[arg(long, value_name = "FILE", requires = "pool")]
+    pub(crate) pool_token_file: Option<PathBuf>,
+}
+
+/// A program that runs with GPUs of a pool.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct PoolRunArgs {
+    /// Ask this pool's manager for GPUs, and give them back when the program has ended
+    #[arg(long, value_name = "URL", conflicts_with = "local")]
+    pub(crate) pool: Option<ManagerUrl>,
+    /// File with the token for the pool's manager (outboard token create)
+    #[arg(long, value_name = "FILE", env = "OUTBOARD_POOL_TOKEN_FILE")]
+    pub(crate) pool_token_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) wish: WishArgs,
+}
+
+/// The GPUs that a program asks a pool for.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct WishArgs {
+    /// Word of the GPUs' model, in any case, as H200
+    #[arg(long, value_name = "NAME")]
+    pub(crate) model: Option<String>,
+    /// Something that all the GPUs have in common
+    #[arg(long, value_enum)]
+    pub(crate) same: Option<SameArg>,
+    /// The choice between places that have enough GPUs
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) fit: FitArg,
+    /// Place in the queue, 9 first
+    #[arg(long, value_name = "N", default_value_t = 0,
+          value_parser = clap::value_parser!(u8).range(0..=limits::PRIORITY_MAX as i64))]
+    pub(crate) priority: u8,
+    /// Time after which the GPUs of a host that is lost are taken back, as 30s
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_term)]
+    pub(crate) term: Duration,
+    /// Fail if no such GPUs are free, instead of waiting for them
+    #[arg(long)]
+    pub(crate) no_wait: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SameArg {
+    /// One machine
+    Box,
+    /// Joined by NVLink
+    Nvlink,
+    /// Below one PCIe bridge
+    Bridge,
+    /// Behind one proxy (NIC) of a box
+    Proxy,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FitArg {
+    /// Fill what is fullest, so that large groups stay whole
+    #[default]
+    Best,
+    /// The box that joined first
+    First,
+    /// The emptiest boxes, one GPU of each in turn
+    Spread,
+}
+
+impl From<SameArg> for Same {
+    fn from(same: SameArg) -> Same {
+        match same {
+            SameArg::Box => Same::Box,
+            SameArg::Nvlink => Same::Nvlink,
+            SameArg::Bridge => Same::Bridge,
+            SameArg::Proxy => Same::Proxy,
+        }
+    }
+}
+
+impl From<FitArg> for Fit {
+    fn from(fit: FitArg) -> Fit {
+        match fit {
+            FitArg::Best => Fit::Best,
+            FitArg::First => Fit::First,
+            FitArg::Spread => Fit::Spread,
+        }
+    }
+}
+
+/// Give out GPUs of many machines, and take them back
+#[derive(Debug, clap::Subcommand)]
+#[command(after_help = "\
+One manager knows the GPUs of all boxes (outboard serve --pool URL) and leases them to programs (outboard run --pool URL). \
+docs/pool.md says how to run a pool, and what happens when part of it fails.
+
+Examples:
+  outboard pool serve --store /var/lib/outboard/pool
+  outboard serve --pool http://manager:4834 --listen tcp://10.0.0.7
+  outboard run --pool http://manager:4834 --gpus 2 --model H200 -- python train.py
+  outboard pool list --pool http://manager:4834
+  outboard pool drain --pool http://manager:4834 box7 --reason repair")]
+pub(crate) enum PoolCommand {
+    /// Run the manager
+    Serve(PoolServeArgs),
+    /// Show boxes, GPUs, leases and waiting claims
+    List(PoolAskArgs),
+    /// Show the mapping tables of hosts and boxes
+    Tables(PoolAskArgs),
+    /// Take GPUs without a program, for as long as the term is
+    Claim(PoolClaimArgs),
+    /// Give a lease's GPUs back: its programs lose them
+    Release(PoolReleaseArgs),
+    /// Stop giving out the GPUs of a box; leases stay
+    Drain(PoolDrainArgs),
+    /// Give out the GPUs of a drained box again
+    Undrain(PoolBoxArgs),
+    /// Stop giving out one GPU; its lease stays
+    Taint(PoolTaintArgs),
+    /// Give out a tainted GPU again
+    Untaint(PoolGpuArgs),
+    /// Bound the GPUs that a holder has at a time
+    Quota(PoolQuotaArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct PoolServeArgs {
+    /// File of the pool's records; made if it does not exist, with the manager's key beside it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) store: PathBuf,
+    /// Address for requests, over HTTP
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:4834")]
+    pub(crate) listen: SocketAddr,
+    /// Answer only requests with one of the tokens in this file (outboard token create): box.NAME
+    /// is the box NAME, operator.NAME may do everything else, others may claim
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tokens: Option<PathBuf>,
+    /// Listen beyond this machine although requests, tokens and grants are not encrypted
+    #[arg(long)]
+    pub(crate) insecure: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct PoolAskArgs {
+    #[command(flatten)]
+    pub(crate) manager: ManagerArgs,
+    /// Print it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct PoolClaimArgs {
+    #[command(flatten)]
+    pub(crate) manager: ManagerArgs,
+    /// Number of GPUs
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(limits::CLAIM_GPUS_MAX)))]
+    pub(crate) gpus: u32,
+    #[command(flatten)]
+    pub(crate) wish: WishArgs,
+    /// The caller's own name of the claim: the same claim comes again with it [default: a new one]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) uid: Option<String>,
+    /// File for the grants, which must not exist: OUTBOARD_GRANT_FILE names it to programs
+    #[arg(long, value_name = "FILE")]
+    pub(crate) grants: Option<PathBuf>,
+    /// Print the lease as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct PoolReleaseArgs {
+    #[command(flatten)]
+    pub(crate) manager: ManagerArgs,
+    /// Number of the lease
+    pub(crate) lease: u64,
+    /// Print the lease as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct PoolDrainArgs {
+    #[command(flatten)]
+    pub(crate) of: PoolBoxArgs,
+    /// Reason, for the list
+    #[arg(long, default_value = "drained")]
+    pub(crate) reason: String,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct PoolBoxArgs {
+    #[command(flatten)]
+    pub(crate) manager: ManagerArgs,
+    /// Name of the box
+    pub(crate) name: String,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct PoolTaintArgs {
+    #[command(flatten)]
+    pub(crate) of: PoolGpuArgs,
+    /// Reason, for the list
+    #[arg(long, default_value = "tainted")]
+    pub(crate) reason: String,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct PoolGpuArgs {
+    #[command(flatten)]
+    pub(crate) manager: ManagerArgs,
+    /// UUID of the GPU
+    pub(crate) uuid: outboard_pool::Uuid,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct PoolQuotaArgs {
+    #[command(flatten)]
+    pub(crate) manager: ManagerArgs,
+    /// Name of the holder
+    pub(crate) owner: String,
+    /// Number of GPUs [default: no bound]
+    pub(crate) gpus: Option<u32>,
+}
+
+/// Arguments of the process that holds a lease for a program.
+#[derive(Debug, clap::Args)]
+pub(crate) struct PoolHoldArgs {
+    #[command(flatten)]
+    pub(crate) manager: ManagerArgs,
+    #[arg(long)]
+    pub(crate) lease: u64,
+    #[arg(long)]
+    pub(crate) term_ms: u64,
+    #[arg(long)]
+    pub(crate) grants: PathBuf,
+    /// Number of a descriptor of the program's process
+    #[arg(long)]
+    pub(crate) program: i32,
+    /// Whether this process is the holder, or starts it
+    #[arg(long)]
+    pub(crate) detached: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn terms() {
+        for (text, ms) in [
+            ("1s", 1_000),
+            ("1500ms", 1_500),
+            ("10m", 600_000),
+            ("1h", 3_600_000),
+        ] {
+            assert_eq!(parse_term(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        for wrong in [
+            "",
+            "s",
+            "1",
+            "-1s",
+            "+2s",
+            "1.5s",
+            "0s",
+            "999ms",
+            "2h",
+            "99999999999999999999h",
+        ] {
+            assert!(parse_term(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! The holder: a process that renews the lease of a program, and gives the GPUs back when the
+//! program has ended. It is nobody's child, so the program sees nothing of it.
+
+use std::{
+    fs,
+    os::{
+        fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
+        unix::process::CommandExt as _,
+    },
+    path::Path,
+    process::{Command, ExitCode, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use outboard_manager::{Client, ClientError};
+use outboard_pool::api::{Granted, PoolError};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::{FdFlags, fcntl_setfd},
+    process::{PidfdFlags, getpid, pidfd_open},
+};
+use serde_json::{Value, json};
+
+use super::client;
+use crate::args::{ManagerArgs, PoolHoldArgs};
+
+const RETRY: Duration = Duration::from_millis(200);
+/// Time beyond a third of the term for the manager's answer.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Starts the holder of a lease for this process.
+pub(super) fn start(manager: &ManagerArgs, granted: &Granted, grants: &Path) -> anyhow::Result<()> {
+    let program = pidfd_open(getpid(), PidfdFlags::empty()).context("watching this process")?;
+    let mut command = holder(manager, granted.lease, granted.term_ms, grants, &program)?;
+    let status = command.status().context("starting the lease's holder")?;
+    fcntl_setfd(&program, FdFlags::CLOEXEC)?;
+    anyhow::ensure!(status.success(), "the lease's holder did not start");
+    Ok(())
+}
+
+/// Returns the command of a holder, which inherits the descriptor.
+fn holder(
+    manager: &ManagerArgs,
+    lease: u64,
+    term_ms: u64,
+    grants: &Path,
+    program: &OwnedFd,
+) -> anyhow::Result<Command> {
+    fcntl_setfd(program, FdFlags::empty())?;
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("outboard").arg("pool-hold");
+    command.arg("--pool").arg(manager.pool.to_string());
+    if let Some(file) = &manager.token.pool_token_file {
+        command.arg("--pool-token-file").arg(file);
+    }
+    command.arg("--lease").arg(lease.to_string());
+    command.arg("--term-ms").arg(term_ms.to_string());
+    command.arg("--grants").arg(grants);
+    command
+        .arg("--program")
+        .arg(program.as_raw_fd().to_string());
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    // The terminal's Ctrl-C is the program's.
+    command.process_group(0);
+    Ok(command)
+}
+
+/// Holds a lease until the program has ended or the lease is over.
+pub(crate) fn hold(args: &PoolHoldArgs) -> anyhow::Result<ExitCode> {
+    let program = outboard_server::inherited(args.program).context("--program")?;
+    if !args.detached {
+        // The second process has no parent that waits for it.
+        let mut command = holder(
+            &args.manager,
+            args.lease,
+            args.term_ms,
+            &args.grants,
+            &program,
+        )?;
+        command.arg("--detached").spawn()?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut client = client(&args.manager)?;
+    renew(&mut client, args, program.as_fd());
+    let _ = fs::remove_file(&args.grants);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn renew(client: &mut Client, args: &PoolHoldArgs, program: BorrowedFd<'_>) {
+    let path = format!("/v1/leases/{}/hold", args.lease);
+    let third = Duration::from_millis(args.term_ms / 3);
+    loop {
+        let mut said = client.begin(&path, &json!({}));
+        if said.is_ok() {
+            match wait(client.waits_on(), program, third + ANSWER) {
+                Ended::Program => break,
+                Ended::Answer => said = client.finish::<Value>().map(drop),
+            }
+        }
+        match said {
+            Ok(()) => {}
+            Err(ClientError::Refused(PoolError::Conflict(_) | PoolError::Unknown(_))) => return,
+            // The lease is as long as it is; the manager may come back before that.
+            Err(_) => {
+                if matches!(wait(None, program, RETRY), Ended::Program) {
+                    break;
+                }
+            }
+        }
+    }
+    let path = format!("/v1/leases/{}/release", args.lease);
+    let deadline = Instant::now() + Duration::from_millis(args.term_ms);
+    loop {
+        match client.post::<Value>(&path, &json!({}), Duration::ZERO) {
+            Err(ClientError::Refused(PoolError::NotNow(_)) | ClientError::Io { .. })
+                if Instant::now() < deadline =>
+            {
+                std::thread::sleep(RETRY);
+            }
+            _ => return,
+        }
+    }
+}
+
+enum Ended {
+    Program,
+    /// An answer has come, or the time for it is over.
+    Answer,
+}
+
+fn wait(answer: Option<BorrowedFd<'_>>, program: BorrowedFd<'_>, limit: Duration) -> Ended {
+    let mut fds = vec![PollFd::from_borrowed_fd(program, PollFlags::IN)];
+    fds.extend(answer.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+    let limit = Timespec::try_from(limit).ok();
+    let _ = rustix::io::retry_on_intr(|| poll(&mut fds, limit.as_ref()));
+    match fds[0].revents().is_empty() {
+        true => Ended::Answer,
+        false => Ended::Program,
+    }
+}

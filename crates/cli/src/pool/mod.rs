@@ -1,0 +1,212 @@
+//! `outboard pool`: the manager of a pool, and requests to it. `claim` has what `outboard run` does
+//! before the program, `hold` what keeps its lease while the program runs.
+
+mod claim;
+mod hold;
+
+use std::{path::Path, process::ExitCode, time::Duration};
+
+use anyhow::Context as _;
+use outboard_manager::{Client, Options, Server};
+use outboard_pool::api::{GpuView, LeaseView, PoolView, Tables};
+use outboard_trust::{Store, Token};
+use serde_json::{Value, json};
+
+use crate::{
+    args::{ManagerArgs, PoolAskArgs, PoolCommand, PoolReleaseArgs, PoolServeArgs, PoolTokenArgs},
+    print,
+};
+
+pub(crate) use claim::{Leased, host_name, lease_for, state_folder};
+pub(crate) use hold::hold;
+
+pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<ExitCode> {
+    match command {
+        PoolCommand::Serve(args) => serve(args),
+        PoolCommand::List(args) => {
+            let view: PoolView = ask(&args, "/v1/pool")?;
+            show(args.json, &view, || listed(&view))
+        }
+        PoolCommand::Tables(args) => {
+            let tables: Tables = ask(&args, "/v1/tables")?;
+            show(args.json, &tables, || tabled(&tables))
+        }
+        PoolCommand::Claim(args) => claim::claim(&args),
+        PoolCommand::Release(args) => release(&args),
+        PoolCommand::Drain(args) => {
+            let path = format!("/v1/boxes/{}/drain", args.of.name);
+            tell(&args.of.manager, &path, &json!({ "reason": args.reason }))
+        }
+        PoolCommand::Undrain(args) => {
+            let path = format!("/v1/boxes/{}/drain", args.name);
+            tell(&args.manager, &path, &json!({ "reason": null }))
+        }
+        PoolCommand::Taint(args) => {
+            let path = format!("/v1/gpus/{}/taint", args.of.uuid);
+            tell(&args.of.manager, &path, &json!({ "reason": args.reason }))
+        }
+        PoolCommand::Untaint(args) => {
+            let path = format!("/v1/gpus/{}/taint", args.uuid);
+            tell(&args.manager, &path, &json!({ "reason": null }))
+        }
+        PoolCommand::Quota(args) => {
+            let path = format!("/v1/quotas/{}", args.owner);
+            tell(&args.manager, &path, &json!({ "gpus": args.gpus }))
+        }
+    }
+}
+
+fn serve(args: PoolServeArgs) -> anyhow::Result<ExitCode> {
+    anyhow::ensure!(
+        args.insecure || args.listen.ip().is_loopback(),
+        "{} is reached by other machines, and requests, tokens and grants are not encrypted: on a network that you \
+         trust --insecure; or listen on 127.0.0.1, and come through a tunnel",
+        args.listen
+    );
+    let tokens = args.tokens.map(std::path::absolute).transpose()?;
+    if let Some(file) = &tokens {
+        Store::read(file).context("--tokens (outboard token create makes the file)")?;
+    }
+    let server = Server::bind(Options {
+        listen: args.listen,
+        store: args.store,
+        tokens,
+    })?;
+    print(format!("manager at http://{}\n", server.address()?).as_bytes())?;
+    server.run()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the text of the token in a file.
+pub(crate) fn bearer(file: Option<&Path>) -> anyhow::Result<Option<String>> {
+    let token = file.map(Token::read).transpose()?;
+    Ok(token.map(|token| token.to_text()))
+}
+
+fn client(manager: &ManagerArgs) -> anyhow::Result<Client> {
+    let PoolTokenArgs { pool_token_file } = &manager.token;
+    Ok(Client::new(
+        manager.pool.clone(),
+        bearer(pool_token_file.as_deref())?,
+    ))
+}
+
+fn ask<T: serde::de::DeserializeOwned>(args: &PoolAskArgs, path: &str) -> anyhow::Result<T> {
+    Ok(client(&args.manager)?.get(path)?)
+}
+
+fn tell(manager: &ManagerArgs, path: &str, body: &Value) -> anyhow::Result<ExitCode> {
+    let _: Value = client(manager)?.post(path, body, Duration::ZERO)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn release(args: &PoolReleaseArgs) -> anyhow::Result<ExitCode> {
+    let path = format!("/v1/leases/{}/release", args.lease);
+    let lease: LeaseView = client(&args.manager)?.post(&path, &json!({}), Duration::ZERO)?;
+    show(args.json, &lease, String::new)
+}
+
+fn show<T: serde::Serialize>(
+    is_json: bool,
+    document: &T,
+    text: impl FnOnce() -> String,
+) -> anyhow::Result<ExitCode> {
+    let text = match is_json {
+        true => format!("{}\n", serde_json::to_string_pretty(document)?),
+        false => text(),
+    };
+    print(text.as_bytes())
+}
+
+fn listed(view: &PoolView) -> String {
+    let mut out = format!(
+        "{:20} {:4} {:40} {:24} {:8} {:>6} {:>6}\n",
+        "box", "slot", "gpu", "model", "state", "lease", "epoch"
+    );
+    for gpu in &view.gpus {
+        let GpuView {
+            facts,
+            of,
+            slot,
+            epoch,
+            lease,
+            state,
+            reason,
+        } = gpu;
+        let lease = lease.map_or("-".into(), |lease| lease.to_string());
+        let state = format!("{state:?}").to_lowercase();
+        let reason = reason
+            .as_ref()
+            .map_or(String::new(), |why| format!("  {why}"));
+        let (uuid, model) = (facts.uuid.to_string(), &facts.model);
+        out.push_str(&format!(
+            "{of:20} {slot:4} {uuid:40} {model:24} {state:8} {lease:>6} {epoch:>6}{reason}\n"
+        ));
+    }
+    for lease in &view.leases {
+        let (claim, left) = (&lease.claim, lease.left_ms / 1_000);
+        out.push_str(&format!(
+            "lease {}: {} of {} has {} GPUs, {left} s left, {}\n",
+            lease.lease,
+            claim.owner,
+            claim.host,
+            lease.gpus.len(),
+            format!("{:?}", lease.state).to_lowercase()
+        ));
+    }
+    for waiting in &view.queue {
+        let claim = &waiting.claim;
+        out.push_str(&format!(
+            "waiting {}: {} of {} for {} GPUs, {} s\n",
+            waiting.position,
+            claim.owner,
+            claim.host,
+            claim.gpus,
+            waiting.waited_ms / 1_000
+        ));
+    }
+    out
+}
+
+fn tabled(tables: &Tables) -> String {
+    let mut out = String::new();
+    for host in &tables.hosts {
+        out.push_str(&format!(
+            "host {} (node {}), {} entries\nentry used bus device memory-base    memory-limit   box slot path\n",
+            host.host, host.node, host.reserved
+        ));
+        for e in &host.entries {
+            let hex = |at: Option<u64>| at.map_or("-".into(), |at| format!("{at:#x}"));
+            out.push_str(&format!(
+                "{:5} {:4} {:3} {:6} {:14} {:14} {:3} {:4} {:4}\n",
+                e.entry,
+                u8::from(e.used),
+                e.bus,
+                e.device,
+                hex(e.memory_base),
+                hex(e.memory_limit),
+                e.of,
+                e.slot,
+                e.path
+            ));
+        }
+    }
+    for of in &tables.boxes {
+        out.push_str(&format!(
+            "box {} (node {})\nentry valid used slot host path\n",
+            of.of, of.node
+        ));
+        for e in &of.entries {
+            let host = e.host.map_or("-".into(), |host| host.to_string());
+            out.push_str(&format!(
+                "{:5} {:5} {:4} {:4} {host:>4} {:4}\n",
+                e.entry,
+                u8::from(e.valid),
+                u8::from(e.used),
+                e.slot,
+                e.path
+            ));
+        }
+    }
+    out
+}

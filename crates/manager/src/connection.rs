@@ -1,0 +1,110 @@
+//! One client of the manager.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::TcpStream,
+    os::fd::{AsFd, BorrowedFd},
+};
+
+use crate::{
+    http::{self, Request},
+    limits,
+    routes::Wait,
+};
+
+pub(crate) struct Connection {
+    stream: TcpStream,
+    input: Vec<u8>,
+    output: Vec<u8>,
+    /// The request that has no answer yet, and when it gets one in any case.
+    pub(crate) wait: Option<(Wait, u64)>,
+    /// Time until which something must happen.
+    pub(crate) until_ms: u64,
+}
+
+/// State of a connection after some bytes.
+pub(crate) enum Heard {
+    Request(Request),
+    Nothing,
+    /// It is over.
+    Ended,
+}
+
+impl Connection {
+    pub(crate) fn new(stream: TcpStream, now_ms: u64) -> io::Result<Connection> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        Ok(Connection {
+            stream,
+            input: Vec::new(),
+            output: Vec::new(),
+            wait: None,
+            until_ms: now_ms + limits::REQUEST_MS_MAX,
+        })
+    }
+
+    pub(crate) fn has_output(&self) -> bool {
+        !self.output.is_empty()
+    }
+
+    /// Reads what has come. A request is taken only after the one before was answered.
+    pub(crate) fn read(&mut self) -> Heard {
+        let mut piece = [0; 16 << 10];
+        match self.stream.read(&mut piece) {
+            Ok(0) => return Heard::Ended,
+            Ok(count) => self.input.extend_from_slice(&piece[..count]),
+            Err(error) if is_later(&error) => return Heard::Nothing,
+            Err(_) => return Heard::Ended,
+        }
+        if self.input.len() > limits::HEAD_BYTES_MAX + limits::BODY_BYTES_MAX {
+            return Heard::Ended;
+        }
+        self.next()
+    }
+
+    pub(crate) fn next(&mut self) -> Heard {
+        if self.wait.is_some() || self.has_output() || self.input.is_empty() {
+            return Heard::Nothing;
+        }
+        match http::take_request(&mut self.input) {
+            Ok(Some(request)) => Heard::Request(request),
+            Ok(None) => Heard::Nothing,
+            Err(error) => {
+                tracing::debug!(%error, "a request that is none");
+                Heard::Ended
+            }
+        }
+    }
+
+    pub(crate) fn answer(&mut self, now_ms: u64, status: u16, kind: &str, body: &[u8]) {
+        self.wait = None;
+        self.output.extend(http::write_answer(status, kind, body));
+        self.until_ms = now_ms + limits::REQUEST_MS_MAX;
+    }
+
+    /// Sends what there is room for. Returns false if the connection is over.
+    pub(crate) fn write(&mut self) -> bool {
+        while !self.output.is_empty() {
+            match self.stream.write(&self.output) {
+                Ok(0) => return false,
+                Ok(count) => drop(self.output.drain(..count)),
+                Err(error) if is_later(&error) => return true,
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+fn is_later(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+    )
+}

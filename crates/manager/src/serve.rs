@@ -1,0 +1,438 @@
+//! The loop of the manager's process. All requests that have come are handled, then one transaction
+//! makes their changes durable, then the answers are sent.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::{SocketAddr, TcpListener},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use outboard_pool::{
+    FileStore, Manager, Store, StoreError,
+    api::{Claimed, PoolError},
+    record::LeaseState,
+};
+use outboard_trust::{Identity, IdentityError, hex, random};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::json;
+use thiserror::Error;
+use tracing::{error, info, warn};
+
+use crate::{
+    connection::{Connection, Heard},
+    limits,
+    roles::caller,
+    routes::{self, Outcome, Wait},
+};
+
+const JSON: &str = "application/json";
+const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
+/// Longest sleep: a signal that came just before it is noticed after it.
+const SLEEP_MS_MAX: u64 = 1_000;
+/// Part of its term after which a holder is answered, so that it renews the lease.
+const HOLD_PARTS: u64 = 3;
+
+/// The settings of a manager.
+#[derive(Debug, Clone)]
+pub struct Options {
+    pub listen: SocketAddr,
+    pub store: PathBuf,
+    /// File of the tokens, one of which each request must have; None asks for none.
+    pub tokens: Option<PathBuf>,
+}
+
+/// Reason why a manager does not start, or ends.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    #[error("cannot listen at {address}: {source}")]
+    Listen {
+        address: SocketAddr,
+        source: io::Error,
+    },
+    #[error("{}: {source}", path.display())]
+    Store { path: PathBuf, source: StoreError },
+    #[error("the manager's key: {0}")]
+    Key(#[from] IdentityError),
+    #[error("{doing}: {source}")]
+    Io {
+        doing: &'static str,
+        source: io::Error,
+    },
+}
+
+pub struct Server {
+    listener: TcpListener,
+    options: Options,
+    key: Identity,
+    pool_id: String,
+    store: Option<FileStore>,
+    manager: Option<Manager>,
+    /// Moment that is 0 of the manager's time.
+    began: Instant,
+    retry_at: Instant,
+    connections: BTreeMap<u64, Connection>,
+    last: u64,
+    stopping: Arc<AtomicBool>,
+}
+
+/// An answer that is sent after the transaction.
+type Pending = (u64, Outcome);
+
+impl Server {
+    /// Opens the store, or makes it, with the manager's key beside it.
+    pub fn bind(options: Options) -> Result<Server, ServeError> {
+        let io = |doing| move |source| ServeError::Io { doing, source };
+        let key = key_beside(&options.store)?;
+        let id: [u8; 8] = random().map_err(io("drawing an id"))?;
+        let listener = TcpListener::bind(options.listen).map_err(|source| ServeError::Listen {
+            address: options.listen,
+            source,
+        })?;
+        listener.set_nonblocking(true).map_err(io("listening"))?;
+        let stopping = Arc::new(AtomicBool::new(false));
+        for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+            let flag = Arc::clone(&stopping);
+            signal_hook::flag::register(signal, flag).map_err(io("watching for signals"))?;
+        }
+        let mut server = Server {
+            listener,
+            key,
+            pool_id: hex::encode(&id),
+            store: None,
+            manager: None,
+            began: Instant::now(),
+            retry_at: Instant::now(),
+            connections: BTreeMap::new(),
+            last: 0,
+            stopping,
+            options,
+        };
+        server.open().map_err(|source| ServeError::Store {
+            path: server.options.store.clone(),
+            source,
+        })?;
+        Ok(server)
+    }
+
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    fn open(&mut self) -> Result<(), StoreError> {
+        // Never two at a time: the file is locked.
+        self.store = None;
+        let mut store = FileStore::open(&self.options.store)?;
+        let public = self.key.public_key().to_string();
+        self.began = Instant::now();
+        let manager = Manager::open(&mut store, &self.pool_id, &public)?;
+        info!(incarnation = manager.incarnation(), "the store is open");
+        self.store = Some(store);
+        self.manager = Some(manager);
+        Ok(())
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Serves until SIGINT or SIGTERM.
+    pub fn run(mut self) -> Result<(), ServeError> {
+        while !self.stopping.load(Ordering::Relaxed) {
+            if self.manager.is_none() && self.retry_at <= Instant::now() {
+                if let Err(error) = self.open() {
+                    warn!(%error, "the store cannot be read");
+                    self.retry_at = Instant::now() + Duration::from_millis(limits::STORE_RETRY_MS);
+                } else {
+                    self.restart_clocks();
+                }
+            }
+            let (is_new, ready) = self.wait().map_err(|source| ServeError::Io {
+                doing: "waiting for requests",
+                source,
+            })?;
+            let mut pending = Vec::new();
+            for id in ready {
+                self.hear(id, &mut pending);
+            }
+            if is_new {
+                self.accept(&mut pending);
+            }
+            self.go_on(&mut pending);
+            self.commit(&mut pending);
+            self.send(pending);
+        }
+        Ok(())
+    }
+
+    /// A new manager's time begins anew, and so do the limits of connections.
+    fn restart_clocks(&mut self) {
+        for connection in self.connections.values_mut() {
+            connection.until_ms = limits::REQUEST_MS_MAX;
+            if let Some((_, until_ms)) = &mut connection.wait {
+                *until_ms = 0;
+            }
+        }
+    }
+
+    fn wait(&self) -> io::Result<(bool, Vec<u64>)> {
+        let now_ms = self.now_ms();
+        let mut fds = vec![PollFd::new(&self.listener, PollFlags::IN)];
+        if self.connections.len() >= limits::CONNECTIONS_MAX {
+            fds[0] = PollFd::new(&self.listener, PollFlags::empty());
+        }
+        for connection in self.connections.values() {
+            let events = match connection.has_output() {
+                true => PollFlags::IN | PollFlags::OUT,
+                false => PollFlags::IN,
+            };
+            fds.push(PollFd::new(connection, events));
+        }
+        let waits = self.connections.values().map(|connection| {
+            connection
+                .wait
+                .as_ref()
+                .map_or(connection.until_ms, |(_, until)| *until)
+        });
+        let next = self.manager.as_ref().and_then(Manager::next_ms);
+        let mut sleep_ms = waits.chain(next).min().unwrap_or(u64::MAX);
+        sleep_ms = sleep_ms.saturating_sub(now_ms).min(SLEEP_MS_MAX);
+        if self.manager.is_none() {
+            sleep_ms = sleep_ms.min(limits::STORE_RETRY_MS);
+        }
+        // A wait that ends early would end in vain.
+        let timeout = Timespec::try_from(Duration::from_millis(sleep_ms + 1)).ok();
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        let ready = self.connections.keys().zip(&fds[1..]);
+        let ready = ready.filter(|(_, fd)| is_ready(fd)).map(|(id, _)| *id);
+        Ok((is_ready(&fds[0]), ready.collect()))
+    }
+
+    fn accept(&mut self, pending: &mut Vec<Pending>) {
+        while self.connections.len() < limits::CONNECTIONS_MAX {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => {
+                    warn!(%error, "no connection is accepted for a moment");
+                    std::thread::sleep(Duration::from_millis(1));
+                    break;
+                }
+            };
+            let Ok(connection) = Connection::new(stream, self.now_ms()) else {
+                continue;
+            };
+            self.last += 1;
+            let id = self.last;
+            self.connections.insert(id, connection);
+            // Its request has mostly come with it.
+            self.hear(id, pending);
+        }
+    }
+
+    fn hear(&mut self, id: u64, pending: &mut Vec<Pending>) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        if !connection.write() {
+            return self.ended(id);
+        }
+        match connection.read() {
+            Heard::Request(request) => self.handle(id, &request, pending),
+            Heard::Nothing => {}
+            Heard::Ended => self.ended(id),
+        }
+    }
+
+    /// A client has gone: its lease has lost its holder, or its claim waits no longer.
+    fn ended(&mut self, id: u64) {
+        let now_ms = self.now_ms();
+        let waited = self.connections.remove(&id).and_then(|it| it.wait);
+        let Some(manager) = &mut self.manager else {
+            return;
+        };
+        match waited {
+            Some((Wait::Hold(lease), _)) => manager.holder_is_gone(now_ms, lease),
+            Some((Wait::Claim(claim), _)) => manager.leave(&claim.uid),
+            Some((Wait::Report(_), _)) | None => {}
+        }
+    }
+
+    fn handle(&mut self, id: u64, request: &crate::http::Request, pending: &mut Vec<Pending>) {
+        let now_ms = self.now_ms();
+        let outcome = match caller(self.options.tokens.as_ref(), request.bearer.as_deref()) {
+            Err((status, text)) => {
+                let error = PoolError::Forbidden(text);
+                Outcome::Answer(status, serde_json::to_vec(&error).unwrap_or_default())
+            }
+            Ok(caller) => match &mut self.manager {
+                None => routes::refusal(&not_now()),
+                Some(manager) => routes::handle(manager, now_ms, &self.key, &caller, request),
+            },
+        };
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        match outcome {
+            Outcome::Wait(wait) => {
+                let until_ms = now_ms
+                    + self
+                        .manager
+                        .as_ref()
+                        .map_or(0, |it| waits(it, now_ms, &wait));
+                connection.wait = Some((wait, until_ms));
+            }
+            answer => pending.push((id, answer)),
+        }
+    }
+
+    /// Does what the time brings, and answers requests that have waited for it.
+    fn go_on(&mut self, pending: &mut Vec<Pending>) {
+        let now_ms = self.now_ms();
+        let Some(manager) = &mut self.manager else {
+            let waiting = self.connections.iter().filter(|(_, it)| it.wait.is_some());
+            pending.extend(waiting.map(|(id, _)| (*id, routes::refusal(&not_now()))));
+            return;
+        };
+        manager.tick(now_ms);
+        let mut late = Vec::new();
+        for (id, connection) in &self.connections {
+            match &connection.wait {
+                None if connection.until_ms <= now_ms => late.push(*id),
+                None => {}
+                Some((wait, until_ms)) => {
+                    let is_over = *until_ms <= now_ms;
+                    if let Some(answer) = waited(manager, &self.key, now_ms, wait, is_over) {
+                        pending.push((*id, answer));
+                    }
+                }
+            }
+        }
+        late.into_iter().for_each(|id| self.ended(id));
+    }
+
+    /// Makes all changes durable. If that fails, nobody learns of them, and the store is read anew.
+    fn commit(&mut self, pending: &mut Vec<Pending>) {
+        let (Some(manager), Some(store)) = (&mut self.manager, &mut self.store) else {
+            return;
+        };
+        let Some(transaction) = manager.take_transaction() else {
+            return;
+        };
+        let Err(failure) = store.commit(&transaction) else {
+            return;
+        };
+        error!(error = %failure, "the store failed; it is read anew");
+        self.manager = None;
+        self.store = None;
+        self.retry_at = Instant::now();
+        let waiting = self.connections.iter().filter(|(_, it)| it.wait.is_some());
+        let all = waiting
+            .map(|(id, _)| *id)
+            .chain(pending.iter().map(|(id, _)| *id));
+        let all: std::collections::BTreeSet<u64> = all.collect();
+        *pending = all
+            .into_iter()
+            .map(|id| (id, routes::refusal(&not_now())))
+            .collect();
+    }
+
+    fn send(&mut self, pending: Vec<Pending>) {
+        let now_ms = self.now_ms();
+        for (id, outcome) in pending {
+            let Some(connection) = self.connections.get_mut(&id) else {
+                continue;
+            };
+            match outcome {
+                Outcome::Answer(status, body) => connection.answer(now_ms, status, JSON, &body),
+                Outcome::Text(text) => connection.answer(now_ms, 200, TEXT, text.as_bytes()),
+                Outcome::Wait(_) => {}
+            }
+            if !connection.write() {
+                self.ended(id);
+            }
+        }
+    }
+}
+
+/// Returns how long a request may wait.
+fn waits(manager: &Manager, now_ms: u64, wait: &Wait) -> u64 {
+    match wait {
+        Wait::Report(report) => {
+            let answer = manager.answer_for(now_ms, &report.name);
+            answer.map_or(0, |answer| answer.wait_ms)
+        }
+        Wait::Claim(_) => limits::CLAIM_WAIT_MS,
+        Wait::Hold(lease) => {
+            let view = manager.lease_view(now_ms, *lease);
+            view.map_or(0, |view| view.claim.term_ms / HOLD_PARTS)
+        }
+    }
+}
+
+/// Returns the answer of a request that waits, if there is one now.
+fn waited(
+    manager: &mut Manager,
+    key: &Identity,
+    now_ms: u64,
+    wait: &Wait,
+    is_over: bool,
+) -> Option<Outcome> {
+    let answer = match wait {
+        Wait::Report(report) => {
+            if !is_over && !manager.is_news(report) {
+                return None;
+            }
+            manager
+                .answer_for(now_ms, &report.name)
+                .and_then(|answer| routes::document(&answer))
+        }
+        Wait::Claim(claim) => match manager.asked_again(now_ms, claim, is_over) {
+            Ok(Claimed::Waiting { .. }) if !is_over => return None,
+            Ok(Claimed::Granted(granted)) => {
+                routes::granted_answer(granted, key).and_then(|it| routes::document(&it))
+            }
+            Ok(waiting) => routes::document(&waiting),
+            Err(error) => Err(error),
+        },
+        Wait::Hold(lease) => match manager.lease_view(now_ms, *lease) {
+            Ok(view) if view.state == LeaseState::Granted && !is_over => return None,
+            Ok(view) if view.state == LeaseState::Granted => {
+                let left = manager.hold(now_ms, *lease);
+                left.and_then(|left_ms| routes::document(&json!({ "left_ms": left_ms })))
+            }
+            Ok(view) => Err(PoolError::Conflict(format!(
+                "the lease {} is over",
+                view.lease
+            ))),
+            Err(error) => Err(error),
+        },
+    };
+    Some(answer.unwrap_or_else(|error| routes::refusal(&error)))
+}
+
+fn not_now() -> PoolError {
+    PoolError::NotNow("the manager's store fails; try again in a moment".into())
+}
+
+/// Reads the key beside the store, or makes it.
+fn key_beside(store: &Path) -> Result<Identity, IdentityError> {
+    let mut path = store.as_os_str().to_owned();
+    path.push(".key");
+    let path = PathBuf::from(path);
+    if path.exists() {
+        return Identity::read(&path);
+    }
+    let key = Identity::random()?;
+    key.write(&path)?;
+    Ok(key)
+}

@@ -1,0 +1,493 @@
+//! A server that is a box of a pool: which sessions its leases give, and the agent that reports to
+//! the manager.
+//!
+//! ```text
+//!  manager ◄── report, waits for news ── agent (thread) ◄── floors, sessions ── Gate (supervisor)
+//!          ─── answer ────────────────►                   ─── answer ──────────►
+//! ```
+//!
+//! The rules are [`outboard_pool::Fence`]'s. The floors are in a file in the state's folder; its
+//! lock is inherited by all workers, so a new server waits until none of an old one's is left.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::{self, Read as _, Write as _},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::net::UnixStream,
+    },
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+use outboard_manager::{Client, ClientError, ManagerUrl};
+use outboard_pool::{
+    Fence, Floors, Grant, Uuid,
+    api::{BoxAnswer, Join, Report, Window},
+    limits::FLOORS_BYTES_MAX,
+    record::GpuFacts,
+};
+use outboard_trust::{PublicKey, hex, random};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::{FlockOperation, flock},
+    io::{FdFlags, fcntl_setfd},
+    time::{ClockId, clock_gettime},
+};
+use serde::{Deserialize, Serialize};
+use tracing::{info, warn};
+
+use super::limits;
+
+/// The settings of a box.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolOptions {
+    pub manager: ManagerUrl,
+    /// Token for the manager.
+    pub bearer: Option<String>,
+    /// Name of the box.
+    pub name: String,
+    /// Folder of its state.
+    pub state: PathBuf,
+    /// Address of the server, as programs are told.
+    pub address: Option<String>,
+}
+
+/// State of a box on its disk.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+struct State {
+    /// Drawn once.
+    identity: String,
+    /// The manager's public key: the first one that answered.
+    key: Option<String>,
+    #[serde(flatten)]
+    floors: Floors,
+}
+
+/// The supervisor's side.
+pub(super) struct Gate {
+    options: PoolOptions,
+    /// Holds the lock.
+    _lock: File,
+    state: State,
+    fence: Fence,
+    key: Option<PublicKey>,
+    inventory: Vec<GpuFacts>,
+    windows: BTreeMap<u64, Window>,
+    shared: Arc<Shared>,
+    answers: mpsc::Receiver<(u64, BoxAnswer)>,
+    acknowledge: mpsc::Sender<()>,
+    agent: Option<Agent>,
+    /// Readable when the agent has an answer.
+    bell: UnixStream,
+    /// Wakes the agent.
+    wake: UnixStream,
+}
+
+/// A session that the gate lets in.
+pub(super) struct Admitted {
+    /// Numbers of its devices; `None`: all.
+    pub(super) chosen: Option<Vec<u32>>,
+    /// Sessions that are to be over first.
+    pub(super) end_first: Vec<u64>,
+    pub(super) until_ms: u64,
+}
+
+/// Things that the manager's answer asks for.
+pub(super) struct News {
+    pub(super) end: Vec<u64>,
+    pub(super) extended: Vec<(u64, u64)>,
+}
+
+/// Contents of the agent's next report.
+#[derive(Default)]
+struct Shared {
+    report: Mutex<(Vec<outboard_pool::api::GpuReport>, Vec<Window>)>,
+}
+
+/// The thread that talks to the manager.
+struct Agent {
+    client: Client,
+    join: Join,
+    shared: Arc<Shared>,
+    answers: mpsc::Sender<(u64, BoxAnswer)>,
+    acknowledged: mpsc::Receiver<()>,
+    bell: UnixStream,
+    wake: UnixStream,
+}
+
+/// Returns this machine's monotonic clock, which all its processes share.
+pub(super) fn now_ms() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    seconds * 1_000 + u64::try_from(now.tv_nsec).unwrap_or(0) / 1_000_000
+}
+
+impl Gate {
+    /// Opens the box's state, once no worker of an earlier server is left.
+    pub(super) fn open(options: &PoolOptions) -> io::Result<Gate> {
+        fs::create_dir_all(&options.state)?;
+        let lock = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(options.state.join("lock"))?;
+        wait_for(&lock)?;
+        // Every process that this one starts holds the lock as well.
+        fcntl_setfd(&lock, FdFlags::empty())?;
+        let mut state = read_state(&options.state)?;
+        if state.identity.is_empty() {
+            state.identity = hex::encode(&random::<8>()?);
+            write_state(&options.state, &state)?;
+        }
+        let key = state.key.as_ref().map(|text| text.parse());
+        let key = key.transpose().map_err(io::Error::other)?;
+        let (bell, rings) = UnixStream::pair()?;
+        let (wake, woken) = UnixStream::pair()?;
+        for end in [&bell, &rings, &wake, &woken] {
+            end.set_nonblocking(true)?;
+        }
+        let (answers_in, answers) = mpsc::channel();
+        let (acknowledge, acknowledged) = mpsc::channel();
+        let shared = Arc::new(Shared::default());
+        let agent = Agent {
+            client: Client::new(options.manager.clone(), options.bearer.clone()),
+            join: Join {
+                name: options.name.clone(),
+                identity: state.identity.clone(),
+                instance: hex::encode(&random::<8>()?),
+                url: String::new(),
+                gpus: Vec::new(),
+            },
+            shared: Arc::clone(&shared),
+            answers: answers_in,
+            acknowledged,
+            bell: rings,
+            wake: woken,
+        };
+        Ok(Gate {
+            options: options.clone(),
+            _lock: lock,
+            fence: Fence::new(&options.name, state.floors.clone()),
+            state,
+            key,
+            inventory: Vec::new(),
+            windows: BTreeMap::new(),
+            shared,
+            answers,
+            acknowledge,
+            agent: Some(agent),
+            bell,
+            wake,
+        })
+    }
+
+    /// Returns the beginning of the UUIDs of this box's software devices.
+    pub(super) fn board(&self) -> [u8; outboard_soft::BOARD_BYTES] {
+        let mut board = *b"soft0000000000";
+        let digits = self.state.identity.bytes();
+        board[4..]
+            .iter_mut()
+            .zip(digits)
+            .for_each(|(to, from)| *to = from);
+        board
+    }
+
+    /// Starts the agent: this box has these GPUs, and its server this address.
+    pub(super) fn start(&mut self, inventory: Vec<GpuFacts>, address: &str) -> io::Result<()> {
+        let Some(mut agent) = self.agent.take() else {
+            return Ok(());
+        };
+        agent.join.gpus.clone_from(&inventory);
+        agent.join.url = self
+            .options
+            .address
+            .clone()
+            .unwrap_or_else(|| address.into());
+        self.inventory = inventory;
+        let builder = thread::Builder::new().name("outboard-agent".into());
+        builder.spawn(move || agent.run()).map(drop)
+    }
+
+    pub(super) fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    /// Returns the key that grants are checked with.
+    pub(super) fn key(&self) -> Option<String> {
+        self.key.as_ref().map(PublicKey::to_string)
+    }
+
+    /// Returns the time until a lease with a session is over.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let left_ms = self.fence.next_end_ms()?.saturating_sub(now_ms());
+        Some(Instant::now() + Duration::from_millis(left_ms))
+    }
+
+    /// Returns the sessions whose leases are over.
+    pub(super) fn over(&self) -> Vec<u64> {
+        self.fence.over(now_ms())
+    }
+
+    /// Lets a session in, if its grant says so. The floors are on the disk when this returns.
+    pub(super) fn admit(&mut self, session: u64, grant: &Grant) -> Result<Admitted, String> {
+        let admitted = self.fence.admit(now_ms(), session, grant);
+        let admitted = admitted.map_err(|error| error.to_string())?;
+        let chosen = self.numbers(grant);
+        let prepared = chosen.and_then(|chosen| self.keep_floors().map(|()| chosen));
+        let chosen = match prepared {
+            Ok(chosen) => chosen,
+            Err(why) => {
+                self.fence.ended(session);
+                return Err(why);
+            }
+        };
+        self.share();
+        Ok(Admitted {
+            chosen,
+            end_first: admitted.end_first,
+            until_ms: admitted.until_ms,
+        })
+    }
+
+    /// Checks a grant of a client that only asks. Returns the numbers of its devices.
+    pub(super) fn check(&self, grant: &Grant) -> Result<Option<Vec<u32>>, String> {
+        let checked = self.fence.check(now_ms(), grant);
+        checked.map_err(|error| error.to_string())?;
+        self.numbers(grant)
+    }
+
+    fn numbers(&self, grant: &Grant) -> Result<Option<Vec<u32>>, String> {
+        let number = |uuid: &Uuid| {
+            let at = self.inventory.iter().position(|facts| facts.uuid == *uuid);
+            let at = at.and_then(|at| u32::try_from(at).ok());
+            at.ok_or_else(|| format!("this server has no GPU {uuid}"))
+        };
+        let numbers = grant.gpus.iter().map(|(uuid, _)| number(uuid));
+        let mut numbers = numbers.collect::<Result<Vec<_>, _>>()?;
+        numbers.sort_unstable();
+        Ok((numbers.len() < self.inventory.len()).then_some(numbers))
+    }
+
+    /// Notes the address window of a session's lease.
+    pub(super) fn has_window(&mut self, session: u64, base: u64, bytes: u64) {
+        let lease = self.fence.sessions().find(|(number, _)| *number == session);
+        if let Some((_, lease)) = lease {
+            self.windows.insert(lease, Window { lease, base, bytes });
+            self.share();
+            self.wake_agent();
+        }
+    }
+
+    /// Notes that nothing of a session runs any more.
+    pub(super) fn ended(&mut self, session: u64) {
+        if !self.fence.sessions().any(|(number, _)| number == session) {
+            // One without a lease.
+            return;
+        }
+        self.fence.ended(session);
+        let leases: Vec<u64> = self.fence.sessions().map(|(_, lease)| lease).collect();
+        self.windows.retain(|lease, _| leases.contains(lease));
+        self.share();
+        self.wake_agent();
+    }
+
+    /// Takes the manager's answers.
+    pub(super) fn hear(&mut self) -> News {
+        let mut bytes = [0; 64];
+        while matches!(self.bell.read(&mut bytes), Ok(1..)) {}
+        let mut news = News {
+            end: Vec::new(),
+            extended: Vec::new(),
+        };
+        while let Ok((sent_ms, answer)) = self.answers.try_recv() {
+            if self.is_managers(&answer) {
+                let answered = self.fence.answered(sent_ms, &answer);
+                news.end.extend(answered.end);
+                news.extended.extend(answered.extended);
+                if let Err(error) = self.keep_floors() {
+                    warn!(error, "the floors of the pool cannot be written");
+                }
+                self.share();
+            }
+            let _ = self.acknowledge.send(());
+        }
+        news
+    }
+
+    /// Returns whether the answer is of the manager that answered first.
+    fn is_managers(&mut self, answer: &BoxAnswer) -> bool {
+        let Ok(key) = answer.key.parse::<PublicKey>() else {
+            warn!("the manager's answer has no key");
+            return false;
+        };
+        match self.key {
+            Some(known) if known == key => true,
+            Some(_) => {
+                let state = self.options.state.display();
+                warn!(
+                    "another manager answers: if that is meant, remove the line with the key in {state}/box.json"
+                );
+                false
+            }
+            None => {
+                self.state.key = Some(key.to_string());
+                let written = write_state(&self.options.state, &self.state);
+                if let Err(error) = &written {
+                    warn!(%error, "the manager's key cannot be written");
+                    return false;
+                }
+                info!(manager = %self.options.manager, "the pool's manager answers");
+                self.key = Some(key);
+                true
+            }
+        }
+    }
+
+    fn keep_floors(&mut self) -> Result<(), String> {
+        if !self.fence.is_unwritten() {
+            return Ok(());
+        }
+        self.state.floors = self.fence.floors();
+        let written = write_state(&self.options.state, &self.state);
+        written.map_err(|error| format!("the server cannot write its state: {error}"))?;
+        self.fence.written(self.state.floors.clone());
+        Ok(())
+    }
+
+    fn share(&self) {
+        let windows = self.windows.values().copied().collect();
+        *self.shared.lock() = (self.fence.report(), windows);
+    }
+
+    fn wake_agent(&mut self) {
+        // A full socket wakes it as well.
+        let _ = self.wake.write(&[1]);
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, (Vec<outboard_pool::api::GpuReport>, Vec<Window>)> {
+        self.report.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Agent {
+    fn run(mut self) {
+        let mut is_down = false;
+        loop {
+            match self.serve(&mut is_down) {
+                Ok(()) => return,
+                Err(error) => {
+                    if !is_down {
+                        warn!(%error, "no word from the pool's manager; the agent tries again");
+                    }
+                    is_down = true;
+                    thread::sleep(Duration::from_millis(limits::POOL_RETRY_MS));
+                }
+            }
+        }
+    }
+
+    /// Joins, then reports until something fails. Ends well when the server has gone.
+    fn serve(&mut self, is_down: &mut bool) -> Result<(), ClientError> {
+        let mut sent_ms = now_ms();
+        let mut answer: BoxAnswer =
+            self.client
+                .post("/v1/boxes/join", &self.join, Duration::ZERO)?;
+        if std::mem::take(is_down) {
+            info!("the pool's manager answers again");
+        }
+        loop {
+            let (incarnation, revision, wait_ms) =
+                (answer.incarnation, answer.revision, answer.wait_ms);
+            if self.answers.send((sent_ms, answer)).is_err() {
+                return Ok(());
+            }
+            let _ = self.bell.write(&[1]);
+            // Floors are on the disk before they are reported.
+            if self.acknowledged.recv().is_err() {
+                return Ok(());
+            }
+            answer = loop {
+                self.forget_wakes();
+                let (gpus, windows) = self.shared.lock().clone();
+                let report = Report {
+                    name: self.join.name.clone(),
+                    instance: self.join.instance.clone(),
+                    incarnation,
+                    revision,
+                    gpus,
+                    windows,
+                };
+                sent_ms = now_ms();
+                self.client.begin("/v1/boxes/report", &report)?;
+                if self.wait(wait_ms) {
+                    break self.client.finish()?;
+                }
+            };
+        }
+    }
+
+    /// Waits for the answer. Returns false if there is something new to report first.
+    fn wait(&self, wait_ms: u64) -> bool {
+        let Some(answer) = self.client.waits_on() else {
+            return true;
+        };
+        let mut fds = [
+            PollFd::from_borrowed_fd(answer, PollFlags::IN),
+            PollFd::new(&self.wake, PollFlags::IN),
+        ];
+        let limit = Duration::from_millis(wait_ms + limits::POOL_ANSWER_MS_MAX);
+        let limit = Timespec::try_from(limit).ok();
+        let _ = rustix::io::retry_on_intr(|| poll(&mut fds, limit.as_ref()));
+        !fds[0].revents().is_empty() || fds[1].revents().is_empty()
+    }
+
+    fn forget_wakes(&mut self) {
+        let mut bytes = [0; 64];
+        while matches!(self.wake.read(&mut bytes), Ok(1..)) {}
+    }
+}
+
+/// Takes the lock. An earlier server's workers end with it, but not at once.
+fn wait_for(lock: &File) -> io::Result<()> {
+    let deadline = Instant::now() + Duration::from_millis(limits::POOL_LOCK_MS_MAX);
+    loop {
+        match flock(lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(()),
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                thread::sleep(Duration::from_millis(10));
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                return Err(io::Error::other(
+                    "another server, or a worker of one, uses it",
+                ));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn read_state(folder: &Path) -> io::Result<State> {
+    let file = match File::open(folder.join("box.json")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(State::default()),
+        opened => opened?,
+    };
+    let mut bytes = Vec::new();
+    file.take(FLOORS_BYTES_MAX).read_to_end(&mut bytes)?;
+    serde_json::from_slice(&bytes).map_err(io::Error::other)
+}
+
+/// Replaces the state's file in one step. It is on the disk when this returns.
+fn write_state(folder: &Path, state: &State) -> io::Result<()> {
+    let new = folder.join("box.json.new");
+    let mut file = File::create(&new)?;
+    file.write_all(&serde_json::to_vec_pretty(state)?)?;
+    file.sync_all()?;
+    fs::rename(&new, folder.join("box.json"))?;
+    File::open(folder)?.sync_all()
+}
