@@ -128,7 +128,8 @@ fn tokens(name: &str, value: &Value) -> Result<Vec<String>, String> {
     let one = |value: &Value| match value {
         Value::String(text) => Ok(format!("--{name}={text}")),
         Value::Integer(number) => Ok(format!("--{name}={number}")),
-        Value::Float(number) => Ok(format!("--{name}={number}")),
+        // With its point: 8.0 is a capability.
+        Value::Float(number) => Ok(format!("--{name}={number:?}")),
         _ => Err(format!(
             "{name} is a text, a number, true, false, or a list of these"
         )),
@@ -226,6 +227,8 @@ mod tests {
             "the command line's address, in place of the file's"
         );
         assert!(!serve.cache.no_cache, "--cache excludes it");
+        let capability = parsed("capability = 8.0\n", &[]).unwrap().capability;
+        assert_eq!(capability, "8.0".parse().ok());
         let alone = parsed("check = 'all'\n", &["--check-fail"]).unwrap();
         assert!(alone.watch.check.is_some() && alone.watch.check_fail);
     }

@@ -211,7 +211,7 @@ fn a_killed_worker_is_logged_and_harms_nobody_else() {
 
 #[test]
 fn signals_end_everything_and_remove_the_socket() {
-    for signal in [Signal::TERM, Signal::INT] {
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         let mut server = Server::start(&[]);
         let clients = [
             dial(&server.shm, &hello(Purpose::Session), PATIENCE).unwrap(),

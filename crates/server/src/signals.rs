@@ -14,11 +14,11 @@ use std::{
 
 use signal_hook::{
     SigId,
-    consts::{SIGCHLD, SIGINT, SIGTERM},
+    consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM},
     low_level,
 };
 
-/// Becomes readable when SIGINT, SIGTERM or SIGCHLD arrives.
+/// Becomes readable when SIGINT, SIGTERM, SIGHUP or SIGCHLD arrives.
 pub(super) struct Signals {
     wake: UnixStream,
     stops: Arc<AtomicUsize>,
@@ -35,7 +35,9 @@ impl Signals {
             stops,
             ids: Vec::new(),
         };
-        for signal in [SIGINT, SIGTERM] {
+        // A server under nohup goes on.
+        let hangup = (!is_ignored(SIGHUP)).then_some(SIGHUP);
+        for signal in [SIGINT, SIGTERM].into_iter().chain(hangup) {
             let stops = Arc::clone(&signals.stops);
             let count = move || {
                 stops.fetch_add(1, Ordering::Relaxed);
@@ -45,7 +47,7 @@ impl Signals {
             signals.ids.push(id);
         }
         // Registered after the counters, so that the reader finds the signal counted.
-        for signal in [SIGINT, SIGTERM, SIGCHLD] {
+        for signal in [SIGINT, SIGTERM, SIGCHLD].into_iter().chain(hangup) {
             signals
                 .ids
                 .push(low_level::pipe::register(signal, theirs.try_clone()?)?);
@@ -65,6 +67,15 @@ impl Signals {
     pub(super) fn drain(&mut self) {
         while matches!(self.wake.read(&mut [0; 64]), Ok(count) if count > 0) {}
     }
+}
+
+/// Whether this process was started with the signal ignored.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mut lines = status.lines();
+    let mask = lines.find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
 impl AsFd for Signals {
