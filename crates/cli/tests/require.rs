@@ -156,11 +156,7 @@ fn how_it_ends() {
             1,
             "reading the constants",
         ),
-        (
-            &["--constants", "/dev/zero"],
-            1,
-            "not what outboard calibrate writes",
-        ),
+        (&["--constants", "/dev/zero"], 1, "no file"),
         (&["--level", "pcie", "--budget", "1000%"], 0, "reads, GB/s"),
         (
             &["--level", "pcie", "--iteration", "0"],
