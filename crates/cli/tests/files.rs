@@ -103,7 +103,6 @@ fn what_is_no_file_is_refused_at_once() {
     let tls = ["--listen", "tcp://127.0.0.1:0", "--tls", "--tls-key", &key];
     for file in [pipe.to_str().unwrap(), "/dev/zero"] {
         for line in [
-            serving(&["--audit", file]),
             serving(&[&tls[..], &["--authorized", file]].concat()),
             serving(&["--tokens", file]),
             ["serve", "--check-config", "--config", file].join("\n"),
@@ -126,8 +125,10 @@ fn what_is_no_file_is_refused_at_once() {
     }
     // A pipe that nobody reads would be waited for.
     let pipe = pipe.to_str().unwrap();
+    let audit = serving(&["--audit", pipe]);
     for line in [
-        &["trace", "export", "--chrome", recording, "-o", pipe][..],
+        &audit.split('\n').collect::<Vec<_>>()[..],
+        &["trace", "export", "--chrome", recording, "-o", pipe],
         &["require", recording, "--json", pipe],
     ] {
         let (_, said) = outboard(line);

@@ -81,11 +81,16 @@ enum Line<'a> {
 }
 
 impl Audit {
-    /// Opens the file, to append to it; a new one can be read by its owner alone.
+    /// Opens the file, to append to it; a new one can be read by its owner alone. A device or a pipe
+    /// that somebody reads is taken, too, such as `/dev/stderr`.
     pub(super) fn open(path: &Path) -> io::Result<Audit> {
         let mut options = OpenOptions::new();
         options.append(true).create(true).mode(0o600);
-        Ok(Audit::to(outboard_files::open_with(&mut options, path)?))
+        let file = match outboard_files::open_with(&mut options, path) {
+            Err(error) if outboard_files::is_no_file(&error) => outboard_files::open_stream(path)?,
+            opened => opened?,
+        };
+        Ok(Audit::to(file))
     }
 }
 
