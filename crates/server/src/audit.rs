@@ -81,8 +81,8 @@ enum Line<'a> {
 }
 
 impl Audit {
-    /// Opens the file, to append to it; a new one can be read by its owner alone. A device or a pipe
-    /// that somebody reads is taken, too, such as `/dev/stderr`.
+    /// Opens the file, to append to it; a new one can be read by its owner alone. A device, or a
+    /// pipe that somebody reads, is taken, too: `/dev/stderr`.
     pub(super) fn open(path: &Path) -> io::Result<Audit> {
         let mut options = OpenOptions::new();
         options.append(true).create(true).mode(0o600);
