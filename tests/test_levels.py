@@ -40,7 +40,7 @@ WAITED = """
     fork_child           144  139  136    8
     fp64_math            256  226  198   48
     graph_capture        289  187  175   37
-    graph_conditional    371  300  292  110
+    graph_conditional    408  325  316  130
     graph_memory         233  198  195   45
     graph_nodes          288  250  240   78
     graph_pageable       236  197  191  56
@@ -50,7 +50,7 @@ WAITED = """
     host_callbacks       277  165  155   23
     illegal_address      138  137  135    5
     library_kernels      150  145  142   10
-    malloc_async         286  185  147    9
+    malloc_async         290  185  147    9
     managed_memory       248  214  211   47
     managed_variables    159  153  151   14
     matmul_tiled         160  144  134    6

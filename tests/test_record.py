@@ -125,7 +125,7 @@ def test_other_files_are_not_touched(server: Server, tmp_path: Path) -> None:
         (precious, "exists and is not a recording"),
         (tmp_path / "no" / "folder", "No such file"),
         (tmp_path, "Is a directory"),
-        (Path("/dev/null"), "not a recording"),
+        (Path("/dev/null"), "is no file"),
     ]:
         done = record(url, file, "/bin/echo", "it ran")
         assert done.returncode == 1 and "it ran" not in done.stdout, file

@@ -68,7 +68,8 @@ def test_a_file_of_settings_is_checked(tmp_path: Path) -> None:
     file.write_text(f'device = "soft"\nno-cache = true\nlisten = "shm://{address}"\nsessions-max = 5\n')
     done = serve("--check-config", env=environment)
     assert done.returncode == 0, done.stderr
-    assert f"listen at shm://{address}\ndevice soft\n5 sessions, 1 spares\n" in done.stdout
+    assert f"listen at shm://{address}\ndevice soft\nsandbox " in done.stdout
+    assert "\n5 sessions, 1 spares\n" in done.stdout
     assert not address.exists()
     assert "7 sessions" in serve("--check-config", "--sessions-max", "7", env=environment).stdout
     file.write_text('device = "soft"\nsesions-max = 5\n')
