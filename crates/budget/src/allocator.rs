@@ -71,7 +71,7 @@ fn take(bytes: usize) -> bool {
     false
 }
 
-/// Whether so many bytes are within the budget and the lease, each with the margin.
+/// Compares used bytes with the budget and the lease, each with the margin.
 #[inline]
 fn is_within(used: u64, budget: u64) -> bool {
     let beyond = used.saturating_sub(MARGIN_BYTES);

@@ -56,7 +56,7 @@ unsafe impl Send for Ledger {}
 unsafe impl Sync for Ledger {}
 
 impl Ledger {
-    /// Makes a ledger with so many rows, and the descriptor by which other processes open it.
+    /// Makes a ledger of this number of rows, and the descriptor by which other processes open it.
     pub fn create(rows: usize) -> io::Result<(Ledger, OwnedFd)> {
         // SAFETY: the name is a constant that ends with a zero.
         let fd = unsafe {

@@ -60,7 +60,7 @@ pub fn open_stream(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Whether the error says that the path leads to something other than a file.
+/// Returns whether the error says that the path leads to something other than a file.
 pub fn is_no_file(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -74,7 +74,7 @@ fn open_at_once(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     options.custom_flags(flags).open(path)
 }
 
-/// Whether opening failed because of a socket, or of a pipe to be written that nobody reads.
+/// Returns whether opening failed because of a socket, or of a pipe that nobody reads.
 fn has_no_other_end(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::NXIO.raw_os_error())
 }

@@ -42,7 +42,7 @@ pub struct Client {
     url: ManagerUrl,
     bearer: Option<String>,
     stream: Option<TcpStream>,
-    /// Whether a request was sent whose answer is still to come.
+    /// Set while the answer to a request is still to come.
     is_begun: bool,
 }
 

@@ -42,7 +42,7 @@ pub(crate) struct TrustArgs {
     pub(crate) insecure: bool,
 }
 
-/// Whether workers are confined.
+/// The choice whether workers are confined.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum SandboxArg {
     /// On for the soft device, otherwise off

@@ -79,7 +79,7 @@ fn queue() -> &'static (Mutex<Queue>, Condvar) {
 /// lock.
 static REGISTERED: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether a function was ever registered for a graph.
+/// Set once a function was registered for a graph.
 static IN_GRAPHS: AtomicBool = AtomicBool::new(false);
 
 /// Returns whether a function is registered that has not run, or that a graph may run again.
