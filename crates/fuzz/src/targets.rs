@@ -380,11 +380,11 @@ fn recordings() -> Vec<Vec<u8>> {
 
 /// Texts that between them lower to most kinds of instructions.
 const LOWERED: [&str; 5] = [
-    include_str!("../../ptx/tests/data/basics.ptx"),
-    include_str!("../../ptx/tests/data/warp.ptx"),
-    include_str!("../../ptx/tests/data/functions.ptx"),
-    include_str!("../../ptx/tests/data/half.ptx"),
-    include_str!("../../ptx/tests/data/mma.ptx"),
+    include_str!("../../ptx/tests/all/data/basics.ptx"),
+    include_str!("../../ptx/tests/all/data/warp.ptx"),
+    include_str!("../../ptx/tests/all/data/functions.ptx"),
+    include_str!("../../ptx/tests/all/data/half.ptx"),
+    include_str!("../../ptx/tests/all/data/mma.ptx"),
 ];
 
 /// Changes a lowered program, and runs it if it passes verification.
@@ -402,7 +402,7 @@ fn changes() -> Vec<Vec<u8>> {
 
 fn ptx() -> Vec<Vec<u8>> {
     texts(&[
-        include_str!("../../ptx/tests/data/basics.ptx"),
+        include_str!("../../ptx/tests/all/data/basics.ptx"),
         include_str!("../../image/tests/data/compute_80.ptx"),
     ])
 }

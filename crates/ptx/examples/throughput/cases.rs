@@ -4,12 +4,12 @@ use outboard_ptx::Stats;
 
 use crate::common::{Arg, Device, params};
 
-const BASICS: &str = include_str!("../../tests/data/basics.ptx");
-const WARP: &str = include_str!("../../tests/data/warp.ptx");
-const SOFTMAX: &str = include_str!("../../tests/data/softmax.ptx");
-const MMA: &str = include_str!("../../tests/data/mma.ptx");
-const HALF: &str = include_str!("../../tests/data/half.ptx");
-pub(crate) const MATH: &str = include_str!("../../tests/data/math.ptx");
+const BASICS: &str = include_str!("../../tests/all/data/basics.ptx");
+const WARP: &str = include_str!("../../tests/all/data/warp.ptx");
+const SOFTMAX: &str = include_str!("../../tests/all/data/softmax.ptx");
+const MMA: &str = include_str!("../../tests/all/data/mma.ptx");
+const HALF: &str = include_str!("../../tests/all/data/half.ptx");
+pub(crate) const MATH: &str = include_str!("../../tests/all/data/math.ptx");
 
 pub(crate) const NAMES: [&str; 14] = [
     "matmul_tiled",

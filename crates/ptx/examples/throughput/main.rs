@@ -13,7 +13,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod cases;
-#[path = "../../tests/common/mod.rs"]
+#[path = "../../tests/all/common/mod.rs"]
 mod common;
 mod mix;
 
