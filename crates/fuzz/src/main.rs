@@ -10,6 +10,8 @@ mod targets;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     process::ExitCode,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -26,11 +28,39 @@ struct Args {
     /// Seconds for each target.
     #[arg(long, default_value_t = 4)]
     seconds: u64,
+    /// Tries of each target, however long they take, in place of seconds.
+    #[arg(long, conflicts_with = "seconds")]
+    tries: Option<u64>,
     /// One target only.
     #[arg(long)]
     target: Option<String>,
     #[arg(long, default_value_t = 1)]
     seed: u64,
+}
+
+/// The end of one target's tries.
+#[derive(Clone, Copy)]
+enum Until {
+    Elapsed(Duration),
+    Tries(u64),
+}
+
+impl Until {
+    fn is_reached(self, tries: u64, begin: Instant) -> bool {
+        match self {
+            Until::Elapsed(time) => begin.elapsed() >= time,
+            Until::Tries(wanted) => tries >= wanted,
+        }
+    }
+}
+
+impl Args {
+    fn until(&self) -> Until {
+        match self.tries {
+            Some(tries) => Until::Tries(tries),
+            None => Until::Elapsed(Duration::from_secs(self.seconds)),
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -45,34 +75,17 @@ fn main() -> ExitCode {
     }
     // Failures are reported below, once.
     std::panic::set_hook(Box::new(|_| {}));
-    if fuzz(
-        &targets::canary(),
-        Duration::from_secs(args.seconds),
-        args.seed,
-    )
-    .is_ok()
-    {
+    let until = Until::Elapsed(Duration::from_secs(args.seconds));
+    if fuzz(&targets::canary(), until, args.seed).is_ok() {
         eprintln!("the canary survived: this fuzzer finds nothing");
         return ExitCode::FAILURE;
     }
-    let mut failed = 0;
-    let mut passed = 0;
-    for target in targets
+    let chosen: Vec<&Target> = targets
         .iter()
         .filter(|t| args.target.as_deref().is_none_or(|wanted| wanted == t.name))
-    {
-        match fuzz(target, Duration::from_secs(args.seconds), args.seed) {
-            Ok(tries) => {
-                passed += 1;
-                println!("{:12} {tries} tries", target.name);
-            }
-            Err(failure) => {
-                failed += 1;
-                println!("{:12} FAILED: {failure}", target.name);
-            }
-        }
-    }
-    println!("{passed} passed, {failed} failed");
+        .collect();
+    let failed = fuzz_all(&chosen, args.until(), args.seed);
+    println!("{} passed, {failed} failed", chosen.len() - failed);
     if failed == 0 {
         ExitCode::SUCCESS
     } else {
@@ -80,12 +93,34 @@ fn main() -> ExitCode {
     }
 }
 
-/// Tries inputs until the time is up; returns the number of tries, or the failure and its input.
-fn fuzz(target: &Target, time: Duration, seed: u64) -> Result<u64, String> {
+/// Fuzzes targets, as many at a time as there are cores, and counts those that failed.
+fn fuzz_all(targets: &[&Target], until: Until, seed: u64) -> usize {
+    let (next, failed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let cores = outboard_link::cores::count();
+    thread::scope(|scope| {
+        for _ in 0..cores.min(targets.len()) {
+            scope.spawn(|| {
+                while let Some(target) = targets.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    match fuzz(target, until, seed) {
+                        Ok(tries) => println!("{:12} {tries} tries", target.name),
+                        Err(failure) => {
+                            failed.fetch_add(1, Ordering::Relaxed);
+                            println!("{:12} FAILED: {failure}", target.name);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    failed.into_inner()
+}
+
+/// Tries inputs until the end; returns the number of tries, or the failure and its input.
+fn fuzz(target: &Target, until: Until, seed: u64) -> Result<u64, String> {
     let mut mutator = Mutator::new(seed, &target.seeds);
-    let end = Instant::now() + time;
+    let begin = Instant::now();
     let mut tries = 0;
-    while Instant::now() < end {
+    while !until.is_reached(tries, begin) {
         let input = mutator.next();
         let start = Instant::now();
         let outcome = catch_unwind(AssertUnwindSafe(|| (target.run)(input)));
