@@ -259,7 +259,7 @@ mod tests {
             assert!(error.contains(said), "{text:?}: {error}");
         }
         let error = parse(
-            ["outboard", "serve", "--config", "/nowhere"]
+            ["outboard", "serve", "--config", "/proc/nowhere"]
                 .map(OsString::from)
                 .into(),
         );
@@ -267,7 +267,7 @@ mod tests {
             error
                 .unwrap_err()
                 .to_string()
-                .contains("/nowhere: No such file")
+                .contains("/proc/nowhere: No such file")
         );
     }
 

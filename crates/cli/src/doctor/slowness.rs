@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(verdict("powersave\n", "acpi-cpufreq\n"), Verdict::Note);
         assert_eq!(verdict("powersave\n", "intel_pstate\n"), Verdict::Ok);
         assert_eq!(verdict("performance\n", "acpi-cpufreq\n"), Verdict::Ok);
-        assert_eq!(governor_verdict(Path::new("/nowhere")), Verdict::Ok);
+        assert_eq!(governor_verdict(Path::new("/proc/nowhere")), Verdict::Ok);
     }
 
     fn governor_verdict(folder: &Path) -> Verdict {

@@ -150,7 +150,7 @@ fn how_it_ends() {
             "not told apart",
         ),
         (
-            &["--constants", "/nowhere/c.json"],
+            &["--constants", "/proc/nowhere/c.json"],
             1,
             "reading the constants",
         ),

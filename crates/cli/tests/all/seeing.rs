@@ -288,9 +288,10 @@ fn a_server_goes_on_without_its_audit_file() {
         1,
         "said once"
     );
-    let missing = output(outboard().args(["serve", "--device", "soft", "--audit", "/nowhere/a"]));
+    let missing =
+        output(outboard().args(["serve", "--device", "soft", "--audit", "/proc/nowhere/a"]));
     assert_eq!(missing.status.code(), Some(1));
-    assert!(text(&missing.stderr).contains("cannot write the audit file /nowhere/a"));
+    assert!(text(&missing.stderr).contains("cannot write the audit file /proc/nowhere/a"));
 }
 
 #[test]

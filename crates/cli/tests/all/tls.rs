@@ -61,7 +61,7 @@ impl Encrypted {
 fn run(url: &str) -> Command {
     let mut command = outboard();
     command.args(["run", "--gpu", url, "--", "true"]);
-    command.env("XDG_CONFIG_HOME", "/nowhere");
+    command.env("XDG_CONFIG_HOME", "/proc/nowhere");
     command
 }
 
@@ -193,7 +193,7 @@ fn beyond_this_machine_an_encrypted_server_says_who_may_come() {
         "serve",
         "--tls",
         "--tls-key",
-        "/nowhere/key",
+        "/proc/nowhere/key",
         "--listen",
         "tcp://127.0.0.1:0",
     ]);

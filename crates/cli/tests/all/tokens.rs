@@ -222,7 +222,9 @@ fn files_that_others_can_read_are_refused_on_both_sides() {
     let said = text(&output(&mut serve).stderr);
     assert!(said.contains("chmod 600"), "{said}");
     for missing in [None, Some(guarded.dir.path().join("none"))] {
-        let file = missing.as_deref().unwrap_or(Path::new("/nowhere/token"));
+        let file = missing
+            .as_deref()
+            .unwrap_or(Path::new("/proc/nowhere/token"));
         let said = refused(&guarded.server.tcp, Some(file));
         assert!(said.contains("No such file"), "{said}");
     }
