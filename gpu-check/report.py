@@ -44,7 +44,7 @@ class Report:
         return bool(checks) and all(checks) and self.complete and not self.errors
 
     def add(self, group: Group, mode: Mode, run: GroupRun) -> None:
-        for workload in group.workloads:
+        for workload in (each.in_mode(mode.name) for each in group.workloads):
             result = run.results[workload.name]
             remote = mode.url is not None
             if not remote:

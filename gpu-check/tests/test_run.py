@@ -171,6 +171,14 @@ def test_known_failure_does_not_fail_the_check(tmp_path):
     assert "five" in results["workloads"]["raises"]["shm"]["error"]
 
 
+def test_known_failure_of_another_mode_is_a_failure(tmp_path):
+    group = fake_group("raises", known_failure="arithmetic", known_failure_modes=("tcp",))
+    status, results = check(tmp_path, group)
+    assert status == 1
+    modes = results["workloads"]["raises"]
+    assert modes["tcp"]["status"] == "known failure" and modes["shm"]["status"] == "fail"
+
+
 @pytest.mark.parametrize("fault", ["silent", "exits"])
 def test_server_that_does_not_start(tmp_path, monkeypatch, fault):
     monkeypatch.setenv("FAKE_SERVER", fault)

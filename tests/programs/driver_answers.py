@@ -15,7 +15,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from driver_asking import CannotGoOn, NoContext, State, about, call
 from driver_questions import CONTEXTS, STATELESS
+from driver_questions_captured import CAPTURED
 from driver_questions_crossed import CROSSED, NONE_CURRENT, Crossed, NoneCurrent
+from driver_questions_edges import EDGES
 from driver_questions_work import CAPTURES, GRAPHS, LAUNCHES, MEMORY, STREAMS
 
 GROUPS: dict[str, tuple[Callable[[], object], dict[str, Callable[..., object]]]] = {
@@ -27,6 +29,8 @@ GROUPS: dict[str, tuple[Callable[[], object], dict[str, Callable[..., object]]]]
     "launches": (State, LAUNCHES),
     "graphs": (State, GRAPHS),
     "captures": (State, CAPTURES),
+    "edges": (State, EDGES),
+    "captured": (State, CAPTURED),
     "another context": (Crossed, CROSSED),
     "none current": (NoneCurrent, NONE_CURRENT),
 }

@@ -5,7 +5,11 @@ use outboard_api::enums::CU_STREAM_CAPTURE_MODE_RELAXED;
 use outboard_device::{Cx, Failure};
 use outboard_wire::{codec::id_bytes, messages};
 
-use super::{Nvidia, table::real};
+use super::{
+    Nvidia,
+    graphs::{edge_bytes, edge_data},
+    table::real,
+};
 
 impl Nvidia {
     pub(super) fn capture_begin(
@@ -21,10 +25,12 @@ impl Nvidia {
         } else {
             let graph = self.real_graph(m.graph)?;
             let dependencies = self.real_nodes(m.dependencies)?;
+            let edges = edge_data(m.edges, dependencies.len())?;
             self.driver.capture_to_graph(
                 stream,
                 graph,
                 &dependencies,
+                &edges,
                 CU_STREAM_CAPTURE_MODE_RELAXED,
             )?;
         }
@@ -72,7 +78,7 @@ impl Nvidia {
         self.enter(cx)?;
         let stream = self.real_stream(m.stream)?;
         let capture = self.driver.capture(stream)?;
-        let (mut graph, mut nodes) = (0, Vec::new());
+        let (mut graph, mut nodes, mut edges) = (0, Vec::new(), Vec::new());
         if !capture.graph.is_null() && m.graph != 0 {
             graph = self.captured_graph(capture.graph, m.graph)?;
             let shown = capture.dependencies.len().min(m.nodes_max as usize);
@@ -81,12 +87,14 @@ impl Nvidia {
                 &capture.dependencies[..shown],
                 m.first_node,
             )?;
+            edges = edge_bytes(&capture.edges[..shown]);
         }
         Ok(messages::CaptureInfoReply {
             status: capture.status,
             id: capture.id,
             graph,
             nodes: id_bytes(&nodes).into(),
+            edges: edges.into(),
         })
     }
 
@@ -98,7 +106,10 @@ impl Nvidia {
         self.enter(cx)?;
         let stream = self.real_stream(m.stream)?;
         let mut nodes = self.real_nodes(m.nodes)?;
-        Ok(self.driver.update_capture(stream, &mut nodes, m.flags)?)
+        let edges = edge_data(m.edges, nodes.len())?;
+        Ok(self
+            .driver
+            .update_capture(stream, &mut nodes, &edges, m.flags)?)
     }
 
     /// Returns the number of a graph that is being captured, binding `fresh` to it if it has none.

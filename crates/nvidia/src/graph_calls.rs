@@ -44,6 +44,8 @@ pub(super) struct Capture {
     pub(super) id: u64,
     pub(super) graph: real::Graph,
     pub(super) dependencies: Vec<real::Node>,
+    /// The data of the edges from them.
+    pub(super) edges: Vec<CUgraphEdgeData>,
 }
 
 /// Selects the neighbours of a node.
@@ -62,19 +64,13 @@ impl Driver {
         stream: real::Stream,
         graph: real::Graph,
         dependencies: &[real::Node],
+        edges: &[CUgraphEdgeData],
         mode: u32,
     ) -> Result<(), Refused> {
-        // SAFETY: the array has as many nodes as said; null edge data stands for plain edges.
-        unsafe {
-            self.cuStreamBeginCaptureToGraph(
-                stream,
-                graph,
-                dependencies.as_ptr(),
-                ptr::null(),
-                dependencies.len() as u64,
-                mode,
-            )
-        }
+        let (nodes, count) = (dependencies.as_ptr(), dependencies.len() as u64);
+        let data = data_of(edges, dependencies.len());
+        // SAFETY: both arrays have `count` entries; null edge data stands for plain edges.
+        unsafe { self.cuStreamBeginCaptureToGraph(stream, graph, nodes, data, count, mode) }
     }
 
     pub(super) fn capture(&self, stream: real::Stream) -> Result<Capture, Refused> {
@@ -107,16 +103,23 @@ impl Driver {
             },
             asked => asked,
         }?;
+        let count = count as usize;
         let dependencies = match nodes.is_null() {
             true => Vec::new(),
             // SAFETY: the driver's own array, valid until the next call on this stream.
-            false => unsafe { std::slice::from_raw_parts(nodes, count as usize) }.to_vec(),
+            false => unsafe { std::slice::from_raw_parts(nodes, count) }.to_vec(),
+        };
+        let edges = match edges.is_null() {
+            true => vec![CUgraphEdgeData::default(); dependencies.len()],
+            // SAFETY: the driver's own array, valid until the next call on this stream.
+            false => unsafe { std::slice::from_raw_parts(edges, count) }.to_vec(),
         };
         Ok(Capture {
             status,
             id,
             graph,
             dependencies,
+            edges,
         })
     }
 
@@ -124,15 +127,17 @@ impl Driver {
         &self,
         stream: real::Stream,
         dependencies: &mut [real::Node],
+        edges: &[CUgraphEdgeData],
         flags: u32,
     ) -> Result<(), Refused> {
         let (nodes, count) = (dependencies.as_mut_ptr(), dependencies.len() as u64);
-        // SAFETY: the array has as many nodes as said.
+        let data = data_of(edges, dependencies.len());
+        // SAFETY: both arrays have `count` entries; null edge data stands for plain edges.
         match unsafe {
-            self.cuStreamUpdateCaptureDependencies_v2(stream, nodes, ptr::null(), count, flags)
+            self.cuStreamUpdateCaptureDependencies_v2(stream, nodes, data, count, flags)
         } {
             // SAFETY: the array has as many nodes as said.
-            Err(refused) if refused.is_missing() => unsafe {
+            Err(refused) if refused.is_missing() && data.is_null() => unsafe {
                 self.cuStreamUpdateCaptureDependencies(stream, nodes, count, flags)
             },
             done => done,
@@ -222,12 +227,10 @@ impl Driver {
         to: &[real::Node],
         edges: &[CUgraphEdgeData],
     ) -> Result<(), Refused> {
-        let count = from.len() as u64;
+        let from_nodes = from.len();
+        let count = from_nodes as u64;
         let (from, to) = (from.as_ptr(), to.as_ptr());
-        let data = match edges.is_empty() {
-            true => ptr::null(),
-            false => edges.as_ptr(),
-        };
+        let data = data_of(edges, from_nodes);
         // SAFETY: both arrays have `count` nodes, and `data` has as many edges or is null.
         match unsafe { self.cuGraphRemoveDependencies_v2(graph, from, to, data, count) } {
             // SAFETY: both arrays have `count` nodes.
@@ -246,14 +249,10 @@ impl Driver {
         edges: &[CUgraphEdgeData],
     ) -> Result<(), Refused> {
         let count = from.len().min(to.len()) as u64;
-        let kinds = if edges.len() as u64 == count {
-            edges.as_ptr()
-        } else {
-            ptr::null()
-        };
+        let kinds = data_of(edges, from.len().min(to.len()));
         // SAFETY: all arrays have at least `count` entries.
         match unsafe {
-            self.cuGraphAddDependencies_v2(graph, from.as_ptr(), to.as_ptr(), kinds.cast(), count)
+            self.cuGraphAddDependencies_v2(graph, from.as_ptr(), to.as_ptr(), kinds, count)
         } {
             // SAFETY: both arrays have at least `count` nodes.
             Err(refused) if refused.is_missing() && kinds.is_null() => unsafe {
@@ -466,6 +465,14 @@ fn mem_ops_record(
         count: ops.len() as u32,
         params: ops.as_ptr().cast_mut(),
         flags: 0,
+    }
+}
+
+/// Returns the data of `count` edges for the driver; null if there is none for each of them.
+fn data_of(edges: &[CUgraphEdgeData], count: usize) -> *const CUgraphEdgeData {
+    match !edges.is_empty() && edges.len() == count {
+        true => edges.as_ptr(),
+        false => ptr::null(),
     }
 }
 

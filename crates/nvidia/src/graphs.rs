@@ -23,7 +23,7 @@ use super::{
 };
 
 /// Encodes edge data for a message; empty if every edge is a plain dependency.
-fn edge_bytes(edges: &[CUgraphEdgeData]) -> Vec<u8> {
+pub(super) fn edge_bytes(edges: &[CUgraphEdgeData]) -> Vec<u8> {
     if edges.iter().all(|e| *e == CUgraphEdgeData::default()) {
         return Vec::new();
     }
@@ -32,6 +32,26 @@ fn edge_bytes(edges: &[CUgraphEdgeData]) -> Vec<u8> {
         [e.from_port, e.to_port, e.kind, a, b, c, d, f]
     });
     bytes.collect()
+}
+
+/// Decodes the data of `count` edges; none if every edge is a plain dependency.
+pub(super) fn edge_data(bytes: &[u8], count: usize) -> Result<Vec<CUgraphEdgeData>, Failure> {
+    let (records, rest) = bytes.as_chunks::<8>();
+    if !rest.is_empty() || !records.is_empty() && records.len() != count {
+        return Err(Failure::new(
+            CUresult::CUDA_ERROR_INVALID_VALUE,
+            format!("{} bytes of data of {count} edges", bytes.len()),
+        ));
+    }
+    let edges = records.iter().map(
+        |[from_port, to_port, kind, reserved @ ..]| CUgraphEdgeData {
+            from_port: *from_port,
+            to_port: *to_port,
+            kind: *kind,
+            reserved: *reserved,
+        },
+    );
+    Ok(edges.collect())
 }
 
 /// Memory that captured copies read.
@@ -460,31 +480,14 @@ impl Nvidia {
 
     fn edge_list(&self, from: &[u8], to: &[u8], edges: &[u8]) -> Result<EdgeList, Failure> {
         let (from, to) = (self.real_nodes(from)?, self.real_nodes(to)?);
-        let (records, rest) = edges.as_chunks::<8>();
-        if from.len() != to.len()
-            || !rest.is_empty()
-            || !records.is_empty() && records.len() != from.len()
-        {
+        if from.len() != to.len() {
             return Err(Failure::new(
                 CUresult::CUDA_ERROR_INVALID_VALUE,
-                format!(
-                    "edges from {} nodes to {}, {} bytes of edge data",
-                    from.len(),
-                    to.len(),
-                    edges.len()
-                ),
+                format!("edges from {} nodes to {}", from.len(), to.len()),
             ));
         }
-        let edges =
-            records.iter().map(
-                |[from_port, to_port, kind, reserved @ ..]| CUgraphEdgeData {
-                    from_port: *from_port,
-                    to_port: *to_port,
-                    kind: *kind,
-                    reserved: *reserved,
-                },
-            );
-        Ok((from, to, edges.collect()))
+        let edges = edge_data(edges, from.len())?;
+        Ok((from, to, edges))
     }
 
     pub(super) fn graph_dot(

@@ -405,9 +405,10 @@ fn wrong(why: impl Into<String>) -> Failure {
 /// Refuses attributes whose values hold handles, which mean nothing in another process.
 fn refuse_handles(attribute: u32) -> Result<(), Failure> {
     match attribute {
-        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT
-        | CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT
-        | CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE => Err(Failure::unsupported(&format!(
+        id if LAUNCH_ATTRIBUTES_OF_EDGES.contains(&id) => {
+            Err(wrong(format!("attribute {id} of a kernel node")))
+        }
+        CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE => Err(Failure::unsupported(&format!(
             "launch attribute {attribute} of a kernel node"
         ))),
         _ => Ok(()),

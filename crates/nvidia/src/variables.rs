@@ -13,6 +13,8 @@ impl Nvidia {
         m: &messages::VariableFind,
     ) -> Result<messages::VariableFindReply, Failure> {
         self.enter(cx)?;
+        // The variables of an unloaded module stay until its code is released.
+        self.reap();
         let found = match self.in_window(m.va, 1) {
             // The client knows its own allocations; one freed there may still be mapped here.
             Ok(()) => None,

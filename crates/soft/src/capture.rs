@@ -4,11 +4,12 @@ use std::borrow::Cow;
 
 use outboard_api::{CUresult, enums::*};
 use outboard_device::{Cx, Failure};
-use outboard_ptx::device::{CaptureInfo, GraphId};
+use outboard_ptx::device::{CaptureInfo, Edge, GraphId, NodeId};
 use outboard_wire::messages;
 
 use super::{
     Soft,
+    graphs::{edge_bytes, edge_data},
     wait::{failure, invalid},
 };
 
@@ -26,7 +27,7 @@ impl Soft {
             return self.gpu.begin_capture(stream, None).map_err(failure);
         }
         let graph = self.graph(m.graph)?;
-        let deps = self.nodes(graph, m.dependencies)?;
+        let deps = self.dependencies(graph, m.dependencies, m.edges)?;
         self.gpu
             .begin_capture(stream, Some((graph, &deps)))
             .map_err(failure)
@@ -63,6 +64,7 @@ impl Soft {
             id: 0,
             graph: 0,
             nodes: Cow::Borrowed(&[]),
+            edges: Cow::Borrowed(&[]),
         };
         match self.gpu.capture_info(stream).map_err(failure)? {
             CaptureInfo::None => {}
@@ -83,8 +85,11 @@ impl Soft {
                     }
                     None => 0,
                 };
+                let (deps, mut edges): (Vec<_>, Vec<_>) = deps.into_iter().unzip();
                 let (_, nodes) = self.node_list(graph, &deps, m.first_node, m.nodes_max)?;
+                edges.truncate(nodes.len() / size_of::<u64>());
                 reply.nodes = Cow::Owned(nodes);
+                reply.edges = Cow::Owned(edge_bytes(&edges));
             }
         }
         Ok(reply)
@@ -109,9 +114,21 @@ impl Soft {
             1 => true,
             flags => return Err(invalid(format!("capture dependency flags {flags:#x}"))),
         };
-        let nodes = self.nodes(graph, m.nodes)?;
+        let nodes = self.dependencies(graph, m.nodes, m.edges)?;
         self.gpu
             .update_capture(stream, &nodes, replace)
             .map_err(failure)
+    }
+
+    /// Returns nodes with the data of the edges from them.
+    fn dependencies(
+        &self,
+        graph: GraphId,
+        nodes: &[u8],
+        edges: &[u8],
+    ) -> Result<Vec<(NodeId, Edge)>, Failure> {
+        let nodes = self.nodes(graph, nodes)?;
+        let edges = edge_data(edges, nodes.len())?;
+        Ok(nodes.into_iter().zip(edges).collect())
     }
 }

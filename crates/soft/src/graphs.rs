@@ -41,6 +41,9 @@ const NODE_ATTRIBUTES: &[u32] = &[
 ];
 
 fn known_attribute(attribute: u32) -> Result<(), Failure> {
+    if LAUNCH_ATTRIBUTES_OF_EDGES.contains(&attribute) {
+        return Err(invalid(format!("attribute {attribute} of a kernel node")));
+    }
     match NODE_ATTRIBUTES.contains(&attribute) {
         true => Ok(()),
         false => Err(Failure::unsupported(&format!(
@@ -54,11 +57,25 @@ fn node_work(bytes: &[u8]) -> Result<NodeWork, Failure> {
 }
 
 /// Encodes edge data; empty if every edge is a plain dependency.
-fn edge_bytes(edges: &[Edge]) -> Vec<u8> {
+pub(super) fn edge_bytes(edges: &[Edge]) -> Vec<u8> {
     match edges.iter().all(|edge| *edge == Edge::default()) {
         true => Vec::new(),
         false => edges.concat(),
     }
+}
+
+/// Decodes the data of `count` edges; none stands for plain dependencies.
+pub(super) fn edge_data(bytes: &[u8], count: usize) -> Result<Vec<Edge>, Failure> {
+    let (records, rest) = bytes.as_chunks::<8>();
+    if !rest.is_empty() || !records.is_empty() && records.len() != count {
+        return Err(invalid(format!(
+            "{} bytes of data of {count} edges",
+            bytes.len()
+        )));
+    }
+    let mut edges = records.to_vec();
+    edges.resize(count, Edge::default());
+    Ok(edges)
 }
 
 /// Describes a copy within memory for a message. An array's rows appear under addresses that no
@@ -327,19 +344,14 @@ impl Soft {
     ) -> Result<Vec<(NodeId, NodeId, Edge)>, Failure> {
         let graph = self.graph(graph)?;
         let (from, to) = (self.nodes(graph, from)?, self.nodes(graph, to)?);
-        let (records, rest) = edges.as_chunks::<8>();
-        if from.len() != to.len()
-            || !rest.is_empty()
-            || !records.is_empty() && records.len() != from.len()
-        {
+        if from.len() != to.len() {
             return Err(invalid(format!(
-                "edges from {} nodes to {}, {} bytes of edge data",
+                "edges from {} nodes to {}",
                 from.len(),
-                to.len(),
-                edges.len()
+                to.len()
             )));
         }
-        let kinds = records.iter().copied().chain(std::iter::repeat([0; 8]));
+        let kinds = edge_data(edges, from.len())?;
         Ok(from
             .into_iter()
             .zip(to)

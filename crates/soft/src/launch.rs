@@ -3,7 +3,7 @@
 use outboard_api::{CUresult, enums::*};
 use outboard_device::{Cx, Failure};
 use outboard_ptx::{
-    device::{Launch, Op},
+    device::{AT_BLOCK_START, Early, Edge, LAUNCH_COMPLETION, Launch, PROGRAMMATIC},
     lower,
 };
 use outboard_wire::{doc, messages};
@@ -28,8 +28,10 @@ pub(super) struct LaunchShape {
 #[derive(Default)]
 struct Asked {
     cooperative: bool,
-    /// Events to record after the kernel.
-    events: Vec<u64>,
+    /// The kernel may begin before its stream's earlier kernels are done.
+    serialized: bool,
+    /// Events to record, and the edges from the kernel to captured work that waits for them.
+    events: Vec<(u64, Edge)>,
 }
 
 impl Soft {
@@ -46,20 +48,18 @@ impl Soft {
             cooperative: asked.cooperative,
         };
         let stream = self.stream(cx, m.stream)?;
-        let events = asked.events.iter().map(|id| self.events.get(*id).copied());
-        let events = events.collect::<Result<Vec<_>, _>>()?;
+        let events = asked.events.iter().map(|(id, edge)| {
+            let event = self.events.get(*id)?;
+            Ok((*event, *edge))
+        });
+        let early = Early {
+            serialized: asked.serialized,
+            events: events.collect::<Result<_, Failure>>()?,
+        };
         let launch = self.prepare(m.kernel, shape, m.params)?;
         self.touched = true;
         self.heap_used |= self.kernel(m.kernel)?.0.uses_heap();
-        self.gpu
-            .submit(stream, Op::Launch(launch))
-            .map_err(failure)?;
-        for event in events {
-            self.gpu
-                .submit(stream, Op::RecordEvent(event))
-                .map_err(failure)?;
-        }
-        Ok(())
+        self.gpu.launch(stream, launch, &early).map_err(failure)
     }
 
     /// Makes the checks that a driver makes at the call.
@@ -212,11 +212,19 @@ fn read_attributes(bytes: &[u8]) -> Result<Asked, Failure> {
         };
         match word(0) {
             CU_LAUNCH_ATTRIBUTE_COOPERATIVE => asked.cooperative = word(8) != 0,
-            CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT
-            | CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT => {
-                asked
-                    .events
-                    .push(u64::from(word(8)) | u64::from(word(12)) << 32);
+            id @ (CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT
+            | CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT) => {
+                // The value of a programmatic event: the event, flags, triggerAtBlockStart.
+                let edge = match (id, word(20)) {
+                    (CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT, 0) => PROGRAMMATIC,
+                    (CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT, _) => AT_BLOCK_START,
+                    _ => LAUNCH_COMPLETION,
+                };
+                let event = u64::from(word(8)) | u64::from(word(12)) << 32;
+                asked.events.push((event, edge));
+            }
+            CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION => {
+                asked.serialized = word(8) != 0;
             }
             CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             | CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION => {
@@ -228,7 +236,6 @@ fn read_attributes(bytes: &[u8]) -> Result<Asked, Failure> {
             | CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
             | CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY
             | CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE
-            | CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             | CU_LAUNCH_ATTRIBUTE_PRIORITY
             | CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP
             | CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN

@@ -24,7 +24,9 @@ use super::{Done, Out, across};
 use crate::{
     observe::{conditions, guard, profile, record, servers::Selected},
     session::{Group, ReceiveBuffer, Rows, Sink},
-    state::{Allocation, Driver, StreamRef, are_several, driver, host_functions, wire_context},
+    state::{
+        Allocation, Driver, Learned, StreamRef, are_several, driver, host_functions, wire_context,
+    },
 };
 
 /// Longest copy to the device whose bytes travel with the message even if memory is shared.
@@ -126,9 +128,12 @@ impl Driver {
 
     #[cold]
     fn unknown_kind(&self, address: u64, bytes: u64) -> Result<MemoryKind, CUresult> {
-        let kind = match self.learn_variable(address)? {
-            true => self.known_kind(address, bytes)?,
-            false => None,
+        let kind = match self.learn(address)? {
+            Learned::Variable => self.known_kind(address, bytes)?,
+            Learned::Program => None,
+            // The program could not read it either.
+            Learned::Nothing if bytes > 0 => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+            Learned::Nothing => None,
         };
         Ok(kind.unwrap_or(MemoryKind::Pageable))
     }

@@ -160,8 +160,11 @@ pub(crate) fn cuIpcCloseMemHandle(address: CUdeviceptr) -> Done {
 
 pub(crate) fn cuIpcGetEventHandle(handle: Out<'_, CUipcEventHandle>, event: CUevent) -> Done {
     let driver = driver()?;
-    let event = driver.streams.event(event)?;
     handle.check()?;
+    if event.0 == 0 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let event = driver.streams.event(event)?;
     if !event.is_shared() {
         // As a driver does.
         handle.put(CUipcEventHandle { reserved: [0; 64] })?;

@@ -1,7 +1,7 @@
 //! Launches: gathers arguments by the kernel's parameter table, checks the launch as the driver
 //! does, and sends it.
 
-use std::ffi::c_void;
+use std::{ffi::c_void, sync::atomic::Ordering};
 
 use outboard_api::{
     CUresult,
@@ -12,7 +12,10 @@ use outboard_wire::{Content, EncodeError, Room, Writer, messages};
 use parking_lot::RwLockReadGuard;
 use smallvec::SmallVec;
 
-use super::{Done, Out, launch_attributes::attribute_bytes};
+use super::{
+    Done, Out,
+    launch_attributes::{attribute_bytes, each},
+};
 use crate::{
     context::Context,
     state::{
@@ -182,13 +185,9 @@ unsafe fn packed(kernel: &Kernel, extra: *mut *mut c_void) -> Result<Given, CUre
 /// Refuses a cluster with a dimension of 0, unless all three are 0 (no cluster), and a grid that
 /// does not consist of whole clusters.
 fn check_clusters(attributes: &[u8], grid: [u32; 3]) -> Done {
-    for record in attributes.chunks_exact(size_of::<CUlaunchAttribute>()) {
-        let word = |at: usize| {
-            let bytes = record[at..].first_chunk::<4>();
-            bytes.map_or(0, |bytes| u32::from_le_bytes(*bytes))
-        };
-        let cluster = [word(8), word(12), word(16)];
-        if word(0) != CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION || cluster == [0; 3] {
+    for (id, [x, y, z, ..]) in each(attributes) {
+        let cluster = [x, y, z];
+        if id != CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION || cluster == [0; 3] {
             continue;
         }
         let whole = |(grid, cluster): (&u32, &u32)| grid.checked_rem(*cluster) == Some(0);
@@ -439,9 +438,14 @@ pub(crate) unsafe fn cuLaunchKernelEx(
     if !attributes.is_empty() {
         check_clusters(attributes, shape.grid)?;
     }
+    let events = driver.events_of_launch(attributes, &stream)?;
     // SAFETY: the arrays suit the kernel's parameters: the driver API asks it of its callers.
     let arguments = unsafe { Arguments::new(kernel, params, extra)? };
-    driver.launch(arguments, shape, &stream, attributes)
+    driver.launch(arguments, shape, &stream, attributes)?;
+    for event in &events {
+        event.recorded_within(stream.stream().capture.load(Ordering::Acquire));
+    }
+    Ok(())
 }
 
 pub(crate) unsafe fn cuLaunchCooperativeKernel(

@@ -1,9 +1,14 @@
 //! Attributes of launch configurations.
 
+use std::sync::Arc;
+
 use outboard_api::{
     CUresult,
-    cuda::{CUlaunchAttribute, CUlaunchConfig},
+    cuda::{CUevent, CUlaunchAttribute, CUlaunchConfig},
+    enums::*,
 };
+
+use crate::state::{Driver, Event, StreamRef};
 
 /// Most attributes of a configuration.
 const ATTRIBUTES_MAX: u32 = 64;
@@ -26,4 +31,46 @@ pub(crate) unsafe fn attribute_bytes(config: &CUlaunchConfig) -> Result<&[u8], C
             config.num_attrs as usize * size_of::<CUlaunchAttribute>(),
         )
     })
+}
+
+/// Returns the number of each attribute and the first words of its value.
+pub(crate) fn each(attributes: &[u8]) -> impl Iterator<Item = (u32, [u32; 4])> {
+    let records = attributes.chunks_exact(size_of::<CUlaunchAttribute>());
+    records.map(|record| {
+        let word = |at: usize| {
+            let bytes = record[at..].first_chunk::<4>();
+            bytes.map_or(0, |bytes| u32::from_le_bytes(*bytes))
+        };
+        (word(0), [8, 12, 16, 20].map(word))
+    })
+}
+
+impl Driver {
+    /// Returns the events that a launch with these attributes records before its kernel is done.
+    pub(crate) fn events_of_launch(
+        &self,
+        attributes: &[u8],
+        stream: &StreamRef,
+    ) -> Result<Vec<Arc<Event>>, CUresult> {
+        let mut events = Vec::new();
+        for (id, [low, high, ..]) in each(attributes) {
+            if !matches!(
+                id,
+                CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT
+                    | CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT
+            ) {
+                continue;
+            }
+            let handle = u64::from(low) | u64::from(high) << 32;
+            let event = self.streams.event(CUevent(handle as usize))?;
+            if event.context != stream.stream().context {
+                return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+            }
+            if event.flags & CU_EVENT_DISABLE_TIMING == 0 || event.is_shared() {
+                return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+            }
+            events.push(event);
+        }
+        Ok(events)
+    }
 }

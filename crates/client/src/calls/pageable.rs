@@ -179,18 +179,26 @@ impl Driver {
             .ok_or(invalidated)?;
         let node = self.handles.mint(HandleKind::Node);
         let work = doc::to_bytes(work).map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?;
+        // Edges with data are added after the node exists.
+        let (plain, with_data) = match after.edges.is_empty() {
+            true => (&after.nodes[..], &[][..]),
+            false => (&[][..], &after.nodes[..]),
+        };
         let add = messages::GraphAdd {
             graph: capture.graph,
             node,
-            dependencies: &id_bytes(&after),
+            dependencies: &id_bytes(plain),
             work: &work,
         };
         let go_on = messages::CaptureUpdate {
             stream: stream.wire(),
             nodes: &id_bytes(&[node]),
+            edges: &[],
             flags: SET_DEPENDENCIES,
         };
         self.call(&add, |_| ())?;
+        let to = vec![node; with_data.len()];
+        self.add_dependencies(capture.graph, with_data, &to, &after.edges)?;
         self.call(&go_on, |_| ())?;
         self.graphs.learn(capture.graph, node, record);
         Ok((capture.graph, node))

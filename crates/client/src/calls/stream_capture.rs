@@ -14,7 +14,7 @@ use outboard_wire::{
 
 use super::{
     Done, InOut, Out,
-    graph::{NODES_MAX, check_edges, node_ids},
+    graph::{NODES_MAX, edge_bytes, edge_list, node_ids, told_edges},
 };
 use crate::{
     log,
@@ -63,9 +63,41 @@ fn check_context(driver: &Driver) -> Done {
     }
 }
 
+/// Nodes that captured work follows, and the data of the edges from them; no data if all edges only
+/// order two nodes.
+#[derive(Default)]
+pub(super) struct Dependencies {
+    pub(super) nodes: Vec<u64>,
+    pub(super) edges: Vec<CUgraphEdgeData>,
+}
+
+impl Dependencies {
+    /// # Safety
+    /// `nodes` and `edges` must be NULL or have `count` entries.
+    unsafe fn new(
+        driver: &Driver,
+        nodes: *const CUgraphNode,
+        edges: *const CUgraphEdgeData,
+        count: usize,
+    ) -> Result<Dependencies, CUresult> {
+        // SAFETY: both are as this function's contract says.
+        unsafe {
+            Ok(Dependencies {
+                nodes: node_ids(driver, nodes, count)?,
+                edges: edge_list(edges, count),
+            })
+        }
+    }
+}
+
 impl Driver {
     /// Begins a capture. `into` is an existing graph, and the nodes that the captured work follows.
-    fn begin_capture(&self, stream: CUstream, mode: u32, into: Option<(u64, Vec<u64>)>) -> Done {
+    fn begin_capture(
+        &self,
+        stream: CUstream,
+        mode: u32,
+        into: Option<(u64, Dependencies)>,
+    ) -> Done {
         if mode > CU_STREAM_CAPTURE_MODE_RELAXED {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
@@ -76,7 +108,7 @@ impl Driver {
         let own = stream.stream();
         let (adds, (graph, dependencies)) = (
             into.is_some(),
-            into.unwrap_or_else(|| (self.mint_graph(), Vec::new())),
+            into.unwrap_or_else(|| (self.mint_graph(), Dependencies::default())),
         );
         let capture = self.captures.begin(Beginning {
             origin: own.handle,
@@ -97,7 +129,8 @@ impl Driver {
             stream: stream.wire(),
             mode,
             graph: if adds { graph } else { 0 },
-            dependencies: &id_bytes(&dependencies),
+            dependencies: &id_bytes(&dependencies.nodes),
+            edges: &edge_bytes(&dependencies.edges),
         };
         self.call(&message, |_| ())
             .inspect_err(|_| self.forget_capture(&capture))
@@ -105,13 +138,14 @@ impl Driver {
 
     /// Ends a capture here and on the server. Returns whether there is a graph.
     fn close_capture(&self, capture: &Capture) -> Result<bool, CUresult> {
-        let ended = self.call(
-            &messages::CaptureEnd {
-                stream: capture.origin,
-                graph: capture.graph,
-            },
-            |reply| reply.produced != 0,
-        );
+        let message = messages::CaptureEnd {
+            stream: capture.origin,
+            graph: capture.graph,
+        };
+        let ended = match capture.close() {
+            true => self.call(&message, |reply| reply.produced != 0),
+            false => Ok(false),
+        };
         self.forget_capture(capture);
         // Errors of captured calls have arrived from the server by now: they belong to this
         // capture.
@@ -152,7 +186,7 @@ impl Driver {
         &self,
         stream: &StreamRef,
         capture: &Capture,
-    ) -> Result<Option<Vec<u64>>, CUresult> {
+    ) -> Result<Option<Dependencies>, CUresult> {
         let mut nodes_max = DEPENDENCIES_FIRST;
         loop {
             let first_node = self
@@ -164,12 +198,12 @@ impl Driver {
                 first_node,
                 nodes_max,
             };
-            let (status, graph, nodes) = self.call(&message, |reply| {
-                (
-                    reply.status,
-                    reply.graph,
-                    ids(&reply.nodes).collect::<Vec<_>>(),
-                )
+            let (status, graph, found) = self.call(&message, |reply| {
+                let found = Dependencies {
+                    nodes: ids(&reply.nodes).collect(),
+                    edges: told_edges(&reply.edges),
+                };
+                (reply.status, reply.graph, found)
             })?;
             if status != CU_STREAM_CAPTURE_STATUS_ACTIVE {
                 capture.spoil();
@@ -178,9 +212,9 @@ impl Driver {
             if graph != capture.graph {
                 return Err(CUresult::CUDA_ERROR_UNKNOWN);
             }
-            self.graphs.learn_shown(graph, nodes.iter().copied());
-            if nodes.len() < nodes_max as usize {
-                return Ok(Some(nodes));
+            self.graphs.learn_shown(graph, found.nodes.iter().copied());
+            if found.nodes.len() < nodes_max as usize {
+                return Ok(Some(found));
             }
             if nodes_max == DEPENDENCIES_MAX {
                 log::warn(format_args!(
@@ -195,7 +229,7 @@ impl Driver {
     fn update_dependencies(
         &self,
         stream: CUstream,
-        nodes: Result<Vec<u64>, CUresult>,
+        dependencies: Result<Dependencies, CUresult>,
         flags: u32,
     ) -> Done {
         let stream = self.stream(stream)?;
@@ -208,10 +242,12 @@ impl Driver {
         if flags & !SET_DEPENDENCIES != 0 {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
+        let dependencies = dependencies?;
         self.call(
             &messages::CaptureUpdate {
                 stream: stream.wire(),
-                nodes: &id_bytes(&nodes?),
+                nodes: &id_bytes(&dependencies.nodes),
+                edges: &edge_bytes(&dependencies.edges),
                 flags,
             },
             |_| (),
@@ -247,10 +283,7 @@ pub(crate) unsafe fn cuStreamBeginCaptureToGraph(
     let driver = driver()?;
     let graph = driver.wire_graph(graph)?;
     // SAFETY: arrays of `count` entries: the driver API asks it of its callers.
-    let dependencies = unsafe {
-        check_edges(edges, count)?;
-        node_ids(driver, dependencies, count)?
-    };
+    let dependencies = unsafe { Dependencies::new(driver, dependencies, edges, count)? };
     driver.begin_capture(stream, mode, Some((graph, dependencies)))
 }
 
@@ -308,14 +341,15 @@ fn capture_info(stream: CUstream, out: &InfoOut<'_>) -> Done {
     };
     // Most callers only want the status and the id, which the client knows.
     if !(out.graph.is_null() && out.nodes.is_null() && out.count.is_null()) {
-        let Some(nodes) = driver.capture_dependencies(&stream, &capture)? else {
+        let Some(found) = driver.capture_dependencies(&stream, &capture)? else {
             return out.status.put(CU_STREAM_CAPTURE_STATUS_INVALIDATED);
         };
-        let count = nodes.len();
-        let (nodes, edges) = capture.keep_answer(
-            stream.wire(),
-            nodes.into_iter().map(|n| CUgraphNode(n as usize)).collect(),
-        );
+        if !out.nodes.is_null() && out.edges.is_null() && !found.edges.is_empty() {
+            return Err(CUresult::CUDA_ERROR_LOSSY_QUERY);
+        }
+        let count = found.nodes.len();
+        let nodes = found.nodes.iter().map(|n| CUgraphNode(*n as usize));
+        let (nodes, edges) = capture.keep_answer(stream.wire(), nodes.collect(), found.edges);
         out.graph.put_optional(driver.handle_graph(capture.graph));
         out.nodes.put_optional(nodes);
         out.edges.put_optional(edges);
@@ -403,6 +437,6 @@ pub(crate) unsafe fn cuStreamUpdateCaptureDependencies_v2(
 ) -> Done {
     let driver = driver()?;
     // SAFETY: arrays of `count` entries: the driver API asks it of its callers.
-    let nodes = unsafe { check_edges(edges, count).and_then(|()| node_ids(driver, nodes, count)) };
-    driver.update_dependencies(stream, nodes, flags)
+    let dependencies = unsafe { Dependencies::new(driver, nodes, edges, count) };
+    driver.update_dependencies(stream, dependencies, flags)
 }

@@ -38,6 +38,8 @@ pub(crate) struct Capture {
     mode: u32,
     thread: u64,
     spoiled: AtomicBool,
+    /// The server has ended it.
+    closed: AtomicBool,
     /// The last result for each stream: programs have pointers into it.
     answers: Mutex<FxHashMap<u64, Answer>>,
 }
@@ -57,22 +59,32 @@ impl Capture {
         self.spoiled.store(true, Ordering::Release);
     }
 
+    /// Takes the duty to end it on the server; returns whether nobody had it before.
+    pub(crate) fn close(&self) -> bool {
+        !self.closed.swap(true, Ordering::AcqRel)
+    }
+
     /// Returns whether this thread may end the capture. Only relaxed captures may end in a thread
     /// other than the one that began them.
     pub(crate) fn may_end_here(&self) -> bool {
         self.mode == CU_STREAM_CAPTURE_MODE_RELAXED || self.thread == this_thread()
     }
 
-    /// Keeps a result until the stream is queried again or the capture ends. No edge has data.
+    /// Keeps a result until the stream is queried again or the capture ends. Edges that are missing
+    /// only order two nodes. Without nodes there are no arrays.
     pub(crate) fn keep_answer(
         &self,
         stream: u64,
         nodes: Vec<CUgraphNode>,
+        mut edges: Vec<CUgraphEdgeData>,
     ) -> (*const CUgraphNode, *const CUgraphEdgeData) {
-        let edges = vec![CUgraphEdgeData::default(); nodes.len()].into();
+        if nodes.is_empty() {
+            return (std::ptr::null(), std::ptr::null());
+        }
+        edges.resize(nodes.len(), CUgraphEdgeData::default());
         let answer = Answer {
             nodes: nodes.into(),
-            edges,
+            edges: edges.into(),
         };
         let pointers = (answer.nodes.as_ptr(), answer.edges.as_ptr());
         self.answers.lock().insert(stream, answer);
@@ -128,6 +140,7 @@ impl Captures {
             mode,
             thread: this_thread(),
             spoiled: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
             answers: Mutex::default(),
         });
         self.all.write().insert(capture.id, capture.clone());
@@ -156,6 +169,13 @@ impl Captures {
     pub(crate) fn any_into(&self, graph: u64) -> bool {
         let all = self.all.read();
         all.values().any(|capture| capture.graph == graph)
+    }
+
+    /// Returns the captures into a graph.
+    pub(crate) fn of_graph(&self, graph: u64) -> Vec<Arc<Capture>> {
+        let all = self.all.read();
+        let captures = all.values().filter(|capture| capture.graph == graph);
+        captures.cloned().collect()
     }
 
     /// Removes the captures of a context that is gone.
@@ -480,8 +500,16 @@ mod tests {
     fn answers_stay_where_they_are_until_the_next_one() {
         let captures = Captures::default();
         let capture = begin(&captures, CU_STREAM_CAPTURE_MODE_GLOBAL);
-        let (nodes, edges) = capture.keep_answer(7, vec![CUgraphNode(3), CUgraphNode(4)]);
-        capture.keep_answer(8, vec![CUgraphNode(5)]);
+        let programmatic = CUgraphEdgeData {
+            from_port: 1,
+            kind: 1,
+            ..CUgraphEdgeData::default()
+        };
+        let found = vec![CUgraphNode(3), CUgraphNode(4)];
+        let (nodes, edges) = capture.keep_answer(7, found, vec![programmatic]);
+        capture.keep_answer(8, vec![CUgraphNode(5)], Vec::new());
+        let none = capture.keep_answer(7, Vec::new(), Vec::new());
+        assert!(none.0.is_null() && none.1.is_null());
         // SAFETY: two entries each, kept by the capture.
         let (nodes, edges) = unsafe {
             (
@@ -490,6 +518,6 @@ mod tests {
             )
         };
         assert_eq!(nodes, [CUgraphNode(3), CUgraphNode(4)]);
-        assert_eq!(edges, [CUgraphEdgeData::default(); 2]);
+        assert_eq!(edges, [programmatic, CUgraphEdgeData::default()]);
     }
 }

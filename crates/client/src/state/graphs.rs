@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Driver, HandleKind, Kernel, streams::Event};
+use outboard_wire::messages;
 
 /// `CUDA_MEM_ALLOC_NODE_PARAMS`
 #[repr(C)]
@@ -367,23 +368,35 @@ impl Driver {
         if self.graphs.is_part(number) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        self.check_captured(vec![number])?;
+        if self.captures.any_into(number) {
+            return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE);
+        }
+        self.end_captures_into(self.graphs.parts(number));
         self.graph_gone(number)?;
         Ok(number)
     }
 
-    /// Refuses the end of graphs and their parts while something is captured into them.
-    fn check_captured(&self, mut left: Vec<u64>) -> Result<(), CUresult> {
+    /// Ends what is captured into parts of a graph that the program destroys. The driver allows it,
+    /// and uses freed memory when the capture goes on: here its next call is refused.
+    fn end_captures_into(&self, mut left: Vec<u64>) {
         if !self.captures.any() {
-            return Ok(());
+            return;
         }
         while let Some(graph) = left.pop() {
-            if self.captures.any_into(graph) {
-                return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE);
+            for capture in self.captures.of_graph(graph) {
+                capture.spoil();
+                if capture.close() {
+                    let _ = self.call(
+                        &messages::CaptureEnd {
+                            stream: capture.origin,
+                            graph,
+                        },
+                        |_| (),
+                    );
+                }
             }
             left.extend(self.graphs.parts(graph));
         }
-        Ok(())
     }
 
     /// Forgets a graph that the server destroys, and those that are part of it.
@@ -452,7 +465,7 @@ impl Driver {
         if let NodeRecord::Alloc(_) | NodeRecord::Free(_) = self.graphs.record(node.0 as u64)? {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
-        self.check_captured(self.graphs.parts_of_node(node.0 as u64))?;
+        self.end_captures_into(self.graphs.parts_of_node(node.0 as u64));
         for graph in self.graphs.forget_node(node.0 as u64)? {
             self.graph_gone(graph)?;
         }

@@ -85,6 +85,7 @@ pub(crate) use self::{
     sync_memops::SyncMemops,
     tensor_maps::TensorMaps,
     user_objects::UserObjects,
+    variables::Learned,
     virtual_memory::{Physical, VirtualMemory},
     visible::DeviceOrder,
 };

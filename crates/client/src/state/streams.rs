@@ -97,6 +97,14 @@ impl Event {
         }
     }
 
+    /// Notes a record that a kernel makes while it runs, as part of a capture if there is one. No
+    /// stream tells when it is reached.
+    pub(crate) fn recorded_within(&self, capture: u64) {
+        self.capture.store(capture, Ordering::Release);
+        *self.recorded.lock() = None;
+        self.records.add();
+    }
+
     /// Completes the event if the work before its record is known to be done.
     pub(crate) fn settle(&self) {
         let record = self.records.made();

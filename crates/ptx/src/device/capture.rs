@@ -6,10 +6,10 @@ use std::collections::BTreeSet;
 use super::{
     error::{CaptureError, Error},
     event::EventId,
-    graph::{Graph, GraphId, NodeId},
+    graph::{Dependencies, Edge, Graph, GraphId, NodeId, PROGRAMMATIC},
     schedule::State,
     stream::StreamId,
-    work::Op,
+    work::{Launch, Op},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -32,7 +32,7 @@ pub(super) struct Capture {
 pub(super) struct Joined {
     pub(super) capture: CaptureId,
     /// Nodes that the stream's next node depends on.
-    deps: BTreeSet<NodeId>,
+    deps: Dependencies,
     /// The nodes of `deps` that the program set itself: the capture may end without joining them.
     named: BTreeSet<NodeId>,
 }
@@ -44,9 +44,19 @@ pub enum CaptureInfo {
     Active {
         id: u64,
         graph: GraphId,
-        deps: Vec<NodeId>,
+        deps: Vec<(NodeId, Edge)>,
     },
     Invalidated,
+}
+
+/// Work that may begin before a kernel, or the work before it, is done. Here none does, but edges
+/// of captured nodes say so in their data.
+#[derive(Clone, Debug, Default)]
+pub struct Early {
+    /// The kernel need not wait for the end of its stream's earlier kernels.
+    pub serialized: bool,
+    /// Events that the kernel records, and the edges to work that waits for them.
+    pub events: Vec<(EventId, Edge)>,
 }
 
 impl State {
@@ -54,7 +64,7 @@ impl State {
     pub(super) fn begin_capture(
         &mut self,
         id: StreamId,
-        into: Option<(GraphId, &[NodeId])>,
+        into: Option<(GraphId, &[(NodeId, Edge)])>,
     ) -> Result<(), Error> {
         let stream = self.stream(id)?;
         if stream.is_legacy() {
@@ -63,15 +73,15 @@ impl State {
         if stream.joined.is_some() {
             return Err(Error::IllegalState("the stream is capturing already"));
         }
-        let mut deps = BTreeSet::new();
+        let mut deps = Dependencies::new();
         let (graph, owns_graph) = match into {
             None => (self.create_graph(Graph::default())?, true),
             Some((graph, after)) => {
-                for node in after {
-                    self.graph(graph)?.node(*node)?;
+                for (node, edge) in after {
+                    self.graph(graph)?.check_edge(*node, *edge)?;
                 }
                 self.graph(graph)?;
-                deps.extend(after);
+                deps.extend(after.iter().copied());
                 (graph, false)
             }
         };
@@ -90,10 +100,10 @@ impl State {
         Ok(())
     }
 
-    fn join(&mut self, id: StreamId, capture: CaptureId, deps: BTreeSet<NodeId>) {
+    fn join(&mut self, id: StreamId, capture: CaptureId, deps: Dependencies) {
         if let Some(stream) = self.streams.get_mut(&id) {
             match &mut stream.joined {
-                Some(joined) => joined.deps.extend(deps),
+                Some(joined) => add(&mut joined.deps, deps),
                 None => {
                     let named = BTreeSet::new();
                     stream.joined = Some(Joined {
@@ -136,19 +146,63 @@ impl State {
         graph: GraphId,
         op: Op,
     ) -> Result<NodeId, Error> {
-        let deps = match &self.stream(id)?.joined {
-            Some(joined) => joined.deps.clone(),
-            None => BTreeSet::new(),
-        };
+        let deps = self.deps_of(id)?;
         let node = NodeId(self.fresh());
         self.weight.check(op.units())?;
         let charge = self.weight.charge(1);
         self.graph_mut(graph)?.add(node, op, deps, charge)?;
         if let Some(joined) = self.joined_mut(id) {
-            joined.deps = BTreeSet::from([node]);
+            joined.deps = Dependencies::from([(node, Edge::default())]);
             joined.named.clear();
         }
         Ok(node)
+    }
+
+    /// Returns what a capturing stream's next node depends on.
+    fn deps_of(&self, id: StreamId) -> Result<Dependencies, Error> {
+        let joined = self.stream(id)?.joined.as_ref();
+        Ok(joined.map(|joined| joined.deps.clone()).unwrap_or_default())
+    }
+
+    /// Submits a kernel. A capture keeps what may begin early.
+    pub(super) fn launch(
+        &mut self,
+        id: StreamId,
+        launch: Launch,
+        early: &Early,
+    ) -> Result<(), Error> {
+        if early.serialized {
+            self.serialize_early(id)?;
+        }
+        self.submit(id, Op::Launch(launch))?;
+        for (event, edge) in &early.events {
+            self.submit(id, Op::RecordEvent(*event))?;
+            let event = self.events.get_mut(event);
+            if let Some((_, deps)) = event.and_then(|event| event.captured.as_mut()) {
+                deps.values_mut().for_each(|own| *own = *edge);
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets a capturing stream's next node begin before the kernels that it depends on are done.
+    fn serialize_early(&mut self, id: StreamId) -> Result<(), Error> {
+        if self.stream(id)?.joined.is_none() {
+            return Ok(());
+        }
+        let (_, graph) = self.capture_of(id)?;
+        let graph = self.graph(graph)?;
+        let deps = self.deps_of(id)?;
+        let kernels: Vec<NodeId> = deps
+            .into_keys()
+            .filter(|node| graph.is_kernel(*node))
+            .collect();
+        if let Some(joined) = self.joined_mut(id) {
+            for kernel in kernels {
+                joined.deps.insert(kernel, PROGRAMMATIC);
+            }
+        }
+        Ok(())
     }
 
     fn joined_mut(&mut self, id: StreamId) -> Option<&mut Joined> {
@@ -162,10 +216,7 @@ impl State {
         capture: CaptureId,
         event: EventId,
     ) -> Result<(), Error> {
-        let deps = match &self.stream(id)?.joined {
-            Some(joined) => joined.deps.clone(),
-            None => BTreeSet::new(),
-        };
+        let deps = self.deps_of(id)?;
         self.event(event)?;
         if let Some(event) = self.events.get_mut(&event) {
             event.captured = Some((capture, deps));
@@ -259,7 +310,7 @@ impl State {
 
     /// Whether all nodes that other streams captured come before `deps`, except nodes that the
     /// program set itself.
-    fn is_joined(&self, capture: CaptureId, graph: GraphId, deps: &BTreeSet<NodeId>) -> bool {
+    fn is_joined(&self, capture: CaptureId, graph: GraphId, deps: &Dependencies) -> bool {
         let Ok(graph) = self.graph(graph) else {
             return false;
         };
@@ -268,9 +319,8 @@ impl State {
         let mut others = parts.filter(|j| j.capture == capture);
         let left = self.captures.get(&capture).map(|c| &c.left);
         others.all(|j| {
-            j.deps
-                .difference(&j.named)
-                .all(|node| before.contains(node))
+            let mut own = j.deps.keys().filter(|node| !j.named.contains(node));
+            own.all(|node| before.contains(node))
         }) && left.is_none_or(|l| l.is_subset(&before))
     }
 
@@ -282,7 +332,10 @@ impl State {
             return;
         };
         if capture.origin != id {
-            capture.left.extend(joined.deps.difference(&joined.named));
+            let deps = joined.deps.into_keys();
+            capture
+                .left
+                .extend(deps.filter(|node| !joined.named.contains(node)));
             return;
         }
         if capture.owns_graph {
@@ -328,7 +381,11 @@ impl State {
             Some(capture) if capture.valid => CaptureInfo::Active {
                 id: joined.capture.0,
                 graph: capture.graph,
-                deps: joined.deps.iter().copied().collect(),
+                deps: joined
+                    .deps
+                    .iter()
+                    .map(|(node, edge)| (*node, *edge))
+                    .collect(),
             },
             _ => CaptureInfo::Invalidated,
         })
@@ -339,21 +396,32 @@ impl State {
     pub(super) fn update_capture(
         &mut self,
         id: StreamId,
-        nodes: &[NodeId],
+        nodes: &[(NodeId, Edge)],
         replace: bool,
     ) -> Result<(), Error> {
         let (_, graph) = self.capture_of(id)?;
-        for node in nodes {
-            self.graph(graph)?.node(*node)?;
+        for (node, edge) in nodes {
+            self.graph(graph)?.check_edge(*node, *edge)?;
         }
         if let Some(joined) = self.joined_mut(id) {
             if replace {
                 joined.deps.clear();
                 joined.named.clear();
             }
-            joined.deps.extend(nodes);
-            joined.named.extend(nodes);
+            add(&mut joined.deps, nodes.iter().copied());
+            joined.named.extend(nodes.iter().map(|(node, _)| *node));
         }
         Ok(())
+    }
+}
+
+/// Adds dependencies. Of two edges from one node the plain one counts, which waits for the whole of
+/// it.
+fn add(deps: &mut Dependencies, more: impl IntoIterator<Item = (NodeId, Edge)>) {
+    for (node, edge) in more {
+        let own = deps.entry(node).or_insert(edge);
+        if edge == Edge::default() {
+            *own = edge;
+        }
     }
 }

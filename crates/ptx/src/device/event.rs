@@ -1,11 +1,11 @@
 //! Events: points in streams, with the time at which they were reached.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::sync::Arc;
 
 use super::{
     capture::CaptureId,
     error::{CaptureError, Error},
-    graph::NodeId,
+    graph::Dependencies,
     schedule::{State, TaskId},
     stream::ContextId,
     work::{Record, Work},
@@ -19,8 +19,8 @@ pub(super) struct Event {
     timing: bool,
     /// The last record. A new one changes what later waits wait for, never what earlier waits do.
     pub(super) last: Option<(TaskId, Arc<Record>)>,
-    /// If the last record was captured: the capture, and the nodes that it depended on.
-    pub(super) captured: Option<(CaptureId, BTreeSet<NodeId>)>,
+    /// If the last record was captured: the capture, and what work after the event depends on.
+    pub(super) captured: Option<(CaptureId, Dependencies)>,
 }
 
 impl State {

@@ -46,6 +46,16 @@ impl NodeId {
 /// kinds allow.
 pub type Edge = [u8; 8];
 
+/// The edge from a kernel whose blocks let the next kernel begin.
+pub const PROGRAMMATIC: Edge = [1, 0, 1, 0, 0, 0, 0, 0];
+/// The edge from a kernel that lets the next kernel begin once all of its blocks have begun.
+pub const AT_BLOCK_START: Edge = [2, 0, 1, 0, 0, 0, 0, 0];
+/// The edge from a kernel all of whose blocks have begun, to any node.
+pub const LAUNCH_COMPLETION: Edge = [2, 0, 0, 0, 0, 0, 0, 0];
+
+/// Nodes that another depends on, and the edges from them.
+pub(super) type Dependencies = BTreeMap<NodeId, Edge>;
+
 /// A graph. Ids of nodes ascend in the order of creation.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
@@ -100,7 +110,7 @@ impl Graph {
         &mut self,
         id: NodeId,
         op: Op,
-        deps: BTreeSet<NodeId>,
+        deps: Dependencies,
         charge: Charge,
     ) -> Result<(), Error> {
         if self.nodes.len() >= GRAPH_NODES_MAX {
@@ -108,7 +118,7 @@ impl Graph {
                 "a graph of more than {GRAPH_NODES_MAX} nodes"
             )));
         }
-        for dep in &deps {
+        for dep in deps.keys() {
             self.node(*dep)?;
         }
         if let Op::Child(Body::Fixed(child)) = &op
@@ -116,7 +126,7 @@ impl Graph {
         {
             return Err(too_deep());
         }
-        for dep in &deps {
+        for dep in deps.keys() {
             if let Some(node) = self.nodes.get_mut(dep) {
                 node.dependents.insert(id);
                 node.weigh();
@@ -124,9 +134,9 @@ impl Graph {
         }
         let mut node = Node {
             op,
-            deps,
+            deps: deps.keys().copied().collect(),
             dependents: BTreeSet::new(),
-            edges: BTreeMap::new(),
+            edges: with_data(deps),
             attributes: BTreeMap::new(),
             origin: None,
             charge,
@@ -134,6 +144,24 @@ impl Graph {
         node.weigh();
         self.nodes.insert(id, node);
         Ok(())
+    }
+
+    /// Returns whether a node launches a kernel.
+    pub(super) fn is_kernel(&self, id: NodeId) -> bool {
+        let node = self.nodes.get(&id);
+        node.is_some_and(|node| matches!(node.op, Op::Launch(_)))
+    }
+
+    /// Checks the data of an edge from a node, as an H100's driver does: only kernels have ports.
+    pub(super) fn check_edge(&self, from: NodeId, edge: Edge) -> Result<(), Error> {
+        self.node(from)?;
+        let known = [PROGRAMMATIC, AT_BLOCK_START, LAUNCH_COMPLETION].contains(&edge);
+        match edge == Edge::default() || known && self.is_kernel(from) {
+            true => Ok(()),
+            false => Err(Error::InvalidValue(format!(
+                "an edge with the data {edge:?}"
+            ))),
+        }
     }
 
     /// The weight of its own nodes, with the conditions' values.
@@ -222,10 +250,12 @@ impl Graph {
         })
     }
 
+    /// Removes edges. One without data stands for any, as for an H100's driver.
     pub(super) fn remove_edges(&mut self, edges: &[(NodeId, NodeId, Edge)]) -> Result<(), Error> {
         for (from, to, edge) in edges {
             let node = self.node(*to)?;
-            if !node.deps.contains(from) || node.edge(*from) != *edge {
+            let differs = *edge != Edge::default() && node.edge(*from) != *edge;
+            if !node.deps.contains(from) || differs {
                 return Err(Error::InvalidValue("no such edge".into()));
             }
         }
@@ -243,8 +273,14 @@ impl Graph {
 
     pub(super) fn add_edges(&mut self, edges: &[(NodeId, NodeId, Edge)]) -> Result<(), Error> {
         let mut new = BTreeSet::new();
-        for (from, to, _) in edges {
-            self.node(*from)?;
+        for (from, to, edge) in edges {
+            self.check_edge(*from, *edge)?;
+            // The type of an edge by which a kernel begins early.
+            if edge[2] != 0 && !self.is_kernel(*to) {
+                return Err(Error::InvalidValue(
+                    "a programmatic edge to a node that is no kernel".into(),
+                ));
+            }
             if from == to || self.node(*to)?.deps.contains(from) || !new.insert((from, to)) {
                 return Err(Error::InvalidValue(
                     "an edge to itself, or one that exists".into(),
@@ -285,9 +321,9 @@ impl Graph {
     }
 
     /// Returns `from` and everything that it depends on.
-    pub(super) fn ancestors(&self, from: &BTreeSet<NodeId>) -> BTreeSet<NodeId> {
-        let mut seen = from.clone();
-        let mut left: Vec<NodeId> = from.iter().copied().collect();
+    pub(super) fn ancestors(&self, from: &Dependencies) -> BTreeSet<NodeId> {
+        let mut left: Vec<NodeId> = from.keys().copied().collect();
+        let mut seen: BTreeSet<NodeId> = from.keys().copied().collect();
         while let Some(id) = left.pop() {
             let Some(node) = self.nodes.get(&id) else {
                 continue;
@@ -653,7 +689,7 @@ impl State {
         deps: &[NodeId],
     ) -> Result<NodeId, Error> {
         self.check(&op)?;
-        let set: BTreeSet<NodeId> = deps.iter().copied().collect();
+        let set: Dependencies = deps.iter().map(|dep| (*dep, Edge::default())).collect();
         if set.len() != deps.len() {
             return Err(Error::InvalidValue("a dependency is named twice".into()));
         }
@@ -739,6 +775,12 @@ impl State {
             .map(|to| Ok((*to, graph.node(*to)?.edge(node))))
             .collect()
     }
+}
+
+/// Returns the edges that are not plain ones.
+fn with_data(mut deps: Dependencies) -> Dependencies {
+    deps.retain(|_, edge| *edge != Edge::default());
+    deps
 }
 
 fn no_graph(id: GraphId) -> Error {

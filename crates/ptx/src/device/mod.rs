@@ -38,10 +38,10 @@ use std::{io, sync::Arc};
 
 pub use self::{
     activity::{About, Done, Finished},
-    capture::CaptureInfo,
+    capture::{CaptureInfo, Early},
     error::{CaptureError, Cause, Error, Stuck},
     event::EventId,
-    graph::{Edge, Graph, GraphId, NodeId},
+    graph::{AT_BLOCK_START, Edge, Graph, GraphId, LAUNCH_COMPLETION, NodeId, PROGRAMMATIC},
     kernel::{Limits, Machine, ModuleKernel},
     physical::Physical,
     plan::{ExecId, UpdateError, UpdateFailure},
@@ -196,6 +196,11 @@ impl Gpu {
         self.shared.with(|s| s.submit(stream, op))
     }
 
+    /// Queues a kernel, or captures it.
+    pub fn launch(&self, stream: StreamId, launch: Launch, early: &Early) -> Result<(), Error> {
+        self.shared.with(|s| s.launch(stream, launch, early))
+    }
+
     /// Captures an event operation as a node of the graph, which every launch executes.
     pub fn submit_external(&self, stream: StreamId, op: Op) -> Result<(), Error> {
         self.shared.with(|s| s.submit_external(stream, op))
@@ -330,7 +335,7 @@ impl Gpu {
     pub fn begin_capture(
         &self,
         stream: StreamId,
-        into: Option<(GraphId, &[NodeId])>,
+        into: Option<(GraphId, &[(NodeId, Edge)])>,
     ) -> Result<(), Error> {
         self.shared.with(|s| s.begin_capture(stream, into))
     }
@@ -346,7 +351,7 @@ impl Gpu {
     pub fn update_capture(
         &self,
         stream: StreamId,
-        nodes: &[NodeId],
+        nodes: &[(NodeId, Edge)],
         replace: bool,
     ) -> Result<(), Error> {
         self.shared

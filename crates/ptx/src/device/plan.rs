@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
     error::{Cause, Error, Stuck},
-    graph::{Graph, GraphId, NodeId},
+    graph::{Edge, Graph, GraphId, NodeId},
     schedule::{State, TaskId},
     stream::ContextId,
     weight::{Charge, UNIT_BYTES},
@@ -52,6 +52,8 @@ struct PlanStep {
     node: NodeId,
     action: Action,
     deps: Vec<usize>,
+    /// The data of the edges from `deps`.
+    edges: Box<[Edge]>,
     is_leaf: bool,
     enabled: bool,
     /// Its weight, until it is dropped.
@@ -150,6 +152,7 @@ impl Plan {
                     .iter()
                     .filter_map(|dep| index.get(dep).copied())
                     .collect(),
+                edges: node.deps.iter().map(|dep| node.edge(*dep)).collect(),
                 is_leaf: true,
                 enabled: true,
                 charge: node.charge.clone(),
@@ -197,6 +200,9 @@ impl Plan {
                 let differs = differs.or_else(|| b.iter().find(|dep| !a.contains(dep)));
                 let node = differs.map_or(at, |dep| nodes[*dep]);
                 return Err(UpdateError::TopologyChanged.at(node));
+            }
+            if old.edges != new.edges {
+                return Err(UpdateError::TopologyChanged.at(at));
             }
         }
         Ok(())

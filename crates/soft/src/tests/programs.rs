@@ -360,6 +360,7 @@ fn capture(c: &mut Client, increment: u64) -> Captured {
         mode: 0,
         graph: 0,
         dependencies: &[],
+        edges: &[],
     };
     c.done(Request::CaptureBegin(begin));
     c.done(Request::CuMemsetD32Async(m::CuMemsetD32Async {

@@ -53,23 +53,6 @@ pub(in crate::calls) unsafe fn node_ids(
         .collect()
 }
 
-/// Refuses edges with data: they make kernels overlap, which messages cannot express.
-///
-/// # Safety
-/// `edges` must be NULL or have `count` entries.
-pub(in crate::calls) unsafe fn check_edges(edges: *const CUgraphEdgeData, count: usize) -> Done {
-    if edges.is_null() || count == 0 {
-        return Ok(());
-    }
-    // SAFETY: not NULL, so it has `count` entries by this function's contract.
-    let edges = unsafe { std::slice::from_raw_parts(edges, count) };
-    if edges.iter().all(|e| *e == CUgraphEdgeData::default()) {
-        return Ok(());
-    }
-    log::warn("graph edges with ports or of a programmatic type are not supported");
-    Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
-}
-
 /// Writes as many nodes as there is room for, NULL after the last, and their number.
 ///
 /// # Safety
@@ -225,7 +208,7 @@ pub(crate) unsafe fn cuGraphGetEdges_v2(
 }
 
 /// Returns the data of edges; nothing if all edges only order two nodes.
-fn told_edges(bytes: &[u8]) -> Vec<CUgraphEdgeData> {
+pub(in crate::calls) fn told_edges(bytes: &[u8]) -> Vec<CUgraphEdgeData> {
     let (records, _) = bytes.as_chunks::<8>();
     let edges = records.iter().map(
         |[from_port, to_port, kind, reserved @ ..]| CUgraphEdgeData {
@@ -412,7 +395,8 @@ pub(crate) unsafe fn cuGraphRemoveDependencies_v2(
     driver.call(&message, |_| ())
 }
 
-fn edge_bytes(edges: &[CUgraphEdgeData]) -> Vec<u8> {
+/// Encodes the data of edges for a message.
+pub(in crate::calls) fn edge_bytes(edges: &[CUgraphEdgeData]) -> Vec<u8> {
     let bytes = edges.iter().flat_map(|e| {
         let [a, b, c, d, f] = e.reserved;
         [e.from_port, e.to_port, e.kind, a, b, c, d, f]
@@ -495,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn only_plain_edges_pass() {
+    fn edges_have_data_only_if_one_is_not_plain() {
         let plain = [CUgraphEdgeData::default(); 2];
         let programmatic = [
             CUgraphEdgeData::default(),
@@ -506,14 +490,16 @@ mod tests {
             },
         ];
         // SAFETY: arrays of as many entries as said.
-        unsafe {
-            assert_eq!(check_edges(std::ptr::null(), 2), Ok(()));
-            assert_eq!(check_edges(plain.as_ptr(), 2), Ok(()));
-            assert_eq!(
-                check_edges(programmatic.as_ptr(), 2),
-                Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
-            );
-            assert_eq!(check_edges(programmatic.as_ptr(), 1), Ok(()));
-        }
+        let lists = unsafe {
+            [
+                edge_list(std::ptr::null(), 2),
+                edge_list(plain.as_ptr(), 2),
+                edge_list(programmatic.as_ptr(), 1),
+                edge_list(programmatic.as_ptr(), 2),
+            ]
+        };
+        assert_eq!(lists[..3], [const { Vec::new() }; 3]);
+        assert_eq!(lists[3], programmatic);
+        assert_eq!(told_edges(&edge_bytes(&programmatic)), programmatic);
     }
 }

@@ -91,7 +91,11 @@ unsafe fn added_node(
         // Edges with data are added after the node exists.
         driver.add(graph, node, &[], &work)?;
         let to = vec![node; dependencies.len()];
-        driver.add_dependencies(graph, &dependencies, &to, &edges)?;
+        driver
+            .add_dependencies(graph, &dependencies, &to, &edges)
+            .inspect_err(|_| {
+                let _ = driver.submit(&messages::CuGraphDestroyNode { h_node: node });
+            })?;
     }
     driver.graphs.learn(graph, node, work.record());
     driver.added(graph, &work);

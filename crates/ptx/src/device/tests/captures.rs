@@ -197,16 +197,17 @@ fn dependencies_can_be_set_and_graphs_continued() {
     let graph = b.gpu.create_graph().unwrap();
     let first = b.gpu.add_node(graph, set32(b.base, 1), &[]).unwrap();
     b.gpu
-        .begin_capture(stream, Some((graph, &[first])))
+        .begin_capture(stream, Some((graph, &[(first, Edge::default())])))
         .unwrap();
     assert!(matches!(
         b.gpu.destroy_graph(graph),
         Err(Error::IllegalState(_))
     ));
     b.gpu.submit(stream, Op::Host(9)).unwrap();
-    b.gpu.update_capture(stream, &[first], true).unwrap();
+    let plain = [(first, Edge::default())];
+    b.gpu.update_capture(stream, &plain, true).unwrap();
     b.set32(stream, b.base + 4, 2);
-    b.gpu.update_capture(stream, &[first], false).unwrap();
+    b.gpu.update_capture(stream, &plain, false).unwrap();
     b.gpu.submit(stream, Op::Empty).unwrap();
     assert_eq!(b.gpu.end_capture(stream), Ok(graph));
     let nodes: Vec<_> = b.gpu.graph(graph).unwrap().nodes().collect();
@@ -218,6 +219,145 @@ fn dependencies_can_be_set_and_graphs_continued() {
         b.gpu.neighbours(graph, nodes[3], false).unwrap(),
         [first, nodes[2]].map(|node| (node, Edge::default()))
     );
+}
+
+/// Returns the edges of a graph, as numbers of nodes in the order of their creation.
+fn numbered(b: &Bench, graph: GraphId) -> Vec<(usize, usize, Edge)> {
+    let graph = b.gpu.graph(graph).unwrap();
+    let nodes: Vec<_> = graph.nodes().collect();
+    let number = |node| nodes.iter().position(|n| *n == node).unwrap();
+    let edges = graph.edges();
+    edges
+        .map(|(from, to, edge)| (number(from), number(to), edge))
+        .collect()
+}
+
+fn launch(b: &Bench, stream: StreamId, early: &Early) {
+    let Op::Launch(launch) = kernel(|_| Ok(())) else {
+        unreachable!();
+    };
+    b.gpu.launch(stream, launch, early).unwrap();
+}
+
+#[test]
+fn launches_that_may_begin_early_have_edges_that_say_so() {
+    let b = bench();
+    let stream = b.non_blocking();
+    let serialized = Early {
+        serialized: true,
+        events: Vec::new(),
+    };
+    b.gpu.begin_capture(stream, None).unwrap();
+    launch(&b, stream, &serialized);
+    launch(&b, stream, &serialized);
+    // Only kernels let others begin early.
+    b.set32(stream, b.base, 1);
+    launch(&b, stream, &serialized);
+    launch(&b, stream, &Early::default());
+    let graph = b.gpu.end_capture(stream).unwrap();
+    let plain = Edge::default();
+    assert_eq!(
+        numbered(&b, graph),
+        [
+            (0, 1, PROGRAMMATIC),
+            (1, 2, plain),
+            (2, 3, plain),
+            (3, 4, plain)
+        ]
+    );
+    // Outside of captures there is nothing to keep.
+    launch(&b, stream, &serialized);
+    b.sync(stream).unwrap();
+}
+
+#[test]
+fn an_event_of_a_kernel_gives_its_edge_to_what_waits_for_it() {
+    let b = bench();
+    for edge in [PROGRAMMATIC, AT_BLOCK_START, LAUNCH_COMPLETION] {
+        let (stream, side, event) = (b.non_blocking(), b.non_blocking(), b.event());
+        let early = Early {
+            serialized: false,
+            events: vec![(event, edge)],
+        };
+        b.gpu.begin_capture(stream, None).unwrap();
+        launch(&b, stream, &early);
+        b.gpu.submit(side, Op::WaitEvent(event)).unwrap();
+        let CaptureInfo::Active { deps, .. } = b.gpu.capture_info(side).unwrap() else {
+            panic!("the side stream is not part of the capture");
+        };
+        assert_eq!(
+            deps.iter().map(|(_, edge)| *edge).collect::<Vec<_>>(),
+            [edge]
+        );
+        launch(&b, side, &Early::default());
+        let join = b.event();
+        b.gpu.submit(side, Op::RecordEvent(join)).unwrap();
+        b.gpu.submit(stream, Op::WaitEvent(join)).unwrap();
+        // The end of the kernel itself is no less than its event.
+        b.gpu.submit(stream, Op::WaitEvent(event)).unwrap();
+        b.gpu.submit(stream, Op::Empty).unwrap();
+        let graph = b.gpu.end_capture(stream).unwrap();
+        let plain = Edge::default();
+        assert_eq!(
+            numbered(&b, graph),
+            [(0, 1, edge), (0, 2, plain), (1, 2, plain)]
+        );
+        let exec = b.gpu.instantiate(b.context, graph, 0).unwrap();
+        b.gpu.launch_graph(exec, stream).unwrap();
+        b.sync(stream).unwrap();
+    }
+    // Outside of captures the event is recorded after the kernel.
+    let (stream, event) = (b.non_blocking(), b.event());
+    let early = Early {
+        serialized: false,
+        events: vec![(event, PROGRAMMATIC)],
+    };
+    launch(&b, stream, &early);
+    wait(&mut b.gpu.event_fence(event).unwrap()).unwrap();
+}
+
+#[test]
+fn dependencies_are_set_with_edges() {
+    let b = bench();
+    let stream = b.non_blocking();
+    let graph = b.gpu.create_graph().unwrap();
+    let first = b.gpu.add_node(graph, kernel(|_| Ok(())), &[]).unwrap();
+    let after = [(first, PROGRAMMATIC)];
+    b.gpu.begin_capture(stream, Some((graph, &after))).unwrap();
+    launch(&b, stream, &Early::default());
+    b.gpu
+        .update_capture(stream, &[(first, LAUNCH_COMPLETION)], true)
+        .unwrap();
+    launch(&b, stream, &Early::default());
+    // Other data, and ports of nodes that are no kernels, are refused; the capture goes on.
+    for edge in [[1, 0, 0], [0, 0, 1], [1, 1, 1], [3, 0, 1], [1, 0, 2]] {
+        let mut data = Edge::default();
+        data[..3].copy_from_slice(&edge);
+        let after = [(first, data)];
+        assert!(b.gpu.update_capture(stream, &after, true).is_err());
+    }
+    let empty = b.gpu.add_node(graph, Op::Empty, &[]).unwrap();
+    let after = [(empty, PROGRAMMATIC)];
+    assert!(b.gpu.update_capture(stream, &after, true).is_err());
+    b.gpu.end_capture(stream).unwrap();
+    assert_eq!(
+        numbered(&b, graph),
+        [(0, 1, PROGRAMMATIC), (0, 2, LAUNCH_COMPLETION)]
+    );
+    assert!(
+        b.gpu
+            .add_edges(graph, &[(first, empty, PROGRAMMATIC)])
+            .is_err()
+    );
+    // An update may not change an edge's data.
+    let exec = b.gpu.instantiate(b.context, graph, 0).unwrap();
+    let changed = b.gpu.clone_graph(graph).unwrap();
+    assert!(b.gpu.update_exec(exec, changed).unwrap().is_ok());
+    let nodes: Vec<_> = b.gpu.graph(changed).unwrap().nodes().collect();
+    let plain = [(nodes[0], nodes[1], Edge::default())];
+    b.gpu.remove_edges(changed, &plain).unwrap();
+    b.gpu.add_edges(changed, &plain).unwrap();
+    assert!(b.gpu.update_exec(exec, changed).unwrap().is_err());
 }
 
 #[test]
