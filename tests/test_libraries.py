@@ -76,5 +76,6 @@ def test_xla_moves_child_graphs(server: Server, link: str) -> None:
         "with the parent INVALID_VALUE",
         "captured into ILLEGAL_STATE SUCCESS SUCCESS True SUCCESS 1 SUCCESS INVALID_VALUE",
         "move SUCCESS",
-        "captured into ILLEGAL_STATE SUCCESS SUCCESS True SUCCESS 1 SUCCESS INVALID_VALUE",
+        "captured into SUCCESS STREAM_CAPTURE_INVALIDATED STREAM_CAPTURE_INVALIDATED False INVALID_VALUE 1 "
+        "INVALID_VALUE INVALID_VALUE",
     ]

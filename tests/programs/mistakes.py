@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cuda import call, must
 
-PTX = Path(__file__).resolve().parents[2] / "crates" / "ptx" / "tests" / "data" / "check.ptx"
+PTX = Path(__file__).resolve().parents[2] / "crates" / "ptx" / "tests" / "all" / "data" / "check.ptx"
 
 
 def allocate(ints: int, zeroed: bool = True) -> c_uint64:

@@ -226,7 +226,7 @@ def parts(m: Moved) -> None:
 
 
 def captured(m: Moved) -> None:
-    """Graphs that something is captured into are not destroyed, nor are those around them."""
+    """A graph that something is captured into is not destroyed; one around it is, which ends the capture."""
     stream, count = made("cuStreamCreate", 1), c_size_t()
     for moves in (False, True):
         parent, child, out = m.graph(), m.graph(), c_void_p()
