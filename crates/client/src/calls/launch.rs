@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use super::{
     Done, Out,
-    launch_attributes::{attribute_bytes, each},
+    launch_attributes::{attribute_bytes, each, need_checks},
 };
 use crate::{
     context::Context,
@@ -317,6 +317,25 @@ impl Driver {
         self.submit_as(&thread, stream.work(), &message).map(drop)
     }
 
+    /// Launches in clusters, or with events that are recorded before the kernel is done.
+    #[cold]
+    #[inline(never)]
+    fn launch_checked(
+        &self,
+        arguments: Arguments<'_>,
+        shape: LaunchShape,
+        stream: &StreamRef,
+        attributes: &[u8],
+    ) -> Done {
+        check_clusters(attributes, shape.grid)?;
+        let events = self.events_of_launch(attributes, stream)?;
+        self.launch(arguments, shape, stream, attributes)?;
+        for event in &events {
+            event.recorded_within(stream.stream().capture.load(Ordering::Acquire));
+        }
+        Ok(())
+    }
+
     /// Launches after the host memory that the arguments name was made visible to the server.
     #[inline(never)]
     fn launch_visible(
@@ -435,17 +454,12 @@ pub(crate) unsafe fn cuLaunchKernelEx(
     };
     // SAFETY: as many attributes as the configuration says: the driver API asks it of its callers.
     let attributes = unsafe { attribute_bytes(config)? };
-    if !attributes.is_empty() {
-        check_clusters(attributes, shape.grid)?;
-    }
-    let events = driver.events_of_launch(attributes, &stream)?;
     // SAFETY: the arrays suit the kernel's parameters: the driver API asks it of its callers.
     let arguments = unsafe { Arguments::new(kernel, params, extra)? };
-    driver.launch(arguments, shape, &stream, attributes)?;
-    for event in &events {
-        event.recorded_within(stream.stream().capture.load(Ordering::Acquire));
+    if need_checks(attributes) {
+        return driver.launch_checked(arguments, shape, &stream, attributes);
     }
-    Ok(())
+    driver.launch(arguments, shape, &stream, attributes)
 }
 
 pub(crate) unsafe fn cuLaunchCooperativeKernel(

@@ -34,6 +34,7 @@ pub(crate) unsafe fn attribute_bytes(config: &CUlaunchConfig) -> Result<&[u8], C
 }
 
 /// Returns the number of each attribute and the first words of its value.
+#[inline(always)]
 pub(crate) fn each(attributes: &[u8]) -> impl Iterator<Item = (u32, [u32; 4])> {
     let records = attributes.chunks_exact(size_of::<CUlaunchAttribute>());
     records.map(|record| {
@@ -45,6 +46,20 @@ pub(crate) fn each(attributes: &[u8]) -> impl Iterator<Item = (u32, [u32; 4])> {
     })
 }
 
+/// Whether a launch with these attributes is more than a message.
+#[inline(always)]
+pub(crate) fn need_checks(attributes: &[u8]) -> bool {
+    each(attributes).any(|(id, _)| id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION || is_event(id))
+}
+
+#[inline(always)]
+fn is_event(id: u32) -> bool {
+    matches!(
+        id,
+        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT | CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT
+    )
+}
+
 impl Driver {
     /// Returns the events that a launch with these attributes records before its kernel is done.
     pub(crate) fn events_of_launch(
@@ -54,11 +69,7 @@ impl Driver {
     ) -> Result<Vec<Arc<Event>>, CUresult> {
         let mut events = Vec::new();
         for (id, [low, high, ..]) in each(attributes) {
-            if !matches!(
-                id,
-                CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT
-                    | CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT
-            ) {
+            if !is_event(id) {
                 continue;
             }
             let handle = u64::from(low) | u64::from(high) << 32;
