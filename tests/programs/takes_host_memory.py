@@ -8,7 +8,7 @@ import sys
 from ctypes import byref, c_int, c_size_t, c_ubyte, c_uint32, c_uint64, c_void_p
 from typing import ClassVar
 
-from cuda import call, made, must, primary_context
+from cuda import call, kernels, made, must, primary_context
 
 MIB = 1 << 20
 WAIT_GREATER_OR_EQUAL = 0
@@ -20,6 +20,20 @@ VARIABLE = b"""
 .target sm_80
 .address_size 64
 .visible .global .align 4 .b8 large[1073741824];
+"""
+
+
+LOCAL = b"""
+.version 7.0
+.target sm_80
+.address_size 64
+.visible .entry local() {
+    .local .align 4 .b8 large[500000];
+    .reg .b64 %address;
+    mov.u64 %address, large;
+    st.local.u32 [%address], 1;
+    ret;
+}
 """
 
 
@@ -96,6 +110,14 @@ def registered(_: c_void_p) -> str:
 def variables(_: c_void_p) -> str:
     """A module with a variable of a GiB."""
     return call("cuModuleLoadData", byref(c_void_p()), VARIABLE)
+
+
+def threads(_: c_void_p) -> str:
+    """A kernel of 500,000 bytes of local memory a thread, which every GPU allows."""
+    (kernel,) = kernels(LOCAL, "local")
+    one, wide = c_uint32(1), c_uint32(1024)
+    status = call("cuLaunchKernel", kernel, one, one, one, wide, one, one, c_uint32(0), None, None, None)
+    return status if status != "CUDA_SUCCESS" else call("cuCtxSynchronize")
 
 
 def main() -> None:

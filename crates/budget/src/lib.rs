@@ -126,6 +126,15 @@ pub fn reserve(bytes: u64) -> Result<(), Exhausted> {
     }
 }
 
+/// Fails if the budget has no room for so many bytes even when nothing is used.
+pub fn reserve_alone(bytes: u64) -> Result<(), Exhausted> {
+    let budget_bytes = BUDGET_BYTES.load(Ordering::Relaxed);
+    match bytes <= budget_bytes {
+        true => Ok(()),
+        false => Err(over(bytes, budget_bytes)),
+    }
+}
+
 /// Whether so little is left that work should be waited for before more is taken.
 #[inline]
 pub fn is_tight() -> bool {

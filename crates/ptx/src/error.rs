@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use outboard_budget::Exhausted;
+
 pub use crate::position::Position;
 
 /// Why a module was refused, or a launch before it began.
@@ -105,6 +107,9 @@ pub enum FaultKind {
     InvalidTarget { address: u64 },
     /// CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
     LaunchOutOfResources { what: String },
+    /// This process may not use the memory that the kernel's threads need for their registers,
+    /// stacks, local or shared memory: CUDA_ERROR_OUT_OF_MEMORY
+    OutOfMemory(Exhausted),
     /// The launch was cancelled through its flag: CUDA_ERROR_LAUNCH_TIMEOUT
     LaunchTimeout,
 }
@@ -177,9 +182,16 @@ impl fmt::Display for Fault {
                 write!(f, ": call or branch to {address:#x}, which is no target")
             }
             FaultKind::LaunchOutOfResources { what } => write!(f, ": out of resources: {what}"),
+            FaultKind::OutOfMemory(why) => write!(f, ": memory of its threads: {why}"),
             FaultKind::LaunchTimeout => write!(f, ": cancelled"),
         }
     }
 }
 
 impl std::error::Error for Fault {}
+
+impl From<Exhausted> for FaultKind {
+    fn from(why: Exhausted) -> FaultKind {
+        FaultKind::OutOfMemory(why)
+    }
+}

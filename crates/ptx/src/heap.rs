@@ -2,12 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use outboard_budget::{Charge, reserve};
 use parking_lot::Mutex;
 
 use crate::memory::{Memory, MemoryError};
 
 /// Alignment that device `malloc` promises.
 const ALIGN: u64 = 16;
+/// Memory of a used block's entry, at least.
+const ENTRY_BYTES: u64 = 64;
 
 /// The heap of a device. Blocks outlive kernels, as in CUDA.
 #[derive(Debug)]
@@ -15,6 +18,8 @@ pub struct Heap {
     memory: Memory,
     base: u64,
     bytes: u64,
+    /// The heap's part of this process's memory.
+    _charge: Charge,
     /// Used blocks: offset to size.
     used: Mutex<BTreeMap<u64, u64>>,
 }
@@ -22,11 +27,13 @@ pub struct Heap {
 impl Heap {
     /// Maps `bytes` in the internal area of `memory`.
     pub fn new(memory: &Memory, bytes: u64) -> Result<Self, MemoryError> {
+        let charge = Charge::take(bytes).map_err(|_| MemoryError::OutOfMemory { bytes })?;
         let base = memory.allocate_internal(bytes, ALIGN)?;
         Ok(Heap {
             memory: memory.clone(),
             base,
             bytes,
+            _charge: charge,
             used: Mutex::default(),
         })
     }
@@ -53,6 +60,7 @@ impl Heap {
             .bytes
             .checked_sub(start)
             .is_none_or(|room| room < bytes)
+            || reserve(ENTRY_BYTES).is_err()
         {
             return 0;
         }

@@ -239,6 +239,7 @@ impl Launch<'_> {
             cooperative: self.cooperative,
             blocks,
             next: AtomicU64::new(0),
+            short: Mutex::default(),
             lowest_fault: AtomicU64::new(u64::MAX),
             fault: Mutex::new(None),
             instructions: AtomicU64::new(0),
@@ -301,6 +302,7 @@ struct Grid<'g> {
     cooperative: bool,
     blocks: u64,
     next: AtomicU64,
+    short: Mutex<Short>,
     /// Number of the lowest block that faulted. Later blocks need not run; earlier ones may still
     /// fault.
     lowest_fault: AtomicU64,
@@ -308,6 +310,33 @@ struct Grid<'g> {
     instructions: AtomicU64,
     /// Instructions after which the launch ends as if cancelled.
     instructions_max: u64,
+}
+
+/// Workers and blocks, if there is not enough memory for all to run at a time.
+#[derive(Default)]
+struct Short {
+    /// Workers other than the first that have not left.
+    others: usize,
+    /// Blocks that await a worker with more memory.
+    blocks: Vec<u64>,
+}
+
+/// What a worker has besides the blocks that it runs.
+#[derive(Default)]
+struct Own {
+    /// Finished blocks, whose memory is used again.
+    spare: Vec<Block>,
+    /// A block for which there was no memory beside those that run.
+    put_off: Option<u64>,
+    /// Its last block was left to other workers.
+    has_left: bool,
+}
+
+impl Own {
+    /// Whether a new block is worth an attempt beside those that run.
+    fn may_start(&self) -> bool {
+        self.put_off.is_none() || !self.spare.is_empty()
+    }
 }
 
 impl Grid<'_> {
@@ -318,8 +347,10 @@ impl Grid<'_> {
                 for worker in 1..workers {
                     let grid = &self;
                     let body = move || grid.work(worker as u32, None);
+                    grid.short.lock().others += 1;
                     // The threads that there are run all blocks.
                     if Builder::new().spawn_scoped(scope, body).is_err() {
+                        grid.short.lock().others -= 1;
                         break;
                     }
                 }
@@ -340,7 +371,7 @@ impl Grid<'_> {
     fn work(&self, worker: u32, mut help: Option<&dyn Fn()>) {
         let mut done = 0;
         let mut waiting: VecDeque<Block> = VecDeque::new();
-        let mut spare: Vec<Block> = Vec::new();
+        let mut own = Own::default();
         let mut cache = RangeCache::new();
         let mut start_new = true;
         loop {
@@ -349,9 +380,10 @@ impl Grid<'_> {
                 return self.cancelled();
             }
             // New and waiting blocks take turns; a cooperative grid starts all of its blocks first.
-            let room = self.cooperative || waiting.len() < RESIDENT_BLOCKS_MAX;
-            let fresh = if room && (start_new || self.cooperative || waiting.is_empty()) {
-                self.take(&mut spare)
+            let is_idle = waiting.is_empty();
+            let room = self.cooperative || waiting.len() < RESIDENT_BLOCKS_MAX && own.may_start();
+            let fresh = if is_idle || room && (start_new || self.cooperative) {
+                self.take(&mut own, is_idle)
             } else {
                 None
             };
@@ -364,7 +396,8 @@ impl Grid<'_> {
                 waiting.rotate_left(turn);
             }
             let Some(mut block) = fresh.or_else(|| waiting.pop_front()) else {
-                if self.next.load(Ordering::Relaxed) >= self.limit() {
+                let is_done = self.next.load(Ordering::Relaxed) >= self.limit();
+                if own.has_left || is_done && self.leave() {
                     return;
                 }
                 continue;
@@ -397,7 +430,7 @@ impl Grid<'_> {
                     if let Some(watch) = self.env.watch {
                         watch.finished(block.linear);
                     }
-                    spare.push(block);
+                    own.spare.push(block);
                 }
                 Ok(BlockProgress::Paused) => waiting.push_back(block),
                 Err(fault) => self.faulted(block.linear, fault),
@@ -410,22 +443,63 @@ impl Grid<'_> {
         self.blocks.min(self.lowest_fault.load(Ordering::Relaxed))
     }
 
-    fn take(&self, spare: &mut Vec<Block>) -> Option<Block> {
-        if self.next.load(Ordering::Relaxed) >= self.limit() {
+    /// Starts a block. `is_idle` says that the worker has no other.
+    fn take(&self, own: &mut Own, is_idle: bool) -> Option<Block> {
+        let linear = match own.put_off.take() {
+            Some(linear) => linear,
+            None => self.next_block()?,
+        };
+        if linear >= self.limit() {
             return None;
         }
-        let linear = self.next.fetch_add(1, Ordering::Relaxed);
-        if linear >= self.blocks {
-            return None;
+        let mut block = own.spare.pop().unwrap_or_else(Block::new);
+        let fault = match block.start(self.env, linear) {
+            Ok(()) => return Some(block),
+            Err(fault) => fault,
+        };
+        let is_short = matches!(fault.kind, FaultKind::OutOfMemory(_)) && !self.cooperative;
+        own.spare.clear();
+        if is_short && !is_idle {
+            own.put_off = Some(linear);
+        } else if is_short && self.leave_to_others(linear) {
+            own.has_left = true;
+        } else {
+            self.faulted(linear, fault);
         }
-        let mut block = spare.pop().unwrap_or_else(Block::new);
-        match block.start(self.env, linear) {
-            Ok(()) => Some(block),
-            Err(fault) => {
-                self.faulted(linear, fault);
-                None
+        None
+    }
+
+    /// Returns the number of the next block to start.
+    fn next_block(&self) -> Option<u64> {
+        if self.next.load(Ordering::Relaxed) < self.limit() {
+            let linear = self.next.fetch_add(1, Ordering::Relaxed);
+            return (linear < self.blocks).then_some(linear);
+        }
+        self.short.lock().blocks.pop()
+    }
+
+    /// Leaves a block, for which there is no memory, to the workers that still run blocks: theirs
+    /// gets free. Returns false if there are none.
+    fn leave_to_others(&self, linear: u64) -> bool {
+        let mut short = self.short.lock();
+        match short.others {
+            0 => false,
+            _ => {
+                short.others -= 1;
+                short.blocks.push(linear);
+                true
             }
         }
+    }
+
+    /// Notes that a worker has no blocks. Returns false if others have left some.
+    fn leave(&self) -> bool {
+        let mut short = self.short.lock();
+        let may = short.blocks.is_empty();
+        if may {
+            short.others = short.others.saturating_sub(1);
+        }
+        may
     }
 
     fn faulted(&self, linear: u64, fault: Box<Fault>) {

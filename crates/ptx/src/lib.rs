@@ -75,8 +75,8 @@
 //!   its worker threads only after it has run for some hundred microseconds.
 //! - `%clock64` ticks at 1 GHz, `%smid` is the worker thread.
 //!
-//! Lock order: [`memory::Memory`]'s range lock, then [`heap::Heap`]'s or an output's own; no other
-//! locks are held together.
+//! Lock order: [`memory::Memory`]'s range lock, then [`heap::Heap`]'s, an output's own or that of
+//! `room`; no other locks are held together.
 
 pub mod array;
 pub mod check;
@@ -98,6 +98,7 @@ pub mod output;
 pub mod parse;
 mod position;
 mod printf;
+mod room;
 pub mod texture;
 pub mod verify;
 mod words;

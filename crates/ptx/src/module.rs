@@ -9,6 +9,7 @@ use crate::code::{FUNCTION_WINDOW, Program};
 use crate::error::Error;
 use crate::interp::Features;
 use crate::interp::steps::program::Steps;
+use crate::interp::storage::Storage;
 use crate::lanes::{Lanes32, Lanes64};
 use crate::lower::layout::Layout;
 use crate::lower::{self, Kernel};
@@ -193,6 +194,15 @@ impl Module {
     /// Whether kernels call `malloc` or `free`, so that launches need a [`crate::heap::Heap`].
     pub fn uses_heap(&self) -> bool {
         self.program().uses_heap
+    }
+
+    /// Returns this process's memory that a block of the kernel needs at its start, in bytes.
+    pub fn block_bytes(&self, kernel: &Kernel, block: [u32; 3], dynamic_shared_bytes: u32) -> u64 {
+        let threads = block.iter().map(|&n| u64::from(n)).product::<u64>();
+        let function = self.program().functions.get(kernel.function as usize);
+        let warp = function.map_or(0, Storage::first_bytes);
+        let shared = u64::from(kernel.shared_bytes) + u64::from(dynamic_shared_bytes);
+        threads.div_ceil(32) * warp + shared
     }
 
     pub fn memory(&self) -> &Memory {

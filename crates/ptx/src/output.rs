@@ -42,6 +42,9 @@ impl Output for Discard {
     fn write(&self, _: To, _: &[u8]) {}
 }
 
+/// Messages that are kept at most, however short they are.
+const MESSAGES_MAX: usize = 1 << 18;
+
 /// Keeps the last messages written. Like CUDA's buffer it overwrites the oldest ones when full; a
 /// message longer than the buffer is lost.
 #[derive(Debug)]
@@ -107,9 +110,11 @@ impl Fifo {
 }
 
 impl Kept {
-    /// Removes the oldest messages until `bytes` fit.
+    /// Removes the oldest messages until `bytes` fit, and this process may use so many more.
     fn make_room(&mut self, bytes: usize) {
-        while self.bytes + bytes > self.bytes_max
+        while (self.bytes + bytes > self.bytes_max
+            || self.messages.len() >= MESSAGES_MAX
+            || outboard_budget::reserve(bytes as u64).is_err())
             && let Some(oldest) = self.messages.iter().position(|m| m.counts)
             && let Some(gone) = self.messages.remove(oldest)
         {

@@ -71,6 +71,7 @@ impl Soft {
     ) -> Result<Launch, Failure> {
         let (facts, state) = self.facts(kernel)?;
         let name = state.code.name();
+        let module = &self.kernel(kernel)?.0.module;
         check_extents(name, shape)?;
         check_threads(name, shape.block, facts)?;
         let LaunchShape {
@@ -95,6 +96,8 @@ impl Soft {
         if cooperative {
             self.check_resident(name, shape, facts)?;
         }
+        // As a GPU's driver, which makes room for local memory at the launch.
+        outboard_budget::reserve_alone(module.block_bytes(facts, block, shared_bytes))?;
         Ok(Launch {
             code: state.code.clone(),
             grid,

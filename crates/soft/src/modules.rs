@@ -26,7 +26,7 @@ use super::{
 const PRINT_SYMBOL: &str = "vprintf";
 
 pub(super) struct Library {
-    module: Arc<Module>,
+    pub(super) module: Arc<Module>,
     kernels: Vec<Kernel>,
     /// The architecture that the PTX was written for.
     target: Arch,

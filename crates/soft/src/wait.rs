@@ -32,6 +32,7 @@ fn status(error: &Error) -> CUresult {
             Cause::Assert => CUresult::CUDA_ERROR_ASSERT,
             Cause::HardwareStack => CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR,
             Cause::InvalidPc => CUresult::CUDA_ERROR_INVALID_PC,
+            Cause::OutOfMemory => CUresult::CUDA_ERROR_OUT_OF_MEMORY,
             Cause::OutOfResources => CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
             Cause::LaunchTimeout => CUresult::CUDA_ERROR_LAUNCH_TIMEOUT,
             _ => CUresult::CUDA_ERROR_LAUNCH_FAILED,

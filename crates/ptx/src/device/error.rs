@@ -66,6 +66,7 @@ pub enum Cause {
     HardwareStack,
     InvalidPc,
     OutOfResources,
+    OutOfMemory,
     LaunchTimeout,
     LaunchFailed,
 }
@@ -85,6 +86,7 @@ impl From<&Fault> for Stuck {
             FaultKind::StackOverflow { .. } => Cause::HardwareStack,
             FaultKind::InvalidTarget { .. } => Cause::InvalidPc,
             FaultKind::LaunchOutOfResources { .. } => Cause::OutOfResources,
+            FaultKind::OutOfMemory(_) => Cause::OutOfMemory,
             FaultKind::LaunchTimeout => Cause::LaunchTimeout,
             FaultKind::Trap { .. } => Cause::LaunchFailed,
         };

@@ -1,10 +1,14 @@
 //! Registers and stacks of a warp, and the frames of its functions.
 
+use outboard_budget::Exhausted;
+
+use crate::code::Function;
 use crate::error::FaultKind;
 use crate::interp::Env;
 use crate::interp::addresses::{Addresses, SEEN};
 use crate::lanes::{Files, Lanes32, Lanes64};
 use crate::limits::{LOCAL_BYTES_MAX, REGISTER_ROWS_MAX};
+use crate::room;
 
 /// Start of a frame's registers and local memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,6 +49,11 @@ pub(crate) struct Storage {
     pub(crate) seen: [Addresses; SEEN + 1],
 }
 
+/// Returns a lane's part of local memory that has room for so many bytes.
+fn stride_for(bytes: u32) -> u32 {
+    bytes.next_power_of_two().max(256)
+}
+
 impl Storage {
     pub(crate) fn new() -> Self {
         Storage {
@@ -61,7 +70,21 @@ impl Storage {
         }
     }
 
-    /// Makes room for a frame of `function`; an error if that exceeds a warp's limits.
+    /// Returns the bytes that a kernel's own frame needs.
+    pub(crate) fn first_bytes(function: &Function) -> u64 {
+        let rows = |rows: u32, bytes: usize| u64::from(rows) * bytes as u64;
+        let local = match function.frame_bytes {
+            0 => 0,
+            bytes => 32 * u64::from(stride_for(bytes)),
+        };
+        rows(function.rows32, size_of::<Lanes32>())
+            + rows(function.rows64, size_of::<Lanes64>())
+            + rows(function.preds, size_of::<u32>())
+            + local
+    }
+
+    /// Makes room for a frame of `function`; an error if that exceeds a warp's limits
+    /// or this process's memory.
     pub(crate) fn reserve(&mut self, env: &Env<'_>, frame: &Frame) -> Result<(), FaultKind> {
         let function = &env.program.functions[frame.function as usize];
         let (r32, r64) = (
@@ -77,25 +100,20 @@ impl Storage {
         {
             return Err(FaultKind::StackOverflow { bytes: local });
         }
-        if self.r32.len() < r32 {
-            self.r32.resize(r32, Lanes32([0; 32]));
-        }
-        if self.r64.len() < r64 {
-            self.r64.resize(r64, Lanes64([0; 32]));
-        }
-        if self.preds.len() < preds {
-            self.preds.resize(preds, 0);
-        }
+        room::lengthen(&mut self.r32, r32, Lanes32([0; 32]))?;
+        room::lengthen(&mut self.r64, r64, Lanes64([0; 32]))?;
+        room::lengthen(&mut self.preds, preds, 0)?;
         if u64::from(self.stride) < local {
-            self.grow_local((local as u32).next_power_of_two().max(256));
+            self.grow_local(stride_for(local as u32))?;
         }
         Ok(())
     }
 
-    pub(crate) fn grow_local(&mut self, stride: u32) {
+    pub(crate) fn grow_local(&mut self, stride: u32) -> Result<(), Exhausted> {
         const UNIT: usize = size_of::<u128>();
         let (old, new) = (self.stride as usize / UNIT, stride as usize / UNIT);
-        let mut local = vec![0u128; 32 * new];
+        // Zeroed pages cost nothing until a thread touches them.
+        let mut local = room::take((32 * new * UNIT) as u64, || vec![0u128; 32 * new])?;
         if old > 0 {
             for (from, to) in self
                 .local
@@ -106,6 +124,7 @@ impl Storage {
             }
         }
         (self.local, self.stride) = (local, stride);
+        Ok(())
     }
 
     pub(crate) fn files(&mut self, env: &Env<'_>, frame: &Frame) -> Files {

@@ -8,6 +8,7 @@ use crate::interp::run::turn::{Progress, Stopped, Turn};
 use crate::interp::run::warp::Warp;
 use crate::lanes::Lanes32;
 use crate::memory::Ranges;
+use crate::room;
 
 /// Instructions that a warp runs before the next warp of the block.
 const WARP_TURN: u64 = 16_384;
@@ -57,27 +58,36 @@ impl Block {
             (linear / (gx * gy)) as u32,
         ];
         let count = env.block.iter().product::<u32>().div_ceil(32) as usize;
-        while self.warps.len() < count {
-            self.warps.push(Warp::new(self.warps.len() as u32));
+        self.next = 0;
+        self.make_room(env, count).map_err(|kind| {
+            Box::new(Fault {
+                kind,
+                kernel: env.kernel.name.clone(),
+                block: self.index,
+                thread: [0; 3],
+                line: 0,
+            })
+        })
+    }
+
+    /// Allocates the warps, their first frames and the shared memory.
+    fn make_room(&mut self, env: &Env<'_>, count: usize) -> Result<(), FaultKind> {
+        if self.warps.len() < count {
+            let more = count - self.warps.len();
+            room::take((more * size_of::<Warp>()) as u64, || {
+                let indices = self.warps.len()..count;
+                self.warps.reserve_exact(more);
+                self.warps
+                    .extend(indices.map(|index| Warp::new(index as u32)));
+            })?;
         }
         self.warps.truncate(count);
         let lines = (env.shared_bytes as usize).div_ceil(size_of::<Lanes32>());
         self.shared.clear();
-        self.shared.resize(lines, Lanes32([0; 32]));
+        room::lengthen(&mut self.shared, lines, Lanes32([0; 32]))?;
         self.barriers.reset(count);
-        self.next = 0;
-        for warp in &mut self.warps {
-            if let Err(kind) = warp.start(env, env.kernel.function) {
-                return Err(Box::new(Fault {
-                    kind,
-                    kernel: env.kernel.name.clone(),
-                    block: self.index,
-                    thread: [0; 3],
-                    line: 0,
-                }));
-            }
-        }
-        Ok(())
+        let mut warps = self.warps.iter_mut();
+        warps.try_for_each(|warp| warp.start(env, env.kernel.function))
     }
 
     /// Runs the warps in turn until the block is done or `budget` instructions are spent.

@@ -7,6 +7,7 @@ use crate::interp::run::group::Group;
 use crate::interp::storage::{Frame, Return};
 use crate::lanes::lanes;
 use crate::limits::CALL_DEPTH_MAX;
+use crate::room;
 
 impl Core<'_> {
     /// Enters the callee, or runs it if it belongs to the device runtime. All lanes of the group
@@ -31,11 +32,8 @@ impl Core<'_> {
         };
         let (frame, entry) = self.callee_frame(group, function)?;
         let slot = group.frame.depth as usize;
-        if self.storage.returns.len() <= slot {
-            self.storage
-                .returns
-                .resize(slot + 1, [Return::default(); 32]);
-        }
+        room::lengthen(&mut self.storage.returns, slot + 1, [Return::default(); 32])
+            .map_err(|why| Trouble::at_lane(why.into(), group.mask.trailing_zeros() as usize))?;
         self.enter(&frame);
         for lane in lanes(group.mask) {
             self.storage.returns[slot][lane] = Return {

@@ -34,7 +34,9 @@ impl Core<'_> {
                     self.storage.taken[lane] = (end - u64::from(floor)) as u32;
                     self.files.set_lane64(d, lane, start);
                     if self.stride < end {
-                        self.storage.grow_local((end as u32).next_power_of_two());
+                        let stride = (end as u32).next_power_of_two();
+                        let grown = self.storage.grow_local(stride);
+                        grown.map_err(|why| Trouble::at_lane(why.into(), lane))?;
                         self.local = self.storage.local.as_mut_ptr().cast();
                         self.stride = self.storage.stride.into();
                     }

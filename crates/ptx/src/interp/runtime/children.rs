@@ -14,6 +14,7 @@ use crate::extents::validate;
 use crate::interp::core::{Core, Stop};
 use crate::limits::{CHILD_DEPTH_MAX, CHILDREN_MAX};
 use crate::lower::Kernel;
+use crate::room;
 use crate::words::read8;
 
 /// `cudaErrorInvalidValue`, `cudaErrorMemoryAllocation`, `cudaErrorInvalidConfiguration`,
@@ -166,13 +167,19 @@ impl Core<'_> {
             return INVALID_VALUE;
         };
         let kernel = &children.kernels[child.kernel];
+        let wanted = u64::from(kernel.param_bytes) + size_of::<ChildWork>() as u64;
         // Memory of the heap that `child_buffer` allocated.
-        child.params = (0..u64::from(kernel.param_bytes))
-            .map(|i| read8(buffer + i))
-            .collect();
+        let params = room::take(wanted, || {
+            let bytes = 0..u64::from(kernel.param_bytes);
+            bytes.map(|i| read8(buffer + i)).collect()
+        });
         if let Some(heap) = self.env.heap {
             heap.free(buffer);
         }
+        let Ok(params) = params else {
+            return MEMORY_ALLOCATION;
+        };
+        child.params = params;
         let bytes = child.params.len();
         if validate(kernel, child.grid, child.block, child.shared_bytes, bytes).is_err() {
             return INVALID_CONFIGURATION;
