@@ -131,7 +131,7 @@ def test_no_server() -> None:
     ("arguments", "text"),
     [
         (["--only", "nonsense"], "possible values: calls, waits"),
-        (["--rounds", "0"], "0 is not in 1..="),
+        (["--rounds", "0"], "it is a whole number from 1 to "),
         (["--gpu", "gopher://x"], "bad server address"),
         (["--optimise", "fast"], "is no level of optimisation"),
         (["sessions", "--sessions", "many"], "invalid value 'many'"),

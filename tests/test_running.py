@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,90 @@ def test_a_file_of_settings_is_checked(tmp_path: Path) -> None:
     assert serve("--no-config", "--check-config", "--device", "soft", env=environment).returncode == 0
     # A setting that this machine does not allow.
     file.write_text('device = "soft"\nlisten = "tcp://0.0.0.0:0"\n')
-    assert serve("--check-config", env=environment).returncode == 1
+    assert serve("--check-config", env=environment).returncode == 2
+    file.write_text('device = "soft"\nsessions-max = 99999999999999999999\n')
+    done = serve("--check-config", env=environment)
+    assert done.returncode == 2 and f"{file}:2: " in done.stderr and "from 1 to 4096" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--audit", "none/audit"), "--audit: none/audit: No such file"),
+        (("--audit", "."), "--audit: .: "),
+        (("--listen", "shm:a", "--listen", "shm:./a"), "are one place"),
+        (("--listen", "shm:link/a", "--listen", "shm:a"), "are one place"),
+        (("--listen", "tcp://127.0.0.1:4833", "--listen", "tcp://127.0.0.1"), "are one place"),
+        (("--listen", "tcp://127.0.0.1:9184", "--metrics", "9184"), "are one place"),
+        (("--listen", "shm:none/a"), "the folder of the socket: No such file"),
+        (("--memory", "1KiB"), "less than 2 MiB"),
+        (("--tls-key", "none"), "add --tls"),
+    ],
+)
+def test_settings_that_cannot_hold_are_found_before_anything_is_done(
+    tmp_path: Path, options: tuple[str, ...], said: str
+) -> None:
+    """Exit code 2, whether the settings are only checked or the server is started."""
+    (tmp_path / "link").symlink_to(tmp_path)
+    for more in (("--check-config",), ()):
+        done = serve("--no-config", "--device", "soft", "--no-cache", *options, *more, cwd=tmp_path)
+        assert done.returncode == 2 and said in done.stderr, done.stderr
+        assert "the settings are right" not in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["link"]
+
+
+@pytest.mark.parametrize(
+    ("count", "opened", "said"),
+    [
+        ("x", "tcp", 'LISTEN_FDS="x" is no number'),
+        ("", "tcp", 'LISTEN_FDS="" is no number'),
+        ("0", "tcp", "LISTEN_FDS=0: a service manager passes 1 to 64 sockets on"),
+        ("99999999999", "tcp", "LISTEN_FDS=99999999999: "),
+        ("2", "tcp", "descriptor 4 cannot be taken over: Bad file descriptor"),
+        ("1", "udp", "descriptor 3: a socket of another type than stream"),
+        ("1", "seqpacket", "descriptor 3: a socket of another type than stream"),
+        ("1", "unlistened", "descriptor 3: a socket that does not listen"),
+        ("1", "file", "descriptor 3: this is no socket"),
+    ],
+)
+def test_what_a_service_manager_cannot_mean_is_refused(tmp_path: Path, count: str, opened: str, said: str) -> None:
+    with ExitStack() as held:
+        if opened == "file":
+            number = held.enter_context((tmp_path / "file").open("w")).fileno()
+        else:
+            family = socket.AF_UNIX if opened == "seqpacket" else socket.AF_INET
+            kinds = {"udp": socket.SOCK_DGRAM, "seqpacket": socket.SOCK_SEQPACKET}
+            made = held.enter_context(socket.socket(family, kinds.get(opened, socket.SOCK_STREAM)))
+            made.bind(str(tmp_path / "seq") if opened == "seqpacket" else ("127.0.0.1", 0))
+            if opened in {"tcp", "seqpacket"}:
+                made.listen()
+            number = made.fileno()
+        options = "--no-config --device soft --no-cache --check-config"
+        start = f'exec 4>&-; LISTEN_PID=$$ LISTEN_FDS="{count}" exec "{OUTBOARD}" serve {options}'
+
+        def as_systemd_does() -> None:
+            os.dup2(number, 3) if number != 3 else os.set_inheritable(3, True)
+
+        done = subprocess.run(
+            ["sh", "-c", start],
+            preexec_fn=as_systemd_does,
+            close_fds=False,
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
+    assert done.returncode == 2 and said in done.stderr, done.stderr
+
+
+def test_a_small_stack_is_raised_or_named(tmp_path: Path) -> None:
+    """The program that runs then has the limit of its user."""
+    command = f'"{OUTBOARD}" token create "{"x" * 5000}" --tokens {tmp_path}/tokens'
+    for limit, code in (("-S -s 64", 1), ("-s 64", 1)):
+        done = subprocess.run(["bash", "-c", f"ulimit {limit}; {command}"], capture_output=True, text=True, timeout=20)
+        assert done.returncode == code, done.stderr
+        raised = limit.startswith("-S")
+        assert ("is no name of a token" if raised else "the stack is limited to 64 KiB (ulimit -s)") in done.stderr
+        assert len(done.stderr) < 400, "the name is not echoed whole"
 
 
 def test_the_packaged_settings_hold(tmp_path: Path) -> None:
@@ -88,6 +172,7 @@ def test_the_packaged_settings_hold(tmp_path: Path) -> None:
     assert len(settings) >= 8
     file = tmp_path / "serve.toml"
     for setting in settings:
+        setting = setting.replace("/var/log/outboard", str(tmp_path))
         file.write_text(setting + "\n")
         options = ("--device", "soft", "--no-cache", "--allow-uid", "5", "--check-config", "--config", file)
         done = serve(*options)

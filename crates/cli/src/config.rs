@@ -5,6 +5,7 @@ use std::{
     collections::BTreeMap,
     env,
     ffi::OsString,
+    ops::Range,
     path::{Path, PathBuf},
 };
 
@@ -78,8 +79,10 @@ fn with_settings(
     };
     let text = read(file).map_err(|why| wrong(format!(": {why}")))?;
     let settings: Settings = toml::from_str(&text).map_err(|error| {
-        let line = error.span().map_or(1, |span| line_of(&text, span.start));
-        wrong(format!(":{line}: {}", error.message()))
+        let start = error.span().map_or(0, |span| span.start);
+        let huge = error.span().and_then(|span| huge_number(&text, span));
+        let what = huge.unwrap_or_else(|| error.message().into());
+        wrong(format!(":{}: {what}", line_of(&text, start)))
     })?;
     let mut root = Args::command();
     root.build();
@@ -116,6 +119,15 @@ fn read(file: &Path) -> Result<String, String> {
 
 fn line_of(text: &str, at: usize) -> usize {
     1 + text.bytes().take(at).filter(|byte| *byte == b'\n').count()
+}
+
+/// Returns what is wrong with a setting whose number TOML cannot hold.
+fn huge_number(text: &str, at: Range<usize>) -> Option<String> {
+    let number = text.get(at.clone())?.trim();
+    let is_number = number.len() > 1 && number.bytes().skip(1).all(|b| b.is_ascii_digit());
+    let line = text.get(..at.start)?.rsplit('\n').next()?;
+    let name = line.split('=').next()?.trim();
+    fault_of(&[format!("--{name}={number}")]).filter(|_| is_number)
 }
 
 fn option_of<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
@@ -246,6 +258,22 @@ mod tests {
                 "FILE:2: invalid value '1XB' for '--memory",
             ),
             ("sessions-max = 0\n", "FILE:1: invalid value '0'"),
+            (
+                "spare = 1\nsessions-max = 99999999999999999999\n",
+                "FILE:2: invalid value '99999999999999999999' for '--sessions-max <N>': it is a whole number from 1 to 4096",
+            ),
+            (
+                "sessions-max = 1e30\n",
+                "for '--sessions-max <N>': it is a whole number from 1 to 4096",
+            ),
+            (
+                "devices = -1\n",
+                "for '--devices <N>': it is a whole number from 1 to 64",
+            ),
+            (
+                "threads = 'many'\n",
+                "for '--threads <N>': it is a whole number from 1 to 1024",
+            ),
             ("no-cache = 'yes'\n", "FILE:1: unexpected value 'yes'"),
             (
                 "memory = ['1GiB', '2GiB']\n",

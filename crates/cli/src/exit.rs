@@ -1,6 +1,9 @@
 //! The exit codes of the command, declared once; the manual page and `--help` have their table.
 
-use std::{fmt::Write as _, process::ExitCode};
+use std::{
+    fmt::{self, Write as _},
+    process::ExitCode,
+};
 
 /// One exit code, and its meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +33,34 @@ codes! {
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> ExitCode {
         ExitCode::from(exit.0)
+    }
+}
+
+/// Settings that are wrong; nothing was done. The error and its causes are in the text.
+#[derive(Debug)]
+pub(crate) struct WrongSettings(String);
+
+impl WrongSettings {
+    pub(crate) fn of(error: &anyhow::Error) -> WrongSettings {
+        WrongSettings(crate::whole(error))
+    }
+}
+
+impl fmt::Display for WrongSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for WrongSettings {}
+
+impl Exit {
+    /// Returns the code of a command that ended with this error.
+    pub(crate) fn of(error: &anyhow::Error) -> Exit {
+        match error.is::<WrongSettings>() {
+            true => Exit::USAGE,
+            false => Exit::FAILED,
+        }
     }
 }
 

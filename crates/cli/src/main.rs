@@ -17,6 +17,7 @@ mod ptxas;
 mod require;
 mod run;
 mod serve;
+mod stack;
 mod sweep;
 mod token;
 mod top;
@@ -38,6 +39,16 @@ use args::{Args, Command, LogFormat};
 static ALLOCATOR: outboard_budget::CountingAllocator = outboard_budget::CountingAllocator;
 
 fn main() -> ExitCode {
+    if let Err(why) = stack::raise() {
+        eprintln!("outboard: {why}");
+        return exit::Exit::FAILED.into();
+    }
+    command()
+}
+
+/// Runs the command. Not a part of `main`, whose frame must fit into a small stack.
+#[inline(never)]
+fn command() -> ExitCode {
     if ptxas::is_meant() {
         return ptxas::main();
     }
@@ -68,7 +79,7 @@ fn main() -> ExitCode {
     };
     result.unwrap_or_else(|error| {
         eprintln!("outboard: {}", whole(&error));
-        exit::Exit::FAILED.into()
+        exit::Exit::of(&error).into()
     })
 }
 

@@ -203,6 +203,12 @@ fn explain(endpoint: &Endpoint, error: DialError) -> anyhow::Error {
         ) => error.into(),
         // Usually something is missing on this machine.
         DialError::Link(error @ Error::Rdma(_)) => error.into(),
+        DialError::Link(error) if error.is_disconnect() && is_encrypted(endpoint) => {
+            anyhow::anyhow!(
+                "no encrypted connection to {endpoint}: whatever listens there hung up; a server without --tls has an address \
+             of tcp://, and prints it when it starts"
+            )
+        }
         DialError::Link(error) if error.is_disconnect() => anyhow::anyhow!(
             "no server at {endpoint}: whatever listens there hung up; is it an Outboard server? Its log says more"
         ),
@@ -212,6 +218,10 @@ fn explain(endpoint: &Endpoint, error: DialError) -> anyhow::Error {
         ),
         error => anyhow::Error::new(error).context(format!("the server at {endpoint}")),
     }
+}
+
+fn is_encrypted(endpoint: &Endpoint) -> bool {
+    matches!(endpoint, Endpoint::Tls { .. })
 }
 
 /// Why nobody answers at an address, and what helps.

@@ -23,7 +23,7 @@ use crate::{
     pool::{Leased, lease_for},
     preload,
     serve::default_endpoint,
-    token,
+    stack, token,
 };
 
 /// Names the library that NVTX, which is compiled into programs, loads and reports the program's
@@ -50,6 +50,7 @@ pub(crate) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
         behind_a_server(&mut command, &args)?;
     }
     // From here on the process is the program: signals, terminal and exit code are its own.
+    stack::restore();
     let error = command.exec();
     eprintln!("outboard: {}: {error}", Path::new(program).display());
     // As of env(1) and shells.

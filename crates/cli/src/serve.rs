@@ -5,6 +5,7 @@ use std::{
     ffi::OsString,
     fs,
     io::Write,
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -23,6 +24,7 @@ use crate::{
         BoxArgs, CacheArgs, DeviceArg, LogFormat, SandboxArg, ServeArgs, TrustArgs, WatchArgs,
         WorkerArgs,
     },
+    exit::WrongSettings,
     keygen, libraries, pool, token,
 };
 
@@ -35,22 +37,10 @@ const HOST_MEMORY_BYTES_MIN: u64 = 64 << 20;
 const HOST_MEMORY_BYTES_DEFAULT_MIN: u64 = 2 << 30;
 
 pub(crate) fn serve(args: ServeArgs, log_format: LogFormat) -> anyhow::Result<ExitCode> {
-    // Sockets that a service manager has opened for this server.
-    let opened = outboard_server::opened_sockets().context("the sockets of LISTEN_FDS")?;
-    let opened = opened
-        .into_iter()
-        .map(Listener::adopt)
-        .collect::<Result<Vec<_>, _>>()
-        .context("the sockets of LISTEN_FDS")?;
+    let kind = choose_device(args.device)?;
     let is_check = args.config.check_config;
-    let key = own_key(&args.listen, &args.trust)?;
-    let opened: Vec<_> = match &key {
-        Some((_, ours)) if args.trust.tls => {
-            opened.into_iter().map(|at| at.encrypted(*ours)).collect()
-        }
-        _ => opened,
-    };
-    let options = options(args, log_format, &opened, key)?;
+    let (options, opened) =
+        settings(args, kind, log_format).map_err(|error| WrongSettings::of(&error))?;
     if is_check {
         return crate::print(described(&options, &opened).as_bytes());
     }
@@ -61,9 +51,108 @@ pub(crate) fn serve(args: ServeArgs, log_format: LogFormat) -> anyhow::Result<Ex
     Ok(ExitCode::SUCCESS)
 }
 
-/// Checks the arguments, and makes the server's settings of them.
+/// Checks the arguments and the sockets that a service manager has opened, and makes the server's
+/// settings of them.
+fn settings(
+    args: ServeArgs,
+    kind: DeviceKind,
+    log_format: LogFormat,
+) -> anyhow::Result<(ServeOptions, Vec<Listener>)> {
+    let opened = outboard_server::opened_sockets()?;
+    let adopted = opened.into_iter().map(|(number, socket)| {
+        Listener::adopt(socket).with_context(|| format!("LISTEN_FDS: descriptor {number}"))
+    });
+    let opened = adopted.collect::<anyhow::Result<Vec<_>>>()?;
+    let key = own_key(&args.listen, &args.trust)?;
+    let opened: Vec<_> = match &key {
+        Some((_, ours)) if args.trust.tls => {
+            opened.into_iter().map(|at| at.encrypted(*ours)).collect()
+        }
+        _ => opened,
+    };
+    let options = options(args, kind, log_format, &opened, key)?;
+    let places = options.listen.iter();
+    let places: Vec<_> = places
+        .chain(opened.iter().map(Listener::endpoint))
+        .collect();
+    check_places(&places, options.metrics)?;
+    if let Some(file) = &options.audit {
+        outboard_server::check_audit(file)
+            .with_context(|| format!("--audit: {}", file.display()))?;
+    }
+    Ok((options, opened))
+}
+
+/// Refuses addresses at which two would listen, and sockets whose folder is not there.
+fn check_places(places: &[&Endpoint], metrics: Option<SocketAddr>) -> anyhow::Result<()> {
+    let mut taken = Vec::new();
+    for endpoint in places {
+        let place = Place::of(endpoint)?;
+        if let Some((_, other)) = taken.iter().find(|(taken, _)| *taken == place) {
+            anyhow::bail!("--listen: {endpoint} and {other} are one place");
+        }
+        if place != Place::Any {
+            taken.push((place, endpoint));
+        }
+    }
+    let metrics = metrics.filter(|at| at.port() != 0);
+    let metrics = metrics.map(|at| Place::Port(at.ip().to_string(), at.port()));
+    let both = taken
+        .iter()
+        .find(|(place, _)| Some(place) == metrics.as_ref());
+    match both {
+        Some((_, endpoint)) => anyhow::bail!("--metrics and --listen {endpoint} are one place"),
+        None => Ok(()),
+    }
+}
+
+/// The place of an address, however it is written.
+#[derive(Debug, PartialEq, Eq)]
+enum Place {
+    /// A socket's folder and name.
+    File(PathBuf),
+    /// A host and its port.
+    Port(String, u16),
+    /// A port that the system will choose.
+    Any,
+}
+
+impl Place {
+    fn of(endpoint: &Endpoint) -> anyhow::Result<Place> {
+        match endpoint {
+            Endpoint::Shm(path) => {
+                let path = std::path::absolute(path)?;
+                let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+                    anyhow::bail!("--listen: {endpoint} names no file");
+                };
+                let folder = folder.canonicalize();
+                let folder = folder
+                    .with_context(|| format!("--listen: {endpoint}: the folder of the socket"))?;
+                Ok(Place::File(folder.join(name)))
+            }
+            Endpoint::Tcp { port: 0, .. }
+            | Endpoint::Tls { port: 0, .. }
+            | Endpoint::Rdma { port: 0, .. } => Ok(Place::Any),
+            Endpoint::Tcp { host, port }
+            | Endpoint::Tls { host, port, .. }
+            | Endpoint::Rdma { host, port, .. } => Ok(Place::Port(
+                match host {
+                    Host::V4(address) => address.to_string(),
+                    Host::V6(address, None) => address.to_string(),
+                    Host::V6(address, Some(zone)) => format!("{address}%{zone}"),
+                    Host::Name(name) => name.clone(),
+                },
+                *port,
+            )),
+            _ => Ok(Place::Any),
+        }
+    }
+}
+
+/// Makes the server's settings of the arguments.
 fn options(
     args: ServeArgs,
+    kind: DeviceKind,
     log_format: LogFormat,
     opened: &[Listener],
     key: Option<OwnKey>,
@@ -80,7 +169,6 @@ fn options(
         &args.trust,
         key.is_some(),
     )?;
-    let kind = choose_device(args.device)?;
     check_device(&args, kind)?;
     let shares = args.shares.shares();
     let all = listen.iter().chain(opened.clone());
@@ -369,6 +457,12 @@ fn access(trust: TrustArgs, key: Option<OwnKey>) -> anyhow::Result<Access> {
     if let (Some(file), Some((_, own))) = (&trust.authorized, &key) {
         // A file that cannot be used is reported now.
         is_authorized(file, *own).context("--authorized")?;
+        if outboard_trust::authorized_count(file).context("--authorized")? == 0 {
+            tracing::warn!(
+                "{} has no key: nobody is served over an encrypted connection until there is one",
+                file.display()
+            );
+        }
     }
     let tokens = trust.tokens.map(token::server_file).transpose()?;
     if let Some(file) = &tokens {

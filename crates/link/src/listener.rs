@@ -86,9 +86,19 @@ impl Listener {
     /// port. A socket file stays when this is dropped.
     pub fn adopt(socket: OwnedFd) -> Result<Self, Error> {
         const DOING: &str = "taking over a listening socket";
+        match rustix::net::sockopt::socket_type(&socket) {
+            Ok(SocketType::STREAM) => {}
+            Ok(_) => {
+                return Err(Error::NoListener(
+                    "a socket of another type than stream, such as datagram or seqpacket",
+                ));
+            }
+            Err(Errno::NOTSOCK) => return Err(Error::NoListener("this is no socket")),
+            Err(error) => return Err(Error::io(DOING)(error)),
+        }
         let is_listening = rustix::net::sockopt::socket_acceptconn(&socket);
         if !is_listening.map_err(Error::io(DOING))? {
-            return Err(Error::Misuse("a socket that does not listen"));
+            return Err(Error::NoListener("a socket that does not listen"));
         }
         rustix::io::ioctl_fionbio(&socket, true).map_err(Error::io(DOING))?;
         let address = rustix::net::getsockname(&socket).map_err(Error::io(DOING))?;
@@ -102,14 +112,14 @@ impl Listener {
                 let path = unix
                     .path_bytes()
                     .and_then(|path| std::str::from_utf8(path).ok());
-                let path = path.ok_or(Error::Misuse("a unix socket without a path"))?;
+                let path = path.ok_or(Error::NoListener("a unix socket without a path"))?;
                 format!("shm:{path}")
             }
-            _ => return Err(Error::Misuse("a socket that is neither unix nor tcp")),
+            _ => return Err(Error::NoListener("a socket that is neither unix nor tcp")),
         };
         let endpoint = endpoint
             .parse()
-            .map_err(|_| Error::Misuse("a socket whose address is none of Outboard's"))?;
+            .map_err(|_| Error::NoListener("a socket whose address is none of Outboard's"))?;
         Ok(Self::over_tcp(socket, endpoint))
     }
 

@@ -120,6 +120,14 @@ impl Client {
         if said.is_err() && had_one {
             said = self.exchange(method, path, body, deadline);
         }
+        self.document_of(said)
+    }
+
+    /// Returns the document of an answer, or the manager's refusal.
+    fn document_of<T: DeserializeOwned>(
+        &self,
+        said: io::Result<(u16, Vec<u8>)>,
+    ) -> Result<T, ClientError> {
         let (status, body) = said.map_err(|source| ClientError::Io {
             url: self.url.clone(),
             source,
@@ -149,20 +157,9 @@ impl Client {
         let request = http::write_request(method, path, &host, self.bearer.as_deref(), body);
         stream.set_write_timeout(Some(left(deadline)?))?;
         stream.write_all(&request)?;
-        let mut bytes = Vec::new();
-        let mut piece = [0; 16 << 10];
-        loop {
-            stream.set_read_timeout(Some(left(deadline)?))?;
-            let count = stream.read(&mut piece)?;
-            if count == 0 {
-                return Err(io::ErrorKind::ConnectionReset.into());
-            }
-            bytes.extend_from_slice(&piece[..count]);
-            if let Some(answer) = http::take_answer(&bytes)? {
-                self.stream = Some(stream);
-                return Ok(answer);
-            }
-        }
+        let answer = read_answer(&mut stream, deadline)?;
+        self.stream = Some(stream);
+        Ok(answer)
     }
 
     fn connect(&self) -> io::Result<TcpStream> {
@@ -215,43 +212,34 @@ impl Client {
     pub fn finish<T: DeserializeOwned>(&mut self) -> Result<T, ClientError> {
         self.is_begun = false;
         let deadline = Instant::now() + Duration::from_millis(limits::ANSWER_MS_MAX);
-        let failed = |source| ClientError::Io {
-            url: self.url.clone(),
-            source,
+        let said = match self.stream.take() {
+            Some(mut stream) => read_answer(&mut stream, deadline),
+            None => Err(io::ErrorKind::NotConnected.into()),
         };
-        let mut stream = self
-            .stream
-            .take()
-            .ok_or_else(|| failed(io::ErrorKind::NotConnected.into()))?;
-        let mut read = || {
-            let mut bytes = Vec::new();
-            let mut piece = [0; 4 << 10];
-            loop {
-                stream.set_read_timeout(Some(left(deadline)?))?;
-                let count = stream.read(&mut piece)?;
-                if count == 0 {
-                    return Err(io::ErrorKind::ConnectionReset.into());
-                }
-                bytes.extend_from_slice(&piece[..count]);
-                if let Some(answer) = http::take_answer(&bytes)? {
-                    return Ok(answer);
-                }
-            }
-        };
-        let (status, body): (u16, Vec<u8>) = read().map_err(failed)?;
-        if status == 200 {
-            return serde_json::from_slice(&body).map_err(|error| self.strange(&error.to_string()));
-        }
-        match serde_json::from_slice(&body) {
-            Ok(error) => Err(ClientError::Refused(error)),
-            Err(_) => Err(self.strange(&format!("the status {status}"))),
-        }
+        self.document_of(said)
     }
 
     fn strange(&self, why: &str) -> ClientError {
         ClientError::Strange {
             url: self.url.clone(),
             why: why.into(),
+        }
+    }
+}
+
+/// Reads a whole answer: its status and its document.
+fn read_answer(stream: &mut TcpStream, deadline: Instant) -> io::Result<(u16, Vec<u8>)> {
+    let mut bytes = Vec::new();
+    let mut piece = [0; 16 << 10];
+    loop {
+        stream.set_read_timeout(Some(left(deadline)?))?;
+        let count = stream.read(&mut piece)?;
+        if count == 0 {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        bytes.extend_from_slice(&piece[..count]);
+        if let Some(answer) = http::take_answer(&bytes)? {
+            return Ok(answer);
         }
     }
 }

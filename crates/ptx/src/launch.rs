@@ -321,7 +321,7 @@ struct Short {
     blocks: Vec<u64>,
 }
 
-/// What a worker has besides the blocks that it runs.
+/// The state of a worker besides the blocks that it runs.
 #[derive(Default)]
 struct Own {
     /// Finished blocks, whose memory is used again.

@@ -1,5 +1,6 @@
 //! Kernels that need more of this process's memory than it may use fail alone; kernels of which
-//! not all blocks have room at a time run in turn. A process of its own, for the budget is the process's.
+//! not all blocks have room at a time run in turn. A process of its own, for the budget is one of
+//! the process.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

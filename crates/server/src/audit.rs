@@ -3,12 +3,13 @@
 use std::{
     fs::{File, OpenOptions},
     io,
-    os::unix::fs::OpenOptionsExt as _,
+    os::unix::fs::{FileExt as _, OpenOptionsExt as _},
     path::Path,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use outboard_wire::doc::{Refusal, SessionEnd, Usage};
+use rustix::fs::{Access, access};
 use serde::Serialize;
 use tracing::{error, info};
 
@@ -16,6 +17,8 @@ use super::limits;
 
 pub(super) struct Audit<F = File> {
     file: F,
+    /// The file ends within a line.
+    is_torn: bool,
     /// Lines that could not be written since the last one that could.
     lost: u64,
     second: Instant,
@@ -90,14 +93,65 @@ impl Audit {
             Err(error) if outboard_files::is_no_file(&error) => outboard_files::open_stream(path)?,
             opened => opened?,
         };
-        Ok(Audit::to(file))
+        let is_torn = file.metadata()?.is_file() && ends_within_a_line(path).unwrap_or(true);
+        Ok(Audit {
+            is_torn,
+            ..Audit::to(file)
+        })
     }
 }
 
-impl<F: io::Write> Audit<F> {
+/// Fails if an audit file cannot be written at this path. Nothing is made or changed.
+pub fn check(path: &Path) -> io::Result<()> {
+    match path.metadata() {
+        Ok(_) => Audit::open(path).map(|_| ()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let folder = path
+                .parent()
+                .filter(|folder| !folder.as_os_str().is_empty());
+            let folder = folder.unwrap_or(Path::new("."));
+            if !folder.metadata()?.is_dir() {
+                return Err(io::ErrorKind::NotADirectory.into());
+            }
+            Ok(access(folder, Access::WRITE_OK | Access::EXEC_OK)?)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether an earlier server ended, or its disk was full, in the middle of a line.
+fn ends_within_a_line(path: &Path) -> io::Result<bool> {
+    let file = outboard_files::open(path)?;
+    let mut last = [0];
+    match file.metadata()?.len() {
+        0 => Ok(false),
+        len => {
+            file.read_exact_at(&mut last, len - 1)?;
+            Ok(last != *b"\n")
+        }
+    }
+}
+
+/// A file whose last bytes can be taken back.
+pub(super) trait Lines: io::Write {
+    fn take_back(&mut self, bytes: usize) -> io::Result<()>;
+}
+
+impl Lines for File {
+    fn take_back(&mut self, bytes: usize) -> io::Result<()> {
+        let about = self.metadata()?;
+        match about.is_file() {
+            true => self.set_len(about.len().saturating_sub(bytes as u64)),
+            false => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+}
+
+impl<F: Lines> Audit<F> {
     fn to(file: F) -> Audit<F> {
         Audit {
             file,
+            is_torn: false,
             lost: 0,
             second: Instant::now(),
             refusals_in_second: 0,
@@ -163,26 +217,47 @@ impl<F: io::Write> Audit<F> {
                 time: seconds(SystemTime::now()),
                 lines: self.lost,
             };
-            // A line may have been written in part.
-            if self.append(b"\n", &lost).is_err() {
+            if self.append(&lost).is_err() {
                 self.lost += 1;
                 return;
             }
             info!(lines = self.lost, "the audit file can be written again");
             self.lost = 0;
         }
-        if let Err(error) = self.append(b"", line) {
+        if let Err(error) = self.append(line) {
             // Said once, however many lines are lost.
             error!(%error, "the audit file cannot be written; the server goes on without it");
             self.lost += 1;
         }
     }
 
-    fn append(&mut self, before: &[u8], line: &Line<'_>) -> io::Result<()> {
-        let mut bytes = before.to_vec();
+    /// Appends a whole line, or nothing. If a part cannot be taken back, the next line is on a line
+    /// of its own.
+    fn append(&mut self, line: &Line<'_>) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        if self.is_torn {
+            bytes.push(b'\n');
+        }
         serde_json::to_writer(&mut bytes, line)?;
         bytes.push(b'\n');
-        self.file.write_all(&bytes)
+        let mut done = 0;
+        while done < bytes.len() {
+            let error = match self.file.write(&bytes[done..]) {
+                Ok(0) => io::ErrorKind::WriteZero.into(),
+                Ok(count) => {
+                    done += count;
+                    continue;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => error,
+            };
+            if done > 0 && self.file.take_back(done).is_err() {
+                self.is_torn = true;
+            }
+            return Err(error);
+        }
+        self.is_torn = false;
+        Ok(())
     }
 }
 
@@ -198,12 +273,21 @@ mod tests {
 
     use super::*;
 
+    /// Returns the lines, each of which must be whole.
     fn lines(written: &[u8]) -> Vec<Value> {
         let text = std::str::from_utf8(written).unwrap();
-        let lines = text.lines().filter(|line| !line.is_empty());
+        assert!(text.is_empty() || text.ends_with('\n'), "{text}");
+        let lines = text.lines();
         lines
-            .filter_map(|line| serde_json::from_str(line).ok())
+            .map(|line| serde_json::from_str(line).expect(line))
             .collect()
+    }
+
+    impl Lines for Vec<u8> {
+        fn take_back(&mut self, bytes: usize) -> io::Result<()> {
+            self.truncate(self.len() - bytes);
+            Ok(())
+        }
     }
 
     #[test]
@@ -224,6 +308,17 @@ mod tests {
     struct Disk {
         written: Vec<u8>,
         room: usize,
+        is_pipe: bool,
+    }
+
+    impl Lines for Disk {
+        fn take_back(&mut self, bytes: usize) -> io::Result<()> {
+            if self.is_pipe {
+                return Err(io::ErrorKind::Unsupported.into());
+            }
+            self.room += bytes;
+            self.written.take_back(bytes)
+        }
     }
 
     impl io::Write for Disk {
@@ -244,21 +339,48 @@ mod tests {
 
     #[test]
     fn a_full_disk_loses_lines_and_says_how_many() {
-        let disk = Disk {
-            written: Vec::new(),
-            room: 40,
-        };
-        let mut audit = Audit::to(disk);
-        for _ in 0..3 {
-            audit.refusal(Refusal::Sessions, "", Some(5), None);
+        for is_pipe in [false, true] {
+            let disk = Disk {
+                written: Vec::new(),
+                room: 150,
+                is_pipe,
+            };
+            let mut audit = Audit::to(disk);
+            for _ in 0..4 {
+                audit.refusal(Refusal::Sessions, "", Some(5), None);
+            }
+            let part = audit.file.written.split_off(0);
+            let whole = part.iter().rposition(|byte| *byte == b'\n').unwrap() + 1;
+            assert_eq!(lines(&part[..whole]).len(), 1);
+            assert_eq!(whole < part.len(), is_pipe, "a part of a line");
+            audit.file.room = 10_000;
+            audit.refusal(Refusal::Queries, "", Some(5), None);
+            let later = &audit.file.written[usize::from(is_pipe)..];
+            let lines = lines(later);
+            assert_eq!(lines[0]["event"], "lost");
+            assert_eq!(lines[0]["lines"], 3);
+            assert_eq!(lines[1]["reason"], "queries");
+            assert_eq!(lines.len(), 2);
+            assert_eq!(audit.file.written[0] == b'\n', is_pipe, "a fresh line");
         }
-        assert_eq!(lines(&audit.file.written).len(), 0, "a part of a line");
-        audit.file.room = 10_000;
-        audit.refusal(Refusal::Queries, "", Some(5), None);
-        let lines = lines(&audit.file.written);
-        assert_eq!(lines[0]["event"], "lost");
-        assert_eq!(lines[0]["lines"], 3);
-        assert_eq!(lines[1]["reason"], "queries");
-        assert_eq!(lines.len(), 2);
+    }
+
+    #[test]
+    fn a_file_that_ends_within_a_line_goes_on_at_the_next() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit");
+        for (before, begins) in [("", ""), ("{}\n", "{}\n"), ("{}\n{\"a", "{}\n{\"a\n")] {
+            std::fs::write(&path, before).unwrap();
+            check(&path).unwrap();
+            let mut audit = Audit::open(&path).unwrap();
+            audit.refusal(Refusal::Queries, "", None, None);
+            let text = std::fs::read_to_string(&path).unwrap();
+            let added = text.strip_prefix(begins).expect(&text);
+            assert_eq!(lines(added.as_bytes()).len(), 1);
+        }
+        assert!(check(&folder.path().join("new")).is_ok());
+        assert!(check(&folder.path().join("missing/new")).is_err());
+        assert!(check(folder.path()).is_err(), "a folder");
+        assert!(!folder.path().join("new").exists());
     }
 }

@@ -1,6 +1,7 @@
 //! Descriptors that a worker inherits.
 
 use std::{
+    ffi::OsString,
     io,
     os::{
         fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
@@ -13,6 +14,7 @@ use rustix::{
     io::{FdFlags, fcntl_setfd},
     process::{Signal, getpid, getppid, set_parent_process_death_signal},
 };
+use thiserror::Error;
 
 use crate::limits;
 
@@ -58,20 +60,55 @@ pub(super) fn pass(command: &mut Command, flag: &str, fd: OwnedFd) -> io::Result
 /// First descriptor of a service manager's (`SD_LISTEN_FDS_START`).
 const OPENED_FIRST: RawFd = 3;
 
-/// Returns the listening sockets that a service manager has opened for this process: `LISTEN_FDS`
-/// of sd_listen_fds(3). To be called once, before the process opens anything.
-pub fn opened_sockets() -> io::Result<Vec<OwnedFd>> {
-    let number = |name| -> Option<u32> { std::env::var(name).ok()?.parse().ok() };
-    let pid = number("LISTEN_PID").and_then(|pid| i32::try_from(pid).ok());
-    if pid != Some(getpid().as_raw_nonzero().get()) {
+/// Why the sockets of a service manager cannot be taken over.
+#[derive(Debug, Error)]
+pub enum OpenedError {
+    #[error("{name}={value:?} is no number; a service manager sets it (sd_listen_fds(3))")]
+    NoNumber { name: &'static str, value: OsString },
+    #[error(
+        "LISTEN_FDS={count}: a service manager passes 1 to {} sockets on",
+        limits::OPENED_SOCKETS_MAX
+    )]
+    Count { count: u64 },
+    #[error("LISTEN_FDS={count}, but descriptor {number} cannot be taken over: {source}")]
+    Descriptor {
+        count: u64,
+        number: RawFd,
+        source: io::Error,
+    },
+}
+
+/// Returns the listening sockets that a service manager has opened for this process, and their
+/// numbers: `LISTEN_FDS` of sd_listen_fds(3). To be called once, before the process opens anything.
+pub fn opened_sockets() -> Result<Vec<(RawFd, OwnedFd)>, OpenedError> {
+    let number = |name| match std::env::var_os(name) {
+        None => Ok(None),
+        Some(value) => match value.to_str().and_then(|text| text.parse::<u64>().ok()) {
+            Some(number) => Ok(Some(number)),
+            None => Err(OpenedError::NoNumber { name, value }),
+        },
+    };
+    let own = getpid().as_raw_nonzero().get() as u64;
+    // Sockets for another process, such as the one that started this one, are not its.
+    if number("LISTEN_PID")? != Some(own) {
         return Ok(Vec::new());
     }
-    let count = number("LISTEN_FDS")
-        .unwrap_or(0)
-        .min(limits::OPENED_SOCKETS_MAX);
-    (0..count as RawFd)
-        .map(|at| take(OPENED_FIRST + at))
-        .collect()
+    let Some(count) = number("LISTEN_FDS")? else {
+        return Ok(Vec::new());
+    };
+    if !(1..=limits::OPENED_SOCKETS_MAX.into()).contains(&count) {
+        return Err(OpenedError::Count { count });
+    }
+    let numbers = (OPENED_FIRST..).take(count as usize);
+    let taken = numbers.map(|number| match take(number) {
+        Ok(socket) => Ok((number, socket)),
+        Err(source) => Err(OpenedError::Descriptor {
+            count,
+            number,
+            source,
+        }),
+    });
+    taken.collect()
 }
 
 /// Takes ownership of a descriptor whose number came on the command line.

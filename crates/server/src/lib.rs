@@ -48,8 +48,9 @@ mod view;
 mod worker;
 
 pub use access::Access;
+pub use audit::check as check_audit;
 pub use devices::{DeviceKind, DeviceOptions};
-pub use inherit::{opened_sockets, take as inherited};
+pub use inherit::{OpenedError, opened_sockets, take as inherited};
 pub use pool::PoolOptions;
 pub use sandbox::{Available, Sandbox, available as sandbox_available};
 pub use shares::{Limit, Limits, NoTenant, Shares, Unit, Whose};

@@ -33,6 +33,6 @@ pub use store::{Entry, NAME_BYTES_MAX, Store, StoreError};
 pub use tls::{
     Channel, Fingerprint, FingerprintError, Identity, IdentityError, Opener, PUBLIC_KEY_BYTES,
     PublicKey, PublicKeyError, RECORD_BYTES_MAX, RecordIo, SIGNATURE_BYTES, Sealer, TlsError,
-    TlsState, is_authorized, open_as_client, open_as_server,
+    TlsState, authorized_count, is_authorized, open_as_client, open_as_server,
 };
 pub use token::{ID_BYTES, NONCE_BYTES, Token, TokenError, TokenKey, random};

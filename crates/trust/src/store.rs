@@ -66,10 +66,11 @@ pub enum StoreError {
     },
     #[error("there is a token of the name {0} already; revoke it first, or choose another name")]
     Taken(String),
-    #[error("there is no token of the name {0}")]
+    #[error("there is no token of the name {}", shortened(.0))]
     Unknown(String),
     #[error(
-        "{0:?} is no name of a token: letters, digits and . _ - @ are, at most {NAME_BYTES_MAX}"
+        "{:?} is no name of a token: letters, digits and . _ - @ are, at most {NAME_BYTES_MAX}",
+        shortened(.0)
     )]
     Name(String),
     #[error(
@@ -80,6 +81,15 @@ pub enum StoreError {
     Locked { path: PathBuf, seconds: u64 },
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: io::Error },
+}
+
+/// Returns the beginning of a text that a user gave as a name.
+fn shortened(text: &str) -> String {
+    let mut short: String = text.chars().take(NAME_BYTES_MAX).collect();
+    if short.len() < text.len() {
+        short.push('…');
+    }
+    short
 }
 
 impl Store {

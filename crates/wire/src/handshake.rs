@@ -191,7 +191,7 @@ pub enum HandshakeError {
     Release { ours: String, theirs: String },
     #[error("the handshake's document is {len} bytes long, at most {max} are accepted")]
     TooLong { len: usize, max: usize },
-    #[error("the handshake's document cannot be read: {0}")]
+    #[error("the handshake's document is damaged, or of another release")]
     Document(String),
     #[error("address window {window} is asked for: a program has at most {max} servers")]
     Window { window: u8, max: usize },

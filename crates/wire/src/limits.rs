@@ -96,13 +96,18 @@ pub const DATA_CONNECTIONS_OPEN_MS_MAX: u64 = 5_000;
 /// Time between two questions to a server that does not answer, and time for its answer.
 pub const HEARTBEAT_MS: u64 = 5_000;
 /// Questions in a row without an answer, after which a server that has answered one before is taken
-/// for lost: some 30 s.
+/// for lost: 30 to 35 s.
 pub const HEARTBEATS_MISSED_MAX: u32 = 3;
 /// Questions in a row without an answer, after which a server that has never answered one is taken
-/// for lost: some 60 s.
-pub const HEARTBEATS_MISSED_AT_FIRST_MAX: u32 = 6;
+/// for lost: 50 to 60 s.
+pub const HEARTBEATS_MISSED_AT_FIRST_MAX: u32 = 5;
+/// Longest time until a call ends whose server says nothing and moves no byte. The call may begin
+/// right after a look at what waits, and a question may be asked in vain before the next look.
+pub const SILENCE_MS_MAX: u64 = 60_000;
+const _: () =
+    assert!(2 * HEARTBEAT_MS * (1 + HEARTBEATS_MISSED_AT_FIRST_MAX as u64) <= SILENCE_MS_MAX);
 /// Answers in a row by which neither side has received a byte that the other waits for, after which
-/// the connection between them is taken for lost: some 30 s.
+/// the connection between them is taken for lost: 35 to 40 s.
 pub const HEARTBEATS_STUCK_MAX: u32 = 6;
 /// Connections for heartbeats of one session, at most; a further one replaces the oldest.
 pub const HEARTBEAT_CONNECTIONS_MAX: usize = 2;

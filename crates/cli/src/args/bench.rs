@@ -9,6 +9,8 @@ use outboard_wire::network::{self, Bandwidth};
 
 use crate::bench::{Carrier, Group, LinkOf};
 
+use super::number;
+
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 #[command(after_help = "\
@@ -32,7 +34,7 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     pub(crate) quick: bool,
     /// Number of turns of each side [default: 10, with --quick 3]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    #[arg(long, value_name = "N", value_parser = number::<u16>(1..=1000))]
     pub(crate) rounds: Option<u16>,
     #[command(subcommand)]
     pub(crate) command: Option<BenchCommand>,
@@ -144,11 +146,11 @@ pub(crate) struct SessionsArgs {
     pub(crate) targets: BenchTargets,
     /// Numbers of sessions that are open and idle; 0 for none
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,8,64,256",
-          value_parser = clap::value_parser!(u16).range(0..=1024))]
+          value_parser = number::<u16>(0..=1024))]
     pub(crate) sessions: Vec<u16>,
     /// Numbers of sessions that do the same work at once
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,8",
-          value_parser = clap::value_parser!(u16).range(1..=256))]
+          value_parser = number::<u16>(1..=256))]
     pub(crate) busy: Vec<u16>,
     /// Watch for shorter times
     #[arg(long)]

@@ -9,7 +9,9 @@ mod shares;
 mod trace;
 mod trust;
 
-use std::{ffi::OsString, os::fd::RawFd, path::PathBuf, str::FromStr, time::Duration};
+use std::{
+    ffi::OsString, ops::RangeInclusive, os::fd::RawFd, path::PathBuf, str::FromStr, time::Duration,
+};
 
 use clap::{Parser, Subcommand, ValueEnum};
 use outboard_api::optimise::{LEVELS, Level, VARIABLE};
@@ -175,10 +177,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) memory: Option<u64>,
     /// Threads of the soft device, for each program [default: one for each core]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = number::<u16>(1..=1024))]
     pub(crate) threads: Option<u16>,
     /// Soft devices that each program sees [default: 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
+    #[arg(long, value_name = "N", value_parser = number::<u8>(1..=64))]
     pub(crate) devices: Option<u8>,
     /// Compute capability of the soft device: 7.5, 8.0, 8.6, 8.9, 9.0, 10.0 or 12.0. PTX for later
     /// ones is refused as by such a GPU; PTX that is newer than 8.0 and not supported is refused
@@ -189,13 +191,13 @@ pub(crate) struct ServeArgs {
     pub(crate) watch: WatchArgs,
     /// Programs served at the same time; further ones are refused
     #[arg(long, value_name = "N", default_value_t = limits::SESSIONS_DEFAULT_MAX as u16,
-          value_parser = clap::value_parser!(u16).range(1..=4096))]
+          value_parser = number::<u16>(1..=4096))]
     pub(crate) sessions_max: u16,
     /// Workers kept ready for the next programs, which then do not wait for the driver to start;
     /// each holds one CUDA context on the first GPU while it waits (some hundred MiB of its
     /// memory), and takes no processor time. 0: none
     #[arg(long, value_name = "N", default_value_t = limits::SPARES_DEFAULT as u8,
-          value_parser = clap::value_parser!(u8).range(0..=limits::SPARES_MAX as i64))]
+          value_parser = number::<u8>(0..=limits::SPARES_MAX as i64))]
     pub(crate) spare: u8,
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
@@ -293,7 +295,7 @@ pub(crate) struct RunArgs {
     pub(crate) gpu: Vec<Servers>,
     /// Show the program the first N GPUs only, as CUDA_VISIBLE_DEVICES=0,...,N-1 does; an error if
     /// there are fewer. With --pool: the number of GPUs to ask for [default: 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), conflicts_with = "local")]
+    #[arg(long, value_name = "N", value_parser = number::<u16>(1..=i64::from(u16::MAX)), conflicts_with = "local")]
     pub(crate) gpus: Option<u16>,
     #[command(flatten)]
     pub(crate) pool: PoolRunArgs,
@@ -378,7 +380,7 @@ pub(crate) struct ProbeArgs {
     pub(crate) token: TokenFileArgs,
     /// Duration of the measurement, in seconds
     #[arg(long, value_name = "S", default_value_t = 5,
-          value_parser = clap::value_parser!(u16).range(1..=3600))]
+          value_parser = number::<u16>(1..=3600))]
     pub(crate) seconds: u16,
     /// Recordings of programs, any number of times: show the cost of this network for each, and
     /// whether it keeps the budget
@@ -398,7 +400,7 @@ pub(crate) struct ProbeArgs {
     pub(crate) constants: Option<PathBuf>,
     /// Number of connections for bandwidth over several connections
     #[arg(long, value_name = "N", default_value_t = 4,
-          value_parser = clap::value_parser!(u8).range(1..=16))]
+          value_parser = number::<u8>(1..=16))]
     pub(crate) connections: u8,
     /// Print the findings as JSON
     #[arg(long)]
@@ -426,7 +428,7 @@ pub(crate) struct SweepArgs {
     #[arg(long, value_name = "RATE,...", value_delimiter = ',')]
     pub(crate) bandwidth: Vec<Bandwidth>,
     /// Number of turns of each network
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = number::<u32>(1..=1000))]
     pub(crate) rounds: u32,
     /// A regular expression: the number in its first group, at its last match on standard output,
     /// is the measured value [default: the seconds of the whole run]
@@ -436,7 +438,7 @@ pub(crate) struct SweepArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) out: PathBuf,
     /// Time limit of one run, in seconds
-    #[arg(long, value_name = "S", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    #[arg(long, value_name = "S", default_value_t = 600, value_parser = number::<u32>(1..=86_400))]
     pub(crate) timeout_s: u32,
     /// Continue with other networks after a run fails
     #[arg(long)]
@@ -483,6 +485,18 @@ or it is a known one, which such parts may follow:",
         help.push_str(&format!("\n- {}: {}; {network}", known.name, known.what));
     }
     help
+}
+
+/// Returns a parser of whole numbers within a range. Its error names the range, whatever is wrong.
+fn number<T: TryFrom<i64>>(
+    range: RangeInclusive<i64>,
+) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync {
+    move |text| {
+        let number = text.parse().ok().filter(|number| range.contains(number));
+        let number = number.and_then(|number| T::try_from(number).ok());
+        let (least, most) = (range.start(), range.end());
+        number.ok_or_else(|| format!("it is a whole number from {least} to {most}"))
+    }
 }
 
 /// Parses bytes with a decimal or binary unit: 1048576, 500MB, 8GiB.

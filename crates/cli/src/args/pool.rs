@@ -9,6 +9,8 @@ use outboard_pool::{
     record::{Fit, Same},
 };
 
+use super::number;
+
 /// Parses the term of a lease: 500ms, 30s, 10m, 1h.
 fn parse_term(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -100,7 +102,7 @@ pub(crate) struct WishArgs {
     pub(crate) fit: FitArg,
     /// Place in the queue, 9 first
     #[arg(long, value_name = "N", default_value_t = 0,
-          value_parser = clap::value_parser!(u8).range(0..=limits::PRIORITY_MAX as i64))]
+          value_parser = number::<u8>(0..=limits::PRIORITY_MAX as i64))]
     pub(crate) priority: u8,
     /// Time after which the GPUs of a host that is lost are taken back, as 30s
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_term)]
@@ -221,7 +223,7 @@ pub(crate) struct PoolClaimArgs {
     pub(crate) manager: ManagerArgs,
     /// Number of GPUs
     #[arg(long, value_name = "N", default_value_t = 1,
-          value_parser = clap::value_parser!(u32).range(1..=i64::from(limits::CLAIM_GPUS_MAX)))]
+          value_parser = number::<u32>(1..=i64::from(limits::CLAIM_GPUS_MAX)))]
     pub(crate) gpus: u32,
     #[command(flatten)]
     pub(crate) wish: WishArgs,

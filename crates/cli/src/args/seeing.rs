@@ -8,6 +8,8 @@ use std::{
 use clap::ValueEnum;
 use outboard_link::Endpoint;
 
+use super::number;
+
 /// Options by which a server tells what it does.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct SeeingArgs {
@@ -54,7 +56,7 @@ pub(crate) struct TopArgs {
     pub(crate) json: bool,
     /// Time between two screens, in seconds
     #[arg(long, value_name = "S", default_value_t = 2,
-          value_parser = clap::value_parser!(u16).range(1..=3600))]
+          value_parser = number::<u16>(1..=3600))]
     pub(crate) interval: u16,
     /// The column by which sessions are sorted
     #[arg(long, value_enum, default_value_t = SortArg::Messages)]

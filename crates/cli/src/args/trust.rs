@@ -4,17 +4,19 @@ use std::path::PathBuf;
 
 use outboard_trust::parse_lifetime;
 
+use super::number;
+
 /// Users and networks that this server is open to.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct TrustArgs {
     /// A user of this machine who may use the server, besides you and root; any number of times, by
     /// number (`id -u NAME`)
-    #[arg(long, value_name = "UID", value_parser = clap::value_parser!(u32).range(..i64::from(u32::MAX)))]
+    #[arg(long, value_name = "UID", value_parser = number::<u32>(0..=i64::from(u32::MAX) - 1))]
     pub(crate) allow_uid: Vec<u32>,
     /// Group of the socket's file, by number: the users of --allow-uid must be in it to open the
     /// file [default: your own]
     #[arg(long, value_name = "GID", requires = "allow_uid",
-          value_parser = clap::value_parser!(u32).range(..i64::from(u32::MAX)))]
+          value_parser = number::<u32>(0..=i64::from(u32::MAX) - 1))]
     pub(crate) socket_group: Option<u32>,
     /// Serve only programs that have one of the tokens in this file (outboard token create); for
     /// tcp and rdma addresses. The file is read anew for each connection [default of FILE:

@@ -63,8 +63,11 @@ fn no_server_and_wrong_arguments() {
     );
     for (arguments, said) in [
         (&["tcp://"][..], "host is missing"),
-        (&["--seconds", "0"], "0 is not in 1..=3600"),
-        (&["--connections", "17"], "17 is not in 1..=16"),
+        (&["--seconds", "0"], "it is a whole number from 1 to 3600"),
+        (
+            &["--connections", "17"],
+            "it is a whole number from 1 to 16",
+        ),
     ] {
         let (code, _, err) = probe(arguments);
         assert_eq!(code, Some(2), "{arguments:?}");

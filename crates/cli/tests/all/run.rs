@@ -421,7 +421,7 @@ fn wrong_command_lines_are_usage_errors() {
     ] {
         let output = output(outboard().args(args).args(["--device", "soft"]));
         let stderr = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{args:?}: {stderr}");
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
         assert!(stderr.contains(part), "{args:?}: {stderr}");
     }
     let output = output(

@@ -28,7 +28,7 @@ fn beyond_this_machine_a_server_listens_only_if_told_that_it_is_insecure() {
         command.args(["serve", "--device", "soft", "--listen", "tcp://127.0.0.1:0"]);
         let output = output(command.args(["--listen", url]));
         let stderr = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{url}: {stderr}");
+        assert_eq!(output.status.code(), Some(2), "{url}: {stderr}");
         assert_eq!(text(&output.stdout), "", "{url}");
         for part in [url, "--insecure", "tunnel"] {
             assert!(stderr.contains(part), "{url}: {part}: {stderr}");

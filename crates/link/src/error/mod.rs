@@ -47,6 +47,10 @@ pub enum Error {
     #[error("wrong use of the link: {0}")]
     Misuse(&'static str),
 
+    /// A descriptor that another process has opened cannot be listened on.
+    #[error("{0}")]
+    NoListener(&'static str),
+
     /// This kind of link cannot do it.
     #[error("{what} is not possible over a {kind} link")]
     Unsupported {

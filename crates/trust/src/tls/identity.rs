@@ -220,6 +220,15 @@ impl Eq for Identity {}
 /// Returns whether a file lists this fingerprint: one a line, a name or remark may follow it. The
 /// file is no secret, but nobody else may change it.
 pub fn is_authorized(path: &Path, fingerprint: Fingerprint) -> Result<bool, IdentityError> {
+    Ok(authorized(path)?.contains(&fingerprint))
+}
+
+/// Returns the number of fingerprints that a file lists.
+pub fn authorized_count(path: &Path) -> Result<usize, IdentityError> {
+    authorized(path).map(|listed| listed.len())
+}
+
+fn authorized(path: &Path) -> Result<Vec<Fingerprint>, IdentityError> {
     let failed = |source| IdentityError::Authorized {
         path: path.into(),
         source,
@@ -233,20 +242,20 @@ pub fn is_authorized(path: &Path, fingerprint: Fingerprint) -> Result<bool, Iden
         });
     }
     let text = outboard_files::text_of(file, AUTHORIZED_BYTES_MAX).map_err(failed)?;
-    let mut found = false;
+    let mut all = Vec::new();
     for (at, line) in text.lines().enumerate() {
         let word = line.split_ascii_whitespace().next();
         let Some(word) = word.filter(|word| !word.starts_with('#')) else {
             continue;
         };
-        let listed: Fingerprint = word.parse().map_err(|source| IdentityError::Line {
+        let listed = word.parse().map_err(|source| IdentityError::Line {
             path: path.into(),
             line: at + 1,
             source,
         })?;
-        found |= listed == fingerprint;
+        all.push(listed);
     }
-    Ok(found)
+    Ok(all)
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ pub use error::TlsError;
 pub use handshake::{Channel, RecordIo, open_as_client, open_as_server};
 pub use identity::{
     Fingerprint, FingerprintError, Identity, IdentityError, PUBLIC_KEY_BYTES, PublicKey,
-    PublicKeyError, SIGNATURE_BYTES, is_authorized,
+    PublicKeyError, SIGNATURE_BYTES, authorized_count, is_authorized,
 };
 pub use records::{Opener, RECORD_BYTES_MAX, Sealer};
 pub use schedule::TlsState;

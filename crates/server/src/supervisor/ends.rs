@@ -1,0 +1,122 @@
+//! Ends: of workers, of handshakes that take too long, of the server.
+
+use std::time::{Duration, Instant};
+
+use outboard_wire::doc::SessionEnd;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::Signal,
+};
+use tracing::{error, info, warn};
+
+use super::{Phase, Supervisor, Worker};
+use crate::limits;
+
+impl Supervisor {
+    pub(super) fn reap(&mut self) {
+        self.spares.reap();
+        let mut ended = Vec::new();
+        for worker in &mut self.workers {
+            match worker.child.try_wait() {
+                Ok(None) => {}
+                Ok(Some(status)) => ended.push((worker.child.id(), Ok(status))),
+                Err(error) => ended.push((worker.child.id(), Err(error))),
+            }
+        }
+        for (pid, how) in ended {
+            // It may have reported something before its end.
+            while self.hear(pid) {}
+            let Some(at) = self.workers.iter().position(|w| w.child.id() == pid) else {
+                continue;
+            };
+            self.closed(at);
+            let worker = self.workers.swap_remove(at);
+            self.free_row(&worker);
+            let session = worker.session;
+            let is_over = !self.workers.iter().any(|other| other.session == session);
+            if let Some(gate) = self.gate.as_mut().filter(|_| is_over) {
+                gate.ended(session);
+            }
+            if worker.key.is_some() {
+                let end = match how {
+                    Ok(status) if status.success() => SessionEnd::Left,
+                    _ => SessionEnd::Worker,
+                };
+                self.view.ended(worker.session, end);
+            }
+            match how {
+                Ok(status) => worker.report(status),
+                Err(error) => {
+                    error!(session = worker.session, %error, "a worker was lost sight of");
+                }
+            }
+        }
+    }
+
+    /// Gives back the row of a worker that has ended, unless another worker has its session.
+    pub(super) fn free_row(&mut self, ended: &Worker) {
+        let Some((tenant, Some(row))) = &ended.tenant else {
+            return;
+        };
+        let has_it = |worker: &Worker| worker.session == ended.session && worker.tenant.is_some();
+        if !self.workers.iter().any(has_it) {
+            self.tenants.leave(tenant, *row);
+        }
+    }
+
+    /// Ends workers stuck in the handshake, and spares that do not take their client over. A worker
+    /// normally ends by itself when its client says nothing.
+    pub(super) fn expire(&mut self) {
+        let now = Instant::now();
+        let late = |w: &&mut Worker| w.is_timed() && w.deadline <= now;
+        for worker in self.workers.iter_mut().filter(late) {
+            let session = worker.session;
+            match worker.phase {
+                Phase::Taking => warn!(session, "a spare worker does not take its client over"),
+                _ => {
+                    warn!(session, "a worker is stuck in the handshake");
+                    worker.phase = Phase::Leaving;
+                }
+            }
+            // The first worker serves the client of a spare once the spare is reaped: until then
+            // the spare might still write to the client.
+            worker.signal(Signal::KILL);
+            worker.deadline = now + Duration::from_millis(limits::STOP_MS_MAX);
+        }
+    }
+
+    pub(super) fn stop(mut self) {
+        info!(sessions = self.workers.len(), "stopping");
+        self.listeners.clear();
+        self.spares.end();
+        if let Some(exporter) = &mut self.exporter {
+            exporter.end();
+        }
+        for worker in &mut self.workers {
+            self.view.will_end(worker.session, SessionEnd::Stopped);
+            worker.phase = Phase::Leaving;
+            worker.signal(Signal::TERM);
+        }
+        let deadline = Instant::now() + Duration::from_millis(limits::STOP_MS_MAX);
+        while !self.workers.is_empty() && Instant::now() < deadline && !self.signals.is_urgent() {
+            let tick = Timespec::try_from(Duration::from_millis(limits::STOP_TICK_MS)).ok();
+            let mut fds = [PollFd::new(&self.signals, PollFlags::IN)];
+            // An interrupted wait does no harm.
+            let _ = poll(&mut fds, tick.as_ref());
+            self.signals.drain();
+            self.reap();
+        }
+        for mut worker in self.workers.drain(..) {
+            worker.signal(Signal::KILL);
+            if worker.key.is_some() {
+                self.view.ended(worker.session, SessionEnd::Stopped);
+            }
+            // SIGKILL works at once unless a driver is stuck in the kernel: the wait for that is
+            // bounded.
+            let deadline = Instant::now() + Duration::from_millis(limits::STOP_MS_MAX);
+            while matches!(worker.child.try_wait(), Ok(None)) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! The supervisor: the process that owns the sockets, accepts clients, and gives each a worker
+//! process of its own.
+//!
+//! ```text
+//!  supervisor ── listeners                        worker (one for each client)
+//!      │ accept                                       │
+//!      ├── fork, exec; Greet, client's socket ───────►│ reads the hello, until HANDSHAKE_MS_MAX
+//!      │◄───────────────── Heard: hello, socket ──────┤
+//!      ├── Serve: the admission ─────────────────────►│ opens the device, welcomes
+//!      │   or Refuse: why                             │ serves until the client leaves
+//!      ├── DataConnection: socket ───────────────────►│ one of several, when they come
+//!      │◄──────────────────────────────── SIGCHLD ────┘
+//! ```
+//!
+//! Every hand-over is a document of [`admission`], on the worker's [`control`] socket. The
+//! supervisor decodes nothing that a client sent. Bytes of strangers reach only a process that has
+//! no device yet, and at most [`limits::HANDSHAKES_MAX`] of these exist; further clients wait in
+//! the listener's backlog. A client takes a place among the sessions only after a proper hello. A
+//! worker that was started ahead, with its device open ([`spares`]), takes the client over at that
+//! moment.
+//!
+//! A data connection, or one for heartbeats, comes to the same port. Its hello has the key of its
+//! session, so the supervisor passes it on to that session's worker, whose
+//! [`keeper`](super::keeper) takes it; with any other key it is refused.
+
+mod ends;
+mod leases;
+mod options;
+mod places;
+mod reports;
+mod wait;
+mod worker;
+
+use std::{
+    fmt,
+    net::SocketAddr,
+    os::fd::AsFd as _,
+    time::{Duration, Instant},
+};
+
+use outboard_link::{Endpoint, Listener};
+use tracing::{debug, error};
+
+pub use self::options::{ServeError, ServeOptions};
+use self::{
+    leases::{inventory, open_gate},
+    worker::{Phase, Worker, start_worker},
+};
+use crate::{
+    admission::{Order, Terms, Transport},
+    audit::Audit,
+    exporter::Exporter,
+    limits,
+    pool::Gate,
+    shares::Tenants,
+    signals::Signals,
+    spares::Spares,
+    view::View,
+};
+
+/// A listening server.
+pub struct Supervisor {
+    listeners: Vec<Listener>,
+    options: ServeOptions,
+    signals: Signals,
+    workers: Vec<Worker>,
+    spares: Spares,
+    view: View,
+    tenants: Tenants,
+    exporter: Option<Exporter>,
+    gate: Option<Gate>,
+    session_last: u64,
+    /// Time until which no client is accepted, after a failure of the system.
+    paused_until: Option<Instant>,
+}
+
+impl Supervisor {
+    /// Listens at the addresses of the options, and on the sockets that are open already.
+    pub fn bind(options: ServeOptions, opened: Vec<Listener>) -> Result<Supervisor, ServeError> {
+        if options.listen.is_empty() && opened.is_empty() {
+            return Err(ServeError::NoEndpoint);
+        }
+        let mut options = options;
+        let gate = options.pool.as_ref().map(open_gate);
+        let mut gate = gate.transpose()?;
+        if let Some(gate) = &gate {
+            options.device.board = gate.board();
+        }
+        let signals = Signals::register().map_err(ServeError::io("watching for signals"))?;
+        let mut listeners = opened;
+        for endpoint in &options.listen {
+            listeners.push(Listener::bind(endpoint).map_err(ServeError::listen(endpoint))?);
+        }
+        if !options.access.uids.is_empty() {
+            for listener in &listeners {
+                let opened = listener.open_to_group(options.access.group);
+                opened.map_err(ServeError::listen(listener.endpoint()))?;
+            }
+        }
+        if let Some(gate) = &mut gate {
+            let inventory = inventory(&options).map_err(ServeError::Inventory)?;
+            let address = listeners
+                .first()
+                .map(|listener| listener.endpoint().to_string());
+            let started = gate.start(inventory, &address.unwrap_or_default());
+            started.map_err(ServeError::io("starting the agent"))?;
+        }
+        Ok(Supervisor {
+            listeners,
+            signals,
+            workers: Vec::new(),
+            spares: Spares::new(options.spares.min(limits::SPARES_MAX)),
+            view: view_of(&options)?,
+            tenants: Tenants::new(options.shares.clone(), options.sessions_max)
+                .map_err(ServeError::io("making the ledger of shares"))?,
+            exporter: exporter_of(&options)?,
+            gate,
+            options,
+            session_last: 0,
+            paused_until: None,
+        })
+    }
+
+    /// Returns the addresses it listens at, with the ports that the system chose.
+    pub fn endpoints(&self) -> impl Iterator<Item = &Endpoint> {
+        self.listeners.iter().map(Listener::endpoint)
+    }
+
+    /// Returns the address for requests for metrics, with the port that the system chose.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.exporter.as_ref()?.address().ok()
+    }
+
+    /// Serves until SIGINT or SIGTERM, then ends all workers.
+    pub fn run(mut self) -> Result<(), ServeError> {
+        while !self.signals.is_stopping() {
+            let options = &self.options;
+            self.spares
+                .refill(|| start_worker(options, &Order::Prepare(options.device.clone()), None));
+            if let Some(exporter) = &mut self.exporter {
+                exporter.refill(|listener| start_worker(options, &Order::Export, Some(listener)));
+            }
+            let news = self.wait()?;
+            self.signals.drain();
+            for id in news.spares {
+                if let Some(gpus) = self.spares.listen(id) {
+                    self.view.has_gpus(gpus);
+                }
+            }
+            if news.exporter {
+                self.hear_exporter();
+            }
+            self.reap();
+            self.expire();
+            self.watch_leases(news.gate);
+            for pid in news.controls {
+                self.hear(pid);
+            }
+            for at in news.listeners {
+                self.accept(at);
+            }
+        }
+        self.stop();
+        Ok(())
+    }
+
+    fn accept(&mut self, at: usize) {
+        if self.handshakes() >= limits::HANDSHAKES_MAX {
+            return;
+        }
+        let (stream, peer) = match self.listeners[at].accept(Some(Instant::now())) {
+            Ok(accepted) => accepted,
+            // The client left before it was accepted.
+            Err(outboard_link::Error::TimedOut { .. }) => return,
+            Err(error) => return self.pause("accepting a client", &error),
+        };
+        self.session_last += 1;
+        let session = self.session_last;
+        let transport = Transport::of(&stream);
+        let order = Order::Greet {
+            session,
+            terms: Terms {
+                transport: transport.clone(),
+                refusal: self.options.access.refusal(&peer),
+                tokens: self.options.access.tokens_for(&peer),
+                tls: self.options.access.tls_for(self.listeners[at].endpoint()),
+                pool: self
+                    .gate
+                    .as_ref()
+                    .map(|gate| gate.key().unwrap_or_default()),
+            },
+        };
+        match start_worker(&self.options, &order, Some(stream.as_fd())) {
+            Ok((child, control)) => {
+                debug!(session, %peer, pid = child.id(), "connected");
+                let phase = Phase::Handshake;
+                self.workers
+                    .push(Worker::new(child, control, session, peer, transport, phase));
+            }
+            Err(error) => self.pause("starting a worker", &error),
+        }
+    }
+
+    /// Stops accepting for a moment: without descriptors or processes, trying again at once would
+    /// fail again.
+    fn pause(&mut self, doing: &str, error: &dyn fmt::Display) {
+        error!(%error, "{doing} failed; no client is accepted for a moment");
+        self.paused_until = Some(Instant::now() + Duration::from_millis(limits::PAUSE_MS));
+    }
+
+    fn handshakes(&self) -> usize {
+        let in_handshake = self.workers.iter().filter(|w| w.is_in_handshake());
+        in_handshake.count()
+    }
+}
+
+fn view_of(options: &ServeOptions) -> Result<View, ServeError> {
+    let audit = options.audit.as_ref().map(|path| {
+        Audit::open(path).map_err(|source| ServeError::Audit {
+            path: path.clone(),
+            source,
+        })
+    });
+    let device = options.device.kind.name();
+    let (max, slow_by) = (options.sessions_max, slow_by(options));
+    Ok(View::new(device, max, slow_by, audit.transpose()?))
+}
+
+/// Returns the settings that make a server slower, in words.
+fn slow_by(options: &ServeOptions) -> Vec<String> {
+    let watch = &options.device.watch;
+    let reasons = [
+        (cfg!(debug_assertions), "it is a debug build"),
+        (watch.checks.any(), "--check watches what kernels do"),
+        (watch.seed.is_some(), "--seed gives threads a fixed order"),
+        (
+            options.spares == 0,
+            "--spare 0: each program waits for the device to start",
+        ),
+    ];
+    let holding = reasons.into_iter().filter(|(holds, _)| *holds);
+    holding.map(|(_, reason)| reason.into()).collect()
+}
+
+fn exporter_of(options: &ServeOptions) -> Result<Option<Exporter>, ServeError> {
+    let exporter = options.metrics.map(|address| {
+        Exporter::bind(address).map_err(|source| ServeError::Metrics { address, source })
+    });
+    exporter.transpose()
+}

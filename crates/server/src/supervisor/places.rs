@@ -1,0 +1,281 @@
+//! Places for clients: who gets one, and which worker serves it.
+
+use std::{
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
+    time::Instant,
+};
+
+use outboard_pool::Grant;
+use outboard_trust::TlsState;
+use outboard_wire::{
+    doc::Refusal,
+    handshake::{ClientHello, Purpose, SessionKey},
+};
+use tracing::{debug, error, warn};
+
+use super::{Phase, Supervisor, Worker};
+use crate::{
+    admission::{Admission, NOT_AWAITED, Order},
+    limits,
+    shares::Place,
+    view::Newcomer,
+};
+
+impl Supervisor {
+    /// Gives a place to a client with a proper hello, or refuses it. Its worker has the client's
+    /// socket, too.
+    pub(super) fn admit(
+        &mut self,
+        at: usize,
+        client: ClientHello,
+        (token, grant, tls, tenant): (Option<String>, Option<Box<Grant>>, Option<TlsState>, String),
+        socket: &OwnedFd,
+    ) {
+        let purpose = client.purpose;
+        match purpose {
+            Purpose::DataConnection { key } => {
+                return self.pass_on(at, key, &Order::DataConnection { tls }, socket);
+            }
+            Purpose::Heartbeat { key } => {
+                return self.pass_on(at, key, &Order::Heartbeat { tls }, socket);
+            }
+            _ => {}
+        }
+        let session = self.workers[at].session;
+        let leased = match self.lease(session, purpose, grant.as_deref()) {
+            Ok(leased) => leased,
+            Err(why) => return self.refuse_grant(at, why),
+        };
+        let Some((key, place)) = self.find_place(at, purpose, &tenant) else {
+            return;
+        };
+        let worker = &self.workers[at];
+        let (peer, transport) = (&worker.peer, &worker.transport);
+        if purpose == Purpose::Session {
+            let newcomer = Newcomer {
+                client: &client,
+                peer,
+                transport,
+                token: token.as_deref(),
+                tenant: &tenant,
+            };
+            let pid = self.workers[at].child.id();
+            self.view.begins(session, pid, &newcomer);
+        }
+        let transport = transport.clone();
+        let row = place.as_ref().map(Place::row);
+        self.workers[at].tenant = Some((tenant, row));
+        let cache = self.options.cache.as_ref();
+        // A spare has all devices open.
+        let may_take_a_spare = leased.device.chosen.is_none();
+        let mut admission = Box::new(Admission {
+            session,
+            transport,
+            client,
+            token,
+            tls,
+            device: leased.device,
+            cache: cache.map(|folder| folder.as_os_str().as_bytes().to_vec()),
+            spares_to_come: 0,
+            host_memory_bytes: self.options.host_memory_bytes,
+            place,
+            key,
+            until_ms: leased.until_ms,
+        });
+        if purpose == Purpose::Session
+            && may_take_a_spare
+            && self.hand_over(at, &mut admission, socket)
+        {
+            self.workers[at].phase = Phase::HandingOver(admission);
+        } else {
+            self.serve_here(at, admission);
+        }
+    }
+
+    /// Finds a place for a client of this tenant, and a key for its session, or refuses it.
+    pub(super) fn find_place(
+        &mut self,
+        at: usize,
+        purpose: Purpose,
+        tenant: &str,
+    ) -> Option<(SessionKey, Option<Place>)> {
+        let (max, what, refusal) = match purpose {
+            Purpose::Session => {
+                let max = self.options.sessions_max;
+                (max, "sessions (--sessions-max)", Refusal::Sessions)
+            }
+            _ => (limits::QUERIES_MAX, "queries", Refusal::Queries),
+        };
+        let Worker { session, peer, .. } = &self.workers[at];
+        if self.serving(purpose, None) >= max {
+            warn!(session, %peer, "refused: all of the {max} {what} are in use");
+            self.view.refused(refusal, peer);
+            let why = format!("all of its {max} {what} are in use; try again later");
+            self.dismiss(at, &Order::Refuse(why));
+            return None;
+        }
+        let key = match outboard_trust::random() {
+            Ok(key) => SessionKey::new(key),
+            Err(error) => {
+                error!(session, %error, "the system has no random numbers");
+                self.view.refused(Refusal::Other, peer);
+                let why = "the server cannot make a key for the session".into();
+                self.dismiss(at, &Order::Refuse(why));
+                return None;
+            }
+        };
+        let has = self.serving(purpose, Some(tenant));
+        let place = self
+            .tenants
+            .connect(tenant, Instant::now())
+            .and_then(|()| self.tenants.admit(tenant, purpose, has))
+            .and_then(|()| self.tenants.place(tenant));
+        match place {
+            Ok(place) => Some((key, place)),
+            Err(why) => {
+                self.refuse_by_share(at, tenant, why);
+                None
+            }
+        }
+    }
+
+    /// Refuses a client whose tenant has used up its share.
+    pub(super) fn refuse_by_share(&mut self, at: usize, tenant: &str, why: String) {
+        let Worker { session, peer, .. } = &self.workers[at];
+        warn!(session, %peer, why, "refused");
+        self.view.refused_by_share(peer, tenant);
+        self.dismiss(at, &Order::Refuse(why));
+    }
+
+    /// Refuses a client whose grant gives it nothing now.
+    pub(super) fn refuse_grant(&mut self, at: usize, why: String) {
+        let Worker { session, peer, .. } = &self.workers[at];
+        warn!(session, %peer, why, "refused");
+        self.view.refused(Refusal::Grant, peer);
+        self.dismiss(at, &Order::Refuse(why));
+    }
+
+    /// Lets the worker that read the hello serve the client.
+    pub(super) fn serve_here(&mut self, at: usize, mut admission: Box<Admission>) {
+        let (purpose, key) = (admission.client.purpose, admission.key);
+        admission.spares_to_come = self.spares.to_come();
+        let facts = self.spares.facts();
+        let is_all = admission.device.chosen.is_none();
+        let facts = facts.filter(|_| purpose == Purpose::Management && is_all);
+        let ledger = self.tenants.ledger().filter(|_| admission.place.is_some());
+        let facts = facts.iter().map(|facts| facts.as_fd());
+        let fds: Vec<_> = facts.chain(ledger).collect();
+        let worker = &mut self.workers[at];
+        worker.phase = Phase::Serving(purpose);
+        worker.tell(&Order::Serve(admission), &fds);
+        match purpose {
+            Purpose::Session => {
+                worker.key = Some(key);
+                self.view.is_served_by(worker.session, worker.child.id());
+            }
+            // Its worker asks for the client.
+            Purpose::Status => {}
+            _ => worker.control = None,
+        }
+    }
+
+    /// Lets a spare take over the client of worker `at`, if a spare is ready.
+    pub(super) fn hand_over(
+        &mut self,
+        at: usize,
+        admission: &mut Box<Admission>,
+        socket: &OwnedFd,
+    ) -> bool {
+        let ledger = self.tenants.ledger().filter(|_| admission.place.is_some());
+        let fds: Vec<_> = [socket.as_fd()].into_iter().chain(ledger).collect();
+        let Some((child, control)) = self.spares.take(|control, spares_to_come| {
+            admission.spares_to_come = spares_to_come;
+            control.send(&Order::TakeOver(admission.clone()), &fds)
+        }) else {
+            return false;
+        };
+        let session = admission.session;
+        debug!(session, pid = child.id(), "a spare worker takes over");
+        let (peer, transport) = (self.workers[at].peer.clone(), admission.transport.clone());
+        let mut worker = Worker::new(child, control, session, peer, transport, Phase::Taking);
+        worker.key = Some(admission.key);
+        worker.tenant = self.workers[at].tenant.clone();
+        self.workers.push(worker);
+        true
+    }
+
+    /// Passes a further connection on to the worker of its session.
+    pub(super) fn pass_on(&mut self, at: usize, key: SessionKey, order: &Order, socket: &OwnedFd) {
+        let is_its = |w: &&mut Worker| w.key.is_some_and(|of_session| of_session.is(&key));
+        let passed = self.workers.iter_mut().find(is_its).is_some_and(|worker| {
+            let may = match order {
+                Order::DataConnection { .. } => {
+                    let may = worker.connections_left > 0;
+                    worker.connections_left = worker.connections_left.saturating_sub(1);
+                    may
+                }
+                // The worker bounds how many of these it has.
+                _ => true,
+            };
+            let control = worker.control.as_ref().filter(|_| may);
+            // A worker that has closed its end, or does not read, gets no further connections.
+            control.is_some_and(|control| control.send(order, &[socket.as_fd()]).is_ok())
+        });
+        let order = match passed {
+            true => Order::Leave,
+            false => {
+                self.view.refused(Refusal::Key, &self.workers[at].peer);
+                Order::Refuse(NOT_AWAITED.into())
+            }
+        };
+        self.dismiss(at, &order);
+    }
+
+    /// Gives a worker its last order.
+    pub(super) fn dismiss(&mut self, at: usize, order: &Order) {
+        let worker = &mut self.workers[at];
+        worker.tell(order, &[]);
+        worker.phase = Phase::Leaving;
+        worker.control = None;
+    }
+
+    /// Returns the worker that waits while a spare takes its client over.
+    pub(super) fn handing_over(&self, session: u64) -> Option<(usize, Box<Admission>)> {
+        self.workers
+            .iter()
+            .enumerate()
+            .find_map(|(at, worker)| match &worker.phase {
+                Phase::HandingOver(admission) if worker.session == session => {
+                    Some((at, admission.clone()))
+                }
+                _ => None,
+            })
+    }
+
+    /// Counts the clients that have a place, or those of one tenant. A client being handed over
+    /// counts once.
+    pub(super) fn serving(&self, purpose: Purpose, of: Option<&str>) -> usize {
+        let is_counted = |worker: &&Worker| match (of, &worker.tenant) {
+            (None, _) => true,
+            (Some(tenant), Some((its, _))) => its == tenant,
+            (Some(_), None) => false,
+        };
+        let mut sessions: Vec<u64> = self
+            .workers
+            .iter()
+            .filter(is_counted)
+            .filter(|worker| match worker.phase {
+                Phase::Serving(served) => served == purpose,
+                Phase::Taking | Phase::HandingOver(_) => purpose == Purpose::Session,
+                Phase::Handshake | Phase::Leaving => false,
+            })
+            .map(|worker| worker.session)
+            .collect();
+        sessions.sort_unstable();
+        sessions.dedup();
+        sessions.len()
+    }
+}

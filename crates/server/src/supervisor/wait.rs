@@ -1,0 +1,104 @@
+//! The wait for clients, workers and signals.
+
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::{ServeError, Supervisor};
+use crate::{exporter::Exporter, limits, pool::Gate};
+
+#[derive(Default)]
+pub(super) struct News {
+    pub(super) gate: bool,
+    pub(super) exporter: bool,
+    /// Workers by process, because positions change when workers are reaped.
+    pub(super) controls: Vec<u32>,
+    pub(super) spares: Vec<u64>,
+    pub(super) listeners: Vec<usize>,
+}
+
+enum Source {
+    Signal,
+    Control(u32),
+    Spare(u64),
+    Exporter,
+    Gate,
+    Listener(usize),
+}
+
+impl Supervisor {
+    /// Sleeps until a signal, a client, or a worker's question arrives.
+    pub(super) fn wait(&mut self) -> Result<News, ServeError> {
+        let now = Instant::now();
+        if self.paused_until.is_some_and(|until| until <= now) {
+            self.paused_until = None;
+        }
+        let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
+        let mut sources = vec![Source::Signal];
+        for worker in &self.workers {
+            if let Some(control) = &worker.control {
+                fds.push(PollFd::new(control, PollFlags::IN));
+                sources.push(Source::Control(worker.child.id()));
+            }
+        }
+        for (id, control) in self.spares.controls() {
+            fds.push(PollFd::new(control, PollFlags::IN));
+            sources.push(Source::Spare(id));
+        }
+        if let Some(control) = self.exporter.as_ref().and_then(Exporter::control) {
+            fds.push(PollFd::new(control, PollFlags::IN));
+            sources.push(Source::Exporter);
+        }
+        if let Some(gate) = &self.gate {
+            fds.push(PollFd::from_borrowed_fd(gate.bell(), PollFlags::IN));
+            sources.push(Source::Gate);
+        }
+        if self.paused_until.is_none() && self.handshakes() < limits::HANDSHAKES_MAX {
+            for (at, listener) in self.listeners.iter().enumerate() {
+                fds.push(PollFd::new(listener, PollFlags::IN));
+                sources.push(Source::Listener(at));
+            }
+        }
+        let timeout = self
+            .next_deadline()
+            .map(|at| at.saturating_duration_since(now) + Duration::from_millis(1))
+            .and_then(|left| Timespec::try_from(left).ok());
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            // The kernel has no memory for the list of descriptors just now; workers go on.
+            Err(error @ (rustix::io::Errno::NOMEM | rustix::io::Errno::AGAIN)) => {
+                self.pause("waiting for clients", &error);
+                std::thread::sleep(Duration::from_millis(limits::PAUSE_MS));
+                return Ok(News::default());
+            }
+            Err(error) => return Err(ServeError::io("waiting for clients")(error)),
+        }
+        let mut news = News::default();
+        for (fd, source) in fds.iter().zip(sources) {
+            match source {
+                _ if fd.revents().is_empty() => {}
+                Source::Signal => {}
+                Source::Exporter => news.exporter = true,
+                Source::Gate => news.gate = true,
+                Source::Control(pid) => news.controls.push(pid),
+                Source::Spare(id) => news.spares.push(id),
+                Source::Listener(at) => news.listeners.push(at),
+            }
+        }
+        Ok(news)
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        let timed = self
+            .workers
+            .iter()
+            .filter(|w| w.is_timed())
+            .map(|w| w.deadline);
+        timed
+            .chain(self.paused_until)
+            .chain(self.spares.deadline())
+            .chain(self.exporter.as_ref().and_then(Exporter::deadline))
+            .chain(self.gate.as_ref().and_then(Gate::deadline))
+            .min()
+    }
+}
