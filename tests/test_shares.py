@@ -15,6 +15,7 @@ from typing import Self
 
 import pytest
 
+from authority import Authority
 from harness import OUTBOARD, TEST_PROGRAMS, Server, start_server
 
 GROUP = 47_999
@@ -29,7 +30,7 @@ CAPABILITIES = "+dac_read_search,+dac_override"
 class Program:
     """A program that holds memory."""
 
-    def __init__(self, url: str, user: int | None = None, token: Path | None = None) -> None:
+    def __init__(self, url: str, user: int | None = None, token: Path | None = None, **more: str) -> None:
         argv: list[str | Path] = [
             OUTBOARD,
             "run",
@@ -42,7 +43,7 @@ class Program:
         if user is not None:
             who = ["--reuid", str(user), "--regid", str(GROUP), "--clear-groups"]
             argv = ["setpriv", *who, f"--inh-caps={CAPABILITIES}", f"--ambient-caps={CAPABILITIES}", *argv]
-        env = {**os.environ, "OUTBOARD_SERVER_UID": "0", "OUTBOARD_TOKEN_FILE": str(token or "")}
+        env = {**os.environ, "OUTBOARD_SERVER_UID": "0", "OUTBOARD_TOKEN_FILE": str(token or ""), **more}
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
         assert self.process.stdout is not None
@@ -168,6 +169,31 @@ def test_two_tokens_have_a_share_each(folder: Path, tokens: dict[str, Path]) -> 
         line["tenant"]: line["memory_refusals"] for line in lines if line["event"] == "session" and line["session"]
     }
     assert refused["token:alice"] > 0 and refused["token:bob"] > 0
+
+
+def test_two_certificates_have_a_share_each(folder: Path) -> None:
+    authority, audit = Authority(folder), folder / "audit"
+    server_files = authority.sign("server", "serverAuth", "IP:127.0.0.1")
+    options = ["--certificate", str(server_files[0]), "--key", str(server_files[1])]
+    options += ["--client-ca", str(authority.file), "--audit", str(audit)]
+    server = start_server(folder, *options, *share(f"sessions=2,{SMALL}", "cert:bob@example.org:sessions=1"))
+    url = server.urls["tcps"]
+    shown = {}
+    for name, names in (("alice", ""), ("bob", "email:bob@example.org")):
+        certificate, key = authority.sign(name, "clientAuth", names)
+        shown[name] = {"OUTBOARD_CERTIFICATE": str(certificate), "OUTBOARD_CERTIFICATE_KEY": str(key)}
+        shown[name]["OUTBOARD_CA"] = str(authority.file)
+    with ExitStack() as stack:
+        one, two, bobs = (stack.enter_context(Program(url, **shown[name])) for name in ("alice", "alice", "bob"))
+        said = Program(url, **shown["bob"]).error()
+        assert "cert:bob@example.org has 1 sessions, and may have 1" in said, said
+        assert one.does("device 64") == "CUDA_SUCCESS"
+        assert two.does("device 64") == REFUSED
+        assert bobs.does("device 80") == "CUDA_SUCCESS"
+    ended(server)
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    tenants = [line["tenant"] for line in lines if line["event"] == "session"]
+    assert sorted(tenants) == ["cert:alice"] * 2 + ["cert:bob@example.org"]
 
 
 def test_connections_are_counted_by_the_second(folder: Path, tokens: dict[str, Path]) -> None:

@@ -83,7 +83,6 @@ enum Way {
 }
 
 pub(crate) fn probe(args: ProbeArgs) -> anyhow::Result<ExitCode> {
-    token::use_file(&args.token)?;
     // Unreadable recordings are reported before anything is measured.
     let constants = require::constants(args.constants.as_deref())?;
     for path in &args.recording {
@@ -93,6 +92,7 @@ pub(crate) fn probe(args: ProbeArgs) -> anyhow::Result<ExitCode> {
         Some(endpoint) => endpoint,
         None => default_endpoint()?,
     };
+    token::use_files(&args.token, std::slice::from_ref(&endpoint))?;
     let span = Duration::from_secs(args.seconds.into()) / PHASES;
     let mut first = Server::query(&endpoint)?;
     let idle = round_trips(&mut first, span, &AtomicBool::new(false))?;

@@ -81,9 +81,7 @@ fn behind_a_server(command: &mut Command, args: &RunArgs) -> anyhow::Result<()> 
         anyhow::bail!("--record needs one server: a recording is of one link");
     }
     let folder = libraries::folder()?;
-    if let Some(file) = token::use_file(&args.token)? {
-        command.env(outboard_link::TOKEN_FILE_VARIABLE, file);
-    }
+    command.envs(token::use_files(&args.token, &servers)?);
     let mut is_ptx_only = false;
     for endpoint in &servers {
         is_ptx_only |= peer::greet_over(endpoint, args.emulate)?.ptx_only;

@@ -17,7 +17,7 @@ use outboard_server::{
     Access, DeviceKind, DeviceOptions, PoolOptions, Sandbox, ServeOptions, Supervisor, run_worker,
 };
 use outboard_soft::{MEMORY_BYTES_MAX, Watch};
-use outboard_trust::{Fingerprint, Identity, Store, is_authorized};
+use outboard_trust::{Authorities, Certificate, Fingerprint, Identity, Store};
 
 use crate::{
     args::{
@@ -63,14 +63,15 @@ fn settings(
         Listener::adopt(socket).with_context(|| format!("LISTEN_FDS: descriptor {number}"))
     });
     let opened = adopted.collect::<anyhow::Result<Vec<_>>>()?;
-    let key = own_key(&args.listen, &args.trust)?;
-    let opened: Vec<_> = match &key {
-        Some((_, ours)) if args.trust.tls => {
-            opened.into_iter().map(|at| at.encrypted(*ours)).collect()
+    let own = own_proof(&args.listen, &args.trust)?;
+    let opened: Vec<_> = match &own {
+        Some(own) if own.is_for_all => {
+            let opened = opened.into_iter();
+            opened.map(|at| at.encrypted(own.pin())).collect()
         }
         _ => opened,
     };
-    let options = options(args, kind, log_format, &opened, key)?;
+    let options = options(args, kind, log_format, &opened, own)?;
     let places = options.listen.iter();
     let places: Vec<_> = places
         .chain(opened.iter().map(Listener::endpoint))
@@ -155,19 +156,19 @@ fn options(
     kind: DeviceKind,
     log_format: LogFormat,
     opened: &[Listener],
-    key: Option<OwnKey>,
+    own: Option<OwnProof>,
 ) -> anyhow::Result<ServeOptions> {
     let listen = match args.listen.is_empty() {
         true if !opened.is_empty() => Vec::new(),
         true => vec![default_endpoint()?],
         false => args.listen.clone(),
     };
-    let listen = encrypted(listen, args.trust.tls, key.as_ref())?;
+    let listen = encrypted(listen, own.as_ref())?;
     let opened = opened.iter().map(Listener::endpoint);
     check_networks(
         listen.iter().chain(opened.clone()),
         &args.trust,
-        key.is_some(),
+        own.is_some(),
     )?;
     check_device(&args, kind)?;
     let shares = args.shares.shares();
@@ -195,7 +196,7 @@ fn options(
             capability: args.capability.unwrap_or_default(),
             watch: watch_of(args.watch),
         },
-        access: access(args.trust, key)?,
+        access: access(args.trust, own)?,
         cache,
         sandbox,
         host_memory_bytes: args.shares.host_memory.unwrap_or_else(host_memory_default),
@@ -290,6 +291,8 @@ fn described(options: &ServeOptions, opened: &[Listener]) -> String {
         "{} sessions, {} spares",
         options.sessions_max, options.spares
     ));
+    let certificate = options.access.certificate.as_ref();
+    lines.extend(certificate.map(|(chain, _)| format!("certificate in {}", chain.display())));
     lines.extend(
         options
             .metrics
@@ -306,12 +309,12 @@ fn described(options: &ServeOptions, opened: &[Listener]) -> String {
 /// Prints the addresses, and warns of those that are open to others.
 fn announce(supervisor: &Supervisor, access: &Access) {
     let has_tokens = access.tokens.is_some();
-    let is_restricted = has_tokens || access.authorized.is_some();
+    let is_restricted = has_tokens || access.authorized.is_some() || access.client_ca.is_some();
     let mut out = std::io::stdout().lock();
     for endpoint in supervisor.endpoints() {
         // Standard output may be closed by a reader that only wanted the port.
         let _ = writeln!(out, "listening on {endpoint}");
-        let is_encrypted = matches!(endpoint, Endpoint::Tls { .. });
+        let is_encrypted = endpoint.is_encrypted();
         if is_open_to_others(endpoint) && !(is_encrypted && is_restricted) {
             let who = match has_tokens {
                 true => "whoever is between a program and this server",
@@ -405,65 +408,107 @@ fn cache_folder(args: CacheArgs) -> Option<PathBuf> {
     })
 }
 
-/// The server's key: its file, and its fingerprint.
-type OwnKey = (PathBuf, Fingerprint);
+/// Proofs of the server for encrypted connections. One of both is there.
+struct OwnProof {
+    /// Its key: the file, and the fingerprint.
+    key: Option<(PathBuf, Fingerprint)>,
+    /// Its certificate: the files of the chain and of the key, and the key's fingerprint.
+    certificate: Option<(PathBuf, PathBuf, Fingerprint)>,
+    /// All tcp addresses become encrypted ones.
+    is_for_all: bool,
+}
 
-/// Returns the server's key, if it needs one.
-fn own_key(listen: &[Endpoint], trust: &TrustArgs) -> anyhow::Result<Option<OwnKey>> {
-    let is_encrypted = |at: &Endpoint| matches!(at, Endpoint::Tls { .. });
-    if !trust.tls && !listen.iter().any(is_encrypted) {
+impl OwnProof {
+    /// Returns the fingerprint of the addresses for programs; None if they check the certificate.
+    fn pin(&self) -> Option<Fingerprint> {
+        match (&self.certificate, &self.key) {
+            (None, Some((_, pin))) => Some(*pin),
+            _ => None,
+        }
+    }
+
+    /// Returns whether programs that expect this key are served.
+    fn has(&self, pin: Fingerprint) -> bool {
+        match (&self.key, &self.certificate) {
+            (Some((_, ours)), _) => *ours == pin,
+            (None, Some((.., ours))) => *ours == pin,
+            (None, None) => false,
+        }
+    }
+}
+
+/// Returns the server's key and certificate, if it needs one.
+fn own_proof(listen: &[Endpoint], trust: &TrustArgs) -> anyhow::Result<Option<OwnProof>> {
+    let certificate = match (&trust.certificate, &trust.key) {
+        (Some(chain), Some(key)) => {
+            let absolute = std::path::absolute::<&Path>;
+            let (chain, key) = (absolute(chain)?, absolute(key)?);
+            let read = Certificate::read(&chain, &key).context("--certificate")?;
+            Some((chain, key, read.fingerprint()))
+        }
+        _ => None,
+    };
+    let is_for_all = trust.tls || certificate.is_some();
+    if !is_for_all && !listen.iter().any(Endpoint::is_encrypted) {
         anyhow::ensure!(
-            trust.tls_key.is_none() && trust.authorized.is_none(),
-            "--tls-key and --authorized are for encrypted connections: add --tls"
+            trust.tls_key.is_none() && trust.authorized.is_none() && trust.client_ca.is_none(),
+            "--tls-key, --authorized and --client-ca are for encrypted connections: add --tls or --certificate"
         );
         return Ok(None);
     }
-    let file = keygen::key_file(trust.tls_key.clone())?;
-    let key = Identity::read(&file).context("--tls (outboard keygen makes the key)")?;
-    Ok(Some((file, key.fingerprint())))
+    let key = match &certificate {
+        // Programs that expect a key get the certificate's, unless another one is named.
+        Some(_) if trust.tls_key.is_none() => None,
+        _ => {
+            let file = keygen::key_file(trust.tls_key.clone())?;
+            let key = Identity::read(&file).context("--tls (outboard keygen makes the key)")?;
+            Some((file, key.fingerprint()))
+        }
+    };
+    Ok(Some(OwnProof {
+        key,
+        certificate,
+        is_for_all,
+    }))
 }
 
-/// Gives the addresses of encrypted connections the server's key; with `all` those of tcp become
-/// such.
-fn encrypted(
-    listen: Vec<Endpoint>,
-    all: bool,
-    key: Option<&OwnKey>,
-) -> anyhow::Result<Vec<Endpoint>> {
-    let Some((file, ours)) = key else {
+/// Gives the addresses of encrypted connections the server's key; those of tcp become such, if all
+/// are to be.
+fn encrypted(listen: Vec<Endpoint>, own: Option<&OwnProof>) -> anyhow::Result<Vec<Endpoint>> {
+    let Some(own) = own else {
         return Ok(listen);
     };
-    let ours = Some(*ours);
     let listen = listen.into_iter().map(|at| match at {
-        Endpoint::Tls { fingerprint, .. } if fingerprint.is_some() && fingerprint != ours => {
-            anyhow::bail!("{at}: the key in {} is another", file.display())
-        }
-        Endpoint::Tcp { host, port } if all => Ok(Endpoint::Tls {
+        Endpoint::Tcp { host, port } if own.is_for_all => Ok(Endpoint::Tls {
             host,
             port,
-            fingerprint: ours,
+            fingerprint: own.pin(),
         }),
-        Endpoint::Tls { host, port, .. } => Ok(Endpoint::Tls {
-            host,
-            port,
-            fingerprint: ours,
-        }),
-        other => Ok(other),
+        at => match at.pin() {
+            None => Ok(at.with_pin(own.pin())),
+            Some(pin) => {
+                anyhow::ensure!(own.has(pin), "{at}: the server's key is another");
+                Ok(at)
+            }
+        },
     });
     listen.collect()
 }
 
-fn access(trust: TrustArgs, key: Option<OwnKey>) -> anyhow::Result<Access> {
-    if let (Some(file), Some((_, own))) = (&trust.authorized, &key) {
-        // A file that cannot be used is reported now.
-        is_authorized(file, *own).context("--authorized")?;
-        if outboard_trust::authorized_count(file).context("--authorized")? == 0 {
-            tracing::warn!(
-                "{} has no key: nobody is served over an encrypted connection until there is one",
-                file.display()
-            );
-        }
+fn access(trust: TrustArgs, own: Option<OwnProof>) -> anyhow::Result<Access> {
+    // A file that cannot be used is reported now.
+    if let Some(file) = &trust.authorized
+        && outboard_trust::authorized_count(file).context("--authorized")? == 0
+    {
+        tracing::warn!(
+            "{} lists nobody: nobody is served over an encrypted connection until it does",
+            file.display()
+        );
     }
+    if let Some(file) = &trust.client_ca {
+        Authorities::read(file).context("--client-ca")?;
+    }
+    let (key, certificate) = own.map_or((None, None), |own| (own.key, own.certificate));
     let tokens = trust.tokens.map(token::server_file).transpose()?;
     if let Some(file) = &tokens {
         let store = Store::read(file).context("--tokens (outboard token create makes the file)")?;
@@ -479,6 +524,8 @@ fn access(trust: TrustArgs, key: Option<OwnKey>) -> anyhow::Result<Access> {
         group: trust.socket_group,
         tokens,
         key: key.map(|(file, _)| file),
+        certificate: certificate.map(|(chain, key, _)| (chain, key)),
+        client_ca: trust.client_ca.map(std::path::absolute).transpose()?,
         authorized: trust.authorized.map(std::path::absolute).transpose()?,
     })
 }
@@ -488,26 +535,25 @@ fn access(trust: TrustArgs, key: Option<OwnKey>) -> anyhow::Result<Access> {
 fn check_networks<'a>(
     listen: impl Iterator<Item = &'a Endpoint> + Clone,
     trust: &TrustArgs,
-    has_key: bool,
+    has_tls: bool,
 ) -> anyhow::Result<()> {
-    let is_encrypted = |at: &Endpoint| matches!(at, Endpoint::Tls { .. });
     anyhow::ensure!(
-        !has_key || listen.clone().any(is_encrypted),
-        "--tls is for tcp addresses: add --listen tcp://HOST:PORT"
+        !has_tls || listen.clone().any(Endpoint::is_encrypted),
+        "--tls and --certificate are for tcp addresses: add --listen tcp://HOST:PORT"
     );
     if trust.insecure {
         return Ok(());
     }
     for open in listen.filter(|at| is_open_to_others(at)) {
         match open {
-            Endpoint::Tls { .. } => anyhow::ensure!(
-                trust.authorized.is_some() || trust.tokens.is_some(),
+            at if at.is_encrypted() => anyhow::ensure!(
+                trust.authorized.is_some() || trust.client_ca.is_some() || trust.tokens.is_some(),
                 "{open} is reached by other machines, and everybody who connects could use the GPU and run code here: \
-                 name who may, by --authorized FILE (keys) or --tokens (tokens), or serve everybody with --insecure"
+                 name who may, by --authorized FILE (keys), --client-ca FILE (certificates) or --tokens (tokens), or serve everybody with --insecure"
             ),
             _ => anyhow::bail!(
                 "{open} is reached by other machines, and everybody who connects could use the GPU and run code here: \
-                 add --tls and --authorized or --tokens (docs/security.md); on a network where you trust everybody \
+                 add --tls and --authorized, --client-ca or --tokens (docs/security.md); on a network where you trust everybody \
                  --insecure; or listen on tcp://localhost, and come through a tunnel"
             ),
         }

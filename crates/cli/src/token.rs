@@ -9,7 +9,10 @@ use std::{
 };
 
 use anyhow::Context as _;
-use outboard_link::config_folder;
+use outboard_link::{
+    CA_VARIABLE, CERTIFICATE_KEY_VARIABLE, CERTIFICATE_VARIABLE, CertificateFiles, Endpoint,
+    TOKEN_FILE_VARIABLE, config_folder, use_certificate_files, use_token_file,
+};
 use outboard_trust::{Entry, Store, Token, date, now_s};
 
 use crate::{
@@ -123,14 +126,47 @@ pub(crate) fn server_file(named: Option<PathBuf>) -> anyhow::Result<PathBuf> {
     std::path::absolute(file).context("asking for the current folder")
 }
 
-/// Makes this process, and the programs that it becomes, use the token that the user has named.
-/// Returns the file's path.
-pub(crate) fn use_file(args: &TokenFileArgs) -> anyhow::Result<Option<PathBuf>> {
-    let Some(file) = &args.token_file else {
-        return Ok(None);
-    };
+/// Makes this process use the files that the user has named, for these servers. Returns the
+/// variables by which the programs that it becomes use them.
+pub(crate) fn use_files(
+    args: &TokenFileArgs,
+    servers: &[Endpoint],
+) -> anyhow::Result<Vec<(&'static str, PathBuf)>> {
+    if let [first, ..] = servers
+        && (args.ca.is_some() || args.certificate.is_some())
+    {
+        anyhow::ensure!(
+            servers.iter().any(Endpoint::is_encrypted),
+            "--ca, --certificate and --key are for encrypted connections, and those to {first} are not: its address \
+             does not begin with tcps"
+        );
+    }
     // The program may change its folder before its first call.
-    let file = std::path::absolute(file).context("asking for the current folder")?;
-    outboard_link::use_token_file(&file);
-    Ok(Some(file))
+    let absolute = |file: &Option<PathBuf>| {
+        let file = file.as_ref().map(std::path::absolute);
+        file.transpose().context("asking for the current folder")
+    };
+    let token = absolute(&args.token_file)?;
+    let (ca, certificate, key) = (
+        absolute(&args.ca)?,
+        absolute(&args.certificate)?,
+        absolute(&args.key)?,
+    );
+    if let Some(token) = &token {
+        use_token_file(token);
+    }
+    use_certificate_files(CertificateFiles {
+        authorities: ca.clone(),
+        own: certificate.clone().zip(key.clone()),
+    });
+    let all = [
+        (TOKEN_FILE_VARIABLE, token),
+        (CA_VARIABLE, ca),
+        (CERTIFICATE_VARIABLE, certificate),
+        (CERTIFICATE_KEY_VARIABLE, key),
+    ];
+    let named = all.into_iter();
+    Ok(named
+        .filter_map(|(name, file)| Some((name, file?)))
+        .collect())
 }

@@ -4,10 +4,12 @@ use std::{
     env, fmt,
     net::SocketAddr,
     path::{Path, PathBuf},
-    sync::OnceLock,
+    sync::{Arc, OnceLock},
 };
 
-use outboard_trust::{Fingerprint, Identity, Token, hex, read_secret};
+use outboard_trust::{
+    Authorities, Certificate, Expected, Fingerprint, Identity, Own, Token, hex, read_secret,
+};
 
 use crate::Error;
 
@@ -17,6 +19,14 @@ pub const TOKEN_FILE_VARIABLE: &str = "OUTBOARD_TOKEN_FILE";
 /// Names the file of the key by which a client is known over tcps; without it the key of the user's
 /// settings, if there is one, else a new one for each process.
 pub const KEY_FILE_VARIABLE: &str = "OUTBOARD_KEY_FILE";
+
+/// Names the files of the certificate by which a client is known over tcps, in place of a key, and
+/// of its private key.
+pub const CERTIFICATE_VARIABLE: &str = "OUTBOARD_CERTIFICATE";
+pub const CERTIFICATE_KEY_VARIABLE: &str = "OUTBOARD_CERTIFICATE_KEY";
+/// Names the file of the authorities that servers' certificates are checked against, in place of
+/// the system's.
+pub const CA_VARIABLE: &str = "OUTBOARD_CA";
 
 /// Names the file of the grants for servers of a pool: lines with a server's address, as the
 /// program names it, and a grant in hexadecimal digits.
@@ -32,12 +42,28 @@ pub fn use_token_file(file: &Path) -> bool {
     TOKEN_FILE.set(file.into()).is_ok()
 }
 
+/// Files of certificates for all servers; None leaves it to the environment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CertificateFiles {
+    pub authorities: Option<PathBuf>,
+    /// The client's own certificate, and its private key.
+    pub own: Option<(PathBuf, PathBuf)>,
+}
+
+/// The files that [`use_certificate_files`] has set.
+static CERTIFICATE_FILES: OnceLock<CertificateFiles> = OnceLock::new();
+
+/// Makes this process use these files. Returns false if some were set before.
+pub fn use_certificate_files(files: CertificateFiles) -> bool {
+    CERTIFICATE_FILES.set(files).is_ok()
+}
+
 /// The secrets for one server.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Credentials {
     pub(crate) token: Option<Token>,
-    /// This side's key, and that of the server; None: nothing is encrypted.
-    pub(crate) keys: Option<(Identity, Fingerprint)>,
+    /// Proof of this side, and the server that it expects; None: nothing is encrypted.
+    pub(crate) tls: Option<Arc<(Own, Expected)>>,
     /// The grant for the server, if it is one of a pool.
     pub(crate) grant: Option<Vec<u8>>,
 }
@@ -84,22 +110,60 @@ impl Credentials {
         })
     }
 
-    /// Returns the secrets for a server that is known by its key.
-    pub(crate) fn with_key_of(self, server: Fingerprint) -> Result<Credentials, Error> {
-        let named = env::var_os(KEY_FILE_VARIABLE).filter(|file| !file.is_empty());
-        let file = named.map(PathBuf::from).or_else(|| {
-            let file = default_key_file()?;
-            file.try_exists().unwrap_or(true).then_some(file)
-        });
-        let identity = match file {
-            Some(file) => Identity::read(&file),
-            None => Identity::random(),
+    /// Returns the secrets for a server that is known by its key, or by a certificate of its host.
+    pub(crate) fn encrypted(
+        self,
+        host: &str,
+        key: Option<Fingerprint>,
+    ) -> Result<Credentials, Error> {
+        let files = CERTIFICATE_FILES.get().cloned().unwrap_or_default();
+        let expected = match key {
+            Some(key) => Expected::Key(key),
+            None => {
+                let authorities = match files.authorities.or_else(|| named(CA_VARIABLE)) {
+                    Some(file) => Authorities::read(&file)?,
+                    None => Authorities::of_system()?,
+                };
+                Expected::of_host(host, authorities)?
+            }
+        };
+        let own = match files
+            .own
+            .map_or_else(own_of_environment, |own| Ok(Some(own)))?
+        {
+            Some((certificate, key)) => Own::Certificate(Certificate::read(&certificate, &key)?),
+            None => Own::Key(own_key()?),
         };
         Ok(Credentials {
-            keys: Some((identity?, server)),
+            tls: Some(Arc::new((own, expected))),
             ..self
         })
     }
+}
+
+fn named(variable: &str) -> Option<PathBuf> {
+    let value = env::var_os(variable).filter(|file| !file.is_empty());
+    value.map(PathBuf::from)
+}
+
+fn own_of_environment() -> Result<Option<(PathBuf, PathBuf)>, Error> {
+    match (named(CERTIFICATE_VARIABLE), named(CERTIFICATE_KEY_VARIABLE)) {
+        (Some(certificate), Some(key)) => Ok(Some((certificate, key))),
+        (None, None) => Ok(None),
+        _ => Err(Error::HalfCertificate),
+    }
+}
+
+/// Returns the key that is named, the user's own, or a new one.
+fn own_key() -> Result<Identity, Error> {
+    let file = named(KEY_FILE_VARIABLE).or_else(|| {
+        let file = default_key_file()?;
+        file.try_exists().unwrap_or(true).then_some(file)
+    });
+    Ok(match file {
+        Some(file) => Identity::read(&file),
+        None => Identity::random(),
+    }?)
 }
 
 /// Returns the grant for the server of this address. Without a file there is none.

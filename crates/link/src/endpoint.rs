@@ -1,5 +1,5 @@
-//! Addresses of servers: `shm:///path`, `tcp://host:port`, `tcps://host:port?fingerprint=...` or
-//! `rdma://host:port?device=...`.
+//! Addresses of servers: `shm:///path`, `tcp://host:port`, `tcps://host:port`, where
+//! `?fingerprint=...` may follow, or `rdma://host:port?device=...`.
 
 use std::{
     fmt,
@@ -27,7 +27,7 @@ pub enum Endpoint {
     Tls {
         host: Host,
         port: u16,
-        /// The server's key; a client needs it to know the server.
+        /// The server's key, by which a client knows the server; without it by a certificate.
         fingerprint: Option<Fingerprint>,
     },
     /// A tcp port over which the two sides set up RDMA.
@@ -52,7 +52,7 @@ pub enum Host {
 #[error(
     "bad server address {url:?}: {reason}; accepted are shm:///absolute/path, shm:relative/path, tcp://host, \
      tcp://host:port, tcp://1.2.3.4:port and tcp://[ipv6]:port (default port {PORT_DEFAULT}), the same with tcps://, where \
-     ?fingerprint=sha256:... follows, and with rdma://, \
+     ?fingerprint=sha256:... may follow, and with rdma://, \
      where ?device=mlx5_0&port=1&gid=3&mtu=4096&traffic_class=106&pkey=0xffff may follow, or some of it"
 )]
 pub struct EndpointError {
@@ -95,6 +95,31 @@ impl Endpoint {
         }
         let endpoints = parts.iter().map(|url| url.parse());
         Ok(endpoints.collect::<Result<_, EndpointError>>()?)
+    }
+}
+
+impl Endpoint {
+    /// Returns whether the tcp connections of this address are encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        matches!(self, Self::Tls { .. })
+    }
+
+    /// Returns the server's key of an encrypted address.
+    pub fn pin(&self) -> Option<Fingerprint> {
+        match self {
+            Self::Tls { fingerprint, .. } => *fingerprint,
+            _ => None,
+        }
+    }
+
+    /// Returns an encrypted address with another key; others as they are.
+    #[must_use]
+    pub fn with_pin(&self, pin: Option<Fingerprint>) -> Endpoint {
+        let mut endpoint = self.clone();
+        if let Self::Tls { fingerprint, .. } = &mut endpoint {
+            *fingerprint = pin;
+        }
+        endpoint
     }
 }
 
@@ -158,6 +183,17 @@ impl fmt::Display for Endpoint {
                     false => write!(f, "?{options}"),
                 }
             }
+        }
+    }
+}
+
+impl Host {
+    /// Returns the name or address that a certificate is to be for.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::V4(address) => address.to_string(),
+            Self::V6(address, _) => address.to_string(),
+            Self::Name(name) => name.clone(),
         }
     }
 }

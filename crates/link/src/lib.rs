@@ -99,8 +99,9 @@ mod wake;
 #[cfg(not(loom))]
 pub use crate::{
     credentials::{
+        CA_VARIABLE, CERTIFICATE_KEY_VARIABLE, CERTIFICATE_VARIABLE, CertificateFiles,
         GRANT_FILE_VARIABLE, KEY_FILE_VARIABLE, TOKEN_FILE_VARIABLE, Way, config_folder,
-        default_key_file, use_token_file,
+        default_key_file, use_certificate_files, use_token_file,
     },
     data_connections::{data_connections_are_set, data_connections_wanted, open_data_connections},
     deadline::Wait,

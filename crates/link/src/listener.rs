@@ -123,14 +123,14 @@ impl Listener {
         Ok(Self::over_tcp(socket, endpoint))
     }
 
-    /// Makes a tcp address one of encrypted connections, with this key.
+    /// Makes a tcp address one of encrypted connections, with this key or a certificate.
     #[must_use]
-    pub fn encrypted(self, key: Fingerprint) -> Self {
+    pub fn encrypted(self, key: Option<Fingerprint>) -> Self {
         let endpoint = match self.endpoint {
             Endpoint::Tcp { host, port } => Endpoint::Tls {
                 host,
                 port,
-                fingerprint: Some(key),
+                fingerprint: key,
             },
             other => other,
         };
@@ -245,18 +245,14 @@ pub fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Stream, Error> 
     let credentials = match endpoint {
         // On one machine the kernel says who is who.
         Endpoint::Shm(_) => Credentials::default(),
-        Endpoint::Tcp { host, port } | Endpoint::Rdma { host, port, .. } => {
-            Credentials::of(&format!("{host}:{port}"))?
-        }
-        Endpoint::Tls {
-            host,
-            port,
-            fingerprint,
-        } => {
-            let server = fingerprint.ok_or_else(|| Error::NoFingerprint {
-                endpoint: endpoint.to_string(),
-            })?;
-            Credentials::of(&format!("{host}:{port}"))?.with_key_of(server)?
+        Endpoint::Tcp { host, port }
+        | Endpoint::Tls { host, port, .. }
+        | Endpoint::Rdma { host, port, .. } => {
+            let credentials = Credentials::of(&format!("{host}:{port}"))?;
+            match endpoint.is_encrypted() {
+                true => credentials.encrypted(&host.name(), endpoint.pin())?,
+                false => credentials,
+            }
         }
     };
     let credentials = Credentials {

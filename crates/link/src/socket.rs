@@ -8,7 +8,7 @@ use std::{
 };
 
 use outboard_trust::{
-    Channel, Fingerprint, Identity, Opener, RecordIo, Sealer, TlsState, open_as_client,
+    Channel, Expected, Opener, Own, RecordIo, Sealer, ServerOwn, Shown, TlsState, open_as_client,
     open_as_server,
 };
 use outboard_wire::limits::PROOF_BYTES;
@@ -31,7 +31,7 @@ pub(crate) struct Socket {
 pub(crate) struct Ends {
     /// Bytes that only they know.
     pub(crate) binding: [u8; PROOF_BYTES],
-    pub(crate) peer: Fingerprint,
+    pub(crate) peer: Shown,
 }
 
 const UNREAD: &str = "bytes that were not read";
@@ -44,23 +44,23 @@ struct Raw(OwnedFd);
 pub(crate) type Records = (Sealer, Opener);
 
 impl Socket {
-    /// Encrypts the connection from now on, to the server with a key.
+    /// Encrypts the connection from now on, to the server that is expected.
     pub(crate) fn secure_client(
         &mut self,
-        (identity, server): &(Identity, Fingerprint),
+        (own, server): &(Own, Expected),
         deadline: Instant,
     ) -> Result<Ends, Error> {
-        let channel = open_as_client(&mut Timed(&self.raw, deadline), identity, *server)??;
+        let channel = open_as_client(&mut Timed(&self.raw, deadline), own, server)??;
         Ok(self.secured(channel))
     }
 
-    /// Encrypts the connection from now on, to a client of any key.
+    /// Encrypts the connection from now on, to a client of any key or certificate.
     pub(crate) fn secure_server(
         &mut self,
-        identity: &Identity,
+        own: &ServerOwn,
         deadline: Instant,
     ) -> Result<Ends, Error> {
-        let channel = open_as_server(&mut Timed(&self.raw, deadline), identity)??;
+        let channel = open_as_server(&mut Timed(&self.raw, deadline), own)??;
         Ok(self.secured(channel))
     }
 

@@ -9,7 +9,7 @@ use std::{
 
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-use outboard_trust::{Fingerprint, Identity, TlsState};
+use outboard_trust::{ServerOwn, Shown, TlsState};
 use outboard_wire::{
     limits::{PROOF_BYTES, RING_BYTES},
     network::Network,
@@ -95,22 +95,19 @@ impl Stream {
         }
     }
 
-    /// Encrypts a client's connection, if the server is known by its key.
+    /// Encrypts a client's connection, if its address says so.
     pub(crate) fn secure(mut self, deadline: Instant) -> Result<Self, Error> {
-        if let Some(keys) = &self.credentials.keys {
-            self.ends = Some(self.socket.secure_client(keys, deadline)?);
+        if let Some(tls) = &self.credentials.tls {
+            self.ends = Some(self.socket.secure_client(tls, deadline)?);
         }
         Ok(self)
     }
 
-    /// Encrypts a server's connection; its client may have any key, which is returned.
-    pub fn secure_server(
-        &mut self,
-        identity: &Identity,
-        deadline: Instant,
-    ) -> Result<Fingerprint, Error> {
-        let ends = self.socket.secure_server(identity, deadline)?;
-        let peer = ends.peer;
+    /// Encrypts a server's connection; its client may have any key or certificate, which is
+    /// returned.
+    pub fn secure_server(&mut self, own: &ServerOwn, deadline: Instant) -> Result<Shown, Error> {
+        let ends = self.socket.secure_server(own, deadline)?;
+        let peer = ends.peer.clone();
         self.ends = Some(ends);
         Ok(peer)
     }

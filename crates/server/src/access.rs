@@ -3,6 +3,7 @@
 use std::{os::unix::ffi::OsStrExt as _, path::PathBuf};
 
 use outboard_link::{Endpoint, Peer};
+use outboard_trust::CertificateText;
 
 use crate::admission::TlsTerms;
 
@@ -18,8 +19,14 @@ pub struct Access {
     pub tokens: Option<PathBuf>,
     /// File of the server's key, for encrypted connections.
     pub key: Option<PathBuf>,
-    /// File of the fingerprints of clients' keys, one of which a client must have over an encrypted
-    /// connection; None serves clients with any key. It is read anew for each client.
+    /// Files of the server's certificate and its private key, for clients that check one.
+    pub certificate: Option<(PathBuf, PathBuf)>,
+    /// File of the authorities of clients' certificates, one of which a client must have over an
+    /// encrypted connection; None asks for none. It is read anew for each client.
+    pub client_ca: Option<PathBuf>,
+    /// File of the fingerprints of clients' keys, and of the names of their certificates, one of
+    /// which a client must have over an encrypted connection; None serves all. It is read anew for
+    /// each client.
     pub authorized: Option<PathBuf>,
 }
 
@@ -41,21 +48,24 @@ impl Access {
 
     /// Returns the files that workers read for each client.
     pub(super) fn files(&self) -> Vec<PathBuf> {
-        let files = [&self.tokens, &self.key, &self.authorized];
+        let files = [&self.tokens, &self.key, &self.client_ca, &self.authorized];
         files.into_iter().flatten().cloned().collect()
     }
 
-    /// Returns the files for an encrypted connection, if clients of this address need one.
-    pub(super) fn tls_for(&self, endpoint: &Endpoint) -> Option<TlsTerms> {
+    /// Returns the terms of an encrypted connection, if clients of this address need one.
+    pub(super) fn tls_for(
+        &self,
+        endpoint: &Endpoint,
+        certificate: Option<&CertificateText>,
+    ) -> Option<TlsTerms> {
         let bytes = |path: &PathBuf| path.as_os_str().as_bytes().to_vec();
-        match endpoint {
-            // Without a key the handshake fails, and nothing is served unencrypted.
-            Endpoint::Tls { .. } => Some(TlsTerms {
-                key: self.key.as_ref().map(bytes).unwrap_or_default(),
-                authorized: self.authorized.as_ref().map(bytes),
-            }),
-            _ => None,
-        }
+        // Without a key or certificate the handshake fails, and nothing is served unencrypted.
+        endpoint.is_encrypted().then(|| TlsTerms {
+            key: self.key.as_ref().map(bytes),
+            certificate: certificate.cloned(),
+            client_ca: self.client_ca.as_ref().map(bytes),
+            authorized: self.authorized.as_ref().map(bytes),
+        })
     }
 
     /// Returns the path of the tokens' file if this client needs a token. For a local one the

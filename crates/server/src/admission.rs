@@ -6,7 +6,7 @@
 
 use outboard_link::{LinkKind, RdmaOptions, Stream};
 use outboard_pool::{Grant, record::GpuFacts};
-use outboard_trust::TlsState;
+use outboard_trust::{CertificateText, TlsState};
 use outboard_wire::{
     doc::{GpuStatus, Refusal, SessionEnd, StatusQuestion, Usage},
     handshake::{ClientHello, SessionKey},
@@ -60,19 +60,22 @@ pub(super) struct Terms {
     pub(super) refusal: Option<String>,
     /// File of the tokens, one of which the client must have: the bytes of its path.
     pub(super) tokens: Option<Vec<u8>>,
-    /// Files of the server's key, and of the fingerprints that are served, if the connection is to
-    /// be encrypted.
+    /// The server's key and certificate, and who is served, if the connection is to be encrypted.
     pub(super) tls: Option<TlsTerms>,
     /// If the server is part of a pool: the public key of its manager, empty if it is not known
     /// yet.
     pub(super) pool: Option<String>,
 }
 
-/// Paths, as their bytes.
+/// Terms of an encrypted connection. Paths are their bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct TlsTerms {
-    pub(super) key: Vec<u8>,
-    /// None serves clients with any key.
+    /// File of the server's key.
+    pub(super) key: Option<Vec<u8>>,
+    pub(super) certificate: Option<CertificateText>,
+    /// File of the authorities of clients' certificates.
+    pub(super) client_ca: Option<Vec<u8>>,
+    /// File of the keys and certificates that are served; None serves all.
     pub(super) authorized: Option<Vec<u8>>,
 }
 
@@ -295,6 +298,15 @@ mod tests {
         bytes(out, "Export", &Order::Export);
     }
 
+    fn tls_terms() -> TlsTerms {
+        TlsTerms {
+            key: Some(b"/key".to_vec()),
+            certificate: None,
+            client_ca: Some(b"/ca".to_vec()),
+            authorized: Some(b"/authorized".to_vec()),
+        }
+    }
+
     fn documents_of_a_pool(out: &mut String) {
         bytes(out, "Inventory", &Report::Inventory(vec![facts()]));
         let window = Report::Window {
@@ -319,10 +331,7 @@ mod tests {
                 transport: Transport::Tcp,
                 refusal: None,
                 tokens: Some(b"/tokens".to_vec()),
-                tls: Some(TlsTerms {
-                    key: b"/key".to_vec(),
-                    authorized: Some(b"/authorized".to_vec()),
-                }),
+                tls: Some(tls_terms()),
                 pool: Some("key".into()),
             },
         };

@@ -24,6 +24,7 @@
 mod access;
 mod admission;
 mod audit;
+mod certificate;
 mod control;
 mod devices;
 mod encryption;

@@ -151,10 +151,14 @@ impl Sandbox {
 
     fn restrict(&self, secrets: &[PathBuf]) -> Result<RulesetStatus, landlock::RulesetError> {
         let (read, write) = (AccessFs::from_read(FILES), AccessFs::from_all(FILES));
-        // A file may be replaced, so its folder is opened to the worker.
-        let secrets = secrets.iter().filter_map(|file| file.parent());
-        let reading = self.readable().into_iter();
-        let reading = reading.chain(secrets.map(PathBuf::from));
+        // A file may be replaced, so its folder is opened to the worker; with that of the file it
+        // is a link to.
+        let targets = secrets
+            .iter()
+            .filter_map(|file| fs::canonicalize(file).ok());
+        let secrets = secrets.iter().cloned().chain(targets);
+        let secrets = secrets.filter_map(|file| Some(file.parent()?.to_path_buf()));
+        let reading = self.readable().into_iter().chain(secrets);
         let restricted = Ruleset::default()
             .set_compatibility(CompatLevel::BestEffort)
             .handle_access(write)?

@@ -22,25 +22,32 @@ use signal_hook::{
 pub(super) struct Signals {
     wake: UnixStream,
     stops: Arc<AtomicUsize>,
+    /// SIGHUPs, if they do not stop the server.
+    hangups: Arc<AtomicUsize>,
     ids: Vec<SigId>,
 }
 
 impl Signals {
-    pub(super) fn register() -> io::Result<Signals> {
+    /// Starts to watch. SIGHUP stops the server, or is counted if something is `reloaded` then.
+    pub(super) fn register(reloaded: bool) -> io::Result<Signals> {
         let (wake, theirs) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
         let stops = Arc::new(AtomicUsize::new(0));
         let mut signals = Signals {
             wake,
             stops,
+            hangups: Arc::default(),
             ids: Vec::new(),
         };
         // A server under nohup goes on.
-        let hangup = (!is_ignored(SIGHUP)).then_some(SIGHUP);
+        let hangup = (reloaded || !is_ignored(SIGHUP)).then_some(SIGHUP);
         for signal in [SIGINT, SIGTERM].into_iter().chain(hangup) {
-            let stops = Arc::clone(&signals.stops);
+            let counter = match signal {
+                SIGHUP if reloaded => Arc::clone(&signals.hangups),
+                _ => Arc::clone(&signals.stops),
+            };
             let count = move || {
-                stops.fetch_add(1, Ordering::Relaxed);
+                counter.fetch_add(1, Ordering::Relaxed);
             };
             // SAFETY: the handler does only an atomic addition, which is async-signal-safe.
             let id = unsafe { low_level::register(signal, count) }?;
@@ -62,6 +69,11 @@ impl Signals {
     /// Whether the user has asked twice to stop.
     pub(super) fn is_urgent(&self) -> bool {
         self.stops.load(Ordering::Relaxed) > 1
+    }
+
+    /// Returns whether SIGHUP has come since the last call, and does not stop the server.
+    pub(super) fn has_hung_up(&self) -> bool {
+        self.hangups.swap(0, Ordering::Relaxed) > 0
     }
 
     pub(super) fn drain(&mut self) {

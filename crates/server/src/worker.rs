@@ -21,6 +21,7 @@ use outboard_session::{
     self as session, DataConnectionSource, End, MessageStats,
     handshake::{self, Error, Hello},
 };
+use outboard_trust::TlsError;
 use outboard_wire::{
     doc::{DeviceCard, GpuStatus, Refusal, SessionEnd},
     handshake::{ClientHello, HandshakeError, Purpose, ServerWelcome},
@@ -103,10 +104,10 @@ fn greet(
     let mut stream = stream_of(socket, &terms.transport)?;
     let peer = peer(&stream);
     let deadline = Instant::now() + Duration::from_millis(HANDSHAKE_MS_MAX);
-    let key = match &terms.tls {
+    let shown = match &terms.tls {
         None => None,
         Some(tls) => match encryption::begin(&mut stream, tls, deadline) {
-            Ok(key) => Some((key, tls)),
+            Ok(shown) => Some((shown, tls)),
             Err(error) => {
                 let _ = control.send_if_room(&Report::TurnedAway(refusal_of(&error)));
                 return turned_away(&peer, &error);
@@ -120,14 +121,15 @@ fn greet(
             return turned_away(&peer, &error);
         }
     };
-    let is_authorized = key.map_or(Ok(()), |(key, tls)| {
-        encryption::authorize(key, tls).map_err(|error| (Refusal::TlsKey, error))
+    let name = shown.map_or(Ok(None), |(shown, tls)| {
+        encryption::authorize(&shown, tls).map_err(|error| (Refusal::TlsKey, error))
     });
-    let name = key.filter(|(_, tls)| tls.authorized.is_some());
-    let name = name.map(|(key, _)| format!("key:{key}"));
-    let checked = is_authorized.and_then(|()| check(&mut stream, &hello, terms, deadline));
+    let checked = name.and_then(|name| {
+        let (token, grant) = check(&mut stream, &hello, terms, deadline)?;
+        Ok(((token, name), grant))
+    });
     let (known, grant) = match checked {
-        Ok((token, grant)) => ((token, name), grant),
+        Ok(known) => known,
         Err((refusal, error)) => {
             let _ = control.send_if_room(&Report::TurnedAway(refusal));
             handshake::refuse(&mut stream, &error.to_string());
@@ -530,8 +532,19 @@ fn name(name: &str) {
     let _ = rustix::thread::set_name(&name);
 }
 
+/// Returns whether those who run the server can do something about the error.
+fn is_of_use(error: &TlsError) -> bool {
+    matches!(
+        error,
+        TlsError::Declined { .. } | TlsError::CertificateAsked | TlsError::Keys
+    )
+}
+
 fn turned_away(peer: &str, error: &Error) -> io::Result<()> {
     match error {
+        Error::Link(LinkError::Tls(error)) if is_of_use(error) => {
+            warn!(peer, %error, "no session")
+        }
         // A port scan, or a client that changed its mind.
         Error::Link(error) => debug!(peer, %error, "no session"),
         Error::Handshake(error @ HandshakeError::NotOutboard { .. }) => {

@@ -15,7 +15,8 @@
 //! - `token`: a token, as its owner has it.
 //! - `store`: the tokens of a server, in a file.
 //! - `proof`: the two proofs.
-//! - `tls`: TLS 1.3 between keys that know each other: the handshake, and the records after it.
+//! - `tls`: TLS 1.3 between sides that know each other by keys or certificates: the handshake, and
+//!   the records after it.
 //! - `secret_file`: files that only their owner can read.
 
 mod date;
@@ -31,8 +32,10 @@ pub use proof::{PROOF_BYTES, Transcript};
 pub use secret_file::{SecretFileError, read_secret, write_new_secret};
 pub use store::{Entry, NAME_BYTES_MAX, Store, StoreError};
 pub use tls::{
-    Channel, Fingerprint, FingerprintError, Identity, IdentityError, Opener, PUBLIC_KEY_BYTES,
-    PublicKey, PublicKeyError, RECORD_BYTES_MAX, RecordIo, SIGNATURE_BYTES, Sealer, TlsError,
-    TlsState, authorized_count, is_authorized, open_as_client, open_as_server,
+    Authorities, Certificate, CertificateFault, CertificateFileError, CertificateText, Channel,
+    Expected, Fingerprint, FingerprintError, Identity, IdentityError, Listed, Opener, Own,
+    PUBLIC_KEY_BYTES, Presented, PublicKey, PublicKeyError, RECORD_BYTES_MAX, RecordIo,
+    SIGNATURE_BYTES, Sealer, ServerOwn, Shown, TlsError, TlsState, authorized_count, is_authorized,
+    open_as_client, open_as_server,
 };
 pub use token::{ID_BYTES, NONCE_BYTES, Token, TokenError, TokenKey, random};

@@ -34,6 +34,16 @@ pub enum SecretFileError {
 /// Reads a text of at most `max` bytes, from a file that nobody but its owner can read. The owner
 /// is this process's user or root.
 pub fn read_secret(path: &Path, max: u64) -> Result<String, SecretFileError> {
+    read_with(path, max, 0o077)
+}
+
+/// Reads a secret that the file's group may read, too: keys of certificates are shared so.
+pub(crate) fn read_group_secret(path: &Path, max: u64) -> Result<String, SecretFileError> {
+    read_with(path, max, 0o037)
+}
+
+/// Reads a secret from a file whose mode has none of the bits `refused`.
+fn read_with(path: &Path, max: u64, refused: u32) -> Result<String, SecretFileError> {
     let io = |source| SecretFileError::Io {
         path: path.into(),
         source,
@@ -42,7 +52,7 @@ pub fn read_secret(path: &Path, max: u64) -> Result<String, SecretFileError> {
         true => SecretFileError::NoFile { path: path.into() },
         false => io(error),
     })?;
-    check(path, &file)?;
+    check(path, &file, refused)?;
     let mut bytes = Vec::new();
     file.take(max + 1).read_to_end(&mut bytes).map_err(io)?;
     if bytes.len() as u64 > max {
@@ -54,14 +64,14 @@ pub fn read_secret(path: &Path, max: u64) -> Result<String, SecretFileError> {
     String::from_utf8(bytes).map_err(|_| SecretFileError::NotText { path: path.into() })
 }
 
-fn check(path: &Path, file: &File) -> Result<(), SecretFileError> {
+fn check(path: &Path, file: &File, refused: u32) -> Result<(), SecretFileError> {
     let path = || PathBuf::from(path);
     let metadata = file.metadata().map_err(|source| SecretFileError::Io {
         path: path(),
         source,
     })?;
     let (mode, uid) = (metadata.mode() & 0o7777, metadata.uid());
-    if mode & 0o077 != 0 {
+    if mode & refused != 0 {
         return Err(SecretFileError::Open { path: path(), mode });
     }
     if uid != 0 && uid != rustix::process::geteuid().as_raw() {

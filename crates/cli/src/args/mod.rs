@@ -70,6 +70,8 @@ Environment:
   OUTBOARD_GPU       the address of the server, in place of --gpu; of several servers for outboard run
   OUTBOARD_POOL      the address of a pool's manager, in place of --pool of outboard pool
   OUTBOARD_GRANT_FILE  the file with the grants of a lease, which outboard run --pool makes
+  OUTBOARD_CA        the file of the authorities for servers' certificates, in place of --ca
+  OUTBOARD_CERTIFICATE, OUTBOARD_CERTIFICATE_KEY  the program's own certificate, in place of --certificate and --key
   OUTBOARD_KEY_FILE  the file with the key of this side for tcps addresses, in place of the user's own
   OUTBOARD_TOKEN_FILE  the file with the token for the server, in place of --token-file
   OUTBOARD_OPTIMISE  which calls wait for the server, in place of --optimise (see outboard run --help)

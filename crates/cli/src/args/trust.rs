@@ -31,8 +31,23 @@ pub(crate) struct TrustArgs {
     /// $XDG_CONFIG_HOME/outboard/key, or ~/.config/outboard/key]
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_key: Option<PathBuf>,
-    /// File with the fingerprints of the keys that are served over tcps addresses, one a line; it
-    /// is read anew for each connection [default: any key is served]
+    /// File of the server's certificate for tcps addresses, in PEM form, and of those that signed
+    /// it, up to an authority that programs trust: tcp addresses become tcps ones, whose programs
+    /// check the certificate instead of a fingerprint. It is read anew when it has changed, and
+    /// after SIGHUP
+    #[arg(long, value_name = "FILE", requires = "key")]
+    pub(crate) certificate: Option<PathBuf>,
+    /// File of the certificate's private key, in PEM form
+    #[arg(long, value_name = "FILE", requires = "certificate")]
+    pub(crate) key: Option<PathBuf>,
+    /// File of authorities, in PEM form: serve over tcps addresses only programs that show a
+    /// certificate from one of them (outboard run --certificate). Revocation lists in it are
+    /// heeded; it is read anew for each connection
+    #[arg(long, value_name = "FILE")]
+    pub(crate) client_ca: Option<PathBuf>,
+    /// File with the fingerprints of the keys that are served over tcps addresses, one a line, and
+    /// with cert:NAME for certificates; it is read anew for each connection [default: any key, or
+    /// any certificate of --client-ca, is served]
     #[arg(long, value_name = "FILE")]
     pub(crate) authorized: Option<PathBuf>,
     /// Confine workers: no new programs, no other processes, files of the device and the cache only
@@ -56,7 +71,7 @@ pub(crate) enum SandboxArg {
     Off,
 }
 
-/// The secret of a program.
+/// Proofs of a program, and what it expects of the server.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct TokenFileArgs {
     /// File with the token for the server [default: OUTBOARD_TOKEN_FILE, else
@@ -64,6 +79,17 @@ pub(crate) struct TokenFileArgs {
     /// exists]
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
+    /// File of authorities, in PEM form, one of which must have signed the certificate of a server
+    /// whose tcps address has no fingerprint [default: OUTBOARD_CA, else the system's authorities]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ca: Option<PathBuf>,
+    /// File of the program's certificate, in PEM form, for a server with --client-ca [default:
+    /// OUTBOARD_CERTIFICATE]
+    #[arg(long, value_name = "FILE", requires = "key")]
+    pub(crate) certificate: Option<PathBuf>,
+    /// File of the certificate's private key [default: OUTBOARD_CERTIFICATE_KEY]
+    #[arg(long, value_name = "FILE", requires = "certificate")]
+    pub(crate) key: Option<PathBuf>,
 }
 
 /// Give programs tokens for a server that was started with --tokens, and take them back

@@ -37,11 +37,11 @@ const PINGS: usize = 200;
 const FULL_AT_1_MS_BYTES: u64 = 12_500_000;
 
 pub(crate) fn doctor(args: DoctorArgs) -> anyhow::Result<ExitCode> {
-    token::use_file(&args.token)?;
     let endpoint = match args.gpu {
         Some(endpoint) => endpoint,
         None => default_endpoint()?,
     };
+    token::use_files(&args.token, std::slice::from_ref(&endpoint))?;
     let mut findings = vec![
         Finding::ok(
             "release",

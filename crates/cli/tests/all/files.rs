@@ -102,7 +102,19 @@ fn what_is_no_file_is_refused_at_once() {
     for file in [pipe.to_str().unwrap(), "/dev/zero"] {
         for line in [
             serving(&[&tls[..], &["--authorized", file]].concat()),
+            serving(&[&tls[..], &["--client-ca", file]].concat()),
+            serving(&[&tls[..2], &["--certificate", file, "--key", &key]].concat()),
             serving(&["--tokens", file]),
+            [
+                "run",
+                "--gpu",
+                "tcps://127.0.0.1:9",
+                "--ca",
+                file,
+                "--",
+                "true",
+            ]
+            .join("\n"),
             ["serve", "--check-config", "--config", file].join("\n"),
             ["require", file].join("\n"),
             ["require", recording, "--constants", file].join("\n"),

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod certificates;
 mod common;
 mod doctor;
 mod emulate;

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::*;
+use crate::common::{authority::Authority, *};
 use outboard_link::{Endpoint, connect};
 use outboard_wire::{
     handshake::{Purpose, encode_hello},
@@ -65,6 +65,13 @@ fn run(url: &str) -> Command {
     command
 }
 
+/// Runs with some authority as the system's.
+fn run_with_roots(url: &str, folder: &Path) -> Command {
+    let mut command = run(url);
+    command.env("SSL_CERT_FILE", Authority::new(folder, "root").file);
+    command
+}
+
 fn refused(command: &mut Command) -> String {
     let Output { status, stderr, .. } = output(command);
     assert_eq!(status.code(), Some(1), "{}", text(&stderr));
@@ -89,8 +96,10 @@ fn the_printed_address_is_enough_and_no_other_key_is_accepted() {
     let said = refused(&mut run(&url.replace(&fingerprint, &other)));
     assert!(said.contains("another key"), "{said}");
     let bare = url.split('?').next().unwrap();
-    let said = refused(&mut run(bare));
+    let said = refused(&mut run_with_roots(bare, dir.path()));
+    assert!(said.contains("has a key and no certificate"), "{said}");
     assert!(said.contains("?fingerprint="), "{said}");
+    server.expect_log("asks for a certificate, and this server has none");
     let said = refused(&mut run(&bare.replace("tcps", "tcp")));
     assert!(said.contains("tcps:// address"), "{said}");
     assert!(server.is_running());
@@ -187,7 +196,7 @@ fn beyond_this_machine_an_encrypted_server_says_who_may_come() {
     ]);
     assert!(said.contains("annot assign"), "{said}");
     let said = serve(&["--listen", "shm:///tmp/nothing-here"]);
-    assert!(said.contains("is for tcp addresses"), "{said}");
+    assert!(said.contains("are for tcp addresses"), "{said}");
     let mut missing = outboard();
     missing.args([
         "serve",

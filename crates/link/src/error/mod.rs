@@ -111,11 +111,11 @@ pub enum Error {
     #[error(transparent)]
     Tls(Box<outboard_trust::TlsError>),
 
-    /// The address of an encrypted connection does not say whose key the server has.
-    #[error(
-        "{endpoint} does not say which key the server has: add ?fingerprint=sha256:..., which the server prints when it starts"
-    )]
-    NoFingerprint { endpoint: String },
+    /// A file of certificates cannot be used.
+    #[error(transparent)]
+    Certificates(Box<outboard_trust::CertificateFileError>),
+    #[error("of OUTBOARD_CERTIFICATE and OUTBOARD_CERTIFICATE_KEY one alone is set")]
+    HalfCertificate,
 
     /// The operating system refused a request.
     #[error("{doing}: {source}")]
@@ -183,6 +183,12 @@ impl From<outboard_trust::TlsError> for Error {
 impl From<outboard_trust::TokenError> for Error {
     fn from(error: outboard_trust::TokenError) -> Self {
         Self::Token(Box::new(error))
+    }
+}
+
+impl From<outboard_trust::CertificateFileError> for Error {
+    fn from(error: outboard_trust::CertificateFileError) -> Self {
+        Self::Certificates(Box::new(error))
     }
 }
 

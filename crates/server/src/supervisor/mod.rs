@@ -49,6 +49,7 @@ use self::{
 use crate::{
     admission::{Order, Terms, Transport},
     audit::Audit,
+    certificate::CertificateFiles,
     exporter::Exporter,
     limits,
     pool::Gate,
@@ -63,6 +64,7 @@ pub struct Supervisor {
     listeners: Vec<Listener>,
     options: ServeOptions,
     signals: Signals,
+    certificate: Option<CertificateFiles>,
     workers: Vec<Worker>,
     spares: Spares,
     view: View,
@@ -86,7 +88,11 @@ impl Supervisor {
         if let Some(gate) = &gate {
             options.device.board = gate.board();
         }
-        let signals = Signals::register().map_err(ServeError::io("watching for signals"))?;
+        let certificate = options.access.certificate.as_ref();
+        let certificate = certificate.map(|(chain, key)| CertificateFiles::read(chain, key));
+        let certificate = certificate.transpose()?;
+        let signals = Signals::register(certificate.is_some())
+            .map_err(ServeError::io("watching for signals"))?;
         let mut listeners = opened;
         for endpoint in &options.listen {
             listeners.push(Listener::bind(endpoint).map_err(ServeError::listen(endpoint))?);
@@ -108,6 +114,7 @@ impl Supervisor {
         Ok(Supervisor {
             listeners,
             signals,
+            certificate,
             workers: Vec::new(),
             spares: Spares::new(options.spares.min(limits::SPARES_MAX)),
             view: view_of(&options)?,
@@ -142,6 +149,11 @@ impl Supervisor {
             }
             let news = self.wait()?;
             self.signals.drain();
+            if let Some(certificate) = &mut self.certificate
+                && self.signals.has_hung_up()
+            {
+                certificate.reload();
+            }
             for id in news.spares {
                 if let Some(gpus) = self.spares.listen(id) {
                     self.view.has_gpus(gpus);
@@ -176,6 +188,7 @@ impl Supervisor {
         };
         self.session_last += 1;
         let session = self.session_last;
+        let certificate = self.certificate.as_mut().map(CertificateFiles::current);
         let transport = Transport::of(&stream);
         let order = Order::Greet {
             session,
@@ -183,7 +196,10 @@ impl Supervisor {
                 transport: transport.clone(),
                 refusal: self.options.access.refusal(&peer),
                 tokens: self.options.access.tokens_for(&peer),
-                tls: self.options.access.tls_for(self.listeners[at].endpoint()),
+                tls: self
+                    .options
+                    .access
+                    .tls_for(self.listeners[at].endpoint(), certificate),
                 pool: self
                     .gate
                     .as_ref()

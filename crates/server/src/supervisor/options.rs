@@ -58,6 +58,8 @@ pub enum ServeError {
     Pool { path: PathBuf, source: io::Error },
     #[error("the GPUs of this machine cannot be found out: {0}")]
     Inventory(io::Error),
+    #[error("the certificate: {0}")]
+    Certificate(#[from] outboard_trust::CertificateFileError),
     #[error("{doing}: {source}")]
     Io {
         doing: &'static str,

@@ -6,21 +6,28 @@ use std::{
 };
 
 use rustls::{
-    CertificateError, ClientConfig, ClientConnection, Connection, KeyLog, ServerConfig,
-    ServerConnection,
-    client::{AlwaysResolvesClientRawPublicKeys, Resumption},
-    crypto::{CryptoProvider, ring},
-    pki_types::ServerName,
-    server::{AlwaysResolvesServerRawPublicKeys, NoServerSessionStorage},
+    AlertDescription, CertificateError, ClientConfig, ClientConnection, Connection, KeyLog,
+    PeerIncompatible, ServerConfig,
+    client::{
+        AlwaysResolvesClientRawPublicKeys, ResolvesClientCert, Resumption,
+        danger::ServerCertVerifier,
+    },
+    pki_types::{InvalidDnsNameError, ServerName},
+    server::{
+        Accepted, AcceptedAlert, Acceptor, AlwaysResolvesServerRawPublicKeys, CertificateType,
+        NoServerSessionStorage, ResolvesServerCert, danger::ClientCertVerifier,
+    },
+    sign::{CertifiedKey, SingleCertAndKey},
     version::TLS13,
 };
 
 use super::{
+    certificates::{Authorities, Certificate, CertificateFault, Presented},
     error::TlsError,
     identity::{Fingerprint, Identity},
     records::{Opener, RECORD_BYTES_MAX, Sealer},
     schedule::{Direction, SECRET_BYTES, TlsState},
-    verify::{AnyKey, Pinned},
+    verify::{AnyCertificate, AnyKey, Pinned, provider},
 };
 
 const HEADER_BYTES: usize = 5;
@@ -45,8 +52,53 @@ pub struct Channel {
     pub opener: Opener,
     /// Bytes that only the two ends know, for proofs.
     pub binding: [u8; SECRET_BYTES],
-    /// The peer's key.
-    pub peer: Fingerprint,
+    /// Key or certificate of the peer, which has the private key.
+    pub peer: Shown,
+}
+
+/// Key or certificate that a client shows.
+#[derive(Debug, Clone)]
+pub enum Own {
+    Key(Identity),
+    Certificate(Certificate),
+}
+
+/// The server that a client wants to speak to.
+#[derive(Debug, Clone)]
+pub enum Expected {
+    /// The one with this key.
+    Key(Fingerprint),
+    /// The one that has a certificate of this name, from these authorities.
+    Certificate {
+        name: ServerName<'static>,
+        authorities: Authorities,
+    },
+}
+
+/// Key and certificate of a server, which shows the one that the client asks for. One of both is
+/// there.
+#[derive(Debug, Clone)]
+pub struct ServerOwn {
+    /// None shows the certificate's key to clients that know servers by keys.
+    pub key: Option<Identity>,
+    pub certificate: Option<Certificate>,
+}
+
+/// Key or certificate that a peer has shown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Shown {
+    Nothing,
+    Key(Fingerprint),
+    Certificate(Presented),
+}
+
+impl Expected {
+    /// Expects the certificate of a host, which is a name or an address.
+    pub fn of_host(host: &str, authorities: Authorities) -> Result<Expected, TlsError> {
+        let name = ServerName::try_from(host.to_owned());
+        let name = name.map_err(|_| TlsError::NoName { host: host.into() })?;
+        Ok(Expected::Certificate { name, authorities })
+    }
 }
 
 impl fmt::Debug for Channel {
@@ -108,117 +160,241 @@ impl fmt::Debug for Secrets {
     }
 }
 
-/// One suite and one group: both ends are of one release.
-fn provider() -> CryptoProvider {
-    CryptoProvider {
-        cipher_suites: vec![ring::cipher_suite::TLS13_AES_128_GCM_SHA256],
-        kx_groups: vec![ring::kx_group::X25519],
-        ..ring::default_provider()
-    }
-}
-
-/// Opens the client's end, to the server that has the key of `server`.
+/// Opens the client's end, to the server that is expected.
 pub fn open_as_client<I: RecordIo>(
     io: &mut I,
-    identity: &Identity,
-    server: Fingerprint,
+    own: &Own,
+    server: &Expected,
 ) -> Result<Result<Channel, TlsError>, I::Error> {
     let secrets = Arc::new(Secrets::default());
-    let connection = client(identity, server, Arc::clone(&secrets) as Arc<dyn KeyLog>);
-    match connection {
-        Ok(connection) => open(io, Connection::Client(connection), &secrets),
-        Err(error) => Ok(Err(TlsError::Handshake(error))),
+    let connection = match client(own, server, Arc::clone(&secrets) as Arc<dyn KeyLog>) {
+        Ok(connection) => connection,
+        Err(error) => return Ok(Err(error)),
+    };
+    let is_raw = matches!(server, Expected::Key(_));
+    let opened = open(io, Connection::Client(connection), &mut 0, &secrets, is_raw)?;
+    Ok(opened.map_err(|error| match error {
+        // Its alert, when it has no certificate to show.
+        TlsError::Declined {
+            alert: AlertDescription::HandshakeFailure,
+        } if !is_raw => TlsError::NoCertificate,
+        error => error,
+    }))
+}
+
+/// Opens the server's end, to a client that may show any key or certificate.
+pub fn open_as_server<I: RecordIo>(
+    io: &mut I,
+    own: &ServerOwn,
+) -> Result<Result<Channel, TlsError>, I::Error> {
+    let mut records = 0;
+    let accepted = match accept(io, &mut records)? {
+        Ok(accepted) => accepted,
+        Err(error) => return Ok(Err(error)),
+    };
+    let secrets = Arc::new(Secrets::default());
+    let is_raw = |types: Option<&[CertificateType]>| {
+        types.is_some_and(|types| types.contains(&CertificateType::RawPublicKey))
+    };
+    let hello = accepted.client_hello();
+    let (wants_raw, shows_raw) = (
+        is_raw(hello.server_cert_types()),
+        is_raw(hello.client_cert_types()),
+    );
+    let key_log = Arc::clone(&secrets) as Arc<dyn KeyLog>;
+    let config = match server(own, wants_raw, shows_raw, key_log) {
+        Ok(config) => config,
+        Err(error) => return Ok(Err(error)),
+    };
+    match accepted.into_connection(Arc::new(config)) {
+        Ok(connection) => open(
+            io,
+            Connection::Server(connection),
+            &mut records,
+            &secrets,
+            shows_raw,
+        ),
+        Err((error, alert)) => {
+            send_alert(io, alert)?;
+            Ok(Err(match error {
+                rustls::Error::PeerIncompatible(
+                    PeerIncompatible::IncorrectCertificateTypeExtension,
+                ) => TlsError::CertificateAsked,
+                error => TlsError::Handshake(error),
+            }))
+        }
     }
 }
 
-/// Opens the server's end, to a client of any key.
-pub fn open_as_server<I: RecordIo>(
+/// Reads the client's first message.
+fn accept<I: RecordIo>(
     io: &mut I,
-    identity: &Identity,
-) -> Result<Result<Channel, TlsError>, I::Error> {
-    let secrets = Arc::new(Secrets::default());
-    match server(identity, Arc::clone(&secrets) as Arc<dyn KeyLog>) {
-        Ok(connection) => open(io, Connection::Server(connection), &secrets),
-        Err(error) => Ok(Err(TlsError::Handshake(error))),
+    records: &mut usize,
+) -> Result<Result<Accepted, TlsError>, I::Error> {
+    let mut acceptor = Acceptor::default();
+    loop {
+        let record = match read_record(io, records)? {
+            Ok(record) => record,
+            Err(error) => return Ok(Err(error)),
+        };
+        let mut rest = &record[..];
+        while !rest.is_empty() {
+            if !acceptor.read_tls(&mut rest).is_ok_and(|count| count > 0) {
+                return Ok(Err(TlsError::Record));
+            }
+        }
+        match acceptor.accept() {
+            Ok(None) => {}
+            Ok(Some(accepted)) => return Ok(Ok(accepted)),
+            Err((error, alert)) => {
+                send_alert(io, alert)?;
+                return Ok(Err(TlsError::Handshake(error)));
+            }
+        }
+    }
+}
+
+fn send_alert<I: RecordIo>(io: &mut I, mut alert: AcceptedAlert) -> Result<(), I::Error> {
+    let mut out = Vec::new();
+    // Writing to memory does not fail.
+    let _ = alert.write_all(&mut out);
+    match out.is_empty() {
+        true => Ok(()),
+        false => io.write(&out),
     }
 }
 
 fn client(
-    identity: &Identity,
-    fingerprint: Fingerprint,
+    own: &Own,
+    server: &Expected,
     key_log: Arc<dyn KeyLog>,
-) -> Result<ClientConnection, rustls::Error> {
+) -> Result<ClientConnection, TlsError> {
     let provider = Arc::new(provider());
     let algorithms = provider.signature_verification_algorithms;
-    let key = AlwaysResolvesClientRawPublicKeys::new(Arc::clone(&identity.certified));
-    let mut config = ClientConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&TLS13])?
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Pinned {
-            fingerprint,
+    let verifier: Arc<dyn ServerCertVerifier> = match server {
+        Expected::Key(fingerprint) => Arc::new(Pinned {
+            fingerprint: *fingerprint,
             algorithms,
-        }))
-        .with_client_cert_resolver(Arc::new(key));
+        }),
+        Expected::Certificate { authorities, .. } => authorities
+            .server_verifier(&provider)
+            .map_err(|error| TlsError::Verifier(error.to_string()))?,
+    };
+    let shown: Arc<dyn ResolvesClientCert> = match own {
+        Own::Key(identity) => {
+            let key = Arc::clone(&identity.certified);
+            Arc::new(AlwaysResolvesClientRawPublicKeys::new(key))
+        }
+        Own::Certificate(certificate) => {
+            let certified = Arc::clone(&certificate.certified);
+            Arc::new(SingleCertAndKey::from(certified))
+        }
+    };
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&TLS13])
+        .map_err(TlsError::Handshake)?
+        .dangerous()
+        .with_custom_certificate_verifier(verifier)
+        .with_client_cert_resolver(shown);
     config.key_log = key_log;
     config.resumption = Resumption::disabled();
-    config.enable_sni = false;
-    // The name is not sent, and the key alone is checked.
-    let name = ServerName::try_from("outboard");
-    let name = name.map_err(|error| rustls::Error::General(error.to_string()))?;
-    ClientConnection::new(Arc::new(config), name)
+    let name = match server {
+        Expected::Certificate { name, .. } => name.clone(),
+        // The name is not sent, and the key alone is checked.
+        Expected::Key(_) => {
+            config.enable_sni = false;
+            let no_name = |error: InvalidDnsNameError| rustls::Error::General(error.to_string());
+            let name = ServerName::try_from("outboard").map_err(no_name);
+            name.map_err(TlsError::Handshake)?
+        }
+    };
+    ClientConnection::new(Arc::new(config), name).map_err(TlsError::Handshake)
 }
 
+/// Returns the settings for a client that wants to see the server's key alone, and shows its own
+/// key alone, or not.
 fn server(
-    identity: &Identity,
+    own: &ServerOwn,
+    wants_raw: bool,
+    shows_raw: bool,
     key_log: Arc<dyn KeyLog>,
-) -> Result<ServerConnection, rustls::Error> {
+) -> Result<ServerConfig, TlsError> {
     let provider = Arc::new(provider());
     let algorithms = provider.signature_verification_algorithms;
-    let key = AlwaysResolvesServerRawPublicKeys::new(Arc::clone(&identity.certified));
+    let raw = |key: &Arc<CertifiedKey>| -> Arc<dyn ResolvesServerCert> {
+        Arc::new(AlwaysResolvesServerRawPublicKeys::new(Arc::clone(key)))
+    };
+    let shown = match (&own.certificate, &own.key) {
+        (Some(certificate), _) if !wants_raw => {
+            let certified = Arc::clone(&certificate.certified);
+            Arc::new(SingleCertAndKey::from(certified))
+        }
+        (_, Some(key)) => raw(&key.certified),
+        (Some(certificate), None) => raw(&certificate.raw),
+        (None, None) => return Err(TlsError::Keys),
+    };
+    let verifier: Arc<dyn ClientCertVerifier> = match shows_raw {
+        true => Arc::new(AnyKey { algorithms }),
+        false => Arc::new(AnyCertificate { algorithms }),
+    };
     let mut config = ServerConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&TLS13])?
-        .with_client_cert_verifier(Arc::new(AnyKey { algorithms }))
-        .with_cert_resolver(Arc::new(key));
+        .with_protocol_versions(&[&TLS13])
+        .map_err(TlsError::Handshake)?
+        .with_client_cert_verifier(verifier)
+        .with_cert_resolver(shown);
     config.key_log = key_log;
     // A ticket would be a record after the handshake.
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(NoServerSessionStorage {});
-    ServerConnection::new(Arc::new(config))
+    Ok(config)
 }
 
 fn open<I: RecordIo>(
     io: &mut I,
     mut connection: Connection,
+    records: &mut usize,
     secrets: &Secrets,
+    is_raw: bool,
 ) -> Result<Result<Channel, TlsError>, I::Error> {
-    let mut records = 0;
     loop {
         flush(io, &mut connection)?;
         if !connection.is_handshaking() {
-            return Ok(channel(connection, secrets));
+            return Ok(channel(connection, secrets, is_raw));
         }
-        let mut record = vec![0; HEADER_BYTES];
-        io.read(&mut record)?;
-        let [kind, major, _, high, low] = record[..] else {
-            return Ok(Err(TlsError::Record));
+        let record = match read_record(io, records)? {
+            Ok(record) => record,
+            Err(error) => return Ok(Err(error)),
         };
-        let len = usize::from(u16::from_be_bytes([high, low]));
-        records += 1;
-        if !(20..=23).contains(&kind) || major != 3 {
-            let first = [kind, major, record[2], high, low];
-            return Ok(Err(TlsError::NotTls { first }));
-        }
-        if len > BODY_BYTES_MAX || records > RECORDS_MAX {
-            return Ok(Err(TlsError::Record));
-        }
-        record.resize(HEADER_BYTES + len, 0);
-        io.read(&mut record[HEADER_BYTES..])?;
         if let Err(error) = take_record(&mut connection, &record) {
             // The alert tells the peer why.
             flush(io, &mut connection)?;
             return Ok(Err(error));
         }
     }
+}
+
+/// Reads the next record of a handshake that has had `records` of them.
+fn read_record<I: RecordIo>(
+    io: &mut I,
+    records: &mut usize,
+) -> Result<Result<Vec<u8>, TlsError>, I::Error> {
+    let mut record = vec![0; HEADER_BYTES];
+    io.read(&mut record)?;
+    let [kind, major, _, high, low] = record[..] else {
+        return Ok(Err(TlsError::Record));
+    };
+    let len = usize::from(u16::from_be_bytes([high, low]));
+    *records += 1;
+    if !(20..=23).contains(&kind) || major != 3 {
+        let first = [kind, major, record[2], high, low];
+        return Ok(Err(TlsError::NotTls { first }));
+    }
+    if len > BODY_BYTES_MAX || *records > RECORDS_MAX {
+        return Ok(Err(TlsError::Record));
+    }
+    record.resize(HEADER_BYTES + len, 0);
+    io.read(&mut record[HEADER_BYTES..])?;
+    Ok(Ok(record))
 }
 
 fn flush<I: RecordIo>(io: &mut I, connection: &mut Connection) -> Result<(), I::Error> {
@@ -243,18 +419,27 @@ fn take_record(connection: &mut Connection, mut record: &[u8]) -> Result<(), Tls
                 rustls::Error::InvalidCertificate(
                     CertificateError::ApplicationVerificationFailure,
                 ) => TlsError::OtherKey,
+                rustls::Error::AlertReceived(alert) => TlsError::Declined { alert },
+                error @ rustls::Error::InvalidCertificate(_) => TlsError::Certificate {
+                    fault: CertificateFault::of(&error),
+                },
                 error => TlsError::Handshake(error),
             })?;
     }
     Ok(())
 }
 
-fn channel(connection: Connection, secrets: &Secrets) -> Result<Channel, TlsError> {
+fn channel(connection: Connection, secrets: &Secrets, is_raw: bool) -> Result<Channel, TlsError> {
     let binding = connection
         .export_keying_material([0; SECRET_BYTES], BINDING_LABEL, None)
         .map_err(TlsError::Handshake)?;
-    let peer = connection.peer_certificates().and_then(<[_]>::first);
-    let peer = Fingerprint::of(peer.ok_or(TlsError::Keys)?.as_ref());
+    let peer = match connection.peer_certificates() {
+        Some([key, ..]) if is_raw => Shown::Key(Fingerprint::of(key.as_ref())),
+        Some(chain @ [_, ..]) => Shown::Certificate(Presented(
+            chain.iter().map(|one| one.clone().into_owned()).collect(),
+        )),
+        _ => Shown::Nothing,
+    };
     let taken = *secrets.0.lock().unwrap_or_else(PoisonError::into_inner);
     let [Some(of_client), Some(of_server)] = taken else {
         return Err(TlsError::Keys);
@@ -297,14 +482,22 @@ mod tests {
 
     type Opened = Result<Channel, TlsError>;
 
+    fn own(key: Identity) -> ServerOwn {
+        ServerOwn {
+            key: Some(key),
+            certificate: None,
+        }
+    }
+
     fn shake(
         server: Identity,
         client: &Identity,
         expected: Fingerprint,
     ) -> (Opened, io::Result<Opened>) {
         let (mut here, mut there) = UnixStream::pair().unwrap();
-        let serving = thread::spawn(move || open_as_server(&mut there, &server));
-        let client = open_as_client(&mut here, client, expected).unwrap();
+        let serving = thread::spawn(move || open_as_server(&mut there, &own(server)));
+        let client = Own::Key(client.clone());
+        let client = open_as_client(&mut here, &client, &Expected::Key(expected)).unwrap();
         drop(here);
         (client, serving.join().unwrap())
     }
@@ -315,7 +508,8 @@ mod tests {
         let expected = server.fingerprint();
         let (ours, theirs) = shake(server, &client, expected);
         let (mut ours, mut theirs) = (ours.unwrap(), theirs.unwrap().unwrap());
-        assert_eq!((ours.peer, theirs.peer), (expected, client.fingerprint()));
+        assert_eq!(ours.peer, Shown::Key(expected));
+        assert_eq!(theirs.peer, Shown::Key(client.fingerprint()));
         assert!(ours.binding == theirs.binding && ours.binding != [0; 32]);
         for (from, to) in [
             (&mut ours.sealer, &mut theirs.opener),
@@ -360,7 +554,7 @@ mod tests {
         let server = Identity::random().unwrap();
         let serve = |bytes: &[u8]| {
             let (mut here, mut there) = UnixStream::pair().unwrap();
-            let server = server.clone();
+            let server = own(server.clone());
             let serving = thread::spawn(move || open_as_server(&mut there, &server));
             let _ = here.write_all(bytes);
             here.shutdown(std::net::Shutdown::Write).unwrap();

@@ -30,6 +30,8 @@ const DIGEST_BYTES: usize = 32;
 pub const PUBLIC_KEY_BYTES: usize = 32;
 pub const SIGNATURE_BYTES: usize = 64;
 const PREFIX: &str = "sha256:";
+/// Begins the name of a certificate in a list.
+const CERTIFICATE_PREFIX: &str = "cert:";
 /// Begins the line of a key in its file; the key's PKCS#8 follows in hexadecimal digits.
 const FILE_PREFIX: &str = "outboard-key-1:";
 const FILE_BYTES_MAX: u64 = 4 << 10;
@@ -217,18 +219,30 @@ impl PartialEq for Identity {
 
 impl Eq for Identity {}
 
-/// Returns whether a file lists this fingerprint: one a line, a name or remark may follow it. The
-/// file is no secret, but nobody else may change it.
-pub fn is_authorized(path: &Path, fingerprint: Fingerprint) -> Result<bool, IdentityError> {
-    Ok(authorized(path)?.contains(&fingerprint))
+/// The one who may be listed in a file of those who are served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Listed<'a> {
+    Key(Fingerprint),
+    /// Name of a certificate.
+    Certificate(&'a str),
 }
 
-/// Returns the number of fingerprints that a file lists.
+/// Returns whether a file lists this key or certificate: a fingerprint, or `cert:` and a name, on
+/// each line; a remark may follow. The file is no secret, but nobody else may change it.
+pub fn is_authorized(path: &Path, who: Listed<'_>) -> Result<bool, IdentityError> {
+    let mut found = false;
+    for_each_listed(path, |listed| found |= listed == who)?;
+    Ok(found)
+}
+
+/// Returns the number of keys and certificates that a file lists.
 pub fn authorized_count(path: &Path) -> Result<usize, IdentityError> {
-    authorized(path).map(|listed| listed.len())
+    let mut count = 0;
+    for_each_listed(path, |_| count += 1)?;
+    Ok(count)
 }
 
-fn authorized(path: &Path) -> Result<Vec<Fingerprint>, IdentityError> {
+fn for_each_listed(path: &Path, mut visit: impl FnMut(Listed<'_>)) -> Result<(), IdentityError> {
     let failed = |source| IdentityError::Authorized {
         path: path.into(),
         source,
@@ -242,20 +256,23 @@ fn authorized(path: &Path) -> Result<Vec<Fingerprint>, IdentityError> {
         });
     }
     let text = outboard_files::text_of(file, AUTHORIZED_BYTES_MAX).map_err(failed)?;
-    let mut all = Vec::new();
     for (at, line) in text.lines().enumerate() {
         let word = line.split_ascii_whitespace().next();
         let Some(word) = word.filter(|word| !word.starts_with('#')) else {
             continue;
         };
+        if let Some(name) = word.strip_prefix(CERTIFICATE_PREFIX) {
+            visit(Listed::Certificate(name));
+            continue;
+        }
         let listed = word.parse().map_err(|source| IdentityError::Line {
             path: path.into(),
             line: at + 1,
             source,
         })?;
-        all.push(listed);
+        visit(Listed::Key(listed));
     }
-    Ok(all)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -309,16 +326,16 @@ mod tests {
         let (one, other) = (Identity::random().unwrap(), Identity::random().unwrap());
         fs::write(&path, format!("# friends\n\n{} alice\n", one.fingerprint())).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
-        assert!(is_authorized(&path, one.fingerprint()).unwrap());
-        assert!(!is_authorized(&path, other.fingerprint()).unwrap());
+        assert!(is_authorized(&path, Listed::Key(one.fingerprint())).unwrap());
+        assert!(!is_authorized(&path, Listed::Key(other.fingerprint())).unwrap());
         fs::set_permissions(&path, fs::Permissions::from_mode(0o664)).unwrap();
-        let said = is_authorized(&path, one.fingerprint())
+        let said = is_authorized(&path, Listed::Key(one.fingerprint()))
             .unwrap_err()
             .to_string();
         assert!(said.contains("go-w"), "{said}");
         fs::write(&path, "alice").unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-        let said = is_authorized(&path, one.fingerprint())
+        let said = is_authorized(&path, Listed::Key(one.fingerprint()))
             .unwrap_err()
             .to_string();
         assert!(said.contains("line 1"), "{said}");

@@ -1,21 +1,29 @@
-//! TLS 1.3 between two keys that know each other by their fingerprints: raw public keys (RFC 7250)
-//! instead of certificates, so there is no name, no authority and no date to check.
+//! TLS 1.3 between two sides that know each other by the fingerprints of their keys, or by
+//! certificates. A key alone (RFC 7250) has no name, no authority and no date to check. The client
+//! says which it wants to see and which it shows.
 //!
 //! rustls does the handshake. It then hands out the traffic secrets, and [`Sealer`] and [`Opener`]
 //! make and read the records: each direction by itself, in whatever thread and process has that
 //! half of the connection ([`TlsState`] goes from one process to another).
 
+mod certificates;
 mod error;
 mod handshake;
 mod identity;
 mod records;
 mod schedule;
+mod subject;
 mod verify;
 
+pub use certificates::{
+    Authorities, Certificate, CertificateFault, CertificateFileError, CertificateText, Presented,
+};
 pub use error::TlsError;
-pub use handshake::{Channel, RecordIo, open_as_client, open_as_server};
+pub use handshake::{
+    Channel, Expected, Own, RecordIo, ServerOwn, Shown, open_as_client, open_as_server,
+};
 pub use identity::{
-    Fingerprint, FingerprintError, Identity, IdentityError, PUBLIC_KEY_BYTES, PublicKey,
+    Fingerprint, FingerprintError, Identity, IdentityError, Listed, PUBLIC_KEY_BYTES, PublicKey,
     PublicKeyError, SIGNATURE_BYTES, authorized_count, is_authorized,
 };
 pub use records::{Opener, RECORD_BYTES_MAX, Sealer};

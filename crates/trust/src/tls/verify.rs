@@ -3,7 +3,10 @@
 use rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme,
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    crypto::{WebPkiSupportedAlgorithms, verify_tls13_signature_with_raw_key},
+    crypto::{
+        CryptoProvider, WebPkiSupportedAlgorithms, ring, verify_tls13_signature,
+        verify_tls13_signature_with_raw_key,
+    },
     pki_types::{CertificateDer, ServerName, SubjectPublicKeyInfoDer, UnixTime},
     server::danger::{ClientCertVerified, ClientCertVerifier},
 };
@@ -22,6 +25,21 @@ pub(super) struct Pinned {
 #[derive(Debug)]
 pub(super) struct AnyKey {
     pub(super) algorithms: WebPkiSupportedAlgorithms,
+}
+
+/// Accepts a client with any certificate, or none; it is checked after the handshake.
+#[derive(Debug)]
+pub(super) struct AnyCertificate {
+    pub(super) algorithms: WebPkiSupportedAlgorithms,
+}
+
+/// One suite and one group: both ends are of one release.
+pub(super) fn provider() -> CryptoProvider {
+    CryptoProvider {
+        cipher_suites: vec![ring::cipher_suite::TLS13_AES_128_GCM_SHA256],
+        kx_groups: vec![ring::kx_group::X25519],
+        ..ring::default_provider()
+    }
 }
 
 fn check_signature(
@@ -118,5 +136,46 @@ impl ClientCertVerifier for AnyKey {
 
     fn requires_raw_public_keys(&self) -> bool {
         true
+    }
+}
+
+impl ClientCertVerifier for AnyCertificate {
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        _certificate: &CertificateDer<'_>,
+        _more: &[CertificateDer<'_>],
+        _now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        no_tls_1_2()
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, certificate, signed, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
     }
 }

@@ -1,6 +1,8 @@
 //! The real executable as a server, and helpers for tests of it.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod authority;
+
 use std::{
     fs,
     io::{BufRead, BufReader, Read},
