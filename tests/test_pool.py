@@ -28,14 +28,15 @@ GPUS_A_BOX = 2
 class Pool:
     """A manager and its boxes, each a process that can be killed and started again."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder, self.options = folder, options
         self.boxes: dict[str, subprocess.Popen[str]] = {}
         self.addresses: dict[str, str] = {}
         self.manager = self.start_manager("127.0.0.1:0")
 
     def start_manager(self, address: str) -> subprocess.Popen[str]:
         argv = [OUTBOARD, "pool", "serve", "--store", self.folder / "pool", "--listen", address]
+        argv += self.options
         log = (self.folder / "manager.log").open("a")
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=log, text=True)
         assert process.stdout is not None

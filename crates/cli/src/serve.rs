@@ -267,6 +267,7 @@ fn box_of(args: BoxArgs) -> anyhow::Result<Option<PoolOptions>> {
     Ok(Some(PoolOptions {
         manager,
         bearer: pool::bearer(args.pool_token_file.as_deref())?,
+        ca: args.pool_ca.map(std::path::absolute).transpose()?,
         state: pool::state_folder(args.pool_state, &name)?,
         name,
         address: args.pool_address,
@@ -437,17 +438,29 @@ impl OwnProof {
     }
 }
 
+/// Returns the files of the certificate that is named and of its key, and the key's fingerprint.
+pub(crate) fn own_certificate(
+    chain: Option<&Path>,
+    key: Option<&Path>,
+) -> anyhow::Result<Option<(PathBuf, PathBuf, Fingerprint)>> {
+    let (Some(chain), Some(key)) = (chain, key) else {
+        return Ok(None);
+    };
+    let (chain, key) = (std::path::absolute(chain)?, std::path::absolute(key)?);
+    let read = Certificate::read(&chain, &key).context("--certificate")?;
+    Ok(Some((chain, key, read.fingerprint())))
+}
+
+/// Returns the file of the key that is named, or the user's own, and its fingerprint.
+pub(crate) fn own_key(named: Option<PathBuf>) -> anyhow::Result<(PathBuf, Fingerprint)> {
+    let file = keygen::key_file(named)?;
+    let key = Identity::read(&file).context("--tls (outboard keygen makes the key)")?;
+    Ok((file, key.fingerprint()))
+}
+
 /// Returns the server's key and certificate, if it needs one.
 fn own_proof(listen: &[Endpoint], trust: &TrustArgs) -> anyhow::Result<Option<OwnProof>> {
-    let certificate = match (&trust.certificate, &trust.key) {
-        (Some(chain), Some(key)) => {
-            let absolute = std::path::absolute::<&Path>;
-            let (chain, key) = (absolute(chain)?, absolute(key)?);
-            let read = Certificate::read(&chain, &key).context("--certificate")?;
-            Some((chain, key, read.fingerprint()))
-        }
-        _ => None,
-    };
+    let certificate = own_certificate(trust.certificate.as_deref(), trust.key.as_deref())?;
     let is_for_all = trust.tls || certificate.is_some();
     if !is_for_all && !listen.iter().any(Endpoint::is_encrypted) {
         anyhow::ensure!(
@@ -459,11 +472,7 @@ fn own_proof(listen: &[Endpoint], trust: &TrustArgs) -> anyhow::Result<Option<Ow
     let key = match &certificate {
         // Programs that expect a key get the certificate's, unless another one is named.
         Some(_) if trust.tls_key.is_none() => None,
-        _ => {
-            let file = keygen::key_file(trust.tls_key.clone())?;
-            let key = Identity::read(&file).context("--tls (outboard keygen makes the key)")?;
-            Some((file, key.fingerprint()))
-        }
+        _ => Some(own_key(trust.tls_key.clone())?),
     };
     Ok(Some(OwnProof {
         key,

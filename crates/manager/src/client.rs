@@ -5,32 +5,51 @@ use std::{
     io::{self, Read as _, Write as _},
     net::{TcpStream, ToSocketAddrs as _},
     os::fd::{AsFd, BorrowedFd},
+    path::PathBuf,
     str::FromStr,
     time::{Duration, Instant},
 };
 
 use outboard_pool::api::PoolError;
+use outboard_trust::{Authorities, CertificateFileError, Expected, Fingerprint, Secured, TlsError};
 use serde::{Serialize, de::DeserializeOwned};
 use thiserror::Error;
 
 use crate::{http, limits};
 
-/// Address of a manager: `http://HOST:PORT`.
+/// Address of a manager: `http://HOST:PORT`, or `https://HOST:PORT`, where `?fingerprint=...` may
+/// follow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ManagerUrl {
     host: String,
     port: u16,
+    security: Security,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Security {
+    Plain,
+    /// The manager has a certificate of the host.
+    Certificate,
+    /// The manager has this key.
+    Key(Fingerprint),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("{0:?} is no manager's address: http://HOST:PORT")]
+#[error(
+    "{0:?} is no manager's address: http://HOST:PORT or https://HOST:PORT, where ?fingerprint=sha256:... may follow https"
+)]
 pub struct UrlError(String);
+
+const NOT_ENCRYPTED: &str = "whatever listens there hung up; a manager without --tls has an address of http://, and prints it when it starts";
 
 /// Reason why a request has no result.
 #[derive(Debug, Error)]
 pub enum ClientError {
     #[error("the manager at {url} does not answer: {source}")]
     Io { url: ManagerUrl, source: io::Error },
+    #[error("the manager at {url}: {source}")]
+    Untrusted { url: ManagerUrl, source: io::Error },
     #[error("{0}")]
     Refused(PoolError),
     #[error("the manager at {url} answers with something else: {why}")]
@@ -41,9 +60,17 @@ pub enum ClientError {
 pub struct Client {
     url: ManagerUrl,
     bearer: Option<String>,
-    stream: Option<TcpStream>,
+    /// File of the authorities of managers' certificates; None: those of the system.
+    ca: Option<PathBuf>,
+    stream: Option<Channel>,
     /// Set while the answer to a request is still to come.
     is_begun: bool,
+}
+
+/// A connection, which is encrypted or not.
+struct Channel {
+    socket: TcpStream,
+    tls: Option<Secured>,
 }
 
 impl FromStr for ManagerUrl {
@@ -51,7 +78,14 @@ impl FromStr for ManagerUrl {
 
     fn from_str(text: &str) -> Result<ManagerUrl, UrlError> {
         let wrong = || UrlError(text.chars().take(100).collect());
-        let rest = text.strip_prefix("http://").ok_or_else(wrong)?;
+        let (rest, security) = match (text.strip_prefix("http://"), text.strip_prefix("https://")) {
+            (Some(rest), _) => (rest, Security::Plain),
+            (_, Some(rest)) => match rest.split_once("?fingerprint=") {
+                None => (rest, Security::Certificate),
+                Some((rest, pin)) => (rest, Security::Key(pin.parse().map_err(|_| wrong())?)),
+            },
+            _ => return Err(wrong()),
+        };
         let rest = rest.strip_suffix('/').unwrap_or(rest);
         let (host, port) = rest.rsplit_once(':').ok_or_else(wrong)?;
         let bare = host.trim_start_matches('[').trim_end_matches(']');
@@ -61,6 +95,7 @@ impl FromStr for ManagerUrl {
                 Ok(ManagerUrl {
                     host: bare.into(),
                     port,
+                    security,
                 })
             }
             _ => Err(wrong()),
@@ -70,18 +105,29 @@ impl FromStr for ManagerUrl {
 
 impl fmt::Display for ManagerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = match self.security {
+            Security::Plain => "http",
+            Security::Certificate | Security::Key(_) => "https",
+        };
         match self.host.contains(':') {
-            true => write!(f, "http://[{}]:{}", self.host, self.port),
-            false => write!(f, "http://{}:{}", self.host, self.port),
+            true => write!(f, "{scheme}://[{}]:{}", self.host, self.port)?,
+            false => write!(f, "{scheme}://{}:{}", self.host, self.port)?,
+        }
+        match self.security {
+            Security::Key(pin) => write!(f, "?fingerprint={pin}"),
+            Security::Plain | Security::Certificate => Ok(()),
         }
     }
 }
 
 impl Client {
-    pub fn new(url: ManagerUrl, bearer: Option<String>) -> Client {
+    /// Connects later. The file of authorities is for managers with certificates; without it these
+    /// are the system's.
+    pub fn new(url: ManagerUrl, bearer: Option<String>, ca: Option<PathBuf>) -> Client {
         Client {
             url,
             bearer,
+            ca,
             stream: None,
             is_begun: false,
         }
@@ -128,10 +174,7 @@ impl Client {
         &self,
         said: io::Result<(u16, Vec<u8>)>,
     ) -> Result<T, ClientError> {
-        let (status, body) = said.map_err(|source| ClientError::Io {
-            url: self.url.clone(),
-            source,
-        })?;
+        let (status, body) = said.map_err(|source| self.failed(source))?;
         if status == 200 {
             return serde_json::from_slice(&body).map_err(|error| self.strange(&error.to_string()));
         }
@@ -155,14 +198,37 @@ impl Client {
         };
         let host = format!("{}:{}", self.url.host, self.url.port);
         let request = http::write_request(method, path, &host, self.bearer.as_deref(), body);
-        stream.set_write_timeout(Some(left(deadline)?))?;
-        stream.write_all(&request)?;
+        stream.send(&request, deadline)?;
         let answer = read_answer(&mut stream, deadline)?;
         self.stream = Some(stream);
         Ok(answer)
     }
 
-    fn connect(&self) -> io::Result<TcpStream> {
+    fn connect(&self) -> io::Result<Channel> {
+        let tls = self.expected()?.map(|server| Secured::client(&server));
+        let tls = tls.transpose().map_err(io::Error::other)?;
+        let socket = self.connect_socket()?;
+        Ok(Channel { socket, tls })
+    }
+
+    /// Returns the manager that is expected, if the connection is to be encrypted.
+    fn expected(&self) -> io::Result<Option<Expected>> {
+        match self.url.security {
+            Security::Plain => Ok(None),
+            Security::Key(pin) => Ok(Some(Expected::Key(pin))),
+            Security::Certificate => {
+                let authorities = match &self.ca {
+                    Some(file) => Authorities::read(file),
+                    None => Authorities::of_system(),
+                };
+                let authorities = authorities.map_err(io::Error::other)?;
+                let expected = Expected::of_host(&self.url.host, authorities);
+                expected.map(Some).map_err(io::Error::other)
+            }
+        }
+    }
+
+    fn connect_socket(&self) -> io::Result<TcpStream> {
         let timeout = Duration::from_millis(limits::CONNECT_MS_MAX);
         let addresses = (self.url.host.as_str(), self.url.port).to_socket_addrs()?;
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
@@ -186,8 +252,8 @@ impl Client {
             let host = format!("{}:{}", self.url.host, self.url.port);
             let bearer = self.bearer.as_deref();
             let request = http::write_request("POST", path, &host, bearer, &body);
-            stream.set_write_timeout(Some(Duration::from_millis(limits::ANSWER_MS_MAX)))?;
-            stream.write_all(&request)?;
+            let deadline = Instant::now() + Duration::from_millis(limits::ANSWER_MS_MAX);
+            stream.send(&request, deadline)?;
             Ok(stream)
         });
         match sent {
@@ -196,16 +262,13 @@ impl Client {
                 self.is_begun = true;
                 Ok(())
             }
-            Err(source) => Err(ClientError::Io {
-                url: self.url.clone(),
-                source,
-            }),
+            Err(source) => Err(self.failed(source)),
         }
     }
 
     /// Returns the connection of the request that was sent.
     pub fn waits_on(&self) -> Option<BorrowedFd<'_>> {
-        self.stream.as_ref().map(AsFd::as_fd)
+        self.stream.as_ref().map(|stream| stream.socket.as_fd())
     }
 
     /// Reads the answer of the request that was sent.
@@ -219,6 +282,15 @@ impl Client {
         self.document_of(said)
     }
 
+    fn failed(&self, source: io::Error) -> ClientError {
+        let url = self.url.clone();
+        let inner = source.get_ref();
+        match inner.is_some_and(|it| it.is::<TlsError>() || it.is::<CertificateFileError>()) {
+            true => ClientError::Untrusted { url, source },
+            false => ClientError::Io { url, source },
+        }
+    }
+
     fn strange(&self, why: &str) -> ClientError {
         ClientError::Strange {
             url: self.url.clone(),
@@ -227,17 +299,58 @@ impl Client {
     }
 }
 
-/// Reads a whole answer: its status and its document.
-fn read_answer(stream: &mut TcpStream, deadline: Instant) -> io::Result<(u16, Vec<u8>)> {
-    let mut bytes = Vec::new();
-    let mut piece = [0; 16 << 10];
-    loop {
-        stream.set_read_timeout(Some(left(deadline)?))?;
-        let count = stream.read(&mut piece)?;
-        if count == 0 {
-            return Err(io::ErrorKind::ConnectionReset.into());
+impl Channel {
+    /// Sends a request, after the handshake if there was none.
+    fn send(&mut self, request: &[u8], deadline: Instant) -> io::Result<()> {
+        self.socket.set_write_timeout(Some(left(deadline)?))?;
+        let Some(tls) = &mut self.tls else {
+            return self.socket.write_all(request);
+        };
+        tls.send(request).map_err(io::Error::other)?;
+        loop {
+            let Some(tls) = &mut self.tls else {
+                return Ok(());
+            };
+            self.socket.write_all(&tls.take_output())?;
+            if !tls.is_handshaking() {
+                return Ok(());
+            }
+            self.receive(&mut Vec::new(), deadline)?;
         }
-        bytes.extend_from_slice(&piece[..count]);
+    }
+
+    /// Appends what comes next.
+    fn receive(&mut self, bytes: &mut Vec<u8>, deadline: Instant) -> io::Result<()> {
+        let mut piece = [0; 16 << 10];
+        self.socket.set_read_timeout(Some(left(deadline)?))?;
+        let count = self.socket.read(&mut piece)?;
+        let Some(tls) = &mut self.tls else {
+            bytes.extend_from_slice(&piece[..count]);
+            return match count {
+                0 => Err(io::ErrorKind::ConnectionReset.into()),
+                _ => Ok(()),
+            };
+        };
+        if count == 0 {
+            return Err(match tls.is_handshaking() {
+                true => io::Error::other(NOT_ENCRYPTED),
+                false => io::ErrorKind::ConnectionReset.into(),
+            });
+        }
+        if let Err(error) = tls.receive(&piece[..count], bytes) {
+            // The alert tells the manager why.
+            let _ = self.socket.write_all(&tls.take_output());
+            return Err(io::Error::other(error));
+        }
+        Ok(())
+    }
+}
+
+/// Reads a whole answer: its status and its document.
+fn read_answer(stream: &mut Channel, deadline: Instant) -> io::Result<(u16, Vec<u8>)> {
+    let mut bytes = Vec::new();
+    loop {
+        stream.receive(&mut bytes, deadline)?;
         if let Some(answer) = http::take_answer(&bytes)? {
             return Ok(answer);
         }
@@ -257,17 +370,23 @@ mod tests {
 
     #[test]
     fn addresses() {
+        let pinned = format!("https://[::1]:5?fingerprint=sha256:{}", "7".repeat(64));
         for (text, shown) in [
             ("http://localhost:1", "http://localhost:1"),
             ("http://10.0.0.7:4834/", "http://10.0.0.7:4834"),
             ("http://[::1]:5", "http://[::1]:5"),
+            ("https://pool.example:7/", "https://pool.example:7"),
+            (pinned.as_str(), pinned.as_str()),
         ] {
             assert_eq!(text.parse::<ManagerUrl>().unwrap().to_string(), shown);
         }
         for wrong in [
             "",
             "localhost:1",
-            "https://a:1",
+            "ftp://a:1",
+            "https://a:1?fingerprint=sha256:7",
+            "https://a:1?ca=b",
+            "http://a:1?fingerprint=sha256:",
             "http://a",
             "http://:1",
             "http://a:0",

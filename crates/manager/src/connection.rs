@@ -6,14 +6,25 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
 };
 
+use outboard_pool::api::PoolError;
+use outboard_trust::Secured;
+
 use crate::{
     http::{self, Request},
     limits,
     routes::Wait,
 };
 
+/// First byte of a client that encrypts.
+const HANDSHAKE: u8 = 22;
+const ENCRYPTED: &str =
+    "this manager's address begins with https://; it prints the address when it starts";
+
 pub(crate) struct Connection {
     stream: TcpStream,
+    tls: Option<Secured>,
+    /// Something has come.
+    is_begun: bool,
     input: Vec<u8>,
     output: Vec<u8>,
     /// The request that has no answer yet, and when it gets one in any case.
@@ -31,11 +42,17 @@ pub(crate) enum Heard {
 }
 
 impl Connection {
-    pub(crate) fn new(stream: TcpStream, now_ms: u64) -> io::Result<Connection> {
+    pub(crate) fn new(
+        stream: TcpStream,
+        tls: Option<Secured>,
+        now_ms: u64,
+    ) -> io::Result<Connection> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         Ok(Connection {
             stream,
+            tls,
+            is_begun: false,
             input: Vec::new(),
             output: Vec::new(),
             wait: None,
@@ -52,14 +69,37 @@ impl Connection {
         let mut piece = [0; 16 << 10];
         match self.stream.read(&mut piece) {
             Ok(0) => return Heard::Ended,
-            Ok(count) => self.input.extend_from_slice(&piece[..count]),
+            Ok(count) if self.take(&piece[..count]) => {}
             Err(error) if is_later(&error) => return Heard::Nothing,
-            Err(_) => return Heard::Ended,
+            Ok(_) | Err(_) => return Heard::Ended,
         }
         if self.input.len() > limits::HEAD_BYTES_MAX + limits::BODY_BYTES_MAX {
             return Heard::Ended;
         }
         self.next()
+    }
+
+    /// Takes what has come. Returns false if the connection is over.
+    fn take(&mut self, bytes: &[u8]) -> bool {
+        let is_first = !std::mem::replace(&mut self.is_begun, true);
+        let Some(tls) = &mut self.tls else {
+            self.input.extend_from_slice(bytes);
+            return true;
+        };
+        if is_first && bytes.first() != Some(&HANDSHAKE) {
+            let error = PoolError::Wrong(ENCRYPTED.into());
+            let body = serde_json::to_vec(&error).unwrap_or_default();
+            let answer = http::write_answer(error.status(), "application/json", &body);
+            self.output.extend(answer);
+            self.write();
+            return false;
+        }
+        let taken = tls.receive(bytes, &mut self.input);
+        self.output.extend(tls.take_output());
+        if let Err(error) = &taken {
+            tracing::debug!(%error, "no encrypted connection");
+        }
+        self.write() && taken.is_ok()
     }
 
     pub(crate) fn next(&mut self) -> Heard {
@@ -78,7 +118,15 @@ impl Connection {
 
     pub(crate) fn answer(&mut self, now_ms: u64, status: u16, kind: &str, body: &[u8]) {
         self.wait = None;
-        self.output.extend(http::write_answer(status, kind, body));
+        let answer = http::write_answer(status, kind, body);
+        match &mut self.tls {
+            None => self.output.extend(answer),
+            // If that fails, the client's deadline ends the connection.
+            Some(tls) => {
+                let _ = tls.send(&answer);
+                self.output.extend(tls.take_output());
+            }
+        }
         self.until_ms = now_ms + limits::REQUEST_MS_MAX;
     }
 

@@ -18,7 +18,7 @@ use outboard_pool::{
     api::{Claimed, PoolError},
     record::LeaseState,
 };
-use outboard_trust::{Identity, IdentityError, hex, random};
+use outboard_trust::{Identity, IdentityError, Secured, hex, random};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::json;
 use thiserror::Error;
@@ -27,6 +27,7 @@ use tracing::{error, info, warn};
 use crate::{
     connection::{Connection, Heard},
     limits,
+    proof::{Proof, ProofError, ProofFiles},
     roles::caller,
     routes::{self, Outcome, Wait},
 };
@@ -45,6 +46,8 @@ pub struct Options {
     pub store: PathBuf,
     /// File of the tokens, one of which each request must have; None asks for none.
     pub tokens: Option<PathBuf>,
+    /// Files of the key and the certificate for encrypted connections; None: nothing is encrypted.
+    pub proof: Option<ProofFiles>,
 }
 
 /// Reason why a manager does not start, or ends.
@@ -59,6 +62,8 @@ pub enum ServeError {
     Store { path: PathBuf, source: StoreError },
     #[error("the manager's key: {0}")]
     Key(#[from] IdentityError),
+    #[error(transparent)]
+    Proof(#[from] ProofError),
     #[error("{doing}: {source}")]
     Io {
         doing: &'static str,
@@ -70,6 +75,7 @@ pub struct Server {
     listener: TcpListener,
     options: Options,
     key: Identity,
+    proof: Option<Proof>,
     pool_id: String,
     store: Option<FileStore>,
     manager: Option<Manager>,
@@ -89,6 +95,7 @@ impl Server {
     pub fn bind(options: Options) -> Result<Server, ServeError> {
         let io = |doing| move |source| ServeError::Io { doing, source };
         let key = key_beside(&options.store)?;
+        let proof = options.proof.as_ref().map(Proof::read).transpose()?;
         let id: [u8; 8] = random().map_err(io("drawing an id"))?;
         let listener = TcpListener::bind(options.listen).map_err(|source| ServeError::Listen {
             address: options.listen,
@@ -103,6 +110,7 @@ impl Server {
         let mut server = Server {
             listener,
             key,
+            proof,
             pool_id: hex::encode(&id),
             store: None,
             manager: None,
@@ -228,7 +236,8 @@ impl Server {
                     break;
                 }
             };
-            let Ok(connection) = Connection::new(stream, self.now_ms()) else {
+            let tls = self.proof.as_mut().map(|it| Secured::server(it.current()));
+            let Ok(connection) = Connection::new(stream, tls, self.now_ms()) else {
                 continue;
             };
             self.last += 1;

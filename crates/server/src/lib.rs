@@ -24,7 +24,6 @@
 mod access;
 mod admission;
 mod audit;
-mod certificate;
 mod control;
 mod devices;
 mod encryption;

@@ -48,6 +48,8 @@ pub struct PoolOptions {
     pub manager: ManagerUrl,
     /// Token for the manager.
     pub bearer: Option<String>,
+    /// File of the authorities of managers' certificates; None: those of the system.
+    pub ca: Option<PathBuf>,
     /// Name of the box.
     pub name: String,
     /// Folder of its state.
@@ -154,7 +156,11 @@ impl Gate {
         let (acknowledge, acknowledged) = mpsc::channel();
         let shared = Arc::new(Shared::default());
         let agent = Agent {
-            client: Client::new(options.manager.clone(), options.bearer.clone()),
+            client: Client::new(
+                options.manager.clone(),
+                options.bearer.clone(),
+                options.ca.clone(),
+            ),
             join: Join {
                 name: options.name.clone(),
                 identity: state.identity.clone(),

@@ -69,6 +69,7 @@ Examples:
 Environment:
   OUTBOARD_GPU       the address of the server, in place of --gpu; of several servers for outboard run
   OUTBOARD_POOL      the address of a pool's manager, in place of --pool of outboard pool
+  OUTBOARD_POOL_CA   the file of the authorities for managers' certificates, in place of --pool-ca
   OUTBOARD_GRANT_FILE  the file with the grants of a lease, which outboard run --pool makes
   OUTBOARD_CA        the file of the authorities for servers' certificates, in place of --ca
   OUTBOARD_CERTIFICATE, OUTBOARD_CERTIFICATE_KEY  the program's own certificate, in place of --certificate and --key

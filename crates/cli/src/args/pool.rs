@@ -51,6 +51,10 @@ pub(crate) struct PoolTokenArgs {
     /// File with the token for the pool's manager (outboard token create)
     #[arg(long, value_name = "FILE", env = "OUTBOARD_POOL_TOKEN_FILE")]
     pub(crate) pool_token_file: Option<PathBuf>,
+    /// File of authorities, in PEM form, one of which must have signed the certificate of a manager
+    /// whose https address has no fingerprint [default: the system's authorities]
+    #[arg(long, value_name = "FILE", env = "OUTBOARD_POOL_CA")]
+    pub(crate) pool_ca: Option<PathBuf>,
 }
 
 /// A server that is a GPU box of a pool.
@@ -73,6 +77,10 @@ pub(crate) struct BoxArgs {
     /// File with the token for the pool's manager; its name is to be box.NAME
     #[arg(long, value_name = "FILE", requires = "pool")]
     pub(crate) pool_token_file: Option<PathBuf>,
+    /// File of authorities, in PEM form, one of which must have signed the certificate of a manager
+    /// whose https address has no fingerprint [default: the system's authorities]
+    #[arg(long, value_name = "FILE", requires = "pool")]
+    pub(crate) pool_ca: Option<PathBuf>,
 }
 
 /// A program that runs with GPUs of a pool.
@@ -81,9 +89,8 @@ pub(crate) struct PoolRunArgs {
     /// Ask this pool's manager for GPUs, and give them back when the program has ended
     #[arg(long, value_name = "URL", conflicts_with = "local")]
     pub(crate) pool: Option<ManagerUrl>,
-    /// File with the token for the pool's manager (outboard token create)
-    #[arg(long, value_name = "FILE", env = "OUTBOARD_POOL_TOKEN_FILE")]
-    pub(crate) pool_token_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) token: PoolTokenArgs,
     #[command(flatten)]
     pub(crate) wish: WishArgs,
 }
@@ -196,14 +203,28 @@ pub(crate) struct PoolServeArgs {
     /// File of the pool's records; made if it does not exist, with the manager's key beside it
     #[arg(long, value_name = "FILE")]
     pub(crate) store: PathBuf,
-    /// Address for requests, over HTTP
+    /// Address for requests, over HTTP, or HTTPS with --tls or --certificate
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:4834")]
     pub(crate) listen: SocketAddr,
     /// Answer only requests with one of the tokens in this file (outboard token create): box.NAME
     /// is the box NAME, operator.NAME may do everything else, others may claim
     #[arg(long, value_name = "FILE")]
     pub(crate) tokens: Option<PathBuf>,
-    /// Listen beyond this machine although requests, tokens and grants are not encrypted
+    /// Encrypt all requests; the address that is printed has the fingerprint of the key
+    #[arg(long)]
+    pub(crate) tls: bool,
+    /// File with the key of --tls (outboard keygen) [default: $XDG_CONFIG_HOME/outboard/key, or
+    /// ~/.config/outboard/key]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// File of the manager's certificate, in PEM form, and of those that signed it: encrypt all
+    /// requests, and clients check it instead of a fingerprint. It is read anew when it has changed
+    #[arg(long, value_name = "FILE", requires = "key")]
+    pub(crate) certificate: Option<PathBuf>,
+    /// File of the certificate's private key, in PEM form
+    #[arg(long, value_name = "FILE", requires = "certificate")]
+    pub(crate) key: Option<PathBuf>,
+    /// Listen beyond this machine although requests are not encrypted, or need no token
     #[arg(long)]
     pub(crate) insecure: bool,
 }

@@ -16,9 +16,9 @@ use outboard_pool::{
 use outboard_trust::{hex, random, write_new_secret};
 use serde_json::json;
 
-use super::{bearer, client, hold, show};
+use super::{client, hold, show};
 use crate::{
-    args::{ManagerArgs, PoolClaimArgs, PoolTokenArgs, RunArgs, WishArgs},
+    args::{ManagerArgs, PoolClaimArgs, RunArgs, WishArgs},
     libraries,
 };
 
@@ -40,14 +40,9 @@ pub(crate) fn lease_for(args: &RunArgs) -> anyhow::Result<Option<Leased>> {
     };
     let manager = ManagerArgs {
         pool: pool.clone(),
-        token: PoolTokenArgs {
-            pool_token_file: args.pool.pool_token_file.clone(),
-        },
+        token: args.pool.token.clone(),
     };
-    let mut client = Client::new(
-        pool.clone(),
-        bearer(manager.token.pool_token_file.as_deref())?,
-    );
+    let mut client = client(&manager)?;
     let gpus = args.gpus.unwrap_or(1).into();
     let granted = wait_for(
         &mut client,

@@ -54,6 +54,9 @@ fn holder(
     if let Some(file) = &manager.token.pool_token_file {
         command.arg("--pool-token-file").arg(file);
     }
+    if let Some(file) = &manager.token.pool_ca {
+        command.arg("--pool-ca").arg(file);
+    }
     command.arg("--lease").arg(lease.to_string());
     command.arg("--term-ms").arg(term_ms.to_string());
     command.arg("--grants").arg(grants);

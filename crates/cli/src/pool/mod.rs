@@ -7,14 +7,15 @@ mod hold;
 use std::{path::Path, process::ExitCode, time::Duration};
 
 use anyhow::Context as _;
-use outboard_manager::{Client, Options, Server};
+use outboard_manager::{Client, Options, ProofFiles, Server};
 use outboard_pool::api::{GpuView, LeaseView, PoolView, Tables};
-use outboard_trust::{Store, Token};
+use outboard_trust::{Fingerprint, Store, Token};
 use serde_json::{Value, json};
 
 use crate::{
     args::{ManagerArgs, PoolAskArgs, PoolCommand, PoolReleaseArgs, PoolServeArgs, PoolTokenArgs},
     print,
+    serve::{own_certificate, own_key},
 };
 
 pub(crate) use claim::{Leased, host_name, lease_for, state_folder};
@@ -57,12 +58,23 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<ExitCode> {
 }
 
 fn serve(args: PoolServeArgs) -> anyhow::Result<ExitCode> {
-    anyhow::ensure!(
-        args.insecure || args.listen.ip().is_loopback(),
-        "{} is reached by other machines, and requests, tokens and grants are not encrypted: on a network that you \
-         trust --insecure; or listen on 127.0.0.1, and come through a tunnel",
-        args.listen
-    );
+    let (proof, pin) = proof_of(&args)?;
+    if !args.insecure && !args.listen.ip().is_loopback() {
+        anyhow::ensure!(
+            proof.is_some(),
+            "{} is reached by other machines, and requests, tokens and grants are not encrypted: add --tls or \
+             --certificate, and --tokens; on a network that you trust --insecure; or listen on 127.0.0.1, and come through a \
+             tunnel",
+            args.listen
+        );
+        anyhow::ensure!(
+            args.tokens.is_some(),
+            "{} is reached by other machines, and everybody who connects could claim GPUs: name who may by --tokens, or \
+             serve everybody with --insecure",
+            args.listen
+        );
+    }
+    let scheme = if proof.is_some() { "https" } else { "http" };
     let tokens = args.tokens.map(std::path::absolute).transpose()?;
     if let Some(file) = &tokens {
         Store::read(file).context("--tokens (outboard token create makes the file)")?;
@@ -71,10 +83,38 @@ fn serve(args: PoolServeArgs) -> anyhow::Result<ExitCode> {
         listen: args.listen,
         store: args.store,
         tokens,
+        proof,
     })?;
-    print(format!("manager at http://{}\n", server.address()?).as_bytes())?;
+    let pin = pin.map_or(String::new(), |pin| format!("?fingerprint={pin}"));
+    let address = server.address()?;
+    print(format!("manager at {scheme}://{address}{pin}\n").as_bytes())?;
     server.run()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the files for encrypted connections, if these are asked for, and the fingerprint by
+/// which clients know the manager; None if they check its certificate.
+fn proof_of(args: &PoolServeArgs) -> anyhow::Result<(Option<ProofFiles>, Option<Fingerprint>)> {
+    let certificate = own_certificate(args.certificate.as_deref(), args.key.as_deref())?;
+    if !args.tls && certificate.is_none() {
+        anyhow::ensure!(
+            args.tls_key.is_none(),
+            "--tls-key is for encrypted connections: add --tls"
+        );
+        return Ok((None, None));
+    }
+    let key = match &certificate {
+        // Clients that expect a key get the certificate's, unless another one is named.
+        Some(_) if args.tls_key.is_none() => None,
+        _ => Some(own_key(args.tls_key.clone())?),
+    };
+    let pin = key.as_ref().map(|(_, pin)| *pin);
+    let pin = pin.filter(|_| certificate.is_none());
+    let files = ProofFiles {
+        key: key.map(|(file, _)| file),
+        certificate: certificate.map(|(chain, key, _)| (chain, key)),
+    };
+    Ok((Some(files), pin))
 }
 
 /// Returns the text of the token in a file.
@@ -84,11 +124,12 @@ pub(crate) fn bearer(file: Option<&Path>) -> anyhow::Result<Option<String>> {
 }
 
 fn client(manager: &ManagerArgs) -> anyhow::Result<Client> {
-    let PoolTokenArgs { pool_token_file } = &manager.token;
-    Ok(Client::new(
-        manager.pool.clone(),
-        bearer(pool_token_file.as_deref())?,
-    ))
+    let PoolTokenArgs {
+        pool_token_file,
+        pool_ca,
+    } = &manager.token;
+    let bearer = bearer(pool_token_file.as_deref())?;
+    Ok(Client::new(manager.pool.clone(), bearer, pool_ca.clone()))
 }
 
 fn ask<T: serde::de::DeserializeOwned>(args: &PoolAskArgs, path: &str) -> anyhow::Result<T> {

@@ -39,6 +39,7 @@ use std::{
 };
 
 use outboard_link::{Endpoint, Listener};
+use outboard_trust::CertificateFiles;
 use tracing::{debug, error};
 
 pub use self::options::{ServeError, ServeOptions};
@@ -49,7 +50,6 @@ use self::{
 use crate::{
     admission::{Order, Terms, Transport},
     audit::Audit,
-    certificate::CertificateFiles,
     exporter::Exporter,
     limits,
     pool::Gate,

@@ -12,6 +12,7 @@ use rustls::{
         AlwaysResolvesClientRawPublicKeys, ResolvesClientCert, Resumption,
         danger::ServerCertVerifier,
     },
+    crypto::CryptoProvider,
     pki_types::{InvalidDnsNameError, ServerName},
     server::{
         Accepted, AcceptedAlert, Acceptor, AlwaysResolvesServerRawPublicKeys, CertificateType,
@@ -173,13 +174,23 @@ pub fn open_as_client<I: RecordIo>(
     };
     let is_raw = matches!(server, Expected::Key(_));
     let opened = open(io, Connection::Client(connection), &mut 0, &secrets, is_raw)?;
-    Ok(opened.map_err(|error| match error {
+    Ok(opened.map_err(|error| fault_of_client(error, is_raw)))
+}
+
+/// Returns the fault as it is to a client, which knows the server by its key or not.
+pub(super) fn fault_of_client(error: TlsError, is_raw: bool) -> TlsError {
+    match error {
         // Its alert, when it has no certificate to show.
         TlsError::Declined {
             alert: AlertDescription::HandshakeFailure,
         } if !is_raw => TlsError::NoCertificate,
         error => error,
-    }))
+    }
+}
+
+/// Returns whether a peer's list of kinds has keys without certificates.
+pub(super) fn is_raw(types: Option<&[CertificateType]>) -> bool {
+    types.is_some_and(|types| types.contains(&CertificateType::RawPublicKey))
 }
 
 /// Opens the server's end, to a client that may show any key or certificate.
@@ -193,9 +204,6 @@ pub fn open_as_server<I: RecordIo>(
         Err(error) => return Ok(Err(error)),
     };
     let secrets = Arc::new(Secrets::default());
-    let is_raw = |types: Option<&[CertificateType]>| {
-        types.is_some_and(|types| types.contains(&CertificateType::RawPublicKey))
-    };
     let hello = accepted.client_hello();
     let (wants_raw, shows_raw) = (
         is_raw(hello.server_cert_types()),
@@ -216,13 +224,18 @@ pub fn open_as_server<I: RecordIo>(
         ),
         Err((error, alert)) => {
             send_alert(io, alert)?;
-            Ok(Err(match error {
-                rustls::Error::PeerIncompatible(
-                    PeerIncompatible::IncorrectCertificateTypeExtension,
-                ) => TlsError::CertificateAsked,
-                error => TlsError::Handshake(error),
-            }))
+            Ok(Err(not_accepted(error)))
         }
+    }
+}
+
+/// Returns why a client's first message is not accepted.
+pub(super) fn not_accepted(error: rustls::Error) -> TlsError {
+    match error {
+        rustls::Error::PeerIncompatible(PeerIncompatible::IncorrectCertificateTypeExtension) => {
+            TlsError::CertificateAsked
+        }
+        error => TlsError::Handshake(error),
     }
 }
 
@@ -270,16 +283,7 @@ fn client(
     key_log: Arc<dyn KeyLog>,
 ) -> Result<ClientConnection, TlsError> {
     let provider = Arc::new(provider());
-    let algorithms = provider.signature_verification_algorithms;
-    let verifier: Arc<dyn ServerCertVerifier> = match server {
-        Expected::Key(fingerprint) => Arc::new(Pinned {
-            fingerprint: *fingerprint,
-            algorithms,
-        }),
-        Expected::Certificate { authorities, .. } => authorities
-            .server_verifier(&provider)
-            .map_err(|error| TlsError::Verifier(error.to_string()))?,
-    };
+    let verifier = verifier_of(server, &provider)?;
     let shown: Arc<dyn ResolvesClientCert> = match own {
         Own::Key(identity) => {
             let key = Arc::clone(&identity.certified);
@@ -298,17 +302,37 @@ fn client(
         .with_client_cert_resolver(shown);
     config.key_log = key_log;
     config.resumption = Resumption::disabled();
-    let name = match server {
-        Expected::Certificate { name, .. } => name.clone(),
-        // The name is not sent, and the key alone is checked.
+    // The name is not sent if the key alone is checked.
+    config.enable_sni = matches!(server, Expected::Certificate { .. });
+    ClientConnection::new(Arc::new(config), name_of(server)?).map_err(TlsError::Handshake)
+}
+
+/// Returns the check of the server that is expected.
+pub(super) fn verifier_of(
+    server: &Expected,
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<dyn ServerCertVerifier>, TlsError> {
+    match server {
+        Expected::Key(fingerprint) => Ok(Arc::new(Pinned {
+            fingerprint: *fingerprint,
+            algorithms: provider.signature_verification_algorithms,
+        })),
+        Expected::Certificate { authorities, .. } => authorities
+            .server_verifier(provider)
+            .map_err(|error| TlsError::Verifier(error.to_string())),
+    }
+}
+
+/// Returns the name that a certificate must have; any, if there is none.
+pub(super) fn name_of(server: &Expected) -> Result<ServerName<'static>, TlsError> {
+    match server {
+        Expected::Certificate { name, .. } => Ok(name.clone()),
         Expected::Key(_) => {
-            config.enable_sni = false;
             let no_name = |error: InvalidDnsNameError| rustls::Error::General(error.to_string());
             let name = ServerName::try_from("outboard").map_err(no_name);
-            name.map_err(TlsError::Handshake)?
+            name.map_err(TlsError::Handshake)
         }
-    };
-    ClientConnection::new(Arc::new(config), name).map_err(TlsError::Handshake)
+    }
 }
 
 /// Returns the settings for a client that wants to see the server's key alone, and shows its own
@@ -321,18 +345,7 @@ fn server(
 ) -> Result<ServerConfig, TlsError> {
     let provider = Arc::new(provider());
     let algorithms = provider.signature_verification_algorithms;
-    let raw = |key: &Arc<CertifiedKey>| -> Arc<dyn ResolvesServerCert> {
-        Arc::new(AlwaysResolvesServerRawPublicKeys::new(Arc::clone(key)))
-    };
-    let shown = match (&own.certificate, &own.key) {
-        (Some(certificate), _) if !wants_raw => {
-            let certified = Arc::clone(&certificate.certified);
-            Arc::new(SingleCertAndKey::from(certified))
-        }
-        (_, Some(key)) => raw(&key.certified),
-        (Some(certificate), None) => raw(&certificate.raw),
-        (None, None) => return Err(TlsError::Keys),
-    };
+    let shown = shown_by(own, wants_raw)?;
     let verifier: Arc<dyn ClientCertVerifier> = match shows_raw {
         true => Arc::new(AnyKey { algorithms }),
         false => Arc::new(AnyCertificate { algorithms }),
@@ -347,6 +360,25 @@ fn server(
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(NoServerSessionStorage {});
     Ok(config)
+}
+
+/// Returns what the server shows to a client that wants to see its key alone, or its certificate.
+pub(super) fn shown_by(
+    own: &ServerOwn,
+    wants_raw: bool,
+) -> Result<Arc<dyn ResolvesServerCert>, TlsError> {
+    let raw = |key: &Arc<CertifiedKey>| -> Arc<dyn ResolvesServerCert> {
+        Arc::new(AlwaysResolvesServerRawPublicKeys::new(Arc::clone(key)))
+    };
+    match (&own.certificate, &own.key) {
+        (Some(certificate), _) if !wants_raw => {
+            let certified = Arc::clone(&certificate.certified);
+            Ok(Arc::new(SingleCertAndKey::from(certified)))
+        }
+        (_, Some(key)) => Ok(raw(&key.certified)),
+        (Some(certificate), None) => Ok(raw(&certificate.raw)),
+        (None, None) => Err(TlsError::Keys),
+    }
 }
 
 fn open<I: RecordIo>(
@@ -413,20 +445,22 @@ fn take_record(connection: &mut Connection, mut record: &[u8]) -> Result<(), Tls
         if !read.is_ok_and(|count| count > 0) {
             return Err(TlsError::Record);
         }
-        connection
-            .process_new_packets()
-            .map_err(|error| match error {
-                rustls::Error::InvalidCertificate(
-                    CertificateError::ApplicationVerificationFailure,
-                ) => TlsError::OtherKey,
-                rustls::Error::AlertReceived(alert) => TlsError::Declined { alert },
-                error @ rustls::Error::InvalidCertificate(_) => TlsError::Certificate {
-                    fault: CertificateFault::of(&error),
-                },
-                error => TlsError::Handshake(error),
-            })?;
+        connection.process_new_packets().map_err(fault_of)?;
     }
     Ok(())
+}
+
+pub(super) fn fault_of(error: rustls::Error) -> TlsError {
+    match error {
+        rustls::Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure) => {
+            TlsError::OtherKey
+        }
+        rustls::Error::AlertReceived(alert) => TlsError::Declined { alert },
+        error @ rustls::Error::InvalidCertificate(_) => TlsError::Certificate {
+            fault: CertificateFault::of(&error),
+        },
+        error => TlsError::Handshake(error),
+    }
 }
 
 fn channel(connection: Connection, secrets: &Secrets, is_raw: bool) -> Result<Channel, TlsError> {

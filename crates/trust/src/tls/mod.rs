@@ -8,10 +8,12 @@
 
 mod certificates;
 mod error;
+mod files;
 mod handshake;
 mod identity;
 mod records;
 mod schedule;
+mod secured;
 mod subject;
 mod verify;
 
@@ -19,6 +21,7 @@ pub use certificates::{
     Authorities, Certificate, CertificateFault, CertificateFileError, CertificateText, Presented,
 };
 pub use error::TlsError;
+pub use files::CertificateFiles;
 pub use handshake::{
     Channel, Expected, Own, RecordIo, ServerOwn, Shown, open_as_client, open_as_server,
 };
@@ -28,3 +31,4 @@ pub use identity::{
 };
 pub use records::{Opener, RECORD_BYTES_MAX, Sealer};
 pub use schedule::TlsState;
+pub use secured::Secured;

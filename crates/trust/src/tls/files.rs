@@ -1,5 +1,5 @@
-//! The server's certificate. Its files are read when the server starts, when they have changed, and
-//! after SIGHUP. Files that cannot be used, or of which one is not renewed yet, change nothing.
+//! A server's certificate. Its files are read when the server starts, when they have changed, and
+//! when the server is told to. Files that cannot be used, or do not fit each other, change nothing.
 
 use std::{
     fs,
@@ -8,13 +8,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outboard_trust::{CertificateFileError, CertificateText};
 use tracing::{info, warn};
+
+use super::certificates::{CertificateFileError, CertificateText};
 
 /// Interval at which the files are looked at, if there are connections.
 const LOOK: Duration = Duration::from_secs(1);
 
-pub(super) struct CertificateFiles {
+/// Files of a certificate and its private key, and what was read last.
+pub struct CertificateFiles {
     chain: PathBuf,
     key: PathBuf,
     text: CertificateText,
@@ -27,7 +29,8 @@ pub(super) struct CertificateFiles {
 type Stamp = (u64, u64, i64, i64);
 
 impl CertificateFiles {
-    pub(super) fn read(chain: &Path, key: &Path) -> Result<Self, CertificateFileError> {
+    /// Reads both files, and logs whose certificate it is.
+    pub fn read(chain: &Path, key: &Path) -> Result<Self, CertificateFileError> {
         let seen = [stamp(chain), stamp(key)];
         let text = CertificateText::read(chain, key)?;
         tell(&text);
@@ -41,7 +44,7 @@ impl CertificateFiles {
     }
 
     /// Returns the certificate that is shown now.
-    pub(super) fn current(&mut self) -> &CertificateText {
+    pub fn current(&mut self) -> &CertificateText {
         if self.looked.elapsed() >= LOOK {
             self.looked = Instant::now();
             if self.stamps() != self.seen {
@@ -52,7 +55,7 @@ impl CertificateFiles {
     }
 
     /// Reads the files again.
-    pub(super) fn reload(&mut self) {
+    pub fn reload(&mut self) {
         self.seen = self.stamps();
         match CertificateText::read(&self.chain, &self.key) {
             Ok(text) => {
