@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 import paper_plots
+import requirements_paper
 import svg
 from requirements import BANDWIDTHS_GBPS, RTTS_US, conditions, network_name
 from svg import BLUE, GREY, ORANGE, Line, Panel
@@ -47,6 +48,7 @@ def document(results: dict[str, Any], source: str, pictures: str) -> tuple[str, 
     measured = {n: entry for n, entry in results["cases"].items() if entry["status"] == "ok" and entry["networks"]}
     text.append("## Errors of the predictions\n\n" + _errors(measured) + _all(measured))
     text.append("## At the requirement\n\n" + _checks(measured, results["budget"], results["check_gbps"]))
+    text += requirements_paper.sections(measured)
     text.append("## Links without a network\n\n" + _links(results["cases"]))
     text.append(
         f"## Overhead over round-trip time\n\n![Overhead over round-trip time]({pictures}/slopes.svg)\n\n"

@@ -173,6 +173,29 @@ def made_up():
     return {"format": 1, "budget": "5%", "check_gbps": 100, "cases": {"a": entry, "b": failed}}
 
 
+def test_the_page_shows_the_papers_values_beside_its_own(tmp_path):
+    """By hand: 602,112 and 8 bytes in 10 ms are 60.2 MB/s; the GPU's 2 ms are a fifth of them."""
+    measured = made_up()
+    entry = measured["cases"].pop("a")
+    sent = {"class": "outstanding", "calls": 3, "request_bytes": 602_112, "response_bytes": 0}
+    received = {"class": "synchronous", "calls": 1, "request_bytes": 0, "response_bytes": 8}
+    entry["recorded"] = {"gpu_busy_ns": 2e6, "classes": [sent, received]}
+    narrow = entry["networks"][requirements.network_name(10, 1)]
+    narrow["overhead"], narrow["predicted_overhead"] = 2.3, {"simulated": 1.2, "closed_form": 0.0}
+    measured["cases"]["resnet18_infer_b1"] = entry
+    results, page = tmp_path / "r.json", tmp_path / "page.md"
+    results.write_text(json.dumps(measured))
+    assert paper_plots.main([str(results), str(page)], make=requirements_page.document, program="page") == 0
+    text = page.read_text()
+    assert "| ResNET, inference | 253 | A <program> | 60.2 | 602,112 | 8 |" in text
+    # 1 % a microsecond: 5 us are the longest within 5 %; no bandwidth is at 10 us.
+    assert "| ResNET | 5 us, 200 Gbps | A <program> | +5.0% (+5.0%) | 5 us | none |" in text
+    # 3.3 steps over 1.1, and 2.2 over 1.1.
+    assert "1 Gbps over 200 Gbps | 135 to 277 % | A <program> | +200.0% (+100.0%) |" in text
+    assert "| A <program> | 2 | 10 | 20% |" in text
+    assert "Bert" not in text.partition("| --- |")[2].partition("\n\n")[0]
+
+
 def test_the_page_shows_errors_checks_and_what_failed(tmp_path):
     results, page = tmp_path / "results" / "r.json", tmp_path / "page.md"
     results.parent.mkdir()
