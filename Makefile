@@ -75,6 +75,7 @@ lint: $(TOOLCHAIN)
 
 unit: $(TOOLCHAIN)
 	@tools/chromium.sh
+	@tools/verbs.sh
 	$(TESTED) command unit -- $(CARGO) test --workspace --quiet
 
 # The ring of the shm link, and the table that threads share, in every order that two threads can run them.

@@ -1,0 +1,306 @@
+//! The execution of one message in registered memory: all of it, or nothing.
+
+use std::sync::atomic::Ordering;
+
+use crate::{
+    cqe::{Completion, Kind},
+    keys::{Access, Place},
+    syndrome::Syndrome,
+    wqe::{Data, MESSAGE_BYTES_MAX, Operation, Remote, Segment},
+};
+
+use super::{
+    Adapter, Pair, State,
+    work::{ATOMIC_BYTES, Answer, Work},
+};
+
+impl Adapter {
+    /// Checks what the requester's adapter checks before it sends anything.
+    pub(super) fn check_local(&self, domain: u32, operation: &Operation) -> Result<(), Syndrome> {
+        let (segments, access) = operation.local();
+        let is_atomic = matches!(
+            operation,
+            Operation::FetchAdd { .. } | Operation::CompareSwap { .. }
+        );
+        if operation.bytes() > MESSAGE_BYTES_MAX
+            || (is_atomic && segments.iter().any(|one| one.bytes() != ATOMIC_BYTES))
+        {
+            return Err(Syndrome::LOCAL_LENGTH);
+        }
+        for one in segments {
+            self.keys
+                .find(domain, one.lkey, one.address, one.bytes(), access)
+                .ok_or(Syndrome::LOCAL_PROTECTION)?;
+        }
+        Ok(())
+    }
+
+    /// Executes a request at the peer of pair `from`; `None` if nobody answers.
+    pub(super) fn execute(&mut self, from: usize, sequence: u64, work: &Work) -> Option<Answer> {
+        let operation = work.operation.as_ref()?;
+        if matches!(operation, Operation::Nop) && self.pairs[from]?.peer.is_none() {
+            return Some(Answer::Done);
+        }
+        let requester = self.pairs[from]?;
+        let (to, responder) = self.reach(&requester)?;
+        let mut receiver = self.receivers[to].take()?;
+        let answer = if sequence > receiver.expected {
+            None
+        } else if sequence < receiver.expected {
+            // It arrives twice: the answer was lost. A read reads again, an atomic does not.
+            match operation {
+                Operation::Read { remote, into } => {
+                    Some(self.read(&requester, &responder, *remote, into))
+                }
+                Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => {
+                    receiver.kept(sequence).map(Answer::Value)
+                }
+                _ => Some(Answer::Done),
+            }
+        } else {
+            let answer = self.execute_first(&requester, &responder, operation, &mut receiver);
+            match answer {
+                Answer::NotReady => {}
+                Answer::Failed(Syndrome::LOCAL_PROTECTION) => {}
+                Answer::Failed(_) => self.set_error(to),
+                Answer::Value(value) => {
+                    receiver.keep(sequence, value);
+                    receiver.expected += 1;
+                }
+                Answer::Done => receiver.expected += 1,
+            }
+            Some(answer)
+        };
+        self.receivers[to] = Some(receiver);
+        answer
+    }
+
+    /// Returns the peer of a queue pair, if it is connected to this one and alive.
+    fn reach(&self, requester: &Pair) -> Option<(usize, Pair)> {
+        let peer = requester.peer?;
+        let (number, responder) = self.pair(peer.qpn).ok()?;
+        let back = responder.peer?;
+        let is_it = responder.state == State::Ready
+            && responder.epoch == peer.epoch
+            && (back.qpn, back.epoch) == (requester.qpn, requester.epoch)
+            && !responder.unreachable
+            && !requester.unreachable;
+        is_it.then_some((number, responder))
+    }
+
+    fn execute_first(
+        &mut self,
+        requester: &Pair,
+        responder: &Pair,
+        operation: &Operation,
+        receiver: &mut super::Receiver,
+    ) -> Answer {
+        match operation {
+            Operation::Nop => Answer::Done,
+            Operation::Write { remote, imm, data } => {
+                let index = match (imm, receiver.next()) {
+                    (Some(_), None) => return Answer::NotReady,
+                    (Some(imm), Some((index, _))) => Some((*imm, index)),
+                    (None, _) => None,
+                };
+                let bytes = operation.bytes();
+                let answer = self.write(requester, responder, *remote, bytes, data);
+                if let (Answer::Done, Some((imm, index))) = (answer, index) {
+                    receiver.take();
+                    self.received(responder, Kind::ReceivedWriteImm, index, bytes, imm);
+                }
+                answer
+            }
+            Operation::Send { imm, data } => {
+                let Some((index, into)) = receiver.next() else {
+                    return Answer::NotReady;
+                };
+                let bytes = operation.bytes();
+                let failed = self.deliver(requester, responder, into, bytes, data);
+                match failed {
+                    None => {
+                        receiver.take();
+                        let kind = if imm.is_some() {
+                            Kind::ReceivedImm
+                        } else {
+                            Kind::Received
+                        };
+                        self.received(responder, kind, index, bytes, imm.unwrap_or(0));
+                        Answer::Done
+                    }
+                    Some((here, there)) => {
+                        if let Some(there) = there {
+                            receiver.take();
+                            let kind = Kind::ResponderError;
+                            let of = Completion::failure(kind, responder.qpn, 0, index, there);
+                            self.complete(responder.receive_completions, &of);
+                        }
+                        Answer::Failed(here)
+                    }
+                }
+            }
+            Operation::Read { remote, into } => self.read(requester, responder, *remote, into),
+            Operation::FetchAdd { remote, add, .. } => {
+                self.atomic(responder, *remote, |old| Some(old.wrapping_add(*add)))
+            }
+            Operation::CompareSwap {
+                remote,
+                compare,
+                swap,
+                ..
+            } => self.atomic(responder, *remote, |old| (old == *compare).then_some(*swap)),
+        }
+    }
+
+    fn received(&mut self, pair: &Pair, kind: Kind, index: u16, bytes: u64, imm: u32) {
+        let (qpn, timestamp) = (pair.qpn, self.now_ns);
+        let mut completion = Completion::success(qpn, 0, index, bytes as u32, timestamp);
+        (completion.kind, completion.imm) = (kind, imm);
+        self.complete(pair.receive_completions, &completion);
+    }
+
+    fn write(&self, from: &Pair, to: &Pair, remote: Remote, bytes: u64, data: &Data) -> Answer {
+        if bytes == 0 {
+            return Answer::Done;
+        }
+        let Remote { address, rkey } = remote;
+        match self
+            .keys
+            .find(to.domain, rkey, address, bytes, Access::REMOTE_WRITE)
+        {
+            Some(place) => self.fill(from, place, data),
+            None => Answer::Failed(Syndrome::REMOTE_ACCESS),
+        }
+    }
+
+    /// Copies a message into a receive. Returns the syndromes of both sides if it cannot.
+    fn deliver(
+        &self,
+        from: &Pair,
+        to: &Pair,
+        into: Segment,
+        bytes: u64,
+        data: &Data,
+    ) -> Option<(Syndrome, Option<Syndrome>)> {
+        if bytes > into.bytes() {
+            return Some((
+                Syndrome::REMOTE_INVALID_REQUEST,
+                Some(Syndrome::LOCAL_LENGTH),
+            ));
+        }
+        let Segment { lkey, address, .. } = into;
+        let Some(place) = self
+            .keys
+            .find(to.domain, lkey, address, bytes, Access::LOCAL_WRITE)
+        else {
+            return Some((Syndrome::REMOTE_OPERATION, Some(Syndrome::LOCAL_PROTECTION)));
+        };
+        match self.fill(from, place, data) {
+            Answer::Failed(syndrome) => Some((syndrome, None)),
+            _ => None,
+        }
+    }
+
+    /// Copies a message to a place that has room for it.
+    fn fill(&self, from: &Pair, place: Place<'_>, data: &Data) -> Answer {
+        let mut at = place.offset;
+        match data {
+            Data::Inline(bytes) => place.memory.write(at, bytes),
+            Data::Gather(segments) => {
+                let find = |one: &Segment| {
+                    self.keys.find(
+                        from.domain,
+                        one.lkey,
+                        one.address,
+                        one.bytes(),
+                        Access::LOCAL_READ,
+                    )
+                };
+                if segments.iter().any(|one| find(one).is_none()) {
+                    return Answer::Failed(Syndrome::LOCAL_PROTECTION);
+                }
+                for one in segments {
+                    let bytes = one.bytes() as usize;
+                    if let Some(source) = find(one) {
+                        place.memory.copy(at, source.memory, source.offset, bytes);
+                    }
+                    at += bytes;
+                }
+            }
+        }
+        Answer::Done
+    }
+
+    fn read(&self, from: &Pair, to: &Pair, remote: Remote, into: &[Segment]) -> Answer {
+        let Remote { address, rkey } = remote;
+        let bytes = into.iter().map(Segment::bytes).sum();
+        if bytes == 0 {
+            return Answer::Done;
+        }
+        let Some(source) = self
+            .keys
+            .find(to.domain, rkey, address, bytes, Access::REMOTE_READ)
+        else {
+            return Answer::Failed(Syndrome::REMOTE_ACCESS);
+        };
+        let find = |one: &Segment| {
+            self.keys.find(
+                from.domain,
+                one.lkey,
+                one.address,
+                one.bytes(),
+                Access::LOCAL_WRITE,
+            )
+        };
+        if into.iter().any(|one| find(one).is_none()) {
+            return Answer::Failed(Syndrome::LOCAL_PROTECTION);
+        }
+        let mut at = source.offset;
+        for one in into {
+            if let Some(place) = find(one) {
+                place
+                    .memory
+                    .copy(place.offset, source.memory, at, one.bytes() as usize);
+            }
+            at += one.bytes() as usize;
+        }
+        Answer::Done
+    }
+
+    fn atomic(&self, to: &Pair, remote: Remote, change: impl Fn(u64) -> Option<u64>) -> Answer {
+        let Remote { address, rkey } = remote;
+        if !address.is_multiple_of(ATOMIC_BYTES) {
+            return Answer::Failed(Syndrome::REMOTE_INVALID_REQUEST);
+        }
+        let access = Access::REMOTE_ATOMIC;
+        let Some(place) = self
+            .keys
+            .find(to.domain, rkey, address, ATOMIC_BYTES, access)
+        else {
+            return Answer::Failed(Syndrome::REMOTE_ACCESS);
+        };
+        let word = place.memory.u64(place.offset);
+        match word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change) {
+            Ok(old) | Err(old) => Answer::Value(old),
+        }
+    }
+
+    /// Stores what an atomic returned, where its entry says.
+    pub(super) fn land(&self, domain: u32, work: &Work, answer: Answer) -> Answer {
+        let (Answer::Value(value), Some(operation)) = (answer, &work.operation) else {
+            return answer;
+        };
+        let (into, access) = operation.local();
+        let place = into.first().and_then(|one| {
+            self.keys
+                .find(domain, one.lkey, one.address, ATOMIC_BYTES, access)
+        });
+        match place {
+            Some(place) => {
+                place.memory.write(place.offset, &value.to_ne_bytes());
+                Answer::Done
+            }
+            None => Answer::Failed(Syndrome::LOCAL_PROTECTION),
+        }
+    }
+}

@@ -1,0 +1,379 @@
+//! The engine of the software adapter. A message is one packet: it arrives whole or not at all.
+//!
+//! ```text
+//!  send ring ─fetch─► pending, in order ─► wire (faults) ─► execute at the peer, by sequence
+//!                        ▲    └─ timeout, not ready: again ─┘        │
+//!                        └────────── answer ◄── wire (faults) ◄──────┘
+//!                     front is answered: completion
+//! ```
+
+mod execute;
+mod receiver;
+mod sender;
+mod setup;
+mod work;
+
+use std::{cmp::Reverse, collections::BinaryHeap};
+
+use crate::{
+    completions::{Completions, CompletionsSetup},
+    cqe::Completion,
+    error::Error,
+    faults::{Network, Wire},
+    keys::{Access, Keys},
+    memory::Mapped,
+};
+pub use receiver::RECEIVE_BYTES;
+use receiver::Receiver;
+pub use sender::Retries;
+use sender::Sender;
+pub use setup::PairSetup;
+use work::Answer;
+
+/// Queue pairs of an adapter.
+const PAIRS_MAX: usize = 65_536;
+/// Completion queues of an adapter.
+const COMPLETIONS_MAX: usize = 131_072;
+/// Number of the first queue pair; smaller ones are special on real adapters.
+const QPN_FIRST: u32 = 0x100;
+
+/// State of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Not connected: nothing is fetched.
+    Reset,
+    Ready,
+    /// All that is posted is flushed, until it is reset.
+    Error,
+}
+
+/// The other end of a connection: a queue pair, and how often it was reset before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    pub qpn: u32,
+    pub epoch: u32,
+}
+
+/// Counts of a queue pair since its last reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status {
+    pub state: State,
+    pub epoch: u32,
+    /// Entries of the send queue that succeeded.
+    pub succeeded: u64,
+    /// Entries that were flushed.
+    pub flushed: u64,
+    /// Index and syndrome of the entry that failed first.
+    pub failure: Option<(u16, u8)>,
+    /// Messages that were sent again.
+    pub retries: u64,
+    /// Doorbells with another queue pair's number.
+    pub foreign_doorbells: u64,
+}
+
+/// Properties of a queue pair that both of its halves need.
+#[derive(Clone, Copy, Debug)]
+struct Pair {
+    qpn: u32,
+    domain: u32,
+    epoch: u32,
+    state: State,
+    peer: Option<Peer>,
+    /// Nothing that is sent to it arrives.
+    unreachable: bool,
+    send_completions: usize,
+    receive_completions: usize,
+}
+
+/// A message on its way.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Event {
+    at_ns: u64,
+    /// Makes the order of messages with one time that in which they were sent.
+    order: u64,
+    /// The queue pair that sent the request, and its epoch then.
+    pair: usize,
+    epoch: u32,
+    sequence: u64,
+    answer: Option<Answer>,
+}
+
+/// An adapter without thread and clock.
+#[derive(Debug)]
+pub struct Adapter {
+    now_ns: u64,
+    keys: Keys,
+    completions: Vec<Option<Completions>>,
+    pairs: Vec<Option<Pair>>,
+    senders: Vec<Option<Box<Sender>>>,
+    receivers: Vec<Option<Receiver>>,
+    wire: Wire,
+    events: BinaryHeap<Reverse<Event>>,
+    order: u64,
+}
+
+impl Adapter {
+    #[must_use]
+    pub fn new(network: Network) -> Adapter {
+        Adapter {
+            now_ns: 0,
+            keys: Keys::default(),
+            completions: Vec::new(),
+            pairs: Vec::new(),
+            senders: Vec::new(),
+            receivers: Vec::new(),
+            wire: Wire::new(network),
+            events: BinaryHeap::new(),
+            order: 0,
+        }
+    }
+
+    /// Registers memory. Queue pairs of the domain use it by the key, locally and remotely.
+    pub fn register(&mut self, domain: u32, memory: Mapped, access: Access) -> Result<u32, Error> {
+        self.keys.add(domain, memory, access)
+    }
+
+    /// Ends a registration. Operations that name the key fail from now on.
+    pub fn unregister(&mut self, key: u32) -> Result<(), Error> {
+        self.keys.remove(key)
+    }
+
+    pub fn create_completions(&mut self, setup: CompletionsSetup) -> Result<u32, Error> {
+        let new = Some(Completions::new(setup)?);
+        let free = self.completions.iter().position(Option::is_none);
+        let number = free.unwrap_or(self.completions.len());
+        if number >= COMPLETIONS_MAX {
+            return Err(Error::TooMany {
+                what: "completion queues",
+                count_max: COMPLETIONS_MAX,
+            });
+        }
+        if free.is_none() {
+            self.completions.push(None);
+        }
+        self.completions[number] = new;
+        Ok(number as u32)
+    }
+
+    /// Makes a completion queue start again, in other memory.
+    pub fn reset_completions(&mut self, number: u32, setup: CompletionsSetup) -> Result<(), Error> {
+        let place = self
+            .completions
+            .get_mut(number as usize)
+            .ok_or(Error::NoCompletions(number))?;
+        *place = Some(Completions::new(setup)?);
+        Ok(())
+    }
+
+    pub fn destroy_completions(&mut self, number: u32) -> Result<(), Error> {
+        let place = self
+            .completions
+            .get_mut(number as usize)
+            .ok_or(Error::NoCompletions(number))?;
+        *place = None;
+        Ok(())
+    }
+
+    /// Makes a queue pair, which is [`State::Reset`] until it is connected. Returns its number.
+    pub fn create_pair(&mut self, setup: PairSetup) -> Result<u32, Error> {
+        let (sender, receiver) = setup.parts()?;
+        for number in [setup.send_completions, setup.receive_completions] {
+            if self
+                .completions
+                .get(number as usize)
+                .is_none_or(Option::is_none)
+            {
+                return Err(Error::NoCompletions(number));
+            }
+        }
+        let free = self.pairs.iter().position(Option::is_none);
+        let number = free.unwrap_or(self.pairs.len());
+        if number >= PAIRS_MAX {
+            return Err(Error::TooMany {
+                what: "queue pairs",
+                count_max: PAIRS_MAX,
+            });
+        }
+        if free.is_none() {
+            self.pairs.push(None);
+            self.senders.push(None);
+            self.receivers.push(None);
+        }
+        let qpn = QPN_FIRST + number as u32;
+        self.pairs[number] = Some(Pair {
+            qpn,
+            domain: setup.domain,
+            // An epoch of the slot's last queue pair must not fit this one.
+            epoch: self.order as u32,
+            state: State::Reset,
+            peer: None,
+            unreachable: false,
+            send_completions: setup.send_completions as usize,
+            receive_completions: setup.receive_completions as usize,
+        });
+        self.senders[number] = Some(Box::new(sender));
+        self.receivers[number] = Some(receiver);
+        self.order += 1;
+        Ok(qpn)
+    }
+
+    /// Returns what a peer's [`Adapter::connect`] needs.
+    pub fn end_of(&self, qpn: u32) -> Result<Peer, Error> {
+        let pair = self.pair(qpn)?.1;
+        Ok(Peer {
+            qpn,
+            epoch: pair.epoch,
+        })
+    }
+
+    /// Makes a queue pair ready to send and receive.
+    pub fn connect(&mut self, qpn: u32, peer: Peer) -> Result<(), Error> {
+        let number = self.pair(qpn)?.0;
+        if let Some(pair) = &mut self.pairs[number] {
+            (pair.peer, pair.state) = (Some(peer), State::Ready);
+        }
+        Ok(())
+    }
+
+    /// Puts a queue pair back to its start, in other memory, with a new epoch: what was sent to or
+    /// by the old one is dropped. It has to be connected again, and its peer, too.
+    pub fn reset(&mut self, qpn: u32, setup: PairSetup) -> Result<(), Error> {
+        let number = self.pair(qpn)?.0;
+        let (sender, receiver) = setup.parts()?;
+        if let Some(pair) = &mut self.pairs[number] {
+            (pair.peer, pair.state, pair.epoch) = (None, State::Reset, pair.epoch.wrapping_add(1));
+        }
+        self.senders[number] = Some(Box::new(sender));
+        self.receivers[number] = Some(receiver);
+        Ok(())
+    }
+
+    /// Puts a queue pair into [`State::Error`]: all that is posted is flushed.
+    pub fn fail(&mut self, qpn: u32) -> Result<(), Error> {
+        let number = self.pair(qpn)?.0;
+        self.set_error(number);
+        Ok(())
+    }
+
+    /// Makes a queue pair unreachable, or reachable again: a cable that is pulled.
+    pub fn set_unreachable(&mut self, qpn: u32, unreachable: bool) -> Result<(), Error> {
+        let number = self.pair(qpn)?.0;
+        if let Some(pair) = &mut self.pairs[number] {
+            pair.unreachable = unreachable;
+        }
+        Ok(())
+    }
+
+    pub fn destroy_pair(&mut self, qpn: u32) -> Result<(), Error> {
+        let number = self.pair(qpn)?.0;
+        self.order += 1;
+        (
+            self.pairs[number],
+            self.senders[number],
+            self.receivers[number],
+        ) = (None, None, None);
+        Ok(())
+    }
+
+    pub fn status(&self, qpn: u32) -> Result<Status, Error> {
+        let (number, pair) = self.pair(qpn)?;
+        let sender = self.senders[number].as_ref().ok_or(Error::NoPair(qpn))?;
+        Ok(sender.status(&pair))
+    }
+
+    /// Serves all queues once. Returns the number of entries fetched and messages delivered.
+    pub fn poll(&mut self, now_ns: u64) -> usize {
+        self.now_ns = now_ns;
+        let mut done = self.deliver_due();
+        for number in 0..self.pairs.len() {
+            done += self.serve(number);
+        }
+        done
+    }
+
+    fn pair(&self, qpn: u32) -> Result<(usize, Pair), Error> {
+        let number = qpn.checked_sub(QPN_FIRST).ok_or(Error::NoPair(qpn))? as usize;
+        let pair = self
+            .pairs
+            .get(number)
+            .copied()
+            .flatten()
+            .ok_or(Error::NoPair(qpn))?;
+        Ok((number, pair))
+    }
+
+    fn set_error(&mut self, number: usize) {
+        if let Some(pair) = &mut self.pairs[number] {
+            pair.state = State::Error;
+        }
+    }
+
+    fn complete(&mut self, completions: usize, completion: &Completion) {
+        let queue = self
+            .completions
+            .get_mut(completions)
+            .and_then(Option::as_mut);
+        if let Some(queue) = queue {
+            queue.push(completion);
+        }
+    }
+
+    fn overrun(&self, completions: usize) -> bool {
+        self.completions
+            .get(completions)
+            .and_then(Option::as_ref)
+            .is_none_or(|queue| queue.overrun)
+    }
+
+    fn send(&mut self, pair: usize, epoch: u32, sequence: u64, answer: Option<Answer>, bytes: u64) {
+        if let Some(at_ns) = self.wire.arrival_ns(self.now_ns, bytes) {
+            self.order += 1;
+            let order = self.order;
+            self.events.push(Reverse(Event {
+                at_ns,
+                order,
+                pair,
+                epoch,
+                sequence,
+                answer,
+            }));
+        }
+    }
+
+    fn deliver_due(&mut self) -> usize {
+        let mut done = 0;
+        while self
+            .events
+            .peek()
+            .is_some_and(|Reverse(event)| event.at_ns <= self.now_ns)
+        {
+            let Some(Reverse(event)) = self.events.pop() else {
+                break;
+            };
+            done += 1;
+            let Some(mut sender) = self.senders[event.pair].take() else {
+                continue;
+            };
+            let is_current = self.pairs[event.pair].is_some_and(|pair| pair.epoch == event.epoch);
+            if is_current {
+                match event.answer {
+                    Some(answer) => sender.answered(event.sequence, answer, self.now_ns),
+                    None => self.arrive(&mut sender, &event),
+                }
+            }
+            self.senders[event.pair] = Some(sender);
+        }
+        done
+    }
+
+    /// Executes a request at its peer, and sends the answer back.
+    fn arrive(&mut self, sender: &mut Sender, event: &Event) {
+        let Some(work) = sender.pending(event.sequence) else {
+            return;
+        };
+        if let Some(answer) = self.execute(event.pair, event.sequence, work) {
+            let bytes = if work.reads() { work.bytes() } else { 0 };
+            self.send(event.pair, event.epoch, event.sequence, Some(answer), bytes);
+        }
+    }
+}

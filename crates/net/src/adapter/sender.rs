@@ -1,0 +1,434 @@
+//! The requesting half of a queue pair: what was rung, fetched, sent, and is not answered yet.
+
+use std::{collections::VecDeque, sync::atomic::Ordering};
+
+use crate::{
+    cqe::{Completion, Kind},
+    memory::Mapped,
+    syndrome::Syndrome,
+    wqe::{BLOCK_BYTES, Control, Entry, SEGMENT_BYTES, SEGMENTS_MAX},
+};
+
+use super::{
+    Adapter, Pair, State, Status,
+    work::{Answer, Work},
+};
+
+/// Entries that are fetched and not complete.
+const PENDING_MAX: usize = 256;
+/// Reads and atomics among them.
+const READS_PENDING_MAX: usize = 16;
+/// Entries fetched from one queue before the next queue has its turn.
+const TURN_MAX: usize = 64;
+const ENTRY_BYTES_MAX: usize = (SEGMENTS_MAX * SEGMENT_BYTES).next_multiple_of(BLOCK_BYTES);
+const NOT_READY_WITHOUT_END: u32 = 7;
+
+/// Patience with a silent peer, and with one that has no receive posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retries {
+    pub timeout_ns: u64,
+    pub count_max: u32,
+    pub not_ready_ns: u64,
+    /// 7 is without end, as on real adapters.
+    pub not_ready_count_max: u32,
+}
+
+impl Default for Retries {
+    fn default() -> Retries {
+        Retries {
+            timeout_ns: 20_000_000,
+            count_max: 7,
+            not_ready_ns: 100_000,
+            not_ready_count_max: 6,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Sender {
+    ring: Mapped,
+    log_blocks: u32,
+    record: Mapped,
+    doorbell: Mapped,
+    retries: Retries,
+    doorbell_seen: u64,
+    /// The doorbell rang for more than the record had.
+    rung: bool,
+    /// Index of the next entry to fetch, and of the end of those that were rung for.
+    consumer: u16,
+    target: u16,
+    /// A wrong entry was fetched: nothing behind it is.
+    is_broken: bool,
+    pending: VecDeque<Work>,
+    /// Sequence number of the first pending entry.
+    first: u64,
+    /// Pending entries that were sent.
+    sent: usize,
+    reads_pending: usize,
+    resume_at_ns: u64,
+    progress_at_ns: u64,
+    timeouts: u32,
+    not_ready: u32,
+    succeeded: u64,
+    flushed: u64,
+    failure: Option<(u16, u8)>,
+    resent: u64,
+    foreign_doorbells: u64,
+}
+
+impl Sender {
+    pub(super) fn new(
+        ring: Mapped,
+        log_blocks: u32,
+        record: Mapped,
+        doorbell: Mapped,
+        retries: Retries,
+    ) -> Sender {
+        Sender {
+            ring,
+            log_blocks,
+            record,
+            doorbell,
+            retries,
+            doorbell_seen: 0,
+            rung: false,
+            consumer: 0,
+            target: 0,
+            is_broken: false,
+            pending: VecDeque::new(),
+            first: 0,
+            sent: 0,
+            reads_pending: 0,
+            resume_at_ns: 0,
+            progress_at_ns: 0,
+            timeouts: 0,
+            not_ready: 0,
+            succeeded: 0,
+            flushed: 0,
+            failure: None,
+            resent: 0,
+            foreign_doorbells: 0,
+        }
+    }
+
+    pub(super) fn status(&self, pair: &Pair) -> Status {
+        Status {
+            state: pair.state,
+            epoch: pair.epoch,
+            succeeded: self.succeeded,
+            flushed: self.flushed,
+            failure: self.failure,
+            retries: self.resent,
+            foreign_doorbells: self.foreign_doorbells,
+        }
+    }
+
+    pub(super) fn pending(&self, sequence: u64) -> Option<&Work> {
+        self.pending
+            .get(usize::try_from(sequence.checked_sub(self.first)?).ok()?)
+    }
+
+    /// Notes the peer's answer. Answers to what is complete, or twice, change nothing.
+    pub(super) fn answered(&mut self, sequence: u64, answer: Answer, now_ns: u64) {
+        let Some(at) = sequence
+            .checked_sub(self.first)
+            .and_then(|at| usize::try_from(at).ok())
+        else {
+            return;
+        };
+        let Some(work) = self.pending.get_mut(at) else {
+            return;
+        };
+        if work.answer.is_some() {
+            return;
+        }
+        if answer == Answer::NotReady {
+            self.not_ready += 1;
+            let limit = self.retries.not_ready_count_max;
+            if limit != NOT_READY_WITHOUT_END && self.not_ready > limit {
+                work.answer = Some(Answer::Failed(Syndrome::RECEIVER_NOT_READY));
+            } else {
+                self.sent = self.sent.min(at);
+                self.resume_at_ns = now_ns + self.retries.not_ready_ns;
+                self.resent += 1;
+            }
+        } else {
+            (self.not_ready, self.timeouts) = (0, 0);
+            work.answer = Some(answer);
+        }
+        self.progress_at_ns = now_ns;
+    }
+
+    /// Reads doorbell and record. Returns how many blocks are posted and not fetched.
+    fn look(&mut self, qpn: u32) -> u16 {
+        let rung = self.doorbell.u64(0).load(Ordering::Acquire);
+        let bytes = rung.to_ne_bytes();
+        let index = u16::from_be_bytes([bytes[1], bytes[2]]);
+        if rung != self.doorbell_seen {
+            self.doorbell_seen = rung;
+            let of = u32::from_be_bytes([0, bytes[4], bytes[5], bytes[6]]);
+            if of == qpn {
+                self.rung = true;
+            } else {
+                self.foreign_doorbells += 1;
+            }
+        }
+        if self.rung {
+            let record = u32::from_be(self.record.u32(4).load(Ordering::Acquire));
+            self.target = record as u16;
+            // A doorbell may come before its record, which is then looked at again.
+            let ahead = index.wrapping_sub(self.target);
+            self.rung = ahead != 0 && u32::from(ahead) <= 1 << self.log_blocks;
+        }
+        self.target.wrapping_sub(self.consumer)
+    }
+
+    fn read_block(&self, index: u16, into: &mut [u8]) {
+        let slot = usize::from(index) & ((1 << self.log_blocks) - 1);
+        self.ring.read(slot * BLOCK_BYTES, into);
+    }
+
+    /// Reads the entry at the consumer's index; `posted` blocks are there.
+    fn fetch(&mut self, qpn: u32, posted: u16) -> Result<(Entry, u16), (u8, Syndrome)> {
+        let wrong = |opcode| (opcode, Syndrome::LOCAL_OPERATION);
+        let mut bytes = [0; ENTRY_BYTES_MAX];
+        if u32::from(posted) > 1 << self.log_blocks {
+            return Err(wrong(0));
+        }
+        self.read_block(self.consumer, &mut bytes[..BLOCK_BYTES]);
+        let control = Control::read(&bytes).ok_or(wrong(0))?;
+        let blocks = control.blocks();
+        if blocks > posted {
+            return Err(wrong(control.opcode));
+        }
+        for block in 1..blocks {
+            let at = usize::from(block) * BLOCK_BYTES;
+            self.read_block(
+                self.consumer.wrapping_add(block),
+                &mut bytes[at..at + BLOCK_BYTES],
+            );
+        }
+        let entry = Entry::parse(
+            &bytes[..usize::from(blocks) * BLOCK_BYTES],
+            self.consumer,
+            qpn,
+        );
+        entry
+            .map(|entry| (entry, blocks))
+            .map_err(|syndrome| (control.opcode, syndrome))
+    }
+
+    fn push_wrong(&mut self, opcode: u8, syndrome: Syndrome) {
+        let answer = Some(Answer::Failed(syndrome));
+        let index = self.consumer;
+        self.pending.push_back(Work {
+            index,
+            opcode,
+            signalled: true,
+            operation: None,
+            answer,
+        });
+        self.is_broken = true;
+    }
+
+    /// Sends unanswered entries again if nothing was answered for too long.
+    fn check_time(&mut self, now_ns: u64) {
+        let is_late = now_ns.saturating_sub(self.progress_at_ns) > self.retries.timeout_ns;
+        if self.sent == 0 || !is_late {
+            return;
+        }
+        self.progress_at_ns = now_ns;
+        self.timeouts += 1;
+        if self.timeouts > self.retries.count_max {
+            let late = self.pending.iter_mut().find(|work| work.answer.is_none());
+            if let Some(work) = late {
+                work.answer = Some(Answer::Failed(Syndrome::RETRIES_EXCEEDED));
+            }
+        } else {
+            self.resent += self.sent as u64;
+            self.sent = 0;
+        }
+    }
+}
+
+impl Adapter {
+    /// Serves the send queue of one pair: fetches, sends, completes, or flushes.
+    pub(super) fn serve(&mut self, number: usize) -> usize {
+        let Some(pair) = self.pairs[number] else {
+            return 0;
+        };
+        let Some(mut sender) = self.senders[number].take() else {
+            return 0;
+        };
+        let done = match pair.state {
+            State::Reset => 0,
+            State::Ready if self.overrun(pair.send_completions) => {
+                self.set_error(number);
+                0
+            }
+            State::Ready => {
+                let fetched = self.fetch(&mut sender, &pair);
+                self.send_pending(&mut sender, number, &pair);
+                fetched + self.complete_front(&mut sender, number, &pair)
+            }
+            State::Error => self.flush(&mut sender, number, &pair),
+        };
+        self.senders[number] = Some(sender);
+        done
+    }
+
+    fn fetch(&mut self, sender: &mut Sender, pair: &Pair) -> usize {
+        let mut fetched = 0;
+        while fetched < TURN_MAX && sender.pending.len() < PENDING_MAX && !sender.is_broken {
+            let posted = sender.look(pair.qpn);
+            if posted == 0 {
+                break;
+            }
+            let (entry, blocks) = match sender.fetch(pair.qpn, posted) {
+                Ok(fetched) => fetched,
+                Err((opcode, syndrome)) => {
+                    sender.push_wrong(opcode, syndrome);
+                    return fetched + 1;
+                }
+            };
+            let reads = entry.operation.reads();
+            if (entry.flags.fenced() && sender.reads_pending > 0)
+                || (reads && sender.reads_pending >= READS_PENDING_MAX)
+            {
+                break;
+            }
+            fetched += 1;
+            let opcode = entry.operation.opcode();
+            if let Err(syndrome) = self.check_local(pair.domain, &entry.operation) {
+                sender.push_wrong(opcode, syndrome);
+                return fetched;
+            }
+            if sender.pending.is_empty() {
+                sender.progress_at_ns = self.now_ns;
+            }
+            sender.reads_pending += usize::from(reads);
+            let (index, signalled) = (entry.index, entry.flags.signalled());
+            let operation = Some(entry.operation);
+            sender.pending.push_back(Work {
+                index,
+                opcode,
+                signalled,
+                operation,
+                answer: None,
+            });
+            sender.consumer = sender.consumer.wrapping_add(blocks);
+        }
+        fetched
+    }
+
+    fn send_pending(&mut self, sender: &mut Sender, number: usize, pair: &Pair) {
+        sender.check_time(self.now_ns);
+        while sender.sent < sender.pending.len() && self.now_ns >= sender.resume_at_ns {
+            let sequence = sender.first + sender.sent as u64;
+            let work = &sender.pending[sender.sent];
+            sender.sent += 1;
+            if work.answer.is_some() {
+                continue;
+            }
+            if self.wire.is_perfect() {
+                if let Some(answer) = self.execute(number, sequence, work) {
+                    sender.answered(sequence, answer, self.now_ns);
+                }
+            } else {
+                let bytes = if work.reads() { 0 } else { work.bytes() };
+                self.send(number, pair.epoch, sequence, None, bytes);
+            }
+        }
+    }
+
+    /// Completes what is answered, in order. The first failure ends the queue.
+    fn complete_front(&mut self, sender: &mut Sender, number: usize, pair: &Pair) -> usize {
+        let mut done = 0;
+        while let Some(answer) = sender.pending.front().and_then(|work| work.answer) {
+            let Some(work) = sender.pending.pop_front() else {
+                break;
+            };
+            done += 1;
+            sender.first += 1;
+            sender.sent = sender.sent.saturating_sub(1);
+            sender.reads_pending -= usize::from(work.reads());
+            let answer = self.land(pair.domain, &work, answer);
+            let (qpn, opcode, index) = (pair.qpn, work.opcode, work.index);
+            if let Answer::Failed(syndrome) = answer {
+                sender.failure = Some((index, syndrome.0));
+                let kind = Kind::RequesterError;
+                let failure = Completion::failure(kind, qpn, opcode, index, syndrome);
+                self.complete(pair.send_completions, &failure);
+                if work.operation.is_none() {
+                    sender.consumer = sender.consumer.wrapping_add(1);
+                }
+                self.set_error(number);
+                return done + self.flush(sender, number, pair);
+            }
+            sender.succeeded += 1;
+            if work.signalled {
+                let bytes = work.bytes() as u32;
+                let success = Completion::success(qpn, opcode, index, bytes, self.now_ns);
+                self.complete(pair.send_completions, &success);
+            }
+        }
+        done
+    }
+
+    /// Completes everything that was fetched or posted as flushed, receives too.
+    fn flush(&mut self, sender: &mut Sender, number: usize, pair: &Pair) -> usize {
+        let mut done = 0;
+        let flushed = Syndrome::FLUSHED;
+        let mut pending = std::mem::take(&mut sender.pending);
+        (sender.sent, sender.reads_pending) = (0, 0);
+        for work in pending.drain(..) {
+            if work.operation.is_none() {
+                // A wrong entry was not passed yet; it takes one block.
+                sender.consumer = sender.consumer.wrapping_add(1);
+            }
+            let of = Completion::failure(
+                Kind::RequesterError,
+                pair.qpn,
+                work.opcode,
+                work.index,
+                flushed,
+            );
+            self.complete(pair.send_completions, &of);
+            done += 1;
+        }
+        loop {
+            let posted = sender.look(pair.qpn);
+            if posted == 0 || u32::from(posted) > 1 << sender.log_blocks {
+                break;
+            }
+            let mut block = [0; BLOCK_BYTES];
+            sender.read_block(sender.consumer, &mut block);
+            let control = Control::read(&block).filter(|control| control.index == sender.consumer);
+            let blocks = control.map_or(1, |control| control.blocks()).min(posted);
+            let opcode = control.map_or(0, |control| control.opcode);
+            let index = sender.consumer;
+            let of = Completion::failure(Kind::RequesterError, pair.qpn, opcode, index, flushed);
+            self.complete(pair.send_completions, &of);
+            sender.consumer = sender.consumer.wrapping_add(blocks);
+            done += 1;
+        }
+        sender.flushed += done as u64;
+        done + self.flush_receives(number, pair)
+    }
+
+    fn flush_receives(&mut self, number: usize, pair: &Pair) -> usize {
+        let mut done = 0;
+        let Some(mut receiver) = self.receivers[number].take() else {
+            return 0;
+        };
+        while let Some((index, _)) = receiver.next() {
+            receiver.take();
+            let kind = Kind::ResponderError;
+            let of = Completion::failure(kind, pair.qpn, 0, index, Syndrome::FLUSHED);
+            self.complete(pair.receive_completions, &of);
+            done += 1;
+        }
+        self.receivers[number] = Some(receiver);
+        done
+    }
+}

@@ -1,0 +1,86 @@
+//! Memory and properties of a queue pair.
+
+use crate::{completions::check, error::Error, memory::Mapped, wqe::BLOCK_BYTES};
+
+use super::{
+    receiver::{RECEIVE_BYTES, Receiver},
+    sender::{Retries, Sender},
+};
+
+/// Blocks of a send queue: indices of 16 bits must tell a full ring from an empty one.
+const LOG_MAX: u32 = 15;
+/// Offset of the doorbell in its page.
+const DOORBELL_OFFSET: usize = 0x800;
+
+/// All that a queue pair is made of.
+#[derive(Clone, Debug)]
+pub struct PairSetup {
+    pub domain: u32,
+    pub send_completions: u32,
+    pub receive_completions: u32,
+    /// Blocks of 64 bytes, 2^`log_blocks` of them.
+    pub ring: Mapped,
+    pub log_blocks: u32,
+    /// Receives of 16 bytes, 2^`log_receives` of them; `None` if nothing is received.
+    pub receives: Option<(Mapped, u32)>,
+    /// Doorbell record: two words of 32 bits, big-endian, for receives and sends.
+    pub record: Mapped,
+    /// The doorbell's page; the doorbell is at 0x800.
+    pub page: Mapped,
+    pub retries: Retries,
+}
+
+impl PairSetup {
+    pub(super) fn parts(&self) -> Result<(Sender, Receiver), Error> {
+        let (what, log_min, log_max) = ("send queue", 0, LOG_MAX);
+        if self.log_blocks > LOG_MAX {
+            return Err(Error::Size {
+                what,
+                log_min,
+                log_max,
+                given: self.log_blocks,
+            });
+        }
+        check(
+            &self.ring,
+            "a send queue",
+            BLOCK_BYTES << self.log_blocks,
+            BLOCK_BYTES,
+        )?;
+        check(&self.record, "a doorbell record", 8, 8)?;
+        check(
+            &self.page,
+            "a doorbell page",
+            DOORBELL_OFFSET + BLOCK_BYTES,
+            8,
+        )?;
+        if let Some((receives, log)) = &self.receives {
+            if *log > LOG_MAX {
+                return Err(Error::Size {
+                    what: "receive queue",
+                    log_min,
+                    log_max,
+                    given: *log,
+                });
+            }
+            check(
+                receives,
+                "a receive queue",
+                RECEIVE_BYTES << log,
+                RECEIVE_BYTES,
+            )?;
+        }
+        let doorbell = self.page.part(DOORBELL_OFFSET, 8).ok_or(Error::NoPair(0))?;
+        let sender = Sender::new(
+            self.ring.clone(),
+            self.log_blocks,
+            self.record.clone(),
+            doorbell,
+            self.retries,
+        );
+        Ok((
+            sender,
+            Receiver::new(self.receives.clone(), self.record.clone()),
+        ))
+    }
+}

@@ -1,0 +1,121 @@
+//! Completion queues, as the adapter writes them.
+
+use std::sync::atomic::Ordering;
+
+use crate::{
+    cqe::{CQE_BYTES, Completion, FRESH},
+    error::Error,
+    memory::Mapped,
+};
+
+const LOG_MAX: u32 = 22;
+/// Bits of the consumer's index in the doorbell record.
+const CONSUMER_MASK: u64 = 0x00ff_ffff;
+
+/// A completion queue's memory and kind.
+#[derive(Clone, Debug)]
+pub struct CompletionsSetup {
+    /// Completions of 64 bytes, 2^`log_entries` of them; one if it is collapsed.
+    pub entries: Mapped,
+    pub log_entries: u32,
+    /// All completions are written over the first. The first error stays.
+    pub collapsed: bool,
+    /// Doorbell record of 4 bytes with the consumer's index. Without one, overruns are not noticed.
+    pub record: Option<Mapped>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Completions {
+    setup: CompletionsSetup,
+    produced: u64,
+    /// A collapsed queue holds an error.
+    holds_error: bool,
+    pub(crate) overrun: bool,
+}
+
+impl Completions {
+    pub(crate) fn new(setup: CompletionsSetup) -> Result<Completions, Error> {
+        let log = setup.log_entries;
+        if log > LOG_MAX {
+            let what = "completion queue";
+            return Err(Error::Size {
+                what,
+                log_min: 0,
+                log_max: LOG_MAX,
+                given: log,
+            });
+        }
+        let bytes = CQE_BYTES << if setup.collapsed { 0 } else { log };
+        check(&setup.entries, "a completion queue", bytes, CQE_BYTES)?;
+        if let Some(record) = &setup.record {
+            check(record, "a doorbell record", 4, 4)?;
+        }
+        for at in (0..bytes).step_by(CQE_BYTES) {
+            let fresh = u64::from_be_bytes([0, 0, 0, 0, 0, 0, 0, FRESH]).to_be();
+            setup.entries.u64(at + 56).store(fresh, Ordering::Release);
+        }
+        Ok(Completions {
+            setup,
+            produced: 0,
+            holds_error: false,
+            overrun: false,
+        })
+    }
+
+    /// Writes a completion: the word with its opcode and owner last, in one store.
+    pub(crate) fn push(&mut self, completion: &Completion) {
+        let setup = &self.setup;
+        if self.holds_error || self.overrun {
+            return;
+        }
+        if !setup.collapsed && self.is_full() {
+            self.overrun = true;
+            return;
+        }
+        let (slot, owner) = if setup.collapsed {
+            (0, false)
+        } else {
+            let mask = (1 << setup.log_entries) - 1;
+            (
+                self.produced & mask,
+                self.produced >> setup.log_entries & 1 != 0,
+            )
+        };
+        let at = slot as usize * CQE_BYTES;
+        let bytes = completion.encode(owner);
+        let (head, last) = bytes.split_at(CQE_BYTES - 8);
+        setup.entries.write(at + 32, &head[32..]);
+        let last = last
+            .first_chunk()
+            .map_or(0, |last| u64::from_ne_bytes(*last));
+        setup.entries.u64(at + 56).store(last, Ordering::Release);
+        self.produced += 1;
+        self.holds_error = setup.collapsed && completion.is_error();
+    }
+
+    fn is_full(&self) -> bool {
+        let Some(record) = &self.setup.record else {
+            return false;
+        };
+        let consumed = u64::from(u32::from_be(record.u32(0).load(Ordering::Acquire)));
+        (self.produced.wrapping_sub(consumed) & CONSUMER_MASK) >= 1 << self.setup.log_entries
+    }
+}
+
+/// Whether memory is as long as needed, and aligned.
+pub(crate) fn check(
+    memory: &Mapped,
+    what: &'static str,
+    bytes: usize,
+    alignment: usize,
+) -> Result<(), Error> {
+    if memory.len() < bytes || !memory.is_aligned(alignment) {
+        return Err(Error::Memory {
+            what,
+            bytes,
+            alignment,
+            given: memory.len(),
+        });
+    }
+    Ok(())
+}

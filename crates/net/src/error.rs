@@ -1,0 +1,37 @@
+//! Errors of the calls that set an adapter up. Errors of operations are completions.
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    #[error("the adapter has {count_max} {what} at most")]
+    TooMany {
+        what: &'static str,
+        count_max: usize,
+    },
+    #[error("no memory is registered by key {0:#x}")]
+    NoKey(u32),
+    #[error("there is no queue pair {0:#x}")]
+    NoPair(u32),
+    #[error("there is no completion queue {0}")]
+    NoCompletions(u32),
+    #[error("{what} takes {bytes} bytes at a multiple of {alignment}; {given} were given")]
+    Memory {
+        what: &'static str,
+        bytes: usize,
+        alignment: usize,
+        given: usize,
+    },
+    #[error("a {what} has 2^{log_min} to 2^{log_max} entries, not 2^{given}")]
+    Size {
+        what: &'static str,
+        log_min: u32,
+        log_max: u32,
+        given: u32,
+    },
+    #[error("no memory is left for {0} bytes")]
+    OutOfMemory(usize),
+    #[error("no thread can be started: {0}")]
+    Thread(String),
+    #[error("{0} is a null pointer")]
+    Null(&'static str),
+}

@@ -1,0 +1,110 @@
+//! Registered memory: keys, and what each of them opens.
+
+use crate::{error::Error, memory::Mapped};
+
+/// Registrations that an adapter has room for.
+pub const REGIONS_MAX: usize = 65_536;
+
+/// Uses of registered memory beyond reading it locally.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Access(pub u32);
+
+impl Access {
+    pub const LOCAL_WRITE: Access = Access(1);
+    pub const REMOTE_WRITE: Access = Access(2);
+    pub const REMOTE_READ: Access = Access(4);
+    pub const REMOTE_ATOMIC: Access = Access(8);
+    pub const ALL: Access = Access(15);
+    pub const LOCAL_READ: Access = Access(0);
+
+    fn permits(self, wanted: Access) -> bool {
+        self.0 & wanted.0 == wanted.0
+    }
+}
+
+#[derive(Debug)]
+struct Region {
+    memory: Mapped,
+    domain: u32,
+    access: Access,
+}
+
+/// A place in registered memory: all checks are done.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place<'a> {
+    pub(crate) memory: &'a Mapped,
+    pub(crate) offset: usize,
+}
+
+/// All registrations of an adapter. A key has the number of its slot, and how often that was used.
+#[derive(Debug, Default)]
+pub(crate) struct Keys {
+    slots: Vec<(u8, Option<Region>)>,
+    free: Vec<usize>,
+}
+
+impl Keys {
+    pub(crate) fn add(
+        &mut self,
+        domain: u32,
+        memory: Mapped,
+        access: Access,
+    ) -> Result<u32, Error> {
+        let region = Some(Region {
+            memory,
+            domain,
+            access,
+        });
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None if self.slots.len() < REGIONS_MAX => {
+                self.slots.push((0, None));
+                self.slots.len() - 1
+            }
+            None => {
+                return Err(Error::TooMany {
+                    what: "registrations",
+                    count_max: REGIONS_MAX,
+                });
+            }
+        };
+        let uses = self.slots[slot].0.wrapping_add(1);
+        self.slots[slot] = (uses, region);
+        Ok((slot as u32 + 1) << 8 | u32::from(uses))
+    }
+
+    pub(crate) fn remove(&mut self, key: u32) -> Result<(), Error> {
+        let slot = self
+            .slot_of(key)
+            .filter(|slot| self.slots[*slot].1.is_some());
+        let slot = slot.ok_or(Error::NoKey(key))?;
+        self.slots[slot].1 = None;
+        self.free.push(slot);
+        Ok(())
+    }
+
+    /// Finds bytes by their key and address, if the key is of this domain and permits the access.
+    pub(crate) fn find(
+        &self,
+        domain: u32,
+        key: u32,
+        address: u64,
+        bytes: u64,
+        access: Access,
+    ) -> Option<Place<'_>> {
+        let region = self.slots[self.slot_of(key)?].1.as_ref()?;
+        if region.domain != domain || !region.access.permits(access) {
+            return None;
+        }
+        let offset = region.memory.offset_of(address, bytes)?;
+        Some(Place {
+            memory: &region.memory,
+            offset,
+        })
+    }
+
+    fn slot_of(&self, key: u32) -> Option<usize> {
+        let slot = (key >> 8).checked_sub(1)? as usize;
+        (self.slots.get(slot)?.0 == key as u8).then_some(slot)
+    }
+}

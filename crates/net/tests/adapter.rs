@@ -1,0 +1,634 @@
+//! The engine: what it executes, what it refuses, and with which syndrome. Entries are written into
+//! the ring, and completions are read from theirs, as a program does.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::atomic::Ordering;
+
+use outboard_net::{
+    Access, Adapter, CompletionsSetup, Mapped, Network, PairSetup, Retries, State,
+    cqe::{Completion, Kind},
+    wqe::{Control, Data, Entry, Flags, Operation, Remote, Segment},
+};
+use smallvec::smallvec;
+
+const LOG: u32 = 6;
+const BLOCKS: usize = 1 << LOG;
+const DATA_BYTES: usize = 65_536;
+
+/// One end of a connection, as a program has it.
+struct End {
+    qpn: u32,
+    setup: PairSetup,
+    sends: Mapped,
+    receives: Mapped,
+    data: Mapped,
+    key: u32,
+    head: u16,
+    received: u16,
+    seen: u64,
+    seen_receives: u64,
+}
+
+impl End {
+    fn new(adapter: &mut Adapter, collapsed: bool, domain: u32) -> End {
+        let memory = |bytes| Mapped::allocate(bytes).unwrap();
+        let (sends, receives) = (memory(BLOCKS * 64), memory(BLOCKS * 64));
+        let completions = |entries: &Mapped, collapsed| CompletionsSetup {
+            entries: entries.clone(),
+            log_entries: LOG,
+            collapsed,
+            record: None,
+        };
+        let setup = PairSetup {
+            domain,
+            send_completions: adapter
+                .create_completions(completions(&sends, collapsed))
+                .unwrap(),
+            receive_completions: adapter
+                .create_completions(completions(&receives, false))
+                .unwrap(),
+            ring: memory(BLOCKS * 64),
+            log_blocks: LOG,
+            receives: Some((memory(BLOCKS * 16), LOG)),
+            record: memory(8),
+            page: memory(4096),
+            retries: Retries {
+                timeout_ns: 1000,
+                not_ready_ns: 500,
+                ..Retries::default()
+            },
+        };
+        let data = memory(DATA_BYTES);
+        let key = adapter.register(domain, data.clone(), Access::ALL).unwrap();
+        let qpn = adapter.create_pair(setup.clone()).unwrap();
+        let (head, received, seen, seen_receives) = (0, 0, 0, 0);
+        End {
+            qpn,
+            setup,
+            sends,
+            receives,
+            data,
+            key,
+            head,
+            received,
+            seen,
+            seen_receives,
+        }
+    }
+
+    fn segment(&self, offset: usize, length: u32) -> Segment {
+        Segment {
+            length,
+            lkey: self.key,
+            address: self.data.address() + offset as u64,
+        }
+    }
+
+    fn remote(&self, offset: usize) -> Remote {
+        Remote {
+            address: self.data.address() + offset as u64,
+            rkey: self.key,
+        }
+    }
+
+    fn store(&mut self, bytes: &[u8]) {
+        for (block, bytes) in bytes.chunks(64).enumerate() {
+            let slot = usize::from(self.head.wrapping_add(block as u16)) % BLOCKS;
+            self.setup.ring.write(slot * 64, bytes);
+        }
+        self.head = self.head.wrapping_add(bytes.len().div_ceil(64) as u16);
+    }
+
+    fn record(&self) {
+        self.setup
+            .record
+            .u32(4)
+            .store(u32::from(self.head).to_be(), Ordering::Release);
+    }
+
+    fn doorbell(&self) {
+        let word = (u64::from(self.head) << 8) << 32 | u64::from(self.qpn << 8);
+        self.setup
+            .page
+            .u64(0x800)
+            .store(word.to_be(), Ordering::Release);
+    }
+
+    fn entry(&self, operation: Operation) -> Entry {
+        Entry {
+            index: self.head,
+            qpn: self.qpn,
+            flags: Flags::SIGNALLED,
+            operation,
+        }
+    }
+
+    fn post(&mut self, operation: Operation) {
+        let bytes = self.entry(operation).encode();
+        self.store(&bytes);
+        self.record();
+        self.doorbell();
+    }
+
+    fn post_receive(&mut self, segment: Segment) {
+        let mut bytes = [0; 16];
+        bytes[0..4].copy_from_slice(&segment.length.to_be_bytes());
+        bytes[4..8].copy_from_slice(&segment.lkey.to_be_bytes());
+        bytes[8..16].copy_from_slice(&segment.address.to_be_bytes());
+        let (ring, _) = self.setup.receives.as_ref().unwrap();
+        ring.write(usize::from(self.received) % BLOCKS * 16, &bytes);
+        self.received = self.received.wrapping_add(1);
+        self.setup
+            .record
+            .u32(0)
+            .store(u32::from(self.received).to_be(), Ordering::Release);
+    }
+
+    /// Reads the next completion of a plain queue by the owner rule of the adapters' manual.
+    fn next(entries: &Mapped, seen: &mut u64) -> Option<Completion> {
+        let mut bytes = [0; 64];
+        entries.read(*seen as usize % BLOCKS * 64, &mut bytes);
+        let (completion, owner) = Completion::parse(&bytes)?;
+        if owner != (*seen as usize & BLOCKS != 0) {
+            return None;
+        }
+        *seen += 1;
+        Some(completion)
+    }
+
+    fn completion(&mut self) -> Option<Completion> {
+        End::next(&self.sends, &mut self.seen)
+    }
+
+    fn receipt(&mut self) -> Option<Completion> {
+        End::next(&self.receives, &mut self.seen_receives)
+    }
+}
+
+fn connected(network: Network) -> (Adapter, End, End) {
+    let mut adapter = Adapter::new(network);
+    let (a, b) = (
+        End::new(&mut adapter, false, 1),
+        End::new(&mut adapter, false, 1),
+    );
+    connect(&mut adapter, &a, &b);
+    (adapter, a, b)
+}
+
+fn connect(adapter: &mut Adapter, a: &End, b: &End) {
+    let (of_a, of_b) = (
+        adapter.end_of(a.qpn).unwrap(),
+        adapter.end_of(b.qpn).unwrap(),
+    );
+    adapter.connect(a.qpn, of_b).unwrap();
+    adapter.connect(b.qpn, of_a).unwrap();
+}
+
+fn gather(segment: Segment) -> Data {
+    Data::Gather(smallvec![segment])
+}
+
+fn write(a: &End, b: &End) -> Operation {
+    Operation::Write {
+        remote: b.remote(0),
+        imm: None,
+        data: gather(a.segment(0, 64)),
+    }
+}
+
+/// Polls until the adapter has nothing to do for a while of its own time.
+fn run(adapter: &mut Adapter, now_ns: &mut u64) {
+    for _ in 0..200 {
+        *now_ns += 100;
+        adapter.poll(*now_ns);
+    }
+}
+
+/// Posts one of each kind from `a` to `b`; `a` begins with the pattern.
+fn post_each(a: &mut End, b: &mut End, pattern: &[u8]) {
+    a.data.write(0, pattern);
+    a.post(write(a, b));
+    let inline = Data::Inline(smallvec![9; 28]);
+    a.post(Operation::Write {
+        remote: b.remote(128),
+        imm: None,
+        data: inline,
+    });
+    b.data.u64(256).store(40, Ordering::Relaxed);
+    a.post(Operation::FetchAdd {
+        remote: b.remote(256),
+        add: 2,
+        into: a.segment(512, 8),
+    });
+    let (compare, swap) = (42, 7);
+    a.post(Operation::CompareSwap {
+        remote: b.remote(256),
+        compare,
+        swap,
+        into: a.segment(520, 8),
+    });
+    a.post(Operation::Read {
+        remote: b.remote(0),
+        into: smallvec![a.segment(1024, 64)],
+    });
+    b.post_receive(b.segment(2048, 64));
+    b.post_receive(b.segment(4096, 64));
+    a.post(Operation::Send {
+        imm: Some(5),
+        data: gather(a.segment(0, 32)),
+    });
+    let data = gather(a.segment(0, 16));
+    a.post(Operation::Write {
+        remote: b.remote(300),
+        imm: Some(6),
+        data,
+    });
+    a.post(Operation::Nop);
+}
+
+#[test]
+fn each_operation_moves_its_bytes_and_completes() {
+    let (mut adapter, mut a, mut b) = connected(Network::default());
+    let pattern: Vec<u8> = (0..64).map(|byte| byte * 3 + 1).collect();
+    post_each(&mut a, &mut b, &pattern);
+    adapter.poll(1);
+    let mut indices = Vec::new();
+    while let Some(done) = a.completion() {
+        assert_eq!((done.kind, done.qpn), (Kind::Requester, a.qpn));
+        indices.push(done.index);
+    }
+    // An atomic takes one block: four segments.
+    assert_eq!(indices, [0, 1, 2, 3, 4, 5, 6, 7]);
+    let bytes = |end: &End, at, count| {
+        let mut bytes = vec![0; count];
+        end.data.read(at, &mut bytes);
+        bytes
+    };
+    assert_eq!(bytes(&b, 0, 64), pattern);
+    assert_eq!(bytes(&b, 128, 28), [9; 28]);
+    assert_eq!(b.data.u64(256).load(Ordering::Relaxed), 7);
+    assert_eq!(a.data.u64(512).load(Ordering::Relaxed), 40);
+    assert_eq!(a.data.u64(520).load(Ordering::Relaxed), 42);
+    assert_eq!(bytes(&a, 1024, 64), pattern);
+    assert_eq!(bytes(&b, 2048, 32), pattern[..32]);
+    assert_eq!(bytes(&b, 300, 16), pattern[..16]);
+    let sent = b.receipt().unwrap();
+    assert_eq!(
+        (sent.kind, sent.index, sent.bytes, sent.imm),
+        (Kind::ReceivedImm, 0, 32, 5)
+    );
+    let written = b.receipt().unwrap();
+    assert_eq!(
+        (written.kind, written.index, written.imm),
+        (Kind::ReceivedWriteImm, 1, 6)
+    );
+}
+
+/// Posts one operation after another one that is right, and returns its syndrome.
+fn syndrome_of(spoil: impl FnOnce(&mut Adapter, &mut End, &mut End)) -> u8 {
+    let (mut adapter, mut a, mut b) = connected(Network::default());
+    a.post(write(&a, &b));
+    spoil(&mut adapter, &mut a, &mut b);
+    run(&mut adapter, &mut 0);
+    assert_eq!(
+        a.completion().unwrap().kind,
+        Kind::Requester,
+        "the entry before"
+    );
+    let failed = a.completion().unwrap();
+    assert_eq!(failed.kind, Kind::RequesterError);
+    assert_eq!(adapter.status(a.qpn).unwrap().state, State::Error);
+    a.post(Operation::Nop);
+    run(&mut adapter, &mut 1_000_000);
+    let behind = std::iter::from_fn(|| a.completion()).last().unwrap();
+    assert_eq!(
+        (behind.kind, behind.syndrome),
+        (Kind::RequesterError, 5),
+        "the entry behind"
+    );
+    failed.syndrome
+}
+
+/// Posts bytes that differ from a write's.
+fn changed(change: impl FnOnce(&mut Vec<u8>)) -> u8 {
+    syndrome_of(|_, a, b| {
+        let mut bytes = a.entry(write(a, b)).encode();
+        change(&mut bytes);
+        a.store(&bytes);
+        a.record();
+        a.doorbell();
+    })
+}
+
+fn posted(operation: impl FnOnce(&End, &End) -> Operation) -> u8 {
+    syndrome_of(|_, a, b| a.post(operation(a, b)))
+}
+
+#[test]
+fn wrong_entries_are_local_operation_errors() {
+    assert_eq!(changed(|bytes| bytes[7] = 1), 2, "too few segments");
+    assert_eq!(changed(|bytes| bytes[7] = 0), 2, "no segment");
+    assert_eq!(changed(|bytes| bytes[7] = 5), 2, "beyond what was posted");
+    assert_eq!(changed(|bytes| bytes[5] ^= 1), 2, "another queue's number");
+    assert_eq!(changed(|bytes| bytes[2] ^= 1), 2, "an index that jumps");
+    assert_eq!(
+        changed(|bytes| bytes[3] = 0x0e),
+        2,
+        "an opcode that is not served"
+    );
+    assert_eq!(changed(|bytes| bytes[0] = 8), 2, "a modifier");
+    let (mut adapter, mut a, b) = connected(Network::default());
+    a.post(write(&a, &b));
+    a.head = BLOCKS as u16 + 9;
+    a.record();
+    adapter.poll(1);
+    let beyond = a.completion().map(|done| (done.index, done.syndrome));
+    assert_eq!(beyond, Some((0, 2)), "a record beyond the ring");
+}
+
+#[test]
+fn wrong_keys_ranges_and_lengths_have_the_syndromes_of_adapters() {
+    let to = |a: &End, remote| Operation::Write {
+        remote,
+        imm: None,
+        data: gather(a.segment(0, 64)),
+    };
+    let wrong_key = |remote: Remote| Remote {
+        rkey: remote.rkey ^ 1,
+        ..remote
+    };
+    assert_eq!(posted(|a, b| to(a, wrong_key(b.remote(0)))), 0x13);
+    assert_eq!(posted(|a, b| to(a, b.remote(DATA_BYTES - 63))), 0x13);
+    let from = |b: &End, one| Operation::Write {
+        remote: b.remote(0),
+        imm: None,
+        data: gather(one),
+    };
+    assert_eq!(
+        posted(|a, b| from(
+            b,
+            Segment {
+                lkey: 0,
+                ..a.segment(0, 64)
+            }
+        )),
+        4
+    );
+    assert_eq!(posted(|a, b| from(b, a.segment(DATA_BYTES - 63, 64))), 4);
+    assert_eq!(
+        posted(|a, b| from(b, a.segment(0, 0))),
+        4,
+        "0 stands for 2 GiB"
+    );
+    let add = |b: &End, at, into| Operation::FetchAdd {
+        remote: b.remote(at),
+        add: 1,
+        into,
+    };
+    assert_eq!(
+        posted(|a, b| add(b, 4, a.segment(0, 8))),
+        0x12,
+        "not aligned"
+    );
+    assert_eq!(posted(|a, b| add(b, 0, a.segment(0, 4))), 1, "four bytes");
+    let send = |a: &End| Operation::Send {
+        imm: None,
+        data: gather(a.segment(0, 64)),
+    };
+    assert_eq!(posted(|a, _| send(a)), 0x16, "no receive");
+    let short = syndrome_of(|_, a, b| {
+        b.post_receive(b.segment(0, 32));
+        a.post(send(a));
+    });
+    assert_eq!(short, 0x12, "a receive that is too short");
+    let silent = syndrome_of(|adapter, a, b| {
+        adapter.poll(1);
+        adapter.set_unreachable(b.qpn, true).unwrap();
+        a.post(write(a, b));
+    });
+    assert_eq!(silent, 0x15, "a peer that does not answer");
+    let gone = syndrome_of(|adapter, a, b| {
+        adapter.poll(1);
+        adapter.unregister(b.key).unwrap();
+        a.post(write(a, b));
+    });
+    assert_eq!(gone, 0x13, "memory that is no longer registered");
+}
+
+#[test]
+fn a_key_of_another_domain_opens_nothing() {
+    let mut adapter = Adapter::new(Network::default());
+    let (mut a, b) = (
+        End::new(&mut adapter, false, 1),
+        End::new(&mut adapter, false, 2),
+    );
+    connect(&mut adapter, &a, &b);
+    a.post(Operation::Write {
+        remote: a.remote(0),
+        imm: None,
+        data: gather(a.segment(64, 64)),
+    });
+    run(&mut adapter, &mut 0);
+    assert_eq!(a.completion().unwrap().syndrome, 0x13);
+}
+
+#[test]
+fn nothing_happens_before_the_doorbell_and_a_doorbell_may_come_first() {
+    let (mut adapter, mut a, b) = connected(Network::default());
+    let bytes = a.entry(write(&a, &b)).encode();
+    a.store(&bytes);
+    a.record();
+    adapter.poll(1);
+    assert_eq!(a.completion(), None, "no doorbell");
+    a.doorbell();
+    adapter.poll(2);
+    assert_eq!(a.completion().map(|done| done.index), Some(0));
+    let bytes = a.entry(write(&a, &b)).encode();
+    a.store(&bytes);
+    a.doorbell();
+    adapter.poll(3);
+    assert_eq!(a.completion(), None, "no record");
+    a.record();
+    adapter.poll(4);
+    assert_eq!(a.completion().map(|done| done.index), Some(1));
+    // rdma-core rings with the first bytes of the entry itself: its own index.
+    let bytes = a.entry(write(&a, &b)).encode();
+    a.store(&bytes);
+    a.record();
+    let first = bytes[..8].try_into().map(u64::from_ne_bytes).unwrap();
+    a.setup.page.u64(0x800).store(first, Ordering::Release);
+    adapter.poll(5);
+    assert_eq!(a.completion().map(|done| done.index), Some(2));
+}
+
+#[test]
+fn indices_wrap_and_a_reset_begins_again() {
+    let (mut adapter, mut a, b) = connected(Network::default());
+    let mut now_ns = 0;
+    for number in 0..70_000_u32 {
+        a.post(write(&a, &b));
+        now_ns += 1;
+        adapter.poll(now_ns);
+        assert_eq!(a.completion().map(|done| done.index), Some(number as u16));
+    }
+    adapter.fail(a.qpn).unwrap();
+    a.post(Operation::Nop);
+    adapter.poll(now_ns);
+    assert_eq!(a.completion().unwrap().syndrome, 5);
+    let before = adapter.end_of(a.qpn).unwrap();
+    a.setup.record.u64(0).store(0, Ordering::Relaxed);
+    a.setup.page.u64(0x800).store(0, Ordering::Relaxed);
+    a.head = 0;
+    adapter.reset(a.qpn, a.setup.clone()).unwrap();
+    assert_ne!(adapter.end_of(a.qpn).unwrap(), before);
+    // The peer still speaks to the epoch before: it is not answered.
+    let of_b = adapter.end_of(b.qpn).unwrap();
+    adapter.connect(a.qpn, of_b).unwrap();
+    a.post(write(&a, &b));
+    run(&mut adapter, &mut now_ns);
+    assert_eq!(a.completion().unwrap().syndrome, 0x15);
+}
+
+#[test]
+fn a_collapsed_queue_has_the_last_index_and_keeps_its_first_error() {
+    let mut adapter = Adapter::new(Network::default());
+    let (mut a, b) = (
+        End::new(&mut adapter, true, 1),
+        End::new(&mut adapter, false, 1),
+    );
+    connect(&mut adapter, &a, &b);
+    let first = |a: &End| {
+        let mut bytes = [0; 64];
+        a.sends.read(0, &mut bytes);
+        Completion::parse(&bytes).map(|(completion, _)| completion)
+    };
+    assert_eq!(first(&a), None);
+    for index in 0..100 {
+        a.post(write(&a, &b));
+        adapter.poll(1);
+        assert_eq!(first(&a).map(|done| done.index), Some(index));
+    }
+    let bad = Remote {
+        rkey: 0,
+        ..b.remote(0)
+    };
+    a.post(Operation::Write {
+        remote: bad,
+        imm: None,
+        data: gather(a.segment(0, 8)),
+    });
+    a.post(Operation::Nop);
+    adapter.poll(2);
+    assert_eq!(
+        first(&a).map(|done| (done.index, done.syndrome)),
+        Some((100, 0x13))
+    );
+    assert_eq!(adapter.status(a.qpn).unwrap().flushed, 1);
+}
+
+/// Adds by many messages over a network that loses and reorders them: every addition counts once.
+#[test]
+fn nothing_is_lost_or_done_twice_on_a_bad_network() {
+    for seed in 0..8 {
+        let network = Network {
+            seed,
+            loss_ppm: 100_000,
+            delay_ns_min: 50,
+            delay_ns_max: 900,
+            bytes_per_s: 0,
+        };
+        let (mut adapter, mut a, b) = connected(network);
+        let count = 3000_u64;
+        let (mut posted, mut completed, mut now_ns) = (0, 0, 0);
+        while completed < count {
+            while posted < count && posted - completed < BLOCKS as u64 {
+                let into = a.segment(posted as usize % 64 * 8, 8);
+                a.post(Operation::FetchAdd {
+                    remote: b.remote(0),
+                    add: posted + 1,
+                    into,
+                });
+                posted += 1;
+            }
+            now_ns += 100;
+            adapter.poll(now_ns);
+            while let Some(done) = a.completion() {
+                assert_eq!(
+                    (done.kind, done.index),
+                    (Kind::Requester, completed as u16),
+                    "seed {seed}"
+                );
+                // The value before it: all additions before it, each once.
+                let got = a
+                    .data
+                    .u64(completed as usize % 64 * 8)
+                    .load(Ordering::Relaxed);
+                assert_eq!(got, completed * (completed + 1) / 2, "seed {seed}");
+                completed += 1;
+            }
+            assert!(now_ns < 1_000_000_000, "seed {seed}: no progress");
+        }
+        assert_eq!(
+            b.data.u64(0).load(Ordering::Relaxed),
+            count * (count + 1) / 2
+        );
+        assert!(adapter.status(a.qpn).unwrap().retries > 0);
+    }
+}
+
+#[test]
+fn bandwidth_and_delay_are_kept() {
+    let network = Network {
+        delay_ns_min: 700,
+        delay_ns_max: 700,
+        bytes_per_s: 1_000_000_000,
+        ..Network::default()
+    };
+    let (mut adapter, mut a, b) = connected(network);
+    a.setup.retries.timeout_ns = 1_000_000_000;
+    let data = gather(a.segment(0, 300));
+    a.post(Operation::Write {
+        remote: b.remote(0),
+        imm: None,
+        data,
+    });
+    let mut now_ns = 0;
+    while a.completion().is_none() {
+        now_ns += 1;
+        adapter.poll(now_ns);
+    }
+    // 300 bytes at 1 byte/ns, there and back.
+    assert!((1700..=1704).contains(&now_ns), "{now_ns} ns");
+}
+
+#[test]
+fn garbage_in_a_ring_ends_its_queue_and_no_other() {
+    let mut state = 1_u64;
+    for _ in 0..2000 {
+        let (mut adapter, mut a, mut b) = connected(Network::default());
+        let mut bytes = a.entry(write(&a, &b)).encode();
+        for byte in &mut bytes {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            if state >> 62 == 0 {
+                *byte = (state >> 40) as u8;
+            }
+        }
+        let blocks = Control::read(&bytes).unwrap().blocks();
+        a.store(&bytes);
+        a.head = blocks;
+        a.record();
+        a.doorbell();
+        adapter.poll(1);
+        let (mut c, d) = (
+            End::new(&mut adapter, false, 1),
+            End::new(&mut adapter, false, 1),
+        );
+        connect(&mut adapter, &c, &d);
+        c.post(write(&c, &d));
+        adapter.poll(2);
+        assert_eq!(c.completion().unwrap().kind, Kind::Requester);
+        let _ = (a.completion(), b.completion());
+    }
+}
