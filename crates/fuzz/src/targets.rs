@@ -55,6 +55,16 @@ pub(crate) fn all() -> Vec<Target> {
             outboard_balance::engine::fuzz::seeds(),
         ),
         target("balance-dump", outboard_balance::engine::fuzz::dump, none()),
+        target(
+            "tlp",
+            outboard_dxpu::fuzz::transaction,
+            outboard_dxpu::fuzz::transactions(),
+        ),
+        target(
+            "tlp-packets",
+            outboard_dxpu::fuzz::packets,
+            outboard_dxpu::fuzz::packet_seeds(),
+        ),
         target("recording", outboard_trace::fuzz, recordings()),
     ]
 }
