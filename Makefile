@@ -143,7 +143,8 @@ paper-remoting-plots:
 # FLOW_PEERS: libdpdk-dev libtsl-hopscotch-map-dev robin-map-dev libcuckoo-dev libtbb-dev liburcu-dev libabsl-dev.
 paper-flow: $(TOOLCHAIN)
 	@mkdir -p build
-	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(FLOW_BENCH) --release -- all >build/paper-flow.json
+	GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776 \
+		$(FLOW_BENCH) --release -- all --heap=8 >build/paper-flow.json
 	@mkdir -p build/paper-flow && mv build/paper-flow.json build/paper-flow/all.json
 	$(TOOLCHAIN) tools/paper_flow.py join build/paper-flow $(FLOW)
 	$(TOOLCHAIN) tools/paper_flow.py page $(FLOW) docs/flow-measured.md

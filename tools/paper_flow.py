@@ -23,6 +23,8 @@ THESIS_6_1 = {
     "our chained": (5.41, 3.23),
     "our std": (4.86, 2.96),
 }
+# Parts that measure a share of a figure, for runs that have little time.
+SHARES = {"6.1-campus": "6.1", "6.1-caida": "6.1"}
 LOADS = [10, 30, 50, 70, 75, 80, 90, 95, 99]
 THESIS_6_2 = {
     "our cuckoo++": ([53, 52, 52, 55, 56, 60, 66, 71, 88], [69, 69, 72, 109, 130, 163, 250, 400, 9954]),
@@ -53,7 +55,7 @@ def main() -> int:
             joined: Rows = {}
             for path in sorted(Path(folder).glob("*.json")):
                 if text := path.read_text().strip():
-                    joined.update(json.loads(text))
+                    add(joined, json.loads(text))
             Path(results).write_text(json.dumps(joined, indent=1, sort_keys=True) + "\n")
         case ["page", results, page]:
             Path(page).write_text(page_of(json.loads(Path(results).read_text())))
@@ -61,6 +63,20 @@ def main() -> int:
             print(__doc__, file=sys.stderr)
             return 2
     return 0
+
+
+def add(joined: Rows, run: Rows) -> None:
+    """Adds the parts of one run, with its date, in place of those that are there."""
+    machine, earlier = run.pop("machine"), run.pop("dates", {})
+    dates = joined.setdefault("dates", {})
+    joined["machine"] = machine
+    for name, rows in run.items():
+        part = SHARES.get(name, name)
+        date = earlier.get(part, machine["date"])
+        # A share joins the other share of its own day and replaces what is older.
+        same_day = dates.get(part, "").split()[:1] == date.split()[:1]
+        joined[part] = joined[part] | rows if part != name and same_day else rows
+        dates[part] = date
 
 
 def page_of(results: Rows) -> str:
@@ -78,6 +94,8 @@ def page_of(results: Rows) -> str:
     for part, write in WRITERS.items():
         if part in results:
             lines += [*write(results[part]), ""]
+            if part in results.get("dates", {}):
+                lines += [f"Measured {results['dates'][part]} UTC.", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -161,10 +179,15 @@ def figure_6_3(rows: Rows) -> list[str]:
     return ["## Figure 6.3: a table for each core, 8 M entries, campus", "", *scaling(rows)]
 
 
-def figure_6_4(rows: Rows) -> list[str]:
-    lines = ["## Figure 6.4: one table for all cores, 8 M entries"]
+def figure_6_4_brief(rows: Rows) -> list[str]:
+    lines = ["## Figure 6.4: lock-free tables only, one core and all"]
     for profile, counts in rows.items():
         lines += ["", f"{profile}:", "", *scaling(counts)]
+    return lines
+
+
+def figure_6_4(rows: Rows) -> list[str]:
+    lines = ["## Figure 6.4: one table for all cores, 8 M entries", *figure_6_4_brief(rows)[1:]]
     head = ["thesis, Gbit/s, campus", "1 core", "2", "4", "8"]
     thesis = [[name, *(rate for rate in rates if rate is not None)] for name, rates in THESIS_6_4.items()]
     return [*lines, "", *table(head, thesis)]
@@ -230,7 +253,9 @@ WRITERS = {
     "6.1": figure_6_1,
     "6.2": figure_6_2,
     "6.3": figure_6_3,
+    "6.3-wide": lambda rows: ["## Figure 6.3, all cores", "", *scaling(rows)],
     "6.4": figure_6_4,
+    "6.4-brief": figure_6_4_brief,
     "6.5": figure_6_5,
     "6.6": figure_6_6,
     "extra": extra,

@@ -93,6 +93,14 @@ pub trait FlowTable<K: FlowKey>: Sized {
         self.get_each(keys, values);
     }
 
+    /// Adds entries like [`FlowTable::insert`], one after the other, together if the table can, and
+    /// answers for each. Entries beyond the length of the shortest slice are not added.
+    fn insert_batch(&mut self, keys: &[K], values: &[u32], answers: &mut [Result<(), Refused>]) {
+        for ((key, value), answer) in keys.iter().zip(values).zip(answers) {
+            *answer = self.insert(*key, *value);
+        }
+    }
+
     /// Adds an entry, in place of one whose number is `expired` if the new one's place is occupied
     /// by such an entry. Returns the number that was replaced.
     fn insert_over(

@@ -452,6 +452,40 @@ mod tests {
         keeps_backends::<crate::Growing<V4>>(&Deletion::None);
     }
 
+    /// Traffic that was written as a capture and read again opens the same connections, in the
+    /// same order, as the traffic itself.
+    #[test]
+    fn a_capture_replays_as_it_was() {
+        use crate::traffic::pcap::{Reader, Writer};
+        let count = if cfg!(miri) { 200 } else { 20_000 };
+        let packets: Vec<_> = Traffic::new(Profile::CAIDA, 1, 3).take(count).collect();
+        let mut live: Tracker<Batched<V4>> = tracker(40_000, &Deletion::None, Timeouts::all(5000));
+        let mut replayed: Tracker<Batched<V4>> =
+            tracker(40_000, &Deletion::None, Timeouts::all(5000));
+        let mut capture = Writer::new(Vec::new()).expect("a vector");
+        for (ms, packet) in packets.iter().enumerate() {
+            let frame = Frame::new(packet);
+            let time_ns = ms as u64 * 1_000_000;
+            let written = capture.write(time_ns, frame.bytes.into(), &frame.begin);
+            written.expect("a vector");
+            live.forward(&mut [frame], ms as u64);
+        }
+        let file = capture.finish().expect("a vector");
+        let mut reader = Reader::new(&file[..]).expect("a capture");
+        while let Some(record) = reader.read().expect("a record") {
+            let mut begin = [0; 64];
+            let there = record.bytes.len().min(begin.len());
+            begin[..there].copy_from_slice(&record.bytes[..there]);
+            let bytes = record.length as u16;
+            replayed.forward(&mut [Frame { begin, bytes }], record.time_ns / 1_000_000);
+        }
+        assert_eq!(live.counts.forwarded, count as u64);
+        assert_eq!(replayed.counts, live.counts);
+        for packet in &packets {
+            assert_eq!(replayed.table.get(&packet.key), live.table.get(&packet.key));
+        }
+    }
+
     fn packet(port: u16, tcp_flags: u8) -> Frame {
         let client = (Ipv4Addr::new(192, 0, 2, 1), port);
         let key = V4::new(client, (Ipv4Addr::new(198, 18, 0, 1), 80), TCP);

@@ -193,7 +193,10 @@ fn residents_are_always_found<T: SharedTable<V4>>() {
         let start = Instant::now();
         let mut random = Random::new(1);
         let mut changes = 0;
-        while start.elapsed().as_millis() < millis {
+        // On a busy machine a writer may wait long for locks that readers hold in turns.
+        while start.elapsed().as_millis() < millis
+            || (changes <= 3 && start.elapsed().as_secs() < 60)
+        {
             let one = key(10_000 + random.below(300));
             if table.remove(0, &one).is_none() && table.insert(0, one, 7).is_ok() {
                 changes += 1;

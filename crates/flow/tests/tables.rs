@@ -91,6 +91,40 @@ fn agree<K: FlowKey>(
     }
 }
 
+/// Insertions in batches, some of whose keys occur twice or are there, answer as insertions one
+/// after the other into a map, up to and beyond a full table.
+fn insert_together<K: FlowKey, T: FlowTable<K>>(key: fn(u64) -> K) {
+    let flows = if cfg!(miri) { 60 } else { 1024 };
+    let mut table = T::with_capacity(flows, Secret::from_seed(9)).expect("memory");
+    let keys = table.capacity() as u64 * 2;
+    let mut reference = HashMap::new();
+    let mut random = Random::new(9);
+    let mut refused = 0;
+    for length in [1, 5, 64, 65, 130]
+        .into_iter()
+        .cycle()
+        .take(if cfg!(miri) { 5 } else { 60 })
+    {
+        let batch: Vec<_> = (0..length).map(|_| key(random.below(keys))).collect();
+        let values: Vec<_> = (0..length).map(|_| random.below(1 << 20) as u32).collect();
+        let mut answers = vec![Err(Refused::Full); batch.len()];
+        table.insert_batch(&batch, &values, &mut answers);
+        for ((one, value), answer) in batch.iter().zip(&values).zip(answers) {
+            match (answer, reference.get(one)) {
+                (Ok(()), None) => {
+                    reference.insert(*one, *value);
+                }
+                (Err(Refused::Present(value)), Some(known)) => assert_eq!(value, *known),
+                (Err(Refused::Full), None) => refused += 1,
+                (answer, known) => unreachable!("{answer:?}, {known:?}"),
+            }
+        }
+        assert_eq!(table.len(), reference.len());
+    }
+    assert!(refused == 0 || table.len() * 10 >= table.capacity() * 8);
+    agree(&table, &reference, keys, key);
+}
+
 macro_rules! compared {
     ($($name:ident: $table:ident),* $(,)?) => {
         $(mod $name {
@@ -102,6 +136,12 @@ macro_rules! compared {
                     compare::<V4, $table<V4>>(seed, v4);
                     compare::<V6, $table<V6>>(seed, v6);
                 }
+            }
+
+            #[test]
+            fn inserts_together() {
+                insert_together::<V4, $table<V4>>(v4);
+                insert_together::<V6, $table<V6>>(v6);
             }
 
             #[test]

@@ -264,6 +264,8 @@ int peers_start(const char *megabytes) {
     rte_memseg_walk(
         [](const rte_memseg_list *list, const rte_memseg *, void *) {
             madvise(list->base_va, list->len, MADV_HUGEPAGE);
+            // Linux 5.14; a kernel before it finds the memory later.
+            madvise(list->base_va, list->len, 23 /* MADV_POPULATE_WRITE */);
             return 1;
         },
         nullptr);

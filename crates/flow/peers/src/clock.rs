@@ -25,3 +25,16 @@ pub fn ns(ticks: u64) -> f64 {
 pub fn cycles(ns: f64) -> f64 {
     ns * rate()
 }
+
+/// Ticks between two readings with nothing between them, the median of many.
+pub fn cost() -> u64 {
+    static COST: OnceLock<u64> = OnceLock::new();
+    *COST.get_or_init(|| {
+        let mut between = [0; 1001].map(|_: u64| {
+            let before = ticks();
+            ticks() - before
+        });
+        between.sort_unstable();
+        between[500]
+    })
+}

@@ -26,7 +26,7 @@ pub fn memory(entries: usize) -> Value {
 }
 
 /// Times of single insertions while a table grows from 2^16 entries.
-pub fn growth(entries: usize) -> Value {
+pub fn growth(entries: usize, core: usize) -> Value {
     let keys = Keys::made(entries, 1);
     // The table's own thread runs on another core.
     crate::unpin();
@@ -40,7 +40,7 @@ pub fn growth(entries: usize) -> Value {
         times.push(crate::clock::ticks() - before);
     }
     let ns = start.elapsed().as_nanos() as f64 / entries as f64;
-    crate::pin(0);
+    crate::pin(core);
     let found = (0..entries)
         .filter(|i| table.get(&keys.v4[*i]) == Some(*i as u32))
         .count();

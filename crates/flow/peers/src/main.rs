@@ -1,5 +1,9 @@
-//! Measures connection tables, and writes the results as JSON: `flow-bench PARTS [--quick]`, where
-//! PARTS are names of figures, separated by commas, or `all`.
+//! Measures connection tables, and writes the results as JSON: `flow-bench PARTS [--quick]
+//! [--core=N] [--heap=GIB]`, where PARTS are names of figures, separated by commas, or `all`.
+//!
+//! Parts of one thread run on core N. Before the first part, the heap is as large as `--heap` says
+//! and all of it has been written: with `GLIBC_TUNABLES=glibc.malloc.mmap_max=0` and a trim
+//! threshold, no table then pays for the kernel's finding of memory.
 
 mod clock;
 mod extra;
@@ -18,7 +22,7 @@ use outboard_flow::shared::{
 };
 use outboard_flow::tables::{Chained, Cuckoo, CuckooBloom, Hopscotch, Robin, Standard};
 use outboard_flow::traffic::Profile;
-use outboard_flow::{Batched, V4};
+use outboard_flow::{Batched, FlowTable, V4};
 use serde_json::{Map, Value, json};
 use whole::Load;
 
@@ -43,6 +47,8 @@ fn restrict(mask: [u64; 2]) {
 struct Scale {
     quick: bool,
     cores: usize,
+    /// Core of the parts that use one.
+    core: usize,
 }
 
 impl Scale {
@@ -72,11 +78,11 @@ impl Scale {
     }
 }
 
-fn figure_6_1(scale: &Scale) -> Value {
+fn figure_6_1(scale: &Scale, profiles: &[Profile]) -> Value {
     let entries = scale.of(1 << 22);
     let mut result = Map::new();
-    for profile in [Profile::CAMPUS, Profile::CAIDA] {
-        let load = scale.load(profile, 16, 12 << 20, 4 << 20);
+    for profile in profiles.iter().copied() {
+        let load = scale.load(profile, 16, 6 << 20, 4 << 20);
         let mut rows: Map<String, Value> = Map::new();
         for _ in 0..if scale.quick { 1 } else { 2 } {
             let mut add = |name: &str, value: Value| {
@@ -141,12 +147,12 @@ fn figure_6_1(scale: &Scale) -> Value {
     Value::Object(result)
 }
 
-fn figure_6_3(scale: &Scale) -> Value {
+fn figure_6_3(scale: &Scale, threads: &[usize]) -> Value {
     let entries = scale.of(1 << 23);
     let load = scale.load(Profile::CAMPUS, 32, 3 << 20, 8 << 20);
     let mut result = Map::new();
     let none = || Deletion::None;
-    for threads in scale.threads() {
+    for threads in threads.iter().copied() {
         let row = json!({
             "batched": whole::sharded::<Batched<V4>>(entries, threads, &load, none),
             "our cuckoo": whole::sharded::<Cuckoo<V4>>(entries, threads, &load, none),
@@ -159,12 +165,19 @@ fn figure_6_3(scale: &Scale) -> Value {
     Value::Object(result)
 }
 
-fn figure_6_4(scale: &Scale) -> Value {
+/// Shared tables; briefly: the lock-free ones at both ends.
+fn figure_6_4(scale: &Scale, brief: bool) -> Value {
     let mut result = Map::new();
     for profile in [Profile::CAMPUS, Profile::CAIDA] {
-        let rows = scale.threads().into_iter().map(|threads| {
+        let threads = scale.threads();
+        let threads = if brief {
+            vec![1, threads[threads.len() - 1]]
+        } else {
+            threads
+        };
+        let rows = threads.into_iter().map(|threads| {
             let mut row = Map::new();
-            shared_row(scale, profile, threads, &mut |name, value| {
+            shared_row(scale, profile, threads, brief, &mut |name, value| {
                 row.insert(name.into(), value);
             });
             (threads.to_string(), Value::Object(row))
@@ -175,7 +188,13 @@ fn figure_6_4(scale: &Scale) -> Value {
 }
 
 /// Every shared table with one number of threads.
-fn shared_row(scale: &Scale, profile: Profile, n: usize, add: &mut dyn FnMut(&str, Value)) {
+fn shared_row(
+    scale: &Scale,
+    profile: Profile,
+    n: usize,
+    brief: bool,
+    add: &mut dyn FnMut(&str, Value),
+) {
     let entries = scale.of(1 << 23);
     let none = || Deletion::None;
     let fast = scale.load(profile, 32, 3 << 20, 8 << 20);
@@ -193,7 +212,7 @@ fn shared_row(scale: &Scale, profile: Profile, n: usize, add: &mut dyn FnMut(&st
         "lock-free cuckoo",
         whole::shared::<LockFreeCuckoo<V4>>(entries, n, &slow, none),
     );
-    if profile.name == "campus" {
+    if profile.name == "campus" && !brief {
         type Spinning = ReadWriteSpinlocked<Cuckoo<V4>>;
         type Sleeping = ReadWriteLocked<Cuckoo<V4>>;
         let spinning = whole::shared::<Spinning>(entries, n, &slow, none);
@@ -280,53 +299,51 @@ fn deletions(entries: usize) -> Vec<(String, Deletion)> {
 }
 
 fn figure_6_5(scale: &Scale) -> Value {
+    json!({
+        "batched": figure_6_5_of::<Batched<V4>>(scale),
+        "our cuckoo": figure_6_5_of::<Cuckoo<V4>>(scale),
+    })
+}
+
+/// Every deletion with one table, all at the rate at which cores are 70 % busy on an average.
+fn figure_6_5_of<T: FlowTable<V4>>(scale: &Scale) -> Value {
     let entries = scale.of(1 << 22);
+    let load = scale.load(Profile::CAMPUS, 8, 4 << 20, 4 << 20);
+    let all = deletions(entries);
+    let mut rates = on_cores(scale, &all, &|_| {
+        rate_of(&whole::alone::<T>(entries, &load, &Deletion::None))
+    });
+    let mpps = micro::median(&mut rates) * 0.7;
     // Twelve seconds, of which the first five fill the table.
-    let one = |batched: bool, deletion: &Deletion| {
-        let mut load = scale.load(Profile::CAMPUS, 8, 4 << 20, 4 << 20);
-        if batched {
-            let rate = rate_of(&whole::alone::<Batched<V4>>(
-                entries,
-                &load,
-                &Deletion::None,
-            ));
-            load.packets = scale.of((rate * 0.7 * 12e6) as usize);
-            whole::queue::<Batched<V4>>(entries, &load, deletion, rate * 0.7)
-        } else {
-            let rate = rate_of(&whole::alone::<Cuckoo<V4>>(entries, &load, &Deletion::None));
-            load.packets = scale.of((rate * 0.7 * 12e6) as usize);
-            whole::queue::<Cuckoo<V4>>(entries, &load, deletion, rate * 0.7)
-        }
-    };
-    let mut result = Map::new();
-    for (name, batched) in [("batched", true), ("our cuckoo", false)] {
-        let ran: Vec<_> = std::thread::scope(|scope| {
-            let started: Vec<_> = deletions(entries)
-                .into_iter()
-                .enumerate()
-                .map(|(core, (name, deletion))| {
-                    let one = &one;
-                    let run = move || {
-                        pin(core);
-                        (name, one(batched, &deletion))
-                    };
-                    // With few cores, one after the other.
-                    if scale.cores < 10 {
-                        Err(run())
-                    } else {
-                        Ok(scope.spawn(run))
-                    }
-                })
-                .collect();
-            let join = |one: Result<std::thread::ScopedJoinHandle<'_, _>, _>| match one {
-                Ok(thread) => thread.join().expect("a thread"),
-                Err(ran) => ran,
-            };
-            started.into_iter().map(join).collect()
-        });
-        result.insert(name.into(), Value::Object(ran.into_iter().collect()));
+    let packets = scale.of((mpps * 12e6) as usize);
+    let ran = on_cores(scale, &all, &|deletion| {
+        whole::queue::<T>(entries, &Load { packets, ..load }, deletion, mpps)
+    });
+    let names = all.iter().map(|(name, _)| name.clone());
+    Value::Object(names.zip(ran).collect())
+}
+
+/// Runs `one` for each deletion: at the same time on cores of their own, or, if there are too few,
+/// one after the other.
+fn on_cores<R: Send>(
+    scale: &Scale,
+    all: &[(String, Deletion)],
+    one: &(dyn Fn(&Deletion) -> R + Sync),
+) -> Vec<R> {
+    if scale.cores < all.len() {
+        return all.iter().map(|(_, deletion)| one(deletion)).collect();
     }
-    Value::Object(result)
+    std::thread::scope(|scope| {
+        let mut started = Vec::new();
+        for (core, (_, deletion)) in all.iter().enumerate() {
+            started.push(scope.spawn(move || {
+                pin(core);
+                one(deletion)
+            }));
+        }
+        let join = |one: std::thread::ScopedJoinHandle<'_, R>| one.join().expect("a thread");
+        started.into_iter().map(join).collect()
+    })
 }
 
 fn rate_of(report: &Value) -> f64 {
@@ -386,6 +403,15 @@ const LARGE: &[&str] = &[
     "tsl::hopscotch_map",
     "tsl::robin_map",
 ];
+/// Tables of the goals, without those that are far behind.
+const FEW: &[&str] = &[
+    "batched",
+    "batched, inserted singly",
+    "rte_hash",
+    "tsl::hopscotch_map",
+    "absl::flat_hash_map",
+    "hashbrown",
+];
 /// Tables of figure 6.2.
 const LOADS: &[&str] = &[
     "batched",
@@ -399,6 +425,14 @@ const LOADS: &[&str] = &[
     "our hopscotch",
     "our robin hood",
 ];
+/// Shares of parts, for runs that have little time.
+const SHARES: &[&str] = &[
+    "6.1-campus",
+    "6.1-caida",
+    "6.3-wide",
+    "6.4-brief",
+    "goals-few",
+];
 const PARTS: &[&str] = &[
     "goals", "6.1", "6.2", "6.3", "6.4", "6.5", "6.6", "large", "slowest", "extra",
 ];
@@ -409,25 +443,48 @@ fn measure(part: &str, scale: &Scale) -> Value {
     let options = |entries, only| Options {
         entries: scale.of(entries),
         queries,
-        rounds: 3,
+        rounds: 5,
         only,
     };
     match part {
         "goals" => micro::goals(&tables, &options(1 << 22, None)),
         "large" => micro::goals(&tables, &options(1 << 25, Some(LARGE))),
+        "goals-few" => micro::goals(&tables, &options(1 << 22, Some(FEW))),
         "slowest" => micro::slowest(&tables, scale.of(1 << 22)),
         "extra" => json!({
             "memory": extra::memory(scale.of(1 << 22)),
-            "growth": extra::growth(scale.of(1 << 22)),
+            "growth": extra::growth(scale.of(1 << 22), scale.core),
             "chosen keys": extra::chosen(&tables, scale.of(200_000)),
         }),
-        "6.1" => figure_6_1(scale),
+        "6.1" => figure_6_1(scale, &[Profile::CAMPUS, Profile::CAIDA]),
+        "6.1-campus" => figure_6_1(scale, &[Profile::CAMPUS]),
+        "6.1-caida" => figure_6_1(scale, &[Profile::CAIDA]),
         "6.2" => micro::loads(&tables, scale.of(1 << 21), LOADS),
-        "6.3" => figure_6_3(scale),
-        "6.4" => figure_6_4(scale),
+        "6.3" => figure_6_3(scale, &scale.threads()),
+        "6.3-wide" => figure_6_3(scale, &[1, scale.cores]),
+        "6.4" => figure_6_4(scale, false),
+        "6.4-brief" => figure_6_4(scale, true),
         "6.5" => figure_6_5(scale),
         "6.6" => figure_6_6(scale),
         other => unreachable!("{other} is no part"),
+    }
+}
+
+/// Number after an option's name; 0 if the option is not there.
+fn option(arguments: &[String], name: &str) -> usize {
+    let mut values = arguments.iter().filter_map(|one| one.strip_prefix(name));
+    values.next().map_or(0, |value| {
+        value.parse().unwrap_or_else(|_| {
+            eprintln!("flow-bench: {name}{value} is no number");
+            std::process::exit(2);
+        })
+    })
+}
+
+/// Writes to this much of the heap and gives it back to the allocator.
+fn fill_heap(gigabytes: usize) {
+    if gigabytes > 0 {
+        drop(std::hint::black_box(vec![1u8; gigabytes << 30]));
     }
 }
 
@@ -439,7 +496,10 @@ fn main() {
         None | Some("all") => PARTS.iter().map(|part| (*part).into()).collect(),
         Some(parts) => parts.split(',').map(Into::into).collect(),
     };
-    if let Some(unknown) = parts.iter().find(|part| !PARTS.contains(&part.as_str())) {
+    if let Some(unknown) = parts
+        .iter()
+        .find(|part| !PARTS.contains(&part.as_str()) && !SHARES.contains(&part.as_str()))
+    {
         eprintln!(
             "flow-bench: no part {unknown:?}; there are {}",
             PARTS.join(", ")
@@ -447,13 +507,15 @@ fn main() {
         std::process::exit(2);
     }
     let cores = std::thread::available_parallelism().map_or(1, Into::into);
-    let scale = Scale { quick, cores };
+    let core = option(&arguments, "--core=");
+    let scale = Scale { quick, cores, core };
     #[cfg(foreign)]
-    if !foreign::start(if quick { c"512" } else { c"8192" }) {
+    if !foreign::start(if quick { c"512" } else { c"4096" }) {
         eprintln!("flow-bench: DPDK does not start");
         std::process::exit(1);
     }
-    pin(0);
+    pin(core);
+    fill_heap(option(&arguments, "--heap="));
     let mut result = Map::new();
     result.insert("machine".into(), machine(cores));
     for part in parts {

@@ -63,10 +63,7 @@ pub fn goals(tables: &[(&'static str, Make)], options: &Options) -> Value {
         let to = entries / 100 * load;
         for (name, rival, found) in &mut made {
             let start = Instant::now();
-            let mut refused = 0;
-            for i in from..to {
-                refused += usize::from(!rival.insert(&keys, i));
-            }
+            let refused = rival.fill(&keys, from..to);
             let ns = start.elapsed().as_nanos() as f64 / (to - from) as f64;
             found.insert(format!("insert {load}"), json!(ns));
             if refused > 0 {

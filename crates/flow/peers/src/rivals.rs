@@ -8,6 +8,10 @@ use std::ops::Range;
 pub trait Rival {
     /// Inserts key number `i`. False: refused.
     fn insert(&mut self, keys: &Keys, i: usize) -> bool;
+    /// Inserts keys, in batches of 32 if the table has those. Returns how many it refused.
+    fn fill(&mut self, keys: &Keys, range: Range<usize>) -> usize {
+        range.filter(|i| !self.insert(keys, *i)).count()
+    }
     fn each(&self, keys: &Keys, range: Range<usize>, values: &mut [u32]);
     fn batch(&self, keys: &Keys, range: Range<usize>, values: &mut [u32]);
     fn has_batches(&self) -> bool {
@@ -27,6 +31,21 @@ impl<T: FlowTable<V4>> Rival for Own<T> {
     #[inline]
     fn insert(&mut self, keys: &Keys, i: usize) -> bool {
         self.0.insert(keys.v4[i], i as u32).is_ok()
+    }
+    fn fill(&mut self, keys: &Keys, range: Range<usize>) -> usize {
+        let mut refused = 0;
+        if !self.1 {
+            return range.filter(|i| !self.insert(keys, *i)).count();
+        }
+        for from in range.clone().step_by(32) {
+            let to = range.end.min(from + 32);
+            let values: [u32; 32] = std::array::from_fn(|i| (from + i) as u32);
+            let mut answers = [Ok(()); 32];
+            self.0
+                .insert_batch(&keys.v4[from..to], &values, &mut answers);
+            refused += answers.iter().filter(|answer| answer.is_err()).count();
+        }
+        refused
     }
     fn each(&self, keys: &Keys, range: Range<usize>, values: &mut [u32]) {
         self.0.get_each(&keys.v4[range], values);
@@ -52,6 +71,12 @@ fn own<T: FlowTable<V4> + 'static>(capacity: usize) -> Box<dyn Rival> {
 fn batched(capacity: usize) -> Box<dyn Rival> {
     let table = Batched::<V4>::populated(capacity, Secret::from_seed(1)).expect("memory");
     Box::new(Own(table, true))
+}
+
+/// `Batched` filled one by one and looked up one by one.
+fn batched_singly(capacity: usize) -> Box<dyn Rival> {
+    let table = Batched::<V4>::populated(capacity, Secret::from_seed(1)).expect("memory");
+    Box::new(Own(table, false))
 }
 
 #[cfg(foreign)]
@@ -122,7 +147,10 @@ maps!(
 
 /// All tables, each with its name; those of C and C++ only if they were compiled in.
 pub fn all() -> Vec<(&'static str, Make)> {
-    let mut all: Vec<(&'static str, Make)> = vec![("batched", batched)];
+    let mut all: Vec<(&'static str, Make)> = vec![
+        ("batched", batched),
+        ("batched, inserted singly", batched_singly),
+    ];
     #[cfg(foreign)]
     {
         use crate::foreign::{

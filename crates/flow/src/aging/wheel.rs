@@ -206,9 +206,10 @@ impl Wheel {
         self.free_chunk(first);
         if let Some(next) = chunk.next.checked_sub(1) {
             let next = &self.chunks[next as usize];
-            next.entries[..usize::from(next.count)]
-                .iter()
-                .for_each(|entry| timers.prepare(*entry));
+            for entry in &next.entries[..usize::from(next.count)] {
+                timers.prepare(*entry);
+                prefetch(&self.places[*entry as usize]);
+            }
             if let Some(after) = next.next.checked_sub(1) {
                 prefetch(&self.chunks[after as usize]);
             }

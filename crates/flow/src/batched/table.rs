@@ -171,6 +171,29 @@ impl<K: FlowKey> Batched<K> {
         }
     }
 
+    /// Adds at most [`BATCH_MAX`] entries whose buckets are loaded together.
+    fn insert_stages(&mut self, keys: &[K], values: &[u32], answers: &mut [Result<(), Refused>]) {
+        let mut hashes = [0u64; BATCH_MAX];
+        for (key, hash) in keys.iter().zip(&mut hashes) {
+            *hash = self.hash(key);
+            let bucket = &self.buckets[self.first(*hash)];
+            prefetch(bucket);
+            bucket.prefetch_keys();
+        }
+        for hash in &hashes[..keys.len().min(BATCH_MAX)] {
+            let first = self.first(*hash);
+            if self.buckets[first].free().is_empty() {
+                let second = &self.buckets[self.second(*hash, first)];
+                prefetch(second);
+                second.prefetch_keys();
+            }
+        }
+        let entries = keys.iter().zip(values).zip(hashes);
+        for (((key, value), hash), answer) in entries.zip(answers) {
+            *answer = self.insert_hashed(*key, *value, hash);
+        }
+    }
+
     /// Frees a slot of an entry whose place this is.
     pub(super) fn clear(&mut self, bucket: usize, slot: usize, place: Place) {
         self.buckets[bucket].clear(slot);
@@ -302,6 +325,13 @@ impl<K: FlowKey> FlowTable<K> for Batched<K> {
     fn get_batch(&self, keys: &[K], values: &mut [u32]) {
         for (keys, values) in keys.chunks(BATCH_MAX).zip(values.chunks_mut(BATCH_MAX)) {
             self.get_stages(keys, values);
+        }
+    }
+
+    fn insert_batch(&mut self, keys: &[K], values: &[u32], answers: &mut [Result<(), Refused>]) {
+        let parts = keys.chunks(BATCH_MAX).zip(values.chunks(BATCH_MAX));
+        for ((keys, values), answers) in parts.zip(answers.chunks_mut(BATCH_MAX)) {
+            self.insert_stages(keys, values, answers);
         }
     }
 
