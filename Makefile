@@ -7,6 +7,7 @@
 # make paper-remoting   the measurements of a paper on remote GPUs, on this machine's GPU; and -plots, docs/remoting.md from them
 # make paper-requirements   what outboard require predicts against emulated networks, on this machine's GPU; and -page
 # make paper-flow   connection tables beside others, on this machine; docs/results/paper-flow.json and the page from it
+# make paper-pool  figures and tables of a paper on pools of GPUs, simulated; docs/results/paper-pool.json and the page
 # make coverage   docs/coverage.md, the state of every driver call
 # make samples    crates/generate/samples, samples of generated code
 # make ptx-table  docs/ptx-instructions.md, the state of every instruction form
@@ -31,6 +32,7 @@ PAPER := docs/results/paper-remoting.json
 PAPER_BUDGET_S ?= 900
 FLOW := docs/results/paper-flow.json
 FLOW_BENCH := $(CARGO) run --quiet --manifest-path crates/flow/peers/Cargo.toml --target-dir target/flow-peers
+POOL_PAPER := docs/results/paper-pool.json
 REQUIREMENTS := docs/results/paper-requirements.json
 RECORDINGS := recordings/h200
 # Part of each suite that runs; where checkouts lie; and which suites, all without a name.
@@ -42,7 +44,7 @@ SUITES_RESULTS ?= docs/results/gpu-suites.json
 PARTS ?=
 CASES ?=
 
-.PHONY: demo check test lint unit smoke loom fuzz programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick build examples coverage samples ptx-table install wheel deb clean
+.PHONY: demo check test lint unit smoke loom fuzz programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick paper-pool paper-pool-quick build examples coverage samples ptx-table install wheel deb clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -62,7 +64,7 @@ $(TOOLCHAIN): tools/toolchain.py tools/toolchain-requirements.txt
 check: lint unit smoke
 	@$(TESTED) summary lint unit smoke
 
-test: lint unit loom fuzz programs packages instructions paper-flow-quick test-rdma
+test: lint unit loom fuzz programs packages instructions paper-flow-quick paper-pool-quick test-rdma
 	@echo "make test: lint, unit tests, loom, fuzzing, programs, Python packages, instruction counts and RDMA all passed"
 	@$(TESTED) summary lint unit loom flow-loom fuzz programs gpu-check packages instructions rdma
 
@@ -154,6 +156,18 @@ paper-flow-quick: $(TOOLCHAIN)
 	@mkdir -p build
 	$(FLOW_BENCH) --profile quick -- all --quick >build/paper-flow-quick.json
 	@$(TOOLCHAIN) tools/paper_flow.py page build/paper-flow-quick.json build/paper-flow-quick.md
+
+paper-pool: $(TOOLCHAIN)
+	@mkdir -p build
+	$(CARGO) run --quiet --release -p outboard-dxpu --example paper >build/paper-pool.json
+	mv build/paper-pool.json $(POOL_PAPER)
+	$(TOOLCHAIN) tools/paper_pool.py $(POOL_PAPER) docs/pool-paper.md
+
+# The results and the page are what the simulation gives today: it takes some seconds and has one result.
+paper-pool-quick: $(TOOLCHAIN)
+	@mkdir -p build/paper-pool
+	$(CARGO) run --quiet -p outboard-dxpu --example paper >build/paper-pool/paper-pool.json
+	@cmp build/paper-pool/paper-pool.json $(POOL_PAPER)
 
 paper-requirements: build
 	python3 gpu-check/requirements.py --outboard $(RELEASE)/outboard --out $(REQUIREMENTS) --budget-s $(PAPER_BUDGET_S) --only "$(CASES)"
