@@ -34,4 +34,6 @@ pub enum Error {
     Thread(String),
     #[error("{0} is a null pointer")]
     Null(&'static str),
+    #[error("threads are about to post to queue {0:#x}, or were ended while they did")]
+    Posting(u32),
 }

@@ -10,17 +10,22 @@
 //!
 //! - [`wqe`] and [`cqe`] declare the formats, once.
 //! - [`Adapter`] is the engine: memory and the time go in, completions come out; it starts no
-//!   thread and reads no clock.
+//!   thread and reads no clock. [`Nic`] runs one in a thread.
+//! - [`Queue`] is a queue pair with its memory, to which `include/outboard/net.cuh` posts; kernels
+//!   take it by value ([`Export`]). [`capi`] is the C interface, `include/outboard/net.h`.
 //!
 //! It is no adapter: all queue pairs of an [`Adapter`] are connected among themselves.
 
 mod adapter;
+pub mod capi;
 mod completions;
 pub mod cqe;
 mod error;
 mod faults;
 mod keys;
 mod memory;
+mod nic;
+mod queue;
 mod syndrome;
 pub mod wqe;
 
@@ -30,4 +35,6 @@ pub use error::Error;
 pub use faults::Network;
 pub use keys::{Access, REGIONS_MAX};
 pub use memory::Mapped;
+pub use nic::Nic;
+pub use queue::{Export, Queue};
 pub use syndrome::Syndrome;

@@ -1,0 +1,254 @@
+//! The C interface, `include/outboard/net.h`. Every function returns 0, or -1 with a message.
+
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    ffi::{CString, c_char, c_int, c_void},
+    ptr::NonNull,
+};
+
+use parking_lot::Mutex;
+
+use crate::{
+    Access, Error, Mapped, Network, Retries,
+    nic::Nic,
+    queue::{Export, Queue},
+};
+
+thread_local! {
+    static MESSAGE: RefCell<CString> = RefCell::default();
+}
+
+/// `struct outboard_net`.
+#[derive(Debug)]
+pub struct Net {
+    nic: Nic,
+    queues: Mutex<HashMap<u32, Queue>>,
+}
+
+/// `struct outboard_net_options`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Options {
+    pub seed: u64,
+    pub delay_ns_min: u64,
+    pub delay_ns_max: u64,
+    pub bytes_per_s: u64,
+    pub loss_ppm: u32,
+    pub reserved: u32,
+}
+
+/// `struct outboard_net_status`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct StatusOut {
+    pub succeeded: u64,
+    pub flushed: u64,
+    pub retries: u64,
+    pub failed_index: u32,
+    pub syndrome: u32,
+}
+
+fn done(result: Result<(), Error>) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(error) => {
+            let message = CString::new(error.to_string()).unwrap_or_default();
+            MESSAGE.with_borrow_mut(|kept| *kept = message);
+            -1
+        }
+    }
+}
+
+/// Returns the reason of this thread's last failure, until its next.
+#[unsafe(no_mangle)]
+pub extern "C" fn outboard_net_message() -> *const c_char {
+    MESSAGE.with_borrow(|kept| kept.as_ptr())
+}
+
+/// Starts an adapter. Without options its network is perfect.
+///
+/// # Safety
+///
+/// `options` is null or points to options, and `out` to room for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn outboard_net_open(options: *const Options, out: *mut *mut Net) -> c_int {
+    // SAFETY: null, or options that the caller lends.
+    let options = unsafe { options.as_ref() };
+    let network = options.map_or(Network::default(), |options| Network {
+        seed: options.seed,
+        loss_ppm: options.loss_ppm,
+        delay_ns_min: options.delay_ns_min,
+        delay_ns_max: options.delay_ns_max,
+        bytes_per_s: options.bytes_per_s,
+    });
+    // SAFETY: null, or room for a pointer.
+    let Some(out) = (unsafe { out.as_mut() }) else {
+        return done(Err(Error::Null("out")));
+    };
+    done(Nic::start(network).map(|nic| {
+        *out = Box::into_raw(Box::new(Net {
+            nic,
+            queues: Mutex::default(),
+        }));
+    }))
+}
+
+/// Stops an adapter. Kernels must not use its queues any more, and memory may be freed after it.
+///
+/// # Safety
+///
+/// `net` is null or from `outboard_net_open`, and is not used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn outboard_net_close(net: *mut Net) {
+    if !net.is_null() {
+        // SAFETY: made by `Box::into_raw`, and given back once.
+        drop(unsafe { Box::from_raw(net) });
+    }
+}
+
+/// Registers memory, and stores its key, which is both lkey and rkey.
+///
+/// # Safety
+///
+/// `net` is open, `key` has room, and the memory stays mapped until the adapter is closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn outboard_net_register(
+    net: *const Net,
+    memory: *mut c_void,
+    bytes: u64,
+    access: u32,
+    key: *mut u32,
+) -> c_int {
+    // SAFETY: null, or an open adapter.
+    let Some(net) = (unsafe { net.as_ref() }) else {
+        return done(Err(Error::Null("net")));
+    };
+    // SAFETY: null, or room for a key.
+    let Some(key) = (unsafe { key.as_mut() }) else {
+        return done(Err(Error::Null("key")));
+    };
+    // SAFETY: the caller keeps the memory mapped.
+    let memory = unsafe { mapped(memory, bytes) };
+    done(memory.and_then(|memory| {
+        *key = net
+            .nic
+            .with(|adapter| adapter.register(1, memory, Access(access)))?;
+        Ok(())
+    }))
+}
+
+/// Returns the bytes of a queue's memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn outboard_net_queue_bytes(log_blocks: u32) -> u64 {
+    Queue::bytes(log_blocks) as u64
+}
+
+/// Makes a queue in page-aligned memory.
+///
+/// # Safety
+///
+/// `net` is open, `out` has room, and the memory stays mapped until the adapter is closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn outboard_net_queue_create(
+    net: *const Net,
+    memory: *mut c_void,
+    bytes: u64,
+    log_blocks: u32,
+    out: *mut Export,
+) -> c_int {
+    // SAFETY: null, or an open adapter.
+    let Some(net) = (unsafe { net.as_ref() }) else {
+        return done(Err(Error::Null("net")));
+    };
+    // SAFETY: null, or room for a queue.
+    let Some(out) = (unsafe { out.as_mut() }) else {
+        return done(Err(Error::Null("out")));
+    };
+    // SAFETY: the caller keeps the memory mapped.
+    let memory = unsafe { mapped(memory, bytes) };
+    done(memory.and_then(|memory| {
+        let queue = Queue::create(&net.nic, memory, log_blocks, Retries::default())?;
+        *out = queue.export();
+        net.queues.lock().insert(out.qpn, queue);
+        Ok(())
+    }))
+}
+
+/// Connects two queues, new ones or those that were reset.
+///
+/// # Safety
+///
+/// `net` is open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn outboard_net_connect(net: *const Net, one: u32, other: u32) -> c_int {
+    // SAFETY: null, or an open adapter.
+    let Some(net) = (unsafe { net.as_ref() }) else {
+        return done(Err(Error::Null("net")));
+    };
+    let queues = net.queues.lock();
+    let find = |qpn| queues.get(&qpn).ok_or(Error::NoPair(qpn));
+    done(find(one).and_then(|one| Queue::connect(&net.nic, one, find(other)?)))
+}
+
+/// Puts a queue back to its start.
+///
+/// # Safety
+///
+/// `net` is open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn outboard_net_reset(net: *const Net, qpn: u32) -> c_int {
+    // SAFETY: null, or an open adapter.
+    let Some(net) = (unsafe { net.as_ref() }) else {
+        return done(Err(Error::Null("net")));
+    };
+    let queues = net.queues.lock();
+    done(
+        queues
+            .get(&qpn)
+            .ok_or(Error::NoPair(qpn))
+            .and_then(|queue| queue.reset(&net.nic)),
+    )
+}
+
+/// Stores a queue's counts since its last reset.
+///
+/// # Safety
+///
+/// `net` is open, and `out` has room.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn outboard_net_status_of(
+    net: *const Net,
+    qpn: u32,
+    out: *mut StatusOut,
+) -> c_int {
+    // SAFETY: null, or an open adapter.
+    let Some(net) = (unsafe { net.as_ref() }) else {
+        return done(Err(Error::Null("net")));
+    };
+    // SAFETY: null, or room for a status.
+    let Some(out) = (unsafe { out.as_mut() }) else {
+        return done(Err(Error::Null("out")));
+    };
+    done(net.nic.with(|adapter| adapter.status(qpn)).map(|status| {
+        let (index, syndrome) = status.failure.unwrap_or_default();
+        let (failed_index, syndrome) = (u32::from(index), u32::from(syndrome));
+        let (succeeded, flushed, retries) = (status.succeeded, status.flushed, status.retries);
+        *out = StatusOut {
+            succeeded,
+            flushed,
+            retries,
+            failed_index,
+            syndrome,
+        };
+    }))
+}
+
+/// # Safety
+///
+/// The memory stays mapped until the adapter is closed.
+unsafe fn mapped(memory: *mut c_void, bytes: u64) -> Result<Mapped, Error> {
+    let at = NonNull::new(memory.cast::<u8>()).ok_or(Error::Null("memory"))?;
+    // SAFETY: mapped for as long as the adapter, by the duty above.
+    Ok(unsafe { Mapped::new(at, bytes as usize, at.as_ptr() as u64) })
+}

@@ -1,0 +1,86 @@
+//! A thread that runs an adapter.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    thread::{Builder, JoinHandle, sleep, yield_now},
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+
+use crate::{adapter::Adapter, error::Error, faults::Network};
+
+/// Polls without work before the thread lets others run, and before it sleeps.
+const YIELD_AFTER: u32 = 64;
+const SLEEP_AFTER: u32 = 4096;
+const SLEEP: Duration = Duration::from_micros(50);
+
+/// An adapter and its thread, which ends with it.
+#[derive(Debug)]
+pub struct Nic {
+    adapter: Arc<Mutex<Adapter>>,
+    /// Callers that want the adapter.
+    wanted: Arc<AtomicU32>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Nic {
+    pub fn start(network: Network) -> Result<Nic, Error> {
+        let adapter = Arc::new(Mutex::new(Adapter::new(network)));
+        let (wanted, stop) = (
+            Arc::new(AtomicU32::new(0)),
+            Arc::new(AtomicBool::new(false)),
+        );
+        let run = {
+            let (adapter, wanted, stop) = (adapter.clone(), wanted.clone(), stop.clone());
+            move || run(&adapter, &wanted, &stop)
+        };
+        let thread = Builder::new().name("outboard-net".into()).spawn(run);
+        let thread = Some(thread.map_err(|error| Error::Thread(error.to_string()))?);
+        Ok(Nic {
+            adapter,
+            wanted,
+            stop,
+            thread,
+        })
+    }
+
+    /// Calls a function with the adapter, between two of its polls.
+    pub fn with<R>(&self, call: impl FnOnce(&mut Adapter) -> R) -> R {
+        self.wanted.fetch_add(1, Ordering::AcqRel);
+        let result = call(&mut self.adapter.lock());
+        self.wanted.fetch_sub(1, Ordering::AcqRel);
+        result
+    }
+}
+
+impl Drop for Nic {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn run(adapter: &Mutex<Adapter>, wanted: &AtomicU32, stop: &AtomicBool) {
+    let start = Instant::now();
+    let mut idle = 0;
+    while !stop.load(Ordering::Acquire) {
+        let done = adapter.lock().poll(start.elapsed().as_nanos() as u64);
+        idle = if done > 0 {
+            0
+        } else {
+            (idle + 1).min(SLEEP_AFTER)
+        };
+        if idle == SLEEP_AFTER {
+            sleep(SLEEP);
+        } else if idle >= YIELD_AFTER || wanted.load(Ordering::Acquire) > 0 {
+            yield_now();
+        }
+    }
+}

@@ -1,0 +1,52 @@
+// The host's side of include/outboard/net.cuh: an adapter in software, its memory and its queues. Link with
+// liboutboard_net.so. Functions return 0, or -1, and then outboard_net_message() says why.
+#pragma once
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// An adapter and its thread.
+struct outboard_net;
+
+// A queue, for kernels by value. All addresses are those of the memory that the queue was made in.
+struct outboard_net_queue {
+    uint64_t ring, record, doorbell, completion, counters, scratch;
+    uint32_t scratch_key, qpn, log_blocks, reserved;
+};
+
+// The network between queues. Zeroed, it loses nothing and takes no time.
+struct outboard_net_options {
+    uint64_t seed, delay_ns_min, delay_ns_max, bytes_per_s;
+    uint32_t loss_ppm, reserved;
+};
+
+// Counts since the last reset; failed_index and syndrome are of the entry that failed first.
+struct outboard_net_status {
+    uint64_t succeeded, flushed, retries;
+    uint32_t failed_index, syndrome;
+};
+
+enum outboard_net_access {
+    OUTBOARD_NET_LOCAL_WRITE = 1,
+    OUTBOARD_NET_REMOTE_WRITE = 2,
+    OUTBOARD_NET_REMOTE_READ = 4,
+    OUTBOARD_NET_REMOTE_ATOMIC = 8,
+};
+
+const char *outboard_net_message(void);
+int outboard_net_open(const struct outboard_net_options *options, struct outboard_net **out);
+void outboard_net_close(struct outboard_net *net);
+int outboard_net_register(const struct outboard_net *net, void *memory, uint64_t bytes, uint32_t access, uint32_t *key);
+uint64_t outboard_net_queue_bytes(uint32_t log_blocks);
+int outboard_net_queue_create(const struct outboard_net *net, void *memory, uint64_t bytes, uint32_t log_blocks,
+                              struct outboard_net_queue *out);
+int outboard_net_connect(const struct outboard_net *net, uint32_t one, uint32_t other);
+int outboard_net_reset(const struct outboard_net *net, uint32_t qpn);
+int outboard_net_status_of(const struct outboard_net *net, uint32_t qpn, struct outboard_net_status *out);
+
+#ifdef __cplusplus
+}
+#endif

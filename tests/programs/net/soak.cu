@@ -1,0 +1,163 @@
+// Threads of a kernel, or of the CPU (compiled without nvcc), use one queue at once: every verb, checked.
+//   soak THREADS ROUNDS LOG_BLOCKS LOSS_PPM SEED
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "outboard/net.cuh"
+
+using namespace outboard::net;
+
+constexpr uint64_t PATIENCE_NS = 60000000000ull;
+constexpr int WORDS = 32;  // of a message
+
+// What a thread has: words to send, words that came back, results of atomics.
+struct Slot {
+    uint64_t source[WORDS], back[WORDS], before, flag;
+};
+struct Shared {
+    uint64_t sum, highest, flag;
+};
+
+struct Work {
+    outboard_net_queue queue;
+    Slot *mine, *theirs;
+    Shared *shared;
+    uint64_t *seen;  // how often each value before an addition was seen
+    uint64_t *wrong;
+    uint32_t key, rounds, threads;
+};
+
+OUTBOARD_NET_CALL void complain(Work &work, uint64_t what, Failure failure)
+{
+    detail::compare_exchange(work.wrong, 0, what | (uint64_t)failure.syndrome << 8 | (uint64_t)failure.cause << 16 | failure.entry << 24);
+}
+
+#define TRY(what, call) \
+    do { \
+        Failure failure = (call); \
+        if (failure) return complain(work, what, failure); \
+    } while (0)
+
+OUTBOARD_NET_CALL void run(Work work, uint32_t thread)
+{
+    Queue queue(work.queue);
+    Slot *mine = work.mine + thread, *theirs = work.theirs + thread;
+    uint64_t ticket = 0;
+    for (uint32_t round = 1; round <= work.rounds; ++round) {
+        uint32_t words = 1 + (thread * 7 + round * 13) % WORDS;
+        for (uint32_t i = 0; i < words; ++i) detail::store(&mine->source[i], (uint64_t)round << 32 | thread << 8 | i);
+        TRY(1, queue.put(Remote{(uint64_t)theirs->source, work.key}, Local{(uint64_t)mine->source, work.key}, words * 8, PATIENCE_NS, &ticket));
+        TRY(2, queue.signal_set(Remote{(uint64_t)&theirs->flag, work.key}, round, PATIENCE_NS, &ticket));
+        if (!poll_slot(&theirs->flag, round, PATIENCE_NS)) return complain(work, 3, Failure{});
+        for (uint32_t i = 0; i < words; ++i)
+            if (detail::load(&theirs->source[i]) != ((uint64_t)round << 32 | thread << 8 | i)) return complain(work, 4, Failure{});
+        TRY(5, queue.get(Local{(uint64_t)mine->back, work.key}, Remote{(uint64_t)theirs->source, work.key}, words * 8, PATIENCE_NS, &ticket));
+        TRY(6, queue.wait(ticket, PATIENCE_NS));
+        for (uint32_t i = 0; i < words; ++i)
+            if (detail::load(&mine->back[i]) != ((uint64_t)round << 32 | thread << 8 | i)) return complain(work, 7, Failure{});
+        Local before{(uint64_t)&mine->before, work.key};
+        TRY(8, queue.fetch_add(Remote{(uint64_t)&work.shared->sum, work.key}, 1, before, PATIENCE_NS, &ticket));
+        TRY(9, queue.wait(ticket, PATIENCE_NS));
+        uint64_t was = detail::load(&mine->before);
+        if (was >= (uint64_t)work.rounds * work.threads) return complain(work, 10, Failure{});
+        if (detail::compare_exchange(&work.seen[was], 0, 1) != 0) return complain(work, 11, Failure{});
+        uint64_t guess = detail::load(&work.shared->highest);
+        TRY(12, queue.compare_swap(Remote{(uint64_t)&work.shared->highest, work.key}, guess, guess + 1, before, PATIENCE_NS, &ticket));
+        TRY(13, queue.wait(ticket, PATIENCE_NS));
+        if (detail::load(&mine->before) == guess)
+            TRY(14, queue.signal_add(Remote{(uint64_t)&work.shared->flag, work.key}, 1, PATIENCE_NS, &ticket));
+        TRY(15, queue.nop(PATIENCE_NS, &ticket));
+    }
+    TRY(16, queue.flush(PATIENCE_NS));
+}
+
+#ifdef __CUDACC__
+#include <cuda_runtime.h>
+
+__global__ void kernel(Work work) { run(work, blockIdx.x * blockDim.x + threadIdx.x); }
+
+static void *memory(size_t bytes)
+{
+    void *at = nullptr;
+    cudaError_t status = cudaHostAlloc(&at, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
+    if (status != cudaSuccess) {
+        std::printf("%s\n", cudaGetErrorString(status));
+        std::exit(1);
+    }
+    std::memset(at, 0, bytes);
+    return at;
+}
+
+static void go(const Work &work)
+{
+    kernel<<<(work.threads + 31) / 32, work.threads < 32 ? work.threads : 32>>>(work);
+    cudaError_t status = cudaDeviceSynchronize();
+    if (status != cudaSuccess) {
+        std::printf("%s\n", cudaGetErrorString(status));
+        std::exit(1);
+    }
+}
+#else
+static void *memory(size_t bytes)
+{
+    void *at = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    std::memset(at, 0, bytes);
+    return at;
+}
+
+static void go(const Work &work)
+{
+    std::vector<std::thread> threads;
+    for (uint32_t i = 0; i < work.threads; ++i) threads.emplace_back([=] { run(work, i); });
+    for (std::thread &thread : threads) thread.join();
+}
+#endif
+
+#define DO(call) \
+    if ((call) != 0) { \
+        std::printf("%s: %s\n", #call, outboard_net_message()); \
+        return 1; \
+    }
+
+int main(int count, char **values)
+{
+    if (count != 6) return 2;
+    Work work = {};
+    work.threads = (uint32_t)std::atoi(values[1]);
+    work.rounds = (uint32_t)std::atoi(values[2]);
+    uint32_t log_blocks = (uint32_t)std::atoi(values[3]);
+    outboard_net_options options = {};
+    options.loss_ppm = (uint32_t)std::atoi(values[4]);
+    options.seed = (uint64_t)std::atoi(values[5]);
+    outboard_net *net = nullptr;
+    DO(outboard_net_open(&options, &net));
+    outboard_net_queue other;
+    uint64_t bytes = outboard_net_queue_bytes(log_blocks);
+    DO(outboard_net_queue_create(net, memory(bytes), bytes, log_blocks, &work.queue));
+    DO(outboard_net_queue_create(net, memory(bytes), bytes, log_blocks, &other));
+    DO(outboard_net_connect(net, work.queue.qpn, other.qpn));
+    uint64_t total = (uint64_t)work.threads * work.rounds;
+    size_t slots = work.threads * sizeof(Slot), all = 2 * slots + sizeof(Shared);
+    char *data = (char *)memory(all);
+    work.mine = (Slot *)data;
+    work.theirs = (Slot *)(data + slots);
+    work.shared = (Shared *)(data + 2 * slots);
+    work.seen = (uint64_t *)memory(total * 8);
+    work.wrong = (uint64_t *)memory(8);
+    DO(outboard_net_register(net, data, all, 15, &work.key));
+    go(work);
+    outboard_net_status status;
+    DO(outboard_net_status_of(net, work.queue.qpn, &status));
+    int failed = *work.wrong != 0;
+    if (failed) std::printf("step %d, syndrome %#x, cause %d, entry %llu\n", (int)(*work.wrong & 0xff), (unsigned)(*work.wrong >> 8 & 0xff), (int)(*work.wrong >> 16 & 0xff), (unsigned long long)(*work.wrong >> 24));
+    if (work.shared->sum != total || work.shared->highest != work.shared->flag) failed = 1;
+    if ((status.retries > 0) != (options.loss_ppm > 0)) failed = 1;
+    std::printf("sum %llu of %llu, highest %llu, flag %llu, %llu operations, %llu sent again: %s\n", (unsigned long long)work.shared->sum,
+                (unsigned long long)total, (unsigned long long)work.shared->highest, (unsigned long long)work.shared->flag,
+                (unsigned long long)status.succeeded, (unsigned long long)status.retries, failed ? "WRONG" : "right");
+    outboard_net_close(net);
+    return failed;
+}
