@@ -68,6 +68,18 @@ def test_first_launch(server: Server, link: str, tmp_path: Path) -> None:
     assert calls["cuLibraryLoadData"]["synchronous"] == 1
 
 
+def test_limits_are_asked_once(server: Server, link: str, tmp_path: Path) -> None:
+    """But for the stack, which a driver enlarges for a kernel: once between two launches."""
+    stats, rounds = tmp_path / "stats.json", 20
+    program = TEST_PROGRAMS / "asks_limits.py"
+    done = server.run(link, sys.executable, program, str(rounds), env={"OUTBOARD_STATS": str(stats)})
+    assert (done.stdout, done.returncode) == ("4096 True\n", 0), done.stderr
+    asked = json.loads(stats.read_text())["by_call"]["cuCtxGetLimit"]
+    # The heap before the rounds; the stack in each; both after the change. 3 questions a round, and 3 more.
+    assert asked["synchronous"] == 1 + rounds + 2
+    assert asked["local"] == 3 * rounds + 3 - asked["synchronous"]
+
+
 def test_null_streams_of_ptsz_calls_are_the_threads_own(server: Server, link: str) -> None:
     program = TEST_PROGRAMS / "per_thread.py"
     done = server.run(link, sys.executable, program, EXAMPLES / "kernels.ptx")

@@ -1,14 +1,21 @@
-/* Makes each hot call many times, for callgrind to count what it costs: run as `hot_paths LIBRARY`.
+/* Makes each hot call many times, for callgrind to count what it costs: run as `hot_paths LIBRARY [HISTORY]`.
+ * A history is memory that kernels were given before, and are given no more.
  *
  * Nothing but the driver is linked, and that by dlopen: what is counted is the client library alone. Collection is on
  * inside `measure` only, when every path has been taken before.
  */
 #include <dlfcn.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
-enum { WARM = 50, TIMES = 200, THREADS = 32, SMALL_BYTES = 64 };
+enum { WARM = 50, TIMES = 200, THREADS = 32, SMALL_BYTES = 64, HISTORY_BYTES = 4 << 20 };
+/* Waits after which a mirror is closed that only an argument opened; more than the client's UNNAMED_WAITS_MAX. */
+enum { WAITS = 20 };
 
 typedef struct {
     unsigned grid[3], block[3], shared_bytes;
@@ -81,10 +88,50 @@ __attribute__((noinline)) void measure(int times) {
     }
 }
 
+static void launch_with(uint64_t address) {
+    unsigned count = 0;
+    void *arguments[] = {&address, &data, &data, &count};
+    CALL(cuLaunchKernel,
+         (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **), kernel, 1,
+         1, 1, THREADS, 1, 1, 0, stream, arguments, NULL);
+}
+
+static void play(const char *history) {
+    char *memory = NULL;
+    uint64_t managed = 0;
+    if (!strcmp(history, "pinned") || !strcmp(history, "freed") || !strcmp(history, "forked")) {
+        CALL(cuMemHostAlloc, (void **, size_t, unsigned), (void **)&memory, HISTORY_BYTES, 0);
+        launch_with((uint64_t)memory);
+    } else if (!strcmp(history, "registered")) {
+        memory = aligned_alloc(4096, HISTORY_BYTES);
+        CALL(cuMemHostRegister_v2, (void *, size_t, unsigned), memory, HISTORY_BYTES, 0);
+        launch_with((uint64_t)memory);
+    } else if (!strcmp(history, "managed")) {
+        CALL(cuMemAllocManaged, (uint64_t *, size_t, unsigned), &managed, HISTORY_BYTES, 1);
+        launch_with(managed);
+    } else {
+        fprintf(stderr, "no history %s\n", history);
+        exit(2);
+    }
+    CALL(cuCtxSynchronize, (void));
+    if (!strcmp(history, "freed")) CALL(cuMemFreeHost, (void *), memory);
+    if (managed) CALL(cuMemFree_v2, (uint64_t), managed);
+    if (!strcmp(history, "forked")) {
+        pid_t child = fork();
+        /* Callgrind would write a profile of a child that ends by itself. */
+        if (child == 0) raise(SIGKILL);
+        waitpid(child, NULL, 0);
+    }
+    for (int i = 0; i < WAITS; i++) {
+        launch_with(data);
+        CALL(cuCtxSynchronize, (void));
+    }
+}
+
 int main(int argc, char **argv) {
     void *context, *module;
-    if (argc != 2 || !(library = dlopen(argv[1], RTLD_NOW))) {
-        fprintf(stderr, "usage: hot_paths LIBRARY: %s\n", argc == 2 ? dlerror() : "");
+    if ((argc != 2 && argc != 3) || !(library = dlopen(argv[1], RTLD_NOW))) {
+        fprintf(stderr, "usage: hot_paths LIBRARY [HISTORY]: %s\n", argc >= 2 ? dlerror() : "");
         return 2;
     }
     CALL(cuInit, (unsigned), 0);
@@ -96,6 +143,7 @@ int main(int argc, char **argv) {
     CALL(cuStreamCreate, (void **, unsigned), &other, 1);
     CALL(cuEventCreate, (void **, unsigned), &event, 2);
     CALL(cuMemAlloc_v2, (uint64_t *, size_t), &data, 1 << 20);
+    if (argc == 3) play(argv[2]);
     measure(WARM);
     /* The name tells callgrind when to count. */
     extern void measured(void);

@@ -22,6 +22,14 @@ SPECIFICATION = ROOT / "SPECIFICATION.md"
 RUN_S_MAX = 120
 # As in hot_paths.c.
 TIMES = 200
+# As in hot_paths.c, and their rows in the specification.
+HISTORIES = {
+    "pinned": "pinned",
+    "registered": "registered",
+    "managed": "managed, freed since",
+    "freed": "pinned, freed since",
+    "forked": "pinned, and the process has forked",
+}
 
 
 def promised() -> dict[str, dict[str, int]]:
@@ -77,12 +85,13 @@ def on_two_cores() -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
 
 
-def costs_of(library: Path, hot_paths: Path, profile: Path, **env: str) -> dict[str, float]:
-    """Instructions of each call, run with the library as the driver."""
+def costs_of(library: Path, hot_paths: Path, profile: Path, history: str = "", **env: str) -> dict[str, float]:
+    """Instructions of each call, run with the library as the driver, after a history."""
     assert shutil.which("valgrind"), "valgrind is not installed: apt-get install valgrind"
     assert library.exists(), f"{library} is not built: make instructions"
     callgrind = ["valgrind", "--tool=callgrind", "--collect-atstart=no", "--toggle-collect=measured"]
     command = [*callgrind, f"--callgrind-out-file={profile}", str(hot_paths), str(library)]
+    command += [history] if history else []
     environment = {**os.environ, **env}
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=RUN_S_MAX, preexec_fn=on_two_cores
@@ -101,6 +110,20 @@ def test_instructions(server: Server, link: str, hot_paths: Path, tmp_path: Path
     print(f"\n{link}: " + ", ".join(f"{call} {cost:.0f}" for call, cost in costs.items()))
     over = {call: round(cost) for call, cost in costs.items() if cost > limits[call][link]}
     assert not over, f"more instructions over {link} than SPECIFICATION.md promises: {over}"
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+def test_instructions_after_memory_that_kernels_were_given(
+    server: Server, hot_paths: Path, tmp_path: Path, history: str
+) -> None:
+    """Over tcp, where each of these was a mirror."""
+    row = re.search(rf"^\| {HISTORIES[history]} \| ([\d,]+) \| ([\d,]+) \|$", SPECIFICATION.read_text(), re.MULTILINE)
+    assert row
+    launch, copy = (int(number.replace(",", "")) for number in row.groups())
+    costs = costs_of(LIBRARY, hot_paths, tmp_path / "profile", history, OUTBOARD_GPU=server.urls["tcp"])
+    print(f"\nafter {history}: launch {costs['cuLaunchKernel']:.0f}, copy {costs['cuMemcpyHtoDAsync_v2']:.0f}")
+    assert costs["cuLaunchKernel"] <= launch
+    assert costs["cuMemcpyHtoDAsync_v2"] <= copy
 
 
 def test_instructions_of_recording(server: Server, hot_paths: Path, tmp_path: Path) -> None:

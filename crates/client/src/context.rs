@@ -8,7 +8,7 @@ use outboard_api::{
 };
 use outboard_wire::doc::DeviceCard;
 use parking_lot::Mutex;
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// A context. It is never freed: it may be current in threads that do not know of its destruction.
 pub(crate) struct Context {
@@ -34,6 +34,46 @@ pub(crate) struct Context {
     pub(crate) peers: Mutex<FxHashSet<u64>>,
     /// Limits of its device.
     pub(crate) limits: LaunchLimits,
+    /// Answers to `cuCtxGetLimit`.
+    pub(crate) asked_limits: Mutex<AskedLimits>,
+}
+
+/// The answers of `cuCtxGetLimit` in a context, as far as they still hold.
+#[derive(Debug, Default)]
+pub(crate) struct AskedLimits {
+    /// The number of changes. An answer to a question from before the last one is not kept.
+    changes: u64,
+    /// By the limit's number: the value, and the number of the last message sent before the
+    /// question.
+    answers: FxHashMap<u32, (u64, u64)>,
+}
+
+impl AskedLimits {
+    /// Returns the value of a limit, if it is known after the messages up to the number `sent`. A
+    /// driver enlarges the stack for a kernel that needs more, so its size holds until the next
+    /// message.
+    pub(crate) fn known(&self, limit: u32, sent: u64) -> Option<u64> {
+        let (value, asked_at) = self.answers.get(&limit)?;
+        (limit != CU_LIMIT_STACK_SIZE || *asked_at == sent).then_some(*value)
+    }
+
+    /// Returns the number of changes, for [`AskedLimits::keep`].
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Keeps an answer to a question asked after `changes` changes and `sent` messages.
+    pub(crate) fn keep(&mut self, limit: u32, value: u64, changes: u64, sent: u64) {
+        if self.changes == changes {
+            self.answers.insert(limit, (value, sent));
+        }
+    }
+
+    /// Forgets all answers, before and after a change.
+    pub(crate) fn forget(&mut self) {
+        self.changes += 1;
+        self.answers.clear();
+    }
 }
 
 impl Context {
@@ -93,5 +133,27 @@ impl LaunchLimits {
             .map(a),
             threads_max: a(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_about_limits_hold_until_something_may_change_them() {
+        let mut limits = AskedLimits::default();
+        let changes = limits.changes();
+        limits.keep(CU_LIMIT_MALLOC_HEAP_SIZE, 8, changes, 5);
+        limits.keep(CU_LIMIT_STACK_SIZE, 1024, changes, 5);
+        assert_eq!(limits.known(CU_LIMIT_MALLOC_HEAP_SIZE, 5), Some(8));
+        assert_eq!(limits.known(CU_LIMIT_STACK_SIZE, 5), Some(1024));
+        // A launch may have enlarged the stack.
+        assert_eq!(limits.known(CU_LIMIT_MALLOC_HEAP_SIZE, 6), Some(8));
+        assert_eq!(limits.known(CU_LIMIT_STACK_SIZE, 6), None);
+        // Another thread changes a limit while the answer is on its way.
+        limits.forget();
+        limits.keep(CU_LIMIT_MALLOC_HEAP_SIZE, 8, changes, 6);
+        assert_eq!(limits.known(CU_LIMIT_MALLOC_HEAP_SIZE, 6), None);
     }
 }

@@ -113,6 +113,25 @@ impl Nvidia {
         Ok(self.driver.cuCtxSetCacheConfig(m.config)?)
     }
 
+    pub(super) fn context_get_limit(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::ContextGetLimit,
+    ) -> Result<messages::ContextGetLimitReply, Failure> {
+        self.enter(cx)?;
+        let value = self.driver.cuCtxGetLimit(m.limit)?;
+        Ok(messages::ContextGetLimitReply { value })
+    }
+
+    pub(super) fn context_set_limit(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::ContextSetLimit,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        Ok(self.driver.cuCtxSetLimit(m.limit, m.value)?)
+    }
+
     pub(super) fn context_destroy(
         &mut self,
         _cx: &mut Cx<'_>,

@@ -115,23 +115,23 @@ impl Soft {
             .map_err(failure)
     }
 
-    pub(super) fn cu_ctx_get_limit(
+    pub(super) fn context_get_limit(
         &mut self,
         cx: &mut Cx<'_>,
-        m: &messages::CuCtxGetLimit,
-    ) -> Result<messages::CuCtxGetLimitReply, Failure> {
+        m: &messages::ContextGetLimit,
+    ) -> Result<messages::ContextGetLimitReply, Failure> {
         let default = default_limit(m.limit)?;
         let set = self.context(cx.context)?.limits.get(&m.limit);
-        let pvalue = set.copied().unwrap_or(default);
-        Ok(messages::CuCtxGetLimitReply { pvalue })
+        let value = set.copied().unwrap_or(default);
+        Ok(messages::ContextGetLimitReply { value })
     }
 
     /// Sets a limit. Stack, heap and printed text grow to the most that any context of the program
     /// asks for; cache limits have no effect.
-    pub(super) fn cu_ctx_set_limit(
+    pub(super) fn context_set_limit(
         &mut self,
         cx: &mut Cx<'_>,
-        m: &messages::CuCtxSetLimit,
+        m: &messages::ContextSetLimit,
     ) -> Result<(), Failure> {
         default_limit(m.limit)?;
         self.context(cx.context)?;

@@ -51,6 +51,7 @@ impl Driver {
     /// Destroys a context and everything in it.
     fn destroy_context(&self, context: &Context) -> Done {
         context_storage::destroy_storage(context.handle);
+        context.asked_limits.lock().forget();
         self.contexts.forget_peer(context);
         self.captures.remove_context(context.handle);
         self.streams.remove_context(context.handle);
@@ -353,6 +354,38 @@ pub(crate) fn cuCtxSetCacheConfig(config: u32) -> Done {
     driver.submit(&messages::ContextCacheConfig { config })?;
     context.cache_config.store(config, Ordering::Relaxed);
     Ok(())
+}
+
+/// Answers from an earlier answer, if nothing since can have changed the limit.
+pub(crate) fn cuCtxGetLimit(value: Out<'_, usize>, limit: u32) -> Done {
+    let driver = driver()?;
+    value.check()?;
+    let context = driver.contexts.current()?;
+    let sent = driver.session.progress.mark();
+    let (known, changes) = {
+        let limits = context.asked_limits.lock();
+        (limits.known(limit, sent), limits.changes())
+    };
+    let answer = match known {
+        Some(answer) => answer,
+        None => {
+            let answer = driver.call(&messages::ContextGetLimit { limit }, |reply| reply.value)?;
+            let mut limits = context.asked_limits.lock();
+            limits.keep(limit, answer, changes, sent);
+            answer
+        }
+    };
+    value.put(answer as usize)
+}
+
+pub(crate) fn cuCtxSetLimit(limit: u32, value: usize) -> Done {
+    let driver = driver()?;
+    let context = driver.contexts.current()?;
+    let value = value as u64;
+    context.asked_limits.lock().forget();
+    let done = driver.call(&messages::ContextSetLimit { limit, value }, |_| ());
+    context.asked_limits.lock().forget();
+    done
 }
 
 /// Returns four bytes: bank sizes cannot be chosen since compute capability 5.

@@ -228,5 +228,6 @@ fn make(
         destroyed: AtomicBool::new(false),
         peers: Mutex::default(),
         limits,
+        asked_limits: Mutex::default(),
     }))
 }

@@ -45,11 +45,11 @@ fn wild_handles_are_errors() {
         Request::ContextDestroy(m::ContextDestroy { context: WILD }),
         Request::AllocationRelease(m::AllocationRelease { allocation: WILD }),
         Request::HostFuncDone(m::HostFuncDone { call: WILD }),
-        Request::CuCtxSetLimit(m::CuCtxSetLimit { limit: 0, value: 1 }),
+        Request::ContextSetLimit(m::ContextSetLimit { limit: 0, value: 1 }),
     ];
     for request in wild {
         let expected = match request {
-            Request::CuCtxSetLimit(_) => CUresult::CUDA_SUCCESS,
+            Request::ContextSetLimit(_) => CUresult::CUDA_SUCCESS,
             _ => CUresult::CUDA_ERROR_INVALID_HANDLE,
         };
         assert_eq!(c.status(request.clone()), expected, "{request:?}");
