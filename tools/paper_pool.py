@@ -45,7 +45,7 @@ NOT_HERE = """\
 | Tables 1, 8, 9, 10, 11, figures 5, 6, BERT | need runs on a GPU with `--emulate-pcie`, which were not made |
 | Table 5 | is a pool that runs, see [pool.md](pool.md) |
 | Table 13 | OpenGL alone, which Outboard does not carry |
-| Figure 1; figure 2 of the API remoting paper | on a trace, without a plot: [design/datacenter.md](design/datacenter.md) |
+| Figure 1; figure 2 of the API remoting paper | on a trace, no plot: [design/datacenter.md](design/datacenter.md) |
 | Figure 4, table 4 | from a recording by `outboard require --level pcie`: [requirements.md](requirements.md) |
 """
 
