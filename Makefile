@@ -8,6 +8,8 @@
 # make paper-requirements   what outboard require predicts against emulated networks, on this machine's GPU; and -page
 # make paper-flow   connection tables beside others, on this machine; docs/results/paper-flow.json and the page from it
 # make paper-pool  figures and tables of a paper on pools of GPUs, simulated; docs/results/paper-pool.json and the page
+# make hostile    the attacks of tests/hostile in their long form, an hour and a half; docs/results/hostile.json
+# make bare-root  the wheel, the Debian package and Jupyter in a root that has nothing else, as root
 # make coverage   docs/coverage.md, the state of every driver call
 # make samples    crates/generate/samples, samples of generated code
 # make ptx-table  docs/ptx-instructions.md, the state of every instruction form
@@ -40,11 +42,12 @@ SLICE ?= 1/1
 SOURCES ?= build/suites
 SUITES ?=
 SUITES_RESULTS ?= docs/results/gpu-suites.json
+HOSTILE ?= hostile
 # Parts (figure3,table2,...) and cases; what is not asked for stays as it is.
 PARTS ?=
 CASES ?=
 
-.PHONY: demo check test lint unit smoke loom fuzz programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick paper-pool paper-pool-quick build examples coverage samples ptx-table install wheel deb clean
+.PHONY: demo check test lint unit smoke loom fuzz hostile bare-root programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick paper-pool paper-pool-quick build examples coverage samples ptx-table install wheel deb clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -95,6 +98,13 @@ programs: $(TOOLCHAIN) examples
 	$(CARGO) build --quiet $(PROGRAMS_NEED)
 	$(TESTED) pytest programs -- tests --ignore tests/instructions --ignore tests/packages --ignore tests/rdma
 	$(TESTED) pytest gpu-check -- gpu-check/tests
+
+# The attacks that `make programs` runs small, with the counts that they are promised with; PARTS chooses some.
+hostile: build $(TOOLCHAIN) examples
+	OUTBOARD=$(RELEASE)/outboard PYTHONPATH=tests:tests/programs $(TOOLCHAIN) tests/hostile/long.py docs/results/$(HOSTILE).json $(PARTS)
+
+bare-root: wheel deb examples
+	python3 tools/bare_root.py --jupyter --out docs/results/bare-root.json
 
 # One run of each program and of each kind of mistake: what `make check` takes of `make programs`.
 smoke: $(TOOLCHAIN) examples

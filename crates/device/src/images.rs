@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     fs,
     io::Write as _,
-    os::unix::fs::DirBuilderExt,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::Arc,
     time::SystemTime,
@@ -36,7 +36,7 @@ pub type Hash = [u8; 32];
 pub struct ImageStore {
     held: HashMap<Hash, Held>,
     receiving: HashMap<Hash, Vec<u8>>,
-    folder: Option<PathBuf>,
+    folder: Option<Folder>,
     /// Counts uses, to find the least recently used image.
     clock: u64,
     idle_bytes_max: u64,
@@ -50,10 +50,36 @@ struct Held {
     used: u64,
 }
 
+/// The folder that keeps images between sessions. The names of a tenant's files depend on the
+/// tenant: whoever knows the hash of another's image finds nothing.
+#[derive(Clone)]
+struct Folder {
+    path: PathBuf,
+    /// Key of the hash that gives a file its name.
+    key: [u8; blake3::KEY_LEN],
+}
+
+impl Folder {
+    fn new(path: PathBuf, tenant: &str) -> Folder {
+        let key = blake3::derive_key("outboard images of a tenant", tenant.as_bytes());
+        Folder { path, key }
+    }
+
+    fn file(&self, hash: &Hash) -> PathBuf {
+        let name = blake3::keyed_hash(&self.key, hash);
+        self.path.join(name.to_hex().as_str())
+    }
+
+    fn note(&self, hash: &Hash, label: &str) -> PathBuf {
+        self.file(hash).with_extension(label)
+    }
+}
+
 impl ImageStore {
     /// Makes an empty store. `folder` holds images between sessions; without a writable one, each
-    /// session receives all its images.
-    pub fn new(folder: Option<PathBuf>) -> ImageStore {
+    /// session receives all its images. A session finds those of its tenant.
+    pub fn new(folder: Option<PathBuf>, tenant: &str) -> ImageStore {
+        let folder = folder.map(|path| Folder::new(path, tenant));
         ImageStore {
             held: HashMap::new(),
             receiving: HashMap::new(),
@@ -81,7 +107,7 @@ impl ImageStore {
         if self.bytes().saturating_add(len) > IMAGES_BYTES_MAX {
             return false;
         }
-        let Some(image) = self.folder.as_deref().and_then(|f| read_kept(f, hash, len)) else {
+        let Some(image) = self.folder.as_ref().and_then(|f| read_kept(f, hash, len)) else {
             return false;
         };
         self.insert(*hash, image);
@@ -162,7 +188,7 @@ impl ImageStore {
         if let Some(image) = &held.image {
             return Ok(Arc::clone(image));
         }
-        let folder = self.folder.as_deref();
+        let folder = self.folder.as_ref();
         folder
             .and_then(|folder| read_kept(folder, hash, held.len))
             .map(Arc::new)
@@ -171,7 +197,7 @@ impl ImageStore {
 
     /// Returns the note that an earlier session derived from an image and kept under this label.
     pub fn note(&self, hash: &Hash, label: &str) -> Option<Vec<u8>> {
-        let path = note_name(self.folder.as_deref()?, hash, label);
+        let path = self.folder.as_ref()?.note(hash, label);
         let mut note = fs::read(&path).ok()?;
         let whole = note
             .split_last_chunk::<NOTE_CHECK_BYTES>()
@@ -188,13 +214,13 @@ impl ImageStore {
     /// Keeps a note beside an image, if the folder holds the image. The label becomes part of a
     /// file name.
     pub fn keep_note(&mut self, hash: &Hash, label: &str, note: &[u8]) {
-        let Some(folder) = self.folder.as_deref() else {
+        let Some(folder) = self.folder.as_ref() else {
             return;
         };
-        if file_name(folder, hash).exists() {
-            let file = note_name(folder, hash, label);
+        if folder.file(hash).exists() {
+            let file = folder.note(hash, label);
             // Without the note the next session derives it anew.
-            if let Err(error) = write_whole(folder, &file, &[note, &note_check(note)]) {
+            if let Err(error) = write_whole(&folder.path, &file, &[note, &note_check(note)]) {
                 tracing::debug!(file = %file.display(), %error, "a note that cannot be kept");
             }
         }
@@ -234,7 +260,7 @@ impl ImageStore {
             if bytes <= self.idle_bytes_max {
                 return;
             }
-            if file_name(&folder, hash).exists() {
+            if folder.file(hash).exists() {
                 held.image = None;
                 bytes -= held.len;
             }
@@ -250,25 +276,17 @@ impl ImageStore {
     }
 
     fn keep(&mut self, hash: &Hash, image: &[u8]) {
-        let Some(folder) = self.folder.as_deref() else {
+        let Some(folder) = self.folder.as_ref() else {
             return;
         };
         if image.len() < IMAGE_KEPT_BYTES_MIN {
             return;
         }
         if let Err(error) = keep(folder, hash, image) {
-            tracing::warn!(folder = %folder.display(), %error, "the image cache cannot be written; images will be sent again");
+            tracing::warn!(folder = %folder.path.display(), %error, "the image cache cannot be written; images will be sent again");
             self.folder = None;
         }
     }
-}
-
-fn file_name(folder: &Path, hash: &Hash) -> PathBuf {
-    folder.join(blake3::Hash::from_bytes(*hash).to_hex().as_str())
-}
-
-fn note_name(folder: &Path, hash: &Hash, label: &str) -> PathBuf {
-    file_name(folder, hash).with_extension(label)
 }
 
 /// Checksum of a note: a truncated or altered note counts as none.
@@ -276,8 +294,8 @@ fn note_check(note: &[u8]) -> [u8; NOTE_CHECK_BYTES] {
     *blake3::hash(note).as_bytes()
 }
 
-fn read_kept(folder: &Path, hash: &Hash, len: u64) -> Option<Vec<u8>> {
-    let path = file_name(folder, hash);
+fn read_kept(folder: &Folder, hash: &Hash, len: u64) -> Option<Vec<u8>> {
+    let path = folder.file(hash);
     if fs::metadata(&path).ok()?.len() != len {
         return None;
     }
@@ -298,24 +316,38 @@ fn touch(path: &Path) {
     let _ = file.and_then(|file| file.set_modified(SystemTime::now()));
 }
 
-fn keep(folder: &Path, hash: &Hash, image: &[u8]) -> std::io::Result<()> {
+fn keep(folder: &Folder, hash: &Hash, image: &[u8]) -> std::io::Result<()> {
     // Images are private: they tell others what programs run on the GPU.
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
-        .create(folder)?;
-    let path = file_name(folder, hash);
+        .create(&folder.path)?;
+    let path = folder.file(hash);
     if path.exists() {
         return Ok(());
     }
-    write_whole(folder, &path, &[image])?;
-    trim(folder, CACHE_BYTES_MAX)
+    write_whole(&folder.path, &path, &[image])?;
+    trim(&folder.path, CACHE_BYTES_MAX)
+}
+
+/// Creates a file that was not there. Follows no link; what an ended worker of this number has left
+/// is removed.
+fn new_file(path: &Path) -> std::io::Result<fs::File> {
+    let mut options = fs::File::options();
+    let options = options.write(true).create_new(true).mode(0o600);
+    options.open(path).or_else(|error| match error.kind() {
+        std::io::ErrorKind::AlreadyExists => {
+            fs::remove_file(path)?;
+            options.open(path)
+        }
+        _ => Err(error),
+    })
 }
 
 /// Writes a file atomically: under its name it exists in whole or not at all.
 fn write_whole(folder: &Path, path: &Path, parts: &[&[u8]]) -> std::io::Result<()> {
     let partial = folder.join(format!(".{}.partial", std::process::id()));
-    let written = fs::File::create(&partial)
+    let written = new_file(&partial)
         .and_then(|mut file| parts.iter().try_for_each(|part| file.write_all(part)));
     written
         .and_then(|()| fs::rename(&partial, path))
@@ -366,21 +398,54 @@ mod tests {
         let dir = tempfile::TempDir::new().unwrap();
         let folder = dir.path().join("images");
         let ((hash, image), len) = (image(1), IMAGE_KEPT_BYTES_MIN as u64);
-        let mut first = ImageStore::new(Some(folder.clone()));
+        let mut first = ImageStore::new(Some(folder.clone()), "a");
         assert!(!first.offer(&hash, len));
         put(&mut first, &hash, &image).unwrap();
-        let mut second = ImageStore::new(Some(folder.clone()));
+        let mut second = ImageStore::new(Some(folder.clone()), "a");
         assert!(!second.offer(&hash, len + 1));
         assert!(second.offer(&hash, len));
         assert_eq!(second.get(&hash).unwrap()[..], image);
-        fs::write(file_name(&folder, &hash), vec![2; image.len()]).unwrap();
-        assert!(!ImageStore::new(Some(folder)).offer(&hash, len));
+        fs::write(
+            Folder::new(folder.clone(), "a").file(&hash),
+            vec![2; image.len()],
+        )
+        .unwrap();
+        assert!(!ImageStore::new(Some(folder), "a").offer(&hash, len));
+    }
+
+    #[test]
+    fn a_tenant_finds_nothing_of_another() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let folder = || Some(dir.path().into());
+        let ((hash, image), len) = (image(1), IMAGE_KEPT_BYTES_MIN as u64);
+        put(&mut ImageStore::new(folder(), "alice"), &hash, &image).unwrap();
+        assert!(!ImageStore::new(folder(), "bob").offer(&hash, len));
+        assert!(ImageStore::new(folder(), "alice").offer(&hash, len));
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_an_unfinished_file_is_not_followed() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let (cache, target) = (dir.path().join("cache"), dir.path().join("target"));
+        fs::create_dir(&cache).unwrap();
+        fs::write(&target, "kept").unwrap();
+        let partial = cache.join(format!(".{}.partial", std::process::id()));
+        std::os::unix::fs::symlink(&target, &partial).unwrap();
+        let ((hash, image), len) = (image(1), IMAGE_KEPT_BYTES_MIN as u64);
+        put(
+            &mut ImageStore::new(Some(cache.clone()), "a"),
+            &hash,
+            &image,
+        )
+        .unwrap();
+        assert_eq!(fs::read(&target).unwrap(), b"kept");
+        assert!(ImageStore::new(Some(cache), "a").offer(&hash, len));
     }
 
     #[test]
     fn idle_images_leave_memory_and_can_still_be_loaded() {
         let dir = tempfile::TempDir::new().unwrap();
-        let mut store = ImageStore::new(Some(dir.path().into()));
+        let mut store = ImageStore::new(Some(dir.path().into()), "a");
         store.idle_bytes_max = 2 * IMAGE_KEPT_BYTES_MIN as u64;
         let images: Vec<_> = (0..5).map(image).collect();
         for (hash, image) in &images {
@@ -394,7 +459,7 @@ mod tests {
 
     #[test]
     fn pieces_out_of_order_and_wrong_hashes_are_refused() {
-        let mut store = ImageStore::new(None);
+        let mut store = ImageStore::new(None, "a");
         let (hash, image) = image(1);
         assert!(store.put(&hash, 1, 10, &[0]).is_err());
         store.put(&hash, 0, 10, &[0; 4]).unwrap();
@@ -408,16 +473,16 @@ mod tests {
     fn notes_lie_beside_kept_images_and_altered_ones_are_none() {
         let dir = tempfile::TempDir::new().unwrap();
         let (hash, image) = image(1);
-        let mut first = ImageStore::new(Some(dir.path().into()));
+        let mut first = ImageStore::new(Some(dir.path().into()), "a");
         first.keep_note(&hash, "card", b"too early");
         assert_eq!(first.note(&hash, "card"), None);
         put(&mut first, &hash, &image).unwrap();
         first.keep_note(&hash, "card", b"two kernels");
-        let second = ImageStore::new(Some(dir.path().into()));
+        let second = ImageStore::new(Some(dir.path().into()), "a");
         assert_eq!(second.note(&hash, "card").unwrap(), b"two kernels");
         assert_eq!(second.note(&hash, "other"), None);
-        assert_eq!(ImageStore::new(None).note(&hash, "card"), None);
-        let file = note_name(dir.path(), &hash, "card");
+        assert_eq!(ImageStore::new(None, "a").note(&hash, "card"), None);
+        let file = Folder::new(dir.path().into(), "a").note(&hash, "card");
         let mut altered = fs::read(&file).unwrap();
         altered[0] ^= 1;
         for bytes in [&altered[..], &altered[..5]] {

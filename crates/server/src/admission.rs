@@ -31,6 +31,8 @@ pub(super) struct Admission {
     pub(super) device: DeviceOptions,
     /// Folder that keeps module images between sessions: the bytes of its path.
     pub(super) cache: Option<Vec<u8>>,
+    /// The tenant that the session is counted to, whose images it finds there.
+    pub(super) tenant: String,
     /// Workers whose contexts will still take device memory that is free now.
     pub(super) spares_to_come: u8,
     /// This machine's memory that the worker may use for the client, device memory apart.
@@ -249,6 +251,7 @@ mod tests {
             tls: None,
             device: device(),
             cache: Some(b"/cache".to_vec()),
+            tenant: "token:bob".into(),
             spares_to_come: 3,
             host_memory_bytes: 0x2122_2324_2526,
             place: None,

@@ -15,7 +15,7 @@ use std::{
 
 use outboard_budget::ledger::Account;
 use outboard_device::{Device, Failure, images::ImageStore};
-use outboard_link::{Error as LinkError, Link, Stream, Wait, emulated::Clock};
+use outboard_link::{Error as LinkError, Link, LinkKind, Stream, Wait, emulated::Clock};
 use outboard_pool::Grant;
 use outboard_session::{
     self as session, DataConnectionSource, End, MessageStats,
@@ -203,8 +203,15 @@ fn check_grant(hello: &ClientHello, key: &str) -> Result<Grant, String> {
     Grant::verify(signed, &key).map_err(|error| error.to_string())
 }
 
-/// Refuses a client that expects another link than this one.
+/// Refuses a client that expects another link than this one, or one that cannot be had here.
 fn check_link(hello: &ClientHello, stream: &Stream) -> Result<(), Error> {
+    if stream.kind() == LinkKind::Shm
+        && let Err(error) = outboard_link::shm::check_available()
+    {
+        return Err(Error::Refused(format!(
+            "the server gets no shared memory ({error}); use a tcp address of it"
+        )));
+    }
     if hello.is_rdma != stream.rdma().is_some() {
         return Err(Error::Refused(
             WRONG_LINK[usize::from(hello.is_rdma)].into(),
@@ -403,6 +410,7 @@ impl Client {
             client,
             token,
             cache,
+            tenant,
             key,
             host_memory_bytes,
             until_ms,
@@ -452,7 +460,7 @@ impl Client {
             debug!(network = %emulation.network, "is emulated");
         }
         let cache = cache.map(|path| OsString::from_vec(path).into());
-        let images = ImageStore::new(cache);
+        let images = ImageStore::new(cache, &tenant);
         match device {
             Some(mut device) => {
                 let end = serve(&mut *device, link, purpose, images, &keeper);

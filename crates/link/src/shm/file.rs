@@ -23,6 +23,15 @@ pub fn check_file_limit(bytes: u64) -> io::Result<()> {
     }
 }
 
+/// Fails if this process gets no memory for the rings of a link, as in a sandbox without
+/// memfd_create.
+pub fn check_available() -> io::Result<()> {
+    let refused = |error| io::Error::other(format!("memfd_create: {error}"));
+    memfd_create("outboard-link", MemfdFlags::CLOEXEC)
+        .map(drop)
+        .map_err(refused)
+}
+
 /// Returns a file of zeros in memory, whose length is sealed.
 pub(super) fn memory_file(name: &str, bytes: u64) -> io::Result<OwnedFd> {
     check_file_limit(bytes)?;

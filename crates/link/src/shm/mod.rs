@@ -18,7 +18,7 @@ pub mod ring;
 #[cfg(not(loom))]
 pub use connection::{Closer, Connection, Receiver, Sender, Waker};
 #[cfg(not(loom))]
-pub use file::check_file_limit;
+pub use file::{check_available, check_file_limit};
 #[cfg(not(loom))]
 #[doc(hidden)]
 pub use hostile::fuzz_ring;

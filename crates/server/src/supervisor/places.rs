@@ -67,7 +67,7 @@ impl Supervisor {
         }
         let transport = transport.clone();
         let row = place.as_ref().map(Place::row);
-        self.workers[at].tenant = Some((tenant, row));
+        self.workers[at].tenant = Some((tenant.clone(), row));
         let cache = self.options.cache.as_ref();
         // A spare has all devices open.
         let may_take_a_spare = leased.device.chosen.is_none();
@@ -79,6 +79,7 @@ impl Supervisor {
             tls,
             device: leased.device,
             cache: cache.map(|folder| folder.as_os_str().as_bytes().to_vec()),
+            tenant,
             spares_to_come: 0,
             host_memory_bytes: self.options.host_memory_bytes,
             place,

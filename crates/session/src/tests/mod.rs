@@ -330,7 +330,7 @@ impl Client {
                 &mut fake,
                 link,
                 purpose,
-                ImageStore::new(None),
+                ImageStore::new(None, ""),
                 source,
                 DATA_CONNECTIONS,
                 &Pulse::default(),
