@@ -81,6 +81,7 @@ lint: $(TOOLCHAIN)
 unit: $(TOOLCHAIN)
 	@tools/chromium.sh
 	@tools/verbs.sh
+	@tools/etcd.sh
 	$(TESTED) command unit -- $(CARGO) test --workspace --quiet
 
 # The ring of the shm link, and the table that threads share, in every order that two threads can run them.
@@ -95,6 +96,7 @@ fuzz: $(TOOLCHAIN)
 
 # Programs that nobody relinked, over shm and tcp, on the software device; and everything that should fail.
 programs: $(TOOLCHAIN) examples
+	@tools/etcd.sh
 	$(CARGO) build --quiet $(PROGRAMS_NEED)
 	$(TESTED) pytest programs -- tests --ignore tests/instructions --ignore tests/packages --ignore tests/rdma
 	$(TESTED) pytest gpu-check -- gpu-check/tests

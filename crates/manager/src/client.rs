@@ -43,6 +43,10 @@ pub struct UrlError(String);
 
 const NOT_ENCRYPTED: &str = "whatever listens there hung up; a manager without --tls has an address of http://, and prints it when it starts";
 
+/// Addresses of a pool's managers, one of which leads: one address, or several with commas.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ManagerUrls(Vec<ManagerUrl>);
+
 /// Reason why a request has no result.
 #[derive(Debug, Error)]
 pub enum ClientError {
@@ -56,9 +60,11 @@ pub enum ClientError {
     Strange { url: ManagerUrl, why: String },
 }
 
-/// A connection to a manager, which is made when it is needed.
+/// A connection to the manager that leads, which is made when it is needed.
 pub struct Client {
-    url: ManagerUrl,
+    urls: ManagerUrls,
+    /// Place of the manager that is asked.
+    at: usize,
     bearer: Option<String>,
     /// File of the authorities of managers' certificates; None: those of the system.
     ca: Option<PathBuf>,
@@ -120,12 +126,45 @@ impl fmt::Display for ManagerUrl {
     }
 }
 
+impl FromStr for ManagerUrls {
+    type Err = UrlError;
+
+    fn from_str(text: &str) -> Result<ManagerUrls, UrlError> {
+        let urls: Vec<ManagerUrl> = text.split(',').map(str::parse).collect::<Result<_, _>>()?;
+        match urls.len() <= limits::MANAGERS_MAX {
+            true => Ok(ManagerUrls(urls)),
+            false => Err(UrlError(text.chars().take(100).collect())),
+        }
+    }
+}
+
+impl ManagerUrls {
+    /// Returns each address alone.
+    pub(crate) fn each(&self) -> impl Iterator<Item = ManagerUrls> {
+        self.0.iter().cloned().map(ManagerUrls::from)
+    }
+}
+
+impl From<ManagerUrl> for ManagerUrls {
+    fn from(url: ManagerUrl) -> ManagerUrls {
+        ManagerUrls(vec![url])
+    }
+}
+
+impl fmt::Display for ManagerUrls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let urls: Vec<String> = self.0.iter().map(ManagerUrl::to_string).collect();
+        f.write_str(&urls.join(","))
+    }
+}
+
 impl Client {
     /// Connects later. The file of authorities is for managers with certificates; without it these
     /// are the system's.
-    pub fn new(url: ManagerUrl, bearer: Option<String>, ca: Option<PathBuf>) -> Client {
+    pub fn new(urls: ManagerUrls, bearer: Option<String>, ca: Option<PathBuf>) -> Client {
         Client {
-            url,
+            urls,
+            at: 0,
             bearer,
             ca,
             stream: None,
@@ -160,13 +199,82 @@ impl Client {
             // The next answer would be that of the other request.
             self.stream = None;
         }
-        let had_one = self.stream.is_some();
-        let mut said = self.exchange(method, path, body, deadline);
-        // A connection that was kept may have ended meanwhile. Requests can be repeated.
-        if said.is_err() && had_one {
-            said = self.exchange(method, path, body, deadline);
+        loop {
+            let one = match self.urls.0.len() {
+                1 => deadline,
+                _ => deadline
+                    .min(Instant::now() + waits + Duration::from_millis(limits::CONNECT_MS_MAX)),
+            };
+            let had_one = self.stream.is_some();
+            let mut said = self.exchange(method, path, body, one);
+            // A connection that was kept may have ended meanwhile. Requests can be repeated.
+            if said.is_err() && had_one {
+                said = self.exchange(method, path, body, one);
+            }
+            let said = self.document_of(said);
+            if !self.turn_after(&said) || Instant::now() >= deadline {
+                return said;
+            }
         }
-        self.document_of(said)
+    }
+
+    /// Turns to the next manager if this one does not lead. Returns whether it did.
+    fn turn_after<T>(&mut self, said: &Result<T, ClientError>) -> bool {
+        let leads_not = matches!(
+            said,
+            Err(ClientError::Io { .. }
+                | ClientError::Refused(PoolError::Elsewhere(_) | PoolError::NotNow(_)))
+        );
+        if !leads_not || self.urls.0.len() == 1 {
+            return false;
+        }
+        self.stream = None;
+        self.at = (self.at + 1) % self.urls.0.len();
+        if self.at == 0 {
+            std::thread::sleep(Duration::from_millis(limits::STORE_RETRY_MS));
+        }
+        true
+    }
+
+    fn url(&self) -> &ManagerUrl {
+        &self.urls.0[self.at]
+    }
+
+    /// Sends a request once. Returns the status and the body.
+    pub(crate) fn raw(
+        &mut self,
+        path: &str,
+        body: &[u8],
+        deadline: Instant,
+    ) -> io::Result<(u16, Vec<u8>)> {
+        self.exchange("POST", path, body, deadline)
+    }
+
+    /// Sends a request on a connection of its own, and hands each piece of its answer to `take`
+    /// until that says that it has enough, or the answer ends.
+    pub(crate) fn stream(
+        &mut self,
+        path: &str,
+        body: &[u8],
+        deadline: Instant,
+        take: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> io::Result<()> {
+        let mut stream = self.connect()?;
+        stream.send(&self.request("POST", path, body), deadline)?;
+        let mut bytes = Vec::new();
+        loop {
+            stream.receive(&mut bytes, deadline)?;
+            let (data, is_whole) = http::begun_answer(&bytes)?;
+            if take(&data) || is_whole {
+                return Ok(());
+            }
+        }
+    }
+
+    fn request(&self, method: &str, path: &str, body: &[u8]) -> Vec<u8> {
+        let url = self.url();
+        let host = format!("{}:{}", url.host, url.port);
+        http::write_request(method, path, &host, self.bearer.as_deref(), body)
     }
 
     /// Returns the document of an answer, or the manager's refusal.
@@ -196,9 +304,7 @@ impl Client {
             Some(stream) => stream,
             None => self.connect()?,
         };
-        let host = format!("{}:{}", self.url.host, self.url.port);
-        let request = http::write_request(method, path, &host, self.bearer.as_deref(), body);
-        stream.send(&request, deadline)?;
+        stream.send(&self.request(method, path, body), deadline)?;
         let answer = read_answer(&mut stream, deadline)?;
         self.stream = Some(stream);
         Ok(answer)
@@ -208,12 +314,27 @@ impl Client {
         let tls = self.expected()?.map(|server| Secured::client(&server));
         let tls = tls.transpose().map_err(io::Error::other)?;
         let socket = self.connect_socket()?;
-        Ok(Channel { socket, tls })
+        let mut channel = Channel { socket, tls };
+        if self.urls.0.len() > 1 {
+            self.check_leads(&mut channel)?;
+        }
+        Ok(channel)
+    }
+
+    /// Asks one of several managers whether it leads: one that is stopped accepts connections, too.
+    fn check_leads(&self, channel: &mut Channel) -> io::Result<()> {
+        let deadline = Instant::now() + Duration::from_millis(limits::LEADS_MS_MAX);
+        channel.send(&self.request("GET", "/v1/leader", b""), deadline)?;
+        match read_answer(channel, deadline)? {
+            // A token that is wrong is reported by the request itself.
+            (200 | 401 | 403, _) => Ok(()),
+            _ => Err(io::Error::other("another manager leads")),
+        }
     }
 
     /// Returns the manager that is expected, if the connection is to be encrypted.
     fn expected(&self) -> io::Result<Option<Expected>> {
-        match self.url.security {
+        match self.url().security {
             Security::Plain => Ok(None),
             Security::Key(pin) => Ok(Some(Expected::Key(pin))),
             Security::Certificate => {
@@ -222,7 +343,7 @@ impl Client {
                     None => Authorities::of_system(),
                 };
                 let authorities = authorities.map_err(io::Error::other)?;
-                let expected = Expected::of_host(&self.url.host, authorities);
+                let expected = Expected::of_host(&self.url().host, authorities);
                 expected.map(Some).map_err(io::Error::other)
             }
         }
@@ -230,7 +351,7 @@ impl Client {
 
     fn connect_socket(&self) -> io::Result<TcpStream> {
         let timeout = Duration::from_millis(limits::CONNECT_MS_MAX);
-        let addresses = (self.url.host.as_str(), self.url.port).to_socket_addrs()?;
+        let addresses = (self.url().host.as_str(), self.url().port).to_socket_addrs()?;
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
         for address in addresses {
             match TcpStream::connect_timeout(&address, timeout) {
@@ -248,10 +369,7 @@ impl Client {
     /// wait for other things too.
     pub fn begin(&mut self, path: &str, body: &impl Serialize) -> Result<(), ClientError> {
         let sent = self.connect().and_then(|mut stream| {
-            let body = serde_json::to_vec(body)?;
-            let host = format!("{}:{}", self.url.host, self.url.port);
-            let bearer = self.bearer.as_deref();
-            let request = http::write_request("POST", path, &host, bearer, &body);
+            let request = self.request("POST", path, &serde_json::to_vec(body)?);
             let deadline = Instant::now() + Duration::from_millis(limits::ANSWER_MS_MAX);
             stream.send(&request, deadline)?;
             Ok(stream)
@@ -262,7 +380,11 @@ impl Client {
                 self.is_begun = true;
                 Ok(())
             }
-            Err(source) => Err(self.failed(source)),
+            Err(source) => {
+                let said = Err(self.failed(source));
+                self.turn_after(&said);
+                said
+            }
         }
     }
 
@@ -279,11 +401,13 @@ impl Client {
             Some(mut stream) => read_answer(&mut stream, deadline),
             None => Err(io::ErrorKind::NotConnected.into()),
         };
-        self.document_of(said)
+        let said = self.document_of(said);
+        self.turn_after(&said);
+        said
     }
 
     fn failed(&self, source: io::Error) -> ClientError {
-        let url = self.url.clone();
+        let url = self.url().clone();
         let inner = source.get_ref();
         match inner.is_some_and(|it| it.is::<TlsError>() || it.is::<CertificateFileError>()) {
             true => ClientError::Untrusted { url, source },
@@ -293,7 +417,7 @@ impl Client {
 
     fn strange(&self, why: &str) -> ClientError {
         ClientError::Strange {
-            url: self.url.clone(),
+            url: self.url().clone(),
             why: why.into(),
         }
     }

@@ -47,9 +47,62 @@ pub(crate) fn take_answer(bytes: &[u8]) -> io::Result<Option<(u16, Vec<u8>)>> {
         httparse::Status::Partial if bytes.len() < limits::HEAD_BYTES_MAX => return Ok(None),
         httparse::Status::Partial => return Err(too_long("head")),
     };
+    let status = answer.code.unwrap_or(0);
+    if is_chunked(answer.headers) {
+        let (body, is_whole) = chunks(&bytes[head..])?;
+        return Ok(is_whole.then_some((status, body)));
+    }
     let length = body_length(answer.headers, limits::ANSWER_BYTES_MAX)?;
     let whole = bytes.get(head..head + length);
-    Ok(whole.map(|body| (answer.code.unwrap_or(0), body.into())))
+    Ok(whole.map(|body| (status, body.into())))
+}
+
+/// Returns what has come of an answer's body, and whether that is all.
+pub(crate) fn begun_answer(bytes: &[u8]) -> io::Result<(Vec<u8>, bool)> {
+    let mut headers = [httparse::EMPTY_HEADER; limits::HEADERS_MAX];
+    let mut answer = httparse::Response::new(&mut headers);
+    match answer.parse(bytes).map_err(io::Error::other)? {
+        httparse::Status::Complete(head) if is_chunked(answer.headers) => chunks(&bytes[head..]),
+        httparse::Status::Complete(_) => {
+            let answer = take_answer(bytes)?;
+            Ok(answer.map_or((Vec::new(), false), |(_, body)| (body, true)))
+        }
+        httparse::Status::Partial if bytes.len() < limits::HEAD_BYTES_MAX => {
+            Ok((Vec::new(), false))
+        }
+        httparse::Status::Partial => Err(too_long("head")),
+    }
+}
+
+fn is_chunked(headers: &[httparse::Header<'_>]) -> bool {
+    header(headers, "transfer-encoding").is_some_and(|it| it.eq_ignore_ascii_case("chunked"))
+}
+
+/// Returns the data of the whole chunks (RFC 9112, section 7.1), and whether the last one is there.
+fn chunks(mut bytes: &[u8]) -> io::Result<(Vec<u8>, bool)> {
+    let mut data = Vec::new();
+    loop {
+        let size = httparse::parse_chunk_size(bytes);
+        let size = size.map_err(|_| io::Error::other("a chunk's size is no number"))?;
+        let httparse::Status::Complete((head, size)) = size else {
+            return Ok((data, false));
+        };
+        let is_short = |size: &usize| data.len() + size <= limits::ANSWER_BYTES_MAX;
+        let size = usize::try_from(size).ok().filter(is_short);
+        let size = size.ok_or_else(|| too_long("body"))?;
+        let end = head + size;
+        if bytes.len() < end + 2 {
+            return Ok((data, false));
+        }
+        if &bytes[end..end + 2] != b"\r\n" {
+            return Err(io::Error::other("a chunk without its end"));
+        }
+        if size == 0 {
+            return Ok((data, true));
+        }
+        data.extend_from_slice(&bytes[head..end]);
+        bytes = &bytes[end + 2..];
+    }
 }
 
 pub(crate) fn write_request(
@@ -77,6 +130,7 @@ pub(crate) fn write_answer(status: u16, kind: &str, body: &[u8]) -> Vec<u8> {
         403 => "Forbidden",
         404 => "Not Found",
         409 => "Conflict",
+        421 => "Misdirected Request",
         422 => "Unprocessable Content",
         429 => "Too Many Requests",
         _ => "Service Unavailable",
@@ -144,6 +198,24 @@ mod tests {
             assert_eq!(take_answer(&whole[..cut]).unwrap(), None, "{cut}");
         }
         assert_eq!(take_answer(&whole).unwrap(), Some((409, b"no".to_vec())));
+    }
+
+    #[test]
+    fn answers_in_chunks_are_read_at_every_cut() {
+        let whole = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n";
+        for cut in 0..whole.len() {
+            assert_eq!(take_answer(&whole[..cut]).unwrap(), None, "{cut}");
+        }
+        assert_eq!(take_answer(whole).unwrap(), Some((200, b"abcde".to_vec())));
+        let first = whole.len() - 12;
+        assert_eq!(
+            begun_answer(&whole[..first]).unwrap(),
+            (b"abc".to_vec(), false)
+        );
+        for wrong in ["x\r\n", "1\r\nabc", "ffffffffffff\r\n"] {
+            let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+            assert!(take_answer(format!("{head}{wrong}").as_bytes()).is_err());
+        }
     }
 
     #[test]

@@ -5,17 +5,21 @@
 //! - `roles`: who may ask for which.
 //! - `client`: requests to a manager.
 //! - `proof`: the manager's key and certificate, for encrypted connections.
+//! - `store`, `etcd`: the store that is opened, if this manager leads.
 //! - `http`: requests and answers as bytes.
 
 mod client;
 mod connection;
+mod etcd;
 mod http;
 pub mod limits;
 mod proof;
 mod roles;
 mod routes;
 mod serve;
+mod store;
 
-pub use client::{Client, ClientError, ManagerUrl, UrlError};
+pub use client::{Client, ClientError, ManagerUrl, ManagerUrls, UrlError};
+pub use etcd::{EtcdUrl, StoreUrl, StoreUrlError};
 pub use proof::{ProofError, ProofFiles};
 pub use serve::{Options, ServeError, Server};

@@ -17,3 +17,21 @@ pub const STORE_RETRY_MS: u64 = 200;
 /// Time for a connection to a manager, and for an answer beyond the time that the request waits.
 pub const CONNECT_MS_MAX: u64 = 3_000;
 pub const ANSWER_MS_MAX: u64 = 10_000;
+/// Managers of a pool, and members of its etcd cluster.
+pub const MANAGERS_MAX: usize = 16;
+/// Time for one of several managers to say whether it leads.
+pub const LEADS_MS_MAX: u64 = 1_500;
+/// Time for one request to etcd.
+pub const ETCD_MS_MAX: u64 = 4_000;
+/// Time after which the leader's key of a manager that has died is gone, in etcd's whole seconds.
+pub const LEADER_S: u64 = 3;
+/// Interval at which the leader keeps its key.
+pub const LEADER_KEPT_MS: u64 = 800;
+/// Writes of one transaction of etcd, whose default limit is 128 operations.
+pub const ETCD_WRITES_MAX: usize = 120;
+/// Bytes of all values of one request to etcd, whose default limit is 1.5 MiB.
+pub const ETCD_BYTES_MAX: usize = 1 << 20;
+/// Records of one answer of etcd.
+pub const ETCD_PAGE: usize = 1_000;
+/// Bytes of noted writes beyond which further requests wait for the next transaction.
+pub const BATCH_BYTES: usize = 256 << 10;

@@ -98,6 +98,7 @@ pub(crate) fn handle(
         ("GET", ["v1", "leases", id]) => {
             number(id).and_then(|id| document(&manager.lease_view(now_ms, id)?))
         }
+        ("GET", ["v1", "leader"]) => document(&json!({ "incarnation": manager.incarnation() })),
         ("GET", ["v1", "pool"]) => document(&manager.view(now_ms)),
         ("GET", ["v1", "tables"]) => document(&manager.tables()),
         ("GET", ["metrics"]) => Ok(Outcome::Text(metrics(manager, now_ms))),

@@ -5,7 +5,7 @@ use std::{
     collections::BTreeMap,
     io,
     net::{SocketAddr, TcpListener},
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -14,7 +14,7 @@ use std::{
 };
 
 use outboard_pool::{
-    FileStore, Manager, Store, StoreError,
+    Manager, Store, StoreError,
     api::{Claimed, PoolError},
     record::LeaseState,
 };
@@ -26,10 +26,12 @@ use tracing::{error, info, warn};
 
 use crate::{
     connection::{Connection, Heard},
+    etcd::StoreUrl,
     limits,
     proof::{Proof, ProofError, ProofFiles},
     roles::caller,
     routes::{self, Outcome, Wait},
+    store::{Opened, Source},
 };
 
 const JSON: &str = "application/json";
@@ -43,7 +45,13 @@ const HOLD_PARTS: u64 = 3;
 #[derive(Debug, Clone)]
 pub struct Options {
     pub listen: SocketAddr,
-    pub store: PathBuf,
+    pub store: StoreUrl,
+    /// File of the authorities of etcd's certificates; None: those of the system.
+    pub store_ca: Option<PathBuf>,
+    /// File of the key that signs grants; None: beside the store's file.
+    pub grant_key: Option<PathBuf>,
+    /// Address of this manager for clients that ask another one; None: where it listens.
+    pub address: Option<String>,
     /// File of the tokens, one of which each request must have; None asks for none.
     pub tokens: Option<PathBuf>,
     /// Files of the key and the certificate for encrypted connections; None: nothing is encrypted.
@@ -58,8 +66,12 @@ pub enum ServeError {
         address: SocketAddr,
         source: io::Error,
     },
-    #[error("{}: {source}", path.display())]
-    Store { path: PathBuf, source: StoreError },
+    #[error("{url}: {source}")]
+    Store { url: StoreUrl, source: StoreError },
+    #[error(
+        "managers with etcd need one key for grants, the same file on each: add --grant-key FILE"
+    )]
+    NoGrantKey,
     #[error("the manager's key: {0}")]
     Key(#[from] IdentityError),
     #[error(transparent)]
@@ -77,7 +89,10 @@ pub struct Server {
     key: Identity,
     proof: Option<Proof>,
     pool_id: String,
-    store: Option<FileStore>,
+    source: Source,
+    store: Option<Box<dyn Store>>,
+    /// Address of the manager that leads, if it is another one.
+    elsewhere: Option<String>,
     manager: Option<Manager>,
     /// Moment that is 0 of the manager's time.
     began: Instant,
@@ -94,7 +109,7 @@ impl Server {
     /// Opens the store, or makes it, with the manager's key beside it.
     pub fn bind(options: Options) -> Result<Server, ServeError> {
         let io = |doing| move |source| ServeError::Io { doing, source };
-        let key = key_beside(&options.store)?;
+        let key = key_of(&options)?;
         let proof = options.proof.as_ref().map(Proof::read).transpose()?;
         let id: [u8; 8] = random().map_err(io("drawing an id"))?;
         let listener = TcpListener::bind(options.listen).map_err(|source| ServeError::Listen {
@@ -112,7 +127,9 @@ impl Server {
             key,
             proof,
             pool_id: hex::encode(&id),
+            source: Source::new(options.store.clone(), options.store_ca.clone()),
             store: None,
+            elsewhere: None,
             manager: None,
             began: Instant::now(),
             retry_at: Instant::now(),
@@ -122,7 +139,7 @@ impl Server {
             options,
         };
         server.open().map_err(|source| ServeError::Store {
-            path: server.options.store.clone(),
+            url: server.options.store.clone(),
             source,
         })?;
         Ok(server)
@@ -135,14 +152,50 @@ impl Server {
     fn open(&mut self) -> Result<(), StoreError> {
         // Never two at a time: the file is locked.
         self.store = None;
-        let mut store = FileStore::open(&self.options.store)?;
+        let address = match &self.options.address {
+            Some(address) => address.clone(),
+            None => self.own_address(),
+        };
+        let mut store = match self.source.open(&address)? {
+            Opened::Store(store) => store,
+            Opened::Elsewhere(leader) => {
+                self.retry_at = Instant::now() + Duration::from_millis(limits::STORE_RETRY_MS);
+                if self.elsewhere.as_ref() != Some(&leader) {
+                    info!(leader, "another manager leads");
+                }
+                self.elsewhere = Some(leader);
+                return Ok(());
+            }
+        };
+        self.elsewhere = None;
         let public = self.key.public_key().to_string();
         self.began = Instant::now();
-        let manager = Manager::open(&mut store, &self.pool_id, &public)?;
+        let manager = Manager::open(store.as_mut(), &self.pool_id, &public)?;
         info!(incarnation = manager.incarnation(), "the store is open");
         self.store = Some(store);
         self.manager = Some(manager);
         Ok(())
+    }
+
+    fn own_address(&self) -> String {
+        let scheme = if self.proof.is_some() {
+            "https"
+        } else {
+            "http"
+        };
+        let address = self.address().map(|address| address.to_string());
+        format!("{scheme}://{}", address.unwrap_or_default())
+    }
+
+    /// Gives the store up if another manager has taken over.
+    fn watch_leadership(&mut self) {
+        if self.manager.is_some() && self.source.has_lost() {
+            warn!("this manager leads no longer");
+            self.manager = None;
+            self.store = None;
+            self.source.refused();
+            self.retry_at = Instant::now();
+        }
     }
 
     fn now_ms(&self) -> u64 {
@@ -152,11 +205,12 @@ impl Server {
     /// Serves until SIGINT or SIGTERM.
     pub fn run(mut self) -> Result<(), ServeError> {
         while !self.stopping.load(Ordering::Relaxed) {
+            self.watch_leadership();
             if self.manager.is_none() && self.retry_at <= Instant::now() {
                 if let Err(error) = self.open() {
                     warn!(%error, "the store cannot be read");
                     self.retry_at = Instant::now() + Duration::from_millis(limits::STORE_RETRY_MS);
-                } else {
+                } else if self.manager.is_some() {
                     self.restart_clocks();
                 }
             }
@@ -166,9 +220,12 @@ impl Server {
             })?;
             let mut pending = Vec::new();
             for id in ready {
-                self.hear(id, &mut pending);
+                // The rest is heard after the transaction.
+                if !self.is_full() {
+                    self.hear(id, &mut pending);
+                }
             }
-            if is_new {
+            if is_new && !self.is_full() {
                 self.accept(&mut pending);
             }
             self.go_on(&mut pending);
@@ -176,6 +233,12 @@ impl Server {
             self.send(pending);
         }
         Ok(())
+    }
+
+    /// Returns whether the next transaction is large enough.
+    fn is_full(&self) -> bool {
+        let written = self.manager.as_ref().map_or(0, Manager::noted_bytes);
+        written > limits::BATCH_BYTES
     }
 
     /// A new manager's time begins anew, and so do the limits of connections.
@@ -278,13 +341,14 @@ impl Server {
 
     fn handle(&mut self, id: u64, request: &crate::http::Request, pending: &mut Vec<Pending>) {
         let now_ms = self.now_ms();
+        let refusal = self.not_now();
         let outcome = match caller(self.options.tokens.as_ref(), request.bearer.as_deref()) {
             Err((status, text)) => {
                 let error = PoolError::Forbidden(text);
                 Outcome::Answer(status, serde_json::to_vec(&error).unwrap_or_default())
             }
             Ok(caller) => match &mut self.manager {
-                None => routes::refusal(&not_now()),
+                None => routes::refusal(&refusal),
                 Some(manager) => routes::handle(manager, now_ms, &self.key, &caller, request),
             },
         };
@@ -307,9 +371,10 @@ impl Server {
     /// Does what the time brings, and answers requests that have waited for it.
     fn go_on(&mut self, pending: &mut Vec<Pending>) {
         let now_ms = self.now_ms();
+        let refusal = self.not_now();
         let Some(manager) = &mut self.manager else {
             let waiting = self.connections.iter().filter(|(_, it)| it.wait.is_some());
-            pending.extend(waiting.map(|(id, _)| (*id, routes::refusal(&not_now()))));
+            pending.extend(waiting.map(|(id, _)| (*id, routes::refusal(&refusal))));
             return;
         };
         manager.tick(now_ms);
@@ -341,6 +406,9 @@ impl Server {
             return;
         };
         error!(error = %failure, "the store failed; it is read anew");
+        if matches!(failure, StoreError::Conflict) {
+            self.source.refused();
+        }
         self.manager = None;
         self.store = None;
         self.retry_at = Instant::now();
@@ -351,8 +419,16 @@ impl Server {
         let all: std::collections::BTreeSet<u64> = all.collect();
         *pending = all
             .into_iter()
-            .map(|id| (id, routes::refusal(&not_now())))
+            .map(|id| (id, routes::refusal(&self.not_now())))
             .collect();
+    }
+
+    /// Reason why nothing is decided here at present.
+    fn not_now(&self) -> PoolError {
+        match &self.elsewhere {
+            Some(leader) => PoolError::Elsewhere(format!("another manager leads: {leader}")),
+            None => PoolError::NotNow("the manager's store fails; try again in a moment".into()),
+        }
     }
 
     fn send(&mut self, pending: Vec<Pending>) {
@@ -429,17 +505,19 @@ fn waited(
     Some(answer.unwrap_or_else(|error| routes::refusal(&error)))
 }
 
-fn not_now() -> PoolError {
-    PoolError::NotNow("the manager's store fails; try again in a moment".into())
-}
-
-/// Reads the key beside the store, or makes it.
-fn key_beside(store: &Path) -> Result<Identity, IdentityError> {
-    let mut path = store.as_os_str().to_owned();
-    path.push(".key");
-    let path = PathBuf::from(path);
+/// Reads the key that signs grants, or makes it.
+fn key_of(options: &Options) -> Result<Identity, ServeError> {
+    let path = match (&options.grant_key, &options.store) {
+        (Some(file), _) => file.clone(),
+        (None, StoreUrl::File(store)) => {
+            let mut path = store.as_os_str().to_owned();
+            path.push(".key");
+            path.into()
+        }
+        (None, StoreUrl::Etcd(_)) => return Err(ServeError::NoGrantKey),
+    };
     if path.exists() {
-        return Identity::read(&path);
+        return Ok(Identity::read(&path)?);
     }
     let key = Identity::random()?;
     key.write(&path)?;

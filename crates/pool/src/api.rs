@@ -237,6 +237,9 @@ pub enum PoolError {
     /// Waiting does not help.
     #[error("{0}")]
     Impossible(String),
+    /// Another manager leads.
+    #[error("{0}")]
+    Elsewhere(String),
     /// Waiting helps.
     #[error("{0}")]
     Busy(String),
@@ -253,6 +256,7 @@ impl PoolError {
             PoolError::Forbidden(_) => 403,
             PoolError::Unknown(_) => 404,
             PoolError::Conflict(_) => 409,
+            PoolError::Elsewhere(_) => 421,
             PoolError::Impossible(_) => 422,
             PoolError::Busy(_) => 429,
             PoolError::NotNow(_) => 503,

@@ -22,6 +22,9 @@ pub struct PoolRecord {
     /// Hexadecimal digits, drawn when the store was made.
     pub id: String,
     pub incarnation: u64,
+    /// Public key of its managers.
+    #[serde(default)]
+    pub key: Option<String>,
 }
 
 /// Facts about a GPU, as its box finds them.

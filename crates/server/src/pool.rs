@@ -23,7 +23,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outboard_manager::{Client, ClientError, ManagerUrl};
+use outboard_manager::{Client, ClientError, ManagerUrls};
 use outboard_pool::{
     Fence, Floors, Grant, Uuid,
     api::{BoxAnswer, Join, Report, Window},
@@ -45,7 +45,7 @@ use super::limits;
 /// The settings of a box.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolOptions {
-    pub manager: ManagerUrl,
+    pub manager: ManagerUrls,
     /// Token for the manager.
     pub bearer: Option<String>,
     /// File of the authorities of managers' certificates; None: those of the system.

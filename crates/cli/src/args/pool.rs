@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::ValueEnum;
-use outboard_manager::ManagerUrl;
+use outboard_manager::{ManagerUrl, ManagerUrls, StoreUrl};
 use outboard_pool::{
     limits,
     record::{Fit, Same},
@@ -39,9 +39,9 @@ fn parse_term(text: &str) -> Result<Duration, String> {
 /// The manager of a pool.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct ManagerArgs {
-    /// The pool's manager
+    /// The pool's manager; several with commas
     #[arg(long, value_name = "URL", env = "OUTBOARD_POOL")]
-    pub(crate) pool: ManagerUrl,
+    pub(crate) pool: ManagerUrls,
     #[command(flatten)]
     pub(crate) token: PoolTokenArgs,
 }
@@ -63,7 +63,7 @@ pub(crate) struct BoxArgs {
     /// Give this machine's GPUs to a pool: programs are served only with a lease of its manager,
     /// and see only the GPUs of their lease (docs/pool.md)
     #[arg(long, value_name = "URL")]
-    pub(crate) pool: Option<ManagerUrl>,
+    pub(crate) pool: Option<ManagerUrls>,
     /// Name of this box in the pool [default: the host's name]
     #[arg(long, value_name = "NAME", requires = "pool")]
     pub(crate) pool_name: Option<String>,
@@ -88,7 +88,7 @@ pub(crate) struct BoxArgs {
 pub(crate) struct PoolRunArgs {
     /// Ask this pool's manager for GPUs, and give them back when the program has ended
     #[arg(long, value_name = "URL", conflicts_with = "local")]
-    pub(crate) pool: Option<ManagerUrl>,
+    pub(crate) pool: Option<ManagerUrls>,
     #[command(flatten)]
     pub(crate) token: PoolTokenArgs,
     #[command(flatten)]
@@ -200,9 +200,21 @@ pub(crate) enum PoolCommand {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct PoolServeArgs {
-    /// File of the pool's records; made if it does not exist, with the manager's key beside it
+    /// File of the pool's records, made if it does not exist, with the manager's key beside it; or
+    /// an etcd cluster for several managers, one of which leads:
+    /// etcd://HOST:PORT,HOST:PORT/POOL, etcds:// over TLS
+    #[arg(long, value_name = "FILE|URL")]
+    pub(crate) store: StoreUrl,
+    /// File of authorities, in PEM form, one of which must have signed the certificates of etcds://
     #[arg(long, value_name = "FILE")]
-    pub(crate) store: PathBuf,
+    pub(crate) store_ca: Option<PathBuf>,
+    /// File of the key that signs grants, made if it does not exist; with etcd, the same one for
+    /// all managers [default: beside the store's file]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) grant_key: Option<PathBuf>,
+    /// Address of this manager, as the others tell it to clients [default: where it listens]
+    #[arg(long, value_name = "URL")]
+    pub(crate) advertise: Option<ManagerUrl>,
     /// Address for requests, over HTTP, or HTTPS with --tls or --certificate
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:4834")]
     pub(crate) listen: SocketAddr,

@@ -82,6 +82,9 @@ fn serve(args: PoolServeArgs) -> anyhow::Result<ExitCode> {
     let server = Server::bind(Options {
         listen: args.listen,
         store: args.store,
+        store_ca: args.store_ca,
+        grant_key: args.grant_key,
+        address: args.advertise.map(|url| url.to_string()),
         tokens,
         proof,
     })?;

@@ -116,6 +116,11 @@ impl Manager {
         })
     }
 
+    /// Returns the length of the values that the next transaction writes.
+    pub fn noted_bytes(&self) -> usize {
+        self.writes.values().flatten().map(Vec::len).sum()
+    }
+
     pub fn incarnation(&self) -> u64 {
         self.pool.incarnation
     }

@@ -32,10 +32,15 @@ impl Manager {
             }
             Some(entry) => (Some(read_pool(entry)?), Some(entry.revision)),
         };
+        let known = before.as_ref().and_then(|before| before.key.as_deref());
+        if known.is_some_and(|known| known != key) {
+            return Err(StoreError::OtherKey);
+        }
         let record = PoolRecord {
             format: FORMAT,
             id: before.as_ref().map_or(id, |before| &before.id).into(),
             incarnation: before.map_or(0, |before| before.incarnation) + 1,
+            key: Some(key.into()),
         };
         let value = serde_json::to_vec(&record).unwrap_or_default();
         let committed = store.commit(&Transaction {

@@ -3,8 +3,8 @@
 mod file;
 #[cfg(test)]
 mod simulated;
-#[cfg(test)]
-mod suite;
+#[cfg(any(test, feature = "conformance"))]
+pub mod suite;
 
 use std::io;
 
@@ -14,7 +14,7 @@ pub use file::FileStore;
 #[cfg(test)]
 pub(crate) use simulated::{Fault, SimulatedStore};
 
-/// Number of a transaction: each is one more than the last.
+/// Number of a transaction, higher than that of each one before.
 pub type Revision = u64;
 
 /// A record, and the transaction that wrote it last.
@@ -57,6 +57,8 @@ pub enum StoreError {
     Future { ours: u32, theirs: u32 },
     #[error("another process uses the store")]
     InUse,
+    #[error("grants of the pool are signed with another key: all its managers need one key file")]
+    OtherKey,
     #[error("changes since revision {0} are no longer known: read all records again")]
     Compacted(Revision),
 }

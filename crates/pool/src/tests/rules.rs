@@ -331,7 +331,7 @@ fn a_store_that_is_damaged_or_of_a_later_release_is_refused() {
                 write: write.collect(),
             })
             .unwrap();
-        Manager::open(&mut store, "", "")
+        Manager::open(&mut store, "", "key")
             .err()
             .map(|error| error.to_string())
     };
@@ -346,4 +346,6 @@ fn a_store_that_is_damaged_or_of_a_later_release_is_refused() {
         }
     }
     assert!(with("other", Some("1")).is_some());
+    let other = Manager::open(&mut store, "", "another key").err().unwrap();
+    assert!(matches!(other, StoreError::OtherKey));
 }

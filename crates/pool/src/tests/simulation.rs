@@ -20,6 +20,8 @@ const BOXES: usize = 2;
 const CLIENTS: usize = 4;
 /// Time in which all must be well again once faults have ceased.
 const CALM_MS: u64 = 120_000;
+/// Steps within which a claim must have a free GPU then.
+const CLAIM_STEPS: usize = 200;
 
 struct World {
     random: Random,
@@ -661,12 +663,12 @@ impl World {
                 .filter(|e| e.used)
                 .count();
         match used {
-            0 => self.all_can_be_used(),
+            0 => self.all_can_be_used(unfenced),
             used => Err(format!("{used} entries of tables are in use")),
         }
     }
 
-    fn all_can_be_used(&mut self) -> Result<(), String> {
+    fn all_can_be_used(&mut self, unfenced: bool) -> Result<(), String> {
         for at in 0..self.boxes.len() {
             let claim = Claim {
                 uid: format!("last{at}"),
@@ -679,8 +681,16 @@ impl World {
                 priority: 0,
                 term_ms: 10_000,
             };
-            let last = self.managers.len().wrapping_sub(1);
-            let said = self.with_manager(last, |manager, now| manager.claim(now, &claim, false));
+            let mut said = None;
+            // A manager whose store another one has taken notices that with its first write.
+            for _ in 0..CLAIM_STEPS {
+                let last = self.managers.len().wrapping_sub(1);
+                said = self.with_manager(last, |manager, now| manager.claim(now, &claim, false));
+                if matches!(said, Some(Ok(Claimed::Granted(_)))) {
+                    break;
+                }
+                self.step(unfenced);
+            }
             let Some(Ok(Claimed::Granted(granted))) = said else {
                 return Err(format!("a free GPU is not given out: {said:?}"));
             };
