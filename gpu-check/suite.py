@@ -208,6 +208,7 @@ def groups() -> tuple[Group, ...]:
                 "ranks_ddp",
                 "ranks_fsdp",
                 "ranks_tensor_parallel",
+                "ranks_killed",
             ),
         ),
         Group("numba", _workloads("numba_programs", "numba_saxpy", "numba_shared_sum")),

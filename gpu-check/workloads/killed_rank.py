@@ -1,8 +1,8 @@
-"""One rank of two on one GPU, by NCCL's own calls: `killed_rank.py RANK FOLDER`.
+"""One rank of two, by NCCL's own calls: `killed_rank.py RANK FOLDER GPU ERROR_S`.
 
 NCCL takes two processes on one GPU for two machines if each has a NCCL_HOSTID of its own; they then talk over sockets.
-Rank 1 adds up for ever, and is killed. Rank 0 must be told so by NCCL, abort its communicator and go on with its GPU;
-it prints a line of JSON.
+Rank 1 adds up for ever, and is killed. Rank 0 waits ERROR_S seconds to be told so by NCCL, aborts its communicator and
+goes on with its GPU; it prints a line of JSON.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ ID_BYTES = 128
 # ncclDataType_t, ncclRedOp_t.
 INT64, SUM = 4, 0
 ELEMENTS = 1 << 16
-# The longest waits: for a first all-reduce, for the error after the other rank's end, for the abort.
-FIRST_S, ERROR_S, ABORT_S = 25.0, 25.0, 20.0
+# The longest waits: for a first all-reduce, for the abort.
+FIRST_S, ABORT_S = 25.0, 20.0
 LOOPS_MAX = 1_000_000
 
 
@@ -62,9 +62,9 @@ def until(seconds: float, done: Callable[[], bool]) -> bool:
 
 
 class Rank:
-    def __init__(self, rank: int, folder: Path) -> None:
-        self.rank, self.folder, self.nccl = rank, folder, library()
-        torch.cuda.set_device(0)
+    def __init__(self, rank: int, folder: Path, gpu: int, error_s: float) -> None:
+        self.rank, self.folder, self.error_s, self.nccl = rank, folder, error_s, library()
+        torch.cuda.set_device(gpu)
         self.stream = torch.cuda.Stream()
         self.comm = c_void_p()
         number = self._number()
@@ -124,7 +124,7 @@ class Rank:
                 return status
             done = torch.cuda.Event()
             done.record(self.stream)
-            if not until(ERROR_S, lambda done=done: done.query() or self.failed() != 0):
+            if not until(self.error_s, lambda done=done: done.query() or self.failed() != 0):
                 say(self.rank, f"all-reduce {count} is not done, and there is no error")
                 return 0
             if status := self.failed():
@@ -144,7 +144,7 @@ class Rank:
 
 
 def main() -> None:
-    rank = Rank(int(sys.argv[1]), Path(sys.argv[2]))
+    rank = Rank(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
     say(rank.rank, "has a communicator")
     answer: dict[str, object] = {"first": rank.first()}
     say(rank.rank, "first all-reduce:", answer["first"])

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import subprocess
-import sys
-import tempfile
-import time
-from pathlib import Path
 
 import torch
 import torch.distributed as distributed
 
-from harness import CheckFailed, Result, Settings, SkipWorkload, require
+import killed_ranks
+from harness import Result, Settings, SkipWorkload, require
 from torch_tools import DEVICE, digest, first_result, healthy, random, synchronize
 
 __all__ = ["WORKLOADS", "first_result", "healthy"]
-
-RANK = Path(__file__).with_name("killed_rank.py")
-# Until both ranks add up, and from the kill to the survivor's end.
-READY_S_MAX = 50
-SURVIVES_S_MAX = 50
 
 
 def _start() -> None:
@@ -97,51 +87,11 @@ def nccl_close(settings: Settings) -> Result:
     return Result(facts={"initialised": distributed.is_initialized()})
 
 
-def _start_rank(rank: int, folder: Path) -> subprocess.Popen[str]:
-    environment = {
-        **os.environ,
-        "NCCL_HOSTID": "ab"[rank],
-        "NCCL_SOCKET_IFNAME": "lo",
-        "NCCL_IB_DISABLE": "1",
-        "NCCL_DEBUG": "WARN",
-    }
-    command = [sys.executable, str(RANK), str(rank), str(folder)]
-    errors = (folder / f"errors-{rank}").open("w")
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
-
-
-def _said(folder: Path) -> str:
-    return " | ".join((folder / f"errors-{rank}").read_text()[-1000:] for rank in range(2))
-
-
 def nccl_rank_killed(settings: Settings) -> Result:
     """Two ranks on this GPU add up; one is killed. The other is told so, aborts, and goes on with the GPU."""
     if not distributed.is_nccl_available():
         raise SkipWorkload("this PyTorch has no NCCL")
-    with tempfile.TemporaryDirectory(prefix="gpu-check-nccl-") as name:
-        folder = Path(name)
-        ranks = [_start_rank(rank, folder) for rank in range(2)]
-        try:
-            end = time.monotonic() + READY_S_MAX
-            while not all((folder / f"ready-{rank}").exists() for rank in range(2)):
-                if any(rank.poll() is not None for rank in ranks) or time.monotonic() > end:
-                    raise CheckFailed(f"the ranks did not begin: {_said(folder)}")
-                time.sleep(0.05)
-            time.sleep(0.5)
-            ranks[1].kill()
-            try:
-                out, _ = ranks[0].communicate(timeout=SURVIVES_S_MAX)
-            except subprocess.TimeoutExpired as late:
-                raise CheckFailed(f"the rank that is left hangs: {_said(folder)}") from late
-            print(_said(folder), file=sys.stderr, flush=True)
-            require(
-                ranks[0].returncode == 0, f"the rank that is left ended with {ranks[0].returncode}: {_said(folder)}"
-            )
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
-    answer = json.loads(out.strip().splitlines()[-1])
+    answer = killed_ranks.survivor(gpus=1)
     wanted = {"first": True, "told": True, "aborted": True, "computed": 499500}
     require(answer == wanted, f"the rank that is left: {answer}")
     return Result(facts=answer)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+import killed_ranks
 from harness import CheckFailed, Result, Settings, SkipWorkload, require
 from torch_tools import digest, first_result, healthy, random
 
@@ -124,6 +125,14 @@ def ranks_tensor_parallel(settings: Settings) -> Result:
     return _losses("tensor_parallel")
 
 
+def ranks_killed(settings: Settings) -> Result:
+    """Two ranks add up, and one is killed. The other finds out as it does locally, aborts, and goes on with its GPU."""
+    _need_two()
+    answer = killed_ranks.survivor(gpus=2)
+    require(answer["first"] and answer["aborted"] and answer["computed"] == 499500, f"the rank that is left: {answer}")
+    return Result(facts=answer)
+
+
 def both_gpus(settings: Settings) -> Result:
     """Copies between the GPUs of one process, events and streams of both, DataParallel."""
     _need_two()
@@ -209,5 +218,6 @@ WORKLOADS = {
         ranks_ddp,
         ranks_fsdp,
         ranks_tensor_parallel,
+        ranks_killed,
     )
 }
