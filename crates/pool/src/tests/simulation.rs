@@ -694,12 +694,16 @@ impl World {
             let Some(Ok(Claimed::Granted(granted))) = said else {
                 return Err(format!("a free GPU is not given out: {said:?}"));
             };
-            let before = self.sessions_last;
-            self.present(&granted.boxes[0].grant);
-            let runs = self
-                .boxes
-                .iter()
-                .any(|of| of.running.contains_key(&(before + 1)));
+            // A box that has just started admits nothing before the manager's first answer.
+            let runs = (0..CLAIM_STEPS).any(|_| {
+                self.present(&granted.boxes[0].grant);
+                let last = self.sessions_last;
+                let runs = self.boxes.iter().any(|of| of.running.contains_key(&last));
+                if !runs {
+                    self.step(unfenced);
+                }
+                runs
+            });
             if !runs {
                 return Err("a good grant gives no session".into());
             }
