@@ -43,6 +43,8 @@ impl Manager {
         // Nothing is given out before the first report, by which floors are known on both sides.
         self.boxes[number].heard_until_ms = None;
         self.settle_box(number);
+        // A box whose disk was replaced believes the answer's floors and leases.
+        self.has_promised = true;
         Ok(self.answer(now_ms, number))
     }
 

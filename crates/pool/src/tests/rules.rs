@@ -80,7 +80,7 @@ fn granted(said: Result<Claimed, PoolError>) -> Granted {
 
 #[test]
 fn a_claim_that_comes_again_is_the_same() {
-    let (mut manager, mut store, _) = pool();
+    let (mut manager, mut store, of) = pool();
     let first = granted(manager.claim(0, &claim("u", 2), false));
     let again = granted(manager.claim(5, &claim("u", 2), false));
     assert_eq!(first, again);
@@ -96,6 +96,10 @@ fn a_claim_that_comes_again_is_the_same() {
     manager.hold(9, first.lease).unwrap();
     let outdated = store.commit(&manager.take_transaction().unwrap());
     assert!(matches!(outdated, Err(StoreError::Conflict)));
+    manager.join(9, &of).unwrap();
+    let asks = manager.take_transaction().expect("a join is a promise");
+    assert_eq!(asks.write, []);
+    assert!(matches!(store.commit(&asks), Err(StoreError::Conflict)));
     next.release(0, first.lease).unwrap();
     let over = next.claim(0, &claim("u", 2), false);
     assert!(matches!(over, Err(PoolError::Conflict(_))), "{over:?}");
