@@ -23,7 +23,7 @@ mod uuid;
 pub use fence::{Admitted, Answered, Fence, FenceError, Floors};
 pub use grant::{Grant, GrantError};
 pub use manager::Manager;
-#[cfg(feature = "conformance")]
+#[cfg(any(test, feature = "conformance"))]
 pub use store::suite;
 pub use store::{Change, Entry, FileStore, Revision, Store, StoreError, Transaction};
 pub use uuid::{Uuid, UuidError};
