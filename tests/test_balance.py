@@ -24,6 +24,7 @@ CLIENTS = ["192.0.2.101", "192.0.2.102"]
 PORT = 4833
 ECHO_PORT = 7000
 TRANSFERS = 1000
+TAKEN_OVER = 800
 WAIT_S_MAX = 20
 DEVICE_UNAVAILABLE = 46
 
@@ -97,8 +98,8 @@ class Balancer:
     def write(self, config: str) -> None:
         self.file.write_text(self.head + config)
 
-    def start(self) -> None:
-        command = [OUTBOARD, "balance", "run", self.file]
+    def start(self, *options: str) -> None:
+        command = [OUTBOARD, "balance", "run", *options, self.file]
         self.process = self.net.start(BALANCER, *command, stdout=subprocess.PIPE, stderr=self.log.open("a"))
         assert self.process.stdout is not None
         assert self.process.stdout.readline().startswith("balancing on"), self.log.read_text()
@@ -284,6 +285,31 @@ def test_no_transfer_breaks_while_backends_and_the_balancer_come_and_go(net: Net
     assert int(sent) > 4000, "more than there is room for"
     status = balancer.status()
     assert status["half_open"] <= 4000
+    balancer.stop()
+
+
+def test_new_processes_take_over_under_transfers(net: Net, tmp_path: Path) -> None:
+    """Transfers go on while three processes follow each other, and each hands over its connections and ends."""
+    for host in SERVERS:
+        serve(net, host, "serve", host)
+    check = 'check = { kind = "tcp", interval_ms = 200, fall = 5 }'
+    balancer = Balancer(net, tmp_path, PLANE + service("echo", ECHO_PORT, check))
+    warm_up(net, balancer)
+    echo = [sys.executable, TEST_PROGRAMS / "transfers.py", "transfer", VIP, str(ECHO_PORT), str(TAKEN_OVER)]
+    transfers = net.start(CLIENTS[0], *echo, stdout=subprocess.PIPE)
+    for _ in range(3):
+        time.sleep(0.3)
+        balancer.command("drain", f"{SERVERS[0]}:{ECHO_PORT}")
+        before = balancer.process
+        balancer.start("--take-over")
+        assert before.wait(WAIT_S_MAX) == 0, balancer.log.read_text()
+        assert balancer.backends()[f"{SERVERS[0]}:{ECHO_PORT}"]["is_drained"], balancer.status()
+        balancer.command("drain", f"{SERVERS[0]}:{ECHO_PORT}", "--end")
+    still_running = transfers.poll() is None
+    out, _ = transfers.communicate(timeout=60)
+    report = json.loads(out)
+    assert report["results"] == {"right": TAKEN_OVER}, f"{report}\n{balancer.status()}\n{balancer.log.read_text()}"
+    assert still_running, "the transfers were over before the last process took over"
     balancer.stop()
 
 

@@ -1,7 +1,7 @@
 //! The configuration file, checked as a whole before any of it counts.
 
 use crate::engine::{BackendRule, Forward, Phase, ServiceRule, TCP, Timeouts, UDP};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ pub enum ConfigError {
 }
 
 /// Kind of data plane.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PlaneKind {
     /// Packet sockets if there are interfaces, otherwise a TUN device.
@@ -67,7 +67,7 @@ struct File {
 }
 
 /// Data plane as configured.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlaneTable {
     #[serde(default)]

@@ -4,17 +4,17 @@ use std::{
     env,
     fmt::Write as _,
     fs::File,
-    io::BufReader,
+    io::{BufReader, IsTerminal as _},
     path::{Path, PathBuf},
     process::ExitCode,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::Context as _;
 use outboard_balance::{
     config::Config,
     control::{
-        self, Flow, Status,
+        self, BackendStatus, Flow, Start, Status,
         api::{Question, ask},
     },
 };
@@ -32,9 +32,18 @@ const FRAMES_MAX: usize = 1000;
 
 pub(crate) fn balance(command: BalanceCommand) -> anyhow::Result<ExitCode> {
     match command {
-        BalanceCommand::Run { config, api } => run(&config, &path_of(api)),
+        BalanceCommand::Run {
+            config,
+            take_over,
+            api,
+        } => run(&config, &path_of(api), take_over),
         BalanceCommand::Check { config } => check(&config),
         BalanceCommand::Status { api, json } => status(&path_of(api), json),
+        BalanceCommand::Top {
+            api,
+            interval_ms,
+            count,
+        } => top(&path_of(api), Duration::from_millis(interval_ms), count),
         BalanceCommand::Drain { backend, end, api } => {
             let question = Question::Drain {
                 backend,
@@ -66,8 +75,13 @@ fn path_of(api: ApiArgs) -> PathBuf {
     api.api.unwrap_or_else(default)
 }
 
-fn run(config: &Path, api: &Path) -> anyhow::Result<ExitCode> {
-    control::run(config, api, greet, |interfaces| {
+fn run(config: &Path, api: &Path, take_over: bool) -> anyhow::Result<ExitCode> {
+    let start = if take_over {
+        Start::TakeOver
+    } else {
+        Start::Anew
+    };
+    control::run(config, api, start, greet, |interfaces| {
         println!("balancing on {}", interfaces.join(", "));
     })?;
     Ok(ExitCode::SUCCESS)
@@ -96,6 +110,16 @@ fn check(config: &Path) -> anyhow::Result<ExitCode> {
     }
 }
 
+fn state_of(backend: &BackendStatus) -> &'static str {
+    match (backend.is_removed, backend.is_up, backend.is_drained) {
+        (true, ..) => "removed",
+        (_, false, _) => "down",
+        (_, _, true) => "drained",
+        _ if backend.share < 100 => "starting",
+        _ => "up",
+    }
+}
+
 fn status(api: &Path, json: bool) -> anyhow::Result<ExitCode> {
     let status: Status = ask(api, &Question::Status)?;
     if json {
@@ -114,17 +138,14 @@ fn status(api: &Path, json: bool) -> anyhow::Result<ExitCode> {
             service.opened
         )?;
         for one in &service.backends {
-            let state = match (one.is_removed, one.is_up, one.is_drained) {
-                (true, ..) => "removed",
-                (_, false, _) => "down",
-                (_, _, true) => "drained",
-                _ if one.share < 100 => "starting",
-                _ => "up",
-            };
             writeln!(
                 out,
-                "  {:<28} {state:<9} weight {:<5} {} connections, {} opened",
-                one.address, one.weight, one.connections, one.opened
+                "  {:<28} {:<9} weight {:<5} {} connections, {} opened",
+                one.address,
+                state_of(one),
+                one.weight,
+                one.connections,
+                one.opened
             )?;
         }
     }
@@ -137,6 +158,78 @@ fn status(api: &Path, json: bool) -> anyhow::Result<ExitCode> {
         writeln!(out, "dropped {count:>10} {reason}")?;
     }
     print(out.as_bytes())
+}
+
+/// Shows rates until the balancer ends, or `count` views were shown.
+fn top(api: &Path, interval: Duration, count: Option<u64>) -> anyhow::Result<ExitCode> {
+    let is_terminal = std::io::stdout().is_terminal();
+    let mut before: Status = ask(api, &Question::Status)?;
+    let mut since = Instant::now();
+    let mut shown = 0;
+    while count.is_none_or(|count| shown < count) {
+        std::thread::sleep(interval);
+        let now: Status = ask(api, &Question::Status)?;
+        let seconds = since.elapsed().as_secs_f64();
+        since = Instant::now();
+        let mut out = String::new();
+        if is_terminal {
+            // The cursor to the upper left, and nothing below it.
+            out.push_str("\x1b[H\x1b[2J");
+        }
+        rates(&mut out, &before, &now, seconds)?;
+        print(out.as_bytes())?;
+        before = now;
+        shown += 1;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes what has changed from one status to another, each second.
+fn rates(out: &mut String, before: &Status, now: &Status, seconds: f64) -> std::fmt::Result {
+    // A balancer that began anew counts from zero.
+    let rate = |before: u64, now: u64| now.saturating_sub(before) as f64 / seconds;
+    for (side, name) in ["clients", "backends"].iter().enumerate() {
+        writeln!(
+            out,
+            "from {name:<9} {:>12.0} packets/s {:>10.3} Gbit/s",
+            rate(before.packets[side], now.packets[side]),
+            rate(before.bytes[side], now.bytes[side]) * 8.0 / 1e9,
+        )?;
+    }
+    writeln!(
+        out,
+        "connections    {:>12} open, {} half-open, {:.0} opened/s",
+        now.connections,
+        now.half_open,
+        rate(before.opened, now.opened)
+    )?;
+    for service in &now.services {
+        writeln!(
+            out,
+            "{} {}/{}",
+            service.name, service.address, service.protocol
+        )?;
+        let old = before.services.iter().find(|one| one.name == service.name);
+        for one in &service.backends {
+            let old =
+                old.and_then(|old| old.backends.iter().find(|two| two.address == one.address));
+            writeln!(
+                out,
+                "  {:<28} {:<9} {:>8} connections {:>8.0} opened/s",
+                one.address,
+                state_of(one),
+                one.connections,
+                rate(old.map_or(0, |old| old.opened), one.opened)
+            )?;
+        }
+    }
+    for (reason, count) in &now.dropped {
+        let old = before.dropped.get(reason).copied().unwrap_or_default();
+        if *count > old {
+            writeln!(out, "dropped/s {:>10.0} {reason}", rate(old, *count))?;
+        }
+    }
+    Ok(())
 }
 
 fn flows(api: &Path, limit: usize, json: bool) -> anyhow::Result<ExitCode> {

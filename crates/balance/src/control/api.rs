@@ -2,6 +2,7 @@
 
 use super::status::{Flow, Status};
 use super::{NoAnswer, Tasks};
+use crate::config::PlaneTable;
 use crate::engine::{Frame, Phase};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
@@ -9,6 +10,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 /// Longest line.
@@ -37,10 +39,32 @@ pub enum Question {
     },
     /// Reads the configuration again.
     Reload,
+    /// Hands data plane and connections over to the process that asks, if its plane is the same.
+    HandOver {
+        plane: PlaneTable,
+    },
 }
 
 /// Reads the configuration again; an error says why it stays as it was.
 pub(super) type Reload = std::sync::Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
+
+/// Ways to the loop.
+pub(super) struct Doors {
+    pub(super) tasks: Tasks,
+    pub(super) reload: Reload,
+    pub(super) plane: PlaneTable,
+    /// Connections of processes that take over.
+    pub(super) takers: Sender<UnixStream>,
+}
+
+impl Doors {
+    fn hand_over(&self, stream: UnixStream) -> io::Result<()> {
+        let gone = |_| io::Error::from(io::ErrorKind::BrokenPipe);
+        self.takers.send(stream).map_err(gone)?;
+        self.tasks.tell(|_| ());
+        Ok(())
+    }
+}
 
 /// Why a command has no answer.
 #[derive(Debug, thiserror::Error)]
@@ -55,8 +79,8 @@ pub enum ApiError {
     Answer(#[from] serde_json::Error),
 }
 
-/// Asks a running balancer.
-pub fn ask<T: DeserializeOwned>(path: &Path, question: &Question) -> Result<T, ApiError> {
+/// Connects to a running balancer, and sends it a question.
+pub(super) fn open(path: &Path, question: &Question) -> Result<UnixStream, ApiError> {
     let mut stream = UnixStream::connect(path).map_err(|source| ApiError::Connect {
         path: path.to_path_buf(),
         source,
@@ -66,6 +90,12 @@ pub fn ask<T: DeserializeOwned>(path: &Path, question: &Question) -> Result<T, A
     let mut line = serde_json::to_vec(question)?;
     line.push(b'\n');
     stream.write_all(&line)?;
+    Ok(stream)
+}
+
+/// Asks a running balancer.
+pub fn ask<T: DeserializeOwned>(path: &Path, question: &Question) -> Result<T, ApiError> {
+    let mut stream = open(path, question)?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     let answer: Result<serde_json::Value, String> = serde_json::from_str(&answer)?;
@@ -84,6 +114,21 @@ pub(super) fn listen(path: &Path) -> io::Result<UnixListener> {
         }
         std::fs::remove_file(path)?;
     }
+    bind(path)
+}
+
+/// Listens at a path in place of whoever listens there.
+pub(super) fn listen_instead(path: &Path) -> io::Result<UnixListener> {
+    let mut beside = path.as_os_str().to_os_string();
+    beside.push(".new");
+    let beside = PathBuf::from(beside);
+    let _ = std::fs::remove_file(&beside);
+    let listener = bind(&beside)?;
+    std::fs::rename(&beside, path)?;
+    Ok(listener)
+}
+
+fn bind(path: &Path) -> io::Result<UnixListener> {
     let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
     let listener = UnixListener::bind(path);
     rustix::process::umask(before);
@@ -93,25 +138,28 @@ pub(super) fn listen(path: &Path) -> io::Result<UnixListener> {
 }
 
 /// Answers commands, one after the other, for as long as the process lives.
-pub(super) fn serve(listener: &UnixListener, tasks: &Tasks, reload: &Reload) {
+pub(super) fn serve(listener: &UnixListener, doors: &Doors) {
     loop {
         let Ok((stream, _)) = listener.accept() else {
             std::thread::sleep(Duration::from_millis(50));
             continue;
         };
-        if let Err(error) = answer(stream, tasks, reload) {
+        if let Err(error) = answer(stream, doors) {
             tracing::debug!(%error, "a command without an answer");
         }
     }
 }
 
-fn answer(mut stream: UnixStream, tasks: &Tasks, reload: &Reload) -> io::Result<()> {
+fn answer(mut stream: UnixStream, doors: &Doors) -> io::Result<()> {
     stream.set_read_timeout(Some(TIME_MAX))?;
     stream.set_write_timeout(Some(TIME_MAX))?;
     let mut line = String::new();
     BufReader::new((&stream).take(QUESTION_BYTES_MAX)).read_line(&mut line)?;
     let answer = match serde_json::from_str(&line) {
-        Ok(question) => act(question, tasks, reload),
+        Ok(Question::HandOver { plane }) if plane == doors.plane => {
+            return doors.hand_over(stream);
+        }
+        Ok(question) => act(question, &doors.tasks, &doors.reload),
         Err(error) => Err(format!("not a command: {error}")),
     };
     stream.write_all(&serde_json::to_vec(&answer)?)
@@ -146,6 +194,9 @@ fn act(question: Question, tasks: &Tasks, reload: &Reload) -> Result<serde_json:
             frames.into_iter().map(explain).collect::<Vec<_>>()
         })),
         Question::Reload => reload().map(|()| serde_json::Value::Null),
+        Question::HandOver { .. } => {
+            Err("the running balancer has another [plane], so it cannot hand its own over".into())
+        }
     }
 }
 

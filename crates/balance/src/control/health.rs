@@ -95,7 +95,8 @@ impl Health {
 fn follow(checked: &Checked, greet: Greet, tasks: &Tasks, ended: &Receiver<()>) {
     let check = &checked.check;
     let mut health = Health::new();
-    let (mut has_risen, mut told) = (false, Some(100));
+    // The engine may know another health, of the process before: the first one is always told.
+    let (mut has_risen, mut told) = (false, None);
     let mut next = Instant::now();
     loop {
         if Instant::now() >= next {
@@ -110,8 +111,8 @@ fn follow(checked: &Checked, greet: Greet, tasks: &Tasks, ended: &Receiver<()>) 
             }
         }
         let share = health.share(check, has_risen);
-        if share != told {
-            told = share;
+        if told != Some(share) {
+            told = Some(share);
             let (service, backend) = (checked.service, checked.backend);
             tasks.tell(move |engine| engine.set_health(&service, backend, share));
         }

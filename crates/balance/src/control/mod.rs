@@ -2,14 +2,16 @@
 //! which give the loop small tasks with the engine.
 
 pub mod api;
+mod hand_over;
 mod health;
 mod metrics;
 mod run;
 mod state;
 mod status;
 
+pub use hand_over::TakeError;
 pub use health::Greet;
-pub use run::{RunError, run};
+pub use run::{RunError, Start, run};
 pub use status::{BackendStatus, Flow, ServiceStatus, Status};
 
 use crate::engine::Engine;

@@ -1,7 +1,8 @@
 //! The process: sets up the data plane, passes frames until a signal ends it, and keeps the
 //! connections for the next one.
 
-use super::api::{self, Reload};
+use super::api::{self, Doors, Reload};
+use super::hand_over::{self, Predecessor, TakeError};
 use super::health::Checks;
 use super::{Greet, Task, Tasks, metrics, state};
 use crate::config::{Config, ConfigError, PlaneKind};
@@ -15,6 +16,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, TcpListener};
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
@@ -31,6 +33,8 @@ const BEGIN_MS: u64 = 1 << 40;
 const TICK: Duration = Duration::from_millis(100);
 /// Pause after which frames that a device has not taken yet are offered again.
 const UNSENT_PAUSE: Duration = Duration::from_millis(1);
+/// Time for the process before to end.
+const PREDECESSOR_MAX: Duration = Duration::from_secs(5);
 /// Interval at which the kernel's neighbours are read.
 const NEIGHBOURS_EVERY: Duration = Duration::from_secs(1);
 
@@ -41,6 +45,8 @@ pub enum RunError {
     Config(#[from] ConfigError),
     #[error(transparent)]
     Plane(#[from] PlaneError),
+    #[error("taking over: {0}")]
+    Take(#[from] TakeError),
     #[error(transparent)]
     Memory(#[from] outboard_flow::OutOfMemory),
     #[error("no random numbers for the tables' secrets")]
@@ -59,77 +65,149 @@ fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> RunError {
     move |source| RunError::Io { what, source }
 }
 
-/// Runs the balancer of a configuration file until SIGINT or SIGTERM. `is_ready` is called once it
-/// passes frames.
+/// How a balancer begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// With the connections of the state file.
+    Anew,
+    /// With all that the running one hands over, which ends then.
+    TakeOver,
+}
+
+/// Runs the balancer of a configuration file until SIGINT or SIGTERM, or until another process
+/// takes over. `is_ready` is called once it passes frames.
 pub fn run(
     path: &Path,
     api: &Path,
+    start: Start,
     greet: Greet,
     is_ready: impl FnOnce(&[String]),
 ) -> Result<(), RunError> {
     let config = Config::read(path)?;
-    let plane = open_plane(&config)?;
-    let mut engine = new_engine(&config, plane.as_ref())?;
-    restore(&config, &mut engine)?;
+    let api = config.api.clone().unwrap_or_else(|| api.to_path_buf());
+    let mut engine = new_engine(&config)?;
+    let (wake_in, wake) = pipe()?;
     let (sender, tasks_in) = channel();
-    let pipe = rustix::pipe::pipe_with(
-        rustix::pipe::PipeFlags::NONBLOCK | rustix::pipe::PipeFlags::CLOEXEC,
-    );
-    let (wake_in, wake) = pipe.map_err(|error| failed("a pipe")(error.into()))?;
-    let wake = Arc::new(wake);
     let tasks = Tasks {
         sender,
         wake: Arc::clone(&wake),
     };
     let stop = Arc::new(AtomicBool::new(false));
     let hup = signals(&stop, &wake).map_err(failed("signals"))?;
+    let (plane, predecessor) = begin(&config, &api, start, &mut engine)?;
+    let at_api = failed(api.display().to_string());
+    let listener = match predecessor {
+        None => api::listen(&api),
+        Some(_) => api::listen_instead(&api),
+    };
+    let listener = listener.map_err(at_api)?;
+    if let Some(predecessor) = predecessor {
+        predecessor.dismiss().map_err(TakeError::from)?;
+    }
+    let (takers, takers_in) = channel();
+    let mut passing = Passing {
+        plane,
+        engine,
+        tasks: tasks_in,
+        takers: takers_in,
+        wake: wake_in,
+        started: Instant::now(),
+        addresses: Vec::new(),
+    };
     let reload = reloader(path, &config, greet, &tasks);
-    let api = config.api.clone().unwrap_or_else(|| api.to_path_buf());
-    let listener = api::listen(&api).map_err(failed(api.display().to_string()))?;
-    spawn("api", {
-        let (tasks, reload) = (tasks.clone(), Arc::clone(&reload));
-        move || api::serve(&listener, &tasks, &reload)
-    })?;
+    let doors = Doors {
+        tasks: tasks.clone(),
+        reload: Arc::clone(&reload),
+        plane: config.plane.clone(),
+        takers,
+    };
+    spawn("api", move || api::serve(&listener, &doors))?;
+    follow(&config, &passing, start, &tasks)?;
+    passing
+        .follow_addresses()
+        .map_err(failed("the XDP program's addresses"))?;
+    if start == Start::Anew {
+        passing.announce();
+    }
+    is_ready(&passing.plane.interfaces());
+    let ended = passing.pass(&stop, &hup, &reload, &config);
+    if matches!(ended, Ok(End::HandedOver)) {
+        return Ok(());
+    }
+    // The socket is this process's alone, so the next one finds nothing there.
+    let _ = std::fs::remove_file(&api);
+    keep(&config, &passing.engine)?;
+    ended.map(drop).map_err(failed("passing frames"))
+}
+
+/// Opens the data plane, and takes the connections of the balancer before: from its state file, or
+/// from itself.
+fn begin(
+    config: &Config,
+    api: &Path,
+    start: Start,
+    engine: &mut Engine,
+) -> Result<(Box<dyn Plane>, Option<Predecessor>), RunError> {
+    if start == Start::TakeOver {
+        let (plane, predecessor) = hand_over::take(api, config, engine)?;
+        return Ok((plane, Some(predecessor)));
+    }
+    let plane = open_plane(config)?;
+    engine.set_ports(plane.ports());
+    restore(config, engine)?;
+    Ok((plane, None))
+}
+
+fn pipe() -> Result<(OwnedFd, Arc<OwnedFd>), RunError> {
+    let flags = rustix::pipe::PipeFlags::NONBLOCK | rustix::pipe::PipeFlags::CLOEXEC;
+    let (read, write) =
+        rustix::pipe::pipe_with(flags).map_err(|error| failed("a pipe")(error.into()))?;
+    Ok((read, Arc::new(write)))
+}
+
+/// Starts the threads that answer for metrics and that follow the kernel's neighbours.
+fn follow(config: &Config, passing: &Passing, start: Start, tasks: &Tasks) -> Result<(), RunError> {
     if let Some(address) = config.metrics {
-        let listener = TcpListener::bind(address).map_err(failed(address.to_string()))?;
+        let listener = bind_metrics(address, start).map_err(failed(address.to_string()))?;
         let tasks = tasks.clone();
         spawn("metrics", move || metrics::serve(&listener, &tasks))?;
     }
-    let interfaces = plane.interfaces();
-    let indexes: Vec<_> = (0..interfaces.len())
-        .map(|port| plane.index(port))
-        .collect();
+    let count = passing.plane.interfaces().len();
+    let indexes: Vec<_> = (0..count).map(|port| passing.plane.index(port)).collect();
     if !config.is_tun() {
         let (via, tasks) = (config.via.clone(), tasks.clone());
         spawn("neighbours", move || {
             follow_neighbours(&tasks, &indexes, &via)
         })?;
     }
-    let mut passing = Passing {
-        plane,
-        engine,
-        tasks: tasks_in,
-        wake: wake_in,
-        started: Instant::now(),
-        addresses: Vec::new(),
-    };
-    passing
-        .follow_addresses()
-        .map_err(failed("the XDP program's addresses"))?;
-    passing.announce();
-    is_ready(&interfaces);
-    let ended = passing.pass(&stop, &hup, &reload, &config);
-    // The socket is this process's alone, so the next one finds nothing there.
-    let _ = std::fs::remove_file(&api);
-    if let Some(path) = &config.state {
-        let dump = passing.engine.dump();
-        state::write(path, &dump).map_err(failed(path.display().to_string()))?;
-        info!(
-            connections = passing.engine.sizes().0,
-            "kept for the next balancer"
-        );
+    Ok(())
+}
+
+/// Listens for metrics. The process before may have the address for a moment longer.
+fn bind_metrics(address: std::net::SocketAddr, start: Start) -> io::Result<TcpListener> {
+    let end = Instant::now() + PREDECESSOR_MAX;
+    loop {
+        match TcpListener::bind(address) {
+            Err(error)
+                if error.kind() == io::ErrorKind::AddrInUse
+                    && start == Start::TakeOver
+                    && Instant::now() < end =>
+            {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            bound => return bound,
+        }
     }
-    ended.map_err(failed("passing frames"))
+}
+
+/// Writes the connections for the next balancer.
+fn keep(config: &Config, engine: &Engine) -> Result<(), RunError> {
+    let Some(path) = &config.state else {
+        return Ok(());
+    };
+    state::write(path, &engine.dump()).map_err(failed(path.display().to_string()))?;
+    info!(connections = engine.sizes().0, "kept for the next balancer");
+    Ok(())
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), RunError> {
@@ -149,7 +227,7 @@ fn open_plane(config: &Config) -> Result<Box<dyn Plane>, RunError> {
     Ok(Box::new(PacketPlane::open(interfaces)?))
 }
 
-fn new_engine(config: &Config, plane: &dyn Plane) -> Result<Engine, RunError> {
+fn new_engine(config: &Config) -> Result<Engine, RunError> {
     let secret = || Secret::random().map_err(|_| RunError::Random);
     let options = Options {
         connections_max: config.limits.connections,
@@ -158,7 +236,7 @@ fn new_engine(config: &Config, plane: &dyn Plane) -> Result<Engine, RunError> {
         hash_seed: config.hash_seed,
         secrets: [secret()?, secret()?, secret()?, secret()?],
     };
-    let mut engine = Engine::new(options, plane.ports(), BEGIN_MS)?;
+    let mut engine = Engine::new(options, Vec::new(), BEGIN_MS)?;
     engine.reload(&config.services, config.timeouts.clone());
     Ok(engine)
 }
@@ -275,11 +353,19 @@ fn tell_neighbours(
     }
 }
 
+/// Why the loop has ended.
+enum End {
+    Stopped,
+    HandedOver,
+}
+
 /// The loop that passes frames.
 struct Passing {
     plane: Box<dyn Plane>,
     engine: Engine,
     tasks: Receiver<Task>,
+    /// Processes that take over.
+    takers: Receiver<UnixStream>,
     wake: OwnedFd,
     started: Instant,
     /// Addresses whose frames the plane was told to give.
@@ -329,7 +415,7 @@ impl Passing {
         hup: &AtomicBool,
         reload: &Reload,
         config: &Config,
-    ) -> io::Result<()> {
+    ) -> io::Result<End> {
         let (mut frames, mut verdicts) = (Vec::new(), Vec::new());
         let mut dump_at = config.dump_every.map(|every| Instant::now() + every);
         let (mut all_sent, mut has_changed) = (true, false);
@@ -343,6 +429,9 @@ impl Passing {
             }
             if std::mem::take(&mut has_changed) {
                 self.follow_addresses()?;
+            }
+            if self.hand_over() {
+                return Ok(End::HandedOver);
             }
             if hup.swap(false, Ordering::Relaxed) {
                 let reload = Arc::clone(reload);
@@ -372,7 +461,26 @@ impl Passing {
                 }
             }
         }
-        Ok(())
+        Ok(End::Stopped)
+    }
+
+    /// Hands everything over if another process asks for it. Returns whether it has it.
+    fn hand_over(&mut self) -> bool {
+        let Ok(stream) = self.takers.try_recv() else {
+            return false;
+        };
+        let begin = Instant::now();
+        match hand_over::give(&stream, &self.engine, self.plane.as_mut()) {
+            Ok(()) => {
+                let took = begin.elapsed();
+                info!(?took, connections = self.engine.sizes().0, "handed over");
+                true
+            }
+            Err(error) => {
+                warn!(%error, "not handed over: this balancer goes on");
+                false
+            }
+        }
     }
 
     /// Waits for frames, tasks, a signal or the next tick.

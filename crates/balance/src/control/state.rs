@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 /// Longest state file that is read.
-const STATE_BYTES_MAX: u64 = 16 << 30;
+pub(super) const STATE_BYTES_MAX: u64 = 16 << 30;
 
 pub(super) fn write(path: &Path, dump: &[u8]) -> io::Result<()> {
     let mut beside = path.as_os_str().to_os_string();

@@ -6,6 +6,7 @@ use super::rewrite::Translation;
 use super::tcp::{Numbers, Phase, Side, Timeouts};
 use outboard_flow::aging::{Due, Timers, Wheel};
 use outboard_flow::{BATCH_MAX, FlowTable as _, Growing, NONE, OutOfMemory, Secret, V4, V6};
+use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
 
 /// Duration of a tick of the timers.
@@ -47,7 +48,7 @@ impl Key {
 }
 
 /// Neighbour on an Ethernet port.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Neighbour {
     pub port: u16,
     pub mac: [u8; 6],

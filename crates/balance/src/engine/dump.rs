@@ -1,4 +1,4 @@
-//! Open connections as bytes, for the balancer that runs next.
+//! Connections as bytes, for the balancer that runs next.
 //!
 //! A dump is a magic number, a version, the connections (postcard), and the BLAKE3 hash of all
 //! before it. A dump that is cut, changed or of another version is refused whole.
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 
 const MAGIC: &[u8; 8] = b"OBBALNCE";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HASH_BYTES: usize = 32;
 
 #[derive(Serialize, Deserialize)]
@@ -46,11 +46,10 @@ pub(super) fn header() -> Vec<u8> {
 }
 
 impl Engine {
-    /// Writes all open connections.
+    /// Writes all connections, half-open ones too: a client that has its answer asks no more.
     pub fn dump(&self) -> Vec<u8> {
         let saved: Vec<_> = self
-            .open
-            .iter()
+            .connections()
             .map(|one| Saved {
                 service: (one.vip, one.protocol),
                 target: one.target,
@@ -133,6 +132,13 @@ impl Engine {
         };
         if !fits || !self.is_free(&connection, None) {
             return None;
+        }
+        if connection.phase.is_half_open() {
+            let inserted = self
+                .half_open
+                .insert(connection, &self.timeouts, self.now_ms);
+            self.half_open_order.push_back(inserted.ok()?);
+            return Some(());
         }
         self.open
             .insert(connection.clone(), &self.timeouts, self.now_ms)

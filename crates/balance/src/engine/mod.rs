@@ -172,6 +172,11 @@ impl Engine {
         self.services.set_neighbour(backend, link);
     }
 
+    /// Replaces the places where frames come in and go out.
+    pub fn set_ports(&mut self, ports: Vec<Port>) {
+        self.ports = ports;
+    }
+
     pub fn counts(&self) -> &Counts {
         &self.counts
     }

@@ -1,10 +1,12 @@
 //! Ways of frames into the engine and out of it.
 
+mod handed;
 mod packet;
 mod sys;
 mod tun;
 mod xdp;
 
+pub use handed::Handed;
 pub use packet::PacketPlane;
 pub use tun::TunPlane;
 pub use xdp::XdpPlane;
@@ -12,7 +14,7 @@ pub use xdp::XdpPlane;
 use crate::engine::{Frame, Port};
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// Longest frame, an Ethernet header and 64 KiB: virtual devices pass many segments as one.
 const FRAME_BYTES_MAX: usize = 65_535 + 14;
@@ -46,10 +48,28 @@ pub trait Plane: Send {
     /// Sends the frame that came as number `index` of the last batch, out at `port`.
     fn send(&mut self, index: usize, frame: &Frame, port: u16) -> io::Result<()>;
 
+    /// Describes the plane for another process, with the descriptors that make it up. Nothing may
+    /// be received or sent by this one once the other has begun.
+    fn hand_over(&mut self) -> (Handed, Vec<BorrowedFd<'_>>);
+
     /// Has queued frames sent. Returns whether all are; if not, it is to be called again soon.
     fn flush(&mut self) -> bool {
         true
     }
+}
+
+/// Makes a plane of what another process has handed over.
+pub fn adopt(handed: Handed, fds: Vec<OwnedFd>) -> io::Result<Box<dyn Plane>> {
+    let mut fds = fds.into_iter();
+    let plane: Box<dyn Plane> = match handed {
+        Handed::Packet(sockets) => Box::new(PacketPlane::adopt(sockets, &mut fds)?),
+        Handed::Tun { name } => Box::new(TunPlane::adopt(name, &mut fds)?),
+        Handed::Xdp(interfaces) => Box::new(XdpPlane::adopt(interfaces, &mut fds)?),
+    };
+    if fds.next().is_some() {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    Ok(plane)
 }
 
 /// Why no data plane can be had.

@@ -1,5 +1,6 @@
 //! A TUN device: packets that the kernel routes to it, without Ethernet.
 
+use super::handed::{self, Handed};
 use super::{Offload, Plane, PlaneError, Reader, receive_in_turn, sys, write};
 use crate::engine::{Frame, Port};
 use std::io;
@@ -19,6 +20,18 @@ impl TunPlane {
         Ok(TunPlane {
             name: name.to_string(),
             device: sys::open_tun(name)?,
+            reader: Reader::new(),
+            offloads: Vec::new(),
+        })
+    }
+
+    pub(super) fn adopt(
+        name: String,
+        fds: &mut dyn Iterator<Item = OwnedFd>,
+    ) -> io::Result<TunPlane> {
+        Ok(TunPlane {
+            name,
+            device: handed::next(fds)?,
             reader: Reader::new(),
             offloads: Vec::new(),
         })
@@ -45,6 +58,11 @@ impl Plane for TunPlane {
     fn receive(&mut self, frames: &mut Vec<Frame>, max: usize) -> io::Result<()> {
         let device = [self.device.as_fd()];
         receive_in_turn(&mut self.reader, &device, &mut self.offloads, frames, max)
+    }
+
+    fn hand_over(&mut self) -> (Handed, Vec<BorrowedFd<'_>>) {
+        let name = self.name.clone();
+        (Handed::Tun { name }, self.descriptors())
     }
 
     fn send(&mut self, index: usize, frame: &Frame, _port: u16) -> io::Result<()> {

@@ -10,6 +10,7 @@ use clap::Subcommand;
 Examples:
   outboard balance check balance.toml                is the file right?
   outboard balance run balance.toml
+  outboard balance run --take-over balance.toml      a new version in place of the running one
   outboard balance status                            services, backends, connections, drops by reason
   outboard balance drain 203.0.113.1:4833            no new clients; those that are there stay
   outboard balance drain 203.0.113.1:4833 --end
@@ -23,6 +24,10 @@ pub(crate) enum BalanceCommand {
         /// Configuration file
         #[arg(value_name = "FILE")]
         config: PathBuf,
+        /// Go on in place of the balancer that answers at the socket: it hands over interfaces and
+        /// connections, and ends. Packets wait in the kernel's queues meanwhile
+        #[arg(long)]
+        take_over: bool,
         #[command(flatten)]
         api: ApiArgs,
     },
@@ -38,6 +43,17 @@ pub(crate) enum BalanceCommand {
         /// Print JSON
         #[arg(long)]
         json: bool,
+    },
+    /// Show rates of packets, connections and dropped frames, again and again
+    Top {
+        #[command(flatten)]
+        api: ApiArgs,
+        /// Milliseconds between two views
+        #[arg(long, default_value_t = 1000, value_name = "MS", value_parser = clap::value_parser!(u64).range(100..))]
+        interval_ms: u64,
+        /// Number of views, all of them until Ctrl-C if absent
+        #[arg(long, value_name = "COUNT")]
+        count: Option<u64>,
     },
     /// Give a backend no new clients
     Drain {

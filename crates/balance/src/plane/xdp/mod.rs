@@ -6,13 +6,14 @@
 mod program;
 mod rings;
 
+use super::handed::{self, Handed, HandedInterface};
 use super::{Plane, PlaneError, sys};
 use crate::engine::{Frame, Port};
 use program::Program;
 use rings::XdpSocket;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 
 /// Queues of one interface.
 const QUEUES_MAX: u32 = 256;
@@ -40,9 +41,41 @@ impl XdpPlane {
             queues: Vec::new(),
         })
     }
+
+    pub(super) fn adopt(
+        interfaces: Vec<HandedInterface>,
+        fds: &mut dyn Iterator<Item = OwnedFd>,
+    ) -> io::Result<XdpPlane> {
+        let interfaces = interfaces.into_iter();
+        Ok(XdpPlane {
+            interfaces: interfaces
+                .map(|one| Interface::adopt(one, fds))
+                .collect::<Result<_, _>>()?,
+            queues: Vec::new(),
+        })
+    }
 }
 
 impl Interface {
+    fn adopt(
+        one: HandedInterface,
+        fds: &mut dyn Iterator<Item = OwnedFd>,
+    ) -> io::Result<Interface> {
+        let parts = [handed::next(fds)?, handed::next(fds)?, handed::next(fds)?];
+        let mut queues = Vec::new();
+        for (stash, free) in one.places {
+            let (socket, memory) = (handed::next(fds)?, handed::next(fds)?);
+            queues.push(XdpSocket::adopt(socket, memory, stash, free)?);
+        }
+        Ok(Interface {
+            name: one.name,
+            index: one.index,
+            mac: one.mac,
+            program: Program::adopt(parts, one.present),
+            queues,
+        })
+    }
+
     fn open(name: &str) -> Result<Interface, PlaneError> {
         let failed = |step| {
             move |source| PlaneError::System {
@@ -128,6 +161,25 @@ impl Plane for XdpPlane {
             }
         }
         Ok(())
+    }
+
+    fn hand_over(&mut self) -> (Handed, Vec<BorrowedFd<'_>>) {
+        let handed = |one: &Interface| HandedInterface {
+            name: one.name.clone(),
+            index: one.index,
+            mac: one.mac,
+            present: one.program.present().to_vec(),
+            places: one.queues.iter().map(XdpSocket::places).collect(),
+        };
+        let interfaces = self.interfaces.iter().map(handed).collect();
+        let mut fds = Vec::new();
+        for one in &self.interfaces {
+            fds.extend(one.program.descriptors());
+            for queue in &one.queues {
+                fds.extend([queue.fd.as_fd(), queue.memory.as_fd()]);
+            }
+        }
+        (Handed::Xdp(interfaces), fds)
     }
 
     fn send(&mut self, index: usize, frame: &Frame, port: u16) -> io::Result<()> {

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 
 /// Addresses that a program tells apart.
 const ADDRESSES_MAX: u32 = 8192;
@@ -93,7 +93,7 @@ pub(super) struct Program {
     addresses: OwnedFd,
     sockets: OwnedFd,
     present: Vec<IpAddr>,
-    _link: OwnedFd,
+    link: OwnedFd,
 }
 
 impl Program {
@@ -121,8 +121,26 @@ impl Program {
             addresses,
             sockets,
             present: Vec::new(),
-            _link: link?,
+            link: link?,
         })
+    }
+
+    /// Takes over a program that another process has put on its interface.
+    pub(super) fn adopt([link, addresses, sockets]: [OwnedFd; 3], present: Vec<IpAddr>) -> Program {
+        Program {
+            addresses,
+            sockets,
+            present,
+            link,
+        }
+    }
+
+    pub(super) fn descriptors(&self) -> [BorrowedFd<'_>; 3] {
+        [&self.link, &self.addresses, &self.sockets].map(AsFd::as_fd)
+    }
+
+    pub(super) fn present(&self) -> &[IpAddr] {
+        &self.present
     }
 
     /// Has frames of a queue go to a socket.

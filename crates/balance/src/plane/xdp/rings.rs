@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub(super) const CHUNK_BYTES: usize = 4096;
 /// Places of frames for each direction, and entries of each ring.
 const CHUNKS: usize = 2048;
+const FRAMES_BYTES: usize = 2 * CHUNKS * CHUNK_BYTES;
 
 /// Mapped memory, unmapped when this is dropped.
 struct Mapping {
@@ -21,24 +22,14 @@ struct Mapping {
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    fn anonymous(bytes: usize) -> io::Result<Mapping> {
-        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-        let hint = std::ptr::null_mut();
-        // SAFETY: new memory at a place of the kernel's choice.
-        let begin = unsafe { rustix::mm::mmap_anonymous(hint, bytes, protection, flags) }?;
-        Ok(Mapping {
-            begin: begin.cast(),
-            bytes,
-        })
-    }
-
-    fn of_ring(socket: &OwnedFd, offset: u64, bytes: usize) -> io::Result<Mapping> {
+    /// Maps a part of a socket's rings, or of a file in memory.
+    fn of(file: &OwnedFd, offset: u64, bytes: usize) -> io::Result<Mapping> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         let hint = std::ptr::null_mut();
         // SAFETY: new memory at a place of the kernel's choice.
         let begin =
-            unsafe { rustix::mm::mmap(hint, bytes, protection, flags, socket.as_fd(), offset) }?;
+            unsafe { rustix::mm::mmap(hint, bytes, protection, flags, file.as_fd(), offset) }?;
         Ok(Mapping {
             begin: begin.cast(),
             bytes,
@@ -84,14 +75,17 @@ impl<T: Copy> Ring<T> {
         } else {
             (consumer, producer)
         };
-        Ok(Ring {
-            mapping: Mapping::of_ring(socket, at, bytes)?,
+        let mut ring = Ring {
+            mapping: Mapping::of(socket, at, bytes)?,
             own,
             theirs,
             entries,
             next: 0,
             kind: std::marker::PhantomData,
-        })
+        };
+        // Another process may have used it before.
+        ring.next = ring.counter(own).load(Ordering::Acquire);
+        Ok(ring)
     }
 
     fn counter(&self, at: usize) -> &AtomicU32 {
@@ -144,6 +138,8 @@ impl<T: Copy> Ring<T> {
 /// A socket of one queue of an interface.
 pub(super) struct XdpSocket {
     pub(super) fd: OwnedFd,
+    /// The file in memory that `frames` maps, so that another process can, too.
+    pub(super) memory: OwnedFd,
     frames: Mapping,
     fill: Ring<u64>,
     completed: Ring<u64>,
@@ -192,7 +188,9 @@ impl XdpSocket {
         let fd = checked(unsafe { libc::socket(libc::AF_XDP, kind, 0) })?;
         // SAFETY: the call has returned this descriptor, and nothing else has it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        let frames = Mapping::anonymous(2 * CHUNKS * CHUNK_BYTES)?;
+        let file = rustix::fs::memfd_create("frames", rustix::fs::MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&file, FRAMES_BYTES as u64)?;
+        let frames = Mapping::of(&file, 0, FRAMES_BYTES)?;
         let memory = libc::xdp_umem_reg {
             addr: frames.begin as u64,
             len: frames.bytes as u64,
@@ -210,24 +208,9 @@ impl XdpSocket {
         ] {
             set_option(&fd, ring, &(CHUNKS as u32))?;
         }
-        let at = offsets(&fd)?;
-        let (rx, tx) = (
-            libc::XDP_PGOFF_RX_RING as u64,
-            libc::XDP_PGOFF_TX_RING as u64,
-        );
-        let completion = libc::XDP_UMEM_PGOFF_COMPLETION_RING;
-        let mut socket = XdpSocket {
-            fill: Ring::map(&fd, libc::XDP_UMEM_PGOFF_FILL_RING, &at.fr, true)?,
-            completed: Ring::map(&fd, completion, &at.cr, false)?,
-            received: Ring::map(&fd, rx, &at.rx, false)?,
-            sent: Ring::map(&fd, tx, &at.tx, true)?,
-            stash: (0..CHUNKS).map(|one| (one * CHUNK_BYTES) as u64).collect(),
-            free: (CHUNKS..2 * CHUNKS)
-                .map(|one| (one * CHUNK_BYTES) as u64)
-                .collect(),
-            frames,
-            fd,
-        };
+        let stash = (0..CHUNKS).map(|one| (one * CHUNK_BYTES) as u64);
+        let free = (CHUNKS..2 * CHUNKS).map(|one| (one * CHUNK_BYTES) as u64);
+        let mut socket = XdpSocket::map(fd, file, frames, stash.collect(), free.collect())?;
         socket.refill();
         // SAFETY: an address is numbers, for which zero is a value.
         let mut address: libc::sockaddr_xdp = unsafe { zeroed() };
@@ -239,6 +222,54 @@ impl XdpSocket {
         // SAFETY: `pointer` is to a whole address of `length` bytes.
         checked(unsafe { libc::bind(socket.fd.as_raw_fd(), pointer, length) })?;
         Ok(socket)
+    }
+
+    fn map(
+        fd: OwnedFd,
+        memory: OwnedFd,
+        frames: Mapping,
+        stash: Vec<u64>,
+        free: Vec<u64>,
+    ) -> io::Result<XdpSocket> {
+        let at = offsets(&fd)?;
+        let (rx, tx) = (
+            libc::XDP_PGOFF_RX_RING as u64,
+            libc::XDP_PGOFF_TX_RING as u64,
+        );
+        let completion = libc::XDP_UMEM_PGOFF_COMPLETION_RING;
+        Ok(XdpSocket {
+            fill: Ring::map(&fd, libc::XDP_UMEM_PGOFF_FILL_RING, &at.fr, true)?,
+            completed: Ring::map(&fd, completion, &at.cr, false)?,
+            received: Ring::map(&fd, rx, &at.rx, false)?,
+            sent: Ring::map(&fd, tx, &at.tx, true)?,
+            stash,
+            free,
+            frames,
+            memory,
+            fd,
+        })
+    }
+
+    /// Takes over a socket that another process has opened, with the memory of its frames and the
+    /// places that were that process's.
+    pub(super) fn adopt(
+        fd: OwnedFd,
+        memory: OwnedFd,
+        stash: Vec<u64>,
+        free: Vec<u64>,
+    ) -> io::Result<XdpSocket> {
+        // A shorter file would end the process where its end is passed.
+        if rustix::fs::fstat(&memory)?.st_size as u64 != FRAMES_BYTES as u64 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let frames = Mapping::of(&memory, 0, FRAMES_BYTES)?;
+        XdpSocket::map(fd, memory, frames, stash, free)
+    }
+
+    /// Places of frames that neither the kernel nor a ring has: of those that come, and of those to
+    /// be sent.
+    pub(super) fn places(&self) -> (Vec<u64>, Vec<u64>) {
+        (self.stash.clone(), self.free.clone())
     }
 
     /// Gives places back to the kernel, for frames that come.

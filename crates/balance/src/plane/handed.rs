@@ -1,0 +1,44 @@
+//! A plane on its way to another process: what is known of it beside its descriptors.
+
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+
+/// An interface with a packet socket.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct HandedSocket {
+    pub(super) name: String,
+    pub(super) index: u32,
+    pub(super) mac: [u8; 6],
+}
+
+/// An interface on its way to another process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct HandedInterface {
+    pub(super) name: String,
+    pub(super) index: u32,
+    pub(super) mac: [u8; 6],
+    /// Addresses that its program knows.
+    pub(super) present: Vec<IpAddr>,
+    /// For each queue, the places of frames that neither the kernel nor a ring has: of those that
+    /// come, and of those to be sent.
+    pub(super) places: Vec<(Vec<u64>, Vec<u64>)>,
+}
+
+/// Description of a plane.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Handed {
+    /// One socket for each interface.
+    Packet(Vec<HandedSocket>),
+    /// One device.
+    Tun { name: String },
+    /// For each interface its program's link and two maps, then two descriptors for each queue.
+    Xdp(Vec<HandedInterface>),
+}
+
+/// Takes the next descriptor.
+pub(super) fn next(fds: &mut dyn Iterator<Item = OwnedFd>) -> io::Result<OwnedFd> {
+    fds.next()
+        .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}
