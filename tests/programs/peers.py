@@ -205,7 +205,9 @@ def access() -> None:
     value = c_int(-1)
     must("cuDeviceGetP2PAttribute", byref(value), 2, 0, 1)
     check(value.value == 1, "access is supported")
-    expect("INVALID_DEVICE", "cuDeviceGetP2PAttribute", byref(value), 2, 0, 2)
+    for pair in ((0, 2), (2, 0), (-1, 0), (0, -1), (7, 7)):
+        expect("INVALID_DEVICE", "cuDeviceGetP2PAttribute", byref(value), 2, *pair)
+        expect("INVALID_DEVICE", "cuDeviceCanAccessPeer", byref(value), *pair)
     expect("PEER_ACCESS_NOT_ENABLED", "cuCtxDisablePeerAccess", second)
     must("cuCtxEnablePeerAccess", second, 0)
     expect("PEER_ACCESS_ALREADY_ENABLED", "cuCtxEnablePeerAccess", second, 0)

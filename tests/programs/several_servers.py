@@ -419,7 +419,8 @@ def case_peers() -> None:
         one.use()
         assert cuda.call("cuCtxEnablePeerAccess", other.context, 0) == "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"
         assert cuda.call("cuCtxDisablePeerAccess", other.context) == "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED"
-    assert cuda.call("cuDeviceCanAccessPeer", byref(value), 0, 99) == "CUDA_ERROR_INVALID_DEVICE"
+    for pair in ((0, 99), (99, 0)):
+        assert cuda.call("cuDeviceCanAccessPeer", byref(value), *pair) == "CUDA_ERROR_INVALID_DEVICE"
     a.use()
     context, device = c_void_p(), c_int()
     cuda.must("cuPointerGetAttribute", byref(context), CONTEXT, place)

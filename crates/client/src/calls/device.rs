@@ -177,7 +177,7 @@ impl Driver {
     /// Returns the server's facts about a pair of devices; `None` if they are of two servers.
     fn peer(&self, device: CUdevice, peer: CUdevice) -> Result<Option<&PeerCard>, CUresult> {
         driver_of_device(peer)?;
-        Ok(self.peer_card(device, peer))
+        Ok(driver_of_device(device)?.peer_card(device, peer))
     }
 
     /// Returns whether one device can use the memory of another, which may be hidden from the
