@@ -23,7 +23,7 @@ from harness import EXAMPLES, OUTBOARD, TEST_PROGRAMS, Server, start_server
 
 HERE = Path(__file__).resolve().parent
 SOAK = TEST_PROGRAMS / "soak.py"
-# What a program may say whose worker was killed.
+# Errors that a program may print if its worker was killed.
 LOST = ("CUDA_ERROR_DEVICE_UNAVAILABLE", "is lost", "hung up", "did not answer", "no server")
 HELLO_HEADER_BYTES = 24
 END_S_MAX = 20

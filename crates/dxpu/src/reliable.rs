@@ -41,7 +41,7 @@ impl Sender {
         self.first.wrapping_add(self.held.len() as u32)
     }
 
-    /// Returns true if so many more packets can be held.
+    /// Returns true if there is room for that many more packets.
     pub fn has_room(&self, packets: usize) -> bool {
         self.held.len() + packets <= self.packets_max
     }

@@ -102,7 +102,7 @@ impl Completions {
     }
 }
 
-/// Whether memory is as long as needed, and aligned.
+/// Returns true if memory is as long as needed, and aligned.
 pub(crate) fn check(
     memory: &Mapped,
     what: &'static str,

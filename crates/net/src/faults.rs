@@ -29,7 +29,7 @@ impl Wire {
         }
     }
 
-    /// Whether every message arrives at once.
+    /// True if every message arrives at once.
     pub(crate) fn is_perfect(&self) -> bool {
         self.network
             == Network {

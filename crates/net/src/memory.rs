@@ -116,7 +116,7 @@ impl Mapped {
             .then_some(offset)
     }
 
-    /// Whether the first byte is at a multiple of `alignment`, for this process and for programs.
+    /// Returns true if the first byte is aligned, for this process and for programs.
     #[must_use]
     pub fn is_aligned(&self, alignment: usize) -> bool {
         (self.at.as_ptr() as usize).is_multiple_of(alignment)

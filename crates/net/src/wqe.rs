@@ -59,7 +59,7 @@ impl Flags {
         self.0 >> CE_SHIFT & 3 >= 2
     }
 
-    /// Whether the entry waits for earlier reads and atomics: fences 2 and 4, and strong order.
+    /// Returns true if the entry waits for earlier reads and atomics (fences 2, 4, strong order).
     #[must_use]
     pub fn fenced(self) -> bool {
         self.0 >> FM_SHIFT >= 2
@@ -145,7 +145,7 @@ impl Operation {
         }
     }
 
-    /// Whether the peer answers with data.
+    /// Returns true if the peer answers with data.
     #[must_use]
     pub fn reads(&self) -> bool {
         matches!(

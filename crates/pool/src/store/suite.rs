@@ -49,7 +49,7 @@ pub fn obeys_the_rules(store: &mut dyn Store) {
     assert_eq!(store.changes(second).unwrap(), []);
 }
 
-/// Checks that changes are forgotten after so many transactions.
+/// Checks that a store forgets changes after a number of transactions.
 pub fn forgets_old_changes(store: &mut dyn Store, commits: usize) {
     for _ in 0..commits {
         let transaction = Transaction {
