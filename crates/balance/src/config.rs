@@ -341,13 +341,6 @@ impl Config {
             sources: table.sources,
             source_ports: table.source_ports,
         };
-        if self.plane.kind == PlaneKind::Xdp && rule.forward == Forward::Nat {
-            return Err(wrong(
-                "nat: backends answer to the clients' addresses, which AF_XDP does not take; \
-                 full-nat or direct do, or packet sockets"
-                    .into(),
-            ));
-        }
         let same = |one: &ServiceRule| one.address == rule.address && one.protocol == protocol;
         if self.services.iter().any(same) {
             return Err(wrong(format!(

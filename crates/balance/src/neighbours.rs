@@ -1,4 +1,4 @@
-//! The kernel's neighbours: hardware addresses of hosts on its links (rtnetlink).
+//! The kernel's neighbours and addresses (rtnetlink).
 
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink::SocketAddrNetlink,
@@ -9,45 +9,85 @@ use std::net::IpAddr;
 
 const HEADER_BYTES: usize = 16;
 const NEIGHBOUR_BYTES: usize = 12;
+const ADDRESS_BYTES: usize = 8;
 const DONE: u16 = 3;
 const ERROR: u16 = 2;
+const NEW_ADDRESS: u16 = 20;
+const GET_ADDRESS: u16 = 22;
 const NEW_NEIGHBOUR: u16 = 28;
 const GET_NEIGHBOUR: u16 = 30;
-/// A request for all of them.
+/// A request for one thing, or for all of them.
+const REQUEST: u16 = 1;
 const REQUEST_ALL: u16 = 0x301;
+/// Attributes of neighbours and of addresses.
 const ADDRESS: u16 = 1;
 const HARDWARE: u16 = 2;
+const LOCAL: u16 = 2;
 /// Incomplete and failed ones have no hardware address that holds.
 const UNUSABLE: u16 = 0x01 | 0x20;
 /// Answers that are read; each has dozens of neighbours.
 const ANSWERS_MAX: usize = 4096;
 
-/// Reads all neighbours: index of the interface, and hardware address.
-pub(crate) fn read() -> io::Result<HashMap<IpAddr, (u32, [u8; 6])>> {
-    let flags = SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
+/// Asks the kernel for things of a kind. `one` gets each answer's kind and message.
+fn ask(kind: u16, flags: u16, header: &[u8], mut one: impl FnMut(u16, &[u8])) -> io::Result<()> {
+    let socket_flags = SocketFlags::CLOEXEC;
+    let kinds = (AddressFamily::NETLINK, SocketType::RAW);
+    let socket = rustix::net::socket_with(kinds.0, kinds.1, socket_flags, None)?;
     let timeout = Some(std::time::Duration::from_secs(1));
     rustix::net::sockopt::set_socket_timeout(
         &socket,
         rustix::net::sockopt::Timeout::Recv,
         timeout,
     )?;
-    let mut request = Vec::with_capacity(HEADER_BYTES + NEIGHBOUR_BYTES);
-    request.extend_from_slice(&((HEADER_BYTES + NEIGHBOUR_BYTES) as u32).to_ne_bytes());
-    request.extend_from_slice(&GET_NEIGHBOUR.to_ne_bytes());
-    request.extend_from_slice(&REQUEST_ALL.to_ne_bytes());
-    request.resize(HEADER_BYTES + NEIGHBOUR_BYTES, 0);
+    let length = HEADER_BYTES + header.len();
+    let mut request = Vec::with_capacity(length);
+    request.extend_from_slice(&(length as u32).to_ne_bytes());
+    request.extend_from_slice(&kind.to_ne_bytes());
+    request.extend_from_slice(&flags.to_ne_bytes());
+    request.resize(HEADER_BYTES, 0);
+    request.extend_from_slice(header);
     let kernel = SocketAddrNetlink::new(0, 0);
     rustix::net::sendto(&socket, &request, SendFlags::empty(), &kernel)?;
-    let mut found = HashMap::new();
     let mut buffer = vec![0; 64 << 10];
     for _ in 0..ANSWERS_MAX {
         let (count, _) = rustix::net::recv(&socket, &mut buffer[..], RecvFlags::empty())?;
-        if parse(&buffer[..count], &mut found) {
-            return Ok(found);
+        if parse(&buffer[..count], &mut one) || flags == REQUEST {
+            return Ok(());
         }
     }
-    Err(io::Error::other("the list of neighbours does not end"))
+    Err(io::Error::other("the kernel's answer does not end"))
+}
+
+/// Reads all neighbours: index of the interface, and hardware address.
+pub(crate) fn read() -> io::Result<HashMap<IpAddr, (u32, [u8; 6])>> {
+    let mut found = HashMap::new();
+    ask(
+        GET_NEIGHBOUR,
+        REQUEST_ALL,
+        &[0; NEIGHBOUR_BYTES],
+        |kind, message| {
+            if let (NEW_NEIGHBOUR, Some((address, index, mac))) = (kind, neighbour(message)) {
+                found.insert(address, (index, mac));
+            }
+        },
+    )?;
+    Ok(found)
+}
+
+/// Reads the addresses of this machine's interfaces.
+pub(crate) fn own_addresses() -> io::Result<Vec<IpAddr>> {
+    let mut found = Vec::new();
+    ask(
+        GET_ADDRESS,
+        REQUEST_ALL,
+        &[0; ADDRESS_BYTES],
+        |kind, message| {
+            if let (NEW_ADDRESS, Some(address)) = (kind, own_address(message)) {
+                found.push(address);
+            }
+        },
+    )?;
+    Ok(found)
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
@@ -58,8 +98,8 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// Adds the neighbours of an answer. Returns whether it is the last.
-fn parse(mut bytes: &[u8], found: &mut HashMap<IpAddr, (u32, [u8; 6])>) -> bool {
+/// Passes the things of an answer to `one`. Returns whether the answer is the last.
+fn parse(mut bytes: &[u8], one: &mut impl FnMut(u16, &[u8])) -> bool {
     while let (Some(length), Some(kind)) = (u32_at(bytes, 0), u16_at(bytes, 4)) {
         let length = length as usize;
         let Some(message) = bytes.get(HEADER_BYTES..length.max(HEADER_BYTES)) else {
@@ -67,12 +107,7 @@ fn parse(mut bytes: &[u8], found: &mut HashMap<IpAddr, (u32, [u8; 6])>) -> bool 
         };
         match kind {
             DONE | ERROR => return true,
-            NEW_NEIGHBOUR => {
-                if let Some((address, index, mac)) = neighbour(message) {
-                    found.insert(address, (index, mac));
-                }
-            }
-            _ => {}
+            _ => one(kind, message),
         }
         let next = length.max(HEADER_BYTES).next_multiple_of(4);
         bytes = bytes.get(next..).unwrap_or_default();
@@ -80,20 +115,71 @@ fn parse(mut bytes: &[u8], found: &mut HashMap<IpAddr, (u32, [u8; 6])>) -> bool 
     false
 }
 
-fn neighbour(message: &[u8]) -> Option<(IpAddr, u32, [u8; 6])> {
-    let (index, state) = (u32_at(message, 4)?, u16_at(message, 8)?);
-    let (mut address, mut mac) = (None, None);
-    let mut rest = message.get(NEIGHBOUR_BYTES..)?;
+/// Passes the attributes after a message's header to `one`, up to one with a length that lies.
+fn attributes(message: &[u8], header_bytes: usize, mut one: impl FnMut(u16, &[u8])) {
+    let mut rest = message.get(header_bytes..).unwrap_or_default();
     while let (Some(length), Some(kind)) = (u16_at(rest, 0), u16_at(rest, 2)) {
         let length = usize::from(length);
-        let value = rest.get(4..length)?;
-        match (kind, value.len()) {
-            (ADDRESS, 4) => address = <[u8; 4]>::try_from(value).ok().map(IpAddr::from),
-            (ADDRESS, 16) => address = <[u8; 16]>::try_from(value).ok().map(IpAddr::from),
-            (HARDWARE, 6) => mac = value.try_into().ok(),
-            _ => {}
-        }
+        let Some(value) = rest.get(4..length) else {
+            return;
+        };
+        one(kind, value);
         rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
-    (state & UNUSABLE == 0).then_some((address?, index, mac?))
+}
+
+/// Reads an address of 4 or 16 bytes.
+fn address(value: &[u8]) -> Option<IpAddr> {
+    let v4 = <[u8; 4]>::try_from(value).ok().map(IpAddr::from);
+    v4.or(<[u8; 16]>::try_from(value).ok().map(IpAddr::from))
+}
+
+fn neighbour(message: &[u8]) -> Option<(IpAddr, u32, [u8; 6])> {
+    let (index, state) = (u32_at(message, 4)?, u16_at(message, 8)?);
+    let (mut of, mut mac) = (None, None);
+    attributes(message, NEIGHBOUR_BYTES, |kind, value| match kind {
+        ADDRESS => of = address(value),
+        HARDWARE => mac = value.try_into().ok(),
+        _ => {}
+    });
+    (state & UNUSABLE == 0).then_some((of?, index, mac?))
+}
+
+fn own_address(message: &[u8]) -> Option<IpAddr> {
+    let (mut local, mut other) = (None, None);
+    attributes(message, ADDRESS_BYTES, |kind, value| match kind {
+        ADDRESS => other = address(value),
+        LOCAL => local = address(value),
+        _ => {}
+    });
+    // With both, the other is the peer's.
+    local.or(other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_tells_of_the_loopback_device() {
+        let own = own_addresses().expect("rtnetlink");
+        assert!(own.contains(&IpAddr::from([127, 0, 0, 1])), "{own:?}");
+        read().expect("rtnetlink");
+    }
+
+    #[test]
+    fn answers_that_are_cut_are_read_as_far_as_they_go() {
+        // One address: header, family and prefix, and the attribute.
+        let mut whole = vec![
+            32, 0, 0, 0, 20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 24, 0, 0, 1, 0,
+        ];
+        whole.extend([0, 0, 8, 0, 2, 0, 192, 0, 2, 1]);
+        for end in 0..=whole.len() {
+            let mut found = Vec::new();
+            parse(&whole[..end], &mut |_, message: &[u8]| {
+                found.extend(own_address(message))
+            });
+            assert_eq!(found.len(), usize::from(end == whole.len()), "{end}");
+        }
+    }
 }

@@ -8,7 +8,7 @@ use super::{Greet, Task, Tasks, metrics, state};
 use crate::config::{Config, ConfigError, PlaneKind};
 use crate::engine::{Engine, Neighbour, Options, Verdict, announcement};
 use crate::neighbours;
-use crate::plane::{PacketPlane, Plane, PlaneError, TunPlane, XdpPlane};
+use crate::plane::{PacketPlane, Plane, PlaneError, TunPlane, Wanted, XdpPlane};
 use outboard_flow::Secret;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -112,7 +112,7 @@ pub fn run(
         takers: takers_in,
         wake: wake_in,
         started: Instant::now(),
-        addresses: Vec::new(),
+        wanted: Wanted::default(),
     };
     let reload = reloader(path, &config, greet, &tasks);
     let doors = Doors {
@@ -124,8 +124,8 @@ pub fn run(
     spawn("api", move || api::serve(&listener, &doors))?;
     follow(&config, &passing, start, &tasks)?;
     passing
-        .follow_addresses()
-        .map_err(failed("the XDP program's addresses"))?;
+        .follow_wanted()
+        .map_err(failed("telling which frames are wanted"))?;
     if start == Start::Anew {
         passing.announce();
     }
@@ -368,8 +368,8 @@ struct Passing {
     takers: Receiver<UnixStream>,
     wake: OwnedFd,
     started: Instant,
-    /// Addresses whose frames the plane was told to give.
-    addresses: Vec<IpAddr>,
+    /// Frames that the plane was told to give.
+    wanted: Wanted,
 }
 
 impl Passing {
@@ -377,13 +377,27 @@ impl Passing {
         BEGIN_MS + self.started.elapsed().as_millis() as u64
     }
 
-    /// Tells the plane whose frames are wanted, if that has changed.
-    fn follow_addresses(&mut self) -> io::Result<()> {
+    /// Tells the plane which frames are wanted, if that has changed.
+    fn follow_wanted(&mut self) -> io::Result<()> {
+        let mut backends: Vec<_> = self.engine.answering().collect();
+        backends.sort_unstable();
+        backends.dedup();
         let mut own: Vec<_> = self.engine.own_addresses().collect();
         own.sort_unstable();
-        if own != self.addresses {
-            self.plane.set_addresses(&own)?;
-            self.addresses = own;
+        let mut wanted = Wanted {
+            own,
+            // They matter beside backends alone, which answer health checks, too.
+            local: if backends.is_empty() {
+                Vec::new()
+            } else {
+                neighbours::own_addresses()?
+            },
+            backends,
+        };
+        wanted.local.sort_unstable();
+        if wanted != self.wanted {
+            self.plane.set_wanted(&wanted)?;
+            self.wanted = wanted;
         }
         Ok(())
     }
@@ -428,7 +442,7 @@ impl Passing {
                 has_changed = true;
             }
             if std::mem::take(&mut has_changed) {
-                self.follow_addresses()?;
+                self.follow_wanted()?;
             }
             if self.hand_over() {
                 return Ok(End::HandedOver);

@@ -17,7 +17,7 @@ mod services;
 mod sum;
 mod tcp;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use arp::announcement;
 pub use connections::{Connection, Neighbour};
@@ -204,6 +204,11 @@ impl Engine {
     /// Addresses of services and sources.
     pub fn own_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.services.own()
+    }
+
+    /// Addresses and protocols of the backends that answer to clients' addresses.
+    pub fn answering(&self) -> impl Iterator<Item = (SocketAddr, u8)> + '_ {
+        self.services.answering()
     }
 
     pub fn ports(&self) -> &[Port] {

@@ -87,6 +87,8 @@ pub struct Backend {
     pub connections: u64,
     pub opened: u64,
     pub link: Option<Neighbour>,
+    /// It sees the clients' addresses, and answers to them by way of the balancer.
+    is_nat: bool,
 }
 
 impl Backend {
@@ -157,13 +159,13 @@ impl Services {
         self.own.clear();
         for rule in rules {
             let id = self.service_for(rule);
+            self.services[id as usize].rule = rule.clone();
             let backends = rule
                 .backends
                 .iter()
                 .map(|rule| self.backend_for(id, rule))
                 .collect();
             let service = &mut self.services[id as usize];
-            service.rule = rule.clone();
             service.is_removed = false;
             service.backends = backends;
             self.own.insert(rule.address.ip());
@@ -199,7 +201,9 @@ impl Services {
         let index = self
             .find_backend(service, rule.address)
             .unwrap_or_else(|| self.add_backend(service, rule.address));
+        let is_nat = self.services[service as usize].rule.forward == Forward::Nat;
         let backend = &mut self.backends[index as usize];
+        backend.is_nat = is_nat || backend.is_nat && backend.connections > 0;
         backend.weight = rule.weight;
         backend.is_removed = false;
         backend.is_drained = rule.drain || backend.drained_by_command;
@@ -229,6 +233,7 @@ impl Services {
             connections: 0,
             opened: 0,
             link: None,
+            is_nat: self.services[service as usize].rule.forward == Forward::Nat,
         };
         self.backends.push(backend);
         self.backends.len() as u32 - 1
@@ -265,6 +270,14 @@ impl Services {
         self.backends
             .iter()
             .filter(|one| !one.is_removed || one.connections > 0)
+    }
+
+    /// Addresses and protocols of the backends that answer to clients' addresses.
+    pub(super) fn answering(&self) -> impl Iterator<Item = (SocketAddr, u8)> + '_ {
+        self.backends().filter(|one| one.is_nat).map(|one| {
+            let service = &self.services[one.service as usize];
+            (one.address, service.rule.protocol)
+        })
     }
 
     pub(super) fn backend(&self, id: u32) -> Option<&Backend> {

@@ -1,8 +1,8 @@
 //! A plane on its way to another process: what is known of it beside its descriptors.
 
+use super::Wanted;
 use serde::{Deserialize, Serialize};
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
 /// An interface with a packet socket.
@@ -19,8 +19,8 @@ pub struct HandedInterface {
     pub(super) name: String,
     pub(super) index: u32,
     pub(super) mac: [u8; 6],
-    /// Addresses that its program knows.
-    pub(super) present: Vec<IpAddr>,
+    /// What its program knows.
+    pub(super) present: Wanted,
     /// For each queue, the places of frames that neither the kernel nor a ring has: of those that
     /// come, and of those to be sent.
     pub(super) places: Vec<(Vec<u64>, Vec<u64>)>,
@@ -33,7 +33,7 @@ pub enum Handed {
     Packet(Vec<HandedSocket>),
     /// One device.
     Tun { name: String },
-    /// For each interface its program's link and two maps, then two descriptors for each queue.
+    /// For each interface its program's link and three maps, then two descriptors for each queue.
     Xdp(Vec<HandedInterface>),
 }
 

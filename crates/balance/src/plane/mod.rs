@@ -4,16 +4,17 @@ mod handed;
 mod packet;
 mod sys;
 mod tun;
+mod wanted;
 mod xdp;
 
 pub use handed::Handed;
 pub use packet::PacketPlane;
 pub use tun::TunPlane;
+pub use wanted::Wanted;
 pub use xdp::XdpPlane;
 
 use crate::engine::{Frame, Port};
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// Longest frame, an Ethernet header and 64 KiB: virtual devices pass many segments as one.
@@ -36,9 +37,9 @@ pub trait Plane: Send {
     /// Descriptors that are readable when frames have come.
     fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
 
-    /// Says whose frames are wanted; a plane may give others, too.
-    fn set_addresses(&mut self, addresses: &[IpAddr]) -> io::Result<()> {
-        let _ = addresses;
+    /// Says which frames are wanted; a plane may give others, too.
+    fn set_wanted(&mut self, wanted: &Wanted) -> io::Result<()> {
+        let _ = wanted;
         Ok(())
     }
 

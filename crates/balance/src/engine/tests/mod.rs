@@ -2,7 +2,7 @@
 //! never by the code that is tested.
 
 mod bad_input;
-mod build;
+pub(crate) mod build;
 mod forwarding;
 mod keeping;
 

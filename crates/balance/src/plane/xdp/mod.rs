@@ -1,5 +1,5 @@
-//! AF_XDP: an XDP program hands frames for the balancer's addresses to sockets, one for each queue,
-//! before the kernel's own network handles them. All else is the kernel's.
+//! AF_XDP: an XDP program hands the balancer's frames to sockets, one for each queue, before the
+//! kernel's own network handles them. All else is the kernel's.
 //!
 //! One thread reads all queues, so the directions of a connection may use different ones.
 
@@ -7,12 +7,11 @@ mod program;
 mod rings;
 
 use super::handed::{self, Handed, HandedInterface};
-use super::{Plane, PlaneError, sys};
+use super::{Plane, PlaneError, Wanted, sys};
 use crate::engine::{Frame, Port};
 use program::Program;
 use rings::XdpSocket;
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 
 /// Queues of one interface.
@@ -61,7 +60,8 @@ impl Interface {
         one: HandedInterface,
         fds: &mut dyn Iterator<Item = OwnedFd>,
     ) -> io::Result<Interface> {
-        let parts = [handed::next(fds)?, handed::next(fds)?, handed::next(fds)?];
+        let mut next = || handed::next(fds);
+        let parts = [next()?, next()?, next()?, next()?];
         let mut queues = Vec::new();
         for (stash, free) in one.places {
             let (socket, memory) = (handed::next(fds)?, handed::next(fds)?);
@@ -134,9 +134,9 @@ impl Plane for XdpPlane {
         queues.map(|queue| queue.fd.as_fd()).collect()
     }
 
-    fn set_addresses(&mut self, addresses: &[IpAddr]) -> io::Result<()> {
+    fn set_wanted(&mut self, wanted: &Wanted) -> io::Result<()> {
         let mut interfaces = self.interfaces.iter_mut();
-        interfaces.try_for_each(|one| one.program.set_addresses(addresses))
+        interfaces.try_for_each(|one| one.program.set_wanted(wanted))
     }
 
     fn receive(&mut self, frames: &mut Vec<Frame>, max: usize) -> io::Result<()> {
@@ -168,7 +168,7 @@ impl Plane for XdpPlane {
             name: one.name.clone(),
             index: one.index,
             mac: one.mac,
-            present: one.program.present().to_vec(),
+            present: one.program.present().clone(),
             places: one.queues.iter().map(XdpSocket::places).collect(),
         };
         let interfaces = self.interfaces.iter().map(handed).collect();

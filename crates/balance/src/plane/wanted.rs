@@ -1,0 +1,16 @@
+//! The frames that a plane is to give to the engine.
+
+use serde::{Deserialize, Serialize};
+use std::net::{IpAddr, SocketAddr};
+
+/// What decides whether a frame is the balancer's.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wanted {
+    /// Addresses of services and sources: all that is sent to them.
+    pub own: Vec<IpAddr>,
+    /// Other addresses of this machine: nothing that is sent to them.
+    pub local: Vec<IpAddr>,
+    /// Backends that answer to clients' addresses, and their protocols: what they send from there
+    /// to anybody else.
+    pub backends: Vec<(SocketAddr, u8)>,
+}
