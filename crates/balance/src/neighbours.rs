@@ -1,4 +1,4 @@
-//! The kernel's neighbours and addresses (rtnetlink).
+//! The kernel's neighbours, addresses and links (rtnetlink).
 
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink::SocketAddrNetlink,
@@ -10,8 +10,11 @@ use std::net::IpAddr;
 const HEADER_BYTES: usize = 16;
 const NEIGHBOUR_BYTES: usize = 12;
 const ADDRESS_BYTES: usize = 8;
+const LINK_BYTES: usize = 16;
 const DONE: u16 = 3;
 const ERROR: u16 = 2;
+const NEW_LINK: u16 = 16;
+const GET_LINK: u16 = 18;
 const NEW_ADDRESS: u16 = 20;
 const GET_ADDRESS: u16 = 22;
 const NEW_NEIGHBOUR: u16 = 28;
@@ -19,10 +22,11 @@ const GET_NEIGHBOUR: u16 = 30;
 /// A request for one thing, or for all of them.
 const REQUEST: u16 = 1;
 const REQUEST_ALL: u16 = 0x301;
-/// Attributes of neighbours and of addresses.
+/// Attributes of neighbours, of addresses and of links.
 const ADDRESS: u16 = 1;
 const HARDWARE: u16 = 2;
 const LOCAL: u16 = 2;
+const MTU: u16 = 4;
 /// Incomplete and failed ones have no hardware address that holds.
 const UNUSABLE: u16 = 0x01 | 0x20;
 /// Answers that are read; each has dozens of neighbours.
@@ -87,6 +91,23 @@ pub(crate) fn own_addresses() -> io::Result<Vec<IpAddr>> {
             }
         },
     )?;
+    Ok(found)
+}
+
+/// Reads the longest packet that an interface sends; `None` if there is no such interface.
+pub(crate) fn mtu(index: u32) -> io::Result<Option<u32>> {
+    let mut header = [0; LINK_BYTES];
+    header[4..8].copy_from_slice(&index.to_ne_bytes());
+    let mut found = None;
+    ask(GET_LINK, REQUEST, &header, |kind, message| {
+        if kind == NEW_LINK {
+            attributes(message, LINK_BYTES, |kind, value| {
+                if kind == MTU {
+                    found = u32_at(value, 0);
+                }
+            });
+        }
+    })?;
     Ok(found)
 }
 
@@ -164,6 +185,8 @@ mod tests {
     fn the_kernel_tells_of_the_loopback_device() {
         let own = own_addresses().expect("rtnetlink");
         assert!(own.contains(&IpAddr::from([127, 0, 0, 1])), "{own:?}");
+        assert!(mtu(1).expect("rtnetlink").is_some_and(|mtu| mtu >= 1280));
+        assert_eq!(mtu(0x7fff_ffff).expect("rtnetlink"), None);
         read().expect("rtnetlink");
     }
 

@@ -188,7 +188,7 @@ fn act(question: Question, tasks: &Tasks, reload: &Reload) -> Result<serde_json:
                 engine.explain(&Frame {
                     bytes,
                     port,
-                    partial: false,
+                    ..Frame::default()
                 })
             };
             frames.into_iter().map(explain).collect::<Vec<_>>()

@@ -302,8 +302,7 @@ mod tests {
     fn pass(engine: &mut Engine, bytes: Vec<u8>) -> Option<Vec<u8>> {
         let mut frames = [Frame {
             bytes,
-            port: 0,
-            partial: false,
+            ..Frame::default()
         }];
         let mut verdicts = Vec::new();
         engine.process(&mut frames, &mut verdicts, 1);

@@ -6,7 +6,7 @@ use super::hand_over::{self, Predecessor, TakeError};
 use super::health::Checks;
 use super::{Greet, Task, Tasks, metrics, state};
 use crate::config::{Config, ConfigError, PlaneKind};
-use crate::engine::{Engine, Neighbour, Options, Verdict, announcement};
+use crate::engine::{Engine, Frame, Neighbour, Options, Verdict, announcement};
 use crate::neighbours;
 use crate::plane::{PacketPlane, Plane, PlaneError, TunPlane, Wanted, XdpPlane};
 use outboard_flow::Secret;
@@ -126,6 +126,7 @@ pub fn run(
     passing
         .follow_wanted()
         .map_err(failed("telling which frames are wanted"))?;
+    passing.follow_links();
     if start == Start::Anew {
         passing.announce();
     }
@@ -390,7 +391,7 @@ impl Passing {
             local: if backends.is_empty() {
                 Vec::new()
             } else {
-                neighbours::own_addresses()?
+                neighbours::own_addresses().unwrap_or_else(|_| self.wanted.local.clone())
             },
             backends,
         };
@@ -402,6 +403,16 @@ impl Passing {
         Ok(())
     }
 
+    /// Tells the engine how long packets may be at each port.
+    fn follow_links(&mut self) {
+        for port in 0..self.plane.ports().len() {
+            let index = self.plane.index(port);
+            if let Some(Ok(mtu)) = index.map(neighbours::mtu) {
+                self.engine.set_mtu(port, mtu);
+            }
+        }
+    }
+
     /// Tells all neighbours that the services' addresses are here.
     fn announce(&mut self) {
         let own: Vec<_> = self.engine.own_addresses().collect();
@@ -411,10 +422,10 @@ impl Passing {
                 let IpAddr::V4(address) = address else {
                     continue;
                 };
-                let frame = crate::engine::Frame {
+                let frame = Frame {
                     bytes: announcement(*address, mac),
                     port: number as u16,
-                    partial: false,
+                    ..Frame::default()
                 };
                 if let Err(error) = self.plane.send(usize::MAX, &frame, number as u16) {
                     warn!(%error, %address, "not announced");
@@ -443,6 +454,7 @@ impl Passing {
             }
             if std::mem::take(&mut has_changed) {
                 self.follow_wanted()?;
+                self.follow_links();
             }
             if self.hand_over() {
                 return Ok(End::HandedOver);
@@ -517,7 +529,7 @@ impl Passing {
     /// Passes one batch. Returns the number of its frames.
     fn pass_batch(
         &mut self,
-        frames: &mut Vec<crate::engine::Frame>,
+        frames: &mut Vec<Frame>,
         verdicts: &mut Vec<Verdict>,
     ) -> io::Result<usize> {
         self.plane.receive(frames, BATCH)?;
@@ -532,6 +544,12 @@ impl Passing {
             };
             // A frame that cannot be sent is lost, as on any network.
             if self.plane.send(index, frame, *port).is_err() {
+                self.engine.note_unsent();
+            }
+        }
+        let further: Vec<_> = self.engine.take_further().collect();
+        for (frame, port) in further {
+            if self.plane.send(usize::MAX, &frame, port).is_err() {
                 self.engine.note_unsent();
             }
         }

@@ -4,7 +4,7 @@ use super::connections::Connection;
 use super::packet::{Packet, TCP, UDP};
 use super::reason::Reason;
 use super::rewrite::Translation;
-use super::{Engine, Frame, Parsed, Side, Table, icmp};
+use super::{Engine, Frame, Parsed, Route, Side, Table, icmp};
 use outboard_flow::NONE;
 use std::net::SocketAddr;
 
@@ -41,6 +41,7 @@ impl Engine {
                 .find(packet, &fragment)
                 .ok_or(Reason::FragmentUnknown)?;
             steps.push("follows the first fragment of its packet".into());
+            self.explain_length(frame, packet, &route, steps)?;
             return Ok(sent(&route.translation, route.is_direct));
         }
         if !matches!(packet.protocol, TCP | UDP) {
@@ -58,6 +59,7 @@ impl Engine {
                     steps.push(format!("its phase is then {}", phase.label()));
                 }
                 let route = self.route(frame, packet, connection, side)?;
+                self.explain_length(frame, packet, &route, steps)?;
                 return Ok(sent(&route.translation, route.is_direct));
             }
             steps.push("it is over: this opens a new one".into());
@@ -82,7 +84,25 @@ impl Engine {
         };
         steps.push(format!("{why} decided for backend {}", connection.target));
         let route = self.route(frame, packet, &connection, Side::Client)?;
+        self.explain_length(frame, packet, &route, steps)?;
         Ok(sent(&route.translation, route.is_direct))
+    }
+
+    fn explain_length(
+        &self,
+        frame: &Frame,
+        packet: &Packet,
+        route: &Route,
+        steps: &mut Vec<String>,
+    ) -> Result<(), Reason> {
+        if let Some(mtu) = self.exceeded(frame, packet, route.link.port) {
+            steps.push(format!("the next hop's link takes {mtu} bytes"));
+            if !Engine::may_be_split(frame, packet) {
+                return Err(Reason::TooLong);
+            }
+            steps.push("it goes in fragments".into());
+        }
+        Ok(())
     }
 
     fn explain_icmp(
@@ -100,6 +120,9 @@ impl Engine {
                 let about = icmp::embedded(&frame.bytes, packet)?;
                 steps.push(format!("an error about {}", describe(&about)));
                 let (route, outer, _) = self.route_error(frame, packet, &about)?;
+                if self.exceeded(frame, packet, route.link.port).is_some() {
+                    return Err(Reason::TooLong);
+                }
                 Ok(sent(&outer, route.is_direct))
             }
             _ if self.services.is_own(packet.destination) => Err(Reason::Protocol),

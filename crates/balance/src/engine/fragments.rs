@@ -73,6 +73,12 @@ impl Fragments {
         self.entries.len()
     }
 
+    /// Returns an identification for a packet in fragments.
+    pub(super) fn new_id(&mut self) -> u32 {
+        self.next_id = self.next_id.wrapping_add(1);
+        self.next_id
+    }
+
     /// Notes the first fragment of a packet and its route. Returns the route with its number.
     pub(super) fn begin(
         &mut self,
@@ -92,9 +98,9 @@ impl Fragments {
             };
             self.entries.remove(&oldest);
         }
-        self.next_id = self.next_id.wrapping_add(1);
+        let id = self.new_id();
         let route = Route {
-            id: (!route.is_direct).then_some(self.next_id),
+            id: (!route.is_direct).then_some(id),
             ..route
         };
         let entry = Entry {

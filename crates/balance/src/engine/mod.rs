@@ -10,6 +10,7 @@ mod explain;
 mod fragments;
 pub mod fuzz;
 mod icmp;
+mod mtu;
 mod packet;
 mod reason;
 mod rewrite;
@@ -23,6 +24,7 @@ pub use arp::announcement;
 pub use connections::{Connection, Neighbour};
 pub use dump::RestoreError;
 pub use fragments::{FRAGMENTS_A_PACKET_MAX, FRAGMENTS_MS_MAX};
+pub use mtu::{TOLD_A_SECOND_MAX, TOLD_AT_ONCE_MAX};
 pub use packet::{ICMP, ICMP_V6, Packet, TCP, UDP};
 pub use reason::{Drops, Reason};
 pub use services::{Backend, BackendRule, Forward, ServiceKey, ServiceRule};
@@ -52,6 +54,9 @@ pub struct Frame {
     /// The transport's checksum has the pseudo-header alone so far, and whoever sends the frame
     /// fills in the rest.
     pub partial: bool,
+    /// Bytes of data in each of the segments that whoever sends the frame cuts it into; 0 if it
+    /// goes out as it is.
+    pub segment_bytes: u16,
 }
 
 /// Place where frames come in and go out.
@@ -59,6 +64,8 @@ pub struct Frame {
 pub struct Port {
     /// The own hardware address; without one, frames begin with the IP header.
     pub mac: Option<[u8; 6]>,
+    /// Longest packet that goes out here, if there is a limit.
+    pub mtu: Option<u32>,
 }
 
 /// Fate of a frame.
@@ -97,6 +104,10 @@ pub struct Counts {
     /// Half-open connections that made room for newer ones.
     pub half_open_evicted: u64,
     pub checksums_completed: u64,
+    /// Senders told that their packet is too long for the way to its destination.
+    pub told_too_long: u64,
+    /// Fragments made of packets that were too long.
+    pub split: u64,
     pub drops: Drops,
 }
 
@@ -128,6 +139,9 @@ pub struct Engine {
     salt: u64,
     now_ms: u64,
     counts: Counts,
+    budget: mtu::Budget,
+    /// Frames beside those of the last batch, and their ports.
+    further: Vec<(Frame, u16)>,
 }
 
 impl Engine {
@@ -147,6 +161,8 @@ impl Engine {
             salt,
             now_ms,
             counts: Counts::default(),
+            budget: mtu::Budget::new(now_ms),
+            further: Vec::new(),
         })
     }
 
@@ -175,6 +191,19 @@ impl Engine {
     /// Replaces the places where frames come in and go out.
     pub fn set_ports(&mut self, ports: Vec<Port>) {
         self.ports = ports;
+    }
+
+    /// Sets the longest packet that goes out at a port.
+    pub fn set_mtu(&mut self, port: usize, mtu: Option<u32>) {
+        if let Some(port) = self.ports.get_mut(port) {
+            port.mtu = mtu;
+        }
+    }
+
+    /// Takes the frames that are to be sent beside those of the last batch, with their ports: later
+    /// fragments of packets that were too long. What is not taken is lost with the next batch.
+    pub fn take_further(&mut self) -> impl Iterator<Item = (Frame, u16)> + '_ {
+        self.further.drain(..)
     }
 
     pub fn counts(&self) -> &Counts {
@@ -218,6 +247,7 @@ impl Engine {
     /// Handles frames and says for each where it goes.
     pub fn process(&mut self, frames: &mut [Frame], verdicts: &mut Vec<Verdict>, now_ms: u64) {
         verdicts.clear();
+        self.further.clear();
         // A clock that goes backwards stands still.
         self.now_ms = self.now_ms.max(now_ms);
         for frames in frames.chunks_mut(BATCH_MAX) {
@@ -320,13 +350,17 @@ impl Engine {
         Ok(self.answer(frame))
     }
 
-    /// Sends a frame back to where it came from.
     fn answer(&mut self, frame: &mut Frame) -> u16 {
+        self.counts.answered += 1;
+        self.turn_around(frame)
+    }
+
+    /// Sends a frame back to where it came from.
+    fn turn_around(&self, frame: &mut Frame) -> u16 {
         if let Some(mac) = self.port(frame.port).mac {
             frame.bytes.copy_within(6..12, 0);
             frame.bytes[6..12].copy_from_slice(&mac);
         }
-        self.counts.answered += 1;
         frame.port
     }
 
@@ -389,6 +423,10 @@ impl Engine {
             return self.open(frame, packet);
         }
         let route = self.route(frame, packet, connection, side)?;
+        if let Some(mtu) = self.limit(frame, packet, &route) {
+            let service = connection.vip.ip();
+            return self.tell(frame, packet, service, mtu);
+        }
         let connection = self
             .table_mut(table)
             .get_mut(index)
@@ -446,6 +484,9 @@ impl Engine {
     fn open(&mut self, frame: &mut Frame, packet: &Packet) -> Result<u16, Reason> {
         let connection = self.plan(frame, packet, None)?;
         let route = self.route(frame, packet, &connection, Side::Client)?;
+        if let Some(mtu) = self.limit(frame, packet, &route) {
+            return self.tell(frame, packet, connection.vip.ip(), mtu);
+        }
         while self.half_open.is_full() {
             let oldest = self.half_open_order.pop_front().ok_or(Reason::TableFull)?;
             if self.half_open.remove_at(oldest).is_some() {
@@ -610,16 +651,37 @@ impl Engine {
         self.send(frame, packet, route)
     }
 
-    fn send(&mut self, frame: &mut Frame, packet: &Packet, route: Route) -> Result<u16, Reason> {
+    fn send(
+        &mut self,
+        frame: &mut Frame,
+        packet: &Packet,
+        mut route: Route,
+    ) -> Result<u16, Reason> {
+        let exceeded = self.exceeded(frame, packet, route.link.port);
+        if exceeded.is_some() {
+            if !Engine::may_be_split(frame, packet) {
+                return Err(Reason::TooLong);
+            }
+            // Nobody can fill in a checksum over several fragments.
+            frame.partial = false;
+            if packet.fragment.is_none() && !route.is_direct {
+                route.id = Some(self.fragments.new_id());
+            }
+        }
         let bytes = &mut frame.bytes;
         if !frame.partial && !packet.is_later_fragment() && rewrite::complete(bytes, packet) {
             self.counts.checksums_completed += 1;
         }
         rewrite::translate(bytes, packet, route.translation, frame.partial);
-        if let (Some(id), Some(fragment)) = (route.id, &packet.fragment) {
-            rewrite::identify(bytes, packet, fragment.id_at, id);
+        if let Some(id) = route.id {
+            let at = packet.fragment.map_or(packet.ip + 4, |one| one.id_at);
+            rewrite::identify(bytes, packet, at, id);
         }
-        self.address_frame(frame, packet, route.link, route.is_direct)
+        let port = self.address_frame(frame, packet, route.link, route.is_direct)?;
+        if let Some(mtu) = exceeded {
+            self.split(frame, packet, port, mtu)?;
+        }
+        Ok(port)
     }
 
     /// Writes the hardware addresses of a frame's next hop.
@@ -671,6 +733,9 @@ impl Engine {
     fn translate_error(&mut self, frame: &mut Frame, packet: &Packet) -> Result<u16, Reason> {
         let about = icmp::embedded(&frame.bytes, packet)?;
         let (route, outer, inner) = self.route_error(frame, packet, &about)?;
+        if self.exceeded(frame, packet, route.link.port).is_some() {
+            return Err(Reason::TooLong);
+        }
         icmp::translate_error(&mut frame.bytes, packet, &about, outer, inner);
         self.counts.icmp_errors += 1;
         self.address_frame(frame, packet, route.link, route.is_direct)

@@ -57,6 +57,7 @@ reasons! {
     Hairpin "hairpin" "from the backend itself, whose answers would not come back"
     NoNeighbour "no_neighbour" "the hardware address of the next hop is not known"
     Unsent "unsent" "the interface did not take it: it is down, its queue full, or the frame too long"
+    TooLong "too_long" "longer than the next hop's link takes, and not to be sent in fragments"
     IcmpUnknown "icmp_unknown" "an ICMP error about no connection that is known"
     IcmpShort "icmp_short" "an ICMP error without the ports of what it is about"
 }

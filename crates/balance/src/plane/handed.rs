@@ -19,7 +19,7 @@ pub struct HandedInterface {
     pub(super) name: String,
     pub(super) index: u32,
     pub(super) mac: [u8; 6],
-    /// What its program knows.
+    /// The frames that its program takes.
     pub(super) present: Wanted,
     /// For each queue, the places of frames that neither the kernel nor a ring has: of those that
     /// come, and of those to be sent.

@@ -22,6 +22,9 @@ const FRAME_BYTES_MAX: usize = 65_535 + 14;
 /// Length of the header before each frame that says what the device has yet to do.
 const OFFLOAD_BYTES: usize = 10;
 const NEEDS_CHECKSUM: u8 = 1;
+/// Places of the kind and the length of segments in it.
+const KIND_AT: usize = 1;
+const SEGMENT_AT: usize = 4;
 
 /// Passes frames between the engine and the kernel.
 pub trait Plane: Send {
@@ -95,12 +98,23 @@ impl Offload {
         self.0[0] & NEEDS_CHECKSUM != 0
     }
 
+    /// Bytes of data in each segment that the device makes of the frame; 0 if it makes none.
+    fn segment_bytes(&self) -> u16 {
+        if self.0[KIND_AT] == 0 {
+            return 0;
+        }
+        u16::from_ne_bytes([self.0[SEGMENT_AT], self.0[SEGMENT_AT + 1]])
+    }
+
     /// The header of the frame once it has passed the engine.
     fn after(&self, frame: &Frame) -> [u8; OFFLOAD_BYTES] {
         let mut header = self.0;
         header[0] &= NEEDS_CHECKSUM;
         if !frame.partial {
             header[0] = 0;
+        }
+        if frame.segment_bytes == 0 {
+            header[KIND_AT..SEGMENT_AT + 2].fill(0);
         }
         header
     }
@@ -139,6 +153,7 @@ impl Reader {
         frame.bytes.extend_from_slice(bytes);
         frame.port = port;
         frame.partial = offload.is_partial();
+        frame.segment_bytes = offload.segment_bytes();
         Ok(Some(offload))
     }
 }

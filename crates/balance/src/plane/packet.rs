@@ -52,7 +52,10 @@ impl Plane for PacketPlane {
     }
 
     fn ports(&self) -> Vec<Port> {
-        let port = |one: &sys::PacketSocket| Port { mac: Some(one.mac) };
+        let port = |one: &sys::PacketSocket| Port {
+            mac: Some(one.mac),
+            mtu: None,
+        };
         self.sockets.iter().map(port).collect()
     }
 

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
 
-/// What decides whether a frame is the balancer's.
+/// The ends of packets by which a frame is the balancer's or not.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wanted {
     /// Addresses of services and sources: all that is sent to them.

@@ -48,6 +48,8 @@ pub(crate) struct Build {
     pub(crate) hops: u8,
     pub(crate) has_checksum: bool,
     pub(crate) partial: bool,
+    /// Says in an IPv4 header that the packet may not be split.
+    pub(crate) dont_fragment: bool,
 }
 
 impl Build {
@@ -67,6 +69,7 @@ impl Build {
             hops: 64,
             has_checksum: true,
             partial: false,
+            dont_fragment: false,
         }
     }
 
@@ -201,6 +204,7 @@ impl Build {
     fn v4(&self, payload: &[u8]) -> Vec<u8> {
         let (offset, more, id) = self.fragment.unwrap_or((0, false, 7));
         let word = (offset / 8) | if more { 0x2000 } else { 0 };
+        let word = word | if self.dont_fragment { 0x4000 } else { 0 };
         let total = 20 + payload.len() as u16;
         let mut header = vec![0x45, 0];
         header.extend_from_slice(&total.to_be_bytes());

@@ -100,6 +100,7 @@ fn partial_checksums_are_completed_or_kept_partial() {
                 bytes: there.bytes(),
                 port: 0,
                 partial: true,
+                segment_bytes: 0,
             }];
             engine.process(&mut frames, &mut Vec::new(), 0);
             let expected = there.clone().between(client, target).bytes();
@@ -135,7 +136,14 @@ fn on_ethernet(forward: Forward, vip: &str, target: &str) -> Engine {
         port: 0,
         mac: BACKEND_MAC,
     });
-    engine_with(&[rule], options(), Port { mac: Some(MAC) })
+    engine_with(
+        &[rule],
+        options(),
+        Port {
+            mac: Some(MAC),
+            mtu: None,
+        },
+    )
 }
 
 #[test]
@@ -180,7 +188,14 @@ fn direct_return_changes_hardware_addresses_alone() {
 #[test]
 fn a_backend_without_a_known_neighbour_gets_nothing() {
     let rule = service(Forward::Nat, VIP, TCP, &[BACKEND]);
-    let mut engine = engine_with(&[rule], options(), Port { mac: Some(MAC) });
+    let mut engine = engine_with(
+        &[rule],
+        options(),
+        Port {
+            mac: Some(MAC),
+            mtu: None,
+        },
+    );
     let syn = ethernet(&Build::tcp(CLIENT, VIP).flags("S").bytes(), MAC, CLIENT_MAC);
     assert_eq!(pass(&mut engine, &syn, 0), Err(Reason::NoNeighbour));
     assert_eq!(engine.sizes(), (0, 0, 0));

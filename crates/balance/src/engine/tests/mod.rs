@@ -5,6 +5,7 @@ mod bad_input;
 pub(crate) mod build;
 mod forwarding;
 mod keeping;
+mod mtu;
 
 use super::*;
 use build::{Build, address, socket};

@@ -121,7 +121,10 @@ impl Plane for XdpPlane {
     }
 
     fn ports(&self) -> Vec<Port> {
-        let port = |one: &Interface| Port { mac: Some(one.mac) };
+        let port = |one: &Interface| Port {
+            mac: Some(one.mac),
+            mtu: None,
+        };
         self.interfaces.iter().map(port).collect()
     }
 
@@ -154,7 +157,7 @@ impl Plane for XdpPlane {
                         break;
                     }
                     frame.port = port as u16;
-                    frame.partial = false;
+                    (frame.partial, frame.segment_bytes) = (false, 0);
                     self.queues.push(number);
                     frames.push(frame);
                 }

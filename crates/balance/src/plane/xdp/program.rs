@@ -470,7 +470,31 @@ fn answers(out: &mut Assembler, backends: RawFd, fragments: RawFd) {
     out.jump(JUMP_EQUAL, 7, 0, 4, Label::Answer4);
     out.jump(JUMP_EQUAL, 7, 0, 6, Label::Answer6);
     out.jump(JUMP, 0, 0, 0, Label::Pass);
+    answers_v4(out);
+    answers_v6(out);
 
+    out.label(Label::LookSource);
+    out.add(STORE_BYTE, 10, 8, BACKEND + 18, 0);
+    out.look_up(backends, BACKEND);
+    out.jump(JUMP_EQUAL, 0, 0, 0, Label::Pass);
+    out.jump(JUMP_EQUAL, 9, 0, 0, Label::Redirect);
+    // Its later fragments are taken, too. The value does not matter.
+    out.set_map(1, fragments);
+    for (register, place) in [(2, FRAGMENT), (3, KEY)] {
+        out.add(MOVE, register, 10, 0, 0);
+        out.add(ADD, register, 0, 0, place.into());
+    }
+    out.add(SET, 4, 0, 0, 0);
+    out.add(CALL, 0, 0, 0, UPDATE);
+    out.jump(JUMP, 0, 0, 0, Label::Redirect);
+    out.label(Label::LookFragment);
+    out.look_up(fragments, FRAGMENT);
+    out.jump(JUMP_EQUAL, 0, 0, 0, Label::Pass);
+    out.jump(JUMP, 0, 0, 0, Label::Redirect);
+}
+
+/// Fills in the keys of an IPv4 packet, and chooses the one that counts.
+fn answers_v4(out: &mut Assembler) {
     out.label(Label::Answer4);
     out.add(LOAD_BYTE, 5, 2, 14, 0);
     out.jump(JUMP_UNEQUAL, 5, 0, 0x45, Label::Pass);
@@ -508,8 +532,11 @@ fn answers(out: &mut Assembler, backends: RawFd, fragments: RawFd) {
     out.copy(58, 1, BACKEND);
     out.copy_half(64, BACKEND + 16);
     out.jump(JUMP, 0, 0, 0, Label::LookSource);
+}
 
-    // IPv6: the transport, or a fragment's header, follows the first header.
+/// Fills in the keys of an IPv6 packet whose transport, or a fragment's header, follows the first
+/// header.
+fn answers_v6(out: &mut Assembler) {
     out.label(Label::Answer6);
     out.need(58, Label::Pass);
     out.add(LOAD_BYTE, 8, 2, 20, 0);
@@ -537,25 +564,6 @@ fn answers(out: &mut Assembler, backends: RawFd, fragments: RawFd) {
     out.add(LOAD_BYTE, 8, 2, 68, 0);
     out.copy(86, 4, BACKEND);
     out.copy_half(104, BACKEND + 16);
-
-    out.label(Label::LookSource);
-    out.add(STORE_BYTE, 10, 8, BACKEND + 18, 0);
-    out.look_up(backends, BACKEND);
-    out.jump(JUMP_EQUAL, 0, 0, 0, Label::Pass);
-    out.jump(JUMP_EQUAL, 9, 0, 0, Label::Redirect);
-    // Its later fragments are taken, too. The value does not matter.
-    out.set_map(1, fragments);
-    for (register, place) in [(2, FRAGMENT), (3, KEY)] {
-        out.add(MOVE, register, 10, 0, 0);
-        out.add(ADD, register, 0, 0, place.into());
-    }
-    out.add(SET, 4, 0, 0, 0);
-    out.add(CALL, 0, 0, 0, UPDATE);
-    out.jump(JUMP, 0, 0, 0, Label::Redirect);
-    out.label(Label::LookFragment);
-    out.look_up(fragments, FRAGMENT);
-    out.jump(JUMP_EQUAL, 0, 0, 0, Label::Pass);
-    out.jump(JUMP, 0, 0, 0, Label::Redirect);
 }
 
 #[cfg(test)]
@@ -673,86 +681,111 @@ mod tests {
             return;
         };
         maps.change(&Wanted::default(), &wanted()).expect("changed");
-        let check = |what: &str, bytes: &[u8], is_taken: bool| {
-            let verdict = try_on(&program, bytes).expect("runs");
-            let expected = if is_taken { TAKEN } else { PASS as u32 };
-            assert_eq!(verdict, expected, "{what}: {bytes:02x?}");
-        };
         for hosts in &HOSTS {
-            let Hosts {
-                vip,
-                balancer,
-                backend,
-                shell,
-                client,
-                router,
-                unreachable,
-            } = *hosts;
-            for (what, from, to, is_taken) in [
-                ("to the service", client, vip, true),
-                ("an answer", backend, client, true),
-                ("of a health check", backend, balancer, false),
-                ("a shell's, to the balancer", shell, balancer, false),
-                ("a shell's, to a client", shell, client, false),
-                ("between others", client, router, false),
-                ("to the backend itself", client, backend, false),
-            ] {
-                for build in [Build::tcp(from, to), Build::udp(from, to).data(&[1])] {
-                    check(what, &frame(MAC, &build.bytes()), is_taken);
-                    let group = is_taken && to == vip;
-                    check(what, &frame(GROUP, &build.bytes()), group);
-                }
+            packets(&program, hosts);
+            errors(&program, hosts);
+            fragments(&program, hosts);
+        }
+    }
+
+    fn check(program: &OwnedFd, what: &str, bytes: &[u8], is_taken: bool) {
+        let verdict = try_on(program, bytes).expect("runs");
+        let expected = if is_taken { TAKEN } else { PASS as u32 };
+        assert_eq!(verdict, expected, "{what}: {bytes:02x?}");
+    }
+
+    fn packets(program: &OwnedFd, hosts: &Hosts) {
+        let Hosts {
+            vip,
+            balancer,
+            backend,
+            shell,
+            client,
+            router,
+            ..
+        } = *hosts;
+        for (what, from, to, is_taken) in [
+            ("to the service", client, vip, true),
+            ("an answer", backend, client, true),
+            ("of a health check", backend, balancer, false),
+            ("a shell's, to the balancer", shell, balancer, false),
+            ("a shell's, to a client", shell, client, false),
+            ("between others", client, router, false),
+            ("to the backend itself", client, backend, false),
+        ] {
+            for build in [Build::tcp(from, to), Build::udp(from, to).data(&[1])] {
+                check(program, what, &frame(MAC, &build.bytes()), is_taken);
+                let group = is_taken && to == vip;
+                check(program, what, &frame(GROUP, &build.bytes()), group);
             }
-            let other = Build::new(backend, client, 132).raw(132, vec![0; 20]);
-            check(
-                "of a protocol that is no service's",
-                &frame(MAC, &other.bytes()),
-                false,
-            );
-            // Errors about packets to backends; the outer addresses do not matter.
-            let there = Build::tcp(client, backend).bytes();
-            let elsewhere = Build::tcp(client, shell).bytes();
-            for (what, from, to, about, is_taken) in [
-                ("an error of a router's", router, client, &there, true),
-                ("an error of the backend's", shell, client, &there, true),
-                ("an error about a shell", router, client, &elsewhere, false),
-                ("an error to the balancer", router, balancer, &there, false),
-                ("an error to the service", client, vip, &elsewhere, true),
-            ] {
-                let bytes = error(from, to, unreachable, about);
-                check(what, &frame(MAC, &bytes), is_taken);
-            }
-            let echo = if unreachable == 3 { 8 } else { 128 };
-            check(
-                "an echo",
-                &frame(MAC, &error(router, client, echo, &there)),
-                false,
-            );
-            // Later fragments follow the first one.
-            let long = Build::udp(backend, client).data(&[7; 100]);
-            let later = |id| frame(MAC, &long.piece(16, 108, id));
-            check("a fragment without a first", &later(1), false);
-            check("a first fragment", &frame(MAC, &long.piece(0, 16, 1)), true);
-            check("a later fragment", &later(1), true);
-            check("a fragment of another packet", &later(2), false);
-            let others = Build::udp(shell, client).data(&[7; 100]);
-            check("a shell's", &frame(MAC, &others.piece(0, 16, 3)), false);
-            check("a shell's", &frame(MAC, &others.piece(16, 108, 3)), false);
-            // Cut anywhere, it is nobody's but the kernel's until it is a whole.
-            for packet in [
-                &Build::tcp(backend, client).bytes(),
-                &error(router, client, unreachable, &there),
-            ] {
-                let whole = frame(MAC, packet);
-                for end in 14..whole.len() {
-                    try_on(&program, &whole[..end]).expect("runs");
-                }
-                check(
-                    "cut before its ports",
-                    &whole[..if unreachable == 3 { 34 } else { 54 }],
-                    false,
-                );
-            }
+        }
+        let other = Build::new(backend, client, 132).raw(132, vec![0; 20]);
+        check(
+            program,
+            "of no service's protocol",
+            &frame(MAC, &other.bytes()),
+            false,
+        );
+        let whole = frame(MAC, &Build::tcp(backend, client).bytes());
+        for end in 14..whole.len() {
+            let is_taken = end >= if hosts.unreachable == 3 { 36 } else { 58 };
+            check(program, "cut", &whole[..end], is_taken);
+        }
+    }
+
+    /// Errors about packets to backends are taken; the outer addresses do not matter.
+    fn errors(program: &OwnedFd, hosts: &Hosts) {
+        let Hosts {
+            vip,
+            balancer,
+            backend,
+            shell,
+            client,
+            router,
+            unreachable,
+        } = *hosts;
+        let there = Build::tcp(client, backend).bytes();
+        let elsewhere = Build::tcp(client, shell).bytes();
+        for (what, from, to, about, is_taken) in [
+            ("an error of a router's", router, client, &there, true),
+            ("an error of the backend's", shell, client, &there, true),
+            ("an error about a shell", router, client, &elsewhere, false),
+            ("an error to the balancer", router, balancer, &there, false),
+            ("an error to the service", client, vip, &elsewhere, true),
+        ] {
+            let bytes = error(from, to, unreachable, about);
+            check(program, what, &frame(MAC, &bytes), is_taken);
+        }
+        let echo = if unreachable == 3 { 8 } else { 128 };
+        check(
+            program,
+            "an echo",
+            &frame(MAC, &error(router, client, echo, &there)),
+            false,
+        );
+        let whole = frame(MAC, &error(router, client, unreachable, &there));
+        let end = if unreachable == 3 { 66 } else { 106 };
+        check(program, "cut after the ports", &whole[..end], true);
+        check(program, "cut before the ports", &whole[..end - 1], false);
+    }
+
+    /// Later fragments follow the first one.
+    fn fragments(program: &OwnedFd, hosts: &Hosts) {
+        let long = Build::udp(hosts.backend, hosts.client).data(&[7; 100]);
+        let later = |id| frame(MAC, &long.piece(16, 108, id));
+        check(program, "a fragment without a first", &later(1), false);
+        check(
+            program,
+            "a first fragment",
+            &frame(MAC, &long.piece(0, 16, 1)),
+            true,
+        );
+        check(program, "a later fragment", &later(1), true);
+        check(program, "a fragment of another packet", &later(2), false);
+        let others = Build::udp(hosts.shell, hosts.client).data(&[7; 100]);
+        for (begin, end) in [(0, 16), (16, 108)] {
+            let piece = frame(MAC, &others.piece(begin, end, 3));
+            check(program, "a shell's", &piece, false);
         }
     }
 
