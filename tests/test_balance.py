@@ -352,9 +352,9 @@ def serve(net: Net, host: str, kind: str, address: str) -> None:
     assert server.stdout.readline() == "ready\n"
 
 
-def ask(net: Net, kind: str, address: str, count: int) -> dict[str, Any]:
+def ask(net: Net, kind: str, address: str, count: int, client: str = CLIENTS[0]) -> dict[str, Any]:
     command = [sys.executable, TEST_PROGRAMS / "transfers.py", kind, address, str(ECHO_PORT), str(count)]
-    out, _ = net.start(CLIENTS[0], *command, stdout=subprocess.PIPE).communicate(timeout=60)
+    out, _ = net.start(client, *command, stdout=subprocess.PIPE).communicate(timeout=60)
     report: dict[str, Any] = json.loads(out)
     return report
 

@@ -11,9 +11,11 @@
 //! - [`engine`] decides and does no I/O: frames and the time are arguments.
 //! - [`plane`] passes frames between it and the kernel.
 //! - [`control`] runs both: configuration, commands, health checks, metrics.
+//! - [`replay`] passes a capture through an engine.
 
 pub mod config;
 pub mod control;
 pub mod engine;
 mod neighbours;
 pub mod plane;
+pub mod replay;

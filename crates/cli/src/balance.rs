@@ -4,7 +4,7 @@ use std::{
     env,
     fmt::Write as _,
     fs::File,
-    io::{BufReader, IsTerminal as _},
+    io::{BufReader, BufWriter, IsTerminal as _},
     path::{Path, PathBuf},
     process::ExitCode,
     time::{Duration, Instant},
@@ -17,6 +17,7 @@ use outboard_balance::{
         self, BackendStatus, Flow, Start, Status,
         api::{Question, ask},
     },
+    replay::{self, Replayed},
 };
 use outboard_flow::traffic::pcap::Reader;
 use outboard_link::Endpoint;
@@ -59,6 +60,11 @@ pub(crate) fn balance(command: BalanceCommand) -> anyhow::Result<ExitCode> {
             port,
             api,
         } => explain(packet.as_deref(), pcap.as_deref(), port, &path_of(api)),
+        BalanceCommand::Replay {
+            config,
+            input,
+            output,
+        } => replay(&config, &input, &output),
         BalanceCommand::Reload { api } => {
             let () = ask(&path_of(api), &Question::Reload)?;
             Ok(ExitCode::SUCCESS)
@@ -280,6 +286,31 @@ fn explain(
         writeln!(out, "{prefix}{}", steps.join("\n  "))?;
     }
     print(out.as_bytes())
+}
+
+/// Passes a capture through a balancer of a file that runs nowhere else.
+fn replay(config: &Path, input: &Path, output: &Path) -> anyhow::Result<ExitCode> {
+    let config = Config::read(config)?;
+    let name = |path: &Path| path.display().to_string();
+    let frames = BufReader::new(File::open(input).with_context(|| name(input))?);
+    let is_same = output.exists() && input.canonicalize()? == output.canonicalize()?;
+    anyhow::ensure!(!is_same, "{} would be overwritten", name(input));
+    let out = BufWriter::new(File::create(output).with_context(|| name(output))?);
+    let mut replayed = Replayed::default();
+    let done = replay::replay(&config, frames, out, &mut replayed);
+    let mut text = format!(
+        "{} frames read, {} sent, {} connections opened\n",
+        replayed.read, replayed.sent, replayed.opened
+    );
+    if replayed.other > 0 {
+        writeln!(text, "left out {:>9} neither IPv4 nor IPv6", replayed.other)?;
+    }
+    for (reason, count) in &replayed.dropped {
+        writeln!(text, "dropped {count:>10} {}", reason.label())?;
+    }
+    let printed = print(text.as_bytes())?;
+    done.with_context(|| name(input))?;
+    Ok(printed)
 }
 
 /// Reads hexadecimal digits, with blanks and colons between bytes.

@@ -15,6 +15,7 @@ Examples:
   outboard balance drain 203.0.113.1:4833            no new clients; those that are there stay
   outboard balance drain 203.0.113.1:4833 --end
   outboard balance explain --pcap capture.pcap       where its frames would go now, and why
+  outboard balance replay balance.toml in.pcap out.pcap
   outboard balance reload                            read the file again, as SIGHUP does
 
 docs/balance.md describes the file.")]
@@ -90,6 +91,18 @@ pub(crate) enum BalanceCommand {
         port: u16,
         #[command(flatten)]
         api: ApiArgs,
+    },
+    /// Pass a capture through a balancer, by the capture's clock, and write what comes out
+    Replay {
+        /// Configuration file
+        #[arg(value_name = "FILE")]
+        config: PathBuf,
+        /// Capture of Ethernet frames (pcap)
+        #[arg(value_name = "IN.pcap")]
+        input: PathBuf,
+        /// Capture that is written
+        #[arg(value_name = "OUT.pcap")]
+        output: PathBuf,
     },
     /// Have the configuration file read again: whole, or not at all
     Reload {

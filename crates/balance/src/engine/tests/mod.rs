@@ -6,6 +6,7 @@ pub(crate) mod build;
 mod forwarding;
 mod keeping;
 mod mtu;
+mod simulated;
 
 use super::*;
 use build::{Build, address, socket};

@@ -1,0 +1,157 @@
+"""Data planes of the balancer between real hosts: NAT over AF_XDP, and paths with a smaller MTU."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from test_balance import (
+    BALANCER,
+    CLIENTS,
+    ECHO_PORT,
+    SERVERS,
+    VIP,
+    Balancer,
+    Net,
+    ask,
+    can_unshare,
+    has_program,
+    serve,
+)
+
+pytestmark = pytest.mark.skipif(not can_unshare, reason="needs ip, nsenter and user namespaces")
+
+CLIENT, CLIENT_6, VIP_6 = "198.51.100.1", "2001:db8:1::1", "2001:db8::10"
+SERVERS_6 = ["2001:db8::2", "2001:db8::3"]
+BALANCER_6 = "2001:db8::1"
+
+
+@pytest.fixture
+def root_net() -> Iterator[Net]:
+    if os.geteuid() != 0:
+        pytest.skip("XDP programs are loaded by root")
+    with contextlib.ExitStack() as stack:
+        net = Net(stack, as_root=True)
+        for host in [BALANCER, *SERVERS, CLIENTS[0]]:
+            net.add(host)
+        yield net
+
+
+def nat(name: str, vip: str, backends: list[str], rest: str) -> str:
+    ends = ", ".join(f'{{ address = "{one}:{ECHO_PORT}" }}' for one in backends)
+    return (
+        f'[[service]]\nname = "{name}"\naddress = "{vip}:{ECHO_PORT}"\nforward = "nat"\n'
+        f'check = {{ kind = "tcp", interval_ms = 200 }}\n{rest}\nbackend = [{ends}]\n'
+    )
+
+
+def test_nat_over_af_xdp(root_net: Net, tmp_path: Path) -> None:
+    """Answers have the client's address as destination and still come to the balancer, from two queues, in fragments
+    and over IPv6; the answers to its health checks, and what backends send it otherwise, go to its kernel."""
+    net = root_net
+    for number, host in enumerate([BALANCER, *SERVERS], 1):
+        net.sh(net.hosts[host], f"ip addr add 2001:db8::{number}/64 dev eth0 nodad")
+    for host, host_6 in zip(SERVERS, SERVERS_6, strict=True):
+        gateways = f"ip route add default via {BALANCER}; ip -6 route add default via {BALANCER_6}"
+        net.sh(net.hosts[host], gateways)
+        serve(net, host, "serve", host)
+        serve(net, host, "serve-datagrams", host)
+        serve(net, host, "serve", host_6)
+    serve(net, BALANCER, "serve", BALANCER)
+    net.sh(
+        net.hosts[CLIENTS[0]],
+        f"ip addr add {CLIENT}/32 dev eth0; ip route add {VIP} dev eth0 src {CLIENT};"
+        f"ip addr add {CLIENT_6}/128 dev eth0 nodad; ip route add {VIP_6} dev eth0 src {CLIENT_6}",
+    )
+    config = (
+        '[plane]\nkind = "xdp"\ninterfaces = ["eth0"]\n'
+        + nat("echo", VIP, SERVERS, "")
+        + nat("datagrams", VIP, SERVERS, 'protocol = "udp"')
+        + nat("six", f"[{VIP_6}]", [f"[{one}]" for one in SERVERS_6], "")
+    )
+    balancer = Balancer(net, tmp_path, config)
+    assert has_program(net)
+    assert "queues=2" in balancer.log.read_text()
+
+    def are_up() -> bool:
+        return all(one["is_up"] for service in range(3) for one in balancer.backends(service).values())
+
+    for kind, vip, servers, count in [
+        ("transfer", VIP, SERVERS, 60),
+        ("ask", VIP, SERVERS, 60),
+        ("transfer", VIP_6, SERVERS_6, 60),
+    ]:
+        report = ask(net, kind, vip, count)
+        assert report["results"] == {"right": count}, f"{vip}: {report}\n{balancer.status()}"
+        assert set(report["servers"]) == set(servers)
+    assert are_up(), f"answers to health checks go to the kernel: {balancer.status()}"
+    status = balancer.status()
+    assert status["fragments"] >= 20 * 4 * 2
+    assert status["packets"][1] > 1000, "answers pass the balancer"
+    flows = json.loads(balancer.command("flows", "--json"))
+    clients = {flow["client"].rsplit(":", 1)[0] for flow in flows}
+    assert clients == {CLIENT, f"[{CLIENT_6}]"}
+    # What a backend sends to the machine itself, from other ports, is the kernel's as before.
+    packets = sum(balancer.status()["packets"])
+    report = ask(net, "transfer", BALANCER, 10, SERVERS[0])
+    assert report["results"] == {"right": 10}, report
+    assert sum(balancer.status()["packets"]) - packets < 20
+    balancer.stop()
+    assert not has_program(net)
+
+
+BACK, SERVER, BACK_SOURCE = "203.0.113.1", "203.0.113.2", "203.0.113.20"
+NARROW = 1300
+
+
+@pytest.fixture
+def narrow_net() -> Iterator[Net]:
+    """The balancer between two networks: the client on a switch, and a server at the other interface."""
+    with contextlib.ExitStack() as stack:
+        net = Net(stack)
+        for host in [BALANCER, CLIENTS[0]]:
+            net.add(host)
+        server = net.hosts[SERVER] = net.hold(*net.inside(net.switch), "unshare", "-n")
+        net.sh(
+            net.hosts[BALANCER],
+            f"ip link add eth1 type veth peer name eth0 netns {server}; ip addr add {BACK}/24 dev eth1;"
+            "ip link set eth1 up",
+        )
+        net.sh(
+            server,
+            f"ip link set lo up; ip addr add {SERVER}/24 dev eth0; ip link set eth0 up;ip route add default via {BACK}",
+        )
+        yield net
+
+
+@pytest.mark.parametrize(("forward", "narrow"), [("nat", SERVER), ("full-nat", SERVER), ("nat", CLIENTS[0])])
+def test_a_smaller_mtu_behind_the_balancer(narrow_net: Net, tmp_path: Path, forward: str, narrow: str) -> None:
+    """The host on a link of 1,300 bytes announces segments for 1,500, as if that link were further away: its peer
+    learns the MTU from the balancer alone."""
+    net = narrow_net
+    interface = "eth1" if narrow == SERVER else "eth0"
+    net.sh(net.hosts[BALANCER], f"ip link set {interface} mtu {NARROW}")
+    routes = [f"{narrow.rsplit('.', 1)[0]}.0/24"] + ([f"default via {BACK}"] if narrow == SERVER else [])
+    for route in routes:
+        net.sh(net.hosts[narrow], f"ip link set eth0 mtu {NARROW}; ip route replace {route} dev eth0 advmss 1460")
+    serve(net, SERVER, "serve", SERVER)
+    sources = f'sources = ["{BACK_SOURCE}"]\n' if forward == "full-nat" else ""
+    config = (
+        '[plane]\ninterfaces = ["eth0", "eth1"]\n'
+        f'[[service]]\nname = "echo"\naddress = "{VIP}:{ECHO_PORT}"\nforward = "{forward}"\n{sources}'
+        'check = { kind = "tcp", interval_ms = 200 }\n'
+        f'backend = [{{ address = "{SERVER}:{ECHO_PORT}" }}]\n'
+    )
+    balancer = Balancer(net, tmp_path, config)
+    # 100,000 bytes each way in each.
+    report = ask(net, "transfer", VIP, 10)
+    assert report["results"] == {"right": 10}, f"{report}\n{balancer.status()}"
+    dropped = balancer.status()["dropped"]
+    assert dropped.get("too_long", 0) > 0, dropped
+    assert "unsent" not in dropped, dropped
+    balancer.stop()
