@@ -19,8 +19,8 @@ use super::{
 use crate::{
     context::Context,
     state::{
-        Contexts, Driver, HostMemory, Kernel, PARAM_BYTES_MAX, StreamRef, driver, pop_context,
-        push_context,
+        Contexts, Driver, HostMemory, Kernel, PARAM_BYTES_MAX, PrivateBounds, StreamRef, driver,
+        pop_context, push_context,
     },
     thread,
 };
@@ -93,6 +93,72 @@ impl<'k> Arguments<'k> {
             Err(_) => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
         }
     }
+
+    /// Returns whether the arguments may name an address within `bounds`.
+    #[inline(always)]
+    fn may_name(&self, bounds: PrivateBounds) -> bool {
+        match self.given {
+            // SAFETY: one pointer for each parameter, each NULL or to an argument of the
+            // parameter's size, as the contract of `new` says.
+            Given::Each(first) => unsafe { any_may_name(&self.kernel.params, first, bounds) },
+            Given::Packed(..) => true,
+        }
+    }
+}
+
+/// Returns whether an aligned word of the packed arguments may be an address within `bounds`, and
+/// true if only packing can tell. Two arguments of four bytes may be one word; shorter ones are
+/// not joined.
+///
+/// # Safety
+/// `next` must have a pointer for each of `params`, which are offsets and sizes, and each pointer
+/// must be NULL or have as many bytes as that size.
+#[inline(always)]
+unsafe fn any_may_name(
+    params: &[(u32, u32)],
+    mut next: *const *const u8,
+    bounds: PrivateBounds,
+) -> bool {
+    let (mut low, mut low_end) = (0, 0);
+    for &(offset, size) in params {
+        let (mut at, end) = (offset, offset + size);
+        // SAFETY: one pointer for each parameter.
+        let mut argument = unsafe { *next };
+        // SAFETY: as above; at most one past the last.
+        next = unsafe { next.add(1) };
+        if argument.is_null() || size > 4 && !at.is_multiple_of(4) {
+            return true;
+        }
+        // Most arguments are pointers.
+        if at.is_multiple_of(8) && size == 8 {
+            // SAFETY: the argument has this size.
+            if bounds.may_contain(unsafe { argument.cast::<u64>().read_unaligned() }) {
+                return true;
+            }
+            continue;
+        }
+        // SAFETY: the argument has `end - at` bytes left, of which each step reads at most those.
+        unsafe {
+            if size >= 4 && !at.is_multiple_of(8) {
+                let high = u64::from(argument.cast::<u32>().read_unaligned());
+                if low_end == at && bounds.may_contain(high << 32 | low) {
+                    return true;
+                }
+                (argument, at) = (argument.add(4), at + 4);
+            }
+            while end - at >= 8 {
+                if bounds.may_contain(argument.cast::<u64>().read_unaligned()) {
+                    return true;
+                }
+                (argument, at) = (argument.add(8), at + 8);
+            }
+            if end - at >= 4 {
+                low = u64::from(argument.cast::<u32>().read_unaligned());
+                low_end = at + 4;
+            }
+        }
+    }
+    false
 }
 
 impl Content for Arguments<'_> {
@@ -310,7 +376,9 @@ impl Driver {
             return Err(self.refused(stream, error));
         }
         self.keep_pace(stream)?;
-        if HostMemory::any_private() {
+        if HostMemory::any_private()
+            && (self.has_mirrors() || arguments.may_name(HostMemory::private_bounds()))
+        {
             return self.launch_visible(arguments, shape, stream, attributes);
         }
         let message = launch_message(kernel, shape, stream, attributes, arguments);
@@ -547,5 +615,85 @@ mod tests {
         assert_eq!(clusters([3, 1, 1]), refused);
         let other = check(CU_LAUNCH_ATTRIBUTE_PRIORITY, [3, 0, 0], [4, 1, 1]);
         assert_eq!(other, Ok(()));
+    }
+
+    /// Packs arguments of these sizes, each at its offset, and lists the aligned words.
+    fn words_of(params: &[(u32, u32)], arguments: &[Vec<u8>]) -> Vec<u64> {
+        let end = params.iter().map(|(offset, size)| offset + size).max();
+        let mut packed = vec![0; end.unwrap_or(0) as usize];
+        for ((offset, size), argument) in params.iter().zip(arguments) {
+            packed[*offset as usize..(offset + size) as usize].copy_from_slice(argument);
+        }
+        let words = packed.as_chunks::<8>().0.iter();
+        words.map(|word| u64::from_le_bytes(*word)).collect()
+    }
+
+    /// Parameters as a compiler lays them out, whose alignments are at least four.
+    fn some_params(random: &mut impl FnMut(u32) -> u32) -> Vec<(u32, u32)> {
+        let mut at = 0u32;
+        let sizes = [4, 4, 8, 8, 12, 16, 20, 24, 36, 40];
+        let param = |_| {
+            let size = sizes[random(sizes.len() as u32) as usize];
+            let align = if size % 8 == 0 && random(4) > 0 { 8 } else { 4 };
+            let offset = at.next_multiple_of(align);
+            at = offset + size;
+            (offset, size)
+        };
+        (0..6).map(param).collect()
+    }
+
+    #[test]
+    fn arguments_are_looked_at_as_if_they_were_packed() {
+        let mut seed = 1u64;
+        let mut random = |below: u32| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            ((seed >> 33) as u32) % below
+        };
+        let bounds = PrivateBounds::of(0x3800_0000_0000, 0x10_0000);
+        let (mut named, mut unnamed) = (0, 0);
+        for _ in 0..20_000 {
+            let params = some_params(&mut random);
+            let mut argument = |size: u32| (0..size).map(|_| random(256) as u8).collect();
+            let mut arguments: Vec<Vec<u8>> = params.iter().map(|p| argument(p.1)).collect();
+            if random(2) == 0 {
+                put_address(&params, &mut arguments, &mut random);
+            }
+            let pointers: Vec<_> = arguments.iter().map(|a| a.as_ptr()).collect();
+            let expected = words_of(&params, &arguments)
+                .iter()
+                .any(|word| bounds.may_contain(*word));
+            // SAFETY: a pointer for each parameter, each to an argument of its size.
+            let found = unsafe { any_may_name(&params, pointers.as_ptr(), bounds) };
+            assert_eq!(found, expected, "{params:?}");
+            *(if found { &mut named } else { &mut unnamed }) += 1;
+        }
+        assert!(named > 5_000 && unnamed > 5_000, "{named} {unnamed}");
+    }
+
+    /// Writes an address within the bounds at a random word, which may be parts of two arguments.
+    fn put_address(
+        params: &[(u32, u32)],
+        arguments: &mut [Vec<u8>],
+        random: &mut impl FnMut(u32) -> u32,
+    ) {
+        let end = params.iter().map(|(offset, size)| offset + size).max();
+        let word = random(end.unwrap_or(8) / 8) * 8;
+        let address = (0x3800_0000_0000 + u64::from(random(0x10_0000))).to_le_bytes();
+        for ((offset, size), argument) in params.iter().zip(arguments) {
+            for (at, byte) in (word..).zip(address) {
+                if (*offset..offset + size).contains(&at) {
+                    argument[(at - offset) as usize] = byte;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_missing_argument_is_left_to_packing() {
+        let bounds = PrivateBounds::of(0x3800_0000_0000, 0x1000);
+        let value = 1u64;
+        let pointers = [(&raw const value).cast::<u8>(), std::ptr::null()];
+        // SAFETY: a pointer for each parameter, or NULL.
+        assert!(unsafe { any_may_name(&[(0, 8), (8, 8)], pointers.as_ptr(), bounds) });
     }
 }

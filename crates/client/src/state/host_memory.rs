@@ -137,6 +137,25 @@ pub(crate) struct HostMemory {
 static PRIVATE_START: AtomicU64 = AtomicU64::new(0);
 static PRIVATE_END: AtomicU64 = AtomicU64::new(0);
 
+/// First address and length of what contains all host memory that the server does not map.
+#[derive(Clone, Copy)]
+pub(crate) struct PrivateBounds {
+    start: u64,
+    bytes: u64,
+}
+
+impl PrivateBounds {
+    #[cfg(test)]
+    pub(crate) fn of(start: u64, bytes: u64) -> PrivateBounds {
+        PrivateBounds { start, bytes }
+    }
+
+    #[inline(always)]
+    pub(crate) fn may_contain(self, address: u64) -> bool {
+        address.wrapping_sub(self.start) < self.bytes
+    }
+}
+
 impl HostMemory {
     /// `first` is the number below which no range of the server has its number. The ranges of each
     /// server begin at a place of their own, so that one server's are not in the way of another's.
@@ -161,14 +180,24 @@ impl HostMemory {
         PRIVATE_END.load(Ordering::Acquire) > 0
     }
 
+    /// Returns the bounds of the host memory that the server does not map.
+    #[inline]
+    pub(crate) fn private_bounds() -> PrivateBounds {
+        let end = PRIVATE_END.load(Ordering::Acquire);
+        let start = PRIVATE_START.load(Ordering::Acquire);
+        PrivateBounds {
+            start,
+            bytes: end.saturating_sub(start),
+        }
+    }
+
     /// Returns the arguments that may point to host memory that the server does not map.
     #[inline]
     pub(crate) fn may_name_private(params: &[u8]) -> impl Iterator<Item = u64> {
-        let end = PRIVATE_END.load(Ordering::Acquire);
-        let start = PRIVATE_START.load(Ordering::Acquire);
+        let bounds = HostMemory::private_bounds();
         let words = params.as_chunks::<8>().0.iter();
         let words = words.map(|word| u64::from_le_bytes(*word));
-        words.filter(move |word| word.wrapping_sub(start) < end.saturating_sub(start))
+        words.filter(move |word| bounds.may_contain(*word))
     }
 
     fn bound_private(&self) {

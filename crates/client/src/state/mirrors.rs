@@ -311,10 +311,15 @@ impl Driver {
         }
     }
 
+    #[inline]
+    pub(crate) fn has_mirrors(&self) -> bool {
+        self.mirrors.count.load(Ordering::Acquire) > 0
+    }
+
     /// Updates mirrors, before work that may read them.
     #[inline]
     pub(crate) fn push_visible(&self) -> Result<(), CUresult> {
-        if self.mirrors.count.load(Ordering::Acquire) > 0 {
+        if self.has_mirrors() {
             return self.push_written();
         }
         Ok(())

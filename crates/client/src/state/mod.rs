@@ -68,7 +68,7 @@ pub(crate) use self::{
     graphs::{AllocParams, Graphs, KernelRecord, MemOpsRecord, NodeRecord},
     handles::{HandleKind, Handles},
     host_functions::HostCall,
-    host_memory::HostMemory,
+    host_memory::{HostMemory, PrivateBounds},
     host_writes::HostWrites,
     jit::Jit,
     libraries::{Global, Kernel, Libraries, Library, PARAM_BYTES_MAX, Places, mint_library},
