@@ -130,6 +130,7 @@ pub(super) struct Connections {
     rows: Rows,
     wheel: Wheel,
     max: usize,
+    secrets: [Secret; 2],
 }
 
 struct Rows {
@@ -180,17 +181,23 @@ impl Rows {
     }
 }
 
+/// Entries of a table for so many connections: two keys each, and room that it needs to place them.
+fn flows_of(connections: usize) -> usize {
+    connections * 2 + connections / 2 + 64
+}
+
 impl Connections {
     pub(super) fn new(
         max: usize,
-        [v4, v6]: [Secret; 2],
+        secrets: [Secret; 2],
         now_ms: u64,
     ) -> Result<Connections, OutOfMemory> {
         let max = max.clamp(1, 1 << 28);
-        // Two keys a connection, and room that a table needs to place them.
-        let flows = max * 2 + max / 2 + 64;
+        let flows = flows_of(max);
         let first = flows.min(FLOWS_AT_FIRST);
+        let [v4, v6] = secrets.clone();
         Ok(Connections {
+            secrets,
             rows: Rows {
                 v4: Growing::new(first, flows, v4)?,
                 v6: Growing::new(first, flows, v6)?,
@@ -200,6 +207,27 @@ impl Connections {
             wheel: Wheel::new(max, TICKS, now_ms / TICK_MS)?,
             max,
         })
+    }
+
+    /// Makes room for so many connections of both versions of IP at once: a table that grows
+    /// meanwhile may refuse some of them. Does nothing if there are connections, or no memory.
+    pub(super) fn reserve(&mut self, [v4, v6]: [usize; 2]) {
+        let max = flows_of(self.max);
+        let larger = |count: usize| Some(flows_of(count)).filter(|flows| *flows > FLOWS_AT_FIRST);
+        if self.len() > 0 {
+            return;
+        }
+        let [secret_v4, secret_v6] = &self.secrets;
+        if let Some(flows) = larger(v4)
+            && let Ok(table) = Growing::new(flows.min(max), max, secret_v4.clone())
+        {
+            self.rows.v4 = table;
+        }
+        if let Some(flows) = larger(v6)
+            && let Ok(table) = Growing::new(flows.min(max), max, secret_v6.clone())
+        {
+            self.rows.v6 = table;
+        }
     }
 
     pub(super) fn len(&self) -> usize {

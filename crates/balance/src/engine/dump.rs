@@ -89,6 +89,15 @@ impl Engine {
         let saved: Vec<Saved> =
             postcard::from_bytes(document).map_err(|_| RestoreError::Damaged)?;
         let count = saved.len();
+        let number = |is_half_open: bool, is_v6: bool| {
+            let fits = |one: &&Saved| {
+                one.phase.is_half_open() == is_half_open && one.client.is_ipv6() == is_v6
+            };
+            saved.iter().filter(fits).count()
+        };
+        let both = |is_half_open| [number(is_half_open, false), number(is_half_open, true)];
+        self.open.reserve(both(false));
+        self.half_open.reserve(both(true));
         let restored = saved
             .into_iter()
             .filter(|one| self.restore_one(one).is_some())

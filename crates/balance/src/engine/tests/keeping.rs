@@ -431,6 +431,35 @@ fn a_dump_restores_every_connection_and_a_broken_one_is_refused() {
     }
 }
 
+/// Tables grow while memory for them is found, and refuse when they are full meanwhile: all of a
+/// dump come at once, so its tables have their size beforehand.
+#[test]
+fn a_dump_of_many_connections_is_restored_whole() {
+    const COUNT: usize = 40_000;
+    let rule = nat(&BACKENDS);
+    let mut options = options();
+    options.half_open_max = COUNT;
+    let new = || {
+        engine_with(
+            std::slice::from_ref(&rule),
+            options.clone(),
+            Port::default(),
+        )
+    };
+    let mut old = new();
+    for number in 0..COUNT {
+        let syn = Build::tcp(&client(number), VIP).flags("S").bytes();
+        while pass(&mut old, &syn, 0) == Err(Reason::TableFull) {
+            std::thread::yield_now();
+        }
+    }
+    assert_eq!(old.sizes(), (0, COUNT, 0));
+    let dump = old.dump();
+    for _ in 0..5 {
+        assert_eq!(new().restore(&dump), Ok((COUNT, 0)));
+    }
+}
+
 /// Two balancers that share the configuration alone send new connections to the same backends,
 /// and adopt each other's.
 #[test]
