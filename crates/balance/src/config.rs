@@ -17,11 +17,8 @@ pub const CONNECTIONS_MAX: usize = 64 << 20;
 /// Why a configuration is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    #[error("{}: {source}", path.display())]
-    Read {
-        path: PathBuf,
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Read(#[from] std::io::Error),
     #[error("{0}")]
     Syntax(#[from] toml::de::Error),
     #[error("service {service}: {what}")]
@@ -56,6 +53,9 @@ struct File {
     api: Option<PathBuf>,
     /// Address for metrics over HTTP.
     metrics: Option<SocketAddr>,
+    /// Address for commands over HTTP, for those who have the token of a file.
+    control: Option<SocketAddr>,
+    control_token: Option<PathBuf>,
     state: Option<PathBuf>,
     /// Seconds between dumps to the state file while running; 0 for none.
     #[serde(default)]
@@ -219,6 +219,8 @@ pub struct Config {
     pub timeouts: Timeouts,
     pub api: Option<PathBuf>,
     pub metrics: Option<SocketAddr>,
+    /// Address for commands over HTTP, and the file of its token.
+    pub control: Option<(SocketAddr, PathBuf)>,
     pub state: Option<PathBuf>,
     pub dump_every: Option<Duration>,
     pub hash_seed: u64,
@@ -231,18 +233,12 @@ pub struct Config {
 impl Config {
     /// Reads and checks a file.
     pub fn read(path: &Path) -> Result<Config, ConfigError> {
-        let failed = |source| ConfigError::Read {
-            path: path.to_path_buf(),
-            source,
-        };
-        let bytes = std::fs::metadata(path).map_err(failed)?.len();
+        let bytes = std::fs::metadata(path)?.len();
         if bytes > FILE_BYTES_MAX {
-            return Err(ConfigError::Value(format!(
-                "{}: {bytes} bytes, {FILE_BYTES_MAX} at most",
-                path.display()
-            )));
+            let what = format!("{bytes} bytes, {FILE_BYTES_MAX} at most");
+            return Err(ConfigError::Value(what));
         }
-        Config::parse(&std::fs::read_to_string(path).map_err(failed)?)
+        Config::parse(&std::fs::read_to_string(path)?)
     }
 
     /// Checks the text of a file.
@@ -266,12 +262,22 @@ impl Config {
             (_, 257..) => return wrong("plane: at most 256 interfaces"),
             _ => {}
         }
+        if file.control.is_some() != file.control_token.is_some() {
+            return wrong(
+                "control and control_token need each other: whoever has the token of that file \
+                 can drain and reload",
+            );
+        }
+        if file.control.is_some() && file.control == file.metrics {
+            return wrong("control and metrics need different addresses");
+        }
         let mut config = Config {
             timeouts: timeouts(&file.timeouts)?,
             plane: file.plane,
             limits: file.limits,
             api: file.api,
             metrics: file.metrics,
+            control: file.control.zip(file.control_token),
             state: file.state,
             dump_every: (file.dump_seconds > 0).then(|| Duration::from_secs(file.dump_seconds)),
             hash_seed: file.hash_seed,
@@ -299,6 +305,11 @@ impl Config {
             PlaneKind::Packet | PlaneKind::Xdp => false,
             PlaneKind::Tun => true,
         }
+    }
+
+    /// Returns the state file and the interval of dumps to it, if there are any while running.
+    pub fn dumped(&self) -> Option<(&Path, Duration)> {
+        self.state.as_deref().zip(self.dump_every)
     }
 
     fn add(&mut self, table: ServiceTable) -> Result<(), ConfigError> {
@@ -551,6 +562,11 @@ mod tests {
                 "unknown field",
             ),
             ("interval_ms = 500", "fall = 0", "rise and fall at least 1"),
+            (
+                "api =",
+                "control = \"127.0.0.1:9186\"\napi =",
+                "control and control_token need each other",
+            ),
             (
                 "interfaces = [\"eth0\"]",
                 "kind = \"packet\"",

@@ -12,11 +12,12 @@ use std::{
 
 use anyhow::Context as _;
 use outboard_balance::{
-    config::Config,
+    config::{Config, ConfigError},
     control::{
-        self, BackendStatus, Flow, Start, Status,
-        api::{Question, ask},
+        self, Api, BackendStatus, Bytes, FRAMES_MAX, Flow, Means, QUESTION_BYTES_MAX, Question,
+        Start, Status,
     },
+    engine::Phase,
     replay::{self, Replayed},
 };
 use outboard_flow::traffic::pcap::Reader;
@@ -24,12 +25,14 @@ use outboard_link::Endpoint;
 
 use crate::{
     args::{ApiArgs, BalanceCommand},
-    exit::Exit,
+    exit::WrongSettings,
     peer, print,
 };
 
-/// Frames of a capture that are explained.
-const FRAMES_MAX: usize = 1000;
+/// Bytes of frames that one command has explained. Each is two digits there.
+const EXPLAINED_BYTES_MAX: usize = QUESTION_BYTES_MAX / 4;
+/// Longest text of a token.
+const TOKEN_BYTES_MAX: u64 = 4096;
 
 pub(crate) fn balance(command: BalanceCommand) -> anyhow::Result<ExitCode> {
     match command {
@@ -37,36 +40,41 @@ pub(crate) fn balance(command: BalanceCommand) -> anyhow::Result<ExitCode> {
             config,
             take_over,
             api,
-        } => run(&config, &path_of(api), take_over),
+        } => run(&config, api, take_over),
         BalanceCommand::Check { config } => check(&config),
-        BalanceCommand::Status { api, json } => status(&path_of(api), json),
+        BalanceCommand::Status { api, json } => status(&api_of(api)?, json),
         BalanceCommand::Top {
             api,
             interval_ms,
             count,
-        } => top(&path_of(api), Duration::from_millis(interval_ms), count),
+        } => top(&api_of(api)?, Duration::from_millis(interval_ms), count),
         BalanceCommand::Drain { backend, end, api } => {
             let question = Question::Drain {
                 backend,
                 drain: !end,
             };
-            let _: usize = ask(&path_of(api), &question)?;
+            let _: usize = api_of(api)?.ask(&question)?;
             Ok(ExitCode::SUCCESS)
         }
-        BalanceCommand::Flows { api, limit, json } => flows(&path_of(api), limit, json),
+        BalanceCommand::Flows {
+            api,
+            limit,
+            phase,
+            json,
+        } => flows(&api_of(api)?, limit, phase, json),
         BalanceCommand::Explain {
             packet,
             pcap,
             port,
             api,
-        } => explain(packet.as_deref(), pcap.as_deref(), port, &path_of(api)),
+        } => explain(packet.as_deref(), pcap.as_deref(), port, api),
         BalanceCommand::Replay {
             config,
             input,
             output,
         } => replay(&config, &input, &output),
         BalanceCommand::Reload { api } => {
-            let () = ask(&path_of(api), &Question::Reload)?;
+            let () = api_of(api)?.ask(&Question::Reload)?;
             Ok(ExitCode::SUCCESS)
         }
     }
@@ -81,15 +89,44 @@ fn path_of(api: ApiArgs) -> PathBuf {
     api.api.unwrap_or_else(default)
 }
 
-fn run(config: &Path, api: &Path, take_over: bool) -> anyhow::Result<ExitCode> {
+/// Finds a running balancer: at its socket, or at its address for control.
+fn api_of(api: ApiArgs) -> anyhow::Result<Api> {
+    let token = api.api_token.clone();
+    let path = path_of(api);
+    let Some(address) = path.to_str().and_then(|text| text.strip_prefix("http://")) else {
+        return Ok(Api::Socket(path));
+    };
+    let wrong =
+        |what: &str| WrongSettings::of(&anyhow::anyhow!("--api {}: {what}", path.display()));
+    let address = address.trim_end_matches('/').parse();
+    let address = address.map_err(|_| wrong("http:// needs an IP address and a port"))?;
+    let token = token.ok_or_else(|| wrong("http:// needs --api-token"))?;
+    let token = secret(&token).map_err(anyhow::Error::msg)?;
+    Ok(Api::Http {
+        address,
+        token: token.trim().into(),
+    })
+}
+
+fn secret(file: &Path) -> Result<String, String> {
+    outboard_trust::read_secret(file, TOKEN_BYTES_MAX).map_err(|error| error.to_string())
+}
+
+fn run(config: &Path, api: ApiArgs, take_over: bool) -> anyhow::Result<ExitCode> {
     let start = if take_over {
         Start::TakeOver
     } else {
         Start::Anew
     };
-    control::run(config, api, start, greet, |interfaces| {
+    let means = Means { greet, secret };
+    let ran = control::run(config, &path_of(api), start, means, |interfaces| {
         println!("balancing on {}", interfaces.join(", "));
-    })?;
+    });
+    match ran {
+        // Exit code 2, as for other settings: nothing was done.
+        Err(control::RunError::Config(error)) => return Err(wrong_settings(config, &error).into()),
+        ran => ran?,
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -100,20 +137,17 @@ fn greet(url: &str, _timeout: Duration) -> Result<(), String> {
 }
 
 fn check(config: &Path) -> anyhow::Result<ExitCode> {
-    match Config::read(config) {
-        Ok(config) => {
-            let backends: usize = config.services.iter().map(|one| one.backends.len()).sum();
-            println!(
-                "right: {} services, {backends} backends",
-                config.services.len()
-            );
-            Ok(ExitCode::SUCCESS)
-        }
-        Err(error) => {
-            eprintln!("outboard: {}: {error}", config.display());
-            Ok(Exit::USAGE.into())
-        }
-    }
+    let config = Config::read(config).map_err(|error| wrong_settings(config, &error))?;
+    let backends: usize = config.services.iter().map(|one| one.backends.len()).sum();
+    println!(
+        "right: {} services, {backends} backends",
+        config.services.len()
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+fn wrong_settings(file: &Path, error: &ConfigError) -> WrongSettings {
+    WrongSettings::of(&anyhow::anyhow!("{}: {error}", file.display()))
 }
 
 fn state_of(backend: &BackendStatus) -> &'static str {
@@ -126,8 +160,8 @@ fn state_of(backend: &BackendStatus) -> &'static str {
     }
 }
 
-fn status(api: &Path, json: bool) -> anyhow::Result<ExitCode> {
-    let status: Status = ask(api, &Question::Status)?;
+fn status(api: &Api, json: bool) -> anyhow::Result<ExitCode> {
+    let status: Status = api.ask(&Question::Status)?;
     if json {
         return print(format!("{}\n", serde_json::to_string_pretty(&status)?).as_bytes());
     }
@@ -167,14 +201,14 @@ fn status(api: &Path, json: bool) -> anyhow::Result<ExitCode> {
 }
 
 /// Shows rates until the balancer ends, or `count` views were shown.
-fn top(api: &Path, interval: Duration, count: Option<u64>) -> anyhow::Result<ExitCode> {
+fn top(api: &Api, interval: Duration, count: Option<u64>) -> anyhow::Result<ExitCode> {
     let is_terminal = std::io::stdout().is_terminal();
-    let mut before: Status = ask(api, &Question::Status)?;
+    let mut before: Status = api.ask(&Question::Status)?;
     let mut since = Instant::now();
     let mut shown = 0;
     while count.is_none_or(|count| shown < count) {
         std::thread::sleep(interval);
-        let now: Status = ask(api, &Question::Status)?;
+        let now: Status = api.ask(&Question::Status)?;
         let seconds = since.elapsed().as_secs_f64();
         since = Instant::now();
         let mut out = String::new();
@@ -238,9 +272,8 @@ fn rates(out: &mut String, before: &Status, now: &Status, seconds: f64) -> std::
     Ok(())
 }
 
-fn flows(api: &Path, limit: usize, json: bool) -> anyhow::Result<ExitCode> {
-    let question = Question::Flows { limit, phase: None };
-    let flows: Vec<Flow> = ask(api, &question)?;
+fn flows(api: &Api, limit: usize, phase: Option<Phase>, json: bool) -> anyhow::Result<ExitCode> {
+    let flows: Vec<Flow> = api.ask(&Question::Flows { limit, phase })?;
     if json {
         return print(format!("{}\n", serde_json::to_string_pretty(&flows)?).as_bytes());
     }
@@ -267,14 +300,28 @@ fn explain(
     packet: Option<&str>,
     pcap: Option<&Path>,
     port: u16,
-    api: &Path,
+    api: ApiArgs,
 ) -> anyhow::Result<ExitCode> {
-    let frames = match (packet, pcap) {
-        (Some(packet), _) => vec![bytes_of(packet)?],
+    let mut frames = match (packet, pcap) {
+        (Some(packet), _) => vec![packet.parse::<Bytes>().map_err(anyhow::Error::msg)?],
         (None, Some(path)) => read_capture(path).with_context(|| path.display().to_string())?,
         (None, None) => Vec::new(),
     };
-    let explained: Vec<Vec<String>> = ask(api, &Question::Explain { frames, port })?;
+    let api = api_of(api)?;
+    let mut explained: Vec<Vec<String>> = Vec::new();
+    while !frames.is_empty() {
+        let mut length = 0;
+        let fits = |one: &&Bytes| {
+            length += one.0.len();
+            length <= EXPLAINED_BYTES_MAX
+        };
+        // One frame is never too long: captures have them of at most 256 KiB.
+        let count = frames.iter().take_while(fits).count().max(1);
+        let rest = frames.split_off(count);
+        let question = Question::Explain { frames, port };
+        explained.extend(api.ask::<Vec<Vec<String>>>(&question)?);
+        frames = rest;
+    }
     let mut out = String::new();
     for (number, steps) in explained.iter().enumerate() {
         let several = explained.len() > 1;
@@ -290,7 +337,7 @@ fn explain(
 
 /// Passes a capture through a balancer of a file that runs nowhere else.
 fn replay(config: &Path, input: &Path, output: &Path) -> anyhow::Result<ExitCode> {
-    let config = Config::read(config)?;
+    let config = Config::read(config).map_err(|error| wrong_settings(config, &error))?;
     let name = |path: &Path| path.display().to_string();
     let frames = BufReader::new(File::open(input).with_context(|| name(input))?);
     let is_same = output.exists() && input.canonicalize()? == output.canonicalize()?;
@@ -313,43 +360,14 @@ fn replay(config: &Path, input: &Path, output: &Path) -> anyhow::Result<ExitCode
     Ok(printed)
 }
 
-/// Reads hexadecimal digits, with blanks and colons between bytes.
-fn bytes_of(text: &str) -> anyhow::Result<Vec<u8>> {
-    let digits: Vec<char> = text
-        .chars()
-        .filter(|one| !one.is_whitespace() && *one != ':')
-        .collect();
-    let byte = |pair: &[char]| {
-        let text: String = pair.iter().collect();
-        u8::from_str_radix(&text, 16)
-            .ok()
-            .filter(|_| pair.len() == 2 && pair[0] != '+')
-    };
-    let bytes: Option<Vec<u8>> = digits.chunks(2).map(byte).collect();
-    bytes.context("the packet is not whole bytes in hexadecimal")
-}
-
-fn read_capture(path: &Path) -> anyhow::Result<Vec<Vec<u8>>> {
+fn read_capture(path: &Path) -> anyhow::Result<Vec<Bytes>> {
     let mut reader = Reader::new(BufReader::new(File::open(path)?))?;
     let mut frames = Vec::new();
     while let Some(record) = reader.read()? {
         if frames.len() == FRAMES_MAX {
             break;
         }
-        frames.push(record.bytes);
+        frames.push(Bytes(record.bytes));
     }
     Ok(frames)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bytes_are_read_from_digits() {
-        assert_eq!(bytes_of("45 00:ff").expect("three"), [0x45, 0, 0xff]);
-        for wrong in ["4", "4g", "+1", "456"] {
-            assert!(bytes_of(wrong).is_err(), "{wrong}");
-        }
-    }
 }

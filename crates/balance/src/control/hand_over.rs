@@ -10,7 +10,8 @@
 //!       ──► 'T': it has taken them, and passes frames
 //! ```
 
-use super::api::{ApiError, Question};
+use super::client::{self, ApiError};
+use super::question::Question;
 use super::state::STATE_BYTES_MAX;
 use crate::config::Config;
 use crate::engine::{Engine, Neighbour, RestoreError, ServiceKey};
@@ -169,7 +170,7 @@ pub(super) fn take(
     engine: &mut Engine,
 ) -> Result<(Box<dyn Plane>, Predecessor), TakeError> {
     let plane = config.plane.clone();
-    let mut stream = super::api::open(api, &Question::HandOver { plane })?;
+    let mut stream = client::open(api, &Question::HandOver { plane })?;
     stream.set_read_timeout(Some(STEP_MAX))?;
     stream.set_write_timeout(Some(STEP_MAX))?;
     let mut first = [0];

@@ -1,91 +1,7 @@
-//! Metrics for Prometheus, and the status as JSON, over HTTP.
+//! Metrics in Prometheus' text format.
 
-use super::Tasks;
 use super::status::{BackendStatus, Status};
 use std::fmt::Write as _;
-use std::io::{self, Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
-use std::time::{Duration, Instant};
-
-/// Time for one request.
-const REQUEST_MAX: Duration = Duration::from_secs(5);
-const REQUEST_BYTES_MAX: usize = 8192;
-const HEADERS_MAX: usize = 64;
-
-/// Answers requests, one after the other, for as long as the process lives.
-pub(super) fn serve(listener: &TcpListener, tasks: &Tasks) {
-    loop {
-        let Ok((stream, _)) = listener.accept() else {
-            std::thread::sleep(Duration::from_millis(50));
-            continue;
-        };
-        if let Err(error) = answer(stream, tasks) {
-            tracing::debug!(%error, "a request for metrics without an answer");
-        }
-    }
-}
-
-fn answer(mut stream: TcpStream, tasks: &Tasks) -> io::Result<()> {
-    let deadline = Instant::now() + REQUEST_MAX;
-    let path = asked_path(&mut stream, deadline)?;
-    let status = || {
-        tasks
-            .ask(|engine| Status::of(engine))
-            .map_err(io::Error::other)
-    };
-    let (code, kind, body) = match path.as_deref() {
-        Some("/metrics") => (
-            "200 OK",
-            "text/plain; version=0.0.4; charset=utf-8",
-            exposition(&status()?),
-        ),
-        Some("/status") => (
-            "200 OK",
-            "application/json",
-            serde_json::to_string(&status()?)?,
-        ),
-        Some(_) => (
-            "404 Not Found",
-            "text/plain",
-            "/metrics and /status are here\n".into(),
-        ),
-        None => ("400 Bad Request", "text/plain", "GET /metrics\n".into()),
-    };
-    let head = format!(
-        "HTTP/1.1 {code}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-        body.len()
-    );
-    stream.set_write_timeout(Some(REQUEST_MAX))?;
-    stream.write_all(head.as_bytes())?;
-    stream.write_all(body.as_bytes())
-}
-
-/// Reads a request. Returns its path; `None` for what is no GET request.
-fn asked_path(stream: &mut TcpStream, deadline: Instant) -> io::Result<Option<String>> {
-    let mut bytes = [0; REQUEST_BYTES_MAX];
-    let mut length = 0;
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        stream.set_read_timeout(Some(left))?;
-        match stream.read(&mut bytes[length..])? {
-            0 => return Ok(None),
-            count => length += count,
-        }
-        let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
-        let mut request = httparse::Request::new(&mut headers);
-        match request.parse(&bytes[..length]) {
-            Ok(httparse::Status::Complete(_)) => {
-                let path = request.path.filter(|_| request.method == Some("GET"));
-                return Ok(path.map(String::from));
-            }
-            Ok(httparse::Status::Partial) if length < bytes.len() => {}
-            _ => return Ok(None),
-        }
-    }
-}
 
 struct Text(String);
 
@@ -117,7 +33,7 @@ impl Text {
 }
 
 /// Writes the status in Prometheus' text format.
-fn exposition(status: &Status) -> String {
+pub(super) fn exposition(status: &Status) -> String {
     let mut text = Text(String::new());
     add_totals(&mut text, status);
     for (name, help, values) in [

@@ -1,18 +1,24 @@
-//! Runs a balancer: the loop that passes frames, and threads for commands, checks and metrics,
+//! Runs a balancer: the loop that passes frames, and threads for commands, checks and HTTP,
 //! which give the loop small tasks with the engine.
 
-pub mod api;
+mod api;
+mod client;
 mod hand_over;
 mod health;
+mod http;
+mod links;
 mod metrics;
+mod question;
 mod run;
 mod state;
 mod status;
 
+pub use client::{Api, ApiError};
 pub use hand_over::TakeError;
 pub use health::Greet;
-pub use run::{RunError, Start, run};
-pub use status::{BackendStatus, Flow, ServiceStatus, Status};
+pub use question::{Bytes, FRAMES_MAX, QUESTION_BYTES_MAX, Question};
+pub use run::{Means, RunError, Start, run};
+pub use status::{BackendStatus, Flow, Health, ServiceHealth, ServiceStatus, Status};
 
 use crate::engine::Engine;
 use std::os::fd::OwnedFd;

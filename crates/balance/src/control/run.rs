@@ -1,10 +1,14 @@
 //! The process: sets up the data plane, passes frames until a signal ends it, and keeps the
 //! connections for the next one.
 
-use super::api::{self, Doors, Reload};
-use super::hand_over::{self, Predecessor, TakeError};
+use super::api::{self, Doors};
+use super::hand_over::{self, TakeError};
 use super::health::Checks;
-use super::{Greet, Task, Tasks, metrics, state};
+use super::http::{self, Access};
+use super::links::{self, Links};
+use super::question::{Answering, Reload};
+use super::state::{self, Dumps};
+use super::{Greet, Task, Tasks};
 use crate::config::{Config, ConfigError, PlaneKind};
 use crate::engine::{Engine, Frame, Neighbour, Options, Verdict, announcement};
 use crate::neighbours;
@@ -14,9 +18,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
@@ -35,6 +39,10 @@ const TICK: Duration = Duration::from_millis(100);
 const UNSENT_PAUSE: Duration = Duration::from_millis(1);
 /// Time for the process before to end.
 const PREDECESSOR_MAX: Duration = Duration::from_secs(5);
+/// Lengths of a token for control.
+const TOKEN_BYTES_MIN: usize = 16;
+const TOKEN_BYTES_MAX: usize = 4096;
+const DISCARD_PORT: u16 = 9;
 /// Interval at which the kernel's neighbours are read.
 const NEIGHBOURS_EVERY: Duration = Duration::from_secs(1);
 
@@ -51,6 +59,8 @@ pub enum RunError {
     Memory(#[from] outboard_flow::OutOfMemory),
     #[error("no random numbers for the tables' secrets")]
     Random,
+    #[error("control_token: {0}")]
+    Token(String),
     #[error("{what}: {source}")]
     Io { what: String, source: io::Error },
     #[error("{}: {source}", path.display())]
@@ -74,17 +84,52 @@ pub enum Start {
     TakeOver,
 }
 
+/// Abilities that a balancer gets from its program.
+#[derive(Clone, Copy)]
+pub struct Means {
+    pub greet: Greet,
+    /// Reads the secret of a file that only its owner can read; an error says why it does not.
+    pub secret: fn(&Path) -> Result<String, String>,
+}
+
+/// The socket for commands, whose path is removed at the end.
+struct Socket {
+    path: PathBuf,
+    listener: Option<UnixListener>,
+    /// The path is another process's by now.
+    is_handed_over: bool,
+}
+
+impl Socket {
+    fn new(path: &Path, listener: io::Result<UnixListener>) -> Result<Socket, RunError> {
+        Ok(Socket {
+            path: path.to_path_buf(),
+            listener: Some(listener.map_err(failed(path.display().to_string()))?),
+            is_handed_over: false,
+        })
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if !self.is_handed_over {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
 /// Runs the balancer of a configuration file until SIGINT or SIGTERM, or until another process
 /// takes over. `is_ready` is called once it passes frames.
 pub fn run(
     path: &Path,
     api: &Path,
     start: Start,
-    greet: Greet,
+    means: Means,
     is_ready: impl FnOnce(&[String]),
 ) -> Result<(), RunError> {
     let config = Config::read(path)?;
     let api = config.api.clone().unwrap_or_else(|| api.to_path_buf());
+    let control = token(means, &config)?;
     let mut engine = new_engine(&config)?;
     let (wake_in, wake) = pipe()?;
     let (sender, tasks_in) = channel();
@@ -94,18 +139,11 @@ pub fn run(
     };
     let stop = Arc::new(AtomicBool::new(false));
     let hup = signals(&stop, &wake).map_err(failed("signals"))?;
-    let (plane, predecessor) = begin(&config, &api, start, &mut engine)?;
-    let at_api = failed(api.display().to_string());
-    let listener = match predecessor {
-        None => api::listen(&api),
-        Some(_) => api::listen_instead(&api),
-    };
-    let listener = listener.map_err(at_api)?;
-    if let Some(predecessor) = predecessor {
-        predecessor.dismiss().map_err(TakeError::from)?;
-    }
+    let (plane, mut socket) = begin(&config, &api, start, &mut engine)?;
     let (takers, takers_in) = channel();
     let mut passing = Passing {
+        links: Links::of(plane.as_ref()).map_err(failed("a socket"))?,
+        dumps: config.dumped().map(|(path, every)| Dumps::new(path, every)),
         plane,
         engine,
         tasks: tasks_in,
@@ -114,15 +152,24 @@ pub fn run(
         started: Instant::now(),
         wanted: Wanted::default(),
     };
-    let reload = reloader(path, &config, greet, &tasks);
+    let answering = Answering {
+        reload: reloader(path, &config, means.greet, &tasks),
+        tasks,
+    };
+    let reload = Arc::clone(&answering.reload);
     let doors = Doors {
-        tasks: tasks.clone(),
-        reload: Arc::clone(&reload),
+        answering: answering.clone(),
         plane: config.plane.clone(),
         takers,
     };
-    spawn("api", move || api::serve(&listener, &doors))?;
-    follow(&config, &passing, start, &tasks)?;
+    if let Some(listener) = socket.listener.take() {
+        spawn("api", move || api::serve(&listener, &doors))?;
+    }
+    let metrics = config.metrics.map(|address| (address, Access::Open));
+    for (address, access) in metrics.into_iter().chain(control) {
+        answer_at(address, access, start, &answering)?;
+    }
+    follow(&config, &passing, &answering.tasks)?;
     passing
         .follow_wanted()
         .map_err(failed("telling which frames are wanted"))?;
@@ -131,32 +178,65 @@ pub fn run(
         passing.announce();
     }
     is_ready(&passing.plane.interfaces());
-    let ended = passing.pass(&stop, &hup, &reload, &config);
+    let ended = passing.pass(&stop, &hup, &reload);
+    passing.dumps.iter_mut().for_each(Dumps::finish);
     if matches!(ended, Ok(End::HandedOver)) {
+        socket.is_handed_over = true;
         return Ok(());
     }
-    // The socket is this process's alone, so the next one finds nothing there.
-    let _ = std::fs::remove_file(&api);
+    // Until this is written the socket is there, so that the next one does not begin with less.
     keep(&config, &passing.engine)?;
-    ended.map(drop).map_err(failed("passing frames"))
+    ended.map(drop).map_err(failed(passing.name()))
+}
+
+fn answer_at(
+    address: SocketAddr,
+    access: Access,
+    start: Start,
+    answering: &Answering,
+) -> Result<(), RunError> {
+    let listener = bind(address, start).map_err(failed(address.to_string()))?;
+    let answering = answering.clone();
+    spawn("http", move || http::serve(&listener, &access, &answering))
+}
+
+/// Returns the address for control, with the token that is needed there.
+fn token(means: Means, config: &Config) -> Result<Option<(SocketAddr, Access)>, RunError> {
+    let Some((address, file)) = &config.control else {
+        return Ok(None);
+    };
+    let token = (means.secret)(file).map_err(RunError::Token)?;
+    let token = token.trim();
+    if !(TOKEN_BYTES_MIN..=TOKEN_BYTES_MAX).contains(&token.len()) {
+        let what = format!(
+            "{}: {} bytes, where {TOKEN_BYTES_MIN} to {TOKEN_BYTES_MAX} are needed",
+            file.display(),
+            token.len()
+        );
+        return Err(RunError::Token(what));
+    }
+    Ok(Some((*address, Access::token(token))))
 }
 
 /// Opens the data plane, and takes the connections of the balancer before: from its state file, or
-/// from itself.
+/// from itself. The socket for commands comes first: a running balancer has it.
 fn begin(
     config: &Config,
     api: &Path,
     start: Start,
     engine: &mut Engine,
-) -> Result<(Box<dyn Plane>, Option<Predecessor>), RunError> {
+) -> Result<(Box<dyn Plane>, Socket), RunError> {
     if start == Start::TakeOver {
         let (plane, predecessor) = hand_over::take(api, config, engine)?;
-        return Ok((plane, Some(predecessor)));
+        let socket = Socket::new(api, api::listen_instead(api))?;
+        predecessor.dismiss().map_err(TakeError::from)?;
+        return Ok((plane, socket));
     }
+    let socket = Socket::new(api, api::listen(api))?;
     let plane = open_plane(config)?;
     engine.set_ports(plane.ports());
     restore(config, engine)?;
-    Ok((plane, None))
+    Ok((plane, socket))
 }
 
 fn pipe() -> Result<(OwnedFd, Arc<OwnedFd>), RunError> {
@@ -166,13 +246,8 @@ fn pipe() -> Result<(OwnedFd, Arc<OwnedFd>), RunError> {
     Ok((read, Arc::new(write)))
 }
 
-/// Starts the threads that answer for metrics and that follow the kernel's neighbours.
-fn follow(config: &Config, passing: &Passing, start: Start, tasks: &Tasks) -> Result<(), RunError> {
-    if let Some(address) = config.metrics {
-        let listener = bind_metrics(address, start).map_err(failed(address.to_string()))?;
-        let tasks = tasks.clone();
-        spawn("metrics", move || metrics::serve(&listener, &tasks))?;
-    }
+/// Starts the thread that follows the kernel's neighbours.
+fn follow(config: &Config, passing: &Passing, tasks: &Tasks) -> Result<(), RunError> {
     let count = passing.plane.interfaces().len();
     let indexes: Vec<_> = (0..count).map(|port| passing.plane.index(port)).collect();
     if !config.is_tun() {
@@ -184,8 +259,8 @@ fn follow(config: &Config, passing: &Passing, start: Start, tasks: &Tasks) -> Re
     Ok(())
 }
 
-/// Listens for metrics. The process before may have the address for a moment longer.
-fn bind_metrics(address: std::net::SocketAddr, start: Start) -> io::Result<TcpListener> {
+/// Listens for requests over HTTP. The process before may have the address for a moment longer.
+fn bind(address: SocketAddr, start: Start) -> io::Result<TcpListener> {
     let end = Instant::now() + PREDECESSOR_MAX;
     loop {
         match TcpListener::bind(address) {
@@ -279,18 +354,19 @@ fn reloader(path: &Path, config: &Config, greet: Greet, tasks: &Tasks) -> Reload
     replace(config, tasks);
     let (path, tasks, first) = (path.to_path_buf(), tasks.clone(), config.clone());
     Arc::new(move || {
-        let new = Config::read(&path).map_err(|error| error.to_string())?;
+        let new = Config::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         let is_kept = new.plane == first.plane
             && new.limits == first.limits
             && new.api == first.api
             && new.metrics == first.metrics
+            && new.control == first.control
             && new.state == first.state
             && new.dump_every == first.dump_every
             && new.hash_seed == first.hash_seed
             && new.via == first.via;
         if !is_kept {
             return Err(
-                "plane, limits, api, metrics, state, dump_seconds, hash_seed and via \
+                "plane, limits, api, metrics, control, state, dump_seconds, hash_seed and via \
                         change with a restart only"
                     .into(),
             );
@@ -340,9 +416,12 @@ fn tell_neighbours(
                 .iter()
                 .find(|one| one.0 == address)
                 .map_or(address, |one| one.1);
-            let (index, mac) = *found.get(&next)?;
-            let port = indexes.iter().position(|one| *one == Some(index))? as u16;
-            let link = Neighbour { port, mac };
+            let Some((index, mac)) = found.get(&next) else {
+                ask_for(next);
+                return None;
+            };
+            let port = indexes.iter().position(|one| *one == Some(*index))? as u16;
+            let link = Neighbour { port, mac: *mac };
             (known != Some(link)).then_some((address, link))
         });
     let news: Vec<_> = news.collect();
@@ -354,6 +433,17 @@ fn tell_neighbours(
     }
 }
 
+/// Has the kernel ask for a neighbour's hardware address, by an empty datagram to the port that
+/// discards them. Health checks do so, too, where there are any.
+fn ask_for(neighbour: IpAddr) {
+    let own: IpAddr = match neighbour {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    // If it cannot be sent now, the next turn tries again.
+    let _ = UdpSocket::bind((own, 0)).and_then(|one| one.send_to(&[], (neighbour, DISCARD_PORT)));
+}
+
 /// Why the loop has ended.
 enum End {
     Stopped,
@@ -363,6 +453,8 @@ enum End {
 /// The loop that passes frames.
 struct Passing {
     plane: Box<dyn Plane>,
+    links: Links,
+    dumps: Option<Dumps>,
     engine: Engine,
     tasks: Receiver<Task>,
     /// Processes that take over.
@@ -374,6 +466,11 @@ struct Passing {
 }
 
 impl Passing {
+    fn name(&self) -> String {
+        let interfaces = self.plane.interfaces();
+        format!("passing frames on {}", interfaces.join(", "))
+    }
+
     fn now_ms(&self) -> u64 {
         BEGIN_MS + self.started.elapsed().as_millis() as u64
     }
@@ -434,15 +531,8 @@ impl Passing {
         }
     }
 
-    fn pass(
-        &mut self,
-        stop: &AtomicBool,
-        hup: &AtomicBool,
-        reload: &Reload,
-        config: &Config,
-    ) -> io::Result<End> {
+    fn pass(&mut self, stop: &AtomicBool, hup: &AtomicBool, reload: &Reload) -> io::Result<End> {
         let (mut frames, mut verdicts) = (Vec::new(), Vec::new());
-        let mut dump_at = config.dump_every.map(|every| Instant::now() + every);
         let (mut all_sent, mut has_changed) = (true, false);
         while !stop.load(Ordering::Relaxed) {
             self.wait(if all_sent { TICK } else { UNSENT_PAUSE })?;
@@ -478,13 +568,9 @@ impl Passing {
             }
             all_sent = self.plane.flush();
             self.engine.tick(self.now_ms());
-            if let (Some(at), Some(every), Some(path)) = (dump_at, config.dump_every, &config.state)
-                && Instant::now() >= at
-            {
-                dump_at = Some(Instant::now() + every);
-                if let Err(error) = state::write(path, &self.engine.dump()) {
-                    warn!(%error, "connections are not written down");
-                }
+            self.links.look()?;
+            if let Some(dumps) = &mut self.dumps {
+                dumps.dump(&self.engine);
             }
         }
         Ok(End::Stopped)
@@ -492,6 +578,10 @@ impl Passing {
 
     /// Hands everything over if another process asks for it. Returns whether it has it.
     fn hand_over(&mut self) -> bool {
+        // The next process may dump at once, and two dumps would spoil each other.
+        if self.dumps.as_ref().is_some_and(Dumps::is_writing) {
+            return false;
+        }
         let Ok(stream) = self.takers.try_recv() else {
             return false;
         };
@@ -532,7 +622,11 @@ impl Passing {
         frames: &mut Vec<Frame>,
         verdicts: &mut Vec<Verdict>,
     ) -> io::Result<usize> {
-        self.plane.receive(frames, BATCH)?;
+        match self.plane.receive(frames, BATCH) {
+            // An interface that is down gives no frames; the others do.
+            Err(error) if links::is_down(&error) => {}
+            received => received?,
+        }
         if frames.is_empty() {
             return Ok(0);
         }

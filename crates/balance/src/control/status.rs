@@ -50,6 +50,22 @@ pub struct BackendStatus {
     pub opened: u64,
 }
 
+/// Whether clients are served.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Health {
+    /// Each service has a backend for new clients.
+    pub healthy: bool,
+    pub services: Vec<ServiceHealth>,
+}
+
+/// Number of a service's backends that new clients can come to.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ServiceHealth {
+    pub name: String,
+    pub usable: usize,
+    pub backends: usize,
+}
+
 /// One connection.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Flow {
@@ -93,6 +109,25 @@ impl Status {
             checksums_completed: counts.checksums_completed,
             dropped: dropped.filter(|(_, count)| *count > 0).collect(),
             services: services(engine),
+        }
+    }
+}
+
+impl Health {
+    pub(super) fn of(engine: &Engine) -> Health {
+        let service = |service: ServiceStatus| {
+            let present = service.backends.iter().filter(|one| !one.is_removed);
+            let is_usable = |one: &&BackendStatus| one.is_up && !one.is_drained && one.weight > 0;
+            ServiceHealth {
+                usable: present.clone().filter(is_usable).count(),
+                backends: present.count(),
+                name: service.name,
+            }
+        };
+        let services: Vec<_> = services(engine).into_iter().map(service).collect();
+        Health {
+            healthy: services.iter().all(|one| one.usable > 0),
+            services,
         }
     }
 }

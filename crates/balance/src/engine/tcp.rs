@@ -13,7 +13,7 @@ macro_rules! phases {
         /// Phase of a connection.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
         pub enum Phase {
-            $(#[doc = $text] $name,)*
+            $(#[doc = $text] #[serde(rename = $label)] $name,)*
         }
 
         impl Phase {

@@ -2,7 +2,11 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
-use clap::Subcommand;
+use clap::{
+    Subcommand,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
+use outboard_balance::engine::Phase;
 
 /// Give connections to one address to several servers, and keep each where it is
 #[derive(Debug, Subcommand)]
@@ -21,6 +25,9 @@ Examples:
 docs/balance.md describes the file.")]
 pub(crate) enum BalanceCommand {
     /// Pass packets until Ctrl-C
+    #[command(
+        after_help = "Examples:\n  outboard balance run balance.toml\n  outboard balance run --take-over balance.toml      a new version in place of the running one"
+    )]
     Run {
         /// Configuration file
         #[arg(value_name = "FILE")]
@@ -33,11 +40,15 @@ pub(crate) enum BalanceCommand {
         api: ApiArgs,
     },
     /// Check a configuration file
+    #[command(after_help = "Example:\n  outboard balance check balance.toml")]
     Check {
         #[arg(value_name = "FILE")]
         config: PathBuf,
     },
     /// Show services, backends, connections and dropped frames
+    #[command(
+        after_help = "Examples:\n  outboard balance status\n  outboard balance status --json --api http://127.0.0.1:9186 --api-token balance.token"
+    )]
     Status {
         #[command(flatten)]
         api: ApiArgs,
@@ -46,6 +57,9 @@ pub(crate) enum BalanceCommand {
         json: bool,
     },
     /// Show rates of packets, connections and dropped frames, again and again
+    #[command(
+        after_help = "Examples:\n  outboard balance top --interval-ms 500\n  outboard balance top --count 1"
+    )]
     Top {
         #[command(flatten)]
         api: ApiArgs,
@@ -57,6 +71,9 @@ pub(crate) enum BalanceCommand {
         count: Option<u64>,
     },
     /// Give a backend no new clients
+    #[command(
+        after_help = "Examples:\n  outboard balance drain 203.0.113.1:4833\n  outboard balance drain 203.0.113.1:4833 --end"
+    )]
     Drain {
         #[arg(value_name = "ADDRESS:PORT")]
         backend: SocketAddr,
@@ -67,17 +84,26 @@ pub(crate) enum BalanceCommand {
         api: ApiArgs,
     },
     /// Show connections
+    #[command(
+        after_help = "Examples:\n  outboard balance flows --limit 20\n  outboard balance flows --phase established --json"
+    )]
     Flows {
         #[command(flatten)]
         api: ApiArgs,
         /// Number of connections at most
         #[arg(long, default_value_t = 1000, value_name = "COUNT")]
         limit: usize,
+        /// Only connections in this phase, as established or syn_sent
+        #[arg(long, value_name = "PHASE", value_parser = phase())]
+        phase: Option<Phase>,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
     /// Say where a frame would go now, and why
+    #[command(
+        after_help = "Examples:\n  outboard balance explain --pcap capture.pcap\n  outboard balance explain '45 00 00 28 ...'           on a TUN device"
+    )]
     Explain {
         /// The frame's bytes in hexadecimal, from its Ethernet header on, or from its IP header on
         /// with a TUN device
@@ -105,6 +131,9 @@ pub(crate) enum BalanceCommand {
         output: PathBuf,
     },
     /// Have the configuration file read again: whole, or not at all
+    #[command(
+        after_help = "Example:\n  outboard balance check balance.toml && outboard balance reload"
+    )]
     Reload {
         #[command(flatten)]
         api: ApiArgs,
@@ -113,8 +142,20 @@ pub(crate) enum BalanceCommand {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ApiArgs {
-    /// The balancer's socket for commands [default: $XDG_RUNTIME_DIR/outboard-balance.sock, or
-    /// /run/outboard-balance.sock without XDG_RUNTIME_DIR; the file's `api` for run]
-    #[arg(long, value_name = "PATH", env = "OUTBOARD_BALANCE_API")]
+    /// The balancer's socket for commands, or http://ADDRESS:PORT, its address for control
+    /// [default: $XDG_RUNTIME_DIR/outboard-balance.sock, or /run/outboard-balance.sock without
+    /// XDG_RUNTIME_DIR; the file's `api` for run]
+    #[arg(long, value_name = "PATH|URL", env = "OUTBOARD_BALANCE_API")]
     pub(crate) api: Option<PathBuf>,
+    /// File with the token for http://, which only its owner can read
+    #[arg(long, value_name = "FILE", env = "OUTBOARD_BALANCE_TOKEN_FILE")]
+    pub(crate) api_token: Option<PathBuf>,
+}
+
+fn phase() -> impl TypedValueParser<Value = Phase> {
+    let names = Phase::ALL.iter().map(|one| one.label());
+    PossibleValuesParser::new(names).try_map(|name| {
+        let mut all = Phase::ALL.iter().copied();
+        all.find(|one| one.label() == name).ok_or("no phase")
+    })
 }
