@@ -26,3 +26,6 @@ recording=recordings/h200/bert_infer_b1.trace
 echo
 echo "\$ outboard require $recording --budget 5%"
 "$outboard" require "$recording" --budget 5%
+
+# Several servers behind one address.
+"$(dirname "$0")/demo_balance.py" "$outboard" "$program"

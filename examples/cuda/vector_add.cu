@@ -1,4 +1,6 @@
-// The first CUDA program: c = a + b.
+// The first CUDA program: c = a + b. With a number of seconds it adds again and again for so long.
+#include <chrono>
+
 #include "check.h"
 
 __global__ void add(const float* a, const float* b, float* c, int count)
@@ -7,8 +9,10 @@ __global__ void add(const float* a, const float* b, float* c, int count)
     if (i < count) c[i] = a[i] + b[i];
 }
 
-int main()
+int main(int argc, char** argv)
 {
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point end = Clock::now() + std::chrono::seconds(argc > 1 ? std::atoi(argv[1]) : 0);
     const int count = 100'003;  // no multiple of the block size
     const unsigned threads = 256;
     std::printf("vector_add: %d floats\n", count);
@@ -22,6 +26,13 @@ int main()
     std::vector<float> want(count);
     for (int i = 0; i < count; ++i) want[i] = a[i] + b[i];
     expect_equal(device_c.download(), want, "a + b");  // one IEEE addition: exact
+
+    bool same = true;
+    while (same && Clock::now() < end) {
+        add<<<blocks_for(count, threads), threads>>>(device_a.data(), device_b.data(), device_c.data(), count);
+        same = device_c.download() == want;
+    }
+    if (!same) expect_equal(device_c.download(), want, "a + b, again");
 
     CHECK(cudaMemset(device_c.data(), 0, device_c.bytes()));
     expect_equal(device_c.download(), std::vector<float>(count, 0.0f), "memset");
