@@ -1,6 +1,6 @@
 //! Checks for `crates/fuzz`: any bytes as frames, and as dumps.
 
-use super::rewrite::pseudo;
+use super::rewrite::{Octets, pseudo};
 use super::{
     BackendRule, Engine, Forward, Frame, Neighbour, Options, Packet, Port, ServiceRule, TCP,
     Timeouts, UDP, Verdict, arp, sum::Sum,
@@ -10,29 +10,42 @@ use std::net::SocketAddr;
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
+/// Services, their sources and backends, of NAT and of full NAT.
+const SERVICES: [[&str; 3]; 4] = [
+    ["192.0.2.10:4833", "192.0.2.99", "203.0.113.1:4833"],
+    ["192.0.2.11:4833", "192.0.2.99", "203.0.113.2:4833"],
+    [
+        "[2001:db8::10]:4833",
+        "2001:db8::99",
+        "[2001:db8:2::1]:4833",
+    ],
+    [
+        "[2001:db8::11]:4833",
+        "2001:db8::99",
+        "[2001:db8:2::2]:4833",
+    ],
+];
+
+fn socket(text: &str) -> SocketAddr {
+    let nobody = SocketAddr::from(([0, 0, 0, 0], 0));
+    text.parse().unwrap_or(nobody)
+}
+
 fn rules() -> Vec<ServiceRule> {
     let mut rules = Vec::new();
-    for (host, source, backend) in [
-        ([192, 0, 2, 10], [192, 0, 2, 99], [203, 0, 113, 1]),
-        ([192, 0, 2, 11], [192, 0, 2, 99], [203, 0, 113, 2]),
-    ] {
+    for (number, [vip, source, backend]) in SERVICES.into_iter().enumerate() {
         for protocol in [TCP, UDP] {
-            let forward = if host[3] == 10 {
-                Forward::Nat
-            } else {
-                Forward::FullNat
-            };
             rules.push(ServiceRule {
                 name: String::new(),
-                address: SocketAddr::from((host, 4833)),
+                address: socket(vip),
                 protocol,
-                forward,
+                forward: [Forward::Nat, Forward::FullNat][number % 2],
                 affinity: true,
                 adopt: true,
-                sources: vec![source.into()],
-                source_ports: (5000, 5010),
+                sources: source.parse().into_iter().collect(),
+                source_ports: (5000, 5001),
                 backends: vec![BackendRule {
-                    address: SocketAddr::from((backend, 4833)),
+                    address: socket(backend),
                     weight: 1,
                     drain: false,
                     link: Some(Neighbour { port: 0, mac: MAC }),
@@ -43,8 +56,8 @@ fn rules() -> Vec<ServiceRule> {
     rules
 }
 
-/// Makes an engine with an Ethernet port and one without.
-fn engine() -> Option<Engine> {
+/// Makes an engine with a port.
+fn engine(port: Port) -> Option<Engine> {
     let options = Options {
         connections_max: 64,
         half_open_max: 64,
@@ -52,14 +65,7 @@ fn engine() -> Option<Engine> {
         hash_seed: 0,
         secrets: [1, 2, 3, 4].map(Secret::from_seed),
     };
-    let ports = vec![
-        Port {
-            mac: Some(MAC),
-            mtu: None,
-        },
-        Port::default(),
-    ];
-    let mut engine = Engine::new(options, ports, 0).ok()?;
+    let mut engine = Engine::new(options, vec![port], 0).ok()?;
     engine.reload(&rules(), Timeouts::default());
     Some(engine)
 }
@@ -80,9 +86,14 @@ fn is_right(bytes: &[u8], packet: &Packet) -> Option<bool> {
 }
 
 thread_local! {
-    /// Lives as long as the fuzzer, so that connections of earlier frames are there.
-    static ENGINE: std::cell::RefCell<(Option<Engine>, u64)> =
-        std::cell::RefCell::new((engine(), 0));
+    /// An engine of Ethernet and one without, and the time. They live as long as the fuzzer, so
+    /// that connections of earlier frames are there.
+    static ENGINES: std::cell::RefCell<([Option<Engine>; 2], u64)> =
+        std::cell::RefCell::new((engines(), 0));
+}
+
+fn engines() -> [Option<Engine>; 2] {
+    [Some(MAC), None].map(|mac| engine(Port { mac, mtu: None }))
 }
 
 /// Sends bytes through an engine. A frame that comes out must be a packet, and its checksum must be
@@ -95,20 +106,22 @@ pub fn frame(data: &[u8]) {
     let Some((choice, bytes)) = data.split_first() else {
         return;
     };
-    ENGINE.with_borrow_mut(|(engine, now_ms)| {
-        let Some(engine) = engine else { return };
+    ENGINES.with_borrow_mut(|(engines, now_ms)| {
+        let is_ethernet = choice & 1 == 0;
+        let Some(engine) = &mut engines[usize::from(!is_ethernet)] else {
+            return;
+        };
         *now_ms += u64::from(*choice) * 16;
-        let port = u16::from(choice & 1);
         let mut frames = [Frame {
             bytes: bytes.to_vec(),
-            port,
+            port: 0,
             partial: choice & 2 != 0,
             segment_bytes: if choice & 4 != 0 { 100 } else { 0 },
         }];
         // The smallest link of all, now and then.
-        engine.set_mtu(port.into(), (choice & 8 != 0).then_some(68));
+        engine.set_mtu(0, (choice & 8 != 0).then_some(68));
         engine.explain(&frames[0]);
-        let ip = if port == 0 { arp::ETHERNET_BYTES } else { 0 };
+        let ip = if is_ethernet { arp::ETHERNET_BYTES } else { 0 };
         let was_right = Packet::parse(bytes, ip)
             .ok()
             .and_then(|one| is_right(bytes, &one));
@@ -119,7 +132,7 @@ pub fn frame(data: &[u8]) {
             let packet = Packet::parse(&piece.bytes, ip);
             assert!(packet.is_ok(), "{packet:?} is a piece of {bytes:02x?}");
         }
-        let is_arp = port == 0 && sent.get(12..14) == Some(&[8, 6]);
+        let is_arp = is_ethernet && sent.get(12..14) == Some(&[8, 6]);
         if matches!(verdicts[..], [Verdict::Send(_)]) && !is_arp {
             let packet = Packet::parse(sent, ip);
             assert!(packet.is_ok(), "{packet:?} came out of {bytes:02x?}");
@@ -139,7 +152,9 @@ pub fn frame(data: &[u8]) {
 
 /// Restores a dump of any bytes, as they are and with a hash that fits.
 pub fn dump(data: &[u8]) {
-    let Some(mut engine) = engine() else { return };
+    let Some(mut engine) = engine(Port::default()) else {
+        return;
+    };
     let _ = engine.restore(data);
     let mut sealed = super::dump::header();
     sealed.extend_from_slice(data);
@@ -150,48 +165,187 @@ pub fn dump(data: &[u8]) {
     }
 }
 
-/// Frames to begin with: a handshake with data on both kinds of port, fragments, an error.
+/// Writes an IP header before a transport whose checksum is filled in at `sum_at`. Extension
+/// headers are a number and bytes each, for IPv6.
+fn packet(
+    [from, to]: [SocketAddr; 2],
+    protocol: u8,
+    mut transport: Vec<u8>,
+    sum_at: usize,
+    extensions: &[(u8, Vec<u8>)],
+) -> Vec<u8> {
+    let header = pseudo(from.ip(), to.ip(), protocol, transport.len());
+    let begin = if protocol == super::ICMP {
+        Sum::default()
+    } else {
+        header
+    };
+    let sum = !begin.and(Sum::of(&transport)).folded();
+    transport[sum_at..sum_at + 2].copy_from_slice(&sum.to_be_bytes());
+    let next = |at: usize| extensions.get(at).map_or(protocol, |one| one.0);
+    let mut body = Vec::new();
+    for (at, (_, contents)) in extensions.iter().enumerate() {
+        body.push(next(at + 1));
+        body.extend_from_slice(contents);
+    }
+    body.extend_from_slice(&transport);
+    let ends = [Octets::of(from.ip()), Octets::of(to.ip())];
+    let length = (body.len() as u16 + if from.is_ipv4() { 20 } else { 0 }).to_be_bytes();
+    let mut bytes = if from.is_ipv4() {
+        vec![
+            0x45, 0, length[0], length[1], 0, 7, 0, 0, 64, protocol, 0, 0,
+        ]
+    } else {
+        vec![0x60, 0, 0, 0, length[0], length[1], next(0), 64]
+    };
+    ends.iter().for_each(|one| bytes.extend_from_slice(one));
+    if from.is_ipv4() {
+        let sum = !Sum::of(&bytes).folded();
+        bytes[10..12].copy_from_slice(&sum.to_be_bytes());
+    }
+    [bytes, body].concat()
+}
+
+fn tcp([from, to]: [SocketAddr; 2], flags: u8, [sequence, acknowledged]: [u32; 2]) -> Vec<u8> {
+    let mut transport = [from.port().to_be_bytes(), to.port().to_be_bytes()].concat();
+    transport.extend_from_slice(&sequence.to_be_bytes());
+    transport.extend_from_slice(&acknowledged.to_be_bytes());
+    // With a window scale, as in SYNs.
+    transport.extend_from_slice(&[0x60, flags, 4, 0, 0, 0, 0, 0, 3, 3, 7, 0]);
+    packet([from, to], TCP, transport, 16, &[])
+}
+
+fn udp([from, to]: [SocketAddr; 2], bytes: u16, extensions: &[(u8, Vec<u8>)]) -> Vec<u8> {
+    let mut transport = [from.port().to_be_bytes(), to.port().to_be_bytes()].concat();
+    transport.extend_from_slice(&(8 + bytes).to_be_bytes());
+    transport.resize(8 + usize::from(bytes), 0);
+    packet([from, to], UDP, transport, 6, extensions)
+}
+
+/// An ICMP message of a kind that contains a packet.
+fn icmp(ends: [SocketAddr; 2], kind: u8, about: &[u8]) -> Vec<u8> {
+    let protocol = if ends[0].is_ipv4() {
+        super::ICMP
+    } else {
+        super::ICMP_V6
+    };
+    let transport = [&[kind, 0, 0, 0, 0, 0, 5, 0][..], about].concat();
+    packet(ends, protocol, transport, 2, &[])
+}
+
+/// Makes the first fragment and a later one of an IPv4 packet.
+fn pieces(packet: &[u8]) -> [Vec<u8>; 2] {
+    [(20..44, 0x2000u16), (44..packet.len(), 3)].map(|(range, word)| {
+        let mut piece = packet[..20].to_vec();
+        piece[2..4].copy_from_slice(&(20 + range.len() as u16).to_be_bytes());
+        piece[6..8].copy_from_slice(&word.to_be_bytes());
+        piece[10..12].fill(0);
+        let sum = !Sum::of(&piece).folded();
+        piece[10..12].copy_from_slice(&sum.to_be_bytes());
+        piece.extend_from_slice(&packet[range]);
+        piece
+    })
+}
+
+/// Packets to begin with: handshakes, data and ends of both sides, datagrams, their fragments,
+/// chains of extension headers, ICMP errors and echoes.
+fn packets() -> Vec<Vec<u8>> {
+    let mut packets = Vec::new();
+    for (number, [vip, source, backend]) in SERVICES.into_iter().enumerate() {
+        let (vip, target) = (socket(vip), socket(backend));
+        let client = socket(if vip.is_ipv4() {
+            "198.51.100.7:40000"
+        } else {
+            "[2001:db8:1::7]:40000"
+        });
+        // With full NAT, answers go to one of the few source ports.
+        let source = source.parse().map(|host| SocketAddr::new(host, 5000));
+        let seen = source.ok().filter(|_| number % 2 == 1).unwrap_or(client);
+        let (there, back) = ([client, vip], [target, seen]);
+        for (ends, flags, numbers) in [
+            (there, 2, [100, 0]),
+            (back, 18, [900, 101]),
+            (there, 16, [101, 901]),
+            (back, 16, [901, 101]),
+            (there, 17, [101, 901]),
+            (back, 17, [901, 102]),
+            (there, 4, [102, 0]),
+        ] {
+            packets.push(tcp(ends, flags, numbers));
+        }
+        packets.push(udp(there, 4, &[]));
+        packets.push(udp(back, 60, &[]));
+        let kinds = if vip.is_ipv4() {
+            [3, 11, 8]
+        } else {
+            [1, 2, 128]
+        };
+        for kind in kinds {
+            packets.push(icmp(
+                [target, client],
+                kind,
+                &tcp([seen, target], 16, [101, 901]),
+            ));
+            packets.push(icmp(there, kind, &udp([vip, client], 4, &[])));
+        }
+        if vip.is_ipv4() {
+            packets.extend(pieces(&udp(there, 60, &[])));
+            continue;
+        }
+        let options = |kind| (kind, vec![0; 7]);
+        let fragment = |word: u8| (44, vec![0, 0, word, 0, 0, 0, 9]);
+        packets.push(udp(there, 4, &[options(0), options(60), options(43)]));
+        packets.push(udp(there, 40, &[options(60), fragment(1)]));
+        packets.push(udp(there, 40, &[fragment(48)]));
+    }
+    packets
+}
+
+/// Frames to begin with, for a port without Ethernet and for one with it.
 pub fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
-    for vip in [10, 11] {
-        for (flags, numbers) in [(2u8, [100u32, 0]), (16, [101, 901]), (17, [101, 901])] {
-            let mut packet = vec![
-                0x45, 0, 0, 40, 0, 7, 0, 0, 64, TCP, 0, 0, 198, 51, 100, 7, 192, 0, 2, vip, 0x9c,
-                0x40, 0x12, 0xe1,
-            ];
-            numbers
-                .iter()
-                .for_each(|one| packet.extend_from_slice(&one.to_be_bytes()));
-            packet.extend_from_slice(&[0x50, flags, 4, 0, 0, 0, 0, 0]);
-            let header = Sum::of(&packet[..20]).folded();
-            packet[10..12].copy_from_slice(&(!header).to_be_bytes());
-            let [from, to] = [[198, 51, 100, 7], [192, 0, 2, vip]].map(std::net::IpAddr::from);
-            let sum = Sum::of(&packet[20..])
-                .and(pseudo(from, to, TCP, 20))
-                .folded();
-            packet[36..38].copy_from_slice(&(!sum).to_be_bytes());
-            seeds.push([&[1], &packet[..]].concat());
-            seeds.push([&[0], &MAC[..], &[2, 0, 0, 0, 0, 9, 8, 0], &packet].concat());
-        }
+    for packet in packets() {
+        let kind = if packet[0] == 0x45 {
+            [8, 0]
+        } else {
+            [0x86, 0xdd]
+        };
+        seeds.push([&[1], &packet[..]].concat());
+        seeds.push([&[0], &MAC[..], &[2, 0, 0, 0, 0, 9], &kind, &packet].concat());
     }
-    // An error about what was sent to the backend.
-    let about = seeds
-        .first()
-        .map(|one| one[1..].to_vec())
-        .unwrap_or_default();
-    let mut error = vec![
-        0x45, 0, 0, 68, 0, 9, 0, 0, 64, 1, 0, 0, 203, 0, 113, 9, 198, 51, 100, 7,
-    ];
-    let header = Sum::of(&error).folded();
-    error[10..12].copy_from_slice(&(!header).to_be_bytes());
-    error.extend_from_slice(&[3, 1, 0, 0, 0, 0, 0, 0]);
-    error.extend_from_slice(&about);
-    seeds.push([&[1], &error[..]].concat());
+    // A question for a service's hardware address.
+    let mut asks = [&[0][..], &[0xff; 6], &[2, 0, 0, 0, 0, 9], &[8, 6]].concat();
+    asks.extend_from_slice(&[0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0, 0, 9, 198, 51, 100, 7]);
+    asks.extend_from_slice(&[0, 0, 0, 0, 0, 0, 192, 0, 2, 10]);
+    seeds.push(asks);
     seeds
 }
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn all_seeds_are_understood() {
+        super::seeds().iter().for_each(|seed| super::frame(seed));
+        super::ENGINES.with_borrow(|(engines, _)| {
+            for engine in engines {
+                let counts = engine.as_ref().expect("memory").counts();
+                for reason in [
+                    super::super::Reason::Length,
+                    super::super::Reason::HeaderChecksum,
+                    super::super::Reason::ExtensionHeaders,
+                    super::super::Reason::TcpHeader,
+                ] {
+                    assert_eq!(counts.drops.of(reason), 0, "{reason}: {counts:?}");
+                }
+                assert!(
+                    counts.icmp_errors >= 8 && counts.fragments >= 8,
+                    "{counts:?}"
+                );
+                assert!(counts.packets[1] >= 6 && counts.answered >= 4, "{counts:?}");
+            }
+        });
+    }
+
     #[test]
     fn the_seeds_and_what_is_near_them_pass() {
         let mut random = outboard_flow::random::Random::new(3);
@@ -204,8 +358,8 @@ mod tests {
             }
             super::frame(&seed);
         }
-        super::ENGINE.with_borrow(|(engine, _)| {
-            let counts = engine.as_ref().expect("memory").counts();
+        super::ENGINES.with_borrow(|(engines, _)| {
+            let counts = engines[1].as_ref().expect("memory").counts();
             assert!(
                 counts.packets[0] > 1000 && counts.drops.total() > 1000,
                 "{counts:?}"
