@@ -82,7 +82,7 @@ fn agree<K: FlowKey>(
     let mut values = vec![0; keys.len()];
     table.get_each(&keys, &mut values);
     assert_eq!(values, expected);
-    for length in [1, 7, 63, 64, 65, keys.len()] {
+    for length in [1, 7, 16, 17, 33, 63, 64, 65, keys.len()] {
         values.fill(0);
         for (keys, values) in keys.chunks(length).zip(values.chunks_mut(length)) {
             table.get_batch(keys, values);

@@ -2,8 +2,13 @@
 
 use crate::prefetch::prefetch;
 use crate::{FlowKey, memory::Zeroable};
+use std::mem::offset_of;
 
 pub(super) const SLOTS: usize = 7;
+/// Keys in the first line, beside the tags. A bucket fills from its first slot, so that the tags'
+/// line holds most keys of a bucket that is not full.
+const NEAR: usize = 3;
+const NEAR_VALUES: usize = NEAR + 1;
 
 /// Largest count of a counter.
 const COUNT_MAX: u16 = 7;
@@ -13,9 +18,11 @@ const TAGS: u64 = (1 << (8 * SLOTS)) - 1;
 #[repr(C, align(64))]
 pub(super) struct Bucket<K> {
     tags: u64,
-    pub(super) values: [u32; SLOTS],
+    near_values: [u32; NEAR_VALUES],
+    near_keys: [K; NEAR],
     counters: u8,
-    pub(super) keys: [K; SLOTS],
+    far_values: [u32; SLOTS - NEAR_VALUES],
+    far_keys: [K; SLOTS - NEAR],
 }
 
 // SAFETY: numbers and keys, each of which may be zero.
@@ -52,10 +59,13 @@ impl Slots {
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn equal_tags(tags: u64, tag: u8) -> u8 {
-    use std::arch::x86_64::{_mm_cmpeq_epi8, _mm_cvtsi64_si128, _mm_movemask_epi8, _mm_set1_epi8};
+    use std::arch::x86_64::{_mm_cmpeq_epi8, _mm_cvtsi64_si128, _mm_movemask_epi8};
+    // One multiplication instead of three shuffles.
+    let repeated = u64::from(tag) * 0x0101_0101_0101_0101;
     // SAFETY: every x86-64 has SSE2.
     unsafe {
-        let equal = _mm_cmpeq_epi8(_mm_cvtsi64_si128(tags as i64), _mm_set1_epi8(tag as i8));
+        let repeated = _mm_cvtsi64_si128(repeated as i64);
+        let equal = _mm_cmpeq_epi8(_mm_cvtsi64_si128(tags as i64), repeated);
         _mm_movemask_epi8(equal) as u8
     }
 }
@@ -100,8 +110,13 @@ impl<K: FlowKey> Bucket<K> {
     }
 
     #[inline(always)]
+    pub(super) fn used(&self) -> Slots {
+        Slots(!self.free().0 & Slots::ALL)
+    }
+
+    #[inline(always)]
     pub(super) fn find(&self, tag: u8, key: &K) -> Option<usize> {
-        self.matching(tag).find(|slot| self.keys[*slot] == *key)
+        self.matching(tag).find(|slot| *self.key(*slot) == *key)
     }
 
     /// Returns whether a key with this counter may be in its second bucket.
@@ -141,16 +156,46 @@ impl<K: FlowKey> Bucket<K> {
         }
     }
 
+    /// Returns the key of a slot. Which line it lies in is no branch: that of a hit is at random.
+    #[inline(always)]
+    pub(super) fn key(&self, slot: usize) -> &K {
+        let near = offset_of!(Self, near_keys);
+        let far = offset_of!(Self, far_keys) - NEAR * size_of::<K>();
+        let at = std::hint::select_unpredictable(slot < NEAR, near, far) + slot * size_of::<K>();
+        assert!(slot < SLOTS);
+        // SAFETY: the slot is below SLOTS, so this is one of the keys near or far in this bucket.
+        unsafe { &*std::ptr::from_ref(self).byte_add(at).cast::<K>() }
+    }
+
+    /// Returns the number of a slot.
+    #[inline(always)]
+    pub(super) fn value(&self, slot: usize) -> u32 {
+        let near = offset_of!(Self, near_values);
+        let far = offset_of!(Self, far_values) - NEAR_VALUES * size_of::<u32>();
+        let at = std::hint::select_unpredictable(slot < NEAR_VALUES, near, far) + slot * 4;
+        assert!(slot < SLOTS);
+        // SAFETY: the slot is below SLOTS, so this is one of the numbers near or far.
+        unsafe { *std::ptr::from_ref(self).byte_add(at).cast::<u32>() }
+    }
+
     /// Begins to load the line with the last keys.
     #[inline(always)]
     pub(super) fn prefetch_keys(&self) {
-        prefetch(&self.keys[SLOTS - 1]);
+        prefetch(&self.far_keys[SLOTS - NEAR - 1]);
     }
 
     #[inline(always)]
     pub(super) fn put(&mut self, slot: usize, tag: u8, key: K, value: u32) {
-        self.keys[slot] = key;
-        self.values[slot] = value;
+        *if slot < NEAR {
+            &mut self.near_keys[slot]
+        } else {
+            &mut self.far_keys[slot - NEAR]
+        } = key;
+        *if slot < NEAR_VALUES {
+            &mut self.near_values[slot]
+        } else {
+            &mut self.far_values[slot - NEAR_VALUES]
+        } = value;
         self.tags |= u64::from(tag) << (8 * slot);
     }
 
@@ -174,9 +219,11 @@ mod tests {
         let key = V4::from_bytes([0; 13]);
         Bucket {
             tags: 0,
-            values: [0; SLOTS],
+            near_values: [0; NEAR_VALUES],
+            near_keys: [key; NEAR],
             counters: 0,
-            keys: [key; SLOTS],
+            far_values: [0; SLOTS - NEAR_VALUES],
+            far_keys: [key; SLOTS - NEAR],
         }
     }
 

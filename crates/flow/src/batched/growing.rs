@@ -16,6 +16,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 const GROW_AT_EIGHTHS: usize = 6;
 /// Buckets whose entries move at each insertion and removal.
 const BUCKETS_A_STEP: usize = 2;
+const MOVED_MAX: usize = BUCKETS_A_STEP * SLOTS;
 
 /// A [`Batched`] that doubles when it is three quarters full.
 ///
@@ -139,24 +140,31 @@ impl<K: FlowKey + 'static> Growing<K> {
         let Some((old, moved)) = &mut self.old else {
             return;
         };
-        for _ in 0..BUCKETS_A_STEP {
-            if *moved == old.buckets.len() {
-                break;
+        let end = old.buckets.len().min(*moved + BUCKETS_A_STEP);
+        let mut keys = [*old.buckets[*moved].key(0); MOVED_MAX];
+        let (mut values, mut places) = ([0; MOVED_MAX], [(0, 0); MOVED_MAX]);
+        let mut count = 0;
+        for index in *moved..end {
+            let bucket = &old.buckets[index];
+            for slot in bucket.used() {
+                (keys[count], values[count]) = (*bucket.key(slot), bucket.value(slot));
+                places[count] = (index, slot);
+                count += 1;
             }
-            for slot in 0..SLOTS {
-                let bucket = &old.buckets[*moved];
-                if bucket.tag(slot) != 0 {
-                    let (key, value) = (bucket.keys[slot], bucket.values[slot]);
-                    let hash = old.hash(&key);
-                    // Both tables refuse together only if the larger is full: the entry stays.
-                    if self.table.insert_hashed(key, value, hash).is_err() {
-                        return;
-                    }
-                    old.clear(*moved, slot, old.place(hash));
-                }
-            }
-            *moved += 1;
         }
+        let mut answers = [Ok(()); MOVED_MAX];
+        self.table
+            .insert_stages(&keys[..count], &values[..count], &mut answers);
+        for ((key, (index, slot)), answer) in keys.iter().zip(places).zip(&answers[..count]) {
+            if answer.is_ok() {
+                old.clear(index, slot, old.place(old.hash(key)));
+            }
+        }
+        // Only if the larger table is full: the entries stay.
+        if answers[..count].iter().any(Result::is_err) {
+            return;
+        }
+        *moved = end;
         if *moved == old.buckets.len()
             && let Some((old, _)) = self.old.take()
         {
@@ -186,8 +194,12 @@ impl<K: FlowKey + 'static> FlowTable<K> for Growing<K> {
 
     #[inline]
     fn insert(&mut self, key: K, value: u32) -> Result<(), Refused> {
-        self.step();
         let hash = self.table.hash(&key);
+        self.table.prefetch_both(hash);
+        if let Some(old) = self.old() {
+            old.prefetch_handle(hash);
+        }
+        self.step();
         if let Some(value) = self.old().and_then(|old| old.get_hashed(&key, hash)) {
             return Err(Refused::Present(value));
         }

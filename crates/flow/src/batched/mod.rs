@@ -3,10 +3,10 @@
 //! Each key has two buckets of seven entries. For IPv4 a bucket is two cache lines side by side:
 //!
 //! ```text
-//!  byte 0        7  8            36    37    63 64                            128
-//!      ┌──────────┬─┬──────────────┬─┬─────────┬───────────────────────────────┐
-//!      │ 7 tags   │o│ 7 numbers    │o│ key 0,1 │ key 2 ... 6, 13 bytes each    │
-//!      └──────────┴─┴──────────────┴─┴─────────┴───────────────────────────────┘
+//!  byte 0        7  8           24               63  64          76             128
+//!      ┌──────────┬─┬────────────┬────────────────┬─┬───────────┬────────────────┐
+//!      │ 7 tags   │o│ number 0-3 │ key 0, 1, 2    │o│ number 4-6│ key 3, 4, 5, 6 │
+//!      └──────────┴─┴────────────┴────────────────┴─┴───────────┴────────────────┘
 //! ```
 //!
 //! A tag is eight bits of the hash, 0 if the entry is free. The two bytes `o` are four counters:
@@ -15,11 +15,14 @@
 //! one cache line has told so. Because the counters also go down, a removed entry leaves nothing
 //! behind.
 //!
-//! A batch is looked up in stages, each for all keys, so that up to 64 cache lines are on their way
-//! at a time: hash and prefetch the tags; match tags and prefetch the key, or the second bucket's
-//! tags; compare. An insertion into two full buckets searches breadth first for entries that can
-//! move to their other bucket, looks at a bounded number of buckets, and moves nothing before it
-//! has found the whole way.
+//! A bucket fills from its first slot, so the line of the tags has most keys of a bucket that is
+//! not full: one line answers for half of the keys of a table that is three quarters full.
+//!
+//! A batch is looked up in stages: hash and prefetch the tags; match tags and prefetch the key, or
+//! the second bucket's tags; compare. Groups of 16 keys follow each other through the stages, so
+//! that lines of one group are on their way while others are computed with. An insertion into two
+//! full buckets searches breadth first for entries that can move to their other bucket, looks at a
+//! bounded number of buckets, and moves nothing before it has found the whole way.
 
 mod bucket;
 mod displace;

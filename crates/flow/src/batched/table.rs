@@ -6,6 +6,8 @@ use crate::{FlowKey, FlowTable, NONE, OutOfMemory, Pages, Refused, Secret};
 
 /// Keys that are looked up together. A longer slice is looked up in parts of this length.
 pub const BATCH_MAX: usize = 64;
+/// Keys of a batch that are in one stage together.
+const GROUP: usize = 16;
 
 /// A table of a fixed capacity that is fastest with many keys at a time.
 pub struct Batched<K> {
@@ -92,50 +94,72 @@ impl<K: FlowKey> Batched<K> {
 
     #[inline]
     pub(super) fn get_hashed(&self, key: &K, hash: u64) -> Option<u32> {
-        let (bucket, slot) = self.find(key, self.place(hash))?;
-        Some(self.buckets[bucket].values[slot])
+        let first = self.first(hash);
+        let bucket = &self.buckets[first];
+        if let Some(slot) = bucket.find(tag_of(hash), key) {
+            return Some(bucket.value(slot));
+        }
+        if !bucket.overflowed(counter_of(hash)) {
+            return None;
+        }
+        let second = &self.buckets[self.second(hash, first)];
+        Some(second.value(second.find(tag_of(hash), key)?))
     }
 
-    /// Looks up at most [`BATCH_MAX`] keys in stages.
+    /// Returns whether so many entries are in their second bucket that a single lookup should load
+    /// both.
+    #[inline(always)]
+    fn is_dense(&self) -> bool {
+        self.len * 8 >= self.buckets.len() * (SLOTS * 5)
+    }
+
+    /// Looks up at most [`BATCH_MAX`] keys in stages: while the first lines of one group are on
+    /// their way, the tags of the group before are matched, and the keys before those compared.
     #[inline]
     fn get_stages(&self, keys: &[K], values: &mut [u32]) {
         let count = keys.len().min(values.len()).min(BATCH_MAX);
         let (keys, values) = (&keys[..count], &mut values[..count]);
         let mut hashes = [0u64; BATCH_MAX];
         let mut buckets = [&self.buckets[0]; BATCH_MAX];
-        for ((key, hash), bucket) in keys.iter().zip(&mut hashes).zip(&mut buckets) {
-            *hash = self.hash(key);
-            *bucket = &self.buckets[self.first(*hash)];
-            prefetch(*bucket);
-        }
-        // Keys that may be in the table, and for each key the slots of its first bucket to compare.
-        let mut left = [0u8; BATCH_MAX];
         let mut matches = [Slots(0); BATCH_MAX];
-        let mut left_count = 0;
-        for i in 0..count {
-            let (hash, bucket) = (hashes[i], buckets[i]);
-            let slots = bucket.matching(tag_of(hash));
-            let is_elsewhere = bucket.overflowed(counter_of(hash));
-            values[i] = NONE;
-            matches[i] = slots;
-            left[left_count] = i as u8;
-            left_count += usize::from(is_elsewhere | !slots.is_empty());
-            if !slots.is_empty() {
-                prefetch(&bucket.keys[slots.first_or_last()]);
-            } else if is_elsewhere {
-                prefetch(&self.buckets[self.second(hash, self.first(hash))]);
+        let (mut hashed, mut matched, mut compared) = (0, 0, 0);
+        while compared < count {
+            let next = count.min(hashed + GROUP);
+            for i in hashed..next {
+                hashes[i] = self.hash(&keys[i]);
+                buckets[i] = &self.buckets[self.first(hashes[i])];
+                prefetch(buckets[i]);
             }
+            for i in matched..hashed {
+                let (hash, bucket) = (hashes[i], buckets[i]);
+                matches[i] = bucket.matching(tag_of(hash));
+                if !matches[i].is_empty() {
+                    prefetch(bucket.key(matches[i].first_or_last()));
+                } else if bucket.overflowed(counter_of(hash)) {
+                    prefetch(&self.buckets[self.second(hash, self.first(hash))]);
+                }
+            }
+            for i in compared..matched {
+                let (hash, bucket, slots) = (hashes[i], buckets[i], matches[i]);
+                let slot = slots.first_or_last();
+                values[i] = if !slots.is_empty() && *bucket.key(slot) == keys[i] {
+                    bucket.value(slot)
+                } else if slots.is_empty() && !bucket.overflowed(counter_of(hash)) {
+                    NONE
+                } else {
+                    self.get_hashed(&keys[i], hash).unwrap_or(NONE)
+                };
+            }
+            (compared, matched, hashed) = (matched, hashed, next);
         }
-        for i in &left[..left_count] {
-            let i = usize::from(*i) & (BATCH_MAX - 1);
-            let (bucket, slots) = (buckets[i], matches[i]);
-            let slot = slots.first_or_last();
-            values[i] = if !slots.is_empty() && bucket.keys[slot] == keys[i] {
-                bucket.values[slot]
-            } else {
-                self.get_hashed(&keys[i], hashes[i]).unwrap_or(NONE)
-            };
-        }
+    }
+
+    /// Begins to load both lines of a key's first bucket.
+    #[inline(always)]
+    pub(super) fn prefetch_both(&self, hash: u64) {
+        let bucket = &self.buckets[self.first(hash)];
+        prefetch(bucket);
+        bucket.prefetch_keys();
     }
 
     /// Adds an entry whose key is known to be absent.
@@ -166,19 +190,22 @@ impl<K: FlowKey> Batched<K> {
     pub(super) fn insert_hashed(&mut self, key: K, value: u32, hash: u64) -> Result<(), Refused> {
         let place = self.place(hash);
         match self.find(&key, place) {
-            Some((bucket, slot)) => Err(Refused::Present(self.buckets[bucket].values[slot])),
+            Some((bucket, slot)) => Err(Refused::Present(self.buckets[bucket].value(slot))),
             None => self.add(key, value, place),
         }
     }
 
     /// Adds at most [`BATCH_MAX`] entries whose buckets are loaded together.
-    fn insert_stages(&mut self, keys: &[K], values: &[u32], answers: &mut [Result<(), Refused>]) {
+    pub(super) fn insert_stages(
+        &mut self,
+        keys: &[K],
+        values: &[u32],
+        answers: &mut [Result<(), Refused>],
+    ) {
         let mut hashes = [0u64; BATCH_MAX];
         for (key, hash) in keys.iter().zip(&mut hashes) {
             *hash = self.hash(key);
-            let bucket = &self.buckets[self.first(*hash)];
-            prefetch(bucket);
-            bucket.prefetch_keys();
+            self.prefetch_both(*hash);
         }
         for hash in &hashes[..keys.len().min(BATCH_MAX)] {
             let first = self.first(*hash);
@@ -208,14 +235,14 @@ impl<K: FlowKey> Batched<K> {
         let place = self.place(hash);
         let (bucket, slot) = self.find(key, place)?;
         self.clear(bucket, slot, place);
-        Some(self.buckets[bucket].values[slot])
+        Some(self.buckets[bucket].value(slot))
     }
 
     /// Returns the slot among a key's two buckets whose entry is `expired`.
     fn find_expired(&self, place: Place, expired: impl Fn(u32) -> bool) -> Option<(usize, usize)> {
         [place.first, place.second].into_iter().find_map(|index| {
             let bucket = &self.buckets[index];
-            let slot = (0..SLOTS).find(|s| bucket.tag(*s) != 0 && expired(bucket.values[*s]))?;
+            let slot = (0..SLOTS).find(|s| bucket.tag(*s) != 0 && expired(bucket.value(*s)))?;
             Some((index, slot))
         })
     }
@@ -226,7 +253,7 @@ impl<K: FlowKey> Batched<K> {
         let mut overflow = vec![[0u32; 4]; self.buckets.len()];
         for (index, bucket) in self.buckets.iter().enumerate() {
             for slot in (0..SLOTS).filter(|slot| bucket.tag(*slot) != 0) {
-                let place = self.place(self.hash(&bucket.keys[slot]));
+                let place = self.place(self.hash(bucket.key(slot)));
                 assert_eq!(bucket.tag(slot), place.tag);
                 assert!([place.first, place.second].contains(&index));
                 if index != place.first {
@@ -269,13 +296,18 @@ impl<K: FlowKey> FlowTable<K> for Batched<K> {
         let hash = self.hash(key);
         // Which key to compare is known when the tags have come: both lines at a time take half
         // as long.
-        self.buckets[self.first(hash)].prefetch_keys();
+        let first = self.first(hash);
+        self.buckets[first].prefetch_keys();
+        if self.is_dense() {
+            prefetch(&self.buckets[self.second(hash, first)]);
+        }
         self.get_hashed(key, hash)
     }
 
     #[inline]
     fn insert(&mut self, key: K, value: u32) -> Result<(), Refused> {
         let hash = self.hash(&key);
+        self.prefetch_both(hash);
         self.insert_hashed(key, value, hash)
     }
 
@@ -296,7 +328,7 @@ impl<K: FlowKey> FlowTable<K> for Batched<K> {
             let bucket = &self.buckets[index];
             let slot = bucket
                 .matching(place.tag)
-                .find(|slot| bucket.values[*slot] == value);
+                .find(|slot| bucket.value(*slot) == value);
             if let Some(slot) = slot {
                 self.clear(index, slot, place);
                 return true;
@@ -343,7 +375,7 @@ impl<K: FlowKey> FlowTable<K> for Batched<K> {
     ) -> Result<Option<u32>, Refused> {
         let place = self.place(self.hash(&key));
         if let Some((bucket, slot)) = self.find(&key, place) {
-            return Err(Refused::Present(self.buckets[bucket].values[slot]));
+            return Err(Refused::Present(self.buckets[bucket].value(slot)));
         }
         let has_room = !self.buckets[place.first].free().is_empty();
         match if has_room {
@@ -353,8 +385,8 @@ impl<K: FlowKey> FlowTable<K> for Batched<K> {
         } {
             None => self.add(key, value, place).map(|()| None),
             Some((index, slot)) => {
-                let resident = self.buckets[index].keys[slot];
-                let replaced = self.buckets[index].values[slot];
+                let resident = *self.buckets[index].key(slot);
+                let replaced = self.buckets[index].value(slot);
                 self.clear(index, slot, self.place(self.hash(&resident)));
                 self.put(index, slot, key, value, place);
                 self.len += 1;
