@@ -21,6 +21,8 @@ use super::{SharedKey, SharedTable, Storage};
 use crate::prefetch::prefetch;
 use crate::{BATCH_MAX, NONE, OutOfMemory, Refused, Secret};
 
+/// Keys of a batch that are in one stage together.
+const GROUP: usize = 16;
 /// Buckets that one search for room looks at.
 const SEARCHED_MAX: usize = 128;
 /// Searches of one insertion, each spoilt by changes of other threads.
@@ -307,18 +309,24 @@ impl<K: SharedKey> Concurrent<K> {
             tag: 1,
             counter: 0,
         }; BATCH_MAX];
-        for (key, place) in keys.iter().zip(&mut places) {
-            *place = self.place_of(key);
-            prefetch(&self.buckets[place.first]);
-        }
-        for place in &places[..count] {
-            let bucket = &self.buckets[place.first];
-            if !bucket.prefetch_match(place.tag) && bucket.overflowed(place.counter) {
-                prefetch(&self.buckets[place.second]);
+        // While lines of one group are on their way, the groups before are matched and read.
+        let (mut hashed, mut matched, mut read) = (0, 0, 0);
+        while read < count {
+            let next = count.min(hashed + GROUP);
+            for (key, place) in keys[hashed..next].iter().zip(&mut places[hashed..next]) {
+                *place = self.place_of(key);
+                prefetch(&self.buckets[place.first]);
             }
-        }
-        for ((key, value), place) in keys.iter().zip(values).zip(places) {
-            *value = self.read(key, place).unwrap_or(NONE);
+            for place in &places[matched..hashed] {
+                let bucket = &self.buckets[place.first];
+                if !bucket.prefetch_match(place.tag) && bucket.overflowed(place.counter) {
+                    prefetch(&self.buckets[place.second]);
+                }
+            }
+            for i in read..matched {
+                values[i] = self.read(&keys[i], places[i]).unwrap_or(NONE);
+            }
+            (read, matched, hashed) = (matched, hashed, next);
         }
     }
 }
