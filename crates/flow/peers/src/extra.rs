@@ -1,5 +1,6 @@
 //! Goals beside the figures: memory of a connection, pauses of a growing table, chosen keys.
 
+use crate::control::{self, Times};
 use crate::keys::Keys;
 use crate::rivals::Make;
 use outboard_flow::aging::Timeouts;
@@ -7,6 +8,7 @@ use outboard_flow::path::{Deletion, Tracker};
 use outboard_flow::random::Random;
 use outboard_flow::{Batched, FlowTable, Growing, Secret, V4};
 use serde_json::{Map, Value, json};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// Bytes of table, state and timer for each connection at nine tenths of the capacity.
@@ -25,39 +27,54 @@ pub fn memory(entries: usize) -> Value {
     json!({"bytes a connection at 90 %": bytes as f64 / (capacity as f64 * 0.9)})
 }
 
-/// Times of single insertions while a table grows from 2^16 entries.
-pub fn growth(entries: usize, core: usize) -> Value {
+/// Times of single insertions while a table grows from 2^16 entries; at the same time a thread on
+/// another core reads the clock, and afterwards this core does, as long.
+pub fn growth(entries: usize, cores: usize) -> Value {
     let keys = Keys::made(entries, 1);
-    // The table's own thread runs on another core.
-    crate::unpin();
-    let mut table = Growing::<V4>::new(1 << 16, entries * 4, Secret::from_seed(1)).expect("memory");
-    let mut times: Vec<u64> = Vec::with_capacity(entries);
-    let mut refused = 0;
-    let start = Instant::now();
-    for (i, key) in keys.v4.iter().enumerate() {
-        let before = crate::clock::ticks();
-        refused += usize::from(table.insert(*key, i as u32).is_err());
-        times.push(crate::clock::ticks() - before);
-    }
-    let ns = start.elapsed().as_nanos() as f64 / entries as f64;
+    let mut times = Times::with_capacity(entries);
+    // The table's own thread, which inherits this, runs on other cores than its user.
+    let core = crate::core_of(0);
+    crate::pin_elsewhere(core, cores);
+    let begin = (1 << 16).min(entries / 8);
+    let mut table = Growing::<V4>::new(begin, entries * 4, Secret::from_seed(1)).expect("memory");
     crate::pin(core);
+    let mut refused = 0;
+    let stop = AtomicBool::new(false);
+    let (spent, other) = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            crate::pin(crate::core_of(1));
+            control::gaps(&stop)
+        });
+        let start = Instant::now();
+        for (i, key) in keys.v4.iter().enumerate() {
+            let before = crate::clock::ticks();
+            refused += usize::from(table.insert(*key, i as u32).is_err());
+            times.push(crate::clock::ticks() - before);
+        }
+        let spent = start.elapsed();
+        stop.store(true, Ordering::Relaxed);
+        (spent, reader.join().expect("a thread"))
+    });
     let found = (0..entries)
         .filter(|i| table.get(&keys.v4[*i]) == Some(*i as u32))
         .count();
     assert_eq!(found + refused, entries);
-    let at_us = |nanoseconds: f64| {
-        times
-            .iter()
-            .filter(|t| crate::clock::ns(**t) > nanoseconds)
-            .count()
-    };
-    let (above_20, above_50) = (at_us(20_000.0), at_us(50_000.0));
-    times.sort_unstable();
-    let at = |part: f64| crate::clock::ns(times[((times.len() - 1) as f64 * part) as usize]);
-    json!({
-        "mean ns": ns, "p99 ns": at(0.99), "p99.99 ns": at(0.9999), "max ns": at(1.0), "above 20 us": above_20, "above 50 us": above_50,
-        "refused": refused, "capacity": table.capacity(),
-    })
+    let stop = AtomicBool::new(false);
+    let after = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            crate::pin(crate::core_of(2));
+            std::thread::sleep(spent);
+            stop.store(true, Ordering::Relaxed);
+        });
+        control::gaps(&stop)
+    });
+    let mut report = times.report();
+    report["mean"] = json!(spent.as_nanos() as f64 / entries as f64);
+    report["refused"] = json!(refused);
+    report["capacity"] = json!(table.capacity());
+    report["another core reading the clock"] = other.report();
+    report["this core reading the clock afterwards"] = after.report();
+    report
 }
 
 /// Keys of which all have ten equal bits of an unkeyed CRC32, beside keys at random.

@@ -1,11 +1,13 @@
 //! Measures connection tables, and writes the results as JSON: `flow-bench PARTS [--quick]
-//! [--core=N] [--heap=GIB]`, where PARTS are names of figures, separated by commas, or `all`.
+//! [--core=N] [--heap=GIB] [--out=FILE]`, where PARTS are names of figures, separated by commas, or
+//! `all`. FILE is written whenever a part has ended, so a run that is cut short keeps those before.
 //!
-//! Parts of one thread run on core N. Before the first part, the heap is as large as `--heap` says
-//! and all of it has been written: with `GLIBC_TUNABLES=glibc.malloc.mmap_max=0` and a trim
-//! threshold, no table then pays for the kernel's finding of memory.
+//! Threads run on core N and those after it. Before the first part, the heap is as large as
+//! `--heap` says and all of it has been written: with `GLIBC_TUNABLES=glibc.malloc.mmap_max=0` and
+//! a trim threshold, no table then pays for the kernel's finding of memory.
 
 mod clock;
+mod control;
 mod extra;
 #[cfg(foreign)]
 mod foreign;
@@ -31,9 +33,43 @@ pub fn pin(core: usize) {
     restrict([1u64 << (core % 64), 0]);
 }
 
-/// Lets a thread, and those that it starts, run on all cores.
-pub fn unpin() {
-    restrict([u64::MAX; 2]);
+/// Lets a thread, and those that it starts, run on all cores but one; on all if there is only one.
+pub fn pin_elsewhere(core: usize, cores: usize) {
+    let all = if cores == 1 { 0 } else { 1u64 << (core % 64) };
+    restrict([!all, u64::MAX]);
+}
+
+/// The first core that this process uses.
+static FIRST_CORE: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
+
+/// Core of a thread's number: those that share execution units with another come last.
+pub fn core_of(thread: usize) -> usize {
+    static ORDER: std::sync::OnceLock<Vec<usize>> = std::sync::OnceLock::new();
+    let order = ORDER.get_or_init(|| {
+        let siblings = |core: usize| {
+            let path = format!("/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list");
+            std::fs::read_to_string(path).ok()
+        };
+        let cores: Vec<_> = (0..64)
+            .map_while(|core| Some((core, siblings(core)?)))
+            .collect();
+        let is_first = |one: &(usize, String)| {
+            let list = one.1.split([',', '-']).next().unwrap_or_default();
+            list.trim().parse() == Ok(one.0)
+        };
+        let (first, later): (Vec<_>, Vec<_>) = cores.into_iter().partition(is_first);
+        first.into_iter().chain(later).map(|one| one.0).collect()
+    });
+    let number = FIRST_CORE.get().copied().unwrap_or(0) + thread;
+    order.get(number % order.len().max(1)).copied().unwrap_or(0)
+}
+
+/// Begins to load the line that contains `place`.
+#[inline(always)]
+pub fn prefetch<T>(place: &T) {
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+    // SAFETY: a prefetch reads nothing that the program sees, and never faults.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(place).cast()) };
 }
 
 fn restrict(mask: [u64; 2]) {
@@ -47,8 +83,6 @@ fn restrict(mask: [u64; 2]) {
 struct Scale {
     quick: bool,
     cores: usize,
-    /// Core of the parts that use one.
-    core: usize,
 }
 
 impl Scale {
@@ -147,42 +181,72 @@ fn figure_6_1(scale: &Scale, profiles: &[Profile]) -> Value {
     Value::Object(result)
 }
 
-fn figure_6_3(scale: &Scale, threads: &[usize]) -> Value {
+/// Name of the row without any table.
+const CONTROL: &str = "control: no table";
+
+fn figure_6_3(scale: &Scale, threads: &[usize], turns: usize) -> Value {
     let entries = scale.of(1 << 23);
     let load = scale.load(Profile::CAMPUS, 32, 3 << 20, 8 << 20);
-    let mut result = Map::new();
     let none = || Deletion::None;
-    for threads in threads.iter().copied() {
-        let row = json!({
-            "batched": whole::sharded::<Batched<V4>>(entries, threads, &load, none),
-            "our cuckoo": whole::sharded::<Cuckoo<V4>>(entries, threads, &load, none),
-            "our cuckoo++": whole::sharded::<CuckooBloom<V4>>(entries, threads, &load, none),
-            "our robin hood": whole::sharded::<Robin<V4>>(entries, threads, &load, none),
-            "our chained": whole::sharded::<Chained<V4>>(entries, threads, &load, none),
-        });
-        result.insert(threads.to_string(), row);
+    in_turns(scale, threads, turns, |threads, add| {
+        let mut run = |name: &str, run: fn(usize, usize, &Load, fn() -> Deletion) -> Value| {
+            add(name, run(entries, threads, &load, none));
+        };
+        run(CONTROL, whole::sharded::<control::NoTable>);
+        run("batched", whole::sharded::<Batched<V4>>);
+        run("our cuckoo", whole::sharded::<Cuckoo<V4>>);
+        run("our cuckoo++", whole::sharded::<CuckooBloom<V4>>);
+        run("our hopscotch", whole::sharded::<Hopscotch<V4>>);
+        run("our robin hood", whole::sharded::<Robin<V4>>);
+        run("our std", whole::sharded::<Standard<V4>>);
+        run("our chained", whole::sharded::<Chained<V4>>);
+    })
+}
+
+/// Runs rows with each number of threads, all numbers in turns, and keeps of each row the run with
+/// the median rate.
+fn in_turns(
+    scale: &Scale,
+    threads: &[usize],
+    turns: usize,
+    row: impl Fn(usize, &mut dyn FnMut(&str, Value)),
+) -> Value {
+    let mut ran: Vec<Vec<(String, Vec<Value>)>> = vec![Vec::new(); threads.len()];
+    for _ in 0..if scale.quick { 1 } else { turns } {
+        for (threads, ran) in threads.iter().zip(&mut ran) {
+            row(
+                *threads,
+                &mut |name, value| match ran.iter_mut().find(|(known, _)| known == name) {
+                    Some((_, values)) => values.push(value),
+                    None => ran.push((name.into(), vec![value])),
+                },
+            );
+        }
     }
-    Value::Object(result)
+    let middle = |(name, mut values): (String, Vec<Value>)| {
+        values.sort_by(|a, b| rate_of(a).total_cmp(&rate_of(b)));
+        (name, values.swap_remove(values.len() / 2))
+    };
+    let rows = threads.iter().zip(ran).map(|(threads, ran)| {
+        let row: Map<_, _> = ran.into_iter().map(middle).collect();
+        (threads.to_string(), Value::Object(row))
+    });
+    Value::Object(rows.collect())
 }
 
 /// Shared tables; briefly: the lock-free ones at both ends.
 fn figure_6_4(scale: &Scale, brief: bool) -> Value {
     let mut result = Map::new();
+    let mut threads = scale.threads();
+    if brief {
+        threads = vec![1, threads[threads.len() - 1]];
+    }
     for profile in [Profile::CAMPUS, Profile::CAIDA] {
-        let threads = scale.threads();
-        let threads = if brief {
-            vec![1, threads[threads.len() - 1]]
-        } else {
-            threads
-        };
-        let rows = threads.into_iter().map(|threads| {
-            let mut row = Map::new();
-            shared_row(scale, profile, threads, brief, &mut |name, value| {
-                row.insert(name.into(), value);
-            });
-            (threads.to_string(), Value::Object(row))
+        let turns = if brief { 3 } else { 1 };
+        let rows = in_turns(scale, &threads, turns, |threads, add| {
+            shared_row(scale, profile, threads, brief, add);
         });
-        result.insert(profile.name.into(), Value::Object(rows.collect()));
+        result.insert(profile.name.into(), rows);
     }
     Value::Object(result)
 }
@@ -204,6 +268,10 @@ fn shared_row(
         warm: fast.warm / 4,
         ..fast
     };
+    add(
+        CONTROL,
+        whole::sharded::<control::NoTable>(entries, n, &fast, none),
+    );
     add(
         "concurrent",
         whole::shared::<Concurrent<V4>>(entries, n, &fast, none),
@@ -337,7 +405,7 @@ fn on_cores<R: Send>(
         let mut started = Vec::new();
         for (core, (_, deletion)) in all.iter().enumerate() {
             started.push(scope.spawn(move || {
-                pin(core);
+                pin(core_of(core));
                 one(deletion)
             }));
         }
@@ -350,27 +418,25 @@ fn rate_of(report: &Value) -> f64 {
     report["mpps"].as_f64().expect("a rate")
 }
 
-fn figure_6_6(scale: &Scale) -> Value {
+fn figure_6_6(scale: &Scale, threads: &[usize]) -> Value {
     let entries = scale.of(1 << 24);
     // Time passes at the rate of a full link: as many packets as five seconds have, and more.
     let load = scale.load(Profile::CAIDA, 16, 3 << 20, 72 << 20);
     let wheel = || Deletion::Wheel { tick_ms: 1 };
     let lazy = || Deletion::Lazy;
-    let mut result = Map::new();
-    for threads in scale
-        .threads()
-        .into_iter()
-        .filter(|n| *n >= 2 || scale.cores < 4)
-    {
-        let row = json!({
-            "sharded, wheel": whole::sharded::<Batched<V4>>(entries, threads, &load, wheel),
-            "sharded, lazy": whole::sharded::<Batched<V4>>(entries, threads, &load, lazy),
-            "concurrent, wheel": whole::shared::<Concurrent<V4>>(entries, threads, &load, wheel),
-            "concurrent, lazy": whole::shared::<Concurrent<V4>>(entries, threads, &load, lazy),
-        });
-        result.insert(threads.to_string(), row);
-    }
-    Value::Object(result)
+    in_turns(scale, threads, 1, |threads, add| {
+        let sharded = whole::sharded::<Batched<V4>>;
+        let shared = whole::shared::<Concurrent<V4>>;
+        let none = || Deletion::None;
+        add(
+            CONTROL,
+            whole::sharded::<control::NoTable>(entries, threads, &load, none),
+        );
+        add("sharded, wheel", sharded(entries, threads, &load, wheel));
+        add("sharded, lazy", sharded(entries, threads, &load, lazy));
+        add("concurrent, wheel", shared(entries, threads, &load, wheel));
+        add("concurrent, lazy", shared(entries, threads, &load, lazy));
+    })
 }
 
 fn machine(cores: usize) -> Value {
@@ -431,6 +497,8 @@ const SHARES: &[&str] = &[
     "6.1-caida",
     "6.3-wide",
     "6.4-brief",
+    "6.6-one",
+    "brief",
     "goals-few",
 ];
 const PARTS: &[&str] = &[
@@ -444,6 +512,7 @@ fn measure(part: &str, scale: &Scale) -> Value {
         entries: scale.of(entries),
         queries,
         rounds: 5,
+        seconds: 60.0,
         only,
     };
     match part {
@@ -453,19 +522,21 @@ fn measure(part: &str, scale: &Scale) -> Value {
         "slowest" => micro::slowest(&tables, scale.of(1 << 22)),
         "extra" => json!({
             "memory": extra::memory(scale.of(1 << 22)),
-            "growth": extra::growth(scale.of(1 << 22), scale.core),
+            "growth": extra::growth(scale.of(1 << 22), scale.cores),
             "chosen keys": extra::chosen(&tables, scale.of(200_000)),
         }),
         "6.1" => figure_6_1(scale, &[Profile::CAMPUS, Profile::CAIDA]),
         "6.1-campus" => figure_6_1(scale, &[Profile::CAMPUS]),
         "6.1-caida" => figure_6_1(scale, &[Profile::CAIDA]),
         "6.2" => micro::loads(&tables, scale.of(1 << 21), LOADS),
-        "6.3" => figure_6_3(scale, &scale.threads()),
-        "6.3-wide" => figure_6_3(scale, &[1, scale.cores]),
+        "6.3" => figure_6_3(scale, &scale.threads(), 1),
+        "6.3-wide" => figure_6_3(scale, &[1, scale.cores], 3),
         "6.4" => figure_6_4(scale, false),
         "6.4-brief" => figure_6_4(scale, true),
         "6.5" => figure_6_5(scale),
-        "6.6" => figure_6_6(scale),
+        "6.6" => figure_6_6(scale, &scale.threads()[1.min(scale.cores - 1)..]),
+        "brief" => micro::brief(&tables, &options(1 << 22, Some(FEW))),
+        "6.6-one" => figure_6_6(scale, &[1]),
         other => unreachable!("{other} is no part"),
     }
 }
@@ -507,15 +578,16 @@ fn main() {
         std::process::exit(2);
     }
     let cores = std::thread::available_parallelism().map_or(1, Into::into);
-    let core = option(&arguments, "--core=");
-    let scale = Scale { quick, cores, core };
+    let _ = FIRST_CORE.set(option(&arguments, "--core="));
+    let scale = Scale { quick, cores };
     #[cfg(foreign)]
     if !foreign::start(if quick { c"512" } else { c"4096" }) {
         eprintln!("flow-bench: DPDK does not start");
         std::process::exit(1);
     }
-    pin(core);
+    pin(core_of(0));
     fill_heap(option(&arguments, "--heap="));
+    let out = arguments.iter().find_map(|one| one.strip_prefix("--out="));
     let mut result = Map::new();
     result.insert("machine".into(), machine(cores));
     for part in parts {
@@ -523,6 +595,14 @@ fn main() {
         let value = measure(&part, &scale);
         eprintln!("{part}: {:.1} s", start.elapsed().as_secs_f64());
         result.insert(part, value);
+        if let Some(out) = out
+            && let Err(error) = std::fs::write(out, json!(result).to_string())
+        {
+            eprintln!("flow-bench: {out}: {error}");
+            std::process::exit(1);
+        }
     }
-    println!("{}", Value::Object(result));
+    if out.is_none() {
+        println!("{}", Value::Object(result));
+    }
 }

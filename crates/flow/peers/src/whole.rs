@@ -147,7 +147,7 @@ pub fn sharded<T: FlowTable<V4> + Send>(
             .map(|thread| {
                 let barrier = &barrier;
                 scope.spawn(move || {
-                    crate::pin(thread);
+                    crate::pin(crate::core_of(thread));
                     let secret = Secret::from_seed(1);
                     let table = T::with_capacity(entries / threads, secret).expect("memory");
                     let mut tracker = tracker(table, &deletion(), load.timeout_ms);
@@ -184,7 +184,7 @@ pub fn shared<S: SharedTable<V4> + Threads>(
             .map(|thread| {
                 let (table, barrier) = (&table, &barrier);
                 scope.spawn(move || {
-                    crate::pin(thread);
+                    crate::pin(crate::core_of(thread));
                     table.thread(true);
                     let flows = entries / threads;
                     let base = (thread * (flows + 1)) as u32;
@@ -240,7 +240,9 @@ pub fn queue<T: FlowTable<V4>>(
     // Time of the core, without that in which packets are made.
     let mut clock = 0.0f64;
     let (mut arrived, mut dropped, mut busy, mut aging) = (0u64, 0u64, 0.0, 0.0);
-    let (mut longest, mut calls, mut paused) = (0.0f64, 0u64, Vec::new());
+    let (mut longest, mut calls, mut paused) = (0.0f64, 0u64, 0u64);
+    let (mut control_longest, mut control_paused) = (0u64, 0u64);
+    let pause_min = (20_000.0 * crate::clock::rate()) as u64;
     while (arrived as usize) < load.packets {
         frames(&mut traffic, &mut buffer, load.frames);
         let mut rest = &mut buffer[..];
@@ -268,9 +270,11 @@ pub fn queue<T: FlowTable<V4>>(
             busy += spent;
             clock += spent;
             longest = longest.max(pause);
-            if pause > 20_000.0 * crate::clock::rate() {
-                paused.push(pause);
-            }
+            paused += u64::from(pause as u64 > pause_min);
+            // The same core waits as long without doing anything.
+            let waited = crate::control::wait_like(end - before);
+            control_longest = control_longest.max(waited);
+            control_paused += u64::from(waited > pause_min);
             calls += 1;
             arrived += burst as u64;
             rest = &mut rest[burst..];
@@ -280,7 +284,8 @@ pub fn queue<T: FlowTable<V4>>(
     json!({
         "packets": arrived, "dropped %": dropped as f64 / arrived as f64 * 100.0, "busy": busy / clock,
         "seconds": ns(clock) / 1e9, "share of deletion": aging / busy, "longest pause us": ns(longest) / 1000.0,
-        "calls": calls, "pauses above 20 us": paused.len(), "connections": tracker.len(), "expired": tracker.counts.expired,
+        "calls": calls, "pauses above 20 us": paused,
+        "longest wait of the control us": ns(control_longest as f64) / 1000.0, "waits above 20 us": control_paused, "connections": tracker.len(), "expired": tracker.counts.expired,
         "refused": tracker.counts.table_full, "cycles a packet": busy / (arrived - dropped) as f64,
     })
 }
