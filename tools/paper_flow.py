@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from flow_plots import plots
+
 Rows = dict[str, Any]
 
 # Chapter 6 of the thesis, by its authors' released results.
@@ -58,7 +60,12 @@ def main() -> int:
                     add(joined, json.loads(text))
             Path(results).write_text(json.dumps(joined, indent=1, sort_keys=True) + "\n")
         case ["page", results, page]:
-            Path(page).write_text(page_of(json.loads(Path(results).read_text())))
+            pictures = Path(page).with_suffix("")
+            text, drawn = page_of(json.loads(Path(results).read_text()), pictures.name)
+            Path(page).write_text(text)
+            pictures.mkdir(exist_ok=True)
+            for name, picture in drawn.items():
+                (pictures / name).write_text(picture)
         case _:
             print(__doc__, file=sys.stderr)
             return 2
@@ -79,8 +86,10 @@ def add(joined: Rows, run: Rows) -> None:
         dates[part] = date
 
 
-def page_of(results: Rows) -> str:
+def page_of(results: Rows, pictures: str) -> tuple[str, dict[str, str]]:
+    """Returns the page, and its pictures by the names of their files."""
     machine = results["machine"]
+    drawn = plots(results, THESIS_6_1, THESIS_6_2, LOADS)
     lines = [
         "# Connection tables: what was measured",
         "",
@@ -93,10 +102,12 @@ def page_of(results: Rows) -> str:
     ]
     for part, write in WRITERS.items():
         if part in results:
-            lines += [*write(results[part]), ""]
+            title, *rest = write(results[part])
+            picture = [f"![{title.strip('# ')}]({pictures}/{part}.svg)", ""] if part in drawn else []
+            lines += [title, "", *picture, *rest[1:], ""]
             if part in results.get("dates", {}):
                 lines += [f"Measured {results['dates'][part]} UTC.", ""]
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join(lines).rstrip() + "\n", {f"{part}.svg": picture for part, picture in drawn.items()}
 
 
 def table(head: list[str], rows: list[list[Any]]) -> list[str]:
@@ -172,7 +183,8 @@ def scaling(rows: Rows) -> list[str]:
         rates = [rows[count].get(name, {}).get("mpps") for count in threads]
         last = rates[-1] / rates[0] if rates[0] and rates[-1] else None
         body.append([name, *rates, last])
-    return table(["Mpps", *(f"{count} cores" for count in threads), "times one core"], body)
+    first = "one core" if threads[0] == "1" else f"{threads[0]} cores"
+    return table(["Mpps", *(f"{count} cores" for count in threads), f"times {first}"], body)
 
 
 def figure_6_3(rows: Rows) -> list[str]:
@@ -194,13 +206,19 @@ def figure_6_4(rows: Rows) -> list[str]:
 
 
 def figure_6_5(rows: Rows) -> list[str]:
-    lines = ["## Figure 6.5: deletion, one core 70 % busy, 4 M entries, 5 s"]
+    lines = [
+        "## Figure 6.5: deletion, one core 70 % busy, 4 M entries, 5 s",
+        "",
+        "After each call that deletes, the same core waits as long without doing anything: the control.",
+    ]
     fields = [
         "dropped %",
         "cycles a packet",
         "share of deletion",
         "longest pause us",
         "pauses above 20 us",
+        "longest wait of the control us",
+        "waits above 20 us",
         "calls",
         "connections",
     ]
@@ -209,7 +227,7 @@ def figure_6_5(rows: Rows) -> list[str]:
         for way, row in ways.items():
             kind, _, hertz = way.partition(" ")
             frequency = {"1000 Hz": 0, "100 Hz": 1, "10 Hz": 2, "1 Hz": 3}.get(hertz, 0)
-            body.append([way, *(row[field] for field in fields), THESIS_6_5[kind][frequency]])
+            body.append([way, *map(row.get, fields), THESIS_6_5[kind][frequency]])
         lines += ["", f"{name}:", "", *table(["deletion", *fields, "thesis: dropped %"], body)]
     return lines
 
@@ -219,13 +237,32 @@ def figure_6_6(rows: Rows) -> list[str]:
 
 
 def slowest(rows: Rows) -> list[str]:
-    body = [[name, row["p50"], row["p99"], row["p99.99"], row["max"]] for name, row in rows.items()]
-    head = ["table", "p50", "p99", "p99.99", "longest"]
-    return ["## Single insertions while filling to 90 % of 4 M, ns", "", *table(head, body)]
+    fields = ["mean", "p50", "p99", "p99.99", "max", "above 10 us"]
+    body = []
+    for name, row in rows.items():
+        control = row.get("control", {})
+        body.append([name, *map(row.get, fields), *map(control.get, fields[3:])])
+    head = ["table", "mean", "p50", "p99", "p99.99", "longest", "above 10 us"]
+    return [
+        "## Single insertions while filling to 90 % of 4 M, ns",
+        "",
+        "Control: after each insertion the same core waits as long without any table.",
+        "",
+        *table([*head, "control: p99.99", "longest", "above 10 us"], body),
+    ]
 
 
 def extra(rows: Rows) -> list[str]:
     growth, chosen = rows["growth"], rows["chosen keys"]
+    pauses = [
+        [name, row.get("above 10 us"), row["above 50 us"], row["max"] / 1000]
+        for name, row in [
+            ("insertions while the table grows", growth),
+            ("another core at the same time, reading the clock", growth.get("another core reading the clock")),
+            ("the same core afterwards, reading the clock", growth.get("this core reading the clock afterwards")),
+        ]
+        if row
+    ]
     body = [
         [name, *(row[keys][field] for field in ("hit 32", "insert", "refused") for keys in ("random", "chosen"))]
         for name, row in chosen.items()
@@ -236,9 +273,11 @@ def extra(rows: Rows) -> list[str]:
         "",
         f"A connection takes {rows['memory']['bytes a connection at 90 %']:.1f} bytes at 90 %: table, state and timer.",
         "",
-        f"Growth from 65,536 to {growth['capacity']:,} entries: mean {growth['mean ns']:.0f} ns, p99.99 "
-        f"{growth['p99.99 ns']:.0f} ns, longest {growth['max ns'] / 1000:.0f} us; {growth['above 50 us']} insertions "
-        f"above 50 us, {growth['refused']} refused while the next memory was not there.",
+        f"Growth from 65,536 to {growth['capacity']:,} entries: mean {growth['mean']:.0f} ns, p99.99 "
+        f"{growth['p99.99']:.0f} ns, {growth['refused']} refused while the next memory was not there. Pauses, and "
+        "those of cores that only read the clock for as long, where they were measured:",
+        "",
+        *table(["", "above 10 us", "above 50 us", "longest, us"], pauses),
         "",
         "Keys of which all have ten equal bits of CRC32, 75 % full; nanoseconds, and insertions refused:",
         "",
@@ -246,8 +285,24 @@ def extra(rows: Rows) -> list[str]:
     ]
 
 
+def brief(rows: Rows) -> list[str]:
+    columns = ["hit 0", "hit 32", "hit 64", "miss 0", "miss 32", "miss 64"]
+    head = ["table", "hit", "batch of 32", "of 64", "miss", "batch of 32", "of 64"]
+    lines = [
+        "## One core, 4 M entries, on a busy machine",
+        "",
+        "Nanoseconds a key: the fastest of 64 short passes in turns, each over other keys than the last, so that "
+        "entries come from memory.",
+    ]
+    for load in (50, 75, 95):
+        body = [[name, *(row.get(f"{column} {load}") for column in columns)] for name, row in rows.items()]
+        lines += ["", f"{load} % full:", "", *table(head, sorted(body, key=lambda row: row[1]))]
+    return lines
+
+
 WRITERS = {
     "goals": goals,
+    "brief": brief,
     "large": lambda rows: goals(rows, "One core, 32 M entries"),
     "slowest": slowest,
     "6.1": figure_6_1,
