@@ -5,15 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from harness import TEST_PROGRAMS
 from test_balance import (
     BALANCER,
     CLIENTS,
     ECHO_PORT,
+    PLANE,
     SERVERS,
     VIP,
     Balancer,
@@ -22,6 +27,7 @@ from test_balance import (
     can_unshare,
     has_program,
     serve,
+    service,
 )
 
 pytestmark = pytest.mark.skipif(not can_unshare, reason="needs ip, nsenter and user namespaces")
@@ -151,7 +157,46 @@ def test_a_smaller_mtu_behind_the_balancer(narrow_net: Net, tmp_path: Path, forw
     # 100,000 bytes each way in each.
     report = ask(net, "transfer", VIP, 10)
     assert report["results"] == {"right": 10}, f"{report}\n{balancer.status()}"
-    dropped = balancer.status()["dropped"]
-    assert dropped.get("too_long", 0) > 0, dropped
+    status = balancer.status()
+    dropped = status["dropped"]
+    assert dropped["too_long"] == status["told_too_long"] > 0, status
     assert "unsent" not in dropped, dropped
     balancer.stop()
+
+
+FAR = "192.0.2.103"
+BAD_TRANSFERS = 40
+
+
+def test_transfers_over_a_bad_link(tmp_path: Path) -> None:
+    """A client whose frames are lost, delayed, reordered and doubled; meanwhile a backend is drained, and the balancer
+    starts again."""
+    with contextlib.ExitStack() as stack:
+        net = Net(stack)
+        for host in [BALANCER, *SERVERS, CLIENTS[0]]:
+            net.add(host)
+        relay = net.hosts[CLIENTS[0]]
+        far = net.hosts[FAR] = net.hold(*net.inside(net.switch), "unshare", "-n")
+        net.sh(relay, f"ip link add eth1 type veth peer name eth0 netns {far}; ip link set eth1 up")
+        net.sh(far, f"ip addr add {FAR}/24 dev eth0; ip link set eth0 up")
+        command = [sys.executable, TEST_PROGRAMS / "relay.py", "eth0", "eth1", "1", "3", "3", "5", "10"]
+        link = net.start(CLIENTS[0], *command, stdout=subprocess.PIPE)
+        assert link.stdout is not None
+        assert link.stdout.readline() == "ready\n"
+        for host in SERVERS:
+            serve(net, host, "serve", host)
+        check = 'check = { kind = "tcp", interval_ms = 200 }'
+        config = PLANE + service("echo", ECHO_PORT, check)
+        balancer = Balancer(net, tmp_path, config)
+        balancer.until("both are up", lambda: all(one["is_up"] for one in balancer.backends().values()))
+        command = [sys.executable, TEST_PROGRAMS / "transfers.py", "transfer", VIP, str(ECHO_PORT), str(BAD_TRANSFERS)]
+        transfers = net.start(FAR, *command, stdout=subprocess.PIPE)
+        time.sleep(0.5)
+        balancer.command("drain", f"{SERVERS[0]}:{ECHO_PORT}")
+        time.sleep(0.3)
+        balancer.stop()
+        balancer.start()
+        out, _ = transfers.communicate(timeout=100)
+        report = json.loads(out)
+        assert report["results"] == {"right": BAD_TRANSFERS}, f"{report}\n{balancer.status()}"
+        balancer.stop()

@@ -96,6 +96,16 @@ fn add_totals(text: &mut Text, status: &Status) {
             "Checksums filled in that a host left out",
             completed,
         ),
+        (
+            "told_too_long_total",
+            "Senders told that their packets are too long",
+            status.told_too_long,
+        ),
+        (
+            "split_total",
+            "Fragments made of packets that were too long",
+            status.split,
+        ),
     ];
     for (name, help, value) in counters {
         text.family(name, "counter", help);

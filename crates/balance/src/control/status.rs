@@ -20,6 +20,9 @@ pub struct Status {
     pub fragments: u64,
     pub answered: u64,
     pub checksums_completed: u64,
+    /// Senders told that their packets are too long, and fragments made of such packets.
+    pub told_too_long: u64,
+    pub split: u64,
     /// Dropped frames by reason; reasons without any are left out.
     pub dropped: BTreeMap<String, u64>,
     pub services: Vec<ServiceStatus>,
@@ -107,6 +110,8 @@ impl Status {
             fragments: counts.fragments,
             answered: counts.answered,
             checksums_completed: counts.checksums_completed,
+            told_too_long: counts.told_too_long,
+            split: counts.split,
             dropped: dropped.filter(|(_, count)| *count > 0).collect(),
             services: services(engine),
         }
