@@ -14,6 +14,9 @@ pub const BACKENDS_MAX: usize = 4096;
 pub const WEIGHT_MAX: u32 = 1000;
 pub const CONNECTIONS_MAX: usize = 64 << 20;
 
+/// Longer than waking a thread takes, and too short to be noticed where little comes.
+const SPIN: Duration = Duration::from_micros(50);
+
 /// Why a configuration is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -74,6 +77,17 @@ pub struct PlaneTable {
     pub kind: PlaneKind,
     #[serde(default)]
     pub interfaces: Vec<String>,
+    /// Microseconds for which the balancer keeps looking for frames before it sleeps.
+    pub spin_us: Option<u32>,
+}
+
+impl PlaneTable {
+    /// Time without frames after which the balancer sleeps until the next.
+    pub fn spin(&self) -> Duration {
+        let longest = Duration::from_secs(1);
+        self.spin_us
+            .map_or(SPIN, |us| Duration::from_micros(us.into()).min(longest))
+    }
 }
 
 /// Sizes, which are those of the start: a reload does not change them.

@@ -145,6 +145,7 @@ pub fn run(
         links: Links::of(plane.as_ref()).map_err(failed("a socket"))?,
         dumps: config.dumped().map(|(path, every)| Dumps::new(path, every)),
         plane,
+        spin: config.plane.spin(),
         engine,
         tasks: tasks_in,
         takers: takers_in,
@@ -461,6 +462,8 @@ struct Passing {
     takers: Receiver<UnixStream>,
     wake: OwnedFd,
     started: Instant,
+    /// Time without frames after which it sleeps.
+    spin: Duration,
     /// Frames that the plane was told to give.
     wanted: Wanted,
 }
@@ -534,10 +537,11 @@ impl Passing {
     fn pass(&mut self, stop: &AtomicBool, hup: &AtomicBool, reload: &Reload) -> io::Result<End> {
         let (mut frames, mut verdicts) = (Vec::new(), Vec::new());
         let (mut all_sent, mut has_changed) = (true, false);
+        let mut busy_until = Instant::now();
         while !stop.load(Ordering::Relaxed) {
-            self.wait(if all_sent { TICK } else { UNSENT_PAUSE })?;
-            let mut buffer = [0; 64];
-            while rustix::io::read(&self.wake, &mut buffer).is_ok_and(|count| count > 0) {}
+            if Instant::now() >= busy_until {
+                self.wait(if all_sent { TICK } else { UNSENT_PAUSE })?;
+            }
             while let Ok(task) = self.tasks.try_recv() {
                 task(&mut self.engine);
                 has_changed = true;
@@ -562,9 +566,10 @@ impl Passing {
                     .spawn(reload)?;
             }
             for _ in 0..BATCHES_A_TURN {
-                if self.pass_batch(&mut frames, &mut verdicts)? < BATCH {
+                if self.pass_batch(&mut frames, &mut verdicts)? == 0 {
                     break;
                 }
+                busy_until = Instant::now() + self.spin;
             }
             all_sent = self.plane.flush();
             self.engine.tick(self.now_ms());
@@ -600,7 +605,7 @@ impl Passing {
     }
 
     /// Waits for frames, tasks, a signal or the next tick.
-    fn wait(&self, longest: Duration) -> io::Result<()> {
+    fn wait(&mut self, longest: Duration) -> io::Result<()> {
         let wake = self.wake.as_fd();
         let mut fds: Vec<_> = self
             .plane
@@ -611,9 +616,19 @@ impl Passing {
             .collect();
         let tick = Timespec::try_from(longest).ok();
         match poll(&mut fds, tick.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => Err(error.into()),
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
         }
+        if fds.iter().any(|fd| fd.revents().contains(PollFlags::ERR)) {
+            drop(fds);
+            match self.plane.take_error() {
+                Err(error) if links::is_down(&error) => {}
+                taken => taken?,
+            }
+        }
+        let mut buffer = [0; 64];
+        while rustix::io::read(&self.wake, &mut buffer).is_ok_and(|count| count > 0) {}
+        Ok(())
     }
 
     /// Passes one batch. Returns the number of its frames.
@@ -632,16 +647,14 @@ impl Passing {
         }
         let now_ms = self.now_ms();
         self.engine.process(frames, verdicts, now_ms);
-        for (index, (frame, verdict)) in frames.iter().zip(verdicts.iter()).enumerate() {
-            let Verdict::Send(port) = verdict else {
-                continue;
-            };
-            // A frame that cannot be sent is lost, as on any network.
-            if self.plane.send(index, frame, *port).is_err() {
-                self.engine.note_unsent();
-            }
+        // A frame that cannot be sent is lost, as on any network.
+        for _ in 0..self.plane.send_all(frames, verdicts) {
+            self.engine.note_unsent();
         }
         let further: Vec<_> = self.engine.take_further().collect();
+        if further.is_empty() {
+            return Ok(frames.len());
+        }
         for (frame, port) in further {
             if self.plane.send(usize::MAX, &frame, port).is_err() {
                 self.engine.note_unsent();

@@ -11,6 +11,9 @@ pub struct HandedSocket {
     pub(super) name: String,
     pub(super) index: u32,
     pub(super) mac: [u8; 6],
+    /// Number of the next slot, if the socket has a ring of them.
+    #[serde(default)]
+    pub(super) next_slot: Option<usize>,
 }
 
 /// An interface on its way to another process.

@@ -1,7 +1,9 @@
 //! Ways of frames into the engine and out of it.
 
 mod handed;
+mod mapping;
 mod packet;
+mod slots;
 mod sys;
 mod tun;
 mod wanted;
@@ -13,7 +15,7 @@ pub use tun::TunPlane;
 pub use wanted::Wanted;
 pub use xdp::XdpPlane;
 
-use crate::engine::{Frame, Port};
+use crate::engine::{Frame, Port, Verdict};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -49,8 +51,26 @@ pub trait Plane: Send {
     /// Replaces `frames` by those that have come, at most `max`.
     fn receive(&mut self, frames: &mut Vec<Frame>, max: usize) -> io::Result<()>;
 
+    /// Returns the error of a descriptor that has one, which it has no longer then.
+    fn take_error(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Sends the frame that came as number `index` of the last batch, out at `port`.
     fn send(&mut self, index: usize, frame: &Frame, port: u16) -> io::Result<()>;
+
+    /// Sends a batch: each frame of the last that has come, if its verdict says where. Returns the
+    /// number of those that could not be sent.
+    fn send_all(&mut self, frames: &[Frame], verdicts: &[Verdict]) -> usize {
+        let mut unsent = 0;
+        for (index, (frame, verdict)) in frames.iter().zip(verdicts).enumerate() {
+            if let Verdict::Send(port) = verdict {
+                unsent += usize::from(self.send(index, frame, *port).is_err());
+            }
+        }
+        self.flush();
+        unsent
+    }
 
     /// Describes the plane for another process, with the descriptors that make it up. Nothing may
     /// be received or sent by this one once the other has begun.
@@ -90,7 +110,7 @@ pub enum PlaneError {
 }
 
 /// The header before a frame: checksum and segments that are left to the device.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Offload([u8; OFFLOAD_BYTES]);
 
 impl Offload {

@@ -16,7 +16,7 @@ pub(super) struct PacketSocket {
 
 /// All kinds of Ethernet frames, as the kernel wants it.
 const ALL: u16 = (libc::ETH_P_ALL as u16).to_be();
-const RECEIVE_BYTES: i32 = 8 << 20;
+const QUEUE_BYTES: i32 = 8 << 20;
 
 fn failed<'a>(interface: &'a str, step: &'static str) -> impl Fn(io::Error) -> PlaneError + 'a {
     move |source| PlaneError::System {
@@ -80,8 +80,12 @@ fn bring_up(_name: &str, mut request: libc::ifreq) -> io::Result<()> {
     Ok(())
 }
 
-/// Opens a packet socket that gets all frames that come in at an interface.
-pub(super) fn open_packet(name: &str) -> Result<PacketSocket, PlaneError> {
+/// Opens a packet socket that gets all frames that come in at an interface. `prepare` is called
+/// before the first can come.
+pub(super) fn open_packet<T>(
+    name: &str,
+    prepare: impl FnOnce(&OwnedFd) -> T,
+) -> Result<(PacketSocket, T), PlaneError> {
     let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: the call takes numbers only.
     let fd = checked(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })
@@ -94,24 +98,46 @@ pub(super) fn open_packet(name: &str) -> Result<PacketSocket, PlaneError> {
     // Frames that this machine sends itself are not for the balancer.
     set_option(&fd, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1).map_err(&step)?;
     set_option(&fd, libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1).map_err(&step)?;
-    // More memory only helps; without the right to it, the kernel's limit holds.
-    let forced = set_option(&fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BYTES);
-    if forced.is_err() {
-        set_option(&fd, libc::SOL_SOCKET, libc::SO_RCVBUF, RECEIVE_BYTES).map_err(&step)?;
-    }
+    widen(&fd).map_err(&step)?;
+    let prepared = prepare(&fd);
     let mac = bind(&fd, index).map_err(&step)?;
-    Ok(PacketSocket {
+    let socket = PacketSocket {
         fd,
         name: name.to_string(),
         index,
         mac: mac.ok_or_else(|| PlaneError::NotEthernet(name.to_string()))?,
-    })
+    };
+    Ok((socket, prepared))
 }
 
-fn set_option(fd: &OwnedFd, level: i32, option: i32, value: i32) -> io::Result<()> {
+/// Gives a socket much memory for frames both ways: virtual devices account a frame to its sender
+/// until it is read. Without the right to it, the kernel's limit holds.
+pub(super) fn widen(fd: &OwnedFd) -> io::Result<()> {
+    for (forced, usual) in [
+        (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF),
+        (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF),
+    ] {
+        if set_option(fd, libc::SOL_SOCKET, forced, QUEUE_BYTES).is_err() {
+            set_option(fd, libc::SOL_SOCKET, usual, QUEUE_BYTES)?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn set_option(fd: &OwnedFd, level: i32, option: i32, value: i32) -> io::Result<()> {
     let length = size_of_val(&value) as libc::socklen_t;
     let pointer = (&raw const value).cast();
     // SAFETY: `pointer` is to a number of `length` bytes, which lives until the call returns.
+    checked(unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, pointer, length) })?;
+    Ok(())
+}
+
+/// Gives a packet socket a ring for frames that come.
+pub(super) fn set_receive_ring(fd: &OwnedFd, request: &libc::tpacket_req) -> io::Result<()> {
+    let length = size_of::<libc::tpacket_req>() as libc::socklen_t;
+    let pointer = (&raw const *request).cast();
+    let (level, option) = (libc::SOL_PACKET, libc::PACKET_RX_RING);
+    // SAFETY: `pointer` is to a whole request, which is borrowed across the call.
     checked(unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, pointer, length) })?;
     Ok(())
 }

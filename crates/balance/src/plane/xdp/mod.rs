@@ -30,6 +30,8 @@ pub struct XdpPlane {
     interfaces: Vec<Interface>,
     /// For each frame of the last batch, the queue where it came.
     queues: Vec<usize>,
+    /// Frames whose memory is used again.
+    spare: Vec<Frame>,
 }
 
 impl XdpPlane {
@@ -38,6 +40,7 @@ impl XdpPlane {
         Ok(XdpPlane {
             interfaces: interfaces.collect::<Result<_, _>>()?,
             queues: Vec::new(),
+            spare: Vec::new(),
         })
     }
 
@@ -51,6 +54,7 @@ impl XdpPlane {
                 .map(|one| Interface::adopt(one, fds))
                 .collect::<Result<_, _>>()?,
             queues: Vec::new(),
+            spare: Vec::new(),
         })
     }
 }
@@ -84,7 +88,7 @@ impl Interface {
                 source,
             }
         };
-        let sys::PacketSocket { index, mac, .. } = sys::open_packet(name)?;
+        let (sys::PacketSocket { index, mac, .. }, ()) = sys::open_packet(name, |_| ())?;
         let program =
             Program::attach(index, QUEUES_MAX).map_err(failed("putting the XDP program on it"))?;
         let mut queues = Vec::new();
@@ -143,24 +147,22 @@ impl Plane for XdpPlane {
     }
 
     fn receive(&mut self, frames: &mut Vec<Frame>, max: usize) -> io::Result<()> {
-        let mut spare = std::mem::take(frames);
+        self.spare.append(frames);
         self.queues.clear();
         // None may keep the others waiting.
         let count: usize = self.interfaces.iter().map(|one| one.queues.len()).sum();
         let share = max.div_ceil(count.max(1));
         for (port, interface) in self.interfaces.iter_mut().enumerate() {
             for (number, queue) in interface.queues.iter_mut().enumerate() {
-                for _ in 0..share {
-                    let mut frame = spare.pop().unwrap_or_default();
-                    if !queue.receive(&mut frame.bytes) {
-                        spare.push(frame);
-                        break;
-                    }
+                queue.receive(share, |bytes| {
+                    let mut frame = self.spare.pop().unwrap_or_default();
+                    frame.bytes.clear();
+                    frame.bytes.extend_from_slice(bytes);
                     frame.port = port as u16;
                     (frame.partial, frame.segment_bytes) = (false, 0);
                     self.queues.push(number);
                     frames.push(frame);
-                }
+                });
             }
         }
         Ok(())

@@ -1,9 +1,11 @@
 //! The memory that an AF_XDP socket and the kernel share: frames, and four rings of their numbers.
 
-use rustix::mm::{MapFlags, ProtFlags};
+use crate::plane::mapping::Mapping;
+use crate::plane::sys;
+use rustix::net::SendFlags;
 use std::io;
 use std::mem::{size_of, zeroed};
-use std::os::fd::{AsFd, AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Length of a frame's place.
@@ -11,38 +13,7 @@ pub(super) const CHUNK_BYTES: usize = 4096;
 /// Places of frames for each direction, and entries of each ring.
 const CHUNKS: usize = 2048;
 const FRAMES_BYTES: usize = 2 * CHUNKS * CHUNK_BYTES;
-
-/// Mapped memory, unmapped when this is dropped.
-struct Mapping {
-    begin: *mut u8,
-    bytes: usize,
-}
-
-// SAFETY: the memory belongs to the process, not to a thread.
-unsafe impl Send for Mapping {}
-
-impl Mapping {
-    /// Maps a part of a socket's rings, or of a file in memory.
-    fn of(file: &OwnedFd, offset: u64, bytes: usize) -> io::Result<Mapping> {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        let hint = std::ptr::null_mut();
-        // SAFETY: new memory at a place of the kernel's choice.
-        let begin =
-            unsafe { rustix::mm::mmap(hint, bytes, protection, flags, file.as_fd(), offset) }?;
-        Ok(Mapping {
-            begin: begin.cast(),
-            bytes,
-        })
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: this mapping is whole, and nothing keeps a pointer into it.
-        let _ = unsafe { rustix::mm::munmap(self.begin.cast(), self.bytes) };
-    }
-}
+const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
 
 /// One ring: `own` is the number of entries that this side has handled, `theirs` the kernel's.
 struct Ring<T> {
@@ -96,10 +67,19 @@ impl<T: Copy> Ring<T> {
 
     /// Number of entries that this side may write (of a ring that it fills) without overtaking.
     fn room(&self) -> usize {
-        let used = self
-            .next
-            .wrapping_sub(self.counter(self.theirs).load(Ordering::Acquire));
-        CHUNKS.saturating_sub(used as usize)
+        CHUNKS.saturating_sub(self.outstanding())
+    }
+
+    /// Number of entries (of a ring that this side fills) that the kernel has not taken.
+    fn outstanding(&self) -> usize {
+        let taken = self.counter(self.theirs).load(Ordering::Acquire);
+        self.next.wrapping_sub(taken) as usize
+    }
+
+    /// Number of entries (of a ring that the kernel fills) that are there.
+    fn filled(&self) -> usize {
+        let written = self.counter(self.theirs).load(Ordering::Acquire);
+        (written.wrapping_sub(self.next) as usize).min(CHUNKS)
     }
 
     fn entry(&self) -> *mut T {
@@ -108,30 +88,26 @@ impl<T: Copy> Ring<T> {
         unsafe { self.mapping.begin.add(self.entries).cast::<T>().add(index) }
     }
 
-    /// Adds an entry. Returns whether there was room.
-    fn push(&mut self, value: T) -> bool {
-        if self.room() == 0 {
-            return false;
-        }
+    /// Writes the next entry, for which there must be room. [`Ring::publish`] shows it.
+    fn write(&mut self, value: T) {
         // SAFETY: the entry is inside of the mapping, and the kernel does not read it before the
         // counter says so.
         unsafe { self.entry().write(value) };
         self.next = self.next.wrapping_add(1);
-        self.counter(self.own).store(self.next, Ordering::Release);
-        true
     }
 
-    /// Takes an entry that the kernel has written.
-    fn pop(&mut self) -> Option<T> {
-        if self.counter(self.theirs).load(Ordering::Acquire) == self.next {
-            return None;
-        }
-        // SAFETY: the entry is inside of the mapping, and the counter says that it is written; `T`
-        // is a plain number or descriptor, of which all bits are values.
+    /// Reads the next entry, which must be there. [`Ring::publish`] gives its place back.
+    fn read(&mut self) -> T {
+        // SAFETY: the entry is inside of the mapping, and `T` is a plain number or descriptor, of
+        // which all bits are values.
         let value = unsafe { self.entry().read() };
         self.next = self.next.wrapping_add(1);
+        value
+    }
+
+    /// Tells the kernel what was written or read.
+    fn publish(&mut self) {
         self.counter(self.own).store(self.next, Ordering::Release);
-        Some(value)
     }
 }
 
@@ -208,6 +184,9 @@ impl XdpSocket {
         ] {
             set_option(&fd, ring, &(CHUNKS as u32))?;
         }
+        sys::widen(&fd)?;
+        // The kernel sends no more than 32 frames at a call otherwise.
+        let _ = set_option(&fd, XDP_MAX_TX_SKB_BUDGET, &(CHUNKS as u32));
         let stash = (0..CHUNKS).map(|one| (one * CHUNK_BYTES) as u64);
         let free = (CHUNKS..2 * CHUNKS).map(|one| (one * CHUNK_BYTES) as u64);
         let mut socket = XdpSocket::map(fd, file, frames, stash.collect(), free.collect())?;
@@ -274,11 +253,12 @@ impl XdpSocket {
 
     /// Gives places back to the kernel, for frames that come.
     fn refill(&mut self) {
-        while let Some(place) = self.stash.pop() {
-            if !self.fill.push(place) {
-                self.stash.push(place);
-                break;
+        let count = self.stash.len().min(self.fill.room());
+        if count > 0 {
+            for place in self.stash.drain(self.stash.len() - count..) {
+                self.fill.write(place);
             }
+            self.fill.publish();
         }
     }
 
@@ -290,65 +270,71 @@ impl XdpSocket {
         (end <= self.frames.bytes).then(|| unsafe { self.frames.begin.add(at) })
     }
 
-    /// Takes a frame that has come.
-    pub(super) fn receive(&mut self, frame: &mut Vec<u8>) -> bool {
-        self.refill();
-        let Some(descriptor) = self.received.pop() else {
-            return false;
-        };
-        frame.clear();
-        let length = (descriptor.len as usize).min(CHUNK_BYTES);
-        if let Some(begin) = self.bytes(descriptor.addr, length) {
-            frame.resize(length, 0);
-            // SAFETY: `begin` has `length` bytes, `frame` too, and they are apart; the kernel has
-            // handed the place over and writes there only once it is in the fill ring again.
-            unsafe { std::ptr::copy_nonoverlapping(begin, frame.as_mut_ptr(), length) };
+    /// Takes up to `max` frames that have come: `take` is given the bytes of each.
+    pub(super) fn receive(&mut self, max: usize, mut take: impl FnMut(&[u8])) {
+        let count = self.received.filled().min(max);
+        if count == 0 {
+            return;
         }
-        self.stash
-            .push(descriptor.addr / CHUNK_BYTES as u64 * CHUNK_BYTES as u64);
-        true
+        for _ in 0..count {
+            let descriptor = self.received.read();
+            let length = (descriptor.len as usize).min(CHUNK_BYTES);
+            if let Some(begin) = self.bytes(descriptor.addr, length) {
+                // SAFETY: `begin` has `length` bytes; the kernel has handed the place over and
+                // writes there only once it is in the fill ring again.
+                take(unsafe { std::slice::from_raw_parts(begin, length) });
+            }
+            self.stash
+                .push(descriptor.addr / CHUNK_BYTES as u64 * CHUNK_BYTES as u64);
+        }
+        self.received.publish();
+        self.refill();
     }
 
     /// Queues a frame to be sent; [`XdpSocket::flush`] has it sent.
     pub(super) fn send(&mut self, frame: &[u8]) -> io::Result<()> {
-        self.reclaim();
         let full = || io::Error::from(io::ErrorKind::WouldBlock);
         if frame.len() > CHUNK_BYTES {
             return Err(io::ErrorKind::InvalidInput.into());
+        }
+        if self.free.is_empty() {
+            self.flush();
+        }
+        if self.sent.room() == 0 {
+            return Err(full());
         }
         let place = self.free.pop().ok_or_else(full)?;
         let begin = self.bytes(place, frame.len()).ok_or_else(full)?;
         // SAFETY: `begin` has as many bytes, `frame` is apart from it, and the kernel reads the
         // place only once its descriptor is in the ring.
         unsafe { std::ptr::copy_nonoverlapping(frame.as_ptr(), begin, frame.len()) };
-        let descriptor = libc::xdp_desc {
+        self.sent.write(libc::xdp_desc {
             addr: place,
             len: frame.len() as u32,
             options: 0,
-        };
-        if !self.sent.push(descriptor) {
-            self.free.push(place);
-            return Err(full());
-        }
+        });
         Ok(())
     }
 
     fn reclaim(&mut self) {
-        while let Some(place) = self.completed.pop() {
-            self.free.push(place);
+        let count = self.completed.filled();
+        if count > 0 {
+            for _ in 0..count {
+                let place = self.completed.read();
+                self.free.push(place);
+            }
+            self.completed.publish();
         }
     }
 
-    /// Has the kernel send what is queued. Returns whether all of it is sent.
+    /// Has the kernel send what is queued. Returns whether it has taken all of it.
     pub(super) fn flush(&mut self) -> bool {
-        self.reclaim();
-        if self.free.len() == CHUNKS {
-            return true;
+        self.sent.publish();
+        if self.sent.outstanding() > 0 {
+            // A busy device is asked again at the next turn.
+            let _ = rustix::net::send(&self.fd, &[], SendFlags::DONTWAIT);
         }
-        let flags = rustix::net::SendFlags::DONTWAIT;
-        // A busy device is asked again at the next turn.
-        let _ = rustix::net::send(&self.fd, &[], flags);
         self.reclaim();
-        self.free.len() == CHUNKS
+        self.sent.outstanding() == 0
     }
 }
