@@ -7,6 +7,7 @@
 # make paper-remoting   the measurements of a paper on remote GPUs, on this machine's GPU; and -plots, docs/remoting.md from them
 # make paper-requirements   what outboard require predicts against emulated networks, on this machine's GPU; and -page
 # make paper-flow   connection tables beside others, on this machine; docs/results/paper-flow.json and the page from it
+# make bench-balance   the balancer beside nftables, HAProxy and nginx, in namespaces, as root; docs/results/bench-balance.json and the page
 # make paper-pool  figures and tables of a paper on pools of GPUs, simulated; docs/results/paper-pool.json and the page
 # make hostile    the attacks of tests/hostile in their long form, an hour and a half; docs/results/hostile.json
 # make bare-root  the wheel, the Debian package and Jupyter in a root that has nothing else, as root
@@ -34,6 +35,7 @@ PAPER := docs/results/paper-remoting.json
 PAPER_BUDGET_S ?= 900
 FLOW := docs/results/paper-flow.json
 FLOW_BENCH := $(CARGO) run --quiet --manifest-path crates/flow/peers/Cargo.toml --target-dir target/flow-peers
+BALANCE := docs/results/bench-balance.json
 POOL_PAPER := docs/results/paper-pool.json
 REQUIREMENTS := docs/results/paper-requirements.json
 RECORDINGS := recordings/h200
@@ -47,7 +49,7 @@ HOSTILE ?= hostile
 PARTS ?=
 CASES ?=
 
-.PHONY: demo check test lint unit smoke loom fuzz hostile bare-root programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick paper-pool paper-pool-quick build examples coverage samples ptx-table install wheel deb clean
+.PHONY: demo check test lint unit smoke loom fuzz hostile bare-root programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-quick build examples coverage samples ptx-table install wheel deb clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -67,9 +69,9 @@ $(TOOLCHAIN): tools/toolchain.py tools/toolchain-requirements.txt
 check: lint unit smoke
 	@$(TESTED) summary lint unit smoke
 
-test: lint unit loom fuzz programs packages instructions paper-flow-quick paper-pool-quick test-rdma
+test: lint unit loom fuzz programs packages instructions paper-flow-quick bench-balance-quick paper-pool-quick test-rdma
 	@echo "make test: lint, unit tests, loom, fuzzing, programs, Python packages, instruction counts and RDMA all passed"
-	@$(TESTED) summary lint unit loom flow-loom fuzz programs gpu-check packages instructions rdma
+	@$(TESTED) summary lint unit loom flow-loom fuzz programs gpu-check packages instructions bench-balance rdma
 
 lint: $(TOOLCHAIN)
 	$(TOOLCHAIN) -m ruff check --quiet
@@ -168,6 +170,21 @@ paper-flow-quick: $(TOOLCHAIN)
 	@mkdir -p build
 	$(FLOW_BENCH) --profile quick -- all --quick >build/paper-flow-quick.json
 	@$(TOOLCHAIN) tools/paper_flow.py page build/paper-flow-quick.json build/paper-flow-quick.md
+
+# Debian's nftables, ethtool, iproute2, iperf3, wrk, haproxy, nginx-light and libnginx-mod-stream; what is missing
+# leaves its rows out.
+bench-balance: $(TOOLCHAIN)
+	$(CARGO) build --release --quiet -p outboard-cli
+	$(CARGO) build --release --quiet -p outboard-balance --example traffic
+	$(TOOLCHAIN) tools/bench_balance.py run $(BALANCE)
+	$(TOOLCHAIN) tools/bench_balance.py page $(BALANCE) docs/balance-measured.md
+
+# Every measurement that can be made here, too short for its numbers to mean anything.
+bench-balance-quick: $(TOOLCHAIN)
+	$(CARGO) build --quiet -p outboard-cli
+	$(CARGO) build --quiet -p outboard-balance --example traffic
+	OUTBOARD=$(DEBUG)/outboard TRAFFIC=$(DEBUG)/examples/traffic \
+		$(TESTED) command bench-balance -- $(TOOLCHAIN) tools/bench_balance.py run build/bench-balance-quick.json --quick
 
 paper-pool: $(TOOLCHAIN)
 	@mkdir -p build
