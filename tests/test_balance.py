@@ -514,6 +514,14 @@ def test_what_cannot_run_says_why(net: Net, tmp_path: Path, config: str, text: s
     assert not (tmp_path / "api").exists()
 
 
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for words, code in [(["check", pipe], 2), (["check", "/dev/zero"], 2), (["explain", "--pcap", pipe], 1)]:
+        done = subprocess.run([OUTBOARD, "balance", *words], capture_output=True, text=True, timeout=WAIT_S_MAX)
+        assert (done.returncode, "this is no file" in done.stderr) == (code, True), done.stderr
+
+
 def test_a_restart_refuses_what_is_wrong_and_changes_nothing(net: Net, tmp_path: Path) -> None:
     good = PLANE + service("echo", ECHO_PORT, "")
     balancer = Balancer(net, tmp_path, good)

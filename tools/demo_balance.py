@@ -74,7 +74,9 @@ class Hosts:
             print(f"\n# {said}")
         print(f"{host}$ outboard {' '.join(words)}", flush=True)
         command = ["nsenter", "-t", str(self.pids[host]), "-n", self.outboard, *words]
-        return subprocess.Popen(command, cwd=self.folder, **{**PIPED, **options})
+        # The user is root inside: what root has outside is another user's.
+        environment = {**os.environ, "XDG_RUNTIME_DIR": str(self.folder)}
+        return subprocess.Popen(command, cwd=self.folder, env=environment, **{**PIPED, **options})
 
     def serve(self, host: str, *words: str, said: str = "") -> subprocess.Popen[str]:
         """Starts something that says in one line when it is ready."""
@@ -88,7 +90,7 @@ class Hosts:
         out, _ = process.communicate(timeout=WAIT_S_MAX)
         print("".join(f"  {line}\n" for line in out.splitlines()), end="", flush=True)
         if process.returncode != code:
-            raise SystemExit(f"it ended with {process.returncode}, not {code}")
+            raise SystemExit(f"it ended with {process.returncode}")
 
     def do(self, *words: str, said: str = "") -> None:
         self.show(self.start(BALANCER, "balance", *words, "--api", "balance.sock", said=said), 0)
@@ -106,10 +108,12 @@ class Hosts:
             time.sleep(0.05)
         return found
 
-    def home(self, client: str) -> str:
+    def home(self, client: str, program: subprocess.Popen[str]) -> str:
         """Returns the server of a client's program, once it has one."""
 
         def find() -> str:
+            if program.poll() is not None:
+                self.show(program, -1)
             flows = self.asked("flows", "--phase", "established")
             return next((one["backend"] for one in flows if one["client"].startswith(f"{client}:")), "")
 
@@ -163,7 +167,7 @@ def demo(hosts: Hosts, program: str) -> None:
         return hosts.start(client, "run", "--gpu", URL, "--", program, *arguments, said=said)
 
     first = run(CLIENTS[0], "4", said="A program runs for some seconds, and its server is drained meanwhile")
-    home = hosts.home(CLIENTS[0])
+    home = hosts.home(CLIENTS[0], first)
     hosts.do("drain", home)
     second = run(CLIENTS[1], said="A program of another client goes to the other server")
     hosts.show(second, 0)
@@ -171,7 +175,7 @@ def demo(hosts: Hosts, program: str) -> None:
     hosts.show(first, 0)
     hosts.do("drain", home, "--end", said="The server takes new clients again")
     third = run(CLIENTS[0], "60", said="A program whose server is killed gets an error")
-    home = hosts.home(CLIENTS[0])
+    home = hosts.home(CLIENTS[0], third)
     time.sleep(0.5)
     print(f"{home.split(':')[0]}$ kill -9 {servers[home].pid}", flush=True)
     kill(servers[home].pid)

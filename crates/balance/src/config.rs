@@ -9,6 +9,8 @@ use std::time::Duration;
 
 /// Longest file.
 pub const FILE_BYTES_MAX: u64 = 4 << 20;
+/// Longest line of a file that an error shows.
+const LINE_BYTES_MAX: usize = 400;
 pub const SERVICES_MAX: usize = 4096;
 pub const BACKENDS_MAX: usize = 4096;
 pub const WEIGHT_MAX: u32 = 1000;
@@ -23,7 +25,7 @@ pub enum ConfigError {
     #[error(transparent)]
     Read(#[from] std::io::Error),
     #[error("{0}")]
-    Syntax(#[from] toml::de::Error),
+    Syntax(String),
     #[error("service {service}: {what}")]
     Service { service: String, what: String },
     #[error("{0}")]
@@ -247,17 +249,12 @@ pub struct Config {
 impl Config {
     /// Reads and checks a file.
     pub fn read(path: &Path) -> Result<Config, ConfigError> {
-        let bytes = std::fs::metadata(path)?.len();
-        if bytes > FILE_BYTES_MAX {
-            let what = format!("{bytes} bytes, {FILE_BYTES_MAX} at most");
-            return Err(ConfigError::Value(what));
-        }
-        Config::parse(&std::fs::read_to_string(path)?)
+        Config::parse(&outboard_files::read_text(path, FILE_BYTES_MAX)?)
     }
 
     /// Checks the text of a file.
     pub fn parse(text: &str) -> Result<Config, ConfigError> {
-        let file: File = toml::from_str(text)?;
+        let file: File = toml::from_str(text).map_err(|error| syntax(&error))?;
         let wrong = |what: &str| Err(ConfigError::Value(what.to_string()));
         let limits = &file.limits;
         if !(1..=CONNECTIONS_MAX).contains(&limits.connections)
@@ -485,6 +482,19 @@ fn check_service(table: &ServiceTable, is_tun: bool) -> Result<(), String> {
     }
 }
 
+/// Says where a file is no TOML, or has keys that are unknown: with the line, unless that is long.
+fn syntax(error: &toml::de::Error) -> ConfigError {
+    let whole = error.to_string();
+    let longest = whole.lines().map(str::len).max().unwrap_or_default();
+    let text = if longest > LINE_BYTES_MAX {
+        let place = whole.lines().next().unwrap_or_default();
+        format!("{place}: {}", error.message())
+    } else {
+        whole.trim_end().to_string()
+    };
+    ConfigError::Syntax(text)
+}
+
 /// Reads times of phases, in seconds.
 fn timeouts(table: &BTreeMap<String, f64>) -> Result<Timeouts, ConfigError> {
     let mut timeouts = Timeouts::default();
@@ -577,11 +587,6 @@ mod tests {
             ),
             ("interval_ms = 500", "fall = 0", "rise and fall at least 1"),
             (
-                "api =",
-                "control = \"127.0.0.1:9186\"\napi =",
-                "control and control_token need each other",
-            ),
-            (
                 "interfaces = [\"eth0\"]",
                 "kind = \"packet\"",
                 "need interfaces",
@@ -598,10 +603,36 @@ mod tests {
             error.contains("belongs to another service already"),
             "{error}"
         );
+        let long = format!("{GOOD}{}", " ".repeat(1000) + "x");
+        let error = Config::parse(&long).expect_err("long").to_string();
+        assert!(
+            error.contains("line 15, column") && error.len() < 200,
+            "{error}"
+        );
         let none = &GOOD[..GOOD.find("backend =").expect("some")];
         let error = Config::parse(none).expect_err("none").to_string();
         assert!(
             error.contains("0 backends; 1 to 4096 are needed"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn control_needs_a_token() {
+        let control = GOOD.replace("api =", "control = \"127.0.0.1:9186\"\napi =");
+        let error = Config::parse(&control).expect_err("no token").to_string();
+        assert!(
+            error.contains("control and control_token need each other"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_long_line_is_not_shown() {
+        let long = format!("{GOOD}{}x", " ".repeat(1000));
+        let error = Config::parse(&long).expect_err("no value").to_string();
+        assert!(
+            error.contains(", column 10") && error.len() < 200,
             "{error}"
         );
     }

@@ -361,7 +361,8 @@ fn replay(config: &Path, input: &Path, output: &Path) -> anyhow::Result<ExitCode
 }
 
 fn read_capture(path: &Path) -> anyhow::Result<Vec<Bytes>> {
-    let mut reader = Reader::new(BufReader::new(File::open(path)?))?;
+    let file = BufReader::new(outboard_files::open(path)?);
+    let mut reader = Reader::new(file).context("no capture that is understood (pcap)")?;
     let mut frames = Vec::new();
     while let Some(record) = reader.read()? {
         if frames.len() == FRAMES_MAX {

@@ -24,8 +24,8 @@ pub enum Api {
 /// Why a command has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
-    #[error("{at}: {source}; is outboard balance running there?")]
-    Connect { at: String, source: io::Error },
+    #[error("{at}: {why}; is outboard balance running there?")]
+    Connect { at: String, why: io::Error },
     #[error("the balancer: {0}")]
     Io(#[from] io::Error),
     #[error("{0}")]
@@ -36,9 +36,9 @@ pub enum ApiError {
 
 /// Connects to a running balancer, and sends it a question.
 pub(super) fn open(path: &Path, question: &Question) -> Result<UnixStream, ApiError> {
-    let mut stream = UnixStream::connect(path).map_err(|source| ApiError::Connect {
+    let mut stream = UnixStream::connect(path).map_err(|why| ApiError::Connect {
         at: path.display().to_string(),
-        source,
+        why,
     })?;
     stream.set_read_timeout(Some(TIME_MAX))?;
     stream.set_write_timeout(Some(TIME_MAX))?;
@@ -66,9 +66,9 @@ impl Api {
 
 /// Asks a running balancer at its address for control.
 fn ask_over_http(address: SocketAddr, token: &str, question: &Question) -> Result<Value, ApiError> {
-    let connect = |source| ApiError::Connect {
+    let connect = |why| ApiError::Connect {
         at: format!("http://{address}"),
-        source,
+        why,
     };
     let mut stream = TcpStream::connect_timeout(&address, TIME_MAX).map_err(connect)?;
     stream.set_read_timeout(Some(TIME_MAX))?;

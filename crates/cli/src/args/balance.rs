@@ -119,6 +119,7 @@ pub(crate) enum BalanceCommand {
         api: ApiArgs,
     },
     /// Pass a capture through a balancer, by the capture's clock, and write what comes out
+    #[command(after_help = "Example:\n  outboard balance replay balance.toml in.pcap out.pcap")]
     Replay {
         /// Configuration file
         #[arg(value_name = "FILE")]
