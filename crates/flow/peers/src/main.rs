@@ -499,6 +499,7 @@ const SHARES: &[&str] = &[
     "6.4-brief",
     "6.6-one",
     "brief",
+    "slowest-few",
     "goals-few",
 ];
 const PARTS: &[&str] = &[
@@ -519,7 +520,8 @@ fn measure(part: &str, scale: &Scale) -> Value {
         "goals" => micro::goals(&tables, &options(1 << 22, None)),
         "large" => micro::goals(&tables, &options(1 << 25, Some(LARGE))),
         "goals-few" => micro::goals(&tables, &options(1 << 22, Some(FEW))),
-        "slowest" => micro::slowest(&tables, scale.of(1 << 22)),
+        "slowest" => micro::slowest(&tables, scale.of(1 << 22), None),
+        "slowest-few" => micro::slowest(&tables, scale.of(1 << 22), Some(FEW)),
         "extra" => json!({
             "memory": extra::memory(scale.of(1 << 22)),
             "growth": extra::growth(scale.of(1 << 22), scale.cores),

@@ -163,11 +163,12 @@ fn sizes(
 
 /// The longest insertions while a table is filled to 90 %. After each insertion the same core waits
 /// as long without any table: what these times have in common is the machine's.
-pub fn slowest(tables: &[(&'static str, Make)], entries: usize) -> Value {
+pub fn slowest(tables: &[(&'static str, Make)], entries: usize, only: Option<&[&str]>) -> Value {
     let keys = Keys::made(entries, 1);
     let mut result = Map::new();
     let count = entries / 100 * 90;
-    for (name, make) in tables {
+    let wanted = |name: &&str| only.is_none_or(|only| only.contains(name));
+    for (name, make) in tables.iter().filter(|(name, _)| wanted(name)) {
         let mut rival = make(entries);
         let (mut times, mut waits) = (Times::with_capacity(count), Times::with_capacity(count));
         let mut sum = 0;

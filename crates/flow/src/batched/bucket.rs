@@ -114,6 +114,14 @@ impl<K: FlowKey> Bucket<K> {
         Slots(!self.free().0 & Slots::ALL)
     }
 
+    /// Returns the number of the first of the slots, those of a key's tag, if it has this key, as
+    /// for nearly every key that is here. `None`: another slot or bucket may have it.
+    #[inline(always)]
+    pub(super) fn first_value(&self, slots: Slots, key: &K) -> Option<u32> {
+        let slot = std::num::NonZero::new(u32::from(slots.0))?.trailing_zeros() as usize;
+        (*self.key(slot) == *key).then(|| self.value(slot))
+    }
+
     #[inline(always)]
     pub(super) fn find(&self, tag: u8, key: &K) -> Option<usize> {
         self.matching(tag).find(|slot| *self.key(*slot) == *key)
@@ -156,25 +164,33 @@ impl<K: FlowKey> Bucket<K> {
         }
     }
 
+    /// Places of the slots' keys and numbers in a bucket. Slot 7 is none and has those of slot 6.
+    const KEYS_AT: [u16; SLOTS + 1] = places(
+        offset_of!(Self, near_keys),
+        NEAR,
+        offset_of!(Self, far_keys),
+        size_of::<K>(),
+    );
+    const VALUES_AT: [u16; SLOTS + 1] = places(
+        offset_of!(Self, near_values),
+        NEAR_VALUES,
+        offset_of!(Self, far_values),
+        size_of::<u32>(),
+    );
+
     /// Returns the key of a slot. Which line it lies in is no branch: that of a hit is at random.
     #[inline(always)]
     pub(super) fn key(&self, slot: usize) -> &K {
-        let near = offset_of!(Self, near_keys);
-        let far = offset_of!(Self, far_keys) - NEAR * size_of::<K>();
-        let at = std::hint::select_unpredictable(slot < NEAR, near, far) + slot * size_of::<K>();
-        assert!(slot < SLOTS);
-        // SAFETY: the slot is below SLOTS, so this is one of the keys near or far in this bucket.
+        let at = usize::from(Self::KEYS_AT[slot & SLOTS]);
+        // SAFETY: each place in the table is that of a key in this bucket.
         unsafe { &*std::ptr::from_ref(self).byte_add(at).cast::<K>() }
     }
 
     /// Returns the number of a slot.
     #[inline(always)]
     pub(super) fn value(&self, slot: usize) -> u32 {
-        let near = offset_of!(Self, near_values);
-        let far = offset_of!(Self, far_values) - NEAR_VALUES * size_of::<u32>();
-        let at = std::hint::select_unpredictable(slot < NEAR_VALUES, near, far) + slot * 4;
-        assert!(slot < SLOTS);
-        // SAFETY: the slot is below SLOTS, so this is one of the numbers near or far.
+        let at = usize::from(Self::VALUES_AT[slot & SLOTS]);
+        // SAFETY: each place in the table is that of a number in this bucket, which is aligned.
         unsafe { *std::ptr::from_ref(self).byte_add(at).cast::<u32>() }
     }
 
@@ -208,6 +224,24 @@ impl<K: FlowKey> Bucket<K> {
     pub(super) fn tag(&self, slot: usize) -> u8 {
         (self.tags >> (8 * slot)) as u8
     }
+}
+
+/// Places of elements of which `near` lie one after the other from one place on, and the others
+/// from another.
+const fn places(from: usize, near: usize, far_from: usize, bytes: usize) -> [u16; SLOTS + 1] {
+    let mut places = [0; SLOTS + 1];
+    let mut slot = 0;
+    while slot <= SLOTS {
+        let last = if slot < SLOTS { slot } else { SLOTS - 1 };
+        let place = if last < near {
+            from + last * bytes
+        } else {
+            far_from + (last - near) * bytes
+        };
+        places[slot] = place as u16;
+        slot += 1;
+    }
+    places
 }
 
 #[cfg(test)]

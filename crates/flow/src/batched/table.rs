@@ -55,13 +55,20 @@ impl<K: FlowKey> Batched<K> {
 
     #[inline(always)]
     fn first(&self, hash: u64) -> usize {
-        (((hash >> 32) * self.buckets.len() as u64) >> 32) as usize
+        // The upper half of one product: a table has less than 2^32 buckets.
+        ((u128::from(hash) * self.buckets.len() as u128) >> 64) as usize
+    }
+
+    /// Returns a part of the buckets.
+    #[inline(always)]
+    fn scaled(&self, part: u32) -> usize {
+        ((u64::from(part) * self.buckets.len() as u64) >> 32) as usize
     }
 
     #[inline(always)]
     fn second(&self, hash: u64, first: usize) -> usize {
         let count = self.buckets.len();
-        let second = (((hash & 0xffff_ffff) * count as u64) >> 32) as usize;
+        let second = self.scaled(hash as u32);
         let next = if first + 1 == count { 0 } else { first + 1 };
         if second == first { next } else { second }
     }
@@ -94,23 +101,40 @@ impl<K: FlowKey> Batched<K> {
 
     #[inline]
     pub(super) fn get_hashed(&self, key: &K, hash: u64) -> Option<u32> {
-        let first = self.first(hash);
-        let bucket = &self.buckets[first];
-        if let Some(slot) = bucket.find(tag_of(hash), key) {
-            return Some(bucket.value(slot));
+        let bucket = &self.buckets[self.first(hash)];
+        let slots = bucket.matching(tag_of(hash));
+        if let Some(value) = bucket.first_value(slots, key) {
+            return Some(value);
         }
-        if !bucket.overflowed(counter_of(hash)) {
+        if slots.is_empty() && !bucket.overflowed(counter_of(hash)) {
             return None;
         }
-        let second = &self.buckets[self.second(hash, first)];
-        Some(second.value(second.find(tag_of(hash), key)?))
+        self.get_everywhere(key, hash)
+    }
+
+    /// Looks for a key in all its slots.
+    #[inline(never)]
+    fn get_everywhere(&self, key: &K, hash: u64) -> Option<u32> {
+        let (bucket, slot) = self.find(key, self.place(hash))?;
+        Some(self.buckets[bucket].value(slot))
     }
 
     /// Returns whether so many entries are in their second bucket that a single lookup should load
-    /// both.
+    /// both at once: a processor that expects a key in its first looks ahead in vain.
     #[inline(always)]
     fn is_dense(&self) -> bool {
-        self.len * 8 >= self.buckets.len() * (SLOTS * 5)
+        self.len * 8 >= self.buckets.len() * (SLOTS * 7)
+    }
+
+    /// Begins to load both lines of both buckets of a key.
+    #[inline(always)]
+    fn prefetch_all(&self, hash: u64) {
+        self.buckets[self.first(hash)].prefetch_keys();
+        // Not that of the few keys whose two places are one.
+        if let Some(second) = self.buckets.get(self.scaled(hash as u32)) {
+            prefetch(second);
+            second.prefetch_keys();
+        }
     }
 
     /// Looks up at most [`BATCH_MAX`] keys in stages: while the first lines of one group are on
@@ -294,12 +318,8 @@ impl<K: FlowKey> FlowTable<K> for Batched<K> {
     #[inline]
     fn get(&self, key: &K) -> Option<u32> {
         let hash = self.hash(key);
-        // Which key to compare is known when the tags have come: both lines at a time take half
-        // as long.
-        let first = self.first(hash);
-        self.buckets[first].prefetch_keys();
         if self.is_dense() {
-            prefetch(&self.buckets[self.second(hash, first)]);
+            self.prefetch_all(hash);
         }
         self.get_hashed(key, hash)
     }
