@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import TEST_PROGRAMS
+from harness import OUTBOARD, ROOT, TEST_PROGRAMS
 from test_balance import (
     BALANCER,
     CLIENTS,
@@ -21,6 +21,7 @@ from test_balance import (
     PLANE,
     SERVERS,
     VIP,
+    WAIT_S_MAX,
     Balancer,
     Net,
     ask,
@@ -102,6 +103,11 @@ def test_nat_over_af_xdp(root_net: Net, tmp_path: Path) -> None:
     flows = json.loads(balancer.command("flows", "--json"))
     clients = {flow["client"].rsplit(":", 1)[0] for flow in flows}
     assert clients == {CLIENT, f"[{CLIENT_6}]"}
+    before = balancer.process
+    balancer.start("--take-over")
+    assert before.wait(WAIT_S_MAX) == 0, balancer.log.read_text()
+    report = ask(net, "transfer", VIP, 25)
+    assert report["results"] == {"right": 25}, f"the next process takes answers, too: {report}\n{balancer.status()}"
     # What a backend sends to the machine itself, from other ports, is the kernel's as before.
     packets = sum(balancer.status()["packets"])
     report = ask(net, "transfer", BALANCER, 10, SERVERS[0])
@@ -200,3 +206,24 @@ def test_transfers_over_a_bad_link(tmp_path: Path) -> None:
         report = json.loads(out)
         assert report["results"] == {"right": BAD_TRANSFERS}, f"{report}\n{balancer.status()}"
         balancer.stop()
+
+
+def test_a_capture_is_replayed_and_one_that_is_cut_is_told(tmp_path: Path) -> None:
+    captures = ROOT / "crates" / "balance" / "captures"
+    cut, out = tmp_path / "cut.pcap", tmp_path / "out.pcap"
+    cut.write_bytes((captures / "programs.pcap").read_bytes()[:5000])
+
+    def replay(capture: Path, to: Path = out) -> subprocess.CompletedProcess[str]:
+        command = [OUTBOARD, "balance", "replay", captures / "balance.toml", capture, to]
+        return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX)
+
+    whole = replay(captures / "programs.pcap")
+    assert (whole.returncode, whole.stdout.splitlines()[0]) == (0, "408 frames read, 204 sent, 18 connections opened")
+    part = replay(cut)
+    assert part.returncode == 1
+    assert part.stdout.startswith("47 frames read, 24 sent")
+    assert "record 48 is cut short" in part.stderr
+    assert out.stat().st_size > 24, "frames before the cut are written"
+    same = replay(cut, cut)
+    assert same.returncode == 1
+    assert "would be overwritten" in same.stderr
