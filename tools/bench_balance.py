@@ -54,7 +54,9 @@ NAMES = {
     "xdp": "outboard, AF_XDP in the driver",
     "xdp-generic": "outboard, AF_XDP after the driver",
 }
-PARTS = ["latency", "rate", "tcp", "tcp without offloads", "http", "http short"]
+PARTS = ["latency", "rate", "cost", "tcp", "tcp without offloads", "http", "http short"]
+# Frames and samples a second of the cost's measurement.
+SAMPLED, SAMPLES = 50_000, 7999
 # Ways and parts of the quick form.
 QUICK = ["nftables", "packet", "tun", "xdp"]
 QUICK_PARTS = ["latency", "rate", "tcp", "http"]
@@ -91,6 +93,7 @@ class Lab:
 
     def __init__(self, stack: contextlib.ExitStack, folder: Path) -> None:
         self.stack, self.folder, self.cores = stack, folder, Cores()
+        self.spin_us = 50
         self.client, self.balancer, self.backend = self.hold(), self.hold(), self.hold()
         self.pins = {
             self.client: self.cores.client,
@@ -305,7 +308,7 @@ def nginx(lab: Lab, _name: str) -> Iterator[str]:
 
 def outboard_config(lab: Lab, kind: str) -> str:
     interfaces = '["lb0"]' if kind == "tun" else '["eth0", "eth1"]'
-    text = f'api = "{lab.folder}/api"\n[plane]\nkind = "{kind}"\ninterfaces = {interfaces}\n'
+    text = f'api = "{lab.folder}/api"\n[plane]\nkind = "{kind}"\ninterfaces = {interfaces}\nspin_us = {lab.spin_us}\n'
     for protocol, port in [("udp", DATAGRAMS), ("tcp", IPERF), ("tcp", HTTP)]:
         backends = ", ".join(f'{{ address = "{one}:{port}" }}' for one in BACKENDS)
         text += (
@@ -365,12 +368,22 @@ class Measures:
     def __init__(self, lab: Lab, seconds: float) -> None:
         self.lab, self.seconds = lab, seconds
 
-    def traffic(self, kind: str, address: str, rate: float, seconds: float) -> Rows:
+    def start_traffic(self, kind: str, address: str, rate: float, seconds: float) -> subprocess.Popen[str]:
         lab = self.lab
         service = f"{address}:{DATAGRAMS}"
         command = [TRAFFIC, kind, lab.client, lab.backend, service, MACS["front"], FLOWS, rate, seconds]
-        core = str(lab.cores.client)
-        answer: Rows = json.loads(run("taskset", "-c", core, *map(str, command), timeout=seconds * 3 + 10))
+        pinned = ["taskset", "-c", str(lab.cores.client), *map(str, command)]
+        return subprocess.Popen(pinned, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def traffic(self, kind: str, address: str, rate: float, seconds: float) -> Rows:
+        started = self.start_traffic(kind, address, rate, seconds)
+        try:
+            out, error = started.communicate(timeout=seconds * 3 + 10)
+        finally:
+            started.kill()
+        if started.returncode != 0:
+            raise Failed(f"traffic: {error}")
+        answer: Rows = json.loads(out)
         return answer
 
     def latency(self, address: str) -> Rows:
@@ -392,6 +405,24 @@ class Measures:
                 best = max(best, one, key=lambda answer: answer["arrived_mpps"])
         return {"mpps": best["arrived_mpps"], "offered": best["sent_mpps"], "flooded": whole["arrived_mpps"],
                 "flood": whole["sent_mpps"]}  # fmt: skip
+
+    def cost(self, address: str) -> Rows:
+        """Samples the balancer's core while a fixed rate passes: its time for a frame, without what other programs
+        take of it."""
+        self.traffic("latency", address, MODERATE / 2, FLOWS / (MODERATE / 2) * 1.5)
+        file, seconds = self.lab.folder / "perf", max(self.seconds, 0.5)
+        options = ["-q", "-a", "-C", str(self.lab.cores.balancer), "-e", "cpu-clock", "-F", str(SAMPLES), "-g", "-o"]
+        # It samples the middle of the time.
+        command = ["perf", "record", *options, str(file), "--", "sleep", str(seconds)]
+        rate = self.start_traffic("flood", address, SAMPLED, seconds * 1.5)
+        time.sleep(seconds * 0.4)
+        subprocess.run(command, stderr=subprocess.DEVNULL, check=True, timeout=seconds + 30)
+        answer: Rows = json.loads(rate.communicate(timeout=30)[0])
+        if answer["arrived_mpps"] < answer["sent_mpps"] * 0.95:
+            raise Failed(f"frames were lost at {SAMPLED} a second")
+        text = run("perf", "script", "-i", file, "-F", "comm,ip,sym")
+        counted = sum(1 for sample in text.split("\n\n") if is_balancing(sample))
+        return {"ns": counted / SAMPLES / seconds / (answer["arrived_mpps"] * 1e6) * 1e9}
 
     def tcp(self, address: str) -> Rows:
         lab = self.lab
@@ -425,6 +456,13 @@ class Measures:
         return {"per_s": float(found[1]), **({"errors": errors[1]} if errors else {})}
 
 
+def is_balancing(sample: str) -> bool:
+    """Returns whether a sample of perf's is a balancer's, or the kernel's work for a device."""
+    name = sample.strip().split(maxsplit=1)[:1]
+    ours = OUTBOARD.name, "balancer", "haproxy", "nginx", "napi/"
+    return bool(name) and (name[0].startswith(ours) or "net_rx_action" in sample or "__napi_poll" in sample)
+
+
 @contextlib.contextmanager
 def served(lab: Lab, *command: str | Path) -> Iterator[None]:
     process = lab.start(lab.backend, *command)
@@ -441,39 +479,45 @@ def measure(lab: Lab, name: str, parts: list[str], seconds: float, results: Rows
     by_part: dict[str, Callable[[str], Rows]] = {
         "latency": measures.latency,
         "rate": measures.rate,
+        "cost": measures.cost,
         "tcp": measures.tcp,
         "tcp without offloads": measures.tcp,
         "http": measures.http,
         "http short": lambda address: measures.http(address, is_short=True),
     }
-    for offloads in [False, True]:
-        wanted = [part for part in parts if (part in WITHOUT_OFFLOADS) != offloads and can(name, part)]
+    for among in PASSES:
+        wanted = [part for part in parts if part in among and can(name, part)]
         if not wanted:
             continue
+        offloads, lab.spin_us = among[0] not in WITHOUT_OFFLOADS, 0 if "cost" in among else 50
         lab.offloads(offloads)
         with SETUPS[name](lab, name) as address:
             for part in wanted:
                 # An interrupt of the backends' core for each frame would be the balancer's work, and most of it.
-                lab.steer(lab.backend, "eth0", on=part not in ["latency", "rate"])
+                lab.steer(lab.backend, "eth0", on=part not in DATAGRAM_PARTS)
                 try:
                     row = by_part[part](address)
-                except (Failed, subprocess.TimeoutExpired, ValueError, KeyError) as error:
+                except (Failed, subprocess.SubprocessError, ValueError, KeyError) as error:
                     row = {"failed": str(error)[-300:]}
                 results.setdefault(part, {}).setdefault(name, []).append(row)
                 print(f"{name:12} {part:22} {json.dumps(row)}", file=sys.stderr, flush=True)
 
 
-WITHOUT_OFFLOADS = ["latency", "rate", "tcp without offloads"]
+DATAGRAM_PARTS = ["latency", "rate", "cost"]
+WITHOUT_OFFLOADS = [*DATAGRAM_PARTS, "tcp without offloads"]
+# Parts for which a way is set up once.
+PASSES = [["latency", "rate", "tcp without offloads"], ["tcp", "http", "http short"], ["cost"]]
 
 
 def can(name: str, part: str) -> bool:
     needs = {"tcp": "iperf3", "tcp without offloads": "iperf3", "http": "wrk", "http short": "wrk"}
+    needs["cost"] = "perf"
     if part in needs and not shutil.which(needs[part]):
         return False
     # Its frames are longer than AF_XDP takes: nothing but the driver's program turns long segments off.
     if name == "xdp-generic" and part not in WITHOUT_OFFLOADS:
         return False
-    return name != "haproxy" or part not in ["latency", "rate"]
+    return name != "haproxy" or part not in DATAGRAM_PARTS
 
 
 def machine() -> Rows:
@@ -496,6 +540,7 @@ def machine() -> Rows:
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
+        "load": os.getloadavg()[0],
         "versions": found,
     }
 
@@ -509,7 +554,7 @@ def measure_all(arguments: argparse.Namespace) -> int:
     parts = [one for one in arguments.parts.split(",") if one] or (QUICK_PARTS if arguments.quick else PARTS)
     rounds = 1 if arguments.quick else arguments.rounds
     seconds = 0.3 if arguments.quick else arguments.seconds
-    results: Rows = {"machine": machine(), "rounds": rounds, "seconds": seconds}
+    results: Rows = {"machine": machine() | {"note": arguments.note}, "rounds": rounds, "seconds": seconds}
     end = time.monotonic() + arguments.budget_s
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -544,6 +589,7 @@ def main() -> int:
     measured.add_argument("--budget-s", type=float, default=3000)
     measured.add_argument("--only", default="")
     measured.add_argument("--parts", default="")
+    measured.add_argument("--note", default="", help="said of the machine on the page")
     paged = commands.add_parser("page")
     paged.add_argument("results", type=Path)
     paged.add_argument("page", type=Path)
@@ -568,6 +614,7 @@ def page_of(results: Rows) -> str:
         f"the kernel's for its interfaces too, is on one core.{shared} Ways take turns; numbers are medians of "
         f"{results['rounds']} rounds of {results['seconds']:g} s, in brackets the lowest and the highest.",
         "",
+        *([machine["note"], ""] if machine.get("note") else []),
         f"Versions: {versions}.",
         "",
         "nftables translates the destination alone and has no health checks; `outboard` translates both addresses "
@@ -602,13 +649,33 @@ COLUMNS: list[tuple[str, str, list[str], list[Callable[[Rows], float]]]] = [
             lambda row: row["round_us"]["p99"],
         ],
     ),
+    (
+        "cost",
+        f"Time of the balancer's core for a 64-byte frame, {SAMPLED:,} a second, sampled",
+        ["nanoseconds"],
+        [lambda row: row["ns"]],
+    ),
     ("tcp", "TCP, one connection, offloads on", ["Gbit/s"], [lambda row: row["gbps"]]),
     ("tcp without offloads", "TCP, one connection, offloads off", ["Gbit/s"], [lambda row: row["gbps"]]),
     ("http", "HTTP, 64 connections that stay open", ["requests/s"], [lambda row: row["per_s"]]),
     ("http short", "HTTP, a connection for each request", ["requests/s"], [lambda row: row["per_s"]]),
 ]
 
-WHY: dict[str, str] = {}
+WHY: dict[str, str] = {
+    "rate": "Where ours is below nftables: a program has each frame copied out of the kernel and in again, and "
+    "the kernel hands each frame on to a veth device by itself. Where client and balancer have two cores between "
+    "them, the client limits the highest rates.",
+    "latency": "nftables works while the interrupt is handled. A program must get its core first, so where other "
+    "programs want it, too, this shows mostly how long it waits.",
+    "cost": "The share of the client and of other programs is not in these numbers; the backends' reception is in all "
+    "of them. AF_XDP copies a frame of a veth device twice on its way in and once on its way out, nftables never. "
+    "Packet sockets share their frames with the kernel's own network unless a rule keeps them from it.",
+    "tcp": "Frames of up to 64 KiB pass packet sockets and TUN devices whole, but are copied out and in. AF_XDP takes "
+    "no frame that long: its program turns long segments off, so each segment of 1,448 bytes costs a frame.",
+    "tcp without offloads": "Each segment of 1,448 bytes costs what a frame costs above.",
+    "http": "A request costs a few frames each way, so the cost of a frame decides.",
+    "http short": "The hosts' own work for opening and ending connections is the larger part here.",
+}
 
 
 def part_table(rows: Rows, columns: list[str], picks: list[Callable[[Rows], float]]) -> list[str]:
