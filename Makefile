@@ -1,4 +1,4 @@
-# make demo       sets everything up and runs a stock CUDA program through Outboard, on a GPU if there is one
+# make demo       sets everything up and runs a stock CUDA program through Outboard, on a GPU if there is one; two servers behind one address
 # make check      what one runs before a commit: lint, unit tests, one run of each program
 # make test       every test, without a GPU
 # make gpu-check  the same programs on this machine's GPU and through Outboard, compared; writes docs/results/
@@ -10,6 +10,7 @@
 # make bench-balance   the balancer beside nftables, HAProxy and nginx, in namespaces, as root; docs/results/bench-balance.json and the page
 # make paper-pool  figures and tables of a paper on pools of GPUs, simulated; docs/results/paper-pool.json and the page
 # make hostile    the attacks of tests/hostile in their long form, an hour and a half; docs/results/hostile.json
+# make balance-soak  the balancer's tests in their long form, as root for AF_XDP, too; docs/results/balance-soak.json
 # make bare-root  the wheel, the Debian package and Jupyter in a root that has nothing else, as root
 # make coverage   docs/coverage.md, the state of every driver call
 # make samples    crates/generate/samples, samples of generated code
@@ -45,11 +46,12 @@ SOURCES ?= build/suites
 SUITES ?=
 SUITES_RESULTS ?= docs/results/gpu-suites.json
 HOSTILE ?= hostile
+BALANCE_SOAK ?= balance-soak
 # Parts (figure3,table2,...) and cases; what is not asked for stays as it is.
 PARTS ?=
 CASES ?=
 
-.PHONY: demo check test lint unit smoke loom fuzz hostile bare-root programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-quick build examples coverage samples ptx-table install wheel deb clean
+.PHONY: demo check test lint unit smoke loom fuzz hostile balance-soak bare-root programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-quick build examples coverage samples ptx-table install wheel deb clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -106,6 +108,10 @@ programs: $(TOOLCHAIN) examples
 # The attacks that `make programs` runs small, with the counts that they are promised with; PARTS chooses some.
 hostile: build $(TOOLCHAIN) examples
 	OUTBOARD=$(RELEASE)/outboard PYTHONPATH=tests:tests/programs $(TOOLCHAIN) tests/hostile/long.py docs/results/$(HOSTILE).json $(PARTS)
+
+# 10,000 transfers while everything changes, and floods of SYNs; PARTS chooses some.
+balance-soak: build $(TOOLCHAIN)
+	OUTBOARD=$(RELEASE)/outboard PYTHONPATH=tests $(TOOLCHAIN) tests/balance/long.py docs/results/$(BALANCE_SOAK).json $(PARTS)
 
 bare-root: wheel deb examples
 	python3 tools/bare_root.py --jupyter --out docs/results/bare-root.json
