@@ -172,6 +172,9 @@ def test_a_period_that_is_none_is_said(server: Server) -> None:
     done = server.run("shm", *program, env={"OUTBOARD_HEARTBEAT": "never"})
     assert done.returncode == 0
     assert "OUTBOARD_HEARTBEAT=never is neither" in done.stderr
+    # An empty one is none.
+    done = server.run("shm", *program, env={"OUTBOARD_HEARTBEAT": ""})
+    assert done.returncode == 0 and "HEARTBEAT" not in done.stderr
 
 
 def test_a_program_whose_output_is_not_read_goes_on(server: Server, link: str) -> None:

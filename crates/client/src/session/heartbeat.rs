@@ -36,6 +36,10 @@ fn period() -> Option<Duration> {
     let Ok(said) = std::env::var(VARIABLE) else {
         return Some(usual);
     };
+    // An empty variable is one that is not set, as everywhere.
+    if said.is_empty() {
+        return Some(usual);
+    }
     if said == "off" {
         return None;
     }
