@@ -48,13 +48,17 @@ class Pool:
     def start_box(self, name: str) -> None:
         argv = [OUTBOARD, "serve", "--no-config", "--device", "soft", "--devices", str(GPUS_A_BOX), "--no-cache"]
         argv += ["--listen", self.addresses.get(name, "tcp://127.0.0.1:0"), "--pool", self.url, "--pool-name", name]
-        argv += ["--pool-state", self.folder / name]
+        argv += ["--pool-state", self.folder / name, *self.box_options(name)]
         log = (self.folder / f"{name}.log").open("a")
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=log, text=True)
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("listening on "), (self.folder / f"{name}.log").read_text()
         self.boxes[name], self.addresses[name] = process, line.removeprefix("listening on ").strip()
+
+    def box_options(self, name: str) -> list[str]:
+        """Further options of a box, for those who need some."""
+        return []
 
     def ask(self, *command: str) -> Any:
         argv = [OUTBOARD, "pool", *command, "--pool", self.url, "--json"]
@@ -92,7 +96,10 @@ class Program:
         limit.start()
         line = self.process.stdout.readline().strip()
         limit.cancel()
-        assert line.startswith("GPU-"), line + self.process.stdout.read()
+        if not line.startswith("GPU-"):
+            # What it has said is shown without waiting for its end.
+            self.process.kill()
+            raise AssertionError(line + self.process.stdout.read())
         return line.split(",")
 
     def finish(self) -> str:

@@ -52,6 +52,22 @@ pub(crate) fn greet_over(
     connect(endpoint, Purpose::Greeting, network, GREETING_MS_MAX).map(|(_, welcome)| welcome)
 }
 
+/// Fails unless a server of this release answers, and admits a program with this grant now.
+pub(crate) fn greet_with_grant(
+    endpoint: &Endpoint,
+    network: Option<Network>,
+    grant: Vec<u8>,
+) -> anyhow::Result<ServerWelcome> {
+    let hello = ClientHello {
+        grant: Some(grant),
+        ..hello(Purpose::Greeting, network)?
+    };
+    match dial(endpoint, &hello, Duration::from_millis(GREETING_MS_MAX)) {
+        Ok((_, _, welcome)) => Ok(welcome),
+        Err(error) => Err(explain(endpoint, error)),
+    }
+}
+
 impl Server {
     pub(crate) fn query(endpoint: &Endpoint) -> anyhow::Result<Server> {
         // A stopped or stuck server is noticed sooner by a query that opens no device.

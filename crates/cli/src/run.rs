@@ -3,7 +3,7 @@
 use std::{
     env,
     ffi::{OsStr, OsString},
-    io::ErrorKind,
+    io::{self, ErrorKind},
     os::unix::process::CommandExt,
     path::Path,
     process::{Command, ExitCode},
@@ -20,7 +20,7 @@ use crate::{
     exit::Exit,
     libraries,
     peer::{self, Server},
-    pool::{Leased, lease_for},
+    pool::{self, Leased, lease_for},
     preload,
     serve::default_endpoint,
     stack, token,
@@ -39,36 +39,52 @@ const VISIBLE_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 const PCIE_VARIABLE: &str = "OUTBOARD_EMULATE_PCIE";
 
 pub(crate) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
+    if args.pool.restart > 0 {
+        return pool::run_again(&args);
+    }
+    let mut leased = lease_for(&args)?;
+    let mut command = command(&args, leased.as_mut())?;
+    // From here on the process is the program: signals, terminal and exit code are its own.
+    stack::restore();
+    let error = command.exec();
+    Ok(not_started(&command, &error))
+}
+
+/// Says that a program cannot be started. Returns the exit code, as of env(1) and shells.
+pub(crate) fn not_started(command: &Command, error: &io::Error) -> ExitCode {
+    eprintln!(
+        "outboard: {}: {error}",
+        Path::new(command.get_program()).display()
+    );
+    ExitCode::from(match error.kind() {
+        ErrorKind::NotFound => Exit::NOT_FOUND,
+        _ => Exit::CANNOT_EXECUTE,
+    })
+}
+
+/// Prepares the program: with the GPUs of its lease, if there is one, when their boxes serve it.
+pub(crate) fn command(args: &RunArgs, leased: Option<&mut Leased>) -> anyhow::Result<Command> {
     let [program, arguments @ ..] = args.program.as_slice() else {
         anyhow::bail!("no program to run");
     };
     let mut command = Command::new(program);
     command.args(arguments);
-    if args.local {
-        here(&mut command, &args)?;
-    } else {
-        behind_a_server(&mut command, &args)?;
+    match args.local {
+        true => here(&mut command, args)?,
+        false => behind_a_server(&mut command, args, leased)?,
     }
-    // From here on the process is the program: signals, terminal and exit code are its own.
-    stack::restore();
-    let error = command.exec();
-    eprintln!("outboard: {}: {error}", Path::new(program).display());
-    // As of env(1) and shells.
-    Ok(ExitCode::from(match error.kind() {
-        ErrorKind::NotFound => Exit::NOT_FOUND,
-        _ => Exit::CANNOT_EXECUTE,
-    }))
+    Ok(command)
 }
 
-fn behind_a_server(command: &mut Command, args: &RunArgs) -> anyhow::Result<()> {
-    let leased = lease_for(args)?;
+fn behind_a_server(
+    command: &mut Command,
+    args: &RunArgs,
+    mut leased: Option<&mut Leased>,
+) -> anyhow::Result<()> {
     let mut servers: Vec<Endpoint> = match &leased {
         Some(leased) => leased.servers.clone(),
         None => args.gpu.iter().flat_map(|one| one.0.clone()).collect(),
     };
-    if let Some(Leased { grants, .. }) = &leased {
-        command.env(GRANT_FILE_VARIABLE, grants);
-    }
     if servers.is_empty() {
         servers.push(default_endpoint()?);
     }
@@ -83,8 +99,18 @@ fn behind_a_server(command: &mut Command, args: &RunArgs) -> anyhow::Result<()> 
     let folder = libraries::folder()?;
     command.envs(token::use_files(&args.token, &servers)?);
     let mut is_ptx_only = false;
-    for endpoint in &servers {
-        is_ptx_only |= peer::greet_over(endpoint, args.emulate)?.ptx_only;
+    match &mut leased {
+        // A spare may take the place of a GPU meanwhile.
+        Some(leased) => {
+            is_ptx_only = leased.begin(args)?;
+            servers.clone_from(&leased.servers);
+            command.env(GRANT_FILE_VARIABLE, &leased.grants);
+        }
+        None => {
+            for endpoint in &servers {
+                is_ptx_only |= peer::greet_over(endpoint, args.emulate)?.ptx_only;
+            }
+        }
     }
     if is_ptx_only {
         leave_it_at_ptx(command)?;

@@ -271,6 +271,7 @@ fn box_of(args: BoxArgs) -> anyhow::Result<Option<PoolOptions>> {
         state: pool::state_folder(args.pool_state, &name)?,
         name,
         address: args.pool_address,
+        check: args.pool_check,
     }))
 }
 

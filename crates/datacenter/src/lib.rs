@@ -6,9 +6,11 @@
 //! tasks, with more drawn at random, come in random order until they ask for a given share of all
 //! GPUs; none leaves.
 
+mod compare;
 mod place;
 mod trace;
 
+pub use compare::{Arriving, RUNS, Run, mean};
 pub use place::{Architecture, Outcome, Policy, play};
 pub use trace::{Machine, Task, TraceError, arrivals, machines, tasks};
 

@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use outboard_datacenter::{
-    Architecture, Machine, Outcome, Policy, Task, arrivals, machines, play, tasks,
+    Architecture, Arriving, Machine, Outcome, Policy, RUNS, Task, arrivals, machines, mean, play,
+    tasks,
 };
 use outboard_dxpu::random::Random;
 
@@ -125,4 +126,23 @@ fn bad_lines_are_named() {
         );
     }
     assert_eq!(machines("a,b\n").unwrap_err().line, 1);
+}
+
+/// The trace of docs/design/datacenter.md: servers can use one of six GPUs, a pool all.
+#[test]
+fn the_small_trace_has_its_known_answer() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/traces/pool");
+    let text = |file: &str| std::fs::read_to_string(format!("{folder}/{file}")).unwrap();
+    let (machines, tasks) = (
+        machines(&text("machines.csv")).unwrap(),
+        tasks(&text("tasks.csv")).unwrap(),
+    );
+    let of = |name: &str| {
+        let run = RUNS.iter().find(|run| run.name == name).unwrap();
+        mean(*run, &machines, &tasks, Arriving::AsTheyAre)
+    };
+    let servers = of("servers, best fit");
+    assert_eq!((servers.placed, servers.refused), (1, 5));
+    let pool = of("pool, best fit");
+    assert_eq!((pool.placed, pool.refused, pool.gpus_used), (5, 1, 1.0));
 }

@@ -25,7 +25,7 @@ pub(crate) struct Opening {
 }
 
 impl Opening {
-    /// Sends the hello; the link and the token are filled in.
+    /// Sends the hello; the link and the token are filled in, and the grant unless there is one.
     pub(crate) fn send(
         stream: &mut Stream,
         hello: &ClientHello,
@@ -41,7 +41,10 @@ impl Opening {
         let hello = handshake::encode_hello(&ClientHello {
             is_rdma: stream.rdma().is_some(),
             token,
-            grant: stream.credentials().grant.clone(),
+            grant: hello
+                .grant
+                .clone()
+                .or_else(|| stream.credentials().grant.clone()),
             ..hello.clone()
         })?;
         stream.write_all_deadline(&hello, deadline)?;

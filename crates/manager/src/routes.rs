@@ -3,7 +3,7 @@
 use outboard_pool::{
     Manager, Uuid,
     api::{Claimed, Granted, Join, PoolError, Report},
-    record::Claim,
+    record::{Claim, SpareRecord},
 };
 use outboard_trust::{Identity, hex};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -25,7 +25,8 @@ pub(crate) enum Outcome {
 pub(crate) enum Wait {
     Report(Report),
     Claim(Claim),
-    Hold(u64),
+    /// A lease, and how much its holder has been told, if it wants to be told more at once.
+    Hold(u64, Option<u64>),
 }
 
 /// A claim, as clients send it.
@@ -39,6 +40,28 @@ struct ClaimRequest {
 #[derive(Debug, Deserialize)]
 struct ReasonRequest {
     reason: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct TaintRequest {
+    reason: Option<String>,
+    /// Whether a spare is to take its place.
+    #[serde(default)]
+    broken: bool,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct HoldRequest {
+    /// As of the last answer.
+    #[serde(default)]
+    news: Option<u64>,
+}
+
+#[derive(Debug, Deserialize)]
+struct FailedRequest {
+    #[serde(rename = "box")]
+    of: String,
+    reason: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -83,23 +106,14 @@ pub(crate) fn handle(
         }),
         ("POST", ["v1", "leases", id, action]) => number(id).and_then(|id| {
             caller.may_end(manager.owner_of(id)?)?;
-            match *action {
-                "hold" => {
-                    manager.hold(now_ms, id)?;
-                    Ok(Outcome::Wait(Wait::Hold(id)))
-                }
-                "release" => {
-                    manager.release(now_ms, id)?;
-                    document(&manager.lease_view(now_ms, id)?)
-                }
-                _ => Err(unknown(request)),
-            }
+            of_lease(manager, now_ms, key, (id, action), request)
         }),
         ("GET", ["v1", "leases", id]) => {
             number(id).and_then(|id| document(&manager.lease_view(now_ms, id)?))
         }
         ("GET", ["v1", "leader"]) => document(&json!({ "incarnation": manager.incarnation() })),
         ("GET", ["v1", "pool"]) => document(&manager.view(now_ms)),
+        ("GET", ["v1", "spares"]) => document(&manager.spares_view()),
         ("GET", ["v1", "tables"]) => document(&manager.tables()),
         ("GET", ["metrics"]) => Ok(Outcome::Text(metrics(manager, now_ms))),
         _ if is_post => caller
@@ -108,6 +122,37 @@ pub(crate) fn handle(
         _ => Err(unknown(request)),
     };
     done.unwrap_or_else(|error| refusal(&error))
+}
+
+/// Handles a request of a lease's holder.
+fn of_lease(
+    manager: &mut Manager,
+    now_ms: u64,
+    key: &Identity,
+    (id, action): (u64, &str),
+    request: &Request,
+) -> Result<Outcome, PoolError> {
+    match action {
+        "hold" => {
+            let HoldRequest { news } = body(request)?;
+            manager.hold(now_ms, id)?;
+            Ok(Outcome::Wait(Wait::Hold(id, news)))
+        }
+        "release" => {
+            manager.release(now_ms, id)?;
+            document(&manager.lease_view(now_ms, id)?)
+        }
+        "grants" => match manager.grants_of(id)? {
+            Claimed::Granted(granted) => document(&granted_answer(granted, key)?),
+            Claimed::Waiting { .. } => Err(unknown(request)),
+        },
+        "failed" => {
+            let FailedRequest { of, reason } = body(request)?;
+            manager.session_failed(now_ms, id, &of, &reason)?;
+            document(&manager.lease_view(now_ms, id)?)
+        }
+        _ => Err(unknown(request)),
+    }
 }
 
 fn operate(
@@ -122,13 +167,21 @@ fn operate(
             manager.drain(now_ms, name, reason)?;
         }
         ["v1", "gpus", uuid, "taint"] => {
-            let ReasonRequest { reason } = body(request)?;
+            let TaintRequest { reason, broken } = body(request)?;
             let uuid: Uuid = uuid.parse().map_err(|error| wrong(&error))?;
-            manager.taint(now_ms, &uuid, reason)?;
+            match (broken, reason) {
+                (true, Some(reason)) => manager.is_broken(now_ms, &uuid, &reason)?,
+                (true, None) => return Err(wrong(&"a broken GPU needs a reason")),
+                (false, reason) => manager.taint(now_ms, &uuid, reason)?,
+            }
         }
         ["v1", "quotas", owner] => {
             let QuotaRequest { gpus } = body(request)?;
             manager.quota(now_ms, owner, gpus)?;
+        }
+        ["v1", "spares"] => {
+            let rule: SpareRecord = body(request)?;
+            manager.set_spares(now_ms, &rule)?;
         }
         _ => return Err(unknown(request)),
     }

@@ -16,11 +16,9 @@ use std::{
 use outboard_pool::{
     Manager, Store, StoreError,
     api::{Claimed, PoolError},
-    record::LeaseState,
 };
 use outboard_trust::{Identity, IdentityError, Secured, hex, random};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use serde_json::json;
 use thiserror::Error;
 use tracing::{error, info, warn};
 
@@ -333,9 +331,19 @@ impl Server {
             return;
         };
         match waited {
-            Some((Wait::Hold(lease), _)) => manager.holder_is_gone(now_ms, lease),
+            Some((Wait::Hold(lease, _), _)) => manager.holder_is_gone(now_ms, lease),
             Some((Wait::Claim(claim), _)) => manager.leave(&claim.uid),
-            Some((Wait::Report(_), _)) | None => {}
+            Some((Wait::Report(report), _)) => {
+                // A box that has something new to say does so on a new connection.
+                let is_same = |it: &Connection| match &it.wait {
+                    Some((Wait::Report(other), _)) => other.instance == report.instance,
+                    _ => false,
+                };
+                if !self.connections.values().any(is_same) {
+                    manager.box_is_gone(now_ms, &report);
+                }
+            }
+            None => {}
         }
     }
 
@@ -377,6 +385,7 @@ impl Server {
             pending.extend(waiting.map(|(id, _)| (*id, routes::refusal(&refusal))));
             return;
         };
+        manager.note_time(outboard_trust::now_s());
         manager.tick(now_ms);
         let mut late = Vec::new();
         for (id, connection) in &self.connections {
@@ -457,7 +466,7 @@ fn waits(manager: &Manager, now_ms: u64, wait: &Wait) -> u64 {
             answer.map_or(0, |answer| answer.wait_ms)
         }
         Wait::Claim(_) => limits::CLAIM_WAIT_MS,
-        Wait::Hold(lease) => {
+        Wait::Hold(lease, _) => {
             let view = manager.lease_view(now_ms, *lease);
             view.map_or(0, |view| view.claim.term_ms / HOLD_PARTS)
         }
@@ -489,17 +498,13 @@ fn waited(
             Ok(waiting) => routes::document(&waiting),
             Err(error) => Err(error),
         },
-        Wait::Hold(lease) => match manager.lease_view(now_ms, *lease) {
-            Ok(view) if view.state == LeaseState::Granted && !is_over => return None,
-            Ok(view) if view.state == LeaseState::Granted => {
-                let left = manager.hold(now_ms, *lease);
-                left.and_then(|left_ms| routes::document(&json!({ "left_ms": left_ms })))
+        Wait::Hold(lease, news) => match manager.news_of(*lease) {
+            Some(now) if news.is_none_or(|news| news == now) && !is_over => return None,
+            Some(_) => {
+                let held = manager.held(now_ms, *lease);
+                held.and_then(|held| routes::document(&held))
             }
-            Ok(view) => Err(PoolError::Conflict(format!(
-                "the lease {} is over",
-                view.lease
-            ))),
-            Err(error) => Err(error),
+            None => Err(PoolError::Conflict(format!("the lease {lease} is over"))),
         },
     };
     Some(answer.unwrap_or_else(|error| routes::refusal(&error)))

@@ -5,7 +5,7 @@ use thiserror::Error;
 
 use crate::{
     grant::Grant,
-    record::{Claim, EndReason, GpuFacts, LeaseState},
+    record::{Claim, EndReason, GpuFacts, Health, LeaseState, SpareRecord},
     uuid::Uuid,
 };
 
@@ -43,6 +43,12 @@ pub struct GpuReport {
     pub floor: u64,
     /// Lowest epoch of a session that has not ended.
     pub busy: Option<u64>,
+    /// Reason for which the box says that it is broken.
+    #[serde(default)]
+    pub broken: Option<String>,
+    /// Sessions of it whose workers failed, since the box's process began.
+    #[serde(default)]
+    pub failures: u32,
 }
 
 /// Device addresses of a lease's session.
@@ -115,8 +121,38 @@ pub struct LeaseView {
     pub boxes: Vec<String>,
     /// Time left until the deadline.
     pub left_ms: u64,
-    /// GPUs that their boxes no longer have, or whose box is silent.
-    pub lost: Vec<Uuid>,
+    /// GPUs that are broken, that their boxes no longer have, or whose box was silent.
+    pub lost: Vec<LostView>,
+    /// Changes when a GPU is lost or replaced.
+    pub news: u64,
+    /// Time since the last report of each box that serves it; `None`: it is silent.
+    pub heard_ms: Vec<Option<u64>>,
+}
+
+/// A GPU that a holder has lost.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LostView {
+    pub uuid: Uuid,
+    pub reason: String,
+    /// Whether a spare has its place.
+    pub replaced: bool,
+}
+
+/// The manager's answer to a holder.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    pub left_ms: u64,
+    #[serde(default)]
+    pub news: u64,
+    #[serde(default)]
+    pub lost: Vec<LostView>,
+}
+
+/// Rules about spares, and what is held back now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SparesView {
+    pub rules: Vec<SpareRecord>,
+    pub held: Vec<Uuid>,
 }
 
 /// A GPU, as operators see it.
@@ -132,6 +168,7 @@ pub struct GpuView {
     pub state: GpuState,
     /// Reason for a taint or a drain.
     pub reason: Option<String>,
+    pub health: Health,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -141,6 +178,11 @@ pub enum GpuState {
     Leased,
     /// Its lease is over, and its box has not confirmed it.
     Ending,
+    /// It is held back, to take the place of a broken one.
+    Spare,
+    /// A session failed: it is given out again after a pause.
+    Suspect,
+    Broken,
     /// Its box is drained.
     Drained,
     Tainted,
@@ -218,6 +260,8 @@ pub struct BoxEntry {
     /// Node number of the host.
     pub host: Option<u32>,
     pub path: u16,
+    #[serde(default)]
+    pub health: Health,
 }
 
 /// Reason why a request is refused.

@@ -266,6 +266,8 @@ impl Fence {
             uuid: *uuid,
             floor: *floor,
             busy: busy(uuid),
+            broken: None,
+            failures: 0,
         };
         self.written.iter().map(report).collect()
     }
@@ -273,6 +275,13 @@ impl Fence {
     /// Returns the lease of each session.
     pub fn sessions(&self) -> impl Iterator<Item = (u64, u64)> {
         self.sessions.iter().map(|(number, s)| (*number, s.lease))
+    }
+
+    /// Returns the GPUs of a session.
+    pub fn gpus_of(&self, session: u64) -> Vec<Uuid> {
+        let session = self.sessions.get(&session);
+        let gpus = session.map_or(&[][..], |session| &session.gpus);
+        gpus.iter().map(|(uuid, _)| *uuid).collect()
     }
 
     /// Sessions of other leases that have one of the GPUs.
@@ -389,7 +398,9 @@ mod tests {
             [GpuReport {
                 uuid: GPU,
                 floor: 1,
-                busy: Some(1)
+                busy: Some(1),
+                broken: None,
+                failures: 0,
             }]
         );
         fence.written(fence.floors());
@@ -400,7 +411,9 @@ mod tests {
             [GpuReport {
                 uuid: GPU,
                 floor: 2,
-                busy: Some(2)
+                busy: Some(2),
+                broken: None,
+                failures: 0,
             }]
         );
         assert!(fence.over(8_099).is_empty());

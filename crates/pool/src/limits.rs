@@ -38,6 +38,17 @@ pub const HOLDER_GRACE_MS: u64 = 300;
 pub const REPORT_MS: u64 = 2_000;
 /// Time without a report after which nothing of a box is given out.
 pub const BOX_SILENCE_MS: u64 = 7_000;
+/// Time after whose end a suspect GPU is given out again: after the first failure, doubled by each
+/// further one, and at most.
+pub const SUSPECT_MS: u64 = 3_000;
+pub const SUSPECT_MS_MAX: u64 = 60_000;
+/// Failed sessions in a row after which a GPU counts as broken.
+pub const FAILURES_MAX: u32 = 5;
+/// Time within which a box whose connection has ended reports again, or counts as silent.
+pub const BOX_GRACE_MS: u64 = 500;
+/// Spares of one group, and rules about spares.
+pub const SPARES_MAX: u32 = 512;
+pub const SPARE_RULES_MAX: usize = 64;
 /// Leases that are over and still known by their claims' UIDs.
 pub const LEASES_OVER_MAX: usize = 10_000;
 /// Length of a grant.

@@ -17,6 +17,13 @@ pub(crate) struct Place {
     pub(crate) groups: [String; 4],
 }
 
+impl Place {
+    /// Returns the name of a group.
+    pub(crate) fn group(&self, same: Same) -> &str {
+        &self.groups[at(same)]
+    }
+}
+
 /// Wish of a claim.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wish<'a> {

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::uuid::Uuid;
 
 /// Version of these records. A manager refuses a store of a later one.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 /// The record of the pool itself.
 pub const POOL_KEY: &str = "pool";
 
@@ -14,6 +14,7 @@ pub(crate) const BOX_PREFIX: &str = "box/";
 pub(crate) const HOST_PREFIX: &str = "host/";
 pub(crate) const LEASE_PREFIX: &str = "lease/";
 pub(crate) const QUOTA_PREFIX: &str = "quota/";
+pub(crate) const SPARES_PREFIX: &str = "spares/";
 
 /// The pool: every start of a manager rewrites it, and every transaction compares it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,6 +59,31 @@ pub struct GpuRecord {
     pub present: bool,
     /// Reason for which it is not given out.
     pub taint: Option<String>,
+    #[serde(default)]
+    pub health: Health,
+}
+
+/// Health of a GPU, as its sessions and its box show it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Health {
+    pub condition: Condition,
+    /// Reason for the condition, unless it is healthy.
+    pub reason: Option<String>,
+    /// Time of the last change, in seconds since 1970. Nothing is decided by it.
+    pub since_s: u64,
+    /// Failed sessions in a row.
+    pub failures: u32,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Condition {
+    #[default]
+    Healthy,
+    /// A session failed: it is given out again after a pause, which grows with each failure.
+    Suspect,
+    /// It is not given out until an operator says so.
+    Broken,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,6 +133,12 @@ pub struct Leased {
     pub entry: u16,
     /// Whether the GPU is free again.
     pub free: bool,
+    /// Reason for which the holder has lost it: it is broken, gone, or its box does not answer.
+    #[serde(default)]
+    pub lost: Option<String>,
+    /// Whether a spare has its entry.
+    #[serde(default)]
+    pub replaced: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -168,6 +200,16 @@ pub struct QuotaRecord {
     pub gpus: u32,
 }
 
+/// GPUs that are held back, to take the place of broken ones.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpareRecord {
+    /// A word of the model's name, in any case. Without it: of each model.
+    pub model: Option<String>,
+    /// Kind of group of which each keeps so many; `None`: all GPUs of a model together.
+    pub per: Option<Same>,
+    pub gpus: u32,
+}
+
 pub(crate) fn gpu_key(uuid: &Uuid) -> String {
     format!("{GPU_PREFIX}{uuid}")
 }
@@ -182,6 +224,15 @@ pub(crate) fn host_key(name: &str) -> String {
 
 pub(crate) fn lease_key(id: u64) -> String {
     format!("{LEASE_PREFIX}{id:020}")
+}
+
+/// The word of a rule about spares, by which it is known.
+pub(crate) fn spares_word(model: Option<&str>) -> String {
+    model.map_or("*".into(), str::to_lowercase)
+}
+
+pub(crate) fn spares_key(word: &str) -> String {
+    format!("{SPARES_PREFIX}{word}")
 }
 
 pub(crate) fn quota_key(owner: &str) -> String {

@@ -58,6 +58,10 @@ pub const PROGRAM_CHARS_MAX: usize = 64;
 pub const POOL_RETRY_MS: u64 = 200;
 pub const POOL_ANSWER_MS_MAX: u64 = 3_000;
 pub const POOL_LOCK_MS_MAX: u64 = 5_000;
+/// Pause between two checks of a box's GPUs, and time for one, in seconds: less than the time for
+/// the lock of the box's state, which the check holds.
+pub const POOL_CHECK_MS: u64 = 2_000;
+pub const POOL_CHECK_S_MAX: &str = "4";
 /// Time for the processes of older sessions of a GPU to end after SIGKILL.
 pub const POOL_END_MS_MAX: u64 = 2_000;
 

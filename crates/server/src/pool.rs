@@ -18,6 +18,7 @@ use std::{
         unix::net::UnixStream,
     },
     path::{Path, PathBuf},
+    process::{Command, Stdio},
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
     thread,
     time::{Duration, Instant},
@@ -56,6 +57,8 @@ pub struct PoolOptions {
     pub state: PathBuf,
     /// Address of the server, as programs are told.
     pub address: Option<String>,
+    /// Command of the shell that names broken GPUs.
+    pub check: Option<String>,
 }
 
 /// State of a box on its disk.
@@ -79,6 +82,8 @@ pub(super) struct Gate {
     key: Option<PublicKey>,
     inventory: Vec<GpuFacts>,
     windows: BTreeMap<u64, Window>,
+    /// Sessions of each GPU whose workers failed.
+    failures: BTreeMap<Uuid, u32>,
     shared: Arc<Shared>,
     answers: mpsc::Receiver<(u64, BoxAnswer)>,
     acknowledge: mpsc::Sender<()>,
@@ -108,6 +113,8 @@ pub(super) struct News {
 #[derive(Default)]
 struct Shared {
     report: Mutex<(Vec<outboard_pool::api::GpuReport>, Vec<Window>)>,
+    /// GPUs that the check calls broken, and why.
+    broken: Mutex<BTreeMap<Uuid, String>>,
 }
 
 /// The thread that talks to the manager.
@@ -182,6 +189,7 @@ impl Gate {
             key,
             inventory: Vec::new(),
             windows: BTreeMap::new(),
+            failures: BTreeMap::new(),
             shared,
             answers,
             acknowledge,
@@ -214,6 +222,15 @@ impl Gate {
             .clone()
             .unwrap_or_else(|| address.into());
         self.inventory = inventory;
+        if let Some(command) = self.options.check.clone() {
+            let check = Check {
+                command,
+                shared: Arc::clone(&self.shared),
+                wake: self.wake.try_clone()?,
+            };
+            let builder = thread::Builder::new().name("outboard-check".into());
+            builder.spawn(move || check.run())?;
+        }
         let builder = thread::Builder::new().name("outboard-agent".into());
         builder.spawn(move || agent.run()).map(drop)
     }
@@ -286,6 +303,17 @@ impl Gate {
             self.share();
             self.wake_agent();
         }
+    }
+
+    /// Notes that the worker of a session has failed, and that nothing of it runs any more.
+    pub(super) fn failed(&mut self, session: u64) {
+        // A worker ends by itself when its lease is over.
+        let is_over = self.over().contains(&session);
+        let gpus = self.fence.gpus_of(session);
+        for uuid in gpus.into_iter().filter(|_| !is_over) {
+            *self.failures.entry(uuid).or_default() += 1;
+        }
+        self.ended(session);
     }
 
     /// Notes that nothing of a session runs any more.
@@ -366,7 +394,11 @@ impl Gate {
 
     fn share(&self) {
         let windows = self.windows.values().copied().collect();
-        *self.shared.lock() = (self.fence.report(), windows);
+        let mut report = self.fence.report();
+        for gpu in &mut report {
+            gpu.failures = self.failures.get(&gpu.uuid).copied().unwrap_or(0);
+        }
+        *self.shared.lock() = (report, windows);
     }
 
     fn wake_agent(&mut self) {
@@ -378,6 +410,71 @@ impl Gate {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, (Vec<outboard_pool::api::GpuReport>, Vec<Window>)> {
         self.report.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn broken(&self) -> MutexGuard<'_, BTreeMap<Uuid, String>> {
+        self.broken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The thread that has a command look for broken GPUs.
+struct Check {
+    command: String,
+    shared: Arc<Shared>,
+    wake: UnixStream,
+}
+
+impl Check {
+    fn run(mut self) {
+        let mut is_failing = false;
+        loop {
+            match self.look() {
+                Ok(broken) => {
+                    is_failing = false;
+                    let before = std::mem::replace(&mut *self.shared.broken(), broken.clone());
+                    if before != broken {
+                        for (uuid, reason) in &broken {
+                            warn!(%uuid, reason, "a GPU is broken, says the check");
+                        }
+                        let _ = self.wake.write(&[1]);
+                    }
+                }
+                Err(error) if !is_failing => {
+                    warn!(%error, command = self.command, "the check of the GPUs fails");
+                    is_failing = true;
+                }
+                Err(_) => {}
+            }
+            thread::sleep(Duration::from_millis(limits::POOL_CHECK_MS));
+        }
+    }
+
+    /// Runs the command. It is ended in time by another process, since it holds the state's lock
+    /// even if this server dies.
+    fn look(&self) -> io::Result<BTreeMap<Uuid, String>> {
+        let said = Command::new("timeout")
+            .args(["-k", "0.2", limits::POOL_CHECK_S_MAX, "sh", "-c"])
+            .arg(&self.command)
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .output()?;
+        if !said.status.success() {
+            return Err(io::Error::other(format!("it ended with {}", said.status)));
+        }
+        let text = String::from_utf8_lossy(&said.stdout);
+        let mut broken = BTreeMap::new();
+        for line in text.lines().filter(|line| !line.trim().is_empty()) {
+            let (uuid, reason) = line.trim().split_once(' ').unwrap_or((line.trim(), ""));
+            let uuid = uuid
+                .parse()
+                .map_err(|error| io::Error::other(format!("{line:?}: {error}")))?;
+            let reason = match reason.trim() {
+                "" => "its box's check says so",
+                reason => reason,
+            };
+            broken.insert(uuid, reason.into());
+        }
+        Ok(broken)
     }
 }
 
@@ -420,7 +517,13 @@ impl Agent {
             }
             answer = loop {
                 self.forget_wakes();
-                let (gpus, windows) = self.shared.lock().clone();
+                let (mut gpus, windows) = self.shared.lock().clone();
+                for (uuid, reason) in self.shared.broken().iter() {
+                    let mut all = gpus.iter_mut();
+                    if let Some(gpu) = all.find(|gpu| gpu.uuid == *uuid) {
+                        gpu.broken = Some(reason.clone());
+                    }
+                }
                 let report = Report {
                     name: self.join.name.clone(),
                     instance: self.join.instance.clone(),

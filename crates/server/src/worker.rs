@@ -186,6 +186,12 @@ fn check(
             let grant = grant.map_err(|why| (Refusal::Grant, Error::Refused(why)))?;
             Some(Box::new(grant))
         }
+        // One that asks whether its grant is good now, before its program does.
+        (Some(key), Purpose::Greeting) if hello.hello.grant.is_some() => {
+            let grant = check_grant(&hello.hello, key);
+            let grant = grant.map_err(|why| (Refusal::Grant, Error::Refused(why)))?;
+            Some(Box::new(grant))
+        }
         _ => None,
     };
     Ok((token, grant))

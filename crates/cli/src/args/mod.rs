@@ -30,7 +30,7 @@ pub(crate) use bench::{
 };
 pub(crate) use pool::{
     BoxArgs, ManagerArgs, PoolAskArgs, PoolClaimArgs, PoolCommand, PoolHoldArgs, PoolReleaseArgs,
-    PoolRunArgs, PoolServeArgs, PoolTokenArgs, WishArgs,
+    PoolRunArgs, PoolServeArgs, PoolSimulateArgs, PoolSparesArgs, PoolTokenArgs, WishArgs,
 };
 pub(crate) use requirements::{CalibrateArgs, LevelOfRemoting, LinkKind, RequireArgs};
 pub(crate) use seeing::{LogFormat, SeeingArgs, SortArg, TopArgs};

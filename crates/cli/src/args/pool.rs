@@ -9,6 +9,8 @@ use outboard_pool::{
     record::{Fit, Same},
 };
 
+use outboard_trust::parse_lifetime;
+
 use super::number;
 
 /// Parses the term of a lease: 500ms, 30s, 10m, 1h.
@@ -81,6 +83,10 @@ pub(crate) struct BoxArgs {
     /// whose https address has no fingerprint [default: the system's authorities]
     #[arg(long, value_name = "FILE", requires = "pool")]
     pub(crate) pool_ca: Option<PathBuf>,
+    /// Command of the shell that prints a line for each broken GPU, its UUID and the reason. It
+    /// runs every 2 s, for at most 4 s
+    #[arg(long, value_name = "COMMAND", requires = "pool")]
+    pub(crate) pool_check: Option<String>,
 }
 
 /// A program that runs with GPUs of a pool.
@@ -93,6 +99,10 @@ pub(crate) struct PoolRunArgs {
     pub(crate) token: PoolTokenArgs,
     #[command(flatten)]
     pub(crate) wish: WishArgs,
+    /// Run the program again if it ended because its GPU or the GPU's box was lost, at most N times
+    #[arg(long, value_name = "N", requires = "pool", default_value_t = 0,
+          value_parser = number::<u32>(0..=1_000))]
+    pub(crate) restart: u32,
 }
 
 /// The GPUs that a program asks a pool for.
@@ -196,6 +206,10 @@ pub(crate) enum PoolCommand {
     Untaint(PoolGpuArgs),
     /// Bound the GPUs that a holder has at a time
     Quota(PoolQuotaArgs),
+    /// Hold GPUs back, to take the place of broken ones; or say how many are enough
+    Spares(PoolSparesArgs),
+    /// Play a trace of tasks on servers with GPUs and on a pool: what nobody can use
+    Simulate(PoolSimulateArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -306,6 +320,9 @@ pub(crate) struct PoolTaintArgs {
     /// Reason, for the list
     #[arg(long, default_value = "tainted")]
     pub(crate) reason: String,
+    /// It is broken: a spare takes its place in its lease
+    #[arg(long)]
+    pub(crate) broken: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -324,6 +341,95 @@ pub(crate) struct PoolQuotaArgs {
     pub(crate) owner: String,
     /// Number of GPUs [default: no bound]
     pub(crate) gpus: Option<u32>,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Without a number: the spares that are held back now. With --afr: how many are enough, without a manager.
+
+Examples:
+  outboard pool spares 2 --model H200 --per nvlink
+  outboard pool spares --afr 9% --repair 3d --target 99.9% --gpus 512")]
+pub(crate) struct PoolSparesArgs {
+    /// GPUs to hold back; 0: none
+    #[arg(value_name = "N", value_parser = number::<u32>(0..=i64::from(limits::SPARES_MAX)))]
+    pub(crate) count: Option<u32>,
+    /// The pool's manager; several with commas
+    #[arg(long, value_name = "URL", env = "OUTBOARD_POOL")]
+    pub(crate) pool: Option<ManagerUrls>,
+    #[command(flatten)]
+    pub(crate) token: PoolTokenArgs,
+    /// Word of the GPUs' model, in any case [default: so many of each model]
+    #[arg(long, value_name = "NAME", requires = "count")]
+    pub(crate) model: Option<String>,
+    /// Hold so many back in each group of this kind [default: in the whole pool]
+    #[arg(long, value_enum, requires = "count")]
+    pub(crate) per: Option<SameArg>,
+    /// Part of the GPUs that fail within a year, as 9%
+    #[arg(long, value_name = "PART", value_parser = parse_part, conflicts_with = "count",
+          requires_all = ["repair", "gpus"])]
+    pub(crate) afr: Option<f64>,
+    /// Time until a failed GPU is back, as 3d
+    #[arg(long, value_name = "TIME", value_parser = parse_lifetime, requires = "afr")]
+    pub(crate) repair: Option<u64>,
+    /// Part of the time in which there are to be enough
+    #[arg(long, value_name = "PART", value_parser = parse_part, requires = "afr", default_value = "99.9%")]
+    pub(crate) target: f64,
+    /// Number of GPUs
+    #[arg(long, value_name = "N", requires = "afr", value_parser = number::<u32>(1..=limits::GPUS_MAX as i64))]
+    pub(crate) gpus: Option<u32>,
+    /// Print it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Parses a part of a whole: 9%, 0.09.
+fn parse_part(text: &str) -> Result<f64, String> {
+    let (digits, scale) = match text.strip_suffix('%') {
+        Some(digits) => (digits, 0.01),
+        None => (text, 1.0),
+    };
+    let part = digits.parse::<f64>().ok().map(|number| number * scale);
+    let part = part.filter(|part| (0.0..1.0).contains(part) && *part > 0.0);
+    part.ok_or_else(|| "a part is more than 0 and less than 100%".into())
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+TRACE is a folder with machines.csv and tasks.csv, or the file of tasks, with --machines. Their columns are openb's: \
+sn,cpu_milli,memory_mib,gpu,model and name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,...
+
+Example:
+  outboard pool simulate openb_pod_list_default.csv --machines openb_node_list_gpu_node.csv --seeds 10")]
+pub(crate) struct PoolSimulateArgs {
+    /// The trace: a folder, or its file of tasks
+    pub(crate) trace: PathBuf,
+    /// File of the machines
+    #[arg(long, value_name = "FILE")]
+    pub(crate) machines: Option<PathBuf>,
+    /// Runs with different orders of the tasks; the results are means
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<u32>(1..=1_000))]
+    pub(crate) seeds: u32,
+    /// GPUs that all tasks together ask for, as a part of those there are
+    #[arg(long, value_name = "PART", default_value = "130%", value_parser = parse_asked)]
+    pub(crate) asked: f64,
+    /// Play the tasks of the trace as they are, in their order
+    #[arg(long, conflicts_with_all = ["asked", "seeds"])]
+    pub(crate) as_is: bool,
+    /// Print it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Parses the share of all GPUs that tasks ask for: 130%, 1.3.
+fn parse_asked(text: &str) -> Result<f64, String> {
+    let (digits, scale) = match text.strip_suffix('%') {
+        Some(digits) => (digits, 0.01),
+        None => (text, 1.0),
+    };
+    let asked = digits.parse::<f64>().ok().map(|number| number * scale);
+    let asked = asked.filter(|asked| (0.01..=10.0).contains(asked));
+    asked.ok_or_else(|| "tasks ask for 1% to 1000% of the GPUs".into())
 }
 
 /// Arguments of the process that holds a lease for a program.
@@ -358,6 +464,12 @@ mod tests {
             ("1h", 3_600_000),
         ] {
             assert_eq!(parse_term(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        assert_eq!(parse_part("9%"), Ok(0.09));
+        assert_eq!(parse_part("0.5"), Ok(0.5));
+        for wrong in ["", "%", "0", "100%", "-1%", "nan", "inf"] {
+            assert!(parse_part(wrong).is_err(), "{wrong}");
+            assert!(parse_asked(wrong).is_err() || wrong == "100%", "{wrong}");
         }
         for wrong in [
             "",

@@ -3,39 +3,52 @@
 use std::{
     path::{Path, PathBuf},
     process::ExitCode,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::Context as _;
 use outboard_link::Endpoint;
-use outboard_manager::Client;
+use outboard_manager::{Client, ClientError};
 use outboard_pool::{
-    api::{Claimed, Granted},
-    record::Claim,
+    api::{Claimed, Granted, LeaseView, LostView, PoolError},
+    record::{Claim, LeaseState},
 };
 use outboard_trust::{hex, random, write_new_secret};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{client, hold, show};
 use crate::{
     args::{ManagerArgs, PoolClaimArgs, RunArgs, WishArgs},
-    libraries,
+    libraries, peer,
 };
 
 /// Longest time that the manager lets a claim wait before it says the position.
 const WAIT: Duration = Duration::from_secs(30);
+/// Time within which the boxes of a new lease are to admit its program.
+const BEGIN: Duration = Duration::from_secs(10);
+const BEGIN_AGAIN: Duration = Duration::from_millis(100);
+/// Time within which the manager is to know why a program ended: longer than a box may be silent.
+const VERDICT: Duration = Duration::from_secs(12);
+const VERDICT_AGAIN: Duration = Duration::from_millis(100);
+/// Time within which a box notices that a worker of its own has ended.
+const BOX_SAYS: Duration = Duration::from_millis(300);
 
 /// The GPUs of a program.
 pub(crate) struct Leased {
     pub(crate) servers: Vec<Endpoint>,
     /// File with their grants.
     pub(crate) grants: PathBuf,
+    granted: Granted,
+    client: Client,
+    /// Losses that the program has not suffered: they were there when it began.
+    lost_before: Vec<LostView>,
+    is_ptx_only: bool,
 }
 
 /// Asks the pool for a program's GPUs, and starts the process that keeps them until this one, or
 /// the program that it becomes, has ended.
 pub(crate) fn lease_for(args: &RunArgs) -> anyhow::Result<Option<Leased>> {
-    let Some(pool) = &args.pool.pool else {
+    let Some(pool) = args.pool.pool.as_ref().filter(|_| !args.local) else {
         return Ok(None);
     };
     let manager = ManagerArgs {
@@ -49,22 +62,187 @@ pub(crate) fn lease_for(args: &RunArgs) -> anyhow::Result<Option<Leased>> {
         &claim_of(&args.pool.wish, gpus, None)?,
         !args.pool.wish.no_wait,
     )?;
-    let servers = granted.boxes.iter().map(|of| of.url.parse());
-    let servers = servers.collect::<Result<Vec<Endpoint>, _>>();
     let grants =
         libraries::private_folder()?.join(format!("grants-{}", hex::encode(&random::<8>()?)));
-    let written = write_new_secret(&grants, &lines(&granted)).map_err(anyhow::Error::from);
-    // From here on the lease ends with this process.
-    let held = written.and_then(|()| hold::start(&manager, &granted, &grants));
-    if let Err(error) = held {
-        let path = format!("/v1/leases/{}/release", granted.lease);
-        let _ = client.post::<serde_json::Value>(&path, &json!({}), Duration::ZERO);
-        return Err(error);
-    }
-    Ok(Some(Leased {
-        servers: servers.context("the address of a box")?,
+    let mut leased = Leased {
+        servers: Vec::new(),
         grants,
-    }))
+        granted,
+        client,
+        lost_before: Vec::new(),
+        is_ptx_only: false,
+    };
+    // From the start of the holder on the lease ends with this process.
+    let held = leased
+        .take_servers()
+        .and_then(|()| Ok(write_new_secret(&leased.grants, &lines(&leased.granted))?))
+        .and_then(|()| hold::start(&manager, &leased.granted, &leased.grants));
+    match held {
+        Ok(()) => Ok(Some(leased)),
+        Err(error) => {
+            leased.release();
+            Err(error)
+        }
+    }
+}
+
+/// A box of the lease does not admit the program.
+#[derive(Debug, thiserror::Error)]
+#[error("the box {of} does not serve the program")]
+pub(super) struct NotServed {
+    of: String,
+}
+
+impl Leased {
+    fn take_servers(&mut self) -> anyhow::Result<()> {
+        let servers = self.granted.boxes.iter().map(|of| of.url.parse());
+        let servers = servers.collect::<Result<Vec<Endpoint>, _>>();
+        self.servers = servers.context("the address of a box")?;
+        Ok(())
+    }
+
+    fn path(&self, what: &str) -> String {
+        format!("/v1/leases/{}{what}", self.granted.lease)
+    }
+
+    fn view(&mut self) -> Result<LeaseView, ClientError> {
+        let path = self.path("");
+        self.client.get(&path)
+    }
+
+    fn release(&mut self) {
+        let path = self.path("/release");
+        let _ = self.client.post::<Value>(&path, &json!({}), Duration::ZERO);
+    }
+
+    /// Waits until all boxes admit the program: one that has just started first hears from the
+    /// manager. Returns whether one of them runs PTX alone.
+    pub(crate) fn begin(&mut self, args: &RunArgs) -> anyhow::Result<bool> {
+        let deadline = Instant::now() + BEGIN;
+        let mut is_told = false;
+        loop {
+            let Err((of, error)) = self.greet(args) else {
+                break;
+            };
+            let may_wait = Instant::now() < deadline && self.is_still_held();
+            if !may_wait {
+                self.complain(&of, &format!("{error:#}"));
+                return Err(error.context(NotServed { of }));
+            }
+            if !std::mem::replace(&mut is_told, true) {
+                eprintln!(
+                    "outboard: the box {of} does not serve the program yet ({error:#}); trying again for {} s",
+                    BEGIN.as_secs()
+                );
+            }
+            std::thread::sleep(BEGIN_AGAIN);
+        }
+        if args.pool.restart > 0 {
+            self.lost_before = self.view()?.lost;
+        }
+        Ok(self.is_ptx_only)
+    }
+
+    fn greet(&mut self, args: &RunArgs) -> Result<(), (String, anyhow::Error)> {
+        self.is_ptx_only = false;
+        for (of, endpoint) in self.granted.boxes.iter().zip(&self.servers) {
+            let signed = hex::decode_all(&of.signed).unwrap_or_default();
+            match peer::greet_with_grant(endpoint, args.emulate, signed) {
+                Ok(welcome) => self.is_ptx_only |= welcome.ptx_only,
+                Err(error) => return Err((of.name.clone(), error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether the lease goes on. A spare that has taken a place is taken note of.
+    fn is_still_held(&mut self) -> bool {
+        match self.view() {
+            Ok(view) if view.state == LeaseState::Granted => {
+                if view.lost.iter().any(|lost| lost.replaced) {
+                    let _ = self.take_grants();
+                }
+                true
+            }
+            Ok(_) | Err(ClientError::Refused(PoolError::Unknown(_))) => false,
+            // The manager may come back.
+            Err(_) => true,
+        }
+    }
+
+    /// Takes the grants of the lease as it is now.
+    fn take_grants(&mut self) -> anyhow::Result<()> {
+        let path = self.path("/grants");
+        let said = self.client.post(&path, &json!({}), Duration::ZERO)?;
+        if let Claimed::Granted(granted) = said {
+            self.granted = granted;
+            replace_grants(&self.grants, &self.granted)?;
+            self.take_servers()?;
+        }
+        Ok(())
+    }
+
+    /// Tells the manager that a box does not serve the program.
+    fn complain(&mut self, of: &str, why: &str) {
+        let why: String = why.chars().filter(|c| !c.is_control()).take(60).collect();
+        let path = self.path("/failed");
+        let body = json!({ "box": of, "reason": why });
+        let _ = self.client.post::<Value>(&path, &body, Duration::ZERO);
+    }
+
+    /// Returns why the program, which has just ended, had lost a GPU; `None` if it had all of them.
+    pub(super) fn lost(&mut self) -> anyhow::Result<Option<String>> {
+        let ended = Instant::now();
+        loop {
+            match self.view() {
+                Ok(view) => {
+                    let mut lost = view.lost.into_iter();
+                    if let Some(new) = lost.find(|lost| !self.lost_before.contains(lost)) {
+                        return Ok(Some(format!("{}: {}", new.uuid, new.reason)));
+                    }
+                    // Boxes that have reported since have said all that they know of it.
+                    let since = ended.elapsed().saturating_sub(BOX_SAYS);
+                    let has_said = |heard: &Option<u64>| {
+                        heard.is_some_and(|ms| Duration::from_millis(ms) < since)
+                    };
+                    if view.state != LeaseState::Granted || view.heard_ms.iter().all(has_said) {
+                        return Ok(None);
+                    }
+                }
+                Err(ClientError::Refused(PoolError::Unknown(_))) => return Ok(None),
+                Err(_) if ended.elapsed() < VERDICT => {}
+                Err(error) => return Err(error.into()),
+            }
+            if ended.elapsed() > VERDICT {
+                return Ok(Some("its box does not answer".into()));
+            }
+            std::thread::sleep(VERDICT_AGAIN);
+        }
+    }
+
+    /// Returns GPUs for the program's next run: those of the lease, if spares have taken the places
+    /// of all that were lost, otherwise others.
+    pub(super) fn again(mut self, args: &RunArgs) -> anyhow::Result<Leased> {
+        let view = self.view();
+        let is_whole = view.is_ok_and(|view| {
+            view.state == LeaseState::Granted && view.lost.iter().all(|lost| lost.replaced)
+        });
+        if is_whole && self.take_grants().is_ok() {
+            eprintln!("outboard: a spare has taken the lost GPU's place");
+            return Ok(self);
+        }
+        self.release();
+        lease_for(args)?.context("no pool is named")
+    }
+}
+
+/// Replaces the file of a lease's grants in one step.
+pub(super) fn replace_grants(file: &Path, granted: &Granted) -> anyhow::Result<()> {
+    let mut new = file.as_os_str().to_owned();
+    new.push(format!(".{}", std::process::id()));
+    let new = PathBuf::from(new);
+    write_new_secret(&new, &lines(granted))?;
+    std::fs::rename(&new, file).context("replacing the file of grants")
 }
 
 pub(super) fn claim(args: &PoolClaimArgs) -> anyhow::Result<ExitCode> {

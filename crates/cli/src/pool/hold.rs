@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::Context as _;
 use outboard_manager::{Client, ClientError};
-use outboard_pool::api::{Granted, PoolError};
+use outboard_pool::api::{Claimed, Granted, Held, PoolError};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::{FdFlags, fcntl_setfd},
@@ -22,7 +22,7 @@ use rustix::{
 };
 use serde_json::{Value, json};
 
-use super::client;
+use super::{claim::replace_grants, client};
 use crate::args::{ManagerArgs, PoolHoldArgs};
 
 const RETRY: Duration = Duration::from_millis(200);
@@ -95,13 +95,20 @@ pub(crate) fn hold(args: &PoolHoldArgs) -> anyhow::Result<ExitCode> {
 
 fn renew(client: &mut Client, args: &PoolHoldArgs, program: BorrowedFd<'_>) {
     let path = format!("/v1/leases/{}/hold", args.lease);
+    let mut news = 0;
     let third = Duration::from_millis(args.term_ms / 3);
     loop {
-        let mut said = client.begin(&path, &json!({}));
+        let mut said = client.begin(&path, &json!({ "news": news }));
         if said.is_ok() {
             match wait(client.waits_on(), program, third + ANSWER) {
                 Ended::Program => break,
-                Ended::Answer => said = client.finish::<Value>().map(drop),
+                Ended::Answer => {
+                    said = client.finish::<Held>().map(|held| {
+                        if std::mem::replace(&mut news, held.news) != held.news {
+                            take_grants(client, args);
+                        }
+                    });
+                }
             }
         }
         match said {
@@ -126,6 +133,15 @@ fn renew(client: &mut Client, args: &PoolHoldArgs, program: BorrowedFd<'_>) {
             }
             _ => return,
         }
+    }
+}
+
+/// Takes the grants of a lease in which a spare may have taken a place: for processes that the
+/// program starts from now on.
+fn take_grants(client: &mut Client, args: &PoolHoldArgs) {
+    let path = format!("/v1/leases/{}/grants", args.lease);
+    if let Ok(Claimed::Granted(granted)) = client.post(&path, &json!({}), Duration::ZERO) {
+        let _ = replace_grants(&args.grants, &granted);
     }
 }
 

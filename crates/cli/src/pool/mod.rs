@@ -1,15 +1,22 @@
 //! `outboard pool`: the manager of a pool, and requests to it. `claim` has what `outboard run` does
-//! before the program, `hold` what keeps its lease while the program runs.
+//! before the program, `hold` what keeps its lease while the program runs, `restart` what runs it
+//! again when it has lost a GPU.
 
 mod claim;
 mod hold;
+mod restart;
+mod simulate;
+mod spares;
 
 use std::{path::Path, process::ExitCode, time::Duration};
 
 use anyhow::Context as _;
 use outboard_manager::{Client, Options, ProofFiles, Server};
-use outboard_pool::api::{GpuView, LeaseView, PoolView, Tables};
-use outboard_trust::{Fingerprint, Store, Token};
+use outboard_pool::{
+    api::{GpuView, LeaseView, PoolView, Tables},
+    record::{Condition, Health},
+};
+use outboard_trust::{Fingerprint, Store, Token, date};
 use serde_json::{Value, json};
 
 use crate::{
@@ -20,6 +27,7 @@ use crate::{
 
 pub(crate) use claim::{Leased, host_name, lease_for, state_folder};
 pub(crate) use hold::hold;
+pub(crate) use restart::run as run_again;
 
 pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<ExitCode> {
     match command {
@@ -44,7 +52,8 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<ExitCode> {
         }
         PoolCommand::Taint(args) => {
             let path = format!("/v1/gpus/{}/taint", args.of.uuid);
-            tell(&args.of.manager, &path, &json!({ "reason": args.reason }))
+            let body = json!({ "reason": args.reason, "broken": args.broken });
+            tell(&args.of.manager, &path, &body)
         }
         PoolCommand::Untaint(args) => {
             let path = format!("/v1/gpus/{}/taint", args.uuid);
@@ -54,6 +63,8 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<ExitCode> {
             let path = format!("/v1/quotas/{}", args.owner);
             tell(&args.manager, &path, &json!({ "gpus": args.gpus }))
         }
+        PoolCommand::Spares(args) => spares::spares(&args),
+        PoolCommand::Simulate(args) => simulate::simulate(&args),
     }
 }
 
@@ -176,12 +187,14 @@ fn listed(view: &PoolView) -> String {
             lease,
             state,
             reason,
+            health,
         } = gpu;
         let lease = lease.map_or("-".into(), |lease| lease.to_string());
         let state = format!("{state:?}").to_lowercase();
         let reason = reason
             .as_ref()
             .map_or(String::new(), |why| format!("  {why}"));
+        let reason = reason + &unhealthy(health);
         let (uuid, model) = (facts.uuid.to_string(), &facts.model);
         out.push_str(&format!(
             "{of:20} {slot:4} {uuid:40} {model:24} {state:8} {lease:>6} {epoch:>6}{reason}\n"
@@ -197,6 +210,16 @@ fn listed(view: &PoolView) -> String {
             lease.gpus.len(),
             format!("{:?}", lease.state).to_lowercase()
         ));
+        for lost in &lease.lost {
+            let replaced = match lost.replaced {
+                true => "a spare has its place",
+                false => "no spare has its place",
+            };
+            out.push_str(&format!(
+                "  lost {}: {}; {replaced}\n",
+                lost.uuid, lost.reason
+            ));
+        }
     }
     for waiting in &view.queue {
         let claim = &waiting.claim;
@@ -210,6 +233,19 @@ fn listed(view: &PoolView) -> String {
         ));
     }
     out
+}
+
+/// Returns what is to be said of a GPU's health: nothing of a healthy one.
+fn unhealthy(health: &Health) -> String {
+    match (&health.reason, health.condition) {
+        (_, Condition::Healthy) => String::new(),
+        (reason, condition) => format!(
+            "  {} since {}: {}",
+            format!("{condition:?}").to_lowercase(),
+            date(health.since_s),
+            reason.as_deref().unwrap_or("no reason is known")
+        ),
+    }
 }
 
 fn tabled(tables: &Tables) -> String {
@@ -237,18 +273,26 @@ fn tabled(tables: &Tables) -> String {
     }
     for of in &tables.boxes {
         out.push_str(&format!(
-            "box {} (node {})\nentry valid used slot host path\n",
+            "box {} (node {})\nentry valid used slot host path health\n",
             of.of, of.node
         ));
         for e in &of.entries {
             let host = e.host.map_or("-".into(), |host| host.to_string());
             out.push_str(&format!(
-                "{:5} {:5} {:4} {:4} {host:>4} {:4}\n",
+                "{:5} {:5} {:4} {:4} {host:>4} {:4} {}{}\n",
                 e.entry,
                 u8::from(e.valid),
                 u8::from(e.used),
                 e.slot,
-                e.path
+                e.path,
+                format!("{:?}", e.health.condition).to_lowercase(),
+                e.health
+                    .reason
+                    .as_ref()
+                    .map_or(String::new(), |why| format!(
+                        " since {}: {why}",
+                        date(e.health.since_s)
+                    ))
             ));
         }
     }

@@ -38,11 +38,16 @@ impl Manager {
             let record = of.record.clone();
             self.write(record::box_key(&join.name), &record);
         }
-        self.boxes[number].instance = Some(join.instance.clone());
-        self.take_inventory(number, &join.gpus);
+        let before = self.boxes[number].instance.replace(join.instance.clone());
+        if before.is_some_and(|before| before != join.instance) {
+            self.began_anew(now_ms, number);
+        }
+        self.take_inventory(now_ms, number, &join.gpus);
         // Nothing is given out before the first report, by which floors are known on both sides.
         self.boxes[number].heard_until_ms = None;
         self.settle_box(number);
+        let silent_ms = now_ms + limits::BOX_SILENCE_MS;
+        self.due.insert((silent_ms, Due::Box(number)));
         // A box whose disk was replaced believes the answer's floors and leases.
         self.has_promised = true;
         Ok(self.answer(now_ms, number))
@@ -100,13 +105,13 @@ impl Manager {
         Ok(())
     }
 
-    fn take_inventory(&mut self, number: usize, inventory: &[GpuFacts]) {
+    fn take_inventory(&mut self, now_ms: u64, number: usize, inventory: &[GpuFacts]) {
         for gpu in self.boxes[number].gpus.clone() {
             let found = inventory
                 .iter()
                 .any(|f| f.uuid == self.gpus[gpu].record.facts.uuid);
             if !found && self.gpus[gpu].record.present {
-                self.settle_gone(gpu);
+                self.settle_gone(now_ms, gpu);
             }
         }
         let name = self.boxes[number].record.name.clone();
@@ -120,6 +125,7 @@ impl Manager {
                     lease: None,
                     present: true,
                     taint: None,
+                    health: Default::default(),
                 };
                 self.add_gpu(record, number);
                 self.write_gpu(self.gpus.len() - 1);
@@ -130,6 +136,9 @@ impl Manager {
                 == (facts, &name, slot, true);
             if is_known {
                 continue;
+            }
+            if self.gpus[gpu].is_spare {
+                self.hold_back_no_more(gpu);
             }
             let before = self.gpus[gpu].of;
             self.boxes[before].gpus.retain(|other| *other != gpu);
@@ -146,11 +155,12 @@ impl Manager {
         }
     }
 
-    fn settle_gone(&mut self, gpu: usize) {
+    fn settle_gone(&mut self, now_ms: u64, gpu: usize) {
         self.gpus[gpu].record.present = false;
         self.settle(gpu);
         self.placement.remove(gpu);
         self.write_gpu(gpu);
+        self.lose(now_ms, gpu, "its box no longer has it");
     }
 
     /// A box reports. The answer may wait until there are news, or until its `wait_ms` are over.
@@ -168,7 +178,7 @@ impl Manager {
             ));
         }
         for gpu in &report.gpus {
-            self.take_report(number, gpu);
+            self.take_report(now_ms, number, gpu);
         }
         for window in report.windows.iter().take(limits::BOX_GPUS_MAX) {
             for gpu in self.boxes[number].gpus.clone() {
@@ -179,6 +189,7 @@ impl Manager {
         }
         // Only what is reported to this incarnation counts: the box knows its floors.
         if report.incarnation == self.pool.incarnation {
+            self.boxes[number].heard_ms = now_ms;
             let until_ms = now_ms + limits::BOX_SILENCE_MS;
             let before = self.boxes[number].heard_until_ms.replace(until_ms);
             if let Some(before) = before {
@@ -186,6 +197,7 @@ impl Manager {
             }
             self.due.insert((until_ms, Due::Box(number)));
             if before.is_none() {
+                self.regain_box(number);
                 self.settle_box(number);
             }
         }
@@ -193,12 +205,13 @@ impl Manager {
         Ok(())
     }
 
-    fn take_report(&mut self, number: usize, report: &GpuReport) {
+    fn take_report(&mut self, now_ms: u64, number: usize, report: &GpuReport) {
         let found = self.by_uuid.get(&report.uuid).copied();
         let Some(gpu) = found.filter(|gpu| self.gpus[*gpu].of == number) else {
             // A GPU that the box had once.
             return;
         };
+        self.take_health(now_ms, gpu, report);
         let floor = report.floor.min(EPOCH_MAX);
         let record = &mut self.gpus[gpu].record;
         match record.lease {
@@ -211,10 +224,9 @@ impl Manager {
             Some(lease) => {
                 let epoch = record.epoch;
                 let is_over = floor > epoch && report.busy.is_none_or(|busy| busy > epoch);
-                let is_ending = self
-                    .leases
-                    .get(&lease)
-                    .is_some_and(|lease| lease.record.state == LeaseState::Ending);
+                let is_ending = self.leases.get(&lease).is_some_and(|it| {
+                    it.record.state == LeaseState::Ending || it.is_replaced(&report.uuid)
+                });
                 if is_over && is_ending {
                     self.free(lease, gpu);
                 }
@@ -243,8 +255,10 @@ impl Manager {
         for gpu in &of.gpus {
             let record = &self.gpus[*gpu].record;
             let granted = record.lease.filter(|lease| {
-                let state = self.leases.get(lease).map(|lease| lease.record.state);
-                state == Some(LeaseState::Granted)
+                self.leases.get(lease).is_some_and(|lease| {
+                    lease.record.state == LeaseState::Granted
+                        && !lease.is_replaced(&record.facts.uuid)
+                })
             });
             let floor = match granted {
                 Some(_) => record.epoch,
@@ -278,12 +292,32 @@ impl Manager {
     }
 
     pub(super) fn box_is_due(&mut self, now_ms: u64, number: usize) {
-        if self.boxes[number]
-            .heard_until_ms
-            .is_some_and(|until| until <= now_ms)
-        {
-            self.boxes[number].heard_until_ms = None;
-            self.settle_box(number);
+        let heard_until_ms = self.boxes[number].heard_until_ms;
+        // One that has joined and not reported is silent, too.
+        if heard_until_ms.is_none_or(|until| until <= now_ms) {
+            self.is_silent(now_ms, number);
         }
+    }
+
+    /// Notes that the connection on which a box waited for news has ended. A box that does not
+    /// report again at once is silent.
+    pub fn box_is_gone(&mut self, now_ms: u64, report: &Report) {
+        let Some(number) = self.by_name.get(&report.name).copied() else {
+            return;
+        };
+        let of = &mut self.boxes[number];
+        let soon_ms = now_ms + limits::BOX_GRACE_MS;
+        let is_its = of.instance.as_ref() == Some(&report.instance);
+        if let Some(until_ms) = of.heard_until_ms.filter(|until| is_its && *until > soon_ms) {
+            of.heard_until_ms = Some(soon_ms);
+            self.due.remove(&(until_ms, Due::Box(number)));
+            self.due.insert((soon_ms, Due::Box(number)));
+        }
+    }
+
+    fn is_silent(&mut self, now_ms: u64, number: usize) {
+        self.boxes[number].heard_until_ms = None;
+        self.settle_box(number);
+        self.lose_box(now_ms, number);
     }
 }

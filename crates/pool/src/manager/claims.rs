@@ -163,6 +163,8 @@ impl Manager {
                 epoch: record.epoch,
                 entry,
                 free: false,
+                lost: None,
+                replaced: false,
             });
             self.gpus[gpu].window = None;
             self.settle(gpu);
@@ -184,6 +186,7 @@ impl Manager {
             deadline_ms,
             due_ms: deadline_ms,
             gone_ms: None,
+            news: 0,
         };
         self.leases.insert(id, lease);
         self.due.insert((deadline_ms, Due::Lease(id)));
@@ -218,7 +221,7 @@ impl Manager {
     }
 
     /// Returns a lease's grants, one for each box.
-    fn granted(&self, id: u64) -> Granted {
+    pub(super) fn granted(&self, id: u64) -> Granted {
         let mut granted = Granted {
             lease: id,
             term_ms: 0,
@@ -233,7 +236,7 @@ impl Manager {
             return granted;
         };
         granted.term_ms = record.claim.term_ms;
-        for leased in &record.gpus {
+        for leased in record.gpus.iter().filter(|leased| !leased.replaced) {
             let Some(gpu) = self.by_uuid.get(&leased.uuid).map(|gpu| &self.gpus[*gpu]) else {
                 continue;
             };
@@ -305,7 +308,7 @@ impl Manager {
         Ok(&lease.record.claim.owner)
     }
 
-    fn granted_lease(&mut self, id: u64) -> Result<&mut Lease, PoolError> {
+    pub(super) fn granted_lease(&mut self, id: u64) -> Result<&mut Lease, PoolError> {
         let lease = self.leases.get_mut(&id).ok_or_else(|| unknown(id))?;
         match lease.record.state {
             LeaseState::Granted => Ok(lease),
@@ -367,6 +370,7 @@ impl Manager {
     /// Makes a GPU of a lease free. The lease is over with the last.
     pub(super) fn free(&mut self, id: u64, gpu: usize) {
         let uuid = self.gpus[gpu].record.facts.uuid;
+        self.served_well(id, gpu);
         self.gpus[gpu].record.lease = None;
         self.gpus[gpu].window = None;
         self.settle(gpu);
@@ -379,10 +383,11 @@ impl Manager {
             .record
             .gpus
             .iter_mut()
-            .find(|leased| leased.uuid == uuid)
+            .find(|leased| leased.uuid == uuid && !leased.free)
         {
             leased.free = true;
-            if let Some(host) = self.hosts.get_mut(&claim.host) {
+            let host = self.hosts.get_mut(&claim.host);
+            if let Some(host) = host.filter(|_| !leased.replaced) {
                 host.used.remove(&leased.entry);
             }
         }
@@ -417,6 +422,6 @@ pub(super) fn wish_of(claim: &Claim) -> Wish<'_> {
     }
 }
 
-fn unknown(id: u64) -> PoolError {
+pub(super) fn unknown(id: u64) -> PoolError {
     PoolError::Unknown(format!("there is no lease {id}"))
 }

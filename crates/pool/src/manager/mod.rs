@@ -8,15 +8,19 @@
 //! - `boxes`: boxes that join and report.
 //! - `claims`: claims, leases and their end.
 //! - `queue`: claims that wait.
+//! - `health`: GPUs that fail, and what a lease loses.
+//! - `spares`: GPUs that are held back for that.
 //! - `operate`: drains, taints and quotas.
 //! - `show`: lists and mapping tables.
 
 mod boxes;
 mod claims;
+mod health;
 mod open;
 mod operate;
 mod queue;
 mod show;
+mod spares;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -27,12 +31,14 @@ use crate::{
     limits,
     placement::{Place, Placement},
     record::{
-        self, BoxRecord, GpuRecord, HostRecord, LeaseRecord, POOL_KEY, PoolRecord, QuotaRecord,
+        self, BoxRecord, Condition, GpuRecord, HostRecord, LeaseRecord, POOL_KEY, PoolRecord,
+        QuotaRecord,
     },
     store::{Revision, Transaction},
     uuid::Uuid,
 };
 use queue::Queue;
+use spares::Spares;
 
 /// State of a manager.
 pub struct Manager {
@@ -53,6 +59,7 @@ pub struct Manager {
     lease_last: u64,
     node_last: u32,
     quotas: BTreeMap<String, QuotaRecord>,
+    spares: Spares,
     /// GPUs that each owner has.
     used: HashMap<String, u32>,
     queue: Queue,
@@ -63,6 +70,8 @@ pub struct Manager {
     writes: BTreeMap<String, Option<Vec<u8>>>,
     /// Whether something was promised that only the present manager may promise.
     has_promised: bool,
+    /// Seconds since 1970, for those who read lists.
+    wall_s: u64,
 }
 
 /// A thing to be looked at, at a time.
@@ -72,13 +81,23 @@ enum Due {
     Box(usize),
     /// A claim that waits, by its number.
     Waiting(u64),
+    /// A GPU that is suspect is given out again.
+    Trial(usize),
+    /// A GPU whose place in the lease a spare has is free.
+    Replaced(u64, usize),
 }
 
 struct Gpu {
     record: GpuRecord,
     of: usize,
     is_free: bool,
+    /// Whether it is held back for broken ones. Then it is not among those that are placed.
+    is_spare: bool,
     window: Option<(u64, u64)>,
+    /// Time until which it is not given out, since a session failed.
+    trial_ms: Option<u64>,
+    /// Failed sessions that the box's process has reported.
+    failures_told: u32,
 }
 
 struct Box_ {
@@ -87,6 +106,8 @@ struct Box_ {
     instance: Option<String>,
     /// Time after which it counts as silent; None: it is silent.
     heard_until_ms: Option<u64>,
+    /// Time of the last report.
+    heard_ms: u64,
     revision: u64,
 }
 
@@ -101,6 +122,8 @@ struct Lease {
     due_ms: u64,
     /// The holder's connection has ended; time until which it may come back.
     gone_ms: Option<u64>,
+    /// Rises with each GPU that is lost or replaced.
+    news: u64,
 }
 
 impl Manager {
@@ -137,6 +160,11 @@ impl Manager {
         self.due.first().map(|(at, _)| *at)
     }
 
+    /// Notes the time of day, for those who read lists.
+    pub fn note_time(&mut self, wall_s: u64) {
+        self.wall_s = wall_s;
+    }
+
     /// Does what the time brings.
     pub fn tick(&mut self, now_ms: u64) {
         while let Some(&(at, what)) = self.due.first() {
@@ -148,6 +176,8 @@ impl Manager {
                 Due::Lease(id) => self.lease_is_due(now_ms, id),
                 Due::Box(number) => self.box_is_due(now_ms, number),
                 Due::Waiting(number) => self.waiting_is_due(now_ms, number),
+                Due::Trial(gpu) => self.trial_is_due(now_ms, gpu),
+                Due::Replaced(lease, gpu) => self.replaced_is_due(lease, gpu),
             }
         }
         self.give_to_waiting(now_ms);
@@ -175,12 +205,22 @@ impl Manager {
         let of = &self.boxes[self.gpus[gpu].of];
         let is_usable = of.heard_until_ms.is_some() && of.record.drained.is_none();
         let Gpu {
-            record, is_free, ..
+            record,
+            is_free,
+            trial_ms,
+            ..
         } = &mut self.gpus[gpu];
         let was_free = *is_free;
-        *is_free = is_usable && record.present && record.taint.is_none() && record.lease.is_none();
+        let is_well = record.health.condition != Condition::Broken && trial_ms.is_none();
+        *is_free = is_usable
+            && is_well
+            && record.present
+            && record.taint.is_none()
+            && record.lease.is_none();
         match (was_free, *is_free) {
+            (false, true) if self.wants_spare(gpu) => self.hold_back(gpu),
             (false, true) => self.placement.put(gpu),
+            (true, false) if self.gpus[gpu].is_spare => self.hold_back_no_more(gpu),
             (true, false) => self.placement.take(gpu),
             _ => {}
         }

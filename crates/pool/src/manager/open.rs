@@ -11,11 +11,12 @@ use crate::{
     record::{
         BOX_PREFIX, BoxRecord, FORMAT, GPU_PREFIX, GpuRecord, HOST_PREFIX, HostRecord,
         LEASE_PREFIX, LeaseRecord, LeaseState, POOL_KEY, PoolRecord, QUOTA_PREFIX, QuotaRecord,
+        SPARES_PREFIX, SpareRecord,
     },
     store::{Entry, Store, StoreError, Transaction},
 };
 
-use super::queue::Queue;
+use super::{queue::Queue, spares::Spares};
 
 impl Manager {
     /// Takes over a store: from now on no other manager writes to it. `id` is the pool's, if this
@@ -73,6 +74,7 @@ impl Manager {
             lease_last: 0,
             node_last: 0,
             quotas: BTreeMap::new(),
+            spares: Spares::default(),
             used: HashMap::new(),
             queue: Queue::default(),
             placement: Placement::default(),
@@ -80,6 +82,7 @@ impl Manager {
             woken: BTreeSet::new(),
             writes: BTreeMap::new(),
             has_promised: false,
+            wall_s: 0,
         }
     }
 
@@ -109,11 +112,15 @@ impl Manager {
                 deadline_ms: 0,
                 due_ms: 0,
                 gone_ms: None,
+                news: 0,
             };
             self.leases.insert(lease.record.id, lease);
         } else if key.starts_with(QUOTA_PREFIX) {
             let record: QuotaRecord = read(entry)?;
             self.quotas.insert(record.owner.clone(), record);
+        } else if key.starts_with(SPARES_PREFIX) {
+            let record: SpareRecord = read(entry)?;
+            self.spares.set(record);
         } else if key != POOL_KEY {
             return Err(damaged(entry, "nothing of this name is known"));
         }
@@ -153,6 +160,12 @@ impl Manager {
                 if let Some(host) = self.hosts.get_mut(&record.claim.host) {
                     host.used.insert(leased.entry);
                 }
+                if leased.replaced
+                    && let Some(gpu) = self.by_uuid.get(&leased.uuid)
+                {
+                    let due_ms = record.claim.term_ms + limits::MARGIN_MS;
+                    self.due.insert((due_ms, Due::Replaced(id, *gpu)));
+                }
             }
             lease.deadline_ms = record.claim.term_ms;
             lease.due_ms = match record.state {
@@ -161,6 +174,10 @@ impl Manager {
             };
             self.due.insert((lease.due_ms, Due::Lease(id)));
         }
+        // Boxes that do not report are noticed.
+        let boxes = 0..self.boxes.len();
+        self.due
+            .extend(boxes.map(|number| (limits::BOX_SILENCE_MS, Due::Box(number))));
         let leased = self.gpus.iter().filter(|gpu| gpu.record.lease.is_some());
         match leased.count() == taken.len() {
             true => Ok(()),
@@ -178,6 +195,7 @@ impl Manager {
             gpus: Vec::new(),
             instance: None,
             heard_until_ms: None,
+            heard_ms: 0,
             revision: 0,
         });
         number
@@ -194,7 +212,10 @@ impl Manager {
             record,
             of,
             is_free: false,
+            is_spare: false,
             window: None,
+            trial_ms: None,
+            failures_told: 0,
         });
     }
 }

@@ -25,7 +25,8 @@ impl Manager {
         Ok(())
     }
 
-    /// Stops giving out a GPU, for a reason, or goes on. Its lease stays.
+    /// Stops giving out a GPU, for a reason. Without one it is healthy, and given out. Its lease
+    /// stays.
     pub fn taint(
         &mut self,
         now_ms: u64,
@@ -34,9 +35,23 @@ impl Manager {
     ) -> Result<(), PoolError> {
         let gpu = self.by_uuid.get(uuid).copied();
         let gpu = gpu.ok_or_else(|| PoolError::Unknown(format!("there is no {uuid}")))?;
-        self.gpus[gpu].record.taint = checked(reason)?;
+        let reason = checked(reason)?;
+        if reason.is_none() {
+            self.mend(gpu);
+        }
+        self.gpus[gpu].record.taint = reason;
         self.write_gpu(gpu);
         self.settle(gpu);
+        self.give_to_waiting(now_ms);
+        Ok(())
+    }
+
+    /// Notes that a GPU is broken, as an operator has found. A spare takes its place.
+    pub fn is_broken(&mut self, now_ms: u64, uuid: &Uuid, reason: &str) -> Result<(), PoolError> {
+        let gpu = self.by_uuid.get(uuid).copied();
+        let gpu = gpu.ok_or_else(|| PoolError::Unknown(format!("there is no {uuid}")))?;
+        checked(Some(reason.into()))?;
+        self.breaks(now_ms, gpu, reason);
         self.give_to_waiting(now_ms);
         Ok(())
     }
@@ -64,7 +79,7 @@ impl Manager {
     }
 }
 
-fn checked(reason: Option<String>) -> Result<Option<String>, PoolError> {
+pub(super) fn checked(reason: Option<String>) -> Result<Option<String>, PoolError> {
     let is_short = |reason: &String| {
         (1..=limits::REASON_BYTES_MAX).contains(&reason.len()) && !reason.contains(char::is_control)
     };

@@ -7,7 +7,7 @@ use crate::{
     },
     limits,
     manager::{Gpu, Lease, Manager},
-    record::LeaseState,
+    record::{Condition, LeaseState},
 };
 
 impl Manager {
@@ -44,27 +44,33 @@ impl Manager {
             record
                 .gpus
                 .iter()
+                .filter(|leased| !leased.replaced)
                 .filter_map(|leased| self.by_uuid.get(&leased.uuid))
         };
-        let mut boxes: Vec<String> = Vec::new();
+        let (mut boxes, mut heard_ms) = (Vec::<String>::new(), Vec::new());
         for gpu in gpus() {
-            let name = &self.gpus[*gpu].record.of;
-            if !boxes.contains(name) {
-                boxes.push(name.clone());
+            let of = &self.boxes[self.gpus[*gpu].of];
+            if !boxes.contains(&of.record.name) {
+                boxes.push(of.record.name.clone());
+                let heard = of
+                    .heard_until_ms
+                    .map(|_| now_ms.saturating_sub(of.heard_ms));
+                heard_ms.push(heard);
             }
         }
-        let is_lost =
-            |gpu: &&Gpu| !gpu.record.present || self.boxes[gpu.of].heard_until_ms.is_none();
-        let lost = gpus().map(|gpu| &self.gpus[*gpu]).filter(is_lost);
         LeaseView {
             lease: record.id,
             claim: record.claim.clone(),
             state: record.state,
             reason: record.reason,
-            gpus: record.gpus.iter().map(|leased| leased.uuid).collect(),
+            gpus: gpus()
+                .map(|gpu| self.gpus[*gpu].record.facts.uuid)
+                .collect(),
             boxes,
             left_ms: lease.deadline_ms.saturating_sub(now_ms),
-            lost: lost.map(|gpu| gpu.record.facts.uuid).collect(),
+            lost: lease.lost(),
+            news: lease.news,
+            heard_ms,
         }
     }
 
@@ -76,9 +82,12 @@ impl Manager {
             Some(LeaseState::Granted) => GpuState::Leased,
             Some(_) => GpuState::Ending,
             None if !record.present => GpuState::Gone,
+            None if record.health.condition == Condition::Broken => GpuState::Broken,
             None if record.taint.is_some() => GpuState::Tainted,
             None if of.heard_until_ms.is_none() => GpuState::Silent,
             None if of.record.drained.is_some() => GpuState::Drained,
+            None if gpu.trial_ms.is_some() => GpuState::Suspect,
+            None if gpu.is_spare => GpuState::Spare,
             None => GpuState::Free,
         };
         GpuView {
@@ -89,6 +98,7 @@ impl Manager {
             lease: record.lease,
             state,
             reason: record.taint.clone().or_else(|| of.record.drained.clone()),
+            health: record.health.clone(),
         }
     }
 
@@ -118,6 +128,7 @@ impl Manager {
                     slot: gpu.record.slot,
                     host: host.map(|host| host.record.node),
                     path: gpu.record.facts.proxy,
+                    health: gpu.record.health.clone(),
                 }
             };
             tables.boxes.push(BoxTable {
@@ -136,7 +147,8 @@ impl Manager {
             if record.state == LeaseState::Over || record.claim.host != host {
                 continue;
             }
-            for leased in record.gpus.iter().filter(|leased| !leased.free) {
+            let present = record.gpus.iter();
+            for leased in present.filter(|leased| !leased.free && !leased.replaced) {
                 let Some(gpu) = self.by_uuid.get(&leased.uuid).map(|gpu| &self.gpus[*gpu]) else {
                     continue;
                 };

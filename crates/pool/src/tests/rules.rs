@@ -3,9 +3,9 @@
 use super::Random;
 use crate::{
     Manager, Store as _, StoreError, Uuid,
-    api::{Claimed, Granted, Join, PoolError, Report},
+    api::{Claimed, GpuReport, GpuState, Granted, Join, PoolError, Report, Window},
     limits,
-    record::{Claim, Fit, GpuFacts, POOL_KEY, Same},
+    record::{Claim, Fit, GpuFacts, LeaseState, POOL_KEY, Same, SpareRecord},
     store::{SimulatedStore, Transaction},
 };
 
@@ -199,7 +199,6 @@ fn boxes_that_contradict_each_other_are_refused() {
 
 #[test]
 fn a_gpu_is_free_again_when_its_box_has_confirmed_or_the_time_is_over() {
-    use crate::api::{GpuReport, GpuState};
     let (mut manager, _, of) = pool();
     let lease = granted(manager.claim(0, &claim("u", 4), false)).lease;
     manager.release(1_000, lease).unwrap();
@@ -212,6 +211,8 @@ fn a_gpu_is_free_again_when_its_box_has_confirmed_or_the_time_is_over() {
         uuid: Uuid([number; 16]),
         floor,
         busy,
+        broken: None,
+        failures: 0,
     };
     // A floor that is not raised, and a session that still runs, free nothing.
     let confirms = vec![says(1, 1, None), says(2, 2, Some(1)), says(3, 2, None)];
@@ -247,7 +248,11 @@ fn a_silent_box_an_inventory_that_shrinks_and_drains_keep_gpus_back() {
     manager.join(10, &again).unwrap();
     let said = report(&manager, &of, vec![]);
     manager.report(10, &said).unwrap();
-    assert_eq!(manager.lease_view(10, lease).unwrap().lost, [gpu]);
+    let lost = manager.lease_view(10, lease).unwrap().lost;
+    assert_eq!(
+        (lost.len(), lost[0].uuid, lost[0].replaced),
+        (1, gpu, false)
+    );
     let busy = manager.claim(10, &claim("v", 4), true);
     assert!(matches!(busy, Err(PoolError::Impossible(_))), "{busy:?}");
     manager.drain(10, "a", Some("repair".into())).unwrap();
@@ -339,17 +344,192 @@ fn a_store_that_is_damaged_or_of_a_later_release_is_refused() {
             .err()
             .map(|error| error.to_string())
     };
-    let future = with(POOL_KEY, Some("{\"format\":2}")).unwrap();
+    let future = with(POOL_KEY, Some("{\"format\":99}")).unwrap();
     assert!(future.contains("later release"), "{future}");
     for entry in &entries {
         let said = with(&entry.key, Some("{")).unwrap();
         assert!(said.contains("damaged"), "{said}");
-        // Hosts alone are missed by nobody but their leases.
-        if !entry.key.starts_with("host/") && !entry.value.windows(4).any(|w| w == b"null") {
+        // Hosts and free GPUs are missed by nobody but their leases.
+        let is_free = entry.value.windows(12).any(|w| w == b"\"lease\":null");
+        if !entry.key.starts_with("host/") && !is_free {
             assert!(with(&entry.key, None).is_some(), "without {}", entry.key);
         }
     }
     assert!(with("other", Some("1")).is_some());
     let other = Manager::open(&mut store, "", "another key").err().unwrap();
     assert!(matches!(other, StoreError::OtherKey));
+}
+
+fn spares(gpus: u32, per: Option<Same>) -> SpareRecord {
+    SpareRecord {
+        model: None,
+        per,
+        gpus,
+    }
+}
+
+fn states(manager: &Manager) -> Vec<GpuState> {
+    manager.view(0).gpus.iter().map(|gpu| gpu.state).collect()
+}
+
+/// A report by which a box confirms all that it was told.
+fn confirms(manager: &Manager, of: &Join) -> Report {
+    let floors = manager.answer_for(0, "a").unwrap().floors;
+    let gpus = floors.into_iter().map(|(uuid, floor)| GpuReport {
+        uuid,
+        floor,
+        busy: None,
+        broken: None,
+        failures: 0,
+    });
+    report(manager, of, gpus.collect())
+}
+
+fn count(manager: &Manager, state: GpuState) -> usize {
+    states(manager).iter().filter(|it| **it == state).count()
+}
+
+#[test]
+fn a_spare_of_another_group_is_of_no_use() {
+    let (mut manager, _, _) = pool();
+    manager
+        .set_spares(0, &spares(1, Some(Same::Nvlink)))
+        .unwrap();
+    assert_eq!(count(&manager, GpuState::Spare), 2);
+    let of_two = Claim {
+        same: Some(Same::Nvlink),
+        ..claim("two", 2)
+    };
+    let none = manager.claim(0, &of_two, false);
+    assert!(matches!(none, Err(PoolError::Impossible(_))), "{none:?}");
+    manager.set_spares(0, &spares(1, None)).unwrap();
+    let lease = granted(manager.claim(0, &of_two, false)).lease;
+    assert_eq!(count(&manager, GpuState::Spare), 1);
+    // The spare is in the other NVLink domain. The loss is told.
+    let first = manager.lease_view(0, lease).unwrap().gpus[0];
+    manager.is_broken(0, &first, "fell off the bus").unwrap();
+    let lost = manager.held(0, lease).unwrap().lost;
+    assert_eq!((lost[0].uuid, lost[0].replaced), (first, false));
+}
+
+#[test]
+fn a_spare_takes_the_place_of_a_broken_gpu() {
+    use GpuState::{Broken, Free, Leased, Spare};
+    let (mut manager, mut store, of) = pool();
+    manager.set_spares(0, &spares(1, None)).unwrap();
+    let first = granted(manager.claim(0, &claim("one", 1), false));
+    let (lost, epoch) = first.boxes[0].grant.gpus[0];
+    let entry = manager.tables().hosts[0].entries[0].entry;
+    let news = manager.held(10, first.lease).unwrap().news;
+    manager.is_broken(10, &lost, "Xid 79").unwrap();
+    let told = manager.held(10, first.lease).unwrap();
+    assert!(told.news > news && told.lost[0].replaced);
+    let Claimed::Granted(now) = manager.grants_of(first.lease).unwrap() else {
+        panic!("granted")
+    };
+    assert_ne!(now.boxes[0].grant.gpus[0].0, lost);
+    let tables = manager.tables();
+    assert_eq!(tables.hosts[0].entries.len(), 1);
+    assert_eq!(tables.hosts[0].entries[0].entry, entry);
+    // Its sessions are to end, and it is the lease's until they have.
+    let floors = manager.answer_for(10, "a").unwrap().floors;
+    assert!(floors.contains(&(lost, epoch + 1)));
+    assert_eq!(count(&manager, Leased), 2);
+    // Another manager knows all that.
+    store.commit(&manager.take_transaction().unwrap()).unwrap();
+    let mut next = Manager::open(&mut store, "", "key").unwrap();
+    next.join(0, &of).unwrap();
+    let said = confirms(&next, &of);
+    next.report(0, &said).unwrap();
+    assert_eq!(count(&next, Broken), 1);
+    let Claimed::Granted(after) = next.grants_of(first.lease).unwrap() else {
+        panic!("granted")
+    };
+    assert_eq!(after.boxes[0].grant.gpus, now.boxes[0].grant.gpus);
+    next.release(0, first.lease).unwrap();
+    let said = confirms(&next, &of);
+    next.report(0, &said).unwrap();
+    assert!(next.tables().hosts[0].entries.is_empty());
+    let last = next.lease_view(0, first.lease).unwrap();
+    assert_eq!(last.state, LeaseState::Over);
+    // Mended, it is given out: another is the spare.
+    next.taint(0, &lost, None).unwrap();
+    assert_eq!((count(&next, Spare), count(&next, Free)), (1, 3));
+}
+
+#[test]
+fn a_dead_gpu_takes_few_claims() {
+    let (mut manager, _, of) = pool();
+    let dead = Uuid([1; 16]);
+    let mut now_ms = 0;
+    let mut eaten = 0;
+    for at in 0..100 {
+        now_ms += 1_000;
+        manager.tick(now_ms);
+        let said = report(&manager, &of, vec![]);
+        manager.report(now_ms, &said).unwrap();
+        let lease = granted(manager.claim(now_ms, &claim(&format!("c{at}"), 1), false));
+        let (uuid, epoch) = lease.boxes[0].grant.gpus[0];
+        let failed = u32::from(uuid == dead);
+        eaten += failed;
+        let mut said = report(
+            &manager,
+            &of,
+            vec![GpuReport {
+                uuid,
+                floor: epoch,
+                busy: Some(epoch),
+                broken: None,
+                failures: eaten * failed,
+            }],
+        );
+        said.windows = vec![Window {
+            lease: lease.lease,
+            base: 1,
+            bytes: 1,
+        }];
+        manager.report(now_ms, &said).unwrap();
+        manager.release(now_ms, lease.lease).unwrap();
+        said.gpus[0].floor = epoch + 1;
+        said.gpus[0].busy = None;
+        manager.report(now_ms, &said).unwrap();
+    }
+    assert_eq!(eaten, limits::FAILURES_MAX);
+    let view = manager.view(now_ms);
+    let gpu = view.gpus.iter().find(|gpu| gpu.facts.uuid == dead).unwrap();
+    assert_eq!(gpu.state, GpuState::Broken);
+    assert!(gpu.health.reason.as_ref().unwrap().contains("in a row"));
+}
+
+#[test]
+fn a_box_whose_connection_ends_is_silent_soon_and_its_holders_are_told() {
+    let (mut manager, _, of) = pool();
+    let lease = granted(manager.claim(0, &claim("u", 1), false)).lease;
+    let mut said = report(&manager, &of, vec![]);
+    said.windows = vec![Window {
+        lease,
+        base: 1,
+        bytes: 1,
+    }];
+    manager.report(100, &said).unwrap();
+    manager.box_is_gone(200, &said);
+    manager.report(300, &said).unwrap();
+    manager.tick(200 + limits::BOX_GRACE_MS);
+    assert!(manager.held(800, lease).unwrap().lost.is_empty());
+    manager.box_is_gone(1_000, &said);
+    manager.tick(1_000 + limits::BOX_GRACE_MS);
+    let lost = manager.held(1_500, lease).unwrap().lost;
+    assert_eq!(lost[0].reason, "its box does not answer");
+    assert_eq!(manager.lease_view(1_500, lease).unwrap().heard_ms, [None]);
+    // It was only cut off for a moment.
+    manager.report(2_000, &said).unwrap();
+    assert!(manager.held(2_000, lease).unwrap().lost.is_empty());
+    // Another process of it has ended the sessions.
+    let again = Join {
+        instance: "second".into(),
+        ..of
+    };
+    manager.join(2_500, &again).unwrap();
+    let lost = manager.held(2_500, lease).unwrap().lost;
+    assert_eq!(lost[0].reason, "its box's server ended");
 }

@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use super::Random;
 use crate::{
     Fence, Floors, Grant, Manager, Uuid,
-    api::{BoxAnswer, Claimed, Join, PoolError, Report},
-    record::{Claim, Fit, GpuFacts, Same},
+    api::{BoxAnswer, Claimed, GpuState, Join, PoolError, Report, Window},
+    record::{Claim, Fit, GpuFacts, Same, SpareRecord},
     store::{Fault, SimulatedStore},
 };
 
@@ -237,8 +237,48 @@ impl World {
                     self.send(Message::Present(old));
                 }
             }
+            15..=17 => self.operate(of),
             _ => {}
         }
+    }
+
+    /// Operators hold spares back, find GPUs broken, and mend them; programs fail to begin.
+    fn operate(&mut self, of: usize) {
+        let at = self.some_manager();
+        let gpus = &self.boxes[of].gpus;
+        let gpu = gpus[self.random.below(gpus.len() as u64) as usize];
+        let client = self.random.below(CLIENTS as u64) as usize;
+        let (lease, of) = (self.clients[client].lease, self.boxes[of].name.clone());
+        let what = self.random.below(6);
+        let rule = SpareRecord {
+            model: None,
+            per: [None, Some(Same::Box)][self.random.below(2) as usize],
+            gpus: self.random.below(3) as u32,
+        };
+        self.with_manager(at, |manager, now| match (what, lease) {
+            (0 | 1, _) => manager.set_spares(now, &rule),
+            (2 | 3, _) => manager.is_broken(now, &gpu, "broken"),
+            (4, Some(lease)) => manager.session_failed(now, lease, &of, "failed"),
+            _ => manager.taint(now, &gpu, None),
+        });
+    }
+
+    /// Mends what is broken, and holds nothing back.
+    fn mend_all(&mut self) {
+        let last = self.managers.len().wrapping_sub(1);
+        self.with_manager(last, |manager, now| {
+            let none = SpareRecord {
+                model: None,
+                per: None,
+                gpus: 0,
+            };
+            let _ = manager.set_spares(now, &none);
+            for gpu in manager.view(now).gpus {
+                if matches!(gpu.state, GpuState::Broken | GpuState::Suspect) {
+                    let _ = manager.taint(now, &gpu.facts.uuid, None);
+                }
+            }
+        });
     }
 
     fn start_manager(&mut self) {
@@ -334,7 +374,7 @@ impl World {
                     incarnation: of.incarnation,
                     revision: of.revision,
                     gpus: fence.report(),
-                    windows: Vec::new(),
+                    windows: of.running.values().map(window).collect(),
                 };
                 Message::Report(at, report, number)
             }
@@ -638,10 +678,11 @@ impl World {
         while self.now_ms < end_ms && !is_free {
             self.step(unfenced);
             self.check()?;
+            self.mend_all();
             let view = self.managers.last().map(|running| running.manager.view(0));
             is_free = view.is_some_and(|view| {
                 let of = self.boxes.iter().map(|of| of.gpus.len()).sum::<usize>();
-                let free = |gpu: &crate::api::GpuView| gpu.state == crate::api::GpuState::Free;
+                let free = |gpu: &crate::api::GpuView| gpu.state == GpuState::Free;
                 view.gpus.len() == of && view.gpus.iter().all(free)
             });
             is_free &= self.clients.iter().all(|client| client.claim.is_none());
@@ -709,6 +750,14 @@ impl World {
             }
         }
         self.check()
+    }
+}
+
+fn window(session: &Session) -> Window {
+    Window {
+        lease: session.lease,
+        base: 1,
+        bytes: 1,
     }
 }
 

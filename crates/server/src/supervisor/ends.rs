@@ -35,7 +35,10 @@ impl Supervisor {
             let session = worker.session;
             let is_over = !self.workers.iter().any(|other| other.session == session);
             if let Some(gate) = self.gate.as_mut().filter(|_| is_over) {
-                gate.ended(session);
+                match worker.has_failed(&how) {
+                    true => gate.failed(session),
+                    false => gate.ended(session),
+                }
             }
             if worker.key.is_some() {
                 let end = match how {

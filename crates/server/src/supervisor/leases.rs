@@ -40,10 +40,11 @@ impl Supervisor {
             device: self.options.device.clone(),
             until_ms: None,
         };
-        let needs_one = matches!(
-            purpose,
-            Purpose::Session | Purpose::Query | Purpose::Management
-        );
+        let needs_one = match purpose {
+            Purpose::Session | Purpose::Query | Purpose::Management => true,
+            Purpose::Greeting => grant.is_some(),
+            _ => false,
+        };
         let Some(gate) = self.gate.as_mut().filter(|_| needs_one) else {
             return Ok(leased);
         };

@@ -135,6 +135,21 @@ impl Worker {
         let _ = kill_process(pid, signal);
     }
 
+    /// Returns whether it served a session, and ended by a fault of its own or of its GPU. Nothing
+    /// is known of one that was killed.
+    pub(super) fn has_failed(&self, how: &io::Result<ExitStatus>) -> bool {
+        let is_session = self.key.is_some() && !matches!(self.phase, Phase::Leaving);
+        let is_killed = |signal: i32| {
+            [Signal::KILL, Signal::TERM]
+                .iter()
+                .any(|it| it.as_raw() == signal)
+        };
+        how.as_ref().is_ok_and(|status| match status.signal() {
+            Some(signal) => is_session && !is_killed(signal),
+            None => is_session && !status.success(),
+        })
+    }
+
     pub(super) fn report(&self, status: ExitStatus) {
         let (session, peer) = (self.session, &self.peer);
         match (status.signal(), status.code()) {
