@@ -8,6 +8,8 @@
 # make paper-requirements   what outboard require predicts against emulated networks, on this machine's GPU; and -page
 # make paper-flow   connection tables beside others, on this machine; docs/results/paper-flow.json and the page from it
 # make bench-balance   the balancer beside nftables, HAProxy and nginx, in namespaces, as root; docs/results/bench-balance.json and the page
+# make pool-demo   a pool in a minute: a broken GPU is replaced by a spare, a killed manager comes back
+# make bench-pool  how fast the pool's manager is; POOL_NUMBERS and the table of docs/pool.md from it
 # make paper-pool  figures and tables of a paper on pools of GPUs, simulated; docs/results/paper-pool.json and the page
 # make hostile    the attacks of tests/hostile in their long form, an hour and a half; docs/results/hostile.json
 # make balance-soak  the balancer's tests in their long form, as root for AF_XDP, too; docs/results/balance-soak.json
@@ -38,6 +40,7 @@ FLOW := docs/results/paper-flow.json
 FLOW_BENCH := $(CARGO) run --quiet --manifest-path crates/flow/peers/Cargo.toml --target-dir target/flow-peers
 BALANCE := docs/results/bench-balance.json
 POOL_PAPER := docs/results/paper-pool.json
+POOL_NUMBERS := docs/results/2026-11-25-pool-numbers.json
 REQUIREMENTS := docs/results/paper-requirements.json
 RECORDINGS := recordings/h200
 # Part of each suite that runs; where checkouts lie; and which suites, all without a name.
@@ -51,7 +54,7 @@ BALANCE_SOAK ?= balance-soak
 PARTS ?=
 CASES ?=
 
-.PHONY: demo check test lint unit smoke loom fuzz hostile balance-soak bare-root programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-quick build examples coverage samples ptx-table install wheel deb clean
+.PHONY: demo check test lint unit smoke loom fuzz hostile balance-soak bare-root programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-quick pool-demo bench-pool build examples coverage samples ptx-table install wheel deb clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -203,6 +206,15 @@ paper-pool-quick: $(TOOLCHAIN)
 	@mkdir -p build/paper-pool
 	$(CARGO) run --quiet -p outboard-dxpu --example paper >build/paper-pool/paper-pool.json
 	@cmp build/paper-pool/paper-pool.json $(POOL_PAPER)
+
+pool-demo: build
+	@python3 tools/pool_demo.py $(RELEASE)/outboard
+
+bench-pool: build
+	@tools/etcd.sh
+	$(CARGO) build --quiet --release -p outboard-manager --example pool_load
+	RELEASE=$(RELEASE) python3 tools/bench_pool.py $(POOL_NUMBERS)
+	python3 tools/bench_pool.py page $(POOL_NUMBERS) docs/pool.md
 
 paper-requirements: build
 	python3 gpu-check/requirements.py --outboard $(RELEASE)/outboard --out $(REQUIREMENTS) --budget-s $(PAPER_BUDGET_S) --only "$(CASES)"

@@ -1,0 +1,365 @@
+//! Load for the pool's manager, and how fast it is. Prints JSON. `tools/bench_pool.py` runs it.
+//!
+//! - `claims FOLDER CLIENTS SECONDS`: durable claims of a manager whose store is in the folder.
+//! - `decisions GPUS COUNT`: time of one claim without the store.
+//! - `agents URL BOXES GPUS`: boxes that report until this process is killed; a line when all have.
+
+use std::{
+    collections::BTreeMap,
+    error::Error,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Barrier,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use outboard_manager::{Client, ManagerUrls, Options, Server, StoreUrl};
+use outboard_pool::{
+    FileStore, Manager, Store as _, Transaction, Uuid,
+    api::{BoxAnswer, Claimed, GpuReport, Join, Report},
+    record::{Claim, Fit, GpuFacts},
+};
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::{Value, json};
+
+type Done = Result<(), Box<dyn Error>>;
+
+/// GPUs of a box that is simulated.
+const GPUS_A_BOX: usize = 8;
+const GPUS_A_BOX_MAX: usize = 64;
+/// Single transactions that the store's own rate is measured with.
+const SINGLE: usize = 400;
+/// Claims of one host, whose table has 512 entries.
+const HOST_CLAIMS: usize = 500;
+
+fn main() -> Done {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words[..] {
+        ["claims", folder, clients, seconds] => {
+            claims(Path::new(folder), clients.parse()?, seconds.parse()?)
+        }
+        ["decisions", gpus, count] => decisions(gpus.parse()?, count.parse()?),
+        ["agents", url, boxes, gpus] => agents(&url.parse()?, boxes.parse()?, gpus.parse()?),
+        _ => Err(
+            "claims FOLDER CLIENTS SECONDS, decisions GPUS COUNT, or agents URL BOXES GPUS".into(),
+        ),
+    }
+}
+
+fn uuid(number: usize) -> Uuid {
+    let mut bytes = [0x5a; 16];
+    bytes[..8].copy_from_slice(&(number as u64).to_be_bytes());
+    Uuid(bytes)
+}
+
+fn join(number: usize, gpus: usize) -> Join {
+    let facts = |slot: usize| GpuFacts {
+        uuid: uuid(number * GPUS_A_BOX_MAX + slot),
+        model: "Simulated GPU".into(),
+        memory_bytes: 80 << 30,
+        capability: (9, 0),
+        pci: (0, slot as u32, 0),
+        nvlink: Some((slot / 8).to_string()),
+        bridge: Some((slot / 4).to_string()),
+        proxy: (slot / 8) as u16,
+    };
+    Join {
+        name: format!("box{number}"),
+        identity: format!("id{number}"),
+        instance: "bench".into(),
+        url: format!("tcp://box{number}:1"),
+        gpus: (0..gpus).map(facts).collect(),
+    }
+}
+
+fn claim(number: usize) -> Claim {
+    Claim {
+        uid: format!("c{number}"),
+        owner: "bench".into(),
+        host: format!("host{}", number / HOST_CLAIMS),
+        gpus: 1,
+        model: None,
+        same: None,
+        fit: Fit::Best,
+        priority: 0,
+        term_ms: 3_600_000,
+    }
+}
+
+/// A box's report: it believes the answer, and has no sessions.
+fn report(join: &Join, answer: &BoxAnswer) -> Report {
+    let gpu = |(uuid, floor): &(Uuid, u64)| GpuReport {
+        uuid: *uuid,
+        floor: *floor,
+        busy: None,
+        broken: None,
+        failures: 0,
+    };
+    Report {
+        name: join.name.clone(),
+        instance: join.instance.clone(),
+        incarnation: answer.incarnation,
+        revision: answer.revision,
+        gpus: answer.floors.iter().map(gpu).collect(),
+        windows: Vec::new(),
+    }
+}
+
+/// Milliseconds at parts of a sorted list.
+fn quantiles(times: &mut [Duration]) -> BTreeMap<&'static str, f64> {
+    times.sort_unstable();
+    let at = |part: f64| {
+        let index = ((times.len() as f64 * part) as usize).min(times.len().saturating_sub(1));
+        times
+            .get(index)
+            .map_or(0.0, |time| time.as_secs_f64() * 1e3)
+    };
+    BTreeMap::from([
+        ("p50_ms", at(0.5)),
+        ("p99_ms", at(0.99)),
+        ("max_ms", at(1.0)),
+    ])
+}
+
+/// Commits transactions of one claim's records one after another.
+fn single(folder: &Path) -> Result<Value, Box<dyn Error>> {
+    let mut store = FileStore::open(&folder.join("single"))?;
+    let mut times = Vec::new();
+    let start = Instant::now();
+    for number in 0..SINGLE {
+        let record = serde_json::to_vec(&claim(number))?;
+        let write = ["lease", "gpu"].map(|kind| (format!("{kind}/{number}"), Some(record.clone())));
+        let before = Instant::now();
+        store.commit(&Transaction {
+            compare: Vec::new(),
+            write: write.into(),
+        })?;
+        times.push(before.elapsed());
+    }
+    let rate = SINGLE as f64 / start.elapsed().as_secs_f64();
+    Ok(json!({ "per_s": rate, "times": quantiles(&mut times) }))
+}
+
+fn claims(folder: &Path, clients: usize, seconds: f64) -> Done {
+    let before = single(folder)?;
+    let options = Options {
+        listen: "127.0.0.1:0".parse()?,
+        store: StoreUrl::File(PathBuf::from(folder).join("pool")),
+        store_ca: None,
+        grant_key: None,
+        address: None,
+        tokens: None,
+        proof: None,
+    };
+    let (sender, address) = mpsc::channel();
+    // It ends with this process.
+    thread::spawn(move || {
+        let served = Server::bind(options).and_then(|server| {
+            let _ = sender.send(server.address());
+            server.run()
+        });
+        served.map_err(|error| eprintln!("{error}"))
+    });
+    let url: ManagerUrls = format!("http://{}", address.recv()??).parse()?;
+    let boxes: usize = ((8_000.0 * seconds) as usize / GPUS_A_BOX_MAX).clamp(16, 1_500);
+    let mut reporter = Client::new(url.clone(), None, None);
+    let mut known = Vec::new();
+    for number in 0..boxes {
+        let join = join(number, GPUS_A_BOX_MAX);
+        let answer: BoxAnswer = reporter.post("/v1/boxes/join", &join, Duration::ZERO)?;
+        known.push((join, answer));
+    }
+    // One long round before the clients begin: nothing is silent while they run.
+    for (join, answer) in &known {
+        let mut stale = report(join, answer);
+        stale.revision = stale.revision.wrapping_sub(1);
+        let _: BoxAnswer = reporter.post("/v1/boxes/report", &stale, Duration::ZERO)?;
+    }
+    let (mut times, elapsed) = claim_for(&url, clients, seconds);
+    let after = single_again(folder)?;
+    let document = json!({
+        "clients": clients,
+        "gpus": boxes * GPUS_A_BOX_MAX,
+        "claims": times.len(),
+        "claims_per_s": times.len() as f64 / elapsed,
+        "times": quantiles(&mut times),
+        "single_before": before,
+        "single_after": after,
+    });
+    println!("{document}");
+    Ok(())
+}
+
+/// Has clients claim one GPU after another. Returns the times of all claims, and of the whole.
+fn claim_for(url: &ManagerUrls, clients: usize, seconds: f64) -> (Vec<Duration>, f64) {
+    let stopping = Arc::new(AtomicBool::new(false));
+    let barrier = Arc::new(Barrier::new(clients + 1));
+    let (sender, results) = mpsc::channel();
+    for client in 0..clients {
+        let (stopping, barrier) = (Arc::clone(&stopping), Arc::clone(&barrier));
+        let (sender, url) = (sender.clone(), url.clone());
+        thread::spawn(move || {
+            let mut http = Client::new(url, None, None);
+            barrier.wait();
+            let mut times = Vec::new();
+            for number in client * 1_000_000.. {
+                if stopping.load(Ordering::Relaxed) {
+                    break;
+                }
+                let body = json!({ "claim": claim(number), "wait": false });
+                let before = Instant::now();
+                match http.post::<Claimed>("/v1/claims", &body, Duration::ZERO) {
+                    Ok(_) => times.push(before.elapsed()),
+                    Err(error) => {
+                        eprintln!("a claim failed: {error}");
+                        break;
+                    }
+                }
+            }
+            let _ = sender.send(times);
+        });
+    }
+    drop(sender);
+    barrier.wait();
+    let start = Instant::now();
+    thread::sleep(Duration::from_secs_f64(seconds));
+    stopping.store(true, Ordering::Relaxed);
+    let times = results.iter().flatten().collect();
+    (times, start.elapsed().as_secs_f64())
+}
+
+/// The store's own rate again, since disks are not steady.
+fn single_again(folder: &Path) -> Result<Value, Box<dyn Error>> {
+    std::fs::remove_file(folder.join("single"))?;
+    single(folder)
+}
+
+/// Times each decision: a claim that finds its GPU, with the records that it writes, which are
+/// thrown away. Every GPU that is given out comes back, so that the pool stays half full.
+fn decisions(gpus: usize, count: usize) -> Done {
+    let folder = std::env::temp_dir().join(format!("outboard-decisions-{}", std::process::id()));
+    std::fs::create_dir_all(&folder)?;
+    let mut store = FileStore::open(&folder.join("pool"))?;
+    let mut manager = Manager::open(&mut store, "bench", "key")?;
+    let boxes: Vec<Join> = (0..gpus.div_ceil(GPUS_A_BOX))
+        .map(|number| join(number, GPUS_A_BOX.min(gpus - number * GPUS_A_BOX)))
+        .collect();
+    for join in &boxes {
+        let answer = manager.join(0, join).map_err(|error| error.to_string())?;
+        manager
+            .report(0, &report(join, &answer))
+            .map_err(|error| error.to_string())?;
+        let _ = manager.take_transaction();
+    }
+    let (mut times, mut leases) = (Vec::new(), std::collections::VecDeque::new());
+    let half = gpus / 2;
+    let mut used_cpu = Duration::ZERO;
+    let mut refused = 0;
+    for number in 0..half + count {
+        let claim = Claim {
+            // Two of eight at a time, as gangs are.
+            gpus: [1, 2, 1, 4][number % 4],
+            host: format!("host{}", number % (gpus / 64 + 1)),
+            ..claim(number)
+        };
+        let (cpu, before) = (cpu_time(), Instant::now());
+        let said = manager.claim(0, &claim, false);
+        let time = before.elapsed();
+        if number >= half {
+            times.push(time);
+            used_cpu += cpu_time().saturating_sub(cpu);
+        }
+        match said {
+            Ok(Claimed::Granted(granted)) => leases.push_back(granted),
+            _ => refused += 1,
+        }
+        let used: usize = if leases.len() * 2 > half { 1 } else { 0 };
+        for _ in 0..used {
+            let Some(granted) = leases.pop_front() else {
+                break;
+            };
+            manager
+                .release(0, granted.lease)
+                .map_err(|error| error.to_string())?;
+            for of in granted.boxes {
+                let join = &boxes[of.name[3..].parse::<usize>()?];
+                let answer = manager
+                    .answer_for(0, &of.name)
+                    .map_err(|error| error.to_string())?;
+                manager
+                    .report(0, &report(join, &answer))
+                    .map_err(|error| error.to_string())?;
+            }
+        }
+        let _ = manager.take_transaction();
+        let _ = manager.take_woken();
+    }
+    // By the processor's time: others use the machine, too.
+    let per_s = times.len() as f64 / used_cpu.as_secs_f64();
+    let document = json!({
+        "gpus": gpus,
+        "decisions": times.len(),
+        "refused": refused,
+        "per_s": per_s,
+        "times": quantiles(&mut times),
+    });
+    println!("{document}");
+    std::fs::remove_dir_all(&folder)?;
+    Ok(())
+}
+
+/// Returns the time that a processor has spent on this thread.
+fn cpu_time() -> Duration {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(
+        u64::try_from(now.tv_sec).unwrap_or(0),
+        u32::try_from(now.tv_nsec).unwrap_or(0),
+    )
+}
+
+fn agents(url: &ManagerUrls, boxes: usize, gpus: usize) -> Done {
+    let (sender, answered) = mpsc::channel();
+    for number in 0..boxes {
+        let (url, sender) = (url.clone(), sender.clone());
+        let join = join(number, gpus / boxes);
+        thread::Builder::new()
+            .stack_size(256 << 10)
+            .spawn(move || {
+                let mut client = Client::new(url, None, None);
+                loop {
+                    if let Err(error) = agent(&mut client, &join, &sender) {
+                        let _ = error;
+                        thread::sleep(Duration::from_millis(200));
+                    }
+                }
+            })?;
+    }
+    let mut last: BTreeMap<String, u64> = BTreeMap::new();
+    let mut told = 0;
+    // A line for each incarnation of the manager that all boxes have reported to.
+    for (name, incarnation) in answered {
+        last.insert(name, incarnation);
+        if incarnation > told && last.len() == boxes && last.values().all(|at| *at == incarnation) {
+            told = incarnation;
+            println!("all {incarnation}");
+        }
+    }
+    Ok(())
+}
+
+/// Joins, then reports as a box's agent does, until something fails.
+fn agent(client: &mut Client, join: &Join, told: &mpsc::Sender<(String, u64)>) -> Done {
+    let mut answer: BoxAnswer = client.post("/v1/boxes/join", join, Duration::ZERO)?;
+    loop {
+        let said = report(join, &answer);
+        client.begin("/v1/boxes/report", &said)?;
+        // The manager has the report when it holds the connection.
+        told.send((join.name.clone(), answer.incarnation))?;
+        answer = client.finish()?;
+    }
+}
