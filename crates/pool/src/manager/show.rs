@@ -102,6 +102,28 @@ impl Manager {
         }
     }
 
+    /// Returns a GPU's epoch and lease.
+    #[cfg(test)]
+    pub(crate) fn holder_of(&self, uuid: &crate::Uuid) -> Option<(u64, Option<u64>)> {
+        let gpu = &self.gpus[*self.by_uuid.get(uuid)?];
+        Some((gpu.record.epoch, gpu.record.lease))
+    }
+
+    /// Returns how many GPUs are free to be given out.
+    #[cfg(test)]
+    pub(crate) fn free_count(&self) -> usize {
+        let is_placed = |gpu: &&Gpu| gpu.is_free && !gpu.is_spare;
+        self.gpus.iter().filter(is_placed).count()
+    }
+
+    /// Returns the GPUs that are not healthy.
+    #[cfg(test)]
+    pub(crate) fn unhealthy(&self) -> Vec<crate::Uuid> {
+        let is_ill = |gpu: &&Gpu| gpu.record.health.condition != Condition::Healthy;
+        let ill = self.gpus.iter().filter(is_ill);
+        ill.map(|gpu| gpu.record.facts.uuid).collect()
+    }
+
     /// Returns the mapping tables of all hosts and boxes.
     pub fn tables(&self) -> Tables {
         let mut tables = Tables {

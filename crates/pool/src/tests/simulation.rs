@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use super::Random;
 use crate::{
     Fence, Floors, Grant, Manager, Uuid,
-    api::{BoxAnswer, Claimed, GpuState, Join, PoolError, Report, Window},
+    api::{BoxAnswer, Claimed, Join, PoolError, Report, Window},
     record::{Claim, Fit, GpuFacts, Same, SpareRecord},
     store::{Fault, SimulatedStore},
 };
@@ -265,7 +265,15 @@ impl World {
 
     /// Mends what is broken, and holds nothing back.
     fn mend_all(&mut self) {
-        let last = self.managers.len().wrapping_sub(1);
+        let Some(running) = self.managers.last() else {
+            return;
+        };
+        let ill = running.manager.unhealthy();
+        let has_spares = !running.manager.spares_view().rules.is_empty();
+        if ill.is_empty() && !has_spares {
+            return;
+        }
+        let last = self.managers.len() - 1;
         self.with_manager(last, |manager, now| {
             let none = SpareRecord {
                 model: None,
@@ -273,10 +281,8 @@ impl World {
                 gpus: 0,
             };
             let _ = manager.set_spares(now, &none);
-            for gpu in manager.view(now).gpus {
-                if matches!(gpu.state, GpuState::Broken | GpuState::Suspect) {
-                    let _ = manager.taint(now, &gpu.facts.uuid, None);
-                }
+            for uuid in &ill {
+                let _ = manager.taint(now, uuid, None);
             }
         });
     }
@@ -653,14 +659,11 @@ impl World {
         let Some(running) = last.filter(|it| it.manager.incarnation() == self.incarnation) else {
             return Ok(());
         };
-        let view = running.manager.view(0);
         for of in self.boxes.iter().filter(|of| !of.stopped) {
             for session in of.running.values() {
                 for (uuid, epoch) in &session.gpus {
-                    let gpu = view.gpus.iter().find(|gpu| gpu.facts.uuid == *uuid);
-                    let is_its = gpu
-                        .is_some_and(|gpu| (gpu.epoch, gpu.lease) == (*epoch, Some(session.lease)));
-                    if !is_its {
+                    let holder = running.manager.holder_of(uuid);
+                    if holder != Some((*epoch, Some(session.lease))) {
                         return Err(format!("lease {} uses {uuid} without it", session.lease));
                     }
                 }
@@ -679,12 +682,9 @@ impl World {
             self.step(unfenced);
             self.check()?;
             self.mend_all();
-            let view = self.managers.last().map(|running| running.manager.view(0));
-            is_free = view.is_some_and(|view| {
-                let of = self.boxes.iter().map(|of| of.gpus.len()).sum::<usize>();
-                let free = |gpu: &crate::api::GpuView| gpu.state == GpuState::Free;
-                view.gpus.len() == of && view.gpus.iter().all(free)
-            });
+            let all = self.boxes.iter().map(|of| of.gpus.len()).sum::<usize>();
+            let free = |running: &Running| running.manager.free_count() == all;
+            is_free = self.managers.last().is_some_and(free);
             is_free &= self.clients.iter().all(|client| client.claim.is_none());
         }
         if !is_free {
