@@ -278,11 +278,8 @@ fn decisions(gpus: usize, count: usize) -> Done {
             Ok(Claimed::Granted(granted)) => leases.push_back(granted),
             _ => refused += 1,
         }
-        let used: usize = if leases.len() * 2 > half { 1 } else { 0 };
-        for _ in 0..used {
-            let Some(granted) = leases.pop_front() else {
-                break;
-            };
+        let is_half_full = leases.len() * 2 > half;
+        if let Some(granted) = is_half_full.then(|| leases.pop_front()).flatten() {
             manager
                 .release(0, granted.lease)
                 .map_err(|error| error.to_string())?;

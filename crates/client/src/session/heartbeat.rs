@@ -36,7 +36,7 @@ fn period() -> Option<Duration> {
     let Ok(said) = std::env::var(VARIABLE) else {
         return Some(usual);
     };
-    // An empty variable is one that is not set, as everywhere.
+    // An empty variable is one that is not set.
     if said.is_empty() {
         return Some(usual);
     }
