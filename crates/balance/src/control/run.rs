@@ -152,6 +152,8 @@ pub fn run(
         wake: wake_in,
         started: Instant::now(),
         wanted: Wanted::default(),
+        local: Vec::new(),
+        looked: Instant::now(),
     };
     let answering = Answering {
         reload: reloader(path, &config, means.greet, &tasks),
@@ -171,10 +173,10 @@ pub fn run(
         answer_at(address, access, start, &answering)?;
     }
     follow(&config, &passing, &answering.tasks)?;
+    passing.look_at_machine();
     passing
         .follow_wanted()
         .map_err(failed("telling which frames are wanted"))?;
-    passing.follow_links();
     if start == Start::Anew {
         passing.announce();
     }
@@ -466,6 +468,9 @@ struct Passing {
     spin: Duration,
     /// Frames that the plane was told to give.
     wanted: Wanted,
+    /// This machine's addresses, and when they were last read.
+    local: Vec<IpAddr>,
+    looked: Instant,
 }
 
 impl Passing {
@@ -485,17 +490,16 @@ impl Passing {
         backends.dedup();
         let mut own: Vec<_> = self.engine.own_addresses().collect();
         own.sort_unstable();
-        let mut wanted = Wanted {
+        let wanted = Wanted {
             own,
             // They matter beside backends alone, which answer health checks, too.
             local: if backends.is_empty() {
                 Vec::new()
             } else {
-                neighbours::own_addresses().unwrap_or_else(|_| self.wanted.local.clone())
+                self.local.clone()
             },
             backends,
         };
-        wanted.local.sort_unstable();
         if wanted != self.wanted {
             self.plane.set_wanted(&wanted)?;
             self.wanted = wanted;
@@ -503,8 +507,13 @@ impl Passing {
         Ok(())
     }
 
-    /// Tells the engine how long packets may be at each port.
-    fn follow_links(&mut self) {
+    /// Reads this machine's addresses, and tells the engine how long packets may be at each port.
+    fn look_at_machine(&mut self) {
+        self.looked = Instant::now();
+        if let Ok(mut local) = neighbours::own_addresses() {
+            local.sort_unstable();
+            self.local = local;
+        }
         for port in 0..self.plane.ports().len() {
             let index = self.plane.index(port);
             if let Some(Ok(mtu)) = index.map(neighbours::mtu) {
@@ -547,8 +556,10 @@ impl Passing {
                 has_changed = true;
             }
             if std::mem::take(&mut has_changed) {
+                if self.looked.elapsed() >= NEIGHBOURS_EVERY {
+                    self.look_at_machine();
+                }
                 self.follow_wanted()?;
-                self.follow_links();
             }
             if self.hand_over() {
                 return Ok(End::HandedOver);
