@@ -173,9 +173,8 @@ pub fn run(
         answer_at(address, access, start, &answering)?;
     }
     follow(&config, &passing, &answering.tasks)?;
-    passing.look_at_machine();
     passing
-        .follow_wanted()
+        .look_around()
         .map_err(failed("telling which frames are wanted"))?;
     if start == Start::Anew {
         passing.announce();
@@ -507,8 +506,9 @@ impl Passing {
         Ok(())
     }
 
-    /// Reads this machine's addresses, and tells the engine how long packets may be at each port.
-    fn look_at_machine(&mut self) {
+    /// Reads this machine's addresses, and tells the engine how long packets may be at each port
+    /// and the plane which frames are wanted.
+    fn look_around(&mut self) -> io::Result<()> {
         self.looked = Instant::now();
         if let Ok(mut local) = neighbours::own_addresses() {
             local.sort_unstable();
@@ -520,6 +520,7 @@ impl Passing {
                 self.engine.set_mtu(port, mtu);
             }
         }
+        self.follow_wanted()
     }
 
     /// Tells all neighbours that the services' addresses are here.
@@ -557,9 +558,10 @@ impl Passing {
             }
             if std::mem::take(&mut has_changed) {
                 if self.looked.elapsed() >= NEIGHBOURS_EVERY {
-                    self.look_at_machine();
+                    self.look_around()?;
+                } else {
+                    self.follow_wanted()?;
                 }
-                self.follow_wanted()?;
             }
             if self.hand_over() {
                 return Ok(End::HandedOver);
