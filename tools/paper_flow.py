@@ -26,7 +26,7 @@ THESIS_6_1 = {
     "our std": (4.86, 2.96),
 }
 # Parts that measure a share of a figure, for runs that have little time.
-SHARES = {"6.1-campus": "6.1", "6.1-caida": "6.1"}
+SHARES = {"6.1-campus": "6.1", "6.1-caida": "6.1", "slowest-few": "slowest"}
 LOADS = [10, 30, 50, 70, 75, 80, 90, 95, 99]
 THESIS_6_2 = {
     "our cuckoo++": ([53, 52, 52, 55, 56, 60, 66, 71, 88], [69, 69, 72, 109, 130, 163, 250, 400, 9954]),
@@ -93,7 +93,8 @@ def page_of(results: Rows, pictures: str) -> tuple[str, dict[str, str]]:
     lines = [
         "# Connection tables: what was measured",
         "",
-        "`make paper-flow` measures and writes this page; [flow.md](flow.md) explains it and says what is missing.",
+        "A page of `tools/paper_flow.py`, of what `make paper-flow` measures; [flow.md](flow.md) explains it and says "
+        "what is missing.",
         "",
         f"{machine['date']} UTC, {machine['cores']} cores of {machine['cpu']}, model {machine['model']}, cache "
         f"{machine['cache']}, time stamp counter {machine['tsc GHz']:.2f} GHz, Linux {machine['kernel']}, huge pages "
@@ -253,7 +254,7 @@ def slowest(rows: Rows) -> list[str]:
 
 
 def extra(rows: Rows) -> list[str]:
-    growth, chosen = rows["growth"], rows["chosen keys"]
+    growth, chosen = rows["growth"], rows.get("chosen keys", {})
     pauses = [
         [name, row.get("above 10 us"), row["above 50 us"], row["max"] / 1000]
         for name, row in [
@@ -268,6 +269,8 @@ def extra(rows: Rows) -> list[str]:
         for name, row in chosen.items()
     ]
     head = ["table", "hit, random keys", "chosen", "insertion, random", "chosen", "refused, random", "chosen"]
+    title = "Keys of which all have ten equal bits of CRC32, 75 % full; nanoseconds, and insertions refused:"
+    chosen_keys = [title, "", *table(head, body)] if chosen else []
     return [
         "## Memory, growth, chosen keys",
         "",
@@ -279,9 +282,7 @@ def extra(rows: Rows) -> list[str]:
         "",
         *table(["", "above 10 us", "above 50 us", "longest, us"], pauses),
         "",
-        "Keys of which all have ten equal bits of CRC32, 75 % full; nanoseconds, and insertions refused:",
-        "",
-        *table(head, body),
+        *chosen_keys,
     ]
 
 

@@ -247,7 +247,7 @@ const fn places(from: usize, near: usize, far_from: usize, bytes: usize) -> [u16
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::V4;
+    use crate::{Pages, V4, V6};
 
     fn zeroed() -> Bucket<V4> {
         let key = V4::from_bytes([0; 13]);
@@ -288,6 +288,30 @@ mod tests {
             assert_eq!(bucket.matching(tag).collect::<Vec<_>>(), expected);
             let free: Vec<_> = (0..SLOTS).filter(|slot| tags[*slot] == 0).collect();
             assert_eq!(bucket.free().collect::<Vec<_>>(), free);
+        }
+    }
+
+    /// Places in a bucket of both kinds of keys.
+    #[test]
+    fn each_slot_has_its_key_and_number() {
+        let mut bucket = zeroed();
+        let mut wide = Pages::<Bucket<V6>>::new(1).expect("memory");
+        for slot in 0..SLOTS {
+            let byte = slot as u8 + 1;
+            bucket.put(slot, byte, V4::from_bytes([byte; 13]), slot as u32);
+            let address = std::net::Ipv6Addr::from([byte; 16]);
+            let key = V6::new((address, 1), (address, 2), byte);
+            wide[0].put(slot, byte, key, slot as u32);
+        }
+        for slot in 0..SLOTS {
+            let byte = slot as u8 + 1;
+            assert_eq!(*bucket.key(slot), V4::from_bytes([byte; 13]));
+            assert_eq!(wide[0].key(slot).bytes()[36], byte);
+            let values = [bucket.value(slot), wide[0].value(slot)];
+            assert_eq!(values, [slot as u32; 2]);
+            let slots = bucket.matching(byte);
+            let found = bucket.first_value(slots, &V4::from_bytes([byte; 13]));
+            assert_eq!(found, Some(slot as u32));
         }
     }
 

@@ -123,7 +123,7 @@ impl<K: FlowKey> Batched<K> {
     /// both at once: a processor that expects a key in its first looks ahead in vain.
     #[inline(always)]
     fn is_dense(&self) -> bool {
-        self.len * 8 >= self.buckets.len() * (SLOTS * 7)
+        self.len * 8 >= self.buckets.len() * (SLOTS * 5)
     }
 
     /// Begins to load both lines of both buckets of a key.
@@ -147,6 +147,7 @@ impl<K: FlowKey> Batched<K> {
         let mut buckets = [&self.buckets[0]; BATCH_MAX];
         let mut matches = [Slots(0); BATCH_MAX];
         let (mut hashed, mut matched, mut compared) = (0, 0, 0);
+        let is_dense = self.is_dense();
         while compared < count {
             let next = count.min(hashed + GROUP);
             for i in hashed..next {
@@ -160,7 +161,11 @@ impl<K: FlowKey> Batched<K> {
                 if !matches[i].is_empty() {
                     prefetch(bucket.key(matches[i].first_or_last()));
                 } else if bucket.overflowed(counter_of(hash)) {
-                    prefetch(&self.buckets[self.second(hash, self.first(hash))]);
+                    let second = &self.buckets[self.second(hash, self.first(hash))];
+                    prefetch(second);
+                    if is_dense {
+                        second.prefetch_keys();
+                    }
                 }
             }
             for i in compared..matched {
