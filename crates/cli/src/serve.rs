@@ -180,7 +180,7 @@ fn options(
         check_cache(folder).with_context(|| format!("--cache: {}", folder.display()))?;
     }
     let cache = cache_folder(args.cache);
-    let sandbox = is_confined(args.trust.sandbox, kind);
+    let sandbox = args.trust.sandbox == SandboxArg::On;
     let sandbox = sandbox.then(|| Sandbox::new(kind, has_rdma, cache.as_deref()));
     Ok(ServeOptions {
         listen,
@@ -206,14 +206,6 @@ fn options(
         pool: box_of(args.pool)?,
         worker_args: worker_args(log_format),
     })
-}
-
-fn is_confined(asked: SandboxArg, kind: DeviceKind) -> bool {
-    match asked {
-        SandboxArg::Auto => kind == DeviceKind::Soft,
-        SandboxArg::On => true,
-        SandboxArg::Off => false,
-    }
 }
 
 /// Refuses options that do not fit the device, or that serve no program.

@@ -51,7 +51,7 @@ pub(crate) struct TrustArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) authorized: Option<PathBuf>,
     /// Confine workers: no new programs, no other processes, files of the device and the cache only
-    #[arg(long, value_enum, value_name = "ON", default_value_t = SandboxArg::Auto)]
+    #[arg(long, value_enum, value_name = "ON", default_value_t = SandboxArg::On)]
     pub(crate) sandbox: SandboxArg,
     /// Listen beyond this machine although everybody who can connect may then use the GPU and run
     /// code on it, and everybody on the way may read and change what is sent
@@ -62,10 +62,8 @@ pub(crate) struct TrustArgs {
 /// The choice whether workers are confined.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum SandboxArg {
-    /// On for the soft device, otherwise off
-    #[default]
-    Auto,
     /// As far as the kernel can (outboard doctor says how far)
+    #[default]
     On,
     /// Not at all: to debug a worker, or if the GPU's driver needs more
     Off,
