@@ -124,7 +124,7 @@ unsafe fn any_may_name(
         let (mut at, end) = (offset, offset + size);
         // SAFETY: one pointer for each parameter.
         let mut argument = unsafe { *next };
-        // SAFETY: as above; at most one past the last.
+        // SAFETY: a parameter was left, so this is at most one past the last.
         next = unsafe { next.add(1) };
         if argument.is_null() || size > 4 && !at.is_multiple_of(4) {
             return true;
