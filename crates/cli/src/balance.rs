@@ -194,6 +194,9 @@ fn status(api: &Api, json: bool) -> anyhow::Result<ExitCode> {
         "{} connections, {} half-open; packets from clients {}, from backends {}",
         status.connections, status.half_open, status.packets[0], status.packets[1]
     )?;
+    for reason in &status.exhausted {
+        writeln!(out, "new clients were refused in the last minute: {reason}")?;
+    }
     for (reason, count) in &status.dropped {
         writeln!(out, "dropped {count:>10} {reason}")?;
     }

@@ -81,6 +81,11 @@ fn add_totals(text: &mut Text, status: &Status) {
             evicted,
         ),
         (
+            "over_evicted_total",
+            "Connections that were over and made room",
+            status.over_evicted,
+        ),
+        (
             "icmp_errors_total",
             "ICMP errors translated",
             status.icmp_errors,

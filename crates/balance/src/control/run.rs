@@ -10,7 +10,7 @@ use super::question::{Answering, Reload};
 use super::state::{self, Dumps};
 use super::{Greet, Task, Tasks};
 use crate::config::{Config, ConfigError, PlaneKind};
-use crate::engine::{Engine, Frame, Neighbour, Options, Verdict, announcement};
+use crate::engine::{Engine, Frame, Neighbour, Options, Reason, Verdict, announcement};
 use crate::neighbours;
 use crate::plane::{PacketPlane, Plane, PlaneError, TunPlane, Wanted, XdpPlane};
 use outboard_flow::Secret;
@@ -45,6 +45,8 @@ const TOKEN_BYTES_MAX: usize = 4096;
 const DISCARD_PORT: u16 = 9;
 /// Interval at which the kernel's neighbours are read.
 const NEIGHBOURS_EVERY: Duration = Duration::from_secs(1);
+/// Shortest time between two warnings that clients are not served for want of room.
+const WARNED_EVERY: Duration = Duration::from_secs(60);
 
 /// Why a balancer does not run, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -154,6 +156,7 @@ pub fn run(
         wanted: Wanted::default(),
         local: Vec::new(),
         looked: Instant::now(),
+        warned: None,
     };
     let answering = Answering {
         reload: reloader(path, &config, means.greet, &tasks),
@@ -470,6 +473,8 @@ struct Passing {
     /// This machine's addresses, and when they were last read.
     local: Vec<IpAddr>,
     looked: Instant,
+    /// When it was last said that clients are not served for want of room.
+    warned: Option<Instant>,
 }
 
 impl Passing {
@@ -586,12 +591,29 @@ impl Passing {
             }
             all_sent = self.plane.flush();
             self.engine.tick(self.now_ms());
+            self.warn_exhausted();
             self.links.look()?;
             if let Some(dumps) = &mut self.dumps {
                 dumps.dump(&self.engine);
             }
         }
         Ok(End::Stopped)
+    }
+
+    /// Says that clients are not served for want of room, now and then.
+    fn warn_exhausted(&mut self) {
+        if self.warned.is_some_and(|at| at.elapsed() < WARNED_EVERY) {
+            return;
+        }
+        for reason in self.engine.exhausted() {
+            let dropped = self.engine.counts().drops.of(reason);
+            let remedy = match reason {
+                Reason::PortsExhausted => "more sources, or source_ports, are needed",
+                _ => "more connections are needed in [limits]",
+            };
+            warn!(dropped, remedy, "new clients are refused: {reason}");
+            self.warned = Some(Instant::now());
+        }
     }
 
     /// Hands everything over if another process asks for it. Returns whether it has it.

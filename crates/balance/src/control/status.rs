@@ -16,6 +16,12 @@ pub struct Status {
     pub opened: u64,
     pub expired: u64,
     pub half_open_evicted: u64,
+    /// Connections that were over and made room.
+    #[serde(default)]
+    pub over_evicted: u64,
+    /// Reasons of the last minute for which clients were not served that more room would serve.
+    #[serde(default)]
+    pub exhausted: Vec<String>,
     pub icmp_errors: u64,
     pub fragments: u64,
     pub answered: u64,
@@ -58,6 +64,9 @@ pub struct BackendStatus {
 pub struct Health {
     /// Each service has a backend for new clients.
     pub healthy: bool,
+    /// As in [`Status`]: connections that are there go on meanwhile.
+    #[serde(default)]
+    pub exhausted: Vec<String>,
     pub services: Vec<ServiceHealth>,
 }
 
@@ -106,6 +115,8 @@ impl Status {
             opened: counts.opened,
             expired: counts.expired,
             half_open_evicted: counts.half_open_evicted,
+            over_evicted: counts.over_evicted,
+            exhausted: exhausted(engine),
             icmp_errors: counts.icmp_errors,
             fragments: counts.fragments,
             answered: counts.answered,
@@ -132,9 +143,14 @@ impl Health {
         let services: Vec<_> = services(engine).into_iter().map(service).collect();
         Health {
             healthy: services.iter().all(|one| one.usable > 0),
+            exhausted: exhausted(engine),
             services,
         }
     }
+}
+
+fn exhausted(engine: &Engine) -> Vec<String> {
+    engine.exhausted().map(|one| one.label().into()).collect()
 }
 
 fn services(engine: &Engine) -> Vec<ServiceStatus> {

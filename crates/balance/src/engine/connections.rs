@@ -1,5 +1,6 @@
 //! Connections: their keys in tables of both versions of IP, their states, and their timers.
 
+use super::over::Over;
 use super::packet::Packet;
 use super::reason::Reason;
 use super::rewrite::Translation;
@@ -138,6 +139,7 @@ struct Rows {
     v6: Growing<V6>,
     slots: Vec<Slot>,
     free: Vec<u32>,
+    over: Over,
 }
 
 /// A table's number: a place, and the side whose packets have the key.
@@ -174,6 +176,7 @@ impl Rows {
         let connection = slot.connection.take()?;
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(index);
+        self.over.remove(index);
         for key in [Side::Client, Side::Backend].map(|side| connection.key(side)) {
             key.into_iter().for_each(|key| self.remove_key(key));
         }
@@ -203,6 +206,7 @@ impl Connections {
                 v6: Growing::new(first, flows, v6)?,
                 slots: Vec::with_capacity(max),
                 free: Vec::new(),
+                over: Over::new(max),
             },
             wheel: Wheel::new(max, TICKS, now_ms / TICK_MS)?,
             max,
@@ -308,6 +312,9 @@ impl Connections {
             return Err(refused(why));
         }
         let after = connection.left_ms(now_ms, timeouts);
+        if connection.phase.is_over() {
+            rows.over.push(connection.backend, index);
+        }
         if rows.free.pop().is_none() {
             rows.slots.push(Slot {
                 generation: 0,
@@ -319,6 +326,27 @@ impl Connections {
         let generation = slot.generation;
         self.arm(index, now_ms, after);
         Ok(Place { index, generation })
+    }
+
+    /// Notes whether a connection whose phase has changed is over.
+    pub(super) fn note_over(&mut self, index: u32) {
+        let rows = &mut self.rows;
+        let slot = rows.slots.get(index as usize);
+        match slot.and_then(|slot| slot.connection.as_ref()) {
+            Some(one) if one.phase.is_over() => rows.over.push(one.backend, index),
+            _ => rows.over.remove(index),
+        }
+    }
+
+    /// Returns the connection that has been over for the longest time.
+    pub(super) fn oldest_over(&self) -> Option<u32> {
+        self.rows.over.oldest()
+    }
+
+    /// Returns a backend's connections that are over, the oldest first.
+    pub(super) fn over_of(&self, backend: u32) -> impl Iterator<Item = (u32, &Connection)> {
+        let of = self.rows.over.of_backend(backend);
+        of.filter_map(|index| Some((index, self.get(index)?)))
     }
 
     /// Has a connection looked at after a time.
@@ -358,25 +386,25 @@ impl Connections {
         expired: impl FnMut(Connection),
     ) {
         let rows = &mut self.rows;
-        let mut over = Over {
+        let mut fired = Fired {
             rows,
             timeouts,
             now_ms,
             expired,
         };
-        self.wheel.advance(now_ms / TICK_MS, budget, &mut over);
+        self.wheel.advance(now_ms / TICK_MS, budget, &mut fired);
     }
 }
 
 /// Removes the connections whose timers fired, unless they were used since.
-struct Over<'a, F> {
+struct Fired<'a, F> {
     rows: &'a mut Rows,
     timeouts: &'a Timeouts,
     now_ms: u64,
     expired: F,
 }
 
-impl<F: FnMut(Connection)> Timers for Over<'_, F> {
+impl<F: FnMut(Connection)> Timers for Fired<'_, F> {
     fn due(&mut self, entries: &[u32], answers: &mut [Due]) {
         for (entry, answer) in entries.iter().zip(answers) {
             let slot = self.rows.slots.get(*entry as usize);

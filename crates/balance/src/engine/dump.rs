@@ -86,9 +86,11 @@ impl Engine {
         if blake3::hash(&dump[..dump.len() - HASH_BYTES]).as_bytes() != hash {
             return Err(RestoreError::Damaged);
         }
-        let saved: Vec<Saved> =
+        let mut saved: Vec<Saved> =
             postcard::from_bytes(document).map_err(|_| RestoreError::Damaged)?;
         let count = saved.len();
+        // The oldest first: in this order they make room later.
+        saved.sort_by_key(|one| std::cmp::Reverse(one.idle_ms));
         let number = |is_half_open: bool, is_v6: bool| {
             let fits = |one: &&Saved| {
                 one.phase.is_half_open() == is_half_open && one.client.is_ipv6() == is_v6
@@ -139,7 +141,7 @@ impl Engine {
             packets: [0; 2],
             bytes: [0; 2],
         };
-        if !fits || !self.is_free(&connection, None) {
+        if !fits || self.tuple(&connection, None) != super::Tuple::Free {
             return None;
         }
         if connection.phase.is_half_open() {

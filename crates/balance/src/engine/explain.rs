@@ -65,7 +65,8 @@ impl Engine {
             steps.push("it is over: this opens a new one".into());
             over = (table == Table::Open).then_some(index);
         }
-        let connection = self.plan(frame, packet, over)?;
+        let plan = self.plan(frame, packet, over)?;
+        let connection = plan.connection;
         let (_, is_kept) = self
             .services
             .choose(connection.service, connection.client)?;
@@ -83,6 +84,12 @@ impl Engine {
             "its hash"
         };
         steps.push(format!("{why} decided for backend {}", connection.target));
+        if let Some(one) = plan.gives_way.and_then(|index| self.open.get(index)) {
+            let (client, source) = (one.client, one.source.unwrap_or(one.client));
+            steps.push(format!(
+                "the connection of {client}, which is over, gives {source} up for it"
+            ));
+        }
         let route = self.route(frame, packet, &connection, Side::Client)?;
         self.explain_length(frame, packet, &route, steps)?;
         Ok(sent(&route.translation, route.is_direct))

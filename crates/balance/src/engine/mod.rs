@@ -11,6 +11,7 @@ mod fragments;
 pub mod fuzz;
 mod icmp;
 mod mtu;
+mod over;
 mod packet;
 mod reason;
 mod rewrite;
@@ -42,8 +43,14 @@ use tcp::Numbers;
 
 /// Connections looked at for their end after each batch.
 const AGED_A_BATCH: usize = 256;
+/// Time for which a lack of room counts as one that lasts.
+const EXHAUSTED_MS: u64 = 60_000;
 /// Source ports tried for a new connection.
 const PORTS_TRIED_MAX: usize = 4096;
+/// Source ports tried before a connection that is over gives its own up.
+const PORTS_TRIED_FIRST: usize = 64;
+/// Connections that are over, of which one may have a source port that is still configured.
+const OVER_TRIED_MAX: usize = 16;
 
 /// One frame, as it came and as it goes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -103,6 +110,8 @@ pub struct Counts {
     pub expired: u64,
     /// Half-open connections that made room for newer ones.
     pub half_open_evicted: u64,
+    /// Connections that were over, and made room for newer ones or gave them their source ports.
+    pub over_evicted: u64,
     pub checksums_completed: u64,
     /// Senders told that their packet is too long for the way to its destination.
     pub told_too_long: u64,
@@ -115,6 +124,22 @@ pub struct Counts {
 enum Parsed {
     Arp(IpAddr),
     Ip(Packet),
+}
+
+/// A connection that a packet opens.
+struct Plan {
+    connection: Connection,
+    /// The connection that is over and has its source port, or its client's, towards the backend.
+    gives_way: Option<u32>,
+}
+
+/// State of the key of a connection's answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tuple {
+    Free,
+    /// The open connection that has it is over.
+    Over(u32),
+    Taken,
 }
 
 /// A table of connections.
@@ -139,6 +164,8 @@ pub struct Engine {
     salt: u64,
     now_ms: u64,
     counts: Counts,
+    /// When a packet was last dropped for want of room, by reason.
+    exhausted: [(Reason, Option<u64>); 2],
     budget: mtu::Budget,
     /// Frames beside those of the last batch, and their ports.
     further: Vec<(Frame, u16)>,
@@ -161,6 +188,7 @@ impl Engine {
             salt,
             now_ms,
             counts: Counts::default(),
+            exhausted: [(Reason::TableFull, None), (Reason::PortsExhausted, None)],
             budget: mtu::Budget::new(now_ms),
             further: Vec::new(),
         })
@@ -208,6 +236,16 @@ impl Engine {
 
     pub fn counts(&self) -> &Counts {
         &self.counts
+    }
+
+    /// Reasons of the last minute for which clients are not served that more room would serve.
+    pub fn exhausted(&self) -> impl Iterator<Item = Reason> + '_ {
+        let lasts = |at: u64| self.now_ms.saturating_sub(at) < EXHAUSTED_MS;
+        let exhausted = self
+            .exhausted
+            .iter()
+            .filter(move |(_, at)| at.is_some_and(lasts));
+        exhausted.map(|(reason, _)| *reason)
     }
 
     /// Numbers of open and of half-open connections, and of packets of which fragments are due.
@@ -300,10 +338,18 @@ impl Engine {
             verdicts.push(match sent {
                 Ok(port) => Verdict::Send(port),
                 Err(reason) => {
-                    self.counts.drops.add(reason);
+                    self.note_dropped(reason);
                     Verdict::Drop(reason)
                 }
             });
+        }
+    }
+
+    fn note_dropped(&mut self, reason: Reason) {
+        self.counts.drops.add(reason);
+        let mut exhausted = self.exhausted.iter_mut();
+        if let Some((_, at)) = exhausted.find(|(one, _)| *one == reason) {
+            *at = Some(self.now_ms);
         }
     }
 
@@ -442,6 +488,9 @@ impl Engine {
         if side == Side::Client {
             connection.client_link = client_link(frame);
         }
+        if table == Table::Open && before.is_over() != phase.is_over() {
+            self.open.note_over(index);
+        }
         match table {
             // The longer time of an earlier phase must not pass first.
             Table::Open if self.timeouts.of(phase) < self.timeouts.of(before) => {
@@ -467,10 +516,17 @@ impl Engine {
         }
     }
 
+    /// Removes a connection that is over before its time.
+    fn evict_over(&mut self, index: u32) {
+        self.remove(Table::Open, index);
+        self.counts.over_evicted += 1;
+    }
+
     /// Moves a connection that both sides have confirmed to those that are open.
     fn promote(&mut self, index: u32) -> Result<(), Reason> {
         if self.open.is_full() {
-            return Err(Reason::TableFull);
+            let over = self.open.oldest_over().ok_or(Reason::TableFull)?;
+            self.evict_over(over);
         }
         let connection = self.half_open.remove(index).ok_or(Reason::NoConnection)?;
         self.open
@@ -482,7 +538,8 @@ impl Engine {
 
     /// Opens the connection of a packet for a service.
     fn open(&mut self, frame: &mut Frame, packet: &Packet) -> Result<u16, Reason> {
-        let connection = self.plan(frame, packet, None)?;
+        let plan = self.plan(frame, packet, None)?;
+        let connection = plan.connection;
         let route = self.route(frame, packet, &connection, Side::Client)?;
         if let Some(mtu) = self.limit(frame, packet, &route) {
             return self.tell(frame, packet, connection.vip.ip(), mtu);
@@ -493,6 +550,7 @@ impl Engine {
                 self.counts.half_open_evicted += 1;
             }
         }
+        plan.gives_way.inspect(|index| self.evict_over(*index));
         let place = self
             .half_open
             .insert(connection, &self.timeouts, self.now_ms)?;
@@ -507,12 +565,7 @@ impl Engine {
 
     /// Decides about a packet of no known connection, or of one that is `over`: the connection that
     /// it opens.
-    fn plan(
-        &self,
-        frame: &Frame,
-        packet: &Packet,
-        over: Option<u32>,
-    ) -> Result<Connection, Reason> {
+    fn plan(&self, frame: &Frame, packet: &Packet, over: Option<u32>) -> Result<Plan, Reason> {
         let vip = SocketAddr::new(packet.destination, packet.destination_port);
         let client = SocketAddr::new(packet.source, packet.source_port);
         let Some(id) = self.services.key(&(vip, packet.protocol)) else {
@@ -559,48 +612,92 @@ impl Engine {
             packets: [1, 0],
             bytes: [(packet.end - packet.ip) as u64, 0],
         };
-        match rule.forward {
+        let gives_way = match rule.forward {
             Forward::FullNat => self.choose_source(rule, &mut connection, over)?,
-            _ if !self.is_free(&connection, over) => return Err(Reason::TupleInUse),
-            _ => {}
-        }
-        Ok(connection)
-    }
-
-    /// Returns whether no connection but one that is `over` has the key of this one's answers.
-    fn is_free(&self, connection: &Connection, over: Option<u32>) -> bool {
-        connection.key(Side::Backend).is_none_or(|key| {
-            let open = self
-                .open
-                .find(&key)
-                .filter(|(index, _)| Some(*index) != over);
-            open.or(self.half_open.find(&key)).is_none()
+            _ => match self.tuple(&connection, over) {
+                Tuple::Free => None,
+                Tuple::Over(index) => Some(index),
+                Tuple::Taken => return Err(Reason::TupleInUse),
+            },
+        };
+        Ok(Plan {
+            connection,
+            gives_way,
         })
     }
 
-    /// Finds a source address and port that no connection has towards the backend.
+    /// Returns who has the key of a connection's answers, besides one that is `over`.
+    fn tuple(&self, connection: &Connection, over: Option<u32>) -> Tuple {
+        let Some(key) = connection.key(Side::Backend) else {
+            return Tuple::Free;
+        };
+        match self.open.find(&key) {
+            Some((index, _)) if Some(index) == over => Tuple::Free,
+            Some((index, Side::Backend))
+                if self.open.get(index).is_some_and(|one| one.phase.is_over()) =>
+            {
+                Tuple::Over(index)
+            }
+            Some(_) => Tuple::Taken,
+            None if self.half_open.find(&key).is_some() => Tuple::Taken,
+            None => Tuple::Free,
+        }
+    }
+
+    /// Finds a source address and port that no connection has towards the backend, or else those of
+    /// the oldest that is over, which gives way.
     fn choose_source(
         &self,
         rule: &ServiceRule,
         connection: &mut Connection,
         over: Option<u32>,
-    ) -> Result<(), Reason> {
+    ) -> Result<Option<u32>, Reason> {
         let (first, last) = rule.source_ports;
         let ports = usize::from(last.saturating_sub(first)) + 1;
         let all = ports * rule.sources.len();
         // Begins somewhere else for each connection, and where no client can know.
         let seed = self.salt ^ u64::from(connection.client.port()) << 32 ^ self.counts.packets[0];
         let begin = Random::new(seed).below(all as u64) as usize;
+        let mut found: Option<(u32, SocketAddr)> = None;
         for step in 0..all.min(PORTS_TRIED_MAX) {
+            if step == PORTS_TRIED_FIRST {
+                found = self.oldest_source(rule, connection.backend, over).or(found);
+            }
+            if step >= PORTS_TRIED_FIRST && found.is_some() {
+                break;
+            }
             let number = (begin + step) % all;
             let address = rule.sources[number / ports];
             let port = first + (number % ports) as u16;
-            connection.source = Some(SocketAddr::new(address, port));
-            if self.is_free(connection, over) {
-                return Ok(());
+            let source = SocketAddr::new(address, port);
+            connection.source = Some(source);
+            match self.tuple(connection, over) {
+                Tuple::Free => return Ok(None),
+                // Perhaps of another service with the same backend.
+                Tuple::Over(index) => found = found.or(Some((index, source))),
+                Tuple::Taken => {}
             }
         }
-        Err(Reason::PortsExhausted)
+        let found = self.oldest_source(rule, connection.backend, over).or(found);
+        let (index, source) = found.ok_or(Reason::PortsExhausted)?;
+        connection.source = Some(source);
+        Ok(Some(index))
+    }
+
+    /// Returns the oldest of a backend's connections that are over whose source a service may use.
+    fn oldest_source(
+        &self,
+        rule: &ServiceRule,
+        backend: u32,
+        over: Option<u32>,
+    ) -> Option<(u32, SocketAddr)> {
+        let ports = rule.source_ports.0..=rule.source_ports.1;
+        self.open
+            .over_of(backend)
+            .take(OVER_TRIED_MAX)
+            .filter(|(index, _)| Some(*index) != over)
+            .filter_map(|(index, one)| Some((index, one.source?)))
+            .find(|(_, one)| ports.contains(&one.port()) && rule.sources.contains(&one.ip()))
     }
 
     /// Returns the way of a connection's packet, if it can go there.

@@ -362,10 +362,123 @@ fn source_ports_are_used_up_and_come_back() {
         .flags("R")
         .numbers(101, 0)
         .bytes();
+    assert_eq!(
+        engine.exhausted().collect::<Vec<_>>(),
+        [Reason::PortsExhausted]
+    );
     pass(&mut engine, &reset, 0).expect("sent");
-    assert_eq!(pass(&mut engine, &syn, 9_000), Err(Reason::PortsExhausted));
-    engine.tick(10_200);
-    assert!(pass(&mut engine, &syn, 10_200).is_ok());
+    assert!(pass(&mut engine, &syn, 9_000).is_ok());
+    assert_eq!(engine.counts().over_evicted, 1);
+    engine.tick(60_000);
+    assert_eq!(engine.exhausted().count(), 0);
+}
+
+/// Ends a connection of [`connect`] from the client's side, up to its time of waiting.
+fn end(engine: &mut Engine, client: &str, (target, source): &(String, String), now: u64) {
+    let mut step = |from: &str, to: &str, flags: &str, numbers: (u32, u32)| {
+        let packet = Build::tcp(from, to)
+            .flags(flags)
+            .numbers(numbers.0, numbers.1);
+        pass(engine, &packet.bytes(), now).expect("sent");
+    };
+    step(client, VIP, "FA", (101, 901));
+    step(target, source, "FA", (901, 102));
+    step(client, VIP, "A", (102, 902));
+}
+
+#[test]
+fn a_connection_that_is_over_gives_its_port_up_the_oldest_first() {
+    for (first, last) in [(5000, 5003), (1024, 1323)] {
+        let mut rule = service(Forward::FullNat, VIP, TCP, &BACKENDS[..1]);
+        rule.source_ports = (first, last);
+        let count = usize::from(last - first) + 1;
+        let mut engine = engine(&[rule]);
+        // One that is open keeps its port, whatever comes and goes.
+        let kept = connect(&mut engine, &client(0), VIP, 0);
+        let mut ports = Vec::new();
+        for i in 1..5 * count {
+            let now = i as u64;
+            let ends = connect(&mut engine, &client(i), VIP, now);
+            end(&mut engine, &client(i), &ends, now);
+            assert_ne!(ends.1, kept.1);
+            ports.push(ends.1);
+        }
+        // Some may be taken before all others were once.
+        let evicted = engine.counts().over_evicted as usize;
+        assert!(evicted >= 4 * count, "{evicted}");
+        for two in ports[2 * count..].windows(2) {
+            assert_ne!(two[0], two[1]);
+        }
+        let rounds: HashSet<_> = ports[ports.len() - count + 1..].iter().collect();
+        assert!(
+            rounds.len() * 10 >= 9 * (count - 1),
+            "{} of {count}",
+            rounds.len()
+        );
+        assert_eq!(
+            backend_of(&mut engine, &client(0), 0).as_deref(),
+            Ok(BACKENDS[0])
+        );
+        let back = Build::tcp(&kept.0, &kept.1).numbers(901, 102).bytes();
+        let sent = pass(&mut engine, &back, 0).expect("sent");
+        assert_eq!(build::ends(&sent), (VIP.to_string(), client(0)));
+        assert_eq!(engine.counts().drops.total(), 0);
+    }
+}
+
+#[test]
+fn connections_that_are_over_make_room_in_a_full_table() {
+    let mut small = options();
+    small.connections_max = 10;
+    let mut engine = engine_with(&[nat(&BACKENDS)], small, Port::default());
+    let kept: Vec<_> = (0..5)
+        .map(|i| connect(&mut engine, &client(i), VIP, 0).0)
+        .collect();
+    for i in 5..100 {
+        let ends = connect(&mut engine, &client(i), VIP, 1);
+        end(&mut engine, &client(i), &ends, 1);
+    }
+    assert_eq!(engine.sizes(), (10, 0, 0));
+    assert_eq!(engine.counts().over_evicted, 90);
+    for (i, backend) in kept.iter().enumerate() {
+        assert_eq!(backend_of(&mut engine, &client(i), 1).as_ref(), Ok(backend));
+    }
+    let connections: u64 = engine.backends().map(|one| one.connections).sum();
+    assert_eq!(connections, 10);
+    // Of those that are over, the newest are left.
+    let left: HashSet<_> = engine.connections().map(|one| one.client).collect();
+    assert!((95..100).all(|i| left.contains(&socket(&client(i)))));
+    // They make room in this order after a restart, too.
+    let mut small = options();
+    small.connections_max = 10;
+    let mut next = engine_with(&[nat(&BACKENDS)], small, Port::default());
+    assert_eq!(next.restore(&engine.dump()), Ok((10, 0)));
+    for i in 100..105 {
+        connect(&mut next, &client(i), VIP, 2);
+    }
+    let (from, vip) = (client(105), VIP);
+    let syn = Build::tcp(&from, vip).flags("S").numbers(100, 0).bytes();
+    let target = build::ends(&pass(&mut next, &syn, 2).expect("half-open")).1;
+    let answer = Build::tcp(&target, &from).flags("SA").numbers(900, 101);
+    pass(&mut next, &answer.bytes(), 2).expect("half-open");
+    let ack = Build::tcp(&from, vip).numbers(101, 901).bytes();
+    assert_eq!(pass(&mut next, &ack, 2), Err(Reason::TableFull));
+    assert_eq!(next.exhausted().collect::<Vec<_>>(), [Reason::TableFull]);
+}
+
+/// Two services with one backend: under NAT a client may come to both from one port.
+#[test]
+fn a_client_port_that_is_over_at_one_service_is_free_at_another() {
+    const OTHER: &str = "192.0.2.11:4833";
+    let mut other = service(Forward::Nat, OTHER, TCP, &BACKENDS[..1]);
+    other.name = "other".into();
+    let mut engine = engine(&[nat(&BACKENDS[..1]), other]);
+    let ends = connect(&mut engine, &client(1), VIP, 0);
+    let syn = Build::tcp(&client(1), OTHER).flags("S").bytes();
+    assert_eq!(pass(&mut engine, &syn, 0), Err(Reason::TupleInUse));
+    end(&mut engine, &client(1), &ends, 0);
+    connect(&mut engine, &client(1), OTHER, 0);
+    assert_eq!(engine.sizes(), (1, 0, 0));
 }
 
 #[test]
