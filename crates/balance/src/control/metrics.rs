@@ -86,6 +86,11 @@ fn add_totals(text: &mut Text, status: &Status) {
             status.over_evicted,
         ),
         (
+            "out_of_window_total",
+            "TCP segments out of their connection's window",
+            status.out_of_window,
+        ),
+        (
             "icmp_errors_total",
             "ICMP errors translated",
             status.icmp_errors,

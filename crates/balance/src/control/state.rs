@@ -70,7 +70,7 @@ impl Dumps {
             return;
         }
         self.next = Instant::now() + self.every;
-        let (path, dump) = (self.path.clone(), engine.dump());
+        let (path, dump) = (self.path.clone(), engine.dump_meanwhile());
         let write = move || {
             if let Err(error) = write(&path, &dump) {
                 warn!(%error, path = %path.display(), "connections are not written down");

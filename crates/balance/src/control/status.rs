@@ -22,6 +22,9 @@ pub struct Status {
     /// Reasons of the last minute for which clients were not served that more room would serve.
     #[serde(default)]
     pub exhausted: Vec<String>,
+    /// TCP segments out of their connection's window, which were sent on and changed nothing.
+    #[serde(default)]
+    pub out_of_window: u64,
     pub icmp_errors: u64,
     pub fragments: u64,
     pub answered: u64,
@@ -117,6 +120,7 @@ impl Status {
             half_open_evicted: counts.half_open_evicted,
             over_evicted: counts.over_evicted,
             exhausted: exhausted(engine),
+            out_of_window: counts.out_of_window,
             icmp_errors: counts.icmp_errors,
             fragments: counts.fragments,
             answered: counts.answered,

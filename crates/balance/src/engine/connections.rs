@@ -1,10 +1,10 @@
 //! Connections: their keys in tables of both versions of IP, their states, and their timers.
 
 use super::over::Over;
-use super::packet::Packet;
+use super::packet::{Packet, RST};
 use super::reason::Reason;
 use super::rewrite::Translation;
-use super::tcp::{Numbers, Phase, Side, Timeouts};
+use super::tcp::{Numbers, Phase, Side, Step, Timeouts};
 use outboard_flow::aging::{Due, Timers, Wheel};
 use outboard_flow::{BATCH_MAX, FlowTable as _, Growing, NONE, OutOfMemory, Secret, V4, V6};
 use serde::{Deserialize, Serialize};
@@ -13,6 +13,9 @@ use std::net::{IpAddr, SocketAddr};
 /// Duration of a tick of the timers.
 const TICK_MS: u64 = 100;
 const TICKS: usize = 4096;
+/// Time without a packet by a UDP client's link after which packets by another are answered there:
+/// nothing proves whose they are.
+const LINK_KEPT_MS: u64 = 10_000;
 /// Entries for which a table has room at first.
 const FLOWS_AT_FIRST: usize = 16_384;
 
@@ -75,6 +78,8 @@ pub struct Connection {
     pub numbers: Numbers,
     pub seen_ms: u64,
     pub client_link: Neighbour,
+    /// When a packet last came by that link.
+    pub(super) link_ms: u64,
     /// Packets from the client, and from the backend.
     pub packets: [u64; 2],
     pub bytes: [u64; 2],
@@ -105,6 +110,35 @@ impl Connection {
                 source: Some(self.vip),
                 destination: self.source.map(|_| self.client),
             },
+        }
+    }
+
+    /// Takes a packet into account. Returns the connection's phase after it, and whether it belongs
+    /// to the connection by its numbers.
+    pub(super) fn step(&mut self, side: Side, packet: &Packet) -> Result<Step, Reason> {
+        match &packet.tcp {
+            Some(segment) => {
+                let is_cut = packet.fragment.is_some();
+                self.numbers.follow(self.phase, side, segment, is_cut)
+            }
+            None => Ok(Step {
+                phase: self.phase.after_udp(side, self.is_direct),
+                fits: true,
+            }),
+        }
+    }
+
+    /// Follows the client's link by a packet that belongs to the connection.
+    pub(super) fn follow_link(&mut self, packet: &Packet, link: Neighbour, now_ms: u64) {
+        let is_followed = match &packet.tcp {
+            Some(segment) => !segment.is(RST),
+            None => now_ms.saturating_sub(self.link_ms) >= LINK_KEPT_MS,
+        };
+        if is_followed {
+            self.client_link = link;
+        }
+        if self.client_link == link {
+            self.link_ms = now_ms;
         }
     }
 

@@ -5,13 +5,14 @@
 
 use super::Engine;
 use super::connections::{Connection, Neighbour};
+use super::packet::{TCP, UDP};
 use super::services::ServiceKey;
 use super::tcp::{Numbers, Phase};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 
 const MAGIC: &[u8; 8] = b"OBBALNCE";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const HASH_BYTES: usize = 32;
 
 #[derive(Serialize, Deserialize)]
@@ -29,6 +30,16 @@ struct Saved {
     client_mac: [u8; 6],
 }
 
+impl Saved {
+    fn check(&self) -> Result<(), &'static str> {
+        match (self.service.1, self.phase.is_udp()) {
+            (UDP, true) => Ok(()),
+            (TCP, false) => self.numbers.check(self.phase, self.is_direct),
+            _ => Err("a phase of another protocol"),
+        }
+    }
+}
+
 /// Why a dump is refused.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RestoreError {
@@ -38,6 +49,8 @@ pub enum RestoreError {
     Version(u32),
     #[error("the dump is cut or changed")]
     Damaged,
+    #[error("the dump has what no balancer writes: {0}")]
+    Impossible(&'static str),
 }
 
 /// The beginning of a dump.
@@ -47,7 +60,17 @@ pub(super) fn header() -> Vec<u8> {
 
 impl Engine {
     /// Writes all connections, half-open ones too: a client that has its answer asks no more.
+    /// Nothing may pass afterwards.
     pub fn dump(&self) -> Vec<u8> {
+        self.dump_with(|numbers| numbers)
+    }
+
+    /// Writes all connections while they go on: who restores them learns their numbers anew.
+    pub fn dump_meanwhile(&self) -> Vec<u8> {
+        self.dump_with(Numbers::stale)
+    }
+
+    fn dump_with(&self, numbers: impl Fn(Numbers) -> Numbers) -> Vec<u8> {
         let saved: Vec<_> = self
             .connections()
             .map(|one| Saved {
@@ -57,7 +80,7 @@ impl Engine {
                 source: one.source,
                 is_direct: one.is_direct,
                 phase: one.phase,
-                numbers: one.numbers,
+                numbers: numbers(one.numbers),
                 idle_ms: self.now_ms.saturating_sub(one.seen_ms),
                 client_port: one.client_link.port,
                 client_mac: one.client_link.mac,
@@ -86,8 +109,14 @@ impl Engine {
         if blake3::hash(&dump[..dump.len() - HASH_BYTES]).as_bytes() != hash {
             return Err(RestoreError::Damaged);
         }
-        let mut saved: Vec<Saved> =
-            postcard::from_bytes(document).map_err(|_| RestoreError::Damaged)?;
+        let (mut saved, rest): (Vec<Saved>, _) =
+            postcard::take_from_bytes(document).map_err(|_| RestoreError::Damaged)?;
+        if !rest.is_empty() {
+            return Err(RestoreError::Impossible("bytes after the connections"));
+        }
+        for one in &saved {
+            one.check().map_err(RestoreError::Impossible)?;
+        }
         let count = saved.len();
         // The oldest first: in this order they make room later.
         saved.sort_by_key(|one| std::cmp::Reverse(one.idle_ms));
@@ -133,6 +162,7 @@ impl Engine {
             is_direct: saved.is_direct,
             phase: saved.phase,
             numbers: saved.numbers,
+            link_ms: self.now_ms.saturating_sub(saved.idle_ms),
             seen_ms: self.now_ms.saturating_sub(saved.idle_ms),
             client_link: Neighbour {
                 port: saved.client_port,

@@ -53,10 +53,12 @@ impl Engine {
             steps.push(describe_connection(connection, table, side));
             let reopens = packet.tcp.is_some_and(|tcp| super::is_opening(&tcp));
             if side == Side::Backend || !connection.phase.is_over() || !reopens {
-                if let Some(segment) = &packet.tcp {
-                    let mut numbers = connection.numbers;
-                    let phase = numbers.follow(connection.phase, side, segment)?;
-                    steps.push(format!("its phase is then {}", phase.label()));
+                if packet.tcp.is_some() {
+                    let step = connection.clone().step(side, packet)?;
+                    if !step.fits {
+                        steps.push("out of its window: nothing is noted of it".into());
+                    }
+                    steps.push(format!("its phase is then {}", step.phase.label()));
                 }
                 let route = self.route(frame, packet, connection, side)?;
                 self.explain_length(frame, packet, &route, steps)?;

@@ -162,6 +162,20 @@ pub fn dump(data: &[u8]) {
     sealed.extend_from_slice(hash.as_bytes());
     if engine.restore(&sealed).is_ok() {
         engine.tick(1000);
+        let ends: Vec<_> = engine
+            .connections()
+            .map(|one| [one.client, one.vip])
+            .collect();
+        for ends in ends
+            .into_iter()
+            .filter(|[from, to]| from.is_ipv4() == to.is_ipv4())
+        {
+            let mut frames = [Frame {
+                bytes: tcp(ends, 16, [101, 901]),
+                ..Frame::default()
+            }];
+            engine.process(&mut frames, &mut Vec::new(), 1000);
+        }
     }
 }
 

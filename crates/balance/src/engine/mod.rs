@@ -39,7 +39,7 @@ use packet::{RST, SYN, Segment};
 use services::Services;
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
-use tcp::Numbers;
+use tcp::{Numbers, Step};
 
 /// Connections looked at for their end after each batch.
 const AGED_A_BATCH: usize = 256;
@@ -112,6 +112,8 @@ pub struct Counts {
     pub half_open_evicted: u64,
     /// Connections that were over, and made room for newer ones or gave them their source ports.
     pub over_evicted: u64,
+    /// TCP segments that changed nothing about their connection, and were sent on.
+    pub out_of_window: u64,
     pub checksums_completed: u64,
     /// Senders told that their packet is too long for the way to its destination.
     pub told_too_long: u64,
@@ -478,16 +480,18 @@ impl Engine {
             .get_mut(index)
             .ok_or(Reason::NoConnection)?;
         let before = connection.phase;
-        let phase = match &packet.tcp {
-            Some(segment) => connection.numbers.follow(before, side, segment)?,
-            None => before.after_udp(side, connection.is_direct),
-        };
-        (connection.phase, connection.seen_ms) = (phase, now_ms);
+        let Step { phase, fits } = connection.step(side, packet)?;
+        if side == Side::Client && fits {
+            connection.follow_link(packet, client_link(frame), now_ms);
+        }
+        connection.phase = phase;
+        // One that has no end in sight is not ended because its numbers are not understood.
+        if fits || phase == Phase::Established {
+            connection.seen_ms = now_ms;
+        }
         connection.packets[side as usize] += 1;
         connection.bytes[side as usize] += (packet.end - packet.ip) as u64;
-        if side == Side::Client {
-            connection.client_link = client_link(frame);
-        }
+        self.counts.out_of_window += u64::from(!fits);
         if table == Table::Open && before.is_over() != phase.is_over() {
             self.open.note_over(index);
         }
@@ -583,7 +587,8 @@ impl Engine {
             None => (Phase::UdpNew, Numbers::default()),
             Some(tcp) if is_opening(tcp) => (Phase::SynSent, Numbers::begin(tcp, is_direct)),
             Some(tcp) if rule.adopt && rule.forward != Forward::FullNat && !tcp.is(SYN | RST) => {
-                (Phase::Adopted, Numbers::begin(tcp, is_direct))
+                let is_cut = packet.fragment.is_some();
+                (Phase::Adopted, Numbers::adopt(tcp, is_direct, is_cut))
             }
             Some(_) => return Err(Reason::NoConnection),
         };
@@ -609,6 +614,7 @@ impl Engine {
             numbers,
             seen_ms: self.now_ms,
             client_link: client_link(frame),
+            link_ms: self.now_ms,
             packets: [1, 0],
             bytes: [(packet.end - packet.ip) as u64, 0],
         };

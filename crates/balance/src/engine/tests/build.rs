@@ -98,6 +98,11 @@ impl Build {
         self
     }
 
+    pub(crate) fn window(mut self, window: u16) -> Build {
+        self.window = window;
+        self
+    }
+
     pub(crate) fn data(mut self, data: &[u8]) -> Build {
         self.data = data.to_vec();
         self

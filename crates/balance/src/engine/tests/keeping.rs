@@ -280,7 +280,7 @@ fn resets_beyond_the_window_change_nothing() {
         );
     }
     assert_eq!(backend_of(&mut engine, &from, 0).as_deref(), Ok(target));
-    assert!(pass(&mut engine, &reset(&from, VIP, 101 + 1000), 0).is_ok());
+    assert!(pass(&mut engine, &reset(&from, VIP, 101 + 1), 0).is_ok());
     assert_eq!(
         engine.connections().next().map(|one| one.phase),
         Some(Phase::Close)

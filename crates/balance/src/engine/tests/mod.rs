@@ -1,6 +1,7 @@
 //! Expected frames are built from nothing by [`build`], with checksums over whole packets, and
 //! never by the code that is tested.
 
+mod attacks;
 mod bad_input;
 pub(crate) mod build;
 mod forwarding;

@@ -355,7 +355,11 @@ impl Network {
                 self.engine.reload(rules, Timeouts::default());
             }
             _ => {
-                let dump = self.engine.dump();
+                let dump = if is_on {
+                    self.engine.dump()
+                } else {
+                    self.engine.dump_meanwhile()
+                };
                 self.engine = engine(std::slice::from_ref(&self.rule));
                 self.engine.tick(self.now_ms);
                 let restored = self.engine.restore(&dump).expect("whole");
@@ -393,6 +397,10 @@ impl Network {
         for (number, client) in self.clients.iter().enumerate() {
             assert!(client.received == contents(number), "wrong bytes");
         }
+        // All ends were seen, so none stays for days.
+        let mut phases = self.engine.connections().map(|one| one.phase);
+        let lasts = |phase| matches!(phase, Phase::Established | Phase::Doubtful);
+        assert!(!phases.any(lasts), "an end was not seen");
         let drops = &self.engine.counts().drops;
         for reason in [
             Reason::Length,
