@@ -276,6 +276,11 @@ impl Connections {
         self.len() >= self.max
     }
 
+    /// Number of connections for which there is room in all.
+    pub(super) fn room(&self) -> usize {
+        self.max
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = &Connection> {
         self.rows
             .slots

@@ -174,7 +174,7 @@ impl Engine {
         if !fits || self.tuple(&connection, None) != super::Tuple::Free {
             return None;
         }
-        if connection.phase.is_half_open() {
+        if connection.phase.is_half_open() || !self.may_open(protocol) {
             let inserted = self
                 .half_open
                 .insert(connection, &self.timeouts, self.now_ms);

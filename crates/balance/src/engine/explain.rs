@@ -53,6 +53,7 @@ impl Engine {
             steps.push(describe_connection(connection, table, side));
             let reopens = packet.tcp.is_some_and(|tcp| super::is_opening(&tcp));
             if side == Side::Backend || !connection.phase.is_over() || !reopens {
+                self.check_interface(frame, packet, connection, side)?;
                 if packet.tcp.is_some() {
                     let step = connection.clone().step(side, packet)?;
                     if !step.fits {

@@ -470,6 +470,8 @@ impl Engine {
             self.remove(table, index);
             return self.open(frame, packet);
         }
+        let backend = connection.backend;
+        self.check_interface(frame, packet, connection, side)?;
         let route = self.route(frame, packet, connection, side)?;
         if let Some(mtu) = self.limit(frame, packet, &route) {
             let service = connection.vip.ip();
@@ -492,6 +494,9 @@ impl Engine {
         connection.packets[side as usize] += 1;
         connection.bytes[side as usize] += (packet.end - packet.ip) as u64;
         self.counts.out_of_window += u64::from(!fits);
+        if side == Side::Backend && !self.services.comes_by(backend, frame.port) {
+            self.services.set_answers_at(backend, frame.port);
+        }
         if table == Table::Open && before.is_over() != phase.is_over() {
             self.open.note_over(index);
         }
@@ -501,7 +506,9 @@ impl Engine {
                 self.open.arm(index, now_ms, self.timeouts.of(phase));
             }
             Table::HalfOpen if phase == Phase::Close => self.remove(table, index),
-            Table::HalfOpen if !phase.is_half_open() => self.promote(index)?,
+            Table::HalfOpen if !phase.is_half_open() && self.may_open(packet.protocol) => {
+                self.promote(index)?;
+            }
             _ => {}
         }
         self.count(side, packet);
@@ -524,6 +531,32 @@ impl Engine {
     fn evict_over(&mut self, index: u32) {
         self.remove(Table::Open, index);
         self.counts.over_evicted += 1;
+    }
+
+    /// Returns whether a connection may be among the open ones; else it stays with the half-open.
+    fn may_open(&self, protocol: u8) -> bool {
+        self.services.may_open(protocol, self.open.room())
+    }
+
+    /// Returns whether a backend's packet comes in where that backend is, or shows by its numbers
+    /// whose it is.
+    fn check_interface(
+        &self,
+        frame: &Frame,
+        packet: &Packet,
+        connection: &Connection,
+        side: Side,
+    ) -> Result<(), Reason> {
+        let is_backends = || {
+            let segment = packet.tcp.as_ref();
+            segment.is_some_and(|one| connection.numbers.is_backends(connection.phase, one))
+        };
+        let has_others = self.ports.len() > 1 && self.port(frame.port).mac.is_some();
+        let is_taken = side == Side::Client
+            || !has_others
+            || self.services.comes_by(connection.backend, frame.port)
+            || is_backends();
+        is_taken.then_some(()).ok_or(Reason::WrongInterface)
     }
 
     /// Moves a connection that both sides have confirmed to those that are open.

@@ -51,6 +51,7 @@ reasons! {
     NoConnection "no_connection" "of no connection that is known, and does not open one"
     BadHandshake "bad_handshake" "does not fit the connection's handshake"
     ResetOutOfWindow "reset_out_of_window" "a reset that is not within the connection's window"
+    WrongInterface "wrong_interface" "says that it is a backend's, and came by an interface where that is not"
     TableFull "table_full" "no room for another connection"
     PortsExhausted "ports_exhausted" "no source port is free towards this backend"
     TupleInUse "tuple_in_use" "the backend has a connection with this client's address and port"

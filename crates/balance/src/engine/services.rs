@@ -1,6 +1,7 @@
 //! Services and their backends: which backend a new connection gets.
 
 use super::connections::{Connection, Neighbour};
+use super::packet::{TCP, UDP};
 use super::reason::Reason;
 use outboard_flow::maglev::Maglev;
 use outboard_flow::random::Random;
@@ -87,6 +88,8 @@ pub struct Backend {
     pub connections: u64,
     pub opened: u64,
     pub link: Option<Neighbour>,
+    /// Port of Ethernet where its packets come in, if not by its link, as TCP's numbers showed.
+    answers_at: Option<u16>,
     /// It sees the clients' addresses, and answers to them by way of the balancer.
     is_nat: bool,
 }
@@ -117,6 +120,9 @@ pub(super) struct Services {
     affinities: HashMap<(u32, IpAddr), Affinity>,
     /// Addresses of services and sources.
     own: HashSet<IpAddr>,
+    has_tcp: bool,
+    /// Open connections of UDP services.
+    udp: usize,
     chooser: Secret,
 }
 
@@ -144,6 +150,8 @@ impl Services {
             backends: Vec::new(),
             affinities: HashMap::new(),
             own: HashSet::new(),
+            has_tcp: false,
+            udp: 0,
             chooser,
         }
     }
@@ -157,6 +165,7 @@ impl Services {
             backend.is_removed = true;
         }
         self.own.clear();
+        self.has_tcp = rules.iter().any(|rule| rule.protocol == TCP);
         for rule in rules {
             let id = self.service_for(rule);
             self.services[id as usize].rule = rule.clone();
@@ -233,6 +242,7 @@ impl Services {
             connections: 0,
             opened: 0,
             link: None,
+            answers_at: None,
             is_nat: self.services[service as usize].rule.forward == Forward::Nat,
         };
         self.backends.push(backend);
@@ -329,8 +339,15 @@ impl Services {
         Ok((*backend, false))
     }
 
+    /// Returns whether a connection may be among `room` open ones. Those of UDP, whose clients may
+    /// be forged, have half of the room if others need it.
+    pub(super) fn may_open(&self, protocol: u8, room: usize) -> bool {
+        protocol != UDP || !self.has_tcp || self.udp < room / 2
+    }
+
     /// Notes a connection that is open: its client stays with its backend while it has any.
     pub(super) fn opened(&mut self, connection: &Connection) {
+        self.udp += usize::from(connection.protocol == UDP);
         let Some(service) = self.services.get_mut(connection.service as usize) else {
             return;
         };
@@ -361,6 +378,8 @@ impl Services {
 
     /// Notes that a connection that was open is over.
     pub(super) fn closed(&mut self, connection: &Connection) {
+        let is_udp = usize::from(connection.protocol == UDP);
+        self.udp = self.udp.saturating_sub(is_udp);
         if let Some(backend) = self.backends.get_mut(connection.backend as usize) {
             backend.connections = backend.connections.saturating_sub(1);
         }
@@ -417,6 +436,26 @@ impl Services {
             .filter(|one| one.address.ip() == address)
         {
             backend.link = Some(link);
+        }
+    }
+
+    /// Returns whether packets of a backend may come in at a port.
+    pub(super) fn comes_by(&self, backend: u32, port: u16) -> bool {
+        let backend = self.backend(backend);
+        let link = backend.and_then(|one| one.link);
+        link.is_none_or(|link| link.port == port)
+            || backend.is_some_and(|one| one.answers_at == Some(port))
+    }
+
+    /// Notes that packets of a backend come in at a port.
+    pub(super) fn set_answers_at(&mut self, backend: u32, port: u16) {
+        let Some(address) = self.backend(backend).map(|one| one.address.ip()) else {
+            return;
+        };
+        for backend in &mut self.backends {
+            if backend.address.ip() == address {
+                backend.answers_at = Some(port);
+            }
         }
     }
 

@@ -347,7 +347,7 @@ impl Numbers {
         }
     }
 
-    /// Follows a segment of a handshake. Who acknowledges the other side's first number has seen it.
+    /// Follows a segment of a handshake. Who acknowledges the other's first number has seen it.
     fn follow_opening(
         &mut self,
         phase: Phase,
@@ -448,6 +448,20 @@ impl Numbers {
             .is_some_and(|reset| reset.side == side && has_news(reset))
     }
 
+    /// Returns whether a segment's numbers show that it is the backend's, wherever it came from.
+    pub(super) fn is_backends(&self, phase: Phase, segment: &Segment) -> bool {
+        if segment.is(RST) || !segment.is(ACK) {
+            return false;
+        }
+        match phase {
+            Phase::SynSent | Phase::SynReceived => self.backend_opens(phase, segment).is_ok(),
+            _ => {
+                let is_known = self.backend.is_known && !self.is_stale;
+                is_known && !segment.is(SYN) && self.fits(Side::Backend, segment)
+            }
+        }
+    }
+
     /// Returns whether a segment lies within the window that the other side offered, and
     /// acknowledges what that has sent, as nf_conntrack decides it.
     fn fits(&self, side: Side, segment: &Segment) -> bool {
@@ -538,7 +552,7 @@ impl Numbers {
         }
     }
 
-    /// Follows a reset. Its receiver takes it if it has exactly the number that comes next, and else
+    /// Follows a reset. Its receiver takes it if it has the very number that comes next, and else
     /// asks its sender, who resets again if it was the one (RFC 5961).
     fn follow_reset(
         &mut self,

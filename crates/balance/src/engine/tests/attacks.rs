@@ -381,8 +381,8 @@ fn change_each_byte(document: &[u8], reasons: &mut HashSet<&'static str>) {
     }
 }
 
-/// A balancer that was killed leaves a dump of some time ago: its successor believes what both sides
-/// agree about, and ends nothing before.
+/// A balancer that was killed leaves a dump of some time ago: its successor believes what both
+/// sides agree about, and ends nothing before.
 #[test]
 fn numbers_of_an_old_dump_are_learned_anew() {
     let mut old = engine(&[nat()]);
@@ -483,4 +483,82 @@ fn guessed_ends_of_direct_connections_change_nothing() {
         pass(&mut engine, &packet.bytes(), 0).expect("sent on");
         assert_eq!(phase(&engine), Some(next));
     }
+}
+
+/// Clients are at port 0, the backend is at port 1.
+#[test]
+fn packets_of_a_backend_must_come_from_where_it_is() {
+    let mut engine = two_ports(TCP);
+    let mut step = |packet: Build, mac, port| {
+        let frame = ethernet(&packet, mac, port);
+        let steps = engine.explain(&frame);
+        let sent = sent_to(&mut engine, frame, 0).map(|(port, _)| port);
+        let last = steps.last().expect("an outcome");
+        assert_eq!(last.starts_with("dropped"), sent.is_err(), "{last}");
+        sent
+    };
+    let refused = Err(Reason::WrongInterface);
+    assert_eq!(step(of_client("S", 100, 0), CLIENT_MAC, 0), Ok(1));
+    assert_eq!(step(of_backend("SA", 900, 5_000), OTHER_MAC, 0), refused);
+    assert_eq!(step(of_backend("RA", 0, 101), OTHER_MAC, 0), refused);
+    assert_eq!(step(of_backend("SA", 900, 101), BACKEND_MAC, 1), Ok(0));
+    assert_eq!(step(of_client("A", 101, 901), CLIENT_MAC, 0), Ok(1));
+    for forged in [
+        of_backend("R", 901, 0),
+        of_backend("FA", 5_000, 101),
+        of_backend("A", 901, 5_000_000),
+    ] {
+        assert_eq!(step(forged, OTHER_MAC, 0), refused);
+    }
+    // Answers may come another way than packets go: the numbers show it, and then all is taken.
+    assert_eq!(step(of_backend("A", 901, 101), BACKEND_MAC, 2), Ok(0));
+    assert_eq!(step(of_backend("R", 901, 0), BACKEND_MAC, 2), Ok(0));
+    assert_eq!(engine.counts().drops.of(Reason::WrongInterface), 5);
+    let mut engine = two_ports(UDP);
+    let there = ethernet(&Build::udp(CLIENT, VIP), CLIENT_MAC, 0);
+    sent_to(&mut engine, there, 0).expect("sent on");
+    let back = |port| ethernet(&Build::udp(BACKEND, CLIENT), OTHER_MAC, port);
+    assert_eq!(
+        sent_to(&mut engine, back(0), 0),
+        Err(Reason::WrongInterface)
+    );
+    assert_eq!(sent_to(&mut engine, back(1), 0), Ok((0, CLIENT_MAC)));
+}
+
+/// Clients whose addresses are forged are answered like any other.
+#[test]
+fn a_flood_of_udp_leaves_tcp_its_half_of_the_table() {
+    const NAMES: &str = "192.0.2.10:53";
+    let mut small = options();
+    (small.connections_max, small.half_open_max) = (100, 50);
+    let names = service(Forward::Nat, NAMES, UDP, &[BACKEND]);
+    let rules = [nat(), names.clone()];
+    let mut engine = engine_with(&rules, small.clone(), Port::default());
+    let flood = |engine: &mut Engine, count: usize| {
+        for number in 0..count {
+            let from = format!("198.51.{}.{}:1000", number / 200, number % 200 + 1);
+            for packet in [Build::udp(&from, NAMES), Build::udp(BACKEND, &from)] {
+                pass(engine, &packet.bytes(), 0).expect("sent on, beyond its share too");
+            }
+        }
+    };
+    flood(&mut engine, 1000);
+    assert_eq!(engine.sizes(), (50, 50, 0));
+    for number in 0..50 {
+        let from = format!("198.51.100.{}:40000", number + 1);
+        connect(&mut engine, &from, VIP, 0);
+    }
+    assert_eq!(engine.sizes().0, 100);
+    let dump = engine.dump();
+    let mut next = engine_with(&rules, small.clone(), Port::default());
+    assert!(next.restore(&dump).expect("whole").0 >= 100);
+    assert_eq!(next.sizes().0, 100);
+    // What is over makes room for others of UDP.
+    engine.tick(40_000);
+    flood(&mut engine, 60);
+    assert_eq!(engine.sizes().0, 100);
+    // Alone it may have all.
+    let mut alone = engine_with(&[names], small, Port::default());
+    flood(&mut alone, 90);
+    assert_eq!(alone.sizes(), (90, 0, 0));
 }
