@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -335,6 +336,24 @@ def test_new_processes_take_over_under_transfers(kind: str, request: pytest.Fixt
     assert not has_program(net)
 
 
+def test_a_successor_that_hangs_stops_frames_for_a_bounded_time(net: Net, tmp_path: Path) -> None:
+    for host in SERVERS:
+        serve(net, host, "serve", host)
+    balancer = Balancer(net, tmp_path, PLANE + service("echo", ECHO_PORT, ""))
+    warm_up(net, balancer)
+    plane = {"kind": "auto", "interfaces": ["eth0"], "spin_us": None}
+    with socket.socket(socket.AF_UNIX) as taker:
+        taker.connect(str(balancer.api))
+        taker.sendall(json.dumps({"hand-over": {"plane": plane}}).encode() + b"\n")
+        assert taker.recv(1) == b"H"
+        begin = time.monotonic()
+        assert ask(net, "transfer", VIP, 20)["results"] == {"right": 20}
+        assert time.monotonic() - begin < 10
+        assert "not handed over: this balancer goes on" in balancer.log.read_text()
+    balancer.start("--take-over")
+    balancer.stop()
+
+
 def warm_up(net: Net, balancer: Balancer) -> None:
     """Waits until the balancer knows its neighbours: one transfer succeeds."""
     command = [sys.executable, TEST_PROGRAMS / "transfers.py", "transfer", VIP, str(ECHO_PORT), "1"]
@@ -522,6 +541,23 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
         assert (done.returncode, "this is no file" in done.stderr) == (code, True), done.stderr
 
 
+def test_a_balancer_that_starts_waits_for_no_pipe_and_ends_by_a_signal(net: Net, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    file, api = tmp_path / "balance.toml", tmp_path / "api"
+    file.write_text(f'api = "{api}"\nstate = "{tmp_path}/pipe"\n{PLANE}{service("a", 1, "")}')
+    command = [*net.at(BALANCER), OUTBOARD, "balance", "run", file]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX)
+    assert (done.returncode, "pipe: this is no file" in done.stderr) == (1, True), done.stderr
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(api))
+        silent.listen()
+        taker = net.start(BALANCER, *command[len(net.at(BALANCER)) :], "--take-over")
+        with silent.accept()[0] as asked:
+            asked.recv(1)
+            taker.send_signal(signal.SIGTERM)
+            assert taker.wait(WAIT_S_MAX) == -signal.SIGTERM
+
+
 def test_a_restart_refuses_what_is_wrong_and_changes_nothing(net: Net, tmp_path: Path) -> None:
     good = PLANE + service("echo", ECHO_PORT, "")
     balancer = Balancer(net, tmp_path, good)
@@ -532,6 +568,12 @@ def test_a_restart_refuses_what_is_wrong_and_changes_nothing(net: Net, tmp_path:
     )
     assert refused.returncode == 1
     assert "fool-nat" in refused.stderr
+    balancer.file.unlink()
+    os.mkfifo(balancer.file)
+    command = [OUTBOARD, "balance", "reload", "--api", balancer.api]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX)
+    assert (refused.returncode, "this is no file" in refused.stderr) == (1, True), refused.stderr
+    balancer.file.unlink()
     assert balancer.status()["services"] == before
     # A second one at the same socket is refused; one that was killed leaves a socket that is taken over.
     balancer.write(good)

@@ -130,10 +130,10 @@ fn run(config: &Path, api: ApiArgs, take_over: bool) -> anyhow::Result<ExitCode>
     Ok(ExitCode::SUCCESS)
 }
 
-/// Asks a server whether it answers. Its own time limit holds if it is shorter.
-fn greet(url: &str, _timeout: Duration) -> Result<(), String> {
+/// Asks a server whether it answers within a time.
+fn greet(url: &str, timeout: Duration) -> Result<(), String> {
     let endpoint: Endpoint = url.parse().map_err(|error| format!("{url}: {error}"))?;
-    peer::greet(&endpoint).map_err(|error| crate::whole(&error))
+    peer::greet_within(&endpoint, timeout).map_err(|error| crate::whole(&error))
 }
 
 fn check(config: &Path) -> anyhow::Result<ExitCode> {
@@ -374,4 +374,19 @@ fn read_capture(path: &Path) -> anyhow::Result<Vec<Bytes>> {
         frames.push(Bytes(record.bytes));
     }
     Ok(frames)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_greeting_is_awaited_for_the_time_that_is_given() {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("tcp://{}", silent.local_addr().unwrap());
+        let begin = Instant::now();
+        let error = greet(&url, Duration::from_millis(300)).unwrap_err();
+        assert!(begin.elapsed() < Duration::from_secs(3), "{error}");
+        assert!(begin.elapsed() >= Duration::from_millis(300), "{error}");
+    }
 }

@@ -44,6 +44,17 @@ pub(crate) fn greet(endpoint: &Endpoint) -> anyhow::Result<()> {
     greet_over(endpoint, None).map(drop)
 }
 
+/// Fails unless a server of this release answers within a time.
+pub(crate) fn greet_within(endpoint: &Endpoint, longest: Duration) -> anyhow::Result<()> {
+    connect(
+        endpoint,
+        Purpose::Greeting,
+        None,
+        longest.as_millis() as u64,
+    )
+    .map(drop)
+}
+
 /// Fails unless a server of this release answers, and emulates the network, if one is given.
 pub(crate) fn greet_over(
     endpoint: &Endpoint,

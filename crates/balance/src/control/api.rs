@@ -50,15 +50,28 @@ pub(super) fn listen(path: &Path) -> io::Result<UnixListener> {
     bind(path)
 }
 
-/// Listens at a path in place of whoever listens there.
-pub(super) fn listen_instead(path: &Path) -> io::Result<UnixListener> {
+/// A socket's path that is removed, unless it replaces another.
+pub(super) struct Beside(PathBuf);
+
+impl Beside {
+    pub(super) fn replace(self, path: &Path) -> io::Result<()> {
+        std::fs::rename(&self.0, path)
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Listens beside a path whose listener is to be replaced.
+pub(super) fn listen_beside(path: &Path) -> io::Result<(UnixListener, Beside)> {
     let mut beside = path.as_os_str().to_os_string();
     beside.push(".new");
     let beside = PathBuf::from(beside);
     let _ = std::fs::remove_file(&beside);
-    let listener = bind(&beside)?;
-    std::fs::rename(&beside, path)?;
-    Ok(listener)
+    Ok((bind(&beside)?, Beside(beside)))
 }
 
 fn bind(path: &Path) -> io::Result<UnixListener> {

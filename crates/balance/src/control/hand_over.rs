@@ -7,8 +7,12 @@
 //!       ◄── 'H', length of the header (u32, little endian), header (JSON)
 //!       ◄── 'f' with up to 64 descriptors, again and again
 //!       ◄── connections, as a dump
-//!       ──► 'T': it has taken them, and passes frames
+//!       ──► 'T': it has taken them
+//!       ◄── 'G': it may go on with them; this process passes no more frames
 //! ```
+//!
+//! The running balancer passes no frames from the header on. It gives up after a bounded time, and
+//! then closes the connection: a successor that wakes up later reads its end instead of 'G'.
 
 use super::client::{self, ApiError};
 use super::question::Question;
@@ -27,19 +31,26 @@ use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// First byte of an answer that is not a refusal.
 pub(super) const HANDED: u8 = b'H';
 const DESCRIPTORS: u8 = b'f';
 const TAKEN: u8 = b'T';
+const GO: u8 = b'G';
 /// Descriptors of one message.
 const FDS_A_MESSAGE: usize = 64;
 const HEADER_BYTES_MAX: u32 = 64 << 20;
 /// Three for each interface, two for each of its queues.
 const FDS_MAX: usize = 1 << 17;
-/// Time for each step of the other process. Frames wait as long, as far as their queues go.
+/// Time for which no frames pass: all steps of the other process, and a share for each connection.
+/// Frames wait as long, as far as their queues go.
+const STOP_MAX: Duration = Duration::from_secs(2);
+const STOP_A_CONNECTION: Duration = Duration::from_micros(2);
+/// Time for which the next process waits for each step of the running one.
 const STEP_MAX: Duration = Duration::from_secs(30);
+/// Bytes written at a time, each with the time that is left.
+const PIECE_BYTES: usize = 1 << 20;
 
 #[derive(Serialize, Deserialize)]
 struct Header {
@@ -88,14 +99,72 @@ fn backends(engine: &Engine) -> Vec<HandedBackend> {
     engine.backends().filter_map(handed).collect()
 }
 
+/// A process that takes over, which has until a time to do so.
+struct Taker<'a> {
+    stream: &'a UnixStream,
+    end: Instant,
+}
+
+impl Taker<'_> {
+    fn left(&self) -> io::Result<Duration> {
+        let left = self.end.saturating_duration_since(Instant::now());
+        match left.is_zero() {
+            true => Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the next process was too slow",
+            )),
+            false => Ok(left),
+        }
+    }
+
+    fn write(&self, bytes: &[u8]) -> io::Result<()> {
+        for mut piece in bytes.chunks(PIECE_BYTES) {
+            while !piece.is_empty() {
+                self.stream.set_write_timeout(Some(self.left()?))?;
+                let mut stream = self.stream;
+                match stream.write(piece) {
+                    Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                    Ok(count) => piece = &piece[count..],
+                    Err(error) if is_late(&error) => self.left().map(drop)?,
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self) -> io::Result<u8> {
+        let mut byte = [0];
+        loop {
+            self.stream.set_read_timeout(Some(self.left()?))?;
+            let mut stream = self.stream;
+            match stream.read_exact(&mut byte) {
+                Err(error) if is_late(&error) => self.left().map(drop)?,
+                read => return read.map(|()| byte[0]),
+            }
+        }
+    }
+}
+
+fn is_late(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
+    )
+}
+
+/// Returns the time for which the balancer may pass no frames while it is taken over.
+fn stop_max(connections: usize) -> Duration {
+    STOP_MAX + STOP_A_CONNECTION * connections as u32
+}
+
 /// Hands everything over. If this fails, nothing has changed, and the balancer goes on.
-pub(super) fn give(
-    mut stream: &UnixStream,
-    engine: &Engine,
-    plane: &mut dyn Plane,
-) -> io::Result<()> {
-    stream.set_read_timeout(Some(STEP_MAX))?;
-    stream.set_write_timeout(Some(STEP_MAX))?;
+pub(super) fn give(stream: &UnixStream, engine: &Engine, plane: &mut dyn Plane) -> io::Result<()> {
+    let (open, half_open, _) = engine.sizes();
+    let taker = Taker {
+        stream,
+        end: Instant::now() + stop_max(open + half_open),
+    };
     plane.flush();
     let dump = engine.dump();
     let (plane, fds) = plane.hand_over();
@@ -105,19 +174,17 @@ pub(super) fn give(
         dump_bytes: dump.len() as u64,
         backends: backends(engine),
     })?;
-    stream.write_all(&[HANDED])?;
-    stream.write_all(&(header.len() as u32).to_le_bytes())?;
-    stream.write_all(&header)?;
+    taker.write(&[HANDED])?;
+    taker.write(&(header.len() as u32).to_le_bytes())?;
+    taker.write(&header)?;
     for fds in fds.chunks(FDS_A_MESSAGE) {
+        stream.set_write_timeout(Some(taker.left()?))?;
         send_descriptors(stream, fds)?;
     }
-    stream.write_all(&dump)?;
-    let mut taken = [0];
-    stream.read_exact(&mut taken)?;
-    if taken == [TAKEN] {
-        Ok(())
-    } else {
-        Err(io::ErrorKind::InvalidData.into())
+    taker.write(&dump)?;
+    match taker.read()? {
+        TAKEN => taker.write(&[GO]),
+        _ => Err(io::ErrorKind::InvalidData.into()),
     }
 }
 
@@ -156,9 +223,16 @@ fn receive_descriptors(stream: &UnixStream, fds: &mut Vec<OwnedFd>) -> io::Resul
 pub(super) struct Predecessor(UnixStream);
 
 impl Predecessor {
-    /// Lets it end: its successor passes frames from here on.
+    /// Lets it end: its successor passes frames from here on. An error says that it goes on.
     pub(super) fn dismiss(mut self) -> io::Result<()> {
-        self.0.write_all(&[TAKEN])
+        let gave_up = |_| io::Error::other("it gave up, and goes on: this process was too slow");
+        self.0.write_all(&[TAKEN]).map_err(gave_up)?;
+        let mut answer = [0];
+        self.0.read_exact(&mut answer).map_err(gave_up)?;
+        match answer {
+            [GO] => Ok(()),
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
     }
 }
 
@@ -377,6 +451,22 @@ mod tests {
         let next = pass(&mut new, datagram((101, 5000), (10, 80))).expect("sent");
         assert_eq!(next[19], backend);
         assert!(pass(&mut new, datagram((103, 5000), (10, 80))).is_none());
+    }
+
+    #[test]
+    fn a_successor_that_hangs_stops_frames_for_a_bounded_time_and_takes_nothing_later() {
+        let config = Config::parse(TEXT).expect("right");
+        let old = engine(&config, 0);
+        let mut plane = Loopback(UdpSocket::bind("127.0.0.1:0").expect("a port"));
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        let begin = Instant::now();
+        let error = give(&ours, &old, &mut plane).expect_err("it is silent");
+        assert!(error.to_string().contains("too slow"), "{error}");
+        assert!((STOP_MAX..STOP_MAX * 2).contains(&begin.elapsed()));
+        drop(ours);
+        let late = Predecessor(theirs).dismiss().expect_err("too late");
+        assert!(late.to_string().contains("goes on"), "{late}");
+        assert_eq!(stop_max(1 << 20).as_secs(), 4);
     }
 
     #[test]

@@ -140,8 +140,9 @@ pub fn run(
         wake: Arc::clone(&wake),
     };
     let stop = Arc::new(AtomicBool::new(false));
-    let hup = signals(&stop, &wake).map_err(failed("signals"))?;
-    let (plane, mut socket) = begin(&config, &api, start, &mut engine)?;
+    let is_starting = Arc::new(AtomicBool::new(true));
+    let hup = signals(&stop, &wake, &is_starting).map_err(failed("signals"))?;
+    let (plane, mut socket) = begin(&config, &api, start, &mut engine, &is_starting)?;
     let (takers, takers_in) = channel();
     let mut passing = Passing {
         links: Links::of(plane.as_ref()).map_err(failed("a socket"))?,
@@ -230,17 +231,25 @@ fn begin(
     api: &Path,
     start: Start,
     engine: &mut Engine,
+    is_starting: &AtomicBool,
 ) -> Result<(Box<dyn Plane>, Socket), RunError> {
     if start == Start::TakeOver {
         let (plane, predecessor) = hand_over::take(api, config, engine)?;
-        let socket = Socket::new(api, api::listen_instead(api))?;
+        let (listener, beside) =
+            api::listen_beside(api).map_err(failed(api.display().to_string()))?;
+        is_starting.store(false, Ordering::Relaxed);
         predecessor.dismiss().map_err(TakeError::from)?;
-        return Ok((plane, socket));
+        // The running balancer has ended: without commands is better than without frames.
+        if let Err(error) = beside.replace(api) {
+            warn!(%error, "commands do not reach this balancer");
+        }
+        return Ok((plane, Socket::new(api, Ok(listener))?));
     }
     let socket = Socket::new(api, api::listen(api))?;
     let plane = open_plane(config)?;
     engine.set_ports(plane.ports());
     restore(config, engine)?;
+    is_starting.store(false, Ordering::Relaxed);
     Ok((plane, socket))
 }
 
@@ -328,7 +337,9 @@ fn restore(config: &Config, engine: &mut Engine) -> Result<(), RunError> {
     let Some(path) = &config.state else {
         return Ok(());
     };
-    let Some(dump) = state::read(path).map_err(failed(path.display().to_string()))? else {
+    let connections_max = config.limits.connections + config.limits.half_open;
+    let dump = state::read(path, connections_max).map_err(failed(path.display().to_string()))?;
+    let Some(dump) = dump else {
         return Ok(());
     };
     let (restored, left_out) = engine.restore(&dump).map_err(|source| RunError::State {
@@ -339,9 +350,17 @@ fn restore(config: &Config, engine: &mut Engine) -> Result<(), RunError> {
     Ok(())
 }
 
-/// Has signals stop or reload: both wake the loop.
-fn signals(stop: &Arc<AtomicBool>, wake: &Arc<OwnedFd>) -> io::Result<Arc<AtomicBool>> {
+/// Has signals stop or reload: both wake the loop. Those that stop end the process at once while it
+/// is starting, when it has nothing to keep yet.
+fn signals(
+    stop: &Arc<AtomicBool>,
+    wake: &Arc<OwnedFd>,
+    is_starting: &Arc<AtomicBool>,
+) -> io::Result<Arc<AtomicBool>> {
     let hup = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register_conditional_default(signal, Arc::clone(is_starting))?;
+    }
     for (signal, flag) in [(SIGINT, stop), (SIGTERM, stop), (SIGHUP, &hup)] {
         signal_hook::flag::register(signal, Arc::clone(flag))?;
         signal_hook::low_level::pipe::register(signal, wake.try_clone()?)?;

@@ -3,15 +3,19 @@
 
 use crate::engine::Engine;
 use std::fs::{self, File};
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tracing::warn;
 
-/// Longest state file that is read.
+/// Longest dump that is taken over from a running balancer.
 pub(super) const STATE_BYTES_MAX: u64 = 16 << 30;
+/// Longest state file that is read, beside a share for each connection that there is room for.
+const FILE_BYTES_MAX: u64 = 64 << 20;
+/// A connection has fewer bytes in a dump.
+const CONNECTION_BYTES_MAX: u64 = 192;
 
 pub(super) fn write(path: &Path, dump: &[u8]) -> io::Result<()> {
     let mut beside = path.as_os_str().to_os_string();
@@ -30,20 +34,31 @@ pub(super) fn write(path: &Path, dump: &[u8]) -> io::Result<()> {
 fn write_new(path: &Path, dump: &[u8]) -> io::Result<()> {
     // Who is connected to what is nobody else's business.
     let mut options = File::options();
-    let options = options.write(true).create(true).truncate(true).mode(0o600);
-    let mut file = options.open(path)?;
+    let options = options.write(true).create(true).mode(0o600);
+    let mut file = outboard_files::open_with(options, path)?;
+    file.set_len(0)?;
     file.write_all(dump)?;
     file.sync_all()
 }
 
-/// Reads the file; `None` if there is none.
-pub(super) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
-    match fs::metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-        Ok(about) if about.len() > STATE_BYTES_MAX => Err(io::ErrorKind::FileTooLarge.into()),
-        Ok(_) => fs::read(path).map(Some),
+/// Reads the file of a table with room for so many connections; `None` if there is none. It goes
+/// into memory whole, so its length has a limit.
+pub(super) fn read(path: &Path, connections_max: usize) -> io::Result<Option<Vec<u8>>> {
+    let file = match outboard_files::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    let longest = FILE_BYTES_MAX + CONNECTION_BYTES_MAX * connections_max as u64;
+    let mut dump = Vec::new();
+    if file.metadata()?.len() <= longest {
+        // It may grow while it is read.
+        file.take(longest + 1).read_to_end(&mut dump)?;
+        if dump.len() as u64 <= longest {
+            return Ok(Some(dump));
+        }
     }
+    let what = format!("it has more than {longest} bytes, which limits.connections allows for");
+    Err(io::Error::new(io::ErrorKind::FileTooLarge, what))
 }
 
 /// Dumps while frames pass. They are written by a thread: a disk that is slow stops no frames.
@@ -107,7 +122,30 @@ mod tests {
         // What is beside it cannot be replaced by a file.
         fs::create_dir(folder.join("state.new")).expect("a folder");
         assert!(write(&path, b"second").is_err());
-        assert_eq!(read(&path).expect("read"), Some(b"first".to_vec()));
+        assert_eq!(read(&path, 1).expect("read"), Some(b"first".to_vec()));
+        fs::remove_dir_all(&folder).expect("removed");
+    }
+
+    #[test]
+    fn what_is_no_file_or_too_long_is_no_state() {
+        let folder = std::env::temp_dir().join(format!("no-state-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a folder");
+        let path = folder.join("state");
+        std::os::unix::fs::symlink("/dev/zero", &path).expect("a link");
+        let error = read(&path, 1).expect_err("endless").to_string();
+        assert!(error.contains("no file"), "{error}");
+        fs::remove_file(&path).expect("removed");
+        assert_eq!(read(&path, 1).expect("none"), None);
+        let file = File::create(&path).expect("a file");
+        file.set_len(FILE_BYTES_MAX + 2 * CONNECTION_BYTES_MAX)
+            .expect("holes");
+        let error = read(&path, 1).expect_err("too long").to_string();
+        assert!(error.contains("limits.connections"), "{error}");
+        let pipe = folder.join("state.new");
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0)
+            .expect("a pipe");
+        assert!(write(&path, b"first").is_err(), "nobody reads that pipe");
         fs::remove_dir_all(&folder).expect("removed");
     }
 }
