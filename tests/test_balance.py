@@ -581,6 +581,12 @@ def test_a_restart_refuses_what_is_wrong_and_changes_nothing(net: Net, tmp_path:
     second = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX)
     assert second.returncode == 1
     assert "balance.sock: another balancer answers there" in second.stderr
+    # So is one at another socket with the same state file.
+    elsewhere = tmp_path / "elsewhere.toml"
+    elsewhere.write_text(balancer.file.read_text().replace("balance.sock", "elsewhere.sock"))
+    balancer.start("--take-over")
+    second = subprocess.run([*command[:-1], elsewhere], capture_output=True, text=True, timeout=WAIT_S_MAX)
+    assert (second.returncode, "state: another balancer keeps" in second.stderr) == (1, True), second.stderr
     assert balancer.status()["services"] == before
     balancer.process.kill()
     balancer.process.wait()
@@ -607,8 +613,22 @@ def test_an_interface_that_goes_down_or_vanishes(net: Net, tmp_path: Path) -> No
     warm_up(net, balancer)
     net.sh(here, "ip link set eth0 down; ip link del eth1; ip link set eth0 up")
     assert ask(net, "transfer", VIP, 25)["results"] == {"right": 25}, balancer.log.read_text()
-    balancer.until("it says so", lambda: "is gone, for which a restart is needed" in balancer.log.read_text())
+    balancer.until("it says so", lambda: balancer.status()["interfaces_gone"] == ["eth1"])
+    assert "is gone, until there is one of its name" in balancer.log.read_text()
+    assert "interface eth1 is gone" in balancer.command("status")
+    # The one that the hosts are at, too, made again while another is there.
+    net.sh(here, "ip link add eth1 type veth peer name other; ip link set eth1 up")
+    balancer.until("it is there again", lambda: balancer.status()["interfaces_gone"] == [])
     net.sh(here, "ip link del eth0")
+    balancer.until("it says so", lambda: balancer.status()["interfaces_gone"] == ["eth0"])
+    net.sh(
+        net.switch,
+        f"ip link add again type veth peer name eth0 netns {here}; ip link set again master br0 up",
+    )
+    net.sh(here, f"ip addr add {BALANCER}/24 dev eth0; ip link set eth0 up")
+    balancer.until("it is there again", lambda: balancer.status()["interfaces_gone"] == [])
+    assert ask(net, "transfer", VIP, 25)["results"] == {"right": 25}, balancer.log.read_text()
+    net.sh(here, "ip link del eth1; ip link del eth0")
     assert balancer.process.wait(WAIT_S_MAX) == 1
     assert "no interface is left, eth1, eth0 is gone" in balancer.log.read_text()
     assert (tmp_path / "state").exists() and not balancer.api.exists()

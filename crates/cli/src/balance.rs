@@ -200,6 +200,9 @@ fn status(api: &Api, json: bool) -> anyhow::Result<ExitCode> {
     for (reason, count) in &status.dropped {
         writeln!(out, "dropped {count:>10} {reason}")?;
     }
+    for interface in &status.interfaces_gone {
+        writeln!(out, "interface {interface} is gone")?;
+    }
     print(out.as_bytes())
 }
 

@@ -1,16 +1,22 @@
 //! Commands over a Unix socket: one line of JSON there, one back.
 
 use super::question::{Answering, QUESTION_BYTES_MAX, Question};
+use super::room::{self, is_late, read_some, write_all};
 use crate::config::PlaneTable;
-use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::io;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Sender;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Time for each step of an exchange.
-const TIME_MAX: Duration = Duration::from_secs(15);
+/// Time for a question to come, for its answer to go, and for the rest of a question that is
+/// refused before it has come whole.
+const QUESTION_MAX: Duration = Duration::from_secs(5);
+const ANSWER_MAX: Duration = Duration::from_secs(15);
+const REST_MAX: Duration = Duration::from_millis(500);
+/// Answer to a connection that makes room for newer ones.
+const TOO_MANY: &[u8] = br#"{"Err":"more connections than places: newer ones were served first"}"#;
 
 /// Ways to the loop.
 pub(super) struct Doors {
@@ -83,25 +89,24 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Answers commands, one after the other, for as long as the process lives.
-pub(super) fn serve(listener: &UnixListener, doors: &Doors) {
-    loop {
-        let Ok((stream, _)) = listener.accept() else {
-            std::thread::sleep(Duration::from_millis(50));
-            continue;
-        };
-        if let Err(error) = answer(stream, doors) {
-            tracing::debug!(%error, "a command without an answer");
-        }
-    }
+/// Answers commands for as long as the process lives.
+pub(super) fn serve(listener: &UnixListener, doors: Doors) {
+    let accept = || listener.accept().map(|(stream, _)| stream);
+    room::serve("api", TOO_MANY, accept, move |stream, came| {
+        answer(stream, &doors, came)
+    });
 }
 
-fn answer(mut stream: UnixStream, doors: &Doors) -> io::Result<()> {
-    stream.set_read_timeout(Some(TIME_MAX))?;
-    stream.set_write_timeout(Some(TIME_MAX))?;
-    let mut line = String::new();
-    BufReader::new((&stream).take(QUESTION_BYTES_MAX as u64)).read_line(&mut line)?;
-    let answer = match serde_json::from_str(&line) {
+fn answer(mut stream: UnixStream, doors: &Doors, came: &dyn Fn() -> bool) -> io::Result<()> {
+    let line = read_line(&mut stream, Instant::now() + QUESTION_MAX)?;
+    if !came() {
+        return Ok(());
+    }
+    let is_whole = line.is_ok();
+    let question = line.and_then(|line| {
+        serde_json::from_slice(&line).map_err(|error| format!("not a command: {error}"))
+    });
+    let answer = match question {
         Ok(Question::HandOver { plane }) if plane == doors.plane => {
             return doors.hand_over(stream);
         }
@@ -109,7 +114,33 @@ fn answer(mut stream: UnixStream, doors: &Doors) -> io::Result<()> {
             .answering
             .act(question)
             .map_err(|error| error.to_string()),
-        Err(error) => Err(format!("not a command: {error}")),
+        Err(why) => Err(why),
     };
-    stream.write_all(&serde_json::to_vec(&answer)?)
+    let end = Instant::now() + ANSWER_MAX;
+    write_all(&mut stream, &serde_json::to_vec(&answer)?, end)?;
+    match is_whole {
+        true => Ok(()),
+        false => room::read_rest(&mut stream, REST_MAX),
+    }
+}
+
+/// Reads a question up to the end of its line or of the stream; an error inside says what is wrong.
+fn read_line(stream: &mut UnixStream, end: Instant) -> io::Result<Result<Vec<u8>, String>> {
+    let mut line = Vec::new();
+    while line.last() != Some(&b'\n') {
+        if line.len() >= QUESTION_BYTES_MAX {
+            return Ok(Err("not a command: longer than 1 MiB".into()));
+        }
+        let mut piece = [0; 4096];
+        match read_some(stream, &mut piece, end) {
+            Ok(0) => break,
+            Ok(count) => line.extend_from_slice(&piece[..count]),
+            Err(error) if is_late(&error) => {
+                let what = format!("no whole line within {} s", QUESTION_MAX.as_secs());
+                return Ok(Err(what));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(Ok(line))
 }

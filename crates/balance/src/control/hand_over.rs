@@ -16,7 +16,7 @@
 
 use super::client::{self, ApiError};
 use super::question::Question;
-use super::state::STATE_BYTES_MAX;
+use super::state::{Lock, STATE_BYTES_MAX};
 use crate::config::Config;
 use crate::engine::{Engine, Neighbour, RestoreError, ServiceKey};
 use crate::plane::{Handed, Plane, adopt};
@@ -30,7 +30,7 @@ use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// First byte of an answer that is not a refusal.
@@ -56,6 +56,8 @@ const PIECE_BYTES: usize = 1 << 20;
 struct Header {
     plane: Handed,
     descriptors: usize,
+    /// State file whose lock is the last descriptor.
+    lock: Option<PathBuf>,
     dump_bytes: u64,
     backends: Vec<HandedBackend>,
 }
@@ -159,7 +161,12 @@ fn stop_max(connections: usize) -> Duration {
 }
 
 /// Hands everything over. If this fails, nothing has changed, and the balancer goes on.
-pub(super) fn give(stream: &UnixStream, engine: &Engine, plane: &mut dyn Plane) -> io::Result<()> {
+pub(super) fn give(
+    stream: &UnixStream,
+    engine: &Engine,
+    plane: &mut dyn Plane,
+    lock: Option<&Lock>,
+) -> io::Result<()> {
     let (open, half_open, _) = engine.sizes();
     let taker = Taker {
         stream,
@@ -167,10 +174,13 @@ pub(super) fn give(stream: &UnixStream, engine: &Engine, plane: &mut dyn Plane) 
     };
     plane.flush();
     let dump = engine.dump();
-    let (plane, fds) = plane.hand_over();
+    let (plane, mut fds) = plane.hand_over();
+    let lock = lock.map(Lock::parts);
+    fds.extend(lock.map(|(_, file)| file));
     let header = serde_json::to_vec(&Header {
         plane,
         descriptors: fds.len(),
+        lock: lock.map(|(state, _)| state.into()),
         dump_bytes: dump.len() as u64,
         backends: backends(engine),
     })?;
@@ -220,7 +230,15 @@ fn receive_descriptors(stream: &UnixStream, fds: &mut Vec<OwnedFd>) -> io::Resul
 }
 
 /// The process before, which waits for its successor.
+#[derive(Debug)]
 pub(super) struct Predecessor(UnixStream);
+
+/// Everything of the process before that is not the engine's.
+pub(super) struct Taken {
+    pub(super) plane: Box<dyn Plane>,
+    pub(super) lock: Option<Lock>,
+    pub(super) predecessor: Predecessor,
+}
 
 impl Predecessor {
     /// Lets it end: its successor passes frames from here on. An error says that it goes on.
@@ -238,11 +256,7 @@ impl Predecessor {
 
 /// Takes everything over from the balancer that answers at a socket. Until it is dismissed, it goes
 /// on as before if this process ends.
-pub(super) fn take(
-    api: &Path,
-    config: &Config,
-    engine: &mut Engine,
-) -> Result<(Box<dyn Plane>, Predecessor), TakeError> {
+pub(super) fn take(api: &Path, config: &Config, engine: &mut Engine) -> Result<Taken, TakeError> {
     let plane = config.plane.clone();
     let mut stream = client::open(api, &Question::HandOver { plane })?;
     stream.set_read_timeout(Some(STEP_MAX))?;
@@ -275,6 +289,10 @@ pub(super) fn take(
     }
     let mut dump = Vec::new();
     (&stream).take(header.dump_bytes).read_to_end(&mut dump)?;
+    let lock = match header.lock {
+        Some(state) => Some(Lock::adopt(state, fds.pop().ok_or_else(invalid)?)),
+        None => None,
+    };
     let plane = adopt(header.plane, fds)?;
     engine.set_ports(plane.ports());
     for one in header.backends {
@@ -288,7 +306,11 @@ pub(super) fn take(
     }
     let (restored, left_out) = engine.restore(&dump)?;
     tracing::info!(restored, left_out, "connections of the running balancer");
-    Ok((plane, Predecessor(stream)))
+    Ok(Taken {
+        plane,
+        lock,
+        predecessor: Predecessor(stream),
+    })
 }
 
 #[cfg(test)]
@@ -400,11 +422,12 @@ mod tests {
         let mut plane = Loopback(UdpSocket::bind("127.0.0.1:0").expect("a port"));
         let both = std::thread::scope(|scope| {
             let taken = scope.spawn(|| {
-                let (plane, predecessor) = take(&path, &config, new)?;
+                let taken = take(&path, &config, new)?;
+                assert!(taken.lock.is_some());
                 if dismiss {
-                    predecessor.dismiss()?;
+                    taken.predecessor.dismiss()?;
                 }
-                Ok(plane)
+                Ok(taken.plane)
             });
             let (stream, _) = listener.accept().expect("a process");
             let mut question = Vec::new();
@@ -414,7 +437,8 @@ mod tests {
                 question.extend(byte);
             }
             assert!(String::from_utf8_lossy(&question).contains("hand-over"));
-            let given = give(&stream, old, &mut plane);
+            let lock = Lock::take(&folder.join("state")).expect("free");
+            let given = give(&stream, old, &mut plane, Some(&lock));
             drop(stream);
             (given, taken.join().expect("no panic"))
         });
@@ -460,7 +484,7 @@ mod tests {
         let mut plane = Loopback(UdpSocket::bind("127.0.0.1:0").expect("a port"));
         let (ours, theirs) = UnixStream::pair().expect("a pair");
         let begin = Instant::now();
-        let error = give(&ours, &old, &mut plane).expect_err("it is silent");
+        let error = give(&ours, &old, &mut plane, None).expect_err("it is silent");
         assert!(error.to_string().contains("too slow"), "{error}");
         assert!((STOP_MAX..STOP_MAX * 2).contains(&begin.elapsed()));
         drop(ours);

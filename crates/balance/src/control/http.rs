@@ -3,13 +3,12 @@
 //! Requests are bounded in size, time and number at once. A connection that has not sent its
 //! request makes room for a newer one, so slow senders keep nobody waiting.
 
+use super::metrics;
 use super::question::{Answering, DOORS, Door, QUESTION_BYTES_MAX, Question, Refusal};
-use super::{metrics, status::Status};
+use super::room::{self, read_some, write_all};
 use serde_json::{Map, Value};
-use std::collections::VecDeque;
-use std::io::{self, Read as _, Write as _};
-use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::io;
+use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 /// Time for a request to come, and for its answer to go.
@@ -18,10 +17,10 @@ const TIME_MAX: Duration = Duration::from_secs(3);
 const REST_MAX: Duration = Duration::from_millis(500);
 const HEAD_BYTES_MAX: usize = 8192;
 const HEADERS_MAX: usize = 64;
-/// Connections whose requests are awaited.
-const AWAITED_MAX: usize = 32;
-/// All connections, those too whose answers are on their way.
-const CONNECTIONS_MAX: usize = 2 * AWAITED_MAX;
+/// Answer to a connection that makes room for newer ones.
+const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n\
+    Content-Length: 71\r\nConnection: close\r\n\r\n\
+    {\"error\":\"more connections than places: newer ones were served first\"}\n";
 /// Connections that one answer shows at most.
 const FLOWS_MAX: usize = 10_000;
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -42,82 +41,13 @@ impl Access {
     }
 }
 
-/// Connections that are there.
-#[derive(Default)]
-struct Present {
-    count: usize,
-    /// Those whose requests have not come whole, the oldest first.
-    awaited: VecDeque<(u64, TcpStream)>,
-}
-
-#[derive(Default)]
-struct Room {
-    present: Mutex<Present>,
-    left: Condvar,
-}
-
-impl Room {
-    fn with<T>(&self, act: impl FnOnce(&mut Present) -> T) -> T {
-        act(&mut self.present.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Adds a connection once there is room, for which the oldest that is awaited is ended.
-    fn enter(&self, number: u64, stream: &TcpStream) -> io::Result<()> {
-        let own = stream.try_clone()?;
-        let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
-        if present.awaited.len() >= AWAITED_MAX
-            && let Some((_, oldest)) = present.awaited.pop_front()
-        {
-            // Its thread finds the end of the stream.
-            let _ = oldest.shutdown(Shutdown::Both);
-        }
-        while present.count >= CONNECTIONS_MAX {
-            present = self
-                .left
-                .wait(present)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-        present.count += 1;
-        present.awaited.push_back((number, own));
-        Ok(())
-    }
-
-    /// Notes that a request has come whole.
-    fn has_come(&self, number: u64) {
-        self.with(|present| present.awaited.retain(|(one, _)| *one != number));
-    }
-
-    fn leave(&self, number: u64) {
-        self.has_come(number);
-        self.with(|present| present.count -= 1);
-        self.left.notify_one();
-    }
-}
-
 /// Answers requests for as long as the process lives.
 pub(super) fn serve(listener: &TcpListener, access: &Access, answering: &Answering) {
-    let room = Arc::new(Room::default());
-    for number in 0.. {
-        let Ok((stream, _)) = listener.accept() else {
-            std::thread::sleep(Duration::from_millis(50));
-            continue;
-        };
-        if room.enter(number, &stream).is_err() {
-            continue;
-        }
-        let (inside, access, answering) = (Arc::clone(&room), access.clone(), answering.clone());
-        let work = move || {
-            let came = || inside.has_come(number);
-            if let Err(error) = answer(stream, &access, &answering, came) {
-                tracing::debug!(%error, "a request without an answer");
-            }
-            inside.leave(number);
-        };
-        let thread = std::thread::Builder::new().name("http".into()).spawn(work);
-        if thread.is_err() {
-            room.leave(number);
-        }
-    }
+    let (access, answering) = (access.clone(), answering.clone());
+    let accept = || listener.accept().map(|(stream, _)| stream);
+    room::serve("http", TOO_MANY, accept, move |stream, came| {
+        answer(stream, &access, &answering, came)
+    });
 }
 
 /// Status and body of an answer.
@@ -158,10 +88,12 @@ fn answer(
     mut stream: TcpStream,
     access: &Access,
     answering: &Answering,
-    came: impl FnOnce(),
+    came: &dyn Fn() -> bool,
 ) -> io::Result<()> {
     let asked = read_request(&mut stream, Instant::now() + TIME_MAX)?;
-    came();
+    if !came() {
+        return Ok(());
+    }
     let is_whole = asked.is_ok();
     let answer = match asked {
         Ok(request) => respond(&request, access, answering),
@@ -181,34 +113,7 @@ fn answer(
     );
     write_all(&mut stream, whole.as_bytes(), Instant::now() + TIME_MAX)?;
     if !is_whole {
-        // A close while something is unread would be a reset, which takes the answer with it.
-        stream.shutdown(Shutdown::Write)?;
-        let (end, mut rest) = (Instant::now() + REST_MAX, [0; 4096]);
-        while read_some(&mut stream, &mut rest, end).is_ok_and(|count| count > 0) {}
-    }
-    Ok(())
-}
-
-fn left(deadline: Instant) -> io::Result<Duration> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    match left.is_zero() {
-        true => Err(io::ErrorKind::TimedOut.into()),
-        false => Ok(left),
-    }
-}
-
-fn read_some(stream: &mut TcpStream, bytes: &mut [u8], deadline: Instant) -> io::Result<usize> {
-    stream.set_read_timeout(Some(left(deadline)?))?;
-    stream.read(bytes)
-}
-
-fn write_all(stream: &mut TcpStream, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
-    while !bytes.is_empty() {
-        stream.set_write_timeout(Some(left(deadline)?))?;
-        match stream.write(bytes)? {
-            0 => return Err(io::ErrorKind::WriteZero.into()),
-            count => bytes = &bytes[count..],
-        }
+        room::read_rest(&mut stream, REST_MAX)?;
     }
     Ok(())
 }
@@ -307,7 +212,7 @@ fn respond(request: &Request, access: &Access, answering: &Answering) -> Answer 
         if request.method != "GET" {
             return Answer::refused(405, "GET /metrics");
         }
-        return match answering.tasks.ask(|engine| Status::of(engine)) {
+        return match answering.status() {
             Ok(status) => Answer {
                 code: 200,
                 kind: TEXT,

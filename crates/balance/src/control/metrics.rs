@@ -65,6 +65,11 @@ fn add_totals(text: &mut Text, status: &Status) {
             "Packets of which fragments are due",
             status.fragmented,
         ),
+        (
+            "interfaces_gone",
+            "Interfaces that have vanished",
+            status.interfaces_gone.len(),
+        ),
     ];
     for (name, help, value) in gauges {
         text.family(name, "gauge", help);

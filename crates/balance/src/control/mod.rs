@@ -9,6 +9,7 @@ mod http;
 mod links;
 mod metrics;
 mod question;
+mod room;
 mod run;
 mod state;
 mod status;

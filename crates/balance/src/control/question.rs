@@ -1,6 +1,7 @@
 //! Commands, declared once: the Unix socket takes them as JSON, HTTP as a method, a path and the
 //! fields as query or body.
 
+use super::links::Interfaces;
 use super::status::{Flow, Health, Status};
 use super::{NoAnswer, Tasks};
 use crate::config::PlaneTable;
@@ -125,6 +126,7 @@ pub(super) type Reload = std::sync::Arc<dyn Fn() -> Result<(), String> + Send + 
 /// Those that answer commands.
 #[derive(Clone)]
 pub(super) struct Answering {
+    pub(super) interfaces: Interfaces,
     pub(super) tasks: Tasks,
     pub(super) reload: Reload,
 }
@@ -139,11 +141,22 @@ pub(super) enum Refusal {
 }
 
 impl Answering {
+    pub(super) fn status(&self) -> Result<Status, NoAnswer> {
+        let mut status = self.tasks.ask(|engine| Status::of(engine))?;
+        status.interfaces_gone = self.interfaces.gone();
+        Ok(status)
+    }
+
     pub(super) fn act(&self, question: Question) -> Result<serde_json::Value, Refusal> {
         let tasks = &self.tasks;
         match question {
-            Question::Status => json(&tasks.ask(|engine| Status::of(engine))?),
-            Question::Health => json(&tasks.ask(|engine| Health::of(engine))?),
+            Question::Status => json(&self.status()?),
+            Question::Health => {
+                let mut health = tasks.ask(|engine| Health::of(engine))?;
+                health.interfaces_gone = self.interfaces.gone();
+                health.healthy &= health.interfaces_gone.is_empty();
+                json(&health)
+            }
             Question::Drain { backend, drain } => {
                 match tasks.ask(move |engine| engine.drain(backend, drain))? {
                     0 => Err(Refusal::Refused(format!("{backend} is no backend"))),

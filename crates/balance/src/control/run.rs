@@ -5,9 +5,9 @@ use super::api::{self, Doors};
 use super::hand_over::{self, TakeError};
 use super::health::Checks;
 use super::http::{self, Access};
-use super::links::{self, Links};
+use super::links::{self, Interfaces, Links};
 use super::question::{Answering, Reload};
-use super::state::{self, Dumps};
+use super::state::{self, Dumps, Lock};
 use super::{Greet, Task, Tasks};
 use crate::config::{Config, ConfigError, PlaneKind};
 use crate::engine::{Engine, Frame, Neighbour, Options, Reason, Verdict, announcement};
@@ -142,12 +142,17 @@ pub fn run(
     let stop = Arc::new(AtomicBool::new(false));
     let is_starting = Arc::new(AtomicBool::new(true));
     let hup = signals(&stop, &wake, &is_starting).map_err(failed("signals"))?;
-    let (plane, mut socket) = begin(&config, &api, start, &mut engine, &is_starting)?;
+    let Begun {
+        plane,
+        mut socket,
+        lock,
+    } = begin(&config, &api, start, &mut engine, &is_starting)?;
     let (takers, takers_in) = channel();
     let mut passing = Passing {
         links: Links::of(plane.as_ref()).map_err(failed("a socket"))?,
         dumps: config.dumped().map(|(path, every)| Dumps::new(path, every)),
         plane,
+        lock,
         spin: config.plane.spin(),
         engine,
         tasks: tasks_in,
@@ -160,6 +165,7 @@ pub fn run(
         warned: None,
     };
     let answering = Answering {
+        interfaces: passing.links.interfaces(),
         reload: reloader(path, &config, means.greet, &tasks),
         tasks,
     };
@@ -170,13 +176,13 @@ pub fn run(
         takers,
     };
     if let Some(listener) = socket.listener.take() {
-        spawn("api", move || api::serve(&listener, &doors))?;
+        spawn("api", move || api::serve(&listener, doors))?;
     }
     let metrics = config.metrics.map(|address| (address, Access::Open));
     for (address, access) in metrics.into_iter().chain(control) {
         answer_at(address, access, start, &answering)?;
     }
-    follow(&config, &passing, &answering.tasks)?;
+    follow(&config, passing.links.interfaces(), &answering.tasks)?;
     passing
         .look_around()
         .map_err(failed("telling which frames are wanted"))?;
@@ -224,6 +230,13 @@ fn token(means: Means, config: &Config) -> Result<Option<(SocketAddr, Access)>, 
     Ok(Some((*address, Access::token(token))))
 }
 
+/// Everything that a balancer begins with, beside its engine.
+struct Begun {
+    plane: Box<dyn Plane>,
+    socket: Socket,
+    lock: Option<Lock>,
+}
+
 /// Opens the data plane, and takes the connections of the balancer before: from its state file, or
 /// from itself. The socket for commands comes first: a running balancer has it.
 fn begin(
@@ -232,25 +245,41 @@ fn begin(
     start: Start,
     engine: &mut Engine,
     is_starting: &AtomicBool,
-) -> Result<(Box<dyn Plane>, Socket), RunError> {
+) -> Result<Begun, RunError> {
+    let state = config.state.as_deref();
+    let lock = |handed| {
+        let lock = state
+            .map(|state| Lock::or_of(handed, state).map_err(failed(state.display().to_string())));
+        lock.transpose()
+    };
     if start == Start::TakeOver {
-        let (plane, predecessor) = hand_over::take(api, config, engine)?;
+        let taken = hand_over::take(api, config, engine)?;
+        let lock = lock(taken.lock)?;
         let (listener, beside) =
             api::listen_beside(api).map_err(failed(api.display().to_string()))?;
         is_starting.store(false, Ordering::Relaxed);
-        predecessor.dismiss().map_err(TakeError::from)?;
+        taken.predecessor.dismiss().map_err(TakeError::from)?;
         // The running balancer has ended: without commands is better than without frames.
         if let Err(error) = beside.replace(api) {
             warn!(%error, "commands do not reach this balancer");
         }
-        return Ok((plane, Socket::new(api, Ok(listener))?));
+        return Ok(Begun {
+            plane: taken.plane,
+            socket: Socket::new(api, Ok(listener))?,
+            lock,
+        });
     }
     let socket = Socket::new(api, api::listen(api))?;
+    let lock = lock(None)?;
     let plane = open_plane(config)?;
     engine.set_ports(plane.ports());
     restore(config, engine)?;
     is_starting.store(false, Ordering::Relaxed);
-    Ok((plane, socket))
+    Ok(Begun {
+        plane,
+        socket,
+        lock,
+    })
 }
 
 fn pipe() -> Result<(OwnedFd, Arc<OwnedFd>), RunError> {
@@ -261,13 +290,11 @@ fn pipe() -> Result<(OwnedFd, Arc<OwnedFd>), RunError> {
 }
 
 /// Starts the thread that follows the kernel's neighbours.
-fn follow(config: &Config, passing: &Passing, tasks: &Tasks) -> Result<(), RunError> {
-    let count = passing.plane.interfaces().len();
-    let indexes: Vec<_> = (0..count).map(|port| passing.plane.index(port)).collect();
+fn follow(config: &Config, interfaces: Interfaces, tasks: &Tasks) -> Result<(), RunError> {
     if !config.is_tun() {
         let (via, tasks) = (config.via.clone(), tasks.clone());
         spawn("neighbours", move || {
-            follow_neighbours(&tasks, &indexes, &via)
+            follow_neighbours(&tasks, &interfaces, &via)
         })?;
     }
     Ok(())
@@ -408,7 +435,7 @@ fn reloader(path: &Path, config: &Config, greet: Greet, tasks: &Tasks) -> Reload
 }
 
 /// Tells the engine the hardware addresses of backends, as the kernel learns them.
-fn follow_neighbours(tasks: &Tasks, indexes: &[Option<u32>], via: &[(IpAddr, IpAddr)]) {
+fn follow_neighbours(tasks: &Tasks, interfaces: &Interfaces, via: &[(IpAddr, IpAddr)]) {
     let mut has_warned = false;
     loop {
         match neighbours::read() {
@@ -416,7 +443,7 @@ fn follow_neighbours(tasks: &Tasks, indexes: &[Option<u32>], via: &[(IpAddr, IpA
                 warn!(%error, "the kernel's neighbours cannot be read");
             }
             Err(_) => {}
-            Ok(found) => tell_neighbours(tasks, indexes, via, &found),
+            Ok(found) => tell_neighbours(tasks, interfaces, via, &found),
         }
         std::thread::sleep(NEIGHBOURS_EVERY);
     }
@@ -424,7 +451,7 @@ fn follow_neighbours(tasks: &Tasks, indexes: &[Option<u32>], via: &[(IpAddr, IpA
 
 fn tell_neighbours(
     tasks: &Tasks,
-    indexes: &[Option<u32>],
+    interfaces: &Interfaces,
     via: &[(IpAddr, IpAddr)],
     found: &HashMap<IpAddr, (u32, [u8; 6])>,
 ) {
@@ -444,7 +471,7 @@ fn tell_neighbours(
                 ask_for(next);
                 return None;
             };
-            let port = indexes.iter().position(|one| *one == Some(*index))? as u16;
+            let port = interfaces.port_of(*index)? as u16;
             let link = Neighbour { port, mac: *mac };
             (known != Some(link)).then_some((address, link))
         });
@@ -479,6 +506,7 @@ struct Passing {
     plane: Box<dyn Plane>,
     links: Links,
     dumps: Option<Dumps>,
+    lock: Option<Lock>,
     engine: Engine,
     tasks: Receiver<Task>,
     /// Processes that take over.
@@ -611,7 +639,11 @@ impl Passing {
             all_sent = self.plane.flush();
             self.engine.tick(self.now_ms());
             self.warn_exhausted();
-            self.links.look()?;
+            if self.links.look(self.plane.as_mut())? {
+                self.engine.set_ports(self.plane.ports());
+                self.look_around()?;
+                self.announce();
+            }
             if let Some(dumps) = &mut self.dumps {
                 dumps.dump(&self.engine);
             }
@@ -645,7 +677,8 @@ impl Passing {
             return false;
         };
         let begin = Instant::now();
-        match hand_over::give(&stream, &self.engine, self.plane.as_mut()) {
+        let lock = self.lock.as_ref();
+        match hand_over::give(&stream, &self.engine, self.plane.as_mut(), lock) {
             Ok(()) => {
                 let took = begin.elapsed();
                 info!(?took, connections = self.engine.sizes().0, "handed over");

@@ -2,8 +2,11 @@
 //! the process or the machine ends.
 
 use crate::engine::Engine;
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
@@ -39,6 +42,51 @@ fn write_new(path: &Path, dump: &[u8]) -> io::Result<()> {
     file.set_len(0)?;
     file.write_all(dump)?;
     file.sync_all()
+}
+
+/// A state file that no other balancer uses meanwhile: it would write over what this one wrote. The
+/// lock is that of a file beside it, which stays, and goes from process to process by its descriptor.
+#[derive(Debug)]
+pub(super) struct Lock {
+    state: PathBuf,
+    file: OwnedFd,
+}
+
+impl Lock {
+    pub(super) fn take(state: &Path) -> io::Result<Lock> {
+        let state = std::path::absolute(state)?;
+        let mut beside = state.as_os_str().to_os_string();
+        beside.push(".lock");
+        let mut options = File::options();
+        let options = options.write(true).create(true).mode(0o600);
+        let file: OwnedFd = outboard_files::open_with(options, Path::new(&beside))?.into();
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Lock { state, file }),
+            Err(Errno::WOULDBLOCK) => Err(io::Error::new(
+                io::ErrorKind::AddrInUse,
+                "another balancer keeps its connections there; run --take-over goes on in its place",
+            )),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Takes the lock that another process has handed over with its state file's path.
+    pub(super) fn adopt(state: PathBuf, file: OwnedFd) -> Lock {
+        Lock { state, file }
+    }
+
+    pub(super) fn parts(&self) -> (&Path, BorrowedFd<'_>) {
+        (&self.state, self.file.as_fd())
+    }
+
+    /// Returns the lock of a file, which is this one or has to be free.
+    pub(super) fn or_of(this: Option<Lock>, state: &Path) -> io::Result<Lock> {
+        let path = std::path::absolute(state)?;
+        match this {
+            Some(lock) if lock.state == path => Ok(lock),
+            _ => Lock::take(state),
+        }
+    }
 }
 
 /// Reads the file of a table with room for so many connections; `None` if there is none. It goes
@@ -123,6 +171,26 @@ mod tests {
         fs::create_dir(folder.join("state.new")).expect("a folder");
         assert!(write(&path, b"second").is_err());
         assert_eq!(read(&path, 1).expect("read"), Some(b"first".to_vec()));
+        fs::remove_dir_all(&folder).expect("removed");
+    }
+
+    #[test]
+    fn a_state_file_is_one_balancer_s_until_that_and_its_successor_end() {
+        let folder = std::env::temp_dir().join(format!("locked-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a folder");
+        let path = folder.join("state");
+        let first = Lock::take(&path).expect("free");
+        let error = Lock::take(&path).expect_err("taken").to_string();
+        assert!(error.contains("another balancer"), "{error}");
+        let (state, file) = first.parts();
+        let next = Lock::adopt(state.into(), file.try_clone_to_owned().expect("a number"));
+        drop(first);
+        assert!(Lock::take(&path).is_err());
+        let next = Lock::or_of(Some(next), &path).expect("its own");
+        Lock::or_of(None, &path).expect_err("taken");
+        let other = Lock::or_of(Some(next), &folder.join("other")).expect("free");
+        Lock::take(&path).expect("free again");
+        drop(other);
         fs::remove_dir_all(&folder).expect("removed");
     }
 

@@ -34,6 +34,8 @@ pub struct Status {
     pub split: u64,
     /// Dropped frames by reason; reasons without any are left out.
     pub dropped: BTreeMap<String, u64>,
+    /// Interfaces that have vanished, and whose frames are missing.
+    pub interfaces_gone: Vec<String>,
     pub services: Vec<ServiceStatus>,
 }
 
@@ -65,11 +67,12 @@ pub struct BackendStatus {
 /// Whether clients are served.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Health {
-    /// Each service has a backend for new clients.
+    /// Each service has a backend for new clients, and no interface is gone.
     pub healthy: bool,
     /// As in [`Status`]: connections that are there go on meanwhile.
     #[serde(default)]
     pub exhausted: Vec<String>,
+    pub interfaces_gone: Vec<String>,
     pub services: Vec<ServiceHealth>,
 }
 
@@ -128,6 +131,7 @@ impl Status {
             told_too_long: counts.told_too_long,
             split: counts.split,
             dropped: dropped.filter(|(_, count)| *count > 0).collect(),
+            interfaces_gone: Vec::new(),
             services: services(engine),
         }
     }
@@ -146,6 +150,7 @@ impl Health {
         };
         let services: Vec<_> = services(engine).into_iter().map(service).collect();
         Health {
+            interfaces_gone: Vec::new(),
             healthy: services.iter().all(|one| one.usable > 0),
             exhausted: exhausted(engine),
             services,

@@ -39,6 +39,19 @@ pub trait Plane: Send {
     /// Index of the kernel's for a port.
     fn index(&self, port: usize) -> Option<u32>;
 
+    /// Returns whether frames of a port's interface still come to it: none do once it is gone.
+    fn is_bound(&self, port: usize) -> bool {
+        let _ = port;
+        true
+    }
+
+    /// Opens the interface of a port anew, after the one of its name has gone. Returns `false` if
+    /// planes of this kind cannot.
+    fn open_again(&mut self, port: usize) -> Result<bool, PlaneError> {
+        let _ = port;
+        Ok(false)
+    }
+
     /// Descriptors that are readable when frames have come.
     fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
 

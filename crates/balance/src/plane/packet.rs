@@ -157,6 +157,22 @@ impl Plane for PacketPlane {
         self.sockets.get(port).map(|one| one.packet.index)
     }
 
+    fn is_bound(&self, port: usize) -> bool {
+        let socket = self.sockets.get(port).map(|one| &one.packet);
+        socket.is_none_or(|one| match sys::bound_index(&one.fd) {
+            Ok(index) => index == one.index as i32,
+            // It tells nothing about the interface.
+            Err(_) => true,
+        })
+    }
+
+    fn open_again(&mut self, port: usize) -> Result<bool, PlaneError> {
+        if let Some(socket) = self.sockets.get_mut(port) {
+            *socket = Socket::open(&socket.packet.name)?;
+        }
+        Ok(true)
+    }
+
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let sockets = self.sockets.iter().map(|one| one.packet.fd.as_fd());
         sockets.collect()

@@ -149,13 +149,26 @@ fn bind(fd: &OwnedFd, index: u32) -> io::Result<Option<[u8; 6]>> {
     address.sll_family = libc::AF_PACKET as u16;
     address.sll_protocol = ALL;
     address.sll_ifindex = index as i32;
-    let mut length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
     // SAFETY: `address` is a whole address of `length` bytes.
     checked(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) })?;
-    let own = (&raw mut address).cast();
-    // SAFETY: `own` has room for `length` bytes, and both outlive the call.
-    checked(unsafe { libc::getsockname(fd.as_raw_fd(), own, &raw mut length) })?;
+    let address = bound_to(fd)?;
     let is_ethernet = address.sll_hatype == libc::ARPHRD_ETHER && address.sll_halen == 6;
     let [a, b, c, d, e, f, ..] = address.sll_addr;
     Ok(is_ethernet.then_some([a, b, c, d, e, f]))
+}
+
+/// Returns the index of the interface to which a packet socket is bound: -1 once that is gone.
+pub(super) fn bound_index(fd: &OwnedFd) -> io::Result<i32> {
+    Ok(bound_to(fd)?.sll_ifindex)
+}
+
+fn bound_to(fd: &OwnedFd) -> io::Result<libc::sockaddr_ll> {
+    // SAFETY: an address is numbers and bytes, for which zero is a value.
+    let mut address: libc::sockaddr_ll = unsafe { zeroed() };
+    let mut length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    let own = (&raw mut address).cast();
+    // SAFETY: `own` has room for `length` bytes, and both outlive the call.
+    checked(unsafe { libc::getsockname(fd.as_raw_fd(), own, &raw mut length) })?;
+    Ok(address)
 }
