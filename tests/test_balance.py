@@ -520,7 +520,7 @@ def test_af_xdp_takes_the_balancer_s_frames_and_leaves_the_rest(root_net: Net, t
     ],
 )
 def test_what_cannot_run_says_why(net: Net, tmp_path: Path, config: str, text: str, code: int) -> None:
-    """`code` is that of `outboard balance check`, which looks at the file alone."""
+    """`code` is that of `outboard balance check`, which looks at files alone."""
     file = tmp_path / "balance.toml"
     file.write_text(config)
     checked = subprocess.run([OUTBOARD, "balance", "check", file], capture_output=True, text=True)
@@ -548,6 +548,12 @@ def test_a_balancer_that_starts_waits_for_no_pipe_and_ends_by_a_signal(net: Net,
     command = [*net.at(BALANCER), OUTBOARD, "balance", "run", file]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX)
     assert (done.returncode, "pipe: this is no file" in done.stderr) == (1, True), done.stderr
+    lines = [f'state = "{tmp_path}/none/state"', f'control = "127.0.0.1:1"\ncontrol_token = "{tmp_path}/none"']
+    for line in lines:
+        wrong = tmp_path / "wrong.toml"
+        wrong.write_text(f"{line}\n{PLANE}{service('a', 1, '')}")
+        done = subprocess.run([OUTBOARD, "balance", "check", wrong], capture_output=True, text=True, timeout=WAIT_S_MAX)
+        assert (done.returncode, "No such file" in done.stderr) == (2, True), done.stderr
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(api))
         silent.listen()
@@ -568,9 +574,12 @@ def test_a_restart_refuses_what_is_wrong_and_changes_nothing(net: Net, tmp_path:
     )
     assert refused.returncode == 1
     assert "fool-nat" in refused.stderr
+    balancer.write(f"hash_seed = 9\n{good}")
+    command = [OUTBOARD, "balance", "reload", "--api", balancer.api]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX)
+    assert "hash_seed: changed, for which a restart is needed" in refused.stderr
     balancer.file.unlink()
     os.mkfifo(balancer.file)
-    command = [OUTBOARD, "balance", "reload", "--api", balancer.api]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX)
     assert (refused.returncode, "this is no file" in refused.stderr) == (1, True), refused.stderr
     balancer.file.unlink()
@@ -599,7 +608,7 @@ def test_a_restart_refuses_what_is_wrong_and_changes_nothing(net: Net, tmp_path:
     (tmp_path / "state").write_bytes(b"OBBALNCE\1\0\0\0")
     other = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX)
     assert other.returncode == 1
-    assert "state: a dump of version 1, where 2 is understood" in other.stderr
+    assert "state: a dump of version 1, where 3 is understood" in other.stderr
 
 
 def test_an_interface_that_goes_down_or_vanishes(net: Net, tmp_path: Path) -> None:

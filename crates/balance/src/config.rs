@@ -1,7 +1,7 @@
 //! The configuration file, checked as a whole before any of it counts.
 
 use crate::engine::{BackendRule, Forward, Phase, ServiceRule, TCP, Timeouts, UDP};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de};
 use std::collections::{BTreeMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -11,6 +11,8 @@ use std::time::Duration;
 pub const FILE_BYTES_MAX: u64 = 4 << 20;
 /// Longest line of a file that an error shows.
 const LINE_BYTES_MAX: usize = 400;
+/// Characters of what is no address that an error shows.
+const ADDRESS_SHOWN_MAX: usize = 60;
 pub const SERVICES_MAX: usize = 4096;
 pub const BACKENDS_MAX: usize = 4096;
 pub const WEIGHT_MAX: u32 = 1000;
@@ -57,8 +59,10 @@ struct File {
     /// Path of the socket for commands.
     api: Option<PathBuf>,
     /// Address for metrics over HTTP.
+    #[serde(default, deserialize_with = "some_address")]
     metrics: Option<SocketAddr>,
     /// Address for commands over HTTP, for those who have the token of a file.
+    #[serde(default, deserialize_with = "some_address")]
     control: Option<SocketAddr>,
     control_token: Option<PathBuf>,
     state: Option<PathBuf>,
@@ -115,6 +119,7 @@ impl Default for LimitsTable {
 #[serde(deny_unknown_fields)]
 struct ServiceTable {
     name: String,
+    #[serde(deserialize_with = "address")]
     address: SocketAddr,
     #[serde(default = "tcp")]
     protocol: String,
@@ -132,6 +137,24 @@ struct ServiceTable {
     check: Option<CheckTable>,
 }
 
+/// Reads an address and says how one is written, which the error of a parser does not.
+fn address<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
+    let text = String::deserialize(from)?;
+    text.parse()
+        .map_err(|_| de::Error::custom(no_address(&text)))
+}
+
+fn some_address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
+    address(from).map(Some)
+}
+
+fn no_address(text: &str) -> String {
+    let text: String = text.chars().take(ADDRESS_SHOWN_MAX).collect();
+    format!(
+        "{text:?} is no IP address with a port, as \"192.0.2.10:80\" and \"[2001:db8::1]:80\" are"
+    )
+}
+
 fn tcp() -> String {
     "tcp".into()
 }
@@ -143,6 +166,7 @@ fn source_ports() -> (u16, u16) {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct BackendTable {
+    #[serde(deserialize_with = "address")]
     address: SocketAddr,
     #[serde(default = "one")]
     weight: u32,
@@ -171,7 +195,10 @@ pub enum CheckKind {
 }
 
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a table: check = { kind = \"tcp\" }, or \"http\" or \"outboard\""
+)]
 struct CheckTable {
     kind: CheckKind,
     #[serde(default = "interval")]
@@ -220,6 +247,8 @@ pub struct Check {
 /// One backend to be checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checked {
+    /// Name of the service.
+    pub name: String,
     pub service: (SocketAddr, u8),
     pub backend: SocketAddr,
     /// Address, or for Outboard's handshake a URL, that is asked.
@@ -408,6 +437,7 @@ fn checked(
         (None, _) => backend.address.to_string(),
     };
     Checked {
+        name: table.name.clone(),
         service: (table.address, protocol),
         backend: backend.address,
         asked,
@@ -448,6 +478,15 @@ fn check_service(table: &ServiceTable, is_tun: bool) -> Result<(), String> {
                 return wrong("direct return keeps the port, so it must be the service's");
             }
             () => {}
+        }
+    }
+    let asked_by_address = table
+        .check
+        .as_ref()
+        .filter(|one| one.kind != CheckKind::Outboard);
+    for asked in table.backend.iter().filter_map(|one| one.check.as_ref()) {
+        if asked_by_address.is_some() && asked.parse::<SocketAddr>().is_err() {
+            return Err(format!("check: {}", no_address(asked)));
         }
     }
     let is_full = table.forward == Forward::FullNat;
@@ -615,6 +654,30 @@ mod tests {
             error.contains("0 backends; 1 to 4096 are needed"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn what_is_of_another_type_is_refused_with_what_to_write() {
+        for (from, to, text) in [
+            (
+                "{ kind = \"outboard\", interval_ms = 500 }",
+                "\"tcp\"",
+                "expected a table: check = { kind = \"tcp\" }",
+            ),
+            (
+                "203.0.113.2:4833",
+                "203.0.113.2",
+                "\"203.0.113.2\" is no IP address with a port, as",
+            ),
+            (
+                "api =",
+                "metrics = \"localhost:80\"\napi =",
+                "\"localhost:80\" is no IP address with a port, as",
+            ),
+        ] {
+            let error = Config::parse(&GOOD.replacen(from, to, 1)).expect_err(text);
+            assert!(error.to_string().contains(text), "{error}");
+        }
     }
 
     #[test]

@@ -136,8 +136,10 @@ fn greet(url: &str, timeout: Duration) -> Result<(), String> {
     peer::greet_within(&endpoint, timeout).map_err(|error| crate::whole(&error))
 }
 
-fn check(config: &Path) -> anyhow::Result<ExitCode> {
-    let config = Config::read(config).map_err(|error| wrong_settings(config, &error))?;
+fn check(file: &Path) -> anyhow::Result<ExitCode> {
+    let config = Config::read(file).map_err(|error| wrong_settings(file, &error))?;
+    control::check(&config, Means { greet, secret })
+        .map_err(|error| WrongSettings::of(&anyhow::anyhow!("{}: {error}", file.display())))?;
     let backends: usize = config.services.iter().map(|one| one.backends.len()).sum();
     println!(
         "right: {} services, {backends} backends",

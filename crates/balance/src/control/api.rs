@@ -144,3 +144,53 @@ fn read_line(stream: &mut UnixStream, end: Instant) -> io::Result<Result<Vec<u8>
     }
     Ok(Ok(line))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::Tasks;
+    use crate::control::links::Interfaces;
+    use std::io::{Read as _, Write as _};
+    use std::sync::{Arc, mpsc::channel};
+
+    #[test]
+    fn those_that_are_silent_keep_no_command_waiting() {
+        let folder = std::env::temp_dir().join(format!("api-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let path = folder.join("api");
+        let listener = listen(&path).expect("a socket");
+        let (_, wake) = std::io::pipe().expect("a pipe");
+        let doors = Doors {
+            answering: Answering {
+                interfaces: Interfaces::default(),
+                tasks: Tasks {
+                    sender: channel().0,
+                    wake: Arc::new(wake.into()),
+                },
+                reload: Arc::new(|| Err("as it was".into())),
+            },
+            plane: PlaneTable::default(),
+            takers: channel().0,
+        };
+        std::thread::spawn(move || serve(&listener, doors));
+        let connect = || UnixStream::connect(&path).expect("connected");
+        let mut silent: Vec<_> = (0..100).map(|_| connect()).collect();
+        let begin = Instant::now();
+        for (question, part) in [
+            (&b"\"reload\"\n"[..], "as it was"),
+            (b"\xff\xfe\n", "not a command"),
+            (b"7\n", "not a command"),
+        ] {
+            let mut stream = connect();
+            stream.write_all(question).expect("sent");
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).expect("an answer");
+            assert!(answer.contains(part), "{answer}");
+        }
+        assert!(begin.elapsed() < QUESTION_MAX / 2);
+        let mut answer = String::new();
+        silent[0].read_to_string(&mut answer).expect("an answer");
+        assert!(answer.contains("more connections than places"), "{answer}");
+        std::fs::remove_dir_all(&folder).expect("removed");
+    }
+}

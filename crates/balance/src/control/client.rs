@@ -1,6 +1,7 @@
 //! Asking a running balancer: at its socket for commands, or over HTTP.
 
 use super::question::{DOORS, Door, Question};
+use super::room::is_late;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use std::io::{self, Read as _, Write as _};
@@ -27,11 +28,22 @@ pub enum ApiError {
     #[error("{at}: {why}; is outboard balance running there?")]
     Connect { at: String, why: io::Error },
     #[error("the balancer: {0}")]
-    Io(#[from] io::Error),
+    Io(io::Error),
+    #[error("the balancer: no answer within {} ms", .0.as_millis())]
+    Late(Duration),
     #[error("{0}")]
     Refused(String),
     #[error("an answer that is not understood: {0}")]
     Answer(#[from] serde_json::Error),
+}
+
+impl From<io::Error> for ApiError {
+    fn from(error: io::Error) -> ApiError {
+        match is_late(&error) {
+            true => ApiError::Late(TIME_MAX),
+            false => ApiError::Io(error),
+        }
+    }
 }
 
 /// Connects to a running balancer, and sends it a question.

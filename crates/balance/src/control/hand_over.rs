@@ -16,6 +16,7 @@
 
 use super::client::{self, ApiError};
 use super::question::Question;
+use super::room::is_late;
 use super::state::{Lock, STATE_BYTES_MAX};
 use crate::config::Config;
 use crate::engine::{Engine, Neighbour, RestoreError, ServiceKey};
@@ -81,7 +82,16 @@ pub enum TakeError {
     #[error("the running balancer's connections: {0}")]
     Connections(#[from] RestoreError),
     #[error("what the running balancer handed over: {0}")]
-    Io(#[from] io::Error),
+    Io(io::Error),
+}
+
+impl From<io::Error> for TakeError {
+    fn from(error: io::Error) -> TakeError {
+        match is_late(&error) {
+            true => TakeError::Ask(ApiError::Late(STEP_MAX)),
+            false => TakeError::Io(error),
+        }
+    }
 }
 
 fn backends(engine: &Engine) -> Vec<HandedBackend> {
@@ -127,7 +137,7 @@ impl Taker<'_> {
                 match stream.write(piece) {
                     Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                     Ok(count) => piece = &piece[count..],
-                    Err(error) if is_late(&error) => self.left().map(drop)?,
+                    Err(error) if is_again(&error) => self.left().map(drop)?,
                     Err(error) => return Err(error),
                 }
             }
@@ -141,18 +151,16 @@ impl Taker<'_> {
             self.stream.set_read_timeout(Some(self.left()?))?;
             let mut stream = self.stream;
             match stream.read_exact(&mut byte) {
-                Err(error) if is_late(&error) => self.left().map(drop)?,
+                Err(error) if is_again(&error) => self.left().map(drop)?,
                 read => return read.map(|()| byte[0]),
             }
         }
     }
 }
 
-fn is_late(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
-    )
+/// Returns whether a step may be tried again, if there is time left.
+fn is_again(error: &io::Error) -> bool {
+    is_late(error) || error.kind() == io::ErrorKind::Interrupted
 }
 
 /// Returns the time for which the balancer may pass no frames while it is taken over.

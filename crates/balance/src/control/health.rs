@@ -1,15 +1,16 @@
 //! Health checks: a thread for each backend asks it, and tells the engine.
 
 use super::Tasks;
+use super::room::{is_late, read_some, write_all};
 use crate::config::{Check, CheckKind, Checked};
-use std::io::{Read as _, Write as _};
+use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 use tracing::info;
 
 /// Longest beginning of an answer over HTTP that is read.
-const ANSWER_BYTES_MAX: u64 = 4096;
+const ANSWER_BYTES_MAX: usize = 4096;
 /// Interval at which a backend's share grows during a slow start.
 const STEP: Duration = Duration::from_secs(1);
 
@@ -105,8 +106,10 @@ fn follow(checked: &Checked, greet: Greet, tasks: &Tasks, ended: &Receiver<()>) 
             if health.note(check, answer.is_ok()) {
                 has_risen = health.is_up;
                 match &answer {
-                    Ok(()) => info!(backend = %checked.backend, "is up"),
-                    Err(why) => info!(backend = %checked.backend, why, "is down"),
+                    Ok(()) => info!(service = checked.name, backend = %checked.backend, "is up"),
+                    Err(why) => {
+                        info!(service = checked.name, backend = %checked.backend, why, "is down");
+                    }
                 }
             }
         }
@@ -130,46 +133,37 @@ fn ask(checked: &Checked, greet: Greet) -> Result<(), String> {
     if check.kind == CheckKind::Outboard {
         return greet(&checked.asked, check.timeout);
     }
-    let text = |error: &dyn std::fmt::Display| error.to_string();
-    let address: SocketAddr = checked.asked.parse().map_err(|error| text(&error))?;
+    let address = checked.asked.parse::<SocketAddr>();
+    let address = address.map_err(|error| format!("{}: {error}", checked.asked))?;
+    ask_at(address, check).map_err(|error| match is_late(&error) {
+        true => format!("no answer within {} ms", check.timeout.as_millis()),
+        false => error.to_string(),
+    })
+}
+
+fn ask_at(address: SocketAddr, check: &Check) -> io::Result<()> {
     let deadline = Instant::now() + check.timeout;
-    let mut stream =
-        TcpStream::connect_timeout(&address, check.timeout).map_err(|error| text(&error))?;
+    let mut stream = TcpStream::connect_timeout(&address, check.timeout)?;
     if check.kind == CheckKind::Tcp {
         return Ok(());
     }
-    let left = deadline
-        .saturating_duration_since(Instant::now())
-        .max(Duration::from_millis(1));
-    stream
-        .set_read_timeout(Some(left))
-        .map_err(|error| text(&error))?;
-    stream
-        .set_write_timeout(Some(left))
-        .map_err(|error| text(&error))?;
     let path = &check.path;
     let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    stream
-        .write_all(request.as_bytes())
-        .map_err(|error| text(&error))?;
+    write_all(&mut stream, request.as_bytes(), deadline)?;
     let mut answer = Vec::new();
-    let mut stream = stream.take(ANSWER_BYTES_MAX);
-    while Instant::now() < deadline {
+    while answer.len() < ANSWER_BYTES_MAX {
         let mut piece = [0; 512];
-        match stream.read(&mut piece) {
-            Ok(0) => break,
-            Ok(count) => answer.extend_from_slice(&piece[..count]),
-            Err(error) => return Err(text(&error)),
+        match read_some(&mut stream, &mut piece, deadline)? {
+            0 => break,
+            count => answer.extend_from_slice(&piece[..count]),
         }
-        if let Some(status) = status(&answer) {
-            return if (200..400).contains(&status) {
-                Ok(())
-            } else {
-                Err(format!("HTTP {status}"))
-            };
+        match status(&answer) {
+            Some(200..400) => return Ok(()),
+            Some(status) => return Err(io::Error::other(format!("HTTP {status}"))),
+            None => {}
         }
     }
-    Err("no answer of HTTP".into())
+    Err(io::Error::other("no answer of HTTP"))
 }
 
 /// Returns the status of an answer once its first line is there.
@@ -183,6 +177,7 @@ fn status(answer: &[u8]) -> Option<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read as _, Write as _};
 
     fn check() -> Check {
         Check {
@@ -250,6 +245,7 @@ mod tests {
         };
         let server = std::thread::spawn(serve);
         let checked = Checked {
+            name: "a".into(),
             service: (address, 6),
             backend: address,
             asked: address.to_string(),
@@ -265,5 +261,24 @@ mod tests {
         assert!(ask().is_err() && ask().is_err());
         server.join().expect("served");
         assert!(ask().is_err(), "nobody listens");
+    }
+
+    #[test]
+    fn a_server_that_is_silent_is_said_to_be_so() {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = silent.local_addr().expect("its address");
+        let checked = Checked {
+            name: "a".into(),
+            service: (address, 6),
+            backend: address,
+            asked: address.to_string(),
+            check: Check {
+                kind: CheckKind::Http,
+                timeout: Duration::from_millis(50),
+                ..check()
+            },
+        };
+        let asked = super::ask(&checked, |_, _| Ok(()));
+        assert_eq!(asked, Err("no answer within 50 ms".into()));
     }
 }

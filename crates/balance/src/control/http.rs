@@ -174,11 +174,13 @@ fn take(bytes: &[u8]) -> Result<Taken, Refused> {
             .find(|one| one.name.eq_ignore_ascii_case(name))?;
         std::str::from_utf8(one.value).ok().map(str::trim)
     };
+    if request.headers.iter().any(|one| !one.value.is_ascii()) {
+        return Err((400, "a header is not ASCII"));
+    }
     if of("transfer-encoding").is_some() {
         return Err((400, "a body needs its Content-Length"));
     }
-    let length = of("content-length").map_or(Ok(0), str::parse::<usize>);
-    let length = length.map_err(|_| NO_REQUEST)?;
+    let length = length_of(request.headers)?;
     if length > QUESTION_BYTES_MAX {
         return Err((413, "the body is longer than 1 MiB"));
     }
@@ -195,6 +197,24 @@ fn take(bytes: &[u8]) -> Result<Taken, Refused> {
         bearer: bearer.map(|text| text.trim().into()),
         body: body.into(),
     }))
+}
+
+/// Returns the length of the body. Whoever reads the request before must find the same one.
+fn length_of(headers: &[httparse::Header<'_>]) -> Result<usize, Refused> {
+    let is_length = |one: &&httparse::Header<'_>| one.name.eq_ignore_ascii_case("content-length");
+    let mut lengths = headers.iter().filter(is_length).map(|one| one.value);
+    let Some(first) = lengths.next() else {
+        return Ok(0);
+    };
+    let is_number = !first.is_empty() && first.iter().all(u8::is_ascii_digit);
+    if !is_number || lengths.any(|other| other != first) {
+        return Err((400, "Content-Length is not one number"));
+    }
+    let number = std::str::from_utf8(first).ok();
+    // What is no number of this machine's is longer than any limit.
+    Ok(number
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(usize::MAX))
 }
 
 fn respond(request: &Request, access: &Access, answering: &Answering) -> Answer {
@@ -345,6 +365,33 @@ mod tests {
         }
         let plane = PlaneTable::default();
         assert_eq!(here(&Question::HandOver { plane }, &token), Err(404));
+    }
+
+    #[test]
+    fn the_length_of_a_body_is_one_number() {
+        let code = |headers: &[u8]| {
+            let request = [b"POST /reload HTTP/1.1\r\n", headers, b"\r\n\r\n{}"].concat();
+            match take(&request) {
+                Ok(Taken::Whole(request)) => (200, request.body.len()),
+                Ok(Taken::Until(_)) => (0, 0),
+                Err((code, _)) => (code, 0),
+            }
+        };
+        assert_eq!(code(b"Content-Length: 2"), (200, 2));
+        assert_eq!(code(b"Content-Length: 2\r\ncontent-length: 2"), (200, 2));
+        for wrong in [
+            &b"Content-Length: 2\r\nContent-Length: 1"[..],
+            b"Content-Length: +2",
+            b"Content-Length: 1, 2",
+            b"Content-Length:",
+            b"Content-Length: \xb2",
+            b"Content-Length: 2\r\nA: \xff",
+            b"Transfer-Encoding: \x01\xff",
+            b"Transfer-Encoding: none\r\nContent-Length: 2",
+        ] {
+            assert_eq!(code(wrong), (400, 0), "{}", wrong.escape_ascii());
+        }
+        assert_eq!(code(b"Content-Length: 99999999999999999999999"), (413, 0));
     }
 
     #[test]

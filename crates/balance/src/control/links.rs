@@ -22,7 +22,7 @@ struct Link {
 
 /// Interfaces of a plane, as the loop and the threads beside it see them. A TUN device is none of
 /// them: reading it fails once it is gone.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(super) struct Interfaces(Arc<Mutex<Vec<Link>>>);
 
 impl Interfaces {

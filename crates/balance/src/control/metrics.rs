@@ -36,6 +36,8 @@ impl Text {
 pub(super) fn exposition(status: &Status) -> String {
     let mut text = Text(String::new());
     add_totals(&mut text, status);
+    text.family("interfaces_gone", "gauge", "Interfaces that have vanished");
+    text.value("interfaces_gone", &[], status.interfaces_gone.len() as u64);
     for (name, help, values) in [
         ("packets_total", "Packets sent on", status.packets),
         ("bytes_total", "Bytes sent on", status.bytes),
@@ -64,11 +66,6 @@ fn add_totals(text: &mut Text, status: &Status) {
             "fragmented_packets",
             "Packets of which fragments are due",
             status.fragmented,
-        ),
-        (
-            "interfaces_gone",
-            "Interfaces that have vanished",
-            status.interfaces_gone.len(),
         ),
     ];
     for (name, help, value) in gauges {

@@ -18,7 +18,7 @@ pub use client::{Api, ApiError};
 pub use hand_over::TakeError;
 pub use health::Greet;
 pub use question::{Bytes, FRAMES_MAX, QUESTION_BYTES_MAX, Question};
-pub use run::{Means, RunError, Start, run};
+pub use run::{Means, RunError, Start, check, run};
 pub use status::{BackendStatus, Flow, Health, ServiceHealth, ServiceStatus, Status};
 
 use crate::engine::Engine;

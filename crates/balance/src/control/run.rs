@@ -142,17 +142,14 @@ pub fn run(
     let stop = Arc::new(AtomicBool::new(false));
     let is_starting = Arc::new(AtomicBool::new(true));
     let hup = signals(&stop, &wake, &is_starting).map_err(failed("signals"))?;
-    let Begun {
-        plane,
-        mut socket,
-        lock,
-    } = begin(&config, &api, start, &mut engine, &is_starting)?;
+    let begun = begin(&config, &api, start, &mut engine, &is_starting)?;
+    let (plane, mut socket) = (begun.plane, begun.socket);
     let (takers, takers_in) = channel();
     let mut passing = Passing {
         links: Links::of(plane.as_ref()).map_err(failed("a socket"))?,
         dumps: config.dumped().map(|(path, every)| Dumps::new(path, every)),
         plane,
-        lock,
+        lock: begun.lock,
         spin: config.plane.spin(),
         engine,
         tasks: tasks_in,
@@ -175,13 +172,7 @@ pub fn run(
         plane: config.plane.clone(),
         takers,
     };
-    if let Some(listener) = socket.listener.take() {
-        spawn("api", move || api::serve(&listener, doors))?;
-    }
-    let metrics = config.metrics.map(|address| (address, Access::Open));
-    for (address, access) in metrics.into_iter().chain(control) {
-        answer_at(address, access, start, &answering)?;
-    }
+    answer(&config, doors, socket.listener.take(), control, start)?;
     follow(&config, passing.links.interfaces(), &answering.tasks)?;
     passing
         .look_around()
@@ -199,6 +190,48 @@ pub fn run(
     // Until this is written the socket is there, so that the next one does not begin with less.
     keep(&config, &passing.engine)?;
     ended.map(drop).map_err(failed(passing.name()))
+}
+
+/// Finds what [`run`] would refuse beside the configuration's text: the token for control, and the
+/// folder of the state file.
+pub fn check(config: &Config, means: Means) -> Result<(), RunError> {
+    token(means, config)?;
+    let Some(state) = &config.state else {
+        return Ok(());
+    };
+    let failed = || failed(state.display().to_string());
+    let whole = std::path::absolute(state).map_err(failed())?;
+    let is_folder = |about: std::fs::Metadata| match about.is_dir() {
+        true => Ok(()),
+        false => Err(io::ErrorKind::NotADirectory.into()),
+    };
+    let folder = whole.parent().unwrap_or(Path::new("/"));
+    let about = std::fs::metadata(folder).and_then(is_folder);
+    about.map_err(failed())?;
+    match std::fs::metadata(&whole) {
+        Ok(about) if !about.is_file() => Err(failed()(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "this is no file",
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Answers commands at the socket, and requests over HTTP.
+fn answer(
+    config: &Config,
+    doors: Doors,
+    socket: Option<UnixListener>,
+    control: Option<(SocketAddr, Access)>,
+    start: Start,
+) -> Result<(), RunError> {
+    let answering = doors.answering.clone();
+    if let Some(listener) = socket {
+        spawn("api", move || api::serve(&listener, doors))?;
+    }
+    let metrics = config.metrics.map(|address| (address, Access::Open));
+    let mut addresses = metrics.into_iter().chain(control);
+    addresses.try_for_each(|(address, access)| answer_at(address, access, start, &answering))
 }
 
 fn answer_at(
@@ -406,21 +439,25 @@ fn reloader(path: &Path, config: &Config, greet: Greet, tasks: &Tasks) -> Reload
     let (path, tasks, first) = (path.to_path_buf(), tasks.clone(), config.clone());
     Arc::new(move || {
         let new = Config::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        let is_kept = new.plane == first.plane
-            && new.limits == first.limits
-            && new.api == first.api
-            && new.metrics == first.metrics
-            && new.control == first.control
-            && new.state == first.state
-            && new.dump_every == first.dump_every
-            && new.hash_seed == first.hash_seed
-            && new.via == first.via;
-        if !is_kept {
-            return Err(
-                "plane, limits, api, metrics, control, state, dump_seconds, hash_seed and via \
-                        change with a restart only"
-                    .into(),
-            );
+        let changed = [
+            ("plane", new.plane != first.plane),
+            ("limits", new.limits != first.limits),
+            ("api", new.api != first.api),
+            ("metrics", new.metrics != first.metrics),
+            ("control", new.control != first.control),
+            ("state", new.state != first.state),
+            ("dump_seconds", new.dump_every != first.dump_every),
+            ("hash_seed", new.hash_seed != first.hash_seed),
+            ("via", new.via != first.via),
+        ];
+        let changed: Vec<_> = changed
+            .iter()
+            .filter(|one| one.1)
+            .map(|one| one.0)
+            .collect();
+        if !changed.is_empty() {
+            let names = changed.join(", ");
+            return Err(format!("{names}: changed, for which a restart is needed"));
         }
         let (services, timeouts) = (new.services.clone(), new.timeouts.clone());
         let reloaded = tasks.ask(move |engine| engine.reload(&services, timeouts));

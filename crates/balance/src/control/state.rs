@@ -44,8 +44,8 @@ fn write_new(path: &Path, dump: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// A state file that no other balancer uses meanwhile: it would write over what this one wrote. The
-/// lock is that of a file beside it, which stays, and goes from process to process by its descriptor.
+/// A state file that no other balancer uses meanwhile: it would write over what this one wrote. A
+/// file beside it has the lock, and stays. A successor gets the lock by the file's descriptor.
 #[derive(Debug)]
 pub(super) struct Lock {
     state: PathBuf,
