@@ -28,7 +28,9 @@ RELEASE := target/release
 DEBUG := target/debug
 TESTED := $(TOOLCHAIN) tools/tested.py
 PACKAGES_SKIPPED := build/packages-skipped
-PROGRAMS_NEED := -p outboard-cli -p outboard-client -p outboard-nvml -p outboard-cupti -p outboard-recorder -p outboard-net
+# Everything, with the features of dependencies that the unit tests have: for some packages alone cargo chooses fewer,
+# and builds the large crates again.
+BUILD_TESTED := $(CARGO) build --quiet --workspace --lib --bins --tests --examples
 NAME ?= gpu-check
 SPEED ?= speed
 BUDGET_S ?= 280
@@ -99,12 +101,13 @@ loom: $(TOOLCHAIN)
 # Every decoder, with seeded random bytes and mutations of real input; not of a release build, so that overflows and
 # false assertions are found too.
 fuzz: $(TOOLCHAIN)
-	$(TESTED) command fuzz -- $(CARGO) run --quiet -p outboard-fuzz -- --seconds 4
+	$(BUILD_TESTED)
+	$(TESTED) command fuzz -- $(DEBUG)/outboard-fuzz --seconds 4
 
 # Programs that nobody relinked, over shm and tcp, on the software device; and everything that should fail.
 programs: $(TOOLCHAIN) examples
 	@tools/etcd.sh
-	$(CARGO) build --quiet $(PROGRAMS_NEED)
+	$(BUILD_TESTED)
 	$(TESTED) pytest programs -- tests --ignore tests/instructions --ignore tests/packages --ignore tests/rdma
 	$(TESTED) pytest gpu-check -- gpu-check/tests
 
@@ -121,27 +124,27 @@ bare-root: wheel deb examples
 
 # One run of each program and of each kind of mistake: what `make check` takes of `make programs`.
 smoke: $(TOOLCHAIN) examples
-	$(CARGO) build --quiet $(PROGRAMS_NEED)
+	$(BUILD_TESTED)
 	$(TESTED) pytest smoke -- tests --ignore tests/instructions --ignore tests/packages --ignore tests/rdma -m smoke
 
 # Triton, numba-cuda, CuPy and PyTorch as they come from the index, 7 GB of them, on the software device. What cannot be
 # installed, for want of space or of a network, is skipped, and said so at the end.
 packages: $(TOOLCHAIN)
 	python3 tools/packages.py --skipped $(PACKAGES_SKIPPED) numba_cupy torch
-	$(CARGO) build --quiet -p outboard-cli -p outboard-client -p outboard-nvml -p outboard-cupti
+	$(BUILD_TESTED)
 	$(TESTED) pytest packages -- tests/packages
 
 # What the hot calls cost a program, counted by callgrind; never skipped for want of valgrind.
 instructions: $(TOOLCHAIN)
 	@tools/valgrind.sh
-	$(CARGO) build --quiet -p outboard-cli
+	$(BUILD_TESTED)
 	$(CARGO) build --release --quiet -p outboard-client -p outboard-recorder
 	$(TESTED) pytest instructions -- tests/instructions
 
 # Verbs of a real kernel with software RoCE, in guests of QEMU. Skipped, and said so at the end, only where there can be
 # none. An emulated machine on a busy host loses its patience: one test that failed runs again, which is said, too.
 test-rdma: $(TOOLCHAIN) examples
-	$(CARGO) build --quiet -p outboard-cli -p outboard-client -p outboard-nvml -p outboard-cupti
+	$(BUILD_TESTED)
 	$(TESTED) pytest rdma --again -- tests/rdma
 
 gpu-check: build
@@ -190,8 +193,7 @@ bench-balance: $(TOOLCHAIN)
 
 # Every measurement that can be made here, too short for its numbers to mean anything.
 bench-balance-quick: $(TOOLCHAIN)
-	$(CARGO) build --quiet -p outboard-cli
-	$(CARGO) build --quiet -p outboard-balance --example traffic
+	$(BUILD_TESTED)
 	OUTBOARD=$(DEBUG)/outboard TRAFFIC=$(DEBUG)/examples/traffic \
 		$(TESTED) command bench-balance -- $(TOOLCHAIN) tools/bench_balance.py run build/bench-balance-quick.json --quick
 
@@ -204,7 +206,8 @@ paper-pool: $(TOOLCHAIN)
 # The results and the page are what the simulation gives today: it takes some seconds and has one result.
 paper-pool-quick: $(TOOLCHAIN)
 	@mkdir -p build/paper-pool
-	$(CARGO) run --quiet -p outboard-dxpu --example paper >build/paper-pool/paper-pool.json
+	$(BUILD_TESTED)
+	$(DEBUG)/examples/paper >build/paper-pool/paper-pool.json
 	@cmp build/paper-pool/paper-pool.json $(POOL_PAPER)
 
 pool-demo: build
