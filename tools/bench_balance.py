@@ -611,7 +611,7 @@ def page_of(results: Rows) -> str:
         "",
         f"{machine['date']} UTC, {machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}. A client, the "
         "balancer and two backends in namespaces, joined by veth devices of one queue. All of the balancer's work, "
-        f"the kernel's for its interfaces too, is on one core.{shared} Ways take turns; numbers are medians of "
+        f"the kernel's for its interfaces too, is on one core.{shared} Ways take turns; numbers are medians of at most "
         f"{results['rounds']} rounds of {results['seconds']:g} s, in brackets the lowest and the highest.",
         "",
         *([machine["note"], ""] if machine.get("note") else []),
