@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -515,6 +516,9 @@ def test_af_xdp_takes_the_balancer_s_frames_and_leaves_the_rest(root_net: Net, t
         (PLANE + service("a", 1, "") + service("b", 1, ""), "belongs to another service already", 2),
         ('[plane]\nkind = "xpd"\ninterfaces = ["eth0"]\n', "unknown variant `xpd`", 2),
         ('[plane]\nkind = "xdp"\n', "AF_XDP needs interfaces", 2),
+        (service("a", 1, ""), 'kind = "tun" for a TUN device', 2),
+        ('[plane]\ninterfaces = ["eth0", "eth0"]\n', "interface eth0 is there twice", 2),
+        (TUN.replace("lb0", "eth0") + service("a", 1, ""), "which is not where packets come from", 0),
         ('[plane]\ninterfaces = ["eth7"]\n' + service("a", 1, ""), "interface eth7: finding it", 0),
         ('[plane]\ninterfaces = ["lo"]\n' + service("a", 1, ""), "interface lo is not Ethernet", 0),
     ],
@@ -779,11 +783,13 @@ def test_commands_over_http_need_the_token_and_bear_garbage(net: Net, tmp_path: 
         "no backend": 409, "no token": 401, "wrong token": 401, "open drain": 404, "open flows": 404, "get drain": 405,
         "hand-over": 404, "not there": 404, "wrong body": 400, "body of a reload": 400, "no packet": 400,
         "1,001 packets": 409, "wrong phase": 400, "not HTTP": 400, "long head": 413, "many headers": 400,
-        "long body": 413, "no length": 400, "chunks": 400, "cut": 400, "cut body": 400,
+        "long body": 413, "no length": 400, "chunks": 400, "cut": 400, "cut body": 400, "no port": 400,
     }  # fmt: skip
     assert {name: code for name, code in codes.items() if code != 200} == refused
     assert answers["drain"] == "1\n" and json.loads(answers["no backend"]) == {"error": "192.0.2.99:1 is no backend"}
+    assert "no port 9: there are 1" in answers["no port"]
     assert json.loads(answers["drained"])["services"] == [{"name": "echo", "usable": 1, "backends": 2}]
+    assert json.loads(answers["drained"])["exhausted"] == []
     assert "frames cut short" in answers["explain"] or "cut" in answers["explain"]
     assert report["beside_s"] < 2, "those that send nothing more make room"
     assert report["slow_s"] < 7
@@ -795,8 +801,11 @@ def test_commands_over_http_need_the_token_and_bear_garbage(net: Net, tmp_path: 
 
     assert command("drain", backend, *at).returncode == 0
     assert balancer.backends()[backend]["is_drained"]
-    assert "drained" in command("status", *at).stdout
+    shown = command("status", *at).stdout
+    assert "drained" in shown
+    assert re.search(r"^passed by +\d+ not_ours$", shown, re.M), "frames that are the host's own"
     assert command("flows", "--phase", "established", *at).stdout == ""
+    assert "no port 9: there are 1" in command("explain", "45", "--port", "9", *at).stderr
     assert "192.0.2.99:1 is no backend" in command("drain", "192.0.2.99:1", *at).stderr
     assert "needs --api-token" in command("status", *at[:2]).stderr
     token.chmod(0o644)

@@ -223,6 +223,12 @@ def test_a_capture_is_replayed_and_one_that_is_cut_is_told(tmp_path: Path) -> No
     assert part.stdout.startswith("47 frames read, 24 sent")
     assert "record 48 is cut short" in part.stderr
     assert out.stat().st_size > 24, "frames before the cut are written"
+    before, inode = out.read_bytes(), out.stat().st_ino
+    none = replay(captures / "balance.toml")
+    assert none.returncode == 1 and none.stdout.startswith("0 frames read")
+    assert (out.read_bytes(), out.stat().st_ino) == (before, inode), "what is no capture replaces nothing"
+    assert replay(captures / "programs.pcap", Path("/dev/null")).returncode == 0
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["cut.pcap", "out.pcap"]
     same = replay(cut, cut)
     assert same.returncode == 1
     assert "would be overwritten" in same.stderr

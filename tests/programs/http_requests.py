@@ -66,6 +66,7 @@ def main() -> None:
     note("wrong body", ask(control, "POST", "/drain", token, {"backend": 7}))
     note("body of a reload", ask(control, "POST", "/reload", token, [[]]))
     note("no packet", ask(control, "POST", "/explain", token, {"frames": ["4"]}))
+    note("no port", ask(control, "POST", "/explain", token, {"frames": ["45"], "port": 9}))
     note("1,001 packets", ask(control, "POST", "/explain", token, {"frames": ["45"] * 1001}))
     note("wrong phase", ask(control, "GET", "/flows?phase=none", token))
     note("not HTTP", send(control, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"))

@@ -17,6 +17,8 @@ pub const SERVICES_MAX: usize = 4096;
 pub const BACKENDS_MAX: usize = 4096;
 pub const WEIGHT_MAX: u32 = 1000;
 pub const CONNECTIONS_MAX: usize = 64 << 20;
+/// Longest name of an interface.
+pub const INTERFACE_BYTES_MAX: usize = 15;
 
 /// Longer than waking a thread takes, and too short to be noticed where little comes.
 const SPIN: Duration = Duration::from_micros(50);
@@ -38,7 +40,7 @@ pub enum ConfigError {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PlaneKind {
-    /// Packet sockets if there are interfaces, otherwise a TUN device.
+    /// Packet sockets, since interfaces are named.
     #[default]
     Auto,
     Packet,
@@ -295,13 +297,7 @@ impl Config {
                           fragments at most 1,048,576",
             );
         }
-        match (file.plane.kind, file.plane.interfaces.len()) {
-            (PlaneKind::Packet, 0) => return wrong("plane: packet sockets need interfaces"),
-            (PlaneKind::Xdp, 0) => return wrong("plane: AF_XDP needs interfaces"),
-            (PlaneKind::Tun, 2..) => return wrong("plane: a TUN device is one interface"),
-            (_, 257..) => return wrong("plane: at most 256 interfaces"),
-            _ => {}
-        }
+        check_plane(&file.plane).map_err(ConfigError::Value)?;
         if file.control.is_some() != file.control_token.is_some() {
             return wrong(
                 "control and control_token need each other: whoever has the token of that file \
@@ -341,8 +337,7 @@ impl Config {
     /// Returns whether frames begin with the IP header.
     pub fn is_tun(&self) -> bool {
         match self.plane.kind {
-            PlaneKind::Auto => self.plane.interfaces.is_empty(),
-            PlaneKind::Packet | PlaneKind::Xdp => false,
+            PlaneKind::Auto | PlaneKind::Packet | PlaneKind::Xdp => false,
             PlaneKind::Tun => true,
         }
     }
@@ -423,6 +418,44 @@ impl Config {
         }
         Ok(())
     }
+}
+
+/// Checks kind and interfaces.
+fn check_plane(plane: &PlaneTable) -> Result<(), String> {
+    match (plane.kind, plane.interfaces.len()) {
+        (PlaneKind::Auto, 0) => {
+            return Err(
+                "plane: write interfaces = [\"eth0\"] for packet sockets, with \
+                        kind = \"xdp\" for AF_XDP, or kind = \"tun\" for a TUN device"
+                    .into(),
+            );
+        }
+        (PlaneKind::Packet, 0) => return Err("plane: packet sockets need interfaces".into()),
+        (PlaneKind::Xdp, 0) => return Err("plane: AF_XDP needs interfaces".into()),
+        (PlaneKind::Tun, 2..) => {
+            return Err(
+                "plane: a TUN device is one interface: interfaces is its own name, not \
+                        where packets come from"
+                    .into(),
+            );
+        }
+        (_, 257..) => return Err("plane: at most 256 interfaces".into()),
+        _ => {}
+    }
+    let mut seen = HashSet::new();
+    for name in &plane.interfaces {
+        let is_name = |byte: u8| byte.is_ascii_graphic() && byte != b'/';
+        if !(1..=INTERFACE_BYTES_MAX).contains(&name.len()) || !name.bytes().all(is_name) {
+            return Err(format!(
+                "plane: {name:?} is no name of an interface, which has 1 to \
+                 {INTERFACE_BYTES_MAX} characters without blanks and slashes"
+            ));
+        }
+        if !seen.insert(name) {
+            return Err(format!("plane: interface {name} is there twice"));
+        }
+    }
+    Ok(())
 }
 
 fn checked(
@@ -586,6 +619,45 @@ mod tests {
         assert!(!config.is_tun());
     }
 
+    /// Checks that the file is refused with `text` if it has one thing in place of another.
+    fn refuses(from: &str, to: &str, text: &str) {
+        let broken = GOOD.replacen(from, to, 1);
+        assert_ne!(broken, GOOD, "{from}");
+        let error = Config::parse(&broken).expect_err(text).to_string();
+        assert!(error.contains(text), "{error}\nhas not: {text}");
+    }
+
+    #[test]
+    fn planes_that_cannot_be_are_refused() {
+        for (from, to, text) in [
+            (
+                "interfaces = [\"eth0\"]",
+                "kind = \"packet\"",
+                "need interfaces",
+            ),
+            (
+                "interfaces = [\"eth0\"]",
+                "",
+                "plane: write interfaces = [\"eth0\"] for packet sockets",
+            ),
+            (
+                "interfaces = [\"eth0\"]",
+                "kind = \"tun\"\ninterfaces = [\"eth0\", \"eth1\"]",
+                "is its own name",
+            ),
+            (
+                "[\"eth0\"]",
+                "[\"eth0\", \"eth1\", \"eth0\"]",
+                "interface eth0 is there twice",
+            ),
+            ("[\"eth0\"]", "[\"a234567890123456\"]", "1 to 15 characters"),
+            ("[\"eth0\"]", "[\"\"]", "is no name of an interface"),
+            ("[\"eth0\"]", "[\"eth 0\"]", "is no name of an interface"),
+        ] {
+            refuses(from, to, text);
+        }
+    }
+
     #[test]
     fn mistakes_are_refused_with_what_is_wrong() {
         for (from, to, text) in [
@@ -625,16 +697,8 @@ mod tests {
                 "unknown field",
             ),
             ("interval_ms = 500", "fall = 0", "rise and fall at least 1"),
-            (
-                "interfaces = [\"eth0\"]",
-                "kind = \"packet\"",
-                "need interfaces",
-            ),
         ] {
-            let broken = GOOD.replacen(from, to, 1);
-            assert_ne!(broken, GOOD, "{from}");
-            let error = Config::parse(&broken).expect_err(text).to_string();
-            assert!(error.contains(text), "{error}\nhas not: {text}");
+            refuses(from, to, text);
         }
         let twice = format!("{GOOD}{}", &GOOD[GOOD.find("[[service]]").expect("one")..]);
         let error = Config::parse(&twice).expect_err("two").to_string();

@@ -177,6 +177,8 @@ mod tests {
     use crate::engine::tests::build::{Build, ends};
 
     const TEXT: &str = r#"
+        [plane]
+        kind = "tun"
         [[service]]
         name = "web"
         address = "192.0.2.10:80"

@@ -3,8 +3,8 @@
 use std::{
     env,
     fmt::Write as _,
-    fs::File,
-    io::{BufReader, BufWriter, IsTerminal as _},
+    fs::{self, File},
+    io::{self, BufReader, BufWriter, IsTerminal as _},
     path::{Path, PathBuf},
     process::ExitCode,
     time::{Duration, Instant},
@@ -17,8 +17,8 @@ use outboard_balance::{
         self, Api, BackendStatus, Bytes, FRAMES_MAX, Flow, Means, QUESTION_BYTES_MAX, Question,
         Start, Status,
     },
-    engine::Phase,
-    replay::{self, Replayed},
+    engine::{Phase, Reason},
+    replay::{self, ReplayError, Replayed},
 };
 use outboard_flow::traffic::pcap::Reader;
 use outboard_link::Endpoint;
@@ -200,12 +200,22 @@ fn status(api: &Api, json: bool) -> anyhow::Result<ExitCode> {
         writeln!(out, "new clients were refused in the last minute: {reason}")?;
     }
     for (reason, count) in &status.dropped {
-        writeln!(out, "dropped {count:>10} {reason}")?;
+        writeln!(out, "{:<9} {count:>10} {reason}", fate(reason))?;
     }
     for interface in &status.interfaces_gone {
         writeln!(out, "interface {interface} is gone")?;
     }
     print(out.as_bytes())
+}
+
+/// Says what becomes of a frame that is not sent on. One that is not for the balancer is its
+/// host's.
+fn fate(reason: &str) -> &'static str {
+    if reason == Reason::NotOurs.label() {
+        "passed by"
+    } else {
+        "dropped"
+    }
 }
 
 /// Shows rates until the balancer ends, or `count` views were shown.
@@ -274,7 +284,8 @@ fn rates(out: &mut String, before: &Status, now: &Status, seconds: f64) -> std::
     for (reason, count) in &now.dropped {
         let old = before.dropped.get(reason).copied().unwrap_or_default();
         if *count > old {
-            writeln!(out, "dropped/s {:>10.0} {reason}", rate(old, *count))?;
+            let fate = format!("{}/s", fate(reason));
+            writeln!(out, "{fate:<11} {:>10.0} {reason}", rate(old, *count))?;
         }
     }
     Ok(())
@@ -350,9 +361,18 @@ fn replay(config: &Path, input: &Path, output: &Path) -> anyhow::Result<ExitCode
     let frames = BufReader::new(File::open(input).with_context(|| name(input))?);
     let is_same = output.exists() && input.canonicalize()? == output.canonicalize()?;
     anyhow::ensure!(!is_same, "{} would be overwritten", name(input));
-    let out = BufWriter::new(File::create(output).with_context(|| name(output))?);
     let mut replayed = Replayed::default();
-    let done = replay::replay(&config, frames, out, &mut replayed);
+    let out = Output::new(output).with_context(|| name(output))?;
+    let done = replay::replay(&config, frames, BufWriter::new(&out.file), &mut replayed);
+    // Of a capture that is cut the frames before are there; what is no capture replaces nothing.
+    let is_kept = match &done {
+        Ok(()) => true,
+        Err(ReplayError::Write(_)) => false,
+        Err(_) => replayed.read > 0,
+    };
+    if is_kept {
+        out.keep().with_context(|| name(output))?;
+    }
     let mut text = format!(
         "{} frames read, {} sent, {} connections opened\n",
         replayed.read, replayed.sent, replayed.opened
@@ -366,6 +386,53 @@ fn replay(config: &Path, input: &Path, output: &Path) -> anyhow::Result<ExitCode
     let printed = print(text.as_bytes())?;
     done.with_context(|| name(input))?;
     Ok(printed)
+}
+
+/// A file that takes the place of another once it is whole.
+struct Output {
+    file: File,
+    /// Where it is written, and its place; `None` for a device or pipe, which is written to itself.
+    paths: Option<(PathBuf, PathBuf)>,
+}
+
+impl Output {
+    fn new(path: &Path) -> io::Result<Output> {
+        let before = fs::metadata(path);
+        if before.as_ref().is_ok_and(|before| !before.is_file()) {
+            let file = outboard_files::open_stream(path)?;
+            return Ok(Output { file, paths: None });
+        }
+        // A link stays, and what it leads to is replaced.
+        let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+        let mut beside = path.clone().into_os_string();
+        beside.push(format!(".{}.new", std::process::id()));
+        let file = File::create_new(&beside)?;
+        let output = Output {
+            file,
+            paths: Some((beside.into(), path)),
+        };
+        if let Ok(before) = before {
+            output.file.set_permissions(before.permissions())?;
+        }
+        Ok(output)
+    }
+
+    fn keep(mut self) -> io::Result<()> {
+        match self.paths.take() {
+            Some((beside, path)) => {
+                fs::rename(&beside, path).inspect_err(|_| drop(fs::remove_file(&beside)))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        if let Some((beside, _)) = &self.paths {
+            let _ = fs::remove_file(beside);
+        }
+    }
 }
 
 fn read_capture(path: &Path) -> anyhow::Result<Vec<Bytes>> {

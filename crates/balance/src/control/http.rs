@@ -252,6 +252,7 @@ fn respond(request: &Request, access: &Access, answering: &Answering) -> Answer 
         }
         Ok(value) => Answer::json(200, &value),
         Err(error @ Refusal::Busy(_)) => Answer::refused(503, &error.to_string()),
+        Err(error @ Refusal::Wrong(_)) => Answer::refused(400, &error.to_string()),
         Err(error @ Refusal::Refused(_)) => Answer::refused(409, &error.to_string()),
     }
 }

@@ -138,6 +138,9 @@ pub(super) enum Refusal {
     Busy(#[from] NoAnswer),
     #[error("{0}")]
     Refused(String),
+    /// Of a question that means nothing here.
+    #[error("{0}")]
+    Wrong(String),
 }
 
 impl Answering {
@@ -180,6 +183,13 @@ impl Answering {
             }
             Question::Explain { frames, port } => {
                 let explained = tasks.ask(move |engine| {
+                    let ports = engine.ports().len();
+                    if usize::from(port) >= ports {
+                        return Err(Refusal::Wrong(format!(
+                            "no port {port}: there are {ports}, counted from 0, by the order of \
+                             interfaces in the file"
+                        )));
+                    }
                     let explain = |Bytes(bytes)| {
                         engine.explain(&Frame {
                             bytes,
@@ -187,9 +197,9 @@ impl Answering {
                             ..Frame::default()
                         })
                     };
-                    frames.into_iter().map(explain).collect::<Vec<_>>()
+                    Ok(frames.into_iter().map(explain).collect::<Vec<_>>())
                 });
-                json(&explained?)
+                json(&explained??)
             }
             Question::Reload => {
                 (self.reload)().map_err(Refusal::Refused)?;

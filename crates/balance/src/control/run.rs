@@ -166,7 +166,6 @@ pub fn run(
         reload: reloader(path, &config, means.greet, &tasks),
         tasks,
     };
-    let reload = Arc::clone(&answering.reload);
     let doors = Doors {
         answering: answering.clone(),
         plane: config.plane.clone(),
@@ -181,7 +180,7 @@ pub fn run(
         passing.announce();
     }
     is_ready(&passing.plane.interfaces());
-    let ended = passing.pass(&stop, &hup, &reload);
+    let ended = passing.pass(&stop, &hup, &answering.reload);
     passing.dumps.iter_mut().for_each(Dumps::finish);
     if matches!(ended, Ok(End::HandedOver)) {
         socket.is_handed_over = true;

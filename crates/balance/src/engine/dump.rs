@@ -184,7 +184,7 @@ impl Engine {
         self.open
             .insert(connection.clone(), &self.timeouts, self.now_ms)
             .ok()?;
-        self.services.opened(&connection);
+        self.services.has(&connection);
         Some(())
     }
 }

@@ -52,7 +52,8 @@ impl Engine {
             let connection = self.table(table).get(index).ok_or(Reason::NoConnection)?;
             steps.push(describe_connection(connection, table, side));
             let reopens = packet.tcp.is_some_and(|tcp| super::is_opening(&tcp));
-            if side == Side::Backend || !connection.phase.is_over() || !reopens {
+            let moves = side == Side::Client && self.moves(connection);
+            if !moves && (side == Side::Backend || !connection.phase.is_over() || !reopens) {
                 self.check_interface(frame, packet, connection, side)?;
                 if packet.tcp.is_some() {
                     let step = connection.clone().step(side, packet)?;
@@ -65,9 +66,25 @@ impl Engine {
                 self.explain_length(frame, packet, &route, steps)?;
                 return Ok(sent(&route.translation, route.is_direct));
             }
-            steps.push("it is over: this opens a new one".into());
+            let why = if moves {
+                "its backend is down"
+            } else {
+                "it is over"
+            };
+            steps.push(format!("{why}: this opens a new one"));
             over = (table == Table::Open).then_some(index);
         }
+        self.explain_opening(frame, packet, over, steps)
+    }
+
+    /// Explains a packet that opens a connection, in place of one that is `over` if there is one.
+    fn explain_opening(
+        &self,
+        frame: &Frame,
+        packet: &Packet,
+        over: Option<u32>,
+        steps: &mut Vec<String>,
+    ) -> Result<String, Reason> {
         let plan = self.plan(frame, packet, over)?;
         let connection = plan.connection;
         let (_, is_kept) = self

@@ -466,7 +466,8 @@ impl Engine {
         let now_ms = self.now_ms;
         let connection = self.table(table).get(index).ok_or(Reason::NoConnection)?;
         let opens_again = packet.tcp.is_some_and(|tcp| is_opening(&tcp));
-        if side == Side::Client && connection.phase.is_over() && opens_again {
+        let is_over = connection.phase.is_over() && opens_again;
+        if side == Side::Client && (is_over || self.moves(connection)) {
             self.remove(table, index);
             return self.open(frame, packet);
         }
@@ -513,6 +514,18 @@ impl Engine {
         }
         self.count(side, packet);
         self.begin_fragments(frame, packet, route)
+    }
+
+    /// Returns whether the client's next packet goes to another backend, since its own is down: UDP
+    /// has no state that would be lost. It stays if there is no other.
+    fn moves(&self, connection: &Connection) -> bool {
+        let is_down = |id| self.services.backend(id).is_some_and(|one| !one.is_up);
+        connection.protocol == UDP
+            && is_down(connection.backend)
+            && self
+                .services
+                .choose(connection.service, connection.client)
+                .is_ok_and(|(other, _)| !is_down(other))
     }
 
     fn count(&mut self, side: Side, packet: &Packet) {

@@ -345,17 +345,26 @@ impl Services {
         protocol != UDP || !self.has_tcp || self.udp < room / 2
     }
 
-    /// Notes a connection that is open: its client stays with its backend while it has any.
+    /// Notes a connection that has opened.
     pub(super) fn opened(&mut self, connection: &Connection) {
+        if let Some(service) = self.services.get_mut(connection.service as usize) {
+            service.opened += 1;
+        }
+        if let Some(backend) = self.backends.get_mut(connection.backend as usize) {
+            backend.opened += 1;
+        }
+        self.has(connection);
+    }
+
+    /// Notes a connection that is open: its client stays with its backend while it has any.
+    pub(super) fn has(&mut self, connection: &Connection) {
         self.udp += usize::from(connection.protocol == UDP);
-        let Some(service) = self.services.get_mut(connection.service as usize) else {
+        let Some(service) = self.services.get(connection.service as usize) else {
             return;
         };
-        service.opened += 1;
         let has_affinity = service.rule.affinity;
         if let Some(backend) = self.backends.get_mut(connection.backend as usize) {
             backend.connections += 1;
-            backend.opened += 1;
         }
         if !has_affinity {
             return;

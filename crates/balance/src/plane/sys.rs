@@ -51,8 +51,12 @@ pub(super) fn open_tun(name: &str) -> Result<OwnedFd, PlaneError> {
     request.ifr_ifru.ifru_flags =
         (libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
     // SAFETY: the request is whole, and TUNSETIFF reads no more than it.
-    checked(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &raw const request) })
-        .map_err(failed(name, "making the TUN device"))?;
+    checked(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &raw const request) }).map_err(
+        failed(
+            name,
+            "making the TUN device of this name, which is not where packets come from",
+        ),
+    )?;
     let offloads = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
     // SAFETY: TUNSETOFFLOAD takes a number.
     checked(unsafe {

@@ -500,6 +500,54 @@ fn udp_lives_as_long_as_its_phase() {
 }
 
 #[test]
+fn datagrams_go_elsewhere_if_their_backend_is_down() {
+    for forward in [Forward::Nat, Forward::FullNat] {
+        for affinity in [false, true] {
+            let mut rule = service(forward, VIP, UDP, &BACKENDS[..2]);
+            rule.affinity = affinity;
+            let mut engine = engine(&[rule]);
+            let (from, key) = (client(1), (socket(VIP), UDP));
+            let there = Build::udp(&from, VIP).data(b"q").bytes();
+            let ask = |engine: &mut Engine, now| {
+                let frame = Frame {
+                    bytes: there.clone(),
+                    ..Frame::default()
+                };
+                let explained = engine.explain(&frame).concat();
+                let sent = pass(engine, &there, now).expect("sent");
+                let (source, target) = build::ends(&sent);
+                assert!(explained.contains(&target), "{explained} {target}");
+                (source, target)
+            };
+            // Half-open at first, and later open.
+            for is_answered in [false, true] {
+                let (source, first) = ask(&mut engine, 0);
+                let answer = Build::udp(&first, &source).data(b"a").bytes();
+                if is_answered {
+                    pass(&mut engine, &answer, 0).expect("sent");
+                }
+                assert_eq!(ask(&mut engine, 1).1, first);
+                engine.set_health(&key, socket(&first), None);
+                let (_, second) = ask(&mut engine, 2);
+                assert_ne!(second, first);
+                assert_eq!(ask(&mut engine, 3).1, second, "it stays there");
+                // What the dead one still sends belongs to nobody.
+                assert!(pass(&mut engine, &answer, 3).is_err());
+                engine.set_health(&key, socket(&second), None);
+                assert_eq!(ask(&mut engine, 4).1, second, "there is no other");
+                engine.set_health(&key, socket(&first), Some(100));
+                engine.set_health(&key, socket(&second), Some(100));
+                assert_eq!(ask(&mut engine, 5).1, second, "one that is up again");
+                let (open, half_open, _) = engine.sizes();
+                assert_eq!(open + half_open, 1);
+                let connections: u64 = engine.backends().map(|one| one.connections).sum();
+                assert_eq!(connections as usize, open);
+            }
+        }
+    }
+}
+
+#[test]
 fn a_dump_restores_every_connection_and_a_broken_one_is_refused() {
     for forward in [Forward::Nat, Forward::FullNat] {
         let rule = service(forward, VIP, TCP, &BACKENDS);
@@ -513,6 +561,12 @@ fn a_dump_restores_every_connection_and_a_broken_one_is_refused() {
         let mut new = engine_with(std::slice::from_ref(&rule), other, Port::default());
         assert_eq!(new.restore(&dump), Ok((100, 0)));
         assert_eq!(new.restore(&dump), Ok((0, 100)), "twice");
+        // They are there, and were opened by another process.
+        let opened: u64 = new.services().map(|one| one.2).sum();
+        assert_eq!((new.sizes().0, opened, new.counts().opened), (100, 0, 0));
+        let backends: Vec<_> = new.backends().cloned().collect();
+        assert_eq!(backends.iter().map(|one| one.connections).sum::<u64>(), 100);
+        assert_eq!(backends.iter().map(|one| one.opened).sum::<u64>(), 0);
         for (i, (target, source)) in before.iter().enumerate() {
             assert_eq!(backend_of(&mut new, &client(i), 6).as_ref(), Ok(target));
             let back = Build::tcp(target, source).numbers(901, 102).bytes();
