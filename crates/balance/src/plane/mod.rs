@@ -131,6 +131,13 @@ impl Offload {
         self.0[0] & NEEDS_CHECKSUM != 0
     }
 
+    /// Says in a frame, whose memory may have been another's, what the header says of it.
+    fn describe(&self, frame: &mut Frame, port: u16) {
+        frame.port = port;
+        frame.partial = self.is_partial();
+        frame.segment_bytes = self.segment_bytes();
+    }
+
     /// Bytes of data in each segment that the device makes of the frame; 0 if it makes none.
     fn segment_bytes(&self) -> u16 {
         if self.0[KIND_AT] == 0 {
@@ -184,9 +191,7 @@ impl Reader {
         }
         frame.bytes.clear();
         frame.bytes.extend_from_slice(bytes);
-        frame.port = port;
-        frame.partial = offload.is_partial();
-        frame.segment_bytes = offload.segment_bytes();
+        offload.describe(frame, port);
         Ok(Some(offload))
     }
 }

@@ -43,8 +43,7 @@ impl Socket {
             match slots.take(&mut frame.bytes) {
                 Slot::Empty => return Ok(None),
                 Slot::Frame(offload) => {
-                    frame.port = port;
-                    frame.partial = offload.is_partial();
+                    offload.describe(frame, port);
                     return Ok(Some(offload));
                 }
                 Slot::Queued => {
@@ -130,9 +129,11 @@ fn send_many(fd: BorrowedFd<'_>, batch: &[([u8; OFFLOAD_BYTES], &[u8])]) -> usiz
         match sendmmsg(fd, &mut messages[done..], SendFlags::DONTWAIT) {
             Ok(count) if count > 0 => done += count,
             // The first of them is the one that cannot be sent.
-            Ok(_) | Err(_) => {
-                done += 1;
-                unsent += 1;
+            Ok(_) => (done, unsent) = (done + 1, unsent + 1),
+            Err(error) => {
+                let (header, frame) = &batch[done];
+                tracing::debug!(%error, ?header, bytes = frame.len(), "a frame that could not be sent");
+                (done, unsent) = (done + 1, unsent + 1);
             }
         }
     }
