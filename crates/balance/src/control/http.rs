@@ -153,7 +153,7 @@ fn read_request(stream: &mut TcpStream, deadline: Instant) -> io::Result<Result<
 /// A request as far as it has come.
 enum Taken {
     Whole(Request),
-    /// Not all of so many bytes.
+    /// Only part of a body of this many bytes.
     Until(usize),
 }
 

@@ -45,7 +45,7 @@ macro_rules! questions {
 
 questions! {
     "status" Open Status,
-    /// Whether each service has a backend for new clients.
+    /// Says if each service has a backend for new clients.
     "health" Open Health,
     "flows" Get Flows {
         #[serde(default = "flows_default")]

@@ -89,7 +89,7 @@ impl Lock {
     }
 }
 
-/// Reads the file of a table with room for so many connections; `None` if there is none. It goes
+/// Reads the file of a table with room for `connections_max`; `None` if there is none. It goes
 /// into memory whole, so its length has a limit.
 pub(super) fn read(path: &Path, connections_max: usize) -> io::Result<Option<Vec<u8>>> {
     let file = match outboard_files::open(path) {

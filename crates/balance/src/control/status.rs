@@ -64,7 +64,7 @@ pub struct BackendStatus {
     pub opened: u64,
 }
 
-/// Whether clients are served.
+/// Health of the balancer: clients are served, or why not.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Health {
     /// Each service has a backend for new clients, and no interface is gone.

@@ -218,7 +218,7 @@ impl Rows {
     }
 }
 
-/// Entries of a table for so many connections: two keys each, and room that it needs to place them.
+/// Number of entries of a table for this many connections: two keys each, and a quarter more.
 fn flows_of(connections: usize) -> usize {
     connections * 2 + connections / 2 + 64
 }
@@ -247,8 +247,8 @@ impl Connections {
         })
     }
 
-    /// Makes room for so many connections of both versions of IP at once: a table that grows
-    /// meanwhile may refuse some of them. Does nothing if there are connections, or no memory.
+    /// Makes room for these numbers of connections over IPv4 and IPv6 at once: a table that grows
+    /// in steps may refuse some of them. Does nothing if there are connections, or no memory.
     pub(super) fn reserve(&mut self, [v4, v6]: [usize; 2]) {
         let max = flows_of(self.max);
         let larger = |count: usize| Some(flows_of(count)).filter(|flows| *flows > FLOWS_AT_FIRST);

@@ -359,10 +359,10 @@ pub(crate) struct PoolSparesArgs {
     pub(crate) pool: Option<ManagerUrls>,
     #[command(flatten)]
     pub(crate) token: PoolTokenArgs,
-    /// Word of the GPUs' model, in any case [default: so many of each model]
+    /// Model of the GPUs, or a word of it in any case [default: as many of each model]
     #[arg(long, value_name = "NAME", requires = "count")]
     pub(crate) model: Option<String>,
-    /// Hold so many back in each group of this kind [default: in the whole pool]
+    /// Hold the spares back in each group of this kind [default: in the whole pool]
     #[arg(long, value_enum, requires = "count")]
     pub(crate) per: Option<SameArg>,
     /// Part of the GPUs that fail within a year, as 9%
