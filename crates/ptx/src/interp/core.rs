@@ -306,6 +306,25 @@ impl Core<'_> {
         crate::lanes::lanes(mask).fold(mask, |all, l| all | members[l])
     }
 
+    /// Returns the lanes of a group whose members have not all come. Lanes that name each other,
+    /// even by others, wait together.
+    pub(in crate::interp) fn waiting(&self, op: Op, mask: u32) -> u32 {
+        let of = |lane: usize| self.members(op, 1 << lane) & self.live;
+        let mut waiting = crate::lanes::lanes(mask)
+            .filter(|&lane| of(lane) & !mask != 0)
+            .fold(0, |all, lane| all | 1 << lane);
+        loop {
+            let named = crate::lanes::lanes(waiting).fold(0, |all, lane| all | of(lane));
+            let more = crate::lanes::lanes(mask)
+                .filter(|&lane| (1 << lane | of(lane)) & (waiting | named) != 0)
+                .fold(waiting, |all, lane| all | 1 << lane);
+            if more == waiting {
+                return waiting;
+            }
+            waiting = more;
+        }
+    }
+
     #[inline(never)]
     pub(in crate::interp) fn collective(
         &mut self,

@@ -244,3 +244,46 @@ fn threads_that_left_do_not_hold_up_a_barrier() {
         }
     }
 }
+
+/// Lanes 1 and 3 wait at one shuffle, each for the other lane of its pair. `first` is what lane 0
+/// does before it comes, `second` what lane 2 does; both may spin until a flag is set by lane
+/// `by` after its own shuffle.
+fn pairs(first: &str, second: &str, by: u32) -> Vec<u32> {
+    let spin = |name: &str| {
+        format!(
+            "{name}: add.u32 %n, %n, 1; ld.relaxed.gpu.u32 %x, [%out+64]; setp.ne.u32 %p, %x, 0;
+             @%p bra meet; setp.lt.u32 %p, %n, 1000000; @%p bra {name}; bra meet;"
+        )
+    };
+    let text = format!(
+        ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 out) {{
+         .reg .b32 %lane, %mask, %n, %x, %y; .reg .b64 %out, %at; .reg .pred %p, %q;
+         ld.param.u64 %out, [out]; mov.u32 %lane, %tid.x; mul.wide.u32 %at, %lane, 4;
+         add.u64 %at, %out, %at; setp.ge.u32 %p, %lane, 4; @%p bra end;
+         and.b32 %x, %lane, 2; mov.u32 %mask, 3; shl.b32 %mask, %mask, %x; mov.u32 %n, 0;
+         setp.eq.u32 %p, %lane, 0; @%p bra first; setp.eq.u32 %p, %lane, 2; @%p bra second;
+         bra meet;
+         first: {} second: {}
+         meet: shfl.sync.bfly.b32 %y|%q, %lane, 1, 31, %mask;
+         setp.ne.u32 %p, %lane, {by}; @%p bra store; st.relaxed.gpu.u32 [%out+64], 1;
+         store: st.global.u32 [%at], %y; st.global.u32 [%at+16], %n;
+         end: ret; }}",
+        first.replace("spin", &spin("spin0")),
+        second.replace("spin", &spin("spin2")),
+    );
+    let device = Device::new(&text);
+    let out = device.alloc(128);
+    device.run("k", 1, 32, &[Arg::Ptr(out)]);
+    device.download(out, 8)
+}
+
+#[test]
+fn lanes_do_not_wait_for_members_of_others() {
+    let spun = pairs("spin", "bra meet;", 3);
+    assert_eq!(spun[..4], [1, 0, 3, 2]);
+    assert!(spun[4] < 1_000_000, "lane 0 waited in vain");
+    // Lane 1 goes on when lane 0 exits; the value that it reads is its own.
+    let left = pairs("bra end;", "spin", 1);
+    assert_eq!(left[2..4], [3, 2]);
+    assert!(left[6] < 1_000_000, "lane 2 waited in vain");
+}

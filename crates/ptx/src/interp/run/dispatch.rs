@@ -260,7 +260,8 @@ fn flow(
     }
 }
 
-/// Executes an instruction for whose members the group waits.
+/// Executes an instruction for whose members the group waits. Lanes whose members have all come go
+/// on without those whose members have not: pairs of a warp do not wait for other pairs.
 #[inline(always)]
 fn collective(
     core: &mut Core<'_>,
@@ -272,14 +273,31 @@ fn collective(
     let members = core.members(op, mask);
     if members & core.live & !mask != 0 {
         group.peel(others, mask);
-        group.state = GroupState::Members(members);
-        return Ok(Some(Event::Wait));
+        let waiting = core.waiting(op, mask);
+        let awaited = core.members(op, waiting) & core.live;
+        if waiting == mask {
+            group.state = GroupState::Members(awaited);
+            return Ok(Some(Event::Wait));
+        }
+        let pc = core.pc;
+        group.split(others, mask & !waiting, pc + 1, pc);
+        if let Some(rest) = others.last_mut() {
+            rest.state = GroupState::Members(awaited);
+        }
+        execute_collective(core, op, mask & !waiting)?;
+        return Ok(Some(Event::Reschedule));
     }
+    execute_collective(core, op, mask)?;
+    Ok(None)
+}
+
+/// Executes an instruction whose members have come.
+fn execute_collective(core: &mut Core<'_>, op: Op, mask: u32) -> Result<(), Stop> {
     if let Op::WarpSync { .. } = op
         && let Some(watch) = core.env.watch
     {
         watch.warp_sync(core.env.linear(core.block), core.warp);
     }
-    core.collective(op, members & core.live, mask)?;
-    Ok(None)
+    let members = core.members(op, mask);
+    core.collective(op, members & core.live, mask)
 }

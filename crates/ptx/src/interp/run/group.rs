@@ -6,7 +6,7 @@ use crate::interp::storage::Frame;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GroupState {
     Ready,
-    /// At an instruction that these lanes must reach.
+    /// At an instruction that these lanes, which all lived then, must reach.
     Members(u32),
     /// At a barrier of the block, with the destination of a reduction's result.
     Barrier {

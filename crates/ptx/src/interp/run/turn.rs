@@ -233,12 +233,10 @@ impl Warp {
                     self.groups.swap_remove(j);
                     let merged = &mut self.groups[i];
                     merged.mask |= b.mask;
-                    // A group that was ready checks the members again, together with those that
-                    // waited.
+                    // Groups that wait for the same lanes go on waiting; others look again who
+                    // has come.
                     merged.state = match (a.state, b.state) {
-                        (GroupState::Members(x), GroupState::Members(y)) => {
-                            GroupState::Members(x | y)
-                        }
+                        (GroupState::Members(x), GroupState::Members(y)) if x == y => a.state,
                         _ => GroupState::Ready,
                     };
                 } else {
@@ -249,12 +247,12 @@ impl Warp {
         }
     }
 
-    /// Lets groups go on whose members have all arrived or exited.
+    /// Lets groups go on whose members have all arrived, and look again after one exited.
     fn wake(&mut self) {
         let live = self.live;
         for group in &mut self.groups {
             if let GroupState::Members(members) = group.state
-                && members & live & !group.mask == 0
+                && (members & !group.mask == 0 || members & !live != 0)
             {
                 group.state = GroupState::Ready;
             }
