@@ -1,6 +1,7 @@
 //! Targets of the fuzzer: bytes become packets and transactions, or errors.
 
 use crate::{
+    ethernet,
     packet::{Joiner, Packet, Route, split},
     proxy::HostProxy,
     tlp::{Kind, Request, Tlp},
@@ -23,6 +24,7 @@ pub fn packets(mut data: &[u8]) {
     while let Some((length, rest)) = data.split_first_chunk::<2>() {
         let length = usize::from(u16::from_be_bytes(*length)).min(rest.len());
         let (bytes, after) = rest.split_at(length);
+        let _ = ethernet::packet(bytes, ethernet::Mac::default());
         if let Ok(packet) = Packet::parse(bytes) {
             let mut out = Vec::new();
             packet.emit(&mut out);

@@ -67,6 +67,8 @@ pub enum PacketError {
     TlpCrc { computed: u32, stated: u32 },
     #[error("a packet of a transaction that does not go on like this")]
     OutOfPlace,
+    #[error("a packet of node {}, which is none of this connection's", .0.0)]
+    Foreign(Node),
     #[error(transparent)]
     Tlp(#[from] TlpError),
 }
