@@ -3,7 +3,8 @@
 usage: PYTHONPATH=tests python tests/balance/long.py RESULT [PART...]   (make balance-soak)
 
 Parts: packet and xdp, transfers while backends come and go and the balancer restarts and is taken over, by that way of
-frames; flood, SYNs beside connections and new clients. Each replaces its own part of the result.
+frames; flood and flood_user_namespace, SYNs beside connections and new clients, as root and without. Each replaces its
+own part of the result.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +117,9 @@ def soak(kind: str) -> dict[str, Any]:
     }
 
 
-def flood(capacity: int, rate: int) -> dict[str, Any]:
+def flood(capacity: int, rate: int, as_root: bool) -> dict[str, Any]:
     """Counts what becomes of connections, and of clients that come, under a flood of SYNs."""
-    with hosts(os.geteuid() == 0) as (net, folder):
+    with hosts(as_root) as (net, folder):
         for host in SERVERS:
             serve(net, host, "serve", host)
         limits = f"[limits]\nhalf_open = {capacity}\n"
@@ -158,6 +160,20 @@ def hosts(as_root: bool) -> Any:
         yield net, Path(folder)
 
 
+def floods(as_root: bool) -> list[dict[str, Any]]:
+    return [flood(capacity, rate, as_root) for capacity, rate in FLOODS]
+
+
+PARTS: dict[str, Callable[[], Any]] = {
+    "packet": lambda: soak("packet"),
+    "xdp": lambda: soak("xdp"),
+    "flood": lambda: floods(True),
+    "flood_user_namespace": lambda: floods(False),
+}
+# XDP programs are loaded by root.
+AS_ROOT = {"xdp", "flood"}
+
+
 def about() -> dict[str, Any]:
     version = subprocess.run([OUTBOARD, "--version"], capture_output=True, text=True, check=True).stdout.strip()
     model = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
@@ -174,16 +190,13 @@ def about() -> dict[str, Any]:
 def main() -> None:
     # A terminal's Ctrl-C reaches all hosts by itself.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    path, parts = Path(sys.argv[1]), sys.argv[2:] or ["packet", "xdp", "flood"]
+    path, parts = Path(sys.argv[1]), sys.argv[2:] or list(PARTS)
     result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     for part in parts:
-        if part == "flood":
-            made: Any = [flood(capacity, rate) for capacity, rate in FLOODS]
-        elif part == "xdp" and os.geteuid() != 0:
-            print("xdp is left out: its programs are loaded by root")
+        if part in AS_ROOT and os.geteuid() != 0:
+            print(f"{part} is left out: it needs root")
             continue
-        else:
-            made = soak(part)
+        made = PARTS[part]()
         result[part] = {"machine": about(), "load": os.getloadavg()[0], "measured": made}
         path.write_text(json.dumps(result, indent=2) + "\n")
         print(part, json.dumps(made), flush=True)

@@ -171,7 +171,7 @@ impl Engine {
             packets: [0; 2],
             bytes: [0; 2],
         };
-        if !fits || self.tuple(&connection, None) != super::Tuple::Free {
+        if !fits || self.tuple(&connection, None) != super::open::Tuple::Free {
             return None;
         }
         if connection.phase.is_half_open() || !self.may_open(protocol) {

@@ -51,7 +51,7 @@ impl Engine {
         if let Some((table, index, side)) = self.find(packet, NONE) {
             let connection = self.table(table).get(index).ok_or(Reason::NoConnection)?;
             steps.push(describe_connection(connection, table, side));
-            let reopens = packet.tcp.is_some_and(|tcp| super::is_opening(&tcp));
+            let reopens = packet.tcp.is_some_and(|tcp| super::open::is_opening(&tcp));
             let moves = side == Side::Client && self.moves(connection);
             if !moves && (side == Side::Backend || !connection.phase.is_over() || !reopens) {
                 self.check_interface(frame, packet, connection, side)?;
