@@ -57,6 +57,8 @@ NAMES = {
 PARTS = ["latency", "rate", "cost", "tcp", "tcp without offloads", "http", "http short"]
 # Frames and samples a second of the cost's measurement.
 SAMPLED, SAMPLES = 50_000, 7999
+# A server may take this long until it listens.
+SERVED_S_MAX = 10
 # Ways and parts of the quick form.
 QUICK = ["nftables", "packet", "tun", "xdp"]
 QUICK_PARTS = ["latency", "rate", "tcp", "http"]
@@ -426,7 +428,7 @@ class Measures:
 
     def tcp(self, address: str) -> Rows:
         lab = self.lab
-        with served(lab, "iperf3", "-s", "-1"):
+        with served(lab, IPERF, "iperf3", "-s", "-1"):
             command = ["iperf3", "-J", "-c", address, "-t", f"{max(self.seconds, 1):.0f}", "--connect-timeout", "3000"]
             text = run(*lab.inside(lab.client), *command, check=False, timeout=self.seconds + 8)
         answer = json.loads(text)
@@ -447,7 +449,7 @@ class Measures:
         paths = " ".join(f"{one}_temp_path {lab.folder}/{one};" for one in temporary)
         config = f"http {{ {paths} access_log off; keepalive_requests 100000000; "
         config += f"server {{ listen {HTTP} backlog=8192; location / {{ return 200 'hello'; }} }} }}"
-        with served(lab, *nginx_command(lab, "http", config)):
+        with served(lab, HTTP, *nginx_command(lab, "http", config)):
             text = run(*lab.inside(lab.client), *command, timeout=self.seconds + 8)
         found = re.search(r"Requests/sec:\s+([\d.]+)", text)
         if not found:
@@ -464,10 +466,15 @@ def is_balancing(sample: str) -> bool:
 
 
 @contextlib.contextmanager
-def served(lab: Lab, *command: str | Path) -> Iterator[None]:
+def served(lab: Lab, port: int, *command: str | Path) -> Iterator[None]:
+    """A server at the backends, once it listens."""
     process = lab.start(lab.backend, *command)
+    deadline = time.monotonic() + SERVED_S_MAX
     try:
-        time.sleep(0.3)
+        while not lab.sh(lab.backend, f"ss -Hltn sport = :{port}"):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise Failed(f"{command[0]} does not listen on port {port}")
+            time.sleep(0.02)
         yield
     finally:
         ended(process)
