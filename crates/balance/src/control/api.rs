@@ -3,11 +3,16 @@
 use super::question::{Answering, QUESTION_BYTES_MAX, Question};
 use super::room::{self, is_late, read_some, write_all};
 use crate::config::PlaneTable;
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Sender;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// Time for a question to come, for its answer to go, and for the rest of a question that is
@@ -15,6 +20,9 @@ use std::time::{Duration, Instant};
 const QUESTION_MAX: Duration = Duration::from_secs(5);
 const ANSWER_MAX: Duration = Duration::from_secs(15);
 const REST_MAX: Duration = Duration::from_millis(500);
+/// Time for another process to find out who listens, and between two looks whether it has.
+const TURN_MAX: Duration = Duration::from_secs(2);
+const TURN_PAUSE: Duration = Duration::from_millis(5);
 /// Answer to a connection that makes room for newer ones.
 const TOO_MANY: &[u8] = br#"{"Err":"more connections than places: newer ones were served first"}"#;
 
@@ -38,6 +46,7 @@ impl Doors {
 /// Listens at a path that only this user can open. What an earlier process left there is removed
 /// if nobody listens.
 pub(super) fn listen(path: &Path) -> io::Result<UnixListener> {
+    let _turn = turn(path)?;
     if let Ok(about) = std::fs::symlink_metadata(path) {
         if !about.file_type().is_socket() {
             return Err(io::Error::new(
@@ -54,6 +63,28 @@ pub(super) fn listen(path: &Path) -> io::Result<UnixListener> {
         std::fs::remove_file(path)?;
     }
     bind(path)
+}
+
+/// Waits for the lock of a path, a file beside it that stays: of two that start at once, the second
+/// finds the first, and does not remove its socket.
+fn turn(path: &Path) -> io::Result<OwnedFd> {
+    let mut beside = path.as_os_str().to_os_string();
+    beside.push(".lock");
+    let mut options = File::options();
+    let options = options.write(true).create(true).mode(0o600);
+    let file: OwnedFd = outboard_files::open_with(options, Path::new(&beside))?.into();
+    let deadline = Instant::now() + TURN_MAX;
+    loop {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => sleep(TURN_PAUSE),
+            Err(Errno::WOULDBLOCK) => {
+                let message = "another balancer has been starting there for seconds";
+                return Err(io::Error::new(io::ErrorKind::AddrInUse, message));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 /// A socket's path that is removed, unless it replaces another.
@@ -191,6 +222,30 @@ mod tests {
         let mut answer = String::new();
         silent[0].read_to_string(&mut answer).expect("an answer");
         assert!(answer.contains("more connections than places"), "{answer}");
+        std::fs::remove_dir_all(&folder).expect("removed");
+    }
+
+    #[test]
+    fn of_those_that_start_at_once_one_listens() {
+        let folder = std::env::temp_dir().join(format!("api-at-once-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        for round in 0..50 {
+            let path = folder.join(format!("{round}"));
+            // A balancer that was killed has left its socket.
+            drop(bind(&path).expect("a socket"));
+            let together = std::sync::Barrier::new(4);
+            let start = || {
+                together.wait();
+                listen(&path)
+            };
+            let listeners: Vec<_> = std::thread::scope(|scope| {
+                let starting: Vec<_> = (0..4).map(|_| scope.spawn(start)).collect();
+                let ended = starting.into_iter().map(|one| one.join().expect("ended"));
+                ended.filter_map(Result::ok).collect()
+            });
+            assert_eq!(listeners.len(), 1);
+            assert!(UnixStream::connect(&path).is_ok());
+        }
         std::fs::remove_dir_all(&folder).expect("removed");
     }
 }
