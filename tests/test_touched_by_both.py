@@ -25,6 +25,7 @@ UNCHANGED = [
     "freed",
     "forked",
     "unmapped",
+    "little_lockable",
 ]
 CHANGED = ["mapped_written", "registered_written", "managed_written"]
 
@@ -93,3 +94,11 @@ def test_threads_and_kernels_on_the_same_pages(server: Server, link: str, compar
     env = {"OUTBOARD_COMPARE": compare} if compare else {}
     done = server.run(link, sys.executable, PROGRAM.with_name("touched_by_threads.py"), "2", env=env)
     assert (done.stdout, done.returncode) == ("right\n", 0), done.stderr
+
+
+@pytest.mark.parametrize("history", ["given_up", "moved", "protected"])
+def test_pages_that_the_program_takes_away_are_right_or_an_error(
+    server: Server, link: str, tmp_path: Path, history: str
+) -> None:
+    """madvise(MADV_DONTNEED) makes zeros for both sides; where a kernel's word cannot arrive, the wait fails."""
+    figures(server, link, tmp_path, history, 1)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import resource
 import sys
 import time
 from ctypes import byref, c_size_t, c_uint32, c_uint64, c_void_p
 
-from cuda import kernels, must, primary_context
+from cuda import call, kernels, must, primary_context
 
 PTX = b"""
 .version 7.0
@@ -35,6 +36,18 @@ MAPPED = 2
 UNNAMED = 1100
 # More waits than that.
 UNNAMED_WAITS = 10
+# Histories of memory that the program mapped itself.
+REGISTERED = [
+    "registered",
+    "registered_written",
+    "forked",
+    "unmapped",
+    "mapped_over",
+    "given_up",
+    "moved",
+    "protected",
+    "little_lockable",
+]
 libc = ctypes.CDLL(None)
 
 
@@ -93,13 +106,41 @@ class Program:
         assert found == value, f"{found} where {value} belongs"
 
 
+def gone(program: Program, memory: int, how: str) -> None:
+    """Takes the pages away from the address where a kernel then writes: its word cannot arrive."""
+    if how == "moved":
+        libc.mremap.restype = c_void_p
+        there = mmap.mmap(-1, BYTES)
+        target = ctypes.addressof(ctypes.c_char.from_buffer(there))
+        moved = libc.mremap(c_void_p(memory), c_size_t(BYTES), c_size_t(BYTES), 3, c_void_p(target))
+        assert moved == target
+    else:
+        assert libc.mprotect(c_void_p(memory), c_size_t(BYTES), mmap.PROT_READ) == 0
+    program.launch(memory)
+    status = call("cuCtxSynchronize")
+    assert status == "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", status
+    must("cuMemHostUnregister", c_void_p(memory))
+
+
 def history(program: Program, name: str) -> int:
     """Makes the history; returns the address of the words that program and launches change in turn,
     or 0."""
     if name == "none":
         return 0
-    if name in ("registered", "registered_written", "forked", "unmapped", "mapped_over"):
+    if name in (
+        "registered",
+        "registered_written",
+        "forked",
+        "unmapped",
+        "mapped_over",
+        "given_up",
+        "moved",
+        "protected",
+    ):
         memory = program.registered(MAPPED)
+        if name == "little_lockable":
+            for _ in range(4):
+                program.fill(program.pinned(MAPPED))
     elif name in ("managed", "managed_written", "host_function"):
         memory = program.managed()
     elif name in ("mapped", "mapped_written"):
@@ -154,10 +195,22 @@ def history(program: Program, name: str) -> int:
         c_uint32.from_address(memory).value = 50
         program.launch(memory)
         program.expect(memory, 51)
+    if name == "given_up":
+        # The pages are zeros from now on, for both sides.
+        assert libc.madvise(c_void_p(memory), c_size_t(BYTES // 4), mmap.MADV_DONTNEED) == 0
+        program.launch(memory)
+        program.expect(memory, 1)
+        c_uint32.from_address(memory).value = 60
+        program.launch(memory)
+        program.expect(memory, 61)
+    if name in ("moved", "protected"):
+        gone(program, memory, name)
     return memory + BYTES // 2 if name.endswith("written") else 0
 
 
 def main(name: str, launches: int) -> None:
+    if name == "little_lockable":
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (BYTES, BYTES))
     program = Program()
     written = history(program, name)
     program.wait()

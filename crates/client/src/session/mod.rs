@@ -359,6 +359,11 @@ impl Session {
         self.fault.lock().take().map_or(Ok(()), Err)
     }
 
+    /// Returns whether an error of a message without a reply waits to be told.
+    pub(crate) fn has_fault(&self) -> bool {
+        self.faulted.load(Ordering::Acquire)
+    }
+
     /// Records the error of a message without a reply. Returns whether it is the one that loses the
     /// context.
     pub(crate) fn set_fault(&self, status: CUresult) -> bool {

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use outboard_api::CUresult;
 
 use super::{Driver, drivers, host_functions};
-use crate::{callbacks, session::Handler};
+use crate::{callbacks, log, session::Handler};
 
 /// Handles them for the driver of the server with this number.
 pub(crate) struct Arrivals(pub(super) u8);
@@ -33,8 +33,17 @@ impl Handler for Arrivals {
     fn host_pages(&self, address: u64, data: &[u8]) {
         if let Some(driver) = self.driver() {
             let host = driver.host.read();
-            driver.mirrors.take_pages(&host, address, data);
+            let lost = driver.mirrors.take_pages(&host, address, data);
             driver.stand_ins.take_pages(address, data);
+            if let Some(at) = lost
+                && !driver.session.has_fault()
+            {
+                log::warn(format_args!(
+                    "a kernel wrote to registered memory at {at:#x}, which the program has unmapped, moved or protected before it unregistered it"
+                ));
+                let status = CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+                driver.session.set_fault(status);
+            }
         }
     }
 

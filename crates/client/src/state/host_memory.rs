@@ -94,6 +94,7 @@ impl HostRange {
         Writer {
             range: self,
             writable: None,
+            lost: None,
         }
     }
 }
@@ -104,9 +105,17 @@ pub(super) struct Writer<'a> {
     range: &'a HostRange,
     /// The page to which the kernel has written last.
     writable: Option<u64>,
+    /// Address of the first bytes that could not be written.
+    lost: Option<u64>,
 }
 
 impl Writer<'_> {
+    /// Returns the address of the first bytes that could not be written: the program has unmapped,
+    /// moved or protected memory that it registered.
+    pub(super) fn lost(&self) -> Option<u64> {
+        self.lost
+    }
+
     /// Writes bytes at an offset, if they are mapped for writing.
     pub(super) fn write(&mut self, offset: u64, data: &[u8]) {
         let address = self.range.base + offset;
@@ -115,7 +124,12 @@ impl Writer<'_> {
         let is_known = self.writable == Some(last) && page_of(address) == last;
         if self.range.is_registered() && !is_known {
             let written = outboard_pages::write(address, data);
-            self.writable = (written == data.len()).then_some(last);
+            if written == data.len() {
+                self.writable = Some(last);
+            } else {
+                self.writable = None;
+                self.lost.get_or_insert(address + written as u64);
+            }
             return;
         }
         // SAFETY: memory of the library, inside the range, mapped until the program frees it; or a

@@ -135,16 +135,12 @@ impl Mirrors {
     }
 
     /// Merges bytes that kernels wrote to a mirror into the program's memory; only those that
-    /// changed.
-    pub(super) fn take_pages(&self, host: &HostMemory, address: u64, data: &[u8]) {
-        let Some(range) = host.find(address).filter(|range| !range.shared) else {
-            return;
-        };
+    /// changed. Returns the first address where that was impossible.
+    pub(super) fn take_pages(&self, host: &HostMemory, address: u64, data: &[u8]) -> Option<u64> {
+        let range = host.find(address).filter(|range| !range.shared)?;
         let start = (address - range.base) as usize;
         let mut server_bytes = range.mirror.server_bytes.lock();
-        let Some(known) = server_bytes.get_mut(start..start + data.len()) else {
-            return;
-        };
+        let known = server_bytes.get_mut(start..start + data.len())?;
         let mut writer = range.writer();
         let mut at = 0;
         while let Some(from) = first_difference(known, data, at) {
@@ -157,6 +153,7 @@ impl Mirrors {
         }
         let received = &self.figures.received_bytes;
         received.fetch_add(data.len() as u64, Ordering::Relaxed);
+        writer.lost()
     }
 }
 
