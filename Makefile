@@ -186,6 +186,7 @@ paper-flow-quick: $(TOOLCHAIN)
 # Debian's nftables, ethtool, iproute2, iperf3, wrk, haproxy, nginx-light and libnginx-mod-stream; what is missing
 # leaves its rows out.
 bench-balance: $(TOOLCHAIN)
+	@tools/network.sh
 	$(CARGO) build --release --quiet -p outboard-cli
 	$(CARGO) build --release --quiet -p outboard-balance --example traffic
 	$(TOOLCHAIN) tools/bench_balance.py run $(BALANCE)
@@ -193,6 +194,7 @@ bench-balance: $(TOOLCHAIN)
 
 # Every measurement that can be made here, too short for its numbers to mean anything.
 bench-balance-quick: $(TOOLCHAIN)
+	@tools/network.sh
 	$(BUILD_TESTED)
 	OUTBOARD=$(DEBUG)/outboard TRAFFIC=$(DEBUG)/examples/traffic \
 		$(TESTED) command bench-balance -- $(TOOLCHAIN) tools/bench_balance.py run build/bench-balance-quick.json --quick
