@@ -287,3 +287,27 @@ fn lanes_do_not_wait_for_members_of_others() {
     assert_eq!(left[2..4], [3, 2]);
     assert!(left[6] < 1_000_000, "lane 2 waited in vain");
 }
+
+/// Lanes 0 and 1 meet at two instructions of one mask; lane 2 spins until lane 0 is past its own.
+#[test]
+fn lanes_meet_at_two_places_while_another_spins() {
+    let text = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 out) {
+         .reg .b32 %lane, %n, %x; .reg .b64 %out; .reg .pred %p;
+         ld.param.u64 %out, [out]; mov.u32 %lane, %tid.x; mov.u32 %n, 0;
+         setp.ge.u32 %p, %lane, 3; @%p bra end; setp.eq.u32 %p, %lane, 1; @%p bra other;
+         setp.eq.u32 %p, %lane, 2; @%p bra spin;
+         bar.warp.sync 3; st.relaxed.gpu.u32 [%out], 1; bra end;
+         spin: add.u32 %n, %n, 1; ld.relaxed.gpu.u32 %x, [%out]; setp.ne.u32 %p, %x, 0;
+         @%p bra seen; setp.lt.u32 %p, %n, 1000000; @%p bra spin;
+         seen: st.global.u32 [%out+4], %n; bra end;
+         other: bar.warp.sync 3;
+         end: ret; }";
+    let device = Device::new(text);
+    let out = device.alloc(128);
+    device.run("k", 1, 32, &[Arg::Ptr(out)]);
+    let [set, spun] = device.download(out, 2)[..] else {
+        panic!("two words");
+    };
+    assert_eq!(set, 1);
+    assert!((1..1_000_000u32).contains(&spun), "lane 2 waited in vain");
+}

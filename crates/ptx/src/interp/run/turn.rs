@@ -188,9 +188,7 @@ impl Warp {
         }
         self.merge();
         self.wake();
-        if !self.groups.iter().any(|g| g.state == GroupState::Ready) {
-            self.release_warp_sync(env, block);
-        }
+        self.release_warp_sync(env, block);
         let ready = self
             .groups
             .iter()
@@ -259,7 +257,7 @@ impl Warp {
         }
     }
 
-    /// Releases `bar.warp.sync` reached at different places. Called when no group can go on.
+    /// Releases `bar.warp.sync` reached at different places, whatever other lanes do meanwhile.
     fn release_warp_sync(&mut self, env: &Env<'_>, block: [u32; 3]) {
         let at_sync = |g: &Group| {
             matches!(g.state, GroupState::Members(_))
@@ -270,6 +268,9 @@ impl Warp {
             .iter()
             .filter(|g| at_sync(g))
             .fold(0, |m, g| m | g.mask);
+        if waiting == 0 {
+            return;
+        }
         let live = self.live;
         for group in &mut self.groups {
             if let GroupState::Members(members) = group.state
