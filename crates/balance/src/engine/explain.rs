@@ -1,6 +1,7 @@
 //! Explains why a frame would go where it goes, without changing anything.
 
 use super::connections::Connection;
+use super::open::GivesWay;
 use super::packet::{Packet, TCP, UDP};
 use super::reason::Reason;
 use super::rewrite::Translation;
@@ -104,10 +105,14 @@ impl Engine {
             "its hash"
         };
         steps.push(format!("{why} decided for backend {}", connection.target));
-        if let Some(one) = plan.gives_way.and_then(|index| self.open.get(index)) {
+        let gives_way = plan.gives_way.and_then(|way| match way {
+            GivesWay::Over(index) => Some((self.open.get(index)?, "over")),
+            GivesWay::HalfOpen(index) => Some((self.half_open.get(index)?, "half-open")),
+        });
+        if let Some((one, state)) = gives_way {
             let (client, source) = (one.client, one.source.unwrap_or(one.client));
             steps.push(format!(
-                "the connection of {client}, which is over, gives {source} up for it"
+                "the connection of {client}, which is {state}, gives {source} up for it"
             ));
         }
         let route = self.route(frame, packet, &connection, Side::Client)?;

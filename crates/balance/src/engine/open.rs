@@ -19,8 +19,16 @@ const OVER_TRIED_MAX: usize = 16;
 /// A connection that a packet opens.
 pub(super) struct Plan {
     pub(super) connection: Connection,
-    /// The connection that is over and has its source port, or its client's, towards the backend.
-    pub(super) gives_way: Option<u32>,
+    /// The connection that has its source port, or its client's, towards the backend.
+    pub(super) gives_way: Option<GivesWay>,
+}
+
+/// A connection that ends so that another gets its port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GivesWay {
+    /// An open one that is over.
+    Over(u32),
+    HalfOpen(u32),
 }
 
 /// State of the key of a connection's answers.
@@ -29,6 +37,8 @@ pub(super) enum Tuple {
     Free,
     /// The open connection that has it is over.
     Over(u32),
+    /// A half-open connection has it.
+    HalfOpen(u32),
     Taken,
 }
 
@@ -58,7 +68,14 @@ impl Engine {
                 self.counts.half_open_evicted += 1;
             }
         }
-        plan.gives_way.inspect(|index| self.evict_over(*index));
+        match plan.gives_way {
+            Some(GivesWay::Over(index)) => self.evict_over(index),
+            Some(GivesWay::HalfOpen(index)) => {
+                self.remove(Table::HalfOpen, index);
+                self.counts.half_open_evicted += 1;
+            }
+            None => {}
+        }
         let place = self
             .half_open
             .insert(connection, &self.timeouts, self.now_ms)?;
@@ -131,8 +148,8 @@ impl Engine {
             Forward::FullNat => self.choose_source(rule, &mut connection, over)?,
             _ => match self.tuple(&connection, over) {
                 Tuple::Free => None,
-                Tuple::Over(index) => Some(index),
-                Tuple::Taken => return Err(Reason::TupleInUse),
+                Tuple::Over(index) => Some(GivesWay::Over(index)),
+                Tuple::HalfOpen(_) | Tuple::Taken => return Err(Reason::TupleInUse),
             },
         };
         Ok(Plan {
@@ -154,31 +171,36 @@ impl Engine {
                 Tuple::Over(index)
             }
             Some(_) => Tuple::Taken,
-            None if self.half_open.find(&key).is_some() => Tuple::Taken,
-            None => Tuple::Free,
+            None => match self.half_open.find(&key) {
+                Some((index, _)) => Tuple::HalfOpen(index),
+                None => Tuple::Free,
+            },
         }
     }
 
     /// Finds a source address and port that no connection has towards the backend, or else those of
-    /// the oldest that is over, which gives way.
+    /// the oldest that is over, or else those of the oldest half-open one among those tried.
     pub(super) fn choose_source(
         &self,
         rule: &ServiceRule,
         connection: &mut Connection,
         over: Option<u32>,
-    ) -> Result<Option<u32>, Reason> {
+    ) -> Result<Option<GivesWay>, Reason> {
         let (first, last) = rule.source_ports;
         let ports = usize::from(last.saturating_sub(first)) + 1;
         let all = ports * rule.sources.len();
         // Begins somewhere else for each connection, and where no client can know.
         let seed = self.salt ^ u64::from(connection.client.port()) << 32 ^ self.counts.packets[0];
         let begin = Random::new(seed).below(all as u64) as usize;
-        let mut found: Option<(u32, SocketAddr)> = None;
+        let mut over_found: Option<(u32, SocketAddr)> = None;
+        let mut half_open_found: Option<(u64, u32, SocketAddr)> = None;
         for step in 0..all.min(PORTS_TRIED_MAX) {
             if step == PORTS_TRIED_FIRST {
-                found = self.oldest_source(rule, connection.backend, over).or(found);
+                let oldest = self.oldest_source(rule, connection.backend, over);
+                over_found = oldest.or(over_found);
             }
-            if step >= PORTS_TRIED_FIRST && found.is_some() {
+            let is_found = over_found.is_some() || half_open_found.is_some();
+            if step >= PORTS_TRIED_FIRST && is_found {
                 break;
             }
             let number = (begin + step) % all;
@@ -189,14 +211,24 @@ impl Engine {
             match self.tuple(connection, over) {
                 Tuple::Free => return Ok(None),
                 // Perhaps of another service with the same backend.
-                Tuple::Over(index) => found = found.or(Some((index, source))),
+                Tuple::Over(index) => over_found = over_found.or(Some((index, source))),
+                Tuple::HalfOpen(index) => {
+                    let seen_ms = self.half_open.get(index).map_or(0, |one| one.seen_ms);
+                    if half_open_found.is_none_or(|(oldest_ms, ..)| seen_ms < oldest_ms) {
+                        half_open_found = Some((seen_ms, index, source));
+                    }
+                }
                 Tuple::Taken => {}
             }
         }
-        let found = self.oldest_source(rule, connection.backend, over).or(found);
-        let (index, source) = found.ok_or(Reason::PortsExhausted)?;
+        let oldest = self.oldest_source(rule, connection.backend, over);
+        let (gives_way, source) = match (oldest.or(over_found), half_open_found) {
+            (Some((index, source)), _) => (GivesWay::Over(index), source),
+            (None, Some((_, index, source))) => (GivesWay::HalfOpen(index), source),
+            (None, None) => return Err(Reason::PortsExhausted),
+        };
         connection.source = Some(source);
-        Ok(Some(index))
+        Ok(Some(gives_way))
     }
 
     /// Returns the oldest of a backend's connections that are over whose source a service may use.

@@ -345,6 +345,43 @@ fn a_backend_with_an_older_connection_is_told_that_it_is_over() {
 }
 
 #[test]
+fn half_open_connections_give_their_ports_up_the_oldest_first() {
+    let mut rule = service(Forward::FullNat, VIP, TCP, &BACKENDS[..1]);
+    rule.source_ports = (5000, 5099);
+    let mut engine = engine(&[rule]);
+    let before: Vec<_> = (0..50)
+        .map(|i| connect(&mut engine, &client(i), VIP, 0).0)
+        .collect();
+    let flood = |engine: &mut Engine, from: u32, now: u64| {
+        for i in from..from + 500 {
+            let forged = format!("10.0.{}.{}:{}", i / 200, i % 200 + 1, 1000 + i);
+            let syn = Build::tcp(&forged, VIP).flags("S").bytes();
+            pass(engine, &syn, now).expect("sent on");
+        }
+    };
+    flood(&mut engine, 0, 1);
+    let from = client(1000);
+    let syn = Build::tcp(&from, VIP).flags("S").numbers(100, 0).bytes();
+    let target = build::ends(&pass(&mut engine, &syn, 2).expect("sent on")).1;
+    // Some more come before the handshake is done; the newest keeps its port.
+    for i in 0..10 {
+        let syn = Build::tcp(&format!("10.1.0.{i}:9"), VIP).flags("S").bytes();
+        pass(&mut engine, &syn, 3).expect("sent on");
+    }
+    let source = build::ends(&pass(&mut engine, &syn, 3).expect("sent again")).0;
+    let answer = Build::tcp(&target, &source).flags("SA");
+    pass(&mut engine, &answer.numbers(900, 101).bytes(), 3).expect("answered");
+    let ack = Build::tcp(&from, VIP).numbers(101, 901).bytes();
+    pass(&mut engine, &ack, 3).expect("acknowledged");
+    assert_eq!(engine.sizes().0, 51);
+    assert!(engine.counts().half_open_evicted > 400);
+    for (i, backend) in before.iter().enumerate() {
+        assert_eq!(backend_of(&mut engine, &client(i), 4).as_ref(), Ok(backend));
+    }
+    assert_eq!(engine.exhausted().count(), 0);
+}
+
+#[test]
 fn source_ports_are_used_up_and_come_back() {
     let mut rule = service(Forward::FullNat, VIP, TCP, &BACKENDS[..1]);
     rule.source_ports = (5000, 5003);
