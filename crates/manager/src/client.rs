@@ -15,7 +15,7 @@ use outboard_trust::{Authorities, CertificateFileError, Expected, Fingerprint, S
 use serde::{Serialize, de::DeserializeOwned};
 use thiserror::Error;
 
-use crate::{http, limits};
+use crate::{http, limits, operations::Operation};
 
 /// Address of a manager: `http://HOST:PORT`, or `https://HOST:PORT`, where `?fingerprint=...` may
 /// follow.
@@ -324,7 +324,10 @@ impl Client {
     /// Asks one of several managers whether it leads: one that is stopped accepts connections, too.
     fn check_leads(&self, channel: &mut Channel) -> io::Result<()> {
         let deadline = Instant::now() + Duration::from_millis(limits::LEADS_MS_MAX);
-        channel.send(&self.request("GET", "/v1/leader", b""), deadline)?;
+        channel.send(
+            &self.request("GET", &Operation::Leader.path(&[]), b""),
+            deadline,
+        )?;
         match read_answer(channel, deadline)? {
             // A token that is wrong is reported by the request itself.
             (200 | 401 | 403, _) => Ok(()),

@@ -27,6 +27,10 @@ pub(crate) struct Connection {
     is_begun: bool,
     input: Vec<u8>,
     output: Vec<u8>,
+    /// Bytes of the output that have been sent.
+    sent: usize,
+    /// Whether it is over with the answer.
+    is_last: bool,
     /// The request that has no answer yet, and when it gets one in any case.
     pub(crate) wait: Option<(Wait, u64)>,
     /// Time until which something must happen.
@@ -55,6 +59,8 @@ impl Connection {
             is_begun: false,
             input: Vec::new(),
             output: Vec::new(),
+            sent: 0,
+            is_last: false,
             wait: None,
             until_ms: now_ms + limits::REQUEST_MS_MAX,
         })
@@ -62,6 +68,21 @@ impl Connection {
 
     pub(crate) fn has_output(&self) -> bool {
         !self.output.is_empty()
+    }
+
+    /// Returns the length of the output that the client has not taken.
+    pub(crate) fn output_bytes(&self) -> usize {
+        self.output.len() - self.sent
+    }
+
+    /// Returns whether its request has not come in time, or its client has not taken the answer.
+    pub(crate) fn is_late(&self, now_ms: u64) -> bool {
+        self.wait.is_none() && self.until_ms <= now_ms
+    }
+
+    /// Returns whether it may be ended for another one: it asks for nothing.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.wait.is_none() && self.output.is_empty()
     }
 
     /// Reads what has come. A request is taken only after the one before was answered.
@@ -107,7 +128,10 @@ impl Connection {
             return Heard::Nothing;
         }
         match http::take_request(&mut self.input) {
-            Ok(Some(request)) => Heard::Request(request),
+            Ok(Some(request)) => {
+                self.is_last = request.is_last;
+                Heard::Request(request)
+            }
             Ok(None) => Heard::Nothing,
             Err(error) => {
                 tracing::debug!(%error, "a request that is none");
@@ -132,15 +156,21 @@ impl Connection {
 
     /// Sends what there is room for. Returns false if the connection is over.
     pub(crate) fn write(&mut self) -> bool {
-        while !self.output.is_empty() {
-            match self.stream.write(&self.output) {
+        if self.output.is_empty() {
+            return true;
+        }
+        while self.sent < self.output.len() {
+            match self.stream.write(&self.output[self.sent..]) {
                 Ok(0) => return false,
-                Ok(count) => drop(self.output.drain(..count)),
+                Ok(count) => self.sent += count,
                 Err(error) if is_later(&error) => return true,
                 Err(_) => return false,
             }
         }
-        true
+        // A large answer's memory is not kept.
+        self.output = Vec::new();
+        self.sent = 0;
+        !self.is_last
     }
 }
 
@@ -155,4 +185,34 @@ fn is_later(error: &io::Error) -> bool {
         error.kind(),
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_client_that_takes_its_answer_slowly_is_late_all_the_same() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        let mut connection = Connection::new(stream, None, 5).unwrap();
+        let long = vec![b'x'; 32 << 20];
+        connection.answer(7, 200, "text/plain", &long);
+        let whole = connection.output_bytes();
+        assert!(connection.write() && connection.has_output() && !connection.is_idle());
+        let mut before = connection.output_bytes();
+        assert!(before < whole);
+        for now_ms in [1_000, 7 + limits::REQUEST_MS_MAX - 1] {
+            while connection.output_bytes() == before {
+                assert!(peer.read(&mut [0; 64 << 10]).unwrap() > 0);
+                assert!(connection.write());
+            }
+            before = connection.output_bytes();
+            assert!(!connection.is_late(now_ms));
+        }
+        assert!(connection.is_late(7 + limits::REQUEST_MS_MAX));
+    }
 }

@@ -8,9 +8,17 @@ use crate::limits;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) method: String,
+    /// Path without the query.
     pub(crate) path: String,
+    /// Text after `?`.
+    pub(crate) query: String,
     /// Text after "Bearer ".
     pub(crate) bearer: Option<String>,
+    pub(crate) host: Option<String>,
+    /// Page that a browser sends it for.
+    pub(crate) origin: Option<String>,
+    /// Whether the client wants no further answer on the connection.
+    pub(crate) is_last: bool,
     pub(crate) body: Vec<u8>,
 }
 
@@ -19,19 +27,29 @@ pub(crate) fn take_request(bytes: &mut Vec<u8>) -> io::Result<Option<Request>> {
     let mut headers = [httparse::EMPTY_HEADER; limits::HEADERS_MAX];
     let mut request = httparse::Request::new(&mut headers);
     let head = match request.parse(bytes).map_err(io::Error::other)? {
-        httparse::Status::Complete(head) => head,
+        httparse::Status::Complete(head) if head <= limits::HEAD_BYTES_MAX => head,
         httparse::Status::Partial if bytes.len() < limits::HEAD_BYTES_MAX => return Ok(None),
-        httparse::Status::Partial => return Err(too_long("head")),
+        _ => return Err(too_long("head")),
     };
     let length = body_length(request.headers, limits::BODY_BYTES_MAX)?;
     if bytes.len() < head + length {
         return Ok(None);
     }
-    let bearer = header(request.headers, "authorization");
+    let text = |name| header(request.headers, name);
+    let bearer = text("authorization");
+    let keeps = text("connection").map_or(request.version == Some(1), |said| {
+        !said.eq_ignore_ascii_case("close")
+    });
+    let target = request.path.unwrap_or_default();
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let request = Request {
         method: request.method.unwrap_or_default().into(),
-        path: request.path.unwrap_or_default().into(),
+        path: path.into(),
+        query: query.into(),
         bearer: bearer.and_then(|text| Some(text.strip_prefix("Bearer ")?.trim().into())),
+        host: text("host").map(Into::into),
+        origin: text("origin").map(Into::into),
+        is_last: !keeps,
         body: bytes[head..head + length].into(),
     };
     bytes.drain(..head + length);
@@ -130,13 +148,15 @@ pub(crate) fn write_answer(status: u16, kind: &str, body: &[u8]) -> Vec<u8> {
         403 => "Forbidden",
         404 => "Not Found",
         409 => "Conflict",
+        410 => "Gone",
         421 => "Misdirected Request",
         422 => "Unprocessable Content",
         429 => "Too Many Requests",
         _ => "Service Unavailable",
     };
     let head = format!(
-        "HTTP/1.1 {status} {reason}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\r\n",
+        "HTTP/1.1 {status} {reason}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\
+        X-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\n\r\n",
         body.len()
     );
     [head.as_bytes(), body].concat()
@@ -153,6 +173,16 @@ fn body_length(headers: &[httparse::Header<'_>], max: usize) -> io::Result<usize
     match text.parse() {
         Ok(length) if is_number && length <= max => Ok(length),
         _ => Err(too_long("body")),
+    }
+}
+
+impl Request {
+    /// Returns whether a browser sends it for a page that another server has.
+    pub(crate) fn is_of_other_page(&self) -> bool {
+        self.origin.as_ref().is_some_and(|origin| {
+            let at = origin.split_once("://").map(|(_, at)| at);
+            at.is_none() || at != self.host.as_deref()
+        })
     }
 }
 
@@ -188,7 +218,41 @@ mod tests {
         );
         assert_eq!(request.bearer.as_deref(), Some("secret"));
         assert_eq!(request.body, b"{\"a\":1}");
+        assert!(!request.is_last && !request.is_of_other_page());
         assert_eq!(twice, whole);
+    }
+
+    #[test]
+    fn pages_of_others_and_last_requests_are_known() {
+        for (head, is_last, is_of_other) in [
+            (
+                "GET /a?b=c HTTP/1.1\r\nHost: h:1\r\nOrigin: http://h:1\r\n\r\n",
+                false,
+                false,
+            ),
+            (
+                "GET /a?b=c HTTP/1.0\r\nHost: h:1\r\nOrigin: http://h\r\n\r\n",
+                true,
+                true,
+            ),
+            (
+                "GET /a?b=c HTTP/1.1\r\nOrigin: null\r\nConnection: Close\r\n\r\n",
+                true,
+                true,
+            ),
+        ] {
+            let request = take_request(&mut head.as_bytes().to_vec())
+                .unwrap()
+                .unwrap();
+            assert_eq!(
+                (request.path.as_str(), request.query.as_str()),
+                ("/a", "b=c")
+            );
+            assert_eq!(
+                (request.is_last, request.is_of_other_page()),
+                (is_last, is_of_other)
+            );
+        }
     }
 
     #[test]
@@ -221,7 +285,9 @@ mod tests {
     #[test]
     fn wrong_or_endless_requests_are_errors() {
         let long = format!("GET /{} HTTP/1.1\r\n", "x".repeat(limits::HEAD_BYTES_MAX));
+        let whole = format!("{long}\r\n");
         for wrong in [
+            &whole,
             "nonsense\r\n\r\n",
             "POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
             "POST / HTTP/1.1\r\nContent-Length: +1\r\n\r\n",

@@ -1,7 +1,8 @@
 //! The pool's manager as a process, and HTTP on both sides. The rules are `outboard-pool`'s.
 //!
 //! - `serve`: the loop of the process: requests in, one transaction, answers out.
-//! - `routes`: which request is which.
+//! - `operations`: what can be asked for, declared once; `openapi`: its description.
+//! - `routes`: what is done for each request; `metrics`: numbers for Prometheus.
 //! - `roles`: who may ask for which.
 //! - `client`: requests to a manager.
 //! - `proof`: the manager's key and certificate, for encrypted connections.
@@ -13,6 +14,9 @@ mod connection;
 mod etcd;
 mod http;
 pub mod limits;
+mod metrics;
+mod openapi;
+mod operations;
 mod proof;
 mod roles;
 mod routes;
@@ -21,5 +25,6 @@ mod store;
 
 pub use client::{Client, ClientError, ManagerUrl, ManagerUrls, UrlError};
 pub use etcd::{EtcdUrl, StoreUrl, StoreUrlError};
+pub use operations::{Operation, Role};
 pub use proof::{ProofError, ProofFiles};
 pub use serve::{Options, ServeError, Server};

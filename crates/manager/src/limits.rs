@@ -1,13 +1,19 @@
 //! Limits of the manager's HTTP, units last.
 
-/// Connections at a time; further ones wait to be accepted.
+/// Connections at a time. A further one ends the oldest that asks for nothing, or waits.
 pub const CONNECTIONS_MAX: usize = 4_096;
+/// Connections that wait for changes at a time; further ones are refused.
+pub const WATCHERS_MAX: usize = 1_024;
+/// Longest time that a watch waits for a change.
+pub const WATCH_MS_MAX: u64 = 25_000;
 /// Bytes of a request's head, and its headers.
 pub const HEAD_BYTES_MAX: usize = 8 << 10;
 pub const HEADERS_MAX: usize = 32;
 /// Bytes of a request's body, and of an answer's.
 pub const BODY_BYTES_MAX: usize = 256 << 10;
 pub const ANSWER_BYTES_MAX: usize = 256 << 20;
+/// Bytes of all answers that their clients have not taken; further requests are refused.
+pub const OUTPUT_BYTES_MAX: usize = 256 << 20;
 /// Time for a whole request to come, for a further one to begin, and for an answer to be taken.
 pub const REQUEST_MS_MAX: u64 = 30_000;
 /// Time that a claim waits before its client is told its position.

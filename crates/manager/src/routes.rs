@@ -3,13 +3,23 @@
 use outboard_pool::{
     Manager, Uuid,
     api::{Claimed, Granted, Join, PoolError, Report},
-    record::{Claim, SpareRecord},
+    record::Claim,
 };
 use outboard_trust::{Identity, hex};
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
 
-use crate::{http::Request, roles::Caller};
+use crate::{
+    http::Request,
+    limits,
+    metrics::{Load, metrics},
+    openapi,
+    operations::{
+        ClaimRequest, FailedRequest, HoldRequest, Operation, QuotaRequest, ReasonRequest, Role,
+        SparesRequest, TaintRequest, WatchRequest,
+    },
+    roles::Caller,
+};
 
 /// Result of a request.
 pub(crate) enum Outcome {
@@ -27,60 +37,88 @@ pub(crate) enum Wait {
     Claim(Claim),
     /// A lease, and how much its holder has been told, if it wants to be told more at once.
     Hold(u64, Option<u64>),
+    /// The revision after which changes are asked for, and the longest time to wait for one.
+    Watch(String, u64),
 }
 
-/// A claim, as clients send it.
-#[derive(Debug, Deserialize)]
-struct ClaimRequest {
-    claim: Claim,
-    #[serde(default)]
-    wait: bool,
-}
-
-#[derive(Debug, Deserialize)]
-struct ReasonRequest {
-    reason: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-struct TaintRequest {
-    reason: Option<String>,
-    /// Whether a spare is to take its place.
-    #[serde(default)]
-    broken: bool,
-}
-
-#[derive(Debug, Default, Deserialize)]
-struct HoldRequest {
-    /// As of the last answer.
-    #[serde(default)]
-    news: Option<u64>,
-}
-
-#[derive(Debug, Deserialize)]
-struct FailedRequest {
-    #[serde(rename = "box")]
-    of: String,
-    reason: String,
-}
-
-#[derive(Debug, Deserialize)]
-struct QuotaRequest {
-    gpus: Option<u32>,
+/// The manager's process, as requests need it.
+pub(crate) struct Own<'a> {
+    pub(crate) key: &'a Identity,
+    pub(crate) load: Load,
 }
 
 /// Handles a request. Its answer may be sent once what the manager has written is durable.
 pub(crate) fn handle(
     manager: &mut Manager,
     now_ms: u64,
-    key: &Identity,
+    own: &Own<'_>,
     caller: &Caller,
     request: &Request,
 ) -> Outcome {
-    let path = request.path.split('/').skip(1).collect::<Vec<_>>();
-    let is_post = request.method == "POST";
-    let done = match (request.method.as_str(), &path[..]) {
-        ("POST", ["v1", "boxes", "join"]) => body::<Join>(request).and_then(|join| {
+    let found = Operation::find(&request.method, &request.path);
+    let done = found.and_then(|(operation, names)| match operation.role() {
+        Role::Reader => show(manager, now_ms, own, (operation, &names), request),
+        Role::Holder => of_holder(
+            manager,
+            now_ms,
+            own.key,
+            (operation, &names),
+            (caller, request),
+        ),
+        Role::Box => of_box(manager, now_ms, operation, caller, request),
+        Role::Operator => {
+            caller.may_operate()?;
+            operate(manager, now_ms, (operation, &names), request)?;
+            document(&json!({}))
+        }
+    });
+    done.unwrap_or_else(|error| refusal(&error))
+}
+
+/// Handles a request that changes nothing.
+fn show(
+    manager: &Manager,
+    now_ms: u64,
+    own: &Own<'_>,
+    (operation, names): (Operation, &[String]),
+    request: &Request,
+) -> Result<Outcome, PoolError> {
+    match operation {
+        Operation::List => document(&manager.view(now_ms)),
+        Operation::Tables => document(&manager.tables()),
+        Operation::Lease => document(&manager.lease_view(now_ms, lease_of(names)?)?),
+        Operation::Quotas => document(&manager.quotas()),
+        Operation::Spares => document(&manager.spares_view()),
+        Operation::Leader => document(&json!({ "incarnation": manager.incarnation() })),
+        Operation::Openapi => document(&openapi::document()),
+        Operation::Metrics => Ok(Outcome::Text(metrics(manager, now_ms, own.load))),
+        Operation::Watch => {
+            let asked = WatchRequest::of(&request.query)?;
+            if own.load.watchers >= limits::WATCHERS_MAX {
+                return Err(PoolError::Busy(format!(
+                    "{} clients watch already; try again later",
+                    limits::WATCHERS_MAX
+                )));
+            }
+            let wait_ms = asked.wait_ms.unwrap_or(limits::WATCH_MS_MAX);
+            let wait_ms = wait_ms.min(limits::WATCH_MS_MAX);
+            Ok(Outcome::Wait(Wait::Watch(asked.after, wait_ms)))
+        }
+        _ => Err(unknown(request)),
+    }
+}
+
+/// Handles a request of a box.
+fn of_box(
+    manager: &mut Manager,
+    now_ms: u64,
+    operation: Operation,
+    caller: &Caller,
+    request: &Request,
+) -> Result<Outcome, PoolError> {
+    match operation {
+        Operation::Join => {
+            let join: Join = body(request)?;
             caller.may_speak_for(&join.name)?;
             let answer = manager.join(now_ms, &join)?;
             tracing::info!(
@@ -90,63 +128,51 @@ pub(crate) fn handle(
                 "a box joins"
             );
             document(&answer)
-        }),
-        ("POST", ["v1", "boxes", "report"]) => body::<Report>(request).and_then(|report| {
+        }
+        Operation::Report => {
+            let report: Report = body(request)?;
             caller.may_speak_for(&report.name)?;
             manager.report(now_ms, &report)?;
             Ok(Outcome::Wait(Wait::Report(report)))
-        }),
-        ("POST", ["v1", "claims"]) => body::<ClaimRequest>(request).and_then(|asked| {
-            let mut claim = asked.claim;
-            claim.owner = caller.owner(&claim.owner)?;
-            match manager.claim(now_ms, &claim, asked.wait)? {
-                Claimed::Granted(granted) => document(&granted_answer(granted, key)?),
-                Claimed::Waiting { .. } => Ok(Outcome::Wait(Wait::Claim(claim))),
-            }
-        }),
-        ("POST", ["v1", "leases", id, action]) => number(id).and_then(|id| {
-            caller.may_end(manager.owner_of(id)?)?;
-            of_lease(manager, now_ms, key, (id, action), request)
-        }),
-        ("GET", ["v1", "leases", id]) => {
-            number(id).and_then(|id| document(&manager.lease_view(now_ms, id)?))
         }
-        ("GET", ["v1", "leader"]) => document(&json!({ "incarnation": manager.incarnation() })),
-        ("GET", ["v1", "pool"]) => document(&manager.view(now_ms)),
-        ("GET", ["v1", "spares"]) => document(&manager.spares_view()),
-        ("GET", ["v1", "tables"]) => document(&manager.tables()),
-        ("GET", ["metrics"]) => Ok(Outcome::Text(metrics(manager, now_ms))),
-        _ if is_post => caller
-            .may_operate()
-            .and_then(|()| operate(manager, now_ms, &path, request)),
         _ => Err(unknown(request)),
-    };
-    done.unwrap_or_else(|error| refusal(&error))
+    }
 }
 
-/// Handles a request of a lease's holder.
-fn of_lease(
+/// Handles a claim, or a request of a lease's holder.
+fn of_holder(
     manager: &mut Manager,
     now_ms: u64,
     key: &Identity,
-    (id, action): (u64, &str),
-    request: &Request,
+    (operation, names): (Operation, &[String]),
+    (caller, request): (&Caller, &Request),
 ) -> Result<Outcome, PoolError> {
-    match action {
-        "hold" => {
+    if operation == Operation::Claim {
+        let asked: ClaimRequest = body(request)?;
+        let mut claim = asked.claim;
+        claim.owner = caller.owner(&claim.owner)?;
+        return match manager.claim(now_ms, &claim, asked.wait)? {
+            Claimed::Granted(granted) => document(&granted_answer(granted, key)?),
+            Claimed::Waiting { .. } => Ok(Outcome::Wait(Wait::Claim(claim))),
+        };
+    }
+    let id = lease_of(names)?;
+    caller.may_end(manager.owner_of(id)?)?;
+    match operation {
+        Operation::Hold => {
             let HoldRequest { news } = body(request)?;
             manager.hold(now_ms, id)?;
             Ok(Outcome::Wait(Wait::Hold(id, news)))
         }
-        "release" => {
+        Operation::Release => {
             manager.release(now_ms, id)?;
             document(&manager.lease_view(now_ms, id)?)
         }
-        "grants" => match manager.grants_of(id)? {
+        Operation::Grants => match manager.grants_of(id)? {
             Claimed::Granted(granted) => document(&granted_answer(granted, key)?),
             Claimed::Waiting { .. } => Err(unknown(request)),
         },
-        "failed" => {
+        Operation::Failed => {
             let FailedRequest { of, reason } = body(request)?;
             manager.session_failed(now_ms, id, &of, &reason)?;
             document(&manager.lease_view(now_ms, id)?)
@@ -158,34 +184,34 @@ fn of_lease(
 fn operate(
     manager: &mut Manager,
     now_ms: u64,
-    path: &[&str],
+    (operation, names): (Operation, &[String]),
     request: &Request,
-) -> Result<Outcome, PoolError> {
-    match *path {
-        ["v1", "boxes", name, "drain"] => {
+) -> Result<(), PoolError> {
+    let name = names.first().map_or("", String::as_str);
+    match operation {
+        Operation::Drain => {
             let ReasonRequest { reason } = body(request)?;
-            manager.drain(now_ms, name, reason)?;
+            manager.drain(now_ms, name, reason)
         }
-        ["v1", "gpus", uuid, "taint"] => {
+        Operation::Taint => {
             let TaintRequest { reason, broken } = body(request)?;
-            let uuid: Uuid = uuid.parse().map_err(|error| wrong(&error))?;
+            let uuid: Uuid = name.parse().map_err(|error| wrong(&error))?;
             match (broken, reason) {
-                (true, Some(reason)) => manager.is_broken(now_ms, &uuid, &reason)?,
-                (true, None) => return Err(wrong(&"a broken GPU needs a reason")),
-                (false, reason) => manager.taint(now_ms, &uuid, reason)?,
+                (true, Some(reason)) => manager.is_broken(now_ms, &uuid, &reason),
+                (true, None) => Err(wrong(&"a broken GPU needs a reason")),
+                (false, reason) => manager.taint(now_ms, &uuid, reason),
             }
         }
-        ["v1", "quotas", owner] => {
+        Operation::Quota => {
             let QuotaRequest { gpus } = body(request)?;
-            manager.quota(now_ms, owner, gpus)?;
+            manager.quota(now_ms, name, gpus)
         }
-        ["v1", "spares"] => {
-            let rule: SpareRecord = body(request)?;
-            manager.set_spares(now_ms, &rule)?;
+        Operation::SetSpares => {
+            let asked: SparesRequest = body(request)?;
+            manager.set_spares(now_ms, &asked.into())
         }
-        _ => return Err(unknown(request)),
+        _ => Err(unknown(request)),
     }
-    document(&json!({}))
 }
 
 /// Signs the grants of a claim's answer.
@@ -209,45 +235,13 @@ pub(crate) fn refusal(error: &PoolError) -> Outcome {
     Outcome::Answer(error.status(), bytes)
 }
 
-fn metrics(manager: &Manager, now_ms: u64) -> String {
-    let view = manager.view(now_ms);
-    let mut by_state = std::collections::BTreeMap::<String, usize>::new();
-    for gpu in &view.gpus {
-        let state = format!("{:?}", gpu.state).to_lowercase();
-        *by_state.entry(state).or_default() += 1;
-    }
-    let mut out = String::from(
-        "# HELP outboard_pool_gpus GPUs of the pool, by state\n# TYPE outboard_pool_gpus gauge\n",
-    );
-    for (state, count) in by_state {
-        out.push_str(&format!(
-            "outboard_pool_gpus{{state=\"{state}\"}} {count}\n"
-        ));
-    }
-    for (name, help, value) in [
-        (
-            "outboard_pool_leases",
-            "Leases that are not over",
-            view.leases.len(),
-        ),
-        (
-            "outboard_pool_waiting",
-            "Claims that wait",
-            view.queue.len(),
-        ),
-    ] {
-        out.push_str(&format!(
-            "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}\n"
-        ));
-    }
-    out
-}
-
 fn body<T: DeserializeOwned>(request: &Request) -> Result<T, PoolError> {
     serde_json::from_slice(&request.body).map_err(|error| wrong(&error))
 }
 
-fn number(text: &str) -> Result<u64, PoolError> {
+/// Returns the lease that a path names.
+fn lease_of(names: &[String]) -> Result<u64, PoolError> {
+    let text = names.first().map_or("", String::as_str);
     text.parse()
         .map_err(|_| wrong(&format!("{text:?} is no lease")))
 }

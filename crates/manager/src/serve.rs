@@ -26,14 +26,15 @@ use crate::{
     connection::{Connection, Heard},
     etcd::StoreUrl,
     limits,
+    metrics::Load,
+    operations::Form,
     proof::{Proof, ProofError, ProofFiles},
     roles::caller,
-    routes::{self, Outcome, Wait},
+    routes::{self, Outcome, Own, Wait},
     store::{Opened, Source},
 };
 
-const JSON: &str = "application/json";
-const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
+const OTHER_PAGE: &str = "a page of another server sends this";
 /// Longest sleep: a signal that came just before it is noticed after it.
 const SLEEP_MS_MAX: u64 = 1_000;
 /// Part of its term after which a holder is answered, so that it renews the lease.
@@ -97,6 +98,8 @@ pub struct Server {
     retry_at: Instant,
     connections: BTreeMap<u64, Connection>,
     last: u64,
+    /// As of the last round.
+    load: Load,
     stopping: Arc<AtomicBool>,
 }
 
@@ -133,6 +136,7 @@ impl Server {
             retry_at: Instant::now(),
             connections: BTreeMap::new(),
             last: 0,
+            load: Load::default(),
             stopping,
             options,
         };
@@ -217,12 +221,14 @@ impl Server {
                 source,
             })?;
             let mut pending = Vec::new();
+            self.load = load_of(&self.connections);
             for id in ready {
                 // The rest is heard after the transaction.
                 if !self.is_full() {
                     self.hear(id, &mut pending);
                 }
             }
+            self.end_late();
             if is_new && !self.is_full() {
                 self.accept(&mut pending);
             }
@@ -252,7 +258,9 @@ impl Server {
     fn wait(&self) -> io::Result<(bool, Vec<u64>)> {
         let now_ms = self.now_ms();
         let mut fds = vec![PollFd::new(&self.listener, PollFlags::IN)];
-        if self.connections.len() >= limits::CONNECTIONS_MAX {
+        let is_idle = |it: &Connection| it.is_idle();
+        let is_full = self.connections.len() >= limits::CONNECTIONS_MAX;
+        if is_full && !self.connections.values().any(is_idle) {
             fds[0] = PollFd::new(&self.listener, PollFlags::empty());
         }
         for connection in self.connections.values() {
@@ -287,7 +295,7 @@ impl Server {
     }
 
     fn accept(&mut self, pending: &mut Vec<Pending>) {
-        while self.connections.len() < limits::CONNECTIONS_MAX {
+        while self.make_room() {
             let stream = match self.listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -343,7 +351,7 @@ impl Server {
                     manager.box_is_gone(now_ms, &report);
                 }
             }
-            None => {}
+            Some((Wait::Watch(..), _)) | None => {}
         }
     }
 
@@ -355,16 +363,29 @@ impl Server {
                 let error = PoolError::Forbidden(text);
                 Outcome::Answer(status, serde_json::to_vec(&error).unwrap_or_default())
             }
-            Ok(caller) => match &mut self.manager {
-                None => routes::refusal(&refusal),
-                Some(manager) => routes::handle(manager, now_ms, &self.key, &caller, request),
-            },
+            Ok(_) if request.is_of_other_page() => {
+                routes::refusal(&PoolError::Forbidden(OTHER_PAGE.into()))
+            }
+            Ok(_) if self.load.output_bytes > limits::OUTPUT_BYTES_MAX => routes::refusal(
+                &PoolError::Busy("clients do not take their answers; try again later".into()),
+            ),
+            Ok(caller) => {
+                let own = Own {
+                    key: &self.key,
+                    load: self.load,
+                };
+                match &mut self.manager {
+                    None => routes::refusal(&refusal),
+                    Some(manager) => routes::handle(manager, now_ms, &own, &caller, request),
+                }
+            }
         };
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
         match outcome {
             Outcome::Wait(wait) => {
+                self.load.watchers += usize::from(matches!(wait, Wait::Watch(..)));
                 let until_ms = now_ms
                     + self
                         .manager
@@ -387,20 +408,35 @@ impl Server {
         };
         manager.note_time(outboard_trust::now_s());
         manager.tick(now_ms);
-        let mut late = Vec::new();
+        manager.sort_changes();
         for (id, connection) in &self.connections {
-            match &connection.wait {
-                None if connection.until_ms <= now_ms => late.push(*id),
-                None => {}
-                Some((wait, until_ms)) => {
-                    let is_over = *until_ms <= now_ms;
-                    if let Some(answer) = waited(manager, &self.key, now_ms, wait, is_over) {
-                        pending.push((*id, answer));
-                    }
+            if let Some((wait, until_ms)) = &connection.wait {
+                let is_over = *until_ms <= now_ms;
+                if let Some(answer) = waited(manager, &self.key, now_ms, wait, is_over) {
+                    pending.push((*id, answer));
                 }
             }
         }
+    }
+
+    /// Ends connections whose request does not come, or whose client does not take its answer.
+    fn end_late(&mut self) {
+        let now_ms = self.now_ms();
+        let late = self.connections.iter().filter(|(_, it)| it.is_late(now_ms));
+        let late: Vec<u64> = late.map(|(id, _)| *id).collect();
         late.into_iter().for_each(|id| self.ended(id));
+    }
+
+    /// Ends the oldest connection that asks for nothing, if there is no room for a further one.
+    /// Returns whether there is room.
+    fn make_room(&mut self) -> bool {
+        if self.connections.len() < limits::CONNECTIONS_MAX {
+            return true;
+        }
+        let idle = self.connections.iter().filter(|(_, it)| it.is_idle());
+        let oldest = idle.min_by_key(|(_, it)| it.until_ms).map(|(id, _)| *id);
+        oldest.into_iter().for_each(|id| self.ended(id));
+        oldest.is_some()
     }
 
     /// Makes all changes durable. If that fails, nobody learns of them, and the store is read anew.
@@ -447,14 +483,27 @@ impl Server {
                 continue;
             };
             match outcome {
-                Outcome::Answer(status, body) => connection.answer(now_ms, status, JSON, &body),
-                Outcome::Text(text) => connection.answer(now_ms, 200, TEXT, text.as_bytes()),
+                Outcome::Answer(status, body) => {
+                    connection.answer(now_ms, status, Form::Json.kind(), &body);
+                }
+                Outcome::Text(text) => {
+                    connection.answer(now_ms, 200, Form::Metrics.kind(), text.as_bytes());
+                }
                 Outcome::Wait(_) => {}
             }
             if !connection.write() {
                 self.ended(id);
             }
         }
+    }
+}
+
+fn load_of(connections: &BTreeMap<u64, Connection>) -> Load {
+    let is_watcher = |it: &&Connection| matches!(it.wait, Some((Wait::Watch(..), _)));
+    Load {
+        connections: connections.len(),
+        watchers: connections.values().filter(is_watcher).count(),
+        output_bytes: connections.values().map(Connection::output_bytes).sum(),
     }
 }
 
@@ -466,6 +515,7 @@ fn waits(manager: &Manager, now_ms: u64, wait: &Wait) -> u64 {
             answer.map_or(0, |answer| answer.wait_ms)
         }
         Wait::Claim(_) => limits::CLAIM_WAIT_MS,
+        Wait::Watch(_, wait_ms) => *wait_ms,
         Wait::Hold(lease, _) => {
             let view = manager.lease_view(now_ms, *lease);
             view.map_or(0, |view| view.claim.term_ms / HOLD_PARTS)
@@ -498,6 +548,13 @@ fn waited(
             Ok(waiting) => routes::document(&waiting),
             Err(error) => Err(error),
         },
+        Wait::Watch(after, _) => {
+            if !is_over && !manager.has_changed(after) {
+                return None;
+            }
+            let changes = manager.changes_after(now_ms, after);
+            changes.and_then(|changes| routes::document(&changes))
+        }
         Wait::Hold(lease, news) => match manager.news_of(*lease) {
             Some(now) if news.is_none_or(|news| news == now) && !is_over => return None,
             Some(_) => {

@@ -1,16 +1,17 @@
 //! The documents that the manager and others exchange, as JSON over HTTP.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::{
     grant::Grant,
-    record::{Claim, EndReason, GpuFacts, Health, LeaseState, SpareRecord},
+    record::{Claim, EndReason, GpuFacts, Health, LeaseState, QuotaRecord, SpareRecord},
     uuid::Uuid,
 };
 
 /// A box begins, or begins anew.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Join {
     pub name: String,
     /// Drawn once and kept on the box's disk.
@@ -23,7 +24,7 @@ pub struct Join {
 }
 
 /// A box reports, and waits for news.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Report {
     pub name: String,
     pub instance: String,
@@ -36,7 +37,7 @@ pub struct Report {
     pub windows: Vec<Window>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GpuReport {
     pub uuid: Uuid,
     /// The floor that is on the disk.
@@ -52,7 +53,7 @@ pub struct GpuReport {
 }
 
 /// Device addresses of a lease's session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Window {
     pub lease: u64,
     pub base: u64,
@@ -60,7 +61,7 @@ pub struct Window {
 }
 
 /// The manager's answer to a box.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BoxAnswer {
     /// The pool's id.
     pub pool: String,
@@ -77,14 +78,14 @@ pub struct BoxAnswer {
     pub leases: Vec<BoxLease>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BoxLease {
     pub lease: u64,
     pub deadline_ms: u64,
 }
 
 /// The manager's answer to a claim.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Claimed {
     Granted(Granted),
@@ -94,14 +95,14 @@ pub enum Claimed {
     },
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Granted {
     pub lease: u64,
     pub term_ms: u64,
     pub boxes: Vec<GrantedBox>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GrantedBox {
     pub name: String,
     pub url: String,
@@ -111,7 +112,7 @@ pub struct GrantedBox {
 }
 
 /// A lease, as holders and operators see it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LeaseView {
     pub lease: u64,
     pub claim: Claim,
@@ -130,7 +131,7 @@ pub struct LeaseView {
 }
 
 /// A GPU that a holder has lost.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LostView {
     pub uuid: Uuid,
     pub reason: String,
@@ -139,7 +140,7 @@ pub struct LostView {
 }
 
 /// The manager's answer to a holder.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Held {
     pub left_ms: u64,
     #[serde(default)]
@@ -149,14 +150,14 @@ pub struct Held {
 }
 
 /// Rules about spares, and what is held back now.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SparesView {
     pub rules: Vec<SpareRecord>,
     pub held: Vec<Uuid>,
 }
 
 /// A GPU, as operators see it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GpuView {
     #[serde(flatten)]
     pub facts: GpuFacts,
@@ -171,7 +172,9 @@ pub struct GpuView {
     pub health: Health,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum GpuState {
     Free,
@@ -192,8 +195,69 @@ pub enum GpuState {
     Gone,
 }
 
+impl GpuState {
+    pub const ALL: [GpuState; 10] = [
+        GpuState::Free,
+        GpuState::Leased,
+        GpuState::Ending,
+        GpuState::Spare,
+        GpuState::Suspect,
+        GpuState::Broken,
+        GpuState::Drained,
+        GpuState::Tainted,
+        GpuState::Silent,
+        GpuState::Gone,
+    ];
+
+    /// Returns the word that lists and metrics have.
+    pub fn word(self) -> &'static str {
+        match self {
+            GpuState::Free => "free",
+            GpuState::Leased => "leased",
+            GpuState::Ending => "ending",
+            GpuState::Spare => "spare",
+            GpuState::Suspect => "suspect",
+            GpuState::Broken => "broken",
+            GpuState::Drained => "drained",
+            GpuState::Tainted => "tainted",
+            GpuState::Silent => "silent",
+            GpuState::Gone => "gone",
+        }
+    }
+}
+
+/// A box, as operators see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct BoxView {
+    #[serde(rename = "box")]
+    pub of: String,
+    pub node: u32,
+    /// Address of its server.
+    pub url: String,
+    /// Number of its GPUs, those that are gone included.
+    pub gpus: usize,
+    /// Reason for a drain.
+    pub drained: Option<String>,
+    /// Whether it reports.
+    pub heard: bool,
+}
+
+/// A holder's bound, and what it has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct QuotaView {
+    #[serde(flatten)]
+    pub quota: QuotaRecord,
+    pub used: u32,
+}
+
+/// Bounds of all holders that have one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct QuotasView {
+    pub quotas: Vec<QuotaView>,
+}
+
 /// A claim that waits.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct WaitingView {
     pub claim: Claim,
     pub position: usize,
@@ -201,23 +265,59 @@ pub struct WaitingView {
 }
 
 /// The pool, as operators see it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PoolView {
     pub pool: String,
     pub incarnation: u64,
+    /// Place in the sequence of changes from which a watch goes on.
+    #[serde(default)]
+    pub revision: String,
+    #[serde(default)]
+    pub boxes: Vec<BoxView>,
     pub gpus: Vec<GpuView>,
     pub leases: Vec<LeaseView>,
     pub queue: Vec<WaitingView>,
 }
 
+/// Changes after a revision: each object once, as it is now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Changes {
+    /// Place from which the next watch goes on.
+    pub revision: String,
+    /// Whether there are more: ask again at once.
+    pub more: bool,
+    pub events: Vec<Event>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Event {
+    pub revision: String,
+    /// Name of the object: a box's name, a GPU's UUID, a lease's number, a claim's UID, a holder.
+    pub name: String,
+    pub object: Object,
+}
+
+/// An object of the pool; `null`: it is no longer there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Object {
+    Box(Option<BoxView>),
+    Gpu(Option<Box<GpuView>>),
+    Lease(Option<Box<LeaseView>>),
+    /// A claim that waits. Afterwards it has a lease, or was given up.
+    Claim(Option<WaitingView>),
+    Quota(Option<QuotaView>),
+    Spares(SparesView),
+}
+
 /// The mapping tables of hosts and boxes: the paper's Tables 2 and 3.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Tables {
     pub hosts: Vec<HostTable>,
     pub boxes: Vec<BoxTable>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct HostTable {
     pub host: String,
     pub node: u32,
@@ -226,7 +326,7 @@ pub struct HostTable {
     pub reserved: u16,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct HostEntry {
     pub entry: u16,
     pub used: bool,
@@ -242,7 +342,7 @@ pub struct HostEntry {
     pub path: u16,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BoxTable {
     #[serde(rename = "box")]
     pub of: String,
@@ -250,7 +350,7 @@ pub struct BoxTable {
     pub entries: Vec<BoxEntry>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BoxEntry {
     pub entry: u16,
     /// Whether the last inventory has the GPU.
@@ -265,7 +365,7 @@ pub struct BoxEntry {
 }
 
 /// Reason why a request is refused.
-#[derive(Debug, Clone, PartialEq, Eq, Error, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Error, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "error", content = "text", rename_all = "lowercase")]
 pub enum PoolError {
     /// The request itself is wrong.
@@ -275,6 +375,9 @@ pub enum PoolError {
     Forbidden(String),
     #[error("{0}")]
     Unknown(String),
+    /// Changes since that revision are no longer known.
+    #[error("{0}")]
+    Gone(String),
     /// It contradicts what there is.
     #[error("{0}")]
     Conflict(String),
@@ -300,6 +403,7 @@ impl PoolError {
             PoolError::Forbidden(_) => 403,
             PoolError::Unknown(_) => 404,
             PoolError::Conflict(_) => 409,
+            PoolError::Gone(_) => 410,
             PoolError::Elsewhere(_) => 421,
             PoolError::Impossible(_) => 422,
             PoolError::Busy(_) => 429,

@@ -51,6 +51,10 @@ pub const SPARES_MAX: u32 = 512;
 pub const SPARE_RULES_MAX: usize = 64;
 /// Leases that are over and still known by their claims' UIDs.
 pub const LEASES_OVER_MAX: usize = 10_000;
+/// Objects whose last change a manager remembers for those who watch it.
+pub const CHANGES_MAX: usize = 65_536;
+/// Changes of one answer to those who watch.
+pub const EVENTS_MAX: usize = 1_000;
 /// Length of a grant.
 pub const GRANT_BYTES_MAX: usize = 8 << 10;
 /// Changes that a store keeps for those who watch it.

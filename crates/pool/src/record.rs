@@ -1,8 +1,9 @@
 //! The records of a store: their keys and contents.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::uuid::Uuid;
+use crate::{limits::TERM_DEFAULT_MS, uuid::Uuid};
 
 /// Version of these records. A manager refuses a store of a later one.
 pub const FORMAT: u32 = 2;
@@ -29,7 +30,7 @@ pub struct PoolRecord {
 }
 
 /// Facts about a GPU, as its box finds them.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GpuFacts {
     pub uuid: Uuid,
     pub model: String,
@@ -64,7 +65,7 @@ pub struct GpuRecord {
 }
 
 /// Health of a GPU, as its sessions and its box show it.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Health {
     pub condition: Condition,
     /// Reason for the condition, unless it is healthy.
@@ -75,7 +76,7 @@ pub struct Health {
     pub failures: u32,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Condition {
     #[default]
@@ -106,7 +107,7 @@ pub struct HostRecord {
     pub entries: u16,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LeaseState {
     Granted,
@@ -116,7 +117,7 @@ pub enum LeaseState {
 }
 
 /// Reason for a lease's end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum EndReason {
     Released,
@@ -151,7 +152,7 @@ pub struct LeaseRecord {
 }
 
 /// GPUs that shall have something in common.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Same {
     Box,
@@ -161,7 +162,7 @@ pub enum Same {
 }
 
 /// The choice between groups that have enough GPUs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Fit {
     /// The group that has the fewest free GPUs: large groups stay whole.
@@ -174,11 +175,12 @@ pub enum Fit {
 }
 
 /// A request for GPUs.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Claim {
     /// Drawn by the client. A claim that comes again with its UID is the same claim.
     pub uid: String,
-    /// Name by which the holder is known.
+    /// Name by which the holder is known; that of the token, if the manager asks for tokens.
+    #[serde(default)]
     pub owner: String,
     /// The machine on which the program runs.
     pub host: String,
@@ -190,18 +192,24 @@ pub struct Claim {
     pub fit: Fit,
     #[serde(default)]
     pub priority: u8,
+    /// Time of the lease without a renewal.
+    #[serde(default = "term_default")]
     pub term_ms: u64,
 }
 
+fn term_default() -> u64 {
+    TERM_DEFAULT_MS
+}
+
 /// GPUs that an owner may have at a time.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct QuotaRecord {
     pub owner: String,
     pub gpus: u32,
 }
 
 /// GPUs that are held back, to take the place of broken ones.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SpareRecord {
     /// A word of the model's name, in any case. Without it: of each model.
     pub model: Option<String>,

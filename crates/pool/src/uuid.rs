@@ -1,7 +1,8 @@
 //! The UUID of a GPU.
 
-use std::{fmt, str::FromStr};
+use std::{borrow::Cow, fmt, str::FromStr};
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use thiserror::Error;
 
@@ -69,6 +70,20 @@ impl<'de> Deserialize<'de> for Uuid {
             true => String::deserialize(from)?.parse().map_err(D::Error::custom),
             false => <[u8; BYTES]>::deserialize(from).map(Uuid),
         }
+    }
+}
+
+impl JsonSchema for Uuid {
+    fn schema_name() -> Cow<'static, str> {
+        "Uuid".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "string",
+            "description": "The UUID of a GPU, as NVML shows it",
+            "pattern": "^GPU-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$",
+        })
     }
 }
 

@@ -24,7 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outboard_manager::{Client, ClientError, ManagerUrls};
+use outboard_manager::{Client, ClientError, ManagerUrls, Operation};
 use outboard_pool::{
     Fence, Floors, Grant, Uuid,
     api::{BoxAnswer, Join, Report, Window},
@@ -500,7 +500,7 @@ impl Agent {
         let mut sent_ms = now_ms();
         let mut answer: BoxAnswer =
             self.client
-                .post("/v1/boxes/join", &self.join, Duration::ZERO)?;
+                .post(&Operation::Join.path(&[]), &self.join, Duration::ZERO)?;
         if std::mem::take(is_down) {
             info!("the pool's manager answers again");
         }
@@ -533,7 +533,7 @@ impl Agent {
                     windows,
                 };
                 sent_ms = now_ms();
-                self.client.begin("/v1/boxes/report", &report)?;
+                self.client.begin(&Operation::Report.path(&[]), &report)?;
                 if self.wait(wait_ms) {
                     break self.client.finish()?;
                 }

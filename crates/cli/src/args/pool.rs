@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::ValueEnum;
-use outboard_manager::{ManagerUrl, ManagerUrls, StoreUrl};
+use outboard_manager::{ManagerUrl, ManagerUrls, Operation, StoreUrl};
 use outboard_pool::{
     limits,
     record::{Fit, Same},
@@ -188,23 +188,23 @@ Examples:
 pub(crate) enum PoolCommand {
     /// Run the manager
     Serve(PoolServeArgs),
-    /// Show boxes, GPUs, leases and waiting claims
+    #[command(about = Operation::List.about())]
     List(PoolAskArgs),
-    /// Show the mapping tables of hosts and boxes
+    #[command(about = Operation::Tables.about())]
     Tables(PoolAskArgs),
-    /// Take GPUs without a program, for as long as the term is
+    #[command(about = Operation::Claim.about())]
     Claim(PoolClaimArgs),
-    /// Give a lease's GPUs back: its programs lose them
+    #[command(about = Operation::Release.about())]
     Release(PoolReleaseArgs),
-    /// Stop giving out the GPUs of a box; leases stay
+    #[command(about = Operation::Drain.about())]
     Drain(PoolDrainArgs),
     /// Give out the GPUs of a drained box again
     Undrain(PoolBoxArgs),
-    /// Stop giving out one GPU; its lease stays
+    #[command(about = Operation::Taint.about())]
     Taint(PoolTaintArgs),
     /// Give out a tainted GPU again
     Untaint(PoolGpuArgs),
-    /// Bound the GPUs that a holder has at a time
+    #[command(about = Operation::Quota.about())]
     Quota(PoolQuotaArgs),
     /// Hold GPUs back, to take the place of broken ones; or say how many are enough
     Spares(PoolSparesArgs),

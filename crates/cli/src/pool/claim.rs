@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Context as _;
 use outboard_link::Endpoint;
-use outboard_manager::{Client, ClientError};
+use outboard_manager::{Client, ClientError, Operation};
 use outboard_pool::{
     api::{Claimed, Granted, LeaseView, LostView, PoolError},
     record::{Claim, LeaseState},
@@ -101,17 +101,17 @@ impl Leased {
         Ok(())
     }
 
-    fn path(&self, what: &str) -> String {
-        format!("/v1/leases/{}{what}", self.granted.lease)
+    fn path(&self, of: Operation) -> String {
+        of.path(&[&self.granted.lease])
     }
 
     fn view(&mut self) -> Result<LeaseView, ClientError> {
-        let path = self.path("");
+        let path = self.path(Operation::Lease);
         self.client.get(&path)
     }
 
     fn release(&mut self) {
-        let path = self.path("/release");
+        let path = self.path(Operation::Release);
         let _ = self.client.post::<Value>(&path, &json!({}), Duration::ZERO);
     }
 
@@ -172,7 +172,7 @@ impl Leased {
 
     /// Takes the grants of the lease as it is now.
     fn take_grants(&mut self) -> anyhow::Result<()> {
-        let path = self.path("/grants");
+        let path = self.path(Operation::Grants);
         let said = self.client.post(&path, &json!({}), Duration::ZERO)?;
         if let Claimed::Granted(granted) = said {
             self.granted = granted;
@@ -185,7 +185,7 @@ impl Leased {
     /// Tells the manager that a box does not serve the program.
     fn complain(&mut self, of: &str, why: &str) {
         let why: String = why.chars().filter(|c| !c.is_control()).take(60).collect();
-        let path = self.path("/failed");
+        let path = self.path(Operation::Failed);
         let body = json!({ "box": of, "reason": why });
         let _ = self.client.post::<Value>(&path, &body, Duration::ZERO);
     }
@@ -302,7 +302,7 @@ fn wait_for(client: &mut Client, claim: &Claim, may_wait: bool) -> anyhow::Resul
     let body = json!({ "claim": claim, "wait": may_wait });
     let mut told = None;
     loop {
-        match client.post("/v1/claims", &body, WAIT)? {
+        match client.post(&Operation::Claim.path(&[]), &body, WAIT)? {
             Claimed::Granted(granted) => return Ok(granted),
             Claimed::Waiting { position } => {
                 if told.replace(position) != Some(position) {

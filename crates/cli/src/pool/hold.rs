@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use outboard_manager::{Client, ClientError};
+use outboard_manager::{Client, ClientError, Operation};
 use outboard_pool::api::{Claimed, Granted, Held, PoolError};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -94,7 +94,7 @@ pub(crate) fn hold(args: &PoolHoldArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn renew(client: &mut Client, args: &PoolHoldArgs, program: BorrowedFd<'_>) {
-    let path = format!("/v1/leases/{}/hold", args.lease);
+    let path = Operation::Hold.path(&[&args.lease]);
     let mut news = 0;
     let third = Duration::from_millis(args.term_ms / 3);
     loop {
@@ -122,7 +122,7 @@ fn renew(client: &mut Client, args: &PoolHoldArgs, program: BorrowedFd<'_>) {
             }
         }
     }
-    let path = format!("/v1/leases/{}/release", args.lease);
+    let path = Operation::Release.path(&[&args.lease]);
     let deadline = Instant::now() + Duration::from_millis(args.term_ms);
     loop {
         match client.post::<Value>(&path, &json!({}), Duration::ZERO) {
@@ -139,7 +139,7 @@ fn renew(client: &mut Client, args: &PoolHoldArgs, program: BorrowedFd<'_>) {
 /// Takes the grants of a lease in which a spare may have taken a place: for processes that the
 /// program starts from now on.
 fn take_grants(client: &mut Client, args: &PoolHoldArgs) {
-    let path = format!("/v1/leases/{}/grants", args.lease);
+    let path = Operation::Grants.path(&[&args.lease]);
     if let Ok(Claimed::Granted(granted)) = client.post(&path, &json!({}), Duration::ZERO) {
         let _ = replace_grants(&args.grants, &granted);
     }

@@ -11,7 +11,7 @@ mod spares;
 use std::{path::Path, process::ExitCode, time::Duration};
 
 use anyhow::Context as _;
-use outboard_manager::{Client, Options, ProofFiles, Server};
+use outboard_manager::{Client, Operation, Options, ProofFiles, Server};
 use outboard_pool::{
     api::{GpuView, LeaseView, PoolView, Tables},
     record::{Condition, Health},
@@ -33,34 +33,34 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<ExitCode> {
     match command {
         PoolCommand::Serve(args) => serve(args),
         PoolCommand::List(args) => {
-            let view: PoolView = ask(&args, "/v1/pool")?;
+            let view: PoolView = ask(&args, Operation::List)?;
             show(args.json, &view, || listed(&view))
         }
         PoolCommand::Tables(args) => {
-            let tables: Tables = ask(&args, "/v1/tables")?;
+            let tables: Tables = ask(&args, Operation::Tables)?;
             show(args.json, &tables, || tabled(&tables))
         }
         PoolCommand::Claim(args) => claim::claim(&args),
         PoolCommand::Release(args) => release(&args),
         PoolCommand::Drain(args) => {
-            let path = format!("/v1/boxes/{}/drain", args.of.name);
+            let path = Operation::Drain.path(&[&args.of.name]);
             tell(&args.of.manager, &path, &json!({ "reason": args.reason }))
         }
         PoolCommand::Undrain(args) => {
-            let path = format!("/v1/boxes/{}/drain", args.name);
+            let path = Operation::Drain.path(&[&args.name]);
             tell(&args.manager, &path, &json!({ "reason": null }))
         }
         PoolCommand::Taint(args) => {
-            let path = format!("/v1/gpus/{}/taint", args.of.uuid);
+            let path = Operation::Taint.path(&[&args.of.uuid]);
             let body = json!({ "reason": args.reason, "broken": args.broken });
             tell(&args.of.manager, &path, &body)
         }
         PoolCommand::Untaint(args) => {
-            let path = format!("/v1/gpus/{}/taint", args.uuid);
+            let path = Operation::Taint.path(&[&args.uuid]);
             tell(&args.manager, &path, &json!({ "reason": null }))
         }
         PoolCommand::Quota(args) => {
-            let path = format!("/v1/quotas/{}", args.owner);
+            let path = Operation::Quota.path(&[&args.owner]);
             tell(&args.manager, &path, &json!({ "gpus": args.gpus }))
         }
         PoolCommand::Spares(args) => spares::spares(&args),
@@ -146,8 +146,8 @@ fn client(manager: &ManagerArgs) -> anyhow::Result<Client> {
     Ok(Client::new(manager.pool.clone(), bearer, pool_ca.clone()))
 }
 
-fn ask<T: serde::de::DeserializeOwned>(args: &PoolAskArgs, path: &str) -> anyhow::Result<T> {
-    Ok(client(&args.manager)?.get(path)?)
+fn ask<T: serde::de::DeserializeOwned>(args: &PoolAskArgs, of: Operation) -> anyhow::Result<T> {
+    Ok(client(&args.manager)?.get(&of.path(&[]))?)
 }
 
 fn tell(manager: &ManagerArgs, path: &str, body: &Value) -> anyhow::Result<ExitCode> {
@@ -156,7 +156,7 @@ fn tell(manager: &ManagerArgs, path: &str, body: &Value) -> anyhow::Result<ExitC
 }
 
 fn release(args: &PoolReleaseArgs) -> anyhow::Result<ExitCode> {
-    let path = format!("/v1/leases/{}/release", args.lease);
+    let path = Operation::Release.path(&[&args.lease]);
     let lease: LeaseView = client(&args.manager)?.post(&path, &json!({}), Duration::ZERO)?;
     show(args.json, &lease, String::new)
 }
@@ -190,7 +190,7 @@ fn listed(view: &PoolView) -> String {
             health,
         } = gpu;
         let lease = lease.map_or("-".into(), |lease| lease.to_string());
-        let state = format!("{state:?}").to_lowercase();
+        let state = state.word();
         let reason = reason
             .as_ref()
             .map_or(String::new(), |why| format!("  {why}"));

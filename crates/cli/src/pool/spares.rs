@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use outboard_manager::Operation;
 use outboard_pool::{
     api::SparesView,
     limits::SPARES_MAX,
@@ -32,13 +33,13 @@ pub(super) fn spares(args: &PoolSparesArgs) -> anyhow::Result<ExitCode> {
             per: args.per.map(Into::into),
             gpus,
         };
-        return tell(&manager, "/v1/spares", &json!(rule));
+        return tell(&manager, &Operation::SetSpares.path(&[]), &json!(rule));
     }
     let asked = PoolAskArgs {
         manager,
         json: args.json,
     };
-    let view: SparesView = ask(&asked, "/v1/spares")?;
+    let view: SparesView = ask(&asked, Operation::Spares)?;
     show(args.json, &view, || {
         let rule = |rule: &SpareRecord| {
             let model = rule.model.as_ref();

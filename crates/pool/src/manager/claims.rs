@@ -6,7 +6,7 @@ use crate::{
     api::{Claimed, Granted, GrantedBox, PoolError},
     grant::Grant,
     limits,
-    manager::{Due, Host, Lease, Manager, check_name},
+    manager::{Due, Host, Lease, Manager, changes::Subject, check_name},
     placement::Wish,
     record::{self, Claim, EndReason, HostRecord, LeaseRecord, LeaseState, Leased},
 };
@@ -359,8 +359,9 @@ impl Manager {
         let due_ms = lease.deadline_ms.max(now_ms) + limits::MARGIN_MS;
         let gpus: Vec<_> = lease.record.gpus.iter().map(|leased| leased.uuid).collect();
         for uuid in gpus {
-            if let Some(gpu) = self.by_uuid.get(&uuid) {
-                self.wake(self.gpus[*gpu].of);
+            if let Some(gpu) = self.by_uuid.get(&uuid).copied() {
+                self.wake(self.gpus[gpu].of);
+                self.changes.touch(Subject::Gpu(gpu));
             }
         }
         self.set_due(id, due_ms);
@@ -407,6 +408,7 @@ impl Manager {
             if let Some(lease) = self.leases.remove(&oldest) {
                 self.by_uid.remove(&lease.record.claim.uid);
             }
+            self.changes.touch(Subject::Lease(oldest));
             self.writes.insert(record::lease_key(oldest), None);
         }
     }

@@ -12,8 +12,10 @@
 //! - `spares`: GPUs that are held back for that.
 //! - `operate`: drains, taints and quotas.
 //! - `show`: lists and mapping tables.
+//! - `changes`: changes since a revision, for those who watch.
 
 mod boxes;
+mod changes;
 mod claims;
 mod health;
 mod open;
@@ -37,6 +39,7 @@ use crate::{
     store::{Revision, Transaction},
     uuid::Uuid,
 };
+use changes::{Changes, Subject};
 use queue::Queue;
 use spares::Spares;
 
@@ -70,6 +73,7 @@ pub struct Manager {
     writes: BTreeMap<String, Option<Vec<u8>>>,
     /// Whether something was promised that only the present manager may promise.
     has_promised: bool,
+    changes: Changes,
     /// Seconds since 1970, for those who read lists.
     wall_s: u64,
 }
@@ -190,11 +194,13 @@ impl Manager {
     }
 
     fn write_gpu(&mut self, gpu: usize) {
+        self.changes.touch(Subject::Gpu(gpu));
         let record = self.gpus[gpu].record.clone();
         self.write(record::gpu_key(&record.facts.uuid), &record);
     }
 
     fn write_lease(&mut self, id: u64) {
+        self.changes.touch(Subject::Lease(id));
         if let Some(record) = self.leases.get(&id).map(|lease| lease.record.clone()) {
             self.write(record::lease_key(id), &record);
         }
@@ -202,6 +208,7 @@ impl Manager {
 
     /// Puts a GPU among the free ones or takes it away, as its state says.
     fn settle(&mut self, gpu: usize) {
+        self.changes.touch(Subject::Gpu(gpu));
         let of = &self.boxes[self.gpus[gpu].of];
         let is_usable = of.heard_until_ms.is_some() && of.record.drained.is_none();
         let Gpu {
@@ -227,6 +234,7 @@ impl Manager {
     }
 
     fn settle_box(&mut self, number: usize) {
+        self.changes.touch(Subject::Box(number));
         for gpu in self.boxes[number].gpus.clone() {
             self.settle(gpu);
         }

@@ -16,7 +16,7 @@ use crate::{
     store::{Entry, Store, StoreError, Transaction},
 };
 
-use super::{queue::Queue, spares::Spares};
+use super::{changes::Changes, queue::Queue, spares::Spares};
 
 impl Manager {
     /// Takes over a store: from now on no other manager writes to it. `id` is the pool's, if this
@@ -82,6 +82,7 @@ impl Manager {
             woken: BTreeSet::new(),
             writes: BTreeMap::new(),
             has_promised: false,
+            changes: Changes::default(),
             wall_s: 0,
         }
     }

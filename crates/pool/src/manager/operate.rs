@@ -3,7 +3,7 @@
 use crate::{
     api::PoolError,
     limits,
-    manager::{Manager, check_name},
+    manager::{Manager, changes::Subject, check_name},
     record::{self, QuotaRecord},
     uuid::Uuid,
 };
@@ -60,6 +60,7 @@ impl Manager {
     pub fn quota(&mut self, now_ms: u64, owner: &str, gpus: Option<u32>) -> Result<(), PoolError> {
         check_name("a holder", owner)?;
         let key = record::quota_key(owner);
+        self.changes.touch(Subject::Quota(owner.into()));
         match gpus {
             Some(gpus) => {
                 let record = QuotaRecord {

@@ -6,9 +6,9 @@ use std::{
 };
 
 use crate::{
-    api::PoolError,
+    api::{PoolError, WaitingView},
     limits,
-    manager::{Due, Manager, claims::wish_of},
+    manager::{Due, Manager, changes::Subject, claims::wish_of},
     record::Claim,
 };
 
@@ -77,6 +77,7 @@ impl Manager {
                     forget_ms,
                 };
                 queue.waiting.insert(number, waiting);
+                self.changes.touch(Subject::Claim(claim.uid.clone()));
                 number
             }
         };
@@ -94,6 +95,7 @@ impl Manager {
     fn forget(&mut self, number: u64) {
         if let Some(waiting) = self.queue.remove(number) {
             self.due.remove(&(waiting.forget_ms, Due::Waiting(number)));
+            self.changes.touch(Subject::Claim(waiting.claim.uid));
         }
     }
 
@@ -102,6 +104,22 @@ impl Manager {
         if waiting.is_some_and(|waiting| waiting.forget_ms <= now_ms) {
             self.forget(number);
         }
+    }
+
+    /// Returns how many claims wait.
+    pub fn waiting_count(&self) -> usize {
+        self.queue.waiting.len()
+    }
+
+    /// Returns a claim that waits, as it is shown.
+    pub(super) fn waiting_view(&self, now_ms: u64, uid: &str) -> Option<WaitingView> {
+        let number = self.queue.by_uid.get(uid)?;
+        let waiting = self.queue.waiting.get(number)?;
+        Some(WaitingView {
+            claim: waiting.claim.clone(),
+            position: self.position(uid)?,
+            waited_ms: now_ms.saturating_sub(waiting.since_ms),
+        })
     }
 
     /// Returns how many claims come before this one, and one more.

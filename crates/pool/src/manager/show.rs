@@ -2,11 +2,11 @@
 
 use crate::{
     api::{
-        BoxEntry, BoxTable, GpuState, GpuView, HostEntry, HostTable, LeaseView, PoolError,
-        PoolView, Tables, WaitingView,
+        BoxEntry, BoxTable, BoxView, GpuState, GpuView, HostEntry, HostTable, LeaseView, PoolError,
+        PoolView, QuotaView, QuotasView, Tables, WaitingView,
     },
     limits,
-    manager::{Gpu, Lease, Manager},
+    manager::{Box_, Gpu, Lease, Manager},
     record::{Condition, LeaseState},
 };
 
@@ -19,6 +19,8 @@ impl Manager {
         PoolView {
             pool: self.pool.id.clone(),
             incarnation: self.pool.incarnation,
+            revision: self.revision(),
+            boxes: self.boxes.iter().map(box_view).collect(),
             gpus: self.gpus.iter().map(|gpu| self.gpu_view(gpu)).collect(),
             leases: active.map(|lease| self.view_of(now_ms, lease)).collect(),
             queue: waiting
@@ -36,6 +38,21 @@ impl Manager {
         let lease = self.leases.get(&id);
         let lease = lease.ok_or_else(|| PoolError::Unknown(format!("there is no lease {id}")))?;
         Ok(self.view_of(now_ms, lease))
+    }
+
+    /// Returns the bounds of all holders that have one.
+    pub fn quotas(&self) -> QuotasView {
+        let owners = self.quotas.keys();
+        QuotasView {
+            quotas: owners.filter_map(|owner| self.quota_view(owner)).collect(),
+        }
+    }
+
+    pub(super) fn quota_view(&self, owner: &str) -> Option<QuotaView> {
+        Some(QuotaView {
+            quota: self.quotas.get(owner)?.clone(),
+            used: self.used.get(owner).copied().unwrap_or(0),
+        })
     }
 
     fn view_of(&self, now_ms: u64, lease: &Lease) -> LeaseView {
@@ -74,7 +91,7 @@ impl Manager {
         }
     }
 
-    fn gpu_view(&self, gpu: &Gpu) -> GpuView {
+    pub(super) fn gpu_view(&self, gpu: &Gpu) -> GpuView {
         let of = &self.boxes[gpu.of];
         let record = &gpu.record;
         let lease = record.lease.and_then(|lease| self.leases.get(&lease));
@@ -190,5 +207,16 @@ impl Manager {
         }
         entries.sort_by_key(|entry| entry.entry);
         entries
+    }
+}
+
+pub(super) fn box_view(of: &Box_) -> BoxView {
+    BoxView {
+        of: of.record.name.clone(),
+        node: of.record.node,
+        url: of.record.url.clone(),
+        gpus: of.gpus.len(),
+        drained: of.record.drained.clone(),
+        heard: of.heard_until_ms.is_some(),
     }
 }

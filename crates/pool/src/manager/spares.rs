@@ -11,7 +11,7 @@ use outboard_wire::limits::SERVERS_MAX;
 use crate::{
     api::{PoolError, SparesView},
     limits,
-    manager::{Due, Manager, place_of},
+    manager::{Due, Manager, changes::Subject, place_of},
     record::{self, LeaseState, Leased, Same, SpareRecord},
 };
 
@@ -73,6 +73,7 @@ impl Manager {
         }
         let held: Vec<usize> = self.spares.held.values().flatten().copied().collect();
         self.spares.set(rule.clone());
+        self.changes.touch(Subject::Spares);
         for gpu in held {
             self.forget_spare(gpu);
             self.placement.put(gpu);
@@ -125,6 +126,8 @@ impl Manager {
         };
         self.spares.held.entry(group).or_default().insert(gpu);
         self.gpus[gpu].is_spare = true;
+        self.changes.touch(Subject::Gpu(gpu));
+        self.changes.touch(Subject::Spares);
         self.placement.remove(gpu);
     }
 
@@ -134,6 +137,8 @@ impl Manager {
             !held.is_empty()
         });
         self.gpus[gpu].is_spare = false;
+        self.changes.touch(Subject::Gpu(gpu));
+        self.changes.touch(Subject::Spares);
         self.placement.add(gpu, &place_of(&self.gpus[gpu].record));
     }
 

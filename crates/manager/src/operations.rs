@@ -1,0 +1,425 @@
+//! The manager's HTTP API, declared once: routes, roles, the commands' paths and
+//! `GET /openapi.json` come from here.
+
+use std::{collections::BTreeSet, fmt::Display, sync::OnceLock};
+
+use outboard_pool::{
+    api::{
+        BoxAnswer, Changes, Claimed, Held, Join, LeaseView, PoolError, PoolView, QuotasView,
+        Report, SparesView, Tables,
+    },
+    record::{Claim, Same, SpareRecord},
+};
+use schemars::{JsonSchema, Schema, SchemaGenerator, schema_for};
+use serde::{Deserialize, Deserializer, de::Error as _};
+use serde_json::{Map, Value};
+
+/// Those who may ask for an operation, if the manager asks for tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Everyone who has a token.
+    Reader,
+    /// Those who claim, and operators.
+    Holder,
+    /// The box that the request is about.
+    Box,
+    Operator,
+}
+
+/// Form of a request or an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Form {
+    Nothing,
+    /// Parameters after `?`.
+    Query,
+    Json,
+    /// Text for Prometheus.
+    Metrics,
+}
+
+impl Form {
+    pub(crate) fn kind(self) -> &'static str {
+        match self {
+            Form::Nothing | Form::Query | Form::Json => "application/json",
+            Form::Metrics => "text/plain; version=0.0.4; charset=utf-8",
+        }
+    }
+}
+
+macro_rules! operations {
+    ($(
+        #[doc = $about:literal]
+        $name:ident($id:literal): $method:ident $path:literal, $role:ident,
+            $asks:ident($request:ty) => $says:ident($answer:ty);
+    )*) => {
+        /// A request that the manager answers.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Operation {
+            $(#[doc = $about] $name,)*
+        }
+
+        impl Operation {
+            pub const ALL: &[Operation] = &[$(Operation::$name,)*];
+
+            /// Returns one line about it, which is that of the command, too.
+            pub const fn about(self) -> &'static str {
+                match self {
+                    $(Operation::$name => $about.trim_ascii(),)*
+                }
+            }
+
+            pub(crate) fn id(self) -> &'static str {
+                match self {
+                    $(Operation::$name => $id,)*
+                }
+            }
+
+            pub(crate) fn method(self) -> &'static str {
+                match self {
+                    $(Operation::$name => stringify!($method),)*
+                }
+            }
+
+            pub(crate) fn template(self) -> &'static str {
+                match self {
+                    $(Operation::$name => $path,)*
+                }
+            }
+
+            pub(crate) fn role(self) -> Role {
+                match self {
+                    $(Operation::$name => Role::$role,)*
+                }
+            }
+
+            pub(crate) fn asks(self) -> Form {
+                match self {
+                    $(Operation::$name => Form::$asks,)*
+                }
+            }
+
+            pub(crate) fn says(self) -> Form {
+                match self {
+                    $(Operation::$name => Form::$says,)*
+                }
+            }
+
+            pub(crate) fn request_schema(self, to: &mut SchemaGenerator) -> Schema {
+                match self {
+                    $(Operation::$name => <$request>::json_schema(to),)*
+                }
+            }
+
+            pub(crate) fn answer_schema(self, to: &mut SchemaGenerator) -> Schema {
+                match self {
+                    $(Operation::$name => to.subschema_for::<$answer>(),)*
+                }
+            }
+        }
+    };
+}
+
+operations! {
+    /// Show boxes, GPUs, leases and waiting claims
+    List("list"): GET "/v1/pool", Reader, Nothing(()) => Json(PoolView);
+    /// Wait for changes after a revision: each object that has changed, as it is now
+    Watch("watch"): GET "/v1/watch", Reader, Query(WatchRequest) => Json(Changes);
+    /// Show the mapping tables of hosts and boxes
+    Tables("tables"): GET "/v1/tables", Reader, Nothing(()) => Json(Tables);
+    /// Take GPUs without a program, for as long as the term is
+    Claim("claim"): POST "/v1/claims", Holder, Json(ClaimRequest) => Json(Claimed);
+    /// Show a lease, over or not
+    Lease("lease"): GET "/v1/leases/{lease}", Reader, Nothing(()) => Json(LeaseView);
+    /// Give a lease's GPUs back: its programs lose them
+    Release("release"): POST "/v1/leases/{lease}/release", Holder, Nothing(()) => Json(LeaseView);
+    /// Renew a lease, and wait for news of its GPUs
+    Hold("hold"): POST "/v1/leases/{lease}/hold", Holder, Json(HoldRequest) => Json(Held);
+    /// Show a lease's grants as they are now
+    Grants("grants"): POST "/v1/leases/{lease}/grants", Holder, Nothing(()) => Json(Claimed);
+    /// Report that a box does not admit the program of a lease
+    Failed("failed"): POST "/v1/leases/{lease}/failed", Holder, Json(FailedRequest) => Json(LeaseView);
+    /// Stop giving out the GPUs of a box; leases stay
+    Drain("drain"): POST "/v1/boxes/{box}/drain", Operator, Json(ReasonRequest) => Json(Done);
+    /// Stop giving out one GPU; its lease stays
+    Taint("taint"): POST "/v1/gpus/{uuid}/taint", Operator, Json(TaintRequest) => Json(Done);
+    /// Bound the GPUs that a holder has at a time
+    Quota("quota"): POST "/v1/quotas/{owner}", Operator, Json(QuotaRequest) => Json(Done);
+    /// Show the bounds of holders, and what they have
+    Quotas("quotas"): GET "/v1/quotas", Reader, Nothing(()) => Json(QuotasView);
+    /// Hold GPUs back, to take the place of broken ones
+    SetSpares("set_spares"): POST "/v1/spares", Operator, Json(SparesRequest) => Json(Done);
+    /// Show the GPUs that are held back, and the rules about them
+    Spares("spares"): GET "/v1/spares", Reader, Nothing(()) => Json(SparesView);
+    /// Begin as a box of the pool
+    Join("join"): POST "/v1/boxes/join", Box, Json(Join) => Json(BoxAnswer);
+    /// Report as a box, and wait for news
+    Report("report"): POST "/v1/boxes/report", Box, Json(Report) => Json(BoxAnswer);
+    /// Say that this manager leads; others answer 421
+    Leader("leader"): GET "/v1/leader", Reader, Nothing(()) => Json(LeaderAnswer);
+    /// Describe these operations
+    Openapi("openapi"): GET "/openapi.json", Reader, Nothing(()) => Json(Value);
+    /// Show numbers for Prometheus
+    Metrics("metrics"): GET "/metrics", Reader, Nothing(()) => Metrics(String);
+}
+
+/// A claim, as clients send it.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ClaimRequest {
+    #[serde(deserialize_with = "known_claim")]
+    pub(crate) claim: Claim,
+    /// Whether it waits for GPUs, for some seconds each time that it is sent.
+    #[serde(default)]
+    pub(crate) wait: bool,
+}
+
+/// The changes that a client wants to know.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct WatchRequest {
+    /// Revision of a list, or of the watch before.
+    pub(crate) after: String,
+    /// Time after which the answer comes without a change; the manager has a limit of its own.
+    pub(crate) wait_ms: Option<u64>,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ReasonRequest {
+    /// Without a reason the GPUs are given out again.
+    pub(crate) reason: Option<String>,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TaintRequest {
+    /// Without a reason the GPU is given out again, and counts as healthy.
+    pub(crate) reason: Option<String>,
+    /// Whether it is broken: a spare takes its place.
+    #[serde(default)]
+    pub(crate) broken: bool,
+}
+
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct HoldRequest {
+    /// As of the last answer.
+    #[serde(default)]
+    pub(crate) news: Option<u64>,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FailedRequest {
+    #[serde(rename = "box")]
+    pub(crate) of: String,
+    pub(crate) reason: String,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct QuotaRequest {
+    /// Without a number there is no bound.
+    pub(crate) gpus: Option<u32>,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SparesRequest {
+    model: Option<String>,
+    per: Option<Same>,
+    /// Number of GPUs; 0 removes the rule.
+    gpus: u32,
+}
+
+impl From<SparesRequest> for SpareRecord {
+    fn from(asked: SparesRequest) -> SpareRecord {
+        let SparesRequest { model, per, gpus } = asked;
+        SpareRecord { model, per, gpus }
+    }
+}
+
+/// Answer of what has no other.
+#[derive(JsonSchema)]
+pub(crate) struct Done {}
+
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "it is a schema")]
+pub(crate) struct LeaderAnswer {
+    incarnation: u64,
+}
+
+/// Reads a claim that has no field that is unknown: a wish that is misspelt is not left out.
+fn known_claim<'de, D: Deserializer<'de>>(from: D) -> Result<Claim, D::Error> {
+    static FIELDS: OnceLock<BTreeSet<String>> = OnceLock::new();
+    let known = FIELDS.get_or_init(|| {
+        let schema = schema_for!(Claim);
+        let fields = schema.get("properties").and_then(Value::as_object);
+        fields.map_or_else(BTreeSet::new, |fields| fields.keys().cloned().collect())
+    });
+    let fields = Map::deserialize(from)?;
+    if let Some(field) = fields.keys().find(|field| !known.contains(*field)) {
+        let field: String = field.chars().take(64).collect();
+        return Err(D::Error::custom(format!("a claim has no field {field:?}")));
+    }
+    Claim::deserialize(Value::Object(fields)).map_err(D::Error::custom)
+}
+
+/// A request's operation, and the parts of its path that name something.
+pub(crate) type Found = (Operation, Vec<String>);
+
+impl Operation {
+    /// Returns the path of a request, with the names for its parts in braces.
+    pub fn path(self, names: &[&dyn Display]) -> String {
+        let mut names = names.iter();
+        let part = |part: &str| match part.starts_with('{') {
+            true => names.next().map_or(String::new(), ToString::to_string),
+            false => part.into(),
+        };
+        let parts: Vec<String> = self.template().split('/').map(part).collect();
+        parts.join("/")
+    }
+
+    /// Returns the operation of a method and a path without its query.
+    pub(crate) fn find(method: &str, path: &str) -> Result<Found, PoolError> {
+        let parts = path.split('/').map(decode).collect::<Option<Vec<_>>>();
+        let parts = parts.unwrap_or_default();
+        let names_of = |operation: &Operation| {
+            let template = operation.template().split('/');
+            let mut names = Vec::new();
+            if template.clone().count() != parts.len() {
+                return None;
+            }
+            for (wanted, part) in template.zip(&parts) {
+                match wanted.starts_with('{') {
+                    true if !part.is_empty() => names.push(part.clone()),
+                    _ if wanted == part => {}
+                    _ => return None,
+                }
+            }
+            Some((*operation, names))
+        };
+        let all = Operation::ALL.iter();
+        // What has no names comes first: /v1/boxes/join is no box's.
+        let mut found = all.filter(|it| it.method() == method).filter_map(names_of);
+        let found = found.by_ref().min_by_key(|(_, names)| names.len());
+        found.ok_or_else(|| {
+            let path: String = path.chars().take(100).collect();
+            PoolError::Unknown(format!("there is no {method} {path}"))
+        })
+    }
+}
+
+/// Decodes `%41` and the like; `None` if that is no text.
+pub(crate) fn decode(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        rest = after;
+        if *first != b'%' {
+            bytes.push(*first);
+            continue;
+        }
+        let (digits, after) = rest.split_at_checked(2)?;
+        let digits = std::str::from_utf8(digits).ok()?;
+        let is_hex = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+        bytes.push(u8::from_str_radix(digits, 16).ok().filter(|_| is_hex)?);
+        rest = after;
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// Decodes the fields of a query or a form. A field that comes twice is an error.
+pub(crate) fn fields(text: &str) -> Result<Map<String, Value>, PoolError> {
+    let mut fields = Map::new();
+    for field in text.split('&').filter(|field| !field.is_empty()) {
+        let (name, value) = field.split_once('=').unwrap_or((field, ""));
+        let plain = |text: &str| decode(&text.replace('+', " "));
+        let (Some(name), Some(value)) = (plain(name), plain(value)) else {
+            return Err(PoolError::Wrong("a field is no text".into()));
+        };
+        if fields.insert(name, Value::String(value)).is_some() {
+            return Err(PoolError::Wrong("a field comes twice".into()));
+        }
+    }
+    Ok(fields)
+}
+
+impl WatchRequest {
+    pub(crate) fn of(query: &str) -> Result<WatchRequest, PoolError> {
+        let mut fields = fields(query)?;
+        if let Some(Value::String(text)) = fields.get("wait_ms") {
+            let number = text.parse::<u64>();
+            let number = number.map_err(|_| PoolError::Wrong("wait_ms is no number".into()))?;
+            fields.insert("wait_ms".into(), number.into());
+        }
+        serde_json::from_value(Value::Object(fields))
+            .map_err(|error| PoolError::Wrong(error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_operation_is_found_by_its_own_path_alone() {
+        for operation in Operation::ALL {
+            let path = operation.path(&[&"x%2Fy@z"]);
+            let (found, names) = Operation::find(operation.method(), &path).unwrap();
+            assert_eq!(found, *operation);
+            let has_name = operation.template().contains('{');
+            assert_eq!(names, if has_name { vec!["x/y@z"] } else { vec![] });
+            for wrong in [
+                format!("{path}/"),
+                format!("/{path}"),
+                path.replace('/', ""),
+            ] {
+                let found = Operation::find(operation.method(), &wrong);
+                assert!(found.is_err(), "{wrong}");
+            }
+            assert!(Operation::find("DELETE", &path).is_err());
+        }
+        for wrong in [
+            "/v1/boxes//drain",
+            "/v1/boxes/%/drain",
+            "/v1/boxes/%ff/drain",
+            "",
+            "*",
+        ] {
+            assert!(Operation::find("POST", wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn fields_of_queries() {
+        let asked = WatchRequest::of("after=1-2&wait_ms=5").unwrap();
+        assert_eq!((asked.after.as_str(), asked.wait_ms), ("1-2", Some(5)));
+        assert_eq!(fields("a=b+c%26").unwrap()["a"], "b c&");
+        for wrong in [
+            "",
+            "after",
+            "after=1&after=2",
+            "after=%",
+            "after=%+1",
+            "after=%FF",
+            "after=1&more=2",
+            "after=1&wait_ms=-1",
+            "after=1&wait_ms=",
+        ] {
+            let asked = WatchRequest::of(wrong);
+            assert!(asked.is_err() || wrong == "after", "{wrong}");
+        }
+    }
+
+    #[test]
+    fn claims_have_no_unknown_fields() {
+        let read =
+            |claim: &str| serde_json::from_str::<ClaimRequest>(&format!(r#"{{"claim":{claim}}}"#));
+        let claim = read(r#"{"uid":"a","host":"h","gpus":1}"#).unwrap().claim;
+        assert_eq!((claim.owner.as_str(), claim.term_ms), ("", 30_000));
+        let error = read(r#"{"uid":"a","host":"h","gpus":1,"sane":"nvlink"}"#).unwrap_err();
+        assert!(error.to_string().contains(r#"no field "sane""#), "{error}");
+        assert!(read(r#"{"uid":"a","host":"h","gpus":-1}"#).is_err());
+    }
+}

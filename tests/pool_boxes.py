@@ -1,0 +1,66 @@
+"""Boxes of a pool without GPUs: what an agent says to the manager, in as many boxes as a test wants."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from typing import Any
+from urllib.parse import urlsplit
+
+MODEL = 'H<200> & "co"'
+
+
+class Boxes:
+    """Boxes that have joined, and confirm what the manager asks for."""
+
+    def __init__(self, url: str, count: int, gpus: int) -> None:
+        self.url, self.stopping = url, threading.Event()
+        self.connections: dict[str, http.client.HTTPConnection] = {}
+        joins = [join(number, gpus) for number in range(count)]
+        self.threads = [threading.Thread(target=self.serve, args=(it,), daemon=True) for it in joins]
+        for thread in self.threads:
+            thread.start()
+
+    def serve(self, join: dict[str, Any]) -> None:
+        parts = urlsplit(self.url)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
+        self.connections[join["name"]] = connection
+        try:
+            answer = ask(connection, "/v1/boxes/join", join)
+            while not self.stopping.is_set():
+                floors = [{"uuid": uuid, "floor": floor, "busy": None} for uuid, floor in answer["floors"]]
+                said = {name: join[name] for name in ("name", "instance")}
+                said |= {name: answer[name] for name in ("incarnation", "revision")}
+                answer = ask(connection, "/v1/boxes/report", {**said, "gpus": floors})
+        except (OSError, http.client.HTTPException, KeyError):
+            # The manager has gone, or the test is over.
+            pass
+
+    def stop(self) -> None:
+        self.stopping.set()
+        for thread in self.threads:
+            thread.join(20)
+
+
+def join(number: int, gpus: int) -> dict[str, Any]:
+    facts = [
+        {
+            "uuid": f"GPU-{number:08x}-0000-0000-0000-{gpu:012x}",
+            "model": MODEL,
+            "memory_bytes": 141 << 30,
+            "capability": [9, 0],
+            "pci": [0, gpu, 0],
+            "nvlink": f"n<{gpu // 8}>",
+            "bridge": None,
+            "proxy": 0,
+        }
+        for gpu in range(gpus)
+    ]
+    name = f"box{number}"
+    return {"name": name, "identity": name, "instance": name, "url": f"tcp://192.0.2.{number}:4833", "gpus": facts}
+
+
+def ask(connection: http.client.HTTPConnection, path: str, document: Any) -> Any:
+    connection.request("POST", path, json.dumps(document), {"Content-Type": "application/json"})
+    return json.loads(connection.getresponse().read())
