@@ -78,7 +78,7 @@ check: lint unit smoke
 
 test: lint unit loom fuzz programs packages instructions paper-flow-quick bench-balance-quick paper-pool-quick test-rdma
 	@echo "make test: lint, unit tests, loom, fuzzing, programs, Python packages, instruction counts and RDMA all passed"
-	@$(TESTED) summary lint unit loom flow-loom fuzz programs gpu-check packages instructions bench-balance rdma
+	@$(TESTED) summary lint unit loom flow-loom net-loom fuzz programs gpu-check packages instructions bench-balance rdma
 
 lint: $(TOOLCHAIN)
 	$(TOOLCHAIN) -m ruff check --quiet
@@ -93,10 +93,11 @@ unit: $(TOOLCHAIN)
 	@tools/etcd.sh
 	$(TESTED) command unit -- $(CARGO) test --workspace --quiet
 
-# The ring of the shm link, and the table that threads share, in every order that two threads can run them.
+# The ring of the shm link, the table that threads share, and the posting of net.cuh, in every order that threads can run.
 loom: $(TOOLCHAIN)
 	$(TESTED) command loom -- $(CARGO) test --quiet -p outboard-link --features loom --test loom
 	$(TESTED) command flow-loom -- $(CARGO) test --quiet -p outboard-flow --features loom --lib interleavings
+	$(TESTED) command net-loom -- $(CARGO) test --quiet -p outboard-net --features loom --test loom
 
 # Every decoder, with seeded random bytes and mutations of real input; not of a release build, so that overflows and
 # false assertions are found too.

@@ -11,14 +11,14 @@ from harness import OUTBOARD, ROOT, TEST_PROGRAMS, Server
 
 LIBRARY = OUTBOARD.parent
 NVCC = ROOT / ".toolchain" / "bin" / "nvcc"
-SOURCE = TEST_PROGRAMS / "net" / "soak.cu"
 LINK = [f"-L{LIBRARY}", "-loutboard_net"]
 RUN_S_MAX = 100
 
 
-def build(target: Path, *command: str | Path) -> Path:
+def build(target: Path, source: str, *command: str | Path) -> Path:
+    path = TEST_PROGRAMS / "net" / source
     done = subprocess.run(
-        [*command, "-std=c++17", "-O2", f"-I{ROOT / 'include'}", SOURCE, "-o", target, *LINK],
+        [*command, "-std=c++17", "-O2", f"-I{ROOT / 'include'}", path, "-o", target, *LINK],
         capture_output=True,
         text=True,
         timeout=120,
@@ -27,36 +27,77 @@ def build(target: Path, *command: str | Path) -> Path:
     return target
 
 
-@pytest.fixture(scope="module")
-def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def build_on_cpu(folder: Path, source: str) -> Path:
     flags = ["-x", "c++", "-Wall", "-Wextra", "-Werror", "-pthread", f"-Wl,-rpath,{LIBRARY}"]
-    return build(tmp_path_factory.mktemp("net") / "cpu", "g++", *flags)
+    return build(folder / "cpu", source, "g++", *flags)
+
+
+def build_on_gpu(folder: Path, source: str) -> Path:
+    flags = ["-gencode", "arch=compute_80,code=compute_80", "-Xlinker", f"-rpath={LIBRARY}"]
+    return build(folder / "gpu", source, NVCC, *flags)
 
 
 @pytest.fixture(scope="module")
-def on_gpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    flags = ["-gencode", "arch=compute_80,code=compute_80", "-Xlinker", f"-rpath={LIBRARY}"]
-    return build(tmp_path_factory.mktemp("net") / "gpu", NVCC, *flags)
+def soak_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_on_cpu(tmp_path_factory.mktemp("soak"), "soak.cu")
+
+
+@pytest.fixture(scope="module")
+def soak_on_gpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_on_gpu(tmp_path_factory.mktemp("soak"), "soak.cu")
+
+
+@pytest.fixture(scope="module")
+def messages_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_on_cpu(tmp_path_factory.mktemp("messages"), "messages.cu")
+
+
+@pytest.fixture(scope="module")
+def messages_on_gpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_on_gpu(tmp_path_factory.mktemp("messages"), "messages.cu")
+
+
+def run(program: Path, case: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([program, *case.split()], capture_output=True, text=True, timeout=RUN_S_MAX)
+
+
+def is_right(done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith(": right\n")
 
 
 # Threads, rounds of seven operations, logarithm of the ring's entries, losses of each million, seed. 10,000 rounds pass
 # the 16 bits of an index; 64 threads fill a ring of 32 entries.
 @pytest.mark.parametrize("case", ["1 10000 5 0 1", "64 150 5 0 1", "16 20 6 20000 3"])
-def test_threads_of_the_cpu_share_a_queue(on_cpu: Path, case: str) -> None:
-    done = subprocess.run([on_cpu, *case.split()], capture_output=True, text=True, timeout=RUN_S_MAX)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith(": right\n")
+def test_threads_of_the_cpu_share_a_queue(soak_on_cpu: Path, case: str) -> None:
+    is_right(run(soak_on_cpu, case))
 
 
-def test_a_ring_that_has_no_room_for_a_warp_is_refused(on_cpu: Path) -> None:
-    done = subprocess.run([on_cpu, "1", "1", "4", "0", "1"], capture_output=True, text=True, timeout=RUN_S_MAX)
+def test_a_ring_that_has_no_room_for_a_warp_is_refused(soak_on_cpu: Path, messages_on_cpu: Path) -> None:
+    done = run(soak_on_cpu, "1 1 4 0 1")
     assert done.returncode == 1
     assert "a queue has 2^5 to 2^15 entries, not 2^4" in done.stdout
+    done = run(messages_on_cpu, "thread 1 1 1 6 1 34 0 0 1")
+    assert done.returncode == 1
+    assert "one of 33 entries is signalled at least, so that a warp finds room; not one of 34" in done.stdout
 
 
 @pytest.mark.parametrize("case", ["1 20 5 0 1", "64 10 5 0 1", "32 5 6 20000 3"])
-def test_threads_of_a_kernel_share_a_queue(server: Server, on_gpu: Path, case: str) -> None:
+def test_threads_of_a_kernel_share_a_queue(server: Server, soak_on_gpu: Path, case: str) -> None:
     """The adapter runs in the program's process: over shm its memory is the kernel's, too."""
-    done = server.run("shm", on_gpu, *case.split())
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith(": right\n")
+    is_right(server.run("shm", soak_on_gpu, *case.split()))
+
+
+# Scope, senders, receivers, rounds, logarithms of the ring's entries and of the receives, one of how many entries
+# completes, 1 if completions lie in a ring, losses of each million, seed.
+@pytest.mark.parametrize("case", ["thread 8 4 50 6 5 16 1 0 1", "thread 6 6 30 6 3 33 0 20000 2"])
+def test_messages_of_threads_of_the_cpu_arrive_once(messages_on_cpu: Path, case: str) -> None:
+    is_right(run(messages_on_cpu, case))
+
+
+@pytest.mark.parametrize(
+    "case", ["thread 32 32 20 6 4 16 1 20000 4", "warp 2 2 12 6 3 33 0 20000 3", "block 2 2 20 6 2 1 1 0 3"]
+)
+def test_messages_of_a_kernel_arrive_once(server: Server, messages_on_gpu: Path, case: str) -> None:
+    """Groups of one, 32 and 64 threads; then a warp takes 70 flags."""
+    is_right(server.run("shm", messages_on_gpu, *case.split()))

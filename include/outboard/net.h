@@ -13,8 +13,19 @@ struct outboard_net;
 
 // A queue, for kernels by value. All addresses are those of the memory that the queue was made in.
 struct outboard_net_queue {
-    uint64_t ring, record, doorbell, completion, counters, scratch;
-    uint32_t scratch_key, qpn, log_blocks, reserved;
+    uint64_t ring, record, doorbell, completion, counters, scratch, receives, receive_completions;
+    uint32_t scratch_key, qpn, log_blocks, log_receives, signal_every, flags;
+};
+
+enum outboard_net_flags {
+    OUTBOARD_NET_PLAIN = 1,    // completions of the send queue lie in a ring, rather than over one another
+    OUTBOARD_NET_PATIENT = 2,  // a message waits for its receive without end, rather than failing with 16
+};
+
+// Properties of a queue. Its ring has 2^log_blocks entries, 5 to 15, and it takes 2^log_receives receives, 1 to 15, or
+// none if that is 0. One of signal_every entries asks for a completion: 0 or 1, all; 2^log_blocks - 31 at most.
+struct outboard_net_queue_options {
+    uint32_t log_blocks, log_receives, signal_every, flags;
 };
 
 // The network between queues. Zeroed, it loses nothing and takes no time.
@@ -40,9 +51,9 @@ const char *outboard_net_message(void);
 int outboard_net_open(const struct outboard_net_options *options, struct outboard_net **out);
 void outboard_net_close(struct outboard_net *net);
 int outboard_net_register(const struct outboard_net *net, void *memory, uint64_t bytes, uint32_t access, uint32_t *key);
-uint64_t outboard_net_queue_bytes(uint32_t log_blocks);
-int outboard_net_queue_create(const struct outboard_net *net, void *memory, uint64_t bytes, uint32_t log_blocks,
-                              struct outboard_net_queue *out);
+uint64_t outboard_net_queue_bytes(const struct outboard_net_queue_options *options);
+int outboard_net_queue_create(const struct outboard_net *net, void *memory, uint64_t bytes,
+                              const struct outboard_net_queue_options *options, struct outboard_net_queue *out);
 int outboard_net_connect(const struct outboard_net *net, uint32_t one, uint32_t other);
 int outboard_net_reset(const struct outboard_net *net, uint32_t qpn);
 int outboard_net_status_of(const struct outboard_net *net, uint32_t qpn, struct outboard_net_status *out);

@@ -10,9 +10,9 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
-    Access, Error, Mapped, Network, Retries,
+    Access, Error, Mapped, Network,
     nic::Nic,
-    queue::{Export, Queue},
+    queue::{self, Export, Queue},
 };
 
 thread_local! {
@@ -138,28 +138,39 @@ pub unsafe extern "C" fn outboard_net_register(
     }))
 }
 
-/// Returns the bytes of a queue's memory.
+/// Returns the bytes of a queue's memory; 0 without options.
+///
+/// # Safety
+///
+/// `options` is null or points to options.
 #[unsafe(no_mangle)]
-pub extern "C" fn outboard_net_queue_bytes(log_blocks: u32) -> u64 {
-    Queue::bytes(log_blocks) as u64
+pub unsafe extern "C" fn outboard_net_queue_bytes(options: *const queue::Options) -> u64 {
+    // SAFETY: null, or options that the caller lends.
+    let options = unsafe { options.as_ref() };
+    options.map_or(0, |options| options.bytes() as u64)
 }
 
 /// Makes a queue in page-aligned memory.
 ///
 /// # Safety
 ///
-/// `net` is open, `out` has room, and the memory stays mapped until the adapter is closed.
+/// `net` is open, `options` are null or lent, `out` has room, and the memory stays mapped until the
+/// adapter is closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn outboard_net_queue_create(
     net: *const Net,
     memory: *mut c_void,
     bytes: u64,
-    log_blocks: u32,
+    options: *const queue::Options,
     out: *mut Export,
 ) -> c_int {
     // SAFETY: null, or an open adapter.
     let Some(net) = (unsafe { net.as_ref() }) else {
         return done(Err(Error::Null("net")));
+    };
+    // SAFETY: null, or options that the caller lends.
+    let Some(options) = (unsafe { options.as_ref() }) else {
+        return done(Err(Error::Null("options")));
     };
     // SAFETY: null, or room for a queue.
     let Some(out) = (unsafe { out.as_mut() }) else {
@@ -168,7 +179,7 @@ pub unsafe extern "C" fn outboard_net_queue_create(
     // SAFETY: the caller keeps the memory mapped.
     let memory = unsafe { mapped(memory, bytes) };
     done(memory.and_then(|memory| {
-        let queue = Queue::create(&net.nic, memory, log_blocks, Retries::default())?;
+        let queue = Queue::create(&net.nic, memory, *options)?;
         *out = queue.export();
         net.queues.lock().insert(out.qpn, queue);
         Ok(())

@@ -28,6 +28,12 @@ pub enum Error {
         log_max: u32,
         given: u32,
     },
+    #[error(
+        "one of {every_max} entries is signalled at least, so that a warp finds room; not one of {given}"
+    )]
+    SignalEvery { every_max: u32, given: u32 },
+    #[error("there are no flags {0:#x}")]
+    Flags(u32),
     #[error("no memory is left for {0} bytes")]
     OutOfMemory(usize),
     #[error("no thread can be started: {0}")]

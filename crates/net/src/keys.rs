@@ -68,7 +68,8 @@ impl Keys {
                 });
             }
         };
-        let uses = self.slots[slot].0.wrapping_add(1);
+        // Key 0x100 is that of receives without memory: no slot is used for the 0th time.
+        let uses = self.slots[slot].0.checked_add(1).unwrap_or(1);
         self.slots[slot] = (uses, region);
         Ok((slot as u32 + 1) << 8 | u32::from(uses))
     }

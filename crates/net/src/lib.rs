@@ -36,5 +36,5 @@ pub use faults::Network;
 pub use keys::{Access, REGIONS_MAX};
 pub use memory::Mapped;
 pub use nic::Nic;
-pub use queue::{Export, Queue};
+pub use queue::{Export, Options as QueueOptions, PATIENT, PLAIN, Queue};
 pub use syndrome::Syndrome;

@@ -1,10 +1,11 @@
 //! A queue pair with all of its memory in one block, as `include/outboard/net.cuh` posts to it.
 //!
 //! ```text
-//!     0  counters, a line each: reserved, ready, ringing, rung, done, error, base
-//!   512  result of additions of signals
-//!  1024  completion (collapsed)      1088  doorbell record
+//!     0  counters, a line each, in the order of `Counter` in net.cuh
+//!  1024  result of additions of signals
+//!  1088  completion (collapsed)      1152  doorbell record
 //!  4096  doorbell page               8192  ring
+//!  behind the ring: its completions (plain), receives, completions of receives
 //! ```
 
 use std::{
@@ -13,24 +14,32 @@ use std::{
 };
 
 use crate::{
-    adapter::{PairSetup, Retries},
+    adapter::{PairSetup, RECEIVE_BYTES, Retries},
     completions::{CompletionsSetup, check},
+    cqe::CQE_BYTES,
     error::Error,
     keys::Access,
     memory::Mapped,
     nic::Nic,
     syndrome::Syndrome,
+    wqe::BLOCK_BYTES,
 };
 
 const RESERVED: usize = 0;
 const READY: usize = 64;
+const RINGING: usize = 128;
 const RUNG: usize = 192;
 const DONE: usize = 256;
 const ERROR: usize = 320;
 const BASE: usize = 384;
-const SCRATCH: usize = 512;
-const COMPLETION: usize = 1024;
-const RECORD: usize = 1088;
+const CONSUMED: usize = 512;
+const RECEIVES_RESERVED: usize = 576;
+const RECEIVES_READY: usize = 640;
+const RECEIVES_CONSUMED: usize = 704;
+const FORCING: usize = 768;
+const SCRATCH: usize = 1024;
+const COMPLETION: usize = 1088;
+const RECORD: usize = 1152;
 const PAGE: usize = 4096;
 const RING: usize = 8192;
 const PAGE_BYTES: usize = 4096;
@@ -39,14 +48,109 @@ const DOORBELL: usize = PAGE + 0x800;
 /// Sizes of a ring: threads of a warp that post together need room for all of them.
 const LOG_MIN: u32 = 5;
 const LOG_MAX: u32 = 15;
+/// Entries that one post reserves at most: the threads of a warp.
+const TOGETHER_MAX: u32 = 32;
 /// Time that a reset waits for threads which are about to post.
 const RESET: Duration = Duration::from_secs(1);
 /// The number of an entry that is after all others.
 const ALL: u64 = u64::MAX >> 8;
-/// Entries after which indices begin again.
+/// Entries after which indices begin again, and after which rings of completions do.
 const ROUND: u64 = 1 << 16;
 /// Domain of all queues of a C program.
 const DOMAIN: u32 = 1;
+/// Times that a message is sent again to a peer without a receive: without end.
+const WITHOUT_END: u32 = 7;
+
+/// Completions of the send queue lie in a ring, rather than over one another.
+pub const PLAIN: u32 = 1;
+/// A message waits for its receive without end.
+pub const PATIENT: u32 = 2;
+
+/// Properties of a queue: `struct outboard_net_queue_options`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Options {
+    /// The ring has 2^`log_blocks` entries.
+    pub log_blocks: u32,
+    /// 2^`log_receives` receives; 0 if nothing is received.
+    pub log_receives: u32,
+    /// Each such entry asks for a completion; 0 stands for 1.
+    pub signal_every: u32,
+    /// [`PLAIN`], [`PATIENT`].
+    pub flags: u32,
+}
+
+impl Options {
+    fn check(&self) -> Result<(), Error> {
+        let size = |what, log_min, given| match given {
+            given if (log_min..=LOG_MAX).contains(&given) => Ok(()),
+            given => Err(Error::Size {
+                what,
+                log_min,
+                log_max: LOG_MAX,
+                given,
+            }),
+        };
+        size("queue", LOG_MIN, self.log_blocks)?;
+        size("receive queue", 0, self.log_receives)?;
+        // A warp that waits for room must have an entry before it that completes.
+        let every_max = (1 << self.log_blocks) - TOGETHER_MAX + 1;
+        if self.signal_every > every_max {
+            let given = self.signal_every;
+            return Err(Error::SignalEvery { every_max, given });
+        }
+        match self.flags & !(PLAIN | PATIENT) {
+            0 => Ok(()),
+            unknown => Err(Error::Flags(unknown)),
+        }
+    }
+
+    fn is_plain(&self) -> bool {
+        self.flags & PLAIN != 0
+    }
+
+    fn ring_bytes(&self) -> usize {
+        BLOCK_BYTES << self.log_blocks.min(LOG_MAX)
+    }
+
+    fn receives(&self) -> usize {
+        match self.log_receives.min(LOG_MAX) {
+            0 => 0,
+            log => 1 << log,
+        }
+    }
+
+    fn completions_at(&self) -> usize {
+        RING + self.ring_bytes()
+    }
+
+    fn receives_at(&self) -> usize {
+        let completions = if self.is_plain() {
+            CQE_BYTES << self.log_blocks.min(LOG_MAX)
+        } else {
+            0
+        };
+        self.completions_at() + completions
+    }
+
+    fn receive_completions_at(&self) -> usize {
+        self.receives_at() + (self.receives() * RECEIVE_BYTES).next_multiple_of(CQE_BYTES)
+    }
+
+    /// Bytes of the block of such a queue.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.receive_completions_at() + self.receives() * CQE_BYTES
+    }
+
+    fn retries(&self) -> Retries {
+        let mut retries = Retries::default();
+        if self.flags & PATIENT != 0 {
+            retries.not_ready_count_max = WITHOUT_END;
+        }
+        retries
+    }
+}
 
 /// A queue as kernels take it by value: `struct outboard_net_queue`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -58,10 +162,14 @@ pub struct Export {
     pub completion: u64,
     pub counters: u64,
     pub scratch: u64,
+    pub receives: u64,
+    pub receive_completions: u64,
     pub scratch_key: u32,
     pub qpn: u32,
     pub log_blocks: u32,
-    pub reserved: u32,
+    pub log_receives: u32,
+    pub signal_every: u32,
+    pub flags: u32,
 }
 
 /// A queue pair and its block of memory.
@@ -69,40 +177,27 @@ pub struct Export {
 pub struct Queue {
     block: Mapped,
     completions: u32,
+    receive_completions: u32,
     export: Export,
-    retries: Retries,
+    options: Options,
 }
 
 impl Queue {
-    /// Bytes of a block whose ring has 2^`log_blocks` entries.
-    #[must_use]
-    pub fn bytes(log_blocks: u32) -> usize {
-        RING + (64_usize << log_blocks.min(LOG_MAX))
-    }
-
     /// Makes a queue pair in a block, whose old contents are lost.
-    pub fn create(
-        nic: &Nic,
-        block: Mapped,
-        log_blocks: u32,
-        retries: Retries,
-    ) -> Result<Queue, Error> {
-        if !(LOG_MIN..=LOG_MAX).contains(&log_blocks) {
-            let (what, log_min, log_max) = ("queue", LOG_MIN, LOG_MAX);
-            return Err(Error::Size {
-                what,
-                log_min,
-                log_max,
-                given: log_blocks,
-            });
-        }
-        check(&block, "a queue", Queue::bytes(log_blocks), PAGE_BYTES)?;
+    pub fn create(nic: &Nic, block: Mapped, options: Options) -> Result<Queue, Error> {
+        options.check()?;
+        check(&block, "a queue", options.bytes(), PAGE_BYTES)?;
         for at in (0..RING).step_by(8) {
             block.u64(at).store(0, Ordering::Relaxed);
         }
         nic.with(|adapter| {
-            let completions = adapter.create_completions(completions(&block)?)?;
-            let qpn = adapter.create_pair(pair(&block, completions, log_blocks, retries)?)?;
+            let completions = adapter.create_completions(completions(&block, &options)?)?;
+            let receive_completions = match received(&block, &options)? {
+                Some(setup) => adapter.create_completions(setup)?,
+                None => completions,
+            };
+            let qpn =
+                adapter.create_pair(pair(&block, completions, receive_completions, &options)?)?;
             let scratch = part(&block, SCRATCH, 64)?;
             let scratch_key = adapter.register(DOMAIN, scratch, Access::LOCAL_WRITE)?;
             let at = |offset: usize| block.address() + offset as u64;
@@ -110,19 +205,28 @@ impl Queue {
                 ring: at(RING),
                 record: at(RECORD),
                 doorbell: at(DOORBELL),
-                completion: at(COMPLETION),
+                completion: at(if options.is_plain() {
+                    options.completions_at()
+                } else {
+                    COMPLETION
+                }),
                 counters: at(0),
                 scratch: at(SCRATCH),
+                receives: at(options.receives_at()),
+                receive_completions: at(options.receive_completions_at()),
                 scratch_key,
                 qpn,
-                log_blocks,
-                reserved: 0,
+                log_blocks: options.log_blocks,
+                log_receives: options.log_receives,
+                signal_every: options.signal_every.max(1),
+                flags: options.flags,
             };
             Ok(Queue {
                 block,
                 completions,
+                receive_completions,
                 export,
-                retries,
+                options,
             })
         })
     }
@@ -154,41 +258,58 @@ impl Queue {
             .u64(ERROR)
             .store(ALL << 8 | u64::from(Syndrome::FLUSHED.0), Ordering::SeqCst);
         let deadline = Instant::now() + RESET;
-        let base = loop {
-            let reserved = block.u64(RESERVED).load(Ordering::Acquire);
+        let base = self.quiet(RESERVED, READY, deadline)?;
+        let receives_base = self.quiet(RECEIVES_RESERVED, RECEIVES_READY, deadline)?;
+        nic.with(|adapter| {
+            block.u64(RECORD).store(0, Ordering::Relaxed);
+            block.u64(DOORBELL).store(0, Ordering::Relaxed);
+            adapter.reset_completions(self.completions, completions(block, &self.options)?)?;
+            if let Some(setup) = received(block, &self.options)? {
+                adapter.reset_completions(self.receive_completions, setup)?;
+            }
+            let setup = pair(
+                block,
+                self.completions,
+                self.receive_completions,
+                &self.options,
+            )?;
+            adapter.reset(self.export.qpn, setup)
+        })?;
+        // Numbers of completions never begin again: a thread with an old one takes none by it.
+        let consumed = block.u64(CONSUMED).load(Ordering::Acquire);
+        let consumed = (consumed + 1).next_multiple_of(ROUND);
+        block.u64(CONSUMED).store(consumed, Ordering::Release);
+        block.u64(FORCING).store(0, Ordering::Release);
+        for at in [RECEIVES_READY, RECEIVES_CONSUMED] {
+            block.u64(at).store(receives_base, Ordering::Release);
+        }
+        for at in [BASE, READY, RUNG, DONE] {
+            block.u64(at).store(base, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Waits until nobody is about to post, and reserves all numbers up to the next round's.
+    fn quiet(&self, reserved_at: usize, ready_at: usize, deadline: Instant) -> Result<u64, Error> {
+        let word = self.block.u64(reserved_at);
+        loop {
+            let reserved = word.load(Ordering::Acquire);
             let base = (reserved + 1).next_multiple_of(ROUND);
-            let is_quiet = block.u64(READY).load(Ordering::Acquire) == reserved
-                && block.u64(128).load(Ordering::Acquire) == 0;
-            let word = block.u64(RESERVED);
+            let is_quiet = self.block.u64(ready_at).load(Ordering::Acquire) == reserved
+                && self.block.u64(RINGING).load(Ordering::Acquire) == 0;
             let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
             if is_quiet
                 && word
                     .compare_exchange(reserved, base, success, failure)
                     .is_ok()
             {
-                break base;
+                return Ok(base);
             }
             if Instant::now() > deadline {
                 return Err(Error::Posting(self.export.qpn));
             }
             std::thread::yield_now();
-        };
-        nic.with(|adapter| {
-            block.u64(RECORD).store(0, Ordering::Relaxed);
-            block.u64(DOORBELL).store(0, Ordering::Relaxed);
-            adapter.reset_completions(self.completions, completions(block)?)?;
-            let setup = pair(
-                block,
-                self.completions,
-                self.export.log_blocks,
-                self.retries,
-            )?;
-            adapter.reset(self.export.qpn, setup)
-        })?;
-        for at in [BASE, READY, RUNG, DONE] {
-            block.u64(at).store(base, Ordering::Release);
         }
-        Ok(())
     }
 }
 
@@ -202,31 +323,58 @@ fn part(block: &Mapped, offset: usize, bytes: usize) -> Result<Mapped, Error> {
     })
 }
 
-fn completions(block: &Mapped) -> Result<CompletionsSetup, Error> {
-    let entries = part(block, COMPLETION, 64)?;
+/// Completions of the send queue. A plain ring has as many as there are entries, and an entry's
+/// room comes from its completion: it cannot be overrun, and needs no record.
+fn completions(block: &Mapped, options: &Options) -> Result<CompletionsSetup, Error> {
+    let (at, log_entries) = if options.is_plain() {
+        (options.completions_at(), options.log_blocks)
+    } else {
+        (COMPLETION, 0)
+    };
     Ok(CompletionsSetup {
-        entries,
-        log_entries: 0,
-        collapsed: true,
+        entries: part(block, at, CQE_BYTES << log_entries)?,
+        log_entries,
+        collapsed: !options.is_plain(),
         record: None,
     })
 }
 
+/// Completions of receives: as many as there are receives.
+fn received(block: &Mapped, options: &Options) -> Result<Option<CompletionsSetup>, Error> {
+    if options.log_receives == 0 {
+        return Ok(None);
+    }
+    let at = options.receive_completions_at();
+    Ok(Some(CompletionsSetup {
+        entries: part(block, at, CQE_BYTES << options.log_receives)?,
+        log_entries: options.log_receives,
+        collapsed: false,
+        record: None,
+    }))
+}
+
 fn pair(
     block: &Mapped,
-    completions: u32,
-    log_blocks: u32,
-    retries: Retries,
+    send_completions: u32,
+    receive_completions: u32,
+    options: &Options,
 ) -> Result<PairSetup, Error> {
+    let receives = match options.log_receives {
+        0 => None,
+        log => Some((
+            part(block, options.receives_at(), RECEIVE_BYTES << log)?,
+            log,
+        )),
+    };
     Ok(PairSetup {
         domain: DOMAIN,
-        send_completions: completions,
-        receive_completions: completions,
-        ring: part(block, RING, 64_usize << log_blocks.min(LOG_MAX))?,
-        log_blocks,
-        receives: None,
+        send_completions,
+        receive_completions,
+        ring: part(block, RING, options.ring_bytes())?,
+        log_blocks: options.log_blocks,
+        receives,
         record: part(block, RECORD, 8)?,
         page: part(block, PAGE, PAGE_BYTES)?,
-        retries,
+        retries: options.retries(),
     })
 }

@@ -178,16 +178,17 @@ impl Adapter {
         &self,
         from: &Pair,
         to: &Pair,
-        into: Segment,
+        into: Option<Segment>,
         bytes: u64,
         data: &Data,
     ) -> Option<(Syndrome, Option<Syndrome>)> {
-        if bytes > into.bytes() {
+        if bytes > into.map_or(0, |into| into.bytes()) {
             return Some((
                 Syndrome::REMOTE_INVALID_REQUEST,
                 Some(Syndrome::LOCAL_LENGTH),
             ));
         }
+        let into = into.filter(|_| bytes > 0)?;
         let Segment { lkey, address, .. } = into;
         let Some(place) = self
             .keys

@@ -6,6 +6,8 @@ use crate::{memory::Mapped, wqe::Segment};
 
 /// Bytes of a receive: one data segment.
 pub const RECEIVE_BYTES: usize = 16;
+/// The local key of a receive without memory, as rdma-core writes it: of length 0, not of 2 GiB.
+const NO_MEMORY: u32 = 0x100;
 /// Results of atomics that are kept, for requests that arrive twice. A requester has fewer pending.
 const RESULTS_MAX: usize = 64;
 
@@ -30,8 +32,8 @@ impl Receiver {
         }
     }
 
-    /// Returns the next receive that is posted, and its index.
-    pub(super) fn next(&self) -> Option<(u16, Segment)> {
+    /// Returns the index of the next receive that is posted, and its memory, if it has any.
+    pub(super) fn next(&self) -> Option<(u16, Option<Segment>)> {
         let (ring, log) = self.ring.as_ref()?;
         let posted = u32::from_be(self.record.u32(0).load(Ordering::Acquire)) as u16;
         let count = posted.wrapping_sub(self.consumer);
@@ -46,15 +48,13 @@ impl Receiver {
                 .iter()
                 .fold(0, |sum, byte| sum << 8 | u32::from(*byte))
         };
-        let address = u64::from(word(8)) << 32 | u64::from(word(12));
-        Some((
-            self.consumer,
-            Segment {
-                length: word(0),
-                lkey: word(4),
-                address,
-            },
-        ))
+        let segment = Segment {
+            length: word(0),
+            lkey: word(4),
+            address: u64::from(word(8)) << 32 | u64::from(word(12)),
+        };
+        let is_empty = (segment.length, segment.lkey) == (0, NO_MEMORY);
+        Some((self.consumer, (!is_empty).then_some(segment)))
     }
 
     pub(super) fn take(&mut self) {
