@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,11 @@ LIBRARY = OUTBOARD.parent
 NVCC = ROOT / ".toolchain" / "bin" / "nvcc"
 LINK = [f"-L{LIBRARY}", "-loutboard_net"]
 RUN_S_MAX = 100
+EXAMPLES = ("two_kernels.cu",)
 
 
 def build(target: Path, source: str, *command: str | Path) -> Path:
-    path = TEST_PROGRAMS / "net" / source
+    path = ROOT / "examples" / "net" / source if source in EXAMPLES else TEST_PROGRAMS / "net" / source
     done = subprocess.run(
         [*command, "-std=c++17", "-O2", f"-I{ROOT / 'include'}", path, "-o", target, *LINK],
         capture_output=True,
@@ -101,3 +104,16 @@ def test_messages_of_threads_of_the_cpu_arrive_once(messages_on_cpu: Path, case:
 def test_messages_of_a_kernel_arrive_once(server: Server, messages_on_gpu: Path, case: str) -> None:
     """Groups of one, 32 and 64 threads; then a warp takes 70 flags."""
     is_right(server.run("shm", messages_on_gpu, *case.split()))
+
+
+def test_kernels_of_two_processes_exchange_data(server: Server, tmp_path: Path) -> None:
+    """Each process has an adapter of its own; the example of docs/net.md."""
+    program = build_on_gpu(tmp_path, "two_kernels.cu")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with ThreadPoolExecutor(2) as both:
+        ends = [both.submit(server.run, "shm", program, role, address, "20") for role in ("listen", "connect")]
+        for done in (end.result() for end in ends):
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert done.stdout == "20 of 20 rounds are right\n"

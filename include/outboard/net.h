@@ -55,6 +55,18 @@ uint64_t outboard_net_queue_bytes(const struct outboard_net_queue_options *optio
 int outboard_net_queue_create(const struct outboard_net *net, void *memory, uint64_t bytes,
                               const struct outboard_net_queue_options *options, struct outboard_net_queue *out);
 int outboard_net_connect(const struct outboard_net *net, uint32_t one, uint32_t other);
+
+// Memory that a process offers to the other; all zero offers none.
+struct outboard_net_window {
+    uint64_t address, bytes;
+    uint32_t key, reserved;
+};
+
+// Connects a queue to one of another process on this machine, which makes the same call: one of the two listens at
+// `address`, "127.0.0.1:PORT". The connection is not authenticated. It ends with the queue's reset, and a process that
+// ends is error 15 of the other's queue. Messages have at most 1 MiB.
+int outboard_net_meet(const struct outboard_net *net, uint32_t qpn, const char *address, int listens, uint32_t timeout_ms,
+                      const struct outboard_net_window *mine, struct outboard_net_window *theirs);
 int outboard_net_reset(const struct outboard_net *net, uint32_t qpn);
 int outboard_net_status_of(const struct outboard_net *net, uint32_t qpn, struct outboard_net_status *out);
 

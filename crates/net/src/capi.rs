@@ -3,14 +3,16 @@
 use std::{
     cell::RefCell,
     collections::HashMap,
-    ffi::{CString, c_char, c_int, c_void},
+    ffi::{CStr, CString, c_char, c_int, c_void},
     ptr::NonNull,
+    sync::Arc,
+    time::Duration,
 };
 
 use parking_lot::Mutex;
 
 use crate::{
-    Access, Error, Mapped, Network,
+    Access, Error, Link, Mapped, Network, Window,
     nic::Nic,
     queue::{self, Export, Queue},
 };
@@ -22,8 +24,10 @@ thread_local! {
 /// `struct outboard_net`.
 #[derive(Debug)]
 pub struct Net {
+    /// Connections to other processes, by the number of their queue. They end before the adapter.
+    links: Mutex<HashMap<u32, Link>>,
     nic: Nic,
-    queues: Mutex<HashMap<u32, Queue>>,
+    queues: Mutex<HashMap<u32, Arc<Queue>>>,
 }
 
 /// `struct outboard_net_options`.
@@ -88,6 +92,7 @@ pub unsafe extern "C" fn outboard_net_open(options: *const Options, out: *mut *m
     };
     done(Nic::start(network).map(|nic| {
         *out = Box::into_raw(Box::new(Net {
+            links: Mutex::default(),
             nic,
             queues: Mutex::default(),
         }));
@@ -181,7 +186,7 @@ pub unsafe extern "C" fn outboard_net_queue_create(
     done(memory.and_then(|memory| {
         let queue = Queue::create(&net.nic, memory, *options)?;
         *out = queue.export();
-        net.queues.lock().insert(out.qpn, queue);
+        net.queues.lock().insert(out.qpn, Arc::new(queue));
         Ok(())
     }))
 }
@@ -200,6 +205,49 @@ pub unsafe extern "C" fn outboard_net_connect(net: *const Net, one: u32, other: 
     let queues = net.queues.lock();
     let find = |qpn| queues.get(&qpn).ok_or(Error::NoPair(qpn));
     done(find(one).and_then(|one| Queue::connect(&net.nic, one, find(other)?)))
+}
+
+/// Connects a queue to one of another process, which calls this too: one of the two listens.
+///
+/// # Safety
+///
+/// `net` is open, `address` is a string, `mine` is null or lent, and `theirs` has room.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn outboard_net_meet(
+    net: *const Net,
+    qpn: u32,
+    address: *const c_char,
+    listens: c_int,
+    timeout_ms: u32,
+    mine: *const Window,
+    theirs: *mut Window,
+) -> c_int {
+    // SAFETY: null, or an open adapter.
+    let Some(net) = (unsafe { net.as_ref() }) else {
+        return done(Err(Error::Null("net")));
+    };
+    // SAFETY: null, or room for a window.
+    let Some(theirs) = (unsafe { theirs.as_mut() }) else {
+        return done(Err(Error::Null("theirs")));
+    };
+    if address.is_null() {
+        return done(Err(Error::Null("address")));
+    }
+    // SAFETY: a string of the caller's.
+    let address = unsafe { CStr::from_ptr(address) }.to_string_lossy();
+    // SAFETY: null, or a window that the caller lends.
+    let mine = unsafe { mine.as_ref() }.copied().unwrap_or_default();
+    let queue = net.queues.lock().get(&qpn).cloned();
+    let timeout = Duration::from_millis(timeout_ms.into());
+    let met = queue
+        .ok_or(Error::NoPair(qpn))
+        .and_then(|queue| Link::meet(&net.nic, &queue, &address, listens != 0, timeout, mine));
+    done(met.map(|(link, window)| {
+        *theirs = window;
+        // An earlier connection ends here, outside the lock.
+        let earlier = net.links.lock().insert(qpn, link);
+        drop(earlier);
+    }))
 }
 
 /// Puts a queue back to its start.

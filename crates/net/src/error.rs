@@ -32,6 +32,10 @@ pub enum Error {
         "one of {every_max} entries is signalled at least, so that a warp finds room; not one of {given}"
     )]
     SignalEvery { every_max: u32, given: u32 },
+    #[error("the peer has sent {0}")]
+    Peer(&'static str),
+    #[error("{address}: {why}")]
+    Meet { address: String, why: String },
     #[error("there are no flags {0:#x}")]
     Flags(u32),
     #[error("no memory is left for {0} bytes")]

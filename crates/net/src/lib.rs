@@ -14,7 +14,9 @@
 //! - [`Queue`] is a queue pair with its memory, to which `include/outboard/net.cuh` posts; kernels
 //!   take it by value ([`Export`]). [`capi`] is the C interface, `include/outboard/net.h`.
 //!
-//! It is no adapter: all queue pairs of an [`Adapter`] are connected among themselves.
+//! - [`Link`] joins queues of two processes on one machine: entries travel over tcp.
+//!
+//! It is no adapter: queue pairs are connected among themselves, or to those of another process.
 
 mod adapter;
 pub mod capi;
@@ -23,17 +25,21 @@ pub mod cqe;
 mod error;
 mod faults;
 mod keys;
+mod link;
 mod memory;
 mod nic;
 mod queue;
 mod syndrome;
 pub mod wqe;
 
-pub use adapter::{Adapter, PairSetup, Peer, RECEIVE_BYTES, Retries, State, Status};
+pub use adapter::{
+    Adapter, PairSetup, Peer, RECEIVE_BYTES, REMOTE_BYTES_MAX, Retries, State, Status,
+};
 pub use completions::CompletionsSetup;
 pub use error::Error;
 pub use faults::Network;
 pub use keys::{Access, REGIONS_MAX};
+pub use link::{Link, Window};
 pub use memory::Mapped;
 pub use nic::Nic;
 pub use queue::{Export, Options as QueueOptions, PATIENT, PLAIN, Queue};

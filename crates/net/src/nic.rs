@@ -18,32 +18,46 @@ const YIELD_AFTER: u32 = 64;
 const SLEEP_AFTER: u32 = 4096;
 const SLEEP: Duration = Duration::from_micros(50);
 
-/// An adapter and its thread, which ends with it.
-#[derive(Debug)]
-pub struct Nic {
+/// An adapter that threads use in turns.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared {
     adapter: Arc<Mutex<Adapter>>,
     /// Callers that want the adapter.
     wanted: Arc<AtomicU32>,
+}
+
+impl Shared {
+    pub(crate) fn with<R>(&self, call: impl FnOnce(&mut Adapter) -> R) -> R {
+        self.wanted.fetch_add(1, Ordering::AcqRel);
+        let result = call(&mut self.adapter.lock());
+        self.wanted.fetch_sub(1, Ordering::AcqRel);
+        result
+    }
+}
+
+/// An adapter and its thread, which ends with it.
+#[derive(Debug)]
+pub struct Nic {
+    shared: Shared,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Nic {
     pub fn start(network: Network) -> Result<Nic, Error> {
-        let adapter = Arc::new(Mutex::new(Adapter::new(network)));
-        let (wanted, stop) = (
-            Arc::new(AtomicU32::new(0)),
-            Arc::new(AtomicBool::new(false)),
-        );
+        let shared = Shared {
+            adapter: Arc::new(Mutex::new(Adapter::new(network))),
+            wanted: Arc::new(AtomicU32::new(0)),
+        };
+        let stop = Arc::new(AtomicBool::new(false));
         let run = {
-            let (adapter, wanted, stop) = (adapter.clone(), wanted.clone(), stop.clone());
-            move || run(&adapter, &wanted, &stop)
+            let (shared, stop) = (shared.clone(), stop.clone());
+            move || run(&shared.adapter, &shared.wanted, &stop)
         };
         let thread = Builder::new().name("outboard-net".into()).spawn(run);
         let thread = Some(thread.map_err(|error| Error::Thread(error.to_string()))?);
         Ok(Nic {
-            adapter,
-            wanted,
+            shared,
             stop,
             thread,
         })
@@ -51,10 +65,11 @@ impl Nic {
 
     /// Calls a function with the adapter, between two of its polls.
     pub fn with<R>(&self, call: impl FnOnce(&mut Adapter) -> R) -> R {
-        self.wanted.fetch_add(1, Ordering::AcqRel);
-        let result = call(&mut self.adapter.lock());
-        self.wanted.fetch_sub(1, Ordering::AcqRel);
-        result
+        self.shared.with(call)
+    }
+
+    pub(crate) fn shared(&self) -> Shared {
+        self.shared.clone()
     }
 }
 

@@ -244,10 +244,14 @@ impl Queue {
             adapter.connect(a, of_b)?;
             adapter.connect(b, of_a)
         })?;
-        for queue in [one, other] {
-            queue.block.u64(ERROR).store(0, Ordering::Release);
-        }
+        one.connected();
+        other.connected();
         Ok(())
+    }
+
+    /// Lets threads post after a reset.
+    pub(crate) fn connected(&self) {
+        self.block.u64(ERROR).store(0, Ordering::Release);
     }
 
     /// Puts the queue back to its start. Waits for earlier entries fail from now on, and posts fail

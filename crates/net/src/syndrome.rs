@@ -10,6 +10,8 @@ impl Syndrome {
     pub const LOCAL_PROTECTION: Syndrome = Syndrome(0x04);
     /// The queue had failed before.
     pub const FLUSHED: Syndrome = Syndrome(0x05);
+    /// The peer has answered what was not asked.
+    pub const BAD_RESPONSE: Syndrome = Syndrome(0x10);
     pub const REMOTE_INVALID_REQUEST: Syndrome = Syndrome(0x12);
     pub const REMOTE_ACCESS: Syndrome = Syndrome(0x13);
     pub const REMOTE_OPERATION: Syndrome = Syndrome(0x14);

@@ -432,6 +432,107 @@ fn a_key_of_another_domain_opens_nothing() {
     assert_eq!(a.completion().unwrap().syndrome, 0x13);
 }
 
+/// A peer is destroyed when the request is on its way to it, or its answer on the way back.
+#[test]
+fn a_peer_that_dies_between_doorbell_and_completion_does_not_answer() {
+    for polls in [1, 8] {
+        let network = Network {
+            delay_ns_min: 500,
+            delay_ns_max: 500,
+            ..Network::default()
+        };
+        let (mut adapter, mut a, b) = connected(network);
+        let (mut c, d) = (
+            End::new(&mut adapter, false, 1),
+            End::new(&mut adapter, false, 1),
+        );
+        connect(&mut adapter, &c, &d);
+        a.setup.retries.timeout_ns = 1000;
+        a.post(write(&a, &b));
+        c.post(write(&c, &d));
+        let mut now_ns = 0;
+        for _ in 0..polls {
+            now_ns += 100;
+            adapter.poll(now_ns);
+        }
+        adapter.destroy_pair(b.qpn).unwrap();
+        run(&mut adapter, &mut now_ns);
+        let end = a.completion().unwrap();
+        // An answer that has left arrives.
+        let expected = [(Kind::RequesterError, 0x15), (Kind::Requester, 0)];
+        assert_eq!(
+            (end.kind, end.syndrome),
+            expected[usize::from(polls == 8)],
+            "{polls}"
+        );
+        assert_eq!(c.completion().unwrap().kind, Kind::Requester);
+        // A new queue pair in its place is another one.
+        let mut e = End::new(&mut adapter, false, 1);
+        assert_eq!(e.qpn, b.qpn);
+        let of_a = adapter.end_of(a.qpn).unwrap();
+        adapter.connect(e.qpn, of_a).unwrap();
+        a.post(write(&a, &b));
+        run(&mut adapter, &mut now_ns);
+        let after = a.completion().unwrap();
+        assert_eq!(after.kind, Kind::RequesterError);
+        assert_eq!(e.receipt(), None);
+    }
+}
+
+#[test]
+fn a_ring_of_one_entry_is_filled_again_and_again() {
+    let (mut adapter, mut a, b) = connected(Network::default());
+    let entries = Mapped::allocate(64).unwrap();
+    let completions = adapter.create_completions(CompletionsSetup {
+        entries: entries.clone(),
+        log_entries: 0,
+        collapsed: false,
+        record: None,
+    });
+    let setup = PairSetup {
+        ring: Mapped::allocate(64).unwrap(),
+        log_blocks: 0,
+        send_completions: completions.unwrap(),
+        ..a.setup.clone()
+    };
+    a.qpn = adapter.create_pair(setup.clone()).unwrap();
+    a.setup = setup;
+    connect(&mut adapter, &a, &b);
+    for round in 0..300_u64 {
+        let bytes = a.entry(write(&a, &b)).encode();
+        a.setup.ring.write(0, &bytes);
+        a.head += 1;
+        a.record();
+        a.doorbell();
+        adapter.poll(round);
+        let mut bytes = [0; 64];
+        entries.read(0, &mut bytes);
+        let (done, owner) = Completion::parse(&bytes).unwrap();
+        assert_eq!((done.index, owner), (round as u16, round % 2 != 0));
+    }
+    // Five segments do not fit.
+    let more = Data::Gather(smallvec![
+        a.segment(0, 8),
+        a.segment(8, 8),
+        a.segment(16, 8)
+    ]);
+    let bytes = a
+        .entry(Operation::Write {
+            remote: b.remote(0),
+            imm: None,
+            data: more,
+        })
+        .encode();
+    assert_eq!(bytes.len(), 80);
+    a.setup.ring.write(0, &bytes[..64]);
+    a.head += 2;
+    a.record();
+    a.doorbell();
+    adapter.poll(301);
+    let status = adapter.status(a.qpn).unwrap();
+    assert_eq!(status.failure, Some((300, 2)));
+}
+
 #[test]
 fn nothing_happens_before_the_doorbell_and_a_doorbell_may_come_first() {
     let (mut adapter, mut a, b) = connected(Network::default());

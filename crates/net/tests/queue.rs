@@ -1,13 +1,13 @@
-//! A queue's errors and its reset, seen by the CPU threads of `net.cuh`'s program beside it.
+//! The CPU threads of `net.cuh`'s programs beside them: errors and resets, and two processes.
 
 #![allow(clippy::unwrap_used)]
 
-use std::{path::Path, process::Command};
+use std::{net::TcpListener, path::Path, process::Command};
 
-#[test]
-fn errors_reach_waiting_threads_and_a_reset_begins_again() {
+/// Compiles a program of this folder, runs it, and expects success.
+fn run(name: &str, arguments: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
-    let program = folder.path().join("reset");
+    let program = folder.path().join(name);
     let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     // The test's own executable and the library of this build lie in one folder.
     let library = std::env::current_exe()
@@ -29,16 +29,29 @@ fn errors_reach_waiting_threads_and_a_reset_begins_again() {
             crate_folder.join("../../include").display()
         ))
         .arg("-o")
-        .args([&program, &crate_folder.join("tests/reset.cpp")])
+        .args([&program, &crate_folder.join(format!("tests/{name}.cpp"))])
         .arg(library.join("liboutboard_net.so"))
         .arg(format!("-Wl,-rpath,{}", library.display()))
         .status()
         .unwrap();
     assert!(compiled.success());
-    let done = Command::new(&program).output().unwrap();
+    let done = Command::new(&program).args(arguments).output().unwrap();
     assert!(
         done.status.success(),
         "{}",
         String::from_utf8_lossy(&done.stdout)
     );
+}
+
+#[test]
+fn errors_reach_waiting_threads_and_a_reset_begins_again() {
+    run("reset", &[]);
+}
+
+#[test]
+fn two_processes_exchange_data_and_survive_each_other() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = free.local_addr().unwrap().port().to_string();
+    drop(free);
+    run("meet", &[&port]);
 }

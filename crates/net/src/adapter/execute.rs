@@ -43,6 +43,18 @@ impl Adapter {
         }
         let requester = self.pairs[from]?;
         let (to, responder) = self.reach(&requester)?;
+        self.execute_at(&requester, to, &responder, sequence, operation)
+    }
+
+    /// Executes a request at a queue pair that it has reached.
+    pub(super) fn execute_at(
+        &mut self,
+        requester: &Pair,
+        to: usize,
+        responder: &Pair,
+        sequence: u64,
+        operation: &Operation,
+    ) -> Option<Answer> {
         let mut receiver = self.receivers[to].take()?;
         let answer = if sequence > receiver.expected {
             None
@@ -50,7 +62,7 @@ impl Adapter {
             // It arrives twice: the answer was lost. A read reads again, an atomic does not.
             match operation {
                 Operation::Read { remote, into } => {
-                    Some(self.read(&requester, &responder, *remote, into))
+                    Some(self.read(requester, responder, *remote, into))
                 }
                 Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => {
                     receiver.kept(sequence).map(Answer::Value)
@@ -58,7 +70,7 @@ impl Adapter {
                 _ => Some(Answer::Done),
             }
         } else {
-            let answer = self.execute_first(&requester, &responder, operation, &mut receiver);
+            let answer = self.execute_first(requester, responder, operation, &mut receiver);
             match answer {
                 Answer::NotReady => {}
                 Answer::Failed(Syndrome::LOCAL_PROTECTION) => {}
@@ -81,6 +93,7 @@ impl Adapter {
         let (number, responder) = self.pair(peer.qpn).ok()?;
         let back = responder.peer?;
         let is_it = responder.state == State::Ready
+            && !responder.is_remote
             && responder.epoch == peer.epoch
             && (back.qpn, back.epoch) == (requester.qpn, requester.epoch)
             && !responder.unreachable

@@ -9,11 +9,15 @@
 
 mod execute;
 mod receiver;
+mod remote;
 mod sender;
 mod setup;
 mod work;
 
-use std::{cmp::Reverse, collections::BinaryHeap};
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap},
+};
 
 use crate::{
     completions::{Completions, CompletionsSetup},
@@ -25,6 +29,9 @@ use crate::{
 };
 pub use receiver::RECEIVE_BYTES;
 use receiver::Receiver;
+use remote::Outgoing;
+pub use remote::REMOTE_BYTES_MAX;
+pub(crate) use remote::{HEADER_BYTES, Header};
 pub use sender::Retries;
 use sender::Sender;
 pub use setup::PairSetup;
@@ -79,6 +86,8 @@ struct Pair {
     epoch: u32,
     state: State,
     peer: Option<Peer>,
+    /// The peer is in another process.
+    is_remote: bool,
     /// Nothing that is sent to it arrives.
     unreachable: bool,
     send_completions: usize,
@@ -110,6 +119,8 @@ pub struct Adapter {
     wire: Wire,
     events: BinaryHeap<Reverse<Event>>,
     order: u64,
+    /// Frames for other processes, by the number of the queue pair.
+    outgoing: HashMap<usize, Outgoing>,
 }
 
 impl Adapter {
@@ -125,6 +136,7 @@ impl Adapter {
             wire: Wire::new(network),
             events: BinaryHeap::new(),
             order: 0,
+            outgoing: HashMap::new(),
         }
     }
 
@@ -207,6 +219,7 @@ impl Adapter {
             epoch: self.order as u32,
             state: State::Reset,
             peer: None,
+            is_remote: false,
             unreachable: false,
             send_completions: setup.send_completions as usize,
             receive_completions: setup.receive_completions as usize,
@@ -230,7 +243,7 @@ impl Adapter {
     pub fn connect(&mut self, qpn: u32, peer: Peer) -> Result<(), Error> {
         let number = self.pair(qpn)?.0;
         if let Some(pair) = &mut self.pairs[number] {
-            (pair.peer, pair.state) = (Some(peer), State::Ready);
+            (pair.peer, pair.state, pair.is_remote) = (Some(peer), State::Ready, false);
         }
         Ok(())
     }
@@ -242,7 +255,11 @@ impl Adapter {
         let (sender, receiver) = setup.parts()?;
         if let Some(pair) = &mut self.pairs[number] {
             (pair.peer, pair.state, pair.epoch) = (None, State::Reset, pair.epoch.wrapping_add(1));
+            if pair.is_remote {
+                (pair.is_remote, pair.unreachable) = (false, false);
+            }
         }
+        self.outgoing.remove(&number);
         self.senders[number] = Some(Box::new(sender));
         self.receivers[number] = Some(receiver);
         Ok(())
@@ -267,6 +284,7 @@ impl Adapter {
     pub fn destroy_pair(&mut self, qpn: u32) -> Result<(), Error> {
         let number = self.pair(qpn)?.0;
         self.order += 1;
+        self.outgoing.remove(&number);
         (
             self.pairs[number],
             self.senders[number],

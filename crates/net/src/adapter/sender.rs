@@ -159,6 +159,15 @@ impl Sender {
         self.progress_at_ns = now_ns;
     }
 
+    pub(super) fn wait_longer(&mut self, timeout_ns: u64) {
+        self.retries.timeout_ns = self.retries.timeout_ns.max(timeout_ns);
+    }
+
+    /// Makes all that is not answered be looked at again.
+    pub(super) fn send_again(&mut self) {
+        (self.sent, self.resume_at_ns) = (0, 0);
+    }
+
     /// Reads doorbell and record. Returns how many blocks are posted and not fetched.
     fn look(&mut self, qpn: u32) -> u16 {
         let rung = self.doorbell.u64(0).load(Ordering::Acquire);
@@ -330,7 +339,23 @@ impl Adapter {
             if work.answer.is_some() {
                 continue;
             }
-            if self.wire.is_perfect() {
+            if pair.is_remote {
+                let Some(operation) = &work.operation else {
+                    continue;
+                };
+                if pair.unreachable {
+                    let answer = Answer::Failed(Syndrome::RETRIES_EXCEEDED);
+                    sender.answered(sequence, answer, self.now_ns);
+                    continue;
+                }
+                if !self.is_roomy(number) {
+                    sender.sent -= 1;
+                    break;
+                }
+                if let Some(answer) = self.request(number, pair, sequence, operation) {
+                    sender.answered(sequence, answer, self.now_ns);
+                }
+            } else if self.wire.is_perfect() {
                 if let Some(answer) = self.execute(number, sequence, work) {
                     sender.answered(sequence, answer, self.now_ns);
                 }

@@ -1,0 +1,525 @@
+//! Queue pairs whose peer is an adapter in another process: messages as bytes.
+//!
+//! ```text
+//!  0 kind 8 | syndrome 8 | 0 16 | bytes of data 32 | 8 sequence 64 | 16 address 64
+//!  24 rkey 32 | immediate, or bytes to read 32 | 32 add, swap, or value 64 | 40 compare 64 | data
+//! ```
+//!
+//! Little-endian. Nothing of the peer is trusted: kinds, lengths and syndromes that no request of
+//! this side permits end the connection or the entry, and memory is reached by keys alone.
+
+use smallvec::{SmallVec, smallvec};
+
+use crate::{
+    error::Error,
+    keys::Access,
+    syndrome::Syndrome,
+    wqe::{Data, Operation, Remote, Segment},
+};
+
+use super::{Adapter, Pair, Peer, State, work::Answer};
+
+pub(crate) const HEADER_BYTES: usize = 48;
+/// Most bytes of a message to another process.
+pub const REMOTE_BYTES_MAX: usize = 1 << 20;
+/// Bytes that wait for the connection before no more entries are sent, or requests taken.
+const OUTGOING_BYTES_MAX: usize = 8 << 20;
+/// Patience with a peer of another process: its connection says when it is gone.
+const TIMEOUT_NS: u64 = 1_000_000_000;
+
+mod kind {
+    pub(super) const WRITE: u8 = 1;
+    pub(super) const WRITE_IMM: u8 = 2;
+    pub(super) const SEND: u8 = 3;
+    pub(super) const SEND_IMM: u8 = 4;
+    pub(super) const READ: u8 = 5;
+    pub(super) const FETCH_ADD: u8 = 6;
+    pub(super) const COMPARE_SWAP: u8 = 7;
+    pub(super) const NOP: u8 = 8;
+    pub(super) const DONE: u8 = 16;
+    pub(super) const VALUE: u8 = 17;
+    pub(super) const NOT_READY: u8 = 18;
+    pub(super) const FAILED: u8 = 19;
+}
+
+/// The fixed part of a message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Header {
+    kind: u8,
+    syndrome: u8,
+    pub(crate) data_bytes: u32,
+    sequence: u64,
+    address: u64,
+    rkey: u32,
+    number: u32,
+    first: u64,
+    second: u64,
+}
+
+impl Header {
+    fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        (bytes[0], bytes[1]) = (self.kind, self.syndrome);
+        bytes[4..8].copy_from_slice(&self.data_bytes.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.address.to_le_bytes());
+        bytes[24..28].copy_from_slice(&self.rkey.to_le_bytes());
+        bytes[28..32].copy_from_slice(&self.number.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.first.to_le_bytes());
+        bytes[40..48].copy_from_slice(&self.second.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a header; `None` if it announces more data than a message has.
+    pub(crate) fn parse(bytes: &[u8; HEADER_BYTES]) -> Option<Header> {
+        let little = |at: usize, count: usize| {
+            let value = bytes[at..at + count].iter().rev();
+            value.fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte))
+        };
+        let header = Header {
+            kind: bytes[0],
+            syndrome: bytes[1],
+            data_bytes: little(4, 4) as u32,
+            sequence: little(8, 8),
+            address: little(16, 8),
+            rkey: little(24, 4) as u32,
+            number: little(28, 4) as u32,
+            first: little(32, 8),
+            second: little(40, 8),
+        };
+        (header.data_bytes as usize <= REMOTE_BYTES_MAX).then_some(header)
+    }
+
+    /// Returns the request, its data inline; `None` if it is none, or data does not belong to it.
+    fn request(&self, data: &[u8]) -> Option<Operation> {
+        let remote = Remote {
+            address: self.address,
+            rkey: self.rkey,
+        };
+        let into = Segment {
+            length: self.number,
+            lkey: 0,
+            address: 0,
+        };
+        let inline = || Data::Inline(SmallVec::from_slice(data));
+        let operation = match self.kind {
+            kind::WRITE | kind::WRITE_IMM => {
+                return Some(Operation::Write {
+                    remote,
+                    imm: (self.kind == kind::WRITE_IMM).then_some(self.number),
+                    data: inline(),
+                });
+            }
+            kind::SEND | kind::SEND_IMM => {
+                return Some(Operation::Send {
+                    imm: (self.kind == kind::SEND_IMM).then_some(self.number),
+                    data: inline(),
+                });
+            }
+            kind::READ if self.number as usize <= REMOTE_BYTES_MAX => Operation::Read {
+                remote,
+                into: match self.number {
+                    0 => SmallVec::new(),
+                    _ => smallvec![into],
+                },
+            },
+            kind::FETCH_ADD => Operation::FetchAdd {
+                remote,
+                add: self.first,
+                into,
+            },
+            kind::COMPARE_SWAP => Operation::CompareSwap {
+                remote,
+                compare: self.second,
+                swap: self.first,
+                into,
+            },
+            kind::NOP => Operation::Nop,
+            _ => return None,
+        };
+        data.is_empty().then_some(operation)
+    }
+
+    /// Returns the answer; `None` if it is none. Syndromes are those that a peer finds.
+    fn answer(&self) -> Option<Answer> {
+        match (self.kind, Syndrome(self.syndrome)) {
+            (kind::DONE, _) => Some(Answer::Done),
+            (kind::VALUE, _) => Some(Answer::Value(self.first)),
+            (kind::NOT_READY, _) => Some(Answer::NotReady),
+            (
+                kind::FAILED,
+                syndrome @ (Syndrome::REMOTE_INVALID_REQUEST
+                | Syndrome::REMOTE_ACCESS
+                | Syndrome::REMOTE_OPERATION),
+            ) => Some(Answer::Failed(syndrome)),
+            _ => None,
+        }
+    }
+}
+
+/// A connection to another process, as its queue pair sees it.
+#[derive(Debug, Default)]
+pub(super) struct Outgoing {
+    frames: std::collections::VecDeque<Vec<u8>>,
+    bytes: usize,
+}
+
+impl Outgoing {
+    fn push(&mut self, header: &Header, data: &[u8]) {
+        let mut frame = header.encode().to_vec();
+        frame.extend_from_slice(data);
+        self.bytes += frame.len();
+        self.frames.push_back(frame);
+    }
+}
+
+impl Adapter {
+    /// Connects a queue pair to one of another process, with which the caller exchanges frames.
+    pub fn connect_remote(&mut self, qpn: u32, peer: Peer) -> Result<(), Error> {
+        let number = self.pair(qpn)?.0;
+        if let (Some(pair), Some(sender)) = (&mut self.pairs[number], &mut self.senders[number]) {
+            (pair.peer, pair.state, pair.is_remote) = (Some(peer), State::Ready, true);
+            sender.wait_longer(TIMEOUT_NS);
+        }
+        self.outgoing.insert(number, Outgoing::default());
+        Ok(())
+    }
+
+    /// Takes a frame for the peer of a queue pair; an error if the connection is over.
+    pub fn outgoing(&mut self, qpn: u32, epoch: u32) -> Result<Option<Vec<u8>>, Error> {
+        let (number, _) = self.remote_pair(qpn, epoch)?;
+        let outgoing = self.outgoing.get_mut(&number);
+        let outgoing = outgoing.ok_or(Error::Peer("no more"))?;
+        let frame = outgoing.frames.pop_front();
+        outgoing.bytes -= frame.as_ref().map_or(0, Vec::len);
+        Ok(frame)
+    }
+
+    /// Returns true if a frame of the peer may be taken: its answer has room.
+    pub fn has_room(&self, qpn: u32, epoch: u32) -> Result<bool, Error> {
+        let (number, _) = self.remote_pair(qpn, epoch)?;
+        Ok(self.is_roomy(number))
+    }
+
+    /// Takes a frame of the peer. An error ends the connection.
+    pub(crate) fn incoming(
+        &mut self,
+        qpn: u32,
+        epoch: u32,
+        header: &Header,
+        data: &[u8],
+    ) -> Result<(), Error> {
+        let (number, pair) = self.remote_pair(qpn, epoch)?;
+        if let Some(operation) = header.request(data) {
+            self.respond(number, &pair, header.sequence, &operation);
+            return Ok(());
+        }
+        let answer = header.answer().ok_or(Error::Peer("an unknown message"))?;
+        let mut sender = self.senders[number].take().ok_or(Error::NoPair(qpn))?;
+        let answer = match sender.pending(header.sequence) {
+            Some(work) if work.answer.is_none() => match &work.operation {
+                Some(operation) => self.accept(&pair, operation, answer, data),
+                None => answer,
+            },
+            _ => answer,
+        };
+        sender.answered(header.sequence, answer, self.now_ns);
+        self.senders[number] = Some(sender);
+        Ok(())
+    }
+
+    /// Notes that the connection is over: what is not answered fails.
+    pub fn link_down(&mut self, qpn: u32, epoch: u32) {
+        if let Ok((number, _)) = self.remote_pair(qpn, epoch) {
+            self.outgoing.remove(&number);
+            if let Some(pair) = &mut self.pairs[number] {
+                pair.unreachable = true;
+            }
+            if let Some(sender) = &mut self.senders[number] {
+                sender.send_again();
+            }
+        }
+    }
+
+    fn remote_pair(&self, qpn: u32, epoch: u32) -> Result<(usize, Pair), Error> {
+        let (number, pair) = self.pair(qpn)?;
+        if pair.epoch != epoch || !pair.is_remote {
+            return Err(Error::NoPair(qpn));
+        }
+        Ok((number, pair))
+    }
+
+    pub(super) fn is_roomy(&self, number: usize) -> bool {
+        let outgoing = self.outgoing.get(&number);
+        outgoing.is_some_and(|outgoing| outgoing.bytes < OUTGOING_BYTES_MAX)
+    }
+
+    /// Sends a request to another process. Returns an answer if nothing has to be sent.
+    pub(super) fn request(
+        &mut self,
+        number: usize,
+        pair: &Pair,
+        sequence: u64,
+        operation: &Operation,
+    ) -> Option<Answer> {
+        if operation.bytes() > REMOTE_BYTES_MAX as u64 {
+            return Some(Answer::Failed(Syndrome::LOCAL_LENGTH));
+        }
+        let mut header = Header {
+            sequence,
+            ..Header::default()
+        };
+        let mut data = Vec::new();
+        let (to, with) = match operation {
+            Operation::Nop => (None, None),
+            Operation::Write {
+                remote,
+                imm,
+                data: from,
+            } => {
+                header.kind = [kind::WRITE, kind::WRITE_IMM][usize::from(imm.is_some())];
+                header.number = imm.unwrap_or(0);
+                (Some(remote), Some(from))
+            }
+            Operation::Send { imm, data: from } => {
+                header.kind = [kind::SEND, kind::SEND_IMM][usize::from(imm.is_some())];
+                header.number = imm.unwrap_or(0);
+                (None, Some(from))
+            }
+            Operation::Read { remote, .. } => {
+                (header.kind, header.number) = (kind::READ, operation.bytes() as u32);
+                (Some(remote), None)
+            }
+            Operation::FetchAdd { remote, add, .. } => {
+                (header.kind, header.first) = (kind::FETCH_ADD, *add);
+                (Some(remote), None)
+            }
+            Operation::CompareSwap {
+                remote,
+                compare,
+                swap,
+                ..
+            } => {
+                header.kind = kind::COMPARE_SWAP;
+                (header.first, header.second) = (*swap, *compare);
+                (Some(remote), None)
+            }
+        };
+        if matches!(operation, Operation::Nop) {
+            header.kind = kind::NOP;
+        }
+        if let Some(remote) = to {
+            (header.address, header.rkey) = (remote.address, remote.rkey);
+        }
+        if let Some(with) = with {
+            match self.gather(pair.domain, with) {
+                Some(gathered) => data = gathered,
+                None => return Some(Answer::Failed(Syndrome::LOCAL_PROTECTION)),
+            }
+        }
+        header.data_bytes = data.len() as u32;
+        self.outgoing
+            .entry(number)
+            .or_default()
+            .push(&header, &data);
+        None
+    }
+
+    fn gather(&self, domain: u32, data: &Data) -> Option<Vec<u8>> {
+        match data {
+            Data::Inline(bytes) => Some(bytes.to_vec()),
+            Data::Gather(segments) => {
+                let mut gathered = Vec::new();
+                for one in segments {
+                    let (bytes, at) = (one.bytes(), gathered.len());
+                    let access = Access::LOCAL_READ;
+                    let place = self
+                        .keys
+                        .find(domain, one.lkey, one.address, bytes, access)?;
+                    gathered.resize(at + bytes as usize, 0);
+                    place.memory.read(place.offset, &mut gathered[at..]);
+                }
+                Some(gathered)
+            }
+        }
+    }
+
+    /// Executes a request of another process, and answers it.
+    fn respond(&mut self, number: usize, pair: &Pair, sequence: u64, operation: &Operation) {
+        if pair.state != State::Ready || pair.unreachable {
+            return;
+        }
+        let mut data = Vec::new();
+        let answer = if let Operation::Read { remote, .. } = operation {
+            let (bytes, access) = (operation.bytes(), Access::REMOTE_READ);
+            let Remote { address, rkey } = *remote;
+            let place = self.keys.find(pair.domain, rkey, address, bytes, access);
+            if let Some(place) = place {
+                data.resize(bytes as usize, 0);
+                place.memory.read(place.offset, &mut data);
+            }
+            let is_found = place.is_some() || bytes == 0;
+            let Some(receiver) = &mut self.receivers[number] else {
+                return;
+            };
+            if sequence > receiver.expected {
+                return;
+            }
+            if is_found {
+                receiver.expected += u64::from(sequence == receiver.expected);
+                Some(Answer::Done)
+            } else {
+                self.set_error(number);
+                Some(Answer::Failed(Syndrome::REMOTE_ACCESS))
+            }
+        } else {
+            self.execute_at(pair, number, pair, sequence, operation)
+        };
+        let mut header = Header {
+            sequence,
+            ..Header::default()
+        };
+        match answer {
+            None => return,
+            Some(Answer::Done) => header.kind = kind::DONE,
+            Some(Answer::Value(value)) => (header.kind, header.first) = (kind::VALUE, value),
+            Some(Answer::NotReady) => header.kind = kind::NOT_READY,
+            Some(Answer::Failed(syndrome)) => {
+                (header.kind, header.syndrome) = (kind::FAILED, syndrome.0);
+            }
+        }
+        header.data_bytes = data.len() as u32;
+        self.outgoing
+            .entry(number)
+            .or_default()
+            .push(&header, &data);
+    }
+
+    /// Checks that an answer is one to this request, and stores what was read.
+    fn accept(&self, pair: &Pair, operation: &Operation, answer: Answer, data: &[u8]) -> Answer {
+        let expected = match operation {
+            Operation::Read { .. } if answer == Answer::Done => operation.bytes(),
+            _ => 0,
+        };
+        let is_atomic = matches!(
+            operation,
+            Operation::FetchAdd { .. } | Operation::CompareSwap { .. }
+        );
+        let fits = match answer {
+            Answer::Done => !is_atomic,
+            Answer::Value(_) => is_atomic,
+            Answer::NotReady => matches!(
+                operation,
+                Operation::Send { .. } | Operation::Write { imm: Some(_), .. }
+            ),
+            Answer::Failed(_) => true,
+        };
+        if !fits || data.len() as u64 != expected {
+            return Answer::Failed(Syndrome::BAD_RESPONSE);
+        }
+        if let Operation::Read { into, .. } = operation {
+            let mut rest = data;
+            for one in into.iter().filter(|_| answer == Answer::Done) {
+                let (bytes, access) = (one.bytes(), Access::LOCAL_WRITE);
+                let place = self
+                    .keys
+                    .find(pair.domain, one.lkey, one.address, bytes, access);
+                let (Some(place), Some((here, behind))) =
+                    (place, rest.split_at_checked(bytes as usize))
+                else {
+                    return Answer::Failed(Syndrome::LOCAL_PROTECTION);
+                };
+                place.memory.write(place.offset, here);
+                rest = behind;
+            }
+        }
+        answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::{CompletionsSetup, Mapped, Network, PairSetup, Retries};
+
+    fn pair(adapter: &mut Adapter) -> u32 {
+        let memory = |bytes| Mapped::allocate(bytes).unwrap();
+        let completions = adapter.create_completions(CompletionsSetup {
+            entries: memory(64),
+            log_entries: 0,
+            collapsed: true,
+            record: None,
+        });
+        let completions = completions.unwrap();
+        let setup = PairSetup {
+            domain: 1,
+            send_completions: completions,
+            receive_completions: completions,
+            ring: memory(4096),
+            log_blocks: 6,
+            receives: None,
+            record: memory(8),
+            page: memory(4096),
+            retries: Retries::default(),
+        };
+        adapter.create_pair(setup).unwrap()
+    }
+
+    /// Messages of every kind with random fields: each is an answer, a refusal or the end of the
+    /// connection, and touches the memory of its key alone.
+    #[test]
+    fn a_peer_that_sends_anything_reaches_its_window_alone() {
+        let (mut state, mut done, mut refused) = (7_u64, 0, 0);
+        let mut random = move || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            state >> 24
+        };
+        for _ in 0..20_000 {
+            let mut adapter = Adapter::new(Network::default());
+            let qpn = pair(&mut adapter);
+            let whole = Mapped::allocate(192).unwrap();
+            let window = whole.part(64, 64).unwrap();
+            let key = adapter.register(1, window.clone(), Access::ALL).unwrap();
+            let peer = Peer { qpn: 1, epoch: 2 };
+            adapter.connect_remote(qpn, peer).unwrap();
+            let epoch = adapter.end_of(qpn).unwrap().epoch;
+            let length = (random() % 3 * 32) as usize;
+            let mut bytes = Header {
+                kind: (random() % 21) as u8,
+                syndrome: random() as u8 % 24,
+                data_bytes: length as u32,
+                sequence: random() % 2,
+                address: window.address() - 32 + random() % 128,
+                rkey: key + u32::from(random() % 8 == 0),
+                number: (random() % 96) as u32,
+                first: u64::MAX,
+                second: 0,
+            }
+            .encode();
+            if random() % 4 == 0 {
+                bytes[(random() % 48) as usize] = random() as u8;
+            }
+            let Some(header) = Header::parse(&bytes) else {
+                refused += 1;
+                continue;
+            };
+            let data = vec![0xff; header.data_bytes as usize];
+            match adapter.incoming(qpn, epoch, &header, &data) {
+                Ok(()) => done += 1,
+                Err(_) => refused += 1,
+            }
+            adapter.poll(1);
+            let mut around = [0; 192];
+            whole.read(0, &mut around);
+            around[64..128].fill(0);
+            assert_eq!(around, [0; 192], "{header:?}");
+            let answer = adapter.outgoing(qpn, epoch).unwrap();
+            assert!(answer.is_none_or(|answer| answer.len() <= HEADER_BYTES + 96));
+        }
+        assert!(done > 5000 && refused > 1000, "{done} and {refused}");
+    }
+}
