@@ -80,6 +80,9 @@ pub struct Connection {
     pub client_link: Neighbour,
     /// When a packet last came by that link.
     pub(super) link_ms: u64,
+    /// Port of Ethernet where the backend's packets come in, if not by its link, as TCP's numbers
+    /// showed.
+    pub(super) answers_at: Option<u16>,
     /// Packets from the client, and from the backend.
     pub packets: [u64; 2],
     pub bytes: [u64; 2],
@@ -386,6 +389,17 @@ impl Connections {
     pub(super) fn over_of(&self, backend: u32) -> impl Iterator<Item = (u32, &Connection)> {
         let of = self.rows.over.of_backend(backend);
         of.filter_map(|index| Some((index, self.get(index)?)))
+    }
+
+    /// Has all connections looked at by these timeouts, which may be shorter than those before.
+    pub(super) fn arm_all(&mut self, now_ms: u64, timeouts: &Timeouts) {
+        for (index, slot) in (0u32..).zip(&self.rows.slots) {
+            if let Some(connection) = &slot.connection {
+                let left_ms = connection.left_ms(now_ms, timeouts);
+                self.wheel
+                    .set(index, now_ms / TICK_MS, left_ms / TICK_MS + 1);
+            }
+        }
     }
 
     /// Has a connection looked at after a time.

@@ -163,6 +163,7 @@ impl Engine {
             phase: saved.phase,
             numbers: saved.numbers,
             link_ms: self.now_ms.saturating_sub(saved.idle_ms),
+            answers_at: None,
             seen_ms: self.now_ms.saturating_sub(saved.idle_ms),
             client_link: Neighbour {
                 port: saved.client_port,

@@ -99,7 +99,7 @@ impl Engine {
             self.remove(table, index);
             return self.open(frame, packet);
         }
-        let backend = connection.backend;
+        let comes_by_link = self.services.comes_by(connection.backend, frame.port);
         self.check_interface(frame, packet, connection, side)?;
         let route = self.route(frame, packet, connection, side)?;
         if let Some(mtu) = self.limit(frame, packet, &route) {
@@ -120,12 +120,12 @@ impl Engine {
         if fits || phase == Phase::Established {
             connection.seen_ms = now_ms;
         }
+        if side == Side::Backend && !comes_by_link {
+            connection.answers_at = Some(frame.port);
+        }
         connection.packets[side as usize] += 1;
         connection.bytes[side as usize] += (packet.end - packet.ip) as u64;
         self.counts.out_of_window += u64::from(!fits);
-        if side == Side::Backend && !self.services.comes_by(backend, frame.port) {
-            self.services.set_answers_at(backend, frame.port);
-        }
         if table == Table::Open && before.is_over() != phase.is_over() {
             self.open.note_over(index);
         }
@@ -137,6 +137,10 @@ impl Engine {
             Table::HalfOpen if phase == Phase::Close => self.remove(table, index),
             Table::HalfOpen if !phase.is_half_open() && self.may_open(packet.protocol) => {
                 self.promote(index)?;
+            }
+            Table::HalfOpen if self.timeouts.of(phase) < self.timeouts.of(before) => {
+                let after_ms = self.timeouts.of(phase);
+                self.half_open.arm(index, now_ms, after_ms);
             }
             _ => {}
         }
@@ -185,6 +189,7 @@ impl Engine {
         let is_taken = side == Side::Client
             || !has_others
             || self.services.comes_by(connection.backend, frame.port)
+            || connection.answers_at == Some(frame.port)
             || is_backends();
         is_taken.then_some(()).ok_or(Reason::WrongInterface)
     }

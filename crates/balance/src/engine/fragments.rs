@@ -9,6 +9,8 @@ use std::net::IpAddr;
 
 /// Time within which all fragments of a packet must come.
 pub const FRAGMENTS_MS_MAX: u64 = 30_000;
+/// Age of a packet that is not complete whose name another packet may have, from the same sender.
+const FRAGMENTS_NAME_MS: u64 = 1_000;
 /// Fragments of one packet that are followed.
 pub const FRAGMENTS_A_PACKET_MAX: usize = 64;
 
@@ -49,6 +51,16 @@ struct Entry {
     begun_ms: u64,
     /// Beginnings and ends of what was sent on.
     ranges: Vec<(u32, u32)>,
+    /// End of the packet, as its last fragment tells.
+    end: Option<u32>,
+}
+
+impl Entry {
+    /// Returns whether all fragments were sent on, none of which overlaps another.
+    fn is_complete(&self) -> bool {
+        let bytes: u32 = self.ranges.iter().map(|(begin, end)| end - begin).sum();
+        self.end == Some(bytes)
+    }
 }
 
 /// Packets of which fragments are expected, up to a number; the oldest makes room.
@@ -89,14 +101,16 @@ impl Fragments {
     ) -> Result<Route, Reason> {
         self.forget(now_ms);
         let name = Name::of(packet, fragment);
-        if self.entries.contains_key(&name) {
+        // Senders use a name again after 65,536 packets, and sockets of one host share the names.
+        let before = self.entries.get(&name);
+        if before.is_some_and(|one| now_ms.saturating_sub(one.begun_ms) < FRAGMENTS_NAME_MS) {
             return Err(Reason::FragmentOverlap);
         }
         while self.entries.len() >= self.max {
-            let Some((oldest, _)) = self.order.pop_front() else {
+            let Some((oldest, begun_ms)) = self.order.pop_front() else {
                 break;
             };
-            self.entries.remove(&oldest);
+            self.remove(&oldest, begun_ms);
         }
         let id = self.new_id();
         let route = Route {
@@ -107,9 +121,17 @@ impl Fragments {
             route,
             begun_ms: now_ms,
             ranges: vec![(fragment.begin, fragment.end)],
+            end: fragment.is_last.then_some(fragment.end),
         };
         self.entries.insert(name, entry);
         self.order.push_back((name, now_ms));
+        if self.order.len() > self.max * 2 {
+            let entries = &self.entries;
+            self.order.retain(|(name, begun_ms)| {
+                let entry = entries.get(name);
+                entry.is_some_and(|one| one.begun_ms == *begun_ms)
+            });
+        }
         Ok(route)
     }
 
@@ -121,7 +143,8 @@ impl Fragments {
         now_ms: u64,
     ) -> Result<Route, Reason> {
         self.forget(now_ms);
-        let entry = self.entries.get_mut(&Name::of(packet, fragment));
+        let name = Name::of(packet, fragment);
+        let entry = self.entries.get_mut(&name);
         let entry = entry.ok_or(Reason::FragmentUnknown)?;
         let (begin, end) = (fragment.begin, fragment.end);
         if entry
@@ -135,7 +158,14 @@ impl Fragments {
             return Err(Reason::FragmentsTooMany);
         }
         entry.ranges.push((begin, end));
-        Ok(entry.route)
+        if fragment.is_last {
+            entry.end = Some(end);
+        }
+        let route = entry.route;
+        if entry.is_complete() {
+            self.entries.remove(&name);
+        }
+        Ok(route)
     }
 
     /// Returns the route that a later fragment would take.
@@ -151,13 +181,15 @@ impl Fragments {
                 break;
             }
             self.order.pop_front();
-            if self
-                .entries
-                .get(&name)
-                .is_some_and(|entry| entry.begun_ms == begun_ms)
-            {
-                self.entries.remove(&name);
-            }
+            self.remove(&name, begun_ms);
+        }
+    }
+
+    /// Removes a packet, unless its name is another one's by now.
+    fn remove(&mut self, name: &Name, begun_ms: u64) {
+        let entry = self.entries.get(name);
+        if entry.is_some_and(|one| one.begun_ms == begun_ms) {
+            self.entries.remove(name);
         }
     }
 }

@@ -175,10 +175,18 @@ impl Engine {
         })
     }
 
-    /// Replaces services, backends and timeouts. Connections stay where they are.
+    /// Replaces services, backends and timeouts. Connections stay where they are, and keep their
+    /// addresses answered until the next reload.
     pub fn reload(&mut self, services: &[ServiceRule], timeouts: Timeouts) {
         self.services.replace(services);
-        self.timeouts = timeouts;
+        let connections = self.open.iter().chain(self.half_open.iter());
+        let used = connections.flat_map(|one| [Some(one.vip), one.source]);
+        self.services.keep(used.flatten().map(|one| one.ip()));
+        if self.timeouts != timeouts {
+            self.timeouts = timeouts;
+            self.open.arm_all(self.now_ms, &self.timeouts);
+            self.half_open.arm_all(self.now_ms, &self.timeouts);
+        }
     }
 
     /// Sets the health of a service's backend: the hundredths of its weight that it gets, or `None`

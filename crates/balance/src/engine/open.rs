@@ -1,7 +1,7 @@
 //! Packets that open connections: the backend and the source address that they get.
 
 use super::connections::{Connection, Neighbour};
-use super::packet::{Packet, RST, SYN, Segment};
+use super::packet::{Packet, RST, SYN, Segment, UDP};
 use super::reason::Reason;
 use super::services::{Forward, ServiceRule};
 use super::tcp::{Numbers, Phase, Side};
@@ -51,7 +51,8 @@ impl Engine {
 
     /// Returns whether a connection may be among the open ones; else it stays with the half-open.
     pub(super) fn may_open(&self, protocol: u8) -> bool {
-        self.services.may_open(protocol, self.open.room())
+        let has_room = || !self.open.is_full() || self.open.oldest_over().is_some();
+        self.services.may_open(protocol, self.open.room()) && (protocol != UDP || has_room())
     }
 
     /// Opens the connection of a packet for a service.
@@ -98,15 +99,7 @@ impl Engine {
     ) -> Result<Plan, Reason> {
         let vip = SocketAddr::new(packet.destination, packet.destination_port);
         let client = SocketAddr::new(packet.source, packet.source_port);
-        let Some(id) = self.services.key(&(vip, packet.protocol)) else {
-            let is_own = self.services.is_own(packet.destination);
-            let is_answer = self.services.is_own(packet.source);
-            return Err(match (is_own, is_answer) {
-                (true, _) if self.services.is_service(packet.destination) => Reason::NoService,
-                (true, _) | (_, true) => Reason::NoConnection,
-                _ => Reason::NotOurs,
-            });
-        };
+        let id = self.service_of(packet)?;
         let rule = &self.services.service(id).ok_or(Reason::NoService)?.rule;
         let is_direct = rule.forward == Forward::Direct;
         let (phase, numbers) = match &packet.tcp {
@@ -141,6 +134,7 @@ impl Engine {
             seen_ms: self.now_ms,
             client_link: client_link(frame),
             link_ms: self.now_ms,
+            answers_at: None,
             packets: [1, 0],
             bytes: [(packet.end - packet.ip) as u64, 0],
         };
@@ -155,6 +149,23 @@ impl Engine {
         Ok(Plan {
             connection,
             gives_way,
+        })
+    }
+
+    /// Returns the service for which a packet of no connection is, or why it is for none.
+    fn service_of(&self, packet: &Packet) -> Result<u32, Reason> {
+        let vip = SocketAddr::new(packet.destination, packet.destination_port);
+        let to_own = self.services.is_own(packet.destination);
+        let from_own = self.services.is_own(packet.source);
+        if to_own && from_own {
+            // Its answers would come back for ever.
+            return Err(Reason::OwnSource);
+        }
+        let service = self.services.key(&(vip, packet.protocol));
+        service.ok_or_else(|| match to_own || from_own {
+            true if self.services.is_service(packet.destination) => Reason::NoService,
+            true => Reason::NoConnection,
+            false => Reason::NotOurs,
         })
     }
 

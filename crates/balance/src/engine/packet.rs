@@ -48,6 +48,7 @@ pub struct Fragment {
     /// First byte and end within the packet's data.
     pub begin: u32,
     pub end: u32,
+    pub is_last: bool,
 }
 
 /// Fields of a TCP header.
@@ -143,6 +144,7 @@ impl Packet {
             id_at: ip + 4,
             begin,
             end: begin + total as u32 - 20,
+            is_last: !more,
         };
         let (transport, end) = (ip + 20, ip + total);
         let fragment = (begin > 0 || more).then_some(fragment);
@@ -217,6 +219,7 @@ impl Packet {
                 id_at: at + 4,
                 begin,
                 end: begin + (self.end - self.transport) as u32,
+                is_last: !more,
             };
             check_fragment(Some(fragment), more)?;
             self.fragment = Some(fragment);

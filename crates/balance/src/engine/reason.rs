@@ -41,6 +41,7 @@ reasons! {
     TcpHeader "tcp_header" "flags or options of a TCP header that contradict each other"
     UdpChecksum "udp_checksum" "UDP over IPv6 without a checksum"
     Address "address" "a source that is a group or no address of one host"
+    OwnSource "own_source" "from an address of the balancer's own, to another one"
     HopLimit "hop_limit" "its time to live is over"
     FirstFragmentShort "first_fragment_short" "a first fragment without the whole transport header"
     FragmentUnknown "fragment_unknown" "a fragment of which the first one was not seen"

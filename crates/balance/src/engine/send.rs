@@ -2,7 +2,7 @@
 
 use super::connections::{Connection, Neighbour};
 use super::fragments::Route;
-use super::packet::Packet;
+use super::packet::{Fragment, Packet};
 use super::reason::Reason;
 use super::tcp::Side;
 use super::{Engine, Frame, rewrite};
@@ -48,7 +48,9 @@ impl Engine {
         packet: &Packet,
         route: Route,
     ) -> Result<u16, Reason> {
-        let Some(fragment) = &packet.fragment else {
+        // A packet of one fragment, as IPv6 allows it (RFC 6946), has none that follow.
+        let several = |one: &&Fragment| one.begin > 0 || !one.is_last;
+        let Some(fragment) = packet.fragment.as_ref().filter(several) else {
             return self.send(frame, packet, route);
         };
         let route = self.fragments.begin(packet, fragment, route, self.now_ms)?;

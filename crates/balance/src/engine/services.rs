@@ -88,8 +88,6 @@ pub struct Backend {
     pub connections: u64,
     pub opened: u64,
     pub link: Option<Neighbour>,
-    /// Port of Ethernet where its packets come in, if not by its link, as TCP's numbers showed.
-    answers_at: Option<u16>,
     /// It sees the clients' addresses, and answers to them by way of the balancer.
     is_nat: bool,
 }
@@ -192,6 +190,11 @@ impl Services {
         }
     }
 
+    /// Counts addresses that connections use among the balancer's own.
+    pub(super) fn keep(&mut self, addresses: impl Iterator<Item = IpAddr>) {
+        self.own.extend(addresses);
+    }
+
     fn service_for(&mut self, rule: &ServiceRule) -> u32 {
         let key = (rule.address, rule.protocol);
         *self.by_key.entry(key).or_insert_with(|| {
@@ -242,7 +245,6 @@ impl Services {
             connections: 0,
             opened: 0,
             link: None,
-            answers_at: None,
             is_nat: self.services[service as usize].rule.forward == Forward::Nat,
         };
         self.backends.push(backend);
@@ -450,22 +452,8 @@ impl Services {
 
     /// Returns whether packets of a backend may come in at a port.
     pub(super) fn comes_by(&self, backend: u32, port: u16) -> bool {
-        let backend = self.backend(backend);
-        let link = backend.and_then(|one| one.link);
+        let link = self.backend(backend).and_then(|one| one.link);
         link.is_none_or(|link| link.port == port)
-            || backend.is_some_and(|one| one.answers_at == Some(port))
-    }
-
-    /// Notes that packets of a backend come in at a port.
-    pub(super) fn set_answers_at(&mut self, backend: u32, port: u16) {
-        let Some(address) = self.backend(backend).map(|one| one.address.ip()) else {
-            return;
-        };
-        for backend in &mut self.backends {
-            if backend.address.ip() == address {
-                backend.answers_at = Some(port);
-            }
-        }
     }
 
     /// Finds the service and backend of a connection that is restored, adding a backend that is

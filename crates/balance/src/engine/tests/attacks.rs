@@ -7,6 +7,7 @@ use std::collections::HashSet;
 const VIP: &str = "192.0.2.10:4833";
 const BACKEND: &str = "203.0.113.1:4833";
 const CLIENT: &str = "198.51.100.7:40000";
+const OTHER_CLIENT: &str = "198.51.100.8:40001";
 
 fn nat() -> ServiceRule {
     service(Forward::Nat, VIP, TCP, &[BACKEND])
@@ -510,10 +511,18 @@ fn packets_of_a_backend_must_come_from_where_it_is() {
     ] {
         assert_eq!(step(forged, OTHER_MAC, 0), refused);
     }
-    // Answers may come another way than packets go: the numbers show it, and then all is taken.
+    // Answers may come another way than packets go: the numbers show it, and then all of the
+    // connection's are taken, but not those of other clients.
     assert_eq!(step(of_backend("A", 901, 101), BACKEND_MAC, 2), Ok(0));
     assert_eq!(step(of_backend("R", 901, 0), BACKEND_MAC, 2), Ok(0));
-    assert_eq!(engine.counts().drops.of(Reason::WrongInterface), 5);
+    let of_other = |flags, numbers: (u32, u32)| {
+        let packet = Build::tcp(OTHER_CLIENT, VIP).flags(flags);
+        packet.numbers(numbers.0, numbers.1)
+    };
+    assert_eq!(step(of_other("S", (100, 0)), CLIENT_MAC, 0), Ok(1));
+    let answer = Build::tcp(BACKEND, OTHER_CLIENT).flags("R").numbers(901, 0);
+    assert_eq!(step(answer, OTHER_MAC, 2), refused);
+    assert_eq!(engine.counts().drops.of(Reason::WrongInterface), 6);
     let mut engine = two_ports(UDP);
     let there = ethernet(&Build::udp(CLIENT, VIP), CLIENT_MAC, 0);
     sent_to(&mut engine, there, 0).expect("sent on");
@@ -561,4 +570,18 @@ fn a_flood_of_udp_leaves_tcp_its_half_of_the_table() {
     let mut alone = engine_with(&[names], small, Port::default());
     flood(&mut alone, 90);
     assert_eq!(alone.sizes(), (90, 0, 0));
+    // More are served from the table of half-open ones.
+    flood(&mut alone, 140);
+    assert_eq!(alone.sizes(), (100, 40, 0));
+}
+
+/// The answers to such a datagram would come back to the balancer, and go to the backend again.
+#[test]
+fn a_packet_from_an_address_of_its_own_is_dropped() {
+    let mut engine = engine(&[service(Forward::FullNat, VIP, UDP, &[BACKEND])]);
+    for from in [VIP, "192.0.2.10:9", "192.0.2.99:1024"] {
+        let forged = Build::udp(from, VIP).bytes();
+        assert_eq!(pass(&mut engine, &forged, 0), Err(Reason::OwnSource));
+    }
+    assert_eq!(engine.sizes(), (0, 0, 0));
 }

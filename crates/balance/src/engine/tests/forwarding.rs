@@ -315,13 +315,51 @@ fn fragments_follow_their_first_with_a_number_of_their_own() {
             }
             assert_ne!(id, Some(77));
             let again = there.piece(1208, 2408, 77);
-            assert_eq!(pass(&mut engine, &again, 0), Err(Reason::FragmentOverlap));
+            assert_eq!(pass(&mut engine, &again, 0), Err(Reason::FragmentUnknown));
             assert_eq!(
-                pass(&mut engine, &again, 31_000),
-                Err(Reason::FragmentUnknown)
+                engine.sizes().2,
+                0,
+                "nothing is kept of a packet that is complete"
             );
         }
     }
+}
+
+#[test]
+fn another_packet_may_have_the_name_of_one_before() {
+    for [client, vip, target] in both() {
+        let mut engine = engine(&[service(Forward::FullNat, vip, UDP, &[target])]);
+        let packet = Build::udp(client, vip).data(&[7; 3000]);
+        let (begin, end) = (packet.piece(0, 1208, 77), packet.piece(1208, 3008, 77));
+        for now in [0, 1, 2] {
+            pass(&mut engine, &begin, now).expect("another one");
+            pass(&mut engine, &end, now).expect("whole");
+        }
+        // Of one that is not complete, too, but not at once: its fragments may still come.
+        pass(&mut engine, &begin, 3).expect("a first fragment");
+        assert_eq!(pass(&mut engine, &begin, 4), Err(Reason::FragmentOverlap));
+        pass(&mut engine, &begin, 1_003).expect("another one");
+        pass(&mut engine, &end, 1_004).expect("whole");
+        assert_eq!(engine.sizes().2, 0);
+        // Many that are complete leave no more behind.
+        for id in 0..100 {
+            pass(&mut engine, &packet.piece(0, 1208, id), 1_005).expect("sent");
+            pass(&mut engine, &packet.piece(1208, 3008, id), 1_005).expect("sent");
+        }
+        assert_eq!(engine.sizes().2, 0);
+    }
+}
+
+/// RFC 6946: packets of one fragment have nothing to do with each other.
+#[test]
+fn atomic_fragments_are_packets() {
+    let [client, vip, target] = both()[1];
+    let mut engine = engine(&[service(Forward::Nat, vip, UDP, &[target])]);
+    let atomic = Build::udp(client, vip).data(&[7; 100]).piece(0, 108, 0);
+    for _ in 0..3 {
+        pass(&mut engine, &atomic, 0).expect("sent");
+    }
+    assert_eq!(engine.sizes().2, 0);
 }
 
 #[test]

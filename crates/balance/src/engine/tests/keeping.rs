@@ -75,7 +75,7 @@ fn connections_keep_their_backends_whatever_changes() {
     check(&mut engine, "all are down");
     engine.reload(&[], timeouts());
     check(&mut engine, "the service is gone");
-    assert_eq!(pass(&mut engine, &syn, 1), Err(Reason::NotOurs));
+    assert_eq!(pass(&mut engine, &syn, 1), Err(Reason::NoConnection));
 }
 
 #[test]
@@ -342,6 +342,46 @@ fn a_backend_with_an_older_connection_is_told_that_it_is_over() {
     );
     assert_eq!(connect(&mut engine, &from, VIP, 1).0, target);
     assert_eq!(engine.sizes(), (1, 0, 0));
+}
+
+#[test]
+fn addresses_of_connections_stay_the_balancers_own() {
+    let old = service(Forward::FullNat, VIP, TCP, &BACKENDS[..1]);
+    let mut other = service(Forward::Nat, "192.0.2.77:80", TCP, &BACKENDS[..1]);
+    other.name = "other".into();
+    let mut engine = engine(&[old]);
+    connect(&mut engine, &client(1), VIP, 0);
+    let own = |engine: &Engine| -> HashSet<_> {
+        engine.own_addresses().map(|one| one.to_string()).collect()
+    };
+    engine.reload(&[other.clone()], Timeouts::default());
+    let all = ["192.0.2.10", "192.0.2.77", "192.0.2.99"].map(String::from);
+    assert_eq!(own(&engine), HashSet::from(all));
+    assert!(backend_of(&mut engine, &client(1), 1).is_ok());
+    let reset = Build::tcp(&client(1), VIP).flags("R").numbers(102, 0);
+    pass(&mut engine, &reset.bytes(), 1).expect("sent");
+    engine.tick(60_000);
+    engine.reload(&[other], Timeouts::default());
+    assert_eq!(own(&engine), HashSet::from(["192.0.2.77".into()]));
+}
+
+#[test]
+fn shorter_timeouts_count_at_once() {
+    let mut timeouts = Timeouts::default();
+    timeouts.set(Phase::SynReceived, 2_000);
+    let mut engine = engine(&[nat(&BACKENDS[..1])]);
+    engine.reload(&[nat(&BACKENDS[..1])], timeouts.clone());
+    let syn = Build::tcp(&client(1), VIP).flags("S").numbers(100, 0);
+    pass(&mut engine, &syn.bytes(), 0).expect("sent");
+    let answer = Build::tcp(BACKENDS[0], &client(1)).flags("SA");
+    pass(&mut engine, &answer.numbers(900, 101).bytes(), 0).expect("sent");
+    connect(&mut engine, &client(2), VIP, 0);
+    engine.tick(8_000);
+    assert_eq!(engine.sizes(), (1, 0, 0));
+    timeouts.set(Phase::Established, 10_000);
+    engine.reload(&[nat(&BACKENDS[..1])], timeouts);
+    engine.tick(18_000);
+    assert_eq!(engine.sizes(), (0, 0, 0));
 }
 
 #[test]
