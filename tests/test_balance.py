@@ -355,6 +355,34 @@ def test_a_successor_that_hangs_stops_frames_for_a_bounded_time(net: Net, tmp_pa
     balancer.stop()
 
 
+def test_a_take_over_that_fails_leaves_the_running_balancer(net: Net, tmp_path: Path) -> None:
+    config = PLANE + service("echo", ECHO_PORT, "")
+    balancer = Balancer(net, tmp_path, config, 'metrics = "127.0.0.1:9185"\n')
+    listen = (
+        "import socket, time; s = socket.create_server(('127.0.0.1', 9186)); print('ready', flush=True); time.sleep(60)"
+    )
+    other = net.start(BALANCER, sys.executable, "-c", listen, stdout=subprocess.PIPE)
+    assert other.stdout is not None and other.stdout.readline() == "ready\n"
+    head = balancer.head
+    balancer.head = head.replace("9185", "9186")
+    balancer.write(config)
+    command = [*net.at(BALANCER), OUTBOARD, "balance", "run", "--take-over", balancer.file]
+    failed = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX)
+    assert (failed.returncode, "127.0.0.1:9186: Address already in use" in failed.stderr) == (1, True), failed.stderr
+    assert not (tmp_path / "balance.sock.new").exists()
+    metrics = [*net.at(BALANCER), "curl", "-sf", "http://127.0.0.1:9185/metrics"]
+    assert subprocess.run(metrics, capture_output=True).returncode == 0
+    assert balancer.process.poll() is None, balancer.log.read_text()
+    # The next one gets the address of its predecessor.
+    balancer.head = head
+    balancer.write(config)
+    before = balancer.process
+    balancer.start("--take-over")
+    assert before.wait(WAIT_S_MAX) == 0, balancer.log.read_text()
+    assert subprocess.run(metrics, capture_output=True).returncode == 0
+    balancer.stop()
+
+
 def warm_up(net: Net, balancer: Balancer) -> None:
     """Waits until the balancer knows its neighbours: one transfer succeeds."""
     command = [sys.executable, TEST_PROGRAMS / "transfers.py", "transfer", VIP, str(ECHO_PORT), "1"]

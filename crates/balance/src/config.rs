@@ -17,6 +17,9 @@ pub const SERVICES_MAX: usize = 4096;
 pub const BACKENDS_MAX: usize = 4096;
 pub const WEIGHT_MAX: u32 = 1000;
 pub const CONNECTIONS_MAX: usize = 64 << 20;
+/// Longest time between dumps, and of a slow start.
+pub const DUMP_SECONDS_MAX: u64 = 7 * 86_400;
+pub const SLOW_START_SECONDS_MAX: u64 = 7 * 86_400;
 /// Longest name of an interface.
 pub const INTERFACE_BYTES_MAX: usize = 15;
 
@@ -298,6 +301,9 @@ impl Config {
             );
         }
         check_plane(&file.plane).map_err(ConfigError::Value)?;
+        if file.dump_seconds > DUMP_SECONDS_MAX {
+            return wrong("dump_seconds: 604,800 at most, which is a week");
+        }
         if file.control.is_some() != file.control_token.is_some() {
             return wrong(
                 "control and control_token need each other: whoever has the token of that file \
@@ -541,13 +547,14 @@ fn check_service(table: &ServiceTable, is_tun: bool) -> Result<(), String> {
         Some(check)
             if check.interval_ms < 10
                 || !(10..=60_000).contains(&check.timeout_ms)
+                || check.slow_start_s > SLOW_START_SECONDS_MAX
                 || check.rise == 0
                 || check.fall == 0
                 || !check.path.starts_with('/')
                 || check.path.contains(char::is_whitespace) =>
         {
             Err("check: interval_ms at least 10, timeout_ms 10 to 60000, rise and fall at least 1, \
-                 path from / on"
+                 slow_start_s at most 604800, path from / on"
                 .into())
         }
         _ => Ok(()),
@@ -697,6 +704,16 @@ mod tests {
                 "unknown field",
             ),
             ("interval_ms = 500", "fall = 0", "rise and fall at least 1"),
+            (
+                "interval_ms = 500",
+                "slow_start_s = 604801",
+                "slow_start_s at most 604800",
+            ),
+            (
+                "api =",
+                "state = \"a\"\ndump_seconds = 604801\napi =",
+                "dump_seconds: 604,800 at most",
+            ),
         ] {
             refuses(from, to, text);
         }

@@ -28,8 +28,8 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 use std::io::{self, IoSlice, IoSliceMut, Read as _, Write as _};
 use std::mem::MaybeUninit;
-use std::net::SocketAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -57,6 +57,9 @@ const PIECE_BYTES: usize = 1 << 20;
 struct Header {
     plane: Handed,
     descriptors: usize,
+    /// Listeners for requests over HTTP, whose descriptors come after those of the plane.
+    #[serde(default)]
+    listeners: usize,
     /// State file whose lock is the last descriptor.
     lock: Option<PathBuf>,
     dump_bytes: u64,
@@ -174,6 +177,7 @@ pub(super) fn give(
     engine: &Engine,
     plane: &mut dyn Plane,
     lock: Option<&Lock>,
+    listeners: &[TcpListener],
 ) -> io::Result<()> {
     let (open, half_open, _) = engine.sizes();
     let taker = Taker {
@@ -184,10 +188,12 @@ pub(super) fn give(
     let dump = engine.dump();
     let (plane, mut fds) = plane.hand_over();
     let lock = lock.map(Lock::parts);
+    fds.extend(listeners.iter().map(TcpListener::as_fd));
     fds.extend(lock.map(|(_, file)| file));
     let header = serde_json::to_vec(&Header {
         plane,
         descriptors: fds.len(),
+        listeners: listeners.len(),
         lock: lock.map(|(state, _)| state.into()),
         dump_bytes: dump.len() as u64,
         backends: backends(engine),
@@ -245,6 +251,7 @@ pub(super) struct Predecessor(UnixStream);
 pub(super) struct Taken {
     pub(super) plane: Box<dyn Plane>,
     pub(super) lock: Option<Lock>,
+    pub(super) listeners: Vec<TcpListener>,
     pub(super) predecessor: Predecessor,
 }
 
@@ -301,6 +308,11 @@ pub(super) fn take(api: &Path, config: &Config, engine: &mut Engine) -> Result<T
         Some(state) => Some(Lock::adopt(state, fds.pop().ok_or_else(invalid)?)),
         None => None,
     };
+    let of_plane = fds
+        .len()
+        .checked_sub(header.listeners)
+        .ok_or_else(invalid)?;
+    let listeners = fds.split_off(of_plane);
     let plane = adopt(header.plane, fds)?;
     engine.set_ports(plane.ports());
     for one in header.backends {
@@ -317,6 +329,7 @@ pub(super) fn take(api: &Path, config: &Config, engine: &mut Engine) -> Result<T
     Ok(Taken {
         plane,
         lock,
+        listeners: listeners.into_iter().map(TcpListener::from).collect(),
         predecessor: Predecessor(stream),
     })
 }
@@ -327,7 +340,6 @@ mod tests {
     use crate::engine::{Frame, Options, Verdict};
     use outboard_flow::Secret;
     use std::net::UdpSocket;
-    use std::os::fd::AsFd as _;
 
     const TEXT: &str = r#"
         [plane]
@@ -432,6 +444,8 @@ mod tests {
             let taken = scope.spawn(|| {
                 let taken = take(&path, &config, new)?;
                 assert!(taken.lock.is_some());
+                let address = taken.listeners[0].local_addr()?;
+                assert!(std::net::TcpStream::connect(address).is_ok());
                 if dismiss {
                     taken.predecessor.dismiss()?;
                 }
@@ -446,7 +460,8 @@ mod tests {
             }
             assert!(String::from_utf8_lossy(&question).contains("hand-over"));
             let lock = Lock::take(&folder.join("state")).expect("free");
-            let given = give(&stream, old, &mut plane, Some(&lock));
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+            let given = give(&stream, old, &mut plane, Some(&lock), &[listener]);
             drop(stream);
             (given, taken.join().expect("no panic"))
         });
@@ -492,7 +507,7 @@ mod tests {
         let mut plane = Loopback(UdpSocket::bind("127.0.0.1:0").expect("a port"));
         let (ours, theirs) = UnixStream::pair().expect("a pair");
         let begin = Instant::now();
-        let error = give(&ours, &old, &mut plane, None).expect_err("it is silent");
+        let error = give(&ours, &old, &mut plane, None, &[]).expect_err("it is silent");
         assert!(error.to_string().contains("too slow"), "{error}");
         assert!((STOP_MAX..STOP_MAX * 2).contains(&begin.elapsed()));
         drop(ours);

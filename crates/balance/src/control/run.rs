@@ -1,8 +1,8 @@
 //! The process: sets up the data plane, passes frames until a signal ends it, and keeps the
 //! connections for the next one.
 
-use super::api::{self, Doors};
-use super::hand_over::{self, TakeError};
+use super::api::{self, Beside, Doors};
+use super::hand_over::{self, Predecessor, TakeError};
 use super::health::Checks;
 use super::http::{self, Access};
 use super::links::{self, Interfaces, Links};
@@ -24,7 +24,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
@@ -37,12 +37,11 @@ const BEGIN_MS: u64 = 1 << 40;
 const TICK: Duration = Duration::from_millis(100);
 /// Pause after which frames that a device has not taken yet are offered again.
 const UNSENT_PAUSE: Duration = Duration::from_millis(1);
-/// Time for the process before to end.
-const PREDECESSOR_MAX: Duration = Duration::from_secs(5);
 /// Lengths of a token for control.
 const TOKEN_BYTES_MIN: usize = 16;
 const TOKEN_BYTES_MAX: usize = 4096;
 const DISCARD_PORT: u16 = 9;
+const WANTED: &str = "telling which frames are wanted";
 /// Interval at which the kernel's neighbours are read.
 const NEIGHBOURS_EVERY: Duration = Duration::from_secs(1);
 /// Shortest time between two warnings that clients are not served for want of room.
@@ -97,24 +96,13 @@ pub struct Means {
 /// The socket for commands, whose path is removed at the end.
 struct Socket {
     path: PathBuf,
-    listener: Option<UnixListener>,
-    /// The path is another process's by now.
-    is_handed_over: bool,
-}
-
-impl Socket {
-    fn new(path: &Path, listener: io::Result<UnixListener>) -> Result<Socket, RunError> {
-        Ok(Socket {
-            path: path.to_path_buf(),
-            listener: Some(listener.map_err(failed(path.display().to_string()))?),
-            is_handed_over: false,
-        })
-    }
+    /// The path is this process's, not its predecessor's or successor's.
+    is_own: bool,
 }
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        if !self.is_handed_over {
+        if self.is_own {
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -142,14 +130,16 @@ pub fn run(
     let stop = Arc::new(AtomicBool::new(false));
     let is_starting = Arc::new(AtomicBool::new(true));
     let hup = signals(&stop, &wake, &is_starting).map_err(failed("signals"))?;
-    let begun = begin(&config, &api, start, &mut engine, &is_starting)?;
+    let begun = begin(&config, &api, start, &mut engine)?;
     let (plane, mut socket) = (begun.plane, begun.socket);
+    let listeners = listen(&config, control, begun.listeners)?;
     let (takers, takers_in) = channel();
     let mut passing = Passing {
         links: Links::of(plane.as_ref()).map_err(failed("a socket"))?,
         dumps: config.dumped().map(|(path, every)| Dumps::new(path, every)),
         plane,
         lock: begun.lock,
+        listeners: again(&listeners).map_err(failed("a listener"))?,
         spin: config.plane.spin(),
         engine,
         tasks: tasks_in,
@@ -161,9 +151,10 @@ pub fn run(
         looked: Instant::now(),
         warned: None,
     };
+    let checks = Arc::new(Mutex::new(Checks::default()));
     let answering = Answering {
         interfaces: passing.links.interfaces(),
-        reload: reloader(path, &config, means.greet, &tasks),
+        reload: reloader(path, &config, means.greet, &tasks, &checks),
         tasks,
     };
     let doors = Doors {
@@ -171,19 +162,18 @@ pub fn run(
         plane: config.plane.clone(),
         takers,
     };
-    answer(&config, doors, socket.listener.take(), control, start)?;
-    follow(&config, passing.links.interfaces(), &answering.tasks)?;
-    passing
-        .look_around()
-        .map_err(failed("telling which frames are wanted"))?;
-    if start == Start::Anew {
-        passing.announce();
-    }
+    let turn = Turn::default();
+    answer(doors, begun.listener, listeners, &turn)?;
+    follow(&config, passing.links.interfaces(), &answering.tasks, &turn)?;
+    passing.look_at_host();
+    passing.begin(begun.before, &mut socket, &is_starting)?;
+    turn.begin();
+    lock(&checks).replace(&config.checks, means.greet, &answering.tasks);
     is_ready(&passing.plane.interfaces());
     let ended = passing.pass(&stop, &hup, &answering.reload);
     passing.dumps.iter_mut().for_each(Dumps::finish);
     if matches!(ended, Ok(End::HandedOver)) {
-        socket.is_handed_over = true;
+        socket.is_own = false;
         return Ok(());
     }
     // Until this is written the socket is there, so that the next one does not begin with less.
@@ -216,32 +206,64 @@ pub fn check(config: &Config, means: Means) -> Result<(), RunError> {
     }
 }
 
-/// Answers commands at the socket, and requests over HTTP.
-fn answer(
-    config: &Config,
-    doors: Doors,
-    socket: Option<UnixListener>,
-    control: Option<(SocketAddr, Access)>,
-    start: Start,
-) -> Result<(), RunError> {
-    let answering = doors.answering.clone();
-    if let Some(listener) = socket {
-        spawn("api", move || api::serve(&listener, doors))?;
+/// Lets threads begin once this process is the balancer, and its predecessor is not.
+#[derive(Clone, Default)]
+struct Turn(Arc<OnceLock<()>>);
+
+impl Turn {
+    fn begin(&self) {
+        // It begins once.
+        let _ = self.0.set(());
     }
-    let metrics = config.metrics.map(|address| (address, Access::Open));
-    let mut addresses = metrics.into_iter().chain(control);
-    addresses.try_for_each(|(address, access)| answer_at(address, access, start, &answering))
+
+    /// Starts a thread that works from then on.
+    fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), RunError> {
+        let has_begun = Arc::clone(&self.0);
+        let thread = std::thread::Builder::new()
+            .name(name.into())
+            .spawn(move || {
+                has_begun.wait();
+                work();
+            });
+        thread.map(drop).map_err(failed("a thread"))
+    }
 }
 
-fn answer_at(
-    address: SocketAddr,
-    access: Access,
-    start: Start,
-    answering: &Answering,
+/// Listens for requests over HTTP. An address that the predecessor has goes on with its listener.
+fn listen(
+    config: &Config,
+    control: Option<(SocketAddr, Access)>,
+    mut handed: Vec<TcpListener>,
+) -> Result<Vec<(TcpListener, Access)>, RunError> {
+    let metrics = config.metrics.map(|address| (address, Access::Open));
+    let addresses = metrics.into_iter().chain(control);
+    let listener = |(address, access): (SocketAddr, Access)| {
+        let is_there = |one: &TcpListener| one.local_addr().is_ok_and(|own| own == address);
+        let listener = match handed.iter().position(is_there) {
+            Some(place) => Ok(handed.swap_remove(place)),
+            None => TcpListener::bind(address),
+        };
+        Ok((listener.map_err(failed(address.to_string()))?, access))
+    };
+    addresses.map(listener).collect()
+}
+
+fn again(listeners: &[(TcpListener, Access)]) -> io::Result<Vec<TcpListener>> {
+    listeners.iter().map(|(one, _)| one.try_clone()).collect()
+}
+
+/// Answers commands at the socket, and requests over HTTP.
+fn answer(
+    doors: Doors,
+    socket: UnixListener,
+    listeners: Vec<(TcpListener, Access)>,
+    turn: &Turn,
 ) -> Result<(), RunError> {
-    let listener = bind(address, start).map_err(failed(address.to_string()))?;
-    let answering = answering.clone();
-    spawn("http", move || http::serve(&listener, &access, &answering))
+    for (listener, access) in listeners {
+        let answering = doors.answering.clone();
+        turn.spawn("http", move || http::serve(&listener, &access, &answering))?;
+    }
+    turn.spawn("api", move || api::serve(&socket, doors))
 }
 
 /// Returns the address for control, with the token that is needed there.
@@ -266,7 +288,12 @@ fn token(means: Means, config: &Config) -> Result<Option<(SocketAddr, Access)>, 
 struct Begun {
     plane: Box<dyn Plane>,
     socket: Socket,
+    listener: UnixListener,
+    /// Listeners of the balancer before, for requests over HTTP.
+    listeners: Vec<TcpListener>,
     lock: Option<Lock>,
+    /// The balancer before, which goes on unless it is dismissed, and the socket beside its own.
+    before: Option<(Predecessor, Beside)>,
 }
 
 /// Opens the data plane, and takes the connections of the balancer before: from its state file, or
@@ -276,7 +303,6 @@ fn begin(
     api: &Path,
     start: Start,
     engine: &mut Engine,
-    is_starting: &AtomicBool,
 ) -> Result<Begun, RunError> {
     let state = config.state.as_deref();
     let lock = |handed| {
@@ -284,33 +310,37 @@ fn begin(
             .map(|state| Lock::or_of(handed, state).map_err(failed(state.display().to_string())));
         lock.transpose()
     };
+    let at_socket = || failed(api.display().to_string());
+    let mut socket = Socket {
+        path: api.to_path_buf(),
+        is_own: false,
+    };
     if start == Start::TakeOver {
         let taken = hand_over::take(api, config, engine)?;
         let lock = lock(taken.lock)?;
-        let (listener, beside) =
-            api::listen_beside(api).map_err(failed(api.display().to_string()))?;
-        is_starting.store(false, Ordering::Relaxed);
-        taken.predecessor.dismiss().map_err(TakeError::from)?;
-        // The running balancer has ended: without commands is better than without frames.
-        if let Err(error) = beside.replace(api) {
-            warn!(%error, "commands do not reach this balancer");
-        }
+        let (listener, beside) = api::listen_beside(api).map_err(at_socket())?;
         return Ok(Begun {
             plane: taken.plane,
-            socket: Socket::new(api, Ok(listener))?,
+            socket,
+            listener,
+            listeners: taken.listeners,
             lock,
+            before: Some((taken.predecessor, beside)),
         });
     }
-    let socket = Socket::new(api, api::listen(api))?;
+    let listener = api::listen(api).map_err(at_socket())?;
+    socket.is_own = true;
     let lock = lock(None)?;
     let plane = open_plane(config)?;
     engine.set_ports(plane.ports());
     restore(config, engine)?;
-    is_starting.store(false, Ordering::Relaxed);
     Ok(Begun {
         plane,
         socket,
+        listener,
+        listeners: Vec::new(),
         lock,
+        before: None,
     })
 }
 
@@ -322,31 +352,19 @@ fn pipe() -> Result<(OwnedFd, Arc<OwnedFd>), RunError> {
 }
 
 /// Starts the thread that follows the kernel's neighbours.
-fn follow(config: &Config, interfaces: Interfaces, tasks: &Tasks) -> Result<(), RunError> {
+fn follow(
+    config: &Config,
+    interfaces: Interfaces,
+    tasks: &Tasks,
+    turn: &Turn,
+) -> Result<(), RunError> {
     if !config.is_tun() {
         let (via, tasks) = (config.via.clone(), tasks.clone());
-        spawn("neighbours", move || {
+        turn.spawn("neighbours", move || {
             follow_neighbours(&tasks, &interfaces, &via)
         })?;
     }
     Ok(())
-}
-
-/// Listens for requests over HTTP. The process before may have the address for a moment longer.
-fn bind(address: SocketAddr, start: Start) -> io::Result<TcpListener> {
-    let end = Instant::now() + PREDECESSOR_MAX;
-    loop {
-        match TcpListener::bind(address) {
-            Err(error)
-                if error.kind() == io::ErrorKind::AddrInUse
-                    && start == Start::TakeOver
-                    && Instant::now() < end =>
-            {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            bound => return bound,
-        }
-    }
 }
 
 /// Writes the connections for the next balancer.
@@ -357,11 +375,6 @@ fn keep(config: &Config, engine: &Engine) -> Result<(), RunError> {
     state::write(path, &engine.dump()).map_err(failed(path.display().to_string()))?;
     info!(connections = engine.sizes().0, "kept for the next balancer");
     Ok(())
-}
-
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), RunError> {
-    let thread = std::thread::Builder::new().name(name.into()).spawn(work);
-    thread.map(drop).map_err(failed("a thread"))
 }
 
 fn open_plane(config: &Config) -> Result<Box<dyn Plane>, RunError> {
@@ -427,14 +440,19 @@ fn signals(
     Ok(hup)
 }
 
-/// Makes the function that reads the configuration again, and starts the checks.
-fn reloader(path: &Path, config: &Config, greet: Greet, tasks: &Tasks) -> Reload {
-    let checks = Mutex::new(Checks::default());
-    let replace = move |config: &Config, tasks: &Tasks| {
-        let mut checks = checks.lock().unwrap_or_else(PoisonError::into_inner);
-        checks.replace(&config.checks, greet, tasks);
-    };
-    replace(config, tasks);
+fn lock(checks: &Mutex<Checks>) -> MutexGuard<'_, Checks> {
+    checks.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes the function that reads the configuration again, and replaces the checks.
+fn reloader(
+    path: &Path,
+    config: &Config,
+    greet: Greet,
+    tasks: &Tasks,
+    checks: &Arc<Mutex<Checks>>,
+) -> Reload {
+    let checks = Arc::clone(checks);
     let (path, tasks, first) = (path.to_path_buf(), tasks.clone(), config.clone());
     Arc::new(move || {
         let new = Config::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -461,7 +479,7 @@ fn reloader(path: &Path, config: &Config, greet: Greet, tasks: &Tasks) -> Reload
         let (services, timeouts) = (new.services.clone(), new.timeouts.clone());
         let reloaded = tasks.ask(move |engine| engine.reload(&services, timeouts));
         reloaded.map_err(|error| error.to_string())?;
-        replace(&new, &tasks);
+        lock(&checks).replace(&new.checks, greet, &tasks);
         info!(
             services = new.services.len(),
             "the configuration is read again"
@@ -543,6 +561,8 @@ struct Passing {
     links: Links,
     dumps: Option<Dumps>,
     lock: Option<Lock>,
+    /// Listeners for requests over HTTP.
+    listeners: Vec<TcpListener>,
     engine: Engine,
     tasks: Receiver<Task>,
     /// Processes that take over.
@@ -570,14 +590,13 @@ impl Passing {
         BEGIN_MS + self.started.elapsed().as_millis() as u64
     }
 
-    /// Tells the plane which frames are wanted, if that has changed.
-    fn follow_wanted(&mut self) -> io::Result<()> {
+    fn wanted_now(&self) -> Wanted {
         let mut backends: Vec<_> = self.engine.answering().collect();
         backends.sort_unstable();
         backends.dedup();
         let mut own: Vec<_> = self.engine.own_addresses().collect();
         own.sort_unstable();
-        let wanted = Wanted {
+        Wanted {
             own,
             // They matter beside backends alone, which answer health checks, too.
             local: if backends.is_empty() {
@@ -586,7 +605,12 @@ impl Passing {
                 self.local.clone()
             },
             backends,
-        };
+        }
+    }
+
+    /// Tells the plane which frames are wanted, if that has changed.
+    fn follow_wanted(&mut self) -> io::Result<()> {
+        let wanted = self.wanted_now();
         if wanted != self.wanted {
             self.plane.set_wanted(&wanted)?;
             self.wanted = wanted;
@@ -597,6 +621,11 @@ impl Passing {
     /// Reads this machine's addresses, and tells the engine how long packets may be at each port
     /// and the plane which frames are wanted.
     fn look_around(&mut self) -> io::Result<()> {
+        self.look_at_host();
+        self.follow_wanted()
+    }
+
+    fn look_at_host(&mut self) {
         self.looked = Instant::now();
         if let Ok(mut local) = neighbours::own_addresses() {
             local.sort_unstable();
@@ -608,7 +637,52 @@ impl Passing {
                 self.engine.set_mtu(port, mtu);
             }
         }
-        self.follow_wanted()
+    }
+
+    /// Becomes the balancer: everything that can fail has been set up.
+    fn begin(
+        &mut self,
+        before: Option<(Predecessor, Beside)>,
+        socket: &mut Socket,
+        is_starting: &AtomicBool,
+    ) -> Result<(), RunError> {
+        let Some((predecessor, beside)) = before else {
+            is_starting.store(false, Ordering::Relaxed);
+            self.follow_wanted().map_err(failed(WANTED))?;
+            self.announce();
+            return Ok(());
+        };
+        self.replace(predecessor, is_starting)?;
+        socket.is_own = true;
+        // The running balancer has ended: without commands is better than without frames.
+        if let Err(error) = beside.replace(&socket.path) {
+            warn!(%error, "commands do not reach this balancer");
+        }
+        Ok(())
+    }
+
+    /// Dismisses the balancer before. Until it has gone it gets all frames that it wants: what this
+    /// one wants is added first, and what nobody wants is taken away afterwards.
+    fn replace(
+        &mut self,
+        predecessor: Predecessor,
+        is_starting: &AtomicBool,
+    ) -> Result<(), RunError> {
+        let before = self.plane.wanted();
+        let both = before.clone().and(&self.wanted_now());
+        let added = self.plane.set_wanted(&both).map_err(failed(WANTED));
+        is_starting.store(false, Ordering::Relaxed);
+        let dismissed = added.and_then(|()| Ok(predecessor.dismiss().map_err(TakeError::from)?));
+        if dismissed.is_err() {
+            // The error that is told is the first one.
+            let _ = self.plane.set_wanted(&before);
+            return dismissed;
+        }
+        self.wanted = both;
+        if let Err(error) = self.follow_wanted() {
+            warn!(%error, "frames come that are not for this balancer");
+        }
+        Ok(())
     }
 
     /// Tells all neighbours that the services' addresses are here.
@@ -713,8 +787,8 @@ impl Passing {
             return false;
         };
         let begin = Instant::now();
-        let lock = self.lock.as_ref();
-        match hand_over::give(&stream, &self.engine, self.plane.as_mut(), lock) {
+        let (lock, listeners) = (self.lock.as_ref(), &self.listeners);
+        match hand_over::give(&stream, &self.engine, self.plane.as_mut(), lock, listeners) {
             Ok(()) => {
                 let took = begin.elapsed();
                 info!(?took, connections = self.engine.sizes().0, "handed over");

@@ -61,6 +61,11 @@ pub trait Plane: Send {
         Ok(())
     }
 
+    /// Returns what was wanted last, by the process before, too, if it matters to this plane.
+    fn wanted(&self) -> Wanted {
+        Wanted::default()
+    }
+
     /// Replaces `frames` by those that have come, at most `max`.
     fn receive(&mut self, frames: &mut Vec<Frame>, max: usize) -> io::Result<()>;
 

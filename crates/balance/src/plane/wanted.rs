@@ -14,3 +14,18 @@ pub struct Wanted {
     /// to anybody else.
     pub backends: Vec<(SocketAddr, u8)>,
 }
+
+impl Wanted {
+    /// Adds what another balancer wants on the same machine.
+    pub fn and(mut self, other: &Wanted) -> Wanted {
+        fn add<T: Clone + Ord>(all: &mut Vec<T>, more: &[T]) {
+            all.extend_from_slice(more);
+            all.sort_unstable();
+            all.dedup();
+        }
+        add(&mut self.own, &other.own);
+        add(&mut self.local, &other.local);
+        add(&mut self.backends, &other.backends);
+        self
+    }
+}

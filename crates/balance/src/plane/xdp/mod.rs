@@ -146,6 +146,11 @@ impl Plane for XdpPlane {
         interfaces.try_for_each(|one| one.program.set_wanted(wanted))
     }
 
+    fn wanted(&self) -> Wanted {
+        let present = self.interfaces.iter().map(|one| one.program.present());
+        present.fold(Wanted::default(), Wanted::and)
+    }
+
     fn receive(&mut self, frames: &mut Vec<Frame>, max: usize) -> io::Result<()> {
         self.spare.append(frames);
         self.queues.clear();
