@@ -380,6 +380,7 @@ impl Config {
             address: one.address,
             weight: one.weight,
             drain: one.drain,
+            is_checked: table.check.is_some(),
             link: None,
         };
         let rule = ServiceRule {

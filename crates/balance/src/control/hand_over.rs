@@ -73,6 +73,7 @@ struct HandedBackend {
     address: SocketAddr,
     /// Hundredths of its weight; `None` if it is down.
     share: Option<u32>,
+    /// By command: what the configuration drains, the next one says by itself.
     is_drained: bool,
     link: Option<Neighbour>,
 }
@@ -107,7 +108,7 @@ fn backends(engine: &Engine) -> Vec<HandedBackend> {
             service: *services.get(&one.service)?,
             address: one.address,
             share: one.is_up.then_some(one.share),
-            is_drained: one.is_drained,
+            is_drained: one.is_drained_by_command,
             link: one.link,
         })
     };
@@ -349,6 +350,7 @@ mod tests {
         address = "192.0.2.10:80"
         protocol = "udp"
         forward = "nat"
+        check = { kind = "tcp" }
         backend = [{ address = "192.0.2.11:80" }, { address = "192.0.2.12:80" }]
     "#;
 
@@ -431,11 +433,10 @@ mod tests {
     fn hand(
         old: &Engine,
         new: &mut Engine,
-        dismiss: bool,
+        name: &str,
     ) -> (io::Result<()>, Result<Box<dyn Plane>, TakeError>) {
         let config = Config::parse(TEXT).expect("right");
-        let folder =
-            std::env::temp_dir().join(format!("hand-over-{}-{dismiss}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("hand-over-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
         let path = folder.join("api");
         let listener = std::os::unix::net::UnixListener::bind(&path).expect("a socket");
@@ -446,7 +447,7 @@ mod tests {
                 assert!(taken.lock.is_some());
                 let address = taken.listeners[0].local_addr()?;
                 assert!(std::net::TcpStream::connect(address).is_ok());
-                if dismiss {
+                if name != "dies" {
                     taken.predecessor.dismiss()?;
                 }
                 Ok(taken.plane)
@@ -486,7 +487,7 @@ mod tests {
         old.drain(home, true);
         old.set_health(&key, other.expect("two").address, None);
 
-        let (given, taken) = hand(&old, &mut new, true);
+        let (given, taken) = hand(&old, &mut new, "whole");
         given.expect("given");
         let plane = taken.expect("taken");
         assert_eq!(
@@ -498,6 +499,31 @@ mod tests {
         let next = pass(&mut new, datagram((101, 5000), (10, 80))).expect("sent");
         assert_eq!(next[19], backend);
         assert!(pass(&mut new, datagram((103, 5000), (10, 80))).is_none());
+    }
+
+    #[test]
+    fn what_the_next_file_has_no_longer_is_not_handed_over() {
+        let file = TEXT.replacen("11:80\"", "11:80\", drain = true", 1);
+        let config = Config::parse(&file).expect("right");
+        let (mut old, key) = (engine(&config, 0), (config.services[0].address, 17));
+        let backend = config.services[0].backends[1].address;
+        old.set_health(&key, backend, None);
+        let states = |engine: &Engine| {
+            let state = |one: &crate::engine::Backend| (one.is_up, one.is_drained);
+            engine.backends().map(state).collect::<Vec<_>>()
+        };
+        assert_eq!(states(&old), [(true, true), (false, false)]);
+        // Neither the check nor the drain.
+        let unchecked = TEXT.replace("check = { kind = \"tcp\" }", "");
+        let next = Config::parse(&unchecked).expect("right");
+        let mut new = engine(&next, 50);
+        hand(&old, &mut new, "less").0.expect("given");
+        assert_eq!(states(&new), [(true, false); 2]);
+        old.reload(&next.services, next.timeouts.clone());
+        assert_eq!(states(&old), [(true, false); 2]);
+        // The check that has ended was about to tell this.
+        old.set_health(&key, backend, None);
+        assert_eq!(states(&old), [(true, false); 2]);
     }
 
     #[test]
@@ -520,7 +546,7 @@ mod tests {
     fn a_successor_that_dies_is_an_error_to_the_one_that_goes_on() {
         let config = Config::parse(TEXT).expect("right");
         let (old, mut new) = (engine(&config, 0), engine(&config, 50));
-        let (given, _) = hand(&old, &mut new, false);
+        let (given, _) = hand(&old, &mut new, "dies");
         assert!(given.is_err());
     }
 }

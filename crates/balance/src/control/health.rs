@@ -49,17 +49,24 @@ struct Health {
     /// Results in a row that differ from `is_up`.
     differing: u32,
     is_first: bool,
+    /// It has come back, and starts slowly.
+    has_risen: bool,
     since: Instant,
+    /// Time of its slow start before `since`.
+    started: Duration,
 }
 
 impl Health {
-    /// A backend counts as up until its first check, which decides by itself.
-    fn new() -> Health {
+    /// A backend is as the engine knows it until its first check, which decides by itself: up, or
+    /// as other checks or the process before left it.
+    fn new(check: &Check, known: Option<u32>) -> Health {
         Health {
-            is_up: true,
+            is_up: known.is_some(),
             differing: 0,
             is_first: true,
+            has_risen: known.is_some_and(|share| share < 100),
             since: Instant::now(),
+            started: check.slow_start * known.unwrap_or_default().min(100) / 100,
         }
     }
 
@@ -75,18 +82,19 @@ impl Health {
         if self.differing < needed && !is_first {
             return false;
         }
-        (self.is_up, self.differing, self.since) = (answers, 0, Instant::now());
+        (self.is_up, self.has_risen, self.differing) = (answers, answers, 0);
+        (self.since, self.started) = (Instant::now(), Duration::ZERO);
         true
     }
 
     /// Hundredths of its weight that a backend gets.
-    fn share(&self, check: &Check, has_risen: bool) -> Option<u32> {
+    fn share(&self, check: &Check) -> Option<u32> {
         if !self.is_up {
             return None;
         }
         let slow = check.slow_start.as_millis();
-        let passed = self.since.elapsed().as_millis();
-        if !has_risen || passed >= slow {
+        let passed = (self.started + self.since.elapsed()).as_millis();
+        if !self.has_risen || passed >= slow {
             return Some(100);
         }
         Some((passed * 100 / slow).clamp(1, 100) as u32)
@@ -95,16 +103,16 @@ impl Health {
 
 fn follow(checked: &Checked, greet: Greet, tasks: &Tasks, ended: &Receiver<()>) {
     let check = &checked.check;
-    let mut health = Health::new();
-    // The engine may know another health, of the process before: the first one is always told.
-    let (mut has_risen, mut told) = (false, None);
+    let (service, backend) = (checked.service, checked.backend);
+    let known = tasks.ask(move |engine| engine.health(&service, backend));
+    let mut health = Health::new(check, known.unwrap_or(Some(100)));
+    let mut told = None;
     let mut next = Instant::now();
     loop {
         if Instant::now() >= next {
             next = Instant::now() + check.interval;
             let answer = ask(checked, greet);
             if health.note(check, answer.is_ok()) {
-                has_risen = health.is_up;
                 match &answer {
                     Ok(()) => info!(service = checked.name, backend = %checked.backend, "is up"),
                     Err(why) => {
@@ -113,10 +121,9 @@ fn follow(checked: &Checked, greet: Greet, tasks: &Tasks, ended: &Receiver<()>) 
                 }
             }
         }
-        let share = health.share(check, has_risen);
+        let share = health.share(check);
         if told != Some(share) {
             told = Some(share);
-            let (service, backend) = (checked.service, checked.backend);
             tasks.tell(move |engine| engine.set_health(&service, backend, share));
         }
         let grows = share.is_some_and(|share| share < 100);
@@ -193,7 +200,7 @@ mod tests {
 
     #[test]
     fn health_rises_and_falls_after_so_many_in_a_row() {
-        let mut health = Health::new();
+        let mut health = Health::new(&check(), Some(100));
         let mut changes = |answers: &[bool]| {
             let check = check();
             answers
@@ -212,16 +219,27 @@ mod tests {
 
     #[test]
     fn a_backend_that_rises_starts_slowly() {
-        let mut health = Health::new();
-        assert_eq!(health.share(&check(), false), Some(100));
-        health.is_up = false;
-        assert_eq!(health.share(&check(), true), None);
-        health.is_up = true;
-        assert_eq!(health.share(&check(), true), Some(1));
-        health.since = Instant::now()
-            .checked_sub(Duration::from_secs(1800))
-            .expect("a time");
-        assert_eq!(health.share(&check(), true), Some(50));
+        let mut health = Health::new(&check(), Some(100));
+        assert_eq!(health.share(&check()), Some(100));
+        assert!(health.note(&check(), false));
+        assert_eq!(health.share(&check()), None);
+        assert!(!health.note(&check(), true) && health.note(&check(), true));
+        assert_eq!(health.share(&check()), Some(1));
+        health.started = Duration::from_secs(1800);
+        assert_eq!(health.share(&check()), Some(50));
+    }
+
+    #[test]
+    fn a_slow_start_goes_on_with_the_next_check() {
+        let mut health = Health::new(&check(), Some(40));
+        assert_eq!(health.share(&check()), Some(40));
+        assert!(!health.note(&check(), true), "it is up already");
+        assert_eq!(health.share(&check()), Some(40));
+        // One that was down has its slow start before it.
+        let mut health = Health::new(&check(), None);
+        assert_eq!(health.share(&check()), None);
+        assert!(health.note(&check(), true), "the first decides");
+        assert_eq!(health.share(&check()), Some(1));
     }
 
     #[test]

@@ -48,6 +48,7 @@ fn rules() -> Vec<ServiceRule> {
                     address: socket(backend),
                     weight: 1,
                     drain: false,
+                    is_checked: true,
                     link: Some(Neighbour { port: 0, mac: MAC }),
                 }],
             });

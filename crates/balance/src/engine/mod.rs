@@ -189,8 +189,13 @@ impl Engine {
         }
     }
 
-    /// Sets the health of a service's backend: the hundredths of its weight that it gets, or `None`
-    /// if it is down.
+    /// Returns the health of a service's backend as [`Engine::set_health`] takes it.
+    pub fn health(&self, service: &ServiceKey, backend: SocketAddr) -> Option<u32> {
+        self.services.health(service, backend)
+    }
+
+    /// Sets the health of a service's backend, if it is checked: the hundredths of its weight that
+    /// it gets, or `None` if it is down.
     pub fn set_health(&mut self, service: &ServiceKey, backend: SocketAddr, up: Option<u32>) {
         self.services.set_health(service, backend, up);
     }

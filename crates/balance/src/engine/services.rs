@@ -55,6 +55,8 @@ pub struct BackendRule {
     pub address: SocketAddr,
     pub weight: u32,
     pub drain: bool,
+    /// Checks tell its health; without them it is up.
+    pub is_checked: bool,
     /// Hardware address, and the port that leads there.
     pub link: Option<Neighbour>,
 }
@@ -79,7 +81,8 @@ pub struct Backend {
     pub weight: u32,
     /// Drained by the configuration, or by command.
     pub is_drained: bool,
-    drained_by_command: bool,
+    pub is_drained_by_command: bool,
+    is_checked: bool,
     pub is_up: bool,
     /// Hundredths of its weight, less during a slow start.
     pub share: u32,
@@ -218,7 +221,11 @@ impl Services {
         backend.is_nat = is_nat || backend.is_nat && backend.connections > 0;
         backend.weight = rule.weight;
         backend.is_removed = false;
-        backend.is_drained = rule.drain || backend.drained_by_command;
+        backend.is_drained = rule.drain || backend.is_drained_by_command;
+        backend.is_checked = rule.is_checked;
+        if !rule.is_checked {
+            (backend.is_up, backend.share) = (true, SHARE_FULL);
+        }
         backend.link = rule.link.or(backend.link);
         index
     }
@@ -238,7 +245,8 @@ impl Services {
             address,
             weight: 0,
             is_drained: false,
-            drained_by_command: false,
+            is_drained_by_command: false,
+            is_checked: true,
             is_up: true,
             share: SHARE_FULL,
             is_removed: true,
@@ -417,12 +425,25 @@ impl Services {
         true
     }
 
-    /// Sets a backend's health, and the hundredths of its weight that it gets.
+    /// Returns the hundredths of its weight that a backend gets, or `None` if it is down. One that
+    /// is not known counts as up.
+    pub(super) fn health(&self, key: &ServiceKey, address: SocketAddr) -> Option<u32> {
+        let index = self
+            .key(key)
+            .and_then(|service| self.find_backend(service, address));
+        let backend = index.and_then(|index| self.backend(index));
+        backend.map_or(Some(SHARE_FULL), |one| one.is_up.then_some(one.share))
+    }
+
+    /// Sets the health of a backend that is checked, and the hundredths of its weight that it gets.
     pub(super) fn set_health(&mut self, key: &ServiceKey, address: SocketAddr, up: Option<u32>) {
         if let Some(service) = self.key(key) {
             self.change(service, address, |backend| {
-                backend.is_up = up.is_some();
-                backend.share = up.unwrap_or(SHARE_FULL).clamp(1, SHARE_FULL);
+                // A check that has ended may still have told something.
+                if backend.is_checked {
+                    backend.is_up = up.is_some();
+                    backend.share = up.unwrap_or(SHARE_FULL).clamp(1, SHARE_FULL);
+                }
             });
         }
     }
@@ -432,7 +453,7 @@ impl Services {
         let services: Vec<_> = self.services().map(|(id, _)| id).collect();
         let drained = services.into_iter().filter(|id| {
             self.change(*id, address, |backend| {
-                backend.drained_by_command = drain;
+                backend.is_drained_by_command = drain;
                 backend.is_drained = drain;
             })
         });

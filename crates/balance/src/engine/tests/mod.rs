@@ -42,6 +42,7 @@ pub(super) fn backend(text: &str) -> BackendRule {
         address: socket(text),
         weight: 1,
         drain: false,
+        is_checked: true,
         link: None,
     }
 }
