@@ -338,14 +338,29 @@ def test_a_drained_box_gives_out_nothing(pool: Pool) -> None:
     until(lambda: pool.free() == 4)
 
 
-def test_a_store_that_is_cut_is_refused(tmp_path: Path) -> None:
+def test_a_store_that_is_cut_or_lost_is_refused(tmp_path: Path) -> None:
     pool = Pool(tmp_path)
     pool.stop()
-    store = tmp_path / "pool"
-    os.truncate(store, store.stat().st_size // 2)
+    store, key = tmp_path / "pool", tmp_path / "pool.key"
+    whole = store.read_bytes()
     argv = [OUTBOARD, "pool", "serve", "--store", str(store), "--listen", "127.0.0.1:0"]
+    for size, said in [(len(whole) // 2, "the store is damaged"), (5_000, "damaged"), (0, "missing or empty")]:
+        store.write_bytes(whole[:size])
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+        assert done.returncode == 1 and said in done.stderr and "panicked" not in done.stderr, done.stderr
+    store.unlink()
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
-    assert done.returncode == 1 and "damaged" in done.stderr, done.stderr
+    assert done.returncode == 1 and "put the store back" in done.stderr and not store.exists(), done.stderr
+    # The store without its key gets no new one.
+    store.write_bytes(whole)
+    signer = key.read_bytes()
+    key.unlink()
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1 and "another key" in done.stderr and not key.exists(), done.stderr
+    key.write_bytes(signer)
+    key.chmod(0o600)
+    pool.manager = pool.start_manager("127.0.0.1:0")
+    pool.stop()
 
 
 def test_tokens_say_who_may_do_what(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ fn quantiles(times: &mut [Duration]) -> BTreeMap<&'static str, f64> {
 
 /// Commits transactions of one claim's records one after another.
 fn single(folder: &Path) -> Result<Value, Box<dyn Error>> {
-    let mut store = FileStore::open(&folder.join("single"))?;
+    let mut store = FileStore::make(&folder.join("single"))?;
     let mut times = Vec::new();
     let start = Instant::now();
     for number in 0..SINGLE {
@@ -244,7 +244,7 @@ fn single_again(folder: &Path) -> Result<Value, Box<dyn Error>> {
 fn decisions(gpus: usize, count: usize) -> Done {
     let folder = std::env::temp_dir().join(format!("outboard-decisions-{}", std::process::id()));
     std::fs::create_dir_all(&folder)?;
-    let mut store = FileStore::open(&folder.join("pool"))?;
+    let mut store = FileStore::make(&folder.join("pool"))?;
     let mut manager = Manager::open(&mut store, "bench", "key")?;
     let boxes: Vec<Join> = (0..gpus.div_ceil(GPUS_A_BOX))
         .map(|number| join(number, GPUS_A_BOX.min(gpus - number * GPUS_A_BOX)))

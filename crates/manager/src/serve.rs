@@ -110,7 +110,13 @@ impl Server {
     /// Opens the store, or makes it, with the manager's key beside it.
     pub fn bind(options: Options) -> Result<Server, ServeError> {
         let io = |doing| move |source| ServeError::Io { doing, source };
-        let key = key_of(&options)?;
+        let key_file = key_file(&options)?;
+        // A key that has signed grants is never without its store.
+        let is_new = !key_file.exists();
+        let key = match is_new {
+            true => Identity::random()?,
+            false => Identity::read(&key_file)?,
+        };
         let proof = options.proof.as_ref().map(Proof::read).transpose()?;
         let id: [u8; 8] = random().map_err(io("drawing an id"))?;
         let listener = TcpListener::bind(options.listen).map_err(|source| ServeError::Listen {
@@ -140,10 +146,18 @@ impl Server {
             stopping,
             options,
         };
-        server.open().map_err(|source| ServeError::Store {
+        let is_etcd = matches!(server.options.store, StoreUrl::Etcd(_));
+        if is_new && is_etcd {
+            server.key.write(&key_file)?;
+        }
+        server.open(is_new).map_err(|source| ServeError::Store {
             url: server.options.store.clone(),
             source,
         })?;
+        if is_new && !is_etcd {
+            // A file that cannot be opened, or has another key's grants, gets no new key.
+            server.key.write(&key_file)?;
+        }
         Ok(server)
     }
 
@@ -151,14 +165,14 @@ impl Server {
         self.listener.local_addr()
     }
 
-    fn open(&mut self) -> Result<(), StoreError> {
+    fn open(&mut self, is_new: bool) -> Result<(), StoreError> {
         // Never two at a time: the file is locked.
         self.store = None;
         let address = match &self.options.address {
             Some(address) => address.clone(),
             None => self.own_address(),
         };
-        let mut store = match self.source.open(&address)? {
+        let mut store = match self.source.open(&address, is_new)? {
             Opened::Store(store) => store,
             Opened::Elsewhere(leader) => {
                 self.retry_at = Instant::now() + Duration::from_millis(limits::STORE_RETRY_MS);
@@ -209,7 +223,7 @@ impl Server {
         while !self.stopping.load(Ordering::Relaxed) {
             self.watch_leadership();
             if self.manager.is_none() && self.retry_at <= Instant::now() {
-                if let Err(error) = self.open() {
+                if let Err(error) = self.open(false) {
                     warn!(%error, "the store cannot be read");
                     self.retry_at = Instant::now() + Duration::from_millis(limits::STORE_RETRY_MS);
                 } else if self.manager.is_some() {
@@ -568,20 +582,14 @@ fn waited(
 }
 
 /// Reads the key that signs grants, or makes it.
-fn key_of(options: &Options) -> Result<Identity, ServeError> {
-    let path = match (&options.grant_key, &options.store) {
-        (Some(file), _) => file.clone(),
+fn key_file(options: &Options) -> Result<PathBuf, ServeError> {
+    match (&options.grant_key, &options.store) {
+        (Some(file), _) => Ok(file.clone()),
         (None, StoreUrl::File(store)) => {
             let mut path = store.as_os_str().to_owned();
             path.push(".key");
-            path.into()
+            Ok(path.into())
         }
-        (None, StoreUrl::Etcd(_)) => return Err(ServeError::NoGrantKey),
-    };
-    if path.exists() {
-        return Ok(Identity::read(&path)?);
+        (None, StoreUrl::Etcd(_)) => Err(ServeError::NoGrantKey),
     }
-    let key = Identity::random()?;
-    key.write(&path)?;
-    Ok(key)
 }

@@ -30,10 +30,17 @@ impl Source {
         }
     }
 
-    /// Opens the store. `address` is this manager's, for clients that ask another one.
-    pub(crate) fn open(&mut self, address: &str) -> Result<Opened, StoreError> {
+    /// Opens the store, and makes a file only if the pool is new. `address` is this manager's, for
+    /// clients that ask another one.
+    pub(crate) fn open(&mut self, address: &str, is_new: bool) -> Result<Opened, StoreError> {
         let url = match &self.url {
-            StoreUrl::File(path) => return Ok(Opened::Store(Box::new(FileStore::open(path)?))),
+            StoreUrl::File(path) => {
+                let store = match is_new {
+                    true => FileStore::make(path)?,
+                    false => FileStore::open(path)?,
+                };
+                return Ok(Opened::Store(Box::new(store)));
+            }
             StoreUrl::Etcd(url) => url,
         };
         let leads = self.leadership.take().filter(|leader| !leader.is_over());

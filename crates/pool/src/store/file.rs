@@ -1,6 +1,6 @@
 //! The store of one manager: a file (redb).
 
-use std::{io, path::Path};
+use std::{cell::Cell, io, panic, path::Path, sync::Once};
 
 use redb::{
     Database, DatabaseError, Durability, ReadableTable as _, StorageError, TableDefinition,
@@ -18,17 +18,24 @@ const CHANGES: TableDefinition<'_, (u64, u32), &str> = TableDefinition::new("cha
 /// The last revision, under the key 0.
 const LAST: TableDefinition<'_, u64, u64> = TableDefinition::new("last");
 
+/// Reason that is said of a file whose end is missing.
+const CUT: &str = "it is cut, or its head is wrong";
+
+thread_local! {
+    /// Whether a panic of this thread is caught and said as an error.
+    static IS_QUIET: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Records in a file that this process alone has open.
 pub struct FileStore {
     database: Database,
 }
 
 impl FileStore {
-    /// Opens the file, or makes it.
-    pub fn open(path: &Path) -> Result<FileStore, StoreError> {
-        // redb asserts what the file's head says of its length.
-        let opened = std::panic::catch_unwind(|| Database::create(path));
-        let opened = opened.map_err(|_| StoreError::Damaged("it is cut".into()))?;
+    /// Makes the file, or opens the one that is there.
+    pub fn make(path: &Path) -> Result<FileStore, StoreError> {
+        let opened = quietly(|| Database::create(path));
+        let opened = opened.map_err(|()| StoreError::Damaged(CUT.into()))?;
         let database = opened.map_err(|error| match error {
             DatabaseError::DatabaseAlreadyOpen => StoreError::InUse,
             DatabaseError::Storage(error) => of_storage("opening", error),
@@ -39,13 +46,61 @@ impl FileStore {
             other => StoreError::Damaged(other.to_string()),
         })?;
         let store = FileStore { database };
-        let write = store.database.begin_write().map_err(failed("opening"))?;
-        // Readers need the tables.
+        let prepared = quietly(|| store.make_tables());
+        match prepared.unwrap_or_else(|()| Err(StoreError::Damaged(CUT.into()))) {
+            Ok(()) => Ok(store),
+            Err(error) => Err(store.given_up(error)),
+        }
+    }
+
+    /// Opens a file that has records: one that is missing or empty has been lost.
+    pub fn open(path: &Path) -> Result<FileStore, StoreError> {
+        let bytes = match path.metadata() {
+            Ok(metadata) => metadata.len(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+            Err(error) => return Err(of_storage("opening", StorageError::Io(error))),
+        };
+        if bytes == 0 {
+            return Err(StoreError::Missing);
+        }
+        let mut store = FileStore::make(path)?;
+        match store.load() {
+            Ok(records) if records.is_empty() => Err(StoreError::Missing),
+            Ok(_) => Ok(store),
+            Err(error) => Err(store.given_up(error)),
+        }
+    }
+
+    /// Closes a damaged file, at which redb may panic again.
+    fn given_up(self, error: StoreError) -> StoreError {
+        let _ = quietly(|| drop(self));
+        error
+    }
+
+    /// Makes the tables, which readers need.
+    fn make_tables(&self) -> Result<(), StoreError> {
+        let write = self.database.begin_write().map_err(failed("opening"))?;
         write.open_table(RECORDS).map_err(failed("opening"))?;
         write.open_table(CHANGES).map_err(failed("opening"))?;
         write.open_table(LAST).map_err(failed("opening"))?;
-        write.commit().map_err(failed("opening"))?;
-        Ok(store)
+        write.commit().map_err(failed("opening"))
+    }
+
+    fn read_all(&self) -> Result<Vec<Entry>, StoreError> {
+        let reading = |error: StorageError| failed("reading")(error);
+        let read = self.database.begin_read().map_err(failed("reading"))?;
+        let table = read.open_table(RECORDS).map_err(failed("reading"))?;
+        let mut entries = Vec::new();
+        for record in table.iter().map_err(reading)? {
+            let (key, value) = record.map_err(reading)?;
+            let (revision, bytes) = value.value();
+            entries.push(Entry {
+                key: key.value().into(),
+                value: bytes.into(),
+                revision,
+            });
+        }
+        Ok(entries)
     }
 
     /// Does a transaction that writes nothing. Returns the last revision.
@@ -67,20 +122,8 @@ impl FileStore {
 
 impl Store for FileStore {
     fn load(&mut self) -> Result<Vec<Entry>, StoreError> {
-        let reading = |error: StorageError| failed("reading")(error);
-        let read = self.database.begin_read().map_err(failed("reading"))?;
-        let table = read.open_table(RECORDS).map_err(failed("reading"))?;
-        let mut entries = Vec::new();
-        for record in table.iter().map_err(reading)? {
-            let (key, value) = record.map_err(reading)?;
-            let (revision, bytes) = value.value();
-            entries.push(Entry {
-                key: key.value().into(),
-                value: bytes.into(),
-                revision,
-            });
-        }
-        Ok(entries)
+        let read = quietly(|| self.read_all());
+        read.map_err(|()| StoreError::Damaged("its pages contradict each other".into()))?
     }
 
     fn commit(&mut self, transaction: &Transaction) -> Result<Revision, StoreError> {
@@ -162,8 +205,26 @@ fn apply(
     Ok(revision)
 }
 
+/// Does what redb may panic at if the file is damaged, and prints nothing of that.
+fn quietly<T>(act: impl FnOnce() -> T) -> Result<T, ()> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if !IS_QUIET.get() {
+                before(info);
+            }
+        }));
+    });
+    IS_QUIET.set(true);
+    let done = panic::catch_unwind(panic::AssertUnwindSafe(act));
+    IS_QUIET.set(false);
+    done.map_err(drop)
+}
+
 fn of_storage(what: &'static str, error: StorageError) -> StoreError {
     match error {
+        StorageError::Io(source) if is_of_cut(&source) => StoreError::Damaged(CUT.into()),
         StorageError::Io(source) => StoreError::Io { what, source },
         StorageError::Corrupted(text) => StoreError::Damaged(text),
         other => StoreError::Io {
@@ -175,6 +236,7 @@ fn of_storage(what: &'static str, error: StorageError) -> StoreError {
 
 fn failed<E: Into<redb::Error>>(what: &'static str) -> impl FnOnce(E) -> StoreError {
     move |error| match error.into() {
+        redb::Error::Io(source) if is_of_cut(&source) => StoreError::Damaged(CUT.into()),
         redb::Error::Io(source) => StoreError::Io { what, source },
         redb::Error::Corrupted(text) => StoreError::Damaged(text),
         other => StoreError::Io {
@@ -182,4 +244,12 @@ fn failed<E: Into<redb::Error>>(what: &'static str) -> impl FnOnce(E) -> StoreEr
             source: io::Error::other(other.to_string()),
         },
     }
+}
+
+/// Returns whether the file is shorter than it says, or no database.
+fn is_of_cut(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData
+    )
 }

@@ -55,6 +55,10 @@ pub enum StoreError {
     Damaged(String),
     #[error("the store is of a later release: its format is {theirs}, and {ours} is known here")]
     Future { ours: u32, theirs: u32 },
+    #[error(
+        "the store is missing or empty, but this manager's key is there: its leases may still run, so put the store back, or remove both once no box serves any"
+    )]
+    Missing,
     #[error("another process uses the store")]
     InUse,
     #[error("grants of the pool are signed with another key: all its managers need one key file")]

@@ -88,7 +88,7 @@ mod tests {
     fn the_file_store() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pool");
-        let mut store = FileStore::open(&path).unwrap();
+        let mut store = FileStore::make(&path).unwrap();
         obeys_the_rules(&mut store);
         assert!(matches!(FileStore::open(&path), Err(StoreError::InUse)));
         let all = store.load().unwrap();
@@ -99,16 +99,35 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_cut_or_no_store_is_an_error() {
+    fn a_file_that_is_cut_or_lost_or_no_store_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pool");
-        drop(FileStore::open(&path).unwrap());
+        let is_missing = |path| matches!(FileStore::open(path), Err(StoreError::Missing));
+        assert!(is_missing(&path) && !path.exists());
+        drop(FileStore::make(&path).unwrap());
+        assert!(is_missing(&path));
+        let mut store = FileStore::make(&path).unwrap();
+        let write = vec![("a".into(), Some(vec![1; 100]))];
+        let compare = vec![];
+        store.commit(&Transaction { compare, write }).unwrap();
+        drop(store);
         let whole = std::fs::read(&path).unwrap();
         for text in [&b"no store"[..], &whole[..whole.len() / 2], &whole[..100]] {
             std::fs::write(&path, text).unwrap();
             let opened = FileStore::open(&path);
             let error = opened.err().expect("it was opened");
-            assert!(!error.to_string().is_empty());
+            assert!(matches!(error, StoreError::Damaged(_)), "{error}");
+        }
+        std::fs::write(&path, b"").unwrap();
+        assert!(is_missing(&path));
+        for at in [0, 9, 12, 20, 70, 100, 200, whole.len() / 2] {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 0xff;
+            std::fs::write(&path, bytes).unwrap();
+            // Some bytes are nobody's, or their damage is mended.
+            if let Err(error) = FileStore::open(&path) {
+                assert!(!matches!(error, StoreError::Io { .. }), "{at}: {error}");
+            }
         }
     }
 }
