@@ -97,6 +97,7 @@ fn report(join: &Join, answer: &BoxAnswer) -> Report {
         uuid: *uuid,
         floor: *floor,
         busy: None,
+        busy_last: None,
         broken: None,
         failures: 0,
     };
@@ -107,6 +108,7 @@ fn report(join: &Join, answer: &BoxAnswer) -> Report {
         revision: answer.revision,
         gpus: answer.floors.iter().map(gpu).collect(),
         windows: Vec::new(),
+        lease_last: 0,
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use outboard_pool::{
@@ -186,7 +186,10 @@ impl Server {
         self.elsewhere = None;
         let public = self.key.public_key().to_string();
         self.began = Instant::now();
-        let manager = Manager::open(store.as_mut(), &self.pool_id, &public)?;
+        // A later start has a higher number, even of an older copy of the store.
+        let wall_ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let least = wall_ms.map_or(0, |wall| u64::try_from(wall.as_millis()).unwrap_or(0));
+        let manager = Manager::open_from(store.as_mut(), &self.pool_id, &public, least)?;
         info!(incarnation = manager.incarnation(), "the store is open");
         self.store = Some(store);
         self.manager = Some(manager);

@@ -35,6 +35,9 @@ pub struct Report {
     /// Leases whose sessions run, with the address window of one.
     #[serde(default)]
     pub windows: Vec<Window>,
+    /// Highest number of a lease that the box has been told of.
+    #[serde(default)]
+    pub lease_last: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -44,6 +47,9 @@ pub struct GpuReport {
     pub floor: u64,
     /// Lowest epoch of a session that has not ended.
     pub busy: Option<u64>,
+    /// Highest epoch of one.
+    #[serde(default)]
+    pub busy_last: Option<u64>,
     /// Reason for which the box says that it is broken.
     #[serde(default)]
     pub broken: Option<String>,

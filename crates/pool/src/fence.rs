@@ -27,6 +27,9 @@ pub(crate) const EPOCH_MAX: u64 = 1 << 62;
 pub struct Floors {
     /// Grants of a GPU with a lower epoch are refused.
     pub floors: BTreeMap<Uuid, u64>,
+    /// Highest number of a lease, as of when the floors were written.
+    #[serde(default)]
+    pub lease_last: u64,
 }
 
 /// Rules for the sessions of a box.
@@ -40,6 +43,8 @@ pub struct Fence {
     /// Leases that the last answer has: their deadlines in this box's time.
     leases: BTreeMap<u64, u64>,
     sessions: BTreeMap<u64, Session>,
+    /// Highest number of a lease that was ever told or admitted.
+    lease_last: u64,
     /// For a test that shows what the epochs are for.
     #[cfg(test)]
     pub(crate) is_unfenced: bool,
@@ -56,6 +61,7 @@ struct Base {
 
 struct Session {
     lease: u64,
+    owner: String,
     gpus: Vec<(Uuid, u64)>,
     until_ms: u64,
 }
@@ -98,6 +104,8 @@ pub enum FenceError {
     Old { uuid: Uuid },
     #[error("the lease is over")]
     Over,
+    #[error("a session of another lease uses the GPU {uuid} with this grant's epoch")]
+    Taken { uuid: Uuid },
 }
 
 impl Fence {
@@ -111,6 +119,7 @@ impl Fence {
             pool: String::new(),
             leases: BTreeMap::new(),
             sessions: BTreeMap::new(),
+            lease_last: floors.lease_last,
             #[cfg(test)]
             is_unfenced: false,
         }
@@ -133,10 +142,12 @@ impl Fence {
             session,
             Session {
                 lease: grant.lease,
+                owner: grant.owner.clone(),
                 gpus: grant.gpus.clone(),
                 until_ms,
             },
         );
+        self.lease_last = self.lease_last.max(grant.lease);
         Ok(Admitted {
             write,
             end_first,
@@ -173,9 +184,13 @@ impl Fence {
             (None, None) => Err(FenceError::Over),
             (known, own) => Ok(known.max(own).unwrap_or(0)),
         }?;
-        match until_ms > now_ms {
-            true => Ok(until_ms),
-            false => Err(FenceError::Over),
+        if until_ms <= now_ms {
+            return Err(FenceError::Over);
+        }
+        let mut gpus = grant.gpus.iter();
+        match gpus.find(|(uuid, epoch)| self.is_taken(*uuid, *epoch, grant)) {
+            Some((uuid, _)) if self.is_fenced() => Err(FenceError::Taken { uuid: *uuid }),
+            _ => Ok(until_ms),
         }
     }
 
@@ -204,6 +219,8 @@ impl Fence {
         self.leases = leases
             .map(|lease| (lease.lease, base.here(lease.deadline_ms)))
             .collect();
+        let last = self.leases.last_key_value().map_or(0, |(lease, _)| *lease);
+        self.lease_last = self.lease_last.max(last);
         for (number, session) in &mut self.sessions {
             let until_ms = self.leases.get(&session.lease).copied().unwrap_or(0);
             if until_ms > session.until_ms {
@@ -242,6 +259,7 @@ impl Fence {
     pub fn floors(&self) -> Floors {
         Floors {
             floors: self.floors.clone(),
+            lease_last: self.lease_last,
         }
     }
 
@@ -260,16 +278,25 @@ impl Fence {
         let busy = |uuid: &Uuid| {
             let gpus = self.sessions.values().flat_map(|session| &session.gpus);
             let epochs = gpus.filter(|(of, _)| of == uuid).map(|(_, epoch)| *epoch);
-            epochs.min()
+            epochs.fold(None, |range: Option<(u64, u64)>, epoch| {
+                let (first, last) = range.unwrap_or((epoch, epoch));
+                Some((first.min(epoch), last.max(epoch)))
+            })
         };
         let report = |(uuid, floor): (&Uuid, &u64)| GpuReport {
             uuid: *uuid,
             floor: *floor,
-            busy: busy(uuid),
+            busy: busy(uuid).map(|(first, _)| first),
+            busy_last: busy(uuid).map(|(_, last)| last),
             broken: None,
             failures: 0,
         };
         self.written.iter().map(report).collect()
+    }
+
+    /// Returns the highest number of a lease that this box has been told of.
+    pub fn lease_last(&self) -> u64 {
+        self.lease_last
     }
 
     /// Returns the lease of each session.
@@ -282,6 +309,16 @@ impl Fence {
         let session = self.sessions.get(&session);
         let gpus = session.map_or(&[][..], |session| &session.gpus);
         gpus.iter().map(|(uuid, _)| *uuid).collect()
+    }
+
+    /// Returns whether a session of another lease has the GPU with this very epoch: a manager gave
+    /// it twice, since it had lost records.
+    fn is_taken(&self, uuid: Uuid, epoch: u64, grant: &Grant) -> bool {
+        let mut sessions = self.sessions.values();
+        sessions.any(|session| {
+            let is_other = session.lease != grant.lease || session.owner != grant.owner;
+            is_other && session.gpus.contains(&(uuid, epoch))
+        })
     }
 
     /// Sessions of other leases that have one of the GPUs.
@@ -399,6 +436,7 @@ mod tests {
                 uuid: GPU,
                 floor: 1,
                 busy: Some(1),
+                busy_last: Some(2),
                 broken: None,
                 failures: 0,
             }]
@@ -412,6 +450,7 @@ mod tests {
                 uuid: GPU,
                 floor: 2,
                 busy: Some(2),
+                busy_last: Some(2),
                 broken: None,
                 failures: 0,
             }]
@@ -478,5 +517,23 @@ mod tests {
         );
         assert_eq!(with(|g| g.deadline_ms = 0), FenceError::Over);
         assert_eq!(fence.check(0, &good), Ok(5_000));
+    }
+
+    #[test]
+    fn an_epoch_is_of_one_lease() {
+        let mut fence = Fence::new("b", Floors::default());
+        fence.answered(0, &answer(1, 0, 1, None));
+        fence.admit(0, 1, &grant(1, 4, 1, 5_000)).unwrap();
+        let taken = Err(FenceError::Taken { uuid: GPU });
+        assert_eq!(fence.check(0, &grant(1, 5, 1, 5_000)), taken);
+        let other = Grant {
+            owner: "p".into(),
+            ..grant(1, 4, 1, 5_000)
+        };
+        assert_eq!(fence.check(0, &other), taken);
+        assert!(fence.check(0, &grant(1, 4, 1, 5_000)).is_ok());
+        fence.ended(1);
+        assert!(fence.check(0, &other).is_ok());
+        assert_eq!((fence.lease_last(), fence.floors().lease_last), (4, 4));
     }
 }

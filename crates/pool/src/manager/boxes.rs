@@ -15,6 +15,11 @@ const REPORT_MS_MIN: u64 = 100;
 /// Reports within the shortest term of a lease, at least: a renewal must come in time.
 const REPORTS_PER_TERM: u64 = 5;
 
+/// Highest number of a lease that is believed.
+const LEASE_MAX: u64 = 1 << 52;
+/// Numbers that are left out after a lost lease: other boxes may have been told of later ones.
+const LEASES_SKIPPED: u64 = 10_000;
+
 impl Manager {
     /// A box begins: its inventory replaces the one before.
     pub fn join(&mut self, now_ms: u64, join: &Join) -> Result<BoxAnswer, PoolError> {
@@ -177,8 +182,10 @@ impl Manager {
                 "the report has more GPUs than a box can have".into(),
             ));
         }
+        let is_older = self.boxes[number].heard_until_ms.is_none()
+            && self.is_older_than(report.lease_last.min(LEASE_MAX));
         for gpu in &report.gpus {
-            self.take_report(now_ms, number, gpu);
+            self.take_report(now_ms, number, gpu, is_older);
         }
         for window in report.windows.iter().take(limits::BOX_GPUS_MAX) {
             for gpu in self.boxes[number].gpus.clone() {
@@ -205,7 +212,20 @@ impl Manager {
         Ok(())
     }
 
-    fn take_report(&mut self, now_ms: u64, number: usize, report: &GpuReport) {
+    /// Returns whether the store is an older copy: it does not know this lease, of which a box has
+    /// been told. Numbers that the lost leases may have are not given again.
+    fn is_older_than(&mut self, lease: u64) -> bool {
+        if lease > self.lease_last {
+            if self.leases_lost.1 == 0 {
+                self.leases_lost.0 = self.lease_last;
+            }
+            self.lease_last = lease + LEASES_SKIPPED;
+            self.leases_lost.1 = self.lease_last;
+        }
+        lease > self.leases_lost.0 && lease <= self.leases_lost.1
+    }
+
+    fn take_report(&mut self, now_ms: u64, number: usize, report: &GpuReport, is_older: bool) {
         let found = self.by_uuid.get(&report.uuid).copied();
         let Some(gpu) = found.filter(|gpu| self.gpus[*gpu].of == number) else {
             // A GPU that the box had once.
@@ -213,11 +233,20 @@ impl Manager {
         };
         self.take_health(now_ms, gpu, report);
         let floor = report.floor.min(EPOCH_MAX);
-        let record = &mut self.gpus[gpu].record;
+        let busy = report.busy_last.or(report.busy).unwrap_or(0).min(EPOCH_MAX);
+        // A lease that was lost may have the epoch of the floor, though no session has begun.
+        let given = if is_older {
+            floor
+        } else {
+            floor.saturating_sub(1)
+        };
+        let entry = &mut self.gpus[gpu];
+        entry.epoch_told = entry.epoch_told.max(given).max(busy);
+        let (told, record) = (entry.epoch_told, &mut entry.record);
         match record.lease {
-            // The store is older than the box's disk.
-            None if floor > record.epoch + 1 => {
-                record.epoch = floor - 1;
+            // The store is older than what the box has seen. The answer's floor ends such sessions.
+            None if told > record.epoch => {
+                record.epoch = told;
                 self.write_gpu(gpu);
             }
             None => {}

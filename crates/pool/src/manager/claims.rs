@@ -155,18 +155,14 @@ impl Manager {
         let mut gpus = Vec::with_capacity(chosen.len());
         for (gpu, entry) in chosen.into_iter().zip(entries) {
             let of = self.gpus[gpu].of;
-            let record = &mut self.gpus[gpu].record;
-            record.epoch += 1;
-            record.lease = Some(id);
             gpus.push(Leased {
-                uuid: record.facts.uuid,
-                epoch: record.epoch,
+                uuid: self.gpus[gpu].record.facts.uuid,
+                epoch: self.give(gpu, id),
                 entry,
                 free: false,
                 lost: None,
                 replaced: false,
             });
-            self.gpus[gpu].window = None;
             self.settle(gpu);
             self.write_gpu(gpu);
             self.wake(of);
@@ -372,8 +368,10 @@ impl Manager {
     pub(super) fn free(&mut self, id: u64, gpu: usize) {
         let uuid = self.gpus[gpu].record.facts.uuid;
         self.served_well(id, gpu);
-        self.gpus[gpu].record.lease = None;
-        self.gpus[gpu].window = None;
+        let entry = &mut self.gpus[gpu];
+        entry.record.lease = None;
+        entry.record.epoch = entry.record.epoch.max(entry.epoch_told);
+        entry.window = None;
         self.settle(gpu);
         self.write_gpu(gpu);
         let Some(lease) = self.leases.get_mut(&id) else {

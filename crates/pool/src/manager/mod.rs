@@ -60,6 +60,9 @@ pub struct Manager {
     /// Leases that are over, oldest first.
     over: BTreeSet<u64>,
     lease_last: u64,
+    /// Numbers of leases that the store has lost, since it is an older copy: after the first, up to
+    /// the last.
+    leases_lost: (u64, u64),
     node_last: u32,
     quotas: BTreeMap<String, QuotaRecord>,
     spares: Spares,
@@ -102,6 +105,8 @@ struct Gpu {
     trial_ms: Option<u64>,
     /// Failed sessions that the box's process has reported.
     failures_told: u32,
+    /// Highest epoch that its box knows: no lower one is given out.
+    epoch_told: u64,
 }
 
 struct Box_ {
@@ -197,6 +202,15 @@ impl Manager {
         self.changes.touch(Subject::Gpu(gpu));
         let record = self.gpus[gpu].record.clone();
         self.write(record::gpu_key(&record.facts.uuid), &record);
+    }
+
+    /// Gives a GPU to a lease. Returns its epoch.
+    fn give(&mut self, gpu: usize, id: u64) -> u64 {
+        let entry = &mut self.gpus[gpu];
+        entry.record.epoch = entry.record.epoch.max(entry.epoch_told) + 1;
+        entry.record.lease = Some(id);
+        entry.window = None;
+        entry.record.epoch
     }
 
     fn write_lease(&mut self, id: u64) {

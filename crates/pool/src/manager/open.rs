@@ -22,6 +22,17 @@ impl Manager {
     /// Takes over a store: from now on no other manager writes to it. `id` is the pool's, if this
     /// is a new store, and `key` the public key as text. The manager's time is 0 at this moment.
     pub fn open(store: &mut dyn Store, id: &str, key: &str) -> Result<Manager, StoreError> {
+        Manager::open_from(store, id, key, 0)
+    }
+
+    /// Takes over a store as an incarnation that has at least this number. If that grows with each
+    /// start, boxes believe the manager of an older copy of the store, too.
+    pub fn open_from(
+        store: &mut dyn Store,
+        id: &str,
+        key: &str,
+        least: u64,
+    ) -> Result<Manager, StoreError> {
         let entries = store.load()?;
         let pool = entries.iter().find(|entry| entry.key == POOL_KEY);
         let (before, revision) = match pool {
@@ -40,7 +51,7 @@ impl Manager {
         let record = PoolRecord {
             format: FORMAT,
             id: before.as_ref().map_or(id, |before| &before.id).into(),
-            incarnation: before.map_or(0, |before| before.incarnation) + 1,
+            incarnation: least.max(before.map_or(0, |before| before.incarnation) + 1),
             key: Some(key.into()),
         };
         let value = serde_json::to_vec(&record).unwrap_or_default();
@@ -72,6 +83,7 @@ impl Manager {
             by_uid: HashMap::new(),
             over: BTreeSet::new(),
             lease_last: 0,
+            leases_lost: (0, 0),
             node_last: 0,
             quotas: BTreeMap::new(),
             spares: Spares::default(),
@@ -217,6 +229,7 @@ impl Manager {
             window: None,
             trial_ms: None,
             failures_told: 0,
+            epoch_told: 0,
         });
     }
 }

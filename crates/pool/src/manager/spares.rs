@@ -162,13 +162,9 @@ impl Manager {
             return;
         };
         let uuid = self.gpus[gpu].record.facts.uuid;
-        let entry = &mut self.gpus[spare];
-        entry.record.epoch += 1;
-        entry.record.lease = Some(id);
-        entry.window = None;
         let mut new = Leased {
-            uuid: entry.record.facts.uuid,
-            epoch: entry.record.epoch,
+            uuid: self.gpus[spare].record.facts.uuid,
+            epoch: self.give(spare, id),
             entry: 0,
             free: false,
             lost: None,

@@ -17,7 +17,7 @@ pub(crate) enum Fault {
     LostAnswer,
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Disk {
     records: BTreeMap<String, (Revision, Vec<u8>)>,
     changes: Vec<Change>,
@@ -37,6 +37,13 @@ impl SimulatedStore {
             disk: Rc::default(),
             fault: Rc::new(RefCell::new(Fault::None)),
         }
+    }
+
+    /// Returns a copy of the records as they are now.
+    pub(crate) fn copied(&self) -> SimulatedStore {
+        let copy = SimulatedStore::new();
+        *copy.disk.borrow_mut() = self.disk.borrow().clone();
+        copy
     }
 
     /// Has the next transaction fail.

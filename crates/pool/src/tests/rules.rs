@@ -2,7 +2,7 @@
 
 use super::Random;
 use crate::{
-    Manager, Store as _, StoreError, Uuid,
+    Fence, FenceError, Floors, Manager, Store as _, StoreError, Uuid,
     api::{Claimed, Event, GpuReport, GpuState, Granted, Join, Object, PoolError, Report, Window},
     limits,
     record::{Claim, Fit, GpuFacts, LeaseState, POOL_KEY, Same, SpareRecord},
@@ -40,6 +40,7 @@ fn report(manager: &Manager, of: &Join, gpus: Vec<crate::api::GpuReport>) -> Rep
         revision: 0,
         gpus,
         windows: Vec::new(),
+        lease_last: 0,
     }
 }
 
@@ -211,6 +212,7 @@ fn a_gpu_is_free_again_when_its_box_has_confirmed_or_the_time_is_over() {
         uuid: Uuid([number; 16]),
         floor,
         busy,
+        busy_last: None,
         broken: None,
         failures: 0,
     };
@@ -379,6 +381,7 @@ fn confirms(manager: &Manager, of: &Join) -> Report {
         uuid,
         floor,
         busy: None,
+        busy_last: None,
         broken: None,
         failures: 0,
     });
@@ -479,6 +482,7 @@ fn a_dead_gpu_takes_few_claims() {
                 uuid,
                 floor: epoch,
                 busy: Some(epoch),
+                busy_last: None,
                 broken: None,
                 failures: eaten * failed,
             }],
@@ -653,4 +657,76 @@ fn changes_that_are_too_many_are_forgotten_and_the_watch_says_so() {
     assert!(
         !rest.more && rest.events.last().unwrap().name == format!("o{}", limits::EVENTS_MAX - 1)
     );
+}
+
+/// Has a box's process join and report, and hear the answers.
+fn serve_box(manager: &mut Manager, fence: &mut Fence, of: &Join, incarnation: u64) -> u64 {
+    manager.join(0, of).unwrap();
+    let answer = manager.answer_for(0, &of.name).unwrap();
+    fence.answered(0, &answer);
+    fence.written(fence.floors());
+    let report = Report {
+        incarnation: incarnation.max(answer.incarnation),
+        lease_last: fence.lease_last(),
+        ..report(manager, of, fence.report())
+    };
+    manager.report(0, &report).unwrap();
+    let answer = manager.answer_for(0, &of.name).unwrap();
+    let ended = fence.answered(0, &answer).end;
+    ended.into_iter().for_each(|session| fence.ended(session));
+    fence.written(fence.floors());
+    answer.incarnation
+}
+
+#[test]
+fn an_older_copy_of_the_store_gives_nothing_twice() {
+    // Whether the lost lease's program has a session, and whether the copy has an older lease.
+    for (runs, has_older) in [(true, false), (false, false), (true, true), (false, true)] {
+        let mut store = SimulatedStore::new();
+        let mut manager = Manager::open(&mut store, "pool", "key").unwrap();
+        let of = join("a", vec![facts(1, "x")]);
+        let mut fence = Fence::new("a", Floors::default());
+        serve_box(&mut manager, &mut fence, &of, 0);
+        let first = granted(manager.claim(0, &claim("first", 1), false));
+        if has_older {
+            store.commit(&manager.take_transaction().unwrap()).unwrap();
+        } else {
+            manager.release(0, first.lease).unwrap();
+            serve_box(&mut manager, &mut fence, &of, 0);
+            serve_box(&mut manager, &mut fence, &of, 0);
+            store.commit(&manager.take_transaction().unwrap()).unwrap();
+        }
+        let mut copy = store.copied();
+        if has_older {
+            manager.release(0, first.lease).unwrap();
+            serve_box(&mut manager, &mut fence, &of, 0);
+            serve_box(&mut manager, &mut fence, &of, 0);
+        }
+        let lost = granted(manager.claim(0, &claim("lost", 1), false));
+        serve_box(&mut manager, &mut fence, &of, 0);
+        if runs {
+            fence.admit(0, 1, &lost.boxes[0].grant).unwrap();
+        }
+        // The copy is put back.
+        let mut manager = Manager::open_from(&mut copy, "pool", "key", 1_000).unwrap();
+        serve_box(&mut manager, &mut fence, &of, 0);
+        serve_box(&mut manager, &mut fence, &of, 0);
+        if has_older {
+            let busy = manager.claim(0, &claim("new", 1), false);
+            assert!(matches!(busy, Err(PoolError::Busy(_))), "{busy:?}");
+            // Its box is silent, so that the time of the lease frees it.
+            manager.tick(10_000 + limits::BOX_SILENCE_MS + limits::MARGIN_MS);
+            manager.tick(30_000);
+            serve_box(&mut manager, &mut fence, &of, 0);
+        }
+        let new = granted(manager.claim(0, &claim("new", 1), false));
+        assert!(new.lease > lost.lease, "numbers come again");
+        let epochs = |of: &Granted| of.boxes[0].grant.gpus[0].1;
+        assert!(epochs(&new) > epochs(&lost), "{new:?} {lost:?}");
+        serve_box(&mut manager, &mut fence, &of, 0);
+        let again = fence.check(0, &lost.boxes[0].grant);
+        assert!(matches!(again, Err(FenceError::Old { .. })), "{again:?}");
+        assert!(fence.sessions().next().is_none(), "both run");
+        fence.admit(0, 2, &new.boxes[0].grant).unwrap();
+    }
 }

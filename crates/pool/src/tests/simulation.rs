@@ -381,6 +381,7 @@ impl World {
                     revision: of.revision,
                     gpus: fence.report(),
                     windows: of.running.values().map(window).collect(),
+                    lease_last: fence.lease_last(),
                 };
                 Message::Report(at, report, number)
             }
