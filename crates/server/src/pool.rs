@@ -27,7 +27,7 @@ use std::{
 use outboard_manager::{Client, ClientError, ManagerUrls, Operation};
 use outboard_pool::{
     Fence, Floors, Grant, Uuid,
-    api::{BoxAnswer, Join, Report, Window},
+    api::{BoxAnswer, GpuReport, Join, Report, Window},
     limits::FLOORS_BYTES_MAX,
     record::GpuFacts,
 };
@@ -109,10 +109,18 @@ pub(super) struct News {
     pub(super) extended: Vec<(u64, u64)>,
 }
 
+/// State of the gate that is reported.
+#[derive(Default, Clone)]
+struct Known {
+    gpus: Vec<GpuReport>,
+    windows: Vec<Window>,
+    lease_last: u64,
+}
+
 /// Contents of the agent's next report.
 #[derive(Default)]
 struct Shared {
-    report: Mutex<(Vec<outboard_pool::api::GpuReport>, Vec<Window>)>,
+    report: Mutex<Known>,
     /// GPUs that the check calls broken, and why.
     broken: Mutex<BTreeMap<Uuid, String>>,
 }
@@ -398,7 +406,11 @@ impl Gate {
         for gpu in &mut report {
             gpu.failures = self.failures.get(&gpu.uuid).copied().unwrap_or(0);
         }
-        *self.shared.lock() = (report, windows);
+        *self.shared.lock() = Known {
+            gpus: report,
+            windows,
+            lease_last: self.fence.lease_last(),
+        };
     }
 
     fn wake_agent(&mut self) {
@@ -408,7 +420,7 @@ impl Gate {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, (Vec<outboard_pool::api::GpuReport>, Vec<Window>)> {
+    fn lock(&self) -> MutexGuard<'_, Known> {
         self.report.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -517,7 +529,11 @@ impl Agent {
             }
             answer = loop {
                 self.forget_wakes();
-                let (mut gpus, windows) = self.shared.lock().clone();
+                let Known {
+                    mut gpus,
+                    windows,
+                    lease_last,
+                } = self.shared.lock().clone();
                 for (uuid, reason) in self.shared.broken().iter() {
                     let mut all = gpus.iter_mut();
                     if let Some(gpu) = all.find(|gpu| gpu.uuid == *uuid) {
@@ -531,6 +547,7 @@ impl Agent {
                     revision,
                     gpus,
                     windows,
+                    lease_last,
                 };
                 sent_ms = now_ms();
                 self.client.begin(&Operation::Report.path(&[]), &report)?;
