@@ -325,6 +325,7 @@ pub(super) fn take(api: &Path, config: &Config, engine: &mut Engine) -> Result<T
             engine.set_neighbour(one.address.ip(), link);
         }
     }
+    engine.await_neighbours();
     let (restored, left_out) = engine.restore(&dump)?;
     tracing::info!(restored, left_out, "connections of the running balancer");
     Ok(Taken {

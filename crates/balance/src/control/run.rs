@@ -16,7 +16,7 @@ use crate::plane::{PacketPlane, Plane, PlaneError, TunPlane, Wanted, XdpPlane};
 use outboard_flow::Secret;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -44,6 +44,9 @@ const DISCARD_PORT: u16 = 9;
 const WANTED: &str = "telling which frames are wanted";
 /// Interval at which the kernel's neighbours are read.
 const NEIGHBOURS_EVERY: Duration = Duration::from_secs(1);
+/// Interval, and time, for one that was asked for a moment ago.
+const NEIGHBOURS_SOON: Duration = Duration::from_millis(100);
+const NEIGHBOURS_SOON_FOR: Duration = Duration::from_secs(2);
 /// Shortest time between two warnings that clients are not served for want of room.
 const WARNED_EVERY: Duration = Duration::from_secs(60);
 
@@ -490,25 +493,38 @@ fn reloader(
 
 /// Tells the engine the hardware addresses of backends, as the kernel learns them.
 fn follow_neighbours(tasks: &Tasks, interfaces: &Interfaces, via: &[(IpAddr, IpAddr)]) {
-    let mut has_warned = false;
+    let (mut has_warned, mut missing) = (false, HashMap::new());
     loop {
         match neighbours::read() {
             Err(error) if !std::mem::replace(&mut has_warned, true) => {
                 warn!(%error, "the kernel's neighbours cannot be read");
             }
             Err(_) => {}
-            Ok(found) => tell_neighbours(tasks, interfaces, via, &found),
+            Ok(found) => {
+                let now = tell_neighbours(tasks, interfaces, via, &found);
+                missing.retain(|one, _| now.contains(one));
+                for one in now {
+                    missing.entry(one).or_insert_with(Instant::now);
+                }
+            }
         }
-        std::thread::sleep(NEIGHBOURS_EVERY);
+        let is_soon = |asked: &Instant| asked.elapsed() < NEIGHBOURS_SOON_FOR;
+        std::thread::sleep(match missing.values().any(is_soon) {
+            true => NEIGHBOURS_SOON,
+            false => NEIGHBOURS_EVERY,
+        });
     }
 }
 
+/// Tells the engine what is new about its backends' neighbours, and returns those that are not
+/// known and were asked for.
 fn tell_neighbours(
     tasks: &Tasks,
     interfaces: &Interfaces,
     via: &[(IpAddr, IpAddr)],
     found: &HashMap<IpAddr, (u32, [u8; 6])>,
-) {
+) -> HashSet<IpAddr> {
+    let mut missing = HashSet::new();
     let asked = tasks.ask(|engine| {
         let backends = engine.backends().map(|one| (one.address.ip(), one.link));
         backends.collect::<Vec<_>>()
@@ -522,7 +538,9 @@ fn tell_neighbours(
                 .find(|one| one.0 == address)
                 .map_or(address, |one| one.1);
             let Some((index, mac)) = found.get(&next) else {
-                ask_for(next);
+                if missing.insert(next) {
+                    ask_for(next);
+                }
                 return None;
             };
             let port = interfaces.port_of(*index)? as u16;
@@ -536,6 +554,7 @@ fn tell_neighbours(
                 .for_each(|(address, link)| engine.set_neighbour(*address, *link));
         });
     }
+    missing
 }
 
 /// Has the kernel ask for a neighbour's hardware address, by an empty datagram to the port that

@@ -32,7 +32,7 @@ pub use fragments::{FRAGMENTS_A_PACKET_MAX, FRAGMENTS_MS_MAX};
 pub use mtu::{TOLD_A_SECOND_MAX, TOLD_AT_ONCE_MAX};
 pub use packet::{ICMP, ICMP_V6, Packet, TCP, UDP};
 pub use reason::{Drops, Reason};
-pub use services::{Backend, BackendRule, Forward, ServiceKey, ServiceRule};
+pub use services::{Backend, BackendRule, Forward, JOIN_MS_MAX, ServiceKey, ServiceRule};
 pub use tcp::{Phase, Side, Timeouts};
 
 use connections::{Connections, Key, Place};
@@ -187,6 +187,14 @@ impl Engine {
             self.open.arm_all(self.now_ms, &self.timeouts);
             self.half_open.arm_all(self.now_ms, &self.timeouts);
         }
+        self.await_neighbours();
+    }
+
+    /// Has backends whose hardware addresses are not known wait for them, where it matters.
+    pub fn await_neighbours(&mut self) {
+        if self.ports.iter().any(|one| one.mac.is_some()) {
+            self.services.await_links(self.now_ms);
+        }
     }
 
     /// Returns the health of a service's backend as [`Engine::set_health`] takes it.
@@ -296,6 +304,7 @@ impl Engine {
     /// Ends connections that are over: for times without frames.
     pub fn tick(&mut self, now_ms: u64) {
         self.now_ms = self.now_ms.max(now_ms);
+        self.services.end_joins(self.now_ms);
         self.age(AGED_A_BATCH * 64);
     }
 

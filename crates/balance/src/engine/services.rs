@@ -14,6 +14,9 @@ use std::net::{IpAddr, SocketAddr};
 /// start in steps of a hundredth.
 const SHARE_FULL: u32 = 100;
 
+/// Time for which a backend that joins others gets no clients for want of its hardware address.
+pub const JOIN_MS_MAX: u64 = 2000;
+
 /// How a service's packets reach a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -83,6 +86,9 @@ pub struct Backend {
     pub is_drained: bool,
     pub is_drained_by_command: bool,
     is_checked: bool,
+    /// Until when it waits, or has waited, for its hardware address while others have clients.
+    joins_until_ms: Option<u64>,
+    is_joining: bool,
     pub is_up: bool,
     /// Hundredths of its weight, less during a slow start.
     pub share: u32,
@@ -121,6 +127,8 @@ pub(super) struct Services {
     affinities: HashMap<(u32, IpAddr), Affinity>,
     /// Addresses of services and sources.
     own: HashSet<IpAddr>,
+    /// When the first of the backends that join has waited for long enough.
+    join_ends_ms: Option<u64>,
     has_tcp: bool,
     /// Open connections of UDP services.
     udp: usize,
@@ -151,6 +159,7 @@ impl Services {
             backends: Vec::new(),
             affinities: HashMap::new(),
             own: HashSet::new(),
+            join_ends_ms: None,
             has_tcp: false,
             udp: 0,
             chooser,
@@ -247,6 +256,8 @@ impl Services {
             is_drained: false,
             is_drained_by_command: false,
             is_checked: true,
+            joins_until_ms: None,
+            is_joining: false,
             is_up: true,
             share: SHARE_FULL,
             is_removed: true,
@@ -261,13 +272,20 @@ impl Services {
 
     fn choose_again(&mut self, service: u32) {
         let service = &mut self.services[service as usize];
-        let weights: Vec<_> = service
-            .backends
-            .iter()
-            .map(|index| &self.backends[*index as usize])
-            .map(|backend| (name(backend.address), backend.weight_now()))
-            .collect();
-        service.choices = Maglev::new(&weights);
+        let choices = |joining_too: bool| {
+            let weight = |backend: &Backend| match backend.is_joining && !joining_too {
+                true => 0,
+                false => backend.weight_now(),
+            };
+            let weights: Vec<_> = service
+                .backends
+                .iter()
+                .map(|index| &self.backends[*index as usize])
+                .map(|backend| (name(backend.address), weight(backend)))
+                .collect();
+            Maglev::new(&weights)
+        };
+        service.choices = choices(false).or_else(|| choices(true));
     }
 
     pub(super) fn key(&self, key: &ServiceKey) -> Option<u32> {
@@ -462,13 +480,63 @@ impl Services {
 
     /// Sets the hardware address of the backends that have an address.
     pub(super) fn set_neighbour(&mut self, address: IpAddr, link: Neighbour) {
+        let mut joined = Vec::new();
         for backend in self
             .backends
             .iter_mut()
             .filter(|one| one.address.ip() == address)
         {
             backend.link = Some(link);
+            if std::mem::take(&mut backend.is_joining) {
+                joined.push(backend.service);
+            }
         }
+        joined.into_iter().for_each(|id| self.choose_again(id));
+    }
+
+    /// Has the backends whose hardware addresses are not known wait for them, for a while, where
+    /// others of their service are reached already.
+    pub(super) fn await_links(&mut self, now_ms: u64) {
+        let ids: Vec<_> = self.services().map(|(id, _)| id).collect();
+        let until_ms = now_ms + JOIN_MS_MAX;
+        for id in ids {
+            let backends = self.services[id as usize].backends.clone();
+            let is_reached = |index: &u32| self.backends[*index as usize].link.is_some();
+            if !backends.iter().any(is_reached) {
+                continue;
+            }
+            for index in backends {
+                let backend = &mut self.backends[index as usize];
+                if backend.link.is_none() && backend.joins_until_ms.is_none() {
+                    (backend.joins_until_ms, backend.is_joining) = (Some(until_ms), true);
+                    let ends_ms = self.join_ends_ms.map_or(until_ms, |ms| ms.min(until_ms));
+                    self.join_ends_ms = Some(ends_ms);
+                }
+            }
+            self.choose_again(id);
+        }
+    }
+
+    /// Lets backends that have waited for long enough take clients.
+    pub(super) fn end_joins(&mut self, now_ms: u64) {
+        if self.join_ends_ms.is_none_or(|ms| now_ms < ms) {
+            return;
+        }
+        let mut joined = Vec::new();
+        self.join_ends_ms = None;
+        for backend in self.backends.iter_mut().filter(|one| one.is_joining) {
+            match backend.joins_until_ms {
+                Some(until_ms) if now_ms < until_ms => {
+                    let ends_ms = self.join_ends_ms.map_or(until_ms, |ms| ms.min(until_ms));
+                    self.join_ends_ms = Some(ends_ms);
+                }
+                _ => {
+                    backend.is_joining = false;
+                    joined.push(backend.service);
+                }
+            }
+        }
+        joined.into_iter().for_each(|id| self.choose_again(id));
     }
 
     /// Returns whether packets of a backend may come in at a port.

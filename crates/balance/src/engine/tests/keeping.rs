@@ -26,6 +26,51 @@ fn backend_of(engine: &mut Engine, client: &str, now: u64) -> Result<String, Rea
 }
 
 #[test]
+fn a_backend_that_joins_gets_clients_once_its_hardware_address_is_known() {
+    let rules = |backends: &[&str]| [nat(backends)];
+    let port = Port {
+        mac: Some(MAC),
+        mtu: None,
+    };
+    let mut engine = engine_with(&rules(&BACKENDS[..1]), options(), port);
+    let known = |engine: &mut Engine, backend: &str| {
+        let link = Neighbour {
+            port: 0,
+            mac: [7; 6],
+        };
+        engine.set_neighbour(socket(backend).ip(), link);
+    };
+    known(&mut engine, BACKENDS[0]);
+    let targets = |engine: &mut Engine, from: usize, now_ms: u64| -> HashSet<_> {
+        let opened = (from..from + 100).map(|number| {
+            let syn = Build::tcp(&client(number), VIP).flags("S").bytes();
+            let frame = [&MAC[..], &[9; 6], &[8, 0], &syn].concat();
+            pass(engine, &frame, now_ms).map(|sent| build::ends(&sent[14..]).1)
+        });
+        opened.collect()
+    };
+    let only = |backend: &str| HashSet::from([Ok(backend.to_string())]);
+    engine.reload(&rules(&BACKENDS[..3]), Timeouts::default());
+    assert_eq!(targets(&mut engine, 0, 1), only(BACKENDS[0]));
+    known(&mut engine, BACKENDS[1]);
+    let both = targets(&mut engine, 100, 2);
+    assert_eq!(both, HashSet::from([0, 1].map(|i| Ok(BACKENDS[i].into()))));
+    // It waits for so long, and not again.
+    engine.tick(JOIN_MS_MAX - 1);
+    assert!(!targets(&mut engine, 200, JOIN_MS_MAX - 1).contains(&Err(Reason::NoNeighbour)));
+    engine.tick(JOIN_MS_MAX);
+    assert!(targets(&mut engine, 300, JOIN_MS_MAX).contains(&Err(Reason::NoNeighbour)));
+    engine.reload(&rules(&BACKENDS[..3]), Timeouts::default());
+    assert!(targets(&mut engine, 400, JOIN_MS_MAX).contains(&Err(Reason::NoNeighbour)));
+    // If no other takes clients, it is not waited for.
+    engine.reload(&rules(&[BACKENDS[0], BACKENDS[3]]), Timeouts::default());
+    assert_eq!(targets(&mut engine, 500, JOIN_MS_MAX), only(BACKENDS[0]));
+    engine.drain(socket(BACKENDS[0]), true);
+    let none = HashSet::from([Err(Reason::NoNeighbour)]);
+    assert_eq!(targets(&mut engine, 600, JOIN_MS_MAX), none);
+}
+
+#[test]
 fn connections_keep_their_backends_whatever_changes() {
     let mut engine = engine(&[nat(&BACKENDS[..3])]);
     let before: Vec<_> = (0..300)
