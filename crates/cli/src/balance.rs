@@ -172,12 +172,13 @@ fn status(api: &Api, json: bool) -> anyhow::Result<ExitCode> {
         let forward = serde_json::to_value(service.forward)?;
         writeln!(
             out,
-            "{} {}/{} {} {} opened",
+            "{} {}/{} {} {} opened{}",
             service.name,
             service.address,
             service.protocol,
             forward.as_str().unwrap_or_default(),
-            service.opened
+            service.opened,
+            if service.is_removed { ", removed" } else { "" }
         )?;
         for one in &service.backends {
             writeln!(

@@ -1,6 +1,6 @@
 //! The state of a balancer as a document.
 
-use crate::engine::{Connection, Engine, Forward, Reason, TCP};
+use crate::engine::{Connection, Engine, Forward, Reason, ServiceRule, TCP};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -47,6 +47,9 @@ pub struct ServiceStatus {
     pub protocol: String,
     pub forward: Forward,
     pub opened: u64,
+    /// Not in the configuration any more; its connections go on.
+    #[serde(default)]
+    pub is_removed: bool,
     pub backends: Vec<BackendStatus>,
 }
 
@@ -148,7 +151,8 @@ impl Health {
                 name: service.name,
             }
         };
-        let services: Vec<_> = services(engine).into_iter().map(service).collect();
+        let configured = services(engine).into_iter().filter(|one| !one.is_removed);
+        let services: Vec<_> = configured.map(service).collect();
         Health {
             interfaces_gone: Vec::new(),
             healthy: services.iter().all(|one| one.usable > 0),
@@ -177,7 +181,8 @@ fn services(engine: &Engine) -> Vec<ServiceStatus> {
         };
         backends.map(status).collect()
     };
-    let status = |(id, rule, opened): (u32, &crate::engine::ServiceRule, u64)| ServiceStatus {
+    let status = |(id, rule, opened): (u32, &ServiceRule, u64), is_removed| ServiceStatus {
+        is_removed,
         name: rule.name.clone(),
         address: rule.address.to_string(),
         protocol: protocol(rule.protocol),
@@ -185,7 +190,9 @@ fn services(engine: &Engine) -> Vec<ServiceStatus> {
         opened,
         backends: backends_of(id),
     };
-    engine.services().map(status).collect()
+    let configured = engine.services().map(|one| status(one, false));
+    let removed = engine.removed_services().map(|one| status(one, true));
+    configured.chain(removed).collect()
 }
 
 impl Flow {

@@ -262,6 +262,13 @@ impl Engine {
             .map(|(id, one)| (id, &one.rule, one.opened))
     }
 
+    /// Services that are not configured any more and still have connections, as in `services`.
+    pub fn removed_services(&self) -> impl Iterator<Item = (u32, &ServiceRule, u64)> {
+        self.services
+            .removed()
+            .map(|(id, one)| (id, &one.rule, one.opened))
+    }
+
     pub fn backends(&self) -> impl Iterator<Item = &Backend> {
         self.services.backends()
     }

@@ -303,6 +303,15 @@ impl Services {
             .filter(|(_, service)| !service.is_removed)
     }
 
+    /// Services that are not configured any more, and still have connections.
+    pub(super) fn removed(&self) -> impl Iterator<Item = (u32, &Service)> {
+        let services = (0u32..).zip(&self.services);
+        services.filter(|(id, service)| {
+            let uses = |one: &Backend| one.service == *id && one.connections > 0;
+            service.is_removed && self.backends.iter().any(uses)
+        })
+    }
+
     /// Backends that are configured, or still have connections.
     pub(super) fn backends(&self) -> impl Iterator<Item = &Backend> {
         self.backends

@@ -402,12 +402,14 @@ fn addresses_of_connections_stay_the_balancers_own() {
     engine.reload(&[other.clone()], Timeouts::default());
     let all = ["192.0.2.10", "192.0.2.77", "192.0.2.99"].map(String::from);
     assert_eq!(own(&engine), HashSet::from(all));
+    assert_eq!(engine.removed_services().count(), 1);
     assert!(backend_of(&mut engine, &client(1), 1).is_ok());
     let reset = Build::tcp(&client(1), VIP).flags("R").numbers(102, 0);
     pass(&mut engine, &reset.bytes(), 1).expect("sent");
     engine.tick(60_000);
     engine.reload(&[other], Timeouts::default());
     assert_eq!(own(&engine), HashSet::from(["192.0.2.77".into()]));
+    assert_eq!(engine.removed_services().count(), 0);
 }
 
 #[test]
