@@ -108,6 +108,7 @@ fuzz: $(TOOLCHAIN)
 # Programs that nobody relinked, over shm and tcp, on the software device; and everything that should fail.
 programs: $(TOOLCHAIN) examples
 	@tools/etcd.sh
+	@tools/chromium.sh
 	$(BUILD_TESTED)
 	$(TESTED) pytest programs -- tests --ignore tests/instructions --ignore tests/packages --ignore tests/rdma
 	$(TESTED) pytest gpu-check -- gpu-check/tests

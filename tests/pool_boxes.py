@@ -15,19 +15,20 @@ class Boxes:
     """Boxes that have joined, and confirm what the manager asks for."""
 
     def __init__(self, url: str, count: int, gpus: int) -> None:
-        self.url, self.stopping = url, threading.Event()
-        self.connections: dict[str, http.client.HTTPConnection] = {}
-        joins = [join(number, gpus) for number in range(count)]
-        self.threads = [threading.Thread(target=self.serve, args=(it,), daemon=True) for it in joins]
-        for thread in self.threads:
+        self.stopping = threading.Event()
+        self.threads: list[threading.Thread] = []
+        for number in range(count):
+            # They join in the order of their names.
+            document = join(number, gpus)
+            parts = urlsplit(url)
+            connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
+            answer = ask(connection, "/v1/boxes/join", document)
+            thread = threading.Thread(target=self.serve, args=(connection, document, answer), daemon=True)
             thread.start()
+            self.threads.append(thread)
 
-    def serve(self, join: dict[str, Any]) -> None:
-        parts = urlsplit(self.url)
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
-        self.connections[join["name"]] = connection
+    def serve(self, connection: http.client.HTTPConnection, join: dict[str, Any], answer: dict[str, Any]) -> None:
         try:
-            answer = ask(connection, "/v1/boxes/join", join)
             while not self.stopping.is_set():
                 floors = [{"uuid": uuid, "floor": floor, "busy": None} for uuid, floor in answer["floors"]]
                 said = {name: join[name] for name in ("name", "instance")}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes sure that a Chromium is there: reports are looked at by a real browser, never skipped for want of one.
+# Makes sure that a Chromium is there: reports and the pool's page are looked at by a real browser, never skipped for want of one.
 set -euo pipefail
 for name in chromium chromium-browser google-chrome; do
   if command -v "$name" >/dev/null; then exit 0; fi

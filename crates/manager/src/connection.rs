@@ -31,6 +31,8 @@ pub(crate) struct Connection {
     sent: usize,
     /// Whether it is over with the answer.
     is_last: bool,
+    /// Whether a whole request has come.
+    has_asked: bool,
     /// The request that has no answer yet, and when it gets one in any case.
     pub(crate) wait: Option<(Wait, u64)>,
     /// Time until which something must happen.
@@ -61,6 +63,7 @@ impl Connection {
             output: Vec::new(),
             sent: 0,
             is_last: false,
+            has_asked: false,
             wait: None,
             until_ms: now_ms + limits::REQUEST_MS_MAX,
         })
@@ -78,6 +81,12 @@ impl Connection {
     /// Returns whether its request has not come in time, or its client has not taken the answer.
     pub(crate) fn is_late(&self, now_ms: u64) -> bool {
         self.wait.is_none() && self.until_ms <= now_ms
+    }
+
+    /// Returns the order in which connections end for others: strangers that have never asked for
+    /// anything come before clients.
+    pub(crate) fn rank(&self) -> (bool, u64) {
+        (self.has_asked, self.until_ms)
     }
 
     /// Returns whether it may be ended for another one: it asks for nothing.
@@ -110,7 +119,7 @@ impl Connection {
         if is_first && bytes.first() != Some(&HANDSHAKE) {
             let error = PoolError::Wrong(ENCRYPTED.into());
             let body = serde_json::to_vec(&error).unwrap_or_default();
-            let answer = http::write_answer(error.status(), "application/json", &body);
+            let answer = http::write_answer(error.status(), "application/json", "", &body);
             self.output.extend(answer);
             self.write();
             return false;
@@ -130,6 +139,7 @@ impl Connection {
         match http::take_request(&mut self.input) {
             Ok(Some(request)) => {
                 self.is_last = request.is_last;
+                self.has_asked = true;
                 Heard::Request(request)
             }
             Ok(None) => Heard::Nothing,
@@ -140,9 +150,16 @@ impl Connection {
         }
     }
 
-    pub(crate) fn answer(&mut self, now_ms: u64, status: u16, kind: &str, body: &[u8]) {
+    /// Notes an answer. `more` has further lines of its head.
+    pub(crate) fn answer(
+        &mut self,
+        now_ms: u64,
+        status: u16,
+        (kind, more): (&str, &str),
+        body: &[u8],
+    ) {
         self.wait = None;
-        let answer = http::write_answer(status, kind, body);
+        let answer = http::write_answer(status, kind, more, body);
         match &mut self.tls {
             None => self.output.extend(answer),
             // If that fails, the client's deadline ends the connection.
@@ -200,7 +217,7 @@ mod tests {
         let (stream, _) = listener.accept().unwrap();
         let mut connection = Connection::new(stream, None, 5).unwrap();
         let long = vec![b'x'; 32 << 20];
-        connection.answer(7, 200, "text/plain", &long);
+        connection.answer(7, 200, ("text/plain", ""), &long);
         let whole = connection.output_bytes();
         assert!(connection.write() && connection.has_output() && !connection.is_idle());
         let mut before = connection.output_bytes();

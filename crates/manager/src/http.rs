@@ -2,6 +2,8 @@
 
 use std::io;
 
+use base64ct::{Base64, Encoding as _};
+
 use crate::limits;
 
 /// A request that has come whole.
@@ -12,7 +14,8 @@ pub(crate) struct Request {
     pub(crate) path: String,
     /// Text after `?`.
     pub(crate) query: String,
-    /// Text after "Bearer ".
+    /// Text after "Bearer ", or for GET the password: browsers send that with whatever another page
+    /// makes them send, too.
     pub(crate) bearer: Option<String>,
     pub(crate) host: Option<String>,
     /// Page that a browser sends it for.
@@ -46,7 +49,11 @@ pub(crate) fn take_request(bytes: &mut Vec<u8>) -> io::Result<Option<Request>> {
         method: request.method.unwrap_or_default().into(),
         path: path.into(),
         query: query.into(),
-        bearer: bearer.and_then(|text| Some(text.strip_prefix("Bearer ")?.trim().into())),
+        bearer: bearer.and_then(|text| match text.split_once(' ')? {
+            ("Bearer", token) => Some(token.trim().into()),
+            ("Basic", text) if request.method == Some("GET") => password(text.trim()),
+            _ => None,
+        }),
         host: text("host").map(Into::into),
         origin: text("origin").map(Into::into),
         is_last: !keeps,
@@ -140,9 +147,11 @@ pub(crate) fn write_request(
     [head.as_bytes(), b"\r\n", body].concat()
 }
 
-pub(crate) fn write_answer(status: u16, kind: &str, body: &[u8]) -> Vec<u8> {
+/// `more` has further lines of the head, each with its end.
+pub(crate) fn write_answer(status: u16, kind: &str, more: &str, body: &[u8]) -> Vec<u8> {
     let reason = match status {
         200 => "OK",
+        303 => "See Other",
         400 => "Bad Request",
         401 => "Unauthorized",
         403 => "Forbidden",
@@ -156,7 +165,7 @@ pub(crate) fn write_answer(status: u16, kind: &str, body: &[u8]) -> Vec<u8> {
     };
     let head = format!(
         "HTTP/1.1 {status} {reason}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\
-        X-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\n\r\n",
+        X-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\n{more}\r\n",
         body.len()
     );
     [head.as_bytes(), body].concat()
@@ -174,6 +183,13 @@ fn body_length(headers: &[httparse::Header<'_>], max: usize) -> io::Result<usize
         Ok(length) if is_number && length <= max => Ok(length),
         _ => Err(too_long("body")),
     }
+}
+
+/// Returns the password of `NAME:PASSWORD` in base 64.
+fn password(text: &str) -> Option<String> {
+    let text = Base64::decode_vec(text).ok()?;
+    let text = String::from_utf8(text).ok()?;
+    Some(text.split_once(':')?.1.into())
 }
 
 impl Request {
@@ -224,6 +240,26 @@ mod tests {
 
     #[test]
     fn pages_of_others_and_last_requests_are_known() {
+        for (head, token) in [
+            (
+                "GET / HTTP/1.1\r\nAuthorization: Basic eDphOmI=\r\n\r\n",
+                Some("a:b"),
+            ),
+            ("GET / HTTP/1.1\r\nAuthorization: Basic %\r\n\r\n", None),
+            (
+                "GET / HTTP/1.1\r\nAuthorization: Bearer a:b\r\n\r\n",
+                Some("a:b"),
+            ),
+            (
+                "POST / HTTP/1.1\r\nAuthorization: Basic eDphOmI=\r\n\r\n",
+                None,
+            ),
+        ] {
+            let request = take_request(&mut head.as_bytes().to_vec())
+                .unwrap()
+                .unwrap();
+            assert_eq!(request.bearer.as_deref(), token, "{head}");
+        }
         for (head, is_last, is_of_other) in [
             (
                 "GET /a?b=c HTTP/1.1\r\nHost: h:1\r\nOrigin: http://h:1\r\n\r\n",
@@ -257,7 +293,7 @@ mod tests {
 
     #[test]
     fn answers_are_read_as_they_were_written_at_every_cut() {
-        let whole = write_answer(409, "text/plain", b"no");
+        let whole = write_answer(409, "text/plain", "A: b\r\n", b"no");
         for cut in 0..whole.len() {
             assert_eq!(take_answer(&whole[..cut]).unwrap(), None, "{cut}");
         }

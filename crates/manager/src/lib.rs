@@ -2,7 +2,8 @@
 //!
 //! - `serve`: the loop of the process: requests in, one transaction, answers out.
 //! - `operations`: what can be asked for, declared once; `openapi`: its description.
-//! - `routes`: what is done for each request; `metrics`: numbers for Prometheus.
+//! - `routes`: what is done for each request; `metrics`: numbers for Prometheus;
+//!   `page`: tables for people.
 //! - `roles`: who may ask for which.
 //! - `client`: requests to a manager.
 //! - `proof`: the manager's key and certificate, for encrypted connections.
@@ -17,6 +18,7 @@ pub mod limits;
 mod metrics;
 mod openapi;
 mod operations;
+mod page;
 mod proof;
 mod roles;
 mod routes;

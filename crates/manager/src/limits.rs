@@ -2,8 +2,12 @@
 
 /// Connections at a time. A further one ends the oldest that asks for nothing, or waits.
 pub const CONNECTIONS_MAX: usize = 4_096;
+/// Files that a manager has open beside its connections.
+pub const FILES_BESIDE: u64 = 128;
 /// Connections that wait for changes at a time; further ones are refused.
 pub const WATCHERS_MAX: usize = 1_024;
+/// Rows of a table of the page; further ones are counted.
+pub const PAGE_ROWS_MAX: usize = 4_096;
 /// Longest time that a watch waits for a change.
 pub const WATCH_MS_MAX: u64 = 25_000;
 /// Bytes of a request's head, and its headers.

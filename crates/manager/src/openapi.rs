@@ -39,6 +39,8 @@ pub(crate) fn document() -> Value {
         "components": {
             "schemas": schemas.take_definitions(true),
             "securitySchemes": {
+                "password": { "type": "http", "scheme": "basic",
+                    "description": "The token as the password, for browsers: GET alone" },
                 "token": { "type": "http", "scheme": "bearer",
                     "description": "A token of `outboard token create`, if the manager has --tokens" },
             },
@@ -48,28 +50,38 @@ pub(crate) fn document() -> Value {
 
 fn described(operation: Operation, schemas: &mut SchemaGenerator, refusal: &Value) -> Value {
     let role = match operation.role() {
+        Role::Public => "No token is needed.",
         Role::Reader => "Any token will do.",
         Role::Holder => {
             "Tokens of holders, for their own leases, and of operators (`operator.NAME`)."
         }
         Role::Box => "The token `box.NAME` of the box that the request is about.",
+        Role::Form => "The form has the token of an operator, if the manager asks for tokens.",
         Role::Operator => "Tokens of operators (`operator.NAME`).",
     };
     let mut parameters: Vec<Value> = names(operation)
         .map(|name| path_parameter(name, schemas))
         .collect();
+    let status = match operation.says() {
+        Form::Redirect => "303",
+        _ => "200",
+    };
     let mut described = json!({
         "operationId": operation.id(),
         "summary": operation.about(),
         "description": role,
         "responses": {
-            "200": {
+            status: {
                 "description": "Done",
                 "content": { operation.says().kind(): { "schema": operation.answer_schema(schemas) } },
             },
             "default": refusal,
         },
-        "security": [{}, { "token": [] }],
+        "security": match (operation.role(), operation.method()) {
+            (Role::Form | Role::Public, _) => json!([{}]),
+            (_, "GET") => json!([{}, { "token": [] }, { "password": [] }]),
+            _ => json!([{}, { "token": [] }]),
+        },
     });
     let asks = operation.asks();
     if asks == Form::Query {

@@ -17,6 +17,8 @@ use serde_json::{Map, Value};
 /// Those who may ask for an operation, if the manager asks for tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
+    /// Everyone: it says nothing of the pool.
+    Public,
     /// Everyone who has a token.
     Reader,
     /// Those who claim, and operators.
@@ -24,6 +26,8 @@ pub enum Role {
     /// The box that the request is about.
     Box,
     Operator,
+    /// Operators, whose token is in the form itself.
+    Form,
 }
 
 /// Form of a request or an answer.
@@ -33,14 +37,25 @@ pub(crate) enum Form {
     /// Parameters after `?`.
     Query,
     Json,
+    /// Fields of a form in a page.
+    Fields,
     /// Text for Prometheus.
     Metrics,
+    Html,
+    Script,
+    Style,
+    /// The way back to the page.
+    Redirect,
 }
 
 impl Form {
     pub(crate) fn kind(self) -> &'static str {
         match self {
             Form::Nothing | Form::Query | Form::Json => "application/json",
+            Form::Fields => "application/x-www-form-urlencoded",
+            Form::Html | Form::Redirect => "text/html; charset=utf-8",
+            Form::Script => "text/javascript; charset=utf-8",
+            Form::Style => "text/css; charset=utf-8",
             Form::Metrics => "text/plain; version=0.0.4; charset=utf-8",
         }
     }
@@ -160,6 +175,14 @@ operations! {
     Openapi("openapi"): GET "/openapi.json", Reader, Nothing(()) => Json(Value);
     /// Show numbers for Prometheus
     Metrics("metrics"): GET "/metrics", Reader, Nothing(()) => Metrics(String);
+    /// Show the pool to people
+    Page("page"): GET "/", Reader, Nothing(()) => Html(String);
+    /// Follow the pool's changes in the page
+    PageScript("page_script"): GET "/page.js", Public, Nothing(()) => Script(String);
+    /// Give the page its looks
+    PageStyle("page_style"): GET "/page.css", Public, Nothing(()) => Style(String);
+    /// Drain a box from the page, or end that
+    PageDrain("page_drain"): POST "/page/drain", Form, Fields(DrainForm) => Redirect(String);
 }
 
 /// A claim, as clients send it.
@@ -236,6 +259,36 @@ impl From<SparesRequest> for SpareRecord {
     fn from(asked: SparesRequest) -> SpareRecord {
         let SparesRequest { model, per, gpus } = asked;
         SpareRecord { model, per, gpus }
+    }
+}
+
+/// The page's form.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DrainForm {
+    #[serde(rename = "box")]
+    pub(crate) of: String,
+    pub(crate) action: DrainAction,
+    #[serde(default)]
+    pub(crate) reason: String,
+    /// An operator's token, if the manager asks for tokens.
+    #[serde(default)]
+    pub(crate) token: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum DrainAction {
+    Drain,
+    Undrain,
+}
+
+impl DrainForm {
+    pub(crate) fn of(body: &[u8]) -> Result<DrainForm, PoolError> {
+        let wrong = |text: String| PoolError::Wrong(text);
+        let text = std::str::from_utf8(body).map_err(|error| wrong(error.to_string()))?;
+        let fields = Value::Object(fields(text)?);
+        serde_json::from_value(fields).map_err(|error| wrong(error.to_string()))
     }
 }
 

@@ -15,9 +15,10 @@ use crate::{
     metrics::{Load, metrics},
     openapi,
     operations::{
-        ClaimRequest, FailedRequest, HoldRequest, Operation, QuotaRequest, ReasonRequest, Role,
-        SparesRequest, TaintRequest, WatchRequest,
+        ClaimRequest, DrainAction, DrainForm, FailedRequest, Form, HoldRequest, Operation,
+        QuotaRequest, ReasonRequest, Role, SparesRequest, TaintRequest, WatchRequest,
     },
+    page,
     roles::Caller,
 };
 
@@ -25,8 +26,8 @@ use crate::{
 pub(crate) enum Outcome {
     /// Status and JSON.
     Answer(u16, Vec<u8>),
-    /// Text for Prometheus.
-    Text(String),
+    /// Text of another form.
+    Text(u16, Form, String),
     /// The answer waits for something.
     Wait(Wait),
 }
@@ -45,6 +46,7 @@ pub(crate) enum Wait {
 pub(crate) struct Own<'a> {
     pub(crate) key: &'a Identity,
     pub(crate) load: Load,
+    pub(crate) asks_token: bool,
 }
 
 /// Handles a request. Its answer may be sent once what the manager has written is durable.
@@ -57,7 +59,7 @@ pub(crate) fn handle(
 ) -> Outcome {
     let found = Operation::find(&request.method, &request.path);
     let done = found.and_then(|(operation, names)| match operation.role() {
-        Role::Reader => show(manager, now_ms, own, (operation, &names), request),
+        Role::Public | Role::Reader => show(manager, now_ms, own, (operation, &names), request),
         Role::Holder => of_holder(
             manager,
             now_ms,
@@ -71,8 +73,60 @@ pub(crate) fn handle(
             operate(manager, now_ms, (operation, &names), request)?;
             document(&json!({}))
         }
+        Role::Form => {
+            let form = DrainForm::of(&request.body)?;
+            caller.may_operate()?;
+            let reason = (form.action == DrainAction::Drain).then_some(form.reason);
+            manager.drain(now_ms, &form.of, reason)?;
+            Ok(Outcome::Text(303, operation.says(), String::new()))
+        }
     });
-    done.unwrap_or_else(|error| refusal(&error))
+    done.unwrap_or_else(|error| refused(request, error.status(), &error))
+}
+
+/// Returns whether a request needs no token.
+pub(crate) fn is_public(request: &Request) -> bool {
+    let found = Operation::find(&request.method, &request.path);
+    found.is_ok_and(|(operation, _)| operation.role() == Role::Public)
+}
+
+/// Returns the token that a request has: in its head, or in the page's form.
+pub(crate) fn token_of(request: &Request) -> Option<String> {
+    let found = Operation::find(&request.method, &request.path);
+    let is_form = found.is_ok_and(|(operation, _)| operation.role() == Role::Form);
+    match is_form {
+        true => DrainForm::of(&request.body).ok().map(|form| form.token),
+        false => request.bearer.clone(),
+    }
+}
+
+/// Returns a refusal, as a page if the request is a page's.
+pub(crate) fn refused(request: &Request, status: u16, error: &PoolError) -> Outcome {
+    let found = Operation::find(&request.method, &request.path);
+    match found.map(|(operation, _)| operation.says()) {
+        Ok(Form::Html | Form::Redirect) => Outcome::Text(status, Form::Html, page::refused(error)),
+        _ => Outcome::Answer(status, serde_json::to_vec(error).unwrap_or_default()),
+    }
+}
+
+/// Returns further lines of an answer's head.
+pub(crate) fn more_of(status: u16, form: Form) -> String {
+    let mut more = String::new();
+    if form == Form::Html {
+        more.push_str(&format!("Content-Security-Policy: {}\r\n", page::POLICY));
+        more.push_str("Referrer-Policy: same-origin\r\n");
+        if status == 401 {
+            more.push_str("WWW-Authenticate: Basic realm=\"outboard pool\", charset=\"UTF-8\"\r\n");
+        }
+    }
+    if form == Form::Redirect {
+        more.push_str(&format!("Location: {}\r\n", Operation::Page.path(&[])));
+    }
+    more
+}
+
+fn text(operation: Operation, text: String) -> Outcome {
+    Outcome::Text(200, operation.says(), text)
 }
 
 /// Handles a request that changes nothing.
@@ -91,7 +145,10 @@ fn show(
         Operation::Spares => document(&manager.spares_view()),
         Operation::Leader => document(&json!({ "incarnation": manager.incarnation() })),
         Operation::Openapi => document(&openapi::document()),
-        Operation::Metrics => Ok(Outcome::Text(metrics(manager, now_ms, own.load))),
+        Operation::Metrics => Ok(text(operation, metrics(manager, now_ms, own.load))),
+        Operation::Page => Ok(text(operation, page::page(manager, now_ms, own.asks_token))),
+        Operation::PageScript => Ok(text(operation, page::SCRIPT.into())),
+        Operation::PageStyle => Ok(text(operation, page::STYLE.into())),
         Operation::Watch => {
             let asked = WatchRequest::of(&request.query)?;
             if own.load.watchers >= limits::WATCHERS_MAX {

@@ -18,7 +18,10 @@ use outboard_pool::{
     api::{Claimed, PoolError},
 };
 use outboard_trust::{Identity, IdentityError, Secured, hex, random};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Resource, Rlimit, getrlimit, setrlimit},
+};
 use thiserror::Error;
 use tracing::{error, info, warn};
 
@@ -118,6 +121,7 @@ impl Server {
             false => Identity::read(&key_file)?,
         };
         let proof = options.proof.as_ref().map(Proof::read).transpose()?;
+        allow_connections();
         let id: [u8; 8] = random().map_err(io("drawing an id"))?;
         let listener = TcpListener::bind(options.listen).map_err(|source| ServeError::Listen {
             address: options.listen,
@@ -375,11 +379,11 @@ impl Server {
     fn handle(&mut self, id: u64, request: &crate::http::Request, pending: &mut Vec<Pending>) {
         let now_ms = self.now_ms();
         let refusal = self.not_now();
-        let outcome = match caller(self.options.tokens.as_ref(), request.bearer.as_deref()) {
-            Err((status, text)) => {
-                let error = PoolError::Forbidden(text);
-                Outcome::Answer(status, serde_json::to_vec(&error).unwrap_or_default())
-            }
+        let token = routes::token_of(request);
+        let tokens = self.options.tokens.as_ref();
+        let tokens = tokens.filter(|_| !routes::is_public(request));
+        let outcome = match caller(tokens, token.as_deref()) {
+            Err((status, text)) => routes::refused(request, status, &PoolError::Forbidden(text)),
             Ok(_) if request.is_of_other_page() => {
                 routes::refusal(&PoolError::Forbidden(OTHER_PAGE.into()))
             }
@@ -390,6 +394,7 @@ impl Server {
                 let own = Own {
                     key: &self.key,
                     load: self.load,
+                    asks_token: self.options.tokens.is_some(),
                 };
                 match &mut self.manager {
                     None => routes::refusal(&refusal),
@@ -451,7 +456,7 @@ impl Server {
             return true;
         }
         let idle = self.connections.iter().filter(|(_, it)| it.is_idle());
-        let oldest = idle.min_by_key(|(_, it)| it.until_ms).map(|(id, _)| *id);
+        let oldest = idle.min_by_key(|(_, it)| it.rank()).map(|(id, _)| *id);
         oldest.into_iter().for_each(|id| self.ended(id));
         oldest.is_some()
     }
@@ -501,10 +506,11 @@ impl Server {
             };
             match outcome {
                 Outcome::Answer(status, body) => {
-                    connection.answer(now_ms, status, Form::Json.kind(), &body);
+                    connection.answer(now_ms, status, (Form::Json.kind(), ""), &body);
                 }
-                Outcome::Text(text) => {
-                    connection.answer(now_ms, 200, Form::Metrics.kind(), text.as_bytes());
+                Outcome::Text(status, form, text) => {
+                    let more = routes::more_of(status, form);
+                    connection.answer(now_ms, status, (form.kind(), &more), text.as_bytes());
                 }
                 Outcome::Wait(_) => {}
             }
@@ -512,6 +518,26 @@ impl Server {
                 self.ended(id);
             }
         }
+    }
+}
+
+/// Raises this process's limit of open files to what its connections need.
+fn allow_connections() {
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = limits::CONNECTIONS_MAX as u64 + limits::FILES_BESIDE;
+    if limit.current.is_none_or(|current| current >= wanted) {
+        return;
+    }
+    let current = limit.maximum.map_or(wanted, |most| most.min(wanted));
+    let raised = Rlimit {
+        current: Some(current),
+        maximum: limit.maximum,
+    };
+    if setrlimit(Resource::Nofile, raised).is_err() || current < wanted {
+        warn!(
+            current,
+            wanted, "open files are limited, so fewer connections are accepted"
+        );
     }
 }
 
