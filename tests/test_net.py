@@ -14,7 +14,8 @@ from harness import OUTBOARD, ROOT, TEST_PROGRAMS, Server
 LIBRARY = OUTBOARD.parent
 NVCC = ROOT / ".toolchain" / "bin" / "nvcc"
 LINK = [f"-L{LIBRARY}", "-loutboard_net"]
-RUN_S_MAX = 100
+# A spinning thread beside a spinning adapter makes little progress where others want the processors.
+RUN_S_MAX = 240
 EXAMPLES = ("two_kernels.cu",)
 
 
