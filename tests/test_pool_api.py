@@ -120,13 +120,15 @@ def test_each_route_is_described_as_it_answers(tmp_path: Path) -> None:
     # A route may change what others show: each name once, in this order.
     lease = ask(pool, "POST", "/v1/claims", claim("described", 2))[1]["granted"]["lease"]
     revision = ask(pool, "GET", "/v1/pool")[1]["revision"]
-    gpu = ask(pool, "GET", "/v1/pool")[1]["gpus"][-1]["uuid"]
+    attached = ask(pool, "POST", "/v1/claims", claim("attached", 1, attach=True))[1]["granted"]
+    gpu = attached["boxes"][0]["grant"]["gpus"][0][0]
     names = {"lease": lease, "box": "box1", "uuid": gpu, "owner": "bob"}
     new = {"name": "new", "identity": "new", "instance": "new", "url": "tcp://192.0.2.99:1", "gpus": []}
     bodies: dict[str, Any] = {
         "claim": claim("other", 3, same="nvlink"),
         "drain": {"reason": "repair"},
         "taint": {"reason": "x", "broken": True},
+        "detach": {"force": True},
         "quota": {"gpus": 3},
         "set_spares": {"gpus": 1, "per": "box"},
         "quotas": None,

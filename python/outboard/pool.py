@@ -262,6 +262,10 @@ class Pool:
         """Stops giving out one GPU; without a reason it is healthy, and given out again. A broken one is replaced."""
         self._ask("POST", f"/v1/gpus/{quote(gpu, safe='')}/taint", {"reason": reason, "broken": broken})
 
+    def detach(self, gpu: str, *, force: bool = False) -> dict[str, Any]:
+        """Takes an attached GPU from its host when no program uses it any more, or at once."""
+        return self._ask("POST", f"/v1/gpus/{quote(gpu, safe='')}/detach", {"force": force})
+
     def quota(self, owner: str, gpus: int | None) -> None:
         """Bounds the GPUs that a holder has at a time; None removes the bound."""
         self._ask("POST", f"/v1/quotas/{quote(owner, safe='')}", {"gpus": gpus})

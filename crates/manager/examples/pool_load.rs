@@ -88,6 +88,7 @@ fn claim(number: usize) -> Claim {
         fit: Fit::Best,
         priority: 0,
         term_ms: 3_600_000,
+        attach: false,
     }
 }
 

@@ -157,6 +157,8 @@ operations! {
     Drain("drain"): POST "/v1/boxes/{box}/drain", Operator, Json(ReasonRequest) => Json(Done);
     /// Stop giving out one GPU; its lease stays
     Taint("taint"): POST "/v1/gpus/{uuid}/taint", Operator, Json(TaintRequest) => Json(Done);
+    /// Take an attached GPU from its host when no program uses it any more
+    Detach("detach"): POST "/v1/gpus/{uuid}/detach", Operator, Json(DetachRequest) => Json(LeaseView);
     /// Bound the GPUs that a holder has at a time
     Quota("quota"): POST "/v1/quotas/{owner}", Operator, Json(QuotaRequest) => Json(Done);
     /// Show the bounds of holders, and what they have
@@ -221,6 +223,14 @@ pub(crate) struct TaintRequest {
     /// Whether it is broken: a spare takes its place.
     #[serde(default)]
     pub(crate) broken: bool,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DetachRequest {
+    /// Whether its sessions are to end now.
+    #[serde(default)]
+    pub(crate) force: bool,
 }
 
 #[derive(Debug, Default, Deserialize, JsonSchema)]

@@ -15,8 +15,8 @@ use crate::{
     metrics::{Load, metrics},
     openapi,
     operations::{
-        ClaimRequest, DrainAction, DrainForm, FailedRequest, Form, HoldRequest, Operation,
-        QuotaRequest, ReasonRequest, Role, SparesRequest, TaintRequest, WatchRequest,
+        ClaimRequest, DetachRequest, DrainAction, DrainForm, FailedRequest, Form, HoldRequest,
+        Operation, QuotaRequest, ReasonRequest, Role, SparesRequest, TaintRequest, WatchRequest,
     },
     page,
     roles::Caller,
@@ -70,6 +70,9 @@ pub(crate) fn handle(
         Role::Box => of_box(manager, now_ms, operation, caller, request),
         Role::Operator => {
             caller.may_operate()?;
+            if operation == Operation::Detach {
+                return detach(manager, now_ms, &names, request);
+            }
             operate(manager, now_ms, (operation, &names), request)?;
             document(&json!({}))
         }
@@ -207,6 +210,9 @@ fn of_holder(
     if operation == Operation::Claim {
         let asked: ClaimRequest = body(request)?;
         let mut claim = asked.claim;
+        if claim.attach {
+            caller.may_operate()?;
+        }
         claim.owner = caller.owner(&claim.owner)?;
         return match manager.claim(now_ms, &claim, asked.wait)? {
             Claimed::Granted(granted) => document(&granted_answer(granted, key)?),
@@ -236,6 +242,19 @@ fn of_holder(
         }
         _ => Err(unknown(request)),
     }
+}
+
+fn detach(
+    manager: &mut Manager,
+    now_ms: u64,
+    names: &[String],
+    request: &Request,
+) -> Result<Outcome, PoolError> {
+    let DetachRequest { force } = body(request)?;
+    let uuid = names.first().map_or("", String::as_str);
+    let uuid: Uuid = uuid.parse().map_err(|error| wrong(&error))?;
+    let lease = manager.detach(now_ms, &uuid, force)?;
+    document(&manager.lease_view(now_ms, lease)?)
 }
 
 fn operate(

@@ -125,12 +125,15 @@ pub struct LeaseView {
     pub state: LeaseState,
     pub reason: Option<EndReason>,
     pub gpus: Vec<Uuid>,
+    /// GPUs that leave the host's lease, and are not free yet.
+    #[serde(default)]
+    pub detaching: Vec<Uuid>,
     pub boxes: Vec<String>,
     /// Time left until the deadline.
     pub left_ms: u64,
     /// GPUs that are broken, that their boxes no longer have, or whose box was silent.
     pub lost: Vec<LostView>,
-    /// Changes when a GPU is lost or replaced.
+    /// Changes when a GPU is lost, replaced, attached or detached.
     pub news: u64,
     /// Time since the last report of each box that serves it; `None`: it is silent.
     pub heard_ms: Vec<Option<u64>>,

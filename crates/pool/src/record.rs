@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::{limits::TERM_DEFAULT_MS, uuid::Uuid};
 
 /// Version of these records. A manager refuses a store of a later one.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 /// The record of the pool itself.
 pub const POOL_KEY: &str = "pool";
 
@@ -124,6 +124,8 @@ pub enum EndReason {
     /// The holder's connection ended and did not come back.
     HolderGone,
     Expired,
+    /// The last of its GPUs was detached from the host.
+    Detached,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -140,6 +142,36 @@ pub struct Leased {
     /// Whether a spare has its entry.
     #[serde(default)]
     pub replaced: bool,
+    /// UID of the claim that attached it, if it was not the lease's first.
+    #[serde(default)]
+    pub attached_by: Option<String>,
+    /// State of its way out of the lease of a host.
+    #[serde(default)]
+    pub detach: Detach,
+}
+
+/// Way of a GPU out of the lease of a host.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Detach {
+    #[default]
+    No,
+    /// No grant names it any more; its sessions go on.
+    Waits,
+    /// Its sessions are to end, if there are any.
+    Out,
+}
+
+impl Leased {
+    /// Returns whether the holder can begin sessions with it.
+    pub(crate) fn is_granted(&self) -> bool {
+        !self.replaced && self.detach == Detach::No
+    }
+
+    /// Returns whether it is the lease's no more: a spare has its place, or it was detached.
+    pub(crate) fn is_out(&self) -> bool {
+        self.replaced || self.detach == Detach::Out
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -195,6 +227,9 @@ pub struct Claim {
     /// Time of the lease without a renewal.
     #[serde(default = "term_default")]
     pub term_ms: u64,
+    /// Whether the host itself is to have the GPUs, until they are detached.
+    #[serde(default)]
+    pub attach: bool,
 }
 
 fn term_default() -> u64 {

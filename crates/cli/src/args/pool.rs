@@ -103,6 +103,10 @@ pub(crate) struct PoolRunArgs {
     #[arg(long, value_name = "N", requires = "pool", default_value_t = 0,
           value_parser = number::<u32>(0..=1_000))]
     pub(crate) restart: u32,
+    /// Use the GPUs that are attached to this host (outboard pool attach), instead of a lease of
+    /// the program's own
+    #[arg(long, requires = "pool", conflicts_with_all = ["gpus", "restart", "model", "same", "fit", "priority", "term", "no_wait"])]
+    pub(crate) attached: bool,
 }
 
 /// The GPUs that a program asks a pool for.
@@ -196,6 +200,10 @@ pub(crate) enum PoolCommand {
     Claim(PoolClaimArgs),
     #[command(about = Operation::Release.about())]
     Release(PoolReleaseArgs),
+    /// Give GPUs to a host, until they are detached: programs there see them with run --attached
+    Attach(PoolAttachArgs),
+    #[command(about = Operation::Detach.about())]
+    Detach(PoolDetachArgs),
     #[command(about = Operation::Drain.about())]
     Drain(PoolDrainArgs),
     /// Give out the GPUs of a drained box again
@@ -281,6 +289,46 @@ pub(crate) struct PoolClaimArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) grants: Option<PathBuf>,
     /// Print the lease as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct PoolAttachArgs {
+    #[command(flatten)]
+    pub(crate) manager: ManagerArgs,
+    /// Name of the host [default: this one]
+    pub(crate) host: Option<String>,
+    /// Number of GPUs
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = number::<u32>(1..=i64::from(limits::CLAIM_GPUS_MAX)))]
+    pub(crate) gpus: u32,
+    #[command(flatten)]
+    pub(crate) wish: WishArgs,
+    /// Name of the token whose programs may use them [default: the host's name]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) holder: Option<String>,
+    /// The caller's own name of the request: the same request comes again with it [default: a new
+    /// one]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) uid: Option<String>,
+    /// Print the host's lease as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct PoolDetachArgs {
+    #[command(flatten)]
+    pub(crate) gpu: PoolGpuArgs,
+    /// End the programs' sessions with it now: their calls fail with
+    /// CUDA_ERROR_DEVICE_UNAVAILABLE
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Return at once; the GPU goes when the last program that uses it has ended
+    #[arg(long)]
+    pub(crate) no_wait: bool,
+    /// Print the host's lease as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -449,6 +497,9 @@ pub(crate) struct PoolHoldArgs {
     /// Whether this process is the holder, or starts it
     #[arg(long)]
     pub(crate) detached: bool,
+    /// Whether the lease goes on after the program: it is the host's
+    #[arg(long)]
+    pub(crate) keep: bool,
 }
 
 #[cfg(test)]

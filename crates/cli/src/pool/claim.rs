@@ -43,6 +43,8 @@ pub(crate) struct Leased {
     /// Losses that the program has not suffered: they were there when it began.
     lost_before: Vec<LostView>,
     is_ptx_only: bool,
+    /// Whether the lease is the host's.
+    is_kept: bool,
 }
 
 /// Asks the pool for a program's GPUs, and starts the process that keeps them until this one, or
@@ -56,12 +58,27 @@ pub(crate) fn lease_for(args: &RunArgs) -> anyhow::Result<Option<Leased>> {
         token: args.pool.token.clone(),
     };
     let mut client = client(&manager)?;
+    let is_kept = args.pool.attached;
+    if is_kept {
+        let granted = super::attach::granted(&mut client)?;
+        return hold_granted(client, &manager, granted, is_kept);
+    }
     let gpus = args.gpus.unwrap_or(1).into();
     let granted = wait_for(
         &mut client,
         &claim_of(&args.pool.wish, gpus, None)?,
         !args.pool.wish.no_wait,
     )?;
+    hold_granted(client, &manager, granted, is_kept)
+}
+
+/// Starts the process that keeps the GPUs for this one. The host's own are not given back.
+fn hold_granted(
+    client: Client,
+    manager: &ManagerArgs,
+    granted: Granted,
+    is_kept: bool,
+) -> anyhow::Result<Option<Leased>> {
     let grants =
         libraries::private_folder()?.join(format!("grants-{}", hex::encode(&random::<8>()?)));
     let mut leased = Leased {
@@ -71,12 +88,13 @@ pub(crate) fn lease_for(args: &RunArgs) -> anyhow::Result<Option<Leased>> {
         client,
         lost_before: Vec::new(),
         is_ptx_only: false,
+        is_kept,
     };
     // From the start of the holder on the lease ends with this process.
     let held = leased
         .take_servers()
         .and_then(|()| Ok(write_new_secret(&leased.grants, &lines(&leased.granted))?))
-        .and_then(|()| hold::start(&manager, &leased.granted, &leased.grants));
+        .and_then(|()| hold::start(manager, &leased.granted, &leased.grants, is_kept));
     match held {
         Ok(()) => Ok(Some(leased)),
         Err(error) => {
@@ -111,6 +129,9 @@ impl Leased {
     }
 
     fn release(&mut self) {
+        if self.is_kept {
+            return;
+        }
         let path = self.path(Operation::Release);
         let _ = self.client.post::<Value>(&path, &json!({}), Duration::ZERO);
     }
@@ -263,7 +284,7 @@ pub(super) fn claim(args: &PoolClaimArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn claim_of(wish: &WishArgs, gpus: u32, uid: Option<String>) -> anyhow::Result<Claim> {
+pub(super) fn claim_of(wish: &WishArgs, gpus: u32, uid: Option<String>) -> anyhow::Result<Claim> {
     let uid = match uid {
         Some(uid) => uid,
         None => hex::encode(&random::<16>()?),
@@ -278,6 +299,7 @@ fn claim_of(wish: &WishArgs, gpus: u32, uid: Option<String>) -> anyhow::Result<C
         fit: wish.fit.into(),
         priority: wish.priority,
         term_ms: u64::try_from(wish.term.as_millis()).unwrap_or(u64::MAX),
+        attach: false,
     })
 }
 
@@ -298,7 +320,11 @@ pub(crate) fn host_name() -> String {
     }
 }
 
-fn wait_for(client: &mut Client, claim: &Claim, may_wait: bool) -> anyhow::Result<Granted> {
+pub(super) fn wait_for(
+    client: &mut Client,
+    claim: &Claim,
+    may_wait: bool,
+) -> anyhow::Result<Granted> {
     let body = json!({ "claim": claim, "wait": may_wait });
     let mut told = None;
     loop {

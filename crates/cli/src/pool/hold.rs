@@ -30,9 +30,17 @@ const RETRY: Duration = Duration::from_millis(200);
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// Starts the holder of a lease for this process.
-pub(super) fn start(manager: &ManagerArgs, granted: &Granted, grants: &Path) -> anyhow::Result<()> {
+pub(super) fn start(
+    manager: &ManagerArgs,
+    granted: &Granted,
+    grants: &Path,
+    is_kept: bool,
+) -> anyhow::Result<()> {
     let program = pidfd_open(getpid(), PidfdFlags::empty()).context("watching this process")?;
     let mut command = holder(manager, granted.lease, granted.term_ms, grants, &program)?;
+    if is_kept {
+        command.arg("--keep");
+    }
     let status = command.status().context("starting the lease's holder")?;
     fcntl_setfd(&program, FdFlags::CLOEXEC)?;
     anyhow::ensure!(status.success(), "the lease's holder did not start");
@@ -84,7 +92,11 @@ pub(crate) fn hold(args: &PoolHoldArgs) -> anyhow::Result<ExitCode> {
             &args.grants,
             &program,
         )?;
-        command.arg("--detached").spawn()?;
+        command.arg("--detached");
+        if args.keep {
+            command.arg("--keep");
+        }
+        command.spawn()?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut client = client(&args.manager)?;
@@ -121,6 +133,9 @@ fn renew(client: &mut Client, args: &PoolHoldArgs, program: BorrowedFd<'_>) {
                 }
             }
         }
+    }
+    if args.keep {
+        return;
     }
     let path = Operation::Release.path(&[&args.lease]);
     let deadline = Instant::now() + Duration::from_millis(args.term_ms);

@@ -2,6 +2,7 @@
 //! before the program, `hold` what keeps its lease while the program runs, `restart` what runs it
 //! again when it has lost a GPU.
 
+mod attach;
 mod claim;
 mod hold;
 mod restart;
@@ -42,6 +43,8 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<ExitCode> {
         }
         PoolCommand::Claim(args) => claim::claim(&args),
         PoolCommand::Release(args) => release(&args),
+        PoolCommand::Attach(args) => attach::attach(&args),
+        PoolCommand::Detach(args) => attach::detach(&args),
         PoolCommand::Drain(args) => {
             let path = Operation::Drain.path(&[&args.of.name]);
             tell(&args.of.manager, &path, &json!({ "reason": args.reason }))
@@ -203,13 +206,21 @@ fn listed(view: &PoolView) -> String {
     for lease in &view.leases {
         let (claim, left) = (&lease.claim, lease.left_ms / 1_000);
         out.push_str(&format!(
-            "lease {}: {} of {} has {} GPUs, {left} s left, {}\n",
+            "lease {}: {} of {} has {} GPUs, {left} s left, {}{}\n",
             lease.lease,
             claim.owner,
             claim.host,
             lease.gpus.len(),
-            format!("{:?}", lease.state).to_lowercase()
+            format!("{:?}", lease.state).to_lowercase(),
+            if claim.attach {
+                ", attached to the host"
+            } else {
+                ""
+            }
         ));
+        for uuid in &lease.detaching {
+            out.push_str(&format!("  {uuid} is being detached\n"));
+        }
         for lost in &lease.lost {
             let replaced = match lost.replaced {
                 true => "a spare has its place",

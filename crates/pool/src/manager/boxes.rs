@@ -194,6 +194,7 @@ impl Manager {
                 }
             }
         }
+        self.box_has_attached(now_ms, number, report);
         // Only what is reported to this incarnation counts: the box knows its floors.
         if report.incarnation == self.pool.incarnation {
             self.boxes[number].heard_ms = now_ms;
@@ -254,7 +255,7 @@ impl Manager {
                 let epoch = record.epoch;
                 let is_over = floor > epoch && report.busy.is_none_or(|busy| busy > epoch);
                 let is_ending = self.leases.get(&lease).is_some_and(|it| {
-                    it.record.state == LeaseState::Ending || it.is_replaced(&report.uuid)
+                    it.record.state == LeaseState::Ending || it.is_out(&report.uuid)
                 });
                 if is_over && is_ending {
                     self.free(lease, gpu);
@@ -285,8 +286,7 @@ impl Manager {
             let record = &self.gpus[*gpu].record;
             let granted = record.lease.filter(|lease| {
                 self.leases.get(lease).is_some_and(|lease| {
-                    lease.record.state == LeaseState::Granted
-                        && !lease.is_replaced(&record.facts.uuid)
+                    lease.record.state == LeaseState::Granted && !lease.is_out(&record.facts.uuid)
                 })
             });
             let floor = match granted {

@@ -8,7 +8,7 @@ use crate::{
     limits,
     manager::{Due, Host, Lease, Manager, changes::Subject, check_name},
     placement::Wish,
-    record::{self, Claim, EndReason, HostRecord, LeaseRecord, LeaseState, Leased},
+    record::{self, Claim, Detach, EndReason, HostRecord, LeaseRecord, LeaseState, Leased},
 };
 
 impl Manager {
@@ -98,7 +98,7 @@ impl Manager {
             return Ok(None);
         };
         match self.leases.get(id).map(|lease| &lease.record) {
-            Some(record) if record.claim != *claim => Err(PoolError::Conflict(format!(
+            Some(record) if !record.is_of(claim) => Err(PoolError::Conflict(format!(
                 "the UID {} is that of another claim",
                 claim.uid
             ))),
@@ -147,11 +147,15 @@ impl Manager {
         let Some(chosen) = self.placement.choose(&wish_of(claim)) else {
             return false;
         };
+        let of_host = self.lease_of_host(claim);
+        if of_host.is_some_and(|id| !self.has_room(id, &chosen)) {
+            return false;
+        }
         let Some(entries) = self.reserve(&claim.host, chosen.len()) else {
             return false;
         };
-        self.lease_last += 1;
-        let id = self.lease_last;
+        let id = of_host.unwrap_or(self.lease_last + 1);
+        self.lease_last = self.lease_last.max(id);
         let mut gpus = Vec::with_capacity(chosen.len());
         for (gpu, entry) in chosen.into_iter().zip(entries) {
             let of = self.gpus[gpu].of;
@@ -162,6 +166,8 @@ impl Manager {
                 free: false,
                 lost: None,
                 replaced: false,
+                attached_by: of_host.map(|_| claim.uid.clone()),
+                detach: Detach::No,
             });
             self.settle(gpu);
             self.write_gpu(gpu);
@@ -169,6 +175,10 @@ impl Manager {
         }
         *self.used.entry(claim.owner.clone()).or_default() += claim.gpus;
         self.by_uid.insert(claim.uid.clone(), id);
+        if of_host.is_some() {
+            self.extend_lease(id, gpus);
+            return true;
+        }
         let deadline_ms = now_ms + claim.term_ms;
         let record = LeaseRecord {
             id,
@@ -232,7 +242,7 @@ impl Manager {
             return granted;
         };
         granted.term_ms = record.claim.term_ms;
-        for leased in record.gpus.iter().filter(|leased| !leased.replaced) {
+        for leased in record.gpus.iter().filter(|leased| leased.is_granted()) {
             let Some(gpu) = self.by_uuid.get(&leased.uuid).map(|gpu| &self.gpus[*gpu]) else {
                 continue;
             };
@@ -280,6 +290,9 @@ impl Manager {
         let Ok(lease) = self.granted_lease(id) else {
             return;
         };
+        if lease.record.claim.attach {
+            return;
+        }
         let until_ms = now_ms + limits::HOLDER_GRACE_MS;
         lease.gone_ms = Some(until_ms);
         let due_ms = lease.deadline_ms.min(until_ms);
@@ -312,7 +325,7 @@ impl Manager {
         }
     }
 
-    fn set_due(&mut self, id: u64, due_ms: u64) {
+    pub(super) fn set_due(&mut self, id: u64, due_ms: u64) {
         if let Some(lease) = self.leases.get_mut(&id) {
             self.due.remove(&(lease.due_ms, Due::Lease(id)));
             lease.due_ms = due_ms;
@@ -325,6 +338,11 @@ impl Manager {
             return;
         };
         match lease.record.state {
+            // Its boxes do not report, and sessions have ended by their clocks. The host keeps it.
+            LeaseState::Granted if lease.record.claim.attach && lease.deadline_ms <= now_ms => {
+                let due_ms = now_ms + lease.record.claim.term_ms;
+                self.set_due(id, due_ms);
+            }
             LeaseState::Granted if lease.deadline_ms <= now_ms => {
                 self.end(now_ms, id, EndReason::Expired);
             }
@@ -372,6 +390,7 @@ impl Manager {
         entry.record.lease = None;
         entry.record.epoch = entry.record.epoch.max(entry.epoch_told);
         entry.window = None;
+        entry.out_ms = None;
         self.settle(gpu);
         self.write_gpu(gpu);
         let Some(lease) = self.leases.get_mut(&id) else {
@@ -395,9 +414,11 @@ impl Manager {
         }
         if lease.record.gpus.iter().all(|leased| leased.free) {
             lease.record.state = LeaseState::Over;
+            lease.record.reason.get_or_insert(EndReason::Detached);
             self.due.remove(&(lease.due_ms, Due::Lease(id)));
             self.over.insert(id);
         }
+        self.forget_detached(id);
         self.write_lease(id);
         while self.over.len() > limits::LEASES_OVER_MAX {
             let Some(oldest) = self.over.pop_first() else {
@@ -405,6 +426,10 @@ impl Manager {
             };
             if let Some(lease) = self.leases.remove(&oldest) {
                 self.by_uid.remove(&lease.record.claim.uid);
+                let later = lease.record.gpus.iter();
+                for uid in later.filter_map(|it| it.attached_by.as_ref()) {
+                    self.by_uid.remove(uid);
+                }
             }
             self.changes.touch(Subject::Lease(oldest));
             self.writes.insert(record::lease_key(oldest), None);

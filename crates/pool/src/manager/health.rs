@@ -16,10 +16,10 @@ use crate::{
 const SILENT: &str = "its box does not answer";
 
 impl Lease {
-    /// Returns whether a spare has this GPU's place.
-    pub(super) fn is_replaced(&self, uuid: &Uuid) -> bool {
+    /// Returns whether the lease had this GPU, whose sessions are to end.
+    pub(super) fn is_out(&self, uuid: &Uuid) -> bool {
         let mut gpus = self.record.gpus.iter();
-        gpus.any(|leased| leased.replaced && !leased.free && leased.uuid == *uuid)
+        gpus.any(|leased| leased.is_out() && !leased.free && leased.uuid == *uuid)
     }
 
     pub(super) fn lost(&self) -> Vec<LostView> {
@@ -191,7 +191,7 @@ impl Manager {
             return;
         };
         let mut gpus = lease.record.gpus.iter_mut();
-        let Some(leased) = gpus.find(|leased| leased.uuid == uuid && !leased.replaced) else {
+        let Some(leased) = gpus.find(|leased| leased.uuid == uuid && !leased.is_out()) else {
             return;
         };
         if leased.lost.as_deref().is_none_or(|said| said == SILENT) {
@@ -217,7 +217,7 @@ impl Manager {
             let Some((id, lease)) = id.and_then(|id| Some((id, self.leases.get_mut(&id)?))) else {
                 continue;
             };
-            let is_its = |it: &&mut Leased| it.uuid == uuid && !it.replaced;
+            let is_its = |it: &&mut Leased| it.uuid == uuid && !it.is_out();
             let leased = lease.record.gpus.iter_mut().find(is_its);
             if let Some(leased) = leased.filter(|it| it.lost.as_deref() == Some(SILENT)) {
                 leased.lost = None;

@@ -7,6 +7,7 @@
 //! - `open`: a manager of a store's records.
 //! - `boxes`: boxes that join and report.
 //! - `claims`: claims, leases and their end.
+//! - `attach`: GPUs that a host has, without a program.
 //! - `queue`: claims that wait.
 //! - `health`: GPUs that fail, and what a lease loses.
 //! - `spares`: GPUs that are held back for that.
@@ -14,6 +15,7 @@
 //! - `show`: lists and mapping tables.
 //! - `changes`: changes since a revision, for those who watch.
 
+mod attach;
 mod boxes;
 mod changes;
 mod claims;
@@ -90,8 +92,8 @@ enum Due {
     Waiting(u64),
     /// A GPU that is suspect is given out again.
     Trial(usize),
-    /// A GPU whose place in the lease a spare has is free.
-    Replaced(u64, usize),
+    /// A GPU that its lease has no more is free: a spare has its place, or it was detached.
+    Out(u64, usize),
 }
 
 struct Gpu {
@@ -103,6 +105,8 @@ struct Gpu {
     window: Option<(u64, u64)>,
     /// Time until which it is not given out, since a session failed.
     trial_ms: Option<u64>,
+    /// Time at which it is free although its box says nothing, if its lease has it no more.
+    out_ms: Option<u64>,
     /// Failed sessions that the box's process has reported.
     failures_told: u32,
     /// Highest epoch that its box knows: no lower one is given out.
@@ -131,7 +135,7 @@ struct Lease {
     due_ms: u64,
     /// The holder's connection has ended; time until which it may come back.
     gone_ms: Option<u64>,
-    /// Rises with each GPU that is lost or replaced.
+    /// Rises with each GPU that is lost, replaced, attached or detached.
     news: u64,
 }
 
@@ -186,7 +190,7 @@ impl Manager {
                 Due::Box(number) => self.box_is_due(now_ms, number),
                 Due::Waiting(number) => self.waiting_is_due(now_ms, number),
                 Due::Trial(gpu) => self.trial_is_due(now_ms, gpu),
-                Due::Replaced(lease, gpu) => self.replaced_is_due(lease, gpu),
+                Due::Out(lease, gpu) => self.out_is_due(now_ms, lease, gpu),
             }
         }
         self.give_to_waiting(now_ms);

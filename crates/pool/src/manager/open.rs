@@ -120,6 +120,8 @@ impl Manager {
             let record: LeaseRecord = read(entry)?;
             self.lease_last = self.lease_last.max(record.id);
             self.by_uid.insert(record.claim.uid.clone(), record.id);
+            let later = record.gpus.iter().filter_map(|it| it.attached_by.clone());
+            self.by_uid.extend(later.map(|uid| (uid, record.id)));
             let lease = Lease {
                 record,
                 deadline_ms: 0,
@@ -173,11 +175,12 @@ impl Manager {
                 if let Some(host) = self.hosts.get_mut(&record.claim.host) {
                     host.used.insert(leased.entry);
                 }
-                if leased.replaced
+                if leased.is_out()
                     && let Some(gpu) = self.by_uuid.get(&leased.uuid)
                 {
                     let due_ms = record.claim.term_ms + limits::MARGIN_MS;
-                    self.due.insert((due_ms, Due::Replaced(id, *gpu)));
+                    self.gpus[*gpu].out_ms = Some(due_ms);
+                    self.due.insert((due_ms, Due::Out(id, *gpu)));
                 }
             }
             lease.deadline_ms = record.claim.term_ms;
@@ -228,6 +231,7 @@ impl Manager {
             is_spare: false,
             window: None,
             trial_ms: None,
+            out_ms: None,
             failures_told: 0,
             epoch_told: 0,
         });

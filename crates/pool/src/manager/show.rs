@@ -7,7 +7,7 @@ use crate::{
     },
     limits,
     manager::{Box_, Gpu, Lease, Manager},
-    record::{Condition, LeaseState},
+    record::{Condition, Detach, LeaseState, Leased},
 };
 
 impl Manager {
@@ -61,7 +61,7 @@ impl Manager {
             record
                 .gpus
                 .iter()
-                .filter(|leased| !leased.replaced)
+                .filter(|leased| !leased.is_out())
                 .filter_map(|leased| self.by_uuid.get(&leased.uuid))
         };
         let (mut boxes, mut heard_ms) = (Vec::<String>::new(), Vec::new());
@@ -75,6 +75,8 @@ impl Manager {
                 heard_ms.push(heard);
             }
         }
+        let is_leaving = |it: &&Leased| it.detach != Detach::No && !it.free;
+        let detaching = record.gpus.iter().filter(is_leaving);
         LeaseView {
             lease: record.id,
             claim: record.claim.clone(),
@@ -83,6 +85,7 @@ impl Manager {
             gpus: gpus()
                 .map(|gpu| self.gpus[*gpu].record.facts.uuid)
                 .collect(),
+            detaching: detaching.map(|it| it.uuid).collect(),
             boxes,
             left_ms: lease.deadline_ms.saturating_sub(now_ms),
             lost: lease.lost(),
@@ -139,6 +142,16 @@ impl Manager {
         let is_ill = |gpu: &&Gpu| gpu.record.health.condition != Condition::Healthy;
         let ill = self.gpus.iter().filter(is_ill);
         ill.map(|gpu| gpu.record.facts.uuid).collect()
+    }
+
+    /// Returns the GPUs that are attached and not on their way out.
+    #[cfg(test)]
+    pub(crate) fn attached(&self) -> Vec<crate::Uuid> {
+        let leases = self.leases.values().map(|lease| &lease.record);
+        let attached = leases.filter(|record| record.claim.attach);
+        let gpus = attached.flat_map(|record| &record.gpus);
+        let left = gpus.filter(|it| !it.free && !it.is_out());
+        left.map(|it| it.uuid).collect()
     }
 
     /// Returns the mapping tables of all hosts and boxes.

@@ -12,7 +12,7 @@ use crate::{
     api::{PoolError, SparesView},
     limits,
     manager::{Due, Manager, changes::Subject, place_of},
-    record::{self, LeaseState, Leased, Same, SpareRecord},
+    record::{self, Detach, LeaseState, Leased, Same, SpareRecord},
 };
 
 #[derive(Default)]
@@ -169,6 +169,8 @@ impl Manager {
             free: false,
             lost: None,
             replaced: false,
+            attached_by: None,
+            detach: Detach::No,
         };
         self.settle(spare);
         self.write_gpu(spare);
@@ -176,10 +178,11 @@ impl Manager {
             return;
         };
         let gpus = &mut lease.record.gpus;
-        let Some(at) = gpus.iter().position(|it| it.uuid == uuid && !it.replaced) else {
+        let Some(at) = gpus.iter().position(|it| it.uuid == uuid && !it.is_out()) else {
             return;
         };
         new.entry = gpus[at].entry;
+        new.attached_by.clone_from(&gpus[at].attached_by);
         let mut old = std::mem::replace(&mut gpus[at], new);
         old.replaced = true;
         gpus.push(old);
@@ -188,7 +191,8 @@ impl Manager {
         // The lost GPU counts until it is free.
         let owner = lease.record.claim.owner.clone();
         *self.used.entry(owner).or_default() += 1;
-        self.due.insert((due_ms, Due::Replaced(id, gpu)));
+        self.gpus[gpu].out_ms = Some(due_ms);
+        self.due.insert((due_ms, Due::Out(id, gpu)));
         self.wake(self.gpus[gpu].of);
         self.wake(self.gpus[spare].of);
         self.write_lease(id);
@@ -205,8 +209,16 @@ impl Manager {
             return None;
         }
         let lost = &self.gpus[gpu].record;
+        let mut gpus = record.gpus.iter();
+        let is_its = |it: &&Leased| it.uuid == lost.facts.uuid && !it.is_out();
+        if gpus
+            .find(is_its)
+            .is_none_or(|it| it.detach == Detach::Waits)
+        {
+            return None;
+        }
         let left = record.gpus.iter();
-        let left = left.filter(|it| !it.replaced && it.uuid != lost.facts.uuid);
+        let left = left.filter(|it| !it.is_out() && it.uuid != lost.facts.uuid);
         let left: Vec<usize> = left
             .filter_map(|it| self.by_uuid.get(&it.uuid).copied())
             .collect();
@@ -236,12 +248,14 @@ impl Manager {
         suiting.first().copied()
     }
 
-    /// The time is over at which a session may still have used a GPU that was replaced.
-    pub(super) fn replaced_is_due(&mut self, id: u64, gpu: usize) {
+    /// The time is over at which a session may still have used a GPU that its lease has no more.
+    pub(super) fn out_is_due(&mut self, now_ms: u64, id: u64, gpu: usize) {
         let uuid = self.gpus[gpu].record.facts.uuid;
         let lease = self.leases.get(&id);
-        let is_its = self.gpus[gpu].record.lease == Some(id);
-        if is_its && lease.is_some_and(|lease| lease.is_replaced(&uuid)) {
+        // The same lease may have got the GPU again and lost it again since.
+        let is_time = self.gpus[gpu].out_ms.is_some_and(|at| at <= now_ms);
+        let is_its = is_time && self.gpus[gpu].record.lease == Some(id);
+        if is_its && lease.is_some_and(|lease| lease.is_out(&uuid)) {
             self.free(id, gpu);
         }
     }

@@ -20,6 +20,8 @@ const BOXES: usize = 2;
 const CLIENTS: usize = 4;
 /// Time in which all must be well again once faults have ceased.
 const CALM_MS: u64 = 120_000;
+/// Time that sessions of detached GPUs have then.
+const DETACH_MS: u64 = 3_000;
 /// Steps within which a claim must have a free GPU then.
 const CLAIM_STEPS: usize = 200;
 
@@ -39,6 +41,7 @@ struct World {
     told: HashMap<(Uuid, u64), u64>,
     lease_of_uid: HashMap<String, u64>,
     grants_told: u64,
+    attaches: u64,
     /// Of the manager that has the store.
     incarnation: u64,
 }
@@ -160,6 +163,7 @@ impl World {
             told: HashMap::new(),
             lease_of_uid: HashMap::new(),
             grants_told: 0,
+            attaches: 0,
             incarnation: 0,
         }
     }
@@ -238,6 +242,9 @@ impl World {
                 }
             }
             15..=17 => self.operate(of),
+            18 => self.attach(),
+            19 | 20 => self.detach(of),
+            21 | 22 => self.a_program_ends(of),
             _ => {}
         }
     }
@@ -261,6 +268,66 @@ impl World {
             (4, Some(lease)) => manager.session_failed(now, lease, &of, "failed"),
             _ => manager.taint(now, &gpu, None),
         });
+    }
+
+    /// An operator attaches GPUs to a host, whose programs use them from then on.
+    fn attach(&mut self) {
+        self.attaches += 1;
+        let claim = Claim {
+            uid: format!("a{}", self.attaches),
+            owner: "host".into(),
+            host: format!("h{}", self.random.below(2)),
+            gpus: 1 + self.random.below(2) as u32,
+            model: None,
+            same: None,
+            fit: Fit::Best,
+            priority: 9,
+            term_ms: 2_000 + self.random.below(8_000),
+            attach: true,
+        };
+        let at = self.some_manager();
+        let said = self.with_manager(at, |manager, now| manager.claim(now, &claim, false));
+        let Some(Ok(Claimed::Granted(granted))) = said else {
+            return;
+        };
+        self.grants_told += 1;
+        for of in granted.boxes {
+            for gpu in &of.grant.gpus {
+                let before = self.told.insert(*gpu, granted.lease);
+                let is_first = before.is_none_or(|before| before == granted.lease);
+                assert!(is_first, "{gpu:?} is of two leases");
+            }
+            self.send(Message::Present(of.grant.clone()));
+            let client = self.random.below(CLIENTS as u64) as usize;
+            self.clients[client].grants.push(of.grant);
+        }
+    }
+
+    fn a_program_ends(&mut self, of: usize) {
+        let of = &mut self.boxes[of];
+        if let (Some((session, _)), Some(fence)) = (of.running.pop_first(), &mut of.fence) {
+            fence.ended(session);
+        }
+    }
+
+    fn detach(&mut self, of: usize) {
+        let gpus = &self.boxes[of].gpus;
+        let gpu = gpus[self.random.below(gpus.len() as u64) as usize];
+        let (at, is_forced) = (self.some_manager(), self.random.one_in(2));
+        self.with_manager(at, |manager, now| manager.detach(now, &gpu, is_forced));
+    }
+
+    /// Detaches what is attached. A session that does not end by itself is ended after a while.
+    fn detach_all(&mut self, is_forced: bool) {
+        let last = self.managers.len().wrapping_sub(1);
+        let gpus: Vec<Uuid> = self.boxes.iter().flat_map(|of| of.gpus.clone()).collect();
+        let Some(running) = self.managers.last() else {
+            return;
+        };
+        let attached = running.manager.attached();
+        for gpu in gpus.iter().filter(|gpu| attached.contains(gpu)) {
+            self.with_manager(last, |manager, now| manager.detach(now, gpu, is_forced));
+        }
     }
 
     /// Mends what is broken, and holds nothing back.
@@ -415,6 +482,7 @@ impl World {
                     fit: [Fit::Best, Fit::First, Fit::Spread][self.random.below(3) as usize],
                     priority: self.random.below(3) as u8,
                     term_ms: 2_000 + self.random.below(8_000),
+                    attach: false,
                 };
                 client.claim = Some(claim.clone());
                 Message::Claim(at, claim)
@@ -683,6 +751,7 @@ impl World {
             self.step(unfenced);
             self.check()?;
             self.mend_all();
+            self.detach_all(self.now_ms + CALM_MS > end_ms + DETACH_MS);
             let all = self.boxes.iter().map(|of| of.gpus.len()).sum::<usize>();
             let free = |running: &Running| running.manager.free_count() == all;
             is_free = self.managers.last().is_some_and(free);
@@ -722,6 +791,7 @@ impl World {
                 fit: Fit::Spread,
                 priority: 0,
                 term_ms: 10_000,
+                attach: false,
             };
             let mut said = None;
             // A manager whose store another one has taken notices that with its first write.
