@@ -143,6 +143,7 @@ def test_each_route_is_described_as_it_answers(tmp_path: Path) -> None:
         "release": {},
         "join": new,
         "report": {"name": "new", "instance": "new", "incarnation": 1, "revision": 99, "gpus": []},
+        "forget": {},
         "leader": None,
         "openapi": None,
         "metrics": None,
@@ -154,6 +155,8 @@ def test_each_route_is_described_as_it_answers(tmp_path: Path) -> None:
     assert bodies.keys() == served.keys()
     for name, body in bodies.items():
         path, method, described = served[name]
+        if name == "forget":
+            names["box"] = "new"
         for parameter in described.get("parameters", []):
             if parameter["in"] == "path":
                 path = path.replace(f"{{{parameter['name']}}}", str(names[parameter["name"]]))

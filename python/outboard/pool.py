@@ -258,6 +258,10 @@ class Pool:
         """Stops giving out the GPUs of a box; without a reason they are given out again."""
         self._ask("POST", f"/v1/boxes/{quote(box, safe='')}/drain", {"reason": reason})
 
+    def forget(self, box: str) -> None:
+        """Forgets a box without leases, whose GPUs others may have then."""
+        self._ask("POST", f"/v1/boxes/{quote(box, safe='')}/forget", {})
+
     def taint(self, gpu: str, reason: str | None, *, broken: bool = False) -> None:
         """Stops giving out one GPU; without a reason it is healthy, and given out again. A broken one is replaced."""
         self._ask("POST", f"/v1/gpus/{quote(gpu, safe='')}/taint", {"reason": reason, "broken": broken})

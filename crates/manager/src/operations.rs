@@ -155,6 +155,8 @@ operations! {
     Failed("failed"): POST "/v1/leases/{lease}/failed", Holder, Json(FailedRequest) => Json(LeaseView);
     /// Stop giving out the GPUs of a box; leases stay
     Drain("drain"): POST "/v1/boxes/{box}/drain", Operator, Json(ReasonRequest) => Json(Done);
+    /// Forget a box without leases, whose GPUs others may have then
+    Forget("forget"): POST "/v1/boxes/{box}/forget", Operator, Nothing(()) => Json(Done);
     /// Stop giving out one GPU; its lease stays
     Taint("taint"): POST "/v1/gpus/{uuid}/taint", Operator, Json(TaintRequest) => Json(Done);
     /// Take an attached GPU from its host when no program uses it any more

@@ -269,6 +269,7 @@ fn operate(
             let ReasonRequest { reason } = body(request)?;
             manager.drain(now_ms, name, reason)
         }
+        Operation::Forget => manager.forget_box(name),
         Operation::Taint => {
             let TaintRequest { reason, broken } = body(request)?;
             let uuid: Uuid = name.parse().map_err(|error| wrong(&error))?;

@@ -208,6 +208,8 @@ pub(crate) enum PoolCommand {
     Drain(PoolDrainArgs),
     /// Give out the GPUs of a drained box again
     Undrain(PoolBoxArgs),
+    #[command(about = Operation::Forget.about())]
+    Forget(PoolBoxArgs),
     #[command(about = Operation::Taint.about())]
     Taint(PoolTaintArgs),
     /// Give out a tainted GPU again

@@ -53,6 +53,10 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<ExitCode> {
             let path = Operation::Drain.path(&[&args.name]);
             tell(&args.manager, &path, &json!({ "reason": null }))
         }
+        PoolCommand::Forget(args) => {
+            let path = Operation::Forget.path(&[&args.name]);
+            tell(&args.manager, &path, &json!({}))
+        }
         PoolCommand::Taint(args) => {
             let path = Operation::Taint.path(&[&args.of.uuid]);
             let body = json!({ "reason": args.reason, "broken": args.broken });

@@ -80,8 +80,8 @@ impl Manager {
             && self.boxes[*number].record.identity != join.identity
         {
             return Err(PoolError::Conflict(format!(
-                "there is another box of the name {}: give one of them another name",
-                join.name
+                "there is another box of the name {}: give one of them another name, or have an operator forget the one that is gone (outboard pool forget {})",
+                join.name, join.name
             )));
         }
         let mut seen = BTreeSet::new();
@@ -97,12 +97,14 @@ impl Manager {
             let other = self.by_uuid.get(&facts.uuid).map(|gpu| &self.gpus[*gpu]);
             if let Some(other) = other.filter(|other| other.record.of != join.name) {
                 let record = &other.record;
-                let is_there = record.lease.is_some()
-                    || record.present && self.boxes[other.of].heard_until_ms.is_some();
-                if is_there {
+                let of = &self.boxes[other.of];
+                // A box that has another name now may take its GPUs along.
+                let is_another = of.record.identity != join.identity;
+                let is_there = record.present && of.heard_until_ms.is_some();
+                if is_another || is_there || record.lease.is_some() {
                     return Err(PoolError::Conflict(format!(
-                        "{} is a GPU of the box {}: no two boxes have one GPU",
-                        facts.uuid, record.of
+                        "{} is a GPU of the box {}: no two boxes have one GPU. If it has moved, an operator forgets that box first (outboard pool forget {})",
+                        facts.uuid, record.of, record.of
                     )));
                 }
             }

@@ -144,12 +144,13 @@ impl Manager {
         let (name, object) = match subject {
             Subject::Box(number) => {
                 let of = &self.boxes[*number];
-                (of.record.name.clone(), Object::Box(Some(box_view(of))))
+                let view = (!of.is_forgotten).then(|| box_view(of));
+                (of.record.name.clone(), Object::Box(view))
             }
             Subject::Gpu(gpu) => {
                 let gpu = &self.gpus[*gpu];
-                let view = Box::new(self.gpu_view(gpu));
-                (gpu.record.facts.uuid.to_string(), Object::Gpu(Some(view)))
+                let view = (!gpu.is_forgotten).then(|| Box::new(self.gpu_view(gpu)));
+                (gpu.record.facts.uuid.to_string(), Object::Gpu(view))
             }
             Subject::Lease(id) => {
                 let view = self.lease_view(now_ms, *id).ok().map(Box::new);

@@ -111,6 +111,8 @@ struct Gpu {
     failures_told: u32,
     /// Highest epoch that its box knows: no lower one is given out.
     epoch_told: u64,
+    /// An operator forgot its box: nothing leads here any more.
+    is_forgotten: bool,
 }
 
 struct Box_ {
@@ -122,6 +124,8 @@ struct Box_ {
     /// Time of the last report.
     heard_ms: u64,
     revision: u64,
+    /// An operator forgot it: nothing leads here any more.
+    is_forgotten: bool,
 }
 
 struct Host {

@@ -213,6 +213,7 @@ impl Manager {
             heard_until_ms: None,
             heard_ms: 0,
             revision: 0,
+            is_forgotten: false,
         });
         number
     }
@@ -234,6 +235,7 @@ impl Manager {
             out_ms: None,
             failures_told: 0,
             epoch_told: 0,
+            is_forgotten: false,
         });
     }
 }

@@ -1,5 +1,7 @@
 //! Drains, taints and quotas.
 
+use std::collections::BTreeSet;
+
 use crate::{
     api::PoolError,
     limits,
@@ -22,6 +24,40 @@ impl Manager {
         self.write(record::box_key(name), &record);
         self.settle_box(number);
         self.give_to_waiting(now_ms);
+        Ok(())
+    }
+
+    /// Forgets a box and its GPUs, none of which a lease has: others may have them then.
+    pub fn forget_box(&mut self, name: &str) -> Result<(), PoolError> {
+        let number = self.box_named(name)?;
+        let gpus = self.boxes[number].gpus.clone();
+        let leases: BTreeSet<u64> = gpus
+            .iter()
+            .filter_map(|gpu| self.gpus[*gpu].record.lease)
+            .collect();
+        if let Some(lease) = leases.first() {
+            return Err(PoolError::Conflict(format!(
+                "{} leases have GPUs of the box {name}, such as the lease {lease}: drain the box, and wait until they are over",
+                leases.len()
+            )));
+        }
+        for gpu in gpus {
+            self.mend(gpu);
+            self.gpus[gpu].record.present = false;
+            self.settle(gpu);
+            self.placement.remove(gpu);
+            self.gpus[gpu].is_forgotten = true;
+            let uuid = self.gpus[gpu].record.facts.uuid;
+            self.by_uuid.remove(&uuid);
+            self.writes.insert(record::gpu_key(&uuid), None);
+        }
+        self.wake(number);
+        let of = &mut self.boxes[number];
+        of.gpus.clear();
+        (of.instance, of.heard_until_ms, of.is_forgotten) = (None, None, true);
+        self.by_name.remove(name);
+        self.changes.touch(Subject::Box(number));
+        self.writes.insert(record::box_key(name), None);
         Ok(())
     }
 

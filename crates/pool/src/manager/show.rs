@@ -15,13 +15,14 @@ impl Manager {
     pub fn view(&self, now_ms: u64) -> PoolView {
         let active = self.leases.values();
         let active = active.filter(|lease| lease.record.state != LeaseState::Over);
+        let gpus = self.gpus.iter().filter(|gpu| !gpu.is_forgotten);
         let waiting = self.queue.iter().take(limits::QUEUE_LOOKS_MAX).zip(1..);
         PoolView {
             pool: self.pool.id.clone(),
             incarnation: self.pool.incarnation,
             revision: self.revision(),
-            boxes: self.boxes.iter().map(box_view).collect(),
-            gpus: self.gpus.iter().map(|gpu| self.gpu_view(gpu)).collect(),
+            boxes: self.known_boxes().map(box_view).collect(),
+            gpus: gpus.map(|gpu| self.gpu_view(gpu)).collect(),
             leases: active.map(|lease| self.view_of(now_ms, lease)).collect(),
             queue: waiting
                 .map(|(waiting, position)| WaitingView {
@@ -31,6 +32,10 @@ impl Manager {
                 })
                 .collect(),
         }
+    }
+
+    fn known_boxes(&self) -> impl Iterator<Item = &Box_> {
+        self.boxes.iter().filter(|of| !of.is_forgotten)
     }
 
     /// Returns a lease, over or not.
@@ -168,7 +173,7 @@ impl Manager {
                 reserved: host.record.entries,
             });
         }
-        for of in &self.boxes {
+        for of in self.known_boxes() {
             let gpus = of.gpus.iter().map(|gpu| &self.gpus[*gpu]).zip(0..);
             let entry = |(gpu, entry): (&Gpu, u16)| {
                 let lease = gpu.record.lease.and_then(|lease| self.leases.get(&lease));

@@ -846,3 +846,45 @@ fn a_detach_waits_for_sessions_or_ends_them() {
     let refused = next.detach(0, &uuid, true).unwrap_err().to_string();
     assert!(refused.contains("a program has it"), "{refused}");
 }
+
+#[test]
+fn a_gpu_is_its_first_boxs_until_that_is_forgotten() {
+    let (mut manager, mut store, of) = pool();
+    // Silent, or begun again a moment ago: its GPUs are its own all the same.
+    manager.tick(2 * limits::BOX_SILENCE_MS);
+    let thief = join("b", vec![facts(1, "x")]);
+    let stolen = manager.join(20_000, &thief).unwrap_err();
+    assert!(stolen.to_string().contains("pool forget a"), "{stolen}");
+    let gone = join("a", vec![facts(2, "x")]);
+    manager.join(20_000, &gone).unwrap();
+    assert!(manager.join(20_000, &thief).is_err(), "a GPU that is gone");
+    manager.join(20_000, &of).unwrap();
+    manager.tick(40_000);
+    // With another name it is the same box.
+    let renamed = Join {
+        name: "c".into(),
+        ..join("a", vec![facts(4, "y")])
+    };
+    manager.join(40_000, &renamed).unwrap();
+    for name in ["a", "c"] {
+        let revision = manager.revision();
+        manager.forget_box(name).unwrap();
+        let changes = manager.changes_after(0, &revision).unwrap().events;
+        assert!(changes.iter().any(|it| it.object == Object::Box(None)));
+        assert!(changes.iter().any(|it| it.object == Object::Gpu(None)));
+    }
+    assert!(manager.forget_box("a").is_err());
+    let view = manager.view(0);
+    assert!(view.gpus.is_empty() && view.boxes.is_empty() && manager.tables().boxes.is_empty());
+    manager.join(50_000, &thief).unwrap();
+    let first = report(&manager, &thief, vec![]);
+    manager.report(50_000, &first).unwrap();
+    let held = granted(manager.claim(50_000, &claim("w", 1), false));
+    let busy = manager.forget_box("b").unwrap_err();
+    assert!(matches!(busy, PoolError::Conflict(_)), "{busy}");
+    assert_eq!(held.boxes[0].name, "b");
+    // The store says the same.
+    store.commit(&manager.take_transaction().unwrap()).unwrap();
+    let next = Manager::open(&mut store, "ignored", "key").unwrap();
+    assert_eq!(next.view(0).gpus.len(), 1);
+}
