@@ -7,6 +7,7 @@
 //! GPUs; none leaves.
 
 mod compare;
+pub mod fgd;
 mod place;
 mod trace;
 

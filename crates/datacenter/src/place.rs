@@ -7,7 +7,10 @@
 use outboard_dxpu::random::Random;
 use rustc_hash::FxHashMap;
 
-use crate::{GPU_MILLI, Machine, Task};
+use crate::{
+    GPU_MILLI, Machine, Task,
+    fgd::{Need, fragment},
+};
 
 /// Place of GPUs and processors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,14 +99,7 @@ impl State {
     }
 
     fn has_gpus(&self, task: &Task) -> bool {
-        task.gpus == 0
-            || self
-                .gpus
-                .iter()
-                .filter(|left| **left >= task.gpu_milli)
-                .count()
-                >= task.gpus as usize
-                && task.accepts(&self.model)
+        task.gpus == 0 || need(task).is_met(&self.gpus) && task.accepts(&self.model)
     }
 
     fn has_cpu(&self, task: &Task) -> bool {
@@ -120,13 +116,9 @@ impl State {
             if task.gpus == 0 || !self.has_gpus(task) || self.cpu < task.cpu_milli {
                 return all;
             }
-            let small = self.gpus.iter().filter(|left| **left < task.gpu_milli);
-            small.map(|left| u64::from(*left)).sum()
+            need(task).lost(&self.gpus)
         };
-        kinds
-            .iter()
-            .map(|kind| kind.share * lost(&kind.task) as f64)
-            .sum()
+        fragment(kinds.iter().map(|kind| (kind.share, lost(&kind.task))))
     }
 
     /// Takes processors and memory.
@@ -147,6 +139,13 @@ impl State {
                 *left -= task.gpu_milli;
             }
         }
+    }
+}
+
+fn need(task: &Task) -> Need {
+    Need {
+        gpus: task.gpus,
+        gpu_milli: task.gpu_milli,
     }
 }
 

@@ -19,6 +19,8 @@ pub const HOST_ENTRIES: u16 = 512;
 pub const QUEUE_MAX: usize = 100_000;
 /// Claims that are looked at, at most, each time that GPUs become free.
 pub const QUEUE_LOOKS_MAX: usize = 256;
+/// Groups with equally many free GPUs that are looked at for `Fit::Fgd`.
+pub const FGD_LOOKS_MAX: usize = 8;
 /// Time after which a waiting claim comes before all others, and nothing passes it.
 pub const QUEUE_PATIENCE_MS: u64 = 600_000;
 /// Time after which a waiting claim is forgotten if its client does not ask again.

@@ -3,9 +3,17 @@
 //! GPUs of one model lie in groups of four kinds. Each kind has, for each model, an ordered set of
 //! (free GPUs, group): the groups that have enough GPUs are found without a look at GPUs.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use crate::record::{Fit, Same};
+use outboard_datacenter::{
+    GPU_MILLI,
+    fgd::{Need, fragment},
+};
+
+use crate::{
+    limits,
+    record::{Fit, Same},
+};
 
 const KINDS: [Same; 4] = [Same::Box, Same::Nvlink, Same::Bridge, Same::Proxy];
 
@@ -40,6 +48,39 @@ pub(crate) struct Placement {
     models: Vec<Model>,
     /// Groups of each GPU, and its model.
     gpus: Vec<Option<(usize, [usize; 4])>>,
+    mix: Mix,
+}
+
+/// Claims that are known, by the kind of group that they want and the number of GPUs.
+#[derive(Default)]
+struct Mix {
+    counts: BTreeMap<(Option<usize>, usize), u32>,
+    claims: u32,
+}
+
+/// Fragment of a group of each kind, by its free GPUs.
+type Fragments = [Vec<f64>; 4];
+
+impl Mix {
+    /// Measures groups of 0 to `most` free GPUs. A claim for GPUs of any groups wastes none.
+    fn fragments(&self, most: usize) -> Fragments {
+        let whole = vec![GPU_MILLI; most];
+        let of = |kind: usize, free: usize| {
+            let wanted = self
+                .counts
+                .iter()
+                .filter(|((same, _), _)| *same == Some(kind));
+            fragment(wanted.map(|((_, gpus), count)| {
+                let need = Need {
+                    gpus: u32::try_from(*gpus).unwrap_or(u32::MAX),
+                    gpu_milli: GPU_MILLI,
+                };
+                let share = f64::from(*count) / f64::from(self.claims.max(1));
+                (share, need.lost(&whole[..free]))
+            }))
+        };
+        std::array::from_fn(|kind| (0..=most).map(|free| of(kind, free)).collect())
+    }
 }
 
 /// GPUs of one model.
@@ -157,7 +198,96 @@ impl Placement {
 
     /// Chooses free GPUs, all of one model, or none.
     pub(crate) fn choose(&self, wish: &Wish<'_>) -> Option<Vec<usize>> {
-        self.matching(wish).find_map(|model| model.choose(wish))
+        self.matching(wish).find_map(|model| match wish.fit {
+            Fit::Fgd => self
+                .least_fragmenting(model, wish)
+                .or_else(|| model.choose(wish)),
+            _ => model.choose(wish),
+        })
+    }
+
+    /// Notes a claim that got GPUs, for those that choose by what is left for others.
+    pub(crate) fn note(&mut self, same: Option<Same>, gpus: usize) {
+        *self.mix.counts.entry((same.map(at), gpus)).or_default() += 1;
+        self.mix.claims += 1;
+    }
+
+    pub(crate) fn forget(&mut self, same: Option<Same>, gpus: usize) {
+        let key = (same.map(at), gpus);
+        if let Some(count) = self.mix.counts.get_mut(&key) {
+            *count -= 1;
+            self.mix.claims -= 1;
+            if *count == 0 {
+                self.mix.counts.remove(&key);
+            }
+        }
+    }
+
+    /// Chooses GPUs of one group so that the fragments of all their groups grow least (FGD); of
+    /// equals those of the fullest group. Of groups with equally many free GPUs the first few are
+    /// looked at.
+    fn least_fragmenting(&self, model: &Model, wish: &Wish<'_>) -> Option<Vec<usize>> {
+        let kind = &model.kinds[wish.same.map_or(0, at)];
+        let most = model.kinds[0].by_free.last().map_or(0, |(free, _)| *free);
+        let fragments = self.mix.fragments(most);
+        let mut best: Option<(f64, Vec<usize>)> = None;
+        let (mut free, mut looks) = (0, 0);
+        for &(count, group) in kind.by_free.range((wish.gpus, 0)..) {
+            looks = if count == free { looks + 1 } else { 0 };
+            free = count;
+            if looks >= limits::FGD_LOOKS_MAX {
+                continue;
+            }
+            let (grows_by, gpus) =
+                self.pick(model, &kind.groups[group].free, wish.gpus, &fragments);
+            // Sums of shares in another order differ in their last digits.
+            if best
+                .as_ref()
+                .is_none_or(|(least, _)| grows_by < least - 1e-6)
+            {
+                best = Some((grows_by, gpus));
+            }
+        }
+        best.map(|(_, gpus)| gpus)
+    }
+
+    /// Picks GPUs one by one, each where the fragments grow least.
+    fn pick(
+        &self,
+        model: &Model,
+        free: &BTreeSet<usize>,
+        count: usize,
+        fragments: &Fragments,
+    ) -> (f64, Vec<usize>) {
+        let mut left: Vec<(usize, [usize; 4])> = free
+            .iter()
+            .filter_map(|gpu| Some((*gpu, self.gpus.get(*gpu)?.as_ref()?.1)))
+            .collect();
+        // GPUs that were picked of each group.
+        let mut taken: HashMap<(usize, usize), usize> = HashMap::new();
+        let (mut grown, mut picked) = (0.0, Vec::new());
+        while picked.len() < count {
+            let grows_by = |groups: &[usize; 4]| -> f64 {
+                let of = |(kind, group): (usize, &usize)| {
+                    let all = model.kinds[kind].groups[*group].free.len();
+                    let now = all - taken.get(&(kind, *group)).copied().unwrap_or(0);
+                    fragments[kind][now - 1] - fragments[kind][now]
+                };
+                groups.iter().enumerate().map(of).sum()
+            };
+            let steps = left.iter().map(|(_, groups)| grows_by(groups)).enumerate();
+            let least = steps.reduce(|a, b| if b.1 < a.1 - 1e-6 { b } else { a });
+            let Some((number, by)) = least else {
+                break;
+            };
+            let (gpu, groups) = left.remove(number);
+            for (kind, group) in groups.into_iter().enumerate() {
+                *taken.entry((kind, group)).or_default() += 1;
+            }
+            grown += by;
+            picked.push(gpu);
+        }
+        (grown, picked)
     }
 
     fn matching<'a>(&'a self, wish: &'a Wish<'_>) -> impl Iterator<Item = &'a Model> {
@@ -182,7 +312,7 @@ impl Model {
                 .map(|g| kind.some(g, wish.gpus));
         }
         let chosen = match wish.fit {
-            Fit::Best => None,
+            Fit::Best | Fit::Fgd => None,
             Fit::First => self.first(wish),
             Fit::Spread => self.spread(wish),
         };
@@ -249,7 +379,7 @@ impl Kind {
     /// Returns a group that has `gpus` free ones.
     fn group(&self, gpus: usize, fit: Fit) -> Option<usize> {
         match fit {
-            Fit::Best => self.by_free.range((gpus, 0)..).next().map(|(_, g)| *g),
+            Fit::Best | Fit::Fgd => self.by_free.range((gpus, 0)..).next().map(|(_, g)| *g),
             Fit::Spread => {
                 let most = self.by_free.last().filter(|(free, _)| *free >= gpus);
                 most.map(|(_, group)| *group)
@@ -355,9 +485,36 @@ mod tests {
     }
 
     #[test]
+    fn fgd_leaves_what_others_can_use() {
+        let mut placement = placement(&[("A", 4), ("A", 8)]);
+        (4..7).for_each(|gpu| placement.take(gpu));
+        let of = |p: &Placement, gpus, same, fit| p.choose(&wish(gpus, same, fit));
+        let one = |p: &Placement, fit| of(p, 1, None, fit);
+        // Nothing is known of claims: the fullest, as best fit has it.
+        assert_eq!(
+            of(&placement, 3, Some(Same::Box), Fit::Fgd),
+            Some(vec![0, 1, 2])
+        );
+        // Claims for four in a box are known, and the other box has five.
+        placement.note(Some(Same::Box), 4);
+        placement.note(None, 1);
+        assert_eq!(one(&placement, Fit::First), Some(vec![0]));
+        assert_eq!(one(&placement, Fit::Fgd), Some(vec![7]));
+        placement.take(7);
+        assert_eq!(of(&placement, 4, None, Fit::Fgd), Some(vec![0, 1, 2, 3]));
+        // Claims for pairs that NVLink joins: a single one takes what has no other half.
+        placement.forget(Some(Same::Box), 4);
+        placement.note(Some(Same::Nvlink), 2);
+        placement.take(0);
+        assert_eq!(one(&placement, Fit::Fgd), Some(vec![1]));
+        placement.take(1);
+        assert_eq!(of(&placement, 2, None, Fit::Fgd), Some(vec![2, 3]));
+    }
+
+    #[test]
     fn a_program_uses_only_so_many_boxes() {
         let placement = placement(&[("A", 1); 9]);
-        for fit in [Fit::Best, Fit::First, Fit::Spread] {
+        for fit in [Fit::Best, Fit::First, Fit::Spread, Fit::Fgd] {
             assert_eq!(placement.choose(&wish(8, None, fit)).unwrap().len(), 8);
             assert_eq!(placement.choose(&wish(9, None, fit)), None, "{fit:?}");
         }
@@ -385,7 +542,7 @@ mod tests {
                 placement.put(gpu);
             }
             let gpus = 1 + random.below(9) as usize;
-            let fit = [Fit::Best, Fit::First, Fit::Spread][random.below(3) as usize];
+            let fit = [Fit::Best, Fit::First, Fit::Spread, Fit::Fgd][random.below(4) as usize];
             let same = [None, Some(Same::Box), Some(Same::Nvlink)][random.below(3) as usize];
             let group = |gpu: usize| match same {
                 None => 0,
@@ -399,6 +556,7 @@ mod tests {
             let can = counts.values().any(|count| *count >= gpus);
             let chosen = placement.choose(&wish(gpus, same, fit));
             assert_eq!(chosen.is_some(), can, "{gpus} {same:?} {fit:?} {free:?}");
+            placement.note(same, gpus);
             if let Some(chosen) = chosen {
                 let distinct: BTreeSet<_> = chosen.iter().copied().collect();
                 assert_eq!(distinct.len(), gpus);

@@ -204,6 +204,8 @@ pub enum Fit {
     First,
     /// The groups that have the most free GPUs, one GPU of each in turn.
     Spread,
+    /// The group in which the claims that are known lose least (fragmentation gradient descent).
+    Fgd,
 }
 
 /// A request for GPUs.

@@ -154,6 +154,8 @@ pub(crate) enum FitArg {
     First,
     /// The emptiest boxes, one GPU of each in turn
     Spread,
+    /// Where the fewest GPUs become useless for claims like those there were (FGD)
+    Fgd,
 }
 
 impl From<SameArg> for Same {
@@ -173,6 +175,7 @@ impl From<FitArg> for Fit {
             FitArg::Best => Fit::Best,
             FitArg::First => Fit::First,
             FitArg::Spread => Fit::Spread,
+            FitArg::Fgd => Fit::Fgd,
         }
     }
 }

@@ -179,6 +179,7 @@ impl Manager {
             self.extend_lease(id, gpus);
             return true;
         }
+        self.placement.note(claim.same, claim.gpus as usize);
         let deadline_ms = now_ms + claim.term_ms;
         let record = LeaseRecord {
             id,
@@ -425,7 +426,9 @@ impl Manager {
                 break;
             };
             if let Some(lease) = self.leases.remove(&oldest) {
-                self.by_uid.remove(&lease.record.claim.uid);
+                let claim = &lease.record.claim;
+                self.placement.forget(claim.same, claim.gpus as usize);
+                self.by_uid.remove(&claim.uid);
                 let later = lease.record.gpus.iter();
                 for uid in later.filter_map(|it| it.attached_by.as_ref()) {
                     self.by_uid.remove(uid);

@@ -120,6 +120,8 @@ impl Manager {
             let record: LeaseRecord = read(entry)?;
             self.lease_last = self.lease_last.max(record.id);
             self.by_uid.insert(record.claim.uid.clone(), record.id);
+            let claim = &record.claim;
+            self.placement.note(claim.same, claim.gpus as usize);
             let later = record.gpus.iter().filter_map(|it| it.attached_by.clone());
             self.by_uid.extend(later.map(|uid| (uid, record.id)));
             let lease = Lease {

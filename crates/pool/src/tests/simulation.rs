@@ -479,7 +479,8 @@ impl World {
                     gpus: 1 + self.random.below(2) as u32,
                     model: None,
                     same: [None, Some(Same::Box)][self.random.below(2) as usize],
-                    fit: [Fit::Best, Fit::First, Fit::Spread][self.random.below(3) as usize],
+                    fit: [Fit::Best, Fit::First, Fit::Spread, Fit::Fgd]
+                        [self.random.below(4) as usize],
                     priority: self.random.below(3) as u8,
                     term_ms: 2_000 + self.random.below(8_000),
                     attach: false,
