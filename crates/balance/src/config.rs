@@ -3,7 +3,7 @@
 use crate::engine::{BackendRule, Forward, Phase, ServiceRule, TCP, Timeouts, UDP};
 use serde::{Deserialize, Deserializer, Serialize, de};
 use std::collections::{BTreeMap, HashSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -20,6 +20,8 @@ pub const CONNECTIONS_MAX: usize = 64 << 20;
 /// Longest time between dumps, and of a slow start.
 pub const DUMP_SECONDS_MAX: u64 = 7 * 86_400;
 pub const SLOW_START_SECONDS_MAX: u64 = 7 * 86_400;
+/// Longest path of the socket for commands: a successor listens beside it, at four bytes more.
+pub const API_BYTES_MAX: usize = 103;
 /// Longest name of an interface.
 pub const INTERFACE_BYTES_MAX: usize = 15;
 
@@ -301,6 +303,7 @@ impl Config {
             );
         }
         check_plane(&file.plane).map_err(ConfigError::Value)?;
+        check_files(&file).map_err(ConfigError::Value)?;
         if file.dump_seconds > DUMP_SECONDS_MAX {
             return wrong("dump_seconds: 604,800 at most, which is a week");
         }
@@ -427,6 +430,45 @@ impl Config {
     }
 }
 
+/// Returns whether packets can go to an address of one host, through a network.
+fn is_host(address: IpAddr) -> bool {
+    let is_mapped = matches!(address, IpAddr::V6(address) if address.to_ipv4_mapped().is_some());
+    !(address.is_unspecified()
+        || address.is_multicast()
+        || address.is_loopback()
+        || address == IpAddr::V4(Ipv4Addr::BROADCAST)
+        || is_mapped)
+}
+
+/// Checks the paths of the files that the balancer makes, which would spoil each other.
+fn check_files(file: &File) -> Result<(), String> {
+    let api = file.api.as_deref();
+    if api.is_some_and(|api| !(1..=API_BYTES_MAX).contains(&api.as_os_str().len())) {
+        return Err(format!(
+            "api: a path of 1 to {API_BYTES_MAX} bytes is needed"
+        ));
+    }
+    let (Some(api), Some(state)) = (api, file.state.as_deref()) else {
+        return Ok(());
+    };
+    // Each has a lock and a new file beside it.
+    let all = |path: &Path| {
+        let beside = |end: &str| {
+            let mut path = path.as_os_str().to_os_string();
+            path.push(end);
+            std::path::absolute(&path).unwrap_or(path.into())
+        };
+        ["", ".lock", ".new"].map(beside)
+    };
+    let of_state = all(state);
+    if all(api).iter().any(|one| of_state.contains(one)) {
+        return Err(
+            "api and state need different paths, also with .lock and .new after them".into(),
+        );
+    }
+    Ok(())
+}
+
 /// Checks kind and interfaces.
 fn check_plane(plane: &PlaneTable) -> Result<(), String> {
     match (plane.kind, plane.interfaces.len()) {
@@ -496,7 +538,7 @@ fn checked(
 /// Checks one service by itself.
 fn check_service(table: &ServiceTable, is_tun: bool) -> Result<(), String> {
     let address = table.address;
-    if address.port() == 0 || address.ip().is_unspecified() || address.ip().is_multicast() {
+    if address.port() == 0 || !is_host(address.ip()) {
         return Err(format!("{address} is no address and port of one host"));
     }
     if !(1..=BACKENDS_MAX).contains(&table.backend.len()) {
@@ -512,6 +554,16 @@ fn check_service(table: &ServiceTable, is_tun: bool) -> Result<(), String> {
         match () {
             () if backend.address.is_ipv6() != is_v6 => return wrong("of another version of IP"),
             () if backend.address.port() == 0 => return wrong("it has no port"),
+            () if !is_host(backend.address.ip()) => return wrong("no address of one host"),
+            () if backend.via.is_some_and(|via| via.is_ipv6() != is_v6) => {
+                return wrong("via: of another version of IP");
+            }
+            () if backend
+                .via
+                .is_some_and(|via| !is_host(via) || via == address.ip()) =>
+            {
+                return wrong("via: no address of a router");
+            }
             () if backend.weight > WEIGHT_MAX => return wrong("its weight is above 1000"),
             () if !seen.insert(backend.address) => return wrong("there twice"),
             () if table.forward == Forward::Direct && backend.address.port() != address.port() => {
@@ -529,16 +581,7 @@ fn check_service(table: &ServiceTable, is_tun: bool) -> Result<(), String> {
             return Err(format!("check: {}", no_address(asked)));
         }
     }
-    let is_full = table.forward == Forward::FullNat;
-    if is_full == table.sources.is_empty() {
-        return Err("full-nat, and nothing else, needs sources".into());
-    }
-    if table.sources.iter().any(|one| one.is_ipv6() != is_v6) {
-        return Err("a source of another version of IP".into());
-    }
-    if table.source_ports.0 == 0 || table.source_ports.0 > table.source_ports.1 {
-        return Err("source_ports: the first is at least 1 and at most the last".into());
-    }
+    check_sources(table)?;
     if table.forward == Forward::Direct && is_tun {
         return Err(
             "direct return needs interfaces: a TUN device has no hardware addresses".into(),
@@ -560,6 +603,31 @@ fn check_service(table: &ServiceTable, is_tun: bool) -> Result<(), String> {
         }
         _ => Ok(()),
     }
+}
+
+/// Checks the source addresses and ports of one service.
+fn check_sources(table: &ServiceTable) -> Result<(), String> {
+    let is_v6 = table.address.is_ipv6();
+    let is_full = table.forward == Forward::FullNat;
+    if is_full == table.sources.is_empty() {
+        return Err("full-nat, and nothing else, needs sources".into());
+    }
+    if table.sources.iter().any(|one| one.is_ipv6() != is_v6) {
+        return Err("a source of another version of IP".into());
+    }
+    let mut seen = HashSet::new();
+    for source in &table.sources {
+        if !is_host(*source) {
+            return Err(format!("source {source} is no address of one host"));
+        }
+        if !seen.insert(source) {
+            return Err(format!("source {source} is there twice"));
+        }
+    }
+    if table.source_ports.0 == 0 || table.source_ports.0 > table.source_ports.1 {
+        return Err("source_ports: the first is at least 1 and at most the last".into());
+    }
+    Ok(())
 }
 
 /// Says where a file is no TOML, or has keys that are unknown: with the line, unless that is long.
@@ -625,6 +693,37 @@ mod tests {
         assert_eq!(config.timeouts.of(Phase::Established), 3_600_000);
         assert_eq!(config.timeouts.of(Phase::SynSent), 120_000);
         assert!(!config.is_tun());
+    }
+
+    #[test]
+    fn addresses_and_paths_that_cannot_be_are_refused() {
+        let backend = "203.0.113.2:4833\", weight = 3";
+        let via = |via: &str| format!("{backend}, via = \"{via}\"");
+        for wrong in ["0.0.0.0", "224.0.0.1", "255.255.255.255", "127.0.0.1"] {
+            refuses("203.0.113.2", wrong, "no address of one host");
+            refuses("192.0.2.10", wrong, "is no address and port of one host");
+            refuses("192.0.2.99", wrong, "is no address of one host");
+            refuses(backend, &via(wrong), "via: no address of a router");
+        }
+        refuses(
+            backend,
+            &via("2001:db8::1"),
+            "via: of another version of IP",
+        );
+        refuses(backend, &via("192.0.2.10"), "via: no address of a router");
+        refuses(
+            "[\"192.0.2.99\"]",
+            "[\"192.0.2.99\", \"192.0.2.98\", \"192.0.2.99\"]",
+            "source 192.0.2.99 is there twice",
+        );
+        let api = "\"/run/balance.sock\"";
+        refuses(api, "\"\"", "api: a path of 1 to 103 bytes");
+        let long = format!("\"/{}\"", "a".repeat(API_BYTES_MAX));
+        refuses(api, &long, "api: a path of 1 to 103 bytes");
+        for state in ["balance.sock", "balance.sock.lock", "./balance.sock"] {
+            let both = format!("{api}\nstate = \"/run/{state}\"");
+            refuses(api, &both, "api and state need different paths");
+        }
     }
 
     /// Checks that the file is refused with `text` if it has one thing in place of another.

@@ -162,6 +162,15 @@ fn state_of(backend: &BackendStatus) -> &'static str {
     }
 }
 
+/// Escapes characters that would change a terminal.
+fn shown(name: &str) -> String {
+    let one = |one: char| match one.is_control() {
+        true => one.escape_default().to_string(),
+        false => one.to_string(),
+    };
+    name.chars().map(one).collect()
+}
+
 fn status(api: &Api, json: bool) -> anyhow::Result<ExitCode> {
     let status: Status = api.ask(&Question::Status)?;
     if json {
@@ -173,7 +182,7 @@ fn status(api: &Api, json: bool) -> anyhow::Result<ExitCode> {
         writeln!(
             out,
             "{} {}/{} {} {} opened{}",
-            service.name,
+            shown(&service.name),
             service.address,
             service.protocol,
             forward.as_str().unwrap_or_default(),
@@ -266,7 +275,9 @@ fn rates(out: &mut String, before: &Status, now: &Status, seconds: f64) -> std::
         writeln!(
             out,
             "{} {}/{}",
-            service.name, service.address, service.protocol
+            shown(&service.name),
+            service.address,
+            service.protocol
         )?;
         let old = before.services.iter().find(|one| one.name == service.name);
         for one in &service.backends {

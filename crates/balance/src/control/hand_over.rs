@@ -85,6 +85,11 @@ pub enum TakeError {
     Ask(#[from] ApiError),
     #[error("the running balancer's connections: {0}")]
     Connections(#[from] RestoreError),
+    #[error(
+        "the running balancer ended before it handed anything over: another process took over \
+         from it first, or it was stopped"
+    )]
+    Gone,
     #[error("what the running balancer handed over: {0}")]
     Io(io::Error),
 }
@@ -278,7 +283,13 @@ pub(super) fn take(api: &Path, config: &Config, engine: &mut Engine) -> Result<T
     stream.set_read_timeout(Some(STEP_MAX))?;
     stream.set_write_timeout(Some(STEP_MAX))?;
     let mut first = [0];
-    stream.read_exact(&mut first)?;
+    stream.read_exact(&mut first).map_err(|error| {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+        match error.kind() {
+            BrokenPipe | ConnectionReset | UnexpectedEof => TakeError::Gone,
+            _ => error.into(),
+        }
+    })?;
     if first != [HANDED] {
         let mut text = String::from_utf8_lossy(&first).into_owned();
         stream.read_to_string(&mut text)?;
@@ -541,6 +552,23 @@ mod tests {
         let late = Predecessor(theirs).dismiss().expect_err("too late");
         assert!(late.to_string().contains("goes on"), "{late}");
         assert_eq!(stop_max(1 << 20).as_secs(), 4);
+    }
+
+    #[test]
+    fn the_loser_of_two_take_overs_is_told_what_happened() {
+        let config = Config::parse(TEXT).expect("right");
+        let path = std::env::temp_dir().join(format!("gone-{}", std::process::id()));
+        let listener = std::os::unix::net::UnixListener::bind(&path).expect("a socket");
+        let mut new = engine(&config, 50);
+        let taken = std::thread::scope(|scope| {
+            let taken = scope.spawn(|| take(&path, &config, &mut new).map(drop));
+            let (stream, _) = listener.accept().expect("a process");
+            (&stream).read_exact(&mut [0; 1]).expect("a question");
+            drop(stream);
+            taken.join().expect("no panic")
+        });
+        std::fs::remove_file(&path).expect("removed");
+        assert!(matches!(taken, Err(TakeError::Gone)), "{taken:?}");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use super::metrics;
 use super::question::{Answering, DOORS, Door, QUESTION_BYTES_MAX, Question, Refusal};
-use super::room::{self, read_some, write_all};
+use super::room::{self, is_late, read_some, write_all};
 use serde_json::{Map, Value};
 use std::io;
 use std::net::{TcpListener, TcpStream};
@@ -77,6 +77,7 @@ impl Answer {
             401 => "Unauthorized",
             404 => "Not Found",
             405 => "Method Not Allowed",
+            408 => "Request Timeout",
             409 => "Conflict",
             413 => "Content Too Large",
             _ => "Service Unavailable",
@@ -130,6 +131,7 @@ struct Request {
 
 type Refused = (u16, &'static str);
 const NO_REQUEST: Refused = (400, "not a request of HTTP");
+const LATE: Refused = (408, "the request has not come whole within 3 s");
 
 /// Reads a request. What is none has its status and a reason.
 fn read_request(stream: &mut TcpStream, deadline: Instant) -> io::Result<Result<Request, Refused>> {
@@ -138,9 +140,11 @@ fn read_request(stream: &mut TcpStream, deadline: Instant) -> io::Result<Result<
     loop {
         let mut piece = [0; 4096];
         let room = piece.len().min(wanted - bytes.len());
-        match read_some(stream, &mut piece[..room], deadline)? {
-            0 => return Ok(Err(NO_REQUEST)),
-            count => bytes.extend_from_slice(&piece[..count]),
+        match read_some(stream, &mut piece[..room], deadline) {
+            Ok(0) => return Ok(Err(NO_REQUEST)),
+            Ok(count) => bytes.extend_from_slice(&piece[..count]),
+            Err(error) if is_late(&error) => return Ok(Err(LATE)),
+            Err(error) => return Err(error),
         }
         match take(&bytes) {
             Ok(Taken::Whole(request)) => return Ok(Ok(request)),
@@ -189,7 +193,10 @@ fn take(bytes: &[u8]) -> Result<Taken, Refused> {
     };
     let target = request.path.unwrap_or_default();
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    let bearer = of("authorization").and_then(|text| text.strip_prefix("Bearer "));
+    let bearer = of("authorization").and_then(|text| {
+        let (scheme, token) = text.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then_some(token)
+    });
     Ok(Taken::Whole(Request {
         method: request.method.unwrap_or_default().into(),
         path: path.into(),
@@ -276,11 +283,14 @@ fn question_of(request: &Request, access: &Access) -> Result<Question, (u16, Str
     if request.method != method {
         return Err((405, format!("{method} {}", request.path)));
     }
+    if *door == Door::Post && !request.query.is_empty() {
+        return Err((400, format!("{name}: its fields come as JSON in the body")));
+    }
     let fields = match *door {
         Door::Post if request.body.is_empty() => Value::Object(Map::new()),
         Door::Post => serde_json::from_slice(&request.body)
             .map_err(|error| (400, format!("the body is not JSON: {error}")))?,
-        _ => fields_of(&request.query),
+        _ => fields_of(&request.query).map_err(|why| (400, format!("{name}: {why}")))?,
     };
     let is_empty = fields.as_object().is_some_and(Map::is_empty);
     let with_fields = || serde_json::from_value(serde_json::json!({ *name: fields }));
@@ -299,17 +309,17 @@ fn question_of(request: &Request, access: &Access) -> Result<Question, (u16, Str
 }
 
 /// Reads the fields of a query: numbers as such, all else as text.
-fn fields_of(query: &str) -> Value {
-    let field = |pair: &str| {
-        let (name, value) = pair.split_once('=')?;
+fn fields_of(query: &str) -> Result<Value, &'static str> {
+    let mut fields = Map::new();
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').ok_or("a field without a value")?;
         let number = value.parse::<u64>().map(Value::from);
-        Some((name.to_string(), number.unwrap_or_else(|_| value.into())))
-    };
-    query
-        .split('&')
-        .filter_map(field)
-        .collect::<Map<_, _>>()
-        .into()
+        let value = number.unwrap_or_else(|_| value.into());
+        if fields.insert(name.to_string(), value).is_some() {
+            return Err("a field that is there twice");
+        }
+    }
+    Ok(fields.into())
 }
 
 #[cfg(test)]
@@ -366,6 +376,36 @@ mod tests {
         }
         let plane = PlaneTable::default();
         assert_eq!(here(&Question::HandOver { plane }, &token), Err(404));
+    }
+
+    #[test]
+    fn a_field_that_means_nothing_is_refused() {
+        let code = |method: &str, target: &str, body: &str| {
+            let length = body.len();
+            let request = format!(
+                "{method} {target} HTTP/1.1\r\nauthorization: bearer a token\r\n\
+                 Content-Length: {length}\r\n\r\n{body}"
+            );
+            let Ok(Taken::Whole(request)) = take(request.as_bytes()) else {
+                panic!("a whole request");
+            };
+            assert_eq!(request.bearer.as_deref(), Some("a token"));
+            question_of(&request, &Access::token("a token")).map_or_else(|(code, _)| code, |_| 200)
+        };
+        assert_eq!(code("GET", "/flows?limit=1&phase=established", ""), 200);
+        assert_eq!(code("GET", "/flows?", ""), 200);
+        let drain = |more: &str| format!("{{\"backend\": \"192.0.2.11:1\"{more}}}");
+        assert_eq!(code("POST", "/drain", &drain("")), 200);
+        assert_eq!(code("POST", "/drain", &drain(", \"drian\": false")), 400);
+        assert_eq!(code("POST", "/drain?drain=false", &drain("")), 400);
+        for target in [
+            "/flows?limt=1",
+            "/flows?limit",
+            "/flows?limit=1&limit=2",
+            "/status?a=1",
+        ] {
+            assert_eq!(code("GET", target, ""), 400, "{target}");
+        }
     }
 
     #[test]

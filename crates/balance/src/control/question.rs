@@ -34,6 +34,7 @@ macro_rules! questions {
     ($($(#[$doc:meta])* $path:literal $door:ident $name:ident $({ $($fields:tt)* })?,)*) => {
         /// A command.
         #[derive(Debug, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields)]
         pub enum Question {
             $($(#[$doc])* #[serde(rename = $path)] $name $({ $($fields)* })?,)*
         }

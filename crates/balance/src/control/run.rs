@@ -710,9 +710,6 @@ impl Passing {
         for (number, port) in self.plane.ports().iter().enumerate() {
             let Some(mac) = port.mac else { continue };
             for address in &own {
-                let IpAddr::V4(address) = address else {
-                    continue;
-                };
                 let frame = Frame {
                     bytes: announcement(*address, mac),
                     port: number as u16,

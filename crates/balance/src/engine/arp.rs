@@ -3,7 +3,7 @@
 use super::packet::{ICMP_V6, Packet, address_at};
 use super::rewrite::{Octets, pseudo};
 use super::sum::Sum;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 pub(super) const ETHERNET_BYTES: usize = 14;
 const REQUEST: [u8; 8] = [0, 1, 8, 0, 6, 4, 0, 1];
@@ -46,18 +46,42 @@ pub(super) fn advertise(bytes: &mut Vec<u8>, packet: &Packet, target: IpAddr, ma
     bytes[ip + 4..ip + 8].copy_from_slice(&[0, 32, ICMP_V6, 255]);
     bytes[ip + 8..ip + 24].copy_from_slice(&Octets::of(target));
     bytes[ip + 24..ip + 40].copy_from_slice(&Octets::of(packet.source));
-    // Solicited, and in place of what is known; then the option with the hardware address.
-    let mut message = vec![136, 0, 0, 0, 0x60, 0, 0, 0];
+    // Solicited, and in place of what is known.
+    bytes.extend_from_slice(&advertisement(target, packet.source, 0x60, mac));
+}
+
+/// A neighbour advertisement with the option that has the hardware address.
+fn advertisement(target: IpAddr, to: IpAddr, flags: u8, mac: [u8; 6]) -> Vec<u8> {
+    let mut message = vec![136, 0, 0, 0, flags, 0, 0, 0];
     message.extend_from_slice(&Octets::of(target));
     message.extend_from_slice(&[2, 1]);
     message.extend_from_slice(&mac);
-    let sum = pseudo(target, packet.source, ICMP_V6, message.len()).and(Sum::of(&message));
+    let sum = pseudo(target, to, ICMP_V6, message.len()).and(Sum::of(&message));
     message[2..4].copy_from_slice(&(!sum.folded()).to_be_bytes());
-    bytes.extend_from_slice(&message);
+    message
 }
 
 /// An announcement of an address to all neighbours, for when a balancer takes it over.
-pub fn announcement(address: Ipv4Addr, mac: [u8; 6]) -> Vec<u8> {
+pub fn announcement(address: IpAddr, mac: [u8; 6]) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => gratuitous(address, mac),
+        IpAddr::V6(address) => unsolicited(address, mac),
+    }
+}
+
+/// A neighbour advertisement to all nodes that nobody has asked for.
+fn unsolicited(address: Ipv6Addr, mac: [u8; 6]) -> Vec<u8> {
+    let all = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+    let mut frame = vec![0x33, 0x33, 0, 0, 0, 1];
+    frame.extend_from_slice(&mac);
+    frame.extend_from_slice(&[0x86, 0xdd, 0x60, 0, 0, 0, 0, 32, ICMP_V6, 255]);
+    frame.extend_from_slice(&address.octets());
+    frame.extend_from_slice(&all.octets());
+    frame.extend_from_slice(&advertisement(address.into(), all.into(), 0x20, mac));
+    frame
+}
+
+fn gratuitous(address: Ipv4Addr, mac: [u8; 6]) -> Vec<u8> {
     let mut frame = vec![0xff; 6];
     frame.extend_from_slice(&mac);
     frame.extend_from_slice(&[8, 6]);
@@ -68,4 +92,34 @@ pub fn announcement(address: Ipv4Addr, mac: [u8; 6]) -> Vec<u8> {
     }
     frame.resize(60, 0);
     frame
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::build::{address, sum};
+    use super::*;
+
+    #[test]
+    fn an_address_of_ipv6_is_announced_to_all_nodes() {
+        let mac = [2, 0, 0, 0, 0, 1];
+        let frame = announcement(address("2001:db8::10"), mac);
+        let (ethernet, ip) = frame.split_at(ETHERNET_BYTES);
+        assert_eq!(
+            ethernet,
+            [0x33, 0x33, 0, 0, 0, 1, 2, 0, 0, 0, 0, 1, 0x86, 0xdd]
+        );
+        let (head, message) = ip.split_at(40);
+        assert_eq!(head[..8], [0x60, 0, 0, 0, 0, 32, 58, 255]);
+        assert_eq!(head[8..24], *Octets::of(address("2001:db8::10")));
+        assert_eq!(head[24..], *Octets::of(address("ff02::1")));
+        assert_eq!(message[..2], [136, 0]);
+        // In place of what is known, and not an answer.
+        assert_eq!(message[4..8], [0x20, 0, 0, 0]);
+        assert_eq!(message[8..24], head[8..24]);
+        assert_eq!(message[24..], [2, 1, 2, 0, 0, 0, 0, 1]);
+        assert_eq!(
+            sum(&[&head[8..], &[0, 0, 0, 32, 0, 0, 0, 58], message]),
+            0xffff
+        );
+    }
 }
