@@ -86,6 +86,7 @@ impl Mix {
 /// GPUs of one model.
 struct Model {
     name: String,
+    words: Vec<String>,
     present: usize,
     kinds: [Kind; 4],
 }
@@ -113,6 +114,7 @@ impl Placement {
         let model = found.unwrap_or_else(|| {
             self.models.push(Model {
                 name: place.model.clone(),
+                words: words(&place.model),
                 present: 0,
                 kinds: Default::default(),
             });
@@ -291,12 +293,24 @@ impl Placement {
     }
 
     fn matching<'a>(&'a self, wish: &'a Wish<'_>) -> impl Iterator<Item = &'a Model> {
-        let word = wish.model.map(str::to_lowercase);
+        let asked = wish.model.map(words);
         self.models.iter().filter(move |model| {
-            let is_meant = |word: &String| model.name.to_lowercase().contains(word.as_str());
-            model.present > 0 && word.as_ref().is_none_or(is_meant)
+            let is_meant = |asked: &Vec<String>| has_words(&model.words, asked);
+            model.present > 0 && asked.as_ref().is_none_or(is_meant)
         })
     }
+}
+
+/// Returns the words of a model's name: letters and digits, in small letters.
+pub(crate) fn words(name: &str) -> Vec<String> {
+    let words = name.split(|char: char| !char.is_alphanumeric());
+    let words = words.filter(|word| !word.is_empty());
+    words.map(str::to_lowercase).collect()
+}
+
+/// Returns whether a name has these whole words in a row: `A10` is no word of `A100`.
+pub(crate) fn has_words(name: &[String], asked: &[String]) -> bool {
+    !asked.is_empty() && name.windows(asked.len()).any(|part| part == asked)
 }
 
 fn at(same: Same) -> usize {
@@ -405,6 +419,28 @@ impl Kind {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn models_are_named_by_whole_words() {
+        let is_of = |asked: &str, name: &str| has_words(&words(name), &words(asked));
+        for (asked, name) in [
+            ("a100", "NVIDIA A100-SXM4-80GB"),
+            ("A100-SXM4", "NVIDIA A100-SXM4-80GB"),
+            ("nvidia h200", "NVIDIA H200"),
+            ("6000 Ada", "NVIDIA RTX 6000 Ada Generation"),
+        ] {
+            assert!(is_of(asked, name), "{asked} {name}");
+        }
+        for (asked, name) in [
+            ("A10", "NVIDIA A100-SXM4-80GB"),
+            ("H20", "NVIDIA H200"),
+            ("100", "NVIDIA A100"),
+            ("SXM4 A100", "NVIDIA A100-SXM4"),
+            ("-", "NVIDIA A100"),
+        ] {
+            assert!(!is_of(asked, name), "{asked} {name}");
+        }
+    }
 
     /// Boxes with so many GPUs of a model; two GPUs each share an NVLink.
     fn placement(boxes: &[(&str, usize)]) -> Placement {

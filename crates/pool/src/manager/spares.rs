@@ -12,6 +12,7 @@ use crate::{
     api::{PoolError, SparesView},
     limits,
     manager::{Due, Manager, changes::Subject, place_of},
+    placement::{has_words, words},
     record::{self, Detach, LeaseState, Leased, Same, SpareRecord},
 };
 
@@ -34,9 +35,9 @@ impl Spares {
 
     /// Returns the rule for a model: one that names it, else the one of all.
     fn rule_of(&self, model: &str) -> Option<&SpareRecord> {
-        let model = model.to_lowercase();
+        let model = words(model);
         let mut named = self.rules.iter().filter(|(word, _)| *word != "*");
-        let found = named.find(|(word, _)| model.contains(word.as_str()));
+        let found = named.find(|(word, _)| has_words(&model, &words(word)));
         found.map(|(_, rule)| rule).or_else(|| self.rules.get("*"))
     }
 }
