@@ -109,6 +109,7 @@ fn report(join: &Join, answer: &BoxAnswer) -> Report {
         revision: answer.revision,
         gpus: answer.floors.iter().map(gpu).collect(),
         windows: Vec::new(),
+        check: None,
         lease_last: 0,
     }
 }

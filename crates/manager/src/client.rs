@@ -409,6 +409,21 @@ impl Client {
         said
     }
 
+    /// Returns whether there is another manager to ask.
+    pub fn has_others(&self) -> bool {
+        self.urls.0.len() > 1
+    }
+
+    /// Waits no longer for the answer of the request that was sent: the next one is sent to another
+    /// manager, if there are several.
+    pub fn give_up<T>(&mut self) -> Result<T, ClientError> {
+        self.is_begun = false;
+        self.stream = None;
+        let said = Err(self.failed(io::ErrorKind::TimedOut.into()));
+        self.turn_after(&said);
+        said
+    }
+
     fn failed(&self, source: io::Error) -> ClientError {
         let url = self.url().clone();
         let inner = source.get_ref();
@@ -493,7 +508,39 @@ fn left(deadline: Instant) -> io::Result<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
+
+    /// Says that it leads, once, and no more.
+    fn leads_and_stops() -> ManagerUrl {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut asked = [0; 4_096];
+            assert!(stream.read(&mut asked).unwrap() > 0);
+            let said = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}";
+            stream.write_all(said).unwrap();
+            while stream.read(&mut asked).unwrap_or(0) > 0 {}
+        });
+        url.parse().unwrap()
+    }
+
+    #[test]
+    fn a_manager_that_is_given_up_is_not_asked_again_at_once() {
+        let urls = ManagerUrls(vec![leads_and_stops(), leads_and_stops()]);
+        let mut client = Client::new(urls.clone(), None, None);
+        let body = serde_json::json!({});
+        for url in &urls.0 {
+            client.begin("/v1/boxes/report", &body).unwrap();
+            assert_eq!(client.url(), url);
+            let said = client.give_up::<serde_json::Value>();
+            let error = said.expect_err("nothing was said");
+            assert!(error.to_string().contains(&url.to_string()), "{error}");
+        }
+        assert_eq!(client.url(), &urls.0[0]);
+    }
 
     #[test]
     fn addresses() {

@@ -334,11 +334,13 @@ fn known_claim<'de, D: Deserializer<'de>>(from: D) -> Result<Claim, D::Error> {
 pub(crate) type Found = (Operation, Vec<String>);
 
 impl Operation {
-    /// Returns the path of a request, with the names for its parts in braces.
+    /// Returns the path of a request, with the names for its parts in braces, which are encoded.
     pub fn path(self, names: &[&dyn Display]) -> String {
         let mut names = names.iter();
         let part = |part: &str| match part.starts_with('{') {
-            true => names.next().map_or(String::new(), ToString::to_string),
+            true => names
+                .next()
+                .map_or(String::new(), |name| encode(&name.to_string())),
             false => part.into(),
         };
         let parts: Vec<String> = self.template().split('/').map(part).collect();
@@ -373,6 +375,18 @@ impl Operation {
             PoolError::Unknown(format!("there is no {method} {path}"))
         })
     }
+}
+
+/// Encodes what has a meaning in a path, or in a request's line.
+fn encode(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte.is_ascii_alphanumeric() || b"-._~@".contains(&byte) {
+            true => encoded.push(char::from(byte)),
+            false => encoded.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    encoded
 }
 
 /// Decodes `%41` and the like; `None` if that is no text.
@@ -430,11 +444,18 @@ mod tests {
     #[test]
     fn each_operation_is_found_by_its_own_path_alone() {
         for operation in Operation::ALL {
-            let path = operation.path(&[&"x%2Fy@z"]);
+            let path = operation.path(&[&"x/y@z %\r\n"]);
             let (found, names) = Operation::find(operation.method(), &path).unwrap();
             assert_eq!(found, *operation);
             let has_name = operation.template().contains('{');
-            assert_eq!(names, if has_name { vec!["x/y@z"] } else { vec![] });
+            assert_eq!(
+                names,
+                if has_name {
+                    vec!["x/y@z %\r\n"]
+                } else {
+                    vec![]
+                }
+            );
             for wrong in [
                 format!("{path}/"),
                 format!("/{path}"),

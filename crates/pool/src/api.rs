@@ -35,6 +35,9 @@ pub struct Report {
     /// Leases whose sessions run, with the address window of one.
     #[serde(default)]
     pub windows: Vec<Window>,
+    /// Reason for which the check of its GPUs fails.
+    #[serde(default)]
+    pub check: Option<String>,
     /// Highest number of a lease that the box has been told of.
     #[serde(default)]
     pub lease_last: u64,
@@ -249,6 +252,9 @@ pub struct BoxView {
     pub drained: Option<String>,
     /// Whether it reports.
     pub heard: bool,
+    /// Reason for which its check of GPUs fails.
+    #[serde(default)]
+    pub check: Option<String>,
 }
 
 /// A holder's bound, and what it has.
@@ -285,7 +291,11 @@ pub struct PoolView {
     pub boxes: Vec<BoxView>,
     pub gpus: Vec<GpuView>,
     pub leases: Vec<LeaseView>,
+    /// The first claims that wait.
     pub queue: Vec<WaitingView>,
+    /// Number of all claims that wait.
+    #[serde(default)]
+    pub waiting: usize,
 }
 
 /// Changes after a revision: each object once, as it is now.

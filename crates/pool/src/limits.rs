@@ -2,6 +2,8 @@
 
 /// Bytes of the name of a box, a host, a holder or a model.
 pub const NAME_BYTES_MAX: usize = 64;
+/// Bytes of the address of a box's server.
+pub const URL_BYTES_MAX: usize = 256;
 /// Bytes of a claim's UID.
 pub const UID_BYTES_MAX: usize = 64;
 /// Bytes of the text of a drain or a taint.

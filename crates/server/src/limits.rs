@@ -53,10 +53,12 @@ pub const METRICS_RETRY_MS: u64 = 1_000;
 pub const AUDIT_REFUSALS_PER_S_MAX: u32 = 10;
 /// Length at which a client's name for itself is cut in the log.
 pub const PROGRAM_CHARS_MAX: usize = 64;
-/// Pause of the pool's agent after a failure, time for the manager's answer beyond the time that it
-/// waits, and time for an earlier server's workers to end.
+/// Pause of the pool's agent after a failure; time for the manager's answer beyond the time that it
+/// waits, if there are other managers and if there are none; and time for an earlier server's
+/// workers to end.
 pub const POOL_RETRY_MS: u64 = 200;
-pub const POOL_ANSWER_MS_MAX: u64 = 3_000;
+pub const POOL_ANSWER_MS_MAX: u64 = 2_000;
+pub const POOL_ALONE_MS_MAX: u64 = 10_000;
 pub const POOL_LOCK_MS_MAX: u64 = 5_000;
 /// Pause between two checks of a box's GPUs, and time for one, in seconds: less than the time for
 /// the lock of the box's state, which the check holds.

@@ -123,6 +123,8 @@ struct Shared {
     report: Mutex<Known>,
     /// GPUs that the check calls broken, and why.
     broken: Mutex<BTreeMap<Uuid, String>>,
+    /// Reason for which the check fails.
+    failing: Mutex<Option<String>>,
 }
 
 /// The thread that talks to the manager.
@@ -424,9 +426,22 @@ impl Shared {
         self.report.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn failing(&self) -> MutexGuard<'_, Option<String>> {
+        self.failing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn broken(&self) -> MutexGuard<'_, BTreeMap<Uuid, String>> {
         self.broken.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// End of the wait for an answer.
+enum Waited {
+    Answer,
+    /// There is something new to report.
+    News,
+    /// The manager has stopped, or cannot be reached.
+    Nothing,
 }
 
 /// The thread that has a command look for broken GPUs.
@@ -438,11 +453,9 @@ struct Check {
 
 impl Check {
     fn run(mut self) {
-        let mut is_failing = false;
         loop {
-            match self.look() {
-                Ok(broken) => {
-                    is_failing = false;
+            let failing = match self.look() {
+                Ok((broken, failing)) => {
                     let before = std::mem::replace(&mut *self.shared.broken(), broken.clone());
                     if before != broken {
                         for (uuid, reason) in &broken {
@@ -450,12 +463,16 @@ impl Check {
                         }
                         let _ = self.wake.write(&[1]);
                     }
+                    failing
                 }
-                Err(error) if !is_failing => {
-                    warn!(%error, command = self.command, "the check of the GPUs fails");
-                    is_failing = true;
+                Err(error) => Some(error.to_string()),
+            };
+            let before = std::mem::replace(&mut *self.shared.failing(), failing.clone());
+            if before != failing {
+                if let Some(error) = failing {
+                    warn!(error, command = self.command, "the check of the GPUs fails");
                 }
-                Err(_) => {}
+                let _ = self.wake.write(&[1]);
             }
             thread::sleep(Duration::from_millis(limits::POOL_CHECK_MS));
         }
@@ -463,7 +480,7 @@ impl Check {
 
     /// Runs the command. It is ended in time by another process, since it holds the state's lock
     /// even if this server dies.
-    fn look(&self) -> io::Result<BTreeMap<Uuid, String>> {
+    fn look(&self) -> io::Result<Looked> {
         let said = Command::new("timeout")
             .args(["-k", "0.2", limits::POOL_CHECK_S_MAX, "sh", "-c"])
             .arg(&self.command)
@@ -473,21 +490,33 @@ impl Check {
         if !said.status.success() {
             return Err(io::Error::other(format!("it ended with {}", said.status)));
         }
-        let text = String::from_utf8_lossy(&said.stdout);
-        let mut broken = BTreeMap::new();
-        for line in text.lines().filter(|line| !line.trim().is_empty()) {
-            let (uuid, reason) = line.trim().split_once(' ').unwrap_or((line.trim(), ""));
-            let uuid = uuid
-                .parse()
-                .map_err(|error| io::Error::other(format!("{line:?}: {error}")))?;
-            let reason = match reason.trim() {
-                "" => "its box's check says so",
-                reason => reason,
-            };
-            broken.insert(uuid, reason.into());
-        }
-        Ok(broken)
+        Ok(broken_of(&String::from_utf8_lossy(&said.stdout)))
     }
+}
+
+/// GPUs that are broken, and why; and what is wrong with the first line that names none.
+type Looked = (BTreeMap<Uuid, String>, Option<String>);
+
+/// Reads the output of the check. A line that names no GPU takes nothing from the others.
+fn broken_of(text: &str) -> Looked {
+    let (mut broken, mut failing) = (BTreeMap::new(), None);
+    for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let (uuid, reason) = line.split_once(' ').unwrap_or((line, ""));
+        let uuid: Uuid = match uuid.parse() {
+            Ok(uuid) => uuid,
+            Err(error) => {
+                let line: String = line.chars().take(80).collect();
+                failing.get_or_insert_with(|| format!("{line:?}: {error}"));
+                continue;
+            }
+        };
+        let reason = match reason.trim() {
+            "" => "its box's check says so",
+            reason => reason,
+        };
+        broken.insert(uuid, reason.into());
+    }
+    (broken, failing)
 }
 
 impl Agent {
@@ -547,30 +576,41 @@ impl Agent {
                     revision,
                     gpus,
                     windows,
+                    check: self.shared.failing().clone(),
                     lease_last,
                 };
                 sent_ms = now_ms();
                 self.client.begin(&Operation::Report.path(&[]), &report)?;
-                if self.wait(wait_ms) {
-                    break self.client.finish()?;
+                match self.wait(wait_ms) {
+                    Waited::Answer => break self.client.finish()?,
+                    Waited::News => {}
+                    Waited::Nothing => break self.client.give_up()?,
                 }
             };
         }
     }
 
-    /// Waits for the answer. Returns false if there is something new to report first.
-    fn wait(&self, wait_ms: u64) -> bool {
+    /// Waits for the answer, or for something new to report first.
+    fn wait(&self, wait_ms: u64) -> Waited {
         let Some(answer) = self.client.waits_on() else {
-            return true;
+            return Waited::Answer;
         };
         let mut fds = [
             PollFd::from_borrowed_fd(answer, PollFlags::IN),
             PollFd::new(&self.wake, PollFlags::IN),
         ];
-        let limit = Duration::from_millis(wait_ms + limits::POOL_ANSWER_MS_MAX);
+        let late_ms = match self.client.has_others() {
+            true => limits::POOL_ANSWER_MS_MAX,
+            false => limits::POOL_ALONE_MS_MAX,
+        };
+        let limit = Duration::from_millis(wait_ms + late_ms);
         let limit = Timespec::try_from(limit).ok();
         let _ = rustix::io::retry_on_intr(|| poll(&mut fds, limit.as_ref()));
-        !fds[0].revents().is_empty() || fds[1].revents().is_empty()
+        match (fds[0].revents().is_empty(), fds[1].revents().is_empty()) {
+            (false, _) => Waited::Answer,
+            (true, false) => Waited::News,
+            (true, true) => Waited::Nothing,
+        }
     }
 
     fn forget_wakes(&mut self) {
@@ -616,4 +656,21 @@ fn write_state(folder: &Path, state: &State) -> io::Result<()> {
     file.sync_all()?;
     fs::rename(&new, folder.join("box.json"))?;
     File::open(folder)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stray_line_of_the_check_hides_no_broken_gpu() {
+        let gpu = |number: u8| Uuid([number; 16]);
+        let text = format!("{} Xid 79\nwarning: x\n\n {}\nlast\n", gpu(1), gpu(2));
+        let (broken, failing) = broken_of(&text);
+        assert_eq!(broken[&gpu(1)], "Xid 79");
+        assert_eq!(broken[&gpu(2)], "its box's check says so");
+        let failing = failing.expect("nothing is said of the stray line");
+        assert!(failing.starts_with("\"warning: x\": "), "{failing}");
+        assert_eq!(broken_of("").1, None);
+    }
 }

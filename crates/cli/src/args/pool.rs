@@ -363,6 +363,7 @@ pub(crate) struct PoolBoxArgs {
     #[command(flatten)]
     pub(crate) manager: ManagerArgs,
     /// Name of the box
+    #[arg(value_parser = |text: &str| parse_name("a box", text))]
     pub(crate) name: String,
 }
 
@@ -391,6 +392,7 @@ pub(crate) struct PoolQuotaArgs {
     #[command(flatten)]
     pub(crate) manager: ManagerArgs,
     /// Name of the holder
+    #[arg(value_parser = |text: &str| parse_name("a holder", text))]
     pub(crate) owner: String,
     /// Number of GPUs [default: no bound]
     pub(crate) gpus: Option<u32>,
@@ -412,7 +414,7 @@ pub(crate) struct PoolSparesArgs {
     pub(crate) pool: Option<ManagerUrls>,
     #[command(flatten)]
     pub(crate) token: PoolTokenArgs,
-    /// Model of the GPUs, or a word of it in any case [default: as many of each model]
+    /// Model of the GPUs, or whole words of it in any case [default: as many of each model]
     #[arg(long, value_name = "NAME", requires = "count")]
     pub(crate) model: Option<String>,
     /// Hold the spares back in each group of this kind [default: in the whole pool]
@@ -434,6 +436,12 @@ pub(crate) struct PoolSparesArgs {
     /// Print it as JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Checks a name as the manager does.
+fn parse_name(what: &str, text: &str) -> Result<String, String> {
+    let checked = outboard_pool::check_name(what, text);
+    checked.map_or_else(|error| Err(error.to_string()), |()| Ok(text.into()))
 }
 
 /// Parses a part of a whole: 9%, 0.09.
@@ -520,6 +528,10 @@ mod tests {
             ("1h", 3_600_000),
         ] {
             assert_eq!(parse_term(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        assert_eq!(parse_name("a holder", "a@b-1"), Ok("a@b-1".into()));
+        for wrong in ["", "a b", "a\r\nX: y", "a/b", "\u{e9}"] {
+            assert!(parse_name("a holder", wrong).is_err(), "{wrong:?}");
         }
         assert_eq!(parse_part("9%"), Ok(0.09));
         assert_eq!(parse_part("0.5"), Ok(0.5));

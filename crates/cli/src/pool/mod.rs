@@ -200,9 +200,9 @@ fn listed(view: &PoolView) -> String {
         let state = state.word();
         let reason = reason
             .as_ref()
-            .map_or(String::new(), |why| format!("  {why}"));
+            .map_or(String::new(), |why| format!("  {}", shown(why)));
         let reason = reason + &unhealthy(health);
-        let (uuid, model) = (facts.uuid.to_string(), &facts.model);
+        let (uuid, model, of) = (facts.uuid.to_string(), shown(&facts.model), shown(of));
         out.push_str(&format!(
             "{of:20} {slot:4} {uuid:40} {model:24} {state:8} {lease:>6} {epoch:>6}{reason}\n"
         ));
@@ -232,7 +232,8 @@ fn listed(view: &PoolView) -> String {
             };
             out.push_str(&format!(
                 "  lost {}: {}; {replaced}\n",
-                lost.uuid, lost.reason
+                lost.uuid,
+                shown(&lost.reason)
             ));
         }
     }
@@ -247,7 +248,32 @@ fn listed(view: &PoolView) -> String {
             waiting.waited_ms / 1_000
         ));
     }
+    let more = view.waiting.saturating_sub(view.queue.len());
+    if more > 0 {
+        out.push_str(&format!("and {more} more claims wait\n"));
+    }
+    for of in &view.boxes {
+        if let Some(why) = &of.check {
+            out.push_str(&format!(
+                "box {}: its check of GPUs fails: {}\n",
+                shown(&of.of),
+                shown(why)
+            ));
+        }
+    }
     out
+}
+
+/// Returns a text from elsewhere without what controls a terminal.
+fn shown(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    for char in text.chars() {
+        match char.is_control() {
+            true => plain.extend(char.escape_default()),
+            false => plain.push(char),
+        }
+    }
+    plain
 }
 
 /// Returns what is to be said of a GPU's health: nothing of a healthy one.
@@ -258,7 +284,7 @@ fn unhealthy(health: &Health) -> String {
             "  {} since {}: {}",
             format!("{condition:?}").to_lowercase(),
             date(health.since_s),
-            reason.as_deref().unwrap_or("no reason is known")
+            shown(reason.as_deref().unwrap_or("no reason is known"))
         ),
     }
 }
@@ -289,7 +315,8 @@ fn tabled(tables: &Tables) -> String {
     for of in &tables.boxes {
         out.push_str(&format!(
             "box {} (node {})\nentry valid used slot host path health\n",
-            of.of, of.node
+            shown(&of.of),
+            of.node
         ));
         for e in &of.entries {
             let host = e.host.map_or("-".into(), |host| host.to_string());
@@ -305,8 +332,9 @@ fn tabled(tables: &Tables) -> String {
                     .reason
                     .as_ref()
                     .map_or(String::new(), |why| format!(
-                        " since {}: {why}",
-                        date(e.health.since_s)
+                        " since {}: {}",
+                        date(e.health.since_s),
+                        shown(why)
                     ))
             ));
         }

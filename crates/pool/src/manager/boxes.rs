@@ -6,7 +6,9 @@ use crate::{
     api::{BoxAnswer, BoxLease, GpuReport, Join, PoolError, Report},
     fence::EPOCH_MAX,
     limits,
-    manager::{Due, Manager, check_name, place_of},
+    manager::{
+        Due, Manager, changes::Subject, check_name, check_text, health::plain_reason, place_of,
+    },
     record::{self, BoxRecord, GpuFacts, GpuRecord, LeaseState},
 };
 
@@ -63,9 +65,7 @@ impl Manager {
         check_name("an identity", &join.identity)?;
         check_name("an instance", &join.instance)?;
         let wrong = |text: String| Err(PoolError::Wrong(text));
-        if join.url.is_empty() || join.url.len() > 4 * limits::NAME_BYTES_MAX {
-            return wrong("the box has no address, or one that is too long".into());
-        }
+        check_text("a box's address", &join.url, limits::URL_BYTES_MAX)?;
         if join.gpus.len() > limits::BOX_GPUS_MAX {
             return wrong(format!("a box has at most {} GPUs", limits::BOX_GPUS_MAX));
         }
@@ -86,13 +86,13 @@ impl Manager {
         }
         let mut seen = BTreeSet::new();
         for facts in &join.gpus {
-            let is_long = |name: &String| name.len() > limits::NAME_BYTES_MAX;
             let groups = facts.nvlink.iter().chain(&facts.bridge);
             if !seen.insert(facts.uuid) {
                 return wrong(format!("the inventory has {} twice", facts.uuid));
             }
-            if is_long(&facts.model) || groups.into_iter().any(is_long) {
-                return wrong(format!("names of {} are too long", facts.uuid));
+            check_text("a model", &facts.model, limits::NAME_BYTES_MAX)?;
+            for group in groups {
+                check_text("a group of GPUs", group, limits::NAME_BYTES_MAX)?;
             }
             let other = self.by_uuid.get(&facts.uuid).map(|gpu| &self.gpus[*gpu]);
             if let Some(other) = other.filter(|other| other.record.of != join.name) {
@@ -183,6 +183,11 @@ impl Manager {
             return Err(PoolError::Wrong(
                 "the report has more GPUs than a box can have".into(),
             ));
+        }
+        let check = report.check.as_deref().map(plain_reason);
+        if self.boxes[number].check != check {
+            self.boxes[number].check = check;
+            self.changes.touch(Subject::Box(number));
         }
         let is_older = self.boxes[number].heard_until_ms.is_none()
             && self.is_older_than(report.lease_last.min(LEASE_MAX));

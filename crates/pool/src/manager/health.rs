@@ -15,6 +15,12 @@ use crate::{
 /// Reason that passes when the box reports again.
 const SILENT: &str = "its box does not answer";
 
+/// Returns a reason that a box gives as it is shown.
+pub(super) fn plain_reason(reason: &str) -> String {
+    let plain = reason.chars().filter(|char| !char.is_control());
+    plain.take(limits::REASON_BYTES_MAX / 4).collect()
+}
+
 impl Lease {
     /// Returns whether the lease had this GPU, whose sessions are to end.
     pub(super) fn is_out(&self, uuid: &Uuid) -> bool {
@@ -39,9 +45,7 @@ impl Manager {
     /// Takes what a box says of a GPU's health.
     pub(super) fn take_health(&mut self, now_ms: u64, gpu: usize, report: &GpuReport) {
         if let Some(reason) = &report.broken {
-            let reason: String = reason.chars().filter(|c| !c.is_control()).collect();
-            let reason: String = reason.chars().take(limits::REASON_BYTES_MAX / 4).collect();
-            self.breaks(now_ms, gpu, &reason);
+            self.breaks(now_ms, gpu, &plain_reason(reason));
         }
         let told = &mut self.gpus[gpu].failures_told;
         let has_failed = report.failures > *told;

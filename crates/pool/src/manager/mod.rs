@@ -124,6 +124,8 @@ struct Box_ {
     /// Time of the last report.
     heard_ms: u64,
     revision: u64,
+    /// Reason for which its check of GPUs fails.
+    check: Option<String>,
     /// An operator forgot it: nothing leads here any more.
     is_forgotten: bool,
 }
@@ -294,7 +296,7 @@ fn place_of(record: &GpuRecord) -> Place {
 }
 
 /// Checks a word that appears in lists and in keys of the store.
-fn check_name(what: &str, name: &str) -> Result<(), PoolError> {
+pub fn check_name(what: &str, name: &str) -> Result<(), PoolError> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-@".contains(&byte);
     match (1..=limits::NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_plain) {
         true => Ok(()),
@@ -306,4 +308,23 @@ fn check_name(what: &str, name: &str) -> Result<(), PoolError> {
             limits::NAME_BYTES_MAX
         ))),
     }
+}
+
+/// Checks a text that a box has of its GPUs or its server, and that is shown.
+fn check_text(what: &str, text: &str, bytes_max: usize) -> Result<(), PoolError> {
+    let is_shown = |char: char| !char.is_control() && !is_invisible(char);
+    match (1..=bytes_max).contains(&text.len()) && text.chars().all(is_shown) {
+        true => Ok(()),
+        false => Err(PoolError::Wrong(format!(
+            "{:?} is no name of {what}: it has 1 to {bytes_max} bytes, and none that control a terminal",
+            text.chars()
+                .take(limits::NAME_BYTES_MAX)
+                .collect::<String>()
+        ))),
+    }
+}
+
+/// Returns whether a character changes the direction of text, or the look of others.
+fn is_invisible(char: char) -> bool {
+    matches!(char, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }

@@ -215,6 +215,7 @@ impl Manager {
             heard_until_ms: None,
             heard_ms: 0,
             revision: 0,
+            check: None,
             is_forgotten: false,
         });
         number

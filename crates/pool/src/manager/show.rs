@@ -24,6 +24,7 @@ impl Manager {
             boxes: self.known_boxes().map(box_view).collect(),
             gpus: gpus.map(|gpu| self.gpu_view(gpu)).collect(),
             leases: active.map(|lease| self.view_of(now_ms, lease)).collect(),
+            waiting: self.waiting_count(),
             queue: waiting
                 .map(|(waiting, position)| WaitingView {
                     claim: waiting.claim.clone(),
@@ -236,5 +237,6 @@ pub(super) fn box_view(of: &Box_) -> BoxView {
         gpus: of.gpus.len(),
         drained: of.record.drained.clone(),
         heard: of.heard_until_ms.is_some(),
+        check: of.check.clone(),
     }
 }

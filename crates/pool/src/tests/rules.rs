@@ -40,6 +40,7 @@ fn report(manager: &Manager, of: &Join, gpus: Vec<crate::api::GpuReport>) -> Rep
         revision: 0,
         gpus,
         windows: Vec::new(),
+        check: None,
         lease_last: 0,
     }
 }
@@ -187,6 +188,23 @@ fn boxes_that_contradict_each_other_are_refused() {
     };
     assert!(matches!(refused(other), PoolError::Conflict(_)));
     assert!(matches!(refused(join("a/b", vec![])), PoolError::Wrong(_)));
+    let of_model = |model: &str| {
+        let mut facts = facts(9, "x");
+        facts.model = model.into();
+        join("b", vec![facts])
+    };
+    for model in ["", "a\n", "\u{1b}[31m", "\u{202e}a", &"m".repeat(65)] {
+        let said = refused(of_model(model));
+        assert!(matches!(said, PoolError::Wrong(_)), "{said}");
+        assert!(!said.to_string().contains(char::is_control));
+    }
+    for url in ["", "tcp://a\nb", &"u".repeat(257)] {
+        let strange = Join {
+            url: url.into(),
+            ..join("b", vec![])
+        };
+        assert!(matches!(refused(strange), PoolError::Wrong(_)), "{url}");
+    }
     // A process that has not joined says nothing of the box.
     let stranger = join("a", vec![]);
     let said = Report {
@@ -887,4 +905,31 @@ fn a_gpu_is_its_first_boxs_until_that_is_forgotten() {
     store.commit(&manager.take_transaction().unwrap()).unwrap();
     let next = Manager::open(&mut store, "ignored", "key").unwrap();
     assert_eq!(next.view(0).gpus.len(), 1);
+}
+
+#[test]
+fn lists_say_how_many_wait_and_whose_check_fails() {
+    let (mut manager, _, of) = pool();
+    granted(manager.claim(0, &claim("all", 4), false));
+    let count = limits::QUEUE_LOOKS_MAX + 44;
+    for number in 0..count {
+        let waits = claim(&format!("w{number}"), 1);
+        manager.claim(0, &waits, true).unwrap();
+    }
+    let view = manager.view(0);
+    assert_eq!(
+        (view.queue.len(), view.waiting),
+        (limits::QUEUE_LOOKS_MAX, count)
+    );
+    let failing = Report {
+        check: Some("line\n1".into()),
+        ..report(&manager, &of, vec![])
+    };
+    let revision = manager.revision();
+    manager.report(0, &failing).unwrap();
+    assert_eq!(manager.view(0).boxes[0].check.as_deref(), Some("line1"));
+    assert!(manager.has_changed(&revision));
+    let mended = report(&manager, &of, vec![]);
+    manager.report(0, &mended).unwrap();
+    assert_eq!(manager.view(0).boxes[0].check, None);
 }

@@ -448,6 +448,7 @@ impl World {
                     revision: of.revision,
                     gpus: fence.report(),
                     windows: of.running.values().map(window).collect(),
+                    check: None,
                     lease_last: fence.lease_last(),
                 };
                 Message::Report(at, report, number)
