@@ -426,6 +426,15 @@ impl Client {
 
     fn failed(&self, source: io::Error) -> ClientError {
         let url = self.url().clone();
+        // A socket says of its timeout that it would block.
+        let is_late = matches!(
+            source.kind(),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+        );
+        let source = match is_late {
+            true => io::Error::new(io::ErrorKind::TimedOut, "no answer in time"),
+            false => source,
+        };
         let inner = source.get_ref();
         match inner.is_some_and(|it| it.is::<TlsError>() || it.is::<CertificateFileError>()) {
             true => ClientError::Untrusted { url, source },
@@ -537,7 +546,8 @@ mod tests {
             assert_eq!(client.url(), url);
             let said = client.give_up::<serde_json::Value>();
             let error = said.expect_err("nothing was said");
-            assert!(error.to_string().contains(&url.to_string()), "{error}");
+            let late = format!("{url} does not answer: no answer in time");
+            assert!(error.to_string().contains(&late), "{error}");
         }
         assert_eq!(client.url(), &urls.0[0]);
     }

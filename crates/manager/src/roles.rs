@@ -80,6 +80,9 @@ impl Caller {
     pub(crate) fn owner(&self, asked: &str) -> Result<String, PoolError> {
         match self {
             Caller::Anyone if asked.is_empty() => Ok(ANYONE.into()),
+            Caller::Operator if asked.is_empty() => Err(forbidden(
+                "operators do not claim: use a holder's token, one without operator. or box.",
+            )),
             Caller::Anyone | Caller::Operator => Ok(asked.into()),
             Caller::Holder(name) => Ok(name.clone()),
             Caller::Box(_) => Err(forbidden("a box claims nothing")),

@@ -248,7 +248,8 @@ pub struct QuotaRecord {
 /// GPUs that are held back, to take the place of broken ones.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SpareRecord {
-    /// Whole words of the model's name, in any case: `A10` is no word of `A100`. Without it: of each model.
+    /// Whole words of the model's name, in any case: `A10` is no word of `A100`. Without it: of
+    /// each model.
     pub model: Option<String>,
     /// Kind of group of which each keeps so many; `None`: all GPUs of a model together.
     pub per: Option<Same>,

@@ -237,6 +237,11 @@ fn listed(view: &PoolView) -> String {
             ));
         }
     }
+    out + &waiting_listed(view) + &checks_listed(view)
+}
+
+fn waiting_listed(view: &PoolView) -> String {
+    let mut out = String::new();
     for waiting in &view.queue {
         let claim = &waiting.claim;
         out.push_str(&format!(
@@ -252,6 +257,11 @@ fn listed(view: &PoolView) -> String {
     if more > 0 {
         out.push_str(&format!("and {more} more claims wait\n"));
     }
+    out
+}
+
+fn checks_listed(view: &PoolView) -> String {
+    let mut out = String::new();
     for of in &view.boxes {
         if let Some(why) = &of.check {
             out.push_str(&format!(
