@@ -184,6 +184,8 @@ fn options(
     let sandbox = sandbox.then(|| Sandbox::new(kind, has_rdma, cache.as_deref()));
     Ok(ServeOptions {
         listen,
+        greet_ms: args.idle.greet_within.as_millis() as u64,
+        query_idle_ms: args.idle.query_idle.as_millis() as u64,
         sessions_max: args.sessions_max.into(),
         spares: args.spare.into(),
         device: DeviceOptions {

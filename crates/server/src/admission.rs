@@ -4,6 +4,8 @@
 //! [`Admission`] is everything that a worker knows of the client it serves. A worker that read the
 //! client's hello and a spare get the same document.
 
+use std::time::Duration;
+
 use outboard_link::{LinkKind, RdmaOptions, Stream};
 use outboard_pool::{Grant, record::GpuFacts};
 use outboard_trust::{CertificateText, TlsState};
@@ -43,6 +45,8 @@ pub(super) struct Admission {
     pub(super) key: SessionKey,
     /// End of the client's lease by the machine's monotonic clock, if the server is part of a pool.
     pub(super) until_ms: Option<u64>,
+    /// How long the client may say nothing, if it only asks.
+    pub(super) query_idle_ms: u64,
 }
 
 /// The kind of link that a client's socket becomes.
@@ -67,6 +71,8 @@ pub(super) struct Terms {
     /// If the server is part of a pool: the public key of its manager, empty if it is not known
     /// yet.
     pub(super) pool: Option<String>,
+    /// Time for the client's hello.
+    pub(super) greet_ms: u64,
 }
 
 /// Terms of an encrypted connection. Paths are their bytes.
@@ -147,6 +153,13 @@ pub(super) enum Report {
     Inventory(Vec<GpuFacts>),
     /// Address window of the session's device memory.
     Window { base: u64, bytes: u64 },
+}
+
+impl Admission {
+    /// How long the client may say nothing, if it only asks.
+    pub(super) fn idle_max(&self) -> Duration {
+        Duration::from_millis(self.query_idle_ms)
+    }
 }
 
 impl Transport {
@@ -257,6 +270,7 @@ mod tests {
             place: None,
             key: SessionKey::new([0x55; SESSION_KEY_BYTES]),
             until_ms: Some(0x3132_3334),
+            query_idle_ms: 0x3334_3536,
         })
     }
 
@@ -336,6 +350,7 @@ mod tests {
                 tokens: Some(b"/tokens".to_vec()),
                 tls: Some(tls_terms()),
                 pool: Some("key".into()),
+                greet_ms: 0x6162,
             },
         };
         bytes(&mut out, "Greet", &greet);

@@ -3,6 +3,13 @@
 /// Connections without a proper hello so far. Each is a process; further clients wait to be
 /// accepted.
 pub const HANDSHAKES_MAX: usize = 64;
+/// How long a peer may take for its hello by default, at least and at most.
+pub const GREET_MS_DEFAULT: u64 = outboard_wire::limits::HANDSHAKE_MS_MAX;
+pub const GREET_MS_MIN: u64 = 100;
+pub const GREET_MS_MAX: u64 = 60_000;
+/// Places among the handshakes, and among the queries, that peers over a network leave to those
+/// over local sockets, and the reverse, if the server listens at both.
+pub const PLACES_KEPT: usize = 8;
 /// Programs served at a time by default.
 pub const SESSIONS_DEFAULT_MAX: usize = 64;
 /// How long a client that only greets may stay.
@@ -36,8 +43,10 @@ pub const SPARE_START_MS_MAX: u64 = 120_000;
 pub const FACTS_BYTES_MAX: u64 = 1 << 20;
 /// Time between two reports of a session's usage, as long as it changes.
 pub const USAGE_MS: u64 = 1_000;
-/// How long a client that asks for the server's status may say nothing.
-pub const STATUS_IDLE_MS_MAX: u64 = 60_000;
+/// How long a client that only asks may say nothing by default, at least and at most.
+pub const QUERY_IDLE_MS_DEFAULT: u64 = 60_000;
+pub const QUERY_IDLE_MS_MIN: u64 = 1_000;
+pub const QUERY_IDLE_MS_MAX: u64 = 86_400_000;
 /// GPUs of a server in its status and its metrics.
 pub const GPUS_MAX: usize = 64;
 /// Listening sockets that a service manager may pass on.

@@ -17,7 +17,7 @@ use outboard_wire::{
 use super::{
     admission::{Order, Report},
     control::Control,
-    limits, sealed,
+    sealed,
 };
 
 /// Answers a client until it leaves, or says nothing for long.
@@ -25,13 +25,14 @@ pub(super) fn serve(
     mut stream: Stream,
     control: &Control,
     welcome: &ServerWelcome,
+    idle_max: Duration,
 ) -> io::Result<()> {
     let deadline = Instant::now() + Duration::from_millis(HANDSHAKE_MS_MAX);
     if handshake::send_welcome(&mut stream, welcome, deadline).is_err() {
         return Ok(());
     }
     loop {
-        let deadline = Instant::now() + Duration::from_millis(limits::STATUS_IDLE_MS_MAX);
+        let deadline = Instant::now() + idle_max;
         let mut question = [0; STATUS_QUESTION_BYTES];
         if stream.read_exact_deadline(&mut question, deadline).is_err() {
             return Ok(());

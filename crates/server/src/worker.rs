@@ -103,7 +103,7 @@ fn greet(
     name(NAME_WORKER);
     let mut stream = stream_of(socket, &terms.transport)?;
     let peer = peer(&stream);
-    let deadline = Instant::now() + Duration::from_millis(HANDSHAKE_MS_MAX);
+    let deadline = Instant::now() + Duration::from_millis(terms.greet_ms);
     let shown = match &terms.tls {
         None => None,
         Some(tls) => match encryption::begin(&mut stream, tls, deadline) {
@@ -412,6 +412,7 @@ impl Client {
 
     /// Serves the client until it leaves.
     fn serve(mut self, device: Option<Box<dyn Device>>, welcome: &ServerWelcome) -> io::Result<()> {
+        let idle_max = self.admission.idle_max();
         let Admission {
             client,
             token,
@@ -433,7 +434,7 @@ impl Client {
         }
         if client.purpose == Purpose::Status {
             debug!(peer = self.peer, "asks about the server");
-            return status::serve(self.stream, &self.control, welcome);
+            return status::serve(self.stream, &self.control, welcome, idle_max);
         }
         let is_session = client.purpose == Purpose::Session;
         if is_session {
@@ -469,7 +470,7 @@ impl Client {
         let images = ImageStore::new(cache, &tenant);
         match device {
             Some(mut device) => {
-                let end = serve(&mut *device, link, purpose, images, &keeper);
+                let end = serve(&mut *device, link, purpose, images, idle_max, &keeper);
                 if is_session {
                     keeper.tell_end(memory, end);
                 }
@@ -577,21 +578,28 @@ fn serve(
     link: Link,
     purpose: Purpose,
     images: ImageStore,
+    idle_max: Duration,
     keeper: &Arc<Keeper>,
 ) -> SessionEnd {
     let start = Instant::now();
     let source = Arc::clone(keeper) as Arc<dyn DataConnectionSource>;
-    let (end, stats) = session::serve(device, link, purpose, images, Some(source), keeper.pulse());
+    let (pulse, idle_max) = (
+        keeper.pulse(),
+        (purpose != Purpose::Session).then_some(idle_max),
+    );
+    let (end, stats) = session::serve(device, link, purpose, images, Some(source), idle_max, pulse);
     let total = stats.total();
     let seconds = start.elapsed().as_secs_f64();
     match (&end, purpose) {
         (End::ClientLeft, Purpose::Session) => info!("ended after {seconds:.3} s: {total}"),
-        (End::ClientLeft, _) => debug!("ended after {seconds:.3} s: {total}"),
+        (end @ (End::ClientLeft | End::Idle(_)), _) => {
+            debug!("ended after {seconds:.3} s, because {end}: {total}");
+        }
         (end, _) => warn!("ended after {seconds:.3} s, because {end}: {total}"),
     }
     report(&stats);
     match end {
-        End::ClientLeft => SessionEnd::Left,
+        End::ClientLeft | End::Idle(_) => SessionEnd::Left,
         End::Malformed { .. } => SessionEnd::Malformed,
         End::Link(_) => SessionEnd::Link,
     }

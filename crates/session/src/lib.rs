@@ -49,7 +49,13 @@ mod waiting;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::VecDeque, num::NonZeroU64, sync::Arc, thread, time::Instant};
+use std::{
+    collections::VecDeque,
+    num::NonZeroU64,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 
 use outboard_api::CUresult;
 use outboard_device::{Device, Printed, images::ImageStore};
@@ -77,36 +83,39 @@ use poll_policy::PollPolicy;
 pub use pulse::Pulse;
 use waiting::{Admission, WaitingList};
 
-/// Serves one client until it leaves or breaks the protocol. The caller owns the device and drops
-/// it afterwards. `source` brings data connections, if the link can have them.
+/// Serves one client until it leaves, breaks the protocol, or sends nothing for `idle_max` while no
+/// reply is due. The caller owns the device and drops it afterwards. `source` brings data
+/// connections, if the link can have them.
 pub fn serve(
     device: &mut dyn Device,
     link: Link,
     purpose: Purpose,
     images: ImageStore,
     source: Option<Arc<dyn DataConnectionSource>>,
+    idle_max: Option<Duration>,
     pulse: &Pulse,
 ) -> (End, MessageStats) {
-    let connections_max = data_connections_wanted();
-    serve_with_data_connections(
-        device,
-        link,
-        purpose,
-        images,
-        source,
-        connections_max,
-        pulse,
-    )
+    let bounds = Bounds {
+        connections_max: data_connections_wanted(),
+        idle_max,
+    };
+    serve_within(device, link, purpose, images, source, bounds, pulse)
 }
 
-/// Serves one client, with a bound on its data connections.
-fn serve_with_data_connections(
+/// Bounds of a session.
+struct Bounds {
+    connections_max: usize,
+    idle_max: Option<Duration>,
+}
+
+/// Serves one client within bounds.
+fn serve_within(
     device: &mut dyn Device,
     link: Link,
     purpose: Purpose,
     images: ImageStore,
     source: Option<Arc<dyn DataConnectionSource>>,
-    connections_max: usize,
+    bounds: Bounds,
     pulse: &Pulse,
 ) -> (End, MessageStats) {
     // By default the kernel may end a sleep 50 us late, as long as some kernels run.
@@ -128,7 +137,7 @@ fn serve_with_data_connections(
         receiver,
         outbox,
         waiting: WaitingList::default(),
-        data_connections: DataConnections::new(source, connections_max),
+        data_connections: DataConnections::new(source, bounds.connections_max),
         poll_policy: PollPolicy::new(),
         stats: &pulse.counters,
         looked_at: None,
@@ -137,6 +146,7 @@ fn serve_with_data_connections(
         printed: Printed::default(),
         host_calls: Vec::new(),
         early: VecDeque::new(),
+        idle_max: bounds.idle_max,
         pulse,
     };
     let end = loop {
@@ -163,6 +173,8 @@ pub enum End {
     /// The client broke the protocol; it is told so.
     #[error("the client sent a malformed message: {} (number {op}): {why}", message_stats::name(*op))]
     Malformed { op: u16, why: DecodeError },
+    #[error("the client asked nothing for {} ms", .0.as_millis())]
+    Idle(Duration),
     #[error(transparent)]
     Link(outboard_link::Error),
 }
@@ -195,6 +207,8 @@ struct Session<'d> {
     host_calls: Vec<(u64, CUresult)>,
     /// Messages received while another was executed.
     early: VecDeque<Vec<u8>>,
+    /// Longest time without a message while no reply is due.
+    idle_max: Option<Duration>,
     pulse: &'d Pulse,
 }
 
@@ -235,6 +249,12 @@ impl Session<'_> {
         } else {
             Wait::Forever
         };
+        // The end of the session, if nothing comes until then.
+        let idle_until = match (wait, self.idle_max) {
+            (Wait::Forever, Some(max)) => Some((Instant::now() + max, max)),
+            _ => None,
+        };
+        let wait = idle_until.map_or(wait, |(until, _)| Wait::Until(until));
         match (admission, wait) {
             (_, Wait::Poll) => {}
             (Admission::Open, wait) => {
@@ -242,8 +262,12 @@ impl Session<'_> {
                 self.pulse.awaits(self.waiting.oldest());
                 let took = self.take_message(wait);
                 self.pulse.awaits(None);
-                if took? {
-                    self.poll_policy.worked();
+                match (took?, idle_until) {
+                    (true, _) => self.poll_policy.worked(),
+                    (false, Some((until, max))) if until <= Instant::now() => {
+                        return Err(End::Idle(max));
+                    }
+                    (false, _) => {}
                 }
             }
             (Admission::Stalled, Wait::Until(until)) => {

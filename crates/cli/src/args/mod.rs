@@ -35,7 +35,7 @@ pub(crate) use pool::{
 };
 pub(crate) use requirements::{CalibrateArgs, LevelOfRemoting, LinkKind, RequireArgs};
 pub(crate) use seeing::{LogFormat, SeeingArgs, SortArg, TopArgs};
-pub(crate) use shares::SharesArgs;
+pub(crate) use shares::{IdleArgs, SharesArgs};
 pub(crate) use trace::{CutArgs, ExportArgs, ShowArgs, TraceCommand};
 pub(crate) use trust::{
     KeygenArgs, SandboxArg, TokenCommand, TokenFileArgs, TokensArgs, TrustArgs,
@@ -209,6 +209,8 @@ pub(crate) struct ServeArgs {
     pub(crate) seeing: SeeingArgs,
     #[command(flatten)]
     pub(crate) trust: TrustArgs,
+    #[command(flatten)]
+    pub(crate) idle: IdleArgs,
     #[command(flatten)]
     pub(crate) shares: SharesArgs,
     #[command(flatten)]
@@ -503,6 +505,39 @@ fn number<T: TryFrom<i64>>(
     }
 }
 
+/// Returns a parser of times within a range of milliseconds: 500ms, 5s, 10m, 1h.
+fn time(
+    ms: RangeInclusive<u64>,
+) -> impl Fn(&str) -> Result<Duration, String> + Clone + Send + Sync {
+    move |text| {
+        let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let unit = match &text[digits.len()..] {
+            "ms" => Some(1),
+            "s" => Some(1_000),
+            "m" => Some(60_000),
+            "h" => Some(3_600_000),
+            _ => None,
+        };
+        let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+        let number: Option<u64> = digits.parse().ok().filter(|_| is_number);
+        let found = number.zip(unit).and_then(|(n, unit)| n.checked_mul(unit));
+        let found = found.filter(|found| ms.contains(found));
+        let (least, most) = (shown(*ms.start()), shown(*ms.end()));
+        found
+            .map(Duration::from_millis)
+            .ok_or_else(|| format!("it is a time from {least} to {most}, as 500ms, 5s, 10m or 1h"))
+    }
+}
+
+fn shown(ms: u64) -> String {
+    match ms {
+        0..1_000 => format!("{ms}ms"),
+        1_000..60_000 => format!("{}s", ms / 1_000),
+        60_000..3_600_000 => format!("{}m", ms / 60_000),
+        _ => format!("{}h", ms / 3_600_000),
+    }
+}
+
 /// Parses bytes with a decimal or binary unit: 1048576, 500MB, 8GiB.
 fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -579,6 +614,34 @@ mod tests {
         }
         let long = parse_size("99999999999999999999GiB").unwrap_err();
         assert!(long.contains("more bytes"), "{long}");
+    }
+
+    #[test]
+    fn times() {
+        let parse = time(100..=3_600_000);
+        for (text, ms) in [
+            ("100ms", 100),
+            ("5s", 5_000),
+            ("2m", 120_000),
+            ("1h", 3_600_000),
+        ] {
+            assert_eq!(parse(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        for text in [
+            "",
+            "5",
+            "s",
+            "-5s",
+            "+5s",
+            "1.5s",
+            "99ms",
+            "61m",
+            "5 s",
+            "99999999999999999999h",
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains("from 100ms to 1h"), "{text}: {error}");
+        }
     }
 
     #[test]

@@ -11,32 +11,7 @@ use outboard_pool::{
 
 use outboard_trust::parse_lifetime;
 
-use super::number;
-
-/// Parses the term of a lease: 500ms, 30s, 10m, 1h.
-fn parse_term(text: &str) -> Result<Duration, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit_ms = match &text[digits.len()..] {
-        "ms" => 1,
-        "s" => 1_000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        unit => return Err(format!("{unit:?} is no unit of a term: ms, s, m and h are")),
-    };
-    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-    let number: Option<u64> = digits.parse().ok().filter(|_| is_number);
-    let ms = number.and_then(|number| number.checked_mul(unit_ms));
-    match ms {
-        Some(ms) if (limits::TERM_MIN_MS..=limits::TERM_MAX_MS).contains(&ms) => {
-            Ok(Duration::from_millis(ms))
-        }
-        _ => Err(format!(
-            "a term is {} s to {} s",
-            limits::TERM_MIN_MS / 1_000,
-            limits::TERM_MAX_MS / 1_000
-        )),
-    }
-}
+use super::{number, time};
 
 /// The manager of a pool.
 #[derive(Debug, Clone, clap::Args)]
@@ -126,7 +101,7 @@ pub(crate) struct WishArgs {
           value_parser = number::<u8>(0..=limits::PRIORITY_MAX as i64))]
     pub(crate) priority: u8,
     /// Time after which the GPUs of a host that is lost are taken back, as 30s
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_term)]
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time(limits::TERM_MIN_MS..=limits::TERM_MAX_MS))]
     pub(crate) term: Duration,
     /// Fail if no such GPUs are free, instead of waiting for them
     #[arg(long)]
@@ -521,6 +496,7 @@ mod tests {
 
     #[test]
     fn terms() {
+        let parse_term = time(limits::TERM_MIN_MS..=limits::TERM_MAX_MS);
         for (text, ms) in [
             ("1s", 1_000),
             ("1500ms", 1_500),

@@ -1,11 +1,11 @@
 //! The shares of a server's machine that programs may use.
 
-use std::str::FromStr;
+use std::{str::FromStr, time::Duration};
 
 use clap::Args;
-use outboard_server::{Limit, Limits, Shares, Unit, Whose};
+use outboard_server::{Limit, Limits, Shares, Unit, Whose, limits};
 
-use super::parse_size;
+use super::{parse_size, time};
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SharesArgs {
@@ -18,6 +18,21 @@ pub(crate) struct SharesArgs {
     /// that is named, or of all together (server)
     #[arg(long, value_name = "[TENANT:]LIMIT=N,...", long_help = share_help())]
     pub(crate) share: Vec<ShareArg>,
+}
+
+/// Times for peers that hold a place and say nothing.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct IdleArgs {
+    /// Time for a peer's greeting, its handshake included: one that has not said by then who it is
+    /// and what it wants is hung up on. At most 64 are waited for at a time
+    #[arg(long, value_name = "TIME", default_value = "5s",
+          value_parser = time(limits::GREET_MS_MIN..=limits::GREET_MS_MAX))]
+    pub(crate) greet_within: Duration,
+    /// Time after which a query that asks nothing is hung up on: NVML, outboard top. Programs that
+    /// use the GPU may idle for as long as they like
+    #[arg(long, value_name = "TIME", default_value = "1m",
+          value_parser = time(limits::QUERY_IDLE_MS_MIN..=limits::QUERY_IDLE_MS_MAX))]
+    pub(crate) query_idle: Duration,
 }
 
 /// Limits, and whose they are.

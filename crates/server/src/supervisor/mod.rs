@@ -45,7 +45,7 @@ use tracing::{debug, error};
 pub use self::options::{ServeError, ServeOptions};
 use self::{
     leases::{inventory, open_gate},
-    worker::{Phase, Worker, start_worker},
+    worker::{Phase, Side, Worker, start_worker},
 };
 use crate::{
     admission::{Order, Terms, Transport},
@@ -177,7 +177,7 @@ impl Supervisor {
     }
 
     fn accept(&mut self, at: usize) {
-        if self.handshakes() >= limits::HANDSHAKES_MAX {
+        if !self.may_greet(at) {
             return;
         }
         let (stream, peer) = match self.listeners[at].accept(Some(Instant::now())) {
@@ -204,12 +204,14 @@ impl Supervisor {
                     .gate
                     .as_ref()
                     .map(|gate| gate.key().unwrap_or_default()),
+                greet_ms: self.options.greet_ms,
             },
         };
         match start_worker(&self.options, &order, Some(stream.as_fd())) {
             Ok((child, control)) => {
                 debug!(session, %peer, pid = child.id(), "connected");
-                let phase = Phase::Handshake;
+                // Time for the worker to notice first.
+                let phase = (Phase::Handshake, 2 * self.options.greet_ms);
                 self.workers
                     .push(Worker::new(child, control, session, peer, transport, phase));
             }
@@ -224,9 +226,13 @@ impl Supervisor {
         self.paused_until = Some(Instant::now() + Duration::from_millis(limits::PAUSE_MS));
     }
 
-    fn handshakes(&self) -> usize {
+    /// Whether there is a place for one more peer of this listener that has not sent its hello.
+    fn may_greet(&self, at: usize) -> bool {
         let in_handshake = self.workers.iter().filter(|w| w.is_in_handshake());
-        in_handshake.count()
+        let side = Side::of(self.listeners[at].endpoint());
+        let of_side = in_handshake.clone().filter(|w| w.side() == side).count();
+        in_handshake.count() < limits::HANDSHAKES_MAX
+            && of_side < self.places_of(side, limits::HANDSHAKES_MAX)
     }
 }
 

@@ -13,6 +13,10 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct ServeOptions {
     pub listen: Vec<Endpoint>,
+    /// Time for a peer's hello.
+    pub greet_ms: u64,
+    /// How long a client that only asks may say nothing.
+    pub query_idle_ms: u64,
     /// Programs served at the same time, at most.
     pub sessions_max: usize,
     /// Workers kept ready, each with its device open.

@@ -8,6 +8,7 @@ use std::{
     time::Instant,
 };
 
+use outboard_link::Listener;
 use outboard_pool::Grant;
 use outboard_trust::TlsState;
 use outboard_wire::{
@@ -16,7 +17,7 @@ use outboard_wire::{
 };
 use tracing::{debug, error, warn};
 
-use super::{Phase, Supervisor, Worker};
+use super::{Phase, Side, Supervisor, Worker};
 use crate::{
     admission::{Admission, NOT_AWAITED, Order},
     limits,
@@ -85,6 +86,7 @@ impl Supervisor {
             place,
             key,
             until_ms: leased.until_ms,
+            query_idle_ms: self.options.query_idle_ms,
         });
         if purpose == Purpose::Session
             && may_take_a_spare
@@ -103,21 +105,15 @@ impl Supervisor {
         purpose: Purpose,
         tenant: &str,
     ) -> Option<(SessionKey, Option<Place>)> {
-        let (max, what, refusal) = match purpose {
-            Purpose::Session => {
-                let max = self.options.sessions_max;
-                (max, "sessions (--sessions-max)", Refusal::Sessions)
-            }
-            _ => (limits::QUERIES_MAX, "queries", Refusal::Queries),
-        };
-        let Worker { session, peer, .. } = &self.workers[at];
-        if self.serving(purpose, None) >= max {
-            warn!(session, %peer, "refused: all of the {max} {what} are in use");
+        if let Err((refusal, what)) = self.has_room(self.workers[at].side(), purpose) {
+            let Worker { session, peer, .. } = &self.workers[at];
+            warn!(session, %peer, "refused: all of the {what} are in use");
             self.view.refused(refusal, peer);
-            let why = format!("all of its {max} {what} are in use; try again later");
+            let why = format!("all of its {what} are in use; try again later");
             self.dismiss(at, &Order::Refuse(why));
             return None;
         }
+        let Worker { session, peer, .. } = &self.workers[at];
         let key = match outboard_trust::random() {
             Ok(key) => SessionKey::new(key),
             Err(error) => {
@@ -128,7 +124,11 @@ impl Supervisor {
                 return None;
             }
         };
-        let has = self.serving(purpose, Some(tenant));
+        let is_its = |worker: &Worker| {
+            let whose = worker.tenant.as_ref();
+            whose.is_some_and(|(its, _)| its == tenant)
+        };
+        let has = self.serving(purpose, is_its);
         let place = self
             .tenants
             .connect(tenant, Instant::now())
@@ -141,6 +141,36 @@ impl Supervisor {
                 None
             }
         }
+    }
+
+    /// Returns which places are all taken, if they are, for a client on this side.
+    fn has_room(&self, side: Side, purpose: Purpose) -> Result<(), (Refusal, String)> {
+        let all = self.serving(purpose, |_| true);
+        if purpose == Purpose::Session {
+            let max = self.options.sessions_max;
+            let what = || format!("{max} sessions (--sessions-max)");
+            return (all < max)
+                .then_some(())
+                .ok_or_else(|| (Refusal::Sessions, what()));
+        }
+        let max = limits::QUERIES_MAX;
+        if all >= max {
+            return Err((Refusal::Queries, format!("{max} queries")));
+        }
+        let max = self.places_of(side, max);
+        if self.serving(purpose, |worker| worker.side() == side) >= max {
+            let what = format!("{max} queries {}", side.name());
+            return Err((Refusal::Queries, what));
+        }
+        Ok(())
+    }
+
+    /// Returns how many of `max` places peers on this side may have: some are kept for those on the
+    /// other side, if the server listens there.
+    pub(super) fn places_of(&self, side: Side, max: usize) -> usize {
+        let sides = self.listeners.iter().map(Listener::endpoint).map(Side::of);
+        let is_shared = sides.into_iter().any(|other| other != side);
+        max - if is_shared { limits::PLACES_KEPT } else { 0 }
     }
 
     /// Refuses a client whose tenant has used up its share.
@@ -201,7 +231,8 @@ impl Supervisor {
         let session = admission.session;
         debug!(session, pid = child.id(), "a spare worker takes over");
         let (peer, transport) = (self.workers[at].peer.clone(), admission.transport.clone());
-        let mut worker = Worker::new(child, control, session, peer, transport, Phase::Taking);
+        let phase = (Phase::Taking, limits::TAKE_OVER_MS_MAX);
+        let mut worker = Worker::new(child, control, session, peer, transport, phase);
         worker.key = Some(admission.key);
         worker.tenant = self.workers[at].tenant.clone();
         self.workers.push(worker);
@@ -256,18 +287,13 @@ impl Supervisor {
             })
     }
 
-    /// Counts the clients that have a place, or those of one tenant. A client being handed over
+    /// Counts the clients that have a place, as far as they are counted. A client being handed over
     /// counts once.
-    pub(super) fn serving(&self, purpose: Purpose, of: Option<&str>) -> usize {
-        let is_counted = |worker: &&Worker| match (of, &worker.tenant) {
-            (None, _) => true,
-            (Some(tenant), Some((its, _))) => its == tenant,
-            (Some(_), None) => false,
-        };
+    fn serving(&self, purpose: Purpose, is_counted: impl Fn(&Worker) -> bool) -> usize {
         let mut sessions: Vec<u64> = self
             .workers
             .iter()
-            .filter(is_counted)
+            .filter(|worker| is_counted(worker))
             .filter(|worker| match worker.phase {
                 Phase::Serving(served) => served == purpose,
                 Phase::Taking | Phase::HandingOver(_) => purpose == Purpose::Session,

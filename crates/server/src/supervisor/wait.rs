@@ -53,8 +53,9 @@ impl Supervisor {
             fds.push(PollFd::from_borrowed_fd(gate.bell(), PollFlags::IN));
             sources.push(Source::Gate);
         }
-        if self.paused_until.is_none() && self.handshakes() < limits::HANDSHAKES_MAX {
-            for (at, listener) in self.listeners.iter().enumerate() {
+        if self.paused_until.is_none() {
+            let listeners = self.listeners.iter().enumerate();
+            for (at, listener) in listeners.filter(|(at, _)| self.may_greet(*at)) {
                 fds.push(PollFd::new(listener, PollFlags::IN));
                 sources.push(Source::Listener(at));
             }

@@ -7,10 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outboard_link::Peer;
+use outboard_link::{Endpoint, Peer};
 use outboard_wire::{
     handshake::{Purpose, SessionKey},
-    limits::{DATA_CONNECTIONS_MAX, HANDSHAKE_MS_MAX},
+    limits::DATA_CONNECTIONS_MAX,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use tracing::{debug, error};
@@ -19,7 +19,7 @@ use super::ServeOptions;
 use crate::{
     admission::{Admission, Order, Transport},
     control::Control,
-    inherit, limits,
+    inherit,
 };
 
 pub(super) struct Worker {
@@ -50,6 +50,30 @@ pub(super) enum Phase {
     Serving(Purpose),
     /// The worker was refused, or told to end.
     Leaving,
+}
+
+/// The side on which a peer is, as far as the address says that it connects to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    /// Local sockets, whose peers are users of this machine.
+    Local,
+    Network,
+}
+
+impl Side {
+    pub(super) fn of(endpoint: &Endpoint) -> Side {
+        match endpoint {
+            Endpoint::Shm(_) => Side::Local,
+            _ => Side::Network,
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Side::Local => "over local sockets",
+            Side::Network => "over the network",
+        }
+    }
 }
 
 /// Starts a worker process with its first order; returns it with the socket for further ones.
@@ -89,13 +113,8 @@ impl Worker {
         session: u64,
         peer: Peer,
         transport: Transport,
-        phase: Phase,
+        (phase, ms_max): (Phase, u64),
     ) -> Worker {
-        let ms_max = match phase {
-            Phase::Taking => limits::TAKE_OVER_MS_MAX,
-            // Time for the worker to notice first.
-            _ => 2 * HANDSHAKE_MS_MAX,
-        };
         Worker {
             child,
             control: Some(control),
@@ -107,6 +126,13 @@ impl Worker {
             key: None,
             tenant: None,
             connections_left: DATA_CONNECTIONS_MAX,
+        }
+    }
+
+    pub(super) fn side(&self) -> Side {
+        match self.transport {
+            Transport::Shm => Side::Local,
+            Transport::Tcp | Transport::Rdma(_) => Side::Network,
         }
     }
 

@@ -312,6 +312,14 @@ impl Client {
     }
 
     fn over(ours: OwnedFd, theirs: OwnedFd, purpose: Purpose) -> Client {
+        let bounds = Bounds {
+            connections_max: DATA_CONNECTIONS,
+            idle_max: None,
+        };
+        Client::within(ours, theirs, purpose, bounds)
+    }
+
+    fn within(ours: OwnedFd, theirs: OwnedFd, purpose: Purpose, bounds: Bounds) -> Client {
         let board = Arc::new(Board::default());
         let (contexts, seen) = mpsc::channel();
         let mut fake = Fake {
@@ -326,13 +334,13 @@ impl Client {
         let server = thread::spawn(move || {
             let stream = Stream::try_from(theirs).unwrap();
             let link = stream.into_link_server().unwrap();
-            let (end, stats) = serve_with_data_connections(
+            let (end, stats) = serve_within(
                 &mut fake,
                 link,
                 purpose,
                 ImageStore::new(None, ""),
                 source,
-                DATA_CONNECTIONS,
+                bounds,
                 &Pulse::default(),
             );
             let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
