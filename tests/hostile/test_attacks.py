@@ -10,7 +10,7 @@ import pytest
 
 import attacks
 from attacks import Counts
-from harness import OUTBOARD, TEST_PROGRAMS, Server, run_through, start_server
+from harness import TEST_PROGRAMS, Server, run_through, start_server
 from test_bad_input import wait_until
 from test_sandbox import session, works
 
@@ -115,9 +115,44 @@ def test_a_server_without_shared_memory_says_so(tmp_path: Path) -> None:
     assert server.stop() == 0
 
 
+ASKS_FOR_MUCH = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from ctypes import byref, c_size_t, c_uint64
+from cuda import call, must, primary_context
+primary_context()
+at, free, total = c_uint64(), c_size_t(), c_size_t()
+must("cuMemGetInfo_v2", byref(free), byref(total))
+print(free.value)
+must("cuMemAlloc_v2", byref(at), c_size_t(free.value // 2))
+print(call("cuMemAlloc_v2", byref(at), c_size_t(free.value)))
+"""
+
+
+def limited(kib: int) -> list[str]:
+    return ["sh", "-c", f'ulimit -v {kib}; exec "$@"', "sh"]
+
+
 def test_a_limit_of_addresses(server: Server) -> None:
-    """`ulimit -v` below the window of device memory: an error that names the limit, and no wrong result."""
-    limited = ["sh", "-c", 'ulimit -v 8000000; exec "$@"', "sh"]
-    done = server.run("tcp", *limited, sys.executable, TEST_PROGRAMS / "soak.py", "0.1")
-    assert done.returncode == 0 or "ulimit -v" in done.stderr, done.stdout + done.stderr
-    assert str(OUTBOARD)
+    """`ulimit -v` below the window of device memory: less of it, and the limit's name if that is too little."""
+    for link in ("shm", "tcp"):
+        done = server.run(link, *limited(1_000_000), sys.executable, TEST_PROGRAMS / "soak.py", "0.1")
+        assert done.returncode == 0 and "ulimit" not in done.stderr, done.stdout + done.stderr
+    asks = [sys.executable, "-c", ASKS_FOR_MUCH, TEST_PROGRAMS]
+    done = server.run("shm", *limited(1_000_000), *asks)
+    assert done.returncode == 0, done.stdout + done.stderr
+    free, refused = done.stdout.split()
+    assert int(free) <= 1_000_000 << 8 and refused == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert done.stderr.count("(ulimit -v)") == 1, done.stderr
+    done = server.run("shm", *limited(100_000), *asks)
+    assert done.returncode != 0 and "ulimit -v" in done.stderr, done.stdout + done.stderr
+
+
+def test_a_limit_of_addresses_of_the_server(tmp_path: Path) -> None:
+    server = start_server(tmp_path, before=limited(8_000_000))
+    done = server.run("shm", sys.executable, TEST_PROGRAMS / "soak.py", "0.1")
+    assert done.returncode == 0, done.stderr + server.log.read_text()
+    done = server.run("tcp", sys.executable, "-c", ASKS_FOR_MUCH, TEST_PROGRAMS)
+    assert done.returncode == 0 and int(done.stdout.split()[0]) <= 8_000_000 << 8, done.stdout + done.stderr
+    assert "(ulimit -v)" in server.log.read_text()
+    assert server.stop() == 0

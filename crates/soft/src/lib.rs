@@ -45,7 +45,7 @@ use outboard_link::{DeviceMemory, GpuMemory, Reach, cores};
 use outboard_ptx::{
     check::Checker,
     device::{EventId, ExecId, Gpu, GraphId, HostCall, Machine, NodeId},
-    memory::Memory,
+    memory::{Memory, MemoryError},
 };
 use outboard_wire::{
     doc::{self, DeviceCard},
@@ -53,6 +53,8 @@ use outboard_wire::{
     messages,
 };
 use rustc_hash::FxHashMap;
+use rustix::process::{Resource, getrlimit};
+use tracing::warn;
 
 pub use capability::Capability;
 pub use outboard_ptx::check::Checks;
@@ -62,6 +64,10 @@ const WINDOW_BASE: u64 = 0x2000_0000_0000;
 const WINDOW_BYTES: u64 = 1 << 40;
 /// Bytes after the window: variables of modules, and the heap of device-side `malloc`.
 const INTERNAL_BYTES: u64 = 64 << 30;
+/// Part of a limited address space (`ulimit -v`) that the window takes, and the least window: the
+/// rest is for variables of modules, threads' stacks and copies.
+const WINDOW_PART_OF_LIMIT: u64 = 4;
+const WINDOW_BYTES_MIN: u64 = 64 << 20;
 /// Distance between windows of neighbouring numbers.
 const WINDOW_STEP_BYTES: u64 = 2 << 40;
 /// Places for the window of one number, if the first is taken by a second device of the process or
@@ -198,6 +204,7 @@ impl Soft {
         }
         let numbers = numbers_of(&options)?;
         let memory = reserve(window)?;
+        let memory_bytes = memory_bytes.min(memory.mappable_bytes());
         let Watch { checks, fail, seed } = options.watch;
         let mut machine = Machine::new(memory.clone(), threads);
         if checks.any() || seed.is_some() {
@@ -297,25 +304,45 @@ fn numbers_of(options: &SoftOptions) -> Result<Vec<usize>, Failure> {
     }
 }
 
-/// Reserves the window of a number. Windows of other numbers have other places.
+/// Reserves the window of a number. Windows of other numbers have other places. If this process may
+/// not have as many addresses, the window is smaller.
 fn reserve(number: u8) -> Result<Memory, Failure> {
-    let bytes = WINDOW_BYTES + INTERNAL_BYTES;
-    let mut tried = (0..WINDOW_TRIES_MAX).map(|i| {
-        let place = i * SERVERS_MAX as u64 + u64::from(number);
-        Memory::reserve(
-            WINDOW_BASE + place * WINDOW_STEP_BYTES,
-            bytes,
-            INTERNAL_BYTES,
-        )
-    });
-    let first = tried.next();
-    match first {
-        Some(Ok(memory)) => Ok(memory),
-        Some(Err(error)) => tried
-            .find_map(Result::ok)
-            .ok_or_else(|| Failure::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY, error.to_string())),
-        None => Err(Failure::unsupported("memory")),
+    let error = match reserve_bytes(number, WINDOW_BYTES, INTERNAL_BYTES) {
+        Ok(memory) => return Ok(memory),
+        Err(error) => error,
+    };
+    let failed = |text: String| Failure::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY, text);
+    let Some(limit) = getrlimit(Resource::As).current else {
+        return Err(failed(error.to_string()));
+    };
+    let kib = limit >> 10;
+    let mut window = limit / WINDOW_PART_OF_LIMIT;
+    while window >= WINDOW_BYTES_MIN {
+        let whole = |bytes: u64| bytes / memory::GRANULARITY_BYTES * memory::GRANULARITY_BYTES;
+        let bytes = whole(window);
+        if let Ok(memory) = reserve_bytes(number, bytes, whole(bytes / 4)) {
+            let mib = bytes >> 20;
+            warn!(
+                "the address space is limited to {kib} KiB (ulimit -v): devices have at most {mib} MiB"
+            );
+            return Ok(memory);
+        }
+        window /= 2;
     }
+    Err(failed(format!(
+        "{error}; the server's address space is limited to {kib} KiB (ulimit -v)"
+    )))
+}
+
+/// Reserves a window, and `internal_bytes` after it, at the first place that is free.
+fn reserve_bytes(number: u8, bytes: u64, internal_bytes: u64) -> Result<Memory, MemoryError> {
+    let place = |i: u64| {
+        let place = i * SERVERS_MAX as u64 + u64::from(number);
+        let base = WINDOW_BASE + place * WINDOW_STEP_BYTES;
+        Memory::reserve(base, bytes + internal_bytes, internal_bytes)
+    };
+    // The first error says most: later places may be taken as well.
+    place(0).or_else(|error| (1..WINDOW_TRIES_MAX).find_map(|i| place(i).ok()).ok_or(error))
 }
 
 /// Returns half of the machine's memory, within bounds.

@@ -166,10 +166,10 @@ fn shared_memory() -> Finding {
 fn address_space() -> Finding {
     const WHAT: &str = "address space";
     match getrlimit(Resource::As).current {
-        Some(bytes) if bytes < ADDRESS_SPACE_BYTES_MIN => Finding::fail(
+        Some(bytes) if bytes < ADDRESS_SPACE_BYTES_MIN => Finding::note(
             WHAT,
-            format!("limited to {bytes} bytes"),
-            "lift the limit (ulimit -v unlimited): GPU memory is addresses first",
+            format!("limited to {bytes} bytes: programs have at most a quarter of it of GPU memory"),
+            "lift the limit (ulimit -v unlimited) if programs run out of GPU memory",
         ),
         _ => Finding::ok(WHAT, "not limited"),
     }

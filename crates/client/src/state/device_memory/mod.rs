@@ -7,6 +7,7 @@
 mod ranges;
 #[cfg(test)]
 mod tests;
+mod window;
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -20,7 +21,8 @@ use outboard_api::{
 };
 use outboard_wire::handshake::ServerWelcome;
 
-use self::ranges::Ranges;
+use self::{ranges::Ranges, window::Reserved};
+use crate::log;
 
 /// Size of a chunk: the granularity of physical memory, in bytes.
 pub(crate) const CHUNK_BYTES: u64 = 2 << 20;
@@ -126,6 +128,9 @@ pub(crate) struct DeviceMemory {
     next_number: u64,
     /// The server must see every allocation: [`ServerWelcome::exact_memory`].
     exact: bool,
+    /// The limit of this process's addresses, if it makes the window smaller and the user has not
+    /// been told.
+    untold_limit: Option<u64>,
 }
 
 struct Usage {
@@ -165,8 +170,8 @@ fn holding(entries: &BTreeMap<u64, Allocation>, address: u64) -> Option<&Allocat
 }
 
 impl DeviceMemory {
-    /// Reserves the server's window in this process, so that nothing else is mapped there: an
-    /// address in it is certainly device memory.
+    /// Reserves the server's window in this process, or less of it under a limit of addresses, so
+    /// that nothing else is mapped there: an address in it is certainly device memory.
     /// `numbers` are the program's of the server's devices; numbers of allocations begin after
     /// `first`.
     pub(crate) fn reserve(
@@ -180,28 +185,7 @@ impl DeviceMemory {
                 "the server offers an unusable address window ({bytes:#x} bytes at {base:#x})"
             ));
         }
-        // SAFETY: a fresh mapping that replaces nothing and allows no access.
-        let got = unsafe {
-            libc::mmap(
-                base as *mut libc::c_void,
-                bytes as usize,
-                libc::PROT_NONE,
-                libc::MAP_PRIVATE
-                    | libc::MAP_ANONYMOUS
-                    | libc::MAP_NORESERVE
-                    | libc::MAP_FIXED_NOREPLACE,
-                -1,
-                0,
-            )
-        };
-        if got as u64 != base {
-            let error = std::io::Error::last_os_error();
-            return Err(format!(
-                "{bytes:#x} bytes of addresses at {base:#x} cannot be reserved in this process: {error} (is `ulimit -v` set?)"
-            ));
-        }
-        // SAFETY: the mapping just made. Core dumps leave out this empty terabyte.
-        unsafe { libc::madvise(got, bytes as usize, libc::MADV_DONTDUMP) };
+        let Reserved { bytes, limit } = window::reserve(base, bytes)?;
         Ok(DeviceMemory {
             window: Ranges::new(base, bytes),
             window_base: base,
@@ -220,12 +204,14 @@ impl DeviceMemory {
                 .enumerate()
                 .map(|(local, d)| Usage {
                     device: numbers(local),
-                    quota: d.quota_bytes,
+                    // A limit of addresses is one of memory.
+                    quota: limit.map_or(d.quota_bytes, |_| d.quota_bytes.min(bytes)),
                     used: 0,
                 })
                 .collect(),
             next_number: first + 1,
             exact: welcome.exact_memory,
+            untold_limit: limit,
         })
     }
 
@@ -265,7 +251,7 @@ impl DeviceMemory {
             .and_then(|rounded| rounded.checked_add(CHUNK_BYTES))
             .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
         self.charge(device, bytes)?;
-        match self.window.take(guarded, CHUNK_BYTES) {
+        match self.take_from_window(guarded) {
             Some(base) => Ok(Chunk { base, bytes }),
             None => {
                 self.refund(device, bytes);
@@ -316,7 +302,7 @@ impl DeviceMemory {
 
     pub(crate) fn take_chunk(&mut self, bytes: u64, device: CUdevice) -> Result<Chunk, CUresult> {
         self.charge(device, bytes)?;
-        match self.window.take(bytes, CHUNK_BYTES) {
+        match self.take_from_window(bytes) {
             Some(base) => Ok(Chunk { base, bytes }),
             None => {
                 self.refund(device, bytes);
@@ -325,9 +311,27 @@ impl DeviceMemory {
         }
     }
 
+    fn take_from_window(&mut self, bytes: u64) -> Option<u64> {
+        let taken = self.window.take(bytes, CHUNK_BYTES);
+        if taken.is_none() {
+            self.tell_limit();
+        }
+        taken
+    }
+
+    /// Says once why there is less device memory than the server has.
+    fn tell_limit(&mut self) {
+        if let Some(limit) = self.untold_limit.take() {
+            let (kib, mib) = (limit >> 10, (self.window_end - self.window_base) >> 20);
+            log::warn(format_args!(
+                "the address space of this process is limited to {kib} KiB (ulimit -v): it has at most {mib} MiB of device memory"
+            ));
+        }
+    }
+
     /// Allocates addresses for memory that counts against another session's quota.
     pub(crate) fn take_addresses(&mut self, bytes: u64) -> Result<Chunk, CUresult> {
-        match self.window.take(bytes, CHUNK_BYTES) {
+        match self.take_from_window(bytes) {
             Some(base) => Ok(Chunk { base, bytes }),
             None => Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY),
         }
@@ -563,6 +567,7 @@ impl DeviceMemory {
             .usage(device)
             .ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)?;
         if bytes > usage.quota.saturating_sub(usage.used) {
+            self.tell_limit();
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
         usage.used += bytes;
