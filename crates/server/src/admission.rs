@@ -118,6 +118,8 @@ pub(super) enum Order {
     Inventory(DeviceOptions),
     /// The client's lease ends later, by the machine's monotonic clock.
     Lease { until_ms: u64 },
+    /// Say that orders reach this worker, and end.
+    Try,
 }
 
 /// A message from a worker to the supervisor.
@@ -153,6 +155,8 @@ pub(super) enum Report {
     Inventory(Vec<GpuFacts>),
     /// Address window of the session's device memory.
     Window { base: u64, bytes: u64 },
+    /// The worker was started, is confined, and has its first order.
+    Works,
 }
 
 impl Admission {
@@ -313,6 +317,8 @@ mod tests {
     fn documents_without_content(out: &mut String) {
         bytes(out, "Answer", &Order::Answer);
         bytes(out, "Export", &Order::Export);
+        bytes(out, "Try", &Order::Try);
+        bytes(out, "Works", &Report::Works);
     }
 
     fn tls_terms() -> TlsTerms {

@@ -39,6 +39,8 @@ pub const SPARE_RETRY_MS_MAX: u64 = 64_000;
 pub const TAKE_OVER_MS_MAX: u64 = 5_000;
 /// How long a spare may take to open its device.
 pub const SPARE_START_MS_MAX: u64 = 120_000;
+/// How long the worker by which a server finds out whether it can serve may take.
+pub const TRY_MS_MAX: u64 = 10_000;
 /// Length of the document of the management library's constant answers.
 pub const FACTS_BYTES_MAX: u64 = 1 << 20;
 /// Time between two reports of a session's usage, as long as it changes.

@@ -86,6 +86,7 @@ pub fn run_worker(control: RawFd) -> io::Result<()> {
             let gpus = inventory::take(&mut *device).map_err(io::Error::other)?;
             control.send(&Report::Inventory(gpus), &[])
         }
+        Some((Order::Try, _)) => control.send(&Report::Works, &[]),
         // The server has gone.
         None => Ok(()),
         Some((order, _)) => Err(unexpected(&order)),

@@ -342,7 +342,11 @@ fn reserve_bytes(number: u8, bytes: u64, internal_bytes: u64) -> Result<Memory, 
         Memory::reserve(base, bytes + internal_bytes, internal_bytes)
     };
     // The first error says most: later places may be taken as well.
-    place(0).or_else(|error| (1..WINDOW_TRIES_MAX).find_map(|i| place(i).ok()).ok_or(error))
+    place(0).or_else(|error| {
+        (1..WINDOW_TRIES_MAX)
+            .find_map(|i| place(i).ok())
+            .ok_or(error)
+    })
 }
 
 /// Returns half of the machine's memory, within bounds.

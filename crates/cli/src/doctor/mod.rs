@@ -168,7 +168,9 @@ fn address_space() -> Finding {
     match getrlimit(Resource::As).current {
         Some(bytes) if bytes < ADDRESS_SPACE_BYTES_MIN => Finding::note(
             WHAT,
-            format!("limited to {bytes} bytes: programs have at most a quarter of it of GPU memory"),
+            format!(
+                "limited to {bytes} bytes: programs have at most a quarter of it of GPU memory"
+            ),
             "lift the limit (ulimit -v unlimited) if programs run out of GPU memory",
         ),
         _ => Finding::ok(WHAT, "not limited"),

@@ -27,6 +27,7 @@ mod ends;
 mod leases;
 mod options;
 mod places;
+mod ready;
 mod reports;
 mod wait;
 mod worker;
@@ -77,7 +78,8 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// Listens at the addresses of the options, and on the sockets that are open already.
+    /// Listens at the addresses of the options, and on the sockets that are open already, if a
+    /// client could be served.
     pub fn bind(options: ServeOptions, opened: Vec<Listener>) -> Result<Supervisor, ServeError> {
         if options.listen.is_empty() && opened.is_empty() {
             return Err(ServeError::NoEndpoint);
@@ -88,6 +90,7 @@ impl Supervisor {
         if let Some(gate) = &gate {
             options.device.board = gate.board();
         }
+        ready::check(&options)?;
         let certificate = options.access.certificate.as_ref();
         let certificate = certificate.map(|(chain, key)| CertificateFiles::read(chain, key));
         let certificate = certificate.transpose()?;

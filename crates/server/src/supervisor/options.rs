@@ -1,6 +1,11 @@
 //! The settings of a server, and why it cannot start.
 
-use std::{ffi::OsString, io, net::SocketAddr, path::PathBuf};
+use std::{
+    ffi::OsString,
+    io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
 
 use outboard_link::Endpoint;
 use thiserror::Error;
@@ -64,6 +69,14 @@ pub enum ServeError {
     Inventory(io::Error),
     #[error("the certificate: {0}")]
     Certificate(#[from] outboard_trust::CertificateFileError),
+    #[error("nobody can be served here: {}: {source} ({what_for})", path.display())]
+    Missing {
+        path: &'static Path,
+        what_for: &'static str,
+        source: io::Error,
+    },
+    #[error("nobody can be served here: a worker cannot be started: {0}")]
+    Worker(io::Error),
     #[error("{doing}: {source}")]
     Io {
         doing: &'static str,
