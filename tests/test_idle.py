@@ -19,6 +19,8 @@ SETTLE_S = 1.0
 IDLE_S = 3.0
 # Share of one core, for each process.
 SHARE_MAX = 0.01
+# A stream that waits: time until its polls are seldom, and the share of one core of a debug build.
+WAITS, WAIT_SETTLE_S, WAIT_SHARE_MAX = TEST_PROGRAMS / "waits_for_ever.py", 3.0, 0.03
 
 
 def cpu_s(pid: int) -> float:
@@ -45,6 +47,23 @@ def idle_shares(server: Server, link: str, level: str = "or+sr+local") -> dict[s
         client.stdin.close()
         assert client.wait(30) == 0
     return shares
+
+
+def test_a_waiting_stream_costs_nothing(server: Server, link: str) -> None:
+    """A program waits for a value that nobody writes: its worker looks for it ever more seldom."""
+    before = set(worker_pids(server))
+    argv = [str(OUTBOARD), "run", "--gpu", server.urls[link], "--", sys.executable, str(WAITS)]
+    with subprocess.Popen(argv) as client:
+        time.sleep(WAIT_SETTLE_S)
+        pids = [client.pid, server.process.pid, *(set(worker_pids(server)) - before)]
+        assert len(pids) > 2, "no worker serves the client"
+        start, spent = time.monotonic(), [cpu_s(pid) for pid in pids]
+        time.sleep(IDLE_S)
+        passed = time.monotonic() - start
+        shares = [(cpu_s(pid) - cpu) / passed for pid, cpu in zip(pids, spent, strict=True)]
+        assert client.poll() is None
+        client.kill()
+    assert max(shares) <= WAIT_SHARE_MAX, shares
 
 
 @pytest.mark.parametrize("level", ["or+sr+local", "batch=8"])

@@ -37,6 +37,10 @@ pub const SLEEP_FRACTION: u32 = 256;
 /// Bounds on one or two cores, where the device's own threads need them.
 pub const SLEEP_FEW_CORES_US_MAX: u64 = 500;
 pub const SLEEP_FEW_CORES_FRACTION: u32 = 16;
+/// Longer sleeps for a wait of more than 50 ms: this fraction of the time already waited, so that a
+/// wait of any length ends at most a thousandth late, and its polls cost less than 1 % of a core.
+pub const SLEEP_LONG_FRACTION: u32 = 1_024;
+pub const SLEEP_LONG_US_MAX: u64 = 5_000;
 
 /// Interval at which the session sends ready replies while it waits for data on a data connection.
 pub const DATA_CONNECTION_LOOK_MS: u64 = 1;

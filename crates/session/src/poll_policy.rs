@@ -63,10 +63,10 @@ fn sleep_after(waited: Duration, is_few_cores: bool) -> Duration {
         ),
         false => (limits::SLEEP_FRACTION, limits::SLEEP_US_MAX),
     };
-    (waited / fraction).clamp(
-        Duration::from_micros(limits::SLEEP_US_MIN),
-        Duration::from_micros(us_max),
-    )
+    let us = Duration::from_micros;
+    let short = (waited / fraction).clamp(us(limits::SLEEP_US_MIN), us(us_max));
+    let long = (waited / limits::SLEEP_LONG_FRACTION).min(us(limits::SLEEP_LONG_US_MAX));
+    short.max(long)
 }
 
 #[cfg(test)]
@@ -78,9 +78,13 @@ mod tests {
         let us = Duration::from_micros;
         assert_eq!(sleep_after(us(1), true), us(10));
         assert_eq!(sleep_after(us(1_600), true), us(100));
-        assert_eq!(sleep_after(us(1_000_000), true), us(500));
+        assert_eq!(sleep_after(us(100_000), true), us(500));
         assert_eq!(sleep_after(us(5_120), false), us(20));
-        assert_eq!(sleep_after(us(1_000_000), false), us(50));
+        assert_eq!(sleep_after(us(51_200), false), us(50));
+        for is_few_cores in [true, false] {
+            assert_eq!(sleep_after(us(1_024_000), is_few_cores), us(1_000));
+            assert_eq!(sleep_after(us(60_000_000), is_few_cores), us(5_000));
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -18,9 +18,6 @@ use super::{
 
 /// Operations that run at once, at most. A GPU of compute capability 8.0 runs up to 128 kernels.
 const RUNNERS_MAX: usize = 128;
-/// Interval at which memory is polled that a stream waits for.
-const POLL_INTERVAL: Duration = Duration::from_micros(200);
-
 pub(super) struct Shared {
     state: Mutex<State>,
     /// Signals ready work, or the device's stop.
@@ -42,6 +39,8 @@ impl Shared {
     pub(super) fn with<R>(self: &Arc<Shared>, change: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.state.lock();
         let result = change(&mut state);
+        // It may have written what a stream waits for.
+        state.poll();
         self.call_runners(&mut state);
         result
     }
@@ -109,17 +108,21 @@ impl Shared {
                     });
                 }
                 state.complete(job.id, result);
+                // It may have written what a stream waits for.
+                state.poll();
                 self.call_runners(&mut state);
                 continue;
             }
             state.idle += 1;
             if state.is_polling() && !state.poller {
                 state.poller = true;
-                self.work.wait_for(&mut state, POLL_INTERVAL);
-                state.poller = false;
+                let interval = state.poll_interval(Instant::now());
+                self.work.wait_for(&mut state, interval);
                 state.idle -= 1;
                 state.poll();
+                // This thread polls again, or finds work and then calls another one to poll.
                 self.call_runners(&mut state);
+                state.poller = false;
             } else {
                 self.work.wait(&mut state);
                 state.idle -= 1;

@@ -9,7 +9,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use rustc_hash::FxHashMap;
@@ -30,6 +30,11 @@ use crate::memory::Memory;
 
 /// Tasks waiting in a device, at most: launches, copies, records and so on.
 pub(super) const TASKS_MAX: usize = 1 << 22;
+/// Interval at which memory is polled that a stream waits for: this fraction of the time already
+/// waited, within these bounds.
+const POLL_FRACTION: u32 = 256;
+const POLL_MIN: Duration = Duration::from_micros(200);
+const POLL_MAX: Duration = Duration::from_millis(5);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct TaskId(u64);
@@ -93,6 +98,8 @@ pub(super) struct State {
     pub(super) runners: usize,
     pub(super) idle: usize,
     pub(super) poller: bool,
+    /// Since when the same tasks wait for memory: their number, and the sum of their ids.
+    polled: Option<(Instant, (usize, u64))>,
 }
 
 /// A task for a runner.
@@ -131,6 +138,7 @@ impl State {
             runners: 0,
             idle: 0,
             poller: false,
+            polled: None,
         }
     }
 
@@ -374,6 +382,23 @@ impl State {
         let waiting = std::mem::take(&mut self.polling);
         if !waiting.is_empty() {
             self.settle(waiting);
+        }
+    }
+
+    /// Returns how long to wait before memory is polled again that a stream waits for and that no
+    /// work of this device need write: a fraction of the time for which the same streams wait.
+    pub(super) fn poll_interval(&mut self, now: Instant) -> Duration {
+        let sum = |sum: u64, id: &TaskId| sum.wrapping_add(id.0);
+        let tasks = (self.polling.len(), self.polling.iter().fold(0, sum));
+        match self.polled {
+            Some((since, polled)) if polled == tasks => {
+                let waited = now.saturating_duration_since(since);
+                (waited / POLL_FRACTION).clamp(POLL_MIN, POLL_MAX)
+            }
+            _ => {
+                self.polled = Some((now, tasks));
+                POLL_MIN
+            }
         }
     }
 

@@ -4,7 +4,7 @@
 //! ```text
 //!  supervisor ── listeners                        worker (one for each client)
 //!      │ accept                                       │
-//!      ├── fork, exec; Greet, client's socket ───────►│ reads the hello, until HANDSHAKE_MS_MAX
+//!      ├── fork, exec; Greet, client's socket ───────►│ reads the hello, until --greet-within
 //!      │◄───────────────── Heard: hello, socket ──────┤
 //!      ├── Serve: the admission ─────────────────────►│ opens the device, welcomes
 //!      │   or Refuse: why                             │ serves until the client leaves
