@@ -137,9 +137,10 @@ fn a_crowd_of_silent_clients_costs_a_bounded_number_of_processes() {
     let crowd: Vec<_> = (0..100)
         .map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap())
         .collect();
-    eventually("a full house", || server.workers().len() == 64);
+    // Of 64 places 8 are kept for local programs.
+    eventually("a full house", || server.workers().len() == 56);
     thread::sleep(Duration::from_millis(200));
-    assert_eq!(server.workers().len(), 64);
+    assert_eq!(server.workers().len(), 56);
     // A new client waits in the backlog, and is served when the silent ones are dropped.
     query(&server.tcp).unwrap();
     drop(crowd);
