@@ -29,9 +29,9 @@ pub(crate) struct Connection {
     output: Vec<u8>,
     /// Bytes of the output that have been sent.
     sent: usize,
-    /// Whether it is over with the answer.
+    /// True if the connection ends with the answer.
     is_last: bool,
-    /// Whether a whole request has come.
+    /// True once a whole request has come.
     has_asked: bool,
     /// The request that has no answer yet, and when it gets one in any case.
     pub(crate) wait: Option<(Wait, u64)>,

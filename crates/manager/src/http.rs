@@ -20,7 +20,7 @@ pub(crate) struct Request {
     pub(crate) host: Option<String>,
     /// Page that a browser sends it for.
     pub(crate) origin: Option<String>,
-    /// Whether the client wants no further answer on the connection.
+    /// True if the client wants no further answer on the connection.
     pub(crate) is_last: bool,
     pub(crate) body: Vec<u8>,
 }

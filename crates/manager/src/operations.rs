@@ -195,7 +195,7 @@ operations! {
 pub(crate) struct ClaimRequest {
     #[serde(deserialize_with = "known_claim")]
     pub(crate) claim: Claim,
-    /// Whether it waits for GPUs, for some seconds each time that it is sent.
+    /// True to wait for GPUs, for some seconds each time that the claim is sent.
     #[serde(default)]
     pub(crate) wait: bool,
 }
@@ -222,7 +222,7 @@ pub(crate) struct ReasonRequest {
 pub(crate) struct TaintRequest {
     /// Without a reason the GPU is given out again, and counts as healthy.
     pub(crate) reason: Option<String>,
-    /// Whether it is broken: a spare takes its place.
+    /// True if the GPU is broken: a spare takes its place.
     #[serde(default)]
     pub(crate) broken: bool,
 }
@@ -230,7 +230,7 @@ pub(crate) struct TaintRequest {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DetachRequest {
-    /// Whether its sessions are to end now.
+    /// True to end the sessions of the GPU now.
     #[serde(default)]
     pub(crate) force: bool,
 }

@@ -485,7 +485,7 @@ pub(crate) struct PoolHoldArgs {
     /// Whether this process is the holder, or starts it
     #[arg(long)]
     pub(crate) detached: bool,
-    /// Whether the lease goes on after the program: it is the host's
+    /// Keep the lease after the program, because it is the host's
     #[arg(long)]
     pub(crate) keep: bool,
 }

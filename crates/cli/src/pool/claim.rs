@@ -43,7 +43,7 @@ pub(crate) struct Leased {
     /// Losses that the program has not suffered: they were there when it began.
     lost_before: Vec<LostView>,
     is_ptx_only: bool,
-    /// Whether the lease is the host's.
+    /// True if the lease is the host's, which goes on after the program.
     is_kept: bool,
 }
 
