@@ -26,7 +26,8 @@ PREFIX ?= $(HOME)/.local
 TOOLCHAIN := .toolchain/bin/python
 RELEASE := target/release
 DEBUG := target/debug
-TESTED := $(TOOLCHAIN) tools/tested.py
+# With --again few tests that failed run a second time, which the last lines say.
+TESTED := CARGO=$(CARGO) $(TOOLCHAIN) tools/tested.py
 PACKAGES_SKIPPED := build/packages-skipped
 # Everything, with the features of dependencies that the unit tests have: for some packages alone cargo chooses fewer,
 # and builds the large crates again.
@@ -91,7 +92,7 @@ unit: $(TOOLCHAIN)
 	@tools/chromium.sh
 	@tools/verbs.sh
 	@tools/etcd.sh
-	$(TESTED) command unit -- $(CARGO) test --workspace --quiet
+	$(TESTED) cargo unit --again -- --workspace --quiet
 
 # The ring of the shm link, the table that threads share, and the posting of net.cuh, in every order that threads can run.
 loom: $(TOOLCHAIN)
@@ -110,8 +111,8 @@ programs: $(TOOLCHAIN) examples
 	@tools/etcd.sh
 	@tools/chromium.sh
 	$(BUILD_TESTED)
-	$(TESTED) pytest programs -- tests --ignore tests/instructions --ignore tests/packages --ignore tests/rdma
-	$(TESTED) pytest gpu-check -- gpu-check/tests
+	$(TESTED) pytest programs --again -- tests --ignore tests/instructions --ignore tests/packages --ignore tests/rdma
+	$(TESTED) pytest gpu-check --again -- gpu-check/tests
 
 # The attacks that `make programs` runs small, with the counts that they are promised with; PARTS chooses some.
 hostile: build $(TOOLCHAIN) examples
@@ -127,14 +128,14 @@ bare-root: wheel deb examples
 # One run of each program and of each kind of mistake: what `make check` takes of `make programs`.
 smoke: $(TOOLCHAIN) examples
 	$(BUILD_TESTED)
-	$(TESTED) pytest smoke -- tests --ignore tests/instructions --ignore tests/packages --ignore tests/rdma -m smoke
+	$(TESTED) pytest smoke --again -- tests --ignore tests/instructions --ignore tests/packages --ignore tests/rdma -m smoke
 
 # Triton, numba-cuda, CuPy and PyTorch as they come from the index, 7 GB of them, on the software device. What cannot be
 # installed, for want of space or of a network, is skipped, and said so at the end.
 packages: $(TOOLCHAIN)
 	python3 tools/packages.py --skipped $(PACKAGES_SKIPPED) numba_cupy torch
 	$(BUILD_TESTED)
-	$(TESTED) pytest packages -- tests/packages
+	$(TESTED) pytest packages --again -- tests/packages
 
 # What the hot calls cost a program, counted by callgrind; never skipped for want of valgrind.
 instructions: $(TOOLCHAIN)
@@ -144,7 +145,7 @@ instructions: $(TOOLCHAIN)
 	$(TESTED) pytest instructions -- tests/instructions
 
 # Verbs of a real kernel with software RoCE, in guests of QEMU. Skipped, and said so at the end, only where there can be
-# none. An emulated machine on a busy host loses its patience: one test that failed runs again, which is said, too.
+# none.
 test-rdma: $(TOOLCHAIN) examples
 	$(BUILD_TESTED)
 	$(TESTED) pytest rdma --again -- tests/rdma

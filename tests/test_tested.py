@@ -1,4 +1,4 @@
-"""tools/tested.py counts what could not run and what ran again, and a second failure is one."""
+"""tools/tested.py counts what could not run and what ran again; what fails twice has failed."""
 
 from __future__ import annotations
 
@@ -60,10 +60,44 @@ def test_one_failure_runs_again_and_is_said(folder: Path) -> None:
     assert lines[-1] == "2 passed, 1 not run, 1 run again, 0 ignored with their reason"
 
 
-@pytest.mark.parametrize("failures", [{"shaky": 2}, {"shaky": 1, "other": 1}])
+@pytest.mark.parametrize("failures", [{"shaky": 2}, {"shaky": 1, "other": 2}, {"shaky": 1, "other": 1, "third": 1}])
 def test_a_second_failure_is_one(folder: Path, failures: dict[str, int]) -> None:
     status, _ = run(folder, failures)
     assert status == 1
+
+
+# A `cargo` whose first run fails as cargo test does, and whose second is what `again` says.
+CARGO = """#!/bin/sh
+echo "$*" >>{folder}/runs
+case "$*" in
+*--exact*) echo '{again}' ;;
+*) echo '---- slow::crowd stdout ----'
+   echo 'test result: FAILED. 3 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.00s'
+   echo 'error: 1 target failed:'
+   echo '    `-p outboard-link --test vanish`'
+   exit 101 ;;
+esac
+"""
+PASSED = "test result: ok. {passed} passed; 0 failed; 0 ignored; 0 measured; 9 filtered out; finished in 1.00s"
+
+
+@pytest.mark.parametrize("passed", [1, 0])
+def test_a_failure_of_cargo_runs_again_by_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch, passed: int) -> None:
+    cargo = folder / "cargo"
+    cargo.write_text(CARGO.format(folder=folder, again=PASSED.format(passed=passed)))
+    cargo.chmod(0o755)
+    monkeypatch.setenv("CARGO", str(cargo))
+    counts = tested.Counts()
+    status = tested.run_cargo("unit", ["--workspace"], True, counts)
+    assert (folder / "runs").read_text().splitlines() == [
+        "test --no-fail-fast --workspace",
+        "test --quiet -p outboard-link --test vanish -- --exact slow::crowd",
+    ]
+    if passed:
+        assert (status, counts.passed, counts.again) == (0, 4, ["slow::crowd"])
+    else:
+        # A name that the second run did not find is not a pass.
+        assert status != 0 and counts.again == []
 
 
 def test_lines_of_cargo(folder: Path) -> None:

@@ -2,17 +2,20 @@
 """Runs one part of `make test`, and keeps for its last lines what could not run and what ran a second time.
 
     python3 tools/tested.py command PART -- COMMAND     a command; its lines `NOT RUN: TEST: WHY` are counted
+    python3 tools/tested.py cargo PART [--again] -- ARGUMENTS       of cargo test
     python3 tools/tested.py pytest PART [--again] -- ARGUMENTS
     python3 tools/tested.py summary PART...             the counts of these parts
 
-A part's counts are in `build/tested/PART.json`. With --again, one test that failed runs a second time: an emulated
-machine on a busy host loses its patience. Two that failed are a failure.
+A part's counts are in `build/tested/PART.json`. With --again, up to two tests that failed run a second time: a real
+server, an emulated machine, a peer in another process lose their patience on a busy host. What failed twice, and a
+third that failed, are failures; what passed only the second time is said in the last lines.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -24,9 +27,12 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "tested"
-AGAIN_MAX = 1
+AGAIN_MAX = 2
 NOT_RUN = re.compile(r"NOT RUN: (?P<test>\S+): (?P<why>.*)")
 RESULT = re.compile(r"^test result: .*? (?P<passed>\d+) passed; .*; (?P<ignored>\d+) ignored;")
+# What cargo test prints before the output of a test that failed, and of each executable whose tests failed.
+FAILED = re.compile(r"^---- (?P<test>.+) stdout ----$")
+TARGET = re.compile(r"^    `(?P<arguments>-.+)`$")
 
 
 @dataclass
@@ -43,7 +49,7 @@ class Counts:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="do", required=True)
-    for name in ["command", "pytest"]:
+    for name in ["command", "cargo", "pytest"]:
         one = commands.add_parser(name)
         one.add_argument("part")
         one.add_argument("--again", action="store_true")
@@ -60,6 +66,8 @@ def main() -> int:
     kept.unlink(missing_ok=True)
     if arguments.do == "command":
         status = run_command(command, counts)
+    elif arguments.do == "cargo":
+        status = run_cargo(arguments.part, command, arguments.again, counts)
     else:
         status = run_pytest(arguments.part, command, arguments.again, counts)
     counts.seconds = round(time.monotonic() - start)
@@ -69,14 +77,45 @@ def main() -> int:
     return status
 
 
-def run_command(command: list[str], counts: Counts) -> int:
-    """Runs a command, and counts by what it prints."""
+def run_command(command: list[str], counts: Counts, lines: list[str] | None = None) -> int:
+    """Runs a command, counts by what it prints, and adds that to `lines`."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     assert process.stdout is not None
     for line in process.stdout:
         print(line, end="", flush=True)
         count_line(line, counts)
+        if lines is not None:
+            lines.append(line.rstrip("\n"))
     return process.wait()
+
+
+def run_cargo(part: str, arguments: list[str], is_again: bool, counts: Counts) -> int:
+    """Runs cargo test to its end, and counts; with `is_again` few failures are tried once more."""
+    lines: list[str] = []
+    cargo = os.environ.get("CARGO", "cargo")
+    status = run_command([cargo, "test", "--no-fail-fast", *arguments], counts, lines)
+    failed = sorted({found["test"] for line in lines if (found := FAILED.match(line))})
+    targets = [found["arguments"].split() for line in lines if (found := TARGET.match(line))]
+    if status == 0 or not is_again or not may_run_again(part, failed):
+        return status
+    for target in targets:
+        # An executable in which nothing failed by name has crashed.
+        found = Counts()
+        status = run_command([cargo, "test", "--quiet", *target, "--", "--exact", *failed], found)
+        if status != 0 or found.passed == 0:
+            return status or 1
+        counts.passed += found.passed
+    counts.again += failed
+    return 0 if targets else status
+
+
+def may_run_again(part: str, failed: list[str]) -> bool:
+    """Says which tests run again, or why none may."""
+    if not 1 <= len(failed) <= AGAIN_MAX:
+        print(f"{part}: {len(failed)} tests failed, and {AGAIN_MAX} may run again: {', '.join(failed)}", flush=True)
+        return False
+    print(f"{part}: once more, {', '.join(failed)}", flush=True)
+    return True
 
 
 def count_line(line: str, counts: Counts) -> None:
@@ -88,14 +127,10 @@ def count_line(line: str, counts: Counts) -> None:
 
 
 def run_pytest(part: str, arguments: list[str], is_again: bool, counts: Counts) -> int:
-    """Runs pytest, and counts by its report; with `is_again` one failure is tried once more."""
+    """Runs pytest, and counts by its report; with `is_again` few failures are tried once more."""
     failed, status = pytest_once(part, arguments, counts)
-    if status == 0 or not is_again:
+    if status == 0 or not is_again or not may_run_again(part, failed):
         return status
-    if not 1 <= len(failed) <= AGAIN_MAX:
-        print(f"{part}: {len(failed)} tests failed, and one may run again: {', '.join(failed)}", flush=True)
-        return status
-    print(f"{part}: once more, {failed[0]}", flush=True)
     _, status = pytest_once(part, [*arguments, "--last-failed", "--last-failed-no-failures", "none"], counts)
     counts.again += failed
     return status

@@ -42,9 +42,9 @@ def test_modes_take_turns_and_are_compared(tmp_path, monkeypatch, capsys):
     modes = results["cases"]["sleeps"]["modes"]
     assert list(modes) == ["local", "shm", "tcp"]
     assert all(len(entry["rounds_ms"]) == 3 and entry["samples"] == 6 for entry in modes.values())
-    # Remote steps sleep 6 ms, local ones 2 ms.
-    assert 2 <= modes["local"]["median_ms"] < 4 and "ratio_to_local" not in modes["local"]
-    assert 1.5 < modes["shm"]["ratio_to_local"] < 3.5
+    # Remote steps take 6 ms, local ones 2 ms, by the clock of the fake.
+    assert modes["local"]["median_ms"] == 2 and "ratio_to_local" not in modes["local"]
+    assert modes["shm"]["ratio_to_local"] == 3
     printed = capsys.readouterr().out
     assert " > 1)" in printed and "; 9)" in printed
     # The first mode changes with each round.
@@ -61,8 +61,7 @@ def test_levels_are_modes_of_their_own(tmp_path):
     status, results = measure(tmp_path, case("level"), modes="local,shm:sync,shm:batch=4")
     assert status == 0
     modes = results["cases"]["level"]["modes"]
-    assert modes["shm:batch=4"]["median_ms"] > 1.5 * modes["local"]["median_ms"]
-    assert modes["shm:sync"]["median_ms"] < 1.5 * modes["local"]["median_ms"]
+    assert [modes[name]["median_ms"] for name in ("local", "shm:sync", "shm:batch=4")] == [4, 4, 8]
 
 
 @pytest.mark.parametrize("fault", ["hangs", "crashes", "raises"])
@@ -117,8 +116,8 @@ def test_startup(tmp_path):
     startup = results["startup"]
     assert len(startup["local"]["rounds_s"]) == speed.STARTUP_ROUNDS
     assert 0 < startup["local"]["import_to_first_result_s"] <= startup["local"]["whole_s"]
-    # The fake's first result takes 50 ms more remotely.
-    assert 0.03 < startup["shm"]["over_local_s"] < 0.5
+    # The fake's first result takes 2 s more remotely, by its own clock; its import is timed too.
+    assert 1 < startup["shm"]["over_local_s"] < 3
 
 
 @pytest.mark.parametrize("fault", ["silent", "exits"])
@@ -131,19 +130,29 @@ def test_server_that_does_not_start(tmp_path, monkeypatch, fault):
 
 @pytest.mark.skipif(not OUTBOARD.is_file(), reason="outboard has not been built")
 def test_the_real_program_at_two_levels(tmp_path):
-    """On the software device: what waits costs more than what does not, and levels reach the program."""
+    """On the software device: levels reach the program, and every mode of every case is measured."""
     cases = [Case(step, step, "driver_steps", step, calls=20, group="real") for step in ("fill_and_read", "ask")]
-    out = tmp_path / "speed.json"
+    out, stats = tmp_path / "speed.json", tmp_path / "stats"
+    stats.mkdir()
     arguments = ["--outboard", str(OUTBOARD), "--out", str(out), "--modes", "shm,tcp,shm:sync", "--device", "soft"]
     arguments += ["--log-dir", str(tmp_path / "logs"), "--rounds", "3", "--turn-s", "0.05", "--budget-s", "60"]
-    status = speed.main(arguments, tuple(cases), GROUP, "driver_steps")
+    group = replace(GROUP, environment={"FAKE_STATS": str(stats)})
+    status = speed.main(arguments, tuple(cases), group, "driver_steps")
     results = json.loads(out.read_text())
     assert status == 0, results
-    ask = {mode: entry["median_ms"] for mode, entry in results["cases"]["ask"]["modes"].items()}
-    assert ask["shm:sync"] > 2 * ask["shm"]
-    read = {mode: entry["median_ms"] for mode, entry in results["cases"]["fill_and_read"]["modes"].items()}
-    assert read["shm"] > ask["shm"] and read["tcp"] > ask["tcp"]
+    for entry in results["cases"].values():
+        assert list(entry["modes"]) == ["shm", "tcp", "shm:sync"]
+        assert all(mode["status"] == "ok" and mode["median_ms"] > 0 for mode in entry["modes"].values())
     assert results["startup"]["tcp"]["whole_s"] > 0
+    # A call that is answered here at the best level waits for an answer at the other.
+    counted = {level: [0, 0] for level in ("best", "sync")}
+    for file in stats.iterdir():
+        ask = json.loads(file.read_text())["by_call"].get("cuCtxGetDevice", {"local": 0, "synchronous": 0})
+        kinds = counted["sync" if file.name.startswith("sync-") else "best"]
+        kinds[0] += ask["local"]
+        kinds[1] += ask["synchronous"]
+    assert counted["best"][0] >= 20 and counted["best"][1] == 0
+    assert counted["sync"][0] == 0 and counted["sync"][1] >= 20
 
 
 def test_names_and_modes_that_there_are_not(tmp_path, capsys):
