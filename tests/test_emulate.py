@@ -24,7 +24,7 @@ TIMES = TEST_PROGRAMS / "over_a_network.py"
 NETWORK = "rtt=200us,bandwidth=10Gbps,jitter=20us,tail=1ms@1%"
 
 CALLS = 20
-RTT_S = 0.005
+RTT_S = 0.02
 LENGTH = 4 << 20
 BYTES_PER_S = 50e6
 

@@ -19,7 +19,7 @@ from test_record import show
 from test_record_local import DRIVER
 
 COUNT = 20
-DELTA_S = 0.005
+DELTA_S = 0.02
 # 140 tags of 128 bytes in flight.
 IN_FLIGHT_BYTES = 140 * 128
 PCIE = f"rtt={DELTA_S + 1.2e-6}s,tags=140,mrs=128"

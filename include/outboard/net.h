@@ -51,6 +51,7 @@ const char *outboard_net_message(void);
 int outboard_net_open(const struct outboard_net_options *options, struct outboard_net **out);
 void outboard_net_close(struct outboard_net *net);
 int outboard_net_register(const struct outboard_net *net, void *memory, uint64_t bytes, uint32_t access, uint32_t *key);
+// Bytes of a queue's memory: whole pages, since cudaHostAlloc aligns whole pages alone. 0 without options.
 uint64_t outboard_net_queue_bytes(const struct outboard_net_queue_options *options);
 int outboard_net_queue_create(const struct outboard_net *net, void *memory, uint64_t bytes,
                               const struct outboard_net_queue_options *options, struct outboard_net_queue *out);

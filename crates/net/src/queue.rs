@@ -137,10 +137,11 @@ impl Options {
         self.receives_at() + (self.receives() * RECEIVE_BYTES).next_multiple_of(CQE_BYTES)
     }
 
-    /// Bytes of the block of such a queue.
+    /// Bytes of the block of such a queue: whole pages, since `cudaHostAlloc` aligns less to pages.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.receive_completions_at() + self.receives() * CQE_BYTES
+        let end = self.receive_completions_at() + self.receives() * CQE_BYTES;
+        end.next_multiple_of(PAGE_BYTES)
     }
 
     fn retries(&self) -> Retries {

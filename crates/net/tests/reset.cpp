@@ -30,6 +30,7 @@ struct Four {
     bool open(outboard_net_queue_options options)
     {
         uint64_t bytes = outboard_net_queue_bytes(&options);
+        if (bytes == 0 || bytes % 4096 != 0) return false;
         if (outboard_net_open(nullptr, &net) != 0 || outboard_net_register(net, data, 4096, 15, &key) != 0) return false;
         for (outboard_net_queue &queue : of)
             if (outboard_net_queue_create(net, pages(bytes), bytes, &options, &queue) != 0) return false;

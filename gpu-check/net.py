@@ -1,0 +1,164 @@
+#!/usr/bin/env python3
+"""Kernels that post to the software adapter, on the GPU of this machine: each result looked at.
+
+    python3 gpu-check/net.py build FOLDER                            # with .toolchain and target/release, anywhere
+    python3 gpu-check/net.py run NAME=FOLDER... --out RESULTS.json   # on a machine with a GPU
+
+Several folders, built from several commits or with several headers (--include), take turns with each case, so that
+what differs between them is not the machine. Ends with 1 where a result is wrong, a program hangs or none could be
+run, with 77 where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import machine
+
+ROOT = Path(__file__).resolve().parent.parent
+NVCC = ROOT / ".toolchain" / "cuda" / "bin" / "nvcc"
+LIBRARY = "liboutboard_net.so"
+SOURCES = {
+    "soak": ROOT / "tests" / "programs" / "net" / "soak.cu",
+    "messages": ROOT / "tests" / "programs" / "net" / "messages.cu",
+    "two_kernels": ROOT / "examples" / "net" / "two_kernels.cu",
+}
+# Arguments of each program, which its first lines explain; SEED is the round's number.
+CASES = {
+    "soak": ["1 200 6 0 SEED", "32 20 6 0 SEED", "32 20 6 20000 SEED", "64 150 5 0 SEED", "256 40 8 0 SEED"],
+    "messages": [
+        "thread 1 1 200 6 4 1 0 0 SEED",
+        "thread 32 32 20 6 4 16 1 20000 SEED",
+        "warp 4 4 40 6 3 33 0 0 SEED",
+        "block 2 2 20 6 2 1 1 0 SEED",
+    ],
+    "two_kernels": ["100"],
+}
+EXIT_FAILED = 1
+EXIT_NOT_RUN = 77
+
+
+@dataclass
+class Outcome:
+    """One run of one case: what its last line says, or why there is none."""
+
+    build: str
+    program: str
+    case: str
+    is_right: bool
+    said: list[str]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="do", required=True)
+    one = commands.add_parser("build")
+    one.add_argument("folder", type=Path)
+    one.add_argument("--include", type=Path, default=ROOT / "include", help="the folder of outboard/net.cuh")
+    one.add_argument("--library", type=Path, default=ROOT / "target" / "release" / LIBRARY)
+    one.add_argument("--define", action="append", default=[], metavar="NAME[=VALUE]")
+    one = commands.add_parser("run")
+    one.add_argument("builds", nargs="+", metavar="NAME=FOLDER")
+    one.add_argument("--out", type=Path, required=True)
+    one.add_argument("--rounds", type=int, default=3)
+    one.add_argument("--timeout-s", type=float, default=90, help="for one run")
+    one.add_argument("--only", default="", help="programs, by comma")
+    options = parser.parse_args()
+    return build(options) if options.do == "build" else run(options)
+
+
+def build(options: argparse.Namespace) -> int:
+    """Builds the programs for GPUs from sm_80 on, with the library beside them."""
+    options.folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(options.library, options.folder / LIBRARY)
+    for name, source in SOURCES.items():
+        command = [NVCC, "-std=c++17", "-O2", "-gencode", "arch=compute_80,code=compute_80"]
+        command += ["-gencode", "arch=compute_90,code=sm_90", f"-I{options.include}"]
+        command += [f"-D{define}" for define in options.define]
+        command += [source, "-o", options.folder / name, options.folder / LIBRARY, "-Xlinker", "-rpath=$ORIGIN"]
+        subprocess.run(command, check=True)
+    return 0
+
+
+def run(options: argparse.Namespace) -> int:
+    if not machine.has_gpu():
+        print("NOT RUN: there is no NVIDIA GPU with a driver here")
+        return EXIT_NOT_RUN
+    builds = dict(text.split("=", 1) for text in options.builds)
+    programs = [name for name in CASES if not options.only or name in options.only.split(",")]
+    outcomes: list[Outcome] = []
+    for seed in range(1, options.rounds + 1):
+        for program in programs:
+            for case in CASES[program]:
+                for name, folder in builds.items():
+                    path = Path(folder).resolve() / program
+                    if path.exists():
+                        outcome = one_case(name, path, case.replace("SEED", str(seed)), options.timeout_s)
+                        outcomes.append(outcome)
+                        print(
+                            f"{name}: {program} {outcome.case}: {'right' if outcome.is_right else 'WRONG'}", flush=True
+                        )
+                        write(options.out, builds, outcomes)
+    wrong = sum(not outcome.is_right for outcome in outcomes)
+    print(f"{len(outcomes) - wrong} of {len(outcomes)} are right")
+    return EXIT_FAILED if wrong or not outcomes else 0
+
+
+def one_case(name: str, path: Path, case: str, timeout_s: float) -> Outcome:
+    if path.name != "two_kernels":
+        ended, said = ended_with([path, *case.split()], timeout_s)
+        return Outcome(name, path.name, case, ended and said[-1:] != [] and said[-1].endswith(": right"), said)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    listener = started([path, "listen", address, case])
+    connected, said = ended_with([path, "connect", address, case], timeout_s)
+    listened, also_said = end_of(listener, timeout_s)
+    is_right = connected and listened and said == also_said == [f"{case} of {case} rounds are right"]
+    return Outcome(name, path.name, case, is_right, also_said + said)
+
+
+def started(command: list[Any]) -> subprocess.Popen[str]:
+    return subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def ended_with(command: list[Any], timeout_s: float) -> tuple[bool, list[str]]:
+    return end_of(started(command), timeout_s)
+
+
+def end_of(process: subprocess.Popen[str], timeout_s: float) -> tuple[bool, list[str]]:
+    """Whether a process ended by itself and with 0, and what it printed."""
+    try:
+        said, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        said, _ = process.communicate()
+        return False, [*said.splitlines(), f"no end within {timeout_s:g} s"]
+    lines = said.splitlines()
+    if process.returncode < 0:
+        lines.append(signal.Signals(-process.returncode).name)
+    return process.returncode == 0, lines
+
+
+def write(out: Path, builds: dict[str, str], outcomes: list[Outcome]) -> None:
+    results = {
+        "format": 2,
+        "what": "kernels of tests/programs/net and examples/net with the software adapter, builds in turns",
+        "machine": machine.describe(["true"]),
+        "builds": list(builds),
+        "outcomes": [asdict(outcome) for outcome in outcomes],
+    }
+    out.write_text(json.dumps(machine.scrub(results), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
