@@ -1,7 +1,8 @@
 //! Connections as bytes, for the balancer that runs next.
 //!
-//! A dump is a magic number, a version, the connections (postcard), and the BLAKE3 hash of all
-//! before it. A dump that is cut, changed or of another version is refused whole.
+//! A dump is a magic number, a version, the hardware addresses of the ports and the connections
+//! (postcard), and the BLAKE3 hash of all before it. A dump that is cut, changed or of another
+//! version is refused whole. Version 3, which has no addresses of ports, is understood.
 
 use super::Engine;
 use super::connections::{Connection, Neighbour};
@@ -12,7 +13,8 @@ use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 
 const MAGIC: &[u8; 8] = b"OBBALNCE";
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
+const WITHOUT_PORTS: u32 = 3;
 const HASH_BYTES: usize = 32;
 
 #[derive(Serialize, Deserialize)]
@@ -26,9 +28,13 @@ struct Saved {
     numbers: Numbers,
     /// Time since its last packet.
     idle_ms: u64,
+    /// Place in the dump's list of ports.
     client_port: u16,
     client_mac: [u8; 6],
 }
+
+/// The own hardware addresses of ports, in their order.
+type Ports = Vec<Option<[u8; 6]>>;
 
 impl Saved {
     fn check(&self) -> Result<(), &'static str> {
@@ -51,6 +57,22 @@ pub enum RestoreError {
     Damaged,
     #[error("the dump has what no balancer writes: {0}")]
     Impossible(&'static str),
+}
+
+/// Reads the ports, if the version has them, and the connections.
+fn read(document: &[u8], has_ports: bool) -> Result<(Option<Ports>, Vec<Saved>), RestoreError> {
+    let (ports, document) = if has_ports {
+        let (ports, rest) =
+            postcard::take_from_bytes(document).map_err(|_| RestoreError::Damaged)?;
+        (Some(ports), rest)
+    } else {
+        (None, document)
+    };
+    let (saved, rest) = postcard::take_from_bytes(document).map_err(|_| RestoreError::Damaged)?;
+    if !rest.is_empty() {
+        return Err(RestoreError::Impossible("bytes after the connections"));
+    }
+    Ok((ports, saved))
 }
 
 /// The beginning of a dump.
@@ -86,34 +108,35 @@ impl Engine {
                 client_mac: one.client_link.mac,
             })
             .collect();
+        let ports: Ports = self.ports.iter().map(|port| port.mac).collect();
         let mut bytes = header();
         // Memory is all that could be missing, and it ends the process elsewhere.
-        bytes.extend(postcard::to_stdvec(&saved).unwrap_or_default());
+        bytes.extend(postcard::to_stdvec(&(ports, saved)).unwrap_or_default());
         let hash = blake3::hash(&bytes);
         bytes.extend_from_slice(hash.as_bytes());
         bytes
     }
 
     /// Adds the connections of a dump. Returns how many there are, and how many of the dump are
-    /// left out: their service is gone or forwards in another way, or there is no room.
+    /// left out: their service or their client's interface is gone, their service forwards in
+    /// another way, or there is no room.
     pub fn restore(&mut self, dump: &[u8]) -> Result<(usize, usize), RestoreError> {
         let rest = dump.strip_prefix(MAGIC).ok_or(RestoreError::NotADump)?;
         let (version, rest) = rest.split_first_chunk().ok_or(RestoreError::Damaged)?;
-        match u32::from_le_bytes(*version) {
-            VERSION => {}
+        let has_ports = match u32::from_le_bytes(*version) {
+            VERSION => true,
+            WITHOUT_PORTS => false,
             other => return Err(RestoreError::Version(other)),
-        }
+        };
         let (document, hash) = rest
             .split_last_chunk::<HASH_BYTES>()
             .ok_or(RestoreError::Damaged)?;
         if blake3::hash(&dump[..dump.len() - HASH_BYTES]).as_bytes() != hash {
             return Err(RestoreError::Damaged);
         }
-        let (mut saved, rest): (Vec<Saved>, _) =
-            postcard::take_from_bytes(document).map_err(|_| RestoreError::Damaged)?;
-        if !rest.is_empty() {
-            return Err(RestoreError::Impossible("bytes after the connections"));
-        }
+        let (ports, mut saved) = read(document, has_ports)?;
+        // An interface is known by its address, wherever the file names it.
+        let ports = ports.map(|ports| self.places(&ports));
         for one in &saved {
             one.check().map_err(RestoreError::Impossible)?;
         }
@@ -131,12 +154,30 @@ impl Engine {
         self.half_open.reserve(both(true));
         let restored = saved
             .into_iter()
-            .filter(|one| self.restore_one(one).is_some())
+            .filter(|one| {
+                let port = usize::from(one.client_port);
+                let place = match &ports {
+                    Some(places) => places.get(port).copied().flatten(),
+                    None => (port < self.ports.len()).then_some(one.client_port),
+                };
+                place.is_some_and(|place| self.restore_one(one, place).is_some())
+            })
             .count();
         Ok((restored, count - restored))
     }
 
-    fn restore_one(&mut self, saved: &Saved) -> Option<()> {
+    /// Returns where the ports of a dump are now; `None` for one that is gone.
+    fn places(&self, ports: &Ports) -> Vec<Option<u16>> {
+        let place = |(at, mac): (usize, &Option<[u8; 6]>)| {
+            let is_it = |port: &super::Port| port.mac == *mac;
+            let same_place = self.ports.get(at).is_some_and(is_it).then_some(at);
+            let place = same_place.or_else(|| self.ports.iter().position(is_it));
+            place.and_then(|place| u16::try_from(place).ok())
+        };
+        ports.iter().enumerate().map(place).collect()
+    }
+
+    fn restore_one(&mut self, saved: &Saved, client_port: u16) -> Option<()> {
         let (service, backend) = self.services.restore(&saved.service, saved.target)?;
         let rule = &self.services.service(service)?.rule;
         let (vip, protocol) = saved.service;
@@ -149,8 +190,7 @@ impl Engine {
                 .is_none_or(|source| rule.sources.contains(&source.ip()))
             && addresses
                 .into_iter()
-                .all(|address| address.is_ipv6() == is_v6)
-            && usize::from(saved.client_port) < self.ports.len();
+                .all(|address| address.is_ipv6() == is_v6);
         let connection = Connection {
             service,
             backend,
@@ -166,7 +206,7 @@ impl Engine {
             answers_at: None,
             seen_ms: self.now_ms.saturating_sub(saved.idle_ms),
             client_link: Neighbour {
-                port: saved.client_port,
+                port: client_port,
                 mac: saved.client_mac,
             },
             packets: [0; 2],

@@ -282,6 +282,64 @@ fn open_on_two_ports(engine: &mut Engine) {
     }
 }
 
+/// Ports with these numbers as hardware addresses.
+fn ports_named(numbers: &[u8]) -> Vec<Port> {
+    let port = |number: &u8| Port {
+        mac: Some([2, 0, 0, 0, 1, *number]),
+        mtu: None,
+    };
+    numbers.iter().map(port).collect()
+}
+
+/// An interface is known again by its hardware address.
+#[test]
+fn a_dump_of_interfaces_in_another_order_is_restored() {
+    let to = |number: u8, packet: &Build, mac, port| {
+        let mut frame = ethernet(packet, mac, port);
+        frame.bytes[..6].copy_from_slice(&[2, 0, 0, 0, 1, number]);
+        frame
+    };
+    let engine_of = |numbers: &[u8], backend_port| {
+        let mut engine = two_ports(TCP);
+        engine.set_ports(ports_named(numbers));
+        let mac = BACKEND_MAC;
+        let port = backend_port;
+        engine.set_neighbour(socket(BACKEND).ip(), Neighbour { port, mac });
+        engine
+    };
+    let mut old = engine_of(&[10, 11, 12], 1);
+    for (packet, mac, port) in [
+        (of_client("S", 100, 0), CLIENT_MAC, 0),
+        (of_backend("SA", 900, 101), BACKEND_MAC, 1),
+        (of_client("A", 101, 901), CLIENT_MAC, 0),
+    ] {
+        let frame = to(10 + port as u8, &packet, mac, port);
+        sent_to(&mut old, frame, 0).expect("sent on");
+    }
+    let dump = old.dump();
+    let mut new = engine_of(&[11, 13, 10], 0);
+    assert_eq!(new.restore(&dump), Ok((1, 0)));
+    let answer = to(11, &of_backend("A", 901, 101), BACKEND_MAC, 0);
+    assert_eq!(sent_to(&mut new, answer, 0), Ok((2, CLIENT_MAC)));
+    // The client's interface is gone.
+    assert_eq!(engine_of(&[11, 13], 0).restore(&dump), Ok((0, 1)));
+}
+
+#[test]
+fn a_dump_without_ports_is_restored() {
+    let mut old = engine(&[nat()]);
+    open_at(&mut old, 100, 900);
+    let dump = old.dump();
+    // One port without a hardware address: a length and a tag.
+    assert_eq!(dump[8..14], [4, 0, 0, 0, 1, 0]);
+    let old_dump = [&dump[..8], &[3, 0, 0, 0], &dump[14..dump.len() - 32]].concat();
+    let mut new = engine(&[nat()]);
+    assert_eq!(new.restore(&sealed(&old_dump)), Ok((1, 0)));
+    let mut later = engine(&[nat()]);
+    later.set_ports(Vec::new());
+    assert_eq!(later.restore(&sealed(&old_dump)), Ok((0, 1)));
+}
+
 #[test]
 fn answers_follow_a_client_by_segments_that_fit() {
     let mut engine = two_ports(TCP);
