@@ -14,7 +14,10 @@ MODEL = 'H<200> & "co"'
 class Boxes:
     """Boxes that have joined, and confirm what the manager asks for."""
 
-    def __init__(self, url: str, count: int, gpus: int) -> None:
+    def __init__(self, url: str, count: int, gpus: int, token: str | None = None) -> None:
+        self.head = {"Content-Type": "application/json"}
+        if token:
+            self.head["Authorization"] = f"Bearer {token.strip()}"
         self.stopping = threading.Event()
         self.threads: list[threading.Thread] = []
         for number in range(count):
@@ -22,7 +25,7 @@ class Boxes:
             document = join(number, gpus)
             parts = urlsplit(url)
             connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
-            answer = ask(connection, "/v1/boxes/join", document)
+            answer = ask(connection, "/v1/boxes/join", document, self.head)
             thread = threading.Thread(target=self.serve, args=(connection, document, answer), daemon=True)
             thread.start()
             self.threads.append(thread)
@@ -33,7 +36,7 @@ class Boxes:
                 floors = [{"uuid": uuid, "floor": floor, "busy": None} for uuid, floor in answer["floors"]]
                 said = {name: join[name] for name in ("name", "instance")}
                 said |= {name: answer[name] for name in ("incarnation", "revision")}
-                answer = ask(connection, "/v1/boxes/report", {**said, "gpus": floors})
+                answer = ask(connection, "/v1/boxes/report", {**said, "gpus": floors}, self.head)
         except (OSError, http.client.HTTPException, KeyError):
             # The manager has gone, or the test is over.
             pass
@@ -62,6 +65,6 @@ def join(number: int, gpus: int) -> dict[str, Any]:
     return {"name": name, "identity": name, "instance": name, "url": f"tcp://192.0.2.{number}:4833", "gpus": facts}
 
 
-def ask(connection: http.client.HTTPConnection, path: str, document: Any) -> Any:
-    connection.request("POST", path, json.dumps(document), {"Content-Type": "application/json"})
+def ask(connection: http.client.HTTPConnection, path: str, document: Any, head: dict[str, str]) -> Any:
+    connection.request("POST", path, json.dumps(document), head)
     return json.loads(connection.getresponse().read())

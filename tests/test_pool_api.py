@@ -133,6 +133,7 @@ def test_each_route_is_described_as_it_answers(tmp_path: Path) -> None:
         "set_spares": {"gpus": 1, "per": "box"},
         "quotas": None,
         "spares": None,
+        "audit": "holder=anyone",
         "list": None,
         "tables": None,
         "lease": None,
@@ -185,6 +186,8 @@ def test_each_route_is_described_as_it_answers(tmp_path: Path) -> None:
         ("POST", "/v1/leases/-1/release", {}, 400),
         ("GET", "/v1/watch", None, 400),
         ("GET", "/v1/watch?after=x", None, 400),
+        ("GET", "/v1/audit?gpu=x", None, 400),
+        ("GET", "/v1/audit?after=99999999", None, 410),
         ("GET", "/v1/watch?after=1-99999999", None, 410),
         ("POST", "/v1/claims", claim("many", 512), 422),
     ):

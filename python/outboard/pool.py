@@ -30,7 +30,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 __all__ = ["Busy", "Event", "Gone", "Lease", "Pool", "PoolError", "Unreachable"]
 
@@ -197,6 +197,23 @@ class Pool:
     def quotas(self) -> dict[str, Any]:
         """Returns bounds of holders, and what they have."""
         return self._ask("GET", "/v1/quotas")
+
+    def audit(
+        self, after: int = 0, *, gpu: str | None = None, holder: str | None = None, since_s: float = 0
+    ) -> dict[str, Any]:
+        """Returns what was given to whom and taken back, oldest first: all `entries` after the number `after`, those of
+        a GPU, of a holder, since a time as `time.time()` has it. `revision` is the number from which to go on, and
+        `dropped` says how many entries after `after` are no longer known."""
+        wishes = {"gpu": gpu, "holder": holder, "since_s": max(0, int(since_s))}
+        query = urlencode({name: wish for name, wish in wishes.items() if wish is not None})
+        view: dict[str, Any] = {"revision": after, "dropped": 0, "entries": []}
+        while True:
+            said = self._ask("GET", f"/v1/audit?after={view['revision']}&{query}")
+            view["revision"] = said["revision"]
+            view["dropped"] += said["dropped"]
+            view["entries"] += said["entries"]
+            if not said["more"]:
+                return view
 
     def claim(
         self,

@@ -4,14 +4,18 @@
 use std::{collections::BTreeSet, fmt::Display, sync::OnceLock};
 
 use outboard_pool::{
+    AuditFilter, Uuid,
     api::{
-        BoxAnswer, Changes, Claimed, Held, Join, LeaseView, PoolError, PoolView, QuotasView,
-        Report, SparesView, Tables,
+        AuditView, BoxAnswer, Changes, Claimed, Held, Join, LeaseView, PoolError, PoolView,
+        QuotasView, Report, SparesView, Tables,
     },
     record::{Claim, Same, SpareRecord},
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, schema_for};
-use serde::{Deserialize, Deserializer, de::Error as _};
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, Error as _},
+};
 use serde_json::{Map, Value};
 
 /// Those who may ask for an operation, if the manager asks for tokens.
@@ -169,6 +173,8 @@ operations! {
     SetSpares("set_spares"): POST "/v1/spares", Operator, Json(SparesRequest) => Json(Done);
     /// Show the GPUs that are held back, and the rules about them
     Spares("spares"): GET "/v1/spares", Reader, Nothing(()) => Json(SparesView);
+    /// Show what was given to whom and taken back, and what operators did
+    Audit("audit"): GET "/v1/audit", Reader, Query(AuditRequest) => Json(AuditView);
     /// Begin as a box of the pool
     Join("join"): POST "/v1/boxes/join", Box, Json(Join) => Json(BoxAnswer);
     /// Report as a box, and wait for news
@@ -208,6 +214,20 @@ pub(crate) struct WatchRequest {
     pub(crate) after: String,
     /// Time after which the answer comes without a change; the manager has a limit of its own.
     pub(crate) wait_ms: Option<u64>,
+}
+
+/// The entries of the audit that a client wants to know.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct AuditRequest {
+    /// Number of the entry after which they begin: that of the answer before.
+    pub(crate) after: Option<u64>,
+    /// Only entries that name this GPU.
+    pub(crate) gpu: Option<Uuid>,
+    /// Only entries of this holder.
+    pub(crate) holder: Option<String>,
+    /// Only entries of this time and later, in seconds since 1970.
+    pub(crate) since_s: Option<u64>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -347,6 +367,18 @@ impl Operation {
         parts.join("/")
     }
 
+    /// Returns the path of a question about the audit.
+    pub fn audit_path(filter: &AuditFilter) -> String {
+        let mut path = format!("{}?after={}", Operation::Audit.path(&[]), filter.after);
+        if let Some(gpu) = &filter.gpu {
+            path.push_str(&format!("&gpu={gpu}"));
+        }
+        if let Some(holder) = &filter.holder {
+            path.push_str(&format!("&holder={}", encode(holder)));
+        }
+        path + &format!("&since_s={}", filter.since_s)
+    }
+
     /// Returns the operation of a method and a path without its query.
     pub(crate) fn find(method: &str, path: &str) -> Result<Found, PoolError> {
         let parts = path.split('/').map(decode).collect::<Option<Vec<_>>>();
@@ -424,16 +456,40 @@ pub(crate) fn fields(text: &str) -> Result<Map<String, Value>, PoolError> {
     Ok(fields)
 }
 
+/// Reads a query, some of whose fields are numbers.
+fn of_query<T: DeserializeOwned>(query: &str, numbers: &[&str]) -> Result<T, PoolError> {
+    let mut fields = fields(query)?;
+    for name in numbers {
+        if let Some(Value::String(text)) = fields.get(*name) {
+            let number = text.parse::<u64>();
+            let number = number.map_err(|_| PoolError::Wrong(format!("{name} is no number")))?;
+            fields.insert((*name).into(), number.into());
+        }
+    }
+    serde_json::from_value(Value::Object(fields))
+        .map_err(|error| PoolError::Wrong(error.to_string()))
+}
+
 impl WatchRequest {
     pub(crate) fn of(query: &str) -> Result<WatchRequest, PoolError> {
-        let mut fields = fields(query)?;
-        if let Some(Value::String(text)) = fields.get("wait_ms") {
-            let number = text.parse::<u64>();
-            let number = number.map_err(|_| PoolError::Wrong("wait_ms is no number".into()))?;
-            fields.insert("wait_ms".into(), number.into());
-        }
-        serde_json::from_value(Value::Object(fields))
-            .map_err(|error| PoolError::Wrong(error.to_string()))
+        of_query(query, &["wait_ms"])
+    }
+}
+
+impl AuditRequest {
+    pub(crate) fn of(query: &str) -> Result<AuditFilter, PoolError> {
+        let AuditRequest {
+            after,
+            gpu,
+            holder,
+            since_s,
+        } = of_query(query, &["after", "since_s"])?;
+        Ok(AuditFilter {
+            after: after.unwrap_or(0),
+            gpu,
+            holder,
+            since_s: since_s.unwrap_or(0),
+        })
     }
 }
 
@@ -495,6 +551,21 @@ mod tests {
         ] {
             let asked = WatchRequest::of(wrong);
             assert!(asked.is_err() || wrong == "after", "{wrong}");
+        }
+        let gpu = Uuid([7; 16]);
+        let asked = AuditFilter {
+            after: 2,
+            gpu: Some(gpu),
+            holder: Some("a&gpu=1".into()),
+            since_s: 5,
+        };
+        let path = Operation::audit_path(&asked);
+        let (path, query) = path.split_once('?').unwrap();
+        assert_eq!(Operation::find("GET", path).unwrap().0, Operation::Audit);
+        assert_eq!(AuditRequest::of(query), Ok(asked));
+        assert!(AuditRequest::of("").is_ok());
+        for wrong in ["after=x", "after=-1", "gpu=x", "since=1", "since_s="] {
+            assert!(AuditRequest::of(wrong).is_err(), "{wrong}");
         }
     }
 

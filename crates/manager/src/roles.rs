@@ -16,7 +16,8 @@ pub(crate) enum Caller {
     Anyone,
     /// A box, by its name.
     Box(String),
-    Operator,
+    /// An operator, by the token's name.
+    Operator(String),
     Holder(String),
 }
 
@@ -50,13 +51,22 @@ pub(crate) fn caller(
     Ok(if let Some(of) = name.strip_prefix(BOX) {
         Caller::Box(of.into())
     } else if name.starts_with(OPERATOR) {
-        Caller::Operator
+        Caller::Operator(name.clone())
     } else {
         Caller::Holder(name.clone())
     })
 }
 
 impl Caller {
+    /// Returns the name by which the audit knows the caller. Boxes only tell what is.
+    pub(crate) fn name(&self) -> Option<String> {
+        match self {
+            Caller::Anyone => Some(ANYONE.into()),
+            Caller::Box(_) => None,
+            Caller::Operator(name) | Caller::Holder(name) => Some(name.clone()),
+        }
+    }
+
     pub(crate) fn may_speak_for(&self, of: &str) -> Result<(), PoolError> {
         match self {
             Caller::Anyone => Ok(()),
@@ -69,7 +79,7 @@ impl Caller {
 
     pub(crate) fn may_operate(&self) -> Result<(), PoolError> {
         match self {
-            Caller::Anyone | Caller::Operator => Ok(()),
+            Caller::Anyone | Caller::Operator(_) => Ok(()),
             _ => Err(forbidden(
                 "tokens whose names begin with operator. may do that",
             )),
@@ -80,10 +90,10 @@ impl Caller {
     pub(crate) fn owner(&self, asked: &str) -> Result<String, PoolError> {
         match self {
             Caller::Anyone if asked.is_empty() => Ok(ANYONE.into()),
-            Caller::Operator if asked.is_empty() => Err(forbidden(
+            Caller::Operator(_) if asked.is_empty() => Err(forbidden(
                 "operators do not claim: use a holder's token, one without operator. or box.",
             )),
-            Caller::Anyone | Caller::Operator => Ok(asked.into()),
+            Caller::Anyone | Caller::Operator(_) => Ok(asked.into()),
             Caller::Holder(name) => Ok(name.clone()),
             Caller::Box(_) => Err(forbidden("a box claims nothing")),
         }
@@ -91,7 +101,7 @@ impl Caller {
 
     pub(crate) fn may_end(&self, owner: &str) -> Result<(), PoolError> {
         match self {
-            Caller::Anyone | Caller::Operator => Ok(()),
+            Caller::Anyone | Caller::Operator(_) => Ok(()),
             Caller::Holder(name) if name == owner => Ok(()),
             _ => Err(forbidden("the lease is another holder's")),
         }

@@ -15,8 +15,9 @@ use crate::{
     metrics::{Load, metrics},
     openapi,
     operations::{
-        ClaimRequest, DetachRequest, DrainAction, DrainForm, FailedRequest, Form, HoldRequest,
-        Operation, QuotaRequest, ReasonRequest, Role, SparesRequest, TaintRequest, WatchRequest,
+        AuditRequest, ClaimRequest, DetachRequest, DrainAction, DrainForm, FailedRequest, Form,
+        Found, HoldRequest, Operation, QuotaRequest, ReasonRequest, Role, SparesRequest,
+        TaintRequest, WatchRequest,
     },
     page,
     roles::Caller,
@@ -58,6 +59,12 @@ pub(crate) fn handle(
     request: &Request,
 ) -> Outcome {
     let found = Operation::find(&request.method, &request.path);
+    let is_of_box = |(operation, _): &Found| operation.role() == Role::Box;
+    // A box only tells what is.
+    let name = caller
+        .name()
+        .filter(|_| !found.as_ref().is_ok_and(is_of_box));
+    manager.note_caller(name.as_deref());
     let done = found.and_then(|(operation, names)| match operation.role() {
         Role::Public | Role::Reader => show(manager, now_ms, own, (operation, &names), request),
         Role::Holder => of_holder(
@@ -84,6 +91,7 @@ pub(crate) fn handle(
             Ok(Outcome::Text(303, operation.says(), String::new()))
         }
     });
+    manager.note_caller(None);
     done.unwrap_or_else(|error| refused(request, error.status(), &error))
 }
 
@@ -146,6 +154,7 @@ fn show(
         Operation::Lease => document(&manager.lease_view(now_ms, lease_of(names)?)?),
         Operation::Quotas => document(&manager.quotas()),
         Operation::Spares => document(&manager.spares_view()),
+        Operation::Audit => document(&manager.audit(&AuditRequest::of(&request.query)?)?),
         Operation::Leader => document(&json!({ "incarnation": manager.incarnation() })),
         Operation::Openapi => document(&openapi::document()),
         Operation::Metrics => Ok(text(operation, metrics(manager, now_ms, own.load))),

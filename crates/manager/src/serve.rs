@@ -242,6 +242,9 @@ impl Server {
                 source,
             })?;
             let mut pending = Vec::new();
+            if let Some(manager) = &mut self.manager {
+                manager.note_time(outboard_trust::now_s());
+            }
             self.load = load_of(&self.connections);
             for id in ready {
                 // The rest is heard after the transaction.
@@ -428,7 +431,6 @@ impl Server {
             pending.extend(waiting.map(|(id, _)| (*id, routes::refusal(&refusal))));
             return;
         };
-        manager.note_time(outboard_trust::now_s());
         manager.tick(now_ms);
         manager.sort_changes();
         for (id, connection) in &self.connections {

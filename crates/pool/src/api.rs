@@ -6,7 +6,9 @@ use thiserror::Error;
 
 use crate::{
     grant::Grant,
-    record::{Claim, EndReason, GpuFacts, Health, LeaseState, QuotaRecord, SpareRecord},
+    record::{
+        AuditEntry, Claim, EndReason, GpuFacts, Health, LeaseState, QuotaRecord, SpareRecord,
+    },
     uuid::Uuid,
 };
 
@@ -327,6 +329,19 @@ pub enum Object {
     Claim(Option<WaitingView>),
     Quota(Option<QuotaView>),
     Spares(SparesView),
+}
+
+/// Entries of the audit, oldest first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct AuditView {
+    /// Number of the last entry that was looked at: the next question goes on after it.
+    pub revision: u64,
+    /// Whether there are more: ask again at once.
+    pub more: bool,
+    /// Number of entries after the question's that are no longer known, since only the last are
+    /// kept.
+    pub dropped: u64,
+    pub entries: Vec<AuditEntry>,
 }
 
 /// The mapping tables of hosts and boxes: the paper's Tables 2 and 3.

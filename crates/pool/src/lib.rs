@@ -22,7 +22,7 @@ mod uuid;
 
 pub use fence::{Admitted, Answered, Fence, FenceError, Floors};
 pub use grant::{Grant, GrantError};
-pub use manager::{Manager, check_name};
+pub use manager::{AuditFilter, Manager, check_name};
 #[cfg(any(test, feature = "conformance"))]
 pub use store::suite;
 pub use store::{Change, Entry, FileStore, Revision, Store, StoreError, Transaction};

@@ -57,7 +57,12 @@ pub const SPARE_RULES_MAX: usize = 64;
 pub const LEASES_OVER_MAX: usize = 10_000;
 /// Objects whose last change a manager remembers for those who watch it.
 pub const CHANGES_MAX: usize = 65_536;
-/// Changes of one answer to those who watch.
+/// Entries of the audit that the store keeps, the GPUs of all of them, and those of one: the oldest
+/// entries are dropped.
+pub const AUDIT_ENTRIES_MAX: usize = 8_192;
+pub const AUDIT_GPUS_MAX: usize = 65_536;
+pub const AUDIT_ENTRY_GPUS_MAX: usize = 64;
+/// Changes of one answer to those who watch, and entries of one about the audit.
 pub const EVENTS_MAX: usize = 1_000;
 /// Length of a grant.
 pub const GRANT_BYTES_MAX: usize = 8 << 10;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::{limits::TERM_DEFAULT_MS, uuid::Uuid};
 
 /// Version of these records. A manager refuses a store of a later one.
-pub const FORMAT: u32 = 3;
+pub const FORMAT: u32 = 4;
 /// The record of the pool itself.
 pub const POOL_KEY: &str = "pool";
 
@@ -16,6 +16,7 @@ pub(crate) const HOST_PREFIX: &str = "host/";
 pub(crate) const LEASE_PREFIX: &str = "lease/";
 pub(crate) const QUOTA_PREFIX: &str = "quota/";
 pub(crate) const SPARES_PREFIX: &str = "spares/";
+pub(crate) const AUDIT_PREFIX: &str = "audit/";
 
 /// The pool: every start of a manager rewrites it, and every transaction compares it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -148,6 +149,14 @@ pub struct Leased {
     /// State of its way out of the lease of a host.
     #[serde(default)]
     pub detach: Detach,
+    /// Whether its sessions were not waited for, and who asked for it to be detached.
+    #[serde(default)]
+    pub is_forced: bool,
+    #[serde(default)]
+    pub detached_by: Option<String>,
+    /// Time at which the lease got it, in seconds since 1970. Nothing is decided by it.
+    #[serde(default)]
+    pub since_s: u64,
 }
 
 /// Way of a GPU out of the lease of a host.
@@ -180,7 +189,111 @@ pub struct LeaseRecord {
     pub claim: Claim,
     pub state: LeaseState,
     pub reason: Option<EndReason>,
+    /// Name of the one who ended it; `None`: the manager itself did.
+    #[serde(default)]
+    pub ended_by: Option<String>,
     pub gpus: Vec<Leased>,
+}
+
+/// One entry of the audit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct AuditEntry {
+    /// Its place: numbers are consecutive, over all starts of managers.
+    pub number: u64,
+    /// In seconds since 1970, by the manager's clock.
+    pub at_s: u64,
+    pub what: AuditKind,
+    pub lease: Option<u64>,
+    pub holder: Option<String>,
+    pub host: Option<String>,
+    pub gpus: Vec<AuditGpu>,
+    /// The box that it is about.
+    #[serde(rename = "box")]
+    pub of: Option<String>,
+    /// Cause for which GPUs are taken back.
+    pub cause: Option<Cause>,
+    /// Name of the token of the one who did it; `None`: the manager itself.
+    pub by: Option<String>,
+    /// Text of an operator, or of what was found.
+    pub reason: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct AuditGpu {
+    pub uuid: Uuid,
+    /// Name of its box at that time.
+    #[serde(rename = "box")]
+    pub of: String,
+    /// Epoch of the lease, and the time at which it got the GPU.
+    pub epoch: Option<u64>,
+    pub since_s: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum AuditKind {
+    /// A lease has got these GPUs.
+    Given,
+    /// A lease is over: its GPUs are taken back when their sessions have ended.
+    Ended,
+    /// An attached GPU is asked back.
+    Detaching,
+    /// No lease has these GPUs any more.
+    Taken,
+    Drained,
+    Undrained,
+    Tainted,
+    Untainted,
+    /// It is not given out until it is untainted.
+    Broken,
+    /// The box is no longer known.
+    Forgotten,
+}
+
+impl AuditKind {
+    pub fn word(self) -> &'static str {
+        match self {
+            AuditKind::Given => "given",
+            AuditKind::Ended => "ended",
+            AuditKind::Detaching => "detaching",
+            AuditKind::Taken => "taken",
+            AuditKind::Drained => "drained",
+            AuditKind::Undrained => "undrained",
+            AuditKind::Tainted => "tainted",
+            AuditKind::Untainted => "untainted",
+            AuditKind::Broken => "broken",
+            AuditKind::Forgotten => "forgotten",
+        }
+    }
+}
+
+/// Cause for which a GPU is taken back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Cause {
+    Released,
+    /// The holder's connection ended and did not come back.
+    HolderGone,
+    /// The deadline is over.
+    Expired,
+    /// It was detached from its host when no session had it, or by force.
+    Detached,
+    Forced,
+    /// It was lost, and a spare has its place.
+    Lost,
+}
+
+impl Cause {
+    pub fn word(self) -> &'static str {
+        match self {
+            Cause::Released => "released",
+            Cause::HolderGone => "its holder is gone",
+            Cause::Expired => "its deadline is over",
+            Cause::Detached => "detached",
+            Cause::Forced => "detached by force",
+            Cause::Lost => "lost",
+        }
+    }
 }
 
 /// GPUs that shall have something in common.
@@ -266,6 +379,11 @@ pub(crate) fn box_key(name: &str) -> String {
 
 pub(crate) fn host_key(name: &str) -> String {
     format!("{HOST_PREFIX}{name}")
+}
+
+/// Keys of the audit sort as its numbers do.
+pub(crate) fn audit_key(number: u64) -> String {
+    format!("{AUDIT_PREFIX}{number:020}")
 }
 
 pub(crate) fn lease_key(id: u64) -> String {

@@ -29,9 +29,9 @@ pub(crate) use bench::{
     BenchArgs, BenchCommand, BenchTargets, EmulateArgs, LinkArgs, SessionsArgs,
 };
 pub(crate) use pool::{
-    BoxArgs, ManagerArgs, PoolAskArgs, PoolAttachArgs, PoolClaimArgs, PoolCommand, PoolDetachArgs,
-    PoolHoldArgs, PoolReleaseArgs, PoolRunArgs, PoolServeArgs, PoolSimulateArgs, PoolSparesArgs,
-    PoolTokenArgs, WishArgs,
+    BoxArgs, ManagerArgs, PoolAskArgs, PoolAttachArgs, PoolAuditArgs, PoolClaimArgs, PoolCommand,
+    PoolDetachArgs, PoolHoldArgs, PoolReleaseArgs, PoolRunArgs, PoolServeArgs, PoolSimulateArgs,
+    PoolSparesArgs, PoolTokenArgs, WishArgs,
 };
 pub(crate) use requirements::{CalibrateArgs, LevelOfRemoting, LinkKind, RequireArgs};
 pub(crate) use seeing::{LogFormat, SeeingArgs, SortArg, TopArgs};

@@ -174,6 +174,8 @@ pub(crate) enum PoolCommand {
     List(PoolAskArgs),
     #[command(about = Operation::Tables.about())]
     Tables(PoolAskArgs),
+    #[command(about = Operation::Audit.about())]
+    Audit(PoolAuditArgs),
     #[command(about = Operation::Claim.about())]
     Claim(PoolClaimArgs),
     #[command(about = Operation::Release.about())]
@@ -250,6 +252,24 @@ pub(crate) struct PoolAskArgs {
     /// Print it as JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct PoolAuditArgs {
+    #[command(flatten)]
+    pub(crate) ask: PoolAskArgs,
+    /// Only what concerns this GPU
+    #[arg(long, value_name = "UUID")]
+    pub(crate) gpu: Option<outboard_pool::Uuid>,
+    /// Only leases of this holder
+    #[arg(long, value_name = "NAME", value_parser = |text: &str| parse_name("a holder", text))]
+    pub(crate) holder: Option<String>,
+    /// Only the last so much time, as 12h or 7d
+    #[arg(long, value_name = "TIME", value_parser = parse_lifetime)]
+    pub(crate) since: Option<u64>,
+    /// Only entries after this number: what is new since the last time
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) after: u64,
 }
 
 #[derive(Debug, clap::Args)]

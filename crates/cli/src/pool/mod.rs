@@ -3,6 +3,7 @@
 //! again when it has lost a GPU.
 
 mod attach;
+mod audit;
 mod claim;
 mod hold;
 mod restart;
@@ -41,6 +42,7 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<ExitCode> {
             let tables: Tables = ask(&args, Operation::Tables)?;
             show(args.json, &tables, || tabled(&tables))
         }
+        PoolCommand::Audit(args) => audit::audit(&args),
         PoolCommand::Claim(args) => claim::claim(&args),
         PoolCommand::Release(args) => release(&args),
         PoolCommand::Attach(args) => attach::attach(&args),

@@ -17,7 +17,7 @@ use crate::{
     api::{PoolError, Report},
     limits,
     manager::{Due, Manager},
-    record::{Claim, Detach, LeaseRecord, LeaseState, Leased},
+    record::{AuditKind, Claim, Detach, LeaseRecord, LeaseState, Leased},
     uuid::Uuid,
 };
 
@@ -89,6 +89,14 @@ impl Manager {
             }
             is_new
         });
+        if waits == Some(true) || is_forced {
+            let by = self.caller.clone();
+            self.leased_mut(id, uuid, |leased| {
+                leased.is_forced |= is_forced;
+                leased.detached_by = by;
+            });
+            self.note_leased(AuditKind::Detaching, id, uuid);
+        }
         if waits == Some(true) {
             if let Some(lease) = self.leases.get_mut(&id) {
                 lease.news += 1;

@@ -8,7 +8,9 @@ use crate::{
     limits,
     manager::{Due, Host, Lease, Manager, changes::Subject, check_name},
     placement::Wish,
-    record::{self, Claim, Detach, EndReason, HostRecord, LeaseRecord, LeaseState, Leased},
+    record::{
+        self, AuditKind, Claim, Detach, EndReason, HostRecord, LeaseRecord, LeaseState, Leased,
+    },
 };
 
 impl Manager {
@@ -168,6 +170,9 @@ impl Manager {
                 replaced: false,
                 attached_by: of_host.map(|_| claim.uid.clone()),
                 detach: Detach::No,
+                is_forced: false,
+                detached_by: None,
+                since_s: self.wall_s,
             });
             self.settle(gpu);
             self.write_gpu(gpu);
@@ -176,6 +181,7 @@ impl Manager {
         *self.used.entry(claim.owner.clone()).or_default() += claim.gpus;
         self.by_uid.insert(claim.uid.clone(), id);
         if of_host.is_some() {
+            self.note_given(id, &gpus, None);
             self.extend_lease(id, gpus);
             return true;
         }
@@ -186,6 +192,7 @@ impl Manager {
             claim: claim.clone(),
             state: LeaseState::Granted,
             reason: None,
+            ended_by: None,
             gpus,
         };
         let lease = Lease {
@@ -197,6 +204,8 @@ impl Manager {
         };
         self.leases.insert(id, lease);
         self.due.insert((deadline_ms, Due::Lease(id)));
+        let gpus = self.leases.get(&id).map(|it| it.record.gpus.clone());
+        self.note_given(id, &gpus.unwrap_or_default(), None);
         self.write_lease(id);
         true
     }
@@ -371,6 +380,10 @@ impl Manager {
         };
         lease.record.state = LeaseState::Ending;
         lease.record.reason = Some(reason);
+        lease.record.ended_by = match reason {
+            EndReason::Released => self.caller.clone(),
+            _ => None,
+        };
         let due_ms = lease.deadline_ms.max(now_ms) + limits::MARGIN_MS;
         let gpus: Vec<_> = lease.record.gpus.iter().map(|leased| leased.uuid).collect();
         for uuid in gpus {
@@ -380,6 +393,7 @@ impl Manager {
             }
         }
         self.set_due(id, due_ms);
+        self.note_ended(id);
         self.write_lease(id);
     }
 
@@ -387,6 +401,7 @@ impl Manager {
     pub(super) fn free(&mut self, id: u64, gpu: usize) {
         let uuid = self.gpus[gpu].record.facts.uuid;
         self.served_well(id, gpu);
+        self.note_leased(AuditKind::Taken, id, &uuid);
         let entry = &mut self.gpus[gpu];
         entry.record.lease = None;
         entry.record.epoch = entry.record.epoch.max(entry.epoch_told);

@@ -8,7 +8,7 @@ use crate::{
     api::{Claimed, GpuReport, Held, LostView, PoolError},
     limits,
     manager::{Due, Lease, Manager, claims::unknown, operate::checked},
-    record::{Condition, EndReason, Health, LeaseState, Leased},
+    record::{AuditKind, Condition, EndReason, Health, LeaseState, Leased},
     uuid::Uuid,
 };
 
@@ -136,6 +136,7 @@ impl Manager {
             since_s: self.wall_s,
             failures: health.failures,
         };
+        self.note_gpu(AuditKind::Broken, gpu, Some(reason.into()));
         self.settle(gpu);
         self.write_gpu(gpu);
         self.lose(now_ms, gpu, reason);

@@ -7,6 +7,7 @@
 //! - `open`: a manager of a store's records.
 //! - `boxes`: boxes that join and report.
 //! - `claims`: claims, leases and their end.
+//! - `audit`: what was given to whom, and taken back.
 //! - `attach`: GPUs that a host has, without a program.
 //! - `queue`: claims that wait.
 //! - `health`: GPUs that fail, and what a lease loses.
@@ -16,6 +17,7 @@
 //! - `changes`: changes since a revision, for those who watch.
 
 mod attach;
+mod audit;
 mod boxes;
 mod changes;
 mod claims;
@@ -41,6 +43,8 @@ use crate::{
     store::{Revision, Transaction},
     uuid::Uuid,
 };
+use audit::Audit;
+pub use audit::AuditFilter;
 use changes::{Changes, Subject};
 use queue::Queue;
 use spares::Spares;
@@ -79,6 +83,9 @@ pub struct Manager {
     /// Whether something was promised that only the present manager may promise.
     has_promised: bool,
     changes: Changes,
+    audit: Audit,
+    /// Name of the one whose request is handled.
+    caller: Option<String>,
     /// Seconds since 1970, for those who read lists.
     wall_s: u64,
 }
@@ -149,6 +156,7 @@ impl Manager {
     /// Returns the writes since the last call, if there are any. A transaction without writes asks
     /// whether this manager still has the store: a renewal may be promised only if it does.
     pub fn take_transaction(&mut self) -> Option<Transaction> {
+        self.write_audit();
         if self.writes.is_empty() && !std::mem::take(&mut self.has_promised) {
             return None;
         }
@@ -160,7 +168,8 @@ impl Manager {
 
     /// Returns the length of the values that the next transaction writes.
     pub fn noted_bytes(&self) -> usize {
-        self.writes.values().flatten().map(Vec::len).sum()
+        let records = self.writes.values().flatten();
+        records.map(Vec::len).sum::<usize>() + self.audit.noted_bytes()
     }
 
     pub fn incarnation(&self) -> u64 {

@@ -9,14 +9,14 @@ use crate::{
     manager::{Box_, Due, Gpu, Host, Lease, Manager, place_of},
     placement::Placement,
     record::{
-        BOX_PREFIX, BoxRecord, FORMAT, GPU_PREFIX, GpuRecord, HOST_PREFIX, HostRecord,
-        LEASE_PREFIX, LeaseRecord, LeaseState, POOL_KEY, PoolRecord, QUOTA_PREFIX, QuotaRecord,
-        SPARES_PREFIX, SpareRecord,
+        AUDIT_PREFIX, BOX_PREFIX, BoxRecord, FORMAT, GPU_PREFIX, GpuRecord, HOST_PREFIX,
+        HostRecord, LEASE_PREFIX, LeaseRecord, LeaseState, POOL_KEY, PoolRecord, QUOTA_PREFIX,
+        QuotaRecord, SPARES_PREFIX, SpareRecord,
     },
     store::{Entry, Store, StoreError, Transaction},
 };
 
-use super::{changes::Changes, queue::Queue, spares::Spares};
+use super::{audit::Audit, changes::Changes, queue::Queue, spares::Spares};
 
 impl Manager {
     /// Takes over a store: from now on no other manager writes to it. `id` is the pool's, if this
@@ -95,6 +95,8 @@ impl Manager {
             writes: BTreeMap::new(),
             has_promised: false,
             changes: Changes::default(),
+            audit: Audit::default(),
+            caller: None,
             wall_s: 0,
         }
     }
@@ -138,6 +140,10 @@ impl Manager {
         } else if key.starts_with(SPARES_PREFIX) {
             let record: SpareRecord = read(entry)?;
             self.spares.set(record);
+        } else if key.starts_with(AUDIT_PREFIX) {
+            if !self.audit.restore(read(entry)?) {
+                return Err(damaged(entry, "the one before is missing"));
+            }
         } else if key != POOL_KEY {
             return Err(damaged(entry, "nothing of this name is known"));
         }

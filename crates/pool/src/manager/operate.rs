@@ -6,7 +6,7 @@ use crate::{
     api::PoolError,
     limits,
     manager::{Manager, changes::Subject, check_name},
-    record::{self, QuotaRecord},
+    record::{self, AuditKind, QuotaRecord},
     uuid::Uuid,
 };
 
@@ -19,7 +19,13 @@ impl Manager {
         reason: Option<String>,
     ) -> Result<(), PoolError> {
         let number = self.box_named(name)?;
-        self.boxes[number].record.drained = checked(reason)?;
+        let reason = checked(reason)?;
+        let what = match reason {
+            Some(_) => AuditKind::Drained,
+            None => AuditKind::Undrained,
+        };
+        self.note_box(what, number, reason.clone());
+        self.boxes[number].record.drained = reason;
         let record = self.boxes[number].record.clone();
         self.write(record::box_key(name), &record);
         self.settle_box(number);
@@ -41,6 +47,7 @@ impl Manager {
                 leases.len()
             )));
         }
+        self.note_box(AuditKind::Forgotten, number, None);
         for gpu in gpus {
             self.mend(gpu);
             self.gpus[gpu].record.present = false;
@@ -72,6 +79,11 @@ impl Manager {
         let gpu = self.by_uuid.get(uuid).copied();
         let gpu = gpu.ok_or_else(|| PoolError::Unknown(format!("there is no {uuid}")))?;
         let reason = checked(reason)?;
+        let what = match reason {
+            Some(_) => AuditKind::Tainted,
+            None => AuditKind::Untainted,
+        };
+        self.note_gpu(what, gpu, reason.clone());
         if reason.is_none() {
             self.mend(gpu);
         }

@@ -172,6 +172,9 @@ impl Manager {
             replaced: false,
             attached_by: None,
             detach: Detach::No,
+            is_forced: false,
+            detached_by: None,
+            since_s: self.wall_s,
         };
         self.settle(spare);
         self.write_gpu(spare);
@@ -184,6 +187,7 @@ impl Manager {
         };
         new.entry = gpus[at].entry;
         new.attached_by.clone_from(&gpus[at].attached_by);
+        let given = new.clone();
         let mut old = std::mem::replace(&mut gpus[at], new);
         old.replaced = true;
         gpus.push(old);
@@ -196,6 +200,7 @@ impl Manager {
         self.due.insert((due_ms, Due::Out(id, gpu)));
         self.wake(self.gpus[gpu].of);
         self.wake(self.gpus[spare].of);
+        self.note_given(id, &[given], Some(format!("in place of {uuid}")));
         self.write_lease(id);
     }
 

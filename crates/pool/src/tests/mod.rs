@@ -1,5 +1,6 @@
 //! Tests of the whole: a manager's rules, and the simulation.
 
+mod audit;
 mod rules;
 mod simulation;
 

@@ -9,7 +9,7 @@ use crate::{
     store::{SimulatedStore, Transaction},
 };
 
-fn facts(number: u8, nvlink: &str) -> GpuFacts {
+pub(super) fn facts(number: u8, nvlink: &str) -> GpuFacts {
     GpuFacts {
         uuid: Uuid([number; 16]),
         model: "NVIDIA H200".into(),
@@ -22,7 +22,7 @@ fn facts(number: u8, nvlink: &str) -> GpuFacts {
     }
 }
 
-fn join(name: &str, gpus: Vec<GpuFacts>) -> Join {
+pub(super) fn join(name: &str, gpus: Vec<GpuFacts>) -> Join {
     Join {
         name: name.into(),
         identity: format!("{name}-disk"),
@@ -32,7 +32,7 @@ fn join(name: &str, gpus: Vec<GpuFacts>) -> Join {
     }
 }
 
-fn report(manager: &Manager, of: &Join, gpus: Vec<crate::api::GpuReport>) -> Report {
+pub(super) fn report(manager: &Manager, of: &Join, gpus: Vec<crate::api::GpuReport>) -> Report {
     Report {
         name: of.name.clone(),
         instance: of.instance.clone(),
@@ -46,7 +46,7 @@ fn report(manager: &Manager, of: &Join, gpus: Vec<crate::api::GpuReport>) -> Rep
 }
 
 /// A manager, and a box of four GPUs in two NVLink groups that has reported.
-fn pool() -> (Manager, SimulatedStore, Join) {
+pub(super) fn pool() -> (Manager, SimulatedStore, Join) {
     let mut store = SimulatedStore::new();
     let mut manager = Manager::open(&mut store, "pool", "key").unwrap();
     let of = join(
@@ -59,7 +59,7 @@ fn pool() -> (Manager, SimulatedStore, Join) {
     (manager, store, of)
 }
 
-fn claim(uid: &str, gpus: u32) -> Claim {
+pub(super) fn claim(uid: &str, gpus: u32) -> Claim {
     Claim {
         uid: uid.into(),
         owner: "alice".into(),
@@ -74,7 +74,7 @@ fn claim(uid: &str, gpus: u32) -> Claim {
     }
 }
 
-fn granted(said: Result<Claimed, PoolError>) -> Granted {
+pub(super) fn granted(said: Result<Claimed, PoolError>) -> Granted {
     match said {
         Ok(Claimed::Granted(granted)) => granted,
         other => panic!("{other:?}"),
@@ -370,9 +370,11 @@ fn a_store_that_is_damaged_or_of_a_later_release_is_refused() {
     for entry in &entries {
         let said = with(&entry.key, Some("{")).unwrap();
         assert!(said.contains("damaged"), "{said}");
-        // Hosts and free GPUs are missed by nobody but their leases.
+        // Hosts and free GPUs are missed by nobody but their leases, and the audit's oldest entry
+        // may have been dropped.
         let is_free = entry.value.windows(12).any(|w| w == b"\"lease\":null");
-        if !entry.key.starts_with("host/") && !is_free {
+        let is_missed = !entry.key.starts_with("host/") && !entry.key.starts_with("audit/");
+        if is_missed && !is_free {
             assert!(with(&entry.key, None).is_some(), "without {}", entry.key);
         }
     }
@@ -381,7 +383,7 @@ fn a_store_that_is_damaged_or_of_a_later_release_is_refused() {
     assert!(matches!(other, StoreError::OtherKey));
 }
 
-fn spares(gpus: u32, per: Option<Same>) -> SpareRecord {
+pub(super) fn spares(gpus: u32, per: Option<Same>) -> SpareRecord {
     SpareRecord {
         model: None,
         per,
@@ -394,7 +396,7 @@ fn states(manager: &Manager) -> Vec<GpuState> {
 }
 
 /// A report by which a box confirms all that it was told.
-fn confirms(manager: &Manager, of: &Join) -> Report {
+pub(super) fn confirms(manager: &Manager, of: &Join) -> Report {
     let floors = manager.answer_for(0, "a").unwrap().floors;
     let gpus = floors.into_iter().map(|(uuid, floor)| GpuReport {
         uuid,
@@ -768,7 +770,7 @@ fn uses(manager: &Manager, of: &Join, busy: &[(Uuid, u64)]) -> Report {
     }
 }
 
-fn attach(uid: &str, gpus: u32) -> Claim {
+pub(super) fn attach(uid: &str, gpus: u32) -> Claim {
     Claim {
         attach: true,
         ..claim(uid, gpus)

@@ -7,7 +7,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::Random;
+use super::{
+    Random,
+    audit::{entries_of, replay},
+};
 use crate::{
     Fence, Floors, Grant, Manager, Uuid,
     api::{BoxAnswer, Claimed, Join, PoolError, Report, Window},
@@ -862,6 +865,11 @@ fn play(seed: u64, unfenced: bool) -> Result<u64, String> {
         world.check()?;
     }
     world.calm_down(unfenced)?;
+    if let Some(last) = world.managers.last() {
+        replay(&entries_of(&last.manager), |uuid| {
+            last.manager.holder_of(uuid)
+        })?;
+    }
     Ok(world.grants_told)
 }
 
