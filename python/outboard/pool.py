@@ -24,7 +24,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
@@ -228,10 +228,12 @@ class Pool:
         uid: str | None = None,
         owner: str = "",
         host: str | None = None,
+        links: Iterable[tuple[int, int]] = (),
     ) -> Lease:
         """Takes GPUs, as `outboard pool claim` does. Waits for them for `wait_s`, without a bound if it is None; 0:
         raises Busy at once. The same claim comes again with its `uid`: with one of the caller's own it can be repeated
-        by another process."""
+        by another process. `links` are networks that are good enough, each a round trip at most in ns and a bandwidth
+        at least in bits a second: boxes whose network is not known are none of them."""
         claim = {
             "uid": uid or uuid.uuid4().hex,
             "owner": owner,
@@ -243,6 +245,8 @@ class Pool:
             "priority": priority,
             "term_ms": round(term_s * 1000),
         }
+        if needs := [{"rtt_ns_max": rtt_ns, "bits_per_s_min": bits_per_s} for rtt_ns, bits_per_s in links]:
+            claim["links"] = needs
         end = None if wait_s is None else time.monotonic() + wait_s
         try:
             while True:

@@ -207,7 +207,7 @@ mod tests {
         let line = line.iter().chain(more);
         match parse(line.map(OsString::from).collect()) {
             Ok(args) => match args.command {
-                Asked::Serve(serve) => Ok(serve),
+                Asked::Serve(serve) => Ok(*serve),
                 other => panic!("{other:?}"),
             },
             Err(error) => Err(error.to_string().replace(path, "FILE")),

@@ -56,7 +56,7 @@ fn command() -> ExitCode {
     let args = config::parse(std::env::args_os().collect()).unwrap_or_else(|error| error.exit());
     log_to_stderr(args.log_format);
     let result = match args.command {
-        Command::Serve(serve) => serve::serve(serve, args.log_format),
+        Command::Serve(serve) => serve::serve(*serve, args.log_format),
         Command::Run(args) => run::run(args),
         Command::Doctor(args) => doctor::doctor(args),
         Command::Top(args) => top::top(args),

@@ -46,13 +46,8 @@ pub(crate) fn greet(endpoint: &Endpoint) -> anyhow::Result<()> {
 
 /// Fails unless a server of this release answers within a time.
 pub(crate) fn greet_within(endpoint: &Endpoint, longest: Duration) -> anyhow::Result<()> {
-    connect(
-        endpoint,
-        Purpose::Greeting,
-        None,
-        longest.as_millis() as u64,
-    )
-    .map(drop)
+    let hello = hello(Purpose::Greeting, None)?;
+    connect(endpoint, &hello, longest.as_millis() as u64).map(drop)
 }
 
 /// Fails unless a server of this release answers, and emulates the network, if one is given.
@@ -60,7 +55,8 @@ pub(crate) fn greet_over(
     endpoint: &Endpoint,
     network: Option<Network>,
 ) -> anyhow::Result<ServerWelcome> {
-    connect(endpoint, Purpose::Greeting, network, GREETING_MS_MAX).map(|(_, welcome)| welcome)
+    let hello = hello(Purpose::Greeting, network)?;
+    connect(endpoint, &hello, GREETING_MS_MAX).map(|(_, welcome)| welcome)
 }
 
 /// Fails unless a server of this release answers, and admits a program with this grant now.
@@ -73,17 +69,29 @@ pub(crate) fn greet_with_grant(
         grant: Some(grant),
         ..hello(Purpose::Greeting, network)?
     };
-    match dial(endpoint, &hello, Duration::from_millis(GREETING_MS_MAX)) {
-        Ok((_, _, welcome)) => Ok(welcome),
-        Err(error) => Err(explain(endpoint, error)),
-    }
+    connect(endpoint, &hello, GREETING_MS_MAX).map(|(_, welcome)| welcome)
 }
 
 impl Server {
     pub(crate) fn query(endpoint: &Endpoint) -> anyhow::Result<Server> {
+        Server::query_with(endpoint, None, None)
+    }
+
+    /// Asks a server over an emulated network, if one is given, and with the grant of a lease.
+    pub(crate) fn query_with(
+        endpoint: &Endpoint,
+        network: Option<Network>,
+        grant: Option<&[u8]>,
+    ) -> anyhow::Result<Server> {
+        let hello = |purpose| -> anyhow::Result<ClientHello> {
+            Ok(ClientHello {
+                grant: grant.map(<[u8]>::to_vec),
+                ..hello(purpose, network)?
+            })
+        };
         // A stopped or stuck server is noticed sooner by a query that opens no device.
-        greet(endpoint)?;
-        let (link, welcome) = connect(endpoint, Purpose::Query, None, ANSWER_MS_MAX)?;
+        connect(endpoint, &hello(Purpose::Greeting)?, GREETING_MS_MAX)?;
+        let (link, welcome) = connect(endpoint, &hello(Purpose::Query)?, ANSWER_MS_MAX)?;
         let (sender, receiver) = link.split();
         Ok(Server {
             welcome,
@@ -173,12 +181,10 @@ impl StatusQueries {
 
 fn connect(
     endpoint: &Endpoint,
-    purpose: Purpose,
-    network: Option<Network>,
+    hello: &ClientHello,
     ms_max: u64,
 ) -> anyhow::Result<(Link, ServerWelcome)> {
-    let hello = hello(purpose, network)?;
-    match dial(endpoint, &hello, Duration::from_millis(ms_max)) {
+    match dial(endpoint, hello, Duration::from_millis(ms_max)) {
         Ok((link, _, welcome)) => Ok((link, welcome)),
         Err(error) => Err(explain(endpoint, error)),
     }

@@ -11,6 +11,7 @@ use std::{
 use anyhow::Context as _;
 use outboard_link::Endpoint;
 use outboard_model::{BITS_PER_S_MAX, BITS_PER_S_MIN, Both, Constants, Network, RTT_NS_MAX};
+use outboard_pool::{LinkFacts, LinkSource};
 use outboard_wire::limits::CHUNK_BYTES_MAX;
 use serde::Serialize;
 
@@ -25,6 +26,8 @@ use crate::{
 
 /// Number of phases: idle round trips, one connection out, one back, several out, several back.
 const PHASES: u32 = 5;
+/// Number of those of one connection.
+const LINK_PHASES: u32 = 3;
 const PINGS_MAX: usize = 200_000;
 /// Requests under way on one connection, so that neither end waits for the other.
 const IN_FLIGHT: usize = 8;
@@ -129,6 +132,27 @@ pub(crate) fn probe(args: ProbeArgs) -> anyhow::Result<ExitCode> {
     Ok(match is_over {
         true => crate::exit::Exit::NO_NETWORK.into(),
         false => ExitCode::SUCCESS,
+    })
+}
+
+/// Measures the round trip and the bandwidth of one connection, the slower direction's, within
+/// about this time. A box of a pool wants a grant.
+pub(crate) fn link_to(
+    endpoint: &Endpoint,
+    emulate: Option<outboard_wire::network::Network>,
+    grant: Option<&[u8]>,
+    span: Duration,
+) -> anyhow::Result<LinkFacts> {
+    let span = span / LINK_PHASES;
+    let mut server = Server::query_with(endpoint, emulate, grant)?;
+    let idle = round_trips(&mut server, span, &AtomicBool::new(false))?;
+    let there = carry(&mut server, Way::There, span)?;
+    let back = carry(&mut server, Way::Back, span)?;
+    let bits_per_s = (there.min(back) * 1e9).clamp(BITS_PER_S_MIN, BITS_PER_S_MAX);
+    Ok(LinkFacts {
+        rtt_ns: (idle.median_us * 1e3).min(RTT_NS_MAX) as u64,
+        bits_per_s: bits_per_s as u64,
+        source: LinkSource::Measured,
     })
 }
 

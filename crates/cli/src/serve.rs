@@ -8,16 +8,19 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     process::ExitCode,
+    time::Duration,
 };
 
 use anyhow::Context;
 use clap::ValueEnum as _;
 use outboard_link::{Endpoint, Host, Listener};
+use outboard_pool::{LinkFacts, LinkSource, show_link};
 use outboard_server::{
     Access, DeviceKind, DeviceOptions, PoolOptions, Sandbox, ServeOptions, Supervisor, run_worker,
 };
 use outboard_soft::{MEMORY_BYTES_MAX, Watch};
 use outboard_trust::{Authorities, Certificate, Fingerprint, Identity, Store};
+use outboard_wire::network::Network;
 
 use crate::{
     args::{
@@ -25,8 +28,11 @@ use crate::{
         WorkerArgs,
     },
     exit::WrongSettings,
-    keygen, libraries, pool, token,
+    keygen, libraries, pool, probe, token,
 };
+
+/// Duration of the measurement of a box's network.
+const PROBE: Duration = Duration::from_secs(1);
 
 /// Least device memory of a program, in bytes: devices hand it out in pieces of this size.
 const MEMORY_BYTES_MIN: u64 = 2 << 20;
@@ -39,10 +45,14 @@ const HOST_MEMORY_BYTES_DEFAULT_MIN: u64 = 2 << 30;
 pub(crate) fn serve(args: ServeArgs, log_format: LogFormat) -> anyhow::Result<ExitCode> {
     let kind = choose_device(args.device)?;
     let is_check = args.config.check_config;
-    let (options, opened) =
+    let probed = args.pool.pool_probe.clone();
+    let (mut options, opened) =
         settings(args, kind, log_format).map_err(|error| WrongSettings::of(&error))?;
     if is_check {
         return crate::print(described(&options, &opened).as_bytes());
+    }
+    if let (Some(probed), Some(pool)) = (probed, &mut options.pool) {
+        pool.link = measured(&probed);
     }
     let access = options.access.clone();
     let supervisor = Supervisor::bind(options, opened)?;
@@ -266,7 +276,31 @@ fn box_of(args: BoxArgs) -> anyhow::Result<Option<PoolOptions>> {
         name,
         address: args.pool_address,
         check: args.pool_check,
+        link: args.pool_link.and_then(told),
     }))
+}
+
+/// Returns the network of a box, as its operator says.
+fn told(network: Network) -> Option<LinkFacts> {
+    Some(LinkFacts {
+        rtt_ns: u64::try_from(network.rtt().as_nanos()).ok()?,
+        bits_per_s: network.bandwidth()?.bps(),
+        source: LinkSource::Told,
+    })
+}
+
+/// Measures the network of a box. A box serves without it, and gets no programs that need one.
+fn measured(probed: &Endpoint) -> Option<LinkFacts> {
+    match probe::link_to(probed, None, None, PROBE) {
+        Ok(link) => {
+            tracing::info!(to = %probed, "the network of this box has {}", show_link(&link));
+            Some(link)
+        }
+        Err(error) => {
+            tracing::warn!("--pool-probe: the network of this box is not known: {error:#}");
+            None
+        }
+    }
 }
 
 /// Returns the settings as --check-config shows them.

@@ -74,6 +74,7 @@ fn join(number: usize, gpus: usize) -> Join {
         instance: "bench".into(),
         url: format!("tcp://box{number}:1"),
         gpus: (0..gpus).map(facts).collect(),
+        link: None,
     }
 }
 
@@ -89,6 +90,7 @@ fn claim(number: usize) -> Claim {
         priority: 0,
         term_ms: 3_600_000,
         attach: false,
+        links: Vec::new(),
     }
 }
 

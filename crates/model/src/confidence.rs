@@ -51,6 +51,9 @@ impl Confidence {
     /// Asks for no margin: the prediction may err to either side.
     pub const EVEN: Confidence = Confidence { share: 0.5 };
 
+    /// The one of questions that name none.
+    pub const USUAL: Confidence = Confidence { share: 0.9 };
+
     pub fn percent(percent: f64) -> Result<Confidence, Error> {
         match (PERCENT_MIN..=PERCENT_MAX).contains(&percent) {
             true => Ok(Confidence {

@@ -48,7 +48,7 @@ pub use crate::{
     requirements::{
         BANDWIDTHS_BPS, BandwidthMin, CallCost, ClassCount, Grid, KnownNetwork, LEVELS_RTT_NS,
         LevelNeeds, LevelSlope, Question, RTTS_NS, Recording, Requirements, RttMax, SLOPE_BPS,
-        Slope, Spread,
+        Slope, Spread, frontier,
     },
     search::{Both, Judge, Limit, RESOLUTION},
     workload::{FoundBy, ITERATIONS_MAX, Note, Workload},

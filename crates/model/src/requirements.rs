@@ -14,6 +14,7 @@ use crate::{
     advice::advice,
     check_level,
     iteration::{Iteration, median},
+    network::{BITS_PER_S_MIN, RTT_NS_MAX},
     search::{never_fall, never_need_less},
 };
 
@@ -230,6 +231,59 @@ impl Requirements {
             calls: calls(workload, iteration, &mut judge, question),
         })
     }
+}
+
+/// Returns the networks that just keep an iteration within the budget, by simulation: round trips
+/// at most, bandwidths at least. None is as good as another one in both. Without any no network
+/// is good enough.
+pub fn frontier(workload: &Workload, question: &Question) -> Result<Vec<Network>, Error> {
+    check_level(question.level)?;
+    question.constants.check()?;
+    let iteration = match question.iteration {
+        Some(number) => workload.iteration(number)?,
+        None => workload.typical(),
+    };
+    let mut judge = Judge::new(iteration, question.level, question.constants);
+    if judge.local_ns <= 0.0 {
+        return Err(Error::NoTime);
+    }
+    let part = Margin::new(question.confidence, workload.errors).within(question.budget.part());
+    let by_bandwidth = rtt_max(&mut judge, part).into_iter().filter_map(|point| {
+        let rtt_ns = match point.rtt_ns.simulated {
+            Limit::Never => return None,
+            Limit::At(rtt_ns) => rtt_ns,
+            Limit::Any => RTT_NS_MAX,
+        };
+        let bits_per_s = point.bits_per_s;
+        Some(Network { rtt_ns, bits_per_s })
+    });
+    let by_rtt = bandwidth_min(&mut judge, part)
+        .into_iter()
+        .filter_map(|point| {
+            let bits_per_s = match point.bits_per_s.simulated {
+                Limit::Never => return None,
+                Limit::At(bits_per_s) => bits_per_s,
+                Limit::Any => BITS_PER_S_MIN,
+            };
+            let rtt_ns = point.rtt_ns;
+            Some(Network { rtt_ns, bits_per_s })
+        });
+    Ok(without_stricter(by_bandwidth.chain(by_rtt).collect()))
+}
+
+/// Leaves out networks that have to be as good as another one in both, and sorts by bandwidth.
+fn without_stricter(mut networks: Vec<Network>) -> Vec<Network> {
+    networks.sort_by(|a, b| {
+        let by_bandwidth = a.bits_per_s.total_cmp(&b.bits_per_s);
+        by_bandwidth.then(b.rtt_ns.total_cmp(&a.rtt_ns))
+    });
+    let mut rtt_ns = f64::MIN;
+    networks.retain(|network| {
+        let is_laxer = network.rtt_ns > rtt_ns;
+        rtt_ns = rtt_ns.max(network.rtt_ns);
+        is_laxer
+    });
+    networks
 }
 
 fn recording(
@@ -474,4 +528,26 @@ fn calls(
         advice: advice(workload.name(function), class, cost.mode),
     };
     costs.into_iter().map(show).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stricter_networks_are_left_out() {
+        let network = |(rtt_ns, bits_per_s)| Network { rtt_ns, bits_per_s };
+        let all = [
+            (5e3, 1e9),
+            (2e4, 1e10),
+            (2e4, 2e10),
+            (1e4, 1e10),
+            (9e3, 5e9),
+            (3e4, 1e11),
+            (4e3, 2e9),
+        ];
+        let kept = without_stricter(all.map(network).to_vec());
+        let expected = [(5e3, 1e9), (9e3, 5e9), (2e4, 1e10), (3e4, 1e11)];
+        assert_eq!(kept, expected.map(network));
+    }
 }

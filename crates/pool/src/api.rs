@@ -6,6 +6,7 @@ use thiserror::Error;
 
 use crate::{
     grant::Grant,
+    link::LinkFacts,
     record::{
         AuditEntry, Claim, EndReason, GpuFacts, Health, LeaseState, QuotaRecord, SpareRecord,
     },
@@ -23,6 +24,9 @@ pub struct Join {
     /// Address of its server.
     pub url: String,
     pub gpus: Vec<GpuFacts>,
+    /// Network between programs and this box, if it is known.
+    #[serde(default)]
+    pub link: Option<LinkFacts>,
 }
 
 /// A box reports, and waits for news.
@@ -257,6 +261,9 @@ pub struct BoxView {
     /// Reason for which its check of GPUs fails.
     #[serde(default)]
     pub check: Option<String>,
+    /// Its network, if that is known.
+    #[serde(default)]
+    pub link: Option<LinkFacts>,
 }
 
 /// A holder's bound, and what it has.

@@ -5,6 +5,7 @@
 //! - `fence`: what a box admits, and for how long.
 //! - `grant`: the signed statements between them.
 //! - `placement`: the choice of GPUs.
+//! - `link`: networks of boxes, and those that claims need.
 //! - `record`: what is kept, and `store`: where.
 //! - `api`: the documents that go over the network.
 
@@ -12,6 +13,7 @@ pub mod api;
 mod fence;
 mod grant;
 pub mod limits;
+mod link;
 mod manager;
 mod placement;
 pub mod record;
@@ -22,6 +24,7 @@ mod uuid;
 
 pub use fence::{Admitted, Answered, Fence, FenceError, Floors};
 pub use grant::{Grant, GrantError};
+pub use link::{LinkFacts, LinkNeed, LinkSource, meets, show_link, show_needs};
 pub use manager::{AuditFilter, Manager, check_name};
 #[cfg(any(test, feature = "conformance"))]
 pub use store::suite;

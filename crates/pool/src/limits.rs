@@ -11,6 +11,9 @@ pub const REASON_BYTES_MAX: usize = 256;
 /// GPUs of one claim, and of one box.
 pub const CLAIM_GPUS_MAX: u32 = 512;
 pub const BOX_GPUS_MAX: usize = 64;
+/// Networks of one claim that are good enough, and of them those that an error shows.
+pub const LINK_NEEDS_MAX: usize = 32;
+pub const LINK_NEEDS_SHOWN: usize = 3;
 /// Boxes, GPUs and hosts of a pool.
 pub const BOXES_MAX: usize = 16_384;
 pub const GPUS_MAX: usize = 131_072;

@@ -12,6 +12,7 @@ use outboard_datacenter::{
 
 use crate::{
     limits,
+    link::{self, LinkFacts, LinkNeed},
     record::{Fit, Same},
 };
 
@@ -41,6 +42,8 @@ pub(crate) struct Wish<'a> {
     pub(crate) fit: Fit,
     /// Boxes that one program can use, at most.
     pub(crate) boxes_max: usize,
+    /// Networks that are good enough.
+    pub(crate) links: &'a [LinkNeed],
 }
 
 #[derive(Default)]
@@ -104,12 +107,15 @@ struct Kind {
 #[derive(Default)]
 struct Group {
     present: usize,
+    /// Network of its box.
+    link: Option<LinkFacts>,
     free: BTreeSet<usize>,
 }
 
 impl Placement {
-    /// Adds a GPU that is not free. `gpu` is the caller's number of it.
-    pub(crate) fn add(&mut self, gpu: usize, place: &Place) {
+    /// Adds a GPU that is not free: `gpu` is the caller's number of it, `link` its network. If the
+    /// network of a box changes, all its GPUs are removed and added.
+    pub(crate) fn add(&mut self, gpu: usize, place: &Place, link: Option<LinkFacts>) {
         let found = self.models.iter().position(|m| m.name == place.model);
         let model = found.unwrap_or_else(|| {
             self.models.push(Model {
@@ -130,6 +136,7 @@ impl Placement {
                 kind.groups.push(Group::default());
             }
             kind.groups[*group].present += 1;
+            kind.groups[*group].link = link;
         }
         if self.gpus.len() <= gpu {
             self.gpus.resize(gpu + 1, None);
@@ -186,13 +193,15 @@ impl Placement {
     pub(crate) fn most(&self, wish: &Wish<'_>) -> usize {
         let of = |model: &Model| match wish.same {
             None => {
-                let mut boxes: Vec<_> = model.kinds[0].groups.iter().map(|g| g.present).collect();
+                let boxes = model.kinds[0].groups.iter().filter(|it| it.meets(wish));
+                let mut boxes: Vec<_> = boxes.map(|it| it.present).collect();
                 boxes.sort_unstable_by(|a, b| b.cmp(a));
                 boxes.iter().take(wish.boxes_max).sum()
             }
             Some(same) => {
                 let groups = &model.kinds[at(same)].groups;
-                groups.iter().map(|group| group.present).max().unwrap_or(0)
+                let groups = groups.iter().filter(|it| it.meets(wish));
+                groups.map(|group| group.present).max().unwrap_or(0)
             }
         };
         self.matching(wish).map(of).max().unwrap_or(0)
@@ -234,7 +243,8 @@ impl Placement {
         let fragments = self.mix.fragments(most);
         let mut best: Option<(f64, Vec<usize>)> = None;
         let (mut free, mut looks) = (0, 0);
-        for &(count, group) in kind.by_free.range((wish.gpus, 0)..) {
+        let enough = kind.by_free.range((wish.gpus, 0)..);
+        for &(count, group) in enough.filter(|(_, group)| kind.meets(*group, wish)) {
             looks = if count == free { looks + 1 } else { 0 };
             free = count;
             if looks >= limits::FGD_LOOKS_MAX {
@@ -292,6 +302,11 @@ impl Placement {
         (grown, picked)
     }
 
+    /// Returns whether GPUs of a model are meant.
+    pub(crate) fn is_of_model(&self, model: &str, wish: &Wish<'_>) -> bool {
+        self.matching(wish).any(|it| it.name == model)
+    }
+
     fn matching<'a>(&'a self, wish: &'a Wish<'_>) -> impl Iterator<Item = &'a Model> {
         let asked = wish.model.map(words);
         self.models.iter().filter(move |model| {
@@ -321,9 +336,7 @@ impl Model {
     fn choose(&self, wish: &Wish<'_>) -> Option<Vec<usize>> {
         if let Some(same) = wish.same {
             let kind = &self.kinds[at(same)];
-            return kind
-                .group(wish.gpus, wish.fit)
-                .map(|g| kind.some(g, wish.gpus));
+            return kind.group(wish, wish.fit).map(|g| kind.some(g, wish.gpus));
         }
         let chosen = match wish.fit {
             Fit::Best | Fit::Fgd => None,
@@ -336,13 +349,15 @@ impl Model {
     /// The tightest NVLink domain, else the tightest box, else the fewest boxes.
     fn best(&self, wish: &Wish<'_>) -> Option<Vec<usize>> {
         for kind in [&self.kinds[at(Same::Nvlink)], &self.kinds[0]] {
-            if let Some(group) = kind.group(wish.gpus, Fit::Best) {
+            if let Some(group) = kind.group(wish, Fit::Best) {
                 return Some(kind.some(group, wish.gpus));
             }
         }
         let boxes = &self.kinds[0];
         let mut chosen = Vec::new();
-        for (used, &(free, number)) in boxes.by_free.iter().rev().enumerate() {
+        let fullest = boxes.by_free.iter().rev();
+        let fullest = fullest.filter(|(_, number)| boxes.meets(*number, wish));
+        for (used, &(free, number)) in fullest.enumerate() {
             let left = wish.gpus - chosen.len();
             if used == wish.boxes_max {
                 return None;
@@ -350,7 +365,8 @@ impl Model {
             if free >= left {
                 // The last box is the tightest one for the rest. All before it have at least as
                 // many free GPUs as `number`, and a tightest that is one of them equals it.
-                let tightest = boxes.by_free.range((left, 0)..=(free, number)).next();
+                let mut fitting = boxes.by_free.range((left, 0)..=(free, number));
+                let tightest = fitting.find(|(_, number)| boxes.meets(*number, wish));
                 chosen.extend(boxes.some(tightest.map_or(number, |(_, it)| *it), left));
                 return Some(chosen);
             }
@@ -362,7 +378,9 @@ impl Model {
     /// GPUs of the boxes that joined first, if these are few enough.
     fn first(&self, wish: &Wish<'_>) -> Option<Vec<usize>> {
         let boxes = &self.kinds[0];
-        let free = boxes.with_free.iter().take(wish.boxes_max);
+        let free = boxes.with_free.iter();
+        let free = free.filter(|number| boxes.meets(**number, wish));
+        let free = free.take(wish.boxes_max);
         let gpus = free.flat_map(|number| boxes.groups[*number].free.iter().copied());
         let chosen: Vec<usize> = gpus.take(wish.gpus).collect();
         (chosen.len() == wish.gpus).then_some(chosen)
@@ -372,6 +390,7 @@ impl Model {
     fn spread(&self, wish: &Wish<'_>) -> Option<Vec<usize>> {
         let boxes = &self.kinds[0];
         let emptiest = boxes.by_free.iter().rev();
+        let emptiest = emptiest.filter(|(_, number)| boxes.meets(*number, wish));
         let mut free: Vec<_> = emptiest
             .take(wish.boxes_max.min(wish.gpus))
             .map(|(_, number)| boxes.groups[*number].free.iter())
@@ -389,17 +408,32 @@ impl Model {
     }
 }
 
+impl Group {
+    fn meets(&self, wish: &Wish<'_>) -> bool {
+        link::meets(self.link.as_ref(), wish.links)
+    }
+}
+
 impl Kind {
-    /// Returns a group that has `gpus` free ones.
-    fn group(&self, gpus: usize, fit: Fit) -> Option<usize> {
+    /// Returns whether a group is behind a network that is good enough.
+    fn meets(&self, group: usize, wish: &Wish<'_>) -> bool {
+        self.groups[group].meets(wish)
+    }
+
+    /// Returns a group that has enough free GPUs. If a network is needed, groups behind others are
+    /// passed over one by one.
+    fn group(&self, wish: &Wish<'_>, fit: Fit) -> Option<usize> {
+        let enough = self
+            .by_free
+            .range((wish.gpus, 0)..)
+            .map(|(_, group)| *group);
+        let mut enough = enough.filter(|group| self.meets(*group, wish));
         match fit {
-            Fit::Best | Fit::Fgd => self.by_free.range((gpus, 0)..).next().map(|(_, g)| *g),
-            Fit::Spread => {
-                let most = self.by_free.last().filter(|(free, _)| *free >= gpus);
-                most.map(|(_, group)| *group)
-            }
+            Fit::Best | Fit::Fgd => enough.next(),
+            Fit::Spread => enough.next_back(),
+            Fit::First if !wish.links.is_empty() => enough.min(),
             Fit::First => {
-                let mut free = gpus;
+                let mut free = wish.gpus;
                 let mut first: Option<usize> = None;
                 // One look for each number of free GPUs that some group has.
                 while let Some(&(count, group)) = self.by_free.range((free, 0)..).next() {
@@ -419,6 +453,7 @@ impl Kind {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::link::LinkSource;
 
     #[test]
     fn models_are_named_by_whole_words() {
@@ -460,6 +495,7 @@ mod tests {
                         model: (*model).into(),
                         groups,
                     },
+                    Some(link(number)),
                 );
                 placement.put(gpu);
                 gpu += 1;
@@ -475,6 +511,16 @@ mod tests {
             same,
             fit,
             boxes_max: 8,
+            links: &[],
+        }
+    }
+
+    /// A box's network: the earlier it joined, the shorter the round trip.
+    fn link(number: usize) -> LinkFacts {
+        LinkFacts {
+            rtt_ns: 1_000 * number as u64,
+            bits_per_s: 1_000_000_000,
+            source: LinkSource::Measured,
         }
     }
 
@@ -561,11 +607,12 @@ mod tests {
     #[test]
     fn what_can_be_placed_is_placed() {
         let mut placement = placement(&[("A", 8), ("A", 4), ("A", 2), ("A", 8), ("A", 1)]);
-        let of_box = |gpu: usize| {
-            [8, 12, 14, 22, 23]
-                .iter()
-                .position(|end| gpu < *end)
-                .unwrap()
+        let ends = [8, 12, 14, 22, 23];
+        let of_box = |gpu: usize| ends.iter().position(|end| gpu < *end).unwrap();
+        // The network of the first three boxes is good enough.
+        let near = LinkNeed {
+            rtt_ns_max: 2_000,
+            bits_per_s_min: 1_000_000_000,
         };
         let mut free: BTreeSet<usize> = (0..23).collect();
         let mut random = crate::tests::Random::new(7);
@@ -590,13 +637,29 @@ mod tests {
             free.iter()
                 .for_each(|gpu| *counts.entry(group(*gpu)).or_default() += 1);
             let can = counts.values().any(|count| *count >= gpus);
-            let chosen = placement.choose(&wish(gpus, same, fit));
+            let needs = [near];
+            let links = if random.one_in(2) { &needs[..] } else { &[] };
+            let far = if links.is_empty() { 23 } else { ends[2] };
+            let can = match links.is_empty() {
+                true => can,
+                false => {
+                    let mut near = HashMap::<usize, usize>::new();
+                    let free = free.iter().filter(|gpu| **gpu < far);
+                    free.for_each(|gpu| *near.entry(group(*gpu)).or_default() += 1);
+                    near.values().any(|count| *count >= gpus)
+                }
+            };
+            let chosen = placement.choose(&Wish {
+                links,
+                ..wish(gpus, same, fit)
+            });
             assert_eq!(chosen.is_some(), can, "{gpus} {same:?} {fit:?} {free:?}");
             placement.note(same, gpus);
             if let Some(chosen) = chosen {
                 let distinct: BTreeSet<_> = chosen.iter().copied().collect();
                 assert_eq!(distinct.len(), gpus);
                 assert!(distinct.is_subset(&free));
+                assert!(chosen.iter().all(|gpu| *gpu < far), "{chosen:?}");
                 assert!(chosen.iter().all(|gpu| group(*gpu) == group(chosen[0])));
             }
         }

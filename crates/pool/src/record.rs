@@ -3,7 +3,11 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{limits::TERM_DEFAULT_MS, uuid::Uuid};
+use crate::{
+    limits::TERM_DEFAULT_MS,
+    link::{LinkFacts, LinkNeed},
+    uuid::Uuid,
+};
 
 /// Version of these records. A manager refuses a store of a later one.
 pub const FORMAT: u32 = 4;
@@ -98,6 +102,9 @@ pub struct BoxRecord {
     pub url: String,
     /// Reason for which nothing of it is given out.
     pub drained: Option<String>,
+    /// Its network, if that is known.
+    #[serde(default)]
+    pub link: Option<LinkFacts>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -345,6 +352,10 @@ pub struct Claim {
     /// Whether the host itself is to have the GPUs, until they are detached.
     #[serde(default)]
     pub attach: bool,
+    /// Networks that are good enough: each box's is to be as good as one of them. Without any of
+    /// them every box will do, also one whose network is not known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<LinkNeed>,
 }
 
 fn term_default() -> u64 {

@@ -26,7 +26,7 @@ use std::{
 
 use outboard_manager::{Client, ClientError, ManagerUrls, Operation};
 use outboard_pool::{
-    Fence, Floors, Grant, Uuid,
+    Fence, Floors, Grant, LinkFacts, Uuid,
     api::{BoxAnswer, GpuReport, Join, Report, Window},
     limits::FLOORS_BYTES_MAX,
     record::GpuFacts,
@@ -59,6 +59,8 @@ pub struct PoolOptions {
     pub address: Option<String>,
     /// Command of the shell that names broken GPUs.
     pub check: Option<String>,
+    /// Network between programs and this machine, if it is known.
+    pub link: Option<LinkFacts>,
 }
 
 /// State of a box on its disk.
@@ -184,6 +186,7 @@ impl Gate {
                 instance: hex::encode(&random::<8>()?),
                 url: String::new(),
                 gpus: Vec::new(),
+                link: options.link,
             },
             shared: Arc::clone(&shared),
             answers: answers_in,

@@ -29,9 +29,9 @@ pub(crate) use bench::{
     BenchArgs, BenchCommand, BenchTargets, EmulateArgs, LinkArgs, SessionsArgs,
 };
 pub(crate) use pool::{
-    BoxArgs, ManagerArgs, PoolAskArgs, PoolAttachArgs, PoolAuditArgs, PoolClaimArgs, PoolCommand,
-    PoolDetachArgs, PoolHoldArgs, PoolReleaseArgs, PoolRunArgs, PoolServeArgs, PoolSimulateArgs,
-    PoolSparesArgs, PoolTokenArgs, WishArgs,
+    BoxArgs, ManagerArgs, NeedArgs, PoolAskArgs, PoolAttachArgs, PoolAuditArgs, PoolClaimArgs,
+    PoolCommand, PoolDetachArgs, PoolHoldArgs, PoolReleaseArgs, PoolRunArgs, PoolServeArgs,
+    PoolSimulateArgs, PoolSparesArgs, PoolTokenArgs, WishArgs,
 };
 pub(crate) use requirements::{CalibrateArgs, LevelOfRemoting, LinkKind, RequireArgs};
 pub(crate) use seeing::{LogFormat, SeeingArgs, SortArg, TopArgs};
@@ -105,7 +105,7 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Offer this machine's GPU, or its CPU in place of one, to other processes and machines
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Run a program with the GPU of a server
     Run(RunArgs),
     /// Report what works here, what does not, and the remedies

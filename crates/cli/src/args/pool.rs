@@ -3,13 +3,16 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::ValueEnum;
+use outboard_link::Endpoint;
 use outboard_manager::{ManagerUrl, ManagerUrls, Operation, StoreUrl};
+use outboard_model::Budget;
 use outboard_pool::{
     limits,
     record::{Fit, Same},
 };
 
 use outboard_trust::parse_lifetime;
+use outboard_wire::network::Network;
 
 use super::{number, time};
 
@@ -62,6 +65,42 @@ pub(crate) struct BoxArgs {
     /// runs every 2 s, for at most 4 s
     #[arg(long, value_name = "COMMAND", requires = "pool")]
     pub(crate) pool_check: Option<String>,
+    /// Network between programs' machines and this one, as outboard probe measures it there:
+    /// rtt=20us,bandwidth=25Gbps, or a known one. Only round trip and bandwidth count. Programs
+    /// that run with --for are placed by it [default: not known, and none of them is placed here]
+    #[arg(long, value_name = "NETWORK", requires = "pool", conflicts_with = "pool_probe", value_parser = parse_link)]
+    pub(crate) pool_link: Option<Network>,
+    /// Measure that network when this server begins, to an Outboard server where programs run
+    #[arg(long, value_name = "URL", requires = "pool")]
+    pub(crate) pool_probe: Option<Endpoint>,
+}
+
+/// A recording of a program, by which a pool's boxes are chosen.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct NeedArgs {
+    /// Use only GPUs whose boxes have a network that is good enough for the program of this
+    /// recording, as outboard require finds it
+    #[arg(long = "for", value_name = "RECORDING", requires = "pool")]
+    pub(crate) recording: Option<PathBuf>,
+    /// Overhead of an iteration over its local time that --for allows
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        default_value = "5%",
+        requires = "recording",
+        allow_hyphen_values = true
+    )]
+    pub(crate) budget: Budget,
+}
+
+fn parse_link(text: &str) -> Result<Network, String> {
+    let network: Network = text
+        .parse()
+        .map_err(|error: outboard_wire::network::NetworkError| error.to_string())?;
+    match network.bandwidth() {
+        Some(_) => Ok(network),
+        None => Err("the network of a box has a bandwidth, as rtt=20us,bandwidth=25Gbps".into()),
+    }
 }
 
 /// A program that runs with GPUs of a pool.
@@ -74,13 +113,15 @@ pub(crate) struct PoolRunArgs {
     pub(crate) token: PoolTokenArgs,
     #[command(flatten)]
     pub(crate) wish: WishArgs,
+    #[command(flatten)]
+    pub(crate) need: NeedArgs,
     /// Run the program again if it ended because its GPU or the GPU's box was lost, at most N times
     #[arg(long, value_name = "N", requires = "pool", default_value_t = 0,
           value_parser = number::<u32>(0..=1_000))]
     pub(crate) restart: u32,
     /// Use the GPUs that are attached to this host (outboard pool attach), instead of a lease of
     /// the program's own
-    #[arg(long, requires = "pool", conflicts_with_all = ["gpus", "restart", "model", "same", "fit", "priority", "term", "no_wait"])]
+    #[arg(long, requires = "pool", conflicts_with_all = ["gpus", "restart", "model", "same", "fit", "priority", "term", "no_wait", "recording"])]
     pub(crate) attached: bool,
 }
 
@@ -282,6 +323,8 @@ pub(crate) struct PoolClaimArgs {
     pub(crate) gpus: u32,
     #[command(flatten)]
     pub(crate) wish: WishArgs,
+    #[command(flatten)]
+    pub(crate) need: NeedArgs,
     /// The caller's own name of the claim: the same claim comes again with it [default: a new one]
     #[arg(long, value_name = "NAME")]
     pub(crate) uid: Option<String>,

@@ -66,7 +66,7 @@ pub(crate) struct RequireArgs {
     pub(crate) budget: Budget,
     /// The probability with which a figure keeps the budget, as far as the recording's noise and
     /// the replay's error tell: 50% to 99.9%
-    #[arg(long, value_name = "PERCENT", default_value = "90%")]
+    #[arg(long, value_name = "PERCENT", default_value_t = Confidence::USUAL)]
     pub(crate) confidence: Confidence,
     /// The level of remoting: the driver's calls, or the PCIe
     #[arg(long, value_enum, default_value_t = LevelOfRemoting::Api)]

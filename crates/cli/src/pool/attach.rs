@@ -21,7 +21,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(300);
 
 pub(super) fn attach(args: &PoolAttachArgs) -> anyhow::Result<ExitCode> {
     let mut client = client(&args.manager)?;
-    let mut claim = claim_of(&args.wish, args.gpus, args.uid.clone())?;
+    let mut claim = claim_of(&args.wish, args.gpus, args.uid.clone(), Vec::new())?;
     if let Some(host) = &args.host {
         claim.host.clone_from(host);
     }

@@ -7,19 +7,23 @@ use std::{
 };
 
 use anyhow::Context as _;
+use outboard_api::optimise::Level;
 use outboard_link::Endpoint;
 use outboard_manager::{Client, ClientError, Operation};
+use outboard_model::Network;
 use outboard_pool::{
+    LinkNeed,
     api::{Claimed, Granted, LeaseView, LostView, PoolError},
     record::{Claim, LeaseState},
+    show_link, show_needs,
 };
 use outboard_trust::{hex, random, write_new_secret};
 use serde_json::{Value, json};
 
 use super::{client, hold, show};
 use crate::{
-    args::{ManagerArgs, PoolClaimArgs, RunArgs, WishArgs},
-    libraries, peer,
+    args::{ManagerArgs, NeedArgs, PoolClaimArgs, RunArgs, WishArgs},
+    libraries, peer, probe, require,
 };
 
 /// Longest time that the manager lets a claim wait before it says the position.
@@ -30,6 +34,10 @@ const BEGIN_AGAIN: Duration = Duration::from_millis(100);
 /// Time within which the manager is to know why a program ended: longer than a box may be silent.
 const VERDICT: Duration = Duration::from_secs(12);
 const VERDICT_AGAIN: Duration = Duration::from_millis(100);
+/// Duration of a measurement of the network before a program starts, and how often it is repeated
+/// until the network is good enough.
+const CHECK: Duration = Duration::from_millis(300);
+const CHECKS: usize = 3;
 /// Time within which a box notices that a worker of its own has ended.
 const BOX_SAYS: Duration = Duration::from_millis(300);
 
@@ -45,6 +53,8 @@ pub(crate) struct Leased {
     is_ptx_only: bool,
     /// True if the lease is the host's, which goes on after the program.
     is_kept: bool,
+    /// Networks that are good enough for the program.
+    needs: Vec<LinkNeed>,
 }
 
 /// Asks the pool for a program's GPUs, and starts the process that keeps them until this one, or
@@ -61,15 +71,16 @@ pub(crate) fn lease_for(args: &RunArgs) -> anyhow::Result<Option<Leased>> {
     let is_kept = args.pool.attached;
     if is_kept {
         let granted = super::attach::granted(&mut client)?;
-        return hold_granted(client, &manager, granted, is_kept);
+        return hold_granted(client, &manager, granted, is_kept, Vec::new());
     }
+    let needs = needs_of(&args.pool.need, args.optimise)?;
     let gpus = args.gpus.unwrap_or(1).into();
     let granted = wait_for(
         &mut client,
-        &claim_of(&args.pool.wish, gpus, None)?,
+        &claim_of(&args.pool.wish, gpus, None, needs.clone())?,
         !args.pool.wish.no_wait,
     )?;
-    hold_granted(client, &manager, granted, is_kept)
+    hold_granted(client, &manager, granted, is_kept, needs)
 }
 
 /// Starts the process that keeps the GPUs for this one. The host's own are not given back.
@@ -78,6 +89,7 @@ fn hold_granted(
     manager: &ManagerArgs,
     granted: Granted,
     is_kept: bool,
+    needs: Vec<LinkNeed>,
 ) -> anyhow::Result<Option<Leased>> {
     let grants =
         libraries::private_folder()?.join(format!("grants-{}", hex::encode(&random::<8>()?)));
@@ -89,6 +101,7 @@ fn hold_granted(
         lost_before: Vec::new(),
         is_ptx_only: false,
         is_kept,
+        needs,
     };
     // From the start of the holder on the lease ends with this process.
     let held = leased
@@ -158,6 +171,7 @@ impl Leased {
             }
             std::thread::sleep(BEGIN_AGAIN);
         }
+        self.check_links(args)?;
         if args.pool.restart > 0 {
             self.lost_before = self.view()?.lost;
         }
@@ -171,6 +185,35 @@ impl Leased {
             match peer::greet_with_grant(endpoint, args.emulate, signed) {
                 Ok(welcome) => self.is_ptx_only |= welcome.ptx_only,
                 Err(error) => return Err((of.name.clone(), error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Measures the network from this machine to each box. The pool knows the box's own alone.
+    fn check_links(&mut self, args: &RunArgs) -> anyhow::Result<()> {
+        if self.needs.is_empty() {
+            return Ok(());
+        }
+        for (of, endpoint) in self.granted.boxes.iter().zip(&self.servers) {
+            let signed = hex::decode_all(&of.signed).unwrap_or_default();
+            let mut link = probe::link_to(endpoint, args.emulate, Some(&signed), CHECK)?;
+            // Something else may have used the network meanwhile.
+            for _ in 1..CHECKS {
+                if outboard_pool::meets(Some(&link), &self.needs) {
+                    break;
+                }
+                link = probe::link_to(endpoint, args.emulate, Some(&signed), CHECK)?;
+            }
+            if !outboard_pool::meets(Some(&link), &self.needs) {
+                let text = format!(
+                    "the network between this machine and the box {} is not good enough for the recorded program: it has {}, and {} is needed",
+                    of.name,
+                    show_link(&link),
+                    show_needs(&self.needs)
+                );
+                self.release();
+                anyhow::bail!(text);
             }
         }
         Ok(())
@@ -268,7 +311,8 @@ pub(super) fn replace_grants(file: &Path, granted: &Granted) -> anyhow::Result<(
 
 pub(super) fn claim(args: &PoolClaimArgs) -> anyhow::Result<ExitCode> {
     let mut client = client(&args.manager)?;
-    let claim = claim_of(&args.wish, args.gpus, args.uid.clone())?;
+    let needs = needs_of(&args.need, Level::default())?;
+    let claim = claim_of(&args.wish, args.gpus, args.uid.clone(), needs)?;
     let granted = wait_for(&mut client, &claim, !args.wish.no_wait)?;
     if let Some(file) = &args.grants {
         write_new_secret(file, &lines(&granted))?;
@@ -284,7 +328,31 @@ pub(super) fn claim(args: &PoolClaimArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-pub(super) fn claim_of(wish: &WishArgs, gpus: u32, uid: Option<String>) -> anyhow::Result<Claim> {
+/// Returns the networks that are good enough for a recorded program, if there is a recording.
+fn needs_of(args: &NeedArgs, level: Level) -> anyhow::Result<Vec<LinkNeed>> {
+    let Some(recording) = &args.recording else {
+        return Ok(Vec::new());
+    };
+    let networks = require::networks_for(recording, args.budget, level)?;
+    anyhow::ensure!(
+        !networks.is_empty(),
+        "no network keeps the program of {} within {} of its local time (outboard require says more)",
+        recording.display(),
+        args.budget
+    );
+    let need = |network: &Network| LinkNeed {
+        rtt_ns_max: network.rtt_ns as u64,
+        bits_per_s_min: network.bits_per_s.ceil() as u64,
+    };
+    Ok(networks.iter().map(need).collect())
+}
+
+pub(super) fn claim_of(
+    wish: &WishArgs,
+    gpus: u32,
+    uid: Option<String>,
+    links: Vec<LinkNeed>,
+) -> anyhow::Result<Claim> {
     let uid = match uid {
         Some(uid) => uid,
         None => hex::encode(&random::<16>()?),
@@ -300,6 +368,7 @@ pub(super) fn claim_of(wish: &WishArgs, gpus: u32, uid: Option<String>) -> anyho
         priority: wish.priority,
         term_ms: u64::try_from(wish.term.as_millis()).unwrap_or(u64::MAX),
         attach: false,
+        links,
     })
 }
 

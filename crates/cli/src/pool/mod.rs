@@ -15,8 +15,10 @@ use std::{path::Path, process::ExitCode, time::Duration};
 use anyhow::Context as _;
 use outboard_manager::{Client, Operation, Options, ProofFiles, Server};
 use outboard_pool::{
+    LinkSource,
     api::{GpuView, LeaseView, PoolView, Tables},
     record::{Condition, Health},
+    show_link,
 };
 use outboard_trust::{Fingerprint, Store, Token, date};
 use serde_json::{Value, json};
@@ -265,6 +267,14 @@ fn waiting_listed(view: &PoolView) -> String {
 fn checks_listed(view: &PoolView) -> String {
     let mut out = String::new();
     for of in &view.boxes {
+        if let Some(link) = &of.link {
+            let source = match link.source {
+                LinkSource::Measured => "measured",
+                LinkSource::Told => "as it says",
+            };
+            let (of, link) = (shown(&of.of), show_link(link));
+            out.push_str(&format!("box {of}: its network has {link}, {source}\n"));
+        }
         if let Some(why) = &of.check {
             out.push_str(&format!(
                 "box {}: its check of GPUs fails: {}\n",

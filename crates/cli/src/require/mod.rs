@@ -10,8 +10,8 @@ use std::{path::Path, process::ExitCode};
 use anyhow::Context as _;
 use outboard_api::optimise::Level;
 use outboard_model::{
-    Both, Constants, Judge, Network, PcieRequirements, Question, Requirements, Timeline, Workload,
-    html, pcie_html,
+    Both, Budget, Confidence, Constants, Judge, Network, PcieRequirements, Question, Requirements,
+    Timeline, Workload, frontier, html, pcie_html,
 };
 use outboard_trace::Trace;
 use serde::Serialize;
@@ -50,6 +50,27 @@ pub(crate) fn overhead_over(
     let workload = Workload::new(&trace).with_context(named)?;
     let mut judge = Judge::new(workload.typical(), Level::default(), constants);
     Ok(judge.overhead(network))
+}
+
+/// Returns the networks that just keep a recorded program within a budget: round trips at most,
+/// bandwidths at least.
+pub(crate) fn networks_for(
+    path: &Path,
+    budget: Budget,
+    level: Level,
+) -> anyhow::Result<Vec<Network>> {
+    let named = || format!("the recording {}", path.display());
+    let trace = trace::read(path)?;
+    let workload = Workload::new(&trace).with_context(named)?;
+    let question = Question {
+        budget,
+        confidence: Confidence::USUAL,
+        level,
+        constants: &Constants::published(),
+        at: Network::PERFECT,
+        iteration: None,
+    };
+    frontier(&workload, &question).with_context(named)
 }
 
 pub(crate) fn constants(path: Option<&Path>) -> anyhow::Result<Constants> {

@@ -9,6 +9,7 @@ use outboard_pool::{
     Manager,
     api::{GpuState, PoolError, PoolView},
     record::Condition,
+    show_link,
 };
 use outboard_trust::date;
 
@@ -154,9 +155,15 @@ fn boxes(out: &mut String, view: &PoolView) {
                 Box::new(if state.is_empty() { "reports" } else { state }),
             ),
             cell(of.drained.as_deref().unwrap_or("")),
+            match &of.link {
+                Some(link) => cell(show_link(link)),
+                None => cell("not known"),
+            },
         ]
     });
-    let titles = ["box", "node", "address", "GPUs", "state", "reason"];
+    let titles = [
+        "box", "node", "address", "GPUs", "state", "reason", "network",
+    ];
     table(out, ("boxes", "Boxes"), &titles, rows, view.boxes.len());
 }
 

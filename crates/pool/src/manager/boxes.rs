@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::{
     api::{BoxAnswer, BoxLease, GpuReport, Join, PoolError, Report},
     fence::EPOCH_MAX,
-    limits,
+    limits, link,
     manager::{
         Due, Manager, changes::Subject, check_name, check_text, health::plain_reason, place_of,
     },
@@ -36,12 +36,15 @@ impl Manager {
                     identity: join.identity.clone(),
                     url: String::new(),
                     drained: None,
+                    link: None,
                 })
             }
         };
         let of = &mut self.boxes[number];
-        if of.record.url != join.url {
+        let has_moved = of.record.link != join.link;
+        if of.record.url != join.url || has_moved {
             of.record.url.clone_from(&join.url);
+            of.record.link = join.link;
             let record = of.record.clone();
             self.write(record::box_key(&join.name), &record);
         }
@@ -49,7 +52,7 @@ impl Manager {
         if before.is_some_and(|before| before != join.instance) {
             self.began_anew(now_ms, number);
         }
-        self.take_inventory(now_ms, number, &join.gpus);
+        self.take_inventory(now_ms, number, &join.gpus, has_moved);
         // Nothing is given out before the first report, by which floors are known on both sides.
         self.boxes[number].heard_until_ms = None;
         self.settle_box(number);
@@ -66,6 +69,9 @@ impl Manager {
         check_name("an instance", &join.instance)?;
         let wrong = |text: String| Err(PoolError::Wrong(text));
         check_text("a box's address", &join.url, limits::URL_BYTES_MAX)?;
+        if let Some(link) = &join.link {
+            link::check_link(link).map_err(PoolError::Wrong)?;
+        }
         if join.gpus.len() > limits::BOX_GPUS_MAX {
             return wrong(format!("a box has at most {} GPUs", limits::BOX_GPUS_MAX));
         }
@@ -112,7 +118,14 @@ impl Manager {
         Ok(())
     }
 
-    fn take_inventory(&mut self, now_ms: u64, number: usize, inventory: &[GpuFacts]) {
+    /// Takes the GPUs of a box. `has_moved` says that its network is another one than before.
+    fn take_inventory(
+        &mut self,
+        now_ms: u64,
+        number: usize,
+        inventory: &[GpuFacts],
+        has_moved: bool,
+    ) {
         for gpu in self.boxes[number].gpus.clone() {
             let found = inventory
                 .iter()
@@ -141,7 +154,7 @@ impl Manager {
             let record = &self.gpus[gpu].record;
             let is_known = (&record.facts, &record.of, record.slot, record.present)
                 == (facts, &name, slot, true);
-            if is_known {
+            if is_known && !has_moved {
                 continue;
             }
             if self.gpus[gpu].is_spare {
@@ -157,7 +170,9 @@ impl Manager {
             (record.facts, record.of) = (facts.clone(), name.clone());
             (record.slot, record.present) = (slot, true);
             self.placement.remove(gpu);
-            self.placement.add(gpu, &place_of(&self.gpus[gpu].record));
+            let link = self.boxes[number].record.link;
+            self.placement
+                .add(gpu, &place_of(&self.gpus[gpu].record), link);
             self.write_gpu(gpu);
         }
     }

@@ -6,6 +6,7 @@ use crate::{
     api::{Claimed, Granted, GrantedBox, PoolError},
     grant::Grant,
     limits,
+    link::{self, LinkFacts},
     manager::{Due, Host, Lease, Manager, changes::Subject, check_name},
     placement::Wish,
     record::{
@@ -85,6 +86,13 @@ impl Manager {
         if claim.priority > limits::PRIORITY_MAX {
             return wrong(format!("priorities are 0 to {}", limits::PRIORITY_MAX));
         }
+        link::check_needs(&claim.links).map_err(PoolError::Wrong)?;
+        if claim.attach && !claim.links.is_empty() {
+            return wrong(
+                "GPUs that are attached to a host are for any program: only a program's own claim needs a network"
+                    .into(),
+            );
+        }
         let is_word = |model: &String| {
             (1..=limits::NAME_BYTES_MAX).contains(&model.len()) && !model.contains(char::is_control)
         };
@@ -115,6 +123,7 @@ impl Manager {
     fn check_possible(&self, claim: &Claim) -> Result<(), PoolError> {
         let most = self.placement.most(&wish_of(claim));
         if most < claim.gpus as usize {
+            self.check_possible_links(claim, most)?;
             let model = claim.model.as_ref();
             let model = model.map_or(String::new(), |model| format!(" of the model {model:?}"));
             let same = claim.same.map_or(String::new(), |same| {
@@ -133,6 +142,42 @@ impl Manager {
             ))),
             None => Ok(()),
         }
+    }
+
+    /// Refuses a claim that could be met if its network did not matter.
+    fn check_possible_links(&self, claim: &Claim, most: usize) -> Result<(), PoolError> {
+        let anywhere = Wish {
+            links: &[],
+            ..wish_of(claim)
+        };
+        if claim.links.is_empty() || self.placement.most(&anywhere) < claim.gpus as usize {
+            return Ok(());
+        }
+        let boxes = self.boxes.iter().filter(|of| {
+            let has_some = |gpu: &usize| {
+                let record = &self.gpus[*gpu].record;
+                record.present && self.placement.is_of_model(&record.facts.model, &anywhere)
+            };
+            !of.is_forgotten && of.gpus.iter().any(has_some)
+        });
+        let (mut known, mut unknown) = (Vec::new(), 0);
+        for of in boxes {
+            match of.record.link {
+                Some(link) => known.push((of.record.name.as_str(), link)),
+                None => unknown += 1,
+            }
+        }
+        Err(PoolError::Impossible(format!(
+            "{} GPUs behind a network that the program needs are asked for, and there are {most}: it needs {}; {}{}",
+            claim.gpus,
+            link::show_needs(&claim.links),
+            best_of(&known),
+            match unknown {
+                0 => String::new(),
+                1 => "; the network of 1 box is not known".into(),
+                unknown => format!("; the networks of {unknown} boxes are not known"),
+            }
+        )))
     }
 
     pub(super) fn is_over_quota(&self, claim: &Claim) -> bool {
@@ -462,7 +507,32 @@ pub(super) fn wish_of(claim: &Claim) -> Wish<'_> {
         same: claim.same,
         fit: claim.fit,
         boxes_max: SERVERS_MAX,
+        links: &claim.links,
     }
+}
+
+/// Returns the best networks of boxes as an error shows them.
+fn best_of(known: &[(&str, LinkFacts)]) -> String {
+    let nearest = known
+        .iter()
+        .min_by_key(|(_, link)| (link.rtt_ns, u64::MAX - link.bits_per_s));
+    let widest = known
+        .iter()
+        .max_by_key(|(_, link)| (link.bits_per_s, u64::MAX - link.rtt_ns));
+    let (Some((near, link)), Some((wide, other))) = (nearest, widest) else {
+        return "no box's network is known".into();
+    };
+    let mut text = format!(
+        "the box {near} has the shortest round trip, with {}",
+        link::show_link(link)
+    );
+    if wide != near {
+        text.push_str(&format!(
+            ", and {wide} the highest bandwidth, with {}",
+            link::show_link(other)
+        ));
+    }
+    text
 }
 
 pub(super) fn unknown(id: u64) -> PoolError {

@@ -231,7 +231,8 @@ impl Manager {
         let gpu = self.gpus.len();
         self.by_uuid.insert(record.facts.uuid, gpu);
         if record.present {
-            self.placement.add(gpu, &place_of(&record));
+            let link = self.boxes[of].record.link;
+            self.placement.add(gpu, &place_of(&record), link);
         }
         self.boxes[of].gpus.push(gpu);
         self.gpus.push(Gpu {

@@ -238,5 +238,6 @@ pub(super) fn box_view(of: &Box_) -> BoxView {
         drained: of.record.drained.clone(),
         heard: of.heard_until_ms.is_some(),
         check: of.check.clone(),
+        link: of.record.link,
     }
 }

@@ -10,7 +10,7 @@ use outboard_wire::limits::SERVERS_MAX;
 
 use crate::{
     api::{PoolError, SparesView},
-    limits,
+    limits, link,
     manager::{Due, Manager, changes::Subject, place_of},
     placement::{has_words, words},
     record::{self, Detach, LeaseState, Leased, Same, SpareRecord},
@@ -140,7 +140,9 @@ impl Manager {
         self.gpus[gpu].is_spare = false;
         self.changes.touch(Subject::Gpu(gpu));
         self.changes.touch(Subject::Spares);
-        self.placement.add(gpu, &place_of(&self.gpus[gpu].record));
+        let entry = &self.gpus[gpu];
+        let link = self.boxes[entry.of].record.link;
+        self.placement.add(gpu, &place_of(&entry.record), link);
     }
 
     /// A spare is none any more: another free GPU of its group is held back.
@@ -204,7 +206,8 @@ impl Manager {
         self.write_lease(id);
     }
 
-    /// Returns a spare of the lost GPU's model; in the group that the lease asks for.
+    /// Returns a spare of the lost GPU's model; in the group that the lease asks for, and behind a
+    /// network that it needs.
     fn spare_for(&self, id: u64, gpu: usize) -> Option<usize> {
         if self.spares.held.is_empty() {
             return None;
@@ -241,6 +244,10 @@ impl Manager {
             entry.is_free
                 && entry.record.facts.model == lost.facts.model
                 && (!is_full || boxes.contains(&entry.of))
+                && link::meets(
+                    self.boxes[entry.of].record.link.as_ref(),
+                    &record.claim.links,
+                )
                 && together.is_none_or(|(same, first)| group(*spare, same) == group(*first, same))
         };
         let held: BTreeSet<usize> = self.spares.held.values().flatten().copied().collect();

@@ -287,6 +287,7 @@ impl World {
             priority: 9,
             term_ms: 2_000 + self.random.below(8_000),
             attach: true,
+            links: Vec::new(),
         };
         let at = self.some_manager();
         let said = self.with_manager(at, |manager, now| manager.claim(now, &claim, false));
@@ -440,6 +441,7 @@ impl World {
                     instance: of.instance.clone(),
                     url: "tcp://x".into(),
                     gpus,
+                    link: None,
                 };
                 Message::Join(at, join, number)
             }
@@ -488,6 +490,7 @@ impl World {
                     priority: self.random.below(3) as u8,
                     term_ms: 2_000 + self.random.below(8_000),
                     attach: false,
+                    links: Vec::new(),
                 };
                 client.claim = Some(claim.clone());
                 Message::Claim(at, claim)
@@ -797,6 +800,7 @@ impl World {
                 priority: 0,
                 term_ms: 10_000,
                 attach: false,
+                links: Vec::new(),
             };
             let mut said = None;
             // A manager whose store another one has taken notices that with its first write.
