@@ -43,6 +43,8 @@ FLOW := docs/results/paper-flow.json
 FLOW_BENCH := $(CARGO) run --quiet --manifest-path crates/flow/peers/Cargo.toml --target-dir target/flow-peers
 BALANCE := docs/results/bench-balance.json
 POOL_PAPER := docs/results/paper-pool.json
+# Next to it, where tools/paper_pool.py finds it.
+POOL_RECORDINGS := docs/results/paper-pool-recordings.json
 POOL_NUMBERS := docs/results/2026-11-25-pool-numbers.json
 REQUIREMENTS := docs/results/paper-requirements.json
 RECORDINGS := recordings/h200
@@ -206,6 +208,8 @@ paper-pool: $(TOOLCHAIN)
 	@mkdir -p build
 	$(CARGO) run --quiet --release -p outboard-dxpu --example paper >build/paper-pool.json
 	mv build/paper-pool.json $(POOL_PAPER)
+	$(CARGO) run --quiet --release -p outboard-dxpu --example recordings recordings/h200 >build/paper-pool-recordings.json
+	mv build/paper-pool-recordings.json $(POOL_RECORDINGS)
 	$(TOOLCHAIN) tools/paper_pool.py $(POOL_PAPER) docs/pool-paper.md
 
 # The results and the page are what the simulation gives today: it takes some seconds and has one result.

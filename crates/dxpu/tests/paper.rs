@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-use outboard_dxpu::sim::{NS, Pcie, Proxies, Setup, Work, read_latency_ps, run};
+use outboard_dxpu::sim::{Chain, NS, Pcie, Proxies, Setup, Work, play, read_latency_ps, run};
 
 const MB: u64 = 1 << 20;
 
@@ -132,4 +132,29 @@ fn all_bytes_arrive_whatever_the_sizes() {
             (bytes, 2 * bytes)
         );
     }
+}
+
+/// A GPU's works that run at the same time share its link and its tags, and none starves.
+#[test]
+fn chains_of_one_gpu_share_its_link() {
+    let setup = setup(Some(Proxies::PAPER));
+    let copy = [Work::Read { bytes: 4 * MB }];
+    let command = [Work::Read { bytes: 128 }, Work::Write { bytes: 16 }];
+    let chain = |from_ps, works| Chain {
+        gpu: 0,
+        from_ps,
+        works,
+    };
+    let alone = play(&setup, &[chain(0, &copy)]).1[0][0];
+    let (report, ended) = play(&setup, &[chain(0, &copy), chain(0, &copy)]);
+    assert_eq!(report.read_bytes, 8 * MB);
+    // Together they take as long as one after the other, and end together.
+    assert!(near(ended[0][0] as f64, 2.0 * alone as f64, 0.01));
+    assert!(near(ended[1][0] as f64, 2.0 * alone as f64, 0.01));
+    // A command amid a copy waits for a tag at most, not for the copy's end.
+    let (_, ended) = play(&setup, &[chain(0, &copy), chain(alone / 2, &command)]);
+    let latency = ended[1][0] - alone / 2;
+    let least = read_latency_ps(&setup, 128);
+    assert!((least..3 * least).contains(&latency), "{latency}");
+    assert!(ended[1][1] > ended[1][0] && ended[1][1] < ended[0][0]);
 }

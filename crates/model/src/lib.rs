@@ -23,6 +23,7 @@ mod graft;
 mod iteration;
 mod mode;
 mod network;
+mod packets;
 pub mod pcie;
 mod pcie_requirements;
 mod period;
@@ -41,8 +42,9 @@ pub use crate::{
     iteration::{Iteration, Step, Stream, Unit},
     mode::{LEVELS, Mode, SMALL_MESSAGE_BYTES, check_level},
     network::{BITS_PER_S_MAX, BITS_PER_S_MIN, Network, RTT_NS_MAX, show_bits_per_s, show_ns},
-    pcie::{Pcie, PcieError},
-    pcie_requirements::{PciePoint, PcieRequirements},
+    packets::{Fabric, Played, Traffic},
+    pcie::{Late, Pcie, PcieError},
+    pcie_requirements::{PciePoint, PcieRequirements, added_ns},
     replay::{Observer, Outcome, Remote, Replay, Unobserved, Where},
     report::{Timeline, html, pcie_html},
     requirements::{

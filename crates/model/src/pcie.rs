@@ -52,6 +52,19 @@ impl FromStr for Pcie {
     }
 }
 
+/// Times by which a longer PCIe makes a unit late.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Late {
+    /// Of the doorbell.
+    pub doorbell_ns: f64,
+    /// Of the unit's beginning, after what it waits for.
+    pub begin_ns: f64,
+    /// Time for which it runs.
+    pub duration_ns: f64,
+    /// Of its event: the time from its end until the processor sees that.
+    pub seen_ns: f64,
+}
+
 /// Reason why a text describes no PCIe.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -140,6 +153,16 @@ impl Pcie {
 
     fn in_flight_bytes(&self) -> f64 {
         f64::from(self.tags) * f64::from(self.mrs_bytes)
+    }
+
+    /// Returns how late a unit is: at its beginning, and by its duration.
+    pub(crate) fn late(&self, unit: &Unit) -> Late {
+        let (begin_ns, duration_ns) = self.cost(unit);
+        Late {
+            begin_ns,
+            duration_ns,
+            ..Late::default()
+        }
     }
 
     /// Returns the delay of a unit's beginning, and its duration.

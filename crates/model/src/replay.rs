@@ -25,7 +25,7 @@ use crate::{
     Constants, Network,
     iteration::{Ends, Iteration, NONE, Step, StepIndex, Unit},
     mode::{Mode, SMALL_MESSAGE_BYTES},
-    pcie::Pcie,
+    pcie::{Late, Pcie},
 };
 
 /// Location of the GPU.
@@ -37,6 +37,8 @@ pub enum Where<'a> {
     Remote(Remote<'a>),
     /// On a PCIe with longer round trips.
     Pcie(&'a Pcie),
+    /// On a PCIe that makes each unit, by its index, so late.
+    Late(&'a [Late]),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -67,6 +69,9 @@ pub struct Outcome {
 pub trait Observer {
     fn call(&mut self, _thread: usize, _step: &Step, _mode: Mode, _from_ns: f64, _to_ns: f64) {}
     fn unit(&mut self, _unit: &Unit, _from_ns: f64, _to_ns: f64) {}
+    /// Called for each unit that is submitted in this machine: its index, the time of the call, and
+    /// that at which it would begin on the PCIe that it was recorded on.
+    fn submitted(&mut self, _unit: u32, _called_ns: f64, _due_ns: f64) {}
     /// Called for each time in which one direction of the link is busy.
     fn link(&mut self, _is_up: bool, _bytes: u64, _from_ns: f64, _to_ns: f64) {}
 }
@@ -83,6 +88,8 @@ pub struct Replay<'a> {
     iteration: &'a Iteration,
     threads: Vec<Thread>,
     unit_end_ns: Vec<f64>,
+    /// Times at which the processor sees that units have ended.
+    unit_seen_ns: Vec<f64>,
     /// Times at which the steps returned; filled only if threads wait for each other.
     done_ns: Vec<Vec<f64>>,
     ends: Ends,
@@ -142,6 +149,7 @@ impl<'a> Replay<'a> {
             iteration,
             threads: Vec::new(),
             unit_end_ns: Vec::new(),
+            unit_seen_ns: Vec::new(),
             done_ns: match iteration.handoffs {
                 0 => Vec::new(),
                 _ => iteration
@@ -209,6 +217,8 @@ impl<'a> Replay<'a> {
             .resize(self.iteration.threads.len(), Thread::default());
         self.unit_end_ns.clear();
         self.unit_end_ns.resize(self.iteration.units.len(), 0.0);
+        self.unit_seen_ns.clear();
+        self.unit_seen_ns.resize(self.iteration.units.len(), 0.0);
         self.ends.clear();
         self.queue.clear();
         (self.up_free_ns, self.server_free_ns, self.down_free_ns) = (0.0, 0.0, 0.0);
@@ -369,7 +379,7 @@ impl<'a> Replay<'a> {
     fn awaited_ns(&self, step: &Step, from_ns: f64) -> f64 {
         let units = self.iteration.list(step.waits).iter();
         let gpu_ns = units
-            .map(|unit| self.unit_end_ns[*unit as usize])
+            .map(|unit| self.unit_seen_ns[*unit as usize])
             .fold(0.0, f64::max);
         (from_ns + step.floor_ns).max(gpu_ns + step.tail_ns)
     }
@@ -493,18 +503,23 @@ impl<'a> Replay<'a> {
         let ready_ns = after
             .map(|unit| self.unit_end_ns[*unit as usize])
             .fold(self.ends.before(unit.stream), f64::max);
-        let (delay_ns, duration_ns) = match place {
-            Where::Pcie(pcie) if !unit.is_carried => pcie.cost(unit),
-            _ => (0.0, unit.duration_ns),
+        let late = match place {
+            Where::Pcie(pcie) if !unit.is_carried => pcie.late(unit),
+            Where::Late(late) if !unit.is_carried => late[index as usize],
+            _ => Late {
+                duration_ns: unit.duration_ns,
+                ..Late::default()
+            },
         };
-        let start_ns = (called_ns + unit.launch_ns).max(ready_ns + unit.gap_ns) + delay_ns;
-        self.ended(
-            index,
-            start_ns,
-            start_ns + duration_ns,
-            duration_ns,
-            observer,
-        );
+        let rung_ns = called_ns + unit.launch_ns + late.doorbell_ns;
+        let due_ns = rung_ns.max(ready_ns + unit.gap_ns);
+        if !unit.is_carried {
+            observer.submitted(index, called_ns, due_ns);
+        }
+        let start_ns = due_ns + late.begin_ns;
+        let end_ns = start_ns + late.duration_ns;
+        self.ended(index, start_ns, end_ns, late.duration_ns, observer);
+        self.unit_seen_ns[index as usize] = end_ns + late.seen_ns;
     }
 
     fn ended(
@@ -518,6 +533,7 @@ impl<'a> Replay<'a> {
         let unit = &self.iteration.units[index as usize];
         observer.unit(unit, start_ns, end_ns);
         self.unit_end_ns[index as usize] = end_ns;
+        self.unit_seen_ns[index as usize] = end_ns;
         self.ends.set(unit.stream, end_ns);
         self.outcome.gpu_ns += duration_ns;
         self.outcome.total_ns = self.outcome.total_ns.max(end_ns);
@@ -575,7 +591,7 @@ fn mode(step: &Step, place: Where<'_>) -> Mode {
             }
         }
         Where::Remote(remote) => Mode::of(step.class, remote.level),
-        Where::Here | Where::Pcie(_) => Mode::Local,
+        Where::Here | Where::Pcie(_) | Where::Late(_) => Mode::Local,
     }
 }
 

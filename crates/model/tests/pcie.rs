@@ -5,7 +5,7 @@
 mod builder;
 
 use builder::{Builder, call, launch};
-use outboard_model::{Pcie, Replay, Where, Workload};
+use outboard_model::{Fabric, Late, Pcie, Played, Replay, Traffic, Where, Workload};
 use outboard_trace::{Class, GpuWork, Trace};
 
 #[test]
@@ -58,4 +58,69 @@ fn the_gpus_own_round_trip_adds_nothing() {
     for kind in [GpuWork::Kernel, GpuWork::CopyToHost, GpuWork::Memset] {
         assert_eq!(added_ns(&one(kind, 64), 1_200.0), 0.0);
     }
+}
+
+/// A PCIe that makes every unit equally late.
+struct Even(Late);
+
+impl Fabric for Even {
+    fn play(&mut self, traffic: &[Traffic]) -> Vec<Late> {
+        let late = |unit: &Traffic| Late {
+            duration_ns: unit.duration_ns + self.0.duration_ns,
+            ..self.0
+        };
+        traffic.iter().map(late).collect()
+    }
+}
+
+/// Doorbells and events delay a program that waits, and no kernels of a full stream.
+#[test]
+fn doorbells_and_events_are_late_where_somebody_waits() {
+    let added = |trace: &Trace, late: Late| {
+        let workload = Workload::new(trace).unwrap();
+        let local_ns = Replay::new(workload.typical()).run(Where::Here).total_ns;
+        let played = Played::new(workload.typical(), &mut Even(late));
+        assert!(played.is_settled);
+        played.outcome.total_ns - local_ns
+    };
+    let late = |doorbell_ns, begin_ns, duration_ns, seen_ns| Late {
+        doorbell_ns,
+        begin_ns,
+        duration_ns,
+        seen_ns,
+    };
+    let waited = one(GpuWork::Kernel, 0);
+    assert_eq!(added(&waited, late(100.0, 20.0, 3.0, 4_000.0)), 4_123.0);
+    let mut b = Builder::new();
+    b.mark(0, false);
+    b.gpu(launch(1_000).stream(1), GpuWork::Kernel, 2_000, 50_000, 0);
+    b.gpu(launch(3_000).stream(1), GpuWork::Kernel, 52_000, 9_000, 0);
+    b.call(call("cuCtxSynchronize", Class::Synchronous, 57_000));
+    b.mark(0, true);
+    // The second kernel's doorbell rings while the first one runs.
+    let full = b.build();
+    assert_eq!(added(&full, late(100.0, 0.0, 0.0, 0.0)), 100.0);
+    assert_eq!(added(&full, late(0.0, 20.0, 3.0, 0.0)), 46.0);
+}
+
+/// With the formulas' own delays it is the replay by formulas.
+#[test]
+fn a_fabric_of_the_formulas_is_the_replay() {
+    struct Formulas(Pcie);
+    impl Fabric for Formulas {
+        fn play(&mut self, traffic: &[Traffic]) -> Vec<Late> {
+            let late = |unit: &Traffic| Late {
+                begin_ns: self.0.delta_ns(),
+                duration_ns: unit.duration_ns,
+                ..Late::default()
+            };
+            traffic.iter().map(late).collect()
+        }
+    }
+    let trace = one(GpuWork::Kernel, 0);
+    let workload = Workload::new(&trace).unwrap();
+    let pcie = Pcie::new(6_800.0).unwrap();
+    let played = Played::new(workload.typical(), &mut Formulas(pcie));
+    let replayed = Replay::new(workload.typical()).run(Where::Pcie(&pcie));
+    assert_eq!(played.outcome, replayed);
 }

@@ -12,7 +12,7 @@
 mod part;
 pub mod setup;
 
-use std::{cmp::Reverse, collections::BinaryHeap};
+use std::{cmp::Reverse, collections::BinaryHeap, mem};
 
 pub use setup::{NS, Pcie, Proxies, Setup, Work};
 
@@ -92,8 +92,9 @@ struct Event {
     at_ps: u64,
     number: u64,
     bytes: u32,
+    /// Number of the chain whose work it is of.
+    chain: u32,
     kind: Type,
-    gpu: u16,
     tag: u16,
     place: Place,
 }
@@ -124,14 +125,35 @@ impl Ord for Event {
 struct Gpu {
     up: Link,
     down: Link,
+    free_tags: Vec<u16>,
+    asked_ps: Vec<u64>,
+    /// Chains that wait for a tag, the first before others.
+    waiters: Vec<u32>,
+}
+
+/// Works of a GPU, done one after the other from a time on. Those of one GPU that run at the same
+/// time share its link and its tags.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Chain<'a> {
+    pub gpu: u32,
+    pub from_ps: u64,
+    pub works: &'a [Work],
+}
+
+/// State of a chain.
+#[derive(Debug, Default)]
+struct Going {
+    gpu: u16,
     next_work: usize,
     /// Bytes of its work that are not sent yet, and not yet arrived.
     unsent: u64,
     unfinished: u64,
-    free_tags: Vec<u16>,
-    asked_ps: Vec<u64>,
     writes_out: u64,
     is_waiting: bool,
+    /// Whether it is among its GPU's waiters.
+    wants_tag: bool,
+    /// Times at which its works were done.
+    ended_ps: Vec<u64>,
 }
 
 #[derive(Debug)]
@@ -146,7 +168,8 @@ struct Pair {
 
 struct Machine<'a> {
     setup: &'a Setup,
-    programs: &'a [Vec<Work>],
+    chains: &'a [Chain<'a>],
+    going: Vec<Going>,
     gpus: Vec<Gpu>,
     pairs: Vec<Pair>,
     queue: BinaryHeap<Reverse<Event>>,
@@ -156,20 +179,38 @@ struct Machine<'a> {
 
 /// Runs each GPU's works, one list for each GPU; GPUs beyond the lists do nothing.
 pub fn run(setup: &Setup, programs: &[Vec<Work>]) -> Report {
-    let mut machine = Machine::new(setup, programs);
-    for gpu in 0..machine.gpus.len().min(programs.len()) as u16 {
-        machine.next_work(gpu, 0);
+    let chain = |(gpu, works)| Chain {
+        gpu,
+        from_ps: 0,
+        works,
+    };
+    let programs = programs.iter().map(Vec::as_slice);
+    let chains: Vec<_> = (0..setup.gpus.clamp(1, GPUS_MAX))
+        .zip(programs)
+        .map(chain)
+        .collect();
+    play(setup, &chains).0
+}
+
+/// Runs chains of works. Returns the times at which the works of each were done, too. A chain of a
+/// GPU that is not there is that of the last one.
+pub fn play(setup: &Setup, chains: &[Chain<'_>]) -> (Report, Vec<Vec<u64>>) {
+    let mut machine = Machine::new(setup, chains);
+    for (number, chain) in (0..).zip(chains) {
+        machine.next_work(number, chain.from_ps);
     }
     while let Some(Reverse(event)) = machine.queue.pop() {
         machine.handle(event);
     }
+    let ended_ps = machine.going.into_iter().map(|going| going.ended_ps);
+    let ended_ps = ended_ps.collect();
     let mut report = machine.report;
     for pair in &machine.pairs {
         report.packets += pair.to_host.packets + pair.to_box.packets;
         report.lost_packets += pair.to_host.lost + pair.to_box.lost;
         report.held_up_ps += pair.box_held.waited_ps + pair.host_held.waited_ps;
     }
-    report
+    (report, ended_ps)
 }
 
 /// Round trip of a read of `bytes`, with nothing else under way.
@@ -178,7 +219,7 @@ pub fn read_latency_ps(setup: &Setup, bytes: u64) -> u64 {
 }
 
 impl<'a> Machine<'a> {
-    fn new(setup: &'a Setup, programs: &'a [Vec<Work>]) -> Machine<'a> {
+    fn new(setup: &'a Setup, chains: &'a [Chain<'a>]) -> Machine<'a> {
         let tags = setup.pcie.tags.clamp(1, TAGS_MAX) as u16;
         let gpu = || Gpu {
             free_tags: (0..tags).rev().collect(),
@@ -198,9 +239,14 @@ impl<'a> Machine<'a> {
             numbers.map(|number| pair(&proxies, number)).collect()
         });
         let gpus = setup.gpus.clamp(1, GPUS_MAX) as usize;
+        let going = |chain: &Chain<'_>| Going {
+            gpu: (chain.gpu as usize).min(gpus - 1) as u16,
+            ..Going::default()
+        };
         Machine {
             setup,
-            programs,
+            chains,
+            going: chains.iter().map(going).collect(),
             gpus: (0..gpus).map(|_| gpu()).collect(),
             pairs,
             queue: BinaryHeap::new(),
@@ -223,11 +269,15 @@ impl<'a> Machine<'a> {
         }));
     }
 
-    /// Begins a GPU's next work.
-    fn next_work(&mut self, gpu: u16, at_ps: u64) {
-        let state = &mut self.gpus[gpu as usize];
-        let Some(work) = self.programs[gpu as usize].get(state.next_work) else {
-            self.report.gpus_ended_ps[gpu as usize] = at_ps;
+    /// Begins a chain's next work.
+    fn next_work(&mut self, chain: u32, at_ps: u64) {
+        let state = &mut self.going[chain as usize];
+        if state.next_work > 0 {
+            state.ended_ps.push(at_ps);
+        }
+        let Some(work) = self.chains[chain as usize].works.get(state.next_work) else {
+            let ended_ps = &mut self.report.gpus_ended_ps[usize::from(state.gpu)];
+            *ended_ps = at_ps.max(*ended_ps);
             self.report.ended_ps = self.report.ended_ps.max(at_ps);
             return;
         };
@@ -238,12 +288,12 @@ impl<'a> Machine<'a> {
             Work::HostWrite { bytes, .. } | Work::PeerWrite { bytes, .. } => (bytes, at_ps),
         };
         (state.unsent, state.unfinished) = (bytes, bytes);
-        self.wake(gpu, at_ps);
+        self.wake(chain, at_ps);
     }
 
-    fn wake(&mut self, gpu: u16, at_ps: u64) {
-        if !self.gpus[gpu as usize].is_waiting {
-            self.gpus[gpu as usize].is_waiting = true;
+    fn wake(&mut self, chain: u32, at_ps: u64) {
+        if !self.going[chain as usize].is_waiting {
+            self.going[chain as usize].is_waiting = true;
             let (kind, bytes, tag) = (Type::Read, 0, 0);
             let (number, place) = (0, Place::Source);
             self.push(
@@ -253,7 +303,7 @@ impl<'a> Machine<'a> {
                     at_ps,
                     number,
                     place,
-                    gpu,
+                    chain,
                     kind,
                     bytes,
                     tag,
@@ -264,7 +314,7 @@ impl<'a> Machine<'a> {
 
     fn handle(&mut self, event: Event) {
         match (event.place, event.kind) {
-            (Place::Source, _) => self.send(event.gpu, event.at_ps),
+            (Place::Source, _) => self.send(event.chain, event.at_ps),
             (Place::NearProxy, _) => self.near(event),
             (Place::FarProxy, _) => self.far(event),
             (Place::End, Type::Read) => self.answer(event),
@@ -273,56 +323,47 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Sends the next transaction of a GPU's work, if a tag or credit is free.
-    fn send(&mut self, gpu: u16, at_ps: u64) {
+    /// Sends the next transaction of a chain's work, if a tag or credit is free.
+    fn send(&mut self, chain: u32, at_ps: u64) {
         let pcie = self.setup.pcie;
-        let state = &mut self.gpus[gpu as usize];
+        let state = &mut self.going[chain as usize];
         state.is_waiting = false;
         if state.unfinished == 0 {
-            return self.next_work(gpu, at_ps);
+            return self.next_work(chain, at_ps);
         }
+        let gpu = state.gpu;
         if state.unsent == 0 {
             return;
         }
-        let work = self.programs[gpu as usize][state.next_work - 1];
-        let (kind, most, header) = match work {
-            Work::Read { .. } => (Type::Read, pcie.mrrs_bytes, REQUEST_BYTES),
-            Work::Write { .. } => (Type::Write, pcie.mps_bytes, REQUEST_BYTES),
-            Work::HostWrite { unit_bytes, .. } => (
-                Type::HostWrite,
-                unit_bytes.min(pcie.mps_bytes),
-                REQUEST_BYTES,
-            ),
-            Work::PeerWrite { peer, .. } => (
-                Type::PeerWrite {
-                    peer: peer.min(GPUS_MAX - 1) as u16,
-                },
-                pcie.mps_bytes,
-                REQUEST_BYTES,
-            ),
-            Work::Compute { .. } => return,
+        let work = self.chains[chain as usize].works[state.next_work - 1];
+        let Some((kind, most)) = transactions_of(work, &pcie) else {
+            return;
         };
         let bytes = state.unsent.min(u64::from(most.max(1)));
         let (mut tag, is_read) = (0, kind == Type::Read);
         if is_read {
-            // A completion wakes the GPU again.
-            let Some(free) = state.free_tags.pop() else {
+            // A completion wakes those that wait.
+            let of = &mut self.gpus[usize::from(gpu)];
+            let Some(free) = of.free_tags.pop() else {
+                if !mem::replace(&mut state.wants_tag, true) {
+                    of.waiters.push(chain);
+                }
                 return;
             };
             tag = free;
-            state.asked_ps[tag as usize] = at_ps;
+            of.asked_ps[tag as usize] = at_ps;
         } else if state.writes_out >= CREDITS {
             return;
         } else {
             state.writes_out += 1;
         }
         state.unsent -= bytes;
-        let busy_ps = pcie.busy_ps(header, if is_read { 0 } else { bytes });
+        let busy_ps = pcie.busy_ps(REQUEST_BYTES, if is_read { 0 } else { bytes });
         let pair = self.pair_of(gpu);
         let link = match kind {
             Type::HostWrite if self.setup.proxies.is_some() => &mut self.pairs[pair].host_down,
-            Type::HostWrite => &mut self.gpus[gpu as usize].down,
-            _ => &mut self.gpus[gpu as usize].up,
+            Type::HostWrite => &mut self.gpus[usize::from(gpu)].down,
+            _ => &mut self.gpus[usize::from(gpu)].up,
         };
         let begins_ps = link.begin(at_ps, busy_ps);
         let free_ps = link.free_ps();
@@ -332,7 +373,7 @@ impl<'a> Machine<'a> {
             at_ps,
             number: 0,
             place,
-            gpu,
+            chain,
             kind,
             bytes: bytes as u32,
             tag,
@@ -342,7 +383,11 @@ impl<'a> Machine<'a> {
             None => (Place::End, pcie.rtt_ps / 2),
         };
         self.push(begins_ps + hop_ps, place, event);
-        self.wake(gpu, free_ps);
+        self.wake(chain, free_ps);
+    }
+
+    fn gpu_of(&self, event: Event) -> u16 {
+        self.going[event.chain as usize].gpu
     }
 
     fn pair_of(&self, gpu: u16) -> usize {
@@ -354,7 +399,7 @@ impl<'a> Machine<'a> {
         let Some(proxies) = self.setup.proxies else {
             return;
         };
-        let pair = self.pair_of(event.gpu);
+        let pair = self.pair_of(self.gpu_of(event));
         let pair = &mut self.pairs[pair];
         let (header, data) = sizes(&event);
         let cipher_ps =
@@ -372,8 +417,8 @@ impl<'a> Machine<'a> {
             event.kind,
             Type::Write | Type::HostWrite | Type::PeerWrite { .. }
         ) {
-            self.gpus[event.gpu as usize].writes_out -= 1;
-            self.wake(event.gpu, begins_ps);
+            self.going[event.chain as usize].writes_out -= 1;
+            self.wake(event.chain, begins_ps);
         }
     }
 
@@ -387,15 +432,16 @@ impl<'a> Machine<'a> {
             proxies.cipher_ps + (proxies.cipher_ps_per_byte * (header + data) as f64) as u64;
         let takes_ps = proxies.conversion_ps + cipher_ps;
         let busy_ps = self.setup.pcie.busy_ps(header, data);
+        let gpu = self.gpu_of(event);
         let number = match event.kind {
             Type::PeerWrite { peer } => self.pair_of(peer),
-            _ => self.pair_of(event.gpu),
+            _ => self.pair_of(gpu),
         };
         let pair = &mut self.pairs[number];
         let (held, link) = match event.kind {
             Type::Read | Type::Write => (&mut pair.host_held, &mut pair.host_up),
             Type::Completion { .. } | Type::HostWrite => {
-                (&mut pair.box_held, &mut self.gpus[event.gpu as usize].down)
+                (&mut pair.box_held, &mut self.gpus[usize::from(gpu)].down)
             }
             Type::PeerWrite { peer } => (&mut pair.box_held, &mut self.gpus[peer as usize].down),
         };
@@ -414,7 +460,8 @@ impl<'a> Machine<'a> {
             let bytes = left.min(most);
             left -= bytes;
             let busy_ps = pcie.busy_ps(COMPLETION_BYTES, u64::from(bytes));
-            let pair = self.pair_of(event.gpu);
+            let gpu = self.gpu_of(event);
+            let pair = self.pair_of(gpu);
             let (link, place, hop_ps) = match self.setup.proxies {
                 Some(_) => (
                     &mut self.pairs[pair].host_down,
@@ -422,7 +469,7 @@ impl<'a> Machine<'a> {
                     pcie.rtt_ps / 4,
                 ),
                 None => (
-                    &mut self.gpus[event.gpu as usize].down,
+                    &mut self.gpus[usize::from(gpu)].down,
                     Place::End,
                     pcie.rtt_ps / 2,
                 ),
@@ -443,30 +490,53 @@ impl<'a> Machine<'a> {
     }
 
     fn answered(&mut self, event: Event, is_last: bool) {
-        let state = &mut self.gpus[event.gpu as usize];
+        let state = &mut self.going[event.chain as usize];
+        let of = &mut self.gpus[usize::from(state.gpu)];
         self.report.read_bytes += u64::from(event.bytes);
         state.unfinished -= u64::from(event.bytes);
+        let mut waiters = Vec::new();
         if is_last {
-            state.free_tags.push(event.tag);
+            of.free_tags.push(event.tag);
+            waiters = mem::take(&mut of.waiters);
             if self.report.noted.len() < NOTED_MAX {
                 self.report.noted.push(Noted {
                     tag: u32::from(event.tag),
-                    asked_ps: state.asked_ps[event.tag as usize],
+                    asked_ps: of.asked_ps[event.tag as usize],
                     answered_ps: event.at_ps,
                 });
             }
         }
-        self.wake(event.gpu, event.at_ps);
+        for waiter in waiters {
+            self.going[waiter as usize].wants_tag = false;
+            self.wake(waiter, event.at_ps);
+        }
+        self.wake(event.chain, event.at_ps);
     }
 
     fn written(&mut self, event: Event) {
-        let state = &mut self.gpus[event.gpu as usize];
+        let state = &mut self.going[event.chain as usize];
         self.report.written_bytes += u64::from(event.bytes);
         state.unfinished -= u64::from(event.bytes);
         if self.setup.proxies.is_none() {
             state.writes_out -= 1;
         }
-        self.wake(event.gpu, event.at_ps);
+        self.wake(event.chain, event.at_ps);
+    }
+}
+
+/// Returns the type of a work's transactions, and the most bytes of one.
+fn transactions_of(work: Work, pcie: &Pcie) -> Option<(Type, u32)> {
+    match work {
+        Work::Read { .. } => Some((Type::Read, pcie.mrrs_bytes)),
+        Work::Write { .. } => Some((Type::Write, pcie.mps_bytes)),
+        Work::HostWrite { unit_bytes, .. } => {
+            Some((Type::HostWrite, unit_bytes.min(pcie.mps_bytes)))
+        }
+        Work::PeerWrite { peer, .. } => {
+            let peer = peer.min(GPUS_MAX - 1) as u16;
+            Some((Type::PeerWrite { peer }, pcie.mps_bytes))
+        }
+        Work::Compute { .. } => None,
     }
 }
 

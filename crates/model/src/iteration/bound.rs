@@ -75,6 +75,7 @@ fn add(iteration: &mut Iteration, launch: (usize, usize), wait: (usize, usize), 
         after: List::default(),
         is_carried: false,
         is_inferred: true,
+        nodes: 1,
         is_by_processor: false,
     });
     let start = iteration.lists.len() as u32;

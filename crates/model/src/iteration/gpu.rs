@@ -174,6 +174,7 @@ impl<'a> Gpu<'a> {
             duration_ns: end_ns - start_ns,
             busy_ns,
             bytes: works.iter().map(|work| work.bytes).sum(),
+            nodes: works.len() as u32,
             launch_ns: 0.0,
             gap_ns: 0.0,
             after,

@@ -126,6 +126,8 @@ pub struct Unit {
     /// Less than the duration if a graph's nodes leave gaps.
     pub busy_ns: f64,
     pub bytes: u64,
+    /// Kernels, memsets and copies of it: more than one in a graph.
+    pub nodes: u32,
     /// Time from the call to the start of the work on an idle stream.
     pub(crate) launch_ns: f64,
     /// Time from the end of the work before it to its start on a busy stream.
