@@ -276,7 +276,7 @@ def test_wrong_files_are_said(tmp_path: Path) -> None:
     for name, content, why in [
         ("text", b"hello", "not a recording"),
         ("empty", b"", "the file is empty"),
-        ("version", whole, "version 99, this release reads versions 1 to 2"),
+        ("version", whole, "version 99, this release reads versions 1 to 4"),
         ("short", whole[:10], "ends inside its first 12 bytes"),
     ]:
         file = tmp_path / name

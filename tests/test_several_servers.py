@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -98,12 +99,51 @@ def test_a_server_that_is_not_there(servers: tuple[Server, Server], tmp_path: Pa
     assert "none.sock" in done.stderr, done.stderr
 
 
-def test_too_many_and_no_recording(servers: tuple[Server, Server], tmp_path: Path) -> None:
-    url = servers[0].urls["shm"]
-    done = through([url] * 9, "refused")
+def test_too_many(servers: tuple[Server, Server]) -> None:
+    done = through([servers[0].urls["shm"]] * 9, "refused")
     assert done.returncode != 0 and "at most 8" in done.stderr, done.stderr
-    done = through([url] * 2, "refused", None, "--record", str(tmp_path / "a.trace"))
-    assert done.returncode == 1 and "--record needs one server" in done.stderr, done.stderr
+
+
+def outboard(*argv: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([OUTBOARD, *argv], capture_output=True, text=True, timeout=60)
+
+
+def launches(file: Path) -> list[str | None]:
+    """Returns the server of each launch that succeeded, in the order of a recording."""
+    out = file.with_suffix(".json")
+    done = outboard("trace", "export", "--chrome", file, "-o", out)
+    assert done.returncode == 0, done.stderr
+    events = [one for one in json.loads(out.read_text())["traceEvents"] if one["name"] == "cuLaunchKernel"]
+    return [one["args"].get("server") for one in events if one["args"]["status"] == 0]
+
+
+def test_a_recording_has_the_calls_of_all_servers(servers: tuple[Server, Server], tmp_path: Path) -> None:
+    urls = [servers[0].urls["shm"], servers[1].urls["tcp"]]
+    whole, part = tmp_path / "a.trace", tmp_path / "b.trace"
+    done = through(urls, "kernels", None, "--record", str(whole))
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stdout + done.stderr
+    # One on each device, one of the first's own module, one by a stream of the second.
+    assert launches(whole) == [urls[0], urls[1], urls[0], urls[1]]
+    summary = json.loads(outboard("trace", "show", "--json", whole).stdout)
+    of = {one["gpu"]: one for one in summary["by_server"]}
+    assert list(of) == urls and summary["complete"]
+    for key in ("calls", "request_bytes", "response_bytes"):
+        assert sum(one[key] for one in of.values()) == summary["calls"][key], key
+    assert all(one["request_bytes"] for one in of.values())
+    assert [one["memory_bytes"] >> 20 for one in summary["about"]["devices"]] == [1024, 2048]
+    refused = outboard("require", whole)
+    assert refused.returncode == 1 and "2 servers" in refused.stderr and "--server" in refused.stderr, refused.stderr
+    # One server's calls are a recording of one link.
+    done = outboard("trace", "cut", whole, "-o", part, "--server", "2")
+    assert done.returncode == 0, done.stderr
+    second = json.loads(outboard("trace", "show", "--json", part).stdout)
+    assert second["calls"]["calls"] == of[urls[1]]["calls"] and second["about"]["gpu"] == urls[1]
+    assert [one["memory_bytes"] >> 20 for one in second["about"]["devices"]] == [2048]
+    assert launches(part) == [None, None]
+    answered = outboard("require", part)
+    assert "servers" not in answered.stderr and answered.stdout, answered.stderr
+    beyond = outboard("trace", "cut", whole, "-o", part, "--server", "3")
+    assert beyond.returncode == 1 and "no server 3" in beyond.stderr, beyond.stderr
 
 
 def test_one_server_dies(tmp_path: Path, link: str) -> None:

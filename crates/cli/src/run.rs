@@ -93,9 +93,6 @@ fn behind_a_server(
             count: servers.len()
         });
     }
-    if servers.len() > 1 && args.record.is_some() {
-        anyhow::bail!("--record needs one server: a recording is of one link");
-    }
     let folder = libraries::folder()?;
     command.envs(token::use_files(&args.token, &servers)?);
     let mut is_ptx_only = false;

@@ -44,6 +44,18 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Trace> {
     })
 }
 
+/// Refuses a recording of several servers where one link is asked about.
+pub(crate) fn one_server(trace: &Trace, path: &Path) -> anyhow::Result<()> {
+    let count = trace.about.servers.len();
+    anyhow::ensure!(
+        count < 2,
+        "the recording {} is of {count} servers, and what a network costs is computed for one: \
+         `outboard trace cut --server N` keeps one server's calls",
+        path.display()
+    );
+    Ok(())
+}
+
 /// Reads a recording whose iterations are the ranges of this name, if one is given, and says so if
 /// it has none.
 pub(crate) fn read_with(path: &Path, iterations: Option<&String>) -> anyhow::Result<Trace> {
@@ -68,10 +80,22 @@ fn show(args: &ShowArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn cut(args: &CutArgs) -> anyhow::Result<ExitCode> {
-    let trace = read(&args.file)?;
+    let mut trace = read(&args.file)?;
+    if let Some(number) = args.server {
+        trace = cut::server(&trace, number - 1).with_context(|| {
+            let count = trace.about.servers.len().max(1);
+            format!(
+                "{}: there is no server {number} of several; the program used {count}",
+                args.file.display()
+            )
+        })?;
+    }
     let present = cut::count(&trace);
     let (from, to) = args.iterations.unwrap_or((1, present));
-    let part = cut::iterations(&trace, from..=to);
+    let part = match (args.server, args.iterations) {
+        (Some(_), None) => Some(trace),
+        _ => cut::iterations(&trace, from..=to),
+    };
     let Some(mut part) = part else {
         anyhow::bail!(match present {
             0 => format!(
@@ -124,6 +148,7 @@ fn table(summary: &Summary, top: usize) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
     about(&mut out, summary)?;
     classes(&mut out, summary)?;
+    servers(&mut out, summary)?;
     functions(&mut out, summary, top)?;
     if let Some(iterations) = &summary.iterations {
         durations(&mut out, "iterations", iterations)?;
@@ -190,6 +215,23 @@ fn classes(out: &mut String, summary: &Summary) -> std::fmt::Result {
         "\nbandwidth {:.1} MB/s: {:.1} to the GPU, {:.1} back",
         bandwidth.both_mb_per_s, bandwidth.request_mb_per_s, bandwidth.response_mb_per_s
     )?;
+    Ok(())
+}
+
+/// Writes the calls for each server, if there are several.
+fn servers(out: &mut String, summary: &Summary) -> std::fmt::Result {
+    if summary.by_server.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "\n{:32} {:>10} {:>7} {:>12} {:>12} {:>12}",
+        "server", "calls", "", "time", "sent", "answered"
+    )?;
+    for server in &summary.by_server {
+        write!(out, "{:18}", server.gpu)?;
+        class_row(out, "", &server.sum)?;
+    }
     Ok(())
 }
 

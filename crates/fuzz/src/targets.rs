@@ -366,7 +366,7 @@ fn libraries() -> Vec<Vec<u8>> {
 
 /// Returns a whole file, and the contents of a block.
 fn recordings() -> Vec<Vec<u8>> {
-    use outboard_trace::{Mark, Record, Trace};
+    use outboard_trace::{Call, Class, Mark, Record, Trace};
     let mark = |at_ns, is_end| {
         Record::Mark(Mark {
             name: 0,
@@ -375,8 +375,24 @@ fn recordings() -> Vec<Vec<u8>> {
             is_end,
         })
     };
+    let call = |server| {
+        Record::Call(Call {
+            function: 0,
+            class: Class::Synchronous,
+            thread: 1,
+            start_ns: 100,
+            duration_ns: 30,
+            request_bytes: 64,
+            response_bytes: 200,
+            stream: 1,
+            event: 1,
+            correlation: 0,
+            status: 0,
+            server,
+        })
+    };
     let trace = Trace {
-        records: vec![mark(1, false), mark(300, true)],
+        records: vec![mark(1, false), call(0), call(1), mark(300, true)],
         names: vec!["iteration".into()],
         complete: true,
         lost: 1,

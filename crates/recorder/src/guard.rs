@@ -75,6 +75,7 @@ pub(crate) fn pass(
         cost => cost,
     };
     let made = Made {
+        server: 0,
         start,
         end,
         class: cost.class,

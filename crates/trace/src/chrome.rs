@@ -117,6 +117,9 @@ fn call_event(trace: &Trace, call: &Call) -> Value {
             "response_bytes": call.response_bytes, "status": call.status,
         },
     });
+    if let Some(server) = trace.about.servers.get(usize::from(call.server)) {
+        event["args"]["server"] = json!(server.gpu);
+    }
     if call.event != 0 {
         event["args"]["event"] = call.event.into();
     }

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, ops::RangeInclusive};
 
-use crate::record::{Record, Trace};
+use crate::record::{About, Call, Record, Trace};
 
 /// Returns the iterations of these numbers, counted from 1: all records from the beginning of the
 /// first to the end of the last, and the work that was started then. `None` if there are not that
@@ -26,6 +26,29 @@ pub fn iterations(trace: &Trace, numbers: RangeInclusive<usize>) -> Option<Trace
     };
     Some(Trace {
         records: trace.records.iter().filter(is_kept).copied().collect(),
+        ..trace.clone()
+    })
+}
+
+/// Returns the calls for one server of a program with several, with all marks: a recording of that
+/// server's link. `None` if there is no such server.
+pub fn server(trace: &Trace, number: u8) -> Option<Trace> {
+    let kept = trace.about.servers.get(usize::from(number))?;
+    let records = trace.records.iter().filter_map(|record| match record {
+        Record::Call(call) => {
+            let only = Call { server: 0, ..*call };
+            (call.server == number).then_some(Record::Call(only))
+        }
+        other => Some(*other),
+    });
+    Some(Trace {
+        about: About {
+            gpu: Some(kept.gpu.clone()),
+            devices: kept.devices.clone(),
+            servers: Vec::new(),
+            ..trace.about.clone()
+        },
+        records: records.collect(),
         ..trace.clone()
     })
 }
@@ -72,7 +95,7 @@ mod tests {
     use super::*;
     use crate::{
         Class,
-        record::{Call, GpuWork, Mark, Work},
+        record::{GpuWork, Mark, RecordedServer, Work},
     };
 
     /// Three iterations of 100 ns with a call each, whose work runs one iteration later, and
@@ -101,6 +124,7 @@ mod tests {
                 event: 0,
                 correlation: number + 1,
                 status: 0,
+                server: number as u8 % 2,
             };
             let work = Work {
                 kind: GpuWork::Kernel,
@@ -146,6 +170,26 @@ mod tests {
             let first = iterations(&trace, 1..=1).unwrap();
             assert_eq!((first.calls().count(), correlations(&first)), (1, vec![2]));
         }
+    }
+
+    #[test]
+    fn one_server_of_two() {
+        let mut trace = recording(true);
+        assert_eq!(server(&trace, 0), None, "there is one, or none");
+        trace.about.servers = ["tcp://a:1", "tcp://b:1"]
+            .map(|gpu| RecordedServer {
+                gpu: gpu.into(),
+                devices: Vec::new(),
+            })
+            .into();
+        let part = server(&trace, 1).unwrap();
+        let calls: Vec<_> = part.calls().map(|call| call.correlation).collect();
+        assert_eq!(calls, [2, 4], "the odd ones");
+        assert!(part.calls().all(|call| call.server == 0));
+        assert_eq!(part.marks().count(), trace.marks().count());
+        assert_eq!(part.about.gpu.as_deref(), Some("tcp://b:1"));
+        assert_eq!(part.about.servers, []);
+        assert_eq!(server(&trace, 2), None);
     }
 
     #[test]

@@ -10,10 +10,13 @@ use crate::{
 
 /// Not text, and damaged by anything that converts text.
 pub(crate) const MAGIC: [u8; 8] = *b"\x89OBTR\r\n\x1a";
+/// Versions that are read: 1 has no calls about events, 2 one server. There is no 3, of which one
+/// flipped bit would make 1 or 2.
+pub(crate) const VERSIONS: [u32; 3] = [1, 2, VERSION];
 /// Version of the format that is written.
-pub const VERSION: u32 = 2;
-/// Oldest version that is read: version 1 has no calls about events.
-pub const VERSION_MIN: u32 = 1;
+pub const VERSION: u32 = 4;
+/// Oldest version that is read.
+pub const VERSION_MIN: u32 = VERSIONS[0];
 pub(crate) const HEAD_BYTES: usize = MAGIC.len() + 4;
 
 /// Header of each block.
@@ -79,6 +82,8 @@ pub(crate) const TAG_MARK: u8 = 4;
 pub(crate) const TAG_LOST: u8 = 5;
 /// A call about an event. Few calls have one, so it comes after all other fields.
 pub(crate) const TAG_EVENT_CALL: u8 = 6;
+/// A call for another server than the first, which follows its event.
+pub(crate) const TAG_SERVER_CALL: u8 = 7;
 
 const CLASSES: [Class; 5] = [
     Class::Local,
@@ -121,10 +126,12 @@ fn put_time(out: &mut Vec<u8>, last: &mut u64, time: u64) {
 pub(crate) fn put_record(out: &mut Vec<u8>, last: &mut u64, record: &Record, name: u64) {
     match record {
         Record::Call(call) => {
-            out.push(match call.event {
-                0 => TAG_CALL,
-                _ => TAG_EVENT_CALL,
-            });
+            let tag = match (call.server, call.event) {
+                (0, 0) => TAG_CALL,
+                (0, _) => TAG_EVENT_CALL,
+                _ => TAG_SERVER_CALL,
+            };
+            out.push(tag);
             put(out, name);
             out.push(code(&CLASSES, call.class));
             put(out, call.thread.into());
@@ -139,8 +146,11 @@ pub(crate) fn put_record(out: &mut Vec<u8>, last: &mut u64, record: &Record, nam
             ] {
                 put(out, number);
             }
-            if call.event != 0 {
+            if tag != TAG_CALL {
                 put(out, call.event.into());
+            }
+            if tag == TAG_SERVER_CALL {
+                out.push(call.server);
             }
         }
         Record::Work(work) => {
@@ -225,7 +235,7 @@ impl<'a> Bytes<'a> {
     pub(crate) fn record(&mut self, tag: u8, names: usize) -> Result<Record, Damage> {
         // Fields are read in the order in which they are written here.
         Ok(match tag {
-            TAG_CALL | TAG_EVENT_CALL => Record::Call(Call {
+            TAG_CALL | TAG_EVENT_CALL | TAG_SERVER_CALL => Record::Call(Call {
                 function: self.name(names)?,
                 class: *CLASSES
                     .get(usize::from(self.byte()?))
@@ -239,7 +249,15 @@ impl<'a> Bytes<'a> {
                 correlation: self.small()?,
                 status: self.small()?,
                 event: match tag {
-                    TAG_EVENT_CALL => self.small()?,
+                    TAG_EVENT_CALL | TAG_SERVER_CALL => self.small()?,
+                    _ => 0,
+                },
+                server: match tag {
+                    TAG_SERVER_CALL => match self.byte()? {
+                        // Calls for the first server have the other tags.
+                        0 => return Err(Damage::Number),
+                        server => server,
+                    },
                     _ => 0,
                 },
             }),

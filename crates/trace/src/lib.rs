@@ -43,7 +43,8 @@ pub use outboard_api::decl::Class;
 pub use place::{claim, is_recording};
 pub use read::{Item, Reader, read, read_bytes};
 pub use record::{
-    About, Call, CallCost, Device, GpuTimes, GpuWork, Host, Mark, Record, Trace, Work,
+    About, Call, CallCost, Device, GpuTimes, GpuWork, Host, Mark, Record, RecordedServer, Trace,
+    Work,
 };
 pub use writer::{Drain, Finished, Writer};
 

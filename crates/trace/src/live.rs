@@ -227,6 +227,8 @@ pub struct Made {
     pub about: Numbered,
     pub correlation: u32,
     pub status: u32,
+    /// Number of the server, of those of the program.
+    pub server: u8,
 }
 
 /// The handles that a call is about; 0 for none.
@@ -283,6 +285,7 @@ impl Live {
                     event: made.about.event,
                     correlation: made.correlation,
                     status: made.status,
+                    server: made.server,
                 }),
             );
         });

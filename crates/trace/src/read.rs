@@ -9,7 +9,7 @@ use crate::{
     error::{Damage, Error},
     format::{
         BLOCK_HEADER_BYTES, BlockHeader, Bytes, HEAD_BYTES, KIND_ABOUT, KIND_END, KIND_RECORDS,
-        MAGIC, TAG_LOST, TAG_NAME, VERSION, VERSION_MIN, checksum,
+        MAGIC, TAG_LOST, TAG_NAME, VERSION, VERSION_MIN, VERSIONS, checksum,
     },
     limits::{BLOCK_BYTES_MAX, NAME_BYTES_MAX, NAMES_MAX, RECORDS_MAX},
     record::{About, Record, Trace},
@@ -98,7 +98,7 @@ impl<R: Read> Reader<R> {
             });
         }
         let file = u32::from_le_bytes([head[8], head[9], head[10], head[11]]);
-        if !(VERSION_MIN..=VERSION).contains(&file) {
+        if !VERSIONS.contains(&file) {
             return Err(Error::Version {
                 file,
                 oldest: VERSION_MIN,

@@ -35,6 +35,10 @@ pub struct About {
     pub optimise: Option<String>,
     pub host: Host,
     pub devices: Vec<Device>,
+    /// The servers of a program with several, by the numbers that its calls name; empty if it had
+    /// one, or none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub servers: Vec<RecordedServer>,
     pub driver_version: u32,
     pub gpu_times: GpuTimes,
     /// Name of the ranges that delimit iterations, if the user gave one; otherwise those with
@@ -65,6 +69,15 @@ pub struct Host {
 pub struct Device {
     pub name: String,
     pub memory_bytes: u64,
+}
+
+/// One of the servers of a program with several.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct RecordedServer {
+    /// The server's address.
+    pub gpu: String,
+    /// Its devices, which are among those of [`About::devices`].
+    pub devices: Vec<Device>,
 }
 
 /// Source of the times of the GPU's work.
@@ -114,6 +127,9 @@ pub struct Call {
     pub correlation: u32,
     /// The call's CUresult.
     pub status: u32,
+    /// The server that the call was for, of [`About::servers`]; 0 if there is one, or none. Streams
+    /// are this server's; the default stream of each server is 0.
+    pub server: u8,
 }
 
 /// A piece of work that the GPU did.

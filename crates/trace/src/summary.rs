@@ -47,6 +47,9 @@ pub struct Summary {
     /// Calls that did not return CUDA_SUCCESS.
     pub refused: u64,
     pub by_class: BTreeMap<&'static str, Sum>,
+    /// The calls for each server of a program with several; empty if it had one, or none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub by_server: Vec<OfServer>,
     /// Sorted by the time spent in them, longest first.
     pub functions: Vec<Function>,
     pub bandwidth: Bandwidth,
@@ -63,6 +66,14 @@ pub struct Sum {
     pub duration_ns: u64,
     pub request_bytes: u64,
     pub response_bytes: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct OfServer {
+    /// The server's address.
+    pub gpu: String,
+    #[serde(flatten)]
+    pub sum: Sum,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -200,11 +211,13 @@ impl Summary {
             lost: trace.lost,
             duration_ns,
             threads: count(trace.calls().map(|call| call.thread)),
-            streams: count(trace.calls().map(|call| call.stream)),
+            // Each server has streams of its own.
+            streams: count(trace.calls().map(|call| (call.server, call.stream))),
             refused: trace.calls().filter(|call| call.status != 0).count() as u64,
             bandwidth: Bandwidth::of(&calls, duration_ns),
             calls,
             by_class,
+            by_server: by_server(trace, all),
             functions,
             gpu: Gpu::of(trace, duration_ns),
             iterations: Durations::of(iterations(trace)),
@@ -383,8 +396,24 @@ fn duration_ns(trace: &Trace) -> u64 {
     end.unwrap_or(0).saturating_sub(start.unwrap_or(0))
 }
 
-fn count(of: impl Iterator<Item = u32>) -> usize {
-    of.collect::<std::collections::HashSet<u32>>().len()
+fn by_server(trace: &Trace, all: u64) -> Vec<OfServer> {
+    let servers = trace.about.servers.iter().zip(0u8..);
+    servers
+        .map(|(server, number)| {
+            let mut sum = Sum::default();
+            let calls = trace.calls().filter(|call| call.server == number);
+            calls.for_each(|call| sum.add(call));
+            sum.share_of(all);
+            OfServer {
+                gpu: server.gpu.clone(),
+                sum,
+            }
+        })
+        .collect()
+}
+
+fn count<T: Eq + std::hash::Hash>(of: impl Iterator<Item = T>) -> usize {
+    of.collect::<std::collections::HashSet<T>>().len()
 }
 
 fn ratio(part: u64, whole: u64) -> f64 {

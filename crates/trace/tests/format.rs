@@ -77,19 +77,23 @@ fn another_version_is_named_beside_ours() {
 }
 
 #[test]
-fn version_1_had_no_events_and_is_read() {
-    let mut written = trace(&mut Random(8), 300);
-    let with_events = to_bytes(&written).len();
-    for record in &mut written.records {
-        if let Record::Call(call) = record {
-            call.event = 0;
+fn older_versions_had_one_server_or_no_events_and_are_read() {
+    let mut longer = to_bytes(&trace(&mut Random(8), 300)).len();
+    for (version, has_events) in [(2u32, true), (1, false)] {
+        let mut written = trace(&mut Random(8), 300);
+        for record in &mut written.records {
+            if let Record::Call(call) = record {
+                call.server = 0;
+                call.event *= u32::from(has_events);
+            }
         }
+        let mut bytes = to_bytes(&written);
+        assert!(bytes.len() < longer, "nothing was left out");
+        longer = bytes.len();
+        assert_eq!(bytes[8..HEAD_BYTES], VERSION.to_le_bytes());
+        bytes[8..HEAD_BYTES].copy_from_slice(&version.to_le_bytes());
+        assert_eq!(read_bytes(&bytes), Ok(written));
     }
-    let mut bytes = to_bytes(&written);
-    assert!(bytes.len() < with_events);
-    assert_eq!(bytes[8..HEAD_BYTES], 2u32.to_le_bytes());
-    bytes[8..HEAD_BYTES].copy_from_slice(&1u32.to_le_bytes());
-    assert_eq!(read_bytes(&bytes), Ok(written));
 }
 
 #[test]
@@ -155,6 +159,7 @@ fn it_is_small() {
             event: 0,
             correlation: 0,
             status: 0,
+            server: 0,
         }));
     }
     let bytes = to_bytes(&trace);

@@ -15,6 +15,7 @@ fn call(function: u32, class: Class, start_ns: u64, duration_ns: u64, bytes: (u6
         event: 0,
         correlation: 0,
         status: 0,
+        server: 0,
     })
 }
 

@@ -19,6 +19,7 @@ fn call(function: u32, thread: u32, start_ns: u64) -> Record {
         event: 0,
         correlation: 0,
         status: 0,
+        server: 0,
     })
 }
 

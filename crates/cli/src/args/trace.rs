@@ -10,7 +10,7 @@ pub(crate) enum TraceCommand {
     Show(ShowArgs),
     /// Write the recording as Chrome's trace events, for Perfetto
     Export(ExportArgs),
-    /// Keep only some iterations of a recording
+    /// Keep only some iterations, or one server's calls, of a recording
     Cut(CutArgs),
 }
 
@@ -59,7 +59,8 @@ same from what is left, if iterations of every kind are left (run --record --unt
 Examples:
   outboard trace cut a.trace -o small.trace                      all iterations, without what lies around them
   outboard trace cut a.trace -o small.trace --iterations 5-12    those, counted from 1
-  outboard trace cut a.trace -o small.trace --program 'ResNet-18, batch 1'")]
+  outboard trace cut a.trace -o small.trace --program 'ResNet-18, batch 1'
+  outboard trace cut a.trace -o second.trace --server 2          what the program asked of its second server")]
 pub(crate) struct CutArgs {
     /// The recording
     pub(crate) file: PathBuf,
@@ -69,6 +70,10 @@ pub(crate) struct CutArgs {
     /// The first and the last one [default: all]
     #[arg(long, value_name = "FROM-TO", value_parser = parse_span)]
     pub(crate) iterations: Option<(usize, usize)>,
+    /// Only the calls for this server of a program with several, counted from 1: those in the
+    /// iterations, if --iterations names some
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
+    pub(crate) server: Option<u8>,
     /// Name of the recorded program, in place of the command line
     #[arg(long, value_name = "TEXT")]
     pub(crate) program: Option<String>,

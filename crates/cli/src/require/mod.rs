@@ -27,6 +27,7 @@ const CONSTANTS_BYTES_MAX: u64 = 1 << 20;
 
 pub(crate) fn require(args: RequireArgs) -> anyhow::Result<ExitCode> {
     let trace = trace::read_with(&args.file, args.iterations.as_ref())?;
+    trace::one_server(&trace, &args.file)?;
     let mut workload =
         Workload::new(&trace).with_context(|| format!("the recording {}", args.file.display()))?;
     if let Some(step_ns) = args.step {
@@ -47,6 +48,7 @@ pub(crate) fn overhead_over(
 ) -> anyhow::Result<Both<f64>> {
     let named = || format!("the recording {}", path.display());
     let trace = trace::read(path)?;
+    trace::one_server(&trace, path)?;
     let workload = Workload::new(&trace).with_context(named)?;
     let mut judge = Judge::new(workload.typical(), Level::default(), constants);
     Ok(judge.overhead(network))

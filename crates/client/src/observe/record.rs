@@ -9,7 +9,7 @@ use std::ffi::c_char;
 
 use outboard_api::{CUresult, decl::Class};
 use outboard_trace::{
-    Device, Ticks,
+    Device, RecordedServer, Ticks,
     live::{self, Live, Made, Numbered, Subject},
     nvtx,
 };
@@ -90,6 +90,8 @@ fn make(number: usize, class: Class, begun: RecordedCall, result: CUresult) {
         about: begun.about,
         correlation: 0,
         status: result.0,
+        // The call's server stays selected until it has ended.
+        server: here.server.get().unwrap_or(0),
     };
     begun.live.call(number, CALLS[number].0, &made);
 }
@@ -130,22 +132,34 @@ pub(crate) fn copying<R>(way: Way, bytes: usize, copy: impl FnOnce() -> R) -> R 
     result
 }
 
-/// Records the server and its devices, once there is a session.
-pub(crate) fn connected(url: &str, driver_version: u32, devices: &[DeviceCard]) {
+/// Records the servers and their devices, once there are sessions.
+pub(crate) fn connected<'a>(
+    url: &str,
+    driver_version: u32,
+    servers: impl Iterator<Item = (&'a str, Vec<DeviceCard>)>,
+) {
     let Some(live) = live::live() else {
         return;
     };
+    let device = |card: &DeviceCard| Device {
+        name: card.name.clone(),
+        memory_bytes: card.memory_bytes,
+    };
+    let servers: Vec<RecordedServer> = servers
+        .map(|(gpu, cards)| RecordedServer {
+            gpu: gpu.into(),
+            devices: cards.iter().map(device).collect(),
+        })
+        .collect();
     live.know(|about| {
         about.gpu = Some(url.into());
         about.optimise = Some(optimise::level().to_string());
         about.driver_version = driver_version;
-        about.devices = devices
-            .iter()
-            .map(|card| Device {
-                name: card.name.clone(),
-                memory_bytes: card.memory_bytes,
-            })
-            .collect();
+        let devices = servers.iter().flat_map(|server| &server.devices);
+        about.devices = devices.cloned().collect();
+        if servers.len() > 1 {
+            about.servers = servers;
+        }
     });
 }
 

@@ -14,9 +14,7 @@ use outboard_api::{
     optimise::{self, Level},
 };
 use outboard_link::{Endpoint, Link, dial, emulated};
-use outboard_trace::live;
 use outboard_wire::{
-    doc::DeviceCard,
     handshake::{ClientHello, Purpose, RELEASE, ServerWelcome},
     several,
 };
@@ -47,15 +45,14 @@ pub(crate) fn connect() -> Result<(), CUresult> {
     if !drivers().is_empty() {
         return Ok(());
     }
-    drivers::set(open()?);
+    let (addresses, all): (Vec<String>, Vec<Driver>) = open()?.into_iter().unzip();
+    drivers::set(all);
     levels::settle_by(settle_owed);
-    let cards: Vec<DeviceCard> = drivers()
-        .iter()
-        .flat_map(|driver| driver.cards().iter().cloned())
-        .collect();
     if let Ok(driver) = self::driver() {
         let url = std::env::var("OUTBOARD_GPU").unwrap_or_default();
-        record::connected(&url, driver.welcome.driver_version, &cards);
+        let cards = drivers().iter().map(|driver| driver.cards().to_vec());
+        let servers = addresses.iter().map(String::as_str).zip(cards);
+        record::connected(&url, driver.welcome.driver_version, servers);
     }
     Ok(())
 }
@@ -76,9 +73,9 @@ struct Opened {
     socket: RawFd,
 }
 
-/// Opens a session with each server. One that cannot be reached fails all: the program's devices
-/// would have other numbers.
-fn open() -> Result<Vec<Driver>, CUresult> {
+/// Opens a session with each server, and returns it with its address. One that cannot be reached
+/// fails all: the program's devices would have other numbers.
+fn open() -> Result<Vec<(String, Driver)>, CUresult> {
     let level = match std::env::var(optimise::VARIABLE) {
         Ok(text) => text
             .parse()
@@ -90,13 +87,6 @@ fn open() -> Result<Vec<Driver>, CUresult> {
         .map_err(|_| fail("OUTBOARD_GPU names no server; start the program with `outboard run --gpu URL -- PROGRAM`"))?;
     let endpoints =
         Endpoint::list(&urls).map_err(|error| fail(format!("OUTBOARD_GPU={urls}: {error}")))?;
-    if endpoints.len() > 1 && std::env::var_os(live::VARIABLE).is_some() {
-        return Err(fail(format!(
-            "{}: a recording is of one server, and OUTBOARD_GPU names {}",
-            live::VARIABLE,
-            endpoints.len()
-        )));
-    }
     let opened = endpoints.into_iter().zip(0..).map(dial_one);
     let opened: Vec<(Opened, ServerWelcome)> = opened.collect::<Result<_, _>>()?;
     let (opened, mut welcomes): (Vec<Opened>, Vec<ServerWelcome>) = opened.into_iter().unzip();
@@ -109,7 +99,10 @@ fn open() -> Result<Vec<Driver>, CUresult> {
     // The session with a server whose devices are all hidden ends here.
     all.filter(|((_, welcome), _)| !welcome.devices.is_empty())
         .zip(0..)
-        .map(|(((opened, welcome), order), number)| begin(number, opened, welcome, order))
+        .map(|(((opened, welcome), order), number)| {
+            let address = opened.endpoint.to_string();
+            Ok((address, begin(number, opened, welcome, order)?))
+        })
         .collect()
 }
 

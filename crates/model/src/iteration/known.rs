@@ -116,6 +116,7 @@ mod tests {
             event,
             correlation: 0,
             status: 0,
+            server: 0,
         }
     }
 

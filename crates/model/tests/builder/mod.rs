@@ -155,6 +155,7 @@ impl Builder {
             event: 0,
             correlation,
             status: call.status,
+            server: 0,
         }));
     }
 

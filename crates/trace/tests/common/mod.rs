@@ -3,7 +3,8 @@
 #![allow(unreachable_pub)]
 
 use outboard_trace::{
-    About, Call, CallCost, Class, Device, GpuTimes, GpuWork, Host, Mark, Record, Trace, Work,
+    About, Call, CallCost, Class, Device, GpuTimes, GpuWork, Host, Mark, Record, RecordedServer,
+    Trace, Work,
 };
 
 /// xorshift64*: its seed determines a run.
@@ -109,6 +110,7 @@ fn call(random: &mut Random, name: u32) -> Call {
         event: random.any() as u32,
         correlation: random.any() as u32,
         status: random.any() as u32,
+        server: random.below(3) as u8,
     }
 }
 
@@ -127,6 +129,12 @@ fn about(random: &mut Random) -> About {
             name: "a GPU".into(),
             memory_bytes: random.any(),
         }],
+        servers: (0..random.below(3))
+            .map(|n| RecordedServer {
+                gpu: format!("tcp://{n}:1"),
+                devices: Vec::new(),
+            })
+            .collect(),
         driver_version: 13000,
         gpu_times: random.one(&[GpuTimes::None, GpuTimes::Cupti, GpuTimes::Events]),
         iterations: (random.below(2) == 0).then(|| "step".into()),
