@@ -24,14 +24,19 @@ const TRY_MAX: Duration = Duration::from_millis(2_000);
 /// Further times that a slow input is tried.
 const SLOW_AGAIN: usize = 2;
 
+/// Seconds for each target, if nothing else is asked for.
+const SECONDS: u64 = 4;
+/// Tries after which the canary must have failed.
+const CANARY_TRIES: u64 = 10_000_000;
+
 /// Fuzz every decoder of Outboard for a while.
 #[derive(Parser)]
 struct Args {
-    /// Seconds for each target.
-    #[arg(long, default_value_t = 4)]
-    seconds: u64,
-    /// Tries of each target, however long they take, in place of seconds.
-    #[arg(long, conflicts_with = "seconds")]
+    /// Seconds for each target [default: 4, with --tries as many as they take].
+    #[arg(long)]
+    seconds: Option<u64>,
+    /// Tries of each target; with --seconds the end is what comes first.
+    #[arg(long)]
     tries: Option<u64>,
     /// One target only.
     #[arg(long)]
@@ -40,27 +45,29 @@ struct Args {
     seed: u64,
 }
 
-/// The end of one target's tries.
+/// The end of one target's tries: what comes first.
 #[derive(Clone, Copy)]
-enum Until {
-    Elapsed(Duration),
-    Tries(u64),
+struct Until {
+    elapsed: Option<Duration>,
+    tries: Option<u64>,
 }
 
 impl Until {
     fn is_reached(self, tries: u64, begin: Instant) -> bool {
-        match self {
-            Until::Elapsed(time) => begin.elapsed() >= time,
-            Until::Tries(wanted) => tries >= wanted,
-        }
+        self.tries.is_some_and(|wanted| tries >= wanted)
+            || self.elapsed.is_some_and(|time| begin.elapsed() >= time)
     }
 }
 
 impl Args {
     fn until(&self) -> Until {
-        match self.tries {
-            Some(tries) => Until::Tries(tries),
-            None => Until::Elapsed(Duration::from_secs(self.seconds)),
+        let seconds = match self.tries {
+            Some(_) => self.seconds,
+            None => Some(self.seconds.unwrap_or(SECONDS)),
+        };
+        Until {
+            elapsed: seconds.map(Duration::from_secs),
+            tries: self.tries,
         }
     }
 }
@@ -77,8 +84,11 @@ fn main() -> ExitCode {
     }
     // Failures are reported below, once.
     std::panic::set_hook(Box::new(|_| {}));
-    let until = Until::Elapsed(Duration::from_secs(args.seconds));
-    if fuzz(&targets::canary(), until, args.seed).is_ok() {
+    let canary = Until {
+        elapsed: None,
+        tries: Some(CANARY_TRIES),
+    };
+    if fuzz(&targets::canary(), canary, args.seed).is_ok() {
         eprintln!("the canary survived: this fuzzer finds nothing");
         return ExitCode::FAILURE;
     }
