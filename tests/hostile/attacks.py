@@ -3,6 +3,7 @@ so that the same attack is a test of a second and one of an hour."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
@@ -31,6 +32,7 @@ END_S_MAX = 20
 REST_LOOKS, REST_LOOK_S = 5, 0.25
 # Programs of both links in a row that reach no allocation that fails.
 RIGHT_IN_A_ROW = 8
+PR_SET_CHILD_SUBREAPER = 36
 
 Counts = dict[str, object]
 
@@ -77,7 +79,9 @@ def at_rest(server: Server) -> dict[str, int]:
     end = time.monotonic() + END_S_MAX
     while len(held) < REST_LOOKS or any(one != held[-1] for one in held[-REST_LOOKS:]):
         assert time.monotonic() < end, held
-        held.append({"kib": resident_kib(server.process.pid), "descriptors": descriptors(server.process.pid)})
+        pid = server.process.pid
+        workers = len(children(pid))
+        held.append({"kib": resident_kib(pid), "descriptors": descriptors(pid), "processes": workers})
         time.sleep(REST_LOOK_S)
     return held[-1]
 
@@ -257,24 +261,69 @@ def sessions_at_once(server: Server, count: int) -> Counts:
     return {"sessions": count}
 
 
-def mixed_work(server: Server, seconds: float, seed: int = 1) -> Counts:
-    """Programs of many kinds, each checking its own results, over both links."""
+@contextmanager
+def orphans_come_here() -> Iterator[None]:
+    """Makes processes whose parents have ended children of this one, so that they can be found."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    assert prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0, os.strerror(ctypes.get_errno())
+    try:
+        yield
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def files_of(server: Server, temporary: Path) -> set[str]:
+    """Returns the files of the server's own folder, of the programs' folder for temporary files, and of that for shared
+    memory what has our name. What lies in the cache is meant to stay."""
+    folders = (server.log.parent.iterdir(), temporary.iterdir(), Path("/dev/shm").glob("*outboard*"))
+    return {str(path) for paths in folders for path in paths}
+
+
+def mixed_work(server: Server, seconds: float, seed: int = 1, warm: int = 16) -> Counts:
+    """Programs of many kinds, each checking its own results, over both links; after them the server holds as many
+    descriptors and processes as before, and no file or orphan is left."""
     choice = random.Random(seed)
+    temporary = server.log.parent / "temporary"
+    temporary.mkdir()
+    before: dict[str, int] = {}
+    files: set[str] = set()
+    begin, count = time.monotonic(), 0
+    with orphans_come_here():
+        for count, done in enumerate(mixed_programs(server, choice, temporary)):
+            assert done.returncode == 0, f"{done.args}:\n{done.stdout}{done.stderr}"
+            if count == warm:
+                before, files, begin = at_rest(server), files_of(server, temporary), time.monotonic()
+            if before and time.monotonic() - begin >= seconds:
+                break
+        still_serves(server)
+        after = at_rest(server)
+        for key in ("descriptors", "processes"):
+            assert before[key] == after[key], (key, before, after)
+        orphans = [child for child in children(os.getpid()) if child != server.process.pid]
+        assert not orphans, f"{len(orphans)} processes were left"
+        assert files_of(server, temporary) <= files, files_of(server, temporary) - files
+    return {
+        "programs": count - warm,
+        "seconds": round(time.monotonic() - begin),
+        "before": before,
+        "after": after,
+        "growth": after["kib"] / before["kib"] - 1,
+        "files_left": 0,
+        "orphans": 0,
+    }
+
+
+def mixed_programs(
+    server: Server, choice: random.Random, temporary: Path
+) -> Iterator[subprocess.CompletedProcess[str]]:
+    """Runs two programs at a time without end, and yields each that has ended."""
     examples = ["async_copies", "graph_nodes", "matmul_tiled", "managed_memory", "pinned_mapped", "malloc_async"]
     programs: list[list[str | Path]] = [[EXAMPLES / name] for name in examples]
     programs += [[sys.executable, SOAK, "1"], [sys.executable, TEST_PROGRAMS / "many_threads.py"]]
-    before = resident_kib(server.process.pid)
-    begin, count = time.monotonic(), 0
-    while time.monotonic() - begin < seconds:
-        with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(2) as pool:
+        while True:
             chosen = [(choice.choice(["shm", "tcp"]), choice.choice(programs)) for _ in range(2)]
-            for done in pool.map(lambda one: server.run(one[0], *one[1]), chosen):
-                assert done.returncode == 0, f"{done.args}:\n{done.stdout}{done.stderr}"
-                count += 1
-    nothing_is_left(server)
-    still_serves(server)
-    after = resident_kib(server.process.pid)
-    return {"programs": count, "seconds": round(time.monotonic() - begin), "kib": [before, after]}
+            yield from pool.map(lambda one: server.run(one[0], *one[1], env={"TMPDIR": str(temporary)}), chosen)
 
 
 def preloaded(name: str, folder: Path) -> Path:
