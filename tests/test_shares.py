@@ -223,6 +223,54 @@ def test_connections_are_counted_by_the_second(folder: Path, tokens: dict[str, P
     ended(server)
 
 
+LOADS = r"""
+import sys
+from ctypes import byref, c_void_p
+from cuda import must, primary_context
+
+primary_context()
+for seed in sys.argv[1:]:
+    text = f".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry k() {{ ret; }}\n// {seed} " + "x" * 100_000
+    must("cuModuleLoadData", byref(c_void_p()), text.encode())
+"""
+
+
+def test_the_disk_of_a_tenant(folder: Path, tokens: dict[str, Path]) -> None:
+    server = start_server(folder, "--tokens", str(folder / "tokens"), *share("disk=250KiB"))
+
+    def kept() -> dict[str, list[int]]:
+        files: dict[str, list[int]] = {}
+        for path in (folder / "cache").iterdir():
+            files.setdefault(path.name.partition("-")[0], []).append(path.stat().st_size)
+        return files
+
+    def loads(name: str, *seeds: str) -> None:
+        env = {"OUTBOARD_TOKEN_FILE": str(tokens[name]), "PYTHONPATH": str(TEST_PROGRAMS)}
+        done = server.run("tcp", sys.executable, "-c", LOADS, *seeds, env=env)
+        assert done.returncode == 0, done.stderr
+
+    loads("bob", "1")
+    [(bob, bobs)] = kept().items()
+    for seeds in ("1", "2"), ("3", "4", "5"):
+        loads("alice", *seeds)
+        files = kept()
+        assert files.pop(bob) == bobs
+        [alices] = files.values()
+        assert sum(alices) <= 250 << 10 and sum(size > 100_000 for size in alices) == 2, files
+    ended(server)
+
+
+def test_a_weight_that_nothing_keeps_is_refused() -> None:
+    doctor = subprocess.run([OUTBOARD, "doctor", "--json"], capture_output=True, text=True, timeout=60)
+    [groups] = [one for one in json.loads(doctor.stdout) if one["what"] == "control groups"]
+    if groups["verdict"] == "ok":
+        pytest.skip("NOT RUN: there are control groups here, and the weight is kept")
+    argv = [OUTBOARD, "serve", "--no-config", "--device", "soft", "--listen", "tcp://127.0.0.1:0"]
+    done = subprocess.run([*argv, *share("compute=200")], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "--share compute= cannot be kept" in done.stderr, done.stderr
+    assert groups["found"].rpartition(": ")[2] in done.stderr, (groups, done.stderr)
+
+
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [

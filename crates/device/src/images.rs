@@ -24,8 +24,11 @@ const IMAGES_BYTES_MAX: u64 = 8 << 30;
 /// Bytes above which images that the folder also has are dropped from memory, the least recently
 /// used first.
 const IMAGES_IDLE_BYTES_MAX: u64 = 1 << 30;
-/// Bytes that the folder keeps; above this the least recently used images are removed.
+/// Bytes that the folder keeps, if nothing else is said; above this the least recently used images
+/// are removed.
 const CACHE_BYTES_MAX: u64 = 16 << 30;
+/// Bytes of a tenant's hash that the names of its files begin with.
+const OWNER_BYTES: usize = 8;
 /// Length of the BLAKE3 hash that ends each note.
 const NOTE_CHECK_BYTES: usize = 32;
 
@@ -50,6 +53,24 @@ struct Held {
     used: u64,
 }
 
+/// Bytes that a folder of images may keep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DiskLimits {
+    /// Files that one tenant's sessions have written; None is without a bound of its own.
+    pub tenant_bytes: Option<u64>,
+    /// All files together.
+    pub all_bytes: u64,
+}
+
+impl Default for DiskLimits {
+    fn default() -> DiskLimits {
+        DiskLimits {
+            tenant_bytes: None,
+            all_bytes: CACHE_BYTES_MAX,
+        }
+    }
+}
+
 /// The folder that keeps images between sessions. The names of a tenant's files depend on the
 /// tenant: whoever knows the hash of another's image finds nothing.
 #[derive(Clone)]
@@ -57,17 +78,29 @@ struct Folder {
     path: PathBuf,
     /// Key of the hash that gives a file its name.
     key: [u8; blake3::KEY_LEN],
+    /// The tenant's mark, with which its files' names begin: by it they are counted.
+    owner: String,
+    limits: DiskLimits,
 }
 
 impl Folder {
-    fn new(path: PathBuf, tenant: &str) -> Folder {
+    fn new(path: PathBuf, tenant: &str, limits: DiskLimits) -> Folder {
         let key = blake3::derive_key("outboard images of a tenant", tenant.as_bytes());
-        Folder { path, key }
+        let owner = blake3::derive_key("outboard owner of images", tenant.as_bytes());
+        let owner = owner[..OWNER_BYTES]
+            .iter()
+            .map(|byte| format!("{byte:02x}"));
+        Folder {
+            path,
+            key,
+            owner: owner.collect::<String>() + "-",
+            limits,
+        }
     }
 
     fn file(&self, hash: &Hash) -> PathBuf {
         let name = blake3::keyed_hash(&self.key, hash);
-        self.path.join(name.to_hex().as_str())
+        self.path.join(format!("{}{}", self.owner, name.to_hex()))
     }
 
     fn note(&self, hash: &Hash, label: &str) -> PathBuf {
@@ -77,9 +110,10 @@ impl Folder {
 
 impl ImageStore {
     /// Makes an empty store. `folder` holds images between sessions; without a writable one, each
-    /// session receives all its images. A session finds those of its tenant.
-    pub fn new(folder: Option<PathBuf>, tenant: &str) -> ImageStore {
-        let folder = folder.map(|path| Folder::new(path, tenant));
+    /// session receives all its images. A session finds those of its tenant, to whom the bytes that
+    /// it writes are counted.
+    pub fn new(folder: Option<PathBuf>, tenant: &str, limits: DiskLimits) -> ImageStore {
+        let folder = folder.map(|path| Folder::new(path, tenant, limits));
         ImageStore {
             held: HashMap::new(),
             receiving: HashMap::new(),
@@ -220,7 +254,7 @@ impl ImageStore {
         if folder.file(hash).exists() {
             let file = folder.note(hash, label);
             // Without the note the next session derives it anew.
-            if let Err(error) = write_whole(&folder.path, &file, &[note, &note_check(note)]) {
+            if let Err(error) = folder.write(&file, &[note, &note_check(note)]) {
                 tracing::debug!(file = %file.display(), %error, "a note that cannot be kept");
             }
         }
@@ -246,6 +280,10 @@ impl ImageStore {
         let Some(folder) = self.folder.clone() else {
             return;
         };
+        // With a share of its own, what a tenant has in the folder may soon make room for more.
+        if folder.limits.tenant_bytes.is_some() {
+            return;
+        }
         let mut bytes = self.bytes();
         if bytes <= self.idle_bytes_max {
             return;
@@ -326,8 +364,29 @@ fn keep(folder: &Folder, hash: &Hash, image: &[u8]) -> std::io::Result<()> {
     if path.exists() {
         return Ok(());
     }
-    write_whole(&folder.path, &path, &[image])?;
-    trim(&folder.path, CACHE_BYTES_MAX)
+    folder.write(&path, &[image])
+}
+
+impl Folder {
+    /// Writes a file of the tenant, within its limit and that of all: older files make room, its
+    /// own for its own limit. What is larger than a limit is not written.
+    fn write(&self, path: &Path, parts: &[&[u8]]) -> std::io::Result<()> {
+        let bytes = parts.iter().map(|part| part.len() as u64).sum::<u64>();
+        let tenant_bytes = self.limits.tenant_bytes.unwrap_or(u64::MAX);
+        if bytes > tenant_bytes.min(self.limits.all_bytes) {
+            tracing::debug!(bytes, "larger than the share of disk, and not kept");
+            return Ok(());
+        }
+        if self.limits.tenant_bytes.is_some() {
+            trim(&self.path, &self.owner, tenant_bytes - bytes)?;
+        }
+        write_whole(&self.path, path, parts)?;
+        if self.limits.tenant_bytes.is_some() {
+            // Another session of the tenant may have written at the same moment.
+            trim(&self.path, &self.owner, tenant_bytes)?;
+        }
+        trim(&self.path, "", self.limits.all_bytes)
+    }
 }
 
 /// Creates a file that was not there. Follows no link; what an ended worker of this number has left
@@ -356,12 +415,20 @@ fn write_whole(folder: &Path, path: &Path, parts: &[&[u8]]) -> std::io::Result<(
         })
 }
 
-/// Removes the least recently used files until the rest is within the limit.
-fn trim(folder: &Path, bytes_max: u64) -> std::io::Result<()> {
+/// Removes the least recently used of the files whose names begin so, until the rest of them is
+/// within the limit.
+fn trim(folder: &Path, begins: &str, bytes_max: u64) -> std::io::Result<()> {
     let mut images = Vec::new();
     for entry in fs::read_dir(folder)? {
         // Another session may remove images at the same time.
         let entry = entry?;
+        if !entry
+            .file_name()
+            .as_encoded_bytes()
+            .starts_with(begins.as_bytes())
+        {
+            continue;
+        }
         if let Ok(metadata) = entry.metadata() {
             let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
             images.push((used, metadata.len(), entry.path()));
@@ -384,6 +451,10 @@ fn trim(folder: &Path, bytes_max: u64) -> std::io::Result<()> {
 mod tests {
     use super::*;
 
+    fn store_of(folder: Option<PathBuf>, tenant: &str) -> ImageStore {
+        ImageStore::new(folder, tenant, DiskLimits::default())
+    }
+
     fn image(byte: u8) -> (Hash, Vec<u8>) {
         let image = vec![byte; IMAGE_KEPT_BYTES_MIN];
         (*blake3::hash(&image).as_bytes(), image)
@@ -398,19 +469,19 @@ mod tests {
         let dir = tempfile::TempDir::new().unwrap();
         let folder = dir.path().join("images");
         let ((hash, image), len) = (image(1), IMAGE_KEPT_BYTES_MIN as u64);
-        let mut first = ImageStore::new(Some(folder.clone()), "a");
+        let mut first = store_of(Some(folder.clone()), "a");
         assert!(!first.offer(&hash, len));
         put(&mut first, &hash, &image).unwrap();
-        let mut second = ImageStore::new(Some(folder.clone()), "a");
+        let mut second = store_of(Some(folder.clone()), "a");
         assert!(!second.offer(&hash, len + 1));
         assert!(second.offer(&hash, len));
         assert_eq!(second.get(&hash).unwrap()[..], image);
         fs::write(
-            Folder::new(folder.clone(), "a").file(&hash),
+            Folder::new(folder.clone(), "a", DiskLimits::default()).file(&hash),
             vec![2; image.len()],
         )
         .unwrap();
-        assert!(!ImageStore::new(Some(folder), "a").offer(&hash, len));
+        assert!(!store_of(Some(folder), "a").offer(&hash, len));
     }
 
     #[test]
@@ -418,9 +489,9 @@ mod tests {
         let dir = tempfile::TempDir::new().unwrap();
         let folder = || Some(dir.path().into());
         let ((hash, image), len) = (image(1), IMAGE_KEPT_BYTES_MIN as u64);
-        put(&mut ImageStore::new(folder(), "alice"), &hash, &image).unwrap();
-        assert!(!ImageStore::new(folder(), "bob").offer(&hash, len));
-        assert!(ImageStore::new(folder(), "alice").offer(&hash, len));
+        put(&mut store_of(folder(), "alice"), &hash, &image).unwrap();
+        assert!(!store_of(folder(), "bob").offer(&hash, len));
+        assert!(store_of(folder(), "alice").offer(&hash, len));
     }
 
     #[test]
@@ -432,20 +503,15 @@ mod tests {
         let partial = cache.join(format!(".{}.partial", std::process::id()));
         std::os::unix::fs::symlink(&target, &partial).unwrap();
         let ((hash, image), len) = (image(1), IMAGE_KEPT_BYTES_MIN as u64);
-        put(
-            &mut ImageStore::new(Some(cache.clone()), "a"),
-            &hash,
-            &image,
-        )
-        .unwrap();
+        put(&mut store_of(Some(cache.clone()), "a"), &hash, &image).unwrap();
         assert_eq!(fs::read(&target).unwrap(), b"kept");
-        assert!(ImageStore::new(Some(cache), "a").offer(&hash, len));
+        assert!(store_of(Some(cache), "a").offer(&hash, len));
     }
 
     #[test]
     fn idle_images_leave_memory_and_can_still_be_loaded() {
         let dir = tempfile::TempDir::new().unwrap();
-        let mut store = ImageStore::new(Some(dir.path().into()), "a");
+        let mut store = store_of(Some(dir.path().into()), "a");
         store.idle_bytes_max = 2 * IMAGE_KEPT_BYTES_MIN as u64;
         let images: Vec<_> = (0..5).map(image).collect();
         for (hash, image) in &images {
@@ -459,7 +525,7 @@ mod tests {
 
     #[test]
     fn pieces_out_of_order_and_wrong_hashes_are_refused() {
-        let mut store = ImageStore::new(None, "a");
+        let mut store = store_of(None, "a");
         let (hash, image) = image(1);
         assert!(store.put(&hash, 1, 10, &[0]).is_err());
         store.put(&hash, 0, 10, &[0; 4]).unwrap();
@@ -473,16 +539,16 @@ mod tests {
     fn notes_lie_beside_kept_images_and_altered_ones_are_none() {
         let dir = tempfile::TempDir::new().unwrap();
         let (hash, image) = image(1);
-        let mut first = ImageStore::new(Some(dir.path().into()), "a");
+        let mut first = store_of(Some(dir.path().into()), "a");
         first.keep_note(&hash, "card", b"too early");
         assert_eq!(first.note(&hash, "card"), None);
         put(&mut first, &hash, &image).unwrap();
         first.keep_note(&hash, "card", b"two kernels");
-        let second = ImageStore::new(Some(dir.path().into()), "a");
+        let second = store_of(Some(dir.path().into()), "a");
         assert_eq!(second.note(&hash, "card").unwrap(), b"two kernels");
         assert_eq!(second.note(&hash, "other"), None);
-        assert_eq!(ImageStore::new(None, "a").note(&hash, "card"), None);
-        let file = Folder::new(dir.path().into(), "a").note(&hash, "card");
+        assert_eq!(store_of(None, "a").note(&hash, "card"), None);
+        let file = Folder::new(dir.path().into(), "a", DiskLimits::default()).note(&hash, "card");
         let mut altered = fs::read(&file).unwrap();
         altered[0] ^= 1;
         for bytes in [&altered[..], &altered[..5]] {
@@ -490,6 +556,58 @@ mod tests {
             assert_eq!(second.note(&hash, "card"), None);
             assert!(!file.exists());
         }
+    }
+
+    #[test]
+    fn a_tenants_bytes_are_bounded_and_others_lose_nothing() {
+        let len = IMAGE_KEPT_BYTES_MIN as u64;
+        let dir = tempfile::TempDir::new().unwrap();
+        let store = |tenant, images| {
+            let limits = DiskLimits {
+                tenant_bytes: Some(images * len + len / 2),
+                ..DiskLimits::default()
+            };
+            ImageStore::new(Some(dir.path().into()), tenant, limits)
+        };
+        let on_disk = || -> u64 {
+            let all = fs::read_dir(dir.path()).unwrap();
+            all.map(|entry| entry.unwrap().metadata().unwrap().len())
+                .sum()
+        };
+        let images: Vec<_> = (0..5).map(image).collect();
+        let [first, second, third, fourth, _] = &images[..] else {
+            panic!()
+        };
+        let mut other = store("other", 1);
+        put(&mut other, &first.0, &first.1).unwrap();
+        let mut mine = store("mine", 2);
+        for (hash, image) in [second, third, fourth] {
+            put(&mut mine, hash, image).unwrap();
+            assert!(on_disk() <= 3 * len, "the other's one, two of mine");
+        }
+        // A session that has sent them can load them all.
+        assert!(
+            [second, third, fourth]
+                .iter()
+                .all(|(hash, _)| mine.get(hash).is_ok())
+        );
+        let mut later = store("mine", 2);
+        let kept = [second, third, fourth].map(|(hash, _)| later.offer(hash, len));
+        assert_eq!(kept.iter().filter(|kept| **kept).count(), 2);
+        assert!(kept[2], "the last one");
+        assert!(store("other", 1).offer(&first.0, len));
+        // Larger than the share: used, and not kept.
+        let mut small = store("small", 0);
+        put(&mut small, &first.0, &first.1).unwrap();
+        assert!(small.get(&first.0).is_ok() && !store("small", 0).offer(&first.0, len));
+        // The server's bound is over all.
+        let limits = DiskLimits {
+            tenant_bytes: None,
+            all_bytes: 2 * len,
+        };
+        let mut last = ImageStore::new(Some(dir.path().into()), "last", limits);
+        put(&mut last, &images[4].0, &images[4].1).unwrap();
+        assert!(on_disk() <= 2 * len);
     }
 
     #[test]
@@ -507,7 +625,7 @@ mod tests {
                 .unwrap();
         }
         touch(&dir.path().join("old"));
-        trim(dir.path(), 20).unwrap();
+        trim(dir.path(), "", 20).unwrap();
         let left = |name| dir.path().join(name).exists();
         assert!(left("old") && !left("newer") && left("new"));
     }

@@ -15,7 +15,11 @@ use outboard_wire::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{devices::DeviceOptions, sandbox::Sandbox, shares::Place};
+use super::{
+    devices::{DeviceKind, DeviceOptions},
+    sandbox::Sandbox,
+    shares::Place,
+};
 
 /// Text for a further connection whose session is not here, or wants none.
 pub(super) const NOT_AWAITED: &str = "no session of it awaits a further connection with this key";
@@ -31,8 +35,8 @@ pub(super) struct Admission {
     /// Where the encrypted connection is, if it is one.
     pub(super) tls: Option<TlsState>,
     pub(super) device: DeviceOptions,
-    /// Folder that keeps module images between sessions: the bytes of its path.
-    pub(super) cache: Option<Vec<u8>>,
+    /// Folder that keeps module images between sessions.
+    pub(super) cache: Option<Cache>,
     /// The tenant that the session is counted to, whose images it finds there.
     pub(super) tenant: String,
     /// Workers whose contexts will still take device memory that is free now.
@@ -47,6 +51,16 @@ pub(super) struct Admission {
     pub(super) until_ms: Option<u64>,
     /// How long the client may say nothing, if it only asks.
     pub(super) query_idle_ms: u64,
+}
+
+/// A folder that keeps module images between sessions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Cache {
+    /// The bytes of its path.
+    pub(super) path: Vec<u8>,
+    /// Bytes that the tenant may keep there, and all tenants together.
+    pub(super) tenant_bytes: Option<u64>,
+    pub(super) all_bytes: Option<u64>,
 }
 
 /// The kind of link that a client's socket becomes.
@@ -160,6 +174,16 @@ pub(super) enum Report {
 }
 
 impl Admission {
+    /// Returns the memory that the worker can take for the client, where a group of processes may
+    /// be bounded by it. Over shm it may not: the kernel charges memory that the program shares to
+    /// whoever touches it first. A GPU's driver takes memory of its own.
+    pub(super) fn group_bytes(&self) -> Option<u64> {
+        let device = &self.device;
+        let is_bounded = self.transport != Transport::Shm && device.kind == DeviceKind::Soft;
+        let device_bytes = device.memory_bytes?.checked_mul(device.devices as u64)?;
+        is_bounded.then(|| self.host_memory_bytes.saturating_add(device_bytes))
+    }
+
     /// How long the client may say nothing, if it only asks.
     pub(super) fn idle_max(&self) -> Duration {
         Duration::from_millis(self.query_idle_ms)
@@ -211,7 +235,6 @@ mod tests {
     };
 
     use super::*;
-    use crate::devices::DeviceKind;
 
     const GOLDEN: &str = include_str!("golden.txt");
 
@@ -267,7 +290,11 @@ mod tests {
             token: Some("bob".into()),
             tls: None,
             device: device(),
-            cache: Some(b"/cache".to_vec()),
+            cache: Some(Cache {
+                path: b"/cache".to_vec(),
+                tenant_bytes: Some(0x4546),
+                all_bytes: None,
+            }),
             tenant: "token:bob".into(),
             spares_to_come: 3,
             host_memory_bytes: 0x2122_2324_2526,

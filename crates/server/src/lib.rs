@@ -16,6 +16,7 @@
 //! - `worker`: serves one client, by the supervisor's orders.
 //! - `devices`: the choice of the device.
 //! - `sandbox`: what a worker may do, besides what its open descriptors allow.
+//! - `cgroup`: a control group for each worker, where there can be one.
 //! - `shares`: what each tenant may use, and all of them together.
 //! - `pool`: the fence of a server that is part of a pool, and its agent; `inventory`: its GPUs.
 //! - `view`: what the server sees of itself, from the workers' reports (`usage`); asked for by
@@ -24,6 +25,7 @@
 mod access;
 mod admission;
 mod audit;
+mod cgroup;
 mod control;
 mod devices;
 mod encryption;
@@ -49,6 +51,7 @@ mod worker;
 
 pub use access::Access;
 pub use audit::check as check_audit;
+pub use cgroup::{NoGroups, control_groups};
 pub use devices::{DeviceKind, DeviceOptions};
 pub use inherit::{OpenedError, opened_sockets, take as inherited};
 pub use pool::PoolOptions;

@@ -78,5 +78,11 @@ pub const POOL_CHECK_S_MAX: &str = "4";
 /// Time for the processes of older sessions of a GPU to end after SIGKILL.
 pub const POOL_END_MS_MAX: u64 = 2_000;
 
+/// Threads of a worker, where it has a control group of its own.
+pub const WORKER_TASKS_MAX: u64 = 1_024;
+/// Memory of a worker besides its budgets, where it has a control group of its own: the executable,
+/// stacks, page tables, and the margin at which it ends itself.
+pub const WORKER_BASE_BYTES: u64 = (256 << 20) + outboard_budget::MARGIN_BYTES;
+
 /// Longest document between supervisor and worker.
 pub(super) const DOCUMENT_BYTES_MAX: usize = 64 << 10;

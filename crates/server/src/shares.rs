@@ -15,7 +15,10 @@ use outboard_wire::handshake::Purpose;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::limits;
+use crate::{
+    cgroup::{WEIGHT_DEFAULT, WEIGHT_MAX},
+    limits,
+};
 
 /// A limit of a share. The table [`Limit::ALL`] is the only list of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +28,8 @@ pub enum Limit {
     Connections,
     Memory,
     HostMemory,
+    Disk,
+    Compute,
 }
 
 /// The unit of a limit.
@@ -36,7 +41,7 @@ pub enum Unit {
 
 impl Limit {
     /// Each limit with its name, its unit, its meaning, and whether the whole server can have it.
-    pub const ALL: [(Limit, &'static str, Unit, &'static str, bool); 5] = [
+    pub const ALL: [(Limit, &'static str, Unit, &'static str, bool); 7] = [
         (
             Limit::Sessions,
             "sessions",
@@ -71,6 +76,20 @@ impl Limit {
             Unit::Bytes,
             "the server's own memory of all its programs",
             true,
+        ),
+        (
+            Limit::Disk,
+            "disk",
+            Unit::Bytes,
+            "what its programs keep in the folder of --cache",
+            true,
+        ),
+        (
+            Limit::Compute,
+            "compute",
+            Unit::Count,
+            "weight of all its programs on the software device's cores, where others have 100",
+            false,
         ),
     ];
 }
@@ -174,6 +193,28 @@ impl Shares {
             Some(own) => own.or(&self.each),
             None => self.each.clone(),
         }
+    }
+
+    /// Returns what a tenant's sessions may keep in the cache, and what all may.
+    pub(super) fn disk(&self, tenant: &str) -> (Option<u64>, Option<u64>) {
+        (
+            self.of(tenant).get(Limit::Disk),
+            self.server.get(Limit::Disk),
+        )
+    }
+
+    /// Returns the weight of a tenant's workers on the machine's cores.
+    pub(super) fn weight(&self, tenant: &str) -> u64 {
+        self.of(tenant)
+            .get(Limit::Compute)
+            .unwrap_or(WEIGHT_DEFAULT)
+            .min(WEIGHT_MAX)
+    }
+
+    /// Returns whether a weight is asked for.
+    pub(super) fn weigh_compute(&self) -> bool {
+        let mut all = self.named.values().chain([&self.each]);
+        all.any(|limits| limits.get(Limit::Compute).is_some())
     }
 
     fn bound_memory(&self) -> bool {

@@ -148,8 +148,8 @@ impl Spares {
         None
     }
 
-    /// Removes spares that ended without a word.
-    pub(super) fn reap(&mut self) {
+    /// Removes spares that ended without a word; returns whether there were any.
+    pub(super) fn reap(&mut self) -> bool {
         let mut ended = Vec::new();
         self.idle
             .retain_mut(|spare| match spare.child.try_wait().transpose() {
@@ -159,9 +159,11 @@ impl Spares {
                     false
                 }
             });
+        let has_ended = !ended.is_empty();
         for status in ended {
             self.lost(status);
         }
+        has_ended
     }
 
     /// Gives a client to a ready spare: `order` tells it so, and gets the number of spares to come.

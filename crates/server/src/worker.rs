@@ -14,7 +14,10 @@ use std::{
 };
 
 use outboard_budget::ledger::Account;
-use outboard_device::{Device, Failure, images::ImageStore};
+use outboard_device::{
+    Device, Failure,
+    images::{DiskLimits, ImageStore},
+};
 use outboard_link::{Error as LinkError, Link, LinkKind, Stream, Wait, emulated::Clock};
 use outboard_pool::Grant;
 use outboard_session::{
@@ -30,7 +33,7 @@ use outboard_wire::{
 use tracing::{debug, info, info_span, warn};
 
 use super::{
-    admission::{Admission, Order, Report, Terms, Transport},
+    admission::{Admission, Cache, Order, Report, Terms, Transport},
     control::Control,
     devices::{self, DeviceOptions},
     encryption, exporter, inherit, inventory,
@@ -344,6 +347,17 @@ fn account(admission: &Admission, fds: &mut Vec<OwnedFd>) -> io::Result<Option<A
     place.account(fds.remove(at)).map(Some)
 }
 
+/// Opens the cache for a tenant's session.
+fn images(cache: Option<Cache>, tenant: &str) -> ImageStore {
+    let mut limits = DiskLimits::default();
+    let folder = cache.map(|cache| {
+        limits.tenant_bytes = cache.tenant_bytes;
+        limits.all_bytes = cache.all_bytes.unwrap_or(limits.all_bytes);
+        PathBuf::from(OsString::from_vec(cache.path))
+    });
+    ImageStore::new(folder, tenant, limits)
+}
+
 /// A client that has a place.
 struct Client {
     stream: Stream,
@@ -467,8 +481,7 @@ impl Client {
         if let Some(emulation) = &client.emulation {
             debug!(network = %emulation.network, "is emulated");
         }
-        let cache = cache.map(|path| OsString::from_vec(path).into());
-        let images = ImageStore::new(cache, &tenant);
+        let images = images(cache, &tenant);
         match device {
             Some(mut device) => {
                 let end = serve(&mut *device, link, purpose, images, idle_max, &keeper);

@@ -142,7 +142,7 @@ mod tests {
             ("sessions=0", "\"0\" is not a whole number"),
             (
                 "cores=3",
-                "known are sessions, queries, connections, memory, host-memory",
+                "known are sessions, queries, connections, memory, host-memory, disk, compute",
             ),
             ("memory=8", ""),
             ("memory=8XB", "there is no unit"),

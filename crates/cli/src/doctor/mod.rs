@@ -58,6 +58,7 @@ pub(crate) fn doctor(args: DoctorArgs) -> anyhow::Result<ExitCode> {
         written_pages(),
         tcp_buffers(),
         sandbox(),
+        control_groups(),
         local_device(),
     ];
     findings.extend(slowness::of_this_machine());
@@ -139,6 +140,22 @@ fn sandbox() -> Finding {
             WHAT,
             "the kernel has no seccomp: workers can do what the server's user can",
             "a kernel with CONFIG_SECCOMP_FILTER, or a user of its own for the server",
+        ),
+    }
+}
+
+/// Says whether a server that starts here gives each worker a control group.
+fn control_groups() -> Finding {
+    const WHAT: &str = "control groups";
+    match outboard_server::control_groups() {
+        Ok(()) => Finding::ok(
+            WHAT,
+            "a server started here gives each worker one of its own",
+        ),
+        Err(why) => Finding::note(
+            WHAT,
+            format!("a server started here gives workers none of their own: {why}"),
+            "Delegate=memory pids cpu in the server's systemd unit (docs/security.md)",
         ),
     }
 }

@@ -85,7 +85,7 @@ impl Client {
         let (base, _) = outboard_device::Host::reserve_window(&mut device, 0).expect("a window");
         let mut client = Client {
             device,
-            images: ImageStore::new(None, ""),
+            images: ImageStore::new(None, "", Default::default()),
             context: 0,
             base,
             placed: None,
@@ -340,7 +340,7 @@ fn what_an_image_contains_is_found_out_once() {
         let kernels = contents.expect("an image").card.kernels;
         kernels.into_iter().map(|kernel| kernel.name).collect()
     };
-    let mut images = ImageStore::new(Some(folder.path().into()), "");
+    let mut images = ImageStore::new(Some(folder.path().into()), "", Default::default());
     images
         .put(&hash, 0, image.len() as u64, &image)
         .expect("taken");
@@ -354,7 +354,7 @@ fn what_an_image_contains_is_found_out_once() {
         .replace("first", "other")
         .into();
     images.keep_note(&hash, label, &renamed);
-    let mut images = ImageStore::new(Some(folder.path().into()), "");
+    let mut images = ImageStore::new(Some(folder.path().into()), "", Default::default());
     assert_eq!(kernels(&mut images), ["other"]);
     // An unreadable note counts as none.
     images.keep_note(&hash, label, &[0xff; 3]);

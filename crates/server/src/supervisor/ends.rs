@@ -14,7 +14,7 @@ use crate::limits;
 
 impl Supervisor {
     pub(super) fn reap(&mut self) {
-        self.spares.reap();
+        let mut has_ended = self.spares.reap();
         let mut ended = Vec::new();
         for worker in &mut self.workers {
             match worker.child.try_wait() {
@@ -23,6 +23,7 @@ impl Supervisor {
                 Err(error) => ended.push((worker.child.id(), Err(error))),
             }
         }
+        has_ended |= !ended.is_empty();
         for (pid, how) in ended {
             // It may have reported something before its end.
             while self.hear(pid) {}
@@ -53,7 +54,27 @@ impl Supervisor {
                     error!(session = worker.session, %error, "a worker was lost sight of");
                 }
             }
+            if let Some((tenant, _)) = &worker.tenant {
+                self.weigh(tenant);
+            }
         }
+        if has_ended && let Some(groups) = &self.groups {
+            groups.sweep();
+        }
+    }
+
+    /// Divides a tenant's weight among the workers of its sessions.
+    pub(super) fn weigh(&self, tenant: &str) {
+        let Some(groups) = &self.groups else {
+            return;
+        };
+        let is_its = |worker: &&Worker| {
+            let whose = worker.tenant.as_ref();
+            worker.key.is_some() && whose.is_some_and(|(its, _)| its == tenant)
+        };
+        let its = self.workers.iter().filter(is_its);
+        let pids: Vec<u32> = its.map(|worker| worker.child.id()).collect();
+        groups.weigh(&pids, self.options.shares.weight(tenant));
     }
 
     /// Gives back the row of a worker that has ended, unless another worker has its session.
@@ -120,6 +141,9 @@ impl Supervisor {
             while matches!(worker.child.try_wait(), Ok(None)) && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(1));
             }
+        }
+        if let Some(groups) = &self.groups {
+            groups.sweep();
         }
     }
 }

@@ -139,7 +139,7 @@ pub(super) fn open_gate(options: &PoolOptions) -> Result<Gate, ServeError> {
 /// Has a worker find out which GPUs this machine has.
 pub(super) fn inventory(options: &ServeOptions) -> io::Result<Vec<GpuFacts>> {
     let order = Order::Inventory(options.device.clone());
-    let (mut child, control) = start_worker(options, &order, None)?;
+    let (mut child, control) = start_worker(options, None, &order, None)?;
     let limit = Duration::from_millis(limits::SPARE_START_MS_MAX);
     let limit = Timespec::try_from(limit).ok();
     let mut fds = [PollFd::new(&control, PollFlags::IN)];

@@ -41,7 +41,7 @@ use std::{
 
 use outboard_link::{Endpoint, Listener};
 use outboard_trust::CertificateFiles;
-use tracing::{debug, error};
+use tracing::{debug, error, info};
 
 pub use self::options::{ServeError, ServeOptions};
 use self::{
@@ -51,6 +51,8 @@ use self::{
 use crate::{
     admission::{Order, Terms, Transport},
     audit::Audit,
+    cgroup::Groups,
+    devices::DeviceKind,
     exporter::Exporter,
     limits,
     pool::Gate,
@@ -72,6 +74,7 @@ pub struct Supervisor {
     tenants: Tenants,
     exporter: Option<Exporter>,
     gate: Option<Gate>,
+    groups: Option<Groups>,
     session_last: u64,
     /// Time until which no client is accepted, after a failure of the system.
     paused_until: Option<Instant>,
@@ -96,6 +99,7 @@ impl Supervisor {
         let certificate = certificate.transpose()?;
         let signals = Signals::register(certificate.is_some())
             .map_err(ServeError::io("watching for signals"))?;
+        let groups = groups_of(&options)?;
         let mut listeners = opened;
         for endpoint in &options.listen {
             listeners.push(Listener::bind(endpoint).map_err(ServeError::listen(endpoint))?);
@@ -125,6 +129,7 @@ impl Supervisor {
                 .map_err(ServeError::io("making the ledger of shares"))?,
             exporter: exporter_of(&options)?,
             gate,
+            groups,
             options,
             session_last: 0,
             paused_until: None,
@@ -144,11 +149,15 @@ impl Supervisor {
     /// Serves until SIGINT or SIGTERM, then ends all workers.
     pub fn run(mut self) -> Result<(), ServeError> {
         while !self.signals.is_stopping() {
-            let options = &self.options;
-            self.spares
-                .refill(|| start_worker(options, &Order::Prepare(options.device.clone()), None));
+            let (options, groups) = (&self.options, self.groups.as_ref());
+            self.spares.refill(|| {
+                let order = Order::Prepare(options.device.clone());
+                start_worker(options, groups, &order, None)
+            });
             if let Some(exporter) = &mut self.exporter {
-                exporter.refill(|listener| start_worker(options, &Order::Export, Some(listener)));
+                exporter.refill(|listener| {
+                    start_worker(options, groups, &Order::Export, Some(listener))
+                });
             }
             let news = self.wait()?;
             self.signals.drain();
@@ -210,7 +219,8 @@ impl Supervisor {
                 greet_ms: self.options.greet_ms,
             },
         };
-        match start_worker(&self.options, &order, Some(stream.as_fd())) {
+        let groups = self.groups.as_ref();
+        match start_worker(&self.options, groups, &order, Some(stream.as_fd())) {
             Ok((child, control)) => {
                 debug!(session, %peer, pid = child.id(), "connected");
                 // Time for the worker to notice first.
@@ -236,6 +246,27 @@ impl Supervisor {
         let of_side = in_handshake.clone().filter(|w| w.side() == side).count();
         in_handshake.count() < limits::HANDSHAKES_MAX
             && of_side < self.places_of(side, limits::HANDSHAKES_MAX)
+    }
+}
+
+/// Divides the server's own control group. Without one the log says so, unless something that the
+/// options ask for needs it.
+fn groups_of(options: &ServeOptions) -> Result<Option<Groups>, ServeError> {
+    let shares_compute = options.shares.weigh_compute();
+    if shares_compute && options.device.kind != DeviceKind::Soft {
+        let why = "a GPU's time is divided by its driver, among processes, and MPS is not used";
+        return Err(ServeError::Compute(why.into()));
+    }
+    match Groups::begin() {
+        Ok(groups) if shares_compute && !groups.has_cpu() => Err(ServeError::Compute(
+            "the server's control group has no controller cpu".into(),
+        )),
+        Ok(groups) => Ok(Some(groups)),
+        Err(why) if shares_compute => Err(ServeError::Compute(why.to_string())),
+        Err(why) => {
+            info!(%why, "workers have no control groups of their own");
+            Ok(None)
+        }
     }
 }
 

@@ -67,6 +67,8 @@ pub enum ServeError {
     Pool { path: PathBuf, source: io::Error },
     #[error("the GPUs of this machine cannot be found out: {0}")]
     Inventory(io::Error),
+    #[error("--share compute= cannot be kept: {0}")]
+    Compute(String),
     #[error("the certificate: {0}")]
     Certificate(#[from] outboard_trust::CertificateFileError),
     #[error("nobody can be served here: {}: {source} ({what_for})", path.display())]

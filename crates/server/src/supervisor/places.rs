@@ -19,7 +19,7 @@ use tracing::{debug, error, warn};
 
 use super::{Phase, Side, Supervisor, Worker};
 use crate::{
-    admission::{Admission, NOT_AWAITED, Order},
+    admission::{Admission, Cache, NOT_AWAITED, Order},
     limits,
     shares::Place,
     view::Newcomer,
@@ -69,7 +69,6 @@ impl Supervisor {
         let transport = transport.clone();
         let row = place.as_ref().map(Place::row);
         self.workers[at].tenant = Some((tenant.clone(), row));
-        let cache = self.options.cache.as_ref();
         // A spare has all devices open.
         let may_take_a_spare = leased.device.chosen.is_none();
         let mut admission = Box::new(Admission {
@@ -79,7 +78,7 @@ impl Supervisor {
             token,
             tls,
             device: leased.device,
-            cache: cache.map(|folder| folder.as_os_str().as_bytes().to_vec()),
+            cache: self.cache_of(&tenant),
             tenant,
             spares_to_come: 0,
             host_memory_bytes: self.options.host_memory_bytes,
@@ -96,6 +95,17 @@ impl Supervisor {
         } else {
             self.serve_here(at, admission);
         }
+    }
+
+    /// Returns the folder that keeps a tenant's images, if there is one, and what it may keep.
+    fn cache_of(&self, tenant: &str) -> Option<Cache> {
+        let (tenant_bytes, all_bytes) = self.options.shares.disk(tenant);
+        let folder = self.options.cache.as_ref()?;
+        Some(Cache {
+            path: folder.as_os_str().as_bytes().to_vec(),
+            tenant_bytes,
+            all_bytes,
+        })
     }
 
     /// Finds a place for a client of this tenant, and a key for its session, or refuses it.
@@ -201,11 +211,17 @@ impl Supervisor {
         let fds: Vec<_> = facts.chain(ledger).collect();
         let worker = &mut self.workers[at];
         worker.phase = Phase::Serving(purpose);
+        let pid = worker.child.id();
+        if let Some((groups, bytes)) = self.groups.as_ref().zip(admission.group_bytes()) {
+            groups.bound(pid, bytes);
+        }
+        let tenant = admission.tenant.clone();
         worker.tell(&Order::Serve(admission), &fds);
         match purpose {
             Purpose::Session => {
                 worker.key = Some(key);
-                self.view.is_served_by(worker.session, worker.child.id());
+                self.view.is_served_by(worker.session, pid);
+                self.weigh(&tenant);
             }
             // Its worker asks for the client.
             Purpose::Status => {}
@@ -235,7 +251,12 @@ impl Supervisor {
         let mut worker = Worker::new(child, control, session, peer, transport, phase);
         worker.key = Some(admission.key);
         worker.tenant = self.workers[at].tenant.clone();
+        let pid = worker.child.id();
         self.workers.push(worker);
+        if let Some((groups, bytes)) = self.groups.as_ref().zip(admission.group_bytes()) {
+            groups.bound(pid, bytes);
+        }
+        self.weigh(&admission.tenant);
         true
     }
 

@@ -42,7 +42,7 @@ pub(super) fn check(options: &ServeOptions) -> Result<(), ServeError> {
 }
 
 fn try_worker(options: &ServeOptions) -> io::Result<()> {
-    let (mut child, control) = start_worker(options, &Order::Try, None)?;
+    let (mut child, control) = start_worker(options, None, &Order::Try, None)?;
     let limit = Timespec::try_from(Duration::from_millis(limits::TRY_MS_MAX)).ok();
     let mut fds = [PollFd::new(&control, PollFlags::IN)];
     let is_heard = rustix::io::retry_on_intr(|| poll(&mut fds, limit.as_ref()))? > 0;

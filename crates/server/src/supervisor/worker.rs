@@ -18,6 +18,7 @@ use tracing::{debug, error};
 use super::ServeOptions;
 use crate::{
     admission::{Admission, Order, Transport},
+    cgroup::Groups,
     control::Control,
     inherit,
 };
@@ -76,9 +77,11 @@ impl Side {
     }
 }
 
-/// Starts a worker process with its first order; returns it with the socket for further ones.
+/// Starts a worker process with its first order, in a control group of its own if there are groups.
+/// Returns it with the socket for further orders.
 pub(super) fn start_worker(
     options: &ServeOptions,
+    groups: Option<&Groups>,
     order: &Order,
     socket: Option<BorrowedFd<'_>>,
 ) -> io::Result<(Child, Control)> {
@@ -86,6 +89,9 @@ pub(super) fn start_worker(
     let mut command = inherit::this_executable();
     command.args(&options.worker_args);
     let mut child = inherit::pass(&mut command, "--control", theirs)?;
+    if let Some(groups) = groups {
+        groups.add(child.id());
+    }
     let confined = match &options.sandbox {
         None => Ok(()),
         Some(sandbox) => {

@@ -196,7 +196,7 @@ fn no_bytes_make_the_decoder_panic() {
         host_calls: Vec::new(),
         contexts,
     };
-    let mut images = ImageStore::new(None, "");
+    let mut images = ImageStore::new(None, "", Default::default());
     // xorshift64, so that a failure can be repeated.
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut random = move || {

@@ -338,7 +338,7 @@ impl Client {
                 &mut fake,
                 link,
                 purpose,
-                ImageStore::new(None, ""),
+                ImageStore::new(None, "", Default::default()),
                 source,
                 bounds,
                 &Pulse::default(),

@@ -48,7 +48,7 @@ pub(super) fn client_with(options: SoftOptions) -> Client {
     let (base, _) = device.reserve_window(0).unwrap();
     let mut client = Client {
         device,
-        images: ImageStore::new(None, ""),
+        images: ImageStore::new(None, "", Default::default()),
         base,
         next: 1000,
     };
