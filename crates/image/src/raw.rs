@@ -185,8 +185,8 @@ unsafe fn elf<'a>(start: *const u8) -> Result<&'a [u8], Error> {
 ///
 /// `start` points to NUL-terminated text valid for `'a`.
 unsafe fn text<'a>(start: *const u8) -> Result<&'a [u8], Error> {
-    // SAFETY: the text ends with a NUL by contract; `strnlen` stops there, or at the limit.
-    let len = unsafe { libc::strnlen(start.cast(), limits::PTX_BYTES_MAX) };
+    // SAFETY: the text ends with a NUL by contract.
+    let len = unsafe { length(start, limits::PTX_BYTES_MAX) };
     if len == limits::PTX_BYTES_MAX {
         return Err(Error::TooLarge {
             what: "PTX text",
@@ -195,8 +195,31 @@ unsafe fn text<'a>(start: *const u8) -> Result<&'a [u8], Error> {
             max: limits::PTX_BYTES_MAX as u64,
         });
     }
-    // SAFETY: `strnlen` has read this many bytes.
+    // SAFETY: so many bytes were read.
     Ok(unsafe { slice::from_raw_parts(start, len) })
+}
+
+/// Returns the bytes before the text's NUL, or `max` if it is not among as many.
+///
+/// # Safety
+///
+/// `start` points to NUL-terminated text.
+#[cfg(not(miri))]
+unsafe fn length(start: *const u8, max: usize) -> usize {
+    // SAFETY: the text ends with a NUL by contract; `strnlen` stops there, or at the limit.
+    unsafe { libc::strnlen(start.cast(), max) }
+}
+
+/// Stands in for `strnlen`, which Miri does not know.
+///
+/// # Safety
+///
+/// `start` points to NUL-terminated text.
+#[cfg(miri)]
+unsafe fn length(start: *const u8, max: usize) -> usize {
+    // SAFETY: the text ends with a NUL by contract, and nothing behind it is read.
+    let is_over = |len: &usize| unsafe { *start.add(*len) } == 0;
+    (0..max).find(is_over).unwrap_or(max)
 }
 
 #[cfg(test)]
