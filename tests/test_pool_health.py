@@ -168,6 +168,19 @@ def test_a_trace_is_played_on_servers_and_on_a_pool(tmp_path: Path) -> None:
         "pool with groups, best fit": (5, 1),
     }
     assert "pool, best fit                   100.00    100.00" in subprocess.check_output(argv, text=True)
+    # Two GPUs with 4 of 16 vCPU each, and four instances that take all of a server.
+    head = (
+        "instance_sn,role,app_name,cpu_request,cpu_limit,gpu_request,gpu_limit,rdma_request,rdma_limit,memory_request,"
+    )
+    head += "memory_limit,disk_request,disk_limit,max_instance_per_node,creation_time,scheduled_time,deletion_time\n"
+    services = tmp_path / "services.csv"
+    lines = ["i,HN,a,4,4,1,1,0,0,8.0,8.0,0,0,-1,,,\n"] * 2 + ["i,CN,a,16,16,0,0,0,0,8.0,8.0,0,0,-1,,,9.0\n"] * 4
+    services.write_text(head + "".join(lines))
+    argv = [OUTBOARD, "pool", "simulate", str(services), "--shape", "16,2,64"]
+    runs = json.loads(subprocess.check_output([*argv, "--json"], text=True))["runs"]
+    needed = [(run["run"], run["machines"], run["gpus"], run["gpus_used_mean"]) for run in runs]
+    assert needed == [("servers", 5, 10, 0.2), ("servers of two kinds", 5, 2, 1.0), ("pool", 5, 2, 1.0)]
+    assert "servers                        5        80" in subprocess.check_output(argv, text=True)
     bad = tmp_path / "tasks.csv"
     bad.write_text("name,cpu_milli\n")
     for wrong, said in ((bad, "one of machines"), (tmp_path, "machines.csv"), (tmp_path / "none", "one of machines")):

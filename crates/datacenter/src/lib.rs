@@ -9,10 +9,12 @@
 mod compare;
 pub mod fgd;
 mod place;
+mod services;
 mod trace;
 
 pub use compare::{Arriving, RUNS, Run, mean};
 pub use place::{Architecture, Outcome, Policy, play};
+pub use services::{FLEETS, Fleet, Instance, Needed, SERVICES_HEAD, Shape, needed, services};
 pub use trace::{Machine, Task, TraceError, arrivals, machines, tasks};
 
 /// A whole GPU.

@@ -7,7 +7,7 @@ use crate::GPU_MILLI;
 const MACHINES_HEAD: &str = "sn,cpu_milli,memory_mib,gpu,model";
 const TASKS_HEAD: &str = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,";
 /// Most GPUs of a machine or task.
-const GPUS_MAX: u32 = 64;
+pub(crate) const GPUS_MAX: u32 = 64;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Machine {
@@ -45,7 +45,7 @@ pub struct TraceError {
     pub why: &'static str,
 }
 
-fn lines<'a, T>(
+pub(crate) fn lines<'a, T>(
     text: &'a str,
     head: &str,
     read: impl Fn(&[&'a str]) -> Result<T, &'static str>,
@@ -55,7 +55,7 @@ fn lines<'a, T>(
         .next()
         .is_some_and(|(_, first)| first.starts_with(head));
     if !is_head {
-        let why = "not the names of openb's columns";
+        let why = "not the names of the columns that are known";
         return Err(TraceError { line: 1, why });
     }
     let filled = lines.filter(|(_, line)| !line.trim().is_empty());

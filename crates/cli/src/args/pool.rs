@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::ValueEnum;
+use outboard_datacenter::Shape;
 use outboard_link::Endpoint;
 use outboard_manager::{ManagerUrl, ManagerUrls, Operation, StoreUrl};
 use outboard_model::Budget;
@@ -498,14 +499,21 @@ fn parse_part(text: &str) -> Result<f64, String> {
 TRACE is a folder with machines.csv and tasks.csv, or the file of tasks, with --machines. Their columns are openb's: \
 sn,cpu_milli,memory_mib,gpu,model and name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,...
 
-Example:
+Or TRACE is a file of services whose instances come and go: instance_sn,role,app_name,cpu_request,... Then machines of \
+--shape are added as they are needed, and it is said how many.
+
+Examples:
+  outboard pool simulate disaggregated_DLRM_trace.csv
   outboard pool simulate openb_pod_list_default.csv --machines openb_node_list_gpu_node.csv --seeds 10")]
 pub(crate) struct PoolSimulateArgs {
     /// The trace: a folder, or its file of tasks
     pub(crate) trace: PathBuf,
     /// File of the machines
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "shape")]
     pub(crate) machines: Option<PathBuf>,
+    /// Processors, GPUs and GiB of memory of a server, for services
+    #[arg(long, value_name = "CPUS,GPUS,GIB", default_value = "192,8,1536", value_parser = parse_shape)]
+    pub(crate) shape: Shape,
     /// Runs with different orders of the tasks; the results are means
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<u32>(1..=1_000))]
     pub(crate) seeds: u32,
@@ -518,6 +526,21 @@ pub(crate) struct PoolSimulateArgs {
     /// Print it as JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+fn parse_shape(text: &str) -> Result<Shape, String> {
+    let numbers: Option<Vec<u32>> = text.split(',').map(|part| part.parse().ok()).collect();
+    match numbers.as_deref() {
+        Some(&[cpus @ 1..=4_096, gpus @ 1..=64, gib @ 1..=65_536]) => Ok(Shape {
+            cpus,
+            gpus,
+            memory_mib: u64::from(gib) << 10,
+        }),
+        _ => Err(
+            "a server has 1 to 4096 processors, 1 to 64 GPUs and 1 to 65536 GiB, as 192,8,1536"
+                .into(),
+        ),
+    }
 }
 
 /// Parses the share of all GPUs that tasks ask for: 130%, 1.3.

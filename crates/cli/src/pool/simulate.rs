@@ -7,7 +7,9 @@ use std::{
 };
 
 use anyhow::Context as _;
-use outboard_datacenter::{Arriving, Outcome, RUNS, machines, mean, tasks};
+use outboard_datacenter::{
+    Arriving, FLEETS, Outcome, RUNS, SERVICES_HEAD, machines, mean, needed, services, tasks,
+};
 use serde_json::json;
 
 use super::show;
@@ -17,6 +19,12 @@ const MACHINES: &str = "machines.csv";
 const TASKS: &str = "tasks.csv";
 
 pub(super) fn simulate(args: &PoolSimulateArgs) -> anyhow::Result<ExitCode> {
+    if args.trace.is_file() {
+        let text = text(&args.trace).map_err(|error| wrong(&error))?;
+        if text.starts_with(SERVICES_HEAD) {
+            return of_services(args, &text);
+        }
+    }
     let (machine_file, task_file) = files(args).map_err(|error| wrong(&error))?;
     let machines = machines(&text(&machine_file)?)
         .with_context(|| machine_file.display().to_string())
@@ -63,6 +71,51 @@ pub(super) fn simulate(args: &PoolSimulateArgs) -> anyhow::Result<ExitCode> {
                 100.0 * (1.0 - outcome.cpus_used),
                 outcome.placed,
                 outcome.refused
+            ));
+        }
+        out
+    })
+}
+
+/// Says how many machines services need whose instances come and go.
+fn of_services(args: &PoolSimulateArgs, text: &str) -> anyhow::Result<ExitCode> {
+    let instances = services(text)
+        .with_context(|| args.trace.display().to_string())
+        .map_err(|error| wrong(&error))?;
+    let rows = FLEETS.map(|(name, fleet)| (name, needed(&instances, args.shape, fleet)));
+    let document = json!({
+        "instances": instances.len(),
+        "shape": { "cpus": args.shape.cpus, "gpus": args.shape.gpus, "memory_mib": args.shape.memory_mib },
+        "runs": rows.map(|(name, needed)| json!({
+            "run": name,
+            "machines": needed.machines,
+            "cpus": needed.cpus,
+            "cpus_used_mean": needed.cpus_used,
+            "cpus_peak": needed.cpus_peak,
+            "gpus": needed.gpus,
+            "gpus_used_mean": needed.gpus_used,
+            "gpus_peak": needed.gpus_peak,
+            "refused": needed.refused,
+        })),
+    });
+    show(args.json, &document, || {
+        let mut out = format!(
+            "{} instances of services; percent in the mean over time\n",
+            instances.len()
+        );
+        out.push_str(&format!(
+            "{:22} {:>9} {:>9} {:>6} {:>9} {:>6} {:>8}\n",
+            "", "machines", "vCPU", "used", "GPUs", "used", "refused"
+        ));
+        for (name, needed) in &rows {
+            out.push_str(&format!(
+                "{name:22} {:>9} {:>9} {:>6.1} {:>9} {:>6.1} {:>8}\n",
+                needed.machines,
+                needed.cpus,
+                100.0 * needed.cpus_used,
+                needed.gpus,
+                100.0 * needed.gpus_used,
+                needed.refused
             ));
         }
         out
