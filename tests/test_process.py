@@ -26,6 +26,20 @@ def test_a_child_that_exits_leaves_its_parent_alone(server: Server, link: str, l
     assert "lost" not in done.stderr
 
 
+def test_a_forked_child_can_name_errors(server: Server, link: str, tmp_path: Path) -> None:
+    """Names depend on the arguments alone; every other call of the child is refused, and it writes no recording."""
+    trace = tmp_path / "a.trace"
+    program = TEST_PROGRAMS / "names_in_child.py"
+    for options in [[], ["--record", str(trace)]]:
+        command = [OUTBOARD, "run", "--gpu", server.urls[link], *options, "--", sys.executable, program]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.stdout.splitlines() == [
+            "CUDA_ERROR_NOT_INITIALIZED CUDA_ERROR_OUT_OF_MEMORY 0 an illegal memory access was encountered 54321 1 ",
+            "0 CUDA_SUCCESS",
+        ], done.stdout + done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == [trace.name]
+
+
 @pytest.mark.parametrize(("how", "status"), [("host", 0), ("object", 0), ("fails", 1)])
 def test_an_interpreter_ends_while_its_function_runs(server: Server, how: str, status: int) -> None:
     """CPython ends our thread in the function, which must not end the process."""

@@ -43,16 +43,21 @@ pub fn entry() -> Result<TokenStream, Failure> {
     })
 }
 
-/// Returns the table of the calls' names and classes.
+/// Returns the table of the calls' names and classes, and the list of those that need no session.
 pub fn call_table() -> Result<TokenStream, Failure> {
     let calls = decl::driver()?;
     let rows = calls.iter().map(|call| {
         let (symbol, class) = (&call.symbol, ident(&format!("{:?}", call.class)));
         quote!((#symbol, Class::#class),)
     });
+    let after_fork = calls.iter().enumerate();
+    let after_fork = after_fork.filter(|(_, call)| call.attributes.is_after_fork);
+    let after_fork = after_fork.map(|(at, _)| at);
     Ok(quote! {
         /// Name and declared class of every call, by number.
         pub(crate) static CALLS: &[(&str, Class)] = &[#(#rows)*];
+        /// Numbers of the calls that answer in a forked child, too.
+        pub(crate) const AFTER_FORK: &[usize] = &[#(#after_fork),*];
     })
 }
 

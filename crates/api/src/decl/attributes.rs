@@ -128,6 +128,8 @@ pub struct Attributes {
     pub is_stream_ordered: bool,
     /// It finds functions by their names.
     pub finds_functions: bool,
+    /// It answers in a forked child, too.
+    pub is_after_fork: bool,
 }
 
 impl Attributes {
@@ -160,6 +162,7 @@ impl Attributes {
                 "stream-ordered" => std::mem::replace(&mut all.is_stream_ordered, true),
                 "records-event" => std::mem::replace(&mut all.records_event, true),
                 "finds-functions" => std::mem::replace(&mut all.finds_functions, true),
+                "after-fork" => std::mem::replace(&mut all.is_after_fork, true),
                 _ => return Err(format!("attribute '{text}'")),
             };
             if is_repeated {
@@ -167,6 +170,19 @@ impl Attributes {
             }
         }
         Ok(all)
+    }
+
+    /// Counts what the call is of the things of which it may be one.
+    fn roles(&self) -> usize {
+        let roles = [
+            self.ends.is_some(),
+            self.work.is_some() || matches!(self.touches, Some(Touches::Memset(_))),
+            self.is_init,
+            self.is_wait,
+            self.is_query,
+            self.is_stream_ordered,
+        ];
+        roles.iter().filter(|is| **is).count()
     }
 
     /// Refuses attributes that contradict the call or each other.
@@ -179,14 +195,6 @@ impl Attributes {
             ..Attributes::default()
         };
         let has = |ctype: &str| call.params.iter().any(|p| p.ctype == ctype);
-        let roles = [
-            self.ends.is_some(),
-            self.work.is_some() || matches!(self.touches, Some(Touches::Memset(_))),
-            self.is_init,
-            self.is_wait,
-            self.is_query,
-            self.is_stream_ordered,
-        ];
         let rules = [
             (
                 call.same_as.is_some() && !is_nothing,
@@ -197,7 +205,7 @@ impl Attributes {
                 "an unsupported call has only nvidia and work other",
             ),
             (
-                roles.iter().filter(|is| **is).count() > 1,
+                self.roles() > 1,
                 "a call is one of init, waits, queries, ends, work, memset and stream-ordered",
             ),
             (
@@ -223,6 +231,10 @@ impl Attributes {
             (
                 call.class == Class::Local && self.cost.is_some(),
                 "a local call costs nothing",
+            ),
+            (
+                self.is_after_fork && call.class != Class::Local,
+                "only a local call answers without a session",
             ),
             (
                 self.node.as_ref().is_some_and(|node| !node.fits(call)),
@@ -571,6 +583,7 @@ mod tests {
             ("(int a) : outstanding derived; memset 4", "touches"),
             ("(int a) : synchronous; waits; ends module", "one of"),
             ("(int a) : outstanding; waits", "synchronous"),
+            ("(int a) : synchronous; after-fork", "without a session"),
             ("(int a) : outstanding; records-event", "with an event"),
             ("(int a) : local; queries", "queries it"),
             ("(CUevent a) : synchronous; queries; waits", "one of"),

@@ -27,7 +27,10 @@ use super::{
     servers::{self, Named, Selected},
     stats, times,
 };
-use crate::{call_table::CALLS, log, thread};
+use crate::{
+    call_table::{AFTER_FORK, CALLS},
+    log, thread,
+};
 
 /// Runs one call. `subject` is only evaluated if calls are recorded, `params` only if they are
 /// profiled; `named`, the arguments that name something of a server, only if there are several.
@@ -39,9 +42,13 @@ pub(crate) fn enter<P: Copy, const NAMED: usize>(
     params: impl FnOnce() -> P,
     call: impl FnOnce() -> Result<(), CUresult>,
 ) -> CUresult {
-    let unusual = UNUSUAL.load(Ordering::Relaxed);
+    let mut unusual = UNUSUAL.load(Ordering::Relaxed);
     if unusual & FORKED != 0 {
-        return CUresult::CUDA_ERROR_NOT_INITIALIZED;
+        if !AFTER_FORK.contains(&number) {
+            return CUresult::CUDA_ERROR_NOT_INITIALIZED;
+        }
+        // A child's calls are neither recorded nor told to anyone.
+        unusual = 0;
     }
     let thread = thread::here();
     let mut told_params = MaybeUninit::<P>::uninit();
