@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -172,7 +173,7 @@ def test_the_packaged_settings_hold(tmp_path: Path) -> None:
     assert len(settings) >= 8
     file = tmp_path / "serve.toml"
     for setting in settings:
-        setting = setting.replace("/var/log/outboard", str(tmp_path))
+        setting = re.sub("/var/(log|cache)/outboard", str(tmp_path), setting)
         file.write_text(setting + "\n")
         options = ("--device", "soft", "--no-cache", "--allow-uid", "5", "--check-config", "--config", file)
         done = serve(*options)

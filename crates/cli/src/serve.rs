@@ -86,7 +86,7 @@ fn settings(
     let places: Vec<_> = places
         .chain(opened.iter().map(Listener::endpoint))
         .collect();
-    check_places(&places, options.metrics)?;
+    check_places(&places, options.hand_over.as_deref(), options.metrics)?;
     if let Some(file) = &options.audit {
         outboard_server::check_audit(file)
             .with_context(|| format!("--audit: {}", file.display()))?;
@@ -95,15 +95,26 @@ fn settings(
 }
 
 /// Refuses addresses at which two would listen, and sockets whose folder is not there.
-fn check_places(places: &[&Endpoint], metrics: Option<SocketAddr>) -> anyhow::Result<()> {
+fn check_places(
+    places: &[&Endpoint],
+    hand_over: Option<&Path>,
+    metrics: Option<SocketAddr>,
+) -> anyhow::Result<()> {
     let mut taken = Vec::new();
     for endpoint in places {
-        let place = Place::of(endpoint)?;
+        let place = Place::of(endpoint, "--listen")?;
         if let Some((_, other)) = taken.iter().find(|(taken, _)| *taken == place) {
             anyhow::bail!("--listen: {endpoint} and {other} are one place");
         }
         if place != Place::Any {
             taken.push((place, endpoint));
+        }
+    }
+    if let Some(file) = hand_over {
+        let endpoint = Endpoint::Shm(file.into());
+        let place = Place::of(&endpoint, "--hand-over")?;
+        if let Some((_, other)) = taken.iter().find(|(taken, _)| *taken == place) {
+            anyhow::bail!("--hand-over and --listen {other} are one place");
         }
     }
     let metrics = metrics.filter(|at| at.port() != 0);
@@ -129,16 +140,17 @@ enum Place {
 }
 
 impl Place {
-    fn of(endpoint: &Endpoint) -> anyhow::Result<Place> {
+    /// Returns the place of an address that this option names.
+    fn of(endpoint: &Endpoint, option: &str) -> anyhow::Result<Place> {
         match endpoint {
             Endpoint::Shm(path) => {
                 let path = std::path::absolute(path)?;
                 let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
-                    anyhow::bail!("--listen: {endpoint} names no file");
+                    anyhow::bail!("{option}: {endpoint} names no file");
                 };
                 let folder = folder.canonicalize();
                 let folder = folder
-                    .with_context(|| format!("--listen: {endpoint}: the folder of the socket"))?;
+                    .with_context(|| format!("{option}: {endpoint}: the folder of the socket"))?;
                 Ok(Place::File(folder.join(name)))
             }
             Endpoint::Tcp { port: 0, .. }
@@ -181,6 +193,10 @@ fn options(
         own.is_some(),
     )?;
     check_device(&args, kind)?;
+    anyhow::ensure!(
+        args.hand_over.hand_over.is_none() || args.pool.pool.is_none(),
+        "--hand-over: a server of a pool hands nothing over; drain it with outboard pool drain"
+    );
     let shares = args.shares.shares();
     let all = listen.iter().chain(opened.clone());
     let has_rdma = all
@@ -215,6 +231,8 @@ fn options(
         shares,
         metrics: args.seeing.metrics,
         audit: args.seeing.audit,
+        hand_over: args.hand_over.hand_over,
+        drain_ms: args.hand_over.drain_within.as_millis() as u64,
         pool: box_of(args.pool)?,
         worker_args: worker_args(log_format),
     })
@@ -330,6 +348,8 @@ fn described(options: &ServeOptions, opened: &[Listener]) -> String {
     );
     let shares = options.shares.to_string();
     lines.extend(shares.lines().map(String::from));
+    let hand_over = options.hand_over.as_ref();
+    lines.extend(hand_over.map(|file| format!("hand-over at {}", file.display())));
     let audit = options.audit.as_ref();
     lines.extend(audit.map(|file| format!("audit in {}", file.display())));
     lines.push("the settings are right\n".into());

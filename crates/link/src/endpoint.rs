@@ -187,6 +187,26 @@ impl fmt::Display for Endpoint {
     }
 }
 
+impl Endpoint {
+    /// Whether both are one place to listen at: the same socket file, or the same port of the same
+    /// host, as they are written.
+    pub fn is_same_place(&self, other: &Endpoint) -> bool {
+        match (self, other) {
+            (Endpoint::Shm(path), Endpoint::Shm(other)) => path == other,
+            _ => self.port_of().is_some() && self.port_of() == other.port_of(),
+        }
+    }
+
+    fn port_of(&self) -> Option<(&Host, u16)> {
+        match self {
+            Endpoint::Shm(_) => None,
+            Endpoint::Tcp { host, port }
+            | Endpoint::Tls { host, port, .. }
+            | Endpoint::Rdma { host, port, .. } => Some((host, *port)),
+        }
+    }
+}
+
 impl Host {
     /// Returns the name or address that a certificate is to be for.
     pub(crate) fn name(&self) -> String {

@@ -30,6 +30,7 @@ use crate::{
 
 /// Names the user whose server a client uses, besides its own and root's.
 const SERVER_UID_VARIABLE: &str = "OUTBOARD_SERVER_UID";
+const TAKING_OVER: &str = "taking over a listening socket";
 
 /// A socket that accepts clients. Dropping it removes the socket file of a shm endpoint.
 #[derive(Debug)]
@@ -85,22 +86,8 @@ impl Listener {
     /// Listens on a socket that a service manager has opened: a unix socket with a path, or a tcp
     /// port. A socket file stays when this is dropped.
     pub fn adopt(socket: OwnedFd) -> Result<Self, Error> {
-        const DOING: &str = "taking over a listening socket";
-        match rustix::net::sockopt::socket_type(&socket) {
-            Ok(SocketType::STREAM) => {}
-            Ok(_) => {
-                return Err(Error::NoListener(
-                    "a socket of another type than stream, such as datagram or seqpacket",
-                ));
-            }
-            Err(Errno::NOTSOCK) => return Err(Error::NoListener("this is no socket")),
-            Err(error) => return Err(Error::io(DOING)(error)),
-        }
-        let is_listening = rustix::net::sockopt::socket_acceptconn(&socket);
-        if !is_listening.map_err(Error::io(DOING))? {
-            return Err(Error::NoListener("a socket that does not listen"));
-        }
-        rustix::io::ioctl_fionbio(&socket, true).map_err(Error::io(DOING))?;
+        const DOING: &str = TAKING_OVER;
+        check_listening(&socket)?;
         let address = rustix::net::getsockname(&socket).map_err(Error::io(DOING))?;
         let endpoint = match (
             SocketAddr::try_from(address.clone()),
@@ -121,6 +108,54 @@ impl Listener {
             .parse()
             .map_err(|_| Error::NoListener("a socket whose address is none of Outboard's"))?;
         Ok(Self::over_tcp(socket, endpoint))
+    }
+
+    /// Listens at `endpoint` on the socket of another server that listens there, too. A
+    /// socket file that the other server removes at its end stays that one's until
+    /// [`own_file`](Self::own_file).
+    pub fn take_over(
+        socket: OwnedFd,
+        endpoint: &Endpoint,
+        removes_file: bool,
+    ) -> Result<Self, Error> {
+        check_listening(&socket)?;
+        if let Endpoint::Rdma { options, .. } = endpoint {
+            rdma::check(options)?;
+        }
+        let file = match endpoint {
+            Endpoint::Shm(path) if removes_file => {
+                let mut file = SocketFile::new(path).map_err(Error::io(TAKING_OVER))?;
+                file.owner_pid = None;
+                Some(file)
+            }
+            _ => None,
+        };
+        Ok(Self {
+            socket,
+            endpoint: endpoint.clone(),
+            file,
+        })
+    }
+
+    /// Makes the socket file of a listener that was taken over its own: it is removed when this is
+    /// dropped.
+    pub fn own_file(&mut self) {
+        if let Some(file) = &mut self.file {
+            file.owner_pid = Some(std::process::id());
+        }
+    }
+
+    /// Whether a socket file is removed when this is dropped.
+    pub fn removes_file(&self) -> bool {
+        let file = self.file.as_ref();
+        file.is_some_and(|file| file.owner_pid.is_some())
+    }
+
+    /// Closes the socket, and leaves its file to the server that has taken it over.
+    pub fn leave(mut self) {
+        if let Some(file) = &mut self.file {
+            file.owner_pid = None;
+        }
     }
 
     /// Makes a tcp address one of encrypted connections, with this key or a certificate.
@@ -218,6 +253,25 @@ impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
+}
+
+/// Checks that a socket of another process listens for streams, and makes it non-blocking.
+fn check_listening(socket: &OwnedFd) -> Result<(), Error> {
+    match rustix::net::sockopt::socket_type(socket) {
+        Ok(SocketType::STREAM) => {}
+        Ok(_) => {
+            return Err(Error::NoListener(
+                "a socket of another type than stream, such as datagram or seqpacket",
+            ));
+        }
+        Err(Errno::NOTSOCK) => return Err(Error::NoListener("this is no socket")),
+        Err(error) => return Err(Error::io(TAKING_OVER)(error)),
+    }
+    let is_listening = rustix::net::sockopt::socket_acceptconn(socket);
+    if !is_listening.map_err(Error::io(TAKING_OVER))? {
+        return Err(Error::NoListener("a socket that does not listen"));
+    }
+    rustix::io::ioctl_fionbio(socket, true).map_err(Error::io(TAKING_OVER))
 }
 
 fn bind_tcp(endpoint: &Endpoint, host: &Host, port: u16) -> Result<(OwnedFd, u16), Error> {
@@ -438,7 +492,8 @@ fn no_server(endpoint: &Endpoint, source: io::Error) -> Error {
 struct SocketFile {
     path: PathBuf,
     inode: (u64, u64),
-    owner_pid: u32,
+    /// None if another process removes the file.
+    owner_pid: Option<u32>,
 }
 
 impl SocketFile {
@@ -447,7 +502,7 @@ impl SocketFile {
         Ok(Self {
             path: path.into(),
             inode: (metadata.st_dev(), metadata.st_ino()),
-            owner_pid: std::process::id(),
+            owner_pid: Some(std::process::id()),
         })
     }
 }
@@ -456,7 +511,7 @@ impl Drop for SocketFile {
     fn drop(&mut self) {
         let same_file =
             fs::symlink_metadata(&self.path).is_ok_and(|m| (m.st_dev(), m.st_ino()) == self.inode);
-        if same_file && self.owner_pid == std::process::id() {
+        if same_file && self.owner_pid == Some(std::process::id()) {
             // An error cannot be reported here; the next server replaces the file.
             let _ = fs::remove_file(&self.path);
         }

@@ -26,12 +26,17 @@ pub(super) struct Exporter {
 }
 
 impl Exporter {
-    pub(super) fn bind(address: SocketAddr) -> io::Result<Exporter> {
-        Ok(Exporter {
-            listener: TcpListener::bind(address)?,
+    /// Answers requests that come to `listener`.
+    pub(super) fn new(listener: TcpListener) -> Exporter {
+        Exporter {
+            listener,
             process: None,
             next_at: Instant::now(),
-        })
+        }
+    }
+
+    pub(super) fn listener(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
     }
 
     pub(super) fn address(&self) -> io::Result<SocketAddr> {

@@ -19,6 +19,7 @@
 //! - `cgroup`: a control group for each worker, where there can be one.
 //! - `shares`: what each tenant may use, and all of them together.
 //! - `pool`: the fence of a server that is part of a pool, and its agent; `inventory`: its GPUs.
+//! - `hand_over`: a new server takes the place of a running one.
 //! - `view`: what the server sees of itself, from the workers' reports (`usage`); asked for by
 //!   `outboard top` (`status`), exported as `metrics` (`exporter`), kept in a file (`audit`).
 
@@ -30,6 +31,7 @@ mod control;
 mod devices;
 mod encryption;
 mod exporter;
+mod hand_over;
 mod inherit;
 mod inventory;
 mod keeper;
@@ -53,6 +55,7 @@ pub use access::Access;
 pub use audit::check as check_audit;
 pub use cgroup::{NoGroups, control_groups};
 pub use devices::{DeviceKind, DeviceOptions};
+pub use hand_over::HandOverError;
 pub use inherit::{OpenedError, opened_sockets, take as inherited};
 pub use pool::PoolOptions;
 pub use sandbox::{Available, Sandbox, available as sandbox_available};

@@ -53,6 +53,17 @@ pub const QUERY_IDLE_MS_MAX: u64 = 86_400_000;
 pub const GPUS_MAX: usize = 64;
 /// Listening sockets that a service manager may pass on.
 pub const OPENED_SOCKETS_MAX: u32 = 64;
+/// How long a new server has to go ahead once it was offered the sockets of the running one: it
+/// tries a worker first.
+pub const HAND_OVER_MS_MAX: u64 = 60_000;
+/// How long one of the two waits for the other's next word.
+pub const HAND_OVER_ANSWER_MS_MAX: u64 = 5_000;
+/// New servers that wait to take over.
+pub const TAKERS_WAITING_MAX: i32 = 4;
+/// How long sessions go on with a server whose successor runs by default, at least and at most.
+pub const DRAIN_MS_DEFAULT: u64 = 86_400_000;
+pub const DRAIN_MS_MIN: u64 = 1_000;
+pub const DRAIN_MS_MAX: u64 = 604_800_000;
 /// Requests for metrics that are answered at a time, the time for one, and its length.
 pub const METRICS_CONNECTIONS_MAX: usize = 4;
 pub const METRICS_MS_MAX: u64 = 2_000;

@@ -194,6 +194,12 @@ impl Spares {
         None
     }
 
+    /// Ends all spares, and starts none from now on.
+    pub(super) fn retire(&mut self) {
+        self.wanted = 0;
+        self.end();
+    }
+
     /// Ends all spares; none has a client.
     pub(super) fn end(&mut self) {
         for spare in &self.idle {

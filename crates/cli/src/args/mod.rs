@@ -2,6 +2,7 @@
 
 mod balance;
 mod bench;
+mod hand_over;
 mod pool;
 mod requirements;
 mod seeing;
@@ -28,6 +29,7 @@ pub(crate) use balance::{ApiArgs, BalanceCommand};
 pub(crate) use bench::{
     BenchArgs, BenchCommand, BenchTargets, EmulateArgs, LinkArgs, SessionsArgs,
 };
+pub(crate) use hand_over::HandOverArgs;
 pub(crate) use pool::{
     BoxArgs, ManagerArgs, NeedArgs, PoolAskArgs, PoolAttachArgs, PoolAuditArgs, PoolClaimArgs,
     PoolCommand, PoolDetachArgs, PoolHoldArgs, PoolReleaseArgs, PoolRunArgs, PoolServeArgs,
@@ -213,6 +215,8 @@ pub(crate) struct ServeArgs {
     pub(crate) idle: IdleArgs,
     #[command(flatten)]
     pub(crate) shares: SharesArgs,
+    #[command(flatten)]
+    pub(crate) hand_over: HandOverArgs,
     #[command(flatten)]
     pub(crate) pool: BoxArgs,
 }

@@ -92,6 +92,13 @@ impl Supervisor {
     /// normally ends by itself when its client says nothing.
     pub(super) fn expire(&mut self) {
         let now = Instant::now();
+        if self
+            .handing
+            .as_mut()
+            .is_some_and(|handing| handing.expire(now))
+        {
+            warn!("a server that was offered the sockets did not take them; this one goes on");
+        }
         let late = |w: &&mut Worker| w.is_timed() && w.deadline <= now;
         for worker in self.workers.iter_mut().filter(late) {
             let session = worker.session;

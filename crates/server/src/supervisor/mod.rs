@@ -19,10 +19,14 @@
 //! worker that was started ahead, with its device open ([`spares`]), takes the client over at that
 //! moment.
 //!
+//! A new server may take the sockets over; this one then ends with its last session
+//! ([`hand_over`](super::hand_over)).
+//!
 //! A data connection, or one for heartbeats, comes to the same port. Its hello has the key of its
 //! session, so the supervisor passes it on to that session's worker, whose
 //! [`keeper`](super::keeper) takes it; with any other key it is refused.
 
+mod drain;
 mod ends;
 mod leases;
 mod options;
@@ -34,7 +38,7 @@ mod worker;
 
 use std::{
     fmt,
-    net::SocketAddr,
+    net::{SocketAddr, TcpListener},
     os::fd::AsFd as _,
     time::{Duration, Instant},
 };
@@ -45,6 +49,7 @@ use tracing::{debug, error, info};
 
 pub use self::options::{ServeError, ServeOptions};
 use self::{
+    drain::{Draining, predecessor, take_over},
     leases::{inventory, open_gate},
     worker::{Phase, Side, Worker, start_worker},
 };
@@ -54,6 +59,7 @@ use crate::{
     cgroup::Groups,
     devices::DeviceKind,
     exporter::Exporter,
+    hand_over::{Handing, Predecessor},
     limits,
     pool::Gate,
     shares::Tenants,
@@ -75,6 +81,12 @@ pub struct Supervisor {
     exporter: Option<Exporter>,
     gate: Option<Gate>,
     groups: Option<Groups>,
+    /// The file at which the next server takes over.
+    handing: Option<Handing>,
+    /// The server from which this one has taken over, until that one ends.
+    predecessor: Option<Predecessor>,
+    /// Since another server has taken over.
+    draining: Option<Draining>,
     session_last: u64,
     /// Time until which no client is accepted, after a failure of the system.
     paused_until: Option<Instant>,
@@ -97,12 +109,15 @@ impl Supervisor {
         let certificate = options.access.certificate.as_ref();
         let certificate = certificate.map(|(chain, key)| CertificateFiles::read(chain, key));
         let certificate = certificate.transpose()?;
+        let mut before = predecessor(&options)?;
         let signals = Signals::register(certificate.is_some())
             .map_err(ServeError::io("watching for signals"))?;
         let groups = groups_of(&options)?;
         let mut listeners = opened;
         for endpoint in &options.listen {
-            listeners.push(Listener::bind(endpoint).map_err(ServeError::listen(endpoint))?);
+            let taken = before.as_mut().and_then(|before| before.take(endpoint));
+            let listener = taken.unwrap_or_else(|| Listener::bind(endpoint));
+            listeners.push(listener.map_err(ServeError::listen(endpoint))?);
         }
         if !options.access.uids.is_empty() {
             for listener in &listeners {
@@ -118,18 +133,26 @@ impl Supervisor {
             let started = gate.start(inventory, &address.unwrap_or_default());
             started.map_err(ServeError::io("starting the agent"))?;
         }
+        let view = view_of(&options)?;
+        let exporter = exporter_of(&options, before.as_mut())?;
+        let tenants = Tenants::new(options.shares.clone(), options.sessions_max)
+            .map_err(ServeError::io("making the ledger of shares"))?;
+        // Nothing fails from here on: the running server accepts nobody any more.
+        let handing = take_over(&options, &mut listeners, before.as_mut())?;
         Ok(Supervisor {
             listeners,
             signals,
             certificate,
             workers: Vec::new(),
             spares: Spares::new(options.spares.min(limits::SPARES_MAX)),
-            view: view_of(&options)?,
-            tenants: Tenants::new(options.shares.clone(), options.sessions_max)
-                .map_err(ServeError::io("making the ledger of shares"))?,
-            exporter: exporter_of(&options)?,
+            view,
+            tenants,
+            exporter,
             gate,
             groups,
+            handing,
+            predecessor: before,
+            draining: None,
             options,
             session_last: 0,
             paused_until: None,
@@ -146,9 +169,10 @@ impl Supervisor {
         self.exporter.as_ref()?.address().ok()
     }
 
-    /// Serves until SIGINT or SIGTERM, then ends all workers.
+    /// Serves until SIGINT or SIGTERM, then ends all workers; or until the last session has ended
+    /// after another server has taken over.
     pub fn run(mut self) -> Result<(), ServeError> {
-        while !self.signals.is_stopping() {
+        while !self.signals.is_stopping() && !self.is_drained() {
             let (options, groups) = (&self.options, self.groups.as_ref());
             self.spares.refill(|| {
                 let order = Order::Prepare(options.device.clone());
@@ -177,6 +201,15 @@ impl Supervisor {
             self.reap();
             self.expire();
             self.watch_leases(news.gate);
+            if news.handing {
+                self.hear_taker();
+            }
+            if news.successor {
+                self.hear_successor();
+            }
+            if news.predecessor {
+                self.predecessor_ends();
+            }
             for pid in news.controls {
                 self.hear(pid);
             }
@@ -298,9 +331,16 @@ fn slow_by(options: &ServeOptions) -> Vec<String> {
     holding.map(|(_, reason)| reason.into()).collect()
 }
 
-fn exporter_of(options: &ServeOptions) -> Result<Option<Exporter>, ServeError> {
-    let exporter = options.metrics.map(|address| {
-        Exporter::bind(address).map_err(|source| ServeError::Metrics { address, source })
-    });
-    exporter.transpose()
+fn exporter_of(
+    options: &ServeOptions,
+    before: Option<&mut Predecessor>,
+) -> Result<Option<Exporter>, ServeError> {
+    let Some(address) = options.metrics else {
+        return Ok(None);
+    };
+    let taken = before.and_then(|before| before.take_metrics(address));
+    let listener = taken.map_or_else(|| TcpListener::bind(address), Ok);
+    listener
+        .map(|listener| Some(Exporter::new(listener)))
+        .map_err(|source| ServeError::Metrics { address, source })
 }

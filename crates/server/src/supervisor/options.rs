@@ -11,7 +11,8 @@ use outboard_link::Endpoint;
 use thiserror::Error;
 
 use crate::{
-    access::Access, devices::DeviceOptions, pool::PoolOptions, sandbox::Sandbox, shares::Shares,
+    access::Access, devices::DeviceOptions, hand_over::HandOverError, pool::PoolOptions,
+    sandbox::Sandbox, shares::Shares,
 };
 
 /// The settings of a server.
@@ -39,6 +40,10 @@ pub struct ServeOptions {
     pub shares: Shares,
     /// The rights of workers; None leaves them those of the server's user.
     pub sandbox: Option<Sandbox>,
+    /// File at which a new server takes over from this one, and this one from one that runs.
+    pub hand_over: Option<PathBuf>,
+    /// How long sessions go on once a new server has taken over.
+    pub drain_ms: u64,
     /// The pool that the server is part of.
     pub pool: Option<PoolOptions>,
     /// Arguments with which this executable becomes a worker. The number of the worker's socket is
@@ -77,6 +82,11 @@ pub enum ServeError {
         what_for: &'static str,
         source: io::Error,
     },
+    #[error("--hand-over {}: {source}", path.display())]
+    HandOver {
+        path: PathBuf,
+        source: HandOverError,
+    },
     #[error("nobody can be served here: a worker cannot be started: {0}")]
     Worker(io::Error),
     #[error("{doing}: {source}")]
@@ -99,6 +109,14 @@ impl ServeError {
     pub(super) fn listen(endpoint: &Endpoint) -> impl FnOnce(outboard_link::Error) -> ServeError {
         let endpoint = Box::new(endpoint.clone());
         move |source| ServeError::Listen { endpoint, source }
+    }
+
+    pub(super) fn hand_over<E: Into<HandOverError>>(path: &Path) -> impl FnOnce(E) -> ServeError {
+        let path = path.into();
+        move |source| ServeError::HandOver {
+            path,
+            source: source.into(),
+        }
     }
 
     pub(super) fn io<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> ServeError {

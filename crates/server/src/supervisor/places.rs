@@ -2,7 +2,7 @@
 
 use std::{
     os::{
-        fd::{AsFd as _, OwnedFd},
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
         unix::ffi::OsStrExt as _,
     },
     time::Instant,
@@ -262,22 +262,7 @@ impl Supervisor {
 
     /// Passes a further connection on to the worker of its session.
     pub(super) fn pass_on(&mut self, at: usize, key: SessionKey, order: &Order, socket: &OwnedFd) {
-        let is_its = |w: &&mut Worker| w.key.is_some_and(|of_session| of_session.is(&key));
-        let passed = self.workers.iter_mut().find(is_its).is_some_and(|worker| {
-            let may = match order {
-                Order::DataConnection { .. } => {
-                    let may = worker.connections_left > 0;
-                    worker.connections_left = worker.connections_left.saturating_sub(1);
-                    may
-                }
-                // The worker bounds how many of these it has.
-                _ => true,
-            };
-            let control = worker.control.as_ref().filter(|_| may);
-            // A worker that has closed its end, or does not read, gets no further connections.
-            control.is_some_and(|control| control.send(order, &[socket.as_fd()]).is_ok())
-        });
-        let order = match passed {
+        let order = match self.has_passed_on(key, order, socket.as_fd()) {
             true => Order::Leave,
             false => {
                 self.view.refused(Refusal::Key, &self.workers[at].peer);
@@ -285,6 +270,32 @@ impl Supervisor {
             }
         };
         self.dismiss(at, &order);
+    }
+
+    /// Passes it on to the worker of its session, or to the server before this one.
+    pub(super) fn has_passed_on(
+        &mut self,
+        key: SessionKey,
+        order: &Order,
+        socket: BorrowedFd<'_>,
+    ) -> bool {
+        let is_its = |w: &&mut Worker| w.key.is_some_and(|of_session| of_session.is(&key));
+        let Some(worker) = self.workers.iter_mut().find(is_its) else {
+            let before = self.predecessor.as_ref();
+            return before.is_some_and(|before| before.pass(key, order, socket));
+        };
+        let may = match order {
+            Order::DataConnection { .. } => {
+                let may = worker.connections_left > 0;
+                worker.connections_left = worker.connections_left.saturating_sub(1);
+                may
+            }
+            // The worker bounds how many of these it has.
+            _ => true,
+        };
+        let control = worker.control.as_ref().filter(|_| may);
+        // A worker that has closed its end, or does not read, gets no further connections.
+        control.is_some_and(|control| control.send(order, &[socket]).is_ok())
     }
 
     /// Gives a worker its last order.

@@ -1,15 +1,26 @@
 //! The wait for clients, workers and signals.
 
-use std::time::{Duration, Instant};
+use std::{
+    os::fd::BorrowedFd,
+    time::{Duration, Instant},
+};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{ServeError, Supervisor};
-use crate::{exporter::Exporter, limits, pool::Gate};
+use super::{Draining, ServeError, Supervisor};
+use crate::{
+    exporter::Exporter,
+    hand_over::{Handing, Predecessor},
+    limits,
+    pool::Gate,
+};
 
 #[derive(Default)]
 pub(super) struct News {
     pub(super) gate: bool,
+    pub(super) handing: bool,
+    pub(super) successor: bool,
+    pub(super) predecessor: bool,
     pub(super) exporter: bool,
     /// Workers by process, because positions change when workers are reaped.
     pub(super) controls: Vec<u32>,
@@ -23,6 +34,9 @@ enum Source {
     Spare(u64),
     Exporter,
     Gate,
+    Handing,
+    Successor,
+    Predecessor,
     Listener(usize),
 }
 
@@ -53,6 +67,10 @@ impl Supervisor {
             fds.push(PollFd::from_borrowed_fd(gate.bell(), PollFlags::IN));
             sources.push(Source::Gate);
         }
+        for (fd, source) in self.other_servers() {
+            fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            sources.push(source);
+        }
         if self.paused_until.is_none() {
             let listeners = self.listeners.iter().enumerate();
             for (at, listener) in listeners.filter(|(at, _)| self.may_greet(*at)) {
@@ -81,12 +99,29 @@ impl Supervisor {
                 Source::Signal => {}
                 Source::Exporter => news.exporter = true,
                 Source::Gate => news.gate = true,
+                Source::Handing => news.handing = true,
+                Source::Successor => news.successor = true,
+                Source::Predecessor => news.predecessor = true,
                 Source::Control(pid) => news.controls.push(pid),
                 Source::Spare(id) => news.spares.push(id),
                 Source::Listener(at) => news.listeners.push(at),
             }
         }
         Ok(news)
+    }
+
+    /// Returns what the servers before and after this one may say.
+    fn other_servers(&self) -> impl Iterator<Item = (BorrowedFd<'_>, Source)> {
+        let handing = self.handing.as_ref().map(Handing::awaited);
+        let successor = self.draining.as_ref().and_then(Draining::successor);
+        let predecessor = self.predecessor.as_ref().map(Predecessor::ends);
+        [
+            handing.map(|fd| (fd, Source::Handing)),
+            successor.map(|fd| (fd, Source::Successor)),
+            predecessor.map(|fd| (fd, Source::Predecessor)),
+        ]
+        .into_iter()
+        .flatten()
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
@@ -100,6 +135,8 @@ impl Supervisor {
             .chain(self.spares.deadline())
             .chain(self.exporter.as_ref().and_then(Exporter::deadline))
             .chain(self.gate.as_ref().and_then(Gate::deadline))
+            .chain(self.handing.as_ref().and_then(Handing::deadline))
+            .chain(self.draining.as_ref().map(Draining::until))
             .min()
     }
 }
