@@ -13,6 +13,7 @@
 # make paper-pool  figures and tables of a paper on pools of GPUs, simulated; docs/results/paper-pool.json and the page
 # make hostile    the attacks of tests/hostile in their long form, an hour and a half; docs/results/hostile.json
 # make balance-soak  the balancer's tests in their long form, as root for AF_XDP, too; docs/results/balance-soak.json
+# make containers the images of server and client by podman, without a registry, as root
 # make bare-root  the wheel, the Debian package and Jupyter in a root that has nothing else, as root
 # make coverage   docs/coverage.md, the state of every driver call
 # make samples    crates/generate/samples, samples of generated code
@@ -26,6 +27,7 @@ PREFIX ?= $(HOME)/.local
 TOOLCHAIN := .toolchain/bin/python
 RELEASE := target/release
 DEBUG := target/debug
+CONTAINERS ?= containers
 # With --again few tests that failed run a second time, which the last lines say.
 TESTED := CARGO=$(CARGO) $(TOOLCHAIN) tools/tested.py
 PACKAGES_SKIPPED := build/packages-skipped
@@ -59,7 +61,7 @@ BALANCE_SOAK ?= balance-soak
 PARTS ?=
 CASES ?=
 
-.PHONY: demo check test lint unit smoke loom fuzz hostile balance-soak bare-root programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-quick pool-demo bench-pool build examples coverage samples ptx-table install wheel deb clean
+.PHONY: demo check test lint unit smoke loom fuzz hostile balance-soak bare-root programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-quick pool-demo bench-pool build examples coverage samples ptx-table containers install wheel deb clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -267,6 +269,10 @@ wheel: build
 
 deb: build
 	tools/deb.sh build
+
+# The recipe of packaging/containers, built and run.
+containers: wheel examples
+	python3 tools/containers.py --program $(abspath build/examples/vector_add) --out docs/results/$(CONTAINERS).json
 
 clean:
 	rm -rf target build
