@@ -1,24 +1,30 @@
-"""What operators see of a pool over time: the audit."""
+"""What happens in a pool over time: the audit, idle GPUs that are taken back, programs that are told of changes."""
 
 from __future__ import annotations
 
 import random
+import signal
 import subprocess
 import sys
+import threading
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness import OUTBOARD, ROOT
+from harness import OUTBOARD, PROGRAM_S_MAX, ROOT, TEST_PROGRAMS
 from pool_boxes import Boxes
-from test_pool import Pool, until
+from test_pool import GPUS_A_BOX, Pool, until
+from test_pool_attach import CUDA_ERROR_DEVICE_UNAVAILABLE
 
 sys.path.insert(0, str(ROOT / "python"))
 
 from outboard import pool as client
 
-CLAIMS = 60
+CLAIMS = 40
+# Time without a call after which GPUs are taken back: longer than a loaded machine lets a program wait.
+IDLE = "5s"
 
 
 def replay(entries: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
@@ -61,16 +67,15 @@ def test_the_audit_of_a_random_run_agrees_with_itself_over_a_restart(tmp_path: P
             pool.manager = pool.start_manager(pool.url.removeprefix("http://"))
             boxes = Boxes(pool.url, 2, 8)
             asked.drain("box1", None)
-    view = asked.audit()
-    held = replay(view["entries"])
-    leased = {gpu["uuid"]: (gpu["lease"], gpu["epoch"]) for gpu in asked.list()["gpus"] if gpu["lease"]}
-    # Between both questions deadlines may have ended leases.
-    later = asked.audit(view["revision"])["entries"]
-    for gpu in [gpu["uuid"] for entry in later if entry["what"] == "taken" for gpu in entry["gpus"]]:
-        held.pop(gpu)
-    assert held == leased
+    view, gpus = asked.audit(), asked.list()["gpus"]
+    # Deadlines end leases between both questions.
+    while asked.audit()["revision"] != view["revision"]:
+        view, gpus = asked.audit(), asked.list()["gpus"]
+    assert replay(view["entries"]) == {gpu["uuid"]: (gpu["lease"], gpu["epoch"]) for gpu in gpus if gpu["lease"]}
     for lease in asked.list()["leases"]:
         asked.release(lease["lease"])
+    late = asked.claim(term_s=1, wait_s=60)
+    until(lambda: asked.lease(late.number)["state"] == "over")
     until(lambda: all(gpu["state"] == "free" for gpu in asked.list()["gpus"]))
     view = asked.audit()
     assert replay(view["entries"]) == {} and view["dropped"] == 0
@@ -87,7 +92,8 @@ def test_the_audit_of_a_random_run_agrees_with_itself_over_a_restart(tmp_path: P
     assert bobs == [entry for entry in view["entries"] if entry["holder"] == "bob"] != []
     gpu = view["entries"][0]["gpus"][0]["uuid"]
     assert all(gpu in [it["uuid"] for it in entry["gpus"]] for entry in pool.ask("audit", "--gpu", gpu)["entries"])
-    argv = [OUTBOARD, "pool", "audit", "--pool", pool.url, "--after", str(before["revision"] - 1)]
+    [drained] = [entry["number"] for entry in view["entries"] if entry["what"] == "drained"]
+    argv = [OUTBOARD, "pool", "audit", "--pool", pool.url, "--after", str(drained - 1)]
     text = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=30).stdout
     assert " drained   box box1; by anyone; repair\n" in text and " ended " in text, text
     boxes.stop()
@@ -124,4 +130,76 @@ def test_the_audit_names_the_token_of_those_who_do_something(tmp_path: Path) -> 
     with pytest.raises(client.PoolError, match="a token is needed"):
         client.Pool(pool.url).audit()
     boxes.stop()
+    pool.stop()
+
+
+def test_idle_gpus_are_taken_back_after_a_notice_and_used_ones_stay(tmp_path: Path) -> None:
+    pool = Pool(tmp_path, "--idle-reclaim", IDLE)
+    pool.start_box("a")
+    until(lambda: pool.free() == GPUS_A_BOX)
+    asked = client.Pool(pool.url)
+    program = pool.run("--gpus", "1")
+    [used] = program.gpus()
+    own = next(gpu["lease"] for gpu in asked.list()["gpus"] if gpu["uuid"] == used)
+    # One that no session uses goes; the program calls all the time.
+    unused = asked.claim(1, term_s=60)
+    until(lambda: asked.lease(unused.number)["reason"] == "idle")
+    assert asked.lease(own)["state"] == "granted" and asked.lease(own)["notices"] == []
+    # A session whose program makes no calls goes, too, once its holder was told.
+    changes = asked.changes(own)
+    program.process.send_signal(signal.SIGSTOP)
+    assert [change.what for change in changes] == ["notice", "over"]
+    until(lambda: pool.free() == GPUS_A_BOX)
+    program.process.send_signal(signal.SIGCONT)
+    code, said = program.outcome()
+    assert code == 3 and said.endswith(f"lost {CUDA_ERROR_DEVICE_UNAVAILABLE}\n"), said
+    for lease in (own, unused.number):
+        entries = [entry for entry in asked.audit()["entries"] if entry["lease"] == lease]
+        assert [entry["what"] for entry in entries] == ["given", "noticed", "ended", "taken"]
+        assert [entry["cause"] for entry in entries[2:]] == ["idle", "idle"]
+    with urllib.request.urlopen(pool.url + "/metrics", timeout=20) as answer:
+        assert 'outboard_pool_leases_ended_total{reason="idle"} 2\n' in answer.read().decode()
+    pool.stop()
+
+
+class Told:
+    """A program that prints what changes in its lease."""
+
+    def __init__(self, pool: Pool) -> None:
+        argv = [OUTBOARD, "run", "--pool", pool.url, "--attached", "--", sys.executable]
+        argv.append(TEST_PROGRAMS / "pool_changes.py")
+        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        limit = threading.Timer(PROGRAM_S_MAX, self.process.kill)
+        limit.start()
+        line = self.process.stdout.readline().strip()
+        limit.cancel()
+        return line
+
+
+def test_a_program_that_runs_is_told_of_gpus_that_come_and_go(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    pool.start_box("a")
+    until(lambda: pool.free() == GPUS_A_BOX)
+    [first] = pool.ask("attach", "--term", "30s")["gpus"]
+    program = Told(pool)
+    assert program.line() == first
+    both = pool.ask("attach", "--term", "30s")["gpus"]
+    [second] = set(both) - {first}
+    assert program.line() == f"attached {second} -"
+    pool.ask("detach", first)
+    assert [program.line() for _ in range(2)] == [f"detaching {first} -", f"detached {first} -"]
+    # It goes on with another manager of the same store.
+    pool.manager.kill()
+    pool.manager.wait()
+    pool.manager = pool.start_manager(pool.url.removeprefix("http://"))
+    client.Pool(pool.url).drain("a", "repair")
+    assert program.line() == "notice - drain: repair"
+    pool.ask("detach", second, "--force")
+    lines = [program.line()]
+    while lines[-1] != "":
+        lines.append(program.line())
+    assert lines[-2:] == ["over - detached", ""] and program.process.wait(20) == 0, lines
     pool.stop()

@@ -32,7 +32,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-__all__ = ["Busy", "Event", "Gone", "Lease", "Pool", "PoolError", "Unreachable"]
+__all__ = ["Busy", "Change", "Event", "Gone", "Lease", "Pool", "PoolError", "Unreachable"]
 
 ANSWER_S_MAX = 15
 # The manager holds a claim for some seconds, and a watch for less than half a minute.
@@ -78,6 +78,19 @@ class Event:
     value: dict[str, Any] | None
 
 
+@dataclass(frozen=True)
+class Change:
+    """A change of a lease."""
+
+    # attached and detached: a GPU came or went; detaching: it goes when no program uses it; lost; notice and
+    # withdrawn: what the holder is to know before it loses GPUs; over: the lease is.
+    what: str
+    gpu: str | None = None
+    reason: str | None = None
+    # Time until GPUs are taken back, of a notice.
+    left_s: float | None = None
+
+
 @dataclass
 class Lease:
     """GPUs of a pool. As a context it renews the lease, and gives the GPUs back at its end."""
@@ -89,6 +102,8 @@ class Lease:
     boxes: list[dict[str, Any]]
     # GPUs that were lost, as the manager tells.
     lost: list[dict[str, Any]] = field(default_factory=list)
+    # What the holder is to know before it loses GPUs: nobody uses them, or their box is drained.
+    notices: list[dict[str, Any]] = field(default_factory=list)
     is_over: bool = False
     _folder: tempfile.TemporaryDirectory[str] | None = None
     _holder: threading.Thread | None = None
@@ -146,6 +161,7 @@ class Lease:
                 wait_s = self.term_s / 3 + ANSWER_S_MAX
                 held = self.pool._ask("POST", f"/v1/leases/{self.number}/hold", {"news": news}, wait_s)
                 news, self.lost, pause_s = held["news"], held["lost"], PAUSE_S
+                self.notices = held["notices"]
             except PoolError as error:
                 if error.kind in ("conflict", "unknown"):
                     self.is_over = True
@@ -224,6 +240,7 @@ class Pool:
         fit: str = "best",
         priority: int = 0,
         term_s: float = 30,
+        idle_s: float | None = None,
         wait_s: float | None = None,
         uid: str | None = None,
         owner: str = "",
@@ -233,7 +250,8 @@ class Pool:
         """Takes GPUs, as `outboard pool claim` does. Waits for them for `wait_s`, without a bound if it is None; 0:
         raises Busy at once. The same claim comes again with its `uid`: with one of the caller's own it can be repeated
         by another process. `links` are networks that are good enough, each a round trip at most in ns and a bandwidth
-        at least in bits a second: boxes whose network is not known are none of them."""
+        at least in bits a second: boxes whose network is not known are none of them. GPUs that have no
+        session or call for `idle_s` are taken back."""
         claim = {
             "uid": uid or uuid.uuid4().hex,
             "owner": owner,
@@ -244,6 +262,7 @@ class Pool:
             "fit": fit,
             "priority": priority,
             "term_ms": round(term_s * 1000),
+            "idle_ms": None if idle_s is None else round(idle_s * 1000),
         }
         if needs := [{"rtt_ns_max": rtt_ns, "bits_per_s_min": bits_per_s} for rtt_ns, bits_per_s in links]:
             claim["links"] = needs
@@ -324,6 +343,42 @@ class Pool:
                 yield Event(event["revision"], kind, event["name"], value)
             revision = changes["revision"]
 
+    def own_lease(self) -> int:
+        """Returns the number of the lease with which `outboard run --pool` has started this program."""
+        number = os.environ.get("OUTBOARD_LEASE", "")
+        if not number.isdecimal():
+            raise ValueError("this program has no lease of its own: outboard run --pool sets OUTBOARD_LEASE")
+        return int(number)
+
+    def changes(self, lease: int | Lease, *, stop: threading.Event | None = None) -> Iterator[Change]:
+        """Yields what changes in a lease until it is over, or until `stop` is set: GPUs that are attached, detached or
+        lost, and notices. A process keeps the GPUs that it has; those that it starts see the new ones. Goes on after a
+        broken connection and a manager's restart, and then tells what has changed meanwhile."""
+        number, seen = lease.number if isinstance(lease, Lease) else int(lease), None
+        while stop is None or not stop.is_set():
+            try:
+                # In this order: what changes in between comes with the watch.
+                revision, now = self.list()["revision"], self.lease(number)
+                yield from _differences(seen or {**now, "notices": []}, now)
+                seen = now
+                if now["state"] != "granted":
+                    yield Change("over", reason=now["reason"])
+                    return
+                for event in self.watch(revision, stop=stop):
+                    if (event.kind, event.name) != ("lease", str(number)) or event.value is None:
+                        continue
+                    yield from _differences(seen, event.value)
+                    seen = event.value
+                    if seen["state"] != "granted":
+                        yield Change("over", reason=seen["reason"])
+                        return
+            except Gone:
+                continue
+            except PoolError as error:
+                if error.kind not in ("unreachable", "busy", "notnow", "elsewhere"):
+                    raise
+                time.sleep(PAUSE_S_MAX)
+
     def _ask(self, method: str, path: str, body: Any = None, wait_s: float = 0) -> Any:
         """Sends a request to the manager that leads. What it changes is the same if it is repeated."""
         end = time.monotonic() + self._timeout_s
@@ -366,6 +421,30 @@ class Pool:
             raise PoolError("strange", f"the manager at {host}:{port} answers {answer.status}", answer.status)
         kind = document["error"]
         raise KINDS.get(kind, PoolError)(kind, str(document.get("text", "")), answer.status)
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[Change]:
+    """Yields what differs between two states of a lease."""
+    old, new = (set(view["gpus"]) | set(view["detaching"]) for view in (before, now))
+    for gpu in now["gpus"]:
+        if gpu not in old:
+            yield Change("attached", gpu)
+    for gpu in now["detaching"]:
+        if gpu not in before["detaching"]:
+            yield Change("detaching", gpu)
+    for lost in now["lost"]:
+        if lost not in before["lost"]:
+            yield Change("lost", lost["uuid"], lost["reason"])
+    for gpu in sorted(old - new):
+        yield Change("detached", gpu)
+    notices = [{(it["what"], it["box"]): it for it in view["notices"]} for view in (before, now)]
+    for what, it in notices[1].items():
+        if what not in notices[0]:
+            left_s = None if it["left_ms"] is None else it["left_ms"] / 1000
+            yield Change("notice", reason=f"{it['what']}: {it['reason']}", left_s=left_s)
+    for what, it in notices[0].items():
+        if what not in notices[1] and now["state"] == "granted":
+            yield Change("withdrawn", reason=f"{it['what']}: {it['reason']}")
 
 
 def _address(text: str) -> tuple[bool, str, int]:

@@ -102,6 +102,7 @@ fn behind_a_server(
             is_ptx_only = leased.begin(args)?;
             servers.clone_from(&leased.servers);
             command.env(GRANT_FILE_VARIABLE, &leased.grants);
+            command.envs(leased.names(args));
         }
         None => {
             for endpoint in &servers {

@@ -91,6 +91,7 @@ fn claim(number: usize) -> Claim {
         term_ms: 3_600_000,
         attach: false,
         links: Vec::new(),
+        idle_ms: None,
     }
 }
 
@@ -103,6 +104,7 @@ fn report(join: &Join, answer: &BoxAnswer) -> Report {
         busy_last: None,
         broken: None,
         failures: 0,
+        idle_ms: None,
     };
     Report {
         name: join.name.clone(),
@@ -159,6 +161,7 @@ fn claims(folder: &Path, clients: usize, seconds: f64) -> Done {
         store_ca: None,
         grant_key: None,
         address: None,
+        idle_reclaim_ms: None,
         tokens: None,
         proof: None,
     };

@@ -1,10 +1,14 @@
 //! Numbers for Prometheus.
 
-use std::{collections::BTreeMap, fmt::Write as _};
+use std::{
+    collections::BTreeMap,
+    fmt::{Display, Write as _},
+};
 
 use outboard_pool::{
     Manager,
     api::{GpuState, PoolView},
+    record::EndReason,
 };
 
 /// Numbers of the process that serves.
@@ -22,6 +26,14 @@ pub(crate) fn metrics(manager: &Manager, now_ms: u64, load: Load) -> String {
     let mut out = String::new();
     gpus(&mut out, &view);
     holders(&mut out, &view, manager);
+    let ended = EndReason::ALL.into_iter();
+    let ended = ended.map(|why| (labels(&[("reason", why.word())]), manager.ended(why)));
+    family(
+        &mut out,
+        ("outboard_pool_leases_ended_total", "counter"),
+        "Leases that have ended since the manager's start, by reason",
+        ended,
+    );
     for (name, help, value) in [
         (
             "outboard_pool_leases",
@@ -122,12 +134,21 @@ fn holders(out: &mut String, view: &PoolView, manager: &Manager) {
 }
 
 fn gauge(out: &mut String, name: &str, help: &str, values: impl Iterator<Item = (String, usize)>) {
+    family(out, (name, "gauge"), help, values);
+}
+
+fn family<T: Display>(
+    out: &mut String,
+    (name, kind): (&str, &str),
+    help: &str,
+    values: impl Iterator<Item = (String, T)>,
+) {
     let mut values = values.peekable();
     if values.peek().is_none() {
         return;
     }
     // Text can always be appended to text.
-    let _ = write!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n");
+    let _ = write!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
     for (labels, value) in values {
         let _ = writeln!(out, "{name}{labels} {value}");
     }

@@ -54,6 +54,9 @@ pub struct Options {
     pub grant_key: Option<PathBuf>,
     /// Address of this manager for clients that ask another one; None: where it listens.
     pub address: Option<String>,
+    /// Time without a session or a call after which a lease's GPUs are taken back; None: never,
+    /// unless its claim says so.
+    pub idle_reclaim_ms: Option<u64>,
     /// File of the tokens, one of which each request must have; None asks for none.
     pub tokens: Option<PathBuf>,
     /// Files of the key and the certificate for encrypted connections; None: nothing is encrypted.
@@ -193,7 +196,8 @@ impl Server {
         // A later start has a higher number, even of an older copy of the store.
         let wall_ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let least = wall_ms.map_or(0, |wall| u64::try_from(wall.as_millis()).unwrap_or(0));
-        let manager = Manager::open_from(store.as_mut(), &self.pool_id, &public, least)?;
+        let mut manager = Manager::open_from(store.as_mut(), &self.pool_id, &public, least)?;
+        manager.reclaim_idle(self.options.idle_reclaim_ms);
         info!(incarnation = manager.incarnation(), "the store is open");
         self.store = Some(store);
         self.manager = Some(manager);

@@ -65,6 +65,10 @@ pub struct GpuReport {
     /// Sessions of it whose workers failed, since the box's process began.
     #[serde(default)]
     pub failures: u32,
+    /// Time since its last session or call, by the box's clock; 0: there is one now. `None`: the
+    /// box does not say.
+    #[serde(default)]
+    pub idle_ms: Option<u64>,
 }
 
 /// Device addresses of a lease's session.
@@ -142,10 +146,42 @@ pub struct LeaseView {
     pub left_ms: u64,
     /// GPUs that are broken, that their boxes no longer have, or whose box was silent.
     pub lost: Vec<LostView>,
-    /// Changes when a GPU is lost, replaced, attached or detached.
+    /// Changes when a GPU is lost, replaced, attached or detached, and with each notice.
     pub news: u64,
     /// Time since the last report of each box that serves it; `None`: it is silent.
     pub heard_ms: Vec<Option<u64>>,
+    #[serde(default)]
+    pub notices: Vec<Notice>,
+}
+
+/// Something that a holder is to know before it loses GPUs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Notice {
+    pub what: NoticeKind,
+    /// The box that is drained.
+    #[serde(rename = "box")]
+    pub of: Option<String>,
+    pub reason: String,
+    /// Time until the GPUs are taken back; `None`: the lease stays.
+    pub left_ms: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum NoticeKind {
+    /// Nobody uses the GPUs: a session or a call takes the notice away.
+    Idle,
+    /// A box is drained: its GPUs are to be given back soon.
+    Drain,
+}
+
+impl NoticeKind {
+    pub fn word(self) -> &'static str {
+        match self {
+            NoticeKind::Idle => "idle",
+            NoticeKind::Drain => "drain",
+        }
+    }
 }
 
 /// A GPU that a holder has lost.
@@ -165,6 +201,8 @@ pub struct Held {
     pub news: u64,
     #[serde(default)]
     pub lost: Vec<LostView>,
+    #[serde(default)]
+    pub notices: Vec<Notice>,
 }
 
 /// Rules about spares, and what is held back now.

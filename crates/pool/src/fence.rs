@@ -290,6 +290,7 @@ impl Fence {
             busy_last: busy(uuid).map(|(_, last)| last),
             broken: None,
             failures: 0,
+            idle_ms: None,
         };
         self.written.iter().map(report).collect()
     }
@@ -439,6 +440,7 @@ mod tests {
                 busy_last: Some(2),
                 broken: None,
                 failures: 0,
+                idle_ms: None,
             }]
         );
         fence.written(fence.floors());
@@ -453,6 +455,7 @@ mod tests {
                 busy_last: Some(2),
                 broken: None,
                 failures: 0,
+                idle_ms: None,
             }]
         );
         assert!(fence.over(8_099).is_empty());

@@ -36,6 +36,11 @@ pub const PRIORITY_MAX: u8 = 9;
 pub const TERM_DEFAULT_MS: u64 = 30_000;
 pub const TERM_MIN_MS: u64 = 1_000;
 pub const TERM_MAX_MS: u64 = 3_600_000;
+/// Time without a session or a call after which GPUs may be taken back: at least and at most.
+pub const IDLE_MIN_MS: u64 = 1_000;
+pub const IDLE_MAX_MS: u64 = 7 * 86_400_000;
+/// Time before that at which the holder is told, at most; a quarter of a shorter time.
+pub const IDLE_NOTICE_MS: u64 = 60_000;
 /// Time between the end of a lease and the moment when its GPUs are free although their box has
 /// said nothing: clocks may differ by so much over one term.
 pub const MARGIN_MS: u64 = 2_000;

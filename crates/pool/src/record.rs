@@ -125,7 +125,9 @@ pub enum LeaseState {
 }
 
 /// Reason for a lease's end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum EndReason {
     Released,
@@ -134,6 +136,28 @@ pub enum EndReason {
     Expired,
     /// The last of its GPUs was detached from the host.
     Detached,
+    /// Nobody used its GPUs for the time that it, or the pool's operator, allows.
+    Idle,
+}
+
+impl EndReason {
+    pub const ALL: [EndReason; 5] = [
+        EndReason::Released,
+        EndReason::HolderGone,
+        EndReason::Expired,
+        EndReason::Detached,
+        EndReason::Idle,
+    ];
+
+    pub fn word(self) -> &'static str {
+        match self {
+            EndReason::Released => "released",
+            EndReason::HolderGone => "holdergone",
+            EndReason::Expired => "expired",
+            EndReason::Detached => "detached",
+            EndReason::Idle => "idle",
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -243,6 +267,8 @@ pub enum AuditKind {
     Given,
     /// A lease is over: its GPUs are taken back when their sessions have ended.
     Ended,
+    /// The holder was told that its GPUs will be taken back.
+    Noticed,
     /// An attached GPU is asked back.
     Detaching,
     /// No lease has these GPUs any more.
@@ -262,6 +288,7 @@ impl AuditKind {
         match self {
             AuditKind::Given => "given",
             AuditKind::Ended => "ended",
+            AuditKind::Noticed => "noticed",
             AuditKind::Detaching => "detaching",
             AuditKind::Taken => "taken",
             AuditKind::Drained => "drained",
@@ -288,6 +315,8 @@ pub enum Cause {
     Forced,
     /// It was lost, and a spare has its place.
     Lost,
+    /// Nobody used it.
+    Idle,
 }
 
 impl Cause {
@@ -299,6 +328,7 @@ impl Cause {
             Cause::Detached => "detached",
             Cause::Forced => "detached by force",
             Cause::Lost => "lost",
+            Cause::Idle => "nobody used it",
         }
     }
 }
@@ -356,6 +386,9 @@ pub struct Claim {
     /// them every box will do, also one whose network is not known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<LinkNeed>,
+    /// Time without a session or a call after which the GPUs are taken back.
+    #[serde(default)]
+    pub idle_ms: Option<u64>,
 }
 
 fn term_default() -> u64 {

@@ -86,6 +86,7 @@ pub(super) struct Gate {
     windows: BTreeMap<u64, Window>,
     /// Sessions of each GPU whose workers failed.
     failures: BTreeMap<Uuid, u32>,
+    uses: Uses,
     shared: Arc<Shared>,
     answers: mpsc::Receiver<(u64, BoxAnswer)>,
     acknowledge: mpsc::Sender<()>,
@@ -115,8 +116,19 @@ pub(super) struct News {
 #[derive(Default, Clone)]
 struct Known {
     gpus: Vec<GpuReport>,
+    /// Time since which nobody uses each of them; `None`: it is used.
+    idle_from_ms: Vec<Option<u64>>,
     windows: Vec<Window>,
     lease_last: u64,
+}
+
+/// The use of GPUs, by this machine's clock.
+struct Uses {
+    began_ms: u64,
+    /// By session: its calls so far, and when the last was seen; `None`: one is under way.
+    sessions: BTreeMap<u64, (u64, Option<u64>)>,
+    /// End of the last session of each GPU, or its last call.
+    last_ms: BTreeMap<Uuid, u64>,
 }
 
 /// Contents of the agent's next report.
@@ -203,6 +215,7 @@ impl Gate {
             inventory: Vec::new(),
             windows: BTreeMap::new(),
             failures: BTreeMap::new(),
+            uses: Uses::new(now_ms()),
             shared,
             answers,
             acknowledge,
@@ -281,6 +294,7 @@ impl Gate {
                 return Err(why);
             }
         };
+        self.uses.begins(session);
         self.share();
         Ok(Admitted {
             chosen,
@@ -318,6 +332,13 @@ impl Gate {
         }
     }
 
+    /// Notes how many calls a session has made, and whether it waits for the next.
+    pub(super) fn has_called(&mut self, session: u64, calls: u64, is_waiting: bool) {
+        if self.uses.has_called(now_ms(), session, calls, is_waiting) {
+            self.share();
+        }
+    }
+
     /// Notes that the worker of a session has failed, and that nothing of it runs any more.
     pub(super) fn failed(&mut self, session: u64) {
         // A worker ends by itself when its lease is over.
@@ -335,6 +356,8 @@ impl Gate {
             // One without a lease.
             return;
         }
+        self.uses
+            .ends(now_ms(), session, self.fence.gpus_of(session));
         self.fence.ended(session);
         let leases: Vec<u64> = self.fence.sessions().map(|(_, lease)| lease).collect();
         self.windows.retain(|lease, _| leases.contains(lease));
@@ -412,6 +435,13 @@ impl Gate {
             gpu.failures = self.failures.get(&gpu.uuid).copied().unwrap_or(0);
         }
         *self.shared.lock() = Known {
+            idle_from_ms: report
+                .iter()
+                .map(|gpu| {
+                    let gpus_of = |session| self.fence.gpus_of(session);
+                    self.uses.idle_from_ms(&gpu.uuid, gpus_of)
+                })
+                .collect(),
             gpus: report,
             windows,
             lease_last: self.fence.lease_last(),
@@ -421,6 +451,53 @@ impl Gate {
     fn wake_agent(&mut self) {
         // A full socket wakes it as well.
         let _ = self.wake.write(&[1]);
+    }
+}
+
+impl Uses {
+    fn new(began_ms: u64) -> Uses {
+        Uses {
+            began_ms,
+            sessions: BTreeMap::new(),
+            last_ms: BTreeMap::new(),
+        }
+    }
+
+    fn begins(&mut self, session: u64) {
+        self.sessions.insert(session, (0, None));
+    }
+
+    /// Returns whether the session is one of a lease.
+    fn has_called(&mut self, now_ms: u64, session: u64, calls: u64, is_waiting: bool) -> bool {
+        let Some((before, at_ms)) = self.sessions.get_mut(&session) else {
+            return false;
+        };
+        *at_ms = match (is_waiting, *at_ms) {
+            (false, _) => None,
+            // Nothing has come since.
+            (true, Some(at_ms)) if *before == calls => Some(at_ms),
+            (true, _) => Some(now_ms),
+        };
+        *before = calls;
+        true
+    }
+
+    fn ends(&mut self, now_ms: u64, session: u64, gpus: Vec<Uuid>) {
+        self.sessions.remove(&session);
+        for uuid in gpus {
+            self.last_ms.insert(uuid, now_ms);
+        }
+    }
+
+    /// Returns the time since which nobody uses a GPU.
+    fn idle_from_ms(&self, uuid: &Uuid, gpus_of: impl Fn(u64) -> Vec<Uuid>) -> Option<u64> {
+        let mut from_ms = self.last_ms.get(uuid).copied().unwrap_or(self.began_ms);
+        for (session, (_, at_ms)) in &self.sessions {
+            if gpus_of(*session).contains(uuid) {
+                from_ms = from_ms.max((*at_ms)?);
+            }
+        }
+        Some(from_ms)
     }
 }
 
@@ -563,9 +640,14 @@ impl Agent {
                 self.forget_wakes();
                 let Known {
                     mut gpus,
+                    idle_from_ms,
                     windows,
                     lease_last,
                 } = self.shared.lock().clone();
+                for (gpu, from_ms) in gpus.iter_mut().zip(idle_from_ms) {
+                    let idle_ms = from_ms.map(|from_ms| now_ms().saturating_sub(from_ms));
+                    gpu.idle_ms = Some(idle_ms.unwrap_or(0));
+                }
                 for (uuid, reason) in self.shared.broken().iter() {
                     let mut all = gpus.iter_mut();
                     if let Some(gpu) = all.find(|gpu| gpu.uuid == *uuid) {
@@ -664,6 +746,38 @@ fn write_state(folder: &Path, state: &State) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_gpu_is_idle_since_its_last_call_or_session() {
+        let (gpu, other) = (Uuid([1; 16]), Uuid([2; 16]));
+        let mut uses = Uses::new(5);
+        let of = |session: u64| {
+            (session == 7)
+                .then_some(gpu)
+                .into_iter()
+                .collect::<Vec<_>>()
+        };
+        let from = |uses: &Uses, uuid: &Uuid| uses.idle_from_ms(uuid, of);
+        assert_eq!(from(&uses, &gpu), Some(5));
+        uses.begins(7);
+        assert_eq!(from(&uses, &gpu), None);
+        assert_eq!(from(&uses, &other), Some(5));
+        // A session that waits for its client is idle since its last call.
+        assert!(uses.has_called(20, 7, 3, true));
+        assert!(uses.has_called(30, 7, 3, true));
+        assert_eq!(from(&uses, &gpu), Some(20));
+        assert!(uses.has_called(40, 7, 4, true));
+        assert_eq!(from(&uses, &gpu), Some(40));
+        // A call that takes long is no idleness, though no further one comes.
+        assert!(uses.has_called(50, 7, 5, false));
+        assert_eq!(from(&uses, &gpu), None);
+        assert!(uses.has_called(90, 7, 5, true));
+        assert_eq!(from(&uses, &gpu), Some(90));
+        uses.ends(95, 7, of(7));
+        assert_eq!(from(&uses, &gpu), Some(95));
+        assert!(!uses.has_called(99, 7, 6, false));
+        assert_eq!(from(&uses, &gpu), Some(95));
+    }
 
     #[test]
     fn a_stray_line_of_the_check_hides_no_broken_gpu() {

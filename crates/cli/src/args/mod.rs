@@ -74,6 +74,7 @@ Environment:
   OUTBOARD_POOL      the address of a pool's manager, in place of --pool of outboard pool
   OUTBOARD_POOL_CA   the file of the authorities for managers' certificates, in place of --pool-ca
   OUTBOARD_GRANT_FILE  the file with the grants of a lease, which outboard run --pool makes
+  OUTBOARD_LEASE     the number of the program's lease, which outboard run --pool sets, as OUTBOARD_POOL
   OUTBOARD_CA        the file of the authorities for servers' certificates, in place of --ca
   OUTBOARD_CERTIFICATE, OUTBOARD_CERTIFICATE_KEY  the program's own certificate, in place of --certificate and --key
   OUTBOARD_KEY_FILE  the file with the key of this side for tcps addresses, in place of the user's own

@@ -122,7 +122,7 @@ pub(crate) struct PoolRunArgs {
     pub(crate) restart: u32,
     /// Use the GPUs that are attached to this host (outboard pool attach), instead of a lease of
     /// the program's own
-    #[arg(long, requires = "pool", conflicts_with_all = ["gpus", "restart", "model", "same", "fit", "priority", "term", "no_wait", "recording"])]
+    #[arg(long, requires = "pool", conflicts_with_all = ["gpus", "restart", "model", "same", "fit", "priority", "term", "idle", "no_wait", "recording"])]
     pub(crate) attached: bool,
 }
 
@@ -145,6 +145,10 @@ pub(crate) struct WishArgs {
     /// Time after which the GPUs of a host that is lost are taken back, as 30s
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time(limits::TERM_MIN_MS..=limits::TERM_MAX_MS))]
     pub(crate) term: Duration,
+    /// Time without a session or a call after which the GPUs are taken back, as 30m; the manager
+    /// may have a shorter one [default: the manager's]
+    #[arg(long, value_name = "TIME", value_parser = time(limits::IDLE_MIN_MS..=limits::IDLE_MAX_MS))]
+    pub(crate) idle: Option<Duration>,
     /// Fail if no such GPUs are free, instead of waiting for them
     #[arg(long)]
     pub(crate) no_wait: bool,
@@ -261,6 +265,10 @@ pub(crate) struct PoolServeArgs {
     /// Address of this manager, as the others tell it to clients [default: where it listens]
     #[arg(long, value_name = "URL")]
     pub(crate) advertise: Option<ManagerUrl>,
+    /// Take the GPUs of leases back that had no session or call for this time, as 30m; the holder
+    /// is told a minute before [default: never, unless the claim says so]
+    #[arg(long, value_name = "TIME", value_parser = time(limits::IDLE_MIN_MS..=limits::IDLE_MAX_MS))]
+    pub(crate) idle_reclaim: Option<Duration>,
     /// Address for requests, over HTTP, or HTTPS with --tls or --certificate
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:4834")]
     pub(crate) listen: SocketAddr,

@@ -132,6 +132,14 @@ impl Leased {
         Ok(())
     }
 
+    /// Returns the variables by which the program knows its lease and the pool's managers.
+    pub(crate) fn names(&self, args: &RunArgs) -> Vec<(&'static str, String)> {
+        let pool = args.pool.pool.as_ref();
+        let pool = pool.map(|pool| ("OUTBOARD_POOL", pool.to_string()));
+        let lease = ("OUTBOARD_LEASE", self.granted.lease.to_string());
+        pool.into_iter().chain([lease]).collect()
+    }
+
     fn path(&self, of: Operation) -> String {
         of.path(&[&self.granted.lease])
     }
@@ -369,6 +377,9 @@ pub(super) fn claim_of(
         term_ms: u64::try_from(wish.term.as_millis()).unwrap_or(u64::MAX),
         attach: false,
         links,
+        idle_ms: wish
+            .idle
+            .map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
     })
 }
 

@@ -107,6 +107,9 @@ fn serve(args: PoolServeArgs) -> anyhow::Result<ExitCode> {
         store_ca: args.store_ca,
         grant_key: args.grant_key,
         address: args.advertise.map(|url| url.to_string()),
+        idle_reclaim_ms: args
+            .idle_reclaim
+            .map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
         tokens,
         proof,
     })?;
@@ -211,6 +214,11 @@ fn listed(view: &PoolView) -> String {
             "{of:20} {slot:4} {uuid:40} {model:24} {state:8} {lease:>6} {epoch:>6}{reason}\n"
         ));
     }
+    out + &leases_listed(view) + &waiting_listed(view) + &checks_listed(view)
+}
+
+fn leases_listed(view: &PoolView) -> String {
+    let mut out = String::new();
     for lease in &view.leases {
         let (claim, left) = (&lease.claim, lease.left_ms / 1_000);
         out.push_str(&format!(
@@ -229,6 +237,19 @@ fn listed(view: &PoolView) -> String {
         for uuid in &lease.detaching {
             out.push_str(&format!("  {uuid} is being detached\n"));
         }
+        for notice in &lease.notices {
+            let of = notice.of.as_deref();
+            let of = of.map_or(String::new(), |of| format!(" of box {}", shown(of)));
+            let left = notice.left_ms;
+            let left = left.map_or(String::new(), |ms| {
+                format!(", taken back in {} s", ms / 1_000)
+            });
+            out.push_str(&format!(
+                "  notice {}{of}: {}{left}\n",
+                notice.what.word(),
+                shown(&notice.reason)
+            ));
+        }
         for lost in &lease.lost {
             let replaced = match lost.replaced {
                 true => "a spare has its place",
@@ -241,7 +262,7 @@ fn listed(view: &PoolView) -> String {
             ));
         }
     }
-    out + &waiting_listed(view) + &checks_listed(view)
+    out
 }
 
 fn waiting_listed(view: &PoolView) -> String {

@@ -236,6 +236,17 @@ impl Manager {
         self.note(entry);
     }
 
+    /// Notes something about a whole lease.
+    pub(super) fn note_lease(&mut self, what: AuditKind, id: u64, reason: &str) {
+        if let Some(lease) = self.leases.get(&id) {
+            let entry = AuditEntry {
+                reason: Some(reason.into()),
+                ..self.entry_of(what, &lease.record)
+            };
+            self.note(entry);
+        }
+    }
+
     /// Notes a GPU of a lease that is told of, or of which something is asked.
     pub(super) fn note_leased(&mut self, what: AuditKind, id: u64, uuid: &Uuid) {
         let Some(record) = self.leases.get(&id).map(|lease| &lease.record) else {
@@ -319,6 +330,7 @@ impl From<EndReason> for Cause {
             EndReason::HolderGone => Cause::HolderGone,
             EndReason::Expired => Cause::Expired,
             EndReason::Detached => Cause::Detached,
+            EndReason::Idle => Cause::Idle,
         }
     }
 }

@@ -230,6 +230,7 @@ impl Manager {
                 self.regain_box(number);
                 self.settle_box(number);
             }
+            self.look_for_idle(now_ms, number);
         }
         self.give_to_waiting(now_ms);
         Ok(())
@@ -255,6 +256,7 @@ impl Manager {
             return;
         };
         self.take_health(now_ms, gpu, report);
+        self.take_idle(now_ms, gpu, report);
         let floor = report.floor.min(EPOCH_MAX);
         let busy = report.busy_last.or(report.busy).unwrap_or(0).min(EPOCH_MAX);
         // A lease that was lost may have the epoch of the floor, though no session has begun.
@@ -322,7 +324,11 @@ impl Manager {
             .into_iter()
             .filter_map(|id| self.leases.get(&id))
             .collect();
-        let term = leases.iter().map(|lease| lease.record.claim.term_ms).min();
+        let times = leases.iter().flat_map(|lease| {
+            let claim = &lease.record.claim;
+            [Some(claim.term_ms), self.idle_limit(claim)]
+        });
+        let term = times.flatten().min();
         let wait_ms = term.map_or(limits::REPORT_MS, |term| term / REPORTS_PER_TERM);
         BoxAnswer {
             pool: self.pool.id.clone(),

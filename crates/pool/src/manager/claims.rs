@@ -93,6 +93,20 @@ impl Manager {
                     .into(),
             );
         }
+        if let Some(idle_ms) = claim.idle_ms {
+            if claim.attach {
+                return wrong(
+                    "attached GPUs are the host's, used or not: detach them instead".into(),
+                );
+            }
+            if !(limits::IDLE_MIN_MS..=limits::IDLE_MAX_MS).contains(&idle_ms) {
+                return wrong(format!(
+                    "idle GPUs are taken back after {} to {} ms, not {idle_ms}",
+                    limits::IDLE_MIN_MS,
+                    limits::IDLE_MAX_MS
+                ));
+            }
+        }
         let is_word = |model: &String| {
             (1..=limits::NAME_BYTES_MAX).contains(&model.len()) && !model.contains(char::is_control)
         };
@@ -208,7 +222,7 @@ impl Manager {
             let of = self.gpus[gpu].of;
             gpus.push(Leased {
                 uuid: self.gpus[gpu].record.facts.uuid,
-                epoch: self.give(gpu, id),
+                epoch: self.give(now_ms, gpu, id),
                 entry,
                 free: false,
                 lost: None,
@@ -246,6 +260,7 @@ impl Manager {
             due_ms: deadline_ms,
             gone_ms: None,
             news: 0,
+            idle_until_ms: None,
         };
         self.leases.insert(id, lease);
         self.due.insert((deadline_ms, Due::Lease(id)));
@@ -419,11 +434,12 @@ impl Manager {
         }
     }
 
-    fn end(&mut self, now_ms: u64, id: u64, reason: EndReason) {
+    pub(super) fn end(&mut self, now_ms: u64, id: u64, reason: EndReason) {
         let Some(lease) = self.leases.get_mut(&id) else {
             return;
         };
         lease.record.state = LeaseState::Ending;
+        *self.ended.entry(reason).or_default() += 1;
         lease.record.reason = Some(reason);
         lease.record.ended_by = match reason {
             EndReason::Released => self.caller.clone(),
@@ -475,7 +491,10 @@ impl Manager {
         }
         if lease.record.gpus.iter().all(|leased| leased.free) {
             lease.record.state = LeaseState::Over;
-            lease.record.reason.get_or_insert(EndReason::Detached);
+            if lease.record.reason.is_none() {
+                lease.record.reason = Some(EndReason::Detached);
+                *self.ended.entry(EndReason::Detached).or_default() += 1;
+            }
             self.due.remove(&(lease.due_ms, Due::Lease(id)));
             self.over.insert(id);
         }

@@ -235,11 +235,12 @@ impl Manager {
     /// Returns what a holder is told, and renews its lease.
     pub fn held(&mut self, now_ms: u64, id: u64) -> Result<Held, PoolError> {
         let left_ms = self.hold(now_ms, id)?;
-        let lease = self.granted_lease(id)?;
+        let lease = self.leases.get(&id).ok_or_else(|| unknown(id))?;
         Ok(Held {
             left_ms,
             news: lease.news,
             lost: lease.lost(),
+            notices: self.notices(now_ms, lease),
         })
     }
 

@@ -9,6 +9,7 @@
 //! - `claims`: claims, leases and their end.
 //! - `audit`: what was given to whom, and taken back.
 //! - `attach`: GPUs that a host has, without a program.
+//! - `idle`: leases that nobody uses.
 //! - `queue`: claims that wait.
 //! - `health`: GPUs that fail, and what a lease loses.
 //! - `spares`: GPUs that are held back for that.
@@ -22,6 +23,7 @@ mod boxes;
 mod changes;
 mod claims;
 mod health;
+mod idle;
 mod open;
 mod operate;
 mod queue;
@@ -37,8 +39,8 @@ use crate::{
     limits,
     placement::{Place, Placement},
     record::{
-        self, BoxRecord, Condition, GpuRecord, HostRecord, LeaseRecord, POOL_KEY, PoolRecord,
-        QuotaRecord,
+        self, BoxRecord, Condition, EndReason, GpuRecord, HostRecord, LeaseRecord, POOL_KEY,
+        PoolRecord, QuotaRecord,
     },
     store::{Revision, Transaction},
     uuid::Uuid,
@@ -84,6 +86,10 @@ pub struct Manager {
     has_promised: bool,
     changes: Changes,
     audit: Audit,
+    /// Time after which idle GPUs are taken back, as the operator sets it.
+    idle_reclaim_ms: Option<u64>,
+    /// Leases that have ended since this manager's start.
+    ended: BTreeMap<EndReason, u64>,
     /// Name of the one whose request is handled.
     caller: Option<String>,
     /// Seconds since 1970, for those who read lists.
@@ -114,6 +120,10 @@ struct Gpu {
     trial_ms: Option<u64>,
     /// Time at which it is free although its box says nothing, if its lease has it no more.
     out_ms: Option<u64>,
+    /// Time at which its lease got it, and since when its box calls it idle; `None`: it is used, or
+    /// nothing is known.
+    given_ms: u64,
+    idle_from_ms: Option<u64>,
     /// Failed sessions that the box's process has reported.
     failures_told: u32,
     /// Highest epoch that its box knows: no lower one is given out.
@@ -148,8 +158,10 @@ struct Lease {
     due_ms: u64,
     /// The holder's connection has ended; time until which it may come back.
     gone_ms: Option<u64>,
-    /// Rises with each GPU that is lost, replaced, attached or detached.
+    /// Rises with each GPU that is lost, replaced, attached or detached, and with each notice.
     news: u64,
+    /// The holder was told that idle GPUs are taken back at this time.
+    idle_until_ms: Option<u64>,
 }
 
 impl Manager {
@@ -224,12 +236,21 @@ impl Manager {
     }
 
     /// Gives a GPU to a lease. Returns its epoch.
-    fn give(&mut self, gpu: usize, id: u64) -> u64 {
+    fn give(&mut self, now_ms: u64, gpu: usize, id: u64) -> u64 {
         let entry = &mut self.gpus[gpu];
+        (entry.given_ms, entry.idle_from_ms) = (now_ms, None);
         entry.record.epoch = entry.record.epoch.max(entry.epoch_told) + 1;
         entry.record.lease = Some(id);
         entry.window = None;
         entry.record.epoch
+    }
+
+    /// Notes that a lease's holder is to be told something that is not in the store.
+    fn has_news(&mut self, id: u64) {
+        if let Some(lease) = self.leases.get_mut(&id) {
+            lease.news += 1;
+            self.changes.touch(Subject::Lease(id));
+        }
     }
 
     fn write_lease(&mut self, id: u64) {

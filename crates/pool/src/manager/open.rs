@@ -96,6 +96,8 @@ impl Manager {
             has_promised: false,
             changes: Changes::default(),
             audit: Audit::default(),
+            idle_reclaim_ms: None,
+            ended: BTreeMap::new(),
             caller: None,
             wall_s: 0,
         }
@@ -132,6 +134,7 @@ impl Manager {
                 due_ms: 0,
                 gone_ms: None,
                 news: 0,
+                idle_until_ms: None,
             };
             self.leases.insert(lease.record.id, lease);
         } else if key.starts_with(QUOTA_PREFIX) {
@@ -243,6 +246,8 @@ impl Manager {
             window: None,
             trial_ms: None,
             out_ms: None,
+            given_ms: 0,
+            idle_from_ms: None,
             failures_told: 0,
             epoch_told: 0,
             is_forgotten: false,

@@ -29,6 +29,7 @@ impl Manager {
         let record = self.boxes[number].record.clone();
         self.write(record::box_key(name), &record);
         self.settle_box(number);
+        self.tell_drain(number);
         self.give_to_waiting(now_ms);
         Ok(())
     }

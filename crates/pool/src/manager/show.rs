@@ -7,7 +7,7 @@ use crate::{
     },
     limits,
     manager::{Box_, Gpu, Lease, Manager},
-    record::{Condition, Detach, LeaseState, Leased},
+    record::{Condition, Detach, EndReason, LeaseState, Leased},
 };
 
 impl Manager {
@@ -37,6 +37,11 @@ impl Manager {
 
     fn known_boxes(&self) -> impl Iterator<Item = &Box_> {
         self.boxes.iter().filter(|of| !of.is_forgotten)
+    }
+
+    /// Returns how many leases have ended for a reason, since this manager's start.
+    pub fn ended(&self, reason: EndReason) -> u64 {
+        self.ended.get(&reason).copied().unwrap_or(0)
     }
 
     /// Returns a lease, over or not.
@@ -97,6 +102,7 @@ impl Manager {
             lost: lease.lost(),
             news: lease.news,
             heard_ms,
+            notices: self.notices(now_ms, lease),
         }
     }
 

@@ -167,7 +167,7 @@ impl Manager {
         let uuid = self.gpus[gpu].record.facts.uuid;
         let mut new = Leased {
             uuid: self.gpus[spare].record.facts.uuid,
-            epoch: self.give(spare, id),
+            epoch: self.give(now_ms, spare, id),
             entry: 0,
             free: false,
             lost: None,

@@ -1,6 +1,7 @@
 //! Tests of the whole: a manager's rules, and the simulation.
 
 mod audit;
+mod idle;
 mod rules;
 mod simulation;
 

@@ -74,6 +74,7 @@ pub(super) fn claim(uid: &str, gpus: u32) -> Claim {
         term_ms: 10_000,
         attach: false,
         links: Vec::new(),
+        idle_ms: None,
     }
 }
 
@@ -237,6 +238,7 @@ fn a_gpu_is_free_again_when_its_box_has_confirmed_or_the_time_is_over() {
         busy_last: None,
         broken: None,
         failures: 0,
+        idle_ms: None,
     };
     // A floor that is not raised, and a session that still runs, free nothing.
     let confirms = vec![says(1, 1, None), says(2, 2, Some(1)), says(3, 2, None)];
@@ -408,6 +410,7 @@ pub(super) fn confirms(manager: &Manager, of: &Join) -> Report {
         busy_last: None,
         broken: None,
         failures: 0,
+        idle_ms: None,
     });
     report(manager, of, gpus.collect())
 }
@@ -509,6 +512,7 @@ fn a_dead_gpu_takes_few_claims() {
                 busy_last: None,
                 broken: None,
                 failures: eaten * failed,
+                idle_ms: None,
             }],
         );
         said.windows = vec![Window {
@@ -756,7 +760,7 @@ fn an_older_copy_of_the_store_gives_nothing_twice() {
 }
 
 /// Reports that these GPUs have sessions with these epochs, and that the box knows all news.
-fn uses(manager: &Manager, of: &Join, busy: &[(Uuid, u64)]) -> Report {
+pub(super) fn uses(manager: &Manager, of: &Join, busy: &[(Uuid, u64)]) -> Report {
     let answer = manager.answer_for(0, &of.name).unwrap();
     let epoch = |uuid: &Uuid| busy.iter().find(|(it, _)| it == uuid).map(|it| it.1);
     let gpus = answer.floors.iter().map(|(uuid, floor)| GpuReport {
@@ -766,6 +770,7 @@ fn uses(manager: &Manager, of: &Join, busy: &[(Uuid, u64)]) -> Report {
         busy_last: epoch(uuid),
         broken: None,
         failures: 0,
+        idle_ms: None,
     });
     Report {
         revision: answer.revision,
@@ -1010,6 +1015,7 @@ fn a_network_that_is_needed_is_had() {
             busy_last: None,
             broken: None,
             failures: 0,
+            idle_ms: None,
         };
         let confirmed = report(&manager, &joins[0], floors.iter().map(gpu).collect());
         manager.report(0, &confirmed).unwrap();

@@ -288,6 +288,7 @@ impl World {
             term_ms: 2_000 + self.random.below(8_000),
             attach: true,
             links: Vec::new(),
+            idle_ms: None,
         };
         let at = self.some_manager();
         let said = self.with_manager(at, |manager, now| manager.claim(now, &claim, false));
@@ -491,6 +492,7 @@ impl World {
                     term_ms: 2_000 + self.random.below(8_000),
                     attach: false,
                     links: Vec::new(),
+                    idle_ms: None,
                 };
                 client.claim = Some(claim.clone());
                 Message::Claim(at, claim)
@@ -801,6 +803,7 @@ impl World {
                 term_ms: 10_000,
                 attach: false,
                 links: Vec::new(),
+                idle_ms: None,
             };
             let mut said = None;
             // A manager whose store another one has taken notices that with its first write.

@@ -4,7 +4,7 @@ use std::io;
 
 use outboard_link::Peer;
 use outboard_wire::{
-    doc::{SessionEnd, StatusAnswer, StatusQuestion},
+    doc::{Doing, SessionEnd, StatusAnswer, StatusQuestion},
     handshake::Purpose,
 };
 use rustix::process::Signal;
@@ -31,7 +31,13 @@ impl Supervisor {
         let session = worker.session;
         match (&worker.phase, control.receive::<Report>()) {
             (_, Err(error)) if error.kind() == io::ErrorKind::WouldBlock => return false,
-            (_, Ok(Some((Report::Usage(usage), _)))) => self.view.reports(session, *usage),
+            (_, Ok(Some((Report::Usage(usage), _)))) => {
+                if let Some(gate) = &mut self.gate {
+                    let is_waiting = usage.doing == Doing::AwaitsClient;
+                    gate.has_called(session, usage.messages, is_waiting);
+                }
+                self.view.reports(session, *usage);
+            }
             (_, Ok(Some((Report::Gpus(gpus), _)))) => self.view.has_gpus(gpus),
             (_, Ok(Some((Report::Ended(end), _)))) => self.view.will_end(session, end),
             (_, Ok(Some((Report::TurnedAway(refusal), _)))) => {
