@@ -134,6 +134,7 @@ def test_each_route_is_described_as_it_answers(tmp_path: Path) -> None:
         "quotas": None,
         "spares": None,
         "audit": "holder=anyone",
+        "history": None,
         "list": None,
         "tables": None,
         "lease": None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import re
 import subprocess
 import urllib.error
 import urllib.parse
@@ -63,7 +64,7 @@ def test_the_page_follows_the_pool_and_drains_a_box(pool: Pool, browser: Browser
     assert (
         browser.value(
             "document.querySelectorAll('main *:not(section,h2,p,span,form,label,select,option,input,"
-            "button,table,thead,tbody,tr,th,td)').length"
+            "button,table,thead,tbody,tr,th,td,svg,svg *)').length"
         )
         == 0
     )
@@ -92,6 +93,11 @@ def test_the_page_works_without_scripts(pool: Pool, browser: Browser) -> None:
     browser.ask("Emulation.setScriptExecutionDisabled", value=True)
     browser.ask("Page.navigate", url=pool.url)
     browser.until(lambda: browser.markup().count("GPU-") == 512)
+    until(lambda: len(ask(pool, "GET", "/v1/history")[1]["samples"]) > 1)
+    assert ask(pool, "GET", "/v1/history")[1]["samples"][-1]["gpus"] == 512
+    browser.until(lambda: browser.markup().count("<polyline") == 3)
+    points = re.search(r'class="line free" points="([^"]*)"', browser.markup())
+    assert points is not None and len(points[1].split()) > 1
     assert html.escape(MODEL, quote=False) in browser.markup() and 'http-equiv="refresh"' in browser.markup()
     # The page may be loaded again at any time: then its nodes are others.
     browser.until(lambda: browser.press("button[value=drain]"))

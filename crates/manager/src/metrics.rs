@@ -26,6 +26,13 @@ pub(crate) fn metrics(manager: &Manager, now_ms: u64, load: Load) -> String {
     let mut out = String::new();
     gpus(&mut out, &view);
     holders(&mut out, &view, manager);
+    let fragmented = manager.sample().fragmented_milli as f64 / 1_000.0;
+    family(
+        &mut out,
+        ("outboard_pool_fragmented_gpus", "gauge"),
+        "Free GPUs that claims like those that are known cannot use",
+        std::iter::once((String::new(), fragmented)),
+    );
     let ended = EndReason::ALL.into_iter();
     let ended = ended.map(|why| (labels(&[("reason", why.word())]), manager.ended(why)));
     family(

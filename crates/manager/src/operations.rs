@@ -6,8 +6,8 @@ use std::{collections::BTreeSet, fmt::Display, sync::OnceLock};
 use outboard_pool::{
     AuditFilter, Uuid,
     api::{
-        AuditView, BoxAnswer, Changes, Claimed, Held, Join, LeaseView, PoolError, PoolView,
-        QuotasView, Report, SparesView, Tables,
+        AuditView, BoxAnswer, Changes, Claimed, Held, HistoryView, Join, LeaseView, PoolError,
+        PoolView, QuotasView, Report, SparesView, Tables,
     },
     record::{Claim, Same, SpareRecord},
 };
@@ -175,6 +175,8 @@ operations! {
     Spares("spares"): GET "/v1/spares", Reader, Nothing(()) => Json(SparesView);
     /// Show what was given to whom and taken back, and what operators did
     Audit("audit"): GET "/v1/audit", Reader, Query(AuditRequest) => Json(AuditView);
+    /// Show numbers of free, leased and fragmented GPUs over time
+    History("history"): GET "/v1/history", Reader, Nothing(()) => Json(HistoryView);
     /// Begin as a box of the pool
     Join("join"): POST "/v1/boxes/join", Box, Json(Join) => Json(BoxAnswer);
     /// Report as a box, and wait for news

@@ -155,6 +155,7 @@ fn show(
         Operation::Quotas => document(&manager.quotas()),
         Operation::Spares => document(&manager.spares_view()),
         Operation::Audit => document(&manager.audit(&AuditRequest::of(&request.query)?)?),
+        Operation::History => document(&manager.history()),
         Operation::Leader => document(&json!({ "incarnation": manager.incarnation() })),
         Operation::Openapi => document(&openapi::document()),
         Operation::Metrics => Ok(text(operation, metrics(manager, now_ms, own.load))),

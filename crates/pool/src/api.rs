@@ -389,6 +389,28 @@ pub struct AuditView {
     pub entries: Vec<AuditEntry>,
 }
 
+/// GPUs of the pool at a time.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Sample {
+    /// In seconds since 1970.
+    pub at_s: u64,
+    /// GPUs that are known, those that can be given out, and those that leases have.
+    pub gpus: u32,
+    pub free: u32,
+    pub leased: u32,
+    /// Thousandths of free GPUs that a claim like those that are known cannot use, in the mean: it
+    /// wants more of one group than there are.
+    pub fragmented_milli: u64,
+}
+
+/// The pool's numbers over time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct HistoryView {
+    /// Time between the last samples.
+    pub step_ms: u64,
+    pub samples: Vec<Sample>,
+}
+
 /// The mapping tables of hosts and boxes: the paper's Tables 2 and 3.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Tables {

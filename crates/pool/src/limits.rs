@@ -70,6 +70,10 @@ pub const CHANGES_MAX: usize = 65_536;
 pub const AUDIT_ENTRIES_MAX: usize = 8_192;
 pub const AUDIT_GPUS_MAX: usize = 65_536;
 pub const AUDIT_ENTRY_GPUS_MAX: usize = 64;
+/// Samples of the pool's numbers that are kept, the time between two at first, and at most.
+pub const HISTORY_MAX: usize = 512;
+pub const HISTORY_STEP_MS: u64 = 1_000;
+pub const HISTORY_STEP_MS_MAX: u64 = 1_024_000;
 /// Changes of one answer to those who watch, and entries of one about the audit.
 pub const EVENTS_MAX: usize = 1_000;
 /// Length of a grant.

@@ -234,6 +234,21 @@ impl Placement {
         }
     }
 
+    /// Returns the fragments of all groups (FGD), in thousandths of a GPU: what a claim like those
+    /// that are known cannot use of the free GPUs, in the mean.
+    pub(crate) fn fragmented_milli(&self) -> u64 {
+        let mut sum = 0.0;
+        for model in &self.models {
+            let most = model.kinds.iter();
+            let most = most.filter_map(|kind| kind.by_free.last()).map(|it| it.0);
+            let fragments = self.mix.fragments(most.max().unwrap_or(0));
+            for (kind, of) in model.kinds.iter().zip(&fragments) {
+                sum += kind.by_free.iter().map(|(free, _)| of[*free]).sum::<f64>();
+            }
+        }
+        sum.round() as u64
+    }
+
     /// Chooses GPUs of one group so that the fragments of all their groups grow least (FGD); of
     /// equals those of the fullest group. Of groups with equally many free GPUs the first few are
     /// looked at.
@@ -604,6 +619,33 @@ mod tests {
     }
 
     /// Compares with a choice that looks at every GPU, over random histories.
+    #[test]
+    fn fragments_are_the_free_gpus_that_known_claims_cannot_use() {
+        let mut placement = Placement::default();
+        for gpu in 0..8 {
+            let group = |kind: &str| format!("{kind}{}", gpu / 4);
+            placement.add(
+                gpu,
+                &Place {
+                    model: "m".into(),
+                    groups: [group("b"), group("n"), group("p"), group("x")],
+                },
+                None,
+            );
+            placement.put(gpu);
+        }
+        assert_eq!(placement.fragmented_milli(), 0);
+        // Half of the claims want four of one NVLink group, half one of any.
+        placement.note(Some(Same::Nvlink), 4);
+        placement.note(None, 1);
+        assert_eq!(placement.fragmented_milli(), 0);
+        placement.take(0);
+        assert_eq!(placement.fragmented_milli(), 1_500);
+        placement.take(4);
+        placement.take(5);
+        assert_eq!(placement.fragmented_milli(), 2_500);
+    }
+
     #[test]
     fn what_can_be_placed_is_placed() {
         let mut placement = placement(&[("A", 8), ("A", 4), ("A", 2), ("A", 8), ("A", 1)]);

@@ -3,6 +3,8 @@
 //!
 //! Names, addresses and reasons come from boxes and clients: all text passes [`Text`].
 
+mod history;
+
 use std::fmt::{self, Display, Write as _};
 
 use outboard_pool::{
@@ -70,6 +72,7 @@ pub(crate) fn page(manager: &Manager, now_ms: u64, asks_token: bool) -> String {
         Text(&view.revision)
     );
     summary(&mut out, &view);
+    history::history(&mut out, &manager.history(), manager.sample());
     out.push_str(&form(&view, asks_token));
     boxes(&mut out, &view);
     leases(&mut out, &view);

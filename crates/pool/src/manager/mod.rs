@@ -9,6 +9,7 @@
 //! - `claims`: claims, leases and their end.
 //! - `audit`: what was given to whom, and taken back.
 //! - `attach`: GPUs that a host has, without a program.
+//! - `history`: its numbers over time.
 //! - `idle`: leases that nobody uses.
 //! - `queue`: claims that wait.
 //! - `health`: GPUs that fail, and what a lease loses.
@@ -23,6 +24,7 @@ mod boxes;
 mod changes;
 mod claims;
 mod health;
+mod history;
 mod idle;
 mod open;
 mod operate;
@@ -48,6 +50,7 @@ use crate::{
 use audit::Audit;
 pub use audit::AuditFilter;
 use changes::{Changes, Subject};
+use history::History;
 use queue::Queue;
 use spares::Spares;
 
@@ -86,6 +89,7 @@ pub struct Manager {
     has_promised: bool,
     changes: Changes,
     audit: Audit,
+    history: History,
     /// Time after which idle GPUs are taken back, as the operator sets it.
     idle_reclaim_ms: Option<u64>,
     /// Leases that have ended since this manager's start.
@@ -99,6 +103,8 @@ pub struct Manager {
 /// A thing to be looked at, at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Due {
+    /// The next sample of the history.
+    History,
     Lease(u64),
     Box(usize),
     /// A claim that waits, by its number.
@@ -213,6 +219,7 @@ impl Manager {
             }
             self.due.remove(&(at, what));
             match what {
+                Due::History => self.history_is_due(now_ms),
                 Due::Lease(id) => self.lease_is_due(now_ms, id),
                 Due::Box(number) => self.box_is_due(now_ms, number),
                 Due::Waiting(number) => self.waiting_is_due(now_ms, number),

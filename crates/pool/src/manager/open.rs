@@ -16,7 +16,7 @@ use crate::{
     store::{Entry, Store, StoreError, Transaction},
 };
 
-use super::{audit::Audit, changes::Changes, queue::Queue, spares::Spares};
+use super::{audit::Audit, changes::Changes, history::History, queue::Queue, spares::Spares};
 
 impl Manager {
     /// Takes over a store: from now on no other manager writes to it. `id` is the pool's, if this
@@ -96,6 +96,7 @@ impl Manager {
             has_promised: false,
             changes: Changes::default(),
             audit: Audit::default(),
+            history: History::default(),
             idle_reclaim_ms: None,
             ended: BTreeMap::new(),
             caller: None,
@@ -201,6 +202,7 @@ impl Manager {
             };
             self.due.insert((lease.due_ms, Due::Lease(id)));
         }
+        self.due.insert((0, Due::History));
         // Boxes that do not report are noticed.
         let boxes = 0..self.boxes.len();
         self.due
