@@ -10,8 +10,9 @@ pub const NAME_BYTES_MAX: usize = 16 << 10;
 pub const NAMES_MAX: usize = 1 << 20;
 /// Records in a file, at most.
 pub const RECORDS_MAX: usize = 1 << 28;
-/// Records of one thread of the program that are not on their way to the file yet, at most.
-pub const RING_RECORDS: usize = 32 << 10;
+/// Records of one thread of the program that are not on their way to the file yet, at most;
+/// fewer under Miri, which is slow.
+pub const RING_RECORDS: usize = if cfg!(miri) { 128 } else { 32 << 10 };
 /// Records taken out of a ring at once.
 pub(crate) const TAKEN_RECORDS: usize = 1 << 10;
 /// Threads with a ring of their own at the same time, at most. Other threads share one buffer,

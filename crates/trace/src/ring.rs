@@ -124,7 +124,7 @@ mod tests {
     fn what_does_not_fit_is_said_and_half_full_once() {
         let ring = Ring::new();
         assert!(ring.claim() && !ring.claim());
-        for round in 0..if cfg!(miri) { 2 } else { 3 } {
+        for round in 0..3 {
             // SAFETY: this thread claimed the ring above, and no other thread has it.
             let pushed: Vec<Pushed> = (0..RING_RECORDS as u64 + 5)
                 .map(|n| unsafe { ring.push(mark(n)) })
