@@ -18,6 +18,7 @@
 # make coverage   docs/coverage.md, the state of every driver call
 # make samples    crates/generate/samples, samples of generated code
 # make ptx-table  docs/ptx-instructions.md, the state of every instruction form
+# make dist       build/packaged, the command made small, with the libraries; takes some minutes
 # make wheel      build/wheel, the Python package with the command and the libraries; pip install . builds it, too
 # make deb        build/outboard_VERSION_amd64.deb
 # make install    the command, the libraries, the manual page and the completions, below PREFIX
@@ -27,6 +28,9 @@ PREFIX ?= $(HOME)/.local
 TOOLCHAIN := .toolchain/bin/python
 RELEASE := target/release
 DEBUG := target/debug
+# What is packaged, and below how many bytes its command stays.
+PACKAGED := build/packaged
+COMMAND_BYTES_MAX := 15000000
 CONTAINERS ?= containers
 # With --again few tests that failed run a second time, which the last lines say.
 TESTED := CARGO=$(CARGO) $(TOOLCHAIN) tools/tested.py
@@ -61,7 +65,7 @@ BALANCE_SOAK ?= balance-soak
 PARTS ?=
 CASES ?=
 
-.PHONY: demo check test lint unit smoke loom fuzz hostile balance-soak bare-root programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-quick pool-demo bench-pool build examples coverage samples ptx-table containers install wheel deb clean
+.PHONY: demo check test lint unit smoke loom fuzz hostile balance-soak bare-root programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-quick pool-demo bench-pool build examples coverage samples ptx-table dist check-size containers install wheel deb clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -250,24 +254,37 @@ ptx-table:
 	$(CARGO) run --quiet --release -p outboard-truth -- table crates/truth/recorded/h200.zst > build/ptx-instructions.md
 	mv build/ptx-instructions.md docs/ptx-instructions.md
 
-install: build
-	install -D -m 755 $(RELEASE)/outboard $(DESTDIR)$(PREFIX)/bin/outboard
-	install -D -m 755 $(RELEASE)/liboutboard_client.so $(DESTDIR)$(PREFIX)/lib/outboard/libcuda.so.1
-	install -D -m 755 $(RELEASE)/liboutboard_nvml.so $(DESTDIR)$(PREFIX)/lib/outboard/libnvidia-ml.so.1
-	install -D -m 755 $(RELEASE)/liboutboard_cupti.so $(DESTDIR)$(PREFIX)/lib/outboard/libcupti.so.13
-	install -D -m 755 $(RELEASE)/liboutboard_recorder.so $(DESTDIR)$(PREFIX)/lib/outboard/recorder/libcuda.so.1
+# The command as it is packaged, and the libraries of the release build, which programs' calls pass through.
+dist: build
+	$(CARGO) build --profile dist --quiet -p outboard-packaged
+	@mkdir -p $(PACKAGED)
+	@cp $(RELEASE)/liboutboard_*.so $(PACKAGED)
+	@strip --strip-unneeded -o $(PACKAGED)/outboard target/dist/outboard-packaged
+	@$(MAKE) --no-print-directory check-size
+
+# Fails if the packaged command is too large.
+check-size:
+	@bytes=$$(stat -c %s $(PACKAGED)/outboard) && test $$bytes -lt $(COMMAND_BYTES_MAX) || \
+		{ echo "$(PACKAGED)/outboard has $$bytes bytes; below $(COMMAND_BYTES_MAX) are promised" >&2; exit 1; }
+
+install: dist
+	install -D -m 755 $(PACKAGED)/outboard $(DESTDIR)$(PREFIX)/bin/outboard
+	install -D -m 755 $(PACKAGED)/liboutboard_client.so $(DESTDIR)$(PREFIX)/lib/outboard/libcuda.so.1
+	install -D -m 755 $(PACKAGED)/liboutboard_nvml.so $(DESTDIR)$(PREFIX)/lib/outboard/libnvidia-ml.so.1
+	install -D -m 755 $(PACKAGED)/liboutboard_cupti.so $(DESTDIR)$(PREFIX)/lib/outboard/libcupti.so.13
+	install -D -m 755 $(PACKAGED)/liboutboard_recorder.so $(DESTDIR)$(PREFIX)/lib/outboard/recorder/libcuda.so.1
 	ln -sf libcuda.so.1 $(DESTDIR)$(PREFIX)/lib/outboard/recorder/libcuda.so
 	ln -sf libcuda.so.1 $(DESTDIR)$(PREFIX)/lib/outboard/libcuda.so
 	ln -sf libcupti.so.13 $(DESTDIR)$(PREFIX)/lib/outboard/libcupti.so
 	ln -sf libnvidia-ml.so.1 $(DESTDIR)$(PREFIX)/lib/outboard/libnvidia-ml.so
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/bash-completion/completions
-	$(RELEASE)/outboard man > $(DESTDIR)$(PREFIX)/share/man/man1/outboard.1
-	$(RELEASE)/outboard completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/outboard
+	$(PACKAGED)/outboard man > $(DESTDIR)$(PREFIX)/share/man/man1/outboard.1
+	$(PACKAGED)/outboard completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/outboard
 
-wheel: build
-	OUTBOARD_BINARIES=$(RELEASE) python3 python/outboard_build.py build/wheel
+wheel: dist
+	OUTBOARD_BINARIES=$(PACKAGED) python3 python/outboard_build.py build/wheel
 
-deb: build
+deb: dist
 	tools/deb.sh build
 
 # The recipe of packaging/containers, built and run.

@@ -77,6 +77,20 @@ print("OUTBOARD_GPU" in os.environ, os.path.exists(address.removeprefix("shm://"
     assert lines[3] == "False False"
 
 
+def test_a_command_that_is_too_large_is_not_packaged(tmp_path: Path) -> None:
+    """The packages are made by hand; this is the check that fails there."""
+    promised = re.search(r"^COMMAND_BYTES_MAX := (\d+)$", (ROOT / "Makefile").read_text(), re.M)
+    assert promised and int(promised[1]) == 15_000_000
+    for size, passes in [(int(promised[1]) - 1, True), (int(promised[1]), False)]:
+        with (tmp_path / "outboard").open("w") as command:
+            command.truncate(size)
+        make = ["make", "--silent", "-C", ROOT, "check-size", f"PACKAGED={tmp_path}"]
+        done = subprocess.run(make, capture_output=True, text=True, timeout=60)
+        assert (done.returncode == 0) == passes and (f"{size} bytes" in done.stderr) != passes, done.stderr
+    for packaged in ["wheel", "deb", "install"]:
+        assert f"\n{packaged}: dist\n" in (ROOT / "Makefile").read_text()
+
+
 def test_libraries_that_came_too_early(installed: Path, tmp_path: Path) -> None:
     """A driver that is loaded already: the program starts again, once, and says so."""
     driver = tmp_path / "libcuda.so.1"

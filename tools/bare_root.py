@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,8 @@ SUITE = "bookworm"
 INCLUDED = "python3,python3-venv"
 JUPYTER = ["jupyter_client", "ipykernel"]
 STEP_S_MAX = 600
+# The promise that the Makefile states.
+COMMAND_BYTES_MAX = int(re.search(r"^COMMAND_BYTES_MAX := (\d+)$", (ROOT / "Makefile").read_text(), re.M)[1])  # type: ignore[index]
 
 PROGRAM = """
 import outboard, subprocess
@@ -110,6 +113,13 @@ def timed(steps: dict[str, float], name: str, *argv: str, root: Path) -> str:
     return said
 
 
+def check_size(command: Path) -> None:
+    """An installed command has as few bytes as promised."""
+    size = command.stat().st_size
+    if size >= COMMAND_BYTES_MAX:
+        sys.exit(f"bare_root: {command} has {size} bytes; below {COMMAND_BYTES_MAX} are promised")
+
+
 def packages(root: Path, wheel: Path, deb: Path, program: Path) -> dict[str, float]:
     home = root / "root"
     for path in (wheel, deb):
@@ -123,7 +133,10 @@ def packages(root: Path, wheel: Path, deb: Path, program: Path) -> dict[str, flo
         timed(steps, "pip_install_s", *pip, root=root)
         said = timed(steps, "first_result_s", "/root/venv/bin/python", "-c", PROGRAM, root=root)
         print(said.strip())
+        [command] = root.glob("root/venv/lib/python3*/site-packages/outboard/installed/bin/outboard")
+        check_size(command)
         timed(steps, "dpkg_install_s", "dpkg", "--install", f"/root/{deb.name}", root=root)
+        check_size(root / "usr" / "bin" / "outboard")
         print(timed(steps, "deb_s", "bash", "-c", SERVICE, root=root).strip())
     return steps
 

@@ -26,7 +26,8 @@ use outboard_link::Endpoint;
 use crate::{
     args::{ApiArgs, BalanceCommand},
     exit::WrongSettings,
-    peer, print,
+    peer,
+    said::print,
 };
 
 /// Bytes of frames that one command has explained. Each is two digits there.
@@ -133,7 +134,7 @@ fn run(config: &Path, api: ApiArgs, take_over: bool) -> anyhow::Result<ExitCode>
 /// Asks a server whether it answers within a time.
 fn greet(url: &str, timeout: Duration) -> Result<(), String> {
     let endpoint: Endpoint = url.parse().map_err(|error| format!("{url}: {error}"))?;
-    peer::greet_within(&endpoint, timeout).map_err(|error| crate::whole(&error))
+    peer::greet_within(&endpoint, timeout).map_err(|error| crate::said::whole(&error))
 }
 
 fn check(file: &Path) -> anyhow::Result<ExitCode> {

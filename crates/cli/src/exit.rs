@@ -42,7 +42,7 @@ pub(crate) struct WrongSettings(String);
 
 impl WrongSettings {
     pub(crate) fn of(error: &anyhow::Error) -> WrongSettings {
-        WrongSettings(crate::whole(error))
+        WrongSettings(crate::said::whole(error))
     }
 }
 

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use outboard_link::default_key_file;
 use outboard_trust::Identity;
 
-use crate::{args::KeygenArgs, print, token::make_private_folder_of};
+use crate::{args::KeygenArgs, said::print, token::make_private_folder_of};
 
 pub(crate) fn keygen(args: KeygenArgs) -> anyhow::Result<ExitCode> {
     let file = key_file(args.file)?;

@@ -128,7 +128,7 @@ pub(crate) fn probe(args: ProbeArgs) -> anyhow::Result<ExitCode> {
         true => serde_json::to_string_pretty(&findings)? + "\n",
         false => findings.text(&endpoint),
     };
-    crate::print(text.as_bytes())?;
+    crate::said::print(text.as_bytes())?;
     Ok(match is_over {
         true => crate::exit::Exit::NO_NETWORK.into(),
         false => ExitCode::SUCCESS,

@@ -49,7 +49,7 @@ pub(crate) fn serve(args: ServeArgs, log_format: LogFormat) -> anyhow::Result<Ex
     let (mut options, opened) =
         settings(args, kind, log_format).map_err(|error| WrongSettings::of(&error))?;
     if is_check {
-        return crate::print(described(&options, &opened).as_bytes());
+        return crate::said::print(described(&options, &opened).as_bytes());
     }
     if let (Some(probed), Some(pool)) = (probed, &mut options.pool) {
         pool.link = measured(&probed);

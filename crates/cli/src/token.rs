@@ -17,7 +17,7 @@ use outboard_trust::{Entry, Store, Token, date, now_s};
 
 use crate::{
     args::{TokenCommand, TokenFileArgs, TokensArgs},
-    print,
+    said::print,
 };
 
 pub(crate) fn token(command: TokenCommand) -> anyhow::Result<ExitCode> {

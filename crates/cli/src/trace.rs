@@ -16,8 +16,8 @@ use outboard_trace::{
 
 use crate::{
     args::{CutArgs, ExportArgs, ShowArgs, TraceCommand},
-    print,
     require::write_whole,
+    said::print,
 };
 
 /// Length at which names are cut in tables.

@@ -7,6 +7,7 @@
 
 use std::{
     process::ExitCode,
+    sync::LazyLock,
     thread,
     time::{Duration, Instant},
 };
@@ -506,7 +507,8 @@ pub(super) fn stream(pair: Pair, len: usize, frames: u64) -> anyhow::Result<f64>
 
 /// Sends a frame of zeros.
 fn put(sender: &mut Sender, len: usize) -> Result<(), outboard_link::Error> {
-    static ZEROS: [u8; FRAME_BYTES_MAX] = [0; FRAME_BYTES_MAX];
+    // Made when it is needed: as a constant it would be one MiB of the program's file.
+    static ZEROS: LazyLock<Vec<u8>> = LazyLock::new(|| vec![0; FRAME_BYTES_MAX]);
     sender.send(&[&ZEROS[..len]])?;
     sender.flush()
 }

@@ -167,7 +167,7 @@ fn measure(
                 Ok((ns, _)) => rounds.push(ns),
                 // A worker that still answers has lost only this case.
                 Err(error) if error.is::<Refused>() && sides[at].still_works() => {
-                    times[at] = Err(crate::whole(&error));
+                    times[at] = Err(crate::said::whole(&error));
                 }
                 Err(error) => return Err(error),
             }
@@ -217,7 +217,7 @@ impl Setting {
                 Err(error) if error.is::<Interrupted>() => return Err(error),
                 Err(error) => eprintln!(
                     "outboard: nothing local to compare with: {}",
-                    crate::whole(&error)
+                    crate::said::whole(&error)
                 ),
             }
         }
@@ -247,7 +247,7 @@ impl Setting {
     fn explain(&mut self, error: anyhow::Error) -> anyhow::Error {
         match &mut self.server {
             Some(server) if !error.is::<Interrupted>() => {
-                anyhow!("{}\n{}", crate::whole(&error), server.last_words())
+                anyhow!("{}\n{}", crate::said::whole(&error), server.last_words())
             }
             _ => error,
         }
@@ -317,7 +317,7 @@ fn print(text: &str) -> anyhow::Result<()> {
         eprint!("{text}");
         return Ok(());
     }
-    crate::print(text.as_bytes()).map(drop)
+    crate::said::print(text.as_bytes()).map(drop)
 }
 
 /// The file of the results, which is written when there are some.
@@ -337,7 +337,7 @@ impl Output {
         let mut text = serde_json::to_vec_pretty(results)?;
         text.push(b'\n');
         if self.0 == Path::new("-") {
-            return crate::print(&text).map(drop);
+            return crate::said::print(&text).map(drop);
         }
         write_whole(&self.0, |file| file.write_all(&text))
     }

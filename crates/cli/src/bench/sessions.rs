@@ -112,7 +112,7 @@ pub(super) fn sessions(args: SessionsArgs, interrupt: &Interrupt) -> anyhow::Res
         .as_ref()
         .is_err_and(|error| error.is::<Interrupted>());
     if let Err(error) = &measured {
-        results.errors.push(crate::whole(error));
+        results.errors.push(crate::said::whole(error));
     }
     // After an interruption the results are kept; without results the file's former contents are.
     if let Some(output) = json
@@ -146,7 +146,7 @@ impl SessionResults {
         let why = format!(
             "{}, {count} sessions: {}",
             target.name,
-            crate::whole(&error)
+            crate::said::whole(&error)
         );
         print(&format!("{why}\n"))?;
         self.errors.push(why);

@@ -70,7 +70,7 @@ pub(crate) fn worker() -> anyhow::Result<ExitCode> {
 
 fn failed(error: &anyhow::Error) -> Reply {
     Reply::Failed {
-        why: crate::whole(error),
+        why: crate::said::whole(error),
     }
 }
 

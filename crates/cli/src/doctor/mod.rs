@@ -22,8 +22,9 @@ use crate::{
     args::DoctorArgs,
     libraries,
     peer::{NotAllowed, Server},
+    said::whole,
     serve::default_endpoint,
-    token, whole,
+    token,
 };
 
 /// The address window that a session reserves, and room for the program, in bytes.
@@ -71,7 +72,7 @@ pub(crate) fn doctor(args: DoctorArgs) -> anyhow::Result<ExitCode> {
         true => serde_json::to_string_pretty(&findings)? + "\n",
         false => table(&findings),
     };
-    crate::print(said.as_bytes())?;
+    crate::said::print(said.as_bytes())?;
     Ok(if is_well {
         ExitCode::SUCCESS
     } else {

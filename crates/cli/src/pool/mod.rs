@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 
 use crate::{
     args::{ManagerArgs, PoolAskArgs, PoolCommand, PoolReleaseArgs, PoolServeArgs, PoolTokenArgs},
-    print,
+    said::print,
     serve::{own_certificate, own_key},
 };
 

@@ -107,6 +107,6 @@ impl Outputs {
             true => text.into(),
             false => self.standard.concat(),
         };
-        crate::print(standard.as_bytes()).map(|_| ())
+        crate::said::print(standard.as_bytes()).map(|_| ())
     }
 }

@@ -25,7 +25,8 @@ use crate::{
     args::SweepArgs,
     bench::{Interrupt, Interrupted},
     exit::Exit,
-    peer, print,
+    peer,
+    said::print,
     serve::default_endpoint,
 };
 

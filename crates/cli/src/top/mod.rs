@@ -33,17 +33,17 @@ pub(crate) fn top(args: TopArgs) -> anyhow::Result<ExitCode> {
     let mut queries = StatusQueries::open(&endpoint)?;
     if let Some(session) = args.end {
         end(&mut queries, session)?;
-        return crate::print(format!("session {session} is ended\n").as_bytes());
+        return crate::said::print(format!("session {session} is ended\n").as_bytes());
     }
     let status = now(&mut queries)?;
     if args.json {
         let text = serde_json::to_string_pretty(&status)? + "\n";
-        return crate::print(text.as_bytes());
+        return crate::said::print(text.as_bytes());
     }
     let address = endpoint.to_string();
     if args.once {
         let screen = Screen::new(&address, args.sort, COLUMNS_DEFAULT);
-        return crate::print(screen.text(&status).as_bytes());
+        return crate::said::print(screen.text(&status).as_bytes());
     }
     let interval = Duration::from_secs(args.interval.into());
     follow(queries, &address, args.sort, interval, status)

@@ -1,0 +1,156 @@
+//! The `outboard` command. [`args`] declares it; help, manual page and completions come from that
+//! declaration.
+
+mod args;
+mod balance;
+mod bench;
+mod config;
+mod doctor;
+mod exit;
+mod keygen;
+mod libraries;
+mod peer;
+mod pool;
+mod preload;
+mod probe;
+mod ptxas;
+mod require;
+mod run;
+mod said;
+mod serve;
+mod stack;
+mod sweep;
+mod token;
+mod top;
+mod trace;
+
+use std::process::ExitCode;
+
+use clap::CommandFactory;
+use tracing_subscriber::{EnvFilter, filter::LevelFilter};
+
+use args::{Args, Command, LogFormat};
+use said::{print, whole};
+
+/// Counts what a worker uses of this machine's memory for its client.
+#[global_allocator]
+static ALLOCATOR: outboard_budget::CountingAllocator = outboard_budget::CountingAllocator;
+
+/// Runs the command of this process's arguments. It is the main function of both executables.
+pub fn main() -> ExitCode {
+    if let Err(why) = stack::raise() {
+        eprintln!("outboard: {why}");
+        return exit::Exit::FAILED.into();
+    }
+    command()
+}
+
+/// Runs the command. Not a part of `main`, whose frame must fit into a small stack.
+#[inline(never)]
+fn command() -> ExitCode {
+    if ptxas::is_meant() {
+        return ptxas::main();
+    }
+    // A wrong command line ends the process here, with exit code 2.
+    let args = config::parse(std::env::args_os().collect()).unwrap_or_else(|error| error.exit());
+    log_to_stderr(args.log_format);
+    let result = match args.command {
+        Command::Serve(serve) => serve::serve(*serve, args.log_format),
+        Command::Run(args) => run::run(args),
+        Command::Doctor(args) => doctor::doctor(args),
+        Command::Top(args) => top::top(args),
+        Command::Bench(args) => bench::bench(args),
+        Command::Balance(command) => balance::balance(command),
+        Command::Probe(args) => probe::probe(args),
+        Command::Sweep(args) => sweep::sweep(args),
+        Command::Calibrate(args) => bench::calibrate(args),
+        Command::Require(args) => require::require(args),
+        Command::Trace(command) => trace::trace(command),
+        Command::Keygen(args) => keygen::keygen(args),
+        Command::Token(command) => token::token(command),
+        Command::Completions { shell } => completions(shell),
+        Command::Man => manual(),
+        Command::Pool(command) => pool::pool(command),
+        Command::PoolHold(args) => pool::hold(&args),
+        Command::Worker(args) => serve::worker(args),
+        Command::BenchWorker => bench::worker(),
+        Command::TryLibrary { path } => libraries::try_library(&path),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("outboard: {}", whole(&error));
+        exit::Exit::of(&error).into()
+    })
+}
+
+/// Logs to stderr. `OUTBOARD_LOG` takes the directives of tracing-subscriber's `EnvFilter`:
+/// `debug`, `outboard_session=trace`.
+fn log_to_stderr(format: LogFormat) {
+    let asked = std::env::var("OUTBOARD_LOG").unwrap_or_default();
+    if let Some(word) = unknown_level(&asked) {
+        eprintln!(
+            "outboard: OUTBOARD_LOG: {word} is no level; off, error, warn, info, debug and trace are"
+        );
+    }
+    let filter = EnvFilter::builder()
+        .with_default_directive(LevelFilter::INFO.into())
+        .with_env_var("OUTBOARD_LOG")
+        .from_env_lossy();
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(outboard_device::log::stderr);
+    match format {
+        LogFormat::Json => log.json().flatten_event(true).init(),
+        LogFormat::Text => log
+            .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+            .init(),
+    }
+}
+
+/// Returns the first of the directives that is neither a level nor about a part of the program.
+fn unknown_level(directives: &str) -> Option<&str> {
+    let is_known = |word: &str| {
+        word.is_empty()
+            || word.contains(['=', '['])
+            || word.starts_with("outboard")
+            || word.parse::<LevelFilter>().is_ok()
+    };
+    let mut words = directives.split(',').map(str::trim);
+    words.find(|word| !is_known(word))
+}
+
+fn completions(shell: clap_complete::Shell) -> anyhow::Result<ExitCode> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Args::command(), "outboard", &mut script);
+    print(&script)
+}
+
+/// Prints one manual page for the command and all its subcommands.
+fn manual() -> anyhow::Result<ExitCode> {
+    let mut command = Args::command();
+    command.build();
+    let mut page = Vec::new();
+    describe(&command, &mut page)?;
+    print(&page)
+}
+
+fn describe(command: &clap::Command, page: &mut Vec<u8>) -> std::io::Result<()> {
+    clap_mangen::Man::new(command.clone()).render(page)?;
+    let visible = |sub: &&clap::Command| !sub.is_hide_set() && sub.get_name() != "help";
+    command
+        .get_subcommands()
+        .filter(visible)
+        .try_for_each(|sub| describe(sub, page))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_that_is_no_level_is_found() {
+        for known in ["", "debug", "WARN", "off", "outboard_session=trace,info"] {
+            assert_eq!(unknown_level(known), None, "{known}");
+        }
+        assert_eq!(unknown_level("info,loud"), Some("loud"));
+    }
+}
