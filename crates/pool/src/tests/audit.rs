@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::rules::{attach, claim, confirms, facts, granted, join, pool, report, spares};
+use super::parts::{attach, claim, confirms, facts, granted, join, pool, report, spares};
 use crate::{
     AuditFilter, Manager, Store as _, Uuid,
     api::PoolError,

@@ -1,6 +1,6 @@
 //! Idle leases: their holders are told, then the GPUs are taken back.
 
-use super::rules::{attach, claim, granted, pool, uses};
+use super::parts::{attach, claim, granted, pool, uses};
 use crate::{
     Manager, Uuid,
     api::{Join, NoticeKind, PoolError, Report},

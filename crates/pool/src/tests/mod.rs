@@ -1,9 +1,16 @@
-//! Tests of the whole: a manager's rules, and the simulation.
+//! Tests of the whole: a manager's answers, request by request, and the simulation.
 
 mod audit;
+mod boxes;
+mod claims;
+mod health;
+mod hosts;
 mod idle;
-mod rules;
+mod networks;
+mod parts;
 mod simulation;
+mod stores;
+mod watches;
 
 /// Random numbers by a seed (SplitMix64).
 pub(crate) struct Random(u64);
