@@ -43,21 +43,16 @@ pub fn entry() -> Result<TokenStream, Failure> {
     })
 }
 
-/// Returns the table of the calls' names and classes, and the list of those that need no session.
+/// Returns the table of the calls' names and classes.
 pub fn call_table() -> Result<TokenStream, Failure> {
     let calls = decl::driver()?;
     let rows = calls.iter().map(|call| {
         let (symbol, class) = (&call.symbol, ident(&format!("{:?}", call.class)));
         quote!((#symbol, Class::#class),)
     });
-    let after_fork = calls.iter().enumerate();
-    let after_fork = after_fork.filter(|(_, call)| call.attributes.is_after_fork);
-    let after_fork = after_fork.map(|(at, _)| at);
     Ok(quote! {
         /// Name and declared class of every call, by number.
         pub(crate) static CALLS: &[(&str, Class)] = &[#(#rows)*];
-        /// Numbers of the calls that answer in a forked child, too.
-        pub(crate) const AFTER_FORK: &[usize] = &[#(#after_fork),*];
     })
 }
 
@@ -99,6 +94,15 @@ pub fn function(
         (Some(PerThread::Ptds), _) => quote!(guard::with_per_thread_default(|| #body)),
         _ => body,
     };
+    let in_child = target.attributes.is_after_fork.then(|| {
+        quote! {
+            /// SAFETY: the arguments are as the manual asks, and the serving function asks no more.
+            let in_child = guard::in_child(|| unsafe { #body });
+            if let Some(answer) = in_child {
+                return answer;
+            }
+        }
+    });
     Ok(quote! {
         /// # Safety
         /// Pointers are valid as the driver API's manual asks of a caller.
@@ -107,6 +111,7 @@ pub fn function(
             #[repr(C)]
             #[derive(Clone, Copy)]
             struct Params(#(#types),*);
+            #in_child
             /// SAFETY: the arguments are as the manual asks, and the serving function asks no more.
             guard::enter(#at, || [#(#named),*], || #subject, || Params(#(#args),*), || unsafe { #captures #body })
         }

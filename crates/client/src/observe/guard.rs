@@ -27,10 +27,7 @@ use super::{
     servers::{self, Named, Selected},
     stats, times,
 };
-use crate::{
-    call_table::{AFTER_FORK, CALLS},
-    log, thread,
-};
+use crate::{call_table::CALLS, log, thread};
 
 /// Runs one call. `subject` is only evaluated if calls are recorded, `params` only if they are
 /// profiled; `named`, the arguments that name something of a server, only if there are several.
@@ -42,13 +39,9 @@ pub(crate) fn enter<P: Copy, const NAMED: usize>(
     params: impl FnOnce() -> P,
     call: impl FnOnce() -> Result<(), CUresult>,
 ) -> CUresult {
-    let mut unusual = UNUSUAL.load(Ordering::Relaxed);
+    let unusual = UNUSUAL.load(Ordering::Relaxed);
     if unusual & FORKED != 0 {
-        if !AFTER_FORK.contains(&number) {
-            return CUresult::CUDA_ERROR_NOT_INITIALIZED;
-        }
-        // A child's calls are neither recorded nor told to anyone.
-        unusual = 0;
+        return CUresult::CUDA_ERROR_NOT_INITIALIZED;
     }
     let thread = thread::here();
     let mut told_params = MaybeUninit::<P>::uninit();
@@ -126,6 +119,17 @@ impl Observed {
         }
         self.selected = None;
     }
+}
+
+/// Runs a call that answers in a forked child, too, if this is one. It is neither counted nor
+/// recorded there. No part of [`enter`], which every call passes through.
+pub(crate) fn in_child(call: impl FnOnce() -> Result<(), CUresult>) -> Option<CUresult> {
+    if UNUSUAL.load(Ordering::Relaxed) & FORKED == 0 {
+        return None;
+    }
+    let done = catch_unwind(AssertUnwindSafe(call));
+    let done = done.unwrap_or(Err(CUresult::CUDA_ERROR_UNKNOWN));
+    Some(done.err().unwrap_or(CUresult::CUDA_SUCCESS))
 }
 
 /// Runs an exported function that is not a call of the driver.
