@@ -566,7 +566,8 @@ mod tests {
             let bare = round_trips(Pair::new(carrier, None).unwrap(), PING_BYTES, 20).unwrap();
             assert!(bare.iter().any(|ns| *ns < 4e6), "{bare:?}");
             assert!(sends(Pair::new(carrier, Some(&slow)).unwrap()).unwrap() > 0.0);
-            // A frame that is read late seems to have come faster: on a busy machine the rate says nothing.
+            // A frame that is read late seems to have come faster: on a busy machine the rate says
+            // nothing.
             let bps = stream(
                 Pair::new(carrier, Some(&slow)).unwrap(),
                 STREAM_FRAME_BYTES,
