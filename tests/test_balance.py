@@ -77,7 +77,9 @@ class Net:
             f"ip link add v{number} numrxqueues {self.queues} numtxqueues {self.queues} type veth peer name eth0"
             f" numrxqueues {self.queues} numtxqueues {self.queues} netns {pid}; ip link set v{number} master br0 up",
         )
-        self.sh(pid, f"ip link set lo up; ip addr add {host}/24 dev eth0; ip link set eth0 up")
+        # A new namespace forwards if this machine does, as one with containers.
+        quiet = "echo 0 > /proc/sys/net/ipv4/ip_forward"
+        self.sh(pid, f"{quiet}; ip link set lo up; ip addr add {host}/24 dev eth0; ip link set eth0 up")
 
     def start(self, host: str, *command: str | Path, **options: Any) -> subprocess.Popen[str]:
         """Starts a program at a host, which ends with the test."""
@@ -640,7 +642,7 @@ def test_a_restart_refuses_what_is_wrong_and_changes_nothing(net: Net, tmp_path:
     (tmp_path / "state").write_bytes(b"OBBALNCE\1\0\0\0")
     other = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX)
     assert other.returncode == 1
-    assert "state: a dump of version 1, where 3 is understood" in other.stderr
+    assert re.search(r"state: a dump of version 1, where \d+ is understood", other.stderr), other.stderr
 
 
 def test_an_interface_that_goes_down_or_vanishes(net: Net, tmp_path: Path) -> None:

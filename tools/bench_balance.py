@@ -109,7 +109,9 @@ class Lab:
 
     def hold(self) -> int:
         """Starts a process that keeps a namespace with its own view of /sys, and returns its number."""
-        script = "mount -t sysfs none /sys 2>/dev/null; ip link set lo up; echo ready; exec sleep 3000"
+        # A new namespace forwards if this machine does, as one with containers.
+        script = "mount -t sysfs none /sys 2>/dev/null; echo 0 > /proc/sys/net/ipv4/ip_forward; ip link set lo up; "
+        script += "echo ready; exec sleep 3000"
         command = ["unshare", "-n", "-m", "sh", "-c", script]
         process = subprocess.Popen(command, stdout=subprocess.PIPE)
         self.stack.callback(process.wait)

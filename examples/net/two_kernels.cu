@@ -43,6 +43,11 @@ __global__ void exchange(outboard_net_queue of, Inbox *inbox, uint64_t *outbox, 
         *failure = queue.wait<Scope::warp>(ticket, PATIENCE_NS);
         if (*failure) return;
     }
+    // Neither process ends before the other has all its answers: each says that it has. That this has no answer means that
+    // the other has got it, and has ended.
+    uint64_t ticket, end = rounds + 1, to = there.address + end % 2 * sizeof(Inbox) + WORDS * 8;
+    *failure = queue.signal_set<Scope::warp>(Remote{to, there.key}, end, PATIENCE_NS, &ticket);
+    if (!*failure && poll_slot(&inbox[end % 2].round, end, PATIENCE_NS)) queue.wait<Scope::warp>(ticket, PATIENCE_NS);
 }
 
 #define CUDA(call) \
