@@ -195,7 +195,7 @@ unsafe fn text<'a>(start: *const u8) -> Result<&'a [u8], Error> {
             max: limits::PTX_BYTES_MAX as u64,
         });
     }
-    // SAFETY: so many bytes were read.
+    // SAFETY: the search above has read `len` bytes from `start`.
     Ok(unsafe { slice::from_raw_parts(start, len) })
 }
 

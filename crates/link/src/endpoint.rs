@@ -188,8 +188,8 @@ impl fmt::Display for Endpoint {
 }
 
 impl Endpoint {
-    /// Whether both are one place to listen at: the same socket file, or the same port of the same
-    /// host, as they are written.
+    /// Returns true if both are one place to listen at: the same socket file, or the same port of
+    /// the same host, as they are written.
     pub fn is_same_place(&self, other: &Endpoint) -> bool {
         match (self, other) {
             (Endpoint::Shm(path), Endpoint::Shm(other)) => path == other,

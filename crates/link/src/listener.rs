@@ -145,7 +145,7 @@ impl Listener {
         }
     }
 
-    /// Whether a socket file is removed when this is dropped.
+    /// Returns true if dropping the listener removes its socket file.
     pub fn removes_file(&self) -> bool {
         let file = self.file.as_ref();
         file.is_some_and(|file| file.owner_pid.is_some())

@@ -1,7 +1,7 @@
 //! Replays an iteration on a PCIe whose traffic something else plays, to the packet.
 //!
-//! What a unit of work needs of the PCIe depends on when it is submitted, and the reverse. So both
-//! are repeated in turn: the replay says when each unit is submitted, the [`Fabric`] plays the
+//! The traffic of a unit of work depends on when it is submitted, and the reverse. So both are
+//! repeated in turn: the replay says when each unit is submitted, the [`Fabric`] plays the
 //! traffic of all of them at these times and says how late each is, and the replay goes by that. It
 //! ends when the iteration's time stays.
 
@@ -22,7 +22,7 @@ pub struct Traffic {
     pub duration_ns: f64,
     /// Kernels, memsets and copies of it: more than one in a graph.
     pub nodes: u32,
-    /// Whether it waits for work of another stream.
+    /// The unit waits for work of another stream.
     pub waits_for_others: bool,
     /// Time of the driver's call, which rings the doorbell.
     pub called_ns: f64,
@@ -41,7 +41,7 @@ pub trait Fabric {
 pub struct Played {
     pub outcome: Outcome,
     pub rounds: usize,
-    /// Whether the time stayed in the last round.
+    /// The iteration's time was the same in the last two rounds.
     pub is_settled: bool,
 }
 

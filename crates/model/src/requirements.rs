@@ -198,16 +198,7 @@ impl Requirements {
         workload: &Workload,
         question: &Question,
     ) -> Result<Requirements, Error> {
-        check_level(question.level)?;
-        question.constants.check()?;
-        let iteration = match question.iteration {
-            Some(number) => workload.iteration(number)?,
-            None => workload.typical(),
-        };
-        let mut judge = Judge::new(iteration, question.level, question.constants);
-        if judge.local_ns <= 0.0 {
-            return Err(Error::NoTime);
-        }
+        let (iteration, mut judge) = judge(workload, question)?;
         let margin = Margin::new(question.confidence, workload.errors);
         let part = margin.within(question.budget.part());
         let perfect = judge.overhead(Network::PERFECT);
@@ -233,20 +224,29 @@ impl Requirements {
     }
 }
 
-/// Returns the networks that just keep an iteration within the budget, by simulation: round trips
-/// at most, bandwidths at least. None is as good as another one in both. Without any no network
-/// is good enough.
-pub fn frontier(workload: &Workload, question: &Question) -> Result<Vec<Network>, Error> {
+/// Returns the iteration that a question is about, and what judges networks for it.
+fn judge<'a>(
+    workload: &'a Workload,
+    question: &Question<'a>,
+) -> Result<(&'a Iteration, Judge<'a>), Error> {
     check_level(question.level)?;
     question.constants.check()?;
     let iteration = match question.iteration {
         Some(number) => workload.iteration(number)?,
         None => workload.typical(),
     };
-    let mut judge = Judge::new(iteration, question.level, question.constants);
+    let judge = Judge::new(iteration, question.level, question.constants);
     if judge.local_ns <= 0.0 {
         return Err(Error::NoTime);
     }
+    Ok((iteration, judge))
+}
+
+/// Returns the networks that just keep an iteration within the budget, by simulation: round trips
+/// at most, bandwidths at least. None is as good as another one in both. Without any no network
+/// is good enough.
+pub fn frontier(workload: &Workload, question: &Question) -> Result<Vec<Network>, Error> {
+    let (_, mut judge) = judge(workload, question)?;
     let part = Margin::new(question.confidence, workload.errors).within(question.budget.part());
     let by_bandwidth = rtt_max(&mut judge, part).into_iter().filter_map(|point| {
         let rtt_ns = match point.rtt_ns.simulated {

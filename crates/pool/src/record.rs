@@ -180,9 +180,10 @@ pub struct Leased {
     /// State of its way out of the lease of a host.
     #[serde(default)]
     pub detach: Detach,
-    /// Whether its sessions were not waited for, and who asked for it to be detached.
+    /// Its sessions were ended for the detach, rather than waited for.
     #[serde(default)]
     pub is_forced: bool,
+    /// Name of the token of who asked for the detach.
     #[serde(default)]
     pub detached_by: Option<String>,
     /// Time at which the lease got it, in seconds since 1970. Nothing is decided by it.

@@ -101,7 +101,7 @@ struct Offer {
 #[derive(Debug, Serialize, Deserialize)]
 struct Offered {
     address: Address,
-    /// Whether the server removes the socket's file at its end.
+    /// The server removes the socket's file when it ends.
     removes_file: bool,
 }
 
@@ -116,7 +116,7 @@ enum Address {
 pub(super) struct Handing {
     socket: OwnedFd,
     path: PathBuf,
-    /// Whether the file is left to the successor.
+    /// The successor keeps the file.
     is_left: bool,
     /// The server that was made an offer, until it goes ahead or its time is over.
     taker: Option<(Control, Instant)>,

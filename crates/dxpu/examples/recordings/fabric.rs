@@ -14,7 +14,7 @@ const DOORBELL_BYTES: u64 = 8;
 pub(crate) struct Simulated {
     setup: Setup,
     gpus: u32,
-    /// Whether each node of a graph reads commands, and not only the graph.
+    /// Each node of a graph reads commands, and not only the graph.
     nodes_read: bool,
     native: Native,
     part: Part,

@@ -150,7 +150,7 @@ struct Going {
     unfinished: u64,
     writes_out: u64,
     is_waiting: bool,
-    /// Whether it is among its GPU's waiters.
+    /// The chain is among those that wait for a tag of its GPU.
     wants_tag: bool,
     /// Times at which its works were done.
     ended_ps: Vec<u64>,

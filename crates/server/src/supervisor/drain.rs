@@ -79,7 +79,7 @@ pub(super) fn take_over(
 }
 
 impl Supervisor {
-    /// Whether another server has taken over, and no session is left or the time is over.
+    /// Returns true if another server has taken over, and no session is left or the time is over.
     pub(super) fn is_drained(&self) -> bool {
         let Some(draining) = &self.draining else {
             return false;
