@@ -20,7 +20,9 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ["outboard-cli", "outboard-client", "outboard-nvml", "outboard-cupti", "outboard-recorder"]
+# As `make dist` builds them: the libraries, which programs' calls pass through, and the command made small.
+LIBRARIES = ["outboard-client", "outboard-nvml", "outboard-cupti", "outboard-recorder"]
+COMMAND = "outboard-packaged"
 # Cargo's output, and its place in the package, where the command looks for its libraries.
 INSTALLED = {
     "outboard": "bin/outboard",
@@ -41,7 +43,7 @@ def build_wheel(wheel_directory: str, config_settings: object = None, metadata_d
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     version = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
     with tempfile.TemporaryDirectory() as folder:
-        binaries = stripped(binaries_folder(), Path(folder))
+        binaries = stripped(built_files(), Path(folder))
         tag = f"py3-none-{platform_of(binaries.values())}"
         name = f"outboard-{version}-{tag}.whl"
         wheel = Wheel(Path(wheel_directory) / name)
@@ -61,23 +63,26 @@ def build_wheel(wheel_directory: str, config_settings: object = None, metadata_d
     return name
 
 
-def binaries_folder() -> Path:
-    """The folder with the built binaries."""
+def built_files() -> dict[str, Path]:
+    """The built binaries, by the names that cargo gives to the larger ones of the release build."""
     if given := os.environ.get("OUTBOARD_BINARIES"):
-        return Path(given).absolute()
-    command = ["cargo", "build", "--release", "--locked", *(f"--package={name}" for name in PACKAGES)]
+        return {name: Path(given).absolute() / name for name in INSTALLED}
     if not shutil.which("cargo"):
         sys.exit("outboard: cargo is needed to build from source (Rust 1.88 or later); a wheel needs no compiler")
-    subprocess.run(command, cwd=ROOT, check=True)
-    return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
+    for profile, packages in (("release", LIBRARIES), ("dist", [COMMAND])):
+        named = [f"--package={name}" for name in packages]
+        subprocess.run(["cargo", "build", "--profile", profile, "--locked", *named], cwd=ROOT, check=True)
+    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+    libraries = {name: target / "release" / name for name in INSTALLED if name != "outboard"}
+    return {"outboard": target / "dist" / COMMAND, **libraries}
 
 
-def stripped(binaries: Path, folder: Path) -> dict[str, Path]:
+def stripped(binaries: dict[str, Path], folder: Path) -> dict[str, Path]:
     """Copies of the binaries without symbols, by their places in the package."""
     copies = {}
     for built, place in INSTALLED.items():
         copy = folder / built
-        shutil.copy(binaries / built, copy)
+        shutil.copy(binaries[built], copy)
         if strip := shutil.which("strip"):
             subprocess.run([strip, "--strip-unneeded", copy], check=True)
         copies[place] = copy

@@ -131,3 +131,33 @@ def test_the_wheel_is_the_same_when_built_again(tmp_path: Path) -> None:
         [record] = (name for name in names if name.endswith("/RECORD"))
         recorded = {line.split(",")[0] for line in archive.read(record).decode().splitlines()}
     assert recorded == set(names)
+
+
+# A `cargo` that notes what it is to build, and builds files that say which profile they are of.
+CARGO = """#!/bin/sh
+echo "$*" >> "$0.said"
+mkdir -p "$CARGO_TARGET_DIR/$3"
+for name in outboard outboard-packaged liboutboard_client.so liboutboard_nvml.so liboutboard_cupti.so \\
+    liboutboard_recorder.so; do
+    echo "$name of $3" > "$CARGO_TARGET_DIR/$3/$name"
+done
+"""
+
+
+def test_from_source_the_command_is_the_small_one_and_the_libraries_are_not(tmp_path: Path) -> None:
+    cargo = tmp_path / "cargo"
+    cargo.write_text(CARGO)
+    cargo.chmod(0o755)
+    # Without `strip`, for which these are no binaries.
+    for tool in ("sh", "mkdir"):
+        (tmp_path / tool).symlink_to(f"/bin/{tool}")
+    environment = {"PATH": str(tmp_path), "CARGO_TARGET_DIR": str(tmp_path / "target")}
+    argv = [sys.executable, ROOT / "python" / "outboard_build.py", tmp_path / "wheel"]
+    subprocess.run(argv, env=environment, check=True, capture_output=True, timeout=60)
+    [wheel] = (tmp_path / "wheel").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        inside = {name: archive.read(name).decode() for name in archive.namelist() if "/installed/" in name}
+    assert inside.pop("outboard/installed/bin/outboard") == "outboard-packaged of dist\n"
+    assert len(inside) == 4 and all(text.endswith(".so of release\n") for text in inside.values()), inside
+    said = (tmp_path / "cargo.said").read_text().splitlines()
+    assert all("--locked" in line for line in said) and len(said) == 2, said
