@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,17 +52,19 @@ class Serving:
 
 
 @contextmanager
-def serving(server: Port, client: Port, options: str = "", around: str = "") -> Iterator[Serving]:
+def serving(
+    server: Port, client: Port, options: str = "", around: str = "", more: Sequence[str | Path] = ("--spare", "0")
+) -> Iterator[Serving]:
     """`around` runs the command that it is given."""
     listen = f"rdma://{server.address}:0"
     if server.guest is client.guest:
         listen += f"?device={server.device}{options}"
     # No spare workers: a worker is a client's.
-    argv = [OUTBOARD, "serve", "--device", "soft", "--cache", "/tmp/cache", "--spare", "0", "--insecure"]
-    argv += ["--listen", listen]
+    argv = [OUTBOARD, "serve", "--device", "soft", "--cache", "/tmp/cache", "--insecure"]
+    argv += [*more, "--listen", listen]
     command = server.guest.start(f"{around} {shlex.join(map(str, argv))}" if around else argv)
     said = command.wait_for("listening on", LISTENING_S_MAX)
-    address = re.search(r"listening on (rdma://[\d.:]+)", said)
+    address = re.search(r"listening on (rdmas?://[\d.:]+)", said)
     assert address, said
     yield Serving(server, client, command, address[1])
     assert command.status() is None, f"the server died:\n{command.output()}"

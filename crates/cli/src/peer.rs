@@ -236,7 +236,7 @@ fn explain(endpoint: &Endpoint, error: DialError) -> anyhow::Error {
         ) => error.into(),
         // Usually something is missing on this machine.
         DialError::Link(error @ Error::Rdma(_)) => error.into(),
-        DialError::Link(error) if error.is_disconnect() && is_encrypted(endpoint) => {
+        DialError::Link(error) if error.is_disconnect() && endpoint.is_encrypted() => {
             anyhow::anyhow!(
                 "no encrypted connection to {endpoint}: whatever listens there hung up; a server without --tls has an address \
              of tcp://, and prints it when it starts"
@@ -251,10 +251,6 @@ fn explain(endpoint: &Endpoint, error: DialError) -> anyhow::Error {
         ),
         error => anyhow::Error::new(error).context(format!("the server at {endpoint}")),
     }
-}
-
-fn is_encrypted(endpoint: &Endpoint) -> bool {
-    matches!(endpoint, Endpoint::Tls { .. })
 }
 
 /// Why nobody answers at an address, and what helps.

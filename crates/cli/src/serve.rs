@@ -364,9 +364,9 @@ fn announce(supervisor: &Supervisor, access: &Access) {
     for endpoint in supervisor.endpoints() {
         // Standard output may be closed by a reader that only wanted the port.
         let _ = writeln!(out, "listening on {endpoint}");
-        let is_encrypted = endpoint.is_encrypted();
-        if is_open_to_others(endpoint) && !(is_encrypted && is_restricted) {
-            let who = match has_tokens {
+        let is_known = is_restricted && (has_tokens || endpoint.is_encrypted());
+        if is_open_to_others(endpoint) && !(is_known && !endpoint.has_open_data()) {
+            let who = match is_known {
                 true => "whoever is between a program and this server",
                 false => "whoever can connect",
             };
@@ -530,18 +530,14 @@ fn own_proof(listen: &[Endpoint], trust: &TrustArgs) -> anyhow::Result<Option<Ow
     }))
 }
 
-/// Gives the addresses of encrypted connections the server's key; those of tcp become such, if all
-/// are to be.
+/// Gives the addresses of encrypted connections the server's key; those of tcp and rdma become
+/// such, if all are to be.
 fn encrypted(listen: Vec<Endpoint>, own: Option<&OwnProof>) -> anyhow::Result<Vec<Endpoint>> {
     let Some(own) = own else {
         return Ok(listen);
     };
     let listen = listen.into_iter().map(|at| match at {
-        Endpoint::Tcp { host, port } if own.is_for_all => Ok(Endpoint::Tls {
-            host,
-            port,
-            fingerprint: own.pin(),
-        }),
+        at if own.is_for_all && !at.is_encrypted() => Ok(at.encrypted(own.pin())),
         at => match at.pin() {
             None => Ok(at.with_pin(own.pin())),
             Some(pin) => {
@@ -597,17 +593,21 @@ fn check_networks<'a>(
 ) -> anyhow::Result<()> {
     anyhow::ensure!(
         !has_tls || listen.clone().any(Endpoint::is_encrypted),
-        "--tls and --certificate are for tcp addresses: add --listen tcp://HOST:PORT"
+        "--tls and --certificate are for tcp and rdma addresses: add --listen tcp://HOST:PORT"
     );
     if trust.insecure {
         return Ok(());
     }
     for open in listen.filter(|at| is_open_to_others(at)) {
         match open {
-            at if at.is_encrypted() => anyhow::ensure!(
+            at if !at.has_open_data() => anyhow::ensure!(
                 trust.authorized.is_some() || trust.client_ca.is_some() || trust.tokens.is_some(),
                 "{open} is reached by other machines, and everybody who connects could use the GPU and run code here: \
                  name who may, by --authorized FILE (keys), --client-ca FILE (certificates) or --tokens (tokens), or serve everybody with --insecure"
+            ),
+            at if at.is_encrypted() => anyhow::bail!(
+                "{open} is reached by other machines, and what RDMA adapters send there is neither encrypted nor \
+                 authenticated: add --insecure on a fabric where you trust everybody, or listen at a tcp address"
             ),
             _ => anyhow::bail!(
                 "{open} is reached by other machines, and everybody who connects could use the GPU and run code here: \

@@ -138,7 +138,7 @@ pub(crate) fn use_files(
         anyhow::ensure!(
             servers.iter().any(Endpoint::is_encrypted),
             "--ca, --certificate and --key are for encrypted connections, and those to {first} are not: its address \
-             does not begin with tcps"
+             does not begin with tcps or rdmas"
         );
     }
     // The program may change its folder before its first call.

@@ -1,5 +1,5 @@
 //! Addresses of servers: `shm:///path`, `tcp://host:port`, `tcps://host:port`, where
-//! `?fingerprint=...` may follow, or `rdma://host:port?device=...`.
+//! `?fingerprint=...` may follow, `rdma://host:port?device=...`, or `rdmas://`, where both may.
 
 use std::{
     fmt,
@@ -35,7 +35,17 @@ pub enum Endpoint {
         host: Host,
         port: u16,
         options: Box<RdmaOptions>,
+        set_up: SetUp,
     },
+}
+
+/// The tcp connection over which two sides set up RDMA. What their adapters send afterwards is
+/// never encrypted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SetUp {
+    Open,
+    /// Encrypted (TLS 1.3), with the server's key as in [`Endpoint::Tls`].
+    Encrypted(Option<Fingerprint>),
 }
 
 /// The host of a network endpoint.
@@ -53,7 +63,8 @@ pub enum Host {
     "bad server address {url:?}: {reason}; accepted are shm:///absolute/path, shm:relative/path, tcp://host, \
      tcp://host:port, tcp://1.2.3.4:port and tcp://[ipv6]:port (default port {PORT_DEFAULT}), the same with tcps://, where \
      ?fingerprint=sha256:... may follow, and with rdma://, \
-     where ?device=mlx5_0&port=1&gid=3&mtu=4096&traffic_class=106&pkey=0xffff may follow, or some of it"
+     where ?device=mlx5_0&port=1&gid=3&mtu=4096&traffic_class=106&pkey=0xffff may follow, or some of it, and with rdmas://, \
+     where both may"
 )]
 pub struct EndpointError {
     pub url: String,
@@ -70,7 +81,9 @@ pub enum ListError {
 }
 
 /// Schemes: the words before an address's colon.
-const SCHEMES: [&str; 4] = ["shm", "tcp", "tcps", "rdma"];
+const SCHEMES: [&str; 5] = ["shm", "tcp", "tcps", "rdma", "rdmas"];
+/// Name of the option that is the server's key.
+const FINGERPRINT: &str = "fingerprint";
 
 impl Endpoint {
     /// Reads addresses with commas between them. A comma after which no address begins is part of
@@ -101,23 +114,88 @@ impl Endpoint {
 impl Endpoint {
     /// Returns whether the tcp connections of this address are encrypted.
     pub fn is_encrypted(&self) -> bool {
-        matches!(self, Self::Tls { .. })
+        match self {
+            Self::Tls { .. } => true,
+            Self::Rdma { set_up, .. } => *set_up != SetUp::Open,
+            Self::Shm(_) | Self::Tcp { .. } => false,
+        }
+    }
+
+    /// Returns whether the data of a session can be read or changed on a network.
+    pub fn has_open_data(&self) -> bool {
+        matches!(self, Self::Tcp { .. } | Self::Rdma { .. })
     }
 
     /// Returns the server's key of an encrypted address.
     pub fn pin(&self) -> Option<Fingerprint> {
         match self {
             Self::Tls { fingerprint, .. } => *fingerprint,
+            Self::Rdma {
+                set_up: SetUp::Encrypted(fingerprint),
+                ..
+            } => *fingerprint,
             _ => None,
         }
+    }
+
+    /// Makes an address of a tcp port one of encrypted connections, to a server with this key, or
+    /// with a certificate.
+    #[must_use]
+    pub fn encrypted(self, key: Option<Fingerprint>) -> Endpoint {
+        match self {
+            Self::Tcp { host, port } => Self::Tls {
+                host,
+                port,
+                fingerprint: key,
+            },
+            Self::Rdma {
+                host,
+                port,
+                options,
+                set_up: SetUp::Open,
+            } => Self::Rdma {
+                host,
+                port,
+                options,
+                set_up: SetUp::Encrypted(key),
+            },
+            other => other,
+        }
+    }
+
+    /// Returns the address with another port; that of a file as it is.
+    #[must_use]
+    pub(crate) fn with_port(&self, chosen: u16) -> Endpoint {
+        let mut endpoint = self.clone();
+        match &mut endpoint {
+            Self::Shm(_) => {}
+            Self::Tcp { port, .. } | Self::Tls { port, .. } | Self::Rdma { port, .. } => {
+                *port = chosen;
+            }
+        }
+        endpoint
+    }
+
+    /// Returns a rdma address with other options; others as they are.
+    #[must_use]
+    pub fn with_rdma(mut self, said: RdmaOptions) -> Endpoint {
+        if let Self::Rdma { options, .. } = &mut self {
+            **options = said;
+        }
+        self
     }
 
     /// Returns an encrypted address with another key; others as they are.
     #[must_use]
     pub fn with_pin(&self, pin: Option<Fingerprint>) -> Endpoint {
         let mut endpoint = self.clone();
-        if let Self::Tls { fingerprint, .. } = &mut endpoint {
-            *fingerprint = pin;
+        match &mut endpoint {
+            Self::Tls { fingerprint, .. }
+            | Self::Rdma {
+                set_up: SetUp::Encrypted(fingerprint),
+                ..
+            } => *fingerprint = pin,
+            _ => {}
         }
         endpoint
     }
@@ -143,10 +221,14 @@ impl FromStr for Endpoint {
                 Some(rest) => parse_rdma(rest),
                 None => Err("rdma: must be followed by //".into()),
             },
+            Some(("rdmas", rest)) => match rest.strip_prefix("//") {
+                Some(rest) => parse_rdma_encrypted(rest),
+                None => Err("rdmas: must be followed by //".into()),
+            },
             Some((scheme, rest)) if rest.starts_with("//") => {
                 Err(format!("there is no link of kind {scheme:?}"))
             }
-            _ => Err("it does not start with shm:, tcp://, tcps:// or rdma://".into()),
+            _ => Err("it does not start with shm:, tcp://, tcps://, rdma:// or rdmas://".into()),
         };
         parsed.map_err(|reason| EndpointError {
             url: url.into(),
@@ -176,12 +258,20 @@ impl fmt::Display for Endpoint {
                 host,
                 port,
                 options,
+                set_up,
             } => {
-                write!(f, "rdma://{host}:{port}")?;
-                match options.is_empty() {
-                    true => Ok(()),
-                    false => write!(f, "?{options}"),
-                }
+                let (scheme, fingerprint) = match set_up {
+                    SetUp::Open => ("rdma", None),
+                    SetUp::Encrypted(fingerprint) => ("rdmas", *fingerprint),
+                };
+                write!(f, "{scheme}://{host}:{port}")?;
+                let options = (!options.is_empty()).then(|| options.to_string());
+                let fingerprint = fingerprint.map(|key| format!("{FINGERPRINT}={key}"));
+                let mut query = [fingerprint, options].into_iter().flatten();
+                query.try_fold('?', |before, part| {
+                    write!(f, "{before}{part}").map(|()| '&')
+                })?;
+                Ok(())
             }
         }
     }
@@ -262,7 +352,7 @@ fn parse_tls(rest: &str) -> Result<Endpoint, String> {
     let (authority, query) = rest.split_once('?').unwrap_or((rest, ""));
     let fingerprint = match query.split_once('=') {
         None if query.is_empty() => None,
-        Some(("fingerprint", text)) => Some(text.parse().map_err(|e| format!("{e}"))?),
+        Some((FINGERPRINT, text)) => Some(text.parse().map_err(|e| format!("{e}"))?),
         _ => return Err(format!("{query:?} is not fingerprint=sha256:...")),
     };
     let (host, port) = parse_authority(authority)?;
@@ -281,7 +371,27 @@ fn parse_rdma(rest: &str) -> Result<Endpoint, String> {
         host,
         port,
         options,
+        set_up: SetUp::Open,
     })
+}
+
+fn parse_rdma_encrypted(rest: &str) -> Result<Endpoint, String> {
+    let (authority, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let mut fingerprint = None;
+    let mut options = Vec::new();
+    for part in query.split('&') {
+        match part.split_once('=') {
+            Some((FINGERPRINT, text)) => {
+                let key = text.parse().map_err(|e| format!("{e}"))?;
+                if fingerprint.replace(key).is_some() {
+                    return Err(format!("{FINGERPRINT} is said twice"));
+                }
+            }
+            _ => options.push(part),
+        }
+    }
+    let open = parse_rdma(&format!("{authority}?{}", options.join("&")))?;
+    Ok(open.encrypted(fingerprint))
 }
 
 fn parse_authority(authority: &str) -> Result<(Host, u16), String> {
@@ -382,7 +492,8 @@ mod tests {
 
     #[test]
     fn accepted_forms_round_trip() {
-        let pinned = format!("tcps://gpu-7:9?fingerprint=sha256:{}", "0f".repeat(32));
+        let pin = format!("fingerprint=sha256:{}", "0f".repeat(32));
+        let pinned = format!("tcps://gpu-7:9?{pin}");
         for (url, shown) in [
             (pinned.as_str(), pinned.as_str()),
             ("tcps://[::1]", "tcps://[::1]:4833"),
@@ -395,6 +506,12 @@ mod tests {
             ("tcp://[FE80::1%eth0]:65535", "tcp://[fe80::1%eth0]:65535"),
             ("rdma://gpu-7", "rdma://gpu-7:4833"),
             ("rdma://[::1]:9?", "rdma://[::1]:9"),
+            ("rdmas://[::1]:9?", "rdmas://[::1]:9"),
+            ("rdmas://gpu-7?gid=1", "rdmas://gpu-7:4833?gid=1"),
+            (
+                format!("rdmas://gpu-7?gid=1&{pin}&device=rxe0").as_str(),
+                format!("rdmas://gpu-7:4833?{pin}&device=rxe0&gid=1").as_str(),
+            ),
             (
                 "rdma://10.0.0.7?gid=0x3&device=mlx5_0",
                 "rdma://10.0.0.7:4833?device=mlx5_0&gid=3",
@@ -404,6 +521,24 @@ mod tests {
             assert_eq!(endpoint.to_string(), shown);
             assert_eq!(shown.parse::<Endpoint>().unwrap(), endpoint);
         }
+    }
+
+    #[test]
+    fn an_rdma_address_with_a_key_has_open_data_all_the_same() {
+        let pin = "0f".repeat(32);
+        let plain: Endpoint = "rdma://a?gid=1".parse().unwrap();
+        let fingerprint: Fingerprint = format!("sha256:{pin}").parse().unwrap();
+        let encrypted = plain.clone().encrypted(Some(fingerprint));
+        let shown = format!("rdmas://a:4833?fingerprint=sha256:{pin}&gid=1");
+        assert_eq!(encrypted.to_string(), shown);
+        assert_eq!(encrypted.pin(), Some(fingerprint));
+        assert!(encrypted.is_encrypted() && !plain.is_encrypted());
+        assert!(encrypted.has_open_data() && plain.has_open_data());
+        assert!(encrypted.is_same_place(&plain));
+        assert_eq!(encrypted.with_pin(None).to_string(), "rdmas://a:4833?gid=1");
+        let said = format!("rdmas://a?fingerprint=sha256:{pin}&fingerprint=sha256:{pin}");
+        let error = said.parse::<Endpoint>().unwrap_err();
+        assert!(error.reason.contains("said twice"), "{error}");
     }
 
     #[test]
@@ -426,6 +561,10 @@ mod tests {
             ("rdma://x?gid", "not NAME=VALUE"),
             ("rdma://x?colour=red", "none of device"),
             ("rdma://x?mtu=1500", "none of 256"),
+            ("rdma://x?fingerprint=sha256:00", "none of device"),
+            ("rdmas:x", "followed by //"),
+            ("rdmas://x?colour=red", "none of device"),
+            ("rdmas://x?gid=1&fingerprint=sha256:00", "no fingerprint"),
             ("tcp://x?gid=3", "not a host name"),
             ("shm:", "path is missing"),
             ("shm://", "path is missing"),

@@ -106,7 +106,7 @@ pub use crate::{
     data_connections::{data_connections_are_set, data_connections_wanted, open_data_connections},
     deadline::Wait,
     dial::{dial, greet},
-    endpoint::{Endpoint, EndpointError, Host, ListError},
+    endpoint::{Endpoint, EndpointError, Host, ListError, SetUp},
     error::RdmaError,
     handles::{Closer, Waker},
     heartbeat::{Heartbeats, received_bytes, unread_bytes, unsent_bytes},

@@ -48,37 +48,19 @@ impl Listener {
     pub fn bind(endpoint: &Endpoint) -> Result<Self, Error> {
         match endpoint {
             Endpoint::Shm(path) => Self::bind_shm(endpoint, path),
-            Endpoint::Tcp { host, port } => {
+            Endpoint::Tcp { host, port } | Endpoint::Tls { host, port, .. } => {
                 let (socket, port) = bind_tcp(endpoint, host, *port)?;
-                let host = host.clone();
-                Ok(Self::over_tcp(socket, Endpoint::Tcp { host, port }))
-            }
-            Endpoint::Tls {
-                host,
-                port,
-                fingerprint,
-            } => {
-                let (socket, port) = bind_tcp(endpoint, host, *port)?;
-                let endpoint = Endpoint::Tls {
-                    host: host.clone(),
-                    port,
-                    fingerprint: *fingerprint,
-                };
-                Ok(Self::over_tcp(socket, endpoint))
+                Ok(Self::over_tcp(socket, endpoint.with_port(port)))
             }
             Endpoint::Rdma {
                 host,
                 port,
                 options,
+                ..
             } => {
                 rdma::check(options)?;
                 let (socket, port) = bind_tcp(endpoint, host, *port)?;
-                let endpoint = Endpoint::Rdma {
-                    host: host.clone(),
-                    port,
-                    options: options.clone(),
-                };
-                Ok(Self::over_tcp(socket, endpoint))
+                Ok(Self::over_tcp(socket, endpoint.with_port(port)))
             }
         }
     }
@@ -161,14 +143,7 @@ impl Listener {
     /// Makes a tcp address one of encrypted connections, with this key or a certificate.
     #[must_use]
     pub fn encrypted(self, key: Option<Fingerprint>) -> Self {
-        let endpoint = match self.endpoint {
-            Endpoint::Tcp { host, port } => Endpoint::Tls {
-                host,
-                port,
-                fingerprint: key,
-            },
-            other => other,
-        };
+        let endpoint = self.endpoint.clone().encrypted(key);
         Self { endpoint, ..self }
     }
 
@@ -323,6 +298,7 @@ pub fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Stream, Error> 
             host,
             port,
             options,
+            ..
         } => {
             // A lack of RDMA here is reported before the server is contacted.
             rdma::check(options)?;

@@ -14,7 +14,7 @@ use super::admission::TlsTerms;
 
 /// First bytes of a client that does not encrypt.
 const PLAIN: [u8; 5] = *b"OUTBO";
-const WRONG_ADDRESS: &str = "this port is that of a tcps:// address, not of a tcp:// one; the server prints the address when it starts";
+const WRONG_ADDRESS: &str = "this port is that of a tcps:// or rdmas:// address, not of a tcp:// or rdma:// one; the server prints the address when it starts";
 const NOT_NOW: &str = "the server cannot look at the keys that it serves; its log says why";
 const NO_CERTIFICATE: &str = "this server asks for a certificate of the authorities that it knows: outboard run --certificate FILE --key FILE, or \
      OUTBOARD_CERTIFICATE and OUTBOARD_CERTIFICATE_KEY";

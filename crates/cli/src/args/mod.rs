@@ -155,7 +155,7 @@ pub(crate) enum Command {
 #[command(after_help = "\
 Whoever can connect can use the GPU and run any code on it. A shm address is open to your own user, root, and the users \
 of --allow-uid. A tcp address beyond this machine needs --tls and --authorized or --tokens, or --insecure on a network \
-that you trust; rdma needs --insecure.
+that you trust; rdma needs --insecure, also with --tls.
 
 Examples:
   outboard serve                                     shm, at the default address
@@ -164,6 +164,7 @@ Examples:
   outboard serve --listen shm:///run/gpu.sock --allow-uid 1001 --socket-group 100
   outboard serve --insecure --listen rdma://10.0.0.7 RoCE or InfiniBand, by the device that has this address
   outboard serve --insecure --listen 'rdma://10.0.0.7?device=mlx5_0&gid=3&traffic_class=106'
+  outboard serve --insecure --tls --authorized friends --listen rdma://10.0.0.7
   outboard serve --device soft --threads 8           without a GPU
   outboard serve --config serve.toml --check-config  is the file right?
   outboard serve --device soft --capability 9.0 --memory 4GiB")]

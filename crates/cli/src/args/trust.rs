@@ -24,7 +24,8 @@ pub(crate) struct TrustArgs {
     #[arg(long, value_name = "FILE", num_args = 0..=1)]
     pub(crate) tokens: Option<Option<PathBuf>>,
     /// Encrypt the connections of tcp addresses (TLS 1.3): they become tcps addresses, which the
-    /// server prints with the fingerprint of its key
+    /// server prints with the fingerprint of its key. Rdma addresses become rdmas ones: only the
+    /// connection that sets RDMA up is encrypted
     #[arg(long)]
     pub(crate) tls: bool,
     /// File of the server's key for tcps addresses (outboard keygen) [default:

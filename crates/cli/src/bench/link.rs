@@ -309,14 +309,7 @@ fn pair(link: LinkOf, args: &LinkArgs) -> anyhow::Result<Pair> {
         LinkOf::Tcp => "tcp://127.0.0.1:0".parse()?,
         LinkOf::Rdma => format!("rdma://127.0.0.1:0?{}", args.rdma).parse()?,
     };
-    let seen = |endpoint: &Endpoint| match endpoint.clone() {
-        Endpoint::Rdma { host, port, .. } => Endpoint::Rdma {
-            host,
-            port,
-            options: Box::new(args.client().clone()),
-        },
-        other => other,
-    };
+    let seen = |endpoint: &Endpoint| endpoint.clone().with_rdma(args.client().clone());
     Pair::between(folder, &endpoint, seen, None)
 }
 

@@ -101,7 +101,7 @@ fn the_printed_address_is_enough_and_no_other_key_is_accepted() {
     assert!(said.contains("?fingerprint="), "{said}");
     server.expect_log("asks for a certificate, and this server has none");
     let said = refused(&mut run(&bare.replace("tcps", "tcp")));
-    assert!(said.contains("tcps:// address"), "{said}");
+    assert!(said.contains("tcps:// or rdmas:// address"), "{said}");
     assert!(server.is_running());
     let shown = output(
         outboard()
@@ -195,8 +195,21 @@ fn beyond_this_machine_an_encrypted_server_says_who_may_come() {
         list.to_str().unwrap(),
     ]);
     assert!(said.contains("annot assign"), "{said}");
+    // Adapters' data is open, whoever is known.
+    let listed = ["--authorized", list.to_str().unwrap()];
+    for url in ["rdma://192.0.2.1:4833", "rdmas://192.0.2.1:4833?gid=1"] {
+        let said = serve(&[&["--listen", url][..], &listed].concat());
+        assert!(
+            said.contains("rdmas://192.0.2.1:4833?fingerprint=sha256:"),
+            "{said}"
+        );
+        assert!(
+            said.contains("neither encrypted") && said.contains("--insecure"),
+            "{said}"
+        );
+    }
     let said = serve(&["--listen", "shm:///tmp/nothing-here"]);
-    assert!(said.contains("are for tcp addresses"), "{said}");
+    assert!(said.contains("are for tcp and rdma addresses"), "{said}");
     let mut missing = outboard();
     missing.args([
         "serve",

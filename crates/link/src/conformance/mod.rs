@@ -133,14 +133,7 @@ impl Fixture for RdmaFixture {
 
     fn seen_by_client(&self, endpoint: Endpoint) -> Endpoint {
         let said = std::env::var("OUTBOARD_RDMA_CLIENT").unwrap_or_default();
-        match endpoint {
-            Endpoint::Rdma { host, port, .. } => Endpoint::Rdma {
-                host,
-                port,
-                options: Box::new(said.parse().expect("RDMA options")),
-            },
-            other => other,
-        }
+        endpoint.with_rdma(said.parse().expect("RDMA options"))
     }
 }
 
