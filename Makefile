@@ -11,6 +11,7 @@
 # make pool-demo   a pool in a minute: a broken GPU is replaced by a spare, a killed manager comes back
 # make bench-pool  how fast the pool's manager is; POOL_NUMBERS and the table of docs/pool.md from it
 # make paper-pool  figures and tables of a paper on pools of GPUs, simulated; docs/results/paper-pool.json and the page
+# make paper-pool-gpu  the same paper's programs on this machine's GPU behind an emulated PCIe (PARTS, CASES, PAPER_BUDGET_S)
 # make hostile    the attacks of tests/hostile in their long form, an hour and a half; docs/results/hostile.json
 # make balance-soak  the balancer's tests in their long form, as root for AF_XDP, too; docs/results/balance-soak.json
 # make containers the images of server and client by podman, without a registry, as root
@@ -51,6 +52,7 @@ BALANCE := docs/results/bench-balance.json
 POOL_PAPER := docs/results/paper-pool.json
 # Next to it, where tools/paper_pool.py finds it.
 POOL_RECORDINGS := docs/results/paper-pool-recordings.json
+POOL_EMULATED := docs/results/paper-pool-gpu.json
 POOL_NUMBERS := docs/results/2026-11-25-pool-numbers.json
 REQUIREMENTS := docs/results/paper-requirements.json
 RECORDINGS := recordings/h200
@@ -65,7 +67,7 @@ BALANCE_SOAK ?= balance-soak
 PARTS ?=
 CASES ?=
 
-.PHONY: demo check test lint unit smoke loom fuzz hostile balance-soak bare-root programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-quick pool-demo bench-pool build examples coverage samples ptx-table dist check-size containers install wheel deb clean
+.PHONY: demo check test lint unit smoke loom fuzz hostile balance-soak bare-root programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-gpu paper-pool-quick pool-demo bench-pool build examples coverage samples ptx-table dist check-size containers install wheel deb clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -214,9 +216,12 @@ paper-pool: $(TOOLCHAIN)
 	@mkdir -p build
 	$(CARGO) run --quiet --release -p outboard-dxpu --example paper >build/paper-pool.json
 	mv build/paper-pool.json $(POOL_PAPER)
-	$(CARGO) run --quiet --release -p outboard-dxpu --example recordings recordings/h200 >build/paper-pool-recordings.json
+	$(CARGO) run --quiet --release -p outboard-dxpu --example recordings recordings/h200 recordings/pool >build/paper-pool-recordings.json
 	mv build/paper-pool-recordings.json $(POOL_RECORDINGS)
 	$(TOOLCHAIN) tools/paper_pool.py $(POOL_PAPER) docs/pool-paper.md
+
+paper-pool-gpu: build
+	python3 gpu-check/pool.py --outboard $(RELEASE)/outboard --out $(POOL_EMULATED) --budget-s $(PAPER_BUDGET_S) --only "$(PARTS)" --cases "$(CASES)"
 
 # The results and the page are what the simulation gives today: it takes some seconds and has one result.
 paper-pool-quick: $(TOOLCHAIN)

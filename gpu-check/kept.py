@@ -31,3 +31,15 @@ def load(path: Path, new: dict[str, Any]) -> dict[str, Any]:
     if results.get("format") != new["format"] or not all(isinstance(results.get(name), dict) for name in tables):
         raise ValueError(f"{path} is no file of results of this program")
     return results
+
+
+def merged(old: dict[str, Any] | None, new: dict[str, Any], about: dict[str, Any], keep: bool) -> dict[str, Any]:
+    """Returns a part as measured now; with `keep`, also the cases that an earlier run measured."""
+    for case in new.get("cases", {}).values():
+        case["date_utc"] = about["date_utc"]
+    if keep and old is not None:
+        # Kept cases were measured on the machine that the part named until now.
+        for case in old["cases"].values():
+            case.setdefault("machine", old["machine"])
+        new = new | {"cases": old["cases"] | new["cases"]}
+    return {"machine": about, **new}

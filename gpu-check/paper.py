@@ -197,9 +197,9 @@ def _run(setting: Setting, results: dict[str, Any]) -> int:
             until = time.monotonic() + (deadline - time.monotonic()) * PARTS[part] / left
             print(f"{part}:", flush=True)
             measured = RUNNERS[part](setting, until)
-            results["parts"][part] = _merged(results["parts"].get(part), measured, about, bool(options.cases))
+            results["parts"][part] = kept.merged(results["parts"].get(part), measured, about, bool(options.cases))
             kept.write(options.out, results)
-            ok = ok and _is_whole(measured)
+            ok = ok and is_whole(measured)
     except ServerError as error:
         print(f"paper: {error}", file=sys.stderr)
         ok = False
@@ -209,19 +209,7 @@ def _run(setting: Setting, results: dict[str, Any]) -> int:
     return 0 if ok else EXIT_FAILED
 
 
-def _merged(old: dict[str, Any] | None, new: dict[str, Any], about: dict[str, Any], keep: bool) -> dict[str, Any]:
-    """Returns the part as measured now; with `keep`, also the cases that an earlier run measured."""
-    for case in new.get("cases", {}).values():
-        case["date_utc"] = about["date_utc"]
-    if keep and old is not None:
-        # Kept cases were measured on the machine that the part named until now.
-        for case in old["cases"].values():
-            case.setdefault("machine", old["machine"])
-        new = new | {"cases": old["cases"] | new["cases"]}
-    return {"machine": about, **new}
-
-
-def _is_whole(measured: dict[str, Any]) -> bool:
+def is_whole(measured: dict[str, Any]) -> bool:
     """Whether everything was measured, or cannot be because a library is missing."""
     entries = [entry for case in measured.get("cases", {}).values() for entry in case["modes"].values()]
     failed = [entry for entry in entries if entry["status"] not in ("ok", "skip")]

@@ -52,6 +52,10 @@ class Mode:
     record: str = ""
     # Iterations before the GPU is timed.
     untimed: int = 0
+    # The longer PCIe that this machine's own GPU seems to be behind; empty for none.
+    pcie: str = ""
+    # Name of the mode whose caches of compiled kernels it uses; empty for its own.
+    caches: str = ""
 
 
 @dataclass(frozen=True)
@@ -170,14 +174,15 @@ class Runner:
 
     def through(self, mode: Mode, command: list[str]) -> list[str]:
         """Returns the command as it is run in a mode."""
-        if mode.url is None and not mode.record:
+        if mode.url is None and not mode.record and not mode.pcie:
             return command
         where = ["--local"] if mode.url is None else ["--gpu", mode.url]
         emulate = ["--emulate", mode.emulate] if mode.emulate else []
         record = ["--record", mode.record] if mode.record else []
         if mode.untimed and mode.url is None:
             record += ["--untimed", str(mode.untimed)]
-        return [*self.outboard, "run", *where, *emulate, *record, "--", *command]
+        pcie = ["--emulate-pcie", mode.pcie] if mode.pcie else []
+        return [*self.outboard, "run", *where, *emulate, *pcie, *record, "--", *command]
 
     def _attempt(
         self,
@@ -219,8 +224,9 @@ class Runner:
 
     def environment(self, group: Group, mode: Mode, stats_path: Path) -> dict[str, str]:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("OUTBOARD_")}
-        # Every mode compiles for itself: a kernel from another mode's cache would prove nothing.
-        caches = self.scratch / "caches" / mode.name
+        # Where results are checked, every mode compiles for itself: a kernel from another mode's
+        # cache would prove nothing.
+        caches = self.scratch / "caches" / (mode.caches or mode.name)
         environment.update(
             CUBLAS_WORKSPACE_CONFIG=":4096:8",
             CUPY_CACHE_DIR=str(caches / "cupy"),

@@ -57,6 +57,14 @@ class Setting:
     about: dict[str, Any] = field(default_factory=dict)
 
 
+def cut(runner: Runner, whole: Path, recording: Path, title: str) -> None:
+    """Keeps of a recording its iterations, under a name for people."""
+    command = [*runner.outboard, "trace", "cut", str(whole), "-o", str(recording), "--program", title]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=REQUIRE_S_MAX)
+    if done.returncode != 0:
+        raise StageError(done.stderr.strip())
+
+
 class Stage:
     """A program's processes, all running at once: local, recorded, and over a network that can be
     changed."""
@@ -112,11 +120,7 @@ class Stage:
         player.ask({"do": "record", "iterations": self.iterations, "warm_up_s": WARM_UP_S})
         player.answer(f"recording {self.case.name}", RECORD_S_MAX)
         self.players.pop("recorded").close()
-        command = [*self.setting.runner.outboard, "trace", "cut", str(self.whole), "-o", str(self.recording)]
-        command += ["--program", self.case.title]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=REQUIRE_S_MAX)
-        if done.returncode != 0:
-            raise StageError(done.stderr.strip())
+        cut(self.setting.runner, self.whole, self.recording, self.case.title)
         return self.recording
 
     def cost(self) -> float:

@@ -56,6 +56,8 @@ class Case:
     group: str = ""
     # Target of the ratio to local, by link.
     targets: dict[str, float] = field(default_factory=dict)
+    # Names of the modes in which it is timed; empty for all.
+    modes: tuple[str, ...] = ()
 
 
 class Player:
@@ -211,9 +213,9 @@ class Table:
     players: dict[str, Player] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
 
-    def open(self) -> None:
-        """Starts all missing processes at once."""
-        missing = [mode for mode in self.modes if mode.name not in self.players and mode.name not in self.lost]
+    def open(self, modes: Sequence[Mode]) -> None:
+        """Starts all of these modes' processes that are missing, at once."""
+        missing = [mode for mode in modes if mode.name not in self.players and mode.name not in self.lost]
         for mode in missing:
             if mode.url is not None:
                 self.runner.prepare_remote()
@@ -236,17 +238,19 @@ class Table:
             player.close()
 
     def play(self, case: Case, rounds_max: int, until: float) -> dict[str, Outcome]:
-        """Times one case in every mode, round by round, up to `rounds_max` or until the time is
-        used up."""
-        outcomes = {mode.name: Outcome() for mode in self.modes}
-        self.open()
-        for name, why in self.lost.items():
-            outcomes[name] = Outcome("error", why)
+        """Times one case in each of its modes, round by round, up to `rounds_max` or until the time
+        is used up."""
+        known = {mode.name: mode for mode in self.modes}
+        modes = [known[name] for name in case.modes or known]
+        outcomes = {mode.name: Outcome() for mode in modes}
+        self.open(modes)
+        for name in outcomes.keys() & self.lost.keys():
+            outcomes[name] = Outcome("error", self.lost[name])
         command = {"do": "prepare", "module": case.module, "step": case.step, "warm_up": case.warm_up}
         # Models are built at the same time; only timed work takes turns.
         self._all(outcomes, command, "prepared", f"preparing {case.name}", PREPARE_S_MAX)
         for number in range(rounds_max):
-            names = [mode.name for mode in self.modes if outcomes[mode.name].status == "ok"]
+            names = [mode.name for mode in modes if outcomes[mode.name].status == "ok"]
             if not names or (number > 0 and time.monotonic() >= until) or time.monotonic() >= self.deadline:
                 break
             shift = number % len(names)
@@ -288,7 +292,7 @@ class Table:
         self, outcomes: dict[str, Outcome], command: dict[str, Any], expected: str, what: str, most: float
     ) -> None:
         asked = []
-        for name, player in list(self.players.items()):
+        for name, player in [(name, self.players[name]) for name in outcomes if name in self.players]:
             try:
                 player.ask(command)
                 asked.append(name)

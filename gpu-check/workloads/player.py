@@ -29,6 +29,8 @@ from typing import Any, cast
 from harness import Settings, SkipWorkload, emit
 
 EXIT_NO_RESULT = 75
+# Compiling takes longer than a turn; a stack printed meanwhile can end the process.
+PREPARE_WATCHDOG_S = 170.0
 
 
 class Player:
@@ -140,7 +142,8 @@ def main() -> int:
     for line in sys.stdin:
         command = json.loads(line)
         # The stack of a hang, from a thread that needs no lock of the interpreter.
-        faulthandler.dump_traceback_later(options.watchdog_s, exit=False)
+        watchdog_s = PREPARE_WATCHDOG_S if command["do"] == "prepare" else options.watchdog_s
+        faulthandler.dump_traceback_later(watchdog_s, exit=False)
         try:
             commands = (player.prepare, player.run, player.record, player.network, player.drop)
             {do.__name__: do for do in commands}[command["do"]](command)

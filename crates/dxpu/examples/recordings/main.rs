@@ -1,7 +1,9 @@
 //! Plays recordings through the packet simulation, beside the formula and the replay of the same:
-//! `recordings FOLDER` prints JSON, the input of `tools/paper_pool.py`.
+//! `recordings FOLDER MODELS` prints JSON, the input of `tools/paper_pool.py`. `MODELS` is a folder
+//! with recordings of the paper's own models.
 
 mod fabric;
+mod kernels;
 
 use std::{error::Error, path::Path};
 
@@ -28,25 +30,26 @@ const IMAGE_BYTES_MIN: u64 = 1 << 20;
 const NVLINK_BYTES_PER_S: f64 = 450e9;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let folder = std::env::args().nth(1).ok_or("no folder of recordings")?;
-    let folder = Path::new(&folder);
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(folder)? {
-        let path = entry?.path();
-        let name = path.file_stem().and_then(|name| name.to_str());
-        names.extend(
-            name.filter(|_| path.extension().is_some_and(|it| it == "trace"))
-                .map(str::to_owned),
-        );
-    }
-    names.sort();
+    let mut arguments = std::env::args().skip(1);
+    let (Some(folder), Some(models)) = (arguments.next(), arguments.next()) else {
+        return Err("two folders of recordings are needed".into());
+    };
+    let (folder, models) = (Path::new(&folder), Path::new(&models));
     let mut rows = Vec::new();
-    for name in &names {
-        let workload = read(folder, name)?;
+    for name in names(folder)? {
+        let workload = read(folder, &name)?;
         if workload.typical().works().next().is_some() {
-            rows.push(row(name, workload.typical())?);
+            rows.push(row(&name, workload.typical())?);
             eprintln!("{name}");
         }
+    }
+    let mut of_models = Vec::new();
+    for name in names(models)? {
+        let workload = read(models, &name)?;
+        let mut row = row(&name, workload.typical())?;
+        row["durations"] = kernels::kernels(workload.typical());
+        of_models.push(row);
+        eprintln!("{name}");
     }
     let (mut several, mut generations) = (Vec::new(), Vec::new());
     for (name, gradient_bytes) in TRAININGS {
@@ -59,9 +62,24 @@ fn main() -> Result<(), Box<dyn Error>> {
     let figure4 = on_the_gpu(resnet.typical())?;
     println!(
         "{}",
-        json!({ "rows": rows, "several": several, "generations": generations, "figure4": figure4 })
+        json!({ "rows": rows, "models": of_models, "several": several, "generations": generations, "figure4": figure4 })
     );
     Ok(())
+}
+
+/// Returns the names of a folder's recordings, in order.
+fn names(folder: &Path) -> Result<Vec<String>, Box<dyn Error>> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_stem().and_then(|name| name.to_str());
+        names.extend(
+            name.filter(|_| path.extension().is_some_and(|it| it == "trace"))
+                .map(str::to_owned),
+        );
+    }
+    names.sort();
+    Ok(names)
 }
 
 fn read(folder: &Path, name: &str) -> Result<Workload, Box<dyn Error>> {
@@ -103,7 +121,6 @@ fn row(name: &str, iteration: &Iteration) -> Result<Value, Box<dyn Error>> {
             "replay": local_ns / replayed_ns,
             "packets": part_of(&whole),
             "is_settled": whole.is_settled,
-            "emulation": Value::Null,
         }));
     }
     let unsignalled = packets(RTTS_NS[0], Part::WithoutSignals, false);
