@@ -316,14 +316,18 @@ def _figure4(results: dict[str, Any]) -> tuple[str, str]:
         "model at all four.\n\n"
     )
     drawn = [("replay", BLUE), ("packets", ORANGE)]
-    lines = [Line([100 * row[key] for row in found["rows"]], color) for key, color in drawn]
-    ratios = [[_ratio(case, row["rtt_us"]) for row in found["rows"]] for case in cases]
+    played = [Line([100 * row[key] for row in found["rows"]], color) for key, color in drawn]
     emulated = [("emulated", GREEN), ("emulated, 32 bits", PURPLE)]
-    lines += [Line(values, color) for values, (_, color) in zip(ratios, emulated, strict=True)]
-    lines.append(Line([92.56, 91.40, 90.0, 80.0], GREY, dashed=True))
-    panel = Panel("ResNet-50, batch 64", lines=lines, labels=[str(row["rtt_us"]) for row in found["rows"]])
+    measured = [
+        Line([_ratio(case, row["rtt_us"]) for row in found["rows"]], color)
+        for case, (_, color) in zip(cases, emulated, strict=True)
+    ]
+    model = Line([92.56, 91.40, 90.0, 80.0], GREY, dashed=True)
+    labels = [str(row["rtt_us"]) for row in found["rows"]]
+    panels = [Panel("recording", lines=[*played, model], labels=labels)]
+    panels.append(Panel("emulation", lines=[*measured, model], labels=labels))
     legend = [*drawn, *emulated, ("the paper's model", GREY)]
-    picture = svg.chart("Performance by round trip", [panel], legend, 1, "percent of local, by us")
+    picture = svg.chart("ResNet-50, batch 64", panels, legend, 2, "percent of local, by round trip in us")
     head = ["round trip", "formula", "replay", "packets", "emulation", "32 bits", "paper, model", "paper, measured"]
     return text + table(head, rows), picture
 

@@ -362,10 +362,14 @@ def _cdf(title: str, recorded: dict[str, dict[str, Any]], names: dict[int, str])
             Line([100 * point[key] for point in points], colour)
             for points, colour in zip(found.values(), COLOURS, strict=False)
         ]
-        labels = [str(point["up_to_us"]) for point in next(iter(found.values()), [])]
+        labels = [_short(point["up_to_us"]) for point in next(iter(found.values()), [])]
         panels.append(Panel(what, lines=lines, labels=labels))
     legend = [(f"batch {batch}", colour) for batch, colour in zip(found, COLOURS, strict=False)]
     return svg.chart(title, panels, legend, 2, "percent, up to us")
+
+
+def _short(us: int) -> str:
+    return str(us) if us < 1000 else f"{us // 1000}k"
 
 
 def section51(results: dict[str, Any]) -> str:
