@@ -3,7 +3,10 @@
 //! GPUs of one model lie in groups of four kinds. Each kind has, for each model, an ordered set of
 //! (free GPUs, group): the groups that have enough GPUs are found without a look at GPUs.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    iter,
+};
 
 use outboard_datacenter::{
     GPU_MILLI,
@@ -102,6 +105,8 @@ struct Kind {
     by_free: BTreeSet<(usize, usize)>,
     /// Groups that have free GPUs, by number.
     with_free: BTreeSet<usize>,
+    /// Number of groups that have so many GPUs, free or not.
+    by_present: BTreeMap<usize, usize>,
 }
 
 #[derive(Default)]
@@ -135,7 +140,7 @@ impl Placement {
             if *group == next {
                 kind.groups.push(Group::default());
             }
-            kind.groups[*group].present += 1;
+            kind.set_present(*group, kind.groups[*group].present + 1);
             kind.groups[*group].link = link;
         }
         if self.gpus.len() <= gpu {
@@ -153,7 +158,7 @@ impl Placement {
         let of = &mut self.models[model];
         of.present -= 1;
         for (kind, group) in of.kinds.iter_mut().zip(groups) {
-            kind.groups[group].present -= 1;
+            kind.set_present(group, kind.groups[group].present - 1);
         }
     }
 
@@ -192,17 +197,8 @@ impl Placement {
     /// Returns the most GPUs that a claim of this kind could ever get, whoever has them now.
     pub(crate) fn most(&self, wish: &Wish<'_>) -> usize {
         let of = |model: &Model| match wish.same {
-            None => {
-                let boxes = model.kinds[0].groups.iter().filter(|it| it.meets(wish));
-                let mut boxes: Vec<_> = boxes.map(|it| it.present).collect();
-                boxes.sort_unstable_by(|a, b| b.cmp(a));
-                boxes.iter().take(wish.boxes_max).sum()
-            }
-            Some(same) => {
-                let groups = &model.kinds[at(same)].groups;
-                let groups = groups.iter().filter(|it| it.meets(wish));
-                groups.map(|group| group.present).max().unwrap_or(0)
-            }
+            None => model.kinds[0].largest(wish).take(wish.boxes_max).sum(),
+            Some(same) => model.kinds[at(same)].largest(wish).next().unwrap_or(0),
         };
         self.matching(wish).map(of).max().unwrap_or(0)
     }
@@ -433,6 +429,32 @@ impl Kind {
     /// Returns whether a group is behind a network that is good enough.
     fn meets(&self, group: usize, wish: &Wish<'_>) -> bool {
         self.groups[group].meets(wish)
+    }
+
+    fn set_present(&mut self, group: usize, present: usize) {
+        let before = std::mem::replace(&mut self.groups[group].present, present);
+        if let Some(count) = self.by_present.get_mut(&before) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_present.remove(&before);
+            }
+        }
+        if present > 0 {
+            *self.by_present.entry(present).or_default() += 1;
+        }
+    }
+
+    /// Returns the numbers of GPUs of all groups, the largest first. If a network is needed, each
+    /// group is looked at.
+    fn largest(&self, wish: &Wish<'_>) -> Box<dyn Iterator<Item = usize> + '_> {
+        if wish.links.is_empty() {
+            let counts = self.by_present.iter().rev();
+            return Box::new(counts.flat_map(|(present, count)| iter::repeat_n(*present, *count)));
+        }
+        let groups = self.groups.iter().filter(|group| group.meets(wish));
+        let mut present: Vec<_> = groups.map(|group| group.present).collect();
+        present.sort_unstable_by(|a, b| b.cmp(a));
+        Box::new(present.into_iter())
     }
 
     /// Returns a group that has enough free GPUs. If a network is needed, groups behind others are

@@ -10,6 +10,8 @@ const BYTES: usize = 16;
 const PREFIX: &str = "GPU-";
 /// Bytes before each dash.
 const DASHES: [usize; 4] = [4, 6, 8, 10];
+const DIGITS: &[u8; 16] = b"0123456789abcdef";
+const TEXT_BYTES: usize = PREFIX.len() + 2 * BYTES + DASHES.len();
 
 /// The UUID of a GPU; as text `GPU-` and 32 hexadecimal digits with dashes, as NVML shows it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -21,14 +23,16 @@ pub struct UuidError(String);
 
 impl fmt::Display for Uuid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(PREFIX)?;
+        let mut text = [b'-'; TEXT_BYTES];
+        text[..PREFIX.len()].copy_from_slice(PREFIX.as_bytes());
+        let mut to = PREFIX.len();
         for (at, byte) in self.0.iter().enumerate() {
-            if DASHES.contains(&at) {
-                f.write_str("-")?;
-            }
-            write!(f, "{byte:02x}")?;
+            to += usize::from(DASHES.contains(&at));
+            text[to] = DIGITS[usize::from(byte >> 4)];
+            text[to + 1] = DIGITS[usize::from(byte & 15)];
+            to += 2;
         }
-        Ok(())
+        f.write_str(str::from_utf8(&text).unwrap_or(PREFIX))
     }
 }
 

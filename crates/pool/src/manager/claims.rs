@@ -28,8 +28,14 @@ impl Manager {
             return Ok(Claimed::Granted(self.granted(lease)));
         }
         self.check_possible(claim)?;
-        self.wait(now_ms, claim)?;
-        self.give_to_waiting(now_ms);
+        // If none waits it passes nobody, and needs no place in the queue.
+        let is_alone = self.waiting_count() == 0;
+        if !is_alone || !self.try_grant(now_ms, claim) {
+            self.wait(now_ms, claim)?;
+        }
+        if !is_alone {
+            self.give_to_waiting(now_ms);
+        }
         if let Some(lease) = self.lease_of(claim)? {
             return Ok(Claimed::Granted(self.granted(lease)));
         }
@@ -287,13 +293,7 @@ impl Manager {
             self.hosts.insert(name.into(), Host { record, used });
         }
         let host = self.hosts.get_mut(name)?;
-        let free = (0..host.record.entries).filter(|entry| !host.used.contains(entry));
-        let entries: Vec<u16> = free.take(count).collect();
-        if entries.len() < count {
-            return None;
-        }
-        host.used.extend(&entries);
-        Some(entries)
+        host.used.take(count, host.record.entries)
     }
 
     /// Returns a lease's grants, one for each box.
@@ -483,7 +483,7 @@ impl Manager {
             leased.free = true;
             let host = self.hosts.get_mut(&claim.host);
             if let Some(host) = host.filter(|_| !leased.replaced) {
-                host.used.remove(&leased.entry);
+                host.used.remove(leased.entry);
             }
         }
         if let Some(used) = self.used.get_mut(&claim.owner) {

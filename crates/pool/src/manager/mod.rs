@@ -7,6 +7,7 @@
 //! - `open`: a manager of a store's records.
 //! - `boxes`: boxes that join and report.
 //! - `claims`: claims, leases and their end.
+//! - `entries`: entries of hosts' tables.
 //! - `audit`: what was given to whom, and taken back.
 //! - `attach`: GPUs that a host has, without a program.
 //! - `history`: its numbers over time.
@@ -23,6 +24,7 @@ mod audit;
 mod boxes;
 mod changes;
 mod claims;
+mod entries;
 mod health;
 mod history;
 mod idle;
@@ -50,6 +52,7 @@ use crate::{
 use audit::Audit;
 pub use audit::AuditFilter;
 use changes::{Changes, Subject};
+use entries::Entries;
 use history::History;
 use queue::Queue;
 use spares::Spares;
@@ -155,7 +158,7 @@ struct Box_ {
 
 struct Host {
     record: HostRecord,
-    used: BTreeSet<u16>,
+    used: Entries,
 }
 
 struct Lease {
@@ -231,15 +234,14 @@ impl Manager {
     }
 
     fn write<T: Serialize>(&mut self, key: String, record: &T) {
-        // Plain records always have a form.
-        let value = serde_json::to_vec(record).unwrap_or_default();
-        self.writes.insert(key, Some(value));
+        self.writes.insert(key, Some(value_of(record)));
     }
 
     fn write_gpu(&mut self, gpu: usize) {
         self.changes.touch(Subject::Gpu(gpu));
-        let record = self.gpus[gpu].record.clone();
-        self.write(record::gpu_key(&record.facts.uuid), &record);
+        let record = &self.gpus[gpu].record;
+        let key = record::gpu_key(&record.facts.uuid);
+        self.writes.insert(key, Some(value_of(record)));
     }
 
     /// Gives a GPU to a lease. Returns its epoch.
@@ -262,8 +264,9 @@ impl Manager {
 
     fn write_lease(&mut self, id: u64) {
         self.changes.touch(Subject::Lease(id));
-        if let Some(record) = self.leases.get(&id).map(|lease| lease.record.clone()) {
-            self.write(record::lease_key(id), &record);
+        if let Some(lease) = self.leases.get(&id) {
+            let value = value_of(&lease.record);
+            self.writes.insert(record::lease_key(id), Some(value));
         }
     }
 
@@ -311,6 +314,12 @@ impl Manager {
         let found = self.by_name.get(name).copied();
         found.ok_or_else(|| PoolError::Unknown(format!("there is no box {name:?}")))
     }
+}
+
+/// Returns a record as it is stored.
+fn value_of<T: Serialize>(record: &T) -> Vec<u8> {
+    // Plain records always have a form.
+    serde_json::to_vec(record).unwrap_or_default()
 }
 
 /// Returns where a GPU lies. Names of groups begin with the box's, so that they hold for all boxes.

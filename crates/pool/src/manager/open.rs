@@ -16,7 +16,10 @@ use crate::{
     store::{Entry, Store, StoreError, Transaction},
 };
 
-use super::{audit::Audit, changes::Changes, history::History, queue::Queue, spares::Spares};
+use super::{
+    audit::Audit, changes::Changes, entries::Entries, history::History, queue::Queue,
+    spares::Spares,
+};
 
 impl Manager {
     /// Takes over a store: from now on no other manager writes to it. `id` is the pool's, if this
@@ -118,7 +121,7 @@ impl Manager {
         } else if key.starts_with(HOST_PREFIX) {
             let record: HostRecord = read(entry)?;
             self.node_last = self.node_last.max(record.node);
-            let used = BTreeSet::new();
+            let used = Entries::default();
             self.hosts
                 .insert(record.name.clone(), Host { record, used });
         } else if key.starts_with(LEASE_PREFIX) {

@@ -41,9 +41,8 @@ fn a_watch_tells_each_object_that_has_changed_once_as_it_is_now() {
     let gpu = manager.lease_view(0, lease).unwrap().gpus[0].to_string();
     let lease = lease.to_string();
     let wanted = [
-        ("u", false),
-        (&gpu, true),
-        (&lease, true),
+        (gpu.as_str(), true),
+        (lease.as_str(), true),
         ("waits", true),
         ("bob", false),
     ];
