@@ -9,6 +9,7 @@
 # make paper-flow   connection tables beside others, on this machine; docs/results/paper-flow.json and the page from it
 # make bench-balance   the balancer beside nftables, HAProxy and nginx, in namespaces, as root; docs/results/bench-balance.json and the page
 # make pool-demo   a pool in a minute: a broken GPU is replaced by a spare, a killed manager comes back
+# make pool-faults   half an hour of a pool whose processes are killed and stopped and whose links are cut; docs/results/pool-faults.json
 # make bench-pool  how fast the pool's manager is; POOL_NUMBERS and the table of docs/pool.md from it
 # make paper-pool  figures and tables of a paper on pools of GPUs, simulated; docs/results/paper-pool.json and the page
 # make paper-pool-gpu  the same paper's programs on this machine's GPU behind an emulated PCIe (PARTS, CASES, PAPER_BUDGET_S)
@@ -63,11 +64,14 @@ SUITES ?=
 SUITES_RESULTS ?= docs/results/gpu-suites.json
 HOSTILE ?= hostile
 BALANCE_SOAK ?= balance-soak
+POOL_FAULTS ?= pool-faults
+FAULTS_S ?= 1800
+SEED ?= 1
 # Parts (figure3,table2,...) and cases; what is not asked for stays as it is.
 PARTS ?=
 CASES ?=
 
-.PHONY: demo check test lint unit smoke loom fuzz hostile balance-soak bare-root programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-gpu paper-pool-quick pool-demo bench-pool build examples coverage samples ptx-table dist check-size containers install wheel deb clean
+.PHONY: demo check test lint unit smoke loom fuzz hostile balance-soak bare-root programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-gpu paper-pool-quick pool-demo pool-faults bench-pool build examples coverage samples ptx-table dist check-size containers install wheel deb clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -131,6 +135,11 @@ hostile: build $(TOOLCHAIN) examples
 # 10,000 transfers while everything changes, and floods of SYNs; PARTS chooses some.
 balance-soak: build $(TOOLCHAIN)
 	OUTBOARD=$(RELEASE)/outboard PYTHONPATH=tests $(TOOLCHAIN) tests/balance/long.py docs/results/$(BALANCE_SOAK).json $(PARTS)
+
+# A pool in namespaces; FAULTS_S seconds, of which a few are calm, by the seed SEED.
+pool-faults: build $(TOOLCHAIN)
+	@tools/etcd.sh
+	OUTBOARD=$(RELEASE)/outboard PYTHONPATH=tests:tests/programs $(TOOLCHAIN) tests/pool/long.py docs/results/$(POOL_FAULTS).json $(FAULTS_S) $(SEED)
 
 bare-root: wheel deb examples
 	python3 tools/bare_root.py --jupyter --out docs/results/bare-root.json

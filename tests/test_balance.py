@@ -28,6 +28,8 @@ ECHO_PORT = 7000
 TRANSFERS = 1000
 TAKEN_OVER = 800
 WAIT_S_MAX = 20
+# Time after which namespaces go in any case, whatever becomes of the tests.
+HELD_S = 3_600
 DEVICE_UNAVAILABLE = 46
 
 has_tools = all(shutil.which(name) for name in ["ip", "unshare", "nsenter"])
@@ -48,7 +50,7 @@ class Net:
 
     def hold(self, *command: str) -> int:
         """Starts a process that keeps a namespace, and returns its number."""
-        process = subprocess.Popen([*command, "sh", "-c", "echo ready; exec sleep 1000"], stdout=subprocess.PIPE)
+        process = subprocess.Popen([*command, "sh", "-c", f"echo ready; exec sleep {HELD_S}"], stdout=subprocess.PIPE)
         self.stack.callback(process.wait)
         self.stack.callback(process.kill)
         assert process.stdout is not None
