@@ -3,6 +3,7 @@
 
     python3 gpu-check/net.py build FOLDER                            # with .toolchain and target/release, anywhere
     python3 gpu-check/net.py run NAME=FOLDER... --out RESULTS.json   # on a machine with a GPU
+    python3 gpu-check/net.py bench NAME=FOLDER... --out RESULTS.json # the same, timed
 
 Several folders, built from several commits or with several headers (--include), take turns with each case, so that
 what differs between them is not the machine. Ends with 1 where a result is wrong, a program hangs or none could be
@@ -16,6 +17,7 @@ import json
 import shutil
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -31,18 +33,38 @@ SOURCES = {
     "soak": ROOT / "tests" / "programs" / "net" / "soak.cu",
     "messages": ROOT / "tests" / "programs" / "net" / "messages.cu",
     "two_kernels": ROOT / "examples" / "net" / "two_kernels.cu",
+    "bench": ROOT / "tests" / "programs" / "net" / "bench.cu",
 }
 # Arguments of each program, which its first lines explain; SEED is the round's number.
 CASES = {
-    "soak": ["1 200 6 0 SEED", "32 20 6 0 SEED", "32 20 6 20000 SEED", "64 150 5 0 SEED", "256 40 8 0 SEED"],
+    "soak": [
+        "1 200 6 0 SEED",
+        "32 20 6 0 SEED",
+        "32 20 6 20000 SEED",
+        "64 150 5 0 SEED",
+        "256 40 8 0 SEED",
+        "32 20 6 20000 SEED gpu",
+        "64 150 5 0 SEED gpu",
+        "256 40 8 0 SEED gpu",
+        "1 200 6 0 SEED gpu 4",
+    ],
     "messages": [
-        "thread 1 1 200 6 4 1 0 0 SEED",
+        "thread 16 16 40 6 4 1 0 0 SEED",
         "thread 32 32 20 6 4 16 1 20000 SEED",
         "warp 4 4 40 6 3 33 0 0 SEED",
         "block 2 2 20 6 2 1 1 0 SEED",
     ],
     "two_kernels": ["100"],
 }
+# Threads, queues, bytes, operations, operations to a wait, flags of a queue (4: exclusive), and where counters are.
+TIMED = [
+    *(f"1 1 {size} 2000 1 {flags} {place}" for size in (8, 20480) for flags in (0, 4) for place in ("host", "gpu")),
+    *(f"1 1 {size} 1000 1 4 gpu" for size in (64, 1024, 4096, 65536, 1048576)),
+    *(f"1 1 {size} 4000 64 4 gpu" for size in (8, 1024, 4096, 20480, 65536, 1048576)),
+    *(f"{threads} 1 8 2000 16 0 {place}" for threads in (32, 128, 512) for place in ("host", "gpu")),
+    *(f"{threads} 1 8 500 16 0 gpu" for threads in (1, 1024)),
+    *(f"{threads} {queues} 8 1000 16 0 gpu" for threads, queues in ((64, 4), (256, 4), (64, 64), (1024, 64))),
+]
 EXIT_FAILED = 1
 EXIT_NOT_RUN = 77
 
@@ -66,14 +88,15 @@ def main() -> int:
     one.add_argument("--include", type=Path, default=ROOT / "include", help="the folder of outboard/net.cuh")
     one.add_argument("--library", type=Path, default=ROOT / "target" / "release" / LIBRARY)
     one.add_argument("--define", action="append", default=[], metavar="NAME[=VALUE]")
-    one = commands.add_parser("run")
-    one.add_argument("builds", nargs="+", metavar="NAME=FOLDER")
-    one.add_argument("--out", type=Path, required=True)
-    one.add_argument("--rounds", type=int, default=3)
-    one.add_argument("--timeout-s", type=float, default=90, help="for one run")
-    one.add_argument("--only", default="", help="programs, by comma")
+    for do in ("run", "bench"):
+        one = commands.add_parser(do)
+        one.add_argument("builds", nargs="+", metavar="NAME=FOLDER")
+        one.add_argument("--out", type=Path, required=True)
+        one.add_argument("--rounds", type=int, default=3)
+        one.add_argument("--timeout-s", type=float, default=90, help="for one run")
+        one.add_argument("--only", default="", help="programs, by comma")
     options = parser.parse_args()
-    return build(options) if options.do == "build" else run(options)
+    return {"build": build, "run": run, "bench": bench}[options.do](options)
 
 
 def build(options: argparse.Namespace) -> int:
@@ -111,6 +134,48 @@ def run(options: argparse.Namespace) -> int:
     wrong = sum(not outcome.is_right for outcome in outcomes)
     print(f"{len(outcomes) - wrong} of {len(outcomes)} are right")
     return EXIT_FAILED if wrong or not outcomes else 0
+
+
+def bench(options: argparse.Namespace) -> int:
+    """Times each case, builds in turns, and prints the medians."""
+    if not machine.has_gpu():
+        print("NOT RUN: there is no NVIDIA GPU with a driver here")
+        return EXIT_NOT_RUN
+    builds = dict(text.split("=", 1) for text in options.builds)
+    timed: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    failed = 0
+    for _ in range(options.rounds):
+        for case in TIMED:
+            for name, folder in builds.items():
+                ended, said = ended_with([Path(folder).resolve() / "bench", *case.split()], options.timeout_s)
+                if ended:
+                    timed.setdefault((name, case), []).append(json.loads(said[-1]))
+                else:
+                    failed += 1
+                    print(f"{name}: {case}: {' '.join(said)}", flush=True)
+    rows = [{"build": name, "case": case, **medians(runs)} for (name, case), runs in timed.items()]
+    results = {
+        "format": 2,
+        "what": "tests/programs/net/bench.cu with the software adapter: medians of builds in turns; a case is THREADS"
+        " QUEUES BYTES OPERATIONS WINDOW FLAGS COUNTERS",
+        "machine": this_machine(),
+        "rounds": options.rounds,
+        "failed": failed,
+        "rows": rows,
+    }
+    options.out.write_text(json.dumps(machine.scrub(results), indent=1) + "\n")
+    for row in rows:
+        print(" ".join(f"{key}={value}" for key, value in row.items()))
+    return EXIT_FAILED if failed or not rows else 0
+
+
+def this_machine() -> dict[str, Any]:
+    """What machine.py says of it, without the command, which takes no part."""
+    return {key: value for key, value in machine.describe(["true"]).items() if key != "outboard"}
+
+
+def medians(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {key: statistics.median(run[key] for run in runs) for key in runs[0] if key not in ("right", "syndrome")}
 
 
 def one_case(name: str, path: Path, case: str, timeout_s: float) -> Outcome:
@@ -153,7 +218,7 @@ def write(out: Path, builds: dict[str, str], outcomes: list[Outcome]) -> None:
     results = {
         "format": 2,
         "what": "kernels of tests/programs/net and examples/net with the software adapter, builds in turns",
-        "machine": machine.describe(["true"]),
+        "machine": this_machine(),
         "builds": list(builds),
         "outcomes": [asdict(outcome) for outcome in outcomes],
     }

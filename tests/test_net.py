@@ -72,7 +72,7 @@ def is_right(done: subprocess.CompletedProcess[str]) -> None:
 
 # Threads, rounds of seven operations, logarithm of the ring's entries, losses of each million, seed. 10,000 rounds pass
 # the 16 bits of an index; 64 threads fill a ring of 32 entries.
-@pytest.mark.parametrize("case", ["1 10000 5 0 1", "64 150 5 0 1", "16 20 6 20000 3"])
+@pytest.mark.parametrize("case", ["1 10000 5 0 1", "64 150 5 0 1", "16 20 6 20000 3", "1 10000 5 0 1 host 4"])
 def test_threads_of_the_cpu_share_a_queue(soak_on_cpu: Path, case: str) -> None:
     is_right(run(soak_on_cpu, case))
 
@@ -86,7 +86,10 @@ def test_a_ring_that_has_no_room_for_a_warp_is_refused(soak_on_cpu: Path, messag
     assert "one of 33 entries is signalled at least, so that a warp finds room; not one of 34" in done.stdout
 
 
-@pytest.mark.parametrize("case", ["1 20 5 0 1", "64 10 5 0 1", "32 5 6 20000 3"])
+# With gpu the queue's counters are in the device's memory; 4 is a queue for one thread at a time.
+@pytest.mark.parametrize(
+    "case", ["1 20 5 0 1", "64 10 5 0 1", "32 5 6 20000 3", "64 10 5 0 1 gpu", "32 5 6 20000 3 gpu", "1 20 5 0 1 gpu 4"]
+)
 def test_threads_of_a_kernel_share_a_queue(server: Server, soak_on_gpu: Path, case: str) -> None:
     """The adapter runs in the program's process: over shm its memory is the kernel's, too."""
     is_right(server.run("shm", soak_on_gpu, *case.split()))

@@ -75,7 +75,7 @@ int main(int count, char **values)
     uint64_t rounds = std::strtoull(values[3], nullptr, 10);
     outboard_net *net;
     NET(outboard_net_open(nullptr, &net));
-    outboard_net_queue_options options = {6, 0, 1, 0};
+    outboard_net_queue_options options = {6, 0, 1, 0, 0};
     uint64_t bytes = outboard_net_queue_bytes(&options);
     void *memory;
     CUDA(pinned(&memory, bytes));

@@ -9,8 +9,9 @@
 // tickets, so a signal arrives after the data that was put before it, and poll_slot() acquires: what was put before
 // the signal may be read after it. Nothing is promised between two queues.
 //
-// Posting: reserve (compare-and-swap, if there is room), fill, ready in order (release), then whoever finds nobody
-// ringing rings once for all that is ready. Threads of a warp that post together to one queue reserve once and ring once.
+// Posting: take one of the ring's credits, reserve a number, fill the entry, say that it is filled; then whoever finds
+// nobody ringing rings once for all that are filled without a gap. No thread waits for another that posts. To a queue that
+// is OUTBOARD_NET_EXCLUSIVE one thread, warp or block posts at a time: then all of this are plain stores.
 //
 // Scopes. With Scope::warp or Scope::block, put<Scope::warp>(...), all threads of the warp or block make the call
 // together with the same arguments: it is one operation, which sees what all of them wrote before, and all get its
@@ -24,18 +25,7 @@
 #include <string.h>
 
 #include "net.h"
-
-#if defined(__CUDACC__)
-#define OUTBOARD_NET_CALL __host__ __device__ inline
-#else
-#include <sched.h>
-#include <time.h>
-#define OUTBOARD_NET_CALL inline
-#endif
-#if defined(__CUDACC__) && !defined(__CUDA_ARCH__)
-#include <sched.h>
-#include <time.h>
-#endif
+#include "net_order.cuh"
 
 namespace outboard {
 namespace net {
@@ -92,118 +82,15 @@ constexpr uint32_t INLINE = 0x80000000u;
 constexpr uint64_t BYTES_MAX = 0x80000000u;
 constexpr uint32_t NO_MEMORY = 0x100;
 constexpr uint64_t ALL = UINT64_MAX >> 8;
-// Time beyond its deadline that a post waits for the threads before it: what it has reserved cannot be given back.
+// Time beyond its deadline that a receive waits for the threads before it: what it has reserved cannot be given back.
 constexpr uint64_t LOST_NS = 1000000000;
-// Counters of a queue, a line each. FORCED is behind the last nop that was posted for those who wait.
+// Numbers from here on are given while the host puts the queue back: nothing is posted by them.
+constexpr uint64_t CLOSED = (uint64_t)1 << 62;
+// Counters of a queue, a line each. USED are entries of the ring that are not complete, and those that threads try for. FORCED is behind the last nop that was posted for those who wait.
 enum Counter {
-    RESERVED = 0, READY = 8, RINGING = 16, RUNG = 24, DONE = 32, ERROR = 40, BASE = 48, FORCED = 56,
+    RESERVED = 0, USED = 8, RINGING = 16, RUNG = 24, DONE = 32, ERROR = 40, BASE = 48, FORCED = 56,
     CONSUMED = 64, RECEIVES_RESERVED = 72, RECEIVES_READY = 80, RECEIVES_CONSUMED = 88, FORCING = 96,
 };
-
-OUTBOARD_NET_CALL uint64_t now_ns()
-{
-#ifdef __CUDA_ARCH__
-    uint64_t ns;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
-    return ns;
-#else
-    timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
-#endif
-}
-
-OUTBOARD_NET_CALL void pause()
-{
-#ifdef __CUDA_ARCH__
-    asm volatile("nanosleep.u32 100;");
-#else
-    sched_yield();
-#endif
-}
-
-// Relaxed, of system scope.
-OUTBOARD_NET_CALL uint64_t load(const uint64_t *at)
-{
-#ifdef __CUDA_ARCH__
-    uint64_t value;
-    asm volatile("ld.relaxed.sys.b64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
-    return value;
-#else
-    return __atomic_load_n(at, __ATOMIC_RELAXED);
-#endif
-}
-
-OUTBOARD_NET_CALL uint64_t load_acquire(const uint64_t *at)
-{
-#ifdef __CUDA_ARCH__
-    uint64_t value;
-    asm volatile("ld.acquire.sys.b64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
-    return value;
-#else
-    return __atomic_load_n(at, __ATOMIC_ACQUIRE);
-#endif
-}
-
-OUTBOARD_NET_CALL void store(uint64_t *at, uint64_t value)
-{
-#ifdef __CUDA_ARCH__
-    asm volatile("st.relaxed.sys.b64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
-#else
-    __atomic_store_n(at, value, __ATOMIC_RELAXED);
-#endif
-}
-
-OUTBOARD_NET_CALL void store32(uint32_t *at, uint32_t value)
-{
-#ifdef __CUDA_ARCH__
-    asm volatile("st.relaxed.sys.b32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
-#else
-    __atomic_store_n(at, value, __ATOMIC_RELAXED);
-#endif
-}
-
-OUTBOARD_NET_CALL void store_release(uint64_t *at, uint64_t value)
-{
-#ifdef __CUDA_ARCH__
-    asm volatile("st.release.sys.b64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
-#else
-    __atomic_store_n(at, value, __ATOMIC_RELEASE);
-#endif
-}
-
-// Orders what is before it with what is after it, for the adapter and all threads.
-OUTBOARD_NET_CALL void fence()
-{
-#ifdef __CUDA_ARCH__
-    asm volatile("fence.sc.sys;" ::: "memory");
-#else
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-#endif
-}
-
-OUTBOARD_NET_CALL uint64_t compare_exchange(uint64_t *at, uint64_t expected, uint64_t value)
-{
-#ifdef __CUDA_ARCH__
-    uint64_t old;
-    asm volatile("atom.acq_rel.sys.cas.b64 %0, [%1], %2, %3;" : "=l"(old) : "l"(at), "l"(expected), "l"(value) : "memory");
-    return old;
-#else
-    __atomic_compare_exchange_n(at, &expected, value, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
-    return expected;
-#endif
-}
-
-OUTBOARD_NET_CALL void raise(uint64_t *at, uint64_t value)
-{
-#ifdef __CUDA_ARCH__
-    asm volatile("{ .reg .b64 old; atom.acq_rel.sys.max.u64 old, [%0], %1; }" ::"l"(at), "l"(value) : "memory");
-#else
-    uint64_t old = __atomic_load_n(at, __ATOMIC_RELAXED);
-    while (old < value && !__atomic_compare_exchange_n(at, &old, value, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
-    }
-#endif
-}
 
 OUTBOARD_NET_CALL uint64_t big(uint64_t value)
 {
@@ -212,6 +99,16 @@ OUTBOARD_NET_CALL uint64_t big(uint64_t value)
     return (uint64_t)low << 32 | high;
 #else
     return __builtin_bswap64(value);
+#endif
+}
+
+// Number of the first bit that is 1; there is one.
+OUTBOARD_NET_CALL uint32_t trailing_zeros(uint64_t bits)
+{
+#ifdef __CUDA_ARCH__
+    return (uint32_t)__ffsll((long long)bits) - 1;
+#else
+    return (uint32_t)__builtin_ctzll(bits);
 #endif
 }
 
@@ -417,8 +314,8 @@ public:
         bool leads = detail::enter<scope>();
         Failure failure{};
         if (leads) {
-            uint64_t reserved = detail::load_acquire(counter(detail::RESERVED));
-            bool posted = reserved != detail::load_acquire(counter(detail::BASE));
+            uint64_t reserved = acquire(detail::RESERVED);
+            bool posted = reserved != acquire(detail::BASE);
             if (posted) failure = wait_alone(reserved - 1, detail::now_ns() + timeout_ns, true);
         }
         detail::share<scope>(failure, leads);
@@ -462,6 +359,43 @@ private:
 
     OUTBOARD_NET_CALL uint64_t *counter(detail::Counter which) const { return (uint64_t *)of_.counters + which; }
 
+    OUTBOARD_NET_CALL bool of_gpu() const { return (of_.flags & OUTBOARD_NET_OF_GPU) != 0; }
+
+    OUTBOARD_NET_CALL uint64_t read(detail::Counter which) const { return detail::load(counter(which)); }
+
+    OUTBOARD_NET_CALL uint64_t acquire(detail::Counter which) const
+    {
+        return detail::load_acquire(of_gpu(), counter(which));
+    }
+
+    OUTBOARD_NET_CALL void write(detail::Counter which, uint64_t value) const { detail::store(counter(which), value); }
+
+    OUTBOARD_NET_CALL void release(detail::Counter which, uint64_t value) const
+    {
+        detail::store_release(of_gpu(), counter(which), value);
+    }
+
+    OUTBOARD_NET_CALL uint64_t exchange(detail::Counter which, uint64_t expected, uint64_t value) const
+    {
+        return detail::compare_exchange(of_gpu(), counter(which), expected, value);
+    }
+
+    OUTBOARD_NET_CALL uint64_t raise(detail::Counter which, uint64_t value) const
+    {
+        return detail::raise(of_gpu(), counter(which), value);
+    }
+
+    OUTBOARD_NET_CALL uint64_t size() const { return (uint64_t)1 << of_.log_blocks; }
+
+    // All before `done` are complete: gives back their entries of the ring, once, whoever says so first.
+    OUTBOARD_NET_CALL void complete(uint64_t done) const
+    {
+        uint64_t before = raise(detail::DONE, done);
+        if (before < done && !is_exclusive()) detail::give(of_gpu(), counter(detail::USED), done - before);
+    }
+
+    OUTBOARD_NET_CALL bool is_exclusive() const { return (of_.flags & OUTBOARD_NET_EXCLUSIVE) != 0; }
+
     OUTBOARD_NET_CALL Failure fail(Cause cause, uint64_t entry, uint32_t syndrome, Side side = Side::send) const
     {
         return Failure{cause, of_.qpn, entry, syndrome, side};
@@ -479,7 +413,7 @@ private:
         return of_.signal_every == 1 || (entry + 1) % of_.signal_every == 0;
     }
 
-    // Time at which the threads before this one are lost: they have reserved, and do not become ready.
+    // Time at which the threads before this one are lost: they have reserved a receive, and do not become ready.
     OUTBOARD_NET_CALL static uint64_t lost(uint64_t deadline)
     {
         uint64_t now = detail::now_ns();
@@ -488,41 +422,47 @@ private:
 
     OUTBOARD_NET_CALL Failure wait_alone(uint64_t ticket, uint64_t deadline, bool may_post)
     {
-        // The first entry at or after the ticket's that completes by itself.
-        uint64_t covers = of_.signal_every == 1 ? ticket : (ticket / of_.signal_every + 1) * of_.signal_every - 1;
         for (;;) {
-            if (ticket < detail::load_acquire(counter(detail::BASE))) return fail(Cause::stale, ticket, 0);
-            if (detail::load_acquire(counter(detail::DONE)) > ticket) return Failure{};
+            // A reset writes DONE last: who sees its DONE sees its BASE.
+            uint64_t done = acquire(detail::DONE);
+            if (ticket < read(detail::BASE)) return fail(Cause::stale, ticket, 0);
+            if (done > ticket) return Failure{};
             uint64_t error = failed();
             if (error != 0 && ticket >= error >> 8) {
                 return fail(Cause::completion, error >> 8, (uint32_t)(error & 0xff));
             }
-            poll();
-            if (detail::load_acquire(counter(detail::DONE)) > ticket) continue;
-            if (may_post && detail::load_acquire(counter(detail::RESERVED)) <= covers) force(ticket, deadline);
+            if (poll()) continue;
+            if (may_post && of_.signal_every != 1) force_after(ticket, deadline);
             if (later(deadline)) return fail(Cause::timeout, ticket, 0);
         }
+    }
+
+    // Posts a nop that completes if no entry at or after the ticket's does by itself.
+    OUTBOARD_NET_CALL void force_after(uint64_t ticket, uint64_t deadline)
+    {
+        uint64_t covers = (ticket / of_.signal_every + 1) * of_.signal_every - 1;
+        if (acquire(detail::RESERVED) <= covers) force(ticket, deadline);
     }
 
     // Posts a nop that completes, unless another thread has done so, or does.
     OUTBOARD_NET_CALL void force(uint64_t ticket, uint64_t deadline)
     {
-        if (detail::load_acquire(counter(detail::FORCED)) > ticket || failed() != 0) return;
-        if (detail::compare_exchange(counter(detail::FORCING), 0, 1) != 0) return;
-        if (detail::load_acquire(counter(detail::FORCED)) <= ticket) {
+        if (acquire(detail::FORCED) > ticket || failed() != 0) return;
+        if (exchange(detail::FORCING, 0, 1) != 0) return;
+        if (acquire(detail::FORCED) <= ticket) {
             detail::Block block = begin(1);
             block.words[1] = detail::pair(detail::SIGNALLED, 0);
             uint64_t nop = 0;
-            if (!post_alone(block, detail::NOP, deadline, &nop)) detail::raise(counter(detail::FORCED), nop + 1);
+            if (!post_alone(block, detail::NOP, deadline, &nop)) raise(detail::FORCED, nop + 1);
         }
-        detail::store_release(counter(detail::FORCING), 0);
+        release(detail::FORCING, 0);
     }
 
     // The first failure since the last reset: entry and syndrome, or 0.
     OUTBOARD_NET_CALL uint64_t failed() const
     {
-        uint64_t error = detail::load_acquire(counter(detail::ERROR));
-        return error >> 8 >= detail::load_acquire(counter(detail::BASE)) ? error : 0;
+        uint64_t error = read(detail::ERROR);
+        return error >> 8 >= read(detail::BASE) ? error : 0;
     }
 
     OUTBOARD_NET_CALL detail::Block begin(uint32_t segments, uint32_t imm = 0) const
@@ -580,78 +520,86 @@ private:
         return post<scope>(block, opcode, timeout_ns, ticket);
     }
 
-    OUTBOARD_NET_CALL void poll()
-    {
-        if (of_.flags & OUTBOARD_NET_PLAIN) {
-            poll_plain();
-        } else {
-            poll_collapsed();
-        }
-    }
+    // Takes a completion; false if there was none.
+    OUTBOARD_NET_CALL bool poll() { return of_.flags & OUTBOARD_NET_PLAIN ? poll_plain() : poll_collapsed(); }
 
     // Notes the first failure since the reset.
     OUTBOARD_NET_CALL void note_failure(uint64_t entry, uint64_t syndrome)
     {
-        detail::raise(counter(detail::DONE), entry);
-        uint64_t old = detail::load_acquire(counter(detail::ERROR));
-        if (old >> 8 < detail::load_acquire(counter(detail::BASE)) || old == 0) {
-            detail::compare_exchange(counter(detail::ERROR), old, entry << 8 | syndrome);
+        complete(entry);
+        uint64_t old = acquire(detail::ERROR);
+        if (old >> 8 < acquire(detail::BASE) || old == 0) {
+            exchange(detail::ERROR, old, entry << 8 | syndrome);
         }
     }
 
     // Takes the next completion of the ring. A failure is noted before the completion counts as consumed, so that
     // nobody takes what was flushed behind it for the first failure.
-    OUTBOARD_NET_CALL void poll_plain()
+    OUTBOARD_NET_CALL bool poll_plain()
     {
-        uint64_t done = detail::load_acquire(counter(detail::DONE));
-        uint64_t number = detail::load_acquire(counter(detail::CONSUMED));
+        uint64_t done = acquire(detail::DONE);
+        uint64_t number = acquire(detail::CONSUMED);
         detail::Taken taken;
-        if (!detail::read_completion(of_.completion, number, of_.log_blocks, &taken)) return;
+        if (!detail::read_completion(of_.completion, number, of_.log_blocks, &taken)) return false;
         // Loads before are not made again after this one: the completion was this one if nobody has consumed it.
         detail::fence();
-        if (detail::load_acquire(counter(detail::CONSUMED)) != number) return;
+        if (acquire(detail::CONSUMED) != number) return true;
         uint64_t entry = done + (uint16_t)(taken.index - (uint16_t)done);
         if (taken.kind != 0 && failed() == 0) note_failure(entry, taken.syndrome);
-        if (detail::compare_exchange(counter(detail::CONSUMED), number, number + 1) != number) return;
-        if (taken.kind == 0) detail::raise(counter(detail::DONE), entry + 1);
+        if (exchange(detail::CONSUMED, number, number + 1) != number) return true;
+        if (taken.kind == 0) complete(entry + 1);
+        return true;
     }
 
     // Takes a completion. The counter is read before it: a completion is never older than what is known.
-    OUTBOARD_NET_CALL void poll_collapsed()
+    OUTBOARD_NET_CALL bool poll_collapsed()
     {
-        uint64_t done = detail::load_acquire(counter(detail::DONE));
+        uint64_t done = acquire(detail::DONE);
         const uint64_t *completion = (const uint64_t *)of_.completion;
         uint64_t last = detail::load_acquire(completion + 7);
         uint32_t kind = (uint32_t)(last >> 60);
-        if (kind == 15) return;
+        if (kind == 15) return false;
         uint16_t index = (uint16_t)((last >> 32 & 0xff) << 8 | (last >> 40 & 0xff));
         uint16_t ahead = (uint16_t)(index - (uint16_t)done);
-        if (ahead >= 0x8000) return;
+        if (ahead >= 0x8000) return false;
         uint64_t entry = done + ahead;
         if (kind == 0) {
-            detail::raise(counter(detail::DONE), entry + 1);
-            return;
+            complete(entry + 1);
+            return true;
         }
         note_failure(entry, detail::load(completion + 6) >> 56);
+        return false;
     }
 
-    // Reserves entries, if there is room or comes to be in time.
-    OUTBOARD_NET_CALL Failure reserve(uint64_t count, uint64_t deadline, uint64_t *first)
+    // Reserves an entry, if there is room or comes to be in time.
+    OUTBOARD_NET_CALL Failure reserve(uint64_t deadline, uint64_t *entry)
     {
         for (;;) {
-            uint64_t reserved = detail::load_acquire(counter(detail::RESERVED));
             uint64_t error = failed();
             if (error != 0) return fail(Cause::completion, error >> 8, (uint32_t)(error & 0xff));
-            if (reserved + count - detail::load_acquire(counter(detail::DONE)) <= (uint64_t)1 << of_.log_blocks) {
-                if (detail::compare_exchange(counter(detail::RESERVED), reserved, reserved + count) == reserved) {
-                    *first = reserved;
-                    return Failure{};
-                }
-                continue;
-            }
-            poll();
-            if (later(deadline)) return fail(Cause::timeout, reserved, 0);
+            if (is_exclusive() ? reserve_exclusively(entry) : reserve_among_many(entry)) return Failure{};
+            if (poll()) continue;
+            if (later(deadline)) return fail(Cause::timeout, read(detail::RESERVED), 0);
         }
+    }
+
+    OUTBOARD_NET_CALL bool reserve_exclusively(uint64_t *entry)
+    {
+        *entry = read(detail::RESERVED);
+        if (*entry - acquire(detail::DONE) >= size()) return false;
+        write(detail::RESERVED, *entry + 1);
+        return true;
+    }
+
+    // A credit is tried for, and given back if there is none, so that a number is only taken for an entry that has room.
+    OUTBOARD_NET_CALL bool reserve_among_many(uint64_t *entry)
+    {
+        if (detail::take(of_gpu(), counter(detail::USED)) < size()) {
+            *entry = detail::add(of_gpu(), counter(detail::RESERVED), 1);
+            if (*entry < detail::CLOSED) return true;
+        }
+        detail::give(of_gpu(), counter(detail::USED), 1);
+        return false;
     }
 
     OUTBOARD_NET_CALL void fill(uint64_t entry, detail::Block &block, uint32_t opcode)
@@ -659,77 +607,81 @@ private:
         uint32_t second = (uint32_t)block.words[0];
         block.words[0] = detail::pair((uint32_t)(entry & 0xffff) << 8 | opcode, second);
         if (signals(entry)) block.words[1] |= detail::pair(detail::SIGNALLED, 0);
-        uint64_t *slot = (uint64_t *)of_.ring + (entry & (((uint64_t)1 << of_.log_blocks) - 1)) * 8;
+        uint64_t *slot = (uint64_t *)of_.ring + (entry & (size() - 1)) * 8;
         for (int word = 0; word < 8; ++word) detail::store(slot + word, block.words[word]);
     }
 
-    // Makes entries ready in their order. A thread that was ended before this ends the queue, by lost().
-    OUTBOARD_NET_CALL Failure publish(uint64_t first, uint64_t count, uint64_t deadline)
+    // Says that an entry is filled: its bit changes, once in each round of the ring.
+    OUTBOARD_NET_CALL void publish(uint64_t entry)
     {
-        uint64_t lost_at = lost(deadline);
-        while (detail::load_acquire(counter(detail::READY)) != first) {
-            if (later(lost_at)) {
-                detail::compare_exchange(counter(detail::ERROR), 0, first << 8 | 0x02);
-                return fail(Cause::timeout, first, 0);
-            }
+        if (is_exclusive()) {
+            ring_for(entry + 1);
+            write(detail::RUNG, entry + 1);
+            return;
         }
-        detail::fence();
-        detail::store_release(counter(detail::READY), first + count);
+        uint64_t at = entry & (size() - 1);
+        detail::flip(of_gpu(), (uint64_t *)of_.filled + at / 64, (uint64_t)1 << (at & 63));
         ring();
-        return Failure{};
     }
 
-    // Rings for all that is ready, unless another thread does: it looks again after it has rung.
+    // The first entry from `from` on that is not filled.
+    OUTBOARD_NET_CALL uint64_t filled_until(uint64_t from) const
+    {
+        uint64_t word_size = size() < 64 ? size() : 64;
+        for (;;) {
+            uint64_t at = from & (size() - 1);
+            uint64_t filled = detail::load_acquire(of_gpu(), (const uint64_t *)of_.filled + at / 64);
+            // Bits of even rounds are filled if they are 1, those of odd ones if they are 0.
+            uint64_t open = (from >> of_.log_blocks & 1 ? filled : ~filled) >> (at & 63);
+            uint64_t left = word_size - (at & 63), run = open == 0 ? 64 : detail::trailing_zeros(open);
+            if (run < left) return from + run;
+            from += left;
+        }
+    }
+
+    // Rings for all that are filled, unless another thread does: it looks again after it has rung.
     OUTBOARD_NET_CALL void ring()
     {
-        detail::fence();
-        while (detail::compare_exchange(counter(detail::RINGING), 0, 1) == 0) {
-            uint64_t ready = detail::load_acquire(counter(detail::READY));
-            if (ready != detail::load(counter(detail::RUNG))) {
-                uint32_t index = (uint32_t)(ready & 0xffff);
-                detail::fence();
-                detail::store32((uint32_t *)of_.record + 1, (uint32_t)(detail::big(index) >> 32));
-                detail::fence();
-                detail::store((uint64_t *)of_.doorbell, detail::pair(index << 8, of_.qpn << 8));
-                detail::store(counter(detail::RUNG), ready);
+        detail::fence(of_gpu());
+        while (exchange(detail::RINGING, 0, 1) == 0) {
+            uint64_t rung = read(detail::RUNG), ready = filled_until(rung);
+            if (ready != rung) {
+                ring_for(ready);
+                write(detail::RUNG, ready);
             }
-            detail::store_release(counter(detail::RINGING), 0);
-            detail::fence();
-            if (detail::load_acquire(counter(detail::READY)) == ready) return;
+            release(detail::RINGING, 0);
+            detail::fence(of_gpu());
+            if (filled_until(ready) == ready) return;
         }
+    }
+
+    // Rings for the entries before `ready`: the entries, then the record, then the doorbell.
+    OUTBOARD_NET_CALL void ring_for(uint64_t ready)
+    {
+        uint32_t index = (uint32_t)(ready & 0xffff);
+        detail::fence_release();
+        detail::store32((uint32_t *)of_.record + 1, (uint32_t)(detail::big(index) >> 32));
+        detail::store_release((uint64_t *)of_.doorbell, detail::pair(index << 8, of_.qpn << 8));
     }
 
     OUTBOARD_NET_CALL Failure post_alone(detail::Block &block, uint32_t opcode, uint64_t deadline, uint64_t *ticket)
     {
-        uint64_t first = 0;
-        Failure failure = reserve(1, deadline, &first);
+        Failure failure = reserve(deadline, ticket);
         if (failure) return failure;
-        *ticket = first;
-        fill(first, block, opcode);
-        return publish(first, 1, deadline);
+        fill(*ticket, block, opcode);
+        publish(*ticket);
+        return Failure{};
     }
 
     template <Scope scope>
     OUTBOARD_NET_CALL Failure post(detail::Block block, uint32_t opcode, uint64_t timeout_ns, uint64_t *ticket)
     {
-        uint64_t deadline = detail::now_ns() + timeout_ns;
-        if constexpr (scope != Scope::thread) {
-            bool leads = detail::enter<scope>();
-            Answer answer{};
-            if (leads) answer.failure = post_alone(block, opcode, deadline, &answer.ticket);
-            detail::share<scope>(answer, leads);
-            *ticket = answer.ticket;
-            return answer.failure;
-        }
-#ifdef __CUDA_ARCH__
-        unsigned group = __match_any_sync(__activemask(), (unsigned long long)of_.counters);
-        unsigned lane;
-        asm("mov.u32 %0, %%laneid;" : "=r"(lane));
-        // A ring has at least 32 entries, so that a whole warp finds room.
-        return post_together(block, opcode, deadline, ticket, group, lane, __popc(group));
-#else
-        return post_alone(block, opcode, deadline, ticket);
-#endif
+        bool leads = detail::enter<scope>();
+        Answer answer{};
+        if (leads) answer.failure = post_alone(block, opcode, detail::now_ns() + timeout_ns, &answer.ticket);
+        detail::share<scope>(answer, leads);
+        *ticket = answer.ticket;
+        return answer.failure;
     }
 
     // Posts a receive: reserve, fill, and in order the record and the counter, which have one writer at a time.
@@ -738,12 +690,12 @@ private:
         if (of_.log_receives == 0 || bytes > detail::BYTES_MAX) return fail(Cause::invalid, 0, 0, Side::receive);
         uint64_t count = (uint64_t)1 << of_.log_receives, number = 0;
         for (;;) {
-            number = detail::load_acquire(counter(detail::RECEIVES_RESERVED));
+            number = acquire(detail::RECEIVES_RESERVED);
             uint64_t error = failed();
             if (error != 0) return fail(Cause::completion, error >> 8, (uint32_t)(error & 0xff));
-            if (number - detail::load_acquire(counter(detail::RECEIVES_CONSUMED)) >= count) {
+            if (number - acquire(detail::RECEIVES_CONSUMED) >= count) {
                 if (later(deadline)) return fail(Cause::timeout, number, 0, Side::receive);
-            } else if (detail::compare_exchange(counter(detail::RECEIVES_RESERVED), number, number + 1) == number) {
+            } else if (exchange(detail::RECEIVES_RESERVED, number, number + 1) == number) {
                 break;
             }
         }
@@ -753,15 +705,15 @@ private:
         detail::store(slot, detail::pair(length, bytes == 0 ? detail::NO_MEMORY : into.key));
         detail::store(slot + 1, detail::big(into.address));
         uint64_t lost_at = lost(deadline);
-        while (detail::load_acquire(counter(detail::RECEIVES_READY)) != number) {
+        while (acquire(detail::RECEIVES_READY) != number) {
             if (later(lost_at)) {
-                detail::compare_exchange(counter(detail::ERROR), 0, detail::load(counter(detail::DONE)) << 8 | 0x02);
+                exchange(detail::ERROR, 0, read(detail::DONE) << 8 | 0x02);
                 return fail(Cause::timeout, number, 0, Side::receive);
             }
         }
-        detail::fence();
+        detail::fence_release();
         detail::store32((uint32_t *)of_.record, (uint32_t)(detail::big((number + 1) & 0xffff) >> 32));
-        detail::store_release(counter(detail::RECEIVES_READY), number + 1);
+        release(detail::RECEIVES_READY, number + 1);
         return Failure{};
     }
 
@@ -769,8 +721,8 @@ private:
     {
         if (of_.log_receives == 0) return fail(Cause::invalid, 0, 0, Side::receive);
         for (;;) {
-            uint64_t number = detail::load_acquire(counter(detail::RECEIVES_CONSUMED));
-            uint64_t error = detail::load_acquire(counter(detail::ERROR));
+            uint64_t number = acquire(detail::RECEIVES_CONSUMED);
+            uint64_t error = acquire(detail::ERROR);
             if (error >> 8 == detail::ALL) return fail(Cause::stale, number, 0, Side::receive);
             detail::Taken taken;
             // Receives complete in their order, so a completion's number is its receive's.
@@ -778,43 +730,19 @@ private:
                 // Nobody posts another receive to this slot before this one is consumed.
                 uint64_t slot = of_.receives + (number & (((uint64_t)1 << of_.log_receives) - 1)) * 16;
                 uint64_t address = detail::big(detail::load((const uint64_t *)slot + 1));
-                if (detail::compare_exchange(counter(detail::RECEIVES_CONSUMED), number, number + 1) != number) continue;
+                if (exchange(detail::RECEIVES_CONSUMED, number, number + 1) != number) continue;
                 if (taken.kind >= 13) return fail(Cause::completion, number, taken.syndrome, Side::receive);
                 *received = Received{number, address, (Arrival)taken.kind, taken.bytes, taken.imm};
                 return Failure{};
             }
             poll();
             error = failed();
-            if (error != 0 && detail::load_acquire(counter(detail::RECEIVES_READY)) == number) {
+            if (error != 0 && acquire(detail::RECEIVES_READY) == number) {
                 return fail(Cause::completion, error >> 8, (uint32_t)(error & 0xff));
             }
             if (later(deadline)) return fail(Cause::timeout, number, 0, Side::receive);
         }
     }
-
-#ifdef __CUDACC__
-    __device__ Failure post_together(detail::Block &block, uint32_t opcode, uint64_t deadline, uint64_t *ticket,
-                                     unsigned group, unsigned lane, unsigned count)
-    {
-        int leader = __ffs((int)group) - 1;
-        uint64_t first = 0;
-        Failure failure{};
-        if ((int)lane == leader) failure = reserve(count, deadline, &first);
-        failure.cause = (Cause)__shfl_sync(group, (unsigned)failure.cause, leader);
-        failure.syndrome = __shfl_sync(group, failure.syndrome, leader);
-        failure.entry = __shfl_sync(group, (unsigned long long)failure.entry, leader);
-        failure.qpn = of_.qpn;
-        first = __shfl_sync(group, (unsigned long long)first, leader);
-        if (failure) return failure;
-        *ticket = first + __popc(group & ((1u << lane) - 1));
-        fill(*ticket, block, opcode);
-        detail::fence();
-        __syncwarp(group);
-        if ((int)lane == leader) failure = publish(first, count, deadline);
-        failure.cause = (Cause)__shfl_sync(group, (unsigned)failure.cause, leader);
-        return failure;
-    }
-#endif
 
     outboard_net_queue of_;
 };

@@ -13,19 +13,24 @@ struct outboard_net;
 
 // A queue, for kernels by value. All addresses are those of the memory that the queue was made in.
 struct outboard_net_queue {
-    uint64_t ring, record, doorbell, completion, counters, scratch, receives, receive_completions;
+    uint64_t ring, record, doorbell, completion, counters, filled, scratch, receives, receive_completions;
     uint32_t scratch_key, qpn, log_blocks, log_receives, signal_every, flags;
 };
 
 enum outboard_net_flags {
     OUTBOARD_NET_PLAIN = 1,    // completions of the send queue lie in a ring, rather than over one another
     OUTBOARD_NET_PATIENT = 2,  // a message waits for its receive without end, rather than failing with 16
+    OUTBOARD_NET_EXCLUSIVE = 4,  // one thread, warp or block posts at a time, which is cheaper
+    OUTBOARD_NET_OF_GPU = 8,  // of a queue with `counters`: never given
 };
 
 // Properties of a queue. Its ring has 2^log_blocks entries, 5 to 15, and it takes 2^log_receives receives, 1 to 15, or
 // none if that is 0. One of signal_every entries asks for a completion: 0 or 1, all; 2^log_blocks - 31 at most.
+// `counters` is 0, or the address of outboard_net_counters_bytes() zeroed bytes in the memory of the GPU that posts: its
+// threads then agree without a way to the host, and outboard_net_reset_counters() puts such a queue back.
 struct outboard_net_queue_options {
     uint32_t log_blocks, log_receives, signal_every, flags;
+    uint64_t counters;
 };
 
 // The network between queues. Zeroed, it loses nothing and takes no time.
@@ -53,6 +58,8 @@ void outboard_net_close(struct outboard_net *net);
 int outboard_net_register(const struct outboard_net *net, void *memory, uint64_t bytes, uint32_t access, uint32_t *key);
 // Bytes of a queue's memory: whole pages, since cudaHostAlloc aligns whole pages alone. 0 without options.
 uint64_t outboard_net_queue_bytes(const struct outboard_net_queue_options *options);
+// Bytes of a queue's counters, for those who have them elsewhere. 0 without options.
+uint64_t outboard_net_counters_bytes(const struct outboard_net_queue_options *options);
 int outboard_net_queue_create(const struct outboard_net *net, void *memory, uint64_t bytes,
                               const struct outboard_net_queue_options *options, struct outboard_net_queue *out);
 int outboard_net_connect(const struct outboard_net *net, uint32_t one, uint32_t other);
@@ -69,6 +76,9 @@ struct outboard_net_window {
 int outboard_net_meet(const struct outboard_net *net, uint32_t qpn, const char *address, int listens, uint32_t timeout_ms,
                       const struct outboard_net_window *mine, struct outboard_net_window *theirs);
 int outboard_net_reset(const struct outboard_net *net, uint32_t qpn);
+// The same for a queue with `counters`, which no kernel uses now: `copy` holds them, and the new ones afterwards, to be
+// copied back.
+int outboard_net_reset_counters(const struct outboard_net *net, uint32_t qpn, void *copy);
 int outboard_net_status_of(const struct outboard_net *net, uint32_t qpn, struct outboard_net_status *out);
 
 #ifdef __cplusplus

@@ -155,6 +155,18 @@ pub unsafe extern "C" fn outboard_net_queue_bytes(options: *const queue::Options
     options.map_or(0, |options| options.bytes() as u64)
 }
 
+/// Returns the bytes of a queue's counters; 0 without options.
+///
+/// # Safety
+///
+/// `options` is null or points to options.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn outboard_net_counters_bytes(options: *const queue::Options) -> u64 {
+    // SAFETY: null, or options that the caller lends.
+    let options = unsafe { options.as_ref() };
+    options.map_or(0, |options| options.counters_bytes() as u64)
+}
+
 /// Makes a queue in page-aligned memory.
 ///
 /// # Safety
@@ -268,6 +280,30 @@ pub unsafe extern "C" fn outboard_net_reset(net: *const Net, qpn: u32) -> c_int 
             .ok_or(Error::NoPair(qpn))
             .and_then(|queue| queue.reset(&net.nic)),
     )
+}
+
+/// Puts a queue back whose counters are in a GPU's memory: a copy of them in, the new ones out.
+///
+/// # Safety
+///
+/// `net` is open, no thread uses the queue, and `counters` points to the bytes that
+/// `outboard_net_counters_bytes` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn outboard_net_reset_counters(
+    net: *const Net,
+    qpn: u32,
+    counters: *mut c_void,
+) -> c_int {
+    // SAFETY: null, or an open adapter.
+    let Some(net) = (unsafe { net.as_ref() }) else {
+        return done(Err(Error::Null("net")));
+    };
+    let queue = net.queues.lock().get(&qpn).cloned();
+    done(queue.ok_or(Error::NoPair(qpn)).and_then(|queue| {
+        // SAFETY: the caller lends the counters for this call.
+        let counters = unsafe { mapped(counters, queue.counters_bytes() as u64) };
+        queue.reset_counters(&net.nic, &counters?)
+    }))
 }
 
 /// Stores a queue's counts since its last reset.

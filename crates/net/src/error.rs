@@ -38,6 +38,12 @@ pub enum Error {
     Meet { address: String, why: String },
     #[error("there are no flags {0:#x}")]
     Flags(u32),
+    #[error("counters begin at a multiple of 64, not at {0:#x}")]
+    Counters(u64),
+    #[error(
+        "the counters of queue {0:#x} are in a GPU's memory: outboard_net_reset_counters takes a copy of them"
+    )]
+    CountersOfGpu(u32),
     #[error("no memory is left for {0} bytes")]
     OutOfMemory(usize),
     #[error("no thread can be started: {0}")]

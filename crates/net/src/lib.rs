@@ -42,5 +42,5 @@ pub use keys::{Access, REGIONS_MAX};
 pub use link::{Link, Window};
 pub use memory::Mapped;
 pub use nic::Nic;
-pub use queue::{Export, Options as QueueOptions, PATIENT, PLAIN, Queue};
+pub use queue::{EXCLUSIVE, Export, Options as QueueOptions, PATIENT, PLAIN, Queue};
 pub use syndrome::Syndrome;

@@ -13,8 +13,9 @@ use parking_lot::Mutex;
 
 use crate::{adapter::Adapter, error::Error, faults::Network};
 
-/// Polls without work before the thread lets others run, and before it sleeps.
-const YIELD_AFTER: u32 = 64;
+/// Polls without work before the thread lets others run, about a GPU's way to memory and back,
+/// and before it sleeps.
+const YIELD_AFTER: u32 = 256;
 const SLEEP_AFTER: u32 = 4096;
 const SLEEP: Duration = Duration::from_micros(50);
 

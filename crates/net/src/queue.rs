@@ -1,11 +1,13 @@
 //! A queue pair with all of its memory in one block, as `include/outboard/net.cuh` posts to it.
 //!
 //! ```text
-//!     0  counters, a line each, in the order of `Counter` in net.cuh
+//!     0  counters, a line each, as `Counter` in net.cuh says
 //!  1024  result of additions of signals
 //!  1088  completion (collapsed)      1152  doorbell record
 //!  4096  doorbell page               8192  ring
-//!  behind the ring: its completions (plain), receives, completions of receives
+//!  behind the ring: its completions (plain), receives, their completions, bits of filled entries
+//!
+//! Bits of filled entries that are in a GPU's memory follow the counters there.
 //! ```
 
 use std::{
@@ -26,7 +28,7 @@ use crate::{
 };
 
 const RESERVED: usize = 0;
-const READY: usize = 64;
+const USED: usize = 64;
 const RINGING: usize = 128;
 const RUNG: usize = 192;
 const DONE: usize = 256;
@@ -43,6 +45,10 @@ const RECORD: usize = 1152;
 const PAGE: usize = 4096;
 const RING: usize = 8192;
 const PAGE_BYTES: usize = 4096;
+/// Bytes of the counters without the bits of filled entries.
+const COUNTERS_BYTES: usize = 1024;
+/// Numbers from here on are given while a queue is put back: nothing is posted by them.
+const CLOSED: u64 = 1 << 62;
 const DOORBELL: usize = PAGE + 0x800;
 
 /// Sizes of a ring: threads of a warp that post together need room for all of them.
@@ -65,6 +71,10 @@ const WITHOUT_END: u32 = 7;
 pub const PLAIN: u32 = 1;
 /// A message waits for its receive without end.
 pub const PATIENT: u32 = 2;
+/// One thread, warp or block posts at a time.
+pub const EXCLUSIVE: u32 = 4;
+/// The counters are in the memory of the GPU that posts: of an [`Export`] alone.
+const OF_GPU: u32 = 8;
 
 /// Properties of a queue: `struct outboard_net_queue_options`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -76,8 +86,11 @@ pub struct Options {
     pub log_receives: u32,
     /// Each such entry asks for a completion; 0 stands for 1.
     pub signal_every: u32,
-    /// [`PLAIN`], [`PATIENT`].
+    /// [`PLAIN`], [`PATIENT`], [`EXCLUSIVE`].
     pub flags: u32,
+    /// The address of [`Options::counters_bytes`] zeroed bytes in the memory of the GPU that posts;
+    /// 0 for counters in the queue's own memory.
+    pub counters: u64,
 }
 
 impl Options {
@@ -99,10 +112,17 @@ impl Options {
             let given = self.signal_every;
             return Err(Error::SignalEvery { every_max, given });
         }
-        match self.flags & !(PLAIN | PATIENT) {
+        if !self.counters.is_multiple_of(64) {
+            return Err(Error::Counters(self.counters));
+        }
+        match self.flags & !(PLAIN | PATIENT | EXCLUSIVE) {
             0 => Ok(()),
             unknown => Err(Error::Flags(unknown)),
         }
+    }
+
+    fn are_counters_of_gpu(&self) -> bool {
+        self.counters != 0
     }
 
     fn is_plain(&self) -> bool {
@@ -137,11 +157,25 @@ impl Options {
         self.receives_at() + (self.receives() * RECEIVE_BYTES).next_multiple_of(CQE_BYTES)
     }
 
+    fn filled_at(&self) -> usize {
+        self.receive_completions_at() + self.receives() * CQE_BYTES
+    }
+
+    /// Bytes with a bit for each entry, in whole words.
+    fn filled_bytes(&self) -> usize {
+        (1usize << self.log_blocks.min(LOG_MAX)).div_ceil(64) * 8
+    }
+
+    /// Bytes of the counters and bits of such a queue, for those who have them elsewhere.
+    #[must_use]
+    pub fn counters_bytes(&self) -> usize {
+        COUNTERS_BYTES + self.filled_bytes()
+    }
+
     /// Bytes of the block of such a queue: whole pages, since `cudaHostAlloc` aligns less to pages.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        let end = self.receive_completions_at() + self.receives() * CQE_BYTES;
-        end.next_multiple_of(PAGE_BYTES)
+        (self.filled_at() + self.filled_bytes()).next_multiple_of(PAGE_BYTES)
     }
 
     fn retries(&self) -> Retries {
@@ -162,6 +196,7 @@ pub struct Export {
     pub doorbell: u64,
     pub completion: u64,
     pub counters: u64,
+    pub filled: u64,
     pub scratch: u64,
     pub receives: u64,
     pub receive_completions: u64,
@@ -188,7 +223,8 @@ impl Queue {
     pub fn create(nic: &Nic, block: Mapped, options: Options) -> Result<Queue, Error> {
         options.check()?;
         check(&block, "a queue", options.bytes(), PAGE_BYTES)?;
-        for at in (0..RING).step_by(8) {
+        let filled = options.filled_at()..options.filled_at() + options.filled_bytes();
+        for at in (0..RING).chain(filled).step_by(8) {
             block.u64(at).store(0, Ordering::Relaxed);
         }
         nic.with(|adapter| {
@@ -211,7 +247,14 @@ impl Queue {
                 } else {
                     COMPLETION
                 }),
-                counters: at(0),
+                counters: match options.counters {
+                    0 => at(0),
+                    of_gpu => of_gpu,
+                },
+                filled: match options.counters {
+                    0 => at(options.filled_at()),
+                    of_gpu => of_gpu + COUNTERS_BYTES as u64,
+                },
                 scratch: at(SCRATCH),
                 receives: at(options.receives_at()),
                 receive_completions: at(options.receive_completions_at()),
@@ -220,7 +263,10 @@ impl Queue {
                 log_blocks: options.log_blocks,
                 log_receives: options.log_receives,
                 signal_every: options.signal_every.max(1),
-                flags: options.flags,
+                flags: match options.counters {
+                    0 => options.flags,
+                    _ => options.flags | OF_GPU,
+                },
             };
             Ok(Queue {
                 block,
@@ -230,6 +276,12 @@ impl Queue {
                 options,
             })
         })
+    }
+
+    /// Bytes of its counters and bits.
+    #[must_use]
+    pub fn counters_bytes(&self) -> usize {
+        self.options.counters_bytes()
     }
 
     #[must_use]
@@ -258,13 +310,79 @@ impl Queue {
     /// Puts the queue back to its start. Waits for earlier entries fail from now on, and posts fail
     /// until it is connected again. Threads of the CPU and of the software device may be using it.
     pub fn reset(&self, nic: &Nic) -> Result<(), Error> {
-        let block = &self.block;
-        block
+        if self.options.are_counters_of_gpu() {
+            return Err(Error::CountersOfGpu(self.export.qpn));
+        }
+        let deadline = Instant::now() + RESET;
+        self.reset_with(nic, &self.block, self.options.filled_at(), deadline)
+    }
+
+    /// Puts a queue back whose counters are in a GPU's memory: `counters` is a copy of them, to be
+    /// copied back afterwards. No thread may be using the queue.
+    pub fn reset_counters(&self, nic: &Nic, counters: &Mapped) -> Result<(), Error> {
+        let bytes = self.options.counters_bytes();
+        check(counters, "a queue's counters", bytes, 8)?;
+        if !self.options.are_counters_of_gpu() {
+            return self.reset(nic);
+        }
+        self.reset_with(nic, counters, COUNTERS_BYTES, Instant::now())?;
+        counters.u64(ERROR).store(0, Ordering::Release);
+        Ok(())
+    }
+
+    fn reset_with(
+        &self,
+        nic: &Nic,
+        counters: &Mapped,
+        filled_at: usize,
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        counters
             .u64(ERROR)
             .store(ALL << 8 | u64::from(Syndrome::FLUSHED.0), Ordering::SeqCst);
-        let deadline = Instant::now() + RESET;
-        let base = self.quiet(RESERVED, READY, deadline)?;
-        let receives_base = self.quiet(RECEIVES_RESERVED, RECEIVES_READY, deadline)?;
+        let reserved = self.close(counters, deadline)?;
+        let receives_base = self
+            .receives_base(counters, deadline)
+            .and_then(|base| self.reset_adapter(nic).map(|()| base));
+        let receives_base = match receives_base {
+            Ok(base) => base,
+            Err(error) => {
+                counters.u64(RESERVED).store(reserved, Ordering::Release);
+                return Err(error);
+            }
+        };
+        // Numbers of completions never begin again: a thread with an old one takes none by it.
+        let consumed = counters.u64(CONSUMED).load(Ordering::Acquire);
+        let consumed = (consumed + 1).next_multiple_of(ROUND);
+        counters.u64(CONSUMED).store(consumed, Ordering::Release);
+        counters.u64(FORCING).store(0, Ordering::Release);
+        for at in [RECEIVES_READY, RECEIVES_CONSUMED] {
+            counters.u64(at).store(receives_base, Ordering::Release);
+        }
+        for at in (0..self.options.filled_bytes()).step_by(8) {
+            counters.u64(filled_at + at).store(0, Ordering::Release);
+        }
+        // A round of indices is an even number of rounds of the ring, so that all bits begin as 0.
+        let base = (reserved + 1).next_multiple_of(ROUND);
+        for at in [BASE, RUNG] {
+            counters.u64(at).store(base, Ordering::Release);
+        }
+        self.open(counters, reserved, base);
+        Ok(())
+    }
+
+    /// Gives back the entries that were not complete, each once, and gives numbers from `base` on.
+    fn open(&self, counters: &Mapped, reserved: u64, base: u64) {
+        let done = counters.u64(DONE).swap(base, Ordering::AcqRel);
+        if self.options.flags & EXCLUSIVE == 0 {
+            let flushed = reserved.saturating_sub(done);
+            counters.u64(USED).fetch_sub(flushed, Ordering::AcqRel);
+        }
+        counters.u64(RESERVED).store(base, Ordering::Release);
+    }
+
+    fn reset_adapter(&self, nic: &Nic) -> Result<(), Error> {
+        let block = &self.block;
         nic.with(|adapter| {
             block.u64(RECORD).store(0, Ordering::Relaxed);
             block.u64(DOORBELL).store(0, Ordering::Relaxed);
@@ -272,43 +390,42 @@ impl Queue {
             if let Some(setup) = received(block, &self.options)? {
                 adapter.reset_completions(self.receive_completions, setup)?;
             }
-            let setup = pair(
-                block,
-                self.completions,
-                self.receive_completions,
-                &self.options,
-            )?;
+            let (sends, receives) = (self.completions, self.receive_completions);
+            let setup = pair(block, sends, receives, &self.options)?;
             adapter.reset(self.export.qpn, setup)
-        })?;
-        // Numbers of completions never begin again: a thread with an old one takes none by it.
-        let consumed = block.u64(CONSUMED).load(Ordering::Acquire);
-        let consumed = (consumed + 1).next_multiple_of(ROUND);
-        block.u64(CONSUMED).store(consumed, Ordering::Release);
-        block.u64(FORCING).store(0, Ordering::Release);
-        for at in [RECEIVES_READY, RECEIVES_CONSUMED] {
-            block.u64(at).store(receives_base, Ordering::Release);
-        }
-        for at in [BASE, READY, RUNG, DONE] {
-            block.u64(at).store(base, Ordering::Release);
-        }
-        Ok(())
+        })
     }
 
-    /// Waits until nobody is about to post, and reserves all numbers up to the next round's.
-    fn quiet(&self, reserved_at: usize, ready_at: usize, deadline: Instant) -> Result<u64, Error> {
-        let word = self.block.u64(reserved_at);
-        loop {
+    /// Waits until nobody is about to post, and gives no more numbers. Returns the next one.
+    fn close(&self, counters: &Mapped, deadline: Instant) -> Result<u64, Error> {
+        let word = counters.u64(RESERVED);
+        self.until(deadline, || {
+            let reserved = word.load(Ordering::Acquire);
+            let is_quiet = counters.u64(RUNG).load(Ordering::Acquire) == reserved
+                && counters.u64(RINGING).load(Ordering::Acquire) == 0;
+            let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+            let closed = || word.compare_exchange(reserved, CLOSED, success, failure);
+            (is_quiet && closed().is_ok()).then_some(reserved)
+        })
+    }
+
+    /// Waits until nobody is about to post a receive, and reserves all numbers of this round.
+    fn receives_base(&self, counters: &Mapped, deadline: Instant) -> Result<u64, Error> {
+        let word = counters.u64(RECEIVES_RESERVED);
+        self.until(deadline, || {
             let reserved = word.load(Ordering::Acquire);
             let base = (reserved + 1).next_multiple_of(ROUND);
-            let is_quiet = self.block.u64(ready_at).load(Ordering::Acquire) == reserved
-                && self.block.u64(RINGING).load(Ordering::Acquire) == 0;
+            let is_quiet = counters.u64(RECEIVES_READY).load(Ordering::Acquire) == reserved;
             let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
-            if is_quiet
-                && word
-                    .compare_exchange(reserved, base, success, failure)
-                    .is_ok()
-            {
-                return Ok(base);
+            let moved = || word.compare_exchange(reserved, base, success, failure);
+            (is_quiet && moved().is_ok()).then_some(base)
+        })
+    }
+
+    fn until(&self, deadline: Instant, mut get: impl FnMut() -> Option<u64>) -> Result<u64, Error> {
+        loop {
+            if let Some(got) = get() {
+                return Ok(got);
             }
             if Instant::now() > deadline {
                 return Err(Error::Posting(self.export.qpn));

@@ -1,5 +1,5 @@
 //! The protocol of `include/outboard/net.cuh`, step by step under its names, in every interleaving
-//! up to a bound of preemptions: nothing that is ready stays without a doorbell, no entry is read
+//! up to a bound of preemptions: nothing that is filled stays without a doorbell, no entry is read
 //! before it is filled or overwritten before it is read (loom reports a race), and no failure is
 //! taken for a later one.
 //!
@@ -28,10 +28,10 @@ const FAILED: u64 = 1 << 32;
 #[derive(Clone, Copy, PartialEq)]
 enum Without {
     Nothing,
-    /// A thread that has rung does not look whether more became ready.
+    /// A thread that has rung does not look whether more were filled.
     LookingAgain,
-    /// Entries become ready out of their order.
-    Order,
+    /// All that are reserved are rung for, filled or not.
+    Filling,
     /// No check that the ring has room.
     Credits,
     /// A failure counts as consumed before it is noted.
@@ -42,7 +42,9 @@ enum Without {
 struct Queue {
     without: Without,
     reserved: AtomicU64,
-    ready: AtomicU64,
+    used: AtomicU64,
+    /// A bit for each entry of the ring.
+    filled: AtomicU64,
     ringing: AtomicU64,
     rung: AtomicU64,
     done: AtomicU64,
@@ -66,7 +68,8 @@ impl Queue {
         Arc::new(Queue {
             without,
             reserved: zero(),
-            ready: zero(),
+            used: zero(),
+            filled: zero(),
             ringing: zero(),
             rung: zero(),
             done: zero(),
@@ -83,66 +86,75 @@ impl Queue {
         &self.ring[entry as usize % self.ring.len()]
     }
 
-    fn raise(at: &AtomicU64, value: u64) {
-        let mut old = at.load(Relaxed);
+    fn raise(at: &AtomicU64, value: u64) -> u64 {
+        let mut old = at.load(Acquire);
         while old < value {
-            match at.compare_exchange(old, value, AcqRel, Relaxed) {
-                Ok(_) => return,
+            match at.compare_exchange(old, value, AcqRel, Acquire) {
+                Ok(_) => break,
                 Err(now) => old = now,
             }
+        }
+        old
+    }
+
+    fn complete(&self, done: u64) {
+        let before = Queue::raise(&self.done, done);
+        if before < done {
+            self.used.fetch_sub(done - before, Release);
         }
     }
 
     fn poll_collapsed(&self) {
         let last = self.completions[0].load(Acquire);
         if last != FRESH {
-            Queue::raise(&self.done, last + 1);
+            self.complete(last + 1);
         }
     }
 
     fn reserve(&self) -> u64 {
         loop {
-            let reserved = self.reserved.load(Acquire);
-            let is_full = reserved + 1 - self.done.load(Acquire) > self.ring.len() as u64;
-            if !is_full || self.without == Without::Credits {
-                let new = reserved + 1;
-                if self
-                    .reserved
-                    .compare_exchange(reserved, new, AcqRel, Acquire)
-                    .is_ok()
-                {
-                    return reserved;
-                }
-                continue;
+            let has_room = self.used.fetch_add(1, Acquire) < self.ring.len() as u64;
+            if has_room || self.without == Without::Credits {
+                return self.reserved.fetch_add(1, Relaxed);
             }
+            self.used.fetch_sub(1, Release);
             self.poll_collapsed();
             thread::yield_now();
         }
     }
 
-    fn publish(&self, first: u64) {
-        while self.ready.load(Acquire) != first && self.without != Without::Order {
-            thread::yield_now();
-        }
-        fence(SeqCst);
-        self.ready.store(first + 1, Release);
+    fn publish(&self, entry: u64) {
+        self.filled
+            .fetch_xor(1 << (entry % self.ring.len() as u64), Release);
         self.ring();
+    }
+
+    fn filled_until(&self, mut from: u64) -> u64 {
+        if self.without == Without::Filling {
+            return self.reserved.load(Acquire);
+        }
+        let size = self.ring.len() as u64;
+        let filled = self.filled.load(Acquire);
+        while filled >> (from % size) & 1 != from / size % 2 {
+            from += 1;
+        }
+        from
     }
 
     fn ring(&self) {
         fence(SeqCst);
         while self.ringing.compare_exchange(0, 1, AcqRel, Acquire).is_ok() {
-            let ready = self.ready.load(Acquire);
-            if ready != self.rung.load(Relaxed) {
-                fence(SeqCst);
+            let rung = self.rung.load(Relaxed);
+            let ready = self.filled_until(rung);
+            if ready != rung {
+                fence(Release);
                 self.record.store(ready, Relaxed);
-                fence(SeqCst);
-                self.doorbell.store(ready, Relaxed);
+                self.doorbell.store(ready, Release);
                 self.rung.store(ready, Relaxed);
             }
             self.ringing.store(0, Release);
             fence(SeqCst);
-            if self.without == Without::LookingAgain || self.ready.load(Acquire) == ready {
+            if self.without == Without::LookingAgain || self.filled_until(ready) == ready {
                 return;
             }
         }
@@ -184,7 +196,7 @@ impl Queue {
         }
         let entry = last & !FAILED;
         let note = || {
-            Queue::raise(&self.done, entry);
+            self.complete(entry);
             let _ = self
                 .error
                 .compare_exchange(0, entry | FAILED, AcqRel, Acquire);
@@ -204,7 +216,7 @@ impl Queue {
             note();
         }
         if last & FAILED == 0 {
-            Queue::raise(&self.done, entry + 1);
+            self.complete(entry + 1);
         }
     }
 }
@@ -268,7 +280,7 @@ fn two_posters(without: Without) {
 }
 
 #[test]
-fn all_that_is_ready_is_rung_for() {
+fn all_that_are_filled_are_rung_for() {
     two_posters(Without::Nothing);
 }
 
@@ -280,8 +292,8 @@ fn a_doorbell_is_lost_without_looking_again() {
 
 #[test]
 #[should_panic]
-fn entries_are_read_unfilled_without_their_order() {
-    two_posters(Without::Order);
+fn entries_are_read_unfilled_if_all_reserved_are_rung_for() {
+    two_posters(Without::Filling);
 }
 
 /// One thread posts three entries to a ring of one, and waits for the last.

@@ -40,7 +40,7 @@ struct End {
 
     bool open()
     {
-        outboard_net_queue_options options = {6, 2, 4, OUTBOARD_NET_PATIENT};
+        outboard_net_queue_options options = {6, 2, 4, OUTBOARD_NET_PATIENT, 0};
         uint64_t bytes = outboard_net_queue_bytes(&options), whole = (sizeof(Area) + 4095) / 4096 * 4096;
         area = (Area *)std::memset(std::aligned_alloc(4096, whole), 0, whole);
         void *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);

@@ -244,7 +244,7 @@ int main(int count, char **values)
     for (int i = 2; i < count; ++i) numbers[i] = (uint32_t)std::atoi(values[i]);
     Work work = {};
     work.senders = numbers[2], work.receivers = numbers[3], work.rounds = numbers[4];
-    outboard_net_queue_options shape = {numbers[5], numbers[6], numbers[7], numbers[8] | OUTBOARD_NET_PATIENT};
+    outboard_net_queue_options shape = {numbers[5], numbers[6], numbers[7], numbers[8] | OUTBOARD_NET_PATIENT, 0};
     outboard_net_options options = {};
     options.loss_ppm = numbers[9];
     options.seed = numbers[10];

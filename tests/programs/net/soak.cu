@@ -1,5 +1,6 @@
 // Threads of a kernel, or of the CPU (compiled without nvcc), use one queue at once: every verb, checked.
-//   soak THREADS ROUNDS LOG_BLOCKS LOSS_PPM SEED
+//   soak THREADS ROUNDS LOG_BLOCKS LOSS_PPM SEED [host|gpu [FLAGS]]
+// With gpu the posting queue's counters are in the GPU's memory; FLAGS are those of a queue.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -10,7 +11,9 @@
 
 using namespace outboard::net;
 
-constexpr uint64_t PATIENCE_NS = 60000000000ull;
+#ifndef PATIENCE_NS
+#define PATIENCE_NS 60000000000ull
+#endif
 constexpr int WORDS = 32;  // of a message
 
 // What a thread has: words to send, words that came back, results of atomics.
@@ -30,7 +33,7 @@ struct Work {
     uint32_t key, rounds, threads;
 };
 
-OUTBOARD_NET_CALL void complain(Work &work, uint64_t what, Failure failure)
+OUTBOARD_NET_CALL void complain(const Work &work, uint64_t what, Failure failure)
 {
     detail::compare_exchange(work.wrong, 0, what | (uint64_t)failure.syndrome << 8 | (uint64_t)failure.cause << 16 | failure.entry << 24);
 }
@@ -41,7 +44,7 @@ OUTBOARD_NET_CALL void complain(Work &work, uint64_t what, Failure failure)
         if (failure) return complain(work, what, failure); \
     } while (0)
 
-OUTBOARD_NET_CALL void run(Work work, uint32_t thread)
+OUTBOARD_NET_CALL void run(const Work &work, uint32_t thread)
 {
     Queue queue(work.queue);
     Slot *mine = work.mine + thread, *theirs = work.theirs + thread;
@@ -91,6 +94,18 @@ static void *memory(size_t bytes)
     return at;
 }
 
+static void *gpu_memory(size_t bytes)
+{
+    void *at = nullptr;
+    cudaError_t status = cudaMalloc(&at, bytes);
+    if (status == cudaSuccess) status = cudaMemset(at, 0, bytes);
+    if (status != cudaSuccess) {
+        std::printf("%s\n", cudaGetErrorString(status));
+        std::exit(1);
+    }
+    return at;
+}
+
 static void go(const Work &work)
 {
     kernel<<<(work.threads + 31) / 32, work.threads < 32 ? work.threads : 32>>>(work);
@@ -108,6 +123,8 @@ static void *memory(size_t bytes)
     return at;
 }
 
+static void *gpu_memory(size_t bytes) { return memory(bytes); }
+
 static void go(const Work &work)
 {
     std::vector<std::thread> threads;
@@ -124,11 +141,11 @@ static void go(const Work &work)
 
 int main(int count, char **values)
 {
-    if (count != 6) return 2;
+    if (count < 6 || count > 8) return 2;
     Work work = {};
     work.threads = (uint32_t)std::atoi(values[1]);
     work.rounds = (uint32_t)std::atoi(values[2]);
-    outboard_net_queue_options shape = {(uint32_t)std::atoi(values[3]), 0, 0, 0};
+    outboard_net_queue_options shape = {(uint32_t)std::atoi(values[3]), 0, 0, count > 7 ? (uint32_t)std::atoi(values[7]) : 0, 0};
     outboard_net_options options = {};
     options.loss_ppm = (uint32_t)std::atoi(values[4]);
     options.seed = (uint64_t)std::atoi(values[5]);
@@ -136,8 +153,9 @@ int main(int count, char **values)
     DO(outboard_net_open(&options, &net));
     outboard_net_queue other;
     uint64_t bytes = outboard_net_queue_bytes(&shape);
-    DO(outboard_net_queue_create(net, memory(bytes), bytes, &shape, &work.queue));
     DO(outboard_net_queue_create(net, memory(bytes), bytes, &shape, &other));
+    if (count > 6 && std::strcmp(values[6], "gpu") == 0) shape.counters = (uint64_t)gpu_memory(outboard_net_counters_bytes(&shape));
+    DO(outboard_net_queue_create(net, memory(bytes), bytes, &shape, &work.queue));
     DO(outboard_net_connect(net, work.queue.qpn, other.qpn));
     uint64_t total = (uint64_t)work.threads * work.rounds;
     size_t slots = work.threads * sizeof(Slot), all = 2 * slots + sizeof(Shared);
@@ -152,6 +170,11 @@ int main(int count, char **values)
     outboard_net_status status;
     DO(outboard_net_status_of(net, work.queue.qpn, &status));
     int failed = *work.wrong != 0;
+    if (failed && (work.queue.flags & OUTBOARD_NET_OF_GPU) == 0) {
+        const uint64_t *counters = (const uint64_t *)work.queue.counters;
+        for (int counter : {detail::RESERVED, detail::USED, detail::RINGING, detail::RUNG, detail::DONE, detail::ERROR}) std::printf("%llu ", (unsigned long long)counters[counter]);
+        std::printf("reserved, used, ringing, rung, done, error\n");
+    }
     if (failed) std::printf("step %d, syndrome %#x, cause %d, entry %llu\n", (int)(*work.wrong & 0xff), (unsigned)(*work.wrong >> 8 & 0xff), (int)(*work.wrong >> 16 & 0xff), (unsigned long long)(*work.wrong >> 24));
     if (work.shared->sum != total || work.shared->highest != work.shared->flag) failed = 1;
     if ((status.retries > 0) != (options.loss_ppm > 0)) failed = 1;

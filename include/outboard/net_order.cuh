@@ -1,0 +1,271 @@
+// Words that threads and the adapter share: loads, stores, fences and atomics by scope, in PTX and on the CPU.
+//
+// Of system scope is what the adapter reads or writes: ring, record, doorbell, completions. Words in the memory of the
+// GPU that posts are shared by its threads alone: there the scope of that GPU is enough, and costs no way to the host.
+#pragma once
+
+#include <stdint.h>
+
+#if defined(__CUDACC__)
+#define OUTBOARD_NET_CALL __host__ __device__ inline
+#else
+#define OUTBOARD_NET_CALL inline
+#endif
+#if !defined(__CUDA_ARCH__)
+#include <sched.h>
+#include <time.h>
+#endif
+
+namespace outboard {
+namespace net {
+namespace detail {
+
+OUTBOARD_NET_CALL uint64_t now_ns()
+{
+#ifdef __CUDA_ARCH__
+    uint64_t ns;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
+    return ns;
+#else
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+#endif
+}
+
+OUTBOARD_NET_CALL void pause()
+{
+#ifdef __CUDA_ARCH__
+    asm volatile("nanosleep.u32 100;");
+#else
+    sched_yield();
+#endif
+}
+
+// Relaxed, of system scope, which costs a load no more than the GPU's.
+OUTBOARD_NET_CALL uint64_t load(const uint64_t *at)
+{
+#ifdef __CUDA_ARCH__
+    uint64_t value;
+    asm volatile("ld.relaxed.sys.b64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+#else
+    return __atomic_load_n(at, __ATOMIC_RELAXED);
+#endif
+}
+
+OUTBOARD_NET_CALL uint64_t load_acquire(const uint64_t *at)
+{
+#ifdef __CUDA_ARCH__
+    uint64_t value;
+    asm volatile("ld.acquire.sys.b64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+#else
+    return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+#endif
+}
+
+OUTBOARD_NET_CALL void store(uint64_t *at, uint64_t value)
+{
+#ifdef __CUDA_ARCH__
+    asm volatile("st.relaxed.sys.b64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+#else
+    __atomic_store_n(at, value, __ATOMIC_RELAXED);
+#endif
+}
+
+OUTBOARD_NET_CALL void store32(uint32_t *at, uint32_t value)
+{
+#ifdef __CUDA_ARCH__
+    asm volatile("st.relaxed.sys.b32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+#else
+    __atomic_store_n(at, value, __ATOMIC_RELAXED);
+#endif
+}
+
+// Stores after all that this thread has done and seen, for the adapter.
+OUTBOARD_NET_CALL void store_release(uint64_t *at, uint64_t value)
+{
+#ifdef __CUDA_ARCH__
+    asm volatile("st.release.sys.b64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+#else
+    __atomic_store_n(at, value, __ATOMIC_RELEASE);
+#endif
+}
+
+// Orders what this thread has done and seen before it with its stores after it, for the adapter.
+OUTBOARD_NET_CALL void fence_release()
+{
+#ifdef __CUDA_ARCH__
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+#else
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+#endif
+}
+
+// Orders what is before it with what is after it, for the adapter and all threads.
+OUTBOARD_NET_CALL void fence()
+{
+#ifdef __CUDA_ARCH__
+    asm volatile("fence.sc.sys;" ::: "memory");
+#else
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+#endif
+}
+
+OUTBOARD_NET_CALL uint64_t compare_exchange(uint64_t *at, uint64_t expected, uint64_t value)
+{
+#ifdef __CUDA_ARCH__
+    uint64_t old;
+    asm volatile("atom.acq_rel.sys.cas.b64 %0, [%1], %2, %3;" : "=l"(old) : "l"(at), "l"(expected), "l"(value) : "memory");
+    return old;
+#else
+    __atomic_compare_exchange_n(at, &expected, value, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    return expected;
+#endif
+}
+
+// Words that threads of one GPU share if `of_gpu`: of its scope then, and else of the system's. Functions, and no struct
+// with a word and a scope: nvcc 13.0 makes of one, in a kernel with a struct for a parameter, loads from a wrong address.
+OUTBOARD_NET_CALL uint64_t load_acquire(bool of_gpu, const uint64_t *at)
+{
+#ifdef __CUDA_ARCH__
+    if (of_gpu) {
+        uint64_t value;
+        asm volatile("ld.acquire.gpu.b64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+        return value;
+    }
+#endif
+    (void)of_gpu;
+    return load_acquire(at);
+}
+
+OUTBOARD_NET_CALL void store_release(bool of_gpu, uint64_t *at, uint64_t value)
+{
+#ifdef __CUDA_ARCH__
+    if (of_gpu) {
+        asm volatile("st.release.gpu.b64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+        return;
+    }
+#endif
+    (void)of_gpu;
+    store_release(at, value);
+}
+
+OUTBOARD_NET_CALL uint64_t compare_exchange(bool of_gpu, uint64_t *at, uint64_t expected, uint64_t value)
+{
+#ifdef __CUDA_ARCH__
+    if (of_gpu) {
+        uint64_t old;
+        asm volatile("atom.acq_rel.gpu.cas.b64 %0, [%1], %2, %3;"
+                     : "=l"(old)
+                     : "l"(at), "l"(expected), "l"(value)
+                     : "memory");
+        return old;
+    }
+#endif
+    (void)of_gpu;
+    return compare_exchange(at, expected, value);
+}
+
+// Stores the value unless a higher one is there. Returns what was there.
+OUTBOARD_NET_CALL uint64_t raise(bool of_gpu, uint64_t *at, uint64_t value)
+{
+#ifdef __CUDA_ARCH__
+    uint64_t old;
+    if (of_gpu) {
+        asm volatile("atom.acq_rel.gpu.max.u64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
+    } else {
+        asm volatile("atom.acq_rel.sys.max.u64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
+    }
+    return old;
+#else
+    (void)of_gpu;
+    uint64_t old = __atomic_load_n(at, __ATOMIC_ACQUIRE);
+    while (old < value && !__atomic_compare_exchange_n(at, &old, value, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+    }
+    return old;
+#endif
+}
+
+// Adds, and orders nothing. Returns what was there.
+OUTBOARD_NET_CALL uint64_t add(bool of_gpu, uint64_t *at, uint64_t value)
+{
+#ifdef __CUDA_ARCH__
+    uint64_t old;
+    if (of_gpu) {
+        asm volatile("atom.relaxed.gpu.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
+    } else {
+        asm volatile("atom.relaxed.sys.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
+    }
+    return old;
+#else
+    (void)of_gpu;
+    return __atomic_fetch_add(at, value, __ATOMIC_RELAXED);
+#endif
+}
+
+// Adds 1, and sees what those had done who gave what is taken. Returns what was there.
+OUTBOARD_NET_CALL uint64_t take(bool of_gpu, uint64_t *at)
+{
+#ifdef __CUDA_ARCH__
+    uint64_t old;
+    if (of_gpu) {
+        asm volatile("atom.acquire.gpu.add.u64 %0, [%1], 1;" : "=l"(old) : "l"(at) : "memory");
+    } else {
+        asm volatile("atom.acquire.sys.add.u64 %0, [%1], 1;" : "=l"(old) : "l"(at) : "memory");
+    }
+    return old;
+#else
+    (void)of_gpu;
+    return __atomic_fetch_add(at, 1, __ATOMIC_ACQUIRE);
+#endif
+}
+
+// Subtracts, after all that this thread has done and seen.
+OUTBOARD_NET_CALL void give(bool of_gpu, uint64_t *at, uint64_t count)
+{
+    uint64_t value = (uint64_t)0 - count;
+#ifdef __CUDA_ARCH__
+    if (of_gpu) {
+        asm volatile("{ .reg .b64 old; atom.release.gpu.add.u64 old, [%0], %1; }" ::"l"(at), "l"(value) : "memory");
+    } else {
+        asm volatile("{ .reg .b64 old; atom.release.sys.add.u64 old, [%0], %1; }" ::"l"(at), "l"(value) : "memory");
+    }
+#else
+    (void)of_gpu;
+    __atomic_fetch_add(at, value, __ATOMIC_RELEASE);
+#endif
+}
+
+// Changes bits after all that this thread has done and seen.
+OUTBOARD_NET_CALL void flip(bool of_gpu, uint64_t *at, uint64_t bits)
+{
+#ifdef __CUDA_ARCH__
+    if (of_gpu) {
+        asm volatile("{ .reg .b64 old; atom.release.gpu.xor.b64 old, [%0], %1; }" ::"l"(at), "l"(bits) : "memory");
+    } else {
+        asm volatile("{ .reg .b64 old; atom.release.sys.xor.b64 old, [%0], %1; }" ::"l"(at), "l"(bits) : "memory");
+    }
+#else
+    (void)of_gpu;
+    __atomic_fetch_xor(at, bits, __ATOMIC_RELEASE);
+#endif
+}
+
+// Orders what is before it with what is after it, for all who share the words.
+OUTBOARD_NET_CALL void fence(bool of_gpu)
+{
+#ifdef __CUDA_ARCH__
+    if (of_gpu) {
+        asm volatile("fence.sc.gpu;" ::: "memory");
+        return;
+    }
+#endif
+    (void)of_gpu;
+    fence();
+}
+
+} // namespace detail
+} // namespace net
+} // namespace outboard
