@@ -210,6 +210,7 @@ fn options(
     let sandbox = sandbox.then(|| Sandbox::new(kind, has_rdma, cache.as_deref()));
     Ok(ServeOptions {
         listen,
+        peer_copies: args.trust.peer_copies.clone(),
         greet_ms: args.idle.greet_within.as_millis() as u64,
         query_idle_ms: args.idle.query_idle.as_millis() as u64,
         sessions_max: args.sessions_max.into(),
@@ -350,6 +351,8 @@ fn described(options: &ServeOptions, opened: &[Listener]) -> String {
     lines.extend(shares.lines().map(String::from));
     let hand_over = options.hand_over.as_ref();
     lines.extend(hand_over.map(|file| format!("hand-over at {}", file.display())));
+    let peers = options.peer_copies.iter();
+    lines.extend(peers.map(|network| format!("copies straight to and from servers in {network}")));
     let audit = options.audit.as_ref();
     lines.extend(audit.map(|file| format!("audit in {}", file.display())));
     lines.push("the settings are right\n".into());
@@ -365,7 +368,8 @@ fn announce(supervisor: &Supervisor, access: &Access) {
         // Standard output may be closed by a reader that only wanted the port.
         let _ = writeln!(out, "listening on {endpoint}");
         let is_known = is_restricted && (has_tokens || endpoint.is_encrypted());
-        if is_open_to_others(endpoint) && !(is_known && !endpoint.has_open_data()) {
+        let is_exposed = !is_known || endpoint.has_open_data();
+        if is_exposed && is_open_to_others(endpoint) {
             let who = match is_known {
                 true => "whoever is between a program and this server",
                 false => "whoever can connect",

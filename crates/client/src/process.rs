@@ -9,7 +9,7 @@ use crate::{
     callbacks,
     done::Done,
     log,
-    observe::{conditions, stats, times},
+    observe::{conditions, crossings, stats, times},
     state,
 };
 
@@ -55,7 +55,7 @@ extern "C" fn at_exit() {
         return;
     };
     let written = if target == "-" {
-        log::warn(stats::to_line());
+        log::warn(stats::to_line() + &crossings::to_line());
         Ok(())
     } else {
         let times =

@@ -75,6 +75,8 @@ mod opening;
 #[cfg(not(loom))]
 mod parts;
 #[cfg(not(loom))]
+mod peer;
+#[cfg(not(loom))]
 pub mod rdma;
 #[cfg(not(loom))]
 mod segment;
@@ -114,6 +116,7 @@ pub use crate::{
     link::{Exclusive, Flusher, Helper, Link, Receiver, Reservation, Sender},
     listener::{Listener, connect},
     opening::DialError,
+    peer::{connect_peer, open_peer, peer_addresses},
     rdma::{
         Bulk, DeviceBulk, GpuMemory, RdmaCounts, RdmaOptions, RdmaTarget, RdmaUse, Registered,
         Registrar,

@@ -398,6 +398,16 @@ fn connect_tcp(
     }
 }
 
+/// Returns the addresses of a tcp port; none of a local socket.
+pub(crate) fn addresses_of(endpoint: &Endpoint) -> io::Result<Vec<SocketAddr>> {
+    match endpoint {
+        Endpoint::Shm(_) => Ok(Vec::new()),
+        Endpoint::Tcp { host, port }
+        | Endpoint::Tls { host, port, .. }
+        | Endpoint::Rdma { host, port, .. } => resolve(host, *port),
+    }
+}
+
 fn resolve(host: &Host, port: u16) -> io::Result<Vec<SocketAddr>> {
     match host {
         Host::V4(address) => Ok(vec![(*address, port).into()]),

@@ -51,6 +51,8 @@ pub(super) struct Admission {
     pub(super) until_ms: Option<u64>,
     /// How long the client may say nothing, if it only asks.
     pub(super) query_idle_ms: u64,
+    /// Whether other servers may bring data of its copies, and get it.
+    pub(super) has_peers: bool,
 }
 
 /// A folder that keeps module images between sessions.
@@ -134,6 +136,16 @@ pub(super) enum Order {
     Lease { until_ms: u64 },
     /// Say that orders reach this worker, and end.
     Try,
+    /// A connection of another server, which has shown this key. Brings its socket.
+    Peer {
+        key: SessionKey,
+        tls: Option<TlsState>,
+    },
+    /// The answer to `Report::Dial` of this number. Brings the socket, or says why there is none.
+    Dialled {
+        number: u32,
+        refused: Option<String>,
+    },
 }
 
 /// A message from a worker to the supervisor.
@@ -171,6 +183,10 @@ pub(super) enum Report {
     Window { base: u64, bytes: u64 },
     /// The worker was started, is confined, and has its first order.
     Works,
+    /// Another server is to show this key, once.
+    Offer(SessionKey),
+    /// Connect to another server, at this address.
+    Dial { number: u32, address: String },
 }
 
 impl Admission {
@@ -302,6 +318,7 @@ mod tests {
             key: SessionKey::new([0x55; SESSION_KEY_BYTES]),
             until_ms: Some(0x3132_3334),
             query_idle_ms: 0x3334_3536,
+            has_peers: true,
         })
     }
 
@@ -346,6 +363,22 @@ mod tests {
         bytes(out, "Export", &Order::Export);
         bytes(out, "Try", &Order::Try);
         bytes(out, "Works", &Report::Works);
+    }
+
+    fn documents_of_other_servers(out: &mut String) {
+        let key = SessionKey::new([0x57; SESSION_KEY_BYTES]);
+        bytes(out, "Peer", &Order::Peer { key, tls: None });
+        let dialled = Order::Dialled {
+            number: 0x6364,
+            refused: Some("no".into()),
+        };
+        bytes(out, "Dialled", &dialled);
+        bytes(out, "Offer", &Report::Offer(key));
+        let dial = Report::Dial {
+            number: 0x6566,
+            address: "tcp://b:1".into(),
+        };
+        bytes(out, "Dial", &dial);
     }
 
     fn tls_terms() -> TlsTerms {
@@ -430,6 +463,7 @@ mod tests {
         bytes(&mut out, "Ended", &Report::Ended(SessionEnd::Link));
         bytes(&mut out, "TurnedAway", &Report::TurnedAway(Refusal::Key));
         documents_of_a_pool(&mut out);
+        documents_of_other_servers(&mut out);
         documents_without_content(&mut out);
         bytes(&mut out, "Asks", &Report::Asks(StatusQuestion::End(9)));
         if std::env::var_os("OUTBOARD_GOLDEN").is_some() {

@@ -35,6 +35,10 @@ impl Control {
         Control(socket)
     }
 
+    pub(super) fn try_clone(&self) -> io::Result<Control> {
+        self.0.try_clone().map(Control)
+    }
+
     pub(super) fn send<T: Serialize>(
         &self,
         document: &T,

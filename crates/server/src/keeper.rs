@@ -8,23 +8,24 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     thread,
     time::{Duration, Instant},
 };
 
 use outboard_device::MemoryInUse;
-use outboard_link::{Error, LinkKind, Stream, received_bytes};
+use outboard_link::{Endpoint, Error, LinkKind, Stream, received_bytes};
 use outboard_session::{
-    DataConnectionSource, Pulse,
+    DataConnectionSource, PeerSource, Pulse,
     handshake::{refuse, send_welcome, welcome},
 };
+use outboard_trust::peer_key;
 use outboard_wire::{
     doc::SessionEnd,
     handshake::{Purpose, SessionKey},
     heartbeat::{Beat, QUESTION_BYTES},
-    limits::{DATA_CONNECTIONS_MAX, HEARTBEAT_CONNECTIONS_MAX},
+    limits::{DATA_CONNECTIONS_MAX, HEARTBEAT_CONNECTIONS_MAX, PEER_WAYS_MAX},
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{debug, warn};
@@ -45,11 +46,15 @@ const NO_END: u64 = u64::MAX;
 pub(super) struct Keeper {
     control: Control,
     key: SessionKey,
+    /// Whether other servers may bring data of copies, and get it.
+    has_peers: bool,
     pulse: Pulse,
     /// End of the session's lease, or [`NO_END`].
     until_ms: AtomicU64,
     state: Mutex<State>,
-    /// Signalled when a data connection has come, or none will come any more.
+    /// Number of the last connection to another server that was asked for.
+    dial_last: AtomicU32,
+    /// Signalled when a connection has come, or none will come any more.
     changed: Condvar,
 }
 
@@ -58,6 +63,12 @@ struct State {
     data_connections: VecDeque<Stream>,
     /// No data connection is taken any more.
     closed: bool,
+    /// Connections of other servers, by the key that they have shown.
+    peers: VecDeque<(SessionKey, Stream)>,
+    /// Connections to other servers, by their numbers, or why there is none.
+    dialled: VecDeque<(u32, Result<OwnedFd, String>)>,
+    /// No connection of another server is waited for any more.
+    has_no_peers: bool,
     /// Copies of the descriptors of the session's tcp connections.
     sockets: Vec<OwnedFd>,
 }
@@ -68,7 +79,7 @@ impl Keeper {
     /// the machine's monotonic clock, if the session has a lease.
     pub(super) fn start(
         control: Control,
-        key: SessionKey,
+        (key, has_peers): (SessionKey, bool),
         stream: &Stream,
         usage: Option<UsageReports>,
         until_ms: Option<u64>,
@@ -76,9 +87,11 @@ impl Keeper {
         let keeper = Arc::new(Keeper {
             control,
             key,
+            has_peers,
             pulse: Pulse::default(),
             until_ms: AtomicU64::new(until_ms.unwrap_or(NO_END)),
             state: Mutex::default(),
+            dial_last: AtomicU32::new(0),
             changed: Condvar::new(),
         });
         if stream.kind() == LinkKind::Tcp {
@@ -92,6 +105,7 @@ impl Keeper {
         {
             warn!(%error, "no thread for heartbeats and data connections");
             keeper.close();
+            keeper.end();
         }
         keeper
     }
@@ -152,6 +166,7 @@ impl Keeper {
             }
         }
         self.close();
+        self.end();
     }
 
     /// Returns the time left of the session's lease. When it is over, or its supervisor has gone,
@@ -184,7 +199,13 @@ impl Keeper {
             self.until_ms.store(until_ms, Ordering::Relaxed);
             return Some(None);
         }
-        let Some(Ok(stream)) = fds.into_iter().next().map(Stream::try_from) else {
+        let mut fds = fds.into_iter();
+        if let Order::Dialled { number, refused } = order {
+            let socket = fds.next().ok_or_else(|| refused.unwrap_or_default());
+            self.keep_dialled(number, socket);
+            return Some(None);
+        }
+        let Some(Ok(stream)) = fds.next().map(Stream::try_from) else {
             return Some(None);
         };
         match order {
@@ -203,6 +224,11 @@ impl Keeper {
                     });
                 return Some(welcomed.then_some(stream));
             }
+            Order::Peer { key, tls } => {
+                if let Ok(stream) = stream.resume(tls) {
+                    self.keep_peer(key, stream);
+                }
+            }
             order => debug!(?order, "an order that is no connection"),
         }
         Some(None)
@@ -217,6 +243,54 @@ impl Keeper {
         state.sockets.extend(copy_of(&stream));
         state.data_connections.push_back(stream);
         self.changed.notify_all();
+    }
+
+    fn keep_peer(&self, key: SessionKey, mut stream: Stream) {
+        let mut state = self.lock();
+        if state.has_no_peers || state.peers.len() >= PEER_WAYS_MAX {
+            drop(state);
+            return refuse(&mut stream, NOT_AWAITED);
+        }
+        state.peers.push_back((key, stream));
+        self.changed.notify_all();
+    }
+
+    fn keep_dialled(&self, number: u32, socket: Result<OwnedFd, String>) {
+        let mut state = self.lock();
+        if !state.has_no_peers {
+            // One that nobody waits for any more makes room.
+            state.dialled.truncate(PEER_WAYS_MAX);
+            state.dialled.push_front((number, socket));
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits until `found` finds something among what the supervisor has brought from other
+    /// servers.
+    fn wait_for_peer<T>(
+        &self,
+        deadline: Instant,
+        mut found: impl FnMut(&mut State) -> Option<T>,
+    ) -> Result<T, Error> {
+        let start = Instant::now();
+        let mut state = self.lock();
+        loop {
+            if state.has_no_peers {
+                return Err(Error::Closed);
+            }
+            if let Some(found) = found(&mut state) {
+                return Ok(found);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Error::TimedOut {
+                    what: "waiting for another server",
+                    ms: u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX),
+                });
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
     /// Answers a question that has come. Returns false if the connection has ended.
@@ -317,6 +391,52 @@ impl DataConnectionSource for Keeper {
         state.data_connections.clear();
         self.changed.notify_all();
     }
+
+    fn peers(&self) -> Option<&dyn PeerSource> {
+        self.has_peers.then_some(self)
+    }
+}
+
+impl PeerSource for Keeper {
+    fn offer(&self) -> Result<SessionKey, String> {
+        let secret = outboard_trust::random().map_err(|error| error.to_string())?;
+        let offer = Report::Offer(SessionKey::new(peer_key(&secret)));
+        let sent = self.control.send_if_room(&offer);
+        sent.map_err(|error| error.to_string())?;
+        Ok(SessionKey::new(secret))
+    }
+
+    fn accept(&self, secret: &SessionKey, deadline: Instant) -> Result<Stream, Error> {
+        let key = SessionKey::new(peer_key(secret.bytes()));
+        self.wait_for_peer(deadline, |state| {
+            let at = state.peers.iter().position(|(shown, _)| shown.is(&key))?;
+            state.peers.remove(at).map(|(_, stream)| stream)
+        })
+    }
+
+    fn dial(&self, address: &Endpoint, deadline: Instant) -> Result<Stream, String> {
+        let number = self
+            .dial_last
+            .fetch_add(1, Ordering::Relaxed)
+            .wrapping_add(1);
+        let address = address.to_string();
+        let sent = self.control.send_if_room(&Report::Dial { number, address });
+        sent.map_err(|error| error.to_string())?;
+        let dialled = self.wait_for_peer(deadline, |state| {
+            let at = state.dialled.iter().position(|(its, _)| *its == number)?;
+            state.dialled.remove(at).map(|(_, socket)| socket)
+        });
+        let socket = dialled.map_err(|error| error.to_string())??;
+        Stream::try_from(socket).map_err(|error| error.to_string())
+    }
+
+    fn end(&self) {
+        let mut state = self.lock();
+        state.has_no_peers = true;
+        state.peers.clear();
+        state.dialled.clear();
+        self.changed.notify_all();
+    }
 }
 
 #[cfg(test)]
@@ -341,7 +461,7 @@ mod tests {
         let key = SessionKey::new([1; SESSION_KEY_BYTES]);
         (
             ours,
-            Keeper::start(Control::of_worker(theirs), key, &main, None, None),
+            Keeper::start(Control::of_worker(theirs), (key, true), &main, None, None),
             client,
         )
     }

@@ -20,6 +20,7 @@
 //! - `shares`: what each tenant may use, and all of them together.
 //! - `pool`: the fence of a server that is part of a pool, and its agent; `inventory`: its GPUs.
 //! - `hand_over`: a new server takes the place of a running one.
+//! - `peers`: other servers that bring the data of copies, or get it.
 //! - `view`: what the server sees of itself, from the workers' reports (`usage`); asked for by
 //!   `outboard top` (`status`), exported as `metrics` (`exporter`), kept in a file (`audit`).
 
@@ -37,6 +38,7 @@ mod inventory;
 mod keeper;
 pub mod limits;
 pub mod metrics;
+mod peers;
 mod pool;
 mod reporter;
 mod sandbox;
@@ -57,6 +59,7 @@ pub use cgroup::{NoGroups, control_groups};
 pub use devices::{DeviceKind, DeviceOptions};
 pub use hand_over::HandOverError;
 pub use inherit::{OpenedError, opened_sockets, take as inherited};
+pub use peers::{NoNetwork, PeerNetwork};
 pub use pool::PoolOptions;
 pub use sandbox::{Available, Sandbox, available as sandbox_available};
 pub use shares::{Limit, Limits, NoTenant, Shares, Unit, Whose};

@@ -16,6 +16,10 @@ pub const SESSIONS_DEFAULT_MAX: usize = 64;
 pub const GREETING_MS_MAX: u64 = 1_000;
 /// Connections that only greet, or ask about the devices.
 pub const QUERIES_MAX: usize = 64;
+/// Connections to other servers that are being opened for programs' copies, and keys of other
+/// servers that one session waits for.
+pub const PEER_DIALS_MAX: usize = 8;
+pub const PEER_OFFERS_MAX: usize = 16;
 /// Tenants whose connections are counted at a time.
 pub const TENANTS_TRACKED_MAX: usize = 4_096;
 /// How long nothing is accepted after the system refused a process or a descriptor.

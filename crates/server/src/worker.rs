@@ -125,6 +125,10 @@ fn greet(
             return turned_away(&peer, &error);
         }
     };
+    // Another server has neither a key nor a token of this one's: the supervisor looks for the one
+    // proof that it has, and the connection is nothing else.
+    let is_peer = matches!(hello.hello.purpose, Purpose::Peer { .. });
+    let shown = shown.filter(|_| !is_peer);
     let name = shown.map_or(Ok(None), |(shown, tls)| {
         encryption::authorize(&shown, tls).map_err(|error| (Refusal::TlsKey, error))
     });
@@ -175,8 +179,10 @@ fn check(
     if let Some(why) = &terms.refusal {
         return Err((Refusal::User, Error::Refused(why.clone())));
     }
+    let is_peer = matches!(hello.hello.purpose, Purpose::Peer { .. });
     let token = match &terms.tokens {
         None => None,
+        Some(_) if is_peer => None,
         Some(file) => {
             let file = PathBuf::from(OsString::from_vec(file.clone()));
             let proved = tokens::prove(stream, hello, &file, deadline);
@@ -376,6 +382,7 @@ impl Client {
             Purpose::Greeting
             | Purpose::DataConnection { .. }
             | Purpose::Heartbeat { .. }
+            | Purpose::Peer { .. }
             | Purpose::Status => Ok(None),
             Purpose::Management => {
                 let reporter = Reporter::new(options, facts);
@@ -436,6 +443,7 @@ impl Client {
             key,
             host_memory_bytes,
             until_ms,
+            has_peers,
             ..
         } = *self.admission;
         outboard_budget::set(host_memory_bytes);
@@ -456,7 +464,13 @@ impl Client {
             tell_begin(&self.control, welcome, until_ms.is_some());
         }
         let usage = is_session.then(|| UsageReports::new(memory.clone()));
-        let keeper = Keeper::start(self.control, key, &self.stream, usage, until_ms);
+        let keeper = Keeper::start(
+            self.control,
+            (key, has_peers),
+            &self.stream,
+            usage,
+            until_ms,
+        );
         let deadline = Instant::now() + Duration::from_millis(HANDSHAKE_MS_MAX);
         let linked = handshake::send_welcome(&mut self.stream, welcome, deadline).and_then(|()| {
             Ok(match &client.emulation {
@@ -473,14 +487,8 @@ impl Client {
                 return turned_away(&self.peer, &error);
             }
         };
-        let (peer, pid, program, purpose) = (self.peer, client.pid, client.program, client.purpose);
-        match purpose {
-            Purpose::Session => info!(%peer, token, pid, ?program, "begins"),
-            purpose => debug!(%peer, pid, ?program, ?purpose, "begins"),
-        }
-        if let Some(emulation) = &client.emulation {
-            debug!(network = %emulation.network, "is emulated");
-        }
+        let purpose = client.purpose;
+        log_begin(&client, &self.peer, token.as_deref());
         let images = images(cache, &tenant);
         match device {
             Some(mut device) => {
@@ -502,6 +510,17 @@ impl Client {
             .send_if_room(&Report::TurnedAway(refusal_of(&error)));
         handshake::refuse(&mut self.stream, &error.to_string());
         turned_away(&self.peer, &error)
+    }
+}
+
+fn log_begin(client: &ClientHello, peer: &str, token: Option<&str>) {
+    let (pid, program) = (client.pid, &client.program);
+    match client.purpose {
+        Purpose::Session => info!(%peer, token, pid, ?program, "begins"),
+        purpose => debug!(%peer, pid, ?program, ?purpose, "begins"),
+    }
+    if let Some(emulation) = &client.emulation {
+        debug!(network = %emulation.network, "is emulated");
     }
 }
 

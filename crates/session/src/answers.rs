@@ -46,6 +46,9 @@ pub(super) fn send_answers(
     let now = Instant::now();
     for (entry, result) in waiting.take_ready(now) {
         stats.waited(entry.op, now - entry.since);
+        let Some(entry) = answer_for_peer(entry, &result, outbox, stats)? else {
+            continue;
+        };
         let Some(entry) = answer_in_place(entry, &result, outbox, stats)? else {
             continue;
         };
@@ -70,6 +73,32 @@ pub(super) fn send_answers(
         trace_answer(entry.op, entry.token, "answered");
     }
     Ok(())
+}
+
+/// Gives data that is for another server to the way there, and answers without it. Returns any
+/// other entry, and one whose copy failed.
+fn answer_for_peer(
+    mut entry: Waiting,
+    result: &Result<(), Failure>,
+    outbox: &mut Outbox,
+    stats: &Counters,
+) -> Result<Option<Waiting>, outboard_link::Error> {
+    let Some((way, number)) = entry.to_peer.take().filter(|_| result.is_ok()) else {
+        return Ok(Some(entry));
+    };
+    let (op, token) = (entry.op, entry.token);
+    match way.give(number, entry) {
+        Ok(()) => {
+            stats.answered(op, 0);
+            outbox.reply(op, token, &[])?;
+        }
+        Err(failure) => {
+            stats.failed(op);
+            outbox.failure(token, &failure)?;
+        }
+    }
+    trace_answer(op, token, "answered, for another server");
+    Ok(None)
 }
 
 /// Answers with data that an adapter reads where it lies. Returns the entry if its data must be

@@ -45,22 +45,11 @@ use outboard_wire::{
 };
 use tracing::{debug, info};
 
-use super::{End, Session, handshake, limits, waiting::Waiting};
+use super::{End, Session, handshake, limits, sources::DataConnectionSource, waiting::Waiting};
 
 /// Time that the session spins for data on its way, on a machine with cores to spare, in
 /// microseconds.
 const LOOK_US_MAX: u64 = 100;
-
-/// Brings a session the connections that presented its key.
-pub trait DataConnectionSource: Send + Sync {
-    fn key(&self) -> SessionKey;
-
-    /// Returns the next connection, whose hello has been read. Waits for it until `deadline`.
-    fn next(&self, deadline: Instant) -> Result<Stream, Error>;
-
-    /// Takes no further connections, and ends a wait for one.
-    fn close(&self);
-}
 
 /// The data connections of one session; it has none before the client asks.
 pub(super) struct DataConnections {

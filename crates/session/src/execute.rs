@@ -38,6 +38,18 @@ pub(super) struct Executed {
     pub(super) source: Option<Source>,
 }
 
+impl Executed {
+    pub(super) fn of(outcome: Result<Outcome, Failure>) -> Executed {
+        Executed {
+            outcome,
+            stream: None,
+            reply_bytes: None,
+            to: None,
+            source: None,
+        }
+    }
+}
+
 /// Returns the queue that a fence waits for, if the message is a fence.
 ///
 /// No fence may be answered before the copies sent before it. Copies of its own queue are always
@@ -249,7 +261,10 @@ fn echo(m: &Echo<'_>, reply: &mut Vec<u8>) -> Result<Outcome, Failure> {
     )
 }
 
-fn lay_out<'a, M: Message<'a>>(answer: &M, reply: &mut Vec<u8>) -> Result<Outcome, Failure> {
+pub(super) fn lay_out<'a, M: Message<'a>>(
+    answer: &M,
+    reply: &mut Vec<u8>,
+) -> Result<Outcome, Failure> {
     reply.resize(answer.encoded_len(), 0);
     answer
         .encode(&mut Writer::new(reply))

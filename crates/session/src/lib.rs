@@ -41,9 +41,11 @@ pub mod limits;
 mod message;
 mod message_stats;
 mod outbox;
+mod peers;
 mod poll_policy;
 mod pulse;
 mod session_ops;
+mod sources;
 mod waiting;
 
 #[cfg(test)]
@@ -71,7 +73,6 @@ use thiserror::Error;
 use tracing::debug;
 
 use answers::send_answers;
-pub use data_connections::DataConnectionSource;
 use data_connections::DataConnections;
 use executor::Executor;
 use exposed::Exposed;
@@ -79,8 +80,10 @@ use grants::Grants;
 use message_stats::Counters;
 pub use message_stats::MessageStats;
 use outbox::Outbox;
+use peers::Peers;
 use poll_policy::PollPolicy;
 pub use pulse::Pulse;
+pub use sources::{DataConnectionSource, PeerSource};
 use waiting::{Admission, WaitingList};
 
 /// Serves one client until it leaves, breaks the protocol, or sends nothing for `idle_max` while no
@@ -126,6 +129,7 @@ fn serve_within(
     if let Err(error) = cores::wake_promptly() {
         debug!(%error, "the session's threads keep the default slice");
     }
+    let peers = Peers::new(source.clone());
     let source = source.filter(|_| link.data_connections().is_some());
     let (sender, mut receiver) = link.split();
     let grants = Grants::over(&mut receiver);
@@ -138,6 +142,7 @@ fn serve_within(
         outbox,
         waiting: WaitingList::default(),
         data_connections: DataConnections::new(source, bounds.connections_max),
+        peers,
         poll_policy: PollPolicy::new(),
         stats: &pulse.counters,
         looked_at: None,
@@ -195,6 +200,8 @@ struct Session<'d> {
     outbox: Outbox,
     waiting: WaitingList,
     data_connections: DataConnections,
+    /// Dropped after `waiting`, whose pieces it may have.
+    peers: Peers,
     poll_policy: PollPolicy,
     stats: &'d Counters,
     /// When the last message was done, if the session has not waited since. Spares a look at the

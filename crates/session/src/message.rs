@@ -23,7 +23,8 @@ use super::{
     execute::{self, Executed},
     executor::{Executor, unshrinkable},
     limits, message_stats,
-    waiting::{Queue, Waiting, WaitingList},
+    peers::{self, PeerMessage},
+    waiting::{Queue, ToPeer, Waiting, WaitingList},
 };
 
 /// A message that the session itself executes, without the device.
@@ -31,6 +32,7 @@ enum OwnMessage {
     Ping,
     Network(Vec<u8>),
     DataConnections(DataConnectionsOpen),
+    Peer(PeerMessage),
 }
 
 impl Session<'_> {
@@ -116,6 +118,7 @@ impl Session<'_> {
             OwnMessage::Ping => self.answer_ping(header, start),
             OwnMessage::Network(asked) => self.change_network(header, asked),
             OwnMessage::DataConnections(asked) => self.open_data_connections(header, asked),
+            OwnMessage::Peer(message) => self.execute_peer(header, message, start),
         }
     }
 
@@ -193,6 +196,17 @@ impl Session<'_> {
         executed: execute::Executed,
         start: Instant,
     ) -> Result<(), End> {
+        self.settle_to(header, executed, start, None)
+    }
+
+    /// Like [`settle`](Self::settle). The data of a reply may be a piece for another server.
+    pub(super) fn settle_to(
+        &mut self,
+        header: RequestHeader,
+        executed: execute::Executed,
+        start: Instant,
+        to_peer: Option<ToPeer>,
+    ) -> Result<(), End> {
         let RequestHeader { op, token, .. } = header;
         let failure = match executed.outcome {
             Ok(Outcome::Wait(pending)) => {
@@ -209,6 +223,7 @@ impl Session<'_> {
                 entry.on_data_connection = header.data_connection == ON_DATA_CONNECTION;
                 entry.to = executed.to;
                 entry.source = executed.source;
+                entry.to_peer = to_peer;
                 match self.waiting.push(entry) {
                     Ok(()) => return Ok(()),
                     Err(failure) => failure,
@@ -303,7 +318,7 @@ fn is_own(op: u16) -> bool {
     matches!(
         op,
         Ping::NUMBER | NetworkSet::NUMBER | DataConnectionsOpen::NUMBER
-    )
+    ) || peers::is_peer_message(op)
 }
 
 /// Decodes a message for which [`is_own`] is true.
@@ -313,7 +328,10 @@ fn own_message(op: u16, body: &mut Reader<'_>) -> Result<OwnMessage, DecodeError
         DataConnectionsOpen::NUMBER => {
             OwnMessage::DataConnections(DataConnectionsOpen::decode(body)?)
         }
-        _ => OwnMessage::Ping,
+        _ => match PeerMessage::decode(op, body) {
+            Some(message) => OwnMessage::Peer(message?),
+            None => OwnMessage::Ping,
+        },
     };
     body.end()?;
     Ok(message)

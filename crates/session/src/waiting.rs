@@ -1,6 +1,9 @@
 //! Replies that wait for the device.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use outboard_api::CUresult;
 use outboard_device::{Failure, Pending};
@@ -18,6 +21,15 @@ pub(super) enum Queue {
     Own,
 }
 
+/// Sends data of replies to another server.
+pub(super) trait TakesPieces: Send + Sync {
+    /// Takes a reply whose data is the piece of this number.
+    fn give(&self, number: u64, entry: Waiting) -> Result<(), Failure>;
+}
+
+/// A way to another server, and the number of the piece that goes there.
+pub(super) type ToPeer = (Arc<dyn TakesPieces>, u64);
+
 /// A message that was executed and has no reply yet.
 pub(super) struct Waiting {
     pub(super) op: u16,
@@ -29,6 +41,8 @@ pub(super) struct Waiting {
     pub(super) to: Option<RdmaTarget>,
     /// Device memory that the adapter reads its data from, once the pending mark is reached.
     pub(super) source: Option<Source>,
+    /// Way to another server that its data goes to, with the number that it has there.
+    pub(super) to_peer: Option<ToPeer>,
     queue: Queue,
     has_data: bool,
     /// Length of its data at most, in bytes.
@@ -74,6 +88,7 @@ impl Waiting {
             on_data_connection: false,
             to: None,
             source: None,
+            to_peer: None,
             queue,
             has_data,
             bytes,

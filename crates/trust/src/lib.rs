@@ -28,7 +28,7 @@ mod tls;
 mod token;
 
 pub use date::{date, now_s, parse_lifetime};
-pub use proof::{PROOF_BYTES, Transcript};
+pub use proof::{PROOF_BYTES, Transcript, peer_key};
 pub use secret_file::{SecretFileError, read_secret, write_new_secret};
 pub use store::{Entry, NAME_BYTES_MAX, Store, StoreError};
 pub use tls::{

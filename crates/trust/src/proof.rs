@@ -9,6 +9,7 @@ pub const PROOF_BYTES: usize = 32;
 const CONTEXT: &[u8] = b"outboard token 1\0";
 const SERVER: &[u8; 6] = b"server";
 const CLIENT: &[u8; 6] = b"client";
+const PEER: &[u8] = b"outboard peer 1\0";
 
 /// Digest of what both sides have said: the client's hello, in which its nonce and the token's id
 /// are, and the server's nonce.
@@ -64,6 +65,18 @@ impl Transcript {
     fn said_by(&self, side: &[u8; 6]) -> Vec<u8> {
         [&side[..], &self.0].concat()
     }
+}
+
+/// Derives the key that another server shows from the secret of a way between two servers. Only the
+/// client chooses the secret that a server is told, so it is not sent as it is: no bytes of a
+/// client's choice go to an address of its choice.
+pub fn peer_key(secret: &[u8; PROOF_BYTES]) -> [u8; PROOF_BYTES] {
+    let mut context = digest::Context::new(&digest::SHA256);
+    context.update(PEER);
+    context.update(secret);
+    let mut key = [0; PROOF_BYTES];
+    key.copy_from_slice(context.finish().as_ref());
+    key
 }
 
 fn hmac_key(key: &TokenKey) -> hmac::Key {

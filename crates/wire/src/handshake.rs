@@ -58,6 +58,9 @@ pub enum Purpose {
     /// Ask what the server sees of itself ([`StatusQuestion`](crate::doc::StatusQuestion)): its
     /// sessions, its GPUs, its counts (`outboard top`).
     Status,
+    /// Bring the data of copies from another server, for the session that awaits this key. It is
+    /// the only proof that is asked for: the server that connects has no token.
+    Peer { key: SessionKey },
 }
 
 /// Secret that a server gives to one session's client. A further connection presents it to become

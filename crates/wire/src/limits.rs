@@ -121,6 +121,19 @@ pub const NONCE_BYTES: usize = 32;
 pub const PROOF_BYTES: usize = 32;
 /// Time that data sent on other data connections has to arrive after one of them has ended.
 pub const DATA_CONNECTION_END_MS_MAX: u64 = 1_000;
+/// Ways of a session for copies between its server and others, one for each direction.
+pub const PEER_WAYS_MAX: usize = 2 * SERVERS_MAX;
+/// Time that another server has to connect after this one has made an offer, and to be reached.
+pub const PEER_OFFER_MS_MAX: u64 = 10_000;
+pub const PEER_CONNECT_MS_MAX: u64 = 3_000;
+/// Time without a byte after which a server gives the other one up.
+pub const PEER_SILENCE_MS_MAX: u64 = 5_000;
+/// Pieces of [`CHUNK_BYTES_MAX`] that are on their way between two servers: those that the client
+/// asks for at a time, and those that a server keeps until the client has them written.
+pub const PEER_PIECES_AT_ONCE: usize = 8;
+pub const PEER_PIECES_AHEAD_MAX: usize = 2 * PEER_PIECES_AT_ONCE;
+/// Longest address of another server.
+pub const PEER_ADDRESS_BYTES_MAX: usize = 512;
 /// Largest ring that a client maps for a server.
 pub const RING_BYTES_MAX: usize = 64 << 20;
 /// File descriptors that were received and not yet asked for, at most.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use outboard_server::PeerNetwork;
 use outboard_trust::parse_lifetime;
 
 use super::number;
@@ -54,6 +55,11 @@ pub(crate) struct TrustArgs {
     /// Confine workers: no new programs, no other processes, files of the device and the cache only
     #[arg(long, value_enum, value_name = "ON", default_value_t = SandboxArg::On)]
     pub(crate) sandbox: SandboxArg,
+    /// Network (10.0.0.0/24) or address of other servers, any number of times: data of copies
+    /// between devices of this server and of one there goes straight from one to the other, if both
+    /// servers name each other's; otherwise through the program (docs/security.md)
+    #[arg(long, value_name = "NETWORK")]
+    pub(crate) peer_copies: Vec<PeerNetwork>,
     /// Listen beyond this machine although everybody who can connect may then use the GPU and run
     /// code on it, and everybody on the way may read and change what is sent
     #[arg(long)]

@@ -7,6 +7,7 @@ mod common;
 mod doctor;
 mod emulate;
 mod files;
+mod peers;
 mod probe;
 mod require;
 mod run;

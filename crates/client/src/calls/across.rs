@@ -1,5 +1,6 @@
 //! Copies and waits between two servers. No server reaches another's memory, so the bytes go
-//! through the client, in pieces, and the call waits until they are there.
+//! straight from one server to the other where there is a way ([`straight`]), otherwise through
+//! the client, in pieces; and the call waits until they are there.
 //!
 //! A copy first waits for its stream, then works in streams of its own at the servers of its ends.
 //! So it comes after all that was sent to its stream, and all that is sent later comes after it.
@@ -11,12 +12,18 @@ use outboard_api::{
 };
 use outboard_wire::messages;
 
-use super::Done;
+use super::{
+    Done,
+    straight::{self, End},
+};
 use crate::{
-    observe::servers::Selected,
+    observe::{
+        crossings::{self, Through},
+        servers::Selected,
+    },
     state::{
         Driver, Event, HandleKind, StreamRef, are_several, current_context, driver,
-        driver_of_handle, drivers, on, on_address, on_stream,
+        driver_of_handle, drivers, on, on_address, on_stream, wire_context,
     },
 };
 
@@ -105,6 +112,9 @@ pub(super) fn line(
         crossing.at(0, 1, |driver| copy(driver, dst, src, bytes))?;
         return Ok(None);
     }
+    if crossing.is_straight(bytes)? {
+        return Ok(None);
+    }
     let mut buffer = vec![0_u8; bytes.min(PIECE_BYTES_MAX)];
     let through = buffer.as_mut_ptr() as u64;
     for offset in (0..bytes).step_by(PIECE_BYTES_MAX) {
@@ -144,6 +154,7 @@ pub(super) fn boxed(
     if !crossing.is_between_servers() {
         return crossing.at(0, 1, |driver| at(driver, whole));
     }
+    crossings::went_through(Through::Rows);
     let (width, height) = (whole.width_in_bytes, whole.height);
     let piece_width = width.clamp(1, PIECE_BYTES_MAX);
     let piece_height = (PIECE_BYTES_MAX / piece_width).clamp(1, height.max(1));
@@ -250,6 +261,33 @@ impl Crossing {
             }
         }
         Ok(())
+    }
+
+    /// Makes a copy of one dimension straight between the two servers, if that can be.
+    fn is_straight(&self, bytes: usize) -> Result<bool, CUresult> {
+        let [Place::Device(..), Place::Device(..)] = self.ends else {
+            return Ok(false);
+        };
+        let [dst, src] = self.ends.map(|place| -> Result<Option<End>, CUresult> {
+            let Place::Device(driver, address) = place else {
+                return Ok(None);
+            };
+            let _selected = place.select();
+            Ok(Some(End {
+                driver,
+                context: wire_context(),
+                stream: driver.crossing_stream()?,
+                address,
+            }))
+        });
+        let (Some(dst), Some(src)) = (dst?, src?) else {
+            return Ok(false);
+        };
+        if !straight::copy(&dst, &src, bytes) {
+            return Ok(false);
+        }
+        // The last pieces may not be written yet.
+        self.at(0, 0, |_| Ok(())).map(|()| true)
     }
 
     /// Works at the server of the first of two ends that has one.

@@ -33,6 +33,7 @@ mod module;
 mod pageable;
 mod pool;
 mod shareable;
+mod straight;
 mod stream;
 mod stream_capture;
 mod tensor_map;

@@ -4,6 +4,7 @@
 //! what a call at a lower level of optimisation must still do before it returns.
 
 pub(crate) mod conditions;
+pub(crate) mod crossings;
 pub(crate) mod guard;
 pub(crate) mod optimise;
 pub(crate) mod profile;

@@ -147,7 +147,9 @@ fn begin(
     let arrivals = Box::new(Arrivals(number));
     let fds = vec![opened.socket];
     let server = Server::new(number, opened.link, fds, welcome, order, arrivals);
-    let server = server.map_err(|why| fail(format!("{endpoint}: {why}")))?;
+    let mut server = server.map_err(|why| fail(format!("{endpoint}: {why}")))?;
+    server.peer_address = endpoint.is_for_peers().then(|| endpoint.to_string());
+    server.is_emulated = emulated::asked().is_ok_and(|asked| asked.is_some());
     server.session.watch_server(&endpoint, key);
     Ok(Driver::new(server))
 }

@@ -1,6 +1,7 @@
 //! Figures of the sessions for `OUTBOARD_STATS`, besides the counts of calls.
 
 use super::drivers;
+use crate::observe::crossings;
 
 /// Returns the figures as fields of a JSON object, each after a comma; `""` without a session.
 pub(crate) fn figures() -> String {
@@ -52,5 +53,6 @@ pub(crate) fn figures() -> String {
         let fields = named.map(|(name, value)| format!("\"{name}\": {value}"));
         format!(",\n  \"mirrors\": {{{}}}", fields.join(", "))
     });
-    format!("{data_connections}{rdma}{mirrors}")
+    let crossings = crossings::to_json();
+    format!("{data_connections}{rdma}{mirrors}{crossings}")
 }

@@ -28,6 +28,9 @@ pub(crate) struct Server {
     /// The words in which the GPU reports the ends of waits; opened at the first wait.
     pub(super) board: OnceLock<Option<&'static Board>>,
     pub(crate) staging: Staging,
+    /// Its address, if another server can be sent there.
+    pub(crate) peer_address: Option<String>,
+    pub(crate) is_emulated: bool,
 }
 
 impl Server {
@@ -56,6 +59,8 @@ impl Server {
             confirming: Mutex::default(),
             board: OnceLock::new(),
             staging: Staging::default(),
+            peer_address: None,
+            is_emulated: false,
         })
     }
 

@@ -24,7 +24,8 @@
 //!
 //! A data connection, or one for heartbeats, comes to the same port. Its hello has the key of its
 //! session, so the supervisor passes it on to that session's worker, whose
-//! [`keeper`](super::keeper) takes it; with any other key it is refused.
+//! [`keeper`](super::keeper) takes it; with any other key it is refused. So with a connection of
+//! another server ([`peers`](super::peers)), whose key the session has noted before.
 
 mod drain;
 mod ends;
@@ -61,6 +62,7 @@ use crate::{
     exporter::Exporter,
     hand_over::{Handing, Predecessor},
     limits,
+    peers::Dialling,
     pool::Gate,
     shares::Tenants,
     signals::Signals,
@@ -88,6 +90,7 @@ pub struct Supervisor {
     /// Since another server has taken over.
     draining: Option<Draining>,
     session_last: u64,
+    dialling: Dialling,
     /// Time until which no client is accepted, after a failure of the system.
     paused_until: Option<Instant>,
 }
@@ -155,6 +158,7 @@ impl Supervisor {
             draining: None,
             options,
             session_last: 0,
+            dialling: Dialling::default(),
             paused_until: None,
         })
     }

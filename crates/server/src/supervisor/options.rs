@@ -11,8 +11,8 @@ use outboard_link::Endpoint;
 use thiserror::Error;
 
 use crate::{
-    access::Access, devices::DeviceOptions, hand_over::HandOverError, pool::PoolOptions,
-    sandbox::Sandbox, shares::Shares,
+    access::Access, devices::DeviceOptions, hand_over::HandOverError, peers::PeerNetwork,
+    pool::PoolOptions, sandbox::Sandbox, shares::Shares,
 };
 
 /// The settings of a server.
@@ -44,6 +44,8 @@ pub struct ServeOptions {
     pub hand_over: Option<PathBuf>,
     /// How long sessions go on once a new server has taken over.
     pub drain_ms: u64,
+    /// Networks of the servers that bring data of copies, or get it; none if there are none.
+    pub peer_copies: Vec<PeerNetwork>,
     /// The pool that the server is part of.
     pub pool: Option<PoolOptions>,
     /// Arguments with which this executable becomes a worker. The number of the worker's socket is

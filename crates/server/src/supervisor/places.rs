@@ -21,6 +21,7 @@ use super::{Phase, Side, Supervisor, Worker};
 use crate::{
     admission::{Admission, Cache, NOT_AWAITED, Order},
     limits,
+    peers::may_come,
     shares::Place,
     view::Newcomer,
 };
@@ -43,6 +44,7 @@ impl Supervisor {
             Purpose::Heartbeat { key } => {
                 return self.pass_on(at, key, &Order::Heartbeat { tls }, socket);
             }
+            Purpose::Peer { key } => return self.pass_peer_on(at, key, tls, socket),
             _ => {}
         }
         let session = self.workers[at].session;
@@ -74,6 +76,7 @@ impl Supervisor {
         let mut admission = Box::new(Admission {
             session,
             transport,
+            has_peers: self.may_have_peers(&client),
             client,
             token,
             tls,
@@ -95,6 +98,12 @@ impl Supervisor {
         } else {
             self.serve_here(at, admission);
         }
+    }
+
+    /// Whether a client's copies may go straight to and from other servers. An emulated network
+    /// would not be in between.
+    fn may_have_peers(&self, client: &ClientHello) -> bool {
+        !self.options.peer_copies.is_empty() && client.emulation.is_none()
     }
 
     /// Returns the folder that keeps a tenant's images, if there is one, and what it may keep.
@@ -263,6 +272,29 @@ impl Supervisor {
     /// Passes a further connection on to the worker of its session.
     pub(super) fn pass_on(&mut self, at: usize, key: SessionKey, order: &Order, socket: &OwnedFd) {
         let order = match self.has_passed_on(key, order, socket.as_fd()) {
+            true => Order::Leave,
+            false => {
+                self.view.refused(Refusal::Key, &self.workers[at].peer);
+                Order::Refuse(NOT_AWAITED.into())
+            }
+        };
+        self.dismiss(at, &order);
+    }
+
+    /// Passes a connection of another server on to the worker whose session waits for it.
+    fn pass_peer_on(
+        &mut self,
+        at: usize,
+        key: SessionKey,
+        tls: Option<TlsState>,
+        socket: &OwnedFd,
+    ) {
+        let may_come = may_come(&self.options.peer_copies, &self.workers[at].peer);
+        let mut all = self.workers.iter_mut().filter(|_| may_come);
+        let its = all.find_map(|worker| worker.offers.take(&key).then_some(&*worker));
+        let control = its.and_then(|worker| worker.control.as_ref());
+        let order = Order::Peer { key, tls };
+        let order = match control.is_some_and(|it| it.send(&order, &[socket.as_fd()]).is_ok()) {
             true => Order::Leave,
             false => {
                 self.view.refused(Refusal::Key, &self.workers[at].peer);

@@ -51,6 +51,14 @@ impl Supervisor {
                     gate.has_window(session, base, bytes);
                 }
             }
+            (Phase::Serving(_), Ok(Some((Report::Offer(key), _)))) => worker.offers.add(key),
+            (Phase::Serving(_), Ok(Some((Report::Dial { number, address }, _)))) => {
+                // The worker has read the address before.
+                if let Ok(address) = address.parse() {
+                    let networks = &self.options.peer_copies;
+                    self.dialling.dial(control, networks, number, address);
+                }
+            }
             (
                 Phase::Handshake,
                 Ok(Some((

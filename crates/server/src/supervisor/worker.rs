@@ -21,6 +21,7 @@ use crate::{
     cgroup::Groups,
     control::Control,
     inherit,
+    peers::Offers,
 };
 
 pub(super) struct Worker {
@@ -39,6 +40,8 @@ pub(super) struct Worker {
     pub(super) tenant: Option<(String, Option<usize>)>,
     /// Data connections that the session may still get.
     pub(super) connections_left: usize,
+    /// Keys of other servers that its session waits for.
+    pub(super) offers: Offers,
 }
 
 pub(super) enum Phase {
@@ -132,6 +135,7 @@ impl Worker {
             key: None,
             tenant: None,
             connections_left: DATA_CONNECTIONS_MAX,
+            offers: Offers::default(),
         }
     }
 

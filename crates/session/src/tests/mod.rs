@@ -3,6 +3,7 @@
 mod abuse;
 mod answers;
 mod data_connections;
+mod peers;
 
 use std::{
     collections::HashMap,
