@@ -116,14 +116,24 @@ def test_claims_over_http_have_limits(pool: Networks) -> None:
         claim = {"uid": "w", "host": "host", "gpus": 1, "links": links}
         status, said = post(pool, "/v1/claims", {"claim": claim, "wait": False})
         assert status == 400, (links, said)
-    claim = {"uid": "w", "host": "host", "gpus": 1, "links": [need], "attach": True}
-    assert post(pool, "/v1/claims", {"claim": claim, "wait": False})[0] == 400
     with client.Pool(pool.url).claim(2, wait_s=0, links=[(1, 10**12), (150_000_000, 1_000_000)]) as lease:
         assert [of["name"] for of in lease.boxes] == ["near"]
     until(lambda: pool.free() == 3 * GPUS_A_BOX)
     with pytest.raises(client.PoolError) as refused:
         client.Pool(pool.url).claim(wait_s=0, links=[(1, 1_000_000)])
     assert refused.value.status == 422, refused.value
+
+
+def test_attached_gpus_are_where_the_network_is_good_enough(pool: Networks) -> None:
+    attached = pool.ask("attach", "hostx", "--gpus", "2", *FOR)
+    assert attached["boxes"] == ["near"] and attached["claim"]["links"]
+    more = pool.ask("attach", "hostx", "--fit", "spread")
+    assert more["lease"] == attached["lease"] and len(more["gpus"]) == 3
+    code, said = command(pool, "pool", "attach", "hostx", "--no-wait", *FOR)
+    assert code == 1 and "such GPUs are not free now" in said, said
+    for gpu in more["gpus"]:
+        pool.ask("detach", gpu)
+    until(lambda: pool.free() == 3 * GPUS_A_BOX)
 
 
 def test_a_box_whose_network_cannot_be_measured_serves_all_the_same(pool: Networks, tmp_path: Path) -> None:

@@ -181,6 +181,9 @@ pub struct Leased {
     #[serde(default)]
     pub detach: Detach,
     /// Its sessions were ended for the detach, rather than waited for.
+    /// Networks that are good enough for that claim.
+    #[serde(default)]
+    pub links: Vec<LinkNeed>,
     #[serde(default)]
     pub is_forced: bool,
     /// Name of the token of who asked for the detach.

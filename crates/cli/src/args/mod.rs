@@ -31,9 +31,9 @@ pub(crate) use bench::{
 };
 pub(crate) use hand_over::HandOverArgs;
 pub(crate) use pool::{
-    BoxArgs, ManagerArgs, NeedArgs, PoolAskArgs, PoolAttachArgs, PoolAuditArgs, PoolClaimArgs,
-    PoolCommand, PoolDetachArgs, PoolHoldArgs, PoolReleaseArgs, PoolRunArgs, PoolServeArgs,
-    PoolSimulateArgs, PoolSparesArgs, PoolTokenArgs, WishArgs,
+    BoxArgs, ClaimArgs, ManagerArgs, NeedArgs, PoolAskArgs, PoolAttachArgs, PoolAuditArgs,
+    PoolClaimArgs, PoolCommand, PoolDetachArgs, PoolHoldArgs, PoolReleaseArgs, PoolRunArgs,
+    PoolServeArgs, PoolSimulateArgs, PoolSparesArgs, PoolTokenArgs, WishArgs,
 };
 pub(crate) use requirements::{CalibrateArgs, LevelOfRemoting, LinkKind, RequireArgs};
 pub(crate) use seeing::{LogFormat, SeeingArgs, SortArg, TopArgs};

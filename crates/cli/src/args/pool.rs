@@ -323,7 +323,7 @@ pub(crate) struct PoolAuditArgs {
 }
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct PoolClaimArgs {
+pub(crate) struct ClaimArgs {
     #[command(flatten)]
     pub(crate) manager: ManagerArgs,
     /// Number of GPUs
@@ -335,38 +335,32 @@ pub(crate) struct PoolClaimArgs {
     #[command(flatten)]
     pub(crate) need: NeedArgs,
     /// The caller's own name of the claim: the same claim comes again with it [default: a new one]
+/// A claim of GPUs without a program.
     #[arg(long, value_name = "NAME")]
     pub(crate) uid: Option<String>,
-    /// File for the grants, which must not exist: OUTBOARD_GRANT_FILE names it to programs
-    #[arg(long, value_name = "FILE")]
-    pub(crate) grants: Option<PathBuf>,
     /// Print the lease as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct PoolAttachArgs {
+pub(crate) struct PoolClaimArgs {
     #[command(flatten)]
-    pub(crate) manager: ManagerArgs,
+    pub(crate) claim: ClaimArgs,
+    /// File for the grants, which must not exist: OUTBOARD_GRANT_FILE names it to programs
+    #[arg(long, value_name = "FILE")]
+    pub(crate) grants: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct PoolAttachArgs {
     /// Name of the host [default: this one]
     pub(crate) host: Option<String>,
-    /// Number of GPUs
-    #[arg(long, value_name = "N", default_value_t = 1,
-          value_parser = number::<u32>(1..=i64::from(limits::CLAIM_GPUS_MAX)))]
-    pub(crate) gpus: u32,
     #[command(flatten)]
-    pub(crate) wish: WishArgs,
+    pub(crate) claim: ClaimArgs,
     /// Name of the token whose programs may use them [default: the host's name]
     #[arg(long, value_name = "NAME")]
     pub(crate) holder: Option<String>,
-    /// The caller's own name of the request: the same request comes again with it [default: a new
-    /// one]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) uid: Option<String>,
-    /// Print the host's lease as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 #[derive(Debug, clap::Args)]

@@ -12,7 +12,7 @@ use outboard_pool::{
 use serde_json::json;
 
 use super::{
-    claim::{claim_of, host_name, wait_for},
+    claim::{claim_without_program, host_name, wait_for},
     client, show,
 };
 use crate::args::{PoolAttachArgs, PoolDetachArgs};
@@ -20,16 +20,16 @@ use crate::args::{PoolAttachArgs, PoolDetachArgs};
 const LOOK_AGAIN: Duration = Duration::from_millis(300);
 
 pub(super) fn attach(args: &PoolAttachArgs) -> anyhow::Result<ExitCode> {
-    let mut client = client(&args.manager)?;
-    let mut claim = claim_of(&args.wish, args.gpus, args.uid.clone(), Vec::new())?;
+    let mut client = client(&args.claim.manager)?;
+    let mut claim = claim_without_program(&args.claim)?;
     if let Some(host) = &args.host {
         claim.host.clone_from(host);
     }
     claim.owner = args.holder.clone().unwrap_or_else(|| claim.host.clone());
     claim.attach = true;
-    let granted = wait_for(&mut client, &claim, !args.wish.no_wait)?;
+    let granted = wait_for(&mut client, &claim, !args.claim.wish.no_wait)?;
     let lease: LeaseView = client.get(&Operation::Lease.path(&[&granted.lease]))?;
-    show(args.json, &lease, || {
+    show(args.claim.json, &lease, || {
         let gpus: Vec<String> = lease.gpus.iter().map(Uuid::to_string).collect();
         format!(
             "host {} has {} by the lease {}\n",

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 use super::{client, hold, show};
 use crate::{
-    args::{ManagerArgs, NeedArgs, PoolClaimArgs, RunArgs, WishArgs},
+    args::{ClaimArgs, ManagerArgs, NeedArgs, PoolClaimArgs, RunArgs, WishArgs},
     libraries, peer, probe, require,
 };
 
@@ -318,14 +318,13 @@ pub(super) fn replace_grants(file: &Path, granted: &Granted) -> anyhow::Result<(
 }
 
 pub(super) fn claim(args: &PoolClaimArgs) -> anyhow::Result<ExitCode> {
-    let mut client = client(&args.manager)?;
-    let needs = needs_of(&args.need, Level::default())?;
-    let claim = claim_of(&args.wish, args.gpus, args.uid.clone(), needs)?;
-    let granted = wait_for(&mut client, &claim, !args.wish.no_wait)?;
+    let mut client = client(&args.claim.manager)?;
+    let claim = claim_without_program(&args.claim)?;
+    let granted = wait_for(&mut client, &claim, !args.claim.wish.no_wait)?;
     if let Some(file) = &args.grants {
         write_new_secret(file, &lines(&granted))?;
     }
-    show(args.json, &granted, || {
+    show(args.claim.json, &granted, || {
         let mut out = format!("lease {}\n", granted.lease);
         for of in &granted.boxes {
             let gpus = of.grant.gpus.iter().map(|(uuid, _)| uuid.to_string());
@@ -355,7 +354,13 @@ fn needs_of(args: &NeedArgs, level: Level) -> anyhow::Result<Vec<LinkNeed>> {
     Ok(networks.iter().map(need).collect())
 }
 
-pub(super) fn claim_of(
+/// Returns the claim of a command that starts no program.
+pub(super) fn claim_without_program(args: &ClaimArgs) -> anyhow::Result<Claim> {
+    let needs = needs_of(&args.need, Level::default())?;
+    claim_of(&args.wish, args.gpus, args.uid.clone(), needs)
+}
+
+fn claim_of(
     wish: &WishArgs,
     gpus: u32,
     uid: Option<String>,

@@ -93,12 +93,6 @@ impl Manager {
             return wrong(format!("priorities are 0 to {}", limits::PRIORITY_MAX));
         }
         link::check_needs(&claim.links).map_err(PoolError::Wrong)?;
-        if claim.attach && !claim.links.is_empty() {
-            return wrong(
-                "GPUs that are attached to a host are for any program: only a program's own claim needs a network"
-                    .into(),
-            );
-        }
         if let Some(idle_ms) = claim.idle_ms {
             if claim.attach {
                 return wrong(
@@ -234,6 +228,7 @@ impl Manager {
                 lost: None,
                 replaced: false,
                 attached_by: of_host.map(|_| claim.uid.clone()),
+                links: of_host.map_or_else(Vec::new, |_| claim.links.clone()),
                 detach: Detach::No,
                 is_forced: false,
                 detached_by: None,

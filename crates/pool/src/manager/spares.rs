@@ -173,6 +173,7 @@ impl Manager {
             lost: None,
             replaced: false,
             attached_by: None,
+            links: Vec::new(),
             detach: Detach::No,
             is_forced: false,
             detached_by: None,
@@ -189,6 +190,7 @@ impl Manager {
         };
         new.entry = gpus[at].entry;
         new.attached_by.clone_from(&gpus[at].attached_by);
+        new.links.clone_from(&gpus[at].links);
         let given = new.clone();
         let mut old = std::mem::replace(&mut gpus[at], new);
         old.replaced = true;
@@ -220,12 +222,12 @@ impl Manager {
         let lost = &self.gpus[gpu].record;
         let mut gpus = record.gpus.iter();
         let is_its = |it: &&Leased| it.uuid == lost.facts.uuid && !it.is_out();
-        if gpus
-            .find(is_its)
-            .is_none_or(|it| it.detach == Detach::Waits)
-        {
-            return None;
-        }
+        let leased = gpus.find(is_its).filter(|it| it.detach != Detach::Waits)?;
+        // Those of the claim that brought the GPU.
+        let needs = match leased.attached_by {
+            Some(_) => &leased.links,
+            None => &record.claim.links,
+        };
         let left = record.gpus.iter();
         let left = left.filter(|it| !it.is_out() && it.uuid != lost.facts.uuid);
         let left: Vec<usize> = left
@@ -244,10 +246,7 @@ impl Manager {
             entry.is_free
                 && entry.record.facts.model == lost.facts.model
                 && (!is_full || boxes.contains(&entry.of))
-                && link::meets(
-                    self.boxes[entry.of].record.link.as_ref(),
-                    &record.claim.links,
-                )
+                && link::meets(self.boxes[entry.of].record.link.as_ref(), needs)
                 && together.is_none_or(|(same, first)| group(*spare, same) == group(*first, same))
         };
         let held: BTreeSet<usize> = self.spares.held.values().flatten().copied().collect();

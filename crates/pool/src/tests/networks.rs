@@ -114,12 +114,7 @@ fn a_network_that_no_box_has_is_refused() {
     begin(&mut next, &joins);
     let none = next.claim(0, &needs("v", 1, 50_000), true).unwrap_err();
     assert!(matches!(none, PoolError::Impossible(_)), "{none}");
-    let attach = Claim {
-        attach: true,
-        ..needs("w", 1, 50_000)
-    };
     for wrong in [
-        attach,
         needs("x", 1, u64::MAX),
         Claim {
             links: vec![needs("y", 1, 0).links[0]; limits::LINK_NEEDS_MAX + 1],
@@ -153,5 +148,45 @@ fn a_spare_has_the_network_that_is_needed() {
         manager.is_broken(0, &lost, "Xid 79").unwrap();
         let view = manager.lease_view(0, lease).unwrap();
         assert_eq!(view.lost[0].replaced, is_replaced, "{rtt_ns}");
+    }
+}
+
+/// GPUs that are attached to a host have the network that their own claim needed, and so have the
+/// spares that take their places; other claims of the host's lease need none.
+#[test]
+fn attached_gpus_and_their_spares_have_the_network_of_their_claim() {
+    for bits_per_s in [5_000_000_000, 10_000_000_000] {
+        let mut manager = Manager::open(&mut SimulatedStore::new(), "pool", "key").unwrap();
+        let mut joins = boxes_with_networks();
+        begin(&mut manager, &joins);
+        let attach = |of: Claim| Claim { attach: true, ..of };
+        let any = attach(Claim {
+            fit: Fit::First,
+            ..claim("any", 2)
+        });
+        let lease = granted(manager.claim(0, &any, false)).lease;
+        assert_eq!(manager.lease_view(0, lease).unwrap().boxes, ["near"]);
+        let picky = attach(needs("picky", 1, 300_000));
+        assert_eq!(granted(manager.claim(0, &picky, false)).lease, lease);
+        let view = manager.lease_view(0, lease).unwrap();
+        assert_eq!(view.boxes, ["near", "far"]);
+        // One spare is left in "far", two in "dark".
+        joins[1].link = Some(link(300_000, bits_per_s));
+        begin(&mut manager, &joins);
+        let rule = SpareRecord {
+            model: None,
+            per: None,
+            gpus: 3,
+        };
+        manager.set_spares(0, &rule).unwrap();
+        manager.is_broken(0, &view.gpus[2], "Xid 79").unwrap();
+        manager.is_broken(0, &view.gpus[0], "Xid 79").unwrap();
+        let replaced = |uuid: &Uuid| {
+            let lost = manager.lease_view(0, lease).unwrap().lost;
+            lost.iter().any(|lost| lost.uuid == *uuid && lost.replaced)
+        };
+        // 10 Gbps are needed, and "far" alone may have them.
+        assert_eq!(replaced(&view.gpus[2]), bits_per_s >= 10_000_000_000);
+        assert!(replaced(&view.gpus[0]));
     }
 }
