@@ -422,7 +422,7 @@ fn host_memory_default() -> u64 {
     (total / 4).max(HOST_MEMORY_BYTES_DEFAULT_MIN)
 }
 
-fn choose_device(device: DeviceArg) -> anyhow::Result<DeviceKind> {
+pub(crate) fn choose_device(device: DeviceArg) -> anyhow::Result<DeviceKind> {
     match device {
         DeviceArg::Soft => Ok(DeviceKind::Soft),
         DeviceArg::Nvidia => {

@@ -67,6 +67,7 @@ fn join(number: usize, gpus: usize) -> Join {
         nvlink: Some((slot / 8).to_string()),
         bridge: Some((slot / 4).to_string()),
         proxy: (slot / 8) as u16,
+        near: outboard_pool::near::Near::default(),
     };
     Join {
         name: format!("box{number}"),

@@ -38,6 +38,7 @@ mod memory;
 mod modules;
 mod node_work;
 mod nvml;
+mod nvml_events;
 mod nvml_peers;
 mod owned;
 mod printed;
@@ -132,7 +133,10 @@ pub fn open(options: NvidiaOptions) -> Result<Box<dyn Device>, Failure> {
     Ok(Box::new(Nvidia::open(Driver::load()?, options)?))
 }
 
-pub use self::nvml::Monitor;
+pub use self::{
+    nvml::{Monitor, is_named as is_management_named},
+    nvml_events::{GpuError, GpuErrorKind, Watcher},
+};
 
 fn no_device(why: &str) -> Failure {
     Failure::new(CUresult::CUDA_ERROR_NO_DEVICE, why)

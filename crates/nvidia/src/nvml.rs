@@ -20,6 +20,12 @@ use super::table::{Driver, open_library, symbol_address};
 const LIBRARY_VARIABLE: &str = "OUTBOARD_NVML";
 const LIBRARY: &str = "libnvidia-ml.so.1";
 const STRING_BYTES: usize = 96;
+/// `NVML_ERROR_INVALID_ARGUMENT`.
+pub(super) const INVALID_ARGUMENT: u32 = 2;
+/// `NVML_ERROR_FUNCTION_NOT_FOUND`.
+pub(super) const FUNCTION_NOT_FOUND: u32 = 13;
+/// `NVML_ERROR_UNKNOWN`.
+const UNKNOWN: u32 = 999;
 /// Version of `nvmlMemory_v2_t`: its size, with the number 2 in the upper byte.
 const MEMORY_V2_VERSION: u32 = size_of::<MemoryV2>() as u32 | 2 << 24;
 /// `NVML_TEMPERATURE_THRESHOLD_COUNT`.
@@ -143,7 +149,11 @@ impl Monitor {
     }
 
     pub fn document(&self, detail: u32) -> Result<Vec<u8>, Failure> {
-        document(&snapshot(&self.nvml, &self.uuids, detail)?)
+        document(&self.snapshot(detail)?)
+    }
+
+    pub fn snapshot(&self, detail: u32) -> Result<NvmlSnapshot, Failure> {
+        snapshot(&self.nvml, &self.uuids, detail)
     }
 }
 
@@ -218,6 +228,11 @@ pub(super) fn uuid_text(uuid: &[u8; 16]) -> String {
     text
 }
 
+/// Returns whether the environment names the management library.
+pub fn is_named() -> bool {
+    env::var_os(LIBRARY_VARIABLE).is_some_and(|name| !name.is_empty())
+}
+
 /// The loaded library; shut down when dropped.
 pub(super) struct Nvml {
     library: Library,
@@ -235,8 +250,12 @@ impl Drop for Nvml {
 impl Nvml {
     pub(super) fn load() -> Result<Nvml, Failure> {
         let name: OsString = env::var_os(LIBRARY_VARIABLE).unwrap_or_else(|| LIBRARY.into());
+        Nvml::load_from(&name)
+    }
+
+    pub(super) fn load_from(name: &OsString) -> Result<Nvml, Failure> {
         let nvml = Nvml {
-            library: open_library(&name)?,
+            library: open_library(name)?,
         };
         let function = nvml.function::<unsafe extern "C" fn() -> u32>("nvmlInit_v2");
         // SAFETY: the function takes nothing and may be called repeatedly.
@@ -266,13 +285,22 @@ impl Nvml {
     }
 
     pub(super) fn device(&self, uuid: &str) -> Option<DeviceHandle> {
+        self.device_or_status(uuid).ok()
+    }
+
+    /// Returns a device's handle, or why there is none.
+    pub(super) fn device_or_status(&self, uuid: &str) -> Result<DeviceHandle, u32> {
         type Ask = unsafe extern "C" fn(*const c_char, *mut DeviceHandle) -> u32;
-        let function = self.function::<Ask>("nvmlDeviceGetHandleByUUID")?;
-        let uuid = CString::new(uuid).ok()?;
+        let function = self.function::<Ask>("nvmlDeviceGetHandleByUUID");
+        let function = function.ok_or(FUNCTION_NOT_FOUND)?;
+        let uuid = CString::new(uuid).map_err(|_| INVALID_ARGUMENT)?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: `uuid` ends with a NUL, and `handle` has room for the answer.
-        let status = unsafe { function(uuid.as_ptr(), &mut handle) };
-        (status == 0 && !handle.is_null()).then_some(handle)
+        match unsafe { function(uuid.as_ptr(), &mut handle) } {
+            0 if !handle.is_null() => Ok(handle),
+            0 => Err(UNKNOWN),
+            status => Err(status),
+        }
     }
 
     fn cuda_version(&self) -> Option<i32> {

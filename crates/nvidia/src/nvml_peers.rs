@@ -7,12 +7,8 @@ use outboard_wire::doc::{
     NVML_LINK_CAPABILITIES, NVML_P2P_INDICES, NvmlAnswer, NvmlFabric, NvmlLink, NvmlPci, NvmlPeer,
 };
 
-use super::nvml::{DeviceHandle, NVLINKS_MAX, Nvml, PciInfo};
+use super::nvml::{DeviceHandle, FUNCTION_NOT_FOUND, INVALID_ARGUMENT, NVLINKS_MAX, Nvml, PciInfo};
 
-/// `NVML_ERROR_INVALID_ARGUMENT`.
-const INVALID_ARGUMENT: u32 = 2;
-/// `NVML_ERROR_FUNCTION_NOT_FOUND`.
-const FUNCTION_NOT_FOUND: u32 = 13;
 /// Length of a set of processors or NUMA nodes, in 64-bit words.
 const SET_WORDS: u32 = 16;
 /// `NVML_AFFINITY_SCOPE_NODE`.

@@ -13,9 +13,13 @@
 //!  outboard serve (Purpose::Management, nvml_snapshot)
 //! ```
 //!
-//! There is one lock, in [`session`]; no code that could take it again runs while it is held. A
-//! thread that holds it waits for the server for a bounded time. A server that did not answer is
-//! not asked again for a second, so no call hangs.
+//! Events come from elsewhere: a lease's holder writes what happens to the lease into a file, and
+//! waits for [`sets`] of events read it ([`news`]).
+//!
+//! There are two locks, in [`session`]: of the connection, and of the sets of events. No code that
+//! could take one again, or the other, runs while it is held. A thread that holds the first waits
+//! for the server for a bounded time. A server that did not answer is not asked again for a second,
+//! so no call hangs.
 
 mod call_table;
 mod calls;
@@ -26,5 +30,7 @@ pub mod clock;
 pub mod entry;
 mod guard;
 mod log;
+mod news;
 mod session;
+mod sets;
 pub mod types;

@@ -26,6 +26,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
     clock, log,
+    sets::Sets,
     types::{Result, nvmlReturn_t},
 };
 
@@ -100,7 +101,11 @@ pub(crate) fn shutdown() -> Result {
         1 => *state = SessionState::default(),
         _ => {}
     }
-    REFERENCES.fetch_sub(1, Ordering::AcqRel);
+    let was_last = REFERENCES.fetch_sub(1, Ordering::AcqRel) == 1;
+    drop(state);
+    if was_last {
+        *sets() = Sets::default();
+    }
     Ok(())
 }
 
@@ -124,10 +129,11 @@ pub(crate) fn snapshot(age: Age) -> Result<Arc<Snapshot>> {
     }
 }
 
-/// One process's connection and state.
+/// One process's connection, state and sets of events.
 struct ProcessSession {
     pid: u32,
     state: Mutex<SessionState>,
+    sets: Mutex<Sets>,
 }
 
 #[derive(Default)]
@@ -138,9 +144,18 @@ struct SessionState {
     failed: Option<Instant>,
 }
 
-/// Locks this process's state. A forked child gets a state of its own: it can use neither the
-/// parent's connection nor a lock that another thread of the parent held.
 fn lock() -> MutexGuard<'static, SessionState> {
+    process().state.lock()
+}
+
+/// Locks this process's sets of events. No server is asked while they are locked.
+pub(crate) fn sets() -> MutexGuard<'static, Sets> {
+    process().sets.lock()
+}
+
+/// Returns this process's state. A forked child gets a state of its own: it can use neither the
+/// parent's connection nor a lock that another thread of the parent held.
+fn process() -> &'static ProcessSession {
     static PROCESS: AtomicPtr<ProcessSession> = AtomicPtr::new(ptr::null_mut());
     let pid = std::process::id();
     let mut seen = PROCESS.load(Ordering::Acquire);
@@ -148,11 +163,12 @@ fn lock() -> MutexGuard<'static, SessionState> {
         // SAFETY: null, or a box that was leaked below and is never freed.
         let known: Option<&'static ProcessSession> = unsafe { seen.as_ref() };
         if let Some(process) = known.filter(|p| p.pid == pid) {
-            return process.state.lock();
+            return process;
         }
         let new = Box::into_raw(Box::new(ProcessSession {
             pid,
             state: Mutex::default(),
+            sets: Mutex::default(),
         }));
         match PROCESS.compare_exchange(seen, new, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {

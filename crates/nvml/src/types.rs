@@ -99,15 +99,70 @@ pub struct nvmlDevice_t(pub usize);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct nvmlEventSet_t(pub usize);
 
-/// One event. None is ever written: see `calls/events.rs`.
+/// Event of a device. Programs that call `nvmlEventSetWait` have room for this much alone: the
+/// instances came with its second version.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct nvmlEventData_t {
+pub struct nvmlEventData_v1_t {
     pub device: nvmlDevice_t,
     pub event_type: u64,
     pub event_data: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvmlEventData_t {
+    pub v1: nvmlEventData_v1_t,
     pub gpu_instance_id: u32,
     pub compute_instance_id: u32,
+}
+
+/// A set of events of the system, as [`nvmlEventSet_t`].
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct nvmlSystemEventSet_t(pub usize);
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvmlSystemEventSetCreateRequest_t {
+    pub version: u32,
+    pub set: nvmlSystemEventSet_t,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvmlSystemEventSetFreeRequest_t {
+    pub version: u32,
+    pub set: nvmlSystemEventSet_t,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvmlSystemRegisterEventRequest_t {
+    pub version: u32,
+    pub event_types: u64,
+    pub set: nvmlSystemEventSet_t,
+}
+
+/// Event of the system: a GPU that came or went.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvmlSystemEventData_v1_t {
+    pub event_type: u64,
+    /// The driver's id of the GPU: domain, bus and device in 16, 8 and 8 bits.
+    pub gpu_id: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvmlSystemEventSetWaitRequest_t {
+    pub version: u32,
+    pub timeoutms: u32,
+    pub set: nvmlSystemEventSet_t,
+    pub data: *mut nvmlSystemEventData_v1_t,
+    /// Events for which `data` has room.
+    pub data_size: u32,
+    pub num_event: u32,
 }
 
 /// The id of a private table.
@@ -277,6 +332,15 @@ pub const fn struct_version<T>(version: u32) -> u32 {
     size_of::<T>() as u32 | version << 24
 }
 
+/// `nvmlEventTypeXidCriticalError`.
+pub const EVENT_XID: u64 = 8;
+/// `nvmlSystemEventTypeGpuDriverUnbind`.
+pub const SYSTEM_EVENT_UNBIND: u64 = 1;
+/// `nvmlSystemEventTypeGpuDriverBind`.
+pub const SYSTEM_EVENT_BIND: u64 = 2;
+/// `eventData` of an error whose Xid is not known, by nvml.h.
+pub const XID_UNKNOWN: u64 = 999;
+
 /// `NVML_VALUE_NOT_AVAILABLE`.
 pub const VALUE_NOT_AVAILABLE: u64 = u64::MAX;
 /// The id of a GPU or compute instance if there is none.
@@ -285,6 +349,13 @@ pub const NO_INSTANCE: u32 = u32::MAX;
 const _: () = {
     assert!(size_of::<nvmlDevice_t>() == size_of::<*const u8>());
     assert!(size_of::<nvmlMemory_t>() == 24);
+    assert!(size_of::<nvmlEventData_v1_t>() == 24);
+    assert!(size_of::<nvmlEventData_t>() == 32);
+    assert!(struct_version::<nvmlSystemEventSetCreateRequest_t>(1) == 0x0100_0010);
+    assert!(struct_version::<nvmlSystemEventSetFreeRequest_t>(1) == 0x0100_0010);
+    assert!(struct_version::<nvmlSystemRegisterEventRequest_t>(1) == 0x0100_0018);
+    assert!(struct_version::<nvmlSystemEventSetWaitRequest_t>(1) == 0x0100_0020);
+    assert!(size_of::<nvmlSystemEventData_v1_t>() == 16);
     assert!(struct_version::<nvmlMemory_v2_t>(2) == 0x0200_0028);
     assert!(struct_version::<nvmlSystemDriverBranchInfo_t>(1) == 0x0100_0054);
     assert!(size_of::<nvmlBAR1Memory_t>() == 24);

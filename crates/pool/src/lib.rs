@@ -6,7 +6,9 @@
 //! - `grant`: the signed statements between them.
 //! - `placement`: the choice of GPUs.
 //! - `link`: networks of boxes, and those that claims need.
+//! - `near`: what is near a GPU in its box.
 //! - `record`: what is kept, and `store`: where.
+//! - `xid`: errors of NVIDIA's driver, and what they mean for a GPU.
 //! - `api`: the documents that go over the network.
 
 pub mod api;
@@ -15,12 +17,14 @@ mod grant;
 pub mod limits;
 mod link;
 mod manager;
+pub mod near;
 mod placement;
 pub mod record;
 mod store;
 #[cfg(test)]
 mod tests;
 mod uuid;
+pub mod xid;
 
 pub use fence::{Admitted, Answered, Fence, FenceError, Floors};
 pub use grant::{Grant, GrantError};

@@ -11,6 +11,9 @@ pub const REASON_BYTES_MAX: usize = 256;
 /// GPUs of one claim, and of one box.
 pub const CLAIM_GPUS_MAX: u32 = 512;
 pub const BOX_GPUS_MAX: usize = 64;
+/// Ends of NVLinks, and network adapters, near a GPU.
+pub const NEAR_NVLINKS_MAX: usize = 36;
+pub const NEAR_NICS_MAX: usize = 16;
 /// Networks of one claim that are good enough, and of them those that an error shows.
 pub const LINK_NEEDS_MAX: usize = 32;
 pub const LINK_NEEDS_SHOWN: usize = 3;

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     limits::TERM_DEFAULT_MS,
     link::{LinkFacts, LinkNeed},
+    near::Near,
     uuid::Uuid,
 };
 
@@ -49,6 +50,9 @@ pub struct GpuFacts {
     pub bridge: Option<String>,
     /// Number of the box's proxy (NIC) that the GPU is nearest to.
     pub proxy: u16,
+    /// Things near it, if its box knows them.
+    #[serde(default)]
+    pub near: Near,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -177,13 +181,13 @@ pub struct Leased {
     /// UID of the claim that attached it, if it was not the lease's first.
     #[serde(default)]
     pub attached_by: Option<String>,
+    /// Networks that are good enough for that claim.
+    #[serde(default)]
+    pub links: Vec<LinkNeed>,
     /// State of its way out of the lease of a host.
     #[serde(default)]
     pub detach: Detach,
     /// Its sessions were ended for the detach, rather than waited for.
-    /// Networks that are good enough for that claim.
-    #[serde(default)]
-    pub links: Vec<LinkNeed>,
     #[serde(default)]
     pub is_forced: bool,
     /// Name of the token of who asked for the detach.

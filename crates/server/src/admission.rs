@@ -250,6 +250,8 @@ mod tests {
         network::Network,
     };
 
+    use outboard_pool::near::{Level, Near, NearGpu, Nic, NvlinkEnd, NvlinkKind};
+
     use super::*;
 
     const GOLDEN: &str = include_str!("golden.txt");
@@ -344,6 +346,24 @@ mod tests {
             nvlink: Some("0".into()),
             bridge: None,
             proxy: 6,
+            near: Near {
+                numa: Some(1),
+                nvlinks: vec![NvlinkEnd {
+                    pci: (0, 2, 3),
+                    kind: NvlinkKind::Switch,
+                    links: 4,
+                }],
+                gpus: vec![NearGpu {
+                    slot: 5,
+                    level: Level::Node,
+                }],
+                nics: vec![Nic {
+                    name: "e".into(),
+                    rdma: None,
+                    pci: (0, 6, 7),
+                    level: Level::Single,
+                }],
+            },
         }
     }
 

@@ -3,7 +3,8 @@
 use std::str::FromStr;
 
 use outboard_device::{Cx, Device, Failure};
-use outboard_nvidia::NvidiaOptions;
+pub(crate) use outboard_nvidia::{GpuError, GpuErrorKind};
+use outboard_nvidia::{NvidiaOptions, Watcher};
 use outboard_soft::{BOARD_BYTES, Capability, Checks, SoftOptions, Watch};
 use outboard_wire::{doc, messages};
 use serde::{Deserialize, Serialize};
@@ -131,6 +132,32 @@ pub(super) fn open(options: &DeviceOptions, ahead: bool) -> Result<Box<dyn Devic
             watch: options.watch,
         }),
     }
+}
+
+/// Returns what the management library says of a machine's GPUs, in the order of the driver's
+/// numbers; `None` if the device has none. No context is made.
+pub(crate) fn management(options: &DeviceOptions) -> Option<Result<doc::NvmlSnapshot, Failure>> {
+    match options.kind {
+        DeviceKind::Nvidia => {
+            let chosen = options.chosen.as_deref();
+            let monitor = outboard_nvidia::Monitor::open(None, chosen);
+            Some(monitor.and_then(|monitor| monitor.snapshot(doc::NVML_FACTS)))
+        }
+        DeviceKind::Soft => None,
+    }
+}
+
+/// Begins to watch GPUs for errors; `None` if there is no management library for the device. One
+/// that the environment names is watched for soft devices, too.
+pub(crate) fn watcher(
+    options: &DeviceOptions,
+    uuids: Vec<String>,
+) -> Option<Result<Watcher, Failure>> {
+    let has_one = match options.kind {
+        DeviceKind::Nvidia => true,
+        DeviceKind::Soft => outboard_nvidia::is_management_named(),
+    };
+    has_one.then(|| Watcher::open(uuids))
 }
 
 /// The devices, for a client that asks only as the management library does: no GPU is opened.

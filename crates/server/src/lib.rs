@@ -59,6 +59,7 @@ pub use cgroup::{NoGroups, control_groups};
 pub use devices::{DeviceKind, DeviceOptions};
 pub use hand_over::HandOverError;
 pub use inherit::{OpenedError, opened_sockets, take as inherited};
+pub use inventory::take as inventory;
 pub use peers::{NoNetwork, PeerNetwork};
 pub use pool::PoolOptions;
 pub use sandbox::{Available, Sandbox, available as sandbox_available};

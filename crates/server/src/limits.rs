@@ -90,6 +90,8 @@ pub const POOL_LOCK_MS_MAX: u64 = 5_000;
 /// the lock of the box's state, which the check holds.
 pub const POOL_CHECK_MS: u64 = 2_000;
 pub const POOL_CHECK_S_MAX: &str = "4";
+/// Pause before a management library that told no events is asked again.
+pub const POOL_EVENTS_RETRY_MS: u64 = 10_000;
 /// Time for the processes of older sessions of a GPU to end after SIGKILL.
 pub const POOL_END_MS_MAX: u64 = 2_000;
 

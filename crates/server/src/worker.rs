@@ -85,8 +85,7 @@ pub fn run_worker(control: RawFd) -> io::Result<()> {
             exporter::serve(control, one(fds)?)
         }
         Some((Order::Inventory(options), _)) => {
-            let mut device = devices::open(&options, false).map_err(io::Error::other)?;
-            let gpus = inventory::take(&mut *device).map_err(io::Error::other)?;
+            let gpus = inventory::take(&options).map_err(io::Error::other)?;
             control.send(&Report::Inventory(gpus), &[])
         }
         Some((Order::Try, _)) => control.send(&Report::Works, &[]),

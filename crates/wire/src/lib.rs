@@ -17,6 +17,7 @@ pub mod frame;
 mod golden_tests;
 pub mod handshake;
 pub mod heartbeat;
+pub mod lease;
 pub mod limits;
 pub mod network;
 pub mod several;

@@ -32,8 +32,8 @@ pub(crate) use bench::{
 pub(crate) use hand_over::HandOverArgs;
 pub(crate) use pool::{
     BoxArgs, ClaimArgs, ManagerArgs, NeedArgs, PoolAskArgs, PoolAttachArgs, PoolAuditArgs,
-    PoolClaimArgs, PoolCommand, PoolDetachArgs, PoolHoldArgs, PoolReleaseArgs, PoolRunArgs,
-    PoolServeArgs, PoolSimulateArgs, PoolSparesArgs, PoolTokenArgs, WishArgs,
+    PoolClaimArgs, PoolCommand, PoolDetachArgs, PoolHoldArgs, PoolInventoryArgs, PoolReleaseArgs,
+    PoolRunArgs, PoolServeArgs, PoolSimulateArgs, PoolSparesArgs, PoolTokenArgs, WishArgs,
 };
 pub(crate) use requirements::{CalibrateArgs, LevelOfRemoting, LinkKind, RequireArgs};
 pub(crate) use seeing::{LogFormat, SeeingArgs, SortArg, TopArgs};

@@ -15,7 +15,7 @@ use outboard_pool::{
 use outboard_trust::parse_lifetime;
 use outboard_wire::network::Network;
 
-use super::{number, time};
+use super::{DeviceArg, number, time};
 
 /// The manager of a pool.
 #[derive(Debug, Clone, clap::Args)]
@@ -244,6 +244,9 @@ pub(crate) enum PoolCommand {
     Quota(PoolQuotaArgs),
     /// Hold GPUs back, to take the place of broken ones; or say how many are enough
     Spares(PoolSparesArgs),
+    /// Show the GPUs of this machine as outboard serve --pool reports them: their UUIDs, models and
+    /// memory, and the NVLinks, GPUs and network adapters that are near each
+    Inventory(PoolInventoryArgs),
     /// Play a trace of tasks on servers with GPUs and on a pool: what nobody can use
     Simulate(PoolSimulateArgs),
 }
@@ -305,6 +308,16 @@ pub(crate) struct PoolAskArgs {
 }
 
 #[derive(Debug, clap::Args)]
+pub(crate) struct PoolInventoryArgs {
+    /// The device whose GPUs are shown
+    #[arg(long, value_enum, default_value_t = DeviceArg::Auto)]
+    pub(crate) device: DeviceArg,
+    /// Print it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
 pub(crate) struct PoolAuditArgs {
     #[command(flatten)]
     pub(crate) ask: PoolAskArgs,
@@ -322,6 +335,7 @@ pub(crate) struct PoolAuditArgs {
     pub(crate) after: u64,
 }
 
+/// A claim of GPUs without a program.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ClaimArgs {
     #[command(flatten)]
@@ -335,7 +349,6 @@ pub(crate) struct ClaimArgs {
     #[command(flatten)]
     pub(crate) need: NeedArgs,
     /// The caller's own name of the claim: the same claim comes again with it [default: a new one]
-/// A claim of GPUs without a program.
     #[arg(long, value_name = "NAME")]
     pub(crate) uid: Option<String>,
     /// Print the lease as JSON

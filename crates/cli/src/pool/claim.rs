@@ -18,9 +18,10 @@ use outboard_pool::{
     show_link, show_needs,
 };
 use outboard_trust::{hex, random, write_new_secret};
+use outboard_wire::lease::NEWS_VARIABLE;
 use serde_json::{Value, json};
 
-use super::{client, hold, show};
+use super::{client, hold, news, show};
 use crate::{
     args::{ClaimArgs, ManagerArgs, NeedArgs, PoolClaimArgs, RunArgs, WishArgs},
     libraries, peer, probe, require,
@@ -137,7 +138,11 @@ impl Leased {
         let pool = args.pool.pool.as_ref();
         let pool = pool.map(|pool| ("OUTBOARD_POOL", pool.to_string()));
         let lease = ("OUTBOARD_LEASE", self.granted.lease.to_string());
-        pool.into_iter().chain([lease]).collect()
+        let news = news::file_beside(&self.grants);
+        // The folder is one that Outboard has made: its name is text.
+        let news = news.into_os_string().into_string();
+        let news = news.ok().map(|news| (NEWS_VARIABLE, news));
+        pool.into_iter().chain([lease]).chain(news).collect()
     }
 
     fn path(&self, of: Operation) -> String {

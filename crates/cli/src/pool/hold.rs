@@ -22,7 +22,7 @@ use rustix::{
 };
 use serde_json::{Value, json};
 
-use super::{claim::replace_grants, client};
+use super::{claim::replace_grants, client, news::News};
 use crate::args::{ManagerArgs, PoolHoldArgs};
 
 const RETRY: Duration = Duration::from_millis(200);
@@ -100,43 +100,73 @@ pub(crate) fn hold(args: &PoolHoldArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let mut client = client(&args.manager)?;
-    renew(&mut client, args, program.as_fd());
+    let mut news = News::new(&args.grants, args.lease);
+    let ended = renew(&mut client, args, program.as_fd(), &mut news);
     let _ = fs::remove_file(&args.grants);
+    match ended {
+        Over::Program if !args.keep => release(&mut client, args),
+        Over::Program => {}
+        Over::Lease => {
+            news.over(&mut client);
+            // The program reads it as long as it runs.
+            until_end(program.as_fd());
+        }
+    }
+    news.remove();
     Ok(ExitCode::SUCCESS)
 }
 
-fn renew(client: &mut Client, args: &PoolHoldArgs, program: BorrowedFd<'_>) {
+/// End of holding a lease.
+enum Over {
+    Program,
+    Lease,
+}
+
+fn renew(
+    client: &mut Client,
+    args: &PoolHoldArgs,
+    program: BorrowedFd<'_>,
+    news: &mut News,
+) -> Over {
     let path = Operation::Hold.path(&[&args.lease]);
-    let mut news = 0;
+    let mut told = 0;
     let third = Duration::from_millis(args.term_ms / 3);
+    // If the manager is away just now, the first answer is followed by a look.
+    let _ = news.look(client);
     loop {
-        let mut said = client.begin(&path, &json!({ "news": news }));
+        let mut said = client.begin(&path, &json!({ "news": told }));
         if said.is_ok() {
             match wait(client.waits_on(), program, third + ANSWER) {
-                Ended::Program => break,
+                Ended::Program => return Over::Program,
                 Ended::Answer => {
-                    said = client.finish::<Held>().map(|held| {
-                        if std::mem::replace(&mut news, held.news) != held.news {
+                    said = client.finish::<Held>().and_then(|held| {
+                        if told != held.news || news.is_new() {
                             take_grants(client, args);
+                            news.look(client)?;
+                            told = held.news;
                         }
+                        Ok(())
                     });
                 }
             }
         }
         match said {
             Ok(()) => {}
-            Err(ClientError::Refused(PoolError::Conflict(_) | PoolError::Unknown(_))) => return,
+            Err(ClientError::Refused(PoolError::Conflict(_) | PoolError::Unknown(_))) => {
+                return Over::Lease;
+            }
             // The lease is as long as it is; the manager may come back before that.
             Err(_) => {
                 if matches!(wait(None, program, RETRY), Ended::Program) {
-                    break;
+                    return Over::Program;
                 }
             }
         }
     }
-    if args.keep {
-        return;
-    }
+}
+
+/// Gives the GPUs back.
+fn release(client: &mut Client, args: &PoolHoldArgs) {
     let path = Operation::Release.path(&[&args.lease]);
     let deadline = Instant::now() + Duration::from_millis(args.term_ms);
     loop {
@@ -164,6 +194,12 @@ enum Ended {
     Program,
     /// An answer has come, or the time for it is over.
     Answer,
+}
+
+/// Waits for the program's end.
+fn until_end(program: BorrowedFd<'_>) {
+    let mut fds = [PollFd::from_borrowed_fd(program, PollFlags::IN)];
+    let _ = rustix::io::retry_on_intr(|| poll(&mut fds, None));
 }
 
 fn wait(answer: Option<BorrowedFd<'_>>, program: BorrowedFd<'_>, limit: Duration) -> Ended {

@@ -1,11 +1,13 @@
 //! `outboard pool`: the manager of a pool, and requests to it. `claim` has what `outboard run` does
-//! before the program, `hold` what keeps its lease while the program runs, `restart` what runs it
-//! again when it has lost a GPU.
+//! before the program, `hold` what keeps its lease while the program runs, `news` what the program
+//! is told meanwhile, `restart` what runs it again when it has lost a GPU.
 
 mod attach;
 mod audit;
 mod claim;
 mod hold;
+mod inventory;
+mod news;
 mod restart;
 mod simulate;
 mod spares;
@@ -75,6 +77,7 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<ExitCode> {
             tell(&args.manager, &path, &json!({ "gpus": args.gpus }))
         }
         PoolCommand::Spares(args) => spares::spares(&args),
+        PoolCommand::Inventory(args) => inventory::inventory(&args),
         PoolCommand::Simulate(args) => simulate::simulate(&args),
     }
 }

@@ -21,6 +21,7 @@ use super::*;
 mod board;
 mod ipc;
 mod memory;
+mod nvml_events;
 mod settled;
 
 const MIB: u64 = 1 << 20;

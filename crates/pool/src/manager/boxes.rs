@@ -100,6 +100,7 @@ impl Manager {
             for group in groups {
                 check_text("a group of GPUs", group, limits::NAME_BYTES_MAX)?;
             }
+            facts.near.check().map_err(PoolError::Wrong)?;
             let other = self.by_uuid.get(&facts.uuid).map(|gpu| &self.gpus[*gpu]);
             if let Some(other) = other.filter(|other| other.record.of != join.name) {
                 let record = &other.record;

@@ -476,6 +476,7 @@ impl Manager {
             .find(|leased| leased.uuid == uuid && !leased.free)
         {
             leased.free = true;
+            lease.news += 1;
             let host = self.hosts.get_mut(&claim.host);
             if let Some(host) = host.filter(|_| !leased.replaced) {
                 host.used.remove(leased.entry);

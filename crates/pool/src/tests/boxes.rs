@@ -5,6 +5,7 @@ use crate::{
     Manager, Store as _,
     api::{Join, Object, PoolError, Report, Window},
     limits,
+    near::{Level, Nic},
 };
 
 #[test]
@@ -37,6 +38,22 @@ fn boxes_that_contradict_each_other_are_refused() {
             ..join("b", vec![])
         };
         assert!(matches!(refused(strange), PoolError::Wrong(_)), "{url}");
+    }
+    let nic = |name: &str| Nic {
+        name: name.into(),
+        rdma: None,
+        pci: (0, 1, 0),
+        level: Level::Single,
+    };
+    for nics in [
+        vec![nic("a b")],
+        vec![nic(&"n".repeat(65))],
+        vec![nic("a"); 17],
+    ] {
+        let mut facts = facts(9, "x");
+        facts.near.nics = nics;
+        let strange = join("b", vec![facts]);
+        assert!(matches!(refused(strange), PoolError::Wrong(_)));
     }
     // A process that has not joined says nothing of the box.
     let stranger = join("a", vec![]);

@@ -17,6 +17,7 @@ pub(super) fn facts(number: u8, nvlink: &str) -> GpuFacts {
         nvlink: Some(nvlink.into()),
         bridge: None,
         proxy: 1,
+        near: crate::near::Near::default(),
     }
 }
 

@@ -861,6 +861,7 @@ fn facts(uuid: Uuid) -> GpuFacts {
         nvlink: None,
         bridge: None,
         proxy: 0,
+        near: crate::near::Near::default(),
     }
 }
 

@@ -133,7 +133,7 @@ impl Supervisor {
             let address = listeners
                 .first()
                 .map(|listener| listener.endpoint().to_string());
-            let started = gate.start(inventory, &address.unwrap_or_default());
+            let started = gate.start(inventory, &address.unwrap_or_default(), &options.device);
             started.map_err(ServeError::io("starting the agent"))?;
         }
         let view = view_of(&options)?;

@@ -9,6 +9,8 @@
 //! The rules are [`outboard_pool::Fence`]'s. The floors are in a file in the state's folder; its
 //! lock is inherited by all workers, so a new server waits until none of an old one's is left.
 
+mod errors;
+
 use std::{
     collections::BTreeMap,
     fs::{self, File},
@@ -41,7 +43,8 @@ use rustix::{
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
-use super::limits;
+use self::errors::Errors;
+use super::{devices::DeviceOptions, limits};
 
 /// The settings of a box.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -137,6 +140,8 @@ struct Shared {
     report: Mutex<Known>,
     /// GPUs that the check calls broken, and why.
     broken: Mutex<BTreeMap<Uuid, String>>,
+    /// Errors that the management library tells.
+    errors: Errors,
     /// Reason for which the check fails.
     failing: Mutex<Option<String>>,
 }
@@ -237,7 +242,12 @@ impl Gate {
     }
 
     /// Starts the agent: this box has these GPUs, and its server this address.
-    pub(super) fn start(&mut self, inventory: Vec<GpuFacts>, address: &str) -> io::Result<()> {
+    pub(super) fn start(
+        &mut self,
+        inventory: Vec<GpuFacts>,
+        address: &str,
+        device: &DeviceOptions,
+    ) -> io::Result<()> {
         let Some(mut agent) = self.agent.take() else {
             return Ok(());
         };
@@ -257,6 +267,9 @@ impl Gate {
             let builder = thread::Builder::new().name("outboard-check".into());
             builder.spawn(move || check.run())?;
         }
+        let uuids = self.inventory.iter().map(|gpu| gpu.uuid).collect();
+        let wake = self.wake.try_clone()?;
+        errors::hear(device.clone(), uuids, Arc::clone(&self.shared), wake)?;
         let builder = thread::Builder::new().name("outboard-agent".into());
         builder.spawn(move || agent.run()).map(drop)
     }
@@ -636,6 +649,7 @@ impl Agent {
             if self.acknowledged.recv().is_err() {
                 return Ok(());
             }
+            let mut told;
             answer = loop {
                 self.forget_wakes();
                 let Known {
@@ -648,11 +662,10 @@ impl Agent {
                     let idle_ms = from_ms.map(|from_ms| now_ms().saturating_sub(from_ms));
                     gpu.idle_ms = Some(idle_ms.unwrap_or(0));
                 }
-                for (uuid, reason) in self.shared.broken().iter() {
-                    let mut all = gpus.iter_mut();
-                    if let Some(gpu) = all.find(|gpu| gpu.uuid == *uuid) {
-                        gpu.broken = Some(reason.clone());
-                    }
+                told = self.shared.errors.all();
+                told.extend(self.shared.broken().clone());
+                for gpu in &mut gpus {
+                    gpu.broken = told.get(&gpu.uuid).cloned();
                 }
                 let report = Report {
                     name: self.join.name.clone(),
@@ -672,6 +685,7 @@ impl Agent {
                     Waited::Nothing => break self.client.give_up()?,
                 }
             };
+            self.shared.errors.are_told(&told);
         }
     }
 
