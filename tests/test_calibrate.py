@@ -26,7 +26,8 @@ def test_constants_are_costs(link: str, tmp_path: Path) -> None:
     done = calibrate("--link", link, "--json", str(path))
     assert done.returncode == 0, done.stderr
     constants = json.loads(path.read_text())
-    assert sorted(constants) == sorted([*FIELDS, "source"])
+    assert sorted(constants) == sorted([*FIELDS, "source", "waits_for_copies"])
+    assert constants["waits_for_copies"] is False
     assert all(0 <= constants[field] < 1e9 for field in FIELDS), constants
     # Both are measured calls; one sends a message, the other only reads.
     assert 0 < constants["time_local_ns"] < constants["start_ns"], constants

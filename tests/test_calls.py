@@ -80,6 +80,17 @@ def test_limits_are_asked_once(server: Server, link: str, tmp_path: Path) -> Non
     assert asked["local"] == 3 * rounds + 3 - asked["synchronous"]
 
 
+def test_a_wait_for_copies_to_the_device_asks_nobody(server: Server, link: str, tmp_path: Path) -> None:
+    stats, rounds = tmp_path / "stats.json", 50
+    program = TEST_PROGRAMS / "waited_copies.py"
+    done = server.run(link, sys.executable, program, str(rounds), env={"OUTBOARD_STATS": str(stats)})
+    assert (done.stdout, done.returncode) == ("right\n", 0), done.stderr
+    calls = json.loads(stats.read_text())["by_call"]
+    # Two copies a round are waited for, and the copy back has waited for itself.
+    assert calls["cuStreamSynchronize"] == {"local": rounds, "outstanding": 2 * rounds, "shadowed": 0, "synchronous": 0}
+    assert calls["cuMemcpyDtoHAsync_v2"]["synchronous"] == rounds
+
+
 def test_null_streams_of_ptsz_calls_are_the_threads_own(server: Server, link: str) -> None:
     program = TEST_PROGRAMS / "per_thread.py"
     done = server.run(link, sys.executable, program, EXAMPLES / "kernels.ptx")

@@ -32,6 +32,10 @@ pub struct Constants {
     /// recording.
     #[serde(default)]
     pub device_ns_per_byte: f64,
+    /// True if a wait for copies to the device alone asks the server, as it did in Outboard before
+    /// such waits became a message.
+    #[serde(default)]
+    pub waits_for_copies: bool,
 }
 
 impl Constants {
@@ -49,6 +53,7 @@ impl Constants {
             server_ns: 0.0,
             copy_ns_per_byte: 0.0,
             device_ns_per_byte: 0.0,
+            waits_for_copies: false,
         }
     }
 
@@ -62,6 +67,7 @@ impl Constants {
         server_ns: 0.0,
         copy_ns_per_byte: 0.0,
         device_ns_per_byte: 0.0,
+        waits_for_copies: false,
     };
 
     /// Refuses values that are not durations.

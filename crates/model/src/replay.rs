@@ -590,6 +590,9 @@ fn mode(step: &Step, place: Where<'_>) -> Mode {
                 other => other,
             }
         }
+        Where::Remote(remote) if step.is_spared && !remote.constants.waits_for_copies => {
+            Mode::of(Class::Outstanding, remote.level)
+        }
         Where::Remote(remote) => Mode::of(step.class, remote.level),
         Where::Here | Where::Pcie(_) | Where::Late(_) => Mode::Local,
     }

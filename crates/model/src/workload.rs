@@ -179,6 +179,9 @@ impl Workload {
             }
         }
         let factor = if is_explained { low } else { 1.0 };
+        if is_explained {
+            self.errors = self.errors.of_known_step();
+        }
         self.notes.push(Note::Scaled { step_ns, factor });
         for iteration in &mut self.iterations {
             *iteration = iteration.slower(factor);

@@ -20,6 +20,7 @@ fn constants() -> Constants {
         receive_ns: 0.0,
         copy_ns_per_byte: 0.0,
         device_ns_per_byte: 0.0,
+        waits_for_copies: false,
         server_ns: 0.0,
     }
 }

@@ -23,6 +23,7 @@ fn constants() -> Constants {
         receive_ns: 50.0,
         copy_ns_per_byte: 0.0,
         device_ns_per_byte: 0.0,
+        waits_for_copies: false,
         server_ns: 10.0,
     }
 }
@@ -133,16 +134,32 @@ fn a_copy_is_limited_by_the_bandwidth() {
     b.mark(0, true);
     let trace = b.build();
     assert_eq!(here(&trace).0.total_ns, 87_000.0);
-    let total =
-        |bits_per_s: f64| remote(&trace, Network::new(0.0, bits_per_s).unwrap(), LOCAL).total_ns;
-    let by_hand = |ns_per_byte: f64| {
-        // start, the bytes, server, 5 us until the GPU begins, its 80 us, 2 us until that is
-        // noticed, the reply, receive
-        100.0 + 1e6 * ns_per_byte + 10.0 + 5_000.0 + 80_000.0 + 2_000.0 + 64.0 * ns_per_byte + 50.0
+    let workload = Workload::new(&trace).unwrap();
+    let total = |bits_per_s: f64, waits_for_copies: bool| {
+        let constants = Constants {
+            waits_for_copies,
+            ..constants()
+        };
+        let remote = Remote {
+            network: Network::new(0.0, bits_per_s).unwrap(),
+            level: LOCAL,
+            constants: &constants,
+            freed: None,
+        };
+        let outcome = Replay::new(workload.typical()).run(Where::Remote(remote));
+        (outcome.total_ns, outcome.round_trips)
     };
-    assert!((total(8e9) - by_hand(1.0)).abs() < 1e-6);
-    assert!((total(8e8) - by_hand(10.0)).abs() < 1e-6);
-    assert!((total(8e11) - by_hand(0.01)).abs() < 1e-6);
+    for (bits_per_s, ns_per_byte) in [(8e9, 1.0), (8e8, 10.0), (8e11, 0.01)] {
+        // start, the bytes, server, 5 us until the GPU begins, its 80 us
+        let copied = 100.0 + 1e6 * ns_per_byte + 10.0 + 5_000.0 + 80_000.0;
+        // 2 us until that is noticed, the reply, receive
+        let told = 2_000.0 + 64.0 * ns_per_byte + 50.0;
+        for (waits, by_hand) in [(true, copied + told), (false, copied)] {
+            let (total_ns, round_trips) = total(bits_per_s, waits);
+            assert!((total_ns - by_hand).abs() < 1e-6, "{total_ns} {by_hand}");
+            assert_eq!(round_trips, u64::from(waits));
+        }
+    }
 }
 
 /// Two kernels of 50 us each, on one stream or on two.

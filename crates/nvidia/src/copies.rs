@@ -22,6 +22,7 @@ use super::{
     calls::CheckedBox,
     host_memory::Pinned,
     owned::{ContextHold, given_back},
+    printed::Reach,
     staging::{Filled, Slot, SlotWait, Staging},
     table::{Refused, real},
 };
@@ -75,6 +76,15 @@ impl Nvidia {
             Ok(device.driver.memcpy(dst, src, stream)?)
         })?;
         self.settle_copy(m.stream, m.sync)
+    }
+
+    pub(super) fn copy_settled(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::CopySettled,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        self.settle_copy(m.stream, 1)
     }
 
     pub(super) fn copy_out(
@@ -234,6 +244,7 @@ impl Nvidia {
         Ok(Box::new(SlotWait {
             staging: self.staging.clone(),
             stream,
+            printed: self.printing.due(Reach::Stream((cx.context, stream_id))),
             copy: Some((mark, slot)),
         }))
     }

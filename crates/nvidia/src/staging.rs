@@ -17,6 +17,7 @@ use super::{
     board::WatchedMark,
     host_memory::{GrantedPart, Pinned, PinnedPart},
     owned::{ContextHold, Mark},
+    printed::Due,
     table::real,
 };
 
@@ -324,6 +325,8 @@ fn too_long(len: usize) -> Failure {
 pub(super) struct SlotWait {
     pub(super) staging: Arc<Staging>,
     pub(super) stream: real::Stream,
+    /// Text that kernels may have printed before.
+    pub(super) printed: Option<Due>,
     /// Present until dropped.
     pub(super) copy: Option<(WatchedMark, Arc<Slot>)>,
 }
@@ -331,7 +334,14 @@ pub(super) struct SlotWait {
 impl Wait for SlotWait {
     fn ready(&mut self) -> Result<bool, Failure> {
         match &self.copy {
-            Some((mark, _)) => Ok(mark.reached()?),
+            Some((mark, _)) if !mark.reached()? => Ok(false),
+            Some((mark, _)) => {
+                if let Some(due) = self.printed.take() {
+                    mark.mark().flush_printed()?;
+                    due.done();
+                }
+                Ok(true)
+            }
             None => Ok(true),
         }
     }

@@ -60,6 +60,14 @@ impl Soft {
         self.settle(stream, m.sync)
     }
 
+    pub(super) fn copy_settled(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::CopySettled,
+    ) -> Result<(), Failure> {
+        self.settle(self.stream(cx, m.stream)?, 1)
+    }
+
     pub(super) fn copy_placed(
         &mut self,
         cx: &mut Cx<'_>,

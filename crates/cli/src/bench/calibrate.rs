@@ -215,6 +215,7 @@ fn constants(remote: &Measured, here: Option<&Measured>, round_trip_ns: Option<f
         source: String::new(),
         copy_ns_per_byte: a_byte(remote.pageable),
         device_ns_per_byte: here.map_or(0.0, |here| a_byte(here.pinned)),
+        waits_for_copies: false,
         start_ns,
         start_ns_per_byte: ((remote.large_copy - remote.small_copy) / bytes).max(0.0),
         time_local_ns: remote.local_call,

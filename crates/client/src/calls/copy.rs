@@ -261,6 +261,18 @@ impl Driver {
         Ok(())
     }
 
+    /// Copies to the device, and notes it for a wait that follows.
+    fn copy_in_taken(
+        &self,
+        dst: u64,
+        src: *const u8,
+        bytes: usize,
+        stream: &StreamRef,
+        wait: bool,
+    ) -> Done {
+        self.taking(stream, || self.copy_in(dst, src, bytes, stream, wait))
+    }
+
     /// Copies to the device from memory that the server maps too. The server can write there at any
     /// time, so no reference leads into it.
     fn copy_in_shared(
@@ -530,11 +542,11 @@ impl Driver {
                     }
                     return Ok(());
                 }
-                self.copy_in(dst, src as *const u8, bytes, stream, wait)
+                self.copy_in_taken(dst, src as *const u8, bytes, stream, wait)
             }
             (MemoryKind::Device, _) => {
                 self.settle_pageable(stream, wait)?;
-                self.copy_in(dst, src as *const u8, bytes, stream, wait)
+                self.copy_in_taken(dst, src as *const u8, bytes, stream, wait)
             }
             (MemoryKind::Shared, MemoryKind::Device) => {
                 self.copy_here(dst, src, bytes as u64, stream)?;
@@ -545,9 +557,9 @@ impl Driver {
                     Ok(())
                 }
             }
-            (MemoryKind::Pinned, MemoryKind::Device) if !wait => self
-                .copy_out(dst as *mut u8, src, bytes, stream, true)
-                .map(drop),
+            (MemoryKind::Pinned, MemoryKind::Device) if !wait => {
+                self.bring(dst as *mut u8, src, bytes, stream)
+            }
             (_, MemoryKind::Device) => {
                 // SAFETY: the caller's destination, as the driver API asks of it.
                 let number = unsafe { self.copy_out_now(dst as *mut u8, src, bytes, stream)? };
@@ -563,6 +575,17 @@ impl Driver {
                 Ok(())
             }
         }
+    }
+
+    /// Copies from the device to pinned memory without a wait. If one reply tells when it is done,
+    /// notes it for a wait that follows.
+    fn bring(&self, dst: *mut u8, src: u64, bytes: usize, stream: &StreamRef) -> Done {
+        let (group, number) = self.copy_out(dst, src, bytes, stream, true)?;
+        // An adapter's copy does not bring what kernels printed before.
+        if bytes <= CHUNK_BYTES_MAX && !self.session.registers() {
+            *stream.stream().brought.lock() = Some((number, group));
+        }
+        Ok(())
     }
 
     /// Adds a copy to a captured graph: it reads and writes memory at each launch, not now.

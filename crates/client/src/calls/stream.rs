@@ -26,6 +26,7 @@ use crate::{
         Driver, Event, HandleKind, HostCall, StreamRef, current_context, driver, host_functions,
         wire_context,
     },
+    thread,
 };
 
 impl Driver {
@@ -55,12 +56,57 @@ impl Driver {
         }
         // A kernel may be waiting for a word that the program has written since.
         self.push_visible()?;
+        if self.settle_taken(stream, &done)? {
+            return self.session.take_fault();
+        }
         let frees = self.pools_mark();
-        let group = self.fence_stream(stream)?;
-        self.session.wait(&group)?;
+        match last_brought(stream, &done) {
+            Some(copy) => {
+                let waited = self.session.wait(&copy);
+                // The copy's error is the session's, too: it is told once.
+                self.session.take_fault()?;
+                waited?;
+            }
+            None => {
+                let group = self.fence_stream(stream)?;
+                self.session.wait(&group)?;
+            }
+        }
         done.learn();
         self.pools_waited_for_stream(stream, frees);
         self.session.take_fault()
+    }
+
+    /// Replaces a wait by a message if a stream's last work was copies to the device whose bytes
+    /// are taken, after work that is known to be done. The program sees no difference: its other
+    /// work runs after the copies. Returns whether it did.
+    fn settle_taken(&self, stream: &StreamRef, reached: &Reached<'_>) -> Result<bool, CUresult> {
+        let mark = reached.mark;
+        if stream.stream().taken.load(Ordering::Acquire) != mark || self.session.is_sharing() {
+            return Ok(false);
+        }
+        let message = messages::CopySettled {
+            stream: stream.wire(),
+        };
+        let number = self.submit_as(&thread::here(), stream.work(), &message)?;
+        // Work that another thread sent in between is not covered.
+        let covered = if number == mark + 1 { number } else { mark };
+        stream.progress().complete(covered);
+        Ok(true)
+    }
+
+    /// Makes a copy to the device that takes its bytes. If it waits for no work, notes it, so that
+    /// a wait for it can be spared.
+    pub(super) fn taking(&self, stream: &StreamRef, copy: impl FnOnce() -> Done) -> Done {
+        let before = self.session.progress.mark();
+        let taken = &stream.stream().taken;
+        let is_alone = taken.load(Ordering::Acquire) == before || self.is_quiet(stream);
+        copy()?;
+        // Only then was the copy one message, with none of another thread in between.
+        if is_alone && stream.progress().mark() == before + 1 {
+            taken.store(before + 1, Ordering::Release);
+        }
+        Ok(())
     }
 
     /// Sends a fence after the work sent to a stream. It has a word of the board if the GPU can
@@ -120,6 +166,13 @@ impl Driver {
             _ => Err(CUresult::CUDA_ERROR_NOT_READY),
         }
     }
+}
+
+/// Takes the copy to the host with which the work of a stream ends, if its reply tells when all of
+/// it is done.
+fn last_brought(stream: &StreamRef, reached: &Reached<'_>) -> Option<Arc<Group>> {
+    let (number, group) = stream.stream().brought.lock().take()?;
+    (number == reached.mark).then_some(group)
 }
 
 /// A point in the work sent, and the record of whether it is reached.

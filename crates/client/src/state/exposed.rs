@@ -245,7 +245,7 @@ impl Driver {
 
     /// Returns whether all work that a copy in this stream would wait for is known to be done. Data
     /// written by the adapter does not count as work.
-    pub(super) fn is_quiet(&self, stream: &StreamRef) -> bool {
+    pub(crate) fn is_quiet(&self, stream: &StreamRef) -> bool {
         let own = &stream.stream().progress;
         let is_own_quiet = own.is_complete(own.work_mark());
         match stream {

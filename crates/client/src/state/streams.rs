@@ -60,6 +60,13 @@ pub(crate) struct Stream {
     pub(crate) query: Mutex<Option<(u64, Arc<Group>)>>,
     /// Pieces of work sent while a host function was registered, since a call last waited for that.
     pub(crate) behind: AtomicU32,
+    /// Number of the last copy to the device whose bytes the call took and before which all work
+    /// that it waits for was done, or was such copies: while nothing was sent after it, a wait for
+    /// the stream is one for copies that the program cannot see.
+    pub(crate) taken: AtomicU64,
+    /// The last copy into pinned memory of the program's, if its reply tells as much as that of a
+    /// fence after it: its number, and its reply.
+    pub(crate) brought: Mutex<Option<(u64, Arc<Group>)>>,
 }
 
 pub(crate) struct Event {
@@ -307,5 +314,7 @@ fn new_stream(handle: u64, context: CUcontext, flags: u32, priority: i32) -> Str
         capture: AtomicU64::new(0),
         query: Mutex::new(None),
         behind: AtomicU32::new(0),
+        taken: AtomicU64::new(0),
+        brought: Mutex::new(None),
     }
 }

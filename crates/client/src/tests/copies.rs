@@ -1,6 +1,6 @@
 //! Copies: the bytes and the moment at which a call returns.
 
-use std::ptr;
+use std::{ptr, sync::atomic::AtomicBool};
 
 use super::*;
 
@@ -74,6 +74,118 @@ fn a_reply_of_another_length_is_an_error() {
     let copied = unsafe { cuMemcpyDtoH_v2(out.as_mut_ptr().cast(), address, out.len()) };
     assert_eq!(copied, CUresult::CUDA_ERROR_UNKNOWN);
     assert!(out.iter().all(|byte| *byte == 0));
+}
+
+/// Copies 100 bytes to the device in a stream.
+fn copy_in(address: CUdeviceptr, stream: CUstream) {
+    let bytes = [7u8; 100];
+    // SAFETY: a local buffer of 100 bytes, which the call takes.
+    let copied = unsafe { cuMemcpyHtoDAsync_v2(address, bytes.as_ptr().cast(), 100, stream) };
+    assert_eq!(copied, SUCCESS);
+}
+
+#[test]
+fn a_wait_for_copies_to_the_device_alone_is_a_message() {
+    over_each_link(|kind| {
+        let client = Client::start(kind, |_, _| Answer::Usual);
+        let address = allocate(MIB).expect("memory");
+        let counts = || (client.count("CopySettled"), client.count("FenceStream"));
+        // What came before is not known.
+        assert_eq!((synchronize(), counts()), (SUCCESS, (0, 1)));
+        copy_in(address, CUstream::NULL);
+        copy_in(address, CUstream::NULL);
+        assert_eq!((synchronize(), counts()), (SUCCESS, (1, 1)));
+        // It is known then, and so is what another copy waits for.
+        assert_eq!((synchronize(), counts()), (SUCCESS, (1, 1)));
+        copy_in(address, CUstream::NULL);
+        assert_eq!((synchronize(), counts()), (SUCCESS, (2, 1)));
+    });
+}
+
+#[test]
+fn a_wait_for_copies_and_other_work_asks() {
+    let client = Client::start(Kind::Tcp, |_, _| Answer::Usual);
+    let (address, function) = (allocate(MIB).expect("memory"), load());
+    let counts = || (client.count("CopySettled"), client.count("FenceStream"));
+    let mut stream = CUstream::NULL;
+    // SAFETY: a local output.
+    assert_eq!(unsafe { cuStreamCreate(&mut stream, 0) }, SUCCESS);
+    let run = |stream| assert_eq!(launch(function, [1; 3], [1; 3], stream), SUCCESS);
+
+    run(CUstream::NULL);
+    copy_in(address, CUstream::NULL);
+    assert_eq!((synchronize(), counts()), (SUCCESS, (0, 1)), "work before");
+    copy_in(address, CUstream::NULL);
+    run(CUstream::NULL);
+    assert_eq!((synchronize(), counts()), (SUCCESS, (0, 2)), "work after");
+    run(stream);
+    copy_in(address, CUstream::NULL);
+    assert_eq!(
+        (synchronize(), counts()),
+        (SUCCESS, (0, 3)),
+        "work of a stream that the default one waits for"
+    );
+    run(CUstream::NULL);
+    copy_in(address, stream);
+    // SAFETY: a call without pointers.
+    assert_eq!(unsafe { cuStreamSynchronize(stream) }, SUCCESS);
+    assert_eq!(counts(), (0, 4), "work of the default stream");
+    assert_eq!((synchronize(), counts()), (SUCCESS, (0, 5)));
+    copy_in(address, stream);
+    // SAFETY: a call without pointers.
+    assert_eq!(unsafe { cuStreamSynchronize(stream) }, SUCCESS);
+    assert_eq!(counts(), (1, 5), "all work is known to be done");
+}
+
+/// Copies 100 bytes to `pinned` in the default stream, without a wait.
+fn copy_out(pinned: *mut c_void, address: CUdeviceptr) {
+    // SAFETY: pinned memory of 4 KiB, which stays until the test ends.
+    let copied = unsafe { cuMemcpyDtoHAsync_v2(pinned, address, 100, CUstream::NULL) };
+    assert_eq!(copied, SUCCESS);
+}
+
+#[test]
+fn a_wait_after_a_copy_to_pinned_memory_is_for_its_reply() {
+    let is_refused = Arc::new(AtomicBool::new(false));
+    let refused = is_refused.clone();
+    let client = Client::start(Kind::Tcp, move |request, _| match request {
+        Request::CopyOut(_) if refused.load(Ordering::Acquire) => {
+            Answer::Error(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
+        }
+        Request::CopyOut(copy) => data(&vec![7; copy.len as usize]),
+        _ => Answer::Usual,
+    });
+    let (address, function) = (allocate(MIB).expect("memory"), load());
+    let mut pinned = ptr::null_mut();
+    // SAFETY: a local output.
+    assert_eq!(unsafe { cuMemHostAlloc(&mut pinned, 4096, 0) }, SUCCESS);
+    let counts = || (client.count("CopyOut"), client.count("FenceStream"));
+    let run = || assert_eq!(launch(function, [1; 3], [1; 3], CUstream::NULL), SUCCESS);
+
+    run();
+    copy_out(pinned, address);
+    assert_eq!(synchronize(), SUCCESS);
+    // SAFETY: the bytes that the copy has written.
+    let bytes = unsafe { std::slice::from_raw_parts(pinned.cast::<u8>(), 100) };
+    assert!(bytes.iter().all(|byte| *byte == 7));
+    assert_eq!((synchronize(), counts()), (SUCCESS, (1, 0)));
+
+    copy_out(pinned, address);
+    run();
+    assert_eq!(
+        (synchronize(), counts()),
+        (SUCCESS, (2, 1)),
+        "work after it"
+    );
+
+    is_refused.store(true, Ordering::Release);
+    copy_out(pinned, address);
+    assert_eq!(synchronize(), CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+    assert_eq!(
+        (synchronize(), counts()),
+        (SUCCESS, (3, 2)),
+        "an error is told once"
+    );
 }
 
 /// A server that maps the client's memory, as it is in one process, and a GPU that does its work

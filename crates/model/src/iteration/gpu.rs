@@ -4,7 +4,7 @@
 use outboard_trace::{Call, GpuWork, Work};
 use rustc_hash::FxHashMap;
 
-use super::{Iteration, List, NONE, Span, Stream, Unit, median};
+use super::{Iteration, List, NONE, Span, Stream, Unit, known::Wait, median};
 use crate::effect::{Effect, Subject};
 
 /// Accuracy to which the clocks of CPU and GPU are aligned, about.
@@ -15,8 +15,8 @@ const NOT_READY: u32 = 600;
 pub(super) struct Started {
     pub(super) unit: u32,
     pub(super) waits: List,
-    /// It waits for work that the client knows to be done.
-    pub(super) is_known: bool,
+    /// Its cost if it waits.
+    pub(super) wait: Wait,
 }
 
 /// Processes the calls in the order of their starts.
@@ -64,7 +64,7 @@ impl<'a> Gpu<'a> {
         effect: Effect,
         call: &Call,
         works: &[&Work],
-        is_known: bool,
+        wait: Wait,
     ) -> Started {
         let called_ns = self.since(call.start_ns);
         let end_ns = called_ns + call.duration_ns as f64;
@@ -92,11 +92,7 @@ impl<'a> Gpu<'a> {
         } else {
             self.list(&awaited)
         };
-        Started {
-            unit,
-            waits,
-            is_known,
-        }
+        Started { unit, waits, wait }
     }
 
     /// Sets what follows only from all calls: the streams that are ordered with the default stream,

@@ -15,7 +15,8 @@
 //! * **Busy times** ([`bound`]): without times of the GPU, a long wait shows how long it was busy.
 //! * **Undisturbed calls** ([`crate::graft`]): calls are slower while the GPU is timed; if some
 //!   iterations were not timed, the calls' times are theirs.
-//! * **Known waits** ([`known`]): a wait for work that was waited for before needs no request.
+//! * **Known waits** ([`known`]): a wait for work that was waited for before needs no request, one
+//!   for copies to the device alone no reply.
 //! * **Delays**: the time between a call and the start of its work, and between two works of a
 //!   stream, stays the same.
 
@@ -31,6 +32,7 @@ use rustc_hash::FxHashMap;
 
 pub(crate) use gpu::Ends;
 
+use self::known::Wait;
 use crate::effect::Effects;
 
 pub(crate) const NONE: u32 = u32::MAX;
@@ -98,6 +100,8 @@ pub struct Step {
     /// Time that the client spent on it, in a recording made through a server: such a recording
     /// needs no constant for it.
     pub(crate) client_ns: f64,
+    /// True for a wait in whose place the client sends a message.
+    pub(crate) is_spared: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -175,6 +179,13 @@ pub struct Stream {
     pub is_blocking: bool,
 }
 
+/// The calls of an iteration, and what each costs if it waits.
+#[derive(Clone, Copy)]
+struct Calls<'a> {
+    made: &'a [&'a Call],
+    waits: &'a [Wait],
+}
+
 impl Iteration {
     /// Makes the iterations of these spans.
     pub(crate) fn all(trace: &Trace, spans: &[Span]) -> Vec<Iteration> {
@@ -190,6 +201,7 @@ impl Iteration {
             works.entry(work.correlation).or_default().push(work);
         }
         let effects = Effects::new(&trace.names);
+        let waits = known::waits(&effects, &calls);
         spans
             .iter()
             .map(|span| {
@@ -205,7 +217,10 @@ impl Iteration {
                 });
                 let mut carried: Vec<&Work> = carried.collect();
                 carried.sort_by_key(|work| work.start_ns);
-                let calls = &calls[from..to];
+                let calls = Calls {
+                    made: &calls[from..to],
+                    waits: &waits[from..to],
+                };
                 Iteration::new(trace, &effects, span, calls, &works, &carried)
             })
             .collect()
@@ -215,7 +230,7 @@ impl Iteration {
         trace: &Trace,
         effects: &Effects,
         span: &Span,
-        calls: &[&Call],
+        Calls { made, waits }: Calls<'_>,
         works: &FxHashMap<u32, Vec<&Work>>,
         carried: &[&Work],
     ) -> Iteration {
@@ -225,19 +240,21 @@ impl Iteration {
             ..Iteration::default()
         };
         let mut gpu = gpu::Gpu::new(&mut iteration, span, carried);
-        let mut known = known::Known::default();
-        let started: Vec<gpu::Started> = calls
+        let started: Vec<gpu::Started> = made
             .iter()
-            .map(|call| {
+            .zip(waits)
+            .map(|(call, wait)| {
                 let own = works.get(&call.correlation).map_or(&[][..], Vec::as_slice);
-                let effect = effects.of(call.function);
                 // Through a server, the recording has what the client itself knew.
-                let is_known = known.call(effect, call) && trace.about.gpu.is_none();
-                gpu.call(effect, call, own, is_known)
+                let wait = match trace.about.gpu {
+                    None => *wait,
+                    Some(_) => Wait::Asks,
+                };
+                gpu.call(effects.of(call.function), call, own, wait)
             })
             .collect();
         gpu.end();
-        iteration.add_steps(span, calls, &started);
+        iteration.add_steps(span, made, &started);
         iteration.take_off(trace.about.cost);
         let has_gpu_times = trace.work().next().is_some();
         waits::set_costs(&mut iteration, effects, has_gpu_times);
@@ -257,6 +274,7 @@ impl Iteration {
         let since = |at_ns: u64| at_ns.saturating_sub(span.start_ns) as f64;
         for (call, started) in calls.iter().zip(started) {
             let count = thread_of.len();
+            let is_known = started.wait == Wait::Known;
             let thread = *thread_of.entry(call.thread).or_insert(count);
             if thread == self.threads.len() {
                 self.threads.push(Vec::new());
@@ -264,7 +282,7 @@ impl Iteration {
             self.threads[thread].push(Step {
                 is_end: false,
                 function: call.function,
-                class: match started.is_known {
+                class: match is_known {
                     true => Class::Local,
                     false => call.class,
                 },
@@ -272,22 +290,15 @@ impl Iteration {
                 duration_ns: call.duration_ns as f64,
                 gap_ns: 0.0,
                 comes_after: None,
-                request_bytes: if started.is_known {
-                    0
-                } else {
-                    call.request_bytes
-                },
-                response_bytes: if started.is_known {
-                    0
-                } else {
-                    call.response_bytes
-                },
+                request_bytes: if is_known { 0 } else { call.request_bytes },
+                response_bytes: if is_known { 0 } else { call.response_bytes },
                 unit: started.unit,
                 waits: started.waits,
                 floor_ns: call.duration_ns as f64,
                 tail_ns: 0.0,
                 server_ns: 0.0,
                 client_ns: 0.0,
+                is_spared: started.wait == Wait::Spared,
             });
         }
         let count = thread_of.len();
@@ -386,6 +397,7 @@ impl Step {
             tail_ns: 0.0,
             server_ns: 0.0,
             client_ns: 0.0,
+            is_spared: false,
         }
     }
 
