@@ -10,6 +10,7 @@
 # make bench-balance   the balancer beside nftables, HAProxy and nginx, in namespaces, as root; docs/results/bench-balance.json and the page
 # make pool-demo   a pool in a minute: a broken GPU is replaced by a spare, a killed manager comes back
 # make pool-faults   half an hour of a pool whose processes are killed and stopped and whose links are cut; docs/results/pool-faults.json
+# make page-script   the script of the pool's page, by the TypeScript compiler (node, npm)
 # make bench-pool  how fast the pool's manager is; POOL_NUMBERS and the table of docs/pool.md from it
 # make paper-pool  figures and tables of a paper on pools of GPUs, simulated; docs/results/paper-pool.json and the page
 # make paper-pool-gpu  the same paper's programs on this machine's GPU behind an emulated PCIe (PARTS, CASES, PAPER_BUDGET_S)
@@ -71,7 +72,7 @@ SEED ?= 1
 PARTS ?=
 CASES ?=
 
-.PHONY: demo check test lint unit smoke loom fuzz hostile balance-soak bare-root programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-gpu paper-pool-quick pool-demo pool-faults bench-pool build examples coverage samples ptx-table dist check-size containers install wheel deb clean
+.PHONY: demo check test lint unit smoke loom fuzz hostile balance-soak bare-root programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-gpu paper-pool-quick pool-demo pool-faults page-script bench-pool build examples coverage samples ptx-table dist check-size containers install wheel deb clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -100,6 +101,7 @@ lint: $(TOOLCHAIN)
 	$(TOOLCHAIN) -m ruff format --check --quiet
 	$(CARGO) fmt --all --check
 	$(TOOLCHAIN) tools/tidy.py
+	$(TOOLCHAIN) tools/page_script.py check
 	$(TESTED) command lint -- $(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
 
 unit: $(TOOLCHAIN)
@@ -140,6 +142,9 @@ balance-soak: build $(TOOLCHAIN)
 pool-faults: build $(TOOLCHAIN)
 	@tools/etcd.sh
 	OUTBOARD=$(RELEASE)/outboard PYTHONPATH=tests:tests/programs $(TOOLCHAIN) tests/pool/long.py docs/results/$(POOL_FAULTS).json $(FAULTS_S) $(SEED)
+
+page-script: $(TOOLCHAIN)
+	$(TOOLCHAIN) tools/page_script.py make
 
 bare-root: wheel deb examples
 	python3 tools/bare_root.py --jupyter --out docs/results/bare-root.json
@@ -245,7 +250,7 @@ pool-demo: build
 bench-pool: build
 	@tools/etcd.sh
 	$(CARGO) build --quiet --release -p outboard-manager --example pool_load
-	RELEASE=$(RELEASE) python3 tools/bench_pool.py $(POOL_NUMBERS)
+	RELEASE=$(RELEASE) python3 tools/bench_pool.py $(POOL_NUMBERS) $(PARTS)
 	python3 tools/bench_pool.py page $(POOL_NUMBERS) docs/pool.md
 
 paper-requirements: build

@@ -150,6 +150,7 @@ def test_each_route_is_described_as_it_answers(tmp_path: Path) -> None:
         "openapi": None,
         "metrics": None,
         "page": None,
+        "page_rows": f"after={revision}",
         "page_script": None,
         "page_style": None,
         "page_drain": {"box": "box0", "action": "undrain"},

@@ -8,6 +8,8 @@ pub const FILES_BESIDE: u64 = 128;
 pub const WATCHERS_MAX: usize = 1_024;
 /// Rows of a table of the page; further ones are counted.
 pub const PAGE_ROWS_MAX: usize = 4_096;
+/// Leases that are all told to the page with each change; of more only those that have changed.
+pub const PAGE_LEASES_MAX: usize = 512;
 /// Longest time that a watch waits for a change.
 pub const WATCH_MS_MAX: u64 = 25_000;
 /// Bytes of a request's head, and its headers.
@@ -43,5 +45,8 @@ pub const ETCD_WRITES_MAX: usize = 120;
 pub const ETCD_BYTES_MAX: usize = 1 << 20;
 /// Records of one answer of etcd.
 pub const ETCD_PAGE: usize = 1_000;
+/// Writes of one request that is usual, as a claim for two GPUs: further ones wait for the next
+/// transaction if the store would do these in several steps.
+pub const REQUEST_WRITES: usize = 6;
 /// Bytes of noted writes beyond which further requests wait for the next transaction.
 pub const BATCH_BYTES: usize = 256 << 10;

@@ -13,7 +13,7 @@ use outboard_pool::{
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, schema_for};
 use serde::{
-    Deserialize, Deserializer,
+    Deserialize, Deserializer, Serialize,
     de::{DeserializeOwned, Error as _},
 };
 use serde_json::{Map, Value};
@@ -191,6 +191,8 @@ operations! {
     Page("page"): GET "/", Reader, Nothing(()) => Html(String);
     /// Follow the pool's changes in the page
     PageScript("page_script"): GET "/page.js", Public, Nothing(()) => Script(String);
+    /// Show the rows of the page that have changed after a revision
+    PageRows("page_rows"): GET "/page/rows", Reader, Query(RowsRequest) => Json(PageChanges);
     /// Give the page its looks
     PageStyle("page_style"): GET "/page.css", Public, Nothing(()) => Style(String);
     /// Drain a box from the page, or end that
@@ -216,6 +218,14 @@ pub(crate) struct WatchRequest {
     pub(crate) after: String,
     /// Time after which the answer comes without a change; the manager has a limit of its own.
     pub(crate) wait_ms: Option<u64>,
+}
+
+/// The changes that the page shows next.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RowsRequest {
+    /// Revision of the page, or of the answer before.
+    pub(crate) after: String,
 }
 
 /// The entries of the audit that a client wants to know.
@@ -294,6 +304,34 @@ impl From<SparesRequest> for SpareRecord {
         let SparesRequest { model, per, gpus } = asked;
         SpareRecord { model, per, gpus }
     }
+}
+
+/// Changes of the page after a revision.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct PageChanges {
+    /// Place from which the next question goes on.
+    pub(crate) revision: String,
+    /// Whether there are more: ask again at once.
+    pub(crate) more: bool,
+    pub(crate) rows: Vec<PageRow>,
+    /// Sections that have few rows, whole.
+    pub(crate) sections: Vec<PageSection>,
+}
+
+/// A row that has changed, as it is now.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct PageRow {
+    pub(crate) section: &'static str,
+    pub(crate) name: String,
+    /// Its markup; `null`: it is no longer there.
+    pub(crate) html: Option<String>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct PageSection {
+    pub(crate) section: &'static str,
+    /// Markup of what is in it.
+    pub(crate) html: String,
 }
 
 /// The page's form.
@@ -475,6 +513,12 @@ fn of_query<T: DeserializeOwned>(query: &str, numbers: &[&str]) -> Result<T, Poo
 impl WatchRequest {
     pub(crate) fn of(query: &str) -> Result<WatchRequest, PoolError> {
         of_query(query, &["wait_ms"])
+    }
+}
+
+impl RowsRequest {
+    pub(crate) fn of(query: &str) -> Result<RowsRequest, PoolError> {
+        of_query(query, &[])
     }
 }
 

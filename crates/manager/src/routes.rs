@@ -16,8 +16,8 @@ use crate::{
     openapi,
     operations::{
         AuditRequest, ClaimRequest, DetachRequest, DrainAction, DrainForm, FailedRequest, Form,
-        Found, HoldRequest, Operation, QuotaRequest, ReasonRequest, Role, SparesRequest,
-        TaintRequest, WatchRequest,
+        Found, HoldRequest, Operation, QuotaRequest, ReasonRequest, Role, RowsRequest,
+        SparesRequest, TaintRequest, WatchRequest,
     },
     page,
     roles::Caller,
@@ -162,6 +162,10 @@ fn show(
         Operation::Page => Ok(text(operation, page::page(manager, now_ms, own.asks_token))),
         Operation::PageScript => Ok(text(operation, page::SCRIPT.into())),
         Operation::PageStyle => Ok(text(operation, page::STYLE.into())),
+        Operation::PageRows => {
+            let asked = RowsRequest::of(&request.query)?;
+            document(&page::changes(manager, now_ms, &asked.after)?)
+        }
         Operation::Watch => {
             let asked = WatchRequest::of(&request.query)?;
             if own.load.watchers >= limits::WATCHERS_MAX {

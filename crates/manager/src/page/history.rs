@@ -29,7 +29,7 @@ fn fragmented(sample: &Sample) -> f64 {
 
 /// Writes the section. `now` ends the lines, so that a quiet pool is not shown as it was.
 pub(super) fn history(out: &mut String, view: &HistoryView, now: Sample) {
-    out.push_str("<section id=\"history\"><h2>GPUs over time</h2>");
+    out.push_str("<h2>GPUs over time</h2>");
     let mut samples = view.samples.clone();
     samples.push(now.clone());
     let (first_s, last_s) = (samples[0].at_s, now.at_s);
@@ -70,7 +70,7 @@ pub(super) fn history(out: &mut String, view: &HistoryView, now: Sample) {
     }
     let _ = write!(
         out,
-        "of {} GPUs. Fragmented are free GPUs of groups in which claims like those that are known find too few.</p></section>",
+        "of {} GPUs. Fragmented are free GPUs of groups in which claims like those that are known find too few.</p>",
         now.gpus
     );
 }
