@@ -55,7 +55,7 @@ POOL_PAPER := docs/results/paper-pool.json
 # Next to it, where tools/paper_pool.py finds it.
 POOL_RECORDINGS := docs/results/paper-pool-recordings.json
 POOL_EMULATED := docs/results/paper-pool-gpu.json
-POOL_NUMBERS := docs/results/2026-11-25-pool-numbers.json
+POOL_NUMBERS := docs/results/2026-11-26-pool-numbers.json
 REQUIREMENTS := docs/results/paper-requirements.json
 RECORDINGS := recordings/h200
 # Part of each suite that runs; where checkouts lie; and which suites, all without a name.

@@ -1,13 +1,13 @@
 //! Load for the pool's manager, and how fast it is. Prints JSON. `tools/bench_pool.py` runs it.
 //!
-//! - `claims FOLDER CLIENTS SECONDS`: durable claims of a manager whose store is in the folder.
+//! - `claims STORE ALONE CLIENTS SECONDS ROUNDS`: durable claims of a manager with STORE, in turns
+//!   with single transactions of the store ALONE of the same kind: files, or names in one etcd.
 //! - `decisions GPUS COUNT`: time of one claim without the store.
 //! - `agents URL BOXES GPUS`: boxes that report until this process is killed; a line when all have.
 
 use std::{
     collections::BTreeMap,
     error::Error,
-    path::{Path, PathBuf},
     sync::{
         Arc, Barrier,
         atomic::{AtomicBool, Ordering},
@@ -17,9 +17,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outboard_manager::{Client, ManagerUrls, Options, Server, StoreUrl};
+use outboard_manager::{Client, ManagerUrls, Options, Server, StoreUrl, open_alone};
 use outboard_pool::{
-    FileStore, Manager, Store as _, Transaction, Uuid,
+    FileStore, Manager, Store, Transaction, Uuid,
     api::{BoxAnswer, Claimed, GpuReport, Join, Report},
     record::{Claim, Fit, GpuFacts},
 };
@@ -40,13 +40,18 @@ fn main() -> Done {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words[..] {
-        ["claims", folder, clients, seconds] => {
-            claims(Path::new(folder), clients.parse()?, seconds.parse()?)
-        }
+        ["claims", store, alone, clients, seconds, rounds] => claims(
+            store.parse()?,
+            &alone.parse()?,
+            clients.parse()?,
+            seconds.parse()?,
+            rounds.parse()?,
+        ),
         ["decisions", gpus, count] => decisions(gpus.parse()?, count.parse()?),
         ["agents", url, boxes, gpus] => agents(&url.parse()?, boxes.parse()?, gpus.parse()?),
         _ => Err(
-            "claims FOLDER CLIENTS SECONDS, decisions GPUS COUNT, or agents URL BOXES GPUS".into(),
+            "claims STORE ALONE CLIENTS SECONDS ROUNDS, decisions GPUS COUNT, or agents URL BOXES GPUS"
+                .into(),
         ),
     }
 }
@@ -136,10 +141,8 @@ fn quantiles(times: &mut [Duration]) -> BTreeMap<&'static str, f64> {
 }
 
 /// Commits transactions of one claim's records one after another.
-fn single(folder: &Path) -> Result<Value, Box<dyn Error>> {
-    let mut store = FileStore::make(&folder.join("single"))?;
+fn single(store: &mut dyn Store) -> Result<Vec<Duration>, Box<dyn Error>> {
     let mut times = Vec::new();
-    let start = Instant::now();
     for number in 0..SINGLE {
         let record = serde_json::to_vec(&claim(number))?;
         let write = ["lease", "gpu"].map(|kind| (format!("{kind}/{number}"), Some(record.clone())));
@@ -150,33 +153,40 @@ fn single(folder: &Path) -> Result<Value, Box<dyn Error>> {
         })?;
         times.push(before.elapsed());
     }
-    let rate = SINGLE as f64 / start.elapsed().as_secs_f64();
-    Ok(json!({ "per_s": rate, "times": quantiles(&mut times) }))
+    Ok(times)
 }
 
-fn claims(folder: &Path, clients: usize, seconds: f64) -> Done {
-    let before = single(folder)?;
-    let options = Options {
-        listen: "127.0.0.1:0".parse()?,
-        store: StoreUrl::File(PathBuf::from(folder).join("pool")),
-        store_ca: None,
-        grant_key: None,
-        address: None,
-        idle_reclaim_ms: None,
-        tokens: None,
-        proof: None,
-    };
-    let (sender, address) = mpsc::channel();
-    // It ends with this process.
-    thread::spawn(move || {
-        let served = Server::bind(options).and_then(|server| {
-            let _ = sender.send(server.address());
-            server.run()
-        });
-        served.map_err(|error| eprintln!("{error}"))
-    });
-    let url: ManagerUrls = format!("http://{}", address.recv()??).parse()?;
-    let boxes: usize = ((8_000.0 * seconds) as usize / GPUS_A_BOX_MAX).clamp(16, 1_500);
+/// Durations of one way to write, over all rounds, and its rates in each of them.
+#[derive(Default)]
+struct Side {
+    times: Vec<Duration>,
+    per_s: Vec<f64>,
+}
+
+impl Side {
+    fn add(&mut self, times: Vec<Duration>, elapsed_s: f64) {
+        self.per_s.push(times.len() as f64 / elapsed_s);
+        self.times.extend(times);
+    }
+
+    /// Returns the rate of the median round, that of each, and the times of all.
+    fn document(mut self) -> Value {
+        let rounds = self.per_s.clone();
+        self.per_s.sort_unstable_by(f64::total_cmp);
+        json!({
+            "count": self.times.len(),
+            "per_s": self.per_s.get(self.per_s.len() / 2),
+            "rounds_per_s": rounds,
+            "times": quantiles(&mut self.times),
+        })
+    }
+}
+
+/// Measures claims and single transactions in turns, since disks are not steady.
+fn claims(store: StoreUrl, alone: &StoreUrl, clients: usize, seconds: f64, rounds: usize) -> Done {
+    let url = serve(store)?;
+    let boxes: usize =
+        ((8_000.0 * seconds * rounds as f64) as usize / GPUS_A_BOX_MAX).clamp(16, 1_500);
     let mut reporter = Client::new(url.clone(), None, None);
     let mut known = Vec::new();
     for number in 0..boxes {
@@ -184,29 +194,71 @@ fn claims(folder: &Path, clients: usize, seconds: f64) -> Done {
         let answer: BoxAnswer = reporter.post("/v1/boxes/join", &join, Duration::ZERO)?;
         known.push((join, answer));
     }
-    // One long round before the clients begin: nothing is silent while they run.
-    for (join, answer) in &known {
-        let mut stale = report(join, answer);
-        stale.revision = stale.revision.wrapping_sub(1);
-        let _: BoxAnswer = reporter.post("/v1/boxes/report", &stale, Duration::ZERO)?;
+    let mut alone = open_alone(alone)?;
+    let (mut singles, mut claims) = (Side::default(), Side::default());
+    for round in 0..rounds {
+        let start = Instant::now();
+        let times = single(alone.as_mut())?;
+        singles.add(times, start.elapsed().as_secs_f64());
+        // One long round before the clients begin: nothing is silent while they run.
+        for (join, answer) in &mut known {
+            let mut stale = report(join, answer);
+            stale.revision = stale.revision.wrapping_sub(1);
+            *answer = reporter.post("/v1/boxes/report", &stale, Duration::ZERO)?;
+        }
+        let (times, elapsed_s) = claim_for(&url, clients, round, seconds)?;
+        claims.add(times, elapsed_s);
     }
-    let (mut times, elapsed) = claim_for(&url, clients, seconds);
-    let after = single_again(folder)?;
     let document = json!({
         "clients": clients,
         "gpus": boxes * GPUS_A_BOX_MAX,
-        "claims": times.len(),
-        "claims_per_s": times.len() as f64 / elapsed,
-        "times": quantiles(&mut times),
-        "single_before": before,
-        "single_after": after,
+        "claims": claims.document(),
+        "single": singles.document(),
     });
     println!("{document}");
     Ok(())
 }
 
+/// Starts a manager, which ends with this process.
+fn serve(store: StoreUrl) -> Result<ManagerUrls, Box<dyn Error>> {
+    let options = Options {
+        listen: "127.0.0.1:0".parse()?,
+        grant_key: match &store {
+            StoreUrl::File(_) => None,
+            StoreUrl::Etcd(_) => {
+                let name = format!("outboard-load-{}.key", std::process::id());
+                Some(std::env::temp_dir().join(name))
+            }
+        },
+        store,
+        store_ca: None,
+        address: None,
+        idle_reclaim_ms: None,
+        tokens: None,
+        proof: None,
+    };
+    let (sender, address) = mpsc::channel();
+    let key = options.grant_key.clone();
+    thread::spawn(move || {
+        let served = Server::bind(options).and_then(|server| {
+            let _ = sender.send(server.address());
+            server.run()
+        });
+        served.map_err(|error| eprintln!("{error}"))
+    });
+    let url = format!("http://{}", address.recv()??).parse()?;
+    // It has been read.
+    key.map_or(Ok(()), std::fs::remove_file)?;
+    Ok(url)
+}
+
 /// Has clients claim one GPU after another. Returns the times of all claims, and of the whole.
-fn claim_for(url: &ManagerUrls, clients: usize, seconds: f64) -> (Vec<Duration>, f64) {
+fn claim_for(
+    url: &ManagerUrls,
+    clients: usize,
+    round: usize,
+    seconds: f64,
+) -> Result<(Vec<Duration>, f64), Box<dyn Error>> {
     let stopping = Arc::new(AtomicBool::new(false));
     let barrier = Arc::new(Barrier::new(clients + 1));
     let (sender, results) = mpsc::channel();
@@ -217,7 +269,7 @@ fn claim_for(url: &ManagerUrls, clients: usize, seconds: f64) -> (Vec<Duration>,
             let mut http = Client::new(url, None, None);
             barrier.wait();
             let mut times = Vec::new();
-            for number in client * 1_000_000.. {
+            for number in (round * clients + client) * 1_000_000.. {
                 if stopping.load(Ordering::Relaxed) {
                     break;
                 }
@@ -239,14 +291,11 @@ fn claim_for(url: &ManagerUrls, clients: usize, seconds: f64) -> (Vec<Duration>,
     let start = Instant::now();
     thread::sleep(Duration::from_secs_f64(seconds));
     stopping.store(true, Ordering::Relaxed);
-    let times = results.iter().flatten().collect();
-    (times, start.elapsed().as_secs_f64())
-}
-
-/// The store's own rate again, since disks are not steady.
-fn single_again(folder: &Path) -> Result<Value, Box<dyn Error>> {
-    std::fs::remove_file(folder.join("single"))?;
-    single(folder)
+    let times: Vec<Duration> = results.iter().flatten().collect();
+    match times.is_empty() {
+        true => Err("no claim was granted".into()),
+        false => Ok((times, start.elapsed().as_secs_f64())),
+    }
 }
 
 /// Times each decision: a claim that finds its GPU, with the records that it writes, which are

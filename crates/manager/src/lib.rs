@@ -30,3 +30,4 @@ pub use etcd::{EtcdUrl, StoreUrl, StoreUrlError};
 pub use operations::{Operation, Role};
 pub use proof::{ProofError, ProofFiles};
 pub use serve::{Options, ServeError, Server};
+pub use store::open_alone;

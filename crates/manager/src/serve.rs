@@ -104,6 +104,8 @@ pub struct Server {
     retry_at: Instant,
     connections: BTreeMap<u64, Connection>,
     last: u64,
+    /// Connection that was heard last.
+    heard_last: u64,
     /// As of the last round.
     load: Load,
     stopping: Arc<AtomicBool>,
@@ -149,6 +151,7 @@ impl Server {
             retry_at: Instant::now(),
             connections: BTreeMap::new(),
             last: 0,
+            heard_last: 0,
             load: Load::default(),
             stopping,
             options,
@@ -250,12 +253,7 @@ impl Server {
                 manager.note_time(outboard_trust::now_s());
             }
             self.load = load_of(&self.connections);
-            for id in ready {
-                // The rest is heard after the transaction.
-                if !self.is_full() {
-                    self.hear(id, &mut pending);
-                }
-            }
+            self.hear_some(ready, &mut pending);
             self.end_late();
             if is_new && !self.is_full() {
                 self.accept(&mut pending);
@@ -267,10 +265,26 @@ impl Server {
         Ok(())
     }
 
+    /// Hears as many clients as one transaction has room for, the others after it: they take turns.
+    fn hear_some(&mut self, mut ready: Vec<u64>, pending: &mut Vec<Pending>) {
+        let next = ready.partition_point(|id| *id <= self.heard_last);
+        ready.rotate_left(next);
+        for id in ready {
+            if self.is_full() {
+                break;
+            }
+            self.heard_last = id;
+            self.hear(id, pending);
+        }
+    }
+
     /// Returns whether the next transaction is large enough.
     fn is_full(&self) -> bool {
-        let written = self.manager.as_ref().map_or(0, Manager::noted_bytes);
-        written > limits::BATCH_BYTES
+        let (Some(manager), Some(store)) = (&self.manager, &self.store) else {
+            return false;
+        };
+        let writes_max = store.writes_max().saturating_sub(limits::REQUEST_WRITES);
+        manager.noted_bytes() > limits::BATCH_BYTES || manager.noted_writes() > writes_max
     }
 
     /// A new manager's time begins anew, and so do the limits of connections.

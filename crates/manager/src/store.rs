@@ -6,6 +6,15 @@ use outboard_pool::{FileStore, Store, StoreError};
 
 use crate::etcd::{Campaign, Cluster, EtcdStore, Leadership, StoreUrl};
 
+/// Opens a store for one who neither leads nor is a manager, as a measurement of the store alone: a
+/// file is made if there is none, and nobody's leadership is compared.
+pub fn open_alone(url: &StoreUrl) -> Result<Box<dyn Store>, StoreError> {
+    Ok(match url {
+        StoreUrl::File(path) => Box::new(FileStore::make(path)?),
+        StoreUrl::Etcd(url) => Box::new(EtcdStore::open(url, Cluster::new(url, None), None)?),
+    })
+}
+
 /// Place of the records, and the right to write there.
 pub(crate) struct Source {
     url: StoreUrl,

@@ -207,6 +207,10 @@ impl Store for EtcdStore {
         Ok(self.last)
     }
 
+    fn writes_max(&self) -> usize {
+        limits::ETCD_WRITES_MAX
+    }
+
     fn changes(&mut self, after: Revision) -> Result<Vec<Change>, StoreError> {
         let reading = |error| failed("reading", error);
         self.read_last().map_err(reading)?;

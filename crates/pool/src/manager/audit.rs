@@ -74,6 +74,11 @@ impl Audit {
             .sum()
     }
 
+    /// Returns how many entries the next transaction writes.
+    pub(super) fn noted(&self) -> usize {
+        usize::try_from(self.last - self.written).unwrap_or(usize::MAX)
+    }
+
     /// Adds GPUs to the last entry if it tells the same of others and is not written yet, otherwise
     /// a new entry. Returns the numbers of entries that are dropped for it.
     fn add(&mut self, mut entry: AuditEntry) -> Vec<u64> {

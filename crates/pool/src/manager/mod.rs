@@ -193,6 +193,11 @@ impl Manager {
         records.map(Vec::len).sum::<usize>() + self.audit.noted_bytes()
     }
 
+    /// Returns how many writes the next transaction has.
+    pub fn noted_writes(&self) -> usize {
+        self.writes.len() + self.audit.noted()
+    }
+
     pub fn incarnation(&self) -> u64 {
         self.pool.incarnation
     }

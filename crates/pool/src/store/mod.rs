@@ -77,6 +77,11 @@ pub trait Store {
     /// writes it only compares, and has no revision of its own.
     fn commit(&mut self, transaction: &Transaction) -> Result<Revision, StoreError>;
 
+    /// Returns the number of writes that are done in one step; a larger transaction takes several.
+    fn writes_max(&self) -> usize {
+        usize::MAX
+    }
+
     /// Returns the changes of the transactions after `after`, oldest first.
     fn changes(&mut self, after: Revision) -> Result<Vec<Change>, StoreError>;
 }
