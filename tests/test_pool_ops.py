@@ -162,6 +162,41 @@ def test_idle_gpus_are_taken_back_after_a_notice_and_used_ones_stay(tmp_path: Pa
     pool.stop()
 
 
+def test_a_program_reads_on_its_standard_error_why_its_lease_is_over(tmp_path: Path) -> None:
+    pool = Pool(tmp_path, "--idle-reclaim", IDLE)
+    pool.start_box("a")
+    until(lambda: pool.free() == GPUS_A_BOX)
+    argv = [OUTBOARD, "run", "--pool", pool.url, "--", sys.executable, TEST_PROGRAMS / "pool_waits.py"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PROGRAM_S_MAX)
+    assert done.returncode == 0, done.stderr
+    [first, last] = [line for line in done.stderr.splitlines() if line.startswith("outboard: lease 1")]
+    assert "GPUs are taken back in " in first, done.stderr
+    assert last.endswith("no session and no call for the time that is allowed"), done.stderr
+    pool.stop()
+
+
+def test_gpus_that_cannot_be_handed_out_are_given_back(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    pool.start_box("a")
+    until(lambda: pool.free() == GPUS_A_BOX)
+    claim = [OUTBOARD, "pool", "claim", "--pool", pool.url, "--term", "1h"]
+    there = tmp_path / "there"
+    there.write_text("mine")
+    for more in (["--grants", there], ["--grants", tmp_path / "missing" / "grants"]):
+        done = subprocess.run([*claim, *more], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1 and "was given back: --grants: " in done.stderr, done.stderr
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(claim, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1 and "was given back" in done.stderr, done.stderr
+    until(lambda: pool.free() == GPUS_A_BOX)
+    assert there.read_text() == "mine"
+    # A claim with a name may be somebody else's, too.
+    done = subprocess.run([*claim, "--uid", "u", "--grants", there], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "has the GPUs, by a claim that is named" in done.stderr, done.stderr
+    assert pool.free() == GPUS_A_BOX - 1
+    pool.stop()
+
+
 class Told:
     """A program that prints what changes in its lease."""
 

@@ -266,9 +266,10 @@ def test_a_weight_that_nothing_keeps_is_refused() -> None:
     if groups["verdict"] == "ok":
         pytest.skip("NOT RUN: there are control groups here, and the weight is kept")
     argv = [OUTBOARD, "serve", "--no-config", "--device", "soft", "--listen", "tcp://127.0.0.1:0"]
-    done = subprocess.run([*argv, *share("compute=200")], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and "--share compute= cannot be kept" in done.stderr, done.stderr
-    assert groups["found"].rpartition(": ")[2] in done.stderr, (groups, done.stderr)
+    for more in ([], ["--check-config"]):
+        done = subprocess.run([*argv, *share("compute=200"), *more], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2 and "--share compute= cannot be kept" in done.stderr, done.stderr
+        assert groups["found"].rpartition(": ")[2] in done.stderr, (groups, done.stderr)
 
 
 @pytest.mark.parametrize(

@@ -181,13 +181,18 @@ class Pool:
         ca: str | os.PathLike[str] | None = None,
         timeout_s: float = ANSWER_S_MAX,
     ) -> None:
-        """`token` is the text of `outboard token create`, `ca` a file of the authorities of https:// managers, and
-        `timeout_s` the time within which one of the managers must have answered."""
+        """`token` is the text of `outboard token create`, otherwise what the file OUTBOARD_POOL_TOKEN_FILE has; `ca` a
+        file of the authorities of https:// managers, otherwise OUTBOARD_POOL_CA; and `timeout_s` the time within which
+        one of the managers must have answered."""
         addresses = url or os.environ.get("OUTBOARD_POOL")
         if not addresses:
             raise ValueError("no manager is named: Pool(url), or OUTBOARD_POOL")
         self._addresses = [_address(text) for text in addresses.split(",")]
         self._at = 0
+        token_file = os.environ.get("OUTBOARD_POOL_TOKEN_FILE")
+        if token is None and token_file:
+            token = Path(token_file).read_text(encoding="utf-8")
+        ca = ca or os.environ.get("OUTBOARD_POOL_CA")
         self._token = token.strip() if token else None
         self._timeout_s = timeout_s
         self._context: ssl.SSLContext | None = None

@@ -91,6 +91,7 @@ fn settings(
         outboard_server::check_audit(file)
             .with_context(|| format!("--audit: {}", file.display()))?;
     }
+    outboard_server::check_compute(&options)?;
     Ok((options, opened))
 }
 

@@ -83,9 +83,12 @@ fn cut(args: &CutArgs) -> anyhow::Result<ExitCode> {
     let mut trace = read(&args.file)?;
     if let Some(number) = args.server {
         trace = cut::server(&trace, number - 1).with_context(|| {
-            let count = trace.about.servers.len().max(1);
+            let held = match trace.about.servers.len() {
+                0 | 1 => "the recording is of one server already".into(),
+                count => format!("the program used {count}"),
+            };
             format!(
-                "{}: there is no server {number} of several; the program used {count}",
+                "{}: there is no server {number}: {held}",
                 args.file.display()
             )
         })?;

@@ -13,6 +13,7 @@ use std::{
 use outboard_pool::api::PoolError;
 use outboard_trust::{Authorities, CertificateFileError, Expected, Fingerprint, Secured, TlsError};
 use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
 use thiserror::Error;
 
 use crate::{http, limits, operations::Operation};
@@ -286,7 +287,8 @@ impl Client {
         if status == 200 {
             return serde_json::from_slice(&body).map_err(|error| self.strange(&error.to_string()));
         }
-        match serde_json::from_slice(&body) {
+        let said = serde_json::from_slice(&body).map(printable);
+        match said.and_then(serde_json::from_value) {
             Ok(error) => Err(ClientError::Refused(error)),
             Err(_) => Err(self.strange(&format!("the status {status}"))),
         }
@@ -512,6 +514,22 @@ fn left(deadline: Instant) -> io::Result<Duration> {
     match deadline.saturating_duration_since(Instant::now()) {
         Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
         left => Ok(left),
+    }
+}
+
+/// Returns a refusal whose texts control no terminal: who answers may not be the manager.
+fn printable(said: Value) -> Value {
+    let plain = |letter: char| match letter.is_control() {
+        true => '\u{fffd}',
+        false => letter,
+    };
+    match said {
+        Value::String(text) => Value::String(text.chars().map(plain).collect()),
+        Value::Object(fields) => {
+            let fields = fields.into_iter();
+            Value::Object(fields.map(|(name, of)| (name, printable(of))).collect())
+        }
+        other => other,
     }
 }
 

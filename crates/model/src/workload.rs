@@ -91,7 +91,11 @@ impl Note {
                  are over this recording, whose network is taken for perfect, not over a local GPU"
             ),
             Note::Incomplete { lost } => {
-                format!("the recording is not whole: {lost} records were lost, or it was cut off")
+                let why = match lost {
+                    0 => "it was cut off".into(),
+                    lost => format!("{lost} records were lost"),
+                };
+                format!("the recording is not whole, {why}: what is missing is not counted")
             }
             Note::Undisturbed { iterations } => format!(
                 "calls are those of {iterations} iterations whose GPU nobody timed, the GPU's work is that of the others"

@@ -23,9 +23,10 @@ use crate::limits::{WORKER_BASE_BYTES, WORKER_TASKS_MAX};
 const PROC: &str = "/proc/self";
 const SUPERVISOR: &str = "supervisor";
 const WORKER: &str = "worker-";
-/// Weights of a group's processes on the cores, as the kernel has them: the usual, and the most.
+/// The usual weight of a group's processes on the cores, as the kernel has it.
 pub(super) const WEIGHT_DEFAULT: u64 = 100;
-pub(super) const WEIGHT_MAX: u64 = 10_000;
+/// The most that a group's processes may weigh.
+pub const WEIGHT_MAX: u64 = 10_000;
 
 /// Why there is no control group for each worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,8 +50,13 @@ pub(super) struct Groups {
 /// Returns whether this process could give each worker a group of its own, or why not. Changes
 /// nothing.
 pub fn control_groups() -> Result<(), NoGroups> {
+    controllers().map(drop)
+}
+
+/// Returns the controllers that each worker's group could have. Changes nothing.
+pub(super) fn controllers() -> Result<Vec<String>, NoGroups> {
     let root = own(Path::new(PROC))?;
-    usable(&root, std::process::id()).map(drop)
+    usable(&root, std::process::id())
 }
 
 /// Returns the folder of this process's own group; of its parent, if it is in the subgroup of a
@@ -142,10 +148,6 @@ impl Groups {
                 root.display()
             ))),
         }
-    }
-
-    pub(super) fn has_cpu(&self) -> bool {
-        self.has_cpu
     }
 
     /// Moves a new worker to a group of its own.

@@ -58,6 +58,8 @@ pub enum HandOverError {
     NoSocket(PathBuf),
     #[error("the server there is of user {uid}: only one's own, or root's, is taken over from")]
     Stranger { uid: u32 },
+    #[error("user {uid} is refused: a server hands over to its own user, or to root's, alone")]
+    StrangeTaker { uid: u32 },
     #[error(
         "the server there hands over in form {theirs}, not {FORM}; stop it, or wait for its last session"
     )]
@@ -67,7 +69,8 @@ pub enum HandOverError {
     #[error("the server there did not answer within {ms} ms; it goes on")]
     Late { ms: u64 },
     #[error(
-        "the server there does not hand over: another server takes over from it now, or it has ended"
+        "the server there does not hand over: another server takes over from it now, it \
+         refuses this user, or it has ended"
     )]
     Gone,
     #[error("{doing}: {source}")]
@@ -175,7 +178,9 @@ impl Handing {
                 Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => return Ok(None),
                 accepted => accepted?,
             };
-            check_user(socket.as_fd()).map_err(io::Error::other)?;
+            if let Some(uid) = stranger(socket.as_fd()).map_err(io::Error::other)? {
+                return Err(io::Error::other(HandOverError::StrangeTaker { uid }));
+            }
             let taker = Control::of_worker(socket);
             offer(&taker, listeners, metrics, sessions)?;
             let until = Instant::now() + Duration::from_millis(limits::HAND_OVER_MS_MAX);
@@ -269,7 +274,9 @@ impl Predecessor {
             Err(Errno::AGAIN) => return Err(HandOverError::Gone),
             Err(error) => return Err(HandOverError::io(DOING)(error)),
         }
-        check_user(socket.as_fd())?;
+        if let Some(uid) = stranger(socket.as_fd())? {
+            return Err(HandOverError::Stranger { uid });
+        }
         let control = Control::of_worker(socket);
         let (offer, _): (Offer, _) = heard(&control)?;
         if offer.form != FORM {
@@ -383,16 +390,14 @@ fn received(control: &Control, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd>)
     }
 }
 
-/// Checks that the server on the other side is this user's, or root's.
-fn check_user(socket: BorrowedFd<'_>) -> Result<(), HandOverError> {
+/// Returns the user of the process on the other side, unless it is this one's user, or root.
+fn stranger(socket: BorrowedFd<'_>) -> Result<Option<u32>, HandOverError> {
     let peer = rustix::net::sockopt::socket_peercred(socket);
     let uid = peer
         .map_err(HandOverError::io("asking whose the server is"))?
         .uid;
-    match uid == rustix::process::geteuid() || uid.is_root() {
-        true => Ok(()),
-        false => Err(HandOverError::Stranger { uid: uid.as_raw() }),
-    }
+    let is_known = uid == rustix::process::geteuid() || uid.is_root();
+    Ok((!is_known).then(|| uid.as_raw()))
 }
 
 fn unix_socket() -> Result<OwnedFd, Errno> {

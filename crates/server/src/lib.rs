@@ -55,7 +55,7 @@ mod worker;
 
 pub use access::Access;
 pub use audit::check as check_audit;
-pub use cgroup::{NoGroups, control_groups};
+pub use cgroup::{NoGroups, WEIGHT_MAX, control_groups};
 pub use devices::{DeviceKind, DeviceOptions};
 pub use hand_over::HandOverError;
 pub use inherit::{OpenedError, opened_sockets, take as inherited};
@@ -64,5 +64,5 @@ pub use peers::{NoNetwork, PeerNetwork};
 pub use pool::PoolOptions;
 pub use sandbox::{Available, Sandbox, available as sandbox_available};
 pub use shares::{Limit, Limits, NoTenant, Shares, Unit, Whose};
-pub use supervisor::{ServeError, ServeOptions, Supervisor};
+pub use supervisor::{ServeError, ServeOptions, Supervisor, check_compute};
 pub use worker::run_worker;

@@ -28,9 +28,9 @@ pub fn parse_lifetime(text: &str) -> Result<u64, String> {
     }
     let seconds = digits.parse().ok().and_then(|n: u64| n.checked_mul(unit));
     match seconds {
-        Some(0) => Err("a token that expires at once is of no use".into()),
+        Some(0) => Err("no time at all is of no use".into()),
         Some(seconds @ ..=LIFETIME_S_MAX) => Ok(seconds),
-        _ => Err("longer than a hundred years; leave it out for a token that stays".into()),
+        _ => Err("longer than a hundred years".into()),
     }
 }
 

@@ -568,7 +568,7 @@ fn parse_size(text: &str) -> Result<u64, String> {
     }
     let number: Option<u64> = digits.parse().ok();
     match number.and_then(|number| number.checked_mul(unit)) {
-        Some(0) => Err("no program can work with no memory".into()),
+        Some(0) => Err("no program can work with 0 bytes".into()),
         Some(bytes) => Ok(bytes),
         None => Err("more bytes than an address has".into()),
     }

@@ -3,7 +3,7 @@
 use std::{str::FromStr, time::Duration};
 
 use clap::Args;
-use outboard_server::{Limit, Limits, Shares, Unit, Whose, limits};
+use outboard_server::{Limit, Limits, Shares, Unit, WEIGHT_MAX, Whose, limits};
 
 use super::{parse_size, time};
 
@@ -73,7 +73,11 @@ impl FromStr for ShareArg {
             if whose == Whose::Server && !is_of_server {
                 return Err(format!("{name} is a limit of tenants, not of the server"));
             }
-            limits.set(limit, number(value, unit)?);
+            let value = number(value, unit)?;
+            if limit == Limit::Compute && value > WEIGHT_MAX {
+                return Err(format!("{name}={value}: a weight is 1 to {WEIGHT_MAX}"));
+            }
+            limits.set(limit, value);
         }
         Ok(ShareArg { whose, limits })
     }
@@ -144,6 +148,7 @@ mod tests {
                 "cores=3",
                 "known are sessions, queries, connections, memory, host-memory, disk, compute",
             ),
+            ("compute=10001", "a weight is 1 to 10000"),
             ("memory=8", ""),
             ("memory=8XB", "there is no unit"),
             ("alice:sessions=4", "token:alice"),

@@ -72,8 +72,8 @@ fn listed(view: &AuditView) -> String {
 fn about(entry: &AuditEntry) -> String {
     let mut parts = Vec::new();
     if let Some(lease) = entry.lease {
-        let holder = entry.holder.as_deref().unwrap_or("?");
-        let host = entry.host.as_deref().unwrap_or("?");
+        let holder = shown(entry.holder.as_deref().unwrap_or("?"));
+        let host = shown(entry.host.as_deref().unwrap_or("?"));
         parts.push(format!("lease {lease} of {holder}, {host}"));
     }
     parts.extend(entry.of.as_ref().map(|of| format!("box {}", shown(of))));

@@ -39,6 +39,8 @@ const VERDICT_AGAIN: Duration = Duration::from_millis(100);
 /// until the network is good enough.
 const CHECK: Duration = Duration::from_millis(300);
 const CHECKS: usize = 3;
+/// Time for a manager to take back what a command cannot hand out.
+const RELEASE: Duration = Duration::from_secs(10);
 /// Time within which a box notices that a worker of its own has ended.
 const BOX_SAYS: Duration = Duration::from_millis(300);
 
@@ -133,7 +135,7 @@ impl Leased {
         Ok(())
     }
 
-    /// Returns the variables by which the program knows its lease and the pool's managers.
+    /// Returns the variables by which the program knows its lease, and finds the pool's managers.
     pub(crate) fn names(&self, args: &RunArgs) -> Vec<(&'static str, String)> {
         let pool = args.pool.pool.as_ref();
         let pool = pool.map(|pool| ("OUTBOARD_POOL", pool.to_string()));
@@ -142,7 +144,21 @@ impl Leased {
         // The folder is one that Outboard has made: its name is text.
         let news = news.into_os_string().into_string();
         let news = news.ok().map(|news| (NEWS_VARIABLE, news));
-        pool.into_iter().chain([lease]).chain(news).collect()
+        let token = &args.pool.token;
+        let files = [
+            ("OUTBOARD_POOL_TOKEN_FILE", &token.pool_token_file),
+            ("OUTBOARD_POOL_CA", &token.pool_ca),
+        ];
+        let files = files.into_iter().filter_map(|(name, file)| {
+            // The program may change its folder.
+            let file = std::path::absolute(file.as_ref()?).ok()?;
+            Some((name, file.to_str()?.to_owned()))
+        });
+        pool.into_iter()
+            .chain([lease])
+            .chain(news)
+            .chain(files)
+            .collect()
     }
 
     fn path(&self, of: Operation) -> String {
@@ -326,10 +342,29 @@ pub(super) fn claim(args: &PoolClaimArgs) -> anyhow::Result<ExitCode> {
     let mut client = client(&args.claim.manager)?;
     let claim = claim_without_program(&args.claim)?;
     let granted = wait_for(&mut client, &claim, !args.claim.wish.no_wait)?;
+    let lease = granted.lease;
+    hand_out(args, &granted).map_err(|error| {
+        if args.claim.uid.is_some() {
+            // Another process may use them by the same claim.
+            return error.context(format!(
+                "lease {lease} has the GPUs, by a claim that is named"
+            ));
+        }
+        let path = Operation::Release.path(&[&lease]);
+        match client.post::<Value>(&path, &json!({}), RELEASE) {
+            Ok(_) => error.context(format!("lease {lease} was given back")),
+            Err(_) => error.context(format!("lease {lease} has the GPUs until its term is over")),
+        }
+    })
+}
+
+/// Writes the file of grants, and says which GPUs they are of.
+fn hand_out(args: &PoolClaimArgs, granted: &Granted) -> anyhow::Result<ExitCode> {
     if let Some(file) = &args.grants {
-        write_new_secret(file, &lines(&granted))?;
+        write_new_secret(file, &lines(granted))
+            .with_context(|| format!("--grants: {}", file.display()))?;
     }
-    show(args.claim.json, &granted, || {
+    show(args.claim.json, granted, || {
         let mut out = format!("lease {}\n", granted.lease);
         for of in &granted.boxes {
             let gpus = of.grant.gpus.iter().map(|(uuid, _)| uuid.to_string());

@@ -3,9 +3,10 @@
 
 use std::{
     fs,
+    io::Write as _,
     os::{
         fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
-        unix::process::CommandExt as _,
+        unix::{fs::OpenOptionsExt as _, process::CommandExt as _},
     },
     path::Path,
     process::{Command, ExitCode, Stdio},
@@ -14,9 +15,13 @@ use std::{
 
 use anyhow::Context as _;
 use outboard_manager::{Client, ClientError, Operation};
-use outboard_pool::api::{Claimed, Granted, Held, PoolError};
+use outboard_pool::{
+    api::{Claimed, Granted, Held, LeaseView, Notice, PoolError},
+    record::EndReason,
+};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
+    fs::OFlags,
     io::{FdFlags, fcntl_setfd},
     process::{PidfdFlags, getpid, pidfd_open},
 };
@@ -130,6 +135,7 @@ fn renew(
 ) -> Over {
     let path = Operation::Hold.path(&[&args.lease]);
     let mut told = 0;
+    let mut notices = Vec::new();
     let third = Duration::from_millis(args.term_ms / 3);
     // If the manager is away just now, the first answer is followed by a look.
     let _ = news.look(client);
@@ -140,6 +146,10 @@ fn renew(
                 Ended::Program => return Over::Program,
                 Ended::Answer => {
                     said = client.finish::<Held>().and_then(|held| {
+                        for notice in held.notices.iter().filter(|new| !is_known(&notices, new)) {
+                            tell(program, &shown(args.lease, notice));
+                        }
+                        notices = held.notices;
                         if told != held.news || news.is_new() {
                             take_grants(client, args);
                             news.look(client)?;
@@ -153,6 +163,7 @@ fn renew(
         match said {
             Ok(()) => {}
             Err(ClientError::Refused(PoolError::Conflict(_) | PoolError::Unknown(_))) => {
+                tell(program, &over(client, args.lease));
                 return Over::Lease;
             }
             // The lease is as long as it is; the manager may come back before that.
@@ -178,6 +189,51 @@ fn release(client: &mut Client, args: &PoolHoldArgs) {
             }
             _ => return,
         }
+    }
+}
+
+/// Returns whether a program has been told the same already: only the time that is left changes.
+fn is_known(before: &[Notice], notice: &Notice) -> bool {
+    let mut before = before.iter();
+    before.any(|one| (one.what, &one.of) == (notice.what, &notice.of))
+}
+
+fn shown(lease: u64, notice: &Notice) -> String {
+    let when = notice.left_ms.map_or_else(String::new, |ms| {
+        format!(": its GPUs are taken back in {} s", ms / 1000)
+    });
+    format!("lease {lease}: {}{when}", notice.reason)
+}
+
+/// Returns what there is to say of a lease that is over.
+fn over(client: &mut Client, lease: u64) -> String {
+    let view = client.get::<LeaseView>(&Operation::Lease.path(&[&lease]));
+    let why = match view.ok().and_then(|view| view.reason) {
+        None => "the manager does not know it any more",
+        Some(EndReason::Released) => "it was given back",
+        Some(EndReason::HolderGone) => "the manager had not heard of this program for its term",
+        Some(EndReason::Expired) => "its time has passed",
+        Some(EndReason::Detached) => "its last GPU was detached",
+        Some(EndReason::Idle) => "its GPUs had no session and no call for the time that is allowed",
+    };
+    format!("lease {lease} is over, and its GPUs are gone: {why}")
+}
+
+/// Says something on the standard error of the program, which is opened for this alone: a holder
+/// that kept it open would outlive a pipe's reader.
+fn tell(program: BorrowedFd<'_>, text: &str) {
+    let about = fs::read_to_string(format!("/proc/self/fdinfo/{}", program.as_raw_fd()));
+    let pid = about.ok().and_then(|about| {
+        let line = about.lines().find_map(|line| line.strip_prefix("Pid:"))?;
+        line.trim().parse::<u32>().ok()
+    });
+    let Some(pid) = pid else { return };
+    let of_program = fs::OpenOptions::new()
+        .append(true)
+        .custom_flags((OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32)
+        .open(format!("/proc/{pid}/fd/2"));
+    if let Ok(mut stderr) = of_program {
+        let _ = writeln!(stderr, "outboard: {}", super::shown(text));
     }
 }
 

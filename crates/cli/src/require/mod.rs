@@ -10,8 +10,8 @@ use std::{path::Path, process::ExitCode};
 use anyhow::Context as _;
 use outboard_api::optimise::Level;
 use outboard_model::{
-    Both, Budget, Confidence, Constants, Judge, Network, PcieRequirements, Question, Requirements,
-    Timeline, Workload, frontier, html, pcie_html,
+    Both, Budget, Confidence, Constants, Judge, Network, Note, PcieRequirements, Question,
+    Requirements, Timeline, Workload, frontier, html, pcie_html,
 };
 use outboard_trace::Trace;
 use serde::Serialize;
@@ -63,7 +63,13 @@ pub(crate) fn networks_for(
 ) -> anyhow::Result<Vec<Network>> {
     let named = || format!("the recording {}", path.display());
     let trace = trace::read(path)?;
+    trace::one_server(&trace, path)?;
     let workload = Workload::new(&trace).with_context(named)?;
+    for note in &workload.notes {
+        if matches!(note, Note::Incomplete { .. }) {
+            eprintln!("outboard: note: {}: {}", path.display(), note.text());
+        }
+    }
     let question = Question {
         budget,
         confidence: Confidence::USUAL,

@@ -135,6 +135,8 @@ pub(super) fn checked(reason: Option<String>) -> Result<Option<String>, PoolErro
     };
     match reason.as_ref().is_none_or(is_short) {
         true => Ok(reason),
-        false => Err(PoolError::Wrong("the reason is empty or too long".into())),
+        false => Err(PoolError::Wrong(
+            "the reason is empty, too long, or has control characters".into(),
+        )),
     }
 }

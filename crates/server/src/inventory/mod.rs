@@ -85,6 +85,8 @@ fn nvlinks(device: &NvmlDevice) -> Vec<NvlinkEnd> {
     let mut ends = BTreeMap::new();
     for link in device.nvlinks.iter().filter(|link| link.state == LINK_UP) {
         let pci = link.remote.as_ref();
+        // In virtual machines the driver does not say where a switch is: all bits are ones.
+        let pci = pci.filter(|pci| pci.domain != u32::MAX);
         let pci = pci.map(|pci| (pci.domain, pci.bus, pci.device));
         let kind = match link.remote_type {
             (SUCCESS, REMOTE_GPU) => NvlinkKind::Gpu,

@@ -57,7 +57,7 @@ use self::{
 use crate::{
     admission::{Order, Terms, Transport},
     audit::Audit,
-    cgroup::Groups,
+    cgroup::{self, Groups},
     devices::DeviceKind,
     exporter::Exporter,
     hand_over::{Handing, Predecessor},
@@ -286,18 +286,30 @@ impl Supervisor {
     }
 }
 
-/// Divides the server's own control group. Without one the log says so, unless something that the
-/// options ask for needs it.
-fn groups_of(options: &ServeOptions) -> Result<Option<Groups>, ServeError> {
-    let shares_compute = options.shares.weigh_compute();
-    if shares_compute && options.device.kind != DeviceKind::Soft {
+/// Checks that shares of the machine's cores can be kept here, if there are any.
+pub fn check_compute(options: &ServeOptions) -> Result<(), ServeError> {
+    if !options.shares.weigh_compute() {
+        return Ok(());
+    }
+    if options.device.kind != DeviceKind::Soft {
         let why = "a GPU's time is divided by its driver, among processes, and MPS is not used";
         return Err(ServeError::Compute(why.into()));
     }
-    match Groups::begin() {
-        Ok(groups) if shares_compute && !groups.has_cpu() => Err(ServeError::Compute(
+    match cgroup::controllers() {
+        Ok(has) if has.iter().any(|one| one == "cpu") => Ok(()),
+        Ok(_) => Err(ServeError::Compute(
             "the server's control group has no controller cpu".into(),
         )),
+        Err(why) => Err(ServeError::Compute(why.to_string())),
+    }
+}
+
+/// Divides the server's own control group. Without one the log says so, unless something that the
+/// options ask for needs it.
+fn groups_of(options: &ServeOptions) -> Result<Option<Groups>, ServeError> {
+    check_compute(options)?;
+    let shares_compute = options.shares.weigh_compute();
+    match Groups::begin() {
         Ok(groups) => Ok(Some(groups)),
         Err(why) if shares_compute => Err(ServeError::Compute(why.to_string())),
         Err(why) => {
