@@ -197,6 +197,36 @@ def test_gpus_that_cannot_be_handed_out_are_given_back(tmp_path: Path) -> None:
     pool.stop()
 
 
+def test_what_a_client_asked_for_that_has_given_up_is_not_granted(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    pool.start_box("a")
+    until(lambda: pool.free() == GPUS_A_BOX)
+    pool.manager.send_signal(signal.SIGSTOP)
+    argv = [OUTBOARD, "pool", "claim", "--pool", pool.url, "--term", "1h"]
+    asking = [subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
+    port = int(pool.url.rpartition(":")[2])
+    until(lambda: len(unread(port)) >= len(asking))
+    asking[0].kill()
+    asking[0].wait()
+    pool.manager.send_signal(signal.SIGCONT)
+    said, _ = asking[1].communicate(timeout=60)
+    assert asking[1].returncode == 0 and said.startswith(b"lease 1\n"), said
+    assert [lease["lease"] for lease in pool.ask("list")["leases"]] == [1]
+    assert pool.free() == GPUS_A_BOX - 1
+    pool.stop()
+
+
+# As <net/tcp_states.h> has it.
+TCP_LISTEN = "0A"
+
+
+def unread(port: int) -> list[str]:
+    """The connections to a port of this machine at whose server's end a request waits, by the kernel's list."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    lines = [line for line in lines if line[3] != TCP_LISTEN]
+    return [line[1] for line in lines if line[1].endswith(f":{port:04X}") and int(line[4].partition(":")[2], 16) > 0]
+
+
 class Told:
     """A program that prints what changes in its lease."""
 

@@ -94,6 +94,11 @@ impl Connection {
         self.wait.is_none() && self.output.is_empty()
     }
 
+    /// Returns whether the client sends nothing more: it has given up, or was ended.
+    pub(crate) fn has_left(&self) -> bool {
+        matches!(self.stream.peek(&mut [0]), Ok(0))
+    }
+
     /// Reads what has come. A request is taken only after the one before was answered.
     pub(crate) fn read(&mut self) -> Heard {
         let mut piece = [0; 16 << 10];

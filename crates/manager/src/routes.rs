@@ -101,6 +101,12 @@ pub(crate) fn is_public(request: &Request) -> bool {
     found.is_ok_and(|(operation, _)| operation.role() == Role::Public)
 }
 
+/// Returns whether a request asks for GPUs.
+pub(crate) fn is_claim(request: &Request) -> bool {
+    let found = Operation::find(&request.method, &request.path);
+    found.is_ok_and(|(operation, _)| operation == Operation::Claim)
+}
+
 /// Returns the token that a request has: in its head, or in the page's form.
 pub(crate) fn token_of(request: &Request) -> Option<String> {
     let found = Operation::find(&request.method, &request.path);

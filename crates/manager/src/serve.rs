@@ -367,6 +367,10 @@ impl Server {
             return self.ended(id);
         }
         match connection.read() {
+            // Nobody would know of its lease.
+            Heard::Request(request) if routes::is_claim(&request) && connection.has_left() => {
+                self.ended(id);
+            }
             Heard::Request(request) => self.handle(id, &request, pending),
             Heard::Nothing => {}
             Heard::Ended => self.ended(id),
