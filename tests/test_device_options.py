@@ -76,7 +76,7 @@ def test_memory_is_what_the_device_has(tmp_path: Path, link: str) -> None:
         (["--capability", "8.1"], 2, ["--capability", "8.1", "known are 7.5, 8.0"]),
         (["--capability", "sm_90"], 2, ["sm_90", "known are"]),
         (["--capability", ""], 2, ["--capability"]),
-        (["--memory", "0"], 2, ["no program can work with no memory"]),
+        (["--memory", "0"], 2, ["no program can work with 0 bytes"]),
         (["--memory", "much"], 2, ["--memory"]),
         (["--memory", "2000GiB"], 2, ["--memory", "at most 1024 GiB"]),
     ],

@@ -70,6 +70,6 @@ def test_what_is_not_there_is_named_once(server: Server, link: str) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines() == [
         "outboard: the driver's private table 6e163fbf-b958-444d-835c-e182aff1991e is not supported",
-        "outboard: nvml: nvmlSystemEventSetCreate is not supported",
+        "outboard: nvml: nvmlGpmSampleAlloc is not supported",
         "outboard: nvml: the private table 03020100-0504-0706-0809-0a0b0c0d0e0f is not supported",
     ]

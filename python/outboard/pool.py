@@ -355,11 +355,14 @@ class Pool:
             raise ValueError("this program has no lease of its own: outboard run --pool sets OUTBOARD_LEASE")
         return int(number)
 
-    def changes(self, lease: int | Lease, *, stop: threading.Event | None = None) -> Iterator[Change]:
+    def changes(
+        self, lease: int | Lease, *, since: dict[str, Any] | None = None, stop: threading.Event | None = None
+    ) -> Iterator[Change]:
         """Yields what changes in a lease until it is over, or until `stop` is set: GPUs that are attached, detached or
         lost, and notices. A process keeps the GPUs that it has; those that it starts see the new ones. Goes on after a
-        broken connection and a manager's restart, and then tells what has changed meanwhile."""
-        number, seen = lease.number if isinstance(lease, Lease) else int(lease), None
+        broken connection and a manager's restart, and then tells what has changed meanwhile. `since` is what `lease()`
+        has returned: what has changed after that is told, too."""
+        number, seen = lease.number if isinstance(lease, Lease) else int(lease), since
         while stop is None or not stop.is_set():
             try:
                 # In this order: what changes in between comes with the watch.

@@ -14,5 +14,5 @@ for _ in range(3):
     assert table.value is None
 assert nvml.nvmlInit_v2() == 0
 for _ in range(3):
-    assert nvml.nvmlSystemEventSetCreate(None) == 3
+    assert nvml.nvmlGpmSampleAlloc(None) == 3
     assert nvml.nvmlInternalGetExportTable(byref(table), bytes(range(16))) == 3

@@ -12,8 +12,9 @@ from outboard.pool import Pool
 
 pool = Pool()
 lease = pool.own_lease()
-print(",".join(pool.lease(lease)["gpus"]), flush=True)
+seen = pool.lease(lease)
+print(",".join(seen["gpus"]), flush=True)
 stop = threading.Event()
 threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
-for change in pool.changes(lease, stop=stop):
+for change in pool.changes(lease, since=seen, stop=stop):
     print(change.what, change.gpu or "-", change.reason or "-", flush=True)
