@@ -91,7 +91,7 @@ def test_what_is_asked_for_gives_the_papers_delays_and_rates():
 def test_the_injections_own_cost_is_taken_off():
     measured = {0.002: 1.4, 1.5: 1.5, 3.0: 3.9, 4.5: 5.1, 6.0: 6.3}
     assert pool.asked_for(5.6, measured) == pytest.approx(4.5 + 1.5 * 0.5 / 1.2)
-    # What lies outside of what was tried is asked for as it is.
+    # A delay beyond those that were tried is asked for as it is.
     assert pool.asked_for(17.8, measured) == 17.8 and pool.asked_for(5.6, {}) == 5.6
     # 100 delays a step, and 1.5 us more for each.
     outcomes = {

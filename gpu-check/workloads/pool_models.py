@@ -56,7 +56,7 @@ class Images:
 
     def _copy_ahead(self, number: int) -> None:
         if self.stream is not None:
-            # What was copied for this step is there, and the other buffer is no longer read.
+            # The copy for this step has ended, and nobody reads the other buffer any more.
             torch.cuda.current_stream().wait_stream(self.stream)
             self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream) if self.stream is not None else contextlib.nullcontext():

@@ -311,7 +311,7 @@ impl From<SparesRequest> for SpareRecord {
 pub(crate) struct PageChanges {
     /// Place from which the next question goes on.
     pub(crate) revision: String,
-    /// Whether there are more: ask again at once.
+    /// True if more have changed: ask again at once.
     pub(crate) more: bool,
     pub(crate) rows: Vec<PageRow>,
     /// Sections that have few rows, whole.

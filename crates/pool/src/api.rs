@@ -350,7 +350,7 @@ pub struct PoolView {
 pub struct Changes {
     /// Place from which the next watch goes on.
     pub revision: String,
-    /// Whether there are more: ask again at once.
+    /// True if there are more: ask again at once.
     pub more: bool,
     pub events: Vec<Event>,
 }
@@ -381,7 +381,7 @@ pub enum Object {
 pub struct AuditView {
     /// Number of the last entry that was looked at: the next question goes on after it.
     pub revision: u64,
-    /// Whether there are more: ask again at once.
+    /// True if there are more: ask again at once.
     pub more: bool,
     /// Number of entries after the question's that are no longer known, since only the last are
     /// kept.

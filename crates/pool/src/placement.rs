@@ -105,7 +105,7 @@ struct Kind {
     by_free: BTreeSet<(usize, usize)>,
     /// Groups that have free GPUs, by number.
     with_free: BTreeSet<usize>,
-    /// Number of groups that have so many GPUs, free or not.
+    /// For each number of GPUs, free or not, the groups that have as many.
     by_present: BTreeMap<usize, usize>,
 }
 

@@ -51,7 +51,7 @@ pub(super) struct Admission {
     pub(super) until_ms: Option<u64>,
     /// How long the client may say nothing, if it only asks.
     pub(super) query_idle_ms: u64,
-    /// Whether other servers may bring data of its copies, and get it.
+    /// True if other servers may send data of its copies to this one, and receive it.
     pub(super) has_peers: bool,
 }
 

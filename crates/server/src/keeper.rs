@@ -46,7 +46,7 @@ const NO_END: u64 = u64::MAX;
 pub(super) struct Keeper {
     control: Control,
     key: SessionKey,
-    /// Whether other servers may bring data of copies, and get it.
+    /// True if other servers may send data of copies to this one, and receive it.
     has_peers: bool,
     pulse: Pulse,
     /// End of the session's lease, or [`NO_END`].

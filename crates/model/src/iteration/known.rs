@@ -53,8 +53,8 @@ pub(super) struct Known {
     streams: FxHashMap<u32, Progress>,
     /// All streams together: the default stream is done if they all are.
     all: Progress,
-    /// The last copy to the device in front of which all work was known to be done or such copies:
-    /// its stream, and how much had been sent to all streams.
+    /// The last copy to the device before which all work was done or was such copies: its stream,
+    /// and how much had been sent to all streams.
     taken: Option<(u32, u64)>,
     /// For each event, the stream of its last record and what had been sent there.
     recorded: FxHashMap<u32, (u32, u64)>,

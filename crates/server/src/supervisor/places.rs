@@ -100,8 +100,8 @@ impl Supervisor {
         }
     }
 
-    /// Whether a client's copies may go straight to and from other servers. An emulated network
-    /// would not be in between.
+    /// Returns whether a client's copies may go straight to and from other servers. They would not
+    /// cross an emulated network.
     fn may_have_peers(&self, client: &ClientHello) -> bool {
         !self.options.peer_copies.is_empty() && client.emulation.is_none()
     }
