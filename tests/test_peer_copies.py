@@ -223,5 +223,5 @@ def test_a_server_that_is_killed_in_the_middle(tmp_path: Path, killed: int) -> N
         out, err = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, out) == (3, "CUDA_ERROR_DEVICE_UNAVAILABLE\n"), out + err
         other = both[1 - killed]
-        done = other.run("tcp", sys.executable, TEST_PROGRAMS / "calls.py")
-        assert done.returncode == 0, done.stderr
+        done = other.run("tcp", sys.executable, TEST_PROGRAMS / "calls.py", "cuInit:0")
+        assert (done.returncode, done.stdout) == (0, "0\n"), done.stdout + done.stderr

@@ -38,7 +38,7 @@ def works(server: Server, link: str) -> float:
     """Runs a program; returns how long it took."""
     start = time.monotonic()
     done = server.run(link, sys.executable, TEST_PROGRAMS / "calls.py", "cuInit:0")
-    assert done.returncode == 0, done.stderr + server.log.read_text()
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr + server.log.read_text()
     return time.monotonic() - start
 
 

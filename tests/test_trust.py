@@ -69,6 +69,7 @@ def test_a_programs_calls_and_copies(guarded: Server, tmp_path: Path) -> None:
 
 
 def test_ordered_and_threaded_work(guarded: Server) -> None:
-    for name in ("many_threads.py", "calls.py"):
-        done = guarded.run("tcps", sys.executable, TEST_PROGRAMS / name)
+    for name, *arguments in (["many_threads.py"], ["mixed_calls.py", "0.5"]):
+        done = guarded.run("tcps", sys.executable, TEST_PROGRAMS / name, *arguments)
         assert done.returncode == 0, f"{name}:\n{done.stdout}{done.stderr}{guarded.log.read_text()}"
+    assert "bytes right" in done.stdout

@@ -8,19 +8,22 @@ import errno
 import json
 import os
 import random
+import re
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness import EXAMPLES, OUTBOARD, TEST_PROGRAMS, Server, start_server
+from harness import EXAMPLES, OUTBOARD, PROGRAM_S_MAX, TEST_PROGRAMS, Server, start_server
 
 HERE = Path(__file__).resolve().parent
 SOAK = TEST_PROGRAMS / "soak.py"
@@ -33,6 +36,12 @@ REST_LOOKS, REST_LOOK_S = 5, 0.25
 # Programs of both links in a row that reach no allocation that fails.
 RIGHT_IN_A_ROW = 8
 PR_SET_CHILD_SUBREAPER = 36
+# What programs with checksums say at their end.
+CHECKED = re.compile(r"^(\d+) bytes right", re.MULTILINE)
+# Looks at the memory of sessions that last.
+LASTING_LOOKS = 12
+# Growth of such a session after the first third of its time.
+LASTING_GROWTH_MAX, LASTING_KIB = 0.02, 2048
 
 Counts = dict[str, object]
 
@@ -272,58 +281,187 @@ def orphans_come_here() -> Iterator[None]:
         prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def files_of(server: Server, temporary: Path) -> set[str]:
-    """Returns the files of the server's own folder, of the programs' folder for temporary files, and of that for shared
-    memory what has our name. What lies in the cache is meant to stay."""
-    folders = (server.log.parent.iterdir(), temporary.iterdir(), Path("/dev/shm").glob("*outboard*"))
+def files_left(folder: Path) -> set[str]:
+    """Returns the files of the servers' folder and of the programs' one for temporary files, and of that for shared
+    memory what has our name. What lies in a cache is meant to stay."""
+    folders = (folder.glob("*/*"), Path("/dev/shm").glob("*outboard*"))
     return {str(path) for paths in folders for path in paths}
 
 
-def mixed_work(server: Server, seconds: float, seed: int = 1, warm: int = 16) -> Counts:
-    """Programs of many kinds, each checking its own results, over both links; after them the server holds as many
-    descriptors and processes as before, and no file or orphan is left."""
-    choice = random.Random(seed)
-    temporary = server.log.parent / "temporary"
-    temporary.mkdir()
-    before: dict[str, int] = {}
-    files: set[str] = set()
-    begin, count = time.monotonic(), 0
-    with orphans_come_here():
-        for count, done in enumerate(mixed_programs(server, choice, temporary)):
-            assert done.returncode == 0, f"{done.args}:\n{done.stdout}{done.stderr}"
-            if count == warm:
-                before, files, begin = at_rest(server), files_of(server, temporary), time.monotonic()
-            if before and time.monotonic() - begin >= seconds:
-                break
-        still_serves(server)
-        after = at_rest(server)
-        for key in ("descriptors", "processes"):
-            assert before[key] == after[key], (key, before, after)
-        orphans = [child for child in children(os.getpid()) if child != server.process.pid]
+@dataclass
+class Mixed:
+    """Servers that differ in how programs come to them, tenants, and what their programs have done."""
+
+    # A way to a server: its name, server and link.
+    ways: list[tuple[str, Server, str]]
+    tenants: dict[str, dict[str, str]]
+    temporary: Path
+    calls: dict[str, int] = field(default_factory=dict)
+    checked_bytes: int = 0
+    programs: dict[str, int] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def servers(self) -> list[Server]:
+        return list({id(server): server for _, server, _ in self.ways}.values())
+
+    def run(self, way: int, tenant: str, command: list[str | Path], timeout: float = PROGRAM_S_MAX) -> None:
+        """Runs a program, which must say that its results are right, and counts what it did."""
+        name, server, link = self.ways[way]
+        with tempfile.TemporaryDirectory() as folder:
+            stats = Path(folder) / "stats"
+            env = {**self.tenants[tenant], "TMPDIR": str(self.temporary), "OUTBOARD_STATS": str(stats)}
+            done = server.run(link, *command, env=env, timeout=timeout)
+            assert done.returncode == 0, f"{done.args}:\n{done.stdout}{done.stderr}{server.log.read_text()[-4000:]}"
+            calls = json.loads(stats.read_text())
+        with self.lock:
+            for kind in ("local", "outstanding", "shadowed", "synchronous"):
+                self.calls[kind] = self.calls.get(kind, 0) + calls[kind]
+            found = CHECKED.search(done.stdout)
+            self.checked_bytes += int(found[1]) if found else 0
+            [program, *_] = [part for part in command if part != sys.executable]
+            for key in (name, f"tenant {tenant}", Path(program).stem):
+                self.programs[key] = self.programs.get(key, 0) + 1
+
+
+@contextmanager
+def mixed_servers(folder: Path) -> Iterator[Mixed]:
+    """Two servers, one plain and one with TLS, that know the tenants by tokens, and have shares."""
+    folders = [folder / "plain", folder / "guarded", folder / "temporary"]
+    for one in folders:
+        one.mkdir()
+    key, tokens, tenants = folder / "key", folder / "tokens", {}
+    subprocess.run([OUTBOARD, "keygen", key], check=True, capture_output=True, timeout=20)
+    for name in ("alice", "bob", "carol"):
+        token = folder / name
+        argv = [OUTBOARD, "token", "create", name, "--tokens", tokens]
+        token.write_text(subprocess.run(argv, check=True, capture_output=True, text=True, timeout=20).stdout)
+        token.chmod(0o600)
+        tenants[name] = {"OUTBOARD_TOKEN_FILE": str(token), "OUTBOARD_DATA_CONNECTIONS": "2"}
+    options = ["--tokens", str(tokens), "--sessions-max", "80", "--share", "sessions=8,memory=1GiB,host-memory=1GiB"]
+    plain = start_server(folders[0], *options)
+    guarded = start_server(folders[1], *options, "--tls", "--tls-key", str(key))
+    try:
+        ways = [("shm", plain, "shm"), ("tcp", plain, "tcp"), ("tcps", guarded, "tcps")]
+        yield Mixed(ways, tenants, folders[2])
+    finally:
+        ends = [server.stop() for server in (plain, guarded)]
+    assert ends == [0, 0], ends
+
+
+def mixed_work(folder: Path, seconds: float, seed: int = 1, warm: int = 24, pause_s: float = 0.5) -> Counts:
+    """Programs of many kinds and several tenants, each checking its own results, over shm, tcp and tcps, besides one
+    session of each link that lasts all the time. Nothing of it is left: memory, descriptors, processes, files."""
+    choice, own = random.Random(seed), set(children(os.getpid()))
+    with orphans_come_here(), mixed_servers(folder) as mixed:
+        for number in range(warm):
+            mixed.run(number % 3, choice.choice(list(mixed.tenants)), mixed_program(choice, number))
+        before, files, begin = at_rest_all(mixed), files_left(folder), time.monotonic()
+        mixed.calls, mixed.checked_bytes, mixed.programs = {}, 0, {}
+        with ThreadPoolExecutor(5) as pool:
+            lasting = [
+                pool.submit(
+                    mixed.run, way, tenant, lasting_program(seconds, seed + way, pause_s), seconds + PROGRAM_S_MAX
+                )
+                for way, tenant in enumerate(mixed.tenants)
+            ]
+            workers: list[dict[str, int]] = []
+            while time.monotonic() - begin < seconds:
+                two = [
+                    pool.submit(
+                        mixed.run, choice.randrange(3), choice.choice(list(mixed.tenants)), mixed_program(choice)
+                    )
+                    for _ in range(2)
+                ]
+                for one in two:
+                    one.result()
+                assert not any(one.done() and one.exception() for one in lasting), [one.exception() for one in lasting]
+                lasted = time.monotonic() - begin
+                if len(workers) / LASTING_LOOKS <= lasted / seconds < 1:
+                    workers.append(lasting_kib(mixed))
+            for one in lasting:
+                one.result()
+        took = round(time.monotonic() - begin)
+        for server in mixed.servers():
+            still_serves(server)
+        after = at_rest_all(mixed)
+        counted = ("descriptors", "processes")
+        for one, other in zip(before, after, strict=True):
+            assert all(one[key] == other[key] for key in counted), (before, after)
+        own |= {server.process.pid for server in mixed.servers()}
+        orphans = [child for child in children(os.getpid()) if child not in own]
         assert not orphans, f"{len(orphans)} processes were left"
-        assert files_of(server, temporary) <= files, files_of(server, temporary) - files
+        assert files_left(folder) <= files, files_left(folder) - files
+    # A short run ends before programs and workers have all the buffers that they keep.
+    lasted = workers if len(workers) >= LASTING_LOOKS else []
+    for process, last in (lasted or [{}])[-1].items():
+        early = max(look[process] for look in workers[: -(-len(workers) // 3)])
+        assert last <= early * (1 + LASTING_GROWTH_MAX) + LASTING_KIB, (process, workers)
     return {
-        "programs": count - warm,
-        "seconds": round(time.monotonic() - begin),
-        "before": before,
-        "after": after,
-        "growth": after["kib"] / before["kib"] - 1,
+        "seconds": took,
+        "programs": mixed.programs,
+        "calls": {**mixed.calls, "all": sum(mixed.calls.values())},
+        "checked_bytes": mixed.checked_bytes,
+        "before": dict(zip(("plain", "guarded"), before, strict=True)),
+        "after": dict(zip(("plain", "guarded"), after, strict=True)),
+        "growth": [round(other["kib"] / one["kib"] - 1, 4) for one, other in zip(before, after, strict=True)],
+        "lasting_workers_kib": workers,
         "files_left": 0,
         "orphans": 0,
     }
 
 
-def mixed_programs(
-    server: Server, choice: random.Random, temporary: Path
-) -> Iterator[subprocess.CompletedProcess[str]]:
-    """Runs two programs at a time without end, and yields each that has ended."""
+def at_rest_all(mixed: Mixed) -> list[dict[str, int]]:
+    return [at_rest(server) for server in mixed.servers()]
+
+
+def lasting_program(seconds: float, seed: int, pause_s: float) -> list[str | Path]:
+    return [sys.executable, TEST_PROGRAMS / "mixed_calls.py", str(seconds), str(seed), str(pause_s)]
+
+
+def lasting_kib(mixed: Mixed) -> dict[str, int]:
+    """Returns the resident memory of the workers whose sessions last, and their programs', by link."""
+    seen = {}
+    for way, server, link in mixed.ways:
+        said = subprocess.run([OUTBOARD, "top", server.urls["shm"], "--json"], capture_output=True, timeout=60)
+        found = [one for one in json.loads(said.stdout)["sessions"] if (one["link"] == "shm") == (link == "shm")]
+        oldest = min(found, key=lambda one: one["session"])
+        seen[way] = resident_kib(oldest["worker_pid"])
+        seen[f"{way}, program"] = resident_kib(oldest["pid"])
+    return seen
+
+
+def mixed_program(choice: random.Random, number: int | None = None) -> list[str | Path]:
+    """Returns one of the programs that check their results: the number says which, else chance."""
     examples = ["async_copies", "graph_nodes", "matmul_tiled", "managed_memory", "pinned_mapped", "malloc_async"]
     programs: list[list[str | Path]] = [[EXAMPLES / name] for name in examples]
     programs += [[sys.executable, SOAK, "1"], [sys.executable, TEST_PROGRAMS / "many_threads.py"]]
-    with ThreadPoolExecutor(2) as pool:
-        while True:
-            chosen = [(choice.choice(["shm", "tcp"]), choice.choice(programs)) for _ in range(2)]
-            yield from pool.map(lambda one: server.run(one[0], *one[1], env={"TMPDIR": str(temporary)}), chosen)
+    programs += [[sys.executable, TEST_PROGRAMS / "mixed_calls.py", "1", str(choice.randrange(1 << 30))]] * 2
+    return choice.choice(programs) if number is None else programs[number % len(programs)]
+
+
+def faults_beside(server: Server, count: int) -> Counts:
+    """Kernels of other sessions fault while two programs compute: these have every byte right, and the others the
+    error that names the fault."""
+    misuse = TEST_PROGRAMS / "misuse.py"
+    computing = {}
+    for link in ("shm", "tcp"):
+        argv = [OUTBOARD, "run", "--gpu", server.urls[link], "--", *lasting_program(PROGRAM_S_MAX, 1, 0)]
+        computing[link] = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert computing[link].stdout.readline() == "under way\n"
+    try:
+        for number in range(count):
+            done = server.run(["shm", "tcp"][number % 2], sys.executable, misuse, "wild_pointer_in_kernel")
+            assert done.returncode == 0 and "200000123450" in done.stderr.replace("_", ""), done.stdout + done.stderr
+    finally:
+        for program in computing.values():
+            # It ends as if its time were over.
+            program.send_signal(signal.SIGINT)
+    said = {link: program.communicate(timeout=60) for link, program in computing.items()}
+    pieces = {link: re.search(r"bytes right in (\d+) pieces", out) for link, (out, _) in said.items()}
+    assert all(pieces.values()), said
+    nothing_is_left(server)
+    still_serves(server)
+    return {"faults": count, "pieces": {link: int(found[1]) for link, found in pieces.items() if found}}
 
 
 def preloaded(name: str, folder: Path) -> Path:

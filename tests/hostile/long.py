@@ -19,7 +19,7 @@ from harness import OUTBOARD, ROOT, start_server
 
 FORMAT = 1
 # The counts of the long form.
-KILLED, MESSAGES, TEXTS, IN_A_ROW, AT_ONCE, MIXED_S = 1_464, 40_003, 4_627, 1_000, 64, 3_600
+KILLED, MESSAGES, TEXTS, FAULTS, IN_A_ROW, AT_ONCE, MIXED_S = 1_464, 40_003, 4_627, 1_000, 1_000, 64, 3_600
 
 
 def machine() -> dict[str, object]:
@@ -50,14 +50,15 @@ def main() -> int:
         "killed_workers": lambda server: attacks.killed_workers(server, of(KILLED)),
         "mutated_messages": lambda server: attacks.mutated_messages(server, of(MESSAGES)),
         "mutated_ptx": lambda server: attacks.mutated_ptx(server, of(TEXTS)),
+        "faults_beside": lambda server: attacks.faults_beside(server, of(FAULTS)),
         "sessions_in_a_row": lambda server: attacks.sessions_in_a_row(server, of(IN_A_ROW)),
         "sessions_at_once": lambda server: attacks.sessions_at_once(server, AT_ONCE),
-        "mixed_work": lambda server: attacks.mixed_work(server, MIXED_S * arguments.scale),
     }
     of_their_own: dict[str, Callable[[Path], attacks.Counts]] = {
         "failing_allocations": lambda folder: attacks.failing_allocations(folder, 1),
         "jumping_clocks": lambda folder: attacks.jumping_clocks(folder, 60 * arguments.scale),
         "full_cache": attacks.full_cache,
+        "mixed_work": lambda folder: attacks.mixed_work(folder, MIXED_S * arguments.scale),
     }
     names = [*of_their_own, *in_server]
     chosen = arguments.parts.split(",") if arguments.parts else names

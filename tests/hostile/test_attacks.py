@@ -35,6 +35,10 @@ def test_mutated_ptx(server: Server) -> None:
     attacks.mutated_ptx(server, 60)
 
 
+def test_faults_beside_programs_that_compute(server: Server) -> None:
+    attacks.faults_beside(server, 4)
+
+
 def test_sessions_in_a_row(tmp_path: Path) -> None:
     server = start_server(tmp_path)
     seen = attacks.sessions_in_a_row(server, 30, warm=10)
@@ -45,6 +49,11 @@ def test_sessions_in_a_row(tmp_path: Path) -> None:
 
 def test_sessions_at_once(server: Server) -> None:
     attacks.sessions_at_once(server, 16)
+
+
+def test_mixed_work(tmp_path: Path) -> None:
+    seen = attacks.mixed_work(tmp_path, 2, warm=6, pause_s=0.05)
+    assert seen["checked_bytes"], seen
 
 
 def test_allocations_that_fail(tmp_path: Path) -> None:
@@ -98,9 +107,9 @@ def test_shared_memory_that_is_refused_is_named(server: Server) -> None:
     """A sandbox without memfd_create around a program: over tcp it works, over shm it is told why or works."""
     program = [sys.executable, "-c", REFUSING, sys.executable, TEST_PROGRAMS / "calls.py", "cuInit:0"]
     done = server.run("tcp", *program)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
     done = server.run("shm", *program)
-    assert done.returncode == 0 or "memfd_create" in done.stderr, done.stderr
+    assert done.stdout == "0\n" or "memfd_create" in done.stderr, done.stderr
 
 
 def test_a_server_without_shared_memory_says_so(tmp_path: Path) -> None:
@@ -108,7 +117,7 @@ def test_a_server_without_shared_memory_says_so(tmp_path: Path) -> None:
     server = start_server(tmp_path, before=before)
     done = run_through(server.urls["shm"], sys.executable, TEST_PROGRAMS / "calls.py", "cuInit:0", timeout=60)
     said = done.stderr + server.log.read_text()
-    assert done.returncode == 0 or "memfd_create" in said, said
+    assert done.stdout == "0\n" or "memfd_create" in said, said
     assert "out of memory" not in said.lower()
     over_tcp = run_through(server.urls["tcp"], sys.executable, TEST_PROGRAMS / "soak.py", "0.1")
     assert over_tcp.returncode == 0, over_tcp.stderr + server.log.read_text()

@@ -9,6 +9,8 @@ from cuda import lib, wide
 
 
 def main(calls: list[str]) -> None:
+    if not calls:
+        raise SystemExit("no calls")
     statuses = []
     for call in calls:
         function, _, argument = call.partition(":")
