@@ -52,8 +52,35 @@ enum outboard_net_access {
     OUTBOARD_NET_REMOTE_ATOMIC = 8,
 };
 
+// Memory that a process offers to the other; all zero offers none.
+struct outboard_net_window {
+    uint64_t address, bytes;
+    uint32_t key, reserved;
+};
+
+// What a program was built with. OUTBOARD_NET_VERSION is raised by changes that the sizes do not show.
+#define OUTBOARD_NET_VERSION 1
+
+struct outboard_net_layout {
+    uint32_t version, queue_bytes, queue_options_bytes, options_bytes, status_bytes, window_bytes;
+};
+
 const char *outboard_net_message(void);
-int outboard_net_open(const struct outboard_net_options *options, struct outboard_net **out);
+int outboard_net_open_as(const struct outboard_net_layout *layout, const struct outboard_net_options *options,
+                         struct outboard_net **out);
+
+// Starts an adapter, if the library is of this header.
+static inline int outboard_net_open(const struct outboard_net_options *options, struct outboard_net **out)
+{
+    const struct outboard_net_layout layout = {OUTBOARD_NET_VERSION,
+                                               sizeof(struct outboard_net_queue),
+                                               sizeof(struct outboard_net_queue_options),
+                                               sizeof(struct outboard_net_options),
+                                               sizeof(struct outboard_net_status),
+                                               sizeof(struct outboard_net_window)};
+    return outboard_net_open_as(&layout, options, out);
+}
+
 void outboard_net_close(struct outboard_net *net);
 int outboard_net_register(const struct outboard_net *net, void *memory, uint64_t bytes, uint32_t access, uint32_t *key);
 // Bytes of a queue's memory: whole pages, since cudaHostAlloc aligns whole pages alone. 0 without options.
@@ -63,12 +90,6 @@ uint64_t outboard_net_counters_bytes(const struct outboard_net_queue_options *op
 int outboard_net_queue_create(const struct outboard_net *net, void *memory, uint64_t bytes,
                               const struct outboard_net_queue_options *options, struct outboard_net_queue *out);
 int outboard_net_connect(const struct outboard_net *net, uint32_t one, uint32_t other);
-
-// Memory that a process offers to the other; all zero offers none.
-struct outboard_net_window {
-    uint64_t address, bytes;
-    uint32_t key, reserved;
-};
 
 // Connects a queue to one of another process on this machine, which makes the same call: one of the two listens at
 // `address`, "127.0.0.1:PORT". The connection is not authenticated. It ends with the queue's reset, and a process that

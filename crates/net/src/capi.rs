@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 
 use crate::{
     Access, Error, Link, Mapped, Network, Window,
+    layout::Layout,
     nic::Nic,
     queue::{self, Export, Queue},
 };
@@ -53,6 +54,16 @@ pub struct StatusOut {
     pub syndrome: u32,
 }
 
+/// The layout of this library.
+const LAYOUT: Layout = Layout {
+    version: 1,
+    queue_bytes: size_of::<Export>() as u32,
+    queue_options_bytes: size_of::<queue::Options>() as u32,
+    options_bytes: size_of::<Options>() as u32,
+    status_bytes: size_of::<StatusOut>() as u32,
+    window_bytes: size_of::<Window>() as u32,
+};
+
 fn done(result: Result<(), Error>) -> c_int {
     match result {
         Ok(()) => 0,
@@ -74,9 +85,21 @@ pub extern "C" fn outboard_net_message() -> *const c_char {
 ///
 /// # Safety
 ///
-/// `options` is null or points to options, and `out` to room for a pointer.
+/// `layout` points to the caller's, `options` is null or points to options, and `out` to room for a
+/// pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn outboard_net_open(options: *const Options, out: *mut *mut Net) -> c_int {
+pub unsafe extern "C" fn outboard_net_open_as(
+    layout: *const Layout,
+    options: *const Options,
+    out: *mut *mut Net,
+) -> c_int {
+    // SAFETY: null, or the layout that the caller lends.
+    let Some(layout) = (unsafe { layout.as_ref() }) else {
+        return done(Err(Error::Null("layout")));
+    };
+    if *layout != LAYOUT {
+        return done(Err(Error::Layout(*layout, LAYOUT)));
+    }
     // SAFETY: null, or options that the caller lends.
     let options = unsafe { options.as_ref() };
     let network = options.map_or(Network::default(), |options| Network {
@@ -97,6 +120,13 @@ pub unsafe extern "C" fn outboard_net_open(options: *const Options, out: *mut *m
             queues: Mutex::default(),
         }));
     }))
+}
+
+/// Refuses programs that were built with a header that does not say its layout: in newer ones this
+/// function is the header's own.
+#[unsafe(no_mangle)]
+pub extern "C" fn outboard_net_open(_options: *const Options, _out: *mut *mut Net) -> c_int {
+    done(Err(Error::NoLayout))
 }
 
 /// Stops an adapter. Kernels must not use its queues any more, and memory may be freed after it.

@@ -1,5 +1,7 @@
 //! Errors of the calls that set an adapter up. Errors of operations are completions.
 
+use crate::layout::Layout;
+
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -44,6 +46,14 @@ pub enum Error {
         "the counters of queue {0:#x} are in a GPU's memory: outboard_net_reset_counters takes a copy of them"
     )]
     CountersOfGpu(u32),
+    #[error(
+        "the program was built with another net.h than this library: {0:?} there, {1:?} here; build it with the library's"
+    )]
+    Layout(Layout, Layout),
+    #[error(
+        "the program was built with an older net.h, which does not say its layout; build it with the library's"
+    )]
+    NoLayout,
     #[error("no memory is left for {0} bytes")]
     OutOfMemory(usize),
     #[error("no thread can be started: {0}")]

@@ -2,8 +2,8 @@
 //! both processes are on one machine.
 
 use std::{
-    io::{ErrorKind, Read, Write},
-    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    io::{Read, Write},
+    net::{Shutdown, SocketAddr, TcpStream},
     thread::{Builder, JoinHandle, sleep},
     time::{Duration, Instant},
 };
@@ -11,27 +11,14 @@ use std::{
 use crate::{
     adapter::{HEADER_BYTES, Header, Peer},
     error::Error,
+    meet::{self, Hello, Window},
     nic::{Nic, Shared},
     queue::Queue,
 };
 
-/// First bytes of a connection; the last is the version.
-const MAGIC: [u8; 8] = *b"OBNET\0\0\x01";
-const HELLO_BYTES: usize = 40;
-const RETRY: Duration = Duration::from_millis(5);
 /// Sleeps of a thread that has nothing to send, or no room.
 const IDLE_MIN: Duration = Duration::from_micros(20);
 const IDLE_MAX: Duration = Duration::from_millis(1);
-
-/// Registered memory that a process offers to the other: `struct outboard_net_window`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct Window {
-    pub address: u64,
-    pub bytes: u64,
-    pub key: u32,
-    pub reserved: u32,
-}
 
 /// A queue's connection, which ends with it, or with the queue's reset.
 #[derive(Debug)]
@@ -60,16 +47,21 @@ impl Link {
             return Err(failed(&"queues meet at loopback addresses alone"));
         }
         let deadline = Instant::now() + timeout;
-        let mut stream = reach(socket, listens, deadline).map_err(|error| failed(&error))?;
         let qpn = queue.export().qpn;
         let epoch = nic.with(|adapter| adapter.end_of(qpn))?.epoch;
-        let hello = hello(qpn, epoch, mine);
-        let bytes = exchange(&mut stream, &hello, deadline).map_err(|error| failed(&error))?;
-        let (peer, theirs) = parse(&bytes).ok_or(Error::Peer("no hello of this version"))?;
-        nic.with(|adapter| adapter.connect_remote(qpn, peer))?;
+        let mine = Hello {
+            peer: Peer { qpn, epoch },
+            window: mine,
+        };
+        let met = match listens {
+            true => meet::listen(socket, mine, deadline),
+            false => meet::connect(socket, mine, deadline),
+        };
+        let (stream, theirs) = met.map_err(|error| failed(&error))?;
+        nic.with(|adapter| adapter.connect_remote(qpn, theirs.peer))?;
         queue.connected();
         let link = Link::start(nic.shared(), stream, qpn, epoch).map_err(|error| failed(&error))?;
-        Ok((link, theirs))
+        Ok((link, theirs.window))
     }
 
     fn start(shared: Shared, stream: TcpStream, qpn: u32, epoch: u32) -> std::io::Result<Link> {
@@ -101,94 +93,6 @@ impl Drop for Link {
             let _ = thread.join();
         }
     }
-}
-
-fn late() -> std::io::Error {
-    ErrorKind::TimedOut.into()
-}
-
-fn reach(socket: SocketAddr, listens: bool, deadline: Instant) -> std::io::Result<TcpStream> {
-    let listener = listens.then(|| TcpListener::bind(socket)).transpose()?;
-    if let Some(listener) = &listener {
-        listener.set_nonblocking(true)?;
-    }
-    loop {
-        let reached = match &listener {
-            Some(listener) => listener.accept().map(|(stream, _)| stream),
-            None => TcpStream::connect(socket),
-        };
-        match reached {
-            Ok(stream) => {
-                stream.set_nonblocking(false)?;
-                stream.set_nodelay(true)?;
-                return Ok(stream);
-            }
-            Err(error)
-                if !matches!(
-                    error.kind(),
-                    ErrorKind::WouldBlock | ErrorKind::ConnectionRefused | ErrorKind::Interrupted
-                ) =>
-            {
-                return Err(error);
-            }
-            Err(_) if Instant::now() > deadline => return Err(late()),
-            Err(_) => sleep(RETRY),
-        }
-    }
-}
-
-fn hello(qpn: u32, epoch: u32, window: Window) -> [u8; HELLO_BYTES] {
-    let mut bytes = [0; HELLO_BYTES];
-    bytes[..8].copy_from_slice(&MAGIC);
-    bytes[8..12].copy_from_slice(&qpn.to_le_bytes());
-    bytes[12..16].copy_from_slice(&epoch.to_le_bytes());
-    bytes[16..24].copy_from_slice(&window.address.to_le_bytes());
-    bytes[24..32].copy_from_slice(&window.bytes.to_le_bytes());
-    bytes[32..36].copy_from_slice(&window.key.to_le_bytes());
-    bytes
-}
-
-fn parse(bytes: &[u8; HELLO_BYTES]) -> Option<(Peer, Window)> {
-    let rest = bytes.strip_prefix(&MAGIC)?;
-    let u32_at = |at: usize| Some(u32::from_le_bytes(*rest.get(at..)?.first_chunk()?));
-    let u64_at = |at: usize| Some(u64::from_le_bytes(*rest.get(at..)?.first_chunk()?));
-    let peer = Peer {
-        qpn: u32_at(0)?,
-        epoch: u32_at(4)?,
-    };
-    let window = Window {
-        address: u64_at(8)?,
-        bytes: u64_at(16)?,
-        key: u32_at(24)?,
-        reserved: 0,
-    };
-    Some((peer, window))
-}
-
-/// Sends a hello, and waits for the other's.
-fn exchange(
-    stream: &mut TcpStream,
-    hello: &[u8; HELLO_BYTES],
-    deadline: Instant,
-) -> std::io::Result<[u8; HELLO_BYTES]> {
-    stream.write_all(hello)?;
-    let (mut bytes, mut got) = ([0; HELLO_BYTES], 0);
-    while got < HELLO_BYTES {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(late());
-        }
-        stream.set_read_timeout(Some(left))?;
-        match stream.read(&mut bytes[got..]) {
-            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-            Ok(count) => got += count,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(late()),
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    stream.set_read_timeout(None)?;
-    Ok(bytes)
 }
 
 /// Gives the peer's frames to the adapter, one after the other, until the connection is over.

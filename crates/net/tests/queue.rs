@@ -2,7 +2,14 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::{net::TcpListener, path::Path, process::Command};
+use std::{
+    io::{Read as _, Write as _},
+    net::{TcpListener, TcpStream},
+    path::Path,
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 /// Compiles a program of this folder, runs it, and expects success.
 fn run(name: &str, arguments: &[&str]) {
@@ -53,5 +60,24 @@ fn two_processes_exchange_data_and_survive_each_other() {
     let free = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = free.local_addr().unwrap().port().to_string();
     drop(free);
-    run("meet", &[&port]);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| strangers(&port, &over));
+        run("meet", &[&port]);
+        over.store(true, Ordering::Release);
+    });
+}
+
+/// Says something else than a hello to whoever listens there.
+fn strangers(port: &str, over: &AtomicBool) {
+    while !over.load(Ordering::Acquire) {
+        if let Ok(mut stream) = TcpStream::connect(format!("127.0.0.1:{port}"))
+            && stream.local_addr().ok() != stream.peer_addr().ok()
+            && stream.write_all(b"GET / HTTP/1.1\r\n\r\n").is_ok()
+        {
+            // It is hung up on; a port that meets itself would say the same.
+            let _ = stream.read(&mut [0]);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }

@@ -1,5 +1,7 @@
 // Failures of entries and receives: calls say which, with which syndrome; after a reset the queues work again, and other
 // queues have not noticed.
+#include <dlfcn.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -206,8 +208,25 @@ int wrong_key()
     return 0;
 }
 
+// Programs that were built with another header than the library's.
+int other_headers()
+{
+    outboard_net_layout layout = {OUTBOARD_NET_VERSION,         sizeof(outboard_net_queue),  sizeof(outboard_net_queue_options),
+                                  sizeof(outboard_net_options), sizeof(outboard_net_status), sizeof(outboard_net_window)};
+    outboard_net *net = nullptr;
+    layout.queue_options_bytes -= 8;
+    EXPECT(outboard_net_open_as(&layout, nullptr, &net) == -1 && net == nullptr);
+    EXPECT(std::strstr(outboard_net_message(), "was built with another net.h") != nullptr);
+    EXPECT(outboard_net_open_as(nullptr, nullptr, &net) == -1);
+    auto old = (int (*)(const outboard_net_options *, outboard_net **))dlsym(RTLD_DEFAULT, "outboard_net_open");
+    EXPECT(old != nullptr && old(nullptr, &net) == -1 && net == nullptr);
+    EXPECT(std::strstr(outboard_net_message(), "was built with an older net.h") != nullptr);
+    return 0;
+}
+
 int main()
 {
+    if (other_headers()) return 1;
     for (uint32_t flags : {0u, (uint32_t)OUTBOARD_NET_PLAIN})
         if (failed_receives(flags) || wrapped(flags)) return 1;
     return wrong_key() || bad_input() || ended_in_mid_post();
