@@ -28,6 +28,13 @@ PROGRAMS = {
 NEWER = {"cupy_libraries": "12.0"}
 
 
+def skip_without(environment: str) -> None:
+    """Skips a test whose environment could not be installed; if that is not known, the test fails by itself."""
+    missing = dict(line.split(": ", 1) for line in SKIPPED.read_text().splitlines()) if SKIPPED.exists() else {}
+    if why := missing.get(environment):
+        pytest.skip(why)
+
+
 @pytest.fixture(scope="session")
 def caches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Compiled once, for both links; nothing that somebody else compiled is used."""
@@ -50,9 +57,7 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_package(server: Server, newer: dict[str, Server], link: str, program: str, caches: dict[str, str]) -> None:
     server = newer.get(NEWER.get(program, ""), server)
-    missing = dict(line.split(": ", 1) for line in SKIPPED.read_text().splitlines()) if SKIPPED.exists() else {}
-    if why := missing.get(PROGRAMS[program]):
-        pytest.skip(why)
+    skip_without(PROGRAMS[program])
     source = HERE / f"{program}.py"
     python = ENVIRONMENTS / PROGRAMS[program] / "bin" / "python"
     done = server.run(link, python, source, env=caches, timeout=PROGRAM_S_MAX)

@@ -1,0 +1,56 @@
+"""GPUNetIO's device headers beside ours: the kernels that NVIDIA's packages bring post to the software adapter."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_packages import ENVIRONMENTS, HERE, skip_without
+
+from harness import OUTBOARD, ROOT, Server, start_server
+
+LIBRARY = OUTBOARD.parent
+NVCC = ROOT / ".toolchain" / "bin" / "nvcc"
+# The packages that bring the headers, each its own version: where they lie, and a header that they leave to others.
+BROUGHT_BY = {
+    "nccl": ("nccl/include/nccl_device/gin/gdaki/doca_gpunetio", "nccl/include/nccl_device/utility.h"),
+    "nvshmem": ("nvshmem/include/gpunetio", None),
+}
+# From 9.0 on they poll a byte of a completion, and fence otherwise.
+CASES = [("nccl", "8.0"), ("nvshmem", "9.0")]
+PARTS = ["gpu", "block", "one", "warp", "errors", "collapsed", "entries"]
+
+
+def build(target: Path, package: str, capability: str) -> Path:
+    [nvidia] = (ENVIRONMENTS / "torch" / "lib").glob("python3*/site-packages/nvidia")
+    folder, first = BROUGHT_BY[package]
+    arch = capability.replace(".", "")
+    flags = ["-std=c++17", "-O2", "-gencode", f"arch=compute_{arch},code=compute_{arch}"]
+    headers = [f"-I{ROOT / 'include'}", f"-I{nvidia / folder}", *(["-include", str(nvidia / first)] if first else [])]
+    link = [f"-L{LIBRARY}", "-loutboard_net", "-Xlinker", f"-rpath={LIBRARY}"]
+    done = subprocess.run(
+        [NVCC, *flags, *headers, HERE / "gpunetio.cu", "-o", target, *link], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+@pytest.fixture(scope="module")
+def hopper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = start_server(tmp_path_factory.mktemp("hopper"), "--capability", "9.0")
+    yield server
+    assert server.stop() == 0
+
+
+@pytest.mark.parametrize(("package", "capability"), CASES)
+def test_kernels_of_gpunetio_post_to_the_adapter(
+    server: Server, hopper: Server, tmp_path: Path, package: str, capability: str
+) -> None:
+    """Its entries are executed, and its pollers read the completions; its entries have the bytes of ours."""
+    skip_without("torch")
+    program = build(tmp_path / "gpunetio", package, capability)
+    done = (hopper if capability == "9.0" else server).run("shm", program, "16", "5", "6")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split() == PARTS
