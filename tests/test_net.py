@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -61,6 +62,12 @@ def messages_on_gpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_on_gpu(tmp_path_factory.mktemp("messages"), "messages.cu")
 
 
+def free_address() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
 def run(program: Path, case: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, *case.split()], capture_output=True, text=True, timeout=RUN_S_MAX)
 
@@ -113,11 +120,37 @@ def test_messages_of_a_kernel_arrive_once(server: Server, messages_on_gpu: Path,
 def test_kernels_of_two_processes_exchange_data(server: Server, tmp_path: Path) -> None:
     """Each process has an adapter of its own; the example of docs/net.md."""
     program = build_on_gpu(tmp_path, "two_kernels.cu")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = free_address()
     with ThreadPoolExecutor(2) as both:
         ends = [both.submit(server.run, "shm", program, role, address, "20") for role in ("listen", "connect")]
         for done in (end.result() for end in ends):
             assert done.returncode == 0, done.stdout + done.stderr
             assert done.stdout == "20 of 20 rounds are right\n"
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    ptx = tmp_path_factory.mktemp("kernels") / "kernels.ptx"
+    source = TEST_PROGRAMS / "net" / "kernels.cu"
+    flags = ["-std=c++17", "-arch=compute_80", "-ptx", f"-I{ROOT / 'include'}"]
+    subprocess.run([NVCC, *flags, source, "-o", ptx], check=True, timeout=120)
+    return ptx
+
+
+def run_python(server: Server, kernels: Path, *place: str) -> list[str]:
+    path = f"{TEST_PROGRAMS}:{ROOT / 'python'}"
+    env = {"PYTHONPATH": path, "OUTBOARD_NET_LIBRARY": str(LIBRARY / "liboutboard_net.so")}
+    done = server.run("shm", sys.executable, TEST_PROGRAMS / "net" / "endpoints.py", kernels, *place, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def test_python_makes_endpoints_for_kernels(server: Server, kernels: Path) -> None:
+    """Two queues of a process, and one in each of two."""
+    refused = "this tensor is in a GPU's memory, which the adapter in software does not reach: pin it"
+    expected = [refused, "an array that is not contiguous", "5 rounds are right"]
+    assert run_python(server, kernels) == expected
+    address = free_address()
+    with ThreadPoolExecutor(2) as both:
+        ends = [both.submit(run_python, server, kernels, role, address) for role in ("listen", "connect")]
+        assert [end.result() for end in ends] == [expected, expected]

@@ -1,0 +1,327 @@
+"""Endpoints whose queues a kernel posts to (docs/net.md): tensors in, a queue out.
+
+    from outboard import net
+
+    with net.Endpoint() as endpoint:
+        queue = endpoint.queue()
+        outbox = endpoint.register(torch.zeros(512).pin_memory())
+        inbox = endpoint.register(torch.zeros(512).pin_memory(), net.REMOTE_WRITE)
+        there = queue.meet("127.0.0.1:7000", listens=True, offers=inbox)
+        launch(kernel, queue.exported, outbox.address, outbox.key, there.address, there.key)
+
+The adapter is one in software in this process: it reads and writes host memory, so tensors are pinned or ordinary ones
+of the host, and memory of a GPU is refused. Kernels reach what is pinned and mapped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from ctypes import POINTER, byref, c_char_p, c_int, c_uint32, c_uint64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar
+
+from ._use import OutboardError
+
+__all__ = [
+    "EXCLUSIVE",
+    "LOCAL_WRITE",
+    "PATIENT",
+    "PLAIN",
+    "REMOTE_ATOMIC",
+    "REMOTE_READ",
+    "REMOTE_WRITE",
+    "Endpoint",
+    "Exported",
+    "Memory",
+    "Queue",
+    "Status",
+    "Window",
+    "span",
+]
+
+LIBRARY = "liboutboard_net.so"
+# OUTBOARD_NET_VERSION of include/outboard/net.h.
+VERSION = 1
+# Flags of a queue, and what a key allows: include/outboard/net.h.
+PLAIN, PATIENT, EXCLUSIVE = 1, 2, 4
+LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC = 1, 2, 4, 8
+EVERYTHING = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC
+MEET_MS = 30_000
+# cuMemHostAlloc's portable and mapped, and the question about an address.
+HOST_FLAGS = 1 | 2
+MEMORY_TYPE, OF_DEVICE = 2, 2
+DLPACK_HOST = (1, 3)  # kDLCPU, kDLCUDAHost
+
+
+class Exported(ctypes.Structure):
+    """`outboard_net_queue`: what a kernel takes by value."""
+
+    _fields_: ClassVar = [
+        *((name, c_uint64) for name in ("ring", "record", "doorbell", "completion", "counters", "filled", "scratch")),
+        *((name, c_uint64) for name in ("receives", "receive_completions")),
+        *((name, c_uint32) for name in ("scratch_key", "qpn", "log_blocks", "log_receives", "signal_every", "flags")),
+    ]
+
+
+class _QueueOptions(ctypes.Structure):
+    _fields_: ClassVar = [
+        *((name, c_uint32) for name in ("log_blocks", "log_receives", "signal_every", "flags")),
+        ("counters", c_uint64),
+    ]
+
+
+class _Options(ctypes.Structure):
+    _fields_: ClassVar = [
+        *((name, c_uint64) for name in ("seed", "delay_ns_min", "delay_ns_max", "bytes_per_s")),
+        *((name, c_uint32) for name in ("loss_ppm", "reserved")),
+    ]
+
+
+class Status(ctypes.Structure):
+    """`outboard_net_status`: counts since the last reset, and the entry that failed first."""
+
+    _fields_: ClassVar = [
+        *((name, c_uint64) for name in ("succeeded", "flushed", "retries")),
+        *((name, c_uint32) for name in ("failed_index", "syndrome")),
+    ]
+
+
+class Window(ctypes.Structure):
+    """`outboard_net_window`: memory that a process offers to the other."""
+
+    _fields_: ClassVar = [("address", c_uint64), ("bytes", c_uint64), ("key", c_uint32), ("reserved", c_uint32)]
+
+
+class _Layout(ctypes.Structure):
+    """`outboard_net_layout`: what this module was written for."""
+
+    _fields_: ClassVar = [
+        (name, c_uint32)
+        for name in ("version", "queue_bytes", "queue_options_bytes", "options_bytes", "status_bytes", "window_bytes")
+    ]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Registered memory, which stays as long as this does."""
+
+    address: int
+    bytes: int
+    key: int
+    of: object
+
+    @property
+    def window(self) -> Window:
+        return Window(self.address, self.bytes, self.key, 0)
+
+
+class Queue:
+    """A queue of an endpoint. `exported` is for kernels, by value."""
+
+    def __init__(self, endpoint: Endpoint, exported: Exported) -> None:
+        self._endpoint = endpoint
+        self.exported = exported
+
+    def connect(self, other: Queue) -> None:
+        """Connects two queues of one endpoint."""
+        self._endpoint._call("outboard_net_connect", c_uint32(self.exported.qpn), c_uint32(other.exported.qpn))
+
+    def meet(self, address: str, *, listens: bool, offers: Memory | None = None, timeout_ms: int = MEET_MS) -> Window:
+        """Connects the queue to one of another process on this machine; returns what that offers. One of the two
+        listens at the address, `127.0.0.1:PORT`."""
+        mine = offers.window if offers else Window()
+        theirs = Window()
+        arguments = (address.encode(), c_int(listens), c_uint32(timeout_ms), byref(mine), byref(theirs))
+        self._endpoint._call("outboard_net_meet", c_uint32(self.exported.qpn), *arguments)
+        return theirs
+
+    def reset(self) -> None:
+        """Puts the queue back after a failure: tickets from before are stale, and it has to be connected again."""
+        self._endpoint._call("outboard_net_reset", c_uint32(self.exported.qpn))
+
+    def status(self) -> Status:
+        status = Status()
+        self._endpoint._call("outboard_net_status_of", c_uint32(self.exported.qpn), byref(status))
+        return status
+
+
+class Endpoint:
+    """An adapter in software, and its thread. Loss, delay and bandwidth are those between its own queues."""
+
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        loss_ppm: int = 0,
+        delay_ns: tuple[int, int] = (0, 0),
+        bytes_per_s: int = 0,
+        library: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._net = c_void_p()
+        self._free: list[Callable[[], None]] = []
+        self._kept: list[object] = []
+        self._library = _loaded(library)
+        options = _Options(seed, *delay_ns, bytes_per_s, loss_ppm, 0)
+        layout = _Layout(VERSION, *map(ctypes.sizeof, (Exported, _QueueOptions, _Options, Status, Window)))
+        self._said(self._library.outboard_net_open_as(byref(layout), byref(options), byref(self._net)))
+
+    def queue(
+        self,
+        log_entries: int = 6,
+        log_receives: int = 0,
+        *,
+        signal_every: int = 1,
+        flags: int = 0,
+        memory: Any = None,
+    ) -> Queue:
+        """Makes a queue of 2^log_entries entries and, if that is not 0, 2^log_receives receives, in memory that is
+        pinned and mapped: the driver's, or that of a tensor."""
+        options = _QueueOptions(log_entries, log_receives, signal_every, flags, 0)
+        needed = self._library.outboard_net_queue_bytes(byref(options))
+        address, size = span(memory) if memory is not None else (self._pinned(needed), needed)
+        exported = Exported()
+        self._call("outboard_net_queue_create", c_void_p(address), c_uint64(size), byref(options), byref(exported))
+        self._kept.append(memory)
+        return Queue(self, exported)
+
+    def register(self, of: Any, access: int = EVERYTHING) -> Memory:
+        """Registers the memory of a tensor or an array, by `data_ptr()`, `__cuda_array_interface__`, DLPack or as a
+        buffer."""
+        address, size = span(of)
+        key = c_uint32()
+        self._call("outboard_net_register", c_void_p(address), c_uint64(size), c_uint32(access), byref(key))
+        self._kept.append(of)
+        return Memory(address, size, key.value, of)
+
+    def close(self) -> None:
+        """Stops the adapter. No kernel may use its queues any more."""
+        net, self._net = self._net, c_void_p()
+        if net:
+            self._library.outboard_net_close(net)
+        while self._free:
+            self._free.pop()()
+        self._kept.clear()
+
+    def __enter__(self) -> Endpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _pinned(self, size: int) -> int:
+        driver = ctypes.CDLL("libcuda.so.1")
+        at = c_void_p()
+        status = driver.cuMemHostAlloc(byref(at), ctypes.c_size_t(size), c_uint32(HOST_FLAGS))
+        if status != 0 or at.value is None:
+            raise OutboardError(f"cuMemHostAlloc of {size} bytes for a queue: error {status}")
+        ctypes.memset(at, 0, size)
+        self._free.append(lambda: driver.cuMemFreeHost(at))
+        return at.value
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        if not self._net:
+            raise OutboardError(f"{function}: the endpoint is closed")
+        self._said(getattr(self._library, function)(self._net, *arguments))
+
+    def _said(self, status: int) -> None:
+        if status != 0:
+            raise OutboardError(self._library.outboard_net_message().decode(errors="replace"))
+
+
+def span(of: Any) -> tuple[int, int]:
+    """The address and the bytes of a tensor's memory, which has to be in one piece and of the host."""
+    address, size = _span(of)
+    if size > 0 and _is_of_device(address):
+        raise OutboardError("this tensor is in a GPU's memory, which the adapter in software does not reach: pin it")
+    return address, size
+
+
+def _span(of: Any) -> tuple[int, int]:
+    if hasattr(of, "data_ptr"):
+        if not of.is_contiguous():
+            raise ValueError("a tensor that is not contiguous")
+        return of.data_ptr(), of.numel() * of.element_size()
+    for name in ("__cuda_array_interface__", "__array_interface__"):
+        if interface := getattr(of, name, None):
+            return _span_of_array(interface)
+    if hasattr(of, "__dlpack__"):
+        return _span_of_dlpack(of)
+    view = memoryview(of)
+    if view.readonly or not view.c_contiguous:
+        raise ValueError("a buffer that cannot be written, or is not contiguous")
+    return ctypes.addressof((ctypes.c_char * view.nbytes).from_buffer(view)), view.nbytes
+
+
+def _span_of_array(interface: dict[str, Any]) -> tuple[int, int]:
+    size = int(interface["typestr"][2:])
+    expected = []
+    for extent in reversed(interface["shape"]):
+        expected.append(size)
+        size *= extent
+    strides = interface.get("strides")
+    if strides is not None and size > 0 and tuple(strides) != tuple(reversed(expected)):
+        raise ValueError("an array that is not contiguous")
+    return interface["data"][0], size
+
+
+class _DlTensor(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("data", c_void_p),
+        ("device_type", c_int),
+        ("device_id", c_int),
+        ("ndim", c_int),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", POINTER(ctypes.c_int64)),
+        ("strides", POINTER(ctypes.c_int64)),
+        ("byte_offset", c_uint64),
+    ]
+
+
+def _span_of_dlpack(of: Any) -> tuple[int, int]:
+    capsule = of.__dlpack__()
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = c_void_p, [ctypes.py_object, c_char_p]
+    # Of the older form, which __dlpack__() without a version gives. The capsule frees itself, since nobody takes it.
+    tensor = _DlTensor.from_address(pointer(capsule, b"dltensor"))
+    if tensor.device_type not in DLPACK_HOST:
+        raise OutboardError("this tensor is in a GPU's memory, which the adapter in software does not reach: pin it")
+    size = (tensor.bits * tensor.lanes + 7) // 8
+    count = 1
+    for axis in reversed(range(tensor.ndim)):
+        if tensor.strides and tensor.shape[axis] > 1 and tensor.strides[axis] != count:
+            raise ValueError("a tensor that is not contiguous")
+        count *= tensor.shape[axis]
+    return (tensor.data or 0) + tensor.byte_offset, count * size
+
+
+def _is_of_device(address: int) -> bool:
+    """Whether the driver of this process, if it has one, says that the memory is a GPU's."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return False
+    kind = c_uint32()
+    status = driver.cuPointerGetAttribute(byref(kind), c_int(MEMORY_TYPE), c_uint64(address))
+    return status == 0 and kind.value == OF_DEVICE
+
+
+def _loaded(library: str | os.PathLike[str] | None) -> ctypes.CDLL:
+    beside = Path(__file__).resolve().parent / "installed" / "lib" / "outboard" / LIBRARY
+    path = library or os.environ.get("OUTBOARD_NET_LIBRARY") or (beside if beside.exists() else LIBRARY)
+    try:
+        loaded = ctypes.CDLL(os.fspath(path))
+    except OSError as error:
+        raise OutboardError(f"{error}; OUTBOARD_NET_LIBRARY names it: cargo build -p outboard-net") from error
+    loaded.outboard_net_message.restype = c_char_p
+    loaded.outboard_net_close.restype = None
+    for name in ("outboard_net_queue_bytes", "outboard_net_counters_bytes"):
+        getattr(loaded, name).restype = c_uint64
+    return loaded
