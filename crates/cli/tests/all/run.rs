@@ -153,11 +153,28 @@ fn a_folder_that_others_may_write_to_is_not_used() {
     assert!(text(&output.stderr).contains("only you can write to"));
 }
 
+/// Makes a command end by SIGINT, as at a terminal, even if this process inherited that SIGINT is
+/// ignored: a shell starts background jobs so.
+fn interruptible(command: &Command) -> Command {
+    let mut by_env = Command::new("env");
+    by_env
+        .arg("--default-signal=INT")
+        .arg(command.get_program())
+        .args(command.get_args())
+        .stdin(Stdio::null());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => by_env.env(name, value),
+            None => by_env.env_remove(name),
+        };
+    }
+    by_env
+}
+
 #[test]
 fn ctrl_c_reaches_the_program() {
     let setting = Setting::new();
-    let mut child = setting
-        .run(&["sh", "-c", "echo started; exec sleep 60"])
+    let mut child = interruptible(&setting.run(&["sh", "-c", "echo started; exec sleep 60"]))
         .process_group(0)
         .stdout(Stdio::piped())
         .spawn()
