@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
 import socket
@@ -148,7 +149,12 @@ def test_a_leader_that_was_stopped_writes_nothing_when_it_goes_on(pool: Managers
     until(lambda: pool.free() == 2)
     program = pool.run("--gpus", "2")
     program.gpus()
+    # Asked while it is stopped: what it knew before is not an answer.
+    early = http.client.HTTPConnection("127.0.0.1", pool.ports[first], timeout=20)
+    early.request("GET", "/v1/pool")
     pool.managers[first].send_signal(signal.SIGCONT)
+    assert early.getresponse().status in (421, 503)
+    early.close()
     log = pool.folder / f"manager{first}.log"
     until(lambda: "leads no longer" in log.read_text() or "another manager has written" in log.read_text())
     assert pool.leader() != first

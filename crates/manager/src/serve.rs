@@ -217,15 +217,33 @@ impl Server {
         format!("{scheme}://{}", address.unwrap_or_default())
     }
 
-    /// Gives the store up if another manager has taken over.
-    fn watch_leadership(&mut self) {
-        if self.manager.is_some() && self.source.has_lost() {
+    /// Closes the store if another manager may have taken over. Returns whether it did.
+    fn watch_leadership(&mut self) -> bool {
+        let has_lost = self.manager.is_some() && self.source.has_lost();
+        if has_lost {
             warn!("this manager leads no longer");
-            self.manager = None;
-            self.store = None;
             self.source.refused();
-            self.retry_at = Instant::now();
+            self.close_store();
         }
+        has_lost
+    }
+
+    /// Closes the store, which is read anew.
+    fn close_store(&mut self) {
+        self.manager = None;
+        self.store = None;
+        self.retry_at = Instant::now();
+    }
+
+    /// Refuses the requests that wait and those whose answers were not sent.
+    fn refuse_all(&self, pending: &mut Vec<Pending>) {
+        let waiting = self.connections.iter().filter(|(_, it)| it.wait.is_some());
+        let all = waiting
+            .map(|(id, _)| *id)
+            .chain(pending.iter().map(|(id, _)| *id));
+        let all: std::collections::BTreeSet<u64> = all.collect();
+        let refusal = |id| (id, routes::refusal(&self.not_now()));
+        *pending = all.into_iter().map(refusal).collect();
     }
 
     fn now_ms(&self) -> u64 {
@@ -260,6 +278,10 @@ impl Server {
             }
             self.go_on(&mut pending);
             self.commit(&mut pending);
+            // Another manager may have decided otherwise while this one was stopped.
+            if self.watch_leadership() {
+                self.refuse_all(&mut pending);
+            }
             self.send(pending);
         }
         Ok(())
@@ -500,18 +522,8 @@ impl Server {
         if matches!(failure, StoreError::Conflict) {
             self.source.refused();
         }
-        self.manager = None;
-        self.store = None;
-        self.retry_at = Instant::now();
-        let waiting = self.connections.iter().filter(|(_, it)| it.wait.is_some());
-        let all = waiting
-            .map(|(id, _)| *id)
-            .chain(pending.iter().map(|(id, _)| *id));
-        let all: std::collections::BTreeSet<u64> = all.collect();
-        *pending = all
-            .into_iter()
-            .map(|id| (id, routes::refusal(&self.not_now())))
-            .collect();
+        self.close_store();
+        self.refuse_all(pending);
     }
 
     /// Reason why nothing is decided here at present.

@@ -1,18 +1,20 @@
 //! The leader's key. A lease of etcd holds it, so it is gone some seconds after its manager. That
-//! alone excludes nobody: each transaction compares the key's create revision.
+//! alone excludes nobody: each transaction compares the key's create revision, and answers are sent
+//! only until the lease may be over by this machine's own clock.
 
 use std::{
     io,
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use outboard_pool::StoreError;
+use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
@@ -37,9 +39,44 @@ pub(crate) struct Leadership {
     pub(super) key: String,
     pub(super) create_revision: u64,
     lease: String,
-    is_over: Arc<AtomicBool>,
+    term: Arc<Term>,
     url: EtcdUrl,
     ca: Option<PathBuf>,
+}
+
+/// The time for which etcd surely keeps the leader's key.
+struct Term {
+    /// The key was given up, or could not be kept.
+    is_over: AtomicBool,
+    /// Time until which the key is kept, in ms of [`now_ms`].
+    until_ms: AtomicU64,
+}
+
+impl Term {
+    /// Starts with a lease that etcd was asked for at `asked_ms`: it began no sooner.
+    fn new(asked_ms: u64) -> Term {
+        Term {
+            is_over: AtomicBool::new(false),
+            until_ms: AtomicU64::new(asked_ms + limits::LEADER_S * 1000),
+        }
+    }
+
+    fn renew(&self, asked_ms: u64) {
+        let until_ms = asked_ms + limits::LEADER_S * 1000;
+        self.until_ms.store(until_ms, Ordering::Relaxed);
+    }
+
+    fn is_past(&self) -> bool {
+        now_ms() >= self.until_ms.load(Ordering::Relaxed)
+    }
+}
+
+/// The machine's clock since its start, in ms. It goes on while a process is stopped and while the
+/// machine sleeps, as etcd's does.
+fn now_ms() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    let ms = now.tv_sec.saturating_mul(1000) + now.tv_nsec / 1_000_000;
+    u64::try_from(ms).unwrap_or(0)
 }
 
 impl Leadership {
@@ -50,6 +87,7 @@ impl Leadership {
         address: &str,
     ) -> Result<Campaign, StoreError> {
         let mut cluster = Cluster::new(url, ca);
+        let asked_ms = now_ms();
         let said = attempt(&mut cluster, url, address);
         let (lease, key, create_revision) = match said {
             Ok(Ok(made)) => made,
@@ -60,7 +98,7 @@ impl Leadership {
             key,
             create_revision,
             lease,
-            is_over: Arc::new(AtomicBool::new(false)),
+            term: Arc::new(Term::new(asked_ms)),
             url: url.clone(),
             ca: ca.cloned(),
         };
@@ -69,17 +107,17 @@ impl Leadership {
         Ok(Campaign::Leads(leadership))
     }
 
-    /// Returns whether the key is known to be gone.
+    /// Returns whether the key is gone, or may be: this process may have been stopped meanwhile.
     pub(crate) fn is_over(&self) -> bool {
-        self.is_over.load(Ordering::Relaxed)
+        self.term.is_over.load(Ordering::Relaxed) || self.term.is_past()
     }
 
     fn start_keeper(&self) -> Result<(), StoreError> {
         let (url, ca, lease) = (self.url.clone(), self.ca.clone(), self.lease.clone());
-        let is_over = Arc::clone(&self.is_over);
+        let term = Arc::clone(&self.term);
         let builder = thread::Builder::new().name("outboard-leader".into());
         let started =
-            builder.spawn(move || keep(&mut Cluster::new(&url, ca.as_ref()), &lease, &is_over));
+            builder.spawn(move || keep(&mut Cluster::new(&url, ca.as_ref()), &lease, &term));
         let started = started.map(drop);
         started.map_err(|error| failed("starting the leader's thread", error))
     }
@@ -88,7 +126,7 @@ impl Leadership {
 impl Drop for Leadership {
     fn drop(&mut self) {
         // Another manager need not wait for the lease's end.
-        if !self.is_over.swap(true, Ordering::Relaxed) {
+        if !self.term.is_over.swap(true, Ordering::Relaxed) {
             let mut cluster = Cluster::new(&self.url, self.ca.as_ref());
             let _ = cluster.ask("/v3/lease/revoke", &json!({ "ID": self.lease }));
         }
@@ -137,24 +175,22 @@ fn shown(address: &[u8]) -> String {
 }
 
 /// Keeps the lease until it is given up, or cannot be kept.
-fn keep(cluster: &mut Cluster, lease: &str, is_over: &AtomicBool) {
-    let life = Duration::from_secs(limits::LEADER_S);
-    let mut until = Instant::now() + life;
-    while !is_over.load(Ordering::Relaxed) {
-        let asked = Instant::now();
+fn keep(cluster: &mut Cluster, lease: &str, term: &Term) {
+    while !term.is_over.load(Ordering::Relaxed) {
+        let asked_ms = now_ms();
         match cluster.ask("/v3/lease/keepalive", &json!({ "ID": lease })) {
             Ok(said) if number(&said["result"]["TTL"]).is_ok_and(|left| left > 0) => {
-                until = asked + life;
+                term.renew(asked_ms);
             }
             Ok(_) => break,
             Err(error) => {
                 warn!(%error, "the leader's key is not kept");
-                if Instant::now() > until {
+                if term.is_past() {
                     break;
                 }
             }
         }
         thread::sleep(Duration::from_millis(limits::LEADER_KEPT_MS));
     }
-    is_over.store(true, Ordering::Relaxed);
+    term.is_over.store(true, Ordering::Relaxed);
 }
