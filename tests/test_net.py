@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,7 +23,11 @@ NVCC = ROOT / ".toolchain" / "bin" / "nvcc"
 LINK = [f"-L{LIBRARY}", "-loutboard_net"]
 # A spinning thread beside a spinning adapter makes little progress where others want the processors.
 RUN_S_MAX = 240
-EXAMPLES = ("two_kernels.cu",)
+BUILD_S_MAX = 300
+EXAMPLES = ("two_kernels.cu", "loops.cu")
+# Served in one process and asked by another: loops that the CPU drives, and those that it only starts.
+DRIVEN, STARTED = "abc", "defg"
+REPORT_MS = 250
 
 
 def build(target: Path, source: str, *command: str | Path) -> Path:
@@ -26,7 +36,7 @@ def build(target: Path, source: str, *command: str | Path) -> Path:
         [*command, "-std=c++17", "-O2", f"-I{ROOT / 'include'}", path, "-o", target, *LINK],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=BUILD_S_MAX,
     )
     assert done.returncode == 0, done.stderr
     return target
@@ -37,8 +47,8 @@ def build_on_cpu(folder: Path, source: str) -> Path:
     return build(folder / "cpu", source, "g++", *flags)
 
 
-def build_on_gpu(folder: Path, source: str) -> Path:
-    flags = ["-gencode", "arch=compute_80,code=compute_80", "-Xlinker", f"-rpath={LIBRARY}"]
+def build_on_gpu(folder: Path, source: str, *more: str) -> Path:
+    flags = [*more, "-gencode", "arch=compute_80,code=compute_80", "-Xlinker", f"-rpath={LIBRARY}"]
     return build(folder / "gpu", source, NVCC, *flags)
 
 
@@ -133,7 +143,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ptx = tmp_path_factory.mktemp("kernels") / "kernels.ptx"
     source = TEST_PROGRAMS / "net" / "kernels.cu"
     flags = ["-std=c++17", "-arch=compute_80", "-ptx", f"-I{ROOT / 'include'}"]
-    subprocess.run([NVCC, *flags, source, "-o", ptx], check=True, timeout=120)
+    subprocess.run([NVCC, *flags, source, "-o", ptx], check=True, timeout=BUILD_S_MAX)
     return ptx
 
 
@@ -154,3 +164,67 @@ def test_python_makes_endpoints_for_kernels(server: Server, kernels: Path) -> No
     with ThreadPoolExecutor(2) as both:
         ends = [both.submit(run_python, server, kernels, role, address) for role in ("listen", "connect")]
         assert [end.result() for end in ends] == [expected, expected]
+
+
+@pytest.fixture(scope="module")
+def loops(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_on_gpu(tmp_path_factory.mktemp("loops"), "loops.cu", "-rdc=true")
+
+
+@contextmanager
+def serving(server: Server, loops: Path, loop: str, address: str) -> Iterator[subprocess.Popen[str]]:
+    """A server in this loop, in a group of its own."""
+    command = [OUTBOARD, "run", "--gpu", server.urls["shm"], "--", loops, "serve", loop, address, str(REPORT_MS)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def end_of(process: subprocess.Popen[str]) -> dict[str, float]:
+    said, _ = process.communicate(timeout=RUN_S_MAX)
+    reports = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    assert reports and "loop" in reports[-1], said
+    return {**reports[-1], "reports": len(reports) - 1, "said": said}
+
+
+@pytest.mark.parametrize("loop", DRIVEN + STARTED)
+def test_each_loop_answers_and_stops_in_the_midst_of_a_wait(server: Server, loops: Path, loop: str) -> None:
+    """Requests wake nobody where the CPU only starts the loop: it wakes for its reports, and for the end."""
+    address, requests = free_address(), 130 if loop == "f" else 40
+    with serving(server, loops, loop, address) as process:
+        # It stays, so that the loop is idle for some reports, and then told.
+        ask = [loops, "ask", address, str(requests), str(RUN_S_MAX * 1000)]
+        with subprocess.Popen(ask, stdout=subprocess.PIPE, text=True) as peer:
+            assert peer.stdout is not None
+            said = peer.stdout.readline() + peer.stdout.readline()
+            time.sleep(3 * REPORT_MS / 1000)
+            os.killpg(process.pid, signal.SIGTERM)
+            end = end_of(process)
+            peer.kill()
+        assert said.endswith(f"{requests} of {requests} answers are right\n"), said
+    assert process.returncode == 0, end["said"]
+    assert end["served"] == requests
+    assert end["stop_us"] > 0, "it was told, and did not end by itself"
+    if loop in STARTED:
+        assert end["wakes"] <= end["reports"] + 6, end["said"]
+        assert end["cpu_percent"] < 10, end["said"]
+
+
+@pytest.mark.parametrize("loop", "adefg")
+def test_a_loop_ends_when_its_peer_is_killed(server: Server, loops: Path, loop: str) -> None:
+    address = free_address()
+    with serving(server, loops, loop, address) as process:
+        peer = subprocess.Popen([loops, "ask", address, "1000000"], stdout=subprocess.DEVNULL)
+        assert process.stdout is not None
+        while json.loads(process.stdout.readline())["served"] < 5:
+            pass
+        peer.kill()
+        peer.wait()
+        end = end_of(process)
+    assert process.returncode == 1, end["said"]
+    assert "syndrome 0x15" in end["said"] or "syndrome 0x5" in end["said"], end["said"]
+    assert end["stop_us"] == -1

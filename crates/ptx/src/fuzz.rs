@@ -107,6 +107,7 @@ fn run(verified: Verified, memory: &Memory, kernel: u8) {
         output: &Discard,
         heap: None,
         cancel: &AtomicBool::new(false),
+        execution: None,
     };
     // A fault is an outcome like any other.
     let _ = launch.run_at_most(INSTRUCTIONS_MAX);

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 
 use crate::check::{Checker, Watching};
 use crate::error::{Error, Fault, FaultKind};
+use crate::execution::Execution;
 use crate::extents::validate;
 use crate::heap::Heap;
 use crate::interp::Env;
@@ -62,6 +63,8 @@ pub struct Launch<'l> {
     pub heap: Option<&'l Heap>,
     /// May be set by any thread to end the launch with [`FaultKind::LaunchTimeout`].
     pub cancel: &'l AtomicBool,
+    /// The graph's execution that the kernel belongs to.
+    pub execution: Option<&'l dyn Execution>,
 }
 
 /// Counts of a launch's work.
@@ -226,6 +229,7 @@ impl Launch<'_> {
             output: self.output,
             heap: self.heap,
             children,
+            execution: self.execution,
             launch_id: NEXT_LAUNCH.fetch_add(1, Ordering::Relaxed),
             workers: workers as u32,
             start: Instant::now(),
@@ -416,6 +420,7 @@ impl Grid<'_> {
                 cache.refresh(&ranges);
                 block.run(self.env, &ranges, &mut cache, worker, &mut budget)
             };
+            self.env.start_fired();
             done += slice - budget;
             self.instructions
                 .fetch_add(slice - budget, Ordering::Relaxed);

@@ -39,7 +39,7 @@
 //!     module: &module, kernel: "answer", grid: [1; 3], block: [1; 3], dynamic_shared_bytes: 0,
 //!     params: &base.to_le_bytes(), workers: 1, stack_bytes: STACK_BYTES_DEFAULT,
 //!     cooperative: false, envregs: [0; 32], output: &Discard, heap: None,
-//!     cancel: &AtomicBool::new(false),
+//!     cancel: &AtomicBool::new(false), execution: None,
 //! }
 //! .run()?;
 //! let mut out = [0; 4];
@@ -83,6 +83,7 @@ pub mod check;
 pub mod code;
 pub mod device;
 pub mod error;
+pub mod execution;
 mod extents;
 pub mod fuzz;
 pub mod heap;

@@ -5,7 +5,8 @@ use std::borrow::Cow;
 use outboard_api::{CUresult, enums::*};
 use outboard_device::{Cx, Failure};
 use outboard_ptx::device::{
-    Body, ConditionalKind, Copy, Edge, EventId, ExecId, GraphId, NodeId, Op, Rows, Set, UpdateError,
+    BY_KERNELS, Body, ConditionalKind, Copy, Edge, EventId, ExecId, GraphId, NodeId, Op, Rows, Set,
+    UpdateError,
 };
 use outboard_wire::{
     codec,
@@ -26,6 +27,8 @@ pub(super) struct Node {
     graph: GraphId,
     node: NodeId,
 }
+
+const _: () = assert!(BY_KERNELS == CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH as u64);
 
 /// Edges in one reply. Three lists of this size fit into a frame.
 const HANDLES_MAX: u32 = 1 << 15;
@@ -189,9 +192,13 @@ impl Soft {
     ) -> Result<messages::GraphInstantiateReply, Failure> {
         const KNOWN: u32 = CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH
             | CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD
+            | CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH
             | CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
-        if m.flags & u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0 {
-            return Err(Failure::unsupported("graphs launched by kernels"));
+        let by_kernels = m.flags & BY_KERNELS != 0;
+        if by_kernels && m.flags & u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0 {
+            return Err(invalid(
+                "a graph that kernels launch and that frees its memory",
+            ));
         }
         if m.flags & !u64::from(KNOWN) != 0 {
             return Err(invalid(format!("graph instantiation flags {:#x}", m.flags)));
@@ -207,7 +214,7 @@ impl Soft {
         })?;
         Ok(messages::GraphInstantiateReply {
             status: CUDA_GRAPH_INSTANTIATE_SUCCESS,
-            device_handle: 0,
+            device_handle: if by_kernels { exec.handle() } else { 0 },
         })
     }
 

@@ -138,6 +138,8 @@ pub enum Runtime {
     ChildNothing,
     /// `cudaGraphSetConditional`. A condition's handle is the address of its value.
     SetConditional,
+    /// `cudaGraphLaunch`.
+    GraphLaunch,
 }
 
 /// Guard of an instruction: it runs in lanes whose predicate differs from `negated`.

@@ -508,6 +508,7 @@ pub enum Special {
     Zero,
     /// A special register of 64 bits that is zero here.
     Zero64,
+    CurrentGraph,
     /// Offset of dynamic shared memory, which depends on the kernel.
     DynamicSharedStart,
 }
@@ -517,7 +518,11 @@ impl Special {
     pub fn is_wide(self) -> bool {
         matches!(
             self,
-            Special::GridId | Special::Clock64 | Special::GlobalTimer | Special::Zero64
+            Special::GridId
+                | Special::Clock64
+                | Special::GlobalTimer
+                | Special::Zero64
+                | Special::CurrentGraph
         )
     }
 }

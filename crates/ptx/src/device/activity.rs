@@ -58,7 +58,7 @@ impl Finished {
         Some(match work {
             // The parameters are dropped: for a million launches they would be gigabytes, and no
             // profiler asks for them.
-            Work::Launch(launch) => Finished::Launch(Launch {
+            Work::Launch(launch, _) => Finished::Launch(Launch {
                 params: Arc::default(),
                 ..launch.clone()
             }),
@@ -101,7 +101,7 @@ impl Activity {
     /// Returns the attribution of a new task, if it is to be timed.
     pub(super) fn about(&self, context: Option<ContextId>, work: &Work) -> Option<About> {
         let is_timed = match work {
-            Work::Launch(_)
+            Work::Launch(..)
             | Work::Copy(_)
             | Work::Set(_)
             | Work::Upload(..)

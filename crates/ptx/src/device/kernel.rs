@@ -1,10 +1,10 @@
 //! The engine's kernels as work of a device.
 
-use std::sync::{Arc, atomic::AtomicBool};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::work::{Code, Launch};
+use super::work::{Code, Launch, Running};
 use crate::{
     check::Checker,
     error::{Fault, FaultKind},
@@ -149,7 +149,7 @@ impl Code for ModuleKernel {
         &self.name
     }
 
-    fn run(&self, launch: &Launch, cancel: &AtomicBool) -> Result<(), Fault> {
+    fn run(&self, launch: &Launch, running: &Running<'_>) -> Result<(), Fault> {
         let machine = &self.machine;
         let workspace = match launch.cooperative {
             true => Some(Workspace::new(&machine.memory).map_err(|e| self.refused(e.to_string()))?),
@@ -173,7 +173,8 @@ impl Code for ModuleKernel {
             envregs: workspace.as_ref().map_or([0; 32], Workspace::envregs),
             output: &machine.printed,
             heap: heap.as_deref(),
-            cancel,
+            cancel: running.cancel,
+            execution: running.execution,
         };
         let result = match &machine.watch {
             Some(watch) => watch.run(&run, &machine.printed),

@@ -18,11 +18,13 @@
 //! neither while they wait for work, and only the second while they work.
 
 mod activity;
+mod by_kernel;
 mod capture;
 mod error;
 mod event;
 mod graph;
 mod kernel;
+mod launching;
 mod map;
 mod physical;
 mod plan;
@@ -38,6 +40,7 @@ use std::{io, sync::Arc};
 
 pub use self::{
     activity::{About, Done, Finished},
+    by_kernel::BY_KERNELS,
     capture::{CaptureInfo, Early},
     error::{CaptureError, Cause, Error, Stuck},
     event::EventId,
@@ -48,8 +51,8 @@ pub use self::{
     schedule::HostCall,
     stream::{ContextId, StreamId, StreamKind},
     work::{
-        Action, Body, Code, Conditional, ConditionalKind, Copy, Extent, Launch, Op, Rows, Set,
-        ValueOp,
+        Action, Body, Code, Conditional, ConditionalKind, Copy, Extent, Launch, Op, Rows, Running,
+        Set, ValueOp,
     },
 };
 use self::{
@@ -68,7 +71,7 @@ pub struct Gpu {
 impl Gpu {
     pub fn new(memory: Memory) -> Gpu {
         Gpu {
-            shared: Shared::new(State::new(memory.clone())),
+            shared: Shared::new(memory.clone()),
             memory,
         }
     }

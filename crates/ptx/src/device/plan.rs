@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
+    by_kernel::{BY_KERNELS, Run},
     error::{Cause, Error, Stuck},
     graph::{Edge, Graph, GraphId, NodeId},
     schedule::{State, TaskId},
@@ -166,6 +167,18 @@ impl Plan {
         })
     }
 
+    /// Checks that kernels may launch the graph: only kernels, copies and memsets, in child graphs,
+    /// too.
+    fn check_by_kernels(&self) -> Result<(), Error> {
+        self.steps.iter().try_for_each(|step| match &step.action {
+            Action::Op(Op::Launch(_) | Op::Copy(_) | Op::Set(_)) => Ok(()),
+            Action::Child(plan) => plan.check_by_kernels(),
+            _ => Err(Error::Unsupported(
+                "a graph for launches by kernels that has other nodes than kernels, copies, memsets and such graphs".into(),
+            )),
+        })
+    }
+
     /// Counts the tasks that a launch makes.
     fn tasks(&self) -> usize {
         let tasks = self.steps.iter().map(|step| match &step.action {
@@ -319,7 +332,14 @@ impl State {
         self.context(context)?;
         let graph = self.fixed_graph(graph, 2)?;
         let plan = Plan::new(&graph)?;
+        let by_kernels = flags & BY_KERNELS != 0;
+        if by_kernels {
+            plan.check_by_kernels()?;
+        }
         let id = ExecId(self.fresh());
+        if by_kernels {
+            self.launchable.insert(id.handle());
+        }
         let exec = Exec {
             context,
             graph,
@@ -333,6 +353,7 @@ impl State {
 
     /// Destroys an executable graph. A running launch goes on.
     pub(super) fn destroy_exec(&mut self, id: ExecId) -> Result<(), Error> {
+        self.launchable.remove(id.handle());
         self.execs
             .remove(&id)
             .map(|_| ())
@@ -341,23 +362,57 @@ impl State {
 
     pub(super) fn start_exec(
         &mut self,
-        context: ContextId,
-        priority: i32,
+        place: (ContextId, i32),
+        deps: Vec<TaskId>,
+        id: ExecId,
+    ) -> Result<TaskId, Error> {
+        self.launchable.began(id.handle());
+        let task = self.start_execution(place, deps, id, None);
+        if task.is_err() {
+            self.launchable.ended(id.handle());
+        }
+        task
+    }
+
+    /// Starts a graph; `around` is the end of the execution whose kernel launched it.
+    pub(super) fn start_execution(
+        &mut self,
+        place: (ContextId, i32),
         mut deps: Vec<TaskId>,
         id: ExecId,
+        around: Option<TaskId>,
+    ) -> Result<TaskId, Error> {
+        deps.extend(self.exec(id)?.last);
+        let run = self.new_run(id, 0);
+        let last = self.start_nodes(place, &deps, id, run.clone())?;
+        let task = match run {
+            Some(run) => self.add_end(&run, place, last, around),
+            None => last,
+        };
+        if let Some(exec) = self.execs.get_mut(&id) {
+            exec.last = Some(task);
+        }
+        Ok(task)
+    }
+
+    /// Starts the nodes of a graph. Returns the task that follows them.
+    pub(super) fn start_nodes(
+        &mut self,
+        (context, priority): (ContextId, i32),
+        deps: &[TaskId],
+        id: ExecId,
+        run: Option<Arc<Run>>,
     ) -> Result<TaskId, Error> {
         let exec = self.exec(id)?;
         self.check_room(exec.plan.tasks())?;
-        deps.extend(exec.last);
         // Removed from the map while its tasks are made, because making them needs the rest of the
         // state.
-        let mut exec = self.execs.remove(&id).ok_or_else(|| no_exec(id))?;
+        let exec = self.execs.remove(&id).ok_or_else(|| no_exec(id))?;
         self.activity.now.graph = id.0;
-        let task = self.start_plan(context, priority, &deps, &exec.plan);
+        let outer = std::mem::replace(&mut self.run_now, run);
+        let task = self.start_plan(context, priority, deps, &exec.plan);
+        self.run_now = outer;
         (self.activity.now.graph, self.activity.now.node) = (0, 0);
-        if let Ok(task) = task {
-            exec.last = Some(task);
-        }
         self.execs.insert(id, exec);
         task
     }
@@ -391,6 +446,7 @@ impl State {
                     let work = Work::Branch {
                         branch: branch.clone(),
                         ran: false,
+                        run: self.run_now.clone(),
                     };
                     self.add(Some(context), priority, &deps, work)
                 }

@@ -3,7 +3,7 @@
 use std::{
     io,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
+    sync::{Arc, Weak},
     thread,
     time::Instant,
 };
@@ -12,9 +12,11 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::{
     activity::{Done, Finished},
+    by_kernel::Starts,
     error::{Cause, Stuck},
     schedule::State,
 };
+use crate::memory::Memory;
 
 /// Operations that run at once, at most. A GPU of compute capability 8.0 runs up to 128 kernels.
 const RUNNERS_MAX: usize = 128;
@@ -26,10 +28,21 @@ pub(super) struct Shared {
     ended: Condvar,
 }
 
+/// Starts what kernels have fired.
+struct Starter(Weak<Shared>);
+
+impl Starts for Starter {
+    fn start_fired(&self, run: u64) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.with(|state| state.start_fired(run));
+        }
+    }
+}
+
 impl Shared {
-    pub(super) fn new(state: State) -> Arc<Shared> {
-        Arc::new(Shared {
-            state: Mutex::new(state),
+    pub(super) fn new(memory: Memory) -> Arc<Shared> {
+        Arc::new_cyclic(|shared| Shared {
+            state: Mutex::new(State::new(memory, Arc::new(Starter(shared.clone())))),
             work: Condvar::new(),
             ended: Condvar::new(),
         })

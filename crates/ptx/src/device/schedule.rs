@@ -16,6 +16,7 @@ use rustc_hash::FxHashMap;
 
 use super::{
     activity::{About, Activity, Done, Finished},
+    by_kernel::{Launchable, Run, Starts},
     capture::{Capture, CaptureId},
     error::{Error, Stuck},
     event::{Event, EventId},
@@ -91,6 +92,12 @@ pub(super) struct State {
     pub(super) events: FxHashMap<EventId, Event>,
     pub(super) graphs: FxHashMap<GraphId, Graph>,
     pub(super) execs: FxHashMap<ExecId, Exec>,
+    pub(super) launchable: Arc<Launchable>,
+    /// The execution whose nodes are being started.
+    pub(super) run_now: Option<Arc<Run>>,
+    /// Executions that have not ended, by number.
+    pub(super) runs: FxHashMap<u64, Placed>,
+    pub(super) device: Arc<dyn Starts>,
     /// Of the nodes of both.
     pub(super) weight: Weight,
     pub(super) captures: FxHashMap<CaptureId, Capture>,
@@ -102,6 +109,15 @@ pub(super) struct State {
     polled: Option<(Instant, (usize, u64))>,
 }
 
+/// An execution of a graph: where its tasks belong, the task that ends it, and the one that waits
+/// for its siblings.
+pub(super) struct Placed {
+    pub(super) run: Arc<Run>,
+    pub(super) place: (ContextId, i32),
+    pub(super) end: TaskId,
+    pub(super) around: TaskId,
+}
+
 /// A task for a runner.
 pub(super) struct Job {
     pub(super) id: TaskId,
@@ -111,7 +127,7 @@ pub(super) struct Job {
 }
 
 impl State {
-    pub(super) fn new(memory: Memory) -> State {
+    pub(super) fn new(memory: Memory, device: Arc<dyn Starts>) -> State {
         State {
             memory,
             stop: false,
@@ -132,6 +148,10 @@ impl State {
             events: FxHashMap::default(),
             graphs: FxHashMap::default(),
             execs: FxHashMap::default(),
+            launchable: Arc::default(),
+            run_now: None,
+            runs: FxHashMap::default(),
+            device,
             weight: Weight::default(),
             captures: FxHashMap::default(),
             activity: Activity::default(),
@@ -223,10 +243,13 @@ impl State {
                     Ok(false) => self.polling.push(id),
                     result => self.finish(id, result.map(|_| ()), &mut ready),
                 },
-                Work::Branch { branch, ran } => {
+                Work::Branch { branch, ran, run } => {
                     let (branch, ran) = (branch.clone(), *ran);
+                    let outer = std::mem::replace(&mut self.run_now, run.clone());
                     self.branch(id, &branch, ran, &mut ready);
+                    self.run_now = outer;
                 }
+                Work::End(_) => self.step_end(id, &mut ready),
                 work if work.is_short() => {
                     let timed = task.about.map(|about| (about, Instant::now()));
                     let result = work.run(&self.memory, &AtomicBool::new(false));
@@ -281,8 +304,38 @@ impl State {
         }
     }
 
+    /// Makes a task that has not ended wait for another one, if that has not ended either.
+    pub(super) fn wait_for(&mut self, id: TaskId, before: TaskId) {
+        if self.is_live(id)
+            && let Some(task) = self.tasks.get_mut(&before)
+        {
+            task.dependents.push(id);
+            if let Some(task) = self.tasks.get_mut(&id) {
+                task.waits += 1;
+            }
+        }
+    }
+
+    /// Whether a task waits for others.
+    pub(super) fn waits(&self, id: TaskId) -> bool {
+        self.tasks.get(&id).is_some_and(|task| task.waits > 0)
+    }
+
+    pub(super) fn work_mut(&mut self, id: TaskId) -> Option<&mut Work> {
+        self.tasks.get_mut(&id).map(|task| &mut task.work)
+    }
+
+    pub(super) fn poll_later(&mut self, id: TaskId) {
+        self.polling.push(id);
+    }
+
     /// Ends a task, and adds to `ready` the tasks that waited for it alone.
-    fn finish(&mut self, id: TaskId, result: Result<(), Stuck>, ready: &mut Vec<TaskId>) {
+    pub(super) fn finish(
+        &mut self,
+        id: TaskId,
+        result: Result<(), Stuck>,
+        ready: &mut Vec<TaskId>,
+    ) {
         let Some(task) = self.tasks.remove(&id) else {
             return;
         };
@@ -293,6 +346,10 @@ impl State {
                     ready.push(dependent);
                 }
             }
+        }
+        if let Work::End(end) = &task.work {
+            self.runs.remove(&end.run.id);
+            end.over();
         }
         if let Work::Host(call) = task.work {
             self.host_tasks -= 1;

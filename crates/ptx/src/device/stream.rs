@@ -248,7 +248,7 @@ impl State {
         op: &Op,
     ) -> Result<TaskId, Error> {
         let work = match op {
-            Op::Launch(launch) => Work::Launch(launch.clone()),
+            Op::Launch(launch) => Work::Launch(launch.clone(), self.run_now.clone()),
             Op::Copy(copy) => Work::Copy(*copy),
             Op::Set(set) => Work::Set(*set),
             Op::Value(op) => Work::Value(*op),
@@ -287,7 +287,7 @@ impl State {
         let (context, priority) = (stream.context, stream.priority);
         let deps = self.stream_deps(stream);
         self.activity.now.stream = Some(id);
-        let task = self.start_exec(context, priority, deps, exec)?;
+        let task = self.start_exec((context, priority), deps, exec)?;
         self.set_last(id, task);
         Ok(())
     }

@@ -12,12 +12,13 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{
+    by_kernel::{End, Run},
     error::{Cause, Error, Stuck},
     event::EventId,
     graph::{Graph, GraphId},
     plan::Branch,
 };
-use crate::{error::Fault, memory::Memory};
+use crate::{error::Fault, execution::Execution, memory::Memory};
 
 /// Length up to which the thread that finds a memory operation ready runs it: waking another thread
 /// costs more.
@@ -31,8 +32,16 @@ const PATTERN_BYTES_MAX: u64 = 64 << 10;
 /// The code that a launch runs: a kernel of the engine, or a closure in tests.
 pub trait Code: Send + Sync {
     fn name(&self) -> &str;
-    /// Runs the whole grid and returns when it is done, or soon after `cancel` is set.
-    fn run(&self, launch: &Launch, cancel: &AtomicBool) -> Result<(), Fault>;
+    /// Runs the whole grid and returns when it is done, or soon after it is cancelled.
+    fn run(&self, launch: &Launch, running: &Running<'_>) -> Result<(), Fault>;
+}
+
+/// The surroundings of a launch that runs.
+pub struct Running<'r> {
+    /// Set to end it.
+    pub cancel: &'r AtomicBool,
+    /// The graph's execution that it belongs to.
+    pub execution: Option<&'r dyn Execution>,
 }
 
 /// One launch of a kernel.
@@ -335,7 +344,8 @@ impl Conditional {
 /// The work of a task.
 #[derive(Debug)]
 pub(super) enum Work {
-    Launch(Launch),
+    /// A launch, and the execution of a graph that it is of.
+    Launch(Launch, Option<Arc<Run>>),
     Copy(Copy),
     Set(Set),
     Upload(Rows, Extent, Vec<u8>),
@@ -349,7 +359,10 @@ pub(super) enum Work {
         branch: Arc<Branch>,
         /// Whether one of its graphs has run.
         ran: bool,
+        run: Option<Arc<Run>>,
     },
+    /// The end of a graph's execution whose kernels may launch graphs.
+    End(End),
     /// A change of the memory map that had to wait for running work.
     Map(Mapping),
     Unmap(u64),
@@ -383,11 +396,12 @@ impl Work {
                 Ok((_, extent)) => extent,
                 Err(_) => return true,
             },
-            Work::Launch(_) | Work::Map(_) | Work::Unmap(_) => return false,
+            Work::Launch(..) | Work::Map(_) | Work::Unmap(_) => return false,
             Work::Value(_)
             | Work::Host(_)
             | Work::Record(_)
             | Work::Nothing
+            | Work::End(_)
             | Work::Branch { .. } => return true,
         };
         extent
@@ -400,10 +414,12 @@ impl Work {
     /// Performs the work. Called without locks for long work, see [`Work::is_short`].
     pub(super) fn run(&self, memory: &Memory, cancel: &AtomicBool) -> Result<(), Stuck> {
         match self {
-            Work::Launch(launch) => launch
-                .code
-                .run(launch, cancel)
-                .map_err(|fault| Stuck::from(&fault)),
+            Work::Launch(launch, run) => {
+                let execution = run.as_deref().map(|run| run as &dyn Execution);
+                let running = Running { cancel, execution };
+                let result = launch.code.run(launch, &running);
+                result.map_err(|fault| Stuck::from(&fault))
+            }
             Work::Copy(Copy { dst, src, extent }) => rows(*extent, cancel, |y, z, at, len| {
                 touch(memory.copy(dst.row(y, z) + at, src.row(y, z) + at, len))
             }),
@@ -445,7 +461,7 @@ impl Work {
                 }
                 Ok(())
             }
-            Work::Host(_) | Work::Nothing | Work::Branch { .. } => Ok(()),
+            Work::Host(_) | Work::Nothing | Work::End(_) | Work::Branch { .. } => Ok(()),
         }
     }
 }

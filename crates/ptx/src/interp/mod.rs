@@ -38,6 +38,7 @@ use std::time::Instant;
 
 use crate::check::Watching;
 use crate::code::Program;
+use crate::execution::Execution;
 use crate::heap::Heap;
 use crate::interp::runtime::children::Children;
 use crate::lanes::{Lanes32, Lanes64};
@@ -64,6 +65,7 @@ pub(crate) struct Env<'e> {
     pub(crate) output: &'e dyn Output,
     pub(crate) heap: Option<&'e Heap>,
     pub(crate) children: &'e Children<'e>,
+    pub(crate) execution: Option<&'e dyn Execution>,
     pub(crate) launch_id: u64,
     pub(crate) workers: u32,
     pub(crate) start: Instant,
@@ -73,6 +75,13 @@ pub(crate) struct Env<'e> {
 }
 
 impl Env<'_> {
+    /// Starts the graphs that kernels have fired. Called without any lock.
+    pub(crate) fn start_fired(&self) {
+        if let Some(execution) = self.execution {
+            execution.start();
+        }
+    }
+
     /// Returns a block's number in launch order: x fastest.
     pub(crate) fn linear(&self, block: [u32; 3]) -> u64 {
         let [x, y, z] = block.map(u64::from);

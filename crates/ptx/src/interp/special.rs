@@ -40,6 +40,7 @@ impl Core<'_> {
             | Special::Zero64
             | Special::GridId
             | Special::Clock64
+            | Special::CurrentGraph
             | Special::GlobalTimer => same(0),
         };
         self.files.set32(d, mask, &value);
@@ -51,6 +52,10 @@ impl Core<'_> {
             Special::GridId => self.env.launch_id,
             Special::Clock64 => self.nanoseconds(),
             Special::Zero64 => 0,
+            Special::CurrentGraph => self
+                .env
+                .execution
+                .map_or(0, |execution| execution.current()),
             _ => wall_clock(),
         };
         self.files.set64(d, mask, &[value; 32]);

@@ -183,6 +183,7 @@ impl<'a> Lowering<'_, '_, 'a> {
             "free" => (Runtime::Free, (&[], 1)),
             "__assertfail" => (Runtime::AssertFail, (&[], 5)),
             "cudaGraphSetConditional" => (Runtime::SetConditional, (&[], 2)),
+            "cudaGraphLaunch" if params == [8, 8] => (Runtime::GraphLaunch, (&[4], 2)),
             "__cudaCDP2GetParameterBufferV2" if params == [8, 12, 12, 4] => {
                 (Runtime::ChildBuffer, (&[8], 4))
             }
@@ -218,6 +219,7 @@ impl<'a> Lowering<'_, '_, 'a> {
                 | Runtime::AssertFail
                 | Runtime::ChildNothing
                 | Runtime::SetConditional
+                | Runtime::GraphLaunch
         );
         self.context.program.uses_heap |= !without;
         Ok((Callee::Runtime(runtime), returns, params))
@@ -288,7 +290,7 @@ fn external(name: &str) -> String {
             ": the software GPU does not serve this function of dynamic parallelism"
         }
         _ if name.starts_with("cudaGraph") => {
-            ": graphs' conditions and launches from kernels are not served by the software GPU"
+            ": the software GPU does not serve this function of graphs"
         }
         _ => ", which is defined nowhere",
     };

@@ -28,14 +28,13 @@ pub(super) fn special(name: &str) -> Option<Special> {
         "%lanemask_ge" => Special::LanemaskGe,
         "%dynamic_smem_size" => Special::DynamicSharedBytes,
         "%total_smem_size" => Special::TotalSharedBytes,
-        // No shared memory is reserved for the system, no graph launches itself, and nothing is
-        // counted.
+        // No shared memory is reserved for the system, and nothing is counted.
         "%reserved_smem_offset_begin"
         | "%reserved_smem_offset_end"
         | "%reserved_smem_offset_cap"
         | "%reserved_smem_offset_0"
         | "%reserved_smem_offset_1" => Special::Zero,
-        "%current_graph_exec" => Special::Zero64,
+        "%current_graph_exec" => Special::CurrentGraph,
         _ if performance_monitor(name) => {
             if name.ends_with("_64") {
                 Special::Zero64

@@ -368,6 +368,7 @@ fn runtime_call(runtime: Runtime, call: &Call) -> Result<(), Defect> {
         Runtime::Malloc | Runtime::Free | Runtime::ChildFree => 1,
         Runtime::Vprintf
         | Runtime::SetConditional
+        | Runtime::GraphLaunch
         | Runtime::ChildLaunch
         | Runtime::ChildMalloc => 2,
         Runtime::ChildStream => 1,

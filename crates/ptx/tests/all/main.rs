@@ -10,6 +10,7 @@ mod common;
 mod features;
 mod float8;
 mod functions;
+mod graph_launch;
 mod hostile;
 mod instructions;
 mod limits;

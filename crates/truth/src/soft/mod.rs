@@ -90,6 +90,7 @@ impl Soft {
             output: &Discard,
             heap: None,
             cancel: &AtomicBool::new(false),
+            execution: None,
         }
         .run()
         .map_err(|e| e.to_string())?;

@@ -1,6 +1,7 @@
 //! The device's semantics, with closures for kernels.
 
 mod activity;
+mod by_kernel;
 mod captures;
 mod graphs;
 mod order;
@@ -29,8 +30,8 @@ impl<F: Fn(&AtomicBool) -> Result<(), Fault> + Send + Sync> Code for Closure<F> 
         "closure"
     }
 
-    fn run(&self, _: &Launch, cancel: &AtomicBool) -> Result<(), Fault> {
-        self.0(cancel)
+    fn run(&self, _: &Launch, running: &Running<'_>) -> Result<(), Fault> {
+        self.0(running.cancel)
     }
 }
 

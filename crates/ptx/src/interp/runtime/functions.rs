@@ -9,6 +9,9 @@ use crate::output::To;
 use crate::printf;
 use crate::words::read8;
 
+/// `cudaErrorInvalidValue`.
+const INVALID_VALUE: u64 = 1;
+
 impl Core<'_> {
     pub(crate) fn runtime_call(
         &mut self,
@@ -36,6 +39,7 @@ impl Core<'_> {
                 }
                 Runtime::AssertFail => return Err(self.assert_fail(call, lane)?),
                 Runtime::SetConditional => self.set_conditional(call, lane)?,
+                Runtime::GraphLaunch => self.graph_launch(call, lane),
                 child => self.child_call(child, call, lane)?,
             }
         }
@@ -96,6 +100,14 @@ impl Core<'_> {
         unsafe { std::sync::atomic::AtomicU32::from_ptr(word.cast_mut().cast()) }
             .store(value, std::sync::atomic::Ordering::Release);
         Ok(())
+    }
+
+    /// Launches a graph. Outside of graphs there is none to launch.
+    fn graph_launch(&mut self, call: &Call, lane: usize) {
+        let (handle, stream) = (self.param(call, 0, lane), self.param(call, 1, lane));
+        let execution = self.env.execution;
+        let status = execution.map_or(INVALID_VALUE, |execution| execution.launch(handle, stream));
+        self.set_result(call, lane, status);
     }
 
     /// Reads a C string at a generic address.

@@ -134,6 +134,7 @@ impl Device {
             output: &self.output,
             heap: Some(&self.heap),
             cancel: &self.cancel,
+            execution: None,
         }
     }
 
