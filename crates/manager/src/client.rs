@@ -237,7 +237,7 @@ impl Client {
         true
     }
 
-    fn url(&self) -> &ManagerUrl {
+    pub(crate) fn url(&self) -> &ManagerUrl {
         &self.urls.0[self.at]
     }
 
@@ -428,15 +428,7 @@ impl Client {
 
     fn failed(&self, source: io::Error) -> ClientError {
         let url = self.url().clone();
-        // A socket says of its timeout that it would block.
-        let is_late = matches!(
-            source.kind(),
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
-        );
-        let source = match is_late {
-            true => io::Error::new(io::ErrorKind::TimedOut, "no answer in time"),
-            false => source,
-        };
+        let source = timed_out(source);
         let inner = source.get_ref();
         match inner.is_some_and(|it| it.is::<TlsError>() || it.is::<CertificateFileError>()) {
             true => ClientError::Untrusted { url, source },
@@ -475,8 +467,14 @@ impl Channel {
     /// Appends what comes next.
     fn receive(&mut self, bytes: &mut Vec<u8>, deadline: Instant) -> io::Result<()> {
         let mut piece = [0; 16 << 10];
-        self.socket.set_read_timeout(Some(left(deadline)?))?;
-        let count = self.socket.read(&mut piece)?;
+        let count = loop {
+            self.socket.set_read_timeout(Some(left(deadline)?))?;
+            match self.socket.read(&mut piece) {
+                // A process that was stopped and goes on: the time is not over.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                said => break said?,
+            }
+        };
         let Some(tls) = &mut self.tls else {
             bytes.extend_from_slice(&piece[..count]);
             return match count {
@@ -514,6 +512,16 @@ fn left(deadline: Instant) -> io::Result<Duration> {
     match deadline.saturating_duration_since(Instant::now()) {
         Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
         left => Ok(left),
+    }
+}
+
+/// Names a timeout: a socket says of its own that it would block.
+pub(crate) fn timed_out(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            io::Error::new(io::ErrorKind::TimedOut, "no answer in time")
+        }
+        _ => error,
     }
 }
 

@@ -10,7 +10,7 @@ use base64ct::{Base64, Encoding as _};
 use serde_json::Value;
 
 use super::EtcdUrl;
-use crate::{Client, limits};
+use crate::{Client, client::timed_out, limits};
 
 /// Connections to the members, one of which is asked.
 pub(crate) struct Cluster {
@@ -33,10 +33,12 @@ impl Cluster {
         let deadline = Instant::now() + Duration::from_millis(limits::ETCD_MS_MAX);
         let said = self.members[self.at].raw(path, body.to_string().as_bytes(), deadline);
         let said = said.and_then(|(status, bytes)| document(status, &bytes));
-        if said.is_err() {
+        said.map_err(|error| {
+            let error = timed_out(error);
+            let url = self.members[self.at].url();
             self.at = (self.at + 1) % self.members.len();
-        }
-        said
+            io::Error::new(error.kind(), format!("{url}: {error}"))
+        })
     }
 
     /// Asks each member in turn until one answers. For requests that can be repeated.
@@ -84,7 +86,10 @@ impl Cluster {
 }
 
 fn document(status: u16, bytes: &[u8]) -> io::Result<Value> {
-    let value: Value = serde_json::from_slice(bytes).map_err(io::Error::other)?;
+    let read = serde_json::from_slice(bytes);
+    let value: Value = read.map_err(|_| {
+        io::Error::other(format!("an answer that is not etcd's, of status {status}"))
+    })?;
     match status {
         200 => Ok(value),
         _ => Err(io::Error::other(format!(

@@ -1,6 +1,7 @@
 //! The suite of stores, on a member of etcd that the test starts (`tools/etcd.sh` installs it).
 
 use std::{
+    io::{Read as _, Write as _},
     net::TcpListener,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -161,6 +162,26 @@ fn a_cluster_that_does_not_answer_is_an_error() {
     };
     assert!(EtcdStore::open(&url, Cluster::new(&url, None), None).is_err());
     assert!(Leadership::campaign(&url, None, "http://a:1").is_err());
+}
+
+#[test]
+fn an_error_names_the_member_and_what_came() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut asked = [0; 4_096];
+        assert!(stream.read(&mut asked).unwrap() > 0);
+        let said = b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\n\r\nnone\n";
+        stream.write_all(said).unwrap();
+    });
+    let Ok(StoreUrl::Etcd(url)) = format!("etcd://{address}").parse() else {
+        panic!("no address");
+    };
+    let said = Cluster::new(&url, None).ask("/v3/kv/range", &serde_json::json!({}));
+    let text = said.expect_err("no etcd answered").to_string();
+    let expected = format!("http://{address}: an answer that is not etcd's, of status 404");
+    assert_eq!(text, expected);
 }
 
 #[test]
