@@ -733,3 +733,36 @@ fn garbage_in_a_ring_ends_its_queue_and_no_other() {
         let _ = (a.completion(), b.completion());
     }
 }
+
+/// Two processes that each begin at the first entry: the second is an error of this queue alone.
+#[test]
+fn two_that_count_for_themselves_on_one_ring_end_its_queue_and_no_other() {
+    let (mut adapter, mut a, b) = connected(Network::default());
+    let mut now_ns = 0;
+    for _ in 0..5 {
+        let operation = write(&a, &b);
+        a.post(operation);
+    }
+    run(&mut adapter, &mut now_ns);
+    while a.completion().is_some() {}
+    assert_eq!(a.seen, 5);
+    a.head = 0;
+    let operation = write(&a, &b);
+    a.post(operation);
+    run(&mut adapter, &mut now_ns);
+    let completion = a.completion().unwrap();
+    assert_eq!(
+        (completion.kind, completion.syndrome),
+        (Kind::RequesterError, 0x02)
+    );
+    assert_eq!(adapter.status(a.qpn).unwrap().state, State::Error);
+    let (mut c, d) = (
+        End::new(&mut adapter, false, 1),
+        End::new(&mut adapter, false, 1),
+    );
+    connect(&mut adapter, &c, &d);
+    let operation = write(&c, &d);
+    c.post(operation);
+    run(&mut adapter, &mut now_ns);
+    assert_eq!(c.completion().unwrap().kind, Kind::Requester);
+}
