@@ -126,6 +126,7 @@ fuzz: $(TOOLCHAIN)
 programs: $(TOOLCHAIN) examples
 	@tools/etcd.sh
 	@tools/chromium.sh
+	@tools/verbs.sh
 	$(BUILD_TESTED)
 	$(TESTED) pytest programs --again -- tests --ignore tests/instructions --ignore tests/packages --ignore tests/rdma
 	$(TESTED) pytest gpu-check --again -- gpu-check/tests

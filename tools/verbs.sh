@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Makes sure that rdma-core's headers are there: entries of send queues are compared with what they make.
+# Makes sure that rdma-core's headers and tools are there: entries of send queues are compared with what they make, and
+# the tools run without an adapter.
 set -euo pipefail
-if [ -e /usr/include/infiniband/mlx5dv.h ]; then exit 0; fi
+if [ -e /usr/include/infiniband/mlx5dv.h ] && command -v ibv_devinfo >/dev/null; then exit 0; fi
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-  echo "rdma-core's headers are missing: installing them"
-  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends libibverbs-dev
+  echo "rdma-core's headers or tools are missing: installing them"
+  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends libibverbs-dev ibverbs-utils
 else
-  echo "rdma-core's headers are missing. Install them:" >&2
-  echo "  sudo apt-get install libibverbs-dev" >&2
+  echo "rdma-core's headers or tools are missing. Install them:" >&2
+  echo "  sudo apt-get install libibverbs-dev ibverbs-utils" >&2
   exit 1
 fi

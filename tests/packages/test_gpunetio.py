@@ -24,17 +24,26 @@ PARTS = ["gpu", "block", "one", "warp", "errors", "collapsed", "entries"]
 
 
 def build(target: Path, package: str, capability: str) -> Path:
-    [nvidia] = (ENVIRONMENTS / "torch" / "lib").glob("python3*/site-packages/nvidia")
     folder, first = BROUGHT_BY[package]
     arch = capability.replace(".", "")
     flags = ["-std=c++17", "-O2", "-gencode", f"arch=compute_{arch},code=compute_{arch}"]
-    headers = [f"-I{ROOT / 'include'}", f"-I{nvidia / folder}", *(["-include", str(nvidia / first)] if first else [])]
+    headers = [
+        f"-I{ROOT / 'include'}",
+        f"-I{nvidia() / folder}",
+        *(["-include", str(nvidia() / first)] if first else []),
+    ]
     link = [f"-L{LIBRARY}", "-loutboard_net", "-Xlinker", f"-rpath={LIBRARY}"]
     done = subprocess.run(
         [NVCC, *flags, *headers, HERE / "gpunetio.cu", "-o", target, *link], capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     return target
+
+
+def nvidia() -> Path:
+    """The folder of the packages that the environment of PyTorch has."""
+    [folder] = (ENVIRONMENTS / "torch" / "lib").glob("python3*/site-packages/nvidia")
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -54,3 +63,16 @@ def test_kernels_of_gpunetio_post_to_the_adapter(
     done = (hopper if capability == "9.0" else server).run("shm", program, "16", "5", "6")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split() == PARTS
+
+
+def test_queues_are_made_by_commands_of_gpunetios_header(tmp_path: Path) -> None:
+    """DEVX without an adapter: a program posts, and reads completions, through queues that it made by commands."""
+    skip_without("torch")
+    program = tmp_path / "devx"
+    headers = nvidia() / "nvshmem" / "include" / "gpunetio" / "host"
+    command = ["cc", "-O1", "-Wall", f"-I{headers}", HERE / "devx.c", "-o", program, "-libverbs", "-lmlx5"]
+    built = subprocess.run(command, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    done = subprocess.run([OUTBOARD, "nic", "run", "--", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout == "right\n", done.stdout + done.stderr
+    assert "mlx5dv_devx_obj_create: command 0x90c is not served" in done.stderr

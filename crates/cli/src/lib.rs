@@ -9,6 +9,7 @@ mod doctor;
 mod exit;
 mod keygen;
 mod libraries;
+mod nic;
 mod peer;
 mod pool;
 mod preload;
@@ -71,6 +72,7 @@ fn command() -> ExitCode {
         Command::Completions { shell } => completions(shell),
         Command::Man => manual(),
         Command::Pool(command) => pool::pool(command),
+        Command::Nic(command) => nic::nic(command),
         Command::PoolHold(args) => pool::hold(&args),
         Command::Worker(args) => serve::worker(args),
         Command::BenchWorker => bench::worker(),

@@ -46,6 +46,12 @@ const RECORDER: Library = Library {
     built_name: "liboutboard_recorder.so",
     installed_in: "outboard/recorder",
 };
+/// The library that the stand-ins for rdma-core's load.
+const ADAPTER: Library = Library {
+    names: [outboard_nic::SERVING; 2],
+    built_name: outboard_nic::SERVING,
+    installed_in: "outboard",
+};
 /// Symbols that Outboard's own libraries export, and no driver.
 const OUR_MARKS: [&[u8]; 2] = [b"outboard_client\0", b"outboard_mark\0"];
 
@@ -104,6 +110,30 @@ pub(crate) fn recorder_folder() -> anyhow::Result<PathBuf> {
     let recorder = RECORDER.find()?;
     let links = RECORDER.names.map(|name| (name, recorder.clone()));
     folder_of(&recorder, links.into())
+}
+
+/// Returns a folder with the stand-ins for rdma-core's libraries, which this executable contains,
+/// and the library that they load. It is the same folder for every run of this installation.
+pub(crate) fn adapter_folder() -> anyhow::Result<PathBuf> {
+    let adapter = ADAPTER.find()?;
+    let mut hasher = DefaultHasher::new();
+    (&adapter, outboard_nic::LIBRARIES).hash(&mut hasher);
+    let folder = private_folder()?.join(format!("adapter-{:016x}", hasher.finish()));
+    make_private(&folder)?;
+    link(&folder.join(outboard_nic::SERVING), &adapter)
+        .with_context(|| format!("linking {}", adapter.display()))?;
+    for (name, bytes) in outboard_nic::LIBRARIES {
+        let path = folder.join(name);
+        if fs::read(&path).is_ok_and(|present| present == bytes) {
+            continue;
+        }
+        // In one step, since a program may be loading it.
+        let fresh = path.with_extension(format!("new-{}", std::process::id()));
+        fs::write(&fresh, bytes)
+            .and_then(|()| fs::rename(&fresh, &path))
+            .with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(folder)
 }
 
 /// Returns a link to this executable under the name of NVIDIA's assembler, which [`crate::ptxas`]

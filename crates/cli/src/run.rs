@@ -261,7 +261,8 @@ fn recording(
     Ok(variables)
 }
 
-fn prepend(folder: &Path, rest: Option<OsString>) -> OsString {
+/// Puts a folder before others of a search path.
+pub(crate) fn prepend(folder: &Path, rest: Option<OsString>) -> OsString {
     let mut path = folder.as_os_str().to_owned();
     // An empty entry would mean the current folder.
     if let Some(rest) = rest.filter(|rest| !rest.is_empty()) {

@@ -3,6 +3,7 @@
 mod balance;
 mod bench;
 mod hand_over;
+mod nic;
 mod pool;
 mod requirements;
 mod seeing;
@@ -30,6 +31,7 @@ pub(crate) use bench::{
     BenchArgs, BenchCommand, BenchTargets, EmulateArgs, LinkArgs, SessionsArgs,
 };
 pub(crate) use hand_over::HandOverArgs;
+pub(crate) use nic::{NicCommand, NicRunArgs};
 pub(crate) use pool::{
     BoxArgs, ClaimArgs, ManagerArgs, NeedArgs, PoolAskArgs, PoolAttachArgs, PoolAuditArgs,
     PoolClaimArgs, PoolCommand, PoolDetachArgs, PoolHoldArgs, PoolInventoryArgs, PoolReleaseArgs,
@@ -137,6 +139,8 @@ pub(crate) enum Command {
     Keygen(KeygenArgs),
     #[command(subcommand)]
     Pool(PoolCommand),
+    #[command(subcommand)]
+    Nic(NicCommand),
     /// Print the completions for a shell
     Completions { shell: clap_complete::Shell },
     /// Print the manual page

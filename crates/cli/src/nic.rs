@@ -1,0 +1,29 @@
+//! `outboard nic run`: becomes the program, with our stand-ins before rdma-core's libraries.
+
+use std::{
+    env,
+    os::unix::process::CommandExt,
+    process::{Command, ExitCode},
+};
+
+use crate::{
+    args::{NicCommand, NicRunArgs},
+    libraries,
+    run::{not_started, prepend},
+    stack,
+};
+
+pub(crate) fn nic(command: NicCommand) -> anyhow::Result<ExitCode> {
+    let NicCommand::Run(NicRunArgs { program }) = command;
+    let [program, arguments @ ..] = program.as_slice() else {
+        anyhow::bail!("no program to run");
+    };
+    let folder = libraries::adapter_folder()?;
+    let path = prepend(&folder, env::var_os("LD_LIBRARY_PATH"));
+    let mut command = Command::new(program);
+    command.args(arguments).env("LD_LIBRARY_PATH", path);
+    // From here on the process is the program: signals, terminal and exit code are its own.
+    stack::restore();
+    let error = command.exec();
+    Ok(not_started(&command, &error))
+}

@@ -1,0 +1,113 @@
+//! Commands to an adapter's firmware, as far as they are served: fields by the bit at which they
+//! begin, as Nvidia's programmer's reference numbers them. Bit 0 is the highest of the first byte.
+
+/// A field of a command or of its answer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Field {
+    at: usize,
+    bits: usize,
+}
+
+const fn field(at: usize, bits: usize) -> Field {
+    Field { at, bits }
+}
+
+/// Numbers of the commands.
+pub(crate) mod opcode {
+    pub(crate) const CREATE_CQ: u64 = 0x400;
+    pub(crate) const CREATE_QP: u64 = 0x500;
+    pub(crate) const RST2INIT: u64 = 0x502;
+    pub(crate) const INIT2RTR: u64 = 0x503;
+    pub(crate) const RTR2RTS: u64 = 0x504;
+    pub(crate) const RTS2RTS: u64 = 0x505;
+    pub(crate) const TO_ERROR: u64 = 0x507;
+    pub(crate) const TO_RESET: u64 = 0x50a;
+    pub(crate) const QUERY_QP: u64 = 0x50b;
+    pub(crate) const INIT2INIT: u64 = 0x50e;
+}
+
+pub(crate) const OPCODE: Field = field(0, 0x10);
+pub(crate) const OP_MOD: Field = field(0x30, 0x10);
+/// Number of the object that was made, or is meant.
+pub(crate) const NUMBER: Field = field(0x48, 0x18);
+
+/// CREATE_CQ: its context begins at 0x80.
+pub(crate) mod cq {
+    use super::{Field, field};
+
+    pub(crate) const CQE_SIZE: Field = field(0x88, 3);
+    pub(crate) const COLLAPSED: Field = field(0x8b, 1);
+    pub(crate) const OVERRUN_IGNORED: Field = field(0x8e, 1);
+    pub(crate) const RECORD_MEMORY: Field = field(0xa0, 0x20);
+    pub(crate) const LOG_SIZE: Field = field(0xe3, 5);
+    pub(crate) const RECORD_OFFSET: Field = field(0x240, 0x40);
+    pub(crate) const OFFSET: Field = field(0x280, 0x40);
+    pub(crate) const MEMORY: Field = field(0x2c0, 0x20);
+    pub(crate) const BYTES: usize = 0x300 / 8;
+}
+
+/// Commands of queue pairs: the context begins at 0xc0.
+pub(crate) mod qp {
+    use super::{Field, field};
+
+    const CONTEXT: usize = 0xc0;
+    pub(crate) const STATE: Field = field(CONTEXT, 4);
+    pub(crate) const SERVICE: Field = field(CONTEXT + 0x8, 8);
+    pub(crate) const DOMAIN: Field = field(CONTEXT + 0x28, 0x18);
+    pub(crate) const LOG_RECEIVES: Field = field(CONTEXT + 0x49, 4);
+    pub(crate) const LOG_STRIDE: Field = field(CONTEXT + 0x4d, 3);
+    pub(crate) const NO_SENDS: Field = field(CONTEXT + 0x50, 1);
+    pub(crate) const LOG_BLOCKS: Field = field(CONTEXT + 0x51, 4);
+    pub(crate) const PAGE: Field = field(CONTEXT + 0x68, 0x18);
+    pub(crate) const RECORD_MODE: Field = field(CONTEXT + 0x80, 2);
+    pub(crate) const REMOTE: Field = field(CONTEXT + 0xa8, 0x18);
+    pub(crate) const SEND_COMPLETIONS: Field = field(CONTEXT + 0x3e8, 0x18);
+    pub(crate) const RECEIVE_COMPLETIONS: Field = field(CONTEXT + 0x4e8, 0x18);
+    pub(crate) const RECORD_OFFSET: Field = field(CONTEXT + 0x500, 0x40);
+    pub(crate) const RECEIVES_KIND: Field = field(CONTEXT + 0x565, 3);
+    pub(crate) const RECORD_MEMORY: Field = field(CONTEXT + 0x720, 0x20);
+    pub(crate) const OFFSET: Field = field(0x800, 0x40);
+    pub(crate) const MEMORY: Field = field(0x840, 0x20);
+    pub(crate) const BYTES: usize = 0x880 / 8;
+}
+
+impl Field {
+    /// Reads the field; 0 if the command is shorter.
+    pub(crate) fn of(self, command: &[u8]) -> u64 {
+        (self.at..self.at + self.bits).fold(0, |value, bit| {
+            let byte = command.get(bit / 8).copied().unwrap_or(0);
+            value << 1 | u64::from(byte >> (7 - bit % 8) & 1)
+        })
+    }
+
+    /// Writes the field, as far as the answer has room.
+    pub(crate) fn set(self, answer: &mut [u8], value: u64) {
+        for (place, bit) in (self.at..self.at + self.bits).enumerate() {
+            if let Some(byte) = answer.get_mut(bit / 8) {
+                let mask = 1 << (7 - bit % 8);
+                let is_set = value >> (self.bits - 1 - place) & 1 != 0;
+                *byte = if is_set { *byte | mask } else { *byte & !mask };
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_is_read_as_it_was_written_and_its_neighbours_stay() {
+        for (at, bits) in [(0, 0x10), (0x48, 0x18), (0x89, 3), (0x40, 0x40), (0x51, 4)] {
+            let mut bytes = [0xa5; 32];
+            field(at, bits).set(&mut bytes, 0);
+            let cleared = bytes;
+            let value = 0x0123_4567_89ab_cdef & (u64::MAX >> (64 - bits));
+            field(at, bits).set(&mut bytes, value);
+            assert_eq!(field(at, bits).of(&bytes), value);
+            field(at, bits).set(&mut bytes, 0);
+            assert_eq!(bytes, cleared);
+        }
+        assert_eq!(field(0x800, 0x40).of(&[1; 8]), 0);
+    }
+}

@@ -1,0 +1,93 @@
+// A program with rdma-core's own headers: the device, domains, memory, and functions that are not served.
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <infiniband/mlx5dv.h>
+#include <infiniband/verbs.h>
+
+#define CHECK(is) \
+    if (!(is)) { \
+        printf("line %d: %s, errno %d\n", __LINE__, #is, errno); \
+        exit(1); \
+    }
+#define FAILS(call, number) CHECK((errno = 0, !(call)) && errno == (number))
+
+static void describe(struct ibv_context *context)
+{
+    struct ibv_device_attr device;
+    CHECK(ibv_query_device(context, &device) == 0);
+    CHECK(device.vendor_id == 0x02c9 && device.phys_port_cnt == 1 && device.max_pkeys == 1 && device.max_srq == 0);
+    CHECK(device.atomic_cap == IBV_ATOMIC_HCA && device.max_qp_rd_atom == 16 && device.max_mr == 65536);
+    struct ibv_port_attr port;
+    CHECK(ibv_query_port(context, 1, &port) == 0);
+    CHECK(port.state == IBV_PORT_ACTIVE && port.link_layer == IBV_LINK_LAYER_ETHERNET && port.phys_state == 5 && port.gid_tbl_len == 1);
+    CHECK(ibv_query_port(context, 2, &port) == EINVAL);
+    union ibv_gid gid;
+    CHECK(ibv_query_gid(context, 1, 0, &gid) == 0 && gid.raw[12] == 127);
+    CHECK(ibv_query_gid(context, 1, 1, &gid) == -1);
+}
+
+static void register_memory(struct ibv_context *context)
+{
+    struct ibv_pd *pd = ibv_alloc_pd(context), *other = ibv_alloc_pd(context);
+    CHECK(pd && other && pd->context == context && pd->handle != other->handle);
+    CHECK(ibv_close_device(context) != 0 && errno == EBUSY);
+    char *pages = mmap(NULL, 4 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(mprotect(pages + 4096, 4096, PROT_READ) == 0 && munmap(pages + 3 * 4096, 4096) == 0);
+    int all = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+    struct ibv_mr *mr = ibv_reg_mr(pd, pages + 7, 4000, all | IBV_ACCESS_RELAXED_ORDERING);
+    CHECK(mr && mr->pd == pd && mr->addr == pages + 7 && mr->length == 4000 && mr->lkey == mr->rkey && mr->lkey != 0);
+    struct ibv_mr *more = ibv_reg_mr_iova(pd, pages, 2 * 4096, 0x10000, IBV_ACCESS_REMOTE_READ);
+    CHECK(more && more->lkey != mr->lkey);
+    FAILS(ibv_reg_mr(pd, pages, 2 * 4096, all), EFAULT);           // a page of it may not be written
+    FAILS(ibv_reg_mr(pd, pages + 2 * 4096, 2 * 4096, 0), EFAULT);  // a page of it is not there
+    FAILS(ibv_reg_mr(pd, pages, (size_t)-1, 0), EFAULT);
+    FAILS(ibv_reg_mr(pd, pages, 0, 0), EINVAL);
+    FAILS(ibv_reg_mr(pd, NULL, 1, 0), EINVAL);
+    FAILS(ibv_reg_mr(pd, pages, 1, IBV_ACCESS_ON_DEMAND), EOPNOTSUPP);
+    CHECK(ibv_dealloc_pd(pd) == EBUSY);
+    CHECK(ibv_dereg_mr(mr) == 0 && ibv_dereg_mr(more) == 0);
+    CHECK(ibv_dealloc_pd(pd) == 0 && ibv_dealloc_pd(other) == 0);
+}
+
+// The parent's adapter is an error in a child, and no wait.
+static void fork_with(struct ibv_pd *pd)
+{
+    static char word[8];
+    int status = 0;
+    if (fork() == 0) {
+        FAILS(ibv_reg_mr(pd, word, sizeof word, 0), ENODEV);
+        FAILS(ibv_open_device(pd->context->device), ENODEV);
+        _exit(0);
+    }
+    CHECK(wait(&status) > 0 && status == 0);
+}
+
+int main(void)
+{
+    int count = 0;
+    CHECK(ibv_fork_init() == 0);
+    struct ibv_device **list = ibv_get_device_list(&count);
+    CHECK(list && count == 1 && list[1] == NULL && strcmp(ibv_get_device_name(list[0]), "mlx5_0") == 0);
+    CHECK(list[0]->node_type == IBV_NODE_CA && list[0]->transport_type == IBV_TRANSPORT_IB && mlx5dv_is_supported(list[0]));
+    struct ibv_context *context = ibv_open_device(list[0]);
+    ibv_free_device_list(list);
+    CHECK(context && context->device->name[0] == 'm' && context->num_comp_vectors == 1);
+    describe(context);
+    register_memory(context);
+    struct ibv_pd *pd = ibv_alloc_pd(context);
+    fork_with(pd);
+    FAILS(ibv_create_cq(context, 16, NULL, NULL, 0), EOPNOTSUPP);
+    FAILS(mlx5dv_devx_umem_reg_ex(context, NULL), EOPNOTSUPP);
+    FAILS(mlx5dv_devx_obj_create(context, NULL, 0, NULL, 0), EOPNOTSUPP);
+    struct mlx5dv_context about = {0};
+    CHECK(mlx5dv_query_device(context, &about) == EOPNOTSUPP);
+    CHECK(ibv_dealloc_pd(pd) == 0 && ibv_close_device(context) == 0);
+    puts("right");
+    return 0;
+}

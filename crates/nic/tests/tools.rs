@@ -1,0 +1,122 @@
+//! Programs that were built with rdma-core, not changed, load the stand-ins.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use outboard_nic::{LIBRARIES, SERVING, functions};
+use tempfile::TempDir;
+
+/// A folder with the libraries of this build, which lie in the folder of the test's executable.
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, bytes) in LIBRARIES {
+        fs::write(folder.path().join(name), bytes).unwrap();
+    }
+    let test = std::env::current_exe().unwrap();
+    let serving = test.parent().unwrap().join(SERVING);
+    symlink(serving, folder.path().join(SERVING)).unwrap();
+    folder
+}
+
+fn run(folder: &Path, program: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(program);
+    command.args(arguments).env("LD_LIBRARY_PATH", folder);
+    command.output().unwrap_or_else(|error| {
+        panic!("{}: {error}: tools/verbs.sh installs it", program.display())
+    })
+}
+
+/// A program of this folder, linked as programs for real adapters are.
+fn compile(folder: &Path, name: &str) -> PathBuf {
+    let program = folder.join(name);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/{name}.c"));
+    let compiled = Command::new("cc")
+        .args(["-O1", "-Wall", "-o"])
+        .args([&program, &source])
+        .args(["-libverbs", "-lmlx5"])
+        .status()
+        .unwrap();
+    assert!(compiled.success(), "tools/verbs.sh installs the headers");
+    program
+}
+
+#[test]
+fn ibv_devinfo_describes_the_adapter() {
+    let folder = folder();
+    let done = run(folder.path(), Path::new("ibv_devinfo"), &["-v"]);
+    let said = String::from_utf8(done.stdout).unwrap();
+    assert!(done.status.success() && done.stderr.is_empty(), "{said}");
+    for (name, value) in [
+        ("hca_id", "mlx5_0"),
+        ("vendor_id", "0x02c9"),
+        ("atomic_cap", "ATOMIC_HCA (1)"),
+        ("max_pkeys", "1"),
+        ("state", "PORT_ACTIVE (4)"),
+        ("active_mtu", "4096 (5)"),
+        ("link_layer", "Ethernet"),
+        ("phys_state", "LINK_UP (5)"),
+        ("GID[  0]", "::ffff:127.0.0.1, RoCE v2"),
+    ] {
+        let is_it = |(left, right): (&str, &str)| (left.trim(), right.trim()) == (name, value);
+        let mut fields = said.lines().filter_map(|line| line.split_once(':'));
+        assert!(fields.any(is_it), "{name} is not {value}:\n{said}");
+    }
+}
+
+#[test]
+fn memory_is_registered_and_functions_that_are_not_served_name_themselves() {
+    let folder = folder();
+    let program = compile(folder.path(), "memory");
+    let done = run(folder.path(), &program, &[]);
+    let said = String::from_utf8(done.stdout).unwrap();
+    let complained = String::from_utf8(done.stderr).unwrap();
+    assert!(done.status.success(), "{said}{complained}");
+    assert_eq!(said, "right\n");
+    let expected = [
+        "outboard nic: ibv_reg_mr: access 0x40 is not served",
+        "outboard nic: ibv_create_cq: not served",
+        "outboard nic: mlx5dv_devx_umem_reg_ex: not served",
+        "outboard nic: mlx5dv_devx_obj_create: command 0x0 is not served",
+        "outboard nic: mlx5dv_query_device: not served",
+    ];
+    assert_eq!(complained.lines().collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn a_program_that_needs_what_is_not_declared_is_not_started() {
+    let folder = folder();
+    let done = run(folder.path(), Path::new("ibv_rc_pingpong"), &[]);
+    assert!(!done.status.success());
+    let complained = String::from_utf8(done.stderr).unwrap();
+    assert!(
+        complained.contains("version `IBVERBS_1.6' not found"),
+        "{complained}"
+    );
+}
+
+/// The table of docs/net.md has a row for each library and answer.
+#[test]
+fn the_documentation_has_the_functions() {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/net.md");
+    let docs = fs::read_to_string(docs).unwrap();
+    let rows = functions::LIBRARIES.iter().flat_map(|library| {
+        [(true, "served"), (false, "an error that names it")].map(|(is_served, what)| {
+            let of =
+                |one: &&functions::Function| (one.answer == functions::Answer::Served) == is_served;
+            let names = library.functions.iter().filter(of);
+            let names: Vec<_> = names.map(|one| format!("`{}`", one.name)).collect();
+            format!("| `{}` | {what} | {} |", library.name, names.join(", "))
+        })
+    });
+    let missing: Vec<_> = rows.filter(|row| !docs.contains(row)).collect();
+    assert!(
+        missing.is_empty(),
+        "docs/net.md needs:\n{}",
+        missing.join("\n")
+    );
+}
