@@ -16,6 +16,7 @@
 # make paper-pool-gpu  the same paper's programs on this machine's GPU behind an emulated PCIe (PARTS, CASES, PAPER_BUDGET_S)
 # make hostile    the attacks of tests/hostile in their long form, an hour and a half; docs/results/hostile.json
 # make balance-soak  the balancer's tests in their long form, as root for AF_XDP, too; docs/results/balance-soak.json
+# make net-soak   ten million operations of 64 threads on queues of the software adapter that lose messages; docs/results/net-soak.json
 # make containers the images of server and client by podman, without a registry, as root
 # make bare-root  the wheel, the Debian package and Jupyter in a root that has nothing else, as root
 # make coverage   docs/coverage.md, the state of every driver call
@@ -66,13 +67,15 @@ SUITES_RESULTS ?= docs/results/gpu-suites.json
 HOSTILE ?= hostile
 BALANCE_SOAK ?= balance-soak
 POOL_FAULTS ?= pool-faults
+NET_SOAK ?= net-soak
+OPERATIONS ?= 10000000
 FAULTS_S ?= 1800
 SEED ?= 1
 # Parts (figure3,table2,...) and cases; what is not asked for stays as it is.
 PARTS ?=
 CASES ?=
 
-.PHONY: demo check test lint unit smoke loom fuzz hostile balance-soak bare-root programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-gpu paper-pool-quick pool-demo pool-faults page-script bench-pool build examples coverage samples ptx-table dist check-size containers install wheel deb clean
+.PHONY: demo check test lint unit smoke loom fuzz hostile balance-soak net-soak bare-root programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-gpu paper-pool-quick pool-demo pool-faults page-script bench-pool build examples coverage samples ptx-table dist check-size containers install wheel deb clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -143,6 +146,11 @@ balance-soak: build $(TOOLCHAIN)
 pool-faults: build $(TOOLCHAIN)
 	@tools/etcd.sh
 	OUTBOARD=$(RELEASE)/outboard PYTHONPATH=tests:tests/programs $(TOOLCHAIN) tests/pool/long.py docs/results/$(POOL_FAULTS).json $(FAULTS_S) $(SEED)
+
+# The soak of tests/test_net.py in its long form, OPERATIONS at least, by the seed SEED.
+net-soak: $(TOOLCHAIN)
+	$(CARGO) build --release --quiet -p outboard-net
+	OUTBOARD=$(RELEASE)/outboard PYTHONPATH=tests $(TOOLCHAIN) tests/net/long.py docs/results/$(NET_SOAK).json $(OPERATIONS) $(SEED)
 
 page-script: $(TOOLCHAIN)
 	$(TOOLCHAIN) tools/page_script.py make
