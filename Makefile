@@ -83,7 +83,7 @@ demo: build
 
 build:
 	@mkdir -p build
-	$(CARGO) build --release --quiet -p outboard-cli -p outboard-client -p outboard-nvml -p outboard-cupti -p outboard-recorder
+	$(CARGO) build --release --quiet -p outboard-cli -p outboard-client -p outboard-nvml -p outboard-cupti -p outboard-nic -p outboard-recorder
 
 examples: $(TOOLCHAIN)
 	@$(MAKE) --no-print-directory -C examples -j$(shell nproc)
