@@ -14,7 +14,9 @@
 # make bench-pool  how fast the pool's manager is; POOL_NUMBERS and the table of docs/pool.md from it
 # make paper-pool  figures and tables of a paper on pools of GPUs, simulated; docs/results/paper-pool.json and the page
 # make paper-pool-gpu  the same paper's programs on this machine's GPU behind an emulated PCIe (PARTS, CASES, PAPER_BUDGET_S)
-# make hostile    the attacks of tests/hostile in their long form, an hour and a half; docs/results/hostile.json
+# make hostile    the attacks of tests/hostile in their long form, two hours and a half; docs/results/hostile.json
+# make fuzz-corpora  looks for inputs that reach new code (FUZZ_S); crates/fuzz/corpus
+# make fuzz-coverage  what the fuzz targets reach of their code; docs/results/fuzz-coverage.json and docs/fuzzing.md
 # make balance-soak  the balancer's tests in their long form, as root for AF_XDP, too; docs/results/balance-soak.json
 # make net-soak   ten million operations of 64 threads on queues of the software adapter that lose messages; docs/results/net-soak.json
 # make containers the images of server and client by podman, without a registry, as root
@@ -65,6 +67,7 @@ SOURCES ?= build/suites
 SUITES ?=
 SUITES_RESULTS ?= docs/results/gpu-suites.json
 HOSTILE ?= hostile
+FUZZ_S ?= 60
 BALANCE_SOAK ?= balance-soak
 POOL_FAULTS ?= pool-faults
 NET_SOAK ?= net-soak
@@ -75,7 +78,7 @@ SEED ?= 1
 PARTS ?=
 CASES ?=
 
-.PHONY: demo check test lint unit smoke loom fuzz hostile balance-soak net-soak bare-root programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-gpu paper-pool-quick pool-demo pool-faults page-script bench-pool build examples coverage samples ptx-table dist check-size containers install wheel deb clean
+.PHONY: demo check test lint unit smoke loom fuzz fuzz-corpora fuzz-coverage hostile balance-soak net-soak bare-root programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-gpu paper-pool-quick pool-demo pool-faults page-script bench-pool build examples coverage samples ptx-table dist check-size containers install wheel deb clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -123,7 +126,16 @@ loom: $(TOOLCHAIN)
 # false assertions are found too.
 fuzz: $(TOOLCHAIN)
 	$(BUILD_TESTED)
-	$(TESTED) command fuzz -- $(DEBUG)/outboard-fuzz --seconds 4
+	$(TESTED) command fuzz -- $(DEBUG)/outboard-fuzz --seconds 3
+
+# The inputs that the fuzzer starts from: FUZZ_S seconds for each target, one after the other.
+fuzz-corpora: $(TOOLCHAIN)
+	$(TOOLCHAIN) tools/fuzz_coverage.py collect --seconds $(FUZZ_S)
+
+# How much of their code the targets reach in so many tries; rustup's component llvm-tools.
+fuzz-coverage: $(TOOLCHAIN)
+	$(TOOLCHAIN) tools/fuzz_coverage.py run docs/results/fuzz-coverage.json
+	$(TOOLCHAIN) tools/fuzz_coverage.py page docs/results/fuzz-coverage.json docs/fuzzing.md
 
 # Programs that nobody relinked, over shm and tcp, on the software device; and everything that should fail.
 programs: $(TOOLCHAIN) examples

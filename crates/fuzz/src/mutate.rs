@@ -1,28 +1,38 @@
-//! Inputs: random bytes, and seeds with flipped bits, pieces removed, doubled or swapped, and
-//! extreme numbers.
+//! Inputs: random bytes, and seeds with flipped bits, pieces removed, doubled, swapped or taken
+//! from other seeds, and extreme numbers.
 
 /// Length of a random input, at most.
 const RANDOM_BYTES_MAX: usize = 4096;
 const MUTATIONS_MAX: usize = 8;
 
+/// One of so many inputs is random bytes, if there are seeds.
+const RANDOM_ONE_IN: usize = 16;
+/// One of so many mutated inputs comes from the seeds that were written by hand, if there is a
+/// corpus: it has more inputs than they.
+const WRITTEN_ONE_IN: usize = 4;
+const PIECE_BYTES_MAX: usize = 64;
+
 pub(crate) struct Mutator<'s> {
     state: u64,
-    seeds: &'s [Vec<u8>],
+    written: &'s [Vec<u8>],
+    corpus: &'s [Vec<u8>],
     input: Vec<u8>,
 }
 
 impl<'s> Mutator<'s> {
-    pub(crate) fn new(seed: u64, seeds: &'s [Vec<u8>]) -> Mutator<'s> {
+    pub(crate) fn new(seed: u64, written: &'s [Vec<u8>], corpus: &'s [Vec<u8>]) -> Mutator<'s> {
         Mutator {
             state: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
-            seeds,
+            written,
+            corpus,
             input: Vec::new(),
         }
     }
 
     pub(crate) fn next(&mut self) -> &[u8] {
         self.input.clear();
-        if self.seeds.is_empty() || self.below(4) == 0 {
+        let seed = self.seed();
+        if seed.is_empty() || self.below(RANDOM_ONE_IN) == 0 {
             let len = self.below(RANDOM_BYTES_MAX);
             for _ in 0..len {
                 let byte = self.random() as u8;
@@ -30,12 +40,22 @@ impl<'s> Mutator<'s> {
             }
             return &self.input;
         }
-        let seed = self.below(self.seeds.len());
-        self.input.extend_from_slice(&self.seeds[seed]);
+        self.input.extend_from_slice(seed);
         for _ in 0..1 + self.below(MUTATIONS_MAX) {
             self.mutate();
         }
         &self.input
+    }
+
+    /// Returns a seed to start from, or nothing if there is none.
+    fn seed(&mut self) -> &'s [u8] {
+        let from_written = self.corpus.is_empty() || self.below(WRITTEN_ONE_IN) == 0;
+        let seeds = match from_written && !self.written.is_empty() {
+            true => self.written,
+            false => self.corpus,
+        };
+        let at = self.below(seeds.len());
+        seeds.get(at).map_or(&[], Vec::as_slice)
     }
 
     fn mutate(&mut self) {
@@ -43,16 +63,16 @@ impl<'s> Mutator<'s> {
             return;
         }
         let at = self.below(self.input.len());
-        match self.below(7) {
+        match self.below(8) {
             0 => self.input[at] ^= 1 << self.below(8),
             1 => self.input[at] = self.random() as u8,
             2 => self.input.truncate(at),
             3 => {
-                let end = (at + self.below(64)).min(self.input.len());
+                let end = (at + self.below(PIECE_BYTES_MAX)).min(self.input.len());
                 self.input.drain(at..end);
             }
             4 => {
-                let end = (at + self.below(64)).min(self.input.len());
+                let end = (at + self.below(PIECE_BYTES_MAX)).min(self.input.len());
                 let piece = self.input[at..end].to_vec();
                 let to = self.below(self.input.len());
                 self.input.splice(to..to, piece);
@@ -72,6 +92,12 @@ impl<'s> Mutator<'s> {
                 let value = extremes[self.below(extremes.len())].to_le_bytes();
                 let width = [1, 2, 4, 8][self.below(4)].min(self.input.len() - at);
                 self.input[at..at + width].copy_from_slice(&value[..width]);
+            }
+            6 => {
+                let seed = self.seed();
+                let begin = self.below(seed.len());
+                let end = (begin + self.below(PIECE_BYTES_MAX)).min(seed.len());
+                self.input.splice(at..at, seed[begin..end].iter().copied());
             }
             _ => {
                 let other = self.below(self.input.len());

@@ -33,9 +33,9 @@ pub(crate) fn all() -> Vec<Target> {
         target("tokens", tokens, texts(&["a 0011223344556677 00 5 never"])),
         target("tls-records", tls_records, sealed()),
         target("request", request, requests()),
-        target("reply", reply, none()),
+        target("reply", reply, documents_of_each_kind()),
         target("handshake", handshake, hellos()),
-        target("documents", documents, none()),
+        target("documents", documents, documents_of_each_kind()),
         target("activities", activities, recorded_work()),
         target("url", url, urls),
         target("deframer", outboard_link::fuzz_deframer, none()),
@@ -54,7 +54,11 @@ pub(crate) fn all() -> Vec<Target> {
             outboard_balance::engine::fuzz::frame,
             outboard_balance::engine::fuzz::seeds(),
         ),
-        target("balance-dump", outboard_balance::engine::fuzz::dump, none()),
+        target(
+            "balance-dump",
+            outboard_balance::engine::fuzz::dump,
+            outboard_balance::engine::fuzz::dumps(),
+        ),
         target(
             "tlp",
             outboard_dxpu::fuzz::transaction,
@@ -240,6 +244,20 @@ fn requests() -> Vec<Vec<u8>> {
             params: &[1; 24][..],
         }),
     ]
+}
+
+/// Every header and document of the protocol, as a test of `wire` has written them down.
+fn documents_of_each_kind() -> Vec<Vec<u8>> {
+    include_str!("../../wire/src/golden.txt")
+        .lines()
+        .filter_map(|line| {
+            let (digits, _) = line.split_once(' ')?.1.as_bytes().as_chunks::<2>();
+            digits
+                .iter()
+                .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
+                .collect()
+        })
+        .collect()
 }
 
 /// Work of each kind; two copies that are pieces of one.
