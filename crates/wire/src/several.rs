@@ -44,8 +44,13 @@ pub fn tell_nvml_apart<'d>(servers: impl Iterator<Item = &'d mut [NvmlDevice]>) 
         for device in devices.iter_mut() {
             let pci = &mut device.pci;
             let at = (pci.domain, pci.bus, pci.device);
-            pci.domain = earlier.domain(at);
-            moved.insert(at, pci.domain);
+            let domain = earlier.domain(at);
+            if domain != pci.domain {
+                pci.domain = domain;
+                // Eight digits, as NVML writes it since its third version.
+                pci.bus_id = format!("{domain:08X}:{:02X}:{:02X}.0", pci.bus, pci.device);
+            }
+            moved.insert(at, domain);
             if let Some(uuid) = uuid_of(&device.uuid) {
                 let apart = earlier.uuid(uuid);
                 if apart != uuid {
@@ -204,6 +209,7 @@ mod tests {
             ..NvmlDevice::default()
         };
         (device.pci.domain, device.pci.bus) = (3, 7);
+        device.pci.bus_id = "00000003:07:00.0".into();
         let mut cards = vec![card; 3];
         let mut devices = vec![device; 3];
         tell_apart(cards.chunks_mut(1));
@@ -217,6 +223,8 @@ mod tests {
         for (card, device) in cards.iter().zip(&devices) {
             assert_eq!(device.uuid, uuid_text(&card.uuid));
             assert_eq!(device.pci.domain, card.pci_domain);
+            let bus_id = format!("{:08X}:07:00.0", card.pci_domain);
+            assert_eq!(device.pci.bus_id, bus_id);
         }
         let snapshots = devices.chunks(1).map(|devices| NvmlSnapshot {
             devices: devices.to_vec(),
