@@ -175,6 +175,25 @@ def test_a_program_reads_on_its_standard_error_why_its_lease_is_over(tmp_path: P
     pool.stop()
 
 
+def test_what_is_said_of_a_lease_and_what_its_program_writes_lie_one_after_the_other_in_a_file(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    pool.start_box("a")
+    until(lambda: pool.free() == GPUS_A_BOX)
+    log = tmp_path / "log"
+    lines = "; ".join(f"echo line {number}; read _" for number in range(3))
+    with log.open("w") as both:
+        argv = [OUTBOARD, "run", "--pool", pool.url, "--", "sh", "-c", f"{lines}; echo end"]
+        program = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=both, stderr=both, text=True)
+    until(lambda: log.read_text() == "line 0\n")
+    [lease] = [gpu["lease"] for gpu in pool.ask("list")["gpus"] if gpu["lease"] is not None]
+    pool.ask("release", str(lease))
+    over = f"outboard: lease {lease} is over, and its GPUs are gone: it was given back\n"
+    until(lambda: log.read_text().count("\n") == 2)
+    program.communicate("\n\n\n", timeout=PROGRAM_S_MAX)
+    assert log.read_text() == f"line 0\n{over}line 1\nline 2\nend\n"
+    pool.stop()
+
+
 def test_gpus_that_cannot_be_handed_out_are_given_back(tmp_path: Path) -> None:
     pool = Pool(tmp_path)
     pool.start_box("a")
@@ -190,6 +209,13 @@ def test_gpus_that_cannot_be_handed_out_are_given_back(tmp_path: Path) -> None:
     assert done.returncode == 1 and "was given back" in done.stderr, done.stderr
     until(lambda: pool.free() == GPUS_A_BOX)
     assert there.read_text() == "mine"
+    # An attached GPU is the host's, which is said.
+    with Path("/dev/full").open("w") as full:
+        attach = [OUTBOARD, "pool", "attach", "hostx", "--pool", pool.url]
+        done = subprocess.run(attach, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1 and "host hostx has GPU-" in done.stderr, done.stderr
+    pool.ask("detach", done.stderr.split("hostx has ")[1].split()[0])
+    until(lambda: pool.free() == GPUS_A_BOX)
     # A claim with a name may be somebody else's, too.
     done = subprocess.run([*claim, "--uid", "u", "--grants", there], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "has the GPUs, by a claim that is named" in done.stderr, done.stderr

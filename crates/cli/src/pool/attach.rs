@@ -29,15 +29,15 @@ pub(super) fn attach(args: &PoolAttachArgs) -> anyhow::Result<ExitCode> {
     claim.attach = true;
     let granted = wait_for(&mut client, &claim, !args.claim.wish.no_wait)?;
     let lease: LeaseView = client.get(&Operation::Lease.path(&[&granted.lease]))?;
-    show(args.claim.json, &lease, || {
-        let gpus: Vec<String> = lease.gpus.iter().map(Uuid::to_string).collect();
-        format!(
-            "host {} has {} by the lease {}\n",
-            claim.host,
-            gpus.join(","),
-            lease.lease
-        )
-    })
+    let gpus: Vec<String> = lease.gpus.iter().map(Uuid::to_string).collect();
+    let has = format!(
+        "host {} has {} by the lease {}",
+        claim.host,
+        gpus.join(","),
+        lease.lease
+    );
+    // What is attached stays so if that cannot be written.
+    show(args.claim.json, &lease, || format!("{has}\n")).context(has)
 }
 
 pub(super) fn detach(args: &PoolDetachArgs) -> anyhow::Result<ExitCode> {

@@ -21,7 +21,7 @@ use outboard_pool::{
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    fs::OFlags,
+    fs::{FileType, OFlags, fstat},
     io::{FdFlags, fcntl_setfd},
     process::{PidfdFlags, getpid, pidfd_open},
 };
@@ -79,7 +79,11 @@ fn holder(
     command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::null());
+        .stderr(match is_file() {
+            // What is opened anew has a position of its own, and would be written over.
+            true => Stdio::inherit(),
+            false => Stdio::null(),
+        });
     // The terminal's Ctrl-C is the program's.
     command.process_group(0);
     Ok(command)
@@ -219,9 +223,20 @@ fn over(client: &mut Client, lease: u64) -> String {
     format!("lease {lease} is over, and its GPUs are gone: {why}")
 }
 
-/// Says something on the standard error of the program, which is opened for this alone: a holder
-/// that kept it open would outlive a pipe's reader.
+/// Returns whether the standard error is a file, which nobody waits for the end of.
+fn is_file() -> bool {
+    let about = fstat(std::io::stderr());
+    about.is_ok_and(|about| FileType::from_raw_mode(about.st_mode) == FileType::RegularFile)
+}
+
+/// Says something on the standard error that the program began with. One that is no file is opened
+/// for this alone: a holder that kept it open would outlive a pipe's reader.
 fn tell(program: BorrowedFd<'_>, text: &str) {
+    let text = format!("outboard: {}\n", super::shown(text));
+    if is_file() {
+        let _ = std::io::stderr().write_all(text.as_bytes());
+        return;
+    }
     let about = fs::read_to_string(format!("/proc/self/fdinfo/{}", program.as_raw_fd()));
     let pid = about.ok().and_then(|about| {
         let line = about.lines().find_map(|line| line.strip_prefix("Pid:"))?;
@@ -233,7 +248,7 @@ fn tell(program: BorrowedFd<'_>, text: &str) {
         .custom_flags((OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32)
         .open(format!("/proc/{pid}/fd/2"));
     if let Ok(mut stderr) = of_program {
-        let _ = writeln!(stderr, "outboard: {}", super::shown(text));
+        let _ = stderr.write_all(text.as_bytes());
     }
 }
 
