@@ -363,6 +363,8 @@ def test_the_client_claims_watches_and_gives_back(pool: Pool) -> None:
     watching = threading.Thread(target=watch, daemon=True)
     watching.start()
     with asked.claim(3, same="nvlink", term_s=2, owner="alice") as lease:
+        # Who reads a grant can use its GPUs: logs do not have it.
+        assert lease.boxes[0]["signed"] not in repr(lease)
         assert len(set(lease.gpus)) == 3 and lease.environment()["OUTBOARD_GPU"] == "tcp://192.0.2.0:4833"
         grants = Path(lease.environment()["OUTBOARD_GRANT_FILE"])
         assert grants.stat().st_mode & 0o777 == 0o600 and grants.read_text().startswith("tcp://192.0.2.0:4833 ")

@@ -98,8 +98,8 @@ class Lease:
     pool: Pool
     number: int
     term_s: float
-    # For each box its name, url, grant and signed grant.
-    boxes: list[dict[str, Any]]
+    # For each box its name, url, grant and signed grant, by which anybody can use the GPUs: not shown.
+    boxes: list[dict[str, Any]] = field(repr=False)
     # GPUs that were lost, as the manager tells.
     lost: list[dict[str, Any]] = field(default_factory=list)
     # What the holder is to know before it loses GPUs: nobody uses them, or their box is drained.
