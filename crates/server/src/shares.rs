@@ -99,8 +99,9 @@ impl Limit {
 pub struct Limits([Option<u64>; Limit::ALL.len()]);
 
 impl Limits {
-    pub fn set(&mut self, limit: Limit, value: u64) {
-        self.0[limit as usize] = Some(value);
+    /// Sets a limit, and returns the one before.
+    pub fn set(&mut self, limit: Limit, value: u64) -> Option<u64> {
+        self.0[limit as usize].replace(value)
     }
 
     fn get(&self, limit: Limit) -> Option<u64> {

@@ -53,8 +53,7 @@ const NAME_EXPORTER: &str = "outboard-metrics";
 /// Score by which the kernel prefers a worker to other processes when memory runs out, of 1,000.
 const OOM_SCORE: &str = "500";
 
-const NO_GRANT: &str =
-    "this server is part of a pool, which gives its GPUs: outboard run --pool URL asks for them";
+const NO_GRANT: &str = "this server is part of a pool, which gives its GPUs: outboard run --pool URL asks for them. If the program has a file of grants (OUTBOARD_GRANT_FILE), there is none in it for this address, as it is written";
 
 /// Texts for a client that uses the wrong kind of address: first for one that does not want RDMA,
 /// then for one that does.

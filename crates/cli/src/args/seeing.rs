@@ -8,7 +8,7 @@ use std::{
 use clap::ValueEnum;
 use outboard_link::Endpoint;
 
-use super::number;
+use super::{TokenFileArgs, number};
 
 /// Options by which a server tells what it does.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -64,6 +64,8 @@ pub(crate) struct TopArgs {
     /// End this session
     #[arg(long, value_name = "SESSION", conflicts_with_all = ["once", "json"])]
     pub(crate) end: Option<u64>,
+    #[command(flatten)]
+    pub(crate) token: TokenFileArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -77,7 +77,9 @@ impl FromStr for ShareArg {
             if limit == Limit::Compute && value > WEIGHT_MAX {
                 return Err(format!("{name}={value}: a weight is 1 to {WEIGHT_MAX}"));
             }
-            limits.set(limit, value);
+            if limits.set(limit, value).is_some() {
+                return Err(format!("{name} comes twice"));
+            }
         }
         Ok(ShareArg { whose, limits })
     }
@@ -136,6 +138,8 @@ mod tests {
         ] {
             assert!(named.contains(line), "{named}");
         }
+        let twice = "disk=1MiB,memory=1GiB,disk=2MiB".parse::<ShareArg>();
+        assert_eq!(twice.unwrap_err(), "disk comes twice");
     }
 
     #[test]

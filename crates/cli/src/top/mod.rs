@@ -15,6 +15,7 @@ use crate::{
     args::{SortArg, TopArgs},
     peer::StatusQueries,
     serve::default_endpoint,
+    token,
 };
 
 use keyboard::{Key, Keyboard};
@@ -30,6 +31,7 @@ pub(crate) fn top(args: TopArgs) -> anyhow::Result<ExitCode> {
         Some(endpoint) => endpoint,
         None => default_endpoint()?,
     };
+    token::use_files(&args.token, std::slice::from_ref(&endpoint))?;
     let mut queries = StatusQueries::open(&endpoint)?;
     if let Some(session) = args.end {
         end(&mut queries, session)?;
