@@ -159,7 +159,7 @@ def test_programs_see_their_gpus_alone_and_give_them_back(pool: Pool) -> None:
         assert entry["memory_limit"] > entry["memory_base"]
     refused = pool.run("--no-wait")
     code, said = refused.outcome()
-    assert code == 1 and "are not free now" in said, said
+    assert code == 1 and "no such GPU is free now" in said, said
     assert first.finish().startswith("right") and second.finish().startswith("right")
     until(lambda: pool.free() == 4)
     assert not pool.ask("tables")["hosts"][0]["entries"]

@@ -70,7 +70,7 @@ def test_a_program_is_placed_where_the_network_is_good_enough(pool: Networks) ->
     assert [gpus[gpu] for gpu in second.gpus()] == ["near"]
     # It waits for such a box, although others are free.
     code, said = pool.run("--no-wait", *FOR).outcome()
-    assert code == 1 and "are not free now" in said, said
+    assert code == 1 and "no such GPU is free now" in said, said
     assert first.finish().startswith("right") and second.finish().startswith("right")
     until(lambda: pool.free() == 3 * GPUS_A_BOX)
     lease = json.loads(command(pool, "pool", "claim", "--json", *FOR)[1])
@@ -130,7 +130,7 @@ def test_attached_gpus_are_where_the_network_is_good_enough(pool: Networks) -> N
     more = pool.ask("attach", "hostx", "--fit", "spread")
     assert more["lease"] == attached["lease"] and len(more["gpus"]) == 3
     code, said = command(pool, "pool", "attach", "hostx", "--no-wait", *FOR)
-    assert code == 1 and "such GPUs are not free now" in said, said
+    assert code == 1 and "no such GPU is free now" in said, said
     for gpu in more["gpus"]:
         pool.ask("detach", gpu)
     until(lambda: pool.free() == 3 * GPUS_A_BOX)
@@ -141,4 +141,7 @@ def test_a_box_whose_network_cannot_be_measured_serves_all_the_same(pool: Networ
     pool.start_box("lost")
     until(lambda: pool.free() == 4 * GPUS_A_BOX)
     assert "the network of this box is not known" in (pool.folder / "lost.log").read_text()
-    assert [of["link"] for of in pool.ask("list")["boxes"] if of["box"] == "lost"] == [None]
+    [lost] = [of for of in pool.ask("list")["boxes"] if of["box"] == "lost"]
+    assert lost["link"] is None and "no server at tcp://127.0.0.1:1" in lost["link_fails"], lost
+    code, said = command(pool, "pool", "list")
+    assert code == 0 and "box lost: its network could not be measured: no server at" in said, said

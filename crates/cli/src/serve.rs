@@ -8,7 +8,7 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     process::ExitCode,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::Context;
@@ -33,6 +33,8 @@ use crate::{
 
 /// Duration of the measurement of a box's network.
 const PROBE: Duration = Duration::from_secs(1);
+/// Time for which a measurement that fails is begun anew.
+const PROBE_AGAIN: Duration = Duration::from_secs(5);
 
 /// Least device memory of a program, in bytes: devices hand it out in pieces of this size.
 const MEMORY_BYTES_MIN: u64 = 2 << 20;
@@ -52,7 +54,10 @@ pub(crate) fn serve(args: ServeArgs, log_format: LogFormat) -> anyhow::Result<Ex
         return crate::said::print(described(&options, &opened).as_bytes());
     }
     if let (Some(probed), Some(pool)) = (probed, &mut options.pool) {
-        pool.link = measured(&probed);
+        match measured(&probed) {
+            Ok(link) => pool.link = Some(link),
+            Err(error) => pool.link_fails = Some(format!("{error:#}")),
+        }
     }
     let access = options.access.clone();
     let supervisor = Supervisor::bind(options, opened)?;
@@ -297,6 +302,7 @@ fn box_of(args: BoxArgs) -> anyhow::Result<Option<PoolOptions>> {
         address: args.pool_address,
         check: args.pool_check,
         link: args.pool_link.and_then(told),
+        link_fails: None,
     }))
 }
 
@@ -310,15 +316,20 @@ fn told(network: Network) -> Option<LinkFacts> {
 }
 
 /// Measures the network of a box. A box serves without it, and gets no programs that need one.
-fn measured(probed: &Endpoint) -> Option<LinkFacts> {
-    match probe::link_to(probed, None, None, PROBE) {
-        Ok(link) => {
-            tracing::info!(to = %probed, "the network of this box has {}", show_link(&link));
-            Some(link)
-        }
-        Err(error) => {
-            tracing::warn!("--pool-probe: the network of this box is not known: {error:#}");
-            None
+fn measured(probed: &Endpoint) -> anyhow::Result<LinkFacts> {
+    let tried = Instant::now();
+    loop {
+        match probe::link_to(probed, None, None, PROBE) {
+            Ok(link) => {
+                tracing::info!(to = %probed, "the network of this box has {}", show_link(&link));
+                return Ok(link);
+            }
+            // The machines of a pool may start together.
+            Err(_) if tried.elapsed() < PROBE_AGAIN => std::thread::sleep(PROBE),
+            Err(error) => {
+                tracing::warn!("--pool-probe: the network of this box is not known: {error:#}");
+                return Err(error);
+            }
         }
     }
 }

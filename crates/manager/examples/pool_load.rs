@@ -81,6 +81,7 @@ fn join(number: usize, gpus: usize) -> Join {
         url: format!("tcp://box{number}:1"),
         gpus: (0..gpus).map(facts).collect(),
         link: None,
+        link_fails: None,
     }
 }
 

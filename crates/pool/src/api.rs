@@ -27,6 +27,9 @@ pub struct Join {
     /// Network between programs and this box, if it is known.
     #[serde(default)]
     pub link: Option<LinkFacts>,
+    /// Reason for which it could not be measured.
+    #[serde(default)]
+    pub link_fails: Option<String>,
 }
 
 /// A box reports, and waits for news.
@@ -302,6 +305,9 @@ pub struct BoxView {
     /// Its network, if that is known.
     #[serde(default)]
     pub link: Option<LinkFacts>,
+    /// Reason for which it could not be measured.
+    #[serde(default)]
+    pub link_fails: Option<String>,
 }
 
 /// A holder's bound, and what it has.

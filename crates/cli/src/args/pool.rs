@@ -46,7 +46,8 @@ pub(crate) struct BoxArgs {
     #[arg(long, value_name = "URL")]
     pub(crate) pool: Option<ManagerUrls>,
     /// Name of this box in the pool [default: the host's name]
-    #[arg(long, value_name = "NAME", requires = "pool")]
+    #[arg(long, value_name = "NAME", requires = "pool",
+          value_parser = |text: &str| parse_name("a box", text))]
     pub(crate) pool_name: Option<String>,
     /// Address of this server, as programs of the pool reach it [default: the first --listen]
     #[arg(long, value_name = "URL", requires = "pool")]

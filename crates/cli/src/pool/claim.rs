@@ -458,8 +458,8 @@ pub(super) fn wait_for(
             Claimed::Waiting { position } => {
                 if told.replace(position) != Some(position) {
                     eprintln!(
-                        "outboard: waiting for {} GPUs, number {position} in the queue",
-                        claim.gpus
+                        "outboard: waiting for {}, number {position} in the queue",
+                        super::counted(claim.gpus as usize)
                     );
                 }
             }

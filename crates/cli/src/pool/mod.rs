@@ -220,16 +220,22 @@ fn listed(view: &PoolView) -> String {
     out + &leases_listed(view) + &waiting_listed(view) + &checks_listed(view)
 }
 
+/// Returns a number of GPUs as a sentence has it.
+fn counted(gpus: usize) -> String {
+    let plural = if gpus == 1 { "" } else { "s" };
+    format!("{gpus} GPU{plural}")
+}
+
 fn leases_listed(view: &PoolView) -> String {
     let mut out = String::new();
     for lease in &view.leases {
         let (claim, left) = (&lease.claim, lease.left_ms / 1_000);
         out.push_str(&format!(
-            "lease {}: {} of {} has {} GPUs, {left} s left, {}{}\n",
+            "lease {}: {} of {} has {}, {left} s left, {}{}\n",
             lease.lease,
             claim.owner,
             claim.host,
-            lease.gpus.len(),
+            counted(lease.gpus.len()),
             format!("{:?}", lease.state).to_lowercase(),
             if claim.attach {
                 ", attached to the host"
@@ -298,6 +304,13 @@ fn checks_listed(view: &PoolView) -> String {
             };
             let (of, link) = (shown(&of.of), show_link(link));
             out.push_str(&format!("box {of}: its network has {link}, {source}\n"));
+        }
+        if let Some(why) = &of.link_fails {
+            out.push_str(&format!(
+                "box {}: its network could not be measured: {}\n",
+                shown(&of.of),
+                shown(why)
+            ));
         }
         if let Some(why) = &of.check {
             out.push_str(&format!(

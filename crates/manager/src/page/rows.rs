@@ -69,6 +69,7 @@ pub(super) fn of_box(of: &BoxView) -> Row<'_> {
         cell(of.drained.as_deref().unwrap_or("")),
         match &of.link {
             Some(link) => cell(show_link(link)),
+            None if of.link_fails.is_some() => cell("could not be measured"),
             None => cell("not known"),
         },
     ];

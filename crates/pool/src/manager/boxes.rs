@@ -48,6 +48,7 @@ impl Manager {
             let record = of.record.clone();
             self.write(record::box_key(&join.name), &record);
         }
+        self.boxes[number].link_fails = join.link_fails.as_deref().map(shown_reason);
         let before = self.boxes[number].instance.replace(join.instance.clone());
         if before.is_some_and(|before| before != join.instance) {
             self.began_anew(now_ms, number);
@@ -378,4 +379,10 @@ impl Manager {
         self.settle_box(number);
         self.lose_box(now_ms, number);
     }
+}
+
+/// Returns a box's reason for something that is not kept, as lists show it.
+fn shown_reason(reason: &str) -> String {
+    let plain = reason.chars().filter(|char| !char.is_control());
+    plain.take(limits::REASON_BYTES_MAX).collect()
 }

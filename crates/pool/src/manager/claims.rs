@@ -43,6 +43,7 @@ impl Manager {
             self.leave(&claim.uid);
             let text = match self.is_over_quota(claim) {
                 true => format!("{} has as many GPUs as its quota allows", claim.owner),
+                false if claim.gpus == 1 => "no such GPU is free now".into(),
                 false => format!("{} such GPUs are not free now", claim.gpus),
             };
             return Err(PoolError::Busy(text));

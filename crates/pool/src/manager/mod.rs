@@ -152,6 +152,8 @@ struct Box_ {
     revision: u64,
     /// Reason for which its check of GPUs fails.
     check: Option<String>,
+    /// Reason for which it could not measure its network.
+    link_fails: Option<String>,
     /// An operator forgot it: nothing leads here any more.
     is_forgotten: bool,
 }

@@ -230,6 +230,7 @@ impl Manager {
             heard_ms: 0,
             revision: 0,
             check: None,
+            link_fails: None,
             is_forgotten: false,
         });
         number

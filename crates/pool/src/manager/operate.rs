@@ -24,6 +24,10 @@ impl Manager {
             Some(_) => AuditKind::Drained,
             None => AuditKind::Undrained,
         };
+        // An undrain of what is not drained does nothing.
+        if reason.is_none() && self.boxes[number].record.drained.is_none() {
+            return Ok(());
+        }
         self.note_box(what, number, reason.clone());
         self.boxes[number].record.drained = reason;
         let record = self.boxes[number].record.clone();

@@ -245,5 +245,6 @@ pub(super) fn box_view(of: &Box_) -> BoxView {
         heard: of.heard_until_ms.is_some(),
         check: of.check.clone(),
         link: of.record.link,
+        link_fails: of.link_fails.clone(),
     }
 }

@@ -136,6 +136,8 @@ fn detaches_spares_and_operators_are_told() {
     manager.detach(10_501, &gpus[0], false).unwrap();
     manager.detach(10_501, &gpus[1], true).unwrap();
     manager.is_broken(10_501, &gpus[2], "it smokes").unwrap();
+    // Nothing is drained: nothing is done.
+    manager.drain(10_502, "a", None).unwrap();
     manager.drain(10_502, "a", Some("repair".into())).unwrap();
     manager.taint(10_502, &gpus[0], Some("odd".into())).unwrap();
     manager.taint(10_502, &gpus[0], None).unwrap();

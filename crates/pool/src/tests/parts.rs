@@ -29,6 +29,7 @@ pub(super) fn join(name: &str, gpus: Vec<GpuFacts>) -> Join {
         url: format!("tcp://{name}:1"),
         gpus,
         link: None,
+        link_fails: None,
     }
 }
 

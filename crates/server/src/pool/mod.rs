@@ -64,6 +64,8 @@ pub struct PoolOptions {
     pub check: Option<String>,
     /// Network between programs and this machine, if it is known.
     pub link: Option<LinkFacts>,
+    /// Reason for which it could not be measured.
+    pub link_fails: Option<String>,
 }
 
 /// State of a box on its disk.
@@ -204,6 +206,7 @@ impl Gate {
                 url: String::new(),
                 gpus: Vec::new(),
                 link: options.link,
+                link_fails: options.link_fails.clone(),
             },
             shared: Arc::clone(&shared),
             answers: answers_in,

@@ -87,6 +87,7 @@ impl World {
                     url: "tcp://x".into(),
                     gpus,
                     link: None,
+                    link_fails: None,
                 };
                 Message::Join(at, join, number)
             }
