@@ -21,6 +21,7 @@
 # make net-soak   ten million operations of 64 threads on queues of the software adapter that lose messages; docs/results/net-soak.json
 # make containers the images of server and client by podman, without a registry, as root
 # make bare-root  the wheel, the Debian package and Jupyter in a root that has nothing else, as root
+# make net-ptx    the kernel of outboard bench net, compiled
 # make coverage   docs/coverage.md, the state of every driver call
 # make samples    crates/generate/samples, samples of generated code
 # make ptx-table  docs/ptx-instructions.md, the state of every instruction form
@@ -78,7 +79,7 @@ SEED ?= 1
 PARTS ?=
 CASES ?=
 
-.PHONY: demo check test lint unit smoke loom fuzz fuzz-corpora fuzz-coverage hostile balance-soak net-soak bare-root programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-gpu paper-pool-quick pool-demo pool-faults page-script bench-pool build examples coverage samples ptx-table dist check-size containers install wheel deb clean
+.PHONY: demo check test lint unit smoke loom fuzz fuzz-corpora fuzz-coverage hostile balance-soak net-soak bare-root programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-gpu paper-pool-quick pool-demo pool-faults page-script bench-pool build examples coverage samples ptx-table net-ptx dist check-size containers install wheel deb clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -293,6 +294,11 @@ ptx-table:
 	@mkdir -p build
 	$(CARGO) run --quiet --release -p outboard-truth -- table crates/truth/recorded/h200.zst > build/ptx-instructions.md
 	mv build/ptx-instructions.md docs/ptx-instructions.md
+
+# The kernel that the command carries; without the comments, which are a sixth of it.
+net-ptx: $(TOOLCHAIN)
+	.toolchain/bin/nvcc -std=c++17 -O2 -arch=compute_80 -ptx -Iinclude crates/cli/src/bench/net.cu -o build/net.ptx
+	grep -v -e '^[[:space:]]*//' -e '^$$' build/net.ptx > crates/cli/src/bench/net.ptx
 
 # The command as it is packaged, and the libraries of the release build, which programs' calls pass through.
 dist: build

@@ -228,3 +228,22 @@ def test_a_loop_ends_when_its_peer_is_killed(server: Server, loops: Path, loop: 
     assert process.returncode == 1, end["said"]
     assert "syndrome 0x15" in end["said"] or "syndrome 0x5" in end["said"], end["said"]
     assert end["stop_us"] == -1
+
+
+def test_bench_net_measures_every_verb_and_says_that_it_is_software() -> None:
+    command = [OUTBOARD, "bench", "net", "--quick", "--no-local", "--bytes", "1000", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S_MAX)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)
+    assert results["complete"]
+    rows = {(row["verb"], row["window"]): row for row in results["rows"]}
+    verbs = ("put", "put-value", "get", "fetch-add", "compare-swap", "nop")
+    assert sorted(rows) == sorted((verb, window) for verb in verbs for window in (1, 64))
+    for (verb, _), row in rows.items():
+        assert row["is_software"]
+        assert row["us_each"] > 0
+        assert (row["gigabytes_a_second"] > 0) == (verb != "nop")
+    # A warp has no atomics here, and 33 threads are no warps.
+    for more in (["--scope", "warp", "--threads", "32", "--verb", "nop"], ["--scope", "block", "--threads", "33"]):
+        refused = subprocess.run([*command[:-1], *more], capture_output=True, text=True, timeout=RUN_S_MAX)
+        assert refused.returncode != 0

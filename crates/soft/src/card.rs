@@ -6,7 +6,8 @@ use outboard_wire::doc::{DeviceCard, PeerCard};
 
 use super::{BOARD_BYTES, Capability, memory::GRANULARITY_BYTES, streams::PRIORITIES};
 
-pub(super) const NAME: &str = "Outboard software GPU";
+/// The device's name, by which programs tell it from a GPU.
+pub const NAME: &str = "Outboard software GPU";
 pub(super) const WARP_THREADS: u32 = 32;
 pub(super) const BLOCK_THREADS_MAX: u32 = 1024;
 pub(super) const BLOCK_EXTENT_MAX: [u32; 3] = [1024, 1024, 64];

@@ -57,6 +57,7 @@ use rustix::process::{Resource, getrlimit};
 use tracing::warn;
 
 pub use capability::Capability;
+pub use card::NAME;
 pub use outboard_ptx::check::Checks;
 
 /// The window in which the client places device memory.

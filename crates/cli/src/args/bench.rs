@@ -7,7 +7,7 @@ use outboard_api::optimise::Level;
 use outboard_link::{Endpoint, RdmaOptions};
 use outboard_wire::network::{self, Bandwidth};
 
-use crate::bench::{Carrier, Group, LinkOf};
+use crate::bench::{Carrier, Group, LinkOf, Place, Scope, Verb};
 
 use super::number;
 
@@ -23,7 +23,8 @@ Examples:
   outboard bench --gpu shm:///a.sock --gpu shm:///b.sock --json ab.json
   outboard bench sessions --sessions 1,8,64          what many sessions cost
   outboard bench emulate                             how exact emulated networks are here
-  outboard bench link                                shm, tcp and rdma by themselves")]
+  outboard bench link                                shm, tcp and rdma by themselves
+  outboard bench net                                 RDMA operations that a kernel posts")]
 pub(crate) struct BenchArgs {
     #[command(flatten)]
     pub(crate) targets: BenchTargets,
@@ -48,6 +49,68 @@ pub(crate) enum BenchCommand {
     Emulate(EmulateArgs),
     /// Measure the links themselves: shm, tcp and rdma, without a program
     Link(LinkArgs),
+    /// Measure RDMA operations that a kernel posts by itself, to an adapter in software
+    Net(NetArgs),
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Every combination of the values given is measured. The adapter runs in the program's process, and a kernel reaches it on the \
+local GPU and over shm; without a GPU the figures are those of the software device, and say so. Threads are of one block.
+
+Examples:
+  outboard bench net
+  outboard bench net --verb put --bytes 8,4096,1048576 --counters gpu --json net.json
+  outboard bench net --verb put-value --threads 1,32,256 --queues 1,4 --window 16")]
+pub(crate) struct NetArgs {
+    #[command(flatten)]
+    pub(crate) targets: BenchTargets,
+    /// Only these operations [default: all]
+    #[arg(long, value_name = "VERB", value_delimiter = ',', value_enum)]
+    pub(crate) verb: Vec<Verb>,
+    /// Bytes of a put or a get
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "8,4096,65536",
+          value_parser = number::<u64>(1..=1 << 24))]
+    pub(crate) bytes: Vec<u64>,
+    /// Posters: each thread; or each warp, or the block, which put and put-value only
+    #[arg(
+        long,
+        value_name = "SCOPE",
+        value_delimiter = ',',
+        value_enum,
+        default_value = "thread"
+    )]
+    pub(crate) scope: Vec<Scope>,
+    /// Threads of the block
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1",
+          value_parser = number::<u32>(1..=1024))]
+    pub(crate) threads: Vec<u32>,
+    /// Queues, which posters share
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1",
+          value_parser = number::<u32>(1..=64))]
+    pub(crate) queues: Vec<u32>,
+    /// Operations of a poster between two waits
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,64",
+          value_parser = number::<u32>(1..=512))]
+    pub(crate) window: Vec<u32>,
+    /// Where the counters of queues are
+    #[arg(
+        long,
+        value_name = "PLACE",
+        value_delimiter = ',',
+        value_enum,
+        default_value = "host"
+    )]
+    pub(crate) counters: Vec<Place>,
+    /// Operations of each poster [default: 1000, with --quick 50]
+    #[arg(long, value_name = "N", value_parser = number::<u32>(1..=1_000_000))]
+    pub(crate) operations: Option<u32>,
+    /// One round, few operations
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Number of turns of each side [default: 3, with --quick 1]
+    #[arg(long, value_name = "N", value_parser = number::<u16>(1..=1000))]
+    pub(crate) rounds: Option<u16>,
 }
 
 #[derive(Debug, clap::Args)]

@@ -28,7 +28,7 @@ use crate::exit;
 
 pub(crate) use balance::{ApiArgs, BalanceCommand};
 pub(crate) use bench::{
-    BenchArgs, BenchCommand, BenchTargets, EmulateArgs, LinkArgs, SessionsArgs,
+    BenchArgs, BenchCommand, BenchTargets, EmulateArgs, LinkArgs, NetArgs, SessionsArgs,
 };
 pub(crate) use hand_over::HandOverArgs;
 pub(crate) use nic::{NicCommand, NicRunArgs};

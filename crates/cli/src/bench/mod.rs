@@ -16,6 +16,9 @@ mod cases;
 mod driver;
 mod emulate;
 mod link;
+mod net;
+mod net_case;
+mod net_worker;
 mod processes;
 mod protocol;
 mod report;
@@ -52,6 +55,7 @@ pub(crate) use cases::Group;
 use cases::{Case, cases};
 pub(crate) use emulate::Carrier;
 pub(crate) use link::LinkOf;
+pub(crate) use net_case::{Place, Scope, Verb};
 pub(crate) use report::time;
 use report::{Report, Row};
 use server::BenchServer;
@@ -73,6 +77,7 @@ pub(crate) fn bench(args: BenchArgs) -> anyhow::Result<ExitCode> {
         Some(BenchCommand::Sessions(sessions)) => sessions::sessions(sessions, &interrupt),
         Some(BenchCommand::Emulate(args)) => emulate::emulate(args, &interrupt),
         Some(BenchCommand::Link(args)) => link::link(args, &interrupt),
+        Some(BenchCommand::Net(args)) => net::net(args, &interrupt),
         None => compare(args, &interrupt),
     };
     match result {

@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::cases::Operation;
+use super::{
+    cases::Operation,
+    net_case::{NetCase, NetFigures},
+};
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -16,6 +19,8 @@ pub(super) enum Request {
     },
     /// Returns the free memory of the device.
     Memory,
+    /// Has a kernel post to an adapter in the worker.
+    Net(NetCase),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -31,6 +36,7 @@ pub(super) enum Reply {
     Memory {
         free_bytes: u64,
     },
+    Net(NetFigures),
     Failed {
         why: String,
     },

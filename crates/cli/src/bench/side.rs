@@ -20,6 +20,7 @@ use outboard_link::Endpoint;
 use super::{
     Interrupt,
     cases::Operation,
+    net_case::{NetCase, NetFigures},
     protocol::{Ready, Reply, Request},
 };
 use crate::run::environment;
@@ -160,6 +161,14 @@ impl Side {
         self.send(&Request::Memory)?;
         match self.reply(Duration::from_millis(OVERTIME_MS_MAX))? {
             Reply::Memory { free_bytes } => Ok(free_bytes),
+            other => bail!("the worker said {other:?}"),
+        }
+    }
+
+    pub(super) fn net(&mut self, case: &NetCase) -> anyhow::Result<NetFigures> {
+        self.send(&Request::Net(*case))?;
+        match self.reply(Duration::from_millis(OVERTIME_MS_MAX))? {
+            Reply::Net(figures) => Ok(figures),
             other => bail!("the worker said {other:?}"),
         }
     }

@@ -18,6 +18,7 @@ use super::{
         SINGLE_LAUNCHES, STEP_INPUT_BYTES, STEP_KERNELS,
     },
     driver::{Arguments, Driver, Pinned},
+    net_worker,
     protocol::{Ready, Reply, Request},
     statistics::median,
 };
@@ -52,6 +53,7 @@ pub(crate) fn worker() -> anyhow::Result<ExitCode> {
     };
     for line in std::io::stdin().lock().lines() {
         let reply = match serde_json::from_str(&line?)? {
+            Request::Net(case) => net_worker::run(&bench.driver, &case).map(Reply::Net),
             Request::Memory => bench.driver.memory().map(|(free, _)| Reply::Memory {
                 free_bytes: free as u64,
             }),

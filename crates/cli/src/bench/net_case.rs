@@ -1,0 +1,168 @@
+//! A case of `outboard bench net`, and its figures.
+
+use anyhow::bail;
+use clap::ValueEnum;
+use outboard_net::wqe::opcode;
+use serde::{Deserialize, Serialize};
+
+/// A value in the entry, beside the numbers of operations.
+const VALUE: u32 = 0x100 | opcode::WRITE as u32;
+const WARP: u32 = 32;
+const WORD_BYTES: u64 = 8;
+
+/// An operation that a kernel posts. One-sided: nobody has to receive it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Verb {
+    Put,
+    PutValue,
+    Get,
+    FetchAdd,
+    CompareSwap,
+    Nop,
+}
+
+impl Verb {
+    /// The number of the operation.
+    pub(super) fn number(self) -> u32 {
+        match self {
+            Verb::Put => opcode::WRITE.into(),
+            Verb::PutValue => VALUE,
+            Verb::Get => opcode::READ.into(),
+            Verb::FetchAdd => opcode::FETCH_ADD.into(),
+            Verb::CompareSwap => opcode::COMPARE_SWAP.into(),
+            Verb::Nop => opcode::NOP.into(),
+        }
+    }
+
+    /// Returns the bytes that an operation moves, of those asked for.
+    pub(super) fn bytes(self, asked: u64) -> u64 {
+        match self {
+            Verb::Put | Verb::Get => asked,
+            Verb::PutValue | Verb::FetchAdd | Verb::CompareSwap => WORD_BYTES,
+            Verb::Nop => 0,
+        }
+    }
+
+    pub(super) fn has_sizes(self) -> bool {
+        matches!(self, Verb::Put | Verb::Get)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Scope {
+    Thread,
+    Warp,
+    Block,
+}
+
+impl Scope {
+    /// Returns the number of those that post, of so many threads.
+    fn posters(self, threads: u32) -> u32 {
+        match self {
+            Scope::Thread => threads,
+            Scope::Warp => threads / WARP,
+            Scope::Block => 1,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Place {
+    Host,
+    Gpu,
+}
+
+/// One combination of the values asked for.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct NetCase {
+    pub(super) verb: Verb,
+    pub(super) scope: Scope,
+    pub(super) threads: u32,
+    pub(super) queues: u32,
+    pub(super) bytes: u64,
+    /// Operations of a poster between two waits.
+    pub(super) window: u32,
+    pub(super) counters: Place,
+    pub(super) operations: u32,
+}
+
+impl NetCase {
+    pub(super) fn posters(&self) -> u32 {
+        self.scope.posters(self.threads)
+    }
+
+    /// Returns the bytes between the memory of two posters.
+    pub(super) fn stride(&self) -> u64 {
+        self.bytes.next_multiple_of(WORD_BYTES).max(WORD_BYTES)
+    }
+
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        if self.scope != Scope::Thread && !self.threads.is_multiple_of(WARP) {
+            bail!("{} threads are no whole warps", self.threads);
+        }
+        if self.scope != Scope::Thread && !matches!(self.verb, Verb::Put | Verb::PutValue) {
+            bail!(
+                "warps and blocks put and put-value here, and do not {}",
+                name(self.verb)
+            );
+        }
+        Ok(())
+    }
+}
+
+/// The figures of one run.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct NetFigures {
+    /// From the first post to the last completion, for one poster's operation.
+    pub(super) us_each: f64,
+    /// In ticks of the GPU's clock, until the call returns.
+    pub(super) post_ticks: f64,
+    pub(super) million_a_second: f64,
+    pub(super) gigabytes_a_second: f64,
+}
+
+impl NetFigures {
+    pub(super) fn new(case: &NetCase, ns: u64, posting_ticks: u64) -> NetFigures {
+        let all = f64::from(case.posters()) * f64::from(case.operations);
+        let us = (ns as f64 / 1e3).max(1e-3);
+        NetFigures {
+            us_each: us / f64::from(case.operations),
+            post_ticks: posting_ticks as f64 / all,
+            million_a_second: all / us,
+            gigabytes_a_second: all * case.bytes as f64 / us / 1e3,
+        }
+    }
+}
+
+/// Returns the name by which a value is asked for.
+pub(super) fn name<T: ValueEnum>(value: T) -> String {
+    let value = value.to_possible_value();
+    value.map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_of_all_posters() {
+        let case = NetCase {
+            verb: Verb::Put,
+            scope: Scope::Warp,
+            threads: 64,
+            queues: 1,
+            bytes: 1000,
+            window: 1,
+            counters: Place::Host,
+            operations: 10,
+        };
+        // Two warps, 10 puts of 1,000 bytes each, in 10 us.
+        let figures = NetFigures::new(&case, 10_000, 400);
+        assert_eq!((figures.us_each, figures.post_ticks), (1.0, 20.0));
+        assert_eq!(figures.million_a_second, 2.0);
+        assert_eq!(figures.gigabytes_a_second, 2.0);
+    }
+}
