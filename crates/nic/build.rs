@@ -1,5 +1,5 @@
 //! Makes the two libraries that programs load: a jump for each function, under its symbol version.
-//! What they jump to is this crate's own library, `liboutboard_nic.so`.
+//! They jump to this crate's own library, `liboutboard_nic.so`.
 
 #[path = "src/functions.rs"]
 #[allow(dead_code, unreachable_pub)]

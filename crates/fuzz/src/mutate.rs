@@ -5,9 +5,9 @@
 const RANDOM_BYTES_MAX: usize = 4096;
 const MUTATIONS_MAX: usize = 8;
 
-/// One of so many inputs is random bytes, if there are seeds.
+/// Inputs of which one is random bytes, if there are seeds.
 const RANDOM_ONE_IN: usize = 16;
-/// One of so many mutated inputs comes from the seeds that were written by hand, if there is a
+/// Mutated inputs of which one comes from the seeds that were written by hand, if there is a
 /// corpus: it has more inputs than they.
 const WRITTEN_ONE_IN: usize = 4;
 const PIECE_BYTES_MAX: usize = 64;

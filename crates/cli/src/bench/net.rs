@@ -41,7 +41,7 @@ struct Results {
 struct Row {
     side: String,
     device: String,
-    /// Whether the times are those of a GPU in software, which say nothing of one.
+    /// True for the software device, whose times say nothing of a GPU.
     is_software: bool,
     #[serde(flatten)]
     case: NetCase,

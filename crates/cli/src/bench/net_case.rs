@@ -58,7 +58,7 @@ pub(crate) enum Scope {
 }
 
 impl Scope {
-    /// Returns the number of those that post, of so many threads.
+    /// Returns how many of the threads post.
     fn posters(self, threads: u32) -> u32 {
         match self {
             Scope::Thread => threads,

@@ -111,10 +111,10 @@ pub(super) struct Run {
     /// A number of its own.
     pub(super) id: u64,
     pub(super) handle: u64,
-    /// Tails that wait behind this execution.
+    /// Number of tails of earlier executions that still wait.
     pub(super) tails_before: usize,
     pub(super) asked: Mutex<Asked>,
-    /// Whether there may be launches to start.
+    /// Set while there may be launches to start.
     pub(super) has_fired: AtomicBool,
     pub(super) launchable: Arc<Launchable>,
     pub(super) device: Arc<dyn Starts>,

@@ -316,7 +316,7 @@ impl State {
         }
     }
 
-    /// Whether a task waits for others.
+    /// Returns whether a task waits for others.
     pub(super) fn waits(&self, id: TaskId) -> bool {
         self.tasks.get(&id).is_some_and(|task| task.waits > 0)
     }
