@@ -42,6 +42,8 @@ pub struct Opener {
     sealed: Range<usize>,
     /// Bytes that are opened and not taken.
     plain: Range<usize>,
+    /// Error of the record after the bytes that were taken last.
+    fault: Option<TlsError>,
 }
 
 impl Sealer {
@@ -107,6 +109,7 @@ impl Opener {
             buffer: vec![0; BUFFER_BYTES],
             sealed: 0..0,
             plain: 0..0,
+            fault: None,
         })
     }
 
@@ -117,7 +120,7 @@ impl Opener {
 
     /// Returns whether nothing has come that was not taken.
     pub fn is_empty(&self) -> bool {
-        self.sealed.is_empty() && self.plain.is_empty()
+        self.sealed.is_empty() && self.plain.is_empty() && self.fault.is_none()
     }
 
     /// Returns room for bytes of the connection, never none; called when [`take`](Self::take) has
@@ -162,12 +165,24 @@ impl Opener {
         }
     }
 
-    /// Copies opened bytes to `out`; returns their number, 0 if more has to come first.
+    /// Copies opened bytes to `out`; returns their number, 0 if more has to come first. Data that
+    /// came before an error is taken first: the error is returned by the next call.
     pub fn take(&mut self, out: &mut [u8]) -> Result<usize, TlsError> {
+        if let Some(fault) = self.fault.take() {
+            return Err(fault);
+        }
         let mut taken = 0;
         while taken < out.len() {
-            if self.plain.is_empty() && !self.open()? {
-                break;
+            if self.plain.is_empty() {
+                match self.open() {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(fault) if taken > 0 => {
+                        self.fault = Some(fault);
+                        break;
+                    }
+                    Err(fault) => return Err(fault),
+                }
             }
             let count = self.plain.len().min(out.len() - taken);
             let from = self.plain.start..self.plain.start + count;
@@ -331,6 +346,24 @@ mod tests {
             sealer.seal_record(kind, message, &mut bytes).unwrap();
             let said = opened(&mut opener, &bytes, 99).unwrap_err().to_string();
             assert!(said.contains(expected), "{kind} {message:?}: {said}");
+        }
+    }
+
+    #[test]
+    fn data_before_an_error_is_taken_first() {
+        for (message, expected) in [([1, CLOSE_NOTIFY], "closed"), ([2, 42], "alert 42")] {
+            let (mut sealer, mut opener) = pair(0);
+            let mut bytes = Vec::new();
+            sealer.seal(b"data", &mut bytes).unwrap();
+            sealer.seal_record(ALERT, &message, &mut bytes).unwrap();
+            opener.room()[..bytes.len()].copy_from_slice(&bytes);
+            opener.filled(bytes.len());
+            let mut out = [0; 16];
+            assert_eq!(opener.take(&mut out).unwrap(), 4);
+            assert_eq!(out[..4], *b"data");
+            assert!(!opener.is_empty());
+            let error = opener.take(&mut out).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
         }
     }
 
