@@ -166,6 +166,55 @@ def test_python_makes_endpoints_for_kernels(server: Server, kernels: Path) -> No
         assert [end.result() for end in ends] == [expected, expected]
 
 
+NONSENSE = """
+import mmap
+from outboard import OutboardError, net
+
+def said(call):
+    try:
+        call()
+    except (OutboardError, ValueError) as error:
+        return str(error)
+    raise AssertionError("taken")
+
+page = mmap.mmap(-1, 1 << 16)
+print(said(lambda: net.Endpoint(loss_ppm=1_000_001)))
+print(said(lambda: net.Endpoint(loss_ppm=-1)))
+print(said(lambda: net.Endpoint(delay_ns=(2, 1))))
+print(said(lambda: net.Endpoint(delay_ns=(2,))))
+with net.Endpoint() as endpoint:
+    print(said(lambda: endpoint.register(page, 16)))
+    print(said(lambda: endpoint.register(page, 1 << 32)))
+    print(said(lambda: endpoint.register(bytearray(), 1)))
+    print(said(lambda: endpoint.queue((1 << 32) + 6, memory=page)))
+    endpoint.queue(memory=page)
+    print(said(lambda: endpoint.queue(memory=page)))
+"""
+
+
+def test_python_takes_no_nonsense() -> None:
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "python"),
+        "OUTBOARD_NET_LIBRARY": str(LIBRARY / "liboutboard_net.so"),
+    }
+    done = subprocess.run([sys.executable, "-c", NONSENSE], env=env, capture_output=True, text=True, timeout=RUN_S_MAX)
+    assert done.returncode == 0, done.stderr
+    expected = [
+        "loses 1000001 of a million messages",
+        "-1 is no unsigned number of 32 bits",
+        "messages take 2 to 1 ns",
+        "not enough values to unpack",
+        "no access 0x10",
+        "4294967296 is no unsigned number of 32 bits",
+        "0 bytes cannot be registered",
+        "4294967302 is no unsigned number of 32 bits",
+        "a queue of this process already lies there",
+    ]
+    for said, part in zip(done.stdout.splitlines(), expected, strict=True):
+        assert part in said
+
+
 @pytest.fixture(scope="module")
 def loops(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_on_gpu(tmp_path_factory.mktemp("loops"), "loops.cu", "-rdc=true")

@@ -33,7 +33,8 @@ struct outboard_net_queue_options {
     uint64_t counters;
 };
 
-// The network between queues. Zeroed, it loses nothing and takes no time.
+// The network between queues. Zeroed, it loses nothing and takes no time. At most 1,000,000 of loss_ppm; delays are from
+// delay_ns_min to delay_ns_max, an hour at most; reserved is 0.
 struct outboard_net_options {
     uint64_t seed, delay_ns_min, delay_ns_max, bytes_per_s;
     uint32_t loss_ppm, reserved;
@@ -82,11 +83,13 @@ static inline int outboard_net_open(const struct outboard_net_options *options, 
 }
 
 void outboard_net_close(struct outboard_net *net);
+// Memory that is mapped now, for bits of outboard_net_access: written to if there is any but REMOTE_READ.
 int outboard_net_register(const struct outboard_net *net, void *memory, uint64_t bytes, uint32_t access, uint32_t *key);
 // Bytes of a queue's memory: whole pages, since cudaHostAlloc aligns whole pages alone. 0 without options.
 uint64_t outboard_net_queue_bytes(const struct outboard_net_queue_options *options);
 // Bytes of a queue's counters, for those who have them elsewhere. 0 without options.
 uint64_t outboard_net_counters_bytes(const struct outboard_net_queue_options *options);
+// The memory, and `counters`, are no other queue's of this process until the adapter is closed.
 int outboard_net_queue_create(const struct outboard_net *net, void *memory, uint64_t bytes,
                               const struct outboard_net_queue_options *options, struct outboard_net_queue *out);
 int outboard_net_connect(const struct outboard_net *net, uint32_t one, uint32_t other);

@@ -135,7 +135,7 @@ class Queue:
         listens at the address, `127.0.0.1:PORT`."""
         mine = offers.window if offers else Window()
         theirs = Window()
-        arguments = (address.encode(), c_int(listens), c_uint32(timeout_ms), byref(mine), byref(theirs))
+        arguments = (address.encode(), c_int(listens), c_uint32(_fits(timeout_ms, 32)), byref(mine), byref(theirs))
         self._endpoint._call("outboard_net_meet", c_uint32(self.exported.qpn), *arguments)
         return theirs
 
@@ -165,7 +165,15 @@ class Endpoint:
         self._free: list[Callable[[], None]] = []
         self._kept: list[object] = []
         self._library = _loaded(library)
-        options = _Options(seed, *delay_ns, bytes_per_s, loss_ppm, 0)
+        shortest, longest = delay_ns
+        options = _filled(
+            _Options,
+            seed=seed,
+            delay_ns_min=shortest,
+            delay_ns_max=longest,
+            bytes_per_s=bytes_per_s,
+            loss_ppm=loss_ppm,
+        )
         layout = _Layout(VERSION, *map(ctypes.sizeof, (Exported, _QueueOptions, _Options, Status, Window)))
         self._said(self._library.outboard_net_open_as(byref(layout), byref(options), byref(self._net)))
 
@@ -180,7 +188,9 @@ class Endpoint:
     ) -> Queue:
         """Makes a queue of 2^log_entries entries and, if that is not 0, 2^log_receives receives, in memory that is
         pinned and mapped: the driver's, or that of a tensor."""
-        options = _QueueOptions(log_entries, log_receives, signal_every, flags, 0)
+        options = _filled(
+            _QueueOptions, log_blocks=log_entries, log_receives=log_receives, signal_every=signal_every, flags=flags
+        )
         needed = self._library.outboard_net_queue_bytes(byref(options))
         address, size = span(memory) if memory is not None else (self._pinned(needed), needed)
         exported = Exported()
@@ -193,7 +203,7 @@ class Endpoint:
         buffer."""
         address, size = span(of)
         key = c_uint32()
-        self._call("outboard_net_register", c_void_p(address), c_uint64(size), c_uint32(access), byref(key))
+        self._call("outboard_net_register", c_void_p(address), c_uint64(size), c_uint32(_fits(access, 32)), byref(key))
         self._kept.append(of)
         return Memory(address, size, key.value, of)
 
@@ -232,6 +242,18 @@ class Endpoint:
     def _said(self, status: int) -> None:
         if status != 0:
             raise OutboardError(self._library.outboard_net_message().decode(errors="replace"))
+
+
+def _fits(number: int, bits: int) -> int:
+    """The number, which ctypes would cut down to its bits in silence."""
+    if not 0 <= number < 1 << bits:
+        raise ValueError(f"{number} is no unsigned number of {bits} bits")
+    return number
+
+
+def _filled(kind: type[ctypes.Structure], **fields: int) -> ctypes.Structure:
+    sizes = {name: 8 * ctypes.sizeof(of) for name, of, *_ in kind._fields_}
+    return kind(**{name: _fits(number, sizes[name]) for name, number in fields.items()})
 
 
 def span(of: Any) -> tuple[int, int]:

@@ -12,7 +12,7 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
-    Access, Error, Link, Mapped, Network, Window,
+    Access, Error, Link, Mapped, Network, Window, is_mapped,
     layout::Layout,
     nic::Nic,
     queue::{self, Export, Queue},
@@ -102,6 +102,9 @@ pub unsafe extern "C" fn outboard_net_open_as(
     }
     // SAFETY: null, or options that the caller lends.
     let options = unsafe { options.as_ref() };
+    if options.is_some_and(|options| options.reserved != 0) {
+        return done(Err(Error::Reserved("outboard_net_options")));
+    }
     let network = options.map_or(Network::default(), |options| Network {
         seed: options.seed,
         loss_ppm: options.loss_ppm,
@@ -163,12 +166,15 @@ pub unsafe extern "C" fn outboard_net_register(
     let Some(key) = (unsafe { key.as_mut() }) else {
         return done(Err(Error::Null("key")));
     };
-    // SAFETY: the caller keeps the memory mapped.
-    let memory = unsafe { mapped(memory, bytes) };
-    done(memory.and_then(|memory| {
+    if bytes == 0 {
+        return done(Err(Error::Empty));
+    }
+    done(Access::new(access).and_then(|access| {
+        // SAFETY: the caller keeps the memory mapped.
+        let memory = unsafe { mapped(memory, bytes, access.writes()) }?;
         *key = net
             .nic
-            .with(|adapter| adapter.register(1, memory, Access(access)))?;
+            .with(|adapter| adapter.register(1, memory, access))?;
         Ok(())
     }))
 }
@@ -224,7 +230,7 @@ pub unsafe extern "C" fn outboard_net_queue_create(
         return done(Err(Error::Null("out")));
     };
     // SAFETY: the caller keeps the memory mapped.
-    let memory = unsafe { mapped(memory, bytes) };
+    let memory = unsafe { mapped(memory, bytes, true) };
     done(memory.and_then(|memory| {
         let queue = Queue::create(&net.nic, memory, *options)?;
         *out = queue.export();
@@ -279,6 +285,9 @@ pub unsafe extern "C" fn outboard_net_meet(
     let address = unsafe { CStr::from_ptr(address) }.to_string_lossy();
     // SAFETY: null, or a window that the caller lends.
     let mine = unsafe { mine.as_ref() }.copied().unwrap_or_default();
+    if mine.reserved != 0 {
+        return done(Err(Error::Reserved("outboard_net_window")));
+    }
     let queue = net.queues.lock().get(&qpn).cloned();
     let timeout = Duration::from_millis(timeout_ms.into());
     let met = queue
@@ -331,7 +340,7 @@ pub unsafe extern "C" fn outboard_net_reset_counters(
     let queue = net.queues.lock().get(&qpn).cloned();
     done(queue.ok_or(Error::NoPair(qpn)).and_then(|queue| {
         // SAFETY: the caller lends the counters for this call.
-        let counters = unsafe { mapped(counters, queue.counters_bytes() as u64) };
+        let counters = unsafe { mapped(counters, queue.counters_bytes() as u64, true) };
         queue.reset_counters(&net.nic, &counters?)
     }))
 }
@@ -369,11 +378,24 @@ pub unsafe extern "C" fn outboard_net_status_of(
     }))
 }
 
+/// Takes memory of the caller's that is there now.
+///
 /// # Safety
 ///
 /// The memory stays mapped until the adapter is closed.
-unsafe fn mapped(memory: *mut c_void, bytes: u64) -> Result<Mapped, Error> {
+unsafe fn mapped(memory: *mut c_void, bytes: u64, is_written: bool) -> Result<Mapped, Error> {
     let at = NonNull::new(memory.cast::<u8>()).ok_or(Error::Null("memory"))?;
+    let address = at.as_ptr() as u64;
+    if bytes > isize::MAX as u64 || address.checked_add(bytes).is_none() {
+        return Err(Error::Wraps { address, bytes });
+    }
+    if !is_mapped(address as usize, bytes as usize, is_written) {
+        return Err(Error::NotMapped {
+            address,
+            bytes,
+            is_written,
+        });
+    }
     // SAFETY: mapped for as long as the adapter, by the duty above.
     Ok(unsafe { Mapped::new(at, bytes as usize, at.as_ptr() as u64) })
 }

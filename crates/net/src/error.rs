@@ -38,6 +38,36 @@ pub enum Error {
     Peer(&'static str),
     #[error("{address}: {why}")]
     Meet { address: String, why: String },
+    #[error("the network loses {0} of a million messages: 1,000,000 at most")]
+    Loss(u32),
+    #[error(
+        "messages take {min_ns} to {max_ns} ns: the first is not above the second, nor that above {limit_ns}"
+    )]
+    Delay {
+        min_ns: u64,
+        max_ns: u64,
+        limit_ns: u64,
+    },
+    #[error("{0}: `reserved` is 0 here")]
+    Reserved(&'static str),
+    #[error("memory of 0 bytes cannot be registered")]
+    Empty,
+    #[error("there is no access {0:#x}: 1 to 15 are bits of `outboard_net_access`")]
+    Access(u32),
+    #[error("{bytes} bytes at {address:#x} go beyond the end of all addresses")]
+    Wraps { address: u64, bytes: u64 },
+    #[error("not all of the {bytes} bytes at {address:#x} are mapped here{}", if *.is_written { " and may be written" } else { "" })]
+    NotMapped {
+        address: u64,
+        bytes: u64,
+        is_written: bool,
+    },
+    #[error("{what} at {address:#x}: a queue of this process already lies there")]
+    Taken { what: &'static str, address: u64 },
+    #[error("a queue takes 2^1 to 2^{log_max} receives, or none if that is 0; not 2^{given}")]
+    Receives { log_max: u32, given: u32 },
+    #[error("the counters of queue {0:#x} are in its own memory: outboard_net_reset puts it back")]
+    CountersOfQueue(u32),
     #[error("there are no flags {0:#x}")]
     Flags(u32),
     #[error("counters begin at a multiple of 64, not at {0:#x}")]

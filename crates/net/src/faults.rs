@@ -1,5 +1,11 @@
 //! The network between queue pairs: loss, delay and bandwidth, the same again from one seed.
 
+use crate::error::Error;
+
+const MILLION: u32 = 1_000_000;
+/// Longest time of a message: an hour.
+const DELAY_NS_MAX: u64 = 3_600_000_000_000;
+
 /// A network's properties. The default loses nothing and takes no time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Network {
@@ -10,6 +16,24 @@ pub struct Network {
     pub delay_ns_max: u64,
     /// 0 does not limit it.
     pub bytes_per_s: u64,
+}
+
+impl Network {
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.loss_ppm > MILLION {
+            return Err(Error::Loss(self.loss_ppm));
+        }
+        let (min_ns, max_ns) = (self.delay_ns_min, self.delay_ns_max);
+        if min_ns > max_ns || max_ns > DELAY_NS_MAX {
+            let limit_ns = DELAY_NS_MAX;
+            return Err(Error::Delay {
+                min_ns,
+                max_ns,
+                limit_ns,
+            });
+        }
+        Ok(())
+    }
 }
 
 /// A network in use.
@@ -47,13 +71,13 @@ impl Wire {
             bytes_per_s,
             ..
         } = self.network;
-        let lost = self.next() % 1_000_000 < u64::from(loss_ppm);
+        let lost = self.next() % u64::from(MILLION) < u64::from(loss_ppm);
         let spread_ns = delay_ns_max.saturating_sub(delay_ns_min);
         let delay_ns = delay_ns_min + self.next() % (spread_ns + 1);
         if let Some(ns) = (bytes.saturating_mul(1_000_000_000)).checked_div(bytes_per_s) {
-            self.free_at_ns = self.free_at_ns.max(now_ns) + ns;
+            self.free_at_ns = self.free_at_ns.max(now_ns).saturating_add(ns);
         }
-        (!lost).then_some(self.free_at_ns.max(now_ns) + delay_ns)
+        (!lost).then_some(self.free_at_ns.max(now_ns).saturating_add(delay_ns))
     }
 
     /// SplitMix64.

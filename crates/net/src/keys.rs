@@ -17,6 +17,19 @@ impl Access {
     pub const ALL: Access = Access(15);
     pub const LOCAL_READ: Access = Access(0);
 
+    /// Returns these bits, if there are no others.
+    pub(crate) fn new(bits: u32) -> Result<Access, Error> {
+        match bits & !Access::ALL.0 {
+            0 => Ok(Access(bits)),
+            _ => Err(Error::Access(bits)),
+        }
+    }
+
+    /// Returns true if memory is written to by operations that this permits.
+    pub(crate) fn writes(self) -> bool {
+        self.0 & !Access::REMOTE_READ.0 != 0
+    }
+
     fn permits(self, wanted: Access) -> bool {
         self.0 & wanted.0 == wanted.0
     }

@@ -20,6 +20,7 @@
 
 mod adapter;
 pub mod capi;
+mod claim;
 mod completions;
 pub mod cqe;
 mod error;
@@ -27,6 +28,7 @@ mod faults;
 mod keys;
 mod layout;
 mod link;
+mod mapping;
 mod meet;
 mod memory;
 mod nic;
@@ -43,6 +45,7 @@ pub use faults::Network;
 pub use keys::{Access, REGIONS_MAX};
 pub use layout::Layout;
 pub use link::Link;
+pub use mapping::is_mapped;
 pub use meet::Window;
 pub use memory::Mapped;
 pub use nic::Nic;

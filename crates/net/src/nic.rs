@@ -46,6 +46,7 @@ pub struct Nic {
 
 impl Nic {
     pub fn start(network: Network) -> Result<Nic, Error> {
+        network.check()?;
         let shared = Shared {
             adapter: Arc::new(Mutex::new(Adapter::new(network))),
             wanted: Arc::new(AtomicU32::new(0)),

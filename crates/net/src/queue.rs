@@ -11,12 +11,14 @@
 //! ```
 
 use std::{
+    ops::Range,
     sync::atomic::Ordering,
     time::{Duration, Instant},
 };
 
 use crate::{
     adapter::{PairSetup, RECEIVE_BYTES, Retries},
+    claim::Claim,
     completions::{CompletionsSetup, check},
     cqe::CQE_BYTES,
     error::Error,
@@ -95,17 +97,18 @@ pub struct Options {
 
 impl Options {
     fn check(&self) -> Result<(), Error> {
-        let size = |what, log_min, given| match given {
-            given if (log_min..=LOG_MAX).contains(&given) => Ok(()),
-            given => Err(Error::Size {
-                what,
-                log_min,
+        if !(LOG_MIN..=LOG_MAX).contains(&self.log_blocks) {
+            return Err(Error::Size {
+                what: "queue",
+                log_min: LOG_MIN,
                 log_max: LOG_MAX,
-                given,
-            }),
-        };
-        size("queue", LOG_MIN, self.log_blocks)?;
-        size("receive queue", 0, self.log_receives)?;
+                given: self.log_blocks,
+            });
+        }
+        if self.log_receives > LOG_MAX {
+            let (log_max, given) = (LOG_MAX, self.log_receives);
+            return Err(Error::Receives { log_max, given });
+        }
         // A warp that waits for room must have an entry before it that completes.
         let every_max = (1 << self.log_blocks) - TOGETHER_MAX + 1;
         if self.signal_every > every_max {
@@ -115,10 +118,20 @@ impl Options {
         if !self.counters.is_multiple_of(64) {
             return Err(Error::Counters(self.counters));
         }
+        self.counters_range()?;
         match self.flags & !(PLAIN | PATIENT | EXCLUSIVE) {
             0 => Ok(()),
             unknown => Err(Error::Flags(unknown)),
         }
+    }
+
+    /// Addresses of the counters that are not in the queue's own memory.
+    fn counters_range(&self) -> Result<Range<u64>, Error> {
+        let (address, bytes) = (self.counters, self.counters_bytes() as u64);
+        let end = address
+            .checked_add(bytes)
+            .ok_or(Error::Wraps { address, bytes })?;
+        Ok(address..end)
     }
 
     fn are_counters_of_gpu(&self) -> bool {
@@ -211,6 +224,7 @@ pub struct Export {
 /// A queue pair and its block of memory.
 #[derive(Debug)]
 pub struct Queue {
+    _claims: Vec<Claim>,
     block: Mapped,
     completions: u32,
     receive_completions: u32,
@@ -223,6 +237,16 @@ impl Queue {
     pub fn create(nic: &Nic, block: Mapped, options: Options) -> Result<Queue, Error> {
         options.check()?;
         check(&block, "a queue", options.bytes(), PAGE_BYTES)?;
+        let mut claims = vec![Claim::take(
+            "a queue",
+            block.address()..block.address() + options.bytes() as u64,
+        )?];
+        if options.are_counters_of_gpu() {
+            claims.push(Claim::take(
+                "a queue's counters",
+                options.counters_range()?,
+            )?);
+        }
         let filled = options.filled_at()..options.filled_at() + options.filled_bytes();
         for at in (0..RING).chain(filled).step_by(8) {
             block.u64(at).store(0, Ordering::Relaxed);
@@ -269,6 +293,7 @@ impl Queue {
                 },
             };
             Ok(Queue {
+                _claims: claims,
                 block,
                 completions,
                 receive_completions,
@@ -321,10 +346,10 @@ impl Queue {
     /// copied back afterwards. No thread may be using the queue.
     pub fn reset_counters(&self, nic: &Nic, counters: &Mapped) -> Result<(), Error> {
         let bytes = self.options.counters_bytes();
-        check(counters, "a queue's counters", bytes, 8)?;
         if !self.options.are_counters_of_gpu() {
-            return self.reset(nic);
+            return Err(Error::CountersOfQueue(self.export.qpn));
         }
+        check(counters, "a queue's counters", bytes, 8)?;
         self.reset_with(nic, counters, COUNTERS_BYTES, Instant::now())?;
         counters.u64(ERROR).store(0, Ordering::Release);
         Ok(())

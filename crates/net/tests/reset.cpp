@@ -1,11 +1,13 @@
 // Failures of entries and receives: calls say which, with which syndrome; after a reset the queues work again, and other
 // queues have not noticed.
 #include <dlfcn.h>
+#include <sys/mman.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
+#include <utility>
 
 #include "outboard/net.cuh"
 
@@ -224,9 +226,65 @@ int other_headers()
     return 0;
 }
 
+// Whether a call has failed, and said this.
+bool refused(int status, const char *why) { return status == -1 && std::strstr(outboard_net_message(), why) != nullptr; }
+
+int nonsense_of_networks()
+{
+    outboard_net *net = nullptr;
+    for (auto [options, why] : {std::pair{outboard_net_options{1, 0, 0, 0, 1000001, 0}, "1000001 of a million"},
+                                std::pair{outboard_net_options{1, 5, 4, 0, 0, 0}, "take 5 to 4 ns"},
+                                std::pair{outboard_net_options{1, 0, UINT64_MAX, 0, 0, 0}, "above 3600000000000"},
+                                std::pair{outboard_net_options{1, 0, 0, 0, 0, 1}, "`reserved` is 0"}})
+        EXPECT(refused(outboard_net_open(&options, &net), why) && net == nullptr);
+    outboard_net_options all_lost = {1, 4, 4, 1, 1000000, 0};
+    EXPECT(outboard_net_open(&all_lost, &net) == 0);
+    outboard_net_close(net);
+    return 0;
+}
+
+// Memory that is not there, or not for that; queues in memory of others, and of sizes that there are not.
+int nonsense_of_memory()
+{
+    Four four;
+    EXPECT(four.open(outboard_net_queue_options{6, 0, 0, 0, 0}));
+    uint32_t key = 0;
+    char *data = (char *)four.data, *constant = (char *)mmap(nullptr, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    EXPECT(refused(outboard_net_register(four.net, data, 0, 15, &key), "0 bytes"));
+    EXPECT(refused(outboard_net_register(four.net, data, UINT64_MAX, 15, &key), "beyond the end of all addresses"));
+    EXPECT(refused(outboard_net_register(four.net, data, 1ull << 46, 15, &key), "are mapped here and may be written"));
+    EXPECT(refused(outboard_net_register(four.net, data, 8, 16, &key), "no access 0x10"));
+    EXPECT(refused(outboard_net_register(four.net, (void *)0x1000, 8, 0, &key), "are mapped here"));
+    EXPECT(refused(outboard_net_register(four.net, constant, 8, 2, &key), "and may be written"));
+    EXPECT(key == 0 && outboard_net_register(four.net, constant, 4096, 4, &key) == 0);
+    outboard_net_queue_options options = {5, 0, 0, 0, 0}, receives = {5, 16, 0, 0, 0}, far = {5, 0, 0, 0, UINT64_MAX - 63};
+    uint64_t bytes = outboard_net_queue_bytes(&options);
+    char *memory = (char *)pages(2 * bytes);
+    outboard_net_queue queue;
+    EXPECT(refused(outboard_net_queue_create(four.net, memory, UINT64_MAX, &options, &queue), "beyond the end of all addresses"));
+    EXPECT(refused(outboard_net_queue_create(four.net, memory, 1ull << 46, &options, &queue), "are mapped here"));
+    EXPECT(refused(outboard_net_queue_create(four.net, memory, bytes, &receives, &queue), "2^1 to 2^15 receives, or none"));
+    EXPECT(refused(outboard_net_queue_create(four.net, memory, bytes, &far, &queue), "beyond the end of all addresses"));
+    EXPECT(outboard_net_queue_create(four.net, memory, bytes, &options, &queue) == 0);
+    EXPECT(refused(outboard_net_queue_create(four.net, memory, bytes, &options, &queue), "already lies there"));
+    outboard_net *other = nullptr;
+    EXPECT(outboard_net_open(nullptr, &other) == 0);
+    EXPECT(refused(outboard_net_queue_create(other, memory + bytes - 4096, bytes, &options, &queue), "already lies there"));
+    EXPECT(outboard_net_queue_create(other, memory + bytes, bytes, &options, &queue) == 0);
+    EXPECT(refused(outboard_net_reset_counters(other, queue.qpn, data), "are in its own memory"));
+    EXPECT(four.others_work());
+    outboard_net_close(other);
+    outboard_net_close(four.net);
+    // What was closed gives its memory back.
+    EXPECT(outboard_net_open(nullptr, &other) == 0);
+    EXPECT(outboard_net_queue_create(other, memory, bytes, &options, &queue) == 0);
+    outboard_net_close(other);
+    return 0;
+}
+
 int main()
 {
-    if (other_headers()) return 1;
+    if (other_headers() || nonsense_of_networks() || nonsense_of_memory()) return 1;
     for (uint32_t flags : {0u, (uint32_t)OUTBOARD_NET_PLAIN})
         if (failed_receives(flags) || wrapped(flags)) return 1;
     return wrong_key() || bad_input() || ended_in_mid_post();
