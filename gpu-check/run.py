@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import machine
@@ -22,7 +23,7 @@ import steady
 from process import Limits, Mode, Runner
 from report import Report, print_table
 from server import Server, ServerError
-from suite import ROOT, Group, groups, select
+from suite import ROOT, Group, groups, select, soaking
 
 MODES = ("local", "shm", "tcp")
 WORKLOAD_S = 240.0
@@ -37,7 +38,8 @@ EXIT_USAGE = 2
 def main(arguments: list[str] | None = None, suite: tuple[Group, ...] | None = None) -> int:
     options = _parse(arguments)
     try:
-        chosen = select(groups() if suite is None else suite, options.only, options.quick)
+        suite = soaking(groups() if suite is None else suite, options.soak_s, options.soak_seed)
+        chosen = select(suite, options.only, options.quick)
     except ValueError as error:
         print(f"gpu-check: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -81,7 +83,7 @@ def _check(options: argparse.Namespace, chosen: tuple[Group, ...], scratch: Path
             for mode in modes:
                 print(f"{group.name} ({mode.name}) ...", end="", flush=True)
                 started = time.monotonic()
-                run = runner.run_group(group, mode, limits)
+                run = runner.run_group(group, mode, _lasting(limits, group))
                 report.add(group, mode, run)
                 report.write()
                 print(f" {time.monotonic() - started:.0f} s: {report.summary(group, mode.name)}", flush=True)
@@ -99,6 +101,11 @@ def _check(options: argparse.Namespace, chosen: tuple[Group, ...], scratch: Path
     print_table(report)
     print(f"\nresults: {options.out}, logs: {options.log_dir}")
     return 0 if report.ok else EXIT_FAILED
+
+
+def _lasting(limits: Limits, group: Group) -> Limits:
+    """The limits of a group whose workloads are asked to last."""
+    return replace(limits, workload_s=limits.workload_s + group.lasts_s)
 
 
 def _list(chosen: tuple[Group, ...], modes: list[str]) -> None:
@@ -126,6 +133,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few iterations: about 6 minutes for three modes")
     parser.add_argument("--timeout-s", type=float, help="most seconds for one workload in one mode")
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="most seconds for the whole check")
+    parser.add_argument("--soak-s", type=float, default=0, help="how long the soak lasts in each mode")
+    parser.add_argument("--soak-seed", type=int, default=1, help="the order of the soak's steps")
     parser.add_argument("--counts", action="store_true", help="count the calls of a steady-state iteration too")
     parser.add_argument("--device", default="nvidia", help="passed to `outboard serve`")
     parser.add_argument("--log-dir", type=Path, default=ROOT / "build" / "gpu-check")

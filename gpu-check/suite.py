@@ -17,6 +17,9 @@ WORKLOADS_DIR = HERE / "workloads"
 EXAMPLES_DIR = ROOT / "build" / "examples"
 EXAMPLE_SCRIPTS_DIR = ROOT / "examples" / "python"
 
+# Name of the group whose length is chosen.
+SOAK = "soak"
+
 LOSS_TOLERANCE = 1e-4
 NUMBER_TOLERANCE_RELATIVE = 1e-4
 
@@ -61,6 +64,8 @@ class Group:
     exit_code: int = 0
     # Folder of the modules; tests set their own.
     directory: Path = WORKLOADS_DIR
+    # Time that a workload is asked to last beyond its work.
+    lasts_s: float = 0.0
 
 
 def _workloads(module: str, *functions: str, slow: bool = False) -> tuple[Workload, ...]:
@@ -126,7 +131,7 @@ def groups() -> tuple[Group, ...]:
                 for name in ("profiler_resnet18", "profiler_bert", "profiler_graph", "profiler_copies", "profiler_many")
             ),
         ),
-        Group("soak", _workloads("torch_soak", "soak")),
+        Group(SOAK, _workloads("torch_soak", "soak")),
         Group("device_assert", _workloads("faults", "device_assert")),
         Group("os_exit", _workloads("faults", "os_exit"), exit_code=7),
         Group(
@@ -214,6 +219,16 @@ def groups() -> tuple[Group, ...]:
         Group("numba", _workloads("numba_programs", "numba_saxpy", "numba_shared_sum")),
     )
     return tuple(group for group in suite if group.workloads)
+
+
+def soaking(suite: tuple[Group, ...], seconds: float, seed: int) -> tuple[Group, ...]:
+    """The suite with a soak of at least `seconds`, its steps in the order of `seed`."""
+    environment = {"OUTBOARD_SOAK_S": f"{seconds:g}", "OUTBOARD_SOAK_SEED": str(seed)}
+
+    def longer(group: Group) -> Group:
+        return replace(group, environment=group.environment | environment, lasts_s=seconds)
+
+    return tuple(longer(group) if group.name == SOAK else group for group in suite)
 
 
 def select(suite: tuple[Group, ...], only: list[str], quick: bool) -> tuple[Group, ...]:

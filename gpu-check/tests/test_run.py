@@ -122,6 +122,14 @@ def test_hang_at_start_ends_the_group_only(tmp_path, monkeypatch):
     assert results["workloads"]["wrong_loss"]["shm"]["status"] == "pass"
 
 
+def test_soak_lasts_as_long_as_asked(tmp_path):
+    group = fake_group("soaks", name="soak")
+    extra = ("--timeout-s", "1", "--soak-s", "1.5", "--soak-seed", "7")
+    status, results = check(tmp_path, group, modes="shm", extra=extra)
+    assert status == 0
+    assert results["workloads"]["soaks"]["shm"]["facts"] == {"seed": "7"}
+
+
 def test_no_first_result_fails_the_group_at_once(tmp_path):
     group = fake_group("right", "wrong_loss", environment={"FAKE_NO_DEVICE": "1"})
     status, results = check(tmp_path, group, modes="local,shm")

@@ -86,6 +86,11 @@ def skips_remotely(settings):
     return Result()
 
 
+def soaks(settings):
+    time.sleep(float(os.environ["OUTBOARD_SOAK_S"]))
+    return Result(facts={"seed": os.environ["OUTBOARD_SOAK_SEED"]})
+
+
 def hangs_at_exit(settings):
     if REMOTE:
         import atexit
