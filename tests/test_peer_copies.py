@@ -23,6 +23,7 @@ from test_trust import keys, made
 
 PROGRAM = TEST_PROGRAMS / "peer_copies.py"
 SEVERAL = TEST_PROGRAMS / "several_servers.py"
+BOXES = TEST_PROGRAMS / "peer_boxes.py"
 MIB = 1 << 20
 HERE = ("--peer-copies", "127.0.0.0/8")
 # The kind of a hello of another server (`handshake::Purpose::Peer`), and where it is in it.
@@ -99,6 +100,42 @@ def test_encrypted_servers_that_ask_for_keys_and_tokens(tmp_path: Path, monkeypa
     with servers(tmp_path, guarded, guarded) as both:
         urls = [server.urls["tcps"] for server in both]
         assert copies(urls, tmp_path) == straight(4, 3 * MIB + 5)
+
+
+def boxes(urls: list[str], folder: Path, *case: str) -> tuple[int, dict[str, object]]:
+    """Runs a case, which must be right; returns the bytes that it copied, and how."""
+    process = start(urls, BOXES, *case, stats=folder / "stats.json")
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0 and out.endswith("right\n"), out + err
+    return int(out.split()[0]), json.loads((folder / "stats.json").read_text())["between_servers"]
+
+
+@pytest.mark.parametrize("case", ["random 1 40", "both", "many", "order"])
+def test_boxes_go_straight(tmp_path: Path, case: str) -> None:
+    with servers(tmp_path, HERE, HERE) as both:
+        size, counts = boxes([server.urls["tcp"] for server in both], tmp_path, *case.split())
+        if case.startswith("random"):
+            # Boxes below 256 KiB, of which there are some.
+            assert isinstance(counts["straight"], int) and counts["straight"] > 20
+            assert counts["through_here"] == {"short": 40 - counts["straight"]}
+            assert 0 < size - int(str(counts["straight_bytes"])) < 20 * (256 << 10)
+        else:
+            assert (counts["straight_bytes"], counts["through_here"]) == (size, {})
+
+
+def test_boxes_are_the_same_through_the_program(tmp_path: Path) -> None:
+    with servers(tmp_path, (), ()) as both:
+        urls = [server.urls["tcp"] for server in both]
+        _, counts = boxes(urls, tmp_path, "random", "1", "40")
+        assert counts["straight"] == 0, counts
+        _, counts = boxes(urls, tmp_path, "wrong")
+        assert counts["straight"] == 0, counts
+
+
+def test_wrong_boxes_leave_the_way_as_it_was(tmp_path: Path) -> None:
+    with servers(tmp_path, HERE, HERE) as both:
+        size, counts = boxes([server.urls["tcp"] for server in both], tmp_path, "wrong")
+        assert counts == straight(1, size)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ use outboard_wire::{
     handshake::Purpose,
     limits::CHUNK_BYTES_MAX,
     messages::{
-        CopyBoxOut, CopyOut, Echo, EchoReply, FenceContext, FenceStream, ImageGet, ImageGetReply,
-        ImageOffer, ImageOfferReply, ImagePut, Request, gives_back, is_bulk, is_light, is_question,
+        CopyOut, Echo, EchoReply, FenceContext, FenceStream, ImageGet, ImageGetReply, ImageOffer,
+        ImageOfferReply, ImagePut, Request, gives_back, is_bulk, is_light, is_question,
     },
 };
 
@@ -83,7 +83,7 @@ pub(super) fn execute<'a>(
     body.end()?;
     let (stream, reply_bytes) = match &request {
         Request::CopyOut(m) => (Some(m.stream), Some(m.len)),
-        Request::CopyBoxOut(m) => (Some(m.stream), Some(box_bytes(m))),
+        Request::CopyBoxOut(m) => (Some(m.stream), Some(box_bytes(m.desc))),
         Request::FenceStream(m) => (Some(m.stream), None),
         Request::Echo(m) => (None, Some(u64::from(m.answer_bytes))),
         _ => (None, None),
@@ -200,8 +200,8 @@ fn too_long(len: u64) -> Failure {
 
 /// Length of the box's rows without padding, in bytes. Returns 0 for a description that cannot be
 /// decoded, which the device then refuses.
-fn box_bytes(m: &CopyBoxOut<'_>) -> u64 {
-    doc::from_bytes::<doc::CopyBox>(m.desc).map_or(0, |desc| {
+pub(super) fn box_bytes(desc: &[u8]) -> u64 {
+    doc::from_bytes::<doc::CopyBox>(desc).map_or(0, |desc| {
         desc.width
             .saturating_mul(desc.height)
             .saturating_mul(desc.depth)

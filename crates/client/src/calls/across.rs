@@ -7,20 +7,17 @@
 
 use outboard_api::{
     CUresult,
-    cuda::{CU_STREAM_LEGACY, CUDA_MEMCPY3D, CUarray, CUevent, CUstream},
+    cuda::{CU_STREAM_LEGACY, CUarray, CUevent, CUstream},
     enums::*,
 };
 use outboard_wire::messages;
 
 use super::{
     Done,
-    straight::{self, End},
+    straight::{self, Bytes, End},
 };
 use crate::{
-    observe::{
-        crossings::{self, Through},
-        servers::Selected,
-    },
+    observe::servers::Selected,
     state::{
         Driver, Event, HandleKind, StreamRef, are_several, current_context, driver,
         driver_of_handle, drivers, on, on_address, on_stream, wire_context,
@@ -28,11 +25,11 @@ use crate::{
 };
 
 /// Longest piece of a copy between servers, in bytes: the memory that the client needs for it.
-const PIECE_BYTES_MAX: usize = 16 << 20;
+pub(super) const PIECE_BYTES_MAX: usize = 16 << 20;
 
 /// The server and place of one end of a copy.
 #[derive(Clone, Copy)]
-enum Place {
+pub(super) enum Place {
     /// Memory of a device.
     Device(&'static Driver, u64),
     Array(&'static Driver),
@@ -50,7 +47,7 @@ impl Place {
         }
     }
 
-    fn of_record(memory_type: u32, address: u64, array: CUarray) -> Place {
+    pub(super) fn of_record(memory_type: u32, address: u64, array: CUarray) -> Place {
         match memory_type {
             CU_MEMORYTYPE_ARRAY => match driver_of_handle(array.0 as u64) {
                 Some(driver) => Place::Array(driver),
@@ -61,7 +58,7 @@ impl Place {
         }
     }
 
-    fn driver(self) -> Option<&'static Driver> {
+    pub(super) fn driver(self) -> Option<&'static Driver> {
         match self {
             Place::Device(driver, _) | Place::Array(driver) => Some(driver),
             Place::Host => None,
@@ -69,7 +66,7 @@ impl Place {
     }
 
     /// Makes the thread's calls go to this end's server until the result is dropped.
-    fn select(self) -> Option<Selected> {
+    pub(super) fn select(self) -> Option<Selected> {
         match self {
             Place::Device(driver, address) => Some(on_address(driver, address)),
             Place::Array(driver) => Some(on(driver, driver.contexts.any_made())),
@@ -112,7 +109,12 @@ pub(super) fn line(
         crossing.at(0, 1, |driver| copy(driver, dst, src, bytes))?;
         return Ok(None);
     }
-    if crossing.is_straight(bytes)? {
+    let whole = Bytes::Line {
+        dst,
+        src,
+        bytes: bytes as u64,
+    };
+    if crossing.is_straight(whole)? {
         return Ok(None);
     }
     let mut buffer = vec![0_u8; bytes.min(PIECE_BYTES_MAX)];
@@ -126,106 +128,21 @@ pub(super) fn line(
     Ok(None)
 }
 
-/// Runs a copy of two or three dimensions: by `run`, at once if one server has all of it, or else
-/// in pieces through the client. `run` gets the record, the stream and whether to wait.
-pub(super) fn boxed(
-    stream: CUstream,
-    wait: bool,
-    whole: &CUDA_MEMCPY3D,
-    run: impl Fn(&CUDA_MEMCPY3D, CUstream, bool) -> Done,
-) -> Done {
-    if !are_several() {
-        return run(whole, stream, wait);
-    }
-    let ends = [
-        Place::of_record(whole.dst_memory_type, whole.dst_device, whole.dst_array),
-        Place::of_record(whole.src_memory_type, whole.src_device, whole.src_array),
-    ];
-    let Some(crossing) = Crossing::of(stream, wait, ends)? else {
-        let _selected = on_stream(stream);
-        return run(whole, stream, wait);
-    };
-    crossing.begin()?;
-    let at = |driver: &Driver, copy: &CUDA_MEMCPY3D| {
-        let stream = driver.crossing_stream()?;
-        run(copy, CUstream(stream.wire() as usize), true)?;
-        driver.synchronize_stream(&stream)
-    };
-    if !crossing.is_between_servers() {
-        return crossing.at(0, 1, |driver| at(driver, whole));
-    }
-    crossings::went_through(Through::Rows);
-    let (width, height) = (whole.width_in_bytes, whole.height);
-    let piece_width = width.clamp(1, PIECE_BYTES_MAX);
-    let piece_height = (PIECE_BYTES_MAX / piece_width).clamp(1, height.max(1));
-    let mut buffer = vec![0_u8; piece_width * piece_height];
-    let address = buffer.as_mut_ptr() as u64;
-    for z in 0..whole.depth {
-        for y in (0..height).step_by(piece_height) {
-            for x in (0..width).step_by(piece_width) {
-                let shape = [(width - x).min(piece_width), (height - y).min(piece_height)];
-                let (out, back) = pieces(whole, [x, y, z], shape, address);
-                crossing.at(1, 1, |driver| at(driver, &out))?;
-                crossing.at(0, 0, |driver| at(driver, &back))?;
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Returns the records that copy a piece to packed rows in the client, and from there.
-fn pieces(
-    whole: &CUDA_MEMCPY3D,
-    [x, y, z]: [usize; 3],
-    [width, height]: [usize; 2],
-    address: u64,
-) -> (CUDA_MEMCPY3D, CUDA_MEMCPY3D) {
-    let piece = CUDA_MEMCPY3D {
-        width_in_bytes: width,
-        height,
-        depth: 1,
-        ..*whole
-    };
-    let out = CUDA_MEMCPY3D {
-        src_x_in_bytes: whole.src_x_in_bytes + x,
-        src_y: whole.src_y + y,
-        src_z: whole.src_z + z,
-        dst_x_in_bytes: 0,
-        dst_y: 0,
-        dst_z: 0,
-        dst_memory_type: CU_MEMORYTYPE_HOST,
-        dst_host: address as *mut _,
-        dst_pitch: width,
-        dst_height: height,
-        ..piece
-    };
-    let back = CUDA_MEMCPY3D {
-        dst_x_in_bytes: whole.dst_x_in_bytes + x,
-        dst_y: whole.dst_y + y,
-        dst_z: whole.dst_z + z,
-        src_x_in_bytes: 0,
-        src_y: 0,
-        src_z: 0,
-        src_memory_type: CU_MEMORYTYPE_HOST,
-        src_host: address as *const _,
-        src_pitch: width,
-        src_height: height,
-        ..piece
-    };
-    (out, back)
-}
-
 /// A copy that no single server can make.
-struct Crossing {
+pub(super) struct Crossing {
     stream: CUstream,
     wait: bool,
     /// Destination and source.
-    ends: [Place; 2],
+    pub(super) ends: [Place; 2],
 }
 
 impl Crossing {
     /// Returns `None` if the server of the stream has both ends.
-    fn of(stream: CUstream, wait: bool, ends: [Place; 2]) -> Result<Option<Crossing>, CUresult> {
+    pub(super) fn of(
+        stream: CUstream,
+        wait: bool,
+        ends: [Place; 2],
+    ) -> Result<Option<Crossing>, CUresult> {
         let number = {
             let _selected = on_stream(stream);
             driver()?.number
@@ -236,12 +153,12 @@ impl Crossing {
     }
 
     /// Returns whether both ends are devices'.
-    fn is_between_servers(&self) -> bool {
+    pub(super) fn is_between_servers(&self) -> bool {
         self.ends.iter().all(|end| end.driver().is_some())
     }
 
     /// Waits for the work that precedes the copy.
-    fn begin(&self) -> Done {
+    pub(super) fn begin(&self) -> Done {
         {
             let _selected = on_stream(self.stream);
             let driver = driver()?;
@@ -263,13 +180,13 @@ impl Crossing {
         Ok(())
     }
 
-    /// Makes a copy of one dimension straight between the two servers, if that can be.
-    fn is_straight(&self, bytes: usize) -> Result<bool, CUresult> {
+    /// Makes a copy straight between the two servers, if that can be.
+    pub(super) fn is_straight(&self, bytes: Bytes<'_>) -> Result<bool, CUresult> {
         let [Place::Device(..), Place::Device(..)] = self.ends else {
             return Ok(false);
         };
         let [dst, src] = self.ends.map(|place| -> Result<Option<End>, CUresult> {
-            let Place::Device(driver, address) = place else {
+            let Place::Device(driver, _) = place else {
                 return Ok(None);
             };
             let _selected = place.select();
@@ -277,7 +194,6 @@ impl Crossing {
                 driver,
                 context: wire_context(),
                 stream: driver.crossing_stream()?,
-                address,
             }))
         });
         let (Some(dst), Some(src)) = (dst?, src?) else {
@@ -291,7 +207,12 @@ impl Crossing {
     }
 
     /// Works at the server of the first of two ends that has one.
-    fn at(&self, first: usize, second: usize, work: impl FnOnce(&Driver) -> Done) -> Done {
+    pub(super) fn at(
+        &self,
+        first: usize,
+        second: usize,
+        work: impl FnOnce(&Driver) -> Done,
+    ) -> Done {
         let ends = [self.ends[first], self.ends[second]];
         let found = ends.into_iter().find(|end| end.driver().is_some());
         let Some((end, driver)) = found.and_then(|end| Some((end, end.driver()?))) else {
@@ -311,7 +232,7 @@ impl Driver {
     }
 
     /// Returns the current context's stream for copies between servers.
-    fn crossing_stream(&self) -> Result<StreamRef, CUresult> {
+    pub(super) fn crossing_stream(&self) -> Result<StreamRef, CUresult> {
         let context = current_context()?;
         let mut known = self.crossing_streams.lock();
         let own = known.get(&context.0).cloned();

@@ -10,7 +10,9 @@ use outboard_api::CUresult;
 use outboard_wire::{
     Op,
     limits::{CHUNK_BYTES_MAX, PEER_PIECES_AT_ONCE, SERVERS_MAX},
-    messages::{PeerAwait, PeerClose, PeerCome, PeerConnect, PeerSend, PeerWrite},
+    messages::{
+        PeerAwait, PeerClose, PeerCome, PeerConnect, PeerSend, PeerSendBox, PeerWrite, PeerWriteBox,
+    },
 };
 use parking_lot::Mutex;
 
@@ -23,14 +25,46 @@ use crate::{
 
 /// Shortest copy that goes straight. A shorter one is done sooner through here: it needs fewer
 /// round trips.
-const STRAIGHT_BYTES_MIN: usize = 256 << 10;
+const STRAIGHT_BYTES_MIN: u64 = 256 << 10;
 
-/// One end of a copy: its server, the context and stream of its work, and its address.
+/// One end of a copy: its server, and the context and stream of its work.
 pub(super) struct End {
     pub(super) driver: &'static Driver,
     pub(super) context: u64,
     pub(super) stream: StreamRef,
-    pub(super) address: u64,
+}
+
+/// The bytes of a copy, in pieces of at most `CHUNK_BYTES_MAX` bytes each.
+#[derive(Clone, Copy)]
+pub(super) enum Bytes<'b> {
+    Line { dst: u64, src: u64, bytes: u64 },
+    Rows(&'b dyn Rows),
+}
+
+/// Rows of memory at both ends, in pieces, as descriptions for messages.
+pub(super) trait Rows {
+    fn bytes(&self) -> u64;
+    fn pieces(&self) -> u64;
+    /// Describes where a piece comes from.
+    fn from(&self, piece: u64) -> Result<Vec<u8>, CUresult>;
+    /// Describes where a piece goes to.
+    fn to(&self, piece: u64) -> Result<Vec<u8>, CUresult>;
+}
+
+impl Bytes<'_> {
+    fn len(&self) -> u64 {
+        match self {
+            Bytes::Line { bytes, .. } => *bytes,
+            Bytes::Rows(rows) => rows.bytes(),
+        }
+    }
+
+    fn pieces(&self) -> u64 {
+        match self {
+            Bytes::Line { bytes, .. } => bytes.div_ceil(CHUNK_BYTES_MAX as u64),
+            Bytes::Rows(rows) => rows.pieces(),
+        }
+    }
 }
 
 /// The way from one server to another.
@@ -47,10 +81,10 @@ static WAYS: [[Mutex<Way>; SERVERS_MAX]; SERVERS_MAX] =
 
 /// Makes a copy straight from one server to the other. Returns false if the caller has to make it:
 /// nothing or a part of it is copied then.
-pub(super) fn copy(dst: &End, src: &End, bytes: usize) -> bool {
+pub(super) fn copy(dst: &End, src: &End, bytes: Bytes<'_>) -> bool {
     match try_copy(dst, src, bytes) {
         Ok(()) => {
-            crossings::went_straight(bytes as u64);
+            crossings::went_straight(bytes.len());
             true
         }
         Err(why) => {
@@ -60,13 +94,13 @@ pub(super) fn copy(dst: &End, src: &End, bytes: usize) -> bool {
     }
 }
 
-fn try_copy(dst: &End, src: &End, bytes: usize) -> Result<(), Through> {
+fn try_copy(dst: &End, src: &End, bytes: Bytes<'_>) -> Result<(), Through> {
     if optimise::is_lowered() || dst.driver.is_emulated || src.driver.is_emulated {
         return Err(Through::Asked);
     }
     let address = dst.driver.peer_address.as_deref();
     let address = address.ok_or(Through::Address)?;
-    if bytes < STRAIGHT_BYTES_MIN {
+    if bytes.len() < STRAIGHT_BYTES_MIN {
         return Err(Through::Short);
     }
     let (from, to) = (src.driver.number, dst.driver.number);
@@ -84,7 +118,7 @@ fn try_copy(dst: &End, src: &End, bytes: usize) -> Result<(), Through> {
             0
         }
     };
-    let pieces = bytes.div_ceil(CHUNK_BYTES_MAX) as u64;
+    let pieces = bytes.pieces();
     match (Run {
         dst,
         src,
@@ -143,7 +177,7 @@ fn close(dst: &End, src: &End) {
 struct Run<'e> {
     dst: &'e End,
     src: &'e End,
-    bytes: usize,
+    bytes: Bytes<'e>,
     /// Number of its first piece.
     first: u64,
 }
@@ -180,44 +214,87 @@ impl Run<'_> {
 
     /// Asks for pieces to be sent. Their replies say that they have been copied from the GPU.
     fn send(&self, start: u64, end: u64) -> Result<Arc<Group>, CUresult> {
-        let message = |number, offset, len| PeerSend {
-            way: outgoing(self.dst),
-            number,
-            src: self.src.address + offset,
-            len,
-            stream: self.src.stream.wire(),
-        };
-        self.ask(self.src, start..end, Numbered::No, message)
+        let (way, stream) = (outgoing(self.dst), self.src.stream.wire());
+        let group = Group::new((end - start) as usize);
+        for (index, number) in self.numbered(start..end) {
+            match self.bytes {
+                Bytes::Line { src, bytes, .. } => {
+                    let (offset, len) = part(bytes, index);
+                    let src = src + offset;
+                    let message = PeerSend {
+                        way,
+                        number,
+                        src,
+                        len,
+                        stream,
+                    };
+                    ask(self.src, Numbered::No, &message, &group)?;
+                }
+                Bytes::Rows(rows) => {
+                    let desc = &rows.from(index)?;
+                    let message = PeerSendBox {
+                        way,
+                        number,
+                        stream,
+                        desc,
+                    };
+                    ask(self.src, Numbered::No, &message, &group)?;
+                }
+            }
+        }
+        Ok(group)
     }
 
     /// Asks for pieces that have come to be written: work that a wait for the stream covers.
     fn write(&self, start: u64, end: u64) -> Result<Arc<Group>, CUresult> {
-        let message = |number, offset, len| PeerWrite {
-            way: incoming(self.src),
-            number,
-            dst: self.dst.address + offset,
-            len,
-            stream: self.dst.stream.wire(),
-        };
-        self.ask(self.dst, start..end, self.dst.stream.work(), message)
-    }
-
-    /// Asks something for each of these pieces, by its number, offset and length.
-    fn ask<M: for<'a> Op<'a>>(
-        &self,
-        end: &End,
-        pieces: Range<u64>,
-        numbered: Numbered<'_>,
-        message: impl Fn(u64, u64, u64) -> M,
-    ) -> Result<Arc<Group>, CUresult> {
-        let group = Group::new((pieces.end - pieces.start) as usize);
-        for piece in pieces {
-            let offset = piece * CHUNK_BYTES_MAX as u64;
-            let len = (self.bytes as u64 - offset).min(CHUNK_BYTES_MAX as u64);
-            let message = message(self.first + piece, offset, len);
-            let session = end.driver.session;
-            session.ask_numbered(numbered, end.context, &message, &group, Sink::Group)?;
+        let (way, stream) = (incoming(self.src), self.dst.stream.wire());
+        let group = Group::new((end - start) as usize);
+        for (index, number) in self.numbered(start..end) {
+            let work = self.dst.stream.work();
+            match self.bytes {
+                Bytes::Line { dst, bytes, .. } => {
+                    let (offset, len) = part(bytes, index);
+                    let dst = dst + offset;
+                    let message = PeerWrite {
+                        way,
+                        number,
+                        dst,
+                        len,
+                        stream,
+                    };
+                    ask(self.dst, work, &message, &group)?;
+                }
+                Bytes::Rows(rows) => {
+                    let desc = &rows.to(index)?;
+                    let message = PeerWriteBox {
+                        way,
+                        number,
+                        stream,
+                        desc,
+                    };
+                    ask(self.dst, work, &message, &group)?;
+                }
+            }
         }
         Ok(group)
     }
+
+    /// Returns each of these pieces by its place in the copy and its number on the way.
+    fn numbered(&self, pieces: Range<u64>) -> impl Iterator<Item = (u64, u64)> {
+        let first = self.first;
+        pieces.map(move |piece| (piece, first + piece))
+    }
+}
+
+/// Returns the offset and the length of a piece of a line.
+fn part(bytes: u64, index: u64) -> (u64, u64) {
+    let offset = index * CHUNK_BYTES_MAX as u64;
+    (offset, (bytes - offset).min(CHUNK_BYTES_MAX as u64))
+}
+
+/// Asks a server for something, as one of a group.
+fn ask<'m, M: Op<'m>>(end: &End, numbered: Numbered<'_>, message: &M, group: &Arc<Group>) -> Done {
+    let session = end.driver.session;
+    let asked = session.ask_numbered(numbered, end.context, message, group, Sink::Group);
+    asked.map(drop)
 }

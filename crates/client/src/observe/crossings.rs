@@ -20,8 +20,8 @@ pub(crate) enum Through {
     NotReached,
     /// A way that there was has ended, or said nothing for too long.
     Broken,
-    /// Copies of two and three dimensions.
-    Rows,
+    /// A copy to or from an array, of which only its server knows the size.
+    Array,
 }
 
 const REASONS: [(Through, &str); 7] = [
@@ -31,7 +31,7 @@ const REASONS: [(Through, &str); 7] = [
     (Through::NotAwaited, "not_awaited"),
     (Through::NotReached, "not_reached"),
     (Through::Broken, "broken"),
-    (Through::Rows, "rows"),
+    (Through::Array, "array"),
 ];
 
 static THROUGH: [AtomicU64; REASONS.len()] = [const { AtomicU64::new(0) }; REASONS.len()];

@@ -29,7 +29,7 @@ use outboard_wire::{
     frame::RequestHeader,
     handshake::Purpose,
     limits::{CHUNK_BYTES_MAX, PEER_PIECES_AHEAD_MAX, PEER_WAYS_MAX},
-    messages::{self, CopyIn, CopyOut},
+    messages::{self, CopyBoxIn, CopyBoxOut, CopyIn, CopyOut},
 };
 
 use self::{
@@ -38,7 +38,7 @@ use self::{
 };
 use super::{
     End, Session,
-    execute::{Executed, lay_out},
+    execute::{Executed, box_bytes, lay_out},
     sources::DataConnectionSource,
     waiting::ToPeer,
 };
@@ -61,9 +61,21 @@ pub(super) enum PeerMessage {
     Await(u32),
     Connect(u32, Result<Target, Failure>),
     Send(messages::PeerSend),
+    SendBox(BoxPiece),
     Come(messages::PeerCome),
     Write(messages::PeerWrite),
+    WriteBox(BoxPiece),
     Close(u32),
+}
+
+/// Rows of memory that are a piece of a way.
+pub(super) struct BoxPiece {
+    way: u32,
+    number: u64,
+    stream: u64,
+    desc: Vec<u8>,
+    /// Length of the rows without padding, in bytes.
+    len: u64,
 }
 
 impl PeerMessage {
@@ -78,11 +90,27 @@ impl PeerMessage {
             messages::PeerSend::NUMBER => messages::PeerSend::decode(r).map(PeerMessage::Send),
             messages::PeerCome::NUMBER => messages::PeerCome::decode(r).map(PeerMessage::Come),
             messages::PeerWrite::NUMBER => messages::PeerWrite::decode(r).map(PeerMessage::Write),
+            messages::PeerSendBox::NUMBER => messages::PeerSendBox::decode(r)
+                .map(|m| PeerMessage::SendBox(BoxPiece::new(m.way, m.number, m.stream, m.desc))),
+            messages::PeerWriteBox::NUMBER => messages::PeerWriteBox::decode(r)
+                .map(|m| PeerMessage::WriteBox(BoxPiece::new(m.way, m.number, m.stream, m.desc))),
             messages::PeerClose::NUMBER => {
                 messages::PeerClose::decode(r).map(|m| PeerMessage::Close(m.way))
             }
             _ => return None,
         })
+    }
+}
+
+impl BoxPiece {
+    fn new(way: u32, number: u64, stream: u64, desc: &[u8]) -> BoxPiece {
+        BoxPiece {
+            way,
+            number,
+            stream,
+            desc: desc.to_vec(),
+            len: box_bytes(desc),
+        }
     }
 }
 
@@ -94,6 +122,8 @@ pub(super) fn is_peer_message(op: u16) -> bool {
             | messages::PeerSend::NUMBER
             | messages::PeerCome::NUMBER
             | messages::PeerWrite::NUMBER
+            | messages::PeerSendBox::NUMBER
+            | messages::PeerWriteBox::NUMBER
             | messages::PeerClose::NUMBER
     )
 }
@@ -109,9 +139,14 @@ impl Session<'_> {
         let is_session = self.executor.purpose == Purpose::Session;
         self.executor.reply.clear();
         let mut executed = Executed::of(Ok(Outcome::Done));
-        if let PeerMessage::Send(m) = message {
-            executed.stream = Some(m.stream);
-            executed.reply_bytes = Some(m.len);
+        let sent = match message {
+            PeerMessage::Send(m) => Some((m.way, m.number, m.stream, m.len)),
+            PeerMessage::SendBox(m) => Some((m.way, m.number, m.stream, m.len)),
+            _ => None,
+        };
+        if let Some((_, _, stream, len)) = sent {
+            executed.stream = Some(stream);
+            executed.reply_bytes = Some(len);
         }
         executed.outcome = match is_session {
             true => self.on_way(&header, message),
@@ -119,11 +154,11 @@ impl Session<'_> {
                 "a way between servers, for a question",
             )),
         };
-        let to = match (message, &executed.outcome) {
-            (PeerMessage::Send(m), Ok(_)) => {
-                let way = self.peers.outgoing(m.way);
+        let to = match (sent, &executed.outcome) {
+            (Some((way, number, ..)), Ok(_)) => {
+                let way = self.peers.outgoing(way);
                 way.ok()
-                    .map(|way| -> ToPeer { (Arc::clone(way) as _, m.number) })
+                    .map(|way| -> ToPeer { (Arc::clone(way) as _, number) })
             }
             _ => None,
         };
@@ -148,9 +183,7 @@ impl Session<'_> {
                 connecting.map(Outcome::Wait)
             }
             PeerMessage::Send(m) => {
-                self.peers.outgoing(m.way)?;
-                check_len(m.len)?;
-                outboard_budget::check()?;
+                self.may_send(m.way, m.len)?;
                 let message = CopyOut {
                     src: m.src,
                     len: m.len,
@@ -159,16 +192,22 @@ impl Session<'_> {
                 let pending = self.with_device(header, |device, cx| device.copy_out(cx, &message));
                 pending.map(Outcome::Wait)
             }
+            PeerMessage::SendBox(m) => {
+                self.may_send(m.way, m.len)?;
+                let message = CopyBoxOut {
+                    stream: m.stream,
+                    desc: &m.desc,
+                };
+                let pending =
+                    self.with_device(header, |device, cx| device.copy_box_out(cx, &message));
+                pending.map(Outcome::Wait)
+            }
             PeerMessage::Come(m) => {
                 let way = Arc::clone(self.peers.incoming(m.way)?);
                 Ok(Outcome::Wait(way.awaits(m.number)))
             }
             PeerMessage::Write(m) => {
-                let piece = self.peers.incoming(m.way)?.take(m.number)?;
-                if piece.len() as u64 != m.len {
-                    let what = format!("a piece of {} bytes, {} were expected", piece.len(), m.len);
-                    return Err(Failure::new(CUresult::CUDA_ERROR_INVALID_VALUE, what));
-                }
+                let piece = self.take(m.way, m.number, m.len)?;
                 let message = CopyIn {
                     dst: m.dst,
                     stream: m.stream,
@@ -178,11 +217,40 @@ impl Session<'_> {
                 let copied = self.with_device(header, |device, cx| device.copy_in(cx, &message));
                 copied.map(|()| Outcome::Done)
             }
+            PeerMessage::WriteBox(m) => {
+                let piece = self.take(m.way, m.number, m.len)?;
+                let message = CopyBoxIn {
+                    stream: m.stream,
+                    sync: 0,
+                    desc: &m.desc,
+                    data: Data::Here(&piece),
+                };
+                let copied =
+                    self.with_device(header, |device, cx| device.copy_box_in(cx, &message));
+                copied.map(|()| Outcome::Done)
+            }
             PeerMessage::Close(way) => {
                 self.peers.close(*way);
                 Ok(Outcome::Done)
             }
         }
+    }
+
+    /// Refuses a piece to be sent that is too long, or has no way.
+    fn may_send(&self, way: u32, len: u64) -> Result<(), Failure> {
+        self.peers.outgoing(way)?;
+        check_len(len)?;
+        Ok(outboard_budget::check()?)
+    }
+
+    /// Takes a piece that has come and is of this length.
+    fn take(&self, way: u32, number: u64, len: u64) -> Result<Vec<u8>, Failure> {
+        let piece = self.peers.incoming(way)?.take(number)?;
+        if piece.len() as u64 != len {
+            let what = format!("a piece of {} bytes, {len} were expected", piece.len());
+            return Err(Failure::new(CUresult::CUDA_ERROR_INVALID_VALUE, what));
+        }
+        Ok(piece)
     }
 
     fn with_device<R>(

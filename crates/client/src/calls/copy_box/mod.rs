@@ -1,8 +1,10 @@
 //! Copies of two and three dimensions, and copies to and from arrays (`arrays`). They follow the
 //! rules of `copy.rs`: if both sides can address the memory, the copy is a message of a few words.
-//! Other host memory travels as packed rows, in pieces that each fit one message (`shape`).
+//! Other host memory travels as packed rows, in pieces that each fit one message (`shape`). Copies
+//! of several servers are in `between`.
 
 mod arrays;
+mod between;
 mod shape;
 
 use std::sync::Arc;
@@ -21,13 +23,13 @@ use outboard_wire::{
 pub(crate) use self::arrays::*;
 use self::shape::{End, Extent, Memory, Piece, pack};
 use super::{
-    Done, In, Untyped, across,
+    Done, In, Untyped,
     copy::{CopyEnd, MemoryKind},
 };
 use crate::{
     observe::guard,
     session::{Group, ReceiveBuffer, Sink},
-    state::{Driver, Pageable, StreamRef, driver, wire_context},
+    state::{Driver, Pageable, StreamRef, are_several, driver, wire_context},
 };
 
 /// Arguments of a copy, checked as by the driver.
@@ -77,8 +79,12 @@ impl RawEnd {
     }
 }
 
-/// Converts `CUDA_MEMCPY3D`; `None` if there is nothing to copy.
-fn request_3d(driver: &Driver, copy: &CUDA_MEMCPY3D) -> Result<Option<Request>, CUresult> {
+/// Converts `CUDA_MEMCPY3D` for the servers of its destination and its source; `None` if there is
+/// nothing to copy.
+fn request_3d(
+    (to, from): (&Driver, &Driver),
+    copy: &CUDA_MEMCPY3D,
+) -> Result<Option<Request>, CUresult> {
     let extent = Extent {
         width: copy.width_in_bytes as u64,
         height: copy.height as u64,
@@ -109,8 +115,8 @@ fn request_3d(driver: &Driver, copy: &CUDA_MEMCPY3D) -> Result<Option<Request>, 
         slice_rows: copy.dst_height,
     };
     Ok(Some(Request {
-        dst: dst.resolve(driver, extent)?,
-        src: src.resolve(driver, extent)?,
+        dst: dst.resolve(to, extent)?,
+        src: src.resolve(from, extent)?,
         extent,
     }))
 }
@@ -455,9 +461,14 @@ fn run(
 
 /// Runs a copy of three dimensions at its server, or between two.
 fn run_record(copy: &CUDA_MEMCPY3D, stream: CUstream, wait: bool) -> Done {
-    let here =
-        |copy: &CUDA_MEMCPY3D, stream, wait| run(|driver| request_3d(driver, copy), stream, wait);
-    across::boxed(stream, wait, copy, here)
+    if are_several() {
+        return between::run_record(copy, stream, wait);
+    }
+    run_here(copy, stream, wait)
+}
+
+fn run_here(copy: &CUDA_MEMCPY3D, stream: CUstream, wait: bool) -> Done {
+    run(|driver| request_3d((driver, driver), copy), stream, wait)
 }
 
 fn run_2d(copy: In<'_, CUDA_MEMCPY2D>, stream: CUstream, wait: bool) -> Done {

@@ -74,6 +74,20 @@ impl Memory {
 }
 
 impl End {
+    /// Returns the end of the part of a copy that begins at this byte, row and slice.
+    pub(super) fn part(&self, at: [u64; 3]) -> End {
+        match *self {
+            End::Memory(memory) => End::Memory(Memory {
+                address: memory.address + memory.offset(at),
+                ..memory
+            }),
+            End::Array { array, at: first } => End::Array {
+                array,
+                at: std::array::from_fn(|i| first[i] + at[i]),
+            },
+        }
+    }
+
     /// Returns this end of a piece in the form of messages.
     pub(super) fn wire(&self, piece: Piece) -> (BoxEnd, [u64; 3]) {
         match self {
@@ -94,6 +108,11 @@ impl End {
 }
 
 impl Extent {
+    /// Returns whether this is one row.
+    pub(super) fn is_line(&self) -> bool {
+        self.height == 1 && self.depth == 1
+    }
+
     pub(super) fn bytes(&self) -> u64 {
         self.width * self.height * self.depth
     }
