@@ -52,10 +52,10 @@ def start(urls: list[str], *program: str | Path, stats: Path) -> subprocess.Pope
     return subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def copies(urls: list[str], folder: Path, size: int = 3 * MIB + 5, rounds: int = 2) -> dict[str, object]:
+def copies(urls: list[str], folder: Path, size: int = 3 * MIB + 5, rounds: int = 2, *shape: str) -> dict[str, object]:
     """Runs the program, which must be right; returns how its copies went."""
     stats = folder / "stats.json"
-    process = start(urls, PROGRAM, str(size), str(rounds), stats=stats)
+    process = start(urls, PROGRAM, str(size), str(rounds), *shape, stats=stats)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (0, "copying\nright\n"), out + err
     counts: dict[str, object] = json.loads(stats.read_text())["between_servers"]
@@ -225,16 +225,21 @@ class Between:
 
 
 @pytest.mark.parametrize(
-    ("passes", "cuts", "reason"),
-    [(0, True, "not_reached"), (0, False, "not_reached"), (5 * MIB, True, "broken"), (5 * MIB, False, "broken")],
+    ("passes", "cuts", "reason", "shape"),
+    [
+        (0, True, "not_reached", []),
+        (0, False, "not_reached", ["rows"]),
+        (5 * MIB, True, "broken", ["rows"]),
+        (5 * MIB, False, "broken", []),
+    ],
     ids=["hangs up", "says nothing", "ends in the middle", "is slow in the middle"],
 )
-def test_another_server_that_fails(tmp_path: Path, passes: int, cuts: bool, reason: str) -> None:
+def test_another_server_that_fails(tmp_path: Path, passes: int, cuts: bool, reason: str, shape: list[str]) -> None:
     """Whatever it does, the copy is right, and is made by the program."""
     with servers(tmp_path, HERE, HERE) as both:
         between = Between(both[1].urls["tcp"], passes, cuts)
         urls = [both[0].urls["tcp"], between.url]
-        counts = copies(urls, tmp_path, 9 * MIB, 1)
+        counts = copies(urls, tmp_path, 9 * MIB, 1, *shape)
         # The way back is another, and has nobody in between.
         assert counts == {"straight": 1, "straight_bytes": 9 * MIB, "through_here": {reason: 1}}
         assert between.peers == 1
@@ -243,11 +248,11 @@ def test_another_server_that_fails(tmp_path: Path, passes: int, cuts: bool, reas
         assert copies([server.urls["tcp"] for server in both], tmp_path, MIB) == straight(4, MIB)
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-def test_a_server_that_is_killed_in_the_middle(tmp_path: Path, killed: int) -> None:
+@pytest.mark.parametrize(("killed", "shape"), [(0, ["rows"]), (1, [])])
+def test_a_server_that_is_killed_in_the_middle(tmp_path: Path, killed: int, shape: list[str]) -> None:
     with servers(tmp_path, HERE, HERE) as both:
         stats = tmp_path / "stats.json"
-        process = start([server.urls["tcp"] for server in both], PROGRAM, str(16 * MIB), "1000", stats=stats)
+        process = start([server.urls["tcp"] for server in both], PROGRAM, str(16 * MIB), "1000", *shape, stats=stats)
         assert process.stdout is not None
         assert process.stdout.readline() == "copying\n"
         time.sleep(0.5)
