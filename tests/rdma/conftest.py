@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
 from rdma_guest.guest import Guest, GuestError, one_guest, two_guests  # noqa: E402
-from rdma_guest.image import Image, Unavailable, prepare  # noqa: E402
+from rdma_guest.image import Image, ImageError, Unavailable, prepare  # noqa: E402
 
 
 class Lab:
@@ -24,11 +24,18 @@ class Lab:
         self._image = image
         self._stack = ExitStack()
         self._guests: tuple[Guest, ...] = ()
+        self._is_newer = False
 
     def one(self) -> Guest:
-        if len(self._guests) != 1:
+        if len(self._guests) != 1 or self._is_newer:
             self.close()
             self._guests = (self._stack.enter_context(one_guest(self._image)),)
+        return self._guests[0]
+
+    def newer(self, image: Image) -> Guest:
+        if not self._is_newer:
+            self.close()
+            self._guests, self._is_newer = (self._stack.enter_context(one_guest(image)),), True
         return self._guests[0]
 
     def two(self) -> tuple[Guest, Guest]:
@@ -47,7 +54,7 @@ class Lab:
             self.close()
 
     def close(self) -> None:
-        self._guests = ()
+        self._guests, self._is_newer = (), False
         self._stack.close()
 
 
@@ -71,6 +78,17 @@ def guest(lab: Lab) -> Iterator[Guest]:
 
 
 @pytest.fixture
+def tls_guest(lab: Lab) -> Iterator[Guest]:
+    """A newer kernel that has TLS loaded, and no RDMA."""
+    try:
+        image = prepare(newer=True)
+    except (ImageError, Unavailable) as error:
+        pytest.skip(f"no guest with kernel TLS: {error}")
+    yield lab.newer(image)
+    lab.calm()
+
+
+@pytest.fixture
 def pair(lab: Lab) -> Iterator[tuple[Guest, Guest]]:
     """Two machines with a cable between them: rxe0 on eth0 of each, 10.213.78.1 and 10.213.78.2."""
     yield lab.two()
@@ -78,4 +96,6 @@ def pair(lab: Lab) -> Iterator[tuple[Guest, Guest]]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: "pair" in getattr(item, "fixturenames", ()))
+    # Guests of a kind one after the other.
+    kinds = ("pair", "tls_guest")
+    items.sort(key=lambda item: [kind in getattr(item, "fixturenames", ()) for kind in kinds])

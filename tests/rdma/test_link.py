@@ -46,7 +46,7 @@ def run_cases(
     `count` run."""
     server, client = devices
     environment = f"OUTBOARD_RDMA='{server}' OUTBOARD_RDMA_CLIENT='{client}' OUTBOARD_RDMA_REQUIRED=1"
-    command = f"{before}{environment} {executable} {cases} --test-threads 1 --nocapture"
+    command = f"{before}{environment} OUTBOARD_FEW_ROUNDS=1 {executable} {cases} --test-threads 1 --nocapture"
     done = guest.run(command, timeout_s=CASES_S_MAX)
     assert done.status == 0, done.output
     passed = re.search(r"test result: ok\. (\d+) passed", done.output)

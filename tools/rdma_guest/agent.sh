@@ -1,7 +1,7 @@
 #!/bin/bash
 # In the guest: makes its RDMA devices, then runs what the host asks for.
 #
-# /share/config, written by the host, sets FOLDER (where the host has this /share), MODULES and, of two guests, NUMBER.
+# /share/config, written by the host, sets FOLDER (where the host has this /share), MODULES, HAS_RDMA and, of two guests, NUMBER.
 # Over the serial port come lines, `run ID` and `kill ID`; `ended ID STATUS` goes back. What a run prints is in ID.out.
 set -euo pipefail
 trap 'echo "the guest failed in line $LINENO of agent.sh"' ERR
@@ -23,8 +23,15 @@ ulimit -l unlimited
 # Addresses are usable at once: nobody else has them here.
 echo 0 >/proc/sys/net/ipv6/conf/default/accept_dad
 echo 0 >/proc/sys/net/ipv6/conf/all/accept_dad
-load -a virtio_console crc32_generic rdma_rxe ib_uverbs rdma_ucm ib_umad sch_netem virtio_net veth
-if [ -n "$NUMBER" ]; then
+if [ -z "$HAS_RDMA" ]; then
+	load -a virtio_console tls
+	ip link set lo up
+else
+	load -a virtio_console crc32_generic rdma_rxe ib_uverbs rdma_ucm ib_umad sch_netem virtio_net veth
+fi
+if [ -z "$HAS_RDMA" ]; then
+	:
+elif [ -n "$NUMBER" ]; then
 	ip -batch - <<-END
 		link set lo up
 		addr add 10.213.78.$NUMBER/24 dev eth0

@@ -69,6 +69,7 @@ class Guest:
         shutil.copy(HERE / "agent.sh", shared)
         (shared / "config").write_text(
             f"FOLDER={shlex.quote(str(shared))}\nMODULES={shlex.quote(str(image.modules))}\nNUMBER={number or ''}\n"
+            f"HAS_RDMA={'yes' if image.has_rdma else ''}\n"
         )
         self.shared = shared
         self._argv = [*_qemu(image, self.folder, cpus, memory_mib), *_cable(number, cable)]

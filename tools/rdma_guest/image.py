@@ -19,6 +19,12 @@ LAYOUT_VERSION = 1  # raise it when install() changes what it leaves behind
 APT_S_MAX = 600
 
 KERNEL = "linux-image-amd64"  # the cloud kernel has no rdma_rxe
+# Packages of one kernel, where it is not a single one.
+KERNEL_PARTS = r"Depends: (linux-(?:base|binary|modules)-\d\S+)"
+# A kernel that can change the keys of encrypted connections (Linux 6.14), from a later release of Debian.
+NEWER = (
+    "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian trixie-backports main"
+)
 BUSYBOX = "busybox-static"  # only unpacked: installed, it would replace a machine's busybox
 # Files on a guest's root, and the packages that contain them; none of these starts anything or
 # needs udev.
@@ -57,15 +63,18 @@ class Image:
     kernel: Path
     initramfs: Path
     modules: Path
+    # Without it the guest has the kernel's TLS.
+    has_rdma: bool = True
 
 
-def prepare() -> Image:
-    """Installs and fetches what is missing, and says so on the way; costs nothing where all is there."""
+def prepare(*, newer: bool = False) -> Image:
+    """Installs and fetches what is missing, and says so on the way; costs nothing where all is there. The kernel is
+    this release's, or a newer one."""
     install_tools()
-    folder = KEPT_IN / f"layout-{LAYOUT_VERSION}"
-    image = Image(folder / "vmlinux", folder / "initramfs", folder / "kernel")
+    folder = KEPT_IN / f"layout-{LAYOUT_VERSION}{'-newer' if newer else ''}"
+    image = Image(folder / "vmlinux", folder / "initramfs", folder / "kernel", has_rdma=not newer)
     if not folder.exists():
-        fetch_locked(folder)
+        fetch_locked(folder, newer=newer)
     write_initramfs(image)
     return image
 
@@ -86,54 +95,71 @@ def install_tools() -> None:
     execute(command, "could not install what the guest needs")
 
 
-def fetch_locked(folder: Path) -> None:
+def fetch_locked(folder: Path, *, newer: bool) -> None:
     """Installs under a lock, because several runs of the tests may start together."""
     KEPT_IN.mkdir(parents=True, exist_ok=True)
     with (KEPT_IN / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
-            fetch(folder)
+            fetch(folder, newer=newer)
 
 
-def fetch(folder: Path) -> None:
+def fetch(folder: Path, *, newer: bool) -> None:
     """Beside its place first: what is in place is complete."""
     if shutil.which("apt-get") is None:
         raise Unavailable(f"the kernel is Debian's package {KERNEL}, and there is no apt-get")
     new = folder.with_suffix(".new")
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir()
-    package = kernel_package()
-    say(f"fetching {package}")
-    for name in (package, BUSYBOX):
-        execute(["apt-get", "download", "-q", name], f"could not fetch {name}: is there a network?", new)
-    for name, place in ((package, "kernel"), (BUSYBOX, "busybox")):
-        [archive] = new.glob(f"{name}_*.deb")
-        execute(["dpkg-deb", "-x", str(archive), str(new / place)], f"could not unpack {archive.name}")
-        archive.unlink()
+    options = lists_of_newer(new) if newer else []
+    kernel = kernel_packages(options)
+    say(f"fetching {kernel[0]}")
+    for names, place, source in ((kernel, "kernel", options), ([BUSYBOX], "busybox", [])):
+        for name in names:
+            execute(["apt-get", *source, "download", "-q", name], f"could not fetch {name}: is there a network?", new)
+            [archive] = new.glob(f"{name}_*.deb")
+            execute(["dpkg-deb", "-x", str(archive), str(new / place)], f"could not unpack {archive.name}")
+            archive.unlink()
     # Newer releases keep modules in usr/lib, and depmod and modprobe look into lib.
     if not (new / "kernel" / "lib").exists():
         (new / "kernel" / "lib").symlink_to("usr/lib")
     execute([which("depmod"), "-b", str(new / "kernel"), release_in(new / "kernel")], "could not list the modules")
-    [packed] = (new / "kernel" / "boot").glob("vmlinuz-*")
+    [packed] = [*new.glob("kernel/boot/vmlinuz-*"), *new.glob("kernel/usr/lib/modules/*/vmlinuz")]
     (new / "vmlinux").write_bytes(unpacked(packed.read_bytes()))
     new.rename(folder)
 
 
-def kernel_package() -> str:
-    """The kernel that the distribution's own package name stands for today."""
+def lists_of_newer(folder: Path) -> list[str]:
+    """Options with which apt looks at the newer release alone; the machine's own lists stay as they are."""
+    (folder / "apt" / "partial").mkdir(parents=True)
+    sources = folder / "apt.list"
+    sources.write_text(f"{NEWER}\n")
+    places = {
+        "Dir::Etc::sourcelist": sources,
+        "Dir::Etc::sourceparts": "/dev/null",
+        "Dir::State::lists": folder / "apt",
+    }
+    places |= {"Dir::Cache::pkgcache": "", "Dir::Cache::srcpkgcache": ""}
+    options = [part for name, place in places.items() for part in ("-o", f"{name}={place}")]
+    execute(["apt-get", *options, "update", "-qq"], "could not read the lists of the newer release")
+    return options
 
-    def depends() -> str:
-        argv = ["apt-cache", "depends", KERNEL]
+
+def kernel_packages(options: list[str]) -> list[str]:
+    """The kernel that the distribution's own package name stands for today: its package, and those of its parts."""
+
+    def depends(package: str) -> str:
+        argv = ["apt-cache", *options, "depends", package]
         return subprocess.run(argv, capture_output=True, text=True, check=False).stdout
 
-    listed = depends()
-    if "Depends:" not in listed and os.geteuid() == 0:
+    listed = depends(KERNEL)
+    if "Depends:" not in listed and os.geteuid() == 0 and not options:
         execute(["apt-get", "update", "-qq"], "could not read the lists of packages")
-        listed = depends()
+        listed = depends(KERNEL)
     found = re.search(r"Depends: (linux-image-\S+)", listed)
     if found is None:
         raise Unavailable(f"apt-get knows no package {KERNEL}: this is not Debian, or `apt-get update` was never run")
-    return found[1]
+    return [found[1], *re.findall(KERNEL_PARTS, depends(found[1]))]
 
 
 def release_in(kernel: Path) -> str:
@@ -170,8 +196,13 @@ def write_initramfs(image: Image) -> None:
         (tree / "bin" / applet).symlink_to("busybox")
     shutil.copy(init, tree / "init")
     (tree / "init").chmod(0o755)
-    order = [shutil.copy(module, tree / "modules") for module in modules_of(image.modules, FIRST_MODULES)]
-    (tree / "modules" / "order").write_text("".join(f"{Path(path).name}\n" for path in order))
+    order = modules_of(image.modules, FIRST_MODULES)
+    for module in order:
+        # The first process cannot unpack them.
+        packed = module.read_bytes()
+        plain = lzma.decompress(packed) if module.suffix == ".xz" else packed
+        (tree / "modules" / module.name).write_bytes(plain)
+    (tree / "modules" / "order").write_text("".join(f"{module.name}\n" for module in order))
     names = "".join(f"{path.relative_to(tree)}\0" for path in sorted(tree.rglob("*")))
     pack = ["cpio", "--create", "--format=newc", "--null", "--quiet"]
     packed = subprocess.run(pack, cwd=tree, input=names.encode(), stdout=subprocess.PIPE, check=True).stdout

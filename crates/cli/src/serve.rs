@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::Context;
 use clap::ValueEnum as _;
-use outboard_link::{Endpoint, Host, Listener};
+use outboard_link::{Endpoint, Host, KernelTls, Listener, kernel_tls};
 use outboard_pool::{LinkFacts, LinkSource, show_link};
 use outboard_server::{
     Access, DeviceKind, DeviceOptions, PoolOptions, Sandbox, ServeOptions, Supervisor, run_worker,
@@ -24,8 +24,8 @@ use outboard_wire::network::Network;
 
 use crate::{
     args::{
-        BoxArgs, CacheArgs, DeviceArg, LogFormat, SandboxArg, ServeArgs, TrustArgs, WatchArgs,
-        WorkerArgs,
+        BoxArgs, CacheArgs, DeviceArg, KernelTlsArg, LogFormat, SandboxArg, ServeArgs, TrustArgs,
+        WatchArgs, WorkerArgs,
     },
     exit::WrongSettings,
     keygen, libraries, pool, probe, token,
@@ -60,8 +60,10 @@ pub(crate) fn serve(args: ServeArgs, log_format: LogFormat) -> anyhow::Result<Ex
         }
     }
     let access = options.access.clone();
+    let has_kernel_tls = options.kernel_tls;
     let supervisor = Supervisor::bind(options, opened)?;
     announce(&supervisor, &access);
+    say_who_encrypts(&supervisor, has_kernel_tls);
     supervisor.run()?;
     Ok(ExitCode::SUCCESS)
 }
@@ -213,6 +215,7 @@ fn options(
     }
     let cache = cache_folder(args.cache);
     let sandbox = args.trust.sandbox == SandboxArg::On;
+    let kernel_tls = args.trust.kernel_tls == KernelTlsArg::Auto;
     let sandbox = sandbox.then(|| Sandbox::new(kind, has_rdma, cache.as_deref()));
     Ok(ServeOptions {
         listen,
@@ -234,6 +237,7 @@ fn options(
         access: access(args.trust, own)?,
         cache,
         sandbox,
+        kernel_tls,
         host_memory_bytes: args.shares.host_memory.unwrap_or_else(host_memory_default),
         shares,
         metrics: args.seeing.metrics,
@@ -369,6 +373,20 @@ fn described(options: &ServeOptions, opened: &[Listener]) -> String {
     lines.extend(audit.map(|file| format!("audit in {}", file.display())));
     lines.push("the settings are right\n".into());
     lines.join("\n")
+}
+
+/// Logs whether the kernel encrypts connections, and if not, why.
+fn say_who_encrypts(supervisor: &Supervisor, has_kernel_tls: bool) {
+    let encrypted = supervisor.endpoints().any(Endpoint::is_encrypted);
+    let who = match has_kernel_tls {
+        _ if !encrypted => return,
+        true => kernel_tls(),
+        false => KernelTls::TurnedOff,
+    };
+    match who.remedy() {
+        None => tracing::info!("{who}"),
+        Some(remedy) => tracing::info!("{who} ({remedy})"),
+    }
 }
 
 /// Prints the addresses, and warns of those that are open to others.

@@ -65,6 +65,8 @@ mod handles;
 #[cfg(not(loom))]
 mod heartbeat;
 #[cfg(not(loom))]
+mod kernel_tls;
+#[cfg(not(loom))]
 mod kind;
 #[cfg(not(loom))]
 mod link;
@@ -112,6 +114,7 @@ pub use crate::{
     error::RdmaError,
     handles::{Closer, Waker},
     heartbeat::{Heartbeats, received_bytes, unread_bytes, unsent_bytes},
+    kernel_tls::{KERNEL_TLS_VARIABLE, KernelTls, kernel_tls},
     kind::LinkKind,
     link::{Exclusive, Flusher, Helper, Link, Receiver, Reservation, Sender},
     listener::{Listener, connect},

@@ -4,10 +4,11 @@
 use std::{
     io::{self, IoSlice, IoSliceMut},
     mem::{self, MaybeUninit},
-    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     time::{Duration, Instant},
 };
 
+use outboard_trust::KernelKey;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
@@ -201,6 +202,171 @@ unsafe fn get_option<T>(
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// Directions of a connection for the kernel's TLS: `TLS_TX` and `TLS_RX` of linux/tls.h.
+pub(crate) const TLS_TX: libc::c_int = 1;
+pub(crate) const TLS_RX: libc::c_int = 2;
+
+/// `struct tls12_crypto_info_aes_gcm_128` of linux/tls.h.
+#[repr(C)]
+struct Aes128Gcm {
+    version: u16,
+    cipher: u16,
+    iv: [u8; 8],
+    key: [u8; 16],
+    salt: [u8; 4],
+    record: [u8; 8],
+}
+
+const _: () = assert!(mem::size_of::<Aes128Gcm>() == 40);
+
+/// Gives a tcp connection to the kernel's TLS, which changes nothing before it has keys. ENOENT if
+/// the kernel has none; ENOTCONN for a socket that is not connected.
+pub(crate) fn use_kernel_tls(socket: impl AsFd) -> Result<(), Errno> {
+    // SAFETY: the option is any bytes that end with a 0 or with the length.
+    unsafe { set_option(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_ULP, b"tls") }
+}
+
+/// Gives the kernel's TLS the key of a direction.
+pub(crate) fn set_kernel_tls_key(
+    socket: impl AsFd,
+    direction: libc::c_int,
+    key: &KernelKey,
+) -> Result<(), Errno> {
+    const TLS_1_3_VERSION: u16 = 0x0304;
+    const TLS_CIPHER_AES_GCM_128: u16 = 51;
+    let info = Aes128Gcm {
+        version: TLS_1_3_VERSION,
+        cipher: TLS_CIPHER_AES_GCM_128,
+        iv: key.iv,
+        key: key.key,
+        salt: key.salt,
+        record: key.record,
+    };
+    // SAFETY: the option is this structure, which has no padding.
+    unsafe { set_option(socket.as_fd(), libc::SOL_TLS, direction, &info) }
+}
+
+/// Has the kernel decrypt records where the caller wants their data, since none has padding.
+pub(crate) fn expect_no_padding(socket: impl AsFd) -> Result<(), Errno> {
+    const TLS_RX_EXPECT_NO_PAD: libc::c_int = 4;
+    let yes: libc::c_int = 1;
+    // SAFETY: the option is an int.
+    unsafe { set_option(socket.as_fd(), libc::SOL_TLS, TLS_RX_EXPECT_NO_PAD, &yes) }
+}
+
+/// Room for one control message that has a byte, aligned as one.
+#[repr(C)]
+union KindOfRecord {
+    header: libc::cmsghdr,
+    bytes: [u8; mem::size_of::<libc::cmsghdr>() + mem::size_of::<usize>()],
+}
+
+fn message_of(parts: &mut libc::iovec, kind: &mut KindOfRecord) -> libc::msghdr {
+    // SAFETY: msghdr is integers and pointers, for which zero is valid.
+    let mut message: libc::msghdr = unsafe { mem::zeroed() };
+    message.msg_iov = parts;
+    message.msg_iovlen = 1;
+    message.msg_control = std::ptr::from_mut(kind).cast();
+    message.msg_controllen = mem::size_of::<KindOfRecord>() as _;
+    message
+}
+
+fn count_of(rc: isize) -> Result<usize, Errno> {
+    usize::try_from(rc).map_err(|_| {
+        let error = io::Error::last_os_error();
+        Errno::from_io_error(&error).unwrap_or(Errno::IO)
+    })
+}
+
+/// Sends `bytes` as one record of this kind by the kernel's TLS.
+pub(crate) fn send_control(
+    socket: impl AsFd,
+    kind: u8,
+    bytes: &[u8],
+    may_block: bool,
+) -> Result<usize, Errno> {
+    const TLS_SET_RECORD_TYPE: libc::c_int = 1;
+    let mut parts = libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    };
+    let mut room = KindOfRecord { bytes: [0; _] };
+    let message = message_of(&mut parts, &mut room);
+    // SAFETY: the control buffer is aligned, and has room for a header and a byte, so there is a
+    // first header; both are written within it.
+    unsafe {
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        (*header).cmsg_level = libc::SOL_TLS;
+        (*header).cmsg_type = TLS_SET_RECORD_TYPE;
+        (*header).cmsg_len = libc::CMSG_LEN(1) as _;
+        *libc::CMSG_DATA(header) = kind;
+    }
+    let flags = match may_block {
+        true => libc::MSG_NOSIGNAL,
+        false => libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+    };
+    // SAFETY: `message` points to `parts`, to `bytes` through it, and to `room`, which all outlive
+    // the call; the kernel only reads them.
+    let rc = unsafe { libc::sendmsg(socket.as_fd().as_raw_fd(), &raw const message, flags) };
+    count_of(rc)
+}
+
+/// Receives a record by the kernel's TLS, and its kind. Does not block. EMSGSIZE if the record is
+/// longer than `bytes`.
+pub(crate) fn receive_control(socket: impl AsFd, bytes: &mut [u8]) -> Result<(usize, u8), Errno> {
+    const TLS_GET_RECORD_TYPE: libc::c_int = 2;
+    let mut parts = libc::iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: bytes.len(),
+    };
+    let mut room = KindOfRecord { bytes: [0; _] };
+    let mut message = message_of(&mut parts, &mut room);
+    let flags = libc::MSG_DONTWAIT;
+    // SAFETY: `message` points to `parts`, to `bytes` through it, and to `room`, which all outlive
+    // the call and have the lengths that it says.
+    let rc = unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &raw mut message, flags) };
+    let count = count_of(rc)?;
+    // SAFETY: the kernel has set the length of the control messages within the buffer; a first
+    // header is there if they are at least as long as one.
+    let kind = unsafe {
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        match header.as_ref() {
+            Some(found)
+                if found.cmsg_level == libc::SOL_TLS && found.cmsg_type == TLS_GET_RECORD_TYPE =>
+            {
+                *libc::CMSG_DATA(header)
+            }
+            _ => return Err(Errno::BADMSG),
+        }
+    };
+    match message.msg_flags & libc::MSG_EOR {
+        0 => Err(Errno::MSGSIZE),
+        _ => Ok((count, kind)),
+    }
+}
+
+/// # Safety
+///
+/// The option must be one whose value is a `T` without padding.
+unsafe fn set_option<T>(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: &T,
+) -> Result<(), Errno> {
+    // SAFETY: the kernel reads the bytes of `value`, and no more.
+    let rc = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            std::ptr::from_ref(value).cast(),
+            mem::size_of::<T>() as libc::socklen_t,
+        )
+    };
+    count_of(rc as isize).map(|_| ())
 }
 
 /// `struct sched_attr` of sched(7).

@@ -16,7 +16,34 @@ mod tcp {
 mod tls {
     use outboard_link::conformance::TlsFixture;
 
-    outboard_link::conformance_suite!(TlsFixture);
+    outboard_link::conformance_suite!(TlsFixture::default());
+}
+
+/// Runs where the kernel has TLS: in a guest (`tests/rdma`).
+mod kernel_tls {
+    mod both {
+        use outboard_link::conformance::{InKernel, TlsFixture};
+
+        outboard_link::conformance_suite!(TlsFixture {
+            in_kernel: InKernel::Both
+        });
+    }
+
+    mod server {
+        use outboard_link::conformance::{InKernel, TlsFixture};
+
+        outboard_link::conformance_suite!(TlsFixture {
+            in_kernel: InKernel::Server
+        });
+    }
+
+    mod client {
+        use outboard_link::conformance::{InKernel, TlsFixture};
+
+        outboard_link::conformance_suite!(TlsFixture {
+            in_kernel: InKernel::Client
+        });
+    }
 }
 
 mod emulated_shm {

@@ -32,10 +32,11 @@ pub use proof::{PROOF_BYTES, Transcript, peer_key};
 pub use secret_file::{SecretFileError, read_secret, write_new_secret};
 pub use store::{Entry, NAME_BYTES_MAX, Store, StoreError};
 pub use tls::{
-    Authorities, Certificate, CertificateFault, CertificateFileError, CertificateFiles,
-    CertificateText, Channel, Expected, Fingerprint, FingerprintError, Identity, IdentityError,
-    Listed, Opener, Own, PUBLIC_KEY_BYTES, Presented, PublicKey, PublicKeyError, RECORD_BYTES_MAX,
-    RecordIo, SIGNATURE_BYTES, Sealer, Secured, ServerOwn, Shown, TlsError, TlsState,
-    authorized_count, is_authorized, open_as_client, open_as_server,
+    ALERT, Authorities, Certificate, CertificateFault, CertificateFileError, CertificateFiles,
+    CertificateText, Channel, END, Expected, Fingerprint, FingerprintError, HANDSHAKE, Identity,
+    IdentityError, KEY_UPDATE, KernelKey, KernelOpener, KernelSealer, Listed, Opener, Own,
+    PUBLIC_KEY_BYTES, Presented, PublicKey, PublicKeyError, RECORD_BYTES_MAX, RecordIo,
+    SIGNATURE_BYTES, Sealer, Secured, ServerOwn, Shown, TlsError, TlsState, authorized_count,
+    is_authorized, open_as_client, open_as_server,
 };
 pub use token::{ID_BYTES, NONCE_BYTES, Token, TokenError, TokenKey, random};

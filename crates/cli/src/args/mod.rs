@@ -42,7 +42,7 @@ pub(crate) use seeing::{LogFormat, SeeingArgs, SortArg, TopArgs};
 pub(crate) use shares::{IdleArgs, SharesArgs};
 pub(crate) use trace::{CutArgs, ExportArgs, ShowArgs, TraceCommand};
 pub(crate) use trust::{
-    KeygenArgs, SandboxArg, TokenCommand, TokenFileArgs, TokensArgs, TrustArgs,
+    KernelTlsArg, KeygenArgs, SandboxArg, TokenCommand, TokenFileArgs, TokensArgs, TrustArgs,
 };
 
 /// Servers of one program, in the order of their GPUs.
@@ -81,6 +81,7 @@ Environment:
   OUTBOARD_CERTIFICATE, OUTBOARD_CERTIFICATE_KEY  the program's own certificate, in place of --certificate and --key
   OUTBOARD_KEY_FILE  the file with the key of this side for tcps addresses, in place of the user's own
   OUTBOARD_TOKEN_FILE  the file with the token for the server, in place of --token-file
+  OUTBOARD_KERNEL_TLS  off: programs encrypt their tcps connections themselves, also where the kernel can
   OUTBOARD_OPTIMISE  which calls wait for the server, in place of --optimise (see outboard run --help)
   OUTBOARD_EMULATE   the network to emulate, in place of --emulate (see outboard run --help)
   OUTBOARD_STATS     a file for the counts of each call, - for a line on standard error

@@ -52,6 +52,10 @@ pub(crate) struct TrustArgs {
     /// any certificate of --client-ca, is served]
     #[arg(long, value_name = "FILE")]
     pub(crate) authorized: Option<PathBuf>,
+    /// Leave the encryption of tcps addresses to the kernel: received data is then decrypted
+    /// straight into its place
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = KernelTlsArg::Auto)]
+    pub(crate) kernel_tls: KernelTlsArg,
     /// Confine workers: no new programs, no other processes, files of the device and the cache only
     #[arg(long, value_enum, value_name = "ON", default_value_t = SandboxArg::On)]
     pub(crate) sandbox: SandboxArg,
@@ -73,6 +77,16 @@ pub(crate) enum SandboxArg {
     #[default]
     On,
     /// Not at all: to debug a worker, or if the GPU's driver needs more
+    Off,
+}
+
+/// The choice who encrypts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum KernelTlsArg {
+    /// Where the kernel can, which outboard doctor says
+    #[default]
+    Auto,
+    /// Never: the server encrypts itself
     Off,
 }
 

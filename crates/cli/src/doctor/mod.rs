@@ -5,7 +5,7 @@ mod slowness;
 
 use std::{process::ExitCode, time::Duration};
 
-use outboard_link::{Endpoint, rdma_devices};
+use outboard_link::{Endpoint, kernel_tls, rdma_devices};
 use outboard_nvidia::gpu_direct_report;
 use outboard_pages::Tracker;
 use outboard_server::{Available, DeviceKind, sandbox_available};
@@ -58,6 +58,7 @@ pub(crate) fn doctor(args: DoctorArgs) -> anyhow::Result<ExitCode> {
         descriptors(),
         written_pages(),
         tcp_buffers(),
+        kernel_encryption(),
         sandbox(),
         control_groups(),
         local_device(),
@@ -118,6 +119,16 @@ fn library(
                 reinstall(),
             ),
         },
+    }
+}
+
+/// Says who encrypts tcps connections of this machine's programs and servers.
+fn kernel_encryption() -> Finding {
+    const WHAT: &str = "kernel TLS";
+    let found = kernel_tls();
+    match found.remedy() {
+        None => Finding::ok(WHAT, found.to_string()),
+        Some(remedy) => Finding::note(WHAT, found.to_string(), remedy),
     }
 }
 

@@ -4,6 +4,7 @@ use std::{
     fs,
     io::{Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
+    os::fd::AsFd,
     path::{Path, PathBuf},
     process::{Command, Output},
     sync::{Arc, Mutex},
@@ -13,8 +14,9 @@ use std::{
 
 use crate::common::{authority::Authority, *};
 use outboard_link::{Endpoint, connect};
+use outboard_trust::{ALERT, HANDSHAKE, KEY_UPDATE, Sealer};
 use outboard_wire::{
-    handshake::{Purpose, encode_hello},
+    handshake::{PREAMBLE_BYTES, Preamble, Purpose, encode_hello},
     limits::HANDSHAKE_MS_MAX,
 };
 
@@ -348,6 +350,72 @@ fn nothing_passes_that_can_be_read_or_changed() {
         let said = refused(&mut run(&through(port)));
         assert!(!said.contains("panicked"), "{flip}: {said}");
     }
+}
+
+/// Begins a session over an encrypted connection, whose records the test makes from then on.
+fn bare_session(server: &Endpoint) -> (TcpStream, Sealer) {
+    let deadline = Instant::now() + PATIENCE;
+    let mut stream = connect(server, PATIENCE).unwrap();
+    let hello = encode_hello(&hello(Purpose::Session)).unwrap();
+    stream.write_all_deadline(&hello, deadline).unwrap();
+    let mut preamble = [0; PREAMBLE_BYTES];
+    stream.read_exact_deadline(&mut preamble, deadline).unwrap();
+    let mut document = vec![0; Preamble::decode(&preamble).unwrap().document_bytes];
+    stream.read_exact_deadline(&mut document, deadline).unwrap();
+    let state = stream.tls_state().unwrap().unwrap();
+    let socket = stream.as_fd().try_clone_to_owned().unwrap();
+    (socket.into(), state.resume().unwrap().0)
+}
+
+/// Runs in guests as well, where the kernel reads the records (`tests/rdma/test_kernel_tls.py`).
+#[test]
+fn records_that_no_client_makes_end_their_session_alone() {
+    const BROKEN: &str = "a record was changed on its way, or is none";
+    let mut encrypted = Encrypted::start(&[]);
+    let cases: [(&str, &[u8], &str); 9] = [
+        ("alert", &[2, 42], "alert 42"),
+        ("half an alert", &[2], BROKEN),
+        ("ticket", &[4, 0, 0, 0], BROKEN),
+        ("half a key update", &KEY_UPDATE[..3], BROKEN),
+        ("long message", &[24; 4_000], BROKEN),
+        ("unknown kind", &[1], BROKEN),
+        ("changed", &[0; 64], BROKEN),
+        ("too long", &[23, 3, 3, 0x50, 0], BROKEN),
+        ("not encrypted", &[21, 3, 3, 0, 2, 1, 0], BROKEN),
+    ];
+    for (name, message, expected) in cases {
+        let (mut socket, mut sealer) = bare_session(&encrypted.server.tcp);
+        let mut bytes = Vec::new();
+        let kind = match name {
+            "alert" | "half an alert" => ALERT,
+            "unknown kind" => 99,
+            _ => HANDSHAKE,
+        };
+        match name {
+            "too long" | "not encrypted" => bytes.extend(message),
+            _ => sealer.seal_record(kind, message, &mut bytes).unwrap(),
+        }
+        if name == "changed" {
+            bytes[20] ^= 1;
+        }
+        let before = encrypted.server.log().matches(expected).count();
+        socket.write_all(&bytes).unwrap();
+        eventually(&format!("the end of a session by {name}"), || {
+            encrypted.server.log().matches(expected).count() > before
+        });
+        // The worker says it and is gone; the connection with it.
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        let rest = socket.read_to_end(&mut Vec::new());
+        assert!(
+            rest.is_ok()
+                || rest.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset),
+            "{name}"
+        );
+    }
+    let done = output(&mut run(&encrypted.server.tcp.to_string()));
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    assert!(encrypted.server.is_running());
+    assert!(!encrypted.server.log().contains("panicked"));
 }
 
 #[test]

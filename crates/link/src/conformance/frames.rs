@@ -16,7 +16,7 @@ use outboard_wire::{
 
 use super::{
     Fixture, PATIENCE, check_frame, expect_end, expect_frame, interesting_lens, pair,
-    random_numbers, send, soon,
+    random_numbers, rounds, send, soon,
 };
 use crate::{Error, Receiver, Sender, Wait};
 
@@ -175,17 +175,17 @@ pub fn back_pressure_holds_the_sender_back(fixture: &impl Fixture) {
 }
 
 pub fn both_directions_at_once(fixture: &impl Fixture) {
-    fn flood(mut sender: Sender) -> Sender {
+    fn flood(mut sender: Sender, rounds: u64) -> Sender {
         let mut random = random_numbers(3);
-        for number in 0..1_500 {
+        for number in 0..rounds {
             let len = 1 + random() as usize % 50_000;
             send(&mut sender, number, len).expect("to send");
         }
         sender
     }
-    fn drain(mut receiver: Receiver) -> Receiver {
+    fn drain(mut receiver: Receiver, rounds: u64) -> Receiver {
         let mut random = random_numbers(3);
-        for number in 0..1_500 {
+        for number in 0..rounds {
             let len = 1 + random() as usize % 50_000;
             let frame = receiver.recv(Wait::Until(soon())).expect("a frame");
             let frame = frame.expect("a frame in time");
@@ -194,11 +194,12 @@ pub fn both_directions_at_once(fixture: &impl Fixture) {
         }
         receiver
     }
+    let rounds = rounds(1_500) as u64;
     let (server, client) = pair(fixture);
     thread::scope(|scope| {
         for (sender, receiver) in [server, client] {
-            scope.spawn(move || flood(sender));
-            scope.spawn(move || drain(receiver));
+            scope.spawn(move || flood(sender, rounds));
+            scope.spawn(move || drain(receiver, rounds));
         }
     });
 }

@@ -20,8 +20,8 @@ use outboard_trust::TlsState;
 use outboard_wire::{Room, limits::FRAME_BYTES_MAX, network::Network};
 
 use crate::{
-    Endpoint, Error, Link, Listener, RdmaOptions, Receiver, Sender, Stream, Wait, connect,
-    emulated::End, rdma, stamp::STAMP_BYTES,
+    Endpoint, Error, KernelTls, Link, Listener, RdmaOptions, Receiver, Sender, Stream, Wait,
+    connect, emulated::End, kernel_tls, rdma, stamp::STAMP_BYTES,
 };
 
 /// Time after which a test fails that still waits: long enough for a busy machine.
@@ -63,6 +63,18 @@ pub trait Fixture: Sync {
     }
 }
 
+/// Returns the rounds of a case that has `many`: fewer on a guest's emulated processors
+/// (`OUTBOARD_FEW_ROUNDS`).
+fn rounds(many: usize) -> usize {
+    match std::env::var_os("OUTBOARD_FEW_ROUNDS") {
+        None => many,
+        Some(_) => many.div_ceil(8),
+    }
+}
+
+/// Records of a test's link with its first keys: few, so that tests change them.
+const RECORDS_BEFORE_UPDATE: u64 = 3;
+
 /// Links over tcp on this host.
 pub struct TcpFixture;
 
@@ -72,8 +84,31 @@ impl Fixture for TcpFixture {
     }
 }
 
-/// Encrypted links over tcp on this host, as they are after the handshake.
-pub struct TlsFixture;
+/// Encrypted links over tcp on this host, as they are after the handshake. Keys change soon.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct TlsFixture {
+    /// Ends whose records the kernel makes and reads.
+    pub in_kernel: InKernel,
+}
+
+/// Ends of a link that use the kernel's TLS.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum InKernel {
+    #[default]
+    None,
+    Server,
+    Client,
+    Both,
+}
+
+impl InKernel {
+    fn has(self, end: End) -> bool {
+        match end {
+            End::Server => matches!(self, Self::Server | Self::Both),
+            End::Client => matches!(self, Self::Client | Self::Both),
+        }
+    }
+}
 
 impl Fixture for TlsFixture {
     fn endpoint(&self) -> Endpoint {
@@ -84,9 +119,23 @@ impl Fixture for TlsFixture {
         match link {
             Link::Tcp(link) => {
                 let records = tls_state(end).resume();
-                Link::Tcp(link.encrypted(records.expect("keys")))
+                let in_kernel = self.in_kernel.has(end);
+                let link = link.encrypted(records.expect("keys"), in_kernel);
+                assert_eq!(link.is_in_kernel(), in_kernel, "{end:?}");
+                Link::Tcp(link)
             }
             other => other,
+        }
+    }
+
+    /// If the kernel's TLS must not be skipped (`OUTBOARD_KERNEL_TLS_REQUIRED`), reports nothing as
+    /// lacking.
+    fn lacks(&self) -> Option<String> {
+        let is_required = std::env::var_os("OUTBOARD_KERNEL_TLS_REQUIRED").is_some();
+        match kernel_tls() {
+            _ if self.in_kernel == InKernel::None || is_required => None,
+            KernelTls::Used => None,
+            other => Some(other.to_string()),
         }
     }
 
@@ -99,8 +148,8 @@ impl Fixture for TlsFixture {
 fn tls_state(end: End) -> TlsState {
     let (to_client, to_server) = ([1; 32], [2; 32]);
     match end {
-        End::Client => TlsState::of_secrets(to_server, to_client),
-        End::Server => TlsState::of_secrets(to_client, to_server),
+        End::Client => TlsState::before_update(to_server, to_client, RECORDS_BEFORE_UPDATE),
+        End::Server => TlsState::before_update(to_client, to_server, RECORDS_BEFORE_UPDATE),
     }
 }
 

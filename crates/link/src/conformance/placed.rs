@@ -12,8 +12,8 @@ use std::{
 use outboard_wire::limits::{FRAME_BYTES_MAX, PLACED_BYTES_MIN, PLACED_HEAD_BYTES};
 
 use super::{
-    Fixture, check_frame, expect_end, expect_frame, interesting_lens, pair, random_numbers, send,
-    soon, write_frame,
+    Fixture, check_frame, expect_end, expect_frame, interesting_lens, pair, random_numbers, rounds,
+    send, soon, write_frame,
 };
 use crate::{
     Destination, Error, LinkKind, Listener, Receiver, Sender, Wait, connect,
@@ -77,7 +77,7 @@ pub fn long_frames_are_placed_and_short_ones_are_not(fixture: &impl Fixture) {
     let ((mut to_client, _keep), (_keep_too, mut from_server)) = pair(fixture);
     let mut lens = interesting_lens();
     let mut random = random_numbers(5);
-    lens.extend((0..200).map(|_| 1 + random() as usize % FRAME_BYTES_MAX));
+    lens.extend((0..rounds(200)).map(|_| 1 + random() as usize % FRAME_BYTES_MAX));
     lens.extend([PLACED_BYTES_MIN - 1, PLACED_BYTES_MIN]);
     let sent = lens.clone();
     let sender = thread::spawn(move || {

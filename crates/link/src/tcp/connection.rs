@@ -21,15 +21,16 @@ use rustix::net::{SendFlags, Shutdown, getpeername, send, shutdown};
 
 use super::{
     deframer::PREFIX_BYTES,
+    kernel::{self, Opening},
     liveness,
     outgoing::{Batch, Leaving, Outgoing, Write},
     receiving::Receiver,
-    sealing::Sealing,
+    sealing::{Seal, Sealing},
     shared::Shared,
 };
 use crate::{
-    Error, Way, credentials::Credentials, parts::scatter, socket::Records, stamp::STAMP_BYTES,
-    wake::WakeUp,
+    Error, KernelTls, Way, credentials::Credentials, kernel_tls, parts::scatter, socket::Records,
+    stamp::STAMP_BYTES, wake::WakeUp,
 };
 
 /// Length from which a part is not copied into the send buffer first.
@@ -61,14 +62,22 @@ impl Connection {
             is_closed: AtomicBool::new(false),
             owner_pid: std::process::id(),
         });
-        Ok(Self::over(shared, records))
+        let in_kernel = records.is_some() && kernel_tls() == KernelTls::Used;
+        Ok(Self::over(shared, records, in_kernel))
     }
 
-    fn over(shared: Arc<Shared>, records: Option<Records>) -> Self {
-        let (sealer, opener) = records.unzip();
+    fn over(shared: Arc<Shared>, records: Option<Records>, in_kernel: bool) -> Self {
+        let (seal, opening) = match records {
+            None => (Seal::Open, Opening::Open),
+            Some(records) if in_kernel => kernel::hand_over(&shared.socket, records),
+            Some((sealer, opener)) => (
+                Seal::Own(Sealing::new(sealer)),
+                Opening::Own(Box::new(opener)),
+            ),
+        };
         let writer = Writer {
             socket: Arc::clone(&shared),
-            sealing: sealer.map(Sealing::new),
+            seal,
             sends: 0,
             since: None,
         };
@@ -79,17 +88,29 @@ impl Connection {
                 outgoing: Arc::new(Outgoing::new(writer)),
                 shared: Arc::clone(&shared),
             },
-            receiver: Receiver::new(shared, opener),
+            receiver: Receiver::new(shared, opening),
             credentials: Credentials::default(),
         }
     }
 
-    /// Encrypts what follows, as if a handshake had come before.
+    /// Encrypts what follows, as if a handshake had come before, here or in the kernel.
     #[cfg(feature = "conformance")]
-    pub(crate) fn encrypted(mut self, records: Records) -> Self {
+    pub(crate) fn encrypted(mut self, records: Records, in_kernel: bool) -> Self {
         // The old half ends without a word to the peer.
         self.sender.is_shut = true;
-        Self::over(Arc::clone(&self.sender.shared), Some(records))
+        Self::over(Arc::clone(&self.sender.shared), Some(records), in_kernel)
+    }
+
+    /// Returns whether the kernel encrypts both directions.
+    #[cfg(feature = "conformance")]
+    pub(crate) fn is_in_kernel(&self) -> bool {
+        let mut is_sealing = false;
+        // Nothing is posted before the first frame, so nothing can fail.
+        let _ = self.sender.outgoing.send_with(|writer, _| {
+            is_sealing = matches!(writer.seal, Seal::Kernel(_));
+            Ok(())
+        });
+        is_sealing && self.receiver.is_in_kernel()
     }
 
     pub(crate) fn use_credentials(&mut self, credentials: Credentials) {
@@ -286,7 +307,12 @@ impl Sender {
             return;
         }
         // If the peer is gone, it needs no notice.
-        let _ = self.post_batch().and_then(|_| self.send_posted());
+        let _ = self.post_batch().and_then(|_| {
+            self.outgoing.send_with(|writer, posted| {
+                writer.write(posted)?;
+                writer.end()
+            })
+        });
         self.shut();
         self.outgoing.end();
         let _ = shutdown(&self.shared.socket, Shutdown::Write);
@@ -400,8 +426,7 @@ impl Helper {
 /// The socket, for the thread that has the turn.
 pub(crate) struct Writer {
     socket: Arc<Shared>,
-    /// Encrypts, if the connection is encrypted.
-    sealing: Option<Box<Sealing>>,
+    seal: Seal,
     /// Sends of the senders themselves since the last look at the clock, and the time of that look.
     sends: u32,
     since: Option<Instant>,
@@ -410,7 +435,7 @@ pub(crate) struct Writer {
 impl Write for Writer {
     #[inline]
     fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        if self.sealing.is_some() {
+        if !matches!(self.seal, Seal::Open) {
             return self.write_all(&mut [IoSlice::new(bytes)], None);
         }
         // Nearly always the socket takes it all. An error is met again below.
@@ -444,17 +469,37 @@ impl Writer {
         deadline: Option<Instant>,
     ) -> Result<(), Error> {
         let socket = &self.socket;
-        match &mut self.sealing {
-            None => socket.write_all(slices, deadline),
-            Some(sealing) => sealing.seal(slices, |sealed| {
-                socket.write_all(&mut [IoSlice::new(sealed)], deadline)
+        match &mut self.seal {
+            Seal::Open => socket.write_all(slices, deadline).map(|_| ()),
+            Seal::Own(sealing) => sealing.seal(slices, |sealed| {
+                let sent = socket.write_all(&mut [IoSlice::new(sealed)], deadline);
+                sent.map(|_| ())
             }),
+            Seal::Kernel(sealer) => {
+                if sealer.is_used_up() {
+                    kernel::update(&socket.socket, sealer, deadline, || socket.is_closed())?;
+                }
+                let bytes = slices.iter().map(|slice| slice.len()).sum();
+                let calls = socket.write_all(slices, deadline)?;
+                sealer.count(bytes, calls);
+                Ok(())
+            }
+        }
+    }
+
+    /// Sees to it that the kernel sends all that it was given before the connection ends.
+    fn end(&self) -> Result<(), Error> {
+        let socket = &self.socket;
+        match self.seal {
+            Seal::Kernel(_) => kernel::end(&socket.socket, || socket.is_closed()),
+            Seal::Open | Seal::Own(_) => Ok(()),
         }
     }
 
     #[cold]
     fn write_rest(&self, bytes: &[u8]) -> Result<(), Error> {
-        self.socket.write_all(&mut [IoSlice::new(bytes)], None)
+        let sent = self.socket.write_all(&mut [IoSlice::new(bytes)], None);
+        sent.map(|_| ())
     }
 }
 

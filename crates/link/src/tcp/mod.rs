@@ -5,6 +5,8 @@ mod connection;
 #[cfg(not(loom))]
 pub(crate) mod deframer;
 #[cfg(not(loom))]
+mod kernel;
+#[cfg(not(loom))]
 pub(crate) mod liveness;
 #[cfg(not(loom))]
 mod receiving;

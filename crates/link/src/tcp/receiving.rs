@@ -2,11 +2,11 @@
 
 use std::{sync::Arc, time::Instant};
 
-use outboard_trust::Opener;
 use rustix::event::{PollFd, PollFlags};
 
 use super::{
     deframer::{Deframer, Parts},
+    kernel::Opening,
     liveness::{self, Watch},
     shared::Shared,
 };
@@ -20,8 +20,7 @@ use crate::{
 /// The receiving half of a tcp link.
 pub struct Receiver {
     deframer: Deframer,
-    /// Decrypts, if the connection is encrypted.
-    opener: Option<Box<Opener>>,
+    opening: Opening,
     /// A frame whose placing was begun by [`recv_placed`](Self::recv_placed), and that is now
     /// wanted in one piece.
     joined: Vec<u8>,
@@ -33,16 +32,21 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    pub(super) fn new(shared: Arc<Shared>, opener: Option<Opener>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, opening: Opening) -> Self {
         Self {
             deframer: Deframer::new(),
-            opener: opener.map(Box::new),
+            opening,
             joined: Vec::new(),
             spin: Spin::new(),
             is_dry: false,
             watch: Watch::default(),
             shared,
         }
+    }
+
+    #[cfg(feature = "conformance")]
+    pub(super) fn is_in_kernel(&self) -> bool {
+        matches!(self.opening, Opening::Kernel(_))
     }
 
     #[inline]
@@ -156,13 +160,13 @@ impl Receiver {
         let Self {
             spin,
             deframer,
-            opener,
+            opening,
             shared,
             is_dry,
             ..
         } = self;
         spin.until(start, || {
-            read = shared.read(deframer, opener.as_deref_mut(), is_dry);
+            read = shared.read(deframer, opening, is_dry);
             !matches!(read, Ok(false))
         });
         read
@@ -170,9 +174,8 @@ impl Receiver {
 
     /// Reads the bytes that have arrived, without waiting.
     fn read(&mut self) -> Result<bool, Error> {
-        let opener = self.opener.as_deref_mut();
         self.shared
-            .read(&mut self.deframer, opener, &mut self.is_dry)
+            .read(&mut self.deframer, &mut self.opening, &mut self.is_dry)
     }
 }
 

@@ -2,12 +2,22 @@
 
 use std::io::IoSlice;
 
-use outboard_trust::{RECORD_BYTES_MAX, Sealer};
+use outboard_trust::{KernelSealer, RECORD_BYTES_MAX, Sealer};
 
 use crate::Error;
 
 /// Encrypted bytes that go to the kernel in one call, at least, if there are so many.
 const SEND_BYTES: usize = 256 << 10;
+
+/// Encryption of what a link sends.
+pub(super) enum Seal {
+    /// None: the connection is open.
+    Open,
+    /// By this process.
+    Own(Box<Sealing>),
+    /// By the kernel.
+    Kernel(Box<KernelSealer>),
+}
 
 pub(super) struct Sealing {
     sealer: Sealer,

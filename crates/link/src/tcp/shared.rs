@@ -17,6 +17,7 @@ use rustix::{
 
 use super::{
     deframer::Deframer,
+    kernel::{self, Opening},
     liveness::{self, Watch},
 };
 use crate::{Error, deadline::timed_out, sys, wake::WakeUp};
@@ -44,10 +45,10 @@ impl Shared {
     pub(super) fn read(
         &self,
         deframer: &mut Deframer,
-        opener: Option<&mut Opener>,
+        opening: &mut Opening,
         is_dry: &mut bool,
     ) -> Result<bool, Error> {
-        if let Some(opener) = opener {
+        if let Opening::Own(opener) = opening {
             return self.read_sealed(deframer, opener, is_dry);
         }
         loop {
@@ -58,7 +59,9 @@ impl Shared {
                 Ok((0, _)) => return Err(deframer.end()),
                 Ok((count, _)) => {
                     deframer.filled(count);
-                    *is_dry = count < len;
+                    // A key update behind the data was met by the same call, and is not polled for.
+                    let may_hide_update = matches!(opening, Opening::Kernel(_));
+                    *is_dry = count < len && !may_hide_update;
                     return Ok(true);
                 }
                 Err(Errno::INTR) => {}
@@ -66,7 +69,15 @@ impl Shared {
                     *is_dry = true;
                     return Ok(false);
                 }
-                Err(error) => return Err(Error::io("receiving")(error)),
+                Err(error) => match opening {
+                    // The kernel keeps a record that is no data for those who ask for its kind.
+                    Opening::Kernel(opener) if error == Errno::IO => {
+                        kernel::take_control(&self.socket, opener)
+                            .map_err(|error| ended(error, deframer))?;
+                    }
+                    Opening::Kernel(_) => return Err(kernel::fault(error)),
+                    _ => return Err(Error::io("receiving")(error)),
+                },
             }
         }
     }
@@ -80,7 +91,8 @@ impl Shared {
     ) -> Result<bool, Error> {
         let mut was_short = false;
         loop {
-            let count = opener.take(deframer.room()?)?;
+            let taken = opener.take(deframer.room()?);
+            let count = taken.map_err(|error| ended(error.into(), deframer))?;
             if count > 0 {
                 deframer.filled(count);
                 *is_dry = was_short && opener.is_empty();
@@ -105,15 +117,17 @@ impl Shared {
         }
     }
 
-    /// Sends all of `slices`, or what the peer takes before the deadline.
+    /// Sends all of `slices`, or what the peer takes before the deadline. Returns the calls that
+    /// took bytes.
     pub(super) fn write_all(
         &self,
         mut slices: &mut [IoSlice<'_>],
         deadline: Option<Instant>,
-    ) -> Result<(), Error> {
+    ) -> Result<u64, Error> {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let mut watch = Watch::default();
         let mut full_since = None;
+        let mut calls = 0;
         IoSlice::advance_slices(&mut slices, 0);
         while !slices.is_empty() {
             match sendmsg(
@@ -122,7 +136,10 @@ impl Shared {
                 &mut SendAncillaryBuffer::default(),
                 flags,
             ) {
-                Ok(count) => IoSlice::advance_slices(&mut slices, count),
+                Ok(count) => {
+                    calls += 1;
+                    IoSlice::advance_slices(&mut slices, count);
+                }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
                     let now = Instant::now();
@@ -144,7 +161,7 @@ impl Shared {
                 Err(error) => return Err(Error::io("sending")(error)),
             }
         }
-        Ok(())
+        Ok(calls)
     }
 
     /// Waits until the peer's host has what was sent. Closing a socket that holds unread bytes
@@ -161,6 +178,14 @@ impl Shared {
                 Err(_) => return,
             }
         }
+    }
+}
+
+/// Returns the error for the end of the stream where the peer has said that nothing follows.
+fn ended(error: Error, deframer: &Deframer) -> Error {
+    match error {
+        Error::Closed => deframer.end(),
+        error => error,
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outboard_link::{Endpoint, Peer};
+use outboard_link::{Endpoint, KERNEL_TLS_VARIABLE, Peer};
 use outboard_wire::{
     handshake::{Purpose, SessionKey},
     limits::DATA_CONNECTIONS_MAX,
@@ -91,6 +91,9 @@ pub(super) fn start_worker(
     let (control, theirs) = Control::pair()?;
     let mut command = inherit::this_executable();
     command.args(&options.worker_args);
+    if !options.kernel_tls {
+        command.env(KERNEL_TLS_VARIABLE, "off");
+    }
     let mut child = inherit::pass(&mut command, "--control", theirs)?;
     if let Some(groups) = groups {
         groups.add(child.id());

@@ -26,7 +26,7 @@ use super::{
     certificates::{Authorities, Certificate, CertificateFault, Presented},
     error::TlsError,
     identity::{Fingerprint, Identity},
-    records::{Opener, RECORD_BYTES_MAX, Sealer},
+    records::{KEY_RECORDS_MAX, Opener, RECORD_BYTES_MAX, Sealer},
     schedule::{Direction, SECRET_BYTES, TlsState},
     verify::{AnyCertificate, AnyKey, Pinned, provider},
 };
@@ -114,7 +114,17 @@ impl TlsState {
     /// Begins with secrets that both sides have, each its own first. For tests of what comes after
     /// a handshake.
     pub fn of_secrets(out: [u8; SECRET_BYTES], inward: [u8; SECRET_BYTES]) -> TlsState {
-        let direction = |secret| Direction { secret, record: 0 };
+        Self::before_update(out, inward, KEY_RECORDS_MAX)
+    }
+
+    /// Like [`of_secrets`](Self::of_secrets), so many records before each key is changed.
+    pub fn before_update(
+        out: [u8; SECRET_BYTES],
+        inward: [u8; SECRET_BYTES],
+        records: u64,
+    ) -> TlsState {
+        let record = KEY_RECORDS_MAX.saturating_sub(records);
+        let direction = |secret| Direction { secret, record };
         TlsState {
             out: direction(out),
             inward: direction(inward),

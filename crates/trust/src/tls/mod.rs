@@ -4,13 +4,15 @@
 //!
 //! rustls does the handshake. It then hands out the traffic secrets, and [`Sealer`] and [`Opener`]
 //! make and read the records: each direction by itself, in whatever thread and process has that
-//! half of the connection ([`TlsState`] goes from one process to another).
+//! half of the connection ([`TlsState`] goes from one process to another). Where the kernel makes
+//! and reads the records instead, [`KernelSealer`] and [`KernelOpener`] give it the keys.
 
 mod certificates;
 mod error;
 mod files;
 mod handshake;
 mod identity;
+mod kernel;
 mod records;
 mod schedule;
 mod secured;
@@ -29,6 +31,7 @@ pub use identity::{
     Fingerprint, FingerprintError, Identity, IdentityError, Listed, PUBLIC_KEY_BYTES, PublicKey,
     PublicKeyError, SIGNATURE_BYTES, authorized_count, is_authorized,
 };
-pub use records::{Opener, RECORD_BYTES_MAX, Sealer};
+pub use kernel::{KernelKey, KernelOpener, KernelSealer};
+pub use records::{ALERT, END, HANDSHAKE, KEY_UPDATE, Opener, RECORD_BYTES_MAX, Sealer};
 pub use schedule::TlsState;
 pub use secured::Secured;

@@ -12,7 +12,7 @@ use super::{
 /// Data in one record, at most.
 pub const RECORD_BYTES_MAX: usize = 16 << 10;
 /// Records with one key, well below the bound for AES-GCM (2^24.5); then a key update follows.
-const KEY_RECORDS_MAX: u64 = 1 << 23;
+pub(super) const KEY_RECORDS_MAX: u64 = 1 << 23;
 const HEADER_BYTES: usize = 5;
 const TAG_BYTES: usize = 16;
 /// Longest body of a record (RFC 8446, section 5.2).
@@ -20,12 +20,16 @@ const BODY_BYTES_MAX: usize = RECORD_BYTES_MAX + 256;
 /// Room for what is received at a time: several records of the longest kind.
 const BUFFER_BYTES: usize = 16 * (HEADER_BYTES + BODY_BYTES_MAX);
 
-const ALERT: u8 = 21;
-const HANDSHAKE: u8 = 22;
+/// Kind of a record that has an alert.
+pub const ALERT: u8 = 21;
+/// Kind of a record that has a message of the handshake.
+pub const HANDSHAKE: u8 = 22;
 const DATA: u8 = 23;
-/// A key update that asks for none in return.
-const KEY_UPDATE: [u8; 5] = [24, 0, 0, 1, 0];
+/// Message of a key update that asks for none in return.
+pub const KEY_UPDATE: [u8; 5] = [24, 0, 0, 1, 0];
 const CLOSE_NOTIFY: u8 = 0;
+/// Alert after which nothing follows.
+pub const END: [u8; 2] = [1, CLOSE_NOTIFY];
 
 /// Makes records.
 pub struct Sealer {
@@ -68,7 +72,13 @@ impl Sealer {
         Ok(())
     }
 
-    fn seal_record(&mut self, kind: u8, piece: &[u8], out: &mut Vec<u8>) -> Result<(), TlsError> {
+    /// Appends one record of this kind, with at most [`RECORD_BYTES_MAX`] bytes.
+    pub fn seal_record(
+        &mut self,
+        kind: u8,
+        piece: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(), TlsError> {
         let header = header(piece.len() + 1 + TAG_BYTES);
         out.extend_from_slice(&header);
         let start = out.len();
@@ -217,19 +227,28 @@ impl Opener {
         let end = opened.iter().rposition(|byte| *byte != 0);
         let end = end.ok_or(TlsError::Record)?;
         self.sealed.start = start + len;
-        match (opened[end], &opened[..end]) {
-            (DATA, data) if data.len() <= RECORD_BYTES_MAX => {
-                self.plain = start..start + end;
-                Ok(true)
-            }
-            (HANDSHAKE, message) if *message == KEY_UPDATE => {
-                update(&mut self.direction, &mut self.keys)?;
-                Ok(true)
-            }
-            (ALERT, [_, CLOSE_NOTIFY]) => Err(TlsError::Closed),
-            (ALERT, [_, number]) => Err(TlsError::Alert(*number)),
-            _ => Err(TlsError::Record),
+        match content_of(opened[end], &opened[..end])? {
+            Content::Data => self.plain = start..start + end,
+            Content::KeyUpdate => update(&mut self.direction, &mut self.keys)?,
         }
+        Ok(true)
+    }
+}
+
+/// Contents of records after which a connection goes on.
+pub(super) enum Content {
+    Data,
+    KeyUpdate,
+}
+
+/// Returns what a record has; an error for the end of the connection.
+pub(super) fn content_of(kind: u8, content: &[u8]) -> Result<Content, TlsError> {
+    match (kind, content) {
+        (DATA, data) if data.len() <= RECORD_BYTES_MAX => Ok(Content::Data),
+        (HANDSHAKE, message) if *message == KEY_UPDATE => Ok(Content::KeyUpdate),
+        (ALERT, [_, CLOSE_NOTIFY]) => Err(TlsError::Closed),
+        (ALERT, [_, number]) => Err(TlsError::Alert(*number)),
+        _ => Err(TlsError::Record),
     }
 }
 
@@ -351,7 +370,7 @@ mod tests {
 
     #[test]
     fn data_before_an_error_is_taken_first() {
-        for (message, expected) in [([1, CLOSE_NOTIFY], "closed"), ([2, 42], "alert 42")] {
+        for (message, expected) in [(END, "closed"), ([2, 42], "alert 42")] {
             let (mut sealer, mut opener) = pair(0);
             let mut bytes = Vec::new();
             sealer.seal(b"data", &mut bytes).unwrap();

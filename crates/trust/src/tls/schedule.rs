@@ -9,7 +9,7 @@ use ring::{
 use serde::{Deserialize, Serialize};
 
 pub(super) const SECRET_BYTES: usize = 32;
-const KEY_BYTES: usize = 16;
+pub(super) const KEY_BYTES: usize = 16;
 
 /// One direction of a connection: the secret of its keys, and the number of the next record.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,10 +42,10 @@ pub(super) struct Keys {
 impl Keys {
     /// Derives the keys; None is never returned for a secret of the right length.
     pub(super) fn of(secret: &[u8; SECRET_BYTES]) -> Option<Keys> {
-        let key: [u8; KEY_BYTES] = expand(secret, b"key")?;
+        let (key, iv) = raw_keys(secret)?;
         Some(Keys {
             key: LessSafeKey::new(UnboundKey::new(&AES_128_GCM, &key).ok()?),
-            iv: expand(secret, b"iv")?,
+            iv,
         })
     }
 
@@ -57,6 +57,11 @@ impl Keys {
         }
         nonce
     }
+}
+
+/// Derives the key and the nonce of record 0.
+pub(super) fn raw_keys(secret: &[u8; SECRET_BYTES]) -> Option<([u8; KEY_BYTES], [u8; NONCE_LEN])> {
+    Some((expand(secret, b"key")?, expand(secret, b"iv")?))
 }
 
 /// Returns the secret after a key update.
