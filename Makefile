@@ -37,7 +37,7 @@ RELEASE := target/release
 DEBUG := target/debug
 # What is packaged, and below how many bytes its command stays.
 PACKAGED := build/packaged
-COMMAND_BYTES_MAX := 16000000
+COMMAND_BYTES_MAX := 15000000
 CONTAINERS ?= containers
 # With --again few tests that failed run a second time, which the last lines say.
 TESTED := CARGO=$(CARGO) $(TOOLCHAIN) tools/tested.py

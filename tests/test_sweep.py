@@ -116,7 +116,7 @@ def test_what_fails_is_said_and_tried_again(server: Server, tmp_path: Path) -> N
         (["--rtt", "10"], "10us"),
         (["--rtt", "-1us"], "-1us"),
         (["--rtt", "1us", "--bandwidth", "0Gbps"], "0Gbps"),
-        (["--rtt", "1us", "--metric", "("], "regex"),
+        (["--rtt", "1us", "--metric", "("], "no regular expression"),
         (["--rtt", "1us", "--rounds", "0"], "from 1 to 1000"),
         ([], "--rtt"),
     ],

@@ -113,6 +113,12 @@ def test_numbers_agree(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(list(tidy.numbers())) == 1
 
 
+def test_what_the_command_links_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(tidy.large()) == []
+    monkeypatch.setattr(tidy, "LARGE", {"clap", "nobody"})
+    assert [found.what.split(" ")[0] for found in tidy.large()] == ["clap"]
+
+
 @pytest.mark.parametrize(
     ("licence", "permitted"),
     [

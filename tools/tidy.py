@@ -105,6 +105,8 @@ TESTS = re.compile(r"(^|/)tests?(/|$)|_tests$|(^|/)hostile$")
 # Versions of one crate that others force on us; a third needs a reason.
 # ring asks for getrandom 0.2, and for a windows-sys that is never built here.
 TWICE = {"embedded-io", "getrandom", "syn", "windows-sys"}
+# Crates that would each be a hundredth or more of the packaged command, for little: nothing in it needs them.
+LARGE = {"regex", "regex-automata", "schemars"}
 
 
 class Found(NamedTuple):
@@ -138,6 +140,7 @@ def main() -> int:
         *minutes(),
         *licences(),
         *twice(),
+        *large(),
         *unsafe_is_named(files),
         *one_page(),
         *second_styles(files),
@@ -394,6 +397,13 @@ def twice() -> Iterator[Found]:
     for name, versions_count in count.items():
         if versions_count > (2 if name in TWICE else 1):
             yield Found("Cargo.lock", 0, f"{versions_count} versions of {name}")
+
+
+def large() -> Iterator[Found]:
+    command = ["cargo", "tree", "--package", "outboard-packaged", "--edges", "normal", "--prefix", "none", "--locked"]
+    linked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in sorted(LARGE & {line.split(" ")[0] for line in linked.splitlines()}):
+        yield Found("Cargo.toml", 0, f"{name} is linked into the packaged command, which is to stay small")
 
 
 if __name__ == "__main__":

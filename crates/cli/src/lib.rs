@@ -28,7 +28,11 @@ mod trace;
 use std::process::ExitCode;
 
 use clap::CommandFactory;
-use tracing_subscriber::{EnvFilter, filter::LevelFilter};
+use tracing_subscriber::{
+    filter::{LevelFilter, Targets},
+    layer::SubscriberExt as _,
+    util::SubscriberInitExt as _,
+};
 
 use args::{Args, Command, LogFormat};
 use said::{print, whole};
@@ -84,8 +88,8 @@ fn command() -> ExitCode {
     })
 }
 
-/// Logs to stderr. `OUTBOARD_LOG` takes the directives of tracing-subscriber's `EnvFilter`:
-/// `debug`, `outboard_session=trace`.
+/// Logs to stderr. `OUTBOARD_LOG` takes levels, of everything or of parts of the program:
+/// `debug`, `outboard_session=trace,warn`.
 fn log_to_stderr(format: LogFormat) {
     let asked = std::env::var("OUTBOARD_LOG").unwrap_or_default();
     if let Some(word) = unknown_level(&asked) {
@@ -93,29 +97,42 @@ fn log_to_stderr(format: LogFormat) {
             "outboard: OUTBOARD_LOG: {word} is no level; off, error, warn, info, debug and trace are"
         );
     }
-    let filter = EnvFilter::builder()
-        .with_default_directive(LevelFilter::INFO.into())
-        .with_env_var("OUTBOARD_LOG")
-        .from_env_lossy();
     let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_max_level(LevelFilter::TRACE)
         .with_writer(outboard_device::log::stderr);
     match format {
-        LogFormat::Json => log.json().flatten_event(true).init(),
-        LogFormat::Text => log
-            .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-            .init(),
+        LogFormat::Json => {
+            let log = log.json().flatten_event(true).finish();
+            log.with(levels(&asked)).init();
+        }
+        LogFormat::Text => {
+            let is_terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
+            let log = log.with_ansi(is_terminal).finish();
+            log.with(levels(&asked)).init();
+        }
     }
 }
 
 /// Returns the first of the directives that is neither a level nor about a part of the program.
+/// Returns what is logged: where no directive can be read, what is important.
+fn levels(directives: &str) -> Targets {
+    let words = directives.split(',').map(str::trim);
+    let words: Vec<&str> = words
+        .filter(|word| !word.is_empty() && word.parse::<Targets>().is_ok())
+        .collect();
+    let levels = words.join(",").parse().ok();
+    levels
+        .filter(|_: &Targets| !words.is_empty())
+        .unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO))
+}
+
 fn unknown_level(directives: &str) -> Option<&str> {
     let is_known = |word: &str| {
         word.is_empty()
-            || word.contains(['=', '['])
-            || word.starts_with("outboard")
             || word.parse::<LevelFilter>().is_ok()
     };
+            || word.parse::<Targets>().is_ok()
+                && (word.contains('=') || word.starts_with("outboard"))
     let mut words = directives.split(',').map(str::trim);
     words.find(|word| !is_known(word))
 }
@@ -153,6 +170,42 @@ mod tests {
         for known in ["", "debug", "WARN", "off", "outboard_session=trace,info"] {
             assert_eq!(unknown_level(known), None, "{known}");
         }
-        assert_eq!(unknown_level("info,loud"), Some("loud"));
+        for (directives, word) in [
+            ("info,loud", "loud"),
+            ("outboard_session=loud", "outboard_session=loud"),
+        ] {
+            assert_eq!(unknown_level(directives), Some(word));
+        }
+    }
+
+    #[test]
+    fn levels_are_of_everything_or_of_parts() {
+        use tracing::Level;
+        for (directives, of_session, of_others) in [
+            ("", Level::INFO, Some(Level::INFO)),
+            ("session=loud", Level::INFO, Some(Level::INFO)),
+            ("WARN", Level::WARN, Some(Level::WARN)),
+            ("outboard_session=trace", Level::TRACE, None),
+            (
+                "debug, outboard_session=error",
+                Level::ERROR,
+                Some(Level::DEBUG),
+            ),
+        ] {
+            let levels = levels(directives);
+            let most = |target: &str| {
+                let all = [
+                    Level::TRACE,
+                    Level::DEBUG,
+                    Level::INFO,
+                    Level::WARN,
+                    Level::ERROR,
+                ];
+                all.into_iter()
+                    .find(|level| levels.would_enable(target, level))
+            };
+            assert_eq!(most("outboard_session"), Some(of_session), "{directives}");
+            assert_eq!(most("outboard_server"), of_others, "{directives}");
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! The pool's manager as a process, and HTTP on both sides. The rules are `outboard-pool`'s.
 //!
 //! - `serve`: the loop of the process: requests in, one transaction, answers out.
-//! - `operations`: what can be asked for, declared once; `openapi`: its description.
+//! - `operations`: what can be asked for, declared once; `openapi`: its description, which
+//!   `describe` makes.
 //! - `routes`: what is done for each request; `metrics`: numbers for Prometheus;
 //!   `page`: tables for people.
 //! - `roles`: who may ask for which.
@@ -12,6 +13,8 @@
 
 mod client;
 mod connection;
+#[cfg(test)]
+mod describe;
 mod etcd;
 mod http;
 pub mod limits;

@@ -1,7 +1,7 @@
 //! The manager's HTTP API, declared once: routes, roles, the commands' paths and
 //! `GET /openapi.json` come from here.
 
-use std::{collections::BTreeSet, fmt::Display, sync::OnceLock};
+use std::{fmt::Display, marker::PhantomData};
 
 use outboard_pool::{
     AuditFilter, Uuid,
@@ -11,10 +11,11 @@ use outboard_pool::{
     },
     record::{Claim, Same, SpareRecord},
 };
-use schemars::{JsonSchema, Schema, SchemaGenerator, schema_for};
+#[cfg(test)]
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{
     Deserialize, Deserializer, Serialize,
-    de::{DeserializeOwned, Error as _},
+    de::{DeserializeOwned, Error as _, Visitor},
 };
 use serde_json::{Map, Value};
 
@@ -87,6 +88,7 @@ macro_rules! operations {
                 }
             }
 
+            #[cfg_attr(not(test), expect(dead_code, reason = "the description alone needs it"))]
             pub(crate) fn id(self) -> &'static str {
                 match self {
                     $(Operation::$name => $id,)*
@@ -111,6 +113,7 @@ macro_rules! operations {
                 }
             }
 
+            #[cfg_attr(not(test), expect(dead_code, reason = "the description alone needs it"))]
             pub(crate) fn asks(self) -> Form {
                 match self {
                     $(Operation::$name => Form::$asks,)*
@@ -123,18 +126,23 @@ macro_rules! operations {
                 }
             }
 
+            #[cfg(test)]
             pub(crate) fn request_schema(self, to: &mut SchemaGenerator) -> Schema {
                 match self {
                     $(Operation::$name => <$request>::json_schema(to),)*
                 }
             }
 
+            #[cfg(test)]
             pub(crate) fn answer_schema(self, to: &mut SchemaGenerator) -> Schema {
                 match self {
                     $(Operation::$name => to.subschema_for::<$answer>(),)*
                 }
             }
         }
+
+        // Their schemas are made in tests alone.
+        $(const _: PhantomData<($request, $answer)> = PhantomData;)*
     };
 }
 
@@ -200,7 +208,8 @@ operations! {
 }
 
 /// A claim, as clients send it.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ClaimRequest {
     #[serde(deserialize_with = "known_claim")]
@@ -211,7 +220,8 @@ pub(crate) struct ClaimRequest {
 }
 
 /// The changes that a client wants to know.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct WatchRequest {
     /// Revision of a list, or of the watch before.
@@ -221,7 +231,8 @@ pub(crate) struct WatchRequest {
 }
 
 /// The changes that the page shows next.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RowsRequest {
     /// Revision of the page, or of the answer before.
@@ -229,7 +240,8 @@ pub(crate) struct RowsRequest {
 }
 
 /// The entries of the audit that a client wants to know.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AuditRequest {
     /// Number of the entry after which they begin: that of the answer before.
@@ -242,14 +254,16 @@ pub(crate) struct AuditRequest {
     pub(crate) since_s: Option<u64>,
 }
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ReasonRequest {
     /// Without a reason the GPUs are given out again.
     pub(crate) reason: Option<String>,
 }
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TaintRequest {
     /// Without a reason the GPU is given out again, and counts as healthy.
@@ -259,7 +273,8 @@ pub(crate) struct TaintRequest {
     pub(crate) broken: bool,
 }
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DetachRequest {
     /// True to end the sessions of the GPU now.
@@ -267,7 +282,8 @@ pub(crate) struct DetachRequest {
     pub(crate) force: bool,
 }
 
-#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct HoldRequest {
     /// As of the last answer.
@@ -275,7 +291,8 @@ pub(crate) struct HoldRequest {
     pub(crate) news: Option<u64>,
 }
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FailedRequest {
     #[serde(rename = "box")]
@@ -283,14 +300,16 @@ pub(crate) struct FailedRequest {
     pub(crate) reason: String,
 }
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct QuotaRequest {
     /// Without a number there is no bound.
     pub(crate) gpus: Option<u32>,
 }
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SparesRequest {
     model: Option<String>,
@@ -307,7 +326,8 @@ impl From<SparesRequest> for SpareRecord {
 }
 
 /// Changes of the page after a revision.
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub(crate) struct PageChanges {
     /// Place from which the next question goes on.
     pub(crate) revision: String,
@@ -319,7 +339,8 @@ pub(crate) struct PageChanges {
 }
 
 /// A row that has changed, as it is now.
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub(crate) struct PageRow {
     pub(crate) section: &'static str,
     pub(crate) name: String,
@@ -327,7 +348,8 @@ pub(crate) struct PageRow {
     pub(crate) html: Option<String>,
 }
 
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub(crate) struct PageSection {
     pub(crate) section: &'static str,
     /// Markup of what is in it.
@@ -335,7 +357,8 @@ pub(crate) struct PageSection {
 }
 
 /// The page's form.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DrainForm {
     #[serde(rename = "box")]
@@ -348,7 +371,8 @@ pub(crate) struct DrainForm {
     pub(crate) token: String,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum DrainAction {
     Drain,
@@ -365,10 +389,10 @@ impl DrainForm {
 }
 
 /// Answer of what has no other.
-#[derive(JsonSchema)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub(crate) struct Done {}
 
-#[derive(JsonSchema)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[expect(dead_code, reason = "it is a schema")]
 pub(crate) struct LeaderAnswer {
     incarnation: u64,
@@ -376,18 +400,44 @@ pub(crate) struct LeaderAnswer {
 
 /// Reads a claim that has no field that is unknown: a wish that is misspelt is not left out.
 fn known_claim<'de, D: Deserializer<'de>>(from: D) -> Result<Claim, D::Error> {
-    static FIELDS: OnceLock<BTreeSet<String>> = OnceLock::new();
-    let known = FIELDS.get_or_init(|| {
-        let schema = schema_for!(Claim);
-        let fields = schema.get("properties").and_then(Value::as_object);
-        fields.map_or_else(BTreeSet::new, |fields| fields.keys().cloned().collect())
-    });
+    let mut known = FieldsOf(&[]);
+    // It stops once it has them.
+    let _ = Claim::deserialize(&mut known);
     let fields = Map::deserialize(from)?;
-    if let Some(field) = fields.keys().find(|field| !known.contains(*field)) {
+    if let Some(field) = fields
+        .keys()
+        .find(|field| !known.0.contains(&field.as_str()))
+    {
         let field: String = field.chars().take(64).collect();
         return Err(D::Error::custom(format!("a claim has no field {field:?}")));
     }
     Claim::deserialize(Value::Object(fields)).map_err(D::Error::custom)
+}
+
+/// Names of the fields of a type, as its declaration tells them to what it is read from.
+struct FieldsOf(&'static [&'static str]);
+
+impl<'de> Deserializer<'de> for &mut FieldsOf {
+    type Error = serde::de::value::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
+        Err(Self::Error::custom("only fields are asked for"))
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Self::Error> {
+        self.0 = fields;
+        self.deserialize_any(visitor)
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+    }
 }
 
 /// A request's operation, and the parts of its path that name something.

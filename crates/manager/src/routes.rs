@@ -163,7 +163,7 @@ fn show(
         Operation::Audit => document(&manager.audit(&AuditRequest::of(&request.query)?)?),
         Operation::History => document(&manager.history()),
         Operation::Leader => document(&json!({ "incarnation": manager.incarnation() })),
-        Operation::Openapi => document(&openapi::document()),
+        Operation::Openapi => Ok(Outcome::Answer(200, openapi::document()?)),
         Operation::Metrics => Ok(text(operation, metrics(manager, now_ms, own.load))),
         Operation::Page => Ok(text(operation, page::page(manager, now_ms, own.asks_token))),
         Operation::PageScript => Ok(text(operation, page::SCRIPT.into())),

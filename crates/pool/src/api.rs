@@ -1,5 +1,6 @@
 //! The documents that the manager and others exchange, as JSON over HTTP.
 
+#[cfg(feature = "schemas")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -14,7 +15,8 @@ use crate::{
 };
 
 /// A box begins, or begins anew.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct Join {
     pub name: String,
     /// Drawn once and kept on the box's disk.
@@ -33,7 +35,8 @@ pub struct Join {
 }
 
 /// A box reports, and waits for news.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct Report {
     pub name: String,
     pub instance: String,
@@ -52,7 +55,8 @@ pub struct Report {
     pub lease_last: u64,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct GpuReport {
     pub uuid: Uuid,
     /// The floor that is on the disk.
@@ -75,7 +79,8 @@ pub struct GpuReport {
 }
 
 /// Device addresses of a lease's session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct Window {
     pub lease: u64,
     pub base: u64,
@@ -83,7 +88,8 @@ pub struct Window {
 }
 
 /// The manager's answer to a box.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct BoxAnswer {
     /// The pool's id.
     pub pool: String,
@@ -100,14 +106,16 @@ pub struct BoxAnswer {
     pub leases: Vec<BoxLease>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct BoxLease {
     pub lease: u64,
     pub deadline_ms: u64,
 }
 
 /// The manager's answer to a claim.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Claimed {
     Granted(Granted),
@@ -117,14 +125,16 @@ pub enum Claimed {
     },
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct Granted {
     pub lease: u64,
     pub term_ms: u64,
     pub boxes: Vec<GrantedBox>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct GrantedBox {
     pub name: String,
     pub url: String,
@@ -134,7 +144,8 @@ pub struct GrantedBox {
 }
 
 /// A lease, as holders and operators see it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct LeaseView {
     pub lease: u64,
     pub claim: Claim,
@@ -158,7 +169,8 @@ pub struct LeaseView {
 }
 
 /// Something that a holder is to know before it loses GPUs.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct Notice {
     pub what: NoticeKind,
     /// The box that is drained.
@@ -169,7 +181,8 @@ pub struct Notice {
     pub left_ms: Option<u64>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum NoticeKind {
     /// Nobody uses the GPUs: a session or a call takes the notice away.
@@ -188,7 +201,8 @@ impl NoticeKind {
 }
 
 /// A GPU that a holder has lost.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct LostView {
     pub uuid: Uuid,
     pub reason: String,
@@ -197,7 +211,8 @@ pub struct LostView {
 }
 
 /// The manager's answer to a holder.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct Held {
     pub left_ms: u64,
     #[serde(default)]
@@ -209,14 +224,16 @@ pub struct Held {
 }
 
 /// Rules about spares, and what is held back now.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct SparesView {
     pub rules: Vec<SpareRecord>,
     pub held: Vec<Uuid>,
 }
 
 /// A GPU, as operators see it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct GpuView {
     #[serde(flatten)]
     pub facts: GpuFacts,
@@ -231,9 +248,8 @@ pub struct GpuView {
     pub health: Health,
 }
 
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum GpuState {
     Free,
@@ -286,7 +302,8 @@ impl GpuState {
 }
 
 /// A box, as operators see it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct BoxView {
     #[serde(rename = "box")]
     pub of: String,
@@ -311,7 +328,8 @@ pub struct BoxView {
 }
 
 /// A holder's bound, and what it has.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct QuotaView {
     #[serde(flatten)]
     pub quota: QuotaRecord,
@@ -319,13 +337,15 @@ pub struct QuotaView {
 }
 
 /// Bounds of all holders that have one.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct QuotasView {
     pub quotas: Vec<QuotaView>,
 }
 
 /// A claim that waits.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct WaitingView {
     pub claim: Claim,
     pub position: usize,
@@ -333,7 +353,8 @@ pub struct WaitingView {
 }
 
 /// The pool, as operators see it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct PoolView {
     pub pool: String,
     pub incarnation: u64,
@@ -352,7 +373,8 @@ pub struct PoolView {
 }
 
 /// Changes after a revision: each object once, as it is now.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct Changes {
     /// Place from which the next watch goes on.
     pub revision: String,
@@ -361,7 +383,8 @@ pub struct Changes {
     pub events: Vec<Event>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct Event {
     pub revision: String,
     /// Name of the object: a box's name, a GPU's UUID, a lease's number, a claim's UID, a holder.
@@ -370,7 +393,8 @@ pub struct Event {
 }
 
 /// An object of the pool; `null`: it is no longer there.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Object {
     Box(Option<BoxView>),
@@ -383,7 +407,8 @@ pub enum Object {
 }
 
 /// Entries of the audit, oldest first.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct AuditView {
     /// Number of the last entry that was looked at: the next question goes on after it.
     pub revision: u64,
@@ -396,7 +421,8 @@ pub struct AuditView {
 }
 
 /// GPUs of the pool at a time.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct Sample {
     /// In seconds since 1970.
     pub at_s: u64,
@@ -410,7 +436,8 @@ pub struct Sample {
 }
 
 /// The pool's numbers over time.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct HistoryView {
     /// Time between the last samples.
     pub step_ms: u64,
@@ -418,13 +445,15 @@ pub struct HistoryView {
 }
 
 /// The mapping tables of hosts and boxes: the paper's Tables 2 and 3.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct Tables {
     pub hosts: Vec<HostTable>,
     pub boxes: Vec<BoxTable>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct HostTable {
     pub host: String,
     pub node: u32,
@@ -433,7 +462,8 @@ pub struct HostTable {
     pub reserved: u16,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct HostEntry {
     pub entry: u16,
     pub used: bool,
@@ -449,7 +479,8 @@ pub struct HostEntry {
     pub path: u16,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct BoxTable {
     #[serde(rename = "box")]
     pub of: String,
@@ -457,7 +488,8 @@ pub struct BoxTable {
     pub entries: Vec<BoxEntry>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct BoxEntry {
     pub entry: u16,
     /// Whether the last inventory has the GPU.
@@ -472,7 +504,8 @@ pub struct BoxEntry {
 }
 
 /// Reason why a request is refused.
-#[derive(Debug, Clone, PartialEq, Eq, Error, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Error, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 #[serde(tag = "error", content = "text", rename_all = "lowercase")]
 pub enum PoolError {
     /// The request itself is wrong.

@@ -1,6 +1,7 @@
 //! Grants: signed statements of a manager that a lease has GPUs.
 
 use outboard_trust::{Identity, PublicKey, SIGNATURE_BYTES};
+#[cfg(feature = "schemas")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -11,7 +12,8 @@ use crate::{limits::GRANT_BYTES_MAX, uuid::Uuid};
 const CONTEXT: &[u8] = b"outboard grant 1\0";
 
 /// The GPUs of a lease that one box has.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct Grant {
     /// The pool's id.
     pub pool: String,

@@ -5,13 +5,15 @@ use std::time::Duration;
 use outboard_wire::network::{
     BANDWIDTH_BPS_MAX, BANDWIDTH_BPS_MIN, Bandwidth, DELAY_NS_MAX, show_duration,
 };
+#[cfg(feature = "schemas")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::limits;
 
 /// Network of a box: what programs have to and from it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct LinkFacts {
     /// Median round trip of one message each way, with nothing else under way.
     pub rtt_ns: u64,
@@ -21,7 +23,8 @@ pub struct LinkFacts {
 }
 
 /// Origin of what is known of a network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum LinkSource {
     /// The box has measured it when it began.
@@ -31,7 +34,8 @@ pub enum LinkSource {
 }
 
 /// Network that is good enough.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct LinkNeed {
     pub rtt_ns_max: u64,

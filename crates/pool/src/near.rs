@@ -1,12 +1,14 @@
 //! Things that are near a GPU in its box: other GPUs, NVLinks, network adapters.
 
+#[cfg(feature = "schemas")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::limits;
 
 /// Things near a GPU, as its box finds them.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct Near {
     /// Its NUMA node, if the machine has more than one.
     pub numa: Option<u32>,
@@ -19,7 +21,8 @@ pub struct Near {
 }
 
 /// A device to which NVLinks lead.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct NvlinkEnd {
     /// Its domain, bus and device; zeroes in virtual machines that do not see it.
     pub pci: (u32, u32, u32),
@@ -28,9 +31,8 @@ pub struct NvlinkEnd {
     pub links: u32,
 }
 
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum NvlinkKind {
     Gpu,
@@ -39,7 +41,8 @@ pub enum NvlinkKind {
 }
 
 /// A GPU of the same box.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct NearGpu {
     /// Its place in the box.
     pub slot: u16,
@@ -47,7 +50,8 @@ pub struct NearGpu {
 }
 
 /// A network adapter.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct Nic {
     /// Name of its network interface, or of its RDMA device if it has none.
     pub name: String,
@@ -58,9 +62,8 @@ pub struct Nic {
 }
 
 /// Nearest thing that two PCI devices have in common, as `nvmlGpuTopologyLevel_t`.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
     /// A board.

@@ -1,5 +1,6 @@
 //! The records of a store: their keys and contents.
 
+#[cfg(feature = "schemas")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -36,7 +37,8 @@ pub struct PoolRecord {
 }
 
 /// Facts about a GPU, as its box finds them.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct GpuFacts {
     pub uuid: Uuid,
     pub model: String,
@@ -74,7 +76,8 @@ pub struct GpuRecord {
 }
 
 /// Health of a GPU, as its sessions and its box show it.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct Health {
     pub condition: Condition,
     /// Reason for the condition, unless it is healthy.
@@ -85,7 +88,8 @@ pub struct Health {
     pub failures: u32,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Condition {
     #[default]
@@ -119,7 +123,8 @@ pub struct HostRecord {
     pub entries: u16,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum LeaseState {
     Granted,
@@ -129,9 +134,8 @@ pub enum LeaseState {
 }
 
 /// Reason for a lease's end.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum EndReason {
     Released,
@@ -235,7 +239,8 @@ pub struct LeaseRecord {
 }
 
 /// One entry of the audit.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct AuditEntry {
     /// Its place: numbers are consecutive, over all starts of managers.
     pub number: u64,
@@ -257,7 +262,8 @@ pub struct AuditEntry {
     pub reason: Option<String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct AuditGpu {
     pub uuid: Uuid,
     /// Name of its box at that time.
@@ -268,7 +274,8 @@ pub struct AuditGpu {
     pub since_s: Option<u64>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum AuditKind {
     /// A lease has got these GPUs.
@@ -310,7 +317,8 @@ impl AuditKind {
 }
 
 /// Cause for which a GPU is taken back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Cause {
     Released,
@@ -342,7 +350,8 @@ impl Cause {
 }
 
 /// GPUs that shall have something in common.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Same {
     Box,
@@ -352,7 +361,8 @@ pub enum Same {
 }
 
 /// The choice between groups that have enough GPUs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Fit {
     /// The group that has the fewest free GPUs: large groups stay whole.
@@ -367,7 +377,8 @@ pub enum Fit {
 }
 
 /// A request for GPUs.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct Claim {
     /// Drawn by the client. A claim that comes again with its UID is the same claim.
     pub uid: String,
@@ -404,14 +415,16 @@ fn term_default() -> u64 {
 }
 
 /// GPUs that an owner may have at a time.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct QuotaRecord {
     pub owner: String,
     pub gpus: u32,
 }
 
 /// GPUs that are held back, to take the place of broken ones.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(JsonSchema))]
 pub struct SpareRecord {
     /// Whole words of the model's name, in any case: `A10` is no word of `A100`. Without it: of
     /// each model.

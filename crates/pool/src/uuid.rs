@@ -1,8 +1,7 @@
 //! The UUID of a GPU.
 
-use std::{borrow::Cow, fmt, str::FromStr};
+use std::{fmt, str::FromStr};
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use thiserror::Error;
 
@@ -77,13 +76,14 @@ impl<'de> Deserialize<'de> for Uuid {
     }
 }
 
-impl JsonSchema for Uuid {
-    fn schema_name() -> Cow<'static, str> {
+#[cfg(feature = "schemas")]
+impl schemars::JsonSchema for Uuid {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
         "Uuid".into()
     }
 
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({
             "type": "string",
             "description": "The UUID of a GPU, as NVML shows it",
             "pattern": "^GPU-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$",

@@ -22,7 +22,7 @@ use outboard_model::{Budget, Pcie};
 use outboard_server::limits;
 use outboard_soft::{Capability, Checks};
 use outboard_wire::network::{self, Bandwidth, KNOWN, Network};
-use regex::Regex;
+use regex_lite::Regex;
 
 use crate::exit;
 
@@ -581,7 +581,8 @@ fn parse_size(text: &str) -> Result<u64, String> {
 
 /// Parses a regular expression with a group, which finds the value.
 fn parse_metric(text: &str) -> Result<Regex, String> {
-    let metric = Regex::new(text).map_err(|error| error.to_string())?;
+    let metric =
+        Regex::new(text).map_err(|error| format!("it is no regular expression: {error}"))?;
     match metric.captures_len() {
         1 => Err("it has no group, as ([0-9.]+), around the number".into()),
         _ => Ok(metric),
@@ -670,6 +671,7 @@ mod tests {
         let Command::Run(run) = args.command else {
             panic!("not run");
         };
+        assert!(parse_metric("(").unwrap_err().contains("no regular"));
         assert_eq!(run.program, ["ls", "--gpu", "x", "--", "-l"]);
         assert!(run.stats);
     }

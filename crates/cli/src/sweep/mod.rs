@@ -15,7 +15,7 @@ use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use outboard_link::Endpoint;
 use outboard_wire::network::Network;
-use regex::Regex;
+use regex_lite::Regex;
 
 use self::{
     child::Ended,
