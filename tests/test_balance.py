@@ -226,7 +226,7 @@ def test_programs_are_balanced_drained_and_survive_a_server(net: Net, tmp_path: 
     assert len(established) >= 3, "a session and its data connections"
     assert {one["backend"] for one in established} == {home}
 
-    balancer.command("drain", home)
+    assert json.loads(balancer.command("drain", home, "--json")) == {"backend": home, "drained": True, "services": 1}
     first.copy()
     second = Program(net, CLIENTS[1])
     second.copy()

@@ -327,13 +327,13 @@ def test_boxes_and_requests_that_are_wrong_are_refused(pool: Pool) -> None:
 
 def test_a_drained_box_gives_out_nothing(pool: Pool) -> None:
     drain = [OUTBOARD, "pool", "drain", "--pool", pool.url, "a", "--reason", "repair"]
-    subprocess.run(drain, check=True)
-    assert pool.free() == 2
+    said = subprocess.run([*drain, "--json"], check=True, capture_output=True, text=True).stdout
+    assert json.loads(said) == {"box": "a", "drained": True, "reason": "repair"} and pool.free() == 2
     program = pool.run("--gpus", "2")
     program.gpus()
     assert pool.ask("list")["leases"][0]["boxes"] == ["b"]
     assert program.finish().startswith("right")
-    subprocess.run([OUTBOARD, "pool", "undrain", "--pool", pool.url, "a"], check=True)
+    assert not pool.ask("undrain", "a")["drained"]
     until(lambda: pool.free() == 4)
 
 

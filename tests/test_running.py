@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -70,15 +71,23 @@ def test_a_file_of_settings_is_checked(tmp_path: Path) -> None:
     file.write_text(f'device = "soft"\nno-cache = true\nlisten = "shm://{address}"\nsessions-max = 5\n')
     done = serve("--check-config", env=environment)
     assert done.returncode == 0, done.stderr
-    assert f"listen at shm://{address}\ndevice soft\nsandbox " in done.stdout
+    assert f"settings in {file}\nlisten at shm://{address}\ndevice soft\nsandbox " in done.stdout
     assert "\n5 sessions, 1 spares\n" in done.stdout
     assert not address.exists()
     assert "7 sessions" in serve("--check-config", "--sessions-max", "7", env=environment).stdout
+    holds = json.loads(serve("--check-config", "--json", env=environment).stdout)
+    assert holds["file"] == str(file) and holds["set"]["sessions-max"] == ["5"] and "memory" not in holds["set"]
+    assert holds["listen"] == [f"shm://{address}"] and holds["sessions_max"] == 5 and holds["cache"] is None
+    done = serve("--json", env=environment)
+    assert done.returncode == 2 and "add --check-config" in done.stderr
     file.write_text('device = "soft"\nsesions-max = 5\n')
     done = serve("--check-config", env=environment)
     assert done.returncode == 2 and f'{file}:2: there is no setting "sesions-max"' in done.stderr
     assert serve("--no-config", "--check-config", "--device", "soft", env=environment).returncode == 0
-    # A setting that this machine does not allow.
+    # Settings that this machine does not allow.
+    file.write_text('device = "nvidia"\n')
+    done = serve("--check-config", env={**environment, "OUTBOARD_DRIVER": "/nowhere/libcuda.so.1"})
+    assert done.returncode == 2 and "--device: " in done.stderr, done.stderr
     file.write_text('device = "soft"\nlisten = "tcp://0.0.0.0:0"\n')
     assert serve("--check-config", env=environment).returncode == 2
     file.write_text('device = "soft"\nsessions-max = 99999999999999999999\n')

@@ -1,6 +1,7 @@
 //! `outboard balance`: runs a balancer, and asks a running one.
 
 use std::{
+    collections::BTreeMap,
     env,
     fmt::Write as _,
     fs::{self, File},
@@ -22,9 +23,10 @@ use outboard_balance::{
 };
 use outboard_flow::traffic::pcap::Reader;
 use outboard_link::Endpoint;
+use serde_json::json;
 
 use crate::{
-    args::{ApiArgs, BalanceCommand},
+    args::{ApiArgs, BalanceCommand, JsonArgs},
     exit::WrongSettings,
     peer,
     said::print,
@@ -42,41 +44,49 @@ pub(crate) fn balance(command: BalanceCommand) -> anyhow::Result<ExitCode> {
             take_over,
             api,
         } => run(&config, api, take_over),
-        BalanceCommand::Check { config } => check(&config),
-        BalanceCommand::Status { api, json } => status(&api_of(api)?, json),
+        BalanceCommand::Check { config, json } => check(&config, &json),
+        BalanceCommand::Status { api, json } => status(&api_of(api)?, &json),
         BalanceCommand::Top {
             api,
             interval_ms,
             count,
         } => top(&api_of(api)?, Duration::from_millis(interval_ms), count),
-        BalanceCommand::Drain { backend, end, api } => {
+        BalanceCommand::Drain {
+            backend,
+            end,
+            api,
+            json,
+        } => {
             let question = Question::Drain {
                 backend,
                 drain: !end,
             };
-            let _: usize = api_of(api)?.ask(&question)?;
-            Ok(ExitCode::SUCCESS)
+            let services: usize = api_of(api)?.ask(&question)?;
+            let holds = json!({ "backend": backend, "drained": !end, "services": services });
+            json.say(&holds, String::new)
         }
         BalanceCommand::Flows {
             api,
             limit,
             phase,
             json,
-        } => flows(&api_of(api)?, limit, phase, json),
+        } => flows(&api_of(api)?, limit, phase, &json),
         BalanceCommand::Explain {
             packet,
             pcap,
             port,
             api,
-        } => explain(packet.as_deref(), pcap.as_deref(), port, api),
+            json,
+        } => explain(packet.as_deref(), pcap.as_deref(), port, api, &json),
         BalanceCommand::Replay {
             config,
             input,
             output,
-        } => replay(&config, &input, &output),
-        BalanceCommand::Reload { api } => {
+            json,
+        } => replay(&config, &input, &output, &json),
+        BalanceCommand::Reload { api, json } => {
             let () = api_of(api)?.ask(&Question::Reload)?;
-            Ok(ExitCode::SUCCESS)
+            json.say(&json!({ "reloaded": true }), String::new)
         }
     }
 }
@@ -137,16 +147,16 @@ fn greet(url: &str, timeout: Duration) -> Result<(), String> {
     peer::greet_within(&endpoint, timeout).map_err(|error| crate::said::whole(&error))
 }
 
-fn check(file: &Path) -> anyhow::Result<ExitCode> {
+fn check(file: &Path, json: &JsonArgs) -> anyhow::Result<ExitCode> {
     let config = Config::read(file).map_err(|error| wrong_settings(file, &error))?;
     control::check(&config, Means { greet, secret })
         .map_err(|error| WrongSettings::of(&anyhow::anyhow!("{}: {error}", file.display())))?;
     let backends: usize = config.services.iter().map(|one| one.backends.len()).sum();
-    println!(
-        "right: {} services, {backends} backends",
-        config.services.len()
-    );
-    Ok(ExitCode::SUCCESS)
+    let services = config.services.len();
+    let holds = json!({ "right": true, "services": services, "backends": backends });
+    json.say(&holds, || {
+        format!("right: {services} services, {backends} backends\n")
+    })
 }
 
 fn wrong_settings(file: &Path, error: &ConfigError) -> WrongSettings {
@@ -172,11 +182,13 @@ fn shown(name: &str) -> String {
     name.chars().map(one).collect()
 }
 
-fn status(api: &Api, json: bool) -> anyhow::Result<ExitCode> {
+fn status(api: &Api, json: &JsonArgs) -> anyhow::Result<ExitCode> {
     let status: Status = api.ask(&Question::Status)?;
-    if json {
-        return print(format!("{}\n", serde_json::to_string_pretty(&status)?).as_bytes());
-    }
+    let text = status_text(&status)?;
+    json.say(&status, || text)
+}
+
+fn status_text(status: &Status) -> anyhow::Result<String> {
     let mut out = String::new();
     for service in &status.services {
         let forward = serde_json::to_value(service.forward)?;
@@ -216,7 +228,7 @@ fn status(api: &Api, json: bool) -> anyhow::Result<ExitCode> {
     for interface in &status.interfaces_gone {
         writeln!(out, "interface {interface} is gone")?;
     }
-    print(out.as_bytes())
+    Ok(out)
 }
 
 /// Says what becomes of a frame that is not sent on. One that is not for the balancer is its
@@ -304,11 +316,13 @@ fn rates(out: &mut String, before: &Status, now: &Status, seconds: f64) -> std::
     Ok(())
 }
 
-fn flows(api: &Api, limit: usize, phase: Option<Phase>, json: bool) -> anyhow::Result<ExitCode> {
+fn flows(
+    api: &Api,
+    limit: usize,
+    phase: Option<Phase>,
+    json: &JsonArgs,
+) -> anyhow::Result<ExitCode> {
     let flows: Vec<Flow> = api.ask(&Question::Flows { limit, phase })?;
-    if json {
-        return print(format!("{}\n", serde_json::to_string_pretty(&flows)?).as_bytes());
-    }
     let mut out = String::new();
     for flow in &flows {
         let source = flow.source.as_ref().map(|source| format!(" as {source}"));
@@ -325,7 +339,7 @@ fn flows(api: &Api, limit: usize, phase: Option<Phase>, json: bool) -> anyhow::R
             flow.packets[1]
         )?;
     }
-    print(out.as_bytes())
+    json.say(&flows, || out)
 }
 
 fn explain(
@@ -333,6 +347,7 @@ fn explain(
     pcap: Option<&Path>,
     port: u16,
     api: ApiArgs,
+    json: &JsonArgs,
 ) -> anyhow::Result<ExitCode> {
     let mut frames = match (packet, pcap) {
         (Some(packet), _) => vec![packet.parse::<Bytes>().map_err(anyhow::Error::msg)?],
@@ -364,11 +379,11 @@ fn explain(
         };
         writeln!(out, "{prefix}{}", steps.join("\n  "))?;
     }
-    print(out.as_bytes())
+    json.say(&explained, || out)
 }
 
 /// Passes a capture through a balancer of a file that runs nowhere else.
-fn replay(config: &Path, input: &Path, output: &Path) -> anyhow::Result<ExitCode> {
+fn replay(config: &Path, input: &Path, output: &Path, json: &JsonArgs) -> anyhow::Result<ExitCode> {
     let config = Config::read(config).map_err(|error| wrong_settings(config, &error))?;
     let name = |path: &Path| path.display().to_string();
     let frames = BufReader::new(File::open(input).with_context(|| name(input))?);
@@ -396,7 +411,16 @@ fn replay(config: &Path, input: &Path, output: &Path) -> anyhow::Result<ExitCode
     for (reason, count) in &replayed.dropped {
         writeln!(text, "dropped {count:>10} {}", reason.label())?;
     }
-    let printed = print(text.as_bytes())?;
+    let dropped = replayed.dropped.iter();
+    let dropped: BTreeMap<_, _> = dropped.map(|(why, count)| (why.label(), count)).collect();
+    let holds = json!({
+        "read": replayed.read,
+        "sent": replayed.sent,
+        "opened": replayed.opened,
+        "other": replayed.other,
+        "dropped": dropped,
+    });
+    let printed = json.say(&holds, || text)?;
     done.with_context(|| name(input))?;
     Ok(printed)
 }

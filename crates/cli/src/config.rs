@@ -15,11 +15,18 @@ use clap::{
 };
 use toml::{Spanned, Value};
 
-use crate::args::Args;
+use crate::args::{self, Args};
 
 const COMMAND: &str = "serve";
 /// Options that a file cannot set.
-const NOT_IN_A_FILE: [&str; 5] = ["config", "no-config", "check-config", "help", "version"];
+const NOT_IN_A_FILE: [&str; 6] = [
+    "config",
+    "no-config",
+    "check-config",
+    "json",
+    "help",
+    "version",
+];
 /// Longest file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
@@ -45,7 +52,33 @@ pub(crate) fn parse(arguments: Vec<OsString>) -> Result<Args, clap::Error> {
         Some((serve, file)) => with_settings(arguments, serve, &file)?,
     };
     let matches = Args::command().try_get_matches_from(with_settings)?;
-    Args::from_arg_matches(&matches)
+    let mut args = Args::from_arg_matches(&matches)?;
+    if let (args::Command::Serve(args), Some(serve)) =
+        (&mut args.command, matches.subcommand_matches(COMMAND))
+    {
+        args.config.read = file_of(serve);
+        args.config.set = set(serve);
+    }
+    Ok(args)
+}
+
+/// Returns the options that the file, the command line or the environment has set, with their
+/// values.
+fn set(serve: &ArgMatches) -> BTreeMap<String, Vec<String>> {
+    let mut root = Args::command();
+    root.build();
+    let options = root.find_subcommand(COMMAND).into_iter();
+    let mut set = BTreeMap::new();
+    for option in options.flat_map(Command::get_arguments) {
+        let name = option.get_long().unwrap_or_default();
+        if option_named(option, name) && is_given(serve, option) {
+            let values = serve.get_raw(option.get_id().as_str());
+            let values = values.into_iter().flatten();
+            let values = values.map(|value| value.to_string_lossy().into_owned());
+            set.insert(name.into(), values.collect());
+        }
+    }
+    set
 }
 
 /// Returns the file that is asked for, or that of the user, or that of the machine.
@@ -94,8 +127,9 @@ fn with_settings(
         let at = |what: &str| wrong(format!(":{}: {what}", line_of(&text, key.span().start)));
         let option = option_of(command, key.get_ref()).ok_or_else(|| {
             at(&format!(
-                "there is no setting {:?}; settings are the options of outboard serve, without the dashes",
-                key.get_ref()
+                "there is no setting {:?}; {}",
+                key.get_ref(),
+                meant(command, key.get_ref())
             ))
         })?;
         let tokens = tokens(key.get_ref(), value.get_ref()).map_err(|what| at(&what))?;
@@ -132,7 +166,21 @@ fn huge_number(text: &str, at: Range<usize>) -> Option<String> {
 
 fn option_of<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
     let mut options = command.get_arguments();
-    options.find(|option| option.get_long() == Some(name) && !NOT_IN_A_FILE.contains(&name))
+    options.find(|option| option_named(option, name))
+}
+
+/// Returns whether this is the option of a setting.
+fn option_named(option: &Arg, name: &str) -> bool {
+    option.get_long() == Some(name) && !NOT_IN_A_FILE.contains(&name)
+}
+
+/// Returns what to write in place of a setting that there is not.
+fn meant(command: &Command, name: &str) -> String {
+    let dashed = name.replace('_', "-");
+    match option_of(command, &dashed) {
+        Some(_) => format!("{dashed} is one"),
+        None => "settings are the options of outboard serve, without the dashes".into(),
+    }
 }
 
 /// Returns the arguments that a setting stands for.
@@ -167,14 +215,16 @@ fn fault_of(tokens: &[String]) -> Option<String> {
     Some(first.trim_start_matches("error: ").into())
 }
 
+fn is_given(serve: &ArgMatches, option: &Arg) -> bool {
+    matches!(
+        serve.value_source(option.get_id().as_str()),
+        Some(ValueSource::CommandLine | ValueSource::EnvVariable)
+    )
+}
+
 /// Whether the command line or the environment has this option, or one that excludes it.
 fn is_overruled(command: &Command, option: &Arg, serve: &ArgMatches) -> bool {
-    let is_given = |option: &Arg| {
-        matches!(
-            serve.value_source(option.get_id().as_str()),
-            Some(ValueSource::CommandLine | ValueSource::EnvVariable)
-        )
-    };
+    let is_given = |option: &Arg| is_given(serve, option);
     let mut rivals = command.get_arguments().filter(|rival| {
         let conflicts = |one, other: &Arg| {
             command
@@ -239,6 +289,11 @@ mod tests {
             "the command line's address, in place of the file's"
         );
         assert!(!serve.cache.no_cache, "--cache excludes it");
+        let config = parsed(text, &["--spare", "0"]).unwrap().config;
+        let set = |name: &str| config.set.get(name).map(|values| values.join(" "));
+        assert!(config.read.is_some() && config.set.len() == 5);
+        assert_eq!(set("listen"), Some("tcp://127.0.0.1:1 shm:///a".into()));
+        assert_eq!((set("spare"), set("threads")), (Some("0".into()), None));
         let capability = parsed("capability = 8.0\n", &[]).unwrap().capability;
         assert_eq!(capability, "8.0".parse().ok());
         let alone = parsed("check = 'all'\n", &["--check-fail"]).unwrap();
@@ -253,6 +308,10 @@ mod tests {
                 "FILE:2: there is no setting \"sesions-max\"",
             ),
             ("config = 'x'\n", "FILE:1: there is no setting \"config\""),
+            (
+                "no_cache = true\n",
+                "no setting \"no_cache\"; no-cache is one",
+            ),
             (
                 "device = 'soft'\nmemory = '1XB'\n",
                 "FILE:2: invalid value '1XB' for '--memory",

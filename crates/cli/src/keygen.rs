@@ -5,8 +5,9 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::Context as _;
 use outboard_link::default_key_file;
 use outboard_trust::Identity;
+use serde_json::json;
 
-use crate::{args::KeygenArgs, said::print, token::make_private_folder_of};
+use crate::{args::KeygenArgs, token::make_private_folder_of};
 
 pub(crate) fn keygen(args: KeygenArgs) -> anyhow::Result<ExitCode> {
     let file = key_file(args.file)?;
@@ -23,7 +24,9 @@ pub(crate) fn keygen(args: KeygenArgs) -> anyhow::Result<ExitCode> {
             key
         }
     };
-    print(format!("{}\n", key.fingerprint()).as_bytes())
+    let fingerprint = key.fingerprint().to_string();
+    let holds = json!({ "file": file, "fingerprint": fingerprint, "made": !args.show });
+    args.json.say(&holds, || fingerprint + "\n")
 }
 
 /// Returns the file of a key: the one that is named, or the user's own.

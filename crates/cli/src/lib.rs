@@ -7,6 +7,7 @@ mod bench;
 mod config;
 mod doctor;
 mod exit;
+mod json;
 mod keygen;
 mod libraries;
 mod nic;
@@ -113,7 +114,6 @@ fn log_to_stderr(format: LogFormat) {
     }
 }
 
-/// Returns the first of the directives that is neither a level nor about a part of the program.
 /// Returns what is logged: where no directive can be read, what is important.
 fn levels(directives: &str) -> Targets {
     let words = directives.split(',').map(str::trim);
@@ -126,13 +126,14 @@ fn levels(directives: &str) -> Targets {
         .unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO))
 }
 
+/// Returns the first of the directives that is neither a level nor about a part of the program.
 fn unknown_level(directives: &str) -> Option<&str> {
     let is_known = |word: &str| {
         word.is_empty()
             || word.parse::<LevelFilter>().is_ok()
-    };
             || word.parse::<Targets>().is_ok()
                 && (word.contains('=') || word.starts_with("outboard"))
+    };
     let mut words = directives.split(',').map(str::trim);
     words.find(|word| !is_known(word))
 }

@@ -124,11 +124,7 @@ pub(crate) fn probe(args: ProbeArgs) -> anyhow::Result<ExitCode> {
         loaded_back,
         recordings,
     };
-    let text = match args.json {
-        true => serde_json::to_string_pretty(&findings)? + "\n",
-        false => findings.text(&endpoint),
-    };
-    crate::said::print(text.as_bytes())?;
+    args.json.say(&findings, || findings.text(&endpoint))?;
     Ok(match is_over {
         true => crate::exit::Exit::NO_NETWORK.into(),
         false => ExitCode::SUCCESS,

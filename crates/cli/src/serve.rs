@@ -1,6 +1,7 @@
 //! `outboard serve`, and the workers that it starts.
 
 use std::{
+    collections::BTreeMap,
     env,
     ffi::OsString,
     fs,
@@ -21,6 +22,7 @@ use outboard_server::{
 use outboard_soft::{MEMORY_BYTES_MAX, Watch};
 use outboard_trust::{Authorities, Certificate, Fingerprint, Identity, Store};
 use outboard_wire::network::Network;
+use serde::Serialize;
 
 use crate::{
     args::{
@@ -45,13 +47,26 @@ const HOST_MEMORY_BYTES_MIN: u64 = 64 << 20;
 const HOST_MEMORY_BYTES_DEFAULT_MIN: u64 = 2 << 30;
 
 pub(crate) fn serve(args: ServeArgs, log_format: LogFormat) -> anyhow::Result<ExitCode> {
-    let kind = choose_device(args.device)?;
+    let kind = choose_device(args.device)
+        .context("--device")
+        .map_err(|error| WrongSettings::of(&error))?;
     let is_check = args.config.check_config;
+    let (read, set) = (args.config.read.clone(), args.config.set.clone());
+    let json = args.json.clone();
+    if json.json.is_some() && !is_check {
+        let what = "--json: the settings alone are a result: add --check-config";
+        return Err(WrongSettings::of(&anyhow::anyhow!(what)).into());
+    }
     let probed = args.pool.pool_probe.clone();
     let (mut options, opened) =
         settings(args, kind, log_format).map_err(|error| WrongSettings::of(&error))?;
     if is_check {
-        return crate::said::print(described(&options, &opened).as_bytes());
+        let settings = Settings {
+            file: read,
+            set,
+            ..Settings::of(&options, &opened)
+        };
+        return json.say(&settings, || settings.text());
     }
     if let (Some(probed), Some(pool)) = (probed, &mut options.pool) {
         match measured(&probed) {
@@ -338,41 +353,75 @@ fn measured(probed: &Endpoint) -> anyhow::Result<LinkFacts> {
     }
 }
 
-/// Returns the settings as --check-config shows them.
-fn described(options: &ServeOptions, opened: &[Listener]) -> String {
-    let listen = options
-        .listen
-        .iter()
-        .chain(opened.iter().map(Listener::endpoint));
-    let mut lines: Vec<_> = listen.map(|at| format!("listen at {at}")).collect();
-    lines.push(format!("device {}", options.device.kind.name()));
-    let sandbox = if options.sandbox.is_some() {
-        "on"
-    } else {
-        "off"
-    };
-    lines.push(format!("sandbox {sandbox}"));
-    lines.push(format!(
-        "{} sessions, {} spares",
-        options.sessions_max, options.spares
-    ));
-    let certificate = options.access.certificate.as_ref();
-    lines.extend(certificate.map(|(chain, _)| format!("certificate in {}", chain.display())));
-    lines.extend(
-        options
-            .metrics
-            .map(|at| format!("metrics at http://{at}/metrics")),
-    );
-    let shares = options.shares.to_string();
-    lines.extend(shares.lines().map(String::from));
-    let hand_over = options.hand_over.as_ref();
-    lines.extend(hand_over.map(|file| format!("hand-over at {}", file.display())));
-    let peers = options.peer_copies.iter();
-    lines.extend(peers.map(|network| format!("copies straight to and from servers in {network}")));
-    let audit = options.audit.as_ref();
-    lines.extend(audit.map(|file| format!("audit in {}", file.display())));
-    lines.push("the settings are right\n".into());
-    lines.join("\n")
+/// The settings as --check-config shows them.
+#[derive(Serialize)]
+struct Settings {
+    file: Option<PathBuf>,
+    listen: Vec<String>,
+    device: &'static str,
+    sandbox: bool,
+    sessions_max: usize,
+    spares: usize,
+    cache: Option<PathBuf>,
+    certificate: Option<PathBuf>,
+    metrics: Option<String>,
+    shares: Vec<String>,
+    hand_over: Option<PathBuf>,
+    peer_copies: Vec<String>,
+    audit: Option<PathBuf>,
+    set: BTreeMap<String, Vec<String>>,
+}
+
+impl Settings {
+    fn of(options: &ServeOptions, opened: &[Listener]) -> Settings {
+        let listen = options.listen.iter();
+        let listen = listen.chain(opened.iter().map(Listener::endpoint));
+        let certificate = options.access.certificate.as_ref();
+        let shares = options.shares.to_string();
+        let peers = options.peer_copies.iter();
+        Settings {
+            file: None,
+            set: BTreeMap::new(),
+            listen: listen.map(Endpoint::to_string).collect(),
+            device: options.device.kind.name(),
+            sandbox: options.sandbox.is_some(),
+            sessions_max: options.sessions_max,
+            spares: options.spares,
+            cache: options.cache.clone(),
+            certificate: certificate.map(|(chain, _)| chain.clone()),
+            metrics: options.metrics.map(|at| format!("http://{at}/metrics")),
+            shares: shares.lines().map(String::from).collect(),
+            hand_over: options.hand_over.clone(),
+            peer_copies: peers.map(ToString::to_string).collect(),
+            audit: options.audit.clone(),
+        }
+    }
+
+    fn text(&self) -> String {
+        let file = |what: &str, file: &Option<PathBuf>| {
+            let file = file.as_ref();
+            file.map(|file| format!("{what} {}", file.display()))
+        };
+        let mut lines: Vec<_> = file("settings in", &self.file).into_iter().collect();
+        lines.extend(self.listen.iter().map(|at| format!("listen at {at}")));
+        lines.push(format!("device {}", self.device));
+        let sandbox = if self.sandbox { "on" } else { "off" };
+        lines.push(format!("sandbox {sandbox}"));
+        let (sessions, spares) = (self.sessions_max, self.spares);
+        lines.push(format!("{sessions} sessions, {spares} spares"));
+        lines.extend(file("cache in", &self.cache));
+        lines.extend(file("certificate in", &self.certificate));
+        lines.extend(self.metrics.iter().map(|at| format!("metrics at {at}")));
+        lines.extend(self.shares.iter().cloned());
+        lines.extend(file("hand-over at", &self.hand_over));
+        let peers = self.peer_copies.iter();
+        lines.extend(peers.map(|it| format!("copies straight to and from servers in {it}")));
+        lines.extend(file("audit in", &self.audit));
+        let set = self.set.iter();
+        lines.extend(set.map(|(name, values)| format!("set: {name} = {}", values.join(", "))));
+        lines.push("the settings are right\n".into());
+        lines.join("\n")
+    }
 }
 
 /// Logs whether the kernel encrypts connections, and if not, why.

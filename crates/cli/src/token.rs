@@ -14,11 +14,9 @@ use outboard_link::{
     TOKEN_FILE_VARIABLE, config_folder, use_certificate_files, use_token_file,
 };
 use outboard_trust::{Entry, Store, Token, date, now_s};
+use serde_json::{Value, json};
 
-use crate::{
-    args::{TokenCommand, TokenFileArgs, TokensArgs},
-    said::print,
-};
+use crate::args::{JsonArgs, TokenCommand, TokenFileArgs, TokensArgs};
 
 pub(crate) fn token(command: TokenCommand) -> anyhow::Result<ExitCode> {
     match command {
@@ -26,21 +24,28 @@ pub(crate) fn token(command: TokenCommand) -> anyhow::Result<ExitCode> {
             name,
             expires,
             tokens,
-        } => create(name, expires, &file_of(tokens)?),
-        TokenCommand::List { tokens, json } => list(&file_of(tokens)?, json),
-        TokenCommand::Revoke { name, tokens } => {
+            json,
+        } => create(name, expires, &file_of(tokens)?, &json),
+        TokenCommand::List { tokens, json } => list(&file_of(tokens)?, &json),
+        TokenCommand::Revoke { name, tokens, json } => {
             let file = file_of(tokens)?;
             Store::change(&file, |store| store.remove(&name))?;
             eprintln!(
                 "{name} is removed from {}; programs that run with it go on to their end",
                 file.display()
             );
-            Ok(ExitCode::SUCCESS)
+            let holds = json!({ "name": name, "file": file, "revoked": true });
+            json.say(&holds, String::new)
         }
     }
 }
 
-fn create(name: String, lifetime_s: Option<u64>, file: &Path) -> anyhow::Result<ExitCode> {
+fn create(
+    name: String,
+    lifetime_s: Option<u64>,
+    file: &Path,
+    json: &JsonArgs,
+) -> anyhow::Result<ExitCode> {
     let token = Token::random().context("drawing a key")?;
     let now_s = now_s();
     let entry = Entry {
@@ -50,11 +55,22 @@ fn create(name: String, lifetime_s: Option<u64>, file: &Path) -> anyhow::Result<
         expires_s: lifetime_s.map(|lifetime_s| now_s.saturating_add(lifetime_s)),
     };
     make_private_folder_of(file)?;
+    let mut holds = as_json(&entry, now_s);
+    holds["file"] = json!(file);
+    // Standard output alone has the secret: other users may read a file of results.
+    let (secret, in_file) = match json.is_printed() {
+        true => {
+            holds["token"] = token.to_text().into();
+            (serde_json::to_string_pretty(&holds)?, JsonArgs::default())
+        }
+        false => (token.to_text(), json.clone()),
+    };
     // Shown before it is kept: a token that nobody has must not be valid.
     Store::change(file, |store| {
         store.add(entry)?;
+        in_file.say(&holds, String::new)?;
         let mut out = std::io::stdout();
-        writeln!(out, "{}", token.to_text())
+        writeln!(out, "{secret}")
             .and_then(|()| out.flush())
             .context("writing to standard output; no token is added")
     })?;
@@ -62,7 +78,7 @@ fn create(name: String, lifetime_s: Option<u64>, file: &Path) -> anyhow::Result<
         format!("until {}", date(now_s.saturating_add(lifetime_s)))
     });
     eprintln!(
-        "{name} is added to {}, valid {until}. The line on standard output is the secret of its owner, to be kept in a file of mode \
+        "{name} is added to {}, valid {until}. The token on standard output is the secret of its owner, to be kept in a file of mode \
          0600: ~/.config/outboard/tokens/HOST:PORT, or the one that OUTBOARD_TOKEN_FILE names",
         file.display()
     );
@@ -79,14 +95,14 @@ pub(crate) fn make_private_folder_of(file: &Path) -> anyhow::Result<()> {
     made.with_context(|| folder.display().to_string())
 }
 
-fn list(file: &Path, json: bool) -> anyhow::Result<ExitCode> {
+fn list(file: &Path, json: &JsonArgs) -> anyhow::Result<ExitCode> {
     let store = Store::read(file)?;
     let now_s = now_s();
-    if json {
-        let entries: Vec<_> = store.entries().iter().map(|e| as_json(e, now_s)).collect();
-        let text = serde_json::to_string_pretty(&entries)?;
-        return print(format!("{text}\n").as_bytes());
-    }
+    let entries: Vec<_> = store.entries().iter().map(|e| as_json(e, now_s)).collect();
+    json.say(&entries, || listed(&store, now_s))
+}
+
+fn listed(store: &Store, now_s: u64) -> String {
     let mut text = format!("{:24} {:16} {:24} expires\n", "name", "id", "created");
     for entry in store.entries() {
         let expires = match entry.expires_s {
@@ -98,11 +114,11 @@ fn list(file: &Path, json: bool) -> anyhow::Result<ExitCode> {
         let created = date(entry.created_s);
         text.push_str(&format!("{name:24} {id:16} {created:24} {expires}\n"));
     }
-    print(text.as_bytes())
+    text
 }
 
-fn as_json(entry: &Entry, now_s: u64) -> serde_json::Value {
-    serde_json::json!({
+fn as_json(entry: &Entry, now_s: u64) -> Value {
+    json!({
         "name": entry.name,
         "id": entry.id_text(),
         "created_s": entry.created_s,

@@ -17,7 +17,6 @@ use outboard_trace::{
 use crate::{
     args::{CutArgs, ExportArgs, ShowArgs, TraceCommand},
     require::write_whole,
-    said::print,
 };
 
 /// Length at which names are cut in tables.
@@ -72,11 +71,8 @@ pub(crate) fn read_with(path: &Path, iterations: Option<&String>) -> anyhow::Res
 fn show(args: &ShowArgs) -> anyhow::Result<ExitCode> {
     let trace = read_with(&args.file, args.iterations.as_ref())?;
     let summary = Summary::of(&trace);
-    let text = match args.json {
-        true => serde_json::to_string_pretty(&summary)? + "\n",
-        false => table(&summary, args.top)?,
-    };
-    print(text.as_bytes())
+    let text = table(&summary, args.top)?;
+    args.json.say(&summary, || text)
 }
 
 fn cut(args: &CutArgs) -> anyhow::Result<ExitCode> {

@@ -8,6 +8,8 @@ use clap::{
 };
 use outboard_balance::engine::Phase;
 
+use super::JsonArgs;
+
 /// Give connections to one address to several servers, and keep each where it is
 #[derive(Debug, Subcommand)]
 #[command(after_help = "\
@@ -44,6 +46,8 @@ pub(crate) enum BalanceCommand {
     Check {
         #[arg(value_name = "FILE")]
         config: PathBuf,
+        #[command(flatten)]
+        json: JsonArgs,
     },
     /// Show services, backends, connections and dropped frames
     #[command(
@@ -52,9 +56,8 @@ pub(crate) enum BalanceCommand {
     Status {
         #[command(flatten)]
         api: ApiArgs,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        json: JsonArgs,
     },
     /// Show rates of packets, connections and dropped frames, again and again
     #[command(
@@ -82,6 +85,8 @@ pub(crate) enum BalanceCommand {
         end: bool,
         #[command(flatten)]
         api: ApiArgs,
+        #[command(flatten)]
+        json: JsonArgs,
     },
     /// Show connections
     #[command(
@@ -96,9 +101,8 @@ pub(crate) enum BalanceCommand {
         /// Only connections in this phase, as established or syn_sent
         #[arg(long, value_name = "PHASE", value_parser = phase())]
         phase: Option<Phase>,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        json: JsonArgs,
     },
     /// Say where a frame would go now, and why
     #[command(
@@ -117,6 +121,8 @@ pub(crate) enum BalanceCommand {
         port: u16,
         #[command(flatten)]
         api: ApiArgs,
+        #[command(flatten)]
+        json: JsonArgs,
     },
     /// Pass a capture through a balancer, by the capture's clock, and write what comes out
     #[command(after_help = "Example:\n  outboard balance replay balance.toml in.pcap out.pcap")]
@@ -130,6 +136,8 @@ pub(crate) enum BalanceCommand {
         /// Capture that is written
         #[arg(value_name = "OUT.pcap")]
         output: PathBuf,
+        #[command(flatten)]
+        json: JsonArgs,
     },
     /// Have the configuration file read again: whole, or not at all
     #[command(
@@ -138,6 +146,8 @@ pub(crate) enum BalanceCommand {
     Reload {
         #[command(flatten)]
         api: ApiArgs,
+        #[command(flatten)]
+        json: JsonArgs,
     },
 }
 

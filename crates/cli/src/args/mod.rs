@@ -3,6 +3,7 @@
 mod balance;
 mod bench;
 mod hand_over;
+mod json;
 mod nic;
 mod pool;
 mod requirements;
@@ -12,7 +13,8 @@ mod trace;
 mod trust;
 
 use std::{
-    ffi::OsString, ops::RangeInclusive, os::fd::RawFd, path::PathBuf, str::FromStr, time::Duration,
+    collections::BTreeMap, ffi::OsString, ops::RangeInclusive, os::fd::RawFd, path::PathBuf,
+    str::FromStr, time::Duration,
 };
 
 use clap::{Parser, Subcommand, ValueEnum};
@@ -31,11 +33,13 @@ pub(crate) use bench::{
     BenchArgs, BenchCommand, BenchTargets, EmulateArgs, LinkArgs, NetArgs, SessionsArgs,
 };
 pub(crate) use hand_over::HandOverArgs;
+pub(crate) use json::JsonArgs;
 pub(crate) use nic::{NicCommand, NicRunArgs};
 pub(crate) use pool::{
     BoxArgs, ClaimArgs, ManagerArgs, NeedArgs, PoolAskArgs, PoolAttachArgs, PoolAuditArgs,
-    PoolClaimArgs, PoolCommand, PoolDetachArgs, PoolHoldArgs, PoolInventoryArgs, PoolReleaseArgs,
-    PoolRunArgs, PoolServeArgs, PoolSimulateArgs, PoolSparesArgs, PoolTokenArgs, WishArgs,
+    PoolBoxArgs, PoolClaimArgs, PoolCommand, PoolDetachArgs, PoolGpuArgs, PoolHoldArgs,
+    PoolInventoryArgs, PoolReleaseArgs, PoolRunArgs, PoolServeArgs, PoolSimulateArgs,
+    PoolSparesArgs, PoolTokenArgs, WishArgs,
 };
 pub(crate) use requirements::{CalibrateArgs, LevelOfRemoting, LinkKind, RequireArgs};
 pub(crate) use seeing::{LogFormat, SeeingArgs, SortArg, TopArgs};
@@ -176,6 +180,8 @@ Examples:
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) config: ConfigArgs,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
     /// Address to listen on, any number of times: shm:///PATH, tcp://HOST[:PORT] or
     /// rdma://HOST[:PORT], port 0 for any [default: shm://$XDG_RUNTIME_DIR/outboard.sock, or
     /// shm:///tmp/outboard-UID/server.sock without XDG_RUNTIME_DIR]
@@ -239,9 +245,15 @@ pub(crate) struct ConfigArgs {
     /// Read no file of settings
     #[arg(long, conflicts_with = "config")]
     pub(crate) no_config: bool,
-    /// Check the settings and this machine, print what holds, and end
+    /// Check the settings and this machine, print what holds (--json), and end
     #[arg(long)]
     pub(crate) check_config: bool,
+    /// File that was read.
+    #[arg(skip)]
+    pub(crate) read: Option<PathBuf>,
+    /// Options that are set, and their values.
+    #[arg(skip)]
+    pub(crate) set: BTreeMap<String, Vec<String>>,
 }
 
 /// Options by which the soft device watches kernels.
@@ -370,9 +382,8 @@ pub(crate) struct DoctorArgs {
     pub(crate) gpu: Option<Endpoint>,
     #[command(flatten)]
     pub(crate) token: TokenFileArgs,
-    /// Print the findings as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -419,9 +430,8 @@ pub(crate) struct ProbeArgs {
     #[arg(long, value_name = "N", default_value_t = 4,
           value_parser = number::<u8>(1..=16))]
     pub(crate) connections: u8,
-    /// Print the findings as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -454,6 +464,8 @@ pub(crate) struct SweepArgs {
     /// The file of the results (JSON)
     #[arg(long, value_name = "FILE")]
     pub(crate) out: PathBuf,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
     /// Time limit of one run, in seconds
     #[arg(long, value_name = "S", default_value_t = 600, value_parser = number::<u32>(1..=86_400))]
     pub(crate) timeout_s: u32,
@@ -659,6 +671,7 @@ mod tests {
     #[test]
     fn a_metric_has_a_group() {
         assert!(parse_metric(r"step: ([0-9.]+) ms").is_ok());
+        assert!(parse_metric("(").unwrap_err().contains("no regular"));
         let without = parse_metric("step").unwrap_err();
         assert!(without.contains("no group"), "{without}");
     }
@@ -671,7 +684,6 @@ mod tests {
         let Command::Run(run) = args.command else {
             panic!("not run");
         };
-        assert!(parse_metric("(").unwrap_err().contains("no regular"));
         assert_eq!(run.program, ["ls", "--gpu", "x", "--", "-l"]);
         assert!(run.stats);
     }

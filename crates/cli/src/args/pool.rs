@@ -15,7 +15,7 @@ use outboard_pool::{
 use outboard_trust::parse_lifetime;
 use outboard_wire::network::Network;
 
-use super::{DeviceArg, number, time};
+use super::{DeviceArg, JsonArgs, number, time};
 
 /// The manager of a pool.
 #[derive(Debug, Clone, clap::Args)]
@@ -303,9 +303,8 @@ pub(crate) struct PoolServeArgs {
 pub(crate) struct PoolAskArgs {
     #[command(flatten)]
     pub(crate) manager: ManagerArgs,
-    /// Print it as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -313,9 +312,8 @@ pub(crate) struct PoolInventoryArgs {
     /// The device whose GPUs are shown
     #[arg(long, value_enum, default_value_t = DeviceArg::Auto)]
     pub(crate) device: DeviceArg,
-    /// Print it as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -352,9 +350,8 @@ pub(crate) struct ClaimArgs {
     /// The caller's own name of the claim: the same claim comes again with it [default: a new one]
     #[arg(long, value_name = "NAME")]
     pub(crate) uid: Option<String>,
-    /// Print the lease as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -388,9 +385,6 @@ pub(crate) struct PoolDetachArgs {
     /// Return at once; the GPU goes when the last program that uses it has ended
     #[arg(long)]
     pub(crate) no_wait: bool,
-    /// Print the host's lease as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -399,9 +393,8 @@ pub(crate) struct PoolReleaseArgs {
     pub(crate) manager: ManagerArgs,
     /// Number of the lease
     pub(crate) lease: u64,
-    /// Print the lease as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -420,6 +413,8 @@ pub(crate) struct PoolBoxArgs {
     /// Name of the box
     #[arg(value_parser = |text: &str| parse_name("a box", text))]
     pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -440,6 +435,8 @@ pub(crate) struct PoolGpuArgs {
     pub(crate) manager: ManagerArgs,
     /// UUID of the GPU
     pub(crate) uuid: outboard_pool::Uuid,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -451,6 +448,8 @@ pub(crate) struct PoolQuotaArgs {
     pub(crate) owner: String,
     /// Number of GPUs [default: no bound]
     pub(crate) gpus: Option<u32>,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -488,9 +487,8 @@ pub(crate) struct PoolSparesArgs {
     /// Number of GPUs
     #[arg(long, value_name = "N", requires = "afr", value_parser = number::<u32>(1..=limits::GPUS_MAX as i64))]
     pub(crate) gpus: Option<u32>,
-    /// Print it as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
 }
 
 /// Checks a name as the manager does.
@@ -539,9 +537,8 @@ pub(crate) struct PoolSimulateArgs {
     /// Play the tasks of the trace as they are, in their order
     #[arg(long, conflicts_with_all = ["asked", "seeds"])]
     pub(crate) as_is: bool,
-    /// Print it as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
 }
 
 fn parse_shape(text: &str) -> Result<Shape, String> {

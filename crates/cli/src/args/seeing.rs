@@ -8,7 +8,7 @@ use std::{
 use clap::ValueEnum;
 use outboard_link::Endpoint;
 
-use super::{TokenFileArgs, number};
+use super::{JsonArgs, TokenFileArgs, number};
 
 /// Options by which a server tells what it does.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -51,9 +51,8 @@ pub(crate) struct TopArgs {
     /// Show one screen and end
     #[arg(long)]
     pub(crate) once: bool,
-    /// Print what the server says as JSON, and end
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
     /// Time between two screens, in seconds
     #[arg(long, value_name = "S", default_value_t = 2,
           value_parser = number::<u16>(1..=3600))]

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 
+use super::JsonArgs;
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum TraceCommand {
     /// Show the calls, their cost, and how busy the GPU was
@@ -25,9 +27,8 @@ Examples:
 pub(crate) struct ShowArgs {
     /// The recording
     pub(crate) file: PathBuf,
-    /// Print everything as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
     /// Functions and kernels in the tables
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(crate) top: usize,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use outboard_server::PeerNetwork;
 use outboard_trust::parse_lifetime;
 
-use super::number;
+use super::{JsonArgs, number};
 
 /// Users and networks that this server is open to.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -133,20 +133,23 @@ pub(crate) enum TokenCommand {
         expires: Option<u64>,
         #[command(flatten)]
         tokens: TokensArgs,
+        #[command(flatten)]
+        json: JsonArgs,
     },
     /// List the tokens in the server's file, without their keys
     List {
         #[command(flatten)]
         tokens: TokensArgs,
-        /// Print the list as JSON
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        json: JsonArgs,
     },
     /// Remove a token from the server's file: a running server accepts no new connection with it
     Revoke {
         name: String,
         #[command(flatten)]
         tokens: TokensArgs,
+        #[command(flatten)]
+        json: JsonArgs,
     },
 }
 
@@ -175,4 +178,6 @@ pub(crate) struct KeygenArgs {
     /// Print the fingerprint of a key that exists
     #[arg(long)]
     pub(crate) show: bool,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
 }

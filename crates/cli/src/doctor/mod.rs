@@ -69,11 +69,7 @@ pub(crate) fn doctor(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     findings.extend(gpu_memory());
     findings.extend(server(&endpoint));
     let is_well = findings.iter().all(|f| f.verdict != Verdict::Fail);
-    let said = match args.json {
-        true => serde_json::to_string_pretty(&findings)? + "\n",
-        false => table(&findings),
-    };
-    crate::said::print(said.as_bytes())?;
+    args.json.say(&findings, || table(&findings))?;
     Ok(if is_well {
         ExitCode::SUCCESS
     } else {

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::{
     claim::{claim_without_program, host_name, wait_for},
-    client, show,
+    client,
 };
 use crate::args::{PoolAttachArgs, PoolDetachArgs};
 
@@ -37,7 +37,10 @@ pub(super) fn attach(args: &PoolAttachArgs) -> anyhow::Result<ExitCode> {
         lease.lease
     );
     // What is attached stays so if that cannot be written.
-    show(args.claim.json, &lease, || format!("{has}\n")).context(has)
+    args.claim
+        .json
+        .say(&lease, || format!("{has}\n"))
+        .context(has)
 }
 
 pub(super) fn detach(args: &PoolDetachArgs) -> anyhow::Result<ExitCode> {
@@ -60,12 +63,12 @@ pub(super) fn detach(args: &PoolDetachArgs) -> anyhow::Result<ExitCode> {
             Err(error) => return Err(error.into()),
         }
     }
-    show(args.json, &lease, || {
-        match lease.detaching.contains(&uuid) {
+    args.gpu
+        .json
+        .say(&lease, || match lease.detaching.contains(&uuid) {
             true => format!("{uuid} goes when no program uses it any more\n"),
             false => format!("{uuid} is free\n"),
-        }
-    })
+        })
 }
 
 /// Returns the grants of the GPUs that are attached to this host.

@@ -6,7 +6,7 @@ use outboard_manager::Operation;
 use outboard_pool::{AuditFilter, api::AuditView, record::AuditEntry};
 use outboard_trust::{date, now_s};
 
-use super::{client, show, shown};
+use super::{client, shown};
 use crate::args::PoolAuditArgs;
 
 pub(super) fn audit(args: &PoolAuditArgs) -> anyhow::Result<ExitCode> {
@@ -36,7 +36,7 @@ pub(super) fn audit(args: &PoolAuditArgs) -> anyhow::Result<ExitCode> {
         }
     }
     all.map_or(Ok(ExitCode::SUCCESS), |view| {
-        show(args.ask.json, &view, || listed(&view))
+        args.ask.json.say(&view, || listed(&view))
     })
 }
 

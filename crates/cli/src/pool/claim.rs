@@ -21,7 +21,7 @@ use outboard_trust::{hex, random, write_new_secret};
 use outboard_wire::lease::NEWS_VARIABLE;
 use serde_json::{Value, json};
 
-use super::{client, hold, news, show};
+use super::{client, hold, news};
 use crate::{
     args::{ClaimArgs, ManagerArgs, NeedArgs, PoolClaimArgs, RunArgs, WishArgs},
     libraries, peer, probe, require,
@@ -364,7 +364,7 @@ fn hand_out(args: &PoolClaimArgs, granted: &Granted) -> anyhow::Result<ExitCode>
         write_new_secret(file, &lines(granted))
             .with_context(|| format!("--grants: {}", file.display()))?;
     }
-    show(args.claim.json, granted, || {
+    args.claim.json.say(granted, || {
         let mut out = format!("lease {}\n", granted.lease);
         for of in &granted.boxes {
             let gpus = of.grant.gpus.iter().map(|(uuid, _)| uuid.to_string());

@@ -8,7 +8,6 @@ use outboard_pool::{
 };
 use outboard_server::DeviceOptions;
 
-use super::show;
 use crate::{args::PoolInventoryArgs, serve::choose_device};
 
 pub(super) fn inventory(args: &PoolInventoryArgs) -> anyhow::Result<ExitCode> {
@@ -23,7 +22,7 @@ pub(super) fn inventory(args: &PoolInventoryArgs) -> anyhow::Result<ExitCode> {
         watch: outboard_soft::Watch::default(),
     };
     let gpus = outboard_server::inventory(&options)?;
-    show(args.json, &gpus, || gpus.iter().map(listed).collect())
+    args.json.say(&gpus, || gpus.iter().map(listed).collect())
 }
 
 fn listed(gpu: &GpuFacts) -> String {

@@ -23,10 +23,14 @@ use outboard_pool::{
     show_link,
 };
 use outboard_trust::{Fingerprint, Store, Token, date};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::{
-    args::{ManagerArgs, PoolAskArgs, PoolCommand, PoolReleaseArgs, PoolServeArgs, PoolTokenArgs},
+    args::{
+        JsonArgs, ManagerArgs, PoolAskArgs, PoolBoxArgs, PoolCommand, PoolGpuArgs, PoolReleaseArgs,
+        PoolServeArgs, PoolTokenArgs,
+    },
     said::print,
     serve::{own_certificate, own_key},
 };
@@ -40,41 +44,31 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<ExitCode> {
         PoolCommand::Serve(args) => serve(args),
         PoolCommand::List(args) => {
             let view: PoolView = ask(&args, Operation::List)?;
-            show(args.json, &view, || listed(&view))
+            args.json.say(&view, || listed(&view))
         }
         PoolCommand::Tables(args) => {
             let tables: Tables = ask(&args, Operation::Tables)?;
-            show(args.json, &tables, || tabled(&tables))
+            args.json.say(&tables, || tabled(&tables))
         }
         PoolCommand::Audit(args) => audit::audit(&args),
         PoolCommand::Claim(args) => claim::claim(&args),
         PoolCommand::Release(args) => release(&args),
         PoolCommand::Attach(args) => attach::attach(&args),
         PoolCommand::Detach(args) => attach::detach(&args),
-        PoolCommand::Drain(args) => {
-            let path = Operation::Drain.path(&[&args.of.name]);
-            tell(&args.of.manager, &path, &json!({ "reason": args.reason }))
-        }
-        PoolCommand::Undrain(args) => {
-            let path = Operation::Drain.path(&[&args.name]);
-            tell(&args.manager, &path, &json!({ "reason": null }))
-        }
+        PoolCommand::Drain(args) => drain(&args.of, Some(&args.reason)),
+        PoolCommand::Undrain(args) => drain(&args, None),
         PoolCommand::Forget(args) => {
             let path = Operation::Forget.path(&[&args.name]);
-            tell(&args.manager, &path, &json!({}))
+            let holds = json!({ "box": args.name, "forgotten": true });
+            tell(&args.manager, &path, &json!({}), (&args.json, &holds))
         }
-        PoolCommand::Taint(args) => {
-            let path = Operation::Taint.path(&[&args.of.uuid]);
-            let body = json!({ "reason": args.reason, "broken": args.broken });
-            tell(&args.of.manager, &path, &body)
-        }
-        PoolCommand::Untaint(args) => {
-            let path = Operation::Taint.path(&[&args.uuid]);
-            tell(&args.manager, &path, &json!({ "reason": null }))
-        }
+        PoolCommand::Taint(args) => taint(&args.of, Some(&args.reason), args.broken),
+        PoolCommand::Untaint(args) => taint(&args, None, false),
         PoolCommand::Quota(args) => {
             let path = Operation::Quota.path(&[&args.owner]);
-            tell(&args.manager, &path, &json!({ "gpus": args.gpus }))
+            let holds = json!({ "holder": args.owner, "gpus": args.gpus });
+            let body = json!({ "gpus": args.gpus });
+            tell(&args.manager, &path, &body, (&args.json, &holds))
         }
         PoolCommand::Spares(args) => spares::spares(&args),
         PoolCommand::Inventory(args) => inventory::inventory(&args),
@@ -167,27 +161,37 @@ fn ask<T: serde::de::DeserializeOwned>(args: &PoolAskArgs, of: Operation) -> any
     Ok(client(&args.manager)?.get(&of.path(&[]))?)
 }
 
-fn tell(manager: &ManagerArgs, path: &str, body: &Value) -> anyhow::Result<ExitCode> {
+/// Tells the manager something, and says what holds then: as JSON, or nothing.
+fn tell(
+    manager: &ManagerArgs,
+    path: &str,
+    body: &Value,
+    (json, holds): (&JsonArgs, &impl Serialize),
+) -> anyhow::Result<ExitCode> {
     let _: Value = client(manager)?.post(path, body, Duration::ZERO)?;
-    Ok(ExitCode::SUCCESS)
+    json.say(holds, String::new)
+}
+
+/// Drains a box for a reason; without one its GPUs are given out again.
+fn drain(args: &PoolBoxArgs, reason: Option<&str>) -> anyhow::Result<ExitCode> {
+    let path = Operation::Drain.path(&[&args.name]);
+    let holds = json!({ "box": args.name, "drained": reason.is_some(), "reason": reason });
+    let body = json!({ "reason": reason });
+    tell(&args.manager, &path, &body, (&args.json, &holds))
+}
+
+/// Taints a GPU for a reason; without one it is given out again.
+fn taint(args: &PoolGpuArgs, reason: Option<&str>, broken: bool) -> anyhow::Result<ExitCode> {
+    let path = Operation::Taint.path(&[&args.uuid]);
+    let holds = json!({ "gpu": args.uuid, "tainted": reason.is_some(), "reason": reason, "broken": broken });
+    let body = json!({ "reason": reason, "broken": broken });
+    tell(&args.manager, &path, &body, (&args.json, &holds))
 }
 
 fn release(args: &PoolReleaseArgs) -> anyhow::Result<ExitCode> {
     let path = Operation::Release.path(&[&args.lease]);
     let lease: LeaseView = client(&args.manager)?.post(&path, &json!({}), Duration::ZERO)?;
-    show(args.json, &lease, String::new)
-}
-
-fn show<T: serde::Serialize>(
-    is_json: bool,
-    document: &T,
-    text: impl FnOnce() -> String,
-) -> anyhow::Result<ExitCode> {
-    let text = match is_json {
-        true => format!("{}\n", serde_json::to_string_pretty(document)?),
-        false => text(),
-    };
-    print(text.as_bytes())
+    args.json.say(&lease, String::new)
 }
 
 fn listed(view: &PoolView) -> String {

@@ -12,7 +12,6 @@ use outboard_datacenter::{
 };
 use serde_json::json;
 
-use super::show;
 use crate::{args::PoolSimulateArgs, exit::WrongSettings};
 
 const MACHINES: &str = "machines.csv";
@@ -49,7 +48,7 @@ pub(super) fn simulate(args: &PoolSimulateArgs) -> anyhow::Result<ExitCode> {
         "seeds": if args.as_is { None } else { Some(args.seeds) },
         "runs": rows.iter().map(|(name, outcome)| row(name, outcome)).collect::<Vec<_>>(),
     });
-    show(args.json, &document, || {
+    args.json.say(&document, || {
         let (servers, asks) = (machines.len(), trace.len());
         let mut out =
             format!("{servers} machines with {gpus} GPUs, {asks} tasks; percent of all\n");
@@ -98,7 +97,7 @@ fn of_services(args: &PoolSimulateArgs, text: &str) -> anyhow::Result<ExitCode> 
             "refused": needed.refused,
         })),
     });
-    show(args.json, &document, || {
+    args.json.say(&document, || {
         let mut out = format!(
             "{} instances of services; percent in the mean over time\n",
             instances.len()

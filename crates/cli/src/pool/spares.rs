@@ -11,7 +11,7 @@ use outboard_pool::{
 };
 use serde_json::json;
 
-use super::{ask, show, tell};
+use super::{ask, tell};
 use crate::args::{ManagerArgs, PoolAskArgs, PoolSparesArgs};
 
 const YEAR_S: f64 = 365.0 * 86_400.0;
@@ -33,14 +33,15 @@ pub(super) fn spares(args: &PoolSparesArgs) -> anyhow::Result<ExitCode> {
             per: args.per.map(Into::into),
             gpus,
         };
-        return tell(&manager, &Operation::SetSpares.path(&[]), &json!(rule));
+        let path = Operation::SetSpares.path(&[]);
+        return tell(&manager, &path, &json!(rule), (&args.json, &rule));
     }
     let asked = PoolAskArgs {
         manager,
-        json: args.json,
+        json: args.json.clone(),
     };
     let view: SparesView = ask(&asked, Operation::Spares)?;
-    show(args.json, &view, || {
+    args.json.say(&view, || {
         let rule = |rule: &SpareRecord| {
             let model = rule.model.as_ref();
             let model = model.map_or("each model".into(), |word| format!("models of {word:?}"));
@@ -93,7 +94,7 @@ fn enough(args: &PoolSparesArgs, in_repair: f64) -> anyhow::Result<ExitCode> {
     );
     let spares = parts.len() - 1;
     let document = json!({ "spares": spares, "in_repair": in_repair, "enough": parts });
-    show(args.json, &document, || {
+    args.json.say(&document, || {
         let mut out = format!("{spares} spares; {in_repair:.2} GPUs are in repair on average\n");
         for (count, part) in parts.iter().enumerate() {
             out.push_str(&format!(

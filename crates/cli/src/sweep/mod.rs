@@ -26,7 +26,6 @@ use crate::{
     bench::{Interrupt, Interrupted},
     exit::Exit,
     peer,
-    said::print,
     serve::default_endpoint,
 };
 
@@ -89,7 +88,7 @@ fn measure(args: &SweepArgs, interrupt: &Interrupt) -> anyhow::Result<ExitCode> 
         }
     }
     progress.finish_and_clear();
-    print(results.table(&networks).as_bytes())?;
+    args.json.say(&results, || results.table(&networks))?;
     let failed = results.runs.iter().any(|run| run.error.is_some());
     Ok(match failed {
         true => ExitCode::FAILURE,

@@ -38,14 +38,10 @@ pub(crate) fn top(args: TopArgs) -> anyhow::Result<ExitCode> {
         return crate::said::print(format!("session {session} is ended\n").as_bytes());
     }
     let status = now(&mut queries)?;
-    if args.json {
-        let text = serde_json::to_string_pretty(&status)? + "\n";
-        return crate::said::print(text.as_bytes());
-    }
     let address = endpoint.to_string();
-    if args.once {
+    if args.once || args.json.json.is_some() {
         let screen = Screen::new(&address, args.sort, COLUMNS_DEFAULT);
-        return crate::said::print(screen.text(&status).as_bytes());
+        return args.json.say(&status, || screen.text(&status));
     }
     let interval = Duration::from_secs(args.interval.into());
     follow(queries, &address, args.sort, interval, status)

@@ -171,6 +171,48 @@ fn a_token_that_nobody_was_shown_is_not_added() {
     assert_eq!(modes, [0o700, 0o600, 0o600]);
 }
 
+/// Standard output has the secret, as text or as JSON; a file of results has never one.
+#[test]
+fn keys_and_tokens_are_said_as_json() {
+    let dir = tempfile::tempdir().unwrap();
+    let (key, tokens) = (dir.path().join("key"), dir.path().join("tokens"));
+    let said = |arguments: &[&str]| {
+        let done = output(outboard().args(arguments));
+        assert!(done.status.success(), "{}", text(&done.stderr));
+        text(&done.stdout)
+    };
+    let json = |said: &str| serde_json::from_str::<serde_json::Value>(said).unwrap();
+    let (key, tokens) = (key.to_str().unwrap(), tokens.to_str().unwrap());
+    let made = json(&said(&["keygen", "--json", key]));
+    let fingerprint = said(&["keygen", "--show", key]);
+    assert_eq!(made["fingerprint"].as_str(), Some(fingerprint.trim()));
+    assert_eq!(
+        (made["file"].as_str(), &made["made"]),
+        (Some(key), &true.into())
+    );
+
+    let alice = json(&said(&[
+        "token", "create", "alice", "--tokens", tokens, "--json",
+    ]));
+    let secret = alice["token"].as_str().unwrap();
+    assert!(secret.parse::<Token>().is_ok() && alice["file"].as_str() == Some(tokens));
+    let file = dir.path().join("bob.json");
+    let in_file = format!("--json={}", file.display());
+    let secret = said(&["token", "create", "bob", "--tokens", tokens, &in_file]);
+    let written = fs::read_to_string(&file).unwrap();
+    assert!(!written.contains(secret.trim()) && secret.trim().parse::<Token>().is_ok());
+    let bob = json(&written);
+    let list = json(&said(&["token", "list", "--json", "--tokens", tokens]));
+    assert_eq!((&list[0]["id"], &list[1]["id"]), (&alice["id"], &bob["id"]));
+    let gone = json(&said(&[
+        "token", "revoke", "--json", "bob", "--tokens", tokens,
+    ]));
+    assert_eq!(
+        (gone["name"].as_str(), &gone["revoked"]),
+        (Some("bob"), &true.into())
+    );
+}
+
 #[test]
 fn commands_and_libraries_find_their_token() {
     let guarded = Guarded::start();
