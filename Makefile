@@ -87,7 +87,7 @@ demo: build
 
 build:
 	@mkdir -p build
-	$(CARGO) build --release --quiet -p outboard-cli -p outboard-client -p outboard-nvml -p outboard-cupti -p outboard-nic -p outboard-recorder
+	$(CARGO) build --release --quiet -p outboard-cli -p outboard-client -p outboard-nvml -p outboard-cupti -p outboard-nic -p outboard-net -p outboard-recorder
 
 examples: $(TOOLCHAIN)
 	@$(MAKE) --no-print-directory -C examples -j$(shell nproc)
@@ -319,6 +319,7 @@ install: dist
 	install -D -m 755 $(PACKAGED)/liboutboard_nvml.so $(DESTDIR)$(PREFIX)/lib/outboard/libnvidia-ml.so.1
 	install -D -m 755 $(PACKAGED)/liboutboard_cupti.so $(DESTDIR)$(PREFIX)/lib/outboard/libcupti.so.13
 	install -D -m 755 $(PACKAGED)/liboutboard_recorder.so $(DESTDIR)$(PREFIX)/lib/outboard/recorder/libcuda.so.1
+	install -m 755 $(PACKAGED)/liboutboard_nic.so $(PACKAGED)/liboutboard_net.so $(DESTDIR)$(PREFIX)/lib/outboard
 	ln -sf libcuda.so.1 $(DESTDIR)$(PREFIX)/lib/outboard/recorder/libcuda.so
 	ln -sf libcuda.so.1 $(DESTDIR)$(PREFIX)/lib/outboard/libcuda.so
 	ln -sf libcupti.so.13 $(DESTDIR)$(PREFIX)/lib/outboard/libcupti.so

@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # As `make dist` builds them: the libraries, which programs' calls pass through, and the command made small.
-LIBRARIES = ["outboard-client", "outboard-nvml", "outboard-cupti", "outboard-recorder"]
+LIBRARIES = ["outboard-client", "outboard-nvml", "outboard-cupti", "outboard-recorder", "outboard-nic", "outboard-net"]
 COMMAND = "outboard-packaged"
 # Cargo's output, and its place in the package, where the command looks for its libraries.
 INSTALLED = {
@@ -30,6 +30,8 @@ INSTALLED = {
     "liboutboard_nvml.so": "lib/outboard/libnvidia-ml.so.1",
     "liboutboard_cupti.so": "lib/outboard/libcupti.so.13",
     "liboutboard_recorder.so": "lib/outboard/recorder/libcuda.so.1",
+    "liboutboard_nic.so": "lib/outboard/liboutboard_nic.so",
+    "liboutboard_net.so": "lib/outboard/liboutboard_net.so",
 }
 # Each file of a wheel has this time, so that the same binaries give the same wheel.
 TIME = (1980, 1, 1, 0, 0, 0)

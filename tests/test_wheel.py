@@ -53,6 +53,19 @@ def test_the_command_is_there_with_its_libraries(installed: Path) -> None:
     assert re.search(r"ok\s+management library", done.stdout)
 
 
+def test_the_adapter_in_software_is_there(installed: Path) -> None:
+    """`outboard nic run` gives a program stand-ins for rdma-core's library, and `outboard.net` opens endpoints."""
+    adapters = "import ctypes; n = ctypes.c_int(); v = ctypes.CDLL('libibverbs.so.1')"
+    adapters += "; v.ibv_get_device_list.restype = ctypes.c_void_p"
+    adapters += "; print(bool(v.ibv_get_device_list(ctypes.byref(n))), n.value)"
+    argv = [installed / "outboard", "nic", "run", "--", installed / "python", "-c", adapters]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True 1\n", done.stderr
+    opens = "from outboard import net; net.Endpoint(); print('opened')"
+    done = python(installed, opens, "env", "-u", "OUTBOARD_NET_LIBRARY")
+    assert done.stdout == "opened\n", done.stderr
+
+
 def test_a_program_uses_a_server_of_its_own(installed: Path) -> None:
     """`use` in the process that started the server, then `session`'s children; the server ends with the block."""
     code = f"""
@@ -67,6 +80,15 @@ with outboard.session(None, "--device", "soft", "--no-cache", "--spare", "0") as
         outboard.use("shm:///nowhere")
     except outboard.OutboardError as error:
         print(error)
+try:
+    outboard.use("nonsense")
+except outboard.OutboardError as error:
+    print(error)
+outboard._use.GREETING_S_MAX = 0.001
+try:
+    outboard.environment(address)
+except outboard.OutboardError as error:
+    print(error)
 print("OUTBOARD_GPU" in os.environ, os.path.exists(address.removeprefix("shm://")))
 """
     done = python(installed, code)
@@ -74,7 +96,9 @@ print("OUTBOARD_GPU" in os.environ, os.path.exists(address.removeprefix("shm://"
     assert done.returncode == 0, done.stderr
     assert lines[:2] == ["0x7070707"] * 2
     assert "no server at shm:///nowhere" in lines[2]
-    assert lines[3] == "False False"
+    assert lines[3].startswith("invalid value 'nonsense'") and "--help" not in done.stdout
+    assert lines[-2].endswith(" has not answered within 0.001 s")
+    assert lines[-1] == "False False"
 
 
 def test_a_command_that_is_too_large_is_not_packaged(tmp_path: Path) -> None:
@@ -138,7 +162,7 @@ CARGO = """#!/bin/sh
 echo "$*" >> "$0.said"
 mkdir -p "$CARGO_TARGET_DIR/$3"
 for name in outboard outboard-packaged liboutboard_client.so liboutboard_nvml.so liboutboard_cupti.so \\
-    liboutboard_recorder.so; do
+    liboutboard_recorder.so liboutboard_nic.so liboutboard_net.so; do
     echo "$name of $3" > "$CARGO_TARGET_DIR/$3/$name"
 done
 """
@@ -158,6 +182,6 @@ def test_from_source_the_command_is_the_small_one_and_the_libraries_are_not(tmp_
     with zipfile.ZipFile(wheel) as archive:
         inside = {name: archive.read(name).decode() for name in archive.namelist() if "/installed/" in name}
     assert inside.pop("outboard/installed/bin/outboard") == "outboard-packaged of dist\n"
-    assert len(inside) == 4 and all(text.endswith(".so of release\n") for text in inside.values()), inside
+    assert len(inside) == 6 and all(text.endswith(".so of release\n") for text in inside.values()), inside
     said = (tmp_path / "cargo.said").read_text().splitlines()
     assert all("--locked" in line for line in said) and len(said) == 2, said

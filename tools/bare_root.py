@@ -33,15 +33,22 @@ STEP_S_MAX = 600
 # The promise that the Makefile states.
 COMMAND_BYTES_MAX = int(re.search(r"^COMMAND_BYTES_MAX := (\d+)$", (ROOT / "Makefile").read_text(), re.M)[1])  # type: ignore[index]
 
+# An adapter in software, as programs for RDMA find it.
+ADAPTER = (
+    "import ctypes; n = ctypes.c_int(); verbs = ctypes.CDLL('libibverbs.so.1');"
+    " verbs.ibv_get_device_list(ctypes.byref(n)); print('adapters', n.value)"
+)
+
 PROGRAM = """
-import outboard, subprocess
+import outboard, outboard.net, subprocess
+outboard.net.Endpoint()
 with outboard.session(None, "--device", "soft", "--no-cache") as address:
     done = subprocess.run(["/root/vector_add"], capture_output=True, text=True)
     print(done.stdout, done.stderr)
     raise SystemExit(done.returncode)
 """
 
-SERVICE = """
+SERVICE = f"""
 set -e
 outboard serve --no-config --device soft --no-cache --listen shm:///root/gpu.sock >/root/listening &
 server=$!
@@ -51,6 +58,7 @@ outboard doctor --gpu shm:///root/gpu.sock >/root/doctor || true
 grep 'ok .*server' /root/doctor
 test -f /etc/outboard/serve.toml && test -f /usr/lib/systemd/system/outboard.service
 outboard serve --check-config --device soft --no-cache | grep 'the settings are right'
+outboard nic run -- python3 -c "{ADAPTER}" | grep 'adapters 1'
 kill $server
 dpkg --remove outboard
 ! test -e /usr/bin/outboard

@@ -17,7 +17,7 @@ cat LICENSE-APACHE LICENSE-MIT >"$root/usr/share/doc/outboard/copyright"
 chmod 644 "$root/usr/share/doc/outboard/copyright"
 mkdir -p "$root/DEBIAN"
 # The newest glibc whose symbols are used.
-glibc=$(cat "$root/usr/bin/outboard" "$root"/usr/lib/outboard/*.so.* | grep -ao 'GLIBC_2\.[0-9]*' | sort -Vu | tail -1)
+glibc=$(cat "$root/usr/bin/outboard" "$root"/usr/lib/outboard/*.so* | grep -ao 'GLIBC_2\.[0-9]*' | sort -Vu | tail -1)
 cat >"$root/DEBIAN/control" <<END
 Package: outboard
 Version: $version

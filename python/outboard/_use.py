@@ -44,11 +44,20 @@ def command() -> str:
 def environment(gpu: str | None = None) -> dict[str, str]:
     """Returns the environment of a program that uses the server at the address, for subprocess and the like."""
     argv = [command(), "run", *(["--gpu", gpu] if gpu else []), "--", ENV, "-0"]
-    done = subprocess.run(argv, capture_output=True, timeout=GREETING_S_MAX)
+    try:
+        done = subprocess.run(argv, capture_output=True, timeout=GREETING_S_MAX)
+    except subprocess.TimeoutExpired:
+        raise OutboardError(f"{gpu or 'the server'} has not answered within {GREETING_S_MAX} s") from None
     if done.returncode != 0:
-        raise OutboardError(done.stderr.decode(errors="replace").strip().removeprefix("outboard: "))
+        raise OutboardError(_said(done.stderr.decode(errors="replace")))
     entries = (os.fsdecode(entry).partition("=") for entry in done.stdout.split(b"\0") if entry)
     return {name: value for name, _, value in entries}
+
+
+def _said(stderr: str) -> str:
+    """Returns what a command said, without its name and the place of its help."""
+    said = stderr.partition("\n\nFor more information")[0]
+    return said.strip().removeprefix("outboard: ").removeprefix("error: ")
 
 
 def use(gpu: str | None = None) -> None:
@@ -132,7 +141,7 @@ def _started(options: tuple[str, ...]) -> Iterator[str]:
                 assert server.stdout is not None
                 if not server.stdout.readline():
                     server.wait(START_S_MAX)
-                    raise OutboardError(f"the server did not start: {log.read_text().strip()}")
+                    raise OutboardError(f"the server did not start: {_said(log.read_text())}")
                 yield address
             finally:
                 server.terminate()
