@@ -2,25 +2,118 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 
 from harness import OUTBOARD
 
+# Programs of rdma-core and perftest, as two processes: what they do, and words of what they print.
+PAIRS = {
+    "pingpong": ("ibv_rc_pingpong -g 0 -n 50 -c", "50 iters"),
+    "pingpong by events": ("ibv_rc_pingpong -g 0 -n 50 -e -c", "50 iters"),
+    "pingpong by newer calls": ("ibv_rc_pingpong -g 0 -n 50 -N -c", "50 iters"),
+    "latency of writes": ("ib_write_lat -n 10 -s 8", "8       10"),
+    "large writes": ("ib_write_bw -n 5 -s 8388608 --use_old_post_send", "8388608    5"),
+    "reads of two queues": ("ib_read_bw -n 20 -s 65536 -q 2", "65536      40"),
+    "sends by events": ("ib_send_bw -n 50 -s 4096 -e", "4096       50"),
+    "atomics": ("ib_atomic_bw -n 50 -A CMP_AND_SWAP", "8          50"),
+}
 
-def run(*program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([OUTBOARD, "nic", "run", "--", *program], capture_output=True, text=True, timeout=60)
+
+def nic_run(fabric: Path, *program: str) -> list[str]:
+    return [str(OUTBOARD), "nic", "run", "--fabric", str(fabric), "--", *program]
 
 
-def test_a_program_finds_the_adapter() -> None:
+def run(fabric: Path, *program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(nic_run(fabric, *program), capture_output=True, text=True, timeout=60)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def wait_for_listener(port: int, process: subprocess.Popen[str]) -> None:
+    """Waits for the program's socket without a connection, which would be taken for its peer."""
+    wanted = f":{port:04X}"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        lines = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()]
+        if any(line[1].endswith(wanted) and line[3] == "0A" for line in lines):
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"nobody listens at port {port}")
+
+
+def test_a_program_finds_the_adapter(tmp_path: Path) -> None:
     """The exit code and the arguments are the program's own."""
-    done = run("sh", "-c", "ibv_devinfo -d mlx5_0 && exit 5")
+    done = run(tmp_path, "sh", "-c", "ibv_devinfo -d mlx5_0 && exit 5")
     assert done.returncode == 5, done.stderr
     assert "hca_id:\tmlx5_0" in done.stdout and "PORT_ACTIVE" in done.stdout
-    done = run("ibv_devinfo", "-d", "mlx5_1")
+    done = run(tmp_path, "ibv_devinfo", "-d", "mlx5_1")
     assert done.returncode != 0 and "mlx5_1" in done.stderr
 
 
-def test_a_program_that_is_not_there_is_said() -> None:
-    done = run("/nowhere/at-all")
+def both(fabric: Path, program: str, before: Callable[[], None] = lambda: None) -> str:
+    """Runs a program as server and client. Returns what the client says."""
+    port = free_port()
+    command = [*program.split(), "-p", str(port)]
+    with subprocess.Popen(
+        nic_run(fabric, *command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as server:
+        try:
+            wait_for_listener(port, server)
+            before()
+            client = run(fabric, *command, "localhost")
+            said, _ = server.communicate(timeout=60)
+        finally:
+            server.kill()
+    assert client.returncode == 0 and server.returncode == 0, client.stdout + client.stderr + said
+    return client.stdout
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_two_processes_meet(tmp_path: Path, pair: str) -> None:
+    """Unmodified, each with an adapter of its own. With -c, pingpong looks at what arrived."""
+    program, expected = PAIRS[pair]
+    said = both(tmp_path, program)
+    assert expected in said, said
+
+
+def test_strangers_are_hung_up_on(tmp_path: Path) -> None:
+    """Connections that say nothing, nonsense, or numbers that nobody awaits keep nobody from meeting."""
+    hello = b"OBNIC\0\0\1"
+    says = [
+        hello + bytes.fromhex("00000100 00000100"),
+        hello + bytes.fromhex("01000000 00000100"),
+        b"GET / HTTP/1.1\r\n",
+        b"",
+    ]
+    strangers: list[socket.socket] = []
+
+    def come() -> None:
+        for said in says * 20:
+            stranger = socket.socket(socket.AF_UNIX)
+            stranger.settimeout(30)
+            stranger.connect(str(tmp_path / "1"))
+            stranger.sendall(said)
+            strangers.append(stranger)
+
+    assert "50 iters" in both(tmp_path, "ibv_rc_pingpong -g 0 -n 50 -c", come)
+    for stranger in strangers:
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+        stranger.close()
+
+
+def test_a_program_that_is_not_there_is_said(tmp_path: Path) -> None:
+    done = run(tmp_path, "/nowhere/at-all")
     assert done.returncode == 127
     assert "/nowhere/at-all" in done.stderr

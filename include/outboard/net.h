@@ -96,7 +96,7 @@ int outboard_net_connect(const struct outboard_net *net, uint32_t one, uint32_t 
 
 // Connects a queue to one of another process on this machine, which makes the same call: one of the two listens at
 // `address`, "127.0.0.1:PORT". The connection is not authenticated. It ends with the queue's reset, and a process that
-// ends is error 15 of the other's queue. Messages have at most 1 MiB.
+// ends is error 15 of the other's queue. Messages have at most 16 MiB.
 int outboard_net_meet(const struct outboard_net *net, uint32_t qpn, const char *address, int listens, uint32_t timeout_ms,
                       const struct outboard_net_window *mine, struct outboard_net_window *theirs);
 int outboard_net_reset(const struct outboard_net *net, uint32_t qpn);

@@ -6,6 +6,8 @@ use std::{
     process::{Command, ExitCode},
 };
 
+use anyhow::Context as _;
+
 use crate::{
     args::{NicCommand, NicRunArgs},
     libraries,
@@ -14,7 +16,7 @@ use crate::{
 };
 
 pub(crate) fn nic(command: NicCommand) -> anyhow::Result<ExitCode> {
-    let NicCommand::Run(NicRunArgs { program }) = command;
+    let NicCommand::Run(NicRunArgs { fabric, program }) = command;
     let [program, arguments @ ..] = program.as_slice() else {
         anyhow::bail!("no program to run");
     };
@@ -22,6 +24,10 @@ pub(crate) fn nic(command: NicCommand) -> anyhow::Result<ExitCode> {
     let path = prepend(&folder, env::var_os("LD_LIBRARY_PATH"));
     let mut command = Command::new(program);
     command.args(arguments).env("LD_LIBRARY_PATH", path);
+    if let Some(fabric) = fabric {
+        let fabric = std::path::absolute(&fabric).context("naming the folder of --fabric")?;
+        command.env(outboard_nic::fabric::VARIABLE, fabric);
+    }
     // From here on the process is the program: signals, terminal and exit code are its own.
     stack::restore();
     let error = command.exec();

@@ -1,6 +1,9 @@
 //! Completion queues, as the adapter writes them.
 
-use std::sync::atomic::Ordering;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use crate::{
     cqe::{CQE_BYTES, Completion, FRESH},
@@ -24,6 +27,39 @@ pub struct CompletionsSetup {
     pub record: Option<Mapped>,
 }
 
+/// A call to a program that waits for a completion.
+pub struct Watch {
+    is_armed: AtomicBool,
+    call: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Watch {
+    #[must_use]
+    pub fn new(call: impl Fn() + Send + Sync + 'static) -> Watch {
+        Watch {
+            is_armed: AtomicBool::new(false),
+            call: Box::new(call),
+        }
+    }
+
+    /// Asks for a call at the next completion. Those that are there already do not count.
+    pub fn arm(&self) {
+        self.is_armed.store(true, Ordering::SeqCst);
+    }
+
+    fn completed(&self) {
+        if self.is_armed.swap(false, Ordering::SeqCst) {
+            (self.call)();
+        }
+    }
+}
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        to.debug_struct("Watch").finish_non_exhaustive()
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Completions {
     setup: CompletionsSetup,
@@ -31,6 +67,7 @@ pub(crate) struct Completions {
     /// A collapsed queue holds an error.
     holds_error: bool,
     pub(crate) overrun: bool,
+    pub(crate) watch: Option<Arc<Watch>>,
 }
 
 impl Completions {
@@ -59,6 +96,7 @@ impl Completions {
             produced: 0,
             holds_error: false,
             overrun: false,
+            watch: None,
         })
     }
 
@@ -91,6 +129,9 @@ impl Completions {
         setup.entries.u64(at + 56).store(last, Ordering::Release);
         self.produced += 1;
         self.holds_error = setup.collapsed && completion.is_error();
+        if let Some(watch) = &self.watch {
+            watch.completed();
+        }
     }
 
     fn is_full(&self) -> bool {

@@ -30,7 +30,7 @@ impl Access {
         self.0 & !Access::REMOTE_READ.0 != 0
     }
 
-    fn permits(self, wanted: Access) -> bool {
+    pub(crate) fn permits(self, wanted: Access) -> bool {
         self.0 & wanted.0 == wanted.0
     }
 }

@@ -39,12 +39,12 @@ pub mod wqe;
 pub use adapter::{
     Adapter, PairSetup, Peer, RECEIVE_BYTES, REMOTE_BYTES_MAX, Retries, State, Status,
 };
-pub use completions::CompletionsSetup;
+pub use completions::{CompletionsSetup, Watch};
 pub use error::Error;
 pub use faults::Network;
 pub use keys::{Access, REGIONS_MAX};
 pub use layout::Layout;
-pub use link::Link;
+pub use link::{Link, Stream};
 pub use mapping::is_mapped;
 pub use meet::Window;
 pub use memory::Mapped;

@@ -1,30 +1,88 @@
-//! A tcp connection between queues of two processes. It is neither authenticated nor encrypted:
-//! both processes are on one machine.
+//! A connection between queues of two processes. It is neither authenticated nor encrypted: both
+//! processes are on one machine.
 
 use std::{
-    io::{Read, Write},
+    io::{Read, Result as IoResult, Write},
     net::{Shutdown, SocketAddr, TcpStream},
-    thread::{Builder, JoinHandle, sleep},
+    os::{fd::AsFd, unix::net::UnixStream},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{Builder, JoinHandle, park_timeout, sleep},
     time::{Duration, Instant},
 };
 
+use rustix::net::{SendFlags, send as send_now};
+
 use crate::{
-    adapter::{HEADER_BYTES, Header, Peer},
+    adapter::{HEADER_BYTES, Header, Peer, Sink},
     error::Error,
     meet::{self, Hello, Window},
     nic::{Nic, Shared},
     queue::Queue,
 };
 
-/// Sleeps of a thread that has nothing to send, or no room.
-const IDLE_MIN: Duration = Duration::from_micros(20);
-const IDLE_MAX: Duration = Duration::from_millis(1);
+/// Sleep of a thread whose peer does not take what it has to send.
+const NO_ROOM: Duration = Duration::from_millis(1);
+/// Time after which a thread that has nothing to send looks whether the connection is over.
+const IDLE: Duration = Duration::from_millis(20);
+
+/// A byte stream between two processes.
+pub trait Stream: Read + Write + Send + Sync + Sized + 'static {
+    fn duplicate(&self) -> IoResult<Self>;
+    fn end(&self, how: Shutdown) -> IoResult<()>;
+    /// Writes what goes in without waiting. Returns how many bytes.
+    fn write_some(&self, bytes: &[u8]) -> usize;
+}
+
+fn write_some(to: impl AsFd, bytes: &[u8]) -> usize {
+    send_now(to, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).unwrap_or(0)
+}
+
+impl Stream for TcpStream {
+    fn duplicate(&self) -> IoResult<Self> {
+        self.try_clone()
+    }
+
+    fn end(&self, how: Shutdown) -> IoResult<()> {
+        self.shutdown(how)
+    }
+
+    fn write_some(&self, bytes: &[u8]) -> usize {
+        write_some(self, bytes)
+    }
+}
+
+impl Stream for UnixStream {
+    fn duplicate(&self) -> IoResult<Self> {
+        self.try_clone()
+    }
+
+    fn end(&self, how: Shutdown) -> IoResult<()> {
+        self.shutdown(how)
+    }
+
+    fn write_some(&self, bytes: &[u8]) -> usize {
+        write_some(self, bytes)
+    }
+}
 
 /// A queue's connection, which ends with it, or with the queue's reset.
-#[derive(Debug)]
 pub struct Link {
-    stream: TcpStream,
+    end: Box<dyn Fn() + Send + Sync>,
+    /// No more is going to be sent than what waits.
+    is_ending: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let threads = &self.threads;
+        to.debug_struct("Link")
+            .field("threads", threads)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Link {
@@ -60,14 +118,25 @@ impl Link {
         let (stream, theirs) = met.map_err(|error| failed(&error))?;
         nic.with(|adapter| adapter.connect_remote(qpn, theirs.peer))?;
         queue.connected();
-        let link = Link::start(nic.shared(), stream, qpn, epoch).map_err(|error| failed(&error))?;
+        let link = Link::over(nic, stream, qpn, epoch).map_err(|error| failed(&error))?;
         Ok((link, theirs.window))
     }
 
-    fn start(shared: Shared, stream: TcpStream, qpn: u32, epoch: u32) -> std::io::Result<Link> {
-        let (reader, writer) = (stream.try_clone()?, stream.try_clone()?);
+    /// Carries frames between a queue pair, which is connected to one of another process, and the
+    /// stream to that process.
+    pub fn over<S: Stream>(nic: &Nic, stream: S, qpn: u32, epoch: u32) -> IoResult<Link>
+    where
+        for<'a> &'a S: Read + Write,
+    {
+        let shared = nic.shared();
+        let (reader, writer) = (stream.duplicate()?, stream.duplicate()?);
+        let direct = stream.duplicate()?;
+        let sink = Sink(Box::new(move |bytes| direct.write_some(bytes)));
+        let _ = shared.with(|adapter| adapter.set_sink(qpn, epoch, sink));
+        let is_ending = Arc::new(AtomicBool::new(false));
         let mut link = Link {
-            stream,
+            end: Box::new(move || drop(stream.end(Shutdown::Both))),
+            is_ending: is_ending.clone(),
             threads: Vec::new(),
         };
         let receiving = shared.clone();
@@ -75,28 +144,41 @@ impl Link {
         let [incoming, outgoing] = names.map(|name| Builder::new().name(name.into()));
         link.threads.push(incoming.spawn(move || {
             let _ = receive(&receiving, &reader, qpn, epoch);
-            let _ = reader.shutdown(Shutdown::Both);
+            let _ = reader.end(Shutdown::Both);
             receiving.with(|adapter| adapter.link_down(qpn, epoch));
         })?);
         link.threads.push(outgoing.spawn(move || {
-            let _ = send(&shared, &writer, qpn, epoch);
-            let _ = writer.shutdown(Shutdown::Both);
+            let _ = send(&shared, &writer, qpn, epoch, &is_ending);
+            let _ = writer.end(Shutdown::Write);
         })?);
         Ok(link)
+    }
+
+    /// Lets the connection end once what waits is sent. Nothing is to be sent behind it.
+    pub fn finish(&self) {
+        self.is_ending.store(true, Ordering::Release);
+        self.threads.iter().for_each(|one| one.thread().unpark());
+    }
+
+    /// Returns true if all is sent, or the connection is over.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.threads.last().is_none_or(JoinHandle::is_finished)
     }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
-        let _ = self.stream.shutdown(Shutdown::Both);
+        (self.end)();
         for thread in self.threads.drain(..) {
+            thread.thread().unpark();
             let _ = thread.join();
         }
     }
 }
 
 /// Gives the peer's frames to the adapter, one after the other, until the connection is over.
-fn receive(shared: &Shared, mut stream: &TcpStream, qpn: u32, epoch: u32) -> Result<(), Error> {
+fn receive(shared: &Shared, mut stream: impl Read, qpn: u32, epoch: u32) -> Result<(), Error> {
     let over = |_| Error::Peer("no more");
     let mut data = Vec::new();
     loop {
@@ -106,25 +188,27 @@ fn receive(shared: &Shared, mut stream: &TcpStream, qpn: u32, epoch: u32) -> Res
         data.resize(header.data_bytes as usize, 0);
         stream.read_exact(&mut data).map_err(over)?;
         while !shared.with(|adapter| adapter.has_room(qpn, epoch))? {
-            sleep(IDLE_MAX);
+            sleep(NO_ROOM);
         }
         shared.with(|adapter| adapter.incoming(qpn, epoch, &header, &data))?;
     }
 }
 
-fn send(shared: &Shared, mut stream: &TcpStream, qpn: u32, epoch: u32) -> Result<(), Error> {
-    let mut idle = IDLE_MIN;
+fn send(
+    shared: &Shared,
+    mut stream: impl Write,
+    qpn: u32,
+    epoch: u32,
+    is_ending: &AtomicBool,
+) -> Result<(), Error> {
     loop {
         match shared.with(|adapter| adapter.outgoing(qpn, epoch))? {
             Some(frame) => {
-                idle = IDLE_MIN;
                 let over = |_| Error::Peer("no more");
                 stream.write_all(&frame).map_err(over)?;
             }
-            None => {
-                sleep(idle);
-                idle = (idle * 2).min(IDLE_MAX);
-            }
+            None if is_ending.load(Ordering::Acquire) => return Ok(()),
+            None => park_timeout(IDLE),
         }
     }
 }

@@ -25,9 +25,16 @@ pub(crate) struct Shared {
     adapter: Arc<Mutex<Adapter>>,
     /// Callers that want the adapter.
     wanted: Arc<AtomicU32>,
+    start: Instant,
 }
 
 impl Shared {
+    fn poll(&self) -> usize {
+        // The time is looked at with the adapter locked, so that it never goes back.
+        let mut adapter = self.adapter.lock();
+        adapter.poll(self.start.elapsed().as_nanos() as u64)
+    }
+
     pub(crate) fn with<R>(&self, call: impl FnOnce(&mut Adapter) -> R) -> R {
         self.wanted.fetch_add(1, Ordering::AcqRel);
         let result = call(&mut self.adapter.lock());
@@ -50,11 +57,12 @@ impl Nic {
         let shared = Shared {
             adapter: Arc::new(Mutex::new(Adapter::new(network))),
             wanted: Arc::new(AtomicU32::new(0)),
+            start: Instant::now(),
         };
         let stop = Arc::new(AtomicBool::new(false));
         let run = {
             let (shared, stop) = (shared.clone(), stop.clone());
-            move || run(&shared.adapter, &shared.wanted, &stop)
+            move || run(&shared, &stop)
         };
         let thread = Builder::new().name("outboard-net".into()).spawn(run);
         let thread = Some(thread.map_err(|error| Error::Thread(error.to_string()))?);
@@ -68,6 +76,12 @@ impl Nic {
     /// Calls a function with the adapter, between two of its polls.
     pub fn with<R>(&self, call: impl FnOnce(&mut Adapter) -> R) -> R {
         self.shared.with(call)
+    }
+
+    /// Serves all queues once, in the thread that has posted: it need not wait for the adapter's.
+    pub fn poll(&self) {
+        self.shared
+            .with(|adapter| adapter.poll(self.shared.start.elapsed().as_nanos() as u64));
     }
 
     pub(crate) fn shared(&self) -> Shared {
@@ -84,11 +98,10 @@ impl Drop for Nic {
     }
 }
 
-fn run(adapter: &Mutex<Adapter>, wanted: &AtomicU32, stop: &AtomicBool) {
-    let start = Instant::now();
+fn run(shared: &Shared, stop: &AtomicBool) {
     let mut idle = 0;
     while !stop.load(Ordering::Acquire) {
-        let done = adapter.lock().poll(start.elapsed().as_nanos() as u64);
+        let done = shared.poll();
         idle = if done > 0 {
             0
         } else {
@@ -96,7 +109,7 @@ fn run(adapter: &Mutex<Adapter>, wanted: &AtomicU32, stop: &AtomicBool) {
         };
         if idle == SLEEP_AFTER {
             sleep(SLEEP);
-        } else if idle >= YIELD_AFTER || wanted.load(Ordering::Acquire) > 0 {
+        } else if idle >= YIELD_AFTER || shared.wanted.load(Ordering::Acquire) > 0 {
             yield_now();
         }
     }

@@ -130,9 +130,9 @@ static int use(const char *address)
         }
         // More than a message between processes has.
         outboard_net_window whole = {};
-        char *large = (char *)std::calloc(1, (1 << 20) + 8);
-        EXPECT(outboard_net_register(end.net, large, (1 << 20) + 8, 0, &whole.key) == 0);
-        EXPECT(!queue.put(end.there(0), Local{(uint64_t)large, whole.key}, (1 << 20) + 8, PATIENCE_NS, &ticket));
+        char *large = (char *)std::calloc(1, (16 << 20) + 8);
+        EXPECT(outboard_net_register(end.net, large, (16 << 20) + 8, 0, &whole.key) == 0);
+        EXPECT(!queue.put(end.there(0), Local{(uint64_t)large, whole.key}, (16 << 20) + 8, PATIENCE_NS, &ticket));
         Failure failure = queue.wait(ticket, PATIENCE_NS);
         EXPECT(failure.cause == Cause::completion && failure.syndrome == 0x01 && failure.entry == ticket);
         EXPECT(outboard_net_reset(end.net, end.of.qpn) == 0);

@@ -10,14 +10,15 @@ use std::{
     sync::LazyLock,
 };
 
-use outboard_net::{CompletionsSetup, Mapped, PairSetup, Retries, State};
+use outboard_net::{CompletionsSetup, Mapped, PairSetup, Retries, State, is_mapped};
+use outboard_verbs::abi::{ibv_context, ibv_pd};
 use parking_lot::Mutex;
 
 use crate::{
-    abi::{ibv_context, ibv_pd, mlx5dv_devx_uar, mlx5dv_devx_umem, mlx5dv_obj, mlx5dv_pd},
+    abi::{mlx5dv_devx_uar, mlx5dv_devx_umem, mlx5dv_obj, mlx5dv_pd},
     command::{NUMBER, OP_MOD, OPCODE, cq, opcode, qp},
-    refused::{refuse, set_errno},
-    verbs::{adapter, fail, is_mapped},
+    host::{Refusal, connect, leave, with},
+    refused::{fail, refuse, set_errno},
 };
 
 const PAGE_BYTES: usize = 4096;
@@ -57,9 +58,6 @@ enum Kind {
     Completions,
     Pair,
 }
-
-/// Why a command is refused: a number of `errno`, and what of it.
-type Refusal = (c_int, String);
 
 fn unserved<T>(what: impl Into<String>) -> Result<T, Refusal> {
     Err((libc::EOPNOTSUPP, what.into()))
@@ -181,29 +179,18 @@ impl Made {
     fn modify_pair(&self, number: u32, command: &[u8]) -> Result<(), Refusal> {
         match OPCODE.of(command) {
             opcode::RST2INIT | opcode::INIT2INIT | opcode::RTR2RTS | opcode::RTS2RTS => Ok(()),
-            opcode::INIT2RTR => {
-                let remote = qp::REMOTE.of(command) as u32;
-                with(|adapter| {
-                    let peer = adapter.end_of(remote)?;
-                    adapter.connect(number, peer)
-                })
-            }
+            opcode::INIT2RTR => connect(number, qp::REMOTE.of(command) as u32),
             opcode::TO_ERROR => with(|adapter| adapter.fail(number)),
             opcode::TO_RESET => match self.pairs.get(&number).cloned() {
-                Some(setup) => with(|adapter| adapter.reset(number, setup)),
+                Some(setup) => {
+                    leave(number);
+                    with(|adapter| adapter.reset(number, setup))
+                }
                 None => wrong(format!("there is no queue pair {number:#x}")),
             },
             other => unserved(format!("command {other:#x} is not served")),
         }
     }
-}
-
-fn with<T>(
-    call: impl FnOnce(&mut outboard_net::Adapter) -> Result<T, outboard_net::Error>,
-) -> Result<T, Refusal> {
-    let nic = adapter().map_err(|number| (number, "there is no adapter".to_owned()))?;
-    nic.with(call)
-        .map_err(|error| (libc::EINVAL, error.to_string()))
 }
 
 /// # Safety
@@ -242,7 +229,7 @@ pub unsafe extern "C" fn outboard_nic_mlx5dv_devx_umem_reg(
         return fail(libc::EINVAL);
     };
     // The adapter writes completions, and orders words of rings by atomics.
-    if !is_mapped(at, bytes, true) {
+    if !is_mapped(memory as usize, bytes, true) {
         return fail(libc::EFAULT);
     }
     let mut made = MADE.lock();
@@ -427,7 +414,10 @@ pub unsafe extern "C" fn outboard_nic_mlx5dv_devx_obj_destroy(object: *mut Objec
     };
     let mut made = MADE.lock();
     let ended = match of.kind {
-        Kind::Pair => with(|adapter| adapter.destroy_pair(of.number)),
+        Kind::Pair => {
+            leave(of.number);
+            with(|adapter| adapter.destroy_pair(of.number))
+        }
         Kind::Completions => {
             let number = of.number - CQN_FIRST as u32;
             let is_used = |pair: &PairSetup| {

@@ -5,25 +5,42 @@
 //!  program ─► libibverbs.so.1, libmlx5.so.1   jumps, made by build.rs of `functions`
 //!                        │
 //!                        ▼
-//!             liboutboard_nic.so: verbs, devx ─► outboard_net::Nic, one a process
+//!             liboutboard_nic.so: verbs, devx ─► host: outboard_net::Nic, one a process
+//!                        │                            ▲
+//!                        └─► cq, qp, post, extended ──┤
+//!                                                   fabric ◄─► those of other processes
 //! ```
 //!
 //! - [`functions`] declares what there is, once. What is not served is an error that names itself;
 //!   what is not declared is not there, and the loader says so.
-//! - [`abi`] has the structures that programs read and write, `command` the fields of commands.
-//!
-//! It is no adapter between processes: what one process registers, its own queues reach.
+//! - [`outboard_verbs::abi`] and [`abi`] have the structures that programs read and write,
+//!   `command` the fields of commands.
+//! - `host` is this process's adapter, [`fabric`] the folder in which those of several processes
+//!   meet.
+//! - Queues of verbs are in memory of this crate's: [`cq`], [`qp`], which makes a `pair` with its
+//!   `rings`; `post` and `building` are the two ways to post to it, and `extended` has calls that
+//!   programs make through a context. Queues of [`devx`] are in the program's memory.
 
 pub mod abi;
+mod building;
 mod command;
+pub mod cq;
 pub mod devx;
+mod domain;
+mod extended;
+pub mod fabric;
 pub mod functions;
+mod host;
+mod pair;
+mod post;
+pub mod qp;
 pub mod refused;
+mod rings;
 pub mod verbs;
 
 /// The libraries that programs load, by their names: to be written to a folder that also has
 /// `liboutboard_nic.so`.
-pub const LIBRARIES: [(&str, &[u8]); 2] = [
+pub const LIBRARIES: [(&str, &[u8]); 3] = [
     (
         functions::LIBRARIES[0].name,
         include_bytes!(concat!(env!("OUT_DIR"), "/libibverbs.so.1")),
@@ -31,6 +48,10 @@ pub const LIBRARIES: [(&str, &[u8]); 2] = [
     (
         functions::LIBRARIES[1].name,
         include_bytes!(concat!(env!("OUT_DIR"), "/libmlx5.so.1")),
+    ),
+    (
+        functions::LIBRARIES[2].name,
+        include_bytes!(concat!(env!("OUT_DIR"), "/libefa.so.1")),
     ),
 ];
 

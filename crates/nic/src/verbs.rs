@@ -1,9 +1,9 @@
 //! The functions of libibverbs that are served: one device, its port, protection domains, memory.
 
 use std::{
-    ffi::{c_char, c_int, c_void},
-    mem::MaybeUninit,
-    process, ptr,
+    ffi::{c_char, c_int, c_uint, c_void},
+    mem::{MaybeUninit, offset_of},
+    ptr,
     ptr::NonNull,
     sync::{
         OnceLock,
@@ -11,14 +11,20 @@ use std::{
     },
 };
 
-use outboard_net::{Access, Error, Mapped, Network, Nic, REGIONS_MAX};
+use outboard_net::{Access, Mapped, REGIONS_MAX, REMOTE_BYTES_MAX, is_mapped};
+use outboard_verbs::abi::{
+    IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE, ibv_context, ibv_context_ops, ibv_device,
+    ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_mr, ibv_pd, ibv_port_attr, verbs_context,
+};
 
 use crate::{
-    abi::{
-        compat_ibv_port_attr, ibv_context, ibv_context_ops, ibv_device, ibv_device_attr, ibv_mr,
-        ibv_pd,
-    },
-    refused::{refuse, set_errno},
+    cq::{self, poll_cq, req_notify_cq},
+    domain::{Domain, GID, PORT},
+    extended::{create_qp_ex, newer, older},
+    host::{host, with},
+    pair::{ENTRIES_MAX, READS_MAX, RECEIVE_SEGMENTS_MAX},
+    post::{post_recv, post_send},
+    refused::{fail, refuse, set_errno},
 };
 
 const NAME: &str = "mlx5_0";
@@ -26,62 +32,38 @@ const NAME: &str = "mlx5_0";
 const VENDOR: u32 = 0x02c9;
 const PART: u32 = 4129;
 const GUID: u64 = 0x024f_7574_626f_6172;
-const PORT: u8 = 1;
-/// The only address: loopback, as RoCE writes IPv4.
-const GID: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1];
 
 const NODE_CA: c_int = 1;
 const TRANSPORT_IB: c_int = 0;
 const ATOMIC_HCA: c_int = 1;
-const PORT_ACTIVE: c_int = 4;
-const MTU_4096: c_int = 5;
+const MTU_4096: c_uint = 5;
 const WIDTH_4X: u8 = 2;
 const SPEED_EDR: u8 = 32;
 const LINK_UP: u8 = 5;
-const ETHERNET: u8 = 2;
 const ROCE_V2: c_int = 1;
 /// Access that registrations have here, and what asks for no more than that.
 const ACCESS_SERVED: u32 = 15;
 const ACCESS_OPTIONAL: u32 = 0x3ff0_0000;
 
-const QUEUE_ENTRIES_MAX: c_int = 1 << 15;
 const QUEUES_MAX: c_int = 1 << 16;
-const READS_MAX: c_int = 16;
+/// The whole table of partition keys: the default one.
+const PKEY: u16 = 0xffff;
+/// Bytes of port attributes that a caller of the symbol has room for.
+const PORT_BYTES_COMPATIBLE: usize = 48;
 
-/// The adapter of this process, which a forked child has not.
-struct Adapter {
-    nic: Nic,
-    process: u32,
-}
-
-/// A context that was opened; programs have the address of its first field.
+/// A context that was opened; programs have the address of the end of its first field.
 #[repr(C)]
 struct Context {
-    context: ibv_context,
+    extended: verbs_context,
     domains: AtomicU32,
 }
 
-/// A protection domain; programs have the address of its first field, whose handle is the domain's
-/// number in the adapter.
-#[repr(C)]
-struct Domain {
-    pd: ibv_pd,
-    regions: AtomicU32,
-}
-
-pub(crate) fn adapter() -> Result<&'static Nic, c_int> {
-    static ADAPTER: OnceLock<Result<Adapter, Error>> = OnceLock::new();
-    let start = || {
-        let process = process::id();
-        Nic::start(Network::default()).map(|nic| Adapter { nic, process })
-    };
-    match ADAPTER.get_or_init(start) {
-        Ok(adapter) if adapter.process == process::id() => Ok(&adapter.nic),
-        Ok(_) => Err(libc::ENODEV),
-        Err(error) => {
-            eprintln!("outboard nic: {error}");
-            Err(libc::EAGAIN)
-        }
+fn whole(context: *mut ibv_context) -> *mut Context {
+    match context.is_null() {
+        true => ptr::null_mut(),
+        false => context
+            .wrapping_byte_sub(offset_of!(verbs_context, context))
+            .cast(),
     }
 }
 
@@ -115,12 +97,6 @@ fn text<const N: usize>(text: &str) -> [c_char; N] {
         *to = from as c_char;
     }
     chars
-}
-
-/// Fails as calls that return a pointer do.
-pub(crate) fn fail<T>(number: c_int) -> *mut T {
-    set_errno(number);
-    ptr::null_mut()
 }
 
 /// # Safety
@@ -192,22 +168,45 @@ pub extern "C" fn outboard_nic_ibv_open_device(of: *const ibv_device) -> *mut ib
     if !ptr::eq(of, device()) {
         return fail(libc::ENODEV);
     }
-    if let Err(number) = adapter() {
+    if let Err(number) = host() {
         return fail(number);
     }
-    let context = ibv_context {
-        device: of,
-        ops: ibv_context_ops {
-            _control: [ptr::null_mut(); 32],
+    let context = Box::into_raw(Box::new(Context {
+        extended: extended(of),
+        domains: AtomicU32::new(0),
+    }));
+    context
+        .wrapping_byte_add(offset_of!(verbs_context, context))
+        .cast()
+}
+
+/// A context with the calls that programs make without symbols.
+fn extended(device: *const ibv_device) -> verbs_context {
+    let none = ptr::null_mut();
+    verbs_context {
+        query_port: Some(query_port),
+        _newer: newer(),
+        create_qp_ex: Some(create_qp_ex),
+        _older: older(),
+        sz: size_of::<verbs_context>(),
+        context: ibv_context {
+            device,
+            ops: ibv_context_ops {
+                _control_0: [none; 11],
+                poll_cq: Some(poll_cq),
+                req_notify_cq: Some(req_notify_cq),
+                _control_1: [none; 12],
+                post_send: Some(post_send),
+                post_recv: Some(post_recv),
+                _control_2: [none; 5],
+            },
+            cmd_fd: -1,
+            async_fd: -1,
+            num_comp_vectors: 1,
+            mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+            abi_compat: usize::MAX as *mut c_void,
         },
-        cmd_fd: -1,
-        async_fd: -1,
-        num_comp_vectors: 1,
-        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-        abi_compat: ptr::null_mut(),
-    };
-    let domains = AtomicU32::new(0);
-    Box::into_raw(Box::new(Context { context, domains })).cast()
+    }
 }
 
 /// # Safety
@@ -215,7 +214,7 @@ pub extern "C" fn outboard_nic_ibv_open_device(of: *const ibv_device) -> *mut ib
 /// `context` is null or open, and is not used again if this succeeds.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn outboard_nic_ibv_close_device(context: *mut ibv_context) -> c_int {
-    let context = context.cast::<Context>();
+    let context = whole(context);
     // SAFETY: null, or open, and then the beginning of a context of ours.
     match unsafe { context.as_ref() } {
         None => set_errno(libc::EINVAL),
@@ -247,11 +246,14 @@ pub unsafe extern "C" fn outboard_nic_ibv_query_device(
     (about.max_mr_size, about.page_size_cap) = (u64::MAX, !0xfff);
     (about.vendor_id, about.vendor_part_id) = (VENDOR, PART);
     (about.max_qp, about.max_cq) = (QUEUES_MAX, QUEUES_MAX);
-    (about.max_qp_wr, about.max_cqe) = (QUEUE_ENTRIES_MAX, QUEUE_ENTRIES_MAX);
-    (about.max_sge, about.max_sge_rd) = (2, 2);
+    (about.max_qp_wr, about.max_cqe) = (ENTRIES_MAX as c_int, cq::ENTRIES_MAX);
+    // Of requests and receives alike: a request may have more.
+    about.max_sge = RECEIVE_SEGMENTS_MAX as c_int;
+    about.max_sge_rd = about.max_sge;
     (about.max_mr, about.max_pd) = (REGIONS_MAX as c_int, QUEUES_MAX);
-    (about.max_qp_rd_atom, about.max_qp_init_rd_atom) = (READS_MAX, READS_MAX);
-    about.max_res_rd_atom = READS_MAX * QUEUES_MAX;
+    about.max_qp_rd_atom = READS_MAX.into();
+    about.max_qp_init_rd_atom = about.max_qp_rd_atom;
+    about.max_res_rd_atom = about.max_qp_rd_atom * QUEUES_MAX;
     about.atomic_cap = ATOMIC_HCA;
     (about.max_pkeys, about.phys_port_cnt) = (1, PORT);
     // SAFETY: room for one, which may be uninitialised.
@@ -261,41 +263,94 @@ pub unsafe extern "C" fn outboard_nic_ibv_query_device(
 
 /// # Safety
 ///
-/// `out` is null or has room.
+/// `out` is null or has room for the older attributes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn outboard_nic_ibv_query_port(
+    context: *mut ibv_context,
+    port: u8,
+    out: *mut ibv_port_attr,
+) -> c_int {
+    // SAFETY: as long as the room.
+    unsafe { query_port(context, port, out, PORT_BYTES_COMPATIBLE) }
+}
+
+/// # Safety
+///
+/// `out` is null or has room for `bytes`.
+unsafe extern "C" fn query_port(
     _context: *mut ibv_context,
     port: u8,
-    out: *mut compat_ibv_port_attr,
+    out: *mut ibv_port_attr,
+    bytes: usize,
 ) -> c_int {
     if out.is_null() || port != PORT {
         return libc::EINVAL;
     }
-    let about = compat_ibv_port_attr {
-        state: PORT_ACTIVE,
+    let about = ibv_port_attr {
+        state: IBV_PORT_ACTIVE,
         max_mtu: MTU_4096,
         active_mtu: MTU_4096,
         gid_tbl_len: 1,
-        port_cap_flags: 0,
-        max_msg_sz: 1 << 30,
-        bad_pkey_cntr: 0,
-        qkey_viol_cntr: 0,
+        max_msg_sz: REMOTE_BYTES_MAX as u32,
         pkey_tbl_len: 1,
-        lid: 0,
-        sm_lid: 0,
-        lmc: 0,
-        max_vl_num: 0,
-        sm_sl: 0,
-        subnet_timeout: 0,
-        init_type_reply: 0,
         active_width: WIDTH_4X,
         active_speed: SPEED_EDR,
         phys_state: LINK_UP,
-        link_layer: ETHERNET,
-        flags: 0,
+        link_layer: IBV_LINK_LAYER_ETHERNET,
+        ..ibv_port_attr::default()
     };
-    // SAFETY: room for one, which may be uninitialised.
-    unsafe { out.write(about) };
+    let bytes = bytes.min(size_of::<ibv_port_attr>());
+    // SAFETY: room for as many bytes, which may be uninitialised.
+    unsafe { ptr::copy_nonoverlapping((&raw const about).cast::<u8>(), out.cast(), bytes) };
+    0
+}
+
+/// # Safety
+///
+/// `out` is null or has room.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn outboard_nic_ibv_query_pkey(
+    _context: *mut ibv_context,
+    port: u8,
+    index: c_int,
+    out: *mut u16,
+) -> c_int {
+    if out.is_null() || port != PORT || index != 0 {
+        set_errno(libc::EINVAL);
+        return -1;
+    }
+    // SAFETY: room for a number.
+    unsafe { out.write(PKEY.to_be()) };
+    0
+}
+
+/// # Safety
+///
+/// `out` is null or has room for `bytes`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn outboard_nic__ibv_query_gid_ex(
+    _context: *mut ibv_context,
+    port: u32,
+    index: u32,
+    out: *mut ibv_gid_entry,
+    flags: u32,
+    bytes: usize,
+) -> c_int {
+    if out.is_null() || flags != 0 || bytes < size_of::<ibv_gid_entry>() {
+        return libc::EINVAL;
+    }
+    if port != PORT.into() || index != 0 {
+        return libc::ENODATA;
+    }
+    let entry = ibv_gid_entry {
+        gid: ibv_gid(GID),
+        gid_index: index,
+        port_num: port,
+        gid_type: ROCE_V2 as u32,
+        ndev_ifindex: 0,
+    };
+    // SAFETY: room for an entry.
+    unsafe { out.write(entry) };
     0
 }
 
@@ -344,14 +399,14 @@ pub unsafe extern "C" fn outboard_nic_ibv_query_gid_type(
 pub unsafe extern "C" fn outboard_nic_ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     static LAST: AtomicU32 = AtomicU32::new(0);
     // SAFETY: null, or open, and then the beginning of a context of ours.
-    let Some(open) = (unsafe { context.cast::<Context>().as_ref() }) else {
+    let Some(open) = (unsafe { whole(context).as_ref() }) else {
         return fail(libc::EINVAL);
     };
     open.domains.fetch_add(1, Ordering::AcqRel);
     let handle = LAST.fetch_add(1, Ordering::Relaxed) + 1;
     Box::into_raw(Box::new(Domain {
         pd: ibv_pd { context, handle },
-        regions: AtomicU32::new(0),
+        uses: AtomicU32::new(0),
     }))
     .cast()
 }
@@ -366,10 +421,10 @@ pub unsafe extern "C" fn outboard_nic_ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: null, or the beginning of a domain of ours.
     match unsafe { domain.as_ref() } {
         None => libc::EINVAL,
-        Some(of) if of.regions.load(Ordering::Acquire) > 0 => libc::EBUSY,
+        Some(of) if of.uses.load(Ordering::Acquire) > 0 => libc::EBUSY,
         Some(of) => {
             // SAFETY: open for as long as its domains.
-            let context = unsafe { &*of.pd.context.cast::<Context>() };
+            let context = unsafe { &*whole(of.pd.context) };
             context.domains.fetch_sub(1, Ordering::AcqRel);
             // SAFETY: made by `Box::into_raw`, and given back once.
             drop(unsafe { Box::from_raw(domain) });
@@ -453,7 +508,7 @@ unsafe fn register(
         refuse(name, &format!("access {more:#x} is not served"));
         return ptr::null_mut();
     }
-    if bytes == 0 || !is_mapped(at, bytes, access & 1 != 0) {
+    if bytes == 0 || !is_mapped(memory as usize, bytes, access & 1 != 0) {
         return fail(if bytes == 0 {
             libc::EINVAL
         } else {
@@ -463,15 +518,11 @@ unsafe fn register(
     // SAFETY: mapped, as was looked up, and it stays so by the caller's duty.
     let mapped = unsafe { Mapped::new(at, bytes, address) };
     let access = Access(access & ACCESS_SERVED);
-    let key = adapter().and_then(|nic| {
-        let key = nic.with(|adapter| adapter.register(domain.pd.handle, mapped, access));
-        key.map_err(|_| libc::ENOMEM)
-    });
-    let key = match key {
+    let key = match with(|adapter| adapter.register(domain.pd.handle, mapped, access)) {
         Ok(key) => key,
-        Err(number) => return fail(number),
+        Err((number, _)) => return fail(number),
     };
-    domain.regions.fetch_add(1, Ordering::AcqRel);
+    domain.uses.fetch_add(1, Ordering::AcqRel);
     Box::into_raw(Box::new(ibv_mr {
         context: domain.pd.context,
         pd,
@@ -483,33 +534,6 @@ unsafe fn register(
     }))
 }
 
-/// Looks up that memory is there, and writable if that is asked for.
-pub(crate) fn is_mapped(at: NonNull<u8>, bytes: usize, is_written: bool) -> bool {
-    let mut next = at.as_ptr() as usize;
-    let Some(end) = next.checked_add(bytes) else {
-        return false;
-    };
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    for (start, stop, rights) in maps.lines().filter_map(mapping) {
-        let is_usable = rights.starts_with(if is_written { "rw" } else { "r" });
-        if is_usable && (start..stop).contains(&next) {
-            next = stop;
-        }
-        if next >= end {
-            return true;
-        }
-    }
-    false
-}
-
-/// Reads a line of the mappings: their range and rights. They are in ascending order.
-fn mapping(line: &str) -> Option<(usize, usize, &str)> {
-    let (range, rest) = line.split_once(' ')?;
-    let (start, stop) = range.split_once('-')?;
-    let address = |text| usize::from_str_radix(text, 16).ok();
-    Some((address(start)?, address(stop)?, rest))
-}
-
 /// # Safety
 ///
 /// `mr` is null or from a registration, its domain is not deallocated, and it is not used again.
@@ -519,13 +543,12 @@ pub unsafe extern "C" fn outboard_nic_ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     let Some(of) = (unsafe { mr.as_ref() }) else {
         return libc::EINVAL;
     };
-    let ended = adapter().map(|nic| nic.with(|adapter| adapter.unregister(of.lkey)));
-    if !matches!(ended, Ok(Ok(()))) {
-        return libc::EINVAL;
+    if let Err((number, _)) = with(|adapter| adapter.unregister(of.lkey)) {
+        return number;
     }
     // SAFETY: a domain has no fewer lives than its registrations.
     let domain = unsafe { &*of.pd.cast::<Domain>() };
-    domain.regions.fetch_sub(1, Ordering::AcqRel);
+    domain.uses.fetch_sub(1, Ordering::AcqRel);
     // SAFETY: made by `Box::into_raw`, and given back once.
     drop(unsafe { Box::from_raw(mr) });
     0

@@ -3,12 +3,12 @@
 
 use std::{
     fs,
-    os::unix::fs::symlink,
+    os::unix::fs::{PermissionsExt, symlink},
     path::{Path, PathBuf},
     process::{Command, Output},
 };
 
-use outboard_nic::{LIBRARIES, SERVING, functions};
+use outboard_nic::{LIBRARIES, SERVING, fabric::VARIABLE, functions};
 use tempfile::TempDir;
 
 /// A folder with the libraries of this build, which lie in the folder of the test's executable.
@@ -26,6 +26,7 @@ fn folder() -> TempDir {
 fn run(folder: &Path, program: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(program);
     command.args(arguments).env("LD_LIBRARY_PATH", folder);
+    command.env(VARIABLE, folder.join("fabric"));
     command.output().unwrap_or_else(|error| {
         panic!("{}: {error}: tools/verbs.sh installs it", program.display())
     })
@@ -79,7 +80,7 @@ fn memory_is_registered_and_functions_that_are_not_served_name_themselves() {
     assert_eq!(said, "right\n");
     let expected = [
         "outboard nic: ibv_reg_mr: access 0x40 is not served",
-        "outboard nic: ibv_create_cq: not served",
+        "outboard nic: ibv_create_srq: not served",
         "outboard nic: mlx5dv_devx_umem_reg_ex: not served",
         "outboard nic: mlx5dv_devx_obj_create: command 0x0 is not served",
         "outboard nic: mlx5dv_query_device: not served",
@@ -90,13 +91,36 @@ fn memory_is_registered_and_functions_that_are_not_served_name_themselves() {
 #[test]
 fn a_program_that_needs_what_is_not_declared_is_not_started() {
     let folder = folder();
-    let done = run(folder.path(), Path::new("ibv_rc_pingpong"), &[]);
+    let done = run(folder.path(), Path::new("ibv_asyncwatch"), &[]);
     assert!(!done.status.success());
     let complained = String::from_utf8(done.stderr).unwrap();
-    assert!(
-        complained.contains("version `IBVERBS_1.6' not found"),
-        "{complained}"
-    );
+    assert!(complained.contains("async_event"), "{complained}");
+}
+
+#[test]
+fn two_processes_exchange_data_by_verbs_until_one_is_killed() {
+    let folder = folder();
+    let program = compile(folder.path(), "queues");
+    let done = run(folder.path(), &program, &[]);
+    let said = String::from_utf8(done.stdout).unwrap();
+    let complained = String::from_utf8(done.stderr).unwrap();
+    assert!(done.status.success(), "{said}{complained}");
+    assert_eq!(said, "right\n");
+    for name in ["ibv_create_cq_ex", "ibv_create_qp", "ibv_post_send"] {
+        assert!(complained.contains(&format!("outboard nic: {name}: ")));
+    }
+}
+
+#[test]
+fn a_folder_that_others_can_write_to_is_no_meeting_place() {
+    let folder = folder();
+    let fabric = folder.path().join("fabric");
+    fs::create_dir(&fabric).unwrap();
+    fs::set_permissions(&fabric, fs::Permissions::from_mode(0o777)).unwrap();
+    let done = run(folder.path(), Path::new("ibv_devinfo"), &[]);
+    let complained = String::from_utf8(done.stderr).unwrap();
+    assert!(!done.status.success());
+    assert!(complained.contains("mode 700"), "{complained}");
 }
 
 /// The table of docs/net.md has a row for each library and answer.
@@ -110,6 +134,9 @@ fn the_documentation_has_the_functions() {
                 |one: &&functions::Function| (one.answer == functions::Answer::Served) == is_served;
             let names = library.functions.iter().filter(of);
             let names: Vec<_> = names.map(|one| format!("`{}`", one.name)).collect();
+            if names.is_empty() {
+                return String::new();
+            }
             format!("| `{}` | {what} | {} |", library.name, names.join(", "))
         })
     });

@@ -19,7 +19,7 @@
 //! * No function relies on bytes that an adapter may write: this process's own memory is read as
 //!   atomic words, or copied, and all else needs a promise in `unsafe`.
 
-mod abi;
+pub mod abi;
 mod choose;
 mod completions;
 mod device;

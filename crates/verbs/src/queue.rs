@@ -183,8 +183,12 @@ impl Queue {
                 sg_list: &raw mut pieces[at],
                 num_sge: 1,
                 send_flags: signal | inline,
-                remote_addr: request.remote,
-                rkey: request.rkey,
+                wr: ibv_wr {
+                    rdma: ibv_wr_rdma {
+                        remote_addr: request.remote,
+                        rkey: request.rkey,
+                    },
+                },
                 ..NOTHING
             };
             self.counts.inline += u64::from(is_inline);
@@ -340,7 +344,11 @@ const NOTHING: ibv_send_wr = ibv_send_wr {
     opcode: IBV_WR_RDMA_WRITE,
     send_flags: 0,
     imm_data: 0,
-    remote_addr: 0,
-    rkey: 0,
-    _others: [0; 9],
+    wr: ibv_wr {
+        rdma: ibv_wr_rdma {
+            remote_addr: 0,
+            rkey: 0,
+        },
+    },
+    _others: [0; 7],
 };

@@ -108,6 +108,9 @@ impl Adapter {
         operation: &Operation,
         receiver: &mut super::Receiver,
     ) -> Answer {
+        if !responder.access.permits(operation.remote_access()) {
+            return Answer::Failed(Syndrome::REMOTE_INVALID_REQUEST);
+        }
         match operation {
             Operation::Nop => Answer::Done,
             Operation::Write { remote, imm, data } => {

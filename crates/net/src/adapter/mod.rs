@@ -17,10 +17,11 @@ mod work;
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap},
+    sync::Arc,
 };
 
 use crate::{
-    completions::{Completions, CompletionsSetup},
+    completions::{Completions, CompletionsSetup, Watch},
     cqe::Completion,
     error::Error,
     faults::{Network, Wire},
@@ -29,9 +30,9 @@ use crate::{
 };
 pub use receiver::RECEIVE_BYTES;
 use receiver::Receiver;
-use remote::Outgoing;
 pub use remote::REMOTE_BYTES_MAX;
-pub(crate) use remote::{HEADER_BYTES, Header};
+pub(crate) use remote::{HEADER_BYTES, Header, Sink};
+use remote::{Outgoing, TIMEOUT_NS};
 pub use sender::Retries;
 use sender::Sender;
 pub use setup::PairSetup;
@@ -90,6 +91,8 @@ struct Pair {
     is_remote: bool,
     /// Nothing that is sent to it arrives.
     unreachable: bool,
+    /// Remote operations that it takes.
+    access: Access,
     send_completions: usize,
     receive_completions: usize,
 }
@@ -111,6 +114,7 @@ struct Event {
 #[derive(Debug)]
 pub struct Adapter {
     now_ns: u64,
+    qpn_first: u32,
     keys: Keys,
     completions: Vec<Option<Completions>>,
     pairs: Vec<Option<Pair>>,
@@ -128,6 +132,7 @@ impl Adapter {
     pub fn new(network: Network) -> Adapter {
         Adapter {
             now_ns: 0,
+            qpn_first: QPN_FIRST,
             keys: Keys::default(),
             completions: Vec::new(),
             pairs: Vec::new(),
@@ -138,6 +143,12 @@ impl Adapter {
             order: 0,
             outgoing: HashMap::new(),
         }
+    }
+
+    /// Numbers queue pairs from here on, so that those of several adapters differ. Called before
+    /// the first is made.
+    pub fn number_from(&mut self, qpn_first: u32) {
+        self.qpn_first = qpn_first;
     }
 
     /// Registers memory. Queue pairs of the domain use it by the key, locally and remotely.
@@ -211,7 +222,7 @@ impl Adapter {
             self.senders.push(None);
             self.receivers.push(None);
         }
-        let qpn = QPN_FIRST + number as u32;
+        let qpn = self.qpn_first + number as u32;
         self.pairs[number] = Some(Pair {
             qpn,
             domain: setup.domain,
@@ -221,6 +232,7 @@ impl Adapter {
             peer: None,
             is_remote: false,
             unreachable: false,
+            access: Access::ALL,
             send_completions: setup.send_completions as usize,
             receive_completions: setup.receive_completions as usize,
         });
@@ -272,6 +284,35 @@ impl Adapter {
         Ok(())
     }
 
+    /// Limits the remote operations that a queue pair takes; others are refused with 12.
+    pub fn set_access(&mut self, qpn: u32, access: Access) -> Result<(), Error> {
+        let number = self.pair(qpn)?.0;
+        if let Some(pair) = &mut self.pairs[number] {
+            pair.access = access;
+        }
+        Ok(())
+    }
+
+    /// Sets a queue pair's patience with its peer.
+    pub fn set_retries(&mut self, qpn: u32, retries: Retries) -> Result<(), Error> {
+        let (number, pair) = self.pair(qpn)?;
+        if let Some(sender) = &mut self.senders[number] {
+            sender.set_retries(retries);
+            if pair.is_remote {
+                sender.wait_longer(TIMEOUT_NS);
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls a program at the next completion for which it has armed the watch.
+    pub fn watch(&mut self, number: u32, watch: Arc<Watch>) -> Result<(), Error> {
+        let queue = self.completions.get_mut(number as usize);
+        let queue = queue.and_then(Option::as_mut);
+        queue.ok_or(Error::NoCompletions(number))?.watch = Some(watch);
+        Ok(())
+    }
+
     /// Makes a queue pair unreachable, or reachable again: a cable that is pulled.
     pub fn set_unreachable(&mut self, qpn: u32, unreachable: bool) -> Result<(), Error> {
         let number = self.pair(qpn)?.0;
@@ -310,7 +351,7 @@ impl Adapter {
     }
 
     fn pair(&self, qpn: u32) -> Result<(usize, Pair), Error> {
-        let number = qpn.checked_sub(QPN_FIRST).ok_or(Error::NoPair(qpn))? as usize;
+        let number = qpn.checked_sub(self.qpn_first).ok_or(Error::NoPair(qpn))? as usize;
         let pair = self
             .pairs
             .get(number)

@@ -8,6 +8,11 @@
 //! Little-endian. Nothing of the peer is trusted: kinds, lengths and syndromes that no request of
 //! this side permits end the connection or the entry, and memory is reached by keys alone.
 
+use std::{
+    collections::VecDeque,
+    thread::{self, Thread},
+};
+
 use smallvec::{SmallVec, smallvec};
 
 use crate::{
@@ -21,11 +26,11 @@ use super::{Adapter, Pair, Peer, State, work::Answer};
 
 pub(crate) const HEADER_BYTES: usize = 48;
 /// Most bytes of a message to another process.
-pub const REMOTE_BYTES_MAX: usize = 1 << 20;
+pub const REMOTE_BYTES_MAX: usize = 16 << 20;
 /// Bytes that wait for the connection before no more entries are sent, or requests taken.
 const OUTGOING_BYTES_MAX: usize = 8 << 20;
 /// Patience with a peer of another process: its connection says when it is gone.
-const TIMEOUT_NS: u64 = 1_000_000_000;
+pub(super) const TIMEOUT_NS: u64 = 1_000_000_000;
 
 mod kind {
     pub(super) const WRITE: u8 = 1;
@@ -157,19 +162,45 @@ impl Header {
     }
 }
 
+/// Writes as many bytes as the connection takes at once. Returns how many.
+pub(crate) struct Sink(pub(crate) Write);
+
+type Write = Box<dyn Fn(&[u8]) -> usize + Send>;
+
+impl std::fmt::Debug for Sink {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        to.debug_struct("Sink").finish_non_exhaustive()
+    }
+}
+
 /// A connection to another process, as its queue pair sees it.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
-    frames: std::collections::VecDeque<Vec<u8>>,
+    /// Frames that wait for the thread that writes them; of the first, what is not yet written.
+    frames: VecDeque<Vec<u8>>,
     bytes: usize,
+    sink: Option<Sink>,
+    /// The thread that waits for a frame. It is writing none.
+    waiting: Option<Thread>,
 }
 
 impl Outgoing {
     fn push(&mut self, header: &Header, data: &[u8]) {
         let mut frame = header.encode().to_vec();
         frame.extend_from_slice(data);
+        let is_first = self.waiting.is_some() && self.frames.is_empty();
+        if let Some(Sink(write)) = self.sink.as_ref().filter(|_| is_first) {
+            let written = write(&frame).min(frame.len());
+            frame.drain(..written);
+        }
+        if frame.is_empty() {
+            return;
+        }
         self.bytes += frame.len();
         self.frames.push_back(frame);
+        if let Some(thread) = self.waiting.take() {
+            thread.unpark();
+        }
     }
 }
 
@@ -185,14 +216,27 @@ impl Adapter {
         Ok(())
     }
 
-    /// Takes a frame for the peer of a queue pair; an error if the connection is over.
+    /// Takes a frame for the peer of a queue pair; an error if the connection is over. If there is
+    /// none, the calling thread is unparked at the next.
     pub fn outgoing(&mut self, qpn: u32, epoch: u32) -> Result<Option<Vec<u8>>, Error> {
         let (number, _) = self.remote_pair(qpn, epoch)?;
         let outgoing = self.outgoing.get_mut(&number);
         let outgoing = outgoing.ok_or(Error::Peer("no more"))?;
         let frame = outgoing.frames.pop_front();
+        if frame.is_none() {
+            outgoing.waiting = Some(thread::current());
+        }
         outgoing.bytes -= frame.as_ref().map_or(0, Vec::len);
         Ok(frame)
+    }
+
+    /// Gives the connection what writes to it without waiting.
+    pub(crate) fn set_sink(&mut self, qpn: u32, epoch: u32, sink: Sink) -> Result<(), Error> {
+        let (number, _) = self.remote_pair(qpn, epoch)?;
+        if let Some(outgoing) = self.outgoing.get_mut(&number) {
+            outgoing.sink = Some(sink);
+        }
+        Ok(())
     }
 
     /// Returns true if a frame of the peer may be taken: its answer has room.
@@ -353,12 +397,14 @@ impl Adapter {
         let answer = if let Operation::Read { remote, .. } = operation {
             let (bytes, access) = (operation.bytes(), Access::REMOTE_READ);
             let Remote { address, rkey } = *remote;
+            let is_permitted = pair.access.permits(access);
             let place = self.keys.find(pair.domain, rkey, address, bytes, access);
+            let place = place.filter(|_| is_permitted);
             if let Some(place) = place {
                 data.resize(bytes as usize, 0);
                 place.memory.read(place.offset, &mut data);
             }
-            let is_found = place.is_some() || bytes == 0;
+            let is_found = place.is_some() || (bytes == 0 && is_permitted);
             let Some(receiver) = &mut self.receivers[number] else {
                 return;
             };
@@ -370,7 +416,10 @@ impl Adapter {
                 Some(Answer::Done)
             } else {
                 self.set_error(number);
-                Some(Answer::Failed(Syndrome::REMOTE_ACCESS))
+                Some(Answer::Failed(match is_permitted {
+                    true => Syndrome::REMOTE_ACCESS,
+                    false => Syndrome::REMOTE_INVALID_REQUEST,
+                }))
             }
         } else {
             self.execute_at(pair, number, pair, sequence, operation)

@@ -159,6 +159,10 @@ impl Sender {
         self.progress_at_ns = now_ns;
     }
 
+    pub(super) fn set_retries(&mut self, retries: Retries) {
+        self.retries = retries;
+    }
+
     pub(super) fn wait_longer(&mut self, timeout_ns: u64) {
         self.retries.timeout_ns = self.retries.timeout_ns.max(timeout_ns);
     }

@@ -55,6 +55,16 @@ impl Operation {
         }
     }
 
+    /// Access that the operation needs at the peer.
+    pub(super) fn remote_access(&self) -> Access {
+        match self {
+            Operation::Nop | Operation::Send { .. } => Access::LOCAL_READ,
+            Operation::Write { .. } => Access::REMOTE_WRITE,
+            Operation::Read { .. } => Access::REMOTE_READ,
+            Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => Access::REMOTE_ATOMIC,
+        }
+    }
+
     /// Local memory of the operation, and how it is used.
     pub(super) fn local(&self) -> (&[Segment], Access) {
         match self {

@@ -1,0 +1,317 @@
+//! The folder in which adapters of several processes meet: each holds a place, and listens there.
+//!
+//! ```text
+//!  folder/7.lock   locked by the process of place 7 for as long as it lives
+//!  folder/7        its socket
+//!
+//!  number of a queue pair: place 8 | number in the process 16
+//! ```
+//!
+//! Of two queue pairs that are connected to each other, the one with the lower number dials. A
+//! process answers only for a queue pair that is connected to the one that asks; others are hung up
+//! on, and dial again. The folder is its user's alone, so that only that user's processes come.
+
+use std::{
+    collections::HashMap,
+    env,
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{self, ErrorKind, Read, Write},
+    os::{
+        fd::AsRawFd,
+        unix::{
+            fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+            net::{UnixListener, UnixStream},
+        },
+    },
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicUsize, Ordering},
+    thread::{Builder, sleep},
+    time::{Duration, Instant},
+};
+
+use outboard_net::{Error, Link, Nic, Peer};
+use parking_lot::Mutex;
+
+/// Names the folder.
+pub const VARIABLE: &str = "OUTBOARD_NIC_FABRIC";
+/// Processes that a folder has places for.
+const PLACES_MAX: u32 = 255;
+const PLACE_SHIFT: u32 = 16;
+/// First bytes of a connection and of its answer; the last is the version.
+const MAGIC: [u8; 8] = *b"OBNIC\0\0\x01";
+const HELLO_BYTES: usize = 16;
+/// Time that a process has to say who it is, and to be answered: those who are not awaited are hung
+/// up on at once.
+const HELLO: Duration = Duration::from_secs(1);
+const ANSWER: Duration = Duration::from_secs(10);
+/// Connections that have not said who they are. More are hung up on.
+const GUESTS_MAX: usize = 64;
+/// Pauses between two tries to reach a peer.
+const RETRY_MIN: Duration = Duration::from_millis(1);
+const RETRY_MAX: Duration = Duration::from_millis(50);
+/// Time in which what waits is sent before a connection ends.
+const FINISH: Duration = Duration::from_secs(1);
+
+/// The place of this process, and its connections.
+pub(crate) struct Fabric {
+    folder: PathBuf,
+    place: u32,
+    /// Keeps the place.
+    _lock: File,
+    meetings: Mutex<HashMap<u32, Meeting>>,
+    guests: AtomicUsize,
+}
+
+/// A queue pair that is connected to one of another process.
+struct Meeting {
+    peer: u32,
+    epoch: u32,
+    is_met: bool,
+    link: Option<Link>,
+}
+
+impl Fabric {
+    /// Takes a place, with a socket that listens there.
+    pub(crate) fn join() -> io::Result<(Fabric, UnixListener)> {
+        let folder = folder()?;
+        let (place, lock) = take_place(&folder)?;
+        let socket = folder.join(place.to_string());
+        match fs::remove_file(&socket) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&socket)?;
+        let fabric = Fabric {
+            folder,
+            place,
+            _lock: lock,
+            meetings: Mutex::default(),
+            guests: AtomicUsize::new(0),
+        };
+        Ok((fabric, listener))
+    }
+
+    /// Answers processes that connect, each in a thread of its own.
+    pub(crate) fn listen(
+        &'static self,
+        nic: &'static Nic,
+        listener: UnixListener,
+    ) -> io::Result<()> {
+        spawn(move || {
+            for stream in listener.incoming() {
+                let Ok(stream) = stream else {
+                    sleep(RETRY_MAX);
+                    continue;
+                };
+                if self.guests.fetch_add(1, Ordering::AcqRel) >= GUESTS_MAX {
+                    self.guests.fetch_sub(1, Ordering::AcqRel);
+                    continue;
+                }
+                let welcome = move || {
+                    let _ = self.welcome(nic, stream);
+                    self.guests.fetch_sub(1, Ordering::AcqRel);
+                };
+                if spawn(welcome).is_err() {
+                    self.guests.fetch_sub(1, Ordering::AcqRel);
+                }
+            }
+        })
+    }
+
+    /// Number of the first queue pair of this process.
+    pub(crate) fn qpn_first(&self) -> u32 {
+        self.place << PLACE_SHIFT
+    }
+
+    /// Connects a queue pair to another, of this process or of one that may come later.
+    pub(crate) fn connect(
+        &'static self,
+        nic: &'static Nic,
+        qpn: u32,
+        peer: u32,
+    ) -> Result<(), Error> {
+        if peer >> PLACE_SHIFT == self.place {
+            return nic.with(|adapter| {
+                let peer = adapter.end_of(peer)?;
+                adapter.connect(qpn, peer)
+            });
+        }
+        if !(1..=PLACES_MAX).contains(&(peer >> PLACE_SHIFT)) {
+            return Err(Error::NoPair(peer));
+        }
+        self.leave(qpn);
+        let epoch = nic.with(|adapter| {
+            // The peer's epoch is its own matter: a connection carries one of each.
+            let end = Peer {
+                qpn: peer,
+                epoch: 0,
+            };
+            adapter.connect_remote(qpn, end)?;
+            adapter.end_of(qpn).map(|end| end.epoch)
+        })?;
+        let meeting = Meeting {
+            peer,
+            epoch,
+            is_met: false,
+            link: None,
+        };
+        self.meetings.lock().insert(qpn, meeting);
+        if qpn < peer {
+            let thread = spawn(move || self.dial(nic, qpn, peer, epoch));
+            thread.map_err(|error| Error::Thread(error.to_string()))?;
+        }
+        Ok(())
+    }
+
+    /// Ends the connection of a queue pair, after what waits is sent.
+    pub(crate) fn leave(&self, qpn: u32) {
+        let meeting = self.meetings.lock().remove(&qpn);
+        if let Some(link) = meeting.and_then(|meeting| meeting.link) {
+            finish(&[&link]);
+        }
+    }
+
+    /// Sends what waits: the process is about to end.
+    pub(crate) fn finish(&self) {
+        let meetings = self.meetings.lock();
+        let links: Vec<_> = meetings
+            .values()
+            .filter_map(|of| of.link.as_ref())
+            .collect();
+        finish(&links);
+    }
+
+    /// Tries to reach the peer until it answers, or the queue pair no longer wants it.
+    fn dial(&self, nic: &Nic, qpn: u32, peer: u32, epoch: u32) {
+        let mut pause = RETRY_MIN;
+        while self.awaits(qpn, peer).is_some_and(|of| of == epoch) {
+            if let Ok(stream) = self.ask(qpn, peer) {
+                return self.attach(nic, qpn, epoch, stream);
+            }
+            sleep(pause);
+            pause = (pause * 2).min(RETRY_MAX);
+        }
+    }
+
+    /// Returns the epoch of a queue pair that waits for this peer.
+    fn awaits(&self, qpn: u32, peer: u32) -> Option<u32> {
+        let meetings = self.meetings.lock();
+        let meeting = meetings.get(&qpn)?;
+        (meeting.peer == peer && !meeting.is_met).then_some(meeting.epoch)
+    }
+
+    fn ask(&self, qpn: u32, peer: u32) -> io::Result<UnixStream> {
+        let place = peer >> PLACE_SHIFT;
+        let mut stream = UnixStream::connect(self.folder.join(place.to_string()))?;
+        stream.set_read_timeout(Some(ANSWER))?;
+        let mut hello = [0; HELLO_BYTES];
+        hello[..8].copy_from_slice(&MAGIC);
+        hello[8..12].copy_from_slice(&qpn.to_le_bytes());
+        hello[12..].copy_from_slice(&peer.to_le_bytes());
+        stream.write_all(&hello)?;
+        let mut answer = [0; MAGIC.len()];
+        stream.read_exact(&mut answer)?;
+        if answer != MAGIC {
+            return Err(ErrorKind::InvalidData.into());
+        }
+        stream.set_read_timeout(None)?;
+        Ok(stream)
+    }
+
+    /// Hears who a process is, and answers if it is awaited.
+    fn welcome(&self, nic: &Nic, mut stream: UnixStream) -> io::Result<()> {
+        stream.set_read_timeout(Some(HELLO))?;
+        let mut hello = [0; HELLO_BYTES];
+        stream.read_exact(&mut hello)?;
+        let number = |at: usize| {
+            let bytes = hello[at..at + 4].iter().rev();
+            bytes.fold(0, |sum, byte| sum << 8 | u32::from(*byte))
+        };
+        let (from, to) = (number(8), number(12));
+        if hello[..8] != MAGIC || from >= to {
+            return Err(ErrorKind::InvalidData.into());
+        }
+        let Some(epoch) = self.awaits(to, from) else {
+            return Ok(());
+        };
+        stream.write_all(&MAGIC)?;
+        stream.set_read_timeout(None)?;
+        self.attach(nic, to, epoch, stream);
+        Ok(())
+    }
+
+    /// Lets a connection carry a queue pair's frames, if it has none yet.
+    fn attach(&self, nic: &Nic, qpn: u32, epoch: u32, stream: UnixStream) {
+        let mut meetings = self.meetings.lock();
+        let meeting = meetings.get_mut(&qpn);
+        if let Some(meeting) = meeting.filter(|of| of.epoch == epoch && !of.is_met)
+            && let Ok(link) = Link::over(nic, stream, qpn, epoch)
+        {
+            (meeting.is_met, meeting.link) = (true, Some(link));
+        }
+    }
+}
+
+fn spawn(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    Builder::new().name("outboard-nic".into()).spawn(work)?;
+    Ok(())
+}
+
+fn finish(links: &[&Link]) {
+    links.iter().for_each(|link| link.finish());
+    let deadline = Instant::now() + FINISH;
+    while Instant::now() < deadline && !links.iter().all(|link| link.is_finished()) {
+        sleep(RETRY_MIN);
+    }
+}
+
+/// The folder that [`VARIABLE`] names, else the user's own; made if it is not there.
+fn folder() -> io::Result<PathBuf> {
+    // SAFETY: reads a number of this process.
+    let user = unsafe { libc::geteuid() };
+    let folder = match (env::var_os(VARIABLE), env::var_os("XDG_RUNTIME_DIR")) {
+        (Some(folder), _) => folder.into(),
+        (None, Some(folder)) if Path::new(&folder).is_dir() => {
+            Path::new(&folder).join("outboard-nic")
+        }
+        _ => env::temp_dir().join(format!("outboard-nic-{user}")),
+    };
+    match DirBuilder::new().mode(0o700).create(&folder) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+            return Err(io::Error::new(
+                error.kind(),
+                format!("{}: {error}", folder.display()),
+            ));
+        }
+        _ => {}
+    }
+    let found = fs::symlink_metadata(&folder)?;
+    if !found.is_dir() || found.uid() != user || found.mode() & 0o077 != 0 {
+        return Err(io::Error::other(format!(
+            "{}: not a folder that is this user's alone (mode 700)",
+            folder.display()
+        )));
+    }
+    Ok(folder)
+}
+
+/// Locks the first place that no living process has.
+fn take_place(folder: &Path) -> io::Result<(u32, File)> {
+    for place in 1..=PLACES_MAX {
+        let lock = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(folder.join(format!("{place}.lock")))?;
+        // SAFETY: the descriptor is open.
+        if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+            return Ok((place, lock));
+        }
+    }
+    Err(io::Error::other(format!(
+        "{}: {PLACES_MAX} processes have their places",
+        folder.display()
+    )))
+}

@@ -1,0 +1,184 @@
+//! The program's halves of a queue pair's rings: entries are written here, and found again by the
+//! index that their completion has.
+
+use std::ffi::c_int;
+
+use outboard_net::{
+    Mapped,
+    wqe::{BLOCK_BYTES, Entry, Flags, Operation, Segment},
+};
+use outboard_verbs::abi::{
+    IBV_SEND_FENCE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD,
+    IBV_WC_RDMA_READ, IBV_WC_RDMA_WRITE, IBV_WC_SEND,
+};
+
+pub(crate) const RECEIVE_BYTES: usize = 16;
+/// The local key of a receive without memory.
+const NO_MEMORY: u32 = 0x100;
+const SOLICITED: Flags = Flags(2);
+
+/// A request of a program.
+pub(crate) struct Request {
+    pub(crate) wr_id: u64,
+    pub(crate) flags: u32,
+    pub(crate) operation: Operation,
+}
+
+/// The part of an entry that is needed until it is complete.
+#[derive(Clone, Copy, Default)]
+struct Posted {
+    wr_id: u64,
+    blocks: u16,
+    opcode: u32,
+}
+
+/// The program's half of a send queue.
+pub(crate) struct Sends {
+    head: u16,
+    tail: u16,
+    posted: Vec<Posted>,
+    ring: Mapped,
+    /// Most blocks of an entry.
+    blocks_max: u16,
+}
+
+/// The program's half of a receive queue.
+pub(crate) struct Receives {
+    head: u16,
+    tail: u16,
+    posted: Vec<u64>,
+    ring: Option<Mapped>,
+}
+
+impl Sends {
+    pub(crate) fn new(ring: Mapped, blocks_max: u16) -> Sends {
+        Sends {
+            head: 0,
+            tail: 0,
+            posted: vec![Posted::default(); ring.len() / BLOCK_BYTES],
+            ring,
+            blocks_max,
+        }
+    }
+
+    pub(crate) fn reset(&mut self) {
+        (self.head, self.tail) = (0, 0);
+    }
+
+    /// Returns what was asked for by the entry of this index, whose blocks are free from now on.
+    pub(crate) fn complete(&mut self, index: u16) -> (u64, u32) {
+        let posted = self.posted[usize::from(index) & (self.posted.len() - 1)];
+        self.tail = index.wrapping_add(posted.blocks);
+        (posted.wr_id, posted.opcode)
+    }
+
+    /// Writes an entry, which is not rung for yet.
+    pub(crate) fn push(
+        &mut self,
+        qpn: u32,
+        signals_all: bool,
+        request: &Request,
+    ) -> Result<(), c_int> {
+        let mut flags = Flags::default();
+        if request.flags & IBV_SEND_SIGNALED != 0 || signals_all {
+            flags = flags.and(Flags::SIGNALLED);
+        }
+        if request.flags & IBV_SEND_FENCE != 0 {
+            flags = flags.and(Flags::FENCE);
+        }
+        if request.flags & IBV_SEND_SOLICITED != 0 {
+            flags = flags.and(SOLICITED);
+        }
+        let entry = Entry {
+            index: self.head,
+            qpn,
+            flags,
+            operation: request.operation.clone(),
+        };
+        let mut bytes = entry.encode();
+        bytes.resize(bytes.len().next_multiple_of(BLOCK_BYTES), 0);
+        let blocks = bytes.len() / BLOCK_BYTES;
+        if blocks > usize::from(self.blocks_max) {
+            return Err(libc::EINVAL);
+        }
+        let mask = self.posted.len() - 1;
+        let used = usize::from(self.head.wrapping_sub(self.tail));
+        if used + blocks > self.posted.len() {
+            return Err(libc::ENOMEM);
+        }
+        for (at, block) in bytes.chunks(BLOCK_BYTES).enumerate() {
+            let slot = (usize::from(self.head) + at) & mask;
+            self.ring.write(slot * BLOCK_BYTES, block);
+        }
+        self.posted[usize::from(self.head) & mask] = Posted {
+            wr_id: request.wr_id,
+            blocks: blocks as u16,
+            opcode: match &request.operation {
+                Operation::Nop | Operation::Send { .. } => IBV_WC_SEND,
+                Operation::Write { .. } => IBV_WC_RDMA_WRITE,
+                Operation::Read { .. } => IBV_WC_RDMA_READ,
+                Operation::FetchAdd { .. } => IBV_WC_FETCH_ADD,
+                Operation::CompareSwap { .. } => IBV_WC_COMP_SWAP,
+            },
+        };
+        self.head = self.head.wrapping_add(blocks as u16);
+        Ok(())
+    }
+
+    pub(crate) fn head(&self) -> u16 {
+        self.head
+    }
+
+    /// Takes back the entries from this one on, which were not rung for.
+    pub(crate) fn take_back(&mut self, head: u16) {
+        self.head = head;
+    }
+}
+
+impl Receives {
+    pub(crate) fn new(ring: Option<Mapped>) -> Receives {
+        let count = ring.as_ref().map_or(0, |ring| ring.len() / RECEIVE_BYTES);
+        Receives {
+            head: 0,
+            tail: 0,
+            posted: vec![0; count],
+            ring,
+        }
+    }
+
+    pub(crate) fn reset(&mut self) {
+        (self.head, self.tail) = (0, 0);
+    }
+
+    pub(crate) fn complete(&mut self, index: u16) -> u64 {
+        self.tail = index.wrapping_add(1);
+        let mask = self.posted.len().wrapping_sub(1);
+        let posted = self.posted.get(usize::from(index) & mask);
+        posted.copied().unwrap_or(0)
+    }
+
+    pub(crate) fn head(&self) -> u16 {
+        self.head
+    }
+
+    pub(crate) fn push(&mut self, wr_id: u64, into: Option<Segment>) -> Result<(), c_int> {
+        let used = usize::from(self.head.wrapping_sub(self.tail));
+        let Some(ring) = self.ring.as_ref().filter(|_| used < self.posted.len()) else {
+            return Err(libc::ENOMEM);
+        };
+        let into = into.unwrap_or(Segment {
+            length: 0,
+            lkey: NO_MEMORY,
+            address: 0,
+        });
+        let mut bytes = [0; RECEIVE_BYTES];
+        bytes[..4].copy_from_slice(&into.length.to_be_bytes());
+        bytes[4..8].copy_from_slice(&into.lkey.to_be_bytes());
+        bytes[8..].copy_from_slice(&into.address.to_be_bytes());
+        let slot = usize::from(self.head) & (self.posted.len() - 1);
+        ring.write(slot * RECEIVE_BYTES, &bytes);
+        self.posted[slot] = wr_id;
+        self.head = self.head.wrapping_add(1);
+        Ok(())
+    }
+}
