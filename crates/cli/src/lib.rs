@@ -10,6 +10,7 @@ mod exit;
 mod json;
 mod keygen;
 mod libraries;
+mod nccl;
 mod nic;
 mod peer;
 mod pool;

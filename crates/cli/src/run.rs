@@ -18,7 +18,7 @@ use outboard_wire::limits::SERVERS_MAX;
 use crate::{
     args::RunArgs,
     exit::Exit,
-    libraries,
+    libraries, nccl,
     peer::{self, Server},
     pool::{self, Leased, lease_for},
     preload,
@@ -118,7 +118,8 @@ fn behind_a_server(
     }
     command
         .envs(environment(&folder, &servers))
-        .env(VARIABLE, args.optimise.to_string());
+        .env(VARIABLE, args.optimise.to_string())
+        .envs(nccl::settings(&folder, &servers, args.emulate.is_some()));
     if let Some(network) = args.emulate {
         command.env(emulated::VARIABLE, network.to_string());
     }

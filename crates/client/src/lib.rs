@@ -8,6 +8,7 @@
 //!  activity.rs    the table of functions for libcupti
 //!  process.rs     the begin of the session, forks, the end of the process
 //!  emulate.rs     a change of the emulated network
+//!  nccl.rs        what NCCL is told where its kernels cannot use a network
 //!    │
 //!  state/         the client's own knowledge: contexts, streams, libraries, memory; and the server
 //!    │
@@ -43,6 +44,7 @@ mod helpers;
 mod integrity;
 mod library_thread;
 mod log;
+mod nccl;
 mod observe;
 mod process;
 mod session;

@@ -1,0 +1,64 @@
+"""NCCL between the GPUs of two servers: where its kernels would wait for ever, it gets an error, and the reason."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_packages import ENVIRONMENTS, skip_without
+
+from harness import OUTBOARD, TEST_PROGRAMS, Server, start_server
+
+RANKS = TEST_PROGRAMS / "nccl_ranks.py"
+SETTINGS = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_MAX_NCHANNELS": "1"}
+WHY = "NET/Outboard: NCCL's kernels wait for words in host memory"
+# What its PTX is for.
+OPTIONS = ("--capability", "12.0")
+PATIENCE_S = 300
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+    skip_without("torch")
+    first, second = (start_server(tmp_path_factory.mktemp("nccl"), *OPTIONS) for _ in range(2))
+    yield first, second
+    assert [server.stop() for server in (first, second)] == [0, 0]
+
+
+def library() -> Path:
+    [found] = (ENVIRONMENTS / "torch" / "lib").glob("python3*/site-packages/nvidia/nccl/lib/libnccl.so.2")
+    return found
+
+
+def start(urls: list[str], visible: str, *rank: str | Path, host: str = "") -> subprocess.Popen[str]:
+    """`host` tells NCCL's ranks apart, as if they were on different machines."""
+    argv = [OUTBOARD, "run", "--gpu", ",".join(urls), "--", sys.executable, RANKS, library(), *rank]
+    environment = {**os.environ, **SETTINGS, "CUDA_VISIBLE_DEVICES": visible, **({"NCCL_HOSTID": host} if host else {})}
+    return subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def refused(process: subprocess.Popen[str], function: str) -> str:
+    """Checks that this function failed; returns what the program said on standard error."""
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1 and out.startswith(f"{function}: "), out + err
+    return err
+
+
+def urls(pair: tuple[Server, Server]) -> list[str]:
+    """Returns addresses of three GPUs. The first is not for NCCL: this machine may have another device at its place."""
+    return [pair[0].urls["shm"], pair[0].urls["tcp"], pair[1].urls["tcp"]]
+
+
+def test_both_ranks_in_one_process(pair: tuple[Server, Server]) -> None:
+    assert WHY in refused(start(urls(pair), "1,2", "all"), "ncclCommInitAll")
+
+
+def test_a_process_for_each_rank(pair: tuple[Server, Server], tmp_path: Path) -> None:
+    place = tmp_path / "number"
+    ranks = [start(urls(pair), str(rank + 1), str(rank), place, host=f"host-{rank}") for rank in (0, 1)]
+    said = [refused(rank, "ncclCommInitRank") for rank in ranks]
+    assert any(WHY in err for err in said), said
