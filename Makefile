@@ -19,6 +19,7 @@
 # make fuzz-coverage  what the fuzz targets reach of their code; docs/results/fuzz-coverage.json and docs/fuzzing.md
 # make balance-soak  the balancer's tests in their long form, as root for AF_XDP, too; docs/results/balance-soak.json
 # make net-soak   ten million operations of 64 threads on queues of the software adapter that lose messages; docs/results/net-soak.json
+# make paper-net  figures of papers on networking that GPUs start, by the software adapter, on this machine's GPU; docs/results/paper-net.json
 # make containers the images of server and client by podman, without a registry, as root
 # make bare-root  the wheel, the Debian package and Jupyter in a root that has nothing else, as root
 # make net-ptx    the kernel of outboard bench net, compiled
@@ -72,6 +73,7 @@ FUZZ_S ?= 60
 BALANCE_SOAK ?= balance-soak
 POOL_FAULTS ?= pool-faults
 NET_SOAK ?= net-soak
+NET_PAPER ?= paper-net
 OPERATIONS ?= 10000000
 FAULTS_S ?= 1800
 SEED ?= 1
@@ -79,7 +81,7 @@ SEED ?= 1
 PARTS ?=
 CASES ?=
 
-.PHONY: demo check test lint unit smoke loom fuzz fuzz-corpora fuzz-coverage hostile balance-soak net-soak bare-root programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-gpu paper-pool-quick pool-demo pool-faults page-script bench-pool build examples coverage samples ptx-table net-ptx dist check-size containers install wheel deb clean
+.PHONY: demo check test lint unit smoke loom fuzz fuzz-corpora fuzz-coverage hostile balance-soak net-soak bare-root programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-gpu paper-pool-quick pool-demo pool-faults page-script bench-pool build examples coverage samples ptx-table net-ptx paper-net dist check-size containers install wheel deb clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -159,6 +161,12 @@ balance-soak: build $(TOOLCHAIN)
 pool-faults: build $(TOOLCHAIN)
 	@tools/etcd.sh
 	OUTBOARD=$(RELEASE)/outboard PYTHONPATH=tests:tests/programs $(TOOLCHAIN) tests/pool/long.py docs/results/$(POOL_FAULTS).json $(FAULTS_S) $(SEED)
+
+# Needs a GPU. With NET_PAPER_QUICK=1 and NET_PAPER_BY="outboard run --gpu URL --" it shows that all of it works without.
+paper-net: $(TOOLCHAIN)
+	$(CARGO) build --release --quiet -p outboard-net
+	$(TOOLCHAIN) gpu-check/net.py build build/paper-net
+	python3 gpu-check/net_paper.py build/paper-net --out docs/results/$(NET_PAPER).json $(if $(NET_PAPER_QUICK),--quick) --by "$(NET_PAPER_BY)"
 
 # The soak of tests/test_net.py in its long form, OPERATIONS at least, by the seed SEED.
 net-soak: $(TOOLCHAIN)

@@ -4,6 +4,7 @@
     python3 gpu-check/net.py build FOLDER                            # with .toolchain and target/release, anywhere
     python3 gpu-check/net.py run NAME=FOLDER... --out RESULTS.json   # on a machine with a GPU
     python3 gpu-check/net.py bench NAME=FOLDER... --out RESULTS.json # the same, timed
+    python3 gpu-check/net.py peers NAME=FOLDER... --out RESULTS.json # beside GPUNetIO's headers on such a ring
 
 Several folders, built from several commits or with several headers (--include), take turns with each case, so that
 what differs between them is not the machine. Ends with 1 where a result is wrong, a program hangs or none could be
@@ -14,12 +15,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import signal
 import socket
 import statistics
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +37,12 @@ SOURCES = {
     "messages": ROOT / "tests" / "programs" / "net" / "messages.cu",
     "two_kernels": ROOT / "examples" / "net" / "two_kernels.cu",
     "bench": ROOT / "tests" / "programs" / "net" / "bench.cu",
+    "loops": ROOT / "examples" / "net" / "loops.cu",
+    "loops_small": ROOT / "examples" / "net" / "loops.cu",
 }
+# What nvcc has to be told for some of them.
+MORE = {"loops": ["-rdc=true"], "loops_small": ["-rdc=true", "-DLOOPS_WORDS=8"]}
+GPUNETIO_BENCH = ROOT / "tests" / "packages" / "gpunetio_bench.cu"
 # Arguments of each program, which its first lines explain; SEED is the round's number.
 CASES = {
     "soak": [
@@ -56,15 +64,23 @@ CASES = {
     ],
     "two_kernels": ["100"],
 }
-# Threads, queues, bytes, operations, operations to a wait, flags of a queue (4: exclusive), and where counters are.
+# Threads, queues, bytes, operations, operations to a wait, flags of a queue (4: exclusive), where counters are, and how
+# they put if not each alone: with one doorbell for 16, or the threads of a warp together.
 TIMED = [
     *(f"1 1 {size} 2000 1 {flags} {place}" for size in (8, 20480) for flags in (0, 4) for place in ("host", "gpu")),
     *(f"1 1 {size} 1000 1 4 gpu" for size in (64, 1024, 4096, 65536, 1048576)),
     *(f"1 1 {size} 4000 64 4 gpu" for size in (8, 1024, 4096, 20480, 65536, 1048576)),
-    *(f"{threads} 1 8 2000 16 0 {place}" for threads in (32, 128, 512) for place in ("host", "gpu")),
+    *(f"{threads} 1 8 2000 16 0 gpu" for threads in (32, 128, 512)),
+    *(f"{threads} 1 8 300 16 0 host" for threads in (32, 128, 512)),
     *(f"{threads} 1 8 500 16 0 gpu" for threads in (1, 1024)),
     *(f"{threads} {queues} 8 1000 16 0 gpu" for threads, queues in ((64, 4), (256, 4), (64, 64), (1024, 64))),
+    *(f"1 1 {size} 4000 64 4 gpu hold" for size in (8, 4096, 20480, 65536)),
+    *(f"32 1 {size} 2000 16 {flags} gpu each" for size in (8, 20480) for flags in (0, 4)),
+    *(f"{threads} {queues} 8 1000 16 0 gpu each" for threads, queues in ((128, 1), (512, 1), (256, 4), (1024, 32))),
 ]
+# Bytes, operations, operations to a wait, of gpunetio_bench.
+PEERED = ["8 2000 1", "20480 2000 1", "8 4096 64", "20480 4096 64"]
+EXIT_USAGE = 2
 EXIT_FAILED = 1
 EXIT_NOT_RUN = 77
 
@@ -88,7 +104,9 @@ def main() -> int:
     one.add_argument("--include", type=Path, default=ROOT / "include", help="the folder of outboard/net.cuh")
     one.add_argument("--library", type=Path, default=ROOT / "target" / "release" / LIBRARY)
     one.add_argument("--define", action="append", default=[], metavar="NAME[=VALUE]")
-    for do in ("run", "bench"):
+    one.add_argument("--nvcc", type=Path, default=NVCC)
+    one.add_argument("--gpunetio", type=Path, help="the folder of GPUNetIO's doca_gpunetio_device.h")
+    for do in ("run", "bench", "peers"):
         one = commands.add_parser(do)
         one.add_argument("builds", nargs="+", metavar="NAME=FOLDER")
         one.add_argument("--out", type=Path, required=True)
@@ -96,19 +114,29 @@ def main() -> int:
         one.add_argument("--timeout-s", type=float, default=90, help="for one run")
         one.add_argument("--only", default="", help="programs, by comma")
     options = parser.parse_args()
-    return {"build": build, "run": run, "bench": bench}[options.do](options)
+    return {"build": build, "run": run, "bench": bench, "peers": peers}[options.do](options)
 
 
 def build(options: argparse.Namespace) -> int:
     """Builds the programs for GPUs from sm_80 on, with the library beside them."""
     options.folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(options.library, options.folder / LIBRARY)
-    for name, source in SOURCES.items():
-        command = [NVCC, "-std=c++17", "-O2", "-gencode", "arch=compute_80,code=compute_80"]
-        command += ["-gencode", "arch=compute_90,code=sm_90", f"-I{options.include}"]
+    link = [options.folder / LIBRARY]
+    commands: list[list[Any]] = []
+    for name, source in {**SOURCES, **({"gpunetio_bench": GPUNETIO_BENCH} if options.gpunetio else {})}.items():
+        command = [options.nvcc, "-std=c++17", "-O2", "-gencode", "arch=compute_80,code=compute_80"]
+        command += ["-gencode", "arch=compute_90,code=sm_90", f"-I{options.include}", *MORE.get(name, [])]
         command += [f"-D{define}" for define in options.define]
-        command += [source, "-o", options.folder / name, options.folder / LIBRARY, "-Xlinker", "-rpath=$ORIGIN"]
-        subprocess.run(command, check=True)
+        if name == "gpunetio_bench":
+            command += [f"-I{options.gpunetio}"]
+        commands.append([*command, source, "-o", options.folder / name, *link, "-Xlinker", "-rpath=$ORIGIN"])
+    # This source compiles for threads of the CPU, too.
+    on_cpu = ["-x", "c++", SOURCES["bench"], "-x", "none"]
+    command = ["g++", "-std=c++17", "-O2", "-pthread", f"-I{options.include}", *on_cpu]
+    commands.append([*command, "-o", options.folder / "bench_cpu", *link, "-Wl,-rpath,$ORIGIN"])
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done in pool.map(lambda command: subprocess.run(command), commands):
+            done.check_returncode()
     return 0
 
 
@@ -138,35 +166,50 @@ def run(options: argparse.Namespace) -> int:
 
 def bench(options: argparse.Namespace) -> int:
     """Times each case, builds in turns, and prints the medians."""
+    what = "tests/programs/net/bench.cu with the software adapter: medians of builds in turns; a case is THREADS QUEUES"
+    what += " BYTES OPERATIONS WINDOW FLAGS COUNTERS [HOW]"
+    return timed(options, [("bench", case) for case in TIMED], what)
+
+
+def peers(options: argparse.Namespace) -> int:
+    """Times GPUNetIO's put and ours in turns."""
+    what = "tests/packages/gpunetio_bench.cu with the software adapter: one thread, an exclusive queue of plain"
+    what += " completions; a case is WHO BYTES OPERATIONS WINDOW"
+    cases = [("gpunetio_bench", f"{who} {case}") for case in PEERED for who in ("gpunetio", "outboard")]
+    return timed(options, cases, what)
+
+
+def timed(options: argparse.Namespace, cases: list[tuple[str, str]], what: str) -> int:
     if not machine.has_gpu():
         print("NOT RUN: there is no NVIDIA GPU with a driver here")
         return EXIT_NOT_RUN
     builds = dict(text.split("=", 1) for text in options.builds)
-    timed: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    failed = 0
-    for _ in range(options.rounds):
-        for case in TIMED:
-            for name, folder in builds.items():
-                ended, said = ended_with([Path(folder).resolve() / "bench", *case.split()], options.timeout_s)
-                if ended:
-                    timed.setdefault((name, case), []).append(json.loads(said[-1]))
-                else:
-                    failed += 1
-                    print(f"{name}: {case}: {' '.join(said)}", flush=True)
-    rows = [{"build": name, "case": case, **medians(runs)} for (name, case), runs in timed.items()]
-    results = {
+    times: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    results: dict[str, Any] = {
         "format": 2,
-        "what": "tests/programs/net/bench.cu with the software adapter: medians of builds in turns; a case is THREADS"
-        " QUEUES BYTES OPERATIONS WINDOW FLAGS COUNTERS",
+        "what": what,
         "machine": this_machine(),
-        "rounds": options.rounds,
-        "failed": failed,
-        "rows": rows,
+        "rounds": 0,
+        "failed": 0,
+        "rows": [],
     }
-    options.out.write_text(json.dumps(machine.scrub(results), indent=1) + "\n")
-    for row in rows:
+    for _ in range(options.rounds):
+        for program, case in cases:
+            for name, folder in builds.items():
+                process = started([Path(folder).resolve() / program, *case.split()])
+                ended, said = end_of(process, options.timeout_s)
+                if ended:
+                    times.setdefault((name, case), []).append(json.loads(said[-1]))
+                elif process.returncode != EXIT_USAGE:
+                    # An older build does not know all cases.
+                    results["failed"] += 1
+                    print(f"{name}: {case}: {' '.join(said)}", flush=True)
+            results["rows"] = [{"build": of, "case": one, **medians(runs)} for (of, one), runs in times.items()]
+            options.out.write_text(json.dumps(machine.scrub(results), indent=1) + "\n")
+        results["rounds"] += 1
+    for row in results["rows"]:
         print(" ".join(f"{key}={value}" for key, value in row.items()))
-    return EXIT_FAILED if failed or not rows else 0
+    return EXIT_FAILED if results["failed"] or not times else 0
 
 
 def this_machine() -> dict[str, Any]:

@@ -215,6 +215,47 @@ def test_python_takes_no_nonsense() -> None:
         assert part in said
 
 
+ANYWHERE = """
+import mmap
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from outboard import OutboardError, net
+
+for command in (["ip", "link", "set", "lo", "up"], ["ip", "address", "add", "10.99.0.1/32", "dev", "lo"]):
+    subprocess.run(command, check=True)
+with net.Endpoint() as one, net.Endpoint() as other:
+    offers = one.register(mmap.mmap(-1, 8192))
+    ends = [one.queue(memory=mmap.mmap(-1, 1 << 16)), other.queue(memory=mmap.mmap(-1, 1 << 16))]
+    try:
+        ends[0].meet("10.99.0.1:7000", listens=True, timeout_ms=10)
+    except OutboardError as error:
+        print(error)
+    with ThreadPoolExecutor(2) as both:
+        listening = both.submit(ends[0].meet, "10.99.0.1:7000", listens=True, offers=offers, anywhere=True)
+        met = both.submit(ends[1].meet, "10.99.0.1:7000", listens=False, anywhere=True).result()
+        print(met.address == offers.address, met.bytes, met.key == offers.key, listening.result().bytes)
+"""
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "-Urn", "ip", "link"], capture_output=True).returncode != 0,
+    reason="NOT RUN: needs ip and user namespaces",
+)
+def test_processes_meet_at_other_addresses_if_both_say_so() -> None:
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "python"),
+        "OUTBOARD_NET_LIBRARY": str(LIBRARY / "liboutboard_net.so"),
+    }
+    command = ["unshare", "-Urn", sys.executable, "-c", ANYWHERE]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=RUN_S_MAX)
+    assert done.returncode == 0, done.stderr
+    refused, met = done.stdout.splitlines()
+    assert "queues meet at loopback addresses, unless OUTBOARD_NET_ANYWHERE is given" in refused
+    assert met == "True 8192 True 0"
+
+
 @pytest.fixture(scope="module")
 def loops(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_on_gpu(tmp_path_factory.mktemp("loops"), "loops.cu", "-rdc=true")

@@ -1,6 +1,7 @@
 // A server whose GPU answers requests, in seven loops, and its client, in two processes that meet at a loopback address.
 //   loops serve LOOP 127.0.0.1:PORT [REPORT_MS]     until SIGINT or SIGTERM, or until the peer is gone
 //   loops ask 127.0.0.1:PORT REQUESTS [STAY_MS]     needs no GPU; stays so long afterwards
+//   loops alone LOOP REQUESTS [IDLE_MS]             asks itself, in one process over one adapter, and is idle afterwards
 // LOOP is one of
 //   a  the CPU receives, copies, launches, copies and posts       b  the GPU receives and posts, the CPU launches
 //   c  the same as a graph, which the CPU launches                d  a graph that launches itself again
@@ -13,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "outboard/loops.cuh"
@@ -26,13 +28,24 @@ constexpr uint64_t PATIENCE_NS = 10000000000ull;
 constexpr uint64_t ROUND_NS = 100000000;
 // How long a server hears nothing before it asks whether its peer is there.
 constexpr uint64_t SILENCE_NS = 1000000000;
-constexpr int WORDS = 512;
+#ifndef LOOPS_WORDS
+#define LOOPS_WORDS 512
+#endif
+constexpr int WORDS = LOOPS_WORDS, STEPS = (WORDS + 31) / 32;
 // Rounds that the CPU launches before it sleeps.
 constexpr unsigned AHEAD = 8;
 
-// A message: words, their sum, and behind them its number, which is written last.
+// A message: words, their sum, and behind them its number, which is written last. The sum has the number in it: who reads all
+// at once sees by it whether they are of one message.
 struct Message {
     uint64_t words[WORDS], sum, number;
+};
+
+// The way to the other. Kernels have it as an argument: each look at host memory takes a microsecond.
+struct Way {
+    outboard_net_queue queue;
+    outboard_net_window there;
+    uint32_t key;
 };
 
 // What a process offers to the other, and what it needs to answer.
@@ -40,116 +53,188 @@ struct Party {
     loops::Control control;
     Message inbox, outbox;
     uint64_t found, fired, heard_at;
-    outboard_net_queue queue;
-    outboard_net_window there;
     Failure failure;
-    uint32_t key;
+    Way way;
 };
 
 OUTBOARD_NET_CALL uint64_t asked(uint64_t number, int i) { return number << 20 | (uint64_t)i; }
 OUTBOARD_NET_CALL uint64_t answered(uint64_t word) { return word * 3 + 1; }
+OUTBOARD_NET_CALL uint64_t checked(uint64_t sum, uint64_t number) { return sum + number * 0x9e3779b97f4a7c15u; }
 
 OUTBOARD_NET_CALL bool is_there(const Party *side, uint64_t number)
 {
     return detail::load_acquire(&side->inbox.number) == number;
 }
 
-// Posts the outbox and its number, and waits until it has left, so that it may be written again. The number travels in its
-// entry: if it fails, the next post says so.
-template <Scope scope> OUTBOARD_NET_CALL Failure post(Party *side, uint64_t number)
+// Posts the outbox and its number, for which the doorbell rings once. The number travels in its entry.
+template <Scope scope> OUTBOARD_NET_CALL Failure post(Party *side, const Way &way, uint64_t number, uint64_t *ticket)
 {
-    Queue queue(side->queue);
-    uint64_t ticket, bytes = WORDS * 8 + 8;
-    Remote to{side->there.address, side->there.key};
-    Failure failure = queue.put<scope>(to, Local{(uint64_t)&side->outbox, side->key}, bytes, PATIENCE_NS, &ticket);
-    uint64_t behind = ticket;
+    Queue queue(way.queue);
+    queue.hold();
+    uint64_t bytes = WORDS * 8 + 8;
+    Remote to{way.there.address, way.there.key};
+    Failure failure = queue.put<scope>(to, Local{(uint64_t)&side->outbox, way.key}, bytes, PATIENCE_NS, ticket);
+    uint64_t behind;
     if (!failure) failure = queue.signal_set<scope>(Remote{to.address + bytes, to.key}, number, PATIENCE_NS, &behind);
-    if (!failure) failure = queue.wait<scope>(ticket, PATIENCE_NS);
+    if (!failure && detail::enter<scope>()) queue.ring();
     return failure;
 }
 
-OUTBOARD_NET_CALL void note(Party *side, const Failure &failure)
+// Posts, and waits until the outbox has left: it may be written again.
+OUTBOARD_NET_CALL Failure post_and_wait(Party *side, const Way &way, uint64_t number)
 {
-    side->heard_at = detail::now_ns();
-    if (!failure) return loops::count(&side->control.served);
+    uint64_t ticket;
+    Failure failure = post<Scope::thread>(side, way, number, &ticket);
+    return failure ? failure : Queue(way.queue).wait(ticket, PATIENCE_NS);
+}
+
+// Notes that request `number` is answered, or why it is not.
+OUTBOARD_NET_CALL void note(Party *side, const Failure &failure, uint64_t number)
+{
+    detail::store(&side->heard_at, detail::now_ns());
+    if (!failure) return detail::store_release(&side->control.served, number);
     side->failure = failure;
     detail::store_release(&side->control.failed, 1);
 }
 
 // After a silence, writes nothing to the peer, which fails if it is gone.
-OUTBOARD_NET_CALL void beat(Party *side)
+OUTBOARD_NET_CALL void beat(Party *side, const Way &way)
 {
-    if (detail::now_ns() - side->heard_at < SILENCE_NS) return;
-    Queue queue(side->queue);
+    if (detail::now_ns() - detail::load(&side->heard_at) < SILENCE_NS) return;
+    Queue queue(way.queue);
     uint64_t ticket;
-    Failure failure = queue.put(Remote{side->there.address, side->there.key}, Local{0, 0}, 0, PATIENCE_NS, &ticket);
+    Failure failure = queue.put(Remote{way.there.address, way.there.key}, Local{0, 0}, 0, PATIENCE_NS, &ticket);
     if (!failure) failure = queue.wait(ticket, PATIENCE_NS);
-    if (failure) return note(side, failure);
-    side->heard_at = detail::now_ns();
+    if (failure) return note(side, failure, 0);
+    detail::store(&side->heard_at, detail::now_ns());
 }
 
-// Waits for request `number`, and until all before it are answered; false if there is none for a while, or the loop is to
-// end.
-OUTBOARD_NET_CALL bool waits(const Party *side, uint64_t number)
+enum class Seen : uint32_t { nothing, request, end };
+
+// Waits for request `number`, and until all before it are answered: a while, or until the loop is to end.
+OUTBOARD_NET_CALL Seen waits(const Party *side, uint64_t number)
 {
-    for (uint64_t deadline = detail::now_ns() + ROUND_NS; detail::now_ns() < deadline; detail::pause()) {
-        if (is_there(side, number) && detail::load_acquire(&side->control.served) + 1 == number) return true;
-        if (!loops::goes_on(&side->control)) return false;
+    const loops::Control &control = side->control;
+    detail::Deadline round(ROUND_NS);
+    do {
+        // All are on their way at once, so that a look takes one way to the host.
+        uint64_t stop = detail::load(&control.stop), failed = detail::load(&control.failed), served = detail::load(&control.served);
+        if (is_there(side, number) && served + 1 == number) return Seen::request;
+        if (stop != 0 || failed != 0) return Seen::end;
+    } while (!round.passed());
+    return Seen::nothing;
+}
+
+// Words of a request that are small enough to be seen by the look for it: lanes of a warp have words, sum, number, and the
+// last two whether the loop is to end.
+constexpr bool IS_SMALL = WORDS + 4 <= 32;
+constexpr int NUMBER = IS_SMALL ? WORDS + 1 : 0, STOP = 30, FAILED = 31;
+
+// One look of a warp at all that ends its waiting, in one way to the host.
+__device__ Seen look(const Party *side, uint64_t number, uint64_t *word)
+{
+    constexpr unsigned ALL = 0xffffffffu;
+    int lane = (int)threadIdx.x;
+    const uint64_t *at = lane == STOP ? &side->control.stop : lane == FAILED ? &side->control.failed : &side->inbox.number;
+    if (IS_SMALL && lane < NUMBER) at = (const uint64_t *)&side->inbox + lane;
+    *word = detail::load_acquire(at);
+    uint64_t sum = lane < WORDS ? *word : 0;
+    bool is_it = __shfl_sync(ALL, *word, NUMBER) == number;
+    if (IS_SMALL && is_it) {
+        for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(ALL, sum, step);
+        is_it = checked(sum, number) == __shfl_sync(ALL, *word, NUMBER - 1);
     }
-    return false;
+    // Also orders what one has acquired before what the others read.
+    __syncwarp();
+    if (is_it) return Seen::request;
+    return __any_sync(ALL, lane >= STOP && *word != 0) ? Seen::end : Seen::nothing;
 }
 
-// Answers by the threads of a warp.
-__device__ void compute(const Message &request, Message &answer)
+// Looks for a while.
+__device__ Seen looks(const Party *side, uint64_t number, uint64_t *word)
 {
-    uint64_t sum = 0;
-    for (int i = threadIdx.x; i < WORDS; i += 32) {
-        uint64_t word = answered(detail::load(&request.words[i]));
+    detail::Deadline round(ROUND_NS);
+    for (;;) {
+        Seen seen = look(side, number, word);
+        if (seen != Seen::nothing || __any_sync(0xffffffffu, round.passed())) return seen;
+    }
+}
+
+// Answers by the threads of a warp with the words that it has.
+__device__ void compute_small(uint64_t word, uint64_t number, Message &answer)
+{
+    uint64_t sum = threadIdx.x < WORDS ? answered(word) : 0;
+    if (threadIdx.x < WORDS) answer.words[threadIdx.x] = sum;
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_down_sync(0xffffffffu, sum, step);
+    if (threadIdx.x == 0) answer.sum = checked(sum, number);
+    __syncwarp();
+}
+
+// Answers by the threads of a warp. All words are on their way at once.
+__device__ void compute(const Message &request, uint64_t number, Message &answer)
+{
+    uint64_t sum = 0, words[STEPS];
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+        int i = step * 32 + (int)threadIdx.x;
+        words[step] = i < WORDS ? detail::load(&request.words[i]) : 0;
+    }
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+        int i = step * 32 + (int)threadIdx.x;
+        if (i >= WORDS) continue;
+        uint64_t word = answered(words[step]);
         answer.words[i] = word;
         sum += word;
     }
     for (int step = 16; step > 0; step /= 2) sum += __shfl_down_sync(0xffffffffu, sum, step);
-    if (threadIdx.x == 0) answer.sum = sum;
+    if (threadIdx.x == 0) answer.sum = checked(sum, number);
     __syncwarp();
 }
 
 __global__ void wait_for_request(Party *side)
 {
-    side->found = waits(side, detail::load(&side->control.served) + 1);
+    side->found = waits(side, detail::load(&side->control.served) + 1) == Seen::request;
     loops::count(&side->control.rounds);
 }
 
 __global__ void answer(Party *side)
 {
-    if (side->found) compute(side->inbox, side->outbox);
+    if (side->found) compute(side->inbox, side->inbox.number, side->outbox);
 }
 
-__global__ void reply(Party *side)
+__global__ void reply(Party *side, Way way)
 {
-    if (!side->found) return beat(side);
+    if (!side->found) return beat(side, way);
     side->found = 0;
-    note(side, post<Scope::thread>(side, detail::load(&side->control.served) + 1));
+    uint64_t number = detail::load(&side->control.served) + 1;
+    note(side, post_and_wait(side, way, number), number);
 }
 
-__global__ void answer_copy(const Message *request, Message *answer) { compute(*request, *answer); }
+__global__ void answer_copy(const Message *request, Message *answer) { compute(*request, request->number, *answer); }
 
-__global__ void stay(Party *side)
+// Does not wait until an answer has left: who asks again has it. A post fails when an earlier one has, at the latest after
+// a round of the queue; after a silence beat() sees it.
+__global__ void stay(Party *side, Way way)
 {
-    while (loops::goes_on(&side->control)) {
-        uint64_t number = detail::load(&side->control.served) + 1;
-        bool found = threadIdx.x == 0 && waits(side, number);
-        // Also orders what lane 0 has acquired before what the others read.
-        found = __shfl_sync(0xffffffffu, found, 0);
-        __syncwarp();
-        if (threadIdx.x == 0) loops::count(&side->control.rounds);
-        if (!found) {
-            if (threadIdx.x == 0) beat(side);
-            __syncwarp();
-            continue;
+    uint64_t number = detail::load(&side->control.served) + 1, rounds = 0;
+    for (;;) {
+        uint64_t word, ticket;
+        Seen seen = looks(side, number, &word);
+        if (seen == Seen::end) return;
+        if (seen == Seen::nothing) {
+            if (threadIdx.x == 0) beat(side, way);
+        } else {
+            if (IS_SMALL) {
+                compute_small(word, number, side->outbox);
+            } else {
+                compute(side->inbox, number, side->outbox);
+            }
+            Failure failure = post<Scope::warp>(side, way, number, &ticket);
+            if (threadIdx.x == 0) note(side, failure, number);
+            ++number;
         }
-        compute(side->inbox, side->outbox);
-        Failure failure = post<Scope::warp>(side, number);
-        if (threadIdx.x == 0) note(side, failure);
+        if (threadIdx.x == 0) detail::store(&side->control.rounds, ++rounds);
         __syncwarp();
     }
 }
@@ -157,13 +242,14 @@ __global__ void stay(Party *side)
 // For a kernel that fires a graph for each request: not twice for one.
 struct Waits {
     Party *side;
+    Way way;
     __device__ bool operator()(loops::Control *control) const
     {
-        bool found = waits(side, side->fired + 1);
+        bool found = waits(side, side->fired + 1) == Seen::request;
         loops::count(&control->rounds);
         if (!found) {
             // The queue is for one at a time: not while a graph may still post.
-            if (detail::load_acquire(&control->served) == side->fired) beat(side);
+            if (detail::load_acquire(&control->served) == side->fired) beat(side, way);
             return false;
         }
         ++side->fired;
@@ -189,7 +275,7 @@ static void round_of(Party *side, cudaStream_t stream)
 {
     wait_for_request<<<1, 1, 0, stream>>>(side);
     answer<<<1, 32, 0, stream>>>(side);
-    reply<<<1, 1, 0, stream>>>(side);
+    reply<<<1, 1, 0, stream>>>(side, side->way);
 }
 
 static cudaError_t cpu_loop(Party *side, cudaStream_t stream, const loops::Watch &watch)
@@ -201,7 +287,7 @@ static cudaError_t cpu_loop(Party *side, cudaStream_t stream, const loops::Watch
     while (status == cudaSuccess && loops::goes_on(&side->control)) {
         uint64_t number = side->control.served + 1;
         auto is_here = [&] {
-            beat(side);
+            beat(side, side->way);
             return is_there(side, number) || !loops::goes_on(&side->control);
         };
         if (!loops::looked_for(watch, reports, is_here) || !loops::goes_on(&side->control)) break;
@@ -212,7 +298,7 @@ static cudaError_t cpu_loop(Party *side, cudaStream_t stream, const loops::Watch
         status = cudaGetLastError();
         if (status == cudaSuccess) status = cudaMemcpyAsync(&side->outbox, computed, WORDS * 8 + 8, cudaMemcpyDeviceToHost, stream);
         if (status == cudaSuccess) status = cudaStreamSynchronize(stream);
-        if (status == cudaSuccess) note(side, post<Scope::thread>(side, number));
+        if (status == cudaSuccess) note(side, post_and_wait(side, side->way, number), number);
     }
     cudaFree(request);
     cudaFree(computed);
@@ -226,9 +312,9 @@ static cudaError_t fired_loop(Party *side, cudaStream_t stream, const loops::Wat
     loops::Spares spares;
     auto request = [=](cudaStream_t on) {
         answer<<<1, 32, 0, on>>>(side);
-        reply<<<1, 1, 0, on>>>(side);
+        reply<<<1, 1, 0, on>>>(side, side->way);
     };
-    cudaError_t status = loops::firing(&graph, &spares, stream, control, Waits{side}, request);
+    cudaError_t status = loops::firing(&graph, &spares, stream, control, Waits{side, side->way}, request);
     if (status != cudaSuccess) return status;
     return loops::started(stream, watch, control, [&] { return cudaGraphLaunch(graph, stream); });
 }
@@ -261,7 +347,7 @@ static cudaError_t serve(char loop, Party *side, cudaStream_t stream, const loop
     case 'f': return fired_loop(side, stream, watch);
     case 'g':
         return loops::started(stream, watch, control, [&] {
-            stay<<<1, 32, 0, stream>>>(side);
+            stay<<<1, 32, 0, stream>>>(side, side->way);
             return cudaGetLastError();
         });
     default: return cudaErrorInvalidValue;
@@ -279,24 +365,87 @@ static cudaError_t serve(char loop, Party *side, cudaStream_t stream, const loop
         return 1; \
     }
 
-// Makes the queue of a party and meets the other.
-static int meet(Party *side, outboard_net *net, void *memory, const outboard_net_queue_options &options, const char *address,
-                bool listens)
+// Makes the queue of a party, and what it offers to the other.
+static int offer(Party *side, outboard_net *net, void *memory, const outboard_net_queue_options &options, outboard_net_window *mine)
 {
-    NET(outboard_net_queue_create(net, memory, outboard_net_queue_bytes(&options), &options, &side->queue));
-    outboard_net_window mine = {(uint64_t)&side->inbox, sizeof side->inbox, 0, 0};
-    NET(outboard_net_register(net, &side->inbox, sizeof side->inbox, OUTBOARD_NET_REMOTE_WRITE, &mine.key));
-    NET(outboard_net_register(net, &side->outbox, sizeof side->outbox, 0, &side->key));
-    NET(outboard_net_meet(net, side->queue.qpn, address, listens, 60000, &mine, &side->there));
+    NET(outboard_net_queue_create(net, memory, outboard_net_queue_bytes(&options), &options, &side->way.queue));
+    *mine = {(uint64_t)&side->inbox, sizeof side->inbox, 0, 0};
+    NET(outboard_net_register(net, &side->inbox, sizeof side->inbox, OUTBOARD_NET_REMOTE_WRITE, &mine->key));
+    NET(outboard_net_register(net, &side->outbox, sizeof side->outbox, 0, &side->way.key));
     return 0;
 }
 
-static uint64_t cpu_ns()
+static int meet(Party *side, outboard_net *net, void *memory, const outboard_net_queue_options &options, const char *address,
+                bool listens)
+{
+    outboard_net_window mine;
+    if (offer(side, net, memory, options, &mine)) return 1;
+    int how = listens ? OUTBOARD_NET_LISTENS : OUTBOARD_NET_CONNECTS;
+    NET(outboard_net_meet(net, side->way.queue.qpn, address, how, 60000, &mine, &side->way.there));
+    return 0;
+}
+
+static uint64_t cpu_ns(clockid_t of)
 {
     timespec used;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+    clock_gettime(of, &used);
     return (uint64_t)used.tv_sec * 1000000000 + (uint64_t)used.tv_nsec;
 }
+
+// Memory, queue and stream of a server. Kernels alone post to its queue but in loop a, so that the queue's counters are
+// theirs.
+struct Server {
+    outboard_net *net = nullptr;
+    outboard_net_queue_options options = {6, 0, 1, OUTBOARD_NET_EXCLUSIVE, 0};
+    void *memory = nullptr;
+    Party *side = nullptr;
+    cudaStream_t stream = nullptr;
+
+    int open(char loop)
+    {
+        NET(outboard_net_open(nullptr, &net));
+        uint64_t bytes = outboard_net_counters_bytes(&options);
+        if (loop != 'a') {
+            CUDA(cudaMalloc((void **)&options.counters, bytes));
+            CUDA(cudaMemset((void *)options.counters, 0, bytes));
+        }
+        bytes = outboard_net_queue_bytes(&options);
+        CUDA(cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable));
+        CUDA(cudaHostAlloc((void **)&side, sizeof *side, cudaHostAllocMapped | cudaHostAllocPortable));
+        std::memset(memory, 0, bytes);
+        std::memset((void *)side, 0, sizeof *side);
+        CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        return 0;
+    }
+
+    // Serves until it is told to stop, and says how it was.
+    int run(char loop, loops::Bell *alarm, uint64_t report_ms)
+    {
+        auto report = [this, alarm] {
+            std::printf("{\"served\": %llu, \"rounds\": %llu, \"wakes\": %llu}\n", (unsigned long long)detail::load(&side->control.served),
+                        (unsigned long long)detail::load(&side->control.rounds), (unsigned long long)alarm->wakes());
+            std::fflush(stdout);
+        };
+        side->heard_at = detail::now_ns();
+        report();
+        uint64_t began = loops::monotonic_ns(), used = cpu_ns(CLOCK_THREAD_CPUTIME_ID), all = cpu_ns(CLOCK_PROCESS_CPUTIME_ID);
+        cudaError_t status = serve(loop, side, stream, loops::Watch{alarm, &stop, report_ms * 1000000, report});
+        uint64_t ended = loops::monotonic_ns();
+        used = cpu_ns(CLOCK_THREAD_CPUTIME_ID) - used;
+        all = cpu_ns(CLOCK_PROCESS_CPUTIME_ID) - all;
+        double took = (double)(ended - began);
+        if (status != cudaSuccess) std::printf("loop %c: %s\n", loop, cudaGetErrorString(status));
+        if (side->failure)
+            std::printf("queue %#x, entry %llu: syndrome %#x\n", side->failure.qpn, (unsigned long long)side->failure.entry, side->failure.syndrome);
+        else if (side->control.failed)
+            std::printf("loop %c: error %llu on the GPU\n", loop, (unsigned long long)side->control.failed);
+        std::printf("{\"loop\": \"%c\", \"served\": %llu, \"rounds\": %llu, \"wakes\": %llu, \"cpu_percent\": %.3f, \"process_percent\": %.3f, \"stop_us\": %.1f}\n", loop,
+                    (unsigned long long)side->control.served, (unsigned long long)side->control.rounds, (unsigned long long)alarm->wakes(),
+                    100.0 * (double)used / took, 100.0 * (double)all / took, stop ? (double)(ended - stopped_at) / 1e3 : -1.0);
+        std::fflush(stdout);
+        return status != cudaSuccess || side->control.failed != 0;
+    }
+};
 
 static int server(char loop, const char *address, uint64_t report_ms)
 {
@@ -306,60 +455,33 @@ static int server(char loop, const char *address, uint64_t report_ms)
     action.sa_handler = on_signal;
     sigaction(SIGINT, &action, nullptr);
     sigaction(SIGTERM, &action, nullptr);
-    outboard_net *net;
-    NET(outboard_net_open(nullptr, &net));
-    outboard_net_queue_options options = {6, 0, 1, OUTBOARD_NET_EXCLUSIVE, 0};
-    void *memory;
-    Party *side;
-    cudaStream_t stream;
-    CUDA(cudaHostAlloc(&memory, outboard_net_queue_bytes(&options), cudaHostAllocMapped | cudaHostAllocPortable));
-    CUDA(cudaHostAlloc((void **)&side, sizeof *side, cudaHostAllocMapped | cudaHostAllocPortable));
-    std::memset(memory, 0, outboard_net_queue_bytes(&options));
-    std::memset((void *)side, 0, sizeof *side);
-    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    if (meet(side, net, memory, options, address, true)) return 1;
-    auto report = [&] {
-        std::printf("{\"served\": %llu, \"rounds\": %llu, \"wakes\": %llu}\n", (unsigned long long)detail::load(&side->control.served),
-                    (unsigned long long)detail::load(&side->control.rounds), (unsigned long long)alarm.wakes());
-        std::fflush(stdout);
-    };
-    side->heard_at = detail::now_ns();
-    report();
-    uint64_t began = loops::monotonic_ns(), used = cpu_ns();
-    cudaError_t status = serve(loop, side, stream, loops::Watch{&alarm, &stop, report_ms * 1000000, report});
-    uint64_t ended = loops::monotonic_ns();
-    used = cpu_ns() - used;
-    if (status != cudaSuccess) std::printf("loop %c: %s\n", loop, cudaGetErrorString(status));
-    if (side->failure)
-        std::printf("queue %#x, entry %llu: syndrome %#x\n", side->failure.qpn, (unsigned long long)side->failure.entry, side->failure.syndrome);
-    else if (side->control.failed)
-        std::printf("loop %c: error %llu on the GPU\n", loop, (unsigned long long)side->control.failed);
-    std::printf("{\"loop\": \"%c\", \"served\": %llu, \"rounds\": %llu, \"wakes\": %llu, \"cpu_percent\": %.3f, \"stop_us\": %.1f}\n", loop,
-                (unsigned long long)side->control.served, (unsigned long long)side->control.rounds, (unsigned long long)alarm.wakes(),
-                100.0 * (double)used / (double)(ended - began), stop ? (double)(ended - stopped_at) / 1e3 : -1.0);
-    outboard_net_close(net);
-    return status != cudaSuccess || side->control.failed != 0;
+    Server server;
+    if (server.open(loop) || meet(server.side, server.net, server.memory, server.options, address, true)) return 1;
+    int failed = server.run(loop, &alarm, report_ms);
+    outboard_net_close(server.net);
+    return failed;
 }
 
-static int client(const char *address, uint64_t requests, uint64_t stay_ms)
+static void *zeroed(uint64_t bytes)
 {
-    outboard_net *net;
-    NET(outboard_net_open(nullptr, &net));
-    outboard_net_queue_options options = {6, 0, 1, OUTBOARD_NET_EXCLUSIVE, 0};
-    uint64_t bytes = (outboard_net_queue_bytes(&options) + 4095) / 4096 * 4096, own = (sizeof(Party) + 4095) / 4096 * 4096;
-    void *memory = std::aligned_alloc(4096, bytes);
-    Party *side = (Party *)std::aligned_alloc(4096, own);
-    if (!memory || !side) return 1;
-    std::memset(memory, 0, bytes);
-    std::memset((void *)side, 0, own);
-    if (meet(side, net, memory, options, address, false)) return 1;
+    bytes = (bytes + 4095) / 4096 * 4096;
+    void *at = std::aligned_alloc(4096, bytes);
+    return at ? std::memset(at, 0, bytes) : nullptr;
+}
+
+// Asks, looks at the answers, and says how long they took. Returns how many are right.
+static uint64_t ask(Party *side, uint64_t requests)
+{
     std::vector<double> times;
     uint64_t right = 0;
     for (uint64_t number = 1; number <= requests; ++number) {
         uint64_t sum = 0;
-        for (int i = 0; i < WORDS; ++i) side->outbox.words[i] = asked(number, i);
+        for (int i = 0; i < WORDS; ++i) sum += side->outbox.words[i] = asked(number, i);
+        side->outbox.sum = checked(sum, number);
+        sum = 0;
         uint64_t began = loops::monotonic_ns();
-        side->failure = post<Scope::thread>(side, number);
+        uint64_t ticket;
+        side->failure = post<Scope::thread>(side, side->way, number, &ticket);
         if (side->failure || !poll_slot(&side->inbox.number, number, PATIENCE_NS)) break;
         times.push_back((double)(loops::monotonic_ns() - began) / 1e3);
         int same = 0;
@@ -367,17 +489,60 @@ static int client(const char *address, uint64_t requests, uint64_t stay_ms)
             same += side->inbox.words[i] == answered(asked(number, i));
             sum += side->inbox.words[i];
         }
-        right += same == WORDS && sum == side->inbox.sum;
+        right += same == WORDS && checked(sum, number) == side->inbox.sum;
+        // Its answer is here, so that it has left long ago.
+        side->failure = Queue(side->way.queue).wait(ticket, PATIENCE_NS);
+        if (side->failure) break;
     }
     if (side->failure) std::printf("queue %#x: syndrome %#x\n", side->failure.qpn, side->failure.syndrome);
     std::sort(times.begin(), times.end());
-    if (!times.empty()) std::printf("median %.1f us, 99 %% below %.1f us\n", times[times.size() / 2], times[times.size() * 99 / 100]);
+    if (!times.empty()) std::printf("median %.2f us, 99 %% below %.2f us\n", times[times.size() / 2], times[times.size() * 99 / 100]);
     std::printf("%llu of %llu answers are right\n", (unsigned long long)right, (unsigned long long)requests);
     std::fflush(stdout);
+    return right;
+}
+
+static int client(const char *address, uint64_t requests, uint64_t stay_ms)
+{
+    outboard_net *net;
+    NET(outboard_net_open(nullptr, &net));
+    outboard_net_queue_options options = {6, 0, 1, OUTBOARD_NET_EXCLUSIVE, 0};
+    void *memory = zeroed(outboard_net_queue_bytes(&options));
+    Party *side = (Party *)zeroed(sizeof(Party));
+    if (!memory || !side || meet(side, net, memory, options, address, false)) return 1;
+    uint64_t right = ask(side, requests);
     // The server still gets the completion of its last answer.
     loops::Bell().sleep(stay_ms * 1000000);
     outboard_net_close(net);
     return right != requests;
+}
+
+// Server and client with one adapter: what a request takes without a way between processes.
+static int alone(char loop, uint64_t requests, uint64_t idle_ms)
+{
+    loops::Bell alarm;
+    bell = &alarm;
+    Server server;
+    if (server.open(loop)) return 1;
+    outboard_net_queue_options options = {6, 0, 1, OUTBOARD_NET_EXCLUSIVE, 0};
+    void *memory = zeroed(outboard_net_queue_bytes(&options));
+    Party *side = (Party *)zeroed(sizeof(Party));
+    if (!memory || !side) return 1;
+    outboard_net_window served, asked;
+    if (offer(server.side, server.net, server.memory, server.options, &served) || offer(side, server.net, memory, options, &asked)) return 1;
+    server.side->way.there = asked;
+    side->way.there = served;
+    NET(outboard_net_connect(server.net, side->way.queue.qpn, server.side->way.queue.qpn));
+    uint64_t right = 0;
+    std::thread asks([&] {
+        right = ask(side, requests);
+        loops::Bell().sleep(idle_ms * 1000000);
+        on_signal(0);
+    });
+    int failed = server.run(loop, &alarm, 1000);
+    asks.join();
+    outboard_net_close(server.net);
+    return failed || right != requests;
 }
 
 int main(int count, char **values)
@@ -386,6 +551,8 @@ int main(int count, char **values)
         return server(values[2][0], values[3], count > 4 ? std::strtoull(values[4], nullptr, 10) : 1000);
     if (count >= 4 && std::strcmp(values[1], "ask") == 0)
         return client(values[2], std::strtoull(values[3], nullptr, 10), count > 4 ? std::strtoull(values[4], nullptr, 10) : 200);
-    std::printf("loops serve a..g ADDRESS [REPORT_MS], or loops ask ADDRESS REQUESTS [STAY_MS]\n");
+    if (count >= 4 && std::strcmp(values[1], "alone") == 0 && values[2][0] >= 'a' && values[2][0] <= 'g')
+        return alone(values[2][0], std::strtoull(values[3], nullptr, 10), count > 4 ? std::strtoull(values[4], nullptr, 10) : 0);
+    std::printf("loops serve a..g ADDRESS [REPORT_MS], loops ask ADDRESS REQUESTS [STAY_MS], or loops alone a..g REQUESTS [IDLE_MS]\n");
     return 2;
 }

@@ -78,3 +78,27 @@ def test_without_programs_or_a_gpu(check, monkeypatch):
     assert check({"new": {}})[0] == net.EXIT_FAILED
     monkeypatch.setattr(net.machine, "has_gpu", lambda: False)
     assert check({"other": RIGHT})[0] == net.EXIT_NOT_RUN
+
+
+def test_times_of_a_build_that_does_not_know_a_case_are_left_out(check, tmp_path, monkeypatch):
+    """Its program says so by the status for wrong arguments; any other failure counts."""
+    monkeypatch.setattr(net, "TIMED", ["1", "2"])
+    line = """echo '{"us_each": 2, "right": true}'"""
+    programs = {"old": f'[ "$1" = 1 ] && {line} || exit 2', "new": line, "wrong": "exit 1"}
+    for name, lines in programs.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "bench").write_text(PRINTS.format(lines))
+        (tmp_path / name / "bench").chmod(0o755)
+    monkeypatch.setattr(net.machine, "has_gpu", lambda: True)
+    out = tmp_path / "times.json"
+    builds = [f"{name}={tmp_path / name}" for name in programs]
+    for folders, status in ((builds[:2], 0), (builds, net.EXIT_FAILED)):
+        monkeypatch.setattr(sys, "argv", ["net.py", "bench", *folders, "--out", str(out), "--rounds", "1"])
+        assert net.main() == status
+    results = json.loads(out.read_text())
+    assert [(row["build"], row["case"], row["us_each"]) for row in results["rows"]] == [
+        ("old", "1", 2),
+        ("new", "1", 2),
+        ("new", "2", 2),
+    ]
+    assert results["failed"] == 2

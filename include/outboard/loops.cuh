@@ -38,7 +38,9 @@ struct Control {
 
 OUTBOARD_NET_CALL bool goes_on(const Control *control)
 {
-    return net::detail::load_acquire(&control->stop) == 0 && net::detail::load_acquire(&control->failed) == 0;
+    // Both are on their way at once.
+    uint64_t stop = net::detail::load(&control->stop), failed = net::detail::load_acquire(&control->failed);
+    return stop == 0 && failed == 0;
 }
 
 // Adds to a word that only the caller writes.

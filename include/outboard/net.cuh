@@ -144,6 +144,34 @@ __device__ inline void share_in_block(uint64_t *words, int count, bool leads)
 }
 #endif
 
+// Number of this thread among the threads of its warp, and how many there are.
+OUTBOARD_NET_CALL uint64_t lane()
+{
+#ifdef __CUDA_ARCH__
+    return thread_in_block() & 31;
+#else
+    return 0;
+#endif
+}
+
+OUTBOARD_NET_CALL uint64_t lanes()
+{
+#ifdef __CUDA_ARCH__
+    return (uint64_t)__popc(warp_mask());
+#else
+    return 1;
+#endif
+}
+
+OUTBOARD_NET_CALL bool any_of_warp(bool is)
+{
+#ifdef __CUDA_ARCH__
+    return __any_sync(warp_mask(), is);
+#else
+    return is;
+#endif
+}
+
 // Waits for the other threads of the group: what they wrote is seen. True in the one thread that acts for all.
 template <Scope scope> OUTBOARD_NET_CALL bool enter()
 {
@@ -206,7 +234,19 @@ OUTBOARD_NET_CALL bool read_completion(uint64_t at, uint64_t number, uint32_t lo
 // A queue as one thread uses it. Copies are the same queue.
 class Queue {
 public:
-    OUTBOARD_NET_CALL explicit Queue(const outboard_net_queue &of) : of_(of) {}
+    OUTBOARD_NET_CALL explicit Queue(const outboard_net_queue &of) : of_(of), is_held_(false), has_rung_(false) {}
+
+    // Posts of this object are executed from the next ring() on, or from its next wait() or flush() on: several entries
+    // for the price of one way to the adapter. A post to a full ring rings, too.
+    OUTBOARD_NET_CALL void hold() { is_held_ = true; }
+
+    // Rings for all that was posted by this thread, and goes on holding if it did.
+    OUTBOARD_NET_CALL void ring()
+    {
+        if (!is_exclusive()) return ring_ready();
+        uint64_t ready = read(detail::RESERVED);
+        if (ready != read(detail::RUNG)) ring_until(ready);
+    }
 
     // Writes bytes from here to there: 2 GiB at most.
     template <Scope scope = Scope::thread>
@@ -248,13 +288,26 @@ public:
     template <Scope scope = Scope::thread>
     OUTBOARD_NET_CALL Failure put_value(Remote to, uint64_t value, uint64_t timeout_ns, uint64_t *ticket)
     {
-        detail::Block block = begin(3);
+        return post<scope>(with_value(to, value), detail::WRITE, timeout_ns, ticket);
+    }
+
+    // Writes bytes of each thread of a warp, which makes the call together: one reservation and one way to the adapter for
+    // all. The ticket is of the last of these operations, so that wait<Scope::warp>() waits for all. They fail together if
+    // they cannot be posted.
+    OUTBOARD_NET_CALL Failure put_each(Remote to, Local from, uint64_t bytes, uint64_t timeout_ns, uint64_t *ticket)
+    {
+        if (detail::any_of_warp(bytes > detail::BYTES_MAX)) return fail(Cause::invalid, 0, 0);
+        detail::Block block = begin(bytes == 0 ? 2 : 3);
         remote(block, to);
-        // The bytes of the value follow its length, in the order of this machine.
-        uint32_t low = (uint32_t)value, high = (uint32_t)(value >> 32);
-        block.words[4] = (detail::big(detail::INLINE | 8) >> 32) | (uint64_t)low << 32;
-        block.words[5] = high;
-        return post<scope>(block, detail::WRITE, timeout_ns, ticket);
+        if (bytes != 0) local(block, 4, from, bytes);
+        return post_each(block, detail::WRITE, timeout_ns, ticket);
+    }
+
+    // Writes a value of each thread of a warp, as put_each() does.
+    OUTBOARD_NET_CALL Failure put_value_each(Remote to, uint64_t value, uint64_t timeout_ns, uint64_t *ticket)
+    {
+        detail::Block block = with_value(to, value);
+        return post_each(block, detail::WRITE, timeout_ns, ticket);
     }
 
     // Adds to an aligned word there; the value before is written here.
@@ -296,7 +349,7 @@ public:
     {
         bool leads = detail::enter<scope>();
         Failure failure{};
-        if (leads) failure = wait_alone(ticket, detail::now_ns() + timeout_ns, true);
+        if (leads) failure = wait_alone(ticket, timeout_ns, true);
         detail::share<scope>(failure, leads);
         return failure;
     }
@@ -316,7 +369,7 @@ public:
         if (leads) {
             uint64_t reserved = acquire(detail::RESERVED);
             bool posted = reserved != acquire(detail::BASE);
-            if (posted) failure = wait_alone(reserved - 1, detail::now_ns() + timeout_ns, true);
+            if (posted) failure = wait_alone(reserved - 1, timeout_ns, true);
         }
         detail::share<scope>(failure, leads);
         return failure;
@@ -329,7 +382,7 @@ public:
     {
         bool leads = detail::enter<scope>();
         Answer answer{};
-        if (leads) answer.failure = receive_into(into, bytes, detail::now_ns() + timeout_ns, &answer.ticket);
+        if (leads) answer.failure = receive_into(into, bytes, timeout_ns, &answer.ticket);
         detail::share<scope>(answer, leads);
         *ticket = answer.ticket;
         return answer.failure;
@@ -341,7 +394,7 @@ public:
     {
         bool leads = detail::enter<scope>();
         Arrived answer{};
-        if (leads) answer.failure = receive_alone(detail::now_ns() + timeout_ns, &answer.received);
+        if (leads) answer.failure = receive_alone(timeout_ns, &answer.received);
         detail::share<scope>(answer, leads);
         *received = answer.received;
         return answer.failure;
@@ -401,51 +454,60 @@ private:
         return Failure{cause, of_.qpn, entry, syndrome, side};
     }
 
-    OUTBOARD_NET_CALL static bool later(uint64_t deadline)
-    {
-        if (detail::now_ns() > deadline) return true;
-        detail::pause();
-        return false;
-    }
-
     OUTBOARD_NET_CALL bool signals(uint64_t entry) const
     {
         return of_.signal_every == 1 || (entry + 1) % of_.signal_every == 0;
     }
 
-    // Time at which the threads before this one are lost: they have reserved a receive, and do not become ready.
-    OUTBOARD_NET_CALL static uint64_t lost(uint64_t deadline)
+    OUTBOARD_NET_CALL bool is_plain() const { return (of_.flags & OUTBOARD_NET_PLAIN) != 0; }
+
+    OUTBOARD_NET_CALL Failure stale_or_done(uint64_t ticket) const
     {
-        uint64_t now = detail::now_ns();
-        return (deadline > now ? deadline : now) + detail::LOST_NS;
+        return ticket < read(detail::BASE) ? fail(Cause::stale, ticket, 0) : Failure{};
     }
 
-    OUTBOARD_NET_CALL Failure wait_alone(uint64_t ticket, uint64_t deadline, bool may_post)
+    OUTBOARD_NET_CALL Failure wait_alone(uint64_t ticket, uint64_t timeout_ns, bool may_post)
     {
+        if (may_post && is_held_) ring();
+        detail::Deadline deadline(timeout_ns);
+        if (has_rung_ && may_post) detail::rest();
+        has_rung_ = false;
         for (;;) {
-            // A reset writes DONE last: who sees its DONE sees its BASE.
-            uint64_t done = acquire(detail::DONE);
-            if (ticket < read(detail::BASE)) return fail(Cause::stale, ticket, 0);
-            if (done > ticket) return Failure{};
-            uint64_t error = failed();
-            if (error != 0 && ticket >= error >> 8) {
+            // All are on their way at once, so that one way to memory is waited for, and not four.
+            uint64_t error = read(detail::ERROR), base = read(detail::BASE), done = read(detail::DONE);
+            uint64_t last = is_plain() ? 0 : detail::load_acquire((const uint64_t *)of_.completion + 7);
+            if (done > ticket) {
+                // A reset writes DONE last: who sees its DONE sees its BASE.
+                acquire(detail::DONE);
+                return stale_or_done(ticket);
+            }
+            if (ticket < base) return fail(Cause::stale, ticket, 0);
+            if (error != 0 && error >> 8 >= base && ticket >= error >> 8) {
                 return fail(Cause::completion, error >> 8, (uint32_t)(error & 0xff));
             }
-            if (poll()) continue;
-            if (may_post && of_.signal_every != 1) force_after(ticket, deadline);
-            if (later(deadline)) return fail(Cause::timeout, ticket, 0);
+            if (is_plain()) {
+                if (poll_plain()) continue;
+            } else if (uint64_t until = completed_until(done, last)) {
+                // To an exclusive queue the completion itself is enough. DONE follows when the ring is full.
+                if (!is_exclusive()) complete(until);
+                // Who sees a completion from after a reset sees its BASE. Beside a GPU's counters there is none.
+                if (until > ticket) return of_gpu() ? Failure{} : stale_or_done(ticket);
+                if (!is_exclusive()) continue;
+            }
+            if (may_post && of_.signal_every != 1) force_after(ticket, timeout_ns);
+            if (deadline.passed()) return fail(Cause::timeout, ticket, 0);
         }
     }
 
     // Posts a nop that completes if no entry at or after the ticket's does by itself.
-    OUTBOARD_NET_CALL void force_after(uint64_t ticket, uint64_t deadline)
+    OUTBOARD_NET_CALL void force_after(uint64_t ticket, uint64_t timeout_ns)
     {
         uint64_t covers = (ticket / of_.signal_every + 1) * of_.signal_every - 1;
-        if (acquire(detail::RESERVED) <= covers) force(ticket, deadline);
+        if (acquire(detail::RESERVED) <= covers) force(ticket, timeout_ns);
     }
 
     // Posts a nop that completes, unless another thread has done so, or does.
-    OUTBOARD_NET_CALL void force(uint64_t ticket, uint64_t deadline)
+    OUTBOARD_NET_CALL void force(uint64_t ticket, uint64_t timeout_ns)
     {
         if (acquire(detail::FORCED) > ticket || failed() != 0) return;
         if (exchange(detail::FORCING, 0, 1) != 0) return;
@@ -453,7 +515,8 @@ private:
             detail::Block block = begin(1);
             block.words[1] = detail::pair(detail::SIGNALLED, 0);
             uint64_t nop = 0;
-            if (!post_alone(block, detail::NOP, deadline, &nop)) raise(detail::FORCED, nop + 1);
+            if (!post_alone(block, detail::NOP, timeout_ns, &nop)) raise(detail::FORCED, nop + 1);
+            if (is_held_) ring();
         }
         release(detail::FORCING, 0);
     }
@@ -477,6 +540,17 @@ private:
     {
         block.words[2] = detail::big(to.address);
         block.words[3] = detail::pair(to.key, 0);
+    }
+
+    OUTBOARD_NET_CALL detail::Block with_value(Remote to, uint64_t value) const
+    {
+        detail::Block block = begin(3);
+        remote(block, to);
+        // The bytes of the value follow its length, in the order of this machine.
+        uint32_t low = (uint32_t)value, high = (uint32_t)(value >> 32);
+        block.words[4] = (detail::big(detail::INLINE | 8) >> 32) | (uint64_t)low << 32;
+        block.words[5] = high;
+        return block;
     }
 
     // Of a length of 2 GiB the field is 0: its first bit says that bytes follow inline.
@@ -521,7 +595,7 @@ private:
     }
 
     // Takes a completion; false if there was none.
-    OUTBOARD_NET_CALL bool poll() { return of_.flags & OUTBOARD_NET_PLAIN ? poll_plain() : poll_collapsed(); }
+    OUTBOARD_NET_CALL bool poll() { return is_plain() ? poll_plain() : poll_collapsed(); }
 
     // Notes the first failure since the reset.
     OUTBOARD_NET_CALL void note_failure(uint64_t entry, uint64_t syndrome)
@@ -555,50 +629,56 @@ private:
     OUTBOARD_NET_CALL bool poll_collapsed()
     {
         uint64_t done = acquire(detail::DONE);
-        const uint64_t *completion = (const uint64_t *)of_.completion;
-        uint64_t last = detail::load_acquire(completion + 7);
-        uint32_t kind = (uint32_t)(last >> 60);
-        if (kind == 15) return false;
-        uint16_t index = (uint16_t)((last >> 32 & 0xff) << 8 | (last >> 40 & 0xff));
-        uint16_t ahead = (uint16_t)(index - (uint16_t)done);
-        if (ahead >= 0x8000) return false;
-        uint64_t entry = done + ahead;
-        if (kind == 0) {
-            complete(entry + 1);
-            return true;
-        }
-        note_failure(entry, detail::load(completion + 6) >> 56);
-        return false;
-    }
-
-    // Reserves an entry, if there is room or comes to be in time.
-    OUTBOARD_NET_CALL Failure reserve(uint64_t deadline, uint64_t *entry)
-    {
-        for (;;) {
-            uint64_t error = failed();
-            if (error != 0) return fail(Cause::completion, error >> 8, (uint32_t)(error & 0xff));
-            if (is_exclusive() ? reserve_exclusively(entry) : reserve_among_many(entry)) return Failure{};
-            if (poll()) continue;
-            if (later(deadline)) return fail(Cause::timeout, read(detail::RESERVED), 0);
-        }
-    }
-
-    OUTBOARD_NET_CALL bool reserve_exclusively(uint64_t *entry)
-    {
-        *entry = read(detail::RESERVED);
-        if (*entry - acquire(detail::DONE) >= size()) return false;
-        write(detail::RESERVED, *entry + 1);
+        uint64_t until = completed_until(done, detail::load_acquire((const uint64_t *)of_.completion + 7));
+        if (until == 0) return false;
+        complete(until);
         return true;
     }
 
-    // A credit is tried for, and given back if there is none, so that a number is only taken for an entry that has room.
-    OUTBOARD_NET_CALL bool reserve_among_many(uint64_t *entry)
+    // All before this entry are complete, says the last word of the collapsed completion; 0 if it says no more than DONE,
+    // or a failure, which is noted.
+    OUTBOARD_NET_CALL uint64_t completed_until(uint64_t done, uint64_t last)
     {
-        if (detail::take(of_gpu(), counter(detail::USED)) < size()) {
-            *entry = detail::add(of_gpu(), counter(detail::RESERVED), 1);
+        uint32_t kind = (uint32_t)(last >> 60);
+        if (kind == 15) return 0;
+        uint16_t index = (uint16_t)((last >> 32 & 0xff) << 8 | (last >> 40 & 0xff));
+        uint16_t ahead = (uint16_t)(index - (uint16_t)done);
+        if (ahead >= 0x8000) return 0;
+        if (kind == 0) return done + ahead + 1;
+        note_failure(done + ahead, detail::load((const uint64_t *)of_.completion + 6) >> 56);
+        return 0;
+    }
+
+    // Reserves entries that follow one another, if there is room or comes to be in time.
+    OUTBOARD_NET_CALL Failure reserve(uint64_t count, uint64_t timeout_ns, uint64_t *entry)
+    {
+        detail::Deadline deadline(timeout_ns);
+        for (;;) {
+            // All are on their way at once.
+            uint64_t error = read(detail::ERROR), base = read(detail::BASE), next = 0, done = 0;
+            if (is_exclusive()) next = read(detail::RESERVED), done = acquire(detail::DONE);
+            if (error != 0 && error >> 8 >= base) return fail(Cause::completion, error >> 8, (uint32_t)(error & 0xff));
+            if (!is_exclusive()) {
+                if (reserve_among_many(count, entry)) return Failure{};
+            } else if (next + count - done <= size()) {
+                write(detail::RESERVED, next + count);
+                *entry = next;
+                return Failure{};
+            }
+            if (is_held_) ring();
+            if (poll()) continue;
+            if (deadline.passed()) return fail(Cause::timeout, read(detail::RESERVED), 0);
+        }
+    }
+
+    // Credits are tried for, and given back if there are too few, so that numbers are only taken for entries that have room.
+    OUTBOARD_NET_CALL bool reserve_among_many(uint64_t count, uint64_t *entry)
+    {
+        if (detail::take(of_gpu(), counter(detail::USED), count) + count <= size()) {
+            *entry = detail::add(of_gpu(), counter(detail::RESERVED), count);
             if (*entry < detail::CLOSED) return true;
         }
-        detail::give(of_gpu(), counter(detail::USED), 1);
+        detail::give(of_gpu(), counter(detail::USED), count);
         return false;
     }
 
@@ -608,20 +688,24 @@ private:
         block.words[0] = detail::pair((uint32_t)(entry & 0xffff) << 8 | opcode, second);
         if (signals(entry)) block.words[1] |= detail::pair(detail::SIGNALLED, 0);
         uint64_t *slot = (uint64_t *)of_.ring + (entry & (size() - 1)) * 8;
-        for (int word = 0; word < 8; ++word) detail::store(slot + word, block.words[word]);
+        detail::store_block(slot, block.words);
     }
 
-    // Says that an entry is filled: its bit changes, once in each round of the ring.
-    OUTBOARD_NET_CALL void publish(uint64_t entry)
+    // Says that entries are filled: their bits change, once in each round of the ring.
+    OUTBOARD_NET_CALL void publish(uint64_t entry, uint64_t count)
     {
         if (is_exclusive()) {
-            ring_for(entry + 1);
-            write(detail::RUNG, entry + 1);
+            if (!is_held_) ring_until(entry + count);
             return;
         }
-        uint64_t at = entry & (size() - 1);
-        detail::flip(of_gpu(), (uint64_t *)of_.filled + at / 64, (uint64_t)1 << (at & 63));
-        ring();
+        while (count > 0) {
+            uint64_t at = entry & (size() - 1), left = (size() < 64 ? size() : 64) - (at & 63), now = count < left ? count : left;
+            uint64_t bits = now == 64 ? ~(uint64_t)0 : ((uint64_t)1 << now) - 1;
+            detail::flip(of_gpu(), (uint64_t *)of_.filled + at / 64, bits << (at & 63));
+            entry += now;
+            count -= now;
+        }
+        if (!is_held_) ring_ready();
     }
 
     // The first entry from `from` on that is not filled.
@@ -640,36 +724,53 @@ private:
     }
 
     // Rings for all that are filled, unless another thread does: it looks again after it has rung.
-    OUTBOARD_NET_CALL void ring()
+    OUTBOARD_NET_CALL void ring_ready()
     {
         detail::fence(of_gpu());
         while (exchange(detail::RINGING, 0, 1) == 0) {
             uint64_t rung = read(detail::RUNG), ready = filled_until(rung);
-            if (ready != rung) {
-                ring_for(ready);
-                write(detail::RUNG, ready);
-            }
+            if (ready != rung) ring_until(ready);
             release(detail::RINGING, 0);
             detail::fence(of_gpu());
             if (filled_until(ready) == ready) return;
         }
     }
 
-    // Rings for the entries before `ready`: the entries, then the record, then the doorbell.
-    OUTBOARD_NET_CALL void ring_for(uint64_t ready)
+    // Rings for the entries before `ready`: the entries, then the record and the doorbell, in any order, since an adapter
+    // that is rung looks at the record until it has what the doorbell said. A second fence would cost a way to the host.
+    OUTBOARD_NET_CALL void ring_until(uint64_t ready)
     {
         uint32_t index = (uint32_t)(ready & 0xffff);
         detail::fence_release();
         detail::store32((uint32_t *)of_.record + 1, (uint32_t)(detail::big(index) >> 32));
-        detail::store_release((uint64_t *)of_.doorbell, detail::pair(index << 8, of_.qpn << 8));
+        detail::store((uint64_t *)of_.doorbell, detail::pair(index << 8, of_.qpn << 8));
+        write(detail::RUNG, ready);
+        has_rung_ = true;
     }
 
-    OUTBOARD_NET_CALL Failure post_alone(detail::Block &block, uint32_t opcode, uint64_t deadline, uint64_t *ticket)
+    OUTBOARD_NET_CALL Failure post_alone(detail::Block &block, uint32_t opcode, uint64_t timeout_ns, uint64_t *ticket)
     {
-        Failure failure = reserve(deadline, ticket);
+        Failure failure = reserve(1, timeout_ns, ticket);
         if (failure) return failure;
         fill(*ticket, block, opcode);
-        publish(*ticket);
+        publish(*ticket, 1);
+        return Failure{};
+    }
+
+    // Posts an entry of each thread of a warp. The ticket is that of the last of them.
+    OUTBOARD_NET_CALL Failure post_each(detail::Block &block, uint32_t opcode, uint64_t timeout_ns, uint64_t *ticket)
+    {
+        bool leads = detail::enter<Scope::warp>();
+        uint64_t lane = detail::lane(), count = detail::lanes();
+        Answer answer{};
+        if (leads) answer.failure = reserve(count, timeout_ns, &answer.ticket);
+        detail::share<Scope::warp>(answer, leads);
+        *ticket = answer.ticket + count - 1;
+        if (answer.failure) return answer.failure;
+        fill(answer.ticket + lane, block, opcode);
+        // All have filled theirs before one says so.
+        detail::enter<Scope::warp>();
+        if (leads) publish(answer.ticket, count);
         return Failure{};
     }
 
@@ -678,15 +779,16 @@ private:
     {
         bool leads = detail::enter<scope>();
         Answer answer{};
-        if (leads) answer.failure = post_alone(block, opcode, detail::now_ns() + timeout_ns, &answer.ticket);
+        if (leads) answer.failure = post_alone(block, opcode, timeout_ns, &answer.ticket);
         detail::share<scope>(answer, leads);
         *ticket = answer.ticket;
         return answer.failure;
     }
 
     // Posts a receive: reserve, fill, and in order the record and the counter, which have one writer at a time.
-    OUTBOARD_NET_CALL Failure receive_into(Local into, uint64_t bytes, uint64_t deadline, uint64_t *ticket)
+    OUTBOARD_NET_CALL Failure receive_into(Local into, uint64_t bytes, uint64_t timeout_ns, uint64_t *ticket)
     {
+        detail::Deadline deadline(timeout_ns);
         if (of_.log_receives == 0 || bytes > detail::BYTES_MAX) return fail(Cause::invalid, 0, 0, Side::receive);
         uint64_t count = (uint64_t)1 << of_.log_receives, number = 0;
         for (;;) {
@@ -694,7 +796,7 @@ private:
             uint64_t error = failed();
             if (error != 0) return fail(Cause::completion, error >> 8, (uint32_t)(error & 0xff));
             if (number - acquire(detail::RECEIVES_CONSUMED) >= count) {
-                if (later(deadline)) return fail(Cause::timeout, number, 0, Side::receive);
+                if (deadline.passed()) return fail(Cause::timeout, number, 0, Side::receive);
             } else if (exchange(detail::RECEIVES_RESERVED, number, number + 1) == number) {
                 break;
             }
@@ -704,9 +806,10 @@ private:
         uint32_t length = (uint32_t)(bytes & (detail::BYTES_MAX - 1));
         detail::store(slot, detail::pair(length, bytes == 0 ? detail::NO_MEMORY : into.key));
         detail::store(slot + 1, detail::big(into.address));
-        uint64_t lost_at = lost(deadline);
+        // After that time the threads before this one are lost: they have reserved a receive, and do not become ready.
+        detail::Deadline lost(timeout_ns > UINT64_MAX - detail::LOST_NS ? UINT64_MAX : timeout_ns + detail::LOST_NS);
         while (acquire(detail::RECEIVES_READY) != number) {
-            if (later(lost_at)) {
+            if (lost.passed()) {
                 exchange(detail::ERROR, 0, read(detail::DONE) << 8 | 0x02);
                 return fail(Cause::timeout, number, 0, Side::receive);
             }
@@ -717,8 +820,9 @@ private:
         return Failure{};
     }
 
-    OUTBOARD_NET_CALL Failure receive_alone(uint64_t deadline, Received *received)
+    OUTBOARD_NET_CALL Failure receive_alone(uint64_t timeout_ns, Received *received)
     {
+        detail::Deadline deadline(timeout_ns);
         if (of_.log_receives == 0) return fail(Cause::invalid, 0, 0, Side::receive);
         for (;;) {
             uint64_t number = acquire(detail::RECEIVES_CONSUMED);
@@ -740,20 +844,20 @@ private:
             if (error != 0 && acquire(detail::RECEIVES_READY) == number) {
                 return fail(Cause::completion, error >> 8, (uint32_t)(error & 0xff));
             }
-            if (later(deadline)) return fail(Cause::timeout, number, 0, Side::receive);
+            if (deadline.passed()) return fail(Cause::timeout, number, 0, Side::receive);
         }
     }
 
     outboard_net_queue of_;
+    bool is_held_, has_rung_;
 };
 
 // Waits until a flag has this generation. Acquires: what was put before the flag may be read. False at the deadline.
 OUTBOARD_NET_CALL bool poll_slot(const uint64_t *flag, uint64_t generation, uint64_t timeout_ns)
 {
-    uint64_t deadline = detail::now_ns() + timeout_ns;
+    detail::Deadline deadline(timeout_ns);
     while (detail::load_acquire(flag) != generation) {
-        if (detail::now_ns() > deadline) return false;
-        detail::pause();
+        if (deadline.passed()) return false;
     }
     return true;
 }
@@ -763,7 +867,7 @@ OUTBOARD_NET_CALL bool poll_slot(const uint64_t *flag, uint64_t generation, uint
 // search begins at `from`: after the last one found, no flag is left out. Acquires as poll_slot() does.
 OUTBOARD_NET_CALL int poll_any(const uint64_t *flags, int count, int stride, uint64_t *seen, int from, uint64_t timeout_ns)
 {
-    uint64_t deadline = detail::now_ns() + timeout_ns;
+    detail::Deadline deadline(timeout_ns);
 #ifdef __CUDA_ARCH__
     unsigned warp = detail::warp_mask();
     int lane = (int)(detail::thread_in_block() & 31), lanes = __popc(warp);
@@ -789,12 +893,11 @@ OUTBOARD_NET_CALL int poll_any(const uint64_t *flags, int count, int stride, uin
             return at;
 #endif
         }
-        bool late = detail::now_ns() > deadline;
+        bool late = deadline.passed();
 #ifdef __CUDA_ARCH__
         late = __any_sync(warp, late);
 #endif
         if (late) return -1;
-        detail::pause();
     }
 }
 

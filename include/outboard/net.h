@@ -94,10 +94,17 @@ int outboard_net_queue_create(const struct outboard_net *net, void *memory, uint
                               const struct outboard_net_queue_options *options, struct outboard_net_queue *out);
 int outboard_net_connect(const struct outboard_net *net, uint32_t one, uint32_t other);
 
-// Connects a queue to one of another process on this machine, which makes the same call: one of the two listens at
-// `address`, "127.0.0.1:PORT". The connection is not authenticated. It ends with the queue's reset, and a process that
-// ends is error 15 of the other's queue. Messages have at most 16 MiB.
-int outboard_net_meet(const struct outboard_net *net, uint32_t qpn, const char *address, int listens, uint32_t timeout_ms,
+enum outboard_net_meeting {
+    OUTBOARD_NET_CONNECTS = 0,
+    OUTBOARD_NET_LISTENS = 1,
+    OUTBOARD_NET_ANYWHERE = 2,  // beside one of the two: other addresses than loopback, in a network that is trusted
+};
+
+// Connects a queue to one of another process, which makes the same call: one of the two listens at `address`,
+// "127.0.0.1:PORT". The connection is neither authenticated nor encrypted, so that addresses of other machines have to be
+// allowed by OUTBOARD_NET_ANYWHERE, on both sides. It ends with the queue's reset, and a process that ends is error 15 of
+// the other's queue. Messages have at most 16 MiB.
+int outboard_net_meet(const struct outboard_net *net, uint32_t qpn, const char *address, int how, uint32_t timeout_ms,
                       const struct outboard_net_window *mine, struct outboard_net_window *theirs);
 int outboard_net_reset(const struct outboard_net *net, uint32_t qpn);
 // The same for a queue with `counters`, which no kernel uses now: `copy` holds them, and the new ones afterwards, to be

@@ -50,6 +50,7 @@ VERSION = 1
 PLAIN, PATIENT, EXCLUSIVE = 1, 2, 4
 LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC = 1, 2, 4, 8
 EVERYTHING = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC
+LISTENS, ANYWHERE = 1, 2
 MEET_MS = 30_000
 # cuMemHostAlloc's portable and mapped, and the question about an address.
 HOST_FLAGS = 1 | 2
@@ -130,12 +131,21 @@ class Queue:
         """Connects two queues of one endpoint."""
         self._endpoint._call("outboard_net_connect", c_uint32(self.exported.qpn), c_uint32(other.exported.qpn))
 
-    def meet(self, address: str, *, listens: bool, offers: Memory | None = None, timeout_ms: int = MEET_MS) -> Window:
-        """Connects the queue to one of another process on this machine; returns what that offers. One of the two
-        listens at the address, `127.0.0.1:PORT`."""
+    def meet(
+        self,
+        address: str,
+        *,
+        listens: bool,
+        offers: Memory | None = None,
+        timeout_ms: int = MEET_MS,
+        anywhere: bool = False,
+    ) -> Window:
+        """Connects the queue to one of another process; returns what that offers. One of the two listens at the
+        address, `127.0.0.1:PORT`. With `anywhere` it may be of another machine: whoever reaches it can be the other."""
         mine = offers.window if offers else Window()
         theirs = Window()
-        arguments = (address.encode(), c_int(listens), c_uint32(_fits(timeout_ms, 32)), byref(mine), byref(theirs))
+        how = (LISTENS if listens else 0) | (ANYWHERE if anywhere else 0)
+        arguments = (address.encode(), c_int(how), c_uint32(_fits(timeout_ms, 32)), byref(mine), byref(theirs))
         self._endpoint._call("outboard_net_meet", c_uint32(self.exported.qpn), *arguments)
         return theirs
 

@@ -12,7 +12,7 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
-    Access, Error, Link, Mapped, Network, Window, is_mapped,
+    Access, Error, Link, Mapped, Meeting, Network, Window, is_mapped,
     layout::Layout,
     nic::Nic,
     queue::{self, Export, Queue},
@@ -53,6 +53,10 @@ pub struct StatusOut {
     pub failed_index: u32,
     pub syndrome: u32,
 }
+
+/// `enum outboard_net_meeting`.
+const LISTENS: c_int = 1;
+const ANYWHERE: c_int = 2;
 
 /// The layout of this library.
 const LAYOUT: Layout = Layout {
@@ -255,7 +259,8 @@ pub unsafe extern "C" fn outboard_net_connect(net: *const Net, one: u32, other: 
     done(find(one).and_then(|one| Queue::connect(&net.nic, one, find(other)?)))
 }
 
-/// Connects a queue to one of another process, which calls this too: one of the two listens.
+/// Connects a queue to one of another process, which calls this too: one of the two listens. `how`
+/// is of `enum outboard_net_meeting`.
 ///
 /// # Safety
 ///
@@ -265,7 +270,7 @@ pub unsafe extern "C" fn outboard_net_meet(
     net: *const Net,
     qpn: u32,
     address: *const c_char,
-    listens: c_int,
+    how: c_int,
     timeout_ms: u32,
     mine: *const Window,
     theirs: *mut Window,
@@ -289,10 +294,18 @@ pub unsafe extern "C" fn outboard_net_meet(
         return done(Err(Error::Reserved("outboard_net_window")));
     }
     let queue = net.queues.lock().get(&qpn).cloned();
-    let timeout = Duration::from_millis(timeout_ms.into());
+    if how & !(LISTENS | ANYWHERE) != 0 {
+        return done(Err(Error::Flags(how as u32)));
+    }
+    let meeting = Meeting {
+        address: &address,
+        listens: how & LISTENS != 0,
+        is_anywhere: how & ANYWHERE != 0,
+        timeout: Duration::from_millis(timeout_ms.into()),
+    };
     let met = queue
         .ok_or(Error::NoPair(qpn))
-        .and_then(|queue| Link::meet(&net.nic, &queue, &address, listens != 0, timeout, mine));
+        .and_then(|queue| Link::meet(&net.nic, &queue, meeting, mine));
     done(met.map(|(link, window)| {
         *theirs = window;
         // An earlier connection ends here, outside the lock.

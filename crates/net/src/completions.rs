@@ -100,6 +100,10 @@ impl Completions {
         })
     }
 
+    pub(crate) fn is_collapsed(&self) -> bool {
+        self.setup.collapsed
+    }
+
     /// Writes a completion: the word with its opcode and owner last, in one store.
     pub(crate) fn push(&mut self, completion: &Completion) {
         let setup = &self.setup;

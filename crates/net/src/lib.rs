@@ -44,7 +44,7 @@ pub use error::Error;
 pub use faults::Network;
 pub use keys::{Access, REGIONS_MAX};
 pub use layout::Layout;
-pub use link::{Link, Stream};
+pub use link::{Link, Meeting, Stream};
 pub use mapping::is_mapped;
 pub use meet::Window;
 pub use memory::Mapped;

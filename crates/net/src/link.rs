@@ -1,5 +1,5 @@
 //! A connection between queues of two processes. It is neither authenticated nor encrypted: both
-//! processes are on one machine.
+//! processes are on one machine, or say that they trust the network between them.
 
 use std::{
     io::{Read, Result as IoResult, Write},
@@ -68,6 +68,17 @@ impl Stream for UnixStream {
     }
 }
 
+/// Where and how two processes meet.
+#[derive(Clone, Copy, Debug)]
+pub struct Meeting<'a> {
+    pub address: &'a str,
+    /// This one listens, the other connects.
+    pub listens: bool,
+    /// The address may be another than a loopback one: whoever reaches it can be the other.
+    pub is_anywhere: bool,
+    pub timeout: Duration,
+}
+
 /// A queue's connection, which ends with it, or with the queue's reset.
 pub struct Link {
     end: Box<dyn Fn() + Send + Sync>,
@@ -86,32 +97,33 @@ impl std::fmt::Debug for Link {
 }
 
 impl Link {
-    /// Meets the other process at a loopback address: one of them listens. Connects the queue to
-    /// the other's, and returns the memory that it offers.
+    /// Meets the other process. Connects the queue to the other's, and returns the memory that it
+    /// offers.
     pub fn meet(
         nic: &Nic,
         queue: &Queue,
-        address: &str,
-        listens: bool,
-        timeout: Duration,
+        meeting: Meeting<'_>,
         mine: Window,
     ) -> Result<(Link, Window), Error> {
+        let address = meeting.address;
         let failed = |why: &dyn ToString| Error::Meet {
             address: address.into(),
             why: why.to_string(),
         };
         let socket: SocketAddr = address.parse().map_err(|error| failed(&error))?;
-        if !socket.ip().is_loopback() {
-            return Err(failed(&"queues meet at loopback addresses alone"));
+        if !socket.ip().is_loopback() && !meeting.is_anywhere {
+            return Err(failed(
+                &"queues meet at loopback addresses, unless OUTBOARD_NET_ANYWHERE is given",
+            ));
         }
-        let deadline = Instant::now() + timeout;
+        let deadline = Instant::now() + meeting.timeout;
         let qpn = queue.export().qpn;
         let epoch = nic.with(|adapter| adapter.end_of(qpn))?.epoch;
         let mine = Hello {
             peer: Peer { qpn, epoch },
             window: mine,
         };
-        let met = match listens {
+        let met = match meeting.listens {
             true => meet::listen(socket, mine, deadline),
             false => meet::connect(socket, mine, deadline),
         };

@@ -149,7 +149,7 @@ impl Queue {
             if ready != rung {
                 fence(Release);
                 self.record.store(ready, Relaxed);
-                self.doorbell.store(ready, Release);
+                self.doorbell.store(ready, Relaxed);
                 self.rung.store(ready, Relaxed);
             }
             self.ringing.store(0, Release);
@@ -226,6 +226,8 @@ struct Adapter {
     queue: Arc<Queue>,
     consumer: u64,
     seen: u64,
+    /// The doorbell rang for more than the record had.
+    rung: bool,
 }
 
 impl Adapter {
@@ -234,16 +236,19 @@ impl Adapter {
             queue: queue.clone(),
             consumer: 0,
             seen: 0,
+            rung: false,
         }
     }
 
     fn look(&mut self) {
         let doorbell = self.queue.doorbell.load(Acquire);
-        if doorbell == self.seen {
+        self.rung |= doorbell != self.seen;
+        self.seen = doorbell;
+        if !self.rung {
             return;
         }
-        self.seen = doorbell;
         let target = self.queue.record.load(Acquire);
+        self.rung = target < doorbell;
         assert!(target >= self.consumer, "a record that goes back");
         while self.consumer < target {
             let found = self.queue.slot(self.consumer).with(|slot| {

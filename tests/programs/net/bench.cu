@@ -1,7 +1,8 @@
 // Times what threads of a kernel, or of the CPU (compiled without nvcc), post to one queue or several: one line of JSON.
-//   bench THREADS QUEUES BYTES OPERATIONS WINDOW FLAGS COUNTERS
+//   bench THREADS QUEUES BYTES OPERATIONS WINDOW FLAGS COUNTERS [HOW]
 // Each thread puts OPERATIONS times BYTES, and waits after each WINDOW of them. FLAGS are those of a queue; COUNTERS is
-// `host` or `gpu`, where the queues' counters are.
+// `host` or `gpu`, where the queues' counters are. HOW is `alone`; `hold`: the doorbell rings once for 16; or `each`: the
+// threads of a warp, and of a queue, put together, and wait together.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -16,12 +17,16 @@ using namespace outboard::net;
 constexpr uint64_t PATIENCE_NS = 20000000000ull;
 constexpr uint32_t QUEUES_MAX = 64;
 
+enum class How : uint32_t { alone, hold, each };
+constexpr uint32_t HELD = 16;
+
 struct Work {
     outboard_net_queue queues[QUEUES_MAX];
     char *from, *to;
     uint64_t *wrong, *began, *ended, *posting;
     uint64_t bytes;
     uint32_t key, threads, queue_count, operations, window;
+    How how;
 };
 
 OUTBOARD_NET_CALL uint64_t ticks()
@@ -35,14 +40,25 @@ OUTBOARD_NET_CALL uint64_t ticks()
 
 OUTBOARD_NET_CALL void run(const Work &work, uint32_t thread)
 {
-    Queue queue(work.queues[thread % work.queue_count]);
-    uint64_t at = thread * work.bytes, ticket = 0, posting = 0;
+    Queue queue(work.queues[(work.how == How::each ? thread / 32 : thread) % work.queue_count]);
+    if (work.how == How::hold) queue.hold();
+    uint64_t ticket = 0, posting = 0;
+    // What a call is given is in registers: it would be read from the host's memory again after each fence.
+    const uint64_t bytes = work.bytes;
+    const Remote to{(uint64_t)work.to + thread * bytes, work.key};
+    const Local from{(uint64_t)work.from + thread * bytes, work.key};
+    const uint32_t operations = work.operations, window = work.window;
+    const How how = work.how;
     work.began[thread] = detail::now_ns();
-    for (uint32_t i = 1; i <= work.operations; ++i) {
+    for (uint32_t i = 1; i <= operations; ++i) {
         uint64_t before = ticks();
-        Failure failure = queue.put(Remote{(uint64_t)work.to + at, work.key}, Local{(uint64_t)work.from + at, work.key}, work.bytes, PATIENCE_NS, &ticket);
+        Failure failure = how == How::each ? queue.put_each(to, from, bytes, PATIENCE_NS, &ticket)
+                                           : queue.put(to, from, bytes, PATIENCE_NS, &ticket);
+        if (how == How::hold && i % HELD == 0) queue.ring();
         posting += ticks() - before;
-        if (!failure && (i % work.window == 0 || i == work.operations)) failure = queue.wait(ticket, PATIENCE_NS);
+        if (!failure && (i % window == 0 || i == operations)) {
+            failure = how == How::each ? queue.wait<Scope::warp>(ticket, PATIENCE_NS) : queue.wait(ticket, PATIENCE_NS);
+        }
         if (failure) {
             *work.wrong = (uint64_t)failure.cause << 8 | failure.syndrome;
             return;
@@ -127,25 +143,27 @@ static double ticks_per_ns() { return 1; }
 
 static int make_queue(outboard_net *net, uint32_t flags, bool of_gpu, outboard_net_queue *queue)
 {
-    outboard_net_queue_options shape = {10, 0, 0, flags, 0};
+    outboard_net_queue_options shape = {10, 0, 0, flags, 0}, far = shape;
     if (of_gpu) shape.counters = (uint64_t)gpu_memory(outboard_net_counters_bytes(&shape));
     uint64_t bytes = outboard_net_queue_bytes(&shape);
     outboard_net_queue other;
     DO(outboard_net_queue_create(net, memory(bytes), bytes, &shape, queue));
-    DO(outboard_net_queue_create(net, memory(bytes), bytes, &shape, &other));
+    DO(outboard_net_queue_create(net, memory(bytes), bytes, &far, &other));
     DO(outboard_net_connect(net, queue->qpn, other.qpn));
     return 0;
 }
 
 int main(int count, char **values)
 {
-    if (count != 8) return 2;
+    if (count != 8 && count != 9) return 2;
+    const char *how = count == 9 ? values[8] : "alone";
     Work *work = (Work *)memory(sizeof(Work));
     work->threads = (uint32_t)std::atoi(values[1]);
     work->queue_count = (uint32_t)std::atoi(values[2]);
     work->bytes = (uint64_t)std::atoll(values[3]);
     work->operations = (uint32_t)std::atoi(values[4]);
     work->window = (uint32_t)std::atoi(values[5]);
+    work->how = std::strcmp(how, "hold") == 0 ? How::hold : std::strcmp(how, "each") == 0 ? How::each : How::alone;
     bool of_gpu = std::strcmp(values[7], "gpu") == 0;
     if (work->queue_count == 0 || work->queue_count > QUEUES_MAX || work->window == 0 || work->threads == 0) return 2;
     outboard_net *net = nullptr;

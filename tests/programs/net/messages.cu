@@ -16,6 +16,12 @@ constexpr uint64_t PATIENCE_NS = 60000000000ull;
 constexpr uint32_t WORDS = 40;   // of the longest message
 constexpr uint32_t WINDOW = 4;   // messages of a sender that are not known to have arrived
 constexpr uint32_t FLAGS = 70;   // that one warp looks at: three times around
+// Entries that set them: a warp posts one for each of its threads.
+#ifdef __CUDACC__
+constexpr uint32_t SETS = (FLAGS + 31) / 32 * 32;
+#else
+constexpr uint32_t SETS = FLAGS;
+#endif
 
 struct Message {
     uint64_t words[WORDS];
@@ -141,16 +147,25 @@ template <Scope scope> OUTBOARD_NET_CALL void run(const Work &work, Group group)
     }
 }
 
-// Every flag is set by the adapter, in an order of its own.
+// Every flag is set by the adapter, in an order of its own: one by each thread of a warp at a time. Threads that have none
+// left put nothing.
 OUTBOARD_NET_CALL void set_flags(const Work &work)
 {
     Queue queue(work.from);
     uint64_t ticket = 0;
-    for (uint32_t i = 0; i < FLAGS; ++i) {
-        uint32_t flag = i * 37 % FLAGS;
-        TRY(21, queue.signal_set(Remote{(uint64_t)&work.shared->flags[flag * 2], work.key}, 1000 + flag, PATIENCE_NS, &ticket));
+    uint32_t lane = (uint32_t)detail::lane(), lanes = (uint32_t)detail::lanes();
+    for (uint32_t first = 0; first < FLAGS; first += lanes) {
+        uint32_t i = first + lane, flag = i * 37 % FLAGS;
+        Remote to{(uint64_t)&work.shared->flags[flag * 2], work.key};
+        if (first + lanes <= FLAGS) {
+            TRY(21, queue.put_value_each(to, 1000 + flag, PATIENCE_NS, &ticket));
+            continue;
+        }
+        uint64_t *source = work.sources->words + lane;
+        detail::store(source, 1000 + flag);
+        TRY(22, queue.put_each(to, Local{(uint64_t)source, work.key}, i < FLAGS ? 8 : 0, PATIENCE_NS, &ticket));
     }
-    TRY(22, queue.flush(PATIENCE_NS));
+    TRY(26, queue.wait<Scope::warp>(ticket, PATIENCE_NS));
 }
 
 OUTBOARD_NET_CALL void take_flags(const Work &work)
@@ -182,7 +197,7 @@ template <Scope scope> __global__ void kernel(Work work)
 __global__ void flags(Work work)
 {
     if (threadIdx.x < 32) take_flags(work);
-    if (threadIdx.x == 32) set_flags(work);
+    if (threadIdx.x >= 32) set_flags(work);
 }
 
 static void expect(cudaError_t status)
@@ -272,7 +287,7 @@ int main(int count, char **values)
     const uint64_t *counters = (const uint64_t *)work.from.counters;
     uint64_t taken = 0, wrong = work.shared->wrong, entries = counters[detail::RESERVED], completions = counters[detail::CONSUMED];
     for (uint32_t i = 0; i < total; ++i) taken += work.counts[i];
-    uint64_t nops = entries - total - FLAGS, by_count = entries / work.from.signal_every;
+    uint64_t nops = entries - total - SETS, by_count = entries / work.from.signal_every;
     bool failed = wrong != 0 || taken != total || status.succeeded != entries || status.flushed != 0;
     if (wrong) std::printf("step %d, syndrome %#x, cause %d, side %d, entry %llu\n", (int)(wrong & 0xff), (unsigned)(wrong >> 8 & 0xff), (int)(wrong >> 16 & 15), (int)(wrong >> 20 & 1), (unsigned long long)(wrong >> 24));
     // Completions of a ring are counted one by one: those by count, and those that waits have asked for.

@@ -16,18 +16,19 @@ struct Work {
 };
 
 // Warps and blocks have two verbs, so that the kernel stays small.
-template <Scope scope> __device__ Failure post(Queue &queue, const Work *work, Remote to, Local from, uint64_t number, uint64_t *ticket)
+template <Scope scope>
+__device__ Failure post(Queue &queue, uint32_t verb, uint64_t bytes, Remote to, Local from, uint64_t number, uint64_t *ticket)
 {
-    if (work->verb == VALUE) return queue.put_value<scope>(to, number, PATIENCE_NS, ticket);
+    if (verb == VALUE) return queue.put_value<scope>(to, number, PATIENCE_NS, ticket);
     if constexpr (scope == Scope::thread) {
-        switch (work->verb) {
-        case detail::READ: return queue.get(from, to, work->bytes, PATIENCE_NS, ticket);
+        switch (verb) {
+        case detail::READ: return queue.get(from, to, bytes, PATIENCE_NS, ticket);
         case detail::FETCH_ADD: return queue.fetch_add(to, 1, from, PATIENCE_NS, ticket);
         case detail::COMPARE_SWAP: return queue.compare_swap(to, number - 1, number, from, PATIENCE_NS, ticket);
         case detail::NOP: return queue.nop(PATIENCE_NS, ticket);
         }
     }
-    return queue.put<scope>(to, from, work->bytes, PATIENCE_NS, ticket);
+    return queue.put<scope>(to, from, bytes, PATIENCE_NS, ticket);
 }
 
 template <Scope scope> __device__ void run(const Work *work, uint32_t poster, bool leads)
@@ -36,11 +37,14 @@ template <Scope scope> __device__ void run(const Work *work, uint32_t poster, bo
     uint64_t at = (uint64_t)poster * work->stride, ticket = 0, posting = 0, began = detail::now_ns();
     Remote to{work->to + at, work->key};
     Local from{work->from + at, work->key};
-    for (uint32_t number = 1; number <= work->operations; ++number) {
+    // In registers: they would be read from the host's memory again after each fence.
+    uint32_t verb = work->verb, operations = work->operations, window = work->window;
+    uint64_t bytes = work->bytes;
+    for (uint32_t number = 1; number <= operations; ++number) {
         long long before = clock64();
-        Failure failure = post<scope>(queue, work, to, from, number, &ticket);
+        Failure failure = post<scope>(queue, verb, bytes, to, from, number, &ticket);
         posting += (uint64_t)(clock64() - before);
-        if (!failure && (number % work->window == 0 || number == work->operations)) failure = queue.wait<scope>(ticket, PATIENCE_NS);
+        if (!failure && (number % window == 0 || number == operations)) failure = queue.wait<scope>(ticket, PATIENCE_NS);
         if (failure) {
             if (leads) *(uint64_t *)work->wrong = (uint64_t)failure.cause << 8 | failure.syndrome;
             return;

@@ -377,6 +377,13 @@ impl Adapter {
         }
     }
 
+    fn is_collapsed(&self, completions: usize) -> bool {
+        self.completions
+            .get(completions)
+            .and_then(Option::as_ref)
+            .is_some_and(Completions::is_collapsed)
+    }
+
     fn overrun(&self, completions: usize) -> bool {
         self.completions
             .get(completions)

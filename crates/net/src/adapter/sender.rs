@@ -19,7 +19,7 @@ const PENDING_MAX: usize = 256;
 /// Reads and atomics among them.
 const READS_PENDING_MAX: usize = 16;
 /// Entries fetched from one queue before the next queue has its turn.
-const TURN_MAX: usize = 64;
+const TURN_MAX: usize = 16;
 const ENTRY_BYTES_MAX: usize = (SEGMENTS_MAX * SEGMENT_BYTES).next_multiple_of(BLOCK_BYTES);
 const NOT_READY_WITHOUT_END: u32 = 7;
 
@@ -172,9 +172,20 @@ impl Sender {
         (self.sent, self.resume_at_ns) = (0, 0);
     }
 
+    /// Returns how many blocks are posted and not fetched. Doorbell and record are read when none
+    /// are known to be: the poster writes them all the time, so each look costs a way to memory.
+    fn posted(&mut self, qpn: u32) -> u16 {
+        match self.target.wrapping_sub(self.consumer) {
+            0 => self.look(qpn),
+            posted => posted,
+        }
+    }
+
     /// Reads doorbell and record. Returns how many blocks are posted and not fetched.
     fn look(&mut self, qpn: u32) -> u16 {
         let rung = self.doorbell.u64(0).load(Ordering::Acquire);
+        // Read in any case: both lines are on their way at once when a GPU has written them.
+        let record = u32::from_be(self.record.u32(4).load(Ordering::Acquire));
         let bytes = rung.to_ne_bytes();
         let index = u16::from_be_bytes([bytes[1], bytes[2]]);
         if rung != self.doorbell_seen {
@@ -187,7 +198,6 @@ impl Sender {
             }
         }
         if self.rung {
-            let record = u32::from_be(self.record.u32(4).load(Ordering::Acquire));
             self.target = record as u16;
             // A doorbell may come before its record, which is then looked at again.
             let ahead = index.wrapping_sub(self.target);
@@ -204,16 +214,23 @@ impl Sender {
     /// Reads the entry at the consumer's index; `posted` blocks are there.
     fn fetch(&mut self, qpn: u32, posted: u16) -> Result<(Entry, u16), (u8, Syndrome)> {
         let wrong = |opcode| (opcode, Syndrome::LOCAL_OPERATION);
-        let mut bytes = [0; ENTRY_BYTES_MAX];
         if u32::from(posted) > 1 << self.log_blocks {
             return Err(wrong(0));
         }
-        self.read_block(self.consumer, &mut bytes[..BLOCK_BYTES]);
-        let control = Control::read(&bytes).ok_or(wrong(0))?;
+        let mut first = [0; BLOCK_BYTES];
+        self.read_block(self.consumer, &mut first);
+        let control = Control::read(&first).ok_or(wrong(0))?;
         let blocks = control.blocks();
         if blocks > posted {
             return Err(wrong(control.opcode));
         }
+        if blocks == 1 {
+            return Entry::parse(&first, self.consumer, qpn)
+                .map(|entry| (entry, blocks))
+                .map_err(|syndrome| (control.opcode, syndrome));
+        }
+        let mut bytes = [0; ENTRY_BYTES_MAX];
+        bytes[..BLOCK_BYTES].copy_from_slice(&first);
         for block in 1..blocks {
             let at = usize::from(block) * BLOCK_BYTES;
             self.read_block(
@@ -293,7 +310,7 @@ impl Adapter {
     fn fetch(&mut self, sender: &mut Sender, pair: &Pair) -> usize {
         let mut fetched = 0;
         while fetched < TURN_MAX && sender.pending.len() < PENDING_MAX && !sender.is_broken {
-            let posted = sender.look(pair.qpn);
+            let posted = sender.posted(pair.qpn);
             if posted == 0 {
                 break;
             }
@@ -373,6 +390,9 @@ impl Adapter {
     /// Completes what is answered, in order. The first failure ends the queue.
     fn complete_front(&mut self, sender: &mut Sender, number: usize, pair: &Pair) -> usize {
         let mut done = 0;
+        // Of completions that are written over one another the last is enough.
+        let is_collapsed = self.is_collapsed(pair.send_completions);
+        let mut last = None;
         while let Some(answer) = sender.pending.front().and_then(|work| work.answer) {
             let Some(work) = sender.pending.pop_front() else {
                 break;
@@ -385,6 +405,9 @@ impl Adapter {
             let (qpn, opcode, index) = (pair.qpn, work.opcode, work.index);
             if let Answer::Failed(syndrome) = answer {
                 sender.failure = Some((index, syndrome.0));
+                if let Some(last) = last {
+                    self.complete(pair.send_completions, &last);
+                }
                 let kind = Kind::RequesterError;
                 let failure = Completion::failure(kind, qpn, opcode, index, syndrome);
                 self.complete(pair.send_completions, &failure);
@@ -398,8 +421,15 @@ impl Adapter {
             if work.signalled {
                 let bytes = work.bytes() as u32;
                 let success = Completion::success(qpn, opcode, index, bytes, self.now_ns);
-                self.complete(pair.send_completions, &success);
+                if is_collapsed {
+                    last = Some(success);
+                } else {
+                    self.complete(pair.send_completions, &success);
+                }
             }
+        }
+        if let Some(last) = last {
+            self.complete(pair.send_completions, &last);
         }
         done
     }

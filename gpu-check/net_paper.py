@@ -1,0 +1,209 @@
+#!/usr/bin/env python3
+"""Figures of the papers on networking that GPUs start themselves, redone with the software adapter (docs/net.md).
+
+    python3 gpu-check/net.py build FOLDER                                        # with .toolchain, anywhere
+    python3 gpu-check/net_paper.py FOLDER --out RESULTS.json                     # on a machine with a GPU
+    python3 gpu-check/net_paper.py FOLDER --out RESULTS.json --by COMMAND         # kernels run by `COMMAND PROGRAM`
+
+post        time to post one entry by payload: a thread of the GPU, and of the CPU
+throughput  bytes a second by payload, with one doorbell an entry and one for 16
+limits      entries a second by threads and queues, each thread alone or each warp together
+loops       seven loops that serve: request to answer, interrupts a second beside those of an idle machine, time of the
+            CPU by seconds while requests come and while none do
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import machine
+
+ALL_LOOPS = "abcdefg"
+RUN_S_MAX = 120
+EXIT_FAILED = 1
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is run."""
+
+    bytes: tuple[int, ...] = (8, 64, 1024, 4096, 20480, 65536, 262144, 1048576)
+    operations: int = 2000
+    threads: tuple[int, ...] = (1, 4, 32, 128, 512, 1024)
+    queues: tuple[int, ...] = (1, 4, 16, 64)
+    requests: int = 5000
+    idle_s: float = 6
+    long_idle_s: float = 60
+    sample_s: float = 2
+
+
+QUICK = Sizes(
+    bytes=(8, 4096), operations=64, threads=(1, 32), queues=(1, 4), requests=20, idle_s=1, long_idle_s=2, sample_s=0.5
+)
+
+
+class Runner:
+    def __init__(self, folder: Path, before: list[str]) -> None:
+        self.folder, self.before = folder.resolve(), before
+        self.failed: list[str] = []
+
+    def command(self, program: str, *arguments: object) -> list[str]:
+        before = [] if program.endswith("_cpu") else self.before
+        return [*before, str(self.folder / program), *map(str, arguments)]
+
+    def bench(self, program: str, *arguments: object) -> dict[str, Any]:
+        """The line of bench.cu, or nothing and a failure."""
+        command = self.command(program, *arguments)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S_MAX)
+            if done.returncode == 0:
+                return {
+                    key: value for key, value in json.loads(done.stdout).items() if key not in ("right", "syndrome")
+                }
+            why = done.stdout + done.stderr
+        except subprocess.TimeoutExpired:
+            why = f"no end within {RUN_S_MAX} s"
+        self.failed.append(f"{program} {' '.join(map(str, arguments))}: {why.strip()}")
+        return {}
+
+
+def post(runner: Runner, sizes: Sizes) -> list[dict[str, Any]]:
+    """Figures W5 and T7.8."""
+    rows = []
+    for size in sizes.bytes:
+        for place in ("gpu", "host"):
+            rows.append({"by": "gpu", "counters": place, "bytes": size})
+            rows[-1] |= runner.bench("bench", 1, 1, size, sizes.operations, 1, 4, place)
+        rows.append({"by": "cpu", "counters": "host", "bytes": size})
+        rows[-1] |= runner.bench("bench_cpu", 1, 1, size, sizes.operations, 1, 4, "host")
+    return rows
+
+
+def throughput(runner: Runner, sizes: Sizes) -> list[dict[str, Any]]:
+    """Figures W4 and T7.7."""
+    rows = []
+    for size in sizes.bytes:
+        for by, program, place in (("gpu", "bench", "gpu"), ("cpu", "bench_cpu", "host")):
+            for how in ("alone", "hold"):
+                rows.append({"by": by, "how": how, "bytes": size})
+                rows[-1] |= runner.bench(program, 1, 1, size, sizes.operations, 64, 4, place, how)
+    return rows
+
+
+def limits(runner: Runner, sizes: Sizes) -> list[dict[str, Any]]:
+    """The end of T 7.6.1: threads, queues and batches."""
+    rows = []
+    for threads in sizes.threads:
+        for queues in (queues for queues in sizes.queues if queues <= threads):
+            for how in ("alone", "each"):
+                if how == "each" and (threads % 32 or queues > threads // 32):
+                    continue
+                rows.append({"threads": threads, "queues": queues, "how": how})
+                operations = max(64, sizes.operations // 4)
+                rows[-1] |= runner.bench("bench", threads, queues, 8, operations, 16, 0, "gpu", how)
+    return rows
+
+
+def interrupts() -> int:
+    """Interrupts of all processors since the start."""
+    lines = Path("/proc/interrupts").read_text().splitlines()[1:]
+    return sum(int(word) for line in lines for word in line.split()[1:] if word.isdigit())
+
+
+def cpu_s(pid: int) -> dict[str, float]:
+    """Seconds of the CPU that each thread of a process has used, by name; threads of one name together."""
+    used: dict[str, float] = {}
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            stat = (thread / "stat").read_text()
+        except OSError:
+            continue
+        name, rest = stat[stat.index("(") + 1 : stat.rindex(")")], stat[stat.rindex(")") + 2 :].split()
+        ticks = int(rest[11]) + int(rest[12])
+        used[name] = used.get(name, 0) + ticks / os.sysconf("SC_CLK_TCK")
+    return used
+
+
+def loop(runner: Runner, name: str, program: str, sizes: Sizes, idle_s: float) -> dict[str, Any]:
+    """Figures T7.9 and W7, of one loop: under requests, and then idle."""
+    command = runner.command(program, "alone", name, sizes.requests, int(idle_s * 1000))
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    samples = sampled(process, sizes.sample_s)
+    said = process.communicate(timeout=RUN_S_MAX)[0]
+    row: dict[str, Any] = {"loop": name, "bytes": 8 * (8 if program.endswith("small") else 512)}
+    times = re.search(r"median ([\d.]+) us, 99 % below ([\d.]+) us", said)
+    if process.returncode != 0 or not times:
+        runner.failed.append(f"{program} {name}: {said.strip()}")
+        return row
+    end = json.loads(said.splitlines()[-1])
+    row |= {"us_median": float(times[1]), "us_99_percent": float(times[2])}
+    row |= {"requests": sizes.requests, "idle_s": idle_s}
+    row |= {key: end[key] for key in ("rounds", "wakes", "cpu_percent", "process_percent", "stop_us")}
+    return row | {"samples": samples}
+
+
+def sampled(process: subprocess.Popen[str], every_s: float) -> list[dict[str, float]]:
+    """Interrupts a second of the machine, and percents of a core by thread, in each interval."""
+    samples, last, calls, at = [], cpu_s(process.pid), interrupts(), time.monotonic()
+    while process.poll() is None:
+        time.sleep(0.05)
+        took = time.monotonic() - at
+        if took < every_s:
+            continue
+        now, now_calls = cpu_s(process.pid), interrupts()
+        sample = {of: round(100 * (used - last.get(of, 0)) / took, 2) for of, used in now.items()}
+        samples.append({"interrupts_a_second": round((now_calls - calls) / took, 1), **sample})
+        last, calls, at = now, now_calls, at + took
+    return samples
+
+
+def loops(runner: Runner, sizes: Sizes, only: str) -> dict[str, Any]:
+    before = interrupts()
+    time.sleep(2 * sizes.sample_s)
+    idle = round((interrupts() - before) / (2 * sizes.sample_s), 1)
+    rows = []
+    for name in only:
+        # The kernel that stays is looked at for longest.
+        rows.append(loop(runner, name, "loops", sizes, sizes.long_idle_s if name == "g" else sizes.idle_s))
+        rows.append(loop(runner, name, "loops_small", sizes, 0))
+    return {"idle_interrupts_a_second": idle, "rows": rows}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="programs of gpu-check/net.py build")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", default="post,throughput,limits,loops")
+    parser.add_argument("--loops", default=ALL_LOOPS)
+    parser.add_argument("--by", default="", metavar="COMMAND")
+    options = parser.parse_args()
+    if not options.by and not machine.has_gpu():
+        print("NOT RUN: there is no NVIDIA GPU with a driver here")
+        return 77
+    runner, sizes = Runner(options.folder, shlex.split(options.by)), QUICK if options.quick else Sizes()
+    what = {"post": post, "throughput": throughput, "limits": limits}
+    described = {key: value for key, value in machine.describe(["true"]).items() if key != "outboard"}
+    results: dict[str, Any] = {"format": 1, "what": __doc__, "is_software": bool(options.by), "machine": described}
+    for name in options.only.split(","):
+        results[name] = loops(runner, sizes, options.loops) if name == "loops" else what[name](runner, sizes)
+        results["failed"] = runner.failed
+        options.out.write_text(json.dumps(machine.scrub(results), indent=1) + "\n")
+        print(json.dumps(results[name]), flush=True)
+    for why in runner.failed:
+        print(f"FAILED: {why}")
+    return EXIT_FAILED if runner.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
