@@ -87,6 +87,12 @@ pub trait Host: Send {
     /// Hands over the pages of watched mirrors that kernels have changed. Called before a wait is
     /// answered.
     fn take_host_pages(&mut self, changed: &mut dyn FnMut(u64, &[u8]));
+    /// Whether a fence of a stream, or of a whole context, that is made now and never answered
+    /// would go unnoticed by the client.
+    fn can_fence_early(&self, whole_context: bool) -> bool {
+        let _ = whole_context;
+        false
+    }
     /// Whether host functions are queued, so that the session must keep polling for them.
     fn awaits_host_calls(&self) -> bool;
     /// Returns memory for exactly `len` bytes of data about to be received, which the message then

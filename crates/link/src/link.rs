@@ -507,6 +507,15 @@ impl Receiver {
         }
     }
 
+    /// Acknowledges what has arrived, if the link leaves that to the next frame: over tcp, where an
+    /// acknowledgement made by [`recv`](Receiver::recv) delays the frame that it returns.
+    pub fn acknowledge(&self) {
+        match self {
+            Self::Tcp(receiver) => receiver.acknowledge(),
+            Self::Shm(_) | Self::Rdma(_) | Self::Emulated(_) => {}
+        }
+    }
+
     /// Like [`recv`](Receiver::recv), but a long frame over tcp is received straight into the
     /// memory that `place` returns. Over shm and rdma frames are copied out of the ring, or their
     /// data is in [granted](rdma::Receiver::grant) memory, and `place` is never called.

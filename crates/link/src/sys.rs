@@ -117,6 +117,26 @@ pub(crate) fn tcp_bytes_received(socket: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(info[AT])
 }
 
+/// Has the kernel send the acknowledgement that it holds back for a tcp connection, if any, and go
+/// on holding them back: `TCP_QUICKACK` with an even number (`__tcp_sock_set_quickack` of Linux).
+pub(crate) fn acknowledge(socket: BorrowedFd<'_>) -> io::Result<()> {
+    const ONCE: libc::c_int = 2;
+    // SAFETY: the option is an integer, which the kernel reads during the call.
+    let rc = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_QUICKACK,
+            std::ptr::from_ref(&ONCE).cast(),
+            mem::size_of_val(&ONCE) as libc::socklen_t,
+        )
+    };
+    match rc {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Returns device and inode of the file that has this number; `None` if there is none.
 pub(crate) fn identity_of_number(fd: std::os::fd::RawFd) -> Option<(u64, u64)> {
     // SAFETY: stat consists of integers, for which zero is valid.

@@ -138,6 +138,14 @@ impl Host for Nvidia {
         self.host.take_changed(changed);
     }
 
+    fn can_fence_early(&self, whole_context: bool) -> bool {
+        // A context's fence takes over the marks of streams that were destroyed.
+        (!whole_context || self.orphans.is_empty())
+            && self.captures.is_empty()
+            && !self.printing.is_due()
+            && !self.host.is_watched()
+    }
+
     fn awaits_host_calls(&self) -> bool {
         self.host_calls.is_outstanding()
     }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use outboard_api::CUresult;
-use outboard_device::{self as device, Cx, Device, Failure, Outcome, images::ImageStore};
+use outboard_device::{self as device, Cx, Device, Failure, Outcome, Pending, images::ImageStore};
 use outboard_link::RdmaTarget;
 use outboard_wire::{
     DecodeError, Message, Op, Reader, Writer, doc,
@@ -21,6 +21,7 @@ use outboard_wire::{
 
 use super::{
     exposed::{Exposed, Source},
+    foresight::{Awaited, Fence},
     limits,
     waiting::Queue,
 };
@@ -39,6 +40,18 @@ pub(super) struct Executed {
 }
 
 impl Executed {
+    /// A fence that was made before its message came.
+    pub(super) fn foreseen(fence: Pending, awaited: Option<Awaited>) -> Executed {
+        let stream = match awaited {
+            Some(Awaited::Fence(Fence { stream, .. })) => stream,
+            _ => None,
+        };
+        Executed {
+            stream,
+            ..Executed::of(Ok(Outcome::Wait(fence)))
+        }
+    }
+
     pub(super) fn of(outcome: Result<Outcome, Failure>) -> Executed {
         Executed {
             outcome,

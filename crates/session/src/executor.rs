@@ -3,12 +3,13 @@
 use std::os::fd::OwnedFd;
 
 use outboard_api::CUresult;
-use outboard_device::{Cx, Device, Failure, Placed, Service, images::ImageStore};
+use outboard_device::{Cx, Device, Failure, Pending, Placed, Service, images::ImageStore};
 use outboard_link::Destination;
 use outboard_wire::{
     DecodeError, Reader,
     frame::{RequestHeader, copied_data_at},
     handshake::Purpose,
+    messages::{FenceContext, FenceStream},
 };
 use rustix::fs::SealFlags;
 
@@ -16,6 +17,7 @@ use super::{
     answers::restaged,
     execute::{self, Executed},
     exposed::Exposed,
+    foresight::Fence,
     waiting::WaitingList,
 };
 
@@ -65,6 +67,43 @@ impl<'d> Executor<'d> {
         let skip = copied_data_at(head, len)?;
         let memory = self.device.room(len - skip)?;
         Some(Destination { skip, memory })
+    }
+
+    /// Makes a fence that no message has asked for yet, if the device can.
+    pub(super) fn fence_early(&mut self, fence: Fence) -> Option<Pending> {
+        let whole_context = fence.stream.is_none();
+        if self.purpose != Purpose::Session || !self.device.can_fence_early(whole_context) {
+            return None;
+        }
+        let refuse = |_| {
+            Err(Failure::new(
+                CUresult::CUDA_ERROR_NOT_SUPPORTED,
+                "no message",
+            ))
+        };
+        let mut cx = Cx {
+            context: fence.context,
+            images: &mut self.images,
+            placed: None,
+            fds: &mut { refuse },
+            service: &mut |_, _| false,
+        };
+        let (slot, value) = (0, 0);
+        let made = match fence.stream {
+            Some(stream) => self.device.fence_stream(
+                &mut cx,
+                &FenceStream {
+                    stream,
+                    slot,
+                    value,
+                },
+            ),
+            None => self
+                .device
+                .fence_context(&mut cx, &FenceContext { slot, value }),
+        };
+        // What was refused will be refused again when the client asks.
+        made.ok()
     }
 
     /// Makes ordinary copies of those that the adapter has yet to read, before their memory may

@@ -35,6 +35,7 @@ mod data_connections;
 mod execute;
 mod executor;
 mod exposed;
+mod foresight;
 mod grants;
 pub mod handshake;
 pub mod limits;
@@ -76,6 +77,7 @@ use answers::send_answers;
 use data_connections::DataConnections;
 use executor::Executor;
 use exposed::Exposed;
+use foresight::{Awaited, Foresight};
 use grants::Grants;
 use message_stats::Counters;
 pub use message_stats::MessageStats;
@@ -144,6 +146,7 @@ fn serve_within(
         data_connections: DataConnections::new(source, bounds.connections_max),
         peers,
         poll_policy: PollPolicy::new(),
+        foresight: Foresight::default(),
         stats: &pulse.counters,
         looked_at: None,
         grants,
@@ -203,6 +206,7 @@ struct Session<'d> {
     /// Dropped after `waiting`, whose pieces it may have.
     peers: Peers,
     poll_policy: PollPolicy,
+    foresight: Foresight,
     stats: &'d Counters,
     /// When the last message was done, if the session has not waited since. Spares a look at the
     /// clock.
@@ -233,6 +237,7 @@ impl Session<'_> {
                 }
                 if !self.take_message(Wait::Poll)? {
                     self.looked_at = None;
+                    self.foresee();
                     break;
                 }
                 is_idle = false;
@@ -263,7 +268,7 @@ impl Session<'_> {
         };
         let wait = idle_until.map_or(wait, |(until, _)| Wait::Until(until));
         match (admission, wait) {
-            (_, Wait::Poll) => {}
+            (_, Wait::Poll) => self.look_again()?,
             (Admission::Open, wait) => {
                 self.looked_at = None;
                 self.pulse.awaits(self.waiting.oldest());
@@ -284,6 +289,35 @@ impl Session<'_> {
             }
             // Not reached: a stalled session has pending replies, and so a bounded wait.
             (Admission::Stalled, Wait::Forever) => {}
+        }
+        Ok(())
+    }
+
+    /// Prepares for the next wait of the client, if it does as it did before.
+    fn foresee(&mut self) {
+        let Some(awaited) = self.foresight.expect() else {
+            return;
+        };
+        // The fence first: the GPU is at work meanwhile.
+        if let Awaited::Fence(fence) = awaited
+            && self.waiting.is_empty()
+            && self.foresight.has_room()
+        {
+            let fence = self.executor.fence_early(fence);
+            self.foresight.made(fence);
+        }
+        self.receiver.acknowledge();
+    }
+
+    /// Looks for replies that are ready a little longer, without a look at the link.
+    fn look_again(&mut self) -> Result<(), End> {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_nanos(limits::LOOK_NS) {
+            if self.answer_ready()? {
+                self.poll_policy.worked();
+                break;
+            }
+            std::hint::spin_loop();
         }
         Ok(())
     }

@@ -29,6 +29,9 @@ pub const EARLY_MESSAGES_MAX: usize = 4_096;
 /// well. On a machine of one or two cores the device's own threads need the core.
 pub const SPIN_NS_MAX: u64 = 2_000_000;
 pub const SPIN_FEW_CORES_NS_MAX: u64 = 2_000;
+/// How long the pending replies are looked at between two looks at the link, which costs a system
+/// call over tcp.
+pub const LOOK_NS: u64 = 1_000;
 /// Sleep between two polls of the pending replies: this fraction of the time already waited, within
 /// these bounds. A poll costs about 1 us.
 pub const SLEEP_US_MIN: u64 = 10;

@@ -22,6 +22,7 @@ use super::{
     blocked_service::BlockedService,
     execute::{self, Executed},
     executor::{Executor, unshrinkable},
+    foresight::Awaited,
     limits, message_stats,
     peers::{self, PeerMessage},
     waiting::{Queue, ToPeer, Waiting, WaitingList},
@@ -58,13 +59,8 @@ impl Session<'_> {
             self.outbox.send_held_faults()?;
         }
         let is_change = !messages::memory_unchanged(header.op);
-        keep_sources(
-            &mut self.waiting,
-            &mut self.executor,
-            &header,
-            is_change,
-            &r,
-        );
+        let (waiting, executor) = (&mut self.waiting, &mut self.executor);
+        keep_sources(waiting, executor, &header, is_change, &r);
         if is_change {
             self.outbox.wait_until_device_read()?;
         }
@@ -92,7 +88,11 @@ impl Session<'_> {
         let frame_len = HEADER_BYTES + r.left();
         let is_long = frame.len() >= PLACED_BYTES_MIN;
         self.executor.reply.clear();
-        let result = if messages::is_bulk(header.op) {
+        let awaited = Awaited::of(header.op, header.context, &r);
+        let foreseen = self.foresight.next(awaited);
+        let result = if let Some(pending) = foreseen {
+            Ok(Executed::foreseen(pending, awaited))
+        } else if messages::is_bulk(header.op) {
             self.executor.execute_in_place(&header, placed.as_ref(), r)
         } else {
             // Copied, because while the message is executed more frames may be received.
@@ -114,6 +114,10 @@ impl Session<'_> {
         message: &OwnMessage,
         start: Instant,
     ) -> Result<(), End> {
+        if !matches!(message, OwnMessage::Ping) {
+            // It may be work for the device.
+            self.foresight.next(None);
+        }
         match message {
             OwnMessage::Ping => self.answer_ping(header, start),
             OwnMessage::Network(asked) => self.change_network(header, asked),

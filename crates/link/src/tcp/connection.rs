@@ -9,14 +9,12 @@ use std::{
     os::fd::OwnedFd,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use outboard_wire::limits::{
-    SEND_SPIN_NS_MAX, SENDS_CLOSE_MIN, SENDS_CLOSE_NS_MAX, TCP_SEND_BUFFER_BYTES,
-};
+use outboard_wire::limits::{SEND_SPIN_NS_MAX, TCP_SEND_BUFFER_BYTES};
 use rustix::net::{SendFlags, Shutdown, getpeername, send, shutdown};
 
 use super::{
@@ -24,6 +22,7 @@ use super::{
     kernel::{self, Opening},
     liveness,
     outgoing::{Batch, Leaving, Outgoing, Write},
+    pace::Pace,
     receiving::Receiver,
     sealing::{Seal, Sealing},
     shared::Shared,
@@ -60,6 +59,8 @@ impl Connection {
             socket,
             wake: WakeUp::new()?,
             is_closed: AtomicBool::new(false),
+            waits: AtomicU32::new(0),
+            is_terse: AtomicBool::new(false),
             owner_pid: std::process::id(),
         });
         let in_kernel = records.is_some() && kernel_tls() == KernelTls::Used;
@@ -78,8 +79,8 @@ impl Connection {
         let writer = Writer {
             socket: Arc::clone(&shared),
             seal,
-            sends: 0,
-            since: None,
+            is_helped: false,
+            pace: Pace::default(),
         };
         Self {
             sender: Sender {
@@ -399,21 +400,38 @@ impl Flusher {
     }
 
     pub(crate) fn helper(&self) -> Helper {
-        Helper(Arc::clone(&self.outgoing))
+        Helper {
+            outgoing: Arc::clone(&self.outgoing),
+            shared: Arc::clone(&self.shared),
+        }
     }
 }
 
 /// Sends, on a thread of its own, what other threads post.
-pub struct Helper(Arc<Outgoing<Writer>>);
+pub struct Helper {
+    outgoing: Arc<Outgoing<Writer>>,
+    shared: Arc<Shared>,
+}
 
 impl Helper {
     pub(crate) fn run(self) {
         let longest = Duration::from_nanos(SEND_SPIN_NS_MAX);
         let (mut since, mut looks) = (Instant::now(), 0u32);
-        self.0.help(|has_sent| {
+        // The next sender meets an error again.
+        let _ = self.outgoing.send_with(|writer, posted| {
+            writer.is_helped = true;
+            match posted {
+                [] => Ok(()),
+                posted => writer.write(posted),
+            }
+        });
+        self.outgoing.help(|has_sent| {
             looks = looks.wrapping_add(1);
             if has_sent {
                 since = Instant::now();
+                if self.shared.is_terse.load(Ordering::Relaxed) {
+                    return false;
+                }
             } else if looks.is_multiple_of(HELPER_LOOKS) && since.elapsed() >= longest {
                 return false;
             }
@@ -427,14 +445,20 @@ impl Helper {
 pub(crate) struct Writer {
     socket: Arc<Shared>,
     seal: Seal,
-    /// Sends of the senders themselves since the last look at the clock, and the time of that look.
-    sends: u32,
-    since: Option<Instant>,
+    /// True if there is a helper, for which sends are counted.
+    is_helped: bool,
+    pace: Pace,
 }
 
 impl Write for Writer {
     #[inline]
     fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        if self.is_helped {
+            let waits = self.socket.waits.load(Ordering::Relaxed);
+            if let Some(is_terse) = self.pace.sent(waits) {
+                self.socket.is_terse.store(is_terse, Ordering::Relaxed);
+            }
+        }
         if !matches!(self.seal, Seal::Open) {
             return self.write_all(&mut [IoSlice::new(bytes)], None);
         }
@@ -448,16 +472,7 @@ impl Write for Writer {
     }
 
     fn wants_help(&mut self) -> bool {
-        self.sends += 1;
-        if self.sends < SENDS_CLOSE_MIN {
-            return false;
-        }
-        // One look at the clock per `SENDS_CLOSE_MIN` sends.
-        self.sends = 0;
-        let now = Instant::now();
-        let before = self.since.replace(now);
-        let longest = Duration::from_nanos(SENDS_CLOSE_NS_MAX * u64::from(SENDS_CLOSE_MIN));
-        before.is_some_and(|before| now - before < longest)
+        self.pace.wants_help()
     }
 }
 

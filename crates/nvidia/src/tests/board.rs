@@ -2,6 +2,8 @@
 
 use std::{fs::File, os::unix::fs::FileExt};
 
+use outboard_device::Host as _;
+
 use super::*;
 
 const BOARD_BYTES: u64 = 16 << 10;
@@ -51,6 +53,32 @@ fn a_wait_looks_at_memory_and_asks_nobody() {
     let mut own = client.wait(fence(0, 0));
     assert_eq!(own.ready(), Ok(true));
     assert_eq!(fake.ask("fake_event_queries", 0), before);
+}
+
+#[test]
+fn a_fence_that_would_take_something_along_is_not_made_early() {
+    let fake = Fake::build(&[]);
+    let mut client = client_with_stream(&fake);
+    let can = |client: &Client| [false, true].map(|all| client.device.can_fence_early(all));
+    assert_eq!(can(&client), [true, true]);
+    // The stream's mark waits for a fence of the context.
+    client.done(Request::EventCreate(messages::EventCreate {
+        event: 1,
+        flags: 0,
+    }));
+    client.done(Request::EventRecord(messages::EventRecord {
+        event: 1,
+        stream: STREAM,
+        flags: 0,
+    }));
+    client.done(Request::StreamDestroy(messages::StreamDestroy {
+        stream: STREAM,
+    }));
+    assert_eq!(can(&client), [true, false]);
+    let context = messages::FenceContext { slot: 0, value: 0 };
+    let mut fence = client.wait(Request::FenceContext(context));
+    assert_eq!(fence.ready(), Ok(true));
+    assert_eq!(can(&client), [true, true]);
 }
 
 #[test]

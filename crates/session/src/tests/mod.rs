@@ -3,6 +3,7 @@
 mod abuse;
 mod answers;
 mod data_connections;
+mod foresight;
 mod peers;
 
 use std::{
@@ -51,6 +52,9 @@ struct Board {
     is_lost: AtomicBool,
     /// Number of pending replies that exist.
     pendings: AtomicUsize,
+    /// Number of fences made for streams.
+    fences: AtomicUsize,
+    can_fence_early: AtomicBool,
     /// Number of host functions that the client has run.
     host_funcs_done: AtomicU64,
     awaits_host_calls: AtomicBool,
@@ -140,6 +144,10 @@ impl Host for Fake {
         (len <= ROOM_BYTES_MAX).then(|| Box::new(vec![0u8; len]) as Box<dyn Segment>)
     }
 
+    fn can_fence_early(&self, _: bool) -> bool {
+        self.board.can_fence_early.load(SeqCst)
+    }
+
     fn awaits_host_calls(&self) -> bool {
         self.board.awaits_host_calls.load(SeqCst)
     }
@@ -181,7 +189,9 @@ impl Device for Fake {
         _: &mut Cx<'_>,
         m: &messages::FenceStream,
     ) -> Result<Pending, Failure> {
-        Ok(Gate::pending(&self.board, m.stream, None))
+        let pending = Gate::pending(&self.board, m.stream, None);
+        self.board.fences.fetch_add(1, SeqCst);
+        Ok(pending)
     }
 
     fn copy_out(&mut self, _: &mut Cx<'_>, m: &messages::CopyOut) -> Result<Pending, Failure> {
