@@ -42,14 +42,12 @@ def counters(guest: Guest) -> dict[str, int]:
 
 @pytest.fixture(scope="session")
 def executables() -> dict[str, Path]:
-    """The tests of crates, as they lie in the target folder."""
-    found = {}
-    for crate in (["outboard-link", "--lib", "--test", "conformance"], ["outboard-cli", "--test", "all"]):
-        command = ["cargo", "test", "--quiet", "--no-run", "--message-format=json", "-p", *crate]
-        built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        said = [json.loads(line) for line in built.stdout.splitlines() if line.startswith("{")]
-        found |= {one["target"]["name"]: Path(one["executable"]) for one in said if one.get("executable")}
-    return found
+    """The tests of crates, as they lie in the target folder. All packages, as `make test-rdma` builds them: for some
+    alone cargo chooses fewer features, and builds the large crates again."""
+    command = ["cargo", "build", "--quiet", "--workspace", "--lib", "--bins", "--tests", "--examples"]
+    built = subprocess.run([*command, "--message-format=json"], cwd=ROOT, capture_output=True, text=True, check=True)
+    said = [json.loads(line) for line in built.stdout.splitlines() if line.startswith("{")]
+    return {one["target"]["name"]: Path(one["executable"]) for one in said if one.get("executable")}
 
 
 def run_cases(guest: Guest, executable: Path, cases: list[str]) -> None:
