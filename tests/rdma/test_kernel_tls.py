@@ -47,7 +47,10 @@ def executables() -> dict[str, Path]:
     command = ["cargo", "build", "--quiet", "--workspace", "--lib", "--bins", "--tests", "--examples"]
     built = subprocess.run([*command, "--message-format=json"], cwd=ROOT, capture_output=True, text=True, check=True)
     said = [json.loads(line) for line in built.stdout.splitlines() if line.startswith("{")]
-    return {one["target"]["name"]: Path(one["executable"]) for one in said if one.get("executable")}
+    tests = [one for one in said if one.get("executable")]
+    return {
+        f"{Path(one['manifest_path']).parent.name}/{one['target']['name']}": Path(one["executable"]) for one in tests
+    }
 
 
 def run_cases(guest: Guest, executable: Path, cases: list[str]) -> None:
@@ -62,7 +65,7 @@ def test_links_with_the_kernel_at_both_ends_and_at_one(tls_guest: Guest, executa
     before = counters(tls_guest)
     ends = {"both": CASES, "server": CASES_OF_ONE_END, "client": CASES_OF_ONE_END}
     names = [f"kernel_tls::{end}::{case}" for end, cases in ends.items() for case in cases]
-    run_cases(tls_guest, executables["conformance"], names)
+    run_cases(tls_guest, executables["link/conformance"], names)
     after = counters(tls_guest)
     for name in ("TlsTxSw", "TlsRxSw", "TlsTxRekeyOk", "TlsRxRekeyOk"):
         assert after[name] > before[name], name
@@ -77,13 +80,13 @@ def test_records_that_the_kernel_refuses(tls_guest: Guest, executables: dict[str
         "records_that_are_no_data_end_the_link_or_change_its_key",
     ]
     before = counters(tls_guest)
-    run_cases(tls_guest, executables["outboard_link"], [f"tcp::kernel::tests::{case}" for case in cases])
+    run_cases(tls_guest, executables["link/outboard_link"], [f"tcp::kernel::tests::{case}" for case in cases])
     assert counters(tls_guest)["TlsDecryptError"] > before["TlsDecryptError"]
 
 
 def test_a_hostile_client_ends_its_worker_alone(tls_guest: Guest, executables: dict[str, Path]) -> None:
     before = counters(tls_guest)
-    run_cases(tls_guest, executables["all"], ["tls::records_that_no_client_makes_end_their_session_alone"])
+    run_cases(tls_guest, executables["cli/all"], ["tls::records_that_no_client_makes_end_their_session_alone"])
     assert counters(tls_guest)["TlsRxSw"] >= before["TlsRxSw"] + 9
 
 
