@@ -45,3 +45,18 @@ def test_the_command_says_what_it_misses(server: Server) -> None:
     run = [OUTBOARD, "run", "--gpu", server.urls["tcp"], "--", "true"]
     done = subprocess.run([*without("/proc"), *run], capture_output=True, text=True, timeout=20)
     assert done.returncode != 0 and "/proc" in done.stderr, done
+
+
+def test_a_full_disk_gets_no_half_of_a_key(tmp_path: Path) -> None:
+    """Where there is no room for a key no file is left, so that the next try makes one."""
+    key = tmp_path / "key"
+    script = f"""mount -t tmpfs -o size=16k none {tmp_path}
+        cat /dev/zero >{tmp_path}/fill 2>/dev/null
+        {OUTBOARD} keygen {key} && exit 9
+        test -e {key} && exit 8
+        rm {tmp_path}/fill && {OUTBOARD} keygen {key} && {OUTBOARD} keygen --show {key}"""
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "No space left on device" in done.stderr, done
+    assert "there is a key already" not in done.stderr
+    made, shown = done.stdout.splitlines()
+    assert made == shown

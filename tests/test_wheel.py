@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -139,7 +141,30 @@ exec({WORKS!r})
             installed, f"import sys; sys.ps1 = '>'\n{code}", LD_LIBRARY_PATH=str(tmp_path), OUTBOARD_GPU=address
         )
         assert "restart Python, and call outboard.use() before" in interactive.stderr
+        # What came through a pipe is gone, and so cannot be read a second time.
+        environment = {"LD_LIBRARY_PATH": str(tmp_path), "OUTBOARD_GPU": address, "PYTHONPATH": str(TEST_PROGRAMS)}
+        argv = [installed / "python", "/dev/stdin"]
+        piped = subprocess.run(argv, input=code, env=environment, capture_output=True, text=True, timeout=60)
+        assert piped.returncode == 1 and "restart Python, and call outboard.use() before" in piped.stderr, piped
         server.terminate()
+
+
+def test_a_server_ends_with_the_program_that_started_it(installed: Path) -> None:
+    """However it ends: a program that is killed runs no more code of its own."""
+    code = """
+import os, outboard, signal
+with outboard.session(None, "--device", "soft", "--no-cache", "--spare", "0") as address:
+    print(address, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = python(installed, code)
+    socket = Path(done.stdout.strip().removeprefix("shm://"))
+    assert done.returncode == -9 and socket.name == "gpu.sock", done
+    until = time.monotonic() + 20
+    while socket.exists():
+        assert time.monotonic() < until, "the server goes on"
+        time.sleep(0.05)
+    shutil.rmtree(socket.parent)
 
 
 def test_the_wheel_is_the_same_when_built_again(tmp_path: Path) -> None:

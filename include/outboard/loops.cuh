@@ -131,14 +131,24 @@ inline void ring_bell(void *bell) { ((const Bell *)bell)->ring(); }
 // Sleeps until what the stream has now is done. Tells the GPU to stop if it is to.
 inline cudaError_t sleep_until_done(cudaStream_t stream, const Watch &watch, Reports &reports, Control *control)
 {
-    cudaError_t status = cudaLaunchHostFunc(stream, ring_bell, watch.bell);
+    // The event and not the stream is asked for: a stream is not done before the function that rings has returned, and
+    // whoever it woke would look too early.
+    cudaEvent_t done;
+    cudaError_t status = cudaEventCreateWithFlags(&done, cudaEventDisableTiming);
     if (status != cudaSuccess) return status;
-    for (;;) {
+    status = cudaEventRecord(done, stream);
+    if (status == cudaSuccess) status = cudaLaunchHostFunc(stream, ring_bell, watch.bell);
+    while (status == cudaSuccess) {
         pass_stop(watch, control);
-        status = cudaStreamQuery(stream);
-        if (status != cudaErrorNotReady) return status;
+        status = cudaEventQuery(done);
+        if (status != cudaErrorNotReady) break;
         watch.bell->sleep(reports.until_next());
+        status = cudaSuccess;
     }
+    cudaEventDestroy(done);
+    // The function is to have returned before the bell goes.
+    cudaError_t end = cudaStreamSynchronize(stream);
+    return status != cudaSuccess ? status : end;
 }
 
 // Sleeps until `is_there()`: at first it looks without a pause, then at growing intervals. False when it is to stop.

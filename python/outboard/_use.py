@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -93,11 +94,24 @@ def _foreign(folder: Path) -> str | None:
     return None
 
 
+def _can_be_read_again() -> bool:
+    """Returns whether this program is there a second time: neither from standard input nor from a pipe, nor a child of
+    multiprocessing, whose work comes through one."""
+    main = sys.modules["__main__"]
+    if multiprocessing.parent_process() is not None:
+        return False
+    if getattr(main, "__spec__", None) is not None:
+        return True
+    script = getattr(main, "__file__", None)
+    # Python -c has no file: its program stands on the command line.
+    return os.path.isfile(script) if script is not None else "-c" in sys.orig_argv
+
+
 def _start_again(foreign: str) -> None:
     """Starts this program again, with Outboard's libraries first."""
     is_interactive = hasattr(sys, "ps1") or sys.flags.interactive or "ipykernel" in sys.modules
     argv = getattr(sys, "orig_argv", None)
-    if is_interactive or AGAIN in os.environ or not argv or argv[-1] == "-" or len(argv) < 2:
+    if is_interactive or AGAIN in os.environ or not argv or len(argv) < 2 or not _can_be_read_again():
         raise OutboardError(
             f"{foreign} is loaded already: restart Python, and call outboard.use() before what uses CUDA is imported"
         )
@@ -134,9 +148,11 @@ def _given(gpu: str) -> Iterator[str]:
 def _started(options: tuple[str, ...]) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="outboard-") as folder:
         address = f"shm://{folder}/gpu.sock"
-        argv = [command(), "serve", "--no-config", "--listen", address, *options]
+        argv = [command(), "serve", "--no-config", "--until-eof", "--listen", address, *options]
         log = Path(folder) / "log"
-        with log.open("w") as stderr, subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=stderr) as server:
+        pipe = subprocess.PIPE
+        # The server's standard input ends with this process, even where no Python code runs any more.
+        with log.open("w") as stderr, subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=stderr) as server:
             try:
                 assert server.stdout is not None
                 if not server.stdout.readline():

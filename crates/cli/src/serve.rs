@@ -245,6 +245,7 @@ fn options(
             threads: args.threads.map(Into::into),
             devices: args.devices.unwrap_or(1).into(),
             chosen: None,
+            gpu_percent: None,
             board: outboard_soft::BOARD,
             capability: args.capability.unwrap_or_default(),
             watch: watch_of(args.watch),
@@ -260,6 +261,7 @@ fn options(
         hand_over: args.hand_over.hand_over,
         drain_ms: args.hand_over.drain_within.as_millis() as u64,
         pool: box_of(args.pool)?,
+        until_eof: args.until_eof,
         worker_args: worker_args(log_format),
     })
 }

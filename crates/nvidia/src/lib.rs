@@ -36,6 +36,7 @@ mod launch;
 mod mapping;
 mod memory;
 mod modules;
+mod mps;
 mod node_work;
 mod nvml;
 mod nvml_events;
@@ -109,6 +110,8 @@ pub struct NvidiaOptions {
     pub devices: Option<Vec<u32>>,
     /// Whether the client has yet to come, so that there is time to measure a context's size.
     pub ahead: bool,
+    /// Part of each GPU's multiprocessors that the session may use, by MPS; by default no limit.
+    pub gpu_percent: Option<u8>,
 }
 
 /// Checks for a driver with devices. It makes no context, but the process must not fork
@@ -130,10 +133,14 @@ pub fn gpu_direct_report() -> Result<String, String> {
 /// Opens the machine's devices for one session. Once kernels may print, standard output is
 /// redirected: the process must not write to it.
 pub fn open(options: NvidiaOptions) -> Result<Box<dyn Device>, Failure> {
+    if let Some(percent) = options.gpu_percent {
+        mps::ask_for(percent);
+    }
     Ok(Box::new(Nvidia::open(Driver::load()?, options)?))
 }
 
 pub use self::{
+    mps::check as check_mps,
     nvml::{Monitor, is_named as is_management_named},
     nvml_events::{GpuError, GpuErrorKind, Watcher},
 };
@@ -283,6 +290,9 @@ impl Nvidia {
             .ok_or_else(|| no_device("no device is left to serve"))?;
         if options.ahead {
             refuse_exclusive(&driver, &devices)?;
+        }
+        if options.gpu_percent.is_some() {
+            mps::confirm(&driver, &devices)?;
         }
         // Measured before the first context is made. A worker whose client is already there has no
         // time for it.

@@ -263,6 +263,7 @@ mod tests {
             threads: Some(7),
             devices: 2,
             chosen: Some(vec![1]),
+            gpu_percent: Some(25),
             board: outboard_soft::BOARD,
             capability: "9.0".parse().unwrap(),
             watch: Watch {

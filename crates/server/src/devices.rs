@@ -30,6 +30,8 @@ pub struct DeviceOptions {
     pub devices: usize,
     /// The machine's numbers of the devices that a session gets; by default all.
     pub chosen: Option<Vec<u32>>,
+    /// Part of an NVIDIA GPU's multiprocessors that a session may use; by default no limit.
+    pub gpu_percent: Option<u8>,
     /// Begins the UUIDs of soft devices.
     pub board: [u8; BOARD_BYTES],
     /// Compute capability that the soft device reports.
@@ -38,6 +40,21 @@ pub struct DeviceOptions {
     /// Mistakes that the soft device watches kernels for.
     #[serde(with = "watch")]
     pub watch: Watch,
+}
+
+impl DeviceOptions {
+    /// Returns the devices with this part of each GPU's multiprocessors.
+    pub(super) fn with_part(self, gpu_percent: Option<u8>) -> DeviceOptions {
+        DeviceOptions {
+            gpu_percent,
+            ..self
+        }
+    }
+
+    /// Returns whether a session gets all devices, each wholly, as a spare has them open.
+    pub(super) fn is_all(&self) -> bool {
+        self.chosen.is_none() && self.gpu_percent.is_none()
+    }
 }
 
 /// A compute capability in a document: its text.
@@ -121,6 +138,7 @@ pub(super) fn open(options: &DeviceOptions, ahead: bool) -> Result<Box<dyn Devic
             memory_bytes: options.memory_bytes,
             devices: options.chosen.clone(),
             ahead,
+            gpu_percent: options.gpu_percent,
         }),
         DeviceKind::Soft => outboard_soft::open(SoftOptions {
             memory_bytes: options.memory_bytes,

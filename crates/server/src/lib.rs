@@ -63,6 +63,6 @@ pub use inventory::take as inventory;
 pub use peers::{NoNetwork, PeerNetwork};
 pub use pool::PoolOptions;
 pub use sandbox::{Available, Sandbox, available as sandbox_available};
-pub use shares::{Limit, Limits, NoTenant, Shares, Unit, Whose};
+pub use shares::{Limit, Limits, NoTenant, PERCENT_MAX, Shares, Unit, Whose};
 pub use supervisor::{ServeError, ServeOptions, Supervisor, check_compute};
 pub use worker::run_worker;

@@ -20,6 +20,9 @@ use crate::{
     limits,
 };
 
+/// A whole GPU.
+pub const PERCENT_MAX: u8 = 100;
+
 /// A limit of a share. The table [`Limit::ALL`] is the only list of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limit {
@@ -30,6 +33,7 @@ pub enum Limit {
     HostMemory,
     Disk,
     Compute,
+    GpuPercent,
 }
 
 /// The unit of a limit.
@@ -37,11 +41,12 @@ pub enum Limit {
 pub enum Unit {
     Count,
     Bytes,
+    Percent,
 }
 
 impl Limit {
     /// Each limit with its name, its unit, its meaning, and whether the whole server can have it.
-    pub const ALL: [(Limit, &'static str, Unit, &'static str, bool); 7] = [
+    pub const ALL: [(Limit, &'static str, Unit, &'static str, bool); 8] = [
         (
             Limit::Sessions,
             "sessions",
@@ -89,6 +94,13 @@ impl Limit {
             "compute",
             Unit::Count,
             "weight of all its programs on the software device's cores, where others have 100",
+            false,
+        ),
+        (
+            Limit::GpuPercent,
+            "gpu-percent",
+            Unit::Percent,
+            "part of an NVIDIA GPU's multiprocessors that each of its programs may use, by MPS",
             false,
         ),
     ];
@@ -212,10 +224,16 @@ impl Shares {
             .min(WEIGHT_MAX)
     }
 
-    /// Returns whether a weight is asked for.
-    pub(super) fn weigh_compute(&self) -> bool {
+    /// Returns the part of a GPU that each program of a tenant may use, if that is bounded.
+    pub(super) fn gpu_percent(&self, tenant: &str) -> Option<u8> {
+        let percent = self.of(tenant).get(Limit::GpuPercent)?;
+        Some(percent.min(u64::from(PERCENT_MAX)) as u8)
+    }
+
+    /// Returns whether some tenant has this limit.
+    pub(super) fn have(&self, limit: Limit) -> bool {
         let mut all = self.named.values().chain([&self.each]);
-        all.any(|limits| limits.get(Limit::Compute).is_some())
+        all.any(|limits| limits.get(limit).is_some())
     }
 
     fn bound_memory(&self) -> bool {

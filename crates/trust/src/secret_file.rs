@@ -1,7 +1,7 @@
 //! Files that hold secrets: only their owner can read them.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{self, Read as _, Write as _},
     os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
@@ -80,7 +80,8 @@ fn check(path: &Path, file: &File, refused: u32) -> Result<(), SecretFileError> 
     Ok(())
 }
 
-/// Writes a file that did not exist before, with mode 0600.
+/// Writes a file that did not exist before, with mode 0600. What cannot be written whole leaves no
+/// file.
 pub fn write_new_secret(path: &Path, text: &str) -> Result<(), SecretFileError> {
     let io = |source| SecretFileError::Io {
         path: path.into(),
@@ -91,7 +92,10 @@ pub fn write_new_secret(path: &Path, text: &str) -> Result<(), SecretFileError> 
     let mut file = file.map_err(io)?;
     file.write_all(text.as_bytes())
         .and_then(|()| file.sync_all())
-        .map_err(io)
+        .map_err(|error| {
+            let _ = fs::remove_file(path);
+            io(error)
+        })
 }
 
 #[cfg(test)]

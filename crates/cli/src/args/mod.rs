@@ -218,6 +218,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = limits::SPARES_DEFAULT as u8,
           value_parser = number::<u8>(0..=limits::SPARES_MAX as i64))]
     pub(crate) spare: u8,
+    /// Stop at the end of standard input, as when the program that started the server through a
+    /// pipe ends, however it does
+    #[arg(long)]
+    pub(crate) until_eof: bool,
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
     #[command(flatten)]

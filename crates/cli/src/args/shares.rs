@@ -3,7 +3,7 @@
 use std::{str::FromStr, time::Duration};
 
 use clap::Args;
-use outboard_server::{Limit, Limits, Shares, Unit, WEIGHT_MAX, Whose, limits};
+use outboard_server::{Limit, Limits, PERCENT_MAX, Shares, Unit, WEIGHT_MAX, Whose, limits};
 
 use super::{parse_size, time};
 
@@ -88,6 +88,12 @@ impl FromStr for ShareArg {
 fn number(text: &str, unit: Unit) -> Result<u64, String> {
     match unit {
         Unit::Bytes => parse_size(text),
+        Unit::Percent => match text.parse() {
+            Ok(percent @ 1..=PERCENT_MAX) => Ok(percent.into()),
+            _ => Err(format!(
+                "{text:?} is not a whole number from 1 to {PERCENT_MAX}"
+            )),
+        },
         Unit::Count => match text.parse() {
             Ok(0) | Err(_) => Err(format!("{text:?} is not a whole number from 1 on")),
             Ok(count) => Ok(count),
@@ -150,9 +156,13 @@ mod tests {
             ("sessions=0", "\"0\" is not a whole number"),
             (
                 "cores=3",
-                "known are sessions, queries, connections, memory, host-memory, disk, compute",
+                "known are sessions, queries, connections, memory, host-memory, disk, compute, gpu-percent",
             ),
             ("compute=10001", "a weight is 1 to 10000"),
+            (
+                "gpu-percent=101",
+                "\"101\" is not a whole number from 1 to 100",
+            ),
             ("memory=8", ""),
             ("memory=8XB", "there is no unit"),
             ("alice:sessions=4", "token:alice"),

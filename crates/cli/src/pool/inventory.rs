@@ -17,6 +17,7 @@ pub(super) fn inventory(args: &PoolInventoryArgs) -> anyhow::Result<ExitCode> {
         threads: None,
         devices: 1,
         chosen: None,
+        gpu_percent: None,
         board: outboard_soft::BOARD,
         capability: outboard_soft::Capability::default(),
         watch: outboard_soft::Watch::default(),

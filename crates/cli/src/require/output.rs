@@ -17,8 +17,11 @@ pub(crate) struct Outputs {
     standard: Vec<String>,
 }
 
-/// Creates a file without a name of its own in the folder of `path`.
+/// Creates a file without a name of its own in the folder of `path`, which is to replace it. A
+/// recording is not replaced: nothing brings it back.
 fn beside(path: &Path) -> anyhow::Result<NamedTempFile> {
+    let is_recording = path.exists() && outboard_trace::is_recording(path)?;
+    anyhow::ensure!(!is_recording, "this is a recording; name another file");
     let folder = match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
         _ => Path::new("."),

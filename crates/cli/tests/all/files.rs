@@ -176,6 +176,24 @@ fn a_full_disk_leaves_the_files_as_they_were() {
 }
 
 #[test]
+fn a_recording_is_not_written_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("mine.trace");
+    fs::copy(recording(), &copy).unwrap();
+    let file = copy.display().to_string();
+    for arguments in [
+        &["trace", "export", "--chrome", &file, "-o", &file][..],
+        &["require", &file, "--report", &file],
+        &["require", &file, "--json", &file],
+    ] {
+        let (code, stderr) = outboard(arguments);
+        assert_eq!(code, Some(1), "{arguments:?}: {stderr}");
+        assert!(stderr.contains("this is a recording"), "{stderr}");
+        assert!(fs::read(&copy).unwrap() == fs::read(recording()).unwrap());
+    }
+}
+
+#[test]
 fn a_name_that_no_range_has_is_said() {
     let recording = recording().display().to_string();
     let arguments = ["trace", "show", &recording, "--iterations", "nobody"];

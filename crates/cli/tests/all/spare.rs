@@ -1,6 +1,7 @@
 //! Tests of spare workers: which clients they serve, and what happens when one is lost.
 use std::{
     fs,
+    os::unix::fs::PermissionsExt as _,
     path::Path,
     process::Command,
     thread,
@@ -215,6 +216,10 @@ struct FakeDriver {
 
 const DRIVER: &str = "libcuda.so.1";
 const NVML: &str = "libnvidia-ml.so.1";
+/// Says what the daemon would: a number in the test's file, or what the real one says without any.
+const MPS_CONTROL: &str = "#!/bin/sh
+cat \"$FAKE_DRIVER/mps_percentage\" 2>/dev/null || { echo Cannot find MPS control daemon process; exit 1; }
+";
 
 impl FakeDriver {
     fn build() -> FakeDriver {
@@ -228,6 +233,9 @@ impl FakeDriver {
                 .unwrap();
             assert!(built.success());
         }
+        let control = folder.path().join("nvidia-cuda-mps-control");
+        fs::write(&control, MPS_CONTROL).unwrap();
+        fs::set_permissions(&control, fs::Permissions::from_mode(0o755)).unwrap();
         FakeDriver { folder }
     }
 
@@ -243,14 +251,20 @@ impl FakeDriver {
     }
 
     fn serve(&self, flags: &[&str]) -> Server {
-        Server::start_with(
-            outboard()
-                .args(["serve", "--device", "nvidia"])
-                .args(flags)
-                .env("OUTBOARD_DRIVER", self.folder.path().join(DRIVER))
-                .env("OUTBOARD_NVML", self.folder.path().join(NVML))
-                .env("FAKE_DRIVER", self.folder.path()),
-        )
+        Server::start_with(&mut self.command(flags))
+    }
+
+    fn command(&self, flags: &[&str]) -> Command {
+        let folder = self.folder.path();
+        let mut command = outboard();
+        command
+            .args(["serve", "--device", "nvidia"])
+            .args(flags)
+            .env("OUTBOARD_DRIVER", folder.join(DRIVER))
+            .env("OUTBOARD_NVML", folder.join(NVML))
+            .env("PATH", format!("{}:/usr/bin:/bin", folder.display()))
+            .env("FAKE_DRIVER", folder);
+        command
     }
 }
 
@@ -322,6 +336,46 @@ fn a_device_lost_while_a_spare_waited_is_opened_anew() {
         error.to_string().contains("the device cannot be used"),
         "{error}"
     );
+}
+
+#[test]
+fn a_tenant_gets_its_part_of_a_gpu_and_no_spare_that_has_all_of_it() {
+    let fake = FakeDriver::build();
+    fake.set("mps", 1);
+    fake.set("mps_percentage", 100);
+    let mine = format!("uid:{}:gpu-percent=25", rustix::process::getuid().as_raw());
+    let server = fake.serve(&["--share", &mine]);
+    let spare = server.ready_spare(1);
+    let (_link, welcome) = session(&server.shm);
+    assert_eq!(multiprocessors(&welcome), 160 * 25 / 100);
+    // The address of the tcp client is another tenant.
+    let (_link, welcome) = session(&server.tcp);
+    assert_eq!(multiprocessors(&welcome), 160);
+    assert!(server.workers().contains(&spare));
+    // The daemon ends: the share cannot be kept, so that the program gets nothing rather than all.
+    fake.set("mps", 0);
+    let hello = hello(Purpose::Session);
+    let error = dial(&server.shm, &hello, PATIENCE).err().unwrap();
+    assert!(error.to_string().contains("MPS does not serve"), "{error}");
+}
+
+#[test]
+fn a_part_of_a_gpu_needs_a_daemon_that_divides_it() {
+    let fake = FakeDriver::build();
+    let refused = |why: &str| {
+        let done = output(&mut fake.command(&["--share", "gpu-percent=50", "--check-config"]));
+        let said = text(&done.stderr);
+        assert_eq!(done.status.code(), Some(2), "{said}");
+        assert!(said.contains(why), "{said}");
+    };
+    refused("no control daemon of MPS answers");
+    fs::remove_file(fake.folder.path().join("nvidia-cuda-mps-control")).unwrap();
+    refused("nvidia-cuda-mps-control is not on this machine");
+}
+
+fn multiprocessors(welcome: &ServerWelcome) -> i32 {
+    // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+    welcome.devices[0].attributes[16].unwrap()
 }
 
 /// Makes the request of the management library's replacement.

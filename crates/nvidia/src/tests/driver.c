@@ -46,9 +46,12 @@ result cuDriverGetVersion(int *v) { *v = 13000; return SUCCESS; }
 result cuDeviceGetCount(int *n) { *n = 1; return SUCCESS; }
 result cuDeviceGet(int *d, int ordinal) { *d = ordinal; return ordinal ? INVALID_VALUE : SUCCESS; }
 result cuDeviceGetAttribute(int *v, int a, int d) {
-  *v = a == 20 ? (int)setting("compute_mode", 0) : a * 10;
+  // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, of which a client of MPS sees its part.
+  const char *percent = setting("mps", 0) ? getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") : NULL;
+  *v = a == 20 ? (int)setting("compute_mode", 0) : a == 16 && percent ? a * 10 * atoi(percent) / 100 : a * 10;
   return a == 3 || d ? INVALID_VALUE : SUCCESS;
 }
+result cuDeviceGetExecAffinitySupport(int *v, int kind, int d) { *v = kind == 0 && setting("mps", 0); return SUCCESS; }
 result cuDeviceGetUuid_v2(unsigned char *u, int d) { memset(u, 7, 16); return SUCCESS; }
 result cuDeviceTotalMem_v2(size_t *n, int d) { *n = 1 << 30; return SUCCESS; }
 result cuDeviceGetName(char *name, int len, int d) { strncpy(name, "Fake", len); return SUCCESS; }

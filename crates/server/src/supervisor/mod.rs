@@ -64,7 +64,7 @@ use crate::{
     limits,
     peers::Dialling,
     pool::Gate,
-    shares::Tenants,
+    shares::{Limit, Tenants},
     signals::Signals,
     spares::Spares,
     view::View,
@@ -173,7 +173,8 @@ impl Supervisor {
         self.exporter.as_ref()?.address().ok()
     }
 
-    /// Serves until SIGINT or SIGTERM, then ends all workers; or until the last session has ended
+    /// Serves until SIGINT, SIGTERM or the end of standard input if that is awaited, then ends all
+    /// workers; or until the last session has ended
     /// after another server has taken over.
     pub fn run(mut self) -> Result<(), ServeError> {
         while !self.signals.is_stopping() && !self.is_drained() {
@@ -189,6 +190,10 @@ impl Supervisor {
             }
             let news = self.wait()?;
             self.signals.drain();
+            if news.starter_gone {
+                info!("standard input is at its end, and so is the server");
+                break;
+            }
             if let Some(certificate) = &mut self.certificate
                 && self.signals.has_hung_up()
             {
@@ -286,13 +291,20 @@ impl Supervisor {
     }
 }
 
-/// Checks that shares of the machine's cores can be kept here, if there are any.
+/// Checks that shares of the machine's cores and GPUs can be kept here, if there are any.
 pub fn check_compute(options: &ServeOptions) -> Result<(), ServeError> {
-    if !options.shares.weigh_compute() {
+    if options.shares.have(Limit::GpuPercent) {
+        if options.device.kind != DeviceKind::Nvidia {
+            let why = "the software device has compute= instead";
+            return Err(ServeError::GpuPercent(why.into()));
+        }
+        outboard_nvidia::check_mps().map_err(ServeError::GpuPercent)?;
+    }
+    if !options.shares.have(Limit::Compute) {
         return Ok(());
     }
     if options.device.kind != DeviceKind::Soft {
-        let why = "a GPU's time is divided by its driver, among processes, and MPS is not used";
+        let why = "a GPU's time is divided by its driver, among processes; see gpu-percent=";
         return Err(ServeError::Compute(why.into()));
     }
     match cgroup::controllers() {
@@ -308,7 +320,7 @@ pub fn check_compute(options: &ServeOptions) -> Result<(), ServeError> {
 /// options ask for needs it.
 fn groups_of(options: &ServeOptions) -> Result<Option<Groups>, ServeError> {
     check_compute(options)?;
-    let shares_compute = options.shares.weigh_compute();
+    let shares_compute = options.shares.have(Limit::Compute);
     match Groups::begin() {
         Ok(groups) => Ok(Some(groups)),
         Err(why) if shares_compute => Err(ServeError::Compute(why.to_string())),

@@ -50,6 +50,8 @@ pub struct ServeOptions {
     pub peer_copies: Vec<PeerNetwork>,
     /// The pool that the server is part of.
     pub pool: Option<PoolOptions>,
+    /// True to stop at the end of standard input.
+    pub until_eof: bool,
     /// Arguments with which this executable becomes a worker. The number of the worker's socket is
     /// appended.
     pub worker_args: Vec<OsString>,
@@ -78,6 +80,8 @@ pub enum ServeError {
     Inventory(io::Error),
     #[error("--share compute= cannot be kept: {0}")]
     Compute(String),
+    #[error("--share gpu-percent= cannot be kept: {0}")]
+    GpuPercent(String),
     #[error("the certificate: {0}")]
     Certificate(#[from] outboard_trust::CertificateFileError),
     #[error("nobody can be served here: {}: {source} ({what_for})", path.display())]

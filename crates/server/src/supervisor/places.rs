@@ -71,8 +71,7 @@ impl Supervisor {
         let transport = transport.clone();
         let row = place.as_ref().map(Place::row);
         self.workers[at].tenant = Some((tenant.clone(), row));
-        // A spare has all devices open.
-        let may_take_a_spare = leased.device.chosen.is_none();
+        let part = self.options.shares.gpu_percent(&tenant);
         let mut admission = Box::new(Admission {
             session,
             transport,
@@ -80,7 +79,7 @@ impl Supervisor {
             client,
             token,
             tls,
-            device: leased.device,
+            device: leased.device.with_part(part),
             cache: self.cache_of(&tenant),
             tenant,
             spares_to_come: 0,
@@ -91,7 +90,7 @@ impl Supervisor {
             query_idle_ms: self.options.query_idle_ms,
         });
         if purpose == Purpose::Session
-            && may_take_a_spare
+            && admission.device.is_all()
             && self.hand_over(at, &mut admission, socket)
         {
             self.workers[at].phase = Phase::HandingOver(admission);

@@ -1,7 +1,7 @@
 //! The wait for clients, workers and signals.
 
 use std::{
-    os::fd::BorrowedFd,
+    os::fd::{AsFd as _, BorrowedFd},
     time::{Duration, Instant},
 };
 
@@ -26,6 +26,8 @@ pub(super) struct News {
     pub(super) controls: Vec<u32>,
     pub(super) spares: Vec<u64>,
     pub(super) listeners: Vec<usize>,
+    /// True once standard input is at its end, if that matters.
+    pub(super) starter_gone: bool,
 }
 
 enum Source {
@@ -38,6 +40,28 @@ enum Source {
     Successor,
     Predecessor,
     Listener(usize),
+    Starter,
+}
+
+impl FromIterator<Source> for News {
+    fn from_iter<I: IntoIterator<Item = Source>>(ready: I) -> News {
+        let mut news = News::default();
+        for source in ready {
+            match source {
+                Source::Signal => {}
+                Source::Exporter => news.exporter = true,
+                Source::Gate => news.gate = true,
+                Source::Handing => news.handing = true,
+                Source::Successor => news.successor = true,
+                Source::Predecessor => news.predecessor = true,
+                Source::Control(pid) => news.controls.push(pid),
+                Source::Spare(id) => news.spares.push(id),
+                Source::Listener(at) => news.listeners.push(at),
+                Source::Starter => news.starter_gone = is_at_end(std::io::stdin().as_fd()),
+            }
+        }
+        news
+    }
 }
 
 impl Supervisor {
@@ -47,8 +71,13 @@ impl Supervisor {
         if self.paused_until.is_some_and(|until| until <= now) {
             self.paused_until = None;
         }
+        let stdin = std::io::stdin();
         let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
         let mut sources = vec![Source::Signal];
+        if self.options.until_eof {
+            fds.push(PollFd::new(&stdin, PollFlags::IN));
+            sources.push(Source::Starter);
+        }
         for worker in &self.workers {
             if let Some(control) = &worker.control {
                 fds.push(PollFd::new(control, PollFlags::IN));
@@ -92,22 +121,9 @@ impl Supervisor {
             }
             Err(error) => return Err(ServeError::io("waiting for clients")(error)),
         }
-        let mut news = News::default();
-        for (fd, source) in fds.iter().zip(sources) {
-            match source {
-                _ if fd.revents().is_empty() => {}
-                Source::Signal => {}
-                Source::Exporter => news.exporter = true,
-                Source::Gate => news.gate = true,
-                Source::Handing => news.handing = true,
-                Source::Successor => news.successor = true,
-                Source::Predecessor => news.predecessor = true,
-                Source::Control(pid) => news.controls.push(pid),
-                Source::Spare(id) => news.spares.push(id),
-                Source::Listener(at) => news.listeners.push(at),
-            }
-        }
-        Ok(news)
+        let ready = fds.iter().zip(sources);
+        let ready = ready.filter(|(fd, _)| !fd.revents().is_empty());
+        Ok(News::from_iter(ready.map(|(_, source)| source)))
     }
 
     /// Returns what the servers before and after this one may say.
@@ -138,5 +154,13 @@ impl Supervisor {
             .chain(self.handing.as_ref().and_then(Handing::deadline))
             .chain(self.draining.as_ref().map(Draining::until))
             .min()
+    }
+}
+
+/// Reads what has come, which means nothing, and returns whether no more will.
+fn is_at_end(input: BorrowedFd<'_>) -> bool {
+    match rustix::io::read(input, &mut [0; 4096]) {
+        Ok(count) => count == 0,
+        Err(error) => error != rustix::io::Errno::INTR && error != rustix::io::Errno::AGAIN,
     }
 }
