@@ -215,6 +215,45 @@ def test_python_takes_no_nonsense() -> None:
         assert part in said
 
 
+LEFT_OPEN = """
+import gc
+import mmap
+import os
+from outboard import OutboardError, net
+
+threads = lambda: len(os.listdir("/proc/self/task"))
+before = threads()
+for _ in range(20):
+    net.Endpoint().queue(memory=mmap.mmap(-1, 1 << 16))
+gc.collect()
+print(threads() - before)
+exported = net.Endpoint().queue(memory=mmap.mmap(-1, 1 << 16)).exported
+gc.collect()
+print(threads() - before)
+one, other = net.Endpoint(), net.Endpoint()
+ends = [one.queue(memory=mmap.mmap(-1, 1 << 16)) for _ in range(2)]
+try:
+    ends[0].connect(other.queue(memory=mmap.mmap(-1, 1 << 16)))
+except OutboardError as error:
+    print(error)
+ends[0].connect(ends[1])
+if os.fork() != 0:
+    assert os.wait()[1] == 0
+"""
+
+
+def test_an_endpoint_that_nobody_closed_ends_with_its_last_queue() -> None:
+    """Its thread would read memory that is gone; at the end of the program, too, and not in a forked child."""
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "python"),
+        "OUTBOARD_NET_LIBRARY": str(LIBRARY / "liboutboard_net.so"),
+    }
+    done = subprocess.run([sys.executable, "-c", LEFT_OPEN], env=env, capture_output=True, text=True, timeout=RUN_S_MAX)
+    expected = ["0", "1", "the other queue is of another endpoint: use meet"]
+    assert (done.returncode, done.stdout.splitlines()) == (0, expected), done
+
+
 ANYWHERE = """
 import mmap
 import subprocess

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import weakref
 from collections.abc import Callable
 from ctypes import POINTER, byref, c_char_p, c_int, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
@@ -126,9 +127,13 @@ class Queue:
     def __init__(self, endpoint: Endpoint, exported: Exported) -> None:
         self._endpoint = endpoint
         self.exported = exported
+        # Who launches a kernel with it keeps the endpoint open.
+        exported.endpoint = endpoint
 
     def connect(self, other: Queue) -> None:
         """Connects two queues of one endpoint."""
+        if other._endpoint is not self._endpoint:
+            raise OutboardError("the other queue is of another endpoint: use meet")
         self._endpoint._call("outboard_net_connect", c_uint32(self.exported.qpn), c_uint32(other.exported.qpn))
 
     def meet(
@@ -159,8 +164,31 @@ class Queue:
         return status
 
 
+class _Adapter:
+    """What an endpoint has open, which outlives it until it is closed: its thread reads memory that is kept here."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+        self.net = c_void_p()
+        self.free: list[Callable[[], None]] = []
+        self.kept: list[object] = []
+        self.process = os.getpid()
+
+    def close(self) -> None:
+        if os.getpid() != self.process:
+            # A forked child has not the thread, and would wait for its end.
+            return
+        net, self.net = self.net, c_void_p()
+        if net:
+            self.library.outboard_net_close(net)
+        while self.free:
+            self.free.pop()()
+        self.kept.clear()
+
+
 class Endpoint:
-    """An adapter in software, and its thread. Loss, delay and bandwidth are those between its own queues."""
+    """An adapter in software, and its thread. Loss, delay and bandwidth are those between its own queues. Closed by
+    `close`, with its block, or when nobody refers to it and to its queues any more, at the latest with the program."""
 
     def __init__(
         self,
@@ -171,10 +199,9 @@ class Endpoint:
         bytes_per_s: int = 0,
         library: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._net = c_void_p()
-        self._free: list[Callable[[], None]] = []
-        self._kept: list[object] = []
         self._library = _loaded(library)
+        self._adapter = _Adapter(self._library)
+        weakref.finalize(self, self._adapter.close)
         shortest, longest = delay_ns
         options = _filled(
             _Options,
@@ -185,7 +212,7 @@ class Endpoint:
             loss_ppm=loss_ppm,
         )
         layout = _Layout(VERSION, *map(ctypes.sizeof, (Exported, _QueueOptions, _Options, Status, Window)))
-        self._said(self._library.outboard_net_open_as(byref(layout), byref(options), byref(self._net)))
+        self._said(self._library.outboard_net_open_as(byref(layout), byref(options), byref(self._adapter.net)))
 
     def queue(
         self,
@@ -205,7 +232,7 @@ class Endpoint:
         address, size = span(memory) if memory is not None else (self._pinned(needed), needed)
         exported = Exported()
         self._call("outboard_net_queue_create", c_void_p(address), c_uint64(size), byref(options), byref(exported))
-        self._kept.append(memory)
+        self._adapter.kept.append(memory)
         return Queue(self, exported)
 
     def register(self, of: Any, access: int = EVERYTHING) -> Memory:
@@ -214,17 +241,12 @@ class Endpoint:
         address, size = span(of)
         key = c_uint32()
         self._call("outboard_net_register", c_void_p(address), c_uint64(size), c_uint32(_fits(access, 32)), byref(key))
-        self._kept.append(of)
+        self._adapter.kept.append(of)
         return Memory(address, size, key.value, of)
 
     def close(self) -> None:
         """Stops the adapter. No kernel may use its queues any more."""
-        net, self._net = self._net, c_void_p()
-        if net:
-            self._library.outboard_net_close(net)
-        while self._free:
-            self._free.pop()()
-        self._kept.clear()
+        self._adapter.close()
 
     def __enter__(self) -> Endpoint:
         return self
@@ -241,13 +263,13 @@ class Endpoint:
         if status != 0 or at.value is None:
             raise OutboardError(f"cuMemHostAlloc of {size} bytes for a queue: error {status}")
         ctypes.memset(at, 0, size)
-        self._free.append(lambda: driver.cuMemFreeHost(at))
+        self._adapter.free.append(lambda: driver.cuMemFreeHost(at))
         return at.value
 
     def _call(self, function: str, *arguments: Any) -> None:
-        if not self._net:
+        if not self._adapter.net:
             raise OutboardError(f"{function}: the endpoint is closed")
-        self._said(getattr(self._library, function)(self._net, *arguments))
+        self._said(getattr(self._library, function)(self._adapter.net, *arguments))
 
     def _said(self, status: int) -> None:
         if status != 0:
