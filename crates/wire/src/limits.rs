@@ -63,10 +63,6 @@ pub const TCP_SEND_BUFFER_BYTES: usize = 256 << 10;
 /// spare.
 pub const SENDS_CLOSE_MIN: u32 = 4;
 pub const SENDS_CLOSE_NS_MAX: u64 = 20_000;
-/// Sends between two waits for the peer below which the sending thread is not woken, and sleeps
-/// again. A program that waits after every few messages is slower with it: the waiting thread looks
-/// at the socket all the time, whose lock the sending thread needs.
-pub const SENDS_BETWEEN_WAITS_MIN: u32 = 8;
 /// Time that the sending thread looks for more to send before it sleeps again.
 pub const SEND_SPIN_NS_MAX: u64 = 200_000;
 /// Bytes that a tcp link receives with one call, unless a longer frame is on its way.

@@ -9,12 +9,14 @@ use std::{
     os::fd::OwnedFd,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use outboard_wire::limits::{SEND_SPIN_NS_MAX, TCP_SEND_BUFFER_BYTES};
+use outboard_wire::limits::{
+    SEND_SPIN_NS_MAX, SENDS_CLOSE_MIN, SENDS_CLOSE_NS_MAX, TCP_SEND_BUFFER_BYTES,
+};
 use rustix::net::{SendFlags, Shutdown, getpeername, send, shutdown};
 
 use super::{
@@ -22,7 +24,6 @@ use super::{
     kernel::{self, Opening},
     liveness,
     outgoing::{Batch, Leaving, Outgoing, Write},
-    pace::Pace,
     receiving::Receiver,
     sealing::{Seal, Sealing},
     shared::Shared,
@@ -59,8 +60,6 @@ impl Connection {
             socket,
             wake: WakeUp::new()?,
             is_closed: AtomicBool::new(false),
-            waits: AtomicU32::new(0),
-            is_terse: AtomicBool::new(false),
             owner_pid: std::process::id(),
         });
         let in_kernel = records.is_some() && kernel_tls() == KernelTls::Used;
@@ -79,8 +78,8 @@ impl Connection {
         let writer = Writer {
             socket: Arc::clone(&shared),
             seal,
-            is_helped: false,
-            pace: Pace::default(),
+            sends: 0,
+            since: None,
         };
         Self {
             sender: Sender {
@@ -400,38 +399,21 @@ impl Flusher {
     }
 
     pub(crate) fn helper(&self) -> Helper {
-        Helper {
-            outgoing: Arc::clone(&self.outgoing),
-            shared: Arc::clone(&self.shared),
-        }
+        Helper(Arc::clone(&self.outgoing))
     }
 }
 
 /// Sends, on a thread of its own, what other threads post.
-pub struct Helper {
-    outgoing: Arc<Outgoing<Writer>>,
-    shared: Arc<Shared>,
-}
+pub struct Helper(Arc<Outgoing<Writer>>);
 
 impl Helper {
     pub(crate) fn run(self) {
         let longest = Duration::from_nanos(SEND_SPIN_NS_MAX);
         let (mut since, mut looks) = (Instant::now(), 0u32);
-        // The next sender meets an error again.
-        let _ = self.outgoing.send_with(|writer, posted| {
-            writer.is_helped = true;
-            match posted {
-                [] => Ok(()),
-                posted => writer.write(posted),
-            }
-        });
-        self.outgoing.help(|has_sent| {
+        self.0.help(|has_sent| {
             looks = looks.wrapping_add(1);
             if has_sent {
                 since = Instant::now();
-                if self.shared.is_terse.load(Ordering::Relaxed) {
-                    return false;
-                }
             } else if looks.is_multiple_of(HELPER_LOOKS) && since.elapsed() >= longest {
                 return false;
             }
@@ -445,20 +427,14 @@ impl Helper {
 pub(crate) struct Writer {
     socket: Arc<Shared>,
     seal: Seal,
-    /// True if there is a helper, for which sends are counted.
-    is_helped: bool,
-    pace: Pace,
+    /// Sends of the senders themselves since the last look at the clock, and the time of that look.
+    sends: u32,
+    since: Option<Instant>,
 }
 
 impl Write for Writer {
     #[inline]
     fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        if self.is_helped {
-            let waits = self.socket.waits.load(Ordering::Relaxed);
-            if let Some(is_terse) = self.pace.sent(waits) {
-                self.socket.is_terse.store(is_terse, Ordering::Relaxed);
-            }
-        }
         if !matches!(self.seal, Seal::Open) {
             return self.write_all(&mut [IoSlice::new(bytes)], None);
         }
@@ -472,7 +448,16 @@ impl Write for Writer {
     }
 
     fn wants_help(&mut self) -> bool {
-        self.pace.wants_help()
+        self.sends += 1;
+        if self.sends < SENDS_CLOSE_MIN {
+            return false;
+        }
+        // One look at the clock per `SENDS_CLOSE_MIN` sends.
+        self.sends = 0;
+        let now = Instant::now();
+        let before = self.since.replace(now);
+        let longest = Duration::from_nanos(SENDS_CLOSE_NS_MAX * u64::from(SENDS_CLOSE_MIN));
+        before.is_some_and(|before| now - before < longest)
     }
 }
 

@@ -9,8 +9,6 @@ mod kernel;
 #[cfg(not(loom))]
 pub(crate) mod liveness;
 #[cfg(not(loom))]
-mod pace;
-#[cfg(not(loom))]
 mod receiving;
 #[cfg(not(loom))]
 mod sealing;

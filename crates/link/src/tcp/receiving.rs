@@ -1,10 +1,6 @@
 //! Receives frames from the socket, and waits while it is empty.
 
-use std::{
-    os::fd::AsFd,
-    sync::{Arc, atomic::Ordering},
-    time::Instant,
-};
+use std::{os::fd::AsFd, sync::Arc, time::Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
@@ -133,7 +129,6 @@ impl Receiver {
         if !self.is_dry && self.read()? {
             return Ok(true);
         }
-        self.shared.waits.fetch_add(1, Ordering::Relaxed);
         let start = Instant::now();
         if spin::has_cores_to_spare() && self.spin(start)? {
             return Ok(true);

@@ -3,7 +3,7 @@
 use std::{
     io::IoSlice,
     os::fd::{AsFd, OwnedFd},
-    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
 
@@ -28,10 +28,6 @@ pub(super) struct Shared {
     /// Wakes the receiver.
     pub(super) wake: WakeUp,
     pub(super) is_closed: AtomicBool,
-    /// Number of times that the receiver has begun to wait.
-    pub(super) waits: AtomicU32,
-    /// True while so few messages are sent between two waits that a helper is in the way.
-    pub(super) is_terse: AtomicBool,
     pub(super) owner_pid: u32,
 }
 
