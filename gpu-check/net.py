@@ -40,7 +40,7 @@ SOURCES = {
     "loops": ROOT / "examples" / "net" / "loops.cu",
     "loops_small": ROOT / "examples" / "net" / "loops.cu",
 }
-# What nvcc has to be told for some of them.
+# Flags of nvcc for some of them.
 MORE = {"loops": ["-rdc=true"], "loops_small": ["-rdc=true", "-DLOOPS_WORDS=8"]}
 GPUNETIO_BENCH = ROOT / "tests" / "packages" / "gpunetio_bench.cu"
 # Arguments of each program, which its first lines explain; SEED is the round's number.

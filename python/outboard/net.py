@@ -127,7 +127,7 @@ class Queue:
     def __init__(self, endpoint: Endpoint, exported: Exported) -> None:
         self._endpoint = endpoint
         self.exported = exported
-        # Who launches a kernel with it keeps the endpoint open.
+        # A program that launches kernels with it keeps the endpoint open.
         exported.endpoint = endpoint
 
     def connect(self, other: Queue) -> None:

@@ -113,7 +113,7 @@ fn settings(
         outboard_server::check_audit(file)
             .with_context(|| format!("--audit: {}", file.display()))?;
     }
-    outboard_server::check_compute(&options)?;
+    outboard_server::check_parts(&options)?;
     Ok((options, opened))
 }
 

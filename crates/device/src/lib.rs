@@ -87,8 +87,8 @@ pub trait Host: Send {
     /// Hands over the pages of watched mirrors that kernels have changed. Called before a wait is
     /// answered.
     fn take_host_pages(&mut self, changed: &mut dyn FnMut(u64, &[u8]));
-    /// Whether a fence of a stream, or of a whole context, that is made now and never answered
-    /// would go unnoticed by the client.
+    /// Returns true if the client would not notice a fence of a stream, or of a whole context, that
+    /// is made now and never answered.
     fn can_fence_early(&self, whole_context: bool) -> bool {
         let _ = whole_context;
         false

@@ -64,5 +64,5 @@ pub use peers::{NoNetwork, PeerNetwork};
 pub use pool::PoolOptions;
 pub use sandbox::{Available, Sandbox, available as sandbox_available};
 pub use shares::{Limit, Limits, NoTenant, PERCENT_MAX, Shares, Unit, Whose};
-pub use supervisor::{ServeError, ServeOptions, Supervisor, check_compute};
+pub use supervisor::{ServeError, ServeOptions, Supervisor, check_parts};
 pub use worker::run_worker;

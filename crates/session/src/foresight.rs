@@ -68,7 +68,7 @@ pub(super) struct Foresight {
     since: u32,
     /// Waits like `last`, at the usual distance, in a row.
     repeats: u8,
-    /// Whether the next wait was expected already.
+    /// True once the next wait is expected.
     is_expected: bool,
     made: Option<Pending>,
     /// Fences made in vain, until the GPU has reached them: only then what they use is free again.
@@ -115,7 +115,7 @@ impl Foresight {
         self.last
     }
 
-    /// Whether another fence may be made early.
+    /// Returns true if another fence may be made early.
     pub(super) fn has_room(&self) -> bool {
         self.forgone.len() < FORGONE_MAX
     }

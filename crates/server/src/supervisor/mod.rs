@@ -291,8 +291,8 @@ impl Supervisor {
     }
 }
 
-/// Checks that shares of the machine's cores and GPUs can be kept here, if there are any.
-pub fn check_compute(options: &ServeOptions) -> Result<(), ServeError> {
+/// Checks that tenants' parts of the cores and the GPUs can be kept here, if there are any.
+pub fn check_parts(options: &ServeOptions) -> Result<(), ServeError> {
     if options.shares.have(Limit::GpuPercent) {
         if options.device.kind != DeviceKind::Nvidia {
             let why = "the software device has compute= instead";
@@ -319,7 +319,7 @@ pub fn check_compute(options: &ServeOptions) -> Result<(), ServeError> {
 /// Divides the server's own control group. Without one the log says so, unless something that the
 /// options ask for needs it.
 fn groups_of(options: &ServeOptions) -> Result<Option<Groups>, ServeError> {
-    check_compute(options)?;
+    check_parts(options)?;
     let shares_compute = options.shares.have(Limit::Compute);
     match Groups::begin() {
         Ok(groups) => Ok(Some(groups)),

@@ -40,7 +40,7 @@ pub struct ServeOptions {
     pub shares: Shares,
     /// The rights of workers; None leaves them those of the server's user.
     pub sandbox: Option<Sandbox>,
-    /// Whether the kernel encrypts connections where it can.
+    /// True to have the kernel encrypt connections, where it can.
     pub kernel_tls: bool,
     /// File at which a new server takes over from this one, and this one from one that runs.
     pub hand_over: Option<PathBuf>,

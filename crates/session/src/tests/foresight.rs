@@ -32,7 +32,7 @@ impl Client {
         self.board.fences.load(SeqCst)
     }
 
-    /// Waits until so many fences were made.
+    /// Waits until `count` fences were made.
     fn expect_fences(&self, count: usize) {
         let until = Instant::now() + PATIENCE;
         while self.fences() < count && Instant::now() < until {

@@ -117,7 +117,7 @@ impl TlsState {
         Self::before_update(out, inward, KEY_RECORDS_MAX)
     }
 
-    /// Like [`of_secrets`](Self::of_secrets), so many records before each key is changed.
+    /// Makes keys as [`of_secrets`](Self::of_secrets) does, with `records` records left before the first change.
     pub fn before_update(
         out: [u8; SECRET_BYTES],
         inward: [u8; SECRET_BYTES],
