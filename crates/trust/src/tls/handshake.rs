@@ -117,7 +117,8 @@ impl TlsState {
         Self::before_update(out, inward, KEY_RECORDS_MAX)
     }
 
-    /// Makes keys as [`of_secrets`](Self::of_secrets) does, with `records` records left before the first change.
+    /// Makes keys as [`of_secrets`](Self::of_secrets) does, with `records` records left before the
+    /// first change.
     pub fn before_update(
         out: [u8; SECRET_BYTES],
         inward: [u8; SECRET_BYTES],
