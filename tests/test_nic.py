@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import OUTBOARD
+from harness import OUTBOARD, TEST_PROGRAMS, start_server
 
 # Programs of rdma-core and perftest, as two processes: what they do, and words of what they print.
 PAIRS = {
@@ -111,6 +111,19 @@ def test_strangers_are_hung_up_on(tmp_path: Path) -> None:
         with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(1) == b""
         stranger.close()
+
+
+def test_queues_reach_the_memory_of_gpus(tmp_path: Path) -> None:
+    """Two processes with a GPU each: writes, reads, sends and atomics between them, keys of memory that is freed."""
+    program = tmp_path / "gpu_memory"
+    source = TEST_PROGRAMS / "nic" / "gpu_memory.c"
+    subprocess.run(["cc", "-O1", "-Wall", "-Werror", source, "-o", program, "-libverbs"], check=True)
+    server = start_server(tmp_path)
+    try:
+        done = run(tmp_path / "fabric", str(OUTBOARD), "run", "--gpu", server.urls["shm"], "--", str(program))
+    finally:
+        assert server.stop() == 0
+    assert done.returncode == 0 and done.stdout == "right\n", done.stdout + done.stderr
 
 
 def test_a_program_that_is_not_there_is_said(tmp_path: Path) -> None:

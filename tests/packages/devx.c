@@ -1,5 +1,5 @@
 // Queues made by commands, as GPUNetIO's host library makes them: its header has the commands' fields, rdma-core's the
-// entries and completions. Two queue pairs of one process exchange data.
+// entries and completions. Two queue pairs exchange data, of two processes and of one; and what the device says of itself.
 #include <endian.h>
 #include <errno.h>
 #include <sched.h>
@@ -7,7 +7,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <infiniband/mlx5dv.h>
 #include <infiniband/verbs.h>
@@ -118,7 +122,7 @@ static unsigned state(struct pair *pair)
     return be32toh(out[6]) >> 28;
 }
 
-static void connect(struct pair *one, struct pair *other)
+static void join(struct pair *one, struct pair *other)
 {
     CHECK(modify(one, RST2INIT, 0) == 0 && modify(other, RST2INIT, 0) == 0);
     CHECK(modify(one, INIT2RTR, other->number) == 0 && modify(other, INIT2RTR, one->number) == 0);
@@ -181,6 +185,74 @@ static void exchange(struct pair *one, struct pair *other, uint64_t *words, uint
     }
 }
 
+static void query(struct ibv_pd *pd)
+{
+    COMMAND(query_hca_cap_in, in);
+    COMMAND(query_hca_cap_out, out);
+    void *can = DEVX_ADDR_OF(query_hca_cap_out, out, capability);
+    DEVX_SET(query_hca_cap_in, in, opcode, MLX5_CMD_OP_QUERY_HCA_CAP);
+    DEVX_SET(query_hca_cap_in, in, op_mod, MLX5_SET_HCA_CAP_OP_MOD_GENERAL_DEVICE | 1);
+    CHECK(mlx5dv_devx_general_cmd(context, in, sizeof in, out, sizeof out) == 0 && DEVX_GET(query_hca_cap_out, out, status) == 0);
+    CHECK(DEVX_GET(cmd_hca_cap, can, port_type) == MLX5_CAP_PORT_TYPE_ETH && DEVX_GET(cmd_hca_cap, can, rc) == 1 && DEVX_GET(cmd_hca_cap, can, roce) == 1);
+    CHECK(DEVX_GET(cmd_hca_cap, can, log_max_qp_sz) == 15 && DEVX_GET(cmd_hca_cap, can, max_wqe_sz_sq) == 1024 && DEVX_GET(cmd_hca_cap, can, hca_cap_2) == 0);
+    DEVX_SET(query_hca_cap_in, in, op_mod, MLX5_SET_HCA_CAP_OP_MOD_ROCE | 1);
+    CHECK(mlx5dv_devx_general_cmd(context, in, sizeof in, out, sizeof out) == 0 && DEVX_GET(roce_cap, can, roce_address_table_size) == 1);
+    DEVX_SET(query_hca_cap_in, in, op_mod, MLX5_SET_HCA_CAP_OP_MOD_GENERAL_DEVICE_CAP_2 | 1);
+    CHECK(mlx5dv_devx_general_cmd(context, in, sizeof in, out, sizeof out) == EOPNOTSUPP);
+    COMMAND(query_roce_address_in, ask);
+    uint32_t address[DEVX_ST_SZ_DW(query_roce_address_out) + DEVX_ST_SZ_DW(roce_addr_layout)];
+    DEVX_SET(query_roce_address_in, ask, opcode, MLX5_CMD_OP_QUERY_ROCE_ADDRESS);
+    CHECK(mlx5dv_devx_general_cmd(context, ask, sizeof ask, address, sizeof address) == 0);
+    CHECK(DEVX_GET(query_roce_address_out, address, roce_address[0].roce_version) == MLX5_ROCE_ADDR_LAYOUT_ROCE_VERSION_VERSION_2_0);
+    union ibv_gid gid;
+    CHECK(ibv_query_gid(context, 1, 0, &gid) == 0 && memcmp(&gid, DEVX_ADDR_OF(query_roce_address_out, address, roce_address[0].source_l3_address), 16) == 0);
+    DEVX_SET(query_roce_address_in, ask, roce_address_index, 1);
+    CHECK(mlx5dv_devx_general_cmd(context, ask, sizeof ask, address, sizeof address) == EINVAL);
+    struct ibv_ah_attr route = {.grh = {.dgid = gid, .hop_limit = 9}, .is_global = 1, .port_num = 1};
+    struct ibv_ah *ah = ibv_create_ah(pd, &route);
+    struct mlx5dv_ah about;
+    struct mlx5dv_obj objects = {.ah = {.in = ah, .out = &about}};
+    CHECK(ah && ah->pd == pd && mlx5dv_init_obj(&objects, MLX5DV_OBJ_AH) == 0);
+    CHECK(about.av->hop_limit == 9 && memcmp(about.av->rgid, &gid, 16) == 0 && ibv_destroy_ah(ah) == 0);
+    route.grh.dgid.raw[15] = 2;
+    CHECK(!ibv_create_ah(pd, &route) && errno == EINVAL);
+}
+
+struct end {
+    uint32_t number, key;
+};
+
+// One end of two queue pairs in two processes, which share the words' memory: the child's is written, read and sent to.
+static void meet(int peer_socket, int is_child, uint64_t *words, uint32_t key)
+{
+    struct pair pair = make();
+    struct end here = {pair.number, key}, there;
+    CHECK(write(peer_socket, &here, sizeof here) == sizeof here && read(peer_socket, &there, sizeof there) == sizeof there);
+    CHECK(modify(&pair, RST2INIT, 0) == 0 && modify(&pair, INIT2RTR, there.number) == 0 && modify(&pair, RTR2RTS, 0) == 0);
+    if (is_child) {
+        mlx5dv_set_data_seg((struct mlx5_wqe_data_seg *)pair.bytes, 8, key, (uintptr_t)&words[10]);
+        __atomic_store_n((uint32_t *)(pair.bytes + RECORD) + MLX5_RCV_DBR, htobe32(1), __ATOMIC_RELEASE);
+        CHECK(write(peer_socket, "", 1) == 1 && completed(&pair) == MLX5_CQE_RESP_SEND && words[10] == 50);
+        CHECK(read(peer_socket, &here, 1) == 1);
+        _exit(0);
+    }
+    for (uint64_t round = 1; round <= 50; ++round) {
+        words[0] = round;
+        post(&pair, MLX5_OPCODE_RDMA_WRITE, (uintptr_t)&words[8], there.key, &words[0], key, 8);
+        CHECK(completed(&pair) == MLX5_CQE_REQ && words[8] == round);
+        post(&pair, MLX5_OPCODE_RDMA_READ, (uintptr_t)&words[8], there.key, &words[1], key, 8);
+        CHECK(completed(&pair) == MLX5_CQE_REQ && words[1] == round);
+        words[9] = round;
+        post(&pair, MLX5_OPCODE_ATOMIC_FA, (uintptr_t)&words[9], there.key, &words[2], key, 8);
+        CHECK(completed(&pair) == MLX5_CQE_REQ && words[2] == round && words[9] == round + 5);
+    }
+    CHECK(read(peer_socket, &here, 1) == 1);
+    post(&pair, MLX5_OPCODE_SEND, 0, 0, &words[0], key, 8);
+    CHECK(completed(&pair) == MLX5_CQE_REQ);
+    post(&pair, MLX5_OPCODE_RDMA_WRITE, (uintptr_t)words, there.key + 0x100, words, key, 8);
+    CHECK(completed(&pair) == 100 + 0x13 && write(peer_socket, "", 1) == 1);
+}
+
 static void refuse(struct pair *pair)
 {
     uint32_t number = 0, rmp[64] = {htobe32(0x90cu << 16)};
@@ -195,6 +267,10 @@ static void refuse(struct pair *pair)
 
 int main(void)
 {
+    int ends[2], ended = 0;
+    uint64_t *shared = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(shared != MAP_FAILED && socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    pid_t child = fork();
     struct ibv_device **list = ibv_get_device_list(NULL);
     context = ibv_open_device(list[0]);
     struct ibv_pd *pd = ibv_alloc_pd(context);
@@ -202,13 +278,18 @@ int main(void)
     struct mlx5dv_obj objects = {.pd = {.in = pd, .out = &about}};
     CHECK(mlx5dv_init_obj(&objects, MLX5DV_OBJ_PD) == 0);
     domain = about.pdn;
+    struct ibv_mr *both = ibv_reg_mr(pd, shared, 4096, 15);
+    CHECK(both);
+    meet(ends[child == 0], child == 0, shared, both->lkey);
+    CHECK(waitpid(child, &ended, 0) == child && ended == 0 && ibv_dereg_mr(both) == 0);
+    query(pd);
     uint64_t words[16] = {0};
     struct ibv_mr *mr = ibv_reg_mr(pd, words, sizeof words, 15);
     CHECK(mr);
     struct pair one = make(), other = make();
     refuse(&one);
     CHECK(state(&one) == MLX5_QPC_STATE_RST);
-    connect(&one, &other);
+    join(&one, &other);
     exchange(&one, &other, words, mr->lkey);
     // A key that opens nothing ends both, until they are put back.
     post(&one, MLX5_OPCODE_RDMA_WRITE, (uintptr_t)words, mr->rkey + 0x100, words, mr->lkey, 8);
@@ -216,7 +297,7 @@ int main(void)
     CHECK(modify(&one, TO_RST, 0) == 0 && modify(&other, TO_RST, 0) == 0);
     memset(one.bytes + RECORD, 0, 8), memset(other.bytes + RECORD, 0, 8);
     one.next = 0;
-    connect(&one, &other);
+    join(&one, &other);
     exchange(&one, &other, words, mr->lkey);
     for (struct pair *pair = &one;; pair = &other) {
         CHECK(mlx5dv_devx_obj_destroy(pair->object) == 0 && mlx5dv_devx_umem_dereg(pair->memory) == EBUSY);

@@ -132,6 +132,11 @@ pub(crate) fn adapter_folder() -> anyhow::Result<PathBuf> {
         fs::write(&fresh, bytes)
             .and_then(|()| fs::rename(&fresh, &path))
             .with_context(|| format!("writing {}", path.display()))?;
+        // NCCL asks for the name that compilers use, first, and would get rdma-core's.
+        if let Some(unversioned) = name.strip_suffix(".1") {
+            link(&folder.join(unversioned), &path)
+                .with_context(|| format!("linking {}", path.display()))?;
+        }
     }
     Ok(folder)
 }

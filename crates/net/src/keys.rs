@@ -1,6 +1,6 @@
 //! Registered memory: keys, and what each of them opens.
 
-use crate::{error::Error, memory::Mapped};
+use crate::{distant::Registered, error::Error};
 
 /// Registrations that an adapter has room for.
 pub const REGIONS_MAX: usize = 65_536;
@@ -37,7 +37,7 @@ impl Access {
 
 #[derive(Debug)]
 struct Region {
-    memory: Mapped,
+    memory: Registered,
     domain: u32,
     access: Access,
 }
@@ -45,7 +45,7 @@ struct Region {
 /// A place in registered memory: all checks are done.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place<'a> {
-    pub(crate) memory: &'a Mapped,
+    pub(crate) memory: &'a Registered,
     pub(crate) offset: usize,
 }
 
@@ -60,7 +60,7 @@ impl Keys {
     pub(crate) fn add(
         &mut self,
         domain: u32,
-        memory: Mapped,
+        memory: Registered,
         access: Access,
     ) -> Result<u32, Error> {
         let region = Some(Region {

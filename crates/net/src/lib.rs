@@ -23,6 +23,7 @@ pub mod capi;
 mod claim;
 mod completions;
 pub mod cqe;
+mod distant;
 mod error;
 mod faults;
 mod keys;
@@ -40,6 +41,7 @@ pub use adapter::{
     Adapter, PairSetup, Peer, RECEIVE_BYTES, REMOTE_BYTES_MAX, Retries, State, Status,
 };
 pub use completions::{CompletionsSetup, Watch};
+pub use distant::{Distant, Gone, Registered};
 pub use error::Error;
 pub use faults::Network;
 pub use keys::{Access, REGIONS_MAX};

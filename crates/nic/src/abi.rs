@@ -24,9 +24,35 @@ pub struct mlx5dv_pd {
     pub(crate) comp_mask: u64,
 }
 
+/// An address, as entries of datagrams have it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct mlx5_wqe_av {
+    pub(crate) key: [u32; 2],
+    pub(crate) dqp_dct: u32,
+    pub(crate) stat_rate_sl: u8,
+    pub(crate) fl_mlid: u8,
+    pub(crate) rlid: u16,
+    pub(crate) reserved0: [u8; 4],
+    pub(crate) rmac: [u8; 6],
+    pub(crate) tclass: u8,
+    pub(crate) hop_limit: u8,
+    pub(crate) grh_gid_fl: u32,
+    pub(crate) rgid: [u8; 16],
+}
+
+const _: () = assert!(size_of::<mlx5_wqe_av>() == 48);
+
+#[repr(C)]
+pub(crate) struct mlx5dv_ah {
+    pub(crate) av: *mut mlx5_wqe_av,
+    pub(crate) comp_mask: u64,
+}
+
 /// Pairs of what is described, and where.
 #[repr(C)]
 pub struct mlx5dv_obj {
-    pub(crate) _others: [[*mut c_void; 2]; 6],
+    pub(crate) _others: [[*mut c_void; 2]; 5],
+    pub(crate) ah: [*mut c_void; 2],
     pub(crate) pd: [*mut c_void; 2],
 }

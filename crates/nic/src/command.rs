@@ -14,6 +14,7 @@ const fn field(at: usize, bits: usize) -> Field {
 
 /// Numbers of the commands.
 pub(crate) mod opcode {
+    pub(crate) const QUERY_HCA_CAP: u64 = 0x100;
     pub(crate) const CREATE_CQ: u64 = 0x400;
     pub(crate) const CREATE_QP: u64 = 0x500;
     pub(crate) const RST2INIT: u64 = 0x502;
@@ -24,6 +25,7 @@ pub(crate) mod opcode {
     pub(crate) const TO_RESET: u64 = 0x50a;
     pub(crate) const QUERY_QP: u64 = 0x50b;
     pub(crate) const INIT2INIT: u64 = 0x50e;
+    pub(crate) const QUERY_ROCE_ADDRESS: u64 = 0x760;
 }
 
 pub(crate) const OPCODE: Field = field(0, 0x10);
@@ -69,6 +71,43 @@ pub(crate) mod qp {
     pub(crate) const OFFSET: Field = field(0x800, 0x40);
     pub(crate) const MEMORY: Field = field(0x840, 0x20);
     pub(crate) const BYTES: usize = 0x880 / 8;
+}
+
+/// Answers of QUERY_HCA_CAP, by their kinds: the capabilities begin at 0x80.
+pub(crate) mod capabilities {
+    use super::{Field, field};
+
+    const ANSWER: usize = 0x80;
+    pub(crate) const GENERAL: u64 = 0;
+    pub(crate) const LOG_PAIR_ENTRIES: Field = field(ANSWER + 0x88, 8);
+    pub(crate) const LOG_PAIRS: Field = field(ANSWER + 0x9b, 5);
+    pub(crate) const LOG_COMPLETIONS_ENTRIES: Field = field(ANSWER + 0xc8, 8);
+    pub(crate) const LOG_COMPLETIONS: Field = field(ANSWER + 0xdb, 5);
+    pub(crate) const PORT_TYPE: Field = field(ANSWER + 0x1b6, 2);
+    pub(crate) const PORTS: Field = field(ANSWER + 0x1b8, 8);
+    pub(crate) const ROCE: Field = field(ANSWER + 0x21d, 1);
+    pub(crate) const ATOMIC: Field = field(ANSWER + 0x21e, 1);
+    pub(crate) const RELIABLE: Field = field(ANSWER + 0x23f, 1);
+    pub(crate) const SEND_BYTES: Field = field(ANSWER + 0x290, 0x10);
+    pub(crate) const RECEIVE_BYTES: Field = field(ANSWER + 0x2b0, 0x10);
+
+    pub(crate) const OF_ROCE: u64 = 4;
+    pub(crate) const ROCE_ADDRESSES: Field = field(ANSWER + 0xf0, 0x10);
+}
+
+/// QUERY_ROCE_ADDRESS, and its answer: the address begins at 0x80.
+pub(crate) mod address {
+    use super::{Field, field};
+
+    const ANSWER: usize = 0x80;
+    pub(crate) const INDEX: Field = field(0x40, 0x10);
+    pub(crate) const TYPE: Field = field(ANSWER + 0xd4, 4);
+    pub(crate) const VERSION: Field = field(ANSWER + 0xd8, 8);
+
+    /// Returns a byte of the address itself.
+    pub(crate) const fn byte(at: usize) -> Field {
+        field(ANSWER + 8 * at, 8)
+    }
 }
 
 impl Field {

@@ -15,7 +15,8 @@ use outboard_verbs::abi::{ibv_context, ibv_pd};
 use parking_lot::Mutex;
 
 use crate::{
-    abi::{mlx5dv_devx_uar, mlx5dv_devx_umem, mlx5dv_obj, mlx5dv_pd},
+    abi::{mlx5dv_ah, mlx5dv_devx_uar, mlx5dv_devx_umem, mlx5dv_obj, mlx5dv_pd},
+    address,
     command::{NUMBER, OP_MOD, OPCODE, cq, opcode, qp},
     host::{Refusal, connect, leave, with},
     refused::{fail, refuse, set_errno},
@@ -27,6 +28,7 @@ const DOORBELL: usize = 0x800;
 const OBJECTS_MAX: usize = 1 << 16;
 /// Numbers of completion queues begin here: 0 is none for programs.
 const CQN_FIRST: u64 = 0x40;
+const OBJECT_AH: u64 = 1 << 5;
 const OBJECT_PD: u64 = 1 << 6;
 const RELIABLE: u64 = 0;
 const NO_RECEIVES: u64 = 3;
@@ -59,16 +61,16 @@ enum Kind {
     Pair,
 }
 
-fn unserved<T>(what: impl Into<String>) -> Result<T, Refusal> {
+pub(crate) fn unserved<T>(what: impl Into<String>) -> Result<T, Refusal> {
     Err((libc::EOPNOTSUPP, what.into()))
 }
 
-fn wrong<T>(what: impl Into<String>) -> Result<T, Refusal> {
+pub(crate) fn wrong<T>(what: impl Into<String>) -> Result<T, Refusal> {
     Err((libc::EINVAL, what.into()))
 }
 
 /// Says why, if the function is not served or was called wrongly. Returns the number of the error.
-fn say(name: &str, (number, why): Refusal) -> c_int {
+pub(crate) fn say(name: &str, (number, why): Refusal) -> c_int {
     refuse(name, &why);
     set_errno(number)
 }
@@ -196,7 +198,7 @@ impl Made {
 /// # Safety
 ///
 /// `bytes` bytes at `at` are the caller's for this call, or `at` is null.
-unsafe fn lent<'a>(at: *const c_void, bytes: usize) -> &'a [u8] {
+pub(crate) unsafe fn lent<'a>(at: *const c_void, bytes: usize) -> &'a [u8] {
     if at.is_null() {
         return &[];
     }
@@ -207,7 +209,7 @@ unsafe fn lent<'a>(at: *const c_void, bytes: usize) -> &'a [u8] {
 /// # Safety
 ///
 /// As [`lent`], to be written to.
-unsafe fn lent_to<'a>(at: *mut c_void, bytes: usize) -> &'a mut [u8] {
+pub(crate) unsafe fn lent_to<'a>(at: *mut c_void, bytes: usize) -> &'a mut [u8] {
     if at.is_null() {
         return &mut [];
     }
@@ -477,20 +479,36 @@ pub unsafe extern "C" fn outboard_nic_mlx5dv_init_obj(
     let Some(objects) = (unsafe { objects.as_ref() }) else {
         return set_errno(libc::EINVAL);
     };
-    if kinds != OBJECT_PD {
+    let more = kinds & !(OBJECT_PD | OBJECT_AH);
+    if more != 0 || kinds == 0 {
         return refuse(
             "mlx5dv_init_obj",
-            &format!("kinds {kinds:#x} are not served"),
+            &format!("kinds {more:#x} are not served"),
         );
     }
-    let [domain, out] = objects.pd;
-    // SAFETY: null, or a domain.
-    let domain = unsafe { domain.cast::<ibv_pd>().as_ref() };
-    // SAFETY: null, or room for its number.
-    let out = unsafe { out.cast::<mlx5dv_pd>().as_mut() };
-    let (Some(domain), Some(out)) = (domain, out) else {
-        return set_errno(libc::EINVAL);
-    };
-    (out.pdn, out.comp_mask) = (domain.handle, 0);
+    if kinds & OBJECT_PD != 0 {
+        let [domain, out] = objects.pd;
+        // SAFETY: null, or a domain; null, or room for its number.
+        let (domain, out) = unsafe {
+            let out = out.cast::<mlx5dv_pd>().as_mut();
+            (domain.cast::<ibv_pd>().as_ref(), out)
+        };
+        let (Some(domain), Some(out)) = (domain, out) else {
+            return set_errno(libc::EINVAL);
+        };
+        (out.pdn, out.comp_mask) = (domain.handle, 0);
+    }
+    if kinds & OBJECT_AH != 0 {
+        let [of, out] = objects.ah;
+        // SAFETY: null, or an address; null, or room for what it is.
+        let (vector, out) = unsafe {
+            let out = out.cast::<mlx5dv_ah>().as_mut();
+            (address::vector(of.cast()), out)
+        };
+        let Some(out) = out.filter(|_| !vector.is_null()) else {
+            return set_errno(libc::EINVAL);
+        };
+        (out.av, out.comp_mask) = (vector, 0);
+    }
     0
 }

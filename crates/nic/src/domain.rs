@@ -14,6 +14,6 @@ pub(crate) const GID: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127,
 #[repr(C)]
 pub(crate) struct Domain {
     pub(crate) pd: ibv_pd,
-    /// Registrations and queue pairs.
+    /// Registrations, addresses and queue pairs.
     pub(crate) uses: AtomicU32,
 }

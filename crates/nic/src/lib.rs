@@ -17,23 +17,30 @@
 //!   `command` the fields of commands.
 //! - `host` is this process's adapter, [`fabric`] the folder in which those of several processes
 //!   meet.
+//! - [`memory`] registers memory, and `gpu` copies from and to that of GPUs.
 //! - Queues of verbs are in memory of this crate's: [`cq`], [`qp`], which makes a `pair` with its
 //!   `rings`; `post` and `building` are the two ways to post to it, and `extended` has calls that
-//!   programs make through a context. Queues of [`devx`] are in the program's memory.
+//!   programs make through a context. Queues of [`devx`] are in the program's memory; [`query`]
+//!   answers what a device can do.
 
 pub mod abi;
+pub mod address;
 mod building;
 mod command;
 pub mod cq;
 pub mod devx;
 mod domain;
+pub mod events;
 mod extended;
 pub mod fabric;
 pub mod functions;
+mod gpu;
 mod host;
+pub mod memory;
 mod pair;
 mod post;
 pub mod qp;
+pub mod query;
 pub mod refused;
 mod rings;
 pub mod verbs;

@@ -16,7 +16,8 @@ use outboard_verbs::abi::*;
 use parking_lot::{Mutex, RwLock};
 
 use crate::{
-    domain::{GID, PORT},
+    address::leads_here,
+    domain::PORT,
     host::{Refusal, connect, leave, with},
     rings::{Receives, Request, Sends},
 };
@@ -210,10 +211,7 @@ fn take(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: c_int) -> Result<(), Ref
     if is_wrong {
         return Err((libc::EINVAL, "an attribute is out of range".into()));
     }
-    let route = &from.ah_attr;
-    if has(IBV_QP_AV)
-        && (route.is_global == 0 || route.grh.sgid_index != 0 || route.grh.dgid != ibv_gid(GID))
-    {
+    if has(IBV_QP_AV) && !leads_here(&from.ah_attr) {
         let why = "the peer's address is not the one of this adapter (a global one, of index 0)";
         return Err((libc::EINVAL, why.into()));
     }

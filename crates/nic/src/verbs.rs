@@ -1,30 +1,30 @@
-//! The functions of libibverbs that are served: one device, its port, protection domains, memory.
+//! The functions of libibverbs that are served: one device, its port, protection domains.
 
 use std::{
     ffi::{c_char, c_int, c_uint, c_void},
     mem::{MaybeUninit, offset_of},
     ptr,
-    ptr::NonNull,
     sync::{
         OnceLock,
         atomic::{AtomicU32, Ordering},
     },
 };
 
-use outboard_net::{Access, Mapped, REGIONS_MAX, REMOTE_BYTES_MAX, is_mapped};
+use outboard_net::{REGIONS_MAX, REMOTE_BYTES_MAX};
 use outboard_verbs::abi::{
     IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE, ibv_context, ibv_context_ops, ibv_device,
-    ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_mr, ibv_pd, ibv_port_attr, verbs_context,
+    ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_pd, ibv_port_attr, verbs_context,
 };
 
 use crate::{
     cq::{self, poll_cq, req_notify_cq},
     domain::{Domain, GID, PORT},
+    events::Events,
     extended::{create_qp_ex, newer, older},
-    host::{host, with},
+    host::host,
     pair::{ENTRIES_MAX, READS_MAX, RECEIVE_SEGMENTS_MAX},
     post::{post_recv, post_send},
-    refused::{fail, refuse, set_errno},
+    refused::{fail, set_errno},
 };
 
 const NAME: &str = "mlx5_0";
@@ -41,9 +41,6 @@ const WIDTH_4X: u8 = 2;
 const SPEED_EDR: u8 = 32;
 const LINK_UP: u8 = 5;
 const ROCE_V2: c_int = 1;
-/// Access that registrations have here, and what asks for no more than that.
-const ACCESS_SERVED: u32 = 15;
-const ACCESS_OPTIONAL: u32 = 0x3ff0_0000;
 
 const QUEUES_MAX: c_int = 1 << 16;
 /// The whole table of partition keys: the default one.
@@ -56,6 +53,7 @@ const PORT_BYTES_COMPATIBLE: usize = 48;
 struct Context {
     extended: verbs_context,
     domains: AtomicU32,
+    _events: Events,
 }
 
 fn whole(context: *mut ibv_context) -> *mut Context {
@@ -171,9 +169,14 @@ pub extern "C" fn outboard_nic_ibv_open_device(of: *const ibv_device) -> *mut ib
     if let Err(number) = host() {
         return fail(number);
     }
+    let events = match Events::new() {
+        Ok(events) => events,
+        Err(error) => return fail(error.raw_os_error().unwrap_or(libc::EMFILE)),
+    };
     let context = Box::into_raw(Box::new(Context {
-        extended: extended(of),
+        extended: extended(of, events.descriptor()),
         domains: AtomicU32::new(0),
+        _events: events,
     }));
     context
         .wrapping_byte_add(offset_of!(verbs_context, context))
@@ -181,7 +184,7 @@ pub extern "C" fn outboard_nic_ibv_open_device(of: *const ibv_device) -> *mut ib
 }
 
 /// A context with the calls that programs make without symbols.
-fn extended(device: *const ibv_device) -> verbs_context {
+fn extended(device: *const ibv_device, events: c_int) -> verbs_context {
     let none = ptr::null_mut();
     verbs_context {
         query_port: Some(query_port),
@@ -201,7 +204,7 @@ fn extended(device: *const ibv_device) -> verbs_context {
                 _control_2: [none; 5],
             },
             cmd_fd: -1,
-            async_fd: -1,
+            async_fd: events,
             num_comp_vectors: 1,
             mutex: libc::PTHREAD_MUTEX_INITIALIZER,
             abi_compat: usize::MAX as *mut c_void,
@@ -299,9 +302,12 @@ unsafe extern "C" fn query_port(
         link_layer: IBV_LINK_LAYER_ETHERNET,
         ..ibv_port_attr::default()
     };
-    let bytes = bytes.min(size_of::<ibv_port_attr>());
-    // SAFETY: room for as many bytes, which may be uninitialised.
-    unsafe { ptr::copy_nonoverlapping((&raw const about).cast::<u8>(), out.cast(), bytes) };
+    let known = bytes.min(size_of::<ibv_port_attr>());
+    // SAFETY: room for as many bytes, which may be uninitialised. Newer programs have fields more.
+    unsafe {
+        ptr::write_bytes(out.cast::<u8>(), 0, bytes);
+        ptr::copy_nonoverlapping((&raw const about).cast::<u8>(), out.cast(), known);
+    }
     0
 }
 
@@ -431,125 +437,4 @@ pub unsafe extern "C" fn outboard_nic_ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
             0
         }
     }
-}
-
-/// # Safety
-///
-/// `pd` is null or from `ibv_alloc_pd`, and the memory stays mapped until it is deregistered.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn outboard_nic_ibv_reg_mr(
-    pd: *mut ibv_pd,
-    memory: *mut c_void,
-    bytes: usize,
-    access: c_int,
-) -> *mut ibv_mr {
-    // SAFETY: the caller's duties are the same.
-    unsafe {
-        register(
-            "ibv_reg_mr",
-            pd,
-            memory,
-            bytes,
-            memory as u64,
-            access as u32,
-        )
-    }
-}
-
-/// # Safety
-///
-/// As of `ibv_reg_mr`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn outboard_nic_ibv_reg_mr_iova(
-    pd: *mut ibv_pd,
-    memory: *mut c_void,
-    bytes: usize,
-    address: u64,
-    access: c_int,
-) -> *mut ibv_mr {
-    let access = access as u32;
-    // SAFETY: the caller's duties are the same.
-    unsafe { register("ibv_reg_mr_iova", pd, memory, bytes, address, access) }
-}
-
-/// # Safety
-///
-/// As of `ibv_reg_mr`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn outboard_nic_ibv_reg_mr_iova2(
-    pd: *mut ibv_pd,
-    memory: *mut c_void,
-    bytes: usize,
-    address: u64,
-    access: u32,
-) -> *mut ibv_mr {
-    // SAFETY: the caller's duties are the same.
-    unsafe { register("ibv_reg_mr_iova2", pd, memory, bytes, address, access) }
-}
-
-/// # Safety
-///
-/// As of `ibv_reg_mr`.
-unsafe fn register(
-    name: &str,
-    pd: *mut ibv_pd,
-    memory: *mut c_void,
-    bytes: usize,
-    address: u64,
-    access: u32,
-) -> *mut ibv_mr {
-    // SAFETY: null, or the beginning of a domain of ours.
-    let domain = unsafe { pd.cast::<Domain>().as_ref() };
-    let (Some(domain), Some(at)) = (domain, NonNull::new(memory.cast::<u8>())) else {
-        return fail(libc::EINVAL);
-    };
-    let more = access & !ACCESS_SERVED & !ACCESS_OPTIONAL;
-    if more != 0 {
-        refuse(name, &format!("access {more:#x} is not served"));
-        return ptr::null_mut();
-    }
-    if bytes == 0 || !is_mapped(memory as usize, bytes, access & 1 != 0) {
-        return fail(if bytes == 0 {
-            libc::EINVAL
-        } else {
-            libc::EFAULT
-        });
-    }
-    // SAFETY: mapped, as was looked up, and it stays so by the caller's duty.
-    let mapped = unsafe { Mapped::new(at, bytes, address) };
-    let access = Access(access & ACCESS_SERVED);
-    let key = match with(|adapter| adapter.register(domain.pd.handle, mapped, access)) {
-        Ok(key) => key,
-        Err((number, _)) => return fail(number),
-    };
-    domain.uses.fetch_add(1, Ordering::AcqRel);
-    Box::into_raw(Box::new(ibv_mr {
-        context: domain.pd.context,
-        pd,
-        addr: memory,
-        length: bytes,
-        handle: key,
-        lkey: key,
-        rkey: key,
-    }))
-}
-
-/// # Safety
-///
-/// `mr` is null or from a registration, its domain is not deallocated, and it is not used again.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn outboard_nic_ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
-    // SAFETY: null, or a registration.
-    let Some(of) = (unsafe { mr.as_ref() }) else {
-        return libc::EINVAL;
-    };
-    if let Err((number, _)) = with(|adapter| adapter.unregister(of.lkey)) {
-        return number;
-    }
-    // SAFETY: a domain has no fewer lives than its registrations.
-    let domain = unsafe { &*of.pd.cast::<Domain>() };
-    domain.uses.fetch_sub(1, Ordering::AcqRel);
-    // SAFETY: made by `Box::into_raw`, and given back once.
-    drop(unsafe { Box::from_raw(mr) });
-    0
 }

@@ -1,5 +1,7 @@
 // A program with rdma-core's own headers: the device, domains, memory, and functions that are not served.
 #include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,6 +32,16 @@ static void describe(struct ibv_context *context)
     union ibv_gid gid;
     CHECK(ibv_query_gid(context, 1, 0, &gid) == 0 && gid.raw[12] == 127);
     CHECK(ibv_query_gid(context, 1, 1, &gid) == -1);
+}
+
+// No event ever comes; programs that poll see that, and those that wait are woken when the device is closed.
+static void await_events(struct ibv_context *context)
+{
+    struct ibv_async_event event;
+    struct pollfd events = {.fd = context->async_fd, .events = POLLIN};
+    CHECK(poll(&events, 1, 0) == 0 && fcntl(events.fd, F_SETFL, fcntl(events.fd, F_GETFL) | O_NONBLOCK) == 0);
+    CHECK(ibv_get_async_event(context, &event) == -1 && errno == EAGAIN);
+    CHECK(strcmp(ibv_event_type_str(IBV_EVENT_PORT_ERR), "port error") == 0 && strcmp(ibv_event_type_str(IBV_EVENT_WQ_FATAL + 1), "unknown") == 0);
 }
 
 static void register_memory(struct ibv_context *context)
@@ -79,6 +91,7 @@ int main(void)
     ibv_free_device_list(list);
     CHECK(context && context->device->name[0] == 'm' && context->num_comp_vectors == 1);
     describe(context);
+    await_events(context);
     register_memory(context);
     struct ibv_pd *pd = ibv_alloc_pd(context);
     fork_with(pd);

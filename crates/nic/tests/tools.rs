@@ -34,11 +34,16 @@ fn run(folder: &Path, program: &Path, arguments: &[&str]) -> Output {
 
 /// A program of this folder, linked as programs for real adapters are.
 fn compile(folder: &Path, name: &str) -> PathBuf {
-    let program = folder.join(name);
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/{name}.c"));
+    compile_source(folder, name, &source)
+}
+
+fn compile_source(folder: &Path, name: &str, source: &Path) -> PathBuf {
+    let program = folder.join(name);
     let compiled = Command::new("cc")
         .args(["-O1", "-Wall", "-o"])
-        .args([&program, &source])
+        .arg(&program)
+        .arg(source)
         .args(["-libverbs", "-lmlx5"])
         .status()
         .unwrap();
@@ -91,10 +96,14 @@ fn memory_is_registered_and_functions_that_are_not_served_name_themselves() {
 #[test]
 fn a_program_that_needs_what_is_not_declared_is_not_started() {
     let folder = folder();
-    let done = run(folder.path(), Path::new("ibv_asyncwatch"), &[]);
+    let source = folder.path().join("missing.c");
+    let text = "#include <infiniband/verbs.h>\nint main(void) { return ibv_resize_cq(0, 1); }\n";
+    fs::write(&source, text).unwrap();
+    let program = compile_source(folder.path(), "missing", &source);
+    let done = run(folder.path(), &program, &[]);
     assert!(!done.status.success());
     let complained = String::from_utf8(done.stderr).unwrap();
-    assert!(complained.contains("async_event"), "{complained}");
+    assert!(complained.contains("ibv_resize_cq"), "{complained}");
 }
 
 #[test]

@@ -1,9 +1,8 @@
 //! The execution of one message in registered memory: all of it, or nothing.
 
-use std::sync::atomic::Ordering;
-
 use crate::{
     cqe::{Completion, Kind},
+    distant::{Gone, Side},
     keys::{Access, Place},
     syndrome::Syndrome,
     wqe::{Data, MESSAGE_BYTES_MAX, Operation, Remote, Segment},
@@ -184,7 +183,7 @@ impl Adapter {
             .keys
             .find(to.domain, rkey, address, bytes, Access::REMOTE_WRITE)
         {
-            Some(place) => self.fill(from, place, data),
+            Some(place) => answer(self.fill(from, place, data), Syndrome::REMOTE_ACCESS),
             None => Answer::Failed(Syndrome::REMOTE_ACCESS),
         }
     }
@@ -206,23 +205,26 @@ impl Adapter {
         }
         let into = into.filter(|_| bytes > 0)?;
         let Segment { lkey, address, .. } = into;
-        let Some(place) = self
+        let place = self
             .keys
-            .find(to.domain, lkey, address, bytes, Access::LOCAL_WRITE)
-        else {
-            return Some((Syndrome::REMOTE_OPERATION, Some(Syndrome::LOCAL_PROTECTION)));
-        };
-        match self.fill(from, place, data) {
-            Answer::Failed(syndrome) => Some((syndrome, None)),
-            _ => None,
+            .find(to.domain, lkey, address, bytes, Access::LOCAL_WRITE);
+        match place.map(|place| self.fill(from, place, data)) {
+            Some(Ok(())) => None,
+            Some(Err(Side::Source)) => Some((Syndrome::LOCAL_PROTECTION, None)),
+            Some(Err(Side::Destination)) | None => {
+                Some((Syndrome::REMOTE_OPERATION, Some(Syndrome::LOCAL_PROTECTION)))
+            }
         }
     }
 
     /// Copies a message to a place that has room for it.
-    fn fill(&self, from: &Pair, place: Place<'_>, data: &Data) -> Answer {
+    fn fill(&self, from: &Pair, place: Place<'_>, data: &Data) -> Result<(), Side> {
         let mut at = place.offset;
         match data {
-            Data::Inline(bytes) => place.memory.write(at, bytes),
+            Data::Inline(bytes) => {
+                let written = place.memory.write(at, bytes);
+                written.map_err(|Gone| Side::Destination)?;
+            }
             Data::Gather(segments) => {
                 let find = |one: &Segment| {
                     self.keys.find(
@@ -234,18 +236,17 @@ impl Adapter {
                     )
                 };
                 if segments.iter().any(|one| find(one).is_none()) {
-                    return Answer::Failed(Syndrome::LOCAL_PROTECTION);
+                    return Err(Side::Source);
                 }
                 for one in segments {
                     let bytes = one.bytes() as usize;
-                    if let Some(source) = find(one) {
-                        place.memory.copy(at, source.memory, source.offset, bytes);
-                    }
+                    let source = find(one).ok_or(Side::Source)?;
+                    place.memory.copy(at, source.memory, source.offset, bytes)?;
                     at += bytes;
                 }
             }
         }
-        Answer::Done
+        Ok(())
     }
 
     fn read(&self, from: &Pair, to: &Pair, remote: Remote, into: &[Segment]) -> Answer {
@@ -275,9 +276,12 @@ impl Adapter {
         let mut at = source.offset;
         for one in into {
             if let Some(place) = find(one) {
-                place
-                    .memory
-                    .copy(place.offset, source.memory, at, one.bytes() as usize);
+                let bytes = one.bytes() as usize;
+                match place.memory.copy(place.offset, source.memory, at, bytes) {
+                    Ok(()) => {}
+                    Err(Side::Source) => return Answer::Failed(Syndrome::REMOTE_ACCESS),
+                    Err(Side::Destination) => return Answer::Failed(Syndrome::LOCAL_PROTECTION),
+                }
             }
             at += one.bytes() as usize;
         }
@@ -296,9 +300,9 @@ impl Adapter {
         else {
             return Answer::Failed(Syndrome::REMOTE_ACCESS);
         };
-        let word = place.memory.u64(place.offset);
-        match word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change) {
-            Ok(old) | Err(old) => Answer::Value(old),
+        match place.memory.fetch_update(place.offset, change) {
+            Ok(old) => Answer::Value(old),
+            Err(Gone) => Answer::Failed(Syndrome::REMOTE_ACCESS),
         }
     }
 
@@ -312,12 +316,19 @@ impl Adapter {
             self.keys
                 .find(domain, one.lkey, one.address, ATOMIC_BYTES, access)
         });
-        match place {
-            Some(place) => {
-                place.memory.write(place.offset, &value.to_ne_bytes());
-                Answer::Done
-            }
-            None => Answer::Failed(Syndrome::LOCAL_PROTECTION),
+        let landed = place.map(|place| place.memory.write(place.offset, &value.to_ne_bytes()));
+        match landed {
+            Some(Ok(())) => Answer::Done,
+            Some(Err(Gone)) | None => Answer::Failed(Syndrome::LOCAL_PROTECTION),
         }
+    }
+}
+
+/// Returns the answer to a requester; `there` is the syndrome if the responder's memory is gone.
+fn answer(copied: Result<(), Side>, there: Syndrome) -> Answer {
+    match copied {
+        Ok(()) => Answer::Done,
+        Err(Side::Source) => Answer::Failed(Syndrome::LOCAL_PROTECTION),
+        Err(Side::Destination) => Answer::Failed(there),
     }
 }

@@ -23,10 +23,10 @@ use std::{
 use crate::{
     completions::{Completions, CompletionsSetup, Watch},
     cqe::Completion,
+    distant::Registered,
     error::Error,
     faults::{Network, Wire},
     keys::{Access, Keys},
-    memory::Mapped,
 };
 pub use receiver::RECEIVE_BYTES;
 use receiver::Receiver;
@@ -152,8 +152,13 @@ impl Adapter {
     }
 
     /// Registers memory. Queue pairs of the domain use it by the key, locally and remotely.
-    pub fn register(&mut self, domain: u32, memory: Mapped, access: Access) -> Result<u32, Error> {
-        self.keys.add(domain, memory, access)
+    pub fn register(
+        &mut self,
+        domain: u32,
+        memory: impl Into<Registered>,
+        access: Access,
+    ) -> Result<u32, Error> {
+        self.keys.add(domain, memory.into(), access)
     }
 
     /// Ends a registration. Operations that name the key fail from now on.

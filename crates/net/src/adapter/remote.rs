@@ -381,7 +381,8 @@ impl Adapter {
                         .keys
                         .find(domain, one.lkey, one.address, bytes, access)?;
                     gathered.resize(at + bytes as usize, 0);
-                    place.memory.read(place.offset, &mut gathered[at..]);
+                    let read = place.memory.read(place.offset, &mut gathered[at..]);
+                    read.ok()?;
                 }
                 Some(gathered)
             }
@@ -400,11 +401,14 @@ impl Adapter {
             let is_permitted = pair.access.permits(access);
             let place = self.keys.find(pair.domain, rkey, address, bytes, access);
             let place = place.filter(|_| is_permitted);
-            if let Some(place) = place {
+            let read = place.and_then(|place| {
                 data.resize(bytes as usize, 0);
-                place.memory.read(place.offset, &mut data);
+                place.memory.read(place.offset, &mut data).ok()
+            });
+            if read.is_none() {
+                data.clear();
             }
-            let is_found = place.is_some() || (bytes == 0 && is_permitted);
+            let is_found = read.is_some() || (bytes == 0 && is_permitted);
             let Some(receiver) = &mut self.receivers[number] else {
                 return;
             };
@@ -478,7 +482,9 @@ impl Adapter {
                 else {
                     return Answer::Failed(Syndrome::LOCAL_PROTECTION);
                 };
-                place.memory.write(place.offset, here);
+                if place.memory.write(place.offset, here).is_err() {
+                    return Answer::Failed(Syndrome::LOCAL_PROTECTION);
+                }
                 rest = behind;
             }
         }
