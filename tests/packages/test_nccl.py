@@ -63,25 +63,41 @@ def test_a_process_for_each_rank(pair: tuple[Server, Server], tmp_path: Path) ->
     assert any(WHY in err for err in said), said
 
 
-def test_rings_over_the_adapter_in_software(tmp_path: Path) -> None:
-    """NET/IB between two processes, until the first kernel: without PTX for the device, there is none."""
+def over_the_adapter(folder: Path, program: Path, **settings: str) -> list[str]:
+    """Runs two ranks over NET/IB on the software device; returns what each says."""
     skip_without("torch")
-    server = start_server(tmp_path)
+    server = start_server(folder)
     # The second GPU: this machine may have another device at the place of the first.
     gpus = ",".join([server.urls["shm"]] * 2)
-    settings = {"NCCL_NET": "IB", "NCCL_P2P_DISABLE": "1", "NCCL_RUNTIME_CONNECT": "0", "CUDA_VISIBLE_DEVICES": "1"}
+    more = {"NCCL_NET": "IB", "NCCL_P2P_DISABLE": "1", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH"}
     ranks = []
     for rank in "01":
-        argv = [OUTBOARD, "nic", "run", "--fabric", tmp_path / "fabric", "--", OUTBOARD, "run", "--gpu", gpus, "--"]
-        argv += [sys.executable, RANKS, library(), rank, tmp_path / "number"]
-        more = {"NCCL_HOSTID": rank, "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH"}
-        environment = {**os.environ, **SETTINGS, **settings, **more}
+        argv = [OUTBOARD, "nic", "run", "--fabric", folder / "fabric", "--", OUTBOARD, "run", "--gpu", gpus, "--"]
+        argv += ["env", *(f"{name}={value}" for name, value in settings.items())]
+        argv += [sys.executable, program, library(), rank, folder / "number"]
+        environment = {**os.environ, **SETTINGS, **more, "NCCL_HOSTID": rank, "CUDA_VISIBLE_DEVICES": "1"}
         ranks.append(
             subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         )
     said = [rank.communicate(timeout=PATIENCE_S)[0] for rank in ranks]
     assert server.stop() == 0
-    for one in said:
+    return said
+
+
+def test_rings_over_the_adapter_in_software(tmp_path: Path) -> None:
+    """NET/IB between two processes, until the first kernel: without PTX for the device, there is none."""
+    for one in over_the_adapter(tmp_path, RANKS, NCCL_RUNTIME_CONNECT="0"):
         ways = [line for line in one.splitlines() if "via NET/IB/0" in line]
         assert len(ways) == 2 and "Connected all rings" in one and "Init COMPLETE" in one, one
         assert "no kernel image is available" in one, one
+
+
+def test_one_sided_calls_over_the_adapter_in_software(tmp_path: Path) -> None:
+    """Puts into the other GPU's memory and signals by GIN's proxy. NCCL asks a GPU whether an adapter reaches it, which
+    the preload answers."""
+    preload = tmp_path / "reachable.so"
+    source = Path(__file__).parent / "reachable.c"
+    subprocess.run(["cc", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", preload, source], check=True)
+    settings = {"LD_PRELOAD": str(preload), "NCCL_CUMEM_HOST_ENABLE": "0", "NCCL_GIN_TYPE": "2"}
+    for one in over_the_adapter(tmp_path, TEST_PROGRAMS / "nccl_put.py", **settings):
+        assert one.splitlines()[-1] == "right" and "Assigned plugin RMA_IB_PROXY" in one, one
