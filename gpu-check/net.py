@@ -243,11 +243,14 @@ def ended_with(command: list[Any], timeout_s: float) -> tuple[bool, list[str]]:
     return end_of(started(command), timeout_s)
 
 
-def end_of(process: subprocess.Popen[str], timeout_s: float) -> tuple[bool, list[str]]:
-    """Whether a process ended by itself and with 0, and what it printed."""
+def end_of(process: subprocess.Popen[str], timeout_s: float, *, whole_group: bool = False) -> tuple[bool, list[str]]:
+    """Whether a process ended by itself and with 0, and what it printed. One that does not is killed, with its group if
+    that is its own."""
     try:
         said, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
+        if whole_group:
+            os.killpg(process.pid, signal.SIGKILL)
         process.kill()
         said, _ = process.communicate()
         return False, [*said.splitlines(), f"no end within {timeout_s:g} s"]

@@ -17,197 +17,26 @@
 // together with the same arguments: it is one operation, which sees what all of them wrote before, and all get its
 // result. On the CPU every thread is a group of its own.
 //
+// Providers. A queue of nvlink executes operations within the call, by loads and stores of the threads that make it: a
+// wait is a fence. Signals, atomics and messages come after all that was put before them; writes among themselves have no
+// order. Its tickets count the posts of one object.
+//
 // Signalling. Of a queue with signal_every N, the entries N-1, 2N-1, ... complete, and with each of them all before it.
 // wait() posts a signalled nop if no entry that completes has been posted since the ticket's; test() does not.
 #pragma once
 
-#include <stdint.h>
-#include <string.h>
-
-#include "net.h"
-#include "net_order.cuh"
+#include "net_direct.cuh"
+#include "net_shared.cuh"
 
 namespace outboard {
 namespace net {
 
-enum class Cause : uint32_t {
-    none = 0,
-    timeout,    // the deadline passed; the operation may still complete
-    completion, // an entry failed: see syndrome
-    stale,      // the queue was reset after the ticket was given, or while a receive was waited for
-    invalid,    // more than 2 GiB, or receives of a queue without any: nothing was posted
-};
-
-enum class Side : uint32_t { send = 0, receive };
-
-// Why a call failed: which queue, which entry, with which syndrome of the adapter (docs/net.md says what to do).
-struct Failure {
-    Cause cause;
-    uint32_t qpn;
-    uint64_t entry;
-    uint32_t syndrome;
-    Side side;
-
-    OUTBOARD_NET_CALL explicit operator bool() const { return cause != Cause::none; }
-};
-
-// Memory of this side, and of the other.
-struct Local {
-    uint64_t address;
-    uint32_t key;
-};
-struct Remote {
-    uint64_t address;
-    uint32_t key;
-};
-
-// Threads that make a call together.
-enum class Scope { thread, warp, block };
-
-// What arrived: the ticket and the memory of its receive, the bytes in that memory or those that put_imm() has written
-// elsewhere, and the sender's number.
-enum class Arrival : uint32_t { write_imm = 1, send = 2, send_imm = 3 };
-struct Received {
-    uint64_t ticket, address;
-    Arrival kind;
-    uint32_t bytes, imm;
-};
-
 namespace detail {
-
-constexpr uint32_t NOP = 0x00, WRITE = 0x08, WRITE_IMM = 0x09, SEND = 0x0a, SEND_IMM = 0x0b, READ = 0x10,
-                   COMPARE_SWAP = 0x11, FETCH_ADD = 0x12;
-constexpr uint32_t SIGNALLED = 0x08;
-constexpr uint32_t INLINE = 0x80000000u;
-constexpr uint64_t BYTES_MAX = 0x80000000u;
-constexpr uint32_t NO_MEMORY = 0x100;
-constexpr uint64_t ALL = UINT64_MAX >> 8;
-// Time beyond its deadline that a receive waits for the threads before it: what it has reserved cannot be given back.
-constexpr uint64_t LOST_NS = 1000000000;
-// Numbers from here on are given while the host puts the queue back: nothing is posted by them.
-constexpr uint64_t CLOSED = (uint64_t)1 << 62;
-// Counters of a queue, a line each. USED are entries of the ring that are not complete, and those that threads try for. FORCED is behind the last nop that was posted for those who wait.
-enum Counter {
-    RESERVED = 0, USED = 8, RINGING = 16, RUNG = 24, DONE = 32, ERROR = 40, BASE = 48, FORCED = 56,
-    CONSUMED = 64, RECEIVES_RESERVED = 72, RECEIVES_READY = 80, RECEIVES_CONSUMED = 88, FORCING = 96,
-};
-
-OUTBOARD_NET_CALL uint64_t big(uint64_t value)
-{
-#ifdef __CUDA_ARCH__
-    uint32_t low = __byte_perm((uint32_t)value, 0, 0x0123), high = __byte_perm((uint32_t)(value >> 32), 0, 0x0123);
-    return (uint64_t)low << 32 | high;
-#else
-    return __builtin_bswap64(value);
-#endif
-}
-
-// Number of the first bit that is 1; there is one.
-OUTBOARD_NET_CALL uint32_t trailing_zeros(uint64_t bits)
-{
-#ifdef __CUDA_ARCH__
-    return (uint32_t)__ffsll((long long)bits) - 1;
-#else
-    return (uint32_t)__builtin_ctzll(bits);
-#endif
-}
 
 // Eight words of an entry, as they lie in memory.
 struct Block {
     uint64_t words[8];
 };
-
-OUTBOARD_NET_CALL uint64_t pair(uint32_t first, uint32_t second) { return big((uint64_t)first << 32 | second); }
-
-#ifdef __CUDACC__
-// Number of this thread in its block, and the threads of its warp that exist.
-__device__ inline unsigned thread_in_block()
-{
-    return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
-}
-
-__device__ inline unsigned warp_mask()
-{
-    unsigned first = thread_in_block() & ~31u, count = blockDim.x * blockDim.y * blockDim.z - first;
-    return count >= 32 ? 0xffffffffu : (1u << count) - 1;
-}
-
-// Words of the result that one thread of a block gives the others. Barriers around it keep calls apart.
-__device__ inline void share_in_block(uint64_t *words, int count, bool leads)
-{
-    __shared__ uint64_t shared[8];
-    if (leads)
-        for (int word = 0; word < count; ++word) shared[word] = words[word];
-    __syncthreads();
-    for (int word = 0; word < count; ++word) words[word] = shared[word];
-    __syncthreads();
-}
-#endif
-
-// Number of this thread among the threads of its warp, and how many there are.
-OUTBOARD_NET_CALL uint64_t lane()
-{
-#ifdef __CUDA_ARCH__
-    return thread_in_block() & 31;
-#else
-    return 0;
-#endif
-}
-
-OUTBOARD_NET_CALL uint64_t lanes()
-{
-#ifdef __CUDA_ARCH__
-    return (uint64_t)__popc(warp_mask());
-#else
-    return 1;
-#endif
-}
-
-OUTBOARD_NET_CALL bool any_of_warp(bool is)
-{
-#ifdef __CUDA_ARCH__
-    return __any_sync(warp_mask(), is);
-#else
-    return is;
-#endif
-}
-
-// Waits for the other threads of the group: what they wrote is seen. True in the one thread that acts for all.
-template <Scope scope> OUTBOARD_NET_CALL bool enter()
-{
-#ifdef __CUDA_ARCH__
-    if constexpr (scope == Scope::warp) {
-        __syncwarp(warp_mask());
-        return (thread_in_block() & 31) == 0;
-    }
-    if constexpr (scope == Scope::block) {
-        __syncthreads();
-        return thread_in_block() == 0;
-    }
-#endif
-    return true;
-}
-
-// Gives the result of that thread, and all that it has acquired, to the others.
-template <Scope scope, class Result> OUTBOARD_NET_CALL void share(Result &result, bool leads)
-{
-    static_assert(sizeof(Result) % 8 == 0 && sizeof(Result) <= 64, "words");
-#ifdef __CUDA_ARCH__
-    if constexpr (scope != Scope::thread) {
-        uint64_t words[sizeof(Result) / 8];
-        memcpy(words, &result, sizeof result);
-        if constexpr (scope == Scope::warp) {
-            for (uint64_t &word : words) word = __shfl_sync(warp_mask(), (unsigned long long)word, 0);
-            __syncwarp(warp_mask());
-        } else {
-            share_in_block(words, sizeof(Result) / 8, leads);
-        }
-        memcpy(&result, words, sizeof result);
-    }
-#endif
-    (void)result;
-    (void)leads;
-}
 
 // A completion of a ring, whose owner bit says in which round it was written.
 struct Taken {
@@ -234,7 +63,7 @@ OUTBOARD_NET_CALL bool read_completion(uint64_t at, uint64_t number, uint32_t lo
 // A queue as one thread uses it. Copies are the same queue.
 class Queue {
 public:
-    OUTBOARD_NET_CALL explicit Queue(const outboard_net_queue &of) : of_(of), is_held_(false), has_rung_(false) {}
+    OUTBOARD_NET_CALL explicit Queue(const outboard_net_queue &of) : of_(of), is_held_(false), has_rung_(false), direct_() {}
 
     // Posts of this object are executed from the next ring() on, or from its next wait() or flush() on: several entries
     // for the price of one way to the adapter. A post to a full ring rings, too.
@@ -243,6 +72,7 @@ public:
     // Rings for all that was posted by this thread, and goes on holding if it did.
     OUTBOARD_NET_CALL void ring()
     {
+        if (is_direct()) return;
         if (!is_exclusive()) return ring_ready();
         uint64_t ready = read(detail::RESERVED);
         if (ready != read(detail::RUNG)) ring_until(ready);
@@ -288,6 +118,7 @@ public:
     template <Scope scope = Scope::thread>
     OUTBOARD_NET_CALL Failure put_value(Remote to, uint64_t value, uint64_t timeout_ns, uint64_t *ticket)
     {
+        if (is_direct()) return direct_.run<scope, detail::VALUE>(of_, to, Local{}, 8, value, 0, ticket);
         return post<scope>(with_value(to, value), detail::WRITE, timeout_ns, ticket);
     }
 
@@ -297,6 +128,7 @@ public:
     OUTBOARD_NET_CALL Failure put_each(Remote to, Local from, uint64_t bytes, uint64_t timeout_ns, uint64_t *ticket)
     {
         if (detail::any_of_warp(bytes > detail::BYTES_MAX)) return fail(Cause::invalid, 0, 0);
+        if (is_direct()) return direct_.each<detail::WRITE>(of_, to, from, bytes, 0, ticket);
         detail::Block block = begin(bytes == 0 ? 2 : 3);
         remote(block, to);
         if (bytes != 0) local(block, 4, from, bytes);
@@ -306,6 +138,7 @@ public:
     // Writes a value of each thread of a warp, as put_each() does.
     OUTBOARD_NET_CALL Failure put_value_each(Remote to, uint64_t value, uint64_t timeout_ns, uint64_t *ticket)
     {
+        if (is_direct()) return direct_.each<detail::VALUE>(of_, to, Local{}, 8, value, ticket);
         detail::Block block = with_value(to, value);
         return post_each(block, detail::WRITE, timeout_ns, ticket);
     }
@@ -314,6 +147,7 @@ public:
     template <Scope scope = Scope::thread>
     OUTBOARD_NET_CALL Failure fetch_add(Remote to, uint64_t add, Local before, uint64_t timeout_ns, uint64_t *ticket)
     {
+        if (is_direct()) return direct_.run<scope, detail::FETCH_ADD>(of_, to, before, 8, add, 0, ticket);
         return atomic<scope>(detail::FETCH_ADD, to, add, 0, before, timeout_ns, ticket);
     }
 
@@ -322,6 +156,7 @@ public:
     OUTBOARD_NET_CALL Failure compare_swap(Remote to, uint64_t expected, uint64_t value, Local before, uint64_t timeout_ns,
                                            uint64_t *ticket)
     {
+        if (is_direct()) return direct_.run<scope, detail::COMPARE_SWAP>(of_, to, before, 8, expected, value, ticket);
         return atomic<scope>(detail::COMPARE_SWAP, to, value, expected, before, timeout_ns, ticket);
     }
 
@@ -329,6 +164,7 @@ public:
     template <Scope scope = Scope::thread>
     OUTBOARD_NET_CALL Failure signal_set(Remote flag, uint64_t generation, uint64_t timeout_ns, uint64_t *ticket)
     {
+        if (is_direct()) return direct_.run<scope, detail::SIGNAL_SET>(of_, flag, Local{}, 8, generation, 0, ticket);
         return put_value<scope>(flag, generation, timeout_ns, ticket);
     }
 
@@ -336,11 +172,13 @@ public:
     template <Scope scope = Scope::thread>
     OUTBOARD_NET_CALL Failure signal_add(Remote flag, uint64_t add, uint64_t timeout_ns, uint64_t *ticket)
     {
+        if (is_direct()) return direct_.run<scope, detail::SIGNAL_ADD>(of_, flag, Local{}, 8, add, 0, ticket);
         return fetch_add<scope>(flag, add, Local{of_.scratch, of_.scratch_key}, timeout_ns, ticket);
     }
 
     template <Scope scope = Scope::thread> OUTBOARD_NET_CALL Failure nop(uint64_t timeout_ns, uint64_t *ticket)
     {
+        if (is_direct()) return direct_.run<scope, detail::NOP>(of_, Remote{}, Local{}, 0, 0, 0, ticket);
         return post<scope>(begin(1), detail::NOP, timeout_ns, ticket);
     }
 
@@ -366,7 +204,9 @@ public:
     {
         bool leads = detail::enter<scope>();
         Failure failure{};
-        if (leads) {
+        if (leads && is_direct()) {
+            failure = direct_.settled(of_);
+        } else if (leads) {
             uint64_t reserved = acquire(detail::RESERVED);
             bool posted = reserved != acquire(detail::BASE);
             if (posted) failure = wait_alone(reserved - 1, timeout_ns, true);
@@ -449,6 +289,8 @@ private:
 
     OUTBOARD_NET_CALL bool is_exclusive() const { return (of_.flags & OUTBOARD_NET_EXCLUSIVE) != 0; }
 
+    OUTBOARD_NET_CALL bool is_direct() const { return (of_.flags & OUTBOARD_NET_DIRECT) != 0; }
+
     OUTBOARD_NET_CALL Failure fail(Cause cause, uint64_t entry, uint32_t syndrome, Side side = Side::send) const
     {
         return Failure{cause, of_.qpn, entry, syndrome, side};
@@ -468,6 +310,7 @@ private:
 
     OUTBOARD_NET_CALL Failure wait_alone(uint64_t ticket, uint64_t timeout_ns, bool may_post)
     {
+        if (is_direct()) return direct_.settled(of_, ticket);
         if (may_post && is_held_) ring();
         detail::Deadline deadline(timeout_ns);
         if (has_rung_ && may_post) detail::rest();
@@ -565,6 +408,11 @@ private:
                                         uint64_t timeout_ns, uint64_t *ticket)
     {
         if (bytes > detail::BYTES_MAX) return fail(Cause::invalid, 0, 0);
+        if (is_direct()) {
+            if (opcode == detail::WRITE) return direct_.run<scope, detail::WRITE>(of_, there, here, bytes, 0, 0, ticket);
+            if (opcode == detail::READ) return direct_.run<scope, detail::READ>(of_, there, here, bytes, 0, 0, ticket);
+            return direct_.message<scope>(of_, Arrival::write_imm, there, here, bytes, imm, timeout_ns, ticket);
+        }
         // A segment of length 0 would be one of 2 GiB, so an empty operation has none.
         detail::Block block = begin(bytes == 0 ? 2 : 3, imm);
         remote(block, there);
@@ -577,6 +425,10 @@ private:
                                       uint64_t *ticket)
     {
         if (bytes > detail::BYTES_MAX) return fail(Cause::invalid, 0, 0);
+        if (is_direct()) {
+            Arrival kind = opcode == detail::SEND ? Arrival::send : Arrival::send_imm;
+            return direct_.message<scope>(of_, kind, Remote{}, from, bytes, imm, timeout_ns, ticket);
+        }
         detail::Block block = begin(bytes == 0 ? 1 : 2, imm);
         if (bytes != 0) local(block, 2, from, bytes);
         return post<scope>(block, opcode, timeout_ns, ticket);
@@ -839,7 +691,7 @@ private:
                 *received = Received{number, address, (Arrival)taken.kind, taken.bytes, taken.imm};
                 return Failure{};
             }
-            poll();
+            if (!is_direct()) poll();
             error = failed();
             if (error != 0 && acquire(detail::RECEIVES_READY) == number) {
                 return fail(Cause::completion, error >> 8, (uint32_t)(error & 0xff));
@@ -850,6 +702,7 @@ private:
 
     outboard_net_queue of_;
     bool is_held_, has_rung_;
+    detail::Direct direct_;
 };
 
 // Waits until a flag has this generation. Acquires: what was put before the flag may be read. False at the deadline.

@@ -22,6 +22,7 @@ enum outboard_net_flags {
     OUTBOARD_NET_PATIENT = 2,  // a message waits for its receive without end, rather than failing with 16
     OUTBOARD_NET_EXCLUSIVE = 4,  // one thread, warp or block posts at a time, which is cheaper
     OUTBOARD_NET_OF_GPU = 8,  // of a queue with `counters`: never given
+    OUTBOARD_NET_DIRECT = 16,  // of a queue of nvlink, whose ring is a page with what it may reach: never given
 };
 
 // Properties of a queue. Its ring has 2^log_blocks entries, 5 to 15, and it takes 2^log_receives receives, 1 to 15, or
@@ -33,11 +34,21 @@ struct outboard_net_queue_options {
     uint64_t counters;
 };
 
-// The network between queues. Zeroed, it loses nothing and takes no time. At most 1,000,000 of loss_ppm; delays are from
-// delay_ns_min to delay_ns_max, an hour at most; reserved is 0.
+// Ways by which operations are executed, one for an endpoint (docs/net.md). AUTO is what OUTBOARD_NET_PROVIDER of the
+// environment names, else MLX5 if there is such an adapter, else NIC.
+enum outboard_net_provider {
+    OUTBOARD_NET_AUTO = 0,
+    OUTBOARD_NET_MLX5,    // an adapter in hardware; not in this release
+    OUTBOARD_NET_NIC,     // the adapter in software
+    OUTBOARD_NET_NVLINK,  // loads and stores of the threads that post
+    OUTBOARD_NET_PROXY,   // a thread of the CPU that posts for kernels
+};
+
+// The provider, and the network between queues of NIC. Zeroed, it loses nothing and takes no time. At most 1,000,000 of
+// loss_ppm; delays are from delay_ns_min to delay_ns_max, an hour at most.
 struct outboard_net_options {
     uint64_t seed, delay_ns_min, delay_ns_max, bytes_per_s;
-    uint32_t loss_ppm, reserved;
+    uint32_t loss_ppm, provider;
 };
 
 // Counts since the last reset; failed_index and syndrome are of the entry that failed first.
@@ -60,13 +71,16 @@ struct outboard_net_window {
 };
 
 // What a program was built with. OUTBOARD_NET_VERSION is raised by changes that the sizes do not show.
-#define OUTBOARD_NET_VERSION 1
+#define OUTBOARD_NET_VERSION 2
 
 struct outboard_net_layout {
     uint32_t version, queue_bytes, queue_options_bytes, options_bytes, status_bytes, window_bytes;
 };
 
 const char *outboard_net_message(void);
+// The number of a provider's name: auto, mlx5, nic, nvlink, proxy.
+int outboard_net_provider_named(const char *name, uint32_t *provider);
+const char *outboard_net_provider_of(const struct outboard_net *net);
 int outboard_net_open_as(const struct outboard_net_layout *layout, const struct outboard_net_options *options,
                          struct outboard_net **out);
 

@@ -10,7 +10,8 @@
         launch(kernel, queue.exported, outbox.address, outbox.key, there.address, there.key)
 
 The adapter is one in software in this process: it reads and writes host memory, so tensors are pinned or ordinary ones
-of the host, and memory of a GPU is refused. Kernels reach what is pinned and mapped.
+of the host, and memory of a GPU is refused. Kernels reach what is pinned and mapped. With `Endpoint(provider="nvlink")`
+kernels load and store themselves, and memory of a GPU is taken, too.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ __all__ = [
 
 LIBRARY = "liboutboard_net.so"
 # OUTBOARD_NET_VERSION of include/outboard/net.h.
-VERSION = 1
+VERSION = 2
 # Flags of a queue, and what a key allows: include/outboard/net.h.
 PLAIN, PATIENT, EXCLUSIVE = 1, 2, 4
 LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC = 1, 2, 4, 8
@@ -56,7 +57,8 @@ MEET_MS = 30_000
 # cuMemHostAlloc's portable and mapped, and the question about an address.
 HOST_FLAGS = 1 | 2
 MEMORY_TYPE, OF_DEVICE = 2, 2
-DLPACK_HOST = (1, 3)  # kDLCPU, kDLCUDAHost
+DLPACK_HOST, DLPACK_GPU = (1, 3), (2, 13)  # kDLCPU, kDLCUDAHost; kDLCUDA, kDLCUDAManaged
+OF_GPU = "this tensor is in a GPU's memory, which the adapter in software does not reach: pin it"
 
 
 class Exported(ctypes.Structure):
@@ -79,7 +81,7 @@ class _QueueOptions(ctypes.Structure):
 class _Options(ctypes.Structure):
     _fields_: ClassVar = [
         *((name, c_uint64) for name in ("seed", "delay_ns_min", "delay_ns_max", "bytes_per_s")),
-        *((name, c_uint32) for name in ("loss_ppm", "reserved")),
+        *((name, c_uint32) for name in ("loss_ppm", "provider")),
     ]
 
 
@@ -187,8 +189,9 @@ class _Adapter:
 
 
 class Endpoint:
-    """An adapter in software, and its thread. Loss, delay and bandwidth are those between its own queues. Closed by
-    `close`, with its block, or when nobody refers to it and to its queues any more, at the latest with the program."""
+    """Memory and queues of one provider: `auto`, or by name. Of `nic`, the adapter in software and its thread, loss,
+    delay and bandwidth are those between the endpoint's own queues. Closed by `close`, with its block, or when nobody
+    refers to it and to its queues any more, at the latest with the program."""
 
     def __init__(
         self,
@@ -197,12 +200,15 @@ class Endpoint:
         loss_ppm: int = 0,
         delay_ns: tuple[int, int] = (0, 0),
         bytes_per_s: int = 0,
+        provider: str = "auto",
         library: str | os.PathLike[str] | None = None,
     ) -> None:
         self._library = _loaded(library)
         self._adapter = _Adapter(self._library)
         weakref.finalize(self, self._adapter.close)
         shortest, longest = delay_ns
+        number = c_uint32()
+        self._said(self._library.outboard_net_provider_named(provider.encode(), byref(number)))
         options = _filled(
             _Options,
             seed=seed,
@@ -210,9 +216,16 @@ class Endpoint:
             delay_ns_max=longest,
             bytes_per_s=bytes_per_s,
             loss_ppm=loss_ppm,
+            provider=number.value,
         )
         layout = _Layout(VERSION, *map(ctypes.sizeof, (Exported, _QueueOptions, _Options, Status, Window)))
         self._said(self._library.outboard_net_open_as(byref(layout), byref(options), byref(self._adapter.net)))
+
+    @property
+    def provider(self) -> str:
+        if not self._adapter.net:
+            raise OutboardError("the endpoint is closed")
+        return self._library.outboard_net_provider_of(self._adapter.net).decode()
 
     def queue(
         self,
@@ -238,7 +251,7 @@ class Endpoint:
     def register(self, of: Any, access: int = EVERYTHING) -> Memory:
         """Registers the memory of a tensor or an array, by `data_ptr()`, `__cuda_array_interface__`, DLPack or as a
         buffer."""
-        address, size = span(of)
+        address, size = span(of, of_gpu=self.provider == "nvlink")
         key = c_uint32()
         self._call("outboard_net_register", c_void_p(address), c_uint64(size), c_uint32(_fits(access, 32)), byref(key))
         self._adapter.kept.append(of)
@@ -288,15 +301,15 @@ def _filled(kind: type[ctypes.Structure], **fields: int) -> ctypes.Structure:
     return kind(**{name: _fits(number, sizes[name]) for name, number in fields.items()})
 
 
-def span(of: Any) -> tuple[int, int]:
-    """The address and the bytes of a tensor's memory, which has to be in one piece and of the host."""
-    address, size = _span(of)
-    if size > 0 and _is_of_device(address):
-        raise OutboardError("this tensor is in a GPU's memory, which the adapter in software does not reach: pin it")
+def span(of: Any, *, of_gpu: bool = False) -> tuple[int, int]:
+    """The address and the bytes of a tensor's memory, which has to be in one piece, and of the host unless `of_gpu`."""
+    address, size = _span(of, of_gpu)
+    if size > 0 and not of_gpu and _is_of_device(address):
+        raise OutboardError(OF_GPU)
     return address, size
 
 
-def _span(of: Any) -> tuple[int, int]:
+def _span(of: Any, of_gpu: bool) -> tuple[int, int]:
     if hasattr(of, "data_ptr"):
         if not of.is_contiguous():
             raise ValueError("a tensor that is not contiguous")
@@ -305,7 +318,7 @@ def _span(of: Any) -> tuple[int, int]:
         if interface := getattr(of, name, None):
             return _span_of_array(interface)
     if hasattr(of, "__dlpack__"):
-        return _span_of_dlpack(of)
+        return _span_of_dlpack(of, of_gpu)
     view = memoryview(of)
     if view.readonly or not view.c_contiguous:
         raise ValueError("a buffer that cannot be written, or is not contiguous")
@@ -339,14 +352,14 @@ class _DlTensor(ctypes.Structure):
     ]
 
 
-def _span_of_dlpack(of: Any) -> tuple[int, int]:
+def _span_of_dlpack(of: Any, of_gpu: bool) -> tuple[int, int]:
     capsule = of.__dlpack__()
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = c_void_p, [ctypes.py_object, c_char_p]
     # Of the older form, which __dlpack__() without a version gives. The capsule frees itself, since nobody takes it.
     tensor = _DlTensor.from_address(pointer(capsule, b"dltensor"))
-    if tensor.device_type not in DLPACK_HOST:
-        raise OutboardError("this tensor is in a GPU's memory, which the adapter in software does not reach: pin it")
+    if tensor.device_type not in (*DLPACK_HOST, *(DLPACK_GPU if of_gpu else ())):
+        raise OutboardError(OF_GPU)
     size = (tensor.bits * tensor.lanes + 7) // 8
     count = 1
     for axis in reversed(range(tensor.ndim)):
@@ -374,7 +387,8 @@ def _loaded(library: str | os.PathLike[str] | None) -> ctypes.CDLL:
         loaded = ctypes.CDLL(os.fspath(path))
     except OSError as error:
         raise OutboardError(f"{error}; OUTBOARD_NET_LIBRARY names it: cargo build -p outboard-net") from error
-    loaded.outboard_net_message.restype = c_char_p
+    for name in ("outboard_net_message", "outboard_net_provider_of"):
+        getattr(loaded, name).restype = c_char_p
     loaded.outboard_net_close.restype = None
     for name in ("outboard_net_queue_bytes", "outboard_net_counters_bytes"):
         getattr(loaded, name).restype = c_uint64

@@ -2,20 +2,16 @@
 
 use std::{
     cell::RefCell,
-    collections::HashMap,
     ffi::{CStr, CString, c_char, c_int, c_void},
-    ptr::NonNull,
-    sync::Arc,
     time::Duration,
 };
 
-use parking_lot::Mutex;
-
 use crate::{
-    Access, Error, Link, Mapped, Meeting, Network, Window, is_mapped,
+    Access, Error, Meeting, Network, Provider, Window,
+    endpoint::Endpoint,
     layout::Layout,
-    nic::Nic,
-    queue::{self, Export, Queue},
+    open::open,
+    queue::{self, Export},
 };
 
 thread_local! {
@@ -24,12 +20,7 @@ thread_local! {
 
 /// `struct outboard_net`.
 #[derive(Debug)]
-pub struct Net {
-    /// Connections to other processes, by the number of their queue. They end before the adapter.
-    links: Mutex<HashMap<u32, Link>>,
-    nic: Nic,
-    queues: Mutex<HashMap<u32, Arc<Queue>>>,
-}
+pub struct Net(Box<dyn Endpoint>);
 
 /// `struct outboard_net_options`.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +31,8 @@ pub struct Options {
     pub delay_ns_max: u64,
     pub bytes_per_s: u64,
     pub loss_ppm: u32,
-    pub reserved: u32,
+    /// Of [`Provider`], or 0.
+    pub provider: u32,
 }
 
 /// `struct outboard_net_status`.
@@ -60,7 +52,7 @@ const ANYWHERE: c_int = 2;
 
 /// The layout of this library.
 const LAYOUT: Layout = Layout {
-    version: 1,
+    version: 2,
     queue_bytes: size_of::<Export>() as u32,
     queue_options_bytes: size_of::<queue::Options>() as u32,
     options_bytes: size_of::<Options>() as u32,
@@ -85,7 +77,41 @@ pub extern "C" fn outboard_net_message() -> *const c_char {
     MESSAGE.with_borrow(|kept| kept.as_ptr())
 }
 
-/// Starts an adapter. Without options its network is perfect.
+/// Stores the number of a provider's name.
+///
+/// # Safety
+///
+/// `name` is null or a string, and `provider` has room.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn outboard_net_provider_named(
+    name: *const c_char,
+    provider: *mut u32,
+) -> c_int {
+    if name.is_null() {
+        return done(Err(Error::Null("name")));
+    }
+    // SAFETY: a string of the caller's.
+    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+    // SAFETY: null, or room for a number.
+    let Some(provider) = (unsafe { provider.as_mut() }) else {
+        return done(Err(Error::Null("provider")));
+    };
+    done(Provider::named(&name).map(|named| *provider = named.map_or(0, |one| one as u32)))
+}
+
+/// Returns the name of an endpoint's provider; null without an endpoint.
+///
+/// # Safety
+///
+/// `net` is null or open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn outboard_net_provider_of(net: *const Net) -> *const c_char {
+    // SAFETY: null, or an open endpoint.
+    let net = unsafe { net.as_ref() };
+    net.map_or(std::ptr::null(), |net| net.0.provider().name().as_ptr())
+}
+
+/// Opens an endpoint. Without options its network is perfect, and its provider left open.
 ///
 /// # Safety
 ///
@@ -106,9 +132,6 @@ pub unsafe extern "C" fn outboard_net_open_as(
     }
     // SAFETY: null, or options that the caller lends.
     let options = unsafe { options.as_ref() };
-    if options.is_some_and(|options| options.reserved != 0) {
-        return done(Err(Error::Reserved("outboard_net_options")));
-    }
     let network = options.map_or(Network::default(), |options| Network {
         seed: options.seed,
         loss_ppm: options.loss_ppm,
@@ -120,13 +143,9 @@ pub unsafe extern "C" fn outboard_net_open_as(
     let Some(out) = (unsafe { out.as_mut() }) else {
         return done(Err(Error::Null("out")));
     };
-    done(Nic::start(network).map(|nic| {
-        *out = Box::into_raw(Box::new(Net {
-            links: Mutex::default(),
-            nic,
-            queues: Mutex::default(),
-        }));
-    }))
+    let asked = Provider::numbered(options.map_or(0, |options| options.provider));
+    let opened = asked.and_then(|asked| open(asked, network));
+    done(opened.map(|endpoint| *out = Box::into_raw(Box::new(Net(endpoint)))))
 }
 
 /// Refuses programs that were built with a header that does not say its layout: in newer ones this
@@ -175,10 +194,7 @@ pub unsafe extern "C" fn outboard_net_register(
     }
     done(Access::new(access).and_then(|access| {
         // SAFETY: the caller keeps the memory mapped.
-        let memory = unsafe { mapped(memory, bytes, access.writes()) }?;
-        *key = net
-            .nic
-            .with(|adapter| adapter.register(1, memory, access))?;
+        *key = unsafe { net.0.register(memory, bytes, access) }?;
         Ok(())
     }))
 }
@@ -234,13 +250,8 @@ pub unsafe extern "C" fn outboard_net_queue_create(
         return done(Err(Error::Null("out")));
     };
     // SAFETY: the caller keeps the memory mapped.
-    let memory = unsafe { mapped(memory, bytes, true) };
-    done(memory.and_then(|memory| {
-        let queue = Queue::create(&net.nic, memory, *options)?;
-        *out = queue.export();
-        net.queues.lock().insert(out.qpn, Arc::new(queue));
-        Ok(())
-    }))
+    let created = unsafe { net.0.create(memory, bytes, *options) };
+    done(created.map(|queue| *out = queue))
 }
 
 /// Connects two queues, new ones or those that were reset.
@@ -254,9 +265,7 @@ pub unsafe extern "C" fn outboard_net_connect(net: *const Net, one: u32, other: 
     let Some(net) = (unsafe { net.as_ref() }) else {
         return done(Err(Error::Null("net")));
     };
-    let queues = net.queues.lock();
-    let find = |qpn| queues.get(&qpn).ok_or(Error::NoPair(qpn));
-    done(find(one).and_then(|one| Queue::connect(&net.nic, one, find(other)?)))
+    done(net.0.connect(one, other))
 }
 
 /// Connects a queue to one of another process, which calls this too: one of the two listens. `how`
@@ -293,7 +302,6 @@ pub unsafe extern "C" fn outboard_net_meet(
     if mine.reserved != 0 {
         return done(Err(Error::Reserved("outboard_net_window")));
     }
-    let queue = net.queues.lock().get(&qpn).cloned();
     if how & !(LISTENS | ANYWHERE) != 0 {
         return done(Err(Error::Flags(how as u32)));
     }
@@ -303,15 +311,11 @@ pub unsafe extern "C" fn outboard_net_meet(
         is_anywhere: how & ANYWHERE != 0,
         timeout: Duration::from_millis(timeout_ms.into()),
     };
-    let met = queue
-        .ok_or(Error::NoPair(qpn))
-        .and_then(|queue| Link::meet(&net.nic, &queue, meeting, mine));
-    done(met.map(|(link, window)| {
-        *theirs = window;
-        // An earlier connection ends here, outside the lock.
-        let earlier = net.links.lock().insert(qpn, link);
-        drop(earlier);
-    }))
+    done(
+        net.0
+            .meet(qpn, meeting, mine)
+            .map(|window| *theirs = window),
+    )
 }
 
 /// Puts a queue back to its start.
@@ -325,13 +329,7 @@ pub unsafe extern "C" fn outboard_net_reset(net: *const Net, qpn: u32) -> c_int 
     let Some(net) = (unsafe { net.as_ref() }) else {
         return done(Err(Error::Null("net")));
     };
-    let queues = net.queues.lock();
-    done(
-        queues
-            .get(&qpn)
-            .ok_or(Error::NoPair(qpn))
-            .and_then(|queue| queue.reset(&net.nic)),
-    )
+    done(net.0.reset(qpn))
 }
 
 /// Puts a queue back whose counters are in a GPU's memory: a copy of them in, the new ones out.
@@ -350,12 +348,8 @@ pub unsafe extern "C" fn outboard_net_reset_counters(
     let Some(net) = (unsafe { net.as_ref() }) else {
         return done(Err(Error::Null("net")));
     };
-    let queue = net.queues.lock().get(&qpn).cloned();
-    done(queue.ok_or(Error::NoPair(qpn)).and_then(|queue| {
-        // SAFETY: the caller lends the counters for this call.
-        let counters = unsafe { mapped(counters, queue.counters_bytes() as u64, true) };
-        queue.reset_counters(&net.nic, &counters?)
-    }))
+    // SAFETY: the caller lends the counters for this call.
+    done(unsafe { net.0.reset_counters(qpn, counters) })
 }
 
 /// Stores a queue's counts since its last reset.
@@ -377,7 +371,7 @@ pub unsafe extern "C" fn outboard_net_status_of(
     let Some(out) = (unsafe { out.as_mut() }) else {
         return done(Err(Error::Null("out")));
     };
-    done(net.nic.with(|adapter| adapter.status(qpn)).map(|status| {
+    done(net.0.counts(qpn).map(|status| {
         let (index, syndrome) = status.failure.unwrap_or_default();
         let (failed_index, syndrome) = (u32::from(index), u32::from(syndrome));
         let (succeeded, flushed, retries) = (status.succeeded, status.flushed, status.retries);
@@ -389,26 +383,4 @@ pub unsafe extern "C" fn outboard_net_status_of(
             syndrome,
         };
     }))
-}
-
-/// Takes memory of the caller's that is there now.
-///
-/// # Safety
-///
-/// The memory stays mapped until the adapter is closed.
-unsafe fn mapped(memory: *mut c_void, bytes: u64, is_written: bool) -> Result<Mapped, Error> {
-    let at = NonNull::new(memory.cast::<u8>()).ok_or(Error::Null("memory"))?;
-    let address = at.as_ptr() as u64;
-    if bytes > isize::MAX as u64 || address.checked_add(bytes).is_none() {
-        return Err(Error::Wraps { address, bytes });
-    }
-    if !is_mapped(address as usize, bytes as usize, is_written) {
-        return Err(Error::NotMapped {
-            address,
-            bytes,
-            is_written,
-        });
-    }
-    // SAFETY: mapped for as long as the adapter, by the duty above.
-    Ok(unsafe { Mapped::new(at, bytes as usize, at.as_ptr() as u64) })
 }

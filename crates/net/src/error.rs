@@ -14,6 +14,8 @@ pub enum Error {
     NoKey(u32),
     #[error("there is no queue pair {0:#x}")]
     NoPair(u32),
+    #[error("queue pair {0:#x} is connected: reset it first")]
+    Connected(u32),
     #[error("there is no completion queue {0}")]
     NoCompletions(u32),
     #[error("{what} takes {bytes} bytes at a multiple of {alignment}; {given} were given")]
@@ -88,6 +90,10 @@ pub enum Error {
     OutOfMemory(usize),
     #[error("no thread can be started: {0}")]
     Thread(String),
+    #[error("there is no provider {name}: auto, {known} are there")]
+    NoProvider { name: String, known: String },
+    #[error("the provider {provider} is not possible here: {why}")]
+    Impossible { provider: String, why: String },
     #[error("{0} is a null pointer")]
     Null(&'static str),
     #[error("threads are about to post to queue {0:#x}, or were ended while they did")]

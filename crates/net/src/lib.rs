@@ -14,6 +14,8 @@
 //! - [`Queue`] is a queue pair with its memory, to which `include/outboard/net.cuh` posts; kernels
 //!   take it by value ([`Export`]). [`capi`] is the C interface, `include/outboard/net.h`.
 //!
+//! - [`Provider`] is how an endpoint of a program executes operations: by the adapter, or by
+//!   loads and stores of the threads that post, which need only to know what they may reach.
 //! - [`Link`] joins queues of two processes on one machine: entries travel over tcp.
 //!
 //! It is no adapter: queue pairs are connected among themselves, or to those of another process.
@@ -24,6 +26,8 @@ mod claim;
 mod completions;
 pub mod cqe;
 mod distant;
+mod driver;
+mod endpoint;
 mod error;
 mod faults;
 mod keys;
@@ -33,6 +37,9 @@ mod mapping;
 mod meet;
 mod memory;
 mod nic;
+mod nvlink;
+mod open;
+mod provider;
 mod queue;
 mod syndrome;
 pub mod wqe;
@@ -51,5 +58,6 @@ pub use mapping::is_mapped;
 pub use meet::Window;
 pub use memory::Mapped;
 pub use nic::Nic;
+pub use provider::{PROVIDER_VARIABLE, Provider};
 pub use queue::{EXCLUSIVE, Export, Options as QueueOptions, PATIENT, PLAIN, Queue};
 pub use syndrome::Syndrome;

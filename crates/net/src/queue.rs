@@ -34,21 +34,21 @@ const USED: usize = 64;
 const RINGING: usize = 128;
 const RUNG: usize = 192;
 const DONE: usize = 256;
-const ERROR: usize = 320;
-const BASE: usize = 384;
+pub(crate) const ERROR: usize = 320;
+pub(crate) const BASE: usize = 384;
 const CONSUMED: usize = 512;
-const RECEIVES_RESERVED: usize = 576;
-const RECEIVES_READY: usize = 640;
-const RECEIVES_CONSUMED: usize = 704;
+pub(crate) const RECEIVES_RESERVED: usize = 576;
+pub(crate) const RECEIVES_READY: usize = 640;
+pub(crate) const RECEIVES_CONSUMED: usize = 704;
 const FORCING: usize = 768;
-const SCRATCH: usize = 1024;
+pub(crate) const SCRATCH: usize = 1024;
 const COMPLETION: usize = 1088;
-const RECORD: usize = 1152;
-const PAGE: usize = 4096;
-const RING: usize = 8192;
-const PAGE_BYTES: usize = 4096;
+pub(crate) const RECORD: usize = 1152;
+pub(crate) const PAGE: usize = 4096;
+pub(crate) const RING: usize = 8192;
+pub(crate) const PAGE_BYTES: usize = 4096;
 /// Bytes of the counters without the bits of filled entries.
-const COUNTERS_BYTES: usize = 1024;
+pub(crate) const COUNTERS_BYTES: usize = 1024;
 /// Numbers from here on are given while a queue is put back: nothing is posted by them.
 const CLOSED: u64 = 1 << 62;
 const DOORBELL: usize = PAGE + 0x800;
@@ -59,11 +59,11 @@ const LOG_MAX: u32 = 15;
 /// Entries that one post reserves at most: the threads of a warp.
 const TOGETHER_MAX: u32 = 32;
 /// Time that a reset waits for threads which are about to post.
-const RESET: Duration = Duration::from_secs(1);
+pub(crate) const RESET: Duration = Duration::from_secs(1);
 /// The number of an entry that is after all others.
-const ALL: u64 = u64::MAX >> 8;
+pub(crate) const ALL: u64 = u64::MAX >> 8;
 /// Entries after which indices begin again, and after which rings of completions do.
-const ROUND: u64 = 1 << 16;
+pub(crate) const ROUND: u64 = 1 << 16;
 /// Domain of all queues of a C program.
 const DOMAIN: u32 = 1;
 /// Times that a message is sent again to a peer without a receive: without end.
@@ -76,7 +76,7 @@ pub const PATIENT: u32 = 2;
 /// One thread, warp or block posts at a time.
 pub const EXCLUSIVE: u32 = 4;
 /// The counters are in the memory of the GPU that posts: of an [`Export`] alone.
-const OF_GPU: u32 = 8;
+pub(crate) const OF_GPU: u32 = 8;
 
 /// Properties of a queue: `struct outboard_net_queue_options`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -96,7 +96,7 @@ pub struct Options {
 }
 
 impl Options {
-    fn check(&self) -> Result<(), Error> {
+    pub(crate) fn check(&self) -> Result<(), Error> {
         if !(LOG_MIN..=LOG_MAX).contains(&self.log_blocks) {
             return Err(Error::Size {
                 what: "queue",
@@ -126,7 +126,7 @@ impl Options {
     }
 
     /// Addresses of the counters that are not in the queue's own memory.
-    fn counters_range(&self) -> Result<Range<u64>, Error> {
+    pub(crate) fn counters_range(&self) -> Result<Range<u64>, Error> {
         let (address, bytes) = (self.counters, self.counters_bytes() as u64);
         let end = address
             .checked_add(bytes)
@@ -134,7 +134,7 @@ impl Options {
         Ok(address..end)
     }
 
-    fn are_counters_of_gpu(&self) -> bool {
+    pub(crate) fn are_counters_of_gpu(&self) -> bool {
         self.counters != 0
     }
 
@@ -146,7 +146,7 @@ impl Options {
         BLOCK_BYTES << self.log_blocks.min(LOG_MAX)
     }
 
-    fn receives(&self) -> usize {
+    pub(crate) fn receives(&self) -> usize {
         match self.log_receives.min(LOG_MAX) {
             0 => 0,
             log => 1 << log,
@@ -157,7 +157,7 @@ impl Options {
         RING + self.ring_bytes()
     }
 
-    fn receives_at(&self) -> usize {
+    pub(crate) fn receives_at(&self) -> usize {
         let completions = if self.is_plain() {
             CQE_BYTES << self.log_blocks.min(LOG_MAX)
         } else {
@@ -166,7 +166,7 @@ impl Options {
         self.completions_at() + completions
     }
 
-    fn receive_completions_at(&self) -> usize {
+    pub(crate) fn receive_completions_at(&self) -> usize {
         self.receives_at() + (self.receives() * RECEIVE_BYTES).next_multiple_of(CQE_BYTES)
     }
 
@@ -366,8 +366,7 @@ impl Queue {
             .u64(ERROR)
             .store(ALL << 8 | u64::from(Syndrome::FLUSHED.0), Ordering::SeqCst);
         let reserved = self.close(counters, deadline)?;
-        let receives_base = self
-            .receives_base(counters, deadline)
+        let receives_base = receives_base(self.export.qpn, counters, deadline)
             .and_then(|base| self.reset_adapter(nic).map(|()| base));
         let receives_base = match receives_base {
             Ok(base) => base,
@@ -424,7 +423,7 @@ impl Queue {
     /// Waits until nobody is about to post, and gives no more numbers. Returns the next one.
     fn close(&self, counters: &Mapped, deadline: Instant) -> Result<u64, Error> {
         let word = counters.u64(RESERVED);
-        self.until(deadline, || {
+        until(self.export.qpn, deadline, || {
             let reserved = word.load(Ordering::Acquire);
             let is_quiet = counters.u64(RUNG).load(Ordering::Acquire) == reserved
                 && counters.u64(RINGING).load(Ordering::Acquire) == 0;
@@ -433,34 +432,34 @@ impl Queue {
             (is_quiet && closed().is_ok()).then_some(reserved)
         })
     }
+}
 
-    /// Waits until nobody is about to post a receive, and reserves all numbers of this round.
-    fn receives_base(&self, counters: &Mapped, deadline: Instant) -> Result<u64, Error> {
-        let word = counters.u64(RECEIVES_RESERVED);
-        self.until(deadline, || {
-            let reserved = word.load(Ordering::Acquire);
-            let base = (reserved + 1).next_multiple_of(ROUND);
-            let is_quiet = counters.u64(RECEIVES_READY).load(Ordering::Acquire) == reserved;
-            let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
-            let moved = || word.compare_exchange(reserved, base, success, failure);
-            (is_quiet && moved().is_ok()).then_some(base)
-        })
-    }
+/// Waits until nobody is about to post a receive, and reserves all numbers of this round.
+pub(crate) fn receives_base(qpn: u32, counters: &Mapped, deadline: Instant) -> Result<u64, Error> {
+    let word = counters.u64(RECEIVES_RESERVED);
+    until(qpn, deadline, || {
+        let reserved = word.load(Ordering::Acquire);
+        let base = (reserved + 1).next_multiple_of(ROUND);
+        let is_quiet = counters.u64(RECEIVES_READY).load(Ordering::Acquire) == reserved;
+        let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+        let moved = || word.compare_exchange(reserved, base, success, failure);
+        (is_quiet && moved().is_ok()).then_some(base)
+    })
+}
 
-    fn until(&self, deadline: Instant, mut get: impl FnMut() -> Option<u64>) -> Result<u64, Error> {
-        loop {
-            if let Some(got) = get() {
-                return Ok(got);
-            }
-            if Instant::now() > deadline {
-                return Err(Error::Posting(self.export.qpn));
-            }
-            std::thread::yield_now();
+fn until(qpn: u32, deadline: Instant, mut get: impl FnMut() -> Option<u64>) -> Result<u64, Error> {
+    loop {
+        if let Some(got) = get() {
+            return Ok(got);
         }
+        if Instant::now() > deadline {
+            return Err(Error::Posting(qpn));
+        }
+        std::thread::yield_now();
     }
 }
 
-fn part(block: &Mapped, offset: usize, bytes: usize) -> Result<Mapped, Error> {
+pub(crate) fn part(block: &Mapped, offset: usize, bytes: usize) -> Result<Mapped, Error> {
     let given = block.len();
     block.part(offset, bytes).ok_or(Error::Memory {
         what: "a queue",

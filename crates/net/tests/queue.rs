@@ -12,7 +12,7 @@ use std::{
 };
 
 /// Compiles a program of this folder, runs it, and expects success.
-fn run(name: &str, arguments: &[&str]) {
+fn run(name: &str, provider: &str, arguments: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join(name);
     let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -42,7 +42,11 @@ fn run(name: &str, arguments: &[&str]) {
         .status()
         .unwrap();
     assert!(compiled.success());
-    let done = Command::new(&program).args(arguments).output().unwrap();
+    let done = Command::new(&program)
+        .args(arguments)
+        .env("OUTBOARD_NET_PROVIDER", provider)
+        .output()
+        .unwrap();
     assert!(
         done.status.success(),
         "{}",
@@ -52,7 +56,12 @@ fn run(name: &str, arguments: &[&str]) {
 
 #[test]
 fn errors_reach_waiting_threads_and_a_reset_begins_again() {
-    run("reset", &[]);
+    run("reset", "nic", &[]);
+}
+
+#[test]
+fn threads_that_load_and_store_themselves_fail_as_an_adapter_does() {
+    run("reset", "nvlink", &[]);
 }
 
 #[test]
@@ -63,7 +72,7 @@ fn two_processes_exchange_data_and_survive_each_other() {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| strangers(&port, &over));
-        run("meet", &[&port]);
+        run("meet", "nic", &[&port]);
         over.store(true, Ordering::Release);
     });
 }

@@ -2,11 +2,14 @@
 
 endpoints.py PTX                                two queues of this process
 endpoints.py PTX listen|connect 127.0.0.1:PORT  one in each of two processes
+
+With the provider nvlink nothing is lost, and the inbox is in the GPU's memory.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from ctypes import byref, c_uint32, c_uint64, c_void_p
 from pathlib import Path
@@ -21,13 +24,17 @@ ROUNDS = 5
 
 
 class Words:
-    """Pinned words, as arrays tell of themselves."""
+    """Words of the GPU, or pinned, as arrays tell of themselves."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, of_gpu: bool = False) -> None:
         self.at = c_void_p()
-        cuda.must("cuMemHostAlloc", byref(self.at), ctypes.c_size_t(count * 8), c_uint32(3))
-        self.words = (c_uint64 * count).from_address(self.at.value)
-        ctypes.memset(self.at, 0, count * 8)
+        if of_gpu:
+            cuda.must("cuMemAlloc_v2", byref(self.at), ctypes.c_size_t(count * 8))
+            cuda.must("cuMemsetD8_v2", self.at, ctypes.c_ubyte(0), ctypes.c_size_t(count * 8))
+        else:
+            cuda.must("cuMemHostAlloc", byref(self.at), ctypes.c_size_t(count * 8), c_uint32(3))
+            self.words = (c_uint64 * count).from_address(self.at.value)
+            ctypes.memset(self.at, 0, count * 8)
         self.__cuda_array_interface__ = {
             "shape": (count,),
             "typestr": "<u8",
@@ -71,8 +78,10 @@ def main() -> None:
     ptx, *place = sys.argv[1:]
     cuda.primary_context()
     produce, consume = cuda.kernels(Path(ptx).read_bytes(), "produce", "consume")
-    outbox, inbox, answer = Words(WORDS), Words(WORDS + 1), Words(2)
-    with net.Endpoint(seed=3, loss_ppm=10_000) as endpoint:
+    is_direct = os.environ.get("OUTBOARD_NET_PROVIDER") == "nvlink"
+    outbox, inbox, answer = Words(WORDS), Words(WORDS + 1, is_direct), Words(2)
+    with net.Endpoint(seed=3, loss_ppm=0 if is_direct else 10_000) as endpoint:
+        assert endpoint.provider == ("nvlink" if is_direct else "nic")
         queue = endpoint.queue(signal_every=4)
         sent, received = endpoint.register(outbox, 0), endpoint.register(inbox, net.REMOTE_WRITE)
         if place:

@@ -6,6 +6,7 @@ mod slowness;
 use std::{process::ExitCode, time::Duration};
 
 use outboard_link::{Endpoint, kernel_tls, rdma_devices};
+use outboard_net::{PROVIDER_VARIABLE, Provider};
 use outboard_nvidia::gpu_direct_report;
 use outboard_pages::Tracker;
 use outboard_server::{Available, DeviceKind, sandbox_available};
@@ -67,6 +68,7 @@ pub(crate) fn doctor(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     let is_rdma = matches!(endpoint, Endpoint::Rdma { .. });
     findings.extend(rdma(is_rdma));
     findings.extend(gpu_memory());
+    findings.extend(Provider::ALL.map(provider));
     findings.extend(server(&endpoint));
     let is_well = findings.iter().all(|f| f.verdict != Verdict::Fail);
     args.json.say(&findings, || table(&findings))?;
@@ -287,6 +289,20 @@ fn gpu_memory() -> Option<Finding> {
             "only rdma:// copies lose by it: they pass through pinned memory; docs/rdma.md",
         ),
     })
+}
+
+/// Says whether operations that kernels post can be executed in this way here.
+fn provider(of: Provider) -> Finding {
+    const WHAT: &str = "net provider";
+    let name = of.name().to_string_lossy();
+    match of.reason() {
+        Ok(found) => Finding::ok(WHAT, format!("{name}: {found}")),
+        Err(why) => Finding::note(
+            WHAT,
+            format!("{name}: {why}"),
+            format!("another provider, by name or {PROVIDER_VARIABLE}; docs/net.md"),
+        ),
+    }
 }
 
 /// Checks this machine's RDMA setup. A gap is a failure if the user asked for rdma, otherwise a

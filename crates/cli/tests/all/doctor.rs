@@ -42,6 +42,17 @@ fn all_is_well() {
     ] {
         assert_eq!(verdict(&findings, what).0, "ok", "{what}");
     }
+    let providers: Vec<(&str, &str)> = findings
+        .iter()
+        .filter(|finding| finding["what"] == "net provider")
+        .map(|finding| {
+            let found = finding["found"].as_str().unwrap();
+            (found.split(':').next().unwrap(), found)
+        })
+        .collect();
+    let names: Vec<&str> = providers.iter().map(|(name, _)| *name).collect();
+    assert_eq!(names, ["mlx5", "nic", "nvlink", "proxy"]);
+    assert!(providers[1].1.contains("the adapter in software"));
     let (_, device) = verdict(&findings, "device");
     assert!(
         device.contains("Test device, 8.0 GiB, of which a program may have 4.0 GiB"),

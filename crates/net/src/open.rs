@@ -1,0 +1,29 @@
+//! The choice of an endpoint.
+
+use crate::{
+    endpoint::{Endpoint, OfAdapter},
+    error::Error,
+    faults::Network,
+    nvlink::Nvlink,
+    provider::Provider,
+};
+
+/// Opens an endpoint of the provider that was asked for, or of one that is chosen here.
+pub(crate) fn open(asked: Option<Provider>, network: Network) -> Result<Box<dyn Endpoint>, Error> {
+    network.check()?;
+    let provider = Provider::choose(asked)?;
+    if provider != Provider::Nic && !network.is_perfect() {
+        return Err(Error::Impossible {
+            provider: provider.name().to_string_lossy().into(),
+            why: "only nic has a network that loses, delays or limits".into(),
+        });
+    }
+    match provider {
+        Provider::Nic => Ok(Box::new(OfAdapter::start(network)?)),
+        Provider::Nvlink => Ok(Box::new(Nvlink::default())),
+        other => Err(Error::Impossible {
+            provider: other.name().to_string_lossy().into(),
+            why: "not in this release".into(),
+        }),
+    }
+}
