@@ -30,6 +30,11 @@ def test_peers(server: Server, link: str, case: str) -> None:
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stdout + done.stderr
 
 
+def test_copies_keep_the_order_of_both_devices(server: Server, link: str) -> None:
+    done = server.run(link, sys.executable, PROGRAM.with_name("several_servers.py"), "order")
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stdout + done.stderr
+
+
 # A unit test of the library has more cases, as two H200 answered them.
 @pytest.mark.parametrize(
     ("visible", "answer"),

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from ctypes import byref, c_char, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 
@@ -402,6 +403,47 @@ def case_events() -> None:
         cuda.must("cuLaunchHostFunc", stream, function, None)
         cuda.must("cuStreamSynchronize", stream)
         assert done.is_set()
+
+
+def case_order() -> None:
+    """Copies between two devices come after work that their stream waits for, in the default stream too, and a copy
+    without a stream after all work of both devices."""
+    a, b = gpus()[:2]
+    ctx, size = (a.context, b.context), c_size_t(4096)
+    function = ctypes.CFUNCTYPE(None, c_void_p)(lambda _: time.sleep(0.2))
+    source, target = a.memory(size.value), b.memory(size.value)
+    streams = []
+    for gpu in (a, b):
+        gpu.use()
+        streams.append(cuda.made("cuStreamCreate", 0))
+
+    def busy(gpu: Gpu, stream: c_void_p | None, where: c_uint64, value: int) -> None:
+        gpu.use()
+        cuda.must("cuLaunchHostFunc", stream, function, None)
+        cuda.must("cuMemsetD8Async", where, value, size, stream)
+
+    peer = (target, ctx[1], source, ctx[0], size)
+    # The busy device, its stream, what it sets, the device and stream of the copy, and the value that is right.
+    steps = (
+        (b, None, target, b, ("cuMemcpyPeerAsync", *peer, streams[1]), 7),
+        (a, None, source, a, ("cuMemcpyPeerAsync", *peer, streams[0]), 9),
+        (b, None, target, b, ("cuMemcpyDtoDAsync_v2", target, source, size, streams[1]), 7),
+        (a, streams[0], source, b, ("cuMemcpyPeer", *peer), 9),
+        (b, streams[1], target, a, ("cuMemcpyPeer", *peer), 7),
+    )
+    for number, (gpu, stream, where, current, copy, right) in enumerate(steps):
+        for place, value in ((source, 7), (target, 0)):
+            cuda.must("cuMemsetD8_v2", place, value, size)
+        for one in (a, b):
+            one.use()
+            cuda.must("cuCtxSynchronize")
+        busy(gpu, stream, where, 9)
+        current.use()
+        cuda.must(*copy)
+        for one in (a, b):
+            one.use()
+            cuda.must("cuCtxSynchronize")
+        assert got(target, size.value) == bytes([right]) * size.value, (number, got(target, 4))
 
 
 def case_peers() -> None:

@@ -452,6 +452,18 @@ impl Flusher {
         }
     }
 
+    /// Adds a frame of the same link to what leaves with the next one over tcp, or with the next
+    /// [`Sender::flush`]. Other links send it at once.
+    #[inline(always)]
+    pub fn commit_resting(&self, frame: Reservation<impl Exclusive>) -> Result<(), Error> {
+        let (mut sender, len) = frame.finish()?;
+        match &mut *sender {
+            Sender::Shm(shm) => shm.commit(len),
+            Sender::Tcp(tcp) => tcp.commit(len),
+            _ => self.commit_elsewhere(sender, len),
+        }
+    }
+
     /// Waits, until `deadline` at most, until the kernel has everything that was posted.
     pub fn flush_until(&self, deadline: Instant) -> Result<(), Error> {
         self.0

@@ -2,8 +2,9 @@
 //! straight from one server to the other where there is a way ([`straight`]), otherwise through
 //! the client, in pieces; and the call waits until they are there.
 //!
-//! A copy first waits for its stream, then works in streams of its own at the servers of its ends.
-//! So it comes after all that was sent to its stream, and all that is sent later comes after it.
+//! A copy first waits for all that its stream waits for, then works in streams of its own at the
+//! servers of its ends. So it comes after all that was sent to its stream, and all that is sent
+//! later comes after it.
 
 use outboard_api::{
     CUresult,
@@ -164,7 +165,7 @@ impl Crossing {
             let driver = driver()?;
             let stream = driver.work_stream(self.stream)?;
             driver.refuse_captured(&stream)?;
-            driver.synchronize_stream(&stream)?;
+            driver.settle_stream(&stream)?;
         }
         if !self.wait {
             return Ok(());

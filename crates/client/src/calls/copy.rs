@@ -664,7 +664,14 @@ fn between_servers(
 fn copy_now(dst: CopyEnd, src: CopyEnd, bytes: usize) -> Done {
     let driver = driver()?;
     let stream = driver.work_stream(guard::default_stream())?;
-    driver.copy(dst, src, bytes, &stream, true)
+    let has_peer = driver.contexts.are_of_several_devices()
+        && bytes > 0
+        && driver.settle_peers([dst.address, src.address])?;
+    driver.copy(dst, src, bytes, &stream, true)?;
+    match has_peer {
+        true => driver.synchronize_stream(&stream),
+        false => Ok(()),
+    }
 }
 
 fn copy_on(stream: CUstream, dst: CopyEnd, src: CopyEnd, bytes: usize) -> Done {
@@ -755,6 +762,25 @@ pub(crate) unsafe fn cuMemcpyDtoDAsync_v2(
         let (dst, src) = (CopyEnd::device(dst, bytes)?, CopyEnd::device(src, bytes)?);
         copy_on(stream, dst, src, bytes)
     })
+}
+
+impl Driver {
+    /// Waits for all work of the devices that have an end of a copy and are not the current one:
+    /// a copy without a stream follows it, and precedes all later work there (CUDA Programming
+    /// Guide, "Peer-to-Peer Memory Copy"). Returns true if there is such a device.
+    #[cold]
+    fn settle_peers(&self, ends: [u64; 2]) -> Result<bool, CUresult> {
+        let here = self.contexts.current()?.handle;
+        let mut has_peer = false;
+        for address in ends {
+            let context = self.memory.lock().find(address).map(|found| found.context);
+            if let Some(context) = context.filter(|context| *context != here) {
+                self.settle_default(context)?;
+                has_peer = true;
+            }
+        }
+        Ok(has_peer)
+    }
 }
 
 /// Copies by addresses: all devices share one address space.

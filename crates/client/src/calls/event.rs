@@ -11,7 +11,7 @@ use outboard_wire::messages;
 
 use super::{Done, Out, stream::Reached};
 use crate::{
-    session::{Group, Sink},
+    session::{Group, Numbered, Sink},
     state::{Driver, Event, HandleKind, StreamRef, driver, wire_context},
     thread,
 };
@@ -27,10 +27,11 @@ pub(crate) fn cuEventCreate(event: Out<'_, CUevent>, flags: u32) -> Done {
     let driver = driver()?;
     let context = driver.contexts.current()?;
     let handle = driver.handles.mint(HandleKind::Event);
-    driver.submit(&messages::EventCreate {
+    let create = messages::EventCreate {
         event: handle,
         flags,
-    })?;
+    };
+    driver.submit_resting(Numbered::Work(None), &create)?;
     if flags & CU_EVENT_INTERPROCESS != 0 {
         // Not every device has interprocess events.
         driver.settle()?;
@@ -43,9 +44,12 @@ pub(crate) fn cuEventDestroy_v2(event: CUevent) -> Done {
     let driver = driver()?;
     let event = driver.streams.event(event)?;
     driver.streams.remove_event(&event);
-    driver.submit(&messages::EventDestroy {
+    let destroy = messages::EventDestroy {
         event: event.handle,
-    })
+    };
+    driver
+        .submit_resting(Numbered::Work(None), &destroy)
+        .map(drop)
 }
 
 pub(crate) fn cuEventRecord(event: CUevent, stream: CUstream) -> Done {
@@ -77,15 +81,16 @@ pub(crate) fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u3
     driver.keep_pace(&stream)?;
     // The record is counted and its message numbered together, so that neither is ahead.
     let mut recorded = event.recorded.lock();
-    let number = driver.submit_as(
-        &thread::here(),
-        stream.work(),
-        &messages::EventRecord {
-            event: event.handle,
-            stream: stream.wire(),
-            flags,
-        },
-    )?;
+    let message = messages::EventRecord {
+        event: event.handle,
+        stream: stream.wire(),
+        flags,
+    };
+    // Only the time at which an event is recorded shows before the program asks about it.
+    let number = match event.flags & CU_EVENT_DISABLE_TIMING {
+        0 => driver.submit_as(&thread::here(), stream.work(), &message)?,
+        _ => driver.submit_resting(stream.work(), &message)?,
+    };
     event.records.add();
     if event.is_shared() {
         // The record must reach the server before any message of the program to the other process

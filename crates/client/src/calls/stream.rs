@@ -276,14 +276,12 @@ pub(crate) fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) ->
     };
     driver.join_capture(&stream, &event, flags & CU_EVENT_WAIT_EXTERNAL != 0)?;
     driver.keep_pace(&stream)?;
-    driver.submit_to(
-        &stream,
-        &messages::StreamWaitEvent {
-            stream: stream.wire(),
-            event: event.handle,
-            flags,
-        },
-    )?;
+    let wait = messages::StreamWaitEvent {
+        stream: stream.wire(),
+        event: event.handle,
+        flags,
+    };
+    driver.submit_resting(stream.work(), &wait)?;
     match event.is_shared() {
         // The wait is for the present record, not for one that another process makes later.
         true => driver.settle(),

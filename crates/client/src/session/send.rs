@@ -29,7 +29,21 @@ impl Session {
             // A copy, so that the message itself need not be in memory.
             return self.submit_unusual(numbered, context, &message.clone());
         }
-        self.send_inline::<M, false>(0, numbered, context, message)
+        self.send_inline::<M, false, false>(0, numbered, context, message)
+    }
+
+    /// Does [`submit`](Self::submit) for a message whose effect is first seen by a later one of the
+    /// session. Over tcp it leaves with that one, which saves both sides a system call.
+    pub(crate) fn submit_resting<'a, M: Op<'a>>(
+        &self,
+        numbered: Numbered<'_>,
+        context: u64,
+        message: &M,
+    ) -> Result<u64, CUresult> {
+        if conditions::is_unusual() {
+            return self.submit_unusual(numbered, context, &message.clone());
+        }
+        self.send_inline::<M, false, true>(0, numbered, context, message)
     }
 
     #[cold]
@@ -65,13 +79,13 @@ impl Session {
             record::sent(request_len(message));
         }
         match conditions::is_timed() {
-            false => self.send_inline::<M, false>(token, numbered, context, message),
-            true => self.send_inline::<M, true>(token, numbered, context, message),
+            false => self.send_inline::<M, false, false>(token, numbered, context, message),
+            true => self.send_inline::<M, true, false>(token, numbered, context, message),
         }
     }
 
     #[inline(always)]
-    fn send_inline<'a, M: Op<'a>, const TIMED: bool>(
+    fn send_inline<'a, M: Op<'a>, const TIMED: bool, const RESTS: bool>(
         &self,
         token: u32,
         numbered: Numbered<'_>,
@@ -106,7 +120,11 @@ impl Session {
         let number = self.progress.number(numbered);
         // Over tcp the bytes mostly leave without the lock: bytes that other threads post
         // meanwhile leave with these, or these with theirs.
-        match times::sending_if::<TIMED, _>(|| self.flusher.commit(frame)) {
+        let sent = times::sending_if::<TIMED, _>(|| match RESTS {
+            true => self.flusher.commit_resting(frame),
+            false => self.flusher.commit(frame),
+        });
+        match sent {
             Ok(()) => Ok(number),
             Err(error) => Err(self.lost_with(M::NAME, &error)),
         }

@@ -140,6 +140,11 @@ impl Contexts {
         primary.or_else(|| self.all.read().values().copied().find(made))
     }
 
+    /// Returns true if the server has more than one device.
+    pub(crate) fn are_of_several_devices(&self) -> bool {
+        self.primary.len() > 1
+    }
+
     /// Returns the calling thread's current context.
     #[inline]
     pub(crate) fn current(&self) -> Result<&'static Context, CUresult> {

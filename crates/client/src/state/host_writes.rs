@@ -9,7 +9,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use outboard_api::{CUresult, enums::CU_STREAM_NON_BLOCKING};
+use outboard_api::{CUresult, cuda::CUcontext, enums::CU_STREAM_NON_BLOCKING};
 
 use super::{Driver, StreamRef, host_functions};
 
@@ -73,8 +73,20 @@ impl Driver {
             && !legacy.progress.is_idle()
         {
             // A blocking stream without work of its own still waits for the default stream.
-            return self.synchronize_stream(&StreamRef::Legacy(legacy));
+            return self.settle_default(own.context);
         }
         Ok(())
+    }
+
+    /// Waits for a context's default stream, which waits for all blocking streams of the context.
+    pub(crate) fn settle_default(&self, context: CUcontext) -> Result<(), CUresult> {
+        let legacy = StreamRef::Legacy(self.streams.legacy(context));
+        if self.is_quiet(&legacy) {
+            return Ok(());
+        }
+        self.push_visible()?;
+        let group = self.fence_in(self.wire_context(context)?, &legacy)?;
+        self.session.wait(&group)?;
+        self.session.take_fault()
     }
 }

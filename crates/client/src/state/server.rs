@@ -121,6 +121,20 @@ impl Server {
         self.session.submit(numbered, context, message)
     }
 
+    /// Sends a message under the thread's current context that may leave with the next one, and
+    /// returns its number: its effect is first seen by a later message of the session.
+    pub(crate) fn submit_resting<'a, M: Op<'a>>(
+        &self,
+        numbered: Numbered<'_>,
+        message: &M,
+    ) -> Result<u64, CUresult> {
+        self.session.check()?;
+        let thread = thread::here();
+        thread.has_sent();
+        let context = thread.context.get().map_or(0, |c| c.handle.0 as u64);
+        self.session.submit_resting(numbered, context, message)
+    }
+
     pub(crate) fn submit_in<'a, M: Op<'a>>(
         &self,
         context: u64,

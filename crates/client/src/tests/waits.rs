@@ -97,3 +97,45 @@ fn text_of_kernels_comes_before_the_wait_ends() {
     let printed = client.printed.lock().clone();
     assert_eq!(printed, [(1, b"one\n".to_vec()), (1, b"two\n".to_vec())]);
 }
+
+#[test]
+fn events_without_times_leave_with_the_next_message() {
+    let client = Client::start(Kind::Tcp, |_, _| Answer::Usual);
+    let function = load();
+    assert_eq!(synchronize(), SUCCESS);
+    let sent = [
+        "EventCreate",
+        "EventRecord",
+        "StreamWaitEvent",
+        "EventDestroy",
+    ];
+    let arrived = || {
+        let seen = client.peer.seen();
+        sent.map(|name| seen.iter().filter(|m| is_named(m, name)).count())
+    };
+    let join = |flags| {
+        let mut event = CUevent::NULL;
+        // SAFETY: a local output, and calls without pointers.
+        unsafe {
+            assert_eq!(cuEventCreate(&mut event, flags), SUCCESS);
+            assert_eq!(cuEventRecord(event, CUstream::NULL), SUCCESS);
+            assert_eq!(cuStreamWaitEvent(CUstream::NULL, event, 0), SUCCESS);
+            assert_eq!(cuEventDestroy_v2(event), SUCCESS);
+        }
+    };
+    join(CU_EVENT_DISABLE_TIMING);
+    thread::sleep(Duration::from_millis(50));
+    assert_eq!(arrived(), [0; 4]);
+    assert_eq!(launch(function, [1; 3], [1; 3], CUstream::NULL), SUCCESS);
+    assert_eq!(synchronize(), SUCCESS);
+    assert_eq!(arrived(), [1; 4]);
+
+    // The time of a record is when it is made, so that one leaves, and what was made before it.
+    join(0);
+    let late = soon();
+    while arrived()[1] < 2 {
+        assert!(Instant::now() < late, "a timed record rests");
+        thread::yield_now();
+    }
+    assert_eq!(arrived(), [2, 2, 1, 1]);
+}
