@@ -145,6 +145,14 @@ def test_messages_by_loads_and_stores_arrive_once(server: Server, messages_on_gp
     is_right(server.run("shm", messages_on_gpu, *case.split(), env=by("nvlink")))
 
 
+def test_blocks_of_one_gpu_put_and_signal_to_each_other(server: Server, tmp_path: Path) -> None:
+    """The program that gpu-check/net_peers.py times on two GPUs; bytes at odd distances, of whole and of half units."""
+    program = build_on_gpu(tmp_path, "peers.cu")
+    for case in ("latency thread 8 20", "latency warp 1000 5", "bandwidth 1001 3 1", "bandwidth 1000 3 2", "rate 64 5"):
+        done = server.run("shm", program, *case.split())
+        assert done.returncode == 0 and json.loads(done.stdout)["right"], (case, done.stdout + done.stderr)
+
+
 def test_threads_of_the_cpu_load_and_store_themselves(soak_on_cpu: Path, messages_on_cpu: Path) -> None:
     is_right(run(soak_on_cpu, "16 100 5 0 1", "nvlink"))
     is_right(run(messages_on_cpu, "thread 8 4 50 6 5 16 1 0 1", "nvlink"))
@@ -185,10 +193,12 @@ def test_python_makes_endpoints_for_kernels(server: Server, kernels: Path) -> No
     assert run_python(server, kernels) == expected
     # With the inbox in the GPU's memory.
     assert run_python(server, kernels, provider="nvlink") == expected
-    address = free_address()
-    with ThreadPoolExecutor(2) as both:
-        ends = [both.submit(run_python, server, kernels, role, address) for role in ("listen", "connect")]
-        assert [end.result() for end in ends] == [expected, expected]
+    for provider in ("nic", "nvlink"):
+        address = free_address()
+        with ThreadPoolExecutor(2) as both:
+            roles = ("listen", "connect")
+            ends = [both.submit(run_python, server, kernels, role, address, provider=provider) for role in roles]
+            assert [end.result() for end in ends] == [expected, expected]
 
 
 NONSENSE = """

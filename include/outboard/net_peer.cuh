@@ -74,6 +74,19 @@ OUTBOARD_NET_CALL void store16(uint64_t at, Sixteen value)
 #endif
 }
 
+OUTBOARD_NET_CALL uint64_t load64(bool of_peer, uint64_t at)
+{
+#ifdef __CUDA_ARCH__
+    if (!of_peer) {
+        uint64_t value;
+        asm volatile("ld.b64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+        return value;
+    }
+#endif
+    (void)of_peer;
+    return load((const uint64_t *)at);
+}
+
 OUTBOARD_NET_CALL uint8_t load8(uint64_t at)
 {
 #ifdef __CUDA_ARCH__
@@ -111,12 +124,27 @@ OUTBOARD_NET_CALL void copy16(uint64_t to, uint64_t from, uint64_t words, uint64
 #endif
         for (int k = 0; k < TOGETHER; ++k) store16(to + (i + k * step) * 16, values[k]);
     }
-    for (; i < words; i += step) store16(to + i * 16, load16(from_peer, from + i * 16));
+    if (i >= words) return;
+    Sixteen values[TOGETHER];
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+    for (int k = 0; k < TOGETHER - 1; ++k)
+        if (i + k * step < words) values[k] = load16(from_peer, from + (i + k * step) * 16);
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+    for (int k = 0; k < TOGETHER - 1; ++k)
+        if (i + k * step < words) store16(to + (i + k * step) * 16, values[k]);
 }
 
 // Copies bytes: words of 16 and 8 where both sides have such alignment, each aligned word whole.
 OUTBOARD_NET_CALL void copy(uint64_t to, uint64_t from, uint64_t bytes, uint64_t rank, uint64_t step, bool from_peer)
 {
+    if (bytes == 8 && (to | from) % 8 == 0) {
+        if (rank == 0) store((uint64_t *)to, load64(from_peer, from));
+        return;
+    }
     uint64_t apart = to ^ from, done = 0, words = 0;
     if (apart % 8 == 0) {
         done = (0 - to) % 8;
@@ -126,7 +154,7 @@ OUTBOARD_NET_CALL void copy(uint64_t to, uint64_t from, uint64_t bytes, uint64_t
     }
     if (apart % 16 == 0) {
         if (words > 0 && (to + done) % 16 != 0) {
-            if (rank == 0) store((uint64_t *)(to + done), load((const uint64_t *)(from + done)));
+            if (rank == 0) store((uint64_t *)(to + done), load64(from_peer, from + done));
             done += 8;
             --words;
         }
@@ -134,7 +162,7 @@ OUTBOARD_NET_CALL void copy(uint64_t to, uint64_t from, uint64_t bytes, uint64_t
         done += words / 2 * 16;
         words %= 2;
     }
-    for (uint64_t i = rank; i < words; i += step) store((uint64_t *)(to + done) + i, load((const uint64_t *)(from + done) + i));
+    for (uint64_t i = rank; i < words; i += step) store((uint64_t *)(to + done) + i, load64(from_peer, from + done + i * 8));
     for (uint64_t i = done + words * 8 + rank; i < bytes; i += step) store8(to + i, load8(from + i));
 }
 

@@ -148,7 +148,8 @@ class Queue:
         anywhere: bool = False,
     ) -> Window:
         """Connects the queue to one of another process; returns what that offers. One of the two listens at the
-        address, `127.0.0.1:PORT`. With `anywhere` it may be of another machine: whoever reaches it can be the other."""
+        address, `127.0.0.1:PORT`. Of `nvlink` both offer a GPU's memory, or nothing. With `anywhere` it may be of
+        another machine: whoever reaches it can be the other."""
         mine = offers.window if offers else Window()
         theirs = Window()
         how = (LISTENS if listens else 0) | (ANYWHERE if anywhere else 0)

@@ -3,7 +3,7 @@
 
 use std::{
     io::{Read, Result as IoResult, Write},
-    net::{Shutdown, SocketAddr, TcpStream},
+    net::{AddrParseError, Shutdown, SocketAddr, TcpStream},
     os::{fd::AsFd, unix::net::UnixStream},
     sync::{
         Arc,
@@ -79,6 +79,26 @@ pub struct Meeting<'a> {
     pub timeout: Duration,
 }
 
+impl Meeting<'_> {
+    /// Returns the address, if processes may meet there.
+    pub(crate) fn socket(&self) -> Result<SocketAddr, Error> {
+        let failed = |why: String| Error::Meet {
+            address: self.address.into(),
+            why,
+        };
+        let socket: SocketAddr = self
+            .address
+            .parse()
+            .map_err(|error: AddrParseError| failed(error.to_string()))?;
+        match socket.ip().is_loopback() || self.is_anywhere {
+            true => Ok(socket),
+            false => Err(failed(
+                "queues meet at loopback addresses, unless OUTBOARD_NET_ANYWHERE is given".into(),
+            )),
+        }
+    }
+}
+
 /// A queue's connection, which ends with it, or with the queue's reset.
 pub struct Link {
     end: Box<dyn Fn() + Send + Sync>,
@@ -110,12 +130,7 @@ impl Link {
             address: address.into(),
             why: why.to_string(),
         };
-        let socket: SocketAddr = address.parse().map_err(|error| failed(&error))?;
-        if !socket.ip().is_loopback() && !meeting.is_anywhere {
-            return Err(failed(
-                &"queues meet at loopback addresses, unless OUTBOARD_NET_ANYWHERE is given",
-            ));
-        }
+        let socket = meeting.socket()?;
         let deadline = Instant::now() + meeting.timeout;
         let qpn = queue.export().qpn;
         let epoch = nic.with(|adapter| adapter.end_of(qpn))?.epoch;

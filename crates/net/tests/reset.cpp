@@ -2,11 +2,13 @@
 // queues have not noticed.
 #include <dlfcn.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
+#include <thread>
 #include <utility>
 
 #include "outboard/net.cuh"
@@ -158,7 +160,7 @@ int ended_in_mid_post()
 }
 
 // What only nvlink does: bytes at any alignment; tickets of two objects; what the other has seen of a failure; and what it
-// has not: a network, a second connection, another process.
+// has not: a network, a second connection.
 int threads_without_an_adapter()
 {
     Four four;
@@ -185,8 +187,6 @@ int threads_without_an_adapter()
     EXPECT(is(queue.wait(ticket, 0), Cause::completion, 0x13, Side::send, behind));
     EXPECT(is(queue.nop(PATIENCE_NS, &ticket), Cause::completion, 0x13, Side::send, behind) && four.others_work());
     EXPECT(refused(outboard_net_connect(four.net, four.of[2].qpn, four.of[3].qpn), "is connected: reset it first"));
-    outboard_net_window none = {};
-    EXPECT(refused(outboard_net_meet(four.net, four.of[2].qpn, "127.0.0.1:9", 0, 1, nullptr, &none), "queues of nvlink"));
     uint32_t key = 0;
     for (int i = 1; i < 56; ++i) EXPECT(outboard_net_register(four.net, four.data, 8, 4, &key) == 0);
     EXPECT(refused(outboard_net_register(four.net, four.data, 8, 4, &key), "56 registrations at most"));
@@ -195,6 +195,48 @@ int threads_without_an_adapter()
     outboard_net_close(four.net);
     outboard_net_options losing = {1, 0, 0, 0, 1, OUTBOARD_NET_NVLINK};
     EXPECT(refused(outboard_net_open(&losing, &four.net), "only nic has a network that loses, delays or limits"));
+    return 0;
+}
+
+// Two endpoints that meet as processes do, without a GPU: they can offer nothing, have no messages, and see each other's end.
+int strangers_to_each_other()
+{
+    Four four[2];
+    for (Four &one : four) EXPECT(one.open(outboard_net_queue_options{6, 1, 0, 0, 0}));
+    uint32_t qpn[2];
+    outboard_net_queue queues[2];
+    outboard_net_window none = {};
+    outboard_net_queue_options options = {6, 1, 0, 0, 0};
+    uint64_t bytes = outboard_net_queue_bytes(&options), ticket;
+    for (int i = 0; i < 2; ++i) EXPECT(outboard_net_queue_create(four[i].net, pages(bytes), bytes, &options, &queues[i]) == 0);
+    for (int i = 0; i < 2; ++i) qpn[i] = queues[i].qpn;
+    char address[32];
+    std::snprintf(address, sizeof address, "127.0.0.1:%d", 20000 + getpid() % 10000);
+    outboard_net_window mine = {(uint64_t)four[0].data, 64, four[0].key, 0}, beyond = {(uint64_t)four[0].data, 4097, four[0].key, 0};
+    EXPECT(refused(outboard_net_meet(four[0].net, qpn[0], address, 1, 1, &beyond, &none), "no memory is registered by key"));
+    EXPECT(refused(outboard_net_meet(four[0].net, qpn[0], address, 1, 1, &mine, &none), "nvlink offers memory of GPUs"));
+    EXPECT(refused(outboard_net_meet(four[0].net, four[0].of[0].qpn, address, 1, 1, nullptr, &none), "is connected"));
+    for (int round = 0; round < 2; ++round) {
+        int met[2];
+        std::thread listens([&] { met[0] = outboard_net_meet(four[0].net, qpn[0], address, 1, 60000, nullptr, &none); });
+        outboard_net_window theirs = {1, 1, 1, 0};
+        met[1] = outboard_net_meet(four[1].net, qpn[1], address, 0, 60000, nullptr, &theirs);
+        listens.join();
+        EXPECT(met[0] == 0 && met[1] == 0 && theirs.bytes == 0);
+        Queue queue(queues[0]);
+        EXPECT(!queue.nop(PATIENCE_NS, &ticket) && !queue.wait(ticket, 0));
+        EXPECT(queue.send(four[0].at(0), 8, PATIENCE_NS, &ticket).cause == Cause::unsupported);
+        // A key of the other's that it has not offered.
+        if (round == 1) EXPECT(!queue.put(Remote{(uint64_t)four[1].data, four[1].key}, four[0].at(0), 8, PATIENCE_NS, &ticket));
+        if (round == 1) EXPECT(is(queue.wait(ticket, 0), Cause::completion, 0x13, Side::send, ticket));
+        EXPECT(outboard_net_reset(four[1].net, qpn[1]) == 0);
+        uint64_t until = detail::now_ns() + PATIENCE_NS;
+        Failure failure{};
+        while (!(failure = queue.flush(0)) && detail::now_ns() < until) sched_yield();
+        EXPECT(failure.cause == Cause::completion && failure.syndrome == (round == 1 ? 0x13 : 0x15));
+        EXPECT(outboard_net_reset(four[0].net, qpn[0]) == 0);
+    }
+    for (Four &one : four) outboard_net_close(one.net);
     return 0;
 }
 
@@ -339,5 +381,5 @@ int main()
         if (failed_receives(flags) || wrapped(flags)) return 1;
     if (wrong_key() || bad_input()) return 1;
     const char *provider = std::getenv("OUTBOARD_NET_PROVIDER");
-    return provider != nullptr && std::strcmp(provider, "nvlink") == 0 ? threads_without_an_adapter() : ended_in_mid_post();
+    return provider != nullptr && std::strcmp(provider, "nvlink") == 0 ? threads_without_an_adapter() || strangers_to_each_other() : ended_in_mid_post();
 }

@@ -1,9 +1,10 @@
 //! The provider `nvlink`: threads that post reach their peer's memory by loads and stores. Here is
 //! only what they have to know: keys, and where the peer receives.
 
+mod other;
 mod queue;
 
-use std::{collections::HashMap, ffi::c_void};
+use std::{collections::HashMap, ffi::c_void, sync::Arc};
 
 use parking_lot::Mutex;
 
@@ -19,6 +20,7 @@ use crate::{
     queue::{Export, Options},
 };
 
+use other::Other;
 use queue::{KEYS_MAX, Key, Queue};
 
 /// Queues of an endpoint, whose first has this number.
@@ -32,15 +34,48 @@ pub(crate) struct Nvlink(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     keys: Vec<Key>,
-    queues: Vec<Queue>,
-    /// The queues that are connected, each with its peer.
+    queues: Vec<Arc<Queue>>,
+    /// The queues that are connected within this process, each with its peer.
     peers: HashMap<u32, u32>,
+    /// Connections to other processes, by the number of their queue.
+    others: HashMap<u32, Other>,
+    /// Memory of other processes that is mapped here: kernels may use it until the endpoint is
+    /// closed.
+    opened: Vec<u64>,
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        self.others.clear();
+        self.opened.drain(..).for_each(driver::close);
+    }
 }
 
 impl State {
-    fn queue(&self, qpn: u32) -> Result<&Queue, Error> {
+    fn queue(&self, qpn: u32) -> Result<&Arc<Queue>, Error> {
         let at = qpn.checked_sub(QPN_FIRST).ok_or(Error::NoPair(qpn))?;
         self.queues.get(at as usize).ok_or(Error::NoPair(qpn))
+    }
+
+    /// Returns the registration that a window is of, with its bytes; none of an empty window.
+    fn offered(&self, window: &Window) -> Result<Option<Key>, Error> {
+        if window.bytes == 0 {
+            return Ok(None);
+        }
+        let no_key = Error::NoKey(window.key);
+        let key = self.keys.iter().find(|key| key.key == window.key);
+        let key = key.ok_or(no_key.clone())?;
+        let offset = window.address.checked_sub(key.address);
+        let is_within = offset
+            .and_then(|offset| offset.checked_add(window.bytes))
+            .is_some_and(|end| end <= key.bytes);
+        let (address, bytes) = (window.address, window.bytes);
+        let part = Key {
+            address,
+            bytes,
+            ..*key
+        };
+        is_within.then_some(Some(part)).ok_or(no_key)
     }
 
     /// Ends the connection of a queue that was reset, for its peer, too.
@@ -79,10 +114,7 @@ impl Endpoint for Nvlink {
             access: access.0,
         };
         state.keys.push(key);
-        state
-            .queues
-            .iter()
-            .for_each(|queue| queue.add_key(slot, &key));
+        state.queues.iter().for_each(|queue| queue.add_key(&key));
         Ok(key.key)
     }
 
@@ -103,11 +135,9 @@ impl Endpoint for Nvlink {
         }
         let qpn = QPN_FIRST + state.queues.len() as u32;
         let queue = Queue::create(block, options, qpn)?;
-        for (slot, key) in state.keys.iter().enumerate() {
-            queue.add_key(slot, key);
-        }
+        state.keys.iter().for_each(|key| queue.add_key(key));
         let export = queue.export();
-        state.queues.push(queue);
+        state.queues.push(Arc::new(queue));
         Ok(export)
     }
 
@@ -124,15 +154,28 @@ impl Endpoint for Nvlink {
         Ok(())
     }
 
-    fn meet(&self, _qpn: u32, meeting: Meeting<'_>, _mine: Window) -> Result<Window, Error> {
-        Err(Error::Meet {
-            address: meeting.address.into(),
-            why: "queues of nvlink connect to those of their own process; nic's meet others".into(),
-        })
+    fn meet(&self, qpn: u32, meeting: Meeting<'_>, mine: Window) -> Result<Window, Error> {
+        let (queue, offered) = {
+            let state = self.0.lock();
+            let queue = state.queue(qpn)?.clone();
+            if queue.is_connected() {
+                return Err(Error::Connected(qpn));
+            }
+            (queue, state.offered(&mine)?)
+        };
+        let met = other::meet(&queue, meeting, mine, offered.as_ref())?;
+        let mut state = self.0.lock();
+        state.opened.extend(met.opened);
+        let earlier = state.others.insert(qpn, met.other);
+        drop(state);
+        drop(earlier);
+        Ok(met.window)
     }
 
     fn reset(&self, qpn: u32) -> Result<(), Error> {
         let mut state = self.0.lock();
+        // Its thread ends before the queue has new counters.
+        state.others.remove(&qpn);
         state.queue(qpn)?.reset()?;
         state.disconnect(qpn);
         Ok(())
@@ -144,6 +187,7 @@ impl Endpoint for Nvlink {
         // SAFETY: the caller lends the counters for this call.
         let counters = unsafe { mapped(counters, queue.counters_bytes() as u64, true) }?;
         queue.reset_counters(&counters)?;
+        state.others.remove(&qpn);
         state.disconnect(qpn);
         Ok(())
     }

@@ -120,9 +120,15 @@ impl Queue {
         self.options.counters_bytes()
     }
 
-    /// Adds a registration to what kernels know: its key last.
-    pub(super) fn add_key(&self, slot: usize, key: &Key) {
-        let at = KEYS + slot * KEY_BYTES;
+    /// Adds a registration to what kernels know.
+    pub(super) fn add_key(&self, key: &Key) {
+        self.write_key(KEYS, key);
+    }
+
+    /// Writes a key to its slot of a table: the key itself last.
+    fn write_key(&self, table: usize, key: &Key) {
+        let slot = (key.key >> 8).wrapping_sub(1) as usize % KEYS_MAX;
+        let at = table + slot * KEY_BYTES;
         let word = |offset: usize| self.block.u64(at + offset);
         word(0).store(key.address, Ordering::Relaxed);
         word(8).store(key.address + key.bytes, Ordering::Relaxed);
@@ -149,7 +155,28 @@ impl Queue {
             let first = peer.first.load(Ordering::Acquire);
             word(PEER_FIRST).store(first, Ordering::Relaxed);
         }
-        word(CONNECTED).store(1, Ordering::Release);
+        self.connected();
+    }
+
+    /// Connects the queue to one of another process, which offers memory by a key. Its receives are
+    /// not reached from here.
+    pub(super) fn connect_other(&self, offered: Option<&Key>) {
+        let keys = KEYS + KEYS_MAX * KEY_BYTES;
+        for slot in 0..KEYS_MAX {
+            let at = keys + slot * KEY_BYTES + 16;
+            self.block.u64(at).store(0, Ordering::Relaxed);
+        }
+        if let Some(key) = offered {
+            self.write_key(keys, key);
+        }
+        let word = |at: usize| self.block.u64(at);
+        word(PEER_RECEIVES).store(0, Ordering::Relaxed);
+        word(PEER_KEYS).store(self.block.address() + keys as u64, Ordering::Relaxed);
+        self.connected();
+    }
+
+    fn connected(&self) {
+        self.block.u64(CONNECTED).store(1, Ordering::Release);
         if !self.options.are_counters_of_gpu() {
             self.block.u64(ERROR).store(0, Ordering::Release);
         }
