@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from contextlib import AbstractContextManager
 
 from cable import ports_of
 from serving import OUTBOARD, PROGRAM_S_MAX, Serving, serving
@@ -60,3 +61,24 @@ def test_memory_that_cannot_be_registered_goes_through_the_ring(guest: Guest) ->
         counts = copied(gpu, "limited.json", limited)
     assert counts["registrations"] == counts["direct_bytes"] == counts["written_bytes"] == 0
     assert counts["copied_bytes"] == 3 * COPIES * (LENGTH - REST)
+
+
+def test_copies_between_servers_go_straight_by_the_ports_of_their_set_up(guest: Guest) -> None:
+    size = 256 << 10
+
+    def started(network: str) -> AbstractContextManager[Serving]:
+        return serving(*ports_of(guest), more=("--spare", "0", "--peer-copies", network))
+
+    def copied_between(*gpus: Serving) -> str:
+        run = [OUTBOARD, "run", "--stats", "--gpu", ",".join(gpu.url for gpu in gpus), "--"]
+        command = [*run, sys.executable, TEST_PROGRAMS / "peer_copies.py", size, 1]
+        done = guest.run(shlex.join(map(str, command)), timeout_s=PROGRAM_S_MAX)
+        assert done.status == 0 and "right\n" in done.output, done.output
+        return done.output
+
+    with started("10.213.78.0/24") as first, started("10.213.78.0/24") as second, started("192.0.2.0/24") as third:
+        said = copied_between(first, second)
+        assert f"between servers: 2 straight ({2 * size} bytes), through here: none" in said, said
+        # One that knows servers of another network only refuses the first, and the program copies.
+        said = copied_between(first, third)
+        assert "between servers: 0 straight (0 bytes), through here: 2 not_reached" in said, said

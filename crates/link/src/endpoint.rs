@@ -126,13 +126,15 @@ impl Endpoint {
         matches!(self, Self::Tcp { .. } | Self::Rdma { .. })
     }
 
-    /// Returns whether another server can be sent to this address: a tcp port, encrypted only if
-    /// the server is known by its key, since certificates are checked with files of the client's.
+    /// Returns whether another server can be sent to this address: a tcp port, also that of rdma's
+    /// set-up, encrypted only if the server is known by its key, since certificates are checked
+    /// with files of the client's.
     pub fn is_for_peers(&self) -> bool {
         match self {
             Self::Tcp { .. } => true,
             Self::Tls { fingerprint, .. } => fingerprint.is_some(),
-            Self::Shm(_) | Self::Rdma { .. } => false,
+            Self::Rdma { set_up, .. } => *set_up != SetUp::Encrypted(None),
+            Self::Shm(_) => false,
         }
     }
 

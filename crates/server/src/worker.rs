@@ -226,7 +226,9 @@ fn check_link(hello: &ClientHello, stream: &Stream) -> Result<(), Error> {
             "the server gets no shared memory ({error}); use a tcp address of it"
         )));
     }
-    if hello.is_rdma != stream.rdma().is_some() {
+    // Another server's pieces come over tcp, also to the port of an rdma address.
+    let is_peer = matches!(hello.purpose, Purpose::Peer { .. });
+    if !is_peer && hello.is_rdma != stream.rdma().is_some() {
         return Err(Error::Refused(
             WRONG_LINK[usize::from(hello.is_rdma)].into(),
         ));

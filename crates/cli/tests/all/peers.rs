@@ -146,7 +146,7 @@ fn a_server_connects_to_its_networks_only_and_says_nothing_that_a_program_choose
     for address in [
         "",
         "shm:///tmp/x",
-        "rdma://127.0.0.1",
+        "rdmas://127.0.0.1",
         "tcps://127.0.0.1",
         "http://127.0.0.1",
     ] {
