@@ -1,4 +1,5 @@
-"""Builds the wheel: the hooks of PEP 517, with nothing but the standard library, so that no index is needed.
+"""Builds the wheel: the hooks of PEP 517, with nothing but the standard library of Python 3.11, so that no index is
+needed.
 
 The wheel carries the command and the libraries. They come from the folder OUTBOARD_BINARIES, or cargo builds them. Its
 tag names the oldest glibc that has every symbol version they need.
@@ -15,9 +16,14 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import tomllib
 import zipfile
 from pathlib import Path
+
+try:
+    import tomllib
+except ImportError:
+    # Before Python 3.11, where pyproject.toml asks for it.
+    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 # As `make dist` builds them: the libraries, which programs' calls pass through, and the command made small.
@@ -68,7 +74,10 @@ def build_wheel(wheel_directory: str, config_settings: object = None, metadata_d
 def built_files() -> dict[str, Path]:
     """The built binaries, by the names that cargo gives to the larger ones of the release build."""
     if given := os.environ.get("OUTBOARD_BINARIES"):
-        return {name: Path(given).absolute() / name for name in INSTALLED}
+        files = {name: Path(given).absolute() / name for name in INSTALLED}
+        if missing := [name for name, path in files.items() if not path.is_file()]:
+            sys.exit(f"outboard: OUTBOARD_BINARIES={given} has no {', '.join(missing)}")
+        return files
     if not shutil.which("cargo"):
         sys.exit("outboard: cargo is needed to build from source (Rust 1.88 or later); a wheel needs no compiler")
     for profile, packages in (("release", LIBRARIES), ("dist", [COMMAND])):

@@ -72,6 +72,8 @@ def test_a_program_uses_a_server_of_its_own(installed: Path) -> None:
     """`use` in the process that started the server, then `session`'s children; the server ends with the block."""
     code = f"""
 import outboard, os, subprocess, sys
+os.environ.update(KEPT="1", OUTBOARD_GPU="shm:///before")
+before = dict(os.environ)
 with outboard.session(None, "--device", "soft", "--no-cache", "--spare", "0") as address:
     child = [sys.executable, "-c", {WORKS!r}]
     print(subprocess.run(child, capture_output=True, text=True, check=True).stdout.strip())
@@ -82,6 +84,11 @@ with outboard.session(None, "--device", "soft", "--no-cache", "--spare", "0") as
         outboard.use("shm:///nowhere")
     except outboard.OutboardError as error:
         print(error)
+    # The program's own changes stay.
+    os.environ.update(BAR="3", TRITON_LIBCUDA_PATH="/mine")
+    del os.environ["KEPT"]
+del before["KEPT"]
+assert os.environ == {{**before, "BAR": "3", "TRITON_LIBCUDA_PATH": "/mine"}}, os.environ
 try:
     outboard.use("nonsense")
 except outboard.OutboardError as error:
@@ -91,7 +98,7 @@ try:
     outboard.environment(address)
 except outboard.OutboardError as error:
     print(error)
-print("OUTBOARD_GPU" in os.environ, os.path.exists(address.removeprefix("shm://")))
+print(os.environ["OUTBOARD_GPU"], os.path.exists(address.removeprefix("shm://")))
 """
     done = python(installed, code)
     lines = done.stdout.splitlines()
@@ -100,7 +107,15 @@ print("OUTBOARD_GPU" in os.environ, os.path.exists(address.removeprefix("shm://"
     assert "no server at shm:///nowhere" in lines[2]
     assert lines[3].startswith("invalid value 'nonsense'") and "--help" not in done.stdout
     assert lines[-2].endswith(" has not answered within 0.001 s")
-    assert lines[-1] == "False False"
+    assert lines[-1] == "shm:///before False"
+
+
+def test_binaries_that_are_missing_are_named(tmp_path: Path) -> None:
+    argv = [sys.executable, ROOT / "python" / "outboard_build.py", tmp_path]
+    environment = {**os.environ, "OUTBOARD_BINARIES": "/nowhere"}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and not done.stdout, done
+    assert done.stderr.startswith("outboard: OUTBOARD_BINARIES=/nowhere has no outboard, liboutboard_client.so"), done
 
 
 def test_a_command_that_is_too_large_is_not_packaged(tmp_path: Path) -> None:

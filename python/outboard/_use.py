@@ -25,6 +25,8 @@ STOP_S_MAX = 10
 _used: str | None = None
 # The libraries stay loaded as long as the process lives.
 _loaded: list[ctypes.CDLL] = []
+# Variables that were set here, with their values.
+_given_by_us: dict[str, str] = {}
 
 
 class OutboardError(RuntimeError):
@@ -73,7 +75,7 @@ def use(gpu: str | None = None) -> None:
             raise OutboardError(f"this process uses {_used} already, and cannot change to {address}")
         return
     folder = Path(wanted["LD_LIBRARY_PATH"].split(":")[0])
-    os.environ.update(wanted)
+    _set(wanted)
     foreign = _foreign(folder)
     if foreign is not None:
         _start_again(foreign)
@@ -82,6 +84,15 @@ def use(gpu: str | None = None) -> None:
             # By its SONAME it is found by everything that looks for NVIDIA's later.
             _loaded.append(ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL))
     _used = address
+
+
+def _set(wanted: dict[str, str]) -> dict[str, str | None]:
+    """Sets variables; returns those that were different, with their values before."""
+    changed = {name: value for name, value in wanted.items() if os.environ.get(name) != value}
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
+    _given_by_us.update(changed)
+    return before
 
 
 def _foreign(folder: Path) -> str | None:
@@ -128,15 +139,20 @@ def session(gpu: str | None = None, *options: str) -> Iterator[str]:
         with outboard.session(None, "--device", "soft") as address:
             subprocess.run([sys.executable, "train.py"])
 
-    A server that was started ends with the block, and so do the sessions of programs that use it."""
-    before = dict(os.environ)
+    A server that was started ends with the block, and so do the sessions of programs that use it. Of the environment
+    the block's end takes back what the block's begin has set, and nothing that was changed in between."""
     with _started(options) if gpu is None else _given(gpu) as address:
-        os.environ.update(environment(address))
+        before = _set(environment(address))
         try:
             yield address
         finally:
-            os.environ.clear()
-            os.environ.update(before)
+            for name, value in before.items():
+                if os.environ.get(name) != _given_by_us[name]:
+                    continue
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
 
 @contextmanager
