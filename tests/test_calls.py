@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -66,6 +67,18 @@ def test_first_launch(server: Server, link: str, tmp_path: Path) -> None:
     assert calls["cuLaunchKernel"]["synchronous"] == 0
     assert calls["cuLaunchKernel"]["outstanding"] > 0
     assert calls["cuLibraryLoadData"]["synchronous"] == 1
+
+
+def test_counts_go_to_files_alone(server: Server, link: str, tmp_path: Path) -> None:
+    """A pipe that nobody reads would keep the program from ending."""
+    pipe, stats = tmp_path / "pipe", tmp_path / "stats.json"
+    os.mkfifo(pipe)
+    done = server.run(link, EXAMPLES / "vector_add", env={"OUTBOARD_STATS": str(pipe)})
+    assert done.returncode == 0 and f"OUTBOARD_STATS={pipe}: this is no file" in done.stderr, done.stderr
+    # A longer text was there.
+    stats.write_text("x" * (1 << 20))
+    done = server.run(link, EXAMPLES / "vector_add", env={"OUTBOARD_STATS": str(stats)})
+    assert done.returncode == 0 and "by_call" in json.loads(stats.read_text()), done.stderr
 
 
 def test_limits_are_asked_once(server: Server, link: str, tmp_path: Path) -> None:

@@ -416,6 +416,11 @@ def test_bench_net_measures_every_verb_and_says_that_it_is_software() -> None:
         assert row["us_each"] > 0
         assert (row["gigabytes_a_second"] > 0) == (verb != "nop")
     # A warp has no atomics here, and 33 threads are no warps.
-    for more in (["--scope", "warp", "--threads", "32", "--verb", "nop"], ["--scope", "block", "--threads", "33"]):
+    for more, why in (
+        (["--scope", "warp", "--threads", "32", "--verb", "nop"], "do not nop"),
+        # Also where the threads are no warp, which is another fault.
+        (["--scope", "warp", "--verb", "get"], "do not get"),
+        (["--scope", "block", "--threads", "33", "--verb", "put"], "33 threads are no whole warps"),
+    ):
         refused = subprocess.run([*command[:-1], *more], capture_output=True, text=True, timeout=RUN_S_MAX)
-        assert refused.returncode != 0
+        assert refused.returncode == 2 and why in refused.stderr, refused.stderr

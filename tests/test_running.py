@@ -93,6 +93,15 @@ def test_a_file_of_settings_is_checked(tmp_path: Path) -> None:
     file.write_text('device = "soft"\nsessions-max = 99999999999999999999\n')
     done = serve("--check-config", env=environment)
     assert done.returncode == 2 and f"{file}:2: " in done.stderr and "from 1 to 4096" in done.stderr, done.stderr
+    # What is in the file's place, and is none.
+    file.unlink()
+    file.mkdir()
+    done = serve("--check-config", "--device", "soft", env=environment)
+    assert done.returncode == 2 and f"{file}: Is a directory" in done.stderr, done.stderr
+    file.rmdir()
+    file.symlink_to("nowhere")
+    done = serve("--check-config", "--device", "soft", env=environment)
+    assert done.returncode == 2 and f"{file}: No such file" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(

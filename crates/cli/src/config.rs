@@ -95,9 +95,10 @@ fn file_of(serve: &ArgMatches) -> Option<PathBuf> {
         .or_else(|| Some(PathBuf::from(set("HOME")?).join(".config")));
     let user = user.map(|folder| folder.join("outboard/serve.toml"));
     let machine = PathBuf::from("/etc/outboard/serve.toml");
+    // Whatever is in its place is read, and so a folder or a pipe is an error.
     user.into_iter()
         .chain([machine])
-        .find(|file| file.is_file())
+        .find(|file| file.symlink_metadata().is_ok())
 }
 
 /// Returns the command line with the file's settings right after the command.

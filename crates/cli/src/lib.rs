@@ -58,10 +58,18 @@ fn command() -> ExitCode {
     if ptxas::is_meant() {
         return ptxas::main();
     }
-    // A wrong command line ends the process here, with exit code 2.
-    let args = config::parse(std::env::args_os().collect()).unwrap_or_else(|error| error.exit());
+    match config::parse(std::env::args_os().collect()) {
+        Ok(args) => ended(carry_out(args)),
+        // Help and the version, which go to standard output.
+        Err(text) if !text.use_stderr() => ended(said::printed(text.print())),
+        // A wrong command line ends the process here, with exit code 2.
+        Err(wrong) => wrong.exit(),
+    }
+}
+
+fn carry_out(args: Args) -> anyhow::Result<ExitCode> {
     log_to_stderr(args.log_format);
-    let result = match args.command {
+    match args.command {
         Command::Serve(serve) => serve::serve(*serve, args.log_format),
         Command::Run(args) => run::run(args),
         Command::Doctor(args) => doctor::doctor(args),
@@ -83,7 +91,11 @@ fn command() -> ExitCode {
         Command::Worker(args) => serve::worker(args),
         Command::BenchWorker => bench::worker(),
         Command::TryLibrary { path } => libraries::try_library(&path),
-    };
+    }
+}
+
+/// Returns the exit code of a command, and says why it failed.
+fn ended(result: anyhow::Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| {
         eprintln!("outboard: {}", whole(&error));
         exit::Exit::of(&error).into()

@@ -1,7 +1,7 @@
 //! Text that the command says: to standard output, and of errors.
 
 use std::{
-    io::{ErrorKind, Write as _},
+    io::{self, ErrorKind, Write as _},
     process::ExitCode,
 };
 
@@ -9,8 +9,12 @@ use anyhow::Context as _;
 
 /// Prints to standard output. A reader that stops early, such as `head`, is not an error.
 pub(crate) fn print(bytes: &[u8]) -> anyhow::Result<ExitCode> {
-    let mut out = std::io::stdout();
-    match out.write_all(bytes).and_then(|()| out.flush()) {
+    printed(io::stdout().write_all(bytes))
+}
+
+/// Ends a command that has printed to standard output.
+pub(crate) fn printed(result: io::Result<()>) -> anyhow::Result<ExitCode> {
+    match result.and_then(|()| io::stdout().flush()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             Err(error).context("writing to standard output")
         }

@@ -694,6 +694,11 @@ fn check_networks<'a>(
                 "{open} is reached by other machines, and what RDMA adapters send there is neither encrypted nor \
                  authenticated: add --insecure on a fabric where you trust everybody, or listen at a tcp address"
             ),
+            Endpoint::Rdma { .. } => anyhow::bail!(
+                "{open} is reached by other machines, and everybody who connects could use the GPU and run code here; what \
+                 RDMA adapters send is never encrypted: on a fabric where you trust everybody add --insecure, and --tls with \
+                 --authorized, --client-ca or --tokens if only some may come (docs/security.md#rdma)"
+            ),
             _ => anyhow::bail!(
                 "{open} is reached by other machines, and everybody who connects could use the GPU and run code here: \
                  add --tls and --authorized, --client-ca or --tokens (docs/security.md); on a network where you trust everybody \

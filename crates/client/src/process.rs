@@ -1,8 +1,13 @@
 //! The process: it opens the session, and handles forks and its own end.
 
-use std::sync::{
-    Once,
-    atomic::{AtomicU32, Ordering},
+use std::{
+    fs::OpenOptions,
+    io::{self, Write as _},
+    path::Path,
+    sync::{
+        Once,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use crate::{
@@ -61,9 +66,17 @@ extern "C" fn at_exit() {
         let times =
             times::to_json().map_or(String::new(), |times| format!(",\n  \"times\": {times}"));
         let figures = state::figures() + &times;
-        std::fs::write(&target, stats::to_json(&figures))
+        write(target.as_ref(), &stats::to_json(&figures))
     };
     if let Err(error) = written {
         log::warn(format_args!("OUTBOARD_STATS={}: {error}", target.display()));
     }
+}
+
+/// Replaces the contents of a file, which is made if there is none. A pipe could keep the program
+/// from ending.
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = outboard_files::open_with(OpenOptions::new().write(true).create(true), path)?;
+    file.set_len(0)?;
+    file.write_all(text.as_bytes())
 }

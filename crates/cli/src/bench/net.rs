@@ -19,7 +19,7 @@ use super::{
     side::Side,
     statistics::median,
 };
-use crate::args::NetArgs;
+use crate::{args::NetArgs, exit::WrongSettings};
 
 const FORMAT: u32 = 1;
 const ROUNDS: u16 = 3;
@@ -50,8 +50,8 @@ struct Row {
 }
 
 pub(super) fn net(args: NetArgs, interrupt: &Interrupt) -> anyhow::Result<ExitCode> {
-    let json = args.targets.json.as_deref().map(Output::open).transpose()?;
     let cases = cases(&args)?;
+    let json = args.targets.json.as_deref().map(Output::open).transpose()?;
     let mut setting = Setting::new(&args.targets, 1, interrupt)?;
     let is_shared = |url: &Option<Endpoint>| matches!(url, None | Some(Endpoint::Shm(_)));
     setting.targets.retain(|target| is_shared(&target.url));
@@ -116,7 +116,8 @@ fn cases(args: &NetArgs) -> anyhow::Result<Vec<NetCase>> {
         vary(&mut some, &args.counters, |case, at| case.counters = at);
         cases.append(&mut some);
     }
-    cases.iter().try_for_each(NetCase::check)?;
+    let checked = cases.iter().try_for_each(NetCase::check);
+    checked.map_err(|error| WrongSettings::of(&error))?;
     Ok(cases)
 }
 

@@ -100,13 +100,17 @@ impl NetCase {
     }
 
     pub(super) fn check(&self) -> anyhow::Result<()> {
-        if self.scope != Scope::Thread && !self.threads.is_multiple_of(WARP) {
-            bail!("{} threads are no whole warps", self.threads);
-        }
         if self.scope != Scope::Thread && !matches!(self.verb, Verb::Put | Verb::PutValue) {
             bail!(
                 "warps and blocks put and put-value here, and do not {}",
                 name(self.verb)
+            );
+        }
+        if self.scope != Scope::Thread && !self.threads.is_multiple_of(WARP) {
+            bail!(
+                "{} threads are no whole warps: --threads of a {} is a multiple of {WARP}",
+                self.threads,
+                name(self.scope)
             );
         }
         Ok(())

@@ -26,7 +26,7 @@ const FUTURE: Option<[&str; 2]> = Some(["21000101000000Z", "21010101000000Z"]);
 const SERVER_FAULTS: [(Wanted<'_>, &str, &str); 7] = [
     (
         Wanted::server("DNS:gpu-host.example.org, IP:127.0.0.2"),
-        "certificate is for another name: not for 127.0.0.1, but for",
+        "certificate is for another name: not for 127.0.0.1, but for gpu-host.example.org, 127.0.0.2",
         "is for another name",
     ),
     (

@@ -494,7 +494,13 @@ fn help_manual_completions_and_version_come_from_the_declaration() {
 
 #[test]
 fn what_cannot_be_printed_is_an_error_unless_nobody_reads() {
-    for args in [&["man"][..], &["completions", "bash"]] {
+    for args in [
+        &["man"][..],
+        &["completions", "bash"],
+        &["--help"],
+        &["--version"],
+        &["serve", "--help"],
+    ] {
         let full = std::fs::File::options().write(true).open("/dev/full");
         let full = outboard()
             .args(args)

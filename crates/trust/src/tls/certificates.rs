@@ -319,7 +319,7 @@ impl CertificateFault {
                 presented,
             } => CertificateFault::OtherName {
                 wanted: expected.to_str().into_owned(),
-                given: presented.clone(),
+                given: presented.iter().map(|name| plain(name)).collect(),
             },
             // An authority of the same name and another key looks like a wrong signature.
             Wrong::UnknownIssuer | Wrong::BadSignature => CertificateFault::Stranger,
@@ -333,6 +333,13 @@ impl CertificateFault {
             wrong => CertificateFault::Other(wrong.to_string()),
         }
     }
+}
+
+/// Returns a name of a certificate without its kind, which the verifier puts around it:
+/// `IpAddress(127.0.0.2)`, `DnsName("gpu-host")`.
+fn plain(name: &str) -> String {
+    let inner = name.split_once('(').map_or(name, |(_, inner)| inner);
+    inner.trim_end_matches(')').trim_matches('"').to_owned()
 }
 
 fn read(path: &Path, max: u64) -> Result<String, CertificateFileError> {
