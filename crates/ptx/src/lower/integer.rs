@@ -8,6 +8,9 @@ use crate::parse::ast::Type;
 
 impl<'a> Lowering<'_, '_, 'a> {
     pub(super) fn integer(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
+        if self.pairs(insn)? {
+            return Ok(());
+        }
         match insn.name {
             "add" | "sub" | "addc" | "subc" => self.add_sub(insn),
             "mul" | "mad" | "madc" => self.multiply(insn),
@@ -364,6 +367,8 @@ impl<'a> Lowering<'_, '_, 'a> {
         self.arity(insn, &[3])?;
         let ty = self.integer_type(insn)?;
         let signed = ty.is_signed();
+        let extreme = ty == Type::S32 && matches!(insn.name, "min" | "max");
+        let relu = extreme && insn.mods.take("relu");
         let (a, b, d) = (
             self.src(&insn.ops[1], ty)?,
             self.src(&insn.ops[2], ty)?,
@@ -396,10 +401,10 @@ impl<'a> Lowering<'_, '_, 'a> {
         };
         let (a, b) = (self.extended(a, ty)?, self.extended(b, ty)?);
         self.emit(Op::Bin32 { op, d, a, b })?;
-        if ty.bytes() == 2 {
-            self.truncate16(d, d)
-        } else {
-            Ok(())
+        match ty.bytes() {
+            2 => self.truncate16(d, d),
+            _ if relu => self.relu(d),
+            _ => Ok(()),
         }
     }
 }

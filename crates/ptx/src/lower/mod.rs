@@ -21,6 +21,7 @@ mod memory;
 mod modifiers;
 mod newer;
 mod operand;
+mod pairs;
 mod params;
 mod shared;
 mod special;

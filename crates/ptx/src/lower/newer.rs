@@ -12,6 +12,8 @@ pub(super) fn needs(name: &str, mods: &Modifiers<'_>) -> Option<u32> {
     }
     let brain = has("bf16") || has("bf16x2");
     let newer = match name {
+        "add" | "min" | "max" if super::pairs::TYPES.iter().any(|ty| has(ty)) => true,
+        "min" | "max" => has("relu"),
         "add" | "sub" | "mul" | "tanh" | "ex2" | "set" | "setp" => brain,
         // sm_80 converts only between bf16 and f32.
         "cvt" => {

@@ -1,7 +1,7 @@
 //! Instructions that compilers seldom emit, at their edges. Expected values follow the PTX ISA's
 //! pseudocode, by hand.
 
-use crate::common::check32;
+use crate::common::{check32, run_thread_for};
 
 #[test]
 fn halves_flushed_and_saturated() {
@@ -128,4 +128,27 @@ fn vector_registers_go_to_and_from_memory() {
          mov.b32 v.x, 1; mov.b32 v.y, 2; mov.b32 v.z, 3; mov.b32 v.w, 4; st.local.v4.b32 [l], v; ld.local.v2.f32 w, [l+8]; mov.b32 %r0, w.x; mov.b32 %r1, w.y;",
         &[3, 4],
     );
+}
+
+#[test]
+fn pairs_of_16_bits() {
+    // -1 and 2; -32768 and 32767; as unsigned numbers 65535, 2, 32768 and 32767.
+    let body = "mov.b32 %r20, 0xffff0002; mov.b32 %r21, 0x80007fff; mov.b32 %r22, -5; mov.b32 %r23, 7;
+         add.s16x2 %r0, %r20, %r21; add.u16x2 %r1, %r21, %r21; min.s16x2 %r2, %r20, %r21; min.u16x2 %r3, %r20, %r21;
+         max.s16x2 %r4, %r20, %r21; max.u16x2 %r5, %r20, %r21; min.relu.s16x2 %r6, %r20, %r21; max.relu.s16x2 %r7, %r20, %r21;
+         min.relu.s32 %r8, %r22, %r23; max.relu.s32 %r9, %r22, %r23; mov.b32 %r10, %r20; min.s16x2 %r10, %r10, %r21;";
+    let expected = [
+        0x7fff_8001,
+        0x0000_fffe,
+        0x8000_0002,
+        0x8000_0002,
+        0xffff_7fff,
+        0xffff_7fff,
+        0x0000_0002,
+        0x0000_7fff,
+        0,
+        7,
+        0x8000_0002,
+    ];
+    assert_eq!(run_thread_for("sm_90", body).0[..11], expected);
 }

@@ -249,6 +249,10 @@ fn what_is_newer_than_the_target_is_refused() {
         "red.global.add.noftz.bf16x2 [%rd0], %r1;",
         "griddepcontrol.wait;",
         "griddepcontrol.launch_dependents;",
+        "add.u16x2 %r0, %r1, %r2;",
+        "min.s16x2 %r0, %r1, %r2;",
+        "max.relu.s16x2 %r0, %r1, %r2;",
+        "min.relu.s32 %r0, %r1, %r2;",
     ];
     for instruction in instructions {
         let text = kernel("", instruction);

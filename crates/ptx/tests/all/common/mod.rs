@@ -194,9 +194,16 @@ pub fn noise(seed: u64) -> impl FnMut() -> f64 {
 
 /// Runs `body` in a kernel of one thread; returns the first `n` of its results in %r0.. and %rd0...
 pub fn run_thread(body: &str) -> (Vec<u32>, Vec<u64>) {
-    let mut text = String::from(
-        ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 out)\n{\n\
-         .reg .b32 %r<32>; .reg .b64 %rd<32>; .reg .f32 %f<16>; .reg .f64 %fd<16>; .reg .b16 %rs<16>; .reg .pred %p<16>;\n\
+    run_thread_for("sm_80", body)
+}
+
+/// Runs `body` in a text for `target`.
+pub fn run_thread_for(target: &str, body: &str) -> (Vec<u32>, Vec<u64>) {
+    let mut text = format!(
+        ".version 8.0\n.target {target}\n.address_size 64\n.visible .entry k(.param .u64 out)\n{{\n"
+    );
+    text.push_str(
+        ".reg .b32 %r<32>; .reg .b64 %rd<32>; .reg .f32 %f<16>; .reg .f64 %fd<16>; .reg .b16 %rs<16>; .reg .pred %p<16>;\n\
          .reg .b64 %out;\nld.param.u64 %out, [out];\n",
     );
     text.push_str(body);
