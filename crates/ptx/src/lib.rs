@@ -2,7 +2,8 @@
 //! compute capability 8.0.
 //!
 //! Not supported: compilation to machine code, textures by name, clusters. [`Module::load`] refuses
-//! whatever cannot be executed, and names its line.
+//! whatever cannot be executed, and names its line; of a text above
+//! [`limits::PTX_WHOLE_BYTES_MAX`] a kernel is ended when it comes there.
 //!
 //! ```text
 //!  PTX text ─ parse ─► syntax tree ─ lower ─► Program ─ verify ─► Verified ─ interp ─► results

@@ -4,8 +4,15 @@
 /// The latest PTX version that is read. Its instructions that are unknown here are refused one by
 /// one.
 pub const PTX_VERSION_MAX: (u32, u32) = (9, 9);
-/// PTX text of one module.
-pub const PTX_BYTES_MAX: usize = 128 << 20;
+/// PTX text of one module, and of all inputs of a link. NCCL's kernels are 130 MiB.
+pub const PTX_BYTES_MAX: usize = 256 << 20;
+/// PTX text that is refused as a whole for an instruction that is not supported. A longer one is a
+/// library of many kernels, and a kernel ends when it comes to such an instruction.
+pub const PTX_WHOLE_BYTES_MAX: usize = 16 << 20;
+/// Instructions of a long text that are not supported; one with more is refused as a whole.
+pub const REFUSED_INSTRUCTIONS_MAX: usize = 1 << 16;
+/// Memory that loading a long text takes, in bytes for each of its bytes: about 14 for NCCL.
+pub const LOADING_BYTES_PER_BYTE: u64 = 16;
 /// Depth of nested `{ }` in a function body and of nested initialiser lists.
 pub const NESTING_DEPTH_MAX: usize = 64;
 /// Instructions of one module after lowering.

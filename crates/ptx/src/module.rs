@@ -11,6 +11,7 @@ use crate::interp::Features;
 use crate::interp::steps::program::Steps;
 use crate::interp::storage::Storage;
 use crate::lanes::{Lanes32, Lanes64};
+use crate::limits::{LOADING_BYTES_PER_BYTE, PTX_WHOLE_BYTES_MAX};
 use crate::lower::layout::Layout;
 use crate::lower::{self, Kernel};
 use crate::memory::{Memory, MemoryError, PAGE_BYTES};
@@ -69,6 +70,11 @@ impl Module {
         memory: &Memory,
         managed: Option<ManagedPlace<'_>>,
     ) -> Result<Self, Error> {
+        let bytes = ptx.len() as u64;
+        if ptx.len() > PTX_WHOLE_BYTES_MAX {
+            outboard_budget::reserve(bytes * LOADING_BYTES_PER_BYTE)
+                .map_err(|_| MemoryError::OutOfMemory { bytes })?;
+        }
         let ast = parse::parse(ptx)?;
         let mut layout = Layout::new(&ast)?;
         let own_place = layout.global_bytes.next_multiple_of(PAGE_BYTES);

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use outboard_api::{CUresult, enums::*};
 use outboard_device::{Cx, Failure, images::ImageStore};
 use outboard_image::{device_code, ptx};
-use outboard_ptx::module::Module;
+use outboard_ptx::{limits::PTX_BYTES_MAX, module::Module};
 use outboard_wire::messages;
 
 use super::{
@@ -15,8 +15,6 @@ use super::{
     wait::invalid,
 };
 
-/// Bytes of PTX that one link may collect.
-const LINK_BYTES_MAX: usize = 64 << 20;
 /// Functions of the device runtime's library, of which this device has its own: barriers of a grid.
 const DEVICE_RUNTIME: &str = include_str!("device_runtime.ptx");
 /// Prefix of the names of these functions.
@@ -142,11 +140,11 @@ impl Link {
     /// Adds an image's PTX; returns what there is to say about it.
     fn add(&mut self, image: &[u8], capability: Capability) -> Result<String, Refused> {
         let (text, _) = select(image, capability)?;
-        let collected: usize = self.inputs.iter().map(String::len).sum();
-        if collected + text.len() > LINK_BYTES_MAX {
+        let collected: usize = self.inputs.iter().map(|input| input.len() + 1).sum();
+        if collected + text.len() >= PTX_BYTES_MAX {
             return Err(Refused {
                 status: CUresult::CUDA_ERROR_OUT_OF_MEMORY,
-                log: format!("more than {LINK_BYTES_MAX} bytes of PTX to link"),
+                log: format!("more than {PTX_BYTES_MAX} bytes of PTX to link"),
             });
         }
         self.inputs.push(text);

@@ -62,8 +62,18 @@ pub struct Program {
     pub tensors: Vec<Tensor>,
     pub videos: Vec<VideoInstruction>,
     pub textures: Vec<TextureInstruction>,
+    /// Instructions of a long text that cannot run here, ascending, and why.
+    pub refused: Vec<(u32, String)>,
     /// Whether kernels call `malloc` or `free`.
     pub uses_heap: bool,
+}
+
+impl Program {
+    /// Returns why a trap stands for another instruction, if it does.
+    pub(crate) fn refusal(&self, pc: u32) -> Option<&str> {
+        let found = self.refused.binary_search_by_key(&pc, |(at, _)| *at).ok()?;
+        Some(&self.refused[found].1)
+    }
 }
 
 /// A function's code, and the registers and memory that it needs.

@@ -206,7 +206,10 @@ impl<'a> Lowering<'_, '_, 'a> {
             "__cudaCDP2GetErrorString" | "__cudaCDP2GetErrorName" => {
                 (Runtime::ChildNothing, (&[8], 1))
             }
-            _ => return Err(self.unsupported(&external(&name))),
+            _ => {
+                self.context.is_undefined = true;
+                return Err(self.unsupported(&external(&name)));
+            }
         };
         // A declaration may leave the result out, which is then dropped.
         let is_known = returns.is_empty() || returns == expected.0;

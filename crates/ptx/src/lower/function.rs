@@ -49,7 +49,7 @@ pub(super) struct Lowering<'c, 'm, 'a> {
     /// Code address of each label, once known.
     labels: Vec<Option<u32>>,
     /// Instructions and entries of `targets` that wait for a label's address.
-    fixups: Vec<(Fixup, u32, Position)>,
+    pub(super) fixups: Vec<(Fixup, u32, Position)>,
     /// Scratch registers, reused by every instruction.
     pub(super) temps: super::temps::Temps,
     pub(super) guard: Guard,
@@ -285,7 +285,13 @@ impl<'a> Lowering<'_, '_, 'a> {
             return Err(self.unsupported("too many modifiers"));
         };
         let first = self.context.program.code.len() as u32;
-        self.instruction(name, modifiers, &instruction.operands)?;
+        let mark = self.mark();
+        match self.instruction(name, modifiers, &instruction.operands) {
+            Err(error) if self.may_refuse_later(&error) => {
+                self.refuse_when_reached(mark, &error)?;
+            }
+            lowered => lowered?,
+        }
         if is_strong(instruction.opcode) {
             let program = &mut self.context.program;
             program.strong.extend(first..program.code.len() as u32);

@@ -1,8 +1,8 @@
 //! Lowering of the syntax tree to [`Program`]. [`layout`] places variables, [`function`] resolves
 //! names, labels and frames, and one file per family lowers instructions: [`integer`], [`float`],
 //! [`compare`], [`convert`], [`memory`], [`control`], [`warp`], [`sync`], [`tensor`], [`texture`],
-//! [`video`]. Whatever cannot be executed is refused here, with its line, and never while a kernel
-//! runs.
+//! [`video`]. Whatever cannot be executed is refused here, with its line, and not while a kernel
+//! runs, but in long texts ([`refused`]).
 
 mod bits;
 mod chains;
@@ -23,6 +23,7 @@ mod newer;
 mod operand;
 mod pairs;
 mod params;
+mod refused;
 mod shared;
 mod special;
 mod stack;
@@ -41,7 +42,9 @@ use std::collections::HashMap;
 use crate::code::{Function, Program, Row};
 pub use crate::code::{Kernel, KernelParam};
 use crate::error::{Error, Position};
-use crate::limits::{BLOCK_THREADS_MAX, SHARED_DEFAULT_BYTES_MAX, SHARED_PLACED_BYTES_MAX};
+use crate::limits::{
+    BLOCK_THREADS_MAX, PTX_WHOLE_BYTES_MAX, SHARED_DEFAULT_BYTES_MAX, SHARED_PLACED_BYTES_MAX,
+};
 use crate::parse::ast;
 use crate::verify::verify;
 use layout::Layout;
@@ -110,6 +113,10 @@ struct Context<'m, 'a> {
     /// For each function, those that it calls directly. Indirect calls may reach any function whose
     /// address is taken.
     callees: Vec<Vec<u32>>,
+    /// Whether the text is so long that what cannot run is refused when a kernel comes to it.
+    is_long: bool,
+    /// Whether the last error was a function that is defined nowhere.
+    is_undefined: bool,
 }
 
 impl<'m, 'a> Context<'m, 'a> {
@@ -128,6 +135,8 @@ impl<'m, 'a> Context<'m, 'a> {
             consts64: HashMap::new(),
             registers: 0,
             callees: Vec::new(),
+            is_long: text.len() > PTX_WHOLE_BYTES_MAX,
+            is_undefined: false,
         }
     }
 

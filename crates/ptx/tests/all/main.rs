@@ -15,6 +15,7 @@ mod hostile;
 mod instructions;
 mod limits;
 mod link;
+mod long;
 mod math;
 mod operands;
 mod rare;

@@ -247,7 +247,10 @@ fn flow(
             })
         }
         Op::Trap => {
-            let reason = "trap instruction executed".into();
+            let reason = match core.program.refusal(core.pc) {
+                Some(why) => why.to_owned(),
+                None => "trap instruction executed".into(),
+            };
             let lane = mask.trailing_zeros() as usize;
             Err(Trouble::at_lane(FaultKind::Trap { reason }, lane))
         }
