@@ -1,5 +1,5 @@
-"""NCCL between the GPUs of two servers: where its kernels would wait for ever, it gets an error, and the reason.
-Over the adapter in software, it connects."""
+"""NCCL between the GPUs of two servers: over shm its collectives are right; where its kernels would wait for ever, it
+gets an error, and the reason. Over the adapter in software, it connects."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from harness import OUTBOARD, TEST_PROGRAMS, Server, start_server
 RANKS = TEST_PROGRAMS / "nccl_ranks.py"
 SETTINGS = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_MAX_NCHANNELS": "1"}
 WHY = "NET/Outboard: NCCL's kernels wait for words in host memory"
+# What its PTX is for, and room for loading it.
+OPTIONS = ("--capability", "12.0", "--host-memory", "4GiB")
 PATIENCE_S = 300
 
 
@@ -61,6 +63,22 @@ def test_a_process_for_each_rank(pair: tuple[Server, Server], tmp_path: Path) ->
     ranks = [start(urls(pair), str(rank + 1), str(rank), place, host=f"host-{rank}") for rank in (0, 1)]
     said = [refused(rank, "ncclCommInitRank") for rank in ranks]
     assert any(WHY in err for err in said), said
+
+
+def test_collectives_over_shared_memory(tmp_path: Path) -> None:
+    """The first server's GPU is not for NCCL, as above."""
+    skip_without("torch")
+    folders = [tmp_path / str(number) for number in range(3)]
+    for folder in folders:
+        folder.mkdir()
+    servers = [start_server(folder, *OPTIONS) for folder in folders]
+    try:
+        process = start([server.urls["shm"] for server in servers], "1,2", "all", "few")
+        out, err = process.communicate(timeout=PATIENCE_S)
+        assert (process.returncode, out) == (0, "right\n"), out + err
+    finally:
+        ends = [server.stop() for server in servers]
+    assert ends == [0, 0, 0]
 
 
 def over_the_adapter(folder: Path, program: Path, **settings: str) -> list[str]:

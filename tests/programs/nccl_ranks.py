@@ -3,6 +3,8 @@ says of the first call that fails.
 
     nccl_ranks.py LIBNCCL all              both ranks in this process, one a GPU
     nccl_ranks.py LIBNCCL RANK FILE        this rank, with the first GPU; the communicator's number is in the file
+
+`few` after these: fewer numbers, for a software GPU.
 """
 
 from __future__ import annotations
@@ -10,15 +12,17 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
+from collections.abc import Callable
 from ctypes import byref, c_char, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from pathlib import Path
+from typing import NamedTuple
 
 import cuda
 
 UINT32, SUM = 3, 0
 RANKS = 2
 # Below and above what NCCL puts into one piece.
-COUNTS = (1, 1000, 300_000)
+COUNTS = (1, 1000) if sys.argv[-1] == "few" else (1, 1000, 300_000)
 NUMBER_S = 60
 
 
@@ -31,6 +35,9 @@ nccl.ncclGetErrorString.restype = nccl.ncclGetLastError.restype = c_char_p
 nccl.ncclCommInitRank.argtypes = (c_void_p, c_int, UniqueId, c_int)
 nccl.ncclAllReduce.argtypes = (c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p)
 nccl.ncclBroadcast.argtypes = (c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p)
+nccl.ncclReduceScatter.argtypes = (c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p)
+nccl.ncclAllGather.argtypes = (c_void_p, c_void_p, c_size_t, c_int, c_void_p, c_void_p)
+nccl.ncclSend.argtypes = nccl.ncclRecv.argtypes = (c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p)
 nccl.ncclCommDestroy.argtypes = (c_void_p,)
 
 
@@ -48,29 +55,34 @@ class Rank:
         self.context = cuda.made("cuDevicePrimaryCtxRetain", device)
         self.comm = c_void_p()
         cuda.must("cuCtxSetCurrent", self.context)
-        self.memory = c_uint64()
-        cuda.must("cuMemAlloc_v2", byref(self.memory), c_size_t(4 * max(COUNTS)))
+        self.source, self.result = c_uint64(), c_uint64()
+        for memory in (self.source, self.result):
+            cuda.must("cuMemAlloc_v2", byref(memory), c_size_t(4 * RANKS * max(COUNTS)))
         self.stream = cuda.made("cuStreamCreate", 1)
-
-    def values(self, count: int) -> list[int]:
-        return [(i * 7 + self.number * 13) % 1009 for i in range(count)]
 
     def put(self, count: int) -> None:
         cuda.must("cuCtxSetCurrent", self.context)
-        data = (c_uint * count)(*self.values(count))
-        cuda.must("cuMemcpyHtoD_v2", self.memory, data, c_size_t(4 * count))
+        data = (c_uint * count)(*values(self.number, count))
+        cuda.must("cuMemcpyHtoD_v2", self.source, data, c_size_t(4 * count))
+        cuda.must("cuMemsetD32_v2", self.result, 0xDEAD, c_size_t(count))
 
     def get(self, count: int) -> list[int]:
         cuda.must("cuCtxSetCurrent", self.context)
         cuda.must("cuStreamSynchronize", self.stream)
         room = (c_uint * count)()
-        cuda.must("cuMemcpyDtoH_v2", room, self.memory, c_size_t(4 * count))
+        cuda.must("cuMemcpyDtoH_v2", room, self.result, c_size_t(4 * count))
         return list(room)
 
-    def run(self, function: str, count: int, root_or_sum: int) -> None:
+    def run(self, function: str, count: int, *options: int) -> None:
         cuda.must("cuCtxSetCurrent", self.context)
-        at = self.memory.value
-        check(function, getattr(nccl, function)(at, at, count, UINT32, root_or_sum, self.comm, self.stream))
+        buffers = [self.source.value, self.result.value]
+        if function in ("ncclSend", "ncclRecv"):
+            buffers = buffers[:1] if function == "ncclSend" else buffers[1:]
+        check(function, getattr(nccl, function)(*buffers, count, UINT32, *options, self.comm, self.stream))
+
+
+def values(rank: int, count: int) -> list[int]:
+    return [(i * 7 + rank * 13) % 1009 for i in range(count)]
 
 
 def number(rank: int, place: Path) -> UniqueId:
@@ -102,24 +114,56 @@ def begin() -> list[Rank]:
     return [rank]
 
 
-def together(ranks: list[Rank], function: str, count: int, root_or_sum: int) -> None:
+class Collective(NamedTuple):
+    """A function, its options, how many numbers a rank has before and after it, and what they are then."""
+
+    function: str
+    options: tuple[int, ...]
+    before: int
+    after: int
+    result: Callable[[list[list[int]], int], list[int]]
+
+
+def added(sources: list[list[int]]) -> list[int]:
+    return [sum(of_all) for of_all in zip(*sources, strict=True)]
+
+
+def part(of: list[int], rank: int) -> list[int]:
+    count = len(of) // RANKS
+    return of[rank * count : (rank + 1) * count]
+
+
+COLLECTIVES = (
+    Collective("ncclAllReduce", (SUM,), 1, 1, lambda sources, _: added(sources)),
+    Collective("ncclBroadcast", (1,), 1, 1, lambda sources, _: sources[1]),
+    Collective("ncclAllGather", (), 1, RANKS, lambda sources, _: [*sources[0], *sources[1]]),
+    Collective("ncclReduceScatter", (SUM,), RANKS, 1, lambda sources, rank: part(added(sources), rank)),
+    Collective("ncclSend", (), 1, 1, lambda sources, rank: sources[1 - rank]),
+)
+
+
+def together(ranks: list[Rank], collective: Collective, count: int) -> None:
+    for rank in ranks:
+        rank.put(count * RANKS)
     check("ncclGroupStart", nccl.ncclGroupStart())
     for rank in ranks:
-        rank.put(count)
-        rank.run(function, count, root_or_sum)
+        if collective.function == "ncclSend":
+            rank.run("ncclSend", count, 1 - rank.number)
+            rank.run("ncclRecv", count, 1 - rank.number)
+        else:
+            rank.run(collective.function, count, *collective.options)
     check("ncclGroupEnd", nccl.ncclGroupEnd())
 
 
 def main() -> None:
     ranks = begin()
     for count in COUNTS:
-        both = [[(i * 7 + rank * 13) % 1009 for i in range(count)] for rank in range(RANKS)]
-        together(ranks, "ncclAllReduce", count, SUM)
-        for rank in ranks:
-            assert rank.get(count) == [a + b for a, b in zip(*both, strict=True)], (rank.number, count)
-        together(ranks, "ncclBroadcast", count, 1)
-        for rank in ranks:
-            assert rank.get(count) == both[1], (rank.number, count)
+        for collective in COLLECTIVES:
+            together(ranks, collective, count)
+            sources = [values(rank, collective.before * count) for rank in range(RANKS)]
+            for rank in ranks:
+                got, right = rank.get(collective.after * count), collective.result(sources, rank.number)
+                assert got == right, (collective.function, rank.number, count, got[:8], right[:8])
     for rank in ranks:
         check("ncclCommDestroy", nccl.ncclCommDestroy(rank.comm))
     print("right")
