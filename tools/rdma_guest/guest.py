@@ -25,7 +25,7 @@ from pathlib import Path
 
 from rdma_guest.image import HERE, Image, say, which
 
-BOOT_S_MAX = 60
+BOOT_S_MAX = 120
 BOOTS_MAX = 3
 START_LOOK_S = 1
 END_S_MAX = 15

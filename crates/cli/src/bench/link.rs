@@ -45,6 +45,11 @@ const RAW_BANDWIDTH_RATIO_MIN: f64 = 0.9;
 const RAW_BYTES: usize = 64;
 /// Number of long writes under way at a time: as many as a link has grants.
 const RAW_DEPTH: usize = RDMA_GRANTS;
+/// Round trips of each of perftest's tools, and long writes.
+const RAW_SAMPLES: usize = 1_000;
+const RAW_SAMPLES_QUICK: usize = 100;
+const RAW_WRITES: usize = 100;
+const RAW_WRITES_QUICK: usize = 16;
 const RAW_PORT: u16 = 18_533;
 const RAW_S_MAX: u64 = 60;
 
@@ -315,16 +320,20 @@ fn pair(link: LinkOf, args: &LinkArgs) -> anyhow::Result<Pair> {
 
 impl PerftestFigures {
     fn measure(args: &LinkArgs) -> anyhow::Result<PerftestFigures> {
+        let iterations =
+            |all: usize, quick: usize| if args.quick { quick } else { all }.to_string();
         let typical = |tool: &str| -> anyhow::Result<Option<f64>> {
             let size = RAW_BYTES.to_string();
-            let columns = perftest(tool, args, &["-s", &size, "-n", "1000"])?;
+            let samples = iterations(RAW_SAMPLES, RAW_SAMPLES_QUICK);
+            let columns = perftest(tool, args, &["-s", &size, "-n", &samples])?;
             // Bytes, iterations, least, most, typical: microseconds one way.
             Ok(columns.get(4).map(|us| 2_000.0 * us))
         };
         let write_round_trip_ns = typical("ib_write_lat")?;
         let send_round_trip_ns = typical("ib_send_lat")?;
         let depth = RAW_DEPTH.to_string();
-        let write = ["-s", "1048576", "-n", "100", "-t", &depth];
+        let writes = iterations(RAW_WRITES, RAW_WRITES_QUICK);
+        let write = ["-s", "1048576", "-n", &writes, "-t", &depth];
         let columns = perftest("ib_write_bw", args, &write)?;
         Ok(PerftestFigures {
             write_round_trip_ns,
