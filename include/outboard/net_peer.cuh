@@ -111,7 +111,7 @@ OUTBOARD_NET_CALL void store8(uint64_t at, uint8_t value)
 // the first store waits for its own.
 OUTBOARD_NET_CALL void copy16(uint64_t to, uint64_t from, uint64_t words, uint64_t rank, uint64_t step, bool from_peer)
 {
-    constexpr int TOGETHER = 8;
+    constexpr int TOGETHER = 4;
     uint64_t i = rank;
     for (; i + (TOGETHER - 1) * step < words; i += TOGETHER * step) {
         Sixteen values[TOGETHER];

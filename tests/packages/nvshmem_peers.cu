@@ -30,7 +30,7 @@ __device__ uint64_t now_ns()
 }
 
 // Puts and signals as one thread (0), a warp (1) or a block (2), in turns with the other.
-template <int scope> __global__ void play(int me, char *to, const char *from, uint64_t *flag, uint64_t bytes, uint64_t rounds, uint64_t *out)
+template <int scope> __global__ void __launch_bounds__(BLOCK) play(int me, char *to, const char *from, uint64_t *flag, uint64_t bytes, uint64_t rounds, uint64_t *out)
 {
     int other = 1 - me;
     uint64_t began = 0;
@@ -53,7 +53,7 @@ template <int scope> __global__ void play(int me, char *to, const char *from, ui
     if (threadIdx.x == 0) *out = ended - began;
 }
 
-__global__ void pour(char *to, const char *from, uint64_t bytes, uint64_t rounds)
+__global__ void __launch_bounds__(BLOCK) pour(char *to, const char *from, uint64_t bytes, uint64_t rounds)
 {
     uint64_t each = bytes / gridDim.x, at = each * blockIdx.x;
     for (uint64_t round = 0; round < rounds; ++round) nvshmemx_putmem_nbi_block(to + at, from + at, each, 1);

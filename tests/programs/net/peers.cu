@@ -48,7 +48,7 @@ template <Scope scope> __device__ bool arrived(const uint64_t *flag, uint64_t ge
     return is;
 }
 
-template <Scope scope> __global__ void play(const Both both, int first, uint64_t bytes, uint64_t rounds)
+template <Scope scope> __global__ void __launch_bounds__(BLOCK) play(const Both both, int first, uint64_t bytes, uint64_t rounds)
 {
     int side = first + blockIdx.x;
     const End &end = both.ends[side];
@@ -71,7 +71,7 @@ template <Scope scope> __global__ void play(const Both both, int first, uint64_t
     if (threadIdx.x == 0) end.out[0] = ended - began;
 }
 
-__global__ void pour(const Both both, uint64_t bytes, uint64_t rounds)
+__global__ void __launch_bounds__(BLOCK) pour(const Both both, uint64_t bytes, uint64_t rounds)
 {
     const End &end = both.ends[0];
     Queue queue(end.queue);
