@@ -18,6 +18,7 @@ PAIRS = {
     "pingpong": ("ibv_rc_pingpong -g 0 -n 50 -c", "50 iters"),
     "pingpong by events": ("ibv_rc_pingpong -g 0 -n 50 -e -c", "50 iters"),
     "pingpong by newer calls": ("ibv_rc_pingpong -g 0 -n 50 -N -c", "50 iters"),
+    "pingpong with shared receives": ("ibv_srq_pingpong -g 0 -n 50 -q 4 -r 32 -c", "50 iters"),
     "latency of writes": ("ib_write_lat -n 10 -s 8", "8       10"),
     "large writes": ("ib_write_bw -n 5 -s 8388608 --use_old_post_send", "8388608    5"),
     "reads of two queues": ("ib_read_bw -n 20 -s 65536 -q 2", "65536      40"),

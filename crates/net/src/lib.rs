@@ -45,7 +45,8 @@ mod syndrome;
 pub mod wqe;
 
 pub use adapter::{
-    Adapter, PairSetup, Peer, RECEIVE_BYTES, REMOTE_BYTES_MAX, Retries, State, Status,
+    Adapter, PairSetup, Peer, RECEIVE_BYTES, REMOTE_BYTES_MAX, Retries, SharedReceives, State,
+    Status,
 };
 pub use completions::{CompletionsSetup, Watch};
 pub use distant::{Distant, Gone, Registered};

@@ -11,8 +11,8 @@ use outboard_verbs::abi::{IBV_SEND_INLINE, ibv_data_buf, ibv_qp, ibv_qp_ex, ibv_
 
 use crate::{
     pair::{self, Building, Pair},
-    post::{inline, post, segments},
-    rings::Request,
+    post::{inline, post},
+    rings::{Request, segments},
 };
 
 /// A queue pair with the calls that post to it.

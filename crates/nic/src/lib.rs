@@ -19,9 +19,9 @@
 //!   meet.
 //! - [`memory`] registers memory, and `gpu` copies from and to that of GPUs.
 //! - Queues of verbs are in memory of this crate's: [`cq`], [`qp`], which makes a `pair` with its
-//!   `rings`; `post` and `building` are the two ways to post to it, and `extended` has calls that
-//!   programs make through a context. Queues of [`devx`] are in the program's memory; [`query`]
-//!   answers what a device can do.
+//!   `rings`, or with receives of [`srq`]; `post` and `building` are the two ways to post to it,
+//!   and `extended` has calls that programs make through a context. Queues of [`devx`] are in the
+//!   program's memory; [`query`] answers what a device can do.
 
 pub mod abi;
 pub mod address;
@@ -43,6 +43,7 @@ pub mod qp;
 pub mod query;
 pub mod refused;
 mod rings;
+pub mod srq;
 pub mod verbs;
 
 /// The libraries that programs load, by their names: to be written to a folder that also has

@@ -20,15 +20,13 @@ use crate::{
     domain::PORT,
     host::{Refusal, connect, leave, with},
     rings::{Receives, Request, Sends},
+    srq::Shared,
 };
 
-/// Most entries of a send queue, and of a receive queue.
-pub(crate) const ENTRIES_MAX: u32 = 1 << 15;
 /// Most reads and atomics under way of a queue pair.
 pub(crate) const READS_MAX: u8 = 16;
-/// Most segments of a request; a receive has one.
+/// Most segments of a request.
 pub(crate) const SEND_SEGMENTS_MAX: u32 = 8;
-pub(crate) const RECEIVE_SEGMENTS_MAX: u32 = 1;
 const ACCESS_SERVED: c_uint = 15;
 /// Unit of the timeout, which is a power of two of it.
 const TIMEOUT_UNIT_NS: u64 = 4096;
@@ -74,6 +72,8 @@ pub(crate) struct Pair {
     pub(crate) inline_bytes_max: usize,
     pub(crate) sends: Mutex<Sends>,
     pub(crate) receives: Mutex<Receives>,
+    /// Receives that it shares, in place of its own.
+    pub(crate) shared: Option<Arc<Shared>>,
     pub(crate) building: Mutex<Building>,
     pub(crate) setup: PairSetup,
     pub(crate) state: AtomicU32,
@@ -111,7 +111,10 @@ impl Pair {
     }
 
     pub(crate) fn received(&self, index: u16) -> u64 {
-        self.receives.lock().complete(index)
+        match &self.shared {
+            Some(shared) => shared.complete(index),
+            None => self.receives.lock().complete(index),
+        }
     }
 
     pub(crate) fn sent(&self, index: u16) -> (u64, c_uint) {
@@ -191,6 +194,9 @@ impl Pair {
         receives.reset();
         with(|adapter| {
             adapter.reset(self.qpn, self.setup.clone())?;
+            if let Some(shared) = &self.shared {
+                adapter.share_receives(self.qpn, shared.receives.clone())?;
+            }
             adapter.set_access(self.qpn, Access::ALL)
         })
     }

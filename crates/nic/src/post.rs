@@ -9,7 +9,7 @@ use crate::{
     host::ring,
     pair::{Pair, of},
     refused::refuse,
-    rings::Request,
+    rings::{Request, segments},
 };
 
 const SEND_FLAGS: u32 = IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED | IBV_SEND_INLINE;
@@ -34,26 +34,6 @@ pub(crate) fn post(pair: &Pair, requests: &[Request]) -> c_int {
         ring();
     }
     0
-}
-
-/// Segments that have bytes: one without is no segment, where an entry's would be of 2 GiB.
-///
-/// # Safety
-///
-/// `at` has `count` segments.
-pub(crate) unsafe fn segments(at: *const ibv_sge, count: usize) -> Vec<Segment> {
-    if at.is_null() || count == 0 {
-        return Vec::new();
-    }
-    // SAFETY: not null, and as many as the caller says.
-    let given = unsafe { slice::from_raw_parts(at, count) };
-    let given = given.iter().filter(|one| one.length > 0);
-    let segment = |one: &ibv_sge| Segment {
-        length: one.length,
-        lkey: one.lkey,
-        address: one.addr,
-    };
-    given.map(segment).collect()
 }
 
 /// Copies bytes that are sent inline.
@@ -210,7 +190,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     let Some(pair) = (unsafe { of(qp) }) else {
         return libc::EINVAL;
     };
-    let is_ready = pair.state() >= IBV_QPS_INIT;
+    let is_ready = pair.state() >= IBV_QPS_INIT && pair.shared.is_none();
     let mut receives = pair.receives.lock();
     let mut posted = Ok(());
     // SAFETY: null, or the program's receive.

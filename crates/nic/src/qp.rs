@@ -21,12 +21,10 @@ use crate::{
     cq::{Queue, queue_of},
     domain::Domain,
     host::{Refusal, leave, with},
-    pair::{
-        ENTRIES_MAX, KEPT, Object, PAIRS, Pair, RECEIVE_SEGMENTS_MAX, SEND_SEGMENTS_MAX, TO_INIT,
-        TO_RTR, TO_RTS,
-    },
+    pair::{KEPT, Object, PAIRS, Pair, SEND_SEGMENTS_MAX, TO_INIT, TO_RTR, TO_RTS},
     refused::{fail, refuse, say, set_errno},
-    rings::{RECEIVE_BYTES, Receives, Sends},
+    rings::{ENTRIES_MAX, RECEIVE_BYTES, RECEIVE_SEGMENTS_MAX, Receives, Sends},
+    srq::{self, Shared, object_of},
 };
 
 /// Offsets in the memory of a queue pair: the record at 0, the doorbell's page, the ring.
@@ -92,6 +90,7 @@ fn make(
     domain: u32,
     queues: [&Queue; 2],
     asked: &ibv_qp_cap,
+    shared: Option<Arc<Shared>>,
     signals_all: bool,
 ) -> Result<Pair, Refusal> {
     let Sizes {
@@ -124,7 +123,13 @@ fn make(
         page,
         retries: Retries::default(),
     };
-    let qpn = with(|adapter| adapter.create_pair(setup.clone()))?;
+    let qpn = with(|adapter| {
+        let qpn = adapter.create_pair(setup.clone())?;
+        if let Some(shared) = &shared {
+            adapter.share_receives(qpn, shared.receives.clone())?;
+        }
+        Ok(qpn)
+    })?;
     Ok(Pair {
         qpn,
         record,
@@ -134,6 +139,7 @@ fn make(
         inline_bytes_max: cap.max_inline_data as usize,
         sends: Mutex::new(Sends::new(ring, blocks_max as u16)),
         receives: Mutex::new(Receives::new(received.map(|(ring, _)| ring))),
+        shared,
         building: Mutex::default(),
         setup,
         state: AtomicU32::new(IBV_QPS_RESET),
@@ -161,15 +167,23 @@ pub(crate) unsafe fn create(
     let (Some(domain), [Some(send), Some(receive)]) = (domain, queues) else {
         return fail(libc::EINVAL);
     };
-    if asked.qp_type != IBV_QPT_RC || !asked.srq.is_null() {
-        refuse(
-            name,
-            "queue pairs that are not of reliable connections, or share receives",
-        );
+    if asked.qp_type != IBV_QPT_RC {
+        refuse(name, "queue pairs that are not of reliable connections");
         return ptr::null_mut();
     }
+    // SAFETY: null, or the beginning of a shared queue of ours.
+    let shared = unsafe { object_of(asked.srq.cast()) };
     let queues = [send, receive];
-    let made = make(domain.pd.handle, queues, &asked.cap, asked.sq_sig_all != 0);
+    if shared.is_some() {
+        asked.cap.max_recv_wr = 0;
+    }
+    let made = make(
+        domain.pd.handle,
+        queues,
+        &asked.cap,
+        shared.map(srq::Object::shared),
+        asked.sq_sig_all != 0,
+    );
     let pair = match made {
         Ok(pair) => Arc::new(pair),
         Err((number, why)) => {
@@ -182,6 +196,9 @@ pub(crate) unsafe fn create(
     for queue in queues {
         queue.pairs.fetch_add(1, Ordering::AcqRel);
     }
+    if let Some(shared) = shared {
+        shared.pairs.fetch_add(1, Ordering::AcqRel);
+    }
     PAIRS.write().insert(pair.qpn, pair.clone());
     let qp = ibv_qp {
         context: domain.pd.context,
@@ -189,7 +206,7 @@ pub(crate) unsafe fn create(
         pd,
         send_cq: asked.send_cq,
         recv_cq: asked.recv_cq,
-        srq: ptr::null_mut(),
+        srq: asked.srq,
         handle: pair.qpn,
         qp_num: pair.qpn,
         state: IBV_QPS_RESET,
@@ -256,6 +273,10 @@ pub unsafe extern "C" fn outboard_nic_ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         if let Some(queue) = unsafe { queue_of(cq) } {
             queue.pairs.fetch_sub(1, Ordering::AcqRel);
         }
+    }
+    // SAFETY: null, or a shared queue that has no fewer lives than its queue pairs.
+    if let Some(shared) = unsafe { object_of(base.srq.cast()) } {
+        shared.pairs.fetch_sub(1, Ordering::AcqRel);
     }
     // SAFETY: a domain has no fewer lives than its queue pairs.
     let domain = unsafe { &*base.pd.cast::<Domain>() };

@@ -9,8 +9,8 @@ use crate::{
     devx::{lent, lent_to, say, unserved, wrong},
     domain::GID,
     host::Refusal,
-    pair::ENTRIES_MAX,
     refused::set_errno,
+    rings::ENTRIES_MAX,
 };
 
 /// Most bytes of an entry of a send queue, and of a receive.

@@ -1,7 +1,7 @@
 //! The program's halves of a queue pair's rings: entries are written here, and found again by the
 //! index that their completion has.
 
-use std::ffi::c_int;
+use std::{ffi::c_int, slice};
 
 use outboard_net::{
     Mapped,
@@ -9,9 +9,13 @@ use outboard_net::{
 };
 use outboard_verbs::abi::{
     IBV_SEND_FENCE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD,
-    IBV_WC_RDMA_READ, IBV_WC_RDMA_WRITE, IBV_WC_SEND,
+    IBV_WC_RDMA_READ, IBV_WC_RDMA_WRITE, IBV_WC_SEND, ibv_sge,
 };
 
+/// Most entries of a send queue, and of a receive queue.
+pub(crate) const ENTRIES_MAX: u32 = 1 << 15;
+/// Most segments of a receive.
+pub(crate) const RECEIVE_SEGMENTS_MAX: u32 = 1;
 pub(crate) const RECEIVE_BYTES: usize = 16;
 /// The local key of a receive without memory.
 const NO_MEMORY: u32 = 0x100;
@@ -166,19 +170,45 @@ impl Receives {
         let Some(ring) = self.ring.as_ref().filter(|_| used < self.posted.len()) else {
             return Err(libc::ENOMEM);
         };
-        let into = into.unwrap_or(Segment {
-            length: 0,
-            lkey: NO_MEMORY,
-            address: 0,
-        });
-        let mut bytes = [0; RECEIVE_BYTES];
-        bytes[..4].copy_from_slice(&into.length.to_be_bytes());
-        bytes[4..8].copy_from_slice(&into.lkey.to_be_bytes());
-        bytes[8..].copy_from_slice(&into.address.to_be_bytes());
+        let bytes = encode_receive(into);
         let slot = usize::from(self.head) & (self.posted.len() - 1);
         ring.write(slot * RECEIVE_BYTES, &bytes);
         self.posted[slot] = wr_id;
         self.head = self.head.wrapping_add(1);
         Ok(())
     }
+}
+
+/// Returns the bytes of a receive.
+pub(crate) fn encode_receive(into: Option<Segment>) -> [u8; RECEIVE_BYTES] {
+    let into = into.unwrap_or(Segment {
+        length: 0,
+        lkey: NO_MEMORY,
+        address: 0,
+    });
+    let mut bytes = [0; RECEIVE_BYTES];
+    bytes[..4].copy_from_slice(&into.length.to_be_bytes());
+    bytes[4..8].copy_from_slice(&into.lkey.to_be_bytes());
+    bytes[8..].copy_from_slice(&into.address.to_be_bytes());
+    bytes
+}
+
+/// Segments that have bytes: one without is no segment, where an entry's would be of 2 GiB.
+///
+/// # Safety
+///
+/// `at` has `count` segments.
+pub(crate) unsafe fn segments(at: *const ibv_sge, count: usize) -> Vec<Segment> {
+    if at.is_null() || count == 0 {
+        return Vec::new();
+    }
+    // SAFETY: not null, and as many as the caller says.
+    let given = unsafe { slice::from_raw_parts(at, count) };
+    let given = given.iter().filter(|one| one.length > 0);
+    let segment = |one: &ibv_sge| Segment {
+        length: one.length,
+        lkey: one.lkey,
+        address: one.addr,
+    };
+    given.map(segment).collect()
 }

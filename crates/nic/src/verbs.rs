@@ -22,9 +22,11 @@ use crate::{
     events::Events,
     extended::{create_qp_ex, newer, older},
     host::host,
-    pair::{ENTRIES_MAX, READS_MAX, RECEIVE_SEGMENTS_MAX},
+    pair::READS_MAX,
     post::{post_recv, post_send},
     refused::{fail, set_errno},
+    rings::{ENTRIES_MAX, RECEIVE_SEGMENTS_MAX},
+    srq::post_srq_recv,
 };
 
 const NAME: &str = "mlx5_0";
@@ -198,7 +200,9 @@ fn extended(device: *const ibv_device, events: c_int) -> verbs_context {
                 _control_0: [none; 11],
                 poll_cq: Some(poll_cq),
                 req_notify_cq: Some(req_notify_cq),
-                _control_1: [none; 12],
+                _control_1: [none; 7],
+                post_srq_recv: Some(post_srq_recv),
+                _control_3: [none; 4],
                 post_send: Some(post_send),
                 post_recv: Some(post_recv),
                 _control_2: [none; 5],
@@ -253,6 +257,8 @@ pub unsafe extern "C" fn outboard_nic_ibv_query_device(
     // Of requests and receives alike: a request may have more.
     about.max_sge = RECEIVE_SEGMENTS_MAX as c_int;
     about.max_sge_rd = about.max_sge;
+    (about.max_srq, about.max_srq_wr) = (QUEUES_MAX, ENTRIES_MAX as c_int);
+    about.max_srq_sge = about.max_sge;
     (about.max_mr, about.max_pd) = (REGIONS_MAX as c_int, QUEUES_MAX);
     about.max_qp_rd_atom = READS_MAX.into();
     about.max_qp_init_rd_atom = about.max_qp_rd_atom;

@@ -23,7 +23,7 @@ static void describe(struct ibv_context *context)
 {
     struct ibv_device_attr device;
     CHECK(ibv_query_device(context, &device) == 0);
-    CHECK(device.vendor_id == 0x02c9 && device.phys_port_cnt == 1 && device.max_pkeys == 1 && device.max_srq == 0);
+    CHECK(device.vendor_id == 0x02c9 && device.phys_port_cnt == 1 && device.max_pkeys == 1 && device.max_srq == 65536);
     CHECK(device.atomic_cap == IBV_ATOMIC_HCA && device.max_qp_rd_atom == 16 && device.max_mr == 65536);
     struct ibv_port_attr port;
     CHECK(ibv_query_port(context, 1, &port) == 0);
@@ -67,6 +67,24 @@ static void register_memory(struct ibv_context *context)
     CHECK(ibv_dealloc_pd(pd) == 0 && ibv_dealloc_pd(other) == 0);
 }
 
+static void share_receives(struct ibv_context *context, struct ibv_pd *pd)
+{
+    struct ibv_srq_init_attr asked = {.attr = {.max_wr = 5, .max_sge = 1}}, wide = {.attr = {.max_wr = 5, .max_sge = 2}};
+    struct ibv_srq *srq = ibv_create_srq(pd, &asked);
+    CHECK(srq && srq->pd == pd && asked.attr.max_wr == 8);
+    FAILS(ibv_create_srq(pd, &wide), EINVAL);
+    struct ibv_cq *cq = ibv_create_cq(context, 8, NULL, NULL, 0);
+    struct ibv_qp_init_attr pair = {.send_cq = cq, .recv_cq = cq, .srq = srq, .qp_type = IBV_QPT_RC, .cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1}};
+    struct ibv_qp *qp = ibv_create_qp(pd, &pair);
+    CHECK(qp && qp->srq == srq && pair.cap.max_recv_wr == 0 && ibv_destroy_srq(srq) == EBUSY);
+    struct ibv_recv_wr list[9] = {0}, *bad = NULL;
+    for (int i = 0; i < 8; i++)
+        list[i].next = &list[i + 1];
+    CHECK(ibv_post_recv(qp, list, &bad) == EINVAL && bad == list);
+    CHECK(ibv_post_srq_recv(srq, list, &bad) == ENOMEM && bad == &list[8]);
+    CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_srq(srq) == 0 && ibv_destroy_cq(cq) == 0);
+}
+
 // The parent's adapter is an error in a child, and no wait.
 static void fork_with(struct ibv_pd *pd)
 {
@@ -94,9 +112,10 @@ int main(void)
     await_events(context);
     register_memory(context);
     struct ibv_pd *pd = ibv_alloc_pd(context);
+    share_receives(context, pd);
     fork_with(pd);
-    FAILS(ibv_create_srq(pd, NULL), EOPNOTSUPP);
-    FAILS(ibv_create_srq(pd, NULL), EOPNOTSUPP);  // is said once
+    FAILS(ibv_create_srq(pd, NULL), EINVAL);
+    CHECK(ibv_attach_mcast(NULL, NULL, 0) == EOPNOTSUPP && ibv_attach_mcast(NULL, NULL, 0) == EOPNOTSUPP);  // is said once
     FAILS(mlx5dv_devx_umem_reg_ex(context, NULL), EOPNOTSUPP);
     FAILS(mlx5dv_devx_obj_create(context, NULL, 0, NULL, 0), EOPNOTSUPP);
     struct mlx5dv_context about = {0};

@@ -43,7 +43,11 @@ pub struct ibv_context_ops {
     pub _control_0: [*mut c_void; 11],
     pub poll_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int>,
     pub req_notify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int>,
-    pub _control_1: [*mut c_void; 12],
+    pub _control_1: [*mut c_void; 7],
+    pub post_srq_recv: Option<
+        unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int,
+    >,
+    pub _control_3: [*mut c_void; 4],
     pub post_send:
         Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int>,
     pub post_recv:
@@ -61,6 +65,31 @@ pub struct ibv_context {
     pub mutex: libc::pthread_mutex_t,
     /// All ones: the context is the end of a [`verbs_context`].
     pub abi_compat: *mut c_void,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct ibv_srq_attr {
+    pub max_wr: u32,
+    pub max_sge: u32,
+    pub srq_limit: u32,
+}
+
+#[repr(C)]
+pub struct ibv_srq_init_attr {
+    pub srq_context: *mut c_void,
+    pub attr: ibv_srq_attr,
+}
+
+#[repr(C)]
+pub struct ibv_srq {
+    pub context: *mut ibv_context,
+    pub srq_context: *mut c_void,
+    pub pd: *mut ibv_pd,
+    pub handle: u32,
+    pub mutex: libc::pthread_mutex_t,
+    pub cond: libc::pthread_cond_t,
+    pub events_completed: u32,
 }
 
 /// Calls of newer interfaces, which the header's inline functions make if they are not null.
@@ -385,8 +414,11 @@ pub struct ibv_device_attr {
     pub max_qp_init_rd_atom: c_int,
     pub max_ee_init_rd_atom: c_int,
     pub atomic_cap: c_int,
-    /// Zero of datagrams of other kinds, multicast, memory windows and shared queues.
-    pub _none: [c_int; 14],
+    /// Zero of datagrams of other kinds, multicast and memory windows.
+    pub _none: [c_int; 11],
+    pub max_srq: c_int,
+    pub max_srq_wr: c_int,
+    pub max_srq_sge: c_int,
     pub max_pkeys: u16,
     pub local_ca_ack_delay: u8,
     pub phys_port_cnt: u8,
@@ -471,6 +503,8 @@ const _: () = {
     assert!(offset_of!(ibv_context, cmd_fd) == 264);
     assert!(offset_of!(ibv_context, async_fd) == 268);
     assert!(size_of::<ibv_mr>() == 48);
+    assert!(size_of::<ibv_srq>() == 128);
+    assert!(size_of::<ibv_srq_init_attr>() == 24);
     assert!(offset_of!(ibv_mr, lkey) == 36);
     assert!(offset_of!(ibv_mr, rkey) == 40);
     assert!(size_of::<ibv_comp_channel>() == 16);

@@ -28,8 +28,8 @@ use crate::{
     faults::{Network, Wire},
     keys::{Access, Keys},
 };
-pub use receiver::RECEIVE_BYTES;
 use receiver::Receiver;
+pub use receiver::{RECEIVE_BYTES, SharedReceives};
 pub use remote::REMOTE_BYTES_MAX;
 pub(crate) use remote::{HEADER_BYTES, Header, Sink};
 use remote::{Outgoing, TIMEOUT_NS};
@@ -279,6 +279,16 @@ impl Adapter {
         self.outgoing.remove(&number);
         self.senders[number] = Some(Box::new(sender));
         self.receivers[number] = Some(receiver);
+        Ok(())
+    }
+
+    /// Lets a queue pair take shared receives in place of its own, until it is reset. They are not
+    /// flushed.
+    pub fn share_receives(&mut self, qpn: u32, shared: Arc<SharedReceives>) -> Result<(), Error> {
+        let number = self.pair(qpn)?.0;
+        if let Some(receiver) = &mut self.receivers[number] {
+            receiver.shared = Some(shared);
+        }
         Ok(())
     }
 

@@ -477,7 +477,8 @@ impl Adapter {
 
     fn flush_receives(&mut self, number: usize, pair: &Pair) -> usize {
         let mut done = 0;
-        let Some(mut receiver) = self.receivers[number].take() else {
+        let receiver = self.receivers[number].take_if(|of| of.shared.is_none());
+        let Some(mut receiver) = receiver else {
             return 0;
         };
         while let Some((index, _)) = receiver.next() {

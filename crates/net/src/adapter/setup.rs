@@ -3,12 +3,10 @@
 use crate::{completions::check, error::Error, memory::Mapped, wqe::BLOCK_BYTES};
 
 use super::{
-    receiver::{RECEIVE_BYTES, Receiver},
+    receiver::{LOG_MAX, Receiver, check_receives},
     sender::{Retries, Sender},
 };
 
-/// Blocks of a send queue: indices of 16 bits must tell a full ring from an empty one.
-const LOG_MAX: u32 = 15;
 /// Offset of the doorbell in its page.
 const DOORBELL_OFFSET: usize = 0x800;
 
@@ -55,20 +53,7 @@ impl PairSetup {
             8,
         )?;
         if let Some((receives, log)) = &self.receives {
-            if *log > LOG_MAX {
-                return Err(Error::Size {
-                    what: "receive queue",
-                    log_min,
-                    log_max,
-                    given: *log,
-                });
-            }
-            check(
-                receives,
-                "a receive queue",
-                RECEIVE_BYTES << log,
-                RECEIVE_BYTES,
-            )?;
+            check_receives(receives, *log)?;
         }
         let doorbell = self.page.part(DOORBELL_OFFSET, 8).ok_or(Error::NoPair(0))?;
         let sender = Sender::new(
