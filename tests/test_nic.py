@@ -90,7 +90,7 @@ def test_two_processes_meet(tmp_path: Path, pair: str) -> None:
 
 def test_strangers_are_hung_up_on(tmp_path: Path) -> None:
     """Connections that say nothing, nonsense, or numbers that nobody awaits keep nobody from meeting."""
-    hello = b"OBNIC\0\0\1"
+    hello = b"OBNIC\0\0\2"
     says = [
         hello + bytes.fromhex("00000100 00000100"),
         hello + bytes.fromhex("01000000 00000100"),

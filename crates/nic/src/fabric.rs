@@ -9,7 +9,9 @@
 //!
 //! Of two queue pairs that are connected to each other, the one with the lower number dials. A
 //! process answers only for a queue pair that is connected to the one that asks; others are hung up
-//! on, and dial again. The folder is its user's alone, so that only that user's processes come.
+//! on, and dial again. The one that asked confirms the answer, unless it was reset meanwhile: the
+//! answer may be for its next connection. The folder is its user's alone, so that only that user's
+//! processes come.
 
 use std::{
     collections::HashMap,
@@ -37,8 +39,8 @@ pub const VARIABLE: &str = "OUTBOARD_NIC_FABRIC";
 /// Processes that a folder has places for.
 const PLACES_MAX: u32 = 255;
 const PLACE_SHIFT: u32 = 16;
-/// First bytes of a connection and of its answer; the last is the version.
-const MAGIC: [u8; 8] = *b"OBNIC\0\0\x01";
+/// First bytes of a connection, its answer and the confirmation; the last is the version.
+const MAGIC: [u8; 8] = *b"OBNIC\0\0\x02";
 const HELLO_BYTES: usize = 16;
 /// Time that a process has to say who it is, and to be answered: those who are not awaited are hung
 /// up on at once.
@@ -185,8 +187,10 @@ impl Fabric {
     fn dial(&self, nic: &Nic, qpn: u32, peer: u32, epoch: u32) {
         let mut pause = RETRY_MIN;
         while self.awaits(qpn, peer).is_some_and(|of| of == epoch) {
-            if let Ok(stream) = self.ask(qpn, peer) {
-                return self.attach(nic, qpn, epoch, stream);
+            if let Ok(stream) = self.ask(qpn, peer)
+                && self.attach(nic, qpn, epoch, stream, &MAGIC)
+            {
+                return;
             }
             sleep(pause);
             pause = (pause * 2).min(RETRY_MAX);
@@ -235,20 +239,29 @@ impl Fabric {
             return Ok(());
         };
         stream.write_all(&MAGIC)?;
+        stream.set_read_timeout(Some(ANSWER))?;
+        let mut confirmed = [0; MAGIC.len()];
+        stream.read_exact(&mut confirmed)?;
+        if confirmed != MAGIC {
+            return Err(ErrorKind::InvalidData.into());
+        }
         stream.set_read_timeout(None)?;
-        self.attach(nic, to, epoch, stream);
+        self.attach(nic, to, epoch, stream, &[]);
         Ok(())
     }
 
-    /// Lets a connection carry a queue pair's frames, if it has none yet.
-    fn attach(&self, nic: &Nic, qpn: u32, epoch: u32, stream: UnixStream) {
+    /// Lets a connection carry a queue pair's frames, if it waits for one. The peer is told first.
+    fn attach(&self, nic: &Nic, qpn: u32, epoch: u32, mut stream: UnixStream, told: &[u8]) -> bool {
         let mut meetings = self.meetings.lock();
         let meeting = meetings.get_mut(&qpn);
         if let Some(meeting) = meeting.filter(|of| of.epoch == epoch && !of.is_met)
+            && stream.write_all(told).is_ok()
             && let Ok(link) = Link::over(nic, stream, qpn, epoch)
         {
             (meeting.is_met, meeting.link) = (true, Some(link));
+            return true;
         }
+        false
     }
 }
 
