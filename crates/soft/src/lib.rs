@@ -163,6 +163,7 @@ struct Soft {
     conditions: conditions::Conditions,
     libraries: HandleTable<modules::Library>,
     links: HandleTable<links::Link>,
+    linked: Option<links::Linked>,
     allocations: HandleTable<memory::Allocation>,
     /// Mapped memory by its address.
     mapped: BTreeMap<u64, memory::Mapped>,
@@ -238,6 +239,7 @@ impl Soft {
             conditions: conditions::Conditions::default(),
             libraries: HandleTable::new("library"),
             links: HandleTable::new("link"),
+            linked: None,
             allocations: HandleTable::new("allocation"),
             mapped: BTreeMap::new(),
             mappings: BTreeMap::new(),

@@ -3,7 +3,10 @@
 use std::borrow::Cow;
 
 use outboard_api::{CUresult, enums::*};
-use outboard_device::{Cx, Failure, images::ImageStore};
+use outboard_device::{
+    Cx, Failure,
+    images::{Hash, ImageStore},
+};
 use outboard_image::{device_code, ptx};
 use outboard_ptx::{limits::PTX_BYTES_MAX, module::Module};
 use outboard_wire::messages;
@@ -19,6 +22,13 @@ use super::{
 const DEVICE_RUNTIME: &str = include_str!("device_runtime.ptx");
 /// Prefix of the names of these functions.
 const DEVICE_RUNTIME_PREFIX: &str = "cudaCG";
+
+/// A linked text's module, which the program most likely loads next.
+pub(super) struct Linked {
+    link: u64,
+    hash: Hash,
+    module: Module,
+}
 
 /// Inputs of a JIT link.
 pub(super) struct Link {
@@ -47,7 +57,14 @@ impl Soft {
         _: &mut Cx<'_>,
         m: &messages::CuLinkDestroy,
     ) -> Result<(), Failure> {
+        self.linked = self.linked.take().filter(|of| of.link != m.state);
         self.links.remove(m.state).map(|_| ())
+    }
+
+    /// Returns the module of a linked text that is loaded for the first time: NCCL's takes seconds.
+    pub(super) fn take_linked(&mut self, hash: &Hash) -> Option<Module> {
+        let linked = self.linked.take_if(|of| of.hash == *hash)?;
+        Some(linked.module)
     }
 
     pub(super) fn link_add(
@@ -110,10 +127,7 @@ impl Soft {
                     status: CUresult::CUDA_ERROR_INVALID_PTX,
                     log: error.to_string(),
                 })
-                .and_then(|_| {
-                    Module::load(&text, self.gpu.memory()).map_err(Refused::new)?;
-                    Ok(())
-                })
+                .and_then(|_| Module::load(&text, self.gpu.memory()).map_err(Refused::new))
         };
         let mut reply = messages::LinkCompleteReply {
             status: CUresult::CUDA_SUCCESS.0,
@@ -123,9 +137,17 @@ impl Soft {
             error_log: Cow::Borrowed(&[]),
         };
         match tried {
-            Ok(()) => {
+            Ok(module) => {
                 reply.len = text.len() as u64;
-                reply.hash = Cow::Owned(cx.images.hold(text.into_bytes()).to_vec());
+                let hash = cx.images.hold(text.into_bytes());
+                reply.hash = Cow::Owned(hash.to_vec());
+                // Managed variables have places that depend on the library's number.
+                let is_whole = module.globals().iter().all(|global| !global.managed);
+                self.linked = is_whole.then_some(Linked {
+                    link: m.link,
+                    hash,
+                    module,
+                });
             }
             Err(refused) => {
                 reply.status = refused.status.0;

@@ -97,7 +97,8 @@ impl Soft {
         m: &messages::LibraryLoad<'_>,
     ) -> Result<messages::LibraryLoadReply<'static>, Failure> {
         let nothing = || Cow::Borrowed(&[][..]);
-        let Some(image) = cx.images.find(&ImageStore::hash(m.hash)?, m.len) else {
+        let hash = ImageStore::hash(m.hash)?;
+        let Some(image) = cx.images.find(&hash, m.len) else {
             return Ok(messages::LibraryLoadReply {
                 status: CUresult::CUDA_SUCCESS.0,
                 missing: 1,
@@ -110,7 +111,11 @@ impl Soft {
         let loaded = select(&image, self.capability).and_then(|(text, target)| {
             self.may_print |= text.contains(PRINT_SYMBOL);
             let limits = [jit_limits::registers_max(&text), options.registers_max];
-            let mut library = self.load(m.library, &text, target)?;
+            let module = match self.take_linked(&hash) {
+                Some(module) => module,
+                None => self.module(m.library, &text)?,
+            };
+            let mut library = self.library(module, target);
             library.registers_max = limits.into_iter().flatten().min();
             Ok(library)
         });
@@ -135,15 +140,18 @@ impl Soft {
         })
     }
 
-    fn load(&mut self, number: u64, text: &str, target: Arch) -> Result<Library, Refused> {
+    fn module(&mut self, number: u64, text: &str) -> Result<Module, Refused> {
         let memory = self.gpu.memory().clone();
-        let module = Module::load_with(text, &memory, &mut |bytes| {
+        Module::load_with(text, &memory, &mut |bytes| {
             self.managed_place(number, bytes).map_err(|failure| {
                 tracing::info!(reason = %failure, "no room for managed variables");
                 MemoryError::OutOfMemory { bytes }
             })
         })
-        .map_err(Refused::new)?;
+        .map_err(Refused::new)
+    }
+
+    fn library(&self, module: Module, target: Arch) -> Library {
         let module = Arc::new(module);
         let kernels = module
             .kernels()
@@ -158,12 +166,12 @@ impl Soft {
                 carveout: -1,
             })
             .collect();
-        Ok(Library {
+        Library {
             module,
             kernels,
             target,
             registers_max: None,
-        })
+        }
     }
 
     /// Unloads a library. Launches under way keep what they need.

@@ -18,6 +18,17 @@ impl Client {
         inputs: &[(u32, &[u8])],
         registers: Option<u32>,
     ) -> Result<Vec<u8>, (CUresult, String)> {
+        let (link, image) = self.link_kept(inputs, registers)?;
+        self.done(Request::CuLinkDestroy(m::CuLinkDestroy { state: link }));
+        Ok(image)
+    }
+
+    /// Links inputs; returns the link, too.
+    fn link_kept(
+        &mut self,
+        inputs: &[(u32, &[u8])],
+        registers: Option<u32>,
+    ) -> Result<(u64, Vec<u8>), (CUresult, String)> {
         let options = JitOptions {
             numbers: registers
                 .map(|n| (CU_JIT_MAX_REGISTERS, n))
@@ -49,8 +60,7 @@ impl Client {
         let reply = m::LinkCompleteReply::decode(&mut Reader::new(&reply)).unwrap();
         refused(reply.status, &reply.error_log)?;
         let hash = ImageStore::hash(&reply.hash).unwrap();
-        self.done(Request::CuLinkDestroy(m::CuLinkDestroy { state: link }));
-        Ok(self.images.get(&hash).unwrap().to_vec())
+        Ok((link, self.images.get(&hash).unwrap().to_vec()))
     }
 
     /// Loads a linked image; returns its first kernel.
@@ -96,11 +106,15 @@ fn linked_texts_share_their_symbols() {
         .reg .b32 %r; ld.param.u32 %r, [value]; add.s32 %r, %r, %r; st.param.b32 [result], %r; ret; }}"
     );
     let inputs = [main.as_bytes(), other.as_bytes()].map(|text| (CU_JIT_INPUT_PTX, text));
-    let image = c.link(&inputs, None).unwrap();
-    let kernel = c.first_kernel(&image);
-    let arguments = params(&[c.base]);
-    c.done(Request::Launch(launch(kernel, 1, 1, &arguments)));
-    assert_eq!(c.read_words(c.base, 1), [42]);
+    let (state, image) = c.link_kept(&inputs, None).unwrap();
+    // The first has the link's own module, and outlives the link; the second is made from the text.
+    let kernels = [c.first_kernel(&image), c.first_kernel(&image)];
+    c.done(Request::CuLinkDestroy(m::CuLinkDestroy { state }));
+    for (kernel, at) in kernels.into_iter().zip([c.base, c.base + 4]) {
+        let arguments = params(&[at]);
+        c.done(Request::Launch(launch(kernel, 1, 1, &arguments)));
+    }
+    assert_eq!(c.read_words(c.base, 2), [42, 42]);
 }
 
 #[test]
