@@ -58,7 +58,7 @@ def main() -> int:
         "failing_allocations": lambda folder: attacks.failing_allocations(folder, 1),
         "jumping_clocks": lambda folder: attacks.jumping_clocks(folder, 60 * arguments.scale),
         "full_cache": attacks.full_cache,
-        "mixed_work": lambda folder: attacks.mixed_work(folder, MIXED_S * arguments.scale),
+        "mixed_work": lambda folder: attacks.mixed_work(folder, MIXED_S * arguments.scale, late_max=3),
     }
     names = [*of_their_own, *in_server]
     chosen = arguments.parts.split(",") if arguments.parts else names

@@ -52,6 +52,7 @@ pub(crate) fn parse(arguments: Vec<OsString>) -> Result<Args, clap::Error> {
         Some((serve, file)) => with_settings(arguments, serve, &file)?,
     };
     let matches = Args::command().try_get_matches_from(with_settings)?;
+    args::check_result_file(&matches)?;
     let mut args = Args::from_arg_matches(&matches)?;
     if let (args::Command::Serve(args), Some(serve)) =
         (&mut args.command, matches.subcommand_matches(COMMAND))

@@ -1,6 +1,13 @@
 //! The option for a result as JSON, of every command that has one.
 
-use std::path::PathBuf;
+use std::{
+    ffi::OsStr,
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use clap::{ArgMatches, CommandFactory as _, error::ErrorKind};
 
 /// The place of a result as JSON.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -10,6 +17,39 @@ pub(crate) struct JsonArgs {
     // With the equals sign alone: a word after --json is another argument.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     pub(crate) json: Option<PathBuf>,
+}
+
+/// Refuses `--json=FILE` if another argument of the command names the same file, such as a key: the
+/// result would take its place.
+pub(crate) fn check_result_file(matches: &ArgMatches) -> Result<(), clap::Error> {
+    let mut of_command = matches;
+    while let Some((_, inner)) = of_command.subcommand() {
+        of_command = inner;
+    }
+    let Ok(Some(result)) = of_command.try_get_one::<PathBuf>("json") else {
+        return Ok(());
+    };
+    let others = of_command.ids().filter(|id| id.as_str() != "json");
+    let given = others.filter_map(|id| of_command.try_get_raw(id.as_str()).ok().flatten());
+    match given.flatten().any(|given| is_one_file(given, result)) {
+        true => Err(super::Args::command().error(
+            ErrorKind::ValueValidation,
+            format!(
+                "--json={} is a file that the command line names already; name another",
+                result.display()
+            ),
+        )),
+        false => Ok(()),
+    }
+}
+
+/// Returns true if both are names of one file that exists.
+fn is_one_file(one: &OsStr, other: &Path) -> bool {
+    let place = |path: &Path| fs::metadata(path).map(|file| (file.dev(), file.ino()));
+    match (place(Path::new(one)), place(other)) {
+        (Ok(one), Ok(other)) => one == other,
+        _ => false,
+    }
 }
 
 #[cfg(test)]
@@ -68,6 +108,25 @@ mod tests {
         let found: BTreeSet<&str> = found.map(|(name, _)| name.as_str()).collect();
         assert_eq!(found, without, "--json, or an entry with its reason");
         assert!(all.len() > 35, "{all:?}");
+    }
+
+    #[test]
+    fn a_file_of_the_command_is_not_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let (key, other) = (folder.path().join("key"), folder.path().join("other"));
+        std::fs::write(&key, "secret").unwrap();
+        let again = folder.path().join("again");
+        std::os::unix::fs::symlink(&key, &again).unwrap();
+        let parse = |result: &std::path::Path| {
+            let key = key.display();
+            let line = format!("outboard keygen --show {key} --json={}", result.display());
+            crate::config::parse(line.split(' ').map(Into::into).collect())
+        };
+        for same in [&key, &again] {
+            let error = parse(same).unwrap_err().to_string();
+            assert!(error.contains("names already"), "{error}");
+        }
+        assert!(parse(&other).is_ok());
     }
 
     #[test]

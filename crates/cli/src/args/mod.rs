@@ -33,7 +33,7 @@ pub(crate) use bench::{
     BenchArgs, BenchCommand, BenchTargets, EmulateArgs, LinkArgs, NetArgs, SessionsArgs,
 };
 pub(crate) use hand_over::HandOverArgs;
-pub(crate) use json::JsonArgs;
+pub(crate) use json::{JsonArgs, check_result_file};
 pub(crate) use nic::{NicCommand, NicRunArgs};
 pub(crate) use pool::{
     BoxArgs, ClaimArgs, ManagerArgs, NeedArgs, PoolAskArgs, PoolAttachArgs, PoolAuditArgs,
