@@ -23,6 +23,11 @@ pub(crate) fn settings(
     if !is_shared || servers.len() > 1 {
         variables.push(("NCCL_SHM_DISABLE", "1".into()));
     }
+    if servers.len() > 1 {
+        // GPUs with NVLink that cannot reach each other are a fault to NCCL. Here they are two
+        // servers', so it is to take its network.
+        variables.push(("NCCL_IGNORE_DISABLED_P2P", "1".into()));
+    }
     if !is_shared {
         let plugin = folder.join(libraries::CUDA.names[0]);
         variables.push(("NCCL_NET_PLUGIN", plugin.into_os_string()));
@@ -45,15 +50,14 @@ mod tests {
     #[test]
     fn nccl_is_told_what_cannot_work_and_nothing_else() {
         let (here, there) = ("shm:///tmp/a.sock", "tcp://10.0.0.7");
-        let all = [
-            "NCCL_SHM_DISABLE",
-            "NCCL_NET_PLUGIN",
-            "NCCL_RUNTIME_CONNECT",
-        ];
+        let (shm, p2p) = ("NCCL_SHM_DISABLE", "NCCL_IGNORE_DISABLED_P2P");
+        let network = ["NCCL_NET_PLUGIN", "NCCL_RUNTIME_CONNECT"];
         assert!(names(&[here], false).is_empty());
-        assert_eq!(names(&[here, here], false), all[..1]);
-        assert_eq!(names(&[there], false), all);
-        assert_eq!(names(&[here, there], false), all);
-        assert_eq!(names(&[here], true), all);
+        assert_eq!(names(&[here, here], false), [shm, p2p]);
+        let one = [&[shm], &network[..]].concat();
+        assert_eq!(names(&[there], false), one);
+        assert_eq!(names(&[here], true), one);
+        let several = [&[shm, p2p], &network[..]].concat();
+        assert_eq!(names(&[here, there], false), several);
     }
 }
