@@ -771,13 +771,20 @@ impl Driver {
     #[cold]
     fn settle_peers(&self, ends: [u64; 2]) -> Result<bool, CUresult> {
         let here = self.contexts.current()?.handle;
+        let owner = |address| self.memory.lock().find(address).map(|found| found.context);
+        let [Some(dst), Some(src)] = ends.map(owner) else {
+            return Ok(false);
+        };
+        // Mapped memory belongs to no context: it may be any device's.
+        let is_known = [dst, src].map(|context| self.contexts.get(context).is_ok());
+        let owners = match is_known {
+            [true, true] => vec![dst, src],
+            _ => self.contexts.made_primaries(),
+        };
         let mut has_peer = false;
-        for address in ends {
-            let context = self.memory.lock().find(address).map(|found| found.context);
-            if let Some(context) = context.filter(|context| *context != here) {
-                self.settle_default(context)?;
-                has_peer = true;
-            }
+        for context in owners.into_iter().filter(|context| *context != here) {
+            self.settle_default(context)?;
+            has_peer = true;
         }
         Ok(has_peer)
     }

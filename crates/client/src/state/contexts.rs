@@ -140,6 +140,13 @@ impl Contexts {
         primary.or_else(|| self.all.read().values().copied().find(made))
     }
 
+    /// Returns the primary contexts that the server has made.
+    pub(crate) fn made_primaries(&self) -> Vec<CUcontext> {
+        let made = |context: &&'static Context| context.created.load(Ordering::Acquire);
+        let primary = self.primary.iter().copied().filter(made);
+        primary.map(|context| context.handle).collect()
+    }
+
     /// Returns true if the server has more than one device.
     pub(crate) fn are_of_several_devices(&self) -> bool {
         self.primary.len() > 1
