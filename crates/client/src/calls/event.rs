@@ -31,7 +31,7 @@ pub(crate) fn cuEventCreate(event: Out<'_, CUevent>, flags: u32) -> Done {
         event: handle,
         flags,
     };
-    driver.submit_resting(Numbered::Work(None), &create)?;
+    driver.submit_resting(&thread::here(), Numbered::Work(None), &create, true)?;
     if flags & CU_EVENT_INTERPROCESS != 0 {
         // Not every device has interprocess events.
         driver.settle()?;
@@ -48,7 +48,7 @@ pub(crate) fn cuEventDestroy_v2(event: CUevent) -> Done {
         event: event.handle,
     };
     driver
-        .submit_resting(Numbered::Work(None), &destroy)
+        .submit_resting(&thread::here(), Numbered::Work(None), &destroy, true)
         .map(drop)
 }
 
@@ -81,16 +81,18 @@ pub(crate) fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u3
     driver.keep_pace(&stream)?;
     // The record is counted and its message numbered together, so that neither is ahead.
     let mut recorded = event.recorded.lock();
-    let message = messages::EventRecord {
-        event: event.handle,
-        stream: stream.wire(),
-        flags,
-    };
     // Only the time at which an event is recorded shows before the program asks about it.
-    let number = match event.flags & CU_EVENT_DISABLE_TIMING {
-        0 => driver.submit_as(&thread::here(), stream.work(), &message)?,
-        _ => driver.submit_resting(stream.work(), &message)?,
-    };
+    let rests = event.flags & CU_EVENT_DISABLE_TIMING != 0;
+    let number = driver.submit_resting(
+        &thread::here(),
+        stream.work(),
+        &messages::EventRecord {
+            event: event.handle,
+            stream: stream.wire(),
+            flags,
+        },
+        rests,
+    )?;
     event.records.add();
     if event.is_shared() {
         // The record must reach the server before any message of the program to the other process

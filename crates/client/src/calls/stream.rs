@@ -276,12 +276,16 @@ pub(crate) fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) ->
     };
     driver.join_capture(&stream, &event, flags & CU_EVENT_WAIT_EXTERNAL != 0)?;
     driver.keep_pace(&stream)?;
-    let wait = messages::StreamWaitEvent {
-        stream: stream.wire(),
-        event: event.handle,
-        flags,
-    };
-    driver.submit_resting(stream.work(), &wait)?;
+    driver.submit_resting(
+        &thread::here(),
+        stream.work(),
+        &messages::StreamWaitEvent {
+            stream: stream.wire(),
+            event: event.handle,
+            flags,
+        },
+        true,
+    )?;
     match event.is_shared() {
         // The wait is for the present record, not for one that another process makes later.
         true => driver.settle(),

@@ -29,21 +29,24 @@ impl Session {
             // A copy, so that the message itself need not be in memory.
             return self.submit_unusual(numbered, context, &message.clone());
         }
-        self.send_inline::<M, false, false>(0, numbered, context, message)
+        self.send_inline::<M, false>(0, numbered, context, message, false)
     }
 
-    /// Does [`submit`](Self::submit) for a message whose effect is first seen by a later one of the
-    /// session. Over tcp it leaves with that one, which saves both sides a system call.
+    /// Does [`submit`](Self::submit) for a message that may rest: its effect is first seen by a later
+    /// one of the session. If it `rests`, it leaves with that one over tcp, which saves both sides
+    /// a system call.
+    #[inline(always)]
     pub(crate) fn submit_resting<'a, M: Op<'a>>(
         &self,
         numbered: Numbered<'_>,
         context: u64,
         message: &M,
+        rests: bool,
     ) -> Result<u64, CUresult> {
         if conditions::is_unusual() {
             return self.submit_unusual(numbered, context, &message.clone());
         }
-        self.send_inline::<M, false, true>(0, numbered, context, message)
+        self.send_inline::<M, false>(0, numbered, context, message, rests)
     }
 
     #[cold]
@@ -79,18 +82,19 @@ impl Session {
             record::sent(request_len(message));
         }
         match conditions::is_timed() {
-            false => self.send_inline::<M, false, false>(token, numbered, context, message),
-            true => self.send_inline::<M, true, false>(token, numbered, context, message),
+            false => self.send_inline::<M, false>(token, numbered, context, message, false),
+            true => self.send_inline::<M, true>(token, numbered, context, message, false),
         }
     }
 
     #[inline(always)]
-    fn send_inline<'a, M: Op<'a>, const TIMED: bool, const RESTS: bool>(
+    fn send_inline<'a, M: Op<'a>, const TIMED: bool>(
         &self,
         token: u32,
         numbered: Numbered<'_>,
         context: u64,
         message: &M,
+        rests: bool,
     ) -> Result<u64, CUresult> {
         let len = request_len(message);
         let mut sender = self.sender.lock();
@@ -120,7 +124,7 @@ impl Session {
         let number = self.progress.number(numbered);
         // Over tcp the bytes mostly leave without the lock: bytes that other threads post
         // meanwhile leave with these, or these with theirs.
-        let sent = times::sending_if::<TIMED, _>(|| match RESTS {
+        let sent = times::sending_if::<TIMED, _>(|| match rests {
             true => self.flusher.commit_resting(frame),
             false => self.flusher.commit(frame),
         });

@@ -121,18 +121,21 @@ impl Server {
         self.session.submit(numbered, context, message)
     }
 
-    /// Sends a message under the thread's current context that may leave with the next one, and
-    /// returns its number: its effect is first seen by a later message of the session.
+    /// Sends a message under the thread's current context, and returns its number. If it `rests`,
+    /// it may leave with the next one: its effect is first seen by a later message.
+    #[inline(always)]
     pub(crate) fn submit_resting<'a, M: Op<'a>>(
         &self,
+        thread: &thread::Local,
         numbered: Numbered<'_>,
         message: &M,
+        rests: bool,
     ) -> Result<u64, CUresult> {
         self.session.check()?;
-        let thread = thread::here();
         thread.has_sent();
         let context = thread.context.get().map_or(0, |c| c.handle.0 as u64);
-        self.session.submit_resting(numbered, context, message)
+        self.session
+            .submit_resting(numbered, context, message, rests)
     }
 
     pub(crate) fn submit_in<'a, M: Op<'a>>(
