@@ -32,9 +32,9 @@ impl Session {
         self.send_inline::<M, false>(0, numbered, context, message, false)
     }
 
-    /// Does [`submit`](Self::submit) for a message that may rest: its effect is first seen by a later
-    /// one of the session. If it `rests`, it leaves with that one over tcp, which saves both sides
-    /// a system call.
+    /// Does [`submit`](Self::submit) for a message that may rest: its effect is first seen by a
+    /// later one of the session. If it `rests`, it leaves with that one over tcp, which saves both
+    /// sides a system call.
     #[inline(always)]
     pub(crate) fn submit_resting<'a, M: Op<'a>>(
         &self,
