@@ -49,7 +49,7 @@ WAYS = {
     "GPU memory": ("nccl_ranks.py", {"NCCL_NET_GDR_LEVEL": "SYS", "NCCL_NET_GDR_READ": "1"}, "via NET/IB/0/GDRDMA"),
     "one-sided, by a proxy": ("nccl_put.py", {"NCCL_GIN_TYPE": "2"}, "RMA_IB_PROXY"),
 }
-# What a program calls that not every NCCL has.
+# Calls of the programs that not every NCCL has.
 NEEDED = {"nccl_put.py": "ncclPutSignal"}
 # Words of NCCL's log that tell how far it came.
 TELLING = ("NET/IB", "RMA", "GIN", "NCCL WARN", "outboard nic", "Init COMPLETE")

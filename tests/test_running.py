@@ -93,7 +93,7 @@ def test_a_file_of_settings_is_checked(tmp_path: Path) -> None:
     file.write_text('device = "soft"\nsessions-max = 99999999999999999999\n')
     done = serve("--check-config", env=environment)
     assert done.returncode == 2 and f"{file}:2: " in done.stderr and "from 1 to 4096" in done.stderr, done.stderr
-    # What is in the file's place, and is none.
+    # Things at the file's place that are no files.
     file.unlink()
     file.mkdir()
     done = serve("--check-config", "--device", "soft", env=environment)

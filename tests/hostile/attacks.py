@@ -36,7 +36,7 @@ REST_LOOKS, REST_LOOK_S = 5, 0.25
 # Programs of both links in a row that reach no allocation that fails.
 RIGHT_IN_A_ROW = 8
 PR_SET_CHILD_SUBREAPER = 36
-# What a program says that could not connect in time.
+# The words of a program that could not connect in time.
 NOT_CONNECTED = "answer did not finish within"
 # The last line of a program whose checksums were right.
 CHECKED = re.compile(r"^(\d+) bytes right", re.MULTILINE)

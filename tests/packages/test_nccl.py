@@ -17,7 +17,7 @@ from harness import OUTBOARD, TEST_PROGRAMS, Server, start_server
 RANKS = TEST_PROGRAMS / "nccl_ranks.py"
 SETTINGS = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_MAX_NCHANNELS": "1"}
 WHY = "NET/Outboard: NCCL's kernels wait for words in host memory"
-# What its PTX is for, and room for loading it.
+# The capability that its PTX is for, and memory for loading it.
 OPTIONS = ("--capability", "12.0", "--host-memory", "4GiB")
 PATIENCE_S = 300
 

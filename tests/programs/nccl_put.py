@@ -15,7 +15,7 @@ from nccl_ranks import RANKS, UINT32, check, nccl
 
 SYMMETRIC = 1
 WINDOW_BYTES = 8 << 20
-# What is put lies in the same window, from here on.
+# The place in the window of the bytes that are put.
 SOURCE = 4 << 20
 # Words of each put, and where they go, in bytes.
 PUTS = ((1, 0), (1000, 4096), (300_000, 1 << 20))

@@ -28,7 +28,7 @@ pub(crate) trait Endpoint: Debug + Send + Sync {
     ///
     /// # Safety
     ///
-    /// What is mapped there now stays mapped until the endpoint is dropped.
+    /// Memory that is mapped there now stays mapped until the endpoint is dropped.
     unsafe fn register(&self, at: *mut c_void, bytes: u64, access: Access) -> Result<u32, Error>;
 
     /// Makes a queue in memory.

@@ -113,9 +113,9 @@ struct Context<'m, 'a> {
     /// For each function, those that it calls directly. Indirect calls may reach any function whose
     /// address is taken.
     callees: Vec<Vec<u32>>,
-    /// Whether the text is so long that what cannot run is refused when a kernel comes to it.
+    /// True for a long text: a kernel that comes to an unsupported instruction is refused there.
     is_long: bool,
-    /// Whether the last error was a function that is defined nowhere.
+    /// True if the last error was a function that is defined nowhere.
     is_undefined: bool,
 }
 
