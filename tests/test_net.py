@@ -82,9 +82,10 @@ def by(provider: str) -> dict[str, str]:
     return {"OUTBOARD_NET_PROVIDER": provider}
 
 
-def run(program: Path, case: str, provider: str = "nic") -> subprocess.CompletedProcess[str]:
+def run(program: Path, case: str, provider: str = "nic", *under: str | Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **by(provider)}
-    return subprocess.run([program, *case.split()], env=env, capture_output=True, text=True, timeout=RUN_S_MAX)
+    command = [*under, program, *case.split()]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=RUN_S_MAX)
 
 
 def is_right(done: subprocess.CompletedProcess[str]) -> None:
@@ -156,6 +157,16 @@ def test_blocks_of_one_gpu_put_and_signal_to_each_other(server: Server, tmp_path
 def test_threads_of_the_cpu_load_and_store_themselves(soak_on_cpu: Path, messages_on_cpu: Path) -> None:
     is_right(run(soak_on_cpu, "16 100 5 0 1", "nvlink"))
     is_right(run(messages_on_cpu, "thread 8 4 50 6 5 16 1 0 1", "nvlink"))
+
+
+def test_threads_of_the_cpu_post_to_an_adapter_that_takes_commands(
+    soak_on_cpu: Path, messages_on_cpu: Path, tmp_path: Path
+) -> None:
+    """The stand-ins of `outboard nic run` have the commands, rings and doorbells of a real one."""
+    cases = [(soak_on_cpu, "1 200 5 0 1"), (soak_on_cpu, "16 20 6 0 3 host 1")]
+    cases += [(messages_on_cpu, "thread 8 4 50 6 5 16 1 0 1"), (messages_on_cpu, "thread 6 6 30 6 3 33 0 0 2")]
+    for program, case in cases:
+        is_right(run(program, case, "mlx5", OUTBOARD, "nic", "run", "--fabric", tmp_path, "--"))
 
 
 def test_kernels_of_two_processes_exchange_data(server: Server, tmp_path: Path) -> None:

@@ -8,10 +8,10 @@
 extern "C" {
 #endif
 
-// An adapter and its thread.
+// An endpoint: of NIC an adapter and its thread.
 struct outboard_net;
 
-// A queue, for kernels by value. All addresses are those of the memory that the queue was made in.
+// A queue, for kernels by value. All addresses are those of the memory that the queue was made in, but mlx5's doorbell.
 struct outboard_net_queue {
     uint64_t ring, record, doorbell, completion, counters, filled, scratch, receives, receive_completions;
     uint32_t scratch_key, qpn, log_blocks, log_receives, signal_every, flags;
@@ -38,7 +38,7 @@ struct outboard_net_queue_options {
 // environment names, else MLX5 if there is such an adapter, else NIC.
 enum outboard_net_provider {
     OUTBOARD_NET_AUTO = 0,
-    OUTBOARD_NET_MLX5,    // an adapter in hardware; not in this release
+    OUTBOARD_NET_MLX5,    // an adapter in hardware
     OUTBOARD_NET_NIC,     // the adapter in software
     OUTBOARD_NET_NVLINK,  // loads and stores of the threads that post
     OUTBOARD_NET_PROXY,   // a thread of the CPU that posts for kernels

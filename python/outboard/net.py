@@ -11,7 +11,7 @@
 
 The adapter is one in software in this process: it reads and writes host memory, so tensors are pinned or ordinary ones
 of the host, and memory of a GPU is refused. Kernels reach what is pinned and mapped. With `Endpoint(provider="nvlink")`
-kernels load and store themselves, and memory of a GPU is taken, too.
+kernels load and store themselves, and memory of a GPU is taken, too, as it is by real adapters (`provider="mlx5"`).
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ class Endpoint:
     def register(self, of: Any, access: int = EVERYTHING) -> Memory:
         """Registers the memory of a tensor or an array, by `data_ptr()`, `__cuda_array_interface__`, DLPack or as a
         buffer."""
-        address, size = span(of, of_gpu=self.provider == "nvlink")
+        address, size = span(of, of_gpu=self.provider != "nic")
         key = c_uint32()
         self._call("outboard_net_register", c_void_p(address), c_uint64(size), c_uint32(_fits(access, 32)), byref(key))
         self._adapter.kept.append(of)

@@ -8,10 +8,10 @@ use std::{
 
 use crate::{
     Access, Error, Meeting, Network, Provider, Window,
+    block::{self, Export},
     endpoint::Endpoint,
     layout::Layout,
     open::open,
-    queue::{self, Export},
 };
 
 thread_local! {
@@ -54,7 +54,7 @@ const ANYWHERE: c_int = 2;
 const LAYOUT: Layout = Layout {
     version: 2,
     queue_bytes: size_of::<Export>() as u32,
-    queue_options_bytes: size_of::<queue::Options>() as u32,
+    queue_options_bytes: size_of::<block::Options>() as u32,
     options_bytes: size_of::<Options>() as u32,
     status_bytes: size_of::<StatusOut>() as u32,
     window_bytes: size_of::<Window>() as u32,
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn outboard_net_register(
 ///
 /// `options` is null or points to options.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn outboard_net_queue_bytes(options: *const queue::Options) -> u64 {
+pub unsafe extern "C" fn outboard_net_queue_bytes(options: *const block::Options) -> u64 {
     // SAFETY: null, or options that the caller lends.
     let options = unsafe { options.as_ref() };
     options.map_or(0, |options| options.bytes() as u64)
@@ -217,7 +217,7 @@ pub unsafe extern "C" fn outboard_net_queue_bytes(options: *const queue::Options
 ///
 /// `options` is null or points to options.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn outboard_net_counters_bytes(options: *const queue::Options) -> u64 {
+pub unsafe extern "C" fn outboard_net_counters_bytes(options: *const block::Options) -> u64 {
     // SAFETY: null, or options that the caller lends.
     let options = unsafe { options.as_ref() };
     options.map_or(0, |options| options.counters_bytes() as u64)
@@ -234,7 +234,7 @@ pub unsafe extern "C" fn outboard_net_queue_create(
     net: *const Net,
     memory: *mut c_void,
     bytes: u64,
-    options: *const queue::Options,
+    options: *const block::Options,
     out: *mut Export,
 ) -> c_int {
     // SAFETY: null, or an open adapter.

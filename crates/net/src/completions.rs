@@ -138,6 +138,11 @@ impl Completions {
         }
     }
 
+    /// Lets further completions be written over an error.
+    pub(crate) fn forget_error(&mut self) {
+        self.holds_error = false;
+    }
+
     fn is_full(&self) -> bool {
         let Some(record) = &self.setup.record else {
             return false;

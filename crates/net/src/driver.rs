@@ -1,7 +1,12 @@
 //! Calls of the CUDA driver of this process, if the program has loaded one: allocations, and their
 //! handles for other processes.
 
-use std::ops::Range;
+use std::{
+    ffi::{c_int, c_uint, c_ulonglong, c_void},
+    ops::Range,
+    os::fd::{FromRawFd, OwnedFd},
+    ptr,
+};
 
 use libloading::os::unix::{Library, RTLD_NOW, Symbol};
 
@@ -24,6 +29,17 @@ type GetAddressRange = unsafe extern "C" fn(*mut u64, *mut usize, u64) -> i32;
 type GetHandle = unsafe extern "C" fn(*mut Handle, u64) -> i32;
 type OpenHandle = unsafe extern "C" fn(*mut u64, Handle, u32) -> i32;
 type CloseHandle = unsafe extern "C" fn(u64) -> i32;
+type GetBuffer = unsafe extern "C" fn(*mut c_int, u64, usize, c_uint, c_ulonglong) -> i32;
+type GetContext = unsafe extern "C" fn(*mut *mut c_void) -> i32;
+type RegisterHost = unsafe extern "C" fn(*mut c_void, usize, c_uint) -> i32;
+type UnregisterHost = unsafe extern "C" fn(*mut c_void) -> i32;
+type GetPointer = unsafe extern "C" fn(*mut u64, *mut c_void, c_uint) -> i32;
+
+/// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
+const BUFFER: c_uint = 1;
+/// `CU_MEMHOSTREGISTER_PORTABLE` and `_DEVICEMAP`, and `_IOMEMORY`.
+const FOR_ALL: c_uint = 1 | 2;
+const OF_DEVICE: c_uint = 4;
 
 /// Returns the driver, if this process has loaded it.
 fn loaded() -> Option<Library> {
@@ -87,4 +103,81 @@ pub(crate) fn close(address: u64) {
         // SAFETY: an address that the driver gave.
         unsafe { call(address) };
     }
+}
+
+/// Returns a dma-buf of a GPU's memory.
+pub(crate) fn buffer_of(address: u64, bytes: u64) -> Result<OwnedFd, String> {
+    const CALL: &str = "cuMemGetHandleForAddressRange";
+    let library = loaded().ok_or_else(|| missing(CALL))?;
+    // SAFETY: the driver's function of this name has this type.
+    let call: Symbol<GetBuffer> =
+        unsafe { library.get(CALL.as_bytes()) }.map_err(|_| missing(CALL))?;
+    let mut descriptor = -1;
+    // SAFETY: the place is there, and the driver checks the range.
+    let status = unsafe { call(&raw mut descriptor, address, bytes as usize, BUFFER, 0) };
+    done(CALL, status)?;
+    // SAFETY: the driver has opened it for the caller.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// A page of a device, at whose addresses kernels store, too.
+#[derive(Debug)]
+pub(crate) struct DevicePage(u64);
+
+impl DevicePage {
+    /// Registers a page for the GPUs of this process; none without a current context.
+    pub(crate) fn register(address: u64, bytes: usize) -> Result<Option<DevicePage>, String> {
+        const CALL: &str = "cuMemHostRegister_v2";
+        const POINTER: &str = "cuMemHostGetDevicePointer_v2";
+        let Some(library) = loaded().filter(has_context) else {
+            return Ok(None);
+        };
+        // SAFETY: the driver's functions of these names have these types.
+        let (call, pointer) = unsafe {
+            let call = library.get::<RegisterHost>(CALL.as_bytes());
+            let pointer = library.get::<GetPointer>(POINTER.as_bytes());
+            (
+                call.map_err(|_| missing(CALL))?,
+                pointer.map_err(|_| missing(POINTER))?,
+            )
+        };
+        let at = ptr::with_exposed_provenance_mut(address as usize);
+        // SAFETY: the page is mapped, and stays so until it is unregistered.
+        let register = |flags| unsafe { call(at, bytes, flags) };
+        let status = register(FOR_ALL | OF_DEVICE);
+        // A page of a stand-in is no device's, and is refused as one.
+        if status != SUCCESS && register(FOR_ALL) != SUCCESS {
+            let hint = "a real adapter's doorbells need the driver's option PeerMappingOverride=1";
+            let failed = done(CALL, status).map(|()| None);
+            return failed.map_err(|why| format!("{why}; {hint}"));
+        }
+        let page = DevicePage(address);
+        let mut seen = 0;
+        // SAFETY: the place is there.
+        done(POINTER, unsafe { pointer(&raw mut seen, at, 0) })?;
+        match seen == address {
+            true => Ok(Some(page)),
+            false => Err(format!("{POINTER}: GPUs have the page at another address")),
+        }
+    }
+}
+
+impl Drop for DevicePage {
+    fn drop(&mut self) {
+        let Some(library) = loaded() else { return };
+        // SAFETY: the driver's function of this name has this type.
+        if let Ok(call) = unsafe { library.get::<UnregisterHost>(b"cuMemHostUnregister\0") } {
+            let at = ptr::with_exposed_provenance_mut(self.0 as usize);
+            // SAFETY: registered, and no kernel uses it any more.
+            unsafe { call(at) };
+        }
+    }
+}
+
+fn has_context(library: &Library) -> bool {
+    let mut context = ptr::null_mut();
+    // SAFETY: the driver's function of this name has this type.
+    let call = unsafe { library.get::<GetContext>(b"cuCtxGetCurrent\0") };
+    // SAFETY: the place is there.
+    call.is_ok_and(|call| unsafe { call(&raw mut context) } == SUCCESS) && !context.is_null()
 }

@@ -5,6 +5,7 @@ use std::{collections::HashMap, ffi::c_void, fmt::Debug, ptr::NonNull, sync::Arc
 use parking_lot::Mutex;
 
 use crate::{
+    block::{Export, Options},
     error::Error,
     faults::Network,
     keys::Access,
@@ -14,7 +15,7 @@ use crate::{
     memory::Mapped,
     nic::Nic,
     provider::Provider,
-    queue::{Export, Options, Queue},
+    queue::Queue,
 };
 
 /// Domain of all memory of a program.

@@ -94,8 +94,16 @@ pub enum Error {
     NoProvider { name: String, known: String },
     #[error("the provider {provider} is not possible here: {why}")]
     Impossible { provider: String, why: String },
+    #[error("the RDMA device: {0}")]
+    Device(String),
     #[error("{0} is a null pointer")]
     Null(&'static str),
     #[error("threads are about to post to queue {0:#x}, or were ended while they did")]
     Posting(u32),
+}
+
+impl From<outboard_verbs::Error> for Error {
+    fn from(error: outboard_verbs::Error) -> Error {
+        Error::Device(error.to_string())
+    }
 }

@@ -16,15 +16,19 @@
 //!
 //! - [`Provider`] is how an endpoint of a program executes operations: by the adapter, or by
 //!   loads and stores of the threads that post, which need only to know what they may reach.
+//! - `mlx5` has queues of real adapters; `device` opens one, and registers memory with it.
 //! - [`Link`] joins queues of two processes on one machine: entries travel over tcp.
 //!
 //! It is no adapter: queue pairs are connected among themselves, or to those of another process.
 
 mod adapter;
+mod block;
 pub mod capi;
 mod claim;
+mod command;
 mod completions;
 pub mod cqe;
+mod device;
 mod distant;
 mod driver;
 mod endpoint;
@@ -36,11 +40,13 @@ mod link;
 mod mapping;
 mod meet;
 mod memory;
+mod mlx5;
 mod nic;
 mod nvlink;
 mod open;
 mod provider;
 mod queue;
+mod reach;
 mod syndrome;
 pub mod wqe;
 
@@ -48,6 +54,7 @@ pub use adapter::{
     Adapter, PairSetup, Peer, RECEIVE_BYTES, REMOTE_BYTES_MAX, Retries, SharedReceives, State,
     Status,
 };
+pub use block::{EXCLUSIVE, Export, Options as QueueOptions, PATIENT, PLAIN};
 pub use completions::{CompletionsSetup, Watch};
 pub use distant::{Distant, Gone, Registered};
 pub use error::Error;
@@ -60,5 +67,5 @@ pub use meet::Window;
 pub use memory::Mapped;
 pub use nic::Nic;
 pub use provider::{PROVIDER_VARIABLE, Provider};
-pub use queue::{EXCLUSIVE, Export, Options as QueueOptions, PATIENT, PLAIN, Queue};
+pub use queue::Queue;
 pub use syndrome::Syndrome;

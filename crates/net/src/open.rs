@@ -4,6 +4,7 @@ use crate::{
     endpoint::{Endpoint, OfAdapter},
     error::Error,
     faults::Network,
+    mlx5::Mlx5,
     nvlink::Nvlink,
     provider::Provider,
 };
@@ -20,6 +21,7 @@ pub(crate) fn open(asked: Option<Provider>, network: Network) -> Result<Box<dyn 
     }
     match provider {
         Provider::Nic => Ok(Box::new(OfAdapter::start(network)?)),
+        Provider::Mlx5 => Ok(Box::new(Mlx5::open()?)),
         Provider::Nvlink => Ok(Box::new(Nvlink::default())),
         other => Err(Error::Impossible {
             provider: other.name().to_string_lossy().into(),

@@ -1,14 +1,11 @@
 //! Ways by which operations that kernels post are executed. One is chosen when an endpoint is made.
 
-use std::{env, ffi::CStr, fs};
+use std::{env, ffi::CStr};
 
-use crate::error::Error;
+use crate::{device, error::Error};
 
 /// Names the provider of endpoints whose program leaves it open.
 pub const PROVIDER_VARIABLE: &str = "OUTBOARD_NET_PROVIDER";
-
-/// Adapters with drivers, by name.
-const ADAPTERS: &str = "/sys/class/infiniband";
 
 /// `enum outboard_net_provider`, whose 0 leaves the choice open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +85,7 @@ impl Provider {
     /// Says what the provider uses here, or why it is not possible.
     pub fn reason(self) -> Result<String, String> {
         match self {
-            Provider::Mlx5 => Err(mlx5()),
+            Provider::Mlx5 => device::mlx5().map_err(|error| error.to_string()),
             Provider::Nic => Ok("the adapter in software, a thread of the program".into()),
             Provider::Nvlink => {
                 Ok("loads and stores of the threads that post, to memory that they reach".into())
@@ -103,18 +100,6 @@ fn none(name: &str) -> Error {
     Error::NoProvider {
         name: name.into(),
         known: names.join(", "),
-    }
-}
-
-/// Says why there is no endpoint on an adapter in hardware.
-fn mlx5() -> String {
-    let names = fs::read_dir(ADAPTERS).into_iter().flatten().flatten();
-    let adapter = names
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .find(|name| name.starts_with("mlx5"));
-    match adapter {
-        Some(name) => format!("this release does not post to adapters in hardware, such as {name}"),
-        None => format!("no mlx5 adapter is here ({ADAPTERS})"),
     }
 }
 

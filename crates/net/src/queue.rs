@@ -1,304 +1,52 @@
-//! A queue pair with all of its memory in one block, as `include/outboard/net.cuh` posts to it.
-//!
-//! ```text
-//!     0  counters, a line each, as `Counter` in net.cuh says
-//!  1024  result of additions of signals
-//!  1088  completion (collapsed)      1152  doorbell record
-//!  4096  doorbell page               8192  ring
-//!  behind the ring: its completions (plain), receives, their completions, bits of filled entries
-//!
-//! Bits of filled entries that are in a GPU's memory follow the counters there.
-//! ```
+//! A queue pair of the adapter in software with all of its memory in one block.
 
-use std::{
-    ops::Range,
-    sync::atomic::Ordering,
-    time::{Duration, Instant},
-};
+use std::sync::atomic::Ordering;
 
 use crate::{
     adapter::{PairSetup, RECEIVE_BYTES, Retries},
-    claim::Claim,
-    completions::{CompletionsSetup, check},
+    block::{
+        Block, COMPLETION, DOORBELL, Export, Options, PAGE, PAGE_BYTES, PATIENT, RECORD, SCRATCH,
+        WITHOUT_END,
+    },
+    completions::CompletionsSetup,
     cqe::CQE_BYTES,
     error::Error,
     keys::Access,
     memory::Mapped,
     nic::Nic,
-    syndrome::Syndrome,
-    wqe::BLOCK_BYTES,
 };
 
-const RESERVED: usize = 0;
-const USED: usize = 64;
-const RINGING: usize = 128;
-const RUNG: usize = 192;
-const DONE: usize = 256;
-pub(crate) const ERROR: usize = 320;
-pub(crate) const BASE: usize = 384;
-const CONSUMED: usize = 512;
-pub(crate) const RECEIVES_RESERVED: usize = 576;
-pub(crate) const RECEIVES_READY: usize = 640;
-pub(crate) const RECEIVES_CONSUMED: usize = 704;
-const FORCING: usize = 768;
-pub(crate) const SCRATCH: usize = 1024;
-const COMPLETION: usize = 1088;
-pub(crate) const RECORD: usize = 1152;
-pub(crate) const PAGE: usize = 4096;
-pub(crate) const RING: usize = 8192;
-pub(crate) const PAGE_BYTES: usize = 4096;
-/// Bytes of the counters without the bits of filled entries.
-pub(crate) const COUNTERS_BYTES: usize = 1024;
-/// Numbers from here on are given while a queue is put back: nothing is posted by them.
-const CLOSED: u64 = 1 << 62;
-const DOORBELL: usize = PAGE + 0x800;
-
-/// Sizes of a ring: threads of a warp that post together need room for all of them.
-const LOG_MIN: u32 = 5;
-const LOG_MAX: u32 = 15;
-/// Entries that one post reserves at most: the threads of a warp.
-const TOGETHER_MAX: u32 = 32;
-/// Time that a reset waits for threads which are about to post.
-pub(crate) const RESET: Duration = Duration::from_secs(1);
-/// The number of an entry that is after all others.
-pub(crate) const ALL: u64 = u64::MAX >> 8;
-/// Entries after which indices begin again, and after which rings of completions do.
-pub(crate) const ROUND: u64 = 1 << 16;
 /// Domain of all queues of a C program.
 const DOMAIN: u32 = 1;
-/// Times that a message is sent again to a peer without a receive: without end.
-const WITHOUT_END: u32 = 7;
-
-/// Completions of the send queue lie in a ring, rather than over one another.
-pub const PLAIN: u32 = 1;
-/// A message waits for its receive without end.
-pub const PATIENT: u32 = 2;
-/// One thread, warp or block posts at a time.
-pub const EXCLUSIVE: u32 = 4;
-/// The counters are in the memory of the GPU that posts: of an [`Export`] alone.
-pub(crate) const OF_GPU: u32 = 8;
-
-/// Properties of a queue: `struct outboard_net_queue_options`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub struct Options {
-    /// The ring has 2^`log_blocks` entries.
-    pub log_blocks: u32,
-    /// 2^`log_receives` receives; 0 if nothing is received.
-    pub log_receives: u32,
-    /// Each such entry asks for a completion; 0 stands for 1.
-    pub signal_every: u32,
-    /// [`PLAIN`], [`PATIENT`], [`EXCLUSIVE`].
-    pub flags: u32,
-    /// The address of [`Options::counters_bytes`] zeroed bytes in the memory of the GPU that posts;
-    /// 0 for counters in the queue's own memory.
-    pub counters: u64,
-}
-
-impl Options {
-    pub(crate) fn check(&self) -> Result<(), Error> {
-        if !(LOG_MIN..=LOG_MAX).contains(&self.log_blocks) {
-            return Err(Error::Size {
-                what: "queue",
-                log_min: LOG_MIN,
-                log_max: LOG_MAX,
-                given: self.log_blocks,
-            });
-        }
-        if self.log_receives > LOG_MAX {
-            let (log_max, given) = (LOG_MAX, self.log_receives);
-            return Err(Error::Receives { log_max, given });
-        }
-        // A warp that waits for room must have an entry before it that completes.
-        let every_max = (1 << self.log_blocks) - TOGETHER_MAX + 1;
-        if self.signal_every > every_max {
-            let given = self.signal_every;
-            return Err(Error::SignalEvery { every_max, given });
-        }
-        if !self.counters.is_multiple_of(64) {
-            return Err(Error::Counters(self.counters));
-        }
-        self.counters_range()?;
-        match self.flags & !(PLAIN | PATIENT | EXCLUSIVE) {
-            0 => Ok(()),
-            unknown => Err(Error::Flags(unknown)),
-        }
-    }
-
-    /// Addresses of the counters that are not in the queue's own memory.
-    pub(crate) fn counters_range(&self) -> Result<Range<u64>, Error> {
-        let (address, bytes) = (self.counters, self.counters_bytes() as u64);
-        let end = address
-            .checked_add(bytes)
-            .ok_or(Error::Wraps { address, bytes })?;
-        Ok(address..end)
-    }
-
-    pub(crate) fn are_counters_of_gpu(&self) -> bool {
-        self.counters != 0
-    }
-
-    fn is_plain(&self) -> bool {
-        self.flags & PLAIN != 0
-    }
-
-    fn ring_bytes(&self) -> usize {
-        BLOCK_BYTES << self.log_blocks.min(LOG_MAX)
-    }
-
-    pub(crate) fn receives(&self) -> usize {
-        match self.log_receives.min(LOG_MAX) {
-            0 => 0,
-            log => 1 << log,
-        }
-    }
-
-    fn completions_at(&self) -> usize {
-        RING + self.ring_bytes()
-    }
-
-    pub(crate) fn receives_at(&self) -> usize {
-        let completions = if self.is_plain() {
-            CQE_BYTES << self.log_blocks.min(LOG_MAX)
-        } else {
-            0
-        };
-        self.completions_at() + completions
-    }
-
-    pub(crate) fn receive_completions_at(&self) -> usize {
-        self.receives_at() + (self.receives() * RECEIVE_BYTES).next_multiple_of(CQE_BYTES)
-    }
-
-    fn filled_at(&self) -> usize {
-        self.receive_completions_at() + self.receives() * CQE_BYTES
-    }
-
-    /// Bytes with a bit for each entry, in whole words.
-    fn filled_bytes(&self) -> usize {
-        (1usize << self.log_blocks.min(LOG_MAX)).div_ceil(64) * 8
-    }
-
-    /// Bytes of the counters and bits of such a queue, for those who have them elsewhere.
-    #[must_use]
-    pub fn counters_bytes(&self) -> usize {
-        COUNTERS_BYTES + self.filled_bytes()
-    }
-
-    /// Bytes of the block of such a queue: whole pages, since `cudaHostAlloc` aligns less to pages.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        (self.filled_at() + self.filled_bytes()).next_multiple_of(PAGE_BYTES)
-    }
-
-    fn retries(&self) -> Retries {
-        let mut retries = Retries::default();
-        if self.flags & PATIENT != 0 {
-            retries.not_ready_count_max = WITHOUT_END;
-        }
-        retries
-    }
-}
-
-/// A queue as kernels take it by value: `struct outboard_net_queue`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub struct Export {
-    pub ring: u64,
-    pub record: u64,
-    pub doorbell: u64,
-    pub completion: u64,
-    pub counters: u64,
-    pub filled: u64,
-    pub scratch: u64,
-    pub receives: u64,
-    pub receive_completions: u64,
-    pub scratch_key: u32,
-    pub qpn: u32,
-    pub log_blocks: u32,
-    pub log_receives: u32,
-    pub signal_every: u32,
-    pub flags: u32,
-}
 
 /// A queue pair and its block of memory.
 #[derive(Debug)]
 pub struct Queue {
-    _claims: Vec<Claim>,
-    block: Mapped,
+    block: Block,
     completions: u32,
     receive_completions: u32,
     export: Export,
-    options: Options,
 }
 
 impl Queue {
     /// Makes a queue pair in a block, whose old contents are lost.
-    pub fn create(nic: &Nic, block: Mapped, options: Options) -> Result<Queue, Error> {
-        options.check()?;
-        check(&block, "a queue", options.bytes(), PAGE_BYTES)?;
-        let mut claims = vec![Claim::take(
-            "a queue",
-            block.address()..block.address() + options.bytes() as u64,
-        )?];
-        if options.are_counters_of_gpu() {
-            claims.push(Claim::take(
-                "a queue's counters",
-                options.counters_range()?,
-            )?);
-        }
-        let filled = options.filled_at()..options.filled_at() + options.filled_bytes();
-        for at in (0..RING).chain(filled).step_by(8) {
-            block.u64(at).store(0, Ordering::Relaxed);
-        }
+    pub fn create(nic: &Nic, memory: Mapped, options: Options) -> Result<Queue, Error> {
+        let block = Block::take(memory, options)?;
         nic.with(|adapter| {
-            let completions = adapter.create_completions(completions(&block, &options)?)?;
-            let receive_completions = match received(&block, &options)? {
+            let completions = adapter.create_completions(sent(&block)?)?;
+            let receive_completions = match received(&block)? {
                 Some(setup) => adapter.create_completions(setup)?,
                 None => completions,
             };
-            let qpn =
-                adapter.create_pair(pair(&block, completions, receive_completions, &options)?)?;
-            let scratch = part(&block, SCRATCH, 64)?;
+            let qpn = adapter.create_pair(pair(&block, completions, receive_completions)?)?;
+            let scratch = block.part(SCRATCH, 64)?;
             let scratch_key = adapter.register(DOMAIN, scratch, Access::LOCAL_WRITE)?;
-            let at = |offset: usize| block.address() + offset as u64;
-            let export = Export {
-                ring: at(RING),
-                record: at(RECORD),
-                doorbell: at(DOORBELL),
-                completion: at(if options.is_plain() {
-                    options.completions_at()
-                } else {
-                    COMPLETION
-                }),
-                counters: match options.counters {
-                    0 => at(0),
-                    of_gpu => of_gpu,
-                },
-                filled: match options.counters {
-                    0 => at(options.filled_at()),
-                    of_gpu => of_gpu + COUNTERS_BYTES as u64,
-                },
-                scratch: at(SCRATCH),
-                receives: at(options.receives_at()),
-                receive_completions: at(options.receive_completions_at()),
-                scratch_key,
-                qpn,
-                log_blocks: options.log_blocks,
-                log_receives: options.log_receives,
-                signal_every: options.signal_every.max(1),
-                flags: match options.counters {
-                    0 => options.flags,
-                    _ => options.flags | OF_GPU,
-                },
-            };
+            let export = block.export(qpn, scratch_key);
             Ok(Queue {
-                _claims: claims,
                 block,
                 completions,
                 receive_completions,
                 export,
-                options,
             })
         })
     }
@@ -306,7 +54,7 @@ impl Queue {
     /// Bytes of its counters and bits.
     #[must_use]
     pub fn counters_bytes(&self) -> usize {
-        self.options.counters_bytes()
+        self.block.options.counters_bytes()
     }
 
     #[must_use]
@@ -329,156 +77,49 @@ impl Queue {
 
     /// Lets threads post after a reset.
     pub(crate) fn connected(&self) {
-        self.block.u64(ERROR).store(0, Ordering::Release);
+        self.block.connected();
     }
 
     /// Puts the queue back to its start. Waits for earlier entries fail from now on, and posts fail
     /// until it is connected again. Threads of the CPU and of the software device may be using it.
     pub fn reset(&self, nic: &Nic) -> Result<(), Error> {
-        if self.options.are_counters_of_gpu() {
-            return Err(Error::CountersOfGpu(self.export.qpn));
-        }
-        let deadline = Instant::now() + RESET;
-        self.reset_with(nic, &self.block, self.options.filled_at(), deadline)
+        let again = |_: &_| self.reset_adapter(nic);
+        self.block.reset(self.export.qpn, again)
     }
 
     /// Puts a queue back whose counters are in a GPU's memory: `counters` is a copy of them, to be
     /// copied back afterwards. No thread may be using the queue.
     pub fn reset_counters(&self, nic: &Nic, counters: &Mapped) -> Result<(), Error> {
-        let bytes = self.options.counters_bytes();
-        if !self.options.are_counters_of_gpu() {
-            return Err(Error::CountersOfQueue(self.export.qpn));
-        }
-        check(counters, "a queue's counters", bytes, 8)?;
-        self.reset_with(nic, counters, COUNTERS_BYTES, Instant::now())?;
-        counters.u64(ERROR).store(0, Ordering::Release);
-        Ok(())
+        let again = |_: &_| self.reset_adapter(nic);
+        self.block.reset_counters(self.export.qpn, counters, again)
     }
 
-    fn reset_with(
-        &self,
-        nic: &Nic,
-        counters: &Mapped,
-        filled_at: usize,
-        deadline: Instant,
-    ) -> Result<(), Error> {
-        counters
-            .u64(ERROR)
-            .store(ALL << 8 | u64::from(Syndrome::FLUSHED.0), Ordering::SeqCst);
-        let reserved = self.close(counters, deadline)?;
-        let receives_base = receives_base(self.export.qpn, counters, deadline)
-            .and_then(|base| self.reset_adapter(nic).map(|()| base));
-        let receives_base = match receives_base {
-            Ok(base) => base,
-            Err(error) => {
-                counters.u64(RESERVED).store(reserved, Ordering::Release);
-                return Err(error);
-            }
-        };
-        // Numbers of completions never begin again: a thread with an old one takes none by it.
-        let consumed = counters.u64(CONSUMED).load(Ordering::Acquire);
-        let consumed = (consumed + 1).next_multiple_of(ROUND);
-        counters.u64(CONSUMED).store(consumed, Ordering::Release);
-        counters.u64(FORCING).store(0, Ordering::Release);
-        for at in [RECEIVES_READY, RECEIVES_CONSUMED] {
-            counters.u64(at).store(receives_base, Ordering::Release);
-        }
-        for at in (0..self.options.filled_bytes()).step_by(8) {
-            counters.u64(filled_at + at).store(0, Ordering::Release);
-        }
-        // A round of indices is an even number of rounds of the ring, so that all bits begin as 0.
-        let base = (reserved + 1).next_multiple_of(ROUND);
-        for at in [BASE, RUNG] {
-            counters.u64(at).store(base, Ordering::Release);
-        }
-        self.open(counters, reserved, base);
-        Ok(())
-    }
-
-    /// Gives back the entries that were not complete, each once, and gives numbers from `base` on.
-    fn open(&self, counters: &Mapped, reserved: u64, base: u64) {
-        let done = counters.u64(DONE).swap(base, Ordering::AcqRel);
-        if self.options.flags & EXCLUSIVE == 0 {
-            let flushed = reserved.saturating_sub(done);
-            counters.u64(USED).fetch_sub(flushed, Ordering::AcqRel);
-        }
-        counters.u64(RESERVED).store(base, Ordering::Release);
-    }
-
-    fn reset_adapter(&self, nic: &Nic) -> Result<(), Error> {
+    fn reset_adapter(&self, nic: &Nic) -> Result<Option<u64>, Error> {
         let block = &self.block;
         nic.with(|adapter| {
-            block.u64(RECORD).store(0, Ordering::Relaxed);
-            block.u64(DOORBELL).store(0, Ordering::Relaxed);
-            adapter.reset_completions(self.completions, completions(block, &self.options)?)?;
-            if let Some(setup) = received(block, &self.options)? {
+            block.memory.u64(RECORD).store(0, Ordering::Relaxed);
+            block.memory.u64(DOORBELL).store(0, Ordering::Relaxed);
+            adapter.reset_completions(self.completions, sent(block)?)?;
+            if let Some(setup) = received(block)? {
                 adapter.reset_completions(self.receive_completions, setup)?;
             }
-            let (sends, receives) = (self.completions, self.receive_completions);
-            let setup = pair(block, sends, receives, &self.options)?;
-            adapter.reset(self.export.qpn, setup)
+            let setup = pair(block, self.completions, self.receive_completions)?;
+            adapter.reset(self.export.qpn, setup).map(|()| None)
         })
     }
-
-    /// Waits until nobody is about to post, and gives no more numbers. Returns the next one.
-    fn close(&self, counters: &Mapped, deadline: Instant) -> Result<u64, Error> {
-        let word = counters.u64(RESERVED);
-        until(self.export.qpn, deadline, || {
-            let reserved = word.load(Ordering::Acquire);
-            let is_quiet = counters.u64(RUNG).load(Ordering::Acquire) == reserved
-                && counters.u64(RINGING).load(Ordering::Acquire) == 0;
-            let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
-            let closed = || word.compare_exchange(reserved, CLOSED, success, failure);
-            (is_quiet && closed().is_ok()).then_some(reserved)
-        })
-    }
-}
-
-/// Waits until nobody is about to post a receive, and reserves all numbers of this round.
-pub(crate) fn receives_base(qpn: u32, counters: &Mapped, deadline: Instant) -> Result<u64, Error> {
-    let word = counters.u64(RECEIVES_RESERVED);
-    until(qpn, deadline, || {
-        let reserved = word.load(Ordering::Acquire);
-        let base = (reserved + 1).next_multiple_of(ROUND);
-        let is_quiet = counters.u64(RECEIVES_READY).load(Ordering::Acquire) == reserved;
-        let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
-        let moved = || word.compare_exchange(reserved, base, success, failure);
-        (is_quiet && moved().is_ok()).then_some(base)
-    })
-}
-
-fn until(qpn: u32, deadline: Instant, mut get: impl FnMut() -> Option<u64>) -> Result<u64, Error> {
-    loop {
-        if let Some(got) = get() {
-            return Ok(got);
-        }
-        if Instant::now() > deadline {
-            return Err(Error::Posting(qpn));
-        }
-        std::thread::yield_now();
-    }
-}
-
-pub(crate) fn part(block: &Mapped, offset: usize, bytes: usize) -> Result<Mapped, Error> {
-    let given = block.len();
-    block.part(offset, bytes).ok_or(Error::Memory {
-        what: "a queue",
-        bytes,
-        alignment: 64,
-        given,
-    })
 }
 
 /// Completions of the send queue. A plain ring has as many as there are entries, and an entry's
 /// room comes from its completion: it cannot be overrun, and needs no record.
-fn completions(block: &Mapped, options: &Options) -> Result<CompletionsSetup, Error> {
+pub(crate) fn sent(block: &Block) -> Result<CompletionsSetup, Error> {
+    let options = &block.options;
     let (at, log_entries) = if options.is_plain() {
         (options.completions_at(), options.log_blocks)
     } else {
         (COMPLETION, 0)
     };
     Ok(CompletionsSetup {
-        entries: part(block, at, CQE_BYTES << log_entries)?,
+        entries: block.part(at, CQE_BYTES << log_entries)?,
         log_entries,
         collapsed: !options.is_plain(),
         record: None,
@@ -486,13 +127,14 @@ fn completions(block: &Mapped, options: &Options) -> Result<CompletionsSetup, Er
 }
 
 /// Completions of receives: as many as there are receives.
-fn received(block: &Mapped, options: &Options) -> Result<Option<CompletionsSetup>, Error> {
+pub(crate) fn received(block: &Block) -> Result<Option<CompletionsSetup>, Error> {
+    let options = &block.options;
     if options.log_receives == 0 {
         return Ok(None);
     }
     let at = options.receive_completions_at();
     Ok(Some(CompletionsSetup {
-        entries: part(block, at, CQE_BYTES << options.log_receives)?,
+        entries: block.part(at, CQE_BYTES << options.log_receives)?,
         log_entries: options.log_receives,
         collapsed: false,
         record: None,
@@ -500,15 +142,15 @@ fn received(block: &Mapped, options: &Options) -> Result<Option<CompletionsSetup
 }
 
 fn pair(
-    block: &Mapped,
+    block: &Block,
     send_completions: u32,
     receive_completions: u32,
-    options: &Options,
 ) -> Result<PairSetup, Error> {
+    let options = &block.options;
     let receives = match options.log_receives {
         0 => None,
         log => Some((
-            part(block, options.receives_at(), RECEIVE_BYTES << log)?,
+            block.part(options.receives_at(), RECEIVE_BYTES << log)?,
             log,
         )),
     };
@@ -516,11 +158,19 @@ fn pair(
         domain: DOMAIN,
         send_completions,
         receive_completions,
-        ring: part(block, RING, options.ring_bytes())?,
+        ring: block.part(options.ring_at(), options.ring_bytes())?,
         log_blocks: options.log_blocks,
         receives,
-        record: part(block, RECORD, 8)?,
-        page: part(block, PAGE, PAGE_BYTES)?,
-        retries: options.retries(),
+        record: block.part(RECORD, 8)?,
+        page: block.part(PAGE, PAGE_BYTES)?,
+        retries: retries(options),
     })
+}
+
+fn retries(options: &Options) -> Retries {
+    let mut retries = Retries::default();
+    if options.flags & PATIENT != 0 {
+        retries.not_ready_count_max = WITHOUT_END;
+    }
+    retries
 }

@@ -64,6 +64,13 @@ bool is(Failure failure, Cause cause, uint32_t syndrome, Side side, uint64_t ent
     return failure.cause == cause && failure.syndrome == syndrome && failure.side == side && failure.entry == entry;
 }
 
+// Whether there is an RDMA device: one that the program was started with.
+bool has_device()
+{
+    const char *provider = std::getenv("OUTBOARD_NET_PROVIDER");
+    return provider != nullptr && (std::strcmp(provider, "mlx5") == 0 || std::strcmp(provider, "proxy") == 0);
+}
+
 // Whether a call has failed, and said this.
 bool refused(int status, const char *why) { return status == -1 && std::strstr(outboard_net_message(), why) != nullptr; }
 
@@ -107,7 +114,7 @@ int bad_input()
 {
     Four four;
     uint64_t ticket;
-    EXPECT(four.open(outboard_net_queue_options{6, 1, 0, OUTBOARD_NET_PLAIN, 0}));
+    EXPECT(four.open(outboard_net_queue_options{6, 2, 0, OUTBOARD_NET_PLAIN, 0}));
     Queue queue(four.of[0]);
     EXPECT(!queue.put(four.there(0), four.at(8), 0, PATIENCE_NS, &ticket) && !queue.wait(ticket, PATIENCE_NS));
     EXPECT(!queue.get(four.at(8), four.there(0), 0, PATIENCE_NS, &ticket) && !queue.wait(ticket, PATIENCE_NS));
@@ -142,7 +149,7 @@ int ended_in_mid_post()
 {
     Four four;
     uint64_t ticket;
-    EXPECT(four.open(outboard_net_queue_options{5, 1, 0, 0, 0}));
+    EXPECT(four.open(outboard_net_queue_options{5, 2, 0, 0, 0}));
     for (int counter : {detail::USED, detail::RESERVED}) detail::compare_exchange((uint64_t *)four.of[0].counters + counter, 0, 1);
     detail::compare_exchange((uint64_t *)four.of[1].counters + detail::RECEIVES_RESERVED, 0, 1);
     uint64_t begin = detail::now_ns();
@@ -323,9 +330,13 @@ int nonsense_of_networks()
     for (auto [options, why] : {std::pair{outboard_net_options{1, 0, 0, 0, 1000001, 0}, "1000001 of a million"},
                                 std::pair{outboard_net_options{1, 5, 4, 0, 0, 0}, "take 5 to 4 ns"},
                                 std::pair{outboard_net_options{1, 0, UINT64_MAX, 0, 0, 0}, "above 3600000000000"},
-                                std::pair{outboard_net_options{1, 0, 0, 0, 0, 5}, "there is no provider 5: auto, mlx5, nic, nvlink, proxy are there"},
-                                std::pair{outboard_net_options{1, 0, 0, 0, 0, OUTBOARD_NET_MLX5}, "the provider mlx5 is not possible here: "}})
+                                std::pair{outboard_net_options{1, 0, 0, 0, 0, 5}, "there is no provider 5: auto, mlx5, nic, nvlink, proxy are there"}})
         EXPECT(refused(outboard_net_open(&options, &net), why) && net == nullptr);
+    // Without a device, and with one that has no network of ours.
+    for (uint32_t provider : {OUTBOARD_NET_MLX5}) {
+        outboard_net_options options = {1, 0, 0, 0, has_device(), provider};
+        EXPECT(refused(outboard_net_open(&options, &net), has_device() ? "only nic has a network" : " is not possible here: ") && net == nullptr);
+    }
     uint32_t provider = 0;
     EXPECT(outboard_net_provider_named("proxy", &provider) == 0 && provider == OUTBOARD_NET_PROXY);
     EXPECT(refused(outboard_net_provider_named("NIC", &provider), "there is no provider NIC"));

@@ -63,6 +63,7 @@ pub(crate) mod qp {
     pub(crate) const PAGE: Field = field(CONTEXT + 0x68, 0x18);
     pub(crate) const RECORD_MODE: Field = field(CONTEXT + 0x80, 2);
     pub(crate) const REMOTE: Field = field(CONTEXT + 0xa8, 0x18);
+    pub(crate) const NOT_READY_RETRIES: Field = field(CONTEXT + 0x390, 3);
     pub(crate) const SEND_COMPLETIONS: Field = field(CONTEXT + 0x3e8, 0x18);
     pub(crate) const RECEIVE_COMPLETIONS: Field = field(CONTEXT + 0x4e8, 0x18);
     pub(crate) const RECORD_OFFSET: Field = field(CONTEXT + 0x500, 0x40);

@@ -180,7 +180,14 @@ impl Made {
 
     fn modify_pair(&self, number: u32, command: &[u8]) -> Result<(), Refusal> {
         match OPCODE.of(command) {
-            opcode::RST2INIT | opcode::INIT2INIT | opcode::RTR2RTS | opcode::RTS2RTS => Ok(()),
+            opcode::RST2INIT | opcode::INIT2INIT | opcode::RTS2RTS => Ok(()),
+            opcode::RTR2RTS => {
+                let retries = Retries {
+                    not_ready_count_max: qp::NOT_READY_RETRIES.of(command) as u32,
+                    ..Retries::default()
+                };
+                with(|adapter| adapter.set_retries(number, retries))
+            }
             opcode::INIT2RTR => connect(number, qp::REMOTE.of(command) as u32),
             opcode::TO_ERROR => with(|adapter| adapter.fail(number)),
             opcode::TO_RESET => match self.pairs.get(&number).cloned() {

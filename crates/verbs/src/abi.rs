@@ -424,6 +424,12 @@ pub struct ibv_device_attr {
     pub phys_port_cnt: u8,
 }
 
+/// Opaque: an address of a peer.
+#[repr(C)]
+pub struct ibv_ah {
+    _private: [u8; 0],
+}
+
 pub const IBV_PORT_ACTIVE: c_uint = 4;
 pub const IBV_LINK_LAYER_ETHERNET: u8 = 2;
 
@@ -454,6 +460,7 @@ pub const IBV_QP_DEST_QPN: c_int = 1 << 20;
 pub const IBV_ACCESS_LOCAL_WRITE: c_int = 1;
 pub const IBV_ACCESS_REMOTE_WRITE: c_int = 2;
 pub const IBV_ACCESS_REMOTE_READ: c_int = 4;
+pub const IBV_ACCESS_REMOTE_ATOMIC: c_int = 8;
 
 pub const IBV_WR_RDMA_WRITE: c_uint = 0;
 pub const IBV_WR_RDMA_WRITE_WITH_IMM: c_uint = 1;

@@ -36,6 +36,11 @@ impl AckTimeout {
         }
     }
 
+    /// Returns the number that adapters have for it.
+    pub const fn code(self) -> u8 {
+        self.0
+    }
+
     /// Time after which a device gives up a peer that does not answer.
     pub const fn unanswered_ms(self, retries: u8) -> u64 {
         const FACTOR_MAX: u64 = 4;
@@ -265,7 +270,7 @@ fn mtu_bytes(mtu: u32) -> u16 {
 }
 
 /// Bytes as `enum ibv_mtu`.
-pub(crate) fn mtu_code(bytes: u16) -> u32 {
+pub fn mtu_code(bytes: u16) -> u32 {
     bytes.max(256).ilog2() - 7
 }
 

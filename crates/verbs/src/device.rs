@@ -68,6 +68,22 @@ impl Context {
         }
     }
 
+    /// Returns the device's name.
+    pub fn name(&self) -> String {
+        // SAFETY: the device of an open context.
+        let name = unsafe { (self.verbs.ibv_get_device_name)(self.device().cast_mut()) };
+        // SAFETY: the name is a C string for as long as the device.
+        unsafe { CStr::from_ptr(name) }
+            .to_string_lossy()
+            .into_owned()
+    }
+
+    /// Returns the device that was opened.
+    pub(crate) fn device(&self) -> *const ibv_device {
+        // SAFETY: the context is open, and the library does not change it.
+        unsafe { (*self.raw).device }
+    }
+
     /// Returns the state of a port; `None` if the device has no such port.
     pub(crate) fn port(&self, port: u8) -> Option<ibv_port_attr> {
         let mut attr = ibv_port_attr::default();

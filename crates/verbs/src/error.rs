@@ -92,6 +92,9 @@ pub enum Error {
     #[error("the program has closed the RDMA device's descriptor")]
     DescriptorClosed,
 
+    #[error("{call}: {reason}")]
+    Call { call: &'static str, reason: String },
+
     #[error("the RDMA device's driver {what}")]
     Incomplete { what: &'static str },
 

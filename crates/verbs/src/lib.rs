@@ -10,6 +10,8 @@
 //!                      │
 //!                      └─► completions ─► pair ─► queue      a connection, to which requests
 //!                                        request ──┘         are posted
+//!
+//!  abi ─► mlx5           queues in a program's memory, to which others than this process post
 //! ```
 //!
 //! * The library is loaded at the first use, so that a program without RDMA does not need it.
@@ -27,6 +29,7 @@ mod domain;
 mod error;
 mod library;
 mod memory;
+mod mlx5;
 mod options;
 mod pair;
 mod promised;
@@ -34,13 +37,14 @@ mod queue;
 mod region;
 mod request;
 
-pub use choose::{AckTimeout, Chosen, Device, Port, check, choose, devices, is_v4};
+pub use choose::{AckTimeout, Chosen, Device, Port, check, choose, devices, is_v4, mtu_code};
 pub use device::Context;
 pub use domain::Domain;
 pub use error::Error;
 pub use memory::Memory;
+pub use mlx5::{Mlx5, Object, Page, Pages};
 pub use options::Options;
-pub use pair::{PSN_MASK, RETRIES, Remote, SEND_DEPTH};
+pub use pair::{HOP_LIMIT, PSN_MASK, RETRIES, Remote, SEND_DEPTH};
 pub use promised::{DeviceMemory, Lasting, Reach};
 pub use queue::{Counts, POSTED_MAX, Queue, STALLED_MS_MAX};
 pub use region::{Access, OwnRegion, Piece, Region};

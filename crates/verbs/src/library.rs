@@ -73,6 +73,8 @@ functions! {
     ibv_modify_qp(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
     ibv_destroy_qp(*mut ibv_qp) -> c_int;
     ibv_wc_status_str(c_uint) -> *const c_char;
+    ibv_create_ah(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah;
+    ibv_destroy_ah(*mut ibv_ah) -> c_int;
 }
 
 /// Returns the library, loaded at the first call.

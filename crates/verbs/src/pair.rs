@@ -30,7 +30,7 @@ pub const RETRIES: u8 = 7;
 /// ms. Seven retries mean endless: such a device lives, and its process is watched by other means.
 const NOT_READY_TIMER: u8 = 12;
 const NOT_READY_RETRIES: u8 = 7;
-const HOP_LIMIT: u8 = 64;
+pub const HOP_LIMIT: u8 = 64;
 /// Bits of a packet's number, and of a queue pair's.
 pub const PSN_MASK: u32 = 0xff_ffff;
 
@@ -136,19 +136,7 @@ impl Pair {
             min_rnr_timer: NOT_READY_TIMER,
             ..ibv_qp_attr::default()
         };
-        attr.ah_attr.port_num = chosen.port;
-        attr.ah_attr.dlid = remote.lid;
-        // RoCE has no other addresses; InfiniBand needs them between subnets.
-        if chosen.is_ethernet || remote.gid[..8] != chosen.gid[..8] {
-            attr.ah_attr.is_global = 1;
-            attr.ah_attr.grh = ibv_global_route {
-                dgid: ibv_gid(remote.gid),
-                flow_label: 0,
-                sgid_index: chosen.gid_index,
-                hop_limit: HOP_LIMIT,
-                traffic_class: chosen.traffic_class,
-            };
-        }
+        attr.ah_attr = route(chosen, remote);
         let mask = IBV_QP_STATE
             | IBV_QP_AV
             | IBV_QP_PATH_MTU
@@ -232,6 +220,27 @@ impl Pair {
         // returns them.
         unsafe { &(*self.raw.as_ref().context).ops }
     }
+}
+
+/// Returns the way to a peer.
+pub(crate) fn route(chosen: &Chosen, remote: &Remote) -> ibv_ah_attr {
+    let mut attr = ibv_ah_attr {
+        port_num: chosen.port,
+        dlid: remote.lid,
+        ..ibv_ah_attr::default()
+    };
+    // RoCE has no other addresses; InfiniBand needs them between subnets.
+    if chosen.is_ethernet || remote.gid[..8] != chosen.gid[..8] {
+        attr.is_global = 1;
+        attr.grh = ibv_global_route {
+            dgid: ibv_gid(remote.gid),
+            flow_label: 0,
+            sgid_index: chosen.gid_index,
+            hop_limit: HOP_LIMIT,
+            traffic_class: chosen.traffic_class,
+        };
+    }
+    attr
 }
 
 impl Drop for Pair {

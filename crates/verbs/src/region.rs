@@ -11,18 +11,28 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::{
     DeviceMemory, Error, Lasting, Reach,
-    abi::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_mr},
+    abi::{
+        IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ,
+        IBV_ACCESS_REMOTE_WRITE, ibv_mr,
+    },
     domain::Domain,
     memory::Memory,
 };
 
-/// Access of a peer's device to memory.
+/// Access of devices to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// None: only our own device reads it.
+    /// None of the peer's: only our own device reads it.
     Local,
     Write,
     WriteAndRead,
+    /// Each by itself. What a peer's device writes, ours writes too.
+    Some {
+        local_write: bool,
+        write: bool,
+        read: bool,
+        atomic: bool,
+    },
 }
 
 impl Access {
@@ -33,6 +43,20 @@ impl Access {
             Access::WriteAndRead => {
                 IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ
             }
+            Access::Some {
+                local_write,
+                write,
+                read,
+                atomic,
+            } => [
+                (local_write || write || atomic, IBV_ACCESS_LOCAL_WRITE),
+                (write, IBV_ACCESS_REMOTE_WRITE),
+                (read, IBV_ACCESS_REMOTE_READ),
+                (atomic, IBV_ACCESS_REMOTE_ATOMIC),
+            ]
+            .into_iter()
+            .filter_map(|(is_it, flag)| is_it.then_some(flag))
+            .sum(),
         }
     }
 }
@@ -66,11 +90,20 @@ impl Region {
 
     /// Registers GPU memory, which the peer's adapter may write.
     pub fn of_device(domain: &Arc<Domain>, memory: &DeviceMemory) -> Result<Self, Error> {
+        Self::of_device_for(domain, memory, Access::Write)
+    }
+
+    /// Registers GPU memory.
+    pub fn of_device_for(
+        domain: &Arc<Domain>,
+        memory: &DeviceMemory,
+        access: Access,
+    ) -> Result<Self, Error> {
         let &DeviceMemory { address, len, .. } = memory;
         match &memory.reach {
             // SAFETY: the maker of a `DeviceMemory` promised what `register` asks for.
-            Reach::Address => unsafe { Self::register(domain, address, len, Access::Write) },
-            Reach::DmaBuf(fd) => Self::of_dmabuf(domain, (address, len), fd, Access::Write),
+            Reach::Address => unsafe { Self::register(domain, address, len, access) },
+            Reach::DmaBuf(fd) => Self::of_dmabuf(domain, (address, len), fd, access),
         }
     }
 
@@ -138,6 +171,12 @@ impl Region {
             rkey,
             domain: Arc::clone(domain),
         }
+    }
+
+    /// Returns the key by which requests of this side name the region.
+    #[inline]
+    pub fn lkey(&self) -> u32 {
+        self.lkey
     }
 
     /// Returns the key by which the peer's requests name the region.

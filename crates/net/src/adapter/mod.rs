@@ -275,6 +275,10 @@ impl Adapter {
             if pair.is_remote {
                 (pair.is_remote, pair.unreachable) = (false, false);
             }
+            let queue = self.completions.get_mut(pair.send_completions);
+            if let Some(queue) = queue.and_then(Option::as_mut) {
+                queue.forget_error();
+            }
         }
         self.outgoing.remove(&number);
         self.senders[number] = Some(Box::new(sender));

@@ -9,6 +9,7 @@ use std::{collections::HashMap, ffi::c_void, sync::Arc};
 use parking_lot::Mutex;
 
 use crate::{
+    block::{Export, Options},
     driver,
     endpoint::{Counts, Endpoint, mapped},
     error::Error,
@@ -17,7 +18,6 @@ use crate::{
     mapping::is_mapped,
     meet::Window,
     provider::Provider,
-    queue::{Export, Options},
 };
 
 use other::Other;

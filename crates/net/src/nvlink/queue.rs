@@ -13,15 +13,15 @@ use std::{
 };
 
 use crate::{
+    block::{
+        ALL, BASE, COUNTERS_BYTES, ERROR, Export, OF_GPU, Options, PAGE, PAGE_BYTES,
+        RECEIVES_CONSUMED, RECEIVES_READY, RECORD, RESET, SCRATCH, receives_base,
+    },
     claim::Claim,
     completions::check,
     cqe::{CQE_BYTES, FRESH},
     error::Error,
     memory::Mapped,
-    queue::{
-        ALL, BASE, COUNTERS_BYTES, ERROR, Export, OF_GPU, Options, PAGE, PAGE_BYTES,
-        RECEIVES_CONSUMED, RECEIVES_READY, RECORD, RESET, SCRATCH, receives_base,
-    },
     syndrome::Syndrome,
 };
 

@@ -1,0 +1,210 @@
+//! An RDMA device of this machine, and memory of a program that is registered with it.
+
+use std::{collections::HashMap, env, ffi::c_void, os::fd::OwnedFd, sync::Arc, time::SystemTime};
+
+use outboard_verbs::{
+    self as verbs, Chosen, DeviceMemory, Domain, Lasting, Mlx5, Options, PSN_MASK, Reach, Region,
+    Remote, choose, devices,
+};
+use parking_lot::RwLock;
+
+use crate::{driver, error::Error, keys::Access, mapping::is_mapped};
+
+/// Options for the device, as links have them: `device=mlx5_0&port=1&gid=3`.
+const VARIABLE: &str = "OUTBOARD_RDMA";
+/// An option of links alone.
+const OF_LINKS: &str = "gpu_memory";
+/// Memory of GPUs is given out by dma-bufs in pages of the host.
+const PAGE_BYTES: u64 = 4096;
+
+/// An opened device, a domain of it, and what is registered there.
+pub(crate) struct Device {
+    regions: RwLock<HashMap<u32, Region>>,
+    pub(crate) domain: Arc<Domain>,
+    pub(crate) chosen: Chosen,
+}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        to.debug_struct("Device").finish_non_exhaustive()
+    }
+}
+
+impl Device {
+    /// Opens the first device of which a function makes something, or the one that the environment
+    /// names.
+    pub(crate) fn open<T>(
+        make: impl Fn(&Arc<Domain>) -> Result<T, verbs::Error>,
+    ) -> Result<(Device, T), Error> {
+        let options = options()?;
+        let names = match &options.device {
+            Some(name) => vec![name.clone()],
+            None => devices()?.into_iter().map(|device| device.name).collect(),
+        };
+        let mut first = None;
+        for name in names {
+            match open(&options, name, &make) {
+                Ok(opened) => return Ok(opened),
+                Err(error) => first = first.or(Some(error)),
+            }
+        }
+        Err(first.unwrap_or(verbs::Error::NoDevice).into())
+    }
+
+    /// Registers memory of the host, or of a GPU. Returns its key.
+    ///
+    /// # Safety
+    ///
+    /// Memory that is there now stays there until the device is dropped.
+    pub(crate) unsafe fn register(
+        &self,
+        at: *mut c_void,
+        bytes: u64,
+        access: Access,
+    ) -> Result<u32, Error> {
+        let address = at as u64;
+        if address == 0 {
+            return Err(Error::Null("memory"));
+        }
+        let end = address.checked_add(bytes);
+        let end = end.ok_or(Error::Wraps { address, bytes })?;
+        let rights = verbs::Access::Some {
+            local_write: access.permits(Access::LOCAL_WRITE),
+            write: access.permits(Access::REMOTE_WRITE),
+            read: access.permits(Access::REMOTE_READ),
+            atomic: access.permits(Access::REMOTE_ATOMIC),
+        };
+        let region = if is_mapped(address as usize, bytes as usize, access.writes()) {
+            // SAFETY: the caller keeps the memory mapped, and others change it by atomics alone.
+            let memory = unsafe { Lasting::new(address, bytes as usize) };
+            Region::of_lasting(&self.domain, memory, rights)?
+        } else if driver::range_of(address).is_some_and(|range| end <= range.end) {
+            // SAFETY: the caller keeps the memory for as long as the device.
+            unsafe { self.of_gpu(address, bytes, rights) }?
+        } else {
+            let is_written = access.writes();
+            return Err(Error::NotMapped {
+                address,
+                bytes,
+                is_written,
+            });
+        };
+        // A key that no peer uses may be none.
+        let key = match region.rkey() {
+            0 => region.lkey(),
+            key => key,
+        };
+        self.regions.write().insert(key, region);
+        Ok(key)
+    }
+
+    /// Registers memory of a GPU, by a dma-buf or by what the driver's module for adapters knows.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Device::register`].
+    unsafe fn of_gpu(
+        &self,
+        address: u64,
+        bytes: u64,
+        access: verbs::Access,
+    ) -> Result<Region, Error> {
+        let register = |reach| {
+            // SAFETY: the caller keeps the memory for as long as the device.
+            let memory = unsafe { DeviceMemory::new(address, bytes as usize, reach) };
+            Region::of_device_for(&self.domain, &memory, access).map_err(|error| error.to_string())
+        };
+        let by_buffer = buffer(address, bytes).and_then(|fd| register(Reach::DmaBuf(fd)));
+        by_buffer.or_else(|first| {
+            register(Reach::Address).map_err(|second| {
+                let why = format!(
+                    "memory of a GPU: by a dma-buf: {first}; by nvidia-peermem, if that is loaded: {second}"
+                );
+                Error::Device(why)
+            })
+        })
+    }
+
+    /// Returns the local key of bytes that are registered by a key, and may be written if that is
+    /// asked for.
+    pub(crate) fn local_key(&self, key: u32) -> Option<u32> {
+        self.regions.read().get(&key).map(Region::lkey)
+    }
+
+    /// Names the device, and the port and address that are used.
+    fn described(&self) -> String {
+        let chosen = &self.chosen;
+        let (name, layer) = (chosen.context.name(), chosen.link_layer());
+        format!(
+            "{name}, port {}: {layer}, GID {}",
+            chosen.port, chosen.gid_index
+        )
+    }
+
+    /// Returns what a peer has to know of a queue pair.
+    pub(crate) fn reached(&self, number: u32, psn: u32) -> Remote {
+        Remote {
+            number,
+            psn,
+            gid: self.chosen.gid,
+            lid: self.chosen.lid,
+            mtu: self.chosen.mtu,
+        }
+    }
+}
+
+/// Says which mlx5 adapter there is that takes commands and gives pages with doorbells.
+pub(crate) fn mlx5() -> Result<String, Error> {
+    let (device, adapter) = Device::open(Mlx5::of)?;
+    drop(adapter.page()?);
+    adapter.events()?;
+    Ok(device.described())
+}
+
+fn open<T>(
+    options: &Options,
+    name: String,
+    make: impl Fn(&Arc<Domain>) -> Result<T, verbs::Error>,
+) -> Result<(Device, T), verbs::Error> {
+    let device = Some(name);
+    let options = Options {
+        device,
+        ..options.clone()
+    };
+    let chosen = choose(&options, None, None)?;
+    let domain = Domain::new(&chosen.context)?;
+    let made = make(&domain)?;
+    let regions = RwLock::default();
+    let device = Device {
+        regions,
+        domain,
+        chosen,
+    };
+    Ok((device, made))
+}
+
+fn options() -> Result<Options, Error> {
+    let mut options = Options::default();
+    let said = env::var(VARIABLE).unwrap_or_default();
+    for part in said.split('&').filter(|part| !part.is_empty()) {
+        let (name, value) = part.split_once('=').unwrap_or((part, ""));
+        if name != OF_LINKS {
+            let set = options.set(name, value);
+            set.map_err(|why| Error::Device(format!("{VARIABLE}={said:?}: {why}")))?;
+        }
+    }
+    Ok(options)
+}
+
+fn buffer(address: u64, bytes: u64) -> Result<OwnedFd, String> {
+    if !(address | bytes).is_multiple_of(PAGE_BYTES) {
+        return Err("it is not of whole pages".into());
+    }
+    driver::buffer_of(address, bytes)
+}
+
+/// Returns the number of the first packet of a connection: another than that of an earlier one.
+pub(crate) fn first_psn() -> u32 {
+    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    time.map_or(0, |time| time.subsec_nanos()) & PSN_MASK
+}

@@ -1,0 +1,135 @@
+//! The meeting of queues that RDMA devices serve: after their hello, two processes say where their
+//! queue pairs are reached.
+
+use std::{
+    io::{ErrorKind, Read, Result as IoResult, Write},
+    net::TcpStream,
+    time::{Duration, Instant},
+};
+
+use outboard_verbs::Remote;
+
+use crate::{
+    adapter::Peer,
+    error::Error,
+    link::Meeting,
+    meet::{self, Hello, Window},
+};
+
+/// First bytes of what follows the hello; the last is the version.
+const MAGIC: [u8; 8] = *b"OBREACH\x01";
+const REACH_BYTES: usize = 32;
+const MTU_MIN: u16 = 256;
+/// The shortest wait that a socket has: 0 is none.
+const SHORTEST: Duration = Duration::from_millis(1);
+
+fn bytes(of: &Remote) -> [u8; REACH_BYTES] {
+    let mut bytes = [0; REACH_BYTES];
+    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[8..12].copy_from_slice(&of.psn.to_le_bytes());
+    bytes[12..14].copy_from_slice(&of.lid.to_le_bytes());
+    bytes[14..16].copy_from_slice(&of.mtu.to_le_bytes());
+    bytes[16..].copy_from_slice(&of.gid);
+    bytes
+}
+
+fn parse(bytes: &[u8; REACH_BYTES], number: u32) -> Option<Remote> {
+    let rest = bytes.strip_prefix(&MAGIC)?;
+    let (psn, rest) = rest.split_first_chunk()?;
+    let (lid, rest) = rest.split_first_chunk()?;
+    let (mtu, gid) = rest.split_first_chunk()?;
+    Some(Remote {
+        number,
+        psn: u32::from_le_bytes(*psn) & outboard_verbs::PSN_MASK,
+        gid: *gid.first_chunk()?,
+        lid: u16::from_le_bytes(*lid),
+        mtu: u16::from_le_bytes(*mtu).max(MTU_MIN),
+    })
+}
+
+/// Meets the other process, and connects to where its queue pair is reached. Returns the memory
+/// that it offers, when both are connected: the first packet of one finds the other ready.
+pub(crate) fn meet(
+    meeting: Meeting<'_>,
+    mine: &Remote,
+    window: Window,
+    connect: impl FnOnce(&Remote) -> Result<(), Error>,
+) -> Result<Window, Error> {
+    let failed = |why: &dyn ToString| Error::Meet {
+        address: meeting.address.into(),
+        why: why.to_string(),
+    };
+    let socket = meeting.socket()?;
+    let deadline = Instant::now() + meeting.timeout;
+    let qpn = mine.number;
+    let hello = Hello {
+        peer: Peer { qpn, epoch: 0 },
+        window,
+    };
+    let met = match meeting.listens {
+        true => meet::listen(socket, hello, deadline),
+        false => meet::connect(socket, hello, deadline),
+    };
+    let (stream, theirs) = met.map_err(|error| failed(&error))?;
+    let number = theirs.peer.qpn;
+    let reached = exchange(&stream, mine, number, deadline).map_err(|error| failed(&error))?;
+    let reached = reached
+        .ok_or_else(|| failed(&"the other process is not of a provider with RDMA devices"))?;
+    connect(&reached)?;
+    both(&stream, deadline).map_err(|error| failed(&error))?;
+    Ok(theirs.window)
+}
+
+/// Sends how this side is reached, and reads the same of the other; none if it is something else.
+fn exchange(
+    mut stream: &TcpStream,
+    mine: &Remote,
+    number: u32,
+    deadline: Instant,
+) -> IoResult<Option<Remote>> {
+    stream.write_all(&bytes(mine))?;
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(ErrorKind::TimedOut.into());
+    }
+    stream.set_read_timeout(Some(left))?;
+    let mut theirs = [0; REACH_BYTES];
+    match stream.read_exact(&mut theirs) {
+        Ok(()) => Ok(parse(&theirs, number)),
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Waits until the other has connected, too.
+fn both(mut stream: &TcpStream, deadline: Instant) -> IoResult<()> {
+    stream.write_all(&[0])?;
+    let left = deadline.saturating_duration_since(Instant::now());
+    stream.set_read_timeout(Some(left.max(SHORTEST)))?;
+    stream.read_exact(&mut [0])
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn how_a_queue_pair_is_reached_is_read_as_it_was_written_and_nothing_else_is() {
+        let remote = Remote {
+            number: 0x1234,
+            psn: 0xab_cdef,
+            gid: std::array::from_fn(|at| at as u8),
+            lid: 7,
+            mtu: 4096,
+        };
+        let text = bytes(&remote);
+        assert_eq!(parse(&text, 0x1234), Some(remote));
+        for at in 0..MAGIC.len() {
+            let mut other = text;
+            other[at] ^= 1;
+            assert_eq!(parse(&other, 0x1234), None);
+        }
+    }
+}
