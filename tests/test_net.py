@@ -172,12 +172,14 @@ def test_threads_of_the_cpu_post_to_an_adapter_that_takes_commands(
 def test_kernels_of_two_processes_exchange_data(server: Server, tmp_path: Path) -> None:
     """Each process has an adapter of its own; the example of docs/net.md."""
     program = build_on_gpu(tmp_path, "two_kernels.cu")
-    address = free_address()
-    with ThreadPoolExecutor(2) as both:
-        ends = [both.submit(server.run, "shm", program, role, address, "20") for role in ("listen", "connect")]
-        for done in (end.result() for end in ends):
-            assert done.returncode == 0, done.stdout + done.stderr
-            assert done.stdout == "20 of 20 rounds are right\n"
+    for way in ("shm", "tcp"):
+        env, address = {"OUTBOARD_NET_WAY": way}, free_address()
+        with ThreadPoolExecutor(2) as both:
+            roles = ("listen", "connect")
+            ends = [both.submit(server.run, "shm", program, role, address, "20", env=env) for role in roles]
+            for done in (end.result() for end in ends):
+                assert done.returncode == 0, done.stdout + done.stderr
+                assert done.stdout == "20 of 20 rounds are right\n"
 
 
 @pytest.fixture(scope="module")

@@ -117,9 +117,12 @@ enum outboard_net_meeting {
 // Connects a queue to one of another process, which makes the same call: one of the two listens at `address`,
 // "127.0.0.1:PORT". The connection is neither authenticated nor encrypted, so that addresses of other machines have to be
 // allowed by OUTBOARD_NET_ANYWHERE, on both sides. It ends with the queue's reset, and a process that ends is error 15 of
-// the other's queue. Messages have at most 16 MiB.
+// the other's queue. Messages have at most 16 MiB. Entries travel by memory of both processes if both are of one user and
+// at a loopback address of one network namespace, else over tcp; OUTBOARD_NET_WAY of the environment says `shm` or `tcp`.
 int outboard_net_meet(const struct outboard_net *net, uint32_t qpn, const char *address, int how, uint32_t timeout_ms,
                       const struct outboard_net_window *mine, struct outboard_net_window *theirs);
+// "shm" or "tcp", as the queue's entries travel; null if it has not met one of another process by an adapter.
+const char *outboard_net_way_of(const struct outboard_net *net, uint32_t qpn);
 int outboard_net_reset(const struct outboard_net *net, uint32_t qpn);
 // The same for a queue with `counters`, which no kernel uses now: `copy` holds them, and the new ones afterwards, to be
 // copied back.

@@ -157,6 +157,14 @@ class Queue:
         self._endpoint._call("outboard_net_meet", c_uint32(self.exported.qpn), *arguments)
         return theirs
 
+    @property
+    def way(self) -> str | None:
+        """How entries reach the other process, `shm` or `tcp`; nothing before `meet`, and of `nvlink`."""
+        said = self._endpoint._library.outboard_net_way_of
+        said.restype = ctypes.c_char_p
+        way: bytes | None = said(self._endpoint._adapter.net, c_uint32(self.exported.qpn))
+        return way.decode() if way else None
+
     def reset(self) -> None:
         """Puts the queue back after a failure: tickets from before are stale, and it has to be connected again."""
         self._endpoint._call("outboard_net_reset", c_uint32(self.exported.qpn))

@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    Access, Error, Meeting, Network, Provider, Window,
+    Access, Error, Meeting, Network, Provider, Way, Window,
     block::{self, Export},
     endpoint::Endpoint,
     layout::Layout,
@@ -305,17 +305,36 @@ pub unsafe extern "C" fn outboard_net_meet(
     if how & !(LISTENS | ANYWHERE) != 0 {
         return done(Err(Error::Flags(how as u32)));
     }
+    let way = match Way::asked() {
+        Ok(way) => way,
+        Err(error) => return done(Err(error)),
+    };
     let meeting = Meeting {
         address: &address,
         listens: how & LISTENS != 0,
         is_anywhere: how & ANYWHERE != 0,
         timeout: Duration::from_millis(timeout_ms.into()),
+        way,
     };
     done(
         net.0
             .meet(qpn, meeting, mine)
             .map(|window| *theirs = window),
     )
+}
+
+/// Returns how entries of a queue reach the other process: `shm` or `tcp`; null if it has not met
+/// one.
+///
+/// # Safety
+///
+/// `net` is null or open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn outboard_net_way_of(net: *const Net, qpn: u32) -> *const c_char {
+    // SAFETY: null, or an open endpoint.
+    let net = unsafe { net.as_ref() };
+    let way = net.and_then(|net| net.0.way_of(qpn));
+    way.map_or(std::ptr::null(), |way| way.name().as_ptr())
 }
 
 /// Puts a queue back to its start.

@@ -16,6 +16,7 @@ use crate::{
     nic::Nic,
     provider::Provider,
     queue::Queue,
+    way::Way,
 };
 
 /// Domain of all memory of a program.
@@ -44,6 +45,11 @@ pub(crate) trait Endpoint: Debug + Send + Sync {
 
     /// Connects a queue to one of another process. Returns what that offers.
     fn meet(&self, qpn: u32, meeting: Meeting<'_>, mine: Window) -> Result<Window, Error>;
+
+    /// Returns how entries of a queue reach the other process, if it has met one by an adapter.
+    fn way_of(&self, _qpn: u32) -> Option<Way> {
+        None
+    }
 
     fn reset(&self, qpn: u32) -> Result<(), Error>;
 
@@ -133,6 +139,10 @@ impl Endpoint for OfAdapter {
         let earlier = self.links.lock().insert(qpn, link);
         drop(earlier);
         Ok(window)
+    }
+
+    fn way_of(&self, qpn: u32) -> Option<Way> {
+        self.links.lock().get(&qpn).map(Link::way)
     }
 
     fn reset(&self, qpn: u32) -> Result<(), Error> {

@@ -40,6 +40,15 @@ pub enum Error {
     Peer(&'static str),
     #[error("{address}: {why}")]
     Meet { address: String, why: String },
+    #[error("there is no way {name}: {known} are there")]
+    NoWay { name: String, known: String },
+    #[error("{variable}: {given} is not a time of {us_min} to {us_max} us")]
+    Sleep {
+        variable: &'static str,
+        given: String,
+        us_min: u128,
+        us_max: u128,
+    },
     #[error("the network loses {0} of a million messages: 1,000,000 at most")]
     Loss(u32),
     #[error(

@@ -17,7 +17,8 @@
 //! - [`Provider`] is how an endpoint of a program executes operations: by the adapter, or by
 //!   loads and stores of the threads that post, which need only to know what they may reach.
 //! - `mlx5` has queues of real adapters; `device` opens one, and registers memory with it.
-//! - [`Link`] joins queues of two processes on one machine: entries travel over tcp.
+//! - [`Link`] joins queues of two processes: entries travel by memory of both, or over tcp
+//!   ([`Way`]).
 //!
 //! It is no adapter: queue pairs are connected among themselves, or to those of another process.
 
@@ -47,7 +48,11 @@ mod open;
 mod provider;
 mod queue;
 mod reach;
+mod rest;
+mod rings;
+mod shared;
 mod syndrome;
+mod way;
 pub mod wqe;
 
 pub use adapter::{
@@ -68,4 +73,6 @@ pub use memory::Mapped;
 pub use nic::Nic;
 pub use provider::{PROVIDER_VARIABLE, Provider};
 pub use queue::Queue;
+pub use rest::SLEEP_VARIABLE;
 pub use syndrome::Syndrome;
+pub use way::{WAY_VARIABLE, Way};

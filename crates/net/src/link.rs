@@ -1,8 +1,11 @@
 //! A connection between queues of two processes. It is neither authenticated nor encrypted: both
 //! processes are on one machine, or say that they trust the network between them.
+//!
+//! On one machine frames travel by memory of both processes, where that is possible. The stream
+//! then says only that the other is there, and carries a byte for an adapter that sleeps.
 
 use std::{
-    io::{Read, Result as IoResult, Write},
+    io::{ErrorKind, Read, Result as IoResult, Write},
     net::{AddrParseError, Shutdown, SocketAddr, TcpStream},
     os::{fd::AsFd, unix::net::UnixStream},
     sync::{
@@ -16,17 +19,21 @@ use std::{
 use rustix::net::{SendFlags, send as send_now};
 
 use crate::{
-    adapter::{HEADER_BYTES, Header, Peer, Sink},
+    adapter::{Call, HEADER_BYTES, Header, Peer, Sink},
     error::Error,
-    meet::{self, Hello, Window},
+    meet::{self, Hello, SHARES, Window},
     nic::{Nic, Shared},
     queue::Queue,
+    rings::{RINGS_BYTES, Rings},
+    shared::agree,
+    way::Way,
 };
 
 /// Sleep of a thread whose peer does not take what it has to send.
 const NO_ROOM: Duration = Duration::from_millis(1);
-/// Time after which a thread that has nothing to send looks whether the connection is over.
-const IDLE: Duration = Duration::from_millis(20);
+/// Time after which a thread that has nothing to send looks whether the connection is over, of
+/// which it is told, too.
+const IDLE: Duration = Duration::from_secs(1);
 
 /// A byte stream between two processes.
 pub trait Stream: Read + Write + Send + Sync + Sized + 'static {
@@ -77,6 +84,8 @@ pub struct Meeting<'a> {
     /// The address may be another than a loopback one: whoever reaches it can be the other.
     pub is_anywhere: bool,
     pub timeout: Duration,
+    /// The way of entries; `None` is shared memory where it is possible, else tcp.
+    pub way: Option<Way>,
 }
 
 impl Meeting<'_> {
@@ -101,6 +110,7 @@ impl Meeting<'_> {
 
 /// A queue's connection, which ends with it, or with the queue's reset.
 pub struct Link {
+    way: Way,
     end: Box<dyn Fn() + Send + Sync>,
     /// No more is going to be sent than what waits.
     is_ending: Arc<AtomicBool>,
@@ -111,6 +121,7 @@ impl std::fmt::Debug for Link {
     fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let threads = &self.threads;
         to.debug_struct("Link")
+            .field("way", &self.way)
             .field("threads", threads)
             .finish_non_exhaustive()
     }
@@ -134,19 +145,79 @@ impl Link {
         let deadline = Instant::now() + meeting.timeout;
         let qpn = queue.export().qpn;
         let epoch = nic.with(|adapter| adapter.end_of(qpn))?.epoch;
+        let is_sharing = socket.ip().is_loopback() && meeting.way != Some(Way::Tcp);
         let mine = Hello {
             peer: Peer { qpn, epoch },
             window: mine,
+            ways: if is_sharing { SHARES } else { 0 },
         };
         let met = match meeting.listens {
             true => meet::listen(socket, mine, deadline),
             false => meet::connect(socket, mine, deadline),
         };
         let (stream, theirs) = met.map_err(|error| failed(&error))?;
+        let memory = match mine.ways & theirs.ways & SHARES {
+            0 => Err("one of the two processes shares no memory".into()),
+            _ => agree(&stream, meeting.listens, RINGS_BYTES, deadline)
+                .map_err(|error| failed(&error))?,
+        };
+        if let (Err(why), Some(Way::Shm)) = (&memory, meeting.way) {
+            return Err(failed(why));
+        }
         nic.with(|adapter| adapter.connect_remote(qpn, theirs.peer))?;
         queue.connected();
-        let link = Link::over(nic, stream, qpn, epoch).map_err(|error| failed(&error))?;
-        Ok((link, theirs.window))
+        let link = match memory {
+            Ok(memory) => {
+                let rings = Rings::new(memory, meeting.listens);
+                Link::beside(nic, stream, rings, qpn, epoch)
+            }
+            Err(_) => Link::over(nic, stream, qpn, epoch),
+        };
+        Ok((link.map_err(|error| failed(&error))?, theirs.window))
+    }
+
+    /// Lets rings carry the frames of a queue pair. The stream says whether the peer is there.
+    fn beside<S: Stream>(nic: &Nic, stream: S, rings: Rings, qpn: u32, epoch: u32) -> IoResult<Link>
+    where
+        for<'a> &'a S: Read,
+    {
+        let shared = nic.shared();
+        let (reader, bell, carried) = (
+            stream.duplicate()?,
+            stream.duplicate()?,
+            stream.duplicate()?,
+        );
+        let calls: [Call; 2] = [
+            Box::new(move || {
+                bell.write_some(&[0]);
+            }),
+            Box::new(move || drop(carried.end(Shutdown::Both))),
+        ];
+        // A queue that was reset in the meantime has no connection: it ends here.
+        let _ = shared.with(|adapter| adapter.carry_by(qpn, epoch, rings, calls));
+        let mut link = Link {
+            way: Way::Shm,
+            end: Box::new(move || drop(stream.end(Shutdown::Both))),
+            is_ending: Arc::default(),
+            threads: Vec::new(),
+        };
+        let listening = Builder::new().name("outboard-net-in".into());
+        link.threads.push(listening.spawn(move || {
+            listen(&shared, &reader);
+            let _ = reader.end(Shutdown::Both);
+            shared.with(|adapter| {
+                adapter.drain(qpn, epoch);
+                adapter.link_down(qpn, epoch);
+            });
+            shared.rouse();
+        })?);
+        Ok(link)
+    }
+
+    /// Returns how frames travel.
+    #[must_use]
+    pub fn way(&self) -> Way {
+        self.way
     }
 
     /// Carries frames between a queue pair, which is connected to one of another process, and the
@@ -162,6 +233,7 @@ impl Link {
         let _ = shared.with(|adapter| adapter.set_sink(qpn, epoch, sink));
         let is_ending = Arc::new(AtomicBool::new(false));
         let mut link = Link {
+            way: Way::Tcp,
             end: Box::new(move || drop(stream.end(Shutdown::Both))),
             is_ending: is_ending.clone(),
             threads: Vec::new(),
@@ -173,6 +245,7 @@ impl Link {
             let _ = receive(&receiving, &reader, qpn, epoch);
             let _ = reader.end(Shutdown::Both);
             receiving.with(|adapter| adapter.link_down(qpn, epoch));
+            receiving.rouse();
         })?);
         link.threads.push(outgoing.spawn(move || {
             let _ = send(&shared, &writer, qpn, epoch, &is_ending);
@@ -218,6 +291,20 @@ fn receive(shared: &Shared, mut stream: impl Read, qpn: u32, epoch: u32) -> Resu
             sleep(NO_ROOM);
         }
         shared.with(|adapter| adapter.incoming(qpn, epoch, &header, &data))?;
+        shared.rouse();
+    }
+}
+
+/// Serves the queues whenever the peer asks for it, until the connection is over.
+fn listen(shared: &Shared, mut stream: impl Read) {
+    let mut bytes = [0; 64];
+    loop {
+        match stream.read(&mut bytes) {
+            Ok(0) => return,
+            Ok(_) => shared.roused(),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(_) => return,
+        }
     }
 }
 

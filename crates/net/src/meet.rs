@@ -34,7 +34,12 @@ pub struct Window {
 pub(crate) struct Hello {
     pub(crate) peer: Peer,
     pub(crate) window: Window,
+    /// This process takes memory that both have, [`SHARES`]; or 0, as versions before it said.
+    pub(crate) ways: u32,
 }
+
+/// Bit of a hello's ways.
+pub(crate) const SHARES: u32 = 1;
 
 impl Hello {
     fn bytes(self) -> [u8; HELLO_BYTES] {
@@ -45,6 +50,7 @@ impl Hello {
         bytes[16..24].copy_from_slice(&self.window.address.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.window.bytes.to_le_bytes());
         bytes[32..36].copy_from_slice(&self.window.key.to_le_bytes());
+        bytes[36..40].copy_from_slice(&self.ways.to_le_bytes());
         bytes
     }
 
@@ -62,7 +68,8 @@ impl Hello {
             key: u32_at(24)?,
             reserved: 0,
         };
-        Some(Hello { peer, window })
+        let ways = u32_at(28)?;
+        Some(Hello { peer, window, ways })
     }
 }
 
@@ -266,6 +273,7 @@ mod tests {
                 key: 9,
                 reserved: 0,
             },
+            ways: SHARES,
         }
     }
 

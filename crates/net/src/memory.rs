@@ -5,14 +5,24 @@
 
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
-    ptr::NonNull,
+    io,
+    os::fd::BorrowedFd,
+    ptr::{NonNull, null_mut},
     sync::{
         Arc,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
 
+use rustix::{
+    fs::{SealFlags, fcntl_get_seals, fstat, fstatfs},
+    mm::{MapFlags, ProtFlags, mmap, munmap},
+};
+
 const PAGE_BYTES: usize = 4096;
+/// Kind of the file system whose files have ordinary pages: a page of another kind may not be there
+/// when it is used.
+const TMPFS: i64 = 0x0102_1994;
 
 /// A piece of memory, at an address by which programs know it.
 #[derive(Clone, Debug)]
@@ -30,17 +40,26 @@ unsafe impl Send for Mapped {}
 unsafe impl Sync for Mapped {}
 
 #[derive(Debug)]
-struct Owned(NonNull<u8>, Layout);
+enum Owned {
+    Allocated(NonNull<u8>, Layout),
+    OfFile(NonNull<u8>, usize),
+}
 
-// SAFETY: the allocation is only freed, by whichever thread drops it last.
+// SAFETY: it is only freed, by whichever thread drops it last.
 unsafe impl Send for Owned {}
-// SAFETY: the allocation is only freed, by whichever thread drops it last.
+// SAFETY: it is only freed, by whichever thread drops it last.
 unsafe impl Sync for Owned {}
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout, and no `Mapped` of it is left.
-        unsafe { dealloc(self.0.as_ptr(), self.1) }
+        match *self {
+            // SAFETY: allocated with this layout, and no `Mapped` of it is left.
+            Owned::Allocated(at, layout) => unsafe { dealloc(at.as_ptr(), layout) },
+            Owned::OfFile(at, bytes) => {
+                // SAFETY: mapped so, and no `Mapped` of it is left.
+                let _ = unsafe { munmap(at.as_ptr().cast(), bytes) };
+            }
+        }
     }
 }
 
@@ -72,7 +91,28 @@ impl Mapped {
             at,
             bytes,
             address,
-            _owner: Some(Arc::new(Owned(at, layout))),
+            _owner: Some(Arc::new(Owned::Allocated(at, layout))),
+        })
+    }
+
+    /// Maps a file that another process may have, too: of this many bytes, which nobody can take
+    /// away from it.
+    pub(crate) fn of_file(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Mapped> {
+        let is_right = fcntl_get_seals(file)?.contains(SealFlags::SHRINK)
+            && fstat(file)?.st_size == bytes as i64
+            && fstatfs(file)?.f_type == TMPFS;
+        if !is_right {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let rights = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping, of pages that stay as long as it.
+        let at = unsafe { mmap(null_mut(), bytes, rights, MapFlags::SHARED, file, 0) }?;
+        let at = NonNull::new(at.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Mapped {
+            at,
+            bytes,
+            address: at.as_ptr() as u64,
+            _owner: Some(Arc::new(Owned::OfFile(at, bytes))),
         })
     }
 

@@ -1,23 +1,26 @@
 //! A thread that runs an adapter.
 
 use std::{
+    mem::take,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
-    thread::{Builder, JoinHandle, sleep, yield_now},
+    thread::{Builder, JoinHandle, Thread, current, park_timeout, yield_now},
     time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
 
-use crate::{adapter::Adapter, error::Error, faults::Network};
+use crate::{
+    adapter::Adapter,
+    error::Error,
+    faults::Network,
+    rest::{Crowd, Next, Rest, longest},
+};
 
-/// Polls without work before the thread lets others run, about a GPU's way to memory and back,
-/// and before it sleeps.
-const YIELD_AFTER: u32 = 256;
-const SLEEP_AFTER: u32 = 4096;
-const SLEEP: Duration = Duration::from_micros(50);
+/// Looks of a thread that a peer has woken.
+const ROUSED_MAX: usize = 64;
 
 /// An adapter that threads use in turns.
 #[derive(Clone, Debug)]
@@ -25,7 +28,18 @@ pub(crate) struct Shared {
     adapter: Arc<Mutex<Adapter>>,
     /// Callers that want the adapter.
     wanted: Arc<AtomicU32>,
+    sleeper: Arc<Sleeper>,
     start: Instant,
+}
+
+/// The adapter's thread, as those see it who wake it.
+#[derive(Debug, Default)]
+struct Sleeper {
+    thread: OnceLock<Thread>,
+    is_asleep: AtomicBool,
+    is_roused: AtomicBool,
+    /// Peers know that they have to rouse.
+    is_told: AtomicBool,
 }
 
 impl Shared {
@@ -41,6 +55,73 @@ impl Shared {
         self.wanted.fetch_sub(1, Ordering::AcqRel);
         result
     }
+
+    /// Wakes the adapter's thread, which then looks for some time before it sleeps again.
+    pub(crate) fn rouse(&self) {
+        self.sleeper.is_roused.store(true, Ordering::SeqCst);
+        if self.sleeper.is_asleep.load(Ordering::SeqCst)
+            && let Some(thread) = self.sleeper.thread.get()
+        {
+            thread.unpark();
+        }
+    }
+
+    /// Serves all queues in the thread that a peer has woken, which runs sooner than the adapter's.
+    pub(crate) fn roused(&self) {
+        for _ in 0..ROUSED_MAX {
+            let done = self.poll();
+            if self.sleeper.is_told.load(Ordering::Acquire) {
+                self.adapter.lock().announce(true);
+            }
+            if done == 0 && self.poll() == 0 {
+                break;
+            }
+        }
+        self.rouse();
+    }
+
+    /// Tells peers whether they have to rouse this side.
+    fn tell(&self, is_told: bool) {
+        self.sleeper.is_told.store(is_told, Ordering::Release);
+        self.adapter.lock().announce(is_told);
+    }
+
+    /// Sleeps until somebody rouses, or a time is over. Returns true if somebody has.
+    fn sleep(&self, rest: &mut Rest) -> bool {
+        let is_waiting = self.adapter.lock().is_waiting();
+        self.sleeper.is_asleep.store(true, Ordering::SeqCst);
+        if !self.sleeper.is_roused.load(Ordering::SeqCst) {
+            park_timeout(rest.time(Instant::now(), is_waiting));
+        }
+        self.sleeper.is_asleep.store(false, Ordering::SeqCst);
+        self.sleeper.is_roused.swap(false, Ordering::SeqCst)
+    }
+
+    fn run(&self, stop: &AtomicBool, longest: Duration) {
+        let _ = self.sleeper.thread.set(current());
+        let (mut rest, mut crowd, mut is_told) = (Rest::new(longest), Crowd::default(), false);
+        let mut found = 0;
+        while !stop.load(Ordering::Acquire) {
+            found += self.poll();
+            if found > 0 && is_told {
+                is_told = false;
+                self.tell(is_told);
+            }
+            let next = rest.after(take(&mut found));
+            // Who is told rouses; what came before is found by one more look.
+            if !is_told && (next == Next::Sleep || (next == Next::Yield && crowd.is_there())) {
+                is_told = true;
+                self.tell(is_told);
+                continue;
+            }
+            match next {
+                Next::Sleep => found = self.sleep(&mut rest).into(),
+                Next::Yield => crowd.pass(),
+                Next::Look if self.wanted.load(Ordering::Acquire) > 0 => yield_now(),
+                Next::Look => {}
+            }
+        }
+    }
 }
 
 /// An adapter and its thread, which ends with it.
@@ -54,15 +135,17 @@ pub struct Nic {
 impl Nic {
     pub fn start(network: Network) -> Result<Nic, Error> {
         network.check()?;
+        let longest = longest()?;
         let shared = Shared {
             adapter: Arc::new(Mutex::new(Adapter::new(network))),
             wanted: Arc::new(AtomicU32::new(0)),
+            sleeper: Arc::default(),
             start: Instant::now(),
         };
         let stop = Arc::new(AtomicBool::new(false));
         let run = {
             let (shared, stop) = (shared.clone(), stop.clone());
-            move || run(&shared, &stop)
+            move || shared.run(&stop, longest)
         };
         let thread = Builder::new().name("outboard-net".into()).spawn(run);
         let thread = Some(thread.map_err(|error| Error::Thread(error.to_string()))?);
@@ -92,25 +175,9 @@ impl Nic {
 impl Drop for Nic {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
+        self.shared.rouse();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
-        }
-    }
-}
-
-fn run(shared: &Shared, stop: &AtomicBool) {
-    let mut idle = 0;
-    while !stop.load(Ordering::Acquire) {
-        let done = shared.poll();
-        idle = if done > 0 {
-            0
-        } else {
-            (idle + 1).min(SLEEP_AFTER)
-        };
-        if idle == SLEEP_AFTER {
-            sleep(SLEEP);
-        } else if idle >= YIELD_AFTER || shared.wanted.load(Ordering::Acquire) > 0 {
-            yield_now();
         }
     }
 }

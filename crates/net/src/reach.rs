@@ -65,6 +65,7 @@ pub(crate) fn meet(
     let hello = Hello {
         peer: Peer { qpn, epoch: 0 },
         window,
+        ways: 0,
     };
     let met = match meeting.listens {
         true => meet::listen(socket, hello, deadline),

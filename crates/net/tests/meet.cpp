@@ -1,5 +1,7 @@
-// Two processes with an adapter each: every operation between them, failures, a second meeting, and a peer that dies.
-//   meet PORT
+// Two processes with an adapter each: every operation between them, failures, a second meeting, a peer that dies, and one
+// that is killed in the midst of its writes.
+//   meet PORT WAY
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,6 +16,7 @@
 using namespace outboard::net;
 
 constexpr uint64_t PATIENCE_NS = 60000000000;
+static const char *way;
 constexpr uint64_t WORDS = 32768, BYTES = WORDS * 8;
 
 #define EXPECT(what) \
@@ -51,7 +54,8 @@ struct End {
     bool meet(const char *address, bool listens)
     {
         outboard_net_window mine = {(uint64_t)area, sizeof(Area), key, 0};
-        return outboard_net_meet(net, of.qpn, address, listens, 60000, &mine, &theirs) == 0 && theirs.bytes == sizeof(Area);
+        return outboard_net_meet(net, of.qpn, address, listens, 60000, &mine, &theirs) == 0 && theirs.bytes == sizeof(Area) &&
+               std::strcmp(outboard_net_way_of(net, of.qpn), way) == 0;
     }
 };
 
@@ -145,15 +149,53 @@ static int use(const char *address)
     return 0;
 }
 
+// The process that writes and reads without end.
+static int write_on(const char *address)
+{
+    const char *name = "writer";
+    End end;
+    EXPECT(end.open() && end.meet(address, false));
+    Queue queue(end.of);
+    for (uint64_t generation = 1;; ++generation) {
+        uint64_t ticket;
+        EXPECT(!queue.put(end.there(0), end.here(end.area->words), BYTES, PATIENCE_NS, &ticket));
+        EXPECT(!queue.get(end.here(end.area->words), end.there(0), BYTES, PATIENCE_NS, &ticket));
+        EXPECT(!queue.signal_set(end.there(offsetof(Area, flag)), generation, PATIENCE_NS, &ticket) && !queue.wait(ticket, PATIENCE_NS));
+    }
+}
+
+// The process that kills it.
+static int kill_it(const char *address, pid_t child)
+{
+    const char *name = "killer";
+    End end;
+    EXPECT(end.open() && end.meet(address, true));
+    Queue queue(end.of);
+    for (uint64_t generation = 1; generation <= 3; ++generation) EXPECT(poll_slot(&end.area->flag, generation, PATIENCE_NS));
+    uint64_t ticket;
+    EXPECT(!queue.put(end.there(0), end.here(end.area->words), BYTES, PATIENCE_NS, &ticket));
+    kill(child, SIGKILL);
+    Failure failure = gone(queue, end.there(offsetof(Area, results)));
+    EXPECT(failure.cause == Cause::completion && failure.syndrome == 0x15);
+    outboard_net_close(end.net);
+    return 0;
+}
+
 int main(int, char **values)
 {
     const char *name = "both";
     std::string address = std::string("127.0.0.1:") + values[1];
+    way = values[2];
     pid_t child = fork();
     EXPECT(child >= 0);
     if (child == 0) _exit(serve(address.c_str()));
     int failed = use(address.c_str()), status = 0;
     if (failed) return 1;
     EXPECT(waitpid(child, &status, 0) == child && status == 0);
-    return 0;
+    child = fork();
+    EXPECT(child >= 0);
+    if (child == 0) _exit(write_on(address.c_str()));
+    failed = kill_it(address.c_str(), child);
+    EXPECT(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
+    return failed;
 }

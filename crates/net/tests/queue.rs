@@ -12,7 +12,7 @@ use std::{
 };
 
 /// Compiles a program of this folder, runs it, and expects success.
-fn run(name: &str, provider: &str, arguments: &[&str]) {
+fn run(name: &str, environment: &[(&str, &str)], arguments: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join(name);
     let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -44,7 +44,7 @@ fn run(name: &str, provider: &str, arguments: &[&str]) {
     assert!(compiled.success());
     let done = Command::new(&program)
         .args(arguments)
-        .env("OUTBOARD_NET_PROVIDER", provider)
+        .envs(environment.iter().copied())
         .output()
         .unwrap();
     assert!(
@@ -56,23 +56,38 @@ fn run(name: &str, provider: &str, arguments: &[&str]) {
 
 #[test]
 fn errors_reach_waiting_threads_and_a_reset_begins_again() {
-    run("reset", "nic", &[]);
+    run("reset", &[("OUTBOARD_NET_PROVIDER", "nic")], &[]);
 }
 
 #[test]
 fn threads_that_load_and_store_themselves_fail_as_an_adapter_does() {
-    run("reset", "nvlink", &[]);
+    run("reset", &[("OUTBOARD_NET_PROVIDER", "nvlink")], &[]);
 }
 
 #[test]
-fn two_processes_exchange_data_and_survive_each_other() {
+fn two_processes_exchange_data_and_survive_each_other_by_shared_memory() {
+    meet("shm");
+}
+
+#[test]
+fn two_processes_exchange_data_and_survive_each_other_over_tcp() {
+    meet("tcp");
+}
+
+fn meet(way: &str) {
     let free = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = free.local_addr().unwrap().port().to_string();
     drop(free);
+    let environment = [
+        ("OUTBOARD_NET_PROVIDER", "nic"),
+        ("OUTBOARD_NET_WAY", way),
+        // An adapter that nobody wakes would make each first message late.
+        ("OUTBOARD_NET_SLEEP_US", "1000000"),
+    ];
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| strangers(&port, &over));
-        run("meet", "nic", &[&port]);
+        run("meet", &environment, &[&port, way]);
         over.store(true, Ordering::Release);
     });
 }

@@ -83,9 +83,11 @@ def main() -> None:
     with net.Endpoint(seed=3, loss_ppm=0 if is_direct else 10_000) as endpoint:
         assert endpoint.provider == ("nvlink" if is_direct else "nic")
         queue = endpoint.queue(signal_every=4)
+        assert queue.way is None
         sent, received = endpoint.register(outbox, 0), endpoint.register(inbox, net.REMOTE_WRITE)
         if place:
             there = queue.meet(place[1], listens=place[0] == "listen", offers=received)
+            assert queue.way == (None if is_direct else "shm")
         else:
             other = endpoint.queue(memory=Words(4096))
             queue.connect(other)

@@ -7,6 +7,7 @@
 //!                     front is answered: completion
 //! ```
 
+mod carried;
 mod execute;
 mod receiver;
 mod remote;
@@ -28,6 +29,8 @@ use crate::{
     faults::{Network, Wire},
     keys::{Access, Keys},
 };
+pub(crate) use carried::Call;
+use carried::Carried;
 use receiver::Receiver;
 pub use receiver::{RECEIVE_BYTES, SharedReceives};
 pub use remote::REMOTE_BYTES_MAX;
@@ -125,6 +128,8 @@ pub struct Adapter {
     order: u64,
     /// Frames for other processes, by the number of the queue pair.
     outgoing: HashMap<usize, Outgoing>,
+    /// Rings that carry such frames.
+    carried: Vec<Carried>,
 }
 
 impl Adapter {
@@ -142,6 +147,7 @@ impl Adapter {
             events: BinaryHeap::new(),
             order: 0,
             outgoing: HashMap::new(),
+            carried: Vec::new(),
         }
     }
 
@@ -280,7 +286,7 @@ impl Adapter {
                 queue.forget_error();
             }
         }
-        self.outgoing.remove(&number);
+        self.forget_link(number);
         self.senders[number] = Some(Box::new(sender));
         self.receivers[number] = Some(receiver);
         Ok(())
@@ -344,7 +350,7 @@ impl Adapter {
     pub fn destroy_pair(&mut self, qpn: u32) -> Result<(), Error> {
         let number = self.pair(qpn)?.0;
         self.order += 1;
-        self.outgoing.remove(&number);
+        self.forget_link(number);
         (
             self.pairs[number],
             self.senders[number],
@@ -362,11 +368,19 @@ impl Adapter {
     /// Serves all queues once. Returns the number of entries fetched and messages delivered.
     pub fn poll(&mut self, now_ns: u64) -> usize {
         self.now_ns = now_ns;
-        let mut done = self.deliver_due();
+        let mut done = self.deliver_due() + self.carry_in();
         for number in 0..self.pairs.len() {
             done += self.serve(number);
         }
-        done
+        done + self.carry_out()
+    }
+
+    /// Returns true if something is going to happen by itself, after a time or at another thread's
+    /// next step: only posts and peers wake an adapter that waits for neither.
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.events.is_empty()
+            || self.outgoing.values().any(|one| !one.is_empty())
+            || self.senders.iter().flatten().any(|one| one.is_waiting())
     }
 
     fn pair(&self, qpn: u32) -> Result<(usize, Pair), Error> {

@@ -180,11 +180,45 @@ pub(super) struct Outgoing {
     frames: VecDeque<Vec<u8>>,
     bytes: usize,
     sink: Option<Sink>,
+    /// Bytes of the first frame that rings have taken.
+    begun: usize,
     /// The thread that waits for a frame. It is writing none.
     waiting: Option<Thread>,
 }
 
+impl Drop for Outgoing {
+    /// Tells the thread that nothing comes any more.
+    fn drop(&mut self) {
+        if let Some(thread) = self.waiting.take() {
+            thread.unpark();
+        }
+    }
+}
+
 impl Outgoing {
+    pub(super) fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    /// Gives frames to what takes as many bytes as it has room for. Returns how many it took.
+    pub(super) fn write<E>(
+        &mut self,
+        mut take: impl FnMut(&[u8]) -> Result<usize, E>,
+    ) -> Result<usize, E> {
+        let mut given = 0;
+        while let Some(frame) = self.frames.front() {
+            let count = take(&frame[self.begun..])?;
+            (given, self.begun) = (given + count, self.begun + count);
+            if self.begun < frame.len() {
+                break;
+            }
+            self.bytes -= frame.len();
+            self.begun = 0;
+            self.frames.pop_front();
+        }
+        Ok(given)
+    }
+
     fn push(&mut self, header: &Header, data: &[u8]) {
         let mut frame = header.encode().to_vec();
         frame.extend_from_slice(data);
@@ -275,7 +309,7 @@ impl Adapter {
     /// Notes that the connection is over: what is not answered fails.
     pub fn link_down(&mut self, qpn: u32, epoch: u32) {
         if let Ok((number, _)) = self.remote_pair(qpn, epoch) {
-            self.outgoing.remove(&number);
+            self.forget_link(number);
             if let Some(pair) = &mut self.pairs[number] {
                 pair.unreachable = true;
             }
@@ -285,7 +319,13 @@ impl Adapter {
         }
     }
 
-    fn remote_pair(&self, qpn: u32, epoch: u32) -> Result<(usize, Pair), Error> {
+    /// Drops what carries a queue pair's frames, which ends the connection.
+    pub(super) fn forget_link(&mut self, number: usize) {
+        self.outgoing.remove(&number);
+        self.carried.retain(|one| one.number != number);
+    }
+
+    pub(super) fn remote_pair(&self, qpn: u32, epoch: u32) -> Result<(usize, Pair), Error> {
         let (number, pair) = self.pair(qpn)?;
         if pair.epoch != epoch || !pair.is_remote {
             return Err(Error::NoPair(qpn));

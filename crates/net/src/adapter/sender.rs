@@ -167,6 +167,11 @@ impl Sender {
         self.retries.timeout_ns = self.retries.timeout_ns.max(timeout_ns);
     }
 
+    /// Returns true if an entry is not answered, or rung for and not yet in the record.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.rung || !self.pending.is_empty()
+    }
+
     /// Makes all that is not answered be looked at again.
     pub(super) fn send_again(&mut self) {
         (self.sent, self.resume_at_ns) = (0, 0);

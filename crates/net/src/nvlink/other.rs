@@ -144,6 +144,7 @@ pub(super) fn meet(
             epoch: 0,
         },
         window: mine,
+        ways: 0,
     };
     let met = match meeting.listens {
         true => meet::listen(socket, hello, deadline),

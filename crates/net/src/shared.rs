@@ -1,0 +1,376 @@
+//! Memory that two processes of one machine share: one makes it, and hands its file to the other
+//! over a socket with a name of the kernel's, which processes of one network namespace have in
+//! common.
+//!
+//! ```text
+//!  listens                       connects
+//!    offer: name, secret ── tcp ──►│          32 bytes of zero: no memory here
+//!    ◄──────────── secret ── unix ─┤
+//!    file ────────────────── unix ─►│         checked, mapped
+//!    ◄─────────────── 1 or 0 ─ tcp ─┤         1: both use it
+//! ```
+//!
+//! Both have to be of one user. The name says nothing: who has not heard the secret gets no file.
+
+use std::{
+    io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write},
+    mem::MaybeUninit,
+    net::TcpStream,
+    os::{
+        fd::{AsFd, OwnedFd},
+        linux::net::SocketAddrExt,
+        unix::net::{SocketAddr, UnixListener, UnixStream},
+    },
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    fs::{MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create},
+    net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+        SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg,
+        sendmsg, socket_with, sockopt::socket_peercred,
+    },
+    process::geteuid,
+    rand::{GetRandomFlags, getrandom},
+};
+
+use crate::memory::Mapped;
+
+const NAME: &str = "outboard-net-";
+const SECRET_BYTES: usize = 16;
+const OFFER_BYTES: usize = 2 * SECRET_BYTES;
+/// Time between two looks for the other process.
+const LOOK: Duration = Duration::from_millis(1);
+/// Patience with a process that has connected, and with one that is to send the file.
+const STEP: Duration = Duration::from_secs(2);
+
+/// Returns memory that the process at the other end of the connection has, too; or why there is
+/// none: then entries travel over the connection. An error ends it.
+pub(crate) fn agree(
+    stream: &TcpStream,
+    gives: bool,
+    bytes: usize,
+    deadline: Instant,
+) -> io::Result<Result<Mapped, String>> {
+    let agreed = match gives {
+        true => give(stream, bytes, deadline),
+        false => take(stream, bytes, deadline),
+    };
+    stream.set_read_timeout(None)?;
+    agreed
+}
+
+/// Makes a file of this many zeroed bytes, which nobody can make shorter, and maps it.
+fn make(bytes: usize) -> io::Result<(OwnedFd, Mapped)> {
+    let file = memfd_create(
+        "outboard-net",
+        MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+    )?;
+    ftruncate(&file, bytes as u64)?;
+    // Pages are there before they are used: without room this fails, and not a store later.
+    fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes as u64)?;
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    let memory = Mapped::of_file(file.as_fd(), bytes)?;
+    Ok((file, memory))
+}
+
+/// The place where a file waits for the other process.
+struct Offer {
+    file: OwnedFd,
+    memory: Mapped,
+    listener: UnixListener,
+    /// Name and secret.
+    words: [u8; OFFER_BYTES],
+    is_taken: bool,
+}
+
+impl Offer {
+    fn make(bytes: usize) -> io::Result<Offer> {
+        let (file, memory) = make(bytes)?;
+        let mut words = [0; OFFER_BYTES];
+        if getrandom(&mut words, GetRandomFlags::empty())? != words.len() {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        let address = SocketAddr::from_abstract_name(name(&words))?;
+        let listener = UnixListener::bind_addr(&address)?;
+        listener.set_nonblocking(true)?;
+        Ok(Offer {
+            file,
+            memory,
+            listener,
+            words,
+            is_taken: false,
+        })
+    }
+
+    /// Gives the file to a process that has come, if it knows the secret.
+    fn serve(&mut self) {
+        let Ok((mut guest, _)) = self.listener.accept() else {
+            return;
+        };
+        let mut secret = [0; SECRET_BYTES];
+        let has_said = guest
+            .set_nonblocking(false)
+            .and_then(|()| guest.set_read_timeout(Some(STEP)))
+            .and_then(|()| guest.read_exact(&mut secret));
+        if has_said.is_ok() && is_of_this_user(&guest) && secret == self.words[SECRET_BYTES..] {
+            self.is_taken |= send_file(&guest, &self.file).is_ok();
+        }
+    }
+}
+
+fn name(words: &[u8; OFFER_BYTES]) -> String {
+    let hex = words[..SECRET_BYTES].iter();
+    hex.fold(NAME.into(), |name, byte| format!("{name}{byte:02x}"))
+}
+
+fn is_of_this_user(stream: &UnixStream) -> bool {
+    socket_peercred(stream).is_ok_and(|of| of.uid == geteuid())
+}
+
+fn send_file(to: &UnixStream, file: &OwnedFd) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let files = [file.as_fd()];
+    if !control.push(SendAncillaryMessage::ScmRights(&files)) {
+        return Err(ErrorKind::InvalidInput.into());
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    sendmsg(to, &[IoSlice::new(&[1])], &mut control, flags)?;
+    Ok(())
+}
+
+fn receive_file(from: &UnixStream) -> io::Result<OwnedFd> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let bytes = &mut [IoSliceMut::new(&mut byte)];
+    recvmsg(from, bytes, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let mut files = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+        _ => None,
+    });
+    files.next().ok_or(ErrorKind::InvalidData.into())
+}
+
+fn give(
+    mut stream: &TcpStream,
+    bytes: usize,
+    deadline: Instant,
+) -> io::Result<Result<Mapped, String>> {
+    let mut offer = match Offer::make(bytes) {
+        Ok(offer) => offer,
+        Err(error) => {
+            stream.write_all(&[0; OFFER_BYTES])?;
+            return Ok(Err(error.to_string()));
+        }
+    };
+    stream.write_all(&offer.words)?;
+    stream.set_read_timeout(Some(LOOK))?;
+    let mut verdict = [0];
+    loop {
+        match stream.read(&mut verdict) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(_) => break,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => offer.serve(),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        if Instant::now() > deadline {
+            return Err(ErrorKind::TimedOut.into());
+        }
+    }
+    match (verdict, offer.is_taken) {
+        ([1], true) => Ok(Ok(offer.memory)),
+        ([0], _) => Ok(Err("the other process could not take the memory".into())),
+        _ => Err(ErrorKind::InvalidData.into()),
+    }
+}
+
+fn take(
+    mut stream: &TcpStream,
+    bytes: usize,
+    deadline: Instant,
+) -> io::Result<Result<Mapped, String>> {
+    let (mut words, mut got) = ([0; OFFER_BYTES], 0);
+    while got < OFFER_BYTES {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut words[got..]) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(count) => got += count,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    if words == [0; OFFER_BYTES] {
+        return Ok(Err(
+            "the other process could not make memory to share".into()
+        ));
+    }
+    let fetched = fetch(&words, bytes);
+    stream.write_all(&[fetched.is_ok().into()])?;
+    Ok(fetched.map_err(|error| error.to_string()))
+}
+
+/// Asks for the file of an offer, and maps it.
+fn fetch(words: &[u8; OFFER_BYTES], bytes: usize) -> io::Result<Mapped> {
+    let address = SocketAddrUnix::new_abstract_name(name(words).as_bytes())?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // Connects at once or not at all: the other end listens.
+    connect(&socket, &address)?;
+    let mut stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(STEP))?;
+    if !is_of_this_user(&stream) {
+        return Err(ErrorKind::PermissionDenied.into());
+    }
+    stream.write_all(&words[SECRET_BYTES..])?;
+    let file = receive_file(&stream)?;
+    Mapped::of_file(file.as_fd(), bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::{
+        fs::File,
+        net::TcpListener,
+        os::fd::BorrowedFd,
+        sync::atomic::Ordering,
+        thread::{scope, spawn},
+    };
+
+    use super::*;
+
+    const BYTES: usize = 1 << 16;
+
+    fn connection() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (one, listener.accept().unwrap().0)
+    }
+
+    fn within(time: Duration) -> Instant {
+        Instant::now() + time
+    }
+
+    fn memfd(bytes: u64, seals: SealFlags, flags: MemfdFlags) -> OwnedFd {
+        let flags = flags | MemfdFlags::ALLOW_SEALING;
+        let file = memfd_create("other", flags).unwrap();
+        ftruncate(&file, bytes).unwrap();
+        fcntl_add_seals(&file, seals).unwrap();
+        file
+    }
+
+    #[test]
+    fn both_have_the_memory_and_nobody_shortens_it() {
+        let (one, other) = connection();
+        let giving = spawn(move || agree(&one, true, BYTES, within(STEP)));
+        let taken = agree(&other, false, BYTES, within(STEP)).unwrap().unwrap();
+        let given = giving.join().unwrap().unwrap().unwrap();
+        given.u64(BYTES - 8).store(7, Ordering::Relaxed);
+        assert_eq!(taken.u64(BYTES - 8).load(Ordering::Relaxed), 7);
+        let (file, _) = make(BYTES).unwrap();
+        assert!(ftruncate(&file, 0).is_err() && ftruncate(&file, 1 << 20).is_err());
+    }
+
+    /// Runs a process that offers, and then gives this file, or hangs up.
+    fn taken_of(file: Option<BorrowedFd<'_>>) -> String {
+        let (one, other) = connection();
+        let mut offer = Offer::make(BYTES).unwrap();
+        (&one).write_all(&offer.words).unwrap();
+        offer.listener.set_nonblocking(false).unwrap();
+        scope(|scope| {
+            scope.spawn(|| {
+                let (mut guest, _) = offer.listener.accept().unwrap();
+                guest.read_exact(&mut offer.words[..SECRET_BYTES]).unwrap();
+                if let Some(file) = file {
+                    send_file(&guest, &file.try_clone_to_owned().unwrap()).unwrap();
+                }
+            });
+            let taken = agree(&other, false, BYTES, within(STEP)).unwrap();
+            let mut verdict = [9];
+            (&one).read_exact(&mut verdict).unwrap();
+            assert_eq!(verdict, [taken.is_ok().into()]);
+            taken.map_or_else(|why| why, |_| String::new())
+        })
+    }
+
+    #[test]
+    fn a_file_that_may_become_shorter_or_has_other_pages_is_not_mapped() {
+        let (all, none) = (SealFlags::SHRINK | SealFlags::GROW, SealFlags::empty());
+        let plain = MemfdFlags::CLOEXEC;
+        let right = memfd(BYTES as u64, all, plain);
+        assert_eq!(taken_of(Some(right.as_fd())), "");
+        for wrong in [
+            memfd(BYTES as u64, none, plain),
+            memfd(BYTES as u64 - 4096, all, plain),
+            memfd(BYTES as u64 + 4096, all, plain),
+        ] {
+            assert!(!taken_of(Some(wrong.as_fd())).is_empty());
+        }
+        let null = File::open("/dev/zero").unwrap();
+        assert!(!taken_of(Some(null.as_fd())).is_empty());
+        let ordinary = tempfile::tempfile().unwrap();
+        ordinary.set_len(BYTES as u64).unwrap();
+        assert!(!taken_of(Some(ordinary.as_fd())).is_empty());
+        assert!(!taken_of(None).is_empty());
+    }
+
+    #[test]
+    fn without_memory_there_or_here_the_connection_stays() {
+        let (one, other) = connection();
+        (&one).write_all(&[0; OFFER_BYTES]).unwrap();
+        let why = agree(&other, false, BYTES, within(STEP)).unwrap();
+        assert!(why.unwrap_err().contains("could not make"));
+        // Nobody listens by that name.
+        (&one).write_all(&[7; OFFER_BYTES]).unwrap();
+        assert!(agree(&other, false, BYTES, within(STEP)).unwrap().is_err());
+        let mut said = [9];
+        (&one).read_exact(&mut said).unwrap();
+        assert_eq!(said, [0]);
+        (&one).write_all(&[0]).unwrap();
+        let why = agree(&other, true, BYTES, within(STEP)).unwrap();
+        assert!(why.unwrap_err().contains("could not take"));
+    }
+
+    #[test]
+    fn who_says_nothing_or_claims_to_have_it_ends_the_meeting_in_time() {
+        let soon = || within(Duration::from_millis(20));
+        for gives in [false, true] {
+            let (_silent, other) = connection();
+            let late = agree(&other, gives, BYTES, soon()).unwrap_err();
+            assert_eq!(late.kind(), ErrorKind::TimedOut);
+            let (one, other) = connection();
+            drop(one);
+            assert!(agree(&other, gives, BYTES, within(STEP)).is_err());
+        }
+        let (one, other) = connection();
+        (&one).write_all(&[1]).unwrap();
+        let claimed = agree(&other, true, BYTES, within(STEP)).unwrap_err();
+        assert_eq!(claimed.kind(), ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn a_stranger_without_the_secret_gets_no_file() {
+        let mut offer = Offer::make(BYTES).unwrap();
+        let address = SocketAddr::from_abstract_name(name(&offer.words)).unwrap();
+        for secret in [&[0; SECRET_BYTES][..], &[1; 3]] {
+            let mut stranger = UnixStream::connect_addr(&address).unwrap();
+            stranger.write_all(secret).unwrap();
+            stranger.shutdown(std::net::Shutdown::Write).unwrap();
+            offer.serve();
+            assert!(!offer.is_taken && receive_file(&stranger).is_err());
+        }
+    }
+}
