@@ -598,6 +598,9 @@ private:
         detail::store((uint64_t *)of_.doorbell, detail::pair(index << 8, of_.qpn << 8));
         write(detail::RUNG, ready);
         has_rung_ = true;
+#ifndef __CUDA_ARCH__
+        if (read(detail::ASLEEP) != 0) outboard_net_rouse(of_.doorbell);
+#endif
     }
 
     OUTBOARD_NET_CALL Failure post_alone(detail::Block &block, uint32_t opcode, uint64_t timeout_ns, uint64_t *ticket)

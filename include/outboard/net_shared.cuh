@@ -75,6 +75,7 @@ enum Counter {
     RESERVED = 0, USED = 8, RINGING = 16, RUNG = 24, DONE = 32, ERROR = 40, BASE = 48, FORCED = 56,
     CONSUMED = 64, RECEIVES_RESERVED = 72, RECEIVES_READY = 80, RECEIVES_CONSUMED = 88, FORCING = 96,
     TAKEN = 104, // receives of the peer that messages have taken, of nvlink
+    ASLEEP = 112, // 1 while an adapter in software sleeps, which a thread of the CPU can wake
 };
 
 OUTBOARD_NET_CALL uint64_t big(uint64_t value)

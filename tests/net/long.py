@@ -71,6 +71,7 @@ def main() -> None:
     head = {
         "date": datetime.date.today().isoformat(),
         "machine": f"{os.cpu_count()} CPUs, {platform.machine()}, Linux {platform.release()}",
+        "versions": [said("rustc", "--version"), said("g++", "--version")],
         "commit": said("git", "rev-parse", "--short", "HEAD"),
         "seed": seed,
         "load_before": os.getloadavg()[0],

@@ -34,6 +34,8 @@ pub(crate) const RECEIVES_RESERVED: usize = 576;
 pub(crate) const RECEIVES_READY: usize = 640;
 pub(crate) const RECEIVES_CONSUMED: usize = 704;
 const FORCING: usize = 768;
+/// Word that is 1 while the adapter sleeps, of counters on the host.
+pub(crate) const ASLEEP: usize = 896;
 pub(crate) const SCRATCH: usize = 1024;
 pub(crate) const COMPLETION: usize = 1088;
 pub(crate) const RECORD: usize = 1152;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    Access, Error, Meeting, Network, Provider, Way, Window,
+    Access, Error, Meeting, Network, Provider, Way, Window, bell,
     block::{self, Export},
     endpoint::Endpoint,
     layout::Layout,
@@ -321,6 +321,12 @@ pub unsafe extern "C" fn outboard_net_meet(
             .meet(qpn, meeting, mine)
             .map(|window| *theirs = window),
     )
+}
+
+/// Wakes the adapter of a doorbell of this process; other addresses wake nobody.
+#[unsafe(no_mangle)]
+pub extern "C" fn outboard_net_rouse(doorbell: u64) {
+    bell::rouse(doorbell);
 }
 
 /// Returns how entries of a queue reach the other process: `shm` or `tcp`; null if it has not met

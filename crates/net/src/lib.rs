@@ -23,6 +23,7 @@
 //! It is no adapter: queue pairs are connected among themselves, or to those of another process.
 
 mod adapter;
+mod bell;
 mod block;
 pub mod capi;
 mod claim;

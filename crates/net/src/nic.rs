@@ -43,6 +43,16 @@ struct Sleeper {
 }
 
 impl Shared {
+    /// Makes an adapter that has no thread yet.
+    pub(crate) fn new(network: Network) -> Shared {
+        Shared {
+            adapter: Arc::new(Mutex::new(Adapter::new(network))),
+            wanted: Arc::new(AtomicU32::new(0)),
+            sleeper: Arc::default(),
+            start: Instant::now(),
+        }
+    }
+
     fn poll(&self) -> usize {
         // The time is looked at with the adapter locked, so that it never goes back.
         let mut adapter = self.adapter.lock();
@@ -86,15 +96,20 @@ impl Shared {
         self.adapter.lock().announce(is_told);
     }
 
-    /// Sleeps until somebody rouses, or a time is over. Returns true if somebody has.
+    /// Sleeps until somebody rouses, or a time is over. Returns true if there was work or a call.
     fn sleep(&self, rest: &mut Rest) -> bool {
-        let is_waiting = self.adapter.lock().is_waiting();
+        let mut adapter = self.adapter.lock();
+        let time = rest.time(Instant::now(), adapter.is_waiting());
         self.sleeper.is_asleep.store(true, Ordering::SeqCst);
-        if !self.sleeper.is_roused.load(Ordering::SeqCst) {
-            park_timeout(rest.time(Instant::now(), is_waiting));
+        adapter.lie_down(true);
+        let done = adapter.poll(self.start.elapsed().as_nanos() as u64);
+        drop(adapter);
+        if done == 0 && !self.sleeper.is_roused.load(Ordering::SeqCst) {
+            park_timeout(time);
         }
         self.sleeper.is_asleep.store(false, Ordering::SeqCst);
-        self.sleeper.is_roused.swap(false, Ordering::SeqCst)
+        self.adapter.lock().lie_down(false);
+        self.sleeper.is_roused.swap(false, Ordering::SeqCst) || done > 0
     }
 
     fn run(&self, stop: &AtomicBool, longest: Duration) {
@@ -136,12 +151,7 @@ impl Nic {
     pub fn start(network: Network) -> Result<Nic, Error> {
         network.check()?;
         let longest = longest()?;
-        let shared = Shared {
-            adapter: Arc::new(Mutex::new(Adapter::new(network))),
-            wanted: Arc::new(AtomicU32::new(0)),
-            sleeper: Arc::default(),
-            start: Instant::now(),
-        };
+        let shared = Shared::new(network);
         let stop = Arc::new(AtomicBool::new(false));
         let run = {
             let (shared, stop) = (shared.clone(), stop.clone());
@@ -179,5 +189,44 @@ impl Drop for Nic {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::{
+        bell::{Bell, rouse},
+        memory::Mapped,
+    };
+
+    /// A sleep without end for this test: it returns since it was roused before.
+    #[test]
+    fn a_doorbell_wakes_its_adapter_and_no_other() {
+        let [one, other] = [0, 1].map(|seed| {
+            Shared::new(Network {
+                seed,
+                ..Network::default()
+            })
+        });
+        let word = Mapped::allocate(8).unwrap();
+        one.with(|adapter| adapter.tell_posters(word.clone()));
+        let is_roused = |of: &Shared| of.sleeper.is_roused.load(Ordering::SeqCst);
+        let bells = [Bell::hang(16, one.clone()), Bell::hang(24, other.clone())];
+        rouse(8);
+        assert!(!is_roused(&one) && !is_roused(&other));
+        rouse(16);
+        assert!(is_roused(&one) && !is_roused(&other));
+        let mut rest = Rest::new(Duration::from_secs(3600));
+        assert!(one.sleep(&mut rest) && !is_roused(&one));
+        drop(bells);
+        rouse(16);
+        assert!(!is_roused(&one));
+        one.with(|adapter| adapter.lie_down(true));
+        assert_eq!(word.u64(0).load(Ordering::Relaxed), 1);
+        assert!(!one.sleep(&mut rest));
+        assert_eq!(word.u64(0).load(Ordering::Relaxed), 0, "it is up again");
     }
 }

@@ -4,9 +4,10 @@ use std::sync::atomic::Ordering;
 
 use crate::{
     adapter::{PairSetup, RECEIVE_BYTES, Retries},
+    bell::Bell,
     block::{
-        Block, COMPLETION, DOORBELL, Export, Options, PAGE, PAGE_BYTES, PATIENT, RECORD, SCRATCH,
-        WITHOUT_END,
+        ASLEEP, Block, COMPLETION, DOORBELL, Export, Options, PAGE, PAGE_BYTES, PATIENT, RECORD,
+        SCRATCH, WITHOUT_END,
     },
     completions::CompletionsSetup,
     cqe::CQE_BYTES,
@@ -22,6 +23,7 @@ const DOMAIN: u32 = 1;
 /// A queue pair and its block of memory.
 #[derive(Debug)]
 pub struct Queue {
+    _bell: Bell,
     block: Block,
     completions: u32,
     receive_completions: u32,
@@ -42,7 +44,9 @@ impl Queue {
             let scratch = block.part(SCRATCH, 64)?;
             let scratch_key = adapter.register(DOMAIN, scratch, Access::LOCAL_WRITE)?;
             let export = block.export(qpn, scratch_key);
+            adapter.tell_posters(block.part(ASLEEP, 8)?);
             Ok(Queue {
+                _bell: Bell::hang(export.doorbell, nic.shared()),
                 block,
                 completions,
                 receive_completions,

@@ -18,7 +18,10 @@ mod work;
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{Ordering, fence},
+    },
 };
 
 use crate::{
@@ -28,6 +31,7 @@ use crate::{
     error::Error,
     faults::{Network, Wire},
     keys::{Access, Keys},
+    memory::Mapped,
 };
 pub(crate) use carried::Call;
 use carried::Carried;
@@ -130,6 +134,8 @@ pub struct Adapter {
     outgoing: HashMap<usize, Outgoing>,
     /// Rings that carry such frames.
     carried: Vec<Carried>,
+    /// Words by which posters see that they have to rouse.
+    told: Vec<Mapped>,
 }
 
 impl Adapter {
@@ -148,6 +154,7 @@ impl Adapter {
             order: 0,
             outgoing: HashMap::new(),
             carried: Vec::new(),
+            told: Vec::new(),
         }
     }
 
@@ -373,6 +380,19 @@ impl Adapter {
             done += self.serve(number);
         }
         done + self.carry_out()
+    }
+
+    /// Lets posters see by a word that the adapter sleeps.
+    pub(crate) fn tell_posters(&mut self, word: Mapped) {
+        self.told.push(word);
+    }
+
+    /// Says to posters that this adapter sleeps, or does not. A post before it is seen by a poll.
+    pub(crate) fn lie_down(&self, is_asleep: bool) {
+        for word in &self.told {
+            word.u64(0).store(is_asleep.into(), Ordering::Relaxed);
+        }
+        fence(Ordering::SeqCst);
     }
 
     /// Returns true if something is going to happen by itself, after a time or at another thread's

@@ -1,0 +1,36 @@
+//! Doorbells of this process's queues: who has rung one while the adapter sleeps, wakes it by it.
+
+use std::collections::BTreeMap;
+
+use parking_lot::Mutex;
+
+use crate::nic::Shared;
+
+/// Adapters by the addresses of their doorbells.
+static BELLS: Mutex<BTreeMap<u64, Shared>> = Mutex::new(BTreeMap::new());
+
+/// A doorbell that wakes its adapter until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Bell(u64);
+
+impl Bell {
+    pub(crate) fn hang(doorbell: u64, adapter: Shared) -> Bell {
+        BELLS.lock().insert(doorbell, adapter);
+        Bell(doorbell)
+    }
+}
+
+impl Drop for Bell {
+    fn drop(&mut self) {
+        let adapter = BELLS.lock().remove(&self.0);
+        drop(adapter);
+    }
+}
+
+/// Wakes the adapter of a doorbell. Other addresses wake nobody.
+pub(crate) fn rouse(doorbell: u64) {
+    let adapter = BELLS.lock().get(&doorbell).cloned();
+    if let Some(adapter) = adapter {
+        adapter.rouse();
+    }
+}
