@@ -121,7 +121,8 @@ enum outboard_net_meeting {
 // at a loopback address of one network namespace, else over tcp; OUTBOARD_NET_WAY of the environment says `shm` or `tcp`.
 int outboard_net_meet(const struct outboard_net *net, uint32_t qpn, const char *address, int how, uint32_t timeout_ms,
                       const struct outboard_net_window *mine, struct outboard_net_window *theirs);
-// Wakes the adapter in software of a queue's doorbell: called by net.cuh where it sees that it sleeps.
+// Wakes the adapter in software of a queue's doorbell. net.cuh calls it for threads of the CPU; a kernel cannot, so that a
+// program may do so just before it launches one.
 void outboard_net_rouse(uint64_t doorbell);
 // "shm" or "tcp", as the queue's entries travel; null if it has not met one of another process by an adapter.
 const char *outboard_net_way_of(const struct outboard_net *net, uint32_t qpn);

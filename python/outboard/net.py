@@ -165,6 +165,10 @@ class Queue:
         way: bytes | None = said(self._endpoint._adapter.net, c_uint32(self.exported.qpn))
         return way.decode() if way else None
 
+    def rouse(self) -> None:
+        """Wakes the adapter in software, before a kernel is launched that posts: a kernel's post wakes nobody."""
+        self._endpoint._library.outboard_net_rouse(c_uint64(self.exported.doorbell))
+
     def reset(self) -> None:
         """Puts the queue back after a failure: tickets from before are stale, and it has to be connected again."""
         self._endpoint._call("outboard_net_reset", c_uint32(self.exported.qpn))

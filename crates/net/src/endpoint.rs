@@ -98,6 +98,12 @@ impl OfAdapter {
             .cloned()
             .ok_or(Error::NoPair(qpn))
     }
+
+    /// Returns the adapter, awake: a program that sets something up is about to post.
+    fn awake(&self) -> &Nic {
+        self.nic.rouse();
+        &self.nic
+    }
 }
 
 impl Endpoint for OfAdapter {
@@ -108,7 +114,7 @@ impl Endpoint for OfAdapter {
     unsafe fn register(&self, at: *mut c_void, bytes: u64, access: Access) -> Result<u32, Error> {
         // SAFETY: the caller keeps the memory mapped.
         let memory = unsafe { mapped(at, bytes, access.writes()) }?;
-        self.nic
+        self.awake()
             .with(|adapter| adapter.register(DOMAIN, memory, access))
     }
 
@@ -120,7 +126,7 @@ impl Endpoint for OfAdapter {
     ) -> Result<Export, Error> {
         // SAFETY: the caller keeps the memory mapped.
         let memory = unsafe { mapped(at, bytes, true) }?;
-        let queue = Queue::create(&self.nic, memory, options)?;
+        let queue = Queue::create(self.awake(), memory, options)?;
         let export = queue.export();
         self.queues.lock().insert(export.qpn, Arc::new(queue));
         Ok(export)
@@ -129,7 +135,7 @@ impl Endpoint for OfAdapter {
     fn connect(&self, one: u32, other: u32) -> Result<(), Error> {
         let queues = self.queues.lock();
         let find = |qpn| queues.get(&qpn).ok_or(Error::NoPair(qpn));
-        Queue::connect(&self.nic, find(one)?, find(other)?)
+        Queue::connect(self.awake(), find(one)?, find(other)?)
     }
 
     fn meet(&self, qpn: u32, meeting: Meeting<'_>, mine: Window) -> Result<Window, Error> {
@@ -138,6 +144,7 @@ impl Endpoint for OfAdapter {
         // An earlier connection ends here, outside the lock.
         let earlier = self.links.lock().insert(qpn, link);
         drop(earlier);
+        self.nic.rouse();
         Ok(window)
     }
 
@@ -148,7 +155,7 @@ impl Endpoint for OfAdapter {
     fn reset(&self, qpn: u32) -> Result<(), Error> {
         let queues = self.queues.lock();
         let queue = queues.get(&qpn).ok_or(Error::NoPair(qpn))?;
-        queue.reset(&self.nic)
+        queue.reset(self.awake())
     }
 
     unsafe fn reset_counters(&self, qpn: u32, counters: *mut c_void) -> Result<(), Error> {

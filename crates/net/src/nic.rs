@@ -177,6 +177,11 @@ impl Nic {
             .with(|adapter| adapter.poll(self.shared.start.elapsed().as_nanos() as u64));
     }
 
+    /// Wakes the thread, if somebody is about to post who cannot.
+    pub fn rouse(&self) {
+        self.shared.rouse();
+    }
+
     pub(crate) fn shared(&self) -> Shared {
         self.shared.clone()
     }

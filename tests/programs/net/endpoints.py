@@ -69,6 +69,7 @@ def put(
     there: net.Window,
     failed: c_void_p,
 ) -> None:
+    queue.rouse()
     target = (c_uint64(there.address), c_uint32(there.key), c_uint64(WORDS), c_uint64(number), failed)
     launch(produce, 32, queue.exported, outbox.at, c_uint32(sent.key), *target)
     assert answer.words[0] == 0 or number > ROUNDS, f"failure {answer.words[0]:#x}"

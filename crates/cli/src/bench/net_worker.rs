@@ -120,6 +120,7 @@ impl<'d> Held<'d> {
         let place = self.memory(size_of::<Work>())?;
         place.write(0, work.bytes());
         let arguments = Arguments::new(&[place.address()]);
+        nic.rouse();
         self.driver.launch(function, case.threads, &arguments)?;
         self.driver.synchronize()?;
         let word = |at: usize| times.u64(at * 8).load(Ordering::Acquire);
