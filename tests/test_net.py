@@ -159,14 +159,27 @@ def test_threads_of_the_cpu_load_and_store_themselves(soak_on_cpu: Path, message
     is_right(run(messages_on_cpu, "thread 8 4 50 6 5 16 1 0 1", "nvlink"))
 
 
-def test_threads_of_the_cpu_post_to_an_adapter_that_takes_commands(
+def test_threads_of_the_cpu_post_to_adapters_by_commands_and_by_verbs(
     soak_on_cpu: Path, messages_on_cpu: Path, tmp_path: Path
 ) -> None:
-    """The stand-ins of `outboard nic run` have the commands, rings and doorbells of a real one."""
+    """The stand-ins of `outboard nic run` have the commands, rings and doorbells of a real one, and its verbs."""
     cases = [(soak_on_cpu, "1 200 5 0 1"), (soak_on_cpu, "16 20 6 0 3 host 1")]
     cases += [(messages_on_cpu, "thread 8 4 50 6 5 16 1 0 1"), (messages_on_cpu, "thread 6 6 30 6 3 33 0 0 2")]
     for program, case in cases:
-        is_right(run(program, case, "mlx5", OUTBOARD, "nic", "run", "--fabric", tmp_path, "--"))
+        for provider in ("mlx5", "proxy"):
+            is_right(run(program, case, provider, OUTBOARD, "nic", "run", "--fabric", tmp_path, "--"))
+
+
+@pytest.mark.parametrize("case", ["soak 32 10 6 0 3", "soak 1 20 5 0 1 gpu 4", "messages warp 2 2 12 6 3 33 0 0 3"])
+def test_a_thread_posts_for_kernels(
+    server: Server, soak_on_gpu: Path, messages_on_gpu: Path, tmp_path: Path, case: str
+) -> None:
+    """By verbs, to a device of `outboard nic run`: kernels need no doorbell that a GPU reaches."""
+    name, *arguments = case.split()
+    program = {"soak": soak_on_gpu, "messages": messages_on_gpu}[name]
+    remote = [OUTBOARD, "run", "--gpu", server.urls["shm"], "--"]
+    under = [OUTBOARD, "nic", "run", "--fabric", tmp_path, "--", *remote]
+    is_right(run(program, " ".join(arguments), "proxy", *under))
 
 
 def test_kernels_of_two_processes_exchange_data(server: Server, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ enum outboard_net_provider {
     OUTBOARD_NET_MLX5,    // an adapter in hardware
     OUTBOARD_NET_NIC,     // the adapter in software
     OUTBOARD_NET_NVLINK,  // loads and stores of the threads that post
-    OUTBOARD_NET_PROXY,   // a thread of the CPU that posts for kernels
+    OUTBOARD_NET_PROXY,   // a thread of the program that posts for kernels, by verbs
 };
 
 // The provider, and the network between queues of NIC. Zeroed, it loses nothing and takes no time. At most 1,000,000 of

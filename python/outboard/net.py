@@ -11,7 +11,7 @@
 
 The adapter is one in software in this process: it reads and writes host memory, so tensors are pinned or ordinary ones
 of the host, and memory of a GPU is refused. Kernels reach what is pinned and mapped. With `Endpoint(provider="nvlink")`
-kernels load and store themselves, and memory of a GPU is taken, too, as it is by real adapters (`provider="mlx5"`).
+kernels load and store themselves, and memory of a GPU is taken, too, as it is by RDMA devices (`mlx5`, `proxy`).
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 use std::{collections::HashMap, env, ffi::c_void, os::fd::OwnedFd, sync::Arc, time::SystemTime};
 
 use outboard_verbs::{
-    self as verbs, Chosen, DeviceMemory, Domain, Lasting, Mlx5, Options, PSN_MASK, Reach, Region,
-    Remote, choose, devices,
+    self as verbs, Chosen, DeviceMemory, Domain, Lasting, Mlx5, Options, PSN_MASK, Piece, Reach,
+    Region, Remote, choose, devices,
 };
 use parking_lot::RwLock;
 
-use crate::{driver, error::Error, keys::Access, mapping::is_mapped};
+use crate::{driver, error::Error, keys::Access, mapping::is_mapped, wqe::Segment};
 
 /// Options for the device, as links have them: `device=mlx5_0&port=1&gid=3`.
 const VARIABLE: &str = "OUTBOARD_RDMA";
@@ -19,7 +19,7 @@ const PAGE_BYTES: u64 = 4096;
 
 /// An opened device, a domain of it, and what is registered there.
 pub(crate) struct Device {
-    regions: RwLock<HashMap<u32, Region>>,
+    regions: RwLock<HashMap<u32, (Region, Access)>>,
     pub(crate) domain: Arc<Domain>,
     pub(crate) chosen: Chosen,
 }
@@ -94,7 +94,7 @@ impl Device {
             0 => region.lkey(),
             key => key,
         };
-        self.regions.write().insert(key, region);
+        self.regions.write().insert(key, (region, access));
         Ok(key)
     }
 
@@ -125,10 +125,27 @@ impl Device {
         })
     }
 
-    /// Returns the local key of bytes that are registered by a key, and may be written if that is
-    /// asked for.
+    /// Returns the key that this side has for memory that is registered by a key.
     pub(crate) fn local_key(&self, key: u32) -> Option<u32> {
-        self.regions.read().get(&key).map(Region::lkey)
+        self.regions
+            .read()
+            .get(&key)
+            .map(|(region, _)| region.lkey())
+    }
+
+    /// Returns registered bytes as requests of this side name them.
+    pub(crate) fn piece(&self, segment: &Segment, access: Access) -> Option<Piece> {
+        let regions = self.regions.read();
+        let (region, permitted) = regions.get(&segment.lkey)?;
+        let offset = segment.address.checked_sub(region.address())?;
+        let end = offset.checked_add(segment.bytes())?;
+        let is_permitted =
+            end <= region.len() as u64 && (access == Access::LOCAL_READ || permitted.writes());
+        is_permitted.then(|| Piece {
+            address: segment.address,
+            len: segment.bytes() as u32,
+            lkey: region.lkey(),
+        })
     }
 
     /// Names the device, and the port and address that are used.
@@ -151,6 +168,12 @@ impl Device {
             mtu: self.chosen.mtu,
         }
     }
+}
+
+/// Says which device there is.
+pub(crate) fn any() -> Result<String, Error> {
+    let (device, ()) = Device::open(|_| Ok(()))?;
+    Ok(device.described())
 }
 
 /// Says which mlx5 adapter there is that takes commands and gives pages with doorbells.

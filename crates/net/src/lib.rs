@@ -16,7 +16,8 @@
 //!
 //! - [`Provider`] is how an endpoint of a program executes operations: by the adapter, or by
 //!   loads and stores of the threads that post, which need only to know what they may reach.
-//! - `mlx5` has queues of real adapters; `device` opens one, and registers memory with it.
+//! - `mlx5` has queues of real adapters, `proxy` a thread that posts to any RDMA device what it
+//!   reads in queues; `device` opens one, and registers memory with it.
 //! - [`Link`] joins queues of two processes: entries travel by memory of both, or over tcp
 //!   ([`Way`]).
 //!
@@ -47,9 +48,11 @@ mod nic;
 mod nvlink;
 mod open;
 mod provider;
+mod proxy;
 mod queue;
 mod reach;
 mod rest;
+mod ring;
 mod rings;
 mod shared;
 mod syndrome;
@@ -75,5 +78,5 @@ pub use nic::Nic;
 pub use provider::{PROVIDER_VARIABLE, Provider};
 pub use queue::Queue;
 pub use rest::SLEEP_VARIABLE;
-pub use syndrome::Syndrome;
+pub use syndrome::{STATUSES, Syndrome};
 pub use way::{WAY_VARIABLE, Way};

@@ -7,6 +7,7 @@ use crate::{
     mlx5::Mlx5,
     nvlink::Nvlink,
     provider::Provider,
+    proxy::Proxy,
 };
 
 /// Opens an endpoint of the provider that was asked for, or of one that is chosen here.
@@ -23,9 +24,6 @@ pub(crate) fn open(asked: Option<Provider>, network: Network) -> Result<Box<dyn 
         Provider::Nic => Ok(Box::new(OfAdapter::start(network)?)),
         Provider::Mlx5 => Ok(Box::new(Mlx5::open()?)),
         Provider::Nvlink => Ok(Box::new(Nvlink::default())),
-        other => Err(Error::Impossible {
-            provider: other.name().to_string_lossy().into(),
-            why: "not in this release".into(),
-        }),
+        Provider::Proxy => Ok(Box::new(Proxy::open()?)),
     }
 }

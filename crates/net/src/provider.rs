@@ -90,7 +90,9 @@ impl Provider {
             Provider::Nvlink => {
                 Ok("loads and stores of the threads that post, to memory that they reach".into())
             }
-            Provider::Proxy => Err("not in this release".into()),
+            Provider::Proxy => device::any()
+                .map(|device| format!("a thread of the program that posts to {device}"))
+                .map_err(|error| error.to_string()),
         }
     }
 }

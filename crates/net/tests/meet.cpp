@@ -1,6 +1,7 @@
 // Two processes with an adapter each: every operation between them, failures, a second meeting, a peer that dies, and one
 // that is killed in the midst of its writes.
-//   meet PORT WAY
+//   meet PORT WAY [DEVICE]    WAY is none of devices
+// With DEVICE, as OUTBOARD_RDMA names one, the process that is written to uses that.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -51,11 +52,18 @@ struct End {
                outboard_net_queue_create(net, memory, bytes, &options, &of) == 0;
     }
 
+    // Devices have no such way.
+    bool is_by_way() const
+    {
+        const char *by = outboard_net_way_of(net, of.qpn);
+        return std::strcmp(by ? by : "none", way) == 0;
+    }
+
     bool meet(const char *address, bool listens)
     {
         outboard_net_window mine = {(uint64_t)area, sizeof(Area), key, 0};
         return outboard_net_meet(net, of.qpn, address, listens, 60000, &mine, &theirs) == 0 && theirs.bytes == sizeof(Area) &&
-               std::strcmp(outboard_net_way_of(net, of.qpn), way) == 0;
+               is_by_way();
     }
 };
 
@@ -181,21 +189,31 @@ static int kill_it(const char *address, pid_t child)
     return 0;
 }
 
-int main(int, char **values)
+int main(int count, char **values)
 {
     const char *name = "both";
     std::string address = std::string("127.0.0.1:") + values[1];
     way = values[2];
+    // All begin before a device is used, which a child of fork would not have. The writer waits for its turn.
+    int turn[2];
+    EXPECT(pipe(turn) == 0);
+    pid_t writer = fork();
+    EXPECT(writer >= 0);
+    if (writer == 0) {
+        char begins = 0;
+        close(turn[1]);
+        _exit(read(turn[0], &begins, 1) == 1 ? write_on(address.c_str()) : 1);
+    }
     pid_t child = fork();
     EXPECT(child >= 0);
+    if (child == 0) close(turn[1]);
+    if (child == 0 && count > 3) setenv("OUTBOARD_RDMA", values[3], 1);
     if (child == 0) _exit(serve(address.c_str()));
     int failed = use(address.c_str()), status = 0;
     if (failed) return 1;
     EXPECT(waitpid(child, &status, 0) == child && status == 0);
-    child = fork();
-    EXPECT(child >= 0);
-    if (child == 0) _exit(write_on(address.c_str()));
-    failed = kill_it(address.c_str(), child);
-    EXPECT(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
+    EXPECT(write(turn[1], "", 1) == 1);
+    failed = kill_it(address.c_str(), writer);
+    EXPECT(waitpid(writer, &status, 0) == writer && WIFSIGNALED(status));
     return failed;
 }

@@ -333,7 +333,7 @@ int nonsense_of_networks()
                                 std::pair{outboard_net_options{1, 0, 0, 0, 0, 5}, "there is no provider 5: auto, mlx5, nic, nvlink, proxy are there"}})
         EXPECT(refused(outboard_net_open(&options, &net), why) && net == nullptr);
     // Without a device, and with one that has no network of ours.
-    for (uint32_t provider : {OUTBOARD_NET_MLX5}) {
+    for (uint32_t provider : {OUTBOARD_NET_MLX5, OUTBOARD_NET_PROXY}) {
         outboard_net_options options = {1, 0, 0, 0, has_device(), provider};
         EXPECT(refused(outboard_net_open(&options, &net), has_device() ? "only nic has a network" : " is not possible here: ") && net == nullptr);
     }

@@ -5,7 +5,7 @@
 
 use std::{
     collections::{HashSet, VecDeque},
-    ffi::{c_char, c_int, c_uint, c_void},
+    ffi::{c_char, c_int, c_void},
     fs::File,
     io::{Read, Write},
     os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd},
@@ -17,7 +17,7 @@ use std::{
 };
 
 use outboard_net::{
-    CompletionsSetup, Mapped, Watch,
+    CompletionsSetup, Mapped, STATUSES, Watch,
     cqe::{CQE_BYTES, Completion, Kind},
 };
 use outboard_verbs::abi::*;
@@ -58,21 +58,6 @@ const STATUS: [&str; 22] = [
     "fatal error\0",
     "response timeout error\0",
     "general error\0",
-];
-/// Syndromes of completions, and the states that stand for them.
-const SYNDROMES: [(u8, c_uint); 12] = [
-    (0x01, IBV_WC_LOC_LEN_ERR),
-    (0x02, IBV_WC_LOC_QP_OP_ERR),
-    (0x04, IBV_WC_LOC_PROT_ERR),
-    (0x05, IBV_WC_WR_FLUSH_ERR),
-    (0x06, IBV_WC_MW_BIND_ERR),
-    (0x10, IBV_WC_BAD_RESP_ERR),
-    (0x11, IBV_WC_LOC_ACCESS_ERR),
-    (0x12, IBV_WC_REM_INV_REQ_ERR),
-    (0x13, IBV_WC_REM_ACCESS_ERR),
-    (0x14, IBV_WC_REM_OP_ERR),
-    (0x15, IBV_WC_RETRY_EXC_ERR),
-    (0x16, IBV_WC_RNR_RETRY_EXC_ERR),
 ];
 
 /// Queues that programs have, by their addresses: of events that wait, some are of others.
@@ -157,7 +142,7 @@ fn completed(of: &Completion) -> Option<ibv_wc> {
     let status = match of.is_error() {
         false => IBV_WC_SUCCESS,
         true => {
-            let known = SYNDROMES.iter().find(|(code, _)| *code == of.syndrome);
+            let known = STATUSES.iter().find(|(code, _)| *code == of.syndrome);
             known.map_or(IBV_WC_GENERAL_ERR, |(_, status)| *status)
         }
     };

@@ -7,7 +7,7 @@ use std::{
     net::TcpListener,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
 };
 
 use outboard_nic::{LIBRARIES, SERVING, fabric::VARIABLE};
@@ -25,8 +25,9 @@ fn folder() -> (TempDir, PathBuf) {
     (folder, built)
 }
 
-/// Compiles a program of the net crate's tests, runs it with a provider, and expects success.
-fn run(name: &str, provider: &str, arguments: &[&str]) {
+/// Compiles a program of the net crate's tests, runs it with each provider, all at once, and
+/// expects success.
+fn run(name: &str, arguments: impl Fn() -> Vec<String>) {
     let (folder, built) = folder();
     let net = Path::new(env!("CARGO_MANIFEST_DIR")).join("../net");
     let program = folder.path().join(name);
@@ -39,15 +40,23 @@ fn run(name: &str, provider: &str, arguments: &[&str]) {
         .arg(format!("-Wl,-rpath,{}", built.display()))
         .status();
     assert!(compiled.unwrap().success());
-    let done = Command::new(&program)
-        .args(arguments)
-        .env("LD_LIBRARY_PATH", folder.path())
-        .env(VARIABLE, folder.path().join("fabric"))
-        .env("OUTBOARD_NET_PROVIDER", provider)
-        .output()
-        .unwrap();
-    let said = [done.stdout, done.stderr].concat();
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&said));
+    let started = ["mlx5", "proxy"].map(|provider| {
+        let child = Command::new(&program)
+            .args(arguments())
+            .env("LD_LIBRARY_PATH", folder.path())
+            .env(VARIABLE, folder.path().join("fabric"))
+            .env("OUTBOARD_NET_PROVIDER", provider)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        (provider, child.unwrap())
+    });
+    let done = started.map(|(provider, child)| (provider, child.wait_with_output().unwrap()));
+    for (provider, done) in done {
+        let said = [done.stdout, done.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        assert!(done.status.success(), "{provider}: {said}");
+    }
 }
 
 fn free_port() -> String {
@@ -56,11 +65,11 @@ fn free_port() -> String {
 }
 
 #[test]
-fn errors_of_mlx5_reach_waiting_threads_and_a_reset_begins_again() {
-    run("reset", "mlx5", &[]);
+fn errors_reach_waiting_threads_and_a_reset_begins_again() {
+    run("reset", Vec::new);
 }
 
 #[test]
-fn two_processes_with_mlx5_exchange_data_and_survive_each_other() {
-    run("meet", "mlx5", &[&free_port()]);
+fn two_processes_exchange_data_and_survive_each_other() {
+    run("meet", || vec![free_port(), "none".into()]);
 }

@@ -59,6 +59,8 @@ pub struct Chosen {
     pub gid: [u8; 16],
     /// In bytes.
     pub mtu: u16,
+    /// Most bytes of a message.
+    pub message_bytes_max: u32,
     pub traffic_class: u8,
     pub pkey_index: u16,
     /// Without the bit that marks full members.
@@ -208,6 +210,7 @@ fn use_of(
         gid_index: gid.index,
         gid: gid.gid,
         mtu,
+        message_bytes_max: attr.max_msg_sz,
         traffic_class: options.traffic_class.unwrap_or(0),
         pkey_index,
         partition,

@@ -11,6 +11,7 @@
 //!                      └─► completions ─► pair ─► queue      a connection, to which requests
 //!                                        request ──┘         are posted
 //!
+//!  completions ─► connection   a connection to which any operation is posted
 //!  abi ─► mlx5           queues in a program's memory, to which others than this process post
 //! ```
 //!
@@ -24,6 +25,7 @@
 pub mod abi;
 mod choose;
 mod completions;
+mod connection;
 mod device;
 mod domain;
 mod error;
@@ -38,6 +40,7 @@ mod region;
 mod request;
 
 pub use choose::{AckTimeout, Chosen, Device, Port, check, choose, devices, is_v4, mtu_code};
+pub use connection::{Connection, Data, Done, SEGMENTS_MAX, Target, Work};
 pub use device::Context;
 pub use domain::Domain;
 pub use error::Error;

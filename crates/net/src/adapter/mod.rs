@@ -35,7 +35,7 @@ use crate::{
 };
 pub(crate) use carried::Call;
 use carried::Carried;
-use receiver::Receiver;
+pub(crate) use receiver::Receiver;
 pub use receiver::{RECEIVE_BYTES, SharedReceives};
 pub use remote::REMOTE_BYTES_MAX;
 pub(crate) use remote::{HEADER_BYTES, Header, Sink};
@@ -43,6 +43,7 @@ use remote::{Outgoing, TIMEOUT_NS};
 pub use sender::Retries;
 use sender::Sender;
 pub use setup::PairSetup;
+pub(crate) use work::ATOMIC_BYTES;
 use work::Answer;
 
 /// Queue pairs of an adapter.

@@ -47,7 +47,7 @@ impl SharedReceives {
 }
 
 #[derive(Debug)]
-pub(super) struct Receiver {
+pub(crate) struct Receiver {
     ring: Option<(Mapped, u32)>,
     record: Mapped,
     consumer: u16,
@@ -59,7 +59,7 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    pub(super) fn new(ring: Option<(Mapped, u32)>, record: Mapped) -> Receiver {
+    pub(crate) fn new(ring: Option<(Mapped, u32)>, record: Mapped) -> Receiver {
         Receiver {
             ring,
             record,
@@ -71,7 +71,7 @@ impl Receiver {
     }
 
     /// Returns the index of the next receive that is posted, and its memory, if it has any.
-    pub(super) fn next(&self) -> Option<(u16, Option<Segment>)> {
+    pub(crate) fn next(&self) -> Option<(u16, Option<Segment>)> {
         let (ring, log, posted, consumer) = match &self.shared {
             Some(shared) => {
                 let posted = shared.posted.load(Ordering::Acquire);
@@ -105,7 +105,7 @@ impl Receiver {
         Some((consumer, (!is_empty).then_some(segment)))
     }
 
-    pub(super) fn take(&mut self) {
+    pub(crate) fn take(&mut self) {
         match &self.shared {
             // Wraps around. The adapter alone changes it, and is locked.
             Some(shared) => drop(shared.consumer.fetch_add(1, Ordering::Relaxed)),

@@ -1,12 +1,11 @@
 //! The requesting half of a queue pair: what was rung, fetched, sent, and is not answered yet.
 
-use std::{collections::VecDeque, sync::atomic::Ordering};
+use std::collections::VecDeque;
 
 use crate::{
     cqe::{Completion, Kind},
-    memory::Mapped,
+    ring::Ring,
     syndrome::Syndrome,
-    wqe::{BLOCK_BYTES, Control, Entry, SEGMENT_BYTES, SEGMENTS_MAX},
 };
 
 use super::{
@@ -20,7 +19,6 @@ const PENDING_MAX: usize = 256;
 const READS_PENDING_MAX: usize = 16;
 /// Entries fetched from one queue before the next queue has its turn.
 const TURN_MAX: usize = 16;
-const ENTRY_BYTES_MAX: usize = (SEGMENTS_MAX * SEGMENT_BYTES).next_multiple_of(BLOCK_BYTES);
 const NOT_READY_WITHOUT_END: u32 = 7;
 
 /// Patience with a silent peer, and with one that has no receive posted.
@@ -46,17 +44,8 @@ impl Default for Retries {
 
 #[derive(Debug)]
 pub(super) struct Sender {
-    ring: Mapped,
-    log_blocks: u32,
-    record: Mapped,
-    doorbell: Mapped,
+    ring: Ring,
     retries: Retries,
-    doorbell_seen: u64,
-    /// The doorbell rang for more than the record had.
-    rung: bool,
-    /// Index of the next entry to fetch, and of the end of those that were rung for.
-    consumer: u16,
-    target: u16,
     /// A wrong entry was fetched: nothing behind it is.
     is_broken: bool,
     pending: VecDeque<Work>,
@@ -73,27 +62,13 @@ pub(super) struct Sender {
     flushed: u64,
     failure: Option<(u16, u8)>,
     resent: u64,
-    foreign_doorbells: u64,
 }
 
 impl Sender {
-    pub(super) fn new(
-        ring: Mapped,
-        log_blocks: u32,
-        record: Mapped,
-        doorbell: Mapped,
-        retries: Retries,
-    ) -> Sender {
+    pub(super) fn new(ring: Ring, retries: Retries) -> Sender {
         Sender {
             ring,
-            log_blocks,
-            record,
-            doorbell,
             retries,
-            doorbell_seen: 0,
-            rung: false,
-            consumer: 0,
-            target: 0,
             is_broken: false,
             pending: VecDeque::new(),
             first: 0,
@@ -107,7 +82,6 @@ impl Sender {
             flushed: 0,
             failure: None,
             resent: 0,
-            foreign_doorbells: 0,
         }
     }
 
@@ -119,7 +93,7 @@ impl Sender {
             flushed: self.flushed,
             failure: self.failure,
             retries: self.resent,
-            foreign_doorbells: self.foreign_doorbells,
+            foreign_doorbells: self.ring.foreign_doorbells,
         }
     }
 
@@ -169,7 +143,7 @@ impl Sender {
 
     /// Returns true if an entry is not answered, or rung for and not yet in the record.
     pub(super) fn is_waiting(&self) -> bool {
-        self.rung || !self.pending.is_empty()
+        self.ring.is_ahead() || !self.pending.is_empty()
     }
 
     /// Makes all that is not answered be looked at again.
@@ -177,85 +151,9 @@ impl Sender {
         (self.sent, self.resume_at_ns) = (0, 0);
     }
 
-    /// Returns how many blocks are posted and not fetched. Doorbell and record are read when none
-    /// are known to be: the poster writes them all the time, so each look costs a way to memory.
-    fn posted(&mut self, qpn: u32) -> u16 {
-        match self.target.wrapping_sub(self.consumer) {
-            0 => self.look(qpn),
-            posted => posted,
-        }
-    }
-
-    /// Reads doorbell and record. Returns how many blocks are posted and not fetched.
-    fn look(&mut self, qpn: u32) -> u16 {
-        let rung = self.doorbell.u64(0).load(Ordering::Acquire);
-        // Read in any case: both lines are on their way at once when a GPU has written them.
-        let record = u32::from_be(self.record.u32(4).load(Ordering::Acquire));
-        let bytes = rung.to_ne_bytes();
-        let index = u16::from_be_bytes([bytes[1], bytes[2]]);
-        if rung != self.doorbell_seen {
-            self.doorbell_seen = rung;
-            let of = u32::from_be_bytes([0, bytes[4], bytes[5], bytes[6]]);
-            if of == qpn {
-                self.rung = true;
-            } else {
-                self.foreign_doorbells += 1;
-            }
-        }
-        if self.rung {
-            self.target = record as u16;
-            // A doorbell may come before its record, which is then looked at again.
-            let ahead = index.wrapping_sub(self.target);
-            self.rung = ahead != 0 && u32::from(ahead) <= 1 << self.log_blocks;
-        }
-        self.target.wrapping_sub(self.consumer)
-    }
-
-    fn read_block(&self, index: u16, into: &mut [u8]) {
-        let slot = usize::from(index) & ((1 << self.log_blocks) - 1);
-        self.ring.read(slot * BLOCK_BYTES, into);
-    }
-
-    /// Reads the entry at the consumer's index; `posted` blocks are there.
-    fn fetch(&mut self, qpn: u32, posted: u16) -> Result<(Entry, u16), (u8, Syndrome)> {
-        let wrong = |opcode| (opcode, Syndrome::LOCAL_OPERATION);
-        if u32::from(posted) > 1 << self.log_blocks {
-            return Err(wrong(0));
-        }
-        let mut first = [0; BLOCK_BYTES];
-        self.read_block(self.consumer, &mut first);
-        let control = Control::read(&first).ok_or(wrong(0))?;
-        let blocks = control.blocks();
-        if blocks > posted {
-            return Err(wrong(control.opcode));
-        }
-        if blocks == 1 {
-            return Entry::parse(&first, self.consumer, qpn)
-                .map(|entry| (entry, blocks))
-                .map_err(|syndrome| (control.opcode, syndrome));
-        }
-        let mut bytes = [0; ENTRY_BYTES_MAX];
-        bytes[..BLOCK_BYTES].copy_from_slice(&first);
-        for block in 1..blocks {
-            let at = usize::from(block) * BLOCK_BYTES;
-            self.read_block(
-                self.consumer.wrapping_add(block),
-                &mut bytes[at..at + BLOCK_BYTES],
-            );
-        }
-        let entry = Entry::parse(
-            &bytes[..usize::from(blocks) * BLOCK_BYTES],
-            self.consumer,
-            qpn,
-        );
-        entry
-            .map(|entry| (entry, blocks))
-            .map_err(|syndrome| (control.opcode, syndrome))
-    }
-
     fn push_wrong(&mut self, opcode: u8, syndrome: Syndrome) {
         let answer = Some(Answer::Failed(syndrome));
-        let index = self.consumer;
+        let index = self.ring.consumer();
         self.pending.push_back(Work {
             index,
             opcode,
@@ -315,11 +213,11 @@ impl Adapter {
     fn fetch(&mut self, sender: &mut Sender, pair: &Pair) -> usize {
         let mut fetched = 0;
         while fetched < TURN_MAX && sender.pending.len() < PENDING_MAX && !sender.is_broken {
-            let posted = sender.posted(pair.qpn);
+            let posted = sender.ring.posted(pair.qpn);
             if posted == 0 {
                 break;
             }
-            let (entry, blocks) = match sender.fetch(pair.qpn, posted) {
+            let (entry, blocks) = match sender.ring.fetch(pair.qpn, posted) {
                 Ok(fetched) => fetched,
                 Err((opcode, syndrome)) => {
                     sender.push_wrong(opcode, syndrome);
@@ -351,7 +249,7 @@ impl Adapter {
                 operation,
                 answer: None,
             });
-            sender.consumer = sender.consumer.wrapping_add(blocks);
+            sender.ring.pass(blocks);
         }
         fetched
     }
@@ -417,7 +315,7 @@ impl Adapter {
                 let failure = Completion::failure(kind, qpn, opcode, index, syndrome);
                 self.complete(pair.send_completions, &failure);
                 if work.operation.is_none() {
-                    sender.consumer = sender.consumer.wrapping_add(1);
+                    sender.ring.pass(1);
                 }
                 self.set_error(number);
                 return done + self.flush(sender, number, pair);
@@ -448,7 +346,7 @@ impl Adapter {
         for work in pending.drain(..) {
             if work.operation.is_none() {
                 // A wrong entry was not passed yet; it takes one block.
-                sender.consumer = sender.consumer.wrapping_add(1);
+                sender.ring.pass(1);
             }
             let of = Completion::failure(
                 Kind::RequesterError,
@@ -460,20 +358,9 @@ impl Adapter {
             self.complete(pair.send_completions, &of);
             done += 1;
         }
-        loop {
-            let posted = sender.look(pair.qpn);
-            if posted == 0 || u32::from(posted) > 1 << sender.log_blocks {
-                break;
-            }
-            let mut block = [0; BLOCK_BYTES];
-            sender.read_block(sender.consumer, &mut block);
-            let control = Control::read(&block).filter(|control| control.index == sender.consumer);
-            let blocks = control.map_or(1, |control| control.blocks()).min(posted);
-            let opcode = control.map_or(0, |control| control.opcode);
-            let index = sender.consumer;
+        while let Some((index, opcode)) = sender.ring.flush(pair.qpn) {
             let of = Completion::failure(Kind::RequesterError, pair.qpn, opcode, index, flushed);
             self.complete(pair.send_completions, &of);
-            sender.consumer = sender.consumer.wrapping_add(blocks);
             done += 1;
         }
         sender.flushed += done as u64;

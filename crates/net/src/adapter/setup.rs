@@ -1,6 +1,6 @@
 //! Memory and properties of a queue pair.
 
-use crate::{completions::check, error::Error, memory::Mapped, wqe::BLOCK_BYTES};
+use crate::{completions::check, error::Error, memory::Mapped, ring::Ring, wqe::BLOCK_BYTES};
 
 use super::{
     receiver::{LOG_MAX, Receiver, check_receives},
@@ -56,13 +56,9 @@ impl PairSetup {
             check_receives(receives, *log)?;
         }
         let doorbell = self.page.part(DOORBELL_OFFSET, 8).ok_or(Error::NoPair(0))?;
-        let sender = Sender::new(
-            self.ring.clone(),
-            self.log_blocks,
-            self.record.clone(),
-            doorbell,
-            self.retries,
-        );
+        let (ring, record) = (self.ring.clone(), self.record.clone());
+        let ring = Ring::new(ring, self.log_blocks, record, doorbell);
+        let sender = Sender::new(ring, self.retries);
         Ok((
             sender,
             Receiver::new(self.receives.clone(), self.record.clone()),

@@ -6,7 +6,7 @@ use crate::{
     wqe::{Data, Operation, Segment},
 };
 
-pub(super) const ATOMIC_BYTES: u64 = 8;
+pub(crate) const ATOMIC_BYTES: u64 = 8;
 
 /// An entry that was fetched.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ pub(super) enum Answer {
 
 impl Operation {
     /// Bytes of the message.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         let sum = |segments: &[Segment]| segments.iter().map(Segment::bytes).sum();
         match self {
             Operation::Nop => 0,
@@ -66,7 +66,7 @@ impl Operation {
     }
 
     /// Local memory of the operation, and how it is used.
-    pub(super) fn local(&self) -> (&[Segment], Access) {
+    pub(crate) fn local(&self) -> (&[Segment], Access) {
         match self {
             Operation::Write {
                 data: Data::Gather(segments),

@@ -1,0 +1,110 @@
+//! A queue that the proxy's thread serves: its memory, and what of it is under way.
+
+use std::sync::atomic::Ordering;
+
+use outboard_verbs::Remote;
+use parking_lot::Mutex;
+
+use crate::{
+    adapter::State,
+    block::{Block, DOORBELL, Export, Options, RECORD, SCRATCH},
+    device::{Device, first_psn},
+    endpoint::Counts,
+    error::Error,
+    keys::Access,
+    memory::Mapped,
+};
+
+use super::served::Served;
+
+const SCRATCH_BYTES: u64 = 64;
+
+#[derive(Debug)]
+pub(super) struct Queue {
+    served: Mutex<Served>,
+    block: Block,
+    export: Export,
+    psn: u32,
+}
+
+impl Queue {
+    /// Makes a queue in a block, whose old contents are lost.
+    pub(super) fn create(
+        device: &Device,
+        memory: Mapped,
+        options: Options,
+    ) -> Result<Queue, Error> {
+        let block = Block::take(memory, options)?;
+        let served = Served::new(device, &block)?;
+        let scratch = block.memory.address() as usize + SCRATCH;
+        let scratch = std::ptr::with_exposed_provenance_mut(scratch);
+        // SAFETY: the block stays mapped for as long as the endpoint, and the device with it.
+        let key = unsafe { device.register(scratch, SCRATCH_BYTES, Access::LOCAL_WRITE) }?;
+        let export = block.export(served.number(), key);
+        Ok(Queue {
+            served: Mutex::new(served),
+            block,
+            export,
+            psn: first_psn(),
+        })
+    }
+
+    pub(super) fn export(&self) -> Export {
+        self.export
+    }
+
+    pub(super) fn counters_bytes(&self) -> usize {
+        self.block.options.counters_bytes()
+    }
+
+    pub(super) fn reached(&self, device: &Device) -> Remote {
+        device.reached(self.export.qpn, self.psn)
+    }
+
+    pub(super) fn check_unconnected(&self) -> Result<(), Error> {
+        match self.served.lock().state() {
+            State::Reset => Ok(()),
+            _ => Err(Error::Connected(self.export.qpn)),
+        }
+    }
+
+    /// Connects the queue, and lets threads post.
+    pub(super) fn connect(&self, device: &Device, theirs: &Remote) -> Result<(), Error> {
+        self.check_unconnected()?;
+        self.served.lock().connect(device, self.psn, theirs)?;
+        self.block.connected();
+        Ok(())
+    }
+
+    /// Reads what was posted, posts it to the device, and writes what has completed. Returns how
+    /// much was done.
+    pub(super) fn serve(&self, device: &Device) -> usize {
+        self.served.lock().serve(device)
+    }
+
+    /// Returns true while the device has something that was posted.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.served.lock().is_waiting()
+    }
+
+    pub(super) fn reset(&self) -> Result<(), Error> {
+        self.block.reset(self.export.qpn, |_| self.again())
+    }
+
+    pub(super) fn reset_counters(&self, counters: &Mapped) -> Result<(), Error> {
+        let again = |_: &_| self.again();
+        self.block.reset_counters(self.export.qpn, counters, again)
+    }
+
+    fn again(&self) -> Result<Option<u64>, Error> {
+        let mut served = self.served.lock();
+        for at in [RECORD, DOORBELL] {
+            self.block.memory.u64(at).store(0, Ordering::Relaxed);
+        }
+        served.reset(&self.block).map(|()| None)
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        self.served.lock().counts()
+    }
+}

@@ -1,0 +1,149 @@
+//! A send ring, its doorbell record and its doorbell, as their reader sees them.
+
+use std::sync::atomic::Ordering;
+
+use crate::{
+    memory::Mapped,
+    syndrome::Syndrome,
+    wqe::{BLOCK_BYTES, Control, Entry, SEGMENT_BYTES, SEGMENTS_MAX},
+};
+
+const ENTRY_BYTES_MAX: usize = (SEGMENTS_MAX * SEGMENT_BYTES).next_multiple_of(BLOCK_BYTES);
+
+/// A send ring.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    ring: Mapped,
+    log_blocks: u32,
+    record: Mapped,
+    doorbell: Mapped,
+    doorbell_seen: u64,
+    /// The doorbell rang for more than the record had.
+    rung: bool,
+    /// Index of the next entry to fetch, and of the end of those that were rung for.
+    consumer: u16,
+    target: u16,
+    pub(crate) foreign_doorbells: u64,
+}
+
+impl Ring {
+    /// Takes blocks of 64 bytes, 2^`log_blocks` of them, with a record of 8 bytes and a doorbell.
+    pub(crate) fn new(ring: Mapped, log_blocks: u32, record: Mapped, doorbell: Mapped) -> Ring {
+        Ring {
+            ring,
+            log_blocks,
+            record,
+            doorbell,
+            doorbell_seen: 0,
+            rung: false,
+            consumer: 0,
+            target: 0,
+            foreign_doorbells: 0,
+        }
+    }
+
+    /// Returns true if the doorbell rang for more than the record had at the last look.
+    pub(crate) fn is_ahead(&self) -> bool {
+        self.rung
+    }
+
+    /// Returns the index of the next entry.
+    pub(crate) fn consumer(&self) -> u16 {
+        self.consumer
+    }
+
+    /// Returns how many blocks are posted and not fetched. Doorbell and record are read when none
+    /// are known to be: the poster writes them all the time, so each look costs a way to memory.
+    pub(crate) fn posted(&mut self, qpn: u32) -> u16 {
+        match self.target.wrapping_sub(self.consumer) {
+            0 => self.look(qpn),
+            posted => posted,
+        }
+    }
+
+    /// Reads doorbell and record. Returns how many blocks are posted and not fetched.
+    fn look(&mut self, qpn: u32) -> u16 {
+        let rung = self.doorbell.u64(0).load(Ordering::Acquire);
+        // Read in any case: both lines are on their way at once when a GPU has written them.
+        let record = u32::from_be(self.record.u32(4).load(Ordering::Acquire));
+        let bytes = rung.to_ne_bytes();
+        let index = u16::from_be_bytes([bytes[1], bytes[2]]);
+        if rung != self.doorbell_seen {
+            self.doorbell_seen = rung;
+            let of = u32::from_be_bytes([0, bytes[4], bytes[5], bytes[6]]);
+            if of == qpn {
+                self.rung = true;
+            } else {
+                self.foreign_doorbells += 1;
+            }
+        }
+        if self.rung {
+            self.target = record as u16;
+            // A doorbell may come before its record, which is then looked at again.
+            let ahead = index.wrapping_sub(self.target);
+            self.rung = ahead != 0 && u32::from(ahead) <= 1 << self.log_blocks;
+        }
+        self.target.wrapping_sub(self.consumer)
+    }
+
+    /// Passes blocks that were fetched.
+    pub(crate) fn pass(&mut self, blocks: u16) {
+        self.consumer = self.consumer.wrapping_add(blocks);
+    }
+
+    /// Passes the next entry that is posted, whatever it is. Returns its index and opcode.
+    pub(crate) fn flush(&mut self, qpn: u32) -> Option<(u16, u8)> {
+        let posted = self.look(qpn);
+        if posted == 0 || u32::from(posted) > 1 << self.log_blocks {
+            return None;
+        }
+        let mut block = [0; BLOCK_BYTES];
+        let index = self.consumer;
+        self.read_block(index, &mut block);
+        let control = Control::read(&block).filter(|control| control.index == index);
+        self.pass(control.map_or(1, |control| control.blocks()).min(posted));
+        Some((index, control.map_or(0, |control| control.opcode)))
+    }
+
+    fn read_block(&self, index: u16, into: &mut [u8]) {
+        let slot = usize::from(index) & ((1 << self.log_blocks) - 1);
+        self.ring.read(slot * BLOCK_BYTES, into);
+    }
+
+    /// Reads the entry at the consumer's index; `posted` blocks are there.
+    pub(crate) fn fetch(&self, qpn: u32, posted: u16) -> Result<(Entry, u16), (u8, Syndrome)> {
+        let wrong = |opcode| (opcode, Syndrome::LOCAL_OPERATION);
+        if u32::from(posted) > 1 << self.log_blocks {
+            return Err(wrong(0));
+        }
+        let mut first = [0; BLOCK_BYTES];
+        self.read_block(self.consumer, &mut first);
+        let control = Control::read(&first).ok_or(wrong(0))?;
+        let blocks = control.blocks();
+        if blocks > posted {
+            return Err(wrong(control.opcode));
+        }
+        if blocks == 1 {
+            return Entry::parse(&first, self.consumer, qpn)
+                .map(|entry| (entry, blocks))
+                .map_err(|syndrome| (control.opcode, syndrome));
+        }
+        let mut bytes = [0; ENTRY_BYTES_MAX];
+        bytes[..BLOCK_BYTES].copy_from_slice(&first);
+        for block in 1..blocks {
+            let at = usize::from(block) * BLOCK_BYTES;
+            self.read_block(
+                self.consumer.wrapping_add(block),
+                &mut bytes[at..at + BLOCK_BYTES],
+            );
+        }
+        let entry = Entry::parse(
+            &bytes[..usize::from(blocks) * BLOCK_BYTES],
+            self.consumer,
+            qpn,
+        );
+        entry
+            .map(|entry| (entry, blocks))
+            .map_err(|syndrome| (control.opcode, syndrome))
+    }
+}
