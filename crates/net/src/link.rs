@@ -326,3 +326,148 @@ fn send(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::{net::TcpListener, thread::scope};
+
+    use smallvec::smallvec;
+
+    use super::*;
+    use crate::{
+        Access, Mapped, QueueOptions,
+        wqe::{Data, Entry, Flags, Operation, Remote, Segment},
+    };
+
+    const DATA_BYTES: usize = 1 << 16;
+    const ROUNDS: u64 = 300;
+
+    /// A process's part of a connection, whose adapter works when this test says so.
+    struct End {
+        nic: Nic,
+        queue: Queue,
+        memory: Mapped,
+        data: Mapped,
+        key: u32,
+        head: u16,
+    }
+
+    impl End {
+        fn new() -> End {
+            let nic = Nic::without_thread();
+            let options = QueueOptions {
+                log_blocks: 6,
+                signal_every: 1,
+                ..QueueOptions::default()
+            };
+            let memory = Mapped::allocate(options.bytes()).unwrap();
+            let queue = Queue::create(&nic, memory.clone(), options).unwrap();
+            let data = Mapped::allocate(DATA_BYTES).unwrap();
+            let register = |adapter: &mut crate::Adapter| {
+                adapter.register(1, data.clone(), Access::ALL).unwrap()
+            };
+            let key = nic.with(register);
+            End {
+                nic,
+                queue,
+                memory,
+                data,
+                key,
+                head: 0,
+            }
+        }
+
+        fn meet(&self, address: &str, listens: bool, way: Way) -> Link {
+            let meeting = Meeting {
+                address,
+                listens,
+                is_anywhere: false,
+                timeout: Duration::from_secs(60),
+                way: Some(way),
+            };
+            let met = Link::meet(&self.nic, &self.queue, meeting, Window::default());
+            met.unwrap().0
+        }
+
+        fn write(&mut self, bytes: usize, to: &End) {
+            let of = self.queue.export();
+            let from = Segment {
+                length: bytes as u32,
+                lkey: self.key,
+                address: self.data.address(),
+            };
+            let operation = Operation::Write {
+                remote: Remote {
+                    address: to.data.address(),
+                    rkey: to.key,
+                },
+                imm: None,
+                data: Data::Gather(smallvec![from]),
+            };
+            let entry = Entry {
+                index: self.head,
+                qpn: of.qpn,
+                flags: Flags::SIGNALLED,
+                operation,
+            };
+            let at = |address: u64| (address - self.memory.address()) as usize;
+            let slot = usize::from(self.head % 64) * 64;
+            self.memory.write(at(of.ring) + slot, &entry.encode());
+            self.head = self.head.wrapping_add(1);
+            let record = self.memory.u32(at(of.record) + 4);
+            record.store(u32::from(self.head).to_be(), Ordering::Release);
+            let word = (u64::from(self.head) << 8) << 32 | u64::from(of.qpn << 8);
+            let doorbell = self.memory.u64(at(of.doorbell));
+            doorbell.store(word.to_be(), Ordering::Release);
+        }
+    }
+
+    /// Both adapters are polled in turns by one thread, which shows how long they work for a write.
+    #[test]
+    fn writes_arrive_whole_each_way() {
+        for (way, bytes) in [
+            (Way::Tcp, 8),
+            (Way::Shm, 8),
+            (Way::Shm, 20_480),
+            (Way::Shm, DATA_BYTES),
+        ] {
+            let free = TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = free.local_addr().unwrap().to_string();
+            drop(free);
+            let (mut one, other) = (End::new(), End::new());
+            let links = scope(|scope| {
+                let listening = scope.spawn(|| one.meet(&address, true, way));
+                let link = other.meet(&address, false, way);
+                [listening.join().unwrap(), link]
+            });
+            assert_eq!(links.each_ref().map(Link::way), [way; 2]);
+            let mut times = Vec::new();
+            for round in 1..=ROUNDS {
+                let words = (0..bytes).step_by(8);
+                for at in words.clone() {
+                    one.data
+                        .u64(at)
+                        .store(round << 20 | at as u64, Ordering::Relaxed);
+                }
+                let begin = Instant::now();
+                one.write(bytes, &other);
+                let last = bytes - 8;
+                let expected = round << 20 | last as u64;
+                while other.data.u64(last).load(Ordering::Acquire) != expected {
+                    assert!(begin.elapsed() < Duration::from_secs(60));
+                    one.nic.poll();
+                    other.nic.poll();
+                }
+                times.push(begin.elapsed());
+                for at in words {
+                    let word = other.data.u64(at).load(Ordering::Relaxed);
+                    assert_eq!(word, round << 20 | at as u64);
+                }
+            }
+            times.sort();
+            println!("{way:?}, {bytes} B: {:?}", times[times.len() / 2]);
+        }
+    }
+}

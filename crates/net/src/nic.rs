@@ -166,6 +166,16 @@ impl Nic {
         })
     }
 
+    /// Makes an adapter that only [`Nic::poll`] serves.
+    #[cfg(test)]
+    pub(crate) fn without_thread() -> Nic {
+        Nic {
+            shared: Shared::new(Network::default()),
+            stop: Arc::default(),
+            thread: None,
+        }
+    }
+
     /// Calls a function with the adapter, between two of its polls.
     pub fn with<R>(&self, call: impl FnOnce(&mut Adapter) -> R) -> R {
         self.shared.with(call)

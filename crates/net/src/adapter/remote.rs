@@ -219,9 +219,10 @@ impl Outgoing {
         Ok(given)
     }
 
-    fn push(&mut self, header: &Header, data: &[u8]) {
-        let mut frame = header.encode().to_vec();
-        frame.extend_from_slice(data);
+    /// Sends a frame, which has room for its header before its data.
+    fn push(&mut self, mut header: Header, mut frame: Vec<u8>) {
+        header.data_bytes = frame.len().saturating_sub(HEADER_BYTES) as u32;
+        frame[..HEADER_BYTES].copy_from_slice(&header.encode());
         let is_first = self.waiting.is_some() && self.frames.is_empty();
         if let Some(Sink(write)) = self.sink.as_ref().filter(|_| is_first) {
             let written = write(&frame).min(frame.len());
@@ -236,6 +237,11 @@ impl Outgoing {
             thread.unpark();
         }
     }
+}
+
+/// Returns the room for a header.
+fn blank() -> Vec<u8> {
+    vec![0; HEADER_BYTES]
 }
 
 impl Adapter {
@@ -353,7 +359,7 @@ impl Adapter {
             sequence,
             ..Header::default()
         };
-        let mut data = Vec::new();
+        let mut frame = blank();
         let (to, with) = match operation {
             Operation::Nop => (None, None),
             Operation::Write {
@@ -396,37 +402,33 @@ impl Adapter {
             (header.address, header.rkey) = (remote.address, remote.rkey);
         }
         if let Some(with) = with {
-            match self.gather(pair.domain, with) {
-                Some(gathered) => data = gathered,
-                None => return Some(Answer::Failed(Syndrome::LOCAL_PROTECTION)),
+            frame.reserve(operation.bytes() as usize);
+            if self.gather(pair.domain, with, &mut frame).is_none() {
+                return Some(Answer::Failed(Syndrome::LOCAL_PROTECTION));
             }
         }
-        header.data_bytes = data.len() as u32;
-        self.outgoing
-            .entry(number)
-            .or_default()
-            .push(&header, &data);
+        self.outgoing.entry(number).or_default().push(header, frame);
         None
     }
 
-    fn gather(&self, domain: u32, data: &Data) -> Option<Vec<u8>> {
+    /// Appends the data of a message to a frame.
+    fn gather(&self, domain: u32, data: &Data, frame: &mut Vec<u8>) -> Option<()> {
         match data {
-            Data::Inline(bytes) => Some(bytes.to_vec()),
+            Data::Inline(bytes) => frame.extend_from_slice(bytes),
             Data::Gather(segments) => {
-                let mut gathered = Vec::new();
                 for one in segments {
-                    let (bytes, at) = (one.bytes(), gathered.len());
+                    let (bytes, at) = (one.bytes(), frame.len());
                     let access = Access::LOCAL_READ;
                     let place = self
                         .keys
                         .find(domain, one.lkey, one.address, bytes, access)?;
-                    gathered.resize(at + bytes as usize, 0);
-                    let read = place.memory.read(place.offset, &mut gathered[at..]);
+                    frame.resize(at + bytes as usize, 0);
+                    let read = place.memory.read(place.offset, &mut frame[at..]);
                     read.ok()?;
                 }
-                Some(gathered)
             }
         }
+        Some(())
     }
 
     /// Executes a request of another process, and answers it.
@@ -434,7 +436,7 @@ impl Adapter {
         if pair.state != State::Ready || pair.unreachable {
             return;
         }
-        let mut data = Vec::new();
+        let mut frame = blank();
         let answer = if let Operation::Read { remote, .. } = operation {
             let (bytes, access) = (operation.bytes(), Access::REMOTE_READ);
             let Remote { address, rkey } = *remote;
@@ -442,11 +444,12 @@ impl Adapter {
             let place = self.keys.find(pair.domain, rkey, address, bytes, access);
             let place = place.filter(|_| is_permitted);
             let read = place.and_then(|place| {
-                data.resize(bytes as usize, 0);
-                place.memory.read(place.offset, &mut data).ok()
+                frame.resize(HEADER_BYTES + bytes as usize, 0);
+                let into = &mut frame[HEADER_BYTES..];
+                place.memory.read(place.offset, into).ok()
             });
             if read.is_none() {
-                data.clear();
+                frame.truncate(HEADER_BYTES);
             }
             let is_found = read.is_some() || (bytes == 0 && is_permitted);
             let Some(receiver) = &mut self.receivers[number] else {
@@ -481,11 +484,7 @@ impl Adapter {
                 (header.kind, header.syndrome) = (kind::FAILED, syndrome.0);
             }
         }
-        header.data_bytes = data.len() as u32;
-        self.outgoing
-            .entry(number)
-            .or_default()
-            .push(&header, &data);
+        self.outgoing.entry(number).or_default().push(header, frame);
     }
 
     /// Checks that an answer is one to this request, and stores what was read.
