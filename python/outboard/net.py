@@ -166,7 +166,7 @@ class Queue:
         return way.decode() if way else None
 
     def rouse(self) -> None:
-        """Wakes the adapter in software, before a kernel is launched that posts: a kernel's post wakes nobody."""
+        """Wakes the adapter in software, or the proxy's thread, before a kernel posts, whose post wakes nobody."""
         self._endpoint._library.outboard_net_rouse(c_uint64(self.exported.doorbell))
 
     def reset(self) -> None:

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 
 use crate::{
     adapter::Adapter,
+    bell::Rouse,
     error::Error,
     faults::Network,
     rest::{Crowd, Next, Rest, longest},
@@ -136,6 +137,12 @@ impl Shared {
                 Next::Look => {}
             }
         }
+    }
+}
+
+impl Rouse for Shared {
+    fn rouse(&self) {
+        Shared::rouse(self);
     }
 }
 

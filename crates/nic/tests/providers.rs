@@ -46,6 +46,8 @@ fn run(name: &str, arguments: impl Fn() -> Vec<String>) {
             .env("LD_LIBRARY_PATH", folder.path())
             .env(VARIABLE, folder.path().join("fabric"))
             .env("OUTBOARD_NET_PROVIDER", provider)
+            // A proxy that nobody wakes would be late after each pause.
+            .env("OUTBOARD_NET_SLEEP_US", "1000000")
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn();

@@ -12,17 +12,19 @@ mod served;
 use std::{
     collections::HashMap,
     ffi::c_void,
+    mem::take,
     sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering, fence},
     },
-    thread::{Builder, JoinHandle, sleep, yield_now},
+    thread::{Builder, JoinHandle, Thread, current, park_timeout, yield_now},
     time::{Duration, Instant},
 };
 
 use parking_lot::RwLock;
 
 use crate::{
+    bell::Rouse,
     block::{Export, Options},
     device::Device,
     endpoint::{Counts, Endpoint, mapped},
@@ -49,6 +51,23 @@ struct Shared {
     queues: RwLock<HashMap<u32, Arc<Queue>>>,
     device: Device,
     stop: AtomicBool,
+    sleeper: Arc<Sleeper>,
+}
+
+/// The thread, as those see it who wake it.
+#[derive(Debug, Default)]
+struct Sleeper {
+    thread: OnceLock<Thread>,
+    is_roused: AtomicBool,
+}
+
+impl Rouse for Arc<Sleeper> {
+    fn rouse(&self) {
+        self.is_roused.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.get() {
+            thread.unpark();
+        }
+    }
 }
 
 impl Proxy {
@@ -59,6 +78,7 @@ impl Proxy {
             queues: RwLock::default(),
             device,
             stop: AtomicBool::new(false),
+            sleeper: Arc::default(),
         });
         let run = {
             let shared = shared.clone();
@@ -69,7 +89,9 @@ impl Proxy {
         Ok(Proxy { shared, thread })
     }
 
+    /// Returns a queue, the thread awake: a program that sets something up is about to post.
     fn queue(&self, qpn: u32) -> Result<Arc<Queue>, Error> {
+        self.shared.sleeper.rouse();
         let queues = self.shared.queues.read();
         queues.get(&qpn).cloned().ok_or(Error::NoPair(qpn))
     }
@@ -78,6 +100,7 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
+        self.shared.sleeper.rouse();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -85,25 +108,43 @@ impl Drop for Proxy {
 }
 
 impl Shared {
+    fn serve(&self) -> usize {
+        let queues = self.queues.read();
+        queues.values().map(|queue| queue.serve(&self.device)).sum()
+    }
+
     fn run(&self, longest: Duration) {
+        let _ = self.sleeper.thread.set(current());
         let mut rest = Rest::new(longest);
+        let mut found = 0;
         while !self.stop.load(Ordering::Acquire) {
-            let queues = self.queues.read();
-            let done: usize = queues.values().map(|queue| queue.serve(&self.device)).sum();
-            let is_waiting = || queues.values().any(|queue| queue.is_waiting());
-            match rest.after(done) {
+            found += self.serve();
+            match rest.after(take(&mut found)) {
                 Next::Look => {}
-                Next::Yield => {
-                    drop(queues);
-                    yield_now();
-                }
-                Next::Sleep => {
-                    let time = rest.time(Instant::now(), is_waiting());
-                    drop(queues);
-                    sleep(time);
-                }
+                Next::Yield => yield_now(),
+                Next::Sleep => found = self.sleep(&mut rest),
             }
         }
+    }
+
+    /// Sleeps until somebody rouses, or a time is over. Returns whether there was work or a call.
+    fn sleep(&self, rest: &mut Rest) -> usize {
+        let is_waiting = self.queues.read().values().any(|queue| queue.is_waiting());
+        let time = rest.time(Instant::now(), is_waiting);
+        self.lie_down(true);
+        // Who posts behind this look sees that the thread is asleep.
+        let done = self.serve();
+        if done == 0 && !self.sleeper.is_roused.load(Ordering::SeqCst) {
+            park_timeout(time);
+        }
+        self.lie_down(false);
+        done + usize::from(self.sleeper.is_roused.swap(false, Ordering::SeqCst))
+    }
+
+    fn lie_down(&self, is_asleep: bool) {
+        let queues = self.queues.read();
+        queues.values().for_each(|queue| queue.lie_down(is_asleep));
+        fence(Ordering::SeqCst);
     }
 }
 
@@ -125,7 +166,8 @@ impl Endpoint for Proxy {
     ) -> Result<Export, Error> {
         // SAFETY: the caller keeps the memory mapped.
         let memory = unsafe { mapped(at, bytes, true) }?;
-        let queue = Queue::create(&self.shared.device, memory, options)?;
+        let sleeper = self.shared.sleeper.clone();
+        let queue = Queue::create(&self.shared.device, memory, options, sleeper)?;
         let export = queue.export();
         self.shared
             .queues

@@ -7,7 +7,8 @@ use parking_lot::Mutex;
 
 use crate::{
     adapter::State,
-    block::{Block, DOORBELL, Export, Options, RECORD, SCRATCH},
+    bell::{Bell, Rouse},
+    block::{ASLEEP, Block, DOORBELL, Export, Options, RECORD, SCRATCH},
     device::{Device, first_psn},
     endpoint::Counts,
     error::Error,
@@ -21,6 +22,7 @@ const SCRATCH_BYTES: u64 = 64;
 
 #[derive(Debug)]
 pub(super) struct Queue {
+    _bell: Bell,
     served: Mutex<Served>,
     block: Block,
     export: Export,
@@ -33,6 +35,7 @@ impl Queue {
         device: &Device,
         memory: Mapped,
         options: Options,
+        thread: impl Rouse + 'static,
     ) -> Result<Queue, Error> {
         let block = Block::take(memory, options)?;
         let served = Served::new(device, &block)?;
@@ -42,6 +45,7 @@ impl Queue {
         let key = unsafe { device.register(scratch, SCRATCH_BYTES, Access::LOCAL_WRITE) }?;
         let export = block.export(served.number(), key);
         Ok(Queue {
+            _bell: Bell::hang(export.doorbell, thread),
             served: Mutex::new(served),
             block,
             export,
@@ -80,6 +84,12 @@ impl Queue {
     /// much was done.
     pub(super) fn serve(&self, device: &Device) -> usize {
         self.served.lock().serve(device)
+    }
+
+    /// Tells threads of the CPU that post whether they have to wake the proxy's.
+    pub(super) fn lie_down(&self, is_asleep: bool) {
+        let word = self.block.memory.u64(ASLEEP);
+        word.store(is_asleep.into(), Ordering::Relaxed);
     }
 
     /// Returns true while the device has something that was posted.
