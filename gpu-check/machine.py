@@ -37,6 +37,7 @@ PACKAGES = (
     "nvidia-ml-py",
     "nvidia-nccl-cu13",
     "nvidia-nvjitlink",
+    "nvidia-nvshmem-cu13",
     "numpy",
 )
 QUERY_S_MAX = 20

@@ -4,8 +4,9 @@
     python3 gpu-check/net_peers.py build FOLDER                      # with .toolchain and target/release, anywhere
     python3 gpu-check/net_peers.py run FOLDER --out RESULTS.json     # on a machine with two GPUs
 
-Ours runs on one GPU, too, between two blocks of it, and NVSHMEM then not. Each case takes turns, ROUNDS times; what
-does not fit in --seconds is left out, and the results say so. Ends with 1 where a result is wrong or a program fails,
+Ours is compiled for nvlink alone, and runs on one GPU, too, between two blocks of it, NVSHMEM then not. `before` in the
+folder, an older build of ours, takes turns, too. Each case takes turns, ROUNDS times; what does not fit in --seconds is
+left out, and the results say so. Ends with 1 where a result is wrong or a program fails,
 with 77 where there is no GPU.
 """
 
@@ -31,21 +32,26 @@ PROGRAMS = {
     "outboard": ROOT / "tests" / "programs" / "net" / "peers.cu",
     "nvshmem": ROOT / "tests" / "packages" / "nvshmem_peers.cu",
 }
+# A build of ours that somebody has put into the folder, to compare with.
+BEFORE = "before"
 # Where the toolchain has NVSHMEM.
 NVSHMEM = ROOT / ".toolchain" / "packages" / "torch" / "lib"
 # Cases of both programs, the most wanted first: the first lines of peers.cu explain them.
 CASES = [
-    "latency thread 8 5000",
-    "latency warp 8 5000",
-    "latency warp 1024 5000",
-    "latency block 4096 3000",
-    "latency block 65536 2000",
+    "latency thread 8 5000 together",
+    "latency warp 8 5000 together",
+    "latency warp 1024 5000 together",
+    "latency block 4096 3000 together",
+    "latency block 65536 2000 together",
     "rate 32 4000",
     "rate 1024 4000",
     "rate 32768 1000",
-    *(f"bandwidth {size} 500 {blocks}" for size in (65536, 1048576, 16777216) for blocks in (4, 16, 32)),
-    "latency thread 64 5000",
-    "latency block 1024 5000",
+    *(f"bandwidth {size} 500 {blocks}" for size in (65536, 1048576, 16777216) for blocks in (4, 8, 16, 32)),
+    "latency thread 64 5000 together",
+    "latency block 1024 5000 together",
+    "latency thread 8 5000",
+    "latency warp 8 5000",
+    "latency block 4096 3000",
 ]
 FIGURES = ("one_way_ns", "gigabytes_a_second", "operations_a_second")
 # Two processes on one host by unique id over loopback, peers by NVLink alone, without its multicast.
@@ -113,9 +119,9 @@ def run(options: argparse.Namespace) -> int:
     libraries = f"{there / 'lib'}:" if there else ""
     env = {**os.environ, **ENVIRONMENT, "LD_LIBRARY_PATH": libraries + os.environ.get("LD_LIBRARY_PATH", "")}
     folder, deadline = options.folder.resolve(), time.monotonic() + options.seconds
-    who = [name for name in PROGRAMS if (folder / name).exists()]
+    who = [name for name in (*PROGRAMS, BEFORE) if (folder / name).exists()]
     if len(machine.gpus()) < 2:
-        who = ["outboard"]
+        who = [name for name in who if name != "nvshmem"]
     results: dict[str, Any] = {
         "format": 1,
         "what": "tests/programs/net/peers.cu by nvlink beside tests/packages/nvshmem_peers.cu: medians in turns",

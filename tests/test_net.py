@@ -149,7 +149,9 @@ def test_messages_by_loads_and_stores_arrive_once(server: Server, messages_on_gp
 def test_blocks_of_one_gpu_put_and_signal_to_each_other(server: Server, tmp_path: Path) -> None:
     """The program that gpu-check/net_peers.py times on two GPUs; bytes at odd distances, of whole and of half units."""
     program = build_on_gpu(tmp_path, "peers.cu")
-    for case in ("latency thread 8 20", "latency warp 1000 5", "bandwidth 1001 3 1", "bandwidth 1000 3 2", "rate 64 5"):
+    apart = ["latency thread 8 20", "latency warp 1000 5"]
+    together = ["latency warp 40 5 together", "latency block 8200 3 together"]
+    for case in (*apart, *together, "bandwidth 1001 3 1", "bandwidth 1000 3 2", "rate 64 5"):
         done = server.run("shm", program, *case.split())
         assert done.returncode == 0 and json.loads(done.stdout)["right"], (case, done.stdout + done.stderr)
 

@@ -19,7 +19,8 @@
 //
 // Providers. A queue of nvlink executes operations within the call, by loads and stores of the threads that make it: a
 // wait is a fence. Signals, atomics and messages come after all that was put before them; writes among themselves have no
-// order. Its tickets count the posts of one object.
+// order. Its tickets count the posts of one object. QueueOf<Providers::nvlink> and QueueOf<Providers::rings> have only the
+// code that they need: fewer registers, and less to fetch.
 //
 // Signalling. Of a queue with signal_every N, the entries N-1, 2N-1, ... complete, and with each of them all before it.
 // wait() posts a signalled nop if no entry that completes has been posted since the ticket's; test() does not.
@@ -60,10 +61,14 @@ OUTBOARD_NET_CALL bool read_completion(uint64_t at, uint64_t number, uint32_t lo
 
 } // namespace detail
 
-// A queue as one thread uses it. Copies are the same queue.
-class Queue {
+// Providers that code is compiled for: all; those whose queues are rings, which are mlx5, nic and proxy; or nvlink.
+enum class Providers { all, rings, nvlink };
+
+// A queue as one thread uses it. Copies are the same queue. Calls for a queue of a provider that this is not compiled for
+// are `unsupported`: nothing is posted.
+template <Providers providers> class QueueOf {
 public:
-    OUTBOARD_NET_CALL explicit Queue(const outboard_net_queue &of) : of_(of), is_held_(false), has_rung_(false), direct_() {}
+    OUTBOARD_NET_CALL explicit QueueOf(const outboard_net_queue &of) : of_(of), is_held_(false), has_rung_(false), direct_() {}
 
     // Posts of this object are executed from the next ring() on, or from its next wait() or flush() on: several entries
     // for the price of one way to the adapter. A post to a full ring rings, too.
@@ -72,7 +77,7 @@ public:
     // Rings for all that was posted by this thread, and goes on holding if it did.
     OUTBOARD_NET_CALL void ring()
     {
-        if (is_direct()) return;
+        if (is_direct() || is_foreign()) return;
         if (!is_exclusive()) return ring_ready();
         uint64_t ready = read(detail::RESERVED);
         if (ready != read(detail::RUNG)) ring_until(ready);
@@ -129,9 +134,7 @@ public:
     {
         if (detail::any_of_warp(bytes > detail::BYTES_MAX)) return fail(Cause::invalid, 0, 0);
         if (is_direct()) return direct_.each<detail::WRITE>(of_, to, from, bytes, 0, ticket);
-        detail::Block block = begin(bytes == 0 ? 2 : 3);
-        remote(block, to);
-        if (bytes != 0) local(block, 4, from, bytes);
+        detail::Block block = with_memory(to, from, bytes);
         return post_each(block, detail::WRITE, timeout_ns, ticket);
     }
 
@@ -168,6 +171,24 @@ public:
         return put_value<scope>(flag, generation, timeout_ns, ticket);
     }
 
+    // Writes bytes, and sets a flag after them: put() and signal_set() in one call, for the price of one way to the adapter.
+    // The ticket is of the flag.
+    template <Scope scope = Scope::thread>
+    OUTBOARD_NET_CALL Failure put_signal(Remote to, Local from, uint64_t bytes, Remote flag, uint64_t generation,
+                                         uint64_t timeout_ns, uint64_t *ticket)
+    {
+        if (bytes > detail::BYTES_MAX) return fail(Cause::invalid, 0, 0);
+        if (is_direct()) return direct_.put_signal<scope>(of_, to, from, bytes, flag, generation, ticket);
+        bool leads = detail::enter<scope>();
+        Answer answer{};
+        if (leads) {
+            answer.failure = post_both(with_memory(to, from, bytes), with_value(flag, generation), timeout_ns, &answer.ticket);
+        }
+        detail::share<scope>(answer, leads);
+        *ticket = answer.ticket;
+        return answer.failure;
+    }
+
     // Adds to a flag after all that was put before.
     template <Scope scope = Scope::thread>
     OUTBOARD_NET_CALL Failure signal_add(Remote flag, uint64_t add, uint64_t timeout_ns, uint64_t *ticket)
@@ -186,10 +207,9 @@ public:
     template <Scope scope = Scope::thread> OUTBOARD_NET_CALL Failure wait(uint64_t ticket, uint64_t timeout_ns)
     {
         bool leads = detail::enter<scope>();
-        Failure failure{};
-        if (leads) failure = wait_alone(ticket, timeout_ns, true);
-        detail::share<scope>(failure, leads);
-        return failure;
+        Answer answer{};
+        if (leads) answer.failure = wait_alone(ticket, timeout_ns, true);
+        return told<scope>(answer, leads);
     }
 
     // Whether an operation is complete, or has failed, without waiting.
@@ -203,16 +223,17 @@ public:
     template <Scope scope = Scope::thread> OUTBOARD_NET_CALL Failure flush(uint64_t timeout_ns)
     {
         bool leads = detail::enter<scope>();
-        Failure failure{};
+        Answer answer{};
         if (leads && is_direct()) {
-            failure = direct_.settled(of_);
+            answer.failure = direct_.settled(of_);
+        } else if (leads && is_foreign()) {
+            answer.failure = fail(Cause::unsupported, 0, 0);
         } else if (leads) {
             uint64_t reserved = acquire(detail::RESERVED);
             bool posted = reserved != acquire(detail::BASE);
-            if (posted) failure = wait_alone(reserved - 1, timeout_ns, true);
+            if (posted) answer.failure = wait_alone(reserved - 1, timeout_ns, true);
         }
-        detail::share<scope>(failure, leads);
-        return failure;
+        return told<scope>(answer, leads);
     }
 
     // Posts memory for a message of the peer's; of 0 bytes for a put_imm or an empty send. Messages take receives in the
@@ -249,6 +270,15 @@ private:
         Failure failure;
         Received received;
     };
+
+    // Gives what a group's first thread has waited for to the others, and of nvlink the generation that it saw.
+    template <Scope scope> OUTBOARD_NET_CALL Failure told(Answer answer, bool leads)
+    {
+        if (leads && is_direct()) answer.ticket = direct_.next();
+        detail::share<scope>(answer, leads);
+        if (!leads && is_direct()) direct_.follow(answer.ticket);
+        return answer.failure;
+    }
 
     OUTBOARD_NET_CALL uint64_t *counter(detail::Counter which) const { return (uint64_t *)of_.counters + which; }
 
@@ -289,7 +319,14 @@ private:
 
     OUTBOARD_NET_CALL bool is_exclusive() const { return (of_.flags & OUTBOARD_NET_EXCLUSIVE) != 0; }
 
-    OUTBOARD_NET_CALL bool is_direct() const { return (of_.flags & OUTBOARD_NET_DIRECT) != 0; }
+    OUTBOARD_NET_CALL bool is_direct() const
+    {
+        if constexpr (providers == Providers::all) return (of_.flags & OUTBOARD_NET_DIRECT) != 0;
+        return providers == Providers::nvlink;
+    }
+
+    // Whether the queue is of a provider that this is not compiled for.
+    OUTBOARD_NET_CALL bool is_foreign() const { return is_direct() != ((of_.flags & OUTBOARD_NET_DIRECT) != 0); }
 
     OUTBOARD_NET_CALL Failure fail(Cause cause, uint64_t entry, uint32_t syndrome, Side side = Side::send) const
     {
@@ -311,6 +348,7 @@ private:
     OUTBOARD_NET_CALL Failure wait_alone(uint64_t ticket, uint64_t timeout_ns, bool may_post)
     {
         if (is_direct()) return direct_.settled(of_, ticket);
+        if (is_foreign()) return fail(Cause::unsupported, 0, 0);
         if (may_post && is_held_) ring();
         detail::Deadline deadline(timeout_ns);
         if (has_rung_ && may_post) detail::rest();
@@ -396,6 +434,15 @@ private:
         return block;
     }
 
+    // A segment of length 0 would be one of 2 GiB, so an empty operation has none.
+    OUTBOARD_NET_CALL detail::Block with_memory(Remote there, Local here, uint64_t bytes, uint32_t imm = 0) const
+    {
+        detail::Block block = begin(bytes == 0 ? 2 : 3, imm);
+        remote(block, there);
+        if (bytes != 0) local(block, 4, here, bytes);
+        return block;
+    }
+
     // Of a length of 2 GiB the field is 0: its first bit says that bytes follow inline.
     OUTBOARD_NET_CALL static void local(detail::Block &block, int word, Local of, uint64_t bytes)
     {
@@ -413,11 +460,7 @@ private:
             if (opcode == detail::READ) return direct_.run<scope, detail::READ>(of_, there, here, bytes, 0, 0, ticket);
             return direct_.message<scope>(of_, Arrival::write_imm, there, here, bytes, imm, timeout_ns, ticket);
         }
-        // A segment of length 0 would be one of 2 GiB, so an empty operation has none.
-        detail::Block block = begin(bytes == 0 ? 2 : 3, imm);
-        remote(block, there);
-        if (bytes != 0) local(block, 4, here, bytes);
-        return post<scope>(block, opcode, timeout_ns, ticket);
+        return post<scope>(with_memory(there, here, bytes, imm), opcode, timeout_ns, ticket);
     }
 
     template <Scope scope>
@@ -505,6 +548,7 @@ private:
     OUTBOARD_NET_CALL Failure reserve(uint64_t count, uint64_t timeout_ns, uint64_t *entry)
     {
         detail::Deadline deadline(timeout_ns);
+        if (is_foreign()) return fail(Cause::unsupported, 0, 0);
         for (;;) {
             // All are on their way at once.
             uint64_t error = read(detail::ERROR), base = read(detail::BASE), next = 0, done = 0;
@@ -612,6 +656,22 @@ private:
         return Failure{};
     }
 
+    // Posts two writes that ring once. In a ring of one entry they follow one another.
+    OUTBOARD_NET_CALL Failure post_both(detail::Block first, detail::Block second, uint64_t timeout_ns, uint64_t *ticket)
+    {
+        if (size() == 1) {
+            Failure failure = post_alone(first, detail::WRITE, timeout_ns, ticket);
+            return failure ? failure : post_alone(second, detail::WRITE, timeout_ns, ticket);
+        }
+        Failure failure = reserve(2, timeout_ns, ticket);
+        if (failure) return failure;
+        fill(*ticket, first, detail::WRITE);
+        fill(*ticket + 1, second, detail::WRITE);
+        publish(*ticket, 2);
+        ++*ticket;
+        return Failure{};
+    }
+
     // Posts an entry of each thread of a warp. The ticket is that of the last of them.
     OUTBOARD_NET_CALL Failure post_each(detail::Block &block, uint32_t opcode, uint64_t timeout_ns, uint64_t *ticket)
     {
@@ -644,6 +704,7 @@ private:
     OUTBOARD_NET_CALL Failure receive_into(Local into, uint64_t bytes, uint64_t timeout_ns, uint64_t *ticket)
     {
         detail::Deadline deadline(timeout_ns);
+        if (is_foreign()) return fail(Cause::unsupported, 0, 0, Side::receive);
         if (of_.log_receives == 0 || bytes > detail::BYTES_MAX) return fail(Cause::invalid, 0, 0, Side::receive);
         uint64_t count = (uint64_t)1 << of_.log_receives, number = 0;
         for (;;) {
@@ -678,6 +739,7 @@ private:
     OUTBOARD_NET_CALL Failure receive_alone(uint64_t timeout_ns, Received *received)
     {
         detail::Deadline deadline(timeout_ns);
+        if (is_foreign()) return fail(Cause::unsupported, 0, 0, Side::receive);
         if (of_.log_receives == 0) return fail(Cause::invalid, 0, 0, Side::receive);
         for (;;) {
             uint64_t number = acquire(detail::RECEIVES_CONSUMED);
@@ -707,6 +769,8 @@ private:
     bool is_held_, has_rung_;
     detail::Direct direct_;
 };
+
+using Queue = QueueOf<Providers::all>;
 
 // Waits until a flag has this generation. Acquires: what was put before the flag may be read. False at the deadline.
 OUTBOARD_NET_CALL bool poll_slot(const uint64_t *flag, uint64_t generation, uint64_t timeout_ns)

@@ -12,26 +12,174 @@ namespace outboard {
 namespace net {
 namespace detail {
 
+// Tickets of the generation of this one begin here.
+OUTBOARD_NET_CALL uint64_t base_of(uint64_t ticket) { return ticket >> GENERATION_BITS << GENERATION_BITS; }
+
+// What an object knows of its queue: its next ticket, and keys that were found: of this side, of data there, and of flags
+// there or of data before. While it knows a key the queue was fine at the last look.
+struct Known {
+    uint64_t next;
+    Reach mine, near, far;
+
+    OUTBOARD_NET_CALL bool any() const { return (mine.key | near.key | far.key) != 0; }
+
+    // Makes the next post look at the queue's state, and look its keys up.
+    OUTBOARD_NET_CALL void forget() { mine = near = far = Reach{}; }
+
+    // Forgets what it knows of an earlier generation of the queue.
+    OUTBOARD_NET_CALL void begin(uint64_t base)
+    {
+        if (next != UNKNOWN && base == base_of(next)) return;
+        next = base;
+        forget();
+    }
+
+    // The next ticket of an object that has not looked at its queue.
+    static constexpr uint64_t UNKNOWN = UINT64_MAX;
+};
+
+// An operation whose keys are not known: the queue's memory and number, and what it needs. Without bytes it needs a peer.
+struct Asked {
+    uint64_t ring, counters, there, here, bytes;
+    uint32_t there_key, here_key, local_access, remote_access, qpn, flags;
+    bool is_flag;
+};
+constexpr uint32_t NOTHING = UINT32_MAX;
+
+// What came of it: the ticket, and whether the operation is right.
+struct Found {
+    Failure failure;
+    uint64_t ticket, goes_on;
+};
+
+// Looks at a queue, and returns its first failure.
+OUTBOARD_NET_CALL Failure failure_of(bool past_caches, uint64_t counters, uint32_t qpn, uint32_t flags, Known *known)
+{
+    if ((flags & OUTBOARD_NET_DIRECT) == 0) return Failure{Cause::unsupported, qpn, 0, 0, Side::send};
+    State state = state_of(past_caches, counters);
+    known->begin(state.base);
+    if (state.error == 0 || state.error >> 8 < state.base) return Failure{};
+    return Failure{Cause::completion, qpn, state.error >> 8, (uint32_t)(state.error & 0xff), Side::send};
+}
+
+// Looks keys up, and returns the syndrome of an operation that is wrong by them.
+OUTBOARD_NET_CALL uint32_t look(bool past_caches, const Asked &asked, Known *known)
+{
+    bool has_local = asked.bytes != 0 && asked.local_access != NOTHING;
+    bool has_remote = asked.bytes != 0 && asked.remote_access != NOTHING;
+    // All are on their way at once.
+    uint64_t connected = peek(past_caches, asked.ring + CONNECTED * 8), keys = peek(past_caches, asked.ring + PEER_KEYS * 8);
+    if (has_local && !opens(known->mine, asked.here_key, asked.here, asked.bytes, asked.local_access)) {
+        known->mine = look_up(past_caches, asked.ring + KEYS_AT, asked.here_key);
+        if (!opens(known->mine, asked.here_key, asked.here, asked.bytes, asked.local_access)) return 0x04;
+    }
+    if (has_remote && asked.remote_access == REMOTE_ATOMIC && asked.there % 8 != 0) return 0x12;
+    Reach there = asked.is_flag ? known->near : known->far;
+    if (!has_remote || !opens(there, asked.there_key, asked.there, asked.bytes, asked.remote_access)) {
+        if (connected == 0) return 0x15;
+        if (!has_remote) return 0;
+        there = look_up(past_caches, keys, asked.there_key);
+        if (!opens(there, asked.there_key, asked.there, asked.bytes, asked.remote_access)) return 0x13;
+    }
+    if (asked.is_flag) {
+        known->far = there;
+    } else {
+        if (known->near.key != 0) known->far = known->near;
+        known->near = there;
+    }
+    return 0;
+}
+
+// Returns that syndrome, not by what a cache had.
+OUTBOARD_NET_CALL uint32_t check(const Asked &asked, Known *known)
+{
+    uint32_t syndrome = 0;
+    for (int again = 0; again < 2; ++again) {
+        syndrome = look(again == 1, asked, known);
+        if (syndrome == 0) break;
+    }
+    return syndrome;
+}
+
+// Gives an operation its ticket after looks at the queue and at keys, and notes what is wrong.
+OUTBOARD_NET_CALL Found find_alone(const Asked &asked, Known *known)
+{
+    Found found{};
+    if (!known->any()) found.failure = failure_of(false, asked.counters, asked.qpn, asked.flags, known);
+    found.ticket = known->next;
+    if (found.failure) return found;
+    uint32_t syndrome = check(asked, known);
+    ++known->next;
+    found.goes_on = syndrome == 0;
+    if (syndrome == 0) return found;
+    note(asked.counters, (asked.flags & OUTBOARD_NET_OF_GPU) != 0, found.ticket, syndrome);
+    known->forget();
+    return found;
+}
+
+// The first thread of a group does so, and all get its answer. The others know no keys.
+template <Scope scope> OUTBOARD_NET_RARE void find(const Asked &asked, Known *known, Found *found)
+{
+    bool leads = rank<scope>() == 0;
+    Found answer{};
+    if (leads) answer = find_alone(asked, known);
+    share<scope>(answer, leads);
+    if (!leads && !answer.failure) {
+        known->begin(base_of(answer.ticket));
+        if (known->next <= answer.ticket) known->next = answer.ticket + 1;
+    }
+    *found = answer;
+}
+
 class Direct {
 public:
-    OUTBOARD_NET_CALL Direct() : base_(0), posted_(0), is_fine_(false), mine_(), near_(), far_() {}
+    OUTBOARD_NET_CALL Direct() : known_{Known::UNKNOWN, {}, {}, {}} {}
 
     // Executes an operation on `bytes` of the peer.
     template <Scope scope, uint32_t opcode>
     OUTBOARD_NET_CALL Failure run(const outboard_net_queue &of, Remote there, Local here, uint64_t bytes, uint64_t first,
                                   uint64_t second, uint64_t *ticket)
     {
-        bool leads = enter<scope>();
-        Started started{};
-        if (leads) {
-            started.failure = ready(of);
-            if (!started.failure) started.goes_on = is_good(of, next(&started.ticket), check<opcode>(of, there, here, bytes));
+        if (is_likely(agree<scope>(follows<scope>() || knows<opcode>(there, here, bytes)))) {
+            *ticket = known_.next++;
+        } else {
+            bool goes_on = false;
+            Failure failure = learn<scope, opcode>(of, there, here, bytes, ticket, &goes_on);
+            if (failure || !goes_on) return failure;
+            if (is_value<opcode>() && there.address % 8 != 0) {
+                if (rank<scope>() == 0) set_bytes(there.address, first);
+                enter<scope>();
+                return Failure{};
+            }
         }
-        share<scope>(started, leads);
-        *ticket = started.ticket;
-        if (started.goes_on) move<scope, opcode>(there.address, here.address, bytes, first, second);
+        move<scope, opcode>(there.address, here.address, bytes, first, second);
         enter<scope>();
-        return started.failure;
+        return Failure{};
+    }
+
+    // Writes bytes, and sets a flag after them: two operations.
+    template <Scope scope>
+    OUTBOARD_NET_CALL Failure put_signal(const outboard_net_queue &of, Remote there, Local here, uint64_t bytes, Remote flag,
+                                         uint64_t generation, uint64_t *ticket)
+    {
+        bool aligned = true;
+        bool knows_both = knows<WRITE>(there, here, bytes) & knows<SIGNAL_SET>(flag, Local{}, 8);
+        if (is_likely(agree<scope>(follows<scope>() || knows_both))) {
+            known_.next += 2;
+            *ticket = known_.next - 1;
+        } else {
+            bool goes_on = false;
+            Failure failure = learn<scope, WRITE>(of, there, here, bytes, ticket, &goes_on);
+            if (!failure && goes_on) failure = learn<scope, SIGNAL_SET>(of, flag, Local{}, 8, ticket, &goes_on);
+            if (failure || !goes_on) return failure;
+            aligned = flag.address % 8 == 0;
+        }
+        move<scope, WRITE>(there.address, here.address, bytes, 0, 0);
+        enter<scope>();
+        if (is_likely(aligned)) move<scope, SIGNAL_SET>(flag.address, 0, 8, generation, 0);
+        else if (rank<scope>() == 0) set_bytes(flag.address, generation);
+        enter<scope>();
+        return Failure{};
     }
 
     // Writes bytes, or a value, of each thread of a warp. All get one ticket.
@@ -39,21 +187,21 @@ public:
     OUTBOARD_NET_CALL Failure each(const outboard_net_queue &of, Remote there, Local here, uint64_t bytes, uint64_t value,
                                    uint64_t *ticket)
     {
-        bool leads = enter<Scope::warp>();
-        Started started{};
-        if (leads) {
-            started.failure = ready(of);
-            if (!started.failure) next(&started.ticket);
+        bool goes_on = true;
+        if (is_likely(agree<Scope::warp>(knows<opcode>(there, here, bytes)))) {
+            *ticket = known_.next++;
+        } else {
+            Failure failure = learn<Scope::warp, NOP>(of, Remote{}, Local{}, 0, ticket, &goes_on);
+            if (failure) return failure;
+            goes_on = is_good(of, *ticket, check_own<opcode>(of, there, here, bytes));
+            if (goes_on && is_value<opcode>() && there.address % 8 != 0) {
+                set_bytes(there.address, value);
+                goes_on = false;
+            }
         }
-        share<Scope::warp>(started, leads);
-        *ticket = started.ticket;
-        if (!started.failure) {
-            begin(started.ticket >> GENERATION_BITS << GENERATION_BITS);
-            uint32_t syndrome = check<opcode>(of, there, here, bytes);
-            if (is_good(of, started.ticket, syndrome)) move<Scope::thread, opcode>(there.address, here.address, bytes, value, 0);
-        }
+        if (goes_on) move<Scope::thread, opcode>(there.address, here.address, bytes, value, 0);
         enter<Scope::warp>();
-        return started.failure;
+        return Failure{};
     }
 
     // Takes a receive of the peer, and completes it after bytes were written to its memory, or to `there`.
@@ -62,7 +210,7 @@ public:
                                       uint32_t imm, uint64_t timeout_ns, uint64_t *ticket)
     {
         bool leads = enter<scope>();
-        Started started{};
+        Taken started{};
         if (leads) started = taken(of, kind, there, from, bytes, timeout_ns);
         share<scope>(started, leads);
         *ticket = started.ticket;
@@ -82,12 +230,21 @@ public:
     OUTBOARD_NET_CALL Failure settled(const outboard_net_queue &of, uint64_t ticket)
     {
         Failure failure = settled(of);
-        if (ticket < base_) return Failure{Cause::stale, of.qpn, ticket, 0, Side::send};
+        if (failure.cause == Cause::unsupported) return failure;
+        if (ticket < base_of(known_.next)) return Failure{Cause::stale, of.qpn, ticket, 0, Side::send};
         return failure.entry > ticket ? Failure{} : failure;
     }
 
+    // The next ticket, for the other threads of a group whose first one has waited.
+    OUTBOARD_NET_CALL uint64_t next() const { return known_.next; }
+
+    OUTBOARD_NET_CALL void follow(uint64_t next) 
+    {
+        if (next != Known::UNKNOWN) known_.begin(base_of(next));
+    }
+
 private:
-    struct Started {
+    struct Taken {
         Failure failure;
         uint64_t ticket, goes_on, to, receive;
     };
@@ -104,82 +261,128 @@ private:
         return load_acquire((const uint64_t *)of.ring + which);
     }
 
-    // Looks at the queue's state unless it was fine at the last look.
+    // Looks at the queue's state, unless it was fine at the last look: then there are keys that this object knows.
     OUTBOARD_NET_CALL Failure ready(const outboard_net_queue &of, bool looks = false)
     {
-        if (is_fine_ && !looks) return Failure{};
-        uint64_t error = load_acquire(of_gpu(of), counter(of, ERROR)), base = load_acquire(of_gpu(of), counter(of, BASE));
-        begin(base);
-        is_fine_ = error == 0 || error >> 8 < base;
-        if (is_fine_) return Failure{};
-        return Failure{Cause::completion, of.qpn, error >> 8, (uint32_t)(error & 0xff), Side::send};
+        if (!looks && known_.any()) return Failure{};
+        Failure failure = failure_of(looks, of.counters, of.qpn, of.flags, &known_);
+        if (failure) known_.forget();
+        return failure;
     }
 
-    // Forgets what it knows of an earlier generation of the queue.
-    OUTBOARD_NET_CALL void begin(uint64_t base)
-    {
-        if (base == base_) return;
-        base_ = base;
-        posted_ = 0;
-        mine_ = near_ = far_ = Reach{};
-    }
-
-    OUTBOARD_NET_CALL uint64_t next(uint64_t *ticket) { return *ticket = base_ + posted_++; }
-
-    // Notes that an entry failed if there is a syndrome: the queue keeps the one with the lowest ticket.
+    // Notes that an entry failed if there is a syndrome.
     OUTBOARD_NET_CALL bool is_good(const outboard_net_queue &of, uint64_t entry, uint32_t syndrome)
     {
         if (syndrome == 0) return true;
-        is_fine_ = false;
-        uint64_t base = load_acquire(of_gpu(of), counter(of, BASE)), old = load_acquire(of_gpu(of), counter(of, ERROR));
-        for (;;) {
-            bool is_noted = old != 0 && old >> 8 >= base && (old >> 8 <= entry || old >> 8 == ALL);
-            if (is_noted || entry < base) return false;
-            uint64_t seen = compare_exchange(of_gpu(of), counter(of, ERROR), old, entry << 8 | syndrome);
-            if (seen == old) return false;
-            old = seen;
-        }
+        known_.forget();
+        note(of.counters, of_gpu(of), entry, syndrome);
+        return false;
     }
 
-    OUTBOARD_NET_CALL uint32_t check_local(const outboard_net_queue &of, Local here, uint64_t bytes, uint32_t access)
+    template <uint32_t opcode> OUTBOARD_NET_CALL static constexpr bool is_atomic()
     {
-        if (mine_.key == here.key && is_within(mine_, here.address, bytes, access)) return 0;
-        if (!look_up(of.ring + KEYS_AT, here.key, &mine_)) return 0x04;
-        return is_within(mine_, here.address, bytes, access) ? 0 : 0x04;
+        return opcode == FETCH_ADD || opcode == COMPARE_SWAP || opcode == SIGNAL_ADD;
     }
 
-    OUTBOARD_NET_CALL uint32_t check_remote(const outboard_net_queue &of, Remote there, uint64_t bytes, uint32_t access)
+    template <uint32_t opcode> OUTBOARD_NET_CALL static constexpr bool is_value()
     {
-        if (near_.key == there.key && is_within(near_, there.address, bytes, access)) return 0;
-        if (far_.key == there.key && is_within(far_, there.address, bytes, access)) return 0;
-        if (page(of, CONNECTED) == 0) return 0x15;
-        far_ = near_;
-        if (!look_up(page(of, PEER_KEYS), there.key, &near_)) return 0x13;
-        return is_within(near_, there.address, bytes, access) ? 0 : 0x13;
+        return opcode == VALUE || opcode == SIGNAL_SET;
+    }
+
+    template <uint32_t opcode> OUTBOARD_NET_CALL static constexpr bool has_local()
+    {
+        return opcode == WRITE || opcode == READ || opcode == FETCH_ADD || opcode == COMPARE_SWAP;
+    }
+
+    template <uint32_t opcode> OUTBOARD_NET_CALL static constexpr uint32_t local_access()
+    {
+        return opcode == WRITE ? 0 : LOCAL_WRITE;
+    }
+
+    template <uint32_t opcode> OUTBOARD_NET_CALL static constexpr uint32_t remote_access()
+    {
+        return is_atomic<opcode>() ? REMOTE_ATOMIC : opcode == READ ? REMOTE_READ : REMOTE_WRITE;
+    }
+
+    // True in the threads of a group that leave it to the first one to know keys.
+    template <Scope scope> OUTBOARD_NET_CALL bool follows() const
+    {
+        if constexpr (scope == Scope::thread) return false;
+        return known_.next != Known::UNKNOWN && rank<scope>() != 0;
+    }
+
+    // True if an operation is right by what was looked up before.
+    template <uint32_t opcode> OUTBOARD_NET_CALL bool knows(Remote there, Local here, uint64_t bytes) const
+    {
+        if (opcode == NOP) return false;
+        bool local = !has_local<opcode>() || opens(known_.mine, here.key, here.address, bytes, local_access<opcode>());
+        bool aligned = !(is_atomic<opcode>() || is_value<opcode>()) || there.address % 8 == 0;
+        const Reach &reach = is_flag<opcode>() ? known_.far : known_.near;
+        return local & aligned & opens(reach, there.key, there.address, bytes, remote_access<opcode>());
+    }
+
+    template <uint32_t opcode> OUTBOARD_NET_CALL static constexpr bool is_flag()
+    {
+        return opcode == SIGNAL_SET || opcode == SIGNAL_ADD;
     }
 
     template <uint32_t opcode>
-    OUTBOARD_NET_CALL uint32_t check(const outboard_net_queue &of, Remote there, Local here, uint64_t bytes)
+    OUTBOARD_NET_CALL static Asked asked(const outboard_net_queue &of, Remote there, Local here, uint64_t bytes)
     {
-        constexpr bool is_atomic = opcode == FETCH_ADD || opcode == COMPARE_SWAP || opcode == SIGNAL_ADD;
-        constexpr bool has_local = opcode == WRITE || opcode == READ || opcode == FETCH_ADD || opcode == COMPARE_SWAP;
-        constexpr uint32_t access = is_atomic ? REMOTE_ATOMIC : opcode == READ ? REMOTE_READ : REMOTE_WRITE;
-        if (opcode == NOP || bytes == 0) return page(of, CONNECTED) == 0 ? 0x15 : 0;
-        uint32_t local = has_local ? check_local(of, here, bytes, opcode == WRITE ? 0 : LOCAL_WRITE) : 0;
-        if (local != 0) return local;
-        if (is_atomic && there.address % 8 != 0) return 0x12;
-        return check_remote(of, there, bytes, access);
+        return Asked{of.ring,
+                     of.counters,
+                     there.address,
+                     here.address,
+                     bytes,
+                     there.key,
+                     here.key,
+                     has_local<opcode>() ? local_access<opcode>() : NOTHING,
+                     opcode == NOP ? NOTHING : remote_access<opcode>(),
+                     of.qpn,
+                     of.flags,
+                     is_flag<opcode>()};
+    }
+
+    // Finds what an operation needs. All threads of a group get one answer.
+    template <Scope scope, uint32_t opcode>
+    OUTBOARD_NET_CALL Failure learn(const outboard_net_queue &of, Remote there, Local here, uint64_t bytes, uint64_t *ticket,
+                                    bool *goes_on)
+    {
+        // A copy, so that what is known stays in registers.
+        Known known = known_;
+        Found found;
+        find<scope>(asked<opcode>(of, there, here, bytes), &known, &found);
+        known_ = known;
+        *ticket = found.ticket;
+        *goes_on = found.goes_on != 0;
+        return found.failure;
+    }
+
+    template <uint32_t opcode>
+    OUTBOARD_NET_CALL uint32_t check_own(const outboard_net_queue &of, Remote there, Local here, uint64_t bytes)
+    {
+        Known known = known_;
+        uint32_t syndrome = check(asked<opcode>(of, there, here, bytes), &known);
+        known_ = known;
+        return syndrome;
+    }
+
+    // Writes a value that is not aligned, after all that was put before.
+    OUTBOARD_NET_CALL static void set_bytes(uint64_t there, uint64_t value)
+    {
+        fence_release();
+        store_bytes(there, value);
     }
 
     // Loads and stores. Values and atomics are those of the thread that acts for all.
     template <Scope scope, uint32_t opcode>
     OUTBOARD_NET_CALL static void move(uint64_t there, uint64_t here, uint64_t bytes, uint64_t first, uint64_t second)
     {
-        if constexpr (opcode == WRITE) copy(there, here, bytes, rank<scope>(), members<scope>(), false);
-        if constexpr (opcode == READ) copy(here, there, bytes, rank<scope>(), members<scope>(), true);
+        if constexpr (opcode == WRITE) copy(there, here, bytes, (uint32_t)rank<scope>(), (uint32_t)members<scope>(), false);
+        if constexpr (opcode == READ) copy(here, there, bytes, (uint32_t)rank<scope>(), (uint32_t)members<scope>(), true);
         if (rank<scope>() != 0) return;
-        if constexpr (opcode == SIGNAL_SET) fence_release();
-        if constexpr (opcode == SIGNAL_SET || opcode == VALUE) store_value(there, first);
+        if constexpr (opcode == SIGNAL_SET) store_release((uint64_t *)there, first);
+        if constexpr (opcode == VALUE) store64(there, first);
         if constexpr (opcode == SIGNAL_ADD) add_there(there, first);
         if constexpr (opcode == FETCH_ADD) store_value(here, add_there(there, first));
         if constexpr (opcode == COMPARE_SWAP) store_value(here, compare_exchange((uint64_t *)there, first, second));
@@ -188,14 +391,14 @@ private:
     OUTBOARD_NET_CALL static void store_value(uint64_t at, uint64_t value)
     {
         if (at % 8 == 0) return store((uint64_t *)at, value);
-        for (int i = 0; i < 8; ++i) store8(at + i, (uint8_t)(value >> 8 * i));
+        store_bytes(at, value);
     }
 
     // Checks a message, and takes the receive that it needs.
-    OUTBOARD_NET_CALL Started taken(const outboard_net_queue &of, Arrival kind, Remote there, Local from, uint64_t bytes,
+    OUTBOARD_NET_CALL Taken taken(const outboard_net_queue &of, Arrival kind, Remote there, Local from, uint64_t bytes,
                                     uint64_t timeout_ns)
     {
-        Started started{};
+        Taken started{};
         started.failure = ready(of);
         if (started.failure) return started;
         bool is_write = kind == Arrival::write_imm;
@@ -204,15 +407,19 @@ private:
             started.failure = Failure{Cause::unsupported, of.qpn, 0, 0, Side::send};
             return started;
         }
-        if (syndrome == 0 && bytes != 0) syndrome = check_local(of, from, bytes, 0);
-        if (syndrome == 0 && bytes != 0 && is_write) syndrome = check_remote(of, there, bytes, REMOTE_WRITE);
+        if (syndrome == 0 && bytes != 0 && !(opens(known_.mine, from.key, from.address, bytes, 0) && !is_write)) {
+            Asked operation = asked<WRITE>(of, there, from, bytes);
+            if (!is_write) operation.remote_access = NOTHING;
+            syndrome = check(operation, &known_);
+        }
         if (syndrome == 0) {
             started.failure = take(of, timeout_ns, &started.receive);
             if (started.failure) return started;
             started.to = there.address;
             if (!is_write) syndrome = place(of, started.receive, bytes, &started.to);
         }
-        started.goes_on = is_good(of, next(&started.ticket), syndrome);
+        started.ticket = known_.next++;
+        started.goes_on = is_good(of, started.ticket, syndrome);
         return started;
     }
 
@@ -223,7 +430,7 @@ private:
         while (!take_posted(of, receive)) {
             Failure failure = ready(of, true);
             if (failure) return failure;
-            if (deadline.passed()) return Failure{Cause::timeout, of.qpn, base_ + posted_, 0, Side::send};
+            if (deadline.passed()) return Failure{Cause::timeout, of.qpn, known_.next, 0, Side::send};
         }
         return Failure{};
     }
@@ -247,8 +454,7 @@ private:
         if (key == NO_MEMORY) room = 0;
         else if (room == 0) room = BYTES_MAX;
         *to = big(load(slot + 1));
-        Reach reach{};
-        bool is_known = bytes == 0 || (look_up(page(of, PEER_KEYS), key, &reach) && is_within(reach, *to, bytes, LOCAL_WRITE));
+        bool is_known = bytes == 0 || opens(look_up(true, page(of, PEER_KEYS), key), key, *to, bytes, LOCAL_WRITE);
         if (bytes <= room && is_known) return 0;
         complete(of, receive, RESPONDER_ERROR, 0, 0, bytes > room ? 0x01 : 0x04);
         while (take_posted(of, &receive)) complete(of, receive, RESPONDER_ERROR, 0, 0, 0x05);
@@ -268,9 +474,7 @@ private:
         store(at + 7, (uint64_t)kind << 60 | (receive >> log & 1) << 56 | (index & 0xff) << 40 | (index >> 8) << 32);
     }
 
-    uint64_t base_, posted_;
-    bool is_fine_;
-    Reach mine_, near_, far_;
+    Known known_;
 };
 
 } // namespace detail

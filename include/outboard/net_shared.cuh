@@ -16,7 +16,8 @@ enum class Cause : uint32_t {
     completion, // an entry failed: see syndrome
     stale,      // the queue was reset after the ticket was given, or while a receive was waited for
     invalid,    // more than 2 GiB, or receives of a queue without any: nothing was posted
-    unsupported, // a message to a peer whose receives this provider does not reach: nothing was posted
+    unsupported, // a message to a peer whose receives this provider does not reach, or a queue of a provider that this
+                 // code was compiled without: nothing was posted
 };
 
 enum class Side : uint32_t { send = 0, receive };
@@ -113,6 +114,14 @@ __device__ inline unsigned warp_mask()
     return count >= 32 ? 0xffffffffu : (1u << count) - 1;
 }
 
+// Waits for the other threads of the warp. A mask that the compiler knows costs less than one that it does not.
+__device__ inline void sync_warp()
+{
+    unsigned warp = warp_mask();
+    if (warp == 0xffffffffu) __syncwarp();
+    else __syncwarp(warp);
+}
+
 // Words of the result that one thread of a block gives the others. Barriers around it keep calls apart.
 __device__ inline void share_in_block(uint64_t *words, int count, bool leads)
 {
@@ -158,7 +167,7 @@ template <Scope scope> OUTBOARD_NET_CALL bool enter()
 {
 #ifdef __CUDA_ARCH__
     if constexpr (scope == Scope::warp) {
-        __syncwarp(warp_mask());
+        sync_warp();
         return (thread_in_block() & 31) == 0;
     }
     if constexpr (scope == Scope::block) {
@@ -167,6 +176,20 @@ template <Scope scope> OUTBOARD_NET_CALL bool enter()
     }
 #endif
     return true;
+}
+
+// Waits as enter() does, and says to all threads of the group whether all of them have `is`.
+template <Scope scope> OUTBOARD_NET_CALL bool agree(bool is)
+{
+#ifdef __CUDA_ARCH__
+    if constexpr (scope == Scope::warp) {
+        sync_warp();
+        unsigned warp = warp_mask();
+        return warp == 0xffffffffu ? __all_sync(0xffffffffu, is) : __all_sync(warp, is);
+    }
+    if constexpr (scope == Scope::block) return __syncthreads_and(is) != 0;
+#endif
+    return is;
 }
 
 // Number of this thread in its group, and the group's threads.
@@ -198,7 +221,7 @@ template <Scope scope, class Result> OUTBOARD_NET_CALL void share(Result &result
         memcpy(words, &result, sizeof result);
         if constexpr (scope == Scope::warp) {
             for (uint64_t &word : words) word = __shfl_sync(warp_mask(), (unsigned long long)word, 0);
-            __syncwarp(warp_mask());
+            sync_warp();
         } else {
             share_in_block(words, sizeof(Result) / 8, leads);
         }

@@ -1,5 +1,6 @@
 // Two GPUs of a program, or two blocks of one GPU, by the provider nvlink: one line of JSON.
-//   peers latency SCOPE BYTES ROUNDS      both put and signal in turns: nanoseconds of one way
+//   peers latency SCOPE BYTES ROUNDS [together]
+//                                         both put and signal in turns, or by put_signal: nanoseconds of one way
 //   peers bandwidth BYTES ROUNDS BLOCKS   blocks of 512 threads put together, and wait: gigabytes a second
 //   peers rate THREADS OPERATIONS         each thread writes words, and waits: operations a second
 #include <cuda_runtime.h>
@@ -11,6 +12,11 @@
 #include "outboard/net.cuh"
 
 using namespace outboard::net;
+
+#ifndef PROVIDERS
+#define PROVIDERS nvlink
+#endif
+using PeerQueue = QueueOf<Providers::PROVIDERS>;
 
 constexpr uint64_t PATIENCE_NS = 20000000000ull;
 constexpr uint32_t WARM_UP = 20, BLOCK = 512;
@@ -48,17 +54,22 @@ template <Scope scope> __device__ bool arrived(const uint64_t *flag, uint64_t ge
     return is;
 }
 
-template <Scope scope> __global__ void __launch_bounds__(BLOCK) play(const Both both, int first, uint64_t bytes, uint64_t rounds)
+template <Scope scope, bool together> __global__ void __launch_bounds__(BLOCK) play(const Both both, int first, uint64_t bytes, uint64_t rounds)
 {
     int side = first + blockIdx.x;
     const End &end = both.ends[side];
-    Queue queue(end.queue);
+    PeerQueue queue(end.queue);
     uint64_t ticket, began = 0;
     for (uint64_t round = 1; round <= rounds + WARM_UP; ++round) {
         if (round == WARM_UP + 1) began = detail::now_ns();
         bool is_right = side == 0 || arrived<scope>(end.mine, round);
-        Failure failure = queue.put<scope>(end.to, end.from, bytes, PATIENCE_NS, &ticket);
-        if (!failure) failure = queue.signal_set<scope>(end.flag, round, PATIENCE_NS, &ticket);
+        Failure failure{};
+        if constexpr (together) {
+            failure = queue.put_signal<scope>(end.to, end.from, bytes, end.flag, round, PATIENCE_NS, &ticket);
+        } else {
+            failure = queue.put<scope>(end.to, end.from, bytes, PATIENCE_NS, &ticket);
+            if (!failure) failure = queue.signal_set<scope>(end.flag, round, PATIENCE_NS, &ticket);
+        }
         if (is_right && side == 0) is_right = arrived<scope>(end.mine, round);
         if (!is_right || failure) {
             end.out[1] = 1 + failure.syndrome;
@@ -71,10 +82,10 @@ template <Scope scope> __global__ void __launch_bounds__(BLOCK) play(const Both 
     if (threadIdx.x == 0) end.out[0] = ended - began;
 }
 
-__global__ void __launch_bounds__(BLOCK) pour(const Both both, uint64_t bytes, uint64_t rounds)
+__global__ void __launch_bounds__(BLOCK) pour(const End *given, uint64_t bytes, uint64_t rounds)
 {
-    const End &end = both.ends[0];
-    Queue queue(end.queue);
+    const End end = *given;
+    PeerQueue queue(end.queue);
     uint64_t ticket, each = bytes / gridDim.x, at = each * blockIdx.x;
     Failure failure{};
     for (uint64_t round = 0; round < rounds && !failure; ++round)
@@ -83,10 +94,10 @@ __global__ void __launch_bounds__(BLOCK) pour(const Both both, uint64_t bytes, u
     if (failure) end.out[1] = 1 + failure.syndrome;
 }
 
-__global__ void words(const Both both, uint32_t operations)
+__global__ void words(const End *given, uint32_t operations)
 {
-    const End &end = both.ends[0];
-    Queue queue(end.queue);
+    const End end = *given;
+    PeerQueue queue(end.queue);
     uint64_t ticket, thread = blockIdx.x * blockDim.x + threadIdx.x;
     Remote to{end.to.address + thread * 8, end.to.key};
     Failure failure{};
@@ -169,13 +180,14 @@ static bool has_come(const Both &both, int side, uint64_t bytes)
     return true;
 }
 
-template <Scope scope> static void latency(int gpus, uint64_t bytes, uint64_t rounds)
+template <Scope scope> static void latency(int gpus, uint64_t bytes, uint64_t rounds, bool together)
 {
     Both both = opened(gpus, bytes);
     int threads = scope == Scope::thread ? 1 : scope == Scope::warp ? 32 : BLOCK;
     for (int side = 0; side < gpus; ++side) {
         expect(cudaSetDevice(side));
-        play<scope><<<2 / gpus, threads>>>(both, side, bytes, rounds);
+        if (together) play<scope, true><<<2 / gpus, threads>>>(both, side, bytes, rounds);
+        else play<scope, false><<<2 / gpus, threads>>>(both, side, bytes, rounds);
         expect(cudaGetLastError());
     }
     for (int side = 0; side < gpus; ++side) {
@@ -196,21 +208,26 @@ int main(int count, char **values)
     gpus = gpus > 2 ? 2 : gpus;
     auto number = [&](int at) { return at < count ? std::strtoull(values[at], nullptr, 10) : 0; };
     if (std::strcmp(values[1], "latency") == 0) {
+        bool together = count > 5;
         switch (values[2][0]) {
-        case 't': latency<Scope::thread>(gpus, number(3), number(4)); break;
-        case 'w': latency<Scope::warp>(gpus, number(3), number(4)); break;
-        default: latency<Scope::block>(gpus, number(3), number(4));
+        case 't': latency<Scope::thread>(gpus, number(3), number(4), together); break;
+        case 'w': latency<Scope::warp>(gpus, number(3), number(4), together); break;
+        default: latency<Scope::block>(gpus, number(3), number(4), together);
         }
     }
     bool pours = std::strcmp(values[1], "bandwidth") == 0;
     uint64_t threads = number(2), bytes = pours ? number(2) : threads * 8, rounds = number(3), blocks = number(4);
     Both both = opened(gpus, bytes);
     expect(cudaSetDevice(0));
+    // In the GPU's memory, so that what each call takes is in registers.
+    End *given = nullptr;
+    expect(cudaMalloc(&given, sizeof *given));
+    expect(cudaMemcpy(given, &both.ends[0], sizeof *given, cudaMemcpyHostToDevice));
     double seconds = 0;
     for (uint64_t some : {(uint64_t)WARM_UP, rounds}) {
         Timer timer;
-        if (pours) pour<<<blocks, BLOCK>>>(both, bytes, some);
-        else words<<<(threads + 255) / 256, threads < 256 ? threads : 256>>>(both, some);
+        if (pours) pour<<<blocks, BLOCK>>>(given, bytes, some);
+        else words<<<(threads + 255) / 256, threads < 256 ? threads : 256>>>(given, some);
         expect(cudaGetLastError());
         seconds = timer.seconds();
     }

@@ -44,9 +44,9 @@ OUTBOARD_NET_CALL void complain(const Work &work, uint64_t what, Failure failure
         if (failure) return complain(work, what, failure); \
     } while (0)
 
-OUTBOARD_NET_CALL void run(const Work &work, uint32_t thread)
+template <Providers providers> OUTBOARD_NET_CALL void run(const Work &work, uint32_t thread)
 {
-    Queue queue(work.queue);
+    QueueOf<providers> queue(work.queue);
     Slot *mine = work.mine + thread, *theirs = work.theirs + thread;
     uint64_t ticket = 0;
     // Half of them, and one that is alone, ring for several entries at once.
@@ -54,10 +54,16 @@ OUTBOARD_NET_CALL void run(const Work &work, uint32_t thread)
     for (uint32_t round = 1; round <= work.rounds; ++round) {
         uint32_t words = 1 + (thread * 7 + round * 13) % WORDS;
         for (uint32_t i = 0; i < words; ++i) detail::store(&mine->source[i], (uint64_t)round << 32 | thread << 8 | i);
-        TRY(1, queue.put(Remote{(uint64_t)theirs->source, work.key}, Local{(uint64_t)mine->source, work.key}, words * 8, PATIENCE_NS, &ticket));
-        TRY(2, queue.signal_set(Remote{(uint64_t)&theirs->flag, work.key}, round, PATIENCE_NS, &ticket));
+        Remote there{(uint64_t)theirs->source, work.key}, flag{(uint64_t)&theirs->flag, work.key};
+        Local here{(uint64_t)mine->source, work.key};
+        if (round % 2 == 0) {
+            TRY(1, queue.put(there, here, words * 8, PATIENCE_NS, &ticket));
+            TRY(2, queue.signal_set(flag, round, PATIENCE_NS, &ticket));
+        } else {
+            TRY(3, queue.put_signal(there, here, words * 8, flag, round, PATIENCE_NS, &ticket));
+        }
         queue.ring();
-        if (!poll_slot(&theirs->flag, round, PATIENCE_NS)) return complain(work, 3, Failure{});
+        if (!poll_slot(&theirs->flag, round, PATIENCE_NS)) return complain(work, 17, Failure{});
         for (uint32_t i = 0; i < words; ++i)
             if (detail::load(&theirs->source[i]) != ((uint64_t)round << 32 | thread << 8 | i)) return complain(work, 4, Failure{});
         TRY(5, queue.get(Local{(uint64_t)mine->back, work.key}, Remote{(uint64_t)theirs->source, work.key}, words * 8, PATIENCE_NS, &ticket));
@@ -83,7 +89,7 @@ OUTBOARD_NET_CALL void run(const Work &work, uint32_t thread)
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
 
-__global__ void kernel(Work work) { run(work, blockIdx.x * blockDim.x + threadIdx.x); }
+__global__ void kernel(Work work) { run<Providers::all>(work, blockIdx.x * blockDim.x + threadIdx.x); }
 
 static void *memory(size_t bytes)
 {
@@ -131,10 +137,21 @@ static void *gpu_memory(size_t bytes) { return memory(bytes); }
 static void go(const Work &work)
 {
     std::vector<std::thread> threads;
-    for (uint32_t i = 0; i < work.threads; ++i) threads.emplace_back([=] { run(work, i); });
+    // Every other thread has only the queue's own provider.
+    auto its_own = (work.queue.flags & OUTBOARD_NET_DIRECT) != 0 ? run<Providers::nvlink> : run<Providers::rings>;
+    for (uint32_t i = 0; i < work.threads; ++i) threads.emplace_back([=] { (i % 2 == 1 ? its_own : run<Providers::all>)(work, i); });
     for (std::thread &thread : threads) thread.join();
 }
 #endif
+
+// Code for other providers refuses the queue, and leaves it as it is.
+template <Providers others> static bool refuses(const outboard_net_queue &of)
+{
+    QueueOf<others> queue(of);
+    uint64_t ticket = 0;
+    Failure posted = queue.put(Remote{}, Local{}, 8, 0, &ticket), flushed = queue.flush(0);
+    return posted.cause == Cause::unsupported && flushed.cause == Cause::unsupported;
+}
 
 #define DO(call) \
     if ((call) != 0) { \
@@ -169,6 +186,11 @@ int main(int count, char **values)
     work.seen = (uint64_t *)memory(total * 8);
     work.wrong = (uint64_t *)memory(8);
     DO(outboard_net_register(net, data, all, 15, &work.key));
+    bool is_direct = (work.queue.flags & OUTBOARD_NET_DIRECT) != 0;
+    if (!(is_direct ? refuses<Providers::rings>(work.queue) : refuses<Providers::nvlink>(work.queue))) {
+        std::printf("code for other providers took the queue\n");
+        return 1;
+    }
     go(work);
     outboard_net_status status;
     DO(outboard_net_status_of(net, work.queue.qpn, &status));
