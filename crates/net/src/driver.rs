@@ -37,6 +37,9 @@ type GetPointer = unsafe extern "C" fn(*mut u64, *mut c_void, c_uint) -> i32;
 
 /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
 const BUFFER: c_uint = 1;
+const POINTER: &str = "cuMemHostGetDevicePointer_v2";
+/// `CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`.
+const ALREADY: i32 = 712;
 /// `CU_MEMHOSTREGISTER_PORTABLE` and `_DEVICEMAP`, and `_IOMEMORY`.
 const FOR_ALL: c_uint = 1 | 2;
 const OF_DEVICE: c_uint = 4;
@@ -125,10 +128,10 @@ pub(crate) fn buffer_of(address: u64, bytes: u64) -> Result<OwnedFd, String> {
 pub(crate) struct DevicePage(u64);
 
 impl DevicePage {
-    /// Registers a page for the GPUs of this process; none without a current context.
+    /// Registers a page for the GPUs of this process; none without a current context, nor of a
+    /// page that is the driver's already, as a stand-in's may be.
     pub(crate) fn register(address: u64, bytes: usize) -> Result<Option<DevicePage>, String> {
         const CALL: &str = "cuMemHostRegister_v2";
-        const POINTER: &str = "cuMemHostGetDevicePointer_v2";
         let Some(library) = loaded().filter(has_context) else {
             return Ok(None);
         };
@@ -145,20 +148,33 @@ impl DevicePage {
         // SAFETY: the page is mapped, and stays so until it is unregistered.
         let register = |flags| unsafe { call(at, bytes, flags) };
         let status = register(FOR_ALL | OF_DEVICE);
-        // A page of a stand-in is no device's, and is refused as one.
-        if status != SUCCESS && register(FOR_ALL) != SUCCESS {
-            let hint = "a real adapter's doorbells need the driver's option PeerMappingOverride=1";
-            let failed = done(CALL, status).map(|()| None);
-            return failed.map_err(|why| format!("{why}; {hint}"));
+        if status != SUCCESS {
+            // A page of a stand-in is no device's, and is refused as one.
+            match register(FOR_ALL) {
+                SUCCESS => {}
+                ALREADY => return same_address(pointer, address).map(|()| None),
+                _ => {
+                    let hint =
+                        "a real adapter's doorbells need the driver's option PeerMappingOverride=1";
+                    let failed = done(CALL, status).map(|()| None);
+                    return failed.map_err(|why| format!("{why}; {hint}"));
+                }
+            }
         }
         let page = DevicePage(address);
-        let mut seen = 0;
-        // SAFETY: the place is there.
-        done(POINTER, unsafe { pointer(&raw mut seen, at, 0) })?;
-        match seen == address {
-            true => Ok(Some(page)),
-            false => Err(format!("{POINTER}: GPUs have the page at another address")),
-        }
+        same_address(pointer, address).map(|()| Some(page))
+    }
+}
+
+/// Checks that GPUs have a registered page where this process has it.
+fn same_address(pointer: Symbol<GetPointer>, address: u64) -> Result<(), String> {
+    let at = ptr::with_exposed_provenance_mut(address as usize);
+    let mut seen = 0;
+    // SAFETY: the place is there.
+    done(POINTER, unsafe { pointer(&raw mut seen, at, 0) })?;
+    match seen == address {
+        true => Ok(()),
+        false => Err(format!("{POINTER}: GPUs have the page at another address")),
     }
 }
 

@@ -438,7 +438,6 @@ fn work<'a>(
         _ => Err(Syndrome::LOCAL_LENGTH),
     };
     Ok(match operation {
-        Operation::Nop => return Err(Syndrome::LOCAL_OPERATION),
         Operation::Write { remote, imm, data } => verbs::Work::Write {
             target: target(remote),
             imm: *imm,
@@ -468,5 +467,7 @@ fn work<'a>(
             swap: *swap,
             into: word(into)?,
         },
+        // Verbs have no other operation.
+        _ => return Err(Syndrome::LOCAL_OPERATION),
     })
 }
