@@ -22,6 +22,7 @@ enum outboard_net_flags {
     OUTBOARD_NET_PATIENT = 2,  // a message waits for its receive without end, rather than failing with 16
     OUTBOARD_NET_EXCLUSIVE = 4,  // one thread, warp or block posts at a time, which is cheaper
     OUTBOARD_NET_OF_GPU = 8,  // of a queue with `counters`: never given
+    OUTBOARD_NET_UNRELIABLE = 32,  // an entry succeeds when it is sent, and may be lost: no get, no atomics; of NIC alone
     OUTBOARD_NET_DIRECT = 16,  // of a queue of nvlink, whose ring is a page with what it may reach: never given
 };
 

@@ -36,6 +36,7 @@ __all__ = [
     "REMOTE_ATOMIC",
     "REMOTE_READ",
     "REMOTE_WRITE",
+    "UNRELIABLE",
     "Endpoint",
     "Exported",
     "Memory",
@@ -49,7 +50,7 @@ LIBRARY = "liboutboard_net.so"
 # OUTBOARD_NET_VERSION of include/outboard/net.h.
 VERSION = 2
 # Flags of a queue, and what a key allows: include/outboard/net.h.
-PLAIN, PATIENT, EXCLUSIVE = 1, 2, 4
+PLAIN, PATIENT, EXCLUSIVE, UNRELIABLE = 1, 2, 4, 32
 LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC = 1, 2, 4, 8
 EVERYTHING = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC
 LISTENS, ANYWHERE = 1, 2

@@ -66,6 +66,8 @@ pub(crate) const WITHOUT_END: u32 = 7;
 pub const PLAIN: u32 = 1;
 /// A message waits for its receive without end.
 pub const PATIENT: u32 = 2;
+/// An entry succeeds when it is sent: it may be lost. Of the adapter in software alone.
+pub const UNRELIABLE: u32 = 32;
 /// One thread, warp or block posts at a time.
 pub const EXCLUSIVE: u32 = 4;
 /// The counters are in the memory of the GPU that posts: of an [`Export`] alone.
@@ -81,7 +83,7 @@ pub struct Options {
     pub log_receives: u32,
     /// Each such entry asks for a completion; 0 stands for 1.
     pub signal_every: u32,
-    /// [`PLAIN`], [`PATIENT`], [`EXCLUSIVE`].
+    /// [`PLAIN`], [`PATIENT`], [`EXCLUSIVE`], [`UNRELIABLE`].
     pub flags: u32,
     /// The address of [`Options::counters_bytes`] zeroed bytes in the memory of the GPU that posts;
     /// 0 for counters in the queue's own memory.
@@ -112,7 +114,7 @@ impl Options {
             return Err(Error::Counters(self.counters));
         }
         self.counters_range()?;
-        match self.flags & !(PLAIN | PATIENT | EXCLUSIVE) {
+        match self.flags & !(PLAIN | PATIENT | EXCLUSIVE | UNRELIABLE) {
             0 => Ok(()),
             unknown => Err(Error::Flags(unknown)),
         }

@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     Access, Error, Meeting, Network, Provider, Way, Window, bell,
-    block::{self, Export},
+    block::{self, Export, UNRELIABLE},
     endpoint::Endpoint,
     layout::Layout,
     open::open,
@@ -249,6 +249,9 @@ pub unsafe extern "C" fn outboard_net_queue_create(
     let Some(out) = (unsafe { out.as_mut() }) else {
         return done(Err(Error::Null("out")));
     };
+    if options.flags & UNRELIABLE != 0 && net.0.provider() != Provider::Nic {
+        return done(Err(Error::Unreliable));
+    }
     // SAFETY: the caller keeps the memory mapped.
     let created = unsafe { net.0.create(memory, bytes, *options) };
     done(created.map(|queue| *out = queue))

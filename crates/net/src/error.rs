@@ -40,6 +40,10 @@ pub enum Error {
     Peer(&'static str),
     #[error("{address}: {why}")]
     Meet { address: String, why: String },
+    #[error("queue {0:#x} is unreliable, and the other is not")]
+    Reliability(u32),
+    #[error("unreliable queues are those of one process with the provider nic")]
+    Unreliable,
     #[error("there is no way {name}: {known} are there")]
     NoWay { name: String, known: String },
     #[error("{variable}: {given} is not a time of {us_min} to {us_max} us")]

@@ -63,7 +63,7 @@ pub use adapter::{
     Adapter, PairSetup, Peer, RECEIVE_BYTES, REMOTE_BYTES_MAX, Retries, SharedReceives, State,
     Status,
 };
-pub use block::{EXCLUSIVE, Export, Options as QueueOptions, PATIENT, PLAIN};
+pub use block::{EXCLUSIVE, Export, Options as QueueOptions, PATIENT, PLAIN, UNRELIABLE};
 pub use completions::{CompletionsSetup, Watch};
 pub use distant::{Distant, Gone, Registered};
 pub use error::Error;

@@ -141,6 +141,9 @@ impl Link {
             address: address.into(),
             why: why.to_string(),
         };
+        if queue.is_unreliable() {
+            return Err(Error::Unreliable);
+        }
         let socket = meeting.socket()?;
         let deadline = Instant::now() + meeting.timeout;
         let qpn = queue.export().qpn;

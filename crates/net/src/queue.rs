@@ -7,7 +7,7 @@ use crate::{
     bell::Bell,
     block::{
         ASLEEP, Block, COMPLETION, DOORBELL, Export, Options, PAGE, PAGE_BYTES, PATIENT, RECORD,
-        SCRATCH, WITHOUT_END,
+        SCRATCH, UNRELIABLE, WITHOUT_END,
     },
     completions::CompletionsSetup,
     cqe::CQE_BYTES,
@@ -41,6 +41,9 @@ impl Queue {
                 None => completions,
             };
             let qpn = adapter.create_pair(pair(&block, completions, receive_completions)?)?;
+            if block.options.flags & UNRELIABLE != 0 {
+                adapter.set_unreliable(qpn)?;
+            }
             let scratch = block.part(SCRATCH, 64)?;
             let scratch_key = adapter.register(DOMAIN, scratch, Access::LOCAL_WRITE)?;
             let export = block.export(qpn, scratch_key);
@@ -69,6 +72,9 @@ impl Queue {
     /// Connects two queues, which may be one.
     pub fn connect(nic: &Nic, one: &Queue, other: &Queue) -> Result<(), Error> {
         let (a, b) = (one.export.qpn, other.export.qpn);
+        if one.is_unreliable() != other.is_unreliable() {
+            return Err(Error::Reliability(if one.is_unreliable() { a } else { b }));
+        }
         nic.with(|adapter| {
             let (of_a, of_b) = (adapter.end_of(a)?, adapter.end_of(b)?);
             adapter.connect(a, of_b)?;
@@ -77,6 +83,10 @@ impl Queue {
         one.connected();
         other.connected();
         Ok(())
+    }
+
+    pub(crate) fn is_unreliable(&self) -> bool {
+        self.block.options.flags & UNRELIABLE != 0
     }
 
     /// Lets threads post after a reset.

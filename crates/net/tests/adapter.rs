@@ -766,3 +766,87 @@ fn two_that_count_for_themselves_on_one_ring_end_its_queue_and_no_other() {
     run(&mut adapter, &mut now_ns);
     assert_eq!(c.completion().unwrap().kind, Kind::Requester);
 }
+
+/// Writes with a number each over an unreliable connection: what is lost is not sent again, and all
+/// succeed; what arrives is whole, in order, and arrives once.
+#[test]
+fn an_unreliable_connection_loses_what_its_network_loses() {
+    let lossy = Network {
+        seed: 11,
+        loss_ppm: 200_000,
+        delay_ns_max: 2_000,
+        ..Network::default()
+    };
+    for network in [lossy, Network::default()] {
+        let (mut adapter, mut a, mut b) = connected(network);
+        adapter.set_unreliable(a.qpn).unwrap();
+        adapter.set_unreliable(b.qpn).unwrap();
+        let (mut now_ns, mut last, mut arrived) = (0, 0, 0);
+        for _ in 0..16 {
+            b.post_receive(b.segment(0, 0));
+        }
+        for number in 1..=496 {
+            a.post(Operation::Write {
+                remote: b.remote(0),
+                imm: Some(number),
+                data: Data::Inline(smallvec![number as u8; 24]),
+            });
+            if number % 8 > 0 {
+                continue;
+            }
+            run(&mut adapter, &mut now_ns);
+            while let Some(done) = a.completion() {
+                assert_eq!(done.syndrome, 0);
+            }
+            while let Some(receipt) = b.receipt() {
+                assert!(receipt.imm > last && receipt.imm <= number);
+                (last, arrived) = (receipt.imm, arrived + 1);
+                b.post_receive(b.segment(0, 0));
+            }
+            let mut bytes = [0; 24];
+            b.data.read(0, &mut bytes);
+            assert_eq!(bytes, [last as u8; 24]);
+        }
+        let status = adapter.status(a.qpn).unwrap();
+        assert_eq!((status.state, status.retries), (State::Ready, 0));
+        assert_eq!(status.succeeded, 496);
+        match network.loss_ppm {
+            0 => assert_eq!(arrived, 496),
+            _ => assert!((80..300).contains(&arrived), "{arrived}"),
+        }
+    }
+}
+
+/// Requests that an unreliable peer refuses are lost; reads and atomics are refused here.
+#[test]
+fn an_unreliable_connection_has_no_answers() {
+    let (mut adapter, mut a, mut b) = connected(Network::default());
+    adapter.set_unreliable(a.qpn).unwrap();
+    adapter.set_unreliable(b.qpn).unwrap();
+    let mut now_ns = 0;
+    let mut beyond = b.remote(0);
+    beyond.rkey += 1;
+    a.post(Operation::Write {
+        remote: beyond,
+        imm: None,
+        data: gather(a.segment(0, 64)),
+    });
+    // Nobody has posted a receive.
+    a.post(Operation::Send {
+        imm: None,
+        data: gather(a.segment(0, 16)),
+    });
+    run(&mut adapter, &mut now_ns);
+    for pair in [a.qpn, b.qpn] {
+        assert_eq!(adapter.status(pair).unwrap().state, State::Ready);
+    }
+    assert_eq!(adapter.status(a.qpn).unwrap().succeeded, 2);
+    b.post_receive(b.segment(0, 64));
+    a.post(Operation::Read {
+        remote: b.remote(0),
+        into: smallvec![a.segment(0, 8)],
+    });
+    run(&mut adapter, &mut now_ns);
+    let status = adapter.status(a.qpn).unwrap();
+    assert_eq!((status.state, status.failure), (State::Error, Some((2, 2))));
+}

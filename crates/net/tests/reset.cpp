@@ -385,6 +385,40 @@ int nonsense_of_memory()
     return 0;
 }
 
+// Queues whose messages nobody answers: of the adapter in software, and of one process.
+int unreliable(bool is_adapter)
+{
+    outboard_net *net = nullptr;
+    EXPECT(outboard_net_open(nullptr, &net) == 0);
+    outboard_net_queue_options options = {6, 0, 0, OUTBOARD_NET_UNRELIABLE, 0}, reliable = {6, 0, 0, 0, 0};
+    uint64_t bytes = outboard_net_queue_bytes(&options);
+    outboard_net_queue one, two, other;
+    outboard_net_window none;
+    if (!is_adapter) {
+        EXPECT(refused(outboard_net_queue_create(net, pages(bytes), bytes, &options, &one), "one process with the provider nic"));
+        outboard_net_close(net);
+        return 0;
+    }
+    EXPECT(outboard_net_queue_create(net, pages(bytes), bytes, &options, &one) == 0 && outboard_net_queue_create(net, pages(bytes), bytes, &options, &two) == 0);
+    EXPECT(outboard_net_queue_create(net, pages(bytes), bytes, &reliable, &other) == 0);
+    EXPECT(refused(outboard_net_connect(net, one.qpn, other.qpn), "is unreliable, and the other is not"));
+    EXPECT(refused(outboard_net_meet(net, one.qpn, "127.0.0.1:9", 1, 1, nullptr, &none), "one process with the provider nic"));
+    EXPECT(outboard_net_connect(net, one.qpn, two.qpn) == 0);
+    uint64_t *words = (uint64_t *)pages(4096), ticket;
+    uint32_t key;
+    EXPECT(outboard_net_register(net, words, 4096, 15, &key) == 0);
+    Queue queue(one);
+    words[0] = 7;
+    EXPECT(!queue.put(Remote{(uint64_t)(words + 8), key}, Local{(uint64_t)words, key}, 8, PATIENCE_NS, &ticket));
+    EXPECT(!queue.put(Remote{(uint64_t)(words + 8), key + 1}, Local{(uint64_t)words, key}, 8, PATIENCE_NS, &ticket));
+    EXPECT(!queue.wait(ticket, PATIENCE_NS) && words[8] == 7);
+    EXPECT(!queue.get(Local{(uint64_t)words, key}, Remote{(uint64_t)(words + 8), key}, 8, PATIENCE_NS, &ticket));
+    Failure failure = queue.wait(ticket, PATIENCE_NS);
+    EXPECT(failure.cause == Cause::completion && failure.syndrome == 0x02 && failure.entry == ticket);
+    outboard_net_close(net);
+    return 0;
+}
+
 int main()
 {
     if (other_headers() || nonsense_of_networks() || nonsense_of_memory()) return 1;
@@ -392,5 +426,6 @@ int main()
         if (failed_receives(flags) || wrapped(flags)) return 1;
     if (wrong_key() || bad_input()) return 1;
     const char *provider = std::getenv("OUTBOARD_NET_PROVIDER");
+    if (unreliable(provider == nullptr || std::strcmp(provider, "nic") == 0)) return 1;
     return provider != nullptr && std::strcmp(provider, "nvlink") == 0 ? threads_without_an_adapter() || strangers_to_each_other() : ended_in_mid_post();
 }

@@ -41,8 +41,33 @@ impl Adapter {
             return Some(Answer::Done);
         }
         let requester = self.pairs[from]?;
+        if requester.is_unreliable {
+            return Some(self.execute_once(&requester, sequence, operation));
+        }
         let (to, responder) = self.reach(&requester)?;
         self.execute_at(&requester, to, &responder, sequence, operation)
+    }
+
+    /// Executes a request that nobody answers. One that its peer refuses is lost, as is one that
+    /// comes after a later one.
+    fn execute_once(&mut self, requester: &Pair, sequence: u64, operation: &Operation) -> Answer {
+        let reached = self.reach(requester);
+        let Some((to, responder)) = reached else {
+            return Answer::Done;
+        };
+        let Some(mut receiver) = self.receivers[to].take() else {
+            return Answer::Done;
+        };
+        let mut answer = Answer::Done;
+        if sequence >= receiver.expected {
+            receiver.expected = sequence + 1;
+            answer = self.execute_first(requester, &responder, operation, &mut receiver);
+        }
+        self.receivers[to] = Some(receiver);
+        match answer {
+            Answer::Failed(Syndrome::LOCAL_PROTECTION) => answer,
+            _ => Answer::Done,
+        }
     }
 
     /// Executes a request at a queue pair that it has reached.

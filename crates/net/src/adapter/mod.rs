@@ -99,6 +99,8 @@ struct Pair {
     is_remote: bool,
     /// Nothing that is sent to it arrives.
     unreachable: bool,
+    /// Messages are sent once, and nobody answers.
+    is_unreliable: bool,
     /// Remote operations that it takes.
     access: Access,
     send_completions: usize,
@@ -251,6 +253,7 @@ impl Adapter {
             peer: None,
             is_remote: false,
             unreachable: false,
+            is_unreliable: false,
             access: Access::ALL,
             send_completions: setup.send_completions as usize,
             receive_completions: setup.receive_completions as usize,
@@ -306,6 +309,16 @@ impl Adapter {
         let number = self.pair(qpn)?.0;
         if let Some(receiver) = &mut self.receivers[number] {
             receiver.shared = Some(shared);
+        }
+        Ok(())
+    }
+
+    /// Makes a queue pair's connection an unreliable one: an entry succeeds when it is sent, and
+    /// reads and atomics are refused. Called before it is connected.
+    pub fn set_unreliable(&mut self, qpn: u32) -> Result<(), Error> {
+        let number = self.pair(qpn)?.0;
+        if let Some(pair) = &mut self.pairs[number] {
+            pair.is_unreliable = true;
         }
         Ok(())
     }
@@ -445,8 +458,17 @@ impl Adapter {
             .is_none_or(|queue| queue.overrun)
     }
 
-    fn send(&mut self, pair: usize, epoch: u32, sequence: u64, answer: Option<Answer>, bytes: u64) {
-        if let Some(at_ns) = self.wire.arrival_ns(self.now_ns, bytes) {
+    /// Sends a message, or an answer. Returns false if it is lost.
+    fn send(
+        &mut self,
+        pair: usize,
+        epoch: u32,
+        sequence: u64,
+        answer: Option<Answer>,
+        bytes: u64,
+    ) -> bool {
+        let arrival = self.wire.arrival_ns(self.now_ns, bytes);
+        if let Some(at_ns) = arrival {
             self.order += 1;
             let order = self.order;
             self.events.push(Reverse(Event {
@@ -458,6 +480,7 @@ impl Adapter {
                 answer,
             }));
         }
+        arrival.is_some()
     }
 
     fn deliver_due(&mut self) -> usize {
@@ -491,7 +514,13 @@ impl Adapter {
         let Some(work) = sender.pending(event.sequence) else {
             return;
         };
-        if let Some(answer) = self.execute(event.pair, event.sequence, work) {
+        let answer = self.execute(event.pair, event.sequence, work);
+        if self.pairs[event.pair].is_some_and(|pair| pair.is_unreliable) {
+            // No answer travels: the entry was done when it was sent.
+            if let Some(answer) = answer {
+                sender.answered(event.sequence, answer, self.now_ns);
+            }
+        } else if let Some(answer) = answer {
             let bytes = if work.reads() { work.bytes() } else { 0 };
             self.send(event.pair, event.epoch, event.sequence, Some(answer), bytes);
         }

@@ -232,7 +232,11 @@ impl Adapter {
             }
             fetched += 1;
             let opcode = entry.operation.opcode();
-            if let Err(syndrome) = self.check_local(pair.domain, &entry.operation) {
+            let checked = match reads && pair.is_unreliable {
+                true => Err(Syndrome::LOCAL_OPERATION),
+                false => self.check_local(pair.domain, &entry.operation),
+            };
+            if let Err(syndrome) = checked {
                 sender.push_wrong(opcode, syndrome);
                 return fetched;
             }
@@ -255,7 +259,9 @@ impl Adapter {
     }
 
     fn send_pending(&mut self, sender: &mut Sender, number: usize, pair: &Pair) {
-        sender.check_time(self.now_ns);
+        if !pair.is_unreliable {
+            sender.check_time(self.now_ns);
+        }
         while sender.sent < sender.pending.len() && self.now_ns >= sender.resume_at_ns {
             let sequence = sender.first + sender.sent as u64;
             let work = &sender.pending[sender.sent];
@@ -285,7 +291,10 @@ impl Adapter {
                 }
             } else {
                 let bytes = if work.reads() { 0 } else { work.bytes() };
-                self.send(number, pair.epoch, sequence, None, bytes);
+                let is_sent = self.send(number, pair.epoch, sequence, None, bytes);
+                if !is_sent && pair.is_unreliable {
+                    sender.answered(sequence, Answer::Done, self.now_ns);
+                }
             }
         }
     }
