@@ -7,6 +7,7 @@
 
 post        time to post one entry by payload: a thread of the GPU, and of the CPU
 throughput  bytes a second by payload, with one doorbell an entry and one for 16
+connections put to completion by payload, over a reliable connection and an unreliable one
 limits      entries a second by threads and queues, each thread alone or each warp together
 loops       seven loops that serve: request to answer, interrupts a second beside those of an idle machine, time of the
             CPU by seconds while requests come and while none do
@@ -32,6 +33,7 @@ import machine
 ALL_LOOPS = "abcdefg"
 RUN_S_MAX = 120
 EXIT_FAILED = 1
+UNRELIABLE = 32
 # Longest sleep of the adapter of a program that answers: docs/net.md.
 SLEEP_US = 200_000
 
@@ -102,6 +104,17 @@ def throughput(runner: Runner, sizes: Sizes) -> list[dict[str, Any]]:
             for how in ("alone", "hold"):
                 rows.append({"by": by, "how": how, "bytes": size})
                 rows[-1] |= runner.bench(program, 1, 1, size, sizes.operations, 64, 4, place, how)
+    return rows
+
+
+def connections(runner: Runner, sizes: Sizes) -> list[dict[str, Any]]:
+    """Figure T7.16."""
+    rows = []
+    for size in sizes.bytes:
+        for by, program, place in (("gpu", "bench", "gpu"), ("cpu", "bench_cpu", "host")):
+            for connection, flag in (("reliable", 0), ("unreliable", UNRELIABLE)):
+                rows.append({"by": by, "connection": connection, "bytes": size})
+                rows[-1] |= runner.bench(program, 1, 1, size, sizes.operations, 1, 4 | flag, place)
     return rows
 
 
@@ -190,7 +203,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="programs of gpu-check/net.py build")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="post,throughput,limits,loops")
+    parser.add_argument("--only", default="post,throughput,connections,limits,loops")
     parser.add_argument("--loops", default=ALL_LOOPS)
     parser.add_argument("--by", default="", metavar="COMMAND")
     options = parser.parse_args()
@@ -198,7 +211,7 @@ def main() -> int:
         print("NOT RUN: there is no NVIDIA GPU with a driver here")
         return 77
     runner, sizes = Runner(options.folder, shlex.split(options.by)), QUICK if options.quick else Sizes()
-    what = {"post": post, "throughput": throughput, "limits": limits}
+    what = {"post": post, "throughput": throughput, "connections": connections, "limits": limits}
     described = {key: value for key, value in machine.describe(["true"]).items() if key != "outboard"}
     results: dict[str, Any] = {"format": 1, "what": __doc__, "is_software": bool(options.by), "machine": described}
     for name in options.only.split(","):

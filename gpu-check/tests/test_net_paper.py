@@ -8,6 +8,7 @@ import pytest
 import net_paper
 
 BENCH = """echo '{"us_each": 2.5, "post_us": 1.5, "right": true}'"""
+BENCHED = ("post", "throughput", "connections", "limits")
 LOOPS = """sleep 0.2
 echo 'median 4.50 us, 99 % below 9.00 us'
 echo '{"loop": "x", "rounds": 1, "wakes": 2, "cpu_percent": 0.1, "process_percent": 3, "stop_us": 70}'"""
@@ -35,7 +36,7 @@ def figures(tmp_path, monkeypatch):
 def test_each_figure_has_its_rows(figures):
     status, results = figures()
     assert status == 0 and results["failed"] == [] and results["is_software"]
-    assert [row["us_each"] for name in ("post", "throughput", "limits") for row in results[name]] == [2.5] * (3 + 4 + 2)
+    assert [row["us_each"] for name in BENCHED for row in results[name]] == [2.5] * (3 + 4 + 4 + 2)
     rows = results["loops"]["rows"]
     assert [(row["bytes"], row["us_median"], row["us_99_percent"], row["stop_us"]) for row in rows] == [
         (4096, 4.5, 9, 70),
@@ -47,7 +48,7 @@ def test_each_figure_has_its_rows(figures):
 def test_a_program_that_fails_is_said_and_has_no_figures(figures):
     status, results = figures(loops="echo 'no GPU'; exit 1", bench="echo no; exit 3")
     assert status == net_paper.EXIT_FAILED
-    assert "loops g: no GPU" in results["failed"] and len(results["failed"]) == 2 + 2 + 2 + 1
+    assert "loops g: no GPU" in results["failed"] and len(results["failed"]) == 2 + 2 + 2 + 2 + 1
     assert all("us_each" not in row for row in results["limits"])
 
 
