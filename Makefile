@@ -81,7 +81,7 @@ SEED ?= 1
 PARTS ?=
 CASES ?=
 
-.PHONY: demo check test lint unit smoke loom fuzz fuzz-corpora fuzz-coverage hostile balance-soak net-soak bare-root programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-gpu paper-pool-quick pool-demo pool-faults page-script bench-pool build examples coverage samples ptx-table net-ptx paper-net dist check-size containers install wheel deb clean
+.PHONY: demo check test lint unit smoke loom fuzz fuzz-corpora fuzz-coverage hostile balance-soak net-soak bare-root programs packages nvshmem instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-gpu paper-pool-quick pool-demo pool-faults page-script bench-pool build examples coverage samples ptx-table net-ptx paper-net dist check-size containers install wheel deb clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -190,6 +190,13 @@ packages: $(TOOLCHAIN)
 	python3 tools/packages.py --skipped $(PACKAGES_SKIPPED) numba_cupy torch
 	$(BUILD_TESTED)
 	$(TESTED) pytest packages --again -- tests/packages
+
+# NVSHMEM between two processes over the adapter in software, on the software device: minutes, so that it is not of
+# `make test`.
+nvshmem: $(TOOLCHAIN)
+	python3 tools/packages.py --skipped $(PACKAGES_SKIPPED) torch
+	$(BUILD_TESTED)
+	$(TESTED) pytest nvshmem -- tests/packages/nvshmem.py
 
 # What the hot calls cost a program, counted by callgrind; never skipped for want of valgrind.
 instructions: $(TOOLCHAIN)

@@ -26,6 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if env::var("CARGO_CFG_TARGET_ARCH")? != "x86_64" {
         return Err("the libraries for programs without an adapter are made for x86-64".into());
     }
+    preload(&out)?;
     // An empty library of that name, so that the linker notes what is to be loaded.
     let empty = out.join("empty.s");
     fs::write(&empty, "")?;
@@ -40,6 +41,27 @@ fn main() -> Result<(), Box<dyn Error>> {
         link(&source, &out.join(library.name), library.name, &needs)?;
     }
     Ok(())
+}
+
+/// Makes the library that is preloaded for the adapter's files.
+fn preload(out: &Path) -> Result<(), Box<dyn Error>> {
+    let source = "src/files.c";
+    println!("cargo::rerun-if-changed={source}");
+    let compiler = compiler();
+    let done = Command::new(&compiler)
+        .args(["-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o"])
+        .arg(out.join("liboutboard_nic_files.so"))
+        .arg(source)
+        .status()
+        .map_err(|error| format!("{compiler}: {error}"))?;
+    match done.success() {
+        true => Ok(()),
+        false => Err(format!("{compiler} has not compiled {source}").into()),
+    }
+}
+
+fn compiler() -> String {
+    env::var("CC").unwrap_or_else(|_| "cc".into())
 }
 
 /// A jump for each function. Those that are not served name themselves on their way.
@@ -88,7 +110,7 @@ fn versions(library: &Library) -> String {
 }
 
 fn link(source: &Path, target: &Path, name: &str, more: &[&str]) -> Result<(), Box<dyn Error>> {
-    let linker = env::var("CC").unwrap_or_else(|_| "cc".into());
+    let linker = compiler();
     let done = Command::new(&linker)
         .args(["-shared", "-nostdlib", "-o"])
         .args([target, source])

@@ -117,21 +117,20 @@ pub(crate) fn recorder_folder() -> anyhow::Result<PathBuf> {
 pub(crate) fn adapter_folder() -> anyhow::Result<PathBuf> {
     let adapter = ADAPTER.find()?;
     let mut hasher = DefaultHasher::new();
-    (&adapter, outboard_nic::LIBRARIES).hash(&mut hasher);
+    (&adapter, outboard_nic::LIBRARIES, outboard_nic::PRELOADED).hash(&mut hasher);
+    (outboard_nic::FILES, outboard_nic::FILES_LINK).hash(&mut hasher);
     let folder = private_folder()?.join(format!("adapter-{:016x}", hasher.finish()));
     make_private(&folder)?;
     link(&folder.join(outboard_nic::SERVING), &adapter)
         .with_context(|| format!("linking {}", adapter.display()))?;
+    put(
+        &folder.join(outboard_nic::PRELOADED.0),
+        outboard_nic::PRELOADED.1,
+    )?;
+    adapter_files(&folder)?;
     for (name, bytes) in outboard_nic::LIBRARIES {
         let path = folder.join(name);
-        if fs::read(&path).is_ok_and(|present| present == bytes) {
-            continue;
-        }
-        // In one step, since a program may be loading it.
-        let fresh = path.with_extension(format!("new-{}", std::process::id()));
-        fs::write(&fresh, bytes)
-            .and_then(|()| fs::rename(&fresh, &path))
-            .with_context(|| format!("writing {}", path.display()))?;
+        put(&path, bytes)?;
         // NCCL asks for the name that compilers use, first, and would get rdma-core's.
         if let Some(unversioned) = name.strip_suffix(".1") {
             link(&folder.join(unversioned), &path)
@@ -139,6 +138,34 @@ pub(crate) fn adapter_folder() -> anyhow::Result<PathBuf> {
         }
     }
     Ok(folder)
+}
+
+/// Writes the files of the adapter that programs read.
+fn adapter_files(folder: &Path) -> anyhow::Result<()> {
+    let make = |path: &Path| {
+        fs::create_dir_all(path).with_context(|| format!("making {}", path.display()))
+    };
+    for (name, text) in outboard_nic::FILES {
+        let path = folder.join(name);
+        make(path.parent().unwrap_or(folder))?;
+        put(&path, text.as_bytes())?;
+    }
+    let (name, target) = outboard_nic::FILES_LINK;
+    let path = folder.join(name);
+    let beside = path.parent().unwrap_or(folder);
+    make(&beside.join(target))?;
+    link(&path, Path::new(target)).with_context(|| format!("linking {}", path.display()))
+}
+
+/// Writes a file in one step, since a program may be loading it; leaves one that is right.
+fn put(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    if fs::read(path).is_ok_and(|present| present == bytes) {
+        return Ok(());
+    }
+    let fresh = path.with_extension(format!("new-{}", std::process::id()));
+    fs::write(&fresh, bytes)
+        .and_then(|()| fs::rename(&fresh, path))
+        .with_context(|| format!("writing {}", path.display()))
 }
 
 /// Returns a link to this executable under the name of NVIDIA's assembler, which [`crate::ptxas`]

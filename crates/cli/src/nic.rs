@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use crate::{
     args::{NicCommand, NicRunArgs},
     libraries,
-    run::{not_started, prepend},
+    run::{not_started, preloading, prepend},
     stack,
 };
 
@@ -24,6 +24,11 @@ pub(crate) fn nic(command: NicCommand) -> anyhow::Result<ExitCode> {
     let path = prepend(&folder, env::var_os("LD_LIBRARY_PATH"));
     let mut command = Command::new(program);
     command.args(arguments).env("LD_LIBRARY_PATH", path);
+    command.env(outboard_nic::FILES_VARIABLE, &folder);
+    command.envs(preloading(
+        folder.join(outboard_nic::PRELOADED.0),
+        program.as_ref(),
+    ));
     if let Some(fabric) = fabric {
         let fabric = std::path::absolute(&fabric).context("naming the folder of --fabric")?;
         command.env(outboard_nic::fabric::VARIABLE, fabric);

@@ -5,7 +5,7 @@ use std::{
     ffi::{OsStr, OsString},
     io::{self, ErrorKind},
     os::unix::process::CommandExt,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, ExitCode},
 };
 
@@ -209,7 +209,11 @@ pub(crate) fn environment(
 /// before LD_LIBRARY_PATH. The user's preloaded libraries stay, before ours. A program of another
 /// architecture or C library gets nothing, since its loader would complain or fail.
 fn profiler(folder: &Path, program: &OsStr) -> Option<(&'static str, OsString)> {
-    let library = folder.join(libraries::CUPTI.names[0]);
+    preloading(folder.join(libraries::CUPTI.names[0]), program)
+}
+
+/// Returns the variable that preloads a library behind those of the user.
+pub(crate) fn preloading(library: PathBuf, program: &OsStr) -> Option<(&'static str, OsString)> {
     // The variable's separators cannot be quoted.
     let is_plain = |b: &u8| !matches!(b, b':' | b' ' | b'\t' | b'\n');
     let usable = library.exists()

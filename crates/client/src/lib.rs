@@ -31,6 +31,7 @@
 #![allow(clippy::missing_safety_doc)]
 
 mod activity;
+mod adapter;
 mod backoff;
 mod call_table;
 mod callbacks;

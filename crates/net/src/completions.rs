@@ -7,6 +7,7 @@ use std::sync::{
 
 use crate::{
     cqe::{CQE_BYTES, Completion, FRESH},
+    distant::Registered,
     error::Error,
     memory::Mapped,
 };
@@ -19,12 +20,12 @@ const CONSUMER_MASK: u64 = 0x00ff_ffff;
 #[derive(Clone, Debug)]
 pub struct CompletionsSetup {
     /// Completions of 64 bytes, 2^`log_entries` of them; one if it is collapsed.
-    pub entries: Mapped,
+    pub entries: Registered,
     pub log_entries: u32,
     /// All completions are written over the first. The first error stays.
     pub collapsed: bool,
     /// Doorbell record of 4 bytes with the consumer's index. Without one, overruns are not noticed.
-    pub record: Option<Mapped>,
+    pub record: Option<Registered>,
 }
 
 /// A call to a program that waits for a completion.
@@ -87,9 +88,12 @@ impl Completions {
         if let Some(record) = &setup.record {
             check(record, "a doorbell record", 4, 4)?;
         }
-        for at in (0..bytes).step_by(CQE_BYTES) {
-            let fresh = u64::from_be_bytes([0, 0, 0, 0, 0, 0, 0, FRESH]).to_be();
-            setup.entries.u64(at + 56).store(fresh, Ordering::Release);
+        // Programs whose completions are in a GPU's memory have filled it, as for other adapters.
+        if let Registered::Mapped(entries) = &setup.entries {
+            for at in (0..bytes).step_by(CQE_BYTES) {
+                let fresh = u64::from_be_bytes([0, 0, 0, 0, 0, 0, 0, FRESH]).to_be();
+                entries.u64(at + 56).store(fresh, Ordering::Release);
+            }
         }
         Ok(Completions {
             setup,
@@ -126,11 +130,12 @@ impl Completions {
         let at = slot as usize * CQE_BYTES;
         let bytes = completion.encode(owner);
         let (head, last) = bytes.split_at(CQE_BYTES - 8);
-        setup.entries.write(at + 32, &head[32..]);
         let last = last
             .first_chunk()
             .map_or(0, |last| u64::from_ne_bytes(*last));
-        setup.entries.u64(at + 56).store(last, Ordering::Release);
+        let written = setup.entries.write(at + 32, &head[32..]);
+        // Of memory that is gone nobody reads completions.
+        let _ = written.and_then(|()| setup.entries.announce(at + 56, last));
         self.produced += 1;
         self.holds_error = setup.collapsed && completion.is_error();
         if let Some(watch) = &self.watch {
@@ -147,14 +152,40 @@ impl Completions {
         let Some(record) = &self.setup.record else {
             return false;
         };
-        let consumed = u64::from(u32::from_be(record.u32(0).load(Ordering::Acquire)));
+        let consumed = u64::from(record.announced(0).unwrap_or(0));
         (self.produced.wrapping_sub(consumed) & CONSUMER_MASK) >= 1 << self.setup.log_entries
     }
 }
 
-/// Returns true if memory is as long as needed, and aligned.
+/// Memory whose length and alignment are looked at.
+pub(crate) trait Piece {
+    fn len(&self) -> usize;
+    fn is_aligned(&self, alignment: usize) -> bool;
+}
+
+impl Piece for Mapped {
+    fn len(&self) -> usize {
+        Mapped::len(self)
+    }
+
+    fn is_aligned(&self, alignment: usize) -> bool {
+        Mapped::is_aligned(self, alignment)
+    }
+}
+
+impl Piece for Registered {
+    fn len(&self) -> usize {
+        Registered::len(self)
+    }
+
+    fn is_aligned(&self, alignment: usize) -> bool {
+        Registered::is_aligned(self, alignment)
+    }
+}
+
+/// Fails unless memory is as long as needed, and aligned.
 pub(crate) fn check(
-    memory: &Mapped,
+    memory: &impl Piece,
     what: &'static str,
     bytes: usize,
     alignment: usize,

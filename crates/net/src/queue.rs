@@ -133,7 +133,7 @@ pub(crate) fn sent(block: &Block) -> Result<CompletionsSetup, Error> {
         (COMPLETION, 0)
     };
     Ok(CompletionsSetup {
-        entries: block.part(at, CQE_BYTES << log_entries)?,
+        entries: block.part(at, CQE_BYTES << log_entries)?.into(),
         log_entries,
         collapsed: !options.is_plain(),
         record: None,
@@ -148,7 +148,7 @@ pub(crate) fn received(block: &Block) -> Result<Option<CompletionsSetup>, Error>
     }
     let at = options.receive_completions_at();
     Ok(Some(CompletionsSetup {
-        entries: block.part(at, CQE_BYTES << options.log_receives)?,
+        entries: block.part(at, CQE_BYTES << options.log_receives)?.into(),
         log_entries: options.log_receives,
         collapsed: false,
         record: None,
@@ -172,10 +172,10 @@ fn pair(
         domain: DOMAIN,
         send_completions,
         receive_completions,
-        ring: block.part(options.ring_at(), options.ring_bytes())?,
+        ring: block.part(options.ring_at(), options.ring_bytes())?.into(),
         log_blocks: options.log_blocks,
         receives,
-        record: block.part(RECORD, 8)?,
+        record: block.part(RECORD, 8)?.into(),
         page: block.part(PAGE, PAGE_BYTES)?,
         retries: retries(options),
     })

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::{
+    distant::{Gone, Registered},
     memory::Mapped,
     syndrome::Syndrome,
     wqe::{BLOCK_BYTES, Control, Entry, SEGMENT_BYTES, SEGMENTS_MAX},
@@ -13,9 +14,9 @@ const ENTRY_BYTES_MAX: usize = (SEGMENTS_MAX * SEGMENT_BYTES).next_multiple_of(B
 /// A send ring.
 #[derive(Debug)]
 pub(crate) struct Ring {
-    ring: Mapped,
+    ring: Registered,
     log_blocks: u32,
-    record: Mapped,
+    record: Registered,
     doorbell: Mapped,
     doorbell_seen: u64,
     /// The doorbell rang for more than the record had.
@@ -28,7 +29,12 @@ pub(crate) struct Ring {
 
 impl Ring {
     /// Takes blocks of 64 bytes, 2^`log_blocks` of them, with a record of 8 bytes and a doorbell.
-    pub(crate) fn new(ring: Mapped, log_blocks: u32, record: Mapped, doorbell: Mapped) -> Ring {
+    pub(crate) fn new(
+        ring: Registered,
+        log_blocks: u32,
+        record: Registered,
+        doorbell: Mapped,
+    ) -> Ring {
         Ring {
             ring,
             log_blocks,
@@ -64,8 +70,12 @@ impl Ring {
     /// Reads doorbell and record. Returns how many blocks are posted and not fetched.
     fn look(&mut self, qpn: u32) -> u16 {
         let rung = self.doorbell.u64(0).load(Ordering::Acquire);
-        // Read in any case: both lines are on their way at once when a GPU has written them.
-        let record = u32::from_be(self.record.u32(4).load(Ordering::Acquire));
+        // Read in any case: both lines are on their way at once when a GPU has written them. One in
+        // a GPU's memory is a copy, made when the doorbell has rung.
+        let early = match &self.record {
+            record @ Registered::Mapped(_) => record.announced(4).ok(),
+            Registered::Distant { .. } => None,
+        };
         let bytes = rung.to_ne_bytes();
         let index = u16::from_be_bytes([bytes[1], bytes[2]]);
         if rung != self.doorbell_seen {
@@ -78,7 +88,11 @@ impl Ring {
             }
         }
         if self.rung {
-            self.target = record as u16;
+            let record = early.map_or_else(|| self.record.announced(4), Ok);
+            self.target = match record {
+                Ok(record) => record as u16,
+                Err(Gone) => self.consumer,
+            };
             // A doorbell may come before its record, which is then looked at again.
             let ahead = index.wrapping_sub(self.target);
             self.rung = ahead != 0 && u32::from(ahead) <= 1 << self.log_blocks;
@@ -107,7 +121,10 @@ impl Ring {
 
     fn read_block(&self, index: u16, into: &mut [u8]) {
         let slot = usize::from(index) & ((1 << self.log_blocks) - 1);
-        self.ring.read(slot * BLOCK_BYTES, into);
+        // Of memory that is gone an entry is zeros, which no entry is.
+        if self.ring.read(slot * BLOCK_BYTES, into) == Err(Gone) {
+            into.fill(0);
+        }
     }
 
     /// Reads the entry at the consumer's index; `posted` blocks are there.

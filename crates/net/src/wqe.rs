@@ -10,7 +10,10 @@
 
 use smallvec::SmallVec;
 
-use crate::syndrome::Syndrome;
+use crate::{
+    masked::{Change, modifier, word_bytes},
+    syndrome::Syndrome,
+};
 
 /// Bytes of a segment.
 pub const SEGMENT_BYTES: usize = 16;
@@ -37,6 +40,8 @@ pub mod opcode {
     pub const READ: u8 = 0x10;
     pub const COMPARE_SWAP: u8 = 0x11;
     pub const FETCH_ADD: u8 = 0x12;
+    pub const MASKED_COMPARE_SWAP: u8 = 0x14;
+    pub const MASKED_FETCH_ADD: u8 = 0x15;
 }
 
 /// The flags byte of the control segment.
@@ -101,6 +106,16 @@ pub enum Data {
     Inline(SmallVec<[u8; 32]>),
 }
 
+/// An atomic with masks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Masked {
+    pub remote: Remote,
+    /// Bytes of the word: 4 or 8.
+    pub bytes: u64,
+    pub change: Change,
+    pub into: Segment,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Operation {
     Nop,
@@ -128,6 +143,7 @@ pub enum Operation {
         swap: u64,
         into: Segment,
     },
+    Masked(Masked),
 }
 
 impl Operation {
@@ -142,16 +158,26 @@ impl Operation {
             Operation::Read { .. } => opcode::READ,
             Operation::FetchAdd { .. } => opcode::FETCH_ADD,
             Operation::CompareSwap { .. } => opcode::COMPARE_SWAP,
+            Operation::Masked(masked) => match masked.change {
+                Change::Add { .. } => opcode::MASKED_FETCH_ADD,
+                Change::Swap { .. } => opcode::MASKED_COMPARE_SWAP,
+            },
         }
+    }
+
+    /// Returns true if the peer changes a word, and answers with what was there.
+    #[must_use]
+    pub fn is_atomic(&self) -> bool {
+        matches!(
+            self,
+            Operation::FetchAdd { .. } | Operation::CompareSwap { .. } | Operation::Masked(_)
+        )
     }
 
     /// Returns true if the peer answers with data.
     #[must_use]
     pub fn reads(&self) -> bool {
-        matches!(
-            self,
-            Operation::Read { .. } | Operation::FetchAdd { .. } | Operation::CompareSwap { .. }
-        )
+        matches!(self, Operation::Read { .. }) || self.is_atomic()
     }
 }
 
@@ -170,7 +196,7 @@ impl Entry {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![0; SEGMENT_BYTES];
-        let mut imm = 0;
+        let (mut imm, mut opmod) = (0, 0);
         match &self.operation {
             Operation::Nop => {}
             Operation::Write {
@@ -208,10 +234,17 @@ impl Entry {
                 bytes.extend_from_slice(&compare.to_be_bytes());
                 put_segment(&mut bytes, *into);
             }
+            Operation::Masked(masked) => {
+                opmod = modifier(masked.bytes);
+                put_remote(&mut bytes, masked.remote);
+                masked.change.encode(masked.bytes, &mut bytes);
+                put_segment(&mut bytes, masked.into);
+            }
         }
         let segments = (bytes.len() / SEGMENT_BYTES) as u32;
         let first = u32::from(self.index) << 8 | u32::from(self.operation.opcode());
         bytes[0..4].copy_from_slice(&first.to_be_bytes());
+        bytes[0] = opmod;
         bytes[4..8].copy_from_slice(&(self.qpn << 8 | segments).to_be_bytes());
         bytes[11] = self.flags.0;
         bytes[12..16].copy_from_slice(&imm.to_be_bytes());
@@ -223,14 +256,22 @@ impl Entry {
     pub fn parse(bytes: &[u8], index: u16, qpn: u32) -> Result<Entry, Syndrome> {
         let wrong = Syndrome::LOCAL_OPERATION;
         let control = Control::read(bytes).ok_or(wrong)?;
-        if control.index != index || control.qpn != qpn || control.opmod != 0 {
+        let is_masked = matches!(
+            control.opcode,
+            opcode::MASKED_COMPARE_SWAP | opcode::MASKED_FETCH_ADD
+        );
+        if control.index != index || control.qpn != qpn || (control.opmod != 0) != is_masked {
             return Err(wrong);
         }
         let bytes = bytes.get(..control.segments * SEGMENT_BYTES).ok_or(wrong)?;
         let mut rest = Reader(bytes.get(SEGMENT_BYTES..).ok_or(wrong)?);
         let imm = Some(control.imm);
         let operation = match control.opcode {
-            opcode::NOP => Operation::Nop,
+            // It may have segments, which mean nothing: NVSHMEM's has one.
+            opcode::NOP => {
+                rest.0 = &[];
+                Operation::Nop
+            }
             opcode::WRITE => Operation::Write {
                 remote: rest.remote()?,
                 imm: None,
@@ -253,25 +294,9 @@ impl Entry {
                 remote: rest.remote()?,
                 into: rest.gather()?,
             },
-            opcode::FETCH_ADD => {
-                let remote = rest.remote()?;
-                let (add, _) = (rest.u64()?, rest.u64()?);
-                Operation::FetchAdd {
-                    remote,
-                    add,
-                    into: rest.segment()?,
-                }
-            }
-            opcode::COMPARE_SWAP => {
-                let remote = rest.remote()?;
-                let (swap, compare) = (rest.u64()?, rest.u64()?);
-                Operation::CompareSwap {
-                    remote,
-                    compare,
-                    swap,
-                    into: rest.segment()?,
-                }
-            }
+            opcode::FETCH_ADD => rest.fetch_add()?,
+            opcode::COMPARE_SWAP => rest.compare_swap()?,
+            _ if is_masked => rest.masked(control.opcode, control.opmod)?,
             _ => return Err(wrong),
         };
         if !rest.0.is_empty() {
@@ -382,6 +407,48 @@ impl Reader<'_> {
             lkey: self.u32()?,
             address: self.u64()?,
         })
+    }
+
+    fn fetch_add(&mut self) -> Result<Operation, Syndrome> {
+        let remote = self.remote()?;
+        let (add, _) = (self.u64()?, self.u64()?);
+        Ok(Operation::FetchAdd {
+            remote,
+            add,
+            into: self.segment()?,
+        })
+    }
+
+    fn compare_swap(&mut self) -> Result<Operation, Syndrome> {
+        let remote = self.remote()?;
+        let (swap, compare) = (self.u64()?, self.u64()?);
+        Ok(Operation::CompareSwap {
+            remote,
+            compare,
+            swap,
+            into: self.segment()?,
+        })
+    }
+
+    fn masked(&mut self, opcode: u8, opmod: u8) -> Result<Operation, Syndrome> {
+        let (remote, bytes) = (self.remote()?, word_bytes(opmod)?);
+        let mut operands = [0; 4];
+        let count = match (opcode, bytes) {
+            (opcode::MASKED_FETCH_ADD, 8) => 2,
+            _ => 4,
+        };
+        for operand in &mut operands[..count] {
+            *operand = match bytes {
+                4 => self.u32()?.into(),
+                _ => self.u64()?,
+            };
+        }
+        Ok(Operation::Masked(Masked {
+            remote,
+            bytes,
+            change: Change::with(opcode == opcode::MASKED_FETCH_ADD, operands),
+            into: self.segment()?,
+        }))
     }
 
     fn gather(&mut self) -> Result<Segments, Syndrome> {

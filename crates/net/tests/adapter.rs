@@ -34,7 +34,7 @@ impl End {
         let memory = |bytes| Mapped::allocate(bytes).unwrap();
         let (sends, receives) = (memory(BLOCKS * 64), memory(BLOCKS * 64));
         let completions = |entries: &Mapped, collapsed| CompletionsSetup {
-            entries: entries.clone(),
+            entries: entries.clone().into(),
             log_entries: LOG,
             collapsed,
             record: None,
@@ -47,10 +47,10 @@ impl End {
             receive_completions: adapter
                 .create_completions(completions(&receives, false))
                 .unwrap(),
-            ring: memory(BLOCKS * 64),
+            ring: memory(BLOCKS * 64).into(),
             log_blocks: LOG,
             receives: Some((memory(BLOCKS * 16), LOG)),
-            record: memory(8),
+            record: memory(8).into(),
             page: memory(4096),
             retries: Retries {
                 timeout_ns: 1000,
@@ -94,7 +94,7 @@ impl End {
     fn store(&mut self, bytes: &[u8]) {
         for (block, bytes) in bytes.chunks(64).enumerate() {
             let slot = usize::from(self.head.wrapping_add(block as u16)) % BLOCKS;
-            self.setup.ring.write(slot * 64, bytes);
+            self.setup.ring.mapped().unwrap().write(slot * 64, bytes);
         }
         self.head = self.head.wrapping_add(bytes.len().div_ceil(64) as u16);
     }
@@ -102,6 +102,8 @@ impl End {
     fn record(&self) {
         self.setup
             .record
+            .mapped()
+            .unwrap()
             .u32(4)
             .store(u32::from(self.head).to_be(), Ordering::Release);
     }
@@ -140,6 +142,8 @@ impl End {
         self.received = self.received.wrapping_add(1);
         self.setup
             .record
+            .mapped()
+            .unwrap()
             .u32(0)
             .store(u32::from(self.received).to_be(), Ordering::Release);
     }
@@ -484,13 +488,13 @@ fn a_ring_of_one_entry_is_filled_again_and_again() {
     let (mut adapter, mut a, b) = connected(Network::default());
     let entries = Mapped::allocate(64).unwrap();
     let completions = adapter.create_completions(CompletionsSetup {
-        entries: entries.clone(),
+        entries: entries.clone().into(),
         log_entries: 0,
         collapsed: false,
         record: None,
     });
     let setup = PairSetup {
-        ring: Mapped::allocate(64).unwrap(),
+        ring: Mapped::allocate(64).unwrap().into(),
         log_blocks: 0,
         send_completions: completions.unwrap(),
         ..a.setup.clone()
@@ -500,7 +504,7 @@ fn a_ring_of_one_entry_is_filled_again_and_again() {
     connect(&mut adapter, &a, &b);
     for round in 0..300_u64 {
         let bytes = a.entry(write(&a, &b)).encode();
-        a.setup.ring.write(0, &bytes);
+        a.setup.ring.mapped().unwrap().write(0, &bytes);
         a.head += 1;
         a.record();
         a.doorbell();
@@ -524,7 +528,7 @@ fn a_ring_of_one_entry_is_filled_again_and_again() {
         })
         .encode();
     assert_eq!(bytes.len(), 80);
-    a.setup.ring.write(0, &bytes[..64]);
+    a.setup.ring.mapped().unwrap().write(0, &bytes[..64]);
     a.head += 2;
     a.record();
     a.doorbell();
@@ -577,7 +581,12 @@ fn indices_wrap_and_a_reset_begins_again() {
     adapter.poll(now_ns);
     assert_eq!(a.completion().unwrap().syndrome, 5);
     let before = adapter.end_of(a.qpn).unwrap();
-    a.setup.record.u64(0).store(0, Ordering::Relaxed);
+    a.setup
+        .record
+        .mapped()
+        .unwrap()
+        .u64(0)
+        .store(0, Ordering::Relaxed);
     a.setup.page.u64(0x800).store(0, Ordering::Relaxed);
     a.head = 0;
     adapter.reset(a.qpn, a.setup.clone()).unwrap();

@@ -2,7 +2,7 @@
 //! Names are the header's. libibverbs's is [`outboard_verbs::abi`].
 #![allow(non_camel_case_types)]
 
-use std::ffi::c_void;
+use std::ffi::{c_uint, c_void};
 
 #[repr(C)]
 pub struct mlx5dv_devx_umem {
@@ -49,10 +49,48 @@ pub(crate) struct mlx5dv_ah {
     pub(crate) comp_mask: u64,
 }
 
+#[repr(C)]
+pub(crate) struct mlx5dv_cq {
+    pub(crate) buf: *mut c_void,
+    pub(crate) dbrec: *mut c_void,
+    pub(crate) cqe_cnt: u32,
+    pub(crate) cqe_size: u32,
+    pub(crate) cq_uar: *mut c_void,
+    pub(crate) cqn: u32,
+    pub(crate) comp_mask: u64,
+}
+
+#[repr(C)]
+pub(crate) struct mlx5dv_srq {
+    pub(crate) buf: *mut c_void,
+    pub(crate) dbrec: *mut c_void,
+    pub(crate) stride: u32,
+    pub(crate) head: u32,
+    pub(crate) tail: u32,
+    pub(crate) comp_mask: u64,
+    pub(crate) srqn: u32,
+}
+
+/// Purpose of a queue pair of [`mlx5dv_create_qp`](crate::dynamic).
+#[repr(C)]
+pub struct mlx5dv_qp_init_attr {
+    pub(crate) comp_mask: u64,
+    pub(crate) create_flags: u32,
+    _aligned: u32,
+    pub(crate) dc_type: c_uint,
+    pub(crate) dct_access_key: u64,
+    pub(crate) send_ops_flags: u64,
+}
+
+const _: () = assert!(std::mem::offset_of!(mlx5dv_qp_init_attr, dc_type) == 16);
+
 /// Pairs of what is described, and where.
 #[repr(C)]
 pub struct mlx5dv_obj {
-    pub(crate) _others: [[*mut c_void; 2]; 5],
+    pub(crate) _qp: [*mut c_void; 2],
+    pub(crate) cq: [*mut c_void; 2],
+    pub(crate) srq: [*mut c_void; 2],
+    pub(crate) _others: [[*mut c_void; 2]; 2],
     pub(crate) ah: [*mut c_void; 2],
     pub(crate) pd: [*mut c_void; 2],
 }

@@ -68,6 +68,7 @@ pub(crate) mod qp {
     pub(crate) const RECEIVE_COMPLETIONS: Field = field(CONTEXT + 0x4e8, 0x18);
     pub(crate) const RECORD_OFFSET: Field = field(CONTEXT + 0x500, 0x40);
     pub(crate) const RECEIVES_KIND: Field = field(CONTEXT + 0x565, 3);
+    pub(crate) const SHARED_RECEIVES: Field = field(CONTEXT + 0x568, 0x18);
     pub(crate) const RECORD_MEMORY: Field = field(CONTEXT + 0x720, 0x20);
     pub(crate) const OFFSET: Field = field(0x800, 0x40);
     pub(crate) const MEMORY: Field = field(0x840, 0x20);
@@ -84,6 +85,8 @@ pub(crate) mod capabilities {
     pub(crate) const LOG_PAIRS: Field = field(ANSWER + 0x9b, 5);
     pub(crate) const LOG_COMPLETIONS_ENTRIES: Field = field(ANSWER + 0xc8, 8);
     pub(crate) const LOG_COMPLETIONS: Field = field(ANSWER + 0xdb, 5);
+    pub(crate) const COMPLETIONS_VERSION: Field = field(ANSWER + 0x1fc, 4);
+    pub(crate) const LOG_DOORBELL_BYTES: Field = field(ANSWER + 0x26b, 5);
     pub(crate) const PORT_TYPE: Field = field(ANSWER + 0x1b6, 2);
     pub(crate) const PORTS: Field = field(ANSWER + 0x1b8, 8);
     pub(crate) const ROCE: Field = field(ANSWER + 0x21d, 1);
@@ -91,6 +94,11 @@ pub(crate) mod capabilities {
     pub(crate) const RELIABLE: Field = field(ANSWER + 0x23f, 1);
     pub(crate) const SEND_BYTES: Field = field(ANSWER + 0x290, 0x10);
     pub(crate) const RECEIVE_BYTES: Field = field(ANSWER + 0x2b0, 0x10);
+
+    pub(crate) const OF_ATOMICS: u64 = 3;
+    pub(crate) const ATOMIC_OPERATIONS: Field = field(ANSWER + 0x90, 0x10);
+    pub(crate) const ATOMIC_SIZES: Field = field(ANSWER + 0xb0, 0x10);
+    pub(crate) const ATOMIC_SIZES_DYNAMIC: Field = field(ANSWER + 0xd0, 0x10);
 
     pub(crate) const OF_ROCE: u64 = 4;
     pub(crate) const ROCE_ADDRESSES: Field = field(ANSWER + 0xf0, 0x10);

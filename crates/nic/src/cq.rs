@@ -24,6 +24,8 @@ use outboard_verbs::abi::*;
 use parking_lot::Mutex;
 
 use crate::{
+    abi::mlx5dv_cq,
+    devx::CQN_FIRST,
     host::{Refusal, with},
     pair::pair_of,
     refused::{fail, refuse, set_errno},
@@ -100,6 +102,20 @@ pub(crate) unsafe fn queue_of<'a>(cq: *mut ibv_cq) -> Option<&'a Queue> {
 }
 
 impl Queue {
+    /// Describes the queue as adapters' formats have it.
+    pub(crate) fn described(&self) -> mlx5dv_cq {
+        let consumer = self.consumer.lock();
+        mlx5dv_cq {
+            buf: consumer.entries.address() as *mut c_void,
+            dbrec: consumer.record.address() as *mut c_void,
+            cqe_cnt: 1 << consumer.log_entries,
+            cqe_size: CQE_BYTES as u32,
+            cq_uar: ptr::null_mut(),
+            cqn: self.number + CQN_FIRST as u32,
+            comp_mask: 0,
+        }
+    }
+
     /// Forgets the completions of a queue pair that is no more, or starts again.
     pub(crate) fn clean(&self, qpn: u32) {
         let mut consumer = self.consumer.lock();
@@ -273,10 +289,10 @@ fn create(count: u32) -> Result<(u32, Consumer), Refusal> {
     let entries = Mapped::allocate(CQE_BYTES << log_entries).ok_or_else(no_memory)?;
     let record = Mapped::allocate(8).ok_or_else(no_memory)?;
     let setup = CompletionsSetup {
-        entries: entries.clone(),
+        entries: entries.clone().into(),
         log_entries,
         collapsed: false,
-        record: Some(record.clone()),
+        record: Some(record.clone().into()),
     };
     let number = with(|adapter| adapter.create_completions(setup))?;
     let consumer = Consumer {

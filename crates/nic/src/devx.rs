@@ -7,30 +7,32 @@ use std::{
     ffi::{c_int, c_void},
     ptr::{self, NonNull},
     slice,
-    sync::LazyLock,
+    sync::{Arc, LazyLock},
 };
 
-use outboard_net::{CompletionsSetup, Mapped, PairSetup, Retries, State, is_mapped};
-use outboard_verbs::abi::{ibv_context, ibv_pd};
+use outboard_net::{CompletionsSetup, Mapped, PairSetup, Registered, Retries, State, is_mapped};
+use outboard_verbs::abi::ibv_context;
 use parking_lot::Mutex;
 
 use crate::{
-    abi::{mlx5dv_ah, mlx5dv_devx_uar, mlx5dv_devx_umem, mlx5dv_obj, mlx5dv_pd},
-    address,
+    abi::{mlx5dv_devx_uar, mlx5dv_devx_umem},
     command::{NUMBER, OP_MOD, OPCODE, cq, opcode, qp},
+    gpu,
     host::{Refusal, connect, leave, with},
+    pages,
     refused::{fail, refuse, set_errno},
+    srq::{Shared, shared_of},
 };
 
-const PAGE_BYTES: usize = 4096;
 const DOORBELL: usize = 0x800;
 /// Objects that a program may have of each kind.
 const OBJECTS_MAX: usize = 1 << 16;
 /// Numbers of completion queues begin here: 0 is none for programs.
-const CQN_FIRST: u64 = 0x40;
-const OBJECT_AH: u64 = 1 << 5;
-const OBJECT_PD: u64 = 1 << 6;
+pub(crate) const CQN_FIRST: u64 = 0x40;
 const RELIABLE: u64 = 0;
+/// The initiator of dynamic connections: it goes through its states, and fails what is posted.
+const DYNAMIC: u64 = 5;
+const SHARED_RECEIVES: u64 = 1;
 const NO_RECEIVES: u64 = 3;
 const BLOCK_BYTES: usize = 64;
 const CQE_BYTES: usize = 64;
@@ -43,11 +45,18 @@ static MADE: LazyLock<Mutex<Made>> = LazyLock::new(Mutex::default);
 #[derive(Default)]
 struct Made {
     last: u32,
-    memory: HashMap<u32, Mapped>,
+    memory: HashMap<u32, Registered>,
     pages: HashMap<u32, Mapped>,
     /// Memory of completion queues, by their numbers in the adapter.
-    completions: HashMap<u32, Mapped>,
-    pairs: HashMap<u32, PairSetup>,
+    completions: HashMap<u32, Registered>,
+    pairs: HashMap<u32, Queues>,
+}
+
+/// A queue pair that was made by a command.
+struct Queues {
+    setup: PairSetup,
+    shared: Option<Arc<Shared>>,
+    is_dynamic: bool,
 }
 
 /// An object of a program: `struct mlx5dv_devx_obj`.
@@ -81,7 +90,7 @@ impl Made {
         self.last
     }
 
-    fn part(&self, memory: u64, offset: u64, bytes: usize) -> Result<Mapped, Refusal> {
+    fn part(&self, memory: u64, offset: u64, bytes: usize) -> Result<Registered, Refusal> {
         let part = self.memory.get(&(memory as u32)).and_then(|of| {
             let offset = usize::try_from(offset).ok()?;
             of.part(offset, bytes)
@@ -123,21 +132,14 @@ impl Made {
     }
 
     fn create_pair(&mut self, command: &[u8]) -> Result<u32, Refusal> {
-        if qp::SERVICE.of(command) != RELIABLE || qp::NO_SENDS.of(command) != 0 {
-            return unserved("queue pairs that are not of reliable connections are not served");
+        let service = qp::SERVICE.of(command);
+        if !matches!(service, RELIABLE | DYNAMIC) || qp::NO_SENDS.of(command) != 0 {
+            return unserved("queue pairs of this service are not served");
         }
         if qp::RECORD_MODE.of(command) != 0 {
             return unserved("queue pairs without a doorbell record are not served");
         }
-        let receives = match qp::RECEIVES_KIND.of(command) {
-            NO_RECEIVES => None,
-            0 if qp::LOG_STRIDE.of(command) == 0 => Some(qp::LOG_RECEIVES.of(command) as u32),
-            _ => {
-                return unserved(
-                    "receives of more than one segment, or shared ones, are not served",
-                );
-            }
-        };
+        let (receives, shared) = receives_of(command)?;
         let log_blocks = qp::LOG_BLOCKS.of(command) as u32;
         let (memory, offset) = (qp::MEMORY.of(command), qp::OFFSET.of(command));
         let receive_bytes = receives.map_or(0, |log| RECEIVE_BYTES << log);
@@ -145,37 +147,75 @@ impl Made {
         let ring_at = offset.saturating_add(receive_bytes.next_multiple_of(BLOCK_BYTES) as u64);
         let ring = self.part(memory, ring_at, BLOCK_BYTES << log_blocks)?;
         let receives = match receives {
-            Some(log) => Some((self.part(memory, offset, receive_bytes)?, log)),
+            Some(log) => match self.part(memory, offset, receive_bytes)? {
+                Registered::Mapped(receives) => Some((receives, log)),
+                Registered::Distant { .. } => {
+                    return unserved("receives in a GPU's memory are not served");
+                }
+            },
             None => None,
         };
         let (memory, offset) = (qp::RECORD_MEMORY.of(command), qp::RECORD_OFFSET.of(command));
         let record = self.part(memory, offset, 8)?;
-        let page = qp::PAGE.of(command) as u32;
-        let Some(page) = self.pages.get(&page).cloned() else {
-            return wrong(format!("there is no doorbell page {page}"));
-        };
-        if self
-            .pairs
-            .values()
-            .any(|of| of.page.address() == page.address())
-        {
-            return unserved("a doorbell page that two queue pairs share is not served");
-        }
         let completions = |number: u64| number.wrapping_sub(CQN_FIRST) as u32;
+        let sent = qp::SEND_COMPLETIONS.of(command);
+        // Who receives nothing may name no queue for it.
+        let received = match (qp::RECEIVE_COMPLETIONS.of(command), &receives, &shared) {
+            (0, None, None) => sent,
+            (number, _, _) => number,
+        };
         let setup = PairSetup {
             domain: qp::DOMAIN.of(command) as u32,
-            send_completions: completions(qp::SEND_COMPLETIONS.of(command)),
-            receive_completions: completions(qp::RECEIVE_COMPLETIONS.of(command)),
+            send_completions: completions(sent),
+            receive_completions: completions(received),
             ring,
             log_blocks,
             receives,
             record,
-            page,
+            page: self.page_of(qp::PAGE.of(command) as u32)?,
             retries: Retries::default(),
         };
-        let number = with(|adapter| adapter.create_pair(setup.clone()))?;
-        self.pairs.insert(number, setup);
+        let number = with(|adapter| {
+            let number = adapter.create_pair(setup.clone())?;
+            if let Some(shared) = &shared {
+                adapter.share_receives(number, shared.receives.clone())?;
+            }
+            Ok(number)
+        })?;
+        let is_dynamic = service == DYNAMIC;
+        let queues = Queues {
+            setup,
+            shared,
+            is_dynamic,
+        };
+        self.pairs.insert(number, queues);
         Ok(number)
+    }
+
+    /// Returns the doorbell's page of this number, which no other queue pair has.
+    fn page_of(&self, number: u32) -> Result<Mapped, Refusal> {
+        let Some(page) = self.pages.get(&number) else {
+            return wrong(format!("there is no doorbell page {number}"));
+        };
+        let mut pairs = self.pairs.values();
+        if pairs.any(|of| of.setup.page.address() == page.address()) {
+            return unserved("a doorbell page that two queue pairs share is not served");
+        }
+        Ok(page.clone())
+    }
+
+    fn reset_pair(&self, number: u32) -> Result<(), Refusal> {
+        let Some(queues) = self.pairs.get(&number) else {
+            return wrong(format!("there is no queue pair {number:#x}"));
+        };
+        leave(number);
+        with(|adapter| {
+            adapter.reset(number, queues.setup.clone())?;
+            match &queues.shared {
+                Some(shared) => adapter.share_receives(number, shared.receives.clone()),
+                None => Ok(()),
+            }
+        })
     }
 
     fn modify_pair(&self, number: u32, command: &[u8]) -> Result<(), Refusal> {
@@ -188,17 +228,32 @@ impl Made {
                 };
                 with(|adapter| adapter.set_retries(number, retries))
             }
+            opcode::INIT2RTR if self.pairs.get(&number).is_some_and(|of| of.is_dynamic) => {
+                with(|adapter| adapter.fail(number))
+            }
             opcode::INIT2RTR => connect(number, qp::REMOTE.of(command) as u32),
             opcode::TO_ERROR => with(|adapter| adapter.fail(number)),
-            opcode::TO_RESET => match self.pairs.get(&number).cloned() {
-                Some(setup) => {
-                    leave(number);
-                    with(|adapter| adapter.reset(number, setup))
-                }
-                None => wrong(format!("there is no queue pair {number:#x}")),
-            },
+            opcode::TO_RESET => self.reset_pair(number),
             other => unserved(format!("command {other:#x} is not served")),
         }
+    }
+}
+
+/// Returns the power of two of a queue pair's own receives, or the queue that it shares.
+fn receives_of(command: &[u8]) -> Result<(Option<u32>, Option<Arc<Shared>>), Refusal> {
+    match qp::RECEIVES_KIND.of(command) {
+        NO_RECEIVES => Ok((None, None)),
+        0 if qp::LOG_STRIDE.of(command) == 0 => {
+            Ok((Some(qp::LOG_RECEIVES.of(command) as u32), None))
+        }
+        SHARED_RECEIVES => {
+            let number = qp::SHARED_RECEIVES.of(command) as u32;
+            match shared_of(number) {
+                Some(shared) => Ok((None, Some(shared))),
+                None => wrong(format!("there is no shared queue {number}")),
+            }
+        }
+        _ => unserved("receives of more than one segment are not served"),
     }
 }
 
@@ -237,17 +292,21 @@ pub unsafe extern "C" fn outboard_nic_mlx5dv_devx_umem_reg(
     let Some(at) = NonNull::new(memory.cast::<u8>()).filter(|_| bytes > 0) else {
         return fail(libc::EINVAL);
     };
-    // The adapter writes completions, and orders words of rings by atomics.
-    if !is_mapped(memory as usize, bytes, true) {
+    let address = at.as_ptr() as u64;
+    let memory = if let Some(at) = gpu::memory(address, bytes) {
+        Registered::Distant { address, bytes, at }
+    } else if is_mapped(memory as usize, bytes, true) {
+        // The adapter writes completions, and orders words of rings by atomics.
+        // SAFETY: mapped, as was looked up, and it stays so by the caller's duty.
+        unsafe { Mapped::new(at, bytes, address) }.into()
+    } else {
         return fail(libc::EFAULT);
-    }
+    };
     let mut made = MADE.lock();
     if made.memory.len() >= OBJECTS_MAX {
         return fail(libc::ENOMEM);
     }
     let umem_id = made.number();
-    // SAFETY: mapped, as was looked up, and it stays so by the caller's duty.
-    let memory = unsafe { Mapped::new(at, bytes, at.as_ptr() as u64) };
     made.memory.insert(umem_id, memory);
     Box::into_raw(Box::new(mlx5dv_devx_umem { umem_id }))
 }
@@ -267,8 +326,8 @@ pub unsafe extern "C" fn outboard_nic_mlx5dv_devx_umem_dereg(
     let Some(mapped) = made.memory.get(&of.umem_id) else {
         return libc::EINVAL;
     };
-    let holds = |part: &Mapped| mapped.offset_of(part.address(), 1).is_some();
-    let mut pairs = made.pairs.values();
+    let holds = |part: &Registered| mapped.offset_of(part.address(), 1).is_some();
+    let mut pairs = made.pairs.values().map(|of| &of.setup);
     if pairs.any(|pair| holds(&pair.ring) || holds(&pair.record))
         || made.completions.values().any(holds)
     {
@@ -286,8 +345,8 @@ pub extern "C" fn outboard_nic_mlx5dv_devx_alloc_uar(
     _flags: u32,
 ) -> *mut mlx5dv_devx_uar {
     let mut made = MADE.lock();
-    let page = Mapped::allocate(PAGE_BYTES).filter(|_| made.pages.len() < OBJECTS_MAX);
-    let Some(page) = page else {
+    let is_room = made.pages.len() < OBJECTS_MAX;
+    let Some(page) = is_room.then(pages::take).flatten() else {
         return fail(libc::ENOMEM);
     };
     let base = page.address() as usize;
@@ -310,8 +369,17 @@ pub unsafe extern "C" fn outboard_nic_mlx5dv_devx_free_uar(page: *mut mlx5dv_dev
     if !page.is_null() {
         // SAFETY: made by `Box::into_raw`, and given back once.
         let page = unsafe { Box::from_raw(page) };
-        // A queue pair that still has it keeps its memory.
-        MADE.lock().pages.remove(&page.page_id);
+        let mut made = MADE.lock();
+        let is_used = |page: &Mapped| {
+            let mut pairs = made.pairs.values();
+            pairs.any(|of| of.setup.page.address() == page.address())
+        };
+        let freed = made.pages.get(&page.page_id).filter(|page| !is_used(page));
+        // The page of a queue pair stays as it is until the program ends.
+        if let Some(page) = freed.cloned() {
+            pages::give_back(page);
+        }
+        made.pages.remove(&page.page_id);
     }
 }
 
@@ -429,8 +497,9 @@ pub unsafe extern "C" fn outboard_nic_mlx5dv_devx_obj_destroy(object: *mut Objec
         }
         Kind::Completions => {
             let number = of.number - CQN_FIRST as u32;
-            let is_used = |pair: &PairSetup| {
-                [pair.send_completions, pair.receive_completions].contains(&number)
+            let is_used = |of: &Queues| {
+                let (sends, receives) = (of.setup.send_completions, of.setup.receive_completions);
+                [sends, receives].contains(&number)
             };
             match made.pairs.values().any(is_used) {
                 true => Err((
@@ -472,50 +541,4 @@ pub unsafe extern "C" fn outboard_nic_mlx5dv_devx_query_eqn(
         }
         None => libc::EINVAL,
     }
-}
-
-/// # Safety
-///
-/// `objects` is null or has the objects that `kinds` names.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn outboard_nic_mlx5dv_init_obj(
-    objects: *mut mlx5dv_obj,
-    kinds: u64,
-) -> c_int {
-    // SAFETY: null, or the program's objects.
-    let Some(objects) = (unsafe { objects.as_ref() }) else {
-        return set_errno(libc::EINVAL);
-    };
-    let more = kinds & !(OBJECT_PD | OBJECT_AH);
-    if more != 0 || kinds == 0 {
-        return refuse(
-            "mlx5dv_init_obj",
-            &format!("kinds {more:#x} are not served"),
-        );
-    }
-    if kinds & OBJECT_PD != 0 {
-        let [domain, out] = objects.pd;
-        // SAFETY: null, or a domain; null, or room for its number.
-        let (domain, out) = unsafe {
-            let out = out.cast::<mlx5dv_pd>().as_mut();
-            (domain.cast::<ibv_pd>().as_ref(), out)
-        };
-        let (Some(domain), Some(out)) = (domain, out) else {
-            return set_errno(libc::EINVAL);
-        };
-        (out.pdn, out.comp_mask) = (domain.handle, 0);
-    }
-    if kinds & OBJECT_AH != 0 {
-        let [of, out] = objects.ah;
-        // SAFETY: null, or an address; null, or room for what it is.
-        let (vector, out) = unsafe {
-            let out = out.cast::<mlx5dv_ah>().as_mut();
-            (address::vector(of.cast()), out)
-        };
-        let Some(out) = out.filter(|_| !vector.is_null()) else {
-            return set_errno(libc::EINVAL);
-        };
-        (out.av, out.comp_mask) = (vector, 0);
-    }
-    0
 }

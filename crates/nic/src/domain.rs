@@ -16,4 +16,6 @@ pub(crate) struct Domain {
     pub(crate) pd: ibv_pd,
     /// Registrations, addresses and queue pairs.
     pub(crate) uses: AtomicU32,
+    /// The domain whose number it has, or null.
+    pub(crate) parent: *mut Domain,
 }

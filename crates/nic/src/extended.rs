@@ -8,7 +8,7 @@ use std::{
 use outboard_verbs::abi::{ibv_context, ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex};
 
 use crate::{
-    qp::create,
+    qp::{Kind, create},
     refused::{fail, refuse, set_errno},
 };
 
@@ -40,7 +40,7 @@ macro_rules! no_status {
 
 /// The calls between `query_port` and `create_qp_ex`, in the header's order. Those for which it has
 /// another way are null.
-pub(crate) fn newer() -> [*mut c_void; 32] {
+pub(crate) fn newer(alloc_parent_domain: *mut c_void) -> [*mut c_void; 32] {
     let none = ptr::null_mut();
     [
         no_status!("ibv_advise_mr"),
@@ -56,7 +56,7 @@ pub(crate) fn newer() -> [*mut c_void; 32] {
         no_status!("ibv_destroy_flow_action"),
         no_pointer!("ibv_create_flow_action_esp"),
         no_status!("ibv_modify_qp_rate_limit"),
-        no_pointer!("ibv_alloc_parent_domain"),
+        alloc_parent_domain,
         no_status!("ibv_dealloc_td"),
         no_pointer!("ibv_alloc_td"),
         no_status!("ibv_modify_cq"),
@@ -117,7 +117,20 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         set_errno(libc::EINVAL);
         return ptr::null_mut();
     }
-    let mut known = ibv_qp_init_attr {
+    let kind = match has_operations {
+        true => Kind::Extended,
+        false => Kind::Plain,
+    };
+    let mut known = older_of(more);
+    // SAFETY: the caller's duties are the same.
+    let made = unsafe { create(name, more.pd, &mut known, kind) };
+    more.cap = known.cap;
+    made
+}
+
+/// The part of the attributes that older calls have, too.
+pub(crate) fn older_of(more: &ibv_qp_init_attr_ex) -> ibv_qp_init_attr {
+    ibv_qp_init_attr {
         qp_context: more.qp_context,
         send_cq: more.send_cq,
         recv_cq: more.recv_cq,
@@ -125,9 +138,5 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         cap: more.cap,
         qp_type: more.qp_type,
         sq_sig_all: more.sq_sig_all,
-    };
-    // SAFETY: the caller's duties are the same.
-    let made = unsafe { create(name, more.pd, &mut known, has_operations) };
-    more.cap = known.cap;
-    made
+    }
 }

@@ -99,7 +99,7 @@ const VERBS: &[Function] = &[
 const MLX5: &[Function] = &[
     of("mlx5dv_query_device", "MLX5_1.0", NoStatus),
     of("mlx5dv_init_obj", "MLX5_1.2", Served),
-    of("mlx5dv_create_qp", "MLX5_1.3", NoPointer),
+    of("mlx5dv_create_qp", "MLX5_1.3", Served),
     of("mlx5dv_devx_obj_create", "MLX5_1.7", Served),
     of("mlx5dv_devx_obj_query", "MLX5_1.7", Served),
     of("mlx5dv_devx_obj_modify", "MLX5_1.7", Served),

@@ -6,7 +6,7 @@
 use std::{
     collections::HashMap,
     ffi::{c_int, c_uint, c_void},
-    ptr,
+    ptr::{self, NonNull},
     sync::{Arc, LazyLock, OnceLock, Weak},
 };
 
@@ -18,6 +18,9 @@ const DRIVER: &str = "libcuda.so.1";
 /// Finds the library only if the program has it.
 const NOT_LOADED: c_int = libc::RTLD_NOLOAD;
 
+/// The symbol that Outboard's driver has, and no other.
+const OUR_MARK: &[u8] = b"outboard_client\0";
+const PORTABLE_MAPPED: c_uint = 3;
 const SUCCESS: c_int = 0;
 /// The status of copies that are not begun: CUDA_ERROR_INVALID_VALUE.
 const NOT_COPIED: c_int = 1;
@@ -48,7 +51,7 @@ macro_rules! driver {
     ($($field:ident: $symbol:literal ($($argument:ty),*);)*) => {
         struct Driver {
             $($field: unsafe extern "C" fn($($argument),*) -> c_int,)*
-            _library: Library,
+            library: Library,
         }
 
         impl Driver {
@@ -59,7 +62,7 @@ macro_rules! driver {
                 unsafe {
                     Some(Driver {
                         $($field: *library.get(concat!($symbol, "\0").as_bytes()).ok()?,)*
-                        _library: library,
+                        library,
                     })
                 }
             }
@@ -80,6 +83,7 @@ driver! {
     synchronise: "cuStreamSynchronize" (Handle);
     to_host: "cuMemcpyDtoHAsync_v2" (*mut c_void, u64, usize, Handle);
     from_host: "cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, Handle);
+    pin: "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
 }
 
 /// Returns the driver, once the program has loaded it.
@@ -229,6 +233,20 @@ struct Memory {
 /// Returns true if the program has a driver.
 pub(crate) fn is_there() -> bool {
     driver().is_some()
+}
+
+/// Allocates pinned memory of Outboard's own driver, in the current context; `None` of another.
+pub(crate) fn pinned(bytes: usize) -> Option<NonNull<u8>> {
+    let driver = driver()?;
+    // SAFETY: the symbol is looked up, not used.
+    unsafe { driver.library.get::<*const ()>(OUR_MARK) }.ok()?;
+    let mut at = ptr::null_mut();
+    // SAFETY: room for an address.
+    let status = unsafe { (driver.pin)(&raw mut at, bytes, PORTABLE_MAPPED) };
+    let at = NonNull::new(at.cast::<u8>()).filter(|_| status == SUCCESS)?;
+    // SAFETY: as many bytes, which nobody else has yet.
+    unsafe { at.write_bytes(0, bytes) };
+    Some(at)
 }
 
 /// Takes memory of a GPU; `None` if these bytes are not all of a GPU's. Before the first and after

@@ -21,7 +21,8 @@
 //! - Queues of verbs are in memory of this crate's: [`cq`], [`qp`], which makes a `pair` with its
 //!   `rings`, or with receives of [`srq`]; `post` and `building` are the two ways to post to it,
 //!   and `extended` has calls that programs make through a context. Queues of [`devx`] are in the
-//!   program's memory; [`query`] answers what a device can do.
+//!   program's memory, or in that of its GPU; [`query`] answers what a device can do, and
+//!   [`dynamic`] makes targets to which nobody posts.
 
 pub mod abi;
 pub mod address;
@@ -30,6 +31,7 @@ mod command;
 pub mod cq;
 pub mod devx;
 mod domain;
+pub mod dynamic;
 pub mod events;
 mod extended;
 pub mod fabric;
@@ -37,6 +39,8 @@ pub mod functions;
 mod gpu;
 mod host;
 pub mod memory;
+pub mod objects;
+mod pages;
 mod pair;
 mod post;
 pub mod qp;
@@ -65,3 +69,29 @@ pub const LIBRARIES: [(&str, &[u8]); 3] = [
 
 /// Name of the library that they load.
 pub const SERVING: &str = "liboutboard_nic.so";
+
+/// The library that is preloaded, so that programs find [`FILES`].
+pub const PRELOADED: (&str, &[u8]) = (
+    "liboutboard_nic_files.so",
+    include_bytes!(concat!(env!("OUT_DIR"), "/liboutboard_nic_files.so")),
+);
+
+/// Names the folder that has [`FILES`], for the preloaded library, and for Outboard's driver, which
+/// says then that adapters reach its memory.
+pub const FILES_VARIABLE: &str = "OUTBOARD_NIC_FILES";
+
+/// Files of the adapter that programs read, by their paths without the first slash: its address is
+/// of RoCE's second version, and a driver is there by which adapters reach the memory of GPUs.
+pub const FILES: [(&str, &str); 2] = [
+    (
+        "sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/0",
+        "RoCE v2\n",
+    ),
+    ("sys/kernel/mm/memory_peers/nv_mem/version", "1.0\n"),
+];
+
+/// A link among the files, and where it leads: the adapter's place on its bus.
+pub const FILES_LINK: (&str, &str) = (
+    "sys/class/infiniband/mlx5_0/device",
+    "../../../devices/pci0000:00/0000:00:1e.0",
+);

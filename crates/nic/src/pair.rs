@@ -40,6 +40,7 @@ pub(crate) const TO_RTR: c_int = IBV_QP_AV
     | IBV_QP_RQ_PSN
     | IBV_QP_MAX_DEST_RD_ATOMIC
     | IBV_QP_MIN_RNR_TIMER;
+const TARGET_TO_RTR: c_int = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_MIN_RNR_TIMER;
 pub(crate) const TO_RTS: c_int =
     IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
 /// Attributes of every state.
@@ -68,6 +69,8 @@ pub(crate) struct Pair {
     pub(crate) record: Mapped,
     pub(crate) doorbell: Mapped,
     pub(crate) signals_all: bool,
+    /// A target of dynamic connections, which is connected to nobody.
+    pub(crate) is_target: bool,
     pub(crate) segments_max: usize,
     pub(crate) inline_bytes_max: usize,
     pub(crate) sends: Mutex<Sends>,
@@ -136,6 +139,7 @@ impl Pair {
             (_, IBV_QPS_RESET | IBV_QPS_ERR) => (0, 0),
             (IBV_QPS_RESET, IBV_QPS_INIT) => (TO_INIT, 0),
             (IBV_QPS_INIT, IBV_QPS_INIT) => (0, TO_INIT),
+            (IBV_QPS_INIT, IBV_QPS_RTR) if self.is_target => (TARGET_TO_RTR, 0),
             (IBV_QPS_INIT, IBV_QPS_RTR) => (TO_RTR, IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX),
             (IBV_QPS_RTR, IBV_QPS_RTS) => (TO_RTS, IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER),
             (IBV_QPS_RTS, IBV_QPS_RTS) => (0, IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER),
@@ -162,7 +166,7 @@ impl Pair {
                 wanted = ibv_qp_attr::default();
             }
             IBV_QPS_ERR => with(|adapter| adapter.fail(self.qpn))?,
-            IBV_QPS_RTR if next != now => connect(self.qpn, wanted.dest_qp_num)?,
+            IBV_QPS_RTR if next != now && !self.is_target => connect(self.qpn, wanted.dest_qp_num)?,
             IBV_QPS_RTS if next != now => self.be_patient(&wanted)?,
             _ => {}
         }

@@ -91,7 +91,7 @@ fn make(
     queues: [&Queue; 2],
     asked: &ibv_qp_cap,
     shared: Option<Arc<Shared>>,
-    signals_all: bool,
+    (signals_all, is_target): (bool, bool),
 ) -> Result<Pair, Refusal> {
     let Sizes {
         blocks_max,
@@ -116,10 +116,10 @@ fn make(
         domain,
         send_completions: send.number,
         receive_completions: receive.number,
-        ring: ring.clone(),
+        ring: ring.clone().into(),
         log_blocks: blocks.ilog2(),
         receives: received.clone(),
-        record: record.clone(),
+        record: record.clone().into(),
         page,
         retries: Retries::default(),
     };
@@ -135,6 +135,7 @@ fn make(
         record,
         doorbell: part(DOORBELL, 8)?,
         signals_all,
+        is_target,
         segments_max: cap.max_send_sge as usize,
         inline_bytes_max: cap.max_inline_data as usize,
         sends: Mutex::new(Sends::new(ring, blocks_max as u16)),
@@ -148,7 +149,17 @@ fn make(
     })
 }
 
-/// Makes a queue pair, for both functions that do so.
+/// Ways to post to a queue pair that is made.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Plain,
+    /// By the newer calls, too.
+    Extended,
+    /// None: it is a target of dynamic connections.
+    Target,
+}
+
+/// Makes a queue pair, for the functions that do so.
 ///
 /// # Safety
 ///
@@ -157,7 +168,7 @@ pub(crate) unsafe fn create(
     name: &str,
     pd: *mut ibv_pd,
     asked: &mut ibv_qp_init_attr,
-    is_extended: bool,
+    kind: Kind,
 ) -> *mut ibv_qp {
     // SAFETY: null, or the beginnings of a domain and of queues of ours.
     let (domain, queues) = unsafe {
@@ -167,7 +178,7 @@ pub(crate) unsafe fn create(
     let (Some(domain), [Some(send), Some(receive)]) = (domain, queues) else {
         return fail(libc::EINVAL);
     };
-    if asked.qp_type != IBV_QPT_RC {
+    if kind != Kind::Target && asked.qp_type != IBV_QPT_RC {
         refuse(name, "queue pairs that are not of reliable connections");
         return ptr::null_mut();
     }
@@ -182,7 +193,7 @@ pub(crate) unsafe fn create(
         queues,
         &asked.cap,
         shared.map(srq::Object::shared),
-        asked.sq_sig_all != 0,
+        (asked.sq_sig_all != 0, kind == Kind::Target),
     );
     let pair = match made {
         Ok(pair) => Arc::new(pair),
@@ -219,7 +230,7 @@ pub(crate) unsafe fn create(
     Box::into_raw(Box::new(Object {
         qp,
         pair,
-        is_extended,
+        is_extended: kind == Kind::Extended,
     }))
     .cast()
 }
@@ -235,7 +246,7 @@ pub unsafe extern "C" fn outboard_nic_ibv_create_qp(
     // SAFETY: null, or the program's.
     match unsafe { asked.as_mut() } {
         // SAFETY: the caller's duties are the same.
-        Some(asked) => unsafe { create("ibv_create_qp", pd, asked, false) },
+        Some(asked) => unsafe { create("ibv_create_qp", pd, asked, Kind::Plain) },
         None => fail(libc::EINVAL),
     }
 }

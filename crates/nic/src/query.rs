@@ -18,6 +18,12 @@ const ENTRY_BYTES_MAX: u64 = 1024;
 const RECEIVE_BYTES_MAX: u64 = 16;
 const LOG_QUEUES_MAX: u64 = 16;
 const LOG_ENTRIES_MAX: u64 = ENTRIES_MAX.ilog2() as u64;
+/// Two halves of 256 bytes, of which the first is used.
+const LOG_DOORBELL_BYTES_MAX: u64 = 9;
+/// Compare and swap, fetch and add, and both with masks.
+const ATOMICS: u64 = 0xf;
+/// Of words of 4 and 8 bytes.
+const WORDS: u64 = 0xc;
 const PORT_ETHERNET: u64 = 1;
 const ADDRESSES: u64 = 1;
 const ROCE_V2: u64 = 2;
@@ -37,8 +43,16 @@ fn query_capabilities(kind: u64, answer: &mut [u8]) -> Result<(), Refusal> {
             (ROCE, 1),
             (ATOMIC, 1),
             (RELIABLE, 1),
+            (COMPLETIONS_VERSION, 1),
+            (LOG_DOORBELL_BYTES, LOG_DOORBELL_BYTES_MAX),
             (SEND_BYTES, ENTRY_BYTES_MAX),
             (RECEIVE_BYTES, RECEIVE_BYTES_MAX),
+        ],
+        // Of dynamic connections there are targets alone, to which nobody posts here.
+        OF_ATOMICS => &[
+            (ATOMIC_OPERATIONS, ATOMICS),
+            (ATOMIC_SIZES, WORDS),
+            (ATOMIC_SIZES_DYNAMIC, WORDS),
         ],
         OF_ROCE => &[(ROCE_ADDRESSES, ADDRESSES)],
         _ => return unserved(format!("capabilities {:#x} are not served", kind >> 1)),

@@ -122,7 +122,7 @@ impl Sends {
                 Operation::Write { .. } => IBV_WC_RDMA_WRITE,
                 Operation::Read { .. } => IBV_WC_RDMA_READ,
                 Operation::FetchAdd { .. } => IBV_WC_FETCH_ADD,
-                Operation::CompareSwap { .. } => IBV_WC_COMP_SWAP,
+                Operation::CompareSwap { .. } | Operation::Masked(_) => IBV_WC_COMP_SWAP,
             },
         };
         self.head = self.head.wrapping_add(blocks as u16);

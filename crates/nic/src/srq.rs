@@ -1,9 +1,10 @@
 //! Receives that several queue pairs share.
 
 use std::{
+    collections::HashMap,
     ffi::c_int,
     sync::{
-        Arc,
+        Arc, LazyLock, Weak,
         atomic::{AtomicU32, Ordering},
     },
 };
@@ -18,6 +19,9 @@ use crate::{
     refused::fail,
     rings::{ENTRIES_MAX, RECEIVE_BYTES, RECEIVE_SEGMENTS_MAX, encode_receive, segments},
 };
+
+/// Shared queues by their numbers, as commands name them.
+static QUEUES: LazyLock<Mutex<HashMap<u32, Weak<Shared>>>> = LazyLock::new(Mutex::default);
 
 /// A shared queue of receives; programs have the address of its first field.
 #[repr(C)]
@@ -54,6 +58,15 @@ impl Object {
     pub(crate) fn shared(&self) -> Arc<Shared> {
         self.shared.clone()
     }
+
+    pub(crate) fn number(&self) -> u32 {
+        self.srq.handle
+    }
+}
+
+/// Returns the shared queue of a number.
+pub(crate) fn shared_of(number: u32) -> Option<Arc<Shared>> {
+    QUEUES.lock().get(&number).and_then(Weak::upgrade)
 }
 
 impl Shared {
@@ -123,18 +136,21 @@ pub unsafe extern "C" fn outboard_nic_ibv_create_srq(
         return fail(libc::ENOMEM);
     };
     attr.max_wr = shared.posted.lock().waiting.len() as u32;
+    static LAST: AtomicU32 = AtomicU32::new(0);
+    let (shared, handle) = (Arc::new(shared), LAST.fetch_add(1, Ordering::Relaxed) + 1);
+    QUEUES.lock().insert(handle, Arc::downgrade(&shared));
     domain.uses.fetch_add(1, Ordering::AcqRel);
     Box::into_raw(Box::new(Object {
         srq: ibv_srq {
             context: domain.pd.context,
             srq_context: asked.srq_context,
             pd,
-            handle: 0,
+            handle,
             mutex: libc::PTHREAD_MUTEX_INITIALIZER,
             cond: libc::PTHREAD_COND_INITIALIZER,
             events_completed: 0,
         },
-        shared: Arc::new(shared),
+        shared,
         pairs: AtomicU32::new(0),
     }))
     .cast()
@@ -154,6 +170,7 @@ pub unsafe extern "C" fn outboard_nic_ibv_destroy_srq(srq: *mut ibv_srq) -> c_in
             // SAFETY: a domain has no fewer lives than its shared queues.
             let domain = unsafe { &*of.srq.pd.cast::<Domain>() };
             domain.uses.fetch_sub(1, Ordering::AcqRel);
+            QUEUES.lock().remove(&of.number());
             // SAFETY: made by `Box::into_raw`, and given back once.
             drop(unsafe { Box::from_raw(srq.cast::<Object>()) });
             0

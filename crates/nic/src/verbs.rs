@@ -13,7 +13,8 @@ use std::{
 use outboard_net::{REGIONS_MAX, REMOTE_BYTES_MAX};
 use outboard_verbs::abi::{
     IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE, ibv_context, ibv_context_ops, ibv_device,
-    ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_pd, ibv_port_attr, verbs_context,
+    ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_parent_domain_init_attr, ibv_pd, ibv_port_attr,
+    verbs_context,
 };
 
 use crate::{
@@ -24,7 +25,7 @@ use crate::{
     host::host,
     pair::READS_MAX,
     post::{post_recv, post_send},
-    refused::{fail, set_errno},
+    refused::{fail, refuse, set_errno},
     rings::{ENTRIES_MAX, RECEIVE_SEGMENTS_MAX},
     srq::post_srq_recv,
 };
@@ -190,7 +191,7 @@ fn extended(device: *const ibv_device, events: c_int) -> verbs_context {
     let none = ptr::null_mut();
     verbs_context {
         query_port: Some(query_port),
-        _newer: newer(),
+        _newer: newer(alloc_parent_domain as *mut c_void),
         create_qp_ex: Some(create_qp_ex),
         _older: older(),
         sz: size_of::<verbs_context>(),
@@ -419,6 +420,44 @@ pub unsafe extern "C" fn outboard_nic_ibv_alloc_pd(context: *mut ibv_context) ->
     Box::into_raw(Box::new(Domain {
         pd: ibv_pd { context, handle },
         uses: AtomicU32::new(0),
+        parent: ptr::null_mut(),
+    }))
+    .cast()
+}
+
+/// Makes a domain that is another's: memory of each is the other's, too.
+///
+/// # Safety
+///
+/// `context` is null or open, and `asked` null or what the program asks for.
+pub(crate) unsafe extern "C" fn alloc_parent_domain(
+    context: *mut ibv_context,
+    asked: *mut ibv_parent_domain_init_attr,
+) -> *mut ibv_pd {
+    // SAFETY: null, or open, and then the beginning of a context of ours; null, or the program's.
+    let (open, asked) = unsafe { (whole(context).as_ref(), asked.as_ref()) };
+    let (Some(open), Some(asked)) = (open, asked) else {
+        return fail(libc::EINVAL);
+    };
+    if !asked.td.is_null() || asked.comp_mask != 0 {
+        refuse(
+            "ibv_alloc_parent_domain",
+            "threads' domains and allocators are not served",
+        );
+        return ptr::null_mut();
+    }
+    let parent = asked.pd.cast::<Domain>();
+    // SAFETY: null, or the beginning of a domain of ours.
+    let Some(of) = (unsafe { parent.as_ref() }) else {
+        return fail(libc::EINVAL);
+    };
+    of.uses.fetch_add(1, Ordering::AcqRel);
+    open.domains.fetch_add(1, Ordering::AcqRel);
+    let handle = of.pd.handle;
+    Box::into_raw(Box::new(Domain {
+        pd: ibv_pd { context, handle },
+        uses: AtomicU32::new(0),
+        parent,
     }))
     .cast()
 }
@@ -438,6 +477,10 @@ pub unsafe extern "C" fn outboard_nic_ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
             // SAFETY: open for as long as its domains.
             let context = unsafe { &*whole(of.pd.context) };
             context.domains.fetch_sub(1, Ordering::AcqRel);
+            // SAFETY: null, or a domain that has no fewer lives than its children.
+            if let Some(parent) = unsafe { of.parent.as_ref() } {
+                parent.uses.fetch_sub(1, Ordering::AcqRel);
+            }
             // SAFETY: made by `Box::into_raw`, and given back once.
             drop(unsafe { Box::from_raw(domain) });
             0

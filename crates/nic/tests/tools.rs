@@ -8,7 +8,9 @@ use std::{
     process::{Command, Output},
 };
 
-use outboard_nic::{LIBRARIES, SERVING, fabric::VARIABLE, functions};
+use outboard_nic::{
+    FILES, FILES_VARIABLE, LIBRARIES, PRELOADED, SERVING, fabric::VARIABLE, functions,
+};
 use tempfile::TempDir;
 
 /// A folder with the libraries of this build, which lie in the folder of the test's executable.
@@ -91,6 +93,43 @@ fn memory_is_registered_and_functions_that_are_not_served_name_themselves() {
         "outboard nic: mlx5dv_query_device: not served",
     ];
     assert_eq!(complained.lines().collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn objects_of_verbs_have_the_numbers_that_commands_name() {
+    let folder = folder();
+    let program = compile(folder.path(), "described");
+    let done = run(folder.path(), &program, &[]);
+    let said = String::from_utf8(done.stdout).unwrap();
+    let complained = String::from_utf8(done.stderr).unwrap();
+    assert!(done.status.success(), "{said}{complained}");
+    assert_eq!(said, "right\n");
+    let expected = "outboard nic: mlx5dv_create_qp: other than targets of dynamic connections are not served\n";
+    assert_eq!(complained, expected);
+}
+
+/// Programs look for an adapter under /sys; this machine has none, and the preload has its files.
+#[test]
+fn files_of_the_adapter_are_where_programs_look_for_them() {
+    let folder = folder();
+    let (name, bytes) = PRELOADED;
+    let preload = folder.path().join(name);
+    fs::write(&preload, bytes).unwrap();
+    for (name, text) in FILES {
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, text).unwrap();
+        let mut command = Command::new("cat");
+        command.arg(format!("/{name}")).env("LD_PRELOAD", &preload);
+        let done = command.env(FILES_VARIABLE, folder.path()).output();
+        assert_eq!(String::from_utf8(done.unwrap().stdout).unwrap(), text);
+    }
+    let own = folder.path().join("own");
+    fs::write(&own, "own").unwrap();
+    let mut command = Command::new("cat");
+    command.arg(&own).env("LD_PRELOAD", &preload);
+    let done = command.env(FILES_VARIABLE, folder.path()).output();
+    assert_eq!(done.unwrap().stdout, b"own");
 }
 
 #[test]

@@ -8,7 +8,7 @@ pub const PTX_VERSION_MAX: (u32, u32) = (9, 9);
 pub const PTX_BYTES_MAX: usize = 256 << 20;
 /// PTX text that is refused as a whole for an instruction that is not supported. A longer one is a
 /// library of many kernels, and a kernel ends when it comes to such an instruction.
-pub const PTX_WHOLE_BYTES_MAX: usize = 16 << 20;
+pub const PTX_WHOLE_BYTES_MAX: usize = 4 << 20;
 /// Instructions of a long text that are not supported; one with more is refused as a whole.
 pub const REFUSED_INSTRUCTIONS_MAX: usize = 1 << 16;
 /// Memory that loading a long text takes, in bytes for each of its bytes: about 14 for NCCL.

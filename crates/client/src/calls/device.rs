@@ -10,10 +10,15 @@ use outboard_api::{
 use outboard_wire::{doc::PeerCard, messages};
 
 use super::{Done, Out, Text, put_name};
+use crate::adapter;
 use crate::state::{Driver, driver, driver_of_device, drivers};
 
 /// `CUdevice_P2PAttribute`.
 const CU_DEVICE_P2P_ATTRIBUTES: std::ops::RangeInclusive<u32> = 1..=5;
+
+/// `CUflushGPUDirectRDMAWritesOptions`, `CUGPUDirectRDMAWritesOrdering`.
+const FLUSHED_BY_HOST: i32 = 1;
+const ORDERED_FOR_OWNER: i32 = 100;
 
 pub(crate) fn cuDeviceGet(device: Out<'_, CUdevice>, ordinal: i32) -> Done {
     driver_of_device(ordinal)?;
@@ -60,6 +65,17 @@ pub(crate) fn cuDeviceGetAttribute(value: Out<'_, i32>, attribute: u32, device: 
     let card = driver.card(device)?;
     // A feature that this library does not serve is absent, even if the device has it.
     let answer = match attribute {
+        CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED => {
+            i32::from(adapter::is_there())
+        }
+        // The adapter's copies are over before it says so.
+        CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING if adapter::is_there() => {
+            ORDERED_FOR_OWNER
+        }
+        CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS if adapter::is_there() => {
+            FLUSHED_BY_HOST
+        }
         CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY => 1,
         // Program and kernels may use managed memory at the same time if it is one memory for both.
         CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS => i32::from(driver.session.shares_memory()),
@@ -73,8 +89,6 @@ pub(crate) fn cuDeviceGetAttribute(value: Out<'_, i32>, attribute: u32, device: 
         | CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST
         | CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED
         | CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
-        | CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED
-        | CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
         | CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
         | CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_ALGORITHM_MASK
         | CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
@@ -281,7 +295,10 @@ pub(crate) fn cuDeviceGetTexture1DLinearMaxWidth(
 
 pub(crate) fn cuFlushGPUDirectRDMAWrites(_target: u32, _scope: u32) -> Done {
     driver()?.contexts.current()?;
-    Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+    match adapter::is_there() {
+        true => Ok(()),
+        false => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+    }
 }
 
 #[cfg(test)]

@@ -1,18 +1,27 @@
 //! Pinned and registered host memory.
 
-use std::ffi::c_void;
+use std::{collections::BTreeSet, ffi::c_void};
 
 use outboard_api::{CUresult, cuda::CUdeviceptr};
+use parking_lot::Mutex;
 
 use super::{Done, Out};
-use crate::state::driver;
+use crate::{
+    adapter,
+    state::{Driver, driver},
+};
 
 const HOSTALLOC_PORTABLE: u32 = 1;
 const HOSTALLOC_DEVICEMAP: u32 = 2;
 const HOSTALLOC_WRITECOMBINED: u32 = 4;
 const HOSTREGISTER_DEVICEMAP: u32 = 2;
+const HOSTREGISTER_IOMEMORY: u32 = 4;
 /// Portable, device map, read only. I/O memory cannot be registered over a network.
 const HOSTREGISTER_KNOWN: u32 = 1 | HOSTREGISTER_DEVICEMAP | 8;
+
+/// Doorbells of the adapter in software that are registered as I/O memory. They lie in pinned
+/// memory, which kernels reach already.
+static DOORBELLS: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 
 pub(crate) fn cuMemAllocHost_v2(address: Out<'_, *mut c_void>, bytes: usize) -> Done {
     // With unified addressing all pinned memory is portable and mapped.
@@ -52,14 +61,17 @@ pub(crate) unsafe fn cuMemFreeHost(address: *mut c_void) -> Done {
 }
 
 pub(crate) unsafe fn cuMemHostRegister_v2(address: *mut c_void, bytes: usize, flags: u32) -> Done {
+    let driver = driver()?;
+    if flags & HOSTREGISTER_IOMEMORY != 0 && adapter::is_there() {
+        return register_doorbell(driver, address as u64, bytes as u64);
+    }
     if flags & !HOSTREGISTER_KNOWN != 0 {
-        return Err(if flags & 4 != 0 {
+        return Err(if flags & HOSTREGISTER_IOMEMORY != 0 {
             CUresult::CUDA_ERROR_NOT_SUPPORTED
         } else {
             CUresult::CUDA_ERROR_INVALID_VALUE
         });
     }
-    let driver = driver()?;
     driver.host_register(address as u64, bytes as u64, flags)?;
     if flags & HOSTREGISTER_DEVICEMAP != 0
         && let Err(error) = driver.make_visible(address as u64)
@@ -70,8 +82,27 @@ pub(crate) unsafe fn cuMemHostRegister_v2(address: *mut c_void, bytes: usize, fl
     Ok(())
 }
 
+/// Takes a doorbell of the adapter in software. Other I/O memory is not reached.
+fn register_doorbell(driver: &Driver, address: u64, bytes: u64) -> Done {
+    let host = driver.host.read();
+    let range = host.find(address).filter(|range| {
+        let end = address.checked_add(bytes);
+        !range.is_registered() && end.is_some_and(|end| end <= range.base + range.bytes)
+    });
+    if range.is_none() {
+        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    }
+    match DOORBELLS.lock().insert(address) {
+        true => Ok(()),
+        false => Err(CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED),
+    }
+}
+
 pub(crate) unsafe fn cuMemHostUnregister(address: *mut c_void) -> Done {
     let driver = driver()?;
+    if DOORBELLS.lock().remove(&(address as u64)) {
+        return Ok(());
+    }
     if driver.contexts.current().is_ok() && !driver.session.progress.is_idle() {
         let _ = driver.synchronize_context();
     }

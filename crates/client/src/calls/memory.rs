@@ -356,7 +356,9 @@ unsafe fn attribute(driver: &Driver, out: *mut c_void, attribute: u32, address: 
             CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => {
                 out.cast::<u32>().write(u32::from(pointer.has_old_handle));
             }
-            CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => out.cast::<u32>().write(0),
+            CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => out
+                .cast::<u32>()
+                .write(u32::from(crate::adapter::is_there())),
             CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => out.cast::<i32>().write(pointer.device),
             CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => out.cast::<u64>().write(pointer.base),
             CU_POINTER_ATTRIBUTE_RANGE_SIZE => out.cast::<usize>().write(pointer.bytes as usize),

@@ -226,7 +226,7 @@ mod tests {
     fn pair(adapter: &mut Adapter) -> u32 {
         let memory = |bytes| Mapped::allocate(bytes).unwrap();
         let completions = CompletionsSetup {
-            entries: memory(64),
+            entries: memory(64).into(),
             log_entries: 0,
             collapsed: true,
             record: None,
@@ -236,10 +236,10 @@ mod tests {
             domain: 1,
             send_completions: completions,
             receive_completions: completions,
-            ring: memory(4096),
+            ring: memory(4096).into(),
             log_blocks: 6,
             receives: None,
-            record: memory(8),
+            record: memory(8).into(),
             page: memory(4096),
             retries: Retries::default(),
         };

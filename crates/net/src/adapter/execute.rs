@@ -17,12 +17,9 @@ impl Adapter {
     /// Checks what the requester's adapter checks before it sends anything.
     pub(super) fn check_local(&self, domain: u32, operation: &Operation) -> Result<(), Syndrome> {
         let (segments, access) = operation.local();
-        let is_atomic = matches!(
-            operation,
-            Operation::FetchAdd { .. } | Operation::CompareSwap { .. }
-        );
-        if operation.bytes() > MESSAGE_BYTES_MAX
-            || (is_atomic && segments.iter().any(|one| one.bytes() != ATOMIC_BYTES))
+        let bytes = operation.bytes();
+        if bytes > MESSAGE_BYTES_MAX
+            || (operation.is_atomic() && segments.iter().any(|one| one.bytes() != bytes))
         {
             return Err(Syndrome::LOCAL_LENGTH);
         }
@@ -88,9 +85,7 @@ impl Adapter {
                 Operation::Read { remote, into } => {
                     Some(self.read(requester, responder, *remote, into))
                 }
-                Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => {
-                    receiver.kept(sequence).map(Answer::Value)
-                }
+                atomic if atomic.is_atomic() => receiver.kept(sequence).map(Answer::Value),
                 _ => Some(Answer::Done),
             }
         } else {
@@ -180,15 +175,29 @@ impl Adapter {
                 }
             }
             Operation::Read { remote, into } => self.read(requester, responder, *remote, into),
+            atomic => self.change(responder, atomic),
+        }
+    }
+
+    /// Executes an atomic.
+    fn change(&self, to: &Pair, operation: &Operation) -> Answer {
+        match operation {
             Operation::FetchAdd { remote, add, .. } => {
-                self.atomic(responder, *remote, |old| Some(old.wrapping_add(*add)))
+                let change = |old: u64| Some(old.wrapping_add(*add));
+                self.atomic(to, *remote, ATOMIC_BYTES, change)
             }
             Operation::CompareSwap {
                 remote,
                 compare,
                 swap,
                 ..
-            } => self.atomic(responder, *remote, |old| (old == *compare).then_some(*swap)),
+            } => self.atomic(to, *remote, ATOMIC_BYTES, |old| {
+                (old == *compare).then_some(*swap)
+            }),
+            Operation::Masked(masked) => {
+                self.atomic(to, masked.remote, masked.bytes, |old| masked.change.of(old))
+            }
+            _ => Answer::Failed(Syndrome::REMOTE_INVALID_REQUEST),
         }
     }
 
@@ -313,19 +322,23 @@ impl Adapter {
         Answer::Done
     }
 
-    fn atomic(&self, to: &Pair, remote: Remote, change: impl Fn(u64) -> Option<u64>) -> Answer {
+    fn atomic(
+        &self,
+        to: &Pair,
+        remote: Remote,
+        bytes: u64,
+        change: impl Fn(u64) -> Option<u64>,
+    ) -> Answer {
         let Remote { address, rkey } = remote;
-        if !address.is_multiple_of(ATOMIC_BYTES) {
+        if !address.is_multiple_of(bytes) {
             return Answer::Failed(Syndrome::REMOTE_INVALID_REQUEST);
         }
         let access = Access::REMOTE_ATOMIC;
-        let Some(place) = self
-            .keys
-            .find(to.domain, rkey, address, ATOMIC_BYTES, access)
-        else {
+        let Some(place) = self.keys.find(to.domain, rkey, address, bytes, access) else {
             return Answer::Failed(Syndrome::REMOTE_ACCESS);
         };
-        match place.memory.fetch_update(place.offset, change) {
+        let bytes = bytes as usize;
+        match place.memory.fetch_update(place.offset, bytes, change) {
             Ok(old) => Answer::Value(old),
             Err(Gone) => Answer::Failed(Syndrome::REMOTE_ACCESS),
         }
@@ -336,12 +349,13 @@ impl Adapter {
         let (Answer::Value(value), Some(operation)) = (answer, &work.operation) else {
             return answer;
         };
-        let (into, access) = operation.local();
-        let place = into.first().and_then(|one| {
-            self.keys
-                .find(domain, one.lkey, one.address, ATOMIC_BYTES, access)
-        });
-        let landed = place.map(|place| place.memory.write(place.offset, &value.to_ne_bytes()));
+        let ((into, access), bytes) = (operation.local(), operation.bytes());
+        let place = into
+            .first()
+            .and_then(|one| self.keys.find(domain, one.lkey, one.address, bytes, access));
+        let word = value.to_le_bytes();
+        let word = &word[..(bytes as usize).min(word.len())];
+        let landed = place.map(|place| place.memory.write(place.offset, word));
         match landed {
             Some(Ok(())) => Answer::Done,
             Some(Err(Gone)) | None => Answer::Failed(Syndrome::LOCAL_PROTECTION),

@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use crate::{completions::check, error::Error, memory::Mapped, wqe::Segment};
+use crate::{completions::check, distant::Registered, error::Error, memory::Mapped, wqe::Segment};
 
 /// Entries of a ring: indices of 16 bits must tell a full one from an empty one.
 pub(super) const LOG_MAX: u32 = 15;
@@ -49,7 +49,7 @@ impl SharedReceives {
 #[derive(Debug)]
 pub(crate) struct Receiver {
     ring: Option<(Mapped, u32)>,
-    record: Mapped,
+    record: Registered,
     consumer: u16,
     /// Replaces the ring.
     pub(super) shared: Option<Arc<SharedReceives>>,
@@ -59,7 +59,7 @@ pub(crate) struct Receiver {
 }
 
 impl Receiver {
-    pub(crate) fn new(ring: Option<(Mapped, u32)>, record: Mapped) -> Receiver {
+    pub(crate) fn new(ring: Option<(Mapped, u32)>, record: Registered) -> Receiver {
         Receiver {
             ring,
             record,
@@ -80,7 +80,7 @@ impl Receiver {
             }
             None => {
                 let (ring, log) = self.ring.as_ref()?;
-                let posted = u32::from_be(self.record.u32(0).load(Ordering::Acquire)) as u16;
+                let posted = self.record.announced(0).ok()? as u16;
                 (ring, log, posted, self.consumer)
             }
         };

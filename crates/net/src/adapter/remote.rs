@@ -18,8 +18,9 @@ use smallvec::{SmallVec, smallvec};
 use crate::{
     error::Error,
     keys::Access,
+    masked::Change,
     syndrome::Syndrome,
-    wqe::{Data, Operation, Remote, Segment},
+    wqe::{Data, Masked, Operation, Remote, Segment},
 };
 
 use super::{Adapter, Pair, Peer, State, work::Answer};
@@ -41,6 +42,8 @@ mod kind {
     pub(super) const FETCH_ADD: u8 = 6;
     pub(super) const COMPARE_SWAP: u8 = 7;
     pub(super) const NOP: u8 = 8;
+    pub(super) const MASKED_ADD: u8 = 9;
+    pub(super) const MASKED_SWAP: u8 = 10;
     pub(super) const DONE: u8 = 16;
     pub(super) const VALUE: u8 = 17;
     pub(super) const NOT_READY: u8 = 18;
@@ -108,6 +111,7 @@ impl Header {
         };
         let inline = || Data::Inline(SmallVec::from_slice(data));
         let operation = match self.kind {
+            kind::MASKED_ADD | kind::MASKED_SWAP => return self.masked(remote, into, data),
             kind::WRITE | kind::WRITE_IMM => {
                 return Some(Operation::Write {
                     remote,
@@ -143,6 +147,59 @@ impl Header {
             _ => return None,
         };
         data.is_empty().then_some(operation)
+    }
+
+    /// Announces an atomic; returns the word that it changes. Masks are data.
+    fn change<'a>(&mut self, operation: &'a Operation, data: &mut Vec<u8>) -> Option<&'a Remote> {
+        match operation {
+            Operation::FetchAdd { remote, add, .. } => {
+                (self.kind, self.first) = (kind::FETCH_ADD, *add);
+                Some(remote)
+            }
+            Operation::CompareSwap {
+                remote,
+                compare,
+                swap,
+                ..
+            } => {
+                self.kind = kind::COMPARE_SWAP;
+                (self.first, self.second) = (*swap, *compare);
+                Some(remote)
+            }
+            Operation::Masked(masked) => {
+                self.kind = match masked.change {
+                    Change::Add { .. } => kind::MASKED_ADD,
+                    Change::Swap { .. } => kind::MASKED_SWAP,
+                };
+                let [first, second, third, fourth] = masked.change.operands();
+                (self.first, self.second) = (first, second);
+                self.number = masked.bytes as u32;
+                for mask in [third, fourth] {
+                    data.extend_from_slice(&mask.to_le_bytes());
+                }
+                Some(&masked.remote)
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns a masked atomic, whose masks are its data.
+    fn masked(&self, remote: Remote, into: Segment, data: &[u8]) -> Option<Operation> {
+        let (masks, rest) = data.as_chunks::<8>();
+        let [third, fourth] = masks else {
+            return None;
+        };
+        let [third, fourth] = [third, fourth].map(|mask| u64::from_le_bytes(*mask));
+        let operands = [self.first, self.second, third, fourth];
+        let is_word = matches!(self.number, 4 | 8) && rest.is_empty();
+        is_word.then(|| {
+            Operation::Masked(Masked {
+                remote,
+                bytes: self.number.into(),
+                change: Change::with(self.kind == kind::MASKED_ADD, operands),
+                into,
+            })
+        })
     }
 
     /// Returns the answer; `None` if it is none. Syndromes are those that a peer finds.
@@ -380,20 +437,7 @@ impl Adapter {
                 (header.kind, header.number) = (kind::READ, operation.bytes() as u32);
                 (Some(remote), None)
             }
-            Operation::FetchAdd { remote, add, .. } => {
-                (header.kind, header.first) = (kind::FETCH_ADD, *add);
-                (Some(remote), None)
-            }
-            Operation::CompareSwap {
-                remote,
-                compare,
-                swap,
-                ..
-            } => {
-                header.kind = kind::COMPARE_SWAP;
-                (header.first, header.second) = (*swap, *compare);
-                (Some(remote), None)
-            }
+            atomic => (header.change(atomic, &mut frame), None),
         };
         if matches!(operation, Operation::Nop) {
             header.kind = kind::NOP;
@@ -493,10 +537,7 @@ impl Adapter {
             Operation::Read { .. } if answer == Answer::Done => operation.bytes(),
             _ => 0,
         };
-        let is_atomic = matches!(
-            operation,
-            Operation::FetchAdd { .. } | Operation::CompareSwap { .. }
-        );
+        let is_atomic = operation.is_atomic();
         let fits = match answer {
             Answer::Done => !is_atomic,
             Answer::Value(_) => is_atomic,
@@ -541,7 +582,7 @@ mod tests {
     fn pair(adapter: &mut Adapter) -> u32 {
         let memory = |bytes| Mapped::allocate(bytes).unwrap();
         let completions = adapter.create_completions(CompletionsSetup {
-            entries: memory(64),
+            entries: memory(64).into(),
             log_entries: 0,
             collapsed: true,
             record: None,
@@ -551,10 +592,10 @@ mod tests {
             domain: 1,
             send_completions: completions,
             receive_completions: completions,
-            ring: memory(4096),
+            ring: memory(4096).into(),
             log_blocks: 6,
             receives: None,
-            record: memory(8),
+            record: memory(8).into(),
             page: memory(4096),
             retries: Retries::default(),
         };

@@ -1,6 +1,9 @@
 //! Memory and properties of a queue pair.
 
-use crate::{completions::check, error::Error, memory::Mapped, ring::Ring, wqe::BLOCK_BYTES};
+use crate::{
+    completions::check, distant::Registered, error::Error, memory::Mapped, ring::Ring,
+    wqe::BLOCK_BYTES,
+};
 
 use super::{
     receiver::{LOG_MAX, Receiver, check_receives},
@@ -17,12 +20,12 @@ pub struct PairSetup {
     pub send_completions: u32,
     pub receive_completions: u32,
     /// Blocks of 64 bytes, 2^`log_blocks` of them.
-    pub ring: Mapped,
+    pub ring: Registered,
     pub log_blocks: u32,
     /// Receives of 16 bytes, 2^`log_receives` of them; `None` if nothing is received.
     pub receives: Option<(Mapped, u32)>,
     /// Doorbell record: two words of 32 bits, big-endian, for receives and sends.
-    pub record: Mapped,
+    pub record: Registered,
     /// The doorbell's page; the doorbell is at 0x800.
     pub page: Mapped,
     pub retries: Retries,

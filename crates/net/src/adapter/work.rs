@@ -3,7 +3,7 @@
 use crate::{
     keys::Access,
     syndrome::Syndrome,
-    wqe::{Data, Operation, Segment},
+    wqe::{Data, Masked, Operation, Segment},
 };
 
 pub(crate) const ATOMIC_BYTES: u64 = 8;
@@ -52,6 +52,7 @@ impl Operation {
             },
             Operation::Read { into, .. } => sum(into),
             Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => ATOMIC_BYTES,
+            Operation::Masked(masked) => masked.bytes,
         }
     }
 
@@ -61,7 +62,9 @@ impl Operation {
             Operation::Nop | Operation::Send { .. } => Access::LOCAL_READ,
             Operation::Write { .. } => Access::REMOTE_WRITE,
             Operation::Read { .. } => Access::REMOTE_READ,
-            Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => Access::REMOTE_ATOMIC,
+            Operation::FetchAdd { .. } | Operation::CompareSwap { .. } | Operation::Masked(_) => {
+                Access::REMOTE_ATOMIC
+            }
         }
     }
 
@@ -77,7 +80,9 @@ impl Operation {
                 ..
             } => (segments, Access::LOCAL_READ),
             Operation::Read { into, .. } => (into, Access::LOCAL_WRITE),
-            Operation::FetchAdd { into, .. } | Operation::CompareSwap { into, .. } => {
+            Operation::FetchAdd { into, .. }
+            | Operation::CompareSwap { into, .. }
+            | Operation::Masked(Masked { into, .. }) => {
                 (std::slice::from_ref(into), Access::LOCAL_WRITE)
             }
             _ => (&[], Access::LOCAL_READ),

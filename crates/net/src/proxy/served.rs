@@ -401,9 +401,9 @@ fn readers(block: &Block) -> Result<(Ring, Receiver), Error> {
             log,
         )),
     };
-    let receiver = Receiver::new(receives, record.clone());
+    let receiver = Receiver::new(receives, record.clone().into());
     Ok((
-        Ring::new(ring, options.log_blocks, record, doorbell),
+        Ring::new(ring.into(), options.log_blocks, record.into(), doorbell),
         receiver,
     ))
 }

@@ -38,6 +38,10 @@ impl<'a> Lowering<'_, '_, 'a> {
             ("pending_count", false, false) => return self.pending_count(insn),
             _ => return Err(self.unsupported("this form, newer than sm_80")),
         };
+        let counts = matches!(op, Mbarrier::Arrive | Mbarrier::ArriveDrop) && insn.ops.len() > 2;
+        if insn.mods.rest().is_some() || counts && !no_complete {
+            return Err(self.unsupported("this form, newer than sm_80"));
+        }
         let (mut d, mut p, mut value) = (SINK, SINK_PRED, self.const32(1));
         let mut wide = SINK;
         let address = match op {
