@@ -173,15 +173,16 @@ def test_threads_of_the_cpu_post_to_adapters_by_commands_and_by_verbs(
 
 
 @pytest.mark.parametrize("case", ["soak 32 10 6 0 3", "soak 1 20 5 0 1 gpu 4", "messages warp 2 2 12 6 3 33 0 0 3"])
-def test_a_thread_posts_for_kernels(
-    server: Server, soak_on_gpu: Path, messages_on_gpu: Path, tmp_path: Path, case: str
+@pytest.mark.parametrize("provider", ["mlx5", "proxy"])
+def test_kernels_post_to_adapters_themselves_and_by_a_thread(
+    server: Server, soak_on_gpu: Path, messages_on_gpu: Path, tmp_path: Path, provider: str, case: str
 ) -> None:
-    """By verbs, to a device of `outboard nic run`: kernels need no doorbell that a GPU reaches."""
+    """To a device of `outboard nic run`, whose doorbells kernels reach, or whose verbs a thread calls for them."""
     name, *arguments = case.split()
     program = {"soak": soak_on_gpu, "messages": messages_on_gpu}[name]
     remote = [OUTBOARD, "run", "--gpu", server.urls["shm"], "--"]
     under = [OUTBOARD, "nic", "run", "--fabric", tmp_path, "--", *remote]
-    is_right(run(program, " ".join(arguments), "proxy", *under))
+    is_right(run(program, " ".join(arguments), provider, *under))
 
 
 def test_kernels_of_two_processes_exchange_data(server: Server, tmp_path: Path) -> None:
