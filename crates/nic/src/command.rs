@@ -56,6 +56,7 @@ pub(crate) mod qp {
     pub(crate) const STATE: Field = field(CONTEXT, 4);
     pub(crate) const SERVICE: Field = field(CONTEXT + 0x8, 8);
     pub(crate) const DOMAIN: Field = field(CONTEXT + 0x28, 0x18);
+    pub(crate) const MTU: Field = field(CONTEXT + 0x40, 3);
     pub(crate) const LOG_RECEIVES: Field = field(CONTEXT + 0x49, 4);
     pub(crate) const LOG_STRIDE: Field = field(CONTEXT + 0x4d, 3);
     pub(crate) const NO_SENDS: Field = field(CONTEXT + 0x50, 1);

@@ -37,6 +37,7 @@ const NO_RECEIVES: u64 = 3;
 const BLOCK_BYTES: usize = 64;
 const CQE_BYTES: usize = 64;
 const RECEIVE_BYTES: usize = 16;
+const MTU_4096: u64 = 5;
 const STATES: [(State, u64); 3] = [(State::Reset, 0), (State::Ready, 3), (State::Error, 6)];
 
 static MADE: LazyLock<Mutex<Made>> = LazyLock::new(Mutex::default);
@@ -474,6 +475,7 @@ pub unsafe extern "C" fn outboard_nic_mlx5dv_devx_obj_query(
             answer.fill(0);
             let number = STATES.iter().find(|(of, _)| *of == state);
             qp::STATE.set(answer, number.map_or(0, |(_, number)| *number));
+            qp::MTU.set(answer, MTU_4096);
             0
         }
         Err(refusal) => say("mlx5dv_devx_obj_query", refusal),
