@@ -407,7 +407,7 @@ def case_events() -> None:
 
 def case_order() -> None:
     """Copies between two devices come after work that their stream waits for, in the default stream too, and a copy
-    without a stream after all work of both devices."""
+    without a stream, or in the default stream, after all work of both devices."""
     a, b = gpus()[:2]
     ctx, size = (a.context, b.context), c_size_t(4096)
     function = ctypes.CFUNCTYPE(None, c_void_p)(lambda _: time.sleep(0.2))
@@ -417,12 +417,19 @@ def case_order() -> None:
         gpu.use()
         streams.append(cuda.made("cuStreamCreate", 0))
 
-    def busy(gpu: Gpu, stream: c_void_p | None, where: c_uint64, value: int) -> None:
+    def busy(gpu: Gpu, stream: c_void_p | str | None, where: c_uint64, value: int) -> None:
         gpu.use()
+        if stream == "without":
+            cuda.must("cuLaunchHostFunc", None, function, None)
+            cuda.must("cuMemsetD8_v2", where, value, size)
+            return
         cuda.must("cuLaunchHostFunc", stream, function, None)
         cuda.must("cuMemsetD8Async", where, value, size, stream)
 
     peer = (target, ctx[1], source, ctx[0], size)
+    rows = Box(width=64, height=64, depth=1)
+    rows.src_type, rows.src_device, rows.src_pitch = 2, source.value, 64
+    rows.dst_type, rows.dst_device, rows.dst_pitch = 2, target.value, 64
     # The busy device, its stream, what it sets, the device and stream of the copy, and the value that is right.
     steps = (
         (b, None, target, b, ("cuMemcpyPeerAsync", *peer, streams[1]), 7),
@@ -430,6 +437,13 @@ def case_order() -> None:
         (b, None, target, b, ("cuMemcpyDtoDAsync_v2", target, source, size, streams[1]), 7),
         (a, streams[0], source, b, ("cuMemcpyPeer", *peer), 9),
         (b, streams[1], target, a, ("cuMemcpyPeer", *peer), 7),
+        (b, "without", target, b, ("cuMemcpyPeerAsync", *peer, streams[1]), 7),
+        (a, None, source, b, ("cuMemcpyPeerAsync", *peer, None), 9),
+        (b, None, target, a, ("cuMemcpyPeerAsync", *peer, None), 7),
+        (a, None, source, b, ("cuMemcpyDtoDAsync_v2", target, source, size, None), 9),
+        (b, None, target, a, ("cuMemcpyDtoDAsync_v2", target, source, size, None), 7),
+        (a, None, source, b, ("cuMemcpy3DAsync_v2", byref(rows), None), 9),
+        (b, None, target, a, ("cuMemcpy3D_v2", byref(rows)), 7),
     )
     for number, (gpu, stream, where, current, copy, right) in enumerate(steps):
         for place, value in ((source, 7), (target, 0)):

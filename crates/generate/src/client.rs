@@ -325,8 +325,14 @@ fn send(op: &Op, call: &Call, parts: &Parts) -> TokenStream {
         }
     } else if call.class == Class::Outstanding {
         let is_set = matches!(call.attributes.touches, Some(Touches::Memset(_)));
-        let end = is_set.then(|| quote!(driver.end_memset(memory)?;));
-        quote!(driver.submit(&#message)?; #end)
+        match is_set {
+            // Work of the default stream, for which blocking streams wait.
+            true => quote! {
+                driver.submit_to(&*driver.stream(CUstream::NULL)?, &#message)?;
+                driver.end_memset(memory)?;
+            },
+            false => quote!(driver.submit(&#message)?;),
+        }
     } else if op.reply.is_empty() {
         quote!(driver.call(&#message, |_| ())?;)
     } else {

@@ -160,17 +160,18 @@ impl Crossing {
 
     /// Waits for the work that precedes the copy.
     pub(super) fn begin(&self) -> Done {
-        {
+        let is_legacy = {
             let _selected = on_stream(self.stream);
             let driver = driver()?;
             let stream = driver.work_stream(self.stream)?;
             driver.refuse_captured(&stream)?;
             driver.settle_stream(&stream)?;
-        }
-        if !self.wait {
+            stream.is_legacy()
+        };
+        if !self.wait && !is_legacy {
             return Ok(());
         }
-        // A copy without a stream also follows the work of its ends' devices.
+        // A copy in the default stream, or without one, also follows the work of its ends' devices.
         for end in self.ends {
             if let (Some(_selected), Some(driver)) = (end.select(), end.driver()) {
                 let stream = driver.work_stream(CU_STREAM_LEGACY)?;

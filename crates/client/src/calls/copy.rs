@@ -664,9 +664,8 @@ fn between_servers(
 fn copy_now(dst: CopyEnd, src: CopyEnd, bytes: usize) -> Done {
     let driver = driver()?;
     let stream = driver.work_stream(guard::default_stream())?;
-    let has_peer = driver.contexts.are_of_several_devices()
-        && bytes > 0
-        && driver.settle_peers([dst.address, src.address])?;
+    let ends = [dst.address, src.address];
+    let has_peer = bytes > 0 && driver.settles_peers(&stream, true, || ends)?;
     driver.copy(dst, src, bytes, &stream, true)?;
     match has_peer {
         true => driver.synchronize_stream(&stream),
@@ -677,7 +676,13 @@ fn copy_now(dst: CopyEnd, src: CopyEnd, bytes: usize) -> Done {
 fn copy_on(stream: CUstream, dst: CopyEnd, src: CopyEnd, bytes: usize) -> Done {
     let driver = driver()?;
     let stream = driver.work_stream(stream)?;
-    driver.copy(dst, src, bytes, &stream, false)
+    let ends = [dst.address, src.address];
+    let has_peer = bytes > 0 && driver.settles_peers(&stream, false, || ends)?;
+    driver.copy(dst, src, bytes, &stream, false)?;
+    match has_peer {
+        true => driver.synchronize_stream(&stream),
+        false => Ok(()),
+    }
 }
 
 pub(crate) unsafe fn cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) -> Done {
@@ -765,8 +770,26 @@ pub(crate) unsafe fn cuMemcpyDtoDAsync_v2(
 }
 
 impl Driver {
+    /// Waits for other devices' work before a copy in the default stream, or without one. Returns
+    /// true if later work of those devices has to wait for the copy.
+    #[inline]
+    pub(super) fn settles_peers(
+        &self,
+        stream: &StreamRef,
+        wait: bool,
+        ends: impl FnOnce() -> [u64; 2],
+    ) -> Result<bool, CUresult> {
+        match self.contexts.are_of_several_devices()
+            && (wait || stream.is_legacy())
+            && !stream.is_capturing()
+        {
+            true => self.settle_peers(ends()),
+            false => Ok(false),
+        }
+    }
+
     /// Waits for all work of the devices that have an end of a copy and are not the current one:
-    /// a copy without a stream follows it, and precedes all later work there (CUDA Programming
+    /// a copy in the default stream follows it, and precedes all later work there (CUDA Programming
     /// Guide, "Peer-to-Peer Memory Copy"). Returns true if there is such a device.
     #[cold]
     fn settle_peers(&self, ends: [u64; 2]) -> Result<bool, CUresult> {

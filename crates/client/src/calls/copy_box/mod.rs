@@ -453,9 +453,19 @@ fn run(
 ) -> Done {
     let driver = driver()?;
     let stream = driver.work_stream(stream)?;
-    match request(driver)? {
-        Some(request) => driver.run_box(request, &stream, wait),
-        None => Ok(()),
+    let Some(request) = request(driver)? else {
+        return Ok(());
+    };
+    let has_peer = match (&request.dst, &request.src) {
+        (End::Memory(dst), End::Memory(src)) => {
+            driver.settles_peers(&stream, wait, || [dst.address, src.address])?
+        }
+        _ => false,
+    };
+    driver.run_box(request, &stream, wait)?;
+    match has_peer {
+        true => driver.synchronize_stream(&stream),
+        false => Ok(()),
     }
 }
 
