@@ -434,13 +434,11 @@ struct Output {
 
 impl Output {
     fn new(path: &Path) -> io::Result<Output> {
-        let before = fs::metadata(path);
-        if before.as_ref().is_ok_and(|before| !before.is_file()) {
+        let outboard_files::Output::Replaces(path) = outboard_files::output(path)? else {
             let file = outboard_files::open_stream(path)?;
             return Ok(Output { file, paths: None });
-        }
-        // A link stays, and what it leads to is replaced.
-        let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+        };
+        let before = fs::metadata(&path);
         let mut beside = path.clone().into_os_string();
         beside.push(format!(".{}.new", std::process::id()));
         let file = File::create_new(&beside)?;

@@ -5,7 +5,7 @@ use std::{
     fs::{File, OpenOptions},
     io::{self, Read as _},
     os::unix::fs::OpenOptionsExt as _,
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use rustix::{fs::OFlags, io::Errno};
@@ -46,9 +46,48 @@ pub fn text_of(file: File, bytes_max: u64) -> io::Result<String> {
     String::from_utf8(bytes).map_err(not_text)
 }
 
-/// Opens what exists, and is no file, to write into it: a pipe that somebody reads, a device.
+/// How an output gets to its path.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Output {
+    /// It is written to what is there by [`open_stream`]: a pipe, a device, a descriptor of a process.
+    Stream,
+    /// It takes the place of the file at this path, whose last name is no link, or becomes one.
+    Replaces(PathBuf),
+}
+
+/// Most links between a path and its file, as Linux has it.
+const LINKS_MAX: usize = 40;
+
+/// Returns how an output gets to a path. What a symbolic link leads to is replaced, and the link
+/// stays.
+pub fn output(path: &Path) -> io::Result<Output> {
+    let mut path = path.to_owned();
+    for _ in 0..LINKS_MAX {
+        let folder = match path.parent() {
+            Some(parent) if parent != Path::new("") => parent.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        // A file there is an open one: renaming would not reach who has it open.
+        if folder.canonicalize()?.starts_with("/proc") {
+            return Ok(Output::Stream);
+        }
+        match path.symlink_metadata() {
+            Ok(there) if there.is_symlink() => path = folder.join(path.read_link()?),
+            Ok(there) if !there.is_file() => return Ok(Output::Stream),
+            Ok(_) => return Ok(Output::Replaces(path)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(Output::Replaces(path));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Err(Errno::LOOP.into())
+}
+
+/// Opens what exists, and is no file of its own, to write into it, after what is there: a pipe that
+/// somebody reads, a device, standard output by its path.
 pub fn open_stream(path: &Path) -> io::Result<File> {
-    let file = match open_at_once(OpenOptions::new().write(true), path) {
+    let file = match open_at_once(OpenOptions::new().append(true), path) {
         Err(error) if has_no_other_end(&error) => {
             return Err(io::Error::other("nobody reads this pipe"));
         }
@@ -85,7 +124,12 @@ fn no_file() -> io::Error {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, io::Write as _, os::unix::net::UnixListener, path::PathBuf};
+    use std::{
+        fs,
+        io::Write as _,
+        os::unix::{fs::symlink, net::UnixListener},
+        path::PathBuf,
+    };
 
     use super::*;
 
@@ -116,6 +160,36 @@ mod tests {
         let missing = open(&folder.path().join("none")).unwrap_err();
         assert_eq!(missing.kind(), io::ErrorKind::NotFound);
         assert!(!is_no_file(&missing));
+    }
+
+    #[test]
+    fn an_output_replaces_what_links_lead_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("file"), "").unwrap();
+        fs::create_dir(at("below")).unwrap();
+        symlink("below/other", at("link")).unwrap();
+        symlink("../file", at("below/other")).unwrap();
+        symlink("missing", at("dangling")).unwrap();
+        symlink("/proc/self/fd/1", at("out")).unwrap();
+        symlink("circle", at("circle")).unwrap();
+        let replaces = |path| Output::Replaces(path);
+        assert_eq!(output(&at("file")).unwrap(), replaces(at("file")));
+        let through = output(&at("link")).unwrap();
+        assert_eq!(through, replaces(at("below").join("../file")));
+        assert_eq!(output(&at("dangling")).unwrap(), replaces(at("missing")));
+        assert_eq!(output(&at("new")).unwrap(), replaces(at("new")));
+        for stream in [
+            at("out"),
+            at("below"),
+            "/dev/null".into(),
+            "/dev/fd/1".into(),
+        ] {
+            assert_eq!(output(&stream).unwrap(), Output::Stream, "{stream:?}");
+        }
+        assert!(output(&at("circle")).is_err());
+        let nowhere = output(&at("nowhere").join("file")).unwrap_err();
+        assert_eq!(nowhere.kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

@@ -8,7 +8,12 @@ use std::{
 };
 
 use anyhow::Context as _;
+use outboard_files::Output;
 use tempfile::NamedTempFile;
+
+/// Names of standard output. Where that is a file, text written to it by another descriptor would
+/// lie over what is written to this one.
+const STANDARD: [&str; 4] = ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
 
 /// Texts to write, and their files. `-` is standard output, in place of the text for people.
 #[derive(Debug, Default)]
@@ -40,18 +45,17 @@ pub(crate) fn write_whole(
     write: impl FnOnce(&mut File) -> io::Result<()>,
 ) -> anyhow::Result<()> {
     let context = || format!("writing {}", path.display());
-    // A pipe or a device cannot be replaced by renaming.
-    if path.exists() && !path.is_file() {
+    let Output::Replaces(place) = outboard_files::output(path).with_context(context)? else {
         let file = outboard_files::open_stream(path);
         return file
             .and_then(|mut file| write(&mut file))
             .with_context(context);
-    }
-    let mut file = beside(path).with_context(context)?;
+    };
+    let mut file = beside(&place).with_context(context)?;
     write(file.as_file_mut())
         .map_err(nameless)
         .with_context(context)?;
-    file.persist(path).map(drop).with_context(context)
+    file.persist(place).map(drop).with_context(context)
 }
 
 /// An error of a temporary file without that file's name, which tells the user nothing.
@@ -69,16 +73,18 @@ pub(crate) fn check_writable(path: &Path) -> anyhow::Result<()> {
     if path == Path::new("-") {
         return Ok(());
     }
-    if path.exists() && !path.is_file() {
-        let opened = outboard_files::open_stream(path);
-        return opened.map(drop).with_context(context);
+    match outboard_files::output(path).with_context(context)? {
+        Output::Stream => {
+            let opened = outboard_files::open_stream(path);
+            opened.map(drop).with_context(context)
+        }
+        Output::Replaces(place) => beside(&place).map(drop).with_context(context),
     }
-    beside(path).map(drop).with_context(context)
 }
 
 impl Outputs {
     pub(crate) fn add(&mut self, path: &Path, text: String) {
-        match path == Path::new("-") {
+        match STANDARD.iter().any(|name| path == Path::new(name)) {
             true => self.standard.push(text),
             false => self.files.push((path.into(), text)),
         }
@@ -89,21 +95,21 @@ impl Outputs {
         let mut written = Vec::new();
         for (path, text) in &self.files {
             let context = || format!("writing {}", path.display());
-            // A pipe or a device cannot be replaced by renaming.
-            if path.exists() && !path.is_file() {
+            let Output::Replaces(place) = outboard_files::output(path).with_context(context)?
+            else {
                 let file = outboard_files::open_stream(path);
                 let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
                 written.with_context(context)?;
                 continue;
-            }
-            let mut file = beside(path).with_context(context)?;
+            };
+            let mut file = beside(&place).with_context(context)?;
             file.write_all(text.as_bytes())
                 .map_err(nameless)
                 .with_context(context)?;
-            written.push((file, path));
+            written.push((file, place, path));
         }
-        for (file, path) in written {
-            file.persist(path)
+        for (file, place, path) in written {
+            file.persist(place)
                 .with_context(|| format!("writing {}", path.display()))?;
         }
         let standard = match self.standard.is_empty() {
