@@ -53,8 +53,13 @@ impl Drop for Counted {
     }
 }
 
-/// A sender of raw bytes, and the receiving end of the link, over tcp; `None` over shm, where no
-/// frame is placed.
+/// Returns whether the link places long frames: tcp, and each link that emulates a network.
+fn places(receiver: &Receiver) -> bool {
+    matches!(receiver.kind(), LinkKind::Tcp | LinkKind::Emulated)
+}
+
+/// A sender of raw bytes, and the receiving end of the link, over tcp; `None` over shm, whose ring
+/// is written in whole frames.
 fn raw_to_receiver(fixture: &impl Fixture) -> Option<(crate::Stream, (Sender, Receiver))> {
     let listener = Listener::bind(&fixture.endpoint()).expect("to listen");
     let endpoint = listener.endpoint().clone();
@@ -125,8 +130,7 @@ pub fn long_frames_are_placed_and_short_ones_are_not(fixture: &impl Fixture) {
         .concat();
         check_frame(&whole, number as u64);
         kept.extend(frame.tail.map(|tail| (whole, tail)));
-        let is_tcp = from_server.carrier() == LinkKind::Tcp;
-        assert_eq!(asked, is_tcp && len >= PLACED_BYTES_MIN);
+        assert_eq!(asked, places(&from_server) && len >= PLACED_BYTES_MIN);
         assert_eq!(is_placed, asked && wanted > 0);
     }
     drop(sender.join());
@@ -215,7 +219,7 @@ pub fn a_peer_that_goes_away_in_a_placed_frame(fixture: &impl Fixture) {
 pub fn a_place_that_does_not_fit_is_refused(fixture: &impl Fixture) {
     const LEN: usize = 40_000;
     let ((mut to_client, _keep), (_keep_too, mut from_server)) = pair(fixture);
-    if from_server.carrier() != LinkKind::Tcp {
+    if !places(&from_server) {
         return;
     }
     for (number, (skip, room)) in [(0, LEN + 1), (10, LEN), (LEN + 1, 0), (0, 0)]

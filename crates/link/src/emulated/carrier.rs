@@ -7,7 +7,7 @@ use crate::{
     deadline::Wait,
     error::Error,
     kind::LinkKind,
-    segment::{ChooseDestination, Frame},
+    segment::{ChooseDestination, Frame, Tail},
     shm, tcp,
 };
 
@@ -124,11 +124,40 @@ impl Receiver {
     ) -> Result<Option<Frame<'_>>, Error> {
         match self {
             Self::Shm(receiver) => {
-                let frame = receiver.recv(wait)?;
-                Ok(frame.map(|head| Frame { head, tail: None }))
+                let tail = receiver.take_placed(wait, place)?;
+                let head = receiver.taken();
+                Ok(tail.map(|tail| Frame { head, tail }))
             }
             Self::Tcp(receiver) => receiver.recv_placed(wait, place),
         }
+    }
+
+    /// Takes the frame that follows a stamp, if it lies here before its time: over shm. Its bytes
+    /// are where [`recv_placed`](Self::recv_placed) would leave them.
+    pub(super) fn take_early(
+        &mut self,
+        place: &mut ChooseDestination<'_>,
+    ) -> Result<Option<Option<Tail>>, Error> {
+        match self {
+            Self::Shm(receiver) => receiver.take_placed(Wait::Poll, place),
+            Self::Tcp(_) => Ok(None),
+        }
+    }
+
+    /// Returns the frame that was taken early, in two parts or whole.
+    pub(super) fn taken(&mut self, tail: Option<Tail>, is_whole: bool) -> Frame<'_> {
+        let Self::Shm(receiver) = self else {
+            return Frame { head: &[], tail };
+        };
+        let tail = match tail {
+            Some(tail) if is_whole => {
+                receiver.join(&tail);
+                None
+            }
+            tail => tail,
+        };
+        let head = receiver.taken();
+        Frame { head, tail }
     }
 
     pub(super) fn take_wake(&mut self) -> Result<bool, Error> {

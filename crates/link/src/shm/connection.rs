@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outboard_wire::limits::FRAME_BYTES_MAX;
+use outboard_wire::limits::{FRAME_BYTES_MAX, PLACED_BYTES_MIN, PLACED_HEAD_BYTES};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::{
@@ -22,7 +22,14 @@ use super::{
     peer::{Inbox, Peer, TICK, receive_setup, send_setup},
     ring::{ALIGN, Consumer, Interrupt, Producer},
 };
-use crate::{Error, Wait, deadline::deadline_after, spin::Spin, stamp::STAMP_BYTES, sys};
+use crate::{
+    Error, Wait,
+    deadline::deadline_after,
+    segment::{ChooseDestination, Destination, Tail},
+    spin::Spin,
+    stamp::STAMP_BYTES,
+    sys,
+};
 
 const HEADER_BYTES: u64 = 8;
 /// Bytes in the ring of a frame that is a stamp: [`Sender::commit_stamped`].
@@ -234,6 +241,67 @@ pub struct Receiver {
 impl Receiver {
     #[inline]
     pub(crate) fn recv(&mut self, wait: Wait) -> Result<Option<&[u8]>, Error> {
+        let Some(len) = self.next_len(wait)? else {
+            return Ok(None);
+        };
+        let position = self.consumer.position() + HEADER_BYTES;
+        self.reader.copy(position, len, &mut self.frame);
+        self.consumer.take(footprint(len));
+        Ok(Some(&self.frame))
+    }
+
+    /// Takes the next frame out of the ring: the end of a long one to the memory that `place`
+    /// chooses. Returns that memory; all other bytes are what [`taken`](Self::taken) returns.
+    pub(crate) fn take_placed(
+        &mut self,
+        wait: Wait,
+        place: &mut ChooseDestination<'_>,
+    ) -> Result<Option<Option<Tail>>, Error> {
+        let Some(len) = self.next_len(wait)? else {
+            return Ok(None);
+        };
+        let position = self.consumer.position() + HEADER_BYTES;
+        if len < PLACED_BYTES_MIN {
+            self.reader.copy(position, len, &mut self.frame);
+            self.consumer.take(footprint(len));
+            return Ok(Some(None));
+        }
+        // The head of a frame with a place is copied once: the choice is about what it says, whatever
+        // the peer writes there later.
+        self.reader
+            .copy(position, PLACED_HEAD_BYTES, &mut self.frame);
+        let (at, tail) = match place(&self.frame, len) {
+            Some(Destination { skip, mut memory }) => {
+                let room = memory.room();
+                if skip > PLACED_HEAD_BYTES || room.len() != len - skip {
+                    return Err(Error::Misuse("a place that does not fit the frame"));
+                }
+                self.reader.copy_to(position + skip as u64, room);
+                (skip, Some(Tail::Own(memory)))
+            }
+            None => {
+                self.reader.copy(position, len, &mut self.frame);
+                (len, None)
+            }
+        };
+        self.frame.truncate(at);
+        self.consumer.take(footprint(len));
+        Ok(Some(tail))
+    }
+
+    /// Returns what was last taken out of the ring, without what went to other memory.
+    pub(crate) fn taken(&self) -> &[u8] {
+        &self.frame
+    }
+
+    /// Appends the bytes of other memory to what was last taken, so that the frame is whole.
+    pub(crate) fn join(&mut self, tail: &Tail) {
+        self.frame.extend_from_slice(&tail.copied());
+    }
+
+    /// Returns the length of the next frame, all of which is in the ring.
+    #[inline]
+    fn next_len(&mut self, wait: Wait) -> Result<Option<usize>, Error> {
         let mut available = self.consumer.available()?;
         if available == 0 {
             if !self.wait_for_frame(wait)? {
@@ -241,8 +309,7 @@ impl Receiver {
             }
             available = self.consumer.available()?;
         }
-        let position = self.consumer.position();
-        let len = self.reader.get_u64(position);
+        let len = self.reader.get_u64(self.consumer.position());
         if len == 0 || len > FRAME_BYTES_MAX as u64 {
             return Err(Error::PeerMisbehaved {
                 what: "a frame of that length",
@@ -258,10 +325,7 @@ impl Receiver {
                 allowed: available,
             });
         }
-        self.reader
-            .copy(position + HEADER_BYTES, len, &mut self.frame);
-        self.consumer.take(footprint(len));
-        Ok(Some(&self.frame))
+        Ok(Some(len))
     }
 
     /// Returns the file descriptor that the peer sent with `tag`; [`Error::TimedOut`] if it did not

@@ -344,6 +344,16 @@ impl Reader {
             out.set_len(len);
         }
     }
+
+    /// Copies bytes of a frame out of the ring into memory of this process, as [`copy`](Self::copy)
+    /// does.
+    pub(super) fn copy_to(&self, position: u64, out: &mut [u8]) {
+        assert!(out.len() <= self.0.mask, "longer than the ring");
+        let bytes = self.0.start(position);
+        // SAFETY: at least `out.len()` bytes are mapped there, and are read through a raw pointer,
+        // as in `copy`. No slice of the ring exists, so that they cannot overlap `out`.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), out.as_mut_ptr(), out.len()) };
+    }
 }
 
 fn file_bytes(ring_bytes: usize) -> usize {
