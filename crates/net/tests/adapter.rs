@@ -5,7 +5,7 @@
 use std::sync::atomic::Ordering;
 
 use outboard_net::{
-    Access, Adapter, CompletionsSetup, Mapped, Network, PairSetup, Retries, State,
+    Access, Adapter, CompletionsSetup, Mapped, Network, PairSetup, Peer, Retries, State,
     cqe::{Completion, Kind},
     wqe::{Control, Data, Entry, Flags, Operation, Remote, Segment},
 };
@@ -481,6 +481,36 @@ fn a_peer_that_dies_between_doorbell_and_completion_does_not_answer() {
         assert_eq!(after.kind, Kind::RequesterError);
         assert_eq!(e.receipt(), None);
     }
+}
+
+/// Nothing that is posted leaves this adapter: more of it than waits for a peer at most.
+#[test]
+fn a_silent_peer_does_not_answer_however_much_waits_for_it() {
+    const LENGTH: usize = 3 << 20;
+    let mut adapter = Adapter::new(Network::default());
+    let mut a = End::new(&mut adapter, false, 1);
+    let peer = Peer { qpn: 1, epoch: 2 };
+    adapter.connect_remote(a.qpn, peer).unwrap();
+    let whole = Mapped::allocate(LENGTH).unwrap();
+    let key = adapter.register(1, whole.clone(), Access::ALL).unwrap();
+    for _ in 0..6 {
+        let from = Segment {
+            length: LENGTH as u32,
+            lkey: key,
+            address: whole.address(),
+        };
+        a.post(Operation::Write {
+            remote: a.remote(0),
+            imm: None,
+            data: gather(from),
+        });
+    }
+    // A peer in another process has a second for each answer.
+    let end = (0..a.setup.retries.count_max + 4).find_map(|second| {
+        adapter.poll(u64::from(second) * 1_000_000_001);
+        a.completion()
+    });
+    assert_eq!(end.map(|end| end.syndrome), Some(0x15));
 }
 
 #[test]

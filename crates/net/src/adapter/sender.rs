@@ -167,7 +167,9 @@ impl Sender {
     /// Sends unanswered entries again if nothing was answered for too long.
     fn check_time(&mut self, now_ns: u64) {
         let is_late = now_ns.saturating_sub(self.progress_at_ns) > self.retries.timeout_ns;
-        if self.sent == 0 || !is_late {
+        // After a timeout there may be no room to send them again: their time goes on.
+        let has_unanswered = self.sent > 0 || self.timeouts > 0 && !self.pending.is_empty();
+        if !has_unanswered || !is_late {
             return;
         }
         self.progress_at_ns = now_ns;
