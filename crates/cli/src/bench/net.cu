@@ -17,7 +17,8 @@ struct Work {
 
 // Warps and blocks have two verbs, so that the kernel stays small.
 template <Scope scope>
-__device__ Failure post(Queue &queue, uint32_t verb, uint64_t bytes, Remote to, Local from, uint64_t number, uint64_t *ticket)
+__device__ Failure post(QueueOf<Providers::rings> &queue, uint32_t verb, uint64_t bytes, Remote to, Local from, uint64_t number,
+                        uint64_t *ticket)
 {
     if (verb == VALUE) return queue.put_value<scope>(to, number, PATIENCE_NS, ticket);
     if constexpr (scope == Scope::thread) {
@@ -33,7 +34,7 @@ __device__ Failure post(Queue &queue, uint32_t verb, uint64_t bytes, Remote to, 
 
 template <Scope scope> __device__ void run(const Work *work, uint32_t poster, bool leads)
 {
-    Queue queue(work->queues[poster % work->queue_count]);
+    QueueOf<Providers::rings> queue(work->queues[poster % work->queue_count]);
     uint64_t at = (uint64_t)poster * work->stride, ticket = 0, posting = 0, began = detail::now_ns();
     Remote to{work->to + at, work->key};
     Local from{work->from + at, work->key};
