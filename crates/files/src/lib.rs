@@ -49,7 +49,8 @@ pub fn text_of(file: File, bytes_max: u64) -> io::Result<String> {
 /// How an output gets to its path.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Output {
-    /// It is written to what is there by [`open_stream`]: a pipe, a device, a descriptor of a process.
+    /// It is written to what is there by [`open_stream`]: a pipe, a device, a file by its
+    /// descriptor.
     Stream,
     /// It takes the place of the file at this path, whose last name is no link, or becomes one.
     Replaces(PathBuf),

@@ -15,10 +15,10 @@
 //!
 //! * Each direction has its own [`Wire`]. A frame is sent when it is committed; the time to write
 //!   its bytes is no part of the network.
-//! * A frame is never handed over early. Over shm the receiver copies its bytes to their place while
-//!   it waits for that time, as an adapter would. It is late if the carrying link takes longer than the
-//!   network: that takes some hundred nanoseconds over shm, some ten microseconds over loopback
-//!   tcp.
+//! * A frame is never handed over early. Over shm the receiver copies its bytes to their place
+//!   while it waits for that time, as an adapter would. It is late if the carrying link takes
+//!   longer than the network: some hundred nanoseconds over shm, some ten microseconds over
+//!   loopback tcp.
 //! * With cores to spare, a receiver at first watches for frames and for their time without a
 //!   sleep: threads that have slept are late and slow, and that is no property of the network.
 //! * Frames in flight are stored in the carrier. A ring is made as large as the network needs, up

@@ -266,8 +266,8 @@ impl Receiver {
             self.consumer.take(footprint(len));
             return Ok(Some(None));
         }
-        // The head of a frame with a place is copied once: the choice is about what it says, whatever
-        // the peer writes there later.
+        // The head of a frame with a place is copied once: the choice is about what it says,
+        // whatever the peer writes there later.
         self.reader
             .copy(position, PLACED_HEAD_BYTES, &mut self.frame);
         let (at, tail) = match place(&self.frame, len) {
