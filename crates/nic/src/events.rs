@@ -90,6 +90,42 @@ pub extern "C" fn outboard_nic_ibv_ack_async_event(_event: *mut c_void) {}
 
 #[unsafe(no_mangle)]
 pub extern "C" fn outboard_nic_ibv_event_type_str(event: c_uint) -> *const c_char {
-    let name = NAMES.get(event as usize).copied().unwrap_or("unknown\0");
-    name.as_ptr().cast()
+    name_of(&NAMES, event)
+}
+
+/// The names of `ibv_node_type`, by their numbers.
+const NODES: [&str; 8] = [
+    "unknown\0",
+    "InfiniBand channel adapter\0",
+    "InfiniBand switch\0",
+    "InfiniBand router\0",
+    "iWARP NIC\0",
+    "usNIC\0",
+    "usNIC UDP\0",
+    "unspecified\0",
+];
+
+#[unsafe(no_mangle)]
+pub extern "C" fn outboard_nic_ibv_node_type_str(node: c_uint) -> *const c_char {
+    name_of(&NODES, node)
+}
+
+/// The names of `ibv_port_state`, by their numbers.
+const PORTS: [&str; 6] = [
+    "no state change (NOP)\0",
+    "down\0",
+    "init\0",
+    "armed\0",
+    "active\0",
+    "active deferred\0",
+];
+
+#[unsafe(no_mangle)]
+pub extern "C" fn outboard_nic_ibv_port_state_str(state: c_uint) -> *const c_char {
+    name_of(&PORTS, state)
+}
+
+fn name_of(names: &[&'static str], number: c_uint) -> *const c_char {
+    let name = names.get(number as usize).copied();
+    name.unwrap_or("unknown\0").as_ptr().cast()
 }

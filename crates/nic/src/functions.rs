@@ -2,7 +2,8 @@
 //! versions of them, and docs/net.md has the table that `tests/tools.rs` makes of them.
 //!
 //! They are those that GPUNetIO, NVSHMEM's IBGDA and NCCL's GIN call (names and versions as their
-//! packages ask for them), and those of rdma-core's tools and perftest.
+//! packages ask for them), those of rdma-core's tools and perftest, and what UCX's verbs transport
+//! needs beside them.
 
 /// Result of a function's calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +58,8 @@ const VERBS: &[Function] = &[
     of("ibv_get_async_event", "IBVERBS_1.1", Served),
     of("ibv_ack_async_event", "IBVERBS_1.1", Served),
     of("ibv_event_type_str", "IBVERBS_1.1", Served),
+    of("ibv_node_type_str", "IBVERBS_1.1", Served),
+    of("ibv_port_state_str", "IBVERBS_1.1", Served),
     of("ibv_query_device", "IBVERBS_1.1", Served),
     of("ibv_query_port", "IBVERBS_1.1", Served),
     of("ibv_query_gid", "IBVERBS_1.1", Served),
@@ -65,8 +68,12 @@ const VERBS: &[Function] = &[
     of("ibv_dealloc_pd", "IBVERBS_1.1", Served),
     of("ibv_reg_mr", "IBVERBS_1.1", Served),
     of("ibv_dereg_mr", "IBVERBS_1.1", Served),
+    of("ibv_rereg_mr", "IBVERBS_1.1", NoStatus),
     of("ibv_fork_init", "IBVERBS_1.1", Served),
+    of("ibv_dontfork_range", "IBVERBS_1.1", Served),
+    of("ibv_dofork_range", "IBVERBS_1.1", Served),
     of("ibv_create_cq", "IBVERBS_1.1", Served),
+    of("ibv_resize_cq", "IBVERBS_1.1", NoStatus),
     of("ibv_destroy_cq", "IBVERBS_1.1", Served),
     of("ibv_get_cq_event", "IBVERBS_1.1", Served),
     of("ibv_ack_cq_events", "IBVERBS_1.1", Served),
@@ -76,10 +83,13 @@ const VERBS: &[Function] = &[
     of("ibv_query_qp", "IBVERBS_1.1", Served),
     of("ibv_wc_status_str", "IBVERBS_1.1", Served),
     of("ibv_create_ah", "IBVERBS_1.1", Served),
+    of("ibv_init_ah_from_wc", "IBVERBS_1.1", NoStatus),
     of("ibv_create_ah_from_wc", "IBVERBS_1.1", NoPointer),
     of("ibv_destroy_ah", "IBVERBS_1.1", Served),
     of("ibv_copy_ah_attr_from_kern", "IBVERBS_1.1", NoStatus),
     of("ibv_create_srq", "IBVERBS_1.1", Served),
+    of("ibv_modify_srq", "IBVERBS_1.1", NoStatus),
+    of("ibv_query_srq", "IBVERBS_1.1", NoStatus),
     of("ibv_destroy_srq", "IBVERBS_1.1", Served),
     of("ibv_attach_mcast", "IBVERBS_1.1", NoStatus),
     of("ibv_detach_mcast", "IBVERBS_1.1", NoStatus),
@@ -92,6 +102,7 @@ const VERBS: &[Function] = &[
     of("ibv_set_ece", "IBVERBS_1.10", NoStatus),
     of("_ibv_query_gid_ex", "IBVERBS_1.11", Served),
     of("ibv_reg_dmabuf_mr", "IBVERBS_1.12", Served),
+    of("ibv_is_fork_initialized", "IBVERBS_1.13", Served),
     of("ibv_query_gid_type", "IBVERBS_PRIVATE_34", Served),
 ];
 

@@ -164,6 +164,22 @@ pub extern "C" fn outboard_nic_ibv_fork_init() -> c_int {
     0
 }
 
+/// `IBV_FORK_UNNEEDED`.
+#[unsafe(no_mangle)]
+pub extern "C" fn outboard_nic_ibv_is_fork_initialized() -> c_int {
+    2
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn outboard_nic_ibv_dontfork_range(_base: *mut c_void, _bytes: usize) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn outboard_nic_ibv_dofork_range(_base: *mut c_void, _bytes: usize) -> c_int {
+    0
+}
+
 #[unsafe(no_mangle)]
 pub extern "C" fn outboard_nic_ibv_open_device(of: *const ibv_device) -> *mut ibv_context {
     if !ptr::eq(of, device()) {
