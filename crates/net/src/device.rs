@@ -69,7 +69,8 @@ impl Device {
         let end = address.checked_add(bytes);
         let end = end.ok_or(Error::Wraps { address, bytes })?;
         let rights = verbs::Access::Some {
-            local_write: access.permits(Access::LOCAL_WRITE),
+            // Adapters let peers write only where the process may (ibv_reg_mr(3)).
+            local_write: access.writes(),
             write: access.permits(Access::REMOTE_WRITE),
             read: access.permits(Access::REMOTE_READ),
             atomic: access.permits(Access::REMOTE_ATOMIC),

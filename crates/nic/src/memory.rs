@@ -19,6 +19,7 @@ use crate::{
 /// Access that registrations have here, and what asks for no more than that.
 const ACCESS_SERVED: u32 = 15;
 const ACCESS_OPTIONAL: u32 = 0x3ff0_0000;
+const WRITES_OF_PEERS: u32 = Access::REMOTE_WRITE.0 | Access::REMOTE_ATOMIC.0;
 
 /// # Safety
 ///
@@ -122,6 +123,10 @@ unsafe fn add(
     if more != 0 {
         refuse(name, &format!("access {more:#x} is not served"));
         return ptr::null_mut();
+    }
+    // Peers write only where the process may: ibv_reg_mr(3).
+    if access & WRITES_OF_PEERS != 0 && access & Access::LOCAL_WRITE.0 == 0 {
+        return fail(libc::EINVAL);
     }
     let access = Access(access & ACCESS_SERVED);
     let key = match with(|adapter| adapter.register(domain.pd.handle, found, access)) {

@@ -62,6 +62,8 @@ static void register_memory(struct ibv_context *context)
     FAILS(ibv_reg_mr(pd, pages, 0, 0), EINVAL);
     FAILS(ibv_reg_mr(pd, NULL, 1, 0), EINVAL);
     FAILS(ibv_reg_mr(pd, pages, 1, IBV_ACCESS_ON_DEMAND), EOPNOTSUPP);
+    FAILS(ibv_reg_mr(pd, pages, 1, IBV_ACCESS_REMOTE_WRITE), EINVAL);
+    FAILS(ibv_reg_mr(pd, pages, 1, IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_REMOTE_READ), EINVAL);
     CHECK(ibv_dealloc_pd(pd) == EBUSY);
     CHECK(ibv_dereg_mr(mr) == 0 && ibv_dereg_mr(more) == 0);
     CHECK(ibv_dealloc_pd(pd) == 0 && ibv_dealloc_pd(other) == 0);
