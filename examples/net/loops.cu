@@ -451,12 +451,13 @@ static int server(char loop, const char *address, uint64_t report_ms)
 {
     loops::Bell alarm;
     bell = &alarm;
+    Server server;
+    if (server.open(loop) || meet(server.side, server.net, server.memory, server.options, address, true)) return 1;
+    // Until somebody has come a signal ends the program.
     struct sigaction action = {};
     action.sa_handler = on_signal;
     sigaction(SIGINT, &action, nullptr);
     sigaction(SIGTERM, &action, nullptr);
-    Server server;
-    if (server.open(loop) || meet(server.side, server.net, server.memory, server.options, address, true)) return 1;
     int failed = server.run(loop, &alarm, report_ms);
     outboard_net_close(server.net);
     return failed;
@@ -545,13 +546,18 @@ static int alone(char loop, uint64_t requests, uint64_t idle_ms)
     return failed || right != requests;
 }
 
+static bool is_loop(const char *name)
+{
+    return name[0] >= 'a' && name[0] <= 'g' && name[1] == 0;
+}
+
 int main(int count, char **values)
 {
-    if (count >= 4 && std::strcmp(values[1], "serve") == 0 && values[2][0] >= 'a' && values[2][0] <= 'g')
+    if (count >= 4 && std::strcmp(values[1], "serve") == 0 && is_loop(values[2]))
         return server(values[2][0], values[3], count > 4 ? std::strtoull(values[4], nullptr, 10) : 1000);
     if (count >= 4 && std::strcmp(values[1], "ask") == 0)
         return client(values[2], std::strtoull(values[3], nullptr, 10), count > 4 ? std::strtoull(values[4], nullptr, 10) : 200);
-    if (count >= 4 && std::strcmp(values[1], "alone") == 0 && values[2][0] >= 'a' && values[2][0] <= 'g')
+    if (count >= 4 && std::strcmp(values[1], "alone") == 0 && is_loop(values[2]))
         return alone(values[2][0], std::strtoull(values[3], nullptr, 10), count > 4 ? std::strtoull(values[4], nullptr, 10) : 0);
     std::printf("loops serve a..g ADDRESS [REPORT_MS], loops ask ADDRESS REQUESTS [STAY_MS], or loops alone a..g REQUESTS [IDLE_MS]\n");
     return 2;

@@ -70,9 +70,12 @@ template <class Type> static cudaError_t pinned(Type **out, size_t bytes)
 
 int main(int count, char **values)
 {
-    if (count != 4) return 2;
-    int side = std::strcmp(values[1], "listen") == 0 ? 0 : 1;
-    uint64_t rounds = std::strtoull(values[3], nullptr, 10);
+    int side = count != 4 ? -1 : std::strcmp(values[1], "listen") == 0 ? 0 : std::strcmp(values[1], "connect") == 0 ? 1 : -1;
+    uint64_t rounds = count == 4 ? std::strtoull(values[3], nullptr, 10) : 0;
+    if (side < 0 || rounds == 0) {
+        std::printf("two_kernels listen|connect IP:PORT ROUNDS\n");
+        return 2;
+    }
     outboard_net *net;
     NET(outboard_net_open(nullptr, &net));
     outboard_net_queue_options options = {6, 0, 1, 0, 0};
