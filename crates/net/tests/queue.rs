@@ -82,9 +82,19 @@ fn meet(way: &str) {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| strangers(&port, &over));
+        // A test that fails ends, too.
+        let _ends = Ends(&over);
         run("meet", &["nic"], &environment, &[&port, way]);
-        over.store(true, Ordering::Release);
     });
+}
+
+/// Says that it is over when it is dropped.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
 }
 
 /// Says something else than a hello to whoever listens there.
