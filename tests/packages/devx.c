@@ -259,7 +259,7 @@ static void refuse(struct pair *pair)
     CHECK(!create(rmp, sizeof rmp, &number) && errno == EOPNOTSUPP);
     CHECK(!create_pair(pair, pair->page->page_id, 0, &number) && errno == EOPNOTSUPP);
     CHECK(!create_pair(pair, 0xfffff, 0, &number) && errno == EINVAL);
-    CHECK(!create_pair(pair, pair->page->page_id, MLX5_QPC_RQ_TYPE_SRQ_RMP_XRC_SRQ_XRQ, &number) && errno == EOPNOTSUPP);
+    CHECK(!create_pair(pair, pair->page->page_id, MLX5_QPC_RQ_TYPE_SRQ_RMP_XRC_SRQ_XRQ, &number) && errno == EINVAL);
     CHECK(modify(pair, INIT2RTR, 0xfffe) == EINVAL && modify(pair, INIT2RTR, pair->number + 99) == EINVAL);
     CHECK(modify(pair, 0x5ff, 0) == EOPNOTSUPP);
     CHECK(mlx5dv_devx_umem_dereg(pair->memory) == EBUSY && mlx5dv_devx_obj_destroy(pair->completions) == EBUSY);
