@@ -664,24 +664,18 @@ fn between_servers(
 fn copy_now(dst: CopyEnd, src: CopyEnd, bytes: usize) -> Done {
     let driver = driver()?;
     let stream = driver.work_stream(guard::default_stream())?;
-    let ends = [dst.address, src.address];
-    let has_peer = bytes > 0 && driver.settles_peers(&stream, true, || ends)?;
-    driver.copy(dst, src, bytes, &stream, true)?;
-    match has_peer {
-        true => driver.synchronize_stream(&stream),
-        false => Ok(()),
+    match driver.contexts.are_of_several_devices() {
+        true => driver.copy_among(dst, src, bytes, &stream, true),
+        false => driver.copy(dst, src, bytes, &stream, true),
     }
 }
 
 fn copy_on(stream: CUstream, dst: CopyEnd, src: CopyEnd, bytes: usize) -> Done {
     let driver = driver()?;
     let stream = driver.work_stream(stream)?;
-    let ends = [dst.address, src.address];
-    let has_peer = bytes > 0 && driver.settles_peers(&stream, false, || ends)?;
-    driver.copy(dst, src, bytes, &stream, false)?;
-    match has_peer {
-        true => driver.synchronize_stream(&stream),
-        false => Ok(()),
+    match driver.contexts.are_of_several_devices() {
+        true => driver.copy_among(dst, src, bytes, &stream, false),
+        false => driver.copy(dst, src, bytes, &stream, false),
     }
 }
 
@@ -770,6 +764,26 @@ pub(crate) unsafe fn cuMemcpyDtoDAsync_v2(
 }
 
 impl Driver {
+    /// Copies on a server with several devices.
+    #[cold]
+    #[inline(never)]
+    fn copy_among(
+        &self,
+        dst: CopyEnd,
+        src: CopyEnd,
+        bytes: usize,
+        stream: &StreamRef,
+        wait: bool,
+    ) -> Done {
+        let ends = [dst.address, src.address];
+        let has_peer = bytes > 0 && self.settles_peers(stream, wait, || ends)?;
+        self.copy(dst, src, bytes, stream, wait)?;
+        match has_peer {
+            true => self.synchronize_stream(stream),
+            false => Ok(()),
+        }
+    }
+
     /// Waits for other devices' work before a copy in the default stream, or without one. Returns
     /// true if later work of those devices has to wait for the copy.
     #[inline]
