@@ -26,7 +26,7 @@ from numba import cuda
 from . import OutboardError
 from .net import Queue
 
-# What a call has failed with begins here; 256 times the cause, and the syndrome, are below it.
+# Bit of an answer that is a failure. The bits below it are the syndrome, 8 of them, and the cause.
 FAILED = 1 << 63
 
 _CALL = re.compile(r"\.visible \.func\s+\(\.param \.b64 \w+\) outboard_net_(\w+)\(([^)]*)\)")

@@ -56,7 +56,8 @@ const OPCODE_NONE: u8 = 15;
 /// A record of completion queues that nobody writes, behind the queue pair's.
 const COMPLETIONS_RECORD: usize = RECORD + 64;
 
-/// Objects are dropped in the order in which adapters let go of them.
+/// The objects of a queue, dropped in their order here: an adapter refuses to destroy what another
+/// uses.
 pub(super) struct Queue {
     pair: Object,
     _sends: Object,
