@@ -187,6 +187,7 @@ smoke: $(TOOLCHAIN) examples
 # Triton, numba-cuda, CuPy and PyTorch as they come from the index, 7 GB of them, on the software device. What cannot be
 # installed, for want of space or of a network, is skipped, and said so at the end.
 packages: $(TOOLCHAIN)
+	@tools/clang.sh
 	python3 tools/packages.py --skipped $(PACKAGES_SKIPPED) numba_cupy torch
 	$(BUILD_TESTED)
 	$(TESTED) pytest packages --again -- tests/packages
@@ -335,6 +336,8 @@ install: dist
 	install -D -m 755 $(PACKAGED)/liboutboard_cupti.so $(DESTDIR)$(PREFIX)/lib/outboard/libcupti.so.13
 	install -D -m 755 $(PACKAGED)/liboutboard_recorder.so $(DESTDIR)$(PREFIX)/lib/outboard/recorder/libcuda.so.1
 	install -m 755 $(PACKAGED)/liboutboard_nic.so $(PACKAGED)/liboutboard_net.so $(DESTDIR)$(PREFIX)/lib/outboard
+	install -d $(DESTDIR)$(PREFIX)/include/outboard
+	install -m 644 include/outboard/* $(DESTDIR)$(PREFIX)/include/outboard
 	ln -sf libcuda.so.1 $(DESTDIR)$(PREFIX)/lib/outboard/recorder/libcuda.so
 	ln -sf libcuda.so.1 $(DESTDIR)$(PREFIX)/lib/outboard/libcuda.so
 	ln -sf libcupti.so.13 $(DESTDIR)$(PREFIX)/lib/outboard/libcupti.so

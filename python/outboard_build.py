@@ -1,8 +1,8 @@
 """Builds the wheel: the hooks of PEP 517, with nothing but the standard library of Python 3.11, so that no index is
 needed.
 
-The wheel carries the command and the libraries. They come from the folder OUTBOARD_BINARIES, or cargo builds them. Its
-tag names the oldest glibc that has every symbol version they need.
+The wheel carries the command, the libraries and the headers. Command and libraries come from the folder
+OUTBOARD_BINARIES, or cargo builds them. Its tag names the oldest glibc that has every symbol version they need.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ def build_wheel(wheel_directory: str, config_settings: object = None, metadata_d
         wheel = Wheel(Path(wheel_directory) / name)
         for path in sorted((ROOT / "python" / "outboard").glob("*.py")):
             wheel.add(f"outboard/{path.name}", path.read_bytes())
+        for path in sorted((ROOT / "include" / "outboard").iterdir()):
+            wheel.add(f"outboard/installed/include/outboard/{path.name}", path.read_bytes())
         for place, path in binaries.items():
             wheel.add(f"outboard/installed/{place}", path.read_bytes(), executable=True)
         info = f"outboard-{version}.dist-info"

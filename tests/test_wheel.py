@@ -64,6 +64,7 @@ def test_the_adapter_in_software_is_there(installed: Path) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert done.stdout == "True 1\n", done.stderr
     opens = "from outboard import net; net.Endpoint(); print('opened')"
+    opens += "; from outboard import _net_calls; assert 'installed' in str(_net_calls._headers())"
     done = python(installed, opens, "env", "-u", "OUTBOARD_NET_LIBRARY")
     assert done.stdout == "opened\n", done.stderr
 

@@ -16,39 +16,29 @@ The PTX says which calls there are and what they take; include/outboard/net_call
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from numba import cuda
 
-from . import OutboardError
+from ._net_calls import FAILED, PREFIX, declared
 from .net import Queue
 
-# Bit of an answer that is a failure. The bits below it are the syndrome, 8 of them, and the cause.
-FAILED = 1 << 63
-
-_CALL = re.compile(r"\.visible \.func\s+\(\.param \.b64 \w+\) outboard_net_(\w+)\(([^)]*)\)")
-_KINDS = {"b64": "uint64", "b32": "uint32"}
+__all__ = ["FAILED", "calls", "to_device"]
 
 
 def calls(ptx: str | os.PathLike[str]) -> ModuleType:
     """Declares the calls of a PTX file, each by its name without `outboard_net_`; a kernel that uses one is linked with
     the file. All take and return unsigned numbers: `numpy.uint64`, and `numpy.uint32` for keys."""
     path = Path(ptx)
-    found = _CALL.findall(path.read_text())
-    if not found:
-        raise OutboardError(
-            f"{path} has no calls of net.cuh: compile include/outboard/net_calls.cu with -rdc=true -ptx"
-        )
     # Of a module's names numba knows that they stay.
-    declared = ModuleType("outboard.net_calls")
-    for name, params in found:
-        kinds = ", ".join(_KINDS[kind] for kind in re.findall(r"\.param \.(\w+)", params))
-        call = cuda.declare_device(f"outboard_net_{name}", f"uint64({kinds})", link=str(path), abi="c")
-        setattr(declared, name, call)
-    return declared
+    module = ModuleType("outboard.net_calls")
+    for name, bits in declared(path).items():
+        kinds = ", ".join(f"uint{width}" for width in bits)
+        call = cuda.declare_device(f"{PREFIX}{name}", f"uint64({kinds})", link=str(path), abi="c")
+        setattr(module, name, call)
+    return module
 
 
 def to_device(queue: Queue) -> Any:
