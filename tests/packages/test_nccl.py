@@ -1,5 +1,5 @@
 """NCCL between the GPUs of two servers: over shm its collectives are right; where its kernels would wait for ever, it
-gets an error, and the reason. Over the adapter in software, it connects."""
+gets an error, and the reason. Over the adapter in software it connects, and kernels of its device interface put."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_packages import ENVIRONMENTS, skip_without
+from test_gpunetio import NVCC, nvidia
+from test_packages import ENVIRONMENTS, HERE, skip_without
 
 from harness import OUTBOARD, TEST_PROGRAMS, Server, start_server
 
@@ -20,6 +21,8 @@ WHY = "NET/Outboard: NCCL's kernels wait for words in host memory"
 # The capability that its PTX is for, and memory for loading it.
 OPTIONS = ("--capability", "12.0", "--host-memory", "4GiB")
 PATIENCE_S = 300
+# Ways of GIN, each with its number and what NCCL calls it: kernels post to the adapter, or tell a thread what to post.
+GIN_KINDS = {"gdaki": ("3", "GIN_IB_GDAKI"), "proxy": ("2", "RMA_IB_PROXY")}
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +84,7 @@ def test_collectives_over_shared_memory(tmp_path: Path) -> None:
     assert ends == [0, 0, 0]
 
 
-def over_the_adapter(folder: Path, program: Path, **settings: str) -> list[str]:
+def over_the_adapter(folder: Path, program: list[str | Path], **settings: str) -> list[str]:
     """Runs two ranks over NET/IB on the software device; returns what each says."""
     skip_without("torch")
     server = start_server(folder)
@@ -92,7 +95,7 @@ def over_the_adapter(folder: Path, program: Path, **settings: str) -> list[str]:
     for rank in "01":
         argv = [OUTBOARD, "nic", "run", "--fabric", folder / "fabric", "--", OUTBOARD, "run", "--gpu", gpus, "--"]
         argv += ["env", *(f"{name}={value}" for name, value in settings.items())]
-        argv += [sys.executable, program, library(), rank, folder / "number"]
+        argv += [*program, rank, folder / "number"]
         environment = {**os.environ, **SETTINGS, **more, "NCCL_HOSTID": rank, "CUDA_VISIBLE_DEVICES": "1"}
         ranks.append(
             subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -104,18 +107,44 @@ def over_the_adapter(folder: Path, program: Path, **settings: str) -> list[str]:
 
 def test_rings_over_the_adapter_in_software(tmp_path: Path) -> None:
     """NET/IB between two processes, until the first kernel: without PTX for the device, there is none."""
-    for one in over_the_adapter(tmp_path, RANKS, NCCL_RUNTIME_CONNECT="0"):
+    for one in over_the_adapter(tmp_path, [sys.executable, RANKS, library()], NCCL_RUNTIME_CONNECT="0"):
         ways = [line for line in one.splitlines() if "via NET/IB/0" in line]
         assert len(ways) == 2 and "Connected all rings" in one and "Init COMPLETE" in one, one
         assert "no kernel image is available" in one, one
 
 
-def test_one_sided_calls_over_the_adapter_in_software(tmp_path: Path) -> None:
-    """Puts into the other GPU's memory and signals by GIN's proxy. NCCL asks a GPU whether an adapter reaches it, which
-    the preload answers."""
-    preload = tmp_path / "reachable.so"
-    source = Path(__file__).parent / "reachable.c"
+@pytest.fixture(scope="module")
+def reachable(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """NCCL asks a GPU whether an adapter reaches it, which the preload answers."""
+    preload = tmp_path_factory.mktemp("reachable") / "reachable.so"
+    source = HERE / "reachable.c"
     subprocess.run(["cc", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", preload, source], check=True)
-    settings = {"LD_PRELOAD": str(preload), "NCCL_CUMEM_HOST_ENABLE": "0", "NCCL_GIN_TYPE": "2"}
-    for one in over_the_adapter(tmp_path, TEST_PROGRAMS / "nccl_put.py", **settings):
+    return {"LD_PRELOAD": str(preload), "NCCL_CUMEM_HOST_ENABLE": "0"}
+
+
+def test_one_sided_calls_over_the_adapter_in_software(tmp_path: Path, reachable: dict[str, str]) -> None:
+    """Puts into the other GPU's memory and signals by GIN's proxy."""
+    program = [sys.executable, TEST_PROGRAMS / "nccl_put.py", library()]
+    for one in over_the_adapter(tmp_path, program, **reachable, NCCL_GIN_TYPE="2"):
         assert one.splitlines()[-1] == "right" and "Assigned plugin RMA_IB_PROXY" in one, one
+
+
+@pytest.fixture(scope="module")
+def gin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program whose kernels use GIN: its own kernels are PTX, and no other's are needed."""
+    skip_without("torch")
+    target, there = tmp_path_factory.mktemp("gin") / "gin", nvidia() / "nccl"
+    flags = ["-std=c++17", "-gencode", "arch=compute_80,code=compute_80", f"-I{there / 'include'}"]
+    link = [f"-L{there / 'lib'}", "-l:libnccl.so.2", "-Xlinker", f"-rpath={there / 'lib'}"]
+    command = [NVCC, *flags, HERE / "nccl_gin.cu", "-o", target, *link]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+@pytest.mark.parametrize(("kind", "plugin"), GIN_KINDS.values(), ids=GIN_KINDS)
+def test_kernels_put_over_the_adapter_in_software(
+    gin: Path, tmp_path: Path, reachable: dict[str, str], kind: str, plugin: str
+) -> None:
+    for one in over_the_adapter(tmp_path, [gin], **reachable, NCCL_GIN_TYPE=kind):
+        assert one.splitlines()[-1] == "right" and f"GIN/Plugin: Assigned plugin {plugin} type {kind}" in one, one

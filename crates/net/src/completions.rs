@@ -12,6 +12,8 @@ use crate::{
     memory::Mapped,
 };
 
+/// Entries name completion queues by numbers from here on: 0 is none for programs.
+pub const CQN_FIRST: u32 = 0x40;
 const LOG_MAX: u32 = 22;
 /// Bits of the consumer's index in the doorbell record.
 const CONSUMER_MASK: u64 = 0x00ff_ffff;
@@ -141,6 +143,16 @@ impl Completions {
         if let Some(watch) = &self.watch {
             watch.completed();
         }
+    }
+
+    /// Counts a completion that is not written: the next is written over it.
+    pub(crate) fn pass_over(&mut self) {
+        self.produced += 1;
+    }
+
+    /// Returns true if there were more completions than this number, modulo 2^32.
+    pub(crate) fn has_had(&self, number: u32) -> bool {
+        (self.produced as u32).wrapping_sub(number).cast_signed() > 0
     }
 
     /// Lets further completions be written over an error.

@@ -65,7 +65,7 @@ pub use adapter::{
     Status,
 };
 pub use block::{EXCLUSIVE, Export, Options as QueueOptions, PATIENT, PLAIN, UNRELIABLE};
-pub use completions::{CompletionsSetup, Watch};
+pub use completions::{CQN_FIRST, CompletionsSetup, Watch};
 pub use distant::{Distant, Gone, Registered};
 pub use error::Error;
 pub use faults::Network;

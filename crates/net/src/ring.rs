@@ -19,8 +19,10 @@ pub(crate) struct Ring {
     record: Registered,
     doorbell: Mapped,
     doorbell_seen: u64,
-    /// The doorbell rang for more than the record had.
-    rung: bool,
+    /// Other queue pairs ring it, too.
+    is_shared: bool,
+    /// Index for which the doorbell rang, until the record has it.
+    rung: Option<u16>,
     /// Index of the next entry to fetch, and of the end of those that were rung for.
     consumer: u16,
     target: u16,
@@ -41,7 +43,8 @@ impl Ring {
             record,
             doorbell,
             doorbell_seen: 0,
-            rung: false,
+            is_shared: false,
+            rung: None,
             consumer: 0,
             target: 0,
             foreign_doorbells: 0,
@@ -50,7 +53,18 @@ impl Ring {
 
     /// Returns true if the doorbell rang for more than the record had at the last look.
     pub(crate) fn is_ahead(&self) -> bool {
-        self.rung
+        self.rung.is_some()
+    }
+
+    /// Returns the address of the doorbell.
+    pub(crate) fn doorbell(&self) -> u64 {
+        self.doorbell.address()
+    }
+
+    /// Notes that other queue pairs ring this doorbell, too: one's may be over another's before it
+    /// is seen, so that each is a reason to look at the record.
+    pub(crate) fn share_doorbell(&mut self) {
+        self.is_shared = true;
     }
 
     /// Returns the index of the next entry.
@@ -76,26 +90,28 @@ impl Ring {
             record @ Registered::Mapped(_) => record.announced(4).ok(),
             Registered::Distant { .. } => None,
         };
-        let bytes = rung.to_ne_bytes();
-        let index = u16::from_be_bytes([bytes[1], bytes[2]]);
-        if rung != self.doorbell_seen {
+        let is_new = rung != self.doorbell_seen;
+        if is_new {
             self.doorbell_seen = rung;
+            let bytes = rung.to_ne_bytes();
             let of = u32::from_be_bytes([0, bytes[4], bytes[5], bytes[6]]);
             if of == qpn {
-                self.rung = true;
-            } else {
+                self.rung = Some(u16::from_be_bytes([bytes[1], bytes[2]]));
+            } else if !self.is_shared {
                 self.foreign_doorbells += 1;
             }
         }
-        if self.rung {
+        if self.rung.is_some() || (is_new && self.is_shared) {
             let record = early.map_or_else(|| self.record.announced(4), Ok);
             self.target = match record {
                 Ok(record) => record as u16,
                 Err(Gone) => self.consumer,
             };
             // A doorbell may come before its record, which is then looked at again.
-            let ahead = index.wrapping_sub(self.target);
-            self.rung = ahead != 0 && u32::from(ahead) <= 1 << self.log_blocks;
+            self.rung = self.rung.filter(|index| {
+                let ahead = index.wrapping_sub(self.target);
+                ahead != 0 && u32::from(ahead) <= 1 << self.log_blocks
+            });
         }
         self.target.wrapping_sub(self.consumer)
     }

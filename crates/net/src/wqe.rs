@@ -4,6 +4,7 @@
 //!  16 B  control    opmod 8 | index 16 | opcode 8 ; qpn 24 | ds 8 ; signature, stream, flags ; imm
 //!  16 B  remote     address 64 ; rkey 32 ; 0     writes, reads, atomics
 //!  16 B  atomic     swap or add 64 ; compare 64                                        atomics
+//!  16 B  wait       0 64 ; number of a completion 32 ; completion queue 32                 waits
 //!  16 B  data       length 32 ; lkey 32 ; address 64                                 any number
 //!   or   inline     0x8000_0000 | length 32 ; the bytes, padded to a multiple of 16
 //! ```
@@ -37,11 +38,13 @@ pub mod opcode {
     pub const WRITE_IMM: u8 = 0x09;
     pub const SEND: u8 = 0x0a;
     pub const SEND_IMM: u8 = 0x0b;
+    pub const WAIT: u8 = 0x0f;
     pub const READ: u8 = 0x10;
     pub const COMPARE_SWAP: u8 = 0x11;
     pub const FETCH_ADD: u8 = 0x12;
     pub const MASKED_COMPARE_SWAP: u8 = 0x14;
     pub const MASKED_FETCH_ADD: u8 = 0x15;
+    pub const DUMP: u8 = 0x23;
 }
 
 /// The flags byte of the control segment.
@@ -144,6 +147,15 @@ pub enum Operation {
         into: Segment,
     },
     Masked(Masked),
+    /// Reads memory of this side, after all that was read into it before.
+    Dump {
+        from: Segments,
+    },
+    /// Waits until a completion queue has had a completion of this number, counted from 0.
+    Wait {
+        completions: u32,
+        number: u32,
+    },
 }
 
 impl Operation {
@@ -162,6 +174,8 @@ impl Operation {
                 Change::Add { .. } => opcode::MASKED_FETCH_ADD,
                 Change::Swap { .. } => opcode::MASKED_COMPARE_SWAP,
             },
+            Operation::Dump { .. } => opcode::DUMP,
+            Operation::Wait { .. } => opcode::WAIT,
         }
     }
 
@@ -212,10 +226,14 @@ impl Entry {
                 imm = wanted.unwrap_or(0);
                 put_data(&mut bytes, data);
             }
+            Operation::Dump { from } => put_segments(&mut bytes, from),
+            Operation::Wait {
+                completions,
+                number,
+            } => put_wait(&mut bytes, *completions, *number),
             Operation::Read { remote, into } => {
                 put_remote(&mut bytes, *remote);
-                into.iter()
-                    .for_each(|segment| put_segment(&mut bytes, *segment));
+                put_segments(&mut bytes, into);
             }
             Operation::FetchAdd { remote, add, into } => {
                 put_remote(&mut bytes, *remote);
@@ -296,6 +314,10 @@ impl Entry {
             },
             opcode::FETCH_ADD => rest.fetch_add()?,
             opcode::COMPARE_SWAP => rest.compare_swap()?,
+            opcode::DUMP => Operation::Dump {
+                from: rest.gather()?,
+            },
+            opcode::WAIT => rest.wait()?,
             _ if is_masked => rest.masked(control.opcode, control.opmod)?,
             _ => return Err(wrong),
         };
@@ -360,9 +382,19 @@ fn put_segment(bytes: &mut Vec<u8>, segment: Segment) {
     bytes.extend_from_slice(&segment.address.to_be_bytes());
 }
 
+fn put_segments(bytes: &mut Vec<u8>, segments: &[Segment]) {
+    segments.iter().for_each(|one| put_segment(bytes, *one));
+}
+
+fn put_wait(bytes: &mut Vec<u8>, completions: u32, number: u32) {
+    bytes.extend_from_slice(&[0; 8]);
+    bytes.extend_from_slice(&number.to_be_bytes());
+    bytes.extend_from_slice(&completions.to_be_bytes());
+}
+
 fn put_data(bytes: &mut Vec<u8>, data: &Data) {
     match data {
-        Data::Gather(segments) => segments.iter().for_each(|one| put_segment(bytes, *one)),
+        Data::Gather(segments) => put_segments(bytes, segments),
         Data::Inline(inline) => {
             bytes.extend_from_slice(&(INLINE | inline.len() as u32).to_be_bytes());
             bytes.extend_from_slice(inline);
@@ -449,6 +481,14 @@ impl Reader<'_> {
             change: Change::with(opcode == opcode::MASKED_FETCH_ADD, operands),
             into: self.segment()?,
         }))
+    }
+
+    fn wait(&mut self) -> Result<Operation, Syndrome> {
+        self.u64()?;
+        Ok(Operation::Wait {
+            number: self.u32()?,
+            completions: self.u32()?,
+        })
     }
 
     fn gather(&mut self) -> Result<Segments, Syndrome> {

@@ -5,7 +5,7 @@
 use std::sync::atomic::Ordering;
 
 use outboard_net::{
-    Access, Adapter, CompletionsSetup, Mapped, Network, PairSetup, Peer, Retries, State,
+    Access, Adapter, CQN_FIRST, CompletionsSetup, Mapped, Network, PairSetup, Peer, Retries, State,
     cqe::{Completion, Kind},
     wqe::{Control, Data, Entry, Flags, Operation, Remote, Segment},
 };
@@ -594,6 +594,107 @@ fn nothing_happens_before_the_doorbell_and_a_doorbell_may_come_first() {
     a.setup.page.u64(0x800).store(first, Ordering::Release);
     adapter.poll(5);
     assert_eq!(a.completion().map(|done| done.index), Some(2));
+}
+
+/// Queue pairs of one doorbell: what one rings may be over what the other has rung, unseen.
+#[test]
+fn a_doorbell_of_two_queue_pairs_is_heard_by_both() {
+    let mut adapter = Adapter::new(Network::default());
+    let mut ends: Vec<End> = (0..4).map(|_| End::new(&mut adapter, false, 1)).collect();
+    let page = ends[0].setup.page.clone();
+    ends[1].setup.page = page;
+    ends[1].qpn = adapter.create_pair(ends[1].setup.clone()).unwrap();
+    let [a, b, c, d] = &mut ends[..] else {
+        unreachable!()
+    };
+    connect(&mut adapter, a, c);
+    connect(&mut adapter, b, d);
+    for index in 0..100 {
+        a.post(write(a, c));
+        b.post(write(b, d));
+        adapter.poll(1);
+        assert_eq!(a.completion().map(|done| done.index), Some(index));
+        assert_eq!(b.completion().map(|done| done.index), Some(index));
+    }
+    // A doorbell that comes before its record is remembered when the other rings.
+    let bytes = a.entry(write(a, c)).encode();
+    a.store(&bytes);
+    a.doorbell();
+    adapter.poll(2);
+    b.post(write(b, d));
+    adapter.poll(3);
+    assert_eq!(b.completion().map(|done| done.index), Some(100));
+    assert_eq!(a.completion(), None, "no record");
+    a.record();
+    adapter.poll(4);
+    assert_eq!(a.completion().map(|done| done.index), Some(100));
+    for end in [a, b] {
+        assert_eq!(adapter.status(end.qpn).unwrap().foreign_doorbells, 0);
+    }
+}
+
+#[test]
+fn a_wait_holds_what_is_behind_it_until_the_other_queue_has_completed() {
+    for collapsed in [false, true] {
+        let mut adapter = Adapter::new(Network::default());
+        let mut first = End::new(&mut adapter, collapsed, 1);
+        let mut second = End::new(&mut adapter, false, 1);
+        let peer = End::new(&mut adapter, false, 1);
+        let other = End::new(&mut adapter, false, 1);
+        connect(&mut adapter, &first, &peer);
+        connect(&mut adapter, &second, &other);
+        let word = |end: &End| end.data.u64(64).load(Ordering::Relaxed);
+        second.post(write(&second, &other));
+        second.post(Operation::Wait {
+            completions: CQN_FIRST + first.setup.send_completions,
+            number: 2,
+        });
+        second.post(Operation::FetchAdd {
+            remote: other.remote(64),
+            add: 7,
+            into: second.segment(0, 8),
+        });
+        // Longer than an answer is waited for.
+        for now_ns in [1_000_000, 2_000_000] {
+            adapter.poll(now_ns);
+        }
+        assert_eq!(word(&other), 0, "nothing has completed");
+        first.post(write(&first, &peer));
+        for now_ns in [3_000_000, 4_000_000] {
+            adapter.poll(now_ns);
+        }
+        assert_eq!(word(&other), 0, "one has completed, of three");
+        // In one turn: a collapsed queue has the last alone.
+        (0..2).for_each(|_| first.post(write(&first, &peer)));
+        run(&mut adapter, &mut 7_000_000);
+        assert_eq!(word(&other), 7);
+        assert!((0..3).all(|index| second.completion().map(|done| done.index) == Some(index)));
+        assert_eq!(adapter.status(second.qpn).unwrap().retries, 0);
+    }
+}
+
+#[test]
+fn a_dump_reads_memory_of_its_own_side() {
+    let (mut adapter, mut a, b) = connected(Network::default());
+    a.post(Operation::Read {
+        remote: b.remote(0),
+        into: smallvec![a.segment(0, 64)],
+    });
+    a.post(Operation::Dump {
+        from: smallvec![a.segment(0, 1)],
+    });
+    run(&mut adapter, &mut 0);
+    assert_eq!(a.completion().map(|done| done.kind), Some(Kind::Requester));
+    assert_eq!(a.completion().map(|done| done.index), Some(1));
+    let beyond = |a: &End, _: &End| Operation::Dump {
+        from: smallvec![a.segment(DATA_BYTES, 1)],
+    };
+    assert_eq!(posted(beyond), 4, "memory that is not registered");
+    let nobody = |_: &End, _: &End| Operation::Wait {
+        completions: 3,
+        number: 0,
+    };
+    assert_eq!(posted(nobody), 2, "a completion queue that is not there");
 }
 
 #[test]

@@ -30,6 +30,27 @@ fn check(operation: Operation, flags: Flags, expected: &str) {
     assert_eq!(Entry::parse(&bytes, 0x1234, 0xabcde), Ok(entry));
 }
 
+/// As GPUNetIO's `wqe_prepare_dump` and `wqe_prepare_wait` store them.
+#[test]
+fn dumps_and_waits_have_the_bytes_of_gpunetio() {
+    let on = Flags::SIGNALLED;
+    check(
+        Operation::Dump {
+            from: smallvec![local(1)],
+        },
+        on,
+        "00123423 0abcde02 00000008 00000000 00000001 0a0b0c0d 88776655 44332211",
+    );
+    check(
+        Operation::Wait {
+            completions: 0x43,
+            number: 0x0001_2345,
+        },
+        on,
+        "0012340f 0abcde02 00000008 00000000 00000000 00000000 00012345 00000043",
+    );
+}
+
 #[test]
 fn entries_have_the_bytes_of_rdma_core() {
     let raddr = "11223344 55667788 01020304 00000000";

@@ -17,7 +17,7 @@ use std::{
 };
 
 use outboard_net::{
-    CompletionsSetup, Mapped, STATUSES, Watch,
+    CQN_FIRST, CompletionsSetup, Mapped, STATUSES, Watch,
     cqe::{CQE_BYTES, Completion, Kind},
 };
 use outboard_verbs::abi::*;
@@ -25,7 +25,6 @@ use parking_lot::Mutex;
 
 use crate::{
     abi::mlx5dv_cq,
-    devx::CQN_FIRST,
     host::{Refusal, with},
     pair::pair_of,
     refused::{fail, refuse, set_errno},
@@ -111,7 +110,7 @@ impl Queue {
             cqe_cnt: 1 << consumer.log_entries,
             cqe_size: CQE_BYTES as u32,
             cq_uar: ptr::null_mut(),
-            cqn: self.number + CQN_FIRST as u32,
+            cqn: self.number + CQN_FIRST,
             comp_mask: 0,
         }
     }

@@ -10,7 +10,9 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
-use outboard_net::{CompletionsSetup, Mapped, PairSetup, Registered, Retries, State, is_mapped};
+use outboard_net::{
+    CQN_FIRST, CompletionsSetup, Mapped, PairSetup, Registered, Retries, State, is_mapped,
+};
 use outboard_verbs::abi::ibv_context;
 use parking_lot::Mutex;
 
@@ -27,8 +29,6 @@ use crate::{
 const DOORBELL: usize = 0x800;
 /// Objects that a program may have of each kind.
 const OBJECTS_MAX: usize = 1 << 16;
-/// Numbers of completion queues begin here: 0 is none for programs.
-pub(crate) const CQN_FIRST: u64 = 0x40;
 const RELIABLE: u64 = 0;
 /// The initiator of dynamic connections: it goes through its states, and fails what is posted.
 const DYNAMIC: u64 = 5;
@@ -129,7 +129,7 @@ impl Made {
         };
         let number = with(|adapter| adapter.create_completions(setup))?;
         self.completions.insert(number, entries);
-        Ok(number + CQN_FIRST as u32)
+        Ok(number + CQN_FIRST)
     }
 
     fn create_pair(&mut self, command: &[u8]) -> Result<u32, Refusal> {
@@ -158,12 +158,16 @@ impl Made {
         };
         let (memory, offset) = (qp::RECORD_MEMORY.of(command), qp::RECORD_OFFSET.of(command));
         let record = self.part(memory, offset, 8)?;
-        let completions = |number: u64| number.wrapping_sub(CQN_FIRST) as u32;
+        let completions = |number: u64| (number as u32).wrapping_sub(CQN_FIRST);
         let sent = qp::SEND_COMPLETIONS.of(command);
         // Who receives nothing may name no queue for it.
         let received = match (qp::RECEIVE_COMPLETIONS.of(command), &receives, &shared) {
             (0, None, None) => sent,
             (number, _, _) => number,
+        };
+        let page = qp::PAGE.of(command) as u32;
+        let Some(page) = self.pages.get(&page).cloned() else {
+            return wrong(format!("there is no doorbell page {page}"));
         };
         let setup = PairSetup {
             domain: qp::DOMAIN.of(command) as u32,
@@ -173,7 +177,7 @@ impl Made {
             log_blocks,
             receives,
             record,
-            page: self.page_of(qp::PAGE.of(command) as u32)?,
+            page,
             retries: Retries::default(),
         };
         let number = with(|adapter| {
@@ -191,18 +195,6 @@ impl Made {
         };
         self.pairs.insert(number, queues);
         Ok(number)
-    }
-
-    /// Returns the doorbell's page of this number, which no other queue pair has.
-    fn page_of(&self, number: u32) -> Result<Mapped, Refusal> {
-        let Some(page) = self.pages.get(&number) else {
-            return wrong(format!("there is no doorbell page {number}"));
-        };
-        let mut pairs = self.pairs.values();
-        if pairs.any(|of| of.setup.page.address() == page.address()) {
-            return unserved("a doorbell page that two queue pairs share is not served");
-        }
-        Ok(page.clone())
     }
 
     fn reset_pair(&self, number: u32) -> Result<(), Refusal> {
@@ -498,7 +490,7 @@ pub unsafe extern "C" fn outboard_nic_mlx5dv_devx_obj_destroy(object: *mut Objec
             with(|adapter| adapter.destroy_pair(of.number))
         }
         Kind::Completions => {
-            let number = of.number - CQN_FIRST as u32;
+            let number = of.number - CQN_FIRST;
             let is_used = |of: &Queues| {
                 let (sends, receives) = (of.setup.send_completions, of.setup.receive_completions);
                 [sends, receives].contains(&number)
@@ -517,7 +509,7 @@ pub unsafe extern "C" fn outboard_nic_mlx5dv_devx_obj_destroy(object: *mut Objec
     }
     match of.kind {
         Kind::Pair => drop(made.pairs.remove(&of.number)),
-        Kind::Completions => drop(made.completions.remove(&(of.number - CQN_FIRST as u32))),
+        Kind::Completions => drop(made.completions.remove(&(of.number - CQN_FIRST))),
     }
     // SAFETY: made by `Box::into_raw`, and given back once.
     drop(unsafe { Box::from_raw(object) });

@@ -118,7 +118,10 @@ impl Sends {
             wr_id: request.wr_id,
             blocks: blocks as u16,
             opcode: match &request.operation {
-                Operation::Nop | Operation::Send { .. } => IBV_WC_SEND,
+                Operation::Nop
+                | Operation::Send { .. }
+                | Operation::Dump { .. }
+                | Operation::Wait { .. } => IBV_WC_SEND,
                 Operation::Write { .. } => IBV_WC_RDMA_WRITE,
                 Operation::Read { .. } => IBV_WC_RDMA_READ,
                 Operation::FetchAdd { .. } => IBV_WC_FETCH_ADD,

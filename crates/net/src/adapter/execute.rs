@@ -23,6 +23,14 @@ impl Adapter {
         {
             return Err(Syndrome::LOCAL_LENGTH);
         }
+        if let Operation::Wait {
+            completions,
+            number,
+        } = operation
+        {
+            let awaited = self.has_completed(*completions, *number);
+            awaited.ok_or(Syndrome::LOCAL_OPERATION)?;
+        }
         for one in segments {
             self.keys
                 .find(domain, one.lkey, one.address, one.bytes(), access)
@@ -131,7 +139,7 @@ impl Adapter {
             return Answer::Failed(Syndrome::REMOTE_INVALID_REQUEST);
         }
         match operation {
-            Operation::Nop => Answer::Done,
+            Operation::Nop | Operation::Dump { .. } | Operation::Wait { .. } => Answer::Done,
             Operation::Write { remote, imm, data } => {
                 let index = match (imm, receiver.next()) {
                     (Some(_), None) => return Answer::NotReady,

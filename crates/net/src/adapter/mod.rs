@@ -24,14 +24,17 @@ use std::{
     },
 };
 
+use smallvec::SmallVec;
+
 use crate::{
-    completions::{Completions, CompletionsSetup, Watch},
+    completions::{CQN_FIRST, Completions, CompletionsSetup, Watch},
     cqe::Completion,
     distant::Registered,
     error::Error,
     faults::{Network, Wire},
     keys::{Access, Keys},
     memory::Mapped,
+    ring::Ring,
 };
 pub(crate) use carried::Call;
 use carried::Carried;
@@ -261,7 +264,19 @@ impl Adapter {
         self.senders[number] = Some(Box::new(sender));
         self.receivers[number] = Some(receiver);
         self.order += 1;
+        self.note_sharers(number);
         Ok(qpn)
+    }
+
+    /// Tells queue pairs that have one doorbell.
+    fn note_sharers(&mut self, number: usize) {
+        let doorbell = self.senders[number].as_mut().map(|of| of.ring().doorbell());
+        let rings = self.senders.iter_mut().flatten().map(|of| of.ring());
+        let sharers = rings.filter(|ring| Some(ring.doorbell()) == doorbell);
+        let mut sharers: SmallVec<[&mut Ring; 2]> = sharers.collect();
+        if sharers.len() > 1 {
+            sharers.iter_mut().for_each(|ring| ring.share_doorbell());
+        }
     }
 
     /// Returns what a peer's [`Adapter::connect`] needs.
@@ -300,6 +315,7 @@ impl Adapter {
         self.forget_link(number);
         self.senders[number] = Some(Box::new(sender));
         self.receivers[number] = Some(receiver);
+        self.note_sharers(number);
         Ok(())
     }
 
@@ -442,6 +458,21 @@ impl Adapter {
         if let Some(queue) = queue {
             queue.push(completion);
         }
+    }
+
+    /// Counts a completion over which another is written before anybody sees it.
+    fn pass_over(&mut self, completions: usize) {
+        let queue = self.completions.get_mut(completions);
+        if let Some(queue) = queue.and_then(Option::as_mut) {
+            queue.pass_over();
+        }
+    }
+
+    /// Returns true if a completion queue, by the number of it in entries, has had this completion;
+    /// `None` if there is no such queue.
+    fn has_completed(&self, completions: u32, number: u32) -> Option<bool> {
+        let at = completions.checked_sub(CQN_FIRST)? as usize;
+        Some(self.completions.get(at)?.as_ref()?.has_had(number))
     }
 
     fn is_collapsed(&self, completions: usize) -> bool {

@@ -418,7 +418,11 @@ impl Adapter {
         };
         let mut frame = blank();
         let (to, with) = match operation {
-            Operation::Nop => (None, None),
+            // The peer counts those that concern this side alone, too.
+            Operation::Nop | Operation::Dump { .. } | Operation::Wait { .. } => {
+                header.kind = kind::NOP;
+                (None, None)
+            }
             Operation::Write {
                 remote,
                 imm,
@@ -439,9 +443,6 @@ impl Adapter {
             }
             atomic => (header.change(atomic, &mut frame), None),
         };
-        if matches!(operation, Operation::Nop) {
-            header.kind = kind::NOP;
-        }
         if let Some(remote) = to {
             (header.address, header.rkey) = (remote.address, remote.rkey);
         }

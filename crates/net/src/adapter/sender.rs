@@ -6,6 +6,7 @@ use crate::{
     cqe::{Completion, Kind},
     ring::Ring,
     syndrome::Syndrome,
+    wqe::Operation,
 };
 
 use super::{
@@ -131,6 +132,10 @@ impl Sender {
             work.answer = Some(answer);
         }
         self.progress_at_ns = now_ns;
+    }
+
+    pub(super) fn ring(&mut self) -> &mut Ring {
+        &mut self.ring
     }
 
     pub(super) fn set_retries(&mut self, retries: Retries) {
@@ -271,10 +276,22 @@ impl Adapter {
             if work.answer.is_some() {
                 continue;
             }
-            if pair.is_remote {
-                let Some(operation) = &work.operation else {
+            let Some(operation) = &work.operation else {
+                continue;
+            };
+            match self.may_begin(operation) {
+                Some(true) => {}
+                Some(false) => {
+                    sender.sent -= 1;
+                    break;
+                }
+                None => {
+                    let answer = Answer::Failed(Syndrome::LOCAL_OPERATION);
+                    sender.answered(sequence, answer, self.now_ns);
                     continue;
-                };
+                }
+            }
+            if pair.is_remote {
                 if pair.unreachable {
                     let answer = Answer::Failed(Syndrome::RETRIES_EXCEEDED);
                     sender.answered(sequence, answer, self.now_ns);
@@ -298,6 +315,17 @@ impl Adapter {
                     sender.answered(sequence, Answer::Done, self.now_ns);
                 }
             }
+        }
+    }
+
+    /// Returns false if an entry has to wait for a completion; `None` if there is none to wait for.
+    fn may_begin(&self, operation: &Operation) -> Option<bool> {
+        match operation {
+            Operation::Wait {
+                completions,
+                number,
+            } => self.has_completed(*completions, *number),
+            _ => Some(true),
         }
     }
 
@@ -336,7 +364,9 @@ impl Adapter {
                 let bytes = work.bytes() as u32;
                 let success = Completion::success(qpn, opcode, index, bytes, self.now_ns);
                 if is_collapsed {
-                    last = Some(success);
+                    if last.replace(success).is_some() {
+                        self.pass_over(pair.send_completions);
+                    }
                 } else {
                     self.complete(pair.send_completions, &success);
                 }

@@ -45,7 +45,8 @@ impl Operation {
     pub(crate) fn bytes(&self) -> u64 {
         let sum = |segments: &[Segment]| segments.iter().map(Segment::bytes).sum();
         match self {
-            Operation::Nop => 0,
+            Operation::Nop | Operation::Wait { .. } => 0,
+            Operation::Dump { from } => sum(from),
             Operation::Write { data, .. } | Operation::Send { data, .. } => match data {
                 Data::Gather(segments) => sum(segments),
                 Data::Inline(bytes) => bytes.len() as u64,
@@ -59,7 +60,10 @@ impl Operation {
     /// Access that the operation needs at the peer.
     pub(super) fn remote_access(&self) -> Access {
         match self {
-            Operation::Nop | Operation::Send { .. } => Access::LOCAL_READ,
+            Operation::Nop
+            | Operation::Dump { .. }
+            | Operation::Wait { .. }
+            | Operation::Send { .. } => Access::LOCAL_READ,
             Operation::Write { .. } => Access::REMOTE_WRITE,
             Operation::Read { .. } => Access::REMOTE_READ,
             Operation::FetchAdd { .. } | Operation::CompareSwap { .. } | Operation::Masked(_) => {
@@ -79,6 +83,7 @@ impl Operation {
                 data: Data::Gather(segments),
                 ..
             } => (segments, Access::LOCAL_READ),
+            Operation::Dump { from } => (from, Access::LOCAL_READ),
             Operation::Read { into, .. } => (into, Access::LOCAL_WRITE),
             Operation::FetchAdd { into, .. }
             | Operation::CompareSwap { into, .. }
