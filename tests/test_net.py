@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -170,18 +171,28 @@ def test_threads_of_the_cpu_post_to_adapters_by_commands_and_by_verbs(
     for program, case in cases:
         for provider in ("mlx5", "proxy"):
             is_right(run(program, case, provider, OUTBOARD, "nic", "run", "--fabric", tmp_path, "--"))
+    # The same adapter without commands: queues of its verbs.
+    under = [OUTBOARD, "nic", "run", "--fabric", tmp_path, "--", "env", "OUTBOARD_NIC_COMMANDS=0"]
+    for program, case in cases[1:3]:
+        is_right(run(program, case, "mlx5", *under))
 
 
-@pytest.mark.parametrize("case", ["soak 32 10 6 0 3", "soak 1 20 5 0 1 gpu 4", "messages warp 2 2 12 6 3 33 0 0 3"])
-@pytest.mark.parametrize("provider", ["mlx5", "proxy"])
+CASES = ["soak 32 10 6 0 3", "soak 1 20 5 0 1 gpu 4", "messages warp 2 2 12 6 3 33 0 0 3"]
+
+
+@pytest.mark.parametrize(
+    ("provider", "case"), [*product(("mlx5", "proxy"), CASES), ("mlx5 by verbs", CASES[0]), ("mlx5 by verbs", CASES[2])]
+)
 def test_kernels_post_to_adapters_themselves_and_by_a_thread(
     server: Server, soak_on_gpu: Path, messages_on_gpu: Path, tmp_path: Path, provider: str, case: str
 ) -> None:
     """To a device of `outboard nic run`, whose doorbells kernels reach, or whose verbs a thread calls for them."""
     name, *arguments = case.split()
+    provider, *by_verbs = provider.split(maxsplit=1)
+    environment = ["env", "OUTBOARD_NIC_COMMANDS=0"] if by_verbs else []
     program = {"soak": soak_on_gpu, "messages": messages_on_gpu}[name]
     remote = [OUTBOARD, "run", "--gpu", server.urls["shm"], "--"]
-    under = [OUTBOARD, "nic", "run", "--fabric", tmp_path, "--", *remote]
+    under = [OUTBOARD, "nic", "run", "--fabric", tmp_path, "--", *environment, *remote]
     is_right(run(program, " ".join(arguments), provider, *under))
 
 

@@ -3,8 +3,8 @@
 use std::{collections::HashMap, env, ffi::c_void, os::fd::OwnedFd, sync::Arc, time::SystemTime};
 
 use outboard_verbs::{
-    self as verbs, Chosen, DeviceMemory, Domain, Lasting, Mlx5, Options, PSN_MASK, Piece, Reach,
-    Region, Remote, choose, devices,
+    self as verbs, Chosen, DeviceMemory, Domain, Lasting, Mlx5, Options, PSN_MASK, Parent, Piece,
+    Reach, Region, Remote, choose, devices,
 };
 use parking_lot::RwLock;
 
@@ -177,12 +177,18 @@ pub(crate) fn any() -> Result<String, Error> {
     Ok(device.described())
 }
 
-/// Says which mlx5 adapter there is that takes commands. Pages with doorbells are few, and taken by
-/// queues alone.
+/// Says which mlx5 adapter there is. Pages with doorbells are few, and taken by queues alone, if
+/// the adapter takes commands.
 pub(crate) fn mlx5() -> Result<String, Error> {
     let (device, adapter) = Device::open(Mlx5::of)?;
-    adapter.events()?;
-    Ok(device.described())
+    let described = device.described();
+    if adapter.events().is_ok() {
+        return Ok(described);
+    }
+    Parent::new(&adapter)?;
+    Ok(format!(
+        "{described}, by verbs: it takes no commands (DEVX)"
+    ))
 }
 
 fn open<T>(

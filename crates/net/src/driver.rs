@@ -5,7 +5,7 @@ use std::{
     ffi::{c_int, c_uint, c_ulonglong, c_void},
     ops::Range,
     os::fd::{FromRawFd, OwnedFd},
-    ptr,
+    ptr::{self, NonNull},
 };
 
 use libloading::os::unix::{Library, RTLD_NOW, Symbol};
@@ -33,6 +33,8 @@ type GetBuffer = unsafe extern "C" fn(*mut c_int, u64, usize, c_uint, c_ulonglon
 type GetContext = unsafe extern "C" fn(*mut *mut c_void) -> i32;
 type RegisterHost = unsafe extern "C" fn(*mut c_void, usize, c_uint) -> i32;
 type UnregisterHost = unsafe extern "C" fn(*mut c_void) -> i32;
+type AllocateHost = unsafe extern "C" fn(*mut *mut c_void, usize, c_uint) -> i32;
+type FreeHost = unsafe extern "C" fn(*mut c_void) -> i32;
 type GetPointer = unsafe extern "C" fn(*mut u64, *mut c_void, c_uint) -> i32;
 
 /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
@@ -121,6 +123,34 @@ pub(crate) fn buffer_of(address: u64, bytes: u64) -> Result<OwnedFd, String> {
     done(CALL, status)?;
     // SAFETY: the driver has opened it for the caller.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// Allocates zeroed memory of this process that kernels reach; none without a current context.
+pub(crate) fn pin(bytes: usize) -> Option<NonNull<u8>> {
+    let library = loaded().filter(has_context)?;
+    // SAFETY: the driver's function of this name has this type.
+    let call: Symbol<AllocateHost> = unsafe { library.get(b"cuMemHostAlloc\0") }.ok()?;
+    let mut at = ptr::null_mut();
+    // SAFETY: the place is there.
+    let status = unsafe { call(&raw mut at, bytes, FOR_ALL) };
+    let at = NonNull::new(at.cast::<u8>()).filter(|_| status == SUCCESS)?;
+    // SAFETY: as many bytes, which nobody else has yet.
+    unsafe { at.write_bytes(0, bytes) };
+    Some(at)
+}
+
+/// Frees what [`pin`] has allocated.
+///
+/// # Safety
+///
+/// Nobody uses it any more.
+pub(crate) unsafe fn unpin(at: NonNull<u8>) {
+    let Some(library) = loaded() else { return };
+    // SAFETY: the driver's function of this name has this type.
+    if let Ok(call) = unsafe { library.get::<FreeHost>(b"cuMemFreeHost\0") } {
+        // SAFETY: allocated by the driver, and not used any more.
+        unsafe { call(at.as_ptr().cast()) };
+    }
 }
 
 /// A page of a device, at whose addresses kernels store, too.

@@ -19,6 +19,8 @@ use rustix::{
     mm::{MapFlags, ProtFlags, mmap, munmap},
 };
 
+use crate::driver;
+
 const PAGE_BYTES: usize = 4096;
 /// Kind of the file system whose files have ordinary pages: a page of another kind may not be there
 /// when it is used.
@@ -43,6 +45,7 @@ unsafe impl Sync for Mapped {}
 enum Owned {
     Allocated(NonNull<u8>, Layout),
     OfFile(NonNull<u8>, usize),
+    OfDriver(NonNull<u8>),
 }
 
 // SAFETY: it is only freed, by whichever thread drops it last.
@@ -59,6 +62,8 @@ impl Drop for Owned {
                 // SAFETY: mapped so, and no `Mapped` of it is left.
                 let _ = unsafe { munmap(at.as_ptr().cast(), bytes) };
             }
+            // SAFETY: allocated so, and no `Mapped` of it is left.
+            Owned::OfDriver(at) => unsafe { driver::unpin(at) },
         }
     }
 }
@@ -92,6 +97,21 @@ impl Mapped {
             bytes,
             address,
             _owner: Some(Arc::new(Owned::Allocated(at, layout))),
+        })
+    }
+
+    /// Allocates zeroed pages of this process that kernels of the current context reach, too, if
+    /// there is one; `None` if there is no memory.
+    pub(crate) fn pinned(bytes: usize) -> Option<Mapped> {
+        let Some(at) = driver::pin(bytes) else {
+            return Mapped::allocate(bytes);
+        };
+        let address = at.as_ptr() as u64;
+        Some(Mapped {
+            at,
+            bytes,
+            address,
+            _owner: Some(Arc::new(Owned::OfDriver(at))),
         })
     }
 

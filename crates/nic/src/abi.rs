@@ -61,6 +61,26 @@ pub(crate) struct mlx5dv_cq {
 }
 
 #[repr(C)]
+pub(crate) struct mlx5dv_ring {
+    pub(crate) buf: *mut c_void,
+    pub(crate) wqe_cnt: u32,
+    pub(crate) stride: u32,
+}
+
+/// Up to the members that a `comp_mask` asks for.
+#[repr(C)]
+pub(crate) struct mlx5dv_qp {
+    pub(crate) dbrec: *mut c_void,
+    pub(crate) sq: mlx5dv_ring,
+    pub(crate) rq: mlx5dv_ring,
+    pub(crate) bf_reg: *mut c_void,
+    pub(crate) bf_size: u32,
+    pub(crate) comp_mask: u64,
+}
+
+const _: () = assert!(std::mem::offset_of!(mlx5dv_qp, comp_mask) == 56);
+
+#[repr(C)]
 pub(crate) struct mlx5dv_srq {
     pub(crate) buf: *mut c_void,
     pub(crate) dbrec: *mut c_void,
@@ -87,7 +107,7 @@ const _: () = assert!(std::mem::offset_of!(mlx5dv_qp_init_attr, dc_type) == 16);
 /// Pairs of what is described, and where.
 #[repr(C)]
 pub struct mlx5dv_obj {
-    pub(crate) _qp: [*mut c_void; 2],
+    pub(crate) qp: [*mut c_void; 2],
     pub(crate) cq: [*mut c_void; 2],
     pub(crate) srq: [*mut c_void; 2],
     pub(crate) _others: [[*mut c_void; 2]; 2],

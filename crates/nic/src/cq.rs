@@ -25,6 +25,7 @@ use parking_lot::Mutex;
 
 use crate::{
     abi::mlx5dv_cq,
+    domain::{Domain, Given},
     host::{Refusal, with},
     pair::pair_of,
     refused::{fail, refuse, set_errno},
@@ -68,11 +69,29 @@ static QUEUES: LazyLock<Mutex<HashSet<usize>>> = LazyLock::new(Mutex::default);
 #[repr(C)]
 pub(crate) struct Queue {
     cq: ibv_cq,
+    newer: Newer,
+    /// Memory that is the program's, of this domain, or null.
+    given: Given,
+    domain: *mut Domain,
     pub(crate) number: u32,
     /// Queue pairs that complete here.
     pub(crate) pairs: AtomicU32,
     watch: Option<Arc<Watch>>,
     consumer: Mutex<Consumer>,
+}
+
+/// The rest of `struct ibv_cq_ex`: completions are polled by the older call.
+#[repr(C)]
+struct Newer {
+    comp_mask: u32,
+    status: u32,
+    wr_id: u64,
+    start_poll: extern "C" fn() -> c_int,
+    others: [*mut c_void; 18],
+}
+
+extern "C" fn start_poll() -> c_int {
+    refuse("ibv_start_poll", "not served")
 }
 
 struct Consumer {
@@ -240,26 +259,94 @@ pub unsafe extern "C" fn outboard_nic_ibv_create_cq(
     channel: *mut ibv_comp_channel,
     vector: c_int,
 ) -> *mut ibv_cq {
-    if !(1..=ENTRIES_MAX).contains(&count) || vector != 0 {
+    let asked = ibv_cq_init_attr_ex {
+        cqe: count as u32,
+        cq_context,
+        channel,
+        comp_vector: vector as u32,
+        wc_flags: 0,
+        comp_mask: 0,
+        flags: 0,
+        parent_domain: ptr::null_mut(),
+    };
+    // SAFETY: the caller's duties are the same.
+    unsafe { make(context, &asked) }
+}
+
+/// # Safety
+///
+/// `context` is open; `asked` is null or what the program asks for.
+pub(crate) unsafe extern "C" fn create_cq_ex(
+    context: *mut ibv_context,
+    asked: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq {
+    // SAFETY: null, or the program's.
+    let Some(asked) = (unsafe { asked.as_ref() }) else {
+        return fail(libc::EINVAL);
+    };
+    let unknown = asked.comp_mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD);
+    if unknown != 0 || asked.wc_flags != 0 {
+        let why = format!(
+            "attributes {unknown:#x} or completions with {:#x} are not served",
+            asked.wc_flags
+        );
+        refuse("ibv_create_cq_ex", &why);
+        return ptr::null_mut();
+    }
+    // SAFETY: the caller's duties are the same.
+    unsafe { make(context, asked) }
+}
+
+/// # Safety
+///
+/// `context` is open; what is asked for names null or the program's objects.
+unsafe fn make(context: *mut ibv_context, asked: &ibv_cq_init_attr_ex) -> *mut ibv_cq {
+    let flags = match asked.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS {
+        0 => 0,
+        _ => asked.flags,
+    };
+    let known = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+    let is_count = (1..=ENTRIES_MAX as u32).contains(&asked.cqe);
+    if !is_count || asked.comp_vector != 0 || flags & !known != 0 {
         return fail(libc::EINVAL);
     }
-    let (number, consumer) = match create(count as u32) {
+    let domain = match asked.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD {
+        0 => ptr::null_mut(),
+        _ => asked.parent_domain.cast::<Domain>(),
+    };
+    let mut given = Given::default();
+    // SAFETY: null, or a domain of the program's.
+    let of = unsafe { domain.as_ref() };
+    let is_overrun = flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0;
+    let (number, consumer) = match create(asked.cqe, is_overrun, of, &mut given) {
         Ok(made) => made,
         Err((number, _)) => return fail(number),
     };
-    let cqe = (1 << consumer.log_entries) - 1;
+    if let Some(of) = of {
+        of.uses.fetch_add(1, Ordering::AcqRel);
+    }
+    let channel = asked.channel;
     let queue = Box::into_raw(Box::new(Queue {
         cq: ibv_cq {
             context,
             channel,
-            cq_context,
+            cq_context: asked.cq_context,
             handle: number,
-            cqe,
+            cqe: (1 << consumer.log_entries) - 1,
             mutex: libc::PTHREAD_MUTEX_INITIALIZER,
             cond: libc::PTHREAD_COND_INITIALIZER,
             comp_events_completed: 0,
             async_events_completed: 0,
         },
+        newer: Newer {
+            comp_mask: 0,
+            status: 0,
+            wr_id: 0,
+            start_poll,
+            others: [ptr::null_mut(); 18],
+        },
+        given,
+        domain,
         number,
         pairs: AtomicU32::new(0),
         watch: None,
@@ -282,16 +369,27 @@ pub unsafe extern "C" fn outboard_nic_ibv_create_cq(
 }
 
 /// Makes a queue that has room for `count` completions, and one more than that.
-fn create(count: u32) -> Result<(u32, Consumer), Refusal> {
+fn create(
+    count: u32,
+    is_overrun: bool,
+    domain: Option<&Domain>,
+    given: &mut Given,
+) -> Result<(u32, Consumer), Refusal> {
     let log_entries = (count + 1).next_power_of_two().ilog2();
-    let no_memory = || (libc::ENOMEM, "no memory".to_owned());
-    let entries = Mapped::allocate(CQE_BYTES << log_entries).ok_or_else(no_memory)?;
-    let record = Mapped::allocate(8).ok_or_else(no_memory)?;
+    let mut memory = |bytes, kind| {
+        let memory = match domain {
+            Some(domain) => given.take(domain, bytes, kind),
+            None => Mapped::allocate(bytes),
+        };
+        memory.ok_or_else(|| (libc::ENOMEM, "no memory".to_owned()))
+    };
+    let entries = memory(CQE_BYTES << log_entries, MLX5DV_RES_TYPE_CQ)?;
+    let record = memory(8, MLX5DV_RES_TYPE_DBR)?;
     let setup = CompletionsSetup {
         entries: entries.clone().into(),
         log_entries,
         collapsed: false,
-        record: Some(record.clone().into()),
+        record: (!is_overrun).then(|| record.clone().into()),
     };
     let number = with(|adapter| adapter.create_completions(setup))?;
     let consumer = Consumer {
@@ -324,8 +422,13 @@ pub unsafe extern "C" fn outboard_nic_ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     if let Some(channel) = unsafe { queue.cq.channel.cast::<Channel>().as_ref() } {
         channel.queues.fetch_sub(1, Ordering::AcqRel);
     }
+    let domain = queue.domain;
     // SAFETY: made by `Box::into_raw`, and given back once.
     drop(unsafe { Box::from_raw(cq.cast::<Queue>()) });
+    // SAFETY: null, or a domain that has no fewer lives than its queues.
+    if let Some(domain) = unsafe { domain.as_ref() } {
+        domain.uses.fetch_sub(1, Ordering::AcqRel);
+    }
     0
 }
 

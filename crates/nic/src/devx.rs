@@ -4,6 +4,7 @@
 
 use std::{
     collections::HashMap,
+    env,
     ffi::{c_int, c_void},
     ptr::{self, NonNull},
     slice,
@@ -69,6 +70,19 @@ pub struct Object {
 enum Kind {
     Completions,
     Pair,
+}
+
+/// Names a variable by which the adapter takes no commands (DEVX), as old ones do, if it is `0`.
+pub const COMMANDS_VARIABLE: &str = "OUTBOARD_NIC_COMMANDS";
+
+/// Returns true if the adapter takes no commands; then `errno` says so.
+fn takes_none() -> bool {
+    static TAKES_NONE: LazyLock<bool> =
+        LazyLock::new(|| env::var_os(COMMANDS_VARIABLE).is_some_and(|said| said == "0"));
+    if *TAKES_NONE {
+        set_errno(libc::EOPNOTSUPP);
+    }
+    *TAKES_NONE
 }
 
 pub(crate) fn unserved<T>(what: impl Into<String>) -> Result<T, Refusal> {
@@ -282,6 +296,9 @@ pub unsafe extern "C" fn outboard_nic_mlx5dv_devx_umem_reg(
     bytes: usize,
     _access: u32,
 ) -> *mut mlx5dv_devx_umem {
+    if takes_none() {
+        return ptr::null_mut();
+    }
     let Some(at) = NonNull::new(memory.cast::<u8>()).filter(|_| bytes > 0) else {
         return fail(libc::EINVAL);
     };
@@ -337,6 +354,9 @@ pub extern "C" fn outboard_nic_mlx5dv_devx_alloc_uar(
     _context: *mut ibv_context,
     _flags: u32,
 ) -> *mut mlx5dv_devx_uar {
+    if takes_none() {
+        return ptr::null_mut();
+    }
     let mut made = MADE.lock();
     let is_room = made.pages.len() < OBJECTS_MAX;
     let Some(page) = is_room.then(pages::take).flatten() else {
@@ -387,6 +407,9 @@ pub unsafe extern "C" fn outboard_nic_mlx5dv_devx_obj_create(
     output: *mut c_void,
     output_bytes: usize,
 ) -> *mut Object {
+    if takes_none() {
+        return ptr::null_mut();
+    }
     // SAFETY: lent by the caller.
     let (command, answer) = unsafe { (lent(input, input_bytes), lent_to(output, output_bytes)) };
     let mut made = MADE.lock();
@@ -527,6 +550,9 @@ pub unsafe extern "C" fn outboard_nic_mlx5dv_devx_query_eqn(
     _vector: u32,
     number: *mut u32,
 ) -> c_int {
+    if takes_none() {
+        return libc::EOPNOTSUPP;
+    }
     // SAFETY: null, or room for a number.
     match unsafe { number.as_mut() } {
         Some(number) => {

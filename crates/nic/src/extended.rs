@@ -8,6 +8,8 @@ use std::{
 use outboard_verbs::abi::{ibv_context, ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex};
 
 use crate::{
+    cq::create_cq_ex,
+    domain::{alloc_td, dealloc_td},
     qp::{Kind, create},
     refused::{fail, refuse, set_errno},
 };
@@ -57,8 +59,8 @@ pub(crate) fn newer(alloc_parent_domain: *mut c_void) -> [*mut c_void; 32] {
         no_pointer!("ibv_create_flow_action_esp"),
         no_status!("ibv_modify_qp_rate_limit"),
         alloc_parent_domain,
-        no_status!("ibv_dealloc_td"),
-        no_pointer!("ibv_alloc_td"),
+        dealloc_td as *mut c_void,
+        alloc_td as *mut c_void,
         no_status!("ibv_modify_cq"),
         no_status!("ibv_post_srq_ops"),
         no_status!("ibv_destroy_rwq_ind_table"),
@@ -67,7 +69,7 @@ pub(crate) fn newer(alloc_parent_domain: *mut c_void) -> [*mut c_void; 32] {
         no_status!("ibv_modify_wq"),
         no_pointer!("ibv_create_wq"),
         no_status!("ibv_query_rt_values_ex"),
-        no_pointer!("ibv_create_cq_ex"),
+        create_cq_ex as *mut c_void,
         none, // the library's own
         none, // query_device_ex: then it is ibv_query_device
         no_status!("ibv_destroy_flow"),

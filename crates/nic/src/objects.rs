@@ -5,13 +5,15 @@ use std::ffi::c_int;
 use outboard_verbs::abi::ibv_pd;
 
 use crate::{
-    abi::{mlx5dv_ah, mlx5dv_cq, mlx5dv_obj, mlx5dv_pd, mlx5dv_srq},
+    abi::{mlx5dv_ah, mlx5dv_cq, mlx5dv_obj, mlx5dv_pd, mlx5dv_qp, mlx5dv_srq},
     address,
     cq::queue_of,
+    pair,
     refused::{refuse, set_errno},
     srq::object_of,
 };
 
+const QP: u64 = 1;
 const CQ: u64 = 1 << 1;
 const SRQ: u64 = 1 << 2;
 const AH: u64 = 1 << 5;
@@ -31,7 +33,7 @@ pub unsafe extern "C" fn outboard_nic_mlx5dv_init_obj(
     let Some(objects) = (unsafe { objects.as_ref() }) else {
         return set_errno(libc::EINVAL);
     };
-    let more = kinds & !(CQ | SRQ | AH | PD);
+    let more = kinds & !(QP | CQ | SRQ | AH | PD);
     if more != 0 || kinds == 0 {
         return refuse(
             "mlx5dv_init_obj",
@@ -39,7 +41,8 @@ pub unsafe extern "C" fn outboard_nic_mlx5dv_init_obj(
         );
     }
     type Describe = unsafe fn(&mlx5dv_obj) -> Option<()>;
-    let all: [(u64, Describe); 4] = [
+    let all: [(u64, Describe); 5] = [
+        (QP, queue_pair),
         (CQ, completions),
         (SRQ, receives),
         (AH, route),
@@ -52,6 +55,17 @@ pub unsafe extern "C" fn outboard_nic_mlx5dv_init_obj(
         }
     }
     0
+}
+
+/// # Safety
+///
+/// The pair of the objects is null, or a queue pair and room.
+unsafe fn queue_pair(objects: &mlx5dv_obj) -> Option<()> {
+    let [of, out] = objects.qp;
+    // SAFETY: null, or a queue pair; null, or room.
+    let (pair, out) = unsafe { (pair::of(of.cast())?, out.cast::<mlx5dv_qp>().as_mut()?) };
+    *out = pair.described();
+    Some(())
 }
 
 /// # Safety

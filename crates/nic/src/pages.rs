@@ -28,3 +28,32 @@ pub(crate) fn give_back(page: Mapped) {
     page.write(0, &[0; PAGE_BYTES]);
     SPARE.lock().push(page);
 }
+
+/// The page of a queue pair that verbs have made.
+pub(crate) struct Page {
+    memory: Mapped,
+    /// A program may write its doorbell itself, by kernels, too.
+    is_shown: bool,
+}
+
+impl Page {
+    pub(crate) fn take(is_shown: bool) -> Option<Page> {
+        let memory = match is_shown {
+            true => take()?,
+            false => Mapped::allocate(PAGE_BYTES)?,
+        };
+        Some(Page { memory, is_shown })
+    }
+
+    pub(crate) fn memory(&self) -> Mapped {
+        self.memory.clone()
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        if self.is_shown {
+            give_back(self.memory.clone());
+        }
+    }
+}

@@ -4,22 +4,24 @@
 
 use std::{
     collections::HashMap,
-    ffi::{c_int, c_uint},
+    ffi::{c_int, c_uint, c_void},
     sync::{
         Arc, LazyLock,
         atomic::{AtomicU32, Ordering},
     },
 };
 
-use outboard_net::{Access, Mapped, PairSetup, Retries};
+use outboard_net::{Access, Mapped, PairSetup, Retries, wqe::BLOCK_BYTES};
 use outboard_verbs::abi::*;
 use parking_lot::{Mutex, RwLock};
 
 use crate::{
+    abi::{mlx5dv_qp, mlx5dv_ring},
     address::leads_here,
-    domain::PORT,
+    domain::{Given, PORT},
     host::{Refusal, connect, leave, with},
-    rings::{Receives, Request, Sends},
+    pages::Page,
+    rings::{RECEIVE_BYTES, Receives, Request, Sends},
     srq::Shared,
 };
 
@@ -68,6 +70,9 @@ pub(crate) struct Pair {
     pub(crate) qpn: u32,
     pub(crate) record: Mapped,
     pub(crate) doorbell: Mapped,
+    /// Memory that is the program's.
+    pub(crate) given: Mutex<Given>,
+    pub(crate) _page: Page,
     pub(crate) signals_all: bool,
     /// A target of dynamic connections, which is connected to nobody.
     pub(crate) is_target: bool,
@@ -103,6 +108,31 @@ impl Pair {
 
     pub(crate) fn peer(&self) -> u32 {
         self.attributes.lock().dest_qp_num
+    }
+
+    /// Describes the queue pair as adapters' formats have it.
+    pub(crate) fn described(&self) -> mlx5dv_qp {
+        let ring = |at: u64, bytes: usize, stride: usize| mlx5dv_ring {
+            buf: at as *mut c_void,
+            wqe_cnt: (bytes / stride) as u32,
+            stride: stride as u32,
+        };
+        let sends = &self.setup.ring;
+        let receives = self.setup.receives.as_ref().map(|(ring, _)| ring);
+        let (at, bytes) = receives.map_or((0, 0), |ring| (ring.address(), ring.len()));
+        mlx5dv_qp {
+            dbrec: self.record.address() as *mut c_void,
+            sq: ring(
+                sends.address(),
+                BLOCK_BYTES << self.setup.log_blocks,
+                BLOCK_BYTES,
+            ),
+            rq: ring(at, bytes, RECEIVE_BYTES),
+            bf_reg: self.doorbell.address() as *mut c_void,
+            // No entry is written to the page itself.
+            bf_size: 0,
+            comp_mask: 0,
+        }
     }
 
     /// Tells the adapter of the entries that were written.

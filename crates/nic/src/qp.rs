@@ -2,6 +2,7 @@
 
 use std::{
     ffi::c_int,
+    mem::take,
     ptr,
     sync::{
         Arc,
@@ -19,18 +20,18 @@ use parking_lot::Mutex;
 use crate::{
     building::operations,
     cq::{Queue, queue_of},
-    domain::Domain,
+    domain::{Domain, Given},
     host::{Refusal, leave, with},
+    pages::Page,
     pair::{KEPT, Object, PAIRS, Pair, SEND_SEGMENTS_MAX, TO_INIT, TO_RTR, TO_RTS},
     refused::{fail, refuse, say, set_errno},
     rings::{ENTRIES_MAX, RECEIVE_BYTES, RECEIVE_SEGMENTS_MAX, Receives, Sends},
     srq::{self, Shared, object_of},
 };
 
-/// Offsets in the memory of a queue pair: the record at 0, the doorbell's page, the ring.
-const PAGE: usize = 4096;
-const DOORBELL: usize = PAGE + 0x800;
-const RING: usize = 2 * PAGE;
+/// Offset of the doorbell in its page.
+const DOORBELL: usize = 0x800;
+const RECORD_BYTES: usize = 8;
 /// Bytes before the data of an entry: control and remote address, and those of inline data.
 const HEAD_BYTES: usize = 2 * SEGMENT_BYTES;
 const INLINE_HEAD_BYTES: usize = 4;
@@ -87,7 +88,7 @@ fn sizes(asked: &ibv_qp_cap) -> Result<Sizes, Refusal> {
 }
 
 fn make(
-    domain: u32,
+    domain: &Domain,
     queues: [&Queue; 2],
     asked: &ibv_qp_cap,
     shared: Option<Arc<Shared>>,
@@ -101,26 +102,30 @@ fn make(
     } = sizes(asked)?;
     let ring_bytes = blocks * BLOCK_BYTES;
     let receive_bytes = receives.unwrap_or(0) * RECEIVE_BYTES;
-    let memory = Mapped::allocate(RING + ring_bytes + receive_bytes);
-    let part = |at, bytes| {
-        let part = memory.as_ref().and_then(|memory| memory.part(at, bytes));
-        part.ok_or_else(|| (libc::ENOMEM, "no memory".to_owned()))
-    };
-    let (record, page, ring) = (part(0, 8)?, part(PAGE, PAGE)?, part(RING, ring_bytes)?);
+    // Receives come first; the send queue begins at a block.
+    let ring_at = receive_bytes.next_multiple_of(BLOCK_BYTES);
+    let no_memory = || (libc::ENOMEM, "no memory".to_owned());
+    let mut given = Given::default();
+    let buffer = given.take(domain, ring_at + ring_bytes, MLX5DV_RES_TYPE_QP);
+    let record = given.take(domain, RECORD_BYTES, MLX5DV_RES_TYPE_DBR);
+    let (buffer, record) = (buffer.ok_or_else(no_memory)?, record.ok_or_else(no_memory)?);
+    let page = Page::take(domain.is_of_threads).ok_or_else(no_memory)?;
+    let part = |of: &Mapped, at, bytes| of.part(at, bytes).ok_or_else(no_memory);
+    let ring = part(&buffer, ring_at, ring_bytes)?;
     let received = match receives {
-        Some(count) => Some((part(RING + ring_bytes, receive_bytes)?, count.ilog2())),
+        Some(count) => Some((part(&buffer, 0, receive_bytes)?, count.ilog2())),
         None => None,
     };
     let [send, receive] = queues;
     let setup = PairSetup {
-        domain,
+        domain: domain.pd.handle,
         send_completions: send.number,
         receive_completions: receive.number,
         ring: ring.clone().into(),
         log_blocks: blocks.ilog2(),
         receives: received.clone(),
         record: record.clone().into(),
-        page,
+        page: page.memory(),
         retries: Retries::default(),
     };
     let qpn = with(|adapter| {
@@ -133,7 +138,9 @@ fn make(
     Ok(Pair {
         qpn,
         record,
-        doorbell: part(DOORBELL, 8)?,
+        doorbell: part(&page.memory(), DOORBELL, 8)?,
+        given: Mutex::new(given),
+        _page: page,
         signals_all,
         is_target,
         segments_max: cap.max_send_sge as usize,
@@ -189,7 +196,7 @@ pub(crate) unsafe fn create(
         asked.cap.max_recv_wr = 0;
     }
     let made = make(
-        domain.pd.handle,
+        domain,
         queues,
         &asked.cap,
         shared.map(srq::Object::shared),
@@ -279,6 +286,7 @@ pub unsafe extern "C" fn outboard_nic_ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     }
     clean(base, qpn);
     PAIRS.write().remove(&qpn);
+    drop(take(&mut *object.pair.given.lock()));
     for cq in [base.send_cq, base.recv_cq] {
         // SAFETY: a queue has no fewer lives than its queue pairs.
         if let Some(queue) = unsafe { queue_of(cq) } {

@@ -12,20 +12,21 @@ use std::{
 
 use outboard_net::{REGIONS_MAX, REMOTE_BYTES_MAX};
 use outboard_verbs::abi::{
-    IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE, ibv_context, ibv_context_ops, ibv_device,
-    ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_parent_domain_init_attr, ibv_pd, ibv_port_attr,
-    verbs_context,
+    IBV_LINK_LAYER_ETHERNET, IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS as ALLOCATORS,
+    IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT as PD_CONTEXT, IBV_PORT_ACTIVE, ibv_context,
+    ibv_context_ops, ibv_device, ibv_device_attr, ibv_gid, ibv_gid_entry,
+    ibv_parent_domain_init_attr, ibv_pd, ibv_port_attr, verbs_context,
 };
 
 use crate::{
     cq::{self, poll_cq, req_notify_cq},
-    domain::{Domain, GID, PORT},
+    domain::{Allocators, Domain, GID, PORT},
     events::Events,
     extended::{create_qp_ex, newer, older},
     host::host,
     pair::READS_MAX,
     post::{post_recv, post_send},
-    refused::{fail, refuse, set_errno},
+    refused::{fail, set_errno},
     rings::{ENTRIES_MAX, RECEIVE_SEGMENTS_MAX},
     srq::post_srq_recv,
 };
@@ -437,6 +438,8 @@ pub unsafe extern "C" fn outboard_nic_ibv_alloc_pd(context: *mut ibv_context) ->
         pd: ibv_pd { context, handle },
         uses: AtomicU32::new(0),
         parent: ptr::null_mut(),
+        is_of_threads: false,
+        allocators: None,
     }))
     .cast()
 }
@@ -455,12 +458,20 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
     let (Some(open), Some(asked)) = (open, asked) else {
         return fail(libc::EINVAL);
     };
-    if !asked.td.is_null() || asked.comp_mask != 0 {
-        refuse(
-            "ibv_alloc_parent_domain",
-            "threads' domains and allocators are not served",
-        );
-        return ptr::null_mut();
+    let allocators = match (asked.comp_mask & ALLOCATORS, asked.alloc, asked.free) {
+        (0, _, _) => None,
+        (_, Some(alloc), Some(free)) => Some(Allocators {
+            alloc,
+            free,
+            context: match asked.comp_mask & PD_CONTEXT {
+                0 => 0,
+                _ => asked.pd_context as usize,
+            },
+        }),
+        _ => return fail(libc::EINVAL),
+    };
+    if asked.comp_mask & !(ALLOCATORS | PD_CONTEXT) != 0 {
+        return fail(libc::EINVAL);
     }
     let parent = asked.pd.cast::<Domain>();
     // SAFETY: null, or the beginning of a domain of ours.
@@ -474,6 +485,8 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
         pd: ibv_pd { context, handle },
         uses: AtomicU32::new(0),
         parent,
+        is_of_threads: !asked.td.is_null(),
+        allocators,
     }))
     .cast()
 }

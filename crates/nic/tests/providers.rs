@@ -10,7 +10,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use outboard_nic::{LIBRARIES, SERVING, fabric::VARIABLE};
+use outboard_nic::{LIBRARIES, SERVING, devx::COMMANDS_VARIABLE, fabric::VARIABLE};
 use tempfile::TempDir;
 
 /// A folder with the libraries of this build, and where those lie that it is made of.
@@ -40,8 +40,10 @@ fn run(name: &str, arguments: impl Fn() -> Vec<String>) {
         .arg(format!("-Wl,-rpath,{}", built.display()))
         .status();
     assert!(compiled.unwrap().success());
-    let started = ["mlx5", "proxy"].map(|provider| {
+    // An adapter of mlx5 takes commands, or none.
+    let started = [("mlx5", "1"), ("mlx5", "0"), ("proxy", "1")].map(|(provider, commands)| {
         let child = Command::new(&program)
+            .env(COMMANDS_VARIABLE, commands)
             .args(arguments())
             .env("LD_LIBRARY_PATH", folder.path())
             .env(VARIABLE, folder.path().join("fabric"))
@@ -51,13 +53,13 @@ fn run(name: &str, arguments: impl Fn() -> Vec<String>) {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn();
-        (provider, child.unwrap())
+        ((provider, commands), child.unwrap())
     });
     let done = started.map(|(provider, child)| (provider, child.wait_with_output().unwrap()));
     for (provider, done) in done {
         let said = [done.stdout, done.stderr].concat();
         let said = String::from_utf8_lossy(&said);
-        assert!(done.status.success(), "{provider}: {said}");
+        assert!(done.status.success(), "{provider:?}: {said}");
     }
 }
 

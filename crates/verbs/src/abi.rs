@@ -92,6 +92,12 @@ pub struct ibv_srq {
     pub events_completed: u32,
 }
 
+/// Places in [`verbs_context`]'s list of newer calls.
+pub const ALLOC_PARENT_DOMAIN: usize = 13;
+pub const DEALLOC_TD: usize = 14;
+pub const ALLOC_TD: usize = 15;
+pub const CREATE_CQ_EX: usize = 24;
+
 /// Calls of newer interfaces, which the header's inline functions make if they are not null.
 #[repr(C)]
 pub struct verbs_context {
@@ -116,15 +122,59 @@ pub struct ibv_mr {
     pub rkey: u32,
 }
 
+/// A domain of threads: its queue pairs have a doorbell of their own.
+#[repr(C)]
+pub struct ibv_td {
+    pub context: *mut ibv_context,
+}
+
+#[repr(C)]
+pub struct ibv_td_init_attr {
+    pub comp_mask: u32,
+}
+
+/// Arguments: domain, its context, bytes, alignment, kind of what they are for.
+pub type ibv_alloc =
+    unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, usize, u64) -> *mut c_void;
+/// Arguments: domain, its context, memory, kind of what it was for.
+pub type ibv_free = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, *mut c_void, u64);
+
 #[repr(C)]
 pub struct ibv_parent_domain_init_attr {
     pub pd: *mut ibv_pd,
-    pub td: *mut c_void,
+    pub td: *mut ibv_td,
     pub comp_mask: u32,
-    pub alloc: *mut c_void,
-    pub free: *mut c_void,
+    pub alloc: Option<ibv_alloc>,
+    pub free: Option<ibv_free>,
     pub pd_context: *mut c_void,
 }
+
+pub const IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS: u32 = 1;
+pub const IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT: u32 = 2;
+
+#[repr(C)]
+pub struct ibv_cq_init_attr_ex {
+    pub cqe: u32,
+    pub cq_context: *mut c_void,
+    pub channel: *mut ibv_comp_channel,
+    pub comp_vector: u32,
+    pub wc_flags: u64,
+    pub comp_mask: u32,
+    pub flags: u32,
+    pub parent_domain: *mut ibv_pd,
+}
+
+pub const IBV_CQ_INIT_ATTR_MASK_FLAGS: u32 = 1;
+pub const IBV_CQ_INIT_ATTR_MASK_PD: u32 = 2;
+pub const IBV_CREATE_CQ_ATTR_SINGLE_THREADED: u32 = 1;
+pub const IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN: u32 = 2;
+
+/// Kinds of memory that libmlx5 asks a program's allocator for: `MLX5DV_RES_TYPE_QP` and so on.
+pub const MLX5DV_RES_TYPE_QP: u64 = 1 << 32 | 1;
+pub const MLX5DV_RES_TYPE_DBR: u64 = 1 << 32 | 3;
+pub const MLX5DV_RES_TYPE_CQ: u64 = 1 << 32 | 5;
+/// The allocator leaves it to the library.
+pub const IBV_ALLOCATOR_USE_DEFAULT: usize = usize::MAX;
 
 #[repr(C)]
 pub struct ibv_comp_channel {

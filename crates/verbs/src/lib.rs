@@ -12,7 +12,8 @@
 //!                                        request ──┘         are posted
 //!
 //!  completions ─► connection   a connection to which any operation is posted
-//!  abi ─► mlx5           queues in a program's memory, to which others than this process post
+//!  abi ─► mlx5           queues in a program's memory, to which others than this process post,
+//!         described      and those of adapters that take no commands
 //! ```
 //!
 //! * The library is loaded at the first use, so that a program without RDMA does not need it.
@@ -26,6 +27,7 @@ pub mod abi;
 mod choose;
 mod completions;
 mod connection;
+mod described;
 mod device;
 mod domain;
 mod error;
@@ -41,6 +43,7 @@ mod request;
 
 pub use choose::{AckTimeout, Chosen, Device, Port, check, choose, devices, is_v4, mtu_code};
 pub use connection::{Connection, Data, Done, SEGMENTS_MAX, Target, Work};
+pub use described::{OwnCompletions, OwnPair, Parent, Patience, Place, Sizes};
 pub use device::Context;
 pub use domain::Domain;
 pub use error::Error;

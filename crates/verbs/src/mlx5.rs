@@ -36,10 +36,12 @@ struct Uar {
     comp_mask: u64,
 }
 
-/// Pairs of what is described and where: of queue pairs, completion queues, and three more kinds.
+/// Pairs of what is described and where: of queue pairs, completion queues, and more kinds.
 #[repr(C)]
-struct Described {
-    others: [[*mut c_void; 2]; 5],
+pub(crate) struct Described {
+    pub(crate) qp: [*mut c_void; 2],
+    pub(crate) cq: [*mut c_void; 2],
+    others: [[*mut c_void; 2]; 3],
     ah: [*mut c_void; 2],
     pd: [*mut c_void; 2],
 }
@@ -122,7 +124,7 @@ fn functions() -> Result<&'static Functions, Error> {
 }
 
 /// Makes an error of a call that just failed with `errno`.
-fn failed(call: &'static str) -> Error {
+pub(crate) fn failed(call: &'static str) -> Error {
     let reason = io::Error::last_os_error().to_string();
     Error::Call { call, reason }
 }
@@ -140,10 +142,10 @@ fn refused(call: &'static str, answer: &[u8]) -> Error {
     Error::Call { call, reason }
 }
 
-/// An opened mlx5 adapter that takes commands, and a domain of it.
+/// An opened mlx5 adapter, and a domain of it.
 pub struct Mlx5 {
     functions: &'static Functions,
-    domain: Arc<Domain>,
+    pub(crate) domain: Arc<Domain>,
     number: u32,
 }
 
@@ -179,6 +181,19 @@ impl Mlx5 {
             domain: Arc::clone(domain),
             number: described.pdn,
         }))
+    }
+
+    /// Describes objects of the libraries.
+    ///
+    /// # Safety
+    ///
+    /// There is one of each of these kinds, and room for what is told.
+    pub(crate) unsafe fn describe(&self, objects: &mut Described, kinds: u64) -> Result<(), Error> {
+        // SAFETY: the caller's duties are the same.
+        match unsafe { (self.functions.mlx5dv_init_obj)(objects, kinds) } {
+            0 => Ok(()),
+            _ => Err(failed("mlx5dv_init_obj")),
+        }
     }
 
     /// Returns the number of the domain, for commands.
@@ -283,10 +298,12 @@ impl Mlx5 {
     }
 }
 
-fn nothing() -> Described {
+pub(crate) fn nothing() -> Described {
     let none = [ptr::null_mut(); 2];
     Described {
-        others: [none; 5],
+        qp: none,
+        cq: none,
+        others: [none; 3],
         ah: none,
         pd: none,
     }

@@ -1,6 +1,9 @@
 //! The provider `mlx5`: queues of a real adapter in a program's memory, to which its threads and
 //! kernels post as they do to `nic`'s: ring, record, doorbell and completions have one format.
 
+mod commands;
+mod described;
+mod pair;
 mod queue;
 
 use std::{collections::HashMap, ffi::c_void, fmt, sync::Arc};
@@ -86,10 +89,10 @@ impl Endpoint for Mlx5 {
     fn connect(&self, one: u32, other: u32) -> Result<(), Error> {
         let (a, b) = (self.queue(one)?, self.queue(other)?);
         let (of_a, of_b) = (a.reached(&self.device), b.reached(&self.device));
-        a.connect(&self.adapter, &self.device, &of_a, &of_b)?;
+        a.connect(&self.device, &of_a, &of_b)?;
         match one == other {
             true => Ok(()),
-            false => b.connect(&self.adapter, &self.device, &of_b, &of_a),
+            false => b.connect(&self.device, &of_b, &of_a),
         }
     }
 
@@ -98,7 +101,7 @@ impl Endpoint for Mlx5 {
         queue.check_unconnected()?;
         let of_mine = queue.reached(&self.device);
         reach::meet(meeting, &of_mine, mine, |theirs| {
-            queue.connect(&self.adapter, &self.device, &of_mine, theirs)
+            queue.connect(&self.device, &of_mine, theirs)
         })
     }
 
