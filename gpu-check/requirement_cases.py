@@ -6,8 +6,8 @@ import paper_cases
 from turns import Case
 
 
-def _cases(group: str, **titles: str) -> tuple[Case, ...]:
-    return tuple(Case(name, title, "plain_models", name, group=group) for name, title in titles.items())
+def _cases(group: str, module: str = "plain_models", **titles: str) -> tuple[Case, ...]:
+    return tuple(Case(name, title, module, name, group=group) for name, title in titles.items())
 
 
 CASES: tuple[Case, ...] = (
@@ -36,5 +36,20 @@ CASES: tuple[Case, ...] = (
         resnet34_b1="ResNet-34, batch 1",
         resnet18_train_b8="ResNet-18 training, batch 8",
         llama_one="8 layers of Llama, 64 tokens",
+    ),
+    # Chosen when the model was done, from packages that no other case uses.
+    *_cases(
+        "chosen",
+        "chosen_models",
+        mobilenet_b1="MobileNetV3, batch 1",
+        densenet_b16="DenseNet-121, batch 16",
+        efficientnet_train_b16="EfficientNet-B0 training, batch 16",
+        segmentation_b2="FCN on ResNet-50, batch 2",
+        distilbert_train_b8="DistilBERT training, batch 8",
+        t5_b8="T5-small, 8 x 128 tokens",
+        whisper_b1="Whisper-tiny, 32 tokens",
+        clip_b4="CLIP, 4 images and texts",
+        graph_train="Graph convolutions training, 10,000 nodes",
+        convnext_b8="ConvNeXt-T, batch 8",
     ),
 )

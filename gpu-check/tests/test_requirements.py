@@ -9,6 +9,7 @@ import pytest
 from test_run import FAKES, assert_nothing_runs
 
 import paper_plots
+import requirement_checks
 import requirements
 import requirements_page
 import requirements_stage
@@ -213,3 +214,14 @@ def test_the_page_shows_errors_checks_and_what_failed(tmp_path):
         results.write_text(broken)
         assert paper_plots.main([str(results), str(page)], make=requirements_page.document) == 1
     assert page.read_text() == text
+
+
+def test_a_budget_within_the_interval_of_the_median_is_not_decided():
+    assert requirement_checks.interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]) == (2.0, 7.0)
+    assert requirement_checks.interval([float(n) for n in range(20)]) == (5.0, 14.0)
+    assert requirement_checks.verdict([[1.0, 1.01]] * 8) == "keeps"
+    assert requirement_checks.verdict([[1.0, 1.1]] * 8) == "breaks"
+    assert requirement_checks.verdict([[1.0, 1.04], [1.0, 1.06]] * 4) == "not decided"
+    # Three turns decide nothing.
+    assert requirement_checks.verdict([[1.0, 1.01]] * 3) == "not decided"
+    assert requirement_checks.figures([[1.0, 1.01]] * 3)["interval"] is None

@@ -1,0 +1,392 @@
+#!/usr/bin/env python3
+"""Checks the round-trip times that `outboard require` gives for a budget, by programs run at them, at half and at
+double.
+
+    python3 gpu-check/requirement_checks.py --outboard target/release/outboard --out docs/results/checks.json
+
+All programs are recorded first, in processes of their own. Then two processes, one on this machine's GPU and one behind
+an emulated network, take short turns with one program after the other. Machines that are shared have slow and fast
+moments, so:
+
+* an overhead is the median of the ratios of neighbouring turns, and stands with the interval that holds the median with
+  a probability of 90 %. Where the budget lies in that interval nothing is decided, and turns go on while there is time;
+* both processes have the same cores for the same threads, and the server has others;
+* the first steps of a turn are not timed.
+
+A third process, which is local too, shows what the same comparison makes of nothing at all (`--twin`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kept
+import machine
+from process import Mode, Runner
+from requirement_cases import CASES
+from requirements import BUDGET, CHECK_GBPS, CHECKED, EXIT_FAILED, EXIT_NONE_MEETS, network_name
+from requirements_stage import LONG, RECORD_S_MAX, REQUIRE_S_MAX, StageError, cut
+from server import Server
+from speed import names
+from suite import ROOT, Group
+from turns import Case, Player, PlayerError, PlayerSkip, significant
+
+FORMAT_VERSION = 1
+LIMIT = float(BUDGET.rstrip("%")) / 100
+CONFIDENCE = 0.9
+# Processes that start at the same time.
+BATCH = 8
+ITERATIONS, UNTIMED = 10, 6
+ITERATIONS_OF_LONG, UNTIMED_OF_LONG = 5, 3
+WARM_UP_S = 0.15
+SETTLE = {"samples": 2, "budget_s": 0.01}
+TURN = {"samples": 20, "budget_s": 0.025}
+STEP_TURNS = 8
+ROUNDS_MIN = 8
+ROUNDS_MAX = 200
+# Sizes the rings as `outboard calibrate` has them.
+NETWORK_FIRST = "rtt=1ns,bandwidth=100Gbps"
+NO_NETWORK = f"rtt=1ns,bandwidth={CHECK_GBPS}Gbps"
+CORES_MIN = 12
+TWIN = "twin"
+
+
+class Cores:
+    """Cores of the program's first thread, of the one that computes gradients, of its others, and of the server; none
+    are given on machines with few."""
+
+    def __init__(self) -> None:
+        self.all = sorted(os.sched_getaffinity(0))
+        self.are_enough = len(self.all) >= CORES_MIN
+        self.first, self.gradients = {self.all[0]}, {self.all[0]}
+        self.others, self.server = set(self.all), set(self.all)
+        if self.are_enough:
+            self.first, self.gradients = {self.all[2]}, {self.all[4]}
+            self.others, self.server = {self.all[n] for n in (6, 8, 10)}, set(self.all[11:])
+
+    @contextlib.contextmanager
+    def of(self, cores: set[int]) -> Iterator[None]:
+        """Starts what it encloses on these cores."""
+        if self.are_enough:
+            os.sched_setaffinity(0, cores)
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, self.all)
+
+    def place(self, player: Player) -> None:
+        """Gives each thread of a program its core."""
+        if not self.are_enough:
+            return
+        for pid in _group(player.process.pid):
+            with contextlib.suppress(OSError):
+                for thread in Path(f"/proc/{pid}/task").iterdir():
+                    name = (thread / "comm").read_text()
+                    is_first = thread.name == str(pid)
+                    its = self.first if is_first else self.gradients if "autograd" in name else self.others
+                    os.sched_setaffinity(int(thread.name), its)
+
+
+def _group(leader: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):
+            # The name in brackets may have blanks.
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == leader:
+                found.append(int(stat.parent.name))
+    return found
+
+
+class Checks:
+    """The server, the two or three processes that take turns, and the recordings."""
+
+    def __init__(self, options: argparse.Namespace, scratch: Path) -> None:
+        self.options, self.scratch, self.cores = options, scratch, Cores()
+        self.outboard = [str(options.outboard)]
+        self.group = Group("checks", ())
+        with self.cores.of(self.cores.server):
+            self.server = Server(self.outboard, ["shm"], "nvidia", options.log_dir / "server.log", 60.0)
+            self.server.start()
+        self.runner = Runner([sys.executable], self.outboard, scratch, options.log_dir, False)
+        self.constants = scratch / "constants.json"
+        self.players: dict[str, Player] = {}
+
+    def open(self) -> None:
+        url = self.server.urls["shm"]
+        modes = [Mode("local", None), Mode("emulated", url, emulate=NETWORK_FIRST)]
+        modes += [Mode(TWIN, None)] if self.options.twin else []
+        with self.cores.of(self.cores.others | self.cores.first):
+            self.players = {mode.name: Player(self.runner, mode, self.group, "plain_models") for mode in modes}
+            for player in self.players.values():
+                player.wait_until_ready(time.monotonic() + 180)
+
+    def calibrate(self) -> None:
+        with self.cores.of(self.cores.others | self.cores.first):
+            url = self.server.urls["shm"]
+            command = [*self.outboard, "calibrate", "--gpu", url, "--json", str(self.constants)]
+            environment = {**os.environ, "OUTBOARD_EMULATE": NO_NETWORK.partition(",")[0]}
+            subprocess.run(command, env=environment, check=True, capture_output=True, timeout=120)
+
+    def restart(self) -> None:
+        """Starts the processes again after one of them has failed."""
+        for player in self.players.values():
+            player.kill()
+        self.server.ensure_running()
+        self.open()
+
+    def close(self) -> None:
+        for player in self.players.values():
+            player.close()
+        self.server.stop()
+
+    def record(self, cases: list[Case]) -> dict[str, str]:
+        """Records the programs, one after the other in processes that start together; returns why some could not be."""
+        players, errors = {}, {}
+        with self.cores.of(self.cores.others | self.cores.first):
+            for case in cases:
+                untimed = UNTIMED_OF_LONG if case.name in LONG else UNTIMED
+                whole = str(self.scratch / f"{case.name}.whole")
+                mode = Mode(f"recorded {case.name}", None, record=whole, untimed=untimed, caches="recorded")
+                players[case.name] = Player(self.runner, mode, self.group, case.module)
+        for do in (self._ready, self._prepared, self._recorded):
+            for case in cases:
+                if case.name in errors:
+                    continue
+                try:
+                    do(players[case.name], case)
+                except (PlayerError, PlayerSkip) as error:
+                    errors[case.name] = str(error)
+        closing = [threading.Thread(target=player.close) for player in players.values()]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
+        for case in cases:
+            if case.name not in errors:
+                whole = self.scratch / f"{case.name}.whole"
+                cut(self.runner, whole, self.recording(case), case.title)
+                whole.unlink()
+        return errors
+
+    def recording(self, case: Case) -> Path:
+        return Path(self.options.recordings) / f"{case.name}.trace"
+
+    def _ready(self, player: Player, case: Case) -> None:
+        player.wait_until_ready(time.monotonic() + 180)
+        prepare(player, case)
+
+    def _prepared(self, player: Player, case: Case) -> None:
+        player.answer(f"preparing {case.name}", RECORD_S_MAX)
+        self.cores.place(player)
+
+    def _recorded(self, player: Player, case: Case) -> None:
+        iterations = ITERATIONS_OF_LONG if case.name in LONG else ITERATIONS
+        player.ask({"do": "record", "iterations": iterations, "warm_up_s": WARM_UP_S})
+        player.answer(f"recording {case.name}", RECORD_S_MAX)
+
+    def check(self, case: Case, until: float) -> dict[str, Any]:
+        """Runs a program at the round-trip time that it is said to bear, at half and at double."""
+        for player in self.players.values():
+            prepare(player, case)
+        for player in self.players.values():
+            player.answer(f"preparing {case.name}", RECORD_S_MAX)
+            self.cores.place(player)
+        step_ms = statistics.median(self.turn("local", case) for _ in range(STEP_TURNS))
+        answer = require(self.outboard, self.recording(case), self.constants, step_ms)
+        found = {
+            "status": "ok",
+            "title": f"{case.title}, {case.group}",
+            "step_ms": significant(step_ms),
+            **{name: answer[name] for name in ("recording", "constants", "margin", "perfect", "rtt_max")},
+            "checks": {},
+        }
+        [largest] = [r["rtt_ns"]["simulated"] for r in answer["rtt_max"] if r["bits_per_s"] == CHECK_GBPS * 1e9]
+        networks = {}
+        if largest["limit"] == "at" and largest["value"] > 0:
+            rtt_us = largest["value"] / 1e3
+            networks = {name: network_name(round(rtt_us * by, 3), CHECK_GBPS) for name, by in CHECKED.items()}
+        networks["none"] = NO_NETWORK
+        networks |= {TWIN: TWIN} if self.options.twin else {}
+        pairs = self.pairs(case, networks, until)
+        for player in self.players.values():
+            player.ask({"do": "drop"})
+            player.answer("dropping", 60)
+        found["checks"] = {name: {"network": networks[name], **figures(pairs[name])} for name in networks}
+        return found
+
+    def pairs(self, case: Case, networks: dict[str, str], until: float) -> dict[str, list[list[float]]]:
+        """Returns, for each network, the times of a step in neighbouring turns, local and remote."""
+        pairs: dict[str, list[list[float]]] = {name: [] for name in networks}
+        for number in range(ROUNDS_MAX):
+            # Of those without a verdict the shares of time are larger.
+            left = [name for name in networks if number < ROUNDS_MIN or is_open(name, pairs[name])]
+            if not left or (number >= ROUNDS_MIN and time.monotonic() > until):
+                break
+            shift = number % len(left)
+            for name in left[shift:] + left[:shift]:
+                other = TWIN if name == TWIN else "emulated"
+                if name != TWIN:
+                    self.players[other].ask({"do": "network", "network": networks[name]})
+                    self.players[other].answer("changing the network", 10)
+                order = ("local", other) if number % 2 == 0 else (other, "local")
+                times = {which: self.turn(which, case) for which in order}
+                pairs[name].append([significant(times["local"]), significant(times[other])])
+        return pairs
+
+    def turn(self, which: str, case: Case) -> float:
+        player = self.players[which]
+        for extent in (SETTLE, TURN):
+            player.ask({"do": "run", "calls": case.calls, "wait": case.wait, **extent})
+            event = player.answer(f"running {case.name}", 60)
+        return statistics.median(float(ms) for ms in event["ms"])
+
+
+def require(outboard: list[str], recording: Path, constants: Path, step_ms: float, at: str = "") -> dict[str, Any]:
+    command = [*outboard, "require", str(recording), "--budget", BUDGET, "--json", "-"]
+    command += ["--constants", str(constants), "--step", f"{step_ms:g}ms"] + (["--at", at] if at else [])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=REQUIRE_S_MAX)
+    if done.returncode not in (0, EXIT_NONE_MEETS):
+        raise StageError(done.stderr.strip() or f"outboard require ended with {done.returncode}")
+    return dict(json.loads(done.stdout))
+
+
+def prepare(player: Player, case: Case) -> None:
+    player.ask({"do": "prepare", "module": case.module, "step": case.step, "warm_up": case.warm_up})
+
+
+def interval(ratios: list[float]) -> tuple[float, float]:
+    """Returns the numbers between which the median of what `ratios` are drawn from lies with CONFIDENCE, by the
+    binomial distribution; infinite if they are too few."""
+    ordered, count = sorted(ratios), len(ratios)
+    outside, rank = 0.0, 0
+    while rank < count // 2:
+        outside += 2 * math.comb(count, rank) / 2**count
+        if outside > 1 - CONFIDENCE:
+            break
+        rank += 1
+    if rank == 0:
+        return -math.inf, math.inf
+    return ordered[rank - 1], ordered[count - rank]
+
+
+def overheads(pairs: list[list[float]]) -> list[float]:
+    return [there / here - 1 for here, there in pairs]
+
+
+def verdict(pairs: list[list[float]]) -> str:
+    low, high = interval(overheads(pairs))
+    return "keeps" if high <= LIMIT else "breaks" if low > LIMIT else "not decided"
+
+
+def is_open(name: str, pairs: list[list[float]]) -> bool:
+    return name in CHECKED and verdict(pairs) == "not decided"
+
+
+def figures(pairs: list[list[float]]) -> dict[str, Any]:
+    low, high = interval(overheads(pairs))
+    return {
+        "rounds_ms": pairs,
+        "overhead": significant(statistics.median(overheads(pairs))),
+        "interval": [significant(low), significant(high)] if math.isfinite(low) else None,
+        "verdict": verdict(pairs),
+    }
+
+
+def predicted(results: dict[str, Any], options: argparse.Namespace) -> None:
+    """Adds to each check the overhead that the model gives for its network."""
+    for name, entry in results["cases"].items():
+        recording = Path(options.recordings) / f"{name}.trace"
+        if entry["status"] != "ok" or not recording.exists():
+            continue
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as constants:
+            constants.write(json.dumps(entry["constants"]))
+            constants.flush()
+            for check in entry["checks"].values():
+                if check["network"] == TWIN:
+                    continue
+                asked = (recording, Path(constants.name), entry["step_ms"], check["network"])
+                overhead = require([str(options.outboard)], *asked)["at_overhead"]["simulated"]
+                check["predicted"] = significant(overhead)
+                check["error"] = significant((1 + overhead) / (1 + check["overhead"]) - 1)
+
+
+def line(entry: dict[str, Any]) -> str:
+    if entry["status"] != "ok":
+        return f"{entry['title']:44} {entry['status']}: {entry['error']}"
+    text = f"{entry['title']:44} {entry['step_ms']:>8g} ms  margin {entry['margin']['margin']:.1%}"
+    for name, check in entry["checks"].items():
+        low, high = check["interval"] or (math.nan, math.nan)
+        text += f"  {name} {check['overhead']:+.1%} [{low:+.1%}, {high:+.1%}]"
+        text += f" {check['verdict']}" if name in CHECKED else ""
+    return text
+
+
+def main() -> int:
+    options = _parse()
+    results = kept.load(options.out, {"format": FORMAT_VERSION, "budget": BUDGET, "cases": {}})
+    if options.predict:
+        predicted(results, options)
+        kept.write(options.out, results)
+        return 0
+    options.log_dir.mkdir(parents=True, exist_ok=True)
+    options.recordings.mkdir(parents=True, exist_ok=True)
+    chosen = [case for case in CASES if not options.only or case.name in options.only or case.group in options.only]
+    until = time.monotonic() + options.budget_s
+    with tempfile.TemporaryDirectory(prefix="requirement-checks-") as scratch:
+        checks = Checks(options, Path(scratch))
+        try:
+            checks.open()
+            checks.calibrate()
+            about = machine.describe(checks.outboard)
+            errors: dict[str, str] = {}
+            for at in range(0, len(chosen), BATCH):
+                errors |= checks.record(chosen[at : at + BATCH])
+            for number, case in enumerate(chosen):
+                now = time.monotonic()
+                if now > until:
+                    print(f"no time was left for {', '.join(left.name for left in chosen[number:])}")
+                    break
+                entry = {"status": "error", "title": case.title, "error": errors.get(case.name, "")}
+                try:
+                    if case.name not in errors:
+                        entry = checks.check(case, now + (until - now) / (len(chosen) - number))
+                except (PlayerError, PlayerSkip, StageError) as error:
+                    entry["error"] = str(error)
+                    checks.restart()
+                print(line(entry), flush=True)
+                results["cases"][case.name] = entry | {"machine": about}
+                kept.write(options.out, results)
+        finally:
+            checks.close()
+    return 0 if all(entry["status"] == "ok" for entry in results["cases"].values()) else EXIT_FAILED
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--outboard", type=Path, required=True, help="the outboard program")
+    parser.add_argument("--out", type=Path, required=True, help="the results (JSON); other programs in it are kept")
+    parser.add_argument("--only", type=names, default=[], metavar="NAME,...", help="these programs or groups only")
+    parser.add_argument("--recordings", type=Path, default=ROOT / "build" / "recordings", help="where they are kept")
+    parser.add_argument("--budget-s", type=float, default=900.0, help="time for everything")
+    parser.add_argument("--twin", action="store_true", help="compare a second local process with the first, too")
+    parser.add_argument("--predict", action="store_true", help="add predictions to results; needs no GPU")
+    parser.add_argument("--log-dir", type=Path, default=ROOT / "build" / "requirement-checks")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
