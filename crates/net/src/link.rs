@@ -358,7 +358,7 @@ mod tests {
     }
 
     impl End {
-        fn new() -> End {
+        fn new(bytes: usize) -> End {
             let nic = Nic::without_thread();
             let options = QueueOptions {
                 log_blocks: 6,
@@ -367,7 +367,7 @@ mod tests {
             };
             let memory = Mapped::allocate(options.bytes()).unwrap();
             let queue = Queue::create(&nic, memory.clone(), options).unwrap();
-            let data = Mapped::allocate(DATA_BYTES).unwrap();
+            let data = Mapped::allocate(bytes).unwrap();
             let register = |adapter: &mut crate::Adapter| {
                 adapter.register(1, data.clone(), Access::ALL).unwrap()
             };
@@ -394,21 +394,29 @@ mod tests {
             met.unwrap().0
         }
 
-        fn write(&mut self, bytes: usize, to: &End) {
-            let of = self.queue.export();
-            let from = Segment {
+        fn here(&self, bytes: usize) -> Segment {
+            Segment {
                 length: bytes as u32,
                 lkey: self.key,
                 address: self.data.address(),
-            };
-            let operation = Operation::Write {
-                remote: Remote {
-                    address: to.data.address(),
-                    rkey: to.key,
-                },
-                imm: None,
-                data: Data::Gather(smallvec![from]),
-            };
+            }
+        }
+
+        fn there(&self) -> Remote {
+            Remote {
+                address: self.data.address(),
+                rkey: self.key,
+            }
+        }
+
+        fn write(&mut self, bytes: usize, remote: Remote) {
+            let data = Data::Gather(smallvec![self.here(bytes)]);
+            let imm = None;
+            self.post(Operation::Write { remote, imm, data });
+        }
+
+        fn post(&mut self, operation: Operation) {
+            let of = self.queue.export();
             let entry = Entry {
                 index: self.head,
                 qpn: of.qpn,
@@ -427,6 +435,51 @@ mod tests {
         }
     }
 
+    fn connected(way: Way, bytes: usize) -> ([End; 2], [Link; 2]) {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = free.local_addr().unwrap().to_string();
+        drop(free);
+        let ends = [End::new(bytes), End::new(bytes)];
+        let links = scope(|scope| {
+            let listening = scope.spawn(|| ends[0].meet(&address, true, way));
+            let link = ends[1].meet(&address, false, way);
+            [listening.join().unwrap(), link]
+        });
+        assert_eq!(links.each_ref().map(Link::way), [way; 2]);
+        (ends, links)
+    }
+
+    /// More than waits for a connection, from each to the other: neither waits for the other first.
+    #[test]
+    fn both_write_and_read_much_at_once() {
+        const BYTES: usize = 9 << 20;
+        const EACH: u64 = 3;
+        for way in [Way::Shm, Way::Tcp] {
+            let (mut ends, links) = connected(way, BYTES);
+            let there = [ends[1].there(), ends[0].there()];
+            for (end, remote) in ends.iter_mut().zip(there) {
+                let into = smallvec![end.here(BYTES)];
+                (0..EACH).for_each(|_| end.write(BYTES, remote));
+                let read = Operation::Read { remote, into };
+                (0..EACH).for_each(|_| end.post(read.clone()));
+            }
+            let begin = Instant::now();
+            let is_done = |end: &End| {
+                end.nic.poll();
+                let of = end.queue.export().qpn;
+                end.nic
+                    .with(|adapter| adapter.status(of))
+                    .unwrap()
+                    .succeeded
+                    == 2 * EACH
+            };
+            while !ends.each_ref().map(is_done).iter().all(|is_done| *is_done) {
+                assert!(begin.elapsed() < Duration::from_secs(60), "{way:?}");
+            }
+            drop(links);
+        }
+    }
+
     /// Both adapters are polled in turns by one thread, which shows how long they work for a write.
     #[test]
     fn writes_arrive_whole_each_way() {
@@ -436,16 +489,7 @@ mod tests {
             (Way::Shm, 20_480),
             (Way::Shm, DATA_BYTES),
         ] {
-            let free = TcpListener::bind("127.0.0.1:0").unwrap();
-            let address = free.local_addr().unwrap().to_string();
-            drop(free);
-            let (mut one, other) = (End::new(), End::new());
-            let links = scope(|scope| {
-                let listening = scope.spawn(|| one.meet(&address, true, way));
-                let link = other.meet(&address, false, way);
-                [listening.join().unwrap(), link]
-            });
-            assert_eq!(links.each_ref().map(Link::way), [way; 2]);
+            let ([mut one, other], _links) = connected(way, DATA_BYTES);
             let mut times = Vec::new();
             for round in 1..=ROUNDS {
                 let words = (0..bytes).step_by(8);
@@ -455,7 +499,7 @@ mod tests {
                         .store(round << 20 | at as u64, Ordering::Relaxed);
                 }
                 let begin = Instant::now();
-                one.write(bytes, &other);
+                one.write(bytes, other.there());
                 let last = bytes - 8;
                 let expected = round << 20 | last as u64;
                 while other.data.u64(last).load(Ordering::Acquire) != expected {

@@ -28,8 +28,13 @@ use super::{Adapter, Pair, Peer, State, work::Answer};
 pub(crate) const HEADER_BYTES: usize = 48;
 /// Most bytes of a message to another process.
 pub const REMOTE_BYTES_MAX: usize = 16 << 20;
-/// Bytes that wait for the connection before no more entries are sent, or requests taken.
+/// Bytes that wait for the connection before no more entries are sent.
 const OUTGOING_BYTES_MAX: usize = 8 << 20;
+/// Bytes of answers that wait before no more is taken of the peer, who asks for less at a time
+/// ([`READING_BYTES_MAX`], or one message): two that wait for each other so would wait for ever.
+const ANSWERS_BYTES_MAX: usize = 32 << 20;
+/// Bytes that are read at a time, unless one entry reads more.
+pub(super) const READING_BYTES_MAX: u64 = 8 << 20;
 /// Patience with a peer of another process: its connection says when it is gone.
 pub(super) const TIMEOUT_NS: u64 = 1_000_000_000;
 
@@ -230,12 +235,21 @@ impl std::fmt::Debug for Sink {
     }
 }
 
+/// A message on its way.
+#[derive(Debug)]
+struct Frame {
+    bytes: Vec<u8>,
+    is_answer: bool,
+}
+
 /// A connection to another process, as its queue pair sees it.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
     /// Frames that wait for the thread that writes them; of the first, what is not yet written.
-    frames: VecDeque<Vec<u8>>,
+    frames: VecDeque<Frame>,
     bytes: usize,
+    /// Bytes of answers among them.
+    answers_bytes: usize,
     sink: Option<Sink>,
     /// Bytes of the first frame that rings have taken.
     begun: usize,
@@ -264,16 +278,24 @@ impl Outgoing {
     ) -> Result<usize, E> {
         let mut given = 0;
         while let Some(frame) = self.frames.front() {
-            let count = take(&frame[self.begun..])?;
+            let count = take(&frame.bytes[self.begun..])?;
             (given, self.begun) = (given + count, self.begun + count);
-            if self.begun < frame.len() {
+            if self.begun < frame.bytes.len() {
                 break;
             }
-            self.bytes -= frame.len();
             self.begun = 0;
-            self.frames.pop_front();
+            self.pop();
         }
         Ok(given)
+    }
+
+    fn pop(&mut self) -> Option<Vec<u8>> {
+        let frame = self.frames.pop_front()?;
+        self.bytes -= frame.bytes.len();
+        if frame.is_answer {
+            self.answers_bytes -= frame.bytes.len();
+        }
+        Some(frame.bytes)
     }
 
     /// Sends a frame, which has room for its header before its data.
@@ -288,8 +310,13 @@ impl Outgoing {
         if frame.is_empty() {
             return;
         }
+        let is_answer = header.kind >= kind::DONE;
         self.bytes += frame.len();
-        self.frames.push_back(frame);
+        if is_answer {
+            self.answers_bytes += frame.len();
+        }
+        let bytes = frame;
+        self.frames.push_back(Frame { bytes, is_answer });
         if let Some(thread) = self.waiting.take() {
             thread.unpark();
         }
@@ -319,11 +346,10 @@ impl Adapter {
         let (number, _) = self.remote_pair(qpn, epoch)?;
         let outgoing = self.outgoing.get_mut(&number);
         let outgoing = outgoing.ok_or(Error::Peer("no more"))?;
-        let frame = outgoing.frames.pop_front();
+        let frame = outgoing.pop();
         if frame.is_none() {
             outgoing.waiting = Some(thread::current());
         }
-        outgoing.bytes -= frame.as_ref().map_or(0, Vec::len);
         Ok(frame)
     }
 
@@ -339,7 +365,12 @@ impl Adapter {
     /// Returns true if a frame of the peer may be taken: its answer has room.
     pub fn has_room(&self, qpn: u32, epoch: u32) -> Result<bool, Error> {
         let (number, _) = self.remote_pair(qpn, epoch)?;
-        Ok(self.is_roomy(number))
+        Ok(self.may_answer(number))
+    }
+
+    pub(super) fn may_answer(&self, number: usize) -> bool {
+        let outgoing = self.outgoing.get(&number);
+        outgoing.is_some_and(|outgoing| outgoing.answers_bytes < ANSWERS_BYTES_MAX)
     }
 
     /// Takes a frame of the peer. An error ends the connection.

@@ -11,6 +11,7 @@ use crate::{
 
 use super::{
     Adapter, Pair, State, Status,
+    remote::READING_BYTES_MAX,
     work::{Answer, Work},
 };
 
@@ -149,6 +150,25 @@ impl Sender {
     /// Returns true if an entry is not answered, or rung for and not yet in the record.
     pub(super) fn is_waiting(&self) -> bool {
         self.ring.is_ahead() || !self.pending.is_empty()
+    }
+
+    /// Returns true if the answer to an entry, if it reads, has room beside those that are to come.
+    fn may_read(&self, operation: &Operation) -> bool {
+        let read = |operation: &Operation| match operation {
+            Operation::Read { .. } => operation.bytes(),
+            _ => 0,
+        };
+        let bytes = read(operation);
+        // The entry itself counts as sent already.
+        let sent = self.pending.iter().take(self.sent.saturating_sub(1));
+        let awaited = sent.filter(|work| work.answer.is_none());
+        let awaited = awaited.filter_map(|work| work.operation.as_ref());
+        let coming = if bytes == 0 {
+            0
+        } else {
+            awaited.map(read).sum()
+        };
+        coming == 0 || coming + bytes <= READING_BYTES_MAX
     }
 
     /// Makes all that is not answered be looked at again.
@@ -297,7 +317,7 @@ impl Adapter {
                     sender.answered(sequence, answer, self.now_ns);
                     continue;
                 }
-                if !self.is_roomy(number) {
+                if !self.is_roomy(number) || !sender.may_read(operation) {
                     sender.sent -= 1;
                     break;
                 }
