@@ -22,6 +22,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=src/functions.rs");
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,{TARGET}");
+    // NCCL closes plugins, whose threads live on.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
     let out = PathBuf::from(env::var("OUT_DIR")?);
     if env::var("CARGO_CFG_TARGET_ARCH")? != "x86_64" {
         return Err("the libraries for programs without an adapter are made for x86-64".into());

@@ -21,8 +21,9 @@ WHY = "NET/Outboard: NCCL's kernels wait for words in host memory"
 # The capability that its PTX is for, and memory for loading it.
 OPTIONS = ("--capability", "12.0", "--host-memory", "4GiB")
 PATIENCE_S = 300
-# Ways of GIN, each with its number and what NCCL calls it: kernels post to the adapter, or tell a thread what to post.
-GIN_KINDS = {"gdaki": ("3", "GIN_IB_GDAKI"), "proxy": ("2", "RMA_IB_PROXY")}
+# Ways of GIN, each with its number and what NCCL calls it: kernels post to the adapter, or tell a thread of NCCL's what
+# to post, by verbs or by our plugin.
+GIN_KINDS = {"gdaki": ("3", "GIN_IB_GDAKI"), "proxy": ("2", "RMA_IB_PROXY"), "plugin": ("2", "OUTBOARD")}
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +87,28 @@ def test_collectives_over_shared_memory(tmp_path: Path) -> None:
 
 def over_the_adapter(folder: Path, program: list[str | Path], **settings: str) -> list[str]:
     """Runs two ranks over NET/IB on the software device; returns what each says."""
+    nic_run = [OUTBOARD, "nic", "run", "--fabric", folder / "fabric", "--"]
+    return two_ranks(folder, nic_run, program, {"NCCL_NET": "IB"}, settings)
+
+
+def by_the_plugin(folder: Path, program: list[str | Path], **settings: str) -> list[str]:
+    """Runs two ranks over sockets, but for what GIN does."""
+    plugin = {"NCCL_NET": "Socket", "NCCL_RMA_PLUGIN": str(OUTBOARD.parent / "liboutboard_nic.so")}
+    return two_ranks(folder, [], program, {**plugin, "OUTBOARD_NIC_FABRIC": str(folder / "fabric")}, settings)
+
+
+def two_ranks(
+    folder: Path, first: list[str | Path], program: list[str | Path], more: dict[str, str], settings: dict[str, str]
+) -> list[str]:
+    """`first` begins the command, and `settings` are for the program alone."""
     skip_without("torch")
     server = start_server(folder)
     # The second GPU: this machine may have another device at the place of the first.
     gpus = ",".join([server.urls["shm"]] * 2)
-    more = {"NCCL_NET": "IB", "NCCL_P2P_DISABLE": "1", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH"}
+    more = {**more, "NCCL_P2P_DISABLE": "1", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH"}
     ranks = []
     for rank in "01":
-        argv = [OUTBOARD, "nic", "run", "--fabric", folder / "fabric", "--", OUTBOARD, "run", "--gpu", gpus, "--"]
+        argv = [*first, OUTBOARD, "run", "--gpu", gpus, "--"]
         argv += ["env", *(f"{name}={value}" for name, value in settings.items())]
         argv += [*program, rank, folder / "number"]
         environment = {**os.environ, **SETTINGS, **more, "NCCL_HOSTID": rank, "CUDA_VISIBLE_DEVICES": "1"}
@@ -142,9 +157,11 @@ def gin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-@pytest.mark.parametrize(("kind", "plugin"), GIN_KINDS.values(), ids=GIN_KINDS)
+@pytest.mark.parametrize("way", GIN_KINDS)
 def test_kernels_put_over_the_adapter_in_software(
-    gin: Path, tmp_path: Path, reachable: dict[str, str], kind: str, plugin: str
+    gin: Path, tmp_path: Path, reachable: dict[str, str], way: str
 ) -> None:
-    for one in over_the_adapter(tmp_path, [gin], **reachable, NCCL_GIN_TYPE=kind):
+    kind, plugin = GIN_KINDS[way]
+    run = by_the_plugin if way == "plugin" else over_the_adapter
+    for one in run(tmp_path, [gin], **reachable, NCCL_GIN_TYPE=kind):
         assert one.splitlines()[-1] == "right" and f"GIN/Plugin: Assigned plugin {plugin} type {kind}" in one, one

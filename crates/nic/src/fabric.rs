@@ -125,6 +125,16 @@ impl Fabric {
         self.place << PLACE_SHIFT
     }
 
+    /// Place of this process.
+    pub(crate) fn place(&self) -> u32 {
+        self.place
+    }
+
+    /// Name of a socket at which ranks of a communicator gather.
+    pub(crate) fn gathering(&self, place: u32, number: u32) -> PathBuf {
+        self.folder.join(format!("{place}.gin{number}"))
+    }
+
     /// Connects a queue pair to another, of this process or of one that may come later.
     pub(crate) fn connect(
         &'static self,

@@ -23,6 +23,7 @@
 //!   and `extended` has calls that programs make through a context. Queues of [`devx`] are in the
 //!   program's memory, or in that of its GPU; [`query`] answers what a device can do, and
 //!   [`dynamic`] makes targets to which nobody posts.
+//! - [`gin`] is a plugin for NCCL, which posts to the adapter without verbs.
 
 pub mod abi;
 pub mod address;
@@ -36,6 +37,7 @@ pub mod events;
 mod extended;
 pub mod fabric;
 pub mod functions;
+pub mod gin;
 mod gpu;
 mod host;
 pub mod memory;

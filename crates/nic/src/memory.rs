@@ -89,20 +89,32 @@ unsafe fn register(
     let Some(at) = NonNull::new(memory.cast::<u8>()).filter(|_| bytes > 0) else {
         return fail(libc::EINVAL);
     };
-    let found = if let Some(memory) = gpu::memory(at.as_ptr() as u64, bytes) {
-        Registered::Distant {
-            address,
-            bytes,
-            at: memory,
-        }
-    } else if is_mapped(memory as usize, bytes, access & 1 != 0) {
-        // SAFETY: mapped, as was looked up, and it stays so by the caller's duty.
-        unsafe { Mapped::new(at, bytes, address) }.into()
-    } else {
+    // SAFETY: the caller's duties are the same.
+    let Some(found) = (unsafe { reached(at, bytes, address, access & 1 != 0) }) else {
         return fail(libc::EFAULT);
     };
     // SAFETY: the caller's duties are the same.
     unsafe { add(name, pd, found, [memory as usize, bytes], access) }
+}
+
+/// Returns memory of a GPU or of this process; `None` if it is not there, or may not be written.
+///
+/// # Safety
+///
+/// As of `ibv_reg_mr`.
+pub(crate) unsafe fn reached(
+    memory: NonNull<u8>,
+    bytes: usize,
+    address: u64,
+    is_written: bool,
+) -> Option<Registered> {
+    let at = memory.as_ptr() as u64;
+    if let Some(at) = gpu::memory(at, bytes) {
+        return Some(Registered::Distant { address, bytes, at });
+    }
+    // SAFETY: mapped, as is looked up, and it stays so by the caller's duty.
+    let mapped = || unsafe { Mapped::new(memory, bytes, address) }.into();
+    is_mapped(at as usize, bytes, is_written).then(mapped)
 }
 
 /// # Safety
