@@ -24,7 +24,7 @@ pub(crate) use self::arrays::*;
 use self::shape::{End, Extent, Memory, Piece, pack};
 use super::{
     Done, In, Untyped,
-    copy::{CopyEnd, MemoryKind},
+    copy::{CopyEnd, MemoryKind, Peers},
 };
 use crate::{
     observe::guard,
@@ -456,17 +456,14 @@ fn run(
     let Some(request) = request(driver)? else {
         return Ok(());
     };
-    let has_peer = match (&request.dst, &request.src) {
+    let peers = match (&request.dst, &request.src) {
         (End::Memory(dst), End::Memory(src)) => {
-            driver.settles_peers(&stream, wait, || [dst.address, src.address])?
+            driver.follow_peers(&stream, wait, || [dst.address, src.address])?
         }
-        _ => false,
+        _ => Peers::new(),
     };
     driver.run_box(request, &stream, wait)?;
-    match has_peer {
-        true => driver.synchronize_stream(&stream),
-        false => Ok(()),
-    }
+    driver.precede_peers(&stream, &peers)
 }
 
 /// Runs a copy of three dimensions at its server, or between two.
