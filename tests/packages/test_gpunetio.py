@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -53,14 +54,22 @@ def hopper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     assert server.stop() == 0
 
 
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Compiles all at once: each takes a core 7 s."""
+    skip_without("torch")
+    folder = tmp_path_factory.mktemp("gpunetio")
+    with ThreadPoolExecutor() as pool:
+        built = pool.map(lambda case: build(folder / case[0], *case), CASES)
+        return dict(zip((package for package, _ in CASES), built, strict=True))
+
+
 @pytest.mark.parametrize(("package", "capability"), CASES)
 def test_kernels_of_gpunetio_post_to_the_adapter(
-    server: Server, hopper: Server, tmp_path: Path, package: str, capability: str
+    server: Server, hopper: Server, programs: dict[str, Path], package: str, capability: str
 ) -> None:
     """Its entries are executed, and its pollers read the completions; its entries have the bytes of ours."""
-    skip_without("torch")
-    program = build(tmp_path / "gpunetio", package, capability)
-    done = (hopper if capability == "9.0" else server).run("shm", program, "16", "5", "6")
+    done = (hopper if capability == "9.0" else server).run("shm", programs[package], "16", "5", "6")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split() == PARTS
 
