@@ -17,6 +17,8 @@ use std::{
 use functions::{Answer, LIBRARIES, Library};
 
 const TARGET: &str = "liboutboard_nic.so";
+/// Sources of the library that is preloaded.
+const PRELOADED: [&str; 2] = ["src/files.c", "src/io_memory.c"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=build.rs");
@@ -45,20 +47,21 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Makes the library that is preloaded for the adapter's files.
+/// Makes the library that is preloaded, for the adapter's files and its doorbells.
 fn preload(out: &Path) -> Result<(), Box<dyn Error>> {
-    let source = "src/files.c";
-    println!("cargo::rerun-if-changed={source}");
+    for source in PRELOADED {
+        println!("cargo::rerun-if-changed={source}");
+    }
     let compiler = compiler();
     let done = Command::new(&compiler)
         .args(["-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o"])
         .arg(out.join("liboutboard_nic_files.so"))
-        .arg(source)
+        .args(PRELOADED)
         .status()
         .map_err(|error| format!("{compiler}: {error}"))?;
     match done.success() {
         true => Ok(()),
-        false => Err(format!("{compiler} has not compiled {source}").into()),
+        false => Err(format!("{compiler} has not compiled {}", PRELOADED.join(", ")).into()),
     }
 }
 

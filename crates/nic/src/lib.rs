@@ -42,7 +42,7 @@ mod gpu;
 mod host;
 pub mod memory;
 pub mod objects;
-mod pages;
+pub mod pages;
 mod pair;
 mod post;
 pub mod qp;
@@ -72,7 +72,7 @@ pub const LIBRARIES: [(&str, &[u8]); 3] = [
 /// Name of the library that they load.
 pub const SERVING: &str = "liboutboard_nic.so";
 
-/// The library that is preloaded, so that programs find [`FILES`].
+/// The library that is preloaded, so that programs find [`FILES`], and drivers register doorbells.
 pub const PRELOADED: (&str, &[u8]) = (
     "liboutboard_nic_files.so",
     include_bytes!(concat!(env!("OUT_DIR"), "/liboutboard_nic_files.so")),

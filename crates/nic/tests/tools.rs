@@ -132,6 +132,51 @@ fn files_of_the_adapter_are_where_programs_look_for_them() {
     assert_eq!(done.unwrap().stdout, b"own");
 }
 
+/// Compiles a source of this folder to a library or a program.
+fn cc(source: &str, arguments: &[&str], target: &Path) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests")
+        .join(source);
+    let mut command = Command::new("cc");
+    command
+        .args(["-O1", "-Wall", "-Werror", "-o"])
+        .arg(target)
+        .arg(source);
+    assert!(command.args(arguments).status().unwrap().success());
+}
+
+/// The driver refuses ordinary memory as I/O memory, as Nvidia's does; programs get its function
+/// when they are linked with it, by its name, or by cuGetProcAddress, which comes by its name.
+#[test]
+fn a_driver_registers_doorbells_that_it_refuses_as_io_memory() {
+    let folder = folder();
+    let (name, bytes) = PRELOADED;
+    let preload = folder.path().join(name);
+    fs::write(&preload, bytes).unwrap();
+    let (driver, program) = (
+        folder.path().join("libcuda.so.1"),
+        folder.path().join("doorbells"),
+    );
+    let soname = "-Wl,-soname,libcuda.so.1";
+    cc("strict_cuda.c", &["-shared", "-fPIC", soname], &driver);
+    cc(
+        "doorbells.c",
+        &[driver.to_str().unwrap(), "-libverbs", "-lmlx5"],
+        &program,
+    );
+    let run = |preload: &Path| {
+        let mut command = Command::new(&program);
+        command
+            .env("LD_LIBRARY_PATH", folder.path())
+            .env("LD_PRELOAD", preload);
+        let done = command.env(VARIABLE, folder.path().join("fabric")).output();
+        String::from_utf8(done.unwrap().stdout).unwrap()
+    };
+    assert_eq!(run(&preload), "right\n");
+    // Without the preloaded library it is refused.
+    assert!(run(Path::new("")).contains("call(doorbell, 4096, ALL) == 0"));
+}
+
 #[test]
 fn a_program_that_needs_what_is_not_declared_is_not_started() {
     let folder = folder();
