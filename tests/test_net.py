@@ -249,7 +249,7 @@ from outboard import OutboardError, net
 def said(call):
     try:
         call()
-    except (OutboardError, ValueError) as error:
+    except (OutboardError, TypeError, ValueError) as error:
         return str(error)
     raise AssertionError("taken")
 
@@ -258,6 +258,10 @@ print(said(lambda: net.Endpoint(provider="mlx5")))
 os.environ["OUTBOARD_NET_PROVIDER"] = "wire"
 print(said(lambda: net.Endpoint()))
 assert net.Endpoint(provider="nic").provider == "nic"
+os.environ["OUTBOARD_NET_PROVIDER"] = ""
+assert net.Endpoint().provider == "nic"
+for named in (None, 3, "nic\\0x"):
+    print(said(lambda: net.Endpoint(provider=named)))
 del os.environ["OUTBOARD_NET_PROVIDER"]
 print(said(lambda: net.Endpoint(loss_ppm=1_000_001)))
 print(said(lambda: net.Endpoint(loss_ppm=-1)))
@@ -270,6 +274,7 @@ with net.Endpoint() as endpoint:
     print(said(lambda: endpoint.queue((1 << 32) + 6, memory=page)))
     endpoint.queue(memory=page)
     print(said(lambda: endpoint.queue(memory=page)))
+    print(said(lambda: endpoint.queue()))
 """
 
 
@@ -284,6 +289,9 @@ def test_python_takes_no_nonsense() -> None:
     expected = [
         "the provider mlx5 is not possible here: ",
         "there is no provider wire: auto, mlx5, nic, nvlink, proxy are there",
+        "a provider is named by a text, as auto or nic, and not by None",
+        "a provider is named by a text, as auto or nic, and not by 3",
+        "'nic\\x00x' is no provider's name",
         "loses 1000001 of a million messages",
         "-1 is no unsigned number of 32 bits",
         "messages take 2 to 1 ns",
@@ -293,6 +301,7 @@ def test_python_takes_no_nonsense() -> None:
         "0 bytes cannot be registered",
         "4294967302 is no unsigned number of 32 bits",
         "a queue of this process already lies there",
+        "a queue lies in memory",
     ]
     for said, part in zip(done.stdout.splitlines(), expected, strict=True):
         assert part in said

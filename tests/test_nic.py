@@ -131,3 +131,9 @@ def test_a_program_that_is_not_there_is_said(tmp_path: Path) -> None:
     done = run(tmp_path, "/nowhere/at-all")
     assert done.returncode == 127
     assert "/nowhere/at-all" in done.stderr
+
+
+def test_adapters_meet_in_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = run(tmp_path / "file", "ibv_devinfo")
+    assert done.returncode == 1 and f"--fabric {tmp_path / 'file'}: that is no folder" in done.stderr, done.stderr

@@ -58,6 +58,8 @@ MEET_MS = 30_000
 # cuMemHostAlloc's portable and mapped, and the question about an address.
 HOST_FLAGS = 1 | 2
 MEMORY_TYPE, OF_DEVICE = 2, 2
+# CUDA_ERROR_NOT_INITIALIZED and CUDA_ERROR_INVALID_CONTEXT.
+NO_CONTEXT = (3, 201)
 DLPACK_HOST, DLPACK_GPU = (1, 3), (2, 13)  # kDLCPU, kDLCUDAHost; kDLCUDA, kDLCUDAManaged
 OF_GPU = "this tensor is in a GPU's memory, which the adapter in software does not reach: pin it"
 
@@ -217,6 +219,10 @@ class Endpoint:
         provider: str = "auto",
         library: str | os.PathLike[str] | None = None,
     ) -> None:
+        if not isinstance(provider, str):
+            raise TypeError(f"a provider is named by a text, as auto or nic, and not by {provider!r}")
+        if "\0" in provider:
+            raise ValueError(f"{provider!r} is no provider's name")
         self._library = _loaded(library)
         self._adapter = _Adapter(self._library)
         weakref.finalize(self, self._adapter.close)
@@ -284,9 +290,17 @@ class Endpoint:
         self.close()
 
     def _pinned(self, size: int) -> int:
-        driver = ctypes.CDLL("libcuda.so.1")
+        try:
+            driver = ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise OutboardError(f"a queue lies in memory of the driver, or in that of memory=: {error}") from error
         at = c_void_p()
         status = driver.cuMemHostAlloc(byref(at), ctypes.c_size_t(size), c_uint32(HOST_FLAGS))
+        if status in NO_CONTEXT:
+            raise OutboardError(
+                "a queue lies in memory that the driver pins, and this thread has no context of CUDA yet: make one "
+                "first, as torch.ones(1).cuda() or numba.cuda.current_context() do, or give pinned memory=..."
+            )
         if status != 0 or at.value is None:
             raise OutboardError(f"cuMemHostAlloc of {size} bytes for a queue: error {status}")
         ctypes.memset(at, 0, size)

@@ -31,6 +31,12 @@ pub(crate) fn nic(command: NicCommand) -> anyhow::Result<ExitCode> {
     ));
     if let Some(fabric) = fabric {
         let fabric = std::path::absolute(&fabric).context("naming the folder of --fabric")?;
+        let is_other = fabric.exists() && !fabric.is_dir();
+        anyhow::ensure!(
+            !is_other,
+            "--fabric {}: that is no folder; adapters meet in a folder, which is made if it is not there",
+            fabric.display()
+        );
         command.env(outboard_nic::fabric::VARIABLE, fabric);
     }
     // From here on the process is the program: signals, terminal and exit code are its own.

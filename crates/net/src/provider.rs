@@ -61,7 +61,8 @@ impl Provider {
     /// Returns the provider that was asked for, else that of the environment, else the first of
     /// those that reach every process; an error if it is not possible here.
     pub fn choose(asked: Option<Provider>) -> Result<Provider, Error> {
-        let asked = match (asked, env::var_os(PROVIDER_VARIABLE)) {
+        let said = env::var_os(PROVIDER_VARIABLE).filter(|said| !said.is_empty());
+        let asked = match (asked, said) {
             (None, Some(name)) => Provider::named(&name.to_string_lossy())?,
             (asked, _) => asked,
         };

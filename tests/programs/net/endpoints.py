@@ -77,6 +77,13 @@ def put(
 
 def main() -> None:
     ptx, *place = sys.argv[1:]
+    with net.Endpoint() as early:
+        try:
+            early.queue()
+        except OutboardError as error:
+            assert "has no context of CUDA yet: make one first" in str(error), error
+        else:
+            raise AssertionError("a queue was made without a context")
     cuda.primary_context()
     produce, consume = cuda.kernels(Path(ptx).read_bytes(), "produce", "consume")
     is_direct = os.environ.get("OUTBOARD_NET_PROVIDER") == "nvlink"
