@@ -140,6 +140,8 @@ class Checks:
             command = [*self.outboard, "calibrate", "--gpu", url, "--json", str(self.constants)]
             environment = {**os.environ, "OUTBOARD_EMULATE": NO_NETWORK.partition(",")[0]}
             subprocess.run(command, env=environment, check=True, capture_output=True, timeout=120)
+        known = json.loads(self.constants.read_text()) | self.options.set
+        self.constants.write_text(json.dumps(known))
 
     def restart(self) -> None:
         """Starts the processes again after one of them has failed."""
@@ -375,6 +377,10 @@ def main() -> int:
     return 0 if all(entry["status"] == "ok" for entry in results["cases"].values()) else EXIT_FAILED
 
 
+def _constants(text: str) -> dict[str, float]:
+    return {name: float(number) for name, _, number in (pair.partition("=") for pair in text.split(","))}
+
+
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--outboard", type=Path, required=True, help="the outboard program")
@@ -382,6 +388,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--only", type=names, default=[], metavar="NAME,...", help="these programs or groups only")
     parser.add_argument("--recordings", type=Path, default=ROOT / "build" / "recordings", help="where they are kept")
     parser.add_argument("--budget-s", type=float, default=900.0, help="time for everything")
+    parser.add_argument("--set", type=_constants, default={}, metavar="NAME=NUMBER,...", help="further constants")
     parser.add_argument("--twin", action="store_true", help="compare a second local process with the first, too")
     parser.add_argument("--predict", action="store_true", help="add predictions to results; needs no GPU")
     parser.add_argument("--log-dir", type=Path, default=ROOT / "build" / "requirement-checks")

@@ -12,7 +12,7 @@ from harness import OUTBOARD
 
 CALIBRATE_S_MAX = 180
 FIELDS = ["start_ns", "start_ns_per_byte", "time_local_ns", "receive_ns", "server_ns"]
-FIELDS += ["copy_ns_per_byte", "device_ns_per_byte"]
+FIELDS += ["copy_ns_per_byte", "device_ns_per_byte", "processor_more", "handoff_more"]
 
 
 def calibrate(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -9,6 +9,10 @@
 //! of one recording differ (noise), the replay without a network differs from what was recorded,
 //! and the model leaves things out. The margin is their sum's quantile at the confidence.
 //!
+//! What the model leaves out was measured, and depends on what determines a program's time: the
+//! GPU, whose work takes as long anywhere, its own code, or its copies. A replay in which these are
+//! slower by the measured error tells how much of it reaches the end of a step.
+//!
 //! The answer is about the iteration of median duration. How far the recorded median is off cannot
 //! be told from iterations that one slow second has in common, so noise counts in full. If the
 //! step's duration is known besides, that is no longer in question, and what is left of the noise
@@ -16,17 +20,21 @@
 
 use std::{fmt, str::FromStr};
 
+use outboard_api::optimise::Level;
 use serde::Serialize;
 
 use crate::{
-    Error,
+    Constants, Error, Network,
     iteration::{Iteration, median},
-    replay::{Replay, Where},
+    replay::{Remote, Replay, Where},
 };
 
-/// Error of the model apart from noise: of programs whose time the GPU determines, whose steps
-/// hardly vary (docs/requirements-measured.md).
+/// Standard deviations of the model's measured errors, apart from noise
+/// (docs/requirements-measured.md): of a step that the GPU determines, of the speed of a program's
+/// own code, and of the time of its long copies.
 const MODEL_ERROR: f64 = 0.01;
+const PROCESSOR_ERROR: f64 = 0.045;
+const COPIES_ERROR: f64 = 0.15;
 /// Standard deviation of a normal distribution, in median absolute deviations.
 const DEVIATIONS: f64 = 1.4826;
 /// Standard deviation of the median of n numbers of a normal distribution, in standard deviations
@@ -90,18 +98,18 @@ impl Confidence {
 }
 
 impl Margin {
-    pub(crate) fn new(confidence: Confidence, errors: Errors) -> Margin {
+    pub(crate) fn new(confidence: Confidence, errors: Errors, model_error: f64) -> Margin {
         let Errors {
             noise,
             replay_error,
             ..
         } = errors;
-        let deviation = (noise.powi(2) + replay_error.powi(2) + MODEL_ERROR.powi(2)).sqrt();
+        let deviation = (noise.powi(2) + replay_error.powi(2) + model_error.powi(2)).sqrt();
         Margin {
             confidence,
             noise,
             replay_error,
-            model_error: MODEL_ERROR,
+            model_error,
             margin: confidence.deviations() * deviation,
         }
     }
@@ -110,6 +118,29 @@ impl Margin {
     pub(crate) fn within(&self, part: f64) -> f64 {
         (1.0 + part) / (1.0 + self.margin) - 1.0
     }
+}
+
+/// Returns the standard deviation of the model's error for an iteration, as a share of its time.
+pub(crate) fn model_error(iteration: &Iteration, level: Level, constants: &Constants) -> f64 {
+    let mut replay = Replay::new(iteration);
+    let mut total_ns = |constants: &Constants| {
+        let place = Where::Remote(Remote {
+            network: Network::PERFECT,
+            level,
+            constants,
+            freed: None,
+        });
+        replay.run(place).total_ns
+    };
+    let as_it_is = total_ns(constants);
+    let mut share = |processor, copies| match as_it_is > 0.0 {
+        true => total_ns(&constants.off_by(processor, copies)) / as_it_is - 1.0,
+        false => 0.0,
+    };
+    let squares = MODEL_ERROR.powi(2)
+        + share(PROCESSOR_ERROR, 0.0).powi(2)
+        + share(0.0, COPIES_ERROR).powi(2);
+    squares.sqrt()
 }
 
 /// Errors of a recording, as shares of an iteration's time.
@@ -199,7 +230,7 @@ mod tests {
         let known = recorded.of_known_step();
         assert!((known.noise - 0.01 * MEDIAN_DEVIATIONS).abs() < 1e-12);
         assert!((known.replay_error - 0.01).abs() < 1e-12);
-        let margin = |errors| Margin::new(Confidence::USUAL, errors).margin;
+        let margin = |errors| Margin::new(Confidence::USUAL, errors, MODEL_ERROR).margin;
         assert!(margin(known) < margin(recorded));
     }
 

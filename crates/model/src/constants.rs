@@ -36,6 +36,13 @@ pub struct Constants {
     /// such waits became a message.
     #[serde(default)]
     pub waits_for_copies: bool,
+    /// The share by which a program's own code is slower between calls that are sent than between
+    /// the driver's.
+    #[serde(default)]
+    pub processor_more: f64,
+    /// Addition to that if threads of the program wait for each other.
+    #[serde(default)]
+    pub handoff_more: f64,
 }
 
 impl Constants {
@@ -54,6 +61,8 @@ impl Constants {
             copy_ns_per_byte: 0.0,
             device_ns_per_byte: 0.0,
             waits_for_copies: false,
+            processor_more: 0.0,
+            handoff_more: 0.0,
         }
     }
 
@@ -68,7 +77,20 @@ impl Constants {
         copy_ns_per_byte: 0.0,
         device_ns_per_byte: 0.0,
         waits_for_copies: false,
+        processor_more: 0.0,
+        handoff_more: 0.0,
     };
+
+    /// Returns the same costs if a program's own code were slower by `processor` more, and its
+    /// copies by `copies`, as shares.
+    pub(crate) fn off_by(&self, processor: f64, copies: f64) -> Constants {
+        Constants {
+            processor_more: self.processor_more + processor,
+            start_ns_per_byte: self.start_ns_per_byte * (1.0 + copies),
+            copy_ns_per_byte: self.copy_ns_per_byte * (1.0 + copies),
+            ..self.clone()
+        }
+    }
 
     /// Refuses values that are not durations.
     pub fn check(&self) -> Result<(), Error> {
@@ -80,6 +102,8 @@ impl Constants {
             ("server_ns", self.server_ns),
             ("copy_ns_per_byte", self.copy_ns_per_byte),
             ("device_ns_per_byte", self.device_ns_per_byte),
+            ("processor_more", self.processor_more),
+            ("handoff_more", self.handoff_more),
         ] {
             if !(value.is_finite() && value >= 0.0) {
                 return Err(Error::Number {

@@ -239,12 +239,25 @@ impl<'a> Replay<'a> {
     fn acts_at(&self, thread: usize, place: Where<'_>) -> Option<f64> {
         let state = self.threads[thread];
         let step = self.iteration.threads[thread].get(state.next as usize)?;
+        let gap_ns = step.gap_ns * self.slower(place);
         let begins_ns = match step.comes_after {
-            None => state.now_ns + step.gap_ns,
+            None => state.now_ns + gap_ns,
             Some(after) if self.threads[after.thread as usize].next <= after.step => return None,
-            Some(after) => state.now_ns.max(self.done_ns(after) + step.gap_ns),
+            Some(after) => state.now_ns.max(self.done_ns(after) + gap_ns),
         };
         Some(begins_ns + start_ns(step, place))
+    }
+
+    /// Returns the factor by which the program's own code takes longer than recorded.
+    fn slower(&self, place: Where<'_>) -> f64 {
+        let Where::Remote(Remote { constants, .. }) = place else {
+            return 1.0;
+        };
+        let by_threads = match self.iteration.handoffs {
+            0 => 0.0,
+            _ => constants.handoff_more,
+        };
+        1.0 + constants.processor_more + by_threads
     }
 
     fn done_ns(&self, place: StepIndex) -> f64 {

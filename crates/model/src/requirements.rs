@@ -13,6 +13,7 @@ use crate::{
     Network, Observer, Remote, Replay, Step, Where, Workload,
     advice::advice,
     check_level,
+    confidence::model_error,
     iteration::{Iteration, median},
     network::{BITS_PER_S_MIN, RTT_NS_MAX},
     search::{never_fall, never_need_less},
@@ -199,7 +200,7 @@ impl Requirements {
         question: &Question,
     ) -> Result<Requirements, Error> {
         let (iteration, mut judge) = judge(workload, question)?;
-        let margin = Margin::new(question.confidence, workload.errors);
+        let margin = margin(workload, iteration, question);
         let part = margin.within(question.budget.part());
         let perfect = judge.overhead(Network::PERFECT);
         Ok(Requirements {
@@ -242,12 +243,17 @@ fn judge<'a>(
     Ok((iteration, judge))
 }
 
+fn margin(workload: &Workload, iteration: &Iteration, question: &Question) -> Margin {
+    let model_error = model_error(iteration, question.level, question.constants);
+    Margin::new(question.confidence, workload.errors, model_error)
+}
+
 /// Returns the networks that just keep an iteration within the budget, by simulation: round trips
 /// at most, bandwidths at least. None is as good as another one in both. Without any no network
 /// is good enough.
 pub fn frontier(workload: &Workload, question: &Question) -> Result<Vec<Network>, Error> {
-    let (_, mut judge) = judge(workload, question)?;
-    let part = Margin::new(question.confidence, workload.errors).within(question.budget.part());
+    let (iteration, mut judge) = judge(workload, question)?;
+    let part = margin(workload, iteration, question).within(question.budget.part());
     let by_bandwidth = rtt_max(&mut judge, part).into_iter().filter_map(|point| {
         let rtt_ns = match point.rtt_ns.simulated {
             Limit::Never => return None,

@@ -21,6 +21,8 @@ fn constants() -> Constants {
         copy_ns_per_byte: 0.0,
         device_ns_per_byte: 0.0,
         waits_for_copies: false,
+        processor_more: 0.0,
+        handoff_more: 0.0,
         server_ns: 0.0,
     }
 }

@@ -24,6 +24,8 @@ fn constants() -> Constants {
         copy_ns_per_byte: 0.0,
         device_ns_per_byte: 0.0,
         waits_for_copies: false,
+        processor_more: 0.0,
+        handoff_more: 0.0,
         server_ns: 10.0,
     }
 }
@@ -64,6 +66,34 @@ fn one_call_that_waits() {
     assert_eq!(outcome.total_ns, f64::from(by_hand));
     assert_eq!((outcome.messages, outcome.round_trips), (2, 1));
     assert_eq!((outcome.sent_bytes, outcome.received_bytes), (200, 80));
+}
+
+#[test]
+fn a_programs_own_code_is_slower_between_calls_that_are_sent() {
+    let mut b = Builder::new();
+    b.mark(0, false).compute(0, 1_000);
+    b.call(call("cuModuleLoadData", Class::Synchronous, 5_000).bytes(200, 80));
+    b.compute(0, 300).mark(0, true);
+    let trace = b.build();
+    let workload = Workload::new(&trace).unwrap();
+    let mut replay = Replay::new(workload.typical());
+    let mut total_ns = |constants: &Constants| {
+        let place = Where::Remote(Remote {
+            network: network(4_000.0),
+            level: LOCAL,
+            constants,
+            freed: None,
+        });
+        replay.run(place).total_ns
+    };
+    let slower = Constants {
+        processor_more: 0.5,
+        // No thread waits for another.
+        handoff_more: 0.5,
+        ..constants()
+    };
+    assert_eq!(total_ns(&slower), total_ns(&constants()) + 650.0);
+    assert_eq!(here(&trace).0.total_ns, 6_300.0);
 }
 
 /// Ten launches of 1 us each, 10 us of GPU time each, then a wait.

@@ -4,7 +4,7 @@
 
 mod builder;
 
-use builder::{Builder, C, call, random, synchronize};
+use builder::{Builder, C, call, launch, random, synchronize};
 use outboard_api::optimise::Level;
 use outboard_model::{
     Both, Budget, Constants, Error, Judge, Limit, Network, PcieRequirements, Question, RESOLUTION,
@@ -335,4 +335,29 @@ fn more_confidence_allows_less() {
             "seed {seed}: {limits:?}"
         );
     }
+}
+
+/// A step of 1 ms, of which the processor or the GPU determines the length.
+fn determined_by(processor_ns: u64, gpu_ns: u64) -> Trace {
+    let mut b = Builder::new();
+    b.mark(0, false).compute(0, processor_ns);
+    b.gpu(
+        launch(1_000).stream(1),
+        GpuWork::Kernel,
+        processor_ns + 4_000,
+        gpu_ns,
+        0,
+    );
+    b.call(synchronize(gpu_ns + 4_000).stream(1));
+    b.mark(0, true);
+    b.build()
+}
+
+#[test]
+fn the_models_error_is_that_of_what_determines_a_program() {
+    let model_error = |trace: &Trace| ask(trace, 60.0, "or+sr+local").unwrap().margin.model_error;
+    let by_gpu = model_error(&determined_by(1_000, 999_000));
+    assert!((0.01..0.0101).contains(&by_gpu), "{by_gpu}");
+    let by_processor = model_error(&determined_by(999_000, 1_000));
+    assert!((0.04..0.05).contains(&by_processor), "{by_processor}");
 }
