@@ -37,11 +37,19 @@ SOURCES = {
     "messages": ROOT / "tests" / "programs" / "net" / "messages.cu",
     "two_kernels": ROOT / "examples" / "net" / "two_kernels.cu",
     "bench": ROOT / "tests" / "programs" / "net" / "bench.cu",
+    "bench_rings": ROOT / "tests" / "programs" / "net" / "bench.cu",
     "loops": ROOT / "examples" / "net" / "loops.cu",
     "loops_small": ROOT / "examples" / "net" / "loops.cu",
+    "loops_large": ROOT / "examples" / "net" / "loops.cu",
+    "allocate": ROOT / "tests" / "programs" / "net" / "allocate.cu",
 }
 # Flags of nvcc for some of them.
-MORE = {"loops": ["-rdc=true"], "loops_small": ["-rdc=true", "-DLOOPS_WORDS=8"]}
+MORE = {
+    "loops": ["-rdc=true"],
+    "loops_small": ["-rdc=true", "-DLOOPS_WORDS=8"],
+    "loops_large": ["-rdc=true", "-DLOOPS_WORDS=2048"],
+    "bench_rings": ["-DBENCH_PROVIDERS=Providers::rings"],
+}
 GPUNETIO_BENCH = ROOT / "tests" / "packages" / "gpunetio_bench.cu"
 # Arguments of each program, which its first lines explain; SEED is the round's number.
 CASES = {
@@ -105,6 +113,7 @@ def main() -> int:
     one.add_argument("--library", type=Path, default=ROOT / "target" / "release" / LIBRARY)
     one.add_argument("--define", action="append", default=[], metavar="NAME[=VALUE]")
     one.add_argument("--nvcc", type=Path, default=NVCC)
+    one.add_argument("--only", default="", help="programs, by comma")
     one.add_argument("--gpunetio", type=Path, help="the folder of GPUNetIO's doca_gpunetio_device.h")
     for do in ("run", "bench", "peers"):
         one = commands.add_parser(do)
@@ -123,9 +132,12 @@ def build(options: argparse.Namespace) -> int:
     """Builds the programs for GPUs from sm_80 on, with the library beside them."""
     options.folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(options.library, options.folder / LIBRARY)
-    link = [options.folder / LIBRARY]
+    # By its name in the folder: a path would be that of this machine.
+    link = [f"-L{options.folder}", f"-l:{LIBRARY}"]
     commands: list[list[Any]] = []
     for name, source in {**SOURCES, **({"gpunetio_bench": GPUNETIO_BENCH} if options.gpunetio else {})}.items():
+        if options.only and name not in options.only.split(","):
+            continue
         command = [options.nvcc, "-std=c++17", "-O2", "-gencode", "arch=compute_80,code=compute_80"]
         command += ["-gencode", "arch=compute_90,code=sm_90", f"-I{options.include}", *MORE.get(name, [])]
         command += [f"-D{define}" for define in options.define]
@@ -177,7 +189,7 @@ def peers(options: argparse.Namespace) -> int:
     """Times GPUNetIO's put and ours in turns."""
     what = "tests/packages/gpunetio_bench.cu with the software adapter: one thread, an exclusive queue of plain"
     what += " completions; a case is WHO BYTES OPERATIONS WINDOW"
-    cases = [("gpunetio_bench", f"{who} {case}") for case in PEERED for who in ("gpunetio", "outboard")]
+    cases = [("gpunetio_bench", f"{who} {case}") for case in PEERED for who in ("gpunetio", "outboard", "rings")]
     return timed(options, cases, what)
 
 

@@ -9,8 +9,12 @@ post        time to post one entry by payload: a thread of the GPU, and of the C
 throughput  bytes a second by payload, with one doorbell an entry and one for 16
 connections put to completion by payload, over a reliable connection and an unreliable one
 limits      entries a second by threads and queues, each thread alone or each warp together
-loops       seven loops that serve: request to answer, interrupts a second beside those of an idle machine, time of the
-            CPU by seconds while requests come and while none do
+loops       seven loops that serve: request to answer; interrupts a second by payload, beside those of an idle machine
+            and of the idle loop; time of the CPU by half seconds, before, while requests come, and after
+periods     the same interrupts by the period of completions
+waits       time of the CPU that sleeps, and of one that waits in cudaStreamSynchronize
+processes   request to answer between two processes, by shared memory and over tcp
+memory      time to allocate memory of a device, pinned and managed, and stacks
 """
 
 from __future__ import annotations
@@ -21,6 +25,9 @@ import os
 import re
 import select
 import shlex
+import signal
+import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -34,6 +41,8 @@ ALL_LOOPS = "abcdefg"
 RUN_S_MAX = 120
 EXIT_FAILED = 1
 UNRELIABLE = 32
+# Bytes of a request by program.
+PAYLOADS = {"loops_small": 64, "loops": 4096, "loops_large": 16384}
 # Longest sleep of the adapter of a program that answers: docs/net.md.
 SLEEP_US = 200_000
 
@@ -47,13 +56,25 @@ class Sizes:
     threads: tuple[int, ...] = (1, 4, 32, 128, 512, 1024)
     queues: tuple[int, ...] = (1, 4, 16, 64)
     requests: int = 5000
-    idle_s: float = 6
-    long_idle_s: float = 60
-    sample_s: float = 2
+    # A loop's requests take this long: their number is known after the first run.
+    serve_s: float = 2
+    idle_s: float = 1.5
+    long_idle_s: float = 20
+    sample_s: float = 0.5
+    repeats: int = 20
 
 
 QUICK = Sizes(
-    bytes=(8, 4096), operations=64, threads=(1, 32), queues=(1, 4), requests=20, idle_s=1, long_idle_s=2, sample_s=0.5
+    bytes=(8, 4096),
+    operations=64,
+    threads=(1, 32),
+    queues=(1, 4),
+    requests=20,
+    serve_s=0.3,
+    idle_s=0.6,
+    long_idle_s=1,
+    sample_s=0.2,
+    repeats=2,
 )
 
 
@@ -152,23 +173,48 @@ def cpu_s(pid: int) -> dict[str, float]:
     return used
 
 
-def loop(runner: Runner, name: str, program: str, sizes: Sizes, idle_s: float) -> dict[str, Any]:
-    """Figures T7.9 and W7, of one loop: under requests, and then idle."""
-    command = runner.command(program, "alone", name, sizes.requests, int(idle_s * 1000))
-    env = {**os.environ, "OUTBOARD_NET_SLEEP_US": str(SLEEP_US)}
+def loop(
+    runner: Runner,
+    name: str,
+    program: str,
+    requests: int,
+    *,
+    idle_s: float,
+    sample_s: float,
+    every: int = 1,
+    how: str = "",
+    provider: str = "nic",
+) -> dict[str, Any]:
+    """One loop: under requests, and then idle."""
+    command = runner.command(program, "alone", name, requests, int(idle_s * 1000), every, *([how] if how else []))
+    env = {**os.environ, "OUTBOARD_NET_SLEEP_US": str(SLEEP_US), "OUTBOARD_NET_PROVIDER": provider}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
-    samples = sampled(process, sizes.sample_s)
+    samples = sampled(process, sample_s)
     said = process.communicate(timeout=RUN_S_MAX)[0]
-    row: dict[str, Any] = {"loop": name, "bytes": 8 * (8 if program.endswith("small") else 512)}
+    row: dict[str, Any] = {"loop": name, "provider": provider, "bytes": PAYLOADS[program], "every": every}
+    row["waits"] = how or "sleeps"
     times = re.search(r"median ([\d.]+) us, 99 % below ([\d.]+) us", said)
     if process.returncode != 0 or not times:
         runner.failed.append(f"{program} {name}: {said.strip()}")
         return row
-    end = json.loads(said.splitlines()[-1])
-    row |= {"us_median": float(times[1]), "us_99_percent": float(times[2])}
-    row |= {"requests": sizes.requests, "idle_s": idle_s}
+    end = json.loads(next(line for line in said.splitlines() if line.startswith('{"loop"')))
+    row |= {"us_median": float(times[1]), "us_99_percent": float(times[2]), "requests": requests, "idle_s": idle_s}
     row |= {key: end[key] for key in ("rounds", "wakes", "cpu_percent", "process_percent", "stop_us")}
-    return row | {"samples": samples}
+    return row | {"samples": samples} | interrupts_of(samples, requests * float(times[1]) / 1e6, idle_s, sample_s)
+
+
+def interrupts_of(samples: list[dict[str, float]], serves_s: float, idle_s: float, sample_s: float) -> dict[str, float]:
+    """Medians of the interrupts a second while requests came, and while none did: of whole samples, from the end."""
+    rates = [sample["interrupts_a_second"] for sample in samples]
+    idle = max(0, int(idle_s / sample_s) - 1)
+    served = int(serves_s / sample_s) - 1
+    means = {}
+    if idle > 0 and len(rates) >= idle:
+        means["interrupts_a_second_idle"] = statistics.median(rates[-idle:])
+    rates = rates[: len(rates) - idle - 1]
+    if served > 0 and len(rates) >= served:
+        means["interrupts_a_second_serving"] = statistics.median(rates[-served:])
+    return means
 
 
 def sampled(process: subprocess.Popen[str], every_s: float) -> list[dict[str, float]]:
@@ -186,16 +232,100 @@ def sampled(process: subprocess.Popen[str], every_s: float) -> list[dict[str, fl
     return samples
 
 
-def loops(runner: Runner, sizes: Sizes, only: str) -> dict[str, Any]:
+def requests_in(runner: Runner, name: str, program: str, sizes: Sizes) -> int:
+    """How many requests a loop answers in the time for which it is looked at."""
+    row = loop(runner, name, program, sizes.requests // 10, idle_s=0, sample_s=sizes.sample_s)
+    return max(sizes.requests // 10, int(sizes.serve_s * 1e6 / row.get("us_median", 1e6)))
+
+
+def idle_interrupts(sizes: Sizes) -> float:
     before = interrupts()
-    time.sleep(2 * sizes.sample_s)
-    idle = round((interrupts() - before) / (2 * sizes.sample_s), 1)
-    rows = []
+    time.sleep(4 * sizes.sample_s)
+    return round((interrupts() - before) / (4 * sizes.sample_s), 1)
+
+
+def loops(runner: Runner, sizes: Sizes, only: str) -> dict[str, Any]:
+    """Figures T7.9 and W7."""
+    idle, rows = idle_interrupts(sizes), []
     for name in only:
-        # The kernel that stays is looked at for longest.
-        rows.append(loop(runner, name, "loops", sizes, sizes.long_idle_s if name == "g" else sizes.idle_s))
-        rows.append(loop(runner, name, "loops_small", sizes, 0))
-    return {"idle_interrupts_a_second": idle, "longest_sleep_us": SLEEP_US, "rows": rows}
+        for program in PAYLOADS:
+            requests = requests_in(runner, name, program, sizes)
+            # The kernel that stays is looked at for longest.
+            idle_s = sizes.long_idle_s if name == "g" and program == "loops" else sizes.idle_s
+            rows.append(loop(runner, name, program, requests, idle_s=idle_s, sample_s=sizes.sample_s))
+            # The GPU itself writes to the client's memory, and no adapter.
+            if name == "g":
+                rows.append(loop(runner, name, program, requests, idle_s=0, sample_s=sizes.sample_s, provider="nvlink"))
+    return {"idle_interrupts_a_second": [idle, idle_interrupts(sizes)], "longest_sleep_us": SLEEP_US, "rows": rows}
+
+
+def periods(runner: Runner, sizes: Sizes, only: str) -> dict[str, Any]:
+    """Figure T7.10."""
+    rows = []
+    for name in (name for name in "bdg" if name in only):
+        requests = requests_in(runner, name, "loops_small", sizes)
+        for every in (1, 4, 16, 32):
+            rows.append(loop(runner, name, "loops_small", requests, idle_s=0, sample_s=sizes.sample_s, every=every))
+    return {"idle_interrupts_a_second": idle_interrupts(sizes), "rows": rows}
+
+
+def waits(runner: Runner, sizes: Sizes, only: str) -> dict[str, Any]:
+    """Figure W7's other half: each loop that the GPU drives, with a CPU that synchronises."""
+    rows = []
+    for name in (name for name in "bcdg" if name in only):
+        requests = requests_in(runner, name, "loops_small", sizes)
+        for how in ("", "synchronise"):
+            idle_s = sizes.idle_s
+            rows.append(loop(runner, name, "loops_small", requests, idle_s=idle_s, sample_s=sizes.sample_s, how=how))
+    return {"rows": rows}
+
+
+def processes(runner: Runner, sizes: Sizes, only: str) -> list[dict[str, Any]]:
+    """Request to answer between a server and a client of their own."""
+    rows = []
+    for name in (name for name in "dg" if name in only):
+        for program in PAYLOADS:
+            for way in ("shm", "tcp"):
+                rows.append({"loop": name, "bytes": PAYLOADS[program], "way": way})
+                rows[-1] |= between(runner, name, program, way, sizes.requests)
+    return rows
+
+
+def between(runner: Runner, name: str, program: str, way: str, requests: int) -> dict[str, float]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    env = {**os.environ, "OUTBOARD_NET_SLEEP_US": "50", "OUTBOARD_NET_WAY": way}
+    server = subprocess.Popen(
+        runner.command(program, "serve", name, address),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=env,
+    )
+    command = [str(runner.folder / program), "ask", address, str(requests), "0"]
+    asked = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S_MAX, env=env)
+    server.send_signal(signal.SIGTERM)
+    server.communicate(timeout=RUN_S_MAX)
+    times = re.search(r"median ([\d.]+) us, 99 % below ([\d.]+) us", asked.stdout)
+    if asked.returncode != 0 or not times:
+        runner.failed.append(f"{program} {name} {way}: {(asked.stdout + asked.stderr).strip()}")
+        return {}
+    return {"us_median": float(times[1]), "us_99_percent": float(times[2])}
+
+
+def memory(runner: Runner, sizes: Sizes) -> list[dict[str, Any]]:
+    """Figure T7.18, and the end of T 7.6.3.5."""
+    command = runner.command("allocate", sizes.repeats)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S_MAX)
+    if done.returncode != 0:
+        runner.failed.append(f"allocate: {(done.stdout + done.stderr).strip()}")
+        return []
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+BY_BENCH = {"post": post, "throughput": throughput, "connections": connections, "limits": limits, "memory": memory}
+BY_LOOPS = {"loops": loops, "periods": periods, "waits": waits, "processes": processes}
 
 
 def main() -> int:
@@ -203,7 +333,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="programs of gpu-check/net.py build")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="post,throughput,connections,limits,loops")
+    parser.add_argument("--only", default=",".join([*BY_BENCH, *BY_LOOPS]))
     parser.add_argument("--loops", default=ALL_LOOPS)
     parser.add_argument("--by", default="", metavar="COMMAND")
     options = parser.parse_args()
@@ -211,11 +341,13 @@ def main() -> int:
         print("NOT RUN: there is no NVIDIA GPU with a driver here")
         return 77
     runner, sizes = Runner(options.folder, shlex.split(options.by)), QUICK if options.quick else Sizes()
-    what = {"post": post, "throughput": throughput, "connections": connections, "limits": limits}
     described = {key: value for key, value in machine.describe(["true"]).items() if key != "outboard"}
     results: dict[str, Any] = {"format": 1, "what": __doc__, "is_software": bool(options.by), "machine": described}
     for name in options.only.split(","):
-        results[name] = loops(runner, sizes, options.loops) if name == "loops" else what[name](runner, sizes)
+        if name in BY_LOOPS:
+            results[name] = BY_LOOPS[name](runner, sizes, options.loops)
+        else:
+            results[name] = BY_BENCH[name](runner, sizes)
         results["failed"] = runner.failed
         options.out.write_text(json.dumps(machine.scrub(results), indent=1) + "\n")
         print(json.dumps(results[name]), flush=True)

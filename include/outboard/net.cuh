@@ -335,8 +335,10 @@ private:
 
     OUTBOARD_NET_CALL bool signals(uint64_t entry) const
     {
-        return of_.signal_every == 1 || (entry + 1) % of_.signal_every == 0;
+        return detail::is_likely(of_.signal_every == 1) || is_signalled(entry, of_.signal_every);
     }
+
+    OUTBOARD_NET_RARE static bool is_signalled(uint64_t entry, uint32_t every) { return (entry + 1) % every == 0; }
 
     OUTBOARD_NET_CALL bool is_plain() const { return (of_.flags & OUTBOARD_NET_PLAIN) != 0; }
 
@@ -367,7 +369,7 @@ private:
                 return fail(Cause::completion, error >> 8, (uint32_t)(error & 0xff));
             }
             if (is_plain()) {
-                if (poll_plain()) continue;
+                if (poll_ring(of_)) continue;
             } else if (uint64_t until = completed_until(done, last)) {
                 // To an exclusive queue the completion itself is enough. DONE follows when the ring is full.
                 if (!is_exclusive()) complete(until);
@@ -375,16 +377,18 @@ private:
                 if (until > ticket) return of_gpu() ? Failure{} : stale_or_done(ticket);
                 if (!is_exclusive()) continue;
             }
-            if (may_post && of_.signal_every != 1) force_after(ticket, timeout_ns);
+            if (may_post && of_.signal_every != 1) force_after(of_, is_held_, ticket, timeout_ns);
             if (deadline.passed()) return fail(Cause::timeout, ticket, 0);
         }
     }
 
     // Posts a nop that completes if no entry at or after the ticket's does by itself.
-    OUTBOARD_NET_CALL void force_after(uint64_t ticket, uint64_t timeout_ns)
+    OUTBOARD_NET_CALL static void force_after(outboard_net_queue of, bool is_held, uint64_t ticket, uint64_t timeout_ns)
     {
-        uint64_t covers = (ticket / of_.signal_every + 1) * of_.signal_every - 1;
-        if (acquire(detail::RESERVED) <= covers) force(ticket, timeout_ns);
+        QueueOf queue(of);
+        queue.is_held_ = is_held;
+        uint64_t covers = (ticket / of.signal_every + 1) * of.signal_every - 1;
+        if (queue.acquire(detail::RESERVED) <= covers) queue.force(ticket, timeout_ns);
     }
 
     // Posts a nop that completes, unless another thread has done so, or does.
@@ -492,6 +496,8 @@ private:
     // Takes a completion; false if there was none.
     OUTBOARD_NET_CALL bool poll() { return is_plain() ? poll_plain() : poll_collapsed(); }
 
+    OUTBOARD_NET_CALL static bool poll_ring(outboard_net_queue of) { return QueueOf(of).poll_plain(); }
+
     // Notes the first failure since the reset.
     OUTBOARD_NET_CALL void note_failure(uint64_t entry, uint64_t syndrome)
     {
@@ -540,30 +546,59 @@ private:
         uint16_t ahead = (uint16_t)(index - (uint16_t)done);
         if (ahead >= 0x8000) return 0;
         if (kind == 0) return done + ahead + 1;
-        note_failure(done + ahead, detail::load((const uint64_t *)of_.completion + 6) >> 56);
+        note_collapsed(of_, done + ahead);
         return 0;
+    }
+
+    OUTBOARD_NET_CALL static void note_collapsed(outboard_net_queue of, uint64_t entry)
+    {
+        QueueOf(of).note_failure(entry, detail::load((const uint64_t *)of.completion + 6) >> 56);
     }
 
     // Reserves entries that follow one another, if there is room or comes to be in time.
     OUTBOARD_NET_CALL Failure reserve(uint64_t count, uint64_t timeout_ns, uint64_t *entry)
     {
-        detail::Deadline deadline(timeout_ns);
+        Failure failure{};
         if (is_foreign()) return fail(Cause::unsupported, 0, 0);
+        if (detail::is_likely(has_room(count, entry, &failure))) return failure;
+        uint64_t late = 0;
+        failure = reserve_late(of_, is_held_, count, timeout_ns, &late);
+        *entry = late;
+        return failure;
+    }
+
+    // Reserves them if there is room now, or says why nothing is posted; false if there is none.
+    OUTBOARD_NET_CALL bool has_room(uint64_t count, uint64_t *entry, Failure *failure)
+    {
+        // All are on their way at once: nothing is looked at before the last one has left.
+        uint64_t error, base, next = 0, done = 0;
+        if (is_exclusive()) {
+            error = read(detail::ERROR), base = read(detail::BASE), next = read(detail::RESERVED), done = acquire(detail::DONE);
+        } else {
+            error = read(detail::ERROR), base = read(detail::BASE);
+        }
+        if (!detail::is_likely(error == 0 || error >> 8 < base)) {
+            *failure = fail(Cause::completion, error >> 8, (uint32_t)(error & 0xff));
+            return true;
+        }
+        if (!is_exclusive()) return reserve_among_many(count, entry);
+        if (next + count - done > size()) return false;
+        write(detail::RESERVED, next + count);
+        *entry = next;
+        return true;
+    }
+
+    // Reserves in a ring that is full, when there is room.
+    OUTBOARD_NET_CALL static Failure reserve_late(outboard_net_queue of, bool is_held, uint64_t count, uint64_t timeout_ns,
+                                                  uint64_t *entry)
+    {
+        QueueOf queue(of);
+        detail::Deadline deadline(timeout_ns);
+        Failure failure{};
         for (;;) {
-            // All are on their way at once.
-            uint64_t error = read(detail::ERROR), base = read(detail::BASE), next = 0, done = 0;
-            if (is_exclusive()) next = read(detail::RESERVED), done = acquire(detail::DONE);
-            if (error != 0 && error >> 8 >= base) return fail(Cause::completion, error >> 8, (uint32_t)(error & 0xff));
-            if (!is_exclusive()) {
-                if (reserve_among_many(count, entry)) return Failure{};
-            } else if (next + count - done <= size()) {
-                write(detail::RESERVED, next + count);
-                *entry = next;
-                return Failure{};
-            }
-            if (is_held_) ring();
-            if (poll()) continue;
-            if (deadline.passed()) return fail(Cause::timeout, read(detail::RESERVED), 0);
+            if (is_held) queue.ring();
+            if (!queue.poll() && deadline.passed()) return queue.fail(Cause::timeout, queue.read(detail::RESERVED), 0);
+            if (queue.has_room(count, entry, &failure)) return failure;
         }
     }
 

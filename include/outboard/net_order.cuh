@@ -14,6 +14,12 @@
 #define OUTBOARD_NET_CALL inline
 #define OUTBOARD_NET_RARE __attribute__((noinline)) inline
 #endif
+// Fences of one direction: PTX 8.6, sm_90.
+#if defined(__CUDA_ARCH__) && defined(__CUDACC_VER_MAJOR__)
+#define OUTBOARD_NET_HALF_FENCES (__CUDA_ARCH__ >= 900 && __CUDACC_VER_MAJOR__ >= 13)
+#else
+#define OUTBOARD_NET_HALF_FENCES 0
+#endif
 #if !defined(__CUDA_ARCH__)
 #include <sched.h>
 #include <time.h>
@@ -59,10 +65,13 @@ constexpr int LOOKS = 1;
 
 // Rests after the doorbell rang. A look takes as long as the way to the adapter and back: one that leaves at once comes too
 // early, and the next one too late. Of 0 to 800 ns this was best for 8 bytes on an H100.
+#ifndef OUTBOARD_NET_REST_NS
+#define OUTBOARD_NET_REST_NS 800
+#endif
 OUTBOARD_NET_CALL void rest()
 {
 #ifdef __CUDA_ARCH__
-    asm volatile("nanosleep.u32 800;");
+    asm volatile("nanosleep.u32 %0;" ::"n"(OUTBOARD_NET_REST_NS));
 #endif
 }
 
@@ -148,10 +157,13 @@ OUTBOARD_NET_CALL void store_release(uint64_t *at, uint64_t value)
 #endif
 }
 
-// Orders what this thread has done and seen before it with its stores after it, for the adapter.
+// Orders what this thread has done and seen before it with its stores after it, for the adapter. Of a fence for both ways
+// the other half makes the caches forget what they have.
 OUTBOARD_NET_CALL void fence_release()
 {
-#ifdef __CUDA_ARCH__
+#if defined(__CUDA_ARCH__) && OUTBOARD_NET_HALF_FENCES
+    asm volatile("fence.release.sys;" ::: "memory");
+#elif defined(__CUDA_ARCH__)
     asm volatile("fence.acq_rel.sys;" ::: "memory");
 #else
     __atomic_thread_fence(__ATOMIC_RELEASE);
@@ -172,7 +184,7 @@ OUTBOARD_NET_CALL uint64_t compare_exchange(uint64_t *at, uint64_t expected, uin
 {
 #ifdef __CUDA_ARCH__
     uint64_t old;
-    asm volatile("atom.acq_rel.sys.cas.b64 %0, [%1], %2, %3;" : "=l"(old) : "l"(at), "l"(expected), "l"(value) : "memory");
+    asm volatile("atom.acq_rel.sys.global.cas.b64 %0, [%1], %2, %3;" : "=l"(old) : "l"(at), "l"(expected), "l"(value) : "memory");
     return old;
 #else
     __atomic_compare_exchange_n(at, &expected, value, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
@@ -212,7 +224,7 @@ OUTBOARD_NET_CALL uint64_t compare_exchange(bool of_gpu, uint64_t *at, uint64_t 
 #ifdef __CUDA_ARCH__
     if (of_gpu) {
         uint64_t old;
-        asm volatile("atom.acq_rel.gpu.cas.b64 %0, [%1], %2, %3;"
+        asm volatile("atom.acq_rel.gpu.global.cas.b64 %0, [%1], %2, %3;"
                      : "=l"(old)
                      : "l"(at), "l"(expected), "l"(value)
                      : "memory");
@@ -229,9 +241,9 @@ OUTBOARD_NET_CALL uint64_t raise(bool of_gpu, uint64_t *at, uint64_t value)
 #ifdef __CUDA_ARCH__
     uint64_t old;
     if (of_gpu) {
-        asm volatile("atom.acq_rel.gpu.max.u64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
+        asm volatile("atom.acq_rel.gpu.global.max.u64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
     } else {
-        asm volatile("atom.acq_rel.sys.max.u64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
+        asm volatile("atom.acq_rel.sys.global.max.u64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
     }
     return old;
 #else
@@ -249,9 +261,9 @@ OUTBOARD_NET_CALL uint64_t add(bool of_gpu, uint64_t *at, uint64_t value)
 #ifdef __CUDA_ARCH__
     uint64_t old;
     if (of_gpu) {
-        asm volatile("atom.relaxed.gpu.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
+        asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
     } else {
-        asm volatile("atom.relaxed.sys.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
+        asm volatile("atom.relaxed.sys.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
     }
     return old;
 #else
@@ -266,9 +278,9 @@ OUTBOARD_NET_CALL uint64_t take(bool of_gpu, uint64_t *at, uint64_t count)
 #ifdef __CUDA_ARCH__
     uint64_t old;
     if (of_gpu) {
-        asm volatile("atom.acquire.gpu.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(count) : "memory");
+        asm volatile("atom.acquire.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(count) : "memory");
     } else {
-        asm volatile("atom.acquire.sys.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(count) : "memory");
+        asm volatile("atom.acquire.sys.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(count) : "memory");
     }
     return old;
 #else
@@ -283,9 +295,9 @@ OUTBOARD_NET_CALL void give(bool of_gpu, uint64_t *at, uint64_t count)
     uint64_t value = (uint64_t)0 - count;
 #ifdef __CUDA_ARCH__
     if (of_gpu) {
-        asm volatile("{ .reg .b64 old; atom.release.gpu.add.u64 old, [%0], %1; }" ::"l"(at), "l"(value) : "memory");
+        asm volatile("{ .reg .b64 old; atom.release.gpu.global.add.u64 old, [%0], %1; }" ::"l"(at), "l"(value) : "memory");
     } else {
-        asm volatile("{ .reg .b64 old; atom.release.sys.add.u64 old, [%0], %1; }" ::"l"(at), "l"(value) : "memory");
+        asm volatile("{ .reg .b64 old; atom.release.sys.global.add.u64 old, [%0], %1; }" ::"l"(at), "l"(value) : "memory");
     }
 #else
     (void)of_gpu;
@@ -298,9 +310,9 @@ OUTBOARD_NET_CALL void flip(bool of_gpu, uint64_t *at, uint64_t bits)
 {
 #ifdef __CUDA_ARCH__
     if (of_gpu) {
-        asm volatile("{ .reg .b64 old; atom.release.gpu.xor.b64 old, [%0], %1; }" ::"l"(at), "l"(bits) : "memory");
+        asm volatile("{ .reg .b64 old; atom.release.gpu.global.xor.b64 old, [%0], %1; }" ::"l"(at), "l"(bits) : "memory");
     } else {
-        asm volatile("{ .reg .b64 old; atom.release.sys.xor.b64 old, [%0], %1; }" ::"l"(at), "l"(bits) : "memory");
+        asm volatile("{ .reg .b64 old; atom.release.sys.global.xor.b64 old, [%0], %1; }" ::"l"(at), "l"(bits) : "memory");
     }
 #else
     (void)of_gpu;

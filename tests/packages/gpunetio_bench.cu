@@ -1,7 +1,7 @@
 // Times what one thread of a kernel posts to a ring in host memory: by GPUNetIO's device headers, and by net.cuh on a queue
 // of the same shape. One line of JSON.
 //   gpunetio_bench WHO BYTES OPERATIONS WINDOW
-// WHO is `gpunetio` or `outboard`. All counters of the poster are in the GPU's memory. Completions are a ring for GPUNetIO,
+// WHO is `gpunetio`, `outboard`, or `rings`, ours compiled for providers with rings alone. All counters of the poster are in the GPU's memory. Completions are a ring for GPUNetIO,
 // whose poller is for those, and written over one another for ours.
 #include <cstdio>
 #include <cstdlib>
@@ -76,10 +76,10 @@ __global__ void by_gpunetio(Work work)
     work.answer[1] = posting;
 }
 
-__global__ void by_outboard(Work work)
+template <outboard::net::Providers providers> __global__ void by_outboard(Work work)
 {
     using namespace outboard::net;
-    Queue queue(work.queue);
+    QueueOf<providers> queue(work.queue);
     uint64_t ticket, began = detail::now_ns(), posting = 0;
     for (uint32_t i = 1; i <= work.operations; ++i) {
         long long before = clock64();
@@ -135,7 +135,7 @@ static outboard_net_queue queue_of(outboard_net *net, bool is_counted_there)
 int main(int count, char **values)
 {
     if (count != 5) return 2;
-    bool is_theirs = std::strcmp(values[1], "gpunetio") == 0;
+    bool is_theirs = std::strcmp(values[1], "gpunetio") == 0, is_rings = std::strcmp(values[1], "rings") == 0;
     Work work = {};
     work.bytes = (uint64_t)std::atoll(values[2]);
     work.operations = (uint32_t)std::atoi(values[3]);
@@ -159,7 +159,8 @@ int main(int count, char **values)
         work.pair = pair_of(work.queue);
         by_gpunetio<<<1, 1>>>(work);
     } else {
-        by_outboard<<<1, 1>>>(work);
+        auto kernel = is_rings ? by_outboard<outboard::net::Providers::rings> : by_outboard<outboard::net::Providers::all>;
+        kernel<<<1, 1>>>(work);
     }
     expect(cudaDeviceSynchronize());
     int khz = 0;

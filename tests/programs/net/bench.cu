@@ -17,6 +17,11 @@ using namespace outboard::net;
 constexpr uint64_t PATIENCE_NS = 20000000000ull;
 constexpr uint32_t QUEUES_MAX = 64;
 
+// Providers that its queues are compiled for.
+#ifndef BENCH_PROVIDERS
+#define BENCH_PROVIDERS Providers::all
+#endif
+
 enum class How : uint32_t { alone, hold, each };
 constexpr uint32_t HELD = 16;
 
@@ -40,7 +45,7 @@ OUTBOARD_NET_CALL uint64_t ticks()
 
 OUTBOARD_NET_CALL void run(const Work &work, uint32_t thread)
 {
-    Queue queue(work.queues[(work.how == How::each ? thread / 32 : thread) % work.queue_count]);
+    QueueOf<BENCH_PROVIDERS> queue(work.queues[(work.how == How::each ? thread / 32 : thread) % work.queue_count]);
     if (work.how == How::hold) queue.hold();
     uint64_t ticket = 0, posting = 0;
     // What a call is given is in registers: it would be read from the host's memory again after each fence.
