@@ -1,18 +1,12 @@
-//! Commands to the firmware of mlx5 adapters: fields by the bit at which they begin, as Nvidia's
-//! programmer's reference numbers them. Bit 0 is the highest of the first byte.
+//! Commands to the firmware of mlx5 adapters, as far as they are given.
 //!
 //! The stand-ins of `outboard-nic` read them by a table of their own, so that a wrong number in one
 //! of the two is noticed.
 
-/// A field of a command or of its answer.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Field {
-    at: usize,
-    bits: usize,
-}
+use crate::field::Field;
 
 const fn field(at: usize, bits: usize) -> Field {
-    Field { at, bits }
+    Field::new(at, bits)
 }
 
 /// Numbers of the commands.
@@ -101,15 +95,6 @@ pub(crate) mod qp {
     pub(crate) const STATION: Field = field(PATH + 0x130, 0x30);
 }
 
-impl Field {
-    pub(crate) fn of(self, answer: &[u8]) -> u64 {
-        (self.at..self.at + self.bits).fold(0, |value, bit| {
-            let byte = answer.get(bit / 8).copied().unwrap_or(0);
-            value << 1 | u64::from(byte >> (7 - bit % 8) & 1)
-        })
-    }
-}
-
 /// A command, of fields that are 0 until they are set.
 #[derive(Clone, Debug)]
 pub(crate) struct Command(Vec<u8>);
@@ -120,14 +105,7 @@ impl Command {
     }
 
     pub(crate) fn with(mut self, field: Field, value: impl Into<u64>) -> Command {
-        let value = value.into();
-        for (place, bit) in (field.at..field.at + field.bits).enumerate() {
-            if let Some(byte) = self.0.get_mut(bit / 8)
-                && value >> (field.bits - 1 - place) & 1 != 0
-            {
-                *byte |= 1 << (7 - bit % 8);
-            }
-        }
+        field.set(&mut self.0, value.into());
         self
     }
 

@@ -30,10 +30,11 @@ pub struct CompletionsSetup {
     pub record: Option<Registered>,
 }
 
-/// A call to a program that waits for a completion.
+/// Calls to a program: at a completion that it waits for, and when its queue is overrun.
 pub struct Watch {
     is_armed: AtomicBool,
     call: Box<dyn Fn() + Send + Sync>,
+    overrun: fn(),
 }
 
 impl Watch {
@@ -42,7 +43,15 @@ impl Watch {
         Watch {
             is_armed: AtomicBool::new(false),
             call: Box::new(call),
+            overrun: || {},
         }
+    }
+
+    /// Calls a function, too, when more has completed than there is room for: nothing completes
+    /// from then on.
+    #[must_use]
+    pub fn or_overrun(self, overrun: fn()) -> Watch {
+        Watch { overrun, ..self }
     }
 
     /// Asks for a call at the next completion. Those that are there already do not count.
@@ -118,6 +127,9 @@ impl Completions {
         }
         if !setup.collapsed && self.is_full() {
             self.overrun = true;
+            if let Some(watch) = &self.watch {
+                (watch.overrun)();
+            }
             return;
         }
         let (slot, owner) = if setup.collapsed {

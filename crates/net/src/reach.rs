@@ -11,6 +11,7 @@ use outboard_verbs::Remote;
 
 use crate::{
     adapter::Peer,
+    device::Device,
     error::Error,
     link::Meeting,
     meet::{self, Hello, Window},
@@ -47,9 +48,49 @@ fn parse(bytes: &[u8; REACH_BYTES], number: u32) -> Option<Remote> {
     })
 }
 
+/// A queue that peers reach over an RDMA device.
+pub(crate) trait Reached {
+    /// Returns what a peer has to know of the queue.
+    fn reached(&self, device: &Device) -> Remote;
+
+    fn check_unconnected(&self) -> Result<(), Error>;
+
+    /// Connects the queue to a peer, and lets threads post.
+    fn connect(&self, device: &Device, mine: &Remote, theirs: &Remote) -> Result<(), Error>;
+}
+
+/// Connects two queues of a device, or one to itself.
+pub(crate) fn connect(
+    device: &Device,
+    one: &impl Reached,
+    other: &impl Reached,
+    is_one: bool,
+) -> Result<(), Error> {
+    let (of_one, of_other) = (one.reached(device), other.reached(device));
+    one.connect(device, &of_one, &of_other)?;
+    match is_one {
+        true => Ok(()),
+        false => other.connect(device, &of_other, &of_one),
+    }
+}
+
+/// Connects a queue to one of another process. Returns the memory that it offers.
+pub(crate) fn join(
+    device: &Device,
+    queue: &impl Reached,
+    meeting: Meeting<'_>,
+    mine: Window,
+) -> Result<Window, Error> {
+    queue.check_unconnected()?;
+    let of_mine = queue.reached(device);
+    meet(meeting, &of_mine, mine, |theirs| {
+        queue.connect(device, &of_mine, theirs)
+    })
+}
+
 /// Meets the other process, and connects to where its queue pair is reached. Returns the memory
 /// that it offers, when both are connected: the first packet of one finds the other ready.
-pub(crate) fn meet(
+fn meet(
     meeting: Meeting<'_>,
     mine: &Remote,
     window: Window,

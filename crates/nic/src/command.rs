@@ -1,15 +1,10 @@
-//! Commands to an adapter's firmware, as far as they are served: fields by the bit at which they
-//! begin, as Nvidia's programmer's reference numbers them. Bit 0 is the highest of the first byte.
+//! Commands to an adapter's firmware, as far as they are served. Numbers of fields are written here
+//! by themselves, so that a wrong one of those that give the commands is noticed.
 
-/// A field of a command or of its answer.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Field {
-    at: usize,
-    bits: usize,
-}
+use outboard_net::Field;
 
 const fn field(at: usize, bits: usize) -> Field {
-    Field { at, bits }
+    Field::new(at, bits)
 }
 
 /// Numbers of the commands.
@@ -117,46 +112,5 @@ pub(crate) mod address {
     /// Returns a byte of the address itself.
     pub(crate) const fn byte(at: usize) -> Field {
         field(ANSWER + 8 * at, 8)
-    }
-}
-
-impl Field {
-    /// Reads the field; 0 if the command is shorter.
-    pub(crate) fn of(self, command: &[u8]) -> u64 {
-        (self.at..self.at + self.bits).fold(0, |value, bit| {
-            let byte = command.get(bit / 8).copied().unwrap_or(0);
-            value << 1 | u64::from(byte >> (7 - bit % 8) & 1)
-        })
-    }
-
-    /// Writes the field, as far as the answer has room.
-    pub(crate) fn set(self, answer: &mut [u8], value: u64) {
-        for (place, bit) in (self.at..self.at + self.bits).enumerate() {
-            if let Some(byte) = answer.get_mut(bit / 8) {
-                let mask = 1 << (7 - bit % 8);
-                let is_set = value >> (self.bits - 1 - place) & 1 != 0;
-                *byte = if is_set { *byte | mask } else { *byte & !mask };
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_field_is_read_as_it_was_written_and_its_neighbours_stay() {
-        for (at, bits) in [(0, 0x10), (0x48, 0x18), (0x89, 3), (0x40, 0x40), (0x51, 4)] {
-            let mut bytes = [0xa5; 32];
-            field(at, bits).set(&mut bytes, 0);
-            let cleared = bytes;
-            let value = 0x0123_4567_89ab_cdef & (u64::MAX >> (64 - bits));
-            field(at, bits).set(&mut bytes, value);
-            assert_eq!(field(at, bits).of(&bytes), value);
-            field(at, bits).set(&mut bytes, 0);
-            assert_eq!(bytes, cleared);
-        }
-        assert_eq!(field(0x800, 0x40).of(&[1; 8]), 0);
     }
 }

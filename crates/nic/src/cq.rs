@@ -28,7 +28,7 @@ use crate::{
     domain::{Domain, Given},
     host::{Refusal, with},
     pair::pair_of,
-    refused::{fail, refuse, set_errno},
+    refused::{fail, refuse, say, set_errno},
 };
 
 /// Most completions of a queue.
@@ -354,18 +354,38 @@ unsafe fn make(context: *mut ibv_context, asked: &ibv_cq_init_attr_ex) -> *mut i
     }));
     QUEUES.lock().insert(queue as usize);
     // SAFETY: null, or the beginning of a channel of ours.
-    if let Some(channel) = unsafe { channel.cast::<Channel>().as_ref() } {
-        let (events, address) = (channel.events.clone(), queue as usize);
-        let watch = Arc::new(Watch::new(move || {
-            // A full pipe wakes its reader as well.
-            let _ = (&*events).write(&address.to_ne_bytes());
-        }));
-        channel.queues.fetch_add(1, Ordering::AcqRel);
-        let _ = with(|adapter| adapter.watch(number, watch.clone()));
-        // SAFETY: made above, and not yet the program's.
-        unsafe { (*queue).watch = Some(watch) };
-    }
+    let watch = watch(
+        unsafe { channel.cast::<Channel>().as_ref() },
+        queue as usize,
+    );
+    let _ = with(|adapter| adapter.watch(number, watch.clone()));
+    // SAFETY: made above, and not yet the program's.
+    unsafe { (*queue).watch = Some(watch) };
     queue.cast()
+}
+
+/// Makes the calls to a program about its queue at this address.
+fn watch(channel: Option<&Channel>, address: usize) -> Arc<Watch> {
+    let watch = match channel {
+        Some(channel) => {
+            let events = channel.events.clone();
+            channel.queues.fetch_add(1, Ordering::AcqRel);
+            Watch::new(move || {
+                // A full pipe wakes its reader as well.
+                let _ = (&*events).write(&address.to_ne_bytes());
+            })
+        }
+        None => Watch::new(|| {}),
+    };
+    Arc::new(watch.or_overrun(say_overrun))
+}
+
+/// Says why nothing completes any more.
+pub(crate) fn say_overrun() {
+    say(
+        "outboard nic: a completion queue is overrun: more has completed than it has room for and \
+         the program has taken, so that nothing completes there any more",
+    );
 }
 
 /// Makes a queue that has room for `count` completions, and one more than that.

@@ -12,7 +12,7 @@ use std::{
 };
 
 use outboard_net::{
-    CQN_FIRST, CompletionsSetup, Mapped, PairSetup, Registered, Retries, State, is_mapped,
+    CQN_FIRST, CompletionsSetup, Mapped, PairSetup, Registered, Retries, State, Watch, is_mapped,
 };
 use outboard_verbs::abi::ibv_context;
 use parking_lot::Mutex;
@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use crate::{
     abi::{mlx5dv_devx_uar, mlx5dv_devx_umem},
     command::{NUMBER, OP_MOD, OPCODE, cq, opcode, qp},
+    cq::say_overrun,
     gpu,
     host::{Refusal, connect, leave, with},
     pages,
@@ -141,7 +142,12 @@ impl Made {
             collapsed,
             record,
         };
-        let number = with(|adapter| adapter.create_completions(setup))?;
+        let watch = Arc::new(Watch::new(|| {}).or_overrun(say_overrun));
+        let number = with(|adapter| {
+            let number = adapter.create_completions(setup)?;
+            adapter.watch(number, watch)?;
+            Ok(number)
+        })?;
         self.completions.insert(number, entries);
         Ok(number + CQN_FIRST)
     }

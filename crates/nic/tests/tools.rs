@@ -132,6 +132,20 @@ fn files_of_the_adapter_are_where_programs_look_for_them() {
     assert_eq!(done.unwrap().stdout, b"own");
 }
 
+#[test]
+fn a_completion_queue_that_is_overrun_says_so_once() {
+    let folder = folder();
+    let program = compile(folder.path(), "overrun");
+    let done = run(folder.path(), &program, &[]);
+    let said = String::from_utf8(done.stdout).unwrap();
+    let complained = String::from_utf8(done.stderr).unwrap();
+    assert!(done.status.success(), "{said}{complained}");
+    assert_eq!(
+        complained.matches("a completion queue is overrun").count(),
+        1
+    );
+}
+
 /// Compiles a source of this folder to a library or a program.
 fn cc(source: &str, arguments: &[&str], target: &Path) {
     let source = Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -87,22 +87,12 @@ impl Endpoint for Mlx5 {
     }
 
     fn connect(&self, one: u32, other: u32) -> Result<(), Error> {
-        let (a, b) = (self.queue(one)?, self.queue(other)?);
-        let (of_a, of_b) = (a.reached(&self.device), b.reached(&self.device));
-        a.connect(&self.device, &of_a, &of_b)?;
-        match one == other {
-            true => Ok(()),
-            false => b.connect(&self.device, &of_b, &of_a),
-        }
+        let queues = (self.queue(one)?, self.queue(other)?);
+        reach::connect(&self.device, &*queues.0, &*queues.1, one == other)
     }
 
     fn meet(&self, qpn: u32, meeting: Meeting<'_>, mine: Window) -> Result<Window, Error> {
-        let queue = self.queue(qpn)?;
-        queue.check_unconnected()?;
-        let of_mine = queue.reached(&self.device);
-        reach::meet(meeting, &of_mine, mine, |theirs| {
-            queue.connect(&self.device, &of_mine, theirs)
-        })
+        reach::join(&self.device, &*self.queue(qpn)?, meeting, mine)
     }
 
     fn reset(&self, qpn: u32) -> Result<(), Error> {

@@ -28,6 +28,7 @@ use crate::{
     error::Error,
     keys::Access,
     memory::Mapped,
+    reach::Reached,
 };
 
 use super::{
@@ -120,38 +121,6 @@ impl Queue {
         self.block.options.counters_bytes()
     }
 
-    pub(super) fn reached(&self, device: &Device) -> Remote {
-        device.reached(self.export.qpn, self.psn)
-    }
-
-    pub(super) fn check_unconnected(&self) -> Result<(), Error> {
-        match *self.is_connected.lock() {
-            true => Err(Error::Connected(self.export.qpn)),
-            false => Ok(()),
-        }
-    }
-
-    /// Connects the queue pair, and lets threads post.
-    pub(super) fn connect(
-        &self,
-        device: &Device,
-        mine: &Remote,
-        theirs: &Remote,
-    ) -> Result<(), Error> {
-        let mut is_connected = self.is_connected.lock();
-        if *is_connected {
-            return Err(Error::Connected(self.export.qpn));
-        }
-        let patience = match self.block.options.flags & PATIENT {
-            0 => NOT_READY_RETRIES,
-            _ => WITHOUT_END as u8,
-        };
-        self.pair.connect(device, mine, theirs, patience)?;
-        *is_connected = true;
-        self.block.connected();
-        Ok(())
-    }
-
     pub(super) fn reset(&self) -> Result<(), Error> {
         let again = |counters: &Mapped| self.again(counters);
         self.block.reset(self.export.qpn, again)
@@ -231,6 +200,34 @@ impl Queue {
             failure: self.block.failure(),
             ..Counts::default()
         }
+    }
+}
+
+impl Reached for Queue {
+    fn reached(&self, device: &Device) -> Remote {
+        device.reached(self.export.qpn, self.psn)
+    }
+
+    fn check_unconnected(&self) -> Result<(), Error> {
+        match *self.is_connected.lock() {
+            true => Err(Error::Connected(self.export.qpn)),
+            false => Ok(()),
+        }
+    }
+
+    fn connect(&self, device: &Device, mine: &Remote, theirs: &Remote) -> Result<(), Error> {
+        let mut is_connected = self.is_connected.lock();
+        if *is_connected {
+            return Err(Error::Connected(self.export.qpn));
+        }
+        let patience = match self.block.options.flags & PATIENT {
+            0 => NOT_READY_RETRIES,
+            _ => WITHOUT_END as u8,
+        };
+        self.pair.connect(device, mine, theirs, patience)?;
+        *is_connected = true;
+        self.block.connected();
+        Ok(())
     }
 }
 

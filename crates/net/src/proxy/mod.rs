@@ -177,22 +177,12 @@ impl Endpoint for Proxy {
     }
 
     fn connect(&self, one: u32, other: u32) -> Result<(), Error> {
-        let device = &self.shared.device;
-        let (a, b) = (self.queue(one)?, self.queue(other)?);
-        a.connect(device, &b.reached(device))?;
-        match one == other {
-            true => Ok(()),
-            false => b.connect(device, &a.reached(device)),
-        }
+        let queues = (self.queue(one)?, self.queue(other)?);
+        reach::connect(&self.shared.device, &*queues.0, &*queues.1, one == other)
     }
 
     fn meet(&self, qpn: u32, meeting: Meeting<'_>, mine: Window) -> Result<Window, Error> {
-        let device = &self.shared.device;
-        let queue = self.queue(qpn)?;
-        queue.check_unconnected()?;
-        reach::meet(meeting, &queue.reached(device), mine, |theirs| {
-            queue.connect(device, theirs)
-        })
+        reach::join(&self.shared.device, &*self.queue(qpn)?, meeting, mine)
     }
 
     fn reset(&self, qpn: u32) -> Result<(), Error> {

@@ -14,6 +14,7 @@ use crate::{
     error::Error,
     keys::Access,
     memory::Mapped,
+    reach::Reached,
 };
 
 use super::served::Served;
@@ -61,25 +62,6 @@ impl Queue {
         self.block.options.counters_bytes()
     }
 
-    pub(super) fn reached(&self, device: &Device) -> Remote {
-        device.reached(self.export.qpn, self.psn)
-    }
-
-    pub(super) fn check_unconnected(&self) -> Result<(), Error> {
-        match self.served.lock().state() {
-            State::Reset => Ok(()),
-            _ => Err(Error::Connected(self.export.qpn)),
-        }
-    }
-
-    /// Connects the queue, and lets threads post.
-    pub(super) fn connect(&self, device: &Device, theirs: &Remote) -> Result<(), Error> {
-        self.check_unconnected()?;
-        self.served.lock().connect(device, self.psn, theirs)?;
-        self.block.connected();
-        Ok(())
-    }
-
     /// Reads what was posted, posts it to the device, and writes what has completed. Returns how
     /// much was done.
     pub(super) fn serve(&self, device: &Device) -> usize {
@@ -116,5 +98,25 @@ impl Queue {
 
     pub(super) fn counts(&self) -> Counts {
         self.served.lock().counts()
+    }
+}
+
+impl Reached for Queue {
+    fn reached(&self, device: &Device) -> Remote {
+        device.reached(self.export.qpn, self.psn)
+    }
+
+    fn check_unconnected(&self) -> Result<(), Error> {
+        match self.served.lock().state() {
+            State::Reset => Ok(()),
+            _ => Err(Error::Connected(self.export.qpn)),
+        }
+    }
+
+    fn connect(&self, device: &Device, _: &Remote, theirs: &Remote) -> Result<(), Error> {
+        self.check_unconnected()?;
+        self.served.lock().connect(device, self.psn, theirs)?;
+        self.block.connected();
+        Ok(())
     }
 }
