@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import OUTBOARD, ROOT, TEST_PROGRAMS, Server
+from harness import OUTBOARD, ROOT, TEST_PROGRAMS, Server, start_server
 
 LIBRARY = OUTBOARD.parent
 NVCC = ROOT / ".toolchain" / "bin" / "nvcc"
@@ -196,9 +197,57 @@ def test_kernels_post_to_adapters_themselves_and_by_a_thread(
     is_right(run(program, " ".join(arguments), provider, *under))
 
 
-def test_kernels_of_two_processes_exchange_data(server: Server, tmp_path: Path) -> None:
+# Over tcp the endpoint, its rings and its adapter are in the server's process of the session.
+@pytest.mark.parametrize(
+    "case", ["soak 64 5 5 0 1", "soak 32 3 6 20000 3 gpu", "messages warp 2 2 12 6 3 33 0 20000 3"]
+)
+def test_kernels_post_where_the_gpu_is(server: Server, soak_on_gpu: Path, messages_on_gpu: Path, case: str) -> None:
+    name, *arguments = case.split()
+    is_right(server.run("tcp", {"soak": soak_on_gpu, "messages": messages_on_gpu}[name], *arguments))
+
+
+def test_threads_of_the_cpu_post_to_and_poll_what_is_where_the_gpu_is(server: Server, tmp_path: Path) -> None:
+    program = build_on_gpu(tmp_path, "host.cu")
+    is_right(server.run("shm", program, "program"))
+    is_right(server.run("tcp", program, "server"))
+
+
+@pytest.fixture(scope="module")
+def two_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_on_gpu(tmp_path_factory.mktemp("two_kernels"), "two_kernels.cu")
+
+
+def two_ends(servers: list[Server], program: Path, *links: str) -> list[str]:
+    address = free_address()
+    with ThreadPoolExecutor(2) as both:
+        ends = zip(servers, links, ("listen", "connect"), strict=True)
+        runs = [both.submit(at.run, link, program, role, address, "10") for at, link, role in ends]
+        return [run.result().stdout for run in runs]
+
+
+def test_kernels_of_two_servers_exchange_data(two_kernels: Path, tmp_path: Path) -> None:
+    """The programs meet as they do without servers; the adapters' entries go from server to server."""
+    (tmp_path / "closed").mkdir()
+    with contextlib.ExitStack() as started:
+        servers = []
+        for name in ("one", "other"):
+            (tmp_path / name).mkdir()
+            servers.append(start_server(tmp_path / name, "--peer-copies", "127.0.0.0/8"))
+            started.callback(servers[-1].stop)
+        assert two_ends(servers, two_kernels, "tcp", "tcp") == ["10 of 10 rounds are right\n"] * 2
+        # Two sessions of one server, too; not a program that has its own adapter.
+        assert two_ends(servers[:1] * 2, two_kernels, "tcp", "tcp") == ["10 of 10 rounds are right\n"] * 2
+        for said in two_ends(servers, two_kernels, "tcp", "shm"):
+            assert "one of the two endpoints is where the GPU is" in said
+        closed = start_server(tmp_path / "closed")
+        started.callback(closed.stop)
+        said = two_ends([closed, servers[0]], two_kernels, "tcp", "tcp")
+        assert "outboard serve --peer-copies" in said[0] and "where its server is" in said[1], said
+
+
+def test_kernels_of_two_processes_exchange_data(server: Server, two_kernels: Path) -> None:
     """Each process has an adapter of its own; the example of docs/net.md."""
-    program = build_on_gpu(tmp_path, "two_kernels.cu")
+    program = two_kernels
     for way in ("shm", "tcp"):
         env, address = {"OUTBOARD_NET_WAY": way}, free_address()
         with ThreadPoolExecutor(2) as both:
@@ -218,10 +267,10 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return ptx
 
 
-def run_python(server: Server, kernels: Path, *place: str, provider: str = "nic") -> list[str]:
+def run_python(server: Server, kernels: Path, *place: str, provider: str = "nic", link: str = "shm") -> list[str]:
     path = f"{TEST_PROGRAMS}:{ROOT / 'python'}"
     env = {"PYTHONPATH": path, "OUTBOARD_NET_LIBRARY": str(LIBRARY / "liboutboard_net.so"), **by(provider)}
-    done = server.run("shm", sys.executable, TEST_PROGRAMS / "net" / "endpoints.py", kernels, *place, env=env)
+    done = server.run(link, sys.executable, TEST_PROGRAMS / "net" / "endpoints.py", kernels, *place, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 
@@ -233,6 +282,8 @@ def test_python_makes_endpoints_for_kernels(server: Server, kernels: Path) -> No
     assert run_python(server, kernels) == expected
     # With the inbox in the GPU's memory.
     assert run_python(server, kernels, provider="nvlink") == expected
+    # Where the GPU is.
+    assert run_python(server, kernels, link="tcp") == expected
     for provider in ("nic", "nvlink"):
         address = free_address()
         with ThreadPoolExecutor(2) as both:

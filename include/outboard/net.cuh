@@ -209,13 +209,16 @@ public:
         bool leads = detail::enter<scope>();
         Answer answer{};
         if (leads) answer.failure = wait_alone(ticket, timeout_ns, true);
+        look();
         return told<scope>(answer, leads);
     }
 
     // Whether an operation is complete, or has failed, without waiting.
     OUTBOARD_NET_CALL bool test(uint64_t ticket, Failure *failure)
     {
+        look();
         *failure = wait_alone(ticket, 0, false);
+        look();
         return failure->cause != Cause::timeout;
     }
 
@@ -233,6 +236,7 @@ public:
             bool posted = reserved != acquire(detail::BASE);
             if (posted) answer.failure = wait_alone(reserved - 1, timeout_ns, true);
         }
+        look();
         return told<scope>(answer, leads);
     }
 
@@ -256,6 +260,7 @@ public:
         bool leads = detail::enter<scope>();
         Arrived answer{};
         if (leads) answer.failure = receive_alone(timeout_ns, &answer.received);
+        look();
         detail::share<scope>(answer, leads);
         *received = answer.received;
         return answer.failure;
@@ -270,6 +275,14 @@ private:
         Failure failure;
         Received received;
     };
+
+    // Of a queue at a server, for threads of the CPU: what came before a completion is here after it.
+    OUTBOARD_NET_CALL void look() const
+    {
+#ifndef __CUDA_ARCH__
+        if ((of_.flags & OUTBOARD_NET_REMOTE) != 0) detail::look();
+#endif
+    }
 
     // Gives what a group's first thread has waited for to the others, and of nvlink the generation that it saw.
     template <Scope scope> OUTBOARD_NET_CALL Failure told(Answer answer, bool leads)
@@ -678,7 +691,7 @@ private:
         write(detail::RUNG, ready);
         has_rung_ = true;
 #ifndef __CUDA_ARCH__
-        if (read(detail::ASLEEP) != 0) outboard_net_rouse(of_.doorbell);
+        if ((of_.flags & OUTBOARD_NET_REMOTE) != 0 || read(detail::ASLEEP) != 0) outboard_net_rouse(of_.doorbell);
 #endif
     }
 
@@ -814,7 +827,10 @@ OUTBOARD_NET_CALL bool poll_slot(const uint64_t *flag, uint64_t generation, uint
     for (;;) {
         // Looks between two at the clock, which takes a GPU as long as a look at its own memory.
         for (int look = 0; look < detail::LOOKS; ++look)
-            if (detail::load_acquire(flag) == generation) return true;
+            if (detail::load_acquire(flag) == generation) {
+                detail::look();
+                return true;
+            }
         if (deadline.passed()) return false;
     }
 }
@@ -847,6 +863,7 @@ OUTBOARD_NET_CALL int poll_any(const uint64_t *flags, int count, int stride, uin
 #else
             if (!here) continue;
             detail::store(seen + at, generation);
+            detail::look();
             return at;
 #endif
         }

@@ -23,6 +23,7 @@ enum outboard_net_flags {
     OUTBOARD_NET_EXCLUSIVE = 4,  // one thread, warp or block posts at a time, which is cheaper
     OUTBOARD_NET_OF_GPU = 8,  // of a queue with `counters`: never given
     OUTBOARD_NET_UNRELIABLE = 32,  // an entry succeeds when it is sent, and may be lost: no get, no atomics; of NIC alone
+    OUTBOARD_NET_REMOTE = 64,  // of a queue whose adapter is where the GPU is, at a server: never given
     OUTBOARD_NET_DIRECT = 16,  // of a queue of nvlink, whose ring is a page with what it may reach: never given
 };
 
@@ -125,6 +126,12 @@ int outboard_net_meet(const struct outboard_net *net, uint32_t qpn, const char *
 // Wakes the adapter in software of a queue's doorbell. net.cuh calls it for threads of the CPU; a kernel cannot, so that a
 // program may do so just before it launches one.
 void outboard_net_rouse(uint64_t doorbell);
+// Brings what the program has written to memory of endpoints that are at a server, and back what adapters have written
+// there; returns at once if there are none. net.cuh calls it for threads of the CPU, each time that they wait.
+void outboard_net_look(void);
+// "server" if the endpoint is where the GPU is, of a program under `outboard run` whose server has a copy of the program's
+// memory (tcp, rdma); else "program". Known from the first queue or registration on.
+const char *outboard_net_place_of(const struct outboard_net *net);
 // "shm" or "tcp", as the queue's entries travel; null if it has not met one of another process by an adapter.
 const char *outboard_net_way_of(const struct outboard_net *net, uint32_t qpn);
 int outboard_net_reset(const struct outboard_net *net, uint32_t qpn);

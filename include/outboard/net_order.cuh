@@ -23,6 +23,8 @@
 #if !defined(__CUDA_ARCH__)
 #include <sched.h>
 #include <time.h>
+
+extern "C" void outboard_net_look(void) __attribute__((weak));
 #endif
 
 namespace outboard {
@@ -45,6 +47,15 @@ OUTBOARD_NET_CALL uint64_t now_ns()
 #endif
 }
 
+// On the CPU, where the program's memory is a copy of what the adapter has: brings both up to date. After a look, all has
+// come that was written before what was seen.
+OUTBOARD_NET_CALL void look()
+{
+#ifndef __CUDA_ARCH__
+    if (outboard_net_look) outboard_net_look();
+#endif
+}
+
 OUTBOARD_NET_CALL void pause()
 {
 #ifdef __CUDA_ARCH__
@@ -52,6 +63,7 @@ OUTBOARD_NET_CALL void pause()
     asm volatile("nanosleep.u32 0;");
 #else
     sched_yield();
+    look();
 #endif
 }
 

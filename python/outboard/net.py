@@ -10,7 +10,8 @@
         launch(kernel, queue.exported, outbox.address, outbox.key, there.address, there.key)
 
 The adapter is one in software in this process: it reads and writes host memory, so tensors are pinned or ordinary ones
-of the host, and memory of a GPU is refused. Kernels reach what is pinned and mapped. With `Endpoint(provider="nvlink")`
+of the host, and memory of a GPU is refused. Kernels reach what is pinned and mapped. Under `outboard run` over tcp or
+rdma it is where the GPU is (`Endpoint.place`), and takes pinned memory alone. With `Endpoint(provider="nvlink")`
 kernels load and store themselves, and memory of a GPU is taken, too, as it is by RDMA devices (`mlx5`, `proxy`).
 """
 
@@ -247,6 +248,14 @@ class Endpoint:
             raise OutboardError("the endpoint is closed")
         return self._library.outboard_net_provider_of(self._adapter.net).decode()
 
+    @property
+    def place(self) -> str:
+        """`server` if it is where the GPU is, of a program under `outboard run` over tcp or rdma, else `program`. Known
+        from the first queue or registration on."""
+        if not self._adapter.net:
+            raise OutboardError("the endpoint is closed")
+        return self._library.outboard_net_place_of(self._adapter.net).decode()
+
     def queue(
         self,
         log_entries: int = 6,
@@ -415,7 +424,7 @@ def _loaded(library: str | os.PathLike[str] | None) -> ctypes.CDLL:
         loaded = ctypes.CDLL(os.fspath(path))
     except OSError as error:
         raise OutboardError(f"{error}; OUTBOARD_NET_LIBRARY names it: cargo build -p outboard-net") from error
-    for name in ("outboard_net_message", "outboard_net_provider_of"):
+    for name in ("outboard_net_message", "outboard_net_provider_of", "outboard_net_place_of"):
         getattr(loaded, name).restype = c_char_p
     loaded.outboard_net_close.restype = None
     for name in ("outboard_net_queue_bytes", "outboard_net_counters_bytes"):

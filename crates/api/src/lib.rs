@@ -15,6 +15,7 @@
 //! - `cupti.calls`, `cupti.cbids`, [`cupti`]: every function of `libcupti.so.13`, and its numbers
 //!   for driver and runtime calls.
 //! - [`cupti_records`]: the layouts of CUPTI's records.
+//! - [`net`]: the interface between libcuda and liboutboard_net.
 //! - [`optimise`]: the levels of `outboard run --optimise`.
 //! - [`procaddr`]: the symbol that `cuGetProcAddress` returns for a name, a version and flags.
 
@@ -29,6 +30,7 @@ pub mod decl;
 pub mod documents;
 #[allow(non_upper_case_globals)]
 pub mod enums;
+pub mod net;
 pub mod nvml;
 pub mod optimise;
 pub mod procaddr;

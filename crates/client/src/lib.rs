@@ -6,6 +6,7 @@
 //!  calls/         one file per family; local answers, and messages
 //!    │
 //!  activity.rs    the table of functions for libcupti
+//!  net.rs         the table of functions for liboutboard_net
 //!  process.rs     the begin of the session, forks, the end of the process
 //!  emulate.rs     a change of the emulated network
 //!  nccl.rs        what NCCL is told where its kernels cannot use a network
@@ -46,6 +47,7 @@ mod integrity;
 mod library_thread;
 mod log;
 mod nccl;
+mod net;
 mod observe;
 mod process;
 mod session;

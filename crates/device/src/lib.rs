@@ -24,6 +24,7 @@ use std::{borrow::Cow, os::fd::OwnedFd, sync::Arc};
 
 use outboard_api::CUresult;
 use outboard_link::{DeviceMemory, GpuMemory, Granted, Lasting, Segment, Tail};
+use outboard_net::Mapped;
 use outboard_wire::{
     Data, Message,
     codec::Writer,
@@ -130,6 +131,13 @@ pub trait Host: Send {
     /// Returns the count of device memory that the session has allocated, for other threads.
     fn memory_in_use(&self) -> Option<MemoryInUse> {
         None
+    }
+    /// Lends host memory of the session to an adapter in software: all of these bytes, which stay
+    /// mapped as long as what is returned. From then on it reports what is written there at any
+    /// time.
+    fn lend(&mut self, address: u64, len: u64) -> Result<Mapped, Failure> {
+        let _ = (address, len);
+        Err(Failure::unsupported("adapters in software"))
     }
     /// Marks a point in a stream, ordered there as a copy out of device memory would be.
     fn mark(&mut self, cx: &mut Cx<'_>, stream: u64) -> Result<Pending, Failure> {

@@ -176,6 +176,7 @@ fn documents(data: &[u8]) {
     let _ = doc::from_bytes::<doc::DeviceCard>(data);
     let _ = doc::from_bytes::<doc::NvmlSnapshot>(data);
     let _ = doc::from_bytes::<doc::Activities>(data);
+    let _ = doc::from_bytes::<doc::NetAnswer>(data);
 }
 
 /// The answers to a profiler's questions, and the records made of them.

@@ -70,6 +70,8 @@ pub const PATIENT: u32 = 2;
 pub const UNRELIABLE: u32 = 32;
 /// One thread, warp or block posts at a time.
 pub const EXCLUSIVE: u32 = 4;
+/// The adapter is where the GPU is, and the program's memory is a copy: of an [`Export`] alone.
+pub(crate) const REMOTE: u32 = 64;
 /// The counters are in the memory of the GPU that posts: of an [`Export`] alone.
 pub(crate) const OF_GPU: u32 = 8;
 
@@ -213,6 +215,38 @@ pub struct Export {
     pub flags: u32,
 }
 
+impl Export {
+    /// Returns a queue of a block at an address, with these numbers.
+    pub(crate) fn at(base: u64, options: &Options, qpn: u32, scratch_key: u32) -> Export {
+        let at = |offset: usize| base + offset as u64;
+        let (counters, filled, of_gpu) = match options.counters {
+            0 => (at(0), at(options.filled_at()), 0),
+            of_gpu => (of_gpu, of_gpu + COUNTERS_BYTES as u64, OF_GPU),
+        };
+        let completion = match options.is_plain() {
+            true => options.completions_at(),
+            false => COMPLETION,
+        };
+        Export {
+            ring: at(options.ring_at()),
+            record: at(RECORD),
+            doorbell: at(DOORBELL),
+            completion: at(completion),
+            counters,
+            filled,
+            scratch: at(SCRATCH),
+            receives: at(options.receives_at()),
+            receive_completions: at(options.receive_completions_at()),
+            scratch_key,
+            qpn,
+            log_blocks: options.log_blocks,
+            log_receives: options.log_receives,
+            signal_every: options.signal_every.max(1),
+            flags: options.flags | of_gpu,
+        }
+    }
+}
+
 /// The memory of a queue, which no other queue of this process has.
 #[derive(Debug)]
 pub(crate) struct Block {
@@ -247,33 +281,7 @@ impl Block {
 
     /// Returns the queue as kernels take it, with these numbers.
     pub(crate) fn export(&self, qpn: u32, scratch_key: u32) -> Export {
-        let options = &self.options;
-        let at = |offset: usize| self.memory.address() + offset as u64;
-        let (counters, filled, of_gpu) = match options.counters {
-            0 => (at(0), at(options.filled_at()), 0),
-            of_gpu => (of_gpu, of_gpu + COUNTERS_BYTES as u64, OF_GPU),
-        };
-        let completion = match options.is_plain() {
-            true => options.completions_at(),
-            false => COMPLETION,
-        };
-        Export {
-            ring: at(options.ring_at()),
-            record: at(RECORD),
-            doorbell: at(DOORBELL),
-            completion: at(completion),
-            counters,
-            filled,
-            scratch: at(SCRATCH),
-            receives: at(options.receives_at()),
-            receive_completions: at(options.receive_completions_at()),
-            scratch_key,
-            qpn,
-            log_blocks: options.log_blocks,
-            log_receives: options.log_receives,
-            signal_every: options.signal_every.max(1),
-            flags: options.flags | of_gpu,
-        }
+        Export::at(self.memory.address(), &self.options, qpn, scratch_key)
     }
 
     pub(crate) fn part(&self, offset: usize, bytes: usize) -> Result<Mapped, Error> {

@@ -12,6 +12,7 @@ use crate::{
     endpoint::Endpoint,
     layout::Layout,
     open::open,
+    remote::look,
 };
 
 thread_local! {
@@ -326,10 +327,35 @@ pub unsafe extern "C" fn outboard_net_meet(
     )
 }
 
-/// Wakes the adapter of a doorbell of this process; other addresses wake nobody.
+/// Wakes the adapter of a doorbell of this process, and those at a server. Other addresses wake
+/// nobody here.
 #[unsafe(no_mangle)]
 pub extern "C" fn outboard_net_rouse(doorbell: u64) {
     bell::rouse(doorbell);
+    look();
+}
+
+/// Brings what the program has written to endpoints that are where the GPU is, and back what was
+/// written there.
+#[unsafe(no_mangle)]
+pub extern "C" fn outboard_net_look() {
+    look();
+}
+
+/// Returns where an endpoint is: `server` or `program`; null without one.
+///
+/// # Safety
+///
+/// `net` is null or open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn outboard_net_place_of(net: *const Net) -> *const c_char {
+    // SAFETY: null, or an open endpoint.
+    let net = unsafe { net.as_ref() };
+    let name = net.map(|net| match net.0.is_remote() {
+        true => c"server",
+        false => c"program",
+    });
+    name.map_or(std::ptr::null(), CStr::as_ptr)
 }
 
 /// Returns how entries of a queue reach the other process: `shm` or `tcp`; null if it has not met

@@ -25,6 +25,7 @@ const PEER_ACCESS: u32 = 1;
 #[repr(C)]
 struct Handle([u8; HANDLE_BYTES]);
 
+type GetExportTable = unsafe extern "C" fn(*mut *const c_void, *const [u8; 16]) -> i32;
 type GetAddressRange = unsafe extern "C" fn(*mut u64, *mut usize, u64) -> i32;
 type GetHandle = unsafe extern "C" fn(*mut Handle, u64) -> i32;
 type OpenHandle = unsafe extern "C" fn(*mut u64, Handle, u32) -> i32;
@@ -61,6 +62,17 @@ fn done(call: &str, status: i32) -> Result<(), String> {
 
 fn missing(call: &str) -> String {
     format!("{call}: {LIBRARY} is not loaded, or has no such function")
+}
+
+/// Returns a table of functions that the driver of this process has under an id.
+pub(crate) fn export_table(id: &[u8; 16]) -> Option<*const c_void> {
+    let library = loaded()?;
+    // SAFETY: the driver's function of this name has this type.
+    let call: Symbol<GetExportTable> = unsafe { library.get(b"cuGetExportTable\0") }.ok()?;
+    let mut table = ptr::null();
+    // SAFETY: both places are there.
+    let status = unsafe { call(&raw mut table, id) };
+    (status == SUCCESS && !table.is_null()).then_some(table)
 }
 
 /// Returns the allocation of GPU memory that has this address; `None` if there is none.

@@ -1,30 +1,30 @@
 //! Endpoints as programs hold them: memory and queues of one provider.
 
-use std::{collections::HashMap, ffi::c_void, fmt::Debug, ptr::NonNull, sync::Arc};
+use std::{ffi::c_void, fmt::Debug, ptr::NonNull};
 
-use parking_lot::Mutex;
-
+pub(crate) use crate::counts::Counts;
 use crate::{
     block::{Export, Options},
     error::Error,
     faults::Network,
     keys::Access,
-    link::{Link, Meeting},
+    link::Meeting,
     mapping::is_mapped,
     meet::Window,
     memory::Mapped,
-    nic::Nic,
+    own::Own,
     provider::Provider,
-    queue::Queue,
     way::Way,
 };
-
-/// Domain of all memory of a program.
-const DOMAIN: u32 = 1;
 
 /// Calls of a program to its endpoint.
 pub(crate) trait Endpoint: Debug + Send + Sync {
     fn provider(&self) -> Provider;
+
+    /// Returns true if it is where the GPU is, rather than in this process.
+    fn is_remote(&self) -> bool {
+        false
+    }
 
     /// Registers memory. Returns its key.
     ///
@@ -63,46 +63,13 @@ pub(crate) trait Endpoint: Debug + Send + Sync {
     fn counts(&self, qpn: u32) -> Result<Counts, Error>;
 }
 
-/// Counts of a queue since its last reset, as far as anybody counts.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counts {
-    pub(crate) succeeded: u64,
-    pub(crate) flushed: u64,
-    pub(crate) retries: u64,
-    /// Index and syndrome of the entry that failed first.
-    pub(crate) failure: Option<(u16, u8)>,
-}
-
-/// An endpoint of the adapter in software.
+/// An endpoint of the adapter in software, in memory that the program lends.
 #[derive(Debug)]
-pub(crate) struct OfAdapter {
-    /// Connections to other processes, by the number of their queue. They end before the adapter.
-    links: Mutex<HashMap<u32, Link>>,
-    nic: Nic,
-    queues: Mutex<HashMap<u32, Arc<Queue>>>,
-}
+pub(crate) struct OfAdapter(Own);
 
 impl OfAdapter {
     pub(crate) fn start(network: Network) -> Result<OfAdapter, Error> {
-        Ok(OfAdapter {
-            links: Mutex::default(),
-            nic: Nic::start(network)?,
-            queues: Mutex::default(),
-        })
-    }
-
-    fn queue(&self, qpn: u32) -> Result<Arc<Queue>, Error> {
-        self.queues
-            .lock()
-            .get(&qpn)
-            .cloned()
-            .ok_or(Error::NoPair(qpn))
-    }
-
-    /// Returns the adapter, awake: a program that sets something up is about to post.
-    fn awake(&self) -> &Nic {
-        self.nic.rouse();
-        &self.nic
+        Own::start(network).map(OfAdapter)
     }
 }
 
@@ -114,8 +81,7 @@ impl Endpoint for OfAdapter {
     unsafe fn register(&self, at: *mut c_void, bytes: u64, access: Access) -> Result<u32, Error> {
         // SAFETY: the caller keeps the memory mapped.
         let memory = unsafe { mapped(at, bytes, access.writes()) }?;
-        self.awake()
-            .with(|adapter| adapter.register(DOMAIN, memory, access))
+        self.0.register(memory, access)
     }
 
     unsafe fn create(
@@ -126,53 +92,34 @@ impl Endpoint for OfAdapter {
     ) -> Result<Export, Error> {
         // SAFETY: the caller keeps the memory mapped.
         let memory = unsafe { mapped(at, bytes, true) }?;
-        let queue = Queue::create(self.awake(), memory, options)?;
-        let export = queue.export();
-        self.queues.lock().insert(export.qpn, Arc::new(queue));
-        Ok(export)
+        self.0.create(memory, options)
     }
 
     fn connect(&self, one: u32, other: u32) -> Result<(), Error> {
-        let queues = self.queues.lock();
-        let find = |qpn| queues.get(&qpn).ok_or(Error::NoPair(qpn));
-        Queue::connect(self.awake(), find(one)?, find(other)?)
+        self.0.connect(one, other)
     }
 
     fn meet(&self, qpn: u32, meeting: Meeting<'_>, mine: Window) -> Result<Window, Error> {
-        let queue = self.queue(qpn)?;
-        let (link, window) = Link::meet(&self.nic, &queue, meeting, mine)?;
-        // An earlier connection ends here, outside the lock.
-        let earlier = self.links.lock().insert(qpn, link);
-        drop(earlier);
-        self.nic.rouse();
-        Ok(window)
+        self.0.meet(qpn, meeting, mine)
     }
 
     fn way_of(&self, qpn: u32) -> Option<Way> {
-        self.links.lock().get(&qpn).map(Link::way)
+        self.0.way_of(qpn)
     }
 
     fn reset(&self, qpn: u32) -> Result<(), Error> {
-        let queues = self.queues.lock();
-        let queue = queues.get(&qpn).ok_or(Error::NoPair(qpn))?;
-        queue.reset(self.awake())
+        self.0.reset(qpn)
     }
 
     unsafe fn reset_counters(&self, qpn: u32, counters: *mut c_void) -> Result<(), Error> {
-        let queue = self.queue(qpn)?;
+        let bytes = self.0.queue(qpn)?.counters_bytes() as u64;
         // SAFETY: the caller lends the counters for this call.
-        let counters = unsafe { mapped(counters, queue.counters_bytes() as u64, true) };
-        queue.reset_counters(&self.nic, &counters?)
+        let counters = unsafe { mapped(counters, bytes, true) }?;
+        self.0.reset_counters(qpn, &counters)
     }
 
     fn counts(&self, qpn: u32) -> Result<Counts, Error> {
-        let status = self.nic.with(|adapter| adapter.status(qpn))?;
-        Ok(Counts {
-            succeeded: status.succeeded,
-            flushed: status.flushed,
-            retries: status.retries,
-            failure: status.failure,
-        })
+        self.0.counts(qpn)
     }
 }
 

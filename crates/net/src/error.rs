@@ -109,6 +109,12 @@ pub enum Error {
     Impossible { provider: String, why: String },
     #[error("the RDMA device: {0}")]
     Device(String),
+    #[error("{0}")]
+    Session(String),
+    #[error(
+        "not all of the {bytes} bytes at {address:#x} are pinned memory (cudaHostAlloc, cudaHostRegister), and the endpoint is where the GPU is: it reaches no other memory of the program"
+    )]
+    NotPinned { address: u64, bytes: u64 },
     #[error("{0} is a null pointer")]
     Null(&'static str),
     #[error("threads are about to post to queue {0:#x}, or were ended while they did")]

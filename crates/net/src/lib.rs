@@ -18,6 +18,8 @@
 //!   loads and stores of the threads that post, which need only to know what they may reach.
 //! - `mlx5` has queues of real adapters, `proxy` a thread that posts to any RDMA device what it
 //!   reads in queues; `device` opens one, and registers memory with it.
+//! - [`remote`] is an endpoint where the GPU is: calls of a program under `outboard run`, which its
+//!   session's server executes.
 //! - [`Link`] joins queues of two processes: entries travel by memory of both, or over tcp
 //!   ([`Way`]).
 //!
@@ -30,6 +32,7 @@ pub mod capi;
 mod claim;
 mod command;
 mod completions;
+mod counts;
 pub mod cqe;
 mod device;
 mod distant;
@@ -49,10 +52,13 @@ mod mlx5;
 mod nic;
 mod nvlink;
 mod open;
+mod own;
+mod placed;
 mod provider;
 mod proxy;
 mod queue;
 mod reach;
+pub mod remote;
 mod rest;
 mod ring;
 mod rings;
@@ -77,7 +83,7 @@ pub use link::{Link, Meeting, Stream};
 pub use mapping::is_mapped;
 pub use masked::Change;
 pub use meet::Window;
-pub use memory::Mapped;
+pub use memory::{Keeper, Mapped};
 pub use nic::Nic;
 pub use provider::{PROVIDER_VARIABLE, Provider};
 pub use queue::Queue;

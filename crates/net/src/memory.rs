@@ -5,6 +5,7 @@
 
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
+    fmt::Debug,
     io,
     os::fd::BorrowedFd,
     ptr::{NonNull, null_mut},
@@ -46,7 +47,16 @@ enum Owned {
     Allocated(NonNull<u8>, Layout),
     OfFile(NonNull<u8>, usize),
     OfDriver(NonNull<u8>),
+    /// Kept mapped by this.
+    Lent {
+        _keeper: Arc<dyn Keeper>,
+    },
 }
+
+/// Keeps memory mapped until it is dropped.
+pub trait Keeper: Debug + Send + Sync {}
+
+impl<T: Debug + Send + Sync> Keeper for T {}
 
 // SAFETY: it is only freed, by whichever thread drops it last.
 unsafe impl Send for Owned {}
@@ -64,6 +74,7 @@ impl Drop for Owned {
             }
             // SAFETY: allocated so, and no `Mapped` of it is left.
             Owned::OfDriver(at) => unsafe { driver::unpin(at) },
+            Owned::Lent { .. } => {}
         }
     }
 }
@@ -82,6 +93,26 @@ impl Mapped {
             bytes,
             address,
             _owner: None,
+        }
+    }
+
+    /// Takes memory that another keeps mapped until its keeper is dropped.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Mapped::new`], until the keeper is dropped.
+    #[must_use]
+    pub unsafe fn lent(
+        at: NonNull<u8>,
+        bytes: usize,
+        address: u64,
+        keeper: Arc<dyn Keeper>,
+    ) -> Mapped {
+        Mapped {
+            at,
+            bytes,
+            address,
+            _owner: Some(Arc::new(Owned::Lent { _keeper: keeper })),
         }
     }
 

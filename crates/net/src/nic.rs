@@ -29,6 +29,8 @@ pub(crate) struct Shared {
     adapter: Arc<Mutex<Adapter>>,
     /// Callers that want the adapter.
     wanted: Arc<AtomicU32>,
+    /// The adapter looks at nothing. Changed with the adapter locked.
+    is_held: Arc<AtomicBool>,
     sleeper: Arc<Sleeper>,
     start: Instant,
 }
@@ -49,6 +51,7 @@ impl Shared {
         Shared {
             adapter: Arc::new(Mutex::new(Adapter::new(network))),
             wanted: Arc::new(AtomicU32::new(0)),
+            is_held: Arc::default(),
             sleeper: Arc::default(),
             start: Instant::now(),
         }
@@ -57,7 +60,14 @@ impl Shared {
     fn poll(&self) -> usize {
         // The time is looked at with the adapter locked, so that it never goes back.
         let mut adapter = self.adapter.lock();
-        adapter.poll(self.start.elapsed().as_nanos() as u64)
+        self.poll_locked(&mut adapter)
+    }
+
+    fn poll_locked(&self, adapter: &mut Adapter) -> usize {
+        match self.is_held.load(Ordering::Relaxed) {
+            true => 0,
+            false => adapter.poll(self.start.elapsed().as_nanos() as u64),
+        }
     }
 
     pub(crate) fn with<R>(&self, call: impl FnOnce(&mut Adapter) -> R) -> R {
@@ -103,7 +113,7 @@ impl Shared {
         let time = rest.time(Instant::now(), adapter.is_waiting());
         self.sleeper.is_asleep.store(true, Ordering::SeqCst);
         adapter.lie_down(true);
-        let done = adapter.poll(self.start.elapsed().as_nanos() as u64);
+        let done = self.poll_locked(&mut adapter);
         drop(adapter);
         if done == 0 && !self.sleeper.is_roused.load(Ordering::SeqCst) {
             park_timeout(time);
@@ -192,6 +202,12 @@ impl Nic {
     pub fn poll(&self) {
         self.shared
             .with(|adapter| adapter.poll(self.shared.start.elapsed().as_nanos() as u64));
+    }
+
+    /// Lets the adapter look at nothing from when this returns, or again.
+    pub(crate) fn hold(&self, is_held: bool) {
+        self.shared
+            .with(|_| self.shared.is_held.store(is_held, Ordering::Relaxed));
     }
 
     /// Wakes the thread, if somebody is about to post who cannot.

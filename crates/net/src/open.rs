@@ -1,13 +1,8 @@
 //! The choice of an endpoint.
 
 use crate::{
-    endpoint::{Endpoint, OfAdapter},
-    error::Error,
-    faults::Network,
-    mlx5::Mlx5,
-    nvlink::Nvlink,
-    provider::Provider,
-    proxy::Proxy,
+    endpoint::Endpoint, error::Error, faults::Network, mlx5::Mlx5, nvlink::Nvlink, placed::Placed,
+    provider::Provider, proxy::Proxy,
 };
 
 /// Opens an endpoint of the provider that was asked for, or of one that is chosen here.
@@ -21,7 +16,7 @@ pub(crate) fn open(asked: Option<Provider>, network: Network) -> Result<Box<dyn 
         });
     }
     match provider {
-        Provider::Nic => Ok(Box::new(OfAdapter::start(network)?)),
+        Provider::Nic => Ok(Box::new(Placed::new(network))),
         Provider::Mlx5 => Ok(Box::new(Mlx5::open()?)),
         Provider::Nvlink => Ok(Box::new(Nvlink::default())),
         Provider::Proxy => Ok(Box::new(Proxy::open()?)),

@@ -12,6 +12,7 @@ use outboard_api::{
 };
 use outboard_device::{Cx, Failure, Host, MemoryInUse, Pending, Printed, Rooms, Way};
 use outboard_link::{DeviceMemory, GpuMemory, Granted, Segment};
+use outboard_net::Mapped;
 use outboard_wire::{
     doc::{DeviceCard, NVML_NOW},
     messages,
@@ -136,6 +137,10 @@ impl Host for Nvidia {
 
     fn take_host_pages(&mut self, changed: &mut dyn FnMut(u64, &[u8])) {
         self.host.take_changed(changed);
+    }
+
+    fn lend(&mut self, address: u64, len: u64) -> Result<Mapped, Failure> {
+        self.host.lend(address, len)
     }
 
     fn can_fence_early(&self, whole_context: bool) -> bool {

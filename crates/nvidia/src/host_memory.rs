@@ -7,6 +7,7 @@
 use std::{
     collections::BTreeMap,
     ffi::c_void,
+    fmt,
     fs::File,
     os::fd::{AsRawFd, OwnedFd},
     ptr::{self, NonNull},
@@ -17,6 +18,7 @@ use outboard_api::CUresult;
 use outboard_budget::Charge;
 use outboard_device::{Cx, Failure};
 use outboard_link::Lasting;
+use outboard_net::Mapped;
 use outboard_wire::messages;
 
 use super::{
@@ -53,6 +55,15 @@ pub(super) struct HostRange {
     /// Whether it is a managed variable: memory of the driver that lasts as long as its library is
     /// loaded.
     variable: bool,
+}
+
+impl fmt::Debug for HostRange {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.debug_struct("HostRange")
+            .field("va", &self.va)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
 }
 
 impl HostRange {
@@ -223,7 +234,7 @@ struct Watch {
 
 #[derive(Default)]
 pub(super) struct HostRanges {
-    ranges: BTreeMap<u64, HostRange>,
+    ranges: BTreeMap<u64, Arc<HostRange>>,
     watches: Vec<Watch>,
     bytes: u64,
 }
@@ -238,7 +249,7 @@ impl HostRanges {
         self.ranges
             .range(..=va)
             .next_back()
-            .map(|(_, range)| range)
+            .map(|(_, range)| &**range)
             .filter(|range| range.mirror && range.holds(va, len))
             .ok_or_else(|| {
                 Failure::new(
@@ -246,6 +257,25 @@ impl HostRanges {
                     format!("{va:#x} and {len:#x} bytes are in no mirror of this session"),
                 )
             })
+    }
+
+    /// Lends memory to an adapter. It stays mapped and registered until that is done.
+    pub(super) fn lend(&self, va: u64, len: u64) -> Result<Mapped, Failure> {
+        let before = self.ranges.range(..=va).next_back();
+        let range = before.map(|(_, range)| range);
+        // A variable's memory ends with its library.
+        let range = range.filter(|range| !range.variable && range.holds(va, len));
+        let at = NonNull::new(ptr::with_exposed_provenance_mut::<u8>(va as usize));
+        let (Some(range), Some(at)) = (range, at) else {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_INVALID_VALUE,
+                format!("{len} bytes at {va:#x} are not pinned memory of this session"),
+            ));
+        };
+        let keeper = Arc::clone(range);
+        // SAFETY: readable and writable pages of a range, which stay mapped while it is kept. All
+        // else that uses them makes the same accesses, or is the GPU.
+        Ok(unsafe { Mapped::lent(at, len as usize, va, keeper) })
     }
 
     /// Adds a managed variable as a watched mirror, of which the client holds zeros. Returns false
@@ -266,18 +296,16 @@ impl HostRanges {
             ));
         }
         self.bytes += len;
-        self.ranges.insert(
+        let range = HostRange {
+            hold: hold.clone(),
             va,
-            HostRange {
-                hold: hold.clone(),
-                va,
-                len,
-                registered: false,
-                mirror: true,
-                _charge: None,
-                variable: true,
-            },
-        );
+            len,
+            registered: false,
+            mirror: true,
+            _charge: None,
+            variable: true,
+        };
+        self.ranges.insert(va, Arc::new(range));
         outboard_budget::reserve(len)?;
         let known = vec![0; len as usize];
         self.watches.push(Watch { va, known });
@@ -368,7 +396,7 @@ impl Nvidia {
             ));
         }
         self.host.bytes += m.len;
-        self.host.ranges.insert(m.va, range);
+        self.host.ranges.insert(m.va, Arc::new(range));
         Ok(())
     }
 

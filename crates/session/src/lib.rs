@@ -41,6 +41,7 @@ pub mod handshake;
 pub mod limits;
 mod message;
 mod message_stats;
+mod net;
 mod outbox;
 mod peers;
 mod poll_policy;
@@ -81,6 +82,7 @@ use foresight::{Awaited, Foresight};
 use grants::Grants;
 use message_stats::Counters;
 pub use message_stats::MessageStats;
+use net::Net;
 use outbox::Outbox;
 use peers::Peers;
 use poll_policy::PollPolicy;
@@ -131,7 +133,7 @@ fn serve_within(
     if let Err(error) = cores::wake_promptly() {
         debug!(%error, "the session's threads keep the default slice");
     }
-    let peers = Peers::new(source.clone());
+    let (peers, net) = (Peers::new(source.clone()), Net::new(source.clone()));
     let source = source.filter(|_| link.data_connections().is_some());
     let (sender, mut receiver) = link.split();
     let grants = Grants::over(&mut receiver);
@@ -145,6 +147,7 @@ fn serve_within(
         waiting: WaitingList::default(),
         data_connections: DataConnections::new(source, bounds.connections_max),
         peers,
+        net,
         poll_policy: PollPolicy::new(),
         foresight: Foresight::default(),
         stats: &pulse.counters,
@@ -205,6 +208,7 @@ struct Session<'d> {
     data_connections: DataConnections,
     /// Dropped after `waiting`, whose pieces it may have.
     peers: Peers,
+    net: Net,
     poll_policy: PollPolicy,
     foresight: Foresight,
     stats: &'d Counters,
@@ -358,9 +362,9 @@ impl Session<'_> {
     }
 
     fn send_host_pages(&mut self) -> Result<(), End> {
-        let outbox = &mut self.outbox;
+        let (outbox, device) = (&mut self.outbox, &mut self.executor.device);
         let mut sent = Ok(());
-        self.executor.device.take_host_pages(&mut |va, pages| {
+        let mut send = |va: u64, pages: &[u8]| {
             let mut va = va;
             for data in pages.chunks(CHUNK_BYTES_MAX) {
                 if sent.is_ok() {
@@ -368,7 +372,8 @@ impl Session<'_> {
                 }
                 va = va.wrapping_add(data.len() as u64);
             }
-        });
+        };
+        self.net.between_looks(|| device.take_host_pages(&mut send));
         Ok(sent?)
     }
 

@@ -62,3 +62,5 @@ pub const REASON_BYTES_MAX: usize = 8 << 10;
 
 /// How long a refused client is given to read the reason.
 pub const PARTING_MS_MAX: u64 = 500;
+/// Calls of `net.h` of one session that wait, each on a thread.
+pub(crate) const NET_THREADS_MAX: usize = 16;

@@ -24,6 +24,7 @@ use super::{
     executor::{Executor, unshrinkable},
     foresight::Awaited,
     limits, message_stats,
+    net::{self, NetMessage},
     peers::{self, PeerMessage},
     waiting::{Queue, ToPeer, Waiting, WaitingList},
 };
@@ -34,6 +35,7 @@ enum OwnMessage {
     Network(Vec<u8>),
     DataConnections(DataConnectionsOpen),
     Peer(PeerMessage),
+    Net(NetMessage),
 }
 
 impl Session<'_> {
@@ -123,6 +125,7 @@ impl Session<'_> {
             OwnMessage::Network(asked) => self.change_network(header, asked),
             OwnMessage::DataConnections(asked) => self.open_data_connections(header, asked),
             OwnMessage::Peer(message) => self.execute_peer(header, message, start),
+            OwnMessage::Net(message) => self.execute_net(header, message, start),
         }
     }
 
@@ -323,6 +326,7 @@ fn is_own(op: u16) -> bool {
         op,
         Ping::NUMBER | NetworkSet::NUMBER | DataConnectionsOpen::NUMBER
     ) || peers::is_peer_message(op)
+        || net::is_net_message(op)
 }
 
 /// Decodes a message for which [`is_own`] is true.
@@ -334,7 +338,10 @@ fn own_message(op: u16, body: &mut Reader<'_>) -> Result<OwnMessage, DecodeError
         }
         _ => match PeerMessage::decode(op, body) {
             Some(message) => OwnMessage::Peer(message?),
-            None => OwnMessage::Ping,
+            None => match NetMessage::decode(op, body) {
+                Some(message) => OwnMessage::Net(message?),
+                None => OwnMessage::Ping,
+            },
         },
     };
     body.end()?;

@@ -7,7 +7,11 @@
 use std::{
     collections::BTreeMap,
     os::fd::{AsRawFd, OwnedFd},
-    sync::atomic::{AtomicU64, Ordering},
+    ptr::{self, NonNull},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -15,6 +19,7 @@ use std::{
 use outboard_api::CUresult;
 use outboard_budget::Charge;
 use outboard_device::{Cx, Failure};
+use outboard_net::Mapped;
 use outboard_pages::Tracker;
 use outboard_ptx::device::{Fence, Gpu};
 use outboard_wire::messages;
@@ -63,6 +68,14 @@ struct Region {
     charge: Option<Charge>,
     /// Watched parts by address, with their bytes as the client knows them.
     watched: BTreeMap<u64, Vec<u8>>,
+    /// Shared with those who keep it mapped: adapters.
+    lent: Arc<()>,
+}
+
+impl Region {
+    fn is_lent(&self) -> bool {
+        Arc::strong_count(&self.lent) > 1
+    }
 }
 
 impl HostMemory {
@@ -108,7 +121,27 @@ impl HostMemory {
                 .any(|(_, va, region)| covers(*va, region))
     }
 
+    /// Whether adapters may write to memory that the client has a copy of.
+    pub(super) fn is_lent(&self) -> bool {
+        self.regions.values().any(Region::is_lent)
+    }
+
+    /// Lends memory to an adapter. It stays mapped until that is done.
+    pub(super) fn lend(&mut self, va: u64, bytes: u64) -> Result<Mapped, Failure> {
+        let (_, region) = self.find(va, bytes)?;
+        let keeper = region.lent.clone();
+        let at = NonNull::new(ptr::with_exposed_provenance_mut(va as usize));
+        let at = at.ok_or_else(|| invalid("memory at 0"))?;
+        // SAFETY: readable and writable pages of a region, which stay mapped while it is lent. All
+        // else that uses them makes the same accesses, or is the GPU.
+        Ok(unsafe { Mapped::lent(at, bytes as usize, va, keeper) })
+    }
+
     fn drop_region(&mut self, va: u64, region: &Region) {
+        if region.is_lent() {
+            // The end of the device: an adapter that still runs keeps the pages.
+            return;
+        }
         match region.charge {
             None => unmap_at(va, region.bytes),
             Some(_) => self.unmap_mirror(va, region.bytes),
@@ -117,8 +150,9 @@ impl HostMemory {
 
     /// Unmaps regions that no work can use any more.
     fn sweep(&mut self) {
-        let is_done =
-            |(fence, _, _): &mut (Fence, u64, Region)| !matches!(fence.ready(), Ok(false));
+        let is_done = |(fence, _, region): &mut (Fence, u64, Region)| {
+            !region.is_lent() && !matches!(fence.ready(), Ok(false))
+        };
         let done: Vec<_> = self.leaving.extract_if(.., is_done).collect();
         for (_, va, region) in done {
             self.drop_region(va, &region);
@@ -322,6 +356,7 @@ impl Soft {
                 is_tracked: false,
                 charge,
                 watched: BTreeMap::new(),
+                lent: Arc::default(),
             },
         )
     }
@@ -362,6 +397,7 @@ impl Soft {
             is_tracked: false,
             charge: Some(charge),
             watched: BTreeMap::new(),
+            lent: Arc::default(),
         };
         self.keep_region(va, region).map(|()| va)
     }

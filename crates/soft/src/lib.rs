@@ -42,6 +42,7 @@ use outboard_device::{
     Cx, Device, Failure, Host, MemoryInUse, Pending, Printed, Way, handle_table::HandleTable,
 };
 use outboard_link::{DeviceMemory, GpuMemory, Reach, cores};
+use outboard_net::Mapped;
 use outboard_ptx::{
     check::Checker,
     device::{EventId, ExecId, Gpu, GraphId, HostCall, Machine, NodeId},
@@ -449,8 +450,12 @@ impl Host for Soft {
         }));
     }
 
+    fn lend(&mut self, address: u64, len: u64) -> Result<Mapped, Failure> {
+        self.host.lend(address, len)
+    }
+
     fn take_host_pages(&mut self, changed: &mut dyn FnMut(u64, &[u8])) {
-        if self.touched {
+        if self.touched || self.host.is_lent() {
             // Work that still runs may change more.
             self.touched = !self.gpu.is_idle();
             self.host.take_changes(&self.gpu, changed);

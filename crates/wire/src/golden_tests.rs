@@ -12,8 +12,9 @@ use serde::{
 use crate::{
     Writer,
     doc::{
-        Activities, CopyBox, DeviceCard, JitOptions, LibraryCard, NodeWork, NvmlSnapshot, Refusal,
-        SessionEnd, StatusAnswer, StatusQuestion, TensorMapArguments, from_bytes, to_bytes,
+        Activities, CopyBox, DeviceCard, JitOptions, LibraryCard, NetAnswer, NetCall, NodeWork,
+        NvmlSnapshot, Refusal, SessionEnd, StatusAnswer, StatusQuestion, TensorMapArguments,
+        from_bytes, to_bytes,
     },
     frame::{HEADER_BYTES, ReplyHeader, RequestHeader},
     handshake::{
@@ -310,6 +311,8 @@ fn the_bytes_of_documents_and_headers_are_the_committed_ones() {
     document::<Activities>(&mut now, &mut names);
     document::<NodeWork>(&mut now, &mut names);
     document::<NvmlSnapshot>(&mut now, &mut names);
+    document::<NetCall>(&mut now, &mut names);
+    document::<NetAnswer>(&mut now, &mut names);
     document::<TensorMapArguments>(&mut now, &mut names);
     document::<StatusQuestion>(&mut now, &mut names);
     document::<StatusAnswer>(&mut now, &mut names);

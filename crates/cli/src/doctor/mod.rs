@@ -68,7 +68,8 @@ pub(crate) fn doctor(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     let is_rdma = matches!(endpoint, Endpoint::Rdma { .. });
     findings.extend(rdma(is_rdma));
     findings.extend(gpu_memory());
-    findings.extend(Provider::ALL.map(provider));
+    let is_far = !matches!(endpoint, Endpoint::Shm(_));
+    findings.extend(Provider::ALL.map(|of| provider(of, is_far)));
     findings.extend(server(&endpoint));
     let is_well = findings.iter().all(|f| f.verdict != Verdict::Fail);
     args.json.say(&findings, || table(&findings))?;
@@ -291,11 +292,16 @@ fn gpu_memory() -> Option<Finding> {
     })
 }
 
-/// Says whether operations that kernels post can be executed in this way here.
-fn provider(of: Provider) -> Finding {
+/// Says whether operations that kernels post can be executed in this way here, or where a GPU is
+/// that is far.
+fn provider(of: Provider, is_far: bool) -> Finding {
     const WHAT: &str = "net provider";
     let name = of.name().to_string_lossy();
     match of.reason() {
+        Ok(_) if is_far && of == Provider::Nic => {
+            let found = "the adapter in software, a thread of the server's, where the GPU is";
+            Finding::ok(WHAT, format!("{name}: {found}"))
+        }
         Ok(found) => Finding::ok(WHAT, format!("{name}: {found}")),
         Err(why) => Finding::note(
             WHAT,

@@ -11,13 +11,14 @@ use outboard_api::{
     activity::{ACTIVITY_TABLE, RUNTIME_CALLS},
     cuda::{CUcontext, CUdevice, CUfunction, CUmodule, CUstream, CUuuid},
     enums::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+    net::NET_TABLE,
 };
 use outboard_wire::{doc::DeviceCard, messages};
 use parking_lot::Mutex;
 
 use super::{Out, cuCtxGetCurrent, cuCtxGetId, cuModuleLoadData, cuStreamGetId};
 use crate::{
-    activity, integrity, log,
+    activity, integrity, log, net,
     state::{
         context_storage::{Destroy, Stored, storage},
         current_context, driver, driver_of_device, drivers, on_handle,
@@ -61,6 +62,9 @@ pub(crate) fn find(id: &CUuuid) -> Result<*const c_void, CUresult> {
     static TABLES: OnceLock<Vec<(u128, PrivateTable)>> = OnceLock::new();
     if id.bytes == ACTIVITY_TABLE {
         return Ok((&raw const activity::TABLE).cast());
+    }
+    if id.bytes == NET_TABLE {
+        return Ok((&raw const net::TABLE).cast());
     }
     let id = u128::from_be_bytes(id.bytes);
     if id == CLUSTER_TOPOLOGY && !has_clusters() {

@@ -21,7 +21,7 @@
 use std::{
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -56,11 +56,15 @@ pub(crate) struct Mirrors {
     figures: Figures,
     /// Memory that adapters have written since the last look: the kernel does not report it.
     written_by_adapter: Mutex<Vec<(u64, u64)>>,
+    /// The server's adapters use mirrors at any time.
+    are_lent: AtomicBool,
 }
 
 #[derive(Default)]
 struct OpenMirrors {
     ranges: Vec<Arc<HostRange>>,
+    /// The server's adapters look at nothing until this look is over.
+    is_holding: bool,
     /// Runs of pages written since the last look, by any thread.
     written: Vec<(u64, u64)>,
     buffer: Vec<u8>,
@@ -174,6 +178,17 @@ impl Driver {
             }
         }
         self.open_mirror(&range)
+    }
+
+    /// Notes that the server's adapters will use this memory, which is pinned, from now on.
+    pub(crate) fn lends_range(&self, address: u64, bytes: u64) -> Result<(), CUresult> {
+        let range = self.host_range(address)?;
+        let end = address.checked_add(bytes);
+        if end.is_none_or(|end| end > range.base + range.bytes) {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        self.mirrors.are_lent.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// Waits for copies into this memory that are under way: work that reads the mirror would miss
@@ -325,10 +340,24 @@ impl Driver {
     #[cold]
     fn push_written(&self) -> Result<(), CUresult> {
         let mut open = self.mirrors.open.lock();
-        let open = &mut *open;
+        let pushed = self.push_all(&mut open);
+        // Adapters see all of it, or what was there before.
+        if std::mem::take(&mut open.is_holding) {
+            self.submit(&messages::NetHold { held: 0 })?;
+        }
+        pushed
+    }
+
+    fn push_all(&self, open: &mut OpenMirrors) -> Result<(), CUresult> {
         let look = self.mirrors.looks.fetch_add(1, Ordering::AcqRel) + 1;
-        // While kernels may be writing, only the words that the program itself changed may be sent.
-        let is_idle = self.session.progress.is_idle();
+        // While kernels or adapters may be writing, only the words that the program itself changed
+        // may be sent.
+        let are_lent = self.mirrors.are_lent.load(Ordering::Acquire);
+        let is_idle = self.session.progress.is_idle() && !are_lent;
+        if are_lent {
+            self.submit(&messages::NetHold { held: 1 })?;
+            open.is_holding = true;
+        }
         if is_idle {
             self.close_unnamed(open, look)?;
         }

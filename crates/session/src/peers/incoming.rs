@@ -8,7 +8,7 @@ use std::{
 };
 
 use outboard_device::{Failure, Pending, Wait as DeviceWait};
-use outboard_link::{Closer, Error, Receiver, Wait};
+use outboard_link::{Closer, Error, Link, Peer, Receiver, Wait};
 use outboard_wire::{
     handshake::{RELEASE, ServerWelcome, SessionKey},
     limits::{
@@ -19,7 +19,10 @@ use outboard_wire::{
 use tracing::{debug, info};
 
 use super::failure;
-use crate::{handshake, sources::DataConnectionSource};
+use crate::{
+    handshake,
+    sources::{DataConnectionSource, PeerSource},
+};
 
 /// Length of a piece's number, which precedes its bytes.
 pub(crate) const NUMBER_BYTES: usize = 8;
@@ -64,6 +67,25 @@ pub(crate) fn begin(
     Ok((incoming, secret, thread))
 }
 
+/// Waits for the server that knows this secret, and welcomes it. Returns the link to it, and who it
+/// is.
+pub(crate) fn welcomed(
+    peers: &dyn PeerSource,
+    secret: &SessionKey,
+    deadline: Instant,
+) -> Result<(Link, Peer), String> {
+    let said = |error: Error| error.to_string();
+    let mut stream = peers.accept(secret, deadline).map_err(said)?;
+    let peer = stream.peer().map_err(said)?;
+    let welcome = ServerWelcome {
+        release: RELEASE.into(),
+        ..ServerWelcome::default()
+    };
+    let deadline = Instant::now() + Duration::from_millis(HANDSHAKE_MS_MAX);
+    handshake::send_welcome(&mut stream, &welcome, deadline).map_err(|e| e.to_string())?;
+    Ok((stream.into_link_server().map_err(said)?, peer))
+}
+
 impl Incoming {
     fn run(&self, source: &dyn DataConnectionSource, secret: &SessionKey) {
         let why = match self.receive(source, secret) {
@@ -80,18 +102,10 @@ impl Incoming {
         source: &dyn DataConnectionSource,
         secret: &SessionKey,
     ) -> Result<(), String> {
-        let said = |error: Error| error.to_string();
         let deadline = Instant::now() + Duration::from_millis(PEER_OFFER_MS_MAX);
         let peers = source.peers().ok_or("no other servers")?;
-        let mut stream = peers.accept(secret, deadline).map_err(said)?;
-        let peer = stream.peer().map_err(said)?;
-        let welcome = ServerWelcome {
-            release: RELEASE.into(),
-            ..ServerWelcome::default()
-        };
-        let deadline = Instant::now() + Duration::from_millis(HANDSHAKE_MS_MAX);
-        handshake::send_welcome(&mut stream, &welcome, deadline).map_err(|e| e.to_string())?;
-        let (sender, mut receiver) = stream.into_link_server().map_err(said)?.split();
+        let (link, peer) = welcomed(peers, secret, deadline)?;
+        let (sender, mut receiver) = link.split();
         self.opens(sender.closer())?;
         info!(%peer, "another server brings data of copies");
         while self.wait_for_room() {

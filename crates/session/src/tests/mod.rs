@@ -4,6 +4,7 @@ mod abuse;
 mod answers;
 mod data_connections;
 mod foresight;
+mod net;
 mod peers;
 
 use std::{
@@ -16,7 +17,7 @@ use std::{
         unix::net::UnixStream,
     },
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
         mpsc,
     },
@@ -27,6 +28,7 @@ use std::{
 use outboard_api::CUresult;
 use outboard_device::{Cx, Device, Failure, Host, Pending, Placed, Wait as DeviceWait};
 use outboard_link::{Receiver, Segment, Sender, Stream, Wait};
+use outboard_net::Mapped;
 use outboard_wire::{
     Data, Message as _, Op, Reader,
     doc::DeviceCard,
@@ -60,6 +62,8 @@ struct Board {
     awaits_host_calls: AtomicBool,
     /// Copies to the device whose data lay in memory that the device provided.
     placed: AtomicUsize,
+    /// Host memory of the session, which adapters may use.
+    pinned: OnceLock<Mapped>,
 }
 
 /// A fake device. Streams are numbers; the work on stream n is done once the board's `done` is n +
@@ -123,6 +127,15 @@ impl Host for Fake {
 
     fn reserve_window(&mut self, _: u8) -> Result<(u64, u64), Failure> {
         Ok((1 << 40, 1 << 30))
+    }
+
+    fn lend(&mut self, address: u64, len: u64) -> Result<Mapped, Failure> {
+        let pinned = self.board.pinned.get();
+        let part = pinned.and_then(|memory| {
+            let offset = memory.offset_of(address, len)?;
+            memory.part(offset, len as usize)
+        });
+        part.ok_or_else(|| Failure::new(CUresult::CUDA_ERROR_INVALID_VALUE, "not pinned here"))
     }
 
     fn take_printed(&mut self, out: &mut Printed, _: bool) {

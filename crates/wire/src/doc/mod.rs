@@ -2,6 +2,7 @@
 
 mod activity;
 mod graph;
+mod net;
 mod nvml;
 mod status;
 mod tensor_map;
@@ -10,6 +11,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 pub use activity::*;
 pub use graph::*;
+pub use net::*;
 pub use nvml::*;
 pub use status::*;
 pub use tensor_map::*;

@@ -1,0 +1,101 @@
+//! An endpoint of the adapter in software: of this process, or where the GPU is. Programs open it
+//! before they use CUDA, so that the place is known when it is first used.
+
+use std::{ffi::c_void, sync::OnceLock};
+
+use parking_lot::Mutex;
+
+use crate::{
+    block::{Export, Options},
+    endpoint::{Counts, Endpoint, OfAdapter},
+    error::Error,
+    faults::Network,
+    keys::Access,
+    link::Meeting,
+    meet::Window,
+    provider::Provider,
+    remote::{is_remote, stub::Remote},
+    way::Way,
+};
+
+#[derive(Debug)]
+pub(crate) struct Placed {
+    network: Network,
+    placing: Mutex<()>,
+    chosen: OnceLock<Box<dyn Endpoint>>,
+}
+
+impl Placed {
+    pub(crate) fn new(network: Network) -> Placed {
+        Placed {
+            network,
+            placing: Mutex::default(),
+            chosen: OnceLock::new(),
+        }
+    }
+
+    fn get(&self) -> Result<&dyn Endpoint, Error> {
+        if let Some(endpoint) = self.chosen.get() {
+            return Ok(&**endpoint);
+        }
+        let _one_at_a_time = self.placing.lock();
+        if let Some(endpoint) = self.chosen.get() {
+            return Ok(&**endpoint);
+        }
+        let endpoint: Box<dyn Endpoint> = match is_remote()? {
+            true => Box::new(Remote::open(self.network)?),
+            false => Box::new(OfAdapter::start(self.network)?),
+        };
+        Ok(&**self.chosen.get_or_init(|| endpoint))
+    }
+}
+
+impl Endpoint for Placed {
+    fn provider(&self) -> Provider {
+        Provider::Nic
+    }
+
+    fn is_remote(&self) -> bool {
+        self.chosen.get().is_some_and(|chosen| chosen.is_remote())
+    }
+
+    unsafe fn register(&self, at: *mut c_void, bytes: u64, access: Access) -> Result<u32, Error> {
+        // SAFETY: the caller's duty is this one's.
+        unsafe { self.get()?.register(at, bytes, access) }
+    }
+
+    unsafe fn create(
+        &self,
+        at: *mut c_void,
+        bytes: u64,
+        options: Options,
+    ) -> Result<Export, Error> {
+        // SAFETY: the caller's duty is this one's.
+        unsafe { self.get()?.create(at, bytes, options) }
+    }
+
+    fn connect(&self, one: u32, other: u32) -> Result<(), Error> {
+        self.get()?.connect(one, other)
+    }
+
+    fn meet(&self, qpn: u32, meeting: Meeting<'_>, mine: Window) -> Result<Window, Error> {
+        self.get()?.meet(qpn, meeting, mine)
+    }
+
+    fn way_of(&self, qpn: u32) -> Option<Way> {
+        self.chosen.get()?.way_of(qpn)
+    }
+
+    fn reset(&self, qpn: u32) -> Result<(), Error> {
+        self.get()?.reset(qpn)
+    }
+
+    unsafe fn reset_counters(&self, qpn: u32, counters: *mut c_void) -> Result<(), Error> {
+        // SAFETY: the caller's duty is this one's.
+        unsafe { self.get()?.reset_counters(qpn, counters) }
+    }
+
+    fn counts(&self, qpn: u32) -> Result<Counts, Error> {
+        self.get()?.counts(qpn)
+    }
+}

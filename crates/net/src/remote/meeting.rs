@@ -1,0 +1,134 @@
+//! The meeting of two programs whose endpoints are at servers.
+//!
+//! ```text
+//!  server    program that listens                  program that connects    server
+//!    │◄── end ───┤                                            ├─── end ────►│
+//!    │           │◄───────────────── hello ───────────────────┤             │
+//!    │           ├────────────────── hello ──────────────────►│             │
+//!    │◄─ await ──┤                                            │             │
+//!    │           ├─────── length, server's address, secret ──►│             │
+//!    │◄── meet ──┤                                            ├─── join ───►│
+//!    │◄────────────────── the servers connect ────────────────────────────►│
+//! ```
+
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    time::{Duration, Instant},
+};
+
+use outboard_wire::doc::{NetAnswer, NetCall, NetEnd};
+
+use super::session::{ADDRESS_BYTES_MAX, NOTHING, Number, address, done, wrong};
+use crate::{
+    adapter::Peer,
+    error::Error,
+    link::{Meeting, NOT_BOTH},
+    meet::{self, AT_SERVER, Hello, Window},
+};
+
+const SECRET_BYTES: usize = 32;
+
+/// Connects a queue of this endpoint to one of another. Returns the memory that it offers.
+pub(super) fn meet(
+    number: &Number,
+    qpn: u32,
+    meeting: Meeting<'_>,
+    mine: Window,
+) -> Result<Window, Error> {
+    let failed = |why: &dyn ToString| Error::Meet {
+        address: meeting.address.into(),
+        why: why.to_string(),
+    };
+    let socket = meeting.socket()?;
+    let deadline = Instant::now() + meeting.timeout;
+    let end = match number.call(&NetCall::End { qpn }, NOTHING)? {
+        NetAnswer::End(end) => end,
+        other => return Err(wrong(&other)),
+    };
+    let hello = Hello {
+        peer: Peer {
+            qpn: end.qpn,
+            epoch: end.epoch,
+        },
+        window: mine,
+        ways: AT_SERVER,
+    };
+    let met = match meeting.listens {
+        true => meet::listen(socket, hello, deadline),
+        false => meet::connect(socket, hello, deadline),
+    };
+    let (mut stream, theirs) = met.map_err(|error| failed(&error))?;
+    if theirs.ways & AT_SERVER == 0 {
+        return Err(failed(&NOT_BOTH));
+    }
+    let peer = NetEnd {
+        qpn: theirs.peer.qpn,
+        epoch: theirs.peer.epoch,
+    };
+    let call = match meeting.listens {
+        true => {
+            let secret = match number.call(&NetCall::Await { qpn }, NOTHING)? {
+                NetAnswer::Secret(secret) => secret,
+                other => return Err(wrong(&other)),
+            };
+            tell(&mut stream, &address(), &secret).map_err(|why| failed(&why))?;
+            let timeout_ms = left_ms(deadline);
+            NetCall::Meet {
+                qpn,
+                peer,
+                timeout_ms,
+            }
+        }
+        false => {
+            let told = hear(&mut stream, deadline).map_err(|why| failed(&why))?;
+            let (address, secret) = told;
+            let timeout_ms = left_ms(deadline);
+            NetCall::Join {
+                qpn,
+                peer,
+                address,
+                secret,
+                timeout_ms,
+            }
+        }
+    };
+    done(number.call(&call, NOTHING)?)?;
+    Ok(theirs.window)
+}
+
+fn left_ms(deadline: Instant) -> u32 {
+    let left = deadline.saturating_duration_since(Instant::now());
+    u32::try_from(left.as_millis()).unwrap_or(u32::MAX)
+}
+
+fn tell(stream: &mut TcpStream, address: &str, secret: &[u8; SECRET_BYTES]) -> Result<(), String> {
+    if address.is_empty() {
+        return Err("this program's server has no address for other servers".into());
+    }
+    let length = address.len() as u16;
+    let bytes = [&length.to_le_bytes(), address.as_bytes(), secret].concat();
+    stream.write_all(&bytes).map_err(|error| error.to_string())
+}
+
+fn hear(stream: &mut TcpStream, deadline: Instant) -> Result<(String, [u8; SECRET_BYTES]), String> {
+    let mut read = |bytes: &mut [u8]| {
+        // A time of 0 would be none.
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = left.max(Duration::from_millis(1));
+        let done = stream.set_read_timeout(Some(left));
+        done.and_then(|()| stream.read_exact(bytes))
+            .map_err(|error| format!("the other has not said where its server is: {error}"))
+    };
+    let mut length = [0; 2];
+    read(&mut length)?;
+    let length = usize::from(u16::from_le_bytes(length));
+    if length > ADDRESS_BYTES_MAX {
+        return Err(format!("a server's address of {length} bytes"));
+    }
+    let (mut address, mut secret) = (vec![0; length], [0; SECRET_BYTES]);
+    read(&mut address)?;
+    read(&mut secret)?;
+    let address = String::from_utf8(address);
+    Ok((address.map_err(|_| "no address of a server")?, secret))
+}

@@ -1,0 +1,169 @@
+//! The program's side: an endpoint whose calls are requests of the session.
+
+use std::{
+    collections::{HashMap, HashSet},
+    ffi::c_void,
+};
+
+use outboard_wire::doc::{NetAnswer, NetCall, NetOptions, NetQueueOptions};
+use parking_lot::Mutex;
+
+use super::{
+    meeting,
+    session::{NOTHING, Number, done, wrong},
+};
+use crate::{
+    block::{Export, Options, REMOTE},
+    endpoint::{Counts, Endpoint, mapped},
+    error::Error,
+    faults::Network,
+    keys::Access,
+    link::Meeting,
+    meet::Window,
+    provider::Provider,
+    way::Way,
+};
+
+/// An endpoint at the session's server.
+#[derive(Debug)]
+pub(crate) struct Remote {
+    number: Number,
+    /// Properties of its queues, by their numbers.
+    queues: Mutex<HashMap<u32, Options>>,
+    /// Those that have met one of another process.
+    met: Mutex<HashSet<u32>>,
+}
+
+impl Remote {
+    pub(crate) fn open(network: Network) -> Result<Remote, Error> {
+        let number = Number::take()?;
+        let options = NetOptions {
+            seed: network.seed,
+            delay_ns_min: network.delay_ns_min,
+            delay_ns_max: network.delay_ns_max,
+            bytes_per_s: network.bytes_per_s,
+            loss_ppm: network.loss_ppm,
+        };
+        done(number.call(&NetCall::Open(options), NOTHING)?)?;
+        Ok(Remote {
+            number,
+            queues: Mutex::default(),
+            met: Mutex::default(),
+        })
+    }
+}
+
+impl Endpoint for Remote {
+    fn provider(&self) -> Provider {
+        Provider::Nic
+    }
+
+    fn is_remote(&self) -> bool {
+        true
+    }
+
+    unsafe fn register(&self, at: *mut c_void, bytes: u64, access: Access) -> Result<u32, Error> {
+        let address = at as u64;
+        let call = NetCall::Register {
+            address,
+            bytes,
+            access: access.0,
+        };
+        match self.number.call(&call, (address, bytes))? {
+            NetAnswer::Key(key) => Ok(key),
+            other => Err(wrong(&other)),
+        }
+    }
+
+    unsafe fn create(
+        &self,
+        at: *mut c_void,
+        bytes: u64,
+        options: Options,
+    ) -> Result<Export, Error> {
+        let address = at as u64;
+        options.check()?;
+        let call = NetCall::Create {
+            address,
+            bytes,
+            options: NetQueueOptions {
+                log_blocks: options.log_blocks,
+                log_receives: options.log_receives,
+                signal_every: options.signal_every,
+                flags: options.flags,
+                counters: options.counters,
+            },
+        };
+        match self.number.call(&call, (address, bytes))? {
+            NetAnswer::Queue { qpn, scratch_key } => {
+                self.queues.lock().insert(qpn, options);
+                let export = Export::at(address, &options, qpn, scratch_key);
+                Ok(Export {
+                    flags: export.flags | REMOTE,
+                    ..export
+                })
+            }
+            other => Err(wrong(&other)),
+        }
+    }
+
+    fn connect(&self, one: u32, other: u32) -> Result<(), Error> {
+        done(
+            self.number
+                .call(&NetCall::Connect { one, other }, NOTHING)?,
+        )
+    }
+
+    fn meet(&self, qpn: u32, meeting: Meeting<'_>, mine: Window) -> Result<Window, Error> {
+        let theirs = meeting::meet(&self.number, qpn, meeting, mine)?;
+        self.met.lock().insert(qpn);
+        Ok(theirs)
+    }
+
+    fn way_of(&self, qpn: u32) -> Option<Way> {
+        self.met.lock().contains(&qpn).then_some(Way::Tcp)
+    }
+
+    fn reset(&self, qpn: u32) -> Result<(), Error> {
+        done(self.number.call(&NetCall::Reset { qpn }, NOTHING)?)
+    }
+
+    unsafe fn reset_counters(&self, qpn: u32, counters: *mut c_void) -> Result<(), Error> {
+        let options = self.queues.lock().get(&qpn).copied();
+        let bytes = options.ok_or(Error::NoPair(qpn))?.counters_bytes();
+        // SAFETY: the caller lends the counters for this call.
+        let memory = unsafe { mapped(counters, bytes as u64, true) }?;
+        let mut copy = vec![0; bytes];
+        memory.read(0, &mut copy);
+        let counters = copy;
+        match self
+            .number
+            .call(&NetCall::ResetCounters { qpn, counters }, NOTHING)?
+        {
+            NetAnswer::Counters(counters) if counters.len() == bytes => {
+                memory.write(0, &counters);
+                Ok(())
+            }
+            other => Err(wrong(&other)),
+        }
+    }
+
+    fn counts(&self, qpn: u32) -> Result<Counts, Error> {
+        match self.number.call(&NetCall::Status { qpn }, NOTHING)? {
+            NetAnswer::Status(status) => Ok(Counts {
+                succeeded: status.succeeded,
+                flushed: status.flushed,
+                retries: status.retries,
+                failure: status.failure,
+            }),
+            other => Err(wrong(&other)),
+        }
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        // A session that is over has closed it.
+        let _ = self.number.call(&NetCall::Close, NOTHING);
+    }
+}

@@ -1,0 +1,194 @@
+//! Endpoints of `net.h` that are where the GPU is: adapters in threads of this process, in memory
+//! of the session. `outboard_net::remote` executes the calls; here is what concerns the session:
+//! which memory is its own, what takes time, and when adapters may look.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    thread::{self, JoinHandle},
+    time::Instant,
+};
+
+use outboard_device::{Failure, Outcome, Pending, Wait};
+use outboard_net::remote::{Answering, Carrier, Served};
+use outboard_wire::{
+    DecodeError, Message as _, Op as _, Reader,
+    doc::{self, NET_ANSWER_BYTES_MAX, NetAnswer},
+    frame::RequestHeader,
+    handshake::Purpose,
+    messages,
+};
+
+mod streams;
+
+use self::streams::Streams;
+use super::{End, Session, execute::Executed, limits, sources::DataConnectionSource};
+
+/// A message about endpoints, of which the session's thread keeps nothing borrowed.
+pub(super) enum NetMessage {
+    Call { endpoint: u32, call: Vec<u8> },
+    Hold(bool),
+}
+
+impl NetMessage {
+    /// Decodes one of these messages; None if it is another.
+    pub(super) fn decode(op: u16, r: &mut Reader<'_>) -> Option<Result<NetMessage, DecodeError>> {
+        Some(match op {
+            messages::NetCall::NUMBER => messages::NetCall::decode(r).map(|m| NetMessage::Call {
+                endpoint: m.endpoint,
+                call: m.call.to_vec(),
+            }),
+            messages::NetHold::NUMBER => {
+                messages::NetHold::decode(r).map(|m| NetMessage::Hold(m.held != 0))
+            }
+            _ => return None,
+        })
+    }
+}
+
+pub(super) fn is_net_message(op: u16) -> bool {
+    matches!(op, messages::NetCall::NUMBER | messages::NetHold::NUMBER)
+}
+
+/// The endpoints of a session.
+pub(super) struct Net {
+    served: Served,
+    carrier: Arc<Streams>,
+    /// The client is writing what adapters are to see at once.
+    is_held: bool,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Net {
+    pub(super) fn new(source: Option<Arc<dyn DataConnectionSource>>) -> Net {
+        Net {
+            served: Served::default(),
+            carrier: Arc::new(Streams::new(source)),
+            is_held: false,
+            threads: Vec::new(),
+        }
+    }
+
+    /// Takes what has changed, between two looks of the adapters, so that a flag never comes
+    /// without what was written before it.
+    pub(super) fn between_looks<R>(&self, take: impl FnOnce() -> R) -> R {
+        if self.served.is_empty() {
+            return take();
+        }
+        self.served.hold(true);
+        let taken = take();
+        self.served.hold(self.is_held);
+        taken
+    }
+
+    fn answer(&mut self, answering: Answering) -> Result<Pending, Failure> {
+        let work = match answering {
+            Answering::Now(answer) => return Ok(Box::new(Answer::of(&answer))),
+            Answering::Later(work) => work,
+        };
+        self.threads.retain(|thread| !thread.is_finished());
+        if self.threads.len() >= limits::NET_THREADS_MAX {
+            let why = "too many calls of net.h that wait, of one session (NET_THREADS_MAX)";
+            return Ok(Box::new(Answer::of(&NetAnswer::Failed(why.into()))));
+        }
+        let place = Arc::new(Mutex::new(None));
+        let its = Arc::clone(&place);
+        let thread = thread::Builder::new().name("outboard-net-call".into());
+        let spawned = thread.spawn(move || {
+            let answer = work();
+            *its.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+        });
+        match spawned {
+            Ok(thread) => self.threads.push(thread),
+            Err(error) => {
+                let why = format!("no thread for a call of net.h: {error}");
+                return Ok(Box::new(Answer::of(&NetAnswer::Failed(why))));
+            }
+        }
+        Ok(Box::new(Answer {
+            place: Some(place),
+            bytes: Vec::new(),
+        }))
+    }
+}
+
+/// Ends all threads before the device is dropped, whose memory they use.
+impl Drop for Net {
+    fn drop(&mut self) {
+        // Streams end with their connections.
+        self.served = Served::default();
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has reported it.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// An answer that is there, or comes from a thread.
+struct Answer {
+    place: Option<Arc<Mutex<Option<NetAnswer>>>>,
+    bytes: Vec<u8>,
+}
+
+impl Answer {
+    fn of(answer: &NetAnswer) -> Answer {
+        Answer {
+            place: None,
+            bytes: doc::to_bytes(answer).unwrap_or_default(),
+        }
+    }
+}
+
+impl Wait for Answer {
+    fn ready(&mut self) -> Result<bool, Failure> {
+        let Some(place) = &self.place else {
+            return Ok(true);
+        };
+        let Some(answer) = place.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+            return Ok(false);
+        };
+        *self = Answer::of(&answer);
+        Ok(true)
+    }
+
+    fn data(&self) -> Option<&[u8]> {
+        Some(&self.bytes)
+    }
+}
+
+impl Session<'_> {
+    /// Executes a message about endpoints.
+    pub(super) fn execute_net(
+        &mut self,
+        header: RequestHeader,
+        message: &NetMessage,
+        start: Instant,
+    ) -> Result<(), End> {
+        self.executor.reply.clear();
+        let mut executed = Executed::of(Ok(Outcome::Done));
+        executed.outcome = match (self.executor.purpose, message) {
+            (Purpose::Session, NetMessage::Hold(is_held)) => {
+                self.net.is_held = *is_held;
+                self.net.served.hold(*is_held);
+                Ok(Outcome::Done)
+            }
+            (Purpose::Session, NetMessage::Call { endpoint, call }) => {
+                executed.reply_bytes = Some(NET_ANSWER_BYTES_MAX as u64);
+                self.call_net(*endpoint, call).map(Outcome::Wait)
+            }
+            _ => Err(Failure::unsupported("endpoints of net.h, for a question")),
+        };
+        self.settle_to(header, executed, start, None)
+    }
+
+    fn call_net(&mut self, endpoint: u32, call: &[u8]) -> Result<Pending, Failure> {
+        outboard_budget::check()?;
+        let device = &mut self.executor.device;
+        let mut lend = |address, bytes| {
+            let lent = device.lend(address, bytes);
+            lent.map_err(|failure| failure.message)
+        };
+        let carrier: Arc<dyn Carrier> = self.net.carrier.clone();
+        let answering = self.net.served.call(endpoint, call, &mut lend, &carrier);
+        self.net.answer(answering)
+    }
+}

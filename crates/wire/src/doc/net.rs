@@ -1,0 +1,117 @@
+//! Calls of `include/outboard/net.h` whose endpoint is where the GPU is: the documents of
+//! `net_call`. The library of the program makes them, and the server's session executes them;
+//! `outboard_net::remote` has both sides.
+
+use serde::{Deserialize, Serialize};
+
+/// Endpoints of a session, whose numbers are below this.
+pub const NET_ENDPOINTS_MAX: u32 = 8;
+/// Longest answer, in bytes: the counters of a queue.
+pub const NET_ANSWER_BYTES_MAX: usize = 16 << 10;
+
+/// One call.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NetCall {
+    /// Opens the endpoint of this number.
+    Open(NetOptions),
+    Close,
+    Register {
+        address: u64,
+        bytes: u64,
+        access: u32,
+    },
+    Create {
+        address: u64,
+        bytes: u64,
+        options: NetQueueOptions,
+    },
+    Connect {
+        one: u32,
+        other: u32,
+    },
+    Reset {
+        qpn: u32,
+    },
+    /// Puts a queue back of whose counters, in a GPU's memory, this is a copy.
+    ResetCounters {
+        qpn: u32,
+        counters: Vec<u8>,
+    },
+    Status {
+        qpn: u32,
+    },
+    /// Asks for the queue's own words for a peer.
+    End {
+        qpn: u32,
+    },
+    /// Asks for a secret by which the server of a queue's peer is known. `Meet` has to follow.
+    Await {
+        qpn: u32,
+    },
+    /// Connects a queue to the peer whose server comes with the secret of `Await`, within a time.
+    Meet {
+        qpn: u32,
+        peer: NetEnd,
+        timeout_ms: u32,
+    },
+    /// Connects a queue to a peer at another server, which awaits this one at an address.
+    Join {
+        qpn: u32,
+        peer: NetEnd,
+        address: String,
+        secret: [u8; 32],
+        timeout_ms: u32,
+    },
+    /// Wakes the adapters. What they and kernels have written comes before the answer.
+    Look,
+}
+
+/// `struct outboard_net_options`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetOptions {
+    pub seed: u64,
+    pub delay_ns_min: u64,
+    pub delay_ns_max: u64,
+    pub bytes_per_s: u64,
+    pub loss_ppm: u32,
+}
+
+/// `struct outboard_net_queue_options`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetQueueOptions {
+    pub log_blocks: u32,
+    pub log_receives: u32,
+    pub signal_every: u32,
+    pub flags: u32,
+    pub counters: u64,
+}
+
+/// A queue as its peer names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetEnd {
+    pub qpn: u32,
+    pub epoch: u32,
+}
+
+/// The answer to a call. An error is the text of `outboard_net_message`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NetAnswer {
+    Done,
+    Key(u32),
+    Queue { qpn: u32, scratch_key: u32 },
+    Counters(Vec<u8>),
+    Status(NetStatus),
+    End(NetEnd),
+    Secret([u8; 32]),
+    Failed(String),
+}
+
+/// `struct outboard_net_status`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetStatus {
+    pub succeeded: u64,
+    pub flushed: u64,
+    pub retries: u64,
+    /// Index and syndrome of the entry that failed first.
+    pub failure: Option<(u16, u8)>,
+}
