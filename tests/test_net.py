@@ -292,6 +292,17 @@ def test_python_makes_endpoints_for_kernels(server: Server, kernels: Path) -> No
             assert [end.result() for end in ends] == [expected, expected]
 
 
+def test_memory_that_kernels_and_adapters_do_not_share_is_refused(server: Server) -> None:
+    """A server over shm has a copy of memory that the program registers; behind a network all memory is copied, and
+    the endpoint there has the copy."""
+    path = f"{TEST_PROGRAMS}:{ROOT / 'python'}"
+    env = {"PYTHONPATH": path, "OUTBOARD_NET_LIBRARY": str(LIBRARY / "liboutboard_net.so")}
+    program = TEST_PROGRAMS / "net" / "copied.py"
+    for link, registered in [("shm", " memory of cudaHostAlloc"), ("tcp", "taken")]:
+        done = server.run(link, sys.executable, program, env={**env, **by("nic")})
+        assert done.stdout.splitlines() == [registered, "taken"], done.stderr
+
+
 NONSENSE = """
 import mmap
 import os

@@ -15,6 +15,9 @@ pub struct Table {
     /// Returns 1 if the GPU's server has a copy of the program's memory, 0 if both have the same
     /// memory or nothing was started yet, and 2 if the program has several servers.
     pub place: extern "C" fn() -> u32,
+    /// Returns 1 if the server has a copy of the program's memory at this address, though it has
+    /// the same memory elsewhere: a kernel does not see what is written there while it runs.
+    pub is_copied: extern "C" fn(address: u64) -> u32,
     /// Has the session's server execute a call.
     pub call: unsafe extern "C" fn(request: *mut Request) -> CUresult,
     /// Writes the address by which other servers find the session's, `bytes_max` at most. Returns

@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use outboard_files::Output;
 use outboard_trace::{
     Error, Trace, chrome, cut,
     summary::{Durations, Gpu, Sum, Summary},
@@ -116,9 +117,12 @@ fn cut(args: &CutArgs) -> anyhow::Result<ExitCode> {
         "{} is there, and no recording: it is not replaced",
         args.out.display()
     );
+    let Output::Replaces(out) = outboard_files::output(&args.out).with_context(context)? else {
+        anyhow::bail!("{} is no place for a recording", args.out.display());
+    };
     // The output is written to another file first, and renamed when it is whole; it may be the
     // input file.
-    let mut unfinished = args.out.clone().into_os_string();
+    let mut unfinished = out.clone().into_os_string();
     unfinished.push(".part");
     let unfinished = PathBuf::from(unfinished);
     let written = outboard_trace::write(&unfinished, &part)
@@ -126,7 +130,7 @@ fn cut(args: &CutArgs) -> anyhow::Result<ExitCode> {
             Error::Io { what, .. } => anyhow::anyhow!("{}: {what}", context()),
             other => anyhow::Error::new(other).context(context()),
         })
-        .and_then(|()| fs::rename(&unfinished, &args.out).with_context(context));
+        .and_then(|()| fs::rename(&unfinished, &out).with_context(context));
     if written.is_err() {
         let _ = fs::remove_file(&unfinished);
     }

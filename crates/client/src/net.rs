@@ -21,6 +21,7 @@ use crate::{
 pub(crate) static TABLE: Table = Table {
     version: NET_VERSION,
     place,
+    is_copied,
     call,
     address,
 };
@@ -31,6 +32,14 @@ extern "C" fn place() -> u32 {
         [only] => u32::from(!only.session.shares_memory()),
         _ => 2,
     }
+}
+
+extern "C" fn is_copied(address: u64) -> u32 {
+    let is_copied = |driver: &Driver| {
+        let host = driver.host.read();
+        driver.session.shares_memory() && host.find(address).is_some_and(|range| !range.shared)
+    };
+    u32::from(drivers().iter().any(is_copied))
 }
 
 unsafe extern "C" fn call(request: *mut Request) -> CUresult {

@@ -3,6 +3,7 @@
 use std::{
     cell::RefCell,
     ffi::{CStr, CString, c_char, c_int, c_void},
+    mem, process,
     time::Duration,
 };
 
@@ -12,7 +13,7 @@ use crate::{
     endpoint::Endpoint,
     layout::Layout,
     open::open,
-    remote::look,
+    remote::{is_copied, look},
 };
 
 thread_local! {
@@ -21,7 +22,23 @@ thread_local! {
 
 /// `struct outboard_net`.
 #[derive(Debug)]
-pub struct Net(Box<dyn Endpoint>);
+pub struct Net {
+    endpoint: Box<dyn Endpoint>,
+    /// The process that has the endpoint's threads: in one that is forked from it they are not.
+    process: u32,
+}
+
+impl Net {
+    /// Refuses memory that kernels under way and the endpoint do not have in common. That of
+    /// `nvlink` is the kernels' alone.
+    fn sees(&self, at: *mut c_void) -> Result<(), Error> {
+        let address = at as u64;
+        match self.endpoint.provider() != Provider::Nvlink && is_copied(address) {
+            true => Err(Error::Copied(address)),
+            false => Ok(()),
+        }
+    }
+}
 
 /// `struct outboard_net_options`.
 #[derive(Clone, Copy, Debug)]
@@ -109,7 +126,9 @@ pub unsafe extern "C" fn outboard_net_provider_named(
 pub unsafe extern "C" fn outboard_net_provider_of(net: *const Net) -> *const c_char {
     // SAFETY: null, or an open endpoint.
     let net = unsafe { net.as_ref() };
-    net.map_or(std::ptr::null(), |net| net.0.provider().name().as_ptr())
+    net.map_or(std::ptr::null(), |net| {
+        net.endpoint.provider().name().as_ptr()
+    })
 }
 
 /// Opens an endpoint. Without options its network is perfect, and its provider left open.
@@ -146,7 +165,12 @@ pub unsafe extern "C" fn outboard_net_open_as(
     };
     let asked = Provider::numbered(options.map_or(0, |options| options.provider));
     let opened = asked.and_then(|asked| open(asked, network));
-    done(opened.map(|endpoint| *out = Box::into_raw(Box::new(Net(endpoint)))))
+    done(opened.map(|endpoint| {
+        *out = Box::into_raw(Box::new(Net {
+            endpoint,
+            process: process::id(),
+        }))
+    }))
 }
 
 /// Refuses programs that were built with a header that does not say its layout: in newer ones this
@@ -165,7 +189,12 @@ pub extern "C" fn outboard_net_open(_options: *const Options, _out: *mut *mut Ne
 pub unsafe extern "C" fn outboard_net_close(net: *mut Net) {
     if !net.is_null() {
         // SAFETY: made by `Box::into_raw`, and given back once.
-        drop(unsafe { Box::from_raw(net) });
+        let net = unsafe { Box::from_raw(net) };
+        match net.process == process::id() {
+            true => drop(net),
+            // Its threads are another process's, and cannot be ended here.
+            false => mem::forget(net),
+        }
     }
 }
 
@@ -194,8 +223,9 @@ pub unsafe extern "C" fn outboard_net_register(
         return done(Err(Error::Empty));
     }
     done(Access::new(access).and_then(|access| {
+        net.sees(memory)?;
         // SAFETY: the caller keeps the memory mapped.
-        *key = unsafe { net.0.register(memory, bytes, access) }?;
+        *key = unsafe { net.endpoint.register(memory, bytes, access) }?;
         Ok(())
     }))
 }
@@ -250,11 +280,12 @@ pub unsafe extern "C" fn outboard_net_queue_create(
     let Some(out) = (unsafe { out.as_mut() }) else {
         return done(Err(Error::Null("out")));
     };
-    if options.flags & UNRELIABLE != 0 && net.0.provider() != Provider::Nic {
+    if options.flags & UNRELIABLE != 0 && net.endpoint.provider() != Provider::Nic {
         return done(Err(Error::Unreliable));
     }
     // SAFETY: the caller keeps the memory mapped.
-    let created = unsafe { net.0.create(memory, bytes, *options) };
+    let create = || unsafe { net.endpoint.create(memory, bytes, *options) };
+    let created = net.sees(memory).and_then(|()| create());
     done(created.map(|queue| *out = queue))
 }
 
@@ -269,7 +300,7 @@ pub unsafe extern "C" fn outboard_net_connect(net: *const Net, one: u32, other: 
     let Some(net) = (unsafe { net.as_ref() }) else {
         return done(Err(Error::Null("net")));
     };
-    done(net.0.connect(one, other))
+    done(net.endpoint.connect(one, other))
 }
 
 /// Connects a queue to one of another process, which calls this too: one of the two listens. `how`
@@ -321,7 +352,7 @@ pub unsafe extern "C" fn outboard_net_meet(
         way,
     };
     done(
-        net.0
+        net.endpoint
             .meet(qpn, meeting, mine)
             .map(|window| *theirs = window),
     )
@@ -351,7 +382,7 @@ pub extern "C" fn outboard_net_look() {
 pub unsafe extern "C" fn outboard_net_place_of(net: *const Net) -> *const c_char {
     // SAFETY: null, or an open endpoint.
     let net = unsafe { net.as_ref() };
-    let name = net.map(|net| match net.0.is_remote() {
+    let name = net.map(|net| match net.endpoint.is_remote() {
         true => c"server",
         false => c"program",
     });
@@ -368,7 +399,7 @@ pub unsafe extern "C" fn outboard_net_place_of(net: *const Net) -> *const c_char
 pub unsafe extern "C" fn outboard_net_way_of(net: *const Net, qpn: u32) -> *const c_char {
     // SAFETY: null, or an open endpoint.
     let net = unsafe { net.as_ref() };
-    let way = net.and_then(|net| net.0.way_of(qpn));
+    let way = net.and_then(|net| net.endpoint.way_of(qpn));
     way.map_or(std::ptr::null(), |way| way.name().as_ptr())
 }
 
@@ -383,7 +414,7 @@ pub unsafe extern "C" fn outboard_net_reset(net: *const Net, qpn: u32) -> c_int 
     let Some(net) = (unsafe { net.as_ref() }) else {
         return done(Err(Error::Null("net")));
     };
-    done(net.0.reset(qpn))
+    done(net.endpoint.reset(qpn))
 }
 
 /// Puts a queue back whose counters are in a GPU's memory: a copy of them in, the new ones out.
@@ -403,7 +434,7 @@ pub unsafe extern "C" fn outboard_net_reset_counters(
         return done(Err(Error::Null("net")));
     };
     // SAFETY: the caller lends the counters for this call.
-    done(unsafe { net.0.reset_counters(qpn, counters) })
+    done(unsafe { net.endpoint.reset_counters(qpn, counters) })
 }
 
 /// Stores a queue's counts since its last reset.
@@ -425,7 +456,7 @@ pub unsafe extern "C" fn outboard_net_status_of(
     let Some(out) = (unsafe { out.as_mut() }) else {
         return done(Err(Error::Null("out")));
     };
-    done(net.0.counts(qpn).map(|status| {
+    done(net.endpoint.counts(qpn).map(|status| {
         let (index, syndrome) = status.failure.unwrap_or_default();
         let (failed_index, syndrome) = (u32::from(index), u32::from(syndrome));
         let (succeeded, flushed, retries) = (status.succeeded, status.flushed, status.retries);

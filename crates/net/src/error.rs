@@ -115,6 +115,10 @@ pub enum Error {
         "not all of the {bytes} bytes at {address:#x} are pinned memory (cudaHostAlloc, cudaHostRegister), and the endpoint is where the GPU is: it reaches no other memory of the program"
     )]
     NotPinned { address: u64, bytes: u64 },
+    #[error(
+        "memory at {0:#x} is registered or managed (cudaHostRegister, __managed__), of which the GPU's server has a copy while a kernel runs: take memory of cudaHostAlloc"
+    )]
+    Copied(u64),
     #[error("{0} is a null pointer")]
     Null(&'static str),
     #[error("threads are about to post to queue {0:#x}, or were ended while they did")]

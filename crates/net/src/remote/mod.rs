@@ -20,4 +20,4 @@ mod session;
 pub(crate) mod stub;
 
 pub use served::{Answering, Carrier, Served};
-pub(crate) use session::{is_remote, look};
+pub(crate) use session::{is_copied, is_remote, look};
