@@ -1,13 +1,17 @@
 //! Copies on a server with several devices: those in the default stream follow the work of both.
 
-use outboard_api::{CUresult, cuda::CUcontext, enums::CU_EVENT_DISABLE_TIMING};
+use outboard_api::{
+    CUresult,
+    cuda::CUcontext,
+    enums::{CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING},
+};
 use outboard_wire::messages;
 
 use super::{super::Done, end::CopyEnd};
 use crate::state::{Driver, HandleKind, StreamRef, wire_context};
 
-/// The contexts of other devices whose later work follows a copy.
-pub(in crate::calls) type Peers = Vec<CUcontext>;
+/// The streams whose later work follows a copy, each with its context's number.
+pub(in crate::calls) type Peers = Vec<(StreamRef, u64)>;
 
 impl Driver {
     /// Copies on a server with several devices.
@@ -29,9 +33,9 @@ impl Driver {
         self.precede_peers(stream, &peers)
     }
 
-    /// Makes a copy in the default stream, or without one, follow all work of the devices that have
-    /// an end of it. Returns those that are not the current one: `precede_peers` takes them when
-    /// the copy is sent.
+    /// Makes a copy in the default stream, or without one, follow work of the devices that have an
+    /// end of it. Returns the streams of that work: `precede_peers` takes them when the copy is
+    /// sent.
     #[inline]
     pub(in crate::calls) fn follow_peers(
         &self,
@@ -43,16 +47,23 @@ impl Driver {
             && (wait || stream.is_legacy())
             && !stream.is_capturing()
         {
-            true => self.follow_owners(stream, ends()),
+            true => self.follow_owners(stream, ends(), wait),
             false => Ok(Peers::new()),
         }
     }
 
     /// Makes a stream follow the default streams of the devices that have an end of a copy (CUDA
-    /// Programming Guide, "Peer-to-Peer Memory Copy"). The server keeps that order: the host does
-    /// not wait, since work under way may wait for it.
+    /// Programming Guide, "Peer-to-Peer Memory Copy"), and if the call has no stream, all others of
+    /// those devices and of the current one ("serialized with respect to all pending and future
+    /// asynchronous work", `cuMemcpyPeer`). The server keeps that order: the host does not wait,
+    /// since work under way may wait for it.
     #[cold]
-    fn follow_owners(&self, stream: &StreamRef, ends: [u64; 2]) -> Result<Peers, CUresult> {
+    fn follow_owners(
+        &self,
+        stream: &StreamRef,
+        ends: [u64; 2],
+        is_serialized: bool,
+    ) -> Result<Peers, CUresult> {
         let here = self.contexts.current()?.handle;
         let owner = |address| self.memory.lock().find(address).map(|found| found.context);
         let [Some(dst), Some(src)] = ends.map(owner) else {
@@ -60,30 +71,51 @@ impl Driver {
         };
         // Mapped memory belongs to no context: it may be any device's.
         let is_known = [dst, src].map(|context| self.contexts.get(context).is_ok());
-        let mut peers = match is_known {
+        let mut owners = match is_known {
             [true, true] => vec![dst, src],
             _ => self.contexts.made_primaries(),
         };
-        peers.dedup();
-        peers.retain(|context| *context != here);
-        for peer in &peers {
-            let default = StreamRef::Legacy(self.streams.legacy(*peer));
-            if !self.is_quiet(&default) {
+        owners.dedup();
+        owners.retain(|context| *context != here);
+        if owners.is_empty() {
+            return Ok(Peers::new());
+        }
+        let mut peers = Peers::new();
+        for context in &owners {
+            let default = StreamRef::Legacy(self.streams.legacy(*context));
+            peers.push((default, self.wire_context(*context)?));
+        }
+        if is_serialized {
+            for context in owners.into_iter().chain([here]) {
+                self.add_unordered(context, &mut peers)?;
+            }
+        }
+        for (earlier, context) in &peers {
+            if !self.is_quiet(earlier) {
                 self.push_visible()?;
-                let earlier = (&default, self.wire_context(*peer)?);
-                self.follow((stream, wire_context()), earlier)?;
+                self.follow((stream, wire_context()), (earlier, *context))?;
             }
         }
         Ok(peers)
     }
 
-    /// Makes later work of other devices follow a copy that was sent to a stream.
+    /// Adds the streams of a context that its default stream does not wait for.
+    fn add_unordered(&self, context: CUcontext, peers: &mut Peers) -> Done {
+        let number = self.wire_context(context)?;
+        let streams = self.streams.of_context(context).into_iter();
+        let unordered = streams
+            .filter(|stream| stream.flags & CU_STREAM_NON_BLOCKING != 0)
+            .map(StreamRef::Own)
+            .filter(|stream| !stream.is_capturing());
+        peers.extend(unordered.map(|stream| (stream, number)));
+        Ok(())
+    }
+
+    /// Makes later work of streams follow a copy that was sent to another.
     #[inline]
     pub(in crate::calls) fn precede_peers(&self, stream: &StreamRef, peers: &Peers) -> Done {
-        for peer in peers {
-            let default = StreamRef::Legacy(self.streams.legacy(*peer));
-            let later = (&default, self.wire_context(*peer)?);
-            self.follow(later, (stream, wire_context()))?;
+        for (later, context) in peers {
+            self.follow((later, *context), (stream, wire_context()))?;
         }
         Ok(())
     }
