@@ -90,6 +90,7 @@ fn carry_out(args: Args) -> anyhow::Result<ExitCode> {
         Command::PoolHold(args) => pool::hold(&args),
         Command::Worker(args) => serve::worker(args),
         Command::BenchWorker => bench::worker(),
+        Command::BenchNetPeer => bench::net_peer(),
         Command::TryLibrary { path } => libraries::try_library(&path),
     }
 }

@@ -32,7 +32,7 @@ impl Drop for Bell {
 }
 
 /// Wakes the adapter of a doorbell. Other addresses wake nobody.
-pub(crate) fn rouse(doorbell: u64) {
+pub fn rouse(doorbell: u64) {
     let adapter = BELLS.lock().get(&doorbell).cloned();
     if let Some(adapter) = adapter {
         adapter.rouse();

@@ -2,7 +2,7 @@
 
 use std::{ffi::c_void, fmt::Debug, ptr::NonNull};
 
-pub(crate) use crate::counts::Counts;
+pub use crate::counts::Counts;
 use crate::{
     block::{Export, Options},
     error::Error,
@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Calls of a program to its endpoint.
-pub(crate) trait Endpoint: Debug + Send + Sync {
+pub trait Endpoint: Debug + Send + Sync {
     fn provider(&self) -> Provider;
 
     /// Returns true if it is where the GPU is, rather than in this process.

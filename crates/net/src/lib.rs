@@ -71,9 +71,11 @@ pub use adapter::{
     Adapter, PairSetup, Peer, RECEIVE_BYTES, REMOTE_BYTES_MAX, Retries, SharedReceives, State,
     Status,
 };
+pub use bell::rouse;
 pub use block::{EXCLUSIVE, Export, Options as QueueOptions, PATIENT, PLAIN, UNRELIABLE};
 pub use completions::{CQN_FIRST, CompletionsSetup, Watch};
 pub use distant::{Distant, Gone, Registered};
+pub use endpoint::{Counts, Endpoint};
 pub use error::Error;
 pub use faults::Network;
 pub use field::Field;
@@ -85,6 +87,7 @@ pub use masked::Change;
 pub use meet::Window;
 pub use memory::{Keeper, Mapped};
 pub use nic::Nic;
+pub use open::open;
 pub use provider::{PROVIDER_VARIABLE, Provider};
 pub use queue::Queue;
 pub use rest::SLEEP_VARIABLE;

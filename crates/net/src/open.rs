@@ -6,7 +6,7 @@ use crate::{
 };
 
 /// Opens an endpoint of the provider that was asked for, or of one that is chosen here.
-pub(crate) fn open(asked: Option<Provider>, network: Network) -> Result<Box<dyn Endpoint>, Error> {
+pub fn open(asked: Option<Provider>, network: Network) -> Result<Box<dyn Endpoint>, Error> {
     network.check()?;
     let provider = Provider::choose(asked)?;
     if provider != Provider::Nic && !network.is_perfect() {

@@ -7,7 +7,7 @@ use outboard_api::optimise::Level;
 use outboard_link::{Endpoint, RdmaOptions};
 use outboard_wire::network::{self, Bandwidth};
 
-use crate::bench::{Carrier, Group, LinkOf, Place, Scope, Verb};
+use crate::bench::{By, Carrier, Group, LinkOf, Place, Scope, Verb};
 
 use super::number;
 
@@ -61,14 +61,26 @@ local GPU and over shm; without a GPU the figures are those of the software devi
 Examples:
   outboard bench net
   outboard bench net --verb put --bytes 8,4096,1048576 --counters gpu --json net.json
-  outboard bench net --verb put-value --threads 1,32,256 --queues 1,4 --window 16")]
+  outboard bench net --verb put-value --threads 1,32,256 --queues 1,4 --window 16
+  outboard bench net --verb put,send --provider nic,nvlink
+  outboard bench net --verb put --provider nic-shm,nic-tcp
+  outboard nic run -- outboard bench net --provider proxy,mlx5")]
 pub(crate) struct NetArgs {
     #[command(flatten)]
     pub(crate) targets: BenchTargets,
     /// Only these operations [default: all]
     #[arg(long, value_name = "VERB", value_delimiter = ',', value_enum)]
     pub(crate) verb: Vec<Verb>,
-    /// Bytes of a put or a get
+    /// Ways by which operations are executed, which take turns
+    #[arg(
+        long,
+        value_name = "PROVIDER",
+        value_delimiter = ',',
+        value_enum,
+        default_value = "nic"
+    )]
+    pub(crate) provider: Vec<By>,
+    /// Bytes of a put, get or message
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "8,4096,65536",
           value_parser = number::<u64>(1..=1 << 24))]
     pub(crate) bytes: Vec<u64>,

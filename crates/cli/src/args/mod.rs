@@ -157,6 +157,8 @@ pub(crate) enum Command {
     #[command(hide = true)]
     BenchWorker,
     #[command(hide = true)]
+    BenchNetPeer,
+    #[command(hide = true)]
     TryLibrary { path: PathBuf },
 }
 

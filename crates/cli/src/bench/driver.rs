@@ -19,6 +19,8 @@ use outboard_driver::LIBRARY;
 
 /// `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`.
 const CAPTURE_THREAD_LOCAL: c_uint = 1;
+/// `CU_FUNC_ATTRIBUTE_NUM_REGS`.
+const FUNCTION_REGISTERS: c_uint = 4;
 const DEVICE_NAME_BYTES_MAX: usize = 256;
 
 outboard_driver::functions! {
@@ -34,6 +36,7 @@ outboard_driver::functions! {
         cuCtxSynchronize,
         cuModuleLoadData,
         cuModuleGetFunction,
+        cuFuncGetAttribute,
         cuLaunchKernel,
         cuMemGetInfo_v2,
         cuMemAlloc_v2,
@@ -200,6 +203,17 @@ impl Driver {
             unsafe { (self.calls.cuModuleGetFunction)(&mut function, module, name.as_ptr()) };
         self.check("cuModuleGetFunction", result)?;
         Ok(function)
+    }
+
+    /// Returns the registers of each of a kernel's threads.
+    pub(super) fn registers(&self, function: CUfunction) -> anyhow::Result<u32> {
+        let mut registers = 0;
+        // SAFETY: `registers` is written.
+        let result = unsafe {
+            (self.calls.cuFuncGetAttribute)(&mut registers, FUNCTION_REGISTERS, function)
+        };
+        self.check("cuFuncGetAttribute", result)?;
+        Ok(u32::try_from(registers)?)
     }
 
     /// Launches one block of `threads` on the stream. There must be as many arguments as the kernel

@@ -1,7 +1,7 @@
-//! `outboard bench net`: operations that a kernel posts to the software adapter, by verb, size,
-//! scope, threads, queues and place of the counters. Sides take turns, round by round.
+//! `outboard bench net`: operations that a kernel posts, by provider, verb, size, scope, threads,
+//! queues and place of the counters. Sides and providers take turns, round by round.
 //!
-//! The adapter runs in the worker's process, so a side's kernels must see its memory: the local
+//! The endpoint is in the worker's process, so a side's kernels must see its memory: the local
 //! GPU's, and those of servers over shm.
 
 use std::process::ExitCode;
@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::{
     Interrupt, Output, Setting,
-    net_case::{NetCase, NetFigures, Place, Scope, Verb, name},
+    net_case::{By, NetCase, NetFigures, Place, Scope, Verb, name},
     print,
     report::now_s,
     side::Side,
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{args::NetArgs, exit::WrongSettings};
 
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 const ROUNDS: u16 = 3;
 const OPERATIONS: u32 = 1000;
 const OPERATIONS_QUICK: u32 = 50;
@@ -31,7 +31,6 @@ struct Results {
     format: u32,
     release: &'static str,
     time_s: u64,
-    provider: &'static str,
     rounds: u16,
     complete: bool,
     rows: Vec<Row>,
@@ -64,13 +63,14 @@ pub(super) fn net(args: NetArgs, interrupt: &Interrupt) -> anyhow::Result<ExitCo
         format: FORMAT,
         release: env!("CARGO_PKG_VERSION"),
         time_s: now_s(),
-        provider: "nic",
         rounds,
         complete: false,
         rows: Vec::new(),
     };
     print(&head())?;
-    let measured = results.measure(&cases, &mut sides, interrupt);
+    let measured = cases
+        .chunks(args.provider.len().max(1))
+        .try_for_each(|some| results.measure(some, &mut sides, interrupt));
     results.complete = measured.is_ok();
     if let Some(output) = json
         && (measured.is_ok() || !results.rows.is_empty())
@@ -98,6 +98,7 @@ fn cases(args: &NetArgs) -> anyhow::Result<Vec<NetCase>> {
             false => &[0],
         };
         let of_verb = NetCase {
+            provider: By::Nic,
             verb,
             scope: Scope::Thread,
             threads: 1,
@@ -114,6 +115,8 @@ fn cases(args: &NetArgs) -> anyhow::Result<Vec<NetCase>> {
         vary(&mut some, sizes, |case, size| case.bytes = verb.bytes(size));
         vary(&mut some, &args.window, |case, n| case.window = n);
         vary(&mut some, &args.counters, |case, at| case.counters = at);
+        // Last, so that providers of a case lie side by side, and take turns.
+        vary(&mut some, &args.provider, |case, by| case.provider = by);
         cases.append(&mut some);
     }
     let checked = cases.iter().try_for_each(NetCase::check);
@@ -136,26 +139,28 @@ fn vary<T: Copy>(cases: &mut Vec<NetCase>, values: &[T], set: impl Fn(&mut NetCa
 }
 
 impl Results {
+    /// Measures cases in turns.
     fn measure(
         &mut self,
         cases: &[NetCase],
         sides: &mut [Side],
         interrupt: &Interrupt,
     ) -> anyhow::Result<()> {
-        for case in cases {
-            let mut figures = vec![Vec::new(); sides.len()];
-            for round in 0..usize::from(self.rounds) {
-                for turn in 0..sides.len() {
-                    interrupt.check()?;
-                    let at = (round + turn) % sides.len();
-                    figures[at].push(sides[at].net(case)?);
-                }
+        let turns = cases.len() * sides.len();
+        let mut figures = vec![Vec::new(); turns];
+        for round in 0..usize::from(self.rounds) {
+            for turn in 0..turns {
+                interrupt.check()?;
+                let at = (round + turn) % turns;
+                let (case, side) = (&cases[at / sides.len()], at % sides.len());
+                figures[at].push(sides[side].net(case)?);
             }
-            for (side, figures) in sides.iter().zip(&figures) {
-                let row = Row::new(side, case, figures).context("a case without a round")?;
-                print(&row.line())?;
-                self.rows.push(row);
-            }
+        }
+        for (at, figures) in figures.iter().enumerate() {
+            let (case, side) = (&cases[at / sides.len()], &sides[at % sides.len()]);
+            let row = Row::new(side, case, figures).context("a case without a round")?;
+            print(&row.line())?;
+            self.rows.push(row);
         }
         Ok(())
     }
@@ -176,6 +181,7 @@ impl Row {
                 post_ticks: of(|f| f.post_ticks)?,
                 million_a_second: of(|f| f.million_a_second)?,
                 gigabytes_a_second: of(|f| f.gigabytes_a_second)?,
+                taken: rounds.first()?.taken,
             },
         })
     }
@@ -184,7 +190,8 @@ impl Row {
         let (case, figures) = (&self.case, &self.figures);
         let verb = name(case.verb);
         let shape = format!(
-            "{:<12} {:<6} {:>7} {:>6} {:>8} {:>6} {:<4}",
+            "{:<8} {:<12} {:<6} {:>7} {:>6} {:>8} {:>6} {:<4}",
+            name(case.provider),
             verb,
             name(case.scope),
             case.threads,
@@ -195,11 +202,12 @@ impl Row {
         );
         let mark = if self.is_software { "software" } else { "" };
         format!(
-            "{shape} {:>10.2} {:>10.0} {:>9.4} {:>8.3}  {} {mark}\n",
+            "{shape} {:>10.2} {:>10.0} {:>9.4} {:>8.3} {:>9}  {} {mark}\n",
             figures.us_each,
             figures.post_ticks,
             figures.million_a_second,
             figures.gigabytes_a_second,
+            figures.taken.registers,
             self.side,
         )
     }
@@ -207,7 +215,8 @@ impl Row {
 
 fn head() -> String {
     format!(
-        "{:<12} {:<6} {:>7} {:>6} {:>8} {:>6} {:<4} {:>10} {:>10} {:>9} {:>8}  side\n",
+        "{:<8} {:<12} {:<6} {:>7} {:>6} {:>8} {:>6} {:<4} {:>10} {:>10} {:>9} {:>8} {:>9}  side\n",
+        "provider",
         "verb",
         "scope",
         "threads",
@@ -218,7 +227,8 @@ fn head() -> String {
         "us each",
         "post ticks",
         "million/s",
-        "GB/s"
+        "GB/s",
+        "registers"
     )
 }
 
@@ -229,6 +239,7 @@ mod tests {
     #[test]
     fn each_value_is_combined_with_each() {
         let base = NetCase {
+            provider: By::Nic,
             verb: Verb::Put,
             scope: Scope::Block,
             threads: 33,

@@ -1,28 +1,32 @@
-//! A worker's part of `outboard bench net`: an adapter, queues, and the kernel that posts to them.
+//! A worker's part of `outboard bench net`: an endpoint, queues, and the kernel that posts to them.
 
-use std::{ptr::NonNull, sync::atomic::Ordering};
+use std::{ffi::c_void, ptr};
 
 use anyhow::{Context as _, bail};
-use outboard_net::{Access, EXCLUSIVE, Export, Mapped, Network, Nic, Queue, QueueOptions};
+use outboard_net::{
+    Access, EXCLUSIVE, Endpoint, Export, Network, PATIENT, QueueOptions, open, rouse,
+};
 
 use super::{
     driver::{Arguments, Driver, Pinned},
-    net_case::{NetCase, NetFigures, Place, Verb},
+    net_case::{By, LOG_ENTRIES, NetCase, NetFigures, Place, Taken, Verb},
+    net_peer::Peer,
 };
 
-/// The kernel's PTX, which the build script compresses.
-const KERNEL: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/net.ptx.lz4"));
+/// The kernels' PTX, which the build script compresses.
+const KERNELS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/net.ptx.lz4"));
 /// As in net.cu.
 const QUEUES_MAX: usize = 64;
-/// Entries of each ring, as a logarithm.
-const LOG_ENTRIES: u32 = 10;
-const DOMAIN: u32 = 1;
+/// Receives of a queue that takes messages, as a logarithm, as in net.cu.
+const LOG_RECEIVES: u32 = 6;
+const PAGE_BYTES: usize = 4096;
 
 /// `Work` of net.cu.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Work {
     queues: [Export; QUEUES_MAX],
+    peers: [Export; QUEUES_MAX],
     from: u64,
     to: u64,
     bytes: u64,
@@ -31,6 +35,7 @@ struct Work {
     ended: u64,
     posting: u64,
     key: u32,
+    to_key: u32,
     verb: u32,
     scope: u32,
     posters: u32,
@@ -38,6 +43,7 @@ struct Work {
     operations: u32,
     window: u32,
     stride: u32,
+    receiver: u32,
 }
 
 /// Runs a case in a worker.
@@ -49,11 +55,18 @@ pub(super) fn run(driver: &Driver, case: &NetCase) -> anyhow::Result<NetFigures>
     figures
 }
 
-/// The memory of a case, which is freed after its adapter has ended.
+/// The memory of a case, which is freed after its endpoint has ended.
 struct Held<'d> {
     driver: &'d Driver,
     pinned: Vec<Pinned>,
-    counters: Vec<u64>,
+    of_gpu: Vec<u64>,
+}
+
+/// Bytes that a kernel moves: the first half to the second, or to the other process.
+struct Payload {
+    address: u64,
+    half: usize,
+    of_gpu: bool,
 }
 
 impl<'d> Held<'d> {
@@ -61,7 +74,7 @@ impl<'d> Held<'d> {
         Held {
             driver,
             pinned: Vec::new(),
-            counters: Vec::new(),
+            of_gpu: Vec::new(),
         }
     }
 
@@ -69,24 +82,39 @@ impl<'d> Held<'d> {
         for pinned in self.pinned {
             let _ = self.driver.free_pinned(pinned);
         }
-        for counters in self.counters {
-            let _ = self.driver.free(counters);
+        for address in self.of_gpu {
+            let _ = self.driver.free(address);
         }
     }
 
-    /// Allocates zeroed memory that the adapter and kernels use.
-    fn memory(&mut self, bytes: usize) -> anyhow::Result<Mapped> {
+    /// Allocates zeroed memory that the host and kernels use.
+    fn memory(&mut self, bytes: usize) -> anyhow::Result<&mut [u8]> {
         // Whole pages, so that what is made after it begins at one, too.
-        let mut pinned = self.driver.pinned(bytes.next_multiple_of(4096))?;
+        let mut pinned = self.driver.pinned(bytes.next_multiple_of(PAGE_BYTES))?;
         pinned.bytes().fill(0);
-        let at = NonNull::new(pinned.bytes().as_mut_ptr()).context("memory at 0")?;
         self.pinned.push(pinned);
-        // SAFETY: freed after the adapter and the kernels have ended, and no reference is used
-        // before.
-        Ok(unsafe { Mapped::new(at, bytes, at.as_ptr() as u64) })
+        let last = self.pinned.last_mut().context("memory")?;
+        last.bytes().get_mut(..bytes).context("memory")
     }
 
-    fn queue(&mut self, nic: &Nic, case: &NetCase) -> anyhow::Result<Queue> {
+    /// Allocates zeroed memory of the GPU.
+    fn gpu_memory(&mut self, bytes: usize) -> anyhow::Result<u64> {
+        let address = self.driver.allocate(bytes)?;
+        self.of_gpu.push(address);
+        self.driver.memset(address, 0, bytes)?;
+        self.driver.synchronize()?;
+        Ok(address)
+    }
+
+    fn queue(&mut self, endpoint: &dyn Endpoint, options: QueueOptions) -> anyhow::Result<Export> {
+        let memory = self.memory(options.bytes())?;
+        let (at, bytes) = (memory.as_mut_ptr().cast(), memory.len() as u64);
+        // SAFETY: freed after the endpoint has ended.
+        Ok(unsafe { endpoint.create(at, bytes, options) }?)
+    }
+
+    /// Makes the queue that a kernel posts to.
+    fn near(&mut self, endpoint: &dyn Endpoint, case: &NetCase) -> anyhow::Result<Export> {
         let alone = case.posters() == 1;
         let mut options = QueueOptions {
             log_blocks: LOG_ENTRIES,
@@ -94,83 +122,160 @@ impl<'d> Held<'d> {
             ..QueueOptions::default()
         };
         if case.counters == Place::Gpu {
-            let bytes = options.counters_bytes();
-            options.counters = self.driver.allocate(bytes)?;
-            self.counters.push(options.counters);
-            self.driver.memset(options.counters, 0, bytes)?;
-            self.driver.synchronize()?;
+            options.counters = self.gpu_memory(options.counters_bytes())?;
         }
-        let block = self.memory(options.bytes())?;
-        let other = QueueOptions {
+        self.queue(endpoint, options)
+    }
+
+    /// Makes the queue's peer in this process.
+    fn far(&mut self, endpoint: &dyn Endpoint, case: &NetCase) -> anyhow::Result<Export> {
+        let is_received = case.verb.is_received();
+        let options = QueueOptions {
             log_blocks: LOG_ENTRIES,
+            log_receives: if is_received { LOG_RECEIVES } else { 0 },
+            flags: if is_received { PATIENT } else { 0 },
             ..QueueOptions::default()
         };
-        let far = self.memory(other.bytes())?;
-        let queue = Queue::create(nic, block, options)?;
-        Queue::connect(nic, &queue, &Queue::create(nic, far, other)?)?;
-        Ok(queue)
+        self.queue(endpoint, options)
+    }
+
+    fn payload(&mut self, case: &NetCase) -> anyhow::Result<Payload> {
+        let half = case.stride() as usize * case.posters() as usize;
+        let (bytes, stride) = (case.bytes as usize, case.stride() as usize);
+        let byte = |i: usize| if i % stride < bytes { i * 7 + 1 } else { 0 };
+        let pattern: Vec<u8> = (0..half).map(|i| byte(i) as u8).collect();
+        let of_gpu = case.provider == By::Nvlink;
+        let address = if of_gpu {
+            let address = self.gpu_memory(2 * half)?;
+            self.driver.copy_to_device(address, &pattern)?;
+            address
+        } else {
+            let memory = self.memory(2 * half)?;
+            memory
+                .get_mut(..half)
+                .context("memory")?
+                .copy_from_slice(&pattern);
+            memory.as_ptr() as u64
+        };
+        Ok(Payload {
+            address,
+            half,
+            of_gpu,
+        })
+    }
+
+    /// Returns whether the second half of the payload is as the first.
+    fn is_copied(&self, payload: &Payload) -> anyhow::Result<bool> {
+        let mut bytes = vec![0; 2 * payload.half];
+        if payload.of_gpu {
+            self.driver.copy_to_host(&mut bytes, payload.address)?;
+        } else {
+            // SAFETY: memory of this struct, which no kernel writes any more.
+            unsafe {
+                ptr::copy_nonoverlapping(
+                    ptr::with_exposed_provenance(payload.address as usize),
+                    bytes.as_mut_ptr(),
+                    bytes.len(),
+                );
+            }
+        }
+        let (from, to) = bytes.split_at(payload.half);
+        Ok(from == to)
     }
 
     fn run(&mut self, case: &NetCase) -> anyhow::Result<NetFigures> {
-        let kernel = lz4_flex::decompress_size_prepended(KERNEL)?;
-        let module = self.driver.load(std::str::from_utf8(&kernel)?)?;
-        let function = self.driver.function(module, "net")?;
-        let nic = Nic::start(Network::default())?;
-        let (work, payload, times) = self.prepare(&nic, case)?;
+        let kernels = lz4_flex::decompress_size_prepended(KERNELS)?;
+        let module = self.driver.load(std::str::from_utf8(&kernels)?)?;
+        let name = match case.provider {
+            By::Nvlink => "net_nvlink",
+            _ => "net",
+        };
+        let function = self.driver.function(module, name)?;
+        let taken = Taken {
+            registers: self.driver.registers(function)?,
+            processors: 1,
+        };
+        let endpoint = open(Some(case.provider.provider()), Network::default())?;
+        let mut peer = case
+            .provider
+            .way()
+            .map(|way| Peer::start(case, way))
+            .transpose()?;
+        let payload = self.payload(case)?;
+        let posters = case.posters() as usize;
+        let times = self.memory((1 + 3 * posters) * 8)?.as_ptr() as u64;
+        let work = self.prepare(&*endpoint, case, peer.as_mut(), &payload, times)?;
         let place = self.memory(size_of::<Work>())?;
-        place.write(0, work.bytes());
-        let arguments = Arguments::new(&[place.address()]);
-        nic.rouse();
-        self.driver.launch(function, case.threads, &arguments)?;
+        place.copy_from_slice(work.bytes());
+        let arguments = Arguments::new(&[place.as_ptr() as u64]);
+        rouse(work.queues[0].doorbell);
+        let threads = case.threads_with_receivers().1;
+        self.driver.launch(function, threads, &arguments)?;
         self.driver.synchronize()?;
-        let word = |at: usize| times.u64(at * 8).load(Ordering::Acquire);
+        let word = |at: usize| {
+            let at = ptr::with_exposed_provenance::<u64>(times as usize + 8 * at);
+            // SAFETY: a word of this struct's memory, which no kernel writes any more.
+            unsafe { at.read_volatile() }
+        };
         let failure = word(0);
         if failure != 0 {
             let (cause, syndrome) = (failure >> 8, failure & 0xff);
             bail!("a post failed: cause {cause}, syndrome {syndrome:#x}");
         }
-        if case.verb == Verb::Put && !is_copied(&payload) {
+        if case.verb == Verb::Put && peer.is_none() && !self.is_copied(&payload)? {
             bail!("what arrived is not what was put");
         }
-        let posters = case.posters() as usize;
         let words = |first: usize| (first..first + posters).map(word);
         let began = words(1).min().unwrap_or(0);
         let ended = words(1 + posters).max().unwrap_or(0);
+        let ns = ended.saturating_sub(began);
         Ok(NetFigures::new(
             case,
-            ended.saturating_sub(began),
+            ns,
             words(1 + 2 * posters).sum(),
+            taken,
         ))
     }
 
-    /// Makes queues and memory. Returns the kernel's parameters, what it moves, and the memory for
-    /// its times.
-    fn prepare(&mut self, nic: &Nic, case: &NetCase) -> anyhow::Result<(Work, Mapped, Mapped)> {
+    /// Makes queues, and returns the kernel's parameters.
+    fn prepare(
+        &mut self,
+        endpoint: &dyn Endpoint,
+        case: &NetCase,
+        mut peer: Option<&mut Peer>,
+        payload: &Payload,
+        times: u64,
+    ) -> anyhow::Result<Work> {
+        let at = ptr::with_exposed_provenance_mut::<c_void>(payload.address as usize);
+        // SAFETY: freed after the endpoint has ended.
+        let key = unsafe { endpoint.register(at, 2 * payload.half as u64, Access::ALL) }?;
+        let (mut to, mut to_key) = (payload.address + payload.half as u64, key);
         let mut queues = [Export::default(); QUEUES_MAX];
+        let mut peers = queues;
         let count = (case.queues as usize).min(QUEUES_MAX);
-        for queue in queues.iter_mut().take(count) {
-            *queue = self.queue(nic, case)?.export();
+        for (number, (queue, other)) in queues.iter_mut().zip(&mut peers).take(count).enumerate() {
+            *queue = self.near(endpoint, case)?;
+            if let Some(peer) = peer.as_mut() {
+                let there = peer.meet(endpoint, queue.qpn, number)?;
+                (to, to_key) = (there.address, there.key);
+            } else {
+                *other = self.far(endpoint, case)?;
+                endpoint.connect(queue.qpn, other.qpn)?;
+            }
         }
-        let posters = case.posters() as usize;
-        let half = case.stride() as usize * posters;
-        let payload = self.memory(2 * half)?;
-        let (bytes, stride) = (case.bytes as usize, case.stride() as usize);
-        let byte = |i: usize| if i % stride < bytes { i * 7 + 1 } else { 0 };
-        let pattern: Vec<u8> = (0..half).map(|i| byte(i) as u8).collect();
-        payload.write(0, &pattern);
-        let key = nic.with(|adapter| adapter.register(DOMAIN, payload.clone(), Access::ALL))?;
-        let times = self.memory((1 + 3 * posters) * 8)?;
-        let at = |word: usize| times.address() + 8 * word as u64;
-        let work = Work {
+        let posters = u64::from(case.posters());
+        Ok(Work {
             queues,
-            from: payload.address(),
-            to: payload.address() + half as u64,
+            peers,
+            from: payload.address,
+            to,
             bytes: case.bytes,
-            wrong: at(0),
-            began: at(1),
-            ended: at(1 + posters),
-            posting: at(1 + 2 * posters),
+            wrong: times,
+            began: times + 8,
+            ended: times + 8 * (1 + posters),
+            posting: times + 8 * (1 + 2 * posters),
             key,
+            to_key,
             verb: case.verb.number(),
             scope: case.scope as u32,
             posters: case.posters(),
@@ -178,17 +283,9 @@ impl<'d> Held<'d> {
             operations: case.operations,
             window: case.window,
             stride: u32::try_from(case.stride())?,
-        };
-        Ok((work, payload, times))
+            receiver: case.threads_with_receivers().0,
+        })
     }
-}
-
-/// Returns whether the second half of the memory is as the first.
-fn is_copied(payload: &Mapped) -> bool {
-    let mut bytes = vec![0; payload.len()];
-    payload.read(0, &mut bytes);
-    let (from, to) = bytes.split_at(bytes.len() / 2);
-    from == to
 }
 
 impl Work {
@@ -198,4 +295,4 @@ impl Work {
     }
 }
 
-const _: () = assert!(size_of::<Work>() == QUEUES_MAX * size_of::<Export>() + 7 * 8 + 8 * 4);
+const _: () = assert!(size_of::<Work>() == 2 * QUEUES_MAX * size_of::<Export>() + 7 * 8 + 10 * 4);
