@@ -24,7 +24,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     assert server.stop() == 0
 
 
-@pytest.mark.parametrize("case", ["access", "descriptors", "handles", "copied", "forged", "pools", "hidden"])
+@pytest.mark.parametrize(
+    "case", ["access", "descriptors", "handles", "copied", "released", "forged", "pools", "hidden"]
+)
 def test_peers(server: Server, link: str, case: str) -> None:
     done = server.run(link, sys.executable, PROGRAM, case)
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stdout + done.stderr

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
@@ -384,6 +385,25 @@ def copied() -> None:
     two(owner, user)
 
 
+def released() -> None:
+    """A copy in the default stream returns before another device's work is done, which may wait for this thread."""
+    bytes_, (here, there) = 4096, contexts(2)
+    source, target = c_uint64(), c_uint64()
+    must("cuMemAlloc_v2", byref(source), bytes_)
+    must("cuCtxSetCurrent", there)
+    must("cuMemAlloc_v2", byref(target), bytes_)
+    must("cuCtxSetCurrent", here)
+    go, went = threading.Event(), []
+    function = ctypes.CFUNCTYPE(None, c_void_p)(lambda _: went.append(go.wait(20)))
+    must("cuLaunchHostFunc", None, function, None)
+    must("cuMemsetD8Async", source, 9, bytes_, None)
+    must("cuCtxSetCurrent", there)
+    must("cuMemcpyPeerAsync", target, there, source, here, bytes_, None)
+    go.set()
+    check(words(target.value, bytes_ // 4) == [0x09090909] * (bytes_ // 4), "the copy follows the memset")
+    check(went == [True], "the copy returns before the other device's work is done")
+
+
 def forged() -> None:
     """Invalid descriptors and handles, and those of a process that died."""
     bytes_ = 2 * MIB
@@ -580,6 +600,7 @@ CASES = {
     "descriptors": descriptors,
     "handles": handles,
     "copied": copied,
+    "released": released,
     "forged": forged,
     "pools": pools,
     "visible": visible,

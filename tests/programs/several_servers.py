@@ -406,16 +406,17 @@ def case_events() -> None:
 
 
 def case_order() -> None:
-    """Copies between two devices come after work that their stream waits for, in the default stream too, and a copy
-    without a stream, or in the default stream, after all work of both devices."""
+    """Copies between two devices come after work that their stream waits for, a copy in the default stream after both
+    devices' default streams, and a copy without a stream after all work of both devices."""
     a, b = gpus()[:2]
     ctx, size = (a.context, b.context), c_size_t(4096)
     function = ctypes.CFUNCTYPE(None, c_void_p)(lambda _: time.sleep(0.2))
     source, target = a.memory(size.value), b.memory(size.value)
-    streams = []
+    streams, unordered = [], []
     for gpu in (a, b):
         gpu.use()
         streams.append(cuda.made("cuStreamCreate", 0))
+        unordered.append(cuda.made("cuStreamCreate", NON_BLOCKING))
 
     def busy(gpu: Gpu, stream: c_void_p | str | None, where: c_uint64, value: int) -> None:
         gpu.use()
@@ -437,6 +438,9 @@ def case_order() -> None:
         (b, None, target, b, ("cuMemcpyDtoDAsync_v2", target, source, size, streams[1]), 7),
         (a, streams[0], source, b, ("cuMemcpyPeer", *peer), 9),
         (b, streams[1], target, a, ("cuMemcpyPeer", *peer), 7),
+        (a, unordered[0], source, b, ("cuMemcpyPeer", *peer), 9),
+        (b, unordered[1], target, a, ("cuMemcpyPeer", *peer), 7),
+        (a, unordered[0], source, b, ("cuMemcpy3D_v2", byref(rows)), 9),
         (b, "without", target, b, ("cuMemcpyPeerAsync", *peer, streams[1]), 7),
         (a, None, source, b, ("cuMemcpyPeerAsync", *peer, None), 9),
         (b, None, target, a, ("cuMemcpyPeerAsync", *peer, None), 7),

@@ -12,7 +12,7 @@ BYTES = 1 << 16
 
 def said(memory: object) -> str:
     try:
-        endpoint.register(memory, BYTES)
+        endpoint.register(memory)
     except OutboardError as error:
         return str(error).partition(": take")[2]
     return "taken"

@@ -171,12 +171,19 @@ impl Crossing {
         if !self.wait && !is_legacy {
             return Ok(());
         }
-        // A copy in the default stream, or without one, also follows the work of its ends' devices.
+        // A copy in the default stream also follows that of its ends' devices, and a copy without a
+        // stream all their work (`cuMemcpyPeer`).
         for end in self.ends {
             if let (Some(_selected), Some(driver)) = (end.select(), end.driver()) {
                 let stream = driver.work_stream(CU_STREAM_LEGACY)?;
                 driver.refuse_captured(&stream)?;
                 driver.synchronize_stream(&stream)?;
+                if self.wait {
+                    let unordered = driver.unordered(current_context()?);
+                    unordered
+                        .iter()
+                        .try_for_each(|s| driver.synchronize_stream(s))?;
+                }
             }
         }
         Ok(())

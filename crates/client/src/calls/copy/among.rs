@@ -87,7 +87,9 @@ impl Driver {
         }
         if is_serialized {
             for context in owners.into_iter().chain([here]) {
-                self.add_unordered(context, &mut peers)?;
+                let number = self.wire_context(context)?;
+                let streams = self.unordered(context).into_iter();
+                peers.extend(streams.map(|stream| (stream, number)));
             }
         }
         for (earlier, context) in &peers {
@@ -99,16 +101,14 @@ impl Driver {
         Ok(peers)
     }
 
-    /// Adds the streams of a context that its default stream does not wait for.
-    fn add_unordered(&self, context: CUcontext, peers: &mut Peers) -> Done {
-        let number = self.wire_context(context)?;
+    /// Returns the streams of a context that its default stream does not wait for.
+    pub(in crate::calls) fn unordered(&self, context: CUcontext) -> Vec<StreamRef> {
         let streams = self.streams.of_context(context).into_iter();
-        let unordered = streams
+        streams
             .filter(|stream| stream.flags & CU_STREAM_NON_BLOCKING != 0)
             .map(StreamRef::Own)
-            .filter(|stream| !stream.is_capturing());
-        peers.extend(unordered.map(|stream| (stream, number)));
-        Ok(())
+            .filter(|stream| !stream.is_capturing())
+            .collect()
     }
 
     /// Makes later work of streams follow a copy that was sent to another.
