@@ -98,6 +98,7 @@ static inline int outboard_net_open(const struct outboard_net_options *options, 
     return outboard_net_open_as(&layout, options, out);
 }
 
+// Ends the endpoint; in a forked child, which has none of its threads, nothing.
 void outboard_net_close(struct outboard_net *net);
 // Memory that is mapped now, for bits of outboard_net_access: written to if there is any but REMOTE_READ.
 int outboard_net_register(const struct outboard_net *net, void *memory, uint64_t bytes, uint32_t access, uint32_t *key);
@@ -130,7 +131,7 @@ void outboard_net_rouse(uint64_t doorbell);
 // there; returns at once if there are none. net.cuh calls it for threads of the CPU, each time that they wait.
 void outboard_net_look(void);
 // "server" if the endpoint is where the GPU is, of a program under `outboard run` whose server has a copy of the program's
-// memory (tcp, rdma); else "program". Known from the first queue or registration on.
+// memory (every link but shm, and shm with an emulated network); else "program". Known from the first queue or registration on.
 const char *outboard_net_place_of(const struct outboard_net *net);
 // "shm" or "tcp", as the queue's entries travel; null if it has not met one of another process by an adapter.
 const char *outboard_net_way_of(const struct outboard_net *net, uint32_t qpn);

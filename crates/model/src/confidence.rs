@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// Standard deviations of the model's measured errors, apart from noise
-/// (docs/requirements-measured.md): of a step that the GPU determines, of the speed of a program's
+/// (docs/requirements.md): of a step that the GPU determines, of the speed of a program's
 /// own code, and of the time of its long copies.
 const MODEL_ERROR: f64 = 0.01;
 const PROCESSOR_ERROR: f64 = 0.045;

@@ -116,7 +116,7 @@ pub enum Error {
     )]
     NotPinned { address: u64, bytes: u64 },
     #[error(
-        "memory at {0:#x} is registered or managed (cudaHostRegister, __managed__), of which the GPU's server has a copy while a kernel runs: take memory of cudaHostAlloc"
+        "memory at {0:#x} is registered (cudaHostRegister) or a __managed__ variable, of which the GPU's server has a copy while a kernel runs: take memory of cudaHostAlloc"
     )]
     Copied(u64),
     #[error("{0} is a null pointer")]

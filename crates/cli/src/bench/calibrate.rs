@@ -40,7 +40,7 @@ const LARGE_BYTES: usize = 1 << 20;
 const LONG_BYTES: usize = 16 << 20;
 
 /// Time of a byte in a program over that of a byte that is copied again and again, which is in the
-/// caches: measured with programs that copy 1 to 39 MB a step (docs/requirements-measured.md).
+/// caches: measured with programs that copy 1 to 39 MB a step (docs/requirements.md).
 const COLD: f64 = 1.27;
 /// Means of what programs showed on four machines; they cannot be told by calls alone.
 const PROCESSOR_MORE: f64 = 0.03;

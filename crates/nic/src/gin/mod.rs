@@ -1,4 +1,5 @@
-//! A plugin for NCCL's GIN (`NCCL_GIN_PLUGIN`): its thread puts, gets and signals by the adapter,
+//! A plugin for NCCL's GIN (`NCCL_RMA_PLUGIN`, and
+//! `NCCL_GIN_PLUGIN` before NCCL 2.30.5): its thread puts, gets and signals by the adapter,
 //! without verbs.
 //!
 //! ```text

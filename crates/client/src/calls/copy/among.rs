@@ -1,4 +1,5 @@
-//! Copies on a server with several devices: those in the default stream follow the work of both.
+//! Copies on a server with several devices: those in the default stream follow both devices'
+//! default streams, those without a stream all their work.
 
 use outboard_api::{
     CUresult,

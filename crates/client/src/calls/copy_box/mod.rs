@@ -1,5 +1,5 @@
 //! Copies of two and three dimensions, and copies to and from arrays (`arrays`). They follow the
-//! rules of `copy.rs`: if both sides can address the memory, the copy is a message of a few words.
+//! rules of `copy`: if both sides can address the memory, the copy is a message of a few words.
 //! Other host memory travels as packed rows, in pieces that each fit one message (`shape`). Copies
 //! of several servers are in `between`.
 
