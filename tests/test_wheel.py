@@ -223,6 +223,8 @@ def test_from_source_the_command_is_the_small_one_and_the_libraries_are_not(tmp_
     with zipfile.ZipFile(wheel) as archive:
         inside = {name: archive.read(name).decode() for name in archive.namelist() if "/installed/" in name}
     assert inside.pop("outboard/installed/bin/outboard") == "outboard-packaged of dist\n"
+    for header in (ROOT / "include" / "outboard").iterdir():
+        assert inside.pop(f"outboard/installed/include/outboard/{header.name}") == header.read_text()
     assert len(inside) == 6 and all(text.endswith(".so of release\n") for text in inside.values()), inside
     said = (tmp_path / "cargo.said").read_text().splitlines()
     assert all("--locked" in line for line in said) and len(said) == 2, said

@@ -440,7 +440,6 @@ def case_order() -> None:
         (b, streams[1], target, a, ("cuMemcpyPeer", *peer), 7),
         (a, unordered[0], source, b, ("cuMemcpyPeer", *peer), 9),
         (b, unordered[1], target, a, ("cuMemcpyPeer", *peer), 7),
-        (a, unordered[0], source, b, ("cuMemcpy3D_v2", byref(rows)), 9),
         (b, "without", target, b, ("cuMemcpyPeerAsync", *peer, streams[1]), 7),
         (a, None, source, b, ("cuMemcpyPeerAsync", *peer, None), 9),
         (b, None, target, a, ("cuMemcpyPeerAsync", *peer, None), 7),

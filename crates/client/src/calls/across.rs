@@ -129,6 +129,19 @@ pub(super) fn line(
     Ok(None)
 }
 
+/// Waits for the streams that the default streams of both ends' devices do not wait for.
+pub(super) fn settle_unordered(ends: [u64; 2]) -> Done {
+    for end in ends.map(Place::of_address) {
+        if let (Some(_selected), Some(driver)) = (end.select(), end.driver()) {
+            let streams = driver.unordered(current_context()?);
+            streams
+                .iter()
+                .try_for_each(|stream| driver.synchronize_stream(stream))?;
+        }
+    }
+    Ok(())
+}
+
 /// A copy that no single server can make.
 pub(super) struct Crossing {
     stream: CUstream,
@@ -171,19 +184,12 @@ impl Crossing {
         if !self.wait && !is_legacy {
             return Ok(());
         }
-        // A copy in the default stream also follows that of its ends' devices, and a copy without a
-        // stream all their work (`cuMemcpyPeer`).
+        // A copy in the default stream, or without one, also follows the work of its ends' devices.
         for end in self.ends {
             if let (Some(_selected), Some(driver)) = (end.select(), end.driver()) {
                 let stream = driver.work_stream(CU_STREAM_LEGACY)?;
                 driver.refuse_captured(&stream)?;
                 driver.synchronize_stream(&stream)?;
-                if self.wait {
-                    let unordered = driver.unordered(current_context()?);
-                    unordered
-                        .iter()
-                        .try_for_each(|s| driver.synchronize_stream(s))?;
-                }
             }
         }
         Ok(())

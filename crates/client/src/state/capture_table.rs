@@ -289,7 +289,7 @@ impl Driver {
     }
 
     #[cold]
-    fn check_usable(&self, stream: &StreamRef) -> Done {
+    pub(crate) fn check_usable(&self, stream: &StreamRef) -> Done {
         if stream.is_legacy() {
             return self.check_legacy(stream, true);
         }

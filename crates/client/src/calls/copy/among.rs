@@ -1,5 +1,5 @@
-//! Copies on a server with several devices: those in the default stream follow both devices'
-//! default streams, those without a stream all their work.
+//! Copies on a server with several devices: those in the default stream, and without one, follow
+//! both devices' default streams, those of `cuMemcpyPeer` all their work.
 
 use outboard_api::{
     CUresult,
@@ -8,8 +8,14 @@ use outboard_api::{
 };
 use outboard_wire::messages;
 
-use super::{super::Done, end::CopyEnd};
-use crate::state::{Driver, HandleKind, StreamRef, wire_context};
+use super::{
+    super::{Done, across},
+    end::CopyEnd,
+};
+use crate::{
+    observe::guard,
+    state::{Driver, HandleKind, StreamRef, are_several, driver, wire_context},
+};
 
 /// The streams whose later work follows a copy, each with its context's number.
 pub(in crate::calls) type Peers = Vec<(StreamRef, u64)>;
@@ -34,9 +40,9 @@ impl Driver {
         self.precede_peers(stream, &peers)
     }
 
-    /// Makes a copy in the default stream, or without one, follow work of the devices that have an
-    /// end of it. Returns the streams of that work: `precede_peers` takes them when the copy is
-    /// sent.
+    /// Makes a copy in the default stream, or without one, follow the default streams of the
+    /// devices that have an end of it. Returns those of other devices: `precede_peers` takes them
+    /// when the copy is sent.
     #[inline]
     pub(in crate::calls) fn follow_peers(
         &self,
@@ -48,27 +54,34 @@ impl Driver {
             && (wait || stream.is_legacy())
             && !stream.is_capturing()
         {
-            true => self.follow_owners(stream, ends(), wait),
+            true => self.follow_defaults(stream, ends()),
             false => Ok(Peers::new()),
         }
     }
 
-    /// Makes a stream follow the default streams of the devices that have an end of a copy (CUDA
-    /// Programming Guide, "Peer-to-Peer Memory Copy"), and if the call has no stream, all others of
-    /// those devices and of the current one ("serialized with respect to all pending and future
-    /// asynchronous work", `cuMemcpyPeer`). The server keeps that order: the host does not wait,
-    /// since work under way may wait for it.
+    /// Makes a stream follow the default streams of other devices that have an end of a copy (CUDA
+    /// Programming Guide, "Peer-to-Peer Memory Copy"). The server keeps that order: the host does
+    /// not wait, since work under way may wait for it.
     #[cold]
-    fn follow_owners(
-        &self,
-        stream: &StreamRef,
-        ends: [u64; 2],
-        is_serialized: bool,
-    ) -> Result<Peers, CUresult> {
+    fn follow_defaults(&self, stream: &StreamRef, ends: [u64; 2]) -> Result<Peers, CUresult> {
+        let mut peers = Peers::new();
+        for context in self.peers_of(ends)? {
+            let default = StreamRef::Legacy(self.streams.legacy(context));
+            if self.captures.any() {
+                self.check_usable(&default)?;
+            }
+            peers.push((default, self.wire_context(context)?));
+        }
+        self.follow_all(stream, &peers)?;
+        Ok(peers)
+    }
+
+    /// Returns the contexts of other devices than the current one that have an end of a copy.
+    fn peers_of(&self, ends: [u64; 2]) -> Result<Vec<CUcontext>, CUresult> {
         let here = self.contexts.current()?.handle;
         let owner = |address| self.memory.lock().find(address).map(|found| found.context);
         let [Some(dst), Some(src)] = ends.map(owner) else {
-            return Ok(Peers::new());
+            return Ok(Vec::new());
         };
         // Mapped memory belongs to no context: it may be any device's.
         let is_known = [dst, src].map(|context| self.contexts.get(context).is_ok());
@@ -78,28 +91,28 @@ impl Driver {
         };
         owners.dedup();
         owners.retain(|context| *context != here);
-        if owners.is_empty() {
-            return Ok(Peers::new());
+        Ok(owners)
+    }
+
+    /// Makes a copy that comes after all work of both devices and of the current one, and before
+    /// all later: in non-blocking streams, too.
+    #[cold]
+    fn copy_serialized(&self, ends: [u64; 2], copy: impl FnOnce() -> Done) -> Done {
+        let stream = self.work_stream(guard::default_stream())?;
+        let peers = self.peers_of(ends)?;
+        if peers.is_empty() {
+            return copy();
         }
-        let mut peers = Peers::new();
-        for context in &owners {
-            let default = StreamRef::Legacy(self.streams.legacy(*context));
-            peers.push((default, self.wire_context(*context)?));
+        let here = self.contexts.current()?.handle;
+        let mut streams = Peers::new();
+        for context in peers.into_iter().chain([here]) {
+            let number = self.wire_context(context)?;
+            let unordered = self.unordered(context).into_iter();
+            streams.extend(unordered.map(|stream| (stream, number)));
         }
-        if is_serialized {
-            for context in owners.into_iter().chain([here]) {
-                let number = self.wire_context(context)?;
-                let streams = self.unordered(context).into_iter();
-                peers.extend(streams.map(|stream| (stream, number)));
-            }
-        }
-        for (earlier, context) in &peers {
-            if !self.is_quiet(earlier) {
-                self.push_visible()?;
-                self.follow((stream, wire_context()), (earlier, *context))?;
-            }
-        }
-        Ok(peers)
+        self.follow_all(&stream, &streams)?;
+        copy()?;
+        self.precede_peers(&stream, &streams)
     }
 
     /// Returns the streams of a context that its default stream does not wait for.
@@ -112,11 +125,29 @@ impl Driver {
             .collect()
     }
 
+    /// Makes a stream follow the work under way in others.
+    fn follow_all(&self, stream: &StreamRef, others: &Peers) -> Done {
+        for (earlier, context) in others {
+            if !self.is_quiet(earlier) {
+                self.push_visible()?;
+                self.follow((stream, wire_context()), (earlier, *context))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Makes later work of streams follow a copy that was sent to another.
     #[inline]
     pub(in crate::calls) fn precede_peers(&self, stream: &StreamRef, peers: &Peers) -> Done {
         for (later, context) in peers {
-            self.follow((later, *context), (stream, wire_context()))?;
+            // Another thread may have destroyed it meanwhile, or begun a capture.
+            let is_there = match later {
+                StreamRef::Legacy(_) => true,
+                StreamRef::Own(own) => self.streams.get(own.handle).is_some(),
+            };
+            if is_there && !later.is_capturing() {
+                self.follow((later, *context), (stream, wire_context()))?;
+            }
         }
         Ok(())
     }
@@ -144,5 +175,19 @@ impl Driver {
         self.submit_to_in(earlier.1, earlier.0, &record)?;
         self.submit_to_in(later.1, later.0, &wait)?;
         self.submit_in(earlier.1, &messages::EventDestroy { event })
+    }
+}
+
+/// Makes a copy that is "serialized with respect to all pending and future asynchronous work" of
+/// the current device and of both ends' (`cuMemcpyPeer`, `cuMemcpy3DPeer`).
+pub(in crate::calls) fn serialized(ends: [u64; 2], copy: impl FnOnce() -> Done) -> Done {
+    if are_several() {
+        across::settle_unordered(ends)?;
+        return copy();
+    }
+    let driver = driver()?;
+    match driver.contexts.are_of_several_devices() {
+        true => driver.copy_serialized(ends, copy),
+        false => copy(),
     }
 }

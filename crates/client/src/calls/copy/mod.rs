@@ -20,7 +20,7 @@ use outboard_api::{
     cuda::{CUcontext, CUdeviceptr, CUstream},
 };
 
-pub(super) use self::among::Peers;
+pub(super) use self::among::{Peers, serialized};
 pub(crate) use self::end::{CopyEnd, MemoryKind};
 use super::{Done, Out, across};
 use crate::{
@@ -176,9 +176,11 @@ pub(crate) unsafe fn cuMemcpyPeer(
     _src_context: CUcontext,
     bytes: usize,
 ) -> Done {
-    between(guard::default_stream(), true, (dst, src, bytes), || {
-        let (dst, src) = (CopyEnd::device(dst, bytes)?, CopyEnd::device(src, bytes)?);
-        copy_now(dst, src, bytes)
+    serialized([dst, src], || {
+        between(guard::default_stream(), true, (dst, src, bytes), || {
+            let (dst, src) = (CopyEnd::device(dst, bytes)?, CopyEnd::device(src, bytes)?);
+            copy_now(dst, src, bytes)
+        })
     })
 }
 

@@ -24,7 +24,7 @@ pub(crate) use self::arrays::*;
 use self::shape::{End, Extent, Memory, Piece, pack};
 use super::{
     Done, In, Untyped,
-    copy::{CopyEnd, MemoryKind, Peers},
+    copy::{CopyEnd, MemoryKind, Peers, serialized},
 };
 use crate::{
     observe::guard,
@@ -511,7 +511,11 @@ pub(crate) fn cuMemcpy3DAsync_v2(copy: In<'_, CUDA_MEMCPY3D>, stream: CUstream) 
 /// Copies by addresses: all devices share one address space. The record is a `CUDA_MEMCPY3D` with
 /// contexts in the reserved words.
 pub(crate) fn cuMemcpy3DPeer(Untyped(copy): Untyped<In<'_, CUDA_MEMCPY3D>>) -> Done {
-    run_3d(copy, guard::default_stream(), true)
+    let copy = copy.get()?;
+    // An array's end has no address: then the devices' default streams alone are followed.
+    serialized([copy.dst_device, copy.src_device], || {
+        run_record(&copy, guard::default_stream(), true)
+    })
 }
 
 pub(crate) fn cuMemcpy3DPeerAsync(
