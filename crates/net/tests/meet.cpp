@@ -30,7 +30,7 @@ constexpr uint64_t WORDS = 32768, BYTES = WORDS * 8;
 
 // What a process offers: words, counters, a flag.
 struct Area {
-    uint64_t words[WORDS], sum, swap, flag, results[2], message[8];
+    uint64_t words[WORDS], sum, swap, flag, results[2], late, message[8];
 };
 
 struct End {
@@ -103,7 +103,7 @@ static int serve(const char *address)
             _exit(0);
         }
         // The client's queue fails and is reset: it does not answer any more.
-        Failure failure = gone(queue, end.there(offsetof(Area, results)));
+        Failure failure = gone(queue, end.there(offsetof(Area, late)));
         EXPECT(failure.cause == Cause::completion && failure.syndrome == 0x15);
         EXPECT(outboard_net_reset(end.net, end.of.qpn) == 0);
     }
@@ -187,7 +187,7 @@ static int kill_it(const char *address, pid_t child)
     uint64_t ticket;
     EXPECT(!queue.put(end.there(0), end.here(end.area->words), BYTES, PATIENCE_NS, &ticket));
     kill(child, SIGKILL);
-    Failure failure = gone(queue, end.there(offsetof(Area, results)));
+    Failure failure = gone(queue, end.there(offsetof(Area, late)));
     EXPECT(failure.cause == Cause::completion && failure.syndrome == 0x15);
     outboard_net_close(end.net);
     return 0;
