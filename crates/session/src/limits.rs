@@ -64,3 +64,5 @@ pub const REASON_BYTES_MAX: usize = 8 << 10;
 pub const PARTING_MS_MAX: u64 = 500;
 /// Calls of `net.h` of one session that wait, each on a thread.
 pub(crate) const NET_THREADS_MAX: usize = 16;
+/// How long what an adapter has written is sent to another server after its end.
+pub(crate) const NET_PARTING_MS_MAX: u64 = 500;

@@ -5,21 +5,22 @@ use std::{
     io::{Read, Write},
     net::Shutdown,
     os::unix::net::UnixStream,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
-use outboard_link::{Endpoint, Link, Receiver, Sender, Wait, open_peer};
+use outboard_link::{Closer, Endpoint, Link, Receiver, Sender, Wait, open_peer};
 use outboard_net::remote::Carrier;
 use outboard_wire::{
     handshake::SessionKey,
     limits::{HANDSHAKE_MS_MAX, PEER_ADDRESS_BYTES_MAX, PEER_OFFER_MS_MAX},
 };
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::debug;
 
 use crate::{
-    limits::NET_THREADS_MAX,
+    limits::{NET_PARTING_MS_MAX, NET_THREADS_MAX},
     peers::incoming,
     sources::{DataConnectionSource, PeerSource},
 };
@@ -29,14 +30,52 @@ const FRAME_BYTES: usize = 64 << 10;
 
 pub(super) struct Streams {
     source: Option<Arc<dyn DataConnectionSource>>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    streams: Mutex<Vec<Stream>>,
+}
+
+/// A stream and the threads that carry it.
+struct Stream {
+    closer: Closer,
+    /// Shows when the adapter has let go of its end.
+    inner: UnixStream,
+    left_at: Option<Instant>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Stream {
+    fn is_finished(&self) -> bool {
+        self.threads.iter().all(JoinHandle::is_finished)
+    }
+
+    /// Returns true if the adapter has left, and what it wrote had its time to be sent.
+    fn is_late(&mut self) -> bool {
+        let mut fds = [PollFd::new(&self.inner, PollFlags::empty())];
+        let now = Timespec::default();
+        if poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP) {
+            let left_at = self.left_at.get_or_insert_with(Instant::now);
+            return left_at.elapsed() > Duration::from_millis(NET_PARTING_MS_MAX);
+        }
+        false
+    }
+}
+
+/// Ends both threads, whether the other server reads or not.
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.closer.close();
+        let _ = self.inner.shutdown(Shutdown::Both);
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has reported it.
+            let _ = thread.join();
+        }
+    }
 }
 
 impl Streams {
     pub(super) fn new(source: Option<Arc<dyn DataConnectionSource>>) -> Streams {
         Streams {
             source,
-            threads: Mutex::default(),
+            streams: Mutex::default(),
         }
     }
 
@@ -51,20 +90,40 @@ impl Streams {
     /// Has two threads carry a stream's bytes over a link. Returns its other end.
     fn carried(&self, link: Link) -> Result<UnixStream, String> {
         let said = |error: std::io::Error| error.to_string();
-        let (adapter, stream) = UnixStream::pair().map_err(said)?;
-        let other = stream.try_clone().map_err(said)?;
+        let (adapter, inner) = UnixStream::pair().map_err(said)?;
+        let [from, to] = [
+            inner.try_clone().map_err(said)?,
+            inner.try_clone().map_err(said)?,
+        ];
         let (sender, receiver) = link.split();
-        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
-        threads.retain(|thread| !thread.is_finished());
-        if threads.len() + 2 > 2 * NET_THREADS_MAX {
+        self.end_late();
+        let mut streams = self.lock();
+        if streams.len() >= NET_THREADS_MAX {
             return Err("too many queues of one session that meet others (NET_THREADS_MAX)".into());
         }
+        let mut stream = Stream {
+            closer: sender.closer(),
+            inner,
+            left_at: None,
+            threads: Vec::new(),
+        };
         let named = |name: &str| thread::Builder::new().name(name.into());
-        let outgoing = named("outboard-net-o").spawn(move || send(sender, stream));
-        threads.push(outgoing.map_err(said)?);
-        let incoming = named("outboard-net-i").spawn(move || receive(receiver, other));
-        threads.push(incoming.map_err(said)?);
+        let outgoing = named("outboard-net-o").spawn(move || send(sender, from));
+        stream.threads.push(outgoing.map_err(said)?);
+        let incoming = named("outboard-net-i").spawn(move || receive(receiver, to));
+        stream.threads.push(incoming.map_err(said)?);
+        streams.push(stream);
         Ok(adapter)
+    }
+
+    /// Ends the streams that adapters have left for some time, of other servers that do not read.
+    fn end_late(&self) {
+        self.lock()
+            .retain_mut(|stream| !stream.is_finished() && !stream.is_late());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Stream>> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -128,13 +187,71 @@ impl Carrier for Streams {
     }
 }
 
-/// Ends all threads: their streams' other ends are closed.
+/// Ends all threads. Adapters have left: what they wrote still has some time to be sent.
 impl Drop for Streams {
     fn drop(&mut self) {
-        let threads = self.threads.get_mut();
-        for thread in threads.unwrap_or_else(PoisonError::into_inner).drain(..) {
-            // A thread that panicked has reported it.
-            let _ = thread.join();
+        let streams = self.streams.get_mut();
+        let streams = streams.unwrap_or_else(PoisonError::into_inner);
+        let until = Instant::now() + Duration::from_millis(NET_PARTING_MS_MAX);
+        while !streams.iter().all(Stream::is_finished) && Instant::now() < until {
+            thread::sleep(Duration::from_millis(1));
         }
+        streams.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::{
+        net::{Ipv4Addr, TcpListener, TcpStream},
+        os::fd::OwnedFd,
+        sync::mpsc::channel,
+    };
+
+    use outboard_link::Stream as Connection;
+
+    use super::*;
+
+    /// Returns a link, and the socket of the other server.
+    fn link() -> (Link, TcpStream) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let here = OwnedFd::from(listener.accept().unwrap().0);
+        let link = Connection::try_from(here).unwrap().into_link_server();
+        (link.unwrap(), there)
+    }
+
+    /// Returns an adapter's end that has no more room, since the other server does not read.
+    fn full(streams: &Streams, link: Link) -> UnixStream {
+        let mut adapter = streams.carried(link).unwrap();
+        let timeout = Duration::from_millis(200);
+        adapter.set_write_timeout(Some(timeout)).unwrap();
+        while adapter.write(&[1; FRAME_BYTES]).is_ok() {}
+        adapter
+    }
+
+    #[test]
+    fn streams_end_though_the_other_server_does_not_read() {
+        let streams = Streams::new(None);
+        let (first, second) = (link(), link());
+        let left = full(&streams, first.0);
+        left.shutdown(Shutdown::Both).unwrap();
+        streams.end_late();
+        assert_eq!(streams.lock().len(), 1);
+        thread::sleep(Duration::from_millis(NET_PARTING_MS_MAX + 50));
+        streams.end_late();
+        assert_eq!(streams.lock().len(), 0, "of one endpoint");
+
+        let adapter = full(&streams, second.0);
+        let (done, is_done) = channel();
+        thread::spawn(move || {
+            drop((adapter, streams));
+            done.send(()).unwrap();
+        });
+        let waited = is_done.recv_timeout(Duration::from_secs(20));
+        assert!(waited.is_ok(), "of a session");
+        drop((first.1, second.1));
     }
 }
