@@ -358,7 +358,7 @@ impl Block {
         };
         // Numbers of completions never begin again: a thread with an old one takes none by it.
         let consumed = counters.u64(CONSUMED).load(Ordering::Acquire);
-        let consumed = next.unwrap_or((consumed + 1).next_multiple_of(ROUND));
+        let consumed = next.unwrap_or(next_round(consumed));
         counters.u64(CONSUMED).store(consumed, Ordering::Release);
         counters.u64(FORCING).store(0, Ordering::Release);
         for at in [RECEIVES_READY, RECEIVES_CONSUMED] {
@@ -368,7 +368,7 @@ impl Block {
             counters.u64(filled_at + at).store(0, Ordering::Release);
         }
         // A round of indices is an even number of rounds of the ring, so that all bits begin as 0.
-        let base = (reserved + 1).next_multiple_of(ROUND);
+        let base = next_round(reserved);
         for at in [BASE, RUNG] {
             counters.u64(at).store(base, Ordering::Release);
         }
@@ -385,6 +385,11 @@ impl Block {
         }
         counters.u64(RESERVED).store(base, Ordering::Release);
     }
+}
+
+/// Returns the first number of the round after this number, which may be any: it is the program's.
+fn next_round(number: u64) -> u64 {
+    (number | (ROUND - 1)).wrapping_add(1)
 }
 
 /// Waits until nobody is about to post, and gives no more numbers. Returns the next one.
@@ -405,7 +410,7 @@ pub(crate) fn receives_base(qpn: u32, counters: &Mapped, deadline: Instant) -> R
     let word = counters.u64(RECEIVES_RESERVED);
     until(qpn, deadline, || {
         let reserved = word.load(Ordering::Acquire);
-        let base = (reserved + 1).next_multiple_of(ROUND);
+        let base = next_round(reserved);
         let is_quiet = counters.u64(RECEIVES_READY).load(Ordering::Acquire) == reserved;
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
         let moved = || word.compare_exchange(reserved, base, success, failure);

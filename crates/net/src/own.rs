@@ -59,6 +59,11 @@ impl Own {
         &self.nic
     }
 
+    /// Wakes the adapter, which looks if it is not held.
+    pub(crate) fn rouse(&self) {
+        self.nic.rouse();
+    }
+
     /// Lets the adapter look at nothing until it is let go, which wakes it.
     pub(crate) fn hold(&self, is_held: bool) {
         self.nic.hold(is_held);

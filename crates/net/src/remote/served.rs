@@ -38,6 +38,8 @@ pub struct Served {
     endpoints: BTreeMap<u32, Arc<Own>>,
     /// Secrets of those that are awaited, by endpoint and queue.
     awaited: BTreeMap<(u32, u32), [u8; 32]>,
+    /// The client is writing what adapters are to see at once.
+    is_held: bool,
 }
 
 /// How a call is answered.
@@ -51,14 +53,22 @@ pub enum Answering {
 type Lend<'a> = dyn FnMut(u64, u64) -> Result<Mapped, String> + 'a;
 
 impl Served {
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.endpoints.is_empty()
+    /// Lets all adapters look at nothing until they are let go, those of later endpoints too.
+    pub fn hold(&mut self, is_held: bool) {
+        self.is_held = is_held;
+        self.hold_all(is_held);
     }
 
-    /// Lets all adapters look at nothing, or again.
-    pub fn hold(&self, is_held: bool) {
+    fn hold_all(&self, is_held: bool) {
         self.endpoints.values().for_each(|own| own.hold(is_held));
+    }
+
+    /// Calls a function between two looks of all adapters.
+    pub fn between_looks<R>(&self, call: impl FnOnce() -> R) -> R {
+        self.hold_all(true);
+        let result = call();
+        self.hold_all(self.is_held);
+        result
     }
 
     /// Executes a call of the client's, which may be any bytes.
@@ -180,7 +190,8 @@ impl Served {
                 let Peer { qpn, epoch } = self.get(endpoint)?.end_of(qpn).map_err(said)?;
                 return Ok(NetAnswer::End(NetEnd { qpn, epoch }));
             }
-            NetCall::Look => self.hold(false),
+            // Another thread of the program may be in the middle of what it writes.
+            NetCall::Look => self.endpoints.values().for_each(|own| own.rouse()),
             NetCall::Reset { .. }
             | NetCall::ResetCounters { .. }
             | NetCall::Await { .. }
@@ -205,8 +216,9 @@ impl Served {
             delay_ns_max: options.delay_ns_max,
             bytes_per_s: options.bytes_per_s,
         });
-        self.endpoints
-            .insert(endpoint, Arc::new(own.map_err(said)?));
+        let own = own.map_err(said)?;
+        own.hold(self.is_held);
+        self.endpoints.insert(endpoint, Arc::new(own));
         Ok(())
     }
 
@@ -290,4 +302,136 @@ fn said(error: Error) -> String {
 
 fn failed(why: impl ToString) -> NetAnswer {
     NetAnswer::Failed(why.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::{
+        sync::atomic::Ordering,
+        thread::sleep,
+        time::{Duration, Instant},
+    };
+
+    use super::*;
+    use crate::{
+        block::Export,
+        wqe::{Entry, Flags, Operation},
+    };
+
+    struct Nobody;
+
+    impl Carrier for Nobody {
+        fn offer(&self) -> Result<[u8; 32], String> {
+            Err("nobody".into())
+        }
+
+        fn accept(&self, _: [u8; 32], _: Duration) -> Result<UnixStream, String> {
+            Err("nobody".into())
+        }
+
+        fn dial(&self, _: &str, _: [u8; 32], _: Duration) -> Result<UnixStream, String> {
+            Err("nobody".into())
+        }
+    }
+
+    impl Served {
+        fn now_of(&mut self, endpoint: u32, call: &NetCall, memory: &Mapped) -> NetAnswer {
+            let mut lend = |_, _| Ok(memory.clone());
+            let carrier: Arc<dyn Carrier> = Arc::new(Nobody);
+            let bytes = doc::to_bytes(call).unwrap();
+            match Served::call(self, endpoint, &bytes, &mut lend, &carrier) {
+                Answering::Now(answer) => answer,
+                Answering::Later(work) => work(),
+            }
+        }
+
+        fn succeeded(&mut self, endpoint: u32, qpn: u32, memory: &Mapped) -> u64 {
+            match self.now_of(endpoint, &NetCall::Status { qpn }, memory) {
+                NetAnswer::Status(status) => status.succeeded,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// Posts an entry that does nothing.
+    fn post(memory: &Mapped, of: &Export) {
+        let entry = Entry {
+            index: 0,
+            qpn: of.qpn,
+            flags: Flags::SIGNALLED,
+            operation: Operation::Nop,
+        };
+        let at = |address: u64| (address - memory.address()) as usize;
+        memory.write(at(of.ring), &entry.encode());
+        let record = memory.u32(at(of.record) + 4);
+        record.store(1_u32.to_be(), Ordering::Release);
+        let word = 1 << 40 | u64::from(of.qpn << 8);
+        let doorbell = memory.u64(at(of.doorbell));
+        doorbell.store(u64::to_be(word), Ordering::Release);
+    }
+
+    #[test]
+    fn neither_a_look_nor_an_opening_lets_adapters_look_in_the_middle_of_an_update() {
+        let options = NetOptions {
+            seed: 0,
+            delay_ns_min: 0,
+            delay_ns_max: 0,
+            bytes_per_s: 0,
+            loss_ppm: 0,
+        };
+        let shape = Options {
+            log_blocks: 5,
+            signal_every: 1,
+            ..Options::default()
+        };
+        let (mut served, mut queues) = (Served::default(), Vec::new());
+        for endpoint in [0, 1] {
+            let memory = Mapped::allocate(shape.bytes()).unwrap();
+            let done = served.now_of(endpoint, &NetCall::Open(options.clone()), &memory);
+            assert_eq!(done, NetAnswer::Done);
+            let create = NetCall::Create {
+                address: memory.address(),
+                bytes: memory.len() as u64,
+                options: NetQueueOptions {
+                    log_blocks: shape.log_blocks,
+                    log_receives: 0,
+                    signal_every: 1,
+                    flags: 0,
+                    counters: 0,
+                },
+            };
+            let NetAnswer::Queue { qpn, scratch_key } = served.now_of(endpoint, &create, &memory)
+            else {
+                panic!("no queue");
+            };
+            let connect = NetCall::Connect {
+                one: qpn,
+                other: qpn,
+            };
+            let done = served.now_of(endpoint, &connect, &memory);
+            assert_eq!(done, NetAnswer::Done);
+            // The second one is opened while adapters are held.
+            served.hold(true);
+            let export = Export::at(memory.address(), &shape, qpn, scratch_key);
+            post(&memory, &export);
+            queues.push((endpoint, qpn, memory));
+        }
+        served.between_looks(|| ());
+        let done = served.now_of(0, &NetCall::Look, &queues[0].2);
+        assert_eq!(done, NetAnswer::Done);
+        sleep(Duration::from_millis(30));
+        for (endpoint, qpn, memory) in &queues {
+            assert_eq!(served.succeeded(*endpoint, *qpn, memory), 0);
+        }
+        served.hold(false);
+        let start = Instant::now();
+        for (endpoint, qpn, memory) in &queues {
+            while served.succeeded(*endpoint, *qpn, memory) == 0 {
+                assert!(start.elapsed() < Duration::from_secs(20));
+                sleep(Duration::from_millis(1));
+            }
+        }
+    }
 }

@@ -53,8 +53,6 @@ pub(super) fn is_net_message(op: u16) -> bool {
 pub(super) struct Net {
     served: Served,
     carrier: Arc<Streams>,
-    /// The client is writing what adapters are to see at once.
-    is_held: bool,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -63,7 +61,6 @@ impl Net {
         Net {
             served: Served::default(),
             carrier: Arc::new(Streams::new(source)),
-            is_held: false,
             threads: Vec::new(),
         }
     }
@@ -71,13 +68,7 @@ impl Net {
     /// Takes what has changed, between two looks of the adapters, so that a flag never comes
     /// without what was written before it.
     pub(super) fn between_looks<R>(&self, take: impl FnOnce() -> R) -> R {
-        if self.served.is_empty() {
-            return take();
-        }
-        self.served.hold(true);
-        let taken = take();
-        self.served.hold(self.is_held);
-        taken
+        self.served.between_looks(take)
     }
 
     fn answer(&mut self, answering: Answering) -> Result<Pending, Failure> {
@@ -143,8 +134,13 @@ impl Wait for Answer {
         let Some(place) = &self.place else {
             return Ok(true);
         };
-        let Some(answer) = place.lock().unwrap_or_else(PoisonError::into_inner).take() else {
-            return Ok(false);
+        // Counted before the look: the thread keeps its reference until it has answered.
+        let is_thread_over = Arc::strong_count(place) == 1;
+        let answer = place.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let answer = match answer {
+            Some(answer) => answer,
+            None if is_thread_over => NetAnswer::Failed("the call ended without an answer".into()),
+            None => return Ok(false),
         };
         *self = Answer::of(&answer);
         Ok(true)
@@ -167,7 +163,6 @@ impl Session<'_> {
         let mut executed = Executed::of(Ok(Outcome::Done));
         executed.outcome = match (self.executor.purpose, message) {
             (Purpose::Session, NetMessage::Hold(is_held)) => {
-                self.net.is_held = *is_held;
                 self.net.served.hold(*is_held);
                 Ok(Outcome::Done)
             }
@@ -190,5 +185,26 @@ impl Session<'_> {
         let carrier: Arc<dyn Carrier> = self.net.carrier.clone();
         let answering = self.net.served.call(endpoint, call, &mut lend, &carrier);
         self.net.answer(answering)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_call_whose_thread_ends_without_an_answer_fails() {
+        let mut net = Net::new(None);
+        let work = Box::new(|| panic!("the call's own panic, of this test"));
+        let mut pending = net.answer(Answering::Later(work)).unwrap();
+        let start = Instant::now();
+        while !pending.ready().unwrap() {
+            assert!(start.elapsed().as_secs() < 20);
+            thread::yield_now();
+        }
+        let answer: NetAnswer = doc::from_bytes(pending.data().unwrap()).unwrap();
+        assert!(matches!(answer, NetAnswer::Failed(_)), "{answer:?}");
     }
 }
