@@ -263,8 +263,9 @@ impl HostRanges {
     pub(super) fn lend(&self, va: u64, len: u64) -> Result<Mapped, Failure> {
         let before = self.ranges.range(..=va).next_back();
         let range = before.map(|(_, range)| range);
-        // A variable's memory ends with its library.
-        let range = range.filter(|range| !range.variable && range.holds(va, len));
+        // A variable's memory ends with its library, and the client may truncate a file of its own
+        // (SIGBUS for an adapter).
+        let range = range.filter(|range| range.mirror && !range.variable && range.holds(va, len));
         let at = NonNull::new(ptr::with_exposed_provenance_mut::<u8>(va as usize));
         let (Some(range), Some(at)) = (range, at) else {
             return Err(Failure::new(

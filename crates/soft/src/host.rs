@@ -129,6 +129,10 @@ impl HostMemory {
     /// Lends memory to an adapter. It stays mapped until that is done.
     pub(super) fn lend(&mut self, va: u64, bytes: u64) -> Result<Mapped, Failure> {
         let (_, region) = self.find(va, bytes)?;
+        // The client may truncate a file of its own (SIGBUS for an adapter).
+        if region.charge.is_none() {
+            return Err(invalid(format!("memory at {va:#x} is the client's own")));
+        }
         let keeper = region.lent.clone();
         let at = NonNull::new(ptr::with_exposed_provenance_mut(va as usize));
         let at = at.ok_or_else(|| invalid("memory at 0"))?;
