@@ -31,6 +31,8 @@ use crate::{
 
 /// Sleep of a thread whose peer does not take what it has to send.
 const NO_ROOM: Duration = Duration::from_millis(1);
+/// The first sleep of a thread whose adapter is held, which is soon over as a rule.
+const HELD: Duration = Duration::from_micros(50);
 /// Time after which a thread that has nothing to send looks whether the connection is over, of
 /// which it is told, too.
 const IDLE: Duration = Duration::from_secs(1);
@@ -118,6 +120,8 @@ pub struct Link {
     end: Box<dyn Fn() + Send + Sync>,
     /// No more is going to be sent than what waits.
     is_ending: Arc<AtomicBool>,
+    /// Frames that have come and were not taken are dropped.
+    is_over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -209,6 +213,7 @@ impl Link {
             way: Way::Shm,
             end: Box::new(move || drop(stream.end(Shutdown::Both))),
             is_ending: Arc::default(),
+            is_over: Arc::default(),
             threads: Vec::new(),
         };
         let listening = Builder::new().name("outboard-net-in".into());
@@ -242,17 +247,19 @@ impl Link {
         let sink = Sink(Box::new(move |bytes| direct.write_some(bytes)));
         let _ = shared.with(|adapter| adapter.set_sink(qpn, epoch, sink));
         let is_ending = Arc::new(AtomicBool::new(false));
+        let is_over = Arc::new(AtomicBool::new(false));
         let mut link = Link {
             way: Way::Tcp,
             end: Box::new(move || drop(stream.end(Shutdown::Both))),
             is_ending: is_ending.clone(),
+            is_over: is_over.clone(),
             threads: Vec::new(),
         };
         let receiving = shared.clone();
         let names = ["outboard-net-in", "outboard-net-out"];
         let [incoming, outgoing] = names.map(|name| Builder::new().name(name.into()));
         link.threads.push(incoming.spawn(move || {
-            let _ = receive(&receiving, &reader, qpn, epoch);
+            let _ = receive(&receiving, &reader, qpn, epoch, &is_over);
             let _ = reader.end(Shutdown::Both);
             receiving.with(|adapter| adapter.link_down(qpn, epoch));
             receiving.rouse();
@@ -279,6 +286,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Release);
         (self.end)();
         for thread in self.threads.drain(..) {
             thread.thread().unpark();
@@ -288,7 +296,13 @@ impl Drop for Link {
 }
 
 /// Gives the peer's frames to the adapter, one after the other, until the connection is over.
-fn receive(shared: &Shared, mut stream: impl Read, qpn: u32, epoch: u32) -> Result<(), Error> {
+fn receive(
+    shared: &Shared,
+    mut stream: impl Read,
+    qpn: u32,
+    epoch: u32,
+    is_over: &AtomicBool,
+) -> Result<(), Error> {
     let over = |_| Error::Peer("no more");
     let mut data = Vec::new();
     loop {
@@ -297,10 +311,21 @@ fn receive(shared: &Shared, mut stream: impl Read, qpn: u32, epoch: u32) -> Resu
         let header = Header::parse(&bytes).ok_or(Error::Peer("a message that is too long"))?;
         data.resize(header.data_bytes as usize, 0);
         stream.read_exact(&mut data).map_err(over)?;
-        while !shared.with(|adapter| adapter.has_room(qpn, epoch))? {
-            sleep(NO_ROOM);
+        let mut time = HELD;
+        // The adapter is locked from the look to the taking: it is not held in between.
+        while !shared.with(|adapter| {
+            let is_taken = adapter.has_room(qpn, epoch)? && !shared.is_held();
+            if is_taken {
+                adapter.incoming(qpn, epoch, &header, &data)?;
+            }
+            Ok::<_, Error>(is_taken)
+        })? {
+            if is_over.load(Ordering::Acquire) {
+                return Err(Error::Peer("no more"));
+            }
+            sleep(time);
+            time = NO_ROOM.min(time * 2);
         }
-        shared.with(|adapter| adapter.incoming(qpn, epoch, &header, &data))?;
         shared.rouse();
     }
 }
@@ -485,6 +510,41 @@ mod tests {
             }
             drop(links);
         }
+    }
+
+    #[test]
+    fn what_a_peer_sends_waits_while_the_adapter_is_held() {
+        let ([mut one, other], [_mine, theirs]) = connected(Way::Tcp, 64);
+        let remote = other.there();
+        let comes = |one: &End, value: u64, within: Duration| {
+            let begin = Instant::now();
+            while other.data.u64(0).load(Ordering::Acquire) != value {
+                if begin.elapsed() > within {
+                    return false;
+                }
+                one.nic.poll();
+                sleep(NO_ROOM);
+            }
+            true
+        };
+        for value in [1, 2] {
+            other.nic.hold(true);
+            one.data.u64(0).store(value, Ordering::Relaxed);
+            one.write(8, remote);
+            assert!(!comes(&one, value, Duration::from_millis(30)));
+            if value == 1 {
+                other.nic.hold(false);
+                assert!(comes(&one, value, Duration::from_secs(20)));
+            }
+        }
+        // Its connection ends while it is held.
+        let ended = Builder::new().spawn(move || drop(theirs)).unwrap();
+        let begin = Instant::now();
+        while !ended.is_finished() {
+            assert!(begin.elapsed() < Duration::from_secs(20));
+            sleep(NO_ROOM);
+        }
+        assert_eq!(other.data.u64(0).load(Ordering::Acquire), 1);
     }
 
     /// Both adapters are polled in turns by one thread, which shows how long they work for a write.

@@ -63,8 +63,13 @@ impl Shared {
         self.poll_locked(&mut adapter)
     }
 
+    /// Returns true if the adapter is to do nothing. Asked with the adapter locked.
+    pub(crate) fn is_held(&self) -> bool {
+        self.is_held.load(Ordering::Relaxed)
+    }
+
     fn poll_locked(&self, adapter: &mut Adapter) -> usize {
-        match self.is_held.load(Ordering::Relaxed) {
+        match self.is_held() {
             true => 0,
             false => adapter.poll(self.start.elapsed().as_nanos() as u64),
         }
@@ -204,7 +209,7 @@ impl Nic {
             .with(|adapter| adapter.poll(self.shared.start.elapsed().as_nanos() as u64));
     }
 
-    /// Lets the adapter look at nothing from when this returns, or again.
+    /// Lets the adapter look at nothing, and take nothing of peers, once this returns, or again.
     pub(crate) fn hold(&self, is_held: bool) {
         self.shared
             .with(|_| self.shared.is_held.store(is_held, Ordering::Relaxed));
