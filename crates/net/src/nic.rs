@@ -57,10 +57,11 @@ impl Shared {
         }
     }
 
+    /// Serves the queues until a caller wants the adapter.
     fn poll(&self) -> usize {
-        // The time is looked at with the adapter locked, so that it never goes back.
         let mut adapter = self.adapter.lock();
-        self.poll_locked(&mut adapter)
+        let goes_on = || self.wanted.load(Ordering::Relaxed) == 0;
+        self.poll_locked(&mut adapter, goes_on)
     }
 
     /// Returns true if the adapter is to do nothing. Asked with the adapter locked.
@@ -68,10 +69,11 @@ impl Shared {
         self.is_held.load(Ordering::Relaxed)
     }
 
-    fn poll_locked(&self, adapter: &mut Adapter) -> usize {
+    fn poll_locked(&self, adapter: &mut Adapter, goes_on: impl Fn() -> bool) -> usize {
         match self.is_held() {
             true => 0,
-            false => adapter.poll(self.start.elapsed().as_nanos() as u64),
+            // The time is looked at with the adapter locked, so that it never goes back.
+            false => adapter.poll_while(self.start.elapsed().as_nanos() as u64, goes_on),
         }
     }
 
@@ -118,7 +120,7 @@ impl Shared {
         let time = rest.time(Instant::now(), adapter.is_waiting());
         self.sleeper.is_asleep.store(true, Ordering::SeqCst);
         adapter.lie_down(true);
-        let done = self.poll_locked(&mut adapter);
+        let done = self.poll_locked(&mut adapter, || true);
         drop(adapter);
         if done == 0 && !self.sleeper.is_roused.load(Ordering::SeqCst) {
             park_timeout(time);

@@ -990,3 +990,44 @@ fn an_unreliable_connection_has_no_answers() {
     let status = adapter.status(a.qpn).unwrap();
     assert_eq!((status.state, status.failure), (State::Error, Some((2, 2))));
 }
+
+#[test]
+fn a_poll_ends_after_any_queue_and_the_next_goes_on_behind_it() {
+    let (mut adapter, mut a, mut b) = connected(Network::default());
+    a.post(Operation::Nop);
+    b.post(Operation::Nop);
+    let succeeded = |adapter: &Adapter| {
+        let of = |end: &End| adapter.status(end.qpn).unwrap().succeeded;
+        [of(&a), of(&b)]
+    };
+    assert!(adapter.poll_while(1, || false) > 0);
+    assert_eq!(succeeded(&adapter), [1, 0]);
+    adapter.poll_while(2, || false);
+    assert_eq!(succeeded(&adapter), [1, 1]);
+}
+
+#[test]
+fn one_queue_moves_no_more_than_its_turn_has() {
+    const BYTES: u32 = 9 << 20;
+    let (mut adapter, mut a, b) = connected(Network::default());
+    let memory = Mapped::allocate(BYTES as usize).unwrap();
+    let (address, key) = (
+        memory.address(),
+        adapter.register(1, memory, Access::ALL).unwrap(),
+    );
+    for _ in 0..3 {
+        let remote = Remote { address, rkey: key };
+        let data = gather(Segment {
+            length: BYTES,
+            lkey: key,
+            address,
+        });
+        let imm = None;
+        a.post(Operation::Write { remote, imm, data });
+    }
+    for turn in 1..=3 {
+        adapter.poll(turn);
+        assert_eq!(adapter.status(a.qpn).unwrap().succeeded, turn);
+    }
+    assert_eq!(adapter.status(b.qpn).unwrap().succeeded, 0);
+}

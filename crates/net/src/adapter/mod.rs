@@ -142,6 +142,8 @@ pub struct Adapter {
     carried: Vec<Carried>,
     /// Words by which posters see that they have to rouse.
     told: Vec<Mapped>,
+    /// The pair whose turn is first: behind the last one of a poll that was left early.
+    first_served: usize,
 }
 
 impl Adapter {
@@ -161,6 +163,7 @@ impl Adapter {
             outgoing: HashMap::new(),
             carried: Vec::new(),
             told: Vec::new(),
+            first_served: 0,
         }
     }
 
@@ -404,10 +407,23 @@ impl Adapter {
 
     /// Serves all queues once. Returns the number of entries fetched and messages delivered.
     pub fn poll(&mut self, now_ns: u64) -> usize {
+        self.poll_while(now_ns, || true)
+    }
+
+    /// Polls as long as a function says so, which is asked after each queue pair. The next poll
+    /// goes on behind it. To have left any counts as work.
+    pub fn poll_while(&mut self, now_ns: u64, goes_on: impl Fn() -> bool) -> usize {
         self.now_ns = now_ns;
         let mut done = self.deliver_due() + self.carry_in();
-        for number in 0..self.pairs.len() {
+        let (first, count) = (std::mem::take(&mut self.first_served), self.pairs.len());
+        for turn in 1..=count {
+            let number = (first + turn - 1) % count;
             done += self.serve(number);
+            if turn < count && !goes_on() {
+                self.first_served = (number + 1) % count;
+                done += 1;
+                break;
+            }
         }
         done + self.carry_out()
     }

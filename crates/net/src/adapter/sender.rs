@@ -21,6 +21,9 @@ const PENDING_MAX: usize = 256;
 const READS_PENDING_MAX: usize = 16;
 /// Entries fetched from one queue before the next queue has its turn.
 const TURN_MAX: usize = 16;
+/// Bytes that one queue moves in this process before the next has its turn, unless one entry moves
+/// more.
+const TURN_BYTES_MAX: u64 = 16 << 20;
 const NOT_READY_WITHOUT_END: u32 = 7;
 
 /// Patience with a silent peer, and with one that has no receive posted.
@@ -289,6 +292,7 @@ impl Adapter {
         if !pair.is_unreliable {
             sender.check_time(self.now_ns);
         }
+        let mut moved = 0;
         while sender.sent < sender.pending.len() && self.now_ns >= sender.resume_at_ns {
             let sequence = sender.first + sender.sent as u64;
             let work = &sender.pending[sender.sent];
@@ -325,6 +329,12 @@ impl Adapter {
                     sender.answered(sequence, answer, self.now_ns);
                 }
             } else if self.wire.is_perfect() {
+                let bytes = work.bytes();
+                if moved > 0 && moved + bytes > TURN_BYTES_MAX {
+                    sender.sent -= 1;
+                    break;
+                }
+                moved += bytes;
                 if let Some(answer) = self.execute(number, sequence, work) {
                     sender.answered(sequence, answer, self.now_ns);
                 }
