@@ -119,10 +119,15 @@ impl Completions {
         self.setup.collapsed
     }
 
-    /// Writes a completion: the word with its opcode and owner last, in one store.
+    /// Writes a completion: the word with its opcode and owner last, in one store. After an error
+    /// that stays, completions are only counted: other queues may wait for them.
     pub(crate) fn push(&mut self, completion: &Completion) {
         let setup = &self.setup;
-        if self.holds_error || self.overrun {
+        if self.holds_error {
+            self.produced += 1;
+            return;
+        }
+        if self.overrun {
             return;
         }
         if !setup.collapsed && self.is_full() {

@@ -673,6 +673,77 @@ fn a_wait_holds_what_is_behind_it_until_the_other_queue_has_completed() {
     }
 }
 
+/// Entries of a failed queue end, too: who waits for them goes on.
+#[test]
+fn a_wait_goes_on_when_the_other_queue_has_failed() {
+    for collapsed in [false, true] {
+        let mut adapter = Adapter::new(Network::default());
+        let mut first = End::new(&mut adapter, collapsed, 1);
+        let mut second = End::new(&mut adapter, false, 1);
+        let [peer, other] = [(); 2].map(|()| End::new(&mut adapter, false, 1));
+        connect(&mut adapter, &first, &peer);
+        connect(&mut adapter, &second, &other);
+        let wait = Operation::Wait {
+            completions: CQN_FIRST + first.setup.send_completions,
+            number: 2,
+        };
+        second.post(wait);
+        let mut wrong = peer.remote(0);
+        wrong.rkey += 0x100;
+        first.post(Operation::Write {
+            remote: wrong,
+            imm: None,
+            data: gather(first.segment(0, 8)),
+        });
+        (0..2).for_each(|_| first.post(write(&first, &peer)));
+        run(&mut adapter, &mut 0);
+        let done = second.completion();
+        assert_eq!(done.map(|done| done.kind), Some(Kind::Requester));
+    }
+}
+
+#[test]
+fn a_wait_fails_when_the_peer_is_gone() {
+    let mut adapter = Adapter::new(Network::default());
+    let mut a = End::new(&mut adapter, false, 1);
+    let peer = Peer { qpn: 1, epoch: 2 };
+    adapter.connect_remote(a.qpn, peer).unwrap();
+    let wait = Operation::Wait {
+        completions: CQN_FIRST + a.setup.send_completions,
+        number: 7,
+    };
+    a.post(wait);
+    adapter.poll(1);
+    assert_eq!(a.completion(), None);
+    let epoch = adapter.end_of(a.qpn).unwrap().epoch;
+    adapter.link_down(a.qpn, epoch);
+    adapter.poll(2);
+    assert_eq!(a.completion().map(|end| end.syndrome), Some(0x15));
+}
+
+/// A dump reads more than a message to another process has: none of it travels.
+#[test]
+fn a_dump_of_any_length_goes_to_no_peer() {
+    const LENGTH: usize = (16 << 20) + 64;
+    let mut adapter = Adapter::new(Network::default());
+    let mut a = End::new(&mut adapter, false, 1);
+    let peer = Peer { qpn: 1, epoch: 2 };
+    adapter.connect_remote(a.qpn, peer).unwrap();
+    let whole = Mapped::allocate(LENGTH).unwrap();
+    let key = adapter.register(1, whole.clone(), Access::ALL).unwrap();
+    let from = smallvec![Segment {
+        length: LENGTH as u32,
+        lkey: key,
+        address: whole.address(),
+    }];
+    a.post(Operation::Dump { from });
+    adapter.poll(1);
+    assert_eq!(a.completion(), None, "the peer has not answered yet");
+    let epoch = adapter.end_of(a.qpn).unwrap().epoch;
+    let sent = adapter.outgoing(a.qpn, epoch).unwrap();
+    assert_eq!(sent.map(|frame| frame.len()), Some(48));
+}
+
 #[test]
 fn a_dump_reads_memory_of_its_own_side() {
     let (mut adapter, mut a, b) = connected(Network::default());

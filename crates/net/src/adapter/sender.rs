@@ -303,6 +303,11 @@ impl Adapter {
             let Some(operation) = &work.operation else {
                 continue;
             };
+            if pair.is_remote && pair.unreachable {
+                let answer = Answer::Failed(Syndrome::RETRIES_EXCEEDED);
+                sender.answered(sequence, answer, self.now_ns);
+                continue;
+            }
             match self.may_begin(operation) {
                 Some(true) => {}
                 Some(false) => {
@@ -316,11 +321,6 @@ impl Adapter {
                 }
             }
             if pair.is_remote {
-                if pair.unreachable {
-                    let answer = Answer::Failed(Syndrome::RETRIES_EXCEEDED);
-                    sender.answered(sequence, answer, self.now_ns);
-                    continue;
-                }
                 if !self.is_roomy(number) || !sender.may_read(operation) {
                     sender.sent -= 1;
                     break;
