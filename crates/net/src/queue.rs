@@ -2,8 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
+use smallvec::SmallVec;
+
 use crate::{
-    adapter::{PairSetup, RECEIVE_BYTES, Retries},
+    adapter::{Adapter, PairSetup, RECEIVE_BYTES, Retries},
     bell::Bell,
     block::{
         ASLEEP, Block, COMPLETION, DOORBELL, Export, Options, PAGE, PAGE_BYTES, PATIENT, RECORD,
@@ -35,26 +37,20 @@ impl Queue {
     pub fn create(nic: &Nic, memory: Mapped, options: Options) -> Result<Queue, Error> {
         let block = Block::take(memory, options)?;
         nic.with(|adapter| {
-            let completions = adapter.create_completions(sent(&block)?)?;
-            let receive_completions = match received(&block)? {
-                Some(setup) => adapter.create_completions(setup)?,
-                None => completions,
-            };
-            let qpn = adapter.create_pair(pair(&block, completions, receive_completions)?)?;
-            if block.options.flags & UNRELIABLE != 0 {
-                adapter.set_unreliable(qpn)?;
+            let mut made = Made::default();
+            match made.all_of(adapter, &block) {
+                Ok((completions, receive_completions, export)) => Ok(Queue {
+                    _bell: Bell::hang(export.doorbell, nic.shared()),
+                    block,
+                    completions,
+                    receive_completions,
+                    export,
+                }),
+                Err(error) => {
+                    made.undo(adapter);
+                    Err(error)
+                }
             }
-            let scratch = block.part(SCRATCH, 64)?;
-            let scratch_key = adapter.register(DOMAIN, scratch, Access::LOCAL_WRITE)?;
-            let export = block.export(qpn, scratch_key);
-            adapter.tell_posters(block.part(ASLEEP, 8)?);
-            Ok(Queue {
-                _bell: Bell::hang(export.doorbell, nic.shared()),
-                block,
-                completions,
-                receive_completions,
-                export,
-            })
         })
     }
 
@@ -123,6 +119,54 @@ impl Queue {
     }
 }
 
+/// Parts of a queue, as far as an adapter has them.
+#[derive(Debug, Default)]
+struct Made {
+    completions: SmallVec<[u32; 2]>,
+    qpn: Option<u32>,
+    scratch_key: Option<u32>,
+}
+
+impl Made {
+    /// Makes all parts. Returns the completion queues of sends and of receives, and the queue.
+    fn all_of(
+        &mut self,
+        adapter: &mut Adapter,
+        block: &Block,
+    ) -> Result<(u32, u32, Export), Error> {
+        let completions = adapter.create_completions(sent(block)?)?;
+        self.completions.push(completions);
+        let receive_completions = match received(block)? {
+            Some(setup) => {
+                let number = adapter.create_completions(setup)?;
+                self.completions.push(number);
+                number
+            }
+            None => completions,
+        };
+        let qpn = adapter.create_pair(pair(block, completions, receive_completions)?)?;
+        self.qpn = Some(qpn);
+        if block.options.flags & UNRELIABLE != 0 {
+            adapter.set_unreliable(qpn)?;
+        }
+        let scratch = block.part(SCRATCH, 64)?;
+        let scratch_key = adapter.register(DOMAIN, scratch, Access::LOCAL_WRITE)?;
+        self.scratch_key = Some(scratch_key);
+        adapter.tell_posters(block.part(ASLEEP, 8)?);
+        let export = block.export(qpn, scratch_key);
+        Ok((completions, receive_completions, export))
+    }
+
+    fn undo(self, adapter: &mut Adapter) {
+        // There is nothing to say about what is not there.
+        let _ = self.scratch_key.map(|key| adapter.unregister(key));
+        let _ = self.qpn.map(|qpn| adapter.destroy_pair(qpn));
+        for number in self.completions {
+            let _ = adapter.destroy_completions(number);
+        }
+    }
+}
+
 /// Completions of the send queue. A plain ring has as many as there are entries, and an entry's
 /// room comes from its completion: it cannot be overrun, and needs no record.
 pub(crate) fn sent(block: &Block) -> Result<CompletionsSetup, Error> {
@@ -187,4 +231,43 @@ fn retries(options: &Options) -> Retries {
         retries.not_ready_count_max = WITHOUT_END;
     }
     retries
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::keys::REGIONS_MAX;
+
+    #[test]
+    fn a_queue_that_finds_no_room_leaves_nothing_behind() {
+        let nic = Nic::without_thread();
+        let options = Options {
+            log_blocks: 6,
+            log_receives: 4,
+            signal_every: 1,
+            ..Options::default()
+        };
+        let create = || {
+            let memory = Mapped::allocate(options.bytes()).unwrap();
+            Queue::create(&nic, memory, options)
+        };
+        let fill = |adapter: &mut Adapter| {
+            let one = Mapped::allocate(8).unwrap();
+            let keys = (0..REGIONS_MAX).map(|_| adapter.register(1, one.clone(), Access::ALL));
+            keys.map(Result::unwrap).last().unwrap()
+        };
+        let last = nic.with(fill);
+        for _ in 0..2 {
+            assert!(matches!(create(), Err(Error::TooMany { .. })));
+        }
+        nic.with(|adapter| adapter.unregister(last)).unwrap();
+        let queue = create().unwrap();
+        assert_eq!((queue.completions, queue.receive_completions), (0, 1));
+        assert_eq!(
+            nic.with(|adapter| adapter.status(queue.export.qpn - 1).ok()),
+            None
+        );
+    }
 }
