@@ -155,7 +155,7 @@ impl Link {
         let socket = meeting.socket()?;
         let deadline = Instant::now() + meeting.timeout;
         let qpn = queue.export().qpn;
-        let epoch = nic.with(|adapter| adapter.end_of(qpn))?.epoch;
+        let epoch = nic.with(|adapter| adapter.unconnected(qpn))?.epoch;
         let is_sharing = socket.ip().is_loopback() && meeting.way != Some(Way::Tcp);
         let mine = Hello {
             peer: Peer { qpn, epoch },
@@ -178,7 +178,10 @@ impl Link {
         if let (Err(why), Some(Way::Shm)) = (&memory, meeting.way) {
             return Err(failed(why));
         }
-        nic.with(|adapter| adapter.connect_remote(qpn, theirs.peer))?;
+        nic.with(|adapter| {
+            adapter.unconnected(qpn)?;
+            adapter.connect_remote(qpn, theirs.peer)
+        })?;
         queue.connected();
         let link = match memory {
             Ok(memory) => {
@@ -265,8 +268,12 @@ impl Link {
             receiving.rouse();
         })?);
         link.threads.push(outgoing.spawn(move || {
-            let _ = send(&shared, &writer, qpn, epoch, &is_ending);
-            let _ = writer.end(Shutdown::Write);
+            // After an error nothing comes but what is here already.
+            let _ = writer.end(match send(&shared, &writer, qpn, epoch, &is_ending) {
+                Ok(()) => Shutdown::Write,
+                Err(_) => Shutdown::Both,
+            });
+            shared.with(|adapter| adapter.end_outgoing(qpn, epoch));
         })?);
         Ok(link)
     }
@@ -545,6 +552,54 @@ mod tests {
             sleep(NO_ROOM);
         }
         assert_eq!(other.data.u64(0).load(Ordering::Acquire), 1);
+    }
+
+    /// A peer that asks for more than waits for it, and takes nothing: neither its end nor that of
+    /// the link waits for it.
+    #[test]
+    fn answers_that_nobody_takes_end_with_either_side() {
+        const BYTES: usize = 16 << 20;
+        let end = End::new(BYTES);
+        let qpn = end.queue.export().qpn;
+        for (epoch, is_dropped) in [(0, true), (1, false)] {
+            let peer = Peer { qpn: 1, epoch: 2 };
+            let nic = &end.nic;
+            nic.with(|adapter| adapter.connect_remote(qpn, peer))
+                .unwrap();
+            assert_eq!(
+                nic.with(|adapter| adapter.end_of(qpn)).unwrap().epoch,
+                epoch
+            );
+            let (mine, mut theirs) = UnixStream::pair().unwrap();
+            let link = Link::over(nic, mine, qpn, epoch).unwrap();
+            for sequence in 0..5_u64 {
+                let mut bytes = [0; HEADER_BYTES];
+                bytes[0] = 5;
+                bytes[8..16].copy_from_slice(&sequence.to_le_bytes());
+                bytes[16..24].copy_from_slice(&end.data.address().to_le_bytes());
+                bytes[24..28].copy_from_slice(&end.key.to_le_bytes());
+                bytes[28..32].copy_from_slice(&(BYTES as u32).to_le_bytes());
+                theirs.write_all(&bytes).unwrap();
+            }
+            let begin = Instant::now();
+            let wait = |is_it: &dyn Fn() -> bool| {
+                while !is_it() {
+                    assert!(begin.elapsed() < Duration::from_secs(30), "{is_dropped}");
+                    sleep(NO_ROOM);
+                }
+            };
+            let room = || nic.with(|adapter| adapter.has_room(qpn, epoch));
+            wait(&|| room() == Ok(false));
+            let ended = if is_dropped {
+                Builder::new().spawn(move || drop(link)).unwrap()
+            } else {
+                drop(theirs);
+                wait(&|| room() == Err(Error::Peer("no more")));
+                Builder::new().spawn(move || drop(link)).unwrap()
+            };
+            wait(&|| ended.is_finished());
+            end.queue.reset(nic).unwrap();
+        }
     }
 
     /// Both adapters are polled in turns by one thread, which shows how long they work for a write.

@@ -97,17 +97,17 @@ impl Own {
     ) -> Result<Window, Error> {
         let queue = self.queue(qpn)?;
         let (link, window) = Link::meet(&self.nic, &queue, meeting, mine)?;
-        // An earlier connection ends here, outside the lock.
+        // The connection from before a reset ends here, outside the lock.
         let earlier = self.links.lock().insert(qpn, link);
         drop(earlier);
         self.nic.rouse();
         Ok(window)
     }
 
-    /// Returns a queue as a peer of another process names it.
+    /// Returns a queue that is not connected as a peer of another process names it.
     pub(crate) fn end_of(&self, qpn: u32) -> Result<Peer, Error> {
         self.queue(qpn)?;
-        self.nic.with(|adapter| adapter.end_of(qpn))
+        self.nic.with(|adapter| adapter.unconnected(qpn))
     }
 
     /// Connects a queue to one of another process, which is at the other end of a stream.
@@ -116,12 +116,14 @@ impl Own {
         if queue.is_unreliable() {
             return Err(Error::Unreliable);
         }
-        let epoch = self.end_of(qpn)?.epoch;
-        self.nic.with(|adapter| adapter.connect_remote(qpn, peer))?;
+        let epoch = self.nic.with(|adapter| {
+            let epoch = adapter.unconnected(qpn)?.epoch;
+            adapter.connect_remote(qpn, peer).map(|()| epoch)
+        })?;
         queue.connected();
         let link = Link::over(&self.nic, stream, qpn, epoch);
         let link = link.map_err(|error| Error::Thread(error.to_string()))?;
-        // An earlier connection ends here, outside the lock.
+        // The connection from before a reset ends here, outside the lock.
         let earlier = self.links.lock().insert(qpn, link);
         drop(earlier);
         self.nic.rouse();
@@ -148,5 +150,54 @@ impl Own {
             retries: status.retries,
             failure: status.failure,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::time::Duration;
+
+    use super::*;
+    use crate::QueueOptions;
+
+    /// The first connection goes on, as its queue does, until the queue is reset.
+    #[test]
+    fn a_queue_that_is_connected_meets_nobody_until_it_is_reset() {
+        let own = Own::start(Network::default()).unwrap();
+        let options = QueueOptions {
+            log_blocks: 6,
+            signal_every: 1,
+            ..QueueOptions::default()
+        };
+        let memory = Mapped::allocate(options.bytes()).unwrap();
+        let qpn = own.create(memory, options).unwrap().qpn;
+        let meeting = Meeting {
+            address: "127.0.0.1:1",
+            listens: false,
+            is_anywhere: false,
+            timeout: Duration::from_millis(1),
+            way: None,
+        };
+        let meet = || own.meet(qpn, meeting, Window::default());
+        let peer = Peer { qpn: 1, epoch: 2 };
+        let mut others = Vec::new();
+        for _ in 0..2 {
+            let [mine, theirs, second] = {
+                let (mine, theirs) = UnixStream::pair().unwrap();
+                [mine, theirs, UnixStream::pair().unwrap().0]
+            };
+            assert!(matches!(meet(), Err(Error::Meet { .. })), "nobody is there");
+            let epoch = own.end_of(qpn).unwrap().epoch;
+            own.join(qpn, peer, mine).unwrap();
+            assert_eq!(own.join(qpn, peer, second), Err(Error::Connected(qpn)));
+            assert_eq!(meet(), Err(Error::Connected(qpn)));
+            assert_eq!(own.end_of(qpn), Err(Error::Connected(qpn)));
+            let has_room = own.nic.with(|adapter| adapter.has_room(qpn, epoch));
+            assert_eq!(has_room, Ok(true));
+            others.push(theirs);
+            own.reset(qpn).unwrap();
+        }
     }
 }

@@ -291,6 +291,14 @@ impl Adapter {
         })
     }
 
+    /// Returns what the peer of a queue pair needs that is not connected.
+    pub(crate) fn unconnected(&self, qpn: u32) -> Result<Peer, Error> {
+        match self.pair(qpn)?.1.state {
+            State::Reset => self.end_of(qpn),
+            _ => Err(Error::Connected(qpn)),
+        }
+    }
+
     /// Makes a queue pair ready to send and receive.
     pub fn connect(&mut self, qpn: u32, peer: Peer) -> Result<(), Error> {
         let number = self.pair(qpn)?.0;

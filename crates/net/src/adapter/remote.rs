@@ -255,6 +255,8 @@ pub(super) struct Outgoing {
     begun: usize,
     /// The thread that waits for a frame. It is writing none.
     waiting: Option<Thread>,
+    /// Nothing is written any more: frames are dropped, so that nobody waits for their room.
+    is_over: bool,
 }
 
 impl Drop for Outgoing {
@@ -300,6 +302,9 @@ impl Outgoing {
 
     /// Sends a frame, which has room for its header before its data.
     fn push(&mut self, mut header: Header, mut frame: Vec<u8>) {
+        if self.is_over {
+            return;
+        }
         header.data_bytes = frame.len().saturating_sub(HEADER_BYTES) as u32;
         frame[..HEADER_BYTES].copy_from_slice(&header.encode());
         let is_first = self.waiting.is_some() && self.frames.is_empty();
@@ -362,10 +367,25 @@ impl Adapter {
         Ok(())
     }
 
-    /// Returns true if a frame of the peer may be taken: its answer has room.
+    /// Notes that nothing is written to a connection any more. What the peer has sent before is
+    /// still taken, until [`Adapter::link_down`].
+    pub(crate) fn end_outgoing(&mut self, qpn: u32, epoch: u32) {
+        if let Ok((number, _)) = self.remote_pair(qpn, epoch)
+            && let Some(outgoing) = self.outgoing.get_mut(&number)
+        {
+            *outgoing = Outgoing::default();
+            outgoing.is_over = true;
+        }
+    }
+
+    /// Returns true if a frame of the peer may be taken: its answer has room. An error if the
+    /// connection is over.
     pub fn has_room(&self, qpn: u32, epoch: u32) -> Result<bool, Error> {
         let (number, _) = self.remote_pair(qpn, epoch)?;
-        Ok(self.may_answer(number))
+        match self.outgoing.contains_key(&number) {
+            true => Ok(self.may_answer(number)),
+            false => Err(Error::Peer("no more")),
+        }
     }
 
     pub(super) fn may_answer(&self, number: usize) -> bool {
