@@ -106,22 +106,35 @@ int cuGetProcAddress_v2(const char *name, void **out, int version, unsigned long
     return status;
 }
 
-// Returns the function that programs get for one of the driver's; null for all others.
+static int is_driver_loaded(void)
+{
+    void *loaded = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    if (loaded)
+        dlclose(loaded);
+    return loaded != NULL;
+}
+
+// Returns the function that programs get for one of the driver's; null for all others, and NOTHING if there is only ours:
+// programs take the driver's name for the driver.
+#define NOTHING ((void *)1)
 __attribute__((used, visibility("hidden"))) void *outboard_nic_stands_for(void *handle, const char *name)
 {
-    if (!symbol() || !name || name[0] != 'c' || name[1] != 'u' || handle == RTLD_NEXT)
+    if (!symbol() || !name || name[0] != 'c' || name[1] != 'u')
         return NULL;
     int is_register = strcmp(name, "cuMemHostRegister_v2") == 0;
     int is_find = strcmp(name, "cuGetProcAddress") == 0, is_newer = strcmp(name, "cuGetProcAddress_v2") == 0;
     if (!is_register && !is_find && !is_newer)
         return NULL;
-    // One that is found in all libraries may be ours.
-    void *real = handle == RTLD_DEFAULT ? of_library("libcuda.so.1", name) : symbol()(handle, name);
-    if (!real)
-        return NULL;
     void *ours = is_register ? (void *)cuMemHostRegister_v2 : is_find ? (void *)cuGetProcAddress : (void *)cuGetProcAddress_v2;
-    if (real == ours)
-        return ours;
+    int is_loaded = is_driver_loaded();
+    if (handle == RTLD_NEXT && is_loaded)
+        return NULL;
+    void *real = symbol()(handle, name);
+    // The one of a library after this one; if there is none, dlerror says so.
+    if (real == ours && !is_loaded)
+        real = symbol()(RTLD_NEXT, name);
+    if (!real || real == ours)
+        return real ? ours : NOTHING;
     if (is_register)
         real_register = (Register)real;
     else if (is_find)
@@ -145,6 +158,10 @@ __asm__(".text\n"
         "    popq %rdi\n"
         "    testq %rax, %rax\n"
         "    jz 1f\n"
+        "    cmpq $1, %rax\n"
+        "    je 2f\n"
+        "    ret\n"
+        "2:  xorl %eax, %eax\n"
         "    ret\n"
         "1:  jmp *outboard_nic_dlsym(%rip)\n"
         ".size dlsym, . - dlsym\n");

@@ -191,6 +191,19 @@ fn a_driver_registers_doorbells_that_it_refuses_as_io_memory() {
     assert!(run(Path::new("")).contains("call(doorbell, 4096, ALL) == 0"));
 }
 
+/// Programs find out by the name whether there is a driver.
+#[test]
+fn without_a_driver_nothing_has_its_functions() {
+    let folder = folder();
+    let (name, bytes) = PRELOADED;
+    let preload = folder.path().join(name);
+    fs::write(&preload, bytes).unwrap();
+    let program = folder.path().join("driverless");
+    cc("driverless.c", &[], &program);
+    let done = Command::new(&program).env("LD_PRELOAD", &preload).output();
+    assert_eq!(String::from_utf8(done.unwrap().stdout).unwrap(), "right\n");
+}
+
 #[test]
 fn a_program_that_needs_what_is_not_declared_is_not_started() {
     let folder = folder();

@@ -177,6 +177,9 @@ fn welcome(listener: &Listener, ranks: usize) -> Outcome<Vec<UnixStream>> {
     let deadline = Instant::now() + PATIENCE;
     let mut ways: Vec<Option<UnixStream>> = (1..ranks).map(|_| None).collect();
     while ways.iter().any(Option::is_none) {
+        if Instant::now() > deadline {
+            return Err(broken(format!("not all {ranks} ranks have come")));
+        }
         match listener.listener.accept() {
             Ok((stream, _)) => {
                 let place = hear(&stream).and_then(|rank| ways.get_mut(rank.checked_sub(1)?));
@@ -185,9 +188,6 @@ fn welcome(listener: &Listener, ranks: usize) -> Outcome<Vec<UnixStream>> {
                 }
             }
             Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(broken(error)),
-            Err(_) if Instant::now() > deadline => {
-                return Err(broken(format!("not all {ranks} ranks have come")));
-            }
             Err(_) => sleep(PAUSE),
         }
     }
