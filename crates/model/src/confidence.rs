@@ -9,8 +9,8 @@
 //! of one recording differ (noise), the replay without a network differs from what was recorded,
 //! and the model leaves things out. The margin is their sum's quantile at the confidence.
 //!
-//! What the model leaves out was measured, and depends on what determines a program's time: the
-//! GPU, whose work takes as long anywhere, its own code, or its copies. A replay in which these are
+//! The model's error was measured for each part that can determine a program's time: the GPU, whose
+//! work takes as long anywhere, the program's own code, and its copies. A replay in which these are
 //! slower by the measured error tells how much of it reaches the end of a step.
 //!
 //! The answer is about the iteration of median duration. How far the recorded median is off cannot

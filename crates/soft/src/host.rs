@@ -121,7 +121,7 @@ impl HostMemory {
                 .any(|(_, va, region)| covers(*va, region))
     }
 
-    /// Whether adapters may write to memory that the client has a copy of.
+    /// Returns true if adapters may write to memory that the client has a copy of.
     pub(super) fn is_lent(&self) -> bool {
         self.regions.values().any(Region::is_lent)
     }

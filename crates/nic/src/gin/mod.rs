@@ -9,8 +9,8 @@
 //!                      └─► queue: a queue pair for each context and rank
 //! ```
 //!
-//! What NCCL hands back is a number, not an address: one that is not there, or of another kind, is
-//! an error. `abi` has the interface's structures, versions 11 to 13.
+//! NCCL hands numbers back, not addresses: a number that is not there, or of another kind, is an
+//! error. `abi` has the interface's structures, versions 11 to 13.
 
 pub mod abi;
 mod calls;

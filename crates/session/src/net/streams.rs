@@ -36,7 +36,7 @@ pub(super) struct Streams {
 /// A stream and the threads that carry it.
 struct Stream {
     closer: Closer,
-    /// Shows when the adapter has let go of its end.
+    /// This side of the pair, which hangs up when the adapter has closed its own.
     inner: UnixStream,
     left_at: Option<Instant>,
     threads: Vec<JoinHandle<()>>,
