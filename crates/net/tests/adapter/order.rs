@@ -1,0 +1,328 @@
+//! The order of doorbells, entries and completions, and what waits for what.
+
+use super::*;
+
+#[test]
+fn a_ring_of_one_entry_is_filled_again_and_again() {
+    let (mut adapter, mut a, b) = connected(Network::default());
+    let entries = Mapped::allocate(64).unwrap();
+    let completions = adapter.create_completions(CompletionsSetup {
+        entries: entries.clone().into(),
+        log_entries: 0,
+        collapsed: false,
+        record: None,
+    });
+    let setup = PairSetup {
+        ring: Mapped::allocate(64).unwrap().into(),
+        log_blocks: 0,
+        send_completions: completions.unwrap(),
+        ..a.setup.clone()
+    };
+    a.qpn = adapter.create_pair(setup.clone()).unwrap();
+    a.setup = setup;
+    connect(&mut adapter, &a, &b);
+    for round in 0..300_u64 {
+        let bytes = a.entry(write(&a, &b)).encode();
+        a.setup.ring.mapped().unwrap().write(0, &bytes);
+        a.head += 1;
+        a.record();
+        a.doorbell();
+        adapter.poll(round);
+        let mut bytes = [0; 64];
+        entries.read(0, &mut bytes);
+        let (done, owner) = Completion::parse(&bytes).unwrap();
+        assert_eq!((done.index, owner), (round as u16, round % 2 != 0));
+    }
+    // Five segments do not fit.
+    let more = Data::Gather(smallvec![
+        a.segment(0, 8),
+        a.segment(8, 8),
+        a.segment(16, 8)
+    ]);
+    let bytes = a
+        .entry(Operation::Write {
+            remote: b.remote(0),
+            imm: None,
+            data: more,
+        })
+        .encode();
+    assert_eq!(bytes.len(), 80);
+    a.setup.ring.mapped().unwrap().write(0, &bytes[..64]);
+    a.head += 2;
+    a.record();
+    a.doorbell();
+    adapter.poll(301);
+    let status = adapter.status(a.qpn).unwrap();
+    assert_eq!(status.failure, Some((300, 2)));
+}
+
+#[test]
+fn nothing_happens_before_the_doorbell_and_a_doorbell_may_come_first() {
+    let (mut adapter, mut a, b) = connected(Network::default());
+    let bytes = a.entry(write(&a, &b)).encode();
+    a.store(&bytes);
+    a.record();
+    adapter.poll(1);
+    assert_eq!(a.completion(), None, "no doorbell");
+    a.doorbell();
+    adapter.poll(2);
+    assert_eq!(a.completion().map(|done| done.index), Some(0));
+    let bytes = a.entry(write(&a, &b)).encode();
+    a.store(&bytes);
+    a.doorbell();
+    adapter.poll(3);
+    assert_eq!(a.completion(), None, "no record");
+    a.record();
+    adapter.poll(4);
+    assert_eq!(a.completion().map(|done| done.index), Some(1));
+    // rdma-core rings with the first bytes of the entry itself: its own index.
+    let bytes = a.entry(write(&a, &b)).encode();
+    a.store(&bytes);
+    a.record();
+    let first = bytes[..8].try_into().map(u64::from_ne_bytes).unwrap();
+    a.setup.page.u64(0x800).store(first, Ordering::Release);
+    adapter.poll(5);
+    assert_eq!(a.completion().map(|done| done.index), Some(2));
+}
+
+/// Queue pairs of one doorbell: what one rings may be over what the other has rung, unseen.
+#[test]
+fn a_doorbell_of_two_queue_pairs_is_heard_by_both() {
+    let mut adapter = Adapter::new(Network::default());
+    let mut ends: Vec<End> = (0..4).map(|_| End::new(&mut adapter, false, 1)).collect();
+    let page = ends[0].setup.page.clone();
+    ends[1].setup.page = page;
+    ends[1].qpn = adapter.create_pair(ends[1].setup.clone()).unwrap();
+    let [a, b, c, d] = &mut ends[..] else {
+        unreachable!()
+    };
+    connect(&mut adapter, a, c);
+    connect(&mut adapter, b, d);
+    for index in 0..100 {
+        a.post(write(a, c));
+        b.post(write(b, d));
+        adapter.poll(1);
+        assert_eq!(a.completion().map(|done| done.index), Some(index));
+        assert_eq!(b.completion().map(|done| done.index), Some(index));
+    }
+    // A doorbell that comes before its record is remembered when the other rings.
+    let bytes = a.entry(write(a, c)).encode();
+    a.store(&bytes);
+    a.doorbell();
+    adapter.poll(2);
+    b.post(write(b, d));
+    adapter.poll(3);
+    assert_eq!(b.completion().map(|done| done.index), Some(100));
+    assert_eq!(a.completion(), None, "no record");
+    a.record();
+    adapter.poll(4);
+    assert_eq!(a.completion().map(|done| done.index), Some(100));
+    for end in [a, b] {
+        assert_eq!(adapter.status(end.qpn).unwrap().foreign_doorbells, 0);
+    }
+}
+
+#[test]
+fn a_wait_holds_what_is_behind_it_until_the_other_queue_has_completed() {
+    for collapsed in [false, true] {
+        let mut adapter = Adapter::new(Network::default());
+        let mut first = End::new(&mut adapter, collapsed, 1);
+        let mut second = End::new(&mut adapter, false, 1);
+        let peer = End::new(&mut adapter, false, 1);
+        let other = End::new(&mut adapter, false, 1);
+        connect(&mut adapter, &first, &peer);
+        connect(&mut adapter, &second, &other);
+        let word = |end: &End| end.data.u64(64).load(Ordering::Relaxed);
+        second.post(write(&second, &other));
+        second.post(Operation::Wait {
+            completions: CQN_FIRST + first.setup.send_completions,
+            number: 2,
+        });
+        second.post(Operation::FetchAdd {
+            remote: other.remote(64),
+            add: 7,
+            into: second.segment(0, 8),
+        });
+        // Longer than an answer is waited for.
+        for now_ns in [1_000_000, 2_000_000] {
+            adapter.poll(now_ns);
+        }
+        assert_eq!(word(&other), 0, "nothing has completed");
+        first.post(write(&first, &peer));
+        for now_ns in [3_000_000, 4_000_000] {
+            adapter.poll(now_ns);
+        }
+        assert_eq!(word(&other), 0, "one has completed, of three");
+        // In one turn: a collapsed queue has the last alone.
+        (0..2).for_each(|_| first.post(write(&first, &peer)));
+        run(&mut adapter, &mut 7_000_000);
+        assert_eq!(word(&other), 7);
+        assert!((0..3).all(|index| second.completion().map(|done| done.index) == Some(index)));
+        assert_eq!(adapter.status(second.qpn).unwrap().retries, 0);
+    }
+}
+
+/// Entries of a failed queue end, too: who waits for them goes on.
+#[test]
+fn a_wait_goes_on_when_the_other_queue_has_failed() {
+    for collapsed in [false, true] {
+        let mut adapter = Adapter::new(Network::default());
+        let mut first = End::new(&mut adapter, collapsed, 1);
+        let mut second = End::new(&mut adapter, false, 1);
+        let [peer, other] = [(); 2].map(|()| End::new(&mut adapter, false, 1));
+        connect(&mut adapter, &first, &peer);
+        connect(&mut adapter, &second, &other);
+        let wait = Operation::Wait {
+            completions: CQN_FIRST + first.setup.send_completions,
+            number: 2,
+        };
+        second.post(wait);
+        let mut wrong = peer.remote(0);
+        wrong.rkey += 0x100;
+        first.post(Operation::Write {
+            remote: wrong,
+            imm: None,
+            data: gather(first.segment(0, 8)),
+        });
+        (0..2).for_each(|_| first.post(write(&first, &peer)));
+        run(&mut adapter, &mut 0);
+        let done = second.completion();
+        assert_eq!(done.map(|done| done.kind), Some(Kind::Requester));
+    }
+}
+
+#[test]
+fn a_wait_fails_when_the_peer_is_gone() {
+    let mut adapter = Adapter::new(Network::default());
+    let mut a = End::new(&mut adapter, false, 1);
+    let peer = Peer { qpn: 1, epoch: 2 };
+    adapter.connect_remote(a.qpn, peer).unwrap();
+    let wait = Operation::Wait {
+        completions: CQN_FIRST + a.setup.send_completions,
+        number: 7,
+    };
+    a.post(wait);
+    adapter.poll(1);
+    assert_eq!(a.completion(), None);
+    let epoch = adapter.end_of(a.qpn).unwrap().epoch;
+    adapter.link_down(a.qpn, epoch);
+    adapter.poll(2);
+    assert_eq!(a.completion().map(|end| end.syndrome), Some(0x15));
+}
+
+/// A dump reads more than a message to another process has: none of it travels.
+#[test]
+fn a_dump_of_any_length_goes_to_no_peer() {
+    const LENGTH: usize = (16 << 20) + 64;
+    let mut adapter = Adapter::new(Network::default());
+    let mut a = End::new(&mut adapter, false, 1);
+    let peer = Peer { qpn: 1, epoch: 2 };
+    adapter.connect_remote(a.qpn, peer).unwrap();
+    let whole = Mapped::allocate(LENGTH).unwrap();
+    let key = adapter.register(1, whole.clone(), Access::ALL).unwrap();
+    let from = smallvec![Segment {
+        length: LENGTH as u32,
+        lkey: key,
+        address: whole.address(),
+    }];
+    a.post(Operation::Dump { from });
+    adapter.poll(1);
+    assert_eq!(a.completion(), None, "the peer has not answered yet");
+    let epoch = adapter.end_of(a.qpn).unwrap().epoch;
+    let sent = adapter.outgoing(a.qpn, epoch).unwrap();
+    assert_eq!(sent.map(|frame| frame.len()), Some(48));
+}
+
+#[test]
+fn a_dump_reads_memory_of_its_own_side() {
+    let (mut adapter, mut a, b) = connected(Network::default());
+    a.post(Operation::Read {
+        remote: b.remote(0),
+        into: smallvec![a.segment(0, 64)],
+    });
+    a.post(Operation::Dump {
+        from: smallvec![a.segment(0, 1)],
+    });
+    run(&mut adapter, &mut 0);
+    assert_eq!(a.completion().map(|done| done.kind), Some(Kind::Requester));
+    assert_eq!(a.completion().map(|done| done.index), Some(1));
+    let beyond = |a: &End, _: &End| Operation::Dump {
+        from: smallvec![a.segment(DATA_BYTES, 1)],
+    };
+    assert_eq!(posted(beyond), 4, "memory that is not registered");
+    let nobody = |_: &End, _: &End| Operation::Wait {
+        completions: 3,
+        number: 0,
+    };
+    assert_eq!(posted(nobody), 2, "a completion queue that is not there");
+}
+
+#[test]
+fn indices_wrap_and_a_reset_begins_again() {
+    let (mut adapter, mut a, b) = connected(Network::default());
+    let mut now_ns = 0;
+    for number in 0..70_000_u32 {
+        a.post(write(&a, &b));
+        now_ns += 1;
+        adapter.poll(now_ns);
+        assert_eq!(a.completion().map(|done| done.index), Some(number as u16));
+    }
+    adapter.fail(a.qpn).unwrap();
+    a.post(Operation::Nop);
+    adapter.poll(now_ns);
+    assert_eq!(a.completion().unwrap().syndrome, 5);
+    let before = adapter.end_of(a.qpn).unwrap();
+    a.setup
+        .record
+        .mapped()
+        .unwrap()
+        .u64(0)
+        .store(0, Ordering::Relaxed);
+    a.setup.page.u64(0x800).store(0, Ordering::Relaxed);
+    a.head = 0;
+    adapter.reset(a.qpn, a.setup.clone()).unwrap();
+    assert_ne!(adapter.end_of(a.qpn).unwrap(), before);
+    // The peer still speaks to the epoch before: it is not answered.
+    let of_b = adapter.end_of(b.qpn).unwrap();
+    adapter.connect(a.qpn, of_b).unwrap();
+    a.post(write(&a, &b));
+    run(&mut adapter, &mut now_ns);
+    assert_eq!(a.completion().unwrap().syndrome, 0x15);
+}
+
+#[test]
+fn a_collapsed_queue_has_the_last_index_and_keeps_its_first_error() {
+    let mut adapter = Adapter::new(Network::default());
+    let (mut a, b) = (
+        End::new(&mut adapter, true, 1),
+        End::new(&mut adapter, false, 1),
+    );
+    connect(&mut adapter, &a, &b);
+    let first = |a: &End| {
+        let mut bytes = [0; 64];
+        a.sends.read(0, &mut bytes);
+        Completion::parse(&bytes).map(|(completion, _)| completion)
+    };
+    assert_eq!(first(&a), None);
+    for index in 0..100 {
+        a.post(write(&a, &b));
+        adapter.poll(1);
+        assert_eq!(first(&a).map(|done| done.index), Some(index));
+    }
+    let bad = Remote {
+        rkey: 0,
+        ..b.remote(0)
+    };
+    a.post(Operation::Write {
+        remote: bad,
+        imm: None,
+        data: gather(a.segment(0, 8)),
+    });
+    a.post(Operation::Nop);
+    adapter.poll(2);
+    assert_eq!(
+        first(&a).map(|done| (done.index, done.syndrome)),
+        Some((100, 0x13))
+    );
+    assert_eq!(adapter.status(a.qpn).unwrap().flushed, 1);
+}
