@@ -52,4 +52,19 @@ CASES: tuple[Case, ...] = (
         graph_train="Graph convolutions training, 10,000 nodes",
         convnext_b8="ConvNeXt-T, batch 8",
     ),
+    # Chosen after the model's shares were, by somebody other than its builder.
+    *_cases(
+        "second choice",
+        "second_choice",
+        gpt2_generate_16="GPT-2 of 6 layers, 16 tokens by generate()",
+        swin_b4="Swin-T, batch 4",
+        faster_rcnn_b1="Faster R-CNN on MobileNetV3, batch 1",
+        raft_b1="RAFT, optical flow of two images",
+        wav2vec2_b2="Wav2Vec2, two seconds of sound",
+        gaussian_process_train="Gaussian process training, 512 points",
+        neural_ode="Neural ODE by adaptive steps, batch 256",
+        graph_attention_train="Graph attention training, 5,000 nodes",
+        dcgan_train_b64="DCGAN training, batch 64",
+        sentences_b32="Sentence vectors, 32 x 64 tokens",
+    ),
 )
