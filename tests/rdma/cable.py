@@ -6,6 +6,7 @@ An end that only waits for a message, and sent nothing that needs an acknowledge
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,15 +46,33 @@ def ports_between(pair: tuple[Guest, Guest]) -> tuple[Port, Port]:
 
 
 @contextmanager
-def loss(percent: float, *ports: Port) -> Iterator[None]:
-    """Packets get lost that leave these ports."""
-    for port in ports:
+def loss(percent: float, one: Port, other: Port) -> Iterator[None]:
+    """Packets get lost that leave these ports, which know each other's hardware address: a queue pair that asks for it
+    waits a second for the answer, in which it asks once, and fails."""
+    introduce(one, other)
+    introduce(other, one)
+    for port in (one, other):
         port.guest.check(f"tc qdisc replace dev {port.interface} root netem loss {percent}%")
     try:
         yield
     finally:
-        for port in ports:
+        for port in (one, other):
             port.guest.check(f"tc qdisc del dev {port.interface} root")
+
+
+def introduce(port: Port, to: Port) -> None:
+    """A port's addresses are known to the other, until that goes down."""
+    said = port.guest.check(f"cat /sys/class/net/{port.interface}/address; ip -6 -o addr show dev {port.interface}")
+    hardware, *rest = said.split()
+    addresses = [port.address, *(word.partition("/")[0] for word in rest if word.startswith("fe80:"))]
+    commands = [f"ip neigh replace {address} lladdr {hardware} dev {to.interface}" for address in addresses]
+    to.guest.check(" && ".join(commands))
+
+
+def dropped(port: Port) -> int:
+    """Counts packets that were lost since the loss began."""
+    said = port.guest.check(f"tc -s qdisc show dev {port.interface}")
+    return sum(map(int, re.findall(r"dropped (\d+)", said)))
 
 
 @contextmanager

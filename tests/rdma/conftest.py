@@ -59,12 +59,16 @@ class Lab:
 
 
 @pytest.fixture(scope="session")
-def lab() -> Iterator[Lab]:
+def image() -> Image:
     try:
-        image = prepare()
+        return prepare()
     except Unavailable as error:
         # For each test; `make test` counts them in its last lines.
         pytest.skip(f"no guest: {error}")
+
+
+@pytest.fixture(scope="session")
+def lab(image: Image) -> Iterator[Lab]:
     lab = Lab(image)
     yield lab
     lab.close()

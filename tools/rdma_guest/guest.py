@@ -103,19 +103,23 @@ class Guest:
                         raise GuestError(f"QEMU did not start\n{self.console()}") from None
 
     def wait_until_ready(self) -> None:
-        """A kernel that gets stuck, as one was seen to on a busy machine before it said a word, is started anew."""
-        for attempt in range(1, BOOTS_MAX + 1):
-            deadline = time.monotonic() + BOOT_S_MAX
-            while time.monotonic() < deadline:
-                self._receive(deadline - time.monotonic())
-                if "ready" in self._ended:
-                    return
-            failure = f"the guest was not up within {BOOT_S_MAX} s\n{self.console()}"
-            if attempt == BOOTS_MAX:
-                raise GuestError(failure)
-            say(f"{failure}\nstarting it again")
-            self._halt()
-            self._boot()
+        """A kernel that gets stuck, as one was seen to on a busy machine before it said a word, or that panics, as one
+        did where an emulated processor ran code that another had just changed, is started anew."""
+        for _ in range(1, BOOTS_MAX):
+            try:
+                return self._wait_until_ready()
+            except GuestError as error:
+                say(f"{error}\nstarting it again")
+                self._halt()
+                self._boot()
+        return self._wait_until_ready()
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + BOOT_S_MAX
+        while "ready" not in self._ended:
+            if time.monotonic() > deadline:
+                raise GuestError(f"the guest was not up within {BOOT_S_MAX} s\n{self.console()}")
+            self._receive(deadline - time.monotonic())
 
     def run(
         self, command: str | Sequence[str | Path], *, timeout_s: float = COMMAND_S_MAX, folder: Path | None = None
