@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -72,6 +74,19 @@ def lab(image: Image) -> Iterator[Lab]:
     lab = Lab(image)
     yield lab
     lab.close()
+
+
+@pytest.fixture(scope="session")
+def executables() -> dict[str, Path]:
+    """The tests of crates, as they lie in the target folder. All packages, as `make test-rdma` builds them: for some
+    alone cargo chooses fewer features, and builds the large crates again."""
+    command = ["cargo", "build", "--quiet", "--workspace", "--lib", "--bins", "--tests", "--examples"]
+    built = subprocess.run([*command, "--message-format=json"], cwd=ROOT, capture_output=True, text=True, check=True)
+    said = [json.loads(line) for line in built.stdout.splitlines() if line.startswith("{")]
+    tests = [one for one in said if one.get("executable")]
+    return {
+        f"{Path(one['manifest_path']).parent.name}/{one['target']['name']}": Path(one["executable"]) for one in tests
+    }
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@ with the kernel and without; and kernels that cannot."""
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import subprocess
@@ -11,10 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from serving import EXAMPLES, LISTENING_S_MAX, OUTBOARD, PROGRAM_S_MAX
 
-from harness import ROOT
 from rdma_guest.guest import Command, Guest
 
 CASES_S_MAX = 600
@@ -38,19 +35,6 @@ OFF = "OUTBOARD_KERNEL_TLS=off"
 def counters(guest: Guest) -> dict[str, int]:
     lines = guest.check("cat /proc/net/tls_stat").splitlines()
     return {name: int(value) for name, value in (line.split() for line in lines)}
-
-
-@pytest.fixture(scope="session")
-def executables() -> dict[str, Path]:
-    """The tests of crates, as they lie in the target folder. All packages, as `make test-rdma` builds them: for some
-    alone cargo chooses fewer features, and builds the large crates again."""
-    command = ["cargo", "build", "--quiet", "--workspace", "--lib", "--bins", "--tests", "--examples"]
-    built = subprocess.run([*command, "--message-format=json"], cwd=ROOT, capture_output=True, text=True, check=True)
-    said = [json.loads(line) for line in built.stdout.splitlines() if line.startswith("{")]
-    tests = [one for one in said if one.get("executable")]
-    return {
-        f"{Path(one['manifest_path']).parent.name}/{one['target']['name']}": Path(one["executable"]) for one in tests
-    }
 
 
 def run_cases(guest: Guest, executable: Path, cases: list[str]) -> None:

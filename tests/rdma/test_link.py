@@ -6,15 +6,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from cable import mtu, ports_of
 from serving import EXAMPLES, OUTBOARD, Serving, serving
 
-from harness import ROOT, TEST_PROGRAMS
+from harness import TEST_PROGRAMS
 from rdma_guest.guest import Guest
 
 # The server's device and the client's; between them the cable. Their link-local GIDs know the way.
@@ -25,18 +23,6 @@ BENCH_S_MAX = 300
 NOBODY = 65534
 # Iterations of the steady state, including the one of warm-up.
 ROUNDS = 5
-
-
-@pytest.fixture(scope="session")
-def executables() -> dict[str, Path]:
-    """The tests of the crates verbs and link, as they lie in the target folder."""
-    targets = ["--lib", "--test", "adapter", "--test", "conformance", "--test", "rdma"]
-    command = ["cargo", "test", "--quiet", "-p", "outboard-verbs", "-p", "outboard-link", *targets]
-    built = subprocess.run(
-        [*command, "--no-run", "--message-format=json"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    said = [json.loads(line) for line in built.stdout.splitlines() if line.startswith("{")]
-    return {one["target"]["name"]: Path(one["executable"]) for one in said if one.get("executable")}
 
 
 def run_cases(
@@ -55,19 +41,19 @@ def run_cases(
 
 
 def test_verbs(guest: Guest, executables: dict[str, Path]) -> None:
-    said = run_cases(guest, executables["adapter"], "", devices=(SERVER, CLIENT), count=4)
+    said = run_cases(guest, executables["verbs/adapter"], "", devices=(SERVER, CLIENT), count=4)
     assert "NOT RUN" not in said
 
 
 def test_links_of_the_crate(guest: Guest, executables: dict[str, Path]) -> None:
-    said = run_cases(guest, executables["outboard_link"], "rdma::", devices=(SERVER, CLIENT), count=20)
+    said = run_cases(guest, executables["link/outboard_link"], "rdma::", devices=(SERVER, CLIENT), count=20)
     # But for the one below.
     assert set(re.findall(r"NOT RUN: (\w+)", said)) == {"a_limit_on_locked_memory_is_named"}
 
 
 def test_a_limit_on_locked_memory_is_named(guest: Guest, executables: dict[str, Path]) -> None:
     case = "rdma::link_tests::a_limit_on_locked_memory_is_named"
-    one = f"OUTBOARD_RDMA='{SERVER}' OUTBOARD_RDMA_MEMLOCK=1 {executables['outboard_link']} {case}"
+    one = f"OUTBOARD_RDMA='{SERVER}' OUTBOARD_RDMA_MEMLOCK=1 {executables['link/outboard_link']} {case}"
     limited = f"ulimit -l 1024; {one} --nocapture"
     guest.check("chmod a+rw /dev/infiniband/uverbs*")
     nobody = f"setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups bash -c {shlex.quote(limited)}"
@@ -76,14 +62,14 @@ def test_a_limit_on_locked_memory_is_named(guest: Guest, executables: dict[str, 
 
 
 def test_the_suite_between_two_devices(guest: Guest, executables: dict[str, Path]) -> None:
-    said = run_cases(guest, executables["conformance"], "rdma::", devices=(SERVER, CLIENT), count=36)
+    said = run_cases(guest, executables["link/conformance"], "rdma::", devices=(SERVER, CLIENT), count=36)
     assert "NOT RUN" not in said
 
 
 def test_a_bad_cable(guest: Guest, executables: dict[str, Path]) -> None:
     said = run_cases(
         guest,
-        executables["rdma"],
+        executables["link/rdma"],
         "",
         devices=(SERVER, CLIENT),
         count=3,
