@@ -820,58 +820,92 @@ private:
 
 using Queue = QueueOf<Providers::all>;
 
-// Waits until a flag has this generation. Acquires: what was put before the flag may be read. False at the deadline.
-OUTBOARD_NET_CALL bool poll_slot(const uint64_t *flag, uint64_t generation, uint64_t timeout_ns)
+namespace detail {
+
+// Looks at a flag until it has the generation, or a later one if that is enough.
+template <bool or_later> OUTBOARD_NET_CALL bool poll_flag(const uint64_t *flag, uint64_t generation, uint64_t timeout_ns)
 {
-    detail::Deadline deadline(timeout_ns);
+    Deadline deadline(timeout_ns);
     for (;;) {
         // Looks between two at the clock, which takes a GPU as long as a look at its own memory.
-        for (int look = 0; look < detail::LOOKS; ++look)
-            if (detail::load_acquire(flag) == generation) {
-                detail::look();
+        for (int at = 0; at < LOOKS; ++at) {
+            uint64_t value = load_acquire(flag);
+            if (or_later ? value >= generation : value == generation) {
+                look();
                 return true;
             }
+        }
         if (deadline.passed()) return false;
     }
 }
 
-// Waits, with all threads of a warp, until one of the flags has another generation than `seen` has of it; notes the new
-// one there, and returns the flag's number to all threads, or -1 at the deadline. Flags are `stride` words apart. The
-// search begins at `from`: after the last one found, no flag is left out. Acquires as poll_slot() does.
-OUTBOARD_NET_CALL int poll_any(const uint64_t *flags, int count, int stride, uint64_t *seen, int from, uint64_t timeout_ns)
+// One look at all flags, by `lanes` threads of a warp. Returns the number of one that has another generation than was
+// seen, or -1.
+OUTBOARD_NET_CALL int find_flag(const uint64_t *flags, int count, int stride, uint64_t *seen, int from, int lane,
+                                int lanes)
 {
-    detail::Deadline deadline(timeout_ns);
+    for (int first = 0; first < count; first += lanes) {
+        int at = (int)(((unsigned)from + (unsigned)(first + lane)) % (unsigned)count);
+        uint64_t generation = first + lane < count ? load_acquire(flags + (long)at * stride) : 0;
+        bool here = first + lane < count && generation != load(seen + at);
 #ifdef __CUDA_ARCH__
-    unsigned warp = detail::warp_mask();
-    int lane = (int)(detail::thread_in_block() & 31), lanes = __popc(warp);
-#else
-    int lane = 0, lanes = 1;
-#endif
-    for (;;) {
-        for (int first = 0; first < count; first += lanes) {
-            int at = (int)(((unsigned)from + (unsigned)(first + lane)) % (unsigned)count);
-            uint64_t generation = first + lane < count ? detail::load_acquire(flags + (long)at * stride) : 0;
-            bool here = first + lane < count && generation != detail::load(seen + at);
-#ifdef __CUDA_ARCH__
-            unsigned found = __ballot_sync(warp, here);
+        if (lanes > 1) {
+            unsigned warp = warp_mask(), found = __ballot_sync(warp, here);
             if (found == 0) continue;
             int finder = __ffs((int)found) - 1;
-            if (lane == finder) detail::store(seen + at, generation);
+            if (lane == finder) store(seen + at, generation);
             at = __shfl_sync(warp, at, finder);
             __syncwarp(warp);
             return at;
-#else
-            if (!here) continue;
-            detail::store(seen + at, generation);
-            detail::look();
-            return at;
-#endif
         }
-        bool late = deadline.passed();
-#ifdef __CUDA_ARCH__
-        late = __any_sync(warp, late);
 #endif
-        if (late) return -1;
+        if (!here) continue;
+        store(seen + at, generation);
+        look();
+        return at;
+    }
+    return -1;
+}
+
+} // namespace detail
+
+// Waits until a flag has this generation. Acquires: what was put before the flag may be read. False at the deadline.
+OUTBOARD_NET_CALL bool poll_slot(const uint64_t *flag, uint64_t generation, uint64_t timeout_ns)
+{
+    return detail::poll_flag<false>(flag, generation, timeout_ns);
+}
+
+// Waits until a flag has this generation or a later one, which is a larger number without a sign: for senders that do not
+// wait for an answer, and for sums of signal_add(), which may pass by any one number. Acquires as poll_slot() does.
+OUTBOARD_NET_CALL bool poll_slot_at_least(const uint64_t *flag, uint64_t generation, uint64_t timeout_ns)
+{
+    return detail::poll_flag<true>(flag, generation, timeout_ns);
+}
+
+// Waits, with all threads of a warp or of the given scope, until one of the flags has another generation than `seen` has
+// of it; notes the new one there, and returns the flag's number to all threads, or -1 at the deadline. Flags are `stride`
+// words apart. The search begins at `from`: after the last one found, no flag is left out. Of a block the first warp
+// looks. Acquires as poll_slot() does.
+template <Scope scope = Scope::warp>
+OUTBOARD_NET_CALL int poll_any(const uint64_t *flags, int count, int stride, uint64_t *seen, int from, uint64_t timeout_ns)
+{
+    if constexpr (scope == Scope::block) {
+        bool leads = detail::enter<scope>();
+        uint64_t found = 0;
+        if (detail::rank<scope>() < 32)
+            found = (uint64_t)poll_any<Scope::warp>(flags, count, stride, seen, from, timeout_ns);
+        detail::share<scope>(found, leads);
+        return (int)found;
+    } else {
+        constexpr bool is_warp = scope == Scope::warp;
+        int lane = is_warp ? (int)detail::lane() : 0, lanes = is_warp ? (int)detail::lanes() : 1;
+        detail::Deadline deadline(timeout_ns);
+        for (;;) {
+            int found = detail::find_flag(flags, count, stride, seen, from, lane, lanes);
+            if (found >= 0) return found;
+            bool late = deadline.passed();
+            if (lanes > 1 ? detail::any_of_warp(late) : late) return -1;
+        }
     }
 }
 

@@ -105,6 +105,22 @@ __device__ Queue queue_at(uint64_t queue) { return Queue(*(const outboard_net_qu
         uint64_t came = leads && poll_slot((const uint64_t *)flag, generation, ns) ? 1 : 0;                                \
         detail::share<scope>(came, leads);                                                                                 \
         return came;                                                                                                       \
+    }                                                                                                                      \
+    /* Waits until a flag has a generation or a later one. */                                                              \
+    extern "C" __device__ uint64_t outboard_net_poll_slot_at_least##name(uint64_t flag, uint64_t generation, uint64_t ns)  \
+    {                                                                                                                      \
+        bool leads = detail::enter<scope>();                                                                               \
+        uint64_t came = leads && poll_slot_at_least((const uint64_t *)flag, generation, ns) ? 1 : 0;                       \
+        detail::share<scope>(came, leads);                                                                                 \
+        return came;                                                                                                       \
+    }                                                                                                                      \
+    /* Waits until one of `count` flags, `stride` words apart, has another generation than the word of `seen` that is its  \
+       own, where the new one is noted; the search begins at `from`. Returns the flag's number, or a failure in time. */   \
+    extern "C" __device__ uint64_t outboard_net_poll_any##name(uint64_t flags, uint64_t count, uint64_t stride,            \
+                                                               uint64_t seen, uint64_t from, uint64_t ns)                  \
+    {                                                                                                                      \
+        int found = poll_any<scope>((const uint64_t *)flags, (int)count, (int)stride, (uint64_t *)seen, (int)from, ns);    \
+        return found < 0 ? FAILED | (uint64_t)Cause::timeout << 8 : (uint64_t)found;                                       \
     }
 
 OUTBOARD_NET_CALLS(, Scope::thread)

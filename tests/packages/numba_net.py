@@ -11,6 +11,8 @@ warnings.simplefilter("ignore")
 calls = net_numba.calls(sys.argv[1])
 WORDS = 256
 NS = 30_000_000_000
+# Cause of a failure.
+TIMEOUT = 1
 
 
 @cuda.jit
@@ -34,6 +36,15 @@ def consume(inbox, at, number, total):
     for i in range(WORDS):
         found += inbox[i]
     total[0] = found
+
+
+@cuda.jit
+def find(at, seen, found):
+    found[0] = calls.poll_slot_at_least(at, uint64(7), uint64(NS))
+    found[1] = calls.poll_slot_at_least(at, uint64(9), uint64(1000))
+    # Flags two words apart, from the second on: the first word is 8, the third 0.
+    found[2] = calls.poll_any(at, uint64(2), uint64(2), seen, uint64(1), uint64(NS))
+    found[3] = calls.poll_any(at, uint64(2), uint64(2), seen, uint64(1), uint64(1000))
 
 
 @cuda.jit
@@ -77,6 +88,12 @@ def main():
         add[1, 1](address(of), *there, *here, failed)
         cuda.synchronize()
         assert (int(failed[0]), int(outbox[0]), int(inbox[0])) == (0, 5 * WORDS, 5 * WORDS + 3)
+        flags, seen, results = mapped(4), mapped(2), mapped(4)
+        flags[0] = 8
+        find[1, 1](address(flags), address(seen), results)
+        cuda.synchronize()
+        assert [int(one) for one in results] == [1, 0, 0, net_numba.FAILED + 256 * TIMEOUT], results
+        assert int(seen[0]) == 8
         # A key that is nobody's: the syndrome of remote access, as an adapter says it.
         add[1, 1](address(of), there[0], np.uint32(7), *here, failed)
         cuda.synchronize()

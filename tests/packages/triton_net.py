@@ -9,6 +9,8 @@ calls = net_triton.calls()
 WORDS = 256
 NS = tl.constexpr(30_000_000_000)
 BLOCK = tl.constexpr(WORDS)
+# Cause of a failure.
+TIMEOUT = 1
 
 
 @triton.jit
@@ -27,6 +29,15 @@ def produce(queue, outbox, at, key, there, there_key, number, failed):
 def consume(inbox, number, total):
     if calls.poll_slot(inbox + BLOCK, number, NS) == 1:
         tl.store(total, tl.sum(tl.load(inbox + tl.arange(0, BLOCK))))
+
+
+@triton.jit
+def find(flags, seen, found):
+    tl.store(found, calls.poll_slot_at_least(flags, 7, NS).to(tl.int64))
+    tl.store(found + 1, calls.poll_slot_at_least(flags, 9, 1000).to(tl.int64))
+    # 40 flags two words apart, from the third on: word 78 is 8, the others 0.
+    tl.store(found + 2, calls.poll_any(flags, 40, 2, seen, 2, NS).to(tl.int64))
+    tl.store(found + 3, calls.poll_any(flags, 39, 2, seen, 2, 1000).to(tl.int64))
 
 
 @triton.jit
@@ -66,6 +77,11 @@ def main():
             assert failed[0] == 0, hex(failed[0])
             launch(consume, inbox, number, total, warps=warps)
             assert total[0] == sum(number * WORDS + i for i in range(WORDS)), number
+        flags, seen, results = mapped(80), mapped(40), mapped(4)
+        flags[0] = flags[78] = seen[0] = 8
+        launch(find, flags, seen, results, warps=8)
+        assert [one % (1 << 64) for one in results.tolist()] == [1, 0, 39, net_triton.FAILED + 256 * TIMEOUT], results
+        assert int(seen[39]) == 8
         queue.rouse()
         launch(add, of, *there, *here, failed)
         # All threads of the program have made one operation, and not each of them its own.

@@ -1,6 +1,6 @@
 // Groups of threads of a kernel, or threads of the CPU, send messages by one queue to others that take them from
 // another: sends, sends with a number, and writes with a number, checked and counted one by one. Then a warp waits for
-// many flags.
+// many flags, and for a sum and a counter that pass by what it waits for.
 //   messages SCOPE SENDERS RECEIVERS ROUNDS LOG_BLOCKS LOG_RECEIVES SIGNAL_EVERY FLAGS LOSS_PPM SEED
 #include <cstdio>
 #include <cstdlib>
@@ -16,18 +16,19 @@ constexpr uint64_t PATIENCE_NS = 60000000000ull;
 constexpr uint32_t WORDS = 40;   // of the longest message
 constexpr uint32_t WINDOW = 4;   // messages of a sender that are not known to have arrived
 constexpr uint32_t FLAGS = 70;   // that one warp looks at: three times around
+constexpr uint32_t STEPS = 8;    // of a sum, 3 each, and of a counter, which nobody answers
 // Entries that set them: a warp posts one for each of its threads.
 #ifdef __CUDACC__
-constexpr uint32_t SETS = (FLAGS + 31) / 32 * 32;
+constexpr uint32_t SETS = (FLAGS + 31) / 32 * 32 + 2 * STEPS;
 #else
-constexpr uint32_t SETS = FLAGS;
+constexpr uint32_t SETS = FLAGS + 2 * STEPS;
 #endif
 
 struct Message {
     uint64_t words[WORDS];
 };
 struct Shared {
-    uint64_t claimed, wrong, flags[FLAGS * 2], seen[FLAGS], flagged;
+    uint64_t claimed, wrong, flags[FLAGS * 2], seen[FLAGS], flagged, sum, counter;
 };
 
 struct Work {
@@ -165,6 +166,11 @@ OUTBOARD_NET_CALL void set_flags(const Work &work)
         detail::store(source, 1000 + flag);
         TRY(22, queue.put_each(to, Local{(uint64_t)source, work.key}, i < FLAGS ? 8 : 0, PATIENCE_NS, &ticket));
     }
+    for (uint32_t step = 1; step <= STEPS; ++step) {
+        TRY(27, queue.signal_add<Scope::warp>(Remote{(uint64_t)&work.shared->sum, work.key}, 3, PATIENCE_NS, &ticket));
+        Remote counter{(uint64_t)&work.shared->counter, work.key};
+        TRY(28, queue.signal_set<Scope::warp>(counter, step, PATIENCE_NS, &ticket));
+    }
     TRY(26, queue.wait<Scope::warp>(ticket, PATIENCE_NS));
 }
 
@@ -179,6 +185,15 @@ OUTBOARD_NET_CALL void take_flags(const Work &work)
         found += last + 1;
     }
     CHECK(25, poll_any(work.shared->flags, FLAGS, 2, work.shared->seen, 0, 1000000) == -1);
+    // The sum is never 10, and the counter may be beyond a step before anybody looks for it.
+    for (uint32_t step = 1; step <= STEPS; ++step) {
+        CHECK(29, poll_slot_at_least(&work.shared->counter, step, PATIENCE_NS));
+        CHECK(30, detail::load(&work.shared->sum) >= 3 * step);
+    }
+    CHECK(31, poll_slot_at_least(&work.shared->sum, 10, PATIENCE_NS));
+    CHECK(32, !poll_slot(&work.shared->sum, 10, 1000000));
+    CHECK(33, !poll_slot_at_least(&work.shared->sum, 3 * STEPS + 1, 1000000));
+    CHECK(34, poll_slot(&work.shared->sum, 3 * STEPS, PATIENCE_NS));
     detail::store(&work.shared->flagged, found);
 }
 
