@@ -22,6 +22,7 @@ LOST_MIN = 10
 ROUNDS_WITH_LOSS = 500
 LOST_S_MAX = 120
 SILENCE_S = 0.5
+CLOCK_S = 1
 USAGE_S_MAX = 30
 
 
@@ -66,6 +67,20 @@ def test_a_guest_does_what_it_is_told(guest: Guest) -> None:
     assert not (ROOT / "written-in-the-guest").exists()
 
 
+def test_a_guests_clock_is_the_hosts(guest: Guest) -> None:
+    def uptime() -> tuple[float, float, float]:
+        before = time.monotonic()
+        said = guest.check("cat /proc/uptime").split()[0]
+        return before, float(said), time.monotonic()
+
+    first_before, first, first_after = uptime()
+    time.sleep(CLOCK_S)
+    last_before, last, last_after = uptime()
+    # Between these bounds however late the guest is told and answers; it counts hundredths.
+    least, most = last_before - first_after, last_after - first_before
+    assert 0.99 * least - 0.01 < last - first < 1.01 * most + 0.01, (least, last - first, most)
+
+
 class PanicsFirst(Guest):
     """A guest whose kernel finds no first process when it boots for the first time."""
 
@@ -75,7 +90,9 @@ class PanicsFirst(Guest):
         self.boots += 1
         arguments = self._argv
         if self.boots == 1:
-            self._argv = [f"{word} rdinit=/nowhere" if word == KERNEL_ARGUMENTS else word for word in arguments]
+            self._argv = [
+                f"{word} rdinit=/nowhere" if word.startswith(KERNEL_ARGUMENTS) else word for word in arguments
+            ]
         super()._boot()
         self._argv = arguments
 
