@@ -101,7 +101,8 @@ $(TOOLCHAIN): tools/toolchain.py tools/toolchain-requirements.txt
 check: lint unit smoke
 	@$(TESTED) summary lint unit smoke
 
-test: lint unit loom fuzz programs packages instructions paper-flow-quick bench-balance-quick paper-pool-quick test-rdma
+# The features of loom make other libraries at the places of those that programs are tested with: last.
+test: lint unit fuzz programs packages instructions paper-flow-quick bench-balance-quick paper-pool-quick test-rdma loom
 	@echo "make test: lint, unit tests, loom, fuzzing, programs, Python packages, instruction counts and RDMA all passed"
 	@$(TESTED) summary lint unit loom flow-loom net-loom fuzz programs gpu-check packages instructions bench-balance rdma
 
