@@ -67,6 +67,10 @@ impl Adapter {
         if sequence >= receiver.expected {
             receiver.expected = sequence + 1;
             answer = self.execute_first(requester, &responder, operation, &mut receiver);
+            if answer == Answer::Failed(Syndrome::REMOTE_OPERATION) {
+                // Its receive has failed.
+                self.set_error(to);
+            }
         }
         self.receivers[to] = Some(receiver);
         match answer {
@@ -172,7 +176,11 @@ impl Adapter {
                         Answer::Done
                     }
                     Some((here, there)) => {
-                        if let Some(there) = there {
+                        // A message that is too long for its receive is lost, and the receive is
+                        // the next one's. A receive that names wrong memory fails always.
+                        let is_lost =
+                            requester.is_unreliable && there == Some(Syndrome::LOCAL_LENGTH);
+                        if let Some(there) = there.filter(|_| !is_lost) {
                             receiver.take();
                             let kind = Kind::ResponderError;
                             let of = Completion::failure(kind, responder.qpn, 0, index, there);
