@@ -304,9 +304,16 @@ def test_memory_that_kernels_and_adapters_do_not_share_is_refused(server: Server
 
 
 NONSENSE = """
+import ctypes
 import mmap
 import os
 from outboard import OutboardError, net
+
+class Array:
+    def __init__(self, typestr, is_constant=False):
+        self.room = ctypes.create_string_buffer(1 << 10)
+        data = (ctypes.addressof(self.room), is_constant)
+        self.__array_interface__ = {"shape": (4,), "typestr": typestr, "data": data, "version": 3}
 
 def said(call):
     try:
@@ -333,6 +340,13 @@ with net.Endpoint() as endpoint:
     print(said(lambda: endpoint.register(page, 16)))
     print(said(lambda: endpoint.register(page, 1 << 32)))
     print(said(lambda: endpoint.register(bytearray(), 1)))
+    print(said(lambda: endpoint.register([1, 2])))
+    print(said(lambda: endpoint.register(Array("|O"))))
+    print(said(lambda: endpoint.register(Array("<u8", True))))
+    print(said(lambda: endpoint.queue(memory=Array("<u8", True))))
+    assert endpoint.register(Array("<u8", True), net.REMOTE_READ).bytes == 32
+    assert endpoint.register(Array("<U5")).bytes == 80
+    assert endpoint.register(Array("<M8[ns]")).bytes == 32
     print(said(lambda: endpoint.queue((1 << 32) + 6, memory=page)))
     endpoint.queue(memory=page)
     print(said(lambda: endpoint.queue(memory=page)))
@@ -361,6 +375,10 @@ def test_python_takes_no_nonsense() -> None:
         "no access 0x10",
         "4294967296 is no unsigned number of 32 bits",
         "0 bytes cannot be registered",
+        "a list is no tensor, array or buffer",
+        "an array of |O, whose elements are objects of Python or have no size",
+        "an array that may not be written: register it for reading alone, by access=net.REMOTE_READ",
+        "an array that may not be written",
         "4294967302 is no unsigned number of 32 bits",
         "a queue of this process already lies there",
         "a queue lies in memory",

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import weakref
 from collections.abc import Callable
 from ctypes import POINTER, byref, c_char_p, c_int, c_uint32, c_uint64, c_void_p
@@ -62,6 +63,9 @@ MEMORY_TYPE, OF_DEVICE = 2, 2
 # CUDA_ERROR_NOT_INITIALIZED and CUDA_ERROR_INVALID_CONTEXT.
 NO_CONTEXT = (3, 201)
 DLPACK_HOST, DLPACK_GPU = (1, 3), (2, 13)  # kDLCPU, kDLCUDAHost; kDLCUDA, kDLCUDAManaged
+# Bytes of an element, as the text of an array's type has them; of texts, characters of four bytes.
+_TYPE = re.compile(r"[<>|=]([a-zA-Z])(\d+)(?:\[|$)")
+TEXT_BYTES = 4
 OF_GPU = "this tensor is in a GPU's memory, which the adapter in software does not reach: pin it"
 
 
@@ -279,8 +283,9 @@ class Endpoint:
 
     def register(self, of: Any, access: int = EVERYTHING) -> Memory:
         """Registers the memory of a tensor or an array, by `data_ptr()`, `__cuda_array_interface__`, DLPack or as a
-        buffer."""
-        address, size = span(of, of_gpu=self.provider != "nic")
+        buffer. An array that may not be written is taken for reading alone: `net.REMOTE_READ`, or 0."""
+        is_written = access & ~REMOTE_READ != 0
+        address, size = span(of, of_gpu=self.provider != "nic", is_written=is_written)
         key = c_uint32()
         self._call("outboard_net_register", c_void_p(address), c_uint64(size), c_uint32(_fits(access, 32)), byref(key))
         self._adapter.kept.append(of)
@@ -338,32 +343,43 @@ def _filled(kind: type[ctypes.Structure], **fields: int) -> ctypes.Structure:
     return kind(**{name: _fits(number, sizes[name]) for name, number in fields.items()})
 
 
-def span(of: Any, *, of_gpu: bool = False) -> tuple[int, int]:
-    """The address and the bytes of a tensor's memory, which has to be in one piece, and of the host unless `of_gpu`."""
-    address, size = _span(of, of_gpu)
+def span(of: Any, *, of_gpu: bool = False, is_written: bool = True) -> tuple[int, int]:
+    """The address and the bytes of a tensor's memory, which has to be in one piece, and of the host unless `of_gpu`.
+    What may not be written is refused, unless nobody is to write it."""
+    address, size = _span(of, of_gpu, is_written)
     if size > 0 and not of_gpu and _is_of_device(address):
         raise OutboardError(OF_GPU)
     return address, size
 
 
-def _span(of: Any, of_gpu: bool) -> tuple[int, int]:
+def _span(of: Any, of_gpu: bool, is_written: bool) -> tuple[int, int]:
     if hasattr(of, "data_ptr"):
         if not of.is_contiguous():
             raise ValueError("a tensor that is not contiguous")
         return of.data_ptr(), of.numel() * of.element_size()
     for name in ("__cuda_array_interface__", "__array_interface__"):
         if interface := getattr(of, name, None):
-            return _span_of_array(interface)
+            return _span_of_array(interface, is_written)
     if hasattr(of, "__dlpack__"):
         return _span_of_dlpack(of, of_gpu)
-    view = memoryview(of)
+    try:
+        view = memoryview(of)
+    except TypeError as error:
+        kind = type(of).__name__
+        raise TypeError(f"a {kind} is no tensor, array or buffer: its memory has no one place") from error
     if view.readonly or not view.c_contiguous:
         raise ValueError("a buffer that cannot be written, or is not contiguous")
     return ctypes.addressof((ctypes.c_char * view.nbytes).from_buffer(view)), view.nbytes
 
 
-def _span_of_array(interface: dict[str, Any]) -> tuple[int, int]:
-    size = int(interface["typestr"][2:])
+def _span_of_array(interface: dict[str, Any], is_written: bool) -> tuple[int, int]:
+    found = _TYPE.match(interface["typestr"])
+    if found is None or found[1] == "O":
+        raise TypeError(f"an array of {interface['typestr']}, whose elements are objects of Python or have no size")
+    address, is_constant = interface["data"]
+    if is_constant and is_written:
+        raise ValueError("an array that may not be written: register it for reading alone, by access=net.REMOTE_READ")
+    size = int(found[2]) * (TEXT_BYTES if found[1] == "U" else 1)
     expected = []
     for extent in reversed(interface["shape"]):
         expected.append(size)
@@ -371,7 +387,7 @@ def _span_of_array(interface: dict[str, Any]) -> tuple[int, int]:
     strides = interface.get("strides")
     if strides is not None and size > 0 and tuple(strides) != tuple(reversed(expected)):
         raise ValueError("an array that is not contiguous")
-    return interface["data"][0], size
+    return address, size
 
 
 class _DlTensor(ctypes.Structure):
