@@ -19,6 +19,13 @@ pub enum Error {
         "the recording has {present} iterations; number {asked} was asked for (they count from 1)"
     )]
     NoSuchIteration { asked: usize, present: usize },
+    #[error("iteration {asked} of {present} is left out: {why}; those that count are {used}")]
+    LeftOut {
+        asked: usize,
+        present: usize,
+        why: &'static str,
+        used: String,
+    },
     #[error("the iteration took no time in the recording")]
     NoTime,
     #[error(

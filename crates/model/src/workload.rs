@@ -202,18 +202,51 @@ impl Workload {
 
     /// Returns an iteration by its number, from 1.
     pub fn iteration(&self, number: usize) -> Result<&Iteration, Error> {
-        self.iterations
-            .iter()
-            .find(|i| i.number == number)
-            .ok_or(Error::NoSuchIteration {
-                asked: number,
-                present: self.present,
-            })
+        let found = self.iterations.iter().find(|i| i.number == number);
+        found.ok_or_else(|| self.without(number))
+    }
+
+    /// Returns why an iteration is not there.
+    fn without(&self, asked: usize) -> Error {
+        let present = self.present;
+        if !(1..=present).contains(&asked) {
+            return Error::NoSuchIteration { asked, present };
+        }
+        let is_early = asked <= present.saturating_sub(ITERATIONS_MAX);
+        let is_timed_only = self.notes.contains(&Note::TimedOnly);
+        let why = match (is_early, is_timed_only) {
+            (true, _) => "the last ones say enough",
+            (false, true) => "the GPU's times are of others, which make other calls",
+            (false, false) => "timing the GPU slows calls, and others went without it",
+        };
+        let used = ranges(self.iterations.iter().map(|i| i.number));
+        Error::LeftOut {
+            asked,
+            present,
+            why,
+            used,
+        }
     }
 
     pub fn name(&self, index: u32) -> &str {
         self.names.get(index as usize).map_or("?", String::as_str)
     }
+}
+
+/// Lists ascending numbers, as "1 to 3, 5".
+fn ranges(numbers: impl Iterator<Item = usize>) -> String {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for number in numbers {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == number => *last = number,
+            _ => runs.push((number, number)),
+        }
+    }
+    let show = |(first, last): (usize, usize)| match first == last {
+        true => first.to_string(),
+        false => format!("{first} to {last}"),
+    };
+    runs.into_iter().map(show).collect::<Vec<_>>().join(", ")
 }
 
 fn notes(trace: &Trace, found_by: FoundBy, present: usize) -> Vec<Note> {

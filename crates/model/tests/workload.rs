@@ -316,6 +316,13 @@ fn calls_are_those_of_iterations_that_nobody_timed() {
     assert_eq!(workload.notes, [Note::Undisturbed { iterations: 3 }]);
     let numbers: Vec<usize> = workload.iterations.iter().map(|i| i.number).collect();
     assert_eq!((workload.present, numbers), (6, vec![1, 2, 3]));
+    assert!(workload.iteration(3).is_ok());
+    let said = workload.iteration(4).unwrap_err().to_string();
+    let expected = "iteration 4 of 6 is left out: timing the GPU slows calls, and others went without it; those that count are 1 to 3";
+    assert_eq!(said, expected);
+    let (asked, present) = (7, 6);
+    let beyond = Error::NoSuchIteration { asked, present };
+    assert_eq!(workload.iteration(7).unwrap_err(), beyond);
     for iteration in &workload.iterations {
         let asked_ns = if iteration.number == 2 { 50.0 } else { 0.0 };
         assert_eq!(iteration.step_ns, 157_000.0 + asked_ns);
@@ -343,6 +350,11 @@ fn timed_iterations_stand_alone_where_the_others_call_something_else() {
     let workload = Workload::new(&b.build()).unwrap();
     assert_eq!(workload.notes, [Note::TimedOnly]);
     assert_eq!(workload.iterations.len(), 3);
+    let said = workload.iteration(2).unwrap_err().to_string();
+    assert!(
+        said.ends_with("make other calls; those that count are 4 to 6"),
+        "{said}"
+    );
     assert!(
         workload
             .iterations
