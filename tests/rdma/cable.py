@@ -6,12 +6,11 @@ An end that only waits for a message, and sent nothing that needs an acknowledge
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rdma_guest.guest import Guest
+from rdma_guest.guest import Command, Guest
 
 
 @dataclass(frozen=True)
@@ -69,10 +68,11 @@ def introduce(port: Port, to: Port) -> None:
     to.guest.check(" && ".join(commands))
 
 
-def dropped(port: Port) -> int:
-    """Counts packets that were lost since the loss began."""
-    said = port.guest.check(f"tc -s qdisc show dev {port.interface}")
-    return sum(map(int, re.findall(r"dropped (\d+)", said)))
+def calm_after(count: int, port: Port) -> Command:
+    """Within `loss`, no more are lost once so many were. The guest itself looks: it may take seconds to answer."""
+    lost = f"tc -s qdisc show dev {port.interface} | sed -n 's/.*dropped \\([0-9]*\\).*/\\1/p'"
+    calm = f"tc qdisc change dev {port.interface} root netem loss 0%"
+    return port.guest.start(f"until [ $({lost}) -ge {count} ]; do sleep 0.1; done; {calm}")
 
 
 @contextmanager
