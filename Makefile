@@ -22,7 +22,7 @@
 # make paper-net  figures of papers on networking that GPUs start, by the software adapter, on this machine's GPU; docs/results/paper-net.json
 # make containers the images of server and client by podman, without a registry, as root
 # make bare-root  the wheel, the Debian package and Jupyter in a root that has nothing else, as root
-# make net-ptx    the kernel of outboard bench net, compiled
+# make net-ptx    the kernels of outboard bench net and of the adapter that is one, compiled
 # make coverage   docs/coverage.md, the state of every driver call
 # make samples    crates/generate/samples, samples of generated code
 # make ptx-table  docs/ptx-instructions.md, the state of every instruction form
@@ -316,6 +316,8 @@ ptx-table:
 net-ptx: $(TOOLCHAIN)
 	.toolchain/bin/nvcc -std=c++17 -O2 -arch=compute_80 -ptx -Iinclude crates/cli/src/bench/net.cu -o build/net.ptx
 	grep -v -e '^[[:space:]]*//' -e '^$$' build/net.ptx > crates/cli/src/bench/net.ptx
+	.toolchain/bin/nvcc -std=c++17 -O2 -arch=compute_80 -ptx -Iinclude crates/net/device/adapter.cu -o build/adapter.ptx
+	grep -v -e '^[[:space:]]*//' -e '^$$' build/adapter.ptx > crates/net/device/adapter.ptx
 
 # The command as it is packaged, and the libraries of the release build, which programs' calls pass through.
 dist: build

@@ -74,6 +74,13 @@ def test_kernels_of_gpunetio_post_to_the_adapter(
     assert done.stdout.split() == PARTS
 
 
+def test_kernels_of_gpunetio_post_to_an_adapter_that_is_a_kernel(server: Server, programs: dict[str, Path]) -> None:
+    engine = {"OUTBOARD_NET_ENGINE": "gpu,warps=1"}
+    done = server.run("shm", programs["nccl"], "16", "5", "6", env=engine)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split() == PARTS
+
+
 def test_queues_are_made_by_commands_of_gpunetios_header(tmp_path: Path) -> None:
     """DEVX without an adapter: a program posts, and reads completions, through queues that it made by commands."""
     skip_without("torch")

@@ -119,6 +119,25 @@ pub enum Error {
         "memory at {0:#x} is registered (cudaHostRegister) or a __managed__ variable, of which the GPU's server has a copy while a kernel runs: take memory of cudaHostAlloc"
     )]
     Copied(u64),
+    #[error(
+        "{variable}: there is no engine {given}: thread, or gpu with blocks=1 to {blocks_max} and warps=1 to {warps_max}, as gpu,blocks=2,warps=4"
+    )]
+    NoEngine {
+        variable: &'static str,
+        given: String,
+        blocks_max: u32,
+        warps_max: u32,
+    },
+    #[error("the adapter that is a kernel: {0}")]
+    Kernel(String),
+    #[error(
+        "not all of the {bytes} bytes at {address:#x} are memory that the adapter's kernel reaches: it takes that of its GPU, and pinned memory that is mapped (cudaHostAlloc, cudaHostRegister)"
+    )]
+    NotReached { address: u64, bytes: u64 },
+    #[error(
+        "{0} is not there for the adapter that is a kernel (OUTBOARD_NET_ENGINE): its queues are of one process"
+    )]
+    Unsupported(&'static str),
     #[error("{0} is a null pointer")]
     Null(&'static str),
     #[error("threads are about to post to queue {0:#x}, or were ended while they did")]

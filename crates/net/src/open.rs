@@ -1,12 +1,21 @@
 //! The choice of an endpoint.
 
 use crate::{
-    endpoint::Endpoint, error::Error, faults::Network, mlx5::Mlx5, nvlink::Nvlink, placed::Placed,
-    provider::Provider, proxy::Proxy,
+    endpoint::Endpoint, engine::Engine, error::Error, faults::Network, mlx5::Mlx5, nvlink::Nvlink,
+    placed::Placed, provider::Provider, proxy::Proxy,
 };
 
 /// Opens an endpoint of the provider that was asked for, or of one that is chosen here.
 pub fn open(asked: Option<Provider>, network: Network) -> Result<Box<dyn Endpoint>, Error> {
+    open_by(asked, None, network)
+}
+
+/// Opens an endpoint with an engine of `nic`, or the one that the environment names.
+pub fn open_by(
+    asked: Option<Provider>,
+    engine: Option<Engine>,
+    network: Network,
+) -> Result<Box<dyn Endpoint>, Error> {
     network.check()?;
     let provider = Provider::choose(asked)?;
     if provider != Provider::Nic && !network.is_perfect() {
@@ -15,8 +24,15 @@ pub fn open(asked: Option<Provider>, network: Network) -> Result<Box<dyn Endpoin
             why: "only nic has a network that loses, delays or limits".into(),
         });
     }
+    let engine = engine.map_or_else(Engine::asked, Ok)?;
+    if engine != Engine::Thread && !network.is_perfect() {
+        return Err(Error::Impossible {
+            provider: provider.name().to_string_lossy().into(),
+            why: "the adapter that is a kernel has a perfect network alone".into(),
+        });
+    }
     match provider {
-        Provider::Nic => Ok(Box::new(Placed::new(network))),
+        Provider::Nic => Ok(Box::new(Placed::new(network, engine))),
         Provider::Mlx5 => Ok(Box::new(Mlx5::open()?)),
         Provider::Nvlink => Ok(Box::new(Nvlink::default())),
         Provider::Proxy => Ok(Box::new(Proxy::open()?)),

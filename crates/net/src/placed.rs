@@ -8,8 +8,10 @@ use parking_lot::Mutex;
 use crate::{
     block::{Export, Options},
     endpoint::{Counts, Endpoint, OfAdapter},
+    engine::Engine,
     error::Error,
     faults::Network,
+    kernel::OfKernel,
     keys::Access,
     link::Meeting,
     meet::Window,
@@ -18,17 +20,30 @@ use crate::{
     way::Way,
 };
 
+/// Why a kernel is no adapter for a program whose GPU is behind a network.
+const AT_SERVER: &str = "the adapter is a kernel (OUTBOARD_NET_ENGINE) only where program and GPU \
+    have the same memory: without `outboard run`, or over shm";
+
+fn impossible(why: &str) -> Error {
+    Error::Impossible {
+        provider: "nic".into(),
+        why: why.into(),
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Placed {
     network: Network,
+    engine: Engine,
     placing: Mutex<()>,
     chosen: OnceLock<Box<dyn Endpoint>>,
 }
 
 impl Placed {
-    pub(crate) fn new(network: Network) -> Placed {
+    pub(crate) fn new(network: Network, engine: Engine) -> Placed {
         Placed {
             network,
+            engine,
             placing: Mutex::default(),
             chosen: OnceLock::new(),
         }
@@ -42,9 +57,11 @@ impl Placed {
         if let Some(endpoint) = self.chosen.get() {
             return Ok(&**endpoint);
         }
-        let endpoint: Box<dyn Endpoint> = match is_remote()? {
-            true => Box::new(Remote::open(self.network)?),
-            false => Box::new(OfAdapter::start(self.network)?),
+        let endpoint: Box<dyn Endpoint> = match (is_remote()?, self.engine) {
+            (true, Engine::Thread) => Box::new(Remote::open(self.network)?),
+            (true, Engine::Gpu { .. }) => return Err(impossible(AT_SERVER)),
+            (false, Engine::Thread) => Box::new(OfAdapter::start(self.network)?),
+            (false, Engine::Gpu { blocks, warps }) => Box::new(OfKernel::new(blocks, warps)),
         };
         Ok(&**self.chosen.get_or_init(|| endpoint))
     }

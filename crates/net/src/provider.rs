@@ -2,7 +2,7 @@
 
 use std::{env, ffi::CStr};
 
-use crate::{device, error::Error};
+use crate::{device, engine::Engine, error::Error};
 
 /// Names the provider of endpoints whose program leaves it open.
 pub const PROVIDER_VARIABLE: &str = "OUTBOARD_NET_PROVIDER";
@@ -87,7 +87,9 @@ impl Provider {
     pub fn reason(self) -> Result<String, String> {
         match self {
             Provider::Mlx5 => device::mlx5().map_err(|error| error.to_string()),
-            Provider::Nic => Ok("the adapter in software, a thread of the program".into()),
+            Provider::Nic => Engine::asked()
+                .map(Engine::describe)
+                .map_err(|error| error.to_string()),
             Provider::Nvlink => {
                 Ok("loads and stores of the threads that post, to memory that they reach".into())
             }

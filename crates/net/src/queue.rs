@@ -107,8 +107,7 @@ impl Queue {
     fn reset_adapter(&self, nic: &Nic) -> Result<Option<u64>, Error> {
         let block = &self.block;
         nic.with(|adapter| {
-            block.memory.u64(RECORD).store(0, Ordering::Relaxed);
-            block.memory.u64(DOORBELL).store(0, Ordering::Relaxed);
+            clear(block);
             adapter.reset_completions(self.completions, sent(block)?)?;
             if let Some(setup) = received(block)? {
                 adapter.reset_completions(self.receive_completions, setup)?;
@@ -199,7 +198,13 @@ pub(crate) fn received(block: &Block) -> Result<Option<CompletionsSetup>, Error>
     }))
 }
 
-fn pair(
+/// Takes back what was rung for.
+pub(crate) fn clear(block: &Block) {
+    block.memory.u64(RECORD).store(0, Ordering::Relaxed);
+    block.memory.u64(DOORBELL).store(0, Ordering::Relaxed);
+}
+
+pub(crate) fn pair(
     block: &Block,
     send_completions: u32,
     receive_completions: u32,

@@ -143,12 +143,23 @@ impl Ring {
         if posted == 0 || u32::from(posted) > 1 << self.log_blocks {
             return None;
         }
+        Some(self.skip())
+    }
+
+    /// Passes an entry without executing it: as many blocks as it says, if it has its index, or
+    /// one. Returns its index and opcode.
+    pub(crate) fn skip(&mut self) -> (u16, u8) {
         let mut block = [0; BLOCK_BYTES];
         let index = self.consumer;
         self.read_block(index, &mut block);
         let control = Control::read(&block).filter(|control| control.index == index);
-        self.pass(control.map_or(1, |control| control.blocks()).min(posted));
-        Some((index, control.map_or(0, |control| control.opcode)))
+        let posted = self.target.wrapping_sub(index);
+        let blocks = match u32::from(posted) <= 1 << self.log_blocks {
+            true => control.map_or(1, |control| control.blocks()).min(posted),
+            false => 1,
+        };
+        self.pass(blocks);
+        (index, control.map_or(0, |control| control.opcode))
     }
 
     fn read_block(&self, index: u16, into: &mut [u8]) {

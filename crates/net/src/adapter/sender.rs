@@ -384,7 +384,7 @@ impl Adapter {
                 let failure = Completion::failure(kind, qpn, opcode, index, syndrome);
                 self.complete(pair.send_completions, &failure);
                 if work.operation.is_none() {
-                    sender.ring.pass(1);
+                    sender.ring.skip();
                 }
                 self.set_error(number);
                 return done + self.flush(sender, number, pair);
@@ -415,17 +415,13 @@ impl Adapter {
         let mut pending = std::mem::take(&mut sender.pending);
         (sender.sent, sender.reads_pending) = (0, 0);
         for work in pending.drain(..) {
-            if work.operation.is_none() {
-                // A wrong entry was not passed yet; it takes one block.
-                sender.ring.pass(1);
-            }
-            let of = Completion::failure(
-                Kind::RequesterError,
-                pair.qpn,
-                work.opcode,
-                work.index,
-                flushed,
-            );
+            // A wrong entry was not passed yet.
+            let opcode = match work.operation {
+                Some(_) => work.opcode,
+                None => sender.ring.skip().1,
+            };
+            let kind = Kind::RequesterError;
+            let of = Completion::failure(kind, pair.qpn, opcode, work.index, flushed);
             self.complete(pair.send_completions, &of);
             done += 1;
         }

@@ -33,6 +33,19 @@ pub struct PairSetup {
 
 impl PairSetup {
     pub(super) fn parts(&self) -> Result<(Sender, Receiver), Error> {
+        self.check()?;
+        let doorbell = self.page.part(DOORBELL_OFFSET, 8).ok_or(Error::NoPair(0))?;
+        let (ring, record) = (self.ring.clone(), self.record.clone());
+        let ring = Ring::new(ring, self.log_blocks, record, doorbell);
+        let sender = Sender::new(ring, self.retries);
+        Ok((
+            sender,
+            Receiver::new(self.receives.clone(), self.record.clone()),
+        ))
+    }
+
+    /// Fails unless all memory is as long as needed, and aligned.
+    pub(crate) fn check(&self) -> Result<(), Error> {
         let (what, log_min, log_max) = ("send queue", 0, LOG_MAX);
         if self.log_blocks > LOG_MAX {
             return Err(Error::Size {
@@ -58,13 +71,6 @@ impl PairSetup {
         if let Some((receives, log)) = &self.receives {
             check_receives(receives, *log)?;
         }
-        let doorbell = self.page.part(DOORBELL_OFFSET, 8).ok_or(Error::NoPair(0))?;
-        let (ring, record) = (self.ring.clone(), self.record.clone());
-        let ring = Ring::new(ring, self.log_blocks, record, doorbell);
-        let sender = Sender::new(ring, self.retries);
-        Ok((
-            sender,
-            Receiver::new(self.receives.clone(), self.record.clone()),
-        ))
+        Ok(())
     }
 }

@@ -1,6 +1,15 @@
 //! Networks that lose and delay, garbage in rings, and the share of each queue in a poll.
 
-use super::*;
+use std::sync::atomic::Ordering;
+
+use outboard_net::{
+    Access, Mapped, Network, State,
+    cqe::Kind,
+    wqe::{Control, Data, Operation, Remote, Segment},
+};
+use smallvec::smallvec;
+
+use super::{Adapter, ends::*};
 
 /// Adds by many messages over a network that loses and reorders them: every addition counts once.
 #[test]

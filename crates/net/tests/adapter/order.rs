@@ -1,6 +1,53 @@
 //! The order of doorbells, entries and completions, and what waits for what.
 
-use super::*;
+use std::sync::atomic::Ordering;
+
+use outboard_net::{
+    CQN_FIRST, CompletionsSetup, Mapped, Network, PairSetup,
+    cqe::{Completion, Kind},
+    wqe::{Data, Operation, Remote},
+};
+use smallvec::smallvec;
+
+use super::{Adapter, ends::*};
+
+#[test]
+fn each_operation_moves_its_bytes_and_completes() {
+    let (mut adapter, mut a, mut b) = connected(Network::default());
+    let pattern: Vec<u8> = (0..64).map(|byte| byte * 3 + 1).collect();
+    post_each(&mut a, &mut b, &pattern);
+    adapter.poll(1);
+    let mut indices = Vec::new();
+    while let Some(done) = a.completion() {
+        assert_eq!((done.kind, done.qpn), (Kind::Requester, a.qpn));
+        indices.push(done.index);
+    }
+    // An atomic takes one block: four segments.
+    assert_eq!(indices, [0, 1, 2, 3, 4, 5, 6, 7]);
+    let bytes = |end: &End, at, count| {
+        let mut bytes = vec![0; count];
+        end.data.read(at, &mut bytes);
+        bytes
+    };
+    assert_eq!(bytes(&b, 0, 64), pattern);
+    assert_eq!(bytes(&b, 128, 28), [9; 28]);
+    assert_eq!(b.data.u64(256).load(Ordering::Relaxed), 7);
+    assert_eq!(a.data.u64(512).load(Ordering::Relaxed), 40);
+    assert_eq!(a.data.u64(520).load(Ordering::Relaxed), 42);
+    assert_eq!(bytes(&a, 1024, 64), pattern);
+    assert_eq!(bytes(&b, 2048, 32), pattern[..32]);
+    assert_eq!(bytes(&b, 300, 16), pattern[..16]);
+    let sent = b.receipt().unwrap();
+    assert_eq!(
+        (sent.kind, sent.index, sent.bytes, sent.imm),
+        (Kind::ReceivedImm, 0, 32, 5)
+    );
+    let written = b.receipt().unwrap();
+    assert_eq!(
+        (written.kind, written.index, written.imm),
+        (Kind::ReceivedWriteImm, 1, 6)
+    );
+}
 
 #[test]
 fn a_ring_of_one_entry_is_filled_again_and_again() {
@@ -189,48 +236,6 @@ fn a_wait_goes_on_when_the_other_queue_has_failed() {
         let done = second.completion();
         assert_eq!(done.map(|done| done.kind), Some(Kind::Requester));
     }
-}
-
-#[test]
-fn a_wait_fails_when_the_peer_is_gone() {
-    let mut adapter = Adapter::new(Network::default());
-    let mut a = End::new(&mut adapter, false, 1);
-    let peer = Peer { qpn: 1, epoch: 2 };
-    adapter.connect_remote(a.qpn, peer).unwrap();
-    let wait = Operation::Wait {
-        completions: CQN_FIRST + a.setup.send_completions,
-        number: 7,
-    };
-    a.post(wait);
-    adapter.poll(1);
-    assert_eq!(a.completion(), None);
-    let epoch = adapter.end_of(a.qpn).unwrap().epoch;
-    adapter.link_down(a.qpn, epoch);
-    adapter.poll(2);
-    assert_eq!(a.completion().map(|end| end.syndrome), Some(0x15));
-}
-
-/// A dump reads more than a message to another process has: none of it travels.
-#[test]
-fn a_dump_of_any_length_goes_to_no_peer() {
-    const LENGTH: usize = (16 << 20) + 64;
-    let mut adapter = Adapter::new(Network::default());
-    let mut a = End::new(&mut adapter, false, 1);
-    let peer = Peer { qpn: 1, epoch: 2 };
-    adapter.connect_remote(a.qpn, peer).unwrap();
-    let whole = Mapped::allocate(LENGTH).unwrap();
-    let key = adapter.register(1, whole.clone(), Access::ALL).unwrap();
-    let from = smallvec![Segment {
-        length: LENGTH as u32,
-        lkey: key,
-        address: whole.address(),
-    }];
-    a.post(Operation::Dump { from });
-    adapter.poll(1);
-    assert_eq!(a.completion(), None, "the peer has not answered yet");
-    let epoch = adapter.end_of(a.qpn).unwrap().epoch;
-    let sent = adapter.outgoing(a.qpn, epoch).unwrap();
-    assert_eq!(sent.map(|frame| frame.len()), Some(48));
 }
 
 #[test]
