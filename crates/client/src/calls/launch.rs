@@ -372,6 +372,12 @@ impl Driver {
             Ok(context) => context,
             Err(error) => return self.launch_without(error, arguments, shape, stream, attributes),
         };
+        if kernel
+            .context
+            .is_some_and(|own| own != stream.stream().context)
+        {
+            return Err(self.refused(stream, CUresult::CUDA_ERROR_INVALID_HANDLE));
+        }
         if let Err(error) = self.check_launch_in(context, kernel, shape) {
             return Err(self.refused(stream, error));
         }

@@ -63,6 +63,9 @@ pub(crate) struct Kernel {
     /// The number in handles: the library's number and the kernel's place.
     number: u64,
     pub(crate) library: u64,
+    /// Context of a module's function, which runs in no other; `None` of a library's kernel, which
+    /// runs in its stream's.
+    pub(crate) context: Option<CUcontext>,
     pub(crate) name: CString,
     /// Offset and size of each parameter, in bytes.
     pub(crate) params: Vec<(u32, u32)>,
@@ -152,6 +155,7 @@ impl Libraries {
                 wire: number << 32 | index as u64,
                 number: number << 32 | place.unwrap_or(index) as u64,
                 library: number,
+                context,
                 name: CString::new(kernel.name).map_err(|_| CUresult::CUDA_ERROR_INVALID_IMAGE)?,
                 params: kernel.params,
                 param_bytes,
