@@ -6,8 +6,7 @@
 
 use std::{
     io::{ErrorKind, Read, Result as IoResult, Write},
-    net::{AddrParseError, Shutdown, SocketAddr, TcpStream},
-    os::{fd::AsFd, unix::net::UnixStream},
+    net::{AddrParseError, Shutdown, SocketAddr},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -16,8 +15,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::net::{SendFlags, send as send_now};
-
 use crate::{
     adapter::{Call, HEADER_BYTES, Header, Peer, Sink},
     error::Error,
@@ -25,7 +22,8 @@ use crate::{
     nic::{Nic, Shared},
     queue::Queue,
     rings::{RINGS_BYTES, Rings},
-    shared::agree,
+    shared::{Terms, agree},
+    stream::Stream,
     way::Way,
 };
 
@@ -40,46 +38,6 @@ const IDLE: Duration = Duration::from_secs(1);
 /// Why a queue of this process does not meet one at a server.
 pub(crate) const NOT_BOTH: &str = "one of the two endpoints is where the GPU is, at a server, and the other in its \
      program: outboard_net_meet connects two of a kind";
-
-/// A byte stream between two processes.
-pub trait Stream: Read + Write + Send + Sync + Sized + 'static {
-    fn duplicate(&self) -> IoResult<Self>;
-    fn end(&self, how: Shutdown) -> IoResult<()>;
-    /// Writes what goes in without waiting. Returns how many bytes.
-    fn write_some(&self, bytes: &[u8]) -> usize;
-}
-
-fn write_some(to: impl AsFd, bytes: &[u8]) -> usize {
-    send_now(to, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).unwrap_or(0)
-}
-
-impl Stream for TcpStream {
-    fn duplicate(&self) -> IoResult<Self> {
-        self.try_clone()
-    }
-
-    fn end(&self, how: Shutdown) -> IoResult<()> {
-        self.shutdown(how)
-    }
-
-    fn write_some(&self, bytes: &[u8]) -> usize {
-        write_some(self, bytes)
-    }
-}
-
-impl Stream for UnixStream {
-    fn duplicate(&self) -> IoResult<Self> {
-        self.try_clone()
-    }
-
-    fn end(&self, how: Shutdown) -> IoResult<()> {
-        self.shutdown(how)
-    }
-
-    fn write_some(&self, bytes: &[u8]) -> usize {
-        write_some(self, bytes)
-    }
-}
 
 /// Where and how two processes meet.
 #[derive(Clone, Copy, Debug)]
@@ -114,12 +72,48 @@ impl Meeting<'_> {
     }
 }
 
+/// Memory of two processes for the frames of one connection, if they have agreed on it.
+#[derive(Debug)]
+pub struct Common(Option<Rings>);
+
+impl Common {
+    /// Agrees with the process at the other end of a stream: one of the two `gives` the memory, and
+    /// both want it, or there is none. An error ends the connection.
+    pub fn agree<S: Stream>(
+        stream: &S,
+        gives: bool,
+        wants: bool,
+        deadline: Instant,
+    ) -> IoResult<Common>
+    where
+        for<'a> &'a S: Read + Write,
+    {
+        let terms = Terms {
+            gives,
+            bytes: if wants { RINGS_BYTES } else { 0 },
+            deadline,
+        };
+        let memory = agree(stream, terms)?.ok();
+        Ok(Common(memory.map(|memory| Rings::new(memory, gives))))
+    }
+
+    #[must_use]
+    pub fn way(&self) -> Way {
+        match self.0 {
+            Some(_) => Way::Shm,
+            None => Way::Tcp,
+        }
+    }
+}
+
 /// A queue's connection, which ends with it, or with the queue's reset.
 pub struct Link {
     way: Way,
     end: Box<dyn Fn() + Send + Sync>,
     /// No more is going to be sent than what waits.
     is_ending: Arc<AtomicBool>,
+    /// Says that nothing waits to be sent.
+    is_sent: Box<dyn Fn() -> bool + Send + Sync>,
     /// Frames that have come and were not taken are dropped.
     is_over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -172,8 +166,14 @@ impl Link {
         }
         let memory = match mine.ways & theirs.ways & SHARES {
             0 => Err("one of the two processes shares no memory".into()),
-            _ => agree(&stream, meeting.listens, RINGS_BYTES, deadline)
-                .map_err(|error| failed(&error))?,
+            _ => {
+                let terms = Terms {
+                    gives: meeting.listens,
+                    bytes: RINGS_BYTES,
+                    deadline,
+                };
+                agree(&stream, terms).map_err(|error| failed(&error))?
+            }
         };
         if let (Err(why), Some(Way::Shm)) = (&memory, meeting.way) {
             return Err(failed(why));
@@ -191,6 +191,24 @@ impl Link {
             Err(_) => Link::over(nic, stream, qpn, epoch),
         };
         Ok((link.map_err(|error| failed(&error))?, theirs.window))
+    }
+
+    /// Lets memory of both processes carry the frames of a queue pair, or the stream where there is
+    /// none.
+    pub fn by<S: Stream>(
+        nic: &Nic,
+        stream: S,
+        common: Common,
+        qpn: u32,
+        epoch: u32,
+    ) -> IoResult<Link>
+    where
+        for<'a> &'a S: Read + Write,
+    {
+        match common.0 {
+            Some(rings) => Link::beside(nic, stream, rings, qpn, epoch),
+            None => Link::over(nic, stream, qpn, epoch),
+        }
     }
 
     /// Lets rings carry the frames of a queue pair. The stream says whether the peer is there.
@@ -212,10 +230,12 @@ impl Link {
         ];
         // A queue that was reset in the meantime has no connection: it ends here.
         let _ = shared.with(|adapter| adapter.carry_by(qpn, epoch, rings, calls));
+        let sending = shared.clone();
         let mut link = Link {
             way: Way::Shm,
             end: Box::new(move || drop(stream.end(Shutdown::Both))),
             is_ending: Arc::default(),
+            is_sent: Box::new(move || sending.with(|adapter| adapter.is_sent(qpn, epoch))),
             is_over: Arc::default(),
             threads: Vec::new(),
         };
@@ -255,6 +275,7 @@ impl Link {
             way: Way::Tcp,
             end: Box::new(move || drop(stream.end(Shutdown::Both))),
             is_ending: is_ending.clone(),
+            is_sent: Box::new(|| false),
             is_over: is_over.clone(),
             threads: Vec::new(),
         };
@@ -287,7 +308,7 @@ impl Link {
     /// Returns true if all is sent, or the connection is over.
     #[must_use]
     pub fn is_finished(&self) -> bool {
-        self.threads.last().is_none_or(JoinHandle::is_finished)
+        self.threads.last().is_none_or(JoinHandle::is_finished) || (self.is_sent)()
     }
 }
 
@@ -373,7 +394,7 @@ fn send(
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::{net::TcpListener, thread::scope};
+    use std::{net::TcpListener, os::unix::net::UnixStream, thread::scope};
 
     use smallvec::smallvec;
 

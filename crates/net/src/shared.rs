@@ -15,7 +15,6 @@
 use std::{
     io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write},
     mem::MaybeUninit,
-    net::TcpStream,
     os::{
         fd::{AsFd, OwnedFd},
         linux::net::SocketAddrExt,
@@ -35,29 +34,38 @@ use rustix::{
     rand::{GetRandomFlags, getrandom},
 };
 
-use crate::memory::Mapped;
+use crate::{memory::Mapped, stream::Stream};
 
 const NAME: &str = "outboard-net-";
 const SECRET_BYTES: usize = 16;
 const OFFER_BYTES: usize = 2 * SECRET_BYTES;
+const UNWANTED: &str = "this process shares no memory";
 /// Time between two looks for the other process.
 const LOOK: Duration = Duration::from_millis(1);
 /// Patience with a process that has connected, and with one that is to send the file.
 const STEP: Duration = Duration::from_secs(2);
 
+/// Terms on which a process shares memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    /// This one makes it, the other takes it.
+    pub(crate) gives: bool,
+    /// Bytes that both want; 0 if this one wants no such memory.
+    pub(crate) bytes: usize,
+    pub(crate) deadline: Instant,
+}
+
 /// Returns memory that the process at the other end of the connection has, too; or why there is
 /// none: then entries travel over the connection. An error ends it.
-pub(crate) fn agree(
-    stream: &TcpStream,
-    gives: bool,
-    bytes: usize,
-    deadline: Instant,
-) -> io::Result<Result<Mapped, String>> {
-    let agreed = match gives {
-        true => give(stream, bytes, deadline),
-        false => take(stream, bytes, deadline),
+pub(crate) fn agree<S: Stream>(stream: &S, terms: Terms) -> io::Result<Result<Mapped, String>>
+where
+    for<'a> &'a S: Read + Write,
+{
+    let agreed = match terms.gives {
+        true => give(stream, terms),
+        false => take(stream, terms),
     };
-    stream.set_read_timeout(None)?;
+    stream.set_patience(None)?;
     agreed
 }
 
@@ -154,20 +162,26 @@ fn receive_file(from: &UnixStream) -> io::Result<OwnedFd> {
     files.next().ok_or(ErrorKind::InvalidData.into())
 }
 
-fn give(
-    mut stream: &TcpStream,
-    bytes: usize,
-    deadline: Instant,
-) -> io::Result<Result<Mapped, String>> {
-    let mut offer = match Offer::make(bytes) {
+fn give<S: Stream>(mut stream: &S, terms: Terms) -> io::Result<Result<Mapped, String>>
+where
+    for<'a> &'a S: Read + Write,
+{
+    let Terms {
+        bytes, deadline, ..
+    } = terms;
+    let made = match bytes {
+        0 => Err(UNWANTED.to_owned()),
+        _ => Offer::make(bytes).map_err(|error| error.to_string()),
+    };
+    let mut offer = match made {
         Ok(offer) => offer,
-        Err(error) => {
+        Err(why) => {
             stream.write_all(&[0; OFFER_BYTES])?;
-            return Ok(Err(error.to_string()));
+            return Ok(Err(why));
         }
     };
     stream.write_all(&offer.words)?;
-    stream.set_read_timeout(Some(LOOK))?;
+    stream.set_patience(Some(LOOK))?;
     let mut verdict = [0];
     loop {
         match stream.read(&mut verdict) {
@@ -188,18 +202,20 @@ fn give(
     }
 }
 
-fn take(
-    mut stream: &TcpStream,
-    bytes: usize,
-    deadline: Instant,
-) -> io::Result<Result<Mapped, String>> {
+fn take<S: Stream>(mut stream: &S, terms: Terms) -> io::Result<Result<Mapped, String>>
+where
+    for<'a> &'a S: Read + Write,
+{
+    let Terms {
+        bytes, deadline, ..
+    } = terms;
     let (mut words, mut got) = ([0; OFFER_BYTES], 0);
     while got < OFFER_BYTES {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(ErrorKind::TimedOut.into());
         }
-        stream.set_read_timeout(Some(left))?;
+        stream.set_patience(Some(left))?;
         match stream.read(&mut words[got..]) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
             Ok(count) => got += count,
@@ -215,9 +231,12 @@ fn take(
             "the other process could not make memory to share".into()
         ));
     }
-    let fetched = fetch(&words, bytes);
+    let fetched = match bytes {
+        0 => Err(UNWANTED.to_owned()),
+        _ => fetch(&words, bytes).map_err(|error| error.to_string()),
+    };
     stream.write_all(&[fetched.is_ok().into()])?;
-    Ok(fetched.map_err(|error| error.to_string()))
+    Ok(fetched)
 }
 
 /// Asks for the file of an offer, and maps it.
@@ -244,7 +263,7 @@ mod tests {
 
     use std::{
         fs::File,
-        net::TcpListener,
+        net::{TcpListener, TcpStream},
         os::fd::BorrowedFd,
         sync::atomic::Ordering,
         thread::{scope, spawn},
@@ -258,6 +277,15 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         (one, listener.accept().unwrap().0)
+    }
+
+    fn terms(gives: bool, deadline: Instant) -> Terms {
+        let bytes = BYTES;
+        Terms {
+            gives,
+            bytes,
+            deadline,
+        }
     }
 
     fn within(time: Duration) -> Instant {
@@ -275,8 +303,8 @@ mod tests {
     #[test]
     fn both_have_the_memory_and_nobody_shortens_it() {
         let (one, other) = connection();
-        let giving = spawn(move || agree(&one, true, BYTES, within(STEP)));
-        let taken = agree(&other, false, BYTES, within(STEP)).unwrap().unwrap();
+        let giving = spawn(move || agree(&one, terms(true, within(STEP))));
+        let taken = agree(&other, terms(false, within(STEP))).unwrap().unwrap();
         let given = giving.join().unwrap().unwrap().unwrap();
         given.u64(BYTES - 8).store(7, Ordering::Relaxed);
         assert_eq!(taken.u64(BYTES - 8).load(Ordering::Relaxed), 7);
@@ -298,7 +326,7 @@ mod tests {
                     send_file(&guest, &file.try_clone_to_owned().unwrap()).unwrap();
                 }
             });
-            let taken = agree(&other, false, BYTES, within(STEP)).unwrap();
+            let taken = agree(&other, terms(false, within(STEP))).unwrap();
             let mut verdict = [9];
             (&one).read_exact(&mut verdict).unwrap();
             assert_eq!(verdict, [taken.is_ok().into()]);
@@ -331,17 +359,31 @@ mod tests {
     fn without_memory_there_or_here_the_connection_stays() {
         let (one, other) = connection();
         (&one).write_all(&[0; OFFER_BYTES]).unwrap();
-        let why = agree(&other, false, BYTES, within(STEP)).unwrap();
+        let why = agree(&other, terms(false, within(STEP))).unwrap();
         assert!(why.unwrap_err().contains("could not make"));
         // Nobody listens by that name.
         (&one).write_all(&[7; OFFER_BYTES]).unwrap();
-        assert!(agree(&other, false, BYTES, within(STEP)).unwrap().is_err());
+        assert!(agree(&other, terms(false, within(STEP))).unwrap().is_err());
         let mut said = [9];
         (&one).read_exact(&mut said).unwrap();
         assert_eq!(said, [0]);
         (&one).write_all(&[0]).unwrap();
-        let why = agree(&other, true, BYTES, within(STEP)).unwrap();
+        let why = agree(&other, terms(true, within(STEP))).unwrap();
         assert!(why.unwrap_err().contains("could not take"));
+    }
+
+    #[test]
+    fn either_side_may_want_none() {
+        for gives in [true, false] {
+            let (one, other) = UnixStream::pair().unwrap();
+            let unwanted = Terms {
+                bytes: 0,
+                ..terms(gives, within(STEP))
+            };
+            let asked = spawn(move || agree(&one, unwanted));
+            let agreed = agree(&other, terms(!gives, within(STEP))).unwrap();
+            assert!(agreed.is_err() && asked.join().unwrap().unwrap().is_err());
+        }
     }
 
     #[test]
@@ -349,15 +391,15 @@ mod tests {
         let soon = || within(Duration::from_millis(20));
         for gives in [false, true] {
             let (_silent, other) = connection();
-            let late = agree(&other, gives, BYTES, soon()).unwrap_err();
+            let late = agree(&other, terms(gives, soon())).unwrap_err();
             assert_eq!(late.kind(), ErrorKind::TimedOut);
             let (one, other) = connection();
             drop(one);
-            assert!(agree(&other, gives, BYTES, within(STEP)).is_err());
+            assert!(agree(&other, terms(gives, within(STEP))).is_err());
         }
         let (one, other) = connection();
         (&one).write_all(&[1]).unwrap();
-        let claimed = agree(&other, true, BYTES, within(STEP)).unwrap_err();
+        let claimed = agree(&other, terms(true, within(STEP))).unwrap_err();
         assert_eq!(claimed.kind(), ErrorKind::InvalidData);
     }
 

@@ -10,8 +10,9 @@
 //! Of two queue pairs that are connected to each other, the one with the lower number dials. A
 //! process answers only for a queue pair that is connected to the one that asks; others are hung up
 //! on, and dial again. The one that asked confirms the answer, unless it was reset meanwhile: the
-//! answer may be for its next connection. The folder is its user's alone, so that only that user's
-//! processes come.
+//! answer may be for its next connection. Then the one that was asked makes memory for the frames
+//! of both, or they travel over the connection. The folder is its user's alone, so that only that
+//! user's processes come.
 
 use std::{
     collections::HashMap,
@@ -31,7 +32,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outboard_net::{Error, Link, Nic, Peer};
+use outboard_net::{Common, Error, Link, Nic, Peer, Way};
 use parking_lot::Mutex;
 
 /// Names the folder.
@@ -40,7 +41,7 @@ pub const VARIABLE: &str = "OUTBOARD_NIC_FABRIC";
 const PLACES_MAX: u32 = 255;
 const PLACE_SHIFT: u32 = 16;
 /// First bytes of a connection, its answer and the confirmation; the last is the version.
-const MAGIC: [u8; 8] = *b"OBNIC\0\0\x02";
+const MAGIC: [u8; 8] = *b"OBNIC\0\0\x03";
 const HELLO_BYTES: usize = 16;
 /// Time that a process has to say who it is, and to be answered: those who are not awaited are hung
 /// up on at once.
@@ -51,6 +52,8 @@ const GUESTS_MAX: usize = 64;
 /// Pauses between two tries to reach a peer.
 const RETRY_MIN: Duration = Duration::from_millis(1);
 const RETRY_MAX: Duration = Duration::from_millis(50);
+/// Connections that have memory, of 2 MiB each. Frames of more travel over their sockets.
+const SHARED_MAX: usize = 64;
 /// Time in which what waits is sent before a connection ends.
 const FINISH: Duration = Duration::from_secs(1);
 
@@ -62,6 +65,8 @@ pub(crate) struct Fabric {
     _lock: File,
     meetings: Mutex<HashMap<u32, Meeting>>,
     guests: AtomicUsize,
+    /// The way of frames; `None` is memory of both where it is possible.
+    way: Option<Way>,
 }
 
 /// A queue pair that is connected to one of another process.
@@ -75,6 +80,7 @@ struct Meeting {
 impl Fabric {
     /// Takes a place, with a socket that listens there.
     pub(crate) fn join() -> io::Result<(Fabric, UnixListener)> {
+        let way = Way::asked().map_err(io::Error::other)?;
         let folder = folder()?;
         let (place, lock) = take_place(&folder)?;
         let socket = folder.join(place.to_string());
@@ -89,6 +95,7 @@ impl Fabric {
             _lock: lock,
             meetings: Mutex::default(),
             guests: AtomicUsize::new(0),
+            way,
         };
         Ok((fabric, listener))
     }
@@ -198,7 +205,8 @@ impl Fabric {
         let mut pause = RETRY_MIN;
         while self.awaits(qpn, peer).is_some_and(|of| of == epoch) {
             if let Ok(stream) = self.ask(qpn, peer)
-                && self.attach(nic, qpn, epoch, stream, &MAGIC)
+                && self.claim(qpn, epoch, || (&stream).write_all(&MAGIC))
+                && self.attach(nic, qpn, epoch, stream, false)
             {
                 return;
             }
@@ -256,22 +264,46 @@ impl Fabric {
             return Err(ErrorKind::InvalidData.into());
         }
         stream.set_read_timeout(None)?;
-        self.attach(nic, to, epoch, stream, &[]);
+        if self.claim(to, epoch, || Ok(())) {
+            self.attach(nic, to, epoch, stream, true);
+        }
         Ok(())
     }
 
-    /// Lets a connection carry a queue pair's frames, if it waits for one. The peer is told first.
-    fn attach(&self, nic: &Nic, qpn: u32, epoch: u32, mut stream: UnixStream, told: &[u8]) -> bool {
+    /// Notes that a connection is the one that a queue pair waits for, and tells the peer.
+    fn claim(&self, qpn: u32, epoch: u32, tell: impl FnOnce() -> io::Result<()>) -> bool {
         let mut meetings = self.meetings.lock();
         let meeting = meetings.get_mut(&qpn);
-        if let Some(meeting) = meeting.filter(|of| of.epoch == epoch && !of.is_met)
-            && stream.write_all(told).is_ok()
-            && let Ok(link) = Link::over(nic, stream, qpn, epoch)
-        {
-            (meeting.is_met, meeting.link) = (true, Some(link));
-            return true;
+        match meeting.filter(|of| of.epoch == epoch && !of.is_met) {
+            Some(meeting) => {
+                meeting.is_met = tell().is_ok();
+                meeting.is_met
+            }
+            None => false,
         }
-        false
+    }
+
+    /// Lets a connection carry the frames of the queue pair that has claimed it. If it ends before
+    /// both have agreed how, the queue pair waits for another.
+    fn attach(&self, nic: &Nic, qpn: u32, epoch: u32, stream: UnixStream, gives: bool) -> bool {
+        let common = Common::agree(&stream, gives, self.shares(), Instant::now() + ANSWER)
+            .ok()
+            .filter(|common| self.way.is_none_or(|way| way == common.way()));
+        let mut meetings = self.meetings.lock();
+        let Some(meeting) = meetings.get_mut(&qpn).filter(|of| of.epoch == epoch) else {
+            return false;
+        };
+        meeting.link = common.and_then(|common| Link::by(nic, stream, common, qpn, epoch).ok());
+        meeting.is_met = meeting.link.is_some();
+        meeting.is_met
+    }
+
+    /// Returns whether the next connection may have memory.
+    fn shares(&self) -> bool {
+        let meetings = self.meetings.lock();
+        let links = meetings.values().filter_map(|of| of.link.as_ref());
+        let count = links.filter(|link| link.way() == Way::Shm).count();
+        self.way != Some(Way::Tcp) && count < SHARED_MAX
     }
 }
 

@@ -32,6 +32,8 @@ pub(crate) struct Request {
 #[derive(Clone, Copy, Default)]
 struct Posted {
     wr_id: u64,
+    /// Requests posted before it.
+    number: u32,
     blocks: u16,
     opcode: u32,
 }
@@ -44,6 +46,11 @@ pub(crate) struct Sends {
     ring: Mapped,
     /// Most blocks of an entry.
     blocks_max: u16,
+    /// Requests that were posted, and those known to be complete.
+    made: u32,
+    done: u32,
+    /// Most that are between the two: what the program was told.
+    requests_max: u32,
 }
 
 /// The program's half of a receive queue.
@@ -56,23 +63,29 @@ pub(crate) struct Receives {
 
 impl Sends {
     pub(crate) fn new(ring: Mapped, blocks_max: u16) -> Sends {
+        let blocks = ring.len() / BLOCK_BYTES;
         Sends {
             head: 0,
             tail: 0,
-            posted: vec![Posted::default(); ring.len() / BLOCK_BYTES],
+            posted: vec![Posted::default(); blocks],
             ring,
             blocks_max,
+            made: 0,
+            done: 0,
+            requests_max: blocks as u32 / u32::from(blocks_max),
         }
     }
 
     pub(crate) fn reset(&mut self) {
         (self.head, self.tail) = (0, 0);
+        self.done = self.made;
     }
 
     /// Returns what was asked for by the entry of this index, whose blocks are free from now on.
     pub(crate) fn complete(&mut self, index: u16) -> (u64, u32) {
         let posted = self.posted[usize::from(index) & (self.posted.len() - 1)];
         self.tail = index.wrapping_add(posted.blocks);
+        self.done = posted.number.wrapping_add(1);
         (posted.wr_id, posted.opcode)
     }
 
@@ -107,7 +120,8 @@ impl Sends {
         }
         let mask = self.posted.len() - 1;
         let used = usize::from(self.head.wrapping_sub(self.tail));
-        if used + blocks > self.posted.len() {
+        let is_full = self.made.wrapping_sub(self.done) >= self.requests_max;
+        if is_full || used + blocks > self.posted.len() {
             return Err(libc::ENOMEM);
         }
         for (at, block) in bytes.chunks(BLOCK_BYTES).enumerate() {
@@ -116,6 +130,7 @@ impl Sends {
         }
         self.posted[usize::from(self.head) & mask] = Posted {
             wr_id: request.wr_id,
+            number: self.made,
             blocks: blocks as u16,
             opcode: match &request.operation {
                 Operation::Nop
@@ -129,6 +144,7 @@ impl Sends {
             },
         };
         self.head = self.head.wrapping_add(blocks as u16);
+        self.made = self.made.wrapping_add(1);
         Ok(())
     }
 
@@ -138,6 +154,9 @@ impl Sends {
 
     /// Takes back the entries from this one on, which were not rung for.
     pub(crate) fn take_back(&mut self, head: u16) {
+        if self.head != head {
+            self.made = self.posted[usize::from(head) & (self.posted.len() - 1)].number;
+        }
         self.head = head;
     }
 }

@@ -10,6 +10,7 @@ use std::{
 
 use outboard_nic::{
     FILES, FILES_VARIABLE, LIBRARIES, PRELOADED, SERVING, fabric::VARIABLE, functions,
+use outboard_net::WAY_VARIABLE;
 };
 use tempfile::TempDir;
 
@@ -221,13 +222,21 @@ fn a_program_that_needs_what_is_not_declared_is_not_started() {
 fn two_processes_exchange_data_by_verbs_until_one_is_killed() {
     let folder = folder();
     let program = compile(folder.path(), "queues");
-    let done = run(folder.path(), &program, &[]);
-    let said = String::from_utf8(done.stdout).unwrap();
-    let complained = String::from_utf8(done.stderr).unwrap();
-    assert!(done.status.success(), "{said}{complained}");
-    assert_eq!(said, "right\n");
-    for name in ["ibv_create_cq_ex", "ibv_create_qp", "ibv_post_send"] {
-        assert!(complained.contains(&format!("outboard nic: {name}: ")));
+    for way in ["shm", "tcp"] {
+        let done = Command::new(&program)
+            .arg(way)
+            .env(WAY_VARIABLE, way)
+            .env("LD_LIBRARY_PATH", folder.path())
+            .env(VARIABLE, folder.path().join("fabric"))
+            .output()
+            .unwrap();
+        let said = String::from_utf8(done.stdout).unwrap();
+        let complained = String::from_utf8(done.stderr).unwrap();
+        assert!(done.status.success(), "{way}: {said}{complained}");
+        assert_eq!(said, "right\n");
+        for name in ["ibv_create_cq_ex", "ibv_create_qp", "ibv_post_send"] {
+            assert!(complained.contains(&format!("outboard nic: {name}: ")));
+        }
     }
 }
 
@@ -240,6 +249,7 @@ fn a_folder_that_others_can_write_to_is_no_meeting_place() {
     let done = run(folder.path(), Path::new("ibv_devinfo"), &[]);
     let complained = String::from_utf8(done.stderr).unwrap();
     assert!(!done.status.success());
+/// By memory of both, and over sockets.
     assert!(complained.contains("mode 700"), "{complained}");
 }
 

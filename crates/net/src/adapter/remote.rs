@@ -378,6 +378,13 @@ impl Adapter {
         }
     }
 
+    /// Returns true if nothing waits to be sent to the peer, or the connection is over.
+    pub(crate) fn is_sent(&self, qpn: u32, epoch: u32) -> bool {
+        let found = self.remote_pair(qpn, epoch).ok();
+        let outgoing = found.and_then(|(number, _)| self.outgoing.get(&number));
+        outgoing.is_none_or(Outgoing::is_empty)
+    }
+
     /// Returns true if a frame of the peer may be taken: its answer has room. An error if the
     /// connection is over.
     pub fn has_room(&self, qpn: u32, epoch: u32) -> Result<bool, Error> {
