@@ -118,13 +118,14 @@ def test_queues_reach_the_memory_of_gpus(tmp_path: Path) -> None:
     """Two processes with a GPU each: writes, reads, sends and atomics between them, keys of memory that is freed."""
     program = tmp_path / "gpu_memory"
     source = TEST_PROGRAMS / "nic" / "gpu_memory.c"
-    subprocess.run(["cc", "-O1", "-Wall", "-Werror", source, "-o", program, "-libverbs"], check=True)
+    subprocess.run(["cc", "-O1", "-Wall", "-Werror", source, "-o", program, "-libverbs", "-lmlx5"], check=True)
     server = start_server(tmp_path)
     try:
         done = run(tmp_path / "fabric", str(OUTBOARD), "run", "--gpu", server.urls["shm"], "--", str(program))
     finally:
         assert server.stop() == 0
     assert done.returncode == 0 and done.stdout == "right\n", done.stdout + done.stderr
+    assert "mlx5dv_devx_umem_reg: memory at 0x" in done.stderr
 
 
 def test_a_program_that_is_not_there_is_said(tmp_path: Path) -> None:

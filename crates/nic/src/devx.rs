@@ -12,7 +12,8 @@ use std::{
 };
 
 use outboard_net::{
-    CQN_FIRST, CompletionsSetup, Mapped, PairSetup, Registered, Retries, State, Watch, is_mapped,
+    CQN_FIRST, CompletionsSetup, Error, Mapped, PairSetup, Registered, Retries, State, Watch,
+    is_mapped, remote::is_copied,
 };
 use outboard_verbs::abi::ibv_context;
 use parking_lot::Mutex;
@@ -311,6 +312,10 @@ pub unsafe extern "C" fn outboard_nic_mlx5dv_devx_umem_reg(
     let address = at.as_ptr() as u64;
     let memory = if let Some(at) = gpu::memory(address, bytes) {
         Registered::Distant { address, bytes, at }
+    } else if is_copied(address) {
+        // A kernel's entries and doorbells would not be heard until it ends.
+        refuse("mlx5dv_devx_umem_reg", &Error::Copied(address).to_string());
+        return ptr::null_mut();
     } else if is_mapped(memory as usize, bytes, true) {
         // The adapter writes completions, and orders words of rings by atomics.
         // SAFETY: mapped, as was looked up, and it stays so by the caller's duty.

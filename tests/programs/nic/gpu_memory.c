@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <infiniband/mlx5dv.h>
 #include <infiniband/verbs.h>
 
 #define CHECK(is) \
@@ -39,6 +40,7 @@ static struct end there;
 static uint64_t device;
 static uint8_t *seen;
 
+static int (*register_host)(void *, size_t, unsigned), (*unregister_host)(void *), (*allocate_host)(void **, size_t, unsigned);
 static int (*allocate)(uint64_t *, size_t), (*release)(uint64_t), (*to_host)(void *, uint64_t, size_t), (*from_host)(uint64_t, const void *, size_t);
 
 static void *symbol(void *cuda, const char *name)
@@ -54,6 +56,8 @@ static void begin_gpu(void)
     CHECK(cuda);
     int (*init)(unsigned) = symbol(cuda, "cuInit"), (*retain)(void **, int) = symbol(cuda, "cuDevicePrimaryCtxRetain"), (*set)(void *) = symbol(cuda, "cuCtxSetCurrent");
     allocate = symbol(cuda, "cuMemAlloc_v2"), release = symbol(cuda, "cuMemFree_v2");
+    register_host = symbol(cuda, "cuMemHostRegister_v2"), unregister_host = symbol(cuda, "cuMemHostUnregister");
+    allocate_host = symbol(cuda, "cuMemHostAlloc");
     to_host = symbol(cuda, "cuMemcpyDtoH_v2"), from_host = symbol(cuda, "cuMemcpyHtoD_v2");
     CHECK(init(0) == 0 && retain(&primary, 0) == 0 && set(primary) == 0);
 }
@@ -79,6 +83,20 @@ static void meet(void)
     CHECK(write(peer_socket, &ready, 1) == 1 && read(peer_socket, &ready, 1) == 1);
 }
 
+// Rings of a kernel, in host memory: not in memory of which a server has a copy while the kernel runs.
+static void make_rings(void)
+{
+    void *pages = aligned_alloc(4096, 8192), *pinned = NULL;
+    memset(pages, 0, 8192);
+    struct mlx5dv_devx_umem *taken = mlx5dv_devx_umem_reg(context, pages, 8192, IBV_ACCESS_LOCAL_WRITE);
+    CHECK(taken && mlx5dv_devx_umem_dereg(taken) == 0 && register_host(pages, 8192, 2) == 0);
+    FAILS(mlx5dv_devx_umem_reg(context, (char *)pages + 4096, 4096, IBV_ACCESS_LOCAL_WRITE), EOPNOTSUPP);
+    CHECK(unregister_host(pages) == 0 && allocate_host(&pinned, 8192, 2) == 0);
+    taken = mlx5dv_devx_umem_reg(context, pinned, 8192, IBV_ACCESS_LOCAL_WRITE);
+    CHECK(taken && mlx5dv_devx_umem_dereg(taken) == 0);
+    free(pages);
+}
+
 static void make(void)
 {
     struct ibv_device **list = ibv_get_device_list(NULL);
@@ -88,6 +106,7 @@ static void make(void)
     CHECK(qp = ibv_create_qp(pd, &asked));
     FAILS(ibv_reg_dmabuf_mr(pd, 0, 4096, 0, -1, ALL), EOPNOTSUPP);  // no driver is loaded
     begin_gpu();
+    make_rings();
     CHECK((seen = malloc(BYTES)) && allocate(&device, BYTES) == 0);
     CHECK(mr = ibv_reg_mr(pd, (void *)device, BYTES, ALL | IBV_ACCESS_RELAXED_ORDERING));
     // Part of the allocation, and pages around it; not what is beyond.

@@ -20,4 +20,5 @@ mod session;
 pub(crate) mod stub;
 
 pub use served::{Answering, Carrier, Served};
-pub(crate) use session::{is_copied, is_remote, look};
+pub use session::is_copied;
+pub(crate) use session::{is_remote, look};

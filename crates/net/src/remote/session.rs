@@ -57,7 +57,8 @@ pub(crate) fn is_remote() -> Result<bool, Error> {
 
 /// Returns true if kernels that run do not see this memory of the program, nor it what they write,
 /// though they do with other memory.
-pub(crate) fn is_copied(address: u64) -> bool {
+#[must_use]
+pub fn is_copied(address: u64) -> bool {
     table().is_some_and(|table| (table.is_copied)(address) != 0)
 }
 
