@@ -34,7 +34,7 @@ pub struct CompletionsSetup {
 pub struct Watch {
     is_armed: AtomicBool,
     call: Box<dyn Fn() + Send + Sync>,
-    overrun: fn(),
+    overrun: Box<dyn Fn() + Send + Sync>,
 }
 
 impl Watch {
@@ -43,14 +43,15 @@ impl Watch {
         Watch {
             is_armed: AtomicBool::new(false),
             call: Box::new(call),
-            overrun: || {},
+            overrun: Box::new(|| {}),
         }
     }
 
     /// Calls a function, too, when more has completed than there is room for: nothing completes
     /// from then on.
     #[must_use]
-    pub fn or_overrun(self, overrun: fn()) -> Watch {
+    pub fn or_overrun(self, overrun: impl Fn() + Send + Sync + 'static) -> Watch {
+        let overrun = Box::new(overrun);
         Watch { overrun, ..self }
     }
 

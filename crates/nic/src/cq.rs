@@ -4,14 +4,14 @@
 //! locked itself.
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::VecDeque,
     ffi::{c_char, c_int, c_void},
     fs::File,
     io::{Read, Write},
     os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd},
     ptr,
     sync::{
-        Arc, LazyLock,
+        Arc,
         atomic::{AtomicU32, Ordering},
     },
 };
@@ -26,6 +26,7 @@ use parking_lot::Mutex;
 use crate::{
     abi::mlx5dv_cq,
     domain::{Domain, Given},
+    events::{QUEUES, Raising},
     host::{Refusal, with},
     pair::pair_of,
     refused::{fail, refuse, say, set_errno},
@@ -61,9 +62,6 @@ const STATUS: [&str; 22] = [
     "response timeout error\0",
     "general error\0",
 ];
-
-/// Queues that programs have, by their addresses: of events that wait, some are of others.
-static QUEUES: LazyLock<Mutex<HashSet<usize>>> = LazyLock::new(Mutex::default);
 
 /// A completion queue; programs have the address of its first field.
 #[repr(C)]
@@ -353,11 +351,9 @@ unsafe fn make(context: *mut ibv_context, asked: &ibv_cq_init_attr_ex) -> *mut i
         consumer: Mutex::new(consumer),
     }));
     QUEUES.lock().insert(queue as usize);
-    // SAFETY: null, or the beginning of a channel of ours.
-    let watch = watch(
-        unsafe { channel.cast::<Channel>().as_ref() },
-        queue as usize,
-    );
+    // SAFETY: null, or the beginning of a channel of ours; null, or the program's open device.
+    let (channel, context) = unsafe { (channel.cast::<Channel>().as_ref(), context.as_ref()) };
+    let watch = watch(channel, context.map(Raising::of), queue as usize);
     let _ = with(|adapter| adapter.watch(number, watch.clone()));
     // SAFETY: made above, and not yet the program's.
     unsafe { (*queue).watch = Some(watch) };
@@ -365,7 +361,7 @@ unsafe fn make(context: *mut ibv_context, asked: &ibv_cq_init_attr_ex) -> *mut i
 }
 
 /// Makes the calls to a program about its queue at this address.
-fn watch(channel: Option<&Channel>, address: usize) -> Arc<Watch> {
+fn watch(channel: Option<&Channel>, raising: Option<Raising>, address: usize) -> Arc<Watch> {
     let watch = match channel {
         Some(channel) => {
             let events = channel.events.clone();
@@ -377,7 +373,12 @@ fn watch(channel: Option<&Channel>, address: usize) -> Arc<Watch> {
         }
         None => Watch::new(|| {}),
     };
-    Arc::new(watch.or_overrun(say_overrun))
+    Arc::new(watch.or_overrun(move || {
+        say_overrun();
+        if let Some(raising) = &raising {
+            raising.queue_failed(address);
+        }
+    }))
 }
 
 /// Says why nothing completes any more.

@@ -1,17 +1,30 @@
-//! Asynchronous events of a device: programs wait for them, and none come. Errors of queue pairs
-//! are completions here.
+//! Asynchronous events of a device, for which programs wait: completion queues that are overrun.
+//! Errors of queue pairs are completions here.
+//!
+//! An event travels through a pipe, whose end programs poll, as the address of what it is about and
+//! its type. What is destroyed before its event is read has none.
 
 use std::{
+    collections::{HashMap, HashSet},
     ffi::{c_char, c_int, c_uint, c_void},
     fs::File,
-    io::{PipeReader, PipeWriter, Read, pipe},
+    io::{PipeReader, PipeWriter, Read, Write, pipe},
     mem::ManuallyDrop,
     os::fd::{AsRawFd, FromRawFd},
+    sync::{Arc, LazyLock, Weak},
 };
 
-use outboard_verbs::abi::ibv_context;
+use outboard_verbs::abi::{IBV_EVENT_CQ_ERR, ibv_async_event, ibv_context};
+use parking_lot::Mutex;
 
 use crate::refused::set_errno;
+
+/// Completion queues that the program has, by their addresses: others have no events.
+pub(crate) static QUEUES: LazyLock<Mutex<HashSet<usize>>> = LazyLock::new(Mutex::default);
+/// Writing ends of open devices, by the descriptors that programs poll.
+static OPEN: LazyLock<Mutex<HashMap<c_int, Weak<PipeWriter>>>> = LazyLock::new(Mutex::default);
+/// Bytes of an event in the pipe, which takes all of them or none: address and type.
+const EVENT_BYTES: usize = 16;
 
 /// Names of the events, in their order.
 const NAMES: [&str; 20] = [
@@ -40,13 +53,45 @@ const NAMES: [&str; 20] = [
 /// The events of an open device.
 pub(crate) struct Events {
     /// Closed first, which ends the wait of a thread that still reads.
-    _write: PipeWriter,
+    _write: Arc<PipeWriter>,
     read: PipeReader,
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        OPEN.lock().remove(&self.read.as_raw_fd());
+    }
+}
+
+/// The end by which a device that may be closed is told of events.
+pub(crate) struct Raising(Weak<PipeWriter>);
+
+impl Raising {
+    pub(crate) fn of(context: &ibv_context) -> Raising {
+        let open = OPEN.lock();
+        Raising(open.get(&context.async_fd).cloned().unwrap_or_default())
+    }
+
+    /// Says that a completion queue of the program's, at this address, is in error.
+    pub(crate) fn queue_failed(&self, queue: usize) {
+        let mut event = [0; EVENT_BYTES];
+        event[..8].copy_from_slice(&queue.to_ne_bytes());
+        event[8..12].copy_from_slice(&IBV_EVENT_CQ_ERR.to_ne_bytes());
+        if let Some(write) = self.0.upgrade() {
+            // A full pipe wakes its reader as well.
+            let _ = (&*write).write(&event);
+        }
+    }
 }
 
 impl Events {
     pub(crate) fn new() -> std::io::Result<Events> {
         let (read, write) = pipe()?;
+        // SAFETY: open; the adapter's thread must not wait for a program that reads no events.
+        unsafe { libc::fcntl(write.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+        let write = Arc::new(write);
+        let descriptor = read.as_raw_fd();
+        OPEN.lock().insert(descriptor, Arc::downgrade(&write));
         Ok(Events {
             _write: write,
             read,
@@ -59,34 +104,50 @@ impl Events {
     }
 }
 
-/// Waits until the device is closed, or not at all if the program has said so of the descriptor.
+/// Waits for an event until the device is closed, or not at all if the program has said so of the
+/// descriptor.
 ///
 /// # Safety
 ///
-/// `context` is null or open.
+/// `context` is null or open, and `event` null or has room.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn outboard_nic_ibv_get_async_event(
     context: *mut ibv_context,
-    _event: *mut c_void,
+    event: *mut ibv_async_event,
 ) -> c_int {
-    // SAFETY: null, or open.
-    let Some(context) = (unsafe { context.as_ref() }) else {
+    // SAFETY: null, or open; null, or room.
+    let (Some(context), false) = (unsafe { context.as_ref() }, event.is_null()) else {
         set_errno(libc::EINVAL);
         return -1;
     };
     // SAFETY: open for as long as the device; it is not closed here.
     let mut events = ManuallyDrop::new(unsafe { File::from_raw_fd(context.async_fd) });
-    let number = match events.read_exact(&mut [0]) {
-        Err(error) => error.raw_os_error().unwrap_or(libc::ENODEV),
-        Ok(()) => libc::EIO,
-    };
-    set_errno(number);
-    -1
+    loop {
+        let mut bytes = [0; EVENT_BYTES];
+        if let Err(error) = events.read_exact(&mut bytes) {
+            set_errno(error.raw_os_error().unwrap_or(libc::ENODEV));
+            return -1;
+        }
+        let ([address, rest], _) = bytes.as_chunks::<8>() else {
+            continue;
+        };
+        let (element, event_type) = (usize::from_ne_bytes(*address), u64::from_ne_bytes(*rest));
+        if QUEUES.lock().contains(&element) {
+            // SAFETY: room.
+            unsafe {
+                event.write(ibv_async_event {
+                    element: element as *mut c_void,
+                    event_type: event_type as c_uint,
+                });
+            }
+            return 0;
+        }
+    }
 }
 
-/// No event is ever given out.
+/// Events are over once they are read: nothing waits for their acknowledgement.
 #[unsafe(no_mangle)]
-pub extern "C" fn outboard_nic_ibv_ack_async_event(_event: *mut c_void) {}
+pub extern "C" fn outboard_nic_ibv_ack_async_event(_event: *mut ibv_async_event) {}
 
 #[unsafe(no_mangle)]
 pub extern "C" fn outboard_nic_ibv_event_type_str(event: c_uint) -> *const c_char {

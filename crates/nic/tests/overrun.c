@@ -1,5 +1,9 @@
-// A queue pair that is connected to itself completes more than its completion queue has room for, and nobody takes it.
+// A queue pair that is connected to itself completes more than its completion queue has room for, and nobody takes it: an
+// asynchronous event says which queue.
+#include <errno.h>
+#include <fcntl.h>
 #include <infiniband/verbs.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -18,6 +22,10 @@ int main(void)
 {
     struct ibv_context *context = ibv_open_device(ibv_get_device_list(NULL)[0]);
     struct ibv_pd *pd = ibv_alloc_pd(context);
+    struct pollfd waiting = {context->async_fd, POLLIN, 0};
+    struct ibv_async_event event;
+    fcntl(context->async_fd, F_SETFL, O_NONBLOCK);
+    CHECK(ibv_get_async_event(context, &event) == -1 && errno == EAGAIN && poll(&waiting, 1, 0) == 0);
     struct ibv_cq *cq = ibv_create_cq(context, ENTRIES, NULL, NULL, 0);
     struct ibv_qp_init_attr asked = {.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = {16, 1, 1, 1, 0}};
     struct ibv_qp *qp = ibv_create_qp(pd, &asked);
@@ -46,6 +54,13 @@ int main(void)
         CHECK(tries < 10000 && ibv_query_qp(qp, &now, IBV_QP_STATE, &same) == 0);
         usleep(1000);
     }
+    CHECK(poll(&waiting, 1, 10000) == 1 && ibv_get_async_event(context, &event) == 0);
+    CHECK(event.event_type == IBV_EVENT_CQ_ERR && event.element.cq == cq);
+    ibv_ack_async_event(&event);
+    CHECK(ibv_get_async_event(context, &event) == -1 && errno == EAGAIN);
+    // A queue that is gone has none.
+    CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0 && ibv_dereg_mr(mr) == 0 && ibv_dealloc_pd(pd) == 0);
+    CHECK(ibv_close_device(context) == 0);
     puts("right");
     return 0;
 }

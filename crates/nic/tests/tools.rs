@@ -3,14 +3,16 @@
 
 use std::{
     fs,
+    io::{BufRead, BufReader},
     os::unix::fs::{PermissionsExt, symlink},
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
+    time::Duration,
 };
 
+use outboard_net::WAY_VARIABLE;
 use outboard_nic::{
     FILES, FILES_VARIABLE, LIBRARIES, PRELOADED, SERVING, fabric::VARIABLE, functions,
-use outboard_net::WAY_VARIABLE;
 };
 use tempfile::TempDir;
 
@@ -147,6 +149,27 @@ fn a_completion_queue_that_is_overrun_says_so_once() {
     );
 }
 
+/// No event comes by itself: the tool says where it waits, and goes on waiting.
+#[test]
+fn ibv_asyncwatch_waits_for_events() {
+    let folder = folder();
+    let mut command = Command::new("ibv_asyncwatch");
+    command.env("LD_LIBRARY_PATH", folder.path());
+    command.env(VARIABLE, folder.path().join("fabric"));
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    lines.read_line(&mut said).unwrap();
+    assert!(said.starts_with("mlx5_0: async event FD"), "{said}");
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(child.try_wait().unwrap(), None);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    said.clear();
+    lines.read_line(&mut said).unwrap();
+    assert_eq!(said, "");
+}
+
 /// Compiles a source of this folder to a library or a program.
 fn cc(source: &str, arguments: &[&str], target: &Path) {
     let source = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -218,6 +241,7 @@ fn a_program_that_needs_what_is_not_declared_is_not_started() {
     assert!(complained.contains("ibv_resize_cq"), "{complained}");
 }
 
+/// By memory of both, and over sockets.
 #[test]
 fn two_processes_exchange_data_by_verbs_until_one_is_killed() {
     let folder = folder();
@@ -249,7 +273,6 @@ fn a_folder_that_others_can_write_to_is_no_meeting_place() {
     let done = run(folder.path(), Path::new("ibv_devinfo"), &[]);
     let complained = String::from_utf8(done.stderr).unwrap();
     assert!(!done.status.success());
-/// By memory of both, and over sockets.
     assert!(complained.contains("mode 700"), "{complained}");
 }
 

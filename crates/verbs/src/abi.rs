@@ -183,6 +183,15 @@ pub struct ibv_comp_channel {
     pub refcnt: c_int,
 }
 
+/// The member of the union is the address of what the event is about; of a port its number.
+#[repr(C)]
+pub struct ibv_async_event {
+    pub element: *mut c_void,
+    pub event_type: c_uint,
+}
+
+pub const IBV_EVENT_CQ_ERR: c_uint = 0;
+
 #[repr(C)]
 pub struct ibv_qp {
     pub context: *mut ibv_context,
