@@ -505,6 +505,8 @@ private:
         execute_at(pair, *peer);
         if (is_unreliable) {
             peer->expected = pair.sequence + 1;
+            // Its receive has failed.
+            if (answer_ == Answer::failed && syndrome_ == REMOTE_OPERATION) peer->state = STATE_ERROR;
             if (answer_ != Answer::done) say(Answer::done);
         } else if (answer_ == Answer::done) {
             ++peer->expected;
@@ -529,7 +531,7 @@ private:
         uint32_t access = entry_.remote_access();
         if ((peer.access & access) != access) return say(Answer::failed, REMOTE_INVALID_REQUEST);
         if (entry_.is_write()) return write(peer);
-        if (entry_.is_send()) return deliver(peer);
+        if (entry_.is_send()) return deliver(peer, (pair.flags & PAIR_UNRELIABLE) != 0);
         if (entry_.opcode == detail::READ) return read(pair, peer);
         if (entry_.is_atomic()) return change_word(peer);
         say(Answer::done);
@@ -551,7 +553,7 @@ private:
         say(Answer::done);
     }
 
-    OUTBOARD_NET_CALL void deliver(Pair &peer)
+    OUTBOARD_NET_CALL void deliver(Pair &peer, bool is_unreliable)
     {
         uint32_t index, there = 0;
         Segment into;
@@ -570,8 +572,11 @@ private:
             takes(index);
             return say(Answer::done);
         }
-        peer.receives_consumer = (peer.receives_consumer + 1) & 0xffff;
-        complete_error(peer.receive_completions, RESPONDER_ERROR, peer.qpn, 0, index, there);
+        // A message that is too long for its receive is lost, and the receive is the next one's.
+        if (!is_unreliable || there != LOCAL_LENGTH) {
+            peer.receives_consumer = (peer.receives_consumer + 1) & 0xffff;
+            complete_error(peer.receive_completions, RESPONDER_ERROR, peer.qpn, 0, index, there);
+        }
         say(Answer::failed, here);
     }
 

@@ -35,8 +35,12 @@ struct Side<E> {
 }
 
 impl<E: Engine> Side<E> {
-    fn new(mut engine: E, collapsed: bool) -> Side<E> {
+    fn new(mut engine: E, seed: u64) -> Side<E> {
+        let collapsed = seed.is_multiple_of(3);
         let ends = [(); 2].map(|()| End::new(&mut engine, collapsed, 1));
+        if seed.is_multiple_of(4) {
+            ends.iter().for_each(|end| engine.make_unreliable(end.qpn));
+        }
         connect(&mut engine, &ends[0], &ends[1]);
         for (number, end) in ends.iter().enumerate() {
             let bytes: Vec<u8> = (0..DATA_BYTES).map(|at| (at * 7 + number) as u8).collect();
@@ -247,9 +251,8 @@ fn bytes(memory: &Mapped) -> Vec<u8> {
 fn what_a_kernel_writes_is_what_the_adapter_writes() {
     let (mut failures, mut successes) = (0, 0);
     for seed in 0..ROUNDS {
-        let collapsed = seed % 3 == 0;
-        let mut thread = Side::new(Thread::new(Network::default()), collapsed);
-        let mut kernel = Side::new(Kernel::new(Network::default()), collapsed);
+        let mut thread = Side::new(Thread::new(Network::default()), seed);
+        let mut kernel = Side::new(Kernel::new(Network::default()), seed);
         for turn in 0..3 {
             post(&mut Random(seed << 8 | turn), &mut thread);
             post(&mut Random(seed << 8 | turn), &mut kernel);

@@ -21,6 +21,7 @@ pub(crate) trait Engine {
     fn key(&mut self, domain: u32, memory: &Mapped) -> u32;
     fn pair(&mut self, setup: &PairSetup) -> u32;
     fn join(&mut self, one: u32, other: u32);
+    fn make_unreliable(&mut self, qpn: u32);
 }
 
 /// Implements [`Engine`] by calls of these names, which adapters have.
@@ -43,6 +44,10 @@ macro_rules! engine {
                 let (of_one, of_other) = (self.end_of(one).unwrap(), self.end_of(other).unwrap());
                 self.connect(one, of_other).unwrap();
                 self.connect(other, of_one).unwrap();
+            }
+
+            fn make_unreliable(&mut self, qpn: u32) {
+                self.set_unreliable(qpn).unwrap();
             }
         }
     };

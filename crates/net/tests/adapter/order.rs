@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use outboard_net::{
-    CQN_FIRST, CompletionsSetup, Mapped, Network, PairSetup,
+    CQN_FIRST, CompletionsSetup, Mapped, Network, PairSetup, State,
     cqe::{Completion, Kind},
     wqe::{Data, Operation, Remote},
 };
@@ -330,4 +330,44 @@ fn a_collapsed_queue_has_the_last_index_and_keeps_its_first_error() {
         Some((100, 0x13))
     );
     assert_eq!(adapter.status(a.qpn).unwrap().flushed, 1);
+}
+
+/// A message that is longer than its receive is lost, and the receive takes the next one; a receive
+/// whose memory is not registered ends its own queue pair.
+#[test]
+fn an_unreliable_receive_that_is_too_short_waits_for_the_next_message() {
+    let (mut adapter, mut a, mut b) = connected(Network::default());
+    adapter.make_unreliable(a.qpn);
+    adapter.make_unreliable(b.qpn);
+    let mut now_ns = 0;
+    b.post_receive(b.segment(0, 16));
+    for bytes in [17, 64, 16] {
+        a.data.write(0, &[bytes as u8; 64]);
+        a.post(Operation::Send {
+            imm: Some(bytes),
+            data: gather(a.segment(0, bytes)),
+        });
+        run(&mut adapter, &mut now_ns);
+        assert_eq!(a.completion().unwrap().syndrome, 0);
+    }
+    let receipt = b.receipt().unwrap();
+    assert_eq!((receipt.imm, receipt.bytes), (16, 16));
+    assert!(b.receipt().is_none());
+    let mut bytes = [0; 24];
+    b.data.read(0, &mut bytes);
+    assert_eq!((bytes[0], bytes[15], bytes[16]), (16, 16, 0));
+    let pairs = [a.qpn, b.qpn];
+    let states = |adapter: &Adapter| pairs.map(|of| adapter.status(of).unwrap().state);
+    assert_eq!(states(&adapter), [State::Ready; 2]);
+    let mut wrong = b.segment(0, 16);
+    wrong.lkey += 1;
+    b.post_receive(wrong);
+    a.post(Operation::Send {
+        imm: None,
+        data: gather(a.segment(0, 8)),
+    });
+    run(&mut adapter, &mut now_ns);
+    assert_eq!(b.receipt().unwrap().syndrome, 0x04);
+    assert_eq!(a.completion().unwrap().syndrome, 0);
+    assert_eq!(states(&adapter), [State::Ready, State::Error]);
 }
