@@ -253,11 +253,19 @@ def test_a_killed_program_leaves_no_kernel_that_is_an_adapter(
 
 # Over tcp the endpoint, its rings and its adapter are in the server's process of the session.
 @pytest.mark.parametrize(
-    "case", ["soak 64 5 5 0 1", "soak 32 3 6 20000 3 gpu", "messages warp 2 2 12 6 3 33 0 20000 3"]
+    "case",
+    [
+        "nic soak 64 5 5 0 1",
+        "nic soak 32 3 6 20000 3 gpu",
+        "nic messages warp 2 2 12 6 3 33 0 20000 3",
+        "nvlink soak 64 5 5 0 1",
+        "nvlink messages warp 2 2 12 6 3 33 0 0 3",
+    ],
 )
 def test_kernels_post_where_the_gpu_is(server: Server, soak_on_gpu: Path, messages_on_gpu: Path, case: str) -> None:
-    name, *arguments = case.split()
-    is_right(server.run("tcp", {"soak": soak_on_gpu, "messages": messages_on_gpu}[name], *arguments))
+    provider, name, *arguments = case.split()
+    program = {"soak": soak_on_gpu, "messages": messages_on_gpu}[name]
+    is_right(server.run("tcp", program, *arguments, env=by(provider)))
 
 
 def test_threads_of_the_cpu_post_to_and_poll_what_is_where_the_gpu_is(server: Server, tmp_path: Path) -> None:
@@ -289,14 +297,88 @@ def test_kernels_of_two_servers_exchange_data(two_kernels: Path, tmp_path: Path)
             servers.append(start_server(tmp_path / name, "--peer-copies", "127.0.0.0/8"))
             started.callback(servers[-1].stop)
         assert two_ends(servers, two_kernels, "tcp", "tcp") == ["10 of 10 rounds are right\n"] * 2
-        # Two sessions of one server, too; not a program that has its own adapter.
+        # Two sessions of one server, too.
         assert two_ends(servers[:1] * 2, two_kernels, "tcp", "tcp") == ["10 of 10 rounds are right\n"] * 2
-        for said in two_ends(servers, two_kernels, "tcp", "shm"):
-            assert "one of the two endpoints is where the GPU is" in said
         closed = start_server(tmp_path / "closed")
         started.callback(closed.stop)
+        # A program that has its own adapter is met by the program itself, not by its server.
+        for links in (("tcp", "shm"), ("shm", "tcp")):
+            assert two_ends([closed] * 2, two_kernels, *links) == ["10 of 10 rounds are right\n"] * 2
         said = two_ends([closed, servers[0]], two_kernels, "tcp", "tcp")
         assert "outboard serve --peer-copies" in said[0] and "where its server is" in said[1], said
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_on_gpu(tmp_path_factory.mktemp("ends"), "ends.cu")
+
+
+@contextmanager
+def meeting(
+    server: Server, ends: Path, *links: str, rounds: int, provider: str = "nic"
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Two programs that have met, each with what it sends and receives in the GPU's memory where the endpoint reaches
+    it."""
+    address, processes = free_address(), []
+    try:
+        for link, role in zip(links, ("listen", "connect"), strict=True):
+            memory = ["gpu"] if link == "tcp" or provider == "nvlink" else []
+            command = [OUTBOARD, "run", "--gpu", server.urls[link], "--", ends, role, address, str(rounds), *memory]
+            env = {**os.environ, **by(provider)}
+            pipe = subprocess.PIPE
+            processes.append(subprocess.Popen(command, env=env, stdout=pipe, stderr=subprocess.STDOUT, text=True))
+        for process, link in zip(processes, links, strict=True):
+            assert process.stdout is not None
+            said = process.stdout.readline()
+            assert said == f"met by {'server' if link == 'tcp' else 'program'}\n", said + process.stdout.read()
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+WITH_TCP = [("nic", "tcp", "shm"), ("nic", "shm", "tcp"), ("nvlink", "tcp", "tcp"), ("nvlink", "shm", "tcp")]
+
+
+@pytest.mark.parametrize(("provider", "one", "other"), WITH_TCP)
+def test_ends_at_a_server_and_in_a_program_meet(
+    server: Server, ends: Path, provider: str, one: str, other: str
+) -> None:
+    with meeting(server, ends, one, other, rounds=10, provider=provider) as processes:
+        said = [process.communicate(timeout=RUN_S_MAX)[0] for process in processes]
+    assert said == ["10 rounds: right\n"] * 2
+
+
+def workers_of(server: Server, count: int) -> list[int]:
+    """The server's workers in the order of their start, once there are as many. The last has no session yet."""
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+    deadline = time.monotonic() + 60
+    while len(workers := children.read_text().split()) != count:
+        assert time.monotonic() < deadline, f"{len(workers)} workers, not {count}"
+        time.sleep(0.02)
+    return [int(worker) for worker in workers]
+
+
+@pytest.mark.parametrize(("provider", "one", "other"), WITH_TCP)
+@pytest.mark.parametrize("victim", ["program", "worker"])
+def test_an_end_that_is_killed_is_an_error_of_the_other_and_leaves_nothing(
+    server: Server, ends: Path, provider: str, one: str, other: str, victim: str
+) -> None:
+    workers_of(server, 1)
+    with meeting(server, ends, one, other, rounds=10**9, provider=provider) as processes:
+        workers = workers_of(server, 3)
+        if victim == "program":
+            processes[0].kill()
+        else:
+            os.kill(workers[0], signal.SIGKILL)
+        start = time.monotonic()
+        said = [process.communicate(timeout=RUN_S_MAX)[0] for process in processes]
+        assert time.monotonic() - start < 60
+        # A second of silence, then the question whether the peer is there. Who is in whose session is not known.
+        assert any("syndrome 0x15" in one or "syndrome 0x5" in one for one in said), said
+        assert all(process.returncode != 0 for process in processes)
+    workers_of(server, 1)
 
 
 def test_kernels_of_two_processes_exchange_data(server: Server, two_kernels: Path) -> None:
@@ -321,9 +403,12 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return ptx
 
 
-def run_python(server: Server, kernels: Path, *place: str, provider: str = "nic", link: str = "shm") -> list[str]:
+def run_python(
+    server: Server, kernels: Path, *place: str, provider: str = "nic", link: str = "shm", inbox: str = "host"
+) -> list[str]:
     path = f"{TEST_PROGRAMS}:{ROOT / 'python'}"
     env = {"PYTHONPATH": path, "OUTBOARD_NET_LIBRARY": str(LIBRARY / "liboutboard_net.so"), **by(provider)}
+    env["INBOX"] = inbox
     done = server.run(link, sys.executable, TEST_PROGRAMS / "net" / "endpoints.py", kernels, *place, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
@@ -336,8 +421,9 @@ def test_python_makes_endpoints_for_kernels(server: Server, kernels: Path) -> No
     assert run_python(server, kernels) == expected
     # With the inbox in the GPU's memory.
     assert run_python(server, kernels, provider="nvlink") == expected
-    # Where the GPU is.
-    assert run_python(server, kernels, link="tcp") == expected
+    # Where the GPU is, with the inbox in its memory.
+    for provider in ("nic", "nvlink", "auto"):
+        assert run_python(server, kernels, provider=provider, link="tcp", inbox="gpu") == expected
     for provider in ("nic", "nvlink"):
         address = free_address()
         with ThreadPoolExecutor(2) as both:
@@ -527,9 +613,9 @@ def loops(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def serving(server: Server, loops: Path, loop: str, address: str) -> Iterator[subprocess.Popen[str]]:
+def serving(server: Server, loops: Path, loop: str, address: str, link: str = "shm") -> Iterator[subprocess.Popen[str]]:
     """A server in this loop, in a group of its own."""
-    command = [OUTBOARD, "run", "--gpu", server.urls["shm"], "--", loops, "serve", loop, address, str(REPORT_MS)]
+    command = [OUTBOARD, "run", "--gpu", server.urls[link], "--", loops, "serve", loop, address, str(REPORT_MS)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0)
     try:
         yield process
@@ -567,6 +653,15 @@ def test_each_loop_answers_and_stops_in_the_midst_of_a_wait(server: Server, loop
     if loop in STARTED:
         assert end["wakes"] <= end["reports"] + 6, end["said"]
         assert end["cpu_percent"] < 10, end["said"]
+
+
+@pytest.mark.parametrize("loop", "ag")
+def test_a_loop_where_the_gpu_is_answers_a_program_without_one(server: Server, loops: Path, loop: str) -> None:
+    address = free_address()
+    with serving(server, loops, loop, address, "tcp") as process:
+        asked = subprocess.run([loops, "ask", address, "20"], capture_output=True, text=True, timeout=RUN_S_MAX)
+        end = end_of(process)
+    assert asked.stdout.endswith("20 of 20 answers are right\n"), asked.stdout + end["said"]
 
 
 @pytest.mark.parametrize("loop", "adefg")

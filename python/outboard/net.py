@@ -11,8 +11,9 @@
 
 The adapter is one in software in this process: it reads and writes host memory, so tensors are pinned or ordinary ones
 of the host, and memory of a GPU is refused. Kernels reach what is pinned and mapped. Under `outboard run` over tcp or
-rdma it is where the GPU is (`Endpoint.place`), and takes pinned memory alone. With `Endpoint(provider="nvlink")`
-kernels load and store themselves, and memory of a GPU is taken, too, as it is by RDMA devices (`mlx5`, `proxy`).
+rdma it is where the GPU is (`Endpoint.place`), and takes pinned memory, and of the software device a GPU's. With
+`Endpoint(provider="nvlink")` kernels load and store themselves, and memory of a GPU is taken, too, as it is by RDMA
+devices (`mlx5`, `proxy`).
 """
 
 from __future__ import annotations
@@ -285,9 +286,15 @@ class Endpoint:
         """Registers the memory of a tensor or an array, by `data_ptr()`, `__cuda_array_interface__`, DLPack or as a
         buffer. An array that may not be written is taken for reading alone: `net.REMOTE_READ`, or 0."""
         is_written = access & ~REMOTE_READ != 0
-        address, size = span(of, of_gpu=self.provider != "nic", is_written=is_written)
+        address, size = span(of, of_gpu=True, is_written=is_written)
         key = c_uint32()
-        self._call("outboard_net_register", c_void_p(address), c_uint64(size), c_uint32(_fits(access, 32)), byref(key))
+        numbers = (c_void_p(address), c_uint64(size), c_uint32(_fits(access, 32)), byref(key))
+        try:
+            self._call("outboard_net_register", *numbers)
+        except OutboardError as error:
+            if self.provider == "nic" and self.place == "program" and _is_of_device(address):
+                raise OutboardError(OF_GPU) from error
+            raise
         self._adapter.kept.append(of)
         return Memory(address, size, key.value, of)
 

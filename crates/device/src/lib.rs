@@ -24,7 +24,7 @@ use std::{borrow::Cow, os::fd::OwnedFd, sync::Arc};
 
 use outboard_api::CUresult;
 use outboard_link::{DeviceMemory, GpuMemory, Granted, Lasting, Segment, Tail};
-use outboard_net::Mapped;
+use outboard_net::Registered;
 use outboard_wire::{
     Data, Message,
     codec::Writer,
@@ -132,10 +132,10 @@ pub trait Host: Send {
     fn memory_in_use(&self) -> Option<MemoryInUse> {
         None
     }
-    /// Lends host memory of the session to an adapter in software: all of these bytes, which stay
-    /// mapped as long as what is returned. From then on it reports what is written there at any
-    /// time.
-    fn lend(&mut self, address: u64, len: u64) -> Result<Mapped, Failure> {
+    /// Lends memory of the session to an adapter in software: all of these bytes. Host memory stays
+    /// mapped as long as the result, and is reported whenever it is written; a GPU's is looked up
+    /// at each use.
+    fn lend(&mut self, address: u64, len: u64) -> Result<Registered, Failure> {
         let _ = (address, len);
         Err(Failure::unsupported("adapters in software"))
     }

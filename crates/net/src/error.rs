@@ -107,12 +107,14 @@ pub enum Error {
     NoProvider { name: String, known: String },
     #[error("the provider {provider} is not possible here: {why}")]
     Impossible { provider: String, why: String },
+    #[error("an endpoint of {} has no such call", .0.to_string_lossy())]
+    NotOfProvider(&'static std::ffi::CStr),
     #[error("the RDMA device: {0}")]
     Device(String),
     #[error("{0}")]
     Session(String),
     #[error(
-        "not all of the {bytes} bytes at {address:#x} are pinned memory (cudaHostAlloc, cudaHostRegister), and the endpoint is where the GPU is: it reaches no other memory of the program"
+        "not all of the {bytes} bytes at {address:#x} are pinned memory (cudaHostAlloc, cudaHostRegister) or of one allocation of a GPU, and the endpoint is where the GPU is: it reaches no other memory of the program"
     )]
     NotPinned { address: u64, bytes: u64 },
     #[error(

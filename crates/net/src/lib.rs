@@ -42,6 +42,7 @@ mod engine;
 mod error;
 mod faults;
 mod field;
+mod here;
 mod kernel;
 mod keys;
 mod layout;

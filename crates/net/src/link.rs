@@ -18,7 +18,7 @@ use std::{
 use crate::{
     adapter::{Call, HEADER_BYTES, Header, Peer, Sink},
     error::Error,
-    meet::{self, AT_SERVER, Hello, SHARES, Window},
+    meet::{self, Hello, SHARES, Window},
     nic::{Nic, Shared},
     queue::Queue,
     rings::{RINGS_BYTES, Rings},
@@ -34,10 +34,6 @@ const HELD: Duration = Duration::from_micros(50);
 /// Time after which a thread that has nothing to send looks whether the connection is over, of
 /// which it is told, too.
 const IDLE: Duration = Duration::from_secs(1);
-
-/// Why a queue of this process does not meet one at a server.
-pub(crate) const NOT_BOTH: &str = "one of the two endpoints is where the GPU is, at a server, and the other in its \
-     program: outboard_net_meet connects two of a kind";
 
 /// Where and how two processes meet.
 #[derive(Clone, Copy, Debug)]
@@ -161,9 +157,6 @@ impl Link {
             false => meet::connect(socket, mine, deadline),
         };
         let (stream, theirs) = met.map_err(|error| failed(&error))?;
-        if theirs.ways & AT_SERVER != 0 {
-            return Err(failed(&NOT_BOTH));
-        }
         let memory = match mine.ways & theirs.ways & SHARES {
             0 => Err("one of the two processes shares no memory".into()),
             _ => {

@@ -40,7 +40,8 @@ pub(crate) struct Hello {
 
 /// Bit of a hello's ways.
 pub(crate) const SHARES: u32 = 1;
-/// Bit of a hello's ways: the queue is at a server, and its entries do not come by this connection.
+/// Bit of a hello's ways: the queue is at a server. Between two such queues entries do not come by
+/// this connection.
 pub(crate) const AT_SERVER: u32 = 2;
 
 impl Hello {

@@ -1,8 +1,8 @@
 //! The choice of an endpoint.
 
 use crate::{
-    endpoint::Endpoint, engine::Engine, error::Error, faults::Network, mlx5::Mlx5, nvlink::Nvlink,
-    placed::Placed, provider::Provider, proxy::Proxy,
+    endpoint::Endpoint, engine::Engine, error::Error, faults::Network, here::here, placed::Placed,
+    provider::Provider,
 };
 
 /// Opens an endpoint of the provider that was asked for, or of one that is chosen here.
@@ -17,6 +17,7 @@ pub fn open_by(
     network: Network,
 ) -> Result<Box<dyn Endpoint>, Error> {
     network.check()?;
+    let asked = Provider::asked(asked)?;
     let provider = Provider::choose(asked)?;
     if provider != Provider::Nic && !network.is_perfect() {
         return Err(Error::Impossible {
@@ -31,10 +32,9 @@ pub fn open_by(
             why: "the adapter that is a kernel has a perfect network alone".into(),
         });
     }
-    match provider {
-        Provider::Nic => Ok(Box::new(Placed::new(network, engine))),
-        Provider::Mlx5 => Ok(Box::new(Mlx5::open()?)),
-        Provider::Nvlink => Ok(Box::new(Nvlink::default())),
-        Provider::Proxy => Ok(Box::new(Proxy::open()?)),
+    match asked {
+        // These use a device of the program's machine.
+        Some(Provider::Mlx5 | Provider::Proxy) => here(provider, engine, network),
+        _ => Ok(Box::new(Placed::new(asked, (provider, engine), network))),
     }
 }

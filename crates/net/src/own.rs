@@ -8,6 +8,7 @@ use crate::{
     adapter::Peer,
     block::{Export, Options},
     counts::Counts,
+    distant::Registered,
     error::Error,
     faults::Network,
     keys::Access,
@@ -72,7 +73,11 @@ impl Own {
         }
     }
 
-    pub(crate) fn register(&self, memory: Mapped, access: Access) -> Result<u32, Error> {
+    pub(crate) fn register(
+        &self,
+        memory: impl Into<Registered>,
+        access: Access,
+    ) -> Result<u32, Error> {
         self.awake()
             .with(|adapter| adapter.register(DOMAIN, memory, access))
     }

@@ -1,5 +1,5 @@
-//! An endpoint of the adapter in software: of this process, or where the GPU is. Programs open it
-//! before they use CUDA, so that the place is known when it is first used.
+//! An endpoint of this process, or where the GPU is. Programs open it before they use CUDA, so that
+//! the place is known when it is first used.
 
 use std::{ffi::c_void, sync::OnceLock};
 
@@ -7,11 +7,11 @@ use parking_lot::Mutex;
 
 use crate::{
     block::{Export, Options},
-    endpoint::{Counts, Endpoint, OfAdapter},
+    endpoint::{Counts, Endpoint},
     engine::Engine,
     error::Error,
     faults::Network,
-    kernel::OfKernel,
+    here::here,
     keys::Access,
     link::Meeting,
     meet::Window,
@@ -33,6 +33,10 @@ fn impossible(why: &str) -> Error {
 
 #[derive(Debug)]
 pub(crate) struct Placed {
+    /// The provider that the program has named.
+    asked: Option<Provider>,
+    /// The provider in this process.
+    here: Provider,
     network: Network,
     engine: Engine,
     placing: Mutex<()>,
@@ -40,8 +44,14 @@ pub(crate) struct Placed {
 }
 
 impl Placed {
-    pub(crate) fn new(network: Network, engine: Engine) -> Placed {
+    pub(crate) fn new(
+        asked: Option<Provider>,
+        (here, engine): (Provider, Engine),
+        network: Network,
+    ) -> Placed {
         Placed {
+            asked,
+            here,
             network,
             engine,
             placing: Mutex::default(),
@@ -57,11 +67,11 @@ impl Placed {
         if let Some(endpoint) = self.chosen.get() {
             return Ok(&**endpoint);
         }
+        let is_nic = self.asked.unwrap_or(Provider::Nic) == Provider::Nic;
         let endpoint: Box<dyn Endpoint> = match (is_remote()?, self.engine) {
-            (true, Engine::Thread) => Box::new(Remote::open(self.network)?),
-            (true, Engine::Gpu { .. }) => return Err(impossible(AT_SERVER)),
-            (false, Engine::Thread) => Box::new(OfAdapter::start(self.network)?),
-            (false, Engine::Gpu { blocks, warps }) => Box::new(OfKernel::new(blocks, warps)),
+            (true, Engine::Gpu { .. }) if is_nic => return Err(impossible(AT_SERVER)),
+            (true, _) => Box::new(Remote::open(self.asked, self.network)?),
+            (false, engine) => here(self.here, engine, self.network)?,
         };
         Ok(&**self.chosen.get_or_init(|| endpoint))
     }
@@ -69,7 +79,8 @@ impl Placed {
 
 impl Endpoint for Placed {
     fn provider(&self) -> Provider {
-        Provider::Nic
+        let chosen = self.chosen.get();
+        chosen.map_or(self.here, |chosen| chosen.provider())
     }
 
     fn is_remote(&self) -> bool {

@@ -58,14 +58,19 @@ impl Provider {
         found.map(Some).ok_or_else(|| none(&number.to_string()))
     }
 
-    /// Returns the provider that was asked for, else that of the environment, else the first of
-    /// those that reach every process; an error if it is not possible here.
-    pub fn choose(asked: Option<Provider>) -> Result<Provider, Error> {
+    /// Returns the provider that was asked for, else that of the environment, if it names one.
+    pub(crate) fn asked(asked: Option<Provider>) -> Result<Option<Provider>, Error> {
         let said = env::var_os(PROVIDER_VARIABLE).filter(|said| !said.is_empty());
-        let asked = match (asked, said) {
-            (None, Some(name)) => Provider::named(&name.to_string_lossy())?,
-            (asked, _) => asked,
-        };
+        match (asked, said) {
+            (None, Some(name)) => Provider::named(&name.to_string_lossy()),
+            (asked, _) => Ok(asked),
+        }
+    }
+
+    /// Returns the provider that was asked for, here or by the environment, else the first of those
+    /// that reach every process; an error if it is not possible here.
+    pub fn choose(asked: Option<Provider>) -> Result<Provider, Error> {
+        let asked = Provider::asked(asked)?;
         let Some(provider) = asked else {
             let is_mlx5 = Provider::Mlx5.reason().is_ok();
             return Ok(if is_mlx5 {

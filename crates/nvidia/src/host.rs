@@ -12,7 +12,7 @@ use outboard_api::{
 };
 use outboard_device::{Cx, Failure, Host, MemoryInUse, Pending, Printed, Rooms, Way};
 use outboard_link::{DeviceMemory, GpuMemory, Granted, Segment};
-use outboard_net::Mapped;
+use outboard_net::Registered;
 use outboard_wire::{
     doc::{DeviceCard, NVML_NOW},
     messages,
@@ -139,8 +139,8 @@ impl Host for Nvidia {
         self.host.take_changed(changed);
     }
 
-    fn lend(&mut self, address: u64, len: u64) -> Result<Mapped, Failure> {
-        self.host.lend(address, len)
+    fn lend(&mut self, address: u64, len: u64) -> Result<Registered, Failure> {
+        self.host.lend(address, len).map(Registered::from)
     }
 
     fn can_fence_early(&self, whole_context: bool) -> bool {

@@ -270,7 +270,9 @@ impl HostRanges {
         let (Some(range), Some(at)) = (range, at) else {
             return Err(Failure::new(
                 CUresult::CUDA_ERROR_INVALID_VALUE,
-                format!("{len} bytes at {va:#x} are not pinned memory of this session"),
+                format!(
+                    "{len} bytes at {va:#x} are not pinned memory of this session; the adapter in software does not reach a GPU's here"
+                ),
             ));
         };
         let keeper = Arc::clone(range);

@@ -62,7 +62,10 @@ pub const REASON_BYTES_MAX: usize = 8 << 10;
 
 /// How long a refused client is given to read the reason.
 pub const PARTING_MS_MAX: u64 = 500;
-/// Calls of `net.h` of one session that wait, each on a thread.
+/// Calls of `net.h` of one session that wait, each on a thread: two of each relayed queue, and
+/// others.
+pub(crate) const NET_CALLS_MAX: usize = 48;
+/// Queues of one session that have met those of other servers.
 pub(crate) const NET_THREADS_MAX: usize = 16;
 /// How long what an adapter has written is sent to another server after its end.
 pub(crate) const NET_PARTING_MS_MAX: u64 = 500;

@@ -22,6 +22,7 @@ mod host;
 mod ipc;
 mod jit_limits;
 mod launch;
+mod lent;
 mod links;
 mod memory;
 mod modules;
@@ -42,7 +43,7 @@ use outboard_device::{
     Cx, Device, Failure, Host, MemoryInUse, Pending, Printed, Way, handle_table::HandleTable,
 };
 use outboard_link::{DeviceMemory, GpuMemory, Reach, cores};
-use outboard_net::Mapped;
+use outboard_net::Registered;
 use outboard_ptx::{
     check::Checker,
     device::{EventId, ExecId, Gpu, GraphId, HostCall, Machine, NodeId},
@@ -450,8 +451,11 @@ impl Host for Soft {
         }));
     }
 
-    fn lend(&mut self, address: u64, len: u64) -> Result<Mapped, Failure> {
-        self.host.lend(address, len)
+    fn lend(&mut self, address: u64, len: u64) -> Result<Registered, Failure> {
+        match lent::Lent::of(self.gpu.memory(), address, len) {
+            Some(lent) => Ok(lent),
+            None => self.host.lend(address, len).map(Registered::from),
+        }
     }
 
     fn take_host_pages(&mut self, changed: &mut dyn FnMut(u64, &[u8])) {

@@ -3,7 +3,7 @@
 endpoints.py PTX                                two queues of this process
 endpoints.py PTX listen|connect 127.0.0.1:PORT  one in each of two processes
 
-With the provider nvlink nothing is lost, and the inbox is in the GPU's memory.
+With the provider nvlink nothing is lost, and the inbox is in the GPU's memory; so it is with INBOX=gpu.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def main() -> None:
     cuda.primary_context()
     produce, consume = cuda.kernels(Path(ptx).read_bytes(), "produce", "consume")
     is_direct = os.environ.get("OUTBOARD_NET_PROVIDER") == "nvlink"
-    outbox, inbox, answer = Words(WORDS), Words(WORDS + 1, is_direct), Words(2)
+    of_gpu = is_direct or os.environ.get("INBOX") == "gpu"
+    outbox, inbox, answer = Words(WORDS), Words(WORDS + 1, of_gpu), Words(2)
     with net.Endpoint(seed=3, loss_ppm=0 if is_direct else 10_000) as endpoint:
         assert endpoint.provider == ("nvlink" if is_direct else "nic")
         queue = endpoint.queue(signal_every=4)

@@ -299,8 +299,20 @@ fn provider(of: Provider, is_far: bool) -> Finding {
     let name = of.name().to_string_lossy();
     match of.reason() {
         Ok(_) if is_far && of == Provider::Nic => {
-            let found = "the adapter in software, a thread of the server's, where the GPU is";
+            let found =
+                "the adapter in software, a thread of the server's, where the GPU is; what auto is";
             Finding::ok(WHAT, format!("{name}: {found}"))
+        }
+        Ok(found) if is_far && of == Provider::Nvlink => {
+            Finding::ok(WHAT, format!("{name}: {found}, by tables of the server's"))
+        }
+        Ok(_) if is_far => {
+            let found = "devices of this machine, which kernels behind a network do not post to";
+            Finding::note(
+                WHAT,
+                format!("{name}: {found}"),
+                "nic or nvlink, which are where the GPU is; docs/net.md",
+            )
         }
         Ok(found) => Finding::ok(WHAT, format!("{name}: {found}")),
         Err(why) => Finding::note(

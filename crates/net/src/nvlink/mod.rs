@@ -1,7 +1,7 @@
 //! The provider `nvlink`: threads that post reach their peer's memory by loads and stores. Here is
 //! only what they have to know: keys, and where the peer receives.
 
-mod other;
+pub(crate) mod other;
 mod queue;
 
 use std::{collections::HashMap, ffi::c_void, sync::Arc};
@@ -17,11 +17,14 @@ use crate::{
     link::Meeting,
     mapping::is_mapped,
     meet::Window,
+    memory::Mapped,
     provider::Provider,
 };
 
-use other::Other;
-use queue::{KEYS_MAX, Key, Queue};
+use other::{Other, Peered};
+use queue::{KEYS_MAX, Queue};
+
+pub(crate) use queue::{Key, export_at};
 
 /// Queues of an endpoint, whose first has this number.
 const QUEUES_MAX: usize = 65_536;
@@ -57,27 +60,6 @@ impl State {
         self.queues.get(at as usize).ok_or(Error::NoPair(qpn))
     }
 
-    /// Returns the registration that a window is of, with its bytes; none of an empty window.
-    fn offered(&self, window: &Window) -> Result<Option<Key>, Error> {
-        if window.bytes == 0 {
-            return Ok(None);
-        }
-        let no_key = Error::NoKey(window.key);
-        let key = self.keys.iter().find(|key| key.key == window.key);
-        let key = key.ok_or(no_key.clone())?;
-        let offset = window.address.checked_sub(key.address);
-        let is_within = offset
-            .and_then(|offset| offset.checked_add(window.bytes))
-            .is_some_and(|end| end <= key.bytes);
-        let (address, bytes) = (window.address, window.bytes);
-        let part = Key {
-            address,
-            bytes,
-            ..*key
-        };
-        is_within.then_some(Some(part)).ok_or(no_key)
-    }
-
     /// Ends the connection of a queue that was reset, for its peer, too.
     fn disconnect(&mut self, qpn: u32) {
         if let Some(peer) = self.peers.remove(&qpn)
@@ -85,20 +67,55 @@ impl State {
         {
             self.peers.remove(&peer);
             if let Ok(queue) = self.queue(peer) {
-                queue.lose_peer();
+                queue.end();
             }
         }
     }
 }
 
-impl Endpoint for Nvlink {
-    fn provider(&self) -> Provider {
-        Provider::Nvlink
+/// Returns the registration that a window is of, with its bytes; none of an empty window.
+pub(crate) fn offered(keys: &[Key], window: &Window) -> Result<Option<Key>, Error> {
+    if window.bytes == 0 {
+        return Ok(None);
+    }
+    let no_key = Error::NoKey(window.key);
+    let key = keys.iter().find(|key| key.key == window.key);
+    let key = key.ok_or(no_key.clone())?;
+    let offset = window.address.checked_sub(key.address);
+    let is_within = offset
+        .and_then(|offset| offset.checked_add(window.bytes))
+        .is_some_and(|end| end <= key.bytes);
+    let (address, bytes) = (window.address, window.bytes);
+    let part = Key {
+        address,
+        bytes,
+        ..*key
+    };
+    is_within.then_some(Some(part)).ok_or(no_key)
+}
+
+impl Peered for Queue {
+    fn qpn(&self) -> u32 {
+        self.export().qpn
     }
 
-    unsafe fn register(&self, at: *mut c_void, bytes: u64, access: Access) -> Result<u32, Error> {
-        let address = at as u64;
-        check_memory(address, bytes, access.writes())?;
+    fn connect_other(&self, offered: Option<&Key>) -> Result<(), Error> {
+        self.connect_to(offered);
+        Ok(())
+    }
+
+    fn lose_peer(&self) {
+        self.end();
+    }
+}
+
+/// Calls with memory that is known to be there.
+impl Nvlink {
+    /// Tells all queues, and those to come, of memory. Nothing is read or written there.
+    pub(crate) fn add_key(&self, address: u64, bytes: u64, access: Access) -> Result<u32, Error> {
+        address
+            .checked_add(bytes)
+            .ok_or(Error::Wraps { address, bytes })?;
         let mut state = self.0.lock();
         let slot = state.keys.len();
         if slot == KEYS_MAX {
@@ -118,14 +135,7 @@ impl Endpoint for Nvlink {
         Ok(key.key)
     }
 
-    unsafe fn create(
-        &self,
-        at: *mut c_void,
-        bytes: u64,
-        options: Options,
-    ) -> Result<Export, Error> {
-        // SAFETY: the caller keeps the memory mapped.
-        let block = unsafe { mapped(at, bytes, true) }?;
+    pub(crate) fn create_in(&self, block: Mapped, options: Options) -> Result<Export, Error> {
         let mut state = self.0.lock();
         if state.queues.len() == QUEUES_MAX {
             return Err(Error::TooMany {
@@ -139,6 +149,59 @@ impl Endpoint for Nvlink {
         let export = queue.export();
         state.queues.push(Arc::new(queue));
         Ok(export)
+    }
+
+    /// Returns the number of queues.
+    pub(crate) fn queues(&self) -> usize {
+        self.0.lock().queues.len()
+    }
+
+    pub(crate) fn queue(&self, qpn: u32) -> Result<Arc<Queue>, Error> {
+        self.0.lock().queue(qpn).cloned()
+    }
+
+    /// Returns a queue that is not connected.
+    pub(crate) fn unconnected(&self, qpn: u32) -> Result<Arc<Queue>, Error> {
+        let queue = self.queue(qpn)?;
+        match queue.is_connected() {
+            true => Err(Error::Connected(qpn)),
+            false => Ok(queue),
+        }
+    }
+
+    pub(crate) fn counters_bytes(&self, qpn: u32) -> Result<usize, Error> {
+        Ok(self.queue(qpn)?.counters_bytes())
+    }
+
+    pub(crate) fn reset_counters_of(&self, qpn: u32, counters: &Mapped) -> Result<(), Error> {
+        self.queue(qpn)?.reset_counters(counters)?;
+        let mut state = self.0.lock();
+        state.others.remove(&qpn);
+        state.disconnect(qpn);
+        Ok(())
+    }
+}
+
+impl Endpoint for Nvlink {
+    fn provider(&self) -> Provider {
+        Provider::Nvlink
+    }
+
+    unsafe fn register(&self, at: *mut c_void, bytes: u64, access: Access) -> Result<u32, Error> {
+        let address = at as u64;
+        check_memory(address, bytes, access.writes())?;
+        self.add_key(address, bytes, access)
+    }
+
+    unsafe fn create(
+        &self,
+        at: *mut c_void,
+        bytes: u64,
+        options: Options,
+    ) -> Result<Export, Error> {
+        // SAFETY: the caller keeps the memory mapped.
+        let block = unsafe { mapped(at, bytes, true) }?;
+        self.create_in(block, options)
     }
 
     fn connect(&self, one: u32, other: u32) -> Result<(), Error> {
@@ -156,12 +219,8 @@ impl Endpoint for Nvlink {
 
     fn meet(&self, qpn: u32, meeting: Meeting<'_>, mine: Window) -> Result<Window, Error> {
         let (queue, offered) = {
-            let state = self.0.lock();
-            let queue = state.queue(qpn)?.clone();
-            if queue.is_connected() {
-                return Err(Error::Connected(qpn));
-            }
-            (queue, state.offered(&mine)?)
+            let queue = self.unconnected(qpn)?;
+            (queue, offered(&self.0.lock().keys, &mine)?)
         };
         let met = other::meet(&queue, meeting, mine, offered.as_ref())?;
         let mut state = self.0.lock();
@@ -173,23 +232,21 @@ impl Endpoint for Nvlink {
     }
 
     fn reset(&self, qpn: u32) -> Result<(), Error> {
-        let mut state = self.0.lock();
+        let queue = self.queue(qpn)?;
         // Its thread ends before the queue has new counters.
-        state.others.remove(&qpn);
-        state.queue(qpn)?.reset()?;
-        state.disconnect(qpn);
+        let earlier = self.0.lock().others.remove(&qpn);
+        drop(earlier);
+        // Outside the lock: it may wait for threads that are about to post.
+        queue.reset()?;
+        self.0.lock().disconnect(qpn);
         Ok(())
     }
 
     unsafe fn reset_counters(&self, qpn: u32, counters: *mut c_void) -> Result<(), Error> {
-        let mut state = self.0.lock();
-        let queue = state.queue(qpn)?;
+        let bytes = self.counters_bytes(qpn)? as u64;
         // SAFETY: the caller lends the counters for this call.
-        let counters = unsafe { mapped(counters, queue.counters_bytes() as u64, true) }?;
-        queue.reset_counters(&counters)?;
-        state.others.remove(&qpn);
-        state.disconnect(qpn);
-        Ok(())
+        let counters = unsafe { mapped(counters, bytes, true) }?;
+        self.reset_counters_of(qpn, &counters)
     }
 
     fn counts(&self, qpn: u32) -> Result<Counts, Error> {
@@ -202,7 +259,7 @@ impl Endpoint for Nvlink {
 }
 
 /// Checks that memory is there: of this process, or of a GPU that the driver knows.
-fn check_memory(address: u64, bytes: u64, is_written: bool) -> Result<(), Error> {
+pub(crate) fn check_memory(address: u64, bytes: u64, is_written: bool) -> Result<(), Error> {
     if address == 0 {
         return Err(Error::Null("memory"));
     }

@@ -18,7 +18,7 @@ use crate::{
     meet::{self, Hello, Window},
 };
 
-use super::queue::{KEYS_MAX, Key, Queue};
+use super::queue::{KEYS_MAX, Key};
 
 /// First bytes of what follows the hello; the last is the version.
 const MAGIC: [u8; 8] = *b"OBPEERS\x01";
@@ -100,9 +100,20 @@ impl Offer {
     }
 }
 
+/// A queue that meets one of another process.
+pub(crate) trait Peered: Send + Sync + 'static {
+    fn qpn(&self) -> u32;
+
+    /// Connects it to a peer that offers memory, mapped here, or none.
+    fn connect_other(&self, offered: Option<&Key>) -> Result<(), Error>;
+
+    /// Ends its connection, since the peer is gone.
+    fn lose_peer(&self);
+}
+
 /// A connection that says nothing more than that the peer is there.
 #[derive(Debug)]
-pub(super) struct Other {
+pub(crate) struct Other {
     stream: TcpStream,
     thread: Option<JoinHandle<()>>,
 }
@@ -117,16 +128,16 @@ impl Drop for Other {
 }
 
 /// Queue and memory of the other process.
-pub(super) struct Met {
-    pub(super) other: Other,
-    pub(super) window: Window,
+pub(crate) struct Met {
+    pub(crate) other: Other,
+    pub(crate) window: Window,
     /// Mapped memory, to be closed with the endpoint.
-    pub(super) opened: Option<u64>,
+    pub(crate) opened: Option<u64>,
 }
 
 /// Meets the other process, and connects the queue to its queue.
-pub(super) fn meet(
-    queue: &Arc<Queue>,
+pub(crate) fn meet(
+    queue: &Arc<impl Peered>,
     meeting: Meeting<'_>,
     mine: Window,
     offered: Option<&Key>,
@@ -140,7 +151,7 @@ pub(super) fn meet(
     let deadline = Instant::now() + meeting.timeout;
     let hello = Hello {
         peer: Peer {
-            qpn: queue.export().qpn,
+            qpn: queue.qpn(),
             epoch: 0,
         },
         window: mine,
@@ -161,7 +172,7 @@ pub(super) fn meet(
         window.address = found.address;
         (key, opened) = (Some(found), Some(base));
     }
-    queue.connect_other(key.as_ref());
+    queue.connect_other(key.as_ref())?;
     let other = watch(queue.clone(), stream).map_err(|error| failed(&error))?;
     Ok(Met {
         other,
@@ -189,7 +200,7 @@ fn exchange(mut stream: &TcpStream, offer: &Offer, deadline: Instant) -> IoResul
 }
 
 /// Waits in a thread for the connection's end, which is the peer's.
-fn watch(queue: Arc<Queue>, stream: TcpStream) -> IoResult<Other> {
+fn watch(queue: Arc<impl Peered>, stream: TcpStream) -> IoResult<Other> {
     let mut reader = stream.try_clone()?;
     let thread = Builder::new()
         .name("outboard-net-peer".into())

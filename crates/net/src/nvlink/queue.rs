@@ -12,6 +12,8 @@ use std::{
     time::Instant,
 };
 
+use parking_lot::Mutex;
+
 use crate::{
     block::{
         ALL, BASE, COUNTERS_BYTES, ERROR, Export, OF_GPU, Options, PAGE, PAGE_BYTES,
@@ -49,21 +51,46 @@ const _: () = assert!(KEYS + 2 * KEYS_MAX * KEY_BYTES <= PAGE + PAGE_BYTES);
 
 /// Registered memory, as kernels know it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Key {
-    pub(super) address: u64,
-    pub(super) bytes: u64,
-    pub(super) key: u32,
-    pub(super) access: u32,
+pub(crate) struct Key {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) key: u32,
+    pub(crate) access: u32,
+}
+
+/// Returns a queue of a block at an address.
+pub(crate) fn export_at(base: u64, options: &Options, qpn: u32) -> Export {
+    let at = |offset: usize| base + offset as u64;
+    let (counters, of_gpu) = match options.counters {
+        0 => (at(0), 0),
+        counters => (counters, OF_GPU),
+    };
+    Export {
+        ring: at(PAGE),
+        record: at(RECORD),
+        counters,
+        scratch: at(SCRATCH),
+        receives: at(options.receives_at()),
+        receive_completions: at(options.receive_completions_at()),
+        qpn,
+        log_blocks: options.log_blocks,
+        log_receives: options.log_receives,
+        signal_every: options.signal_every.max(1),
+        flags: options.flags | of_gpu | DIRECT,
+        ..Export::default()
+    }
 }
 
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(crate) struct Queue {
     _claims: Vec<Claim>,
     block: Mapped,
     export: Export,
     options: Options,
     /// The first receive of its generation.
     first: AtomicU64,
+    /// One thread resets it at a time.
+    resetting: Mutex<()>,
 }
 
 impl Queue {
@@ -82,31 +109,14 @@ impl Queue {
         for at in (0..options.bytes()).step_by(8) {
             block.u64(at).store(0, Ordering::Relaxed);
         }
-        let at = |offset: usize| block.address() + offset as u64;
-        let (counters, of_gpu) = match options.counters {
-            0 => (at(0), 0),
-            counters => (counters, OF_GPU),
-        };
-        let export = Export {
-            ring: at(PAGE),
-            record: at(RECORD),
-            counters,
-            scratch: at(SCRATCH),
-            receives: at(options.receives_at()),
-            receive_completions: at(options.receive_completions_at()),
-            qpn,
-            log_blocks: options.log_blocks,
-            log_receives: options.log_receives,
-            signal_every: options.signal_every.max(1),
-            flags: options.flags | of_gpu | DIRECT,
-            ..Export::default()
-        };
+        let export = export_at(block.address(), &options, qpn);
         let queue = Queue {
             _claims: claims,
             block,
             export,
             options,
             first: AtomicU64::new(0),
+            resetting: Mutex::default(),
         };
         queue.freshen();
         Ok(queue)
@@ -160,7 +170,7 @@ impl Queue {
 
     /// Connects the queue to one of another process, which offers memory by a key. Its receives are
     /// not reached from here.
-    pub(super) fn connect_other(&self, offered: Option<&Key>) {
+    pub(super) fn connect_to(&self, offered: Option<&Key>) {
         let keys = KEYS + KEYS_MAX * KEY_BYTES;
         for slot in 0..KEYS_MAX {
             let at = keys + slot * KEY_BYTES + 16;
@@ -184,7 +194,7 @@ impl Queue {
 
     /// Ends the connection, since the peer was reset: waits fail with 15 from now on, unless
     /// the counters are where only a GPU sees them.
-    pub(super) fn lose_peer(&self) {
+    pub(super) fn end(&self) {
         self.block.u64(CONNECTED).store(0, Ordering::Release);
         if self.options.are_counters_of_gpu() {
             return;
@@ -217,7 +227,10 @@ impl Queue {
     }
 
     fn reset_with(&self, counters: &Mapped, deadline: Instant) -> Result<(), Error> {
-        let base = counters.u64(BASE).load(Ordering::Acquire) + GENERATION;
+        let _one_at_a_time = self.resetting.lock();
+        // Any number: the word is the program's.
+        let base = counters.u64(BASE).load(Ordering::Acquire);
+        let base = base.saturating_add(GENERATION);
         if base / GENERATION >= GENERATIONS_MAX {
             return Err(Error::TooMany {
                 what: "generations of a queue",

@@ -1,4 +1,5 @@
-//! The meeting of two programs whose endpoints are at servers.
+//! The meeting of a program whose endpoint is at a server with another. If that one's endpoint is
+//! at a server, too, the servers connect, else the program relays ([`relay`](super::relay)).
 //!
 //! ```text
 //!  server    program that listens                  program that connects    server
@@ -14,33 +15,42 @@
 use std::{
     io::{Read, Write},
     net::TcpStream,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use outboard_wire::doc::{NetAnswer, NetCall, NetEnd};
 
-use super::session::{ADDRESS_BYTES_MAX, NOTHING, Number, address, done, wrong};
+use super::{
+    relay::Relay,
+    session::{ADDRESS_BYTES_MAX, NOTHING, Number, address, done, wrong},
+};
 use crate::{
     adapter::Peer,
     error::Error,
-    link::{Meeting, NOT_BOTH},
+    link::Meeting,
     meet::{self, AT_SERVER, Hello, Window},
+    way::Way,
 };
 
 const SECRET_BYTES: usize = 32;
 
-/// Connects a queue of this endpoint to one of another. Returns the memory that it offers.
+/// Connects a queue of this endpoint to one of another. Returns the memory that it offers, and the
+/// stream to an adapter of the other program's own.
 pub(super) fn meet(
-    number: &Number,
+    number: &Arc<Number>,
     qpn: u32,
     meeting: Meeting<'_>,
     mine: Window,
-) -> Result<Window, Error> {
+) -> Result<(Window, Option<Relay>), Error> {
     let failed = |why: &dyn ToString| Error::Meet {
         address: meeting.address.into(),
         why: why.to_string(),
     };
     let socket = meeting.socket()?;
+    if meeting.way == Some(Way::Shm) {
+        return Err(failed(&"a server's adapter shares no memory with others"));
+    }
     let deadline = Instant::now() + meeting.timeout;
     let end = match number.call(&NetCall::End { qpn }, NOTHING)? {
         NetAnswer::End(end) => end,
@@ -59,13 +69,14 @@ pub(super) fn meet(
         false => meet::connect(socket, hello, deadline),
     };
     let (mut stream, theirs) = met.map_err(|error| failed(&error))?;
-    if theirs.ways & AT_SERVER == 0 {
-        return Err(failed(&NOT_BOTH));
-    }
     let peer = NetEnd {
         qpn: theirs.peer.qpn,
         epoch: theirs.peer.epoch,
     };
+    if theirs.ways & AT_SERVER == 0 {
+        let relay = Relay::start(number, qpn, peer, stream)?;
+        return Ok((theirs.window, Some(relay)));
+    }
     let call = match meeting.listens {
         true => {
             let secret = match number.call(&NetCall::Await { qpn }, NOTHING)? {
@@ -94,7 +105,7 @@ pub(super) fn meet(
         }
     };
     done(number.call(&call, NOTHING)?)?;
-    Ok(theirs.window)
+    Ok((theirs.window, None))
 }
 
 fn left_ms(deadline: Instant) -> u32 {

@@ -11,10 +11,24 @@
 //! it they agree which server awaits the other; then the servers connect, as for copies between
 //! them (`outboard serve --peer-copies`), and the programs' connection ends.
 //!
+//! A program with an adapter of its own has one connection, to the other program: that relays what
+//! the two adapters send to each other, by calls of its session.
+//!
+//! ```text
+//!  program with its adapter ◄── connection ──► program ◄── give, take ──► server's adapter
+//! ```
+//!
+//! With `nvlink` nobody looks at queues. The server has the tables that kernels look keys up in,
+//! and the program meets others, by handles of CUDA IPC that its session gives and opens.
+//!
 //! The calls are declared once, in [`outboard_wire::doc::NetCall`]. Queues and registered memory
 //! are pinned memory of the program, of which the session has a mirror at the same address.
 
+mod at_server;
+mod direct;
 mod meeting;
+mod relay;
+mod relayed;
 mod served;
 mod session;
 pub(crate) mod stub;

@@ -3,13 +3,17 @@
 use std::{collections::BTreeMap, os::unix::net::UnixStream, sync::Arc, time::Duration};
 
 use outboard_wire::doc::{
-    self, NET_ANSWER_BYTES_MAX, NET_ENDPOINTS_MAX, NetAnswer, NetCall, NetEnd, NetOptions,
-    NetQueueOptions, NetStatus,
+    self, NET_ANSWER_BYTES_MAX, NET_ENDPOINTS_MAX, NET_PIECE_BYTES_MAX, NetAnswer, NetCall, NetEnd,
+    NetKey, NetOptions, NetQueueOptions, NetStatus,
 };
 
+use super::{
+    at_server::{AtServer, Lend, Tables, connect_direct, lose_peer},
+    relayed::{Relayed, give, take},
+};
 use crate::{
-    adapter::Peer, block::Options, error::Error, faults::Network, keys::Access, memory::Mapped,
-    own::Own,
+    adapter::Peer, block::Options, counts::Counts, distant::Registered, error::Error,
+    faults::Network, keys::Access, memory::Mapped, nvlink::Key, own::Own, provider::Provider,
 };
 
 /// Queues of an endpoint.
@@ -35,7 +39,9 @@ pub trait Carrier: Send + Sync {
 /// The endpoints of a session, by the numbers that its client has given them.
 #[derive(Debug, Default)]
 pub struct Served {
-    endpoints: BTreeMap<u32, Arc<Own>>,
+    endpoints: BTreeMap<u32, Arc<dyn AtServer>>,
+    /// Streams that the program relays. They end before the adapters.
+    relayed: Relayed,
     /// Secrets of those that are awaited, by endpoint and queue.
     awaited: BTreeMap<(u32, u32), [u8; 32]>,
     /// The client is writing what adapters are to see at once.
@@ -49,9 +55,6 @@ pub enum Answering {
     Later(Box<dyn FnOnce() -> NetAnswer + Send>),
 }
 
-/// Finds memory of the session's by its address: all of it, and kept mapped by what is returned.
-type Lend<'a> = dyn FnMut(u64, u64) -> Result<Mapped, String> + 'a;
-
 impl Served {
     /// Lets all adapters look at nothing until they are let go, those of later endpoints too.
     pub fn hold(&mut self, is_held: bool) {
@@ -60,7 +63,7 @@ impl Served {
     }
 
     fn hold_all(&self, is_held: bool) {
-        self.endpoints.values().for_each(|own| own.hold(is_held));
+        self.endpoints.values().for_each(|one| one.hold(is_held));
     }
 
     /// Calls a function between two looks of all adapters.
@@ -114,6 +117,17 @@ impl Served {
                     join(own, qpn, peer, carrier.dial(&address, secret, timeout))
                 })
             }
+            NetCall::Relay { qpn, peer } => match self.relay(endpoint, qpn) {
+                Ok(stream) => self.later(endpoint, move |own| join(own, qpn, peer, Ok(stream))),
+                Err(why) => Answering::Now(failed(why)),
+            },
+            NetCall::Give { qpn, bytes } => self.piece(endpoint, qpn, move |stream| {
+                match bytes.len() <= NET_PIECE_BYTES_MAX {
+                    true => give(stream, &bytes),
+                    false => failed("a piece that is too long"),
+                }
+            }),
+            NetCall::Take { qpn } => self.piece(endpoint, qpn, take),
             NetCall::Await { qpn } => {
                 let answer = self.await_peer(endpoint, qpn, &**carrier);
                 Answering::Now(answer.unwrap_or_else(failed))
@@ -129,13 +143,33 @@ impl Served {
     fn later(
         &self,
         endpoint: u32,
-        work: impl FnOnce(&Own) -> Result<NetAnswer, Error> + Send + 'static,
+        work: impl FnOnce(&dyn AtServer) -> Result<NetAnswer, Error> + Send + 'static,
     ) -> Answering {
         match self.get(endpoint) {
             Ok(own) => {
                 let own = Arc::clone(own);
-                Answering::Later(Box::new(move || work(&own).unwrap_or_else(failed)))
+                Answering::Later(Box::new(move || work(&*own).unwrap_or_else(failed)))
             }
+            Err(why) => Answering::Now(failed(why)),
+        }
+    }
+
+    /// Makes a stream for a queue of an adapter's that is not connected. Returns the adapter's end.
+    fn relay(&mut self, endpoint: u32, qpn: u32) -> Result<UnixStream, String> {
+        let own = self.get(endpoint)?.adapter().map_err(said)?;
+        own.end_of(qpn).map_err(said)?;
+        self.relayed.open(endpoint, qpn)
+    }
+
+    /// Answers with what takes time at a relayed stream.
+    fn piece(
+        &self,
+        endpoint: u32,
+        qpn: u32,
+        work: impl FnOnce(&UnixStream) -> NetAnswer + Send + 'static,
+    ) -> Answering {
+        match self.relayed.get(endpoint, qpn) {
+            Ok(stream) => Answering::Later(Box::new(move || work(&stream))),
             Err(why) => Answering::Now(failed(why)),
         }
     }
@@ -147,9 +181,10 @@ impl Served {
         lend: &mut Lend<'_>,
     ) -> Result<NetAnswer, String> {
         match call {
-            NetCall::Open(options) => self.open(endpoint, &options)?,
+            NetCall::Open(options) => return self.open(endpoint, &options),
             NetCall::Close => {
                 self.get(endpoint)?;
+                self.relayed.close_all_of(endpoint);
                 self.endpoints.remove(&endpoint);
                 self.awaited.retain(|(of, _), _| *of != endpoint);
             }
@@ -160,11 +195,8 @@ impl Served {
             } => {
                 let own = self.get(endpoint)?;
                 let access = Access::new(access).map_err(said)?;
-                let memory = lend(address, bytes)?;
-                return own
-                    .register(memory, access)
-                    .map(NetAnswer::Key)
-                    .map_err(said);
+                let registered = own.register((address, bytes), access, lend);
+                return registered.map(NetAnswer::Key);
             }
             NetCall::Create {
                 address,
@@ -172,23 +204,27 @@ impl Served {
                 options,
             } => {
                 let own = self.get(endpoint)?;
-                return create(own, lend(address, bytes)?, &options);
+                return create(&**own, lend(address, bytes)?, &options);
             }
             NetCall::Connect { one, other } => {
                 self.get(endpoint)?.connect(one, other).map_err(said)?;
             }
             NetCall::Status { qpn } => {
                 let counts = self.get(endpoint)?.counts(qpn).map_err(said)?;
-                return Ok(NetAnswer::Status(NetStatus {
-                    succeeded: counts.succeeded,
-                    flushed: counts.flushed,
-                    retries: counts.retries,
-                    failure: counts.failure,
-                }));
+                return Ok(NetAnswer::Status(status(counts)));
             }
             NetCall::End { qpn } => {
                 let Peer { qpn, epoch } = self.get(endpoint)?.end_of(qpn).map_err(said)?;
                 return Ok(NetAnswer::End(NetEnd { qpn, epoch }));
+            }
+            NetCall::HangUp { qpn } => self.relayed.close(endpoint, qpn),
+            NetCall::ConnectDirect { qpn, offered } => {
+                let tables = self.get(endpoint)?.direct().map_err(said)?;
+                connect_direct(tables, qpn, offered.map(key)).map_err(said)?;
+            }
+            NetCall::LosePeer { qpn } => {
+                let tables = self.get(endpoint)?.direct().map_err(said)?;
+                lose_peer(tables, qpn).map_err(said)?;
             }
             // Another thread of the program may be in the middle of what it writes.
             NetCall::Look => self.endpoints.values().for_each(|own| own.rouse()),
@@ -196,30 +232,35 @@ impl Served {
             | NetCall::ResetCounters { .. }
             | NetCall::Await { .. }
             | NetCall::Meet { .. }
-            | NetCall::Join { .. } => {
+            | NetCall::Join { .. }
+            | NetCall::Relay { .. }
+            | NetCall::Give { .. }
+            | NetCall::Take { .. } => {
                 return Err("not answered here".into());
             }
         }
         Ok(NetAnswer::Done)
     }
 
-    fn open(&mut self, endpoint: u32, options: &NetOptions) -> Result<(), String> {
+    fn open(&mut self, endpoint: u32, options: &NetOptions) -> Result<NetAnswer, String> {
         if endpoint >= NET_ENDPOINTS_MAX || self.endpoints.contains_key(&endpoint) {
             return Err(format!(
                 "endpoint {endpoint} is there already, or beyond the {NET_ENDPOINTS_MAX} of a session"
             ));
         }
-        let own = Own::start(Network {
+        let asked = Provider::numbered(options.provider).map_err(said)?;
+        let network = Network {
             seed: options.seed,
             loss_ppm: options.loss_ppm,
             delay_ns_min: options.delay_ns_min,
             delay_ns_max: options.delay_ns_max,
             bytes_per_s: options.bytes_per_s,
-        });
-        let own = own.map_err(said)?;
+        };
+        let own = opened(asked, network).map_err(said)?;
         own.hold(self.is_held);
-        self.endpoints.insert(endpoint, Arc::new(own));
-        Ok(())
+        let provider = own.provider() as u32;
+        self.endpoints.insert(endpoint, own);
+        Ok(NetAnswer::Opened(provider))
     }
 
     fn await_peer(
@@ -228,19 +269,67 @@ impl Served {
         qpn: u32,
         carrier: &dyn Carrier,
     ) -> Result<NetAnswer, String> {
-        self.get(endpoint)?.end_of(qpn).map_err(said)?;
+        let own = self.get(endpoint)?.adapter().map_err(said)?;
+        own.end_of(qpn).map_err(said)?;
         let secret = carrier.offer()?;
         self.awaited.insert((endpoint, qpn), secret);
         Ok(NetAnswer::Secret(secret))
     }
 
-    fn get(&self, endpoint: u32) -> Result<&Arc<Own>, String> {
+    fn get(&self, endpoint: u32) -> Result<&Arc<dyn AtServer>, String> {
         let known = self.endpoints.get(&endpoint);
         known.ok_or_else(|| format!("this session has no endpoint {endpoint}"))
     }
 }
 
-fn create(own: &Own, memory: Mapped, options: &NetQueueOptions) -> Result<NetAnswer, String> {
+/// Opens an endpoint of the provider that was asked for. Left open, it is the adapter: kernels of a
+/// session do not ring those of this machine.
+fn opened(asked: Option<Provider>, network: Network) -> Result<Arc<dyn AtServer>, Error> {
+    let provider = asked.unwrap_or(Provider::Nic);
+    let impossible = |why: &str| Error::Impossible {
+        provider: provider.name().to_string_lossy().into(),
+        why: why.into(),
+    };
+    match provider {
+        Provider::Nic => Ok(Arc::new(Own::start(network)?)),
+        Provider::Nvlink => match network.is_perfect() {
+            true => Ok(Arc::new(Tables::default())),
+            false => Err(impossible(
+                "only nic has a network that loses, delays or limits",
+            )),
+        },
+        Provider::Mlx5 | Provider::Proxy => {
+            Err(impossible("a server has endpoints of nic and nvlink alone"))
+        }
+    }
+}
+
+fn status(counts: Counts) -> NetStatus {
+    NetStatus {
+        succeeded: counts.succeeded,
+        flushed: counts.flushed,
+        retries: counts.retries,
+        failure: counts.failure,
+    }
+}
+
+fn key(of: NetKey) -> Key {
+    Key {
+        address: of.address,
+        bytes: of.bytes,
+        key: of.key,
+        access: of.access,
+    }
+}
+
+fn create(
+    own: &dyn AtServer,
+    memory: Registered,
+    options: &NetQueueOptions,
+) -> Result<NetAnswer, String> {
+    let Registered::Mapped(memory) = memory else {
+        return Err("a queue lies in pinned memory, not in a GPU's".into());
+    };
     if own.queues() >= QUEUES_MAX {
         return Err(format!("an endpoint has {QUEUES_MAX} queues at most"));
     }
@@ -262,7 +351,7 @@ fn within(timeout_ms: u32) -> Duration {
 
 /// Connects a queue to its peer, if there is a stream to its server.
 fn join(
-    own: &Own,
+    own: &dyn AtServer,
     qpn: u32,
     NetEnd {
         qpn: peer_qpn,
@@ -274,13 +363,14 @@ fn join(
         qpn: peer_qpn,
         epoch,
     };
-    own.join(qpn, peer, stream.map_err(Error::Session)?)?;
+    own.adapter()?
+        .join(qpn, peer, stream.map_err(Error::Session)?)?;
     Ok(NetAnswer::Done)
 }
 
 /// Puts a queue back by a copy of its counters. Returns the new ones.
-fn reset_counters(own: &Own, qpn: u32, mut counters: Vec<u8>) -> Result<Vec<u8>, Error> {
-    let bytes = own.queue(qpn)?.counters_bytes();
+fn reset_counters(own: &dyn AtServer, qpn: u32, mut counters: Vec<u8>) -> Result<Vec<u8>, Error> {
+    let bytes = own.counters_bytes(qpn)?;
     if counters.len() != bytes || bytes > NET_ANSWER_BYTES_MAX {
         return Err(Error::Memory {
             what: "a queue's counters",
@@ -338,7 +428,7 @@ mod tests {
 
     impl Served {
         fn now_of(&mut self, endpoint: u32, call: &NetCall, memory: &Mapped) -> NetAnswer {
-            let mut lend = |_, _| Ok(memory.clone());
+            let mut lend = |_, _| Ok(memory.clone().into());
             let carrier: Arc<dyn Carrier> = Arc::new(Nobody);
             let bytes = doc::to_bytes(call).unwrap();
             match Served::call(self, endpoint, &bytes, &mut lend, &carrier) {
@@ -380,6 +470,7 @@ mod tests {
             delay_ns_max: 0,
             bytes_per_s: 0,
             loss_ppm: 0,
+            provider: 0,
         };
         let shape = Options {
             log_blocks: 5,
@@ -390,7 +481,7 @@ mod tests {
         for endpoint in [0, 1] {
             let memory = Mapped::allocate(shape.bytes()).unwrap();
             let done = served.now_of(endpoint, &NetCall::Open(options.clone()), &memory);
-            assert_eq!(done, NetAnswer::Done);
+            assert_eq!(done, NetAnswer::Opened(Provider::Nic as u32));
             let create = NetCall::Create {
                 address: memory.address(),
                 bytes: memory.len() as u64,

@@ -3,23 +3,29 @@
 use std::{
     collections::{HashMap, HashSet},
     ffi::c_void,
+    sync::Arc,
 };
 
 use outboard_wire::doc::{NetAnswer, NetCall, NetOptions, NetQueueOptions};
 use parking_lot::Mutex;
 
 use super::{
+    direct::Direct,
     meeting,
+    relay::Relay,
     session::{NOTHING, Number, done, wrong},
 };
 use crate::{
     block::{Export, Options, REMOTE},
+    driver,
     endpoint::{Counts, Endpoint, mapped},
     error::Error,
     faults::Network,
     keys::Access,
     link::Meeting,
+    mapping::is_mapped,
     meet::Window,
+    nvlink::{Key, export_at},
     provider::Provider,
     way::Way,
 };
@@ -27,7 +33,12 @@ use crate::{
 /// An endpoint at the session's server.
 #[derive(Debug)]
 pub(crate) struct Remote {
-    number: Number,
+    /// Streams to programs with adapters of their own, by the number of their queue. They and the
+    /// connections of `direct` end before the endpoint.
+    relays: Mutex<HashMap<u32, Relay>>,
+    direct: Direct,
+    number: Arc<Number>,
+    provider: Provider,
     /// Properties of its queues, by their numbers.
     queues: Mutex<HashMap<u32, Options>>,
     /// Those that have met one of another process.
@@ -35,7 +46,8 @@ pub(crate) struct Remote {
 }
 
 impl Remote {
-    pub(crate) fn open(network: Network) -> Result<Remote, Error> {
+    /// Opens an endpoint of the provider that was asked for, or of one that the server chooses.
+    pub(crate) fn open(asked: Option<Provider>, network: Network) -> Result<Remote, Error> {
         let number = Number::take()?;
         let options = NetOptions {
             seed: network.seed,
@@ -43,19 +55,36 @@ impl Remote {
             delay_ns_max: network.delay_ns_max,
             bytes_per_s: network.bytes_per_s,
             loss_ppm: network.loss_ppm,
+            provider: asked.map_or(0, |asked| asked as u32),
         };
-        done(number.call(&NetCall::Open(options), NOTHING)?)?;
+        let provider = match number.call(&NetCall::Open(options), NOTHING)? {
+            NetAnswer::Opened(provider) => Provider::numbered(provider)?,
+            other => return Err(wrong(&other)),
+        };
         Ok(Remote {
-            number,
+            relays: Mutex::default(),
+            direct: Direct::default(),
+            number: Arc::new(number),
+            provider: provider.unwrap_or(Provider::Nic),
             queues: Mutex::default(),
             met: Mutex::default(),
         })
     }
 }
 
+/// Returns the memory that a call is about and the program has to lend: none if it is a GPU's.
+fn lent(address: u64, bytes: u64) -> (u64, u64) {
+    let is_here = is_mapped(address as usize, bytes as usize, false);
+    let end = address.saturating_add(bytes);
+    match !is_here && driver::range_of(address).is_some_and(|range| end <= range.end) {
+        true => NOTHING,
+        false => (address, bytes),
+    }
+}
+
 impl Endpoint for Remote {
     fn provider(&self) -> Provider {
-        Provider::Nic
+        self.provider
     }
 
     fn is_remote(&self) -> bool {
@@ -69,10 +98,20 @@ impl Endpoint for Remote {
             bytes,
             access: access.0,
         };
-        match self.number.call(&call, (address, bytes))? {
-            NetAnswer::Key(key) => Ok(key),
-            other => Err(wrong(&other)),
+        let key = match self.number.call(&call, lent(address, bytes))? {
+            NetAnswer::Key(key) => key,
+            other => return Err(wrong(&other)),
+        };
+        if self.provider == Provider::Nvlink {
+            let access = access.0;
+            self.direct.add(Key {
+                address,
+                bytes,
+                key,
+                access,
+            });
         }
+        Ok(key)
     }
 
     unsafe fn create(
@@ -97,7 +136,10 @@ impl Endpoint for Remote {
         match self.number.call(&call, (address, bytes))? {
             NetAnswer::Queue { qpn, scratch_key } => {
                 self.queues.lock().insert(qpn, options);
-                let export = Export::at(address, &options, qpn, scratch_key);
+                let export = match self.provider {
+                    Provider::Nvlink => export_at(address, &options, qpn),
+                    _ => Export::at(address, &options, qpn, scratch_key),
+                };
                 Ok(Export {
                     flags: export.flags | REMOTE,
                     ..export
@@ -115,7 +157,16 @@ impl Endpoint for Remote {
     }
 
     fn meet(&self, qpn: u32, meeting: Meeting<'_>, mine: Window) -> Result<Window, Error> {
-        let theirs = meeting::meet(&self.number, qpn, meeting, mine)?;
+        if self.provider == Provider::Nvlink {
+            return self.direct.meet(&self.number, qpn, meeting, mine);
+        }
+        let (theirs, relay) = meeting::meet(&self.number, qpn, meeting, mine)?;
+        // The connection from before a reset ends here, outside the lock.
+        let earlier = match relay {
+            Some(relay) => self.relays.lock().insert(qpn, relay),
+            None => self.relays.lock().remove(&qpn),
+        };
+        drop(earlier);
         self.met.lock().insert(qpn);
         Ok(theirs)
     }
@@ -125,6 +176,7 @@ impl Endpoint for Remote {
     }
 
     fn reset(&self, qpn: u32) -> Result<(), Error> {
+        self.direct.disconnect(qpn);
         done(self.number.call(&NetCall::Reset { qpn }, NOTHING)?)
     }
 
@@ -141,6 +193,7 @@ impl Endpoint for Remote {
             .call(&NetCall::ResetCounters { qpn, counters }, NOTHING)?
         {
             NetAnswer::Counters(counters) if counters.len() == bytes => {
+                self.direct.disconnect(qpn);
                 memory.write(0, &counters);
                 Ok(())
             }
@@ -163,6 +216,9 @@ impl Endpoint for Remote {
 
 impl Drop for Remote {
     fn drop(&mut self) {
+        // Their threads make calls.
+        self.relays.get_mut().clear();
+        self.direct = Direct::default();
         // A session that is over has closed it.
         let _ = self.number.call(&NetCall::Close, NOTHING);
     }

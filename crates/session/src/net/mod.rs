@@ -77,8 +77,8 @@ impl Net {
             Answering::Later(work) => work,
         };
         self.threads.retain(|thread| !thread.is_finished());
-        if self.threads.len() >= limits::NET_THREADS_MAX {
-            let why = "too many calls of net.h that wait, of one session (NET_THREADS_MAX)";
+        if self.threads.len() >= limits::NET_CALLS_MAX {
+            let why = "too many calls of net.h that wait, of one session (NET_CALLS_MAX)";
             return Ok(Box::new(Answer::of(&NetAnswer::Failed(why.into()))));
         }
         let place = Arc::new(Mutex::new(None));

@@ -2,13 +2,14 @@
 //! than its own call.
 
 use outboard_wire::doc::{
-    self, NET_ENDPOINTS_MAX, NetAnswer, NetCall, NetEnd, NetOptions, NetQueueOptions,
+    self, NET_ENDPOINTS_MAX, NET_PIECE_BYTES_MAX, NetAnswer, NetCall, NetEnd, NetKey, NetOptions,
+    NetQueueOptions,
 };
 
 use super::*;
 
-const PINNED_BYTES: usize = 256 << 10;
 const QUEUE_BYTES: u64 = 64 << 10;
+const PINNED_BYTES: usize = 20 * QUEUE_BYTES as usize;
 const SHAPE: NetQueueOptions = NetQueueOptions {
     log_blocks: 5,
     log_receives: 0,
@@ -16,6 +17,9 @@ const SHAPE: NetQueueOptions = NetQueueOptions {
     flags: 0,
     counters: 0,
 };
+
+/// The answer where the choice is left to the server: `nic`.
+const OPENED: NetAnswer = NetAnswer::Opened(2);
 
 impl Client {
     /// Gives the session pinned memory. Returns its address.
@@ -60,6 +64,7 @@ fn open() -> NetCall {
         delay_ns_max: 0,
         bytes_per_s: 0,
         loss_ppm: 0,
+        provider: 0,
     })
 }
 
@@ -88,7 +93,7 @@ fn memory_of_others_and_numbers_that_are_none_are_refused() {
         client.refused(endpoint, &open(), "beyond the 8 of a session");
     }
     for endpoint in 0..NET_ENDPOINTS_MAX {
-        assert_eq!(client.net(endpoint, &open()), NetAnswer::Done);
+        assert_eq!(client.net(endpoint, &open()), OPENED);
     }
     client.refused(0, &open(), "there already");
 
@@ -150,7 +155,7 @@ fn memory_of_others_and_numbers_that_are_none_are_refused() {
 fn other_servers_are_asked_for_only_where_that_is_allowed() {
     let mut client = Client::tcp();
     let base = client.pin();
-    assert_eq!(client.net(0, &open()), NetAnswer::Done);
+    assert_eq!(client.net(0, &open()), OPENED);
     let qpn = client.queue(0, base);
     let peer = NetEnd { qpn: 1, epoch: 1 };
     let (secret, timeout_ms) = ([7; 32], u32::MAX);
@@ -179,6 +184,119 @@ fn other_servers_are_asked_for_only_where_that_is_allowed() {
     assert!(matches!(client.leave().0, End::ClientLeft));
 }
 
+/// Pieces of a relayed stream that are no frames end the stream, and nothing else.
+#[test]
+fn relayed_streams_are_few_and_end_with_rubbish() {
+    let mut client = Client::tcp();
+    let base = client.pin();
+    assert_eq!(client.net(0, &open()), OPENED);
+    let (qpn, peer) = (client.queue(0, base), NetEnd { qpn: 1, epoch: 1 });
+    client.refused(0, &NetCall::Take { qpn }, "not relayed");
+    let bytes = vec![0xff; 4096];
+    let give = NetCall::Give { qpn, bytes };
+    client.refused(0, &give, "not relayed");
+    let relay = NetCall::Relay { qpn, peer };
+    client.refused(1, &relay, "no endpoint 1");
+    assert_eq!(client.net(0, &relay), NetAnswer::Done);
+    let bytes = vec![0; NET_PIECE_BYTES_MAX + 1];
+    client.refused(0, &NetCall::Give { qpn, bytes }, "too long");
+    assert_eq!(client.net(0, &give), NetAnswer::Done);
+    let mut answer = NetAnswer::Done;
+    while answer != NetAnswer::Ended {
+        answer = client.net(0, &NetCall::Take { qpn });
+        assert!(matches!(answer, NetAnswer::Ended | NetAnswer::Piece(_)));
+    }
+    assert_eq!(client.net(0, &give), NetAnswer::Ended);
+    assert_eq!(client.net(0, &NetCall::HangUp { qpn }), NetAnswer::Done);
+    client.refused(0, &give, "not relayed");
+    let mut relay = |number: u64| {
+        let qpn = client.queue(0, base + number * QUEUE_BYTES);
+        client.net(0, &NetCall::Relay { qpn, peer })
+    };
+    for number in 1..=16 {
+        assert_eq!(relay(number), NetAnswer::Done);
+    }
+    let NetAnswer::Failed(why) = relay(17) else {
+        panic!("a 17th relayed queue");
+    };
+    assert!(why.contains("16 queues at most"), "{why}");
+    client.refused(0, &NetCall::Relay { qpn: 9, peer }, "no queue pair");
+    assert_eq!(client.net(0, &NetCall::Close), NetAnswer::Done);
+    assert!(matches!(client.leave().0, End::ClientLeft));
+}
+
+/// Kernels that load and store themselves: only tables are here, of which no address is used.
+#[test]
+fn tables_of_kernels_take_any_numbers_and_no_calls_of_adapters() {
+    let mut client = Client::tcp();
+    let base = client.pin();
+    let NetCall::Open(options) = open() else {
+        unreachable!()
+    };
+    for (provider, why) in [
+        (1, "nic and nvlink"),
+        (4, "nic and nvlink"),
+        (5, "no provider"),
+    ] {
+        let options = NetOptions {
+            provider,
+            ..options.clone()
+        };
+        client.refused(0, &NetCall::Open(options), why);
+    }
+    let nvlink = NetOptions {
+        provider: 3,
+        ..options
+    };
+    let lossy = NetOptions {
+        loss_ppm: 1,
+        ..nvlink.clone()
+    };
+    client.refused(0, &NetCall::Open(lossy), "only nic has a network");
+    assert_eq!(client.net(0, &NetCall::Open(nvlink)), NetAnswer::Opened(3));
+    let here = Box::new([0_u64; 8]);
+    let of_server = here.as_ptr() as u64;
+    client.refused(0, &create(of_server, QUEUE_BYTES, SHAPE), "not pinned here");
+    client.refused(0, &register(8, u64::MAX, 15), "end of all addresses");
+    for address in (0..56).map(|number| of_server + number) {
+        assert!(matches!(
+            client.net(0, &register(address, 8, 15)),
+            NetAnswer::Key(_)
+        ));
+    }
+    client.refused(0, &register(base, 8, 15), "56 registrations at most");
+    let qpn = client.queue(0, base);
+    let peer = NetEnd { qpn, epoch: 0 };
+    client.refused(0, &NetCall::Relay { qpn, peer }, "nvlink has no such call");
+    client.refused(0, &NetCall::Await { qpn }, "nvlink has no such call");
+    let offered = |key| NetKey {
+        address: 64,
+        bytes: 64,
+        key,
+        access: u32::MAX,
+    };
+    for key in [0, 0xff, u32::MAX] {
+        let offered = Some(offered(key));
+        let connect = NetCall::ConnectDirect { qpn, offered };
+        assert_eq!(client.net(0, &connect), NetAnswer::Done);
+        client.refused(0, &connect, "is connected");
+        assert_eq!(client.net(0, &NetCall::LosePeer { qpn }), NetAnswer::Done);
+        assert_eq!(client.net(0, &NetCall::Reset { qpn }), NetAnswer::Done);
+    }
+    let beyond = NetKey {
+        bytes: u64::MAX,
+        ..offered(1)
+    };
+    let offered = Some(beyond);
+    client.refused(
+        0,
+        &NetCall::ConnectDirect { qpn, offered },
+        "end of all addresses",
+    );
+    assert_eq!(*here, [0; 8]);
+    assert!(matches!(client.leave().0, End::ClientLeft));
+}
+
 /// Calls of random bytes, and calls with one byte changed, while adapters are held and let go.
 #[test]
 fn nonsense_is_an_answer_and_no_end() {
@@ -199,6 +317,13 @@ fn nonsense_is_an_answer_and_no_end() {
         NetCall::Connect { one: 1, other: 2 },
         NetCall::Status { qpn: 1 },
         NetCall::End { qpn: 1 },
+        NetCall::Take { qpn: 1 },
+        NetCall::HangUp { qpn: 1 },
+        NetCall::LosePeer { qpn: 1 },
+        NetCall::ConnectDirect {
+            qpn: 1,
+            offered: None,
+        },
         NetCall::Look,
     ];
     let mut answered = [0, 0];

@@ -6,8 +6,10 @@ use serde::{Deserialize, Serialize};
 
 /// Endpoints of a session, whose numbers are below this.
 pub const NET_ENDPOINTS_MAX: u32 = 8;
-/// Longest answer, in bytes: the counters of a queue.
-pub const NET_ANSWER_BYTES_MAX: usize = 16 << 10;
+/// Longest answer, in bytes: a piece of a relayed stream, or the counters of a queue.
+pub const NET_ANSWER_BYTES_MAX: usize = NET_PIECE_BYTES_MAX + 64;
+/// Longest piece of a relayed stream.
+pub const NET_PIECE_BYTES_MAX: usize = 64 << 10;
 
 /// One call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,6 +64,34 @@ pub enum NetCall {
         secret: [u8; 32],
         timeout_ms: u32,
     },
+    /// Connects a queue to a peer of the program's own adapter, whose stream the program relays.
+    Relay {
+        qpn: u32,
+        peer: NetEnd,
+    },
+    /// Gives the adapter what the peer of a relayed queue has sent.
+    Give {
+        qpn: u32,
+        bytes: Vec<u8>,
+    },
+    /// Waits for some time for what the adapter sends to the peer of a relayed queue.
+    Take {
+        qpn: u32,
+    },
+    /// Ends the stream of a relayed queue.
+    HangUp {
+        qpn: u32,
+    },
+    /// Connects a queue of kernels that load and store themselves to one of another process, which
+    /// offers mapped memory by this key.
+    ConnectDirect {
+        qpn: u32,
+        offered: Option<NetKey>,
+    },
+    /// Ends the connection of such a queue, whose peer is gone.
+    LosePeer {
+        qpn: u32,
+    },
     /// Wakes the adapters. What they and kernels have written comes before the answer.
     Look,
 }
@@ -74,6 +104,8 @@ pub struct NetOptions {
     pub delay_ns_max: u64,
     pub bytes_per_s: u64,
     pub loss_ppm: u32,
+    /// Of `enum outboard_net_provider`; 0 leaves the choice to the server.
+    pub provider: u32,
 }
 
 /// `struct outboard_net_queue_options`.
@@ -93,16 +125,34 @@ pub struct NetEnd {
     pub epoch: u32,
 }
 
+/// Memory that kernels load from and store to themselves, as they know it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetKey {
+    pub address: u64,
+    pub bytes: u64,
+    pub key: u32,
+    pub access: u32,
+}
+
 /// The answer to a call. An error is the text of `outboard_net_message`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NetAnswer {
     Done,
+    /// The provider that was opened.
+    Opened(u32),
     Key(u32),
-    Queue { qpn: u32, scratch_key: u32 },
+    Queue {
+        qpn: u32,
+        scratch_key: u32,
+    },
     Counters(Vec<u8>),
     Status(NetStatus),
     End(NetEnd),
     Secret([u8; 32]),
+    /// Bytes of a relayed stream; none if none have come in time.
+    Piece(Vec<u8>),
+    /// A relayed stream is over.
+    Ended,
     Failed(String),
 }
 
