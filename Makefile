@@ -43,6 +43,11 @@ CONTAINERS ?= containers
 # With --again few tests that failed run a second time, which the last lines say.
 TESTED := CARGO=$(CARGO) $(TOOLCHAIN) tools/tested.py
 PACKAGES_SKIPPED := build/packages-skipped
+# Tests of two files at a time: most wait for a server, a deadline or a process most of the time. Not those of RDMA, whose
+# emulated processors take two cores.
+FILES_AT_ONCE := -n 2 --dist loadfile
+# By themselves: over an emulated network copies must be through within tenths of a second.
+ALONE := tests/test_emulate.py tests/test_emulate_pcie.py
 # Everything, with the features of dependencies that the unit tests have: for some packages alone cargo chooses fewer,
 # and builds the large crates again.
 BUILD_TESTED := $(CARGO) build --quiet --workspace --lib --bins --tests --examples
@@ -104,7 +109,7 @@ check: lint unit smoke
 # The features of loom make other libraries at the places of those that programs are tested with: last.
 test: lint unit fuzz programs packages instructions paper-flow-quick bench-balance-quick paper-pool-quick test-rdma loom
 	@echo "make test: lint, unit tests, loom, fuzzing, programs, Python packages, instruction counts and RDMA all passed"
-	@$(TESTED) summary lint unit loom flow-loom net-loom fuzz programs gpu-check packages instructions bench-balance rdma
+	@$(TESTED) summary lint unit loom flow-loom net-loom fuzz programs alone gpu-check packages instructions bench-balance rdma
 
 lint: $(TOOLCHAIN)
 	$(TOOLCHAIN) -m ruff check --quiet
@@ -147,7 +152,8 @@ programs: $(TOOLCHAIN) examples
 	@tools/chromium.sh
 	@tools/verbs.sh
 	$(BUILD_TESTED)
-	$(TESTED) pytest programs --again -- tests --ignore tests/instructions --ignore tests/packages --ignore tests/rdma
+	$(TESTED) pytest programs --again -- $(FILES_AT_ONCE) tests --ignore tests/instructions --ignore tests/packages --ignore tests/rdma $(ALONE:%=--ignore %)
+	$(TESTED) pytest alone --again -- $(ALONE)
 	$(TESTED) pytest gpu-check --again -- gpu-check/tests
 
 # The attacks that `make programs` runs small, with the counts that they are promised with; PARTS chooses some.

@@ -36,13 +36,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(folder: Path, failures: dict[str, int]) -> tuple[int, tested.Counts]:
+def run(folder: Path, failures: dict[str, int], *options: str) -> tuple[int, tested.Counts]:
     """Runs a file of tests of which these fail so often at first."""
     tests = "".join(f"def test_{name}():\n    assert count({name!r}) > {fails}\n" for name, fails in failures.items())
     file = folder / "test_file.py"
     file.write_text(TEST.format(tests=tests))
     counts = tested.Counts()
-    arguments = ["--rootdir", str(folder), "-c", "/dev/null", "-o", f"cache_dir={folder}/cache", str(file)]
+    arguments = ["--rootdir", str(folder), "-c", "/dev/null", "-o", f"cache_dir={folder}/cache", *options, str(file)]
     return tested.run_pytest("part", arguments, True, counts), counts
 
 
@@ -52,8 +52,9 @@ def test_nothing_failed(folder: Path) -> None:
     assert counts.not_run == [("test_file::test_that_cannot_run", "no such device")]
 
 
-def test_one_failure_runs_again_and_is_said(folder: Path) -> None:
-    status, counts = run(folder, {"shaky": 1})
+@pytest.mark.parametrize("options", [(), ("-n", "2", "--dist", "loadfile")])
+def test_one_failure_runs_again_and_is_said(folder: Path, options: tuple[str, ...]) -> None:
+    status, counts = run(folder, {"shaky": 1}, *options)
     assert (status, counts.passed, counts.again) == (0, 2, ["test_file::test_shaky"])
     lines = tested.summary({"part": counts})
     assert "WARNING: part: passed only when run again: test_file::test_shaky" in lines

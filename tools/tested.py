@@ -131,7 +131,9 @@ def run_pytest(part: str, arguments: list[str], is_again: bool, counts: Counts) 
     failed, status = pytest_once(part, arguments, counts)
     if status == 0 or not is_again or not may_run_again(part, failed):
         return status
-    _, status = pytest_once(part, [*arguments, "--last-failed", "--last-failed-no-failures", "none"], counts)
+    # One after the other, whatever ran beside them before.
+    last = ["--last-failed", "--last-failed-no-failures", "none", *(["-n", "0"] if "-n" in arguments else [])]
+    _, status = pytest_once(part, [*arguments, *last], counts)
     counts.again += failed
     return status
 
