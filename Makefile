@@ -197,7 +197,7 @@ packages: $(TOOLCHAIN)
 	@tools/clang.sh
 	python3 tools/packages.py --skipped $(PACKAGES_SKIPPED) numba_cupy torch
 	$(BUILD_TESTED)
-	$(TESTED) pytest packages --again -- tests/packages
+	$(TESTED) pytest packages --again -- $(FILES_AT_ONCE) tests/packages
 
 # NVSHMEM between two processes over the adapter in software, on the software device: minutes, so that it is not of
 # `make test`.
