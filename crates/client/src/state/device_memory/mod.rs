@@ -9,7 +9,10 @@ mod ranges;
 mod tests;
 mod window;
 
-use std::{collections::BTreeMap, ops::Range};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    ops::Range,
+};
 
 use outboard_api::{
     CUresult,
@@ -145,20 +148,21 @@ struct SmallChunk {
     context: CUcontext,
     free: Ranges,
     /// Ranges freed while work that may use them was under way: mark of the work, address, bytes.
-    deferred_frees: Vec<(u64, u64, u64)>,
+    /// Marks grow, but for threads that free at the same time.
+    deferred_frees: VecDeque<(u64, u64, u64)>,
     live: usize,
 }
 
 impl SmallChunk {
-    /// Reuses ranges that no work under way can use any more.
+    /// Reuses ranges that no work under way can use any more. A range behind one that has to wait
+    /// longer waits with it, so that an allocation does not look at all of them.
     fn settle(&mut self, completed: u64) {
-        let free = &mut self.free;
-        self.deferred_frees.retain(|(mark, base, bytes)| {
-            if *mark <= completed {
-                free.give(*base, *bytes);
-            }
-            *mark > completed
-        });
+        while let Some(&(mark, base, bytes)) = self.deferred_frees.front()
+            && mark <= completed
+        {
+            self.free.give(base, bytes);
+            self.deferred_frees.pop_front();
+        }
     }
 }
 
@@ -292,7 +296,7 @@ impl DeviceMemory {
                 device,
                 context,
                 free,
-                deferred_frees: Vec::new(),
+                deferred_frees: VecDeque::new(),
                 live: 1,
             },
         );
@@ -426,7 +430,7 @@ impl DeviceMemory {
 
     fn free_small(&mut self, allocation: &Allocation, sent: u64) -> Option<Chunk> {
         let (start, chunk) = self.small.range_mut(..=allocation.base).next_back()?;
-        chunk.deferred_frees.push((
+        chunk.deferred_frees.push_back((
             sent,
             allocation.base,
             allocation.bytes.next_multiple_of(ALIGN_BYTES),
