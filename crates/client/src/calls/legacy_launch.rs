@@ -9,8 +9,9 @@ use outboard_api::{
 };
 
 use super::{
-    Done, cuLaunchKernel,
-    launch::{EXTRA_BUFFER_POINTER, EXTRA_BUFFER_SIZE},
+    Done,
+    arguments::{EXTRA_BUFFER_POINTER, EXTRA_BUFFER_SIZE},
+    cuLaunchKernel,
 };
 use crate::{
     observe::guard,

@@ -8,6 +8,7 @@
 #![allow(non_snake_case, clippy::too_many_arguments)]
 
 mod across;
+mod arguments;
 mod behind;
 mod context;
 mod copy;

@@ -159,6 +159,8 @@ pub(crate) struct PrivateBounds {
 }
 
 impl PrivateBounds {
+    pub(crate) const NONE: PrivateBounds = PrivateBounds { start: 0, bytes: 0 };
+
     #[cfg(test)]
     pub(crate) fn of(start: u64, bytes: u64) -> PrivateBounds {
         PrivateBounds { start, bytes }

@@ -72,6 +72,8 @@ pub(crate) struct Kernel {
     pub(crate) param_bytes: u32,
     /// Some bytes of the parameter buffer belong to no parameter.
     pub(crate) has_gaps: bool,
+    /// Each aligned word of the parameter buffer that parameters fill is one parameter.
+    pub(crate) has_plain_words: bool,
     /// Launch sizes that are certain to work, without the attributes.
     pub(crate) bounds: LaunchBounds,
     /// An attribute was set.
@@ -151,6 +153,7 @@ impl Libraries {
             }
             let given: u64 = kernel.params.iter().map(|(_, size)| u64::from(*size)).sum();
             let place = places.and_then(|places| places.get(&kernel.name).copied());
+            let has_plain_words = has_plain_words(&kernel.params, param_bytes);
             kernels.push(Box::leak(Box::new(Kernel {
                 wire: number << 32 | index as u64,
                 number: number << 32 | place.unwrap_or(index) as u64,
@@ -161,6 +164,7 @@ impl Libraries {
                 param_bytes,
                 // Overlapping parameters could hide a gap; no compiler creates them.
                 has_gaps: given != u64::from(param_bytes),
+                has_plain_words,
                 bounds: kernel.bounds,
                 is_altered: AtomicBool::new(false),
                 unloaded: AtomicBool::new(false),
@@ -250,6 +254,22 @@ impl Libraries {
 }
 
 /// Returns the number of the library that a handle of a library, module or kernel names.
+/// Returns whether each aligned word of eight bytes that parameters fill is one parameter, and each
+/// parameter of eight bytes is such a word: then an address in them is an argument by itself.
+pub(crate) fn has_plain_words(params: &[(u32, u32)], param_bytes: u32) -> bool {
+    let is_word = |(offset, size): &(u32, u32)| *size == 8 && offset.is_multiple_of(8);
+    let is_plain = |start: u32| {
+        let filled = |(offset, size): &(u32, u32)| {
+            let end = (start + 8).min(offset + size);
+            end.saturating_sub(start.max(*offset))
+        };
+        let is_filled = params.iter().map(filled).sum::<u32>() >= 8;
+        !is_filled || params.iter().any(|one| one.0 == start && is_word(one))
+    };
+    params.iter().all(|one| one.1 != 8 || is_word(one))
+        && (0..param_bytes / 8).all(|word| is_plain(8 * word))
+}
+
 fn library_of(handle: u64) -> Option<u64> {
     let kernels = HandleKind::Kernel.number(handle).map(|number| number >> 32);
     kernels

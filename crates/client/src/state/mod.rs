@@ -52,6 +52,8 @@ use rustc_hash::FxHashMap;
 #[cfg(test)]
 pub(crate) use self::drivers::set_driver_of_thread;
 use self::handles::first_number;
+#[cfg(test)]
+pub(crate) use self::libraries::has_plain_words;
 pub(crate) use self::{
     advice::{Advice, Advices, Processor},
     capture_table::{Beginning, Capture, Captures, exchange_thread_mode},

@@ -19,9 +19,10 @@ use outboard_wire::{
 use crate::{
     calls::{
         Done,
+        arguments::Arguments,
         copy::MemoryKind,
         graph_params::{Side, memset_bytes},
-        launch::{Arguments, LaunchShape},
+        launch::LaunchShape,
     },
     log,
     session::Rows,
