@@ -15,7 +15,7 @@ use outboard_wire::doc::{NET_PIECE_BYTES_MAX, NetAnswer};
 /// Relayed streams of a session.
 pub(super) const RELAYS_MAX: usize = 16;
 /// Time after which a call is answered, though the adapter has sent nothing.
-const TAKE: Duration = Duration::from_millis(500);
+const TAKE: Duration = Duration::from_secs(5);
 
 /// Streams by endpoint and queue: the ends that are not the adapters'.
 #[derive(Debug, Default)]
