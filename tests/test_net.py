@@ -381,14 +381,15 @@ def test_an_end_that_is_killed_is_an_error_of_the_other_and_leaves_nothing(
     workers_of(server, 1)
 
 
-def test_kernels_of_two_processes_exchange_data(server: Server, two_kernels: Path) -> None:
-    """Each process has an adapter of its own; the example of docs/net.md."""
-    program = two_kernels
-    for way in ("shm", "tcp"):
-        env, address = {"OUTBOARD_NET_WAY": way}, free_address()
+def test_kernels_of_two_processes_exchange_data(server: Server, two_kernels: Path, tmp_path: Path) -> None:
+    """Each process has an adapter of its own; the example of docs/net.md. By verbs a device of nic run, too."""
+    remote = [OUTBOARD, "run", "--gpu", server.urls["shm"], "--"]
+    by_verbs = [OUTBOARD, "nic", "run", "--fabric", tmp_path, "--", "env", "OUTBOARD_NET_WAY=verbs", *remote]
+    for under in (["env", "OUTBOARD_NET_WAY=shm", *remote], ["env", "OUTBOARD_NET_WAY=tcp", *remote], by_verbs):
+        address = free_address()
         with ThreadPoolExecutor(2) as both:
             roles = ("listen", "connect")
-            ends = [both.submit(server.run, "shm", program, role, address, "20", env=env) for role in roles]
+            ends = [both.submit(run, two_kernels, f"{role} {address} 20", "nic", *under) for role in roles]
             for done in (end.result() for end in ends):
                 assert done.returncode == 0, done.stdout + done.stderr
                 assert done.stdout == "20 of 20 rounds are right\n"
@@ -712,7 +713,7 @@ def test_bench_net_measures_providers_in_turns() -> None:
     near = ["--verb", "put,send,put-imm", "--queues", "3"]
     for before, more, providers in (
         ([], [*near, "--provider"], ("nic", "nvlink")),
-        ([], ["--verb", "put,get", "--provider"], ("nic-shm", "nic-tcp")),
+        ([OUTBOARD, "nic", "run", "--"], ["--verb", "put,get", "--provider"], ("nic-shm", "nic-tcp", "nic-verbs")),
         ([OUTBOARD, "nic", "run", "--"], [*near, "--provider"], ("proxy", "mlx5", "nic")),
     ):
         command = [*before, *bench, *more, ",".join(providers), "--json"]

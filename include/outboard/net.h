@@ -121,7 +121,8 @@ enum outboard_net_meeting {
 // "127.0.0.1:PORT". The connection is neither authenticated nor encrypted, so that addresses of other machines have to be
 // allowed by OUTBOARD_NET_ANYWHERE, on both sides. It ends with the queue's reset, and a process that ends is error 15 of
 // the other's queue. Messages have at most 16 MiB. Entries travel by memory of both processes if both are of one user and
-// at a loopback address of one network namespace, else over tcp; OUTBOARD_NET_WAY of the environment says `shm` or `tcp`.
+// at a loopback address of one network namespace, else over tcp; OUTBOARD_NET_WAY of the environment says `shm`, `tcp`, or
+// `verbs`, which is never chosen by itself: by queue pairs of an RDMA device, which OUTBOARD_RDMA names.
 int outboard_net_meet(const struct outboard_net *net, uint32_t qpn, const char *address, int how, uint32_t timeout_ms,
                       const struct outboard_net_window *mine, struct outboard_net_window *theirs);
 // Wakes the adapter in software of a queue's doorbell. net.cuh calls it for threads of the CPU; a kernel cannot, so that a
@@ -133,7 +134,7 @@ void outboard_net_look(void);
 // "server" if the endpoint is where the GPU is, of a program under `outboard run` whose server has a copy of the program's
 // memory (every link but shm, and shm with an emulated network); else "program". Known from the first queue or registration on.
 const char *outboard_net_place_of(const struct outboard_net *net);
-// "shm" or "tcp", as the queue's entries travel; null if it has not met one of another process by an adapter.
+// "shm", "tcp" or "verbs", as the queue's entries travel; null if it has not met one of another process by an adapter.
 const char *outboard_net_way_of(const struct outboard_net *net, uint32_t qpn);
 int outboard_net_reset(const struct outboard_net *net, uint32_t qpn);
 // The same for a queue with `counters`, which no kernel uses now: `copy` holds them, and the new ones afterwards, to be

@@ -168,7 +168,7 @@ class Queue:
 
     @property
     def way(self) -> str | None:
-        """How entries reach the other process, `shm` or `tcp`; nothing before `meet`, and of `nvlink`."""
+        """How entries reach the other process, `shm`, `tcp` or `verbs`; nothing before `meet`, and of `nvlink`."""
         said = self._endpoint._library.outboard_net_way_of
         said.restype = ctypes.c_char_p
         way: bytes | None = said(self._endpoint._adapter.net, c_uint32(self.exported.qpn))

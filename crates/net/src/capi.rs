@@ -389,8 +389,8 @@ pub unsafe extern "C" fn outboard_net_place_of(net: *const Net) -> *const c_char
     name.map_or(std::ptr::null(), CStr::as_ptr)
 }
 
-/// Returns how entries of a queue reach the other process: `shm` or `tcp`; null if it has not met
-/// one.
+/// Returns how entries of a queue reach the other process: `shm`, `tcp` or `verbs`; null if it has
+/// not met one.
 ///
 /// # Safety
 ///

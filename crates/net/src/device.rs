@@ -8,7 +8,7 @@ use outboard_verbs::{
 };
 use parking_lot::RwLock;
 
-use crate::{driver, error::Error, keys::Access, mapping::is_mapped, wqe::Segment};
+use crate::{driver, error::Error, keys::Access, mapping::is_mapped, memory::Mapped, wqe::Segment};
 
 /// Options for the device, as links have them: `device=mlx5_0&port=1&gid=3`.
 const VARIABLE: &str = "OUTBOARD_RDMA";
@@ -19,9 +19,16 @@ const PAGE_BYTES: u64 = 4096;
 
 /// An opened device, a domain of it, and what is registered there.
 pub(crate) struct Device {
-    regions: RwLock<HashMap<u32, (Region, Access)>>,
+    regions: RwLock<HashMap<u32, Registration>>,
     pub(crate) domain: Arc<Domain>,
     pub(crate) chosen: Chosen,
+}
+
+/// Memory that is registered. What keeps it mapped is dropped last.
+struct Registration {
+    region: Region,
+    access: Access,
+    _keeps: Option<Mapped>,
 }
 
 impl std::fmt::Debug for Device {
@@ -62,6 +69,35 @@ impl Device {
         bytes: u64,
         access: Access,
     ) -> Result<u32, Error> {
+        // SAFETY: the caller's duty is this one's.
+        unsafe { self.register_kept(at, bytes, access, None) }
+    }
+
+    /// Registers memory of an adapter, which programs know by its addresses in this process.
+    pub(crate) fn register_mapped(&self, memory: &Mapped, access: Access) -> Result<u32, Error> {
+        if !memory.is_here() {
+            let why = "memory that programs know by other addresses cannot be registered by verbs";
+            return Err(Error::Device(why.into()));
+        }
+        let at = std::ptr::with_exposed_provenance_mut(memory.address() as usize);
+        let bytes = memory.len() as u64;
+        // SAFETY: mapped until the last clone is dropped, and one is kept beside the registration.
+        unsafe { self.register_kept(at, bytes, access, Some(memory.clone())) }
+    }
+
+    /// Registers memory, and keeps what it is kept mapped by.
+    ///
+    /// # Safety
+    ///
+    /// Memory that is there now stays there until the registration, and then what is kept, is
+    /// dropped.
+    unsafe fn register_kept(
+        &self,
+        at: *mut c_void,
+        bytes: u64,
+        access: Access,
+        keeps: Option<Mapped>,
+    ) -> Result<u32, Error> {
         let address = at as u64;
         if address == 0 {
             return Err(Error::Null("memory"));
@@ -95,7 +131,12 @@ impl Device {
             0 => region.lkey(),
             key => key,
         };
-        self.regions.write().insert(key, (region, access));
+        let registration = Registration {
+            region,
+            access,
+            _keeps: keeps,
+        };
+        self.regions.write().insert(key, registration);
         Ok(key)
     }
 
@@ -126,18 +167,21 @@ impl Device {
         })
     }
 
+    /// Ends a registration.
+    pub(crate) fn unregister(&self, key: u32) {
+        self.regions.write().remove(&key);
+    }
+
     /// Returns the key that this side has for memory that is registered by a key.
     pub(crate) fn local_key(&self, key: u32) -> Option<u32> {
-        self.regions
-            .read()
-            .get(&key)
-            .map(|(region, _)| region.lkey())
+        self.regions.read().get(&key).map(|of| of.region.lkey())
     }
 
     /// Returns registered bytes as requests of this side name them.
     pub(crate) fn piece(&self, segment: &Segment, access: Access) -> Option<Piece> {
         let regions = self.regions.read();
-        let (region, permitted) = regions.get(&segment.lkey)?;
+        let of = regions.get(&segment.lkey)?;
+        let (region, permitted) = (&of.region, of.access);
         let offset = segment.address.checked_sub(region.address())?;
         let end = offset.checked_add(segment.bytes())?;
         let is_permitted =

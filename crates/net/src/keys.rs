@@ -84,7 +84,7 @@ impl Keys {
         // Key 0x100 is that of receives without memory: no slot is used for the 0th time.
         let uses = self.slots[slot].0.checked_add(1).unwrap_or(1);
         self.slots[slot] = (uses, region);
-        Ok((slot as u32 + 1) << 8 | u32::from(uses))
+        Ok(key_of(slot, uses))
     }
 
     pub(crate) fn remove(&mut self, key: u32) -> Result<(), Error> {
@@ -95,6 +95,28 @@ impl Keys {
         self.slots[slot].1 = None;
         self.free.push(slot);
         Ok(())
+    }
+
+    /// Returns all registrations, with their keys.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (u32, &Registered, Access)> {
+        let numbered = self.slots.iter().enumerate();
+        numbered.filter_map(|(slot, (uses, region))| {
+            let region = region.as_ref()?;
+            Some((key_of(slot, *uses), &region.memory, region.access))
+        })
+    }
+
+    /// Returns what is registered by a key.
+    pub(crate) fn memory(&self, key: u32) -> Option<&Registered> {
+        let region = self.slots[self.slot_of(key)?].1.as_ref();
+        region.map(|region| &region.memory)
+    }
+
+    /// Returns true if memory of this domain is registered by a key.
+    pub(crate) fn is_of(&self, domain: u32, key: u32) -> bool {
+        let slot = self.slot_of(key);
+        let region = slot.and_then(|slot| self.slots[slot].1.as_ref());
+        region.is_some_and(|region| region.domain == domain)
     }
 
     /// Finds bytes by their key and address, if the key is of this domain and permits the access.
@@ -121,4 +143,8 @@ impl Keys {
         let slot = (key >> 8).checked_sub(1)? as usize;
         (self.slots.get(slot)?.0 == key as u8).then_some(slot)
     }
+}
+
+fn key_of(slot: usize, uses: u8) -> u32 {
+    (slot as u32 + 1) << 8 | u32::from(uses)
 }

@@ -20,8 +20,8 @@
 //!   reads in queues; `device` opens one, and registers memory with it.
 //! - [`remote`] is an endpoint where the GPU is: calls of a program under `outboard run`, which its
 //!   session's server executes.
-//! - [`Link`] joins queues of two processes: entries travel by memory of both, or over tcp
-//!   ([`Way`]).
+//! - [`Link`] joins queues of two processes: entries travel by memory of both, over tcp, or by
+//!   verbs of a real device ([`Way`]), to which `poster` posts them, as it does for `proxy`.
 //!
 //! It is no adapter: queue pairs are connected among themselves, or to those of another process.
 
@@ -57,6 +57,7 @@ mod nvlink;
 mod open;
 mod own;
 mod placed;
+mod poster;
 mod provider;
 mod proxy;
 mod queue;
@@ -87,10 +88,10 @@ pub use field::Field;
 pub use kernel::KernelAdapter;
 pub use keys::{Access, REGIONS_MAX};
 pub use layout::Layout;
-pub use link::{Common, Link, Meeting};
+pub use link::{Common, Link};
 pub use mapping::is_mapped;
 pub use masked::Change;
-pub use meet::Window;
+pub use meet::{Meeting, Window};
 pub use memory::{Keeper, Mapped};
 pub use nic::Nic;
 pub use open::{open, open_by};

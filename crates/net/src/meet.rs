@@ -5,12 +5,12 @@
 use std::{
     collections::VecDeque,
     io::{self, ErrorKind, Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{AddrParseError, SocketAddr, TcpListener, TcpStream},
     thread::sleep,
     time::{Duration, Instant},
 };
 
-use crate::adapter::Peer;
+use crate::{adapter::Peer, error::Error, way::Way};
 
 /// First bytes of a connection; the last is the version.
 const MAGIC: [u8; 8] = *b"OBNET\0\0\x01";
@@ -29,6 +29,39 @@ pub struct Window {
     pub reserved: u32,
 }
 
+/// Where and how two processes meet.
+#[derive(Clone, Copy, Debug)]
+pub struct Meeting<'a> {
+    pub address: &'a str,
+    /// This one listens, the other connects.
+    pub listens: bool,
+    /// The address may be another than a loopback one: whoever reaches it can be the other.
+    pub is_anywhere: bool,
+    pub timeout: Duration,
+    /// The way of entries; `None` is shared memory where it is possible, else tcp.
+    pub way: Option<Way>,
+}
+
+impl Meeting<'_> {
+    /// Returns the address, if processes may meet there.
+    pub(crate) fn socket(&self) -> Result<SocketAddr, Error> {
+        let failed = |why: String| Error::Meet {
+            address: self.address.into(),
+            why,
+        };
+        let socket: SocketAddr = self
+            .address
+            .parse()
+            .map_err(|error: AddrParseError| failed(error.to_string()))?;
+        match socket.ip().is_loopback() || self.is_anywhere {
+            true => Ok(socket),
+            false => Err(failed(
+                "queues meet at loopback addresses, unless OUTBOARD_NET_ANYWHERE is given".into(),
+            )),
+        }
+    }
+}
+
 /// The words that each process says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
@@ -43,6 +76,12 @@ pub(crate) const SHARES: u32 = 1;
 /// Bit of a hello's ways: the queue is at a server. Between two such queues entries do not come by
 /// this connection.
 pub(crate) const AT_SERVER: u32 = 2;
+/// Bit of a hello's ways: the queue is one of an adapter, and its entries travel by verbs.
+pub(crate) const BY_VERBS: u32 = 4;
+
+/// Why a queue whose entries travel by verbs does not meet another.
+pub(crate) const NOT_BY_VERBS: &str = "one of the two is a queue of nic whose entries travel by verbs (OUTBOARD_NET_WAY=verbs), and the other is \
+     not: its keys are others";
 
 impl Hello {
     fn bytes(self) -> [u8; HELLO_BYTES] {

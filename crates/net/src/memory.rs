@@ -183,6 +183,11 @@ impl Mapped {
         self.address
     }
 
+    /// Returns true if programs know it by the addresses that it has in this process.
+    pub(crate) fn is_here(&self) -> bool {
+        self.at.as_ptr() as u64 == self.address
+    }
+
     /// Returns the part at this offset; `None` if it is not within the memory.
     #[must_use]
     pub fn part(&self, offset: usize, bytes: usize) -> Option<Mapped> {

@@ -85,6 +85,15 @@ impl Queue {
         self.block.options.flags & UNRELIABLE != 0
     }
 
+    /// Returns true if its messages wait for their receives without end.
+    pub(crate) fn is_patient(&self) -> bool {
+        self.block.options.flags & PATIENT != 0
+    }
+
+    pub(crate) fn receives(&self) -> usize {
+        self.block.options.receives()
+    }
+
     /// Lets threads post after a reset.
     pub(crate) fn connected(&self) {
         self.block.connected();

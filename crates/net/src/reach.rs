@@ -13,8 +13,7 @@ use crate::{
     adapter::Peer,
     device::Device,
     error::Error,
-    link::Meeting,
-    meet::{self, Hello, Window},
+    meet::{self, BY_VERBS, Hello, Meeting, NOT_BY_VERBS, Window},
 };
 
 /// First bytes of what follows the hello; the last is the version.
@@ -83,19 +82,19 @@ pub(crate) fn join(
 ) -> Result<Window, Error> {
     queue.check_unconnected()?;
     let of_mine = queue.reached(device);
-    meet(meeting, &of_mine, mine, |theirs| {
-        queue.connect(device, &of_mine, theirs)
-    })
+    let connect = |theirs: &Remote, _: &TcpStream| queue.connect(device, &of_mine, theirs);
+    meet(meeting, &of_mine, (mine, 0), connect).map(|(window, _)| window)
 }
 
 /// Meets the other process, and connects to where its queue pair is reached. Returns the memory
-/// that it offers, when both are connected: the first packet of one finds the other ready.
-fn meet(
+/// that it offers, and the connection, when both are connected: the first packet of one finds the
+/// other ready.
+pub(crate) fn meet(
     meeting: Meeting<'_>,
     mine: &Remote,
-    window: Window,
-    connect: impl FnOnce(&Remote) -> Result<(), Error>,
-) -> Result<Window, Error> {
+    (window, ways): (Window, u32),
+    connect: impl FnOnce(&Remote, &TcpStream) -> Result<(), Error>,
+) -> Result<(Window, TcpStream), Error> {
     let failed = |why: &dyn ToString| Error::Meet {
         address: meeting.address.into(),
         why: why.to_string(),
@@ -106,20 +105,23 @@ fn meet(
     let hello = Hello {
         peer: Peer { qpn, epoch: 0 },
         window,
-        ways: 0,
+        ways,
     };
     let met = match meeting.listens {
         true => meet::listen(socket, hello, deadline),
         false => meet::connect(socket, hello, deadline),
     };
     let (stream, theirs) = met.map_err(|error| failed(&error))?;
+    if (theirs.ways ^ ways) & BY_VERBS != 0 {
+        return Err(failed(&NOT_BY_VERBS));
+    }
     let number = theirs.peer.qpn;
     let reached = exchange(&stream, mine, number, deadline).map_err(|error| failed(&error))?;
     let reached = reached
         .ok_or_else(|| failed(&"the other process is not of a provider with RDMA devices"))?;
-    connect(&reached)?;
+    connect(&reached, &stream)?;
     both(&stream, deadline).map_err(|error| failed(&error))?;
-    Ok(theirs.window)
+    Ok((theirs.window, stream))
 }
 
 /// Sends how this side is reached, and reads the same of the other; none if it is something else.
@@ -148,7 +150,8 @@ fn both(mut stream: &TcpStream, deadline: Instant) -> IoResult<()> {
     stream.write_all(&[0])?;
     let left = deadline.saturating_duration_since(Instant::now());
     stream.set_read_timeout(Some(left.max(SHORTEST)))?;
-    stream.read_exact(&mut [0])
+    stream.read_exact(&mut [0])?;
+    stream.set_read_timeout(None)
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 
 use std::{env, ffi::CStr};
 
-use crate::error::Error;
+use crate::{device, error::Error};
 
-/// Variable of the environment that names the way: `auto`, `shm` or `tcp`.
+/// Variable of the environment that names the way: `auto`, `shm`, `tcp` or `verbs`.
 pub const WAY_VARIABLE: &str = "OUTBOARD_NET_WAY";
 
 /// How entries travel between two processes.
@@ -13,13 +13,16 @@ pub enum Way {
     /// By memory that both have mapped.
     Shm,
     Tcp,
+    /// By real queue pairs, of an RDMA device each.
+    Verbs,
 }
 
 impl Way {
-    const ALL: [(&CStr, Option<Way>); 3] = [
+    const ALL: [(&CStr, Option<Way>); 4] = [
         (c"auto", None),
         (c"shm", Some(Way::Shm)),
         (c"tcp", Some(Way::Tcp)),
+        (c"verbs", Some(Way::Verbs)),
     ];
 
     #[must_use]
@@ -39,6 +42,11 @@ impl Way {
         })
     }
 
+    /// Says what verbs use here, or why they are not possible.
+    pub fn verbs() -> Result<String, Error> {
+        device::any()
+    }
+
     /// Returns the way that the environment names.
     pub fn asked() -> Result<Option<Way>, Error> {
         env::var_os(WAY_VARIABLE).map_or(Ok(None), |name| Way::named(&name.to_string_lossy()))
@@ -51,14 +59,14 @@ mod tests {
 
     #[test]
     fn each_way_has_its_name_and_others_are_refused() {
-        for way in [Way::Shm, Way::Tcp] {
+        for way in [Way::Shm, Way::Tcp, Way::Verbs] {
             assert_eq!(Way::named(&way.name().to_string_lossy()), Ok(Some(way)));
         }
         assert_eq!(Way::named("auto"), Ok(None));
         let said = Way::named("udp").map_err(|error| error.to_string());
         assert_eq!(
             said,
-            Err("there is no way udp: auto, shm, tcp are there".into())
+            Err("there is no way udp: auto, shm, tcp, verbs are there".into())
         );
     }
 }

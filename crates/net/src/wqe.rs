@@ -188,6 +188,22 @@ impl Operation {
         )
     }
 
+    /// Returns the peer's memory, if it is about any.
+    #[must_use]
+    pub fn remote(&self) -> Option<&Remote> {
+        match self {
+            Operation::Write { remote, .. }
+            | Operation::Read { remote, .. }
+            | Operation::FetchAdd { remote, .. }
+            | Operation::CompareSwap { remote, .. }
+            | Operation::Masked(Masked { remote, .. }) => Some(remote),
+            Operation::Nop
+            | Operation::Send { .. }
+            | Operation::Dump { .. }
+            | Operation::Wait { .. } => None,
+        }
+    }
+
     /// Returns true if the peer answers with data.
     #[must_use]
     pub fn reads(&self) -> bool {

@@ -70,10 +70,21 @@ fn two_processes_exchange_data_and_survive_each_other_over_tcp() {
     meet("tcp");
 }
 
-fn meet(way: &str) {
+#[test]
+fn what_either_of_two_processes_refuses_has_its_syndrome() {
+    for way in ["shm", "tcp"] {
+        let environment = [("OUTBOARD_NET_WAY", way)];
+        run("refused", &["nic"], &environment, &[&free_port()]);
+    }
+}
+
+fn free_port() -> String {
     let free = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = free.local_addr().unwrap().port().to_string();
-    drop(free);
+    free.local_addr().unwrap().port().to_string()
+}
+
+fn meet(way: &str) {
+    let port = free_port();
     let environment = [
         ("OUTBOARD_NET_WAY", way),
         // An adapter that nobody wakes would make each first message late.

@@ -157,6 +157,11 @@ impl Chosen {
             false => "InfiniBand",
         }
     }
+
+    /// Returns false once the device is gone. Asks the kernel.
+    pub fn is_there(&self) -> bool {
+        self.context.is_ours() && self.context.port(self.port).is_some()
+    }
 }
 
 fn use_of(

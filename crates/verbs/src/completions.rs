@@ -75,19 +75,18 @@ impl Completions {
         self.channel.fd()
     }
 
-    /// Takes the event that made the channel readable.
-    pub(crate) fn take_event(&mut self) {
+    /// Takes the event that made the channel readable. Returns false if there is none.
+    pub(crate) fn take_event(&mut self) -> bool {
         if !self.channel.context.is_ours() {
-            return;
+            return false;
         }
         let (mut cq, mut cookie) = (ptr::null_mut(), ptr::null_mut());
         let verbs = self.channel.context.verbs;
         // SAFETY: both pointers outlive the call, which does not block.
         let rc =
             unsafe { (verbs.ibv_get_cq_event)(self.channel.raw.as_ptr(), &mut cq, &mut cookie) };
-        if rc == 0 {
-            self.events += 1;
-        }
+        self.events += u32::from(rc == 0);
+        rc == 0
     }
 
     fn ops(&self) -> &ibv_context_ops {

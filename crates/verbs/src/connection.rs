@@ -2,6 +2,7 @@
 //! time, and whose completions are polled. Who posts keeps count of what is under way.
 
 use std::{
+    os::fd::OwnedFd,
     ptr::{self, NonNull},
     sync::Arc,
 };
@@ -19,10 +20,34 @@ pub const SEGMENTS_MAX: usize = 4;
 const READS_MAX: u8 = 16;
 /// Software RoCE takes 7 for endless.
 const RETRIES: u8 = 6;
-/// Time before another attempt at a peer without a receive, 0.64 ms; 7 is without end.
-const NOT_READY_TIMER: u8 = 12;
-const NOT_READY_RETRIES: u8 = 7;
 const POLLED_MAX: usize = 32;
+
+/// Patience with a peer that has no receive posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotReady {
+    /// Attempts each 0.64 ms, without end.
+    WithoutEnd,
+    /// Six attempts more, one each 10.24 ms.
+    ForSomeTime,
+}
+
+impl NotReady {
+    /// Returns the number of the time that this side's peer waits between two attempts.
+    fn timer(self) -> u8 {
+        match self {
+            NotReady::WithoutEnd => 12,
+            NotReady::ForSomeTime => 20,
+        }
+    }
+
+    /// Returns how often this side tries again; 7 is without end.
+    fn retries(self) -> u8 {
+        match self {
+            NotReady::WithoutEnd => 7,
+            NotReady::ForSomeTime => 6,
+        }
+    }
+}
 
 /// Memory of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,7 +172,13 @@ impl Connection {
     }
 
     /// Connects the queue pair, which was made or reset. Its peer does all that keys permit.
-    pub fn connect(&self, chosen: &Chosen, psn: u32, remote: &Remote) -> Result<(), Error> {
+    pub fn connect(
+        &self,
+        chosen: &Chosen,
+        psn: u32,
+        remote: &Remote,
+        patience: NotReady,
+    ) -> Result<(), Error> {
         let all = IBV_ACCESS_LOCAL_WRITE
             | IBV_ACCESS_REMOTE_WRITE
             | IBV_ACCESS_REMOTE_READ
@@ -167,7 +198,7 @@ impl Connection {
             dest_qp_num: remote.number,
             rq_psn: remote.psn,
             max_dest_rd_atomic: READS_MAX,
-            min_rnr_timer: NOT_READY_TIMER,
+            min_rnr_timer: patience.timer(),
             ah_attr: route(chosen, remote),
             ..ibv_qp_attr::default()
         };
@@ -185,7 +216,7 @@ impl Connection {
             sq_psn: psn,
             timeout: chosen.ack_timeout.code(),
             retry_cnt: RETRIES,
-            rnr_retry: NOT_READY_RETRIES,
+            rnr_retry: patience.retries(),
             max_rd_atomic: READS_MAX,
             ..ibv_qp_attr::default()
         };
@@ -311,6 +342,26 @@ impl Connection {
     /// Takes completions of receives.
     pub fn poll_receives(&self) -> Result<Vec<Done>, Error> {
         poll(&self.receives)
+    }
+
+    /// Makes the next completion of a receive turn a descriptor of
+    /// [`receives_channel`](Self::receives_channel) readable.
+    pub fn arm_receives(&self) -> Result<(), Error> {
+        self.receives.arm()
+    }
+
+    /// Returns a descriptor of its own for the channel of events.
+    pub fn receives_channel(&self) -> Result<OwnedFd, Error> {
+        let channel = self.receives.channel().try_clone_to_owned();
+        channel.map_err(|error| Error::System {
+            doing: "taking an RDMA completion channel",
+            errno: error.raw_os_error().unwrap_or(libc::EMFILE),
+        })
+    }
+
+    /// Takes the event that has made the channel readable. Returns false if there is none.
+    pub fn take_receives_event(&mut self) -> bool {
+        self.receives.take_event()
     }
 
     fn ops(&self) -> &ibv_context_ops {

@@ -42,7 +42,7 @@ mod region;
 mod request;
 
 pub use choose::{AckTimeout, Chosen, Device, Port, check, choose, devices, is_v4, mtu_code};
-pub use connection::{Connection, Data, Done, SEGMENTS_MAX, Target, Work};
+pub use connection::{Connection, Data, Done, NotReady, SEGMENTS_MAX, Target, Work};
 pub use described::{OwnCompletions, OwnPair, Parent, Patience, Place, Sizes};
 pub use device::Context;
 pub use domain::Domain;

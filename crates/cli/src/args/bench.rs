@@ -64,7 +64,8 @@ Examples:
   outboard bench net --verb put-value --threads 1,32,256 --queues 1,4 --window 16
   outboard bench net --verb put,send --provider nic,nvlink
   outboard bench net --verb put --provider nic-shm,nic-tcp
-  outboard nic run -- outboard bench net --provider proxy,mlx5")]
+  outboard nic run -- outboard bench net --provider proxy,mlx5
+  outboard nic run -- outboard bench net --verb put --provider nic-tcp,nic-verbs")]
 pub(crate) struct NetArgs {
     #[command(flatten)]
     pub(crate) targets: BenchTargets,

@@ -97,6 +97,8 @@ pub(crate) enum By {
     NicShm,
     /// Two adapters of two processes, over tcp
     NicTcp,
+    /// Two adapters of two processes, by verbs of an RDMA device
+    NicVerbs,
     /// Loads and stores of the threads that post, in the GPU's own memory
     Nvlink,
     /// A thread that posts by verbs
@@ -108,7 +110,7 @@ pub(crate) enum By {
 impl By {
     pub(super) fn provider(self) -> Provider {
         match self {
-            By::Nic | By::NicShm | By::NicTcp => Provider::Nic,
+            By::Nic | By::NicShm | By::NicTcp | By::NicVerbs => Provider::Nic,
             By::Nvlink => Provider::Nvlink,
             By::Proxy => Provider::Proxy,
             By::Mlx5 => Provider::Mlx5,
@@ -120,6 +122,7 @@ impl By {
         match self {
             By::NicShm => Some(Way::Shm),
             By::NicTcp => Some(Way::Tcp),
+            By::NicVerbs => Some(Way::Verbs),
             _ => None,
         }
     }

@@ -6,7 +6,7 @@ mod slowness;
 use std::{process::ExitCode, time::Duration};
 
 use outboard_link::{Endpoint, kernel_tls, rdma_devices};
-use outboard_net::{PROVIDER_VARIABLE, Provider};
+use outboard_net::{PROVIDER_VARIABLE, Provider, WAY_VARIABLE, Way};
 use outboard_nvidia::gpu_direct_report;
 use outboard_pages::Tracker;
 use outboard_server::{Available, DeviceKind, sandbox_available};
@@ -70,6 +70,7 @@ pub(crate) fn doctor(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     findings.extend(gpu_memory());
     let is_far = !matches!(endpoint, Endpoint::Shm(_));
     findings.extend(Provider::ALL.map(|of| provider(of, is_far)));
+    findings.extend(by_verbs(is_far));
     findings.extend(server(&endpoint));
     let is_well = findings.iter().all(|f| f.verdict != Verdict::Fail);
     args.json.say(&findings, || table(&findings))?;
@@ -321,6 +322,14 @@ fn provider(of: Provider, is_far: bool) -> Finding {
             format!("another provider, by name or {PROVIDER_VARIABLE}; docs/net.md"),
         ),
     }
+}
+
+/// Says which device entries of `nic` travel by between processes, if they are to travel by verbs.
+/// Who wants that has a device.
+fn by_verbs(is_far: bool) -> Option<Finding> {
+    let device = Way::verbs().ok().filter(|_| !is_far)?;
+    let found = format!("nic, with {WAY_VARIABLE}=verbs: {device}");
+    Some(Finding::ok("net way", found))
 }
 
 /// Checks this machine's RDMA setup. A gap is a failure if the user asked for rdma, otherwise a

@@ -205,6 +205,8 @@ impl Adapter {
     pub(crate) fn announce(&self, is_asleep: bool) {
         let all = self.carried.iter();
         all.for_each(|one| one.rings.announce(is_asleep));
+        let by_verbs = self.by_verbs.values().filter(|_| is_asleep);
+        by_verbs.for_each(|one| one.arm());
     }
 }
 

@@ -217,7 +217,7 @@ impl Adapter {
         }
     }
 
-    fn received(&mut self, pair: &Pair, kind: Kind, index: u16, bytes: u64, imm: u32) {
+    pub(super) fn received(&mut self, pair: &Pair, kind: Kind, index: u16, bytes: u64, imm: u32) {
         let (qpn, timestamp) = (pair.qpn, self.now_ns);
         let mut completion = Completion::success(qpn, 0, index, bytes as u32, timestamp);
         (completion.kind, completion.imm) = (kind, imm);

@@ -7,6 +7,7 @@
 //!                     front is answered: completion
 //! ```
 
+mod by_verbs;
 mod carried;
 mod execute;
 mod receiver;
@@ -36,6 +37,8 @@ use crate::{
     memory::Mapped,
     ring::Ring,
 };
+pub(crate) use by_verbs::Ask;
+use by_verbs::{AtDevice, ByVerbs};
 pub(crate) use carried::Call;
 use carried::Carried;
 pub(crate) use receiver::Receiver;
@@ -46,7 +49,6 @@ use remote::{Outgoing, TIMEOUT_NS};
 pub use sender::Retries;
 use sender::Sender;
 pub use setup::PairSetup;
-pub(crate) use work::ATOMIC_BYTES;
 use work::Answer;
 
 /// Queue pairs of an adapter.
@@ -100,6 +102,8 @@ struct Pair {
     peer: Option<Peer>,
     /// The peer is in another process.
     is_remote: bool,
+    /// A device executes what is sent to it.
+    is_by_verbs: bool,
     /// Nothing that is sent to it arrives.
     unreachable: bool,
     /// Messages are sent once, and nobody answers.
@@ -128,6 +132,9 @@ struct Event {
 pub struct Adapter {
     now_ns: u64,
     qpn_first: u32,
+    /// Connections of the device, by the number of the queue pair. They end before the memory does.
+    by_verbs: HashMap<usize, ByVerbs>,
+    at_device: Option<AtDevice>,
     keys: Keys,
     completions: Vec<Option<Completions>>,
     pairs: Vec<Option<Pair>>,
@@ -152,6 +159,8 @@ impl Adapter {
         Adapter {
             now_ns: 0,
             qpn_first: QPN_FIRST,
+            by_verbs: HashMap::new(),
+            at_device: None,
             keys: Keys::default(),
             completions: Vec::new(),
             pairs: Vec::new(),
@@ -180,11 +189,17 @@ impl Adapter {
         memory: impl Into<Registered>,
         access: Access,
     ) -> Result<u32, Error> {
-        self.keys.add(domain, memory.into(), access)
+        let key = self.keys.add(domain, memory.into(), access)?;
+        if let Err(error) = self.register_at_device(key, access) {
+            self.keys.remove(key)?;
+            return Err(error);
+        }
+        Ok(key)
     }
 
     /// Ends a registration. Operations that name the key fail from now on.
     pub fn unregister(&mut self, key: u32) -> Result<(), Error> {
+        self.forget_at_device(key);
         self.keys.remove(key)
     }
 
@@ -258,6 +273,7 @@ impl Adapter {
             state: State::Reset,
             peer: None,
             is_remote: false,
+            is_by_verbs: false,
             unreachable: false,
             is_unreliable: false,
             access: Access::ALL,
@@ -303,7 +319,8 @@ impl Adapter {
     pub fn connect(&mut self, qpn: u32, peer: Peer) -> Result<(), Error> {
         let number = self.pair(qpn)?.0;
         if let Some(pair) = &mut self.pairs[number] {
-            (pair.peer, pair.state, pair.is_remote) = (Some(peer), State::Ready, false);
+            (pair.peer, pair.state) = (Some(peer), State::Ready);
+            (pair.is_remote, pair.is_by_verbs) = (false, false);
         }
         Ok(())
     }
@@ -317,6 +334,7 @@ impl Adapter {
             (pair.peer, pair.state, pair.epoch) = (None, State::Reset, pair.epoch.wrapping_add(1));
             if pair.is_remote {
                 (pair.is_remote, pair.unreachable) = (false, false);
+                pair.is_by_verbs = false;
             }
             let queue = self.completions.get_mut(pair.send_completions);
             if let Some(queue) = queue.and_then(Option::as_mut) {

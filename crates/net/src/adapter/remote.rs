@@ -338,7 +338,8 @@ impl Adapter {
     pub fn connect_remote(&mut self, qpn: u32, peer: Peer) -> Result<(), Error> {
         let number = self.pair(qpn)?.0;
         if let (Some(pair), Some(sender)) = (&mut self.pairs[number], &mut self.senders[number]) {
-            (pair.peer, pair.state, pair.is_remote) = (Some(peer), State::Ready, true);
+            (pair.peer, pair.state) = (Some(peer), State::Ready);
+            (pair.is_remote, pair.is_by_verbs) = (true, false);
             sender.wait_longer(TIMEOUT_NS);
         }
         self.outgoing.insert(number, Outgoing::default());
@@ -429,7 +430,10 @@ impl Adapter {
 
     /// Notes that the connection is over: what is not answered fails.
     pub fn link_down(&mut self, qpn: u32, epoch: u32) {
-        if let Ok((number, _)) = self.remote_pair(qpn, epoch) {
+        if let Ok((number, pair)) = self.remote_pair(qpn, epoch) {
+            if pair.is_by_verbs {
+                return self.verbs_down(number, false);
+            }
             self.forget_link(number);
             if let Some(pair) = &mut self.pairs[number] {
                 pair.unreachable = true;
@@ -443,6 +447,7 @@ impl Adapter {
     /// Drops what carries a queue pair's frames, which ends the connection.
     pub(super) fn forget_link(&mut self, number: usize) {
         self.outgoing.remove(&number);
+        self.by_verbs.remove(&number);
         self.carried.retain(|one| one.number != number);
     }
 

@@ -12,7 +12,7 @@ use crate::{
 use super::{
     Adapter, Pair, State, Status,
     remote::READING_BYTES_MAX,
-    work::{Answer, Work},
+    work::{Answer, Posted, Work},
 };
 
 /// Entries that are fetched and not complete.
@@ -53,6 +53,8 @@ pub(super) struct Sender {
     retries: Retries,
     /// A wrong entry was fetched: nothing behind it is.
     is_broken: bool,
+    /// An entry has failed before it was sent by verbs: nothing behind it is sent.
+    is_stopped: bool,
     pending: VecDeque<Work>,
     /// Sequence number of the first pending entry.
     first: u64,
@@ -75,6 +77,7 @@ impl Sender {
             ring,
             retries,
             is_broken: false,
+            is_stopped: false,
             pending: VecDeque::new(),
             first: 0,
             sent: 0,
@@ -192,6 +195,30 @@ impl Sender {
         self.is_broken = true;
     }
 
+    /// Notes what has become of an entry. Returns false if nothing behind it may be sent now.
+    fn note_posted(&mut self, sequence: u64, posted: Posted, now_ns: u64) -> bool {
+        match posted {
+            Posted::AtDevice => true,
+            Posted::NotYet => {
+                self.sent -= 1;
+                false
+            }
+            Posted::Answered(answer) => {
+                self.answered(sequence, answer, now_ns);
+                self.is_stopped = matches!(answer, Answer::Failed(_));
+                !self.is_stopped
+            }
+        }
+    }
+
+    /// Fails all that was sent and has no answer: the device is gone. Returns how many.
+    pub(super) fn lose(&mut self) -> usize {
+        let sent = self.pending.iter_mut().take(self.sent);
+        let lost = sent.filter(|work| work.answer.is_none());
+        lost.map(|work| work.answer = Some(Answer::Failed(Syndrome::LOCAL_OPERATION)))
+            .count()
+    }
+
     /// Sends unanswered entries again if nothing was answered for too long.
     fn check_time(&mut self, now_ns: u64) {
         let is_late = now_ns.saturating_sub(self.progress_at_ns) > self.retries.timeout_ns;
@@ -230,9 +257,12 @@ impl Adapter {
                 0
             }
             State::Ready => {
+                // What a message needs is posted before what may need it.
+                let posted = self.post_receives(number, &pair);
                 let fetched = self.fetch(&mut sender, &pair);
                 self.send_pending(&mut sender, number, &pair);
-                fetched + self.complete_front(&mut sender, number, &pair)
+                let taken = self.take_by_verbs(&mut sender, number, &pair);
+                posted + fetched + taken + self.complete_front(&mut sender, number, &pair)
             }
             State::Error => self.flush(&mut sender, number, &pair),
         };
@@ -289,11 +319,14 @@ impl Adapter {
     }
 
     fn send_pending(&mut self, sender: &mut Sender, number: usize, pair: &Pair) {
-        if !pair.is_unreliable {
+        if !pair.is_unreliable && !pair.is_by_verbs {
             sender.check_time(self.now_ns);
         }
         let mut moved = 0;
-        while sender.sent < sender.pending.len() && self.now_ns >= sender.resume_at_ns {
+        while sender.sent < sender.pending.len()
+            && self.now_ns >= sender.resume_at_ns
+            && !sender.is_stopped
+        {
             let sequence = sender.first + sender.sent as u64;
             let work = &sender.pending[sender.sent];
             sender.sent += 1;
@@ -320,7 +353,12 @@ impl Adapter {
                     continue;
                 }
             }
-            if pair.is_remote {
+            if pair.is_by_verbs {
+                let posted = self.post_by_verbs(number, sequence, operation);
+                if !sender.note_posted(sequence, posted, self.now_ns) {
+                    break;
+                }
+            } else if pair.is_remote {
                 if !self.is_roomy(number) || !sender.may_read(operation) {
                     sender.sent -= 1;
                     break;
@@ -408,9 +446,17 @@ impl Adapter {
         done
     }
 
-    /// Completes everything that was fetched or posted as flushed, receives too.
+    /// Completes everything that was fetched or posted as flushed, receives too, once a device has
+    /// given back what it had.
     fn flush(&mut self, sender: &mut Sender, number: usize, pair: &Pair) -> usize {
+        if !self.has_all_back(sender, number, pair) {
+            return 0;
+        }
         let mut done = 0;
+        if pair.is_by_verbs && sender.failure.is_none() {
+            // What had succeeded when the queue failed.
+            done += self.complete_front(sender, number, pair);
+        }
         let flushed = Syndrome::FLUSHED;
         let mut pending = std::mem::take(&mut sender.pending);
         (sender.sent, sender.reads_pending) = (0, 0);

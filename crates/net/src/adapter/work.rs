@@ -6,7 +6,7 @@ use crate::{
     wqe::{Data, Masked, Operation, Segment},
 };
 
-pub(crate) const ATOMIC_BYTES: u64 = 8;
+pub(super) const ATOMIC_BYTES: u64 = 8;
 
 /// An entry that was fetched.
 #[derive(Debug)]
@@ -38,6 +38,14 @@ pub(super) enum Answer {
     /// No receive is posted.
     NotReady,
     Failed(Syndrome),
+}
+
+/// Fate of an entry that was to be posted to a device.
+pub(super) enum Posted {
+    AtDevice,
+    /// It is to be tried again.
+    NotYet,
+    Answered(Answer),
 }
 
 impl Operation {

@@ -17,8 +17,7 @@ use crate::{
     endpoint::{Counts, Endpoint, mapped},
     error::Error,
     keys::Access,
-    link::Meeting,
-    meet::Window,
+    meet::{Meeting, Window},
     provider::Provider,
     reach,
 };

@@ -14,9 +14,8 @@ use crate::{
     endpoint::{Counts, Endpoint, mapped},
     error::Error,
     keys::Access,
-    link::Meeting,
     mapping::is_mapped,
-    meet::Window,
+    meet::{Meeting, Window},
     memory::Mapped,
     provider::Provider,
 };

@@ -14,8 +14,7 @@ use crate::{
     driver::{self, HANDLE_BYTES},
     error::Error,
     keys::Access,
-    link::Meeting,
-    meet::{self, Hello, Window},
+    meet::{self, Hello, Meeting, Window},
 };
 
 use super::queue::{KEYS_MAX, Key};

@@ -2,11 +2,10 @@
 
 use std::collections::VecDeque;
 
-use outboard_verbs::{self as verbs, Connection, Done, Piece, Remote, SEGMENTS_MAX, Target};
-use smallvec::SmallVec;
+use outboard_verbs::{NotReady, Piece, Remote};
 
 use crate::{
-    adapter::{ATOMIC_BYTES, Receiver, State},
+    adapter::{Receiver, State},
     block::{Block, DOORBELL, RECORD},
     completions::Completions,
     cqe::{Completion, Kind},
@@ -14,20 +13,15 @@ use crate::{
     endpoint::Counts,
     error::Error,
     keys::Access,
+    poster::{Arrived, Poster, pieces},
     queue::{received, sent},
     ring::Ring,
     syndrome::Syndrome,
-    wqe::{Data, Entry, Operation, Segment},
+    wqe::{Entry, Operation},
 };
 
-/// Requests of a queue that the device has at a time, and receives.
-const SENDS_MAX: usize = 256;
-const RECEIVES_MAX: usize = 1024;
 /// Entries fetched from one queue before the next queue has its turn.
 const TURN_MAX: usize = 16;
-const SUCCESS: u32 = 0;
-
-type Pieces = SmallVec<[Piece; SEGMENTS_MAX]>;
 
 /// An entry that was fetched.
 #[derive(Debug)]
@@ -45,7 +39,7 @@ struct Pending {
 /// The reader of a queue, and the connection to which it posts.
 #[derive(Debug)]
 pub(super) struct Served {
-    connection: Connection,
+    poster: Poster,
     ring: Ring,
     receiver: Receiver,
     sends: Completions,
@@ -53,10 +47,6 @@ pub(super) struct Served {
     pending: VecDeque<Pending>,
     /// Number of the first pending entry, under which it was posted.
     first: u64,
-    /// Pending entries that the device has.
-    at_device: usize,
-    /// Indices of the receives that the device has.
-    received: VecDeque<u16>,
     state: State,
     /// A wrong entry was fetched: nothing behind it is.
     is_broken: bool,
@@ -65,19 +55,15 @@ pub(super) struct Served {
 
 impl Served {
     pub(super) fn new(device: &Device, block: &Block) -> Result<Served, Error> {
-        let receives = block.options.receives().min(RECEIVES_MAX);
-        let connection = Connection::new(&device.domain, SENDS_MAX as u32, receives as u32)?;
         let (ring, receiver) = readers(block)?;
         Ok(Served {
-            connection,
+            poster: Poster::new(device, block.options.receives())?,
             ring,
             receiver,
             sends: Completions::new(sent(block)?)?,
             receives: received(block)?.map(Completions::new).transpose()?,
             pending: VecDeque::new(),
             first: 0,
-            at_device: 0,
-            received: VecDeque::new(),
             state: State::Reset,
             is_broken: false,
             counts: Counts::default(),
@@ -85,7 +71,7 @@ impl Served {
     }
 
     pub(super) fn number(&self) -> u32 {
-        self.connection.number()
+        self.poster.number()
     }
 
     pub(super) fn state(&self) -> State {
@@ -93,7 +79,7 @@ impl Served {
     }
 
     pub(super) fn is_waiting(&self) -> bool {
-        self.at_device > 0
+        self.poster.has_sends()
     }
 
     pub(super) fn counts(&self) -> Counts {
@@ -108,7 +94,8 @@ impl Served {
         psn: u32,
         theirs: &Remote,
     ) -> Result<(), Error> {
-        self.connection.connect(&device.chosen, psn, theirs)?;
+        let patience = NotReady::WithoutEnd;
+        self.poster.connect(device, psn, theirs, patience)?;
         self.state = State::Ready;
         self.post_receives(device);
         Ok(())
@@ -116,15 +103,14 @@ impl Served {
 
     /// Starts again, empty.
     pub(super) fn reset(&mut self, block: &Block) -> Result<(), Error> {
-        self.connection.reset()?;
+        self.poster.reset()?;
         let (ring, receiver) = readers(block)?;
         (self.ring, self.receiver) = (ring, receiver);
         self.sends = Completions::new(sent(block)?)?;
         self.receives = received(block)?.map(Completions::new).transpose()?;
         self.first += self.pending.len() as u64;
         self.pending.clear();
-        self.received.clear();
-        (self.at_device, self.is_broken) = (0, false);
+        self.is_broken = false;
         (self.state, self.counts) = (State::Reset, Counts::default());
         Ok(())
     }
@@ -145,14 +131,13 @@ impl Served {
     fn fail(&mut self) {
         if self.state == State::Ready {
             self.state = State::Error;
-            // What the device has comes back as flushed; if that fails, too, as it is found.
-            let _ = self.connection.fail();
+            self.poster.fail();
         }
     }
 
     fn fetch(&mut self, device: &Device) -> usize {
         let (mut fetched, number) = (0, self.number());
-        while fetched < TURN_MAX && self.at_device < SENDS_MAX && !self.is_broken {
+        while fetched < TURN_MAX && self.poster.has_room() && !self.is_broken {
             let posted = self.ring.posted(number);
             if posted == 0 {
                 break;
@@ -162,7 +147,6 @@ impl Served {
                 Ok((entry, blocks)) => match self.post(device, &entry) {
                     Ok(result) => {
                         self.ring.pass(blocks);
-                        self.at_device += usize::from(result.is_none());
                         self.pending.push_back(Pending {
                             index: entry.index,
                             opcode: entry.operation.opcode(),
@@ -194,7 +178,7 @@ impl Served {
 
     /// Checks an entry, and posts it to the device. Returns its result if it has one already.
     fn post(
-        &self,
+        &mut self,
         device: &Device,
         entry: &Entry,
     ) -> Result<Option<Result<(), Syndrome>>, Syndrome> {
@@ -203,42 +187,25 @@ impl Served {
             return Ok(Some(Ok(())));
         }
         let (segments, access) = operation.local();
-        let pieces = pieces(device, segments, access)?;
-        if operation.bytes() > device.chosen.message_bytes_max.into() {
-            return Err(Syndrome::LOCAL_LENGTH);
-        }
-        let work = work(operation, &pieces, self.connection.inline_bytes_max())?;
+        let pieces = pieces(segments, |segment| device.piece(segment, access))?;
         let id = self.first + self.pending.len() as u64;
-        let posted = self.connection.post(id, entry.flags.fenced(), &work);
-        posted.map_err(|_| Syndrome::LOCAL_OPERATION).map(|()| None)
+        let how = (id, entry.flags.fenced());
+        let rkey = operation.remote().map_or(0, |remote| remote.rkey);
+        let posted = self.poster.post(device, how, operation, &pieces, rkey);
+        posted.map(|()| None)
     }
 
     /// Notes what the device has done, and completes what is done, in order.
     fn take_sends(&mut self) -> usize {
-        match self.connection.poll_sends() {
-            Ok(done) => done.iter().for_each(|one| self.note(one)),
-            // The device is gone, and with it all that it had.
-            Err(_) => {
-                let lost = self.pending.iter_mut().filter(|one| one.result.is_none());
-                lost.for_each(|one| one.result = Some(Err(Syndrome::LOCAL_OPERATION)));
-                self.at_device = 0;
-            }
+        let (first, pending) = (self.first, &mut self.pending);
+        let is_there = self
+            .poster
+            .take_sends(|id, result| note(pending, first, id, result));
+        if !is_there {
+            let lost = pending.iter_mut().filter(|one| one.result.is_none());
+            lost.for_each(|one| one.result = Some(Err(Syndrome::LOCAL_OPERATION)));
         }
         self.complete_front()
-    }
-
-    fn note(&mut self, done: &Done) {
-        let at = done.id.checked_sub(self.first);
-        let pending = at.and_then(|at| self.pending.get_mut(at as usize));
-        // Of completions from before a reset nobody waits for any more.
-        let Some(pending) = pending.filter(|pending| pending.result.is_none()) else {
-            return;
-        };
-        self.at_device -= 1;
-        pending.result = Some(match done.status {
-            SUCCESS => Ok(()),
-            status => Err(Syndrome::of_status(status)),
-        });
     }
 
     /// Completes what is done. The first failure ends the queue.
@@ -312,7 +279,7 @@ impl Served {
             self.counts.flushed += 1;
             count += 1;
         }
-        while self.received.is_empty()
+        while !self.poster.has_receives()
             && let Some((index, _)) = self.receiver.next()
         {
             self.receiver.take();
@@ -326,7 +293,7 @@ impl Served {
     /// message takes it.
     fn post_receives(&mut self, device: &Device) -> usize {
         let mut count = 0;
-        while self.received.len() < RECEIVES_MAX
+        while self.poster.has_room_to_receive()
             && let Some((index, into)) = self.receiver.next()
         {
             let piece = into.map(|segment| {
@@ -337,34 +304,30 @@ impl Served {
                     lkey: segment.lkey,
                 })
             });
-            if self.connection.post_receive(index.into(), piece).is_err() {
+            if !self.poster.post_receive(index, piece) {
                 break;
             }
             self.receiver.take();
-            self.received.push_back(index);
             count += 1;
         }
         count
     }
 
     fn take_receives(&mut self) -> usize {
-        let done = self.connection.poll_receives().unwrap_or_default();
-        for one in &done {
-            let Some(index) = self.received.pop_front() else {
-                break;
-            };
-            match one.status {
-                SUCCESS => self.push_received(index, Ok(one)),
-                status => {
-                    self.push_received(index, Err(Syndrome::of_status(status)));
-                    self.fail();
-                }
+        let mut arrived = Vec::new();
+        let count = self
+            .poster
+            .take_receives(|index, result| arrived.push((index, result)));
+        for (index, result) in arrived {
+            self.push_received(index, result);
+            if result.is_err() {
+                self.fail();
             }
         }
-        done.len()
+        count
     }
 
-    fn push_received(&mut self, index: u16, result: Result<&Done, Syndrome>) {
+    fn push_received(&mut self, index: u16, result: Result<Arrived, Syndrome>) {
         let number = self.number();
         let Some(completions) = &mut self.receives else {
             return;
@@ -374,16 +337,21 @@ impl Served {
                 let kind = Kind::ResponderError;
                 Completion::failure(kind, number, 0, index, syndrome)
             }
-            Ok(done) => Completion {
-                kind: match (done.is_write, done.imm) {
-                    (true, _) => Kind::ReceivedWriteImm,
-                    (false, Some(_)) => Kind::ReceivedImm,
-                    (false, None) => Kind::Received,
-                },
-                imm: done.imm.unwrap_or(0),
-                ..Completion::success(number, 0, index, done.bytes, 0)
+            Ok(Arrived { kind, imm, bytes }) => Completion {
+                kind,
+                imm,
+                ..Completion::success(number, 0, index, bytes, 0)
             },
         });
+    }
+}
+
+fn note(pending: &mut VecDeque<Pending>, first: u64, id: u64, result: Result<(), Syndrome>) {
+    let at = id.checked_sub(first).map(|at| at as usize);
+    // Of completions from before a reset nobody waits for any more.
+    let of = at.and_then(|at| pending.get_mut(at));
+    if let Some(of) = of.filter(|of| of.result.is_none()) {
+        of.result = Some(result);
     }
 }
 
@@ -406,68 +374,4 @@ fn readers(block: &Block) -> Result<(Ring, Receiver), Error> {
         Ring::new(ring.into(), options.log_blocks, record.into(), doorbell),
         receiver,
     ))
-}
-
-/// Finds an operation's memory of this side.
-fn pieces(device: &Device, segments: &[Segment], access: Access) -> Result<Pieces, Syndrome> {
-    if segments.len() > SEGMENTS_MAX {
-        return Err(Syndrome::LOCAL_OPERATION);
-    }
-    let piece = |segment: &Segment| device.piece(segment, access);
-    let found: Option<Pieces> = segments.iter().map(piece).collect();
-    found.ok_or(Syndrome::LOCAL_PROTECTION)
-}
-
-/// Says an operation in the words of verbs.
-fn work<'a>(
-    operation: &'a Operation,
-    pieces: &'a [Piece],
-    inline_bytes_max: usize,
-) -> Result<verbs::Work<'a>, Syndrome> {
-    let target = |remote: &crate::wqe::Remote| Target {
-        address: remote.address,
-        rkey: remote.rkey,
-    };
-    let of = |data: &'a Data| match data {
-        Data::Gather(_) => Ok(verbs::Data::Gather(pieces)),
-        Data::Inline(bytes) if bytes.len() > inline_bytes_max => Err(Syndrome::LOCAL_LENGTH),
-        Data::Inline(bytes) => Ok(verbs::Data::Inline(bytes)),
-    };
-    let word = |into: &Segment| match pieces {
-        [piece] if into.bytes() == ATOMIC_BYTES => Ok(*piece),
-        _ => Err(Syndrome::LOCAL_LENGTH),
-    };
-    Ok(match operation {
-        Operation::Write { remote, imm, data } => verbs::Work::Write {
-            target: target(remote),
-            imm: *imm,
-            data: of(data)?,
-        },
-        Operation::Send { imm, data } => verbs::Work::Send {
-            imm: *imm,
-            data: of(data)?,
-        },
-        Operation::Read { remote, .. } => verbs::Work::Read {
-            target: target(remote),
-            into: pieces,
-        },
-        Operation::FetchAdd { remote, add, into } => verbs::Work::FetchAdd {
-            target: target(remote),
-            add: *add,
-            into: word(into)?,
-        },
-        Operation::CompareSwap {
-            remote,
-            compare,
-            swap,
-            into,
-        } => verbs::Work::CompareSwap {
-            target: target(remote),
-            compare: *compare,
-            swap: *swap,
-            into: word(into)?,
-        },
-        // Verbs have no other operation.
-        _ => return Err(Syndrome::LOCAL_OPERATION),
-    })
 }

@@ -10,8 +10,7 @@ use super::session::{NOTHING, Number, done, wrong};
 use crate::{
     driver,
     error::Error,
-    link::Meeting,
-    meet::Window,
+    meet::{Meeting, Window},
     nvlink::{
         Key, offered,
         other::{self, Other, Peered},

@@ -28,12 +28,14 @@ use super::{
 use crate::{
     adapter::Peer,
     error::Error,
-    link::Meeting,
-    meet::{self, AT_SERVER, Hello, Window},
+    meet::{self, AT_SERVER, BY_VERBS, Hello, Meeting, NOT_BY_VERBS, Window},
     way::Way,
 };
 
 const SECRET_BYTES: usize = 32;
+/// Why no queue meets another by verbs.
+const NO_VERBS: &str =
+    "the endpoint is where the GPU is, at a server, whose entries travel by no verbs";
 
 /// Connects a queue of this endpoint to one of another. Returns the memory that it offers, and the
 /// stream to an adapter of the other program's own.
@@ -47,7 +49,10 @@ pub(super) fn meet(
         address: meeting.address.into(),
         why: why.to_string(),
     };
-    let socket = meeting.socket()?;
+    if meeting.way == Some(Way::Verbs) {
+        return Err(failed(&NO_VERBS));
+    }
+    meeting.socket()?;
     if meeting.way == Some(Way::Shm) {
         return Err(failed(&"a server's adapter shares no memory with others"));
     }
@@ -64,11 +69,7 @@ pub(super) fn meet(
         window: mine,
         ways: AT_SERVER,
     };
-    let met = match meeting.listens {
-        true => meet::listen(socket, hello, deadline),
-        false => meet::connect(socket, hello, deadline),
-    };
-    let (mut stream, theirs) = met.map_err(|error| failed(&error))?;
+    let (mut stream, theirs) = greet(meeting, hello, deadline).map_err(|why| failed(&why))?;
     let peer = NetEnd {
         qpn: theirs.peer.qpn,
         epoch: theirs.peer.epoch,
@@ -106,6 +107,24 @@ pub(super) fn meet(
     };
     done(number.call(&call, NOTHING)?)?;
     Ok((theirs.window, None))
+}
+
+/// Exchanges hellos with the other program.
+fn greet(
+    meeting: Meeting<'_>,
+    hello: Hello,
+    deadline: Instant,
+) -> Result<(TcpStream, Hello), String> {
+    let socket = meeting.socket().map_err(|error| error.to_string())?;
+    let met = match meeting.listens {
+        true => meet::listen(socket, hello, deadline),
+        false => meet::connect(socket, hello, deadline),
+    };
+    let (stream, theirs) = met.map_err(|error| error.to_string())?;
+    match theirs.ways & BY_VERBS {
+        0 => Ok((stream, theirs)),
+        _ => Err(NOT_BY_VERBS.into()),
+    }
 }
 
 fn left_ms(deadline: Instant) -> u32 {

@@ -2,11 +2,14 @@
 //! processes are on one machine, or say that they trust the network between them.
 //!
 //! On one machine frames travel by memory of both processes, where that is possible. The stream
-//! then says only that the other is there, and carries a byte for an adapter that sleeps.
+//! then says only that the other is there, and carries a byte for an adapter that sleeps. By verbs
+//! devices carry them, and the stream what `verbs` says.
+
+mod verbs;
 
 use std::{
     io::{ErrorKind, Read, Result as IoResult, Write},
-    net::{AddrParseError, Shutdown, SocketAddr},
+    net::Shutdown,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -18,7 +21,7 @@ use std::{
 use crate::{
     adapter::{Call, HEADER_BYTES, Header, Peer, Sink},
     error::Error,
-    meet::{self, Hello, SHARES, Window},
+    meet::{self, BY_VERBS, Hello, Meeting, NOT_BY_VERBS, SHARES, Window},
     nic::{Nic, Shared},
     queue::Queue,
     rings::{RINGS_BYTES, Rings},
@@ -34,39 +37,6 @@ const HELD: Duration = Duration::from_micros(50);
 /// Time after which a thread that has nothing to send looks whether the connection is over, of
 /// which it is told, too.
 const IDLE: Duration = Duration::from_secs(1);
-
-/// Where and how two processes meet.
-#[derive(Clone, Copy, Debug)]
-pub struct Meeting<'a> {
-    pub address: &'a str,
-    /// This one listens, the other connects.
-    pub listens: bool,
-    /// The address may be another than a loopback one: whoever reaches it can be the other.
-    pub is_anywhere: bool,
-    pub timeout: Duration,
-    /// The way of entries; `None` is shared memory where it is possible, else tcp.
-    pub way: Option<Way>,
-}
-
-impl Meeting<'_> {
-    /// Returns the address, if processes may meet there.
-    pub(crate) fn socket(&self) -> Result<SocketAddr, Error> {
-        let failed = |why: String| Error::Meet {
-            address: self.address.into(),
-            why,
-        };
-        let socket: SocketAddr = self
-            .address
-            .parse()
-            .map_err(|error: AddrParseError| failed(error.to_string()))?;
-        match socket.ip().is_loopback() || self.is_anywhere {
-            true => Ok(socket),
-            false => Err(failed(
-                "queues meet at loopback addresses, unless OUTBOARD_NET_ANYWHERE is given".into(),
-            )),
-        }
-    }
-}
 
 /// Memory of two processes for the frames of one connection, if they have agreed on it.
 #[derive(Debug)]
@@ -142,6 +112,9 @@ impl Link {
         if queue.is_unreliable() {
             return Err(Error::Unreliable);
         }
+        if meeting.way == Some(Way::Verbs) {
+            return Link::meet_by_verbs(nic, queue, meeting, mine);
+        }
         let socket = meeting.socket()?;
         let deadline = Instant::now() + meeting.timeout;
         let qpn = queue.export().qpn;
@@ -157,6 +130,9 @@ impl Link {
             false => meet::connect(socket, mine, deadline),
         };
         let (stream, theirs) = met.map_err(|error| failed(&error))?;
+        if theirs.ways & BY_VERBS != 0 {
+            return Err(failed(&NOT_BY_VERBS));
+        }
         let memory = match mine.ways & theirs.ways & SHARES {
             0 => Err("one of the two processes shares no memory".into()),
             _ => {
