@@ -33,7 +33,7 @@ def test_peers(server: Server, link: str, case: str) -> None:
 
 
 # Kernels: that of a library runs on its stream's device, a module's function in its own context alone.
-@pytest.mark.parametrize("case", ["order", "kernels"])
+@pytest.mark.parametrize("case", ["order", "kernels", "races"])
 def test_devices_of_one_server_are_as_those_of_several(server: Server, link: str, case: str) -> None:
     done = server.run(link, sys.executable, PROGRAM.with_name("several_servers.py"), case)
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stdout + done.stderr

@@ -38,7 +38,7 @@ def through(
     return subprocess.run(argv, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=100)
 
 
-CASES = ["kernels", "copies", "boxes", "events", "order", "peers", "threads", "forks", "nvml"]
+CASES = ["kernels", "copies", "boxes", "events", "order", "peers", "threads", "races", "forks", "nvml"]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -561,6 +561,52 @@ def case_threads() -> None:
     assert not wrong, wrong
 
 
+def case_races() -> None:
+    """Streams that come, go and are captured in one thread, while another copies between the devices."""
+    a, b = gpus()[:2]
+    size, relaxed = c_size_t(4096), 2
+    source, target = a.memory(size.value), b.memory(size.value)
+    wrong: list[str] = []
+    ended = threading.Event()
+
+    def captured(stream: c_void_p, place: c_uint64) -> None:
+        graph, instance, count = c_void_p(), c_void_p(), c_size_t()
+        cuda.must("cuStreamBeginCapture_v2", stream, relaxed)
+        cuda.must("cuMemsetD8Async", place, 3, size, stream)
+        cuda.must("cuStreamEndCapture", stream, byref(graph))
+        cuda.must("cuGraphGetNodes", graph, None, byref(count))
+        assert count.value == 1, count.value
+        cuda.must("cuGraphInstantiateWithFlags", byref(instance), graph, c_uint64(0))
+        cuda.must("cuGraphLaunch", instance, stream)
+        cuda.must("cuStreamSynchronize", stream)
+        cuda.must("cuGraphExecDestroy", instance)
+        cuda.must("cuGraphDestroy", graph)
+
+    def work() -> None:
+        try:
+            place = b.memory(size.value)
+            kept = cuda.made("cuStreamCreate", NON_BLOCKING)
+            for _ in range(150):
+                captured(kept, place)
+                short_lived = cuda.made("cuStreamCreate", NON_BLOCKING)
+                cuda.must("cuMemsetD8Async", place, 5, size, short_lived)
+                cuda.must("cuStreamSynchronize", short_lived)
+                cuda.must("cuMemsetD8Async", place, 6, size, short_lived)
+                cuda.must("cuStreamDestroy_v2", short_lived)
+            cuda.must("cuCtxSynchronize")
+        except AssertionError as error:
+            wrong.append(str(error))
+        ended.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    a.use()
+    while not ended.is_set():
+        cuda.must("cuMemcpyPeer", target, b.context, source, a.context, size)
+    thread.join()
+    assert not wrong, wrong
+
+
 def case_death() -> None:
     """The second server's worker ends: its device gives errors, the first one goes on."""
     a, b = gpus()[:2]

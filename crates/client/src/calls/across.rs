@@ -133,10 +133,7 @@ pub(super) fn line(
 pub(super) fn settle_unordered(ends: [u64; 2]) -> Done {
     for end in ends.map(Place::of_address) {
         if let (Some(_selected), Some(driver)) = (end.select(), end.driver()) {
-            let streams = driver.unordered(current_context()?);
-            streams
-                .iter()
-                .try_for_each(|stream| driver.synchronize_stream(stream))?;
+            driver.settle_unordered()?;
         }
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! Stream capture. The client tracks captures as the server does, so that errors occur at the call.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::Arc;
 
 use outboard_api::{
     CUresult,
@@ -117,11 +117,7 @@ impl Driver {
             graph,
             adds,
         });
-        if own
-            .capture
-            .compare_exchange(0, capture.id, Ordering::AcqRel, Ordering::Acquire)
-            .is_err()
-        {
+        if self.streams.enter_capture(own, capture.id).is_err() {
             self.captures.end(capture.id);
             return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE);
         }

@@ -358,13 +358,7 @@ impl Driver {
             capture.spoil();
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
         }
-        let before = stream.stream().capture.compare_exchange(
-            0,
-            recorded_in,
-            Ordering::AcqRel,
-            Ordering::Acquire,
-        );
-        match before {
+        match self.streams.enter_capture(stream.stream(), recorded_in) {
             Err(other) if other != recorded_in => {
                 capture.spoil();
                 self.captures.spoil(other);

@@ -10,7 +10,7 @@ use outboard_api::{
     cuda::{CUcontext, CUevent},
     enums::CU_EVENT_INTERPROCESS,
 };
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustc_hash::FxHashMap;
 
 use crate::session::{Group, Numbered, Progress};
@@ -175,6 +175,9 @@ pub(crate) struct Streams {
     legacy: RwLock<FxHashMap<usize, Arc<Stream>>>,
     /// Counts destroyed streams: what a thread remembers is valid while this is unchanged.
     gone: AtomicU64,
+    /// Held while streams of other threads are named to the server, and while one of them goes or
+    /// becomes part of a capture.
+    changes: Mutex<()>,
 }
 
 impl Streams {
@@ -209,7 +212,14 @@ impl Streams {
         self.streams.read().get(&handle).cloned()
     }
 
+    /// Keeps streams from going and from becoming part of a capture. What is submitted meanwhile
+    /// reaches the server before either.
+    pub(crate) fn hold(&self) -> MutexGuard<'_, ()> {
+        self.changes.lock()
+    }
+
     pub(crate) fn remove(&self, stream: &Stream) {
+        let _held = self.hold();
         self.streams.write().remove(&stream.handle);
         self.gone.fetch_add(1, Ordering::Release);
     }
@@ -238,6 +248,15 @@ impl Streams {
             .get(&(event.0 as u64))
             .cloned()
             .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+    }
+
+    /// Makes a stream part of a capture, unless it takes part in one: then that is the error.
+    pub(crate) fn enter_capture(&self, stream: &Stream, capture: u64) -> Result<(), u64> {
+        let _held = self.hold();
+        stream
+            .capture
+            .compare_exchange(0, capture, Ordering::AcqRel, Ordering::Acquire)
+            .map(drop)
     }
 
     /// Ends a capture: no stream and no event takes part in it any more.
@@ -281,6 +300,7 @@ impl Streams {
 
     /// Removes the streams and events of a context that is gone.
     pub(crate) fn remove_context(&self, context: CUcontext) {
+        let _held = self.hold();
         self.streams.write().retain(|_, s| s.context != context);
         self.events.write().retain(|_, e| e.context != context);
         self.legacy.write().remove(&context.0);

@@ -105,40 +105,66 @@ impl Driver {
         }
         let here = self.contexts.current()?.handle;
         let mut streams = Peers::new();
-        for context in peers.into_iter().chain([here]) {
-            let number = self.wire_context(context)?;
-            let unordered = self.unordered(context).into_iter();
-            streams.extend(unordered.map(|stream| (stream, number)));
+        {
+            let _held = self.streams.hold();
+            for context in peers.into_iter().chain([here]) {
+                streams.append(&mut self.unordered(context)?);
+            }
+            self.follow_all(&stream, &streams)?;
         }
-        self.follow_all(&stream, &streams)?;
         copy()?;
         self.precede_peers(&stream, &streams)
     }
 
+    /// Waits for the work in the streams of the current context that its default stream does not
+    /// wait for.
+    pub(in crate::calls) fn settle_unordered(&self) -> Done {
+        let context = self.contexts.current()?.handle;
+        let default = StreamRef::Legacy(self.streams.legacy(context));
+        let follows = {
+            let _held = self.streams.hold();
+            let streams = self.unordered(context)?;
+            self.follow_all(&default, &streams)?
+        };
+        match follows {
+            // Not those streams: one may be captured by now, which a wait would spoil.
+            true => self.synchronize_stream(&default),
+            false => Ok(()),
+        }
+    }
+
     /// Returns the streams of a context that its default stream does not wait for.
-    pub(in crate::calls) fn unordered(&self, context: CUcontext) -> Vec<StreamRef> {
+    fn unordered(&self, context: CUcontext) -> Result<Peers, CUresult> {
+        let number = self.wire_context(context)?;
         let streams = self.streams.of_context(context).into_iter();
-        streams
+        Ok(streams
             .filter(|stream| stream.flags & CU_STREAM_NON_BLOCKING != 0)
             .map(StreamRef::Own)
             .filter(|stream| !stream.is_capturing())
-            .collect()
+            .map(|stream| (stream, number))
+            .collect())
     }
 
-    /// Makes a stream follow the work under way in others.
-    fn follow_all(&self, stream: &StreamRef, others: &Peers) -> Done {
+    /// Makes a stream follow the work under way in others. Returns whether there is any.
+    fn follow_all(&self, stream: &StreamRef, others: &Peers) -> Result<bool, CUresult> {
+        let mut follows = false;
         for (earlier, context) in others {
             if !self.is_quiet(earlier) {
                 self.push_visible()?;
                 self.follow((stream, wire_context()), (earlier, *context))?;
+                follows = true;
             }
         }
-        Ok(())
+        Ok(follows)
     }
 
     /// Makes later work of streams follow a copy that was sent to another.
     #[inline]
     pub(in crate::calls) fn precede_peers(&self, stream: &StreamRef, peers: &Peers) -> Done {
+        if peers.is_empty() {
+            return Ok(());
+        }
+        let _held = self.streams.hold();
         for (later, context) in peers {
             // Another thread may have destroyed it meanwhile, or begun a capture.
             let is_there = match later {
