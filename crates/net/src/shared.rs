@@ -112,20 +112,45 @@ impl Offer {
         })
     }
 
-    /// Gives the file to a process that has come, if it knows the secret.
-    fn serve(&mut self) {
-        let Ok((mut guest, _)) = self.listener.accept() else {
+    /// Gives the file to a process that has come, if it is this user's and knows the secret.
+    fn serve(&mut self, deadline: Instant) {
+        let Ok((guest, _)) = self.listener.accept() else {
             return;
         };
+        if !is_of_this_user(&guest) || guest.set_nonblocking(false).is_err() {
+            return;
+        }
         let mut secret = [0; SECRET_BYTES];
-        let has_said = guest
-            .set_nonblocking(false)
-            .and_then(|()| guest.set_read_timeout(Some(STEP)))
-            .and_then(|()| guest.read_exact(&mut secret));
-        if has_said.is_ok() && is_of_this_user(&guest) && secret == self.words[SECRET_BYTES..] {
+        let has_said = read_by(&guest, &mut secret, deadline.min(Instant::now() + STEP));
+        if has_said.is_ok() && secret == self.words[SECRET_BYTES..] {
             self.is_taken |= send_file(&guest, &self.file).is_ok();
         }
     }
+}
+
+/// Reads all these bytes before the deadline.
+fn read_by<S: Stream>(mut stream: &S, into: &mut [u8], deadline: Instant) -> io::Result<()>
+where
+    for<'a> &'a S: Read,
+{
+    let mut got = 0;
+    while got < into.len() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        stream.set_patience(Some(left))?;
+        match stream.read(&mut into[got..]) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(count) => got += count,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 fn name(words: &[u8; OFFER_BYTES]) -> String {
@@ -184,15 +209,15 @@ where
     stream.set_patience(Some(LOOK))?;
     let mut verdict = [0];
     loop {
+        // A verdict that came while a stranger was heard is read, late or not.
+        let is_late = Instant::now() > deadline;
         match stream.read(&mut verdict) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
             Ok(_) => break,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => offer.serve(),
+            Err(_) if is_late => return Err(ErrorKind::TimedOut.into()),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => offer.serve(deadline),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
-        }
-        if Instant::now() > deadline {
-            return Err(ErrorKind::TimedOut.into());
         }
     }
     match (verdict, offer.is_taken) {
@@ -209,23 +234,8 @@ where
     let Terms {
         bytes, deadline, ..
     } = terms;
-    let (mut words, mut got) = ([0; OFFER_BYTES], 0);
-    while got < OFFER_BYTES {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(ErrorKind::TimedOut.into());
-        }
-        stream.set_patience(Some(left))?;
-        match stream.read(&mut words[got..]) {
-            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-            Ok(count) => got += count,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                return Err(ErrorKind::TimedOut.into());
-            }
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
+    let mut words = [0; OFFER_BYTES];
+    read_by(stream, &mut words, deadline)?;
     if words == [0; OFFER_BYTES] {
         return Ok(Err(
             "the other process could not make memory to share".into()
@@ -411,8 +421,26 @@ mod tests {
             let mut stranger = UnixStream::connect_addr(&address).unwrap();
             stranger.write_all(secret).unwrap();
             stranger.shutdown(std::net::Shutdown::Write).unwrap();
-            offer.serve();
+            offer.serve(within(STEP));
             assert!(!offer.is_taken && receive_file(&stranger).is_err());
         }
+    }
+
+    /// A stranger that says too little delays a meeting, which ends as it would have without.
+    #[test]
+    fn a_verdict_that_comes_while_a_stranger_is_heard_counts() {
+        let (one, other) = connection();
+        let giving = spawn(move || agree(&one, terms(true, within(STEP / 4))));
+        let mut words = [0; OFFER_BYTES];
+        (&other).read_exact(&mut words).unwrap();
+        let address = SocketAddr::from_abstract_name(name(&words)).unwrap();
+        let mut stranger = UnixStream::connect_addr(&address).unwrap();
+        stranger.write_all(&[1]).unwrap();
+        // It is heard meanwhile.
+        std::thread::sleep(LOOK * 20);
+        (&other).write_all(&[0]).unwrap();
+        let why = giving.join().unwrap().unwrap().unwrap_err();
+        assert!(why.contains("could not take"));
+        drop(stranger);
     }
 }

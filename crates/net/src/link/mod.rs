@@ -38,9 +38,9 @@ const HELD: Duration = Duration::from_micros(50);
 /// which it is told, too.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Memory of two processes for the frames of one connection, if they have agreed on it.
+/// Memory of two processes for the frames of one connection, or why there is none.
 #[derive(Debug)]
-pub struct Common(Option<Rings>);
+pub struct Common(Result<Rings, String>);
 
 impl Common {
     /// Agrees with the process at the other end of a stream: one of the two `gives` the memory, and
@@ -59,15 +59,21 @@ impl Common {
             bytes: if wants { RINGS_BYTES } else { 0 },
             deadline,
         };
-        let memory = agree(stream, terms)?.ok();
+        let memory = agree(stream, terms)?;
         Ok(Common(memory.map(|memory| Rings::new(memory, gives))))
+    }
+
+    /// Returns why there is no memory, if there is none.
+    #[must_use]
+    pub fn why(&self) -> Option<&str> {
+        self.0.as_ref().err().map(String::as_str)
     }
 
     #[must_use]
     pub fn way(&self) -> Way {
         match self.0 {
-            Some(_) => Way::Shm,
-            None => Way::Tcp,
+            Ok(_) => Way::Shm,
+            Err(_) => Way::Tcp,
         }
     }
 }
@@ -175,8 +181,8 @@ impl Link {
         for<'a> &'a S: Read + Write,
     {
         match common.0 {
-            Some(rings) => Link::beside(nic, stream, rings, qpn, epoch),
-            None => Link::over(nic, stream, qpn, epoch),
+            Ok(rings) => Link::beside(nic, stream, rings, qpn, epoch),
+            Err(_) => Link::over(nic, stream, qpn, epoch),
         }
     }
 
@@ -199,6 +205,8 @@ impl Link {
         ];
         // A queue that was reset in the meantime has no connection: it ends here.
         let _ = shared.with(|adapter| adapter.carry_by(qpn, epoch, rings, calls));
+        // An adapter that sleeps has told the peers of other rings: it looks, and tells all anew.
+        shared.rouse();
         let sending = shared.clone();
         let mut link = Link {
             way: Way::Shm,
