@@ -218,14 +218,19 @@ impl Pair {
         with(|adapter| adapter.set_retries(self.qpn, retries))
     }
 
-    /// Starts the queues again, empty.
+    /// Empties the rings of a queue pair that was reset, once none of its completions is left:
+    /// each gives the place of its entry back.
+    pub(crate) fn empty(&self) {
+        self.sends.lock().reset();
+        self.receives.lock().reset();
+    }
+
+    /// Starts the adapter's halves of the queues again, empty.
     fn reset(&self) -> Result<(), Refusal> {
         leave(self.qpn);
-        let (mut sends, mut receives) = (self.sends.lock(), self.receives.lock());
+        let _posting = (self.sends.lock(), self.receives.lock());
         self.record.u64(0).store(0, Ordering::Release);
         self.doorbell.u64(0).store(0, Ordering::Release);
-        sends.reset();
-        receives.reset();
         with(|adapter| {
             adapter.reset(self.qpn, self.setup.clone())?;
             if let Some(shared) = &self.shared {

@@ -341,6 +341,7 @@ pub unsafe extern "C" fn outboard_nic_ibv_modify_qp(
             object.qp.qp_base.state = object.pair.state();
             if object.pair.state() == IBV_QPS_RESET {
                 clean(&object.qp.qp_base, object.pair.qpn);
+                object.pair.empty();
             }
             0
         }
