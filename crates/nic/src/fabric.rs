@@ -27,13 +27,18 @@ use std::{
         },
     },
     path::{Path, PathBuf},
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread::{Builder, sleep},
     time::{Duration, Instant},
 };
 
-use outboard_net::{Common, Error, Link, Nic, Peer, Way};
+use outboard_net::{Common, Error, Link, Nic, Peer, WAY_VARIABLE, Way};
 use parking_lot::Mutex;
+
+use crate::refused::say;
 
 /// Names the folder.
 pub const VARIABLE: &str = "OUTBOARD_NIC_FABRIC";
@@ -52,7 +57,8 @@ const GUESTS_MAX: usize = 64;
 /// Pauses between two tries to reach a peer.
 const RETRY_MIN: Duration = Duration::from_millis(1);
 const RETRY_MAX: Duration = Duration::from_millis(50);
-/// Connections that have memory, of 2 MiB each. Frames of more travel over their sockets.
+/// Connections of a process that have memory, of 2 MiB each. Frames of more travel over their
+/// sockets.
 const SHARED_MAX: usize = 64;
 /// Time in which what waits is sent before a connection ends.
 const FINISH: Duration = Duration::from_secs(1);
@@ -65,8 +71,27 @@ pub(crate) struct Fabric {
     _lock: File,
     meetings: Mutex<HashMap<u32, Meeting>>,
     guests: AtomicUsize,
+    /// Connections that have memory, or are about to.
+    sharing: Arc<AtomicUsize>,
     /// The way of frames; `None` is memory of both where it is possible.
     way: Option<Way>,
+}
+
+/// Room for one connection among those that have memory.
+struct Room(Arc<AtomicUsize>);
+
+impl Room {
+    fn take(sharing: &Arc<AtomicUsize>) -> Option<Room> {
+        let more = |count| (count < SHARED_MAX).then_some(count + 1);
+        let taken = sharing.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
+        taken.ok().map(|_| Room(sharing.clone()))
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 /// A queue pair that is connected to one of another process.
@@ -75,6 +100,8 @@ struct Meeting {
     epoch: u32,
     is_met: bool,
     link: Option<Link>,
+    /// Given back after the connection has ended.
+    room: Option<Room>,
 }
 
 impl Fabric {
@@ -97,6 +124,7 @@ impl Fabric {
             _lock: lock,
             meetings: Mutex::default(),
             guests: AtomicUsize::new(0),
+            sharing: Arc::default(),
             way,
         };
         Ok((fabric, listener))
@@ -175,6 +203,7 @@ impl Fabric {
             epoch,
             is_met: false,
             link: None,
+            room: None,
         };
         self.meetings.lock().insert(qpn, meeting);
         if qpn < peer {
@@ -187,8 +216,8 @@ impl Fabric {
     /// Ends the connection of a queue pair, after what waits is sent.
     pub(crate) fn leave(&self, qpn: u32) {
         let meeting = self.meetings.lock().remove(&qpn);
-        if let Some(link) = meeting.and_then(|meeting| meeting.link) {
-            finish(&[&link]);
+        if let Some(link) = meeting.as_ref().and_then(|meeting| meeting.link.as_ref()) {
+            finish(&[link]);
         }
     }
 
@@ -288,24 +317,36 @@ impl Fabric {
     /// Lets a connection carry the frames of the queue pair that has claimed it. If it ends before
     /// both have agreed how, the queue pair waits for another.
     fn attach(&self, nic: &Nic, qpn: u32, epoch: u32, stream: UnixStream, gives: bool) -> bool {
-        let common = Common::agree(&stream, gives, self.shares(), Instant::now() + ANSWER)
-            .ok()
-            .filter(|common| self.way.is_none_or(|way| way == common.way()));
+        let room = match self.way {
+            Some(Way::Tcp) => None,
+            _ => Room::take(&self.sharing),
+        };
+        let deadline = Instant::now() + ANSWER;
+        let agreed = Common::agree(&stream, gives, room.is_some(), deadline);
+        let common = agreed.ok().filter(|common| self.permits(common));
+        let room = room.filter(|_| common.as_ref().is_some_and(|of| of.way() == Way::Shm));
         let mut meetings = self.meetings.lock();
         let Some(meeting) = meetings.get_mut(&qpn).filter(|of| of.epoch == epoch) else {
             return false;
         };
         meeting.link = common.and_then(|common| Link::by(nic, stream, common, qpn, epoch).ok());
         meeting.is_met = meeting.link.is_some();
+        meeting.room = room.filter(|_| meeting.is_met);
         meeting.is_met
     }
 
-    /// Returns whether the next connection may have memory.
-    fn shares(&self) -> bool {
-        let meetings = self.meetings.lock();
-        let links = meetings.values().filter_map(|of| of.link.as_ref());
-        let count = links.filter(|link| link.way() == Way::Shm).count();
-        self.way != Some(Way::Tcp) && count < SHARED_MAX
+    /// Returns true if frames may travel as both processes have agreed; says why not.
+    fn permits(&self, common: &Common) -> bool {
+        let Some(asked) = self.way.filter(|way| *way != common.way()) else {
+            return true;
+        };
+        let (asked, why) = (asked.name().to_string_lossy(), common.why());
+        say(&format!(
+            "outboard nic: queue pairs of two processes do not connect, as {WAY_VARIABLE} is \
+             {asked}: {} ({SHARED_MAX} connections have memory at most)",
+            why.unwrap_or_default()
+        ));
+        false
     }
 }
 

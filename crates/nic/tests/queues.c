@@ -1,6 +1,7 @@
 // Two processes, each with verbs' own queues on the adapter: every operation, errors by their names, a peer that writes
 // rubbish into the memory of both, and a peer's death.
 //   queues shm|tcp      how entries travel: by memory of both, or over the socket
+//   queues unlike       each process wants another way
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -10,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -100,6 +102,11 @@ static void join(int access)
     CHECK(modify(IBV_QPS_INIT, INIT & ~IBV_QP_PORT, access) == EINVAL && modify(IBV_QPS_INIT, INIT, access) == 0);
     CHECK(modify(IBV_QPS_RTR, RTR, 0) == 0 && modify(IBV_QPS_RTS, RTS, 0) == 0 && qp->state == IBV_QPS_RTS);
     meet();
+}
+
+static void ready(void)
+{
+    CHECK(modify(IBV_QPS_INIT, INIT, ALL) == 0 && modify(IBV_QPS_RTR, RTR, 0) == 0 && modify(IBV_QPS_RTS, RTS, 0) == 0);
 }
 
 static void reset(void)
@@ -265,18 +272,60 @@ static void fill(void)
     expect(8, IBV_WC_WR_FLUSH_ERR, 0);
 }
 
-// The memory of both processes, as this one has it mapped; NULL if there is none.
-static char *common(size_t *bytes)
+// The memory of both processes, as this one has it mapped, and how many there are; NULL if there is none.
+static char *common(size_t *bytes, int *count)
 {
     char line[512], *at = NULL;
     FILE *maps = fopen("/proc/self/maps", "r");
     CHECK(maps);
+    *count = 0;
     while (fgets(line, sizeof line, maps)) {
         unsigned long from, to;
-        if (strstr(line, "/memfd:outboard-net ") && sscanf(line, "%lx-%lx", &from, &to) == 2) at = (char *)from, *bytes = to - from;
+        if (strstr(line, "/memfd:outboard-net ") && sscanf(line, "%lx-%lx", &from, &to) == 2) at = (char *)from, *bytes = to - from, ++*count;
     }
     fclose(maps);
     return at;
+}
+
+// Of more connections than have memory the rest travel over their sockets, though all come at once.
+static void crowd(int is_parent, int shares)
+{
+    enum { MANY = 72, SHARED_MAX = 64 };
+    static struct ibv_qp *all[MANY];
+    static uint32_t here[MANY], peers[MANY];
+    struct ibv_qp_init_attr asked = {.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = {1, 1, 1, 1, 0}};
+    struct ibv_qp *own = qp;
+    for (int i = 0; i < MANY; ++i) {
+        CHECK(all[i] = ibv_create_qp(pd, &asked));
+        here[i] = all[i]->qp_num;
+    }
+    CHECK(write(peer_socket, here, sizeof here) == sizeof here && recv(peer_socket, peers, sizeof peers, MSG_WAITALL) == sizeof peers);
+    for (int i = 0; i < MANY; ++i) qp = all[i], there.qpn = peers[i], ready();
+    for (int i = 0; i < MANY && is_parent; ++i) {
+        qp = all[i];
+        CHECK(post(i, (struct request){IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, 0, 8, .remote = 256}) == 0);
+        expect(i, 0, IBV_WC_RDMA_WRITE);
+    }
+    meet();
+    size_t bytes = 0;
+    int count = 0;
+    common(&bytes, &count);
+    if (count > SHARED_MAX) printf("%s: %d connections have memory\n", role, count);
+    CHECK(count <= SHARED_MAX && !count == !shares);
+    meet();
+    for (int i = 0; i < MANY; ++i) CHECK(ibv_destroy_qp(all[i]) == 0);
+    qp = own;
+    meet();
+}
+
+// A process whose entries travel by memory alone does not connect to one whose do not.
+static void disagree(int is_parent)
+{
+    retries = 0;
+    join(ALL);
+    if (!is_parent) pause();
+    CHECK(post(40, (struct request){IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, 0, 8}) == 0);
+    expect(40, IBV_WC_RETRY_EXC_ERR, 0);
 }
 
 // The child writes rubbish into the memory, counts that cannot be among it: the connection ends, and nothing else changes.
@@ -291,7 +340,8 @@ static void suffer(int is_parent, int shares)
         expect(12, 0, IBV_WC_RDMA_WRITE);
     }
     meet();
-    char *memory = common(&bytes);
+    int count;
+    char *memory = common(&bytes, &count);
     CHECK(!memory == !shares && (!memory || bytes >= 2 << 20));
     meet();
     time_t end = time(NULL) + 30;
@@ -341,11 +391,6 @@ static void outlive(pid_t child)
     expect(21, IBV_WC_WR_FLUSH_ERR, 0);
 }
 
-static void ready(void)
-{
-    CHECK(modify(IBV_QPS_INIT, INIT, ALL) == 0 && modify(IBV_QPS_RTR, RTR, 0) == 0 && modify(IBV_QPS_RTS, RTS, 0) == 0);
-}
-
 // The peer's process is not there: a try lasts a second, and there is one.
 static void wait_in_vain(void)
 {
@@ -373,17 +418,27 @@ static void forget(void)
 
 int main(int count, char **values)
 {
-    int sockets[2], shares = count == 2 && strcmp(values[1], "shm") == 0;
+    const char *way = count == 2 ? values[1] : "shm";
+    int sockets[2], shares = strcmp(way, "shm") == 0, is_unlike = strcmp(way, "unlike") == 0;
     CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
     pid_t child = fork();
     int is_parent = child != 0;
     role = is_parent ? "parent" : "child";
     peer_socket = sockets[is_parent];
     close(sockets[!is_parent]);
+    if (!is_parent) prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (is_unlike) setenv("OUTBOARD_NET_WAY", is_parent ? "shm" : "tcp", 1);
     make();
+    if (is_unlike) {
+        disagree(is_parent);
+        CHECK(kill(child, SIGKILL) == 0);
+        puts("right");
+        return 0;
+    }
     join(ALL);
     is_parent ? exchange_as_parent() : exchange_as_child();
     go_wrong(is_parent);
+    crowd(is_parent, shares);
     suffer(is_parent, shares);
     join(ALL);
     if (!is_parent) pause();

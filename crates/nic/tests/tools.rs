@@ -49,7 +49,7 @@ fn compile_source(folder: &Path, name: &str, source: &Path) -> PathBuf {
         .args(["-O1", "-Wall", "-o"])
         .arg(&program)
         .arg(source)
-        .args(["-libverbs", "-lmlx5"])
+        .args(["-libverbs", "-lmlx5", "-pthread"])
         .status()
         .unwrap();
     assert!(compiled.success(), "tools/verbs.sh installs the headers");
@@ -246,22 +246,28 @@ fn a_program_that_needs_what_is_not_declared_is_not_started() {
 fn two_processes_exchange_data_by_verbs_until_one_is_killed() {
     let folder = folder();
     let program = compile(folder.path(), "queues");
-    for way in ["shm", "tcp"] {
-        let done = Command::new(&program)
-            .arg(way)
-            .env(WAY_VARIABLE, way)
-            .env("LD_LIBRARY_PATH", folder.path())
-            .env(VARIABLE, folder.path().join("fabric"))
-            .output()
-            .unwrap();
-        let said = String::from_utf8(done.stdout).unwrap();
-        let complained = String::from_utf8(done.stderr).unwrap();
-        assert!(done.status.success(), "{way}: {said}{complained}");
-        assert_eq!(said, "right\n");
+    for (way, asked) in [("shm", "auto"), ("tcp", "tcp")] {
+        let (said, complained) = exchange(folder.path(), &program, way, asked);
+        assert_eq!(said, "right\n", "{way}: {complained}");
         for name in ["ibv_create_cq_ex", "ibv_create_qp", "ibv_post_send"] {
             assert!(complained.contains(&format!("outboard nic: {name}: ")));
         }
     }
+    let (said, complained) = exchange(folder.path(), &program, "unlike", "auto");
+    assert_eq!(said, "right\n", "{complained}");
+    let reason = "do not connect, as OUTBOARD_NET_WAY is shm";
+    assert!(complained.contains(reason), "{complained}");
+}
+
+/// Returns what `queues` says, and what is said on standard error.
+fn exchange(folder: &Path, program: &Path, way: &str, asked: &str) -> (String, String) {
+    let mut command = Command::new(program);
+    command.arg(way).env(WAY_VARIABLE, asked);
+    command.env("LD_LIBRARY_PATH", folder);
+    let done = command.env(VARIABLE, folder.join("fabric")).output();
+    let done = done.unwrap();
+    let said = [done.stdout, done.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    said.into()
 }
 
 #[test]
