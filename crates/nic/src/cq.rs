@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 use crate::{
     abi::mlx5dv_cq,
     domain::{Domain, Given},
-    events::{QUEUES, Raising},
+    events::{self, Raising},
     host::{Refusal, with},
     pair::pair_of,
     refused::{fail, refuse, say, set_errno},
@@ -75,6 +75,8 @@ pub(crate) struct Queue {
     /// Queue pairs that complete here.
     pub(crate) pairs: AtomicU32,
     watch: Option<Arc<Watch>>,
+    /// Number by which its events name it.
+    event_number: u64,
     consumer: Mutex<Consumer>,
 }
 
@@ -348,27 +350,28 @@ unsafe fn make(context: *mut ibv_context, asked: &ibv_cq_init_attr_ex) -> *mut i
         number,
         pairs: AtomicU32::new(0),
         watch: None,
+        event_number: 0,
         consumer: Mutex::new(consumer),
     }));
-    QUEUES.lock().insert(queue as usize);
+    let event_number = events::enter(queue as usize);
     // SAFETY: null, or the beginning of a channel of ours; null, or the program's open device.
     let (channel, context) = unsafe { (channel.cast::<Channel>().as_ref(), context.as_ref()) };
-    let watch = watch(channel, context.map(Raising::of), queue as usize);
+    let watch = watch(channel, context.map(Raising::of), event_number);
     let _ = with(|adapter| adapter.watch(number, watch.clone()));
     // SAFETY: made above, and not yet the program's.
-    unsafe { (*queue).watch = Some(watch) };
+    unsafe { ((*queue).watch, (*queue).event_number) = (Some(watch), event_number) };
     queue.cast()
 }
 
-/// Makes the calls to a program about its queue at this address.
-fn watch(channel: Option<&Channel>, raising: Option<Raising>, address: usize) -> Arc<Watch> {
+/// Makes the calls to a program about its queue whose events have this number.
+fn watch(channel: Option<&Channel>, raising: Option<Raising>, number: u64) -> Arc<Watch> {
     let watch = match channel {
         Some(channel) => {
             let events = channel.events.clone();
             channel.queues.fetch_add(1, Ordering::AcqRel);
             Watch::new(move || {
                 // A full pipe wakes its reader as well.
-                let _ = (&*events).write(&address.to_ne_bytes());
+                let _ = (&*events).write(&number.to_ne_bytes());
             })
         }
         None => Watch::new(|| {}),
@@ -376,7 +379,7 @@ fn watch(channel: Option<&Channel>, raising: Option<Raising>, address: usize) ->
     Arc::new(watch.or_overrun(move || {
         say_overrun();
         if let Some(raising) = &raising {
-            raising.queue_failed(address);
+            raising.queue_failed(number);
         }
     }))
 }
@@ -438,7 +441,7 @@ pub unsafe extern "C" fn outboard_nic_ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     if let Err((number, _)) = with(|adapter| adapter.destroy_completions(queue.number)) {
         return number;
     }
-    QUEUES.lock().remove(&(cq as usize));
+    events::leave(queue.event_number);
     // SAFETY: null, or a channel that has this queue.
     if let Some(channel) = unsafe { queue.cq.channel.cast::<Channel>().as_ref() } {
         channel.queues.fetch_sub(1, Ordering::AcqRel);
@@ -522,8 +525,7 @@ pub unsafe extern "C" fn outboard_nic_ibv_get_cq_event(
             set_errno(error.raw_os_error().unwrap_or(libc::EIO));
             return -1;
         }
-        let address = usize::from_ne_bytes(event);
-        if QUEUES.lock().contains(&address) {
+        if let Some(address) = events::find(u64::from_ne_bytes(event)) {
             let of = address as *mut ibv_cq;
             // SAFETY: a queue that the program has, and room for what is told.
             unsafe { (*cq, *cq_context) = (of, (*of).cq_context) };

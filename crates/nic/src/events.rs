@@ -1,11 +1,13 @@
 //! Asynchronous events of a device, for which programs wait: completion queues that are overrun.
 //! Errors of queue pairs are completions here.
 //!
-//! An event travels through a pipe, whose end programs poll, as the address of what it is about and
-//! its type. What is destroyed before its event is read has none.
+//! An event travels through a pipe, whose end programs poll, as the number of the queue that it is
+//! about and its type. No other queue has that number, also if it is at the address of one that is
+//! gone. What is destroyed before its event is read has none; what is destroyed afterwards is there
+//! until the event is acknowledged.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     ffi::{c_char, c_int, c_uint, c_void},
     fs::File,
     io::{PipeReader, PipeWriter, Read, Write, pipe},
@@ -15,15 +17,17 @@ use std::{
 };
 
 use outboard_verbs::abi::{IBV_EVENT_CQ_ERR, ibv_async_event, ibv_context};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use crate::refused::set_errno;
 
-/// Completion queues that the program has, by their addresses: others have no events.
-pub(crate) static QUEUES: LazyLock<Mutex<HashSet<usize>>> = LazyLock::new(Mutex::default);
+/// Completion queues that the program has: others have no events.
+static QUEUES: LazyLock<Mutex<Queues>> = LazyLock::new(Mutex::default);
+/// Tells those who destroy a queue that an event of one is acknowledged.
+static ACKNOWLEDGED: Condvar = Condvar::new();
 /// Writing ends of open devices, by the descriptors that programs poll.
 static OPEN: LazyLock<Mutex<HashMap<c_int, Weak<PipeWriter>>>> = LazyLock::new(Mutex::default);
-/// Bytes of an event in the pipe, which takes all of them or none: address and type.
+/// Bytes of an event in the pipe, which takes all of them or none: number and type.
 const EVENT_BYTES: usize = 16;
 
 /// Names of the events, in their order.
@@ -50,6 +54,43 @@ const NAMES: [&str; 20] = [
     "WQ fatal\0",
 ];
 
+/// Completion queues by their numbers, of which none is given twice.
+#[derive(Default)]
+struct Queues {
+    last: u64,
+    living: HashMap<u64, Living>,
+}
+
+struct Living {
+    address: usize,
+    /// Asynchronous events that the program has and has not acknowledged.
+    given: u32,
+}
+
+/// Returns the number of a new queue at this address.
+pub(crate) fn enter(address: usize) -> u64 {
+    let mut queues = QUEUES.lock();
+    queues.last += 1;
+    let number = queues.last;
+    queues.living.insert(number, Living { address, given: 0 });
+    number
+}
+
+/// Returns the address of a queue, if it is there.
+pub(crate) fn find(number: u64) -> Option<usize> {
+    let queues = QUEUES.lock();
+    queues.living.get(&number).map(|of| of.address)
+}
+
+/// Forgets a queue, once each of its asynchronous events that the program has is acknowledged.
+pub(crate) fn leave(number: u64) {
+    let mut queues = QUEUES.lock();
+    while queues.living.get(&number).is_some_and(|of| of.given > 0) {
+        ACKNOWLEDGED.wait(&mut queues);
+    }
+    queues.living.remove(&number);
+}
+
 /// The events of an open device.
 pub(crate) struct Events {
     /// Closed first, which ends the wait of a thread that still reads.
@@ -72,8 +113,8 @@ impl Raising {
         Raising(open.get(&context.async_fd).cloned().unwrap_or_default())
     }
 
-    /// Says that a completion queue of the program's, at this address, is in error.
-    pub(crate) fn queue_failed(&self, queue: usize) {
+    /// Says that the completion queue of this number is in error.
+    pub(crate) fn queue_failed(&self, queue: u64) {
         let mut event = [0; EVENT_BYTES];
         event[..8].copy_from_slice(&queue.to_ne_bytes());
         event[8..12].copy_from_slice(&IBV_EVENT_CQ_ERR.to_ne_bytes());
@@ -128,15 +169,16 @@ pub unsafe extern "C" fn outboard_nic_ibv_get_async_event(
             set_errno(error.raw_os_error().unwrap_or(libc::ENODEV));
             return -1;
         }
-        let ([address, rest], _) = bytes.as_chunks::<8>() else {
+        let ([number, rest], _) = bytes.as_chunks::<8>() else {
             continue;
         };
-        let (element, event_type) = (usize::from_ne_bytes(*address), u64::from_ne_bytes(*rest));
-        if QUEUES.lock().contains(&element) {
+        let (number, event_type) = (u64::from_ne_bytes(*number), u64::from_ne_bytes(*rest));
+        if let Some(of) = QUEUES.lock().living.get_mut(&number) {
+            of.given += 1;
             // SAFETY: room.
             unsafe {
                 event.write(ibv_async_event {
-                    element: element as *mut c_void,
+                    element: of.address as *mut c_void,
                     event_type: event_type as c_uint,
                 });
             }
@@ -145,9 +187,25 @@ pub unsafe extern "C" fn outboard_nic_ibv_get_async_event(
     }
 }
 
-/// Events are over once they are read: nothing waits for their acknowledgement.
+/// Lets what the event is about be destroyed.
+///
+/// # Safety
+///
+/// `event` is null or from `ibv_get_async_event`.
 #[unsafe(no_mangle)]
-pub extern "C" fn outboard_nic_ibv_ack_async_event(_event: *mut ibv_async_event) {}
+pub unsafe extern "C" fn outboard_nic_ibv_ack_async_event(event: *mut ibv_async_event) {
+    // SAFETY: null, or the program's.
+    let Some(event) = (unsafe { event.as_ref() }) else {
+        return;
+    };
+    let address = event.element as usize;
+    let mut queues = QUEUES.lock();
+    let mut living = queues.living.values_mut();
+    if let Some(of) = living.find(|of| of.address == address) {
+        of.given = of.given.saturating_sub(1);
+    }
+    ACKNOWLEDGED.notify_all();
+}
 
 #[unsafe(no_mangle)]
 pub extern "C" fn outboard_nic_ibv_event_type_str(event: c_uint) -> *const c_char {
