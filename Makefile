@@ -324,6 +324,9 @@ net-ptx: $(TOOLCHAIN)
 	grep -v -e '^[[:space:]]*//' -e '^$$' build/net.ptx > crates/cli/src/bench/net.ptx
 	.toolchain/bin/nvcc -std=c++17 -O2 -arch=compute_80 -ptx -Iinclude crates/net/device/adapter.cu -o build/adapter.ptx
 	grep -v -e '^[[:space:]]*//' -e '^$$' build/adapter.ptx > crates/net/device/adapter.ptx
+	.toolchain/bin/nvcc -std=c++17 -MM -Iinclude crates/net/device/adapter.cu -o build/adapter.d
+	tr -s ' \\' '\n' < build/adapter.d | grep -o -e '^crates/net/.*' -e '^include/outboard/.*' | LC_ALL=C sort -u | \
+		xargs sha256sum crates/net/device/adapter.ptx > crates/net/device/adapter.sums
 
 # The command as it is packaged, and the libraries of the release build, which programs' calls pass through.
 dist: build

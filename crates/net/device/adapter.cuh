@@ -8,7 +8,8 @@
 //     fence; completion, if one is asked for ◄──────  done
 //
 // A block serves the queues of its group alone, so that no two threads change a queue, its completions or its peer: what
-// is connected, or completes to one queue, is of one group. What the host changes, it changes while no block runs.
+// is connected, or completes to one queue, is of one group. Of other groups a block knows what was so when it last copied
+// the tables: it waits for none of their completions. What the host changes, it changes while no block runs.
 #pragma once
 
 #include "outboard/net_peer.cuh"
@@ -20,6 +21,12 @@ namespace adapter {
 
 using detail::big;
 
+#ifdef __CUDACC__
+#define OUTBOARD_NET_APART __host__ __device__ __noinline__
+#else
+#define OUTBOARD_NET_APART
+#endif
+
 constexpr uint32_t SEGMENT_BYTES = 16, BLOCK_BYTES = 64, SEGMENTS_MAX = 63, INLINE_BYTES_MAX = 256;
 constexpr uint32_t SNAPSHOT_WORDS = 128, COPIES_MAX = 62, CQE_BYTES = 64, CQN_FIRST = 0x40;
 constexpr uint32_t WAIT = 0x0f, DUMP = 0x23, MASKED_COMPARE_SWAP = 0x14, MASKED_FETCH_ADD = 0x15;
@@ -29,8 +36,9 @@ constexpr uint32_t LOCAL_LENGTH = 0x01, LOCAL_OPERATION = 0x02, LOCAL_PROTECTION
                    REMOTE_INVALID_REQUEST = 0x12, REMOTE_ACCESS = 0x13, REMOTE_OPERATION = 0x14, RETRIES_EXCEEDED = 0x15,
                    RECEIVER_NOT_READY = 0x16;
 constexpr uint32_t NOT_READY_WITHOUT_END = 7;
-// Entries of one queue before the next has its turn.
+// Entries of one queue, and bytes after which none is begun, before the next has its turn.
 constexpr uint32_t TURN_MAX = 16;
+constexpr uint64_t TURN_BYTES_MAX = 16 << 20;
 constexpr uint32_t NOTHING_RUNG = 0x10000;
 
 struct Copy {
@@ -43,6 +51,56 @@ struct Turn {
     Copy copies[COPIES_MAX];
     uint32_t copy_count;
 };
+
+// All threads of a block, each of which makes the calls; on the CPU one.
+struct Threads {
+    uint32_t rank, count;
+
+    // Copies bytes past caches.
+    OUTBOARD_NET_APART void copy(uint64_t to, uint64_t from, uint64_t bytes) const
+    {
+        detail::copy(to, from, bytes, rank, count, true);
+    }
+    OUTBOARD_NET_CALL void meet() const
+    {
+#ifdef __CUDA_ARCH__
+        __syncthreads();
+#endif
+    }
+    // Copies structs between tables and region.
+    OUTBOARD_NET_CALL void move(uint64_t to, uint64_t from, uint64_t at, uint64_t bytes) const { copy(to + at, from + at, bytes); }
+};
+
+// Copies the tables to a block's region if the host has changed them.
+OUTBOARD_NET_CALL void fetch_tables(const Threads &all, uint64_t region, uint64_t tables)
+{
+    const Head *there = (const Head *)tables;
+    bool is_new = detail::load(&((Head *)region)->generation) != detail::load(&there->generation);
+    all.meet();
+    if (!is_new) return;
+    all.move(region, tables, 0, sizeof(Head));
+    all.meet();
+    const Head *head = (const Head *)region;
+    all.move(region, tables, PAIRS_AT, head->pair_count * sizeof(Pair));
+    all.move(region, tables, COMPLETIONS_AT, head->completion_count * sizeof(Completions));
+    all.move(region, tables, KEYS_AT, head->key_count * sizeof(Key));
+    all.meet();
+}
+
+// Copies what is of a group back to the tables.
+OUTBOARD_NET_CALL void bring_back(const Threads &all, uint64_t region, uint64_t tables, uint32_t group)
+{
+    const Head *head = (const Head *)region;
+    for (uint32_t i = 0; i < head->pair_count; ++i) {
+        uint64_t at = PAIRS_AT + i * sizeof(Pair);
+        if (((const Pair *)(region + at))->group == group) all.move(tables, region, at, sizeof(Pair));
+    }
+    for (uint32_t i = 0; i < head->completion_count; ++i) {
+        uint64_t at = COMPLETIONS_AT + i * sizeof(Completions);
+        if (((const Completions *)(region + at))->group == group) all.move(tables, region, at, sizeof(Completions));
+    }
+    all.meet();
+}
 
 OUTBOARD_NET_CALL uint32_t load32(uint64_t at)
 {
@@ -283,8 +341,8 @@ class Engine {
 public:
     OUTBOARD_NET_CALL Engine(uint64_t tables, Turn *turn, uint32_t group)
         : head_((Head *)tables), pairs_((Pair *)(tables + PAIRS_AT)), completions_((Completions *)(tables + COMPLETIONS_AT)),
-          keys_((Key *)(tables + KEYS_AT)), turn_(turn), entry_{}, answer_(Answer::none), syndrome_(0), now_(0), group_(group),
-          number_(0), turns_(0), receive_(0), is_under_way_(false), has_receive_(false)
+          keys_((Key *)(tables + KEYS_AT)), turn_(turn), entry_{}, answer_(Answer::none), syndrome_(0), now_(0), moved_(0),
+          group_(group), number_(0), turns_(0), receive_(0), is_under_way_(false), has_receive_(false)
     {
     }
 
@@ -297,7 +355,7 @@ public:
     {
         Pair &pair = pairs_[number];
         if (pair.qpn == 0 || pair.group != group_) return 0;
-        if (number != number_ || turns_ >= TURN_MAX) turns_ = 0;
+        if (number != number_ || !has_turns()) turns_ = moved_ = 0;
         number_ = number;
         if (pair.state == STATE_READY && (completions_[pair.send_completions].flags & COMPLETIONS_OVERRUN) != 0) {
             pair.state = STATE_ERROR;
@@ -311,6 +369,7 @@ public:
             ++done;
             if (turn_->copy_count > 0) {
                 is_under_way_ = true;
+                moved_ += entry_.bytes;
                 return done;
             }
             finish(pair);
@@ -320,7 +379,7 @@ public:
 
     OUTBOARD_NET_CALL bool is_under_way() const { return is_under_way_; }
     // The queue that was served last may have more in this turn.
-    OUTBOARD_NET_CALL bool has_turns() const { return turns_ > 0 && turns_ < TURN_MAX; }
+    OUTBOARD_NET_CALL bool has_turns() const { return turns_ > 0 && turns_ < TURN_MAX && moved_ < TURN_BYTES_MAX; }
 
     // Ends an entry whose copies are made.
     OUTBOARD_NET_CALL void finish()
@@ -336,6 +395,11 @@ private:
         uint64_t rung = detail::load((const uint64_t *)pair.doorbell);
         uint32_t record = (uint32_t)big(detail::load((const uint64_t *)pair.record)) & 0xffff;
         bool is_new = rung != pair.doorbell_seen;
+        if (is_new && (pair.flags & PAIR_SHARES_DOORBELL) != 0) {
+            // Another's doorbell, over this queue's, may be newer than the record that was read beside it.
+            fence_acquire();
+            record = (uint32_t)big(detail::load((const uint64_t *)pair.record)) & 0xffff;
+        }
         if (is_new) {
             pair.doorbell_seen = rung;
             uint64_t word = big(rung);
@@ -412,10 +476,12 @@ private:
         return 0;
     }
 
+    // Returns true if a completion queue is there, and of this group: of another's nothing is seen to be produced.
     OUTBOARD_NET_CALL bool has_completions(uint32_t number) const
     {
         uint32_t at = number - CQN_FIRST;
-        return at < head_->completion_count && (completions_[at].flags & COMPLETIONS_THERE) != 0;
+        return at < head_->completion_count && (completions_[at].flags & COMPLETIONS_THERE) != 0 &&
+               completions_[at].group == group_;
     }
 
     // Returns the peer, if it is connected to this queue and alive.
@@ -769,7 +835,7 @@ private:
     Entry entry_;
     Answer answer_;
     uint32_t syndrome_;
-    uint64_t now_;
+    uint64_t now_, moved_;
     uint32_t group_, number_, turns_, receive_;
     bool is_under_way_, has_receive_;
 };

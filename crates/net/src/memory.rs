@@ -134,9 +134,12 @@ impl Mapped {
     /// Allocates zeroed pages of this process that kernels of the current context reach, too, if
     /// there is one; `None` if there is no memory.
     pub(crate) fn pinned(bytes: usize) -> Option<Mapped> {
-        let Some(at) = driver::pin(bytes) else {
-            return Mapped::allocate(bytes);
-        };
+        Mapped::of_driver(bytes).or_else(|| Mapped::allocate(bytes))
+    }
+
+    /// Allocates zeroed pages that kernels of the current context reach; `None` if there are none.
+    pub(crate) fn of_driver(bytes: usize) -> Option<Mapped> {
+        let at = driver::pin(bytes)?;
         let address = at.as_ptr() as u64;
         Some(Mapped {
             at,

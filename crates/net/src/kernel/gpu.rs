@@ -191,6 +191,7 @@ impl Gpu {
             slice.number,
             slice.idle_ns,
             slice.slice_ns,
+            TABLES_BYTES.into(),
         ];
         let mut arguments = values
             .each_mut()
@@ -262,5 +263,29 @@ impl Drop for Gpu {
             }
             Ok(())
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::{fs, path::Path, process::Command};
+
+    /// Sums of the kernel, and of all sources that it is compiled from.
+    const SUMS: &str = "crates/net/device/adapter.sums";
+
+    #[test]
+    fn the_kernel_is_compiled_from_the_sources_that_are_here() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let sums = fs::read_to_string(root.join(SUMS)).unwrap();
+        for name in ["adapter.ptx", "adapter.cu", "adapter.cuh", "tables.h"] {
+            assert!(sums.contains(&format!("device/{name}\n")), "{name}");
+        }
+        let mut check = Command::new("sha256sum");
+        check.args(["--check", "--strict", "--quiet", SUMS]);
+        let checked = check.current_dir(root).output().unwrap();
+        let differ = String::from_utf8_lossy(&checked.stdout);
+        assert!(checked.status.success(), "run make net-ptx: {differ}");
     }
 }

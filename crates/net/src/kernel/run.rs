@@ -5,11 +5,13 @@
 //!                                                ended, without ───► rest, launch a short one
 //! ```
 //!
-//! A slice ends within a millisecond of the word that stops it, and within its time if nobody is
-//! there to write that: what a process leaves behind when it is killed ends by itself.
+//! A slice looks at the word that stops it each 20 us, between entries, and ends within its time if
+//! nobody is there to write that: what a process leaves behind when it is killed ends by itself.
+//! One that cannot even begin keeps what it is going to use, though its endpoint is closed.
 
 use std::{
-    mem::take,
+    io::{Write as _, stderr},
+    mem::{forget, take},
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering, fence},
@@ -29,7 +31,7 @@ use crate::{
 use super::{
     adapter::KernelAdapter,
     gpu::{Gpu, Slice},
-    tables::GROUPS_MAX,
+    tables::{GROUPS_MAX, TABLES_BYTES},
 };
 
 /// Time of a slice: who waits for the whole device waits for as long, at most.
@@ -42,7 +44,7 @@ const LONG_STEP: Duration = Duration::from_millis(1);
 const STEP: Duration = Duration::from_micros(50);
 /// Why a call cannot have the tables now. Later ones may.
 const BUSY: &str = "its slice has not ended: kernels that fill the GPU leave it no room to begin";
-/// Time that a call waits for a slice's end. One that copies gigabytes takes longer than told.
+/// Time that a call waits for a slice's end. One that cannot begin has none.
 const LOST: Duration = Duration::from_secs(10);
 /// Time after which the driver is asked whether a slice is over.
 const LATE: Duration = Duration::from_millis(100);
@@ -66,8 +68,9 @@ struct State {
 /// An adapter that is a kernel, which threads use in turns.
 #[derive(Debug)]
 pub(super) struct Shared {
-    state: Mutex<State>,
+    /// Before the tables, so that no slice uses them when they are dropped.
     gpu: Gpu,
+    state: Mutex<State>,
     control: Mapped,
     blocks: usize,
     is_roused: AtomicBool,
@@ -99,6 +102,23 @@ impl Shared {
             done += self.control.u64(at + 8).load(Ordering::Relaxed);
         }
         Some(done)
+    }
+
+    /// Says why a slice is over and has not ended.
+    fn silence(&self) -> String {
+        let tables = (0..self.blocks).map(|block| self.control.u64(self.line(block) + 24));
+        match tables.map(|bytes| bytes.load(Ordering::Acquire)).max() {
+            Some(bytes) if bytes > 0 => {
+                format!("the kernel has tables of {bytes} bytes, and this side of {TABLES_BYTES}")
+            }
+            _ => "a slice is over and has not said so".into(),
+        }
+    }
+
+    /// Returns true if the GPU has yet to run a slice, or is still running it.
+    fn is_under_way(&self) -> bool {
+        let has_slice = self.state.lock().since.is_some();
+        has_slice && matches!(self.gpu.within(Gpu::is_over), Ok(false))
     }
 
     /// Ends the slice, and calls a function with the adapter.
@@ -186,7 +206,7 @@ impl Shared {
             let runs = since.elapsed();
             let is_late = runs > LATE && self.gpu.is_over()?;
             if is_late && self.ended(state.number).is_none() {
-                return Err("a slice is over and has not said so".into());
+                return Err(self.silence());
             }
             let is_long = !pace.is_quick && runs + LONG_STEP < SLICE;
             return Ok(if is_long { LONG_STEP } else { STEP });
@@ -253,7 +273,8 @@ impl Runner {
     pub(super) fn start(blocks: u32, warps: u32) -> Result<Runner, Error> {
         let longest = longest()?;
         let gpu = Gpu::open(blocks, warps).map_err(Error::Kernel)?;
-        let memory = |bytes| Mapped::pinned(bytes).ok_or(Error::OutOfMemory(bytes));
+        // The kernel uses both unchecked.
+        let memory = |bytes| Mapped::of_driver(bytes).ok_or(Error::OutOfMemory(bytes));
         let adapter = KernelAdapter::new(memory(KernelAdapter::BYTES)?, blocks)?;
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
@@ -290,6 +311,13 @@ impl Drop for Runner {
         self.shared.rouse();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
+        }
+        if self.shared.is_under_way() {
+            let _ = writeln!(
+                stderr(),
+                "outboard_net_close: {BUSY}. Its tables and its module are left to it"
+            );
+            forget(self.shared.clone());
         }
     }
 }

@@ -219,6 +219,16 @@ pub(crate) fn connect(adapter: &mut impl Engine, a: &End, b: &End) {
     adapter.join(a.qpn, b.qpn);
 }
 
+/// Gives the connections of two ends to one block of a kernel: a queue pair completes to both.
+pub(crate) fn together(adapter: &mut impl Engine, one: &End, other: &End) {
+    let setup = PairSetup {
+        receive_completions: other.setup.send_completions,
+        page: Mapped::allocate(4096).unwrap(),
+        ..one.setup.clone()
+    };
+    adapter.pair(&setup);
+}
+
 pub(crate) fn gather(segment: Segment) -> Data {
     Data::Gather(smallvec![segment])
 }

@@ -179,6 +179,7 @@ fn a_wait_holds_what_is_behind_it_until_the_other_queue_has_completed() {
         let other = End::new(&mut adapter, false, 1);
         connect(&mut adapter, &first, &peer);
         connect(&mut adapter, &second, &other);
+        together(&mut adapter, &first, &second);
         let word = |end: &End| end.data.u64(64).load(Ordering::Relaxed);
         second.post(write(&second, &other));
         second.post(Operation::Wait {
@@ -219,6 +220,7 @@ fn a_wait_goes_on_when_the_other_queue_has_failed() {
         let [peer, other] = [(); 2].map(|()| End::new(&mut adapter, false, 1));
         connect(&mut adapter, &first, &peer);
         connect(&mut adapter, &second, &other);
+        together(&mut adapter, &first, &second);
         let wait = Operation::Wait {
             completions: CQN_FIRST + first.setup.send_completions,
             number: 2,
