@@ -14,6 +14,8 @@ using namespace outboard::net;
 namespace {
 
 constexpr uint64_t FAILED = 1ull << 63;
+// Most flags of a search, and words between two of them.
+constexpr uint64_t FLAGS_MAX = 1 << 30;
 
 __device__ uint64_t said(const Failure &failure, uint64_t otherwise)
 {
@@ -115,11 +117,14 @@ __device__ Queue queue_at(uint64_t queue) { return Queue(*(const outboard_net_qu
         return came;                                                                                                       \
     }                                                                                                                      \
     /* Waits until one of `count` flags, `stride` words apart, has another generation than the word of `seen` that is its  \
-       own, where the new one is noted; the search begins at `from`. Returns the flag's number, or a failure in time. */   \
+       own, where the new one is noted; the search begins at `from`. Returns the flag's number, or a failure in time, at   \
+       once for more than FLAGS_MAX. */                                                                                    \
     extern "C" __device__ uint64_t outboard_net_poll_any##name(uint64_t flags, uint64_t count, uint64_t stride,            \
                                                                uint64_t seen, uint64_t from, uint64_t ns)                  \
     {                                                                                                                      \
-        int found = poll_any<scope>((const uint64_t *)flags, (int)count, (int)stride, (uint64_t *)seen, (int)from, ns);    \
+        if (count > FLAGS_MAX || stride > FLAGS_MAX) return FAILED | (uint64_t)Cause::invalid << 8;                        \
+        int first = count > 0 ? (int)(from % count) : 0;                                                                   \
+        int found = poll_any<scope>((const uint64_t *)flags, (int)count, (int)stride, (uint64_t *)seen, first, ns);        \
         return found < 0 ? FAILED | (uint64_t)Cause::timeout << 8 : (uint64_t)found;                                       \
     }
 

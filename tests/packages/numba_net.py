@@ -12,7 +12,7 @@ calls = net_numba.calls(sys.argv[1])
 WORDS = 256
 NS = 30_000_000_000
 # Cause of a failure.
-TIMEOUT = 1
+TIMEOUT, INVALID = 1, 4
 
 
 @cuda.jit
@@ -45,6 +45,7 @@ def find(at, seen, found):
     # Flags two words apart, from the second on: the first word is 8, the third 0.
     found[2] = calls.poll_any(at, uint64(2), uint64(2), seen, uint64(1), uint64(NS))
     found[3] = calls.poll_any(at, uint64(2), uint64(2), seen, uint64(1), uint64(1000))
+    found[4] = calls.poll_any(at, uint64((1 << 32) + 1), uint64(2), seen, uint64(1), uint64(NS))
 
 
 @cuda.jit
@@ -88,11 +89,12 @@ def main():
         add[1, 1](address(of), *there, *here, failed)
         cuda.synchronize()
         assert (int(failed[0]), int(outbox[0]), int(inbox[0])) == (0, 5 * WORDS, 5 * WORDS + 3)
-        flags, seen, results = mapped(4), mapped(2), mapped(4)
+        flags, seen, results = mapped(4), mapped(2), mapped(5)
         flags[0] = 8
         find[1, 1](address(flags), address(seen), results)
         cuda.synchronize()
-        assert [int(one) for one in results] == [1, 0, 0, net_numba.FAILED + 256 * TIMEOUT], results
+        late, refused = net_numba.FAILED + 256 * TIMEOUT, net_numba.FAILED + 256 * INVALID
+        assert [int(one) for one in results] == [1, 0, 0, late, refused], results
         assert int(seen[0]) == 8
         # A key that is nobody's: the syndrome of remote access, as an adapter says it.
         add[1, 1](address(of), there[0], np.uint32(7), *here, failed)
