@@ -448,6 +448,7 @@ NONSENSE = """
 import ctypes
 import mmap
 import os
+import struct
 from outboard import OutboardError, net
 
 class Array:
@@ -455,6 +456,16 @@ class Array:
         self.room = ctypes.create_string_buffer(1 << 10)
         data = (ctypes.addressof(self.room), is_constant)
         self.__array_interface__ = {"shape": (4,), "typestr": typestr, "data": data, "version": 3}
+
+class Constant:  # says so by DLPack
+    def __dlpack__(self, max_version):
+        self.room = (ctypes.c_uint64 * 4)(), (ctypes.c_int64 * 1)(4)
+        room, shape = map(ctypes.addressof, self.room)
+        of = struct.pack("<IIQQQ QiiiBBH QQQ", 1, 0, 0, 0, 1, room, 1, 0, 1, 1, 64, 1, shape, 0, 0)
+        self.of = ctypes.create_string_buffer(of)
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(ctypes.addressof(self.of), b"dltensor_versioned", None)
 
 def said(call):
     try:
@@ -485,7 +496,10 @@ with net.Endpoint() as endpoint:
     print(said(lambda: endpoint.register(Array("|O"))))
     print(said(lambda: endpoint.register(Array("<u8", True))))
     print(said(lambda: endpoint.queue(memory=Array("<u8", True))))
-    assert endpoint.register(Array("<u8", True), net.REMOTE_READ).bytes == 32
+    print(said(lambda: endpoint.register(Constant())))
+    print(said(lambda: endpoint.register(b"constant")))
+    for constant, size in ((Array("<u8", True), 32), (Constant(), 32), (b"constant", 8)):
+        assert endpoint.register(constant, net.REMOTE_READ).bytes == size
     assert endpoint.register(Array("<U5")).bytes == 80
     assert endpoint.register(Array("<M8[ns]")).bytes == 32
     print(said(lambda: endpoint.queue((1 << 32) + 6, memory=page)))
@@ -520,6 +534,8 @@ def test_python_takes_no_nonsense() -> None:
         "an array of |O, whose elements are objects of Python or have no size",
         "an array that may not be written: register it for reading alone, by access=net.REMOTE_READ",
         "an array that may not be written",
+        "an array that may not be written",
+        "a buffer that cannot be written",
         "4294967302 is no unsigned number of 32 bits",
         "a queue of this process already lies there",
         "a queue lies in memory",

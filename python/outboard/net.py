@@ -64,6 +64,8 @@ MEMORY_TYPE, OF_DEVICE = 2, 2
 # CUDA_ERROR_NOT_INITIALIZED and CUDA_ERROR_INVALID_CONTEXT.
 NO_CONTEXT = (3, 201)
 DLPACK_HOST, DLPACK_GPU = (1, 3), (2, 13)  # kDLCPU, kDLCUDAHost; kDLCUDA, kDLCUDAManaged
+DLPACK_VERSIONED, DLPACK_READ_ONLY = b"dltensor_versioned", 1
+CONSTANT = "an array that may not be written: register it for reading alone, by access=net.REMOTE_READ"
 # Bytes of an element, as the text of an array's type has them; of texts, characters of four bytes.
 _TYPE = re.compile(r"[<>|=]([a-zA-Z])(\d+)(?:\[|$)")
 TEXT_BYTES = 4
@@ -368,15 +370,31 @@ def _span(of: Any, of_gpu: bool, is_written: bool) -> tuple[int, int]:
         if interface := getattr(of, name, None):
             return _span_of_array(interface, is_written)
     if hasattr(of, "__dlpack__"):
-        return _span_of_dlpack(of, of_gpu)
+        return _span_of_dlpack(of, of_gpu, is_written)
     try:
         view = memoryview(of)
     except TypeError as error:
         kind = type(of).__name__
         raise TypeError(f"a {kind} is no tensor, array or buffer: its memory has no one place") from error
-    if view.readonly or not view.c_contiguous:
+    if (view.readonly and is_written) or not view.c_contiguous:
         raise ValueError("a buffer that cannot be written, or is not contiguous")
-    return ctypes.addressof((ctypes.c_char * view.nbytes).from_buffer(view)), view.nbytes
+    return _address_of_buffer(view), view.nbytes
+
+
+class _Buffer(ctypes.Structure):
+    """`Py_buffer`, whose later fields are not read."""
+
+    _fields_: ClassVar = [("data", c_void_p), ("rest", c_void_p * 16)]
+
+
+def _address_of_buffer(view: memoryview) -> int:
+    buffer = _Buffer()
+    get, release = ctypes.pythonapi.PyObject_GetBuffer, ctypes.pythonapi.PyBuffer_Release
+    get.argtypes, release.argtypes, release.restype = [ctypes.py_object, c_void_p, c_int], [c_void_p], None
+    get(view, byref(buffer), 0)
+    address = buffer.data or 0
+    release(byref(buffer))
+    return address
 
 
 def _span_of_array(interface: dict[str, Any], is_written: bool) -> tuple[int, int]:
@@ -385,7 +403,7 @@ def _span_of_array(interface: dict[str, Any], is_written: bool) -> tuple[int, in
         raise TypeError(f"an array of {interface['typestr']}, whose elements are objects of Python or have no size")
     address, is_constant = interface["data"]
     if is_constant and is_written:
-        raise ValueError("an array that may not be written: register it for reading alone, by access=net.REMOTE_READ")
+        raise ValueError(CONSTANT)
     size = int(found[2]) * (TEXT_BYTES if found[1] == "U" else 1)
     expected = []
     for extent in reversed(interface["shape"]):
@@ -412,12 +430,37 @@ class _DlTensor(ctypes.Structure):
     ]
 
 
-def _span_of_dlpack(of: Any, of_gpu: bool) -> tuple[int, int]:
-    capsule = of.__dlpack__()
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+class _DlVersioned(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("version", c_uint32 * 2),
+        ("context", c_void_p),
+        ("deleter", c_void_p),
+        ("flags", c_uint64),
+        ("tensor", _DlTensor),
+    ]
+
+
+def _dl_tensor(of: Any) -> tuple[Any, _DlTensor, bool]:
+    """The capsule, which frees itself, since nobody takes it; its tensor, and whether that may not be written, which
+    the older form does not say."""
+    try:
+        capsule = of.__dlpack__(max_version=(1, 0))
+    except TypeError:
+        capsule = of.__dlpack__()
+    api = ctypes.pythonapi
+    api.PyCapsule_IsValid.argtypes = [ctypes.py_object, c_char_p]
+    pointer = api.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = c_void_p, [ctypes.py_object, c_char_p]
-    # Of the older form, which __dlpack__() without a version gives. The capsule frees itself, since nobody takes it.
-    tensor = _DlTensor.from_address(pointer(capsule, b"dltensor"))
+    if not api.PyCapsule_IsValid(capsule, DLPACK_VERSIONED):
+        return capsule, _DlTensor.from_address(pointer(capsule, b"dltensor")), False
+    versioned = _DlVersioned.from_address(pointer(capsule, DLPACK_VERSIONED))
+    return capsule, versioned.tensor, versioned.flags & DLPACK_READ_ONLY != 0
+
+
+def _span_of_dlpack(of: Any, of_gpu: bool, is_written: bool) -> tuple[int, int]:
+    _capsule, tensor, is_constant = _dl_tensor(of)
+    if is_constant and is_written:
+        raise ValueError(CONSTANT)
     if tensor.device_type not in (*DLPACK_HOST, *(DLPACK_GPU if of_gpu else ())):
         raise OutboardError(OF_GPU)
     size = (tensor.bits * tensor.lanes + 7) // 8
