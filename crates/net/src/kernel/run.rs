@@ -115,6 +115,14 @@ impl Shared {
         }
     }
 
+    /// Fails if the GPU is done with a slice that has not said so.
+    fn check(&self, number: u64) -> Result<(), String> {
+        match self.gpu.within(Gpu::is_over)? && self.ended(number).is_none() {
+            true => Err(self.silence()),
+            false => Ok(()),
+        }
+    }
+
     /// Returns true if the GPU has yet to run a slice, or is still running it.
     fn is_under_way(&self) -> bool {
         let has_slice = self.state.lock().since.is_some();
@@ -160,6 +168,9 @@ impl Shared {
                 true => yield_now(),
                 false => sleep(STEP),
             }
+            if began.elapsed() > LATE {
+                self.check(state.number).map_err(Error::Kernel)?;
+            }
             if began.elapsed() > LOST {
                 return Err(Error::Kernel(BUSY.into()));
             }
@@ -204,9 +215,8 @@ impl Shared {
         };
         let Some(done) = self.ended(state.number) else {
             let runs = since.elapsed();
-            let is_late = runs > LATE && self.gpu.is_over()?;
-            if is_late && self.ended(state.number).is_none() {
-                return Err(self.silence());
+            if runs > LATE {
+                self.check(state.number)?;
             }
             let is_long = !pace.is_quick && runs + LONG_STEP < SLICE;
             return Ok(if is_long { LONG_STEP } else { STEP });
