@@ -88,6 +88,24 @@ def test_two_processes_meet(tmp_path: Path, pair: str) -> None:
     assert expected in said, said
 
 
+def test_adapters_of_two_folders_do_not_reach_each_other(tmp_path: Path) -> None:
+    """Their queue pairs and keys have the same numbers: each would take its own for the other's."""
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir(mode=0o700)
+    port = str(free_port())
+    program = ["ibv_rc_pingpong", "-g", "0", "-n", "50", "-p", port]
+    with subprocess.Popen(nic_run(folders[0], *program), stderr=subprocess.PIPE, text=True) as server:
+        try:
+            wait_for_listener(int(port), server)
+            client = run(folders[1], *program, "localhost")
+            _, said = server.communicate(timeout=60)
+        finally:
+            server.kill()
+    assert client.returncode == 1 and server.returncode == 1, client.stdout
+    assert "the peer's address is not that of the adapters of this folder" in said
+
+
 def test_strangers_are_hung_up_on(tmp_path: Path) -> None:
     """Connections that say nothing, nonsense, or numbers that nobody awaits keep nobody from meeting."""
     hello = b"OBNIC\0\0\2"

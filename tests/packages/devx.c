@@ -112,6 +112,13 @@ static int modify(struct pair *pair, int opcode, uint32_t remote)
     DEVX_SET(init2rtr_qp_in, in, opcode, opcode);
     DEVX_SET(init2rtr_qp_in, in, qpn, pair->number);
     DEVX_SET(qpc, qpc, remote_qpn, remote);
+    CHECK(ibv_query_gid(context, 1, 0, DEVX_ADDR_OF(qpc, qpc, primary_address_path.rgid_rip)) == 0);
+    if (opcode == INIT2RTR) {
+        // Another folder's adapter is not reached.
+        *(uint8_t *)DEVX_ADDR_OF(qpc, qpc, primary_address_path.rgid_rip[14]) ^= 1;
+        CHECK(mlx5dv_devx_obj_modify(pair->object, in, sizeof in, out, sizeof out) == EINVAL);
+        *(uint8_t *)DEVX_ADDR_OF(qpc, qpc, primary_address_path.rgid_rip[14]) ^= 1;
+    }
     return mlx5dv_devx_obj_modify(pair->object, in, sizeof in, out, sizeof out);
 }
 
@@ -214,7 +221,7 @@ static void query(struct ibv_pd *pd)
     struct mlx5dv_obj objects = {.ah = {.in = ah, .out = &about}};
     CHECK(ah && ah->pd == pd && mlx5dv_init_obj(&objects, MLX5DV_OBJ_AH) == 0);
     CHECK(about.av->hop_limit == 9 && memcmp(about.av->rgid, &gid, 16) == 0 && ibv_destroy_ah(ah) == 0);
-    route.grh.dgid.raw[15] = 2;
+    route.grh.dgid.raw[15] ^= 2;
     CHECK(!ibv_create_ah(pd, &route) && errno == EINVAL);
 }
 

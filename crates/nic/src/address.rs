@@ -6,8 +6,9 @@ use outboard_verbs::abi::{ibv_ah_attr, ibv_context, ibv_gid, ibv_pd};
 
 use crate::{
     abi::mlx5_wqe_av,
-    domain::{Domain, GID, PORT},
-    refused::{fail, set_errno},
+    domain::{Domain, PORT},
+    host::gid,
+    refused::{fail, say, set_errno},
 };
 
 /// An address; programs have the address of its first field.
@@ -29,9 +30,13 @@ pub(crate) unsafe fn vector(address: *mut Address) -> *mut mlx5_wqe_av {
     unsafe { address.as_mut() }.map_or(ptr::null_mut(), |of| &raw mut of.vector)
 }
 
-/// Returns true if the route leads to this adapter: a global one, from the only address.
+/// Why a route is refused.
+pub(crate) const ELSEWHERE: &str = "the peer's address is not that of the adapters of this folder: it is another folder's (OUTBOARD_NIC_FABRIC), or not a global one of index 0";
+
+/// Returns true if the route leads to adapters of this folder: a global one, from the only address.
 pub(crate) fn leads_here(route: &ibv_ah_attr) -> bool {
-    route.is_global != 0 && route.grh.sgid_index == 0 && route.grh.dgid == ibv_gid(GID)
+    let is_own = |to| gid().is_ok_and(|own| ibv_gid(own) == to);
+    route.is_global != 0 && route.grh.sgid_index == 0 && is_own(route.grh.dgid)
 }
 
 /// # Safety
@@ -47,7 +52,11 @@ pub unsafe extern "C" fn outboard_nic_ibv_create_ah(
     let (Some(domain), Some(route)) = (domain, route) else {
         return fail(libc::EINVAL);
     };
-    if route.port_num != PORT || !leads_here(route) {
+    if route.port_num != PORT {
+        return fail(libc::EINVAL);
+    }
+    if !leads_here(route) {
+        say(&format!("outboard nic: ibv_create_ah: {ELSEWHERE}"));
         return fail(libc::EINVAL);
     }
     domain.uses.fetch_add(1, Ordering::AcqRel);
@@ -57,7 +66,7 @@ pub unsafe extern "C" fn outboard_nic_ibv_create_ah(
         handle: 0,
         vector: mlx5_wqe_av {
             hop_limit: route.grh.hop_limit,
-            rgid: GID,
+            rgid: route.grh.dgid.0,
             ..mlx5_wqe_av::default()
         },
     }))

@@ -59,6 +59,9 @@ pub(crate) mod qp {
     pub(crate) const PAGE: Field = field(CONTEXT + 0x68, 0x18);
     pub(crate) const RECORD_MODE: Field = field(CONTEXT + 0x80, 2);
     pub(crate) const REMOTE: Field = field(CONTEXT + 0xa8, 0x18);
+    /// Halves of the peer's address.
+    pub(crate) const PEER: [Field; 2] =
+        [field(CONTEXT + 0x140, 0x40), field(CONTEXT + 0x180, 0x40)];
     pub(crate) const NOT_READY_RETRIES: Field = field(CONTEXT + 0x390, 3);
     pub(crate) const SEND_COMPLETIONS: Field = field(CONTEXT + 0x3e8, 0x18);
     pub(crate) const RECEIVE_COMPLETIONS: Field = field(CONTEXT + 0x4e8, 0x18);

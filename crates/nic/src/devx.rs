@@ -20,10 +20,11 @@ use parking_lot::Mutex;
 
 use crate::{
     abi::{mlx5dv_devx_uar, mlx5dv_devx_umem},
+    address::ELSEWHERE,
     command::{NUMBER, OP_MOD, OPCODE, cq, opcode, qp},
     cq::say_overrun,
     gpu,
-    host::{Refusal, connect, leave, with},
+    host::{Refusal, connect, gid, leave, with},
     pages,
     refused::{fail, refuse, set_errno},
     srq::{Shared, shared_of},
@@ -245,12 +246,19 @@ impl Made {
             opcode::INIT2RTR if self.pairs.get(&number).is_some_and(|of| of.is_dynamic) => {
                 with(|adapter| adapter.fail(number))
             }
+            opcode::INIT2RTR if !is_here(command) => wrong(ELSEWHERE.to_owned()),
             opcode::INIT2RTR => connect(number, qp::REMOTE.of(command) as u32),
             opcode::TO_ERROR => with(|adapter| adapter.fail(number)),
             opcode::TO_RESET => self.reset_pair(number),
             other => unserved(format!("command {other:#x} is not served")),
         }
     }
+}
+
+/// Returns true if the peer has the address of the adapters of this folder.
+fn is_here(command: &[u8]) -> bool {
+    let peer = qp::PEER.map(|half| half.of(command).to_be_bytes());
+    gid().is_ok_and(|own| own == peer.concat()[..])
 }
 
 /// Returns the power of two of a queue pair's own receives, or the queue that it shares.

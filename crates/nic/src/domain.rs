@@ -1,4 +1,4 @@
-//! Protection domains, and the address of the adapter.
+//! Protection domains, and the adapter's port.
 
 use std::{ffi::c_void, ptr::NonNull, sync::atomic::AtomicU32};
 
@@ -15,8 +15,6 @@ const RECORD_BYTES: usize = 8;
 
 /// The only port.
 pub(crate) const PORT: u8 = 1;
-/// The only address: loopback, as RoCE writes IPv4.
-pub(crate) const GID: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1];
 
 /// A protection domain; programs have the address of its first field, whose handle is the domain's
 /// number in the adapter.

@@ -3,6 +3,7 @@
 //! ```text
 //!  folder/7.lock   locked by the process of place 7 for as long as it lives
 //!  folder/7        its socket
+//!  folder/address  what the folder's address has of its own (gid.rs)
 //!
 //!  number of a queue pair: place 8 | number in the process 16
 //! ```
@@ -38,7 +39,10 @@ use std::{
 use outboard_net::{Common, Error, Link, Nic, Peer, WAY_VARIABLE, Way};
 use parking_lot::Mutex;
 
-use crate::refused::say;
+use crate::{
+    gid::{self, Gid},
+    refused::say,
+};
 
 /// Names the folder.
 pub const VARIABLE: &str = "OUTBOARD_NIC_FABRIC";
@@ -66,6 +70,7 @@ const FINISH: Duration = Duration::from_secs(1);
 /// The place of this process, and its connections.
 pub(crate) struct Fabric {
     folder: PathBuf,
+    gid: Gid,
     place: u32,
     /// Keeps the place.
     _lock: File,
@@ -111,6 +116,7 @@ impl Fabric {
         let way = Way::asked().map_err(io::Error::other)?;
         let way = way.filter(|way| *way != Way::Verbs);
         let folder = folder()?;
+        let gid = gid::of(&folder)?;
         let (place, lock) = take_place(&folder)?;
         let socket = folder.join(place.to_string());
         match fs::remove_file(&socket) {
@@ -120,6 +126,7 @@ impl Fabric {
         let listener = UnixListener::bind(&socket)?;
         let fabric = Fabric {
             folder,
+            gid,
             place,
             _lock: lock,
             meetings: Mutex::default(),
@@ -165,6 +172,11 @@ impl Fabric {
     /// Place of this process.
     pub(crate) fn place(&self) -> u32 {
         self.place
+    }
+
+    /// Address of all adapters of the folder.
+    pub(crate) fn gid(&self) -> Gid {
+        self.gid
     }
 
     /// Name of a socket at which ranks of a communicator gather.

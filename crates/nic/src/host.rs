@@ -4,7 +4,7 @@ use std::{ffi::c_int, process, sync::OnceLock};
 
 use outboard_net::{Adapter, Error, Network, Nic};
 
-use crate::{fabric::Fabric, refused::say};
+use crate::{fabric::Fabric, gid::Gid, refused::say};
 
 /// An adapter and its place among others, which a forked child has not.
 pub(crate) struct Host {
@@ -26,6 +26,11 @@ pub(crate) fn host() -> Result<&'static Host, c_int> {
             Err(libc::EAGAIN)
         }
     }
+}
+
+/// Address of this adapter and of all that it reaches.
+pub(crate) fn gid() -> Result<Gid, c_int> {
+    host().map(|host| host.fabric.gid())
 }
 
 fn start() -> Result<&'static Host, String> {

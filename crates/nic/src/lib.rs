@@ -37,6 +37,7 @@ pub mod events;
 mod extended;
 pub mod fabric;
 pub mod functions;
+mod gid;
 pub mod gin;
 mod gpu;
 mod host;

@@ -17,7 +17,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::{
     abi::{mlx5dv_qp, mlx5dv_ring},
-    address::leads_here,
+    address::{ELSEWHERE, leads_here},
     domain::{Given, PORT},
     host::{Refusal, connect, leave, with},
     pages::Page,
@@ -257,8 +257,7 @@ fn take(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: c_int) -> Result<(), Ref
         return Err((libc::EINVAL, "an attribute is out of range".into()));
     }
     if has(IBV_QP_AV) && !leads_here(&from.ah_attr) {
-        let why = "the peer's address is not the one of this adapter (a global one, of index 0)";
-        return Err((libc::EINVAL, why.into()));
+        return Err((libc::EINVAL, ELSEWHERE.into()));
     }
     macro_rules! keep {
         ($($flag:ident: $($field:ident),+;)*) => {

@@ -7,8 +7,7 @@ use outboard_verbs::abi::ibv_context;
 use crate::{
     command::{OP_MOD, OPCODE, address, capabilities, opcode},
     devx::{lent, lent_to, say, unserved, wrong},
-    domain::GID,
-    host::Refusal,
+    host::{Refusal, gid},
     refused::set_errno,
     rings::ENTRIES_MAX,
 };
@@ -68,8 +67,9 @@ fn query_address(command: &[u8], answer: &mut [u8]) -> Result<(), Refusal> {
     if address::INDEX.of(command) >= ADDRESSES {
         return wrong("there is no such address");
     }
+    let gid = gid().map_err(|number| (number, "there is no adapter".to_owned()))?;
     answer.fill(0);
-    for (at, byte) in GID.into_iter().enumerate() {
+    for (at, byte) in gid.into_iter().enumerate() {
         address::byte(at).set(answer, byte.into());
     }
     address::TYPE.set(answer, IPV4);

@@ -20,10 +20,10 @@ use outboard_verbs::abi::{
 
 use crate::{
     cq::{self, poll_cq, req_notify_cq},
-    domain::{Allocators, Domain, GID, PORT},
+    domain::{Allocators, Domain, PORT},
     events::Events,
     extended::{create_qp_ex, newer, older},
-    host::host,
+    host::{gid, host},
     pair::READS_MAX,
     post::{post_recv, post_send},
     refused::{fail, set_errno},
@@ -372,8 +372,12 @@ pub unsafe extern "C" fn outboard_nic__ibv_query_gid_ex(
     if port != PORT.into() || index != 0 {
         return libc::ENODATA;
     }
+    let gid = match gid() {
+        Ok(gid) => gid,
+        Err(number) => return number,
+    };
     let entry = ibv_gid_entry {
-        gid: ibv_gid(GID),
+        gid: ibv_gid(gid),
         gid_index: index,
         port_num: port,
         gid_type: ROCE_V2 as u32,
@@ -398,8 +402,14 @@ pub unsafe extern "C" fn outboard_nic_ibv_query_gid(
         set_errno(libc::EINVAL);
         return -1;
     }
-    // SAFETY: room for one, which may be uninitialised.
-    unsafe { out.write(GID) };
+    match gid() {
+        // SAFETY: room for one, which may be uninitialised.
+        Ok(gid) => unsafe { out.write(gid) },
+        Err(number) => {
+            set_errno(number);
+            return -1;
+        }
+    }
     0
 }
 
