@@ -434,14 +434,37 @@ def test_python_makes_endpoints_for_kernels(server: Server, kernels: Path) -> No
 
 
 def test_memory_that_kernels_and_adapters_do_not_share_is_refused(server: Server) -> None:
-    """A server over shm has a copy of memory that the program registers; behind a network all memory is copied, and
-    the endpoint there has the copy."""
+    """A server over shm has a copy of memory that the program registers, before or after an endpoint has it, whole or
+    a part; behind a network all memory is copied, and the endpoint there has the copy, which it keeps."""
     path = f"{TEST_PROGRAMS}:{ROOT / 'python'}"
     env = {"PYTHONPATH": path, "OUTBOARD_NET_LIBRARY": str(LIBRARY / "liboutboard_net.so")}
     program = TEST_PROGRAMS / "net" / "copied.py"
-    for link, registered in [("shm", " memory of cudaHostAlloc"), ("tcp", "taken")]:
-        done = server.run(link, sys.executable, program, env={**env, **by("nic")})
-        assert done.stdout.splitlines() == [registered, "taken"], done.stderr
+    done, copied, refused = "CUDA_SUCCESS", "memory of cudaHostAlloc", "CUDA_ERROR_NOT_SUPPORTED"
+    invalid, already = "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"
+    says = {
+        "shm": [
+            done,
+            f"{copied} {copied}",
+            "taken",
+            f"taken {refused}",
+            done,
+            f"{refused} {invalid}",
+            f"{done} {invalid}",
+        ],
+        "tcp": [
+            done,
+            "taken not pinned",
+            "taken",
+            f"not pinned {done}",
+            refused,
+            f"{done} {refused}",
+            f"{already} {done}",
+        ],
+    }
+    for link, expected in says.items():
+        ran = server.run(link, sys.executable, program, env={**env, **by("nic")})
+        assert ran.stdout.splitlines() == expected, ran.stderr
+    assert "close the endpoint first" in ran.stderr
 
 
 NONSENSE = """

@@ -7,7 +7,10 @@ use crate::CUresult;
 /// The table's id.
 pub const NET_TABLE: [u8; 16] = *b"outboard.net.h.1";
 /// Version of [`Table`]; both libraries must have the same one.
-pub const NET_VERSION: u64 = 1;
+pub const NET_VERSION: u64 = 2;
+/// Values of [`Table::place`], and of an endpoint.
+pub const PLACE_PROGRAM: u32 = 0;
+pub const PLACE_SERVER: u32 = 1;
 
 #[repr(C)]
 pub struct Table {
@@ -15,9 +18,12 @@ pub struct Table {
     /// Returns 1 if the GPU's server has a copy of the program's memory, 0 if both have the same
     /// memory or nothing was started yet, and 2 if the program has several servers.
     pub place: extern "C" fn() -> u32,
-    /// Returns 1 if the server has a copy of the program's memory at this address, though it has
+    /// Returns 1 if the server has a copy of some of these bytes of the program's, though it has
     /// the same memory elsewhere: a kernel does not see what is written there while it runs.
-    pub is_copied: extern "C" fn(address: u64) -> u32,
+    pub is_copied: extern "C" fn(address: u64, bytes: u64) -> u32,
+    /// Notes that an endpoint at this place has memory of the program's from now on, or, if
+    /// `is_kept` is 0, no longer: calls of CUDA that are against it fail meanwhile.
+    pub keep: extern "C" fn(address: u64, bytes: u64, place: u32, is_kept: u32),
     /// Has the session's server execute a call.
     pub call: unsafe extern "C" fn(request: *mut Request) -> CUresult,
     /// Writes the address by which other servers find the session's, `bytes_max` at most. Returns

@@ -4,42 +4,67 @@
 //! at the same address. Each call brings what the program has changed there before, and what
 //! adapters have written is there when it returns.
 
-use std::slice;
+use std::{collections::BTreeMap, slice};
 
 use outboard_api::{
     CUresult,
-    net::{NET_VERSION, Request, Table},
+    net::{NET_VERSION, PLACE_PROGRAM, PLACE_SERVER, Request, Table},
 };
 use outboard_wire::messages;
+use parking_lot::Mutex;
 
 use crate::{
     done::Done,
+    log,
     observe::guard,
-    state::{Driver, are_several, driver, drivers, wire_context},
+    state::{Driver, HostMemory, are_several, driver, drivers, wire_context},
 };
 
 pub(crate) static TABLE: Table = Table {
     version: NET_VERSION,
     place,
     is_copied,
+    keep,
     call,
     address,
 };
 
+/// Memory that endpoints have: first byte, end and the endpoint's place, and how often.
+static KEPT: Mutex<BTreeMap<(u64, u64, u32), usize>> = Mutex::new(BTreeMap::new());
+
 extern "C" fn place() -> u32 {
     match drivers() {
-        [] => 0,
+        [] => PLACE_PROGRAM,
         [only] => u32::from(!only.session.shares_memory()),
         _ => 2,
     }
 }
 
-extern "C" fn is_copied(address: u64) -> u32 {
+extern "C" fn is_copied(address: u64, bytes: u64) -> u32 {
     let is_copied = |driver: &Driver| {
-        let host = driver.host.read();
-        driver.session.shares_memory() && host.find(address).is_some_and(|range| !range.shared)
+        let mirrored = |host: &HostMemory| host.within(address, bytes).any(|range| !range.shared);
+        driver.session.shares_memory() && mirrored(&driver.host.read())
     };
     u32::from(drivers().iter().any(is_copied))
+}
+
+extern "C" fn keep(address: u64, bytes: u64, place: u32, is_kept: u32) {
+    let range = (address, address.saturating_add(bytes), place);
+    let mut kept = KEPT.lock();
+    match (kept.get_mut(&range), is_kept) {
+        (Some(count), 0) if *count > 1 => *count -= 1,
+        (_, 0) => drop(kept.remove(&range)),
+        (Some(count), _) => *count += 1,
+        (None, _) => drop(kept.insert(range, 1)),
+    }
+}
+
+/// Returns true if an endpoint at a place has some of these bytes.
+fn keeps(place: u32, address: u64, bytes: u64) -> bool {
+    let end = address.saturating_add(bytes);
+    let kept = KEPT.lock();
+    let mut ranges = kept.keys();
+    ranges.any(|&(start, until, at)| at == place && start < end && address < until)
 }
 
 unsafe extern "C" fn call(request: *mut Request) -> CUresult {
@@ -87,6 +112,34 @@ unsafe extern "C" fn address(at: *mut u8, bytes_max: usize) -> usize {
 }
 
 impl Driver {
+    /// Refuses to register memory that an endpoint in the program has: kernels would have a copy.
+    pub(crate) fn may_register(&self, address: u64, bytes: u64) -> Done {
+        if !self.session.shares_memory() || !keeps(PLACE_PROGRAM, address, bytes) {
+            return Ok(());
+        }
+        log::warn(format_args!(
+            "cuMemHostRegister of memory at {address:#x} that an endpoint of outboard/net.h has is not supported: the GPU's server would have a copy of it while a kernel runs, and the endpoint would not see it; take memory of cuMemHostAlloc"
+        ));
+        Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+    }
+
+    /// Refuses to unregister memory that an endpoint at the server has: it would keep a copy that
+    /// is no longer compared with the program's memory.
+    pub(crate) fn may_unregister(&self, address: u64) -> Done {
+        let bytes = self
+            .host
+            .read()
+            .find(address)
+            .map_or(0, |range| range.bytes);
+        if self.session.shares_memory() || !keeps(PLACE_SERVER, address, bytes) {
+            return Ok(());
+        }
+        log::warn(format_args!(
+            "cuMemHostUnregister of memory at {address:#x} that an endpoint of outboard/net.h has is not supported: the endpoint is where the GPU is, and has a copy of it; close the endpoint first"
+        ));
+        Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+    }
+
     /// Lets the server's adapters use memory of the program until it is freed.
     fn lend(&self, address: u64, bytes: u64) -> Done {
         self.lends_range(address, bytes)?;

@@ -11,9 +11,10 @@ use crate::{
     Access, Error, Meeting, Network, Provider, Way, Window, bell,
     block::{self, Export, UNRELIABLE},
     endpoint::Endpoint,
+    kept::Kept,
     layout::Layout,
     open::open,
-    remote::{is_copied, look},
+    remote::look,
 };
 
 thread_local! {
@@ -24,20 +25,10 @@ thread_local! {
 #[derive(Debug)]
 pub struct Net {
     endpoint: Box<dyn Endpoint>,
+    /// Forgotten after the endpoint has ended.
+    kept: Kept,
     /// The process that has the endpoint's threads: in one that is forked from it they are not.
     process: u32,
-}
-
-impl Net {
-    /// Refuses memory that kernels under way and the endpoint do not have in common. That of
-    /// `nvlink` is the kernels' alone.
-    fn sees(&self, at: *mut c_void) -> Result<(), Error> {
-        let address = at as u64;
-        match self.endpoint.provider() != Provider::Nvlink && is_copied(address) {
-            true => Err(Error::Copied(address)),
-            false => Ok(()),
-        }
-    }
 }
 
 /// `struct outboard_net_options`.
@@ -167,6 +158,7 @@ pub unsafe extern "C" fn outboard_net_open_as(
     let opened = asked.and_then(|asked| open(asked, network));
     done(opened.map(|endpoint| {
         *out = Box::into_raw(Box::new(Net {
+            kept: Kept::default(),
             endpoint,
             process: process::id(),
         }))
@@ -223,9 +215,11 @@ pub unsafe extern "C" fn outboard_net_register(
         return done(Err(Error::Empty));
     }
     done(Access::new(access).and_then(|access| {
-        net.sees(memory)?;
         // SAFETY: the caller keeps the memory mapped.
-        *key = unsafe { net.endpoint.register(memory, bytes, access) }?;
+        let register = || unsafe { net.endpoint.register(memory, bytes, access) };
+        *key = net
+            .kept
+            .with(&*net.endpoint, (memory as u64, bytes), register)?;
         Ok(())
     }))
 }
@@ -285,7 +279,9 @@ pub unsafe extern "C" fn outboard_net_queue_create(
     }
     // SAFETY: the caller keeps the memory mapped.
     let create = || unsafe { net.endpoint.create(memory, bytes, *options) };
-    let created = net.sees(memory).and_then(|()| create());
+    let created = net
+        .kept
+        .with(&*net.endpoint, (memory as u64, bytes), create);
     done(created.map(|queue| *out = queue))
 }
 

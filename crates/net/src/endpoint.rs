@@ -20,6 +20,11 @@ use crate::{
 pub trait Endpoint: Debug + Send + Sync {
     fn provider(&self) -> Provider;
 
+    /// Chooses where it is, if that is open yet.
+    fn settle(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Returns true if it is where the GPU is, rather than in this process.
     fn is_remote(&self) -> bool {
         false

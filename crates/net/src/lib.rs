@@ -43,6 +43,7 @@ mod error;
 mod faults;
 mod field;
 mod here;
+mod kept;
 mod kernel;
 mod keys;
 mod layout;

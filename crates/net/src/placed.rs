@@ -82,6 +82,10 @@ impl Endpoint for Placed {
         chosen.map_or(self.here, |chosen| chosen.provider())
     }
 
+    fn settle(&self) -> Result<(), Error> {
+        self.get().map(|_| ())
+    }
+
     fn is_remote(&self) -> bool {
         self.chosen.get().is_some_and(|chosen| chosen.is_remote())
     }

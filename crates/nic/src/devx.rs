@@ -320,7 +320,7 @@ pub unsafe extern "C" fn outboard_nic_mlx5dv_devx_umem_reg(
     let address = at.as_ptr() as u64;
     let memory = if let Some(at) = gpu::memory(address, bytes) {
         Registered::Distant { address, bytes, at }
-    } else if is_copied(address) {
+    } else if is_copied(address, bytes as u64) {
         // A kernel's entries and doorbells would not be heard until it ends.
         refuse("mlx5dv_devx_umem_reg", &Error::Copied(address).to_string());
         return ptr::null_mut();

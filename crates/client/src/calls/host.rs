@@ -73,9 +73,13 @@ pub(crate) unsafe fn cuMemHostRegister_v2(address: *mut c_void, bytes: usize, fl
         });
     }
     driver.host_register(address as u64, bytes as u64, flags)?;
-    if flags & HOSTREGISTER_DEVICEMAP != 0
-        && let Err(error) = driver.make_visible(address as u64)
-    {
+    // Looked up after it is registered: an endpoint that takes it meanwhile refuses it.
+    let may = driver.may_register(address as u64, bytes as u64);
+    let made = may.and_then(|()| match flags & HOSTREGISTER_DEVICEMAP {
+        0 => Ok(()),
+        _ => driver.make_visible(address as u64),
+    });
+    if let Err(error) = made {
         let _ = driver.host_unregister(address as u64);
         return Err(error);
     }
@@ -103,6 +107,7 @@ pub(crate) unsafe fn cuMemHostUnregister(address: *mut c_void) -> Done {
     if DOORBELLS.lock().remove(&(address as u64)) {
         return Ok(());
     }
+    driver.may_unregister(address as u64)?;
     if driver.contexts.current().is_ok() && !driver.session.progress.is_idle() {
         let _ = driver.synchronize_context();
     }

@@ -190,6 +190,18 @@ impl HostMemory {
         (address - range.base < range.bytes).then_some(range)
     }
 
+    /// Returns the ranges that have some of these bytes.
+    pub(crate) fn within(&self, address: u64, bytes: u64) -> impl Iterator<Item = &HostRange> {
+        let end = address.saturating_add(bytes);
+        let before = self.ranges.range(..address).next_back();
+        let first = before.map(|(_, range)| &**range);
+        let others = self.ranges.range(address..end).map(|(_, range)| &**range);
+        first
+            .filter(|range| range.contains(address))
+            .into_iter()
+            .chain(others)
+    }
+
     /// True if some host memory is not mapped by the server.
     #[inline]
     pub(crate) fn any_private() -> bool {
@@ -321,7 +333,7 @@ impl Driver {
         }
         let overlaps = {
             let host = self.host.read();
-            host.find(base).is_some() || host.ranges.range(base..base + bytes).next().is_some()
+            host.within(base, bytes).next().is_some()
         };
         if overlaps {
             return Err(CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);

@@ -35,4 +35,4 @@ pub(crate) mod stub;
 
 pub use served::{Answering, Carrier, Served};
 pub use session::is_copied;
-pub(crate) use session::{is_remote, look};
+pub(crate) use session::{is_remote, keep, look};

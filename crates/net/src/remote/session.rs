@@ -55,11 +55,21 @@ pub(crate) fn is_remote() -> Result<bool, Error> {
     }
 }
 
-/// Returns true if kernels that run do not see this memory of the program, nor it what they write,
-/// though they do with other memory.
+/// Returns true if kernels that run do not see some of these bytes of the program's, nor it what
+/// they write there, though they do with other memory.
 #[must_use]
-pub fn is_copied(address: u64) -> bool {
-    table().is_some_and(|table| (table.is_copied)(address) != 0)
+pub fn is_copied(address: u64, bytes: u64) -> bool {
+    table().is_some_and(|table| (table.is_copied)(address, bytes) != 0)
+}
+
+/// Tells libcuda that an endpoint at a place has memory of the program's from now on, or no longer.
+/// Returns false if libcuda is not there yet.
+pub(crate) fn keep(address: u64, bytes: u64, place: u32, is_kept: bool) -> bool {
+    let table = table();
+    if let Some(table) = table {
+        (table.keep)(address, bytes, place, is_kept.into());
+    }
+    table.is_some()
 }
 
 /// Returns the address by which other servers find the session's; empty if they cannot.
