@@ -83,7 +83,7 @@ pub(crate) use self::{
     server::Server,
     staging::Staging,
     stand_ins::{Pageable, StandIns},
-    streams::{Event, Stream, StreamRef, Streams},
+    streams::{Event, Held, Stream, StreamRef, Streams},
     sync_memops::SyncMemops,
     tensor_maps::TensorMaps,
     user_objects::UserObjects,

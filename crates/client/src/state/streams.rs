@@ -10,7 +10,7 @@ use outboard_api::{
     cuda::{CUcontext, CUevent},
     enums::CU_EVENT_INTERPROCESS,
 };
-use parking_lot::{Mutex, MutexGuard, RwLock};
+use parking_lot::{Mutex, ReentrantMutex, ReentrantMutexGuard, RwLock};
 use rustc_hash::FxHashMap;
 
 use crate::session::{Group, Numbered, Progress};
@@ -168,6 +168,9 @@ impl StreamRef {
     }
 }
 
+/// Streams stay while this is held, and outside of captures that they are not part of.
+pub(crate) type Held<'a> = ReentrantMutexGuard<'a, ()>;
+
 #[derive(Default)]
 pub(crate) struct Streams {
     streams: RwLock<FxHashMap<u64, Arc<Stream>>>,
@@ -177,7 +180,7 @@ pub(crate) struct Streams {
     gone: AtomicU64,
     /// Held while streams of other threads are named to the server, and while one of them goes or
     /// becomes part of a capture.
-    changes: Mutex<()>,
+    changes: ReentrantMutex<()>,
 }
 
 impl Streams {
@@ -214,7 +217,7 @@ impl Streams {
 
     /// Keeps streams from going and from becoming part of a capture. What is submitted meanwhile
     /// reaches the server before either.
-    pub(crate) fn hold(&self) -> MutexGuard<'_, ()> {
+    pub(crate) fn hold(&self) -> Held<'_> {
         self.changes.lock()
     }
 

@@ -14,11 +14,16 @@ use super::{
 };
 use crate::{
     observe::guard,
-    state::{Driver, HandleKind, StreamRef, are_several, driver, wire_context},
+    state::{Driver, HandleKind, Held, StreamRef, are_several, driver, wire_context},
 };
 
-/// The streams whose later work follows a copy, each with its context's number.
-pub(in crate::calls) type Peers = Vec<(StreamRef, u64)>;
+/// The streams whose later work follows a copy, each with its context's number. They are held until
+/// then: a stream that another thread destroys or captures meanwhile could not be named any more.
+#[derive(Default)]
+pub(in crate::calls) struct Peers<'a> {
+    streams: Vec<(StreamRef, u64)>,
+    _held: Option<Held<'a>>,
+}
 
 impl Driver {
     /// Copies on a server with several devices.
@@ -33,11 +38,11 @@ impl Driver {
         wait: bool,
     ) -> Done {
         let peers = match bytes {
-            0 => Peers::new(),
+            0 => Peers::default(),
             _ => self.follow_peers(stream, wait, || [dst.address, src.address])?,
         };
         self.copy(dst, src, bytes, stream, wait)?;
-        self.precede_peers(stream, &peers)
+        self.precede_peers(stream, peers)
     }
 
     /// Makes a copy in the default stream, or without one, follow the default streams of the
@@ -49,13 +54,13 @@ impl Driver {
         stream: &StreamRef,
         wait: bool,
         ends: impl FnOnce() -> [u64; 2],
-    ) -> Result<Peers, CUresult> {
+    ) -> Result<Peers<'_>, CUresult> {
         match self.contexts.are_of_several_devices()
             && (wait || stream.is_legacy())
             && !stream.is_capturing()
         {
             true => self.follow_defaults(stream, ends()),
-            false => Ok(Peers::new()),
+            false => Ok(Peers::default()),
         }
     }
 
@@ -63,17 +68,31 @@ impl Driver {
     /// Programming Guide, "Peer-to-Peer Memory Copy"). The server keeps that order: the host does
     /// not wait, since work under way may wait for it.
     #[cold]
-    fn follow_defaults(&self, stream: &StreamRef, ends: [u64; 2]) -> Result<Peers, CUresult> {
-        let mut peers = Peers::new();
-        for context in self.peers_of(ends)? {
-            let default = StreamRef::Legacy(self.streams.legacy(context));
-            if self.captures.any() {
-                self.check_usable(&default)?;
-            }
-            peers.push((default, self.wire_context(context)?));
+    fn follow_defaults(&self, stream: &StreamRef, ends: [u64; 2]) -> Result<Peers<'_>, CUresult> {
+        let contexts = self.peers_of(ends)?;
+        if contexts.is_empty() {
+            return Ok(Peers::default());
         }
-        self.follow_all(stream, &peers)?;
-        Ok(peers)
+        self.push_visible()?;
+        let held = self.hold_usable(stream)?;
+        let mut streams = Vec::new();
+        for context in contexts {
+            let default = StreamRef::Legacy(self.streams.legacy(context));
+            self.check_usable(&default)?;
+            streams.push((default, self.wire_context(context)?));
+        }
+        self.follow_all(stream, &streams)?;
+        Ok(Peers {
+            streams,
+            _held: Some(held),
+        })
+    }
+
+    /// Holds all streams while this one may be used.
+    fn hold_usable(&self, stream: &StreamRef) -> Result<Held<'_>, CUresult> {
+        let held = self.streams.hold();
+        self.check_usable(stream)?;
+        Ok(held)
     }
 
     /// Returns the contexts of other devices than the current one that have an end of a copy.
@@ -104,16 +123,19 @@ impl Driver {
             return copy();
         }
         let here = self.contexts.current()?.handle;
-        let mut streams = Peers::new();
-        {
-            let _held = self.streams.hold();
-            for context in peers.into_iter().chain([here]) {
-                streams.append(&mut self.unordered(context)?);
-            }
-            self.follow_all(&stream, &streams)?;
+        self.push_visible()?;
+        let held = self.hold_usable(&stream)?;
+        let mut streams = Vec::new();
+        for context in peers.into_iter().chain([here]) {
+            streams.append(&mut self.unordered(context)?);
         }
+        self.follow_all(&stream, &streams)?;
         copy()?;
-        self.precede_peers(&stream, &streams)
+        let peers = Peers {
+            streams,
+            _held: Some(held),
+        };
+        self.precede_peers(&stream, peers)
     }
 
     /// Waits for the work in the streams of the current context that its default stream does not
@@ -121,8 +143,9 @@ impl Driver {
     pub(in crate::calls) fn settle_unordered(&self) -> Done {
         let context = self.contexts.current()?.handle;
         let default = StreamRef::Legacy(self.streams.legacy(context));
+        self.push_visible()?;
         let follows = {
-            let _held = self.streams.hold();
+            let _held = self.hold_usable(&default)?;
             let streams = self.unordered(context)?;
             self.follow_all(&default, &streams)?
         };
@@ -134,7 +157,7 @@ impl Driver {
     }
 
     /// Returns the streams of a context that its default stream does not wait for.
-    fn unordered(&self, context: CUcontext) -> Result<Peers, CUresult> {
+    fn unordered(&self, context: CUcontext) -> Result<Vec<(StreamRef, u64)>, CUresult> {
         let number = self.wire_context(context)?;
         let streams = self.streams.of_context(context).into_iter();
         Ok(streams
@@ -146,11 +169,14 @@ impl Driver {
     }
 
     /// Makes a stream follow the work under way in others. Returns whether there is any.
-    fn follow_all(&self, stream: &StreamRef, others: &Peers) -> Result<bool, CUresult> {
+    fn follow_all(
+        &self,
+        stream: &StreamRef,
+        others: &[(StreamRef, u64)],
+    ) -> Result<bool, CUresult> {
         let mut follows = false;
         for (earlier, context) in others {
             if !self.is_quiet(earlier) {
-                self.push_visible()?;
                 self.follow((stream, wire_context()), (earlier, *context))?;
                 follows = true;
             }
@@ -160,20 +186,9 @@ impl Driver {
 
     /// Makes later work of streams follow a copy that was sent to another.
     #[inline]
-    pub(in crate::calls) fn precede_peers(&self, stream: &StreamRef, peers: &Peers) -> Done {
-        if peers.is_empty() {
-            return Ok(());
-        }
-        let _held = self.streams.hold();
-        for (later, context) in peers {
-            // Another thread may have destroyed it meanwhile, or begun a capture.
-            let is_there = match later {
-                StreamRef::Legacy(_) => true,
-                StreamRef::Own(own) => self.streams.get(own.handle).is_some(),
-            };
-            if is_there && !later.is_capturing() {
-                self.follow((later, *context), (stream, wire_context()))?;
-            }
+    pub(in crate::calls) fn precede_peers(&self, stream: &StreamRef, peers: Peers<'_>) -> Done {
+        for (later, context) in &peers.streams {
+            self.follow((later, *context), (stream, wire_context()))?;
         }
         Ok(())
     }

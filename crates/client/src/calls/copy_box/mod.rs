@@ -460,10 +460,10 @@ fn run(
         (End::Memory(dst), End::Memory(src)) => {
             driver.follow_peers(&stream, wait, || [dst.address, src.address])?
         }
-        _ => Peers::new(),
+        _ => Peers::default(),
     };
     driver.run_box(request, &stream, wait)?;
-    driver.precede_peers(&stream, &peers)
+    driver.precede_peers(&stream, peers)
 }
 
 /// Runs a copy of three dimensions at its server, or between two.
