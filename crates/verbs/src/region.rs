@@ -261,8 +261,9 @@ impl Drop for Region {
     fn drop(&mut self) {
         let context = &self.domain.context;
         if context.is_ours() {
-            // SAFETY: `register` or `of_dmabuf` made it. Queues that use it hold it by an Arc, so
-            // they are gone; the domain is not, since this value holds it.
+            // SAFETY: `register` or `of_dmabuf` made it, and this is its only end. The domain is
+            // there, since this value holds it. Requests that name its keys may still be posted,
+            // which the device refuses from then on.
             let _ = unsafe { (context.verbs.ibv_dereg_mr)(self.raw.as_ptr()) };
         }
     }
