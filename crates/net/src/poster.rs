@@ -98,6 +98,11 @@ impl Poster {
         !self.receives.is_empty()
     }
 
+    /// Returns how many receives the device has.
+    pub(crate) fn receives(&self) -> usize {
+        self.receives.len()
+    }
+
     pub(crate) fn has_room(&self) -> bool {
         self.sends < SENDS_MAX
     }

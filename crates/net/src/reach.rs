@@ -2,7 +2,7 @@
 //! queue pairs are reached.
 
 use std::{
-    io::{ErrorKind, Read, Result as IoResult, Write},
+    io::{Error as IoError, ErrorKind, Read, Result as IoResult, Write},
     net::TcpStream,
     time::{Duration, Instant},
 };
@@ -19,6 +19,9 @@ use crate::{
 /// First bytes of what follows the hello; the last is the version.
 const MAGIC: [u8; 8] = *b"OBREACH\x01";
 const REACH_BYTES: usize = 32;
+/// Last byte of a meeting: the sender's queue pair is connected.
+const IS_CONNECTED: [u8; 1] = [0];
+const OTHERWISE: &str = "the other process says something else than that it is connected";
 const MTU_MIN: u16 = 256;
 /// The shortest wait that a socket has: 0 is none.
 const SHORTEST: Duration = Duration::from_millis(1);
@@ -147,10 +150,14 @@ fn exchange(
 
 /// Waits until the other has connected, too.
 fn both(mut stream: &TcpStream, deadline: Instant) -> IoResult<()> {
-    stream.write_all(&[0])?;
+    stream.write_all(&IS_CONNECTED)?;
     let left = deadline.saturating_duration_since(Instant::now());
     stream.set_read_timeout(Some(left.max(SHORTEST)))?;
-    stream.read_exact(&mut [0])?;
+    let mut said = [0];
+    stream.read_exact(&mut said)?;
+    if said != IS_CONNECTED {
+        return Err(IoError::new(ErrorKind::InvalidData, OTHERWISE));
+    }
     stream.set_read_timeout(None)
 }
 

@@ -1,5 +1,6 @@
 // A process whose entries travel by verbs, and which meets one that may say anything, again and again. It says for each
-// meeting why it has not come about, or with which syndrome a put has ended.
+// meeting why it has not come about, or with which syndrome a put has ended. A put is posted before the first, and after a
+// meeting that has failed it meets again as it is.
 //   forged PORT MEETINGS
 #include <cstdio>
 #include <cstdlib>
@@ -26,9 +27,13 @@ int main(int, char **values)
         std::printf("%s\n", outboard_net_message());
         return 1;
     }
+    uint64_t early = 0;
+    if (Queue(of).put_value(Remote{0x1000, 0x77}, 1, PATIENCE_NS, &early)) return 1;
     for (int meeting = 0; meeting < std::atoi(values[2]); ++meeting) {
         if (outboard_net_meet(net, of.qpn, address.c_str(), 1, 2000, &mine, &theirs) != 0) {
             std::printf("%s\n", outboard_net_message());
+            std::fflush(stdout);
+            continue;
         } else {
             Queue queue(of);
             uint64_t ticket = 0;

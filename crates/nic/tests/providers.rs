@@ -4,7 +4,7 @@
 
 use std::{
     fs,
-    io::{Read as _, Write as _},
+    io::{ErrorKind, Read as _, Write as _},
     net::{TcpListener, TcpStream},
     os::unix::fs::symlink,
     path::{Path, PathBuf},
@@ -131,8 +131,12 @@ enum Says {
     Then(&'static [u32]),
     /// All that a meeting needs, and an answer to the question for this key.
     Answers(fn(u32) -> [u32; 3]),
-    /// All but that it is connected.
+    /// All but that it is connected. Nothing of a queue comes, and the connection ends.
     Waits,
+    /// All that a meeting needs, but another last byte.
+    Last(u8),
+    /// All that a meeting needs, and questions without end, whose answers it does not read.
+    Asks,
 }
 
 fn says(port: &str, says: &Says) {
@@ -168,7 +172,16 @@ fn says(port: &str, says: &Says) {
     stream.write_all(&reached).unwrap();
     let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect();
     match says {
-        Says::Waits => drop(stream.read_to_end(&mut Vec::new())),
+        Says::Waits => {
+            let mut said = Vec::new();
+            stream.read_to_end(&mut said).unwrap();
+            assert_eq!(said, [0]);
+        }
+        Says::Last(byte) => {
+            stream.write_all(&[*byte]).unwrap();
+            let _ = stream.read_to_end(&mut Vec::new());
+        }
+        Says::Asks => asks(&mut stream),
         Says::Then(of) => {
             let bytes: Vec<u8> = words(of);
             stream.write_all(&[&[0][..], &bytes].concat()).unwrap();
@@ -190,18 +203,35 @@ fn says(port: &str, says: &Says) {
     }
 }
 
+/// Asks for keys without end, and reads no answer, until the other hangs up.
+fn asks(stream: &mut TcpStream) {
+    let question = [1_u32, 0x77, 0].map(u32::to_le_bytes).concat();
+    let questions = question.repeat(1 << 14);
+    let patience = Some(Duration::from_secs(20));
+    stream.set_write_timeout(patience).unwrap();
+    stream.write_all(&[0]).unwrap();
+    let error = loop {
+        if let Err(error) = stream.write_all(&questions) {
+            break error;
+        }
+    };
+    assert_ne!(error.kind(), ErrorKind::WouldBlock, "nobody hangs up");
+}
+
 #[test]
 fn a_peer_that_forges_what_it_says_ends_its_own_connection() {
     let meetings = [
         (Says::Otherwise, "OUTBOARD_NET_WAY=verbs"),
         (Says::Nowhere, "is not of a provider with RDMA devices"),
         (Says::Waits, "temporarily unavailable"),
+        (Says::Last(1), "something else than that it is connected"),
         (Says::Then(&[9, 9, 9]), "syndrome 15"),
         (Says::Then(&[3, 0x99, 1]), "syndrome 15"),
         (Says::Answers(|key| [3, key + 1, 1]), "syndrome 15"),
         // Its queue pair is not there, and it hangs up.
         (Says::Answers(|key| [3, key, 1]), "syndrome 15"),
         (Says::Answers(|key| [2, key, 0]), "syndrome 13"),
+        (Says::Asks, "syndrome 15"),
     ];
     let program = Program::compiled("forged");
     let port = free_port();

@@ -173,7 +173,8 @@ impl Adapter {
         }
     }
 
-    /// Connects a queue pair to one of another process, by a connection of the device.
+    /// Connects a queue pair to one of another process, by a connection of the device. Nothing is
+    /// fetched before [`begin_by_verbs`](Adapter::begin_by_verbs).
     pub(crate) fn connect_by_verbs(
         &mut self,
         qpn: u32,
@@ -183,7 +184,7 @@ impl Adapter {
         hang_up: Call,
     ) -> Result<(), Error> {
         let (number, mut pair) = self.pair(qpn)?;
-        (pair.peer, pair.state) = (Some(peer), State::Ready);
+        pair.peer = Some(peer);
         (pair.is_remote, pair.is_by_verbs) = (true, true);
         self.pairs[number] = Some(pair);
         self.forget_link(number);
@@ -199,6 +200,32 @@ impl Adapter {
         // The peer's first message finds what was posted before.
         self.post_receives(number, &pair);
         Ok(())
+    }
+
+    /// Lets entries travel: both sides are connected.
+    pub(crate) fn begin_by_verbs(&mut self, qpn: u32, epoch: u32) -> Result<(), Error> {
+        let (number, mut pair) = self.remote_pair(qpn, epoch)?;
+        if pair.state != State::Reset {
+            return Err(Error::Connected(qpn));
+        }
+        pair.state = State::Ready;
+        self.pairs[number] = Some(pair);
+        Ok(())
+    }
+
+    /// Ends the connection of a meeting that has failed before anything could travel. The queue
+    /// pair may meet again, with the receives that the device had.
+    pub(crate) fn forget_by_verbs(&mut self, qpn: u32, epoch: u32) {
+        let Ok((number, mut pair)) = self.remote_pair(qpn, epoch) else {
+            return;
+        };
+        if let Some(by) = self.by_verbs.remove(&number)
+            && let Some(receiver) = &mut self.receivers[number]
+        {
+            receiver.give_back(by.poster.receives());
+        }
+        (pair.peer, pair.is_remote, pair.is_by_verbs) = (None, false, false);
+        self.pairs[number] = Some(pair);
     }
 
     /// Returns the device's key for one of this adapter's, for the peer of a queue pair.

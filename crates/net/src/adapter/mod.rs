@@ -309,8 +309,10 @@ impl Adapter {
 
     /// Returns what the peer of a queue pair needs that is not connected.
     pub(crate) fn unconnected(&self, qpn: u32) -> Result<Peer, Error> {
-        match self.pair(qpn)?.1.state {
-            State::Reset => self.end_of(qpn),
+        let (number, pair) = self.pair(qpn)?;
+        match pair.state {
+            // A meeting by verbs may be under way.
+            State::Reset if !self.by_verbs.contains_key(&number) => self.end_of(qpn),
             _ => Err(Error::Connected(qpn)),
         }
     }

@@ -113,6 +113,14 @@ impl Receiver {
         }
     }
 
+    /// Takes back the last receives that were taken: nothing of theirs has completed.
+    pub(crate) fn give_back(&mut self, count: usize) {
+        match &self.shared {
+            Some(shared) => drop(shared.consumer.fetch_sub(count as u16, Ordering::Relaxed)),
+            None => self.consumer = self.consumer.wrapping_sub(count as u16),
+        }
+    }
+
     pub(super) fn keep(&mut self, sequence: u64, result: u64) {
         if self.results.len() == RESULTS_MAX {
             self.results.pop_front();

@@ -6,7 +6,7 @@
 //! ```
 
 use std::{
-    io::{ErrorKind, Read, Write},
+    io::{ErrorKind, Read},
     net::{Shutdown, TcpStream},
     os::fd::OwnedFd,
     sync::Arc,
@@ -118,12 +118,16 @@ impl Link {
         let connected = reach::meet(meeting, &reached, (mine, BY_VERBS), connect);
         let linked = connected.and_then(|(window, stream)| {
             let link = Link::asking(nic, stream, device, qpn, epoch)?;
+            nic.with(|adapter| adapter.begin_by_verbs(qpn, epoch))?;
             Ok((link, window))
         });
         match &linked {
-            Ok(_) => queue.connected(),
-            // It is connected to nobody.
-            Err(_) if is_connected => nic.with(|adapter| adapter.link_down(qpn, epoch)),
+            Ok(_) => {
+                queue.connected();
+                // What was posted before is fetched, and the next sleep is one that messages end.
+                nic.rouse();
+            }
+            Err(_) if is_connected => nic.with(|adapter| adapter.forget_by_verbs(qpn, epoch)),
             Err(_) => {}
         }
         linked
@@ -244,8 +248,11 @@ impl Asked {
                     .shared
                     .with(|adapter| adapter.key_for_peer(qpn, epoch, key))?;
                 let answer = Message::Answer { key, there }.bytes();
-                let sent = (&self.stream).write_all(&answer);
-                sent.map_err(|_| Error::Peer("no more"))
+                // A peer that asks without reading would keep this thread waiting.
+                match self.stream.write_some(&answer) {
+                    MESSAGE_BYTES => Ok(()),
+                    _ => Err(Error::Peer("no more")),
+                }
             }
             Message::Answer { key, there } => {
                 self.shared
