@@ -3,10 +3,10 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use outboard_wire::doc::{NetAnswer, NetCall, NetKey};
+use outboard_wire::doc::{NetCall, NetKey};
 use parking_lot::Mutex;
 
-use super::session::{NOTHING, Number, done, wrong};
+use super::session::{NOTHING, Number, done, end_of};
 use crate::{
     driver,
     error::Error,
@@ -64,14 +64,6 @@ impl Peered for Queue {
     }
 }
 
-/// Fails if the queue is connected.
-fn check_unconnected(number: &Number, qpn: u32) -> Result<(), Error> {
-    match number.call(&NetCall::End { qpn }, NOTHING)? {
-        NetAnswer::End(_) => Ok(()),
-        other => Err(wrong(&other)),
-    }
-}
-
 impl Direct {
     pub(super) fn add(&self, key: Key) {
         self.keys.lock().push(key);
@@ -85,7 +77,7 @@ impl Direct {
         mine: Window,
     ) -> Result<Window, Error> {
         // A connection whose peer is gone ends here.
-        check_unconnected(number, qpn)?;
+        end_of(number, qpn)?;
         self.disconnect(qpn);
         let offered = offered(&self.keys.lock(), &mine)?;
         let number = Arc::clone(number);

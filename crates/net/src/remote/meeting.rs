@@ -41,10 +41,11 @@ const NO_VERBS: &str =
 /// stream to an adapter of the other program's own.
 pub(super) fn meet(
     number: &Arc<Number>,
-    qpn: u32,
+    end: NetEnd,
     meeting: Meeting<'_>,
     mine: Window,
 ) -> Result<(Window, Option<Relay>), Error> {
+    let qpn = end.qpn;
     let failed = |why: &dyn ToString| Error::Meet {
         address: meeting.address.into(),
         why: why.to_string(),
@@ -57,10 +58,6 @@ pub(super) fn meet(
         return Err(failed(&"a server's adapter shares no memory with others"));
     }
     let deadline = Instant::now() + meeting.timeout;
-    let end = match number.call(&NetCall::End { qpn }, NOTHING)? {
-        NetAnswer::End(end) => end,
-        other => return Err(wrong(&other)),
-    };
     let hello = Hello {
         peer: Peer {
             qpn: end.qpn,
@@ -75,7 +72,7 @@ pub(super) fn meet(
         epoch: theirs.peer.epoch,
     };
     if theirs.ways & AT_SERVER == 0 {
-        let relay = Relay::start(number, qpn, peer, stream)?;
+        let relay = Relay::start(number.clone(), qpn, peer, stream)?;
         return Ok((theirs.window, Some(relay)));
     }
     let call = match meeting.listens {

@@ -9,7 +9,7 @@ use outboard_wire::doc::{
 
 use super::{
     at_server::{AtServer, Lend, Tables, connect_direct, lose_peer},
-    relayed::{Relayed, give, take},
+    relayed::{Opened, Relayed, give, take},
 };
 use crate::{
     adapter::Peer, block::Options, counts::Counts, distant::Registered, error::Error,
@@ -118,16 +118,19 @@ impl Served {
                 })
             }
             NetCall::Relay { qpn, peer } => match self.relay(endpoint, qpn) {
-                Ok(stream) => self.later(endpoint, move |own| join(own, qpn, peer, Ok(stream))),
+                Ok((opened, stream)) => self.later(endpoint, move |own| {
+                    join(own, qpn, peer, Ok(stream))?;
+                    Ok(NetAnswer::Relayed(opened.joined()))
+                }),
                 Err(why) => Answering::Now(failed(why)),
             },
-            NetCall::Give { qpn, bytes } => self.piece(endpoint, qpn, move |stream| {
+            NetCall::Give { stream, bytes } => self.piece(endpoint, stream, move |end| {
                 match bytes.len() <= NET_PIECE_BYTES_MAX {
-                    true => give(stream, &bytes),
+                    true => give(end, &bytes),
                     false => failed("a piece that is too long"),
                 }
             }),
-            NetCall::Take { qpn } => self.piece(endpoint, qpn, take),
+            NetCall::Take { stream } => self.piece(endpoint, stream, take),
             NetCall::Await { qpn } => {
                 let answer = self.await_peer(endpoint, qpn, &**carrier);
                 Answering::Now(answer.unwrap_or_else(failed))
@@ -155,21 +158,21 @@ impl Served {
     }
 
     /// Makes a stream for a queue of an adapter's that is not connected. Returns the adapter's end.
-    fn relay(&mut self, endpoint: u32, qpn: u32) -> Result<UnixStream, String> {
+    fn relay(&self, endpoint: u32, qpn: u32) -> Result<(Opened, UnixStream), String> {
         let own = self.get(endpoint)?.adapter().map_err(said)?;
         own.end_of(qpn).map_err(said)?;
-        self.relayed.open(endpoint, qpn)
+        self.relayed.open(endpoint)
     }
 
     /// Answers with what takes time at a relayed stream.
     fn piece(
         &self,
         endpoint: u32,
-        qpn: u32,
+        stream: u64,
         work: impl FnOnce(&UnixStream) -> NetAnswer + Send + 'static,
     ) -> Answering {
-        match self.relayed.get(endpoint, qpn) {
-            Ok(stream) => Answering::Later(Box::new(move || work(&stream))),
+        match self.relayed.get(endpoint, stream) {
+            Ok(end) => Answering::Later(Box::new(move || work(&end))),
             Err(why) => Answering::Now(failed(why)),
         }
     }
@@ -217,7 +220,7 @@ impl Served {
                 let Peer { qpn, epoch } = self.get(endpoint)?.end_of(qpn).map_err(said)?;
                 return Ok(NetAnswer::End(NetEnd { qpn, epoch }));
             }
-            NetCall::HangUp { qpn } => self.relayed.close(endpoint, qpn),
+            NetCall::HangUp { stream } => self.relayed.close(endpoint, stream),
             NetCall::ConnectDirect { qpn, offered } => {
                 let tables = self.get(endpoint)?.direct().map_err(said)?;
                 connect_direct(tables, qpn, offered.map(key)).map_err(said)?;
@@ -395,7 +398,7 @@ fn failed(why: impl ToString) -> NetAnswer {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     #![allow(clippy::unwrap_used)]
 
     use std::{
@@ -410,7 +413,7 @@ mod tests {
         wqe::{Entry, Flags, Operation},
     };
 
-    struct Nobody;
+    pub(in crate::remote) struct Nobody;
 
     impl Carrier for Nobody {
         fn offer(&self) -> Result<[u8; 32], String> {

@@ -2,6 +2,7 @@
 
 use std::{
     ffi::c_void,
+    fmt::Debug,
     ptr,
     sync::{
         OnceLock,
@@ -14,7 +15,7 @@ use outboard_api::{
     net::{NET_TABLE, NET_VERSION, Request, Table},
 };
 use outboard_wire::{
-    doc::{self, NET_ANSWER_BYTES_MAX, NET_ENDPOINTS_MAX, NetAnswer, NetCall},
+    doc::{self, NET_ANSWER_BYTES_MAX, NET_ENDPOINTS_MAX, NetAnswer, NetCall, NetEnd},
     limits::PEER_ADDRESS_BYTES_MAX,
 };
 
@@ -96,6 +97,25 @@ pub(super) fn done(answer: NetAnswer) -> Result<(), Error> {
 
 pub(super) fn wrong(answer: &NetAnswer) -> Error {
     Error::Session(format!("the server has answered {answer:?}"))
+}
+
+/// Calls of an endpoint at a server, about no memory.
+pub(super) trait Calls: Debug + Send + Sync {
+    fn call(&self, call: &NetCall) -> Result<NetAnswer, Error>;
+}
+
+impl Calls for Number {
+    fn call(&self, call: &NetCall) -> Result<NetAnswer, Error> {
+        Number::call(self, call, NOTHING)
+    }
+}
+
+/// Returns a queue as a peer names it. Fails if it is connected.
+pub(super) fn end_of(number: &Number, qpn: u32) -> Result<NetEnd, Error> {
+    match number.call(&NetCall::End { qpn }, NOTHING)? {
+        NetAnswer::End(end) => Ok(end),
+        other => Err(wrong(&other)),
+    }
 }
 
 /// An endpoint's number, until this is dropped.

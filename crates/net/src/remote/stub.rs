@@ -13,7 +13,7 @@ use super::{
     direct::Direct,
     meeting,
     relay::Relay,
-    session::{NOTHING, Number, done, wrong},
+    session::{NOTHING, Number, done, end_of, wrong},
 };
 use crate::{
     block::{Export, Options, REMOTE},
@@ -159,13 +159,15 @@ impl Endpoint for Remote {
         if self.provider == Provider::Nvlink {
             return self.direct.meet(&self.number, qpn, meeting, mine);
         }
-        let (theirs, relay) = meeting::meet(&self.number, qpn, meeting, mine)?;
+        let end = end_of(&self.number, qpn)?;
         // The connection from before a reset ends here, outside the lock.
-        let earlier = match relay {
-            Some(relay) => self.relays.lock().insert(qpn, relay),
-            None => self.relays.lock().remove(&qpn),
-        };
+        let earlier = self.relays.lock().remove(&qpn);
         drop(earlier);
+        let (theirs, relay) = meeting::meet(&self.number, end, meeting, mine)?;
+        if let Some(relay) = relay {
+            let earlier = self.relays.lock().insert(qpn, relay);
+            drop(earlier);
+        }
         self.met.lock().insert(qpn);
         Ok(theirs)
     }

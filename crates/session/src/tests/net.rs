@@ -191,30 +191,36 @@ fn relayed_streams_are_few_and_end_with_rubbish() {
     let base = client.pin();
     assert_eq!(client.net(0, &open()), OPENED);
     let (qpn, peer) = (client.queue(0, base), NetEnd { qpn: 1, epoch: 1 });
-    client.refused(0, &NetCall::Take { qpn }, "not relayed");
-    let bytes = vec![0xff; 4096];
-    let give = NetCall::Give { qpn, bytes };
-    client.refused(0, &give, "not relayed");
+    let rubbish = |stream| NetCall::Give {
+        stream,
+        bytes: vec![0xff; 4096],
+    };
+    client.refused(0, &NetCall::Take { stream: 0 }, "no stream 0");
+    client.refused(0, &rubbish(0), "no stream 0");
     let relay = NetCall::Relay { qpn, peer };
     client.refused(1, &relay, "no endpoint 1");
-    assert_eq!(client.net(0, &relay), NetAnswer::Done);
+    let NetAnswer::Relayed(stream) = client.net(0, &relay) else {
+        panic!("no stream");
+    };
+    let (give, take) = (rubbish(stream), NetCall::Take { stream });
+    client.refused(1, &take, "no stream");
     let bytes = vec![0; NET_PIECE_BYTES_MAX + 1];
-    client.refused(0, &NetCall::Give { qpn, bytes }, "too long");
-    assert_eq!(client.net(0, &give), NetAnswer::Done);
+    client.refused(0, &NetCall::Give { stream, bytes }, "too long");
+    assert_eq!(client.net(0, &give), NetAnswer::Given(4096));
     let mut answer = NetAnswer::Done;
     while answer != NetAnswer::Ended {
-        answer = client.net(0, &NetCall::Take { qpn });
+        answer = client.net(0, &take);
         assert!(matches!(answer, NetAnswer::Ended | NetAnswer::Piece(_)));
     }
     assert_eq!(client.net(0, &give), NetAnswer::Ended);
-    assert_eq!(client.net(0, &NetCall::HangUp { qpn }), NetAnswer::Done);
-    client.refused(0, &give, "not relayed");
+    assert_eq!(client.net(0, &NetCall::HangUp { stream }), NetAnswer::Done);
+    client.refused(0, &give, "no stream");
     let mut relay = |number: u64| {
         let qpn = client.queue(0, base + number * QUEUE_BYTES);
         client.net(0, &NetCall::Relay { qpn, peer })
     };
     for number in 1..=16 {
-        assert_eq!(relay(number), NetAnswer::Done);
+        assert!(matches!(relay(number), NetAnswer::Relayed(_)));
     }
     let NetAnswer::Failed(why) = relay(17) else {
         panic!("a 17th relayed queue");
@@ -317,8 +323,8 @@ fn nonsense_is_an_answer_and_no_end() {
         NetCall::Connect { one: 1, other: 2 },
         NetCall::Status { qpn: 1 },
         NetCall::End { qpn: 1 },
-        NetCall::Take { qpn: 1 },
-        NetCall::HangUp { qpn: 1 },
+        NetCall::Take { stream: 1 },
+        NetCall::HangUp { stream: 1 },
         NetCall::LosePeer { qpn: 1 },
         NetCall::ConnectDirect {
             qpn: 1,

@@ -64,23 +64,24 @@ pub enum NetCall {
         secret: [u8; 32],
         timeout_ms: u32,
     },
-    /// Connects a queue to a peer of the program's own adapter, whose stream the program relays.
+    /// Connects a queue to a peer of the other program's own adapter, whose stream this program
+    /// relays.
     Relay {
         qpn: u32,
         peer: NetEnd,
     },
-    /// Gives the adapter what the peer of a relayed queue has sent.
+    /// Gives the adapter what has come by a relayed stream; waits for some time for room.
     Give {
-        qpn: u32,
+        stream: u64,
         bytes: Vec<u8>,
     },
-    /// Waits for some time for what the adapter sends to the peer of a relayed queue.
+    /// Waits for some time for what the adapter sends by a relayed stream.
     Take {
-        qpn: u32,
+        stream: u64,
     },
-    /// Ends the stream of a relayed queue.
+    /// Ends a relayed stream.
     HangUp {
-        qpn: u32,
+        stream: u64,
     },
     /// Connects a queue of kernels that load and store themselves to one of another process, which
     /// offers mapped memory by this key.
@@ -149,8 +150,12 @@ pub enum NetAnswer {
     Status(NetStatus),
     End(NetEnd),
     Secret([u8; 32]),
+    /// A relayed stream, by a number that no other of the session has had.
+    Relayed(u64),
     /// Bytes of a relayed stream; none if none have come in time.
     Piece(Vec<u8>),
+    /// As many bytes of a piece were given: fewer than it has if there was no room in time.
+    Given(u32),
     /// A relayed stream is over.
     Ended,
     Failed(String),
