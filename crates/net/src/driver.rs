@@ -99,8 +99,24 @@ pub(crate) fn handle_of(base: u64) -> Result<[u8; HANDLE_BYTES], String> {
     done(CALL, unsafe { call(&raw mut handle, base) }).map(|()| handle.0)
 }
 
-/// Maps another process's memory in the context of this thread. Returns its address.
-pub(crate) fn open(handle: &[u8; HANDLE_BYTES]) -> Result<u64, String> {
+/// Memory of another process that is mapped here, at this address, until this is dropped. No kernel
+/// uses it any more then.
+#[derive(Debug)]
+pub(crate) struct Opened(pub(crate) u64);
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        let Some(library) = loaded() else { return };
+        // SAFETY: the driver's function of this name has this type.
+        if let Ok(call) = unsafe { library.get::<CloseHandle>(b"cuIpcCloseMemHandle\0") } {
+            // SAFETY: an address that the driver gave.
+            unsafe { call(self.0) };
+        }
+    }
+}
+
+/// Maps another process's memory in the context of this thread.
+pub(crate) fn open(handle: &[u8; HANDLE_BYTES]) -> Result<Opened, String> {
     const CALL: &str = "cuIpcOpenMemHandle_v2";
     let library = loaded().ok_or_else(|| missing(CALL))?;
     // SAFETY: the driver's function of this name has this type.
@@ -109,17 +125,7 @@ pub(crate) fn open(handle: &[u8; HANDLE_BYTES]) -> Result<u64, String> {
     let mut address = 0;
     // SAFETY: the place is there, and the driver checks the handle.
     let status = unsafe { call(&raw mut address, Handle(*handle), PEER_ACCESS) };
-    done(CALL, status).map(|()| address)
-}
-
-/// Unmaps what [`open`] has mapped, which no kernel uses any more.
-pub(crate) fn close(address: u64) {
-    let Some(library) = loaded() else { return };
-    // SAFETY: the driver's function of this name has this type.
-    if let Ok(call) = unsafe { library.get::<CloseHandle>(b"cuIpcCloseMemHandle\0") } {
-        // SAFETY: an address that the driver gave.
-        unsafe { call(address) };
-    }
+    done(CALL, status).map(|()| Opened(address))
 }
 
 /// Returns a dma-buf of a GPU's memory.

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::{
     block::{Export, Options},
-    driver,
+    driver::{self, Opened},
     endpoint::{Counts, Endpoint, mapped},
     error::Error,
     keys::Access,
@@ -42,15 +42,8 @@ struct State {
     /// Connections to other processes, by the number of their queue.
     others: HashMap<u32, Other>,
     /// Memory of other processes that is mapped here: kernels may use it until the endpoint is
-    /// closed.
-    opened: Vec<u64>,
-}
-
-impl Drop for State {
-    fn drop(&mut self) {
-        self.others.clear();
-        self.opened.drain(..).for_each(driver::close);
-    }
+    /// closed, after those connections.
+    opened: Vec<Opened>,
 }
 
 impl State {

@@ -4,14 +4,17 @@
 use std::{
     io::{ErrorKind, Read, Result as IoResult, Write},
     net::{Shutdown, TcpStream},
-    sync::Arc,
+    sync::{
+        Arc,
+        mpsc::{self, Sender},
+    },
     thread::{Builder, JoinHandle},
     time::Instant,
 };
 
 use crate::{
     adapter::Peer,
-    driver::{self, HANDLE_BYTES},
+    driver::{self, HANDLE_BYTES, Opened},
     error::Error,
     keys::Access,
     meet::{self, Hello, Meeting, Window},
@@ -73,20 +76,20 @@ impl Offer {
         })
     }
 
-    /// Maps the memory that the peer offers. Returns its key here, and what is to be unmapped.
-    fn open(&self, window: &Window) -> Result<(Key, u64), String> {
+    /// Maps the memory that the peer offers. Returns its key here, and what keeps it mapped.
+    fn open(&self, window: &Window) -> Result<(Key, Opened), String> {
         let slot = (window.key >> 8).wrapping_sub(1) as usize;
         let access = Access::new(self.access).map_err(|error| error.to_string())?;
         if slot >= KEYS_MAX {
             return Err(format!("the peer has offered key {:#x}", window.key));
         }
-        let base = driver::open(&self.handle)?;
+        let opened = driver::open(&self.handle)?;
+        let base = opened.0;
         let end = self.offset.checked_add(window.bytes);
         let is_within = driver::range_of(base)
             .zip(end)
             .is_some_and(|(range, end)| end <= range.end.saturating_sub(base));
         if !is_within {
-            driver::close(base);
             return Err("the peer has offered more than there is".into());
         }
         let key = Key {
@@ -95,7 +98,7 @@ impl Offer {
             key: window.key,
             access: access.0,
         };
-        Ok((key, base))
+        Ok((key, opened))
     }
 }
 
@@ -114,14 +117,27 @@ pub(crate) trait Peered: Send + Sync + 'static {
 #[derive(Debug)]
 pub(crate) struct Other {
     stream: TcpStream,
+    /// Tells the thread that the queue is connected: before that, its peer is not lost.
+    connected: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Drop for Other {
     fn drop(&mut self) {
+        self.connected = None;
         let _ = self.stream.shutdown(Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
+        }
+    }
+}
+
+impl Other {
+    /// Has the queue, connected now, lose its peer when the connection ends.
+    fn connected(&mut self) {
+        if let Some(connected) = self.connected.take() {
+            // Its thread waits for this.
+            let _ = connected.send(());
         }
     }
 }
@@ -130,8 +146,8 @@ impl Drop for Other {
 pub(crate) struct Met {
     pub(crate) other: Other,
     pub(crate) window: Window,
-    /// Mapped memory, to be closed with the endpoint.
-    pub(crate) opened: Option<u64>,
+    /// Mapped memory, to be kept as long as the endpoint.
+    pub(crate) opened: Option<Opened>,
 }
 
 /// Meets the other process, and connects the queue to its queue.
@@ -167,12 +183,14 @@ pub(crate) fn meet(
     let mut key = None;
     let mut opened = None;
     if window.bytes > 0 {
-        let (found, base) = their_offer.open(&window).map_err(|why| failed(&why))?;
+        let (found, memory) = their_offer.open(&window).map_err(|why| failed(&why))?;
         window.address = found.address;
-        (key, opened) = (Some(found), Some(base));
+        (key, opened) = (Some(found), Some(memory));
     }
+    // Nothing fails once kernels may use the memory.
+    let mut other = watch(queue.clone(), stream).map_err(|error| failed(&error))?;
     queue.connect_other(key.as_ref())?;
-    let other = watch(queue.clone(), stream).map_err(|error| failed(&error))?;
+    other.connected();
     Ok(Met {
         other,
         window,
@@ -198,18 +216,23 @@ fn exchange(mut stream: &TcpStream, offer: &Offer, deadline: Instant) -> IoResul
     Ok(Offer::parse(&bytes))
 }
 
-/// Waits in a thread for the connection's end, which is the peer's.
+/// Waits in a thread for the connection's end, which is the peer's, once the queue is connected.
 fn watch(queue: Arc<impl Peered>, stream: TcpStream) -> IoResult<Other> {
+    let (connected, is_connected) = mpsc::channel();
     let mut reader = stream.try_clone()?;
     let thread = Builder::new()
         .name("outboard-net-peer".into())
         .spawn(move || {
+            if is_connected.recv().is_err() {
+                return;
+            }
             // Nothing is said here: whatever comes is no such peer.
             let _ = reader.read(&mut [0]);
             queue.lose_peer();
         })?;
     Ok(Other {
         stream,
+        connected: Some(connected),
         thread: Some(thread),
     })
 }
@@ -218,7 +241,71 @@ fn watch(queue: Arc<impl Peered>, stream: TcpStream) -> IoResult<Other> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::{
+        net::TcpListener,
+        sync::atomic::{AtomicU32, Ordering},
+        thread,
+        time::Duration,
+    };
+
     use super::*;
+
+    /// A queue that can be connected, or cannot.
+    struct Pretended {
+        is_refused: bool,
+        losses: AtomicU32,
+    }
+
+    impl Peered for Pretended {
+        fn qpn(&self) -> u32 {
+            1
+        }
+
+        fn connect_other(&self, _: Option<&Key>) -> Result<(), Error> {
+            match self.is_refused {
+                true => Err(Error::Connected(1)),
+                false => Ok(()),
+            }
+        }
+
+        fn lose_peer(&self) {
+            self.losses.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    #[test]
+    fn a_queue_that_cannot_be_connected_loses_no_peer_and_the_peer_loses_it() {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = free.local_addr().unwrap().to_string();
+        drop(free);
+        let queue = |is_refused| {
+            let losses = AtomicU32::new(0);
+            Arc::new(Pretended { is_refused, losses })
+        };
+        let (good, refused) = (queue(false), queue(true));
+        let met = |queue: &Arc<Pretended>, listens| {
+            let meeting = Meeting {
+                address: &address,
+                listens,
+                is_anywhere: false,
+                timeout: Duration::from_secs(60),
+                way: None,
+            };
+            meet(queue, meeting, Window::default(), None)
+        };
+        thread::scope(|scope| {
+            let listening = scope.spawn(|| met(&refused, true).map(|_| ()));
+            let begin = Instant::now();
+            let _met = met(&good, false).unwrap();
+            let refusal = listening.join().unwrap();
+            assert_eq!(refusal, Err(Error::Connected(1)));
+            while good.losses.load(Ordering::Acquire) == 0 {
+                assert!(begin.elapsed() < Duration::from_secs(60));
+                thread::yield_now();
+            }
+        });
+        assert_eq!(refused.losses.load(Ordering::Acquire), 0);
+    }
 
     #[test]
     fn an_offer_is_read_as_it_was_written_and_nothing_else_is() {

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::session::{NOTHING, Number, done, end_of};
 use crate::{
-    driver,
+    driver::Opened,
     error::Error,
     meet::{Meeting, Window},
     nvlink::{
@@ -23,15 +23,8 @@ pub(super) struct Direct {
     others: Mutex<HashMap<u32, Other>>,
     keys: Mutex<Vec<Key>>,
     /// Memory of other processes that is mapped here: kernels may use it until the endpoint is
-    /// closed.
-    opened: Mutex<Vec<u64>>,
-}
-
-impl Drop for Direct {
-    fn drop(&mut self) {
-        self.others.get_mut().clear();
-        self.opened.get_mut().drain(..).for_each(driver::close);
-    }
+    /// closed, after those connections.
+    opened: Mutex<Vec<Opened>>,
 }
 
 /// A queue at the server.
