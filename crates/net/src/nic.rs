@@ -118,6 +118,7 @@ impl Shared {
     fn sleep(&self, rest: &mut Rest) -> bool {
         let mut adapter = self.adapter.lock();
         let time = rest.time(Instant::now(), adapter.is_waiting());
+        let time = time.min(adapter.sleep_max());
         self.sleeper.is_asleep.store(true, Ordering::SeqCst);
         adapter.lie_down(true);
         let done = self.poll_locked(&mut adapter, || true);

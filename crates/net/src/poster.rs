@@ -30,6 +30,8 @@ pub(crate) struct Poster {
     sends: usize,
     /// Indices of receives.
     receives: VecDeque<u16>,
+    /// For how long a peer's message waits for one.
+    patience: NotReady,
     /// The device does nothing any more, and gives nothing back.
     is_lost: bool,
 }
@@ -50,6 +52,7 @@ impl Poster {
             connection: Connection::new(&device.domain, SENDS_MAX as u32, receives_max)?,
             sends: 0,
             receives: VecDeque::new(),
+            patience: NotReady::WithoutEnd,
             is_lost: false,
         })
     }
@@ -60,7 +63,7 @@ impl Poster {
     }
 
     pub(crate) fn connect(
-        &self,
+        &mut self,
         device: &Device,
         psn: u32,
         theirs: &Remote,
@@ -69,7 +72,12 @@ impl Poster {
         let connected = self
             .connection
             .connect(&device.chosen, psn, theirs, patience);
+        self.patience = patience;
         connected.map_err(Into::into)
+    }
+
+    pub(crate) fn patience(&self) -> NotReady {
+        self.patience
     }
 
     /// Starts again, empty and not connected.

@@ -11,9 +11,9 @@
 //! at its first use. Nothing of the peer is trusted: an answer that was not asked for ends the
 //! connection, and what devices reach is what is registered.
 
-use std::{collections::HashMap, fmt, os::fd::OwnedFd, sync::Arc};
+use std::{collections::HashMap, fmt, os::fd::OwnedFd, sync::Arc, time::Duration};
 
-use outboard_verbs::Piece;
+use outboard_verbs::{NotReady, Piece};
 
 use crate::{
     cqe::{Completion, Kind},
@@ -38,6 +38,9 @@ use super::{
 const NO_KEY: u32 = u32::MAX;
 /// Time within which a peer says what key its device has.
 const ANSWER_NS_MAX: u64 = 8 * TIMEOUT_NS;
+/// Longest sleep of an adapter with a queue that is not patient, as its peer is not then: receives
+/// reach the device within a message's tries, 61 ms of [`NotReady::ForSomeTime`].
+const SLEEP_MAX: Duration = Duration::from_millis(10);
 
 /// A device, and what of the adapter's memory is registered there: its keys, by the adapter's.
 #[derive(Debug)]
@@ -226,6 +229,13 @@ impl Adapter {
         }
         (pair.peer, pair.is_remote, pair.is_by_verbs) = (None, false, false);
         self.pairs[number] = Some(pair);
+    }
+
+    /// Returns the longest time for which nobody need look at the rings. A message that finds no
+    /// receive at the device wakes nobody.
+    pub(crate) fn sleep_max(&self) -> Duration {
+        let patiences = self.by_verbs.values().map(|by| by.poster.patience());
+        sleep_max(patiences)
     }
 
     /// Returns the device's key for one of this adapter's, for the peer of a queue pair.
@@ -430,5 +440,29 @@ impl Adapter {
         self.take_by_verbs(sender, number, pair);
         let by = self.by_verbs.get(&number);
         by.is_none_or(|by| !by.poster.has_sends() && !by.poster.has_receives())
+    }
+}
+
+fn sleep_max(mut patiences: impl Iterator<Item = NotReady>) -> Duration {
+    match patiences.all(|one| one == NotReady::WithoutEnd) {
+        true => Duration::MAX,
+        false => SLEEP_MAX,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_adapter_sleeps_shortly_where_a_receive_may_come_too_late() {
+        let (with, without) = (NotReady::ForSomeTime, NotReady::WithoutEnd);
+        for (patiences, longest) in [
+            (&[][..], Duration::MAX),
+            (&[without], Duration::MAX),
+            (&[without, with], SLEEP_MAX),
+        ] {
+            assert_eq!(sleep_max(patiences.iter().copied()), longest);
+        }
     }
 }

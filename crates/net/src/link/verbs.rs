@@ -89,7 +89,7 @@ impl Link {
         let qpn = queue.export().qpn;
         let epoch = nic.with(|adapter| adapter.unconnected(qpn))?.epoch;
         let device = device_of(nic)?;
-        let (poster, psn) = (Poster::new(&device, queue.receives())?, first_psn());
+        let (mut poster, psn) = (Poster::new(&device, queue.receives())?, first_psn());
         let reached = device.reached(poster.number(), psn);
         let patience = match queue.is_patient() {
             true => NotReady::WithoutEnd,
