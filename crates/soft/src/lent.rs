@@ -22,7 +22,7 @@ impl std::fmt::Debug for Lent {
     }
 }
 
-/// Whether these bytes are of one allocation: the window has no host memory.
+/// Returns true if these bytes are of one allocation: the window has no host memory.
 fn is_of_device(memory: &Memory, address: u64, bytes: u64) -> bool {
     let (base, _) = memory.window();
     let is_within = (base..base + memory.mappable_bytes()).contains(&address);

@@ -325,7 +325,7 @@ fn provider(of: Provider, is_far: bool) -> Finding {
 }
 
 /// Says which device entries of `nic` travel by between processes, if they are to travel by verbs.
-/// Who wants that has a device.
+/// Returns nothing where the library of verbs finds no device.
 fn by_verbs(is_far: bool) -> Option<Finding> {
     let device = Way::verbs().ok().filter(|_| !is_far)?;
     let found = format!("nic, with {WAY_VARIABLE}=verbs: {device}");
