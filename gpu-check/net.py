@@ -5,6 +5,7 @@
     python3 gpu-check/net.py run NAME=FOLDER... --out RESULTS.json   # on a machine with a GPU
     python3 gpu-check/net.py bench NAME=FOLDER... --out RESULTS.json # the same, timed
     python3 gpu-check/net.py peers NAME=FOLDER... --out RESULTS.json # beside GPUNetIO's headers on such a ring
+    python3 gpu-check/net_tests.py --out RESULTS.json                # the project's tests of all this, on that GPU
 
 Several folders, built from several commits or with several headers (--include), take turns with each case, so that
 what differs between them is not the machine. Ends with 1 where a result is wrong, a program hangs or none could be

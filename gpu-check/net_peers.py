@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""The provider nvlink between two GPUs of this machine beside NVSHMEM, in turns.
+"""The provider nvlink between two GPUs of this machine beside NVSHMEM, NCCL's LSA and UCX, in turns.
 
     python3 gpu-check/net_peers.py build FOLDER                      # with .toolchain and target/release, anywhere
     python3 gpu-check/net_peers.py run FOLDER --out RESULTS.json     # on a machine with two GPUs
 
-Ours is compiled for nvlink alone, and runs on one GPU, too, between two blocks of it, NVSHMEM then not. `before` in the
-folder, an older build of ours, takes turns, too. Each case takes turns, ROUNDS times; what does not fit in --seconds is
-left out, and the results say so. Ends with 1 where a result is wrong or a program fails,
-with 77 where there is no GPU.
+Ours is compiled for nvlink alone, and runs on one GPU, too, between two blocks of it, others then not. `before` in the
+folder, an older build of ours, takes turns, too, and ucx/bin/ucx_perftest of UCX's package with its libraries. What
+another library's program lacks here is built before the run, with the nvcc and the library there. Each case takes
+turns, ROUNDS times; what does not fit in --seconds is left out, and the results say so. Ends with 1 where a result is
+wrong or a program fails, with 77 where there is no GPU.
 """
 
 from __future__ import annotations
@@ -26,16 +27,24 @@ from typing import Any
 
 import machine
 import net
+import ucx
 
 ROOT = net.ROOT
 PROGRAMS = {
     "outboard": ROOT / "tests" / "programs" / "net" / "peers.cu",
     "nvshmem": ROOT / "tests" / "packages" / "nvshmem_peers.cu",
+    "nccl": ROOT / "tests" / "packages" / "nccl_peers.cu",
 }
+# What each is linked with, after its folder's lib.
+LINKED = {
+    "nvshmem": ["-rdc=true", "-l:libnvshmem_host.so.3", "-lnvshmem_device"],
+    "nccl": ["-l:libnccl.so.2"],
+}
+UCX = "ucx"
 # A build of ours that somebody has put into the folder, to compare with.
 BEFORE = "before"
-# Where the toolchain has NVSHMEM.
-NVSHMEM = ROOT / ".toolchain" / "packages" / "torch" / "lib"
+# Where the toolchain has the packages of NVIDIA's libraries.
+PACKAGES = ROOT / ".toolchain" / "packages" / "torch" / "lib"
 # Cases of both programs, the most wanted first: the first lines of peers.cu explain them.
 CASES = [
     "latency thread 8 5000 together",
@@ -59,6 +68,8 @@ ENVIRONMENT = {
     "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME": "lo",
     "NVSHMEM_DISABLE_NVLS": "1",
     "NVSHMEM_REMOTE_TRANSPORT": "none",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_NVLS_ENABLE": "0",
 }
 EXIT_FAILED = 1
 EXIT_NOT_RUN = 77
@@ -71,60 +82,76 @@ def main() -> int:
     one.add_argument("folder", type=Path)
     one.add_argument("--library", type=Path, default=ROOT / "target" / "release" / net.LIBRARY)
     one.add_argument("--nvcc", type=Path, default=net.NVCC)
-    one.add_argument("--nvshmem", type=Path, help="the folder with NVSHMEM's include and lib")
     one = commands.add_parser("run")
     one.add_argument("folder", type=Path)
     one.add_argument("--out", type=Path, required=True)
     one.add_argument("--rounds", type=int, default=3)
     one.add_argument("--timeout-s", type=float, default=30, help="for one program")
     one.add_argument("--seconds", type=float, default=240, help="for all")
-    one.add_argument("--nvshmem", type=Path, help="the folder with NVSHMEM's lib")
+    for one in commands.choices.values():
+        one.add_argument("--nvshmem", type=Path, help="the folder with NVSHMEM's include and lib")
+        one.add_argument("--nccl", type=Path, help="the folder with NCCL's include and lib")
     options = parser.parse_args()
     return build(options) if options.do == "build" else run(options)
 
 
-def nvshmem_of(options: argparse.Namespace) -> Path | None:
+def folder_of(library: str, given: Path | None) -> Path | None:
     """The folder that was given, of an installed package, or of the toolchain."""
-    if options.nvshmem:
-        return options.nvshmem
+    if given:
+        return given
     try:
-        spec = importlib.util.find_spec("nvidia.nvshmem")
+        spec = importlib.util.find_spec(f"nvidia.{library}")
     except ModuleNotFoundError:
         spec = None
     if spec is not None and spec.submodule_search_locations:
         return Path(next(iter(spec.submodule_search_locations)))
-    return next(NVSHMEM.glob("python3*/site-packages/nvidia/nvshmem"), None)
+    return next(PACKAGES.glob(f"python3*/site-packages/nvidia/{library}"), None)
 
 
 def build(options: argparse.Namespace) -> int:
     options.folder.mkdir(parents=True, exist_ok=True)
     library = shutil.copy(options.library, options.folder / net.LIBRARY)
-    command = [options.nvcc, "-std=c++17", "-O2", "-gencode", "arch=compute_90,code=sm_90"]
     ours = [f"-I{ROOT / 'include'}", PROGRAMS["outboard"], "-o", options.folder / "outboard", library]
-    subprocess.run([*command, *ours, "-Xlinker", "-rpath=$ORIGIN"], check=True)
-    there = nvshmem_of(options)
-    if there is None:
-        print("NVSHMEM is not here: --nvshmem names its folder")
-        return 0
-    theirs = ["-rdc=true", f"-I{there / 'include'}", PROGRAMS["nvshmem"], "-o", options.folder / "nvshmem"]
-    subprocess.run([*command, *theirs, f"-L{there / 'lib'}", "-l:libnvshmem_host.so.3", "-lnvshmem_device"], check=True)
+    subprocess.run([*compiles(options.nvcc), *ours, "-Xlinker", "-rpath=$ORIGIN"], check=True)
+    for name in LINKED:
+        build_peer(options, name, options.nvcc)
     return 0
+
+
+def compiles(nvcc: Path | str) -> list[str]:
+    return [str(nvcc), "-std=c++17", "-O2", "-gencode", "arch=compute_90,code=sm_90"]
+
+
+def build_peer(options: argparse.Namespace, name: str, nvcc: Path | str) -> None:
+    """Builds another library's program, if that library is here."""
+    there = folder_of(name, getattr(options, name))
+    if there is None:
+        print(f"{name} is not here: --{name} names its folder")
+        return
+    of = [f"-I{there / 'include'}", PROGRAMS[name], "-o", options.folder / name, f"-L{there / 'lib'}", *LINKED[name]]
+    if subprocess.run([*compiles(nvcc), *of]).returncode != 0:
+        print(f"{name} does not compile with the headers in {there}")
 
 
 def run(options: argparse.Namespace) -> int:
     if not machine.has_gpu():
         print("NOT RUN: there is no NVIDIA GPU with a driver here")
         return EXIT_NOT_RUN
-    there = nvshmem_of(options)
-    libraries = f"{there / 'lib'}:" if there else ""
+    folders = [folder_of(name, getattr(options, name)) for name in LINKED]
+    libraries = "".join(f"{there / 'lib'}:" for there in folders if there)
     env = {**os.environ, **ENVIRONMENT, "LD_LIBRARY_PATH": libraries + os.environ.get("LD_LIBRARY_PATH", "")}
     folder, deadline = options.folder.resolve(), time.monotonic() + options.seconds
+    for name in LINKED:
+        if not (folder / name).exists() and (nvcc := shutil.which("nvcc")):
+            build_peer(options, name, nvcc)
     who = [name for name in (*PROGRAMS, BEFORE) if (folder / name).exists()]
+    who += [UCX] if (folder / ucx.PERFTEST).exists() else []
     if len(machine.gpus()) < 2:
-        who = [name for name in who if name != "nvshmem"]
+        who = [name for name in who if name in ("outboard", BEFORE)]
     results: dict[str, Any] = {
         "format": 1,
-        "what": "tests/programs/net/peers.cu by nvlink beside tests/packages/nvshmem_peers.cu: medians in turns",
+        "what": "tests/programs/net/peers.cu by nvlink beside others' programs: medians in turns; ucx is ucx_perftest,"
+        " whose blocks each put all of the bytes",
         "machine": net.this_machine(),
         "programs": who,
         "failed": [],
@@ -139,7 +166,10 @@ def run(options: argparse.Namespace) -> int:
                 if time.monotonic() > deadline or name in broken:
                     results["left_out"] += 1
                     continue
-                one = result_of([folder / name, *case.split()], env, options.timeout_s)
+                if name == UCX:
+                    one = ucx.result(folder, case, env, options.timeout_s)
+                else:
+                    one = result_of([folder / name, *case.split()], env, options.timeout_s)
                 if "failed" in one:
                     results["failed"].append({"who": name, "case": case, "said": one["failed"]})
                     print(f"{name}: {case}: {one['failed']}", flush=True)
@@ -169,15 +199,16 @@ def result_of(command: list[Any], env: dict[str, str], timeout_s: float) -> dict
 
 
 def row(case: str, said: dict[tuple[str, str], list[dict[str, Any]]]) -> dict[str, Any]:
-    """The medians of a case, and ours over NVSHMEM's."""
+    """The medians of a case, and ours over each other's."""
     out: dict[str, Any] = {"case": case}
     for (name, of), runs in said.items():
         if of == case:
             figure = next(key for key in FIGURES if key in runs[0])
             out["gpus"], out["figure"] = runs[0]["gpus"], figure
             out[name] = statistics.median(run[figure] for run in runs)
-    if all(name in out for name in PROGRAMS):
-        out["ratio"] = round(out["outboard"] / out["nvshmem"], 3)
+    for name in (*LINKED, UCX):
+        if name in out and "outboard" in out:
+            out[f"over_{name}"] = round(out["outboard"] / out[name], 3)
     return out
 
 

@@ -13,6 +13,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OUTBOARD = Path(os.environ.get("OUTBOARD", ROOT / "target" / "debug" / "outboard"))
 EXAMPLES = ROOT / "build" / "examples"
+# Where servers run programs: `nvidia` shows that what the software device does is what a GPU does.
+DEVICE = os.environ.get("OUTBOARD_TESTS_DEVICE", "soft")
+# Options, with their value, that the software device alone has.
+SOFT_ALONE = ("--capability",)
 # What tests run through a server, in Python and C.
 TEST_PROGRAMS = ROOT / "tests" / "programs"
 START_S_MAX = 30
@@ -56,7 +60,10 @@ def start_server(folder: Path, *options: str, before: Sequence[str] = ()) -> Ser
     """Starts a server that listens over shm and tcp, by the command `before` if there is one, and waits until it
     listens."""
     log = folder / "server.log"
-    argv = [*before, str(OUTBOARD), "serve", "--device", "soft", "--cache", str(folder / "cache")]
+    if DEVICE != "soft":
+        soft = {at + more for at, option in enumerate(options) if option in SOFT_ALONE for more in (0, 1)}
+        options = tuple(option for at, option in enumerate(options) if at not in soft)
+    argv = [*before, str(OUTBOARD), "serve", "--device", DEVICE, "--cache", str(folder / "cache")]
     argv += ["--listen", f"shm://{folder}/gpu.sock", "--listen", "tcp://127.0.0.1:0", *options]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=log.open("w"), text=True)
     assert process.stdout is not None

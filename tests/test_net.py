@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import OUTBOARD, ROOT, TEST_PROGRAMS, Server, start_server
+from harness import DEVICE, OUTBOARD, ROOT, TEST_PROGRAMS, Server, start_server
 
 LIBRARY = OUTBOARD.parent
 NVCC = ROOT / ".toolchain" / "bin" / "nvcc"
@@ -320,9 +320,10 @@ def meeting(
     """Two programs that have met, each with what it sends and receives in the GPU's memory where the endpoint reaches
     it."""
     address, processes = free_address(), []
+    reaches = DEVICE == "soft" or provider == "nvlink"
     try:
         for link, role in zip(links, ("listen", "connect"), strict=True):
-            memory = ["gpu"] if link == "tcp" or provider == "nvlink" else []
+            memory = ["gpu"] if reaches and (link == "tcp" or provider == "nvlink") else []
             command = [OUTBOARD, "run", "--gpu", server.urls[link], "--", ends, role, address, str(rounds), *memory]
             env = {**os.environ, **by(provider)}
             pipe = subprocess.PIPE

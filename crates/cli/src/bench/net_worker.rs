@@ -89,12 +89,13 @@ impl<'d> Held<'d> {
 
     /// Allocates zeroed memory that the host and kernels use.
     fn memory(&mut self, bytes: usize) -> anyhow::Result<&mut [u8]> {
-        // Whole pages, so that what is made after it begins at one, too.
-        let mut pinned = self.driver.pinned(bytes.next_multiple_of(PAGE_BYTES))?;
+        // A page more: the driver's own may begin in the midst of one, which a queue may not.
+        let mut pinned = self.driver.pinned(bytes + PAGE_BYTES)?;
         pinned.bytes().fill(0);
         self.pinned.push(pinned);
-        let last = self.pinned.last_mut().context("memory")?;
-        last.bytes().get_mut(..bytes).context("memory")
+        let last = self.pinned.last_mut().context("memory")?.bytes();
+        let first = last.as_ptr().align_offset(PAGE_BYTES);
+        last.get_mut(first..first + bytes).context("memory")
     }
 
     /// Allocates zeroed memory of the GPU.
