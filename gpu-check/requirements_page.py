@@ -133,8 +133,8 @@ def _links(cases: dict[str, Any]) -> str:
         rows.append([*row, f"{1e3 * (found['shm, emulated']['ms'] - found['shm']['ms']):+.0f}"])
     about = (
         "The same steps over each link, and over the same link while it emulates a network without delay. An emulated "
-        "link shares no memory and has no data connections, so long copies cost more over it than over shm or tcp. "
-        "The last column is what it adds to shm.\n\n"
+        "link shares no memory, and had no data connections then, so long copies cost more over it than over shm or "
+        "tcp. The last column is what it adds to shm.\n\n"
     )
     head = ["overhead", "local, ms", *links, "emulation over shm, us a step"]
     return about + paper_plots.table(head, rows)

@@ -16,6 +16,7 @@ from harness import EXAMPLES, OUTBOARD, TEST_PROGRAMS, Server, without_run
 from test_bad_input import CASES, MISUSE, start, still_serves, wait_until, worker_pids
 from test_calls import counts
 from test_levels import OVER_TCP
+from test_long_copies import run as long_copies
 from test_long_copies import server_with_data_connections  # noqa: F401
 from test_programs import PROGRAMS
 
@@ -82,16 +83,33 @@ def test_no_byte_goes_around_the_network(server: Server, link: str) -> None:
         assert taken[way] < 3 * LENGTH / BYTES_PER_S + 0.1, f"{way}: {taken[way]} s"
 
 
-def test_no_data_connections_are_opened(server_with_data_connections: Server, tmp_path: Path) -> None:  # noqa: F811
-    def connections(**network: str) -> bool:
-        stats = tmp_path / "stats.json"
-        env = {"OUTBOARD_DATA_CONNECTIONS": "2", "OUTBOARD_STATS": str(stats), **network}
-        done = server_with_data_connections.run("tcp", sys.executable, TIMES, "1", str(LENGTH), env=env)
-        assert done.returncode == 0, done.stderr
-        return "data_connections" in json.loads(stats.read_text())
+def test_data_connections_share_the_network(server_with_data_connections: Server, tmp_path: Path) -> None:  # noqa: F811
+    stats = tmp_path / "stats.json"
+    network = f"rtt=2ms,bandwidth={BYTES_PER_S / 1e6}MB/s"
+    env = {"OUTBOARD_DATA_CONNECTIONS": "4", "OUTBOARD_STATS": str(stats), "OUTBOARD_EMULATE": network}
+    done = server_with_data_connections.run("tcp", sys.executable, TIMES, "1", str(LENGTH), env=env)
+    assert done.returncode == 0, done.stderr
+    carried = json.loads(stats.read_text())["data_connections"]
+    assert min(carried["sent_bytes"], carried["received_bytes"]) >= LENGTH, carried
+    for way, taken in json.loads(done.stdout).items():
+        if way.startswith(("in", "out")):
+            assert taken >= LENGTH / BYTES_PER_S, f"{way}: {taken} s"
 
-    assert connections()
-    assert not connections(OUTBOARD_EMULATE="rtt=100us")
+
+@pytest.mark.parametrize("part", ["plain", "detached", "order", "threads"])
+@pytest.mark.parametrize(("link", "connections"), [("tcp", 3), ("tcp", 0), ("shm", 0)])
+def test_long_copies(
+    server_with_data_connections: Server,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    link: str,
+    connections: int,
+    part: str,
+) -> None:
+    # Many frames are under way at once, and are received before their time.
+    monkeypatch.setenv("OUTBOARD_EMULATE", "rtt=20ms,bandwidth=20Gbps,jitter=100us")
+    carried, _, _ = long_copies(server_with_data_connections, tmp_path, connections, part, link)
+    assert carried["count"] == connections
 
 
 def test_calls_do_what_they_do_over_tcp(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,8 @@ use outboard_wire::{
 };
 
 use crate::{
-    Error, Link, Stream, Way, cores, fill_standard_descriptors, opening::DialError,
-    opening::Opening,
+    Error, Link, Stream, Way, cores, emulated::Attachment, fill_standard_descriptors,
+    opening::DialError, opening::Opening,
 };
 
 /// Number of data connections that a session of this process should have, by the machine's cores,
@@ -54,10 +54,12 @@ fn said() -> Option<usize> {
     })
 }
 
-/// Opens `count` data connections to the session's server, or none. Returns the numbers of their
-/// sockets too: a forked child must close its copies.
+/// Opens `count` data connections to the session's server, or none, over the network of the
+/// session's attachment if it has one. Returns the numbers of their sockets too: a forked child
+/// must close its copies.
 pub fn open_data_connections(
     server: &Way,
+    attachment: Option<&Attachment>,
     key: SessionKey,
     count: usize,
     deadline: Instant,
@@ -97,7 +99,12 @@ pub fn open_data_connections(
         .map(|(mut stream, opening)| {
             opening.read_welcome(&mut stream, deadline)?;
             let fd = stream.as_fd().as_raw_fd();
-            Ok((stream.into_link_client(deadline)?, fd))
+            let link = stream.into_link_client(deadline)?;
+            let link = match attachment {
+                Some(attachment) => link.attached(attachment)?,
+                None => link,
+            };
+            Ok((link, fd))
         })
         .collect()
 }
@@ -144,7 +151,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
         let accepting = thread::spawn(move || server(&listener, 2, &answer));
-        let ours = open_data_connections(&at.into(), KEY, 2, Instant::now() + PATIENCE);
+        let ours = open_data_connections(&at.into(), None, KEY, 2, Instant::now() + PATIENCE);
         (ours, accepting.join().unwrap())
     }
 
@@ -181,7 +188,7 @@ mod tests {
             socket.write_all(&[b'x'; PREAMBLE_BYTES]).unwrap();
             socket
         });
-        let error = open_data_connections(&at.into(), KEY, 1, Instant::now() + PATIENCE);
+        let error = open_data_connections(&at.into(), None, KEY, 1, Instant::now() + PATIENCE);
         assert!(matches!(error, Err(DialError::Handshake(_))));
         drop(answering.join());
     }

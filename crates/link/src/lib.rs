@@ -45,6 +45,8 @@
 #[cfg(all(feature = "conformance", not(loom)))]
 pub mod conformance;
 #[cfg(not(loom))]
+mod copying;
+#[cfg(not(loom))]
 pub mod cores;
 #[cfg(not(loom))]
 mod credentials;
@@ -102,6 +104,7 @@ mod wake;
 
 #[cfg(not(loom))]
 pub use crate::{
+    copying::CopyHelper,
     credentials::{
         CA_VARIABLE, CERTIFICATE_KEY_VARIABLE, CERTIFICATE_VARIABLE, CertificateFiles,
         GRANT_FILE_VARIABLE, KEY_FILE_VARIABLE, TOKEN_FILE_VARIABLE, Way, config_folder,

@@ -14,9 +14,10 @@ use outboard_wire::{
 };
 
 use crate::{
+    copying::{self, CopyHelper},
     credentials::Way,
     deadline::Wait,
-    emulated::{self, Carrier, End},
+    emulated::{self, Attachment, Carrier, End},
     error::Error,
     handles::{Closer, CloserKind, Waker, WakerKind},
     kind::LinkKind,
@@ -37,12 +38,18 @@ pub enum Link {
 impl Link {
     /// Puts an emulated `network` between the link's ends; the peer must do so at its end.
     pub fn emulated(self, network: &Network, end: End) -> Result<Link, Error> {
+        self.attached(&Attachment::new(network, end))
+    }
+
+    /// Puts the network of this attachment between the link's ends; the peer must do so at its end,
+    /// with an attachment that has the same links.
+    pub fn attached(self, attachment: &Attachment) -> Result<Link, Error> {
         let carrier = match self {
             Self::Shm(link) => Carrier::Shm(link),
             Self::Tcp(link) => Carrier::Tcp(link),
             link => return Err(Error::lacks("emulating a network", link.kind())),
         };
-        let link = emulated::Connection::new(carrier, network, end);
+        let link = emulated::Connection::new(carrier, attachment);
         Ok(Link::Emulated(link))
     }
 
@@ -63,12 +70,30 @@ impl Link {
         }
     }
 
-    /// Returns the way to the peer if the session can have data connections: that of a tcp link.
+    /// Returns the way to the peer if the session can have data connections: over tcp.
     pub fn data_connections(&self) -> Option<Way> {
         match self {
-            Self::Shm(_) | Self::Rdma(_) | Self::Emulated(_) => None,
+            Self::Shm(_) | Self::Rdma(_) => None,
             Self::Tcp(link) => link.way(),
+            Self::Emulated(link) => link.way(),
         }
+    }
+
+    /// Returns this end of the emulated network, for further links of the session.
+    pub fn attachment(&self) -> Option<&Attachment> {
+        match self {
+            Self::Emulated(link) => Some(link.attachment()),
+            Self::Shm(_) | Self::Tcp(_) | Self::Rdma(_) => None,
+        }
+    }
+
+    /// Returns the helpers with which this process should copy long frames, if the link copies them
+    /// all: with an emulated network over shm. The process has them for all its links, so later
+    /// calls return none.
+    pub fn copy_helpers(&self) -> impl Iterator<Item = CopyHelper> + use<> {
+        let copies_all = (self.kind(), self.carrier()) == (LinkKind::Emulated, LinkKind::Shm);
+        let helpers = copies_all.then(CopyHelper::all);
+        helpers.into_iter().flatten()
     }
 
     /// Splits the link into its halves, which may be used by different threads.
@@ -172,9 +197,12 @@ impl Sender {
         }
         let mut frame = self.reserve(len)?;
         for part in parts {
-            frame
-                .put(part)
+            let to = frame
+                .take(part.len())
                 .map_err(|_| Error::Misuse("parts longer than their sum"))?;
+            // SAFETY: `take` found room for the part. They cannot overlap, since no slice of the
+            // room exists.
+            unsafe { copying::copy(part.as_ptr(), to, part.len()) };
         }
         frame.commit()
     }
@@ -533,7 +561,8 @@ impl Receiver {
     /// data is in [granted](rdma::Receiver::grant) memory, and `place` is never called.
     ///
     /// A frame that has begun to be placed goes on there in the next call, whatever that call's
-    /// `place`.
+    /// `place`. Over an emulated network, also over shm, `place` is called for later frames too,
+    /// which are received before their time.
     #[inline]
     pub fn recv_placed(
         &mut self,

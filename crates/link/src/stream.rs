@@ -17,7 +17,7 @@ use outboard_wire::{
 
 use crate::{
     credentials::Credentials,
-    emulated::{self, End},
+    emulated::End,
     error::Error,
     kind::LinkKind,
     link::Link,
@@ -193,14 +193,7 @@ impl Stream {
 
     /// Like [`into_link_server`](Self::into_link_server), with an emulated `network` in between.
     pub fn into_emulated_server(self, network: &Network) -> Result<Link, Error> {
-        let link = match self.kind {
-            LinkKind::Shm => {
-                let ring_bytes = emulated::ring_bytes(network);
-                shm::Connection::serve(self.socket.into(), ring_bytes).map(Link::Shm)
-            }
-            _ => self.into_link_server(),
-        };
-        link?.emulated(network, End::Server)
+        self.into_link_server()?.emulated(network, End::Server)
     }
 
     /// Like [`into_link_client`](Self::into_link_client), with an emulated `network` in between.

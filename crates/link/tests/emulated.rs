@@ -4,18 +4,22 @@
 #![cfg(not(loom))]
 
 use std::{
-    sync::mpsc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc,
+    },
     thread,
     time::{Duration, Instant},
 };
 
 use outboard_link::{
-    Endpoint, Error, Link, Receiver, Sender, Wait,
+    Destination, Endpoint, Error, Link, Receiver, Segment, Sender, Wait,
     conformance::{
         EmulatedFixture, Fixture, PATIENCE, ShmFixture, TcpFixture, expect_end, expect_frame, pair,
         send, soon,
     },
-    emulated::End,
+    emulated::{Attachment, End},
 };
 use rustix::time::{ClockId, clock_gettime};
 
@@ -31,12 +35,20 @@ fn pairs(network: &str) -> [(&'static str, (Side, Side)); 2] {
 /// A frame of `len` bytes is in flight for `way_ns + len * byte_ns` at least, and none overtakes
 /// another.
 fn nothing_is_early(network: &str, way_ns: u64, byte_ns: f64) {
-    const FRAMES: u64 = 400;
+    none_of_these_is_early((400, 20_000), network, way_ns, byte_ns);
+}
+
+fn none_of_these_is_early(
+    (frames, bytes_max): (u64, usize),
+    network: &str,
+    way_ns: u64,
+    byte_ns: f64,
+) {
     for (carrier, ((mut to_client, _keep), (_keep_too, mut from_server))) in pairs(network) {
         let (tell, told) = mpsc::channel();
         let sender = thread::spawn(move || {
-            for number in 0..FRAMES {
-                let len = 1 + (number as usize * 7_919) % 20_000;
+            for number in 0..frames {
+                let len = 1 + (number as usize * 7_919) % bytes_max;
                 let sent = Instant::now();
                 send(&mut to_client, number, len).expect("to send");
                 tell.send((sent, len)).expect("to tell");
@@ -47,7 +59,7 @@ fn nothing_is_early(network: &str, way_ns: u64, byte_ns: f64) {
             to_client
         });
         let mut wire_free: Option<Instant> = None;
-        for number in 0..FRAMES {
+        for number in 0..frames {
             // By every way of waiting.
             let frame = loop {
                 let wait = match number % 3 {
@@ -87,6 +99,9 @@ fn no_frame_is_handed_over_before_its_time() {
         50_000,
         0.8,
     );
+    // Many and long ones are taken out of the link before their time.
+    none_of_these_is_early((2_000, 300), "rtt=40ms", 20_000_000, 0.0);
+    none_of_these_is_early((100, 900_000), "rtt=20ms,bandwidth=8Gbps", 10_000_000, 1.0);
 }
 
 /// Returns the shortest of several round trips of an echo.
@@ -261,6 +276,163 @@ fn waiting_long_for_a_time_of_arrival_costs_little() {
             "{carrier}: {used:?} of a second"
         );
         sender.join().expect("the sender");
+    }
+}
+
+/// Bytes under way on a long, fast network: more than a ring or a socket holds.
+#[test]
+fn as_many_bytes_are_under_way_as_the_network_holds() {
+    const LEN: usize = 1 << 20;
+    const FRAMES: u64 = 96;
+    for (carrier, ((mut to_client, _keep), (_keep_too, mut from_server))) in
+        pairs("rtt=6s,bandwidth=10Gbps")
+    {
+        let is_sent = Arc::new(AtomicBool::new(false));
+        let tell = Arc::clone(&is_sent);
+        let sender = thread::spawn(move || {
+            let mut frame = vec![0; LEN];
+            for number in 0..FRAMES {
+                frame[..8].copy_from_slice(&number.to_le_bytes());
+                to_client.send(&[&frame]).expect("to send");
+            }
+            tell.store(true, Ordering::Release);
+            to_client
+        });
+        for number in 0..FRAMES {
+            let frame = from_server.recv(Wait::Until(soon()));
+            let frame = frame.expect("no end").expect("a frame in time");
+            assert!(
+                is_sent.load(Ordering::Acquire),
+                "{carrier}: a sender was held back"
+            );
+            assert_eq!(frame.len(), LEN);
+            assert_eq!(frame[..8], number.to_le_bytes());
+        }
+        sender.join().expect("the sender");
+    }
+}
+
+/// A sender that sends without end is held back, though the receiver waits.
+#[test]
+fn what_is_taken_in_before_its_time_has_a_bound() {
+    const LEN: usize = 1 << 20;
+    /// Bytes of the network, a ring and the kernel's buffers, and as many again.
+    const BYTES_MAX: usize = 128 << 20;
+    for (carrier, ((mut to_client, _keep), (to_server, mut from_server))) in
+        pairs("rtt=10s,bandwidth=1Mbps")
+    {
+        let sent = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&sent);
+        let closer = to_client.closer();
+        let flood = thread::spawn(move || {
+            let frame = vec![7; LEN];
+            while to_client.send(&[&frame]).is_ok() {
+                count.fetch_add(LEN, Ordering::Relaxed);
+            }
+        });
+        let (mut before, mut now) = (0, 1);
+        // Until nothing more is taken.
+        while now != before && now < BYTES_MAX {
+            before = now;
+            let until = Instant::now() + Duration::from_millis(500);
+            assert!(
+                from_server
+                    .recv(Wait::Until(until))
+                    .expect("no end")
+                    .is_none()
+            );
+            now = sent.load(Ordering::Relaxed);
+        }
+        assert!((LEN..BYTES_MAX).contains(&now), "{carrier}: {now} bytes");
+        closer.close();
+        flood.join().expect("the sender");
+        drop(to_server);
+    }
+}
+
+/// Memory that counts its instances.
+struct Counted(Vec<u8>, Arc<AtomicUsize>);
+
+impl Segment for Counted {
+    fn room(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.1.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The caller's memory that was filled early is given back when the receiver ends, and when this
+/// side is closed.
+#[test]
+fn frames_that_wait_for_their_time_end_with_their_link() {
+    for is_closed in [false, true] {
+        for (carrier, ((mut to_client, _keep), (to_server, mut from_server))) in pairs("rtt=10s") {
+            let alive = Arc::new(AtomicUsize::new(0));
+            let mut place = |_: &[u8], len: usize| {
+                alive.fetch_add(1, Ordering::Relaxed);
+                let memory = Box::new(Counted(vec![0; len], Arc::clone(&alive)));
+                Some(Destination { skip: 0, memory })
+            };
+            for number in 0..4 {
+                send(&mut to_client, number, 100_000).expect("to send");
+            }
+            while alive.load(Ordering::Relaxed) < 4 {
+                let until = Instant::now() + Duration::from_millis(1);
+                let nothing = from_server.recv_placed(Wait::Until(until), &mut place);
+                assert!(nothing.expect("no end").is_none(), "{carrier}");
+            }
+            if is_closed {
+                to_server.closer().close();
+                let ended = from_server.recv_placed(Wait::Forever, &mut place);
+                assert!(matches!(ended.map(drop), Err(Error::Closed)), "{carrier}");
+            } else {
+                drop(from_server);
+            }
+            assert_eq!(alive.load(Ordering::Relaxed), 0, "{carrier}");
+        }
+    }
+}
+
+/// Two links of one session share its bandwidth.
+#[test]
+fn links_of_one_attachment_wait_for_one_wire() {
+    const FRAMES: u64 = 40;
+    let network = "bandwidth=200Mbps".parse().expect("a network");
+    let ends = [End::Server, End::Client].map(|end| Attachment::new(&network, end));
+    let (first, second) = (Attached(&ends), Attached(&ends));
+    let start = Instant::now();
+    let streams = [pair(&first), pair(&second)]
+        .map(|(server, client)| thread::spawn(move || stream(server.0, client.1, FRAMES)));
+    for stream in streams {
+        stream.join().expect("a stream");
+    }
+    // A millisecond a frame, of both.
+    assert!(start.elapsed() >= Duration::from_millis(2 * FRAMES));
+}
+
+/// Links over tcp that share an attachment at each end.
+struct Attached<'a>(&'a [Attachment; 2]);
+
+impl Fixture for Attached<'_> {
+    fn endpoint(&self) -> Endpoint {
+        TcpFixture.endpoint()
+    }
+
+    fn wrap(&self, link: Link, end: End) -> Link {
+        let [server, client] = self.0;
+        let attachment = match end {
+            End::Server => server,
+            End::Client => client,
+        };
+        link.attached(attachment).expect("an emulated network")
     }
 }
 

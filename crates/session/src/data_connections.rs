@@ -31,6 +31,7 @@ use std::{
 use outboard_device::Rooms;
 use outboard_link::{
     Closer, Destination, Error, Frame, Link, Receiver, Segment, Sender, Stream, Tail, Wait,
+    emulated::Attachment,
 };
 use outboard_wire::{
     DecodeError, Encode as _, Writer,
@@ -56,6 +57,8 @@ pub(super) struct DataConnections {
     shared: Arc<Shared>,
     opening: Option<JoinHandle<()>>,
     source: Option<Arc<dyn DataConnectionSource>>,
+    /// This end of the emulated network that the session crosses.
+    attachment: Option<Attachment>,
     connections_max: usize,
     is_few_cores: bool,
 }
@@ -176,12 +179,14 @@ impl DataConnections {
     /// Makes a session's data connections: at most `connections_max`, none without a source.
     pub(super) fn new(
         source: Option<Arc<dyn DataConnectionSource>>,
+        attachment: Option<Attachment>,
         connections_max: usize,
     ) -> DataConnections {
         DataConnections {
             shared: Arc::default(),
             opening: None,
             source,
+            attachment,
             connections_max: connections_max.min(DATA_CONNECTIONS_MAX),
             is_few_cores: outboard_link::cores::are_few(),
         }
@@ -198,9 +203,10 @@ impl DataConnections {
         let key = source.key();
         self.shared.lock().phase = Phase::Opening;
         let shared = Arc::clone(&self.shared);
+        let attachment = self.attachment.clone();
         let opening = spawn("outboard-data", move || {
-            let installed =
-                arrivals(&*source, count).and_then(|links| shared.install(links, rooms.as_ref()));
+            let installed = arrivals(&*source, attachment.as_ref(), count)
+                .and_then(|links| shared.install(links, rooms.as_ref()));
             source.close();
             if let Err(error) = installed {
                 debug!(%error, "no data connections");
@@ -500,7 +506,11 @@ impl Shared {
 }
 
 /// Waits for `count` data connections, and welcomes them once all have come.
-fn arrivals(source: &dyn DataConnectionSource, count: usize) -> Result<Vec<Link>, Error> {
+fn arrivals(
+    source: &dyn DataConnectionSource,
+    attachment: Option<&Attachment>,
+    count: usize,
+) -> Result<Vec<Link>, Error> {
     let deadline = Instant::now() + Duration::from_millis(DATA_CONNECTIONS_OPEN_MS_MAX);
     let streams: Vec<Stream> = (0..count)
         .map(|_| source.next(deadline))
@@ -517,7 +527,11 @@ fn arrivals(source: &dyn DataConnectionSource, count: usize) -> Result<Vec<Link>
                 Err(_) => return Err(Error::Misuse("a welcome that cannot be encoded")),
                 Ok(()) => {}
             }
-            stream.into_link_server()
+            let link = stream.into_link_server()?;
+            match attachment {
+                Some(attachment) => link.attached(attachment),
+                None => Ok(link),
+            }
         })
         .collect()
 }

@@ -135,6 +135,13 @@ fn serve_within(
     }
     let (peers, net) = (Peers::new(source.clone()), Net::new(source.clone()));
     let source = source.filter(|_| link.data_connections().is_some());
+    let attachment = link.attachment().cloned();
+    for helper in link.copy_helpers() {
+        let started = thread::Builder::new().name("outboard-copy".into());
+        if let Err(error) = started.spawn(move || helper.run()) {
+            debug!(%error, "a thread that helps with copies cannot be started");
+        }
+    }
     let (sender, mut receiver) = link.split();
     let grants = Grants::over(&mut receiver);
     let mut outbox = Outbox::new(sender);
@@ -145,7 +152,7 @@ fn serve_within(
         receiver,
         outbox,
         waiting: WaitingList::default(),
-        data_connections: DataConnections::new(source, bounds.connections_max),
+        data_connections: DataConnections::new(source, attachment, bounds.connections_max),
         peers,
         net,
         poll_policy: PollPolicy::new(),

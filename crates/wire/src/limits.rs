@@ -134,6 +134,11 @@ pub const PEER_PIECES_AT_ONCE: usize = 8;
 pub const PEER_PIECES_AHEAD_MAX: usize = 2 * PEER_PIECES_AT_ONCE;
 /// Longest address of another server.
 pub const PEER_ADDRESS_BYTES_MAX: usize = 512;
+/// Bytes of frames that the links of a session over an emulated network take in before their time:
+/// more than what is under way on the network by the least, up to the most. That keeps 100 Gbps
+/// full up to a round trip of 40 ms.
+pub const READ_AHEAD_BYTES_MIN: usize = 2 << 20;
+pub const READ_AHEAD_BYTES_MAX: usize = 256 << 20;
 /// Largest ring that a client maps for a server.
 pub const RING_BYTES_MAX: usize = 64 << 20;
 /// File descriptors that were received and not yet asked for, at most.

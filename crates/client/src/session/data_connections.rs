@@ -21,7 +21,7 @@ use std::{
 use outboard_api::CUresult;
 use outboard_link::{
     Closer, Frame, KnownFd, Link, Receiver, Sender, Tail, Wait, Way, data_connections_are_set,
-    data_connections_wanted, open_data_connections,
+    data_connections_wanted, emulated::Attachment, open_data_connections,
 };
 use outboard_wire::{
     Op,
@@ -54,6 +54,8 @@ const PIECES_PER_CONNECTION: usize = 4;
 pub(super) struct DataConnections {
     /// The way to the session's server.
     server: Option<Way>,
+    /// This end of the emulated network that the session crosses.
+    attachment: Option<Attachment>,
     is_asked: AtomicBool,
     open: OnceLock<Open>,
     arrived: Arrived,
@@ -83,6 +85,7 @@ impl DataConnections {
     pub(super) fn new(link: &Link) -> DataConnections {
         DataConnections {
             server: link.data_connections(),
+            attachment: link.attachment().cloned(),
             is_asked: AtomicBool::new(false),
             open: OnceLock::new(),
             arrived: Arrived::default(),
@@ -170,13 +173,15 @@ impl Session {
                 (reply.connections.min(connections_max) as usize, key)
             },
         );
-        let (Ok((count @ 1.., Some(key))), Some(server)) = (asked, &self.data_connections.server)
-        else {
+        let DataConnections {
+            server, attachment, ..
+        } = &self.data_connections;
+        let (Ok((count @ 1.., Some(key))), Some(server)) = (asked, server) else {
             log::debug(format_args!("the server offers no data connections"));
             return;
         };
         let until = Instant::now() + Duration::from_millis(DATA_CONNECTIONS_OPEN_MS_MAX);
-        let links = match open_data_connections(server, key, count, until) {
+        let links = match open_data_connections(server, attachment.as_ref(), key, count, until) {
             Ok(links) => links,
             Err(error) => {
                 log::debug(format_args!("no data connections to {server}: {error}"));

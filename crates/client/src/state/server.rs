@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use super::{DeviceMemory, DeviceOrder, Staging, StreamRef, handles::first_number, wire_context};
 use crate::{
+    library_thread,
     observe::stats,
     session::{Board, Handler, Numbered, Session},
     thread,
@@ -46,6 +47,9 @@ impl Server {
     ) -> Result<Server, String> {
         let numbers = |local| devices.program(local);
         let memory = DeviceMemory::reserve(&welcome, numbers, first_number(number))?;
+        for helper in link.copy_helpers() {
+            library_thread::spawn("outboard-copy", move || helper.run());
+        }
         // The session is never freed: threads of the library use it until the process ends.
         let session: &'static Session = Box::leak(Box::new(Session::new(link, fds, handler)));
         session.watch_batches();

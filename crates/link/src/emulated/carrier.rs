@@ -4,10 +4,11 @@
 use std::ptr::NonNull;
 
 use crate::{
+    credentials::Way,
     deadline::Wait,
     error::Error,
     kind::LinkKind,
-    segment::{ChooseDestination, Frame, Tail},
+    segment::{ChooseDestination, Frame},
     shm, tcp,
 };
 
@@ -18,6 +19,14 @@ pub(crate) enum Carrier {
 }
 
 impl Carrier {
+    /// Returns the way to the peer, over tcp.
+    pub(super) fn way(&self) -> Option<Way> {
+        match self {
+            Self::Shm(_) => None,
+            Self::Tcp(link) => link.way(),
+        }
+    }
+
     pub(super) fn split(self) -> (Sender, Receiver) {
         match self {
             Self::Shm(link) => {
@@ -130,34 +139,6 @@ impl Receiver {
             }
             Self::Tcp(receiver) => receiver.recv_placed(wait, place),
         }
-    }
-
-    /// Takes the frame that follows a stamp, if it lies here before its time: over shm. Its bytes
-    /// are where [`recv_placed`](Self::recv_placed) would leave them.
-    pub(super) fn take_early(
-        &mut self,
-        place: &mut ChooseDestination<'_>,
-    ) -> Result<Option<Option<Tail>>, Error> {
-        match self {
-            Self::Shm(receiver) => receiver.take_placed(Wait::Poll, place),
-            Self::Tcp(_) => Ok(None),
-        }
-    }
-
-    /// Returns the frame that was taken early, in two parts or whole.
-    pub(super) fn taken(&mut self, tail: Option<Tail>, is_whole: bool) -> Frame<'_> {
-        let Self::Shm(receiver) = self else {
-            return Frame { head: &[], tail };
-        };
-        let tail = match tail {
-            Some(tail) if is_whole => {
-                receiver.join(&tail);
-                None
-            }
-            tail => tail,
-        };
-        let head = receiver.taken();
-        Frame { head, tail }
     }
 
     pub(super) fn take_wake(&mut self) -> Result<bool, Error> {

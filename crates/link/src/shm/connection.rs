@@ -294,11 +294,6 @@ impl Receiver {
         &self.frame
     }
 
-    /// Appends the bytes of other memory to what was last taken, so that the frame is whole.
-    pub(crate) fn join(&mut self, tail: &Tail) {
-        self.frame.extend_from_slice(&tail.copied());
-    }
-
     /// Returns the length of the next frame, all of which is in the ring.
     #[inline]
     fn next_len(&mut self, wait: Wait) -> Result<Option<usize>, Error> {

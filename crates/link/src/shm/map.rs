@@ -29,7 +29,7 @@ use super::{
     file::{SEALS, memory_file},
     ring::Control,
 };
-use crate::Error;
+use crate::{Error, copying};
 
 /// "outboard" in ASCII, little-endian.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"outboard");
@@ -352,7 +352,7 @@ impl Reader {
         let bytes = self.0.start(position);
         // SAFETY: at least `out.len()` bytes are mapped there, and are read through a raw pointer,
         // as in `copy`. No slice of the ring exists, so that they cannot overlap `out`.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), out.as_mut_ptr(), out.len()) };
+        unsafe { copying::copy(bytes.as_ptr(), out.as_mut_ptr(), out.len()) };
     }
 }
 

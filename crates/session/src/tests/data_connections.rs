@@ -37,7 +37,8 @@ fn with_data_connections() -> (Client, Vec<DataConnection>) {
     let (count, at) = ask(&mut client, 9);
     assert_eq!(count, DATA_CONNECTIONS);
     let (server, key) = at.unwrap();
-    let links = open_data_connections(&server, key, count, Instant::now() + PATIENCE).unwrap();
+    let links =
+        open_data_connections(&server, None, key, count, Instant::now() + PATIENCE).unwrap();
     let connections = links.into_iter().map(|(link, _)| Link::split(link));
     (client, connections.collect())
 }
@@ -224,7 +225,7 @@ fn without_data_connections_everything_comes_on_the_sessions_own_connection() {
     // No client with the key connects.
     let (server, _) = at.unwrap();
     let other = SessionKey::new([0; SESSION_KEY_BYTES]);
-    let wrong = open_data_connections(&server, other, 2, Instant::now() + PATIENCE);
+    let wrong = open_data_connections(&server, None, other, 2, Instant::now() + PATIENCE);
     assert!(wrong.is_err());
     client.board.done.store(9, SeqCst);
     copy_out_for_data_connection(&mut client, 5, 3, 5, 100_000);
@@ -324,7 +325,7 @@ fn a_data_connection_that_breaks_the_rules_is_closed_and_its_data_is_not_waited_
 fn a_data_connection_that_stalls_in_the_middle_of_a_frame_holds_nobody_up_for_ever() {
     let mut client = Client::tcp();
     let (server, key) = ask(&mut client, 1).1.unwrap();
-    let links = open_data_connections(&server, key, 1, Instant::now() + PATIENCE).unwrap();
+    let links = open_data_connections(&server, None, key, 1, Instant::now() + PATIENCE).unwrap();
     // SAFETY: the descriptor is the link's, which the test holds.
     let socket = unsafe { BorrowedFd::borrow_raw(links[0].1) };
     let mut connection = TcpStream::from(socket.try_clone_to_owned().unwrap());
@@ -388,7 +389,7 @@ fn data_connections_that_do_not_come_are_not_waited_for_without_end() {
     let (server, key) = ask(&mut client, 2).1.unwrap();
     // One of two comes, and the client says that the other has data.
     let deadline = Instant::now() + PATIENCE;
-    let lone = thread::spawn(move || open_data_connections(&server, key, 1, deadline));
+    let lone = thread::spawn(move || open_data_connections(&server, None, key, 1, deadline));
     announce(&mut client, 1, &[0; 100_000]);
     let start = Instant::now();
     let until = Wait::Until(start + PATIENCE);

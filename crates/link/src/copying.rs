@@ -1,0 +1,269 @@
+//! Copies of long frames by several threads: one core copies fewer bytes than a fast network
+//! carries.
+//!
+//! The pool is the process's. A thread that copies much offers pieces to the helpers and takes
+//! pieces itself until none is left, so a helper that sleeps, or that a forked child does not have,
+//! holds nothing up.
+
+use std::{
+    hint, ptr,
+    sync::{
+        Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use outboard_wire::limits::SPIN_NS_MAX;
+
+use crate::cores;
+
+/// Shortest copy that is shared.
+const SHARED_BYTES_MIN: usize = 256 << 10;
+/// Bytes that a thread takes at a time.
+const PIECE_BYTES: usize = 64 << 10;
+/// Helpers at most, and cores of the machine for each: most are left to others.
+const HELPERS_MAX: usize = 3;
+const CORES_A_HELPER: usize = 4;
+/// Looks of a helper for work between two looks at the clock.
+const LOOKS: u32 = 64;
+
+static POOL: Pool = Pool::new();
+
+/// Copies `len` bytes, with the process's helpers if they are many.
+///
+/// # Safety
+///
+/// As for [`ptr::copy_nonoverlapping`]; both ranges may be used by other threads of this process.
+#[inline]
+pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    if len < SHARED_BYTES_MIN {
+        // SAFETY: this function's contract is that of the call.
+        return unsafe { ptr::copy_nonoverlapping(from, to, len) };
+    }
+    // SAFETY: this function's contract is that of the call.
+    unsafe { POOL.copy(from, to, len) };
+}
+
+/// A thread's part in the copies of long frames over emulated networks.
+pub struct CopyHelper(());
+
+impl CopyHelper {
+    /// Returns the helpers that this process should have, the first time it is called.
+    pub(crate) fn all() -> impl Iterator<Item = CopyHelper> {
+        static ARE_TAKEN: AtomicBool = AtomicBool::new(false);
+        let count = match ARE_TAKEN.swap(true, Ordering::Relaxed) {
+            true => 0,
+            false => (cores::count() / CORES_A_HELPER).min(HELPERS_MAX),
+        };
+        (0..count).map(|_| CopyHelper(()))
+    }
+
+    /// Copies for other threads, for as long as the process lives.
+    pub fn run(self) {
+        POOL.help(|| true);
+    }
+}
+
+struct Pool {
+    state: Mutex<State>,
+    /// Signalled when a copy comes.
+    came: Condvar,
+    /// Number of copies that came.
+    copies: AtomicU64,
+    /// Helpers that use the present copy.
+    inside: AtomicUsize,
+}
+
+struct State {
+    copy: Option<Shared>,
+    helpers: usize,
+    sleepers: usize,
+}
+
+/// A copy that its thread keeps alive until no helper is inside.
+#[derive(Clone, Copy)]
+struct Shared(*const Pieces);
+
+// SAFETY: the pieces are atomics, and addresses of memory that any thread may use by the contract
+// of `copy`.
+unsafe impl Send for Shared {}
+
+struct Pieces {
+    from: *const u8,
+    to: *mut u8,
+    len: usize,
+    /// Bytes that threads have taken.
+    taken: AtomicUsize,
+}
+
+impl Pieces {
+    /// Copies pieces until none is left.
+    ///
+    /// # Safety
+    ///
+    /// The ranges are those of [`copy`].
+    unsafe fn copy(&self) {
+        loop {
+            let at = self.taken.fetch_add(PIECE_BYTES, Ordering::Relaxed);
+            if at >= self.len {
+                return;
+            }
+            let len = PIECE_BYTES.min(self.len - at);
+            // SAFETY: inside both ranges, and no other thread has this piece.
+            unsafe { ptr::copy_nonoverlapping(self.from.add(at), self.to.add(at), len) };
+        }
+    }
+}
+
+impl Pool {
+    const fn new() -> Self {
+        Self {
+            state: Mutex::new(State {
+                copy: None,
+                helpers: 0,
+                sleepers: 0,
+            }),
+            came: Condvar::new(),
+            copies: AtomicU64::new(0),
+            inside: AtomicUsize::new(0),
+        }
+    }
+
+    /// Copies together with the helpers, or alone if there are none or another thread has them.
+    ///
+    /// # Safety
+    ///
+    /// As for [`copy`].
+    unsafe fn copy(&self, from: *const u8, to: *mut u8, len: usize) {
+        let pieces = Pieces {
+            from,
+            to,
+            len,
+            taken: AtomicUsize::new(0),
+        };
+        let is_shared = self.offer(&pieces);
+        // SAFETY: the ranges are this function's, whose contract is that of `copy`.
+        unsafe { pieces.copy() };
+        if is_shared {
+            self.lock().copy = None;
+            let mut looks = 0u32;
+            while self.inside.load(Ordering::Acquire) > 0 {
+                looks += 1;
+                match looks.is_multiple_of(LOOKS) {
+                    // A helper may have lost its core.
+                    true => thread::yield_now(),
+                    false => hint::spin_loop(),
+                }
+            }
+        }
+    }
+
+    /// Shows a copy to the helpers. Returns false if there are none to be had.
+    fn offer(&self, pieces: &Pieces) -> bool {
+        let mut state = self.lock();
+        if state.helpers == 0 || state.copy.is_some() || self.inside.load(Ordering::Acquire) > 0 {
+            return false;
+        }
+        state.copy = Some(Shared(pieces));
+        self.copies.fetch_add(1, Ordering::Release);
+        let sleepers = state.sleepers;
+        drop(state);
+        if sleepers > 0 {
+            self.came.notify_all();
+        }
+        true
+    }
+
+    /// Copies for other threads until `keep_on` returns false.
+    fn help(&self, keep_on: impl Fn() -> bool) {
+        self.lock().helpers += 1;
+        let mut seen = 0;
+        while keep_on() {
+            seen = self.wait(seen);
+            let copy = {
+                let state = self.lock();
+                let copy = state.copy;
+                // Under the lock: the copy's thread sees it once it has withdrawn the copy.
+                self.inside
+                    .fetch_add(usize::from(copy.is_some()), Ordering::Relaxed);
+                copy
+            };
+            if let Some(Shared(pieces)) = copy {
+                // SAFETY: the copy's thread waits until nobody is inside.
+                unsafe { (*pieces).copy() };
+                self.inside.fetch_sub(1, Ordering::Release);
+            }
+        }
+        self.lock().helpers -= 1;
+    }
+
+    /// Waits until more copies than `seen` have come: busily at first, since copies come in a row.
+    /// Returns their number.
+    fn wait(&self, seen: u64) -> u64 {
+        let longest = Duration::from_nanos(SPIN_NS_MAX);
+        let start = Instant::now();
+        while start.elapsed() < longest {
+            for _ in 0..LOOKS {
+                let copies = self.copies.load(Ordering::Acquire);
+                if copies != seen {
+                    return copies;
+                }
+                hint::spin_loop();
+            }
+        }
+        let mut state = self.lock();
+        state.sleepers += 1;
+        while self.copies.load(Ordering::Acquire) == seen {
+            state = self
+                .came
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        state.sleepers -= 1;
+        self.copies.load(Ordering::Acquire)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// Several threads copy at once, with helpers and without; each gets its bytes, whole.
+    #[test]
+    fn copies_are_whole_whoever_makes_them() {
+        const ROUNDS: usize = 60;
+        for helpers in [0, 2] {
+            let pool = Arc::new(Pool::new());
+            for _ in 0..helpers {
+                let pool = Arc::clone(&pool);
+                // It ends with the test's process.
+                thread::spawn(move || pool.help(|| true));
+            }
+            thread::scope(|scope| {
+                for caller in 0..3u8 {
+                    let pool = &pool;
+                    scope.spawn(move || {
+                        for round in 0..ROUNDS {
+                            let len = SHARED_BYTES_MIN + round * 40_009;
+                            let from: Vec<u8> =
+                                (0..len).map(|at| (at / 7 + round) as u8 ^ caller).collect();
+                            let mut to = vec![0; len + 1];
+                            // SAFETY: both have as many bytes, and are this thread's.
+                            unsafe { pool.copy(from.as_ptr(), to.as_mut_ptr(), len) };
+                            assert!(to[..len] == from, "round {round}");
+                            assert_eq!(to[len], 0);
+                        }
+                    });
+                }
+            });
+        }
+    }
+}
