@@ -13,7 +13,7 @@ use crate::{
     device::Device,
     error::Error,
     syndrome::Syndrome,
-    wqe::{Data, Operation, Segment},
+    wqe::{Data, MESSAGE_BYTES_MAX, Operation, Segment},
 };
 
 /// Requests of a queue that the device has at a time, and receives.
@@ -129,7 +129,9 @@ impl Poster {
         pieces: &[Piece],
         rkey: u32,
     ) -> Result<(), Syndrome> {
-        if operation.bytes() > device.chosen.message_bytes_max.into() {
+        let bytes_max = u64::from(device.chosen.message_bytes_max);
+        // A length of 2 GiB would be the inline flag of a device's entry.
+        if operation.bytes() > bytes_max.min(MESSAGE_BYTES_MAX - 1) {
             return Err(Syndrome::LOCAL_LENGTH);
         }
         let inline_bytes_max = self.connection.inline_bytes_max();

@@ -27,7 +27,8 @@ pub const INLINE_BYTES_MAX: usize = 256;
 /// Most bytes of a message.
 pub const MESSAGE_BYTES_MAX: u64 = 1 << 31;
 
-const INLINE: u32 = 0x8000_0000;
+/// Bit of a first segment's length that says that its bytes follow inline.
+pub const INLINE: u32 = 0x8000_0000;
 const CE_SHIFT: u8 = 2;
 const FM_SHIFT: u8 = 5;
 

@@ -213,8 +213,10 @@ unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const
             return;
         }
         // SAFETY: as many segments as the call says.
-        let given = unsafe { segments(list, count) };
-        set(building, Data::Gather(given.into()));
+        match unsafe { segments(list, count) } {
+            Ok(given) => set(building, Data::Gather(given.into())),
+            Err(number) => building.failed = number,
+        }
     }
 }
 

@@ -36,7 +36,11 @@ pub(crate) fn gid() -> Result<Gid, c_int> {
 fn start() -> Result<&'static Host, String> {
     let (fabric, listener) = Fabric::join().map_err(|error| error.to_string())?;
     let nic = Nic::start(Network::default()).map_err(|error| error.to_string())?;
-    nic.with(|adapter| adapter.number_from(fabric.qpn_first()));
+    nic.with(|adapter| {
+        adapter.number_from(fabric.qpn_first());
+        // As the port says.
+        adapter.limit_messages();
+    });
     let process = process::id();
     // It lasts as long as the process, as its threads do.
     let host: &Host = Box::leak(Box::new(Host {

@@ -64,7 +64,7 @@ unsafe fn request(pair: &Pair, wr: &ibv_send_wr) -> Result<Request, c_int> {
         return Err(libc::EINVAL);
     }
     // SAFETY: a request has as many segments as it says.
-    let given = unsafe { segments(wr.sg_list, count) };
+    let given = unsafe { segments(wr.sg_list, count) }?;
     let operation = match wr.opcode {
         IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => atomic(wr, &given)?,
         IBV_WR_RDMA_READ => Operation::Read {
@@ -199,7 +199,7 @@ pub(crate) unsafe extern "C" fn post_recv(
             0 | 1 if is_ready => {
                 // SAFETY: none, or the one segment that the receive has.
                 let into = unsafe { segments(next.sg_list, next.num_sge as usize) };
-                receives.push(next.wr_id, into.first().copied())
+                into.and_then(|into| receives.push(next.wr_id, into.first().copied()))
             }
             _ => Err(libc::EINVAL),
         };

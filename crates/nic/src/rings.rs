@@ -5,7 +5,7 @@ use std::{ffi::c_int, slice};
 
 use outboard_net::{
     Mapped,
-    wqe::{BLOCK_BYTES, Entry, Flags, Operation, Segment},
+    wqe::{BLOCK_BYTES, Entry, Flags, INLINE, Operation, Segment},
 };
 use outboard_verbs::abi::{
     IBV_SEND_FENCE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD,
@@ -215,22 +215,26 @@ pub(crate) fn encode_receive(into: Option<Segment>) -> [u8; RECEIVE_BYTES] {
     bytes
 }
 
-/// Segments that have bytes: one without is no segment, where an entry's would be of 2 GiB.
+/// Segments that have bytes: one without is no segment, where an entry's would be of 2 GiB. One of
+/// 2 GiB or more is refused: by its highest bit an entry would have its bytes inline.
 ///
 /// # Safety
 ///
 /// `at` has `count` segments.
-pub(crate) unsafe fn segments(at: *const ibv_sge, count: usize) -> Vec<Segment> {
+pub(crate) unsafe fn segments(at: *const ibv_sge, count: usize) -> Result<Vec<Segment>, c_int> {
     if at.is_null() || count == 0 {
-        return Vec::new();
+        return Ok(Vec::new());
     }
     // SAFETY: not null, and as many as the caller says.
     let given = unsafe { slice::from_raw_parts(at, count) };
+    if given.iter().any(|one| one.length & INLINE != 0) {
+        return Err(libc::EINVAL);
+    }
     let given = given.iter().filter(|one| one.length > 0);
     let segment = |one: &ibv_sge| Segment {
         length: one.length,
         lkey: one.lkey,
         address: one.addr,
     };
-    given.map(segment).collect()
+    Ok(given.map(segment).collect())
 }

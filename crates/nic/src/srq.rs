@@ -100,7 +100,7 @@ impl Shared {
             return Err(libc::EINVAL);
         }
         // SAFETY: a receive has as many segments as it says.
-        let into = unsafe { segments(wr.sg_list, count) };
+        let into = unsafe { segments(wr.sg_list, count) }?;
         let mut posted = self.posted.lock();
         let slot = usize::from(posted.head) & (posted.waiting.len() - 1);
         if posted.waiting[slot].is_some() {

@@ -402,6 +402,35 @@ static void wait_in_vain(void)
     CHECK(modify(IBV_QPS_RESET, 0, 0) == 0);
 }
 
+// A length with the highest bit would be the inline flag of an entry, and more than a port's longest message is an error.
+static void refuse_lengths(void)
+{
+    static const int OPCODES[] = {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_SEND, IBV_WR_ATOMIC_FETCH_AND_ADD};
+    static const uint32_t LENGTHS[] = {0x80000000, 0x80000001, 0x80000008, 0x80000010, 0xffffffff};
+    struct ibv_port_attr port;
+    struct ibv_srq_init_attr sizes = {.attr = {4, 1, 0}};
+    struct ibv_srq *srq = ibv_create_srq(pd, &sizes);
+    char before[BYTES];
+    memcpy(before, words, BYTES);
+    CHECK(srq && ibv_query_port(context, 1, &port) == 0 && port.max_msg_sz == 16 << 20);
+    for (int i = 0; i < 5; ++i) {
+        for (int one = 0; one < 4; ++one) CHECK(post(50, (struct request){OPCODES[one], IBV_SEND_SIGNALED, 0, LENGTHS[i], .remote = 64}) == EINVAL);
+        struct ibv_sge second[] = {{(uint64_t)words, 8, mr->lkey}, {(uint64_t)words, LENGTHS[i], mr->lkey}};
+        struct ibv_send_wr wr = {.sg_list = second, .num_sge = 2, .opcode = IBV_WR_SEND}, *bad = NULL;
+        CHECK(ibv_post_send(qp, &wr, &bad) == EINVAL && bad == &wr);
+        struct ibv_recv_wr into = {.sg_list = second + 1, .num_sge = 1}, *refused = NULL;
+        CHECK(receive(51, 0, LENGTHS[i]) == EINVAL && ibv_post_srq_recv(srq, &into, &refused) == EINVAL && refused == &into);
+    }
+    CHECK(ibv_destroy_srq(srq) == 0);
+    for (int one = 0; one < 3; ++one) {
+        CHECK(post(52, (struct request){OPCODES[one], IBV_SEND_SIGNALED, 0, port.max_msg_sz + 1}) == 0);
+        expect(52, IBV_WC_LOC_LEN_ERR, 0);
+        CHECK(modify(IBV_QPS_RESET, 0, 0) == 0);
+        ready();
+    }
+    CHECK(memcmp(words, before, BYTES) == 0);
+}
+
 // Completions that nobody has polled go with a reset, and both queues take as many as before.
 static void forget(void)
 {
@@ -452,6 +481,7 @@ int main(int count, char **values)
     CHECK(post(30, (struct request){IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, 0, 8, .remote = 8}) == 0);
     expect(30, 0, IBV_WC_RDMA_WRITE);
     CHECK(words[1] == 99);
+    refuse_lengths();
     fill();
     forget();
     fill();

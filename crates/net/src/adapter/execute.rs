@@ -18,7 +18,12 @@ impl Adapter {
     pub(super) fn check_local(&self, domain: u32, operation: &Operation) -> Result<(), Syndrome> {
         let (segments, access) = operation.local();
         let bytes = operation.bytes();
-        if bytes > MESSAGE_BYTES_MAX
+        // What a dump reads does not travel.
+        let bytes_max = match operation {
+            Operation::Dump { .. } => MESSAGE_BYTES_MAX,
+            _ => self.message_bytes_max,
+        };
+        if bytes > bytes_max
             || (operation.is_atomic() && segments.iter().any(|one| one.bytes() != bytes))
         {
             return Err(Syndrome::LOCAL_LENGTH);

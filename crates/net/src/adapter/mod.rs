@@ -36,6 +36,7 @@ use crate::{
     keys::{Access, Keys},
     memory::Mapped,
     ring::Ring,
+    wqe::MESSAGE_BYTES_MAX,
 };
 pub(crate) use by_verbs::Ask;
 use by_verbs::{AtDevice, ByVerbs};
@@ -132,6 +133,8 @@ struct Event {
 pub struct Adapter {
     now_ns: u64,
     qpn_first: u32,
+    /// Most bytes of a message, which longer ones are refused for.
+    message_bytes_max: u64,
     /// Connections of the device, by the number of the queue pair. They end before the memory does.
     by_verbs: HashMap<usize, ByVerbs>,
     at_device: Option<AtDevice>,
@@ -159,6 +162,7 @@ impl Adapter {
         Adapter {
             now_ns: 0,
             qpn_first: QPN_FIRST,
+            message_bytes_max: MESSAGE_BYTES_MAX,
             by_verbs: HashMap::new(),
             at_device: None,
             keys: Keys::default(),
@@ -180,6 +184,11 @@ impl Adapter {
     /// the first is made.
     pub fn number_from(&mut self, qpn_first: u32) {
         self.qpn_first = qpn_first;
+    }
+
+    /// Limits messages within this process, too, to the bytes of those to other processes.
+    pub fn limit_messages(&mut self) {
+        self.message_bytes_max = REMOTE_BYTES_MAX as u64;
     }
 
     /// Registers memory. Queue pairs of the domain use it by the key, locally and remotely.
