@@ -23,6 +23,7 @@ PAIRS = {
     "large writes": ("ib_write_bw -n 5 -s 8388608 --use_old_post_send", "8388608    5"),
     "reads of two queues": ("ib_read_bw -n 20 -s 65536 -q 2", "65536      40"),
     "sends by events": ("ib_send_bw -n 50 -s 4096 -e", "4096       50"),
+    "latency of sends by events": ("ib_send_lat -n 500 -s 64 -e", "64      500"),
     "atomics": ("ib_atomic_bw -n 50 -A CMP_AND_SWAP", "8          50"),
 }
 

@@ -272,6 +272,22 @@ fn exchange(folder: &Path, program: &Path, way: &str, asked: &str) -> (String, S
     said.into()
 }
 
+/// A send completes before the reply to it, by memory of both and over sockets.
+#[test]
+fn replies_come_after_the_completion_of_what_they_reply_to() {
+    let folder = folder();
+    let program = compile(folder.path(), "replies");
+    for (way, how) in [
+        ("auto", "events"),
+        ("auto", "polls"),
+        ("tcp", "events"),
+        ("tcp", "polls"),
+    ] {
+        let (said, complained) = exchange(folder.path(), &program, how, way);
+        assert_eq!(said, "right\n", "{way}, {how}: {complained}");
+    }
+}
+
 #[test]
 fn a_folder_that_others_can_write_to_is_no_meeting_place() {
     let folder = folder();

@@ -584,7 +584,9 @@ impl Adapter {
             let is_current = self.pairs[event.pair].is_some_and(|pair| pair.epoch == event.epoch);
             if is_current {
                 match event.answer {
-                    Some(answer) => sender.answered(event.sequence, answer, self.now_ns),
+                    Some(answer) => {
+                        self.take_answer(&mut sender, event.pair, event.sequence, answer);
+                    }
                     None => self.arrive(&mut sender, &event),
                 }
             }

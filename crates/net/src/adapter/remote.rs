@@ -423,7 +423,7 @@ impl Adapter {
             },
             _ => answer,
         };
-        sender.answered(header.sequence, answer, self.now_ns);
+        self.take_answer(&mut sender, number, header.sequence, answer);
         self.senders[number] = Some(sender);
         Ok(())
     }
@@ -642,8 +642,14 @@ impl Adapter {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::sync::atomic::Ordering;
+
     use super::*;
-    use crate::{CompletionsSetup, Mapped, Network, PairSetup, Retries};
+    use crate::{
+        CompletionsSetup, Mapped, Network, PairSetup, Retries,
+        cqe::{CQE_BYTES, Completion, Kind},
+        wqe::{Entry, Flags},
+    };
 
     fn pair(adapter: &mut Adapter) -> u32 {
         let memory = |bytes| Mapped::allocate(bytes).unwrap();
@@ -666,6 +672,69 @@ mod tests {
             retries: Retries::default(),
         };
         adapter.create_pair(setup).unwrap()
+    }
+
+    /// An answer and the reply of the peer's program, one frame after the other: completions are
+    /// in this order, without a look of the adapter between the two.
+    #[test]
+    fn what_is_answered_completes_before_the_reply_to_it() {
+        let mut adapter = Adapter::new(Network::default());
+        let memory = |bytes| Mapped::allocate(bytes).unwrap();
+        let entries = memory(4 * CQE_BYTES);
+        let completions = adapter.create_completions(CompletionsSetup {
+            entries: entries.clone().into(),
+            log_entries: 2,
+            collapsed: false,
+            record: None,
+        });
+        let completions = completions.unwrap();
+        let (ring, record, page) = (memory(4096), memory(8), memory(4096));
+        let setup = PairSetup {
+            domain: 1,
+            send_completions: completions,
+            receive_completions: completions,
+            ring: ring.clone().into(),
+            log_blocks: 6,
+            receives: Some((memory(64), 2)),
+            record: record.clone().into(),
+            page: page.clone(),
+            retries: Retries::default(),
+        };
+        let qpn = adapter.create_pair(setup).unwrap();
+        let peer = Peer { qpn: 1, epoch: 2 };
+        adapter.connect_remote(qpn, peer).unwrap();
+        let epoch = adapter.end_of(qpn).unwrap().epoch;
+        let send = Operation::Send {
+            imm: None,
+            data: Data::Inline(smallvec![7; 4]),
+        };
+        let (index, flags) = (0, Flags::SIGNALLED);
+        let entry = Entry {
+            index,
+            qpn,
+            flags,
+            operation: send,
+        };
+        ring.write(0, &entry.encode());
+        record.u32(0).store(1_u32.to_be(), Ordering::Release);
+        record.u32(4).store(1_u32.to_be(), Ordering::Release);
+        let word = (1_u64 << 8) << 32 | u64::from(qpn << 8);
+        page.u64(0x800).store(word.to_be(), Ordering::Release);
+        adapter.poll(1);
+        assert!(adapter.outgoing(qpn, epoch).unwrap().is_some());
+        for kind in [kind::DONE, kind::SEND] {
+            let header = Header {
+                kind,
+                ..Header::default()
+            };
+            adapter.incoming(qpn, epoch, &header, &[]).unwrap();
+        }
+        let kinds = [0, 1].map(|at| {
+            let mut bytes = [0; CQE_BYTES];
+            entries.read(at * CQE_BYTES, &mut bytes);
+            Completion::parse(&bytes).unwrap().0.kind
+        });
+        assert_eq!(kinds, [Kind::Requester, Kind::Received]);
     }
 
     /// Messages of every kind with random fields: each is an answer, a refusal or the end of the

@@ -397,6 +397,22 @@ impl Adapter {
         }
     }
 
+    /// Notes the peer's answer, and completes what is answered: the next message may be the reply
+    /// of the peer's program, which completes after it.
+    pub(super) fn take_answer(
+        &mut self,
+        sender: &mut Sender,
+        number: usize,
+        sequence: u64,
+        answer: Answer,
+    ) {
+        sender.answered(sequence, answer, self.now_ns);
+        let pair = self.pairs[number].filter(|pair| pair.state == State::Ready);
+        if let Some(pair) = pair.filter(|pair| !self.overrun(pair.send_completions)) {
+            self.complete_front(sender, number, &pair);
+        }
+    }
+
     /// Completes what is answered, in order. The first failure ends the queue.
     fn complete_front(&mut self, sender: &mut Sender, number: usize, pair: &Pair) -> usize {
         let mut done = 0;

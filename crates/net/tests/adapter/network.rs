@@ -1,9 +1,9 @@
 //! Networks that lose and delay, garbage in rings, and the share of each queue in a poll.
 
-use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, atomic::Ordering};
 
 use outboard_net::{
-    Access, Mapped, Network, State,
+    Access, Mapped, Network, State, Watch,
     cqe::Kind,
     wqe::{Control, Data, Operation, Remote, Segment},
 };
@@ -84,6 +84,43 @@ fn bandwidth_and_delay_are_kept() {
     }
     // 300 bytes at 1 byte/ns, there and back.
     assert!((1700..=1704).contains(&now_ns), "{now_ns} ns");
+}
+
+/// Calls of programs that wait for both tell of the entry first, though both arrive at one look.
+#[test]
+fn an_entry_completes_before_the_reply_to_it() {
+    let network = Network {
+        delay_ns_min: 700,
+        delay_ns_max: 700,
+        ..Network::default()
+    };
+    let (mut adapter, mut a, mut b) = connected(network);
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let setup = &a.setup;
+    for (number, what) in [
+        (setup.receive_completions, "received"),
+        (setup.send_completions, "sent"),
+    ] {
+        let told = told.clone();
+        let watch = Arc::new(Watch::new(move || told.lock().unwrap().push(what)));
+        watch.arm();
+        adapter.watch(number, watch).unwrap();
+    }
+    a.post_receive(a.segment(64, 8));
+    b.post_receive(b.segment(64, 8));
+    let send = |of: &End| Operation::Send {
+        imm: None,
+        data: gather(of.segment(0, 8)),
+    };
+    a.post(send(&a));
+    adapter.poll(0);
+    adapter.poll(700);
+    assert_eq!(b.receipt().unwrap().kind, Kind::Received);
+    b.post(send(&b));
+    adapter.poll(701);
+    assert!(told.lock().unwrap().is_empty());
+    adapter.poll(1500);
+    assert_eq!(*told.lock().unwrap(), ["sent", "received"]);
 }
 
 #[test]
