@@ -400,7 +400,7 @@ fn data_connections_come_to_the_sessions_port_with_its_key_and_no_other() {
         unreachable!()
     };
     let at = SocketAddr::from(([127, 0, 0, 1], port));
-    let open = |key| open_data_connections(&at.into(), key, 2, Instant::now() + PATIENCE);
+    let open = |key| open_data_connections(&at.into(), None, key, 2, Instant::now() + PATIENCE);
     let refused = |key| {
         let error = open(key).err().unwrap().to_string();
         assert!(error.contains("no session of it awaits"), "{error}");

@@ -501,10 +501,15 @@ fn every_connection_of_a_session_needs_the_token() {
         unreachable!();
     };
     let bare = std::net::SocketAddr::from(([127, 0, 0, 1], port));
-    let without = open_data_connections(&bare.into(), key, 2, until);
+    let without = open_data_connections(&bare.into(), None, key, 2, until);
     let said = without.err().unwrap().to_string();
     assert!(said.contains("asks for a token"), "{said}");
-    assert_eq!(open_data_connections(&way, key, 2, until).unwrap().len(), 2);
+    assert_eq!(
+        open_data_connections(&way, None, key, 2, until)
+            .unwrap()
+            .len(),
+        2
+    );
     let mut heartbeats = Heartbeats::connect(&server.tcp, welcome.key.unwrap(), PATIENCE).unwrap();
     heartbeats.ask(until).unwrap();
     let mut stranger = TcpStream::connect(("127.0.0.1", port)).unwrap();
