@@ -49,7 +49,7 @@ const ADDRESS_MIN: u64 = 64 << 10;
 #[derive(Default)]
 pub(super) struct HostMemory {
     regions: BTreeMap<u64, Region>,
-    /// Regions that the client has unmapped, with fences for the work that may still use them.
+    /// Regions that the client has unmapped, with fences for the work that ran then.
     leaving: Vec<(Fence, u64, Region)>,
     /// Parts that the client must be sent, whenever they were written.
     untold: Vec<(u64, u64)>,
@@ -368,7 +368,7 @@ impl Soft {
     /// Lets kernels use a region whose pages were just mapped.
     fn keep_region(&mut self, va: u64, region: Region) -> Result<(), Failure> {
         // SAFETY: the pages are readable and writable. They stay mapped until the region is
-        // dropped, which happens after all work submitted before its unregistration is done.
+        // dropped, which happens after all work that ran at its unregistration is done.
         if let Err(error) = unsafe { self.gpu.register_host(va, region.bytes) } {
             self.host.drop_region(va, &region);
             return Err(failure(error));
@@ -447,11 +447,14 @@ impl Soft {
         self.leave(m.va)
     }
 
-    /// Hides a region from later work; its pages are unmapped when earlier work is done.
+    /// Hides a region from later work; its pages are unmapped when the work that runs now is done.
+    /// Work that only waits may wait for the client, which would hold up the next mapping there.
     fn leave(&mut self, va: u64) -> Result<(), Failure> {
         self.gpu.unregister_host(va).map_err(failure)?;
         if let Some(region) = self.host.regions.remove(&va) {
-            self.host.leaving.push((self.gpu.fence_all(), va, region));
+            self.host
+                .leaving
+                .push((self.gpu.fence_running(), va, region));
         }
         self.host.sweep();
         Ok(())

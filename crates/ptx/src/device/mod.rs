@@ -156,8 +156,8 @@ impl Gpu {
     /// Lets device work use memory of the host at its own address.
     ///
     /// # Safety
-    /// The memory must stay readable and writable until it is unregistered and everything submitted
-    /// before that is done.
+    /// The memory must stay readable and writable until it is unregistered and everything that runs
+    /// then is done (see [`fence_running`](Self::fence_running)).
     pub unsafe fn register_host(&self, address: u64, bytes: u64) -> Result<(), Error> {
         // SAFETY: the caller fulfils the same contract.
         self.shared
@@ -171,6 +171,13 @@ impl Gpu {
     /// Returns a fence after everything submitted so far, in all contexts; faults do not affect it.
     pub fn fence_all(&self) -> Fence {
         let tasks = self.shared.with(State::all_tails);
+        self.fence(None, tasks)
+    }
+
+    /// Returns a fence after the work that runs now. It alone may still touch host memory that was
+    /// unregistered, since later work looks for its memory when it begins.
+    pub fn fence_running(&self) -> Fence {
+        let tasks = self.shared.with(|s| s.running_tasks());
         self.fence(None, tasks)
     }
 
@@ -259,6 +266,8 @@ impl Gpu {
         Ok(self.fence(Some(context), tasks))
     }
 
+    /// Returns a fence after everything submitted to a context so far. Captures under way go on: a
+    /// program's wait that they forbid is the client's to refuse.
     pub fn context_fence(&self, context: ContextId) -> Result<Fence, Error> {
         let tasks = self.shared.with(|s| s.context_fence(context))?;
         Ok(self.fence(Some(context), tasks))

@@ -463,6 +463,11 @@ impl State {
         !self.polling.is_empty()
     }
 
+    /// Returns the tasks that runners have; short ones run under the lock.
+    pub(super) fn running_tasks(&self) -> Vec<TaskId> {
+        self.running.keys().copied().collect()
+    }
+
     pub(super) fn ready_tasks(&self) -> usize {
         self.ready.len()
     }

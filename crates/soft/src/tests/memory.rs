@@ -331,6 +331,27 @@ fn addresses_in_use_here_cannot_become_mirrors() {
 }
 
 #[test]
+fn host_memory_comes_back_while_work_waits_for_the_client() {
+    let mut c = client();
+    c.done(Request::HostFunc(m::HostFunc { stream: 0, call: 1 }));
+    // Far from other tests' addresses, as above.
+    let va = 0x3b10_0000_0000;
+    let start = Instant::now();
+    for _ in 0..3 {
+        c.done(Request::HostMap(m::HostMap {
+            va,
+            len: 8192,
+            flags: 0,
+            fd_tag: 0,
+        }));
+        c.done(Request::HostUnmap(m::HostUnmap { va }));
+    }
+    assert!(start.elapsed() < Duration::from_secs(5));
+    c.done(Request::HostFuncDone(m::HostFuncDone { call: 1 }));
+    c.sync().unwrap();
+}
+
+#[test]
 fn shared_files_are_the_same_memory() {
     let mut c = client();
     let kernel = c.kernels();

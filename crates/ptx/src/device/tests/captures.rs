@@ -89,7 +89,6 @@ fn waiting_for_a_capturing_stream_ends_the_capture() {
     let b = bench();
     for wait in [
         (|b, s| b.gpu.stream_fence(s).map(|_| ())) as fn(&Bench, StreamId) -> Result<(), Error>,
-        |b, _| b.gpu.context_fence(b.context).map(|_| ()),
         |b, s| b.gpu.upload(s, Rows::line(b.base), Extent::line(1), &[1]),
         |b, s| {
             b.gpu
@@ -115,6 +114,22 @@ fn waiting_for_a_capturing_stream_ends_the_capture() {
         assert_eq!(b.gpu.capture_info(stream).unwrap(), CaptureInfo::None);
         b.sync(stream).unwrap();
     }
+}
+
+#[test]
+fn waiting_for_a_context_does_not_disturb_its_captures() {
+    let b = bench();
+    let (stream, gate) = (b.non_blocking(), gate());
+    b.gpu.submit(stream, gated(&gate)).unwrap();
+    b.gpu.begin_capture(stream, None).unwrap();
+    b.gpu.submit(stream, Op::Empty).unwrap();
+    // What was submitted to the stream before its capture is waited for.
+    let mut fence = b.gpu.context_fence(b.context).unwrap();
+    assert!(stays_pending(&mut fence));
+    open(&gate);
+    wait(&mut fence).unwrap();
+    b.gpu.submit(stream, Op::Empty).unwrap();
+    b.gpu.end_capture(stream).unwrap();
 }
 
 #[test]
