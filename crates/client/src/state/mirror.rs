@@ -71,19 +71,26 @@ impl Mirror {
         is_long && !self.stays.load(Ordering::Acquire)
     }
 
-    /// Returns runs of bytes that differ from the server's, and counts them as sent.
+    /// Fills `now` with the program's bytes by `read`, which returns how many there are. Returns
+    /// that number and runs of them that differ from the server's, and counts these as sent.
+    ///
+    /// The server's bytes are locked while the program's are read: if both changed in between, by
+    /// what another thread received, the older ones would be sent as changes of the program's.
     pub(super) fn take_changes(
         &self,
         start: usize,
-        now: &[u8],
+        now: &mut [u8],
         exact: bool,
-    ) -> Vec<(usize, usize)> {
+        read: impl FnOnce(&mut [u8]) -> usize,
+    ) -> (usize, Vec<(usize, usize)>) {
         let mut server_bytes = self.server_bytes.lock();
-        let Some(known) = server_bytes.get_mut(start..start + now.len()) else {
-            return Vec::new();
+        let got = read(now).min(now.len());
+        let now = &now[..got];
+        let Some(known) = server_bytes.get_mut(start..start + got) else {
+            return (got, Vec::new());
         };
         if now == known {
-            return Vec::new();
+            return (got, Vec::new());
         }
         let unit = if exact {
             WORD_BYTES
@@ -94,7 +101,7 @@ impl Mirror {
         for (at, len) in &runs {
             known[*at..at + len].copy_from_slice(&now[*at..at + len]);
         }
-        runs
+        (got, runs)
     }
 
     /// Marks bytes that the server may not have: they count as changed until they are sent again.
@@ -145,11 +152,21 @@ mod tests {
     fn changes_are_taken_once_and_again_after_they_were_lost() {
         let mirror = Mirror::default();
         *mirror.server_bytes.lock() = vec![0; 64];
-        let mut now = [0u8; 64];
-        now[9] = 1;
-        assert_eq!(mirror.take_changes(0, &now, true), vec![(8, 4)]);
-        assert_eq!(mirror.take_changes(0, &now, true), vec![]);
-        mirror.forget(0, &now);
-        assert_eq!(mirror.take_changes(0, &now, true), vec![(0, 64)]);
+        let mut program = [0u8; 64];
+        program[9] = 1;
+        let taken = || {
+            let mut now = [0u8; 64];
+            let read = |out: &mut [u8]| {
+                // What arrives meanwhile waits: else it would look like the program's.
+                assert!(mirror.server_bytes.try_lock().is_none());
+                out.copy_from_slice(&program);
+                out.len()
+            };
+            mirror.take_changes(0, &mut now, true, read)
+        };
+        assert_eq!(taken(), (64, vec![(8, 4)]));
+        assert_eq!(taken(), (64, vec![]));
+        mirror.forget(0, &program);
+        assert_eq!(taken(), (64, vec![(0, 64)]));
     }
 }

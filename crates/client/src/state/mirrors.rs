@@ -424,18 +424,18 @@ impl Driver {
             // Pieces end at page borders, so that an unmapped page costs only itself.
             let piece_end = to.min((at / PAGE_BYTES * PAGE_BYTES) + PIECE_BYTES as u64);
             let wanted = (piece_end - at) as usize;
-            let got = range.read(at - range.base, &mut buffer[..wanted]);
+            let start = (at - range.base) as usize;
+            let read = |out: &mut [u8]| range.read(start as u64, out);
+            let buffer = &mut buffer[..wanted];
+            let (got, changes) = range.mirror.take_changes(start, buffer, exact, read);
             let now = &buffer[..got];
-            for (offset, len) in range
-                .mirror
-                .take_changes((at - range.base) as usize, now, exact)
-            {
+            for (offset, len) in changes {
                 let written = messages::HostWrite {
                     va: at + offset as u64,
                     data: &now[offset..offset + len],
                 };
                 if let Err(error) = self.submit(&written) {
-                    range.mirror.forget((at - range.base) as usize, now);
+                    range.mirror.forget(start, now);
                     return Err(error);
                 }
                 figures.sent_bytes.fetch_add(len as u64, Ordering::Relaxed);
