@@ -19,6 +19,7 @@
 # make fuzz-coverage  what the fuzz targets reach of their code; docs/results/fuzz-coverage.json and docs/fuzzing.md
 # make balance-soak  the balancer's tests in their long form, as root for AF_XDP, too; docs/results/balance-soak.json
 # make net-soak   ten million operations of 64 threads on queues of the software adapter that lose messages; docs/results/net-soak.json
+# make calls-soak  half an hour of mixed driver calls over each link, on the software device (SOAK_S, SOAK_SEED, SOAK_LINKS); docs/results/calls-soak.json
 # make paper-net  figures of papers on networking that GPUs start, by the software adapter, on this machine's GPU; docs/results/paper-net.json
 # make containers the images of server and client by podman, without a registry, as root
 # make bare-root  the wheel, the Debian package and Jupyter in a root that has nothing else, as root
@@ -78,6 +79,10 @@ FUZZ_S ?= 60
 BALANCE_SOAK ?= balance-soak
 POOL_FAULTS ?= pool-faults
 NET_SOAK ?= net-soak
+CALLS_SOAK ?= calls-soak
+SOAK_S ?= 1800
+SOAK_SEED ?= 1
+SOAK_LINKS ?= shm,tcp
 NET_PAPER ?= paper-net
 OPERATIONS ?= 10000000
 FAULTS_S ?= 1800
@@ -86,7 +91,7 @@ SEED ?= 1
 PARTS ?=
 CASES ?=
 
-.PHONY: demo check test lint unit smoke loom fuzz fuzz-corpora fuzz-coverage hostile balance-soak net-soak bare-root programs packages nvshmem instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-gpu paper-pool-quick pool-demo pool-faults page-script bench-pool build examples coverage samples ptx-table net-ptx paper-net dist check-size containers install wheel deb clean
+.PHONY: demo check test lint unit smoke loom fuzz fuzz-corpora fuzz-coverage hostile balance-soak net-soak calls-soak bare-root programs packages nvshmem instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-gpu paper-pool-quick pool-demo pool-faults page-script bench-pool build examples coverage samples ptx-table net-ptx paper-net dist check-size containers install wheel deb clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -179,6 +184,10 @@ paper-net: $(TOOLCHAIN)
 net-soak: $(TOOLCHAIN)
 	$(CARGO) build --release --quiet -p outboard-net
 	OUTBOARD=$(RELEASE)/outboard PYTHONPATH=tests $(TOOLCHAIN) tests/net/long.py docs/results/$(NET_SOAK).json $(OPERATIONS) $(SEED)
+
+# The soak of tests/test_soak.py in its long form, over SOAK_LINKS at once (rdma after them, in a guest), by the seed SOAK_SEED.
+calls-soak: build $(TOOLCHAIN)
+	OUTBOARD=$(RELEASE)/outboard PYTHONPATH=tests:tests/rdma:tools $(TOOLCHAIN) tests/soak/long.py docs/results/$(CALLS_SOAK).json --seconds $(SOAK_S) --seed $(SOAK_SEED) --links $(SOAK_LINKS)
 
 page-script: $(TOOLCHAIN)
 	$(TOOLCHAIN) tools/page_script.py make

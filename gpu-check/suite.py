@@ -131,7 +131,7 @@ def groups() -> tuple[Group, ...]:
                 for name in ("profiler_resnet18", "profiler_bert", "profiler_graph", "profiler_copies", "profiler_many")
             ),
         ),
-        Group(SOAK, _workloads("torch_soak", "soak")),
+        Group(SOAK, _workloads("torch_soak", "soak") + _workloads("soak_calls", "soak_calls")),
         Group("device_assert", _workloads("faults", "device_assert")),
         Group("os_exit", _workloads("faults", "os_exit"), exit_code=7),
         Group(
