@@ -109,6 +109,7 @@ uint64_t outboard_net_counters_bytes(const struct outboard_net_queue_options *op
 // The memory, and `counters`, are no other queue's of this process until the adapter is closed.
 int outboard_net_queue_create(const struct outboard_net *net, void *memory, uint64_t bytes,
                               const struct outboard_net_queue_options *options, struct outboard_net_queue *out);
+// Queues that are not connected; one may be connected to itself.
 int outboard_net_connect(const struct outboard_net *net, uint32_t one, uint32_t other);
 
 enum outboard_net_meeting {

@@ -65,14 +65,14 @@ impl Queue {
         self.export
     }
 
-    /// Connects two queues, which may be one.
+    /// Connects two queues, which may be one. Fails if one is connected.
     pub fn connect(nic: &Nic, one: &Queue, other: &Queue) -> Result<(), Error> {
         let (a, b) = (one.export.qpn, other.export.qpn);
         if one.is_unreliable() != other.is_unreliable() {
             return Err(Error::Reliability(if one.is_unreliable() { a } else { b }));
         }
         nic.with(|adapter| {
-            let (of_a, of_b) = (adapter.end_of(a)?, adapter.end_of(b)?);
+            let (of_a, of_b) = (adapter.unconnected(a)?, adapter.unconnected(b)?);
             adapter.connect(a, of_b)?;
             adapter.connect(b, of_a)
         })?;

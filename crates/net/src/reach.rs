@@ -41,13 +41,22 @@ fn parse(bytes: &[u8; REACH_BYTES], number: u32) -> Option<Remote> {
     let (psn, rest) = rest.split_first_chunk()?;
     let (lid, rest) = rest.split_first_chunk()?;
     let (mtu, gid) = rest.split_first_chunk()?;
-    Some(Remote {
+    Some(checked(Remote {
         number,
-        psn: u32::from_le_bytes(*psn) & outboard_verbs::PSN_MASK,
+        psn: u32::from_le_bytes(*psn),
         gid: *gid.first_chunk()?,
         lid: u16::from_le_bytes(*lid),
-        mtu: u16::from_le_bytes(*mtu).max(MTU_MIN),
-    })
+        mtu: u16::from_le_bytes(*mtu),
+    }))
+}
+
+/// Brings what somebody says of a queue pair into the bounds of what there is.
+pub(crate) fn checked(said: Remote) -> Remote {
+    Remote {
+        psn: said.psn & outboard_verbs::PSN_MASK,
+        mtu: said.mtu.max(MTU_MIN),
+        ..said
+    }
 }
 
 /// A queue that peers reach over an RDMA device.
@@ -68,6 +77,8 @@ pub(crate) fn connect(
     other: &impl Reached,
     is_one: bool,
 ) -> Result<(), Error> {
+    one.check_unconnected()?;
+    other.check_unconnected()?;
     let (of_one, of_other) = (one.reached(device), other.reached(device));
     one.connect(device, &of_one, &of_other)?;
     match is_one {

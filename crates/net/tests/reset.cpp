@@ -282,6 +282,7 @@ int wrong_key()
     EXPECT(outboard_net_queue_create(net, memory[1], bytes, &five, &two) == 0);
     EXPECT(outboard_net_queue_create(net, nullptr, bytes, &five, &two) == -1);
     EXPECT(outboard_net_connect(net, one.qpn, two.qpn) == 0);
+    EXPECT(refused(outboard_net_connect(net, two.qpn, one.qpn), "is connected: reset it first"));
     uint64_t *data = (uint64_t *)memory[2];
     uint32_t key = 0;
     EXPECT(outboard_net_register(net, data, 4096, 15, &key) == 0);
@@ -303,6 +304,8 @@ int wrong_key()
         EXPECT(queue.wait(good, PATIENCE_NS).cause == Cause::stale);
         EXPECT(queue.nop(PATIENCE_NS, &behind).cause == Cause::completion);
         EXPECT(outboard_net_connect(net, one.qpn, two.qpn) == 0);
+        // A failed one is connected, too, until it is put back.
+        EXPECT(refused(outboard_net_connect(net, one.qpn, one.qpn), "is connected: reset it first"));
     }
     outboard_net_close(net);
     return 0;

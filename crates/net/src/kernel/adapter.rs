@@ -190,6 +190,14 @@ impl KernelAdapter {
         Ok(Peer { qpn, epoch })
     }
 
+    /// Returns a queue pair as its peer names it. Fails if it is connected.
+    pub(crate) fn unconnected(&self, qpn: u32) -> Result<Peer, Error> {
+        match self.pair(qpn)?.state {
+            tables::STATE_RESET => self.end_of(qpn),
+            _ => Err(Error::Connected(qpn)),
+        }
+    }
+
     /// Makes a queue pair ready to send and receive.
     pub fn connect(&mut self, qpn: u32, peer: Peer) -> Result<(), Error> {
         self.change(qpn, |pair| {

@@ -205,7 +205,7 @@ impl Endpoint for OfKernel {
             return Err(Error::Reliability(if one.is_unreliable() { a } else { b }));
         }
         self.shared()?.with(|adapter| {
-            let (of_a, of_b) = (adapter.end_of(a)?, adapter.end_of(b)?);
+            let (of_a, of_b) = (adapter.unconnected(a)?, adapter.unconnected(b)?);
             adapter.connect(a, of_b)?;
             adapter.connect(b, of_a)
         })?;
