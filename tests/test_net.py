@@ -449,8 +449,8 @@ def test_memory_that_kernels_and_adapters_do_not_share_is_refused(server: Server
             "taken",
             f"taken {refused}",
             done,
-            f"{refused} {invalid}",
-            f"{done} {invalid}",
+            f"{refused} {invalid} {done} {done}",
+            f"{done} {invalid} CUDA_ERROR_INVALID_VALUE",
         ],
         "tcp": [
             done,
@@ -458,8 +458,8 @@ def test_memory_that_kernels_and_adapters_do_not_share_is_refused(server: Server
             "taken",
             f"not pinned {done}",
             refused,
-            f"{done} {refused}",
-            f"{already} {done}",
+            f"{done} {refused} {done} {refused}",
+            f"{already} {done} {done}",
         ],
     }
     for link, expected in says.items():

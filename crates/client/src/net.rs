@@ -123,9 +123,9 @@ impl Driver {
         Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
     }
 
-    /// Refuses to unregister memory that an endpoint at the server has: it would keep a copy that
-    /// is no longer compared with the program's memory.
-    pub(crate) fn may_unregister(&self, address: u64) -> Done {
+    /// Refuses a call that ends the pinning of memory which an endpoint at the server has: it would
+    /// keep a copy that is no longer compared with the program's memory.
+    pub(crate) fn may_unpin(&self, call: &str, address: u64) -> Done {
         let bytes = self
             .host
             .read()
@@ -135,7 +135,7 @@ impl Driver {
             return Ok(());
         }
         log::warn(format_args!(
-            "cuMemHostUnregister of memory at {address:#x} that an endpoint of outboard/net.h has is not supported: the endpoint is where the GPU is, and has a copy of it; close the endpoint first"
+            "{call} of memory at {address:#x} that an endpoint of outboard/net.h has is not supported: the endpoint is where the GPU is, and has a copy of it; close the endpoint first"
         ));
         Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
     }

@@ -23,6 +23,10 @@ def pin(at: int, size: int = BYTES) -> str:
     return cuda.call("cuMemHostRegister_v2", ctypes.c_void_p(at), ctypes.c_size_t(size), ctypes.c_uint32(0))
 
 
+def free(at: int) -> str:
+    return cuda.call("cuMemFreeHost", ctypes.c_void_p(at))
+
+
 def unpin(at: int) -> str:
     return cuda.call("cuMemHostUnregister", ctypes.c_void_p(at))
 
@@ -31,8 +35,9 @@ cuda.primary_context()
 pages, arena = mmap.mmap(-1, BYTES), mmap.mmap(-1, BYTES)
 at, arena_at = (ctypes.addressof(ctypes.c_char.from_buffer(of)) for of in (pages, arena))
 print(pin(at + BYTES // 2, BYTES // 4))
-pinned = ctypes.c_void_p()
-cuda.must("cuMemHostAlloc", ctypes.byref(pinned), ctypes.c_size_t(BYTES), ctypes.c_uint32(0))
+pinned, spare = ctypes.c_void_p(), ctypes.c_void_p()
+for memory in (pinned, spare):
+    cuda.must("cuMemHostAlloc", ctypes.byref(memory), ctypes.c_size_t(BYTES), ctypes.c_uint32(0))
 with net.Endpoint() as endpoint:
     print(said((ctypes.c_char * (BYTES // 4)).from_address(at + BYTES // 2)), said(pages))
     print(said((ctypes.c_char * BYTES).from_address(pinned.value)))
@@ -43,5 +48,5 @@ with net.Endpoint() as endpoint:
         with net.Endpoint() as second:
             said(arena, second)
             said(pages, second)
-    print(pin(arena_at, BYTES // 4), unpin(at + BYTES // 2))
-print(pin(arena_at, BYTES // 4), unpin(at + BYTES // 2))
+    print(pin(arena_at, BYTES // 4), unpin(at + BYTES // 2), free(spare.value), free(pinned.value))
+print(pin(arena_at, BYTES // 4), unpin(at + BYTES // 2), free(pinned.value))

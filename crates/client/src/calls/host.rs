@@ -53,6 +53,7 @@ pub(crate) unsafe fn cuMemFreeHost(address: *mut c_void) -> Done {
     if driver.is_managed(address as u64) {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
+    driver.may_unpin("cuMemFreeHost", address as u64)?;
     // As on a local GPU, work that uses the memory is finished first.
     if driver.contexts.current().is_ok() && !driver.session.progress.is_idle() {
         let _ = driver.synchronize_context();
@@ -107,7 +108,7 @@ pub(crate) unsafe fn cuMemHostUnregister(address: *mut c_void) -> Done {
     if DOORBELLS.lock().remove(&(address as u64)) {
         return Ok(());
     }
-    driver.may_unregister(address as u64)?;
+    driver.may_unpin("cuMemHostUnregister", address as u64)?;
     if driver.contexts.current().is_ok() && !driver.session.progress.is_idle() {
         let _ = driver.synchronize_context();
     }
