@@ -3,7 +3,7 @@
 use std::{
     fmt::Write as _,
     fs,
-    io::{BufWriter, Write as _},
+    io::{self, BufWriter, Write},
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -139,11 +139,15 @@ fn cut(args: &CutArgs) -> anyhow::Result<ExitCode> {
 
 fn export(args: &ExportArgs) -> anyhow::Result<ExitCode> {
     let trace = read(&args.file)?;
-    write_whole(&args.out, |file| {
-        let mut out = BufWriter::new(file);
+    let write = |to: &mut dyn Write| {
+        let mut out = BufWriter::new(to);
         chrome::export(&mut out, &trace)?;
         out.flush()
-    })?;
+    };
+    match args.out == Path::new("-") {
+        true => write(&mut io::stdout().lock()).context("writing standard output")?,
+        false => write_whole(&args.out, |file| write(file))?,
+    }
     Ok(ExitCode::SUCCESS)
 }
 

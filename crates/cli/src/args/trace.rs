@@ -47,7 +47,7 @@ pub(crate) struct ExportArgs {
     /// Chrome's trace events, the only format
     #[arg(long, required = true)]
     pub(crate) chrome: bool,
-    /// The file to write
+    /// The file to write; - is standard output
     #[arg(short, long, value_name = "FILE")]
     pub(crate) out: PathBuf,
 }

@@ -59,6 +59,23 @@ fn what_cannot_be_read_is_named_once() {
 }
 
 #[test]
+fn a_time_line_goes_to_standard_output_as_to_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let (recording, file) = (recording(), folder.path().join("file"));
+    let export = |out: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_outboard"));
+        let named = command.args(["trace", "export", "--chrome", "-o"]).arg(out);
+        let done = named.arg(&recording).current_dir(folder.path()).output();
+        let done = done.unwrap();
+        assert_eq!(done.status.code(), Some(0));
+        done.stdout
+    };
+    assert_eq!(export(&file), []);
+    assert_eq!(export(Path::new("-")), fs::read(&file).unwrap());
+    assert!(!folder.path().join("-").exists());
+}
+
+#[test]
 fn what_cannot_be_written_is_named_once() {
     let folder = tempfile::tempdir().unwrap();
     let recording = recording().display().to_string();
