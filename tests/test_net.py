@@ -764,3 +764,5 @@ def test_bench_net_measures_providers_in_turns() -> None:
         assert all(row["us_each"] > 0 for row in rows)
     refused = subprocess.run([*bench, "--provider", "mlx5"], capture_output=True, text=True, timeout=RUN_S_MAX)
     assert refused.returncode != 0 and "the provider mlx5 is not possible here" in refused.stderr, refused.stderr
+        ([], ["--verb", "put", "--provider"], ("nic", "nic-gpu")),
+        assert all(row["processors"] == (2 if row["provider"] == "nic-gpu" else 1) for row in rows)

@@ -2,7 +2,7 @@
 
 use anyhow::bail;
 use clap::ValueEnum;
-use outboard_net::{Provider, Way, wqe::opcode};
+use outboard_net::{Engine, Error, Provider, Way, wqe::opcode};
 use serde::{Deserialize, Serialize};
 
 /// A value in the entry, beside the numbers of operations.
@@ -93,6 +93,8 @@ pub(crate) enum Place {
 pub(crate) enum By {
     /// The adapter in software, of one process
     Nic,
+    /// The adapter in software as a kernel of the GPU (OUTBOARD_NET_ENGINE says of how many warps)
+    NicGpu,
     /// Two adapters of two processes, by memory of both
     NicShm,
     /// Two adapters of two processes, over tcp
@@ -110,10 +112,21 @@ pub(crate) enum By {
 impl By {
     pub(super) fn provider(self) -> Provider {
         match self {
-            By::Nic | By::NicShm | By::NicTcp | By::NicVerbs => Provider::Nic,
+            By::Nic | By::NicGpu | By::NicShm | By::NicTcp | By::NicVerbs => Provider::Nic,
             By::Nvlink => Provider::Nvlink,
             By::Proxy => Provider::Proxy,
             By::Mlx5 => Provider::Mlx5,
+        }
+    }
+
+    /// Returns what executes the entries of `nic`; none if that is left open.
+    pub(super) fn engine(self) -> Result<Option<Engine>, Error> {
+        if self != By::NicGpu {
+            return Ok(None);
+        }
+        match Engine::asked()? {
+            Engine::Thread => Ok(Some(Engine::GPU)),
+            asked => Ok(Some(asked)),
         }
     }
 

@@ -4,7 +4,7 @@ use std::{ffi::c_void, ptr};
 
 use anyhow::{Context as _, bail};
 use outboard_net::{
-    Access, EXCLUSIVE, Endpoint, Export, Network, PATIENT, QueueOptions, open, rouse,
+    Access, EXCLUSIVE, Endpoint, Engine, Export, Network, PATIENT, QueueOptions, open_by, rouse,
 };
 
 use super::{
@@ -192,11 +192,16 @@ impl<'d> Held<'d> {
             _ => "net",
         };
         let function = self.driver.function(module, name)?;
+        let (asked, engine) = (case.provider.provider(), case.provider.engine()?);
+        let of_adapter = match engine {
+            Some(Engine::Gpu { blocks, .. }) => blocks,
+            _ => 0,
+        };
         let taken = Taken {
             registers: self.driver.registers(function)?,
-            processors: 1,
+            processors: 1 + of_adapter,
         };
-        let endpoint = open(Some(case.provider.provider()), Network::default())?;
+        let endpoint = open_by(Some(asked), engine, Network::default())?;
         let mut peer = case
             .provider
             .way()
