@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import product
@@ -268,10 +268,14 @@ def test_kernels_post_where_the_gpu_is(server: Server, soak_on_gpu: Path, messag
     is_right(server.run("tcp", program, *arguments, env=by(provider)))
 
 
-def test_threads_of_the_cpu_post_to_and_poll_what_is_where_the_gpu_is(server: Server, tmp_path: Path) -> None:
-    program = build_on_gpu(tmp_path, "host.cu")
-    is_right(server.run("shm", program, "program"))
-    is_right(server.run("tcp", program, "server"))
+@pytest.fixture(scope="module")
+def host_on_gpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_on_gpu(tmp_path_factory.mktemp("host"), "host.cu")
+
+
+def test_threads_of_the_cpu_post_to_and_poll_what_is_where_the_gpu_is(server: Server, host_on_gpu: Path) -> None:
+    is_right(server.run("shm", host_on_gpu, "program"))
+    is_right(server.run("tcp", host_on_gpu, "server"))
 
 
 @pytest.fixture(scope="module")
@@ -313,18 +317,46 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_on_gpu(tmp_path_factory.mktemp("ends"), "ends.cu")
 
 
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fabric")
+
+
+def with_devices(fabric: Path) -> list[str | Path]:
+    """Returns the command before a program or server that has a device, of those of a folder."""
+    return [OUTBOARD, "nic", "run", "--fabric", fabric, "--"]
+
+
+@pytest.fixture(scope="module")
+def lending(tmp_path_factory: pytest.TempPathFactory, fabric: Path) -> Iterator[Server]:
+    """A server that lends programs a device. The library of devices in software lies in no folder of the machine's,
+    which a sandbox would let a worker read."""
+    before = list(map(str, with_devices(fabric)))
+    options = ["--net-device", "any", "--sandbox", "off"]
+    server = start_server(tmp_path_factory.mktemp("lending"), *options, before=before)
+    yield server
+    server.stop()
+
+
 @contextmanager
 def meeting(
-    server: Server, ends: Path, *links: str, rounds: int, provider: str = "nic"
+    server: Server,
+    ends: Path,
+    *links: str,
+    rounds: int | tuple[int, int],
+    provider: str = "nic",
+    under: Sequence[str | Path] = (),
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """Two programs that have met, each with what it sends and receives in the GPU's memory where the endpoint reaches
     it."""
     address, processes = free_address(), []
-    reaches = DEVICE == "soft" or provider == "nvlink"
+    both_rounds = (rounds, rounds) if isinstance(rounds, int) else rounds
+    reaches = DEVICE == "soft" and provider == "nic"
     try:
-        for link, role in zip(links, ("listen", "connect"), strict=True):
-            memory = ["gpu"] if reaches and (link == "tcp" or provider == "nvlink") else []
-            command = [OUTBOARD, "run", "--gpu", server.urls[link], "--", ends, role, address, str(rounds), *memory]
+        for link, role, count in zip(links, ("listen", "connect"), both_rounds, strict=True):
+            memory = ["gpu"] if provider == "nvlink" or (reaches and link == "tcp") else []
+            command = [OUTBOARD, "run", "--gpu", server.urls[link], "--", ends, role, address, str(count), *memory]
+            command = [*(under if link == "shm" else ()), *command]
             env = {**os.environ, **by(provider)}
             pipe = subprocess.PIPE
             processes.append(subprocess.Popen(command, env=env, stdout=pipe, stderr=subprocess.STDOUT, text=True))
@@ -380,6 +412,75 @@ def test_an_end_that_is_killed_is_an_error_of_the_other_and_leaves_nothing(
         assert any("syndrome 0x15" in one or "syndrome 0x5" in one for one in said), said
         assert all(process.returncode != 0 for process in processes)
     workers_of(server, 1)
+
+
+BY_DEVICES = [("tcp", "tcp"), ("tcp", "shm"), ("shm", "tcp")]
+
+
+@pytest.mark.parametrize(("one", "other"), BY_DEVICES)
+def test_ends_of_devices_at_servers_and_of_programs_meet(
+    lending: Server, ends: Path, fabric: Path, one: str, other: str
+) -> None:
+    how = {"provider": "proxy", "under": with_devices(fabric)}
+    with meeting(lending, ends, one, other, rounds=10, **how) as processes:
+        said = [process.communicate(timeout=RUN_S_MAX)[0] for process in processes]
+    assert said == ["10 rounds: right\n"] * 2
+    # An endpoint that is closed is gone for the other.
+    with meeting(lending, ends, one, other, rounds=(10, 10**9), **how) as processes:
+        said = [process.communicate(timeout=RUN_S_MAX)[0] for process in processes]
+    assert said[0] == "10 rounds: right\n" and "syndrome 0x15" in said[1], said
+
+
+@pytest.mark.parametrize(("one", "other"), BY_DEVICES)
+@pytest.mark.parametrize("victim", ["program", "worker"])
+def test_an_end_of_a_device_that_is_killed_is_an_error_of_the_other(
+    lending: Server, ends: Path, fabric: Path, one: str, other: str, victim: str
+) -> None:
+    workers_of(lending, 1)
+    how = {"provider": "proxy", "under": with_devices(fabric)}
+    with meeting(lending, ends, one, other, rounds=10**9, **how) as processes:
+        workers = workers_of(lending, 3)
+        if victim == "program":
+            processes[0].kill()
+        else:
+            os.kill(workers[0], signal.SIGKILL)
+        start = time.monotonic()
+        said = [process.communicate(timeout=RUN_S_MAX)[0] for process in processes]
+        assert time.monotonic() - start < 60
+        assert any("syndrome 0x15" in one or "syndrome 0x5" in one for one in said), said
+        assert all(process.returncode != 0 for process in processes)
+    workers_of(lending, 1)
+
+
+@pytest.mark.parametrize(
+    "case", ["soak 32 5 6 0 3", "soak 1 20 5 0 1 gpu 4", "messages warp 2 2 12 6 3 33 0 0 3", "host server"]
+)
+def test_a_thread_of_the_server_posts_to_its_device_for_kernels(
+    lending: Server, soak_on_gpu: Path, messages_on_gpu: Path, host_on_gpu: Path, case: str
+) -> None:
+    name, *arguments = case.split()
+    program = {"soak": soak_on_gpu, "messages": messages_on_gpu, "host": host_on_gpu}[name]
+    is_right(lending.run("tcp", program, *arguments, env=by("proxy")))
+
+
+def test_devices_that_are_not_lent_and_memory_that_they_do_not_reach_are_refused(
+    server: Server, lending: Server, soak_on_gpu: Path, ends: Path
+) -> None:
+    listening, soak = ["listen", free_address(), "1", "gpu"], [soak_on_gpu, "1", "1", "5", "0", "1"]
+    for at, provider, command, why in (
+        (server, "proxy", soak, "outboard serve --net-device says which"),
+        (lending, "mlx5", soak, "take proxy, which posts to the same adapter"),
+        (lending, "proxy", [ends, *listening], "reaches pinned memory (cudaHostAlloc, cudaHostRegister)"),
+    ):
+        done = at.run("tcp", *command, env=by(provider))
+        assert done.returncode == 1 and why in done.stdout, done.stdout + done.stderr
+
+
+def test_a_session_has_128_queues_of_devices(lending: Server) -> None:
+    env = {"PYTHONPATH": f"{TEST_PROGRAMS}:{ROOT / 'python'}", **by("proxy")}
+    env["OUTBOARD_NET_LIBRARY"] = str(LIBRARY / "liboutboard_net.so")
+    done = lending.run("tcp", sys.executable, TEST_PROGRAMS / "net" / "many.py", env=env)
+    assert done.stdout.splitlines() == ["128", "a session has 128 queues of RDMA devices at most"], done.stderr
 
 
 def test_kernels_of_two_processes_exchange_data(server: Server, two_kernels: Path, tmp_path: Path) -> None:
@@ -753,6 +854,7 @@ def test_bench_net_measures_providers_in_turns() -> None:
     near = ["--verb", "put,send,put-imm", "--queues", "3"]
     for before, more, providers in (
         ([], [*near, "--provider"], ("nic", "nvlink")),
+        ([], ["--verb", "put", "--provider"], ("nic", "nic-gpu")),
         ([OUTBOARD, "nic", "run", "--"], ["--verb", "put,get", "--provider"], ("nic-shm", "nic-tcp", "nic-verbs")),
         ([OUTBOARD, "nic", "run", "--"], [*near, "--provider"], ("proxy", "mlx5", "nic")),
     ):
@@ -762,7 +864,6 @@ def test_bench_net_measures_providers_in_turns() -> None:
         rows = json.loads(done.stdout)["rows"]
         assert [row["provider"] for row in rows] == [*providers] * (len(rows) // len(providers))
         assert all(row["us_each"] > 0 for row in rows)
+        assert all(row["processors"] == (2 if row["provider"] == "nic-gpu" else 1) for row in rows)
     refused = subprocess.run([*bench, "--provider", "mlx5"], capture_output=True, text=True, timeout=RUN_S_MAX)
     assert refused.returncode != 0 and "the provider mlx5 is not possible here" in refused.stderr, refused.stderr
-        ([], ["--verb", "put", "--provider"], ("nic", "nic-gpu")),
-        assert all(row["processors"] == (2 if row["provider"] == "nic-gpu" else 1) for row in rows)

@@ -221,10 +221,9 @@ fn options(
         "--hand-over: a server of a pool hands nothing over; drain it with outboard pool drain"
     );
     let shares = args.shares.shares();
-    let all = listen.iter().chain(opened.clone());
-    let has_rdma = all
-        .into_iter()
-        .any(|at| matches!(at, Endpoint::Rdma { .. }));
+    let mut all = listen.iter().chain(opened.clone());
+    let has_rdma = all.any(|at| matches!(at, Endpoint::Rdma { .. }));
+    let has_rdma = has_rdma || args.trust.net_device.is_some();
     if let Some(folder) = &args.cache.cache {
         check_cache(folder).with_context(|| format!("--cache: {}", folder.display()))?;
     }
@@ -235,6 +234,7 @@ fn options(
     Ok(ServeOptions {
         listen,
         peer_copies: args.trust.peer_copies.clone(),
+        net_device: args.trust.net_device.clone(),
         greet_ms: args.idle.greet_within.as_millis() as u64,
         query_idle_ms: args.idle.query_idle.as_millis() as u64,
         sessions_max: args.sessions_max.into(),
@@ -370,6 +370,7 @@ struct Settings {
     shares: Vec<String>,
     hand_over: Option<PathBuf>,
     peer_copies: Vec<String>,
+    net_device: Option<String>,
     audit: Option<PathBuf>,
     set: BTreeMap<String, Vec<String>>,
 }
@@ -395,6 +396,7 @@ impl Settings {
             shares: shares.lines().map(String::from).collect(),
             hand_over: options.hand_over.clone(),
             peer_copies: peers.map(ToString::to_string).collect(),
+            net_device: options.net_device.clone(),
             audit: options.audit.clone(),
         }
     }
@@ -416,6 +418,11 @@ impl Settings {
         lines.extend(self.metrics.iter().map(|at| format!("metrics at {at}")));
         lines.extend(self.shares.iter().cloned());
         lines.extend(file("hand-over at", &self.hand_over));
+        let device = self.net_device.iter().map(|options| match &options[..] {
+            "" => "the first RDMA device for endpoints of programs".into(),
+            options => format!("the RDMA device {options} for endpoints of programs"),
+        });
+        lines.extend(device);
         let peers = self.peer_copies.iter();
         lines.extend(peers.map(|it| format!("copies straight to and from servers in {it}")));
         lines.extend(file("audit in", &self.audit));

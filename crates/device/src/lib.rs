@@ -24,7 +24,7 @@ use std::{borrow::Cow, os::fd::OwnedFd, sync::Arc};
 
 use outboard_api::CUresult;
 use outboard_link::{DeviceMemory, GpuMemory, Granted, Lasting, Segment, Tail};
-use outboard_net::Registered;
+use outboard_net::{Registered, remote::Borrower};
 use outboard_wire::{
     Data, Message,
     codec::Writer,
@@ -132,12 +132,12 @@ pub trait Host: Send {
     fn memory_in_use(&self) -> Option<MemoryInUse> {
         None
     }
-    /// Lends memory of the session to an adapter in software: all of these bytes. Host memory stays
-    /// mapped as long as the result, and is reported whenever it is written; a GPU's is looked up
-    /// at each use.
-    fn lend(&mut self, address: u64, len: u64) -> Result<Registered, Failure> {
-        let _ = (address, len);
-        Err(Failure::unsupported("adapters in software"))
+    /// Lends memory of the session to an adapter in software, or to a device: all of these bytes.
+    /// Host memory stays mapped as long as the result, and is reported whenever it is written; a
+    /// GPU's is looked up at each use.
+    fn lend(&mut self, address: u64, len: u64, to: Borrower) -> Result<Registered, Failure> {
+        let _ = (address, len, to);
+        Err(Failure::unsupported("endpoints of net.h"))
     }
     /// Marks a point in a stream, ordered there as a copy out of device memory would be.
     fn mark(&mut self, cx: &mut Cx<'_>, stream: u64) -> Result<Pending, Failure> {

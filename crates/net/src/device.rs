@@ -10,7 +10,7 @@ use parking_lot::RwLock;
 
 use crate::{driver, error::Error, keys::Access, mapping::is_mapped, memory::Mapped, wqe::Segment};
 
-/// Options for the device, as links have them: `device=mlx5_0&port=1&gid=3`.
+/// Variable with options for the device, as links have them: `device=mlx5_0&port=1&gid=3`.
 const VARIABLE: &str = "OUTBOARD_RDMA";
 /// An option of links alone.
 const OF_LINKS: &str = "gpu_memory";
@@ -43,14 +43,22 @@ impl Device {
     pub(crate) fn open<T>(
         make: impl Fn(&Arc<Domain>) -> Result<T, verbs::Error>,
     ) -> Result<(Device, T), Error> {
-        let options = options()?;
+        Device::open_of(&options()?, make)
+    }
+
+    /// Opens the device that the options name, or the first one of which a function makes
+    /// something.
+    pub(crate) fn open_of<T>(
+        options: &Options,
+        make: impl Fn(&Arc<Domain>) -> Result<T, verbs::Error>,
+    ) -> Result<(Device, T), Error> {
         let names = match &options.device {
             Some(name) => vec![name.clone()],
             None => devices()?.into_iter().map(|device| device.name).collect(),
         };
         let mut first = None;
         for name in names {
-            match open(&options, name, &make) {
+            match open(options, name, &make) {
                 Ok(opened) => return Ok(opened),
                 Err(error) => first = first.or(Some(error)),
             }
@@ -167,6 +175,11 @@ impl Device {
         })
     }
 
+    /// Returns the number of registrations.
+    pub(crate) fn registrations(&self) -> usize {
+        self.regions.read().len()
+    }
+
     /// Ends a registration.
     pub(crate) fn unregister(&self, key: u32) {
         self.regions.write().remove(&key);
@@ -258,13 +271,18 @@ fn open<T>(
 }
 
 fn options() -> Result<Options, Error> {
-    let mut options = Options::default();
     let said = env::var(VARIABLE).unwrap_or_default();
+    let failed = |why| Error::Device(format!("{VARIABLE}={said:?}: {why}"));
+    parsed(&said).map_err(failed)
+}
+
+/// Reads options for a device. None leave all of it open.
+pub(crate) fn parsed(said: &str) -> Result<Options, String> {
+    let mut options = Options::default();
     for part in said.split('&').filter(|part| !part.is_empty()) {
         let (name, value) = part.split_once('=').unwrap_or((part, ""));
         if name != OF_LINKS {
-            let set = options.set(name, value);
-            set.map_err(|why| Error::Device(format!("{VARIABLE}={said:?}: {why}")))?;
+            options.set(name, value)?;
         }
     }
     Ok(options)

@@ -1,8 +1,8 @@
 //! The choice of an endpoint.
 
 use crate::{
-    endpoint::Endpoint, engine::Engine, error::Error, faults::Network, here::here, placed::Placed,
-    provider::Provider,
+    endpoint::Endpoint, engine::Engine, error::Error, faults::Network, placed::Placed,
+    provider::Provider, remote::may_be_remote,
 };
 
 /// Opens an endpoint of the provider that was asked for, or of one that is chosen here.
@@ -18,7 +18,11 @@ pub fn open_by(
 ) -> Result<Box<dyn Endpoint>, Error> {
     network.check()?;
     let asked = Provider::asked(asked)?;
-    let provider = Provider::choose(asked)?;
+    // One of a server's machine is not possible or impossible here.
+    let (here, provider) = match (Provider::choose(asked), asked) {
+        (Err(_), Some(asked)) if may_be_remote() => (None, asked),
+        (chosen, _) => chosen.map(|chosen| (Some(chosen), chosen))?,
+    };
     if provider != Provider::Nic && !network.is_perfect() {
         return Err(Error::Impossible {
             provider: provider.name().to_string_lossy().into(),
@@ -32,9 +36,5 @@ pub fn open_by(
             why: "the adapter that is a kernel has a perfect network alone".into(),
         });
     }
-    match asked {
-        // These use a device of the program's machine.
-        Some(Provider::Mlx5 | Provider::Proxy) => here(provider, engine, network),
-        _ => Ok(Box::new(Placed::new(asked, (provider, engine), network))),
-    }
+    Ok(Box::new(Placed::new(asked, (here, engine), network)))
 }

@@ -34,8 +34,8 @@ fn impossible(why: &str) -> Error {
 pub(crate) struct Placed {
     /// The provider that the program has named.
     asked: Option<Provider>,
-    /// The provider in this process.
-    here: Provider,
+    /// The provider in this process; none if the one that was asked for is not possible here.
+    here: Option<Provider>,
     network: Network,
     engine: Engine,
     placing: Mutex<()>,
@@ -45,7 +45,7 @@ pub(crate) struct Placed {
 impl Placed {
     pub(crate) fn new(
         asked: Option<Provider>,
-        (here, engine): (Provider, Engine),
+        (here, engine): (Option<Provider>, Engine),
         network: Network,
     ) -> Placed {
         Placed {
@@ -70,7 +70,10 @@ impl Placed {
         let endpoint: Box<dyn Endpoint> = match (is_remote()?, self.engine) {
             (true, Engine::Gpu { .. }) if is_nic => return Err(impossible(AT_SERVER)),
             (true, _) => Box::new(Remote::open(self.asked, self.network)?),
-            (false, engine) => here(self.here, engine, self.network)?,
+            (false, engine) => {
+                let provider = self.here.map_or_else(|| Provider::choose(self.asked), Ok)?;
+                here(provider, engine, self.network)?
+            }
         };
         Ok(&**self.chosen.get_or_init(|| endpoint))
     }
@@ -78,8 +81,9 @@ impl Placed {
 
 impl Endpoint for Placed {
     fn provider(&self) -> Provider {
+        let known = self.here.or(self.asked).unwrap_or(Provider::Nic);
         let chosen = self.chosen.get();
-        chosen.map_or(self.here, |chosen| chosen.provider())
+        chosen.map_or(known, |chosen| chosen.provider())
     }
 
     fn settle(&self) -> Result<(), Error> {

@@ -12,7 +12,7 @@ use outboard_api::{
 };
 use outboard_device::{Cx, Failure, Host, MemoryInUse, Pending, Printed, Rooms, Way};
 use outboard_link::{DeviceMemory, GpuMemory, Granted, Segment};
-use outboard_net::Registered;
+use outboard_net::{Registered, remote::Borrower};
 use outboard_wire::{
     doc::{DeviceCard, NVML_NOW},
     messages,
@@ -139,7 +139,7 @@ impl Host for Nvidia {
         self.host.take_changed(changed);
     }
 
-    fn lend(&mut self, address: u64, len: u64) -> Result<Registered, Failure> {
+    fn lend(&mut self, address: u64, len: u64, _: Borrower) -> Result<Registered, Failure> {
         self.host.lend(address, len).map(Registered::from)
     }
 

@@ -271,7 +271,7 @@ impl HostRanges {
             return Err(Failure::new(
                 CUresult::CUDA_ERROR_INVALID_VALUE,
                 format!(
-                    "{len} bytes at {va:#x} are not pinned memory of this session; the adapter in software does not reach a GPU's here"
+                    "{len} bytes at {va:#x} are not pinned memory of this session; its endpoint does not reach a GPU's here"
                 ),
             ));
         };

@@ -53,6 +53,8 @@ pub(super) struct Admission {
     pub(super) query_idle_ms: u64,
     /// True if other servers may send data of its copies to this one, and receive it.
     pub(super) has_peers: bool,
+    /// Options for the RDMA device that its endpoints may use, if there is one.
+    pub(super) net_device: Option<String>,
 }
 
 /// A folder that keeps module images between sessions.
@@ -322,6 +324,7 @@ mod tests {
             until_ms: Some(0x3132_3334),
             query_idle_ms: 0x3334_3536,
             has_peers: true,
+            net_device: Some("device=mlx5_0".into()),
         })
     }
 

@@ -48,6 +48,8 @@ pub(super) struct Keeper {
     key: SessionKey,
     /// True if other servers may send data of copies to this one, and receive it.
     has_peers: bool,
+    /// Options for the RDMA device that endpoints may use.
+    net_device: Option<String>,
     pulse: Pulse,
     /// End of the session's lease, or [`NO_END`].
     until_ms: AtomicU64,
@@ -79,7 +81,7 @@ impl Keeper {
     /// the machine's monotonic clock, if the session has a lease.
     pub(super) fn start(
         control: Control,
-        (key, has_peers): (SessionKey, bool),
+        (key, has_peers, net_device): (SessionKey, bool, Option<String>),
         stream: &Stream,
         usage: Option<UsageReports>,
         until_ms: Option<u64>,
@@ -88,6 +90,7 @@ impl Keeper {
             control,
             key,
             has_peers,
+            net_device,
             pulse: Pulse::default(),
             until_ms: AtomicU64::new(until_ms.unwrap_or(NO_END)),
             state: Mutex::default(),
@@ -390,6 +393,10 @@ impl DataConnectionSource for Keeper {
         state.closed = true;
         state.data_connections.clear();
         self.changed.notify_all();
+    }
+
+    fn net_device(&self) -> Option<String> {
+        self.net_device.clone()
     }
 
     fn peers(&self) -> Option<&dyn PeerSource> {

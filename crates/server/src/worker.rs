@@ -444,6 +444,7 @@ impl Client {
             host_memory_bytes,
             until_ms,
             has_peers,
+            net_device,
             ..
         } = *self.admission;
         outboard_budget::set(host_memory_bytes);
@@ -466,7 +467,7 @@ impl Client {
         let usage = is_session.then(|| UsageReports::new(memory.clone()));
         let keeper = Keeper::start(
             self.control,
-            (key, has_peers),
+            (key, has_peers, net_device),
             &self.stream,
             usage,
             until_ms,
@@ -487,9 +488,8 @@ impl Client {
                 return turned_away(&self.peer, &error);
             }
         };
-        let purpose = client.purpose;
         log_begin(&client, &self.peer, token.as_deref());
-        let images = images(cache, &tenant);
+        let (purpose, images) = (client.purpose, images(cache, &tenant));
         match device {
             Some(mut device) => {
                 let end = serve(&mut *device, link, purpose, images, idle_max, &keeper);

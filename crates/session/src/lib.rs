@@ -380,7 +380,8 @@ impl Session<'_> {
                 va = va.wrapping_add(data.len() as u64);
             }
         };
-        self.net.between_looks(|| device.take_host_pages(&mut send));
+        self.net
+            .changes(|changed| device.take_host_pages(changed), &mut send);
         Ok(sent?)
     }
 

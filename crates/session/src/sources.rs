@@ -15,6 +15,11 @@ pub trait DataConnectionSource: Send + Sync {
     /// Takes no further connections, and ends a wait for one.
     fn close(&self);
 
+    /// Returns options for the RDMA device that endpoints of `net.h` may use, if there is one.
+    fn net_device(&self) -> Option<String> {
+        None
+    }
+
     /// Returns the way to other servers, if this one makes copies to and from them.
     fn peers(&self) -> Option<&dyn PeerSource> {
         None

@@ -19,7 +19,7 @@ use std::{
 use outboard_api::CUresult;
 use outboard_budget::Charge;
 use outboard_device::{Cx, Failure};
-use outboard_net::Mapped;
+use outboard_net::{Mapped, remote::Borrower};
 use outboard_pages::Tracker;
 use outboard_ptx::device::{Fence, Gpu};
 use outboard_wire::messages;
@@ -64,6 +64,8 @@ struct Region {
     library: Option<u64>,
     /// Whether the tracker watches its pages, so that only written ones are compared.
     is_tracked: bool,
+    /// A device may write it, which the tracker does not see.
+    is_of_device: bool,
     /// A mirror's part of the worker's memory; the client's own memory is none.
     charge: Option<Charge>,
     /// Watched parts by address, with their bytes as the client knows them.
@@ -126,12 +128,17 @@ impl HostMemory {
         self.regions.values().any(Region::is_lent)
     }
 
-    /// Lends memory to an adapter. It stays mapped until that is done.
-    pub(super) fn lend(&mut self, va: u64, bytes: u64) -> Result<Mapped, Failure> {
+    /// Lends memory to an adapter. It stays mapped until that is done. A device's writes are
+    /// noticed by comparing alone.
+    pub(super) fn lend(&mut self, va: u64, bytes: u64, to: Borrower) -> Result<Mapped, Failure> {
         let (_, region) = self.find(va, bytes)?;
         // The client may truncate a file of its own (SIGBUS for an adapter).
         if region.charge.is_none() {
             return Err(invalid(format!("memory at {va:#x} is the client's own")));
+        }
+        if to == Borrower::Device {
+            region.is_of_device = true;
+            region.is_tracked = false;
         }
         let keeper = region.lent.clone();
         let at = NonNull::new(ptr::with_exposed_provenance_mut(va as usize));
@@ -261,6 +268,9 @@ impl HostMemory {
         let (Some(tracker), Some(region)) = (tracker, self.regions.get_mut(&va)) else {
             return;
         };
+        if region.is_of_device {
+            return;
+        }
         let (start, end) = outboard_pages::pages_around(va, region.bytes);
         region.is_tracked = tracker.watch(start, end).is_ok();
     }
@@ -358,6 +368,7 @@ impl Soft {
                 bytes: m.len,
                 library: None,
                 is_tracked: false,
+                is_of_device: false,
                 charge,
                 watched: BTreeMap::new(),
                 lent: Arc::default(),
@@ -399,6 +410,7 @@ impl Soft {
             bytes,
             library: Some(library),
             is_tracked: false,
+            is_of_device: false,
             charge: Some(charge),
             watched: BTreeMap::new(),
             lent: Arc::default(),

@@ -43,7 +43,7 @@ use outboard_device::{
     Cx, Device, Failure, Host, MemoryInUse, Pending, Printed, Way, handle_table::HandleTable,
 };
 use outboard_link::{DeviceMemory, GpuMemory, Reach, cores};
-use outboard_net::Registered;
+use outboard_net::{Registered, remote::Borrower};
 use outboard_ptx::{
     check::Checker,
     device::{EventId, ExecId, Gpu, GraphId, HostCall, Machine, NodeId},
@@ -451,10 +451,10 @@ impl Host for Soft {
         }));
     }
 
-    fn lend(&mut self, address: u64, len: u64) -> Result<Registered, Failure> {
+    fn lend(&mut self, address: u64, len: u64, to: Borrower) -> Result<Registered, Failure> {
         match lent::Lent::of(self.gpu.memory(), address, len) {
             Some(lent) => Ok(lent),
-            None => self.host.lend(address, len).map(Registered::from),
+            None => self.host.lend(address, len, to).map(Registered::from),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use outboard_net::remote::check_device;
 use outboard_server::PeerNetwork;
 use outboard_trust::parse_lifetime;
 
@@ -64,10 +65,21 @@ pub(crate) struct TrustArgs {
     /// servers name each other's; otherwise through the program (docs/security.md)
     #[arg(long, value_name = "NETWORK")]
     pub(crate) peer_copies: Vec<PeerNetwork>,
+    /// RDMA device that endpoints of programs behind a network may use (outboard/net.h, provider
+    /// proxy): any for the first one, or options, as device=mlx5_0&port=1&gid=3. Their packets go
+    /// wherever a program says (docs/security.md) [default: none is lent]
+    #[arg(long, value_name = "DEVICE", value_parser = net_device)]
+    pub(crate) net_device: Option<String>,
     /// Listen beyond this machine although everybody who can connect may then use the GPU and run
     /// code on it, and everybody on the way may read and change what is sent
     #[arg(long)]
     pub(crate) insecure: bool,
+}
+
+/// Reads options for an RDMA device; those for any are none.
+fn net_device(text: &str) -> Result<String, String> {
+    let options = if text == "any" { "" } else { text };
+    check_device(options).map(|()| options.into())
 }
 
 /// The choice whether workers are confined.

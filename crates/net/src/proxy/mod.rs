@@ -5,6 +5,8 @@
 //!  ring, record, doorbell ─► thread: parses, checks keys and ranges ─► ibv_post_send
 //!  completions, as an adapter writes them ◄── thread ◄──────────────── ibv_poll_cq
 //! ```
+//!
+//! It is in the program's process, or in that of a session ([`remote`](crate::remote)).
 
 mod queue;
 mod served;
@@ -15,13 +17,14 @@ use std::{
     mem::take,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, Ordering, fence},
+        atomic::{AtomicBool, AtomicU32, Ordering, fence},
     },
     thread::{Builder, JoinHandle, Thread, current, park_timeout, yield_now},
     time::{Duration, Instant},
 };
 
-use parking_lot::RwLock;
+use outboard_verbs::{Options as DeviceOptions, Remote};
+use parking_lot::{Mutex, RwLock};
 
 use crate::{
     bell::Rouse,
@@ -31,8 +34,9 @@ use crate::{
     error::Error,
     keys::Access,
     meet::{Meeting, Window},
+    memory::Mapped,
     provider::Provider,
-    reach,
+    reach::{self, Reached as _},
     rest::{Next, Rest, longest},
 };
 
@@ -49,6 +53,10 @@ pub(crate) struct Proxy {
 struct Shared {
     queues: RwLock<HashMap<u32, Arc<Queue>>>,
     device: Device,
+    /// True while queues are not looked at. Locked for each look.
+    is_held: Mutex<bool>,
+    /// Callers that want to change it.
+    wanted: AtomicU32,
     stop: AtomicBool,
     sleeper: Arc<Sleeper>,
 }
@@ -71,11 +79,23 @@ impl Rouse for Arc<Sleeper> {
 
 impl Proxy {
     pub(crate) fn open() -> Result<Proxy, Error> {
-        let longest = longest()?;
         let (device, ()) = Device::open(|_| Ok(()))?;
+        Proxy::over(device)
+    }
+
+    /// Opens an endpoint of the device that the options name.
+    pub(crate) fn open_of(options: &DeviceOptions) -> Result<Proxy, Error> {
+        let (device, ()) = Device::open_of(options, |_| Ok(()))?;
+        Proxy::over(device)
+    }
+
+    fn over(device: Device) -> Result<Proxy, Error> {
+        let longest = longest()?;
         let shared = Arc::new(Shared {
             queues: RwLock::default(),
             device,
+            is_held: Mutex::default(),
+            wanted: AtomicU32::new(0),
             stop: AtomicBool::new(false),
             sleeper: Arc::default(),
         });
@@ -94,6 +114,64 @@ impl Proxy {
         let queues = self.shared.queues.read();
         queues.get(&qpn).cloned().ok_or(Error::NoPair(qpn))
     }
+
+    /// Returns the number of queues, and of registrations.
+    pub(crate) fn counted(&self) -> (usize, usize) {
+        let queues = self.shared.queues.read().len();
+        (queues, self.shared.device.registrations())
+    }
+
+    /// Lets the thread look at no queue once this returns, or again.
+    pub(crate) fn hold(&self, is_held: bool) {
+        self.shared.wanted.fetch_add(1, Ordering::AcqRel);
+        *self.shared.is_held.lock() = is_held;
+        self.shared.wanted.fetch_sub(1, Ordering::AcqRel);
+        if !is_held {
+            self.rouse();
+        }
+    }
+
+    /// Wakes the thread.
+    pub(crate) fn rouse(&self) {
+        self.shared.sleeper.rouse();
+    }
+
+    /// Registers memory, which is kept with the registration.
+    pub(crate) fn register_mapped(&self, memory: &Mapped, access: Access) -> Result<u32, Error> {
+        self.shared.device.register_mapped(memory, access)
+    }
+
+    /// Makes a queue in memory, which is kept with it.
+    pub(crate) fn create_in(&self, memory: Mapped, options: Options) -> Result<Export, Error> {
+        let sleeper = self.shared.sleeper.clone();
+        let queue = Queue::create(&self.shared.device, memory, options, sleeper)?;
+        let export = queue.export();
+        let mut queues = self.shared.queues.write();
+        queues.insert(export.qpn, Arc::new(queue));
+        Ok(export)
+    }
+
+    /// Says where a queue that is not connected is reached.
+    pub(crate) fn reached(&self, qpn: u32) -> Result<Remote, Error> {
+        let queue = self.queue(qpn)?;
+        queue.check_unconnected()?;
+        Ok(queue.reached(&self.shared.device))
+    }
+
+    /// Connects a queue to a peer that is reached there.
+    pub(crate) fn reach(&self, qpn: u32, theirs: &Remote) -> Result<(), Error> {
+        let (queue, device) = (self.queue(qpn)?, &self.shared.device);
+        queue.connect(device, &queue.reached(device), theirs)
+    }
+
+    pub(crate) fn counters_bytes(&self, qpn: u32) -> Result<usize, Error> {
+        Ok(self.queue(qpn)?.counters_bytes())
+    }
+
+    /// Puts a queue back of whose counters this is a copy.
+    pub(crate) fn reset_counters_of(&self, qpn: u32, counters: &Mapped) -> Result<(), Error> {
+        self.queue(qpn)?.reset_counters(counters)
+    }
 }
 
 impl Drop for Proxy {
@@ -108,6 +186,10 @@ impl Drop for Proxy {
 
 impl Shared {
     fn serve(&self) -> usize {
+        let is_held = self.is_held.lock();
+        if *is_held {
+            return 0;
+        }
         let queues = self.queues.read();
         queues.values().map(|queue| queue.serve(&self.device)).sum()
     }
@@ -117,6 +199,9 @@ impl Shared {
         let mut rest = Rest::new(longest);
         let mut found = 0;
         while !self.stop.load(Ordering::Acquire) {
+            if self.wanted.load(Ordering::Acquire) > 0 {
+                yield_now();
+            }
             found += self.serve();
             match rest.after(take(&mut found)) {
                 Next::Look => {}
@@ -164,15 +249,7 @@ impl Endpoint for Proxy {
         options: Options,
     ) -> Result<Export, Error> {
         // SAFETY: the caller keeps the memory mapped.
-        let memory = unsafe { mapped(at, bytes, true) }?;
-        let sleeper = self.shared.sleeper.clone();
-        let queue = Queue::create(&self.shared.device, memory, options, sleeper)?;
-        let export = queue.export();
-        self.shared
-            .queues
-            .write()
-            .insert(export.qpn, Arc::new(queue));
-        Ok(export)
+        self.create_in(unsafe { mapped(at, bytes, true) }?, options)
     }
 
     fn connect(&self, one: u32, other: u32) -> Result<(), Error> {
@@ -189,10 +266,10 @@ impl Endpoint for Proxy {
     }
 
     unsafe fn reset_counters(&self, qpn: u32, counters: *mut c_void) -> Result<(), Error> {
-        let queue = self.queue(qpn)?;
+        let bytes = self.counters_bytes(qpn)? as u64;
         // SAFETY: the caller lends the counters for this call.
-        let counters = unsafe { mapped(counters, queue.counters_bytes() as u64, true) }?;
-        queue.reset_counters(&counters)
+        let counters = unsafe { mapped(counters, bytes, true) }?;
+        self.reset_counters_of(qpn, &counters)
     }
 
     fn counts(&self, qpn: u32) -> Result<Counts, Error> {

@@ -19,7 +19,7 @@ use crate::{
 
 use super::served::Served;
 
-const SCRATCH_BYTES: u64 = 64;
+const SCRATCH_BYTES: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct Queue {
@@ -40,10 +40,8 @@ impl Queue {
     ) -> Result<Queue, Error> {
         let block = Block::take(memory, options)?;
         let served = Served::new(device, &block)?;
-        let scratch = block.memory.address() as usize + SCRATCH;
-        let scratch = std::ptr::with_exposed_provenance_mut(scratch);
-        // SAFETY: the block stays mapped for as long as the endpoint, and the device with it.
-        let key = unsafe { device.register(scratch, SCRATCH_BYTES, Access::LOCAL_WRITE) }?;
+        let scratch = block.part(SCRATCH, SCRATCH_BYTES)?;
+        let key = device.register_mapped(&scratch, Access::LOCAL_WRITE)?;
         let export = block.export(served.number(), key);
         Ok(Queue {
             _bell: Bell::hang(export.doorbell, thread),

@@ -9,17 +9,32 @@ use crate::{
     block::{Export, Options},
     counts::Counts,
     distant::Registered,
-    endpoint::Endpoint as _,
+    endpoint::Endpoint,
     error::Error,
     keys::Access,
     memory::Mapped,
     nvlink::{Key, Nvlink, other::Peered as _},
     own::Own,
     provider::Provider,
+    proxy::Proxy,
 };
 
-/// Finds memory of the session's by its address: all of it, and kept mapped by what is returned.
-pub(super) type Lend<'a> = dyn FnMut(u64, u64) -> Result<Registered, String> + 'a;
+/// Finds memory of the session's by its address, for who will use it: all of it, and kept mapped by
+/// what is returned.
+pub(super) type Lend<'a> = dyn FnMut(u64, u64, Borrower) -> Result<Registered, String> + 'a;
+
+/// User of a session's memory beside its kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Borrower {
+    /// An adapter in software.
+    Software,
+    /// An RDMA device, of whose writes this machine's processors notice nothing.
+    Device,
+}
+
+/// Why memory of a GPU is not registered.
+const OF_GPU: &str = "an RDMA device at a server reaches pinned memory (cudaHostAlloc, \
+    cudaHostRegister), and not that of a GPU";
 
 /// An endpoint of a session.
 pub(super) trait AtServer: Debug + Send + Sync {
@@ -53,6 +68,11 @@ pub(super) trait AtServer: Debug + Send + Sync {
         Err(Error::NotOfProvider(self.provider().name()))
     }
 
+    /// Returns the endpoint of an RDMA device, whose queues meet others by where they are reached.
+    fn proxy(&self) -> Result<&Proxy, Error> {
+        Err(Error::NotOfProvider(self.provider().name()))
+    }
+
     /// Returns the endpoint whose kernels load and store themselves.
     fn direct(&self) -> Result<&Nvlink, Error> {
         Err(Error::NotOfProvider(self.provider().name()))
@@ -70,7 +90,8 @@ impl AtServer for Own {
         access: Access,
         lend: &mut Lend<'_>,
     ) -> Result<u32, String> {
-        Own::register(self, lend(address, bytes)?, access).map_err(|error| error.to_string())
+        let memory = lend(address, bytes, Borrower::Software)?;
+        Own::register(self, memory, access).map_err(|error| error.to_string())
     }
 
     fn create(&self, memory: Mapped, options: Options) -> Result<Export, Error> {
@@ -118,6 +139,70 @@ impl AtServer for Own {
     }
 }
 
+impl AtServer for Proxy {
+    fn provider(&self) -> Provider {
+        Provider::Proxy
+    }
+
+    fn register(
+        &self,
+        (address, bytes): (u64, u64),
+        access: Access,
+        lend: &mut Lend<'_>,
+    ) -> Result<u32, String> {
+        let Registered::Mapped(memory) = lend(address, bytes, Borrower::Device)? else {
+            return Err(OF_GPU.into());
+        };
+        let key = self.register_mapped(&memory, access);
+        key.map_err(|error| error.to_string())
+    }
+
+    fn create(&self, memory: Mapped, options: Options) -> Result<Export, Error> {
+        self.create_in(memory, options)
+    }
+
+    fn queues(&self) -> usize {
+        self.counted().0
+    }
+
+    fn connect(&self, one: u32, other: u32) -> Result<(), Error> {
+        Endpoint::connect(self, one, other)
+    }
+
+    fn reset(&self, qpn: u32) -> Result<(), Error> {
+        Endpoint::reset(self, qpn)
+    }
+
+    fn counters_bytes(&self, qpn: u32) -> Result<usize, Error> {
+        Proxy::counters_bytes(self, qpn)
+    }
+
+    fn reset_counters(&self, qpn: u32, counters: &Mapped) -> Result<(), Error> {
+        self.reset_counters_of(qpn, counters)
+    }
+
+    fn counts(&self, qpn: u32) -> Result<Counts, Error> {
+        Endpoint::counts(self, qpn)
+    }
+
+    fn end_of(&self, qpn: u32) -> Result<Peer, Error> {
+        let qpn = self.reached(qpn)?.number;
+        Ok(Peer { qpn, epoch: 0 })
+    }
+
+    fn hold(&self, is_held: bool) {
+        Proxy::hold(self, is_held);
+    }
+
+    fn rouse(&self) {
+        Proxy::rouse(self);
+    }
+
+    fn proxy(&self) -> Result<&Proxy, Error> {
+        Ok(self)
+    }
+}
+
 /// Tables for kernels that load and store themselves. Memory of the session stays mapped with them.
 #[derive(Debug, Default)]
 pub(super) struct Tables {
@@ -139,7 +224,8 @@ impl AtServer for Tables {
     ) -> Result<u32, String> {
         let added = self.direct.add_key(address, bytes, access);
         let key = added.map_err(|error| error.to_string())?;
-        self.kept.lock().extend(lend(address, bytes));
+        let lent = lend(address, bytes, Borrower::Software);
+        self.kept.lock().extend(lent);
         Ok(key)
     }
 

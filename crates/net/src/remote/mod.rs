@@ -18,6 +18,9 @@
 //!  program with its adapter ◄── connection ──► program ◄── give, take ──► server's adapter
 //! ```
 //!
+//! With `proxy` the server's process posts to an RDMA device there. The program meets others as one
+//! with a device of its own does: it passes on where its queue is reached.
+//!
 //! With `nvlink` nobody looks at queues. The server has the tables that kernels look keys up in,
 //! and the program meets others, by handles of CUDA IPC that its session gives and opens.
 //!
@@ -27,12 +30,14 @@
 mod at_server;
 mod direct;
 mod meeting;
+mod reached;
 mod relay;
 mod relayed;
 mod served;
 mod session;
 pub(crate) mod stub;
 
-pub use served::{Answering, Carrier, Served};
+pub use at_server::Borrower;
+pub use served::{Answering, Carrier, Served, check_device};
 pub use session::is_copied;
-pub(crate) use session::{is_remote, keep, look};
+pub(crate) use session::{is_remote, keep, look, may_be_remote};

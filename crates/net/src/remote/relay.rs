@@ -155,7 +155,7 @@ mod tests {
 
     impl Calls for Server {
         fn call(&self, call: &NetCall) -> Result<NetAnswer, Error> {
-            let mut lend = |_, _| Ok(self.memory.clone().into());
+            let mut lend = |_, _, _| Ok(self.memory.clone().into());
             let carrier: Arc<dyn Carrier> = Arc::new(Nobody);
             let bytes = doc::to_bytes(call).unwrap();
             let answering = self.served.lock().call(0, &bytes, &mut lend, &carrier);
@@ -203,7 +203,7 @@ mod tests {
                     counters: 0,
                 },
             });
-            let mut lend = |_, _| Ok(memory.clone().into());
+            let mut lend = |_, _, _| Ok(memory.clone().into());
             let carrier: Arc<dyn Carrier> = Arc::new(Nobody);
             let mut served = self.served.lock();
             match served.call(0, &create.unwrap(), &mut lend, &carrier) {

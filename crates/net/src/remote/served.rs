@@ -8,16 +8,31 @@ use outboard_wire::doc::{
 };
 
 use super::{
-    at_server::{AtServer, Lend, Tables, connect_direct, lose_peer},
+    at_server::{AtServer, Borrower, Lend, Tables, connect_direct, lose_peer},
+    reached::{heard, said as words},
     relayed::{Opened, Relayed, give, take},
 };
 use crate::{
-    adapter::Peer, block::Options, counts::Counts, distant::Registered, error::Error,
-    faults::Network, keys::Access, memory::Mapped, nvlink::Key, own::Own, provider::Provider,
+    adapter::Peer,
+    block::{Options, UNRELIABLE},
+    counts::Counts,
+    device,
+    distant::Registered,
+    error::Error,
+    faults::Network,
+    keys::Access,
+    memory::Mapped,
+    nvlink::Key,
+    own::Own,
+    provider::Provider,
+    proxy::Proxy,
 };
 
 /// Queues of an endpoint.
 const QUEUES_MAX: usize = 1024;
+/// Queues of RDMA devices, and registrations with them, that a session has: devices have few.
+const DEVICE_QUEUES_MAX: usize = 128;
+const DEVICE_REGISTRATIONS_MAX: usize = 4096;
 
 /// Brings streams between this server's process and that of another server's session.
 pub trait Carrier: Send + Sync {
@@ -44,8 +59,16 @@ pub struct Served {
     relayed: Relayed,
     /// Secrets of those that are awaited, by endpoint and queue.
     awaited: BTreeMap<(u32, u32), [u8; 32]>,
+    /// Options for the RDMA device that the session may use, if there is one.
+    device: Option<String>,
     /// The client is writing what adapters are to see at once.
     is_held: bool,
+}
+
+/// Checks options for the RDMA device of endpoints: `device=mlx5_0&port=1&gid=3`, and none if it is
+/// the first one.
+pub fn check_device(options: &str) -> Result<(), String> {
+    device::parsed(options).map(|_| ())
 }
 
 /// How a call is answered.
@@ -56,6 +79,21 @@ pub enum Answering {
 }
 
 impl Served {
+    /// Makes a session's endpoints, which may use the RDMA device of these options.
+    #[must_use]
+    pub fn with_device(device: Option<String>) -> Served {
+        Served {
+            device,
+            ..Served::default()
+        }
+    }
+
+    /// Returns true if a device may be writing memory of the session, at any time.
+    #[must_use]
+    pub fn has_devices(&self) -> bool {
+        self.endpoints.values().any(|one| one.proxy().is_ok())
+    }
+
     /// Lets all adapters look at nothing until they are let go, those of later endpoints too.
     pub fn hold(&mut self, is_held: bool) {
         self.is_held = is_held;
@@ -124,6 +162,10 @@ impl Served {
                 }),
                 Err(why) => Answering::Now(failed(why)),
             },
+            NetCall::Reach { qpn, peer } => self.later(endpoint, move |own| {
+                own.proxy()?.reach(qpn, &heard(&peer))?;
+                Ok(NetAnswer::Done)
+            }),
             NetCall::Give { stream, bytes } => self.piece(endpoint, stream, move |end| {
                 match bytes.len() <= NET_PIECE_BYTES_MAX {
                     true => give(end, &bytes),
@@ -195,20 +237,12 @@ impl Served {
                 address,
                 bytes,
                 access,
-            } => {
-                let own = self.get(endpoint)?;
-                let access = Access::new(access).map_err(said)?;
-                let registered = own.register((address, bytes), access, lend);
-                return registered.map(NetAnswer::Key);
-            }
+            } => return self.register(endpoint, (address, bytes), access, lend),
             NetCall::Create {
                 address,
                 bytes,
                 options,
-            } => {
-                let own = self.get(endpoint)?;
-                return create(&**own, lend(address, bytes)?, &options);
-            }
+            } => return self.create(endpoint, (address, bytes), &options, lend),
             NetCall::Connect { one, other } => {
                 self.get(endpoint)?.connect(one, other).map_err(said)?;
             }
@@ -219,6 +253,11 @@ impl Served {
             NetCall::End { qpn } => {
                 let Peer { qpn, epoch } = self.get(endpoint)?.end_of(qpn).map_err(said)?;
                 return Ok(NetAnswer::End(NetEnd { qpn, epoch }));
+            }
+            NetCall::Reached { qpn } => {
+                let reached = self.get(endpoint)?.proxy();
+                let reached = reached.and_then(|proxy| proxy.reached(qpn));
+                return Ok(NetAnswer::Reached(words(&reached.map_err(said)?)));
             }
             NetCall::HangUp { stream } => self.relayed.close(endpoint, stream),
             NetCall::ConnectDirect { qpn, offered } => {
@@ -237,6 +276,7 @@ impl Served {
             | NetCall::Meet { .. }
             | NetCall::Join { .. }
             | NetCall::Relay { .. }
+            | NetCall::Reach { .. }
             | NetCall::Give { .. }
             | NetCall::Take { .. } => {
                 return Err("not answered here".into());
@@ -259,11 +299,36 @@ impl Served {
             delay_ns_max: options.delay_ns_max,
             bytes_per_s: options.bytes_per_s,
         };
-        let own = opened(asked, network).map_err(said)?;
+        let own = opened(asked, network, self.device.as_deref()).map_err(said)?;
         own.hold(self.is_held);
         let provider = own.provider() as u32;
         self.endpoints.insert(endpoint, own);
         Ok(NetAnswer::Opened(provider))
+    }
+
+    fn register(
+        &self,
+        endpoint: u32,
+        range: (u64, u64),
+        access: u32,
+        lend: &mut Lend<'_>,
+    ) -> Result<NetAnswer, String> {
+        let own = self.get(endpoint)?;
+        let access = Access::new(access).map_err(said)?;
+        self.check_room(&**own)?;
+        own.register(range, access, lend).map(NetAnswer::Key)
+    }
+
+    fn create(
+        &self,
+        endpoint: u32,
+        (address, bytes): (u64, u64),
+        options: &NetQueueOptions,
+        lend: &mut Lend<'_>,
+    ) -> Result<NetAnswer, String> {
+        let own = self.get(endpoint)?;
+        self.check_room(&**own)?;
+        create(&**own, lend(address, bytes, Borrower::Software)?, options)
     }
 
     fn await_peer(
@@ -279,6 +344,28 @@ impl Served {
         Ok(NetAnswer::Secret(secret))
     }
 
+    /// Fails if the session has all that it may have of RDMA devices, and the endpoint is of one.
+    fn check_room(&self, of: &dyn AtServer) -> Result<(), String> {
+        if of.proxy().is_err() {
+            return Ok(());
+        }
+        let (mut queues, mut registrations) = (0, 0);
+        for proxy in self.endpoints.values().filter_map(|one| one.proxy().ok()) {
+            let counted = proxy.counted();
+            (queues, registrations) = (queues + counted.0, registrations + counted.1);
+        }
+        for (what, count, count_max) in [
+            ("queues", queues, DEVICE_QUEUES_MAX),
+            ("registrations", registrations, DEVICE_REGISTRATIONS_MAX),
+        ] {
+            if count >= count_max {
+                let why = format!("a session has {count_max} {what} of RDMA devices at most");
+                return Err(why);
+            }
+        }
+        Ok(())
+    }
+
     fn get(&self, endpoint: u32) -> Result<&Arc<dyn AtServer>, String> {
         let known = self.endpoints.get(&endpoint);
         known.ok_or_else(|| format!("this session has no endpoint {endpoint}"))
@@ -287,25 +374,39 @@ impl Served {
 
 /// Opens an endpoint of the provider that was asked for. Left open, it is the adapter: kernels of a
 /// session do not ring those of this machine.
-fn opened(asked: Option<Provider>, network: Network) -> Result<Arc<dyn AtServer>, Error> {
+fn opened(
+    asked: Option<Provider>,
+    network: Network,
+    device: Option<&str>,
+) -> Result<Arc<dyn AtServer>, Error> {
     let provider = asked.unwrap_or(Provider::Nic);
     let impossible = |why: &str| Error::Impossible {
         provider: provider.name().to_string_lossy().into(),
         why: why.into(),
     };
+    if provider != Provider::Nic && !network.is_perfect() {
+        return Err(impossible(
+            "only nic has a network that loses, delays or limits",
+        ));
+    }
     match provider {
         Provider::Nic => Ok(Arc::new(Own::start(network)?)),
-        Provider::Nvlink => match network.is_perfect() {
-            true => Ok(Arc::new(Tables::default())),
-            false => Err(impossible(
-                "only nic has a network that loses, delays or limits",
-            )),
-        },
-        Provider::Mlx5 | Provider::Proxy => {
-            Err(impossible("a server has endpoints of nic and nvlink alone"))
+        Provider::Nvlink => Ok(Arc::new(Tables::default())),
+        Provider::Proxy => {
+            let options = device.ok_or_else(|| impossible(NO_DEVICE))?;
+            let options = device::parsed(options).map_err(Error::Device)?;
+            Ok(Arc::new(Proxy::open_of(&options)?))
         }
+        Provider::Mlx5 => Err(impossible(NO_DOORBELLS)),
     }
 }
+
+/// Why a session has no endpoint of an RDMA device.
+const NO_DEVICE: &str =
+    "the server lends programs no RDMA device: outboard serve --net-device says which";
+/// Why a session has no endpoint of an adapter that kernels ring themselves.
+const NO_DOORBELLS: &str = "behind a network, kernels are given no doorbells of a server's \
+    adapter, nor does the program have them: take proxy, which posts to the same adapter";
 
 fn status(counts: Counts) -> NetStatus {
     NetStatus {
@@ -333,6 +434,9 @@ fn create(
     let Registered::Mapped(memory) = memory else {
         return Err("a queue lies in pinned memory, not in a GPU's".into());
     };
+    if options.flags & UNRELIABLE != 0 && own.provider() != Provider::Nic {
+        return Err(said(Error::Unreliable));
+    }
     if own.queues() >= QUEUES_MAX {
         return Err(format!("an endpoint has {QUEUES_MAX} queues at most"));
     }
@@ -431,7 +535,7 @@ pub(super) mod tests {
 
     impl Served {
         fn now_of(&mut self, endpoint: u32, call: &NetCall, memory: &Mapped) -> NetAnswer {
-            let mut lend = |_, _| Ok(memory.clone().into());
+            let mut lend = |_, _, _| Ok(memory.clone().into());
             let carrier: Arc<dyn Carrier> = Arc::new(Nobody);
             let bytes = doc::to_bytes(call).unwrap();
             match Served::call(self, endpoint, &bytes, &mut lend, &carrier) {

@@ -1,6 +1,7 @@
 //! The session of a program under `outboard run`, as its `libcuda.so.1` gives it.
 
 use std::{
+    env,
     ffi::c_void,
     fmt::Debug,
     ptr,
@@ -54,6 +55,18 @@ pub(crate) fn is_remote() -> Result<bool, Error> {
             "a program with several servers has no place for its endpoint".into(),
         )),
     }
+}
+
+/// Names the servers of a program that `outboard run` has started.
+const SERVERS_VARIABLE: &str = "OUTBOARD_GPU";
+/// Beginning of the addresses whose servers have the program's memory.
+const SHARED: &str = "shm:";
+
+/// Returns true if [`is_remote`] may say so later: before the first call of CUDA nobody knows.
+pub(crate) fn may_be_remote() -> bool {
+    let servers = env::var(SERVERS_VARIABLE).unwrap_or_default();
+    let mut servers = servers.split(',').map(str::trim);
+    servers.any(|server| !server.is_empty() && !server.starts_with(SHARED))
 }
 
 /// Returns true if kernels that run do not see some of these bytes of the program's, nor it what

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::{
     direct::Direct,
-    meeting,
+    meeting, reached,
     relay::Relay,
     session::{NOTHING, Number, done, end_of, wrong},
 };
@@ -158,6 +158,9 @@ impl Endpoint for Remote {
     fn meet(&self, qpn: u32, meeting: Meeting<'_>, mine: Window) -> Result<Window, Error> {
         if self.provider == Provider::Nvlink {
             return self.direct.meet(&self.number, qpn, meeting, mine);
+        }
+        if self.provider == Provider::Proxy {
+            return reached::meet(&self.number, qpn, meeting, mine);
         }
         let end = end_of(&self.number, qpn)?;
         // The connection from before a reset ends here, outside the lock.

@@ -48,6 +48,8 @@ pub struct ServeOptions {
     pub drain_ms: u64,
     /// Networks of the servers that bring data of copies, or get it; none if there are none.
     pub peer_copies: Vec<PeerNetwork>,
+    /// Options for the RDMA device that programs' endpoints may use, if one is lent.
+    pub net_device: Option<String>,
     /// The pool that the server is part of.
     pub pool: Option<PoolOptions>,
     /// True to stop at the end of standard input.

@@ -76,6 +76,7 @@ impl Supervisor {
             session,
             transport,
             has_peers: self.may_have_peers(&client),
+            net_device: self.net_device_for(&client),
             client,
             token,
             tls,
@@ -103,6 +104,13 @@ impl Supervisor {
     /// cross an emulated network.
     fn may_have_peers(&self, client: &ClientHello) -> bool {
         !self.options.peer_copies.is_empty() && client.emulation.is_none()
+    }
+
+    /// Returns options for the RDMA device that a client's endpoints may use. What it sends would
+    /// not cross an emulated network.
+    fn net_device_for(&self, client: &ClientHello) -> Option<String> {
+        let lent = self.options.net_device.clone();
+        lent.filter(|_| client.emulation.is_none())
     }
 
     /// Returns the folder that keeps a tenant's images, if there is one, and what it may keep.

@@ -18,6 +18,7 @@ use outboard_wire::{
     messages,
 };
 
+mod settled;
 mod streams;
 
 use self::streams::Streams;
@@ -58,17 +59,26 @@ pub(super) struct Net {
 
 impl Net {
     pub(super) fn new(source: Option<Arc<dyn DataConnectionSource>>) -> Net {
+        let device = source.as_ref().and_then(|source| source.net_device());
         Net {
-            served: Served::default(),
+            served: Served::with_device(device),
             carrier: Arc::new(Streams::new(source)),
             threads: Vec::new(),
         }
     }
 
-    /// Takes what has changed, between two looks of the adapters, so that a flag never comes
-    /// without what was written before it.
-    pub(super) fn between_looks<R>(&self, take: impl FnOnce() -> R) -> R {
-        self.served.between_looks(take)
+    /// Sends what has changed, as a function takes it, between two looks of the adapters, so that a
+    /// flag never comes without what was written before it.
+    pub(super) fn changes(
+        &self,
+        mut take: impl FnMut(&mut dyn FnMut(u64, &[u8])),
+        send: &mut dyn FnMut(u64, &[u8]),
+    ) {
+        self.served
+            .between_looks(|| match self.served.has_devices() {
+                true => settled::take(take, send),
+                false => take(send),
+            });
     }
 
     fn answer(&mut self, answering: Answering) -> Result<Pending, Failure> {
@@ -178,8 +188,8 @@ impl Session<'_> {
     fn call_net(&mut self, endpoint: u32, call: &[u8]) -> Result<Pending, Failure> {
         outboard_budget::check()?;
         let device = &mut self.executor.device;
-        let mut lend = |address, bytes| {
-            let lent = device.lend(address, bytes);
+        let mut lend = |address, bytes, to| {
+            let lent = device.lend(address, bytes, to);
             lent.map_err(|failure| failure.message)
         };
         let carrier: Arc<dyn Carrier> = self.net.carrier.clone();

@@ -28,7 +28,7 @@ use std::{
 use outboard_api::CUresult;
 use outboard_device::{Cx, Device, Failure, Host, Pending, Placed, Wait as DeviceWait};
 use outboard_link::{Receiver, Segment, Sender, Stream, Wait};
-use outboard_net::{Mapped, Registered};
+use outboard_net::{Mapped, Registered, remote::Borrower};
 use outboard_wire::{
     Data, Message as _, Op, Reader,
     doc::DeviceCard,
@@ -129,7 +129,7 @@ impl Host for Fake {
         Ok((1 << 40, 1 << 30))
     }
 
-    fn lend(&mut self, address: u64, len: u64) -> Result<Registered, Failure> {
+    fn lend(&mut self, address: u64, len: u64, _: Borrower) -> Result<Registered, Failure> {
         let pinned = self.board.pinned.get();
         let part = pinned.and_then(|memory| {
             let offset = memory.offset_of(address, len)?;

@@ -3,7 +3,7 @@
 
 use outboard_wire::doc::{
     self, NET_ENDPOINTS_MAX, NET_PIECE_BYTES_MAX, NetAnswer, NetCall, NetEnd, NetKey, NetOptions,
-    NetQueueOptions,
+    NetQueueOptions, NetReach,
 };
 
 use super::*;
@@ -16,6 +16,14 @@ const SHAPE: NetQueueOptions = NetQueueOptions {
     signal_every: 1,
     flags: 0,
     counters: 0,
+};
+
+const REACH: NetReach = NetReach {
+    number: u32::MAX,
+    psn: u32::MAX,
+    gid: [0xff; 16],
+    lid: u16::MAX,
+    mtu: 0,
 };
 
 /// The answer where the choice is left to the server: `nic`.
@@ -58,13 +66,17 @@ impl Client {
 }
 
 fn open() -> NetCall {
+    open_as(0, 0)
+}
+
+fn open_as(provider: u32, loss_ppm: u32) -> NetCall {
     NetCall::Open(NetOptions {
         seed: 0,
         delay_ns_min: 0,
         delay_ns_max: 0,
         bytes_per_s: 0,
-        loss_ppm: 0,
-        provider: 0,
+        loss_ppm,
+        provider,
     })
 }
 
@@ -236,30 +248,15 @@ fn relayed_streams_are_few_and_end_with_rubbish() {
 fn tables_of_kernels_take_any_numbers_and_no_calls_of_adapters() {
     let mut client = Client::tcp();
     let base = client.pin();
-    let NetCall::Open(options) = open() else {
-        unreachable!()
-    };
     for (provider, why) in [
-        (1, "nic and nvlink"),
-        (4, "nic and nvlink"),
+        (1, "take proxy"),
+        (4, "outboard serve --net-device"),
         (5, "no provider"),
     ] {
-        let options = NetOptions {
-            provider,
-            ..options.clone()
-        };
-        client.refused(0, &NetCall::Open(options), why);
+        client.refused(0, &open_as(provider, 0), why);
     }
-    let nvlink = NetOptions {
-        provider: 3,
-        ..options
-    };
-    let lossy = NetOptions {
-        loss_ppm: 1,
-        ..nvlink.clone()
-    };
-    client.refused(0, &NetCall::Open(lossy), "only nic has a network");
-    assert_eq!(client.net(0, &NetCall::Open(nvlink)), NetAnswer::Opened(3));
+    client.refused(0, &open_as(3, 1), "only nic has a network");
+    assert_eq!(client.net(0, &open_as(3, 0)), NetAnswer::Opened(3));
     let here = Box::new([0_u64; 8]);
     let of_server = here.as_ptr() as u64;
     client.refused(0, &create(of_server, QUEUE_BYTES, SHAPE), "not pinned here");
@@ -275,6 +272,9 @@ fn tables_of_kernels_take_any_numbers_and_no_calls_of_adapters() {
     let peer = NetEnd { qpn, epoch: 0 };
     client.refused(0, &NetCall::Relay { qpn, peer }, "nvlink has no such call");
     client.refused(0, &NetCall::Await { qpn }, "nvlink has no such call");
+    client.refused(0, &NetCall::Reached { qpn }, "nvlink has no such call");
+    let reach = NetCall::Reach { qpn, peer: REACH };
+    client.refused(0, &reach, "nvlink has no such call");
     let offered = |key| NetKey {
         address: 64,
         bytes: 64,
@@ -331,6 +331,11 @@ fn nonsense_is_an_answer_and_no_end() {
             offered: None,
         },
         NetCall::Look,
+        NetCall::Reached { qpn: 1 },
+        NetCall::Reach {
+            qpn: 1,
+            peer: REACH,
+        },
     ];
     let mut answered = [0, 0];
     for round in 0..2000 {

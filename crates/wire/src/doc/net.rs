@@ -95,6 +95,15 @@ pub enum NetCall {
     },
     /// Wakes the adapters. What they and kernels have written comes before the answer.
     Look,
+    /// Asks where a queue of an RDMA device's is reached.
+    Reached {
+        qpn: u32,
+    },
+    /// Connects such a queue to a peer that is reached there.
+    Reach {
+        qpn: u32,
+        peer: NetReach,
+    },
 }
 
 /// `struct outboard_net_options`.
@@ -124,6 +133,17 @@ pub struct NetQueueOptions {
 pub struct NetEnd {
     pub qpn: u32,
     pub epoch: u32,
+}
+
+/// A queue pair of an RDMA device, as its peer's device reaches it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetReach {
+    pub number: u32,
+    /// Number of its first packet.
+    pub psn: u32,
+    pub gid: [u8; 16],
+    pub lid: u16,
+    pub mtu: u16,
 }
 
 /// Memory that kernels load from and store to themselves, as they know it.
@@ -159,6 +179,7 @@ pub enum NetAnswer {
     /// A relayed stream is over.
     Ended,
     Failed(String),
+    Reached(NetReach),
 }
 
 /// `struct outboard_net_status`.
