@@ -98,7 +98,7 @@ static inline int outboard_net_open(const struct outboard_net_options *options, 
     return outboard_net_open_as(&layout, options, out);
 }
 
-// Ends the endpoint; in a forked child, which has none of its threads, nothing.
+// Ends the endpoint; in a forked child, which has none of its threads, nothing. Other calls there are errors.
 void outboard_net_close(struct outboard_net *net);
 // Memory that is mapped now, for bits of outboard_net_access: written to if there is any but REMOTE_READ.
 int outboard_net_register(const struct outboard_net *net, void *memory, uint64_t bytes, uint32_t access, uint32_t *key);

@@ -80,6 +80,21 @@ fn done(result: Result<(), Error>) -> c_int {
     }
 }
 
+/// Returns an endpoint, unless it is null, or of a process from which this one is forked: its
+/// threads and locks, and what it shares with a GPU, are the other's.
+///
+/// # Safety
+///
+/// `net` is null or open.
+unsafe fn of_this_process<'a>(net: *const Net) -> Result<&'a Net, Error> {
+    // SAFETY: null, or open.
+    match unsafe { net.as_ref() } {
+        None => Err(Error::Null("net")),
+        Some(net) if net.process != process::id() => Err(Error::Forked),
+        Some(net) => Ok(net),
+    }
+}
+
 /// Returns the reason of this thread's last failure, until its next.
 #[unsafe(no_mangle)]
 pub extern "C" fn outboard_net_message() -> *const c_char {
@@ -116,7 +131,7 @@ pub unsafe extern "C" fn outboard_net_provider_named(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn outboard_net_provider_of(net: *const Net) -> *const c_char {
     // SAFETY: null, or an open endpoint.
-    let net = unsafe { net.as_ref() };
+    let net = unsafe { of_this_process(net) }.ok();
     net.map_or(std::ptr::null(), |net| {
         net.endpoint.provider().name().as_ptr()
     })
@@ -203,9 +218,10 @@ pub unsafe extern "C" fn outboard_net_register(
     access: u32,
     key: *mut u32,
 ) -> c_int {
-    // SAFETY: null, or an open adapter.
-    let Some(net) = (unsafe { net.as_ref() }) else {
-        return done(Err(Error::Null("net")));
+    // SAFETY: null, or an open endpoint.
+    let net = match unsafe { of_this_process(net) } {
+        Ok(net) => net,
+        Err(error) => return done(Err(error)),
     };
     // SAFETY: null, or room for a key.
     let Some(key) = (unsafe { key.as_mut() }) else {
@@ -262,9 +278,10 @@ pub unsafe extern "C" fn outboard_net_queue_create(
     options: *const block::Options,
     out: *mut Export,
 ) -> c_int {
-    // SAFETY: null, or an open adapter.
-    let Some(net) = (unsafe { net.as_ref() }) else {
-        return done(Err(Error::Null("net")));
+    // SAFETY: null, or an open endpoint.
+    let net = match unsafe { of_this_process(net) } {
+        Ok(net) => net,
+        Err(error) => return done(Err(error)),
     };
     // SAFETY: null, or options that the caller lends.
     let Some(options) = (unsafe { options.as_ref() }) else {
@@ -292,9 +309,10 @@ pub unsafe extern "C" fn outboard_net_queue_create(
 /// `net` is open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn outboard_net_connect(net: *const Net, one: u32, other: u32) -> c_int {
-    // SAFETY: null, or an open adapter.
-    let Some(net) = (unsafe { net.as_ref() }) else {
-        return done(Err(Error::Null("net")));
+    // SAFETY: null, or an open endpoint.
+    let net = match unsafe { of_this_process(net) } {
+        Ok(net) => net,
+        Err(error) => return done(Err(error)),
     };
     done(net.endpoint.connect(one, other))
 }
@@ -315,9 +333,10 @@ pub unsafe extern "C" fn outboard_net_meet(
     mine: *const Window,
     theirs: *mut Window,
 ) -> c_int {
-    // SAFETY: null, or an open adapter.
-    let Some(net) = (unsafe { net.as_ref() }) else {
-        return done(Err(Error::Null("net")));
+    // SAFETY: null, or an open endpoint.
+    let net = match unsafe { of_this_process(net) } {
+        Ok(net) => net,
+        Err(error) => return done(Err(error)),
     };
     // SAFETY: null, or room for a window.
     let Some(theirs) = (unsafe { theirs.as_mut() }) else {
@@ -377,7 +396,7 @@ pub extern "C" fn outboard_net_look() {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn outboard_net_place_of(net: *const Net) -> *const c_char {
     // SAFETY: null, or an open endpoint.
-    let net = unsafe { net.as_ref() };
+    let net = unsafe { of_this_process(net) }.ok();
     let name = net.map(|net| match net.endpoint.is_remote() {
         true => c"server",
         false => c"program",
@@ -394,7 +413,7 @@ pub unsafe extern "C" fn outboard_net_place_of(net: *const Net) -> *const c_char
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn outboard_net_way_of(net: *const Net, qpn: u32) -> *const c_char {
     // SAFETY: null, or an open endpoint.
-    let net = unsafe { net.as_ref() };
+    let net = unsafe { of_this_process(net) }.ok();
     let way = net.and_then(|net| net.endpoint.way_of(qpn));
     way.map_or(std::ptr::null(), |way| way.name().as_ptr())
 }
@@ -406,9 +425,10 @@ pub unsafe extern "C" fn outboard_net_way_of(net: *const Net, qpn: u32) -> *cons
 /// `net` is open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn outboard_net_reset(net: *const Net, qpn: u32) -> c_int {
-    // SAFETY: null, or an open adapter.
-    let Some(net) = (unsafe { net.as_ref() }) else {
-        return done(Err(Error::Null("net")));
+    // SAFETY: null, or an open endpoint.
+    let net = match unsafe { of_this_process(net) } {
+        Ok(net) => net,
+        Err(error) => return done(Err(error)),
     };
     done(net.endpoint.reset(qpn))
 }
@@ -425,9 +445,10 @@ pub unsafe extern "C" fn outboard_net_reset_counters(
     qpn: u32,
     counters: *mut c_void,
 ) -> c_int {
-    // SAFETY: null, or an open adapter.
-    let Some(net) = (unsafe { net.as_ref() }) else {
-        return done(Err(Error::Null("net")));
+    // SAFETY: null, or an open endpoint.
+    let net = match unsafe { of_this_process(net) } {
+        Ok(net) => net,
+        Err(error) => return done(Err(error)),
     };
     // SAFETY: the caller lends the counters for this call.
     done(unsafe { net.endpoint.reset_counters(qpn, counters) })
@@ -444,9 +465,10 @@ pub unsafe extern "C" fn outboard_net_status_of(
     qpn: u32,
     out: *mut StatusOut,
 ) -> c_int {
-    // SAFETY: null, or an open adapter.
-    let Some(net) = (unsafe { net.as_ref() }) else {
-        return done(Err(Error::Null("net")));
+    // SAFETY: null, or an open endpoint.
+    let net = match unsafe { of_this_process(net) } {
+        Ok(net) => net,
+        Err(error) => return done(Err(error)),
     };
     // SAFETY: null, or room for a status.
     let Some(out) = (unsafe { out.as_mut() }) else {

@@ -140,6 +140,10 @@ pub enum Error {
         "{0} is not there for the adapter that is a kernel (OUTBOARD_NET_ENGINE): its queues are of one process"
     )]
     Unsupported(&'static str),
+    #[error(
+        "the endpoint is of the process from which this one was forked, and so are its threads: here it can be closed, and another one opened"
+    )]
+    Forked,
     #[error("{0} is a null pointer")]
     Null(&'static str),
     #[error("threads are about to post to queue {0:#x}, or were ended while they did")]

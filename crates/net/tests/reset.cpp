@@ -2,6 +2,7 @@
 // queues have not noticed.
 #include <dlfcn.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -422,6 +423,42 @@ int unreliable(bool is_adapter)
     return 0;
 }
 
+// A forked child has none of the endpoint's threads: it may close it, or open one of its own, and the parent goes on.
+int forked()
+{
+    Four four;
+    EXPECT(four.open(outboard_net_queue_options{6, 2, 0, 0, 0}));
+    pid_t child = fork();
+    EXPECT(child >= 0);
+    if (child == 0) {
+        alarm(60);
+        const char *why = "from which this one was forked";
+        outboard_net *net = four.net, *own = nullptr;
+        outboard_net_queue_options options = {6, 2, 0, 0, 0};
+        uint64_t bytes = outboard_net_queue_bytes(&options);
+        outboard_net_queue queue;
+        outboard_net_status status;
+        outboard_net_window none;
+        uint32_t key, qpn = four.of[0].qpn;
+        bool is_refused = refused(outboard_net_reset(net, qpn), why) && refused(outboard_net_register(net, four.data, 64, 15, &key), why) &&
+                          refused(outboard_net_queue_create(net, pages(bytes), bytes, &options, &queue), why) &&
+                          refused(outboard_net_connect(net, qpn, qpn), why) && refused(outboard_net_status_of(net, qpn, &status), why) &&
+                          refused(outboard_net_reset_counters(net, qpn, four.data), why) &&
+                          refused(outboard_net_meet(net, qpn, "127.0.0.1:9", 1, 1, nullptr, &none), why);
+        bool has_none = outboard_net_provider_of(net) == nullptr && outboard_net_way_of(net, qpn) == nullptr && outboard_net_place_of(net) == nullptr;
+        outboard_net_close(net);
+        bool is_own = outboard_net_open(nullptr, &own) == 0 && outboard_net_queue_create(own, pages(bytes), bytes, &options, &queue) == 0;
+        outboard_net_close(own);
+        _exit(!is_refused ? 1 : !has_none ? 2 : !is_own ? 3 : 0);
+    }
+    int status;
+    EXPECT(waitpid(child, &status, 0) == child);
+    if (status != 0) std::printf("the child has ended with %#x\n", status);
+    EXPECT(status == 0 && four.others_work());
+    outboard_net_close(four.net);
+    return 0;
+}
+
 // An adapter that takes no commands has its completions in a ring, asked for or not.
 int by_verbs_alone()
 {
@@ -439,7 +476,7 @@ int main()
     if (by_verbs_alone() || other_headers() || nonsense_of_networks() || nonsense_of_memory()) return 1;
     for (uint32_t flags : {0u, (uint32_t)OUTBOARD_NET_PLAIN})
         if (failed_receives(flags) || wrapped(flags)) return 1;
-    if (wrong_key() || bad_input()) return 1;
+    if (wrong_key() || bad_input() || forked()) return 1;
     const char *provider = std::getenv("OUTBOARD_NET_PROVIDER");
     if (unreliable(provider == nullptr || std::strcmp(provider, "nic") == 0)) return 1;
     return provider != nullptr && std::strcmp(provider, "nvlink") == 0 ? threads_without_an_adapter() || strangers_to_each_other() : ended_in_mid_post();
