@@ -82,6 +82,7 @@ fn jumps(library: &Library) -> String {
             Answer::Served => format!("outboard_nic_{name}"),
             Answer::NoPointer => "outboard_nic_no_pointer".into(),
             Answer::NoStatus => "outboard_nic_no_status".into(),
+            Answer::NoCount => "outboard_nic_no_count".into(),
         };
         if function.answer != Answer::Served {
             let _ = writeln!(source, "    leaq .L{name}(%rip), %rdi");

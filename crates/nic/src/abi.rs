@@ -104,6 +104,21 @@ pub struct mlx5dv_qp_init_attr {
 
 const _: () = assert!(std::mem::offset_of!(mlx5dv_qp_init_attr, dc_type) == 16);
 
+/// Capabilities of an adapter, without the members that a mask asks for.
+#[repr(C)]
+pub struct mlx5dv_context {
+    pub(crate) version: u8,
+    pub(crate) flags: u64,
+    pub(crate) comp_mask: u64,
+}
+
+const _: () = assert!(size_of::<mlx5dv_context>() == 24);
+
+pub(crate) const MLX5DV_CONTEXT_FLAGS_CQE_V1: u64 = 1;
+/// Ends of the members of [`mlx5dv_context`] that the bits of its mask ask for.
+pub(crate) const MEMBERS_END: [usize; 14] =
+    [32, 40, 60, 64, 68, 80, 84, 88, 96, 97, 120, 122, 136, 148];
+
 /// Pairs of what is described, and where.
 #[repr(C)]
 pub struct mlx5dv_obj {

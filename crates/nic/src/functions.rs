@@ -2,8 +2,9 @@
 //! versions of them, and docs/net.md has the table that `tests/tools.rs` makes of them.
 //!
 //! They are those that GPUNetIO, NVSHMEM's IBGDA and NCCL's GIN call (names and versions as their
-//! packages ask for them), those of rdma-core's tools and perftest, and what UCX's verbs transport
-//! needs beside them.
+//! packages ask for them), those of rdma-core's tools and perftest, and all others of rdma-core 44
+//! but those that convert rates: a library that is loaded later, such as UCX's, is dropped without
+//! a word if it misses one.
 
 /// Result of a function's calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +15,8 @@ pub enum Answer {
     NoPointer,
     /// EOPNOTSUPP; standard error names the function.
     NoStatus,
+    /// The negative of EOPNOTSUPP, of calls that return a count or a descriptor.
+    NoCount,
 }
 
 /// A function, and the symbol version by which programs ask for it.
@@ -39,7 +42,7 @@ const fn of(name: &'static str, version: &'static str, answer: Answer) -> Functi
     }
 }
 
-use Answer::{NoPointer, NoStatus, Served};
+use Answer::{NoCount, NoPointer, NoStatus, Served};
 
 #[rustfmt::skip]
 const VERBS: &[Function] = &[
@@ -49,6 +52,7 @@ const VERBS: &[Function] = &[
     of("ibv_get_sysfs_path", "IBVERBS_1.0", NoPointer),
     of("ibv_copy_path_rec_from_kern", "IBVERBS_1.0", NoStatus),
     of("ibv_copy_qp_attr_from_kern", "IBVERBS_1.0", NoStatus),
+    of("ibv_copy_path_rec_to_kern", "IBVERBS_1.0", NoStatus),
     of("ibv_get_device_list", "IBVERBS_1.1", Served),
     of("ibv_free_device_list", "IBVERBS_1.1", Served),
     of("ibv_get_device_name", "IBVERBS_1.1", Served),
@@ -93,6 +97,7 @@ const VERBS: &[Function] = &[
     of("ibv_destroy_srq", "IBVERBS_1.1", Served),
     of("ibv_attach_mcast", "IBVERBS_1.1", NoStatus),
     of("ibv_detach_mcast", "IBVERBS_1.1", NoStatus),
+    of("ibv_resolve_eth_l2_from_gid", "IBVERBS_1.1", NoStatus),
     of("ibv_get_pkey_index", "IBVERBS_1.5", NoStatus),
     of("ibv_qp_to_qp_ex", "IBVERBS_1.6", Served),
     of("ibv_reg_mr_iova", "IBVERBS_1.7", Served),
@@ -100,17 +105,35 @@ const VERBS: &[Function] = &[
     of("ibv_get_device_index", "IBVERBS_1.9", NoStatus),
     of("ibv_query_ece", "IBVERBS_1.10", NoStatus),
     of("ibv_set_ece", "IBVERBS_1.10", NoStatus),
+    of("ibv_import_device", "IBVERBS_1.10", NoPointer),
+    of("ibv_import_mr", "IBVERBS_1.10", NoPointer),
+    of("ibv_import_pd", "IBVERBS_1.10", NoPointer),
+    of("ibv_unimport_mr", "IBVERBS_1.10", NoStatus),
+    of("ibv_unimport_pd", "IBVERBS_1.10", NoStatus),
     of("_ibv_query_gid_ex", "IBVERBS_1.11", Served),
+    of("_ibv_query_gid_table", "IBVERBS_1.11", NoCount),
     of("ibv_reg_dmabuf_mr", "IBVERBS_1.12", Served),
     of("ibv_is_fork_initialized", "IBVERBS_1.13", Served),
+    of("ibv_import_dm", "IBVERBS_1.13", NoPointer),
+    of("ibv_unimport_dm", "IBVERBS_1.13", NoStatus),
+    of("ibv_query_qp_data_in_order", "IBVERBS_1.14", NoPointer),
+    of("ibv_dm_export_dmabuf_fd", "IBVERBS_1.15", NoCount),
     of("ibv_query_gid_type", "IBVERBS_PRIVATE_34", Served),
 ];
 
 #[rustfmt::skip]
 const MLX5: &[Function] = &[
-    of("mlx5dv_query_device", "MLX5_1.0", NoStatus),
+    of("mlx5dv_query_device", "MLX5_1.0", Served),
+    of("mlx5dv_create_cq", "MLX5_1.1", NoPointer),
     of("mlx5dv_init_obj", "MLX5_1.2", Served),
+    of("mlx5dv_set_context_attr", "MLX5_1.2", NoStatus),
     of("mlx5dv_create_qp", "MLX5_1.3", Served),
+    of("mlx5dv_create_wq", "MLX5_1.3", NoPointer),
+    of("mlx5dv_get_clock_info", "MLX5_1.4", NoStatus),
+    of("mlx5dv_create_flow_action_esp", "MLX5_1.5", NoPointer),
+    of("mlx5dv_create_flow", "MLX5_1.6", NoPointer),
+    of("mlx5dv_create_flow_matcher", "MLX5_1.6", NoPointer),
+    of("mlx5dv_destroy_flow_matcher", "MLX5_1.6", NoStatus),
     of("mlx5dv_devx_obj_create", "MLX5_1.7", Served),
     of("mlx5dv_devx_obj_query", "MLX5_1.7", Served),
     of("mlx5dv_devx_obj_modify", "MLX5_1.7", Served),
@@ -122,14 +145,112 @@ const MLX5: &[Function] = &[
     of("mlx5dv_devx_umem_reg", "MLX5_1.7", Served),
     of("mlx5dv_devx_umem_dereg", "MLX5_1.7", Served),
     of("mlx5dv_open_device", "MLX5_1.7", NoPointer),
+    of("mlx5dv_create_flow_action_modify_header", "MLX5_1.7", NoPointer),
+    of("mlx5dv_create_flow_action_packet_reformat", "MLX5_1.7", NoPointer),
     of("mlx5dv_is_supported", "MLX5_1.8", Served),
+    of("mlx5dv_devx_cq_modify", "MLX5_1.8", NoStatus),
+    of("mlx5dv_devx_cq_query", "MLX5_1.8", NoStatus),
+    of("mlx5dv_devx_ind_tbl_modify", "MLX5_1.8", NoStatus),
+    of("mlx5dv_devx_ind_tbl_query", "MLX5_1.8", NoStatus),
+    of("mlx5dv_devx_qp_modify", "MLX5_1.8", NoStatus),
+    of("mlx5dv_devx_qp_query", "MLX5_1.8", NoStatus),
+    of("mlx5dv_devx_srq_modify", "MLX5_1.8", NoStatus),
+    of("mlx5dv_devx_srq_query", "MLX5_1.8", NoStatus),
+    of("mlx5dv_devx_wq_modify", "MLX5_1.8", NoStatus),
+    of("mlx5dv_devx_wq_query", "MLX5_1.8", NoStatus),
+    of("mlx5dv_devx_create_cmd_comp", "MLX5_1.9", NoPointer),
+    of("mlx5dv_devx_destroy_cmd_comp", "MLX5_1.9", NoStatus),
+    of("mlx5dv_devx_get_async_cmd_comp", "MLX5_1.9", NoStatus),
+    of("mlx5dv_devx_obj_query_async", "MLX5_1.9", NoStatus),
     of("mlx5dv_create_mkey", "MLX5_1.10", NoPointer),
     of("mlx5dv_destroy_mkey", "MLX5_1.10", NoStatus),
     of("mlx5dv_qp_ex_from_ibv_qp_ex", "MLX5_1.10", NoPointer),
+    of("mlx5dv_alloc_dm", "MLX5_1.10", NoPointer),
+    of("mlx5dv_dr_action_create_dest_ibv_qp", "MLX5_1.10", NoPointer),
+    of("mlx5dv_dr_action_create_dest_table", "MLX5_1.10", NoPointer),
+    of("mlx5dv_dr_action_create_dest_vport", "MLX5_1.10", NoPointer),
+    of("mlx5dv_dr_action_create_drop", "MLX5_1.10", NoPointer),
+    of("mlx5dv_dr_action_create_flow_counter", "MLX5_1.10", NoPointer),
+    of("mlx5dv_dr_action_create_modify_header", "MLX5_1.10", NoPointer),
+    of("mlx5dv_dr_action_create_packet_reformat", "MLX5_1.10", NoPointer),
+    of("mlx5dv_dr_action_create_tag", "MLX5_1.10", NoPointer),
+    of("mlx5dv_dr_action_destroy", "MLX5_1.10", NoStatus),
+    of("mlx5dv_dr_domain_create", "MLX5_1.10", NoPointer),
+    of("mlx5dv_dr_domain_destroy", "MLX5_1.10", NoStatus),
+    of("mlx5dv_dr_domain_sync", "MLX5_1.10", NoStatus),
+    of("mlx5dv_dr_matcher_create", "MLX5_1.10", NoPointer),
+    of("mlx5dv_dr_matcher_destroy", "MLX5_1.10", NoStatus),
+    of("mlx5dv_dr_rule_create", "MLX5_1.10", NoPointer),
+    of("mlx5dv_dr_rule_destroy", "MLX5_1.10", NoStatus),
+    of("mlx5dv_dr_table_create", "MLX5_1.10", NoPointer),
+    of("mlx5dv_dr_table_destroy", "MLX5_1.10", NoStatus),
+    of("mlx5dv_devx_create_event_channel", "MLX5_1.11", NoPointer),
+    of("mlx5dv_devx_destroy_event_channel", "MLX5_1.11", NoStatus),
+    of("mlx5dv_devx_get_event", "MLX5_1.11", NoCount),
+    of("mlx5dv_devx_subscribe_devx_event", "MLX5_1.11", NoStatus),
+    of("mlx5dv_devx_subscribe_devx_event_fd", "MLX5_1.11", NoStatus),
+    of("mlx5dv_alloc_var", "MLX5_1.12", NoPointer),
+    of("mlx5dv_dr_action_create_flow_meter", "MLX5_1.12", NoPointer),
+    of("mlx5dv_dr_action_modify_flow_meter", "MLX5_1.12", NoStatus),
+    of("mlx5dv_dump_dr_domain", "MLX5_1.12", NoStatus),
+    of("mlx5dv_dump_dr_matcher", "MLX5_1.12", NoStatus),
+    of("mlx5dv_dump_dr_rule", "MLX5_1.12", NoStatus),
+    of("mlx5dv_dump_dr_table", "MLX5_1.12", NoStatus),
+    of("mlx5dv_free_var", "MLX5_1.12", NoStatus),
+    of("mlx5dv_pp_alloc", "MLX5_1.13", NoPointer),
+    of("mlx5dv_pp_free", "MLX5_1.13", NoStatus),
+    of("mlx5dv_dr_action_create_default_miss", "MLX5_1.14", NoPointer),
+    of("mlx5dv_dr_domain_set_reclaim_device_memory", "MLX5_1.14", NoStatus),
+    of("mlx5dv_modify_qp_lag_port", "MLX5_1.14", NoStatus),
+    of("mlx5dv_query_qp_lag_port", "MLX5_1.14", NoStatus),
+    of("mlx5dv_dr_action_create_dest_devx_tir", "MLX5_1.15", NoPointer),
+    of("mlx5dv_dr_action_create_dest_array", "MLX5_1.16", NoPointer),
+    of("mlx5dv_dr_action_create_flow_sampler", "MLX5_1.16", NoPointer),
+    of("mlx5dv_dr_action_create_aso", "MLX5_1.17", NoPointer),
+    of("mlx5dv_dr_action_create_pop_vlan", "MLX5_1.17", NoPointer),
+    of("mlx5dv_dr_action_create_push_vlan", "MLX5_1.17", NoPointer),
+    of("mlx5dv_dr_action_modify_aso", "MLX5_1.17", NoStatus),
+    of("mlx5dv_modify_qp_sched_elem", "MLX5_1.17", NoStatus),
+    of("mlx5dv_modify_qp_udp_sport", "MLX5_1.17", NoStatus),
+    of("mlx5dv_sched_leaf_create", "MLX5_1.17", NoPointer),
+    of("mlx5dv_sched_leaf_destroy", "MLX5_1.17", NoStatus),
+    of("mlx5dv_sched_leaf_modify", "MLX5_1.17", NoStatus),
+    of("mlx5dv_sched_node_create", "MLX5_1.17", NoPointer),
+    of("mlx5dv_sched_node_destroy", "MLX5_1.17", NoStatus),
+    of("mlx5dv_sched_node_modify", "MLX5_1.17", NoStatus),
+    of("mlx5dv_reserved_qpn_alloc", "MLX5_1.18", NoStatus),
+    of("mlx5dv_reserved_qpn_dealloc", "MLX5_1.18", NoStatus),
     of("mlx5dv_devx_umem_reg_ex", "MLX5_1.19", NoPointer),
+    of("mlx5dv_dm_map_op_addr", "MLX5_1.19", NoPointer),
+    of("_mlx5dv_query_port", "MLX5_1.19", NoStatus),
+    of("mlx5dv_dr_domain_allow_duplicate_rules", "MLX5_1.20", NoStatus),
+    of("mlx5dv_map_ah_to_qp", "MLX5_1.20", NoStatus),
+    of("mlx5dv_qp_cancel_posted_send_wrs", "MLX5_1.20", NoCount),
+    of("_mlx5dv_mkey_check", "MLX5_1.20", NoStatus),
     of("mlx5dv_crypto_login", "MLX5_1.21", NoStatus),
     of("mlx5dv_dek_create", "MLX5_1.21", NoPointer),
     of("mlx5dv_dek_destroy", "MLX5_1.21", NoStatus),
+    of("mlx5dv_crypto_login_query_state", "MLX5_1.21", NoStatus),
+    of("mlx5dv_crypto_logout", "MLX5_1.21", NoStatus),
+    of("mlx5dv_dci_stream_id_reset", "MLX5_1.21", NoStatus),
+    of("mlx5dv_dek_query", "MLX5_1.21", NoStatus),
+    of("mlx5dv_dr_action_create_dest_ib_port", "MLX5_1.21", NoPointer),
+    of("mlx5dv_dr_matcher_set_layout", "MLX5_1.21", NoStatus),
+    of("mlx5dv_get_vfio_device_list", "MLX5_1.21", NoPointer),
+    of("mlx5dv_vfio_get_events_fd", "MLX5_1.21", NoCount),
+    of("mlx5dv_vfio_process_events", "MLX5_1.21", NoStatus),
+    of("mlx5dv_dr_aso_other_domain_link", "MLX5_1.22", NoStatus),
+    of("mlx5dv_dr_aso_other_domain_unlink", "MLX5_1.22", NoStatus),
+    of("mlx5dv_devx_alloc_msi_vector", "MLX5_1.23", NoPointer),
+    of("mlx5dv_devx_create_eq", "MLX5_1.23", NoPointer),
+    of("mlx5dv_devx_destroy_eq", "MLX5_1.23", NoStatus),
+    of("mlx5dv_devx_free_msi_vector", "MLX5_1.23", NoStatus),
+    of("mlx5dv_create_steering_anchor", "MLX5_1.24", NoPointer),
+    of("mlx5dv_crypto_login_create", "MLX5_1.24", NoPointer),
+    of("mlx5dv_crypto_login_destroy", "MLX5_1.24", NoStatus),
+    of("mlx5dv_crypto_login_query", "MLX5_1.24", NoStatus),
+    of("mlx5dv_destroy_steering_anchor", "MLX5_1.24", NoStatus),
+    of("mlx5dv_dr_action_create_dest_root_table", "MLX5_1.24", NoPointer),
     of("mlx5dv_reg_dmabuf_mr", "MLX5_1.25", NoPointer),
     of("mlx5dv_get_data_direct_sysfs_path", "MLX5_1.25", NoStatus),
 ];
@@ -137,8 +258,12 @@ const MLX5: &[Function] = &[
 /// perftest is linked with it, for adapters of another kind.
 #[rustfmt::skip]
 const EFA: &[Function] = &[
+    of("efadv_create_driver_qp", "EFA_1.0", NoPointer),
     of("efadv_query_device", "EFA_1.1", NoStatus),
     of("efadv_create_qp_ex", "EFA_1.1", NoPointer),
+    of("efadv_query_ah", "EFA_1.1", NoStatus),
+    of("efadv_create_cq", "EFA_1.2", NoPointer),
+    of("efadv_cq_from_ibv_cq_ex", "EFA_1.2", NoPointer),
 ];
 
 pub const LIBRARIES: [Library; 3] = [

@@ -61,3 +61,11 @@ pub unsafe extern "C" fn outboard_nic_no_pointer(name: *const c_char) -> *mut c_
 pub unsafe extern "C" fn outboard_nic_no_status(name: *const c_char) -> c_int {
     refuse(&name_of(name), "not served")
 }
+
+/// # Safety
+///
+/// `name` is a string that stays.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn outboard_nic_no_count(name: *const c_char) -> isize {
+    -(refuse(&name_of(name), "not served") as isize)
+}

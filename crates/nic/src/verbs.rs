@@ -19,6 +19,7 @@ use outboard_verbs::abi::{
 };
 
 use crate::{
+    abi::{MEMBERS_END, MLX5DV_CONTEXT_FLAGS_CQE_V1, mlx5dv_context},
     cq::{self, poll_cq, req_notify_cq},
     domain::{Allocators, Domain, PORT},
     events::Events,
@@ -157,6 +158,41 @@ pub extern "C" fn outboard_nic_ibv_read_sysfs_file(
 #[unsafe(no_mangle)]
 pub extern "C" fn outboard_nic_mlx5dv_is_supported(of: *const ibv_device) -> bool {
     ptr::eq(of, device())
+}
+
+/// Says what an adapter has beyond verbs: nothing, but completions of version 1.
+///
+/// # Safety
+///
+/// `context` is null or open, and `about` null or what a program asks for, with the members of its
+/// mask.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn outboard_nic_mlx5dv_query_device(
+    context: *mut ibv_context,
+    about: *mut mlx5dv_context,
+) -> c_int {
+    // SAFETY: null, or the program's; members that are not asked for are not referred to.
+    if context.is_null() || about.is_null() {
+        return libc::EINVAL;
+    }
+    // SAFETY: the mask is a member of each version.
+    let asked = unsafe { (*about).comp_mask };
+    let bits = (u64::BITS - asked.leading_zeros()) as usize;
+    let end = match bits {
+        0 => size_of::<mlx5dv_context>(),
+        bits => MEMBERS_END[(bits - 1).min(MEMBERS_END.len() - 1)],
+    };
+    let none = mlx5dv_context {
+        version: 0,
+        flags: MLX5DV_CONTEXT_FLAGS_CQE_V1,
+        comp_mask: 0,
+    };
+    // SAFETY: the members up to the last that is asked for.
+    unsafe {
+        about.cast::<u8>().write_bytes(0, end);
+        about.write(none);
+    }
+    0
 }
 
 /// Memory is not given to children here, so that there is nothing to prepare for.

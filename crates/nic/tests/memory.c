@@ -120,8 +120,12 @@ int main(void)
     CHECK(ibv_attach_mcast(NULL, NULL, 0) == EOPNOTSUPP && ibv_attach_mcast(NULL, NULL, 0) == EOPNOTSUPP);  // is said once
     FAILS(mlx5dv_devx_umem_reg_ex(context, NULL), EOPNOTSUPP);
     FAILS(mlx5dv_devx_obj_create(context, NULL, 0, NULL, 0), EOPNOTSUPP);
-    struct mlx5dv_context about = {0};
-    CHECK(mlx5dv_query_device(context, &about) == EOPNOTSUPP);
+    struct mlx5dv_context about;
+    memset(&about, 0xa5, sizeof about);
+    about.comp_mask = MLX5DV_CONTEXT_MASK_STRIDING_RQ | MLX5DV_CONTEXT_MASK_CQE_COMPRESION;
+    CHECK(mlx5dv_query_device(context, &about) == 0 && about.comp_mask == 0 && about.flags == MLX5DV_CONTEXT_FLAGS_CQE_V1);
+    // What is asked for is not there, and what is not asked for may be behind the program's memory.
+    CHECK(about.cqe_comp_caps.max_num == 0 && about.striding_rq_caps.supported_qpts == 0 && about.tunnel_offloads_caps == 0xa5a5a5a5);
     CHECK(ibv_dealloc_pd(pd) == 0 && ibv_close_device(context) == 0);
     puts("right");
     return 0;

@@ -95,7 +95,6 @@ fn memory_is_registered_and_functions_that_are_not_served_name_themselves() {
         "outboard nic: ibv_attach_mcast: not served",
         "outboard nic: mlx5dv_devx_umem_reg_ex: not served",
         "outboard nic: mlx5dv_devx_obj_create: command 0x0 is not served",
-        "outboard nic: mlx5dv_query_device: not served",
     ];
     assert_eq!(complained.lines().collect::<Vec<_>>(), expected);
 }
@@ -234,13 +233,42 @@ fn without_a_driver_nothing_has_its_functions() {
 fn a_program_that_needs_what_is_not_declared_is_not_started() {
     let folder = folder();
     let source = folder.path().join("missing.c");
-    let text = "#include <infiniband/verbs.h>\nint main(void) { return ibv_resize_cq(0, 1); }\n";
+    let text = "#include <infiniband/verbs.h>\nint main(void) { return ibv_rate_to_mult(2); }\n";
     fs::write(&source, text).unwrap();
     let program = compile_source(folder.path(), "missing", &source);
     let done = run(folder.path(), &program, &[]);
     assert!(!done.status.success());
     let complained = String::from_utf8(done.stderr).unwrap();
-    assert!(complained.contains("ibv_resize_cq"), "{complained}");
+    assert!(
+        complained.contains("undefined symbol: ibv_rate_to_mult"),
+        "{complained}"
+    );
+}
+
+/// A library that a program loads later, as UCX's, is there with the versions that it needs, and
+/// hears of each function that is not served.
+#[test]
+fn a_library_that_is_loaded_later_finds_all_versions() {
+    let folder = folder();
+    let (library, program) = (folder.path().join("later.so"), folder.path().join("later"));
+    let needs = [
+        "-shared",
+        "-fPIC",
+        "-DLATER",
+        "-libverbs",
+        "-lmlx5",
+        "-Wl,-z,now",
+    ];
+    cc("later.c", &needs, &library);
+    cc("later.c", &[], &program);
+    let done = run(folder.path(), &program, &[library.to_str().unwrap()]);
+    let said = String::from_utf8(done.stdout).unwrap();
+    let complained = String::from_utf8(done.stderr).unwrap();
+    assert_eq!(said, "right\n", "{complained}");
+    let named = complained
+        .lines()
+        .filter(|line| line.ends_with(": not served"));
+    assert_eq!(named.count(), 5, "{complained}");
 }
 
 /// By memory of both, and over sockets.
