@@ -79,6 +79,9 @@ pub(crate) const AT_SERVER: u32 = 2;
 /// Bit of a hello's ways: the queue is one of an adapter, and its entries travel by verbs.
 pub(crate) const BY_VERBS: u32 = 4;
 
+/// Bit of a hello's ways: this process takes no other than memory that both have.
+pub(crate) const SHARES_ALONE: u32 = 8;
+
 /// Why a queue whose entries travel by verbs does not meet another.
 pub(crate) const NOT_BY_VERBS: &str = "one of the two is a queue of nic whose entries travel by verbs (OUTBOARD_NET_WAY=verbs), and the other is \
      not: its keys are others";

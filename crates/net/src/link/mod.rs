@@ -21,7 +21,7 @@ use std::{
 use crate::{
     adapter::{Call, HEADER_BYTES, Header, Peer, Sink},
     error::Error,
-    meet::{self, BY_VERBS, Hello, Meeting, NOT_BY_VERBS, SHARES, Window},
+    meet::{self, BY_VERBS, Hello, Meeting, NOT_BY_VERBS, SHARES, SHARES_ALONE, Window},
     nic::{Nic, Shared},
     queue::Queue,
     rings::{RINGS_BYTES, Rings},
@@ -30,6 +30,7 @@ use crate::{
     way::Way,
 };
 
+const NOT_SHARED: &str = "one of the two processes shares no memory";
 /// Sleep of a thread whose peer does not take what it has to send.
 const NO_ROOM: Duration = Duration::from_millis(1);
 /// The first sleep of a thread whose adapter is held, which is soon over as a rule.
@@ -129,7 +130,12 @@ impl Link {
         let mine = Hello {
             peer: Peer { qpn, epoch },
             window: mine,
-            ways: if is_sharing { SHARES } else { 0 },
+            ways: match (is_sharing, meeting.way) {
+                (true, Some(Way::Shm)) => SHARES | SHARES_ALONE,
+                (true, _) => SHARES,
+                (false, Some(Way::Shm)) => SHARES_ALONE,
+                (false, _) => 0,
+            },
         };
         let met = match meeting.listens {
             true => meet::listen(socket, mine, deadline),
@@ -140,7 +146,8 @@ impl Link {
             return Err(failed(&NOT_BY_VERBS));
         }
         let memory = match mine.ways & theirs.ways & SHARES {
-            0 => Err("one of the two processes shares no memory".into()),
+            0 if (mine.ways | theirs.ways) & SHARES_ALONE != 0 => return Err(failed(&NOT_SHARED)),
+            0 => Err(NOT_SHARED.into()),
             _ => {
                 let terms = Terms {
                     gives: meeting.listens,
@@ -420,6 +427,10 @@ mod tests {
         }
 
         fn meet(&self, address: &str, listens: bool, way: Way) -> Link {
+            self.try_to_meet(address, listens, way).unwrap()
+        }
+
+        fn try_to_meet(&self, address: &str, listens: bool, way: Way) -> Result<Link, Error> {
             let meeting = Meeting {
                 address,
                 listens,
@@ -428,7 +439,7 @@ mod tests {
                 way: Some(way),
             };
             let met = Link::meet(&self.nic, &self.queue, meeting, Window::default());
-            met.unwrap().0
+            met.map(|(link, _)| link)
         }
 
         fn here(&self, bytes: usize) -> Segment {
@@ -484,6 +495,24 @@ mod tests {
         });
         assert_eq!(links.each_ref().map(Link::way), [way; 2]);
         (ends, links)
+    }
+
+    #[test]
+    fn neither_meets_one_that_takes_another_way() {
+        for ways in [[Way::Shm, Way::Tcp], [Way::Tcp, Way::Shm]] {
+            let free = TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = free.local_addr().unwrap().to_string();
+            drop(free);
+            let ends = [End::new(64), End::new(64)];
+            let met = scope(|scope| {
+                let listening = scope.spawn(|| ends[0].try_to_meet(&address, true, ways[0]));
+                let met = ends[1].try_to_meet(&address, false, ways[1]);
+                [listening.join().unwrap(), met]
+            });
+            for met in met {
+                assert!(met.unwrap_err().to_string().ends_with(NOT_SHARED));
+            }
+        }
     }
 
     /// More than waits for a connection, from each to the other: neither waits for the other first.
