@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, Ordering},
+    atomic::{AtomicU8, Ordering},
 };
 
 use crate::{
@@ -30,9 +30,16 @@ pub struct CompletionsSetup {
     pub record: Option<Registered>,
 }
 
+/// Kinds of completions that a program waits for: none, solicited ones and errors, or any.
+mod armed {
+    pub(super) const NOTHING: u8 = 0;
+    pub(super) const SOLICITED: u8 = 1;
+    pub(super) const ANYTHING: u8 = 2;
+}
+
 /// Calls to a program: at a completion that it waits for, and when its queue is overrun.
 pub struct Watch {
-    is_armed: AtomicBool,
+    armed: AtomicU8,
     call: Box<dyn Fn() + Send + Sync>,
     overrun: Box<dyn Fn() + Send + Sync>,
 }
@@ -41,7 +48,7 @@ impl Watch {
     #[must_use]
     pub fn new(call: impl Fn() + Send + Sync + 'static) -> Watch {
         Watch {
-            is_armed: AtomicBool::new(false),
+            armed: AtomicU8::new(armed::NOTHING),
             call: Box::new(call),
             overrun: Box::new(|| {}),
         }
@@ -57,11 +64,23 @@ impl Watch {
 
     /// Asks for a call at the next completion. Those that are there already do not count.
     pub fn arm(&self) {
-        self.is_armed.store(true, Ordering::SeqCst);
+        self.armed.store(armed::ANYTHING, Ordering::SeqCst);
     }
 
-    fn completed(&self) {
-        if self.is_armed.swap(false, Ordering::SeqCst) {
+    /// Asks for a call at the next message that its sender wants to be told of, or error, unless
+    /// any completion is waited for already.
+    pub fn arm_solicited(&self) {
+        self.armed.fetch_max(armed::SOLICITED, Ordering::SeqCst);
+    }
+
+    fn completed(&self, is_solicited: bool) {
+        let wanted = match is_solicited {
+            true => armed::SOLICITED,
+            false => armed::ANYTHING,
+        };
+        let disarm = |armed| (armed >= wanted).then_some(armed::NOTHING);
+        let (set, fetch) = (Ordering::SeqCst, Ordering::SeqCst);
+        if self.armed.fetch_update(set, fetch, disarm).is_ok() {
             (self.call)();
         }
     }
@@ -123,6 +142,15 @@ impl Completions {
     /// Writes a completion: the word with its opcode and owner last, in one store. After an error
     /// that stays, completions are only counted: other queues may wait for them.
     pub(crate) fn push(&mut self, completion: &Completion) {
+        self.push_as(completion, completion.is_error());
+    }
+
+    /// Writes a completion, of which a program hears that waits for solicited ones.
+    pub(crate) fn push_solicited(&mut self, completion: &Completion) {
+        self.push_as(completion, true);
+    }
+
+    fn push_as(&mut self, completion: &Completion, is_solicited: bool) {
         let setup = &self.setup;
         if self.holds_error {
             self.produced += 1;
@@ -159,7 +187,7 @@ impl Completions {
         self.produced += 1;
         self.holds_error = setup.collapsed && completion.is_error();
         if let Some(watch) = &self.watch {
-            watch.completed();
+            watch.completed(is_solicited);
         }
     }
 

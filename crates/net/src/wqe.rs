@@ -58,6 +58,14 @@ impl Flags {
     /// Reads and atomics before this entry are over before it begins: rdma-core's bits.
     pub const FENCE: Flags = Flags(4 << FM_SHIFT);
 
+    /// The peer's program is told of the message, if it waits for such: rdma-core's bit.
+    pub const SOLICITED: Flags = Flags(2);
+
+    #[must_use]
+    pub fn solicited(self) -> bool {
+        self.0 & Flags::SOLICITED.0 != 0
+    }
+
     #[must_use]
     pub fn and(self, other: Flags) -> Flags {
         Flags(self.0 | other.0)

@@ -234,13 +234,13 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut
 ///
 /// `cq` is a completion queue.
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
-    if solicited_only != 0 {
-        return refuse("ibv_req_notify_cq", "solicited events alone are not served");
-    }
     // SAFETY: null, or a queue that the program has not destroyed.
     match unsafe { queue_of(cq) }.map(|queue| &queue.watch) {
         Some(Some(watch)) => {
-            watch.arm();
+            match solicited_only {
+                0 => watch.arm(),
+                _ => watch.arm_solicited(),
+            }
             0
         }
         Some(None) => 0,

@@ -19,7 +19,6 @@ pub(crate) const RECEIVE_SEGMENTS_MAX: u32 = 1;
 pub(crate) const RECEIVE_BYTES: usize = 16;
 /// The local key of a receive without memory.
 const NO_MEMORY: u32 = 0x100;
-const SOLICITED: Flags = Flags(2);
 
 /// A request of a program.
 pub(crate) struct Request {
@@ -104,7 +103,7 @@ impl Sends {
             flags = flags.and(Flags::FENCE);
         }
         if request.flags & IBV_SEND_SOLICITED != 0 {
-            flags = flags.and(SOLICITED);
+            flags = flags.and(Flags::SOLICITED);
         }
         let entry = Entry {
             index: self.head,

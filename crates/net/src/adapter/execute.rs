@@ -47,6 +47,7 @@ impl Adapter {
     /// Executes a request at the peer of pair `from`; `None` if nobody answers.
     pub(super) fn execute(&mut self, from: usize, sequence: u64, work: &Work) -> Option<Answer> {
         let operation = work.operation.as_ref()?;
+        self.is_solicited = work.is_solicited;
         if matches!(operation, Operation::Nop) && self.pairs[from]?.peer.is_none() {
             return Some(Answer::Done);
         }
@@ -226,7 +227,12 @@ impl Adapter {
         let (qpn, timestamp) = (pair.qpn, self.now_ns);
         let mut completion = Completion::success(qpn, 0, index, bytes as u32, timestamp);
         (completion.kind, completion.imm) = (kind, imm);
-        self.complete(pair.receive_completions, &completion);
+        let queue = self.completions.get_mut(pair.receive_completions);
+        match queue.and_then(Option::as_mut) {
+            Some(queue) if self.is_solicited => queue.push_solicited(&completion),
+            Some(queue) => queue.push(&completion),
+            None => {}
+        }
     }
 
     fn write(&self, from: &Pair, to: &Pair, remote: Remote, bytes: u64, data: &Data) -> Answer {

@@ -132,6 +132,8 @@ struct Event {
 #[derive(Debug)]
 pub struct Adapter {
     now_ns: u64,
+    /// The peer of the message that is executed is to be told of it.
+    is_solicited: bool,
     qpn_first: u32,
     /// Most bytes of a message, which longer ones are refused for.
     message_bytes_max: u64,
@@ -161,6 +163,7 @@ impl Adapter {
     pub fn new(network: Network) -> Adapter {
         Adapter {
             now_ns: 0,
+            is_solicited: false,
             qpn_first: QPN_FIRST,
             message_bytes_max: MESSAGE_BYTES_MAX,
             by_verbs: HashMap::new(),

@@ -1,7 +1,7 @@
 //! Queue pairs whose peer is an adapter in another process: messages as bytes.
 //!
 //! ```text
-//!  0 kind 8 | syndrome 8 | 0 16 | bytes of data 32 | 8 sequence 64 | 16 address 64
+//!  0 kind 8 | syndrome 8 | solicited 8 | 0 8 | bytes of data 32 | 8 sequence 64 | 16 address 64
 //!  24 rkey 32 | immediate, or bytes to read 32 | 32 add, swap, or value 64 | 40 compare 64 | data
 //! ```
 //!
@@ -23,7 +23,10 @@ use crate::{
     wqe::{Data, Masked, Operation, Remote, Segment},
 };
 
-use super::{Adapter, Pair, Peer, State, work::Answer};
+use super::{
+    Adapter, Pair, Peer, State,
+    work::{Answer, Work},
+};
 
 pub(crate) const HEADER_BYTES: usize = 48;
 /// Most bytes of a message to another process.
@@ -60,6 +63,7 @@ mod kind {
 pub(crate) struct Header {
     kind: u8,
     syndrome: u8,
+    is_solicited: bool,
     pub(crate) data_bytes: u32,
     sequence: u64,
     address: u64,
@@ -72,7 +76,7 @@ pub(crate) struct Header {
 impl Header {
     fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
-        (bytes[0], bytes[1]) = (self.kind, self.syndrome);
+        (bytes[0], bytes[1], bytes[2]) = (self.kind, self.syndrome, self.is_solicited.into());
         bytes[4..8].copy_from_slice(&self.data_bytes.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.address.to_le_bytes());
@@ -92,6 +96,7 @@ impl Header {
         let header = Header {
             kind: bytes[0],
             syndrome: bytes[1],
+            is_solicited: bytes[2] != 0,
             data_bytes: little(4, 4) as u32,
             sequence: little(8, 8),
             address: little(16, 8),
@@ -411,6 +416,7 @@ impl Adapter {
     ) -> Result<(), Error> {
         let (number, pair) = self.remote_pair(qpn, epoch)?;
         if let Some(operation) = header.request(data) {
+            self.is_solicited = header.is_solicited;
             self.respond(number, &pair, header.sequence, &operation);
             return Ok(());
         }
@@ -470,8 +476,9 @@ impl Adapter {
         number: usize,
         pair: &Pair,
         sequence: u64,
-        operation: &Operation,
+        work: &Work,
     ) -> Option<Answer> {
+        let operation = work.operation.as_ref()?;
         // What a dump reads does not travel.
         let is_dump = matches!(operation, Operation::Dump { .. });
         if !is_dump && operation.bytes() > REMOTE_BYTES_MAX as u64 {
@@ -479,6 +486,7 @@ impl Adapter {
         }
         let mut header = Header {
             sequence,
+            is_solicited: work.is_solicited,
             ..Header::default()
         };
         let mut frame = blank();
@@ -761,6 +769,7 @@ mod tests {
             let mut bytes = Header {
                 kind: (random() % 21) as u8,
                 syndrome: random() as u8 % 24,
+                is_solicited: false,
                 data_bytes: length as u32,
                 sequence: random() % 2,
                 address: window.address() - 32 + random() % 128,

@@ -189,6 +189,7 @@ impl Sender {
             index,
             opcode,
             signalled: true,
+            is_solicited: false,
             operation: None,
             answer,
         });
@@ -305,11 +306,13 @@ impl Adapter {
             }
             sender.reads_pending += usize::from(reads);
             let (index, signalled) = (entry.index, entry.flags.signalled());
+            let is_solicited = entry.flags.solicited();
             let operation = Some(entry.operation);
             sender.pending.push_back(Work {
                 index,
                 opcode,
                 signalled,
+                is_solicited,
                 operation,
                 answer: None,
             });
@@ -363,7 +366,7 @@ impl Adapter {
                     sender.sent -= 1;
                     break;
                 }
-                if let Some(answer) = self.request(number, pair, sequence, operation) {
+                if let Some(answer) = self.request(number, pair, sequence, work) {
                     sender.answered(sequence, answer, self.now_ns);
                 }
             } else if self.wire.is_perfect() {

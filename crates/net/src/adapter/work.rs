@@ -14,6 +14,7 @@ pub(super) struct Work {
     pub(super) index: u16,
     pub(super) opcode: u8,
     pub(super) signalled: bool,
+    pub(super) is_solicited: bool,
     /// `None` if the entry is wrong: its answer says how.
     pub(super) operation: Option<Operation>,
     pub(super) answer: Option<Answer>,
