@@ -468,7 +468,13 @@ mod tests {
         let key = SessionKey::new([1; SESSION_KEY_BYTES]);
         (
             ours,
-            Keeper::start(Control::of_worker(theirs), (key, true, None), &main, None, None),
+            Keeper::start(
+                Control::of_worker(theirs),
+                (key, true, None),
+                &main,
+                None,
+                None,
+            ),
             client,
         )
     }
