@@ -278,6 +278,12 @@ def test_threads_of_the_cpu_post_to_and_poll_what_is_where_the_gpu_is(server: Se
     is_right(server.run("tcp", host_on_gpu, "server"))
 
 
+def test_a_look_of_another_thread_tears_no_post_and_undoes_nothing(server: Server, tmp_path: Path) -> None:
+    """What a thread has written before a doorbell is at the adapter with the doorbell, whoever sends it."""
+    program = build_on_gpu(tmp_path, "looked.cu")
+    is_right(server.run("tcp", program, "1000", "2"))
+
+
 @pytest.fixture(scope="module")
 def two_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_on_gpu(tmp_path_factory.mktemp("two_kernels"), "two_kernels.cu")

@@ -10,7 +10,10 @@ use outboard_api::{
     CUresult,
     net::{NET_VERSION, PLACE_PROGRAM, PLACE_SERVER, Request, Table},
 };
-use outboard_wire::messages;
+use outboard_wire::{
+    doc::{self, NetCall},
+    messages,
+};
 use parking_lot::Mutex;
 
 use crate::{
@@ -79,6 +82,9 @@ unsafe extern "C" fn call(request: *mut Request) -> CUresult {
         }
         if request.bytes > 0 {
             driver.lend(request.address, request.bytes)?;
+            if matches!(doc::from_bytes(call), Ok(NetCall::Create { .. })) {
+                driver.lends_queue(request.address);
+            }
         }
         driver.push_visible()?;
         let message = messages::NetCall {

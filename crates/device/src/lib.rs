@@ -11,6 +11,7 @@
 //! - [`log`]: the server's own log, even while a device redirects standard error.
 
 pub mod activity;
+mod changed_words;
 mod failure;
 pub mod handle_table;
 pub mod images;
@@ -32,6 +33,7 @@ use outboard_wire::{
     messages::{self, Request},
 };
 
+pub use changed_words::changed_words;
 pub use failure::Failure;
 use images::ImageStore;
 pub use memory_in_use::{Charge, MemoryInUse};
@@ -85,7 +87,7 @@ pub trait Host: Send {
     /// Appends the host functions that streams have reached since the last call: number, and status
     /// for the client.
     fn take_host_calls(&mut self, out: &mut Vec<(u64, CUresult)>);
-    /// Hands over the pages of watched mirrors that kernels have changed. Called before a wait is
+    /// Hands over the words of watched mirrors that kernels have changed. Called before a wait is
     /// answered.
     fn take_host_pages(&mut self, changed: &mut dyn FnMut(u64, &[u8]));
     /// Returns true if the client would not notice a fence of a stream, or of a whole context, that

@@ -42,6 +42,7 @@ pub(crate) const RECORD: usize = 1152;
 pub(crate) const PAGE: usize = 4096;
 const RECEIVES: usize = 8192;
 pub(crate) const PAGE_BYTES: usize = 4096;
+const _: () = assert!(RECEIVES as u64 == outboard_wire::doc::NET_CONTROL_BYTES);
 /// Bytes of the counters without the bits of filled entries.
 pub(crate) const COUNTERS_BYTES: usize = 1024;
 /// Numbers from here on are given while a queue is put back: nothing is posted by them.

@@ -16,7 +16,7 @@ use std::{
 
 use outboard_api::CUresult;
 use outboard_budget::Charge;
-use outboard_device::{Cx, Failure};
+use outboard_device::{Cx, Failure, changed_words};
 use outboard_link::Lasting;
 use outboard_net::Mapped;
 use outboard_wire::messages;
@@ -32,7 +32,7 @@ use super::{
 /// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`; the bits of `cuMemHostAlloc` are
 /// equal.
 const PORTABLE_DEVICEMAP: u32 = 3;
-/// Granularity of [`Nvidia::take_host_pages`], in bytes.
+/// Bytes that are compared before single words are.
 const PAGE_BYTES: u64 = 4096;
 /// Bytes that one thread compares at once.
 const PART_BYTES: usize = 16 * PAGE_BYTES as usize;
@@ -323,8 +323,8 @@ impl HostRanges {
         }
     }
 
-    /// Reports the watched pages that changed since they were last reported or written by the
-    /// client.
+    /// Reports the words of watched memory that changed since they were last reported or written by
+    /// the client.
     pub(super) fn take_changed(&mut self, changed: &mut dyn FnMut(u64, &[u8])) {
         let mut now = [0; PAGE_BYTES as usize];
         for (watch, at) in self.differing_parts() {
@@ -341,8 +341,8 @@ impl HostRanges {
                 let now = &mut now[..page.len()];
                 range.read(va, now);
                 if now != page {
+                    changed_words(va, page, now, changed);
                     page.copy_from_slice(now);
-                    changed(va, page);
                 }
             }
         }

@@ -18,7 +18,7 @@ use std::{
 
 use outboard_api::CUresult;
 use outboard_budget::Charge;
-use outboard_device::{Cx, Failure};
+use outboard_device::{Cx, Failure, changed_words};
 use outboard_net::{Mapped, remote::Borrower};
 use outboard_pages::Tracker;
 use outboard_ptx::device::{Fence, Gpu};
@@ -297,31 +297,8 @@ fn compare(
         if gpu.memory().read(va, now).is_err() || now == known {
             continue;
         }
-        report(va, known, now, changed);
+        changed_words(va, known, now, changed);
         known.copy_from_slice(now);
-    }
-}
-
-/// Reports runs of changed words only: the words between them may be newer on the client's side.
-fn report(va: u64, known: &[u8], now: &[u8], changed: &mut dyn FnMut(u64, &[u8])) {
-    const WORD_BYTES: usize = 4;
-    let mut run: Option<(usize, usize)> = None;
-    for at in (0..now.len()).step_by(WORD_BYTES) {
-        let end = (at + WORD_BYTES).min(now.len());
-        if known[at..end] == now[at..end] {
-            continue;
-        }
-        run = match run {
-            Some((start, last)) if at == last => Some((start, end)),
-            Some((start, last)) => {
-                changed(va + start as u64, &now[start..last]);
-                Some((at, end))
-            }
-            None => Some((at, end)),
-        };
-    }
-    if let Some((start, end)) = run {
-        changed(va + start as u64, &now[start..end]);
     }
 }
 

@@ -28,11 +28,12 @@ use std::{
 
 use outboard_api::CUresult;
 use outboard_pages::{PAGE_BYTES, Tracker, pages_around};
-use outboard_wire::messages;
+use outboard_wire::{doc::NET_CONTROL_BYTES, messages};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use super::{
     Driver,
+    controls::{Controls, within},
     host_memory::{HostMemory, HostRange},
 };
 use crate::log;
@@ -67,6 +68,7 @@ struct OpenMirrors {
     is_holding: bool,
     /// Runs of pages written since the last look, by any thread.
     written: Vec<(u64, u64)>,
+    controls: Controls,
     buffer: Vec<u8>,
 }
 
@@ -80,7 +82,7 @@ struct Figures {
     closed: AtomicU64,
 }
 
-fn tracker() -> Option<&'static Tracker> {
+pub(super) fn tracker() -> Option<&'static Tracker> {
     static TRACKER: OnceLock<Option<Tracker>> = OnceLock::new();
     TRACKER
         .get_or_init(|| {
@@ -189,6 +191,12 @@ impl Driver {
         }
         self.mirrors.are_lent.store(true, Ordering::Release);
         Ok(())
+    }
+
+    /// Notes that a queue of an adapter's begins here, in memory that was lent.
+    pub(crate) fn lends_queue(&self, address: u64) {
+        let control = (address, address.saturating_add(NET_CONTROL_BYTES));
+        self.mirrors.open.lock().controls.add(control);
     }
 
     /// Waits for copies into this memory that are under way: work that reads the mirror would miss
@@ -306,6 +314,7 @@ impl Driver {
 
     fn close_in(&self, open: &mut OpenMirrors, range: &Arc<HostRange>) -> Result<(), CUresult> {
         open.ranges.retain(|other| !Arc::ptr_eq(other, range));
+        open.controls.forget((range.base, range.base + range.bytes));
         let mirror = &range.mirror;
         mirror.is_open.store(false, Ordering::Release);
         self.mirrors.count.fetch_sub(1, Ordering::AcqRel);
@@ -361,22 +370,41 @@ impl Driver {
         if is_idle {
             self.close_unnamed(open, look)?;
         }
+        self.push_controls(open)?;
         open.find_written(&mut self.mirrors.written_by_adapter.lock());
+        open.controls.set_aside(&mut open.written);
         let (ranges, written) = (&open.ranges, &open.written);
         for range in ranges {
-            let (start, end) = (range.base, range.base + range.bytes);
+            let whole = (range.base, range.base + range.bytes);
             if !range.mirror.is_tracked.load(Ordering::Acquire) {
-                self.push_part(range, start, end, !is_idle, &mut open.buffer)?;
+                for (from, to) in open.controls.around(whole) {
+                    self.push_part(range, from, to, !is_idle, &mut open.buffer)?;
+                }
                 continue;
             }
-            for (from, to) in written {
-                let (from, to) = (start.max(*from), end.min(*to));
-                if from < to {
+            for part in written {
+                if let Some((from, to)) = within(*part, whole) {
                     self.push_part(range, from, to, !is_idle, &mut open.buffer)?;
                 }
             }
         }
         open.written.clear();
+        Ok(())
+    }
+
+    /// Sends what the program has changed in pages with the doorbells of queues, before anything
+    /// else is looked for: whatever another thread wrote before a doorbell that is read here is
+    /// found after it.
+    fn push_controls(&self, open: &mut OpenMirrors) -> Result<(), CUresult> {
+        for at in open.controls.take_written(&open.ranges) {
+            let found = open.ranges.iter().find(|range| range.contains(at.0));
+            if let Some(range) = found {
+                let whole = (range.base, range.base + range.bytes);
+                if let Some((from, to)) = within(at, whole) {
+                    self.push_part(range, from, to, true, &mut open.buffer)?;
+                }
+            }
+        }
         Ok(())
     }
 

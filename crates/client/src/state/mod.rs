@@ -7,6 +7,7 @@ mod capture_table;
 mod connect;
 pub(crate) mod context_storage;
 mod contexts;
+mod controls;
 mod device_memory;
 mod drivers;
 mod exposed;

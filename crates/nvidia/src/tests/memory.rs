@@ -182,9 +182,9 @@ fn watched_mirrors_hand_over_what_kernels_changed() {
     let mut changed = Vec::new();
     let take = |client: &mut Client, changed: &mut Vec<(u64, u8)>| {
         changed.clear();
-        outboard_device::Host::take_host_pages(&mut client.device, &mut |va, page| {
-            assert_eq!(page.len(), 4096);
-            changed.push((va, page[0]));
+        outboard_device::Host::take_host_pages(&mut client.device, &mut |va, word| {
+            assert_eq!(word.len(), 4, "no more than the changed word");
+            changed.push((va, word[0]));
         });
     };
     take(&mut client, &mut changed);

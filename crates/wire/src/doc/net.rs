@@ -10,6 +10,9 @@ pub const NET_ENDPOINTS_MAX: u32 = 8;
 pub const NET_ANSWER_BYTES_MAX: usize = NET_PIECE_BYTES_MAX + 64;
 /// Longest piece of a relayed stream.
 pub const NET_PIECE_BYTES_MAX: usize = 64 << 10;
+/// Bytes at the start of a queue's memory that threads write last as they post: counters, records
+/// and doorbell.
+pub const NET_CONTROL_BYTES: u64 = 8192;
 
 /// One call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
