@@ -69,6 +69,9 @@ struct OpenMirrors {
     /// Runs of pages written since the last look, by any thread.
     written: Vec<(u64, u64)>,
     controls: Controls,
+    /// The thread that looked first.
+    first: Option<libc::pthread_t>,
+    are_several: bool,
     buffer: Vec<u8>,
 }
 
@@ -349,6 +352,7 @@ impl Driver {
     #[cold]
     fn push_written(&self) -> Result<(), CUresult> {
         let mut open = self.mirrors.open.lock();
+        open.is_looked_at_by_this_thread();
         let pushed = self.push_all(&mut open);
         // Adapters see all of it, or what was there before.
         if std::mem::take(&mut open.is_holding) {
@@ -360,9 +364,10 @@ impl Driver {
     fn push_all(&self, open: &mut OpenMirrors) -> Result<(), CUresult> {
         let look = self.mirrors.looks.fetch_add(1, Ordering::AcqRel) + 1;
         // While kernels or adapters may be writing, only the words that the program itself changed
-        // may be sent.
+        // may be sent. A launch of another thread may be sent at any time after its own look.
         let are_lent = self.mirrors.are_lent.load(Ordering::Acquire);
         let is_idle = self.session.progress.is_idle() && !are_lent;
+        let is_alone = is_idle && !open.are_several;
         if are_lent {
             self.submit(&messages::NetHold { held: 1 })?;
             open.is_holding = true;
@@ -378,13 +383,13 @@ impl Driver {
             let whole = (range.base, range.base + range.bytes);
             if !range.mirror.is_tracked.load(Ordering::Acquire) {
                 for (from, to) in open.controls.around(whole) {
-                    self.push_part(range, from, to, !is_idle, &mut open.buffer)?;
+                    self.push_part(range, from, to, !is_alone, &mut open.buffer)?;
                 }
                 continue;
             }
             for part in written {
                 if let Some((from, to)) = within(*part, whole) {
-                    self.push_part(range, from, to, !is_idle, &mut open.buffer)?;
+                    self.push_part(range, from, to, !is_alone, &mut open.buffer)?;
                 }
             }
         }
@@ -482,6 +487,12 @@ impl Driver {
 }
 
 impl OpenMirrors {
+    fn is_looked_at_by_this_thread(&mut self) {
+        // SAFETY: asks nothing of the caller.
+        let this = unsafe { libc::pthread_self() };
+        self.are_several |= *self.first.get_or_insert(this) != this;
+    }
+
     /// Finds the pages written since the last look: those of adapters, and those that the kernel
     /// reports.
     fn find_written(&mut self, by_adapter: &mut Vec<(u64, u64)>) {
