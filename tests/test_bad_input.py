@@ -49,6 +49,10 @@ CASES = {
     "out_of_memory": "CUDA_ERROR_OUT_OF_MEMORY CUDA_SUCCESS CUDA_SUCCESS",
     "unsupported": "CUDA_ERROR_NOT_SUPPORTED",
     "other_processes": f"{INVALID_HANDLE} False {INVALID_VALUE}\n{INVALID_VALUE} {INVALID_VALUE}",
+    "long_registration": " ".join([INVALID_VALUE] * 4),
+    "read_only_registration": "\n".join(
+        [*[INVALID_VALUE] * 2, "CUDA_SUCCESS", *[INVALID_VALUE] * 2, "CUDA_SUCCESS CUDA_SUCCESS", "CUDA_SUCCESS 0"]
+    ),
     "null_outputs": " ".join([INVALID_VALUE] * 3),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import sys
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 from pathlib import Path
@@ -11,6 +12,8 @@ from cuda import call, made, must
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "crates" / "image" / "tests" / "data"
+# `CU_MEMHOSTREGISTER_READ_ONLY`
+READ_ONLY = 8
 
 STORE = b"""
 .version 7.0
@@ -263,6 +266,32 @@ def copy_for_ever() -> None:
     while True:
         must("cuMemcpyHtoD_v2", data, source, c_size_t(len(source)))
         must("cuMemcpyDtoH_v2", ctypes.create_string_buffer(1 << 20), data, c_size_t(1 << 20))
+
+
+def long_registration() -> None:
+    """Registers ranges that are longer than what is mapped, and one beyond all addresses."""
+    region = mmap.mmap(-1, 1 << 16)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(region))
+    lengths = [1 << 45, 1 << 63, (1 << 64) - address - 1, (1 << 64) - 1]
+    print(*(call("cuMemHostRegister_v2", c_void_p(address), c_size_t(length), 0) for length in lengths))
+
+
+def read_only_registration() -> None:
+    """Registers memory that may only be read, and copies to it."""
+    anonymous, read = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = c_void_p
+    size, data, word = 1 << 16, c_uint64(), c_int()
+    memory, none = (c_void_p(libc.mmap(None, c_size_t(size), of, anonymous, -1, c_size_t())) for of in (read, 0))
+    must("cuMemAlloc_v2", byref(data), c_size_t(size))
+    must("cuMemsetD8_v2", data, 7, c_size_t(size))
+    print(call("cuMemHostRegister_v2", none, c_size_t(size), READ_ONLY))
+    print(call("cuMemHostRegister_v2", memory, c_size_t(size), 0))
+    print(call("cuMemHostRegister_v2", memory, c_size_t(size), READ_ONLY))
+    print(call("cuMemcpyDtoH_v2", memory, data, c_size_t(64)))
+    print(call("cuMemcpyDtoHAsync_v2", memory, data, c_size_t(size), c_void_p()))
+    print(call("cuMemcpyHtoD_v2", data, memory, c_size_t(4)), call("cuCtxSynchronize"))
+    print(call("cuMemcpyDtoH_v2", byref(word), data, c_size_t(4)), word.value)
 
 
 def loop_for_ever() -> None:

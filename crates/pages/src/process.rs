@@ -58,17 +58,42 @@ pub fn is_shared(start: u64, end: u64) -> bool {
     let Ok(maps) = fs::read_to_string("/proc/self/maps") else {
         return true;
     };
-    maps.lines()
-        .any(|line| parse(line).is_none_or(|(from, to, shared)| shared && from < end && start < to))
+    maps.lines().map(parse).any(|line| match line {
+        Some((from, to, [.., shared])) => shared == b's' && from < end && start < to,
+        None => true,
+    })
 }
 
-/// First address, end, and whether it is shared: of a line of `/proc/self/maps`.
-fn parse(line: &str) -> Option<(u64, u64, bool)> {
+/// Accesses that this process may make to all of a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Protection {
+    pub readable: bool,
+    pub writable: bool,
+}
+
+/// Returns the protection of what is mapped in a range. Memory that cannot be looked up counts as
+/// readable and writable.
+pub fn protection(start: u64, end: u64) -> Protection {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let mut found = Protection {
+        readable: true,
+        writable: true,
+    };
+    let inside = |(from, to, _): &(u64, u64, _)| *from < end && start < *to;
+    for (_, _, [read, write, ..]) in maps.lines().filter_map(parse).filter(inside) {
+        found.readable &= read == b'r';
+        found.writable &= write == b'w';
+    }
+    found
+}
+
+/// First address, end and permissions (`rwxs`): of a line of `/proc/self/maps`.
+fn parse(line: &str) -> Option<(u64, u64, [u8; 4])> {
     let mut fields = line.split_ascii_whitespace();
     let (from, to) = fields.next()?.split_once('-')?;
-    let shared = fields.next()?.as_bytes().get(3)? == &b's';
+    let permissions = fields.next()?.as_bytes().try_into().ok()?;
     let number = |text| u64::from_str_radix(text, 16).ok();
-    Some((number(from)?, number(to)?, shared))
+    Some((number(from)?, number(to)?, permissions))
 }
 
 #[cfg(test)]
@@ -92,7 +117,32 @@ mod tests {
         assert!(!is_shared(start, start + 8));
         assert_eq!(
             parse("7f00-7f01 rw-s 00000000 00:01 12 /dev/shm/x"),
-            Some((0x7f00, 0x7f01, true))
+            Some((0x7f00, 0x7f01, *b"rw-s"))
         );
+    }
+
+    #[test]
+    fn the_protection_of_a_range_is_that_of_all_its_parts() {
+        const PAGE: usize = crate::PAGE_BYTES as usize;
+        // SAFETY: a new mapping.
+        let memory = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let both = libc::PROT_READ | libc::PROT_WRITE;
+            libc::mmap(std::ptr::null_mut(), 3 * PAGE, both, flags, -1, 0)
+        };
+        assert_ne!(memory, libc::MAP_FAILED);
+        for (page, protection) in [(1, libc::PROT_READ), (2, libc::PROT_NONE)] {
+            // SAFETY: a page of the mapping, which nobody uses.
+            let done = unsafe { libc::mprotect(memory.byte_add(page * PAGE), PAGE, protection) };
+            assert_eq!(done, 0);
+        }
+        let start = memory as u64;
+        for (pages, readable, writable) in [(1, true, true), (2, true, false), (3, false, false)] {
+            let end = start + pages * crate::PAGE_BYTES;
+            let expected = Protection { readable, writable };
+            assert_eq!(protection(start, end), expected, "{pages} pages");
+        }
+        // SAFETY: the mapping made above.
+        unsafe { libc::munmap(memory, 3 * PAGE) };
     }
 }

@@ -11,7 +11,7 @@ use std::{
     os::fd::{AsFd, FromRawFd, OwnedFd},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -25,6 +25,10 @@ use crate::log;
 const PLACE_BASE: u64 = 0x3800_0000_0000;
 const PLACE_BYTES: u64 = 1 << 40;
 const PAGE_BYTES: usize = 4096;
+/// Pages that are looked up at once.
+const LOOKED_UP_PAGES: usize = 4096;
+/// `CU_MEMHOSTREGISTER_READ_ONLY`
+const REGISTER_READ_ONLY: u32 = 8;
 
 /// The call that created a range of host memory.
 pub(crate) enum Origin {
@@ -45,6 +49,8 @@ pub(crate) struct HostRange {
     pub(crate) flags: u32,
     pub(crate) context: CUcontext,
     pub(crate) origin: Origin,
+    /// The program cannot write to a part of it: it registered memory that is mapped read-only.
+    pub(crate) read_only: bool,
     /// The server sees the same pages.
     pub(crate) shared: bool,
     pub(crate) number: u64,
@@ -150,6 +156,9 @@ pub(crate) struct HostMemory {
 /// launch compares its arguments with them, which must not cost a lock.
 static PRIVATE_START: AtomicU64 = AtomicU64::new(0);
 static PRIVATE_END: AtomicU64 = AtomicU64::new(0);
+/// Set once the program has registered memory that is mapped read-only: a copy to pinned memory
+/// looks for it only then.
+static ANY_READ_ONLY: AtomicBool = AtomicBool::new(false);
 
 /// First address and length of what contains all host memory that the server does not map.
 #[derive(Clone, Copy)]
@@ -338,18 +347,48 @@ impl Driver {
         if overlaps {
             return Err(CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
         }
+        let (start, end) = outboard_pages::pages_around(base, bytes);
         if !is_mapped(base, bytes) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        self.insert_host(
+        let protection = outboard_pages::protection(start, end);
+        let may_read_only = flags & REGISTER_READ_ONLY != 0;
+        if !protection.readable || !(protection.writable || may_read_only) {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        if !protection.writable {
+            ANY_READ_ONLY.store(true, Ordering::Release);
+        }
+        self.insert_range(HostRange {
             base,
             bytes,
             flags,
-            context.handle,
-            Origin::Registered,
-            false,
-        );
+            context: context.handle,
+            origin: Origin::Registered,
+            read_only: !protection.writable,
+            shared: false,
+            number: 0,
+            mirror: Mirror::default(),
+        });
         Ok(())
+    }
+
+    /// Refuses a copy to memory that the program registered and cannot write to.
+    #[inline(always)]
+    pub(crate) fn refuse_read_only(&self, address: u64, bytes: u64) -> Result<(), CUresult> {
+        match ANY_READ_ONLY.load(Ordering::Acquire) {
+            true => self.look_for_read_only(address, bytes),
+            false => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn look_for_read_only(&self, address: u64, bytes: u64) -> Result<(), CUresult> {
+        let host = self.host.read();
+        match host.within(address, bytes).any(|range| range.read_only) {
+            true => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+            false => Ok(()),
+        }
     }
 
     /// `cuMemHostUnregister`
@@ -433,20 +472,25 @@ impl Driver {
         origin: Origin,
         shared: bool,
     ) {
-        let mut host = self.host.write();
-        host.next_number += 1;
-        let number = host.next_number;
-        let range = HostRange {
+        self.insert_range(HostRange {
             base,
             bytes,
             flags,
             context,
             origin,
+            read_only: false,
             shared,
-            number,
+            number: 0,
             mirror: Mirror::default(),
-        };
-        host.ranges.insert(base, Arc::new(range));
+        });
+    }
+
+    /// Adds a range, which gets its number.
+    fn insert_range(&self, mut range: HostRange) {
+        let mut host = self.host.write();
+        host.next_number += 1;
+        range.number = host.next_number;
+        host.ranges.insert(range.base, Arc::new(range));
         host.bound_private();
     }
 
@@ -513,11 +557,16 @@ pub(super) fn memfd(bytes: u64) -> Result<OwnedFd, CUresult> {
 
 /// Returns whether the program has memory mapped there.
 pub(super) fn is_mapped(base: u64, bytes: u64) -> bool {
-    let start = base / PAGE_BYTES as u64 * PAGE_BYTES as u64;
-    let len = (base + bytes).next_multiple_of(PAGE_BYTES as u64) - start;
-    let mut resident = vec![0u8; (len as usize).div_ceil(PAGE_BYTES)];
-    // SAFETY: mincore fails for unmapped pages and writes one byte a page.
-    unsafe { libc::mincore(start as *mut c_void, len as usize, resident.as_mut_ptr()) == 0 }
+    let (start, end) = outboard_pages::pages_around(base, bytes);
+    let mut resident = [0u8; LOOKED_UP_PAGES];
+    (start..end)
+        .step_by(LOOKED_UP_PAGES * PAGE_BYTES)
+        .all(|at| {
+            let len = ((end - at) as usize).min(LOOKED_UP_PAGES * PAGE_BYTES);
+            // SAFETY: mincore fails for unmapped pages and writes one byte a page, of which there
+            // are as many as `resident` has.
+            unsafe { libc::mincore(at as *mut c_void, len, resident.as_mut_ptr()) == 0 }
+        })
 }
 
 #[cfg(test)]
@@ -529,6 +578,38 @@ mod tests {
         let here = [1u8; 64];
         assert!(is_mapped(here.as_ptr() as u64, 64));
         assert!(!is_mapped(0x1000, 64));
+        // Nothing is as long as this, and looking it up allocates nothing.
+        let start = here.as_ptr() as u64;
+        for bytes in [1 << 45, 1 << 63, u64::MAX - start] {
+            assert!(!is_mapped(start, bytes), "{bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn memory_is_looked_up_in_pieces_to_its_end() {
+        const PIECE: usize = LOOKED_UP_PAGES * PAGE_BYTES;
+        // SAFETY: a new mapping.
+        let memory = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+            libc::mmap(
+                std::ptr::null_mut(),
+                3 * PIECE,
+                libc::PROT_READ,
+                flags,
+                -1,
+                0,
+            )
+        };
+        assert_ne!(memory, libc::MAP_FAILED);
+        let base = memory as u64;
+        let bytes = 2 * PIECE as u64 + 1;
+        assert!(is_mapped(base, bytes));
+        // SAFETY: the third piece's first page, which nobody uses.
+        unsafe { libc::munmap(memory.byte_add(2 * PIECE), PAGE_BYTES) };
+        assert!(!is_mapped(base, bytes));
+        assert!(is_mapped(base, bytes - 1));
+        // SAFETY: the mapping made above.
+        unsafe { libc::munmap(memory, 3 * PIECE) };
     }
 
     /// A page in which every fourth byte changes takes one system call, not one a byte.
@@ -557,6 +638,7 @@ mod tests {
             flags: 0,
             context: CUcontext(0),
             origin: Origin::Registered,
+            read_only: false,
             shared: false,
             number: 1,
             mirror: Mirror::default(),

@@ -83,6 +83,9 @@ impl Driver {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         let kinds = (dst.kind(self, bytes)?, src.kind(self, bytes)?);
+        if kinds.0 != MemoryKind::Device {
+            self.refuse_read_only(dst.address, bytes as u64)?;
+        }
         self.keep_pace_of_copy(stream, bytes)?;
         let (dst, src) = (dst.address, src.address);
         if conditions::is_recorded() && !stream.is_capturing() {

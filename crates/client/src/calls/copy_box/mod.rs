@@ -241,6 +241,10 @@ impl Driver {
             self.place_of_end(&dst, extent)?,
             self.place_of_end(&src, extent)?,
         );
+        if let (End::Memory(memory), true) = (&dst, to != MemoryKind::Device) {
+            let bytes = memory.span(extent);
+            self.refuse_read_only(memory.address, bytes.unwrap_or(u64::MAX))?;
+        }
         match (&dst, &src) {
             (End::Memory(dst), End::Memory(src))
                 if dst.is_contiguous(extent) && src.is_contiguous(extent) =>
