@@ -273,16 +273,72 @@ def crowd(pool: Pool, count: int) -> list[socket.socket]:
     return streams
 
 
-def test_strangers_are_bounded_and_the_manager_goes_on(pool: Pool) -> None:
-    for request in (
-        b"GET / HTTP/9.9\r\n\r\n",
-        b"\x00" * 64,
-        b"GET /" + b"x" * HEAD_BYTES_MAX + b" HTTP/1.1\r\n\r\n",
-        b"GET /metrics HTTP/1.1\r\n" + b"a: b\r\n" * 40 + b"\r\n",
-        b"POST /v1/claims HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (BODY_BYTES_MAX + 1),
-        b"POST /v1/claims HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+def parted(said: bytes) -> tuple[int, str, Any]:
+    """Returns the status, the head and the document of the only answer."""
+    head, _, body = said.partition(b"\r\n\r\n")
+    return int(head.split()[1]), head.decode(), json.loads(body)
+
+
+# Requests that are refused before they have come whole, and their statuses.
+REFUSED = [
+    (b"GET / HTTP/9.9\r\n\r\n", 400),
+    (b"PRI * HTTP/2.0\r\n\r\n", 400),
+    (b"\x00" * 64, 400),
+    (b"GET /" + b"x" * HEAD_BYTES_MAX + b" HTTP/1.1\r\n\r\n", 431),
+    (b"GET /metrics HTTP/1.1\r\n" + b"a: b\r\n" * 40 + b"\r\n", 431),
+    (b"POST /v1/claims HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (BODY_BYTES_MAX + 1), 413),
+    (b"POST /v1/claims HTTP/1.1\r\nContent-Length: 300000\r\n\r\n" + b"x" * 300_000, 413),
+    (b"POST /v1/claims HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411),
+    (b"POST /v1/claims HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
+    (b"POST /v1/quotas/x HTTP/1.1\r\nContent-Length: 10\r\nContent-Length: 8\r\n\r\n" + b'{"gpus":1}', 400),
+]
+
+
+@pytest.mark.parametrize(("request_bytes", "status"), REFUSED, ids=range(len(REFUSED)))
+def test_what_is_no_request_is_refused_with_its_status(pool: Pool, request_bytes: bytes, status: int) -> None:
+    said = raw(pool, request_bytes)
+    got, head, document = parted(said)
+    assert (got, document["error"]) == (status, "wrong"), said
+    assert document["text"] and "\r\nConnection: close" in head
+    # What came before is answered, what comes after it is not: it may be a part of the request.
+    around = raw(pool, b"GET /v1/leader HTTP/1.1\r\n\r\n", request_bytes, b"GET /v1/leader HTTP/1.1\r\n\r\n")
+    statuses = re.findall(rb"HTTP/1.1 (\d+) ", around)
+    assert statuses == [b"200", str(status).encode()], around
+
+
+def test_requests_that_come_at_once_are_answered_in_their_order(pool: Pool) -> None:
+    for count in (2, 3, 50, 1_000):
+        asked = [f"GET /v1/leases/{number} HTTP/1.1\r\nHost: x\r\n\r\n" for number in range(90_000, 90_000 + count)]
+        last = "GET /v1/leader HTTP/1.1\r\nConnection: close\r\n\r\n"
+        began = time.monotonic()
+        said = raw(pool, ("".join(asked) + last).encode()).decode()
+        assert re.findall(r"HTTP/1.1 (\d+) ", said) == ["404"] * count + ["200"]
+        assert re.findall(r"\b9\d{4}\b", said) == [str(number) for number in range(90_000, 90_000 + count)]
+        assert time.monotonic() - began < 10
+    # One that waits keeps its place; one of which a part has come waits for the rest.
+    revision = ask(pool, "GET", "/v1/pool")[1]["revision"]
+    watch = f"GET /v1/watch?after={revision}&wait_ms=200 HTTP/1.1\r\n\r\n".encode()
+    said = raw(pool, watch + b"GET /v1/leader HTTP/1.1\r\n\r\nGET /v1/lea", b"der HTTP/1.1\r\n\r\n").decode()
+    assert said.count("HTTP/1.1 200") == 3, said
+    assert said.index('"revision"') < said.index('"incarnation"')
+
+
+def test_a_body_says_one_thing_only(pool: Pool) -> None:
+    asked = claim("once")["claim"]
+    for body, why in (
+        ([asked, False], "an object"),
+        ({"claim": list(asked.values()), "wait": False}, ""),
+        ({"claim": {**asked, "links": [[50_000, 1]]}}, "an object"),
+        (json.dumps({"claim": asked}).replace('"gpus": 1', '"gpus": 1, "gpus": 4').encode(), "twice"),
+        (b'{"claim": {"uid": "a", "host": "h", "gpus": 1}, "wait": false, "wait": true}', "twice"),
     ):
-        assert raw(pool, request) == b"", request[:60]
+        status, said = ask(pool, "POST", "/v1/claims", body)
+        assert (status, said["error"]) == (400, "wrong") and why in said["text"], said
+    assert ask(pool, "POST", "/v1/quotas/x", [1])[0] == 400
+    assert ask(pool, "GET", "/v1/pool")[1]["leases"] == []
+
+
+def test_strangers_are_bounded_and_the_manager_goes_on(pool: Pool) -> None:
     deep = b"[" * 100_000
     head = b"POST /v1/claims HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(deep)
     assert raw(pool, head, deep).startswith(b"HTTP/1.1 400 ")

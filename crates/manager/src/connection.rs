@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, Read as _, Write as _},
-    net::TcpStream,
+    net::{Shutdown, TcpStream},
     os::fd::{AsFd, BorrowedFd},
 };
 
@@ -10,13 +10,15 @@ use outboard_pool::api::PoolError;
 use outboard_trust::Secured;
 
 use crate::{
-    http::{self, Request},
+    http::{self, Malformed, Request},
     limits,
     routes::Wait,
 };
 
 /// First byte of a client that encrypts.
 const HANDSHAKE: u8 = 22;
+/// Bytes that have come and wait for the answers of requests before them.
+const INPUT_BYTES_MAX: usize = limits::HEAD_BYTES_MAX + limits::BODY_BYTES_MAX;
 const ENCRYPTED: &str =
     "this manager's address begins with https://; it prints the address when it starts";
 
@@ -31,6 +33,10 @@ pub(crate) struct Connection {
     sent: usize,
     /// True if the connection ends with the answer.
     is_last: bool,
+    /// True once a request was refused before it came whole: what follows it is read and dropped.
+    is_refused: bool,
+    /// True if a further request may have come with the one that was answered.
+    has_more: bool,
     /// True once a whole request has come.
     has_asked: bool,
     /// The request that has no answer yet, and when it gets one in any case.
@@ -43,6 +49,8 @@ pub(crate) struct Connection {
 pub(crate) enum Heard {
     Request(Request),
     Nothing,
+    /// No request, which is refused. The answer is the connection's last.
+    Malformed(Malformed),
     /// It is over.
     Ended,
 }
@@ -63,6 +71,8 @@ impl Connection {
             output: Vec::new(),
             sent: 0,
             is_last: false,
+            is_refused: false,
+            has_more: false,
             has_asked: false,
             wait: None,
             until_ms: now_ms + limits::REQUEST_MS_MAX,
@@ -99,19 +109,32 @@ impl Connection {
         matches!(self.stream.peek(&mut [0]), Ok(0))
     }
 
-    /// Reads what has come. A request is taken only after the one before was answered.
+    /// Returns whether there may be a request that has come already and can be handled now.
+    pub(crate) fn has_more(&self) -> bool {
+        self.has_more && self.is_idle()
+    }
+
+    /// Reads what has come. A request is taken only after the one before was answered; those that
+    /// came together are taken one after the other before more is read.
     pub(crate) fn read(&mut self) -> Heard {
+        if self.has_more() {
+            match self.next() {
+                Heard::Nothing => {}
+                heard => return heard,
+            }
+        }
         let mut piece = [0; 16 << 10];
         match self.stream.read(&mut piece) {
             Ok(0) => return Heard::Ended,
+            Ok(_) if self.is_refused => return Heard::Nothing,
             Ok(count) if self.take(&piece[..count]) => {}
             Err(error) if is_later(&error) => return Heard::Nothing,
             Ok(_) | Err(_) => return Heard::Ended,
         }
-        if self.input.len() > limits::HEAD_BYTES_MAX + limits::BODY_BYTES_MAX {
-            return Heard::Ended;
+        match self.next() {
+            Heard::Nothing if self.input.len() > INPUT_BYTES_MAX => Heard::Ended,
+            heard => heard,
         }
-        self.next()
     }
 
     /// Takes what has come. Returns false if the connection is over.
@@ -137,22 +160,40 @@ impl Connection {
         self.write() && taken.is_ok()
     }
 
-    pub(crate) fn next(&mut self) -> Heard {
-        if self.wait.is_some() || self.has_output() || self.input.is_empty() {
+    fn next(&mut self) -> Heard {
+        self.has_more = false;
+        if self.input.is_empty() {
+            return Heard::Nothing;
+        }
+        if self.wait.is_some() || self.has_output() {
+            self.has_more = !self.is_last;
             return Heard::Nothing;
         }
         match http::take_request(&mut self.input) {
             Ok(Some(request)) => {
                 self.is_last = request.is_last;
+                self.has_more = !request.is_last && !self.input.is_empty();
                 self.has_asked = true;
                 Heard::Request(request)
             }
             Ok(None) => Heard::Nothing,
-            Err(error) => {
-                tracing::debug!(%error, "a request that is none");
-                Heard::Ended
+            Err(malformed) => {
+                tracing::debug!(why = malformed.text, "a request that is none");
+                self.is_last = true;
+                self.input = Vec::new();
+                Heard::Malformed(malformed)
             }
         }
+    }
+
+    /// Notes the answer to what is no request.
+    pub(crate) fn refuse(&mut self, now_ms: u64, malformed: Malformed) {
+        let error = PoolError::Wrong(malformed.text.into());
+        let body = serde_json::to_vec(&error).unwrap_or_default();
+        self.answer(now_ms, malformed.status, ("application/json", ""), &body);
+        self.is_refused = true;
+        // A socket that is closed with bytes unread takes its answer back.
+        self.until_ms = now_ms + limits::REST_MS_MAX;
     }
 
     /// Notes an answer. `more` has further lines of its head.
@@ -164,7 +205,11 @@ impl Connection {
         body: &[u8],
     ) {
         self.wait = None;
-        let answer = http::write_answer(status, kind, more, body);
+        let close = match self.is_last {
+            true => "Connection: close\r\n",
+            false => "",
+        };
+        let answer = http::write_answer(status, kind, &format!("{more}{close}"), body);
         match &mut self.tls {
             None => self.output.extend(answer),
             // If that fails, the client's deadline ends the connection.
@@ -192,6 +237,9 @@ impl Connection {
         // A large answer's memory is not kept.
         self.output = Vec::new();
         self.sent = 0;
+        if self.is_refused {
+            return self.stream.shutdown(Shutdown::Write).is_ok();
+        }
         !self.is_last
     }
 }

@@ -25,16 +25,36 @@ pub(crate) struct Request {
     pub(crate) body: Vec<u8>,
 }
 
+/// Reason why bytes are no request: a status and a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Malformed {
+    pub(crate) status: u16,
+    pub(crate) text: &'static str,
+}
+
+const NO_REQUEST: Malformed = malformed(400, "not a request of HTTP/1.1");
+const LONG_HEAD: Malformed = malformed(431, "the head is longer than 8 KiB");
+const MANY_HEADERS: Malformed = malformed(431, "the head has more than 32 headers");
+const NO_LENGTH: Malformed = malformed(411, "a body needs its Content-Length");
+const LONG_BODY: Malformed = malformed(413, "the body is longer than 256 KiB");
+const WRONG_LENGTH: Malformed = malformed(400, "Content-Length is not one number");
+
+const fn malformed(status: u16, text: &'static str) -> Malformed {
+    Malformed { status, text }
+}
+
 /// Takes a whole request from the bytes that have come. `None` if more must come.
-pub(crate) fn take_request(bytes: &mut Vec<u8>) -> io::Result<Option<Request>> {
+pub(crate) fn take_request(bytes: &mut Vec<u8>) -> Result<Option<Request>, Malformed> {
     let mut headers = [httparse::EMPTY_HEADER; limits::HEADERS_MAX];
     let mut request = httparse::Request::new(&mut headers);
-    let head = match request.parse(bytes).map_err(io::Error::other)? {
-        httparse::Status::Complete(head) if head <= limits::HEAD_BYTES_MAX => head,
-        httparse::Status::Partial if bytes.len() < limits::HEAD_BYTES_MAX => return Ok(None),
-        _ => return Err(too_long("head")),
+    let head = match request.parse(bytes) {
+        Ok(httparse::Status::Complete(head)) if head <= limits::HEAD_BYTES_MAX => head,
+        Ok(httparse::Status::Partial) if bytes.len() < limits::HEAD_BYTES_MAX => return Ok(None),
+        Ok(_) => return Err(LONG_HEAD),
+        Err(httparse::Error::TooManyHeaders) => return Err(MANY_HEADERS),
+        Err(_) => return Err(NO_REQUEST),
     };
-    let length = body_length(request.headers, limits::BODY_BYTES_MAX)?;
+    let length = request_length(request.headers)?;
     if bytes.len() < head + length {
         return Ok(None);
     }
@@ -158,9 +178,12 @@ pub(crate) fn write_answer(status: u16, kind: &str, more: &str, body: &[u8]) -> 
         404 => "Not Found",
         409 => "Conflict",
         410 => "Gone",
+        411 => "Length Required",
+        413 => "Content Too Large",
         421 => "Misdirected Request",
         422 => "Unprocessable Content",
         429 => "Too Many Requests",
+        431 => "Request Header Fields Too Large",
         _ => "Service Unavailable",
     };
     let head = format!(
@@ -169,6 +192,31 @@ pub(crate) fn write_answer(status: u16, kind: &str, more: &str, body: &[u8]) -> 
         body.len()
     );
     [head.as_bytes(), body].concat()
+}
+
+/// Returns the length of a request's body. Whoever reads the request before must find the same.
+fn request_length(headers: &[httparse::Header<'_>]) -> Result<usize, Malformed> {
+    let of = |name: &'static str| {
+        let is_it = move |one: &&httparse::Header<'_>| one.name.eq_ignore_ascii_case(name);
+        headers.iter().filter(is_it).map(|one| one.value)
+    };
+    if of("transfer-encoding").next().is_some() {
+        return Err(NO_LENGTH);
+    }
+    let mut lengths = of("content-length");
+    let Some(first) = lengths.next() else {
+        return Ok(0);
+    };
+    let is_number = !first.is_empty() && first.iter().all(u8::is_ascii_digit);
+    if !is_number || lengths.any(|other| other != first) {
+        return Err(WRONG_LENGTH);
+    }
+    let number = std::str::from_utf8(first).ok();
+    // What is no number of this machine's is longer than any limit.
+    let number = number.and_then(|text| text.parse().ok());
+    number
+        .filter(|length| *length <= limits::BODY_BYTES_MAX)
+        .ok_or(LONG_BODY)
 }
 
 fn body_length(headers: &[httparse::Header<'_>], max: usize) -> io::Result<usize> {
@@ -319,22 +367,36 @@ mod tests {
     }
 
     #[test]
-    fn wrong_or_endless_requests_are_errors() {
+    fn wrong_or_endless_requests_are_refused_with_their_status() {
         let long = format!("GET /{} HTTP/1.1\r\n", "x".repeat(limits::HEAD_BYTES_MAX));
         let whole = format!("{long}\r\n");
-        for wrong in [
-            &whole,
-            "nonsense\r\n\r\n",
-            "POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
-            "POST / HTTP/1.1\r\nContent-Length: +1\r\n\r\n",
-            "POST / HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n",
-            "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
-            &long,
+        let many = format!("GET / HTTP/1.1\r\n{}\r\n", "A: b\r\n".repeat(33));
+        let post = |headers: &str| format!("POST / HTTP/1.1\r\n{headers}\r\n\r\n{{}}");
+        for (wrong, said) in [
+            (whole, LONG_HEAD),
+            (long, LONG_HEAD),
+            (many, MANY_HEADERS),
+            ("nonsense\r\n\r\n".into(), NO_REQUEST),
+            ("GET / HTTP/2.0\r\n\r\n".into(), NO_REQUEST),
+            (post("Content-Length: -1"), WRONG_LENGTH),
+            (post("Content-Length: +1"), WRONG_LENGTH),
+            (post("Content-Length:"), WRONG_LENGTH),
+            (post("Content-Length: 1, 1"), WRONG_LENGTH),
+            (post("Content-Length: \u{b2}"), WRONG_LENGTH),
+            (post("Content-Length: 2\r\ncontent-length: 1"), WRONG_LENGTH),
+            (post("Content-Length: 99999999"), LONG_BODY),
+            (post("Content-Length: 99999999999999999999999"), LONG_BODY),
+            (post("Transfer-Encoding: chunked"), NO_LENGTH),
+            (
+                post("Content-Length: 2\r\nTransfer-Encoding: \u{b2}"),
+                NO_LENGTH,
+            ),
         ] {
-            assert!(
-                take_request(&mut wrong.as_bytes().to_vec()).is_err(),
-                "{wrong}"
-            );
+            let taken = take_request(&mut wrong.clone().into_bytes());
+            assert_eq!(taken, Err(said), "{wrong}");
         }
+        let twice = post("Content-Length: 2\r\ncontent-length: 2");
+        let taken = take_request(&mut twice.into_bytes()).unwrap().unwrap();
+        assert_eq!(taken.body, b"{}");
     }
 }

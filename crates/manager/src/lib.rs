@@ -9,12 +9,13 @@
 //! - `client`: requests to a manager.
 //! - `proof`: the manager's key and certificate, for encrypted connections.
 //! - `store`, `etcd`: the store that is opened, if this manager leads.
-//! - `http`: requests and answers as bytes.
+//! - `http`: requests and answers as bytes; `document`: bodies of requests.
 
 mod client;
 mod connection;
 #[cfg(test)]
 mod describe;
+mod document;
 mod etcd;
 mod http;
 pub mod limits;

@@ -22,6 +22,8 @@ pub const ANSWER_BYTES_MAX: usize = 256 << 20;
 pub const OUTPUT_BYTES_MAX: usize = 256 << 20;
 /// Time for a whole request to come, for a further one to begin, and for an answer to be taken.
 pub const REQUEST_MS_MAX: u64 = 30_000;
+/// Time in which the rest of a request that is refused is read, so that its client sees why.
+pub const REST_MS_MAX: u64 = 500;
 /// Time that a claim waits before its client is told its position.
 pub const CLAIM_WAIT_MS: u64 = 5_000;
 /// Pause between two attempts to read a store that failed.

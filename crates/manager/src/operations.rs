@@ -19,6 +19,8 @@ use serde::{
 };
 use serde_json::{Map, Value};
 
+use crate::document::Strict;
+
 /// Those who may ask for an operation, if the manager asks for tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
@@ -411,7 +413,7 @@ fn known_claim<'de, D: Deserializer<'de>>(from: D) -> Result<Claim, D::Error> {
         let field: String = field.chars().take(64).collect();
         return Err(D::Error::custom(format!("a claim has no field {field:?}")));
     }
-    Claim::deserialize(Value::Object(fields)).map_err(D::Error::custom)
+    Claim::deserialize(Strict(Value::Object(fields))).map_err(D::Error::custom)
 }
 
 /// Names of the fields of a type, as its declaration tells them to what it is read from.

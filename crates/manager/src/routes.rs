@@ -10,6 +10,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
 
 use crate::{
+    document,
     http::Request,
     limits,
     metrics::{Load, metrics},
@@ -333,7 +334,7 @@ pub(crate) fn refusal(error: &PoolError) -> Outcome {
 }
 
 fn body<T: DeserializeOwned>(request: &Request) -> Result<T, PoolError> {
-    serde_json::from_slice(&request.body).map_err(|error| wrong(&error))
+    document::read(&request.body).map_err(|error| wrong(&error))
 }
 
 /// Returns the lease that a path names.

@@ -346,15 +346,20 @@ impl Server {
         if self.manager.is_none() {
             sleep_ms = sleep_ms.min(limits::STORE_RETRY_MS);
         }
-        // A wait that ends early would end in vain.
-        let timeout = Timespec::try_from(Duration::from_millis(sleep_ms + 1)).ok();
+        // A wait that ends early would end in vain. Requests that came together wait for nothing.
+        sleep_ms = match self.connections.values().any(Connection::has_more) {
+            true => 0,
+            false => sleep_ms + 1,
+        };
+        let timeout = Timespec::try_from(Duration::from_millis(sleep_ms)).ok();
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
         let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
-        let ready = self.connections.keys().zip(&fds[1..]);
-        let ready = ready.filter(|(_, fd)| is_ready(fd)).map(|(id, _)| *id);
+        let ready = self.connections.iter().zip(&fds[1..]);
+        let ready = ready.filter(|((_, it), fd)| is_ready(fd) || it.has_more());
+        let ready = ready.map(|((id, _), _)| *id);
         Ok((is_ready(&fds[0]), ready.collect()))
     }
 
@@ -382,6 +387,7 @@ impl Server {
     }
 
     fn hear(&mut self, id: u64, pending: &mut Vec<Pending>) {
+        let now_ms = self.now_ms();
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
@@ -394,6 +400,12 @@ impl Server {
                 self.ended(id);
             }
             Heard::Request(request) => self.handle(id, &request, pending),
+            Heard::Malformed(malformed) => {
+                connection.refuse(now_ms, malformed);
+                if !connection.write() {
+                    self.ended(id);
+                }
+            }
             Heard::Nothing => {}
             Heard::Ended => self.ended(id),
         }
