@@ -1,4 +1,4 @@
-//! What is sent of memory that both ends write: the words that one end has changed.
+//! Words of memory that both ends write: those that one end has changed, and has to send.
 
 /// Unit of a change, in bytes.
 const WORD_BYTES: usize = 4;

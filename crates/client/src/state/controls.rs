@@ -9,7 +9,7 @@ use std::sync::{Arc, atomic::Ordering};
 
 use outboard_pages::{PAGE_BYTES, Tracker};
 
-use super::{host_memory::HostRange, mirrors::tracker};
+use super::host_memory::HostRange;
 
 /// A run of bytes: first address and end.
 type Run = (u64, u64);
@@ -44,12 +44,16 @@ impl Controls {
 
     /// Returns the pages of queues that may have been written since they were last returned, those
     /// with the doorbells first.
-    pub(super) fn take_written(&mut self, ranges: &[Arc<HostRange>]) -> Vec<Run> {
+    pub(super) fn take_written(
+        &mut self,
+        ranges: &[Arc<HostRange>],
+        tracker: Option<&Tracker>,
+    ) -> Vec<Run> {
         let mut written = std::mem::take(&mut self.written);
         for run in &self.runs {
             let range = ranges.iter().find(|range| range.contains(run.0));
             let is_tracked = range.is_some_and(|r| r.mirror.is_tracked.load(Ordering::Acquire));
-            match tracker().filter(|_| is_tracked) {
+            match tracker.filter(|_| is_tracked) {
                 Some(tracker) => scan(tracker, *run, &mut written),
                 None => written.push(*run),
             }
@@ -120,7 +124,7 @@ mod tests {
         controls.add((0x20_000, 0x22_000));
         controls.add((0x10_000, 0x12_000));
         assert_eq!(
-            controls.take_written(&[]),
+            controls.take_written(&[], None),
             [0x21_000, 0x20_000, 0x11_000, 0x10_000].map(|at| (at, at + PAGE_BYTES))
         );
         let mut written = vec![

@@ -85,7 +85,7 @@ struct Figures {
     closed: AtomicU64,
 }
 
-pub(super) fn tracker() -> Option<&'static Tracker> {
+fn tracker() -> Option<&'static Tracker> {
     static TRACKER: OnceLock<Option<Tracker>> = OnceLock::new();
     TRACKER
         .get_or_init(|| {
@@ -401,7 +401,7 @@ impl Driver {
     /// else is looked for: whatever another thread wrote before a doorbell that is read here is
     /// found after it.
     fn push_controls(&self, open: &mut OpenMirrors) -> Result<(), CUresult> {
-        for at in open.controls.take_written(&open.ranges) {
+        for at in open.controls.take_written(&open.ranges, tracker()) {
             let found = open.ranges.iter().find(|range| range.contains(at.0));
             if let Some(range) = found {
                 let whole = (range.base, range.base + range.bytes);
