@@ -70,7 +70,7 @@ fn a_time_line_goes_to_standard_output_as_to_a_file() {
         assert_eq!(done.status.code(), Some(0));
         done.stdout
     };
-    assert_eq!(export(&file), []);
+    assert_eq!(export(&file), Vec::<u8>::new());
     assert_eq!(export(Path::new("-")), fs::read(&file).unwrap());
     assert!(!folder.path().join("-").exists());
 }
