@@ -390,13 +390,15 @@ def test_ends_at_a_server_and_in_a_program_meet(
 
 
 def workers_of(server: Server, count: int) -> list[int]:
-    """The server's workers in the order of their start, once there are as many. The last has no session yet."""
+    """The server's workers, once there are as many: those that have a session first, in the order of their start."""
     children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
     deadline = time.monotonic() + 60
     while len(workers := children.read_text().split()) != count:
         assert time.monotonic() < deadline, f"{len(workers)} workers, not {count}"
         time.sleep(0.02)
-    return [int(worker) for worker in workers]
+    # On a GPU a waiting worker may have begun to start before those that have a session.
+    waits = [Path(f"/proc/{worker}/comm").read_text() != "outboard-worker\n" for worker in workers]
+    return [int(worker) for _, worker in sorted(zip(waits, workers, strict=True), key=lambda pair: pair[0])]
 
 
 @pytest.mark.parametrize(("provider", "one", "other"), WITH_TCP)
