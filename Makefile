@@ -21,6 +21,7 @@
 # make net-soak   ten million operations of 64 threads on queues of the software adapter that lose messages; docs/results/net-soak.json
 # make calls-soak  half an hour of mixed driver calls over each link, on the software device (SOAK_S, SOAK_SEED, SOAK_LINKS); docs/results/calls-soak.json
 # make paper-net  figures of papers on networking that GPUs start, by the software adapter, on this machine's GPU; docs/results/paper-net.json
+# make paper-net-guest  their figures that need verbs, in a guest with software RoCE; docs/results/paper-net-guest.json
 # make containers the images of server and client by podman, without a registry, as root
 # make bare-root  the wheel, the Debian package and Jupyter in a root that has nothing else, as root
 # make net-ptx    the kernels of outboard bench net and of the adapter that is one, compiled
@@ -91,7 +92,7 @@ SEED ?= 1
 PARTS ?=
 CASES ?=
 
-.PHONY: demo check test lint unit smoke loom fuzz fuzz-corpora fuzz-coverage hostile balance-soak net-soak calls-soak bare-root programs packages nvshmem instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-gpu paper-pool-quick pool-demo pool-faults page-script bench-pool build examples coverage samples ptx-table net-ptx paper-net dist check-size containers install wheel deb clean
+.PHONY: demo check test lint unit smoke loom fuzz fuzz-corpora fuzz-coverage hostile balance-soak net-soak calls-soak bare-root programs packages nvshmem instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-gpu paper-pool-quick pool-demo pool-faults page-script bench-pool build examples coverage samples ptx-table net-ptx paper-net paper-net-guest dist check-size containers install wheel deb clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -179,6 +180,10 @@ paper-net: $(TOOLCHAIN)
 	$(CARGO) build --release --quiet -p outboard-net
 	$(TOOLCHAIN) gpu-check/net.py build build/paper-net
 	python3 gpu-check/net_paper.py build/paper-net --out docs/results/$(NET_PAPER).json $(if $(NET_PAPER_QUICK),--quick) --by "$(NET_PAPER_BY)"
+
+paper-net-guest: $(TOOLCHAIN)
+	$(CARGO) build --release --quiet -p outboard-net
+	$(TOOLCHAIN) tests/rdma/paper_net.py docs/results/paper-net-guest.json
 
 # The soak of tests/test_net.py in its long form, OPERATIONS at least, by the seed SEED.
 net-soak: $(TOOLCHAIN)
