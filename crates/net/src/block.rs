@@ -52,6 +52,8 @@ pub(crate) const DOORBELL: usize = PAGE + 0x800;
 /// Sizes of a ring: threads of a warp that post together need room for all of them.
 const LOG_MIN: u32 = 5;
 const LOG_MAX: u32 = 15;
+/// Entries of a ring: so many are flushed at a look, however fast a poster goes on.
+pub(crate) const ENTRIES_MAX: usize = 1 << LOG_MAX;
 /// Entries that one post reserves at most: the threads of a warp.
 const TOGETHER_MAX: u32 = 32;
 /// Time that a reset waits for threads which are about to post.

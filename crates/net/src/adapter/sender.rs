@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::{
+    block::ENTRIES_MAX,
     cqe::{Completion, Kind},
     ring::Ring,
     syndrome::Syndrome,
@@ -490,7 +491,10 @@ impl Adapter {
             self.complete(pair.send_completions, &of);
             done += 1;
         }
-        while let Some((index, opcode)) = sender.ring.flush(pair.qpn) {
+        let most = done + ENTRIES_MAX;
+        while done < most
+            && let Some((index, opcode)) = sender.ring.flush(pair.qpn)
+        {
             let of = Completion::failure(Kind::RequesterError, pair.qpn, opcode, index, flushed);
             self.complete(pair.send_completions, &of);
             done += 1;
@@ -505,7 +509,9 @@ impl Adapter {
         let Some(mut receiver) = receiver else {
             return 0;
         };
-        while let Some((index, _)) = receiver.next() {
+        while done < ENTRIES_MAX
+            && let Some((index, _)) = receiver.next()
+        {
             receiver.take();
             let kind = Kind::ResponderError;
             let of = Completion::failure(kind, pair.qpn, 0, index, Syndrome::FLUSHED);

@@ -6,7 +6,7 @@ use outboard_verbs::{NotReady, Piece, Remote};
 
 use crate::{
     adapter::{Receiver, State},
-    block::{Block, DOORBELL, RECORD},
+    block::{Block, DOORBELL, ENTRIES_MAX, RECORD},
     completions::Completions,
     cqe::{Completion, Kind},
     device::Device,
@@ -137,7 +137,8 @@ impl Served {
 
     fn fetch(&mut self, device: &Device) -> usize {
         let (mut fetched, number) = (0, self.number());
-        while fetched < TURN_MAX && self.poster.has_room() && !self.is_broken {
+        let has_room = |of: &Self| of.poster.has_room() && of.pending.len() < ENTRIES_MAX;
+        while fetched < TURN_MAX && has_room(self) && !self.is_broken {
             let posted = self.ring.posted(number);
             if posted == 0 {
                 break;
@@ -269,7 +270,8 @@ impl Served {
     /// Flushes what was posted behind a failure, once the device has given back what it had.
     fn flush(&mut self) -> usize {
         let (mut count, number) = (0, self.number());
-        while self.pending.is_empty()
+        while count < ENTRIES_MAX
+            && self.pending.is_empty()
             && let Some((index, opcode)) = self.ring.flush(number)
         {
             self.push_failure(index, opcode, Syndrome::FLUSHED);
@@ -279,7 +281,9 @@ impl Served {
             self.counts.flushed += 1;
             count += 1;
         }
-        while !self.poster.has_receives()
+        let most = count + ENTRIES_MAX;
+        while count < most
+            && !self.poster.has_receives()
             && let Some((index, _)) = self.receiver.next()
         {
             self.receiver.take();
