@@ -96,7 +96,7 @@ def test_data_connections_share_the_network(server_with_data_connections: Server
             assert taken >= LENGTH / BYTES_PER_S, f"{way}: {taken} s"
 
 
-@pytest.mark.parametrize("part", ["plain", "detached", "order", "threads"])
+@pytest.mark.parametrize("part", ["plain", "detached", "order", "same_memory", "threads"])
 @pytest.mark.parametrize(("link", "connections"), [("tcp", 3), ("tcp", 0), ("shm", 0)])
 def test_long_copies(
     server_with_data_connections: Server,  # noqa: F811

@@ -51,7 +51,7 @@ def run(
     return carried, int(copied[1]), int(copied[2])
 
 
-@pytest.mark.parametrize("part", ["plain", "detached", "order", "threads"])
+@pytest.mark.parametrize("part", ["plain", "detached", "order", "same_memory", "threads"])
 @pytest.mark.parametrize("connections", [1, 2, 4])
 def test_with_data_connections(
     server_with_data_connections: Server, tmp_path: Path, connections: int, part: str
@@ -61,7 +61,9 @@ def test_with_data_connections(
     # Shorter copies use the session's own connection, as do copies of a thread while another is
     # sending.
     assert to_device / 4 < carried["sent_bytes"] <= to_device
-    assert from_device * 3 / 4 < carried["received_bytes"] <= from_device
+    # A copy into memory that an earlier one has not reached yet comes after it, by the session's own connection.
+    share = 1 / 4 if part == "same_memory" else 3 / 4
+    assert from_device * share < carried["received_bytes"] <= from_device
     if part == "order":
         assert (carried["sent_bytes"], carried["received_bytes"]) == (to_device, from_device)
 

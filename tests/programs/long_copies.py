@@ -134,6 +134,10 @@ def detached() -> None:
             must("cuMemFreeHost", one)
 
 
+# Of a copy whose bytes are not received where they belong at once.
+SHORT = 4096
+
+
 def order() -> None:
     """Work after a copy in its stream sees the copy; work before it does not."""
     length = 6 * MIB + 5
@@ -152,6 +156,28 @@ def order() -> None:
         device.give(back, length, stream)
         must("cuStreamSynchronize", stream)
         check(back.raw == second, f"round {round}: the last copy")
+
+
+def same_memory() -> None:
+    """Copies into the same memory, short and long, which may come in one go, or by several connections."""
+    length = 2 * MIB + 3
+    stream, short, long, back = new_stream(), Device(SHORT), Device(length), pinned(length)
+    for round in range(6):
+        data = pattern(length, 400 + round)
+        long.take(data, length, stream)
+        short.fill(round + 100, 0, SHORT, stream)
+        short.give(back, SHORT, stream)
+        long.give(back, length, stream)
+        must("cuStreamSynchronize", stream)
+        check(back.raw == data, f"round {round}: a long copy after a short one")
+        other = pattern(length, 500 + round)
+        long.give(back, length, stream)
+        long.take(ctypes.create_string_buffer(other, length), length, stream)
+        long.give(back, length, stream)
+        short.give(back, SHORT, stream)
+        must("cuStreamSynchronize", stream)
+        expected = bytes([round + 100]) * SHORT + other[SHORT:]
+        check(back.raw == expected, f"round {round}: two long copies and a short one")
 
 
 def threads() -> None:
@@ -187,7 +213,7 @@ def threads() -> None:
 def main() -> None:
     lib.cuMemFreeHost.argtypes = [ctypes.c_void_p]
     primary_context()
-    parts = {"plain": plain, "detached": detached, "order": order, "threads": threads}
+    parts = {"plain": plain, "detached": detached, "order": order, "same_memory": same_memory, "threads": threads}
     wanted = sys.argv[1] if len(sys.argv) > 1 else "all"
     for name, part in parts.items():
         if wanted in (name, "all"):

@@ -289,6 +289,9 @@ impl Session {
         self.check()?;
         stats::sent();
         self.send_batch()?;
+        // What comes on a data connection is written at once, before what is still to come into
+        // the same memory. The session's own connection keeps the order.
+        let on_data_connection = on_data_connection && !self.expects_in(&sink);
         if conditions::is_recorded() {
             let data = match &sink {
                 Sink::Memory(buffer) => REPLY_DATA_AT - HEADER_BYTES + buffer.rows.bytes(),
@@ -413,16 +416,37 @@ impl Session {
         })
     }
 
+    /// Returns whether a reply that has not arrived goes into some of this memory.
+    fn expects_in(&self, sink: &Sink) -> bool {
+        let Sink::Memory(memory) = sink else {
+            return false;
+        };
+        let is_of_both =
+            |of: &Expected| matches!(&of.sink, Sink::Memory(other) if other.overlaps(memory));
+        self.waiters.lock().values().any(is_of_both)
+    }
+
     /// Returns the memory to receive a long reply into: a copy's plain destination.
     fn place(&self, head: &[u8], len: usize) -> Option<Destination> {
         let token = copied_to(head, len)?;
         let mut waiters = self.waiters.lock();
-        let expected = waiters.get_mut(&token)?;
+        let expected = waiters.get(&token)?;
         let Sink::Memory(buffer) = &expected.sink else {
             return None;
         };
+        // Over an emulated network this one is taken in while earlier ones wait for their time:
+        // they would be written over it.
+        let is_before = |(other, of): (&u32, &Expected)| {
+            let is_earlier = token.wrapping_sub(*other) as i32 > 0 && !of.is_receiving;
+            is_earlier && matches!(&of.sink, Sink::Memory(memory) if memory.overlaps(buffer))
+        };
+        if self.kind == LinkKind::Emulated && waiters.iter().any(is_before) {
+            return None;
+        }
         let memory = buffer.whole(len - REPLY_DATA_AT, &expected.group)?;
-        expected.is_receiving = true;
+        if let Some(expected) = waiters.get_mut(&token) {
+            expected.is_receiving = true;
+        }
         Some(Destination {
             skip: REPLY_DATA_AT,
             memory: Box::new(memory),

@@ -1,6 +1,6 @@
 //! Destinations of replies' data: the waiting thread, or the program's memory.
 
-use std::{any::Any, sync::Arc};
+use std::{any::Any, ops::Range, sync::Arc};
 
 use outboard_api::CUresult;
 use outboard_link::{Segment, Tail};
@@ -63,6 +63,19 @@ impl ReceiveBuffer {
             unsafe { std::ptr::copy_nonoverlapping(row.as_ptr(), self.address.add(offset), width) };
         }
         Ok(())
+    }
+
+    /// Returns true if some bytes may be of both, those between rows counted.
+    pub(crate) fn overlaps(&self, other: &ReceiveBuffer) -> bool {
+        let (one, other) = (self.run(), other.run());
+        one.start < other.end && other.start < one.end
+    }
+
+    fn run(&self) -> Range<usize> {
+        let (rows, start) = (self.rows, self.address as usize);
+        let slices = rows.depth.saturating_sub(1) * rows.slice_pitch;
+        let last = rows.height.saturating_sub(1) * rows.pitch;
+        start..start.saturating_add(slices + last + rows.width)
     }
 
     /// Returns the destination as memory to receive into, if the bytes have the same layout there
