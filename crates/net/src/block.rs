@@ -18,8 +18,14 @@ use std::{
 };
 
 use crate::{
-    adapter::RECEIVE_BYTES, claim::Claim, completions::check, cqe::CQE_BYTES, error::Error,
-    memory::Mapped, syndrome::Syndrome, wqe::BLOCK_BYTES,
+    adapter::RECEIVE_BYTES,
+    claim::Claim,
+    completions::check,
+    cqe::CQE_BYTES,
+    error::Error,
+    memory::Mapped,
+    syndrome::Syndrome,
+    wqe::{BLOCK_BYTES, ENTRIES_MAX},
 };
 
 const RESERVED: usize = 0;
@@ -51,9 +57,7 @@ pub(crate) const DOORBELL: usize = PAGE + 0x800;
 
 /// Sizes of a ring: threads of a warp that post together need room for all of them.
 const LOG_MIN: u32 = 5;
-const LOG_MAX: u32 = 15;
-/// Entries of a ring: so many are flushed at a look, however fast a poster goes on.
-pub(crate) const ENTRIES_MAX: usize = 1 << LOG_MAX;
+const LOG_MAX: u32 = ENTRIES_MAX.ilog2();
 /// Entries that one post reserves at most: the threads of a warp.
 const TOGETHER_MAX: u32 = 32;
 /// Time that a reset waits for threads which are about to post.

@@ -16,6 +16,8 @@ use crate::{
     syndrome::Syndrome,
 };
 
+/// Entries of a ring: so many are flushed at a look, however fast a poster goes on.
+pub(crate) const ENTRIES_MAX: usize = 1 << 15;
 /// Bytes of a segment.
 pub const SEGMENT_BYTES: usize = 16;
 /// Bytes of a block. An entry begins at a block.

@@ -3,11 +3,10 @@
 use std::collections::VecDeque;
 
 use crate::{
-    block::ENTRIES_MAX,
     cqe::{Completion, Kind},
     ring::Ring,
     syndrome::Syndrome,
-    wqe::Operation,
+    wqe::{ENTRIES_MAX, Operation},
 };
 
 use super::{

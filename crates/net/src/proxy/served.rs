@@ -6,7 +6,7 @@ use outboard_verbs::{NotReady, Piece, Remote};
 
 use crate::{
     adapter::{Receiver, State},
-    block::{Block, DOORBELL, ENTRIES_MAX, RECORD},
+    block::{Block, DOORBELL, RECORD},
     completions::Completions,
     cqe::{Completion, Kind},
     device::Device,
@@ -17,7 +17,7 @@ use crate::{
     queue::{received, sent},
     ring::Ring,
     syndrome::Syndrome,
-    wqe::{Entry, Operation},
+    wqe::{ENTRIES_MAX, Entry, Operation},
 };
 
 /// Entries fetched from one queue before the next queue has its turn.
