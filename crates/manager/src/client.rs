@@ -42,7 +42,7 @@ enum Security {
 )]
 pub struct UrlError(String);
 
-const NOT_ENCRYPTED: &str = "whatever listens there hung up; a manager without --tls has an address of http://, and prints it when it starts";
+const NOT_ENCRYPTED: &str = "whatever listens there does not encrypt; a manager without --tls has an address of http://, and prints it when it starts";
 
 /// Addresses of a pool's managers, one of which leads: one address, or several with commas.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -482,11 +482,13 @@ impl Channel {
                 _ => Ok(()),
             };
         };
+        // A server that does not encrypt hangs up, or answers that this is no request.
+        let is_plain = count == 0 || piece.starts_with(b"HTTP/");
+        if tls.is_handshaking() && is_plain {
+            return Err(io::Error::other(NOT_ENCRYPTED));
+        }
         if count == 0 {
-            return Err(match tls.is_handshaking() {
-                true => io::Error::other(NOT_ENCRYPTED),
-                false => io::ErrorKind::ConnectionReset.into(),
-            });
+            return Err(io::ErrorKind::ConnectionReset.into());
         }
         if let Err(error) = tls.receive(&piece[..count], bytes) {
             // The alert tells the manager why.
