@@ -35,7 +35,7 @@ PROGRAMS = {
     "nvshmem": ROOT / "tests" / "packages" / "nvshmem_peers.cu",
     "nccl": ROOT / "tests" / "packages" / "nccl_peers.cu",
 }
-# What each is linked with, after its folder's lib.
+# Libraries and flags that each is linked with, besides its folder's lib.
 LINKED = {
     "nvshmem": ["-rdc=true", "-l:libnvshmem_host.so.3", "-lnvshmem_device"],
     "nccl": ["-l:libnccl.so.2"],

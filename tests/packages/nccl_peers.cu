@@ -58,7 +58,7 @@ __device__ void copy(char *to, const char *from, uint64_t bytes, unsigned thread
 
 using Flag = cuda::atomic_ref<uint64_t, cuda::thread_scope_system>;
 
-// A window: a flag, what is read, and, after so many bytes, what the other writes.
+// Offset of the bytes that the other rank writes, in a window that begins with a flag and the bytes to send.
 __host__ __device__ uint64_t inbox(uint64_t bytes)
 {
     return 128 + (bytes + 127) / 128 * 128;

@@ -32,7 +32,7 @@ LIBRARY = ROOT / "target" / "release"
 SIZES = (8, 64, 1024, 4096, 20480, 65536)
 ROUNDS, OPERATIONS, WINDOW = 3, 500, 64
 RUN_S_MAX = 120
-# What net.cuh posts goes to the verbs of a device. (Queues of one process do not: `nic` executes their entries itself.)
+# The provider whose thread posts verbs. (`nic` executes entries between queues of one process itself.)
 OWN = {"proxy": "OUTBOARD_NET_PROVIDER=proxy OUTBOARD_RDMA=device=rxe0"}
 FAILED = 1
 

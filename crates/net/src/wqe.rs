@@ -16,7 +16,7 @@ use crate::{
     syndrome::Syndrome,
 };
 
-/// Entries of a ring: so many are flushed at a look, however fast a poster goes on.
+/// Most entries of a ring, and most that one look at a queue flushes.
 pub(crate) const ENTRIES_MAX: usize = 1 << 15;
 /// Bytes of a segment.
 pub const SEGMENT_BYTES: usize = 16;
