@@ -58,7 +58,7 @@ pub(super) struct DataConnections {
     attachment: Option<Attachment>,
     is_asked: AtomicBool,
     open: OnceLock<Open>,
-    arrived: Arrived,
+    pub(super) arrived: Arrived,
     /// Number of expected replies that may arrive on data connections.
     pub(super) awaited: AtomicUsize,
     sent_bytes: AtomicU64,
@@ -418,7 +418,7 @@ fn piece_bytes(len: usize, connections: usize) -> usize {
 
 /// The replies on data connections that have arrived. Numbers start again at 0 after 2^32.
 #[derive(Default)]
-struct Arrived {
+pub(super) struct Arrived {
     /// All replies before this number have arrived.
     next: AtomicU32,
     /// Replies with higher numbers that have arrived.
@@ -434,7 +434,7 @@ impl Arrived {
         ahead.cast_signed() >= 0
     }
 
-    fn add(&self, number: u32) {
+    pub(super) fn add(&self, number: u32) {
         let mut beyond = self.beyond.lock();
         beyond.insert(number);
         let mut next = self.next.load(Ordering::Relaxed);

@@ -434,13 +434,16 @@ impl Session {
         let Sink::Memory(buffer) = &expected.sink else {
             return None;
         };
-        // Over an emulated network this one is taken in while earlier ones wait for their time:
-        // they would be written over it.
+        // Earlier data for this memory may still come on a data connection, or wait for its time on
+        // an emulated network: it would be written over this one.
+        let is_emulated = self.kind == LinkKind::Emulated;
+        let is_awaited = self.data_connections.awaited.load(Ordering::Acquire) > 0;
         let is_before = |(other, of): (&u32, &Expected)| {
-            let is_earlier = token.wrapping_sub(*other) as i32 > 0 && !of.is_receiving;
+            let is_late = of.on_data_connection || (is_emulated && !of.is_receiving);
+            let is_earlier = is_late && token.wrapping_sub(*other).cast_signed() > 0;
             is_earlier && matches!(&of.sink, Sink::Memory(memory) if memory.overlaps(buffer))
         };
-        if self.kind == LinkKind::Emulated && waiters.iter().any(is_before) {
+        if (is_emulated || is_awaited) && waiters.iter().any(is_before) {
             return None;
         }
         let memory = buffer.whole(len - REPLY_DATA_AT, &expected.group)?;

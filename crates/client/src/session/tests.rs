@@ -55,6 +55,15 @@ impl Destination {
 
     /// Requests the bytes; the first request of a session has the token 1.
     fn ask(&mut self, session: &Session, detached: bool) -> Arc<Group> {
+        self.ask_over(session, detached, false)
+    }
+
+    fn ask_over(
+        &mut self,
+        session: &Session,
+        detached: bool,
+        on_data_connection: bool,
+    ) -> Arc<Group> {
         let group = Group::new(1);
         let sink = Sink::Memory(ReceiveBuffer {
             address: self.0.as_mut_ptr(),
@@ -66,7 +75,9 @@ impl Destination {
             len: LEN as u64,
             stream: 0,
         };
-        session.ask(0, &message, &group, sink).expect("to be sent");
+        session
+            .ask_over(on_data_connection, Numbered::No, 0, &message, &group, sink)
+            .expect("to be sent");
         group
     }
 
@@ -82,6 +93,11 @@ impl Destination {
 }
 
 fn answer(token: u32, status: CUresult, len: usize) -> Vec<u8> {
+    answer_after(0, token, status, len)
+}
+
+/// An answer that the server sent after this number of replies on data connections.
+fn answer_after(replies_before: u32, token: u32, status: CUresult, len: usize) -> Vec<u8> {
     let frame_len = HEADER_BYTES + 4 + len;
     let mut bytes = (frame_len as u32).to_le_bytes().to_vec();
     bytes.resize(4 + HEADER_BYTES, 0);
@@ -90,7 +106,7 @@ fn answer(token: u32, status: CUresult, len: usize) -> Vec<u8> {
         placed: 0,
         token,
         status: status.0,
-        replies_before: 0,
+        replies_before,
     };
     header
         .encode(&mut Writer::new(&mut bytes[4..]))
@@ -127,6 +143,28 @@ fn bytes_land_as_they_come() {
     assert_eq!(destination.filled(), LEN);
     assert_eq!(session.receiving.load(Ordering::Acquire), 0);
     assert!(session.check().is_ok());
+}
+
+#[test]
+fn bytes_do_not_land_before_those_of_a_data_connection() {
+    let (session, mut server) = session();
+    let mut destination = Destination::new();
+    destination.ask_over(&session, false, true);
+    let group = destination.ask(&session, false);
+    write(
+        &mut server,
+        &answer_after(1, 2, CUresult::CUDA_SUCCESS, LEN),
+    );
+    let until = Instant::now() + Duration::from_millis(300);
+    while Instant::now() < until {
+        session.poll();
+    }
+    assert_eq!(destination.filled(), 0);
+    // The effect of the data's arrival.
+    session.waiters.lock().remove(&1);
+    session.data_connections.arrived.add(0);
+    assert_eq!(session.wait(&group), Ok(Vec::new()));
+    assert_eq!(destination.filled(), LEN);
 }
 
 #[test]
