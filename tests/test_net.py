@@ -284,6 +284,33 @@ def test_a_look_of_another_thread_tears_no_post_and_undoes_nothing(server: Serve
     is_right(server.run("tcp", program, "1000", "2"))
 
 
+@pytest.mark.parametrize("provider", ["nic", "proxy"])
+def test_threads_of_the_cpu_do_not_wait_for_a_session_that_is_lost(
+    lending: Server, tmp_path: Path, provider: str
+) -> None:
+    program = build_on_gpu(tmp_path, "lost.cu")
+    workers_of(lending, 1)
+    command = [OUTBOARD, "run", "--gpu", lending.urls["tcp"], "--", program]
+    env = {**os.environ, **by(provider)}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "waiting\n"
+            time.sleep(0.5)
+            os.kill(workers_of(lending, 2)[0], signal.SIGKILL)
+            # A second where the processors are free.
+            said = process.communicate(timeout=10)[0].splitlines()
+        finally:
+            process.kill()
+    gone = "cause 2, syndrome 0x15, entry"
+    failed = ["exclusive: ", "plain: ", "receive: ", "receive: ", "shared: "]
+    waits = sorted([name + gone for name in failed] + ["poll any: -1", "poll: 0"])
+    assert [line.rpartition(" ")[0] if gone in line else line for line in sorted(said[:7])] == waits
+    after = ["done: cause 0, syndrome 0, entry 0", f"post: {gone} 1"] * 3
+    assert said[7:-1] == after
+    assert said[-1].startswith("look: -1, the endpoint is lost with its session"), said[-1]
+
+
 @pytest.fixture(scope="module")
 def two_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_on_gpu(tmp_path_factory.mktemp("two_kernels"), "two_kernels.cu")

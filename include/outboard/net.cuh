@@ -809,7 +809,11 @@ private:
             if (error != 0 && acquire(detail::RECEIVES_READY) == number) {
                 return fail(Cause::completion, error >> 8, (uint32_t)(error & 0xff));
             }
-            if (deadline.passed()) return fail(Cause::timeout, number, 0, Side::receive);
+            if (deadline.passed()) {
+                // Nobody completes the receives of a session that is lost.
+                if (deadline.is_lost()) return fail(Cause::completion, number, detail::GONE, Side::receive);
+                return fail(Cause::timeout, number, 0, Side::receive);
+            }
         }
     }
 

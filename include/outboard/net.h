@@ -130,8 +130,9 @@ int outboard_net_meet(const struct outboard_net *net, uint32_t qpn, const char *
 // program may do so just before it launches one.
 void outboard_net_rouse(uint64_t doorbell);
 // Brings what the program has written to memory of endpoints that are at a server, and back what adapters have written
-// there; returns at once if there are none. net.cuh calls it for threads of the CPU, each time that they wait.
-void outboard_net_look(void);
+// there; returns at once if there are none. net.cuh calls it for threads of the CPU, each time that they wait. Returns 0, or
+// -1 if the session with the server is lost: then what was posted to its queues and is not complete fails with 15.
+int outboard_net_look(void);
 // "server" if the endpoint is where the GPU is, of a program under `outboard run` whose server has a copy of the program's
 // memory (every link but shm, and shm with an emulated network); else "program". Known from the first queue or registration on.
 const char *outboard_net_place_of(const struct outboard_net *net);

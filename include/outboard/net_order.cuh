@@ -24,7 +24,7 @@
 #include <sched.h>
 #include <time.h>
 
-extern "C" void outboard_net_look(void) __attribute__((weak));
+extern "C" int outboard_net_look(void) __attribute__((weak));
 #endif
 
 namespace outboard {
@@ -48,22 +48,25 @@ OUTBOARD_NET_CALL uint64_t now_ns()
 }
 
 // On the CPU, where the program's memory is a copy of what the adapter has: brings both up to date. After a look, all has
-// come that was written before what was seen.
-OUTBOARD_NET_CALL void look()
+// come that was written before what was seen. False if nothing comes any more: the session with the server is lost.
+OUTBOARD_NET_CALL bool look()
 {
 #ifndef __CUDA_ARCH__
-    if (outboard_net_look) outboard_net_look();
+    if (outboard_net_look) return outboard_net_look() == 0;
 #endif
+    return true;
 }
 
-OUTBOARD_NET_CALL void pause()
+// False as look() is.
+OUTBOARD_NET_CALL bool pause()
 {
 #ifdef __CUDA_ARCH__
     // A look at what is waited for takes about a microsecond where it is in host memory: that is rest enough.
     asm volatile("nanosleep.u32 0;");
+    return true;
 #else
     sched_yield();
-    look();
+    return look();
 #endif
 }
 
@@ -98,11 +101,24 @@ public:
         uint64_t now = now_ns();
         if (at_ == 0) at_ = within_ns_ > UINT64_MAX - now ? UINT64_MAX : now + within_ns_;
         if (now >= at_) return true;
-        pause();
+        // If nothing comes any more, what has come is looked at once more.
+        if (!pause()) at_ = LOST;
         return false;
     }
 
+    // True if it passed because the session with the server is lost.
+    OUTBOARD_NET_CALL bool is_lost() const
+    {
+#ifdef __CUDA_ARCH__
+        return false;
+#else
+        return at_ == LOST;
+#endif
+    }
+
 private:
+    // No time of a clock's: all are after it.
+    static constexpr uint64_t LOST = 1;
     uint64_t within_ns_, at_;
 };
 

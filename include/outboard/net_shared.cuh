@@ -69,6 +69,8 @@ constexpr uint32_t RESPONDER_ERROR = 14;
 constexpr uint64_t ALL = UINT64_MAX >> 8;
 // Time beyond its deadline that a receive waits for the threads before it: what it has reserved cannot be given back.
 constexpr uint64_t LOST_NS = 1000000000;
+// Syndrome of an operation that nobody answers.
+constexpr uint32_t GONE = 0x15;
 // Numbers from here on are given while the host puts the queue back: nothing is posted by them.
 constexpr uint64_t CLOSED = (uint64_t)1 << 62;
 // Counters of a queue, a line each. USED are entries of the ring that are not complete, and those that threads try for. FORCED is behind the last nop that was posted for those who wait.

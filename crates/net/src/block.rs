@@ -394,6 +394,34 @@ impl Block {
     }
 }
 
+/// Fails what a queue's completions do not say is done, for threads that wait: whoever executes its
+/// entries is gone. A failure that is there already stays.
+pub(crate) fn lose(memory: &Mapped, options: &Options) {
+    if options.are_counters_of_gpu() || memory.len() < options.bytes() {
+        return;
+    }
+    let mut done = memory.u64(DONE).load(Ordering::Acquire);
+    if !options.is_plain() {
+        // Those who post alone leave it to the completion to say what is done.
+        let last = memory.u64(COMPLETION + CQE_BYTES - 8);
+        let last = last.load(Ordering::Acquire).to_le_bytes();
+        let ahead = u16::from_be_bytes([last[4], last[5]]).wrapping_sub(done as u16);
+        match last[7] >> 4 {
+            0 if ahead < 1 << 15 => done += u64::from(ahead) + 1,
+            13 if ahead < 1 << 15 => return,
+            _ => {}
+        }
+    }
+    let old = memory.u64(ERROR).load(Ordering::Acquire);
+    if old == 0 || old >> 8 < memory.u64(BASE).load(Ordering::Acquire) {
+        let gone = done << 8 | u64::from(Syndrome::RETRIES_EXCEEDED.0);
+        let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+        let error = memory.u64(ERROR);
+        // A thread that has found another failure was first.
+        let _ = error.compare_exchange(old, gone, success, failure);
+    }
+}
+
 /// Returns the first number of the round after this number, which may be any: it is the program's.
 fn next_round(number: u64) -> u64 {
     (number | (ROUND - 1)).wrapping_add(1)

@@ -378,14 +378,18 @@ pub unsafe extern "C" fn outboard_net_meet(
 #[unsafe(no_mangle)]
 pub extern "C" fn outboard_net_rouse(doorbell: u64) {
     bell::rouse(doorbell);
-    look();
+    // A session that is lost is noticed by those who wait.
+    let _ = look();
 }
 
 /// Brings what the program has written to endpoints that are where the GPU is, and back what was
-/// written there.
+/// written there. Fails if the session is lost.
 #[unsafe(no_mangle)]
-pub extern "C" fn outboard_net_look() {
-    look();
+pub extern "C" fn outboard_net_look() -> c_int {
+    match look() {
+        Ok(()) => 0,
+        Err(error) => done(Err(error)),
+    }
 }
 
 /// Returns where an endpoint is: `server` or `program`; null without one.

@@ -1,5 +1,7 @@
 //! Errors of the calls that set an adapter up. Errors of operations are completions.
 
+use outboard_api::CUresult;
+
 use crate::layout::Layout;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -113,6 +115,8 @@ pub enum Error {
     Device(String),
     #[error("{0}")]
     Session(String),
+    #[error("the endpoint is lost with its session at the GPU's server, or with the context: {0}")]
+    Lost(CUresult),
     #[error(
         "not all of the {bytes} bytes at {address:#x} are pinned memory (cudaHostAlloc, cudaHostRegister) or of one allocation of a GPU, and the endpoint is where the GPU is: it reaches no other memory of the program"
     )]

@@ -4,7 +4,7 @@ use std::{
     env,
     ffi::c_void,
     fmt::Debug,
-    ptr,
+    process, ptr,
     sync::{
         OnceLock,
         atomic::{AtomicU32, Ordering},
@@ -19,8 +19,14 @@ use outboard_wire::{
     doc::{self, NET_ANSWER_BYTES_MAX, NET_ENDPOINTS_MAX, NetAnswer, NetCall, NetEnd},
     limits::PEER_ADDRESS_BYTES_MAX,
 };
+use parking_lot::Mutex;
 
-use crate::{driver, error::Error};
+use crate::{
+    block::{Options, lose},
+    driver,
+    endpoint::mapped,
+    error::Error,
+};
 
 /// Length of a server's address.
 pub(super) const ADDRESS_BYTES_MAX: usize = PEER_ADDRESS_BYTES_MAX;
@@ -28,6 +34,17 @@ pub(super) const ADDRESS_BYTES_MAX: usize = PEER_ADDRESS_BYTES_MAX;
 /// Numbers of the endpoints that are open, a bit each.
 static OPEN: AtomicU32 = AtomicU32::new(0);
 const _: () = assert!(NET_ENDPOINTS_MAX <= u32::BITS);
+/// Queues for which threads of the program may be waiting, by their endpoint's number.
+static QUEUES: Mutex<Vec<Queue>> = Mutex::new(Vec::new());
+
+/// A queue in memory of the program.
+struct Queue {
+    endpoint: u32,
+    /// In a process that is forked from this one, what waits is the parent's.
+    process: u32,
+    address: u64,
+    options: Options,
+}
 
 /// Returns the functions of the client's libcuda, if that is the one of this process.
 fn table() -> Option<&'static Table> {
@@ -153,20 +170,52 @@ impl Number {
     pub(super) fn call(&self, call: &NetCall, memory: (u64, u64)) -> Result<NetAnswer, Error> {
         call_of(self.0, call, memory)
     }
+
+    /// Notes a queue, which fails when the session is lost.
+    pub(super) fn has_queue(&self, address: u64, options: Options) {
+        QUEUES.lock().push(Queue {
+            endpoint: self.0,
+            process: process::id(),
+            address,
+            options,
+        });
+    }
 }
 
 impl Drop for Number {
     fn drop(&mut self) {
+        QUEUES.lock().retain(|queue| queue.endpoint != self.0);
         OPEN.fetch_and(!(1 << self.0), Ordering::AcqRel);
     }
 }
 
 /// Brings what this program has written to its endpoints at a server, and back what adapters and
-/// kernels have written there. Returns at once if there is none.
-pub(crate) fn look() {
-    if OPEN.load(Ordering::Acquire) != 0 {
-        // A session that is lost is noticed by the next call that can say so.
-        let _ = call_of(0, &NetCall::Look, (0, 0));
+/// kernels have written there. Returns at once if there is none. Fails if nothing comes from there
+/// any more: then what was posted fails.
+pub(crate) fn look() -> Result<(), Error> {
+    if OPEN.load(Ordering::Acquire) == 0 {
+        return Ok(());
+    }
+    match call_of(0, &NetCall::Look, NOTHING) {
+        Err(error @ Error::Lost(_)) => {
+            lose_queues();
+            Err(error)
+        }
+        // The next call that can say so does.
+        _ => Ok(()),
+    }
+}
+
+fn lose_queues() {
+    let process = process::id();
+    let queues = QUEUES.lock();
+    for queue in queues.iter().filter(|queue| queue.process == process) {
+        let bytes = queue.options.bytes() as u64;
+        // SAFETY: mapped now, and a program keeps it so until the endpoint is closed.
+        let memory = unsafe { mapped(queue.address as *mut c_void, bytes, true) };
+        if let Ok(memory) = memory {
+            lose(&memory, &queue.options);
+        }
     }
 }
 
@@ -194,6 +243,9 @@ fn call_of(
         CUresult::CUDA_SUCCESS => {}
         CUresult::CUDA_ERROR_INVALID_VALUE if bytes > 0 => {
             return Err(Error::NotPinned { address, bytes });
+        }
+        status if status.is_sticky() || status == CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => {
+            return Err(Error::Lost(status));
         }
         status => return Err(failed(&status)),
     }

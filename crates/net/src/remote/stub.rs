@@ -135,6 +135,9 @@ impl Endpoint for Remote {
         match self.number.call(&call, (address, bytes))? {
             NetAnswer::Queue { qpn, scratch_key } => {
                 self.queues.lock().insert(qpn, options);
+                if self.provider != Provider::Nvlink {
+                    self.number.has_queue(address, options);
+                }
                 let export = match self.provider {
                     Provider::Nvlink => export_at(address, &options, qpn),
                     _ => Export::at(address, &options, qpn, scratch_key),
