@@ -104,6 +104,23 @@ def test_a_wait_for_copies_to_the_device_asks_nobody(server: Server, link: str, 
     assert calls["cuMemcpyDtoHAsync_v2"]["synchronous"] == rounds
 
 
+def test_memory_is_freed_after_the_work_before(server: Server, link: str, tmp_path: Path) -> None:
+    stats = tmp_path / "stats.json"
+    program = TEST_PROGRAMS / "frees_after_work.py"
+    done = server.run(link, sys.executable, program, env={"OUTBOARD_STATS": str(stats)})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == "5 kinds of memory are freed after the work before\n"
+    calls = json.loads(stats.read_text())["by_call"]["cuMemFree_v2"]
+    # Those with nothing under way are not waited for.
+    assert (calls["local"], calls["synchronous"]) == (10, 3), calls
+
+
+def test_physical_memory_needs_no_context(server: Server, link: str) -> None:
+    done = server.run(link, sys.executable, TEST_PROGRAMS / "memory_without_context.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == "without a context: right\nafter its context was destroyed: right\n"
+
+
 def test_null_streams_of_ptsz_calls_are_the_threads_own(server: Server, link: str) -> None:
     program = TEST_PROGRAMS / "per_thread.py"
     done = server.run(link, sys.executable, program, EXAMPLES / "kernels.ptx")

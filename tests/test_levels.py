@@ -30,7 +30,7 @@ WAITED = """
     constant_symbols     170  161  157   15
     cooperative          153  146  140    8
     copies_2d_3d         156  147  142   11
-    cub_algorithms       326  269  246   26
+    cub_algorithms       326  281  258   38
     device_assert        139  137  135    5
     device_heap          149  141  136    5
     device_printf        141  139  138    6
@@ -40,7 +40,7 @@ WAITED = """
     fork_child           144  139  136    8
     fp64_math            256  226  198   48
     graph_capture        289  187  175   37
-    graph_conditional    408  325  316  130
+    graph_conditional    408  327  318  130
     graph_memory         233  198  195   45
     graph_nodes          288  250  240   78
     graph_pageable       236  197  191  56
@@ -59,7 +59,7 @@ WAITED = """
     out_of_memory        149  143  136    6
     pinned_mapped        186  169  165   23
     reduce_shuffle       154  146  139    9
-    scan                 194  159  137    8
+    scan                 194  165  143   14
     separate_compilation 145  140  137    7
     streams_events       281  169  151   14
     sync_copy_order      509  328  320  132

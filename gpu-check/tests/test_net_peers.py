@@ -12,9 +12,9 @@ def test_a_row_has_the_medians_and_their_ratio() -> None:
     case = "latency thread 8 5000"
     times = {"outboard": (3.0, 1.0, 2.0), "nvshmem": (4.0, 4.0, 5.0)}
     said = {(who, case): [{"gpus": 2, "one_way_ns": one} for one in of] for who, of in times.items()}
-    expected = {"case": case, "gpus": 2, "figure": "one_way_ns", "outboard": 2.0, "nvshmem": 4.0, "ratio": 0.5}
+    expected = {"case": case, "gpus": 2, "figure": "one_way_ns", "outboard": 2.0, "nvshmem": 4.0, "over_nvshmem": 0.5}
     assert net_peers.row(case, said) == expected
-    assert "ratio" not in net_peers.row(case, {("outboard", case): said["outboard", case]})
+    assert "over_nvshmem" not in net_peers.row(case, {("outboard", case): said["outboard", case]})
 
 
 def test_a_program_that_hangs_or_fails_has_no_figures() -> None:

@@ -158,6 +158,12 @@ impl CUresult {
         }
     }
 
+    /// Returns true for an error of a stream's capture.
+    pub fn is_of_capture(self) -> bool {
+        let first = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.0;
+        (first..=CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD.0).contains(&self.0)
+    }
+
     /// Returns true for errors of the GPU itself: the context is lost, and every later call returns
     /// the same error.
     pub fn is_sticky(self) -> bool {

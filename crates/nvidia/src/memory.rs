@@ -197,10 +197,10 @@ impl Nvidia {
 
     pub(super) fn allocation_create(
         &mut self,
-        cx: &mut Cx<'_>,
+        _cx: &mut Cx<'_>,
         m: &messages::AllocationCreate,
     ) -> Result<(), Failure> {
-        self.enter(cx)?;
+        self.enter_base()?;
         self.real_device(m.device)?;
         let allocation = self.create_allocation(m.device as usize, m.len)?;
         let memory = Arc::new(allocation);
@@ -221,10 +221,10 @@ impl Nvidia {
 
     pub(super) fn allocation_map(
         &mut self,
-        cx: &mut Cx<'_>,
+        _cx: &mut Cx<'_>,
         m: &messages::AllocationMap,
     ) -> Result<(), Failure> {
-        self.enter(cx)?;
+        self.enter_base()?;
         self.in_window(m.va, m.len)?;
         self.vacate(m.va, m.len)?;
         let allocation = self.allocations.get(m.allocation)?.memory.clone();
@@ -242,10 +242,10 @@ impl Nvidia {
 
     pub(super) fn allocation_access(
         &mut self,
-        cx: &mut Cx<'_>,
+        _cx: &mut Cx<'_>,
         m: &messages::AllocationAccess,
     ) -> Result<(), Failure> {
-        self.enter(cx)?;
+        self.enter_base()?;
         self.in_window(m.va, m.len)?;
         let span = self.known(m.va, m.len)?;
         let device = self.real_device(m.device)?;

@@ -77,6 +77,22 @@ impl Driver {
         self.submit_in(wire, &messages::ContextDestroy { context: wire })
     }
 
+    /// Frees memory once all work of the current context is done, as a local GPU's driver does. An
+    /// error of that work is told, and does not keep the memory.
+    pub(crate) fn free_after_work(&self, free: impl FnOnce() -> Done) -> Done {
+        let is_at_work = |context| self.streams.is_at_work(context, &self.session.progress);
+        let waited = match self.contexts.current() {
+            Ok(context) if is_at_work(context.handle) => self.synchronize_context(),
+            _ => Ok(()),
+        };
+        let freed = free();
+        match waited {
+            // What is captured does not run: nothing of it is waited for.
+            Err(error) if !error.is_of_capture() => Err(error),
+            _ => freed,
+        }
+    }
+
     /// Waits until all work of the current context is done.
     pub(crate) fn synchronize_context(&self) -> Done {
         let context = self.contexts.current()?;

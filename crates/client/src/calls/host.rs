@@ -54,11 +54,7 @@ pub(crate) unsafe fn cuMemFreeHost(address: *mut c_void) -> Done {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     driver.may_unpin("cuMemFreeHost", address as u64)?;
-    // As on a local GPU, work that uses the memory is finished first.
-    if driver.contexts.current().is_ok() && !driver.session.progress.is_idle() {
-        let _ = driver.synchronize_context();
-    }
-    driver.host_free(address as u64)
+    driver.free_after_work(|| driver.host_free(address as u64))
 }
 
 pub(crate) unsafe fn cuMemHostRegister_v2(address: *mut c_void, bytes: usize, flags: u32) -> Done {
@@ -109,10 +105,7 @@ pub(crate) unsafe fn cuMemHostUnregister(address: *mut c_void) -> Done {
         return Ok(());
     }
     driver.may_unpin("cuMemHostUnregister", address as u64)?;
-    if driver.contexts.current().is_ok() && !driver.session.progress.is_idle() {
-        let _ = driver.synchronize_context();
-    }
-    driver.host_unregister(address as u64)
+    driver.free_after_work(|| driver.host_unregister(address as u64))
 }
 
 pub(crate) unsafe fn cuMemHostGetDevicePointer_v2(

@@ -198,24 +198,13 @@ pub(crate) unsafe fn cuMemFree_v2(address: CUdeviceptr) -> Done {
         .find(address)
         .filter(|a| a.base == address)
         .map(|a| a.kind);
-    match kind {
+    driver.free_after_work(|| match kind {
         Some(AllocationKind::Pool(pool)) => driver.pool_free_now(address, pool),
-        Some(AllocationKind::Graph) => {
-            if driver.contexts.current().is_ok() && !driver.session.progress.is_idle() {
-                driver.synchronize_context()?;
-            }
-            driver.graph_free(address)
-        }
+        Some(AllocationKind::Graph) => driver.graph_free(address),
         Some(AllocationKind::Imported(pool)) => driver.free_imported(address, pool),
-        None if driver.is_managed(address) => {
-            // As on a local GPU, work that uses the memory is finished first.
-            if driver.contexts.current().is_ok() && !driver.session.progress.is_idle() {
-                let _ = driver.synchronize_context();
-            }
-            driver.free_managed(address)
-        }
+        None if driver.is_managed(address) => driver.free_managed(address),
         _ => driver.release(address),
-    }
+    })
 }
 
 pub(crate) fn cuMemGetInfo_v2(free: Out<'_, usize>, total: Out<'_, usize>) -> Done {

@@ -25,6 +25,9 @@ use crate::{
 /// Smallest granularity of address ranges, in bytes: the host's pages.
 const RANGE_BYTES: u64 = 4096;
 
+/// Physical memory and its mappings belong to no context: the calls need none that is current.
+const NO_CONTEXT: u64 = 0;
+
 impl Driver {
     /// Returns the device of requested physical memory, and its granularity.
     fn device_of_properties(
@@ -57,7 +60,10 @@ impl Driver {
         if !physical.is_foreign {
             memory.refund(physical.device, physical.bytes);
         }
-        self.submit(&messages::AllocationRelease { allocation: handle })
+        self.submit_in(
+            NO_CONTEXT,
+            &messages::AllocationRelease { allocation: handle },
+        )
     }
 }
 
@@ -160,7 +166,6 @@ pub(crate) fn cuMemCreate(
         }
         _ => return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
     }
-    driver.contexts.current()?;
     // Compression is a hint. The program can query what was granted.
     let granted = CUmemAllocationProp {
         win32_handle_meta_data: std::ptr::null_mut(),
@@ -176,8 +181,8 @@ pub(crate) fn cuMemCreate(
         len: bytes,
     };
     let created = match driver.welcome.confirms_memory {
-        false => driver.submit(&create),
-        true => driver.call(&create, |_| ()),
+        false => driver.submit_in(NO_CONTEXT, &create),
+        true => driver.session.call(NO_CONTEXT, &create, |_| ()),
     };
     created.inspect_err(|_| driver.memory.lock().refund(device, bytes))?;
     let mut table = driver.virtual_memory.lock();
@@ -214,7 +219,6 @@ pub(crate) unsafe fn cuMemMap(
     flags: u64,
 ) -> Done {
     let driver = driver()?;
-    driver.contexts.current()?;
     let bytes = bytes as u64;
     let mut table = driver.virtual_memory.lock();
     let physical = table.get(handle)?;
@@ -236,12 +240,13 @@ pub(crate) unsafe fn cuMemMap(
     if !inside || memory.find(address).is_some() || !memory.within(address, bytes).is_empty() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    driver.submit(&messages::AllocationMap {
+    let map = messages::AllocationMap {
         allocation: handle,
         va: address,
         len: bytes,
         offset: 0,
-    })?;
+    };
+    driver.submit_in(NO_CONTEXT, &map)?;
     table.map(handle);
     // Mapped memory belongs to no context.
     memory.adopt(
@@ -259,7 +264,6 @@ pub(crate) unsafe fn cuMemMap(
 
 pub(crate) unsafe fn cuMemUnmap(address: CUdeviceptr, bytes: usize) -> Done {
     let driver = driver()?;
-    driver.contexts.current()?;
     let mut table = driver.virtual_memory.lock();
     // The lock is held until the message is sent, so that memory is unmapped before its addresses
     // are mapped again.
@@ -267,7 +271,7 @@ pub(crate) unsafe fn cuMemUnmap(address: CUdeviceptr, bytes: usize) -> Done {
     let found = mappings(&memory, address, bytes as u64)?;
     let (va, len) = (address, bytes as u64);
     let unmap = messages::AllocationUnmap { va, len };
-    driver.conceal(va, len, || driver.submit(&unmap))?;
+    driver.conceal(va, len, || driver.submit_in(NO_CONTEXT, &unmap))?;
     for mapping in found {
         memory.disown(mapping.base);
         let AllocationKind::Mapped { allocation, .. } = mapping.kind else {
@@ -287,7 +291,6 @@ pub(crate) unsafe fn cuMemSetAccess(
     count: usize,
 ) -> Done {
     let driver = driver()?;
-    driver.contexts.current()?;
     if descs.is_null() || count == 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
@@ -325,7 +328,7 @@ pub(crate) unsafe fn cuMemSetAccess(
                 device: driver.devices.server(device)?,
                 flags,
             };
-            driver.conceal(va, len, || driver.submit(&message))?;
+            driver.conceal(va, len, || driver.submit_in(NO_CONTEXT, &message))?;
             if let Some(Allocation {
                 kind: AllocationKind::Mapped { access, .. },
                 ..

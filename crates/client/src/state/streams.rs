@@ -8,7 +8,7 @@ use std::sync::{
 use outboard_api::{
     CUresult,
     cuda::{CUcontext, CUevent},
-    enums::CU_EVENT_INTERPROCESS,
+    enums::{CU_EVENT_INTERPROCESS, CU_STREAM_NON_BLOCKING},
 };
 use parking_lot::{Mutex, ReentrantMutex, ReentrantMutexGuard, RwLock};
 use rustc_hash::FxHashMap;
@@ -178,6 +178,8 @@ pub(crate) struct Streams {
     legacy: RwLock<FxHashMap<usize, Arc<Stream>>>,
     /// Counts destroyed streams: what a thread remembers is valid while this is unchanged.
     gone: AtomicU64,
+    /// Number of the last work of a stream that was destroyed before its work was known to be done.
+    left: AtomicU64,
     /// Held while streams of other threads are named to the server, and while one of them goes or
     /// becomes part of a capture.
     changes: ReentrantMutex<()>,
@@ -223,6 +225,10 @@ impl Streams {
 
     pub(crate) fn remove(&self, stream: &Stream) {
         let _held = self.hold();
+        let last = stream.progress.work_mark();
+        if !stream.progress.is_complete(last) {
+            self.left.fetch_max(last, Ordering::AcqRel);
+        }
         self.streams.write().remove(&stream.handle);
         self.gone.fetch_add(1, Ordering::Release);
     }
@@ -289,6 +295,28 @@ impl Streams {
         for stream in streams.filter(|s| s.context == context) {
             stream.progress.complete(mark);
         }
+    }
+
+    /// Returns whether work of a context may still run: of its streams, or of streams that were
+    /// destroyed. `session` are the numbers of the session.
+    pub(crate) fn is_at_work(&self, context: CUcontext, session: &Progress) -> bool {
+        if session.is_complete(session.work_mark()) {
+            return false;
+        }
+        let legacy = self.legacy_of(context);
+        // What waits for the legacy stream has waited for those that it waits for.
+        let is_done = |stream: &Stream| {
+            let last = stream.progress.work_mark();
+            let is_blocking = stream.flags & CU_STREAM_NON_BLOCKING == 0;
+            stream.progress.is_complete(last)
+                || is_blocking
+                    && legacy
+                        .as_ref()
+                        .is_some_and(|l| l.progress.is_complete(last))
+        };
+        let own = self.streams.read();
+        let mut streams = own.values().chain(&legacy).filter(|s| s.context == context);
+        !session.is_complete(self.left.load(Ordering::Acquire)) || !streams.all(|s| is_done(s))
     }
 
     /// Returns all streams of a context except the legacy one.

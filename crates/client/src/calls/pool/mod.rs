@@ -316,11 +316,8 @@ impl Driver {
         Ok(())
     }
 
-    /// `cuMemFree` of a pool's block: waits for all work that may use it, as on a local GPU.
+    /// `cuMemFree` of a pool's block, once all work that may use it is done.
     pub(crate) fn pool_free_now(&self, base: u64, handle: u64) -> Done {
-        if self.contexts.current().is_ok() && !self.session.progress.is_idle() {
-            self.synchronize_context()?;
-        }
         self.pool_free(base, handle, None)?;
         // After this wait memory above the release threshold is released. It completes no other
         // frees.
