@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, env, ffi::c_void, os::fd::OwnedFd, sync::Arc, time::SystemTime};
 
+use outboard_budget::Charge;
 use outboard_verbs::{
     self as verbs, Chosen, DeviceMemory, Domain, Lasting, Mlx5, Options, PSN_MASK, Parent, Piece,
     Reach, Region, Remote, choose, devices,
@@ -16,6 +17,9 @@ const VARIABLE: &str = "OUTBOARD_RDMA";
 const OF_LINKS: &str = "gpu_memory";
 /// Memory of GPUs is given out by dma-bufs in pages of the host.
 const PAGE_BYTES: u64 = 4096;
+/// Bytes of the kernel's for a registration: its objects, and the address of each page.
+const REGISTRATION_BYTES: u64 = 4096;
+const ENTRY_BYTES: u64 = 8;
 
 /// An opened device, a domain of it, and what is registered there.
 pub(crate) struct Device {
@@ -28,6 +32,8 @@ pub(crate) struct Device {
 struct Registration {
     region: Region,
     access: Access,
+    /// What it costs the kernel, of the memory that a server's worker may use.
+    _charge: Charge,
     _keeps: Option<Mapped>,
 }
 
@@ -119,6 +125,9 @@ impl Device {
             read: access.permits(Access::REMOTE_READ),
             atomic: access.permits(Access::REMOTE_ATOMIC),
         };
+        let tables = bytes.div_ceil(PAGE_BYTES) * ENTRY_BYTES;
+        let charge = Charge::take(REGISTRATION_BYTES + tables);
+        let charge = charge.map_err(|why| Error::Device(why.to_string()))?;
         let region = if is_mapped(address as usize, bytes as usize, access.writes()) {
             // SAFETY: the caller keeps the memory mapped, and others change it by atomics alone.
             let memory = unsafe { Lasting::new(address, bytes as usize) };
@@ -142,6 +151,7 @@ impl Device {
         let registration = Registration {
             region,
             access,
+            _charge: charge,
             _keeps: keeps,
         };
         self.regions.write().insert(key, registration);
@@ -175,9 +185,11 @@ impl Device {
         })
     }
 
-    /// Returns the number of registrations.
-    pub(crate) fn registrations(&self) -> usize {
-        self.regions.read().len()
+    /// Returns the number of registrations, and the bytes of all.
+    pub(crate) fn registrations(&self) -> (usize, u64) {
+        let regions = self.regions.read();
+        let bytes = regions.values().map(|one| one.region.len() as u64);
+        (regions.len(), bytes.sum())
     }
 
     /// Ends a registration.

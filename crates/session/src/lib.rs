@@ -62,6 +62,7 @@ use std::{
 };
 
 use outboard_api::CUresult;
+use outboard_budget::Exhausted;
 use outboard_device::{Device, Printed, images::ImageStore};
 use outboard_link::{Link, Receiver, Wait, cores, data_connections_wanted};
 use outboard_wire::{
@@ -172,7 +173,12 @@ fn serve_within(
             break end;
         }
     };
-    if let End::Malformed { op, .. } = end {
+    let told = match end {
+        End::Malformed { op, .. } => Some(op),
+        End::Memory(_) => Some(0),
+        _ => None,
+    };
+    if let Some(op) = told {
         // If the client cannot be told any more, the log still has the reason.
         let _ = session.outbox.farewell(op, &end.to_string());
     }
@@ -193,6 +199,11 @@ pub enum End {
     Malformed { op: u16, why: DecodeError },
     #[error("the client asked nothing for {} ms", .0.as_millis())]
     Idle(Duration),
+    /// What a device has written cannot be kept in order; the client is told so.
+    #[error(
+        "memory that an RDMA device has written is sent in order, beside which there is no room for it: {0}"
+    )]
+    Memory(Exhausted),
     #[error(transparent)]
     Link(outboard_link::Error),
 }
@@ -381,7 +392,8 @@ impl Session<'_> {
             }
         };
         self.net
-            .changes(|changed| device.take_host_pages(changed), &mut send);
+            .changes(|changed| device.take_host_pages(changed), &mut send)
+            .map_err(End::Memory)?;
         Ok(sent?)
     }
 

@@ -21,6 +21,9 @@ pub const RDMA_REGISTRATIONS_MAX: usize = 512;
 pub const RDMA_GPU_PIECE_BYTES_MAX: u64 = 256 << 20;
 pub const RDMA_GPU_BYTES_MAX: u64 = 64 << 30;
 pub const RDMA_GPU_REGISTRATIONS_MAX: usize = 512;
+/// Memory that a session has registered for its endpoints of `net.h` with RDMA devices that the
+/// server lends: the sum of all registrations, each of which costs the server's kernel tables.
+pub const NET_DEVICE_BYTES_MAX: u64 = 64 << 30;
 /// Receive buffers that a server grants its client at any time, each for the data of one message.
 pub const RDMA_GRANTS: usize = 8;
 /// Time that a dropped rdma link waits for the peer's adapter to take what was sent; enough for an

@@ -115,10 +115,11 @@ impl Proxy {
         queues.get(&qpn).cloned().ok_or(Error::NoPair(qpn))
     }
 
-    /// Returns the number of queues, and of registrations.
-    pub(crate) fn counted(&self) -> (usize, usize) {
+    /// Returns the number of queues, and of registrations, and the bytes of these.
+    pub(crate) fn counted(&self) -> (usize, usize, u64) {
         let queues = self.shared.queues.read().len();
-        (queues, self.shared.device.registrations())
+        let (registrations, bytes) = self.shared.device.registrations();
+        (queues, registrations, bytes)
     }
 
     /// Lets the thread look at no queue once this returns, or again.

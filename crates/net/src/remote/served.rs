@@ -2,9 +2,12 @@
 
 use std::{collections::BTreeMap, os::unix::net::UnixStream, sync::Arc, time::Duration};
 
-use outboard_wire::doc::{
-    self, NET_ANSWER_BYTES_MAX, NET_ENDPOINTS_MAX, NET_PIECE_BYTES_MAX, NetAnswer, NetCall, NetEnd,
-    NetKey, NetOptions, NetQueueOptions, NetStatus,
+use outboard_wire::{
+    doc::{
+        self, NET_ANSWER_BYTES_MAX, NET_ENDPOINTS_MAX, NET_PIECE_BYTES_MAX, NetAnswer, NetCall,
+        NetEnd, NetKey, NetOptions, NetQueueOptions, NetStatus,
+    },
+    limits::NET_DEVICE_BYTES_MAX,
 };
 
 use super::{
@@ -315,7 +318,7 @@ impl Served {
     ) -> Result<NetAnswer, String> {
         let own = self.get(endpoint)?;
         let access = Access::new(access).map_err(said)?;
-        self.check_room(&**own)?;
+        self.check_room(&**own, range.1)?;
         own.register(range, access, lend).map(NetAnswer::Key)
     }
 
@@ -327,7 +330,7 @@ impl Served {
         lend: &mut Lend<'_>,
     ) -> Result<NetAnswer, String> {
         let own = self.get(endpoint)?;
-        self.check_room(&**own)?;
+        self.check_room(&**own, bytes)?;
         create(&**own, lend(address, bytes, Borrower::Software)?, options)
     }
 
@@ -344,32 +347,49 @@ impl Served {
         Ok(NetAnswer::Secret(secret))
     }
 
-    /// Fails if the session has all that it may have of RDMA devices, and the endpoint is of one.
-    fn check_room(&self, of: &dyn AtServer) -> Result<(), String> {
+    /// Fails if the session has all that it may have of RDMA devices, and the endpoint, which gets
+    /// these bytes, is of one.
+    fn check_room(&self, of: &dyn AtServer, bytes: u64) -> Result<(), String> {
         if of.proxy().is_err() {
             return Ok(());
         }
-        let (mut queues, mut registrations) = (0, 0);
+        let mut sum = (0, 0, bytes);
         for proxy in self.endpoints.values().filter_map(|one| one.proxy().ok()) {
-            let counted = proxy.counted();
-            (queues, registrations) = (queues + counted.0, registrations + counted.1);
+            let (queues, registrations, bytes) = proxy.counted();
+            sum = (
+                sum.0 + queues,
+                sum.1 + registrations,
+                sum.2.saturating_add(bytes),
+            );
         }
-        for (what, count, count_max) in [
-            ("queues", queues, DEVICE_QUEUES_MAX),
-            ("registrations", registrations, DEVICE_REGISTRATIONS_MAX),
-        ] {
-            if count >= count_max {
-                let why = format!("a session has {count_max} {what} of RDMA devices at most");
-                return Err(why);
-            }
-        }
-        Ok(())
+        check_counted(sum)
     }
 
     fn get(&self, endpoint: u32) -> Result<&Arc<dyn AtServer>, String> {
         let known = self.endpoints.get(&endpoint);
         known.ok_or_else(|| format!("this session has no endpoint {endpoint}"))
     }
+}
+
+/// Fails if a session has as many queues or registrations of RDMA devices as it may have, or would
+/// have more bytes.
+fn check_counted((queues, registrations, bytes): (usize, usize, u64)) -> Result<(), String> {
+    for (what, count, count_max) in [
+        ("queues", queues, DEVICE_QUEUES_MAX),
+        ("registrations", registrations, DEVICE_REGISTRATIONS_MAX),
+    ] {
+        if count >= count_max {
+            let why = format!("a session has {count_max} {what} of RDMA devices at most");
+            return Err(why);
+        }
+    }
+    if bytes > NET_DEVICE_BYTES_MAX {
+        let gib = NET_DEVICE_BYTES_MAX >> 30;
+        return Err(format!(
+            "a session has {gib} GiB registered with RDMA devices at most (NET_DEVICE_BYTES_MAX), and would have {bytes} bytes"
+        ));
+    }
+    Ok(())
 }
 
 /// Opens an endpoint of the provider that was asked for. Left open, it is the adapter: kernels of a
@@ -567,6 +587,19 @@ pub(super) mod tests {
         let word = 1 << 40 | u64::from(of.qpn << 8);
         let doorbell = memory.u64(at(of.doorbell));
         doorbell.store(u64::to_be(word), Ordering::Release);
+    }
+
+    #[test]
+    fn a_session_has_so_much_of_rdma_devices() {
+        assert_eq!(check_counted((127, 4095, NET_DEVICE_BYTES_MAX)), Ok(()));
+        for (counted, why) in [
+            ((128, 0, 1), "128 queues of RDMA devices at most"),
+            ((0, 4096, 1), "4096 registrations of RDMA devices at most"),
+            ((0, 0, NET_DEVICE_BYTES_MAX + 1), "NET_DEVICE_BYTES_MAX"),
+            ((0, 0, u64::MAX), "64 GiB registered"),
+        ] {
+            assert!(check_counted(counted).is_err_and(|said| said.contains(why)));
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::{
     time::Instant,
 };
 
+use outboard_budget::Exhausted;
 use outboard_device::{Failure, Outcome, Pending, Wait};
 use outboard_net::remote::{Answering, Carrier, Served};
 use outboard_wire::{
@@ -68,17 +69,19 @@ impl Net {
     }
 
     /// Sends what has changed, as a function takes it, between two looks of the adapters, so that a
-    /// flag never comes without what was written before it.
+    /// flag never comes without what was written before it. Fails if there is no memory for that.
     pub(super) fn changes(
         &self,
         mut take: impl FnMut(&mut dyn FnMut(u64, &[u8])),
         send: &mut dyn FnMut(u64, &[u8]),
-    ) {
-        self.served
-            .between_looks(|| match self.served.has_devices() {
-                true => settled::take(take, send),
-                false => take(send),
-            });
+    ) -> Result<(), Exhausted> {
+        self.served.between_looks(|| {
+            if self.served.has_devices() {
+                return settled::take(take, send, outboard_budget::reserve);
+            }
+            take(send);
+            Ok(())
+        })
     }
 
     fn answer(&mut self, answering: Answering) -> Result<Pending, Failure> {

@@ -8,9 +8,11 @@
 //! ```
 //!
 //! So looks are repeated until one finds nothing, and what a later one has found is sent before
-//! what an earlier one has.
+//! what an earlier one has. What is kept until then is of the session's memory.
 
 use std::collections::BTreeMap;
+
+use outboard_budget::Exhausted;
 
 /// Looks at most: a device that writes without a pause is not waited for.
 const LOOKS_MAX: usize = 8;
@@ -18,15 +20,28 @@ const LOOKS_MAX: usize = 8;
 /// Bytes that a look has found, by their addresses. None of them overlap.
 type Found = BTreeMap<u64, Vec<u8>>;
 
-/// Sends what has changed, so that what was written before something is sent before it.
+/// Bytes that a piece takes beside its own.
+const PIECE_BYTES: u64 = 64;
+
+/// Sends what has changed, so that what was written before something is sent before it. Fails if
+/// there is no room for what was found, as `reserve` says: then nothing is sent.
 pub(super) fn take(
     mut look: impl FnMut(&mut dyn FnMut(u64, &[u8])),
     send: &mut dyn FnMut(u64, &[u8]),
-) {
+    reserve: impl Fn(u64) -> Result<(), Exhausted>,
+) -> Result<(), Exhausted> {
     let mut looks: Vec<Found> = Vec::new();
     while looks.len() < LOOKS_MAX {
-        let mut found = Found::new();
-        look(&mut |address, bytes| drop(found.insert(address, bytes.to_vec())));
+        let (mut found, mut has_room) = (Found::new(), Ok(()));
+        look(&mut |address, bytes| {
+            if has_room.is_ok() {
+                has_room = reserve(bytes.len() as u64 + PIECE_BYTES);
+            }
+            if has_room.is_ok() {
+                found.insert(address, bytes.to_vec());
+            }
+        });
+        has_room?;
         if found.is_empty() {
             break;
         }
@@ -37,6 +52,7 @@ pub(super) fn take(
     for (address, bytes) in looks.iter().rev().flatten() {
         send(*address, bytes);
     }
+    Ok(())
 }
 
 /// Takes over what a later look has found of the same bytes.
@@ -56,6 +72,8 @@ fn renew(earlier: &mut Found, later: &Found) {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+
+    use std::cell::Cell;
 
     use super::*;
 
@@ -106,11 +124,33 @@ mod tests {
                         let data = &other[..FLAG];
                         assert!(data.iter().all(|byte| *byte >= flag), "{other:?}");
                     };
-                    take(|changed| two.look(&writes, changed), &mut send);
+                    take(|changed| two.look(&writes, changed), &mut send, |_| Ok(())).unwrap();
                 }
                 assert_eq!(other, two.now, "{writes:?}");
             }
         }
+    }
+
+    #[test]
+    fn what_has_no_room_is_not_kept() {
+        let (kept, asked) = (Cell::new(0), Cell::new(0));
+        let reserve = |bytes: u64| {
+            asked.set(asked.get() + 1);
+            kept.set(kept.get() + bytes);
+            match kept.get() <= 1 << 20 {
+                true => Ok(()),
+                false => Err(Exhausted::Budget {
+                    wanted_bytes: kept.get(),
+                    budget_bytes: 1 << 20,
+                }),
+            }
+        };
+        let look = |changed: &mut dyn FnMut(u64, &[u8])| {
+            (0..1000).for_each(|piece| changed(piece << 16, &[1; 64 << 10]));
+        };
+        let mut send = |_: u64, _: &[u8]| panic!("sent before all is known");
+        assert!(take(look, &mut send, reserve).is_err());
+        assert_eq!(asked.get(), 16, "pieces after the first that has no room");
     }
 
     #[test]
@@ -122,7 +162,7 @@ mod tests {
             changed(16 + u64::from(looks), &[looks]);
         };
         let mut send = |at: u64, bytes: &[u8]| sent.push((at, bytes.to_vec()));
-        take(look, &mut send);
+        take(look, &mut send, |_| Ok(())).unwrap();
         let last = LOOKS_MAX as u8;
         assert_eq!(looks, last);
         let of_first: Vec<_> = sent.iter().filter(|(at, _)| *at == 0).collect();
