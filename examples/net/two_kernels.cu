@@ -38,7 +38,7 @@ __global__ void exchange(outboard_net_queue of, Inbox *inbox, uint64_t *outbox, 
         if (*failure || !poll_slot(&from->round, round, PATIENCE_NS)) return;
         int same = 0;
         for (int i = threadIdx.x; i < WORDS; i += 32) same += detail::load(&from->words[i]) == word(1 - side, round, i);
-        if (__reduce_add_sync(0xffffffffu, same) == WORDS && threadIdx.x == 0) *right = round;
+        if (__reduce_add_sync(0xffffffffu, same) == WORDS && threadIdx.x == 0) *right += 1;
         // The message has left: the outbox may be written again.
         *failure = queue.wait<Scope::warp>(ticket, PATIENCE_NS);
         if (*failure) return;

@@ -163,9 +163,12 @@ fn put(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
         return Ok(());
     }
     let fresh = path.with_extension(format!("new-{}", std::process::id()));
-    fs::write(&fresh, bytes)
-        .and_then(|()| fs::rename(&fresh, path))
-        .with_context(|| format!("writing {}", path.display()))
+    let written = fs::write(&fresh, bytes).and_then(|()| fs::rename(&fresh, path));
+    if written.is_err() {
+        // Of a full disk what was written of it is left.
+        let _ = fs::remove_file(&fresh);
+    }
+    written.with_context(|| format!("writing {}", path.display()))
 }
 
 /// Returns a link to this executable under the name of NVIDIA's assembler, which [`crate::ptxas`]
@@ -322,4 +325,24 @@ pub(crate) fn try_library(path: &Path) -> anyhow::Result<ExitCode> {
     // Its threads and exit handlers need it loaded.
     std::mem::forget(library);
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn nothing_is_left_of_a_file_that_cannot_be_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("library.so");
+        // No file replaces a folder.
+        fs::create_dir(&path).unwrap();
+        assert!(put(&path, b"library").is_err());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        fs::remove_dir(&path).unwrap();
+        put(&path, b"library").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"library");
+    }
 }

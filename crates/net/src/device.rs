@@ -32,7 +32,7 @@ pub(crate) struct Device {
 struct Registration {
     region: Region,
     access: Access,
-    /// What it costs the kernel, of the memory that a server's worker may use.
+    /// Memory of the kernel that it takes, counted to a server's worker.
     _charge: Charge,
     _keeps: Option<Mapped>,
 }
@@ -290,11 +290,15 @@ fn options() -> Result<Options, Error> {
 
 /// Reads options for a device. None leave all of it open.
 pub(crate) fn parsed(said: &str) -> Result<Options, String> {
-    let mut options = Options::default();
+    let (mut options, mut has_of_links) = (Options::default(), false);
     for part in said.split('&').filter(|part| !part.is_empty()) {
         let (name, value) = part.split_once('=').unwrap_or((part, ""));
-        if name != OF_LINKS {
-            options.set(name, value)?;
+        let is_again = match name {
+            OF_LINKS => std::mem::replace(&mut has_of_links, true),
+            _ => options.set(name, value)?,
+        };
+        if is_again {
+            return Err(format!("{name} is said twice"));
         }
     }
     Ok(options)
@@ -311,4 +315,24 @@ fn buffer(address: u64, bytes: u64) -> Result<OwnedFd, String> {
 pub(crate) fn first_psn() -> u32 {
     let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     time.map_or(0, |time| time.subsec_nanos()) & PSN_MASK
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_option_is_said_once() {
+        assert!(parsed("device=mlx5_1&port=1&gid=3&gpu_memory=off").is_ok());
+        for twice in [
+            "port=1&port=2",
+            "gid=3&port=1&gid=3",
+            "gpu_memory=off&gpu_memory=off",
+        ] {
+            assert!(
+                parsed(twice).is_err_and(|why| why.ends_with("is said twice")),
+                "{twice}"
+            );
+        }
+    }
 }

@@ -40,6 +40,7 @@ impl Engine {
             (Some("gpu"), Engine::Gpu { blocks, warps }) => (blocks, warps),
             _ => return Err(unknown()),
         };
+        let mut given: Vec<&str> = Vec::new();
         for part in parts {
             let (key, value) = part.split_once('=').ok_or_else(unknown)?;
             let (to, max) = match key {
@@ -47,6 +48,13 @@ impl Engine {
                 "warps" => (&mut warps, WARPS_MAX),
                 _ => return Err(unknown()),
             };
+            if given.contains(&key) {
+                return Err(Error::Twice {
+                    variable: ENGINE_VARIABLE,
+                    key: key.into(),
+                });
+            }
+            given.push(key);
             let value: u32 = value.parse().map_err(|_| unknown())?;
             *to = (1..=max)
                 .contains(&value)
@@ -101,6 +109,8 @@ mod tests {
             "gpu,blocks=0",
             "gpu,blocks=9",
             "gpu,x=1",
+            "gpu,blocks=2,blocks=3",
+            "gpu,warps=2,blocks=1,warps=2",
         ] {
             let said = Engine::named(wrong).unwrap_err().to_string();
             assert!(said.starts_with("OUTBOARD_NET_ENGINE: "), "{said}");

@@ -113,6 +113,8 @@ pub enum Error {
     NotOfProvider(&'static std::ffi::CStr),
     #[error("the RDMA device: {0}")]
     Device(String),
+    #[error("{variable}: {key} is said twice")]
+    Twice { variable: &'static str, key: String },
     #[error("{0}")]
     Session(String),
     #[error("the endpoint is lost with its session at the GPU's server, or with the context: {0}")]

@@ -120,10 +120,12 @@ impl Fabric {
         let (place, lock) = take_place(&folder)?;
         let socket = folder.join(place.to_string());
         match fs::remove_file(&socket) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(named(&socket, &error));
+            }
             _ => {}
         }
-        let listener = UnixListener::bind(&socket)?;
+        let listener = UnixListener::bind(&socket).map_err(|error| named(&socket, &error))?;
         let fabric = Fabric {
             folder,
             gid,
@@ -375,6 +377,11 @@ fn finish(links: &[&Link]) {
     }
 }
 
+/// Says which path an error is of.
+fn named(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
 /// The folder that [`VARIABLE`] names, else the user's own; made if it is not there.
 fn folder() -> io::Result<PathBuf> {
     // SAFETY: reads a number of this process.
@@ -388,14 +395,11 @@ fn folder() -> io::Result<PathBuf> {
     };
     match DirBuilder::new().mode(0o700).create(&folder) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-            return Err(io::Error::new(
-                error.kind(),
-                format!("{}: {error}", folder.display()),
-            ));
+            return Err(named(&folder, &error));
         }
         _ => {}
     }
-    let found = fs::symlink_metadata(&folder)?;
+    let found = fs::symlink_metadata(&folder).map_err(|error| named(&folder, &error))?;
     if !found.is_dir() || found.uid() != user || found.mode() & 0o077 != 0 {
         return Err(io::Error::other(format!(
             "{}: not a folder that is this user's alone (mode 700)",
@@ -408,13 +412,15 @@ fn folder() -> io::Result<PathBuf> {
 /// Locks the first place that no living process has.
 fn take_place(folder: &Path) -> io::Result<(u32, File)> {
     for place in 1..=PLACES_MAX {
-        let lock = OpenOptions::new()
+        let path = folder.join(format!("{place}.lock"));
+        let opened = OpenOptions::new()
             .write(true)
             .create(true)
             .truncate(false)
             .mode(0o600)
             .custom_flags(libc::O_NOFOLLOW)
-            .open(folder.join(format!("{place}.lock")))?;
+            .open(&path);
+        let lock = opened.map_err(|error| named(&path, &error))?;
         // SAFETY: the descriptor is open.
         if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
             return Ok((place, lock));

@@ -76,6 +76,11 @@ pub(crate) fn why(error: Error) -> Refusal {
     (number, error.to_string())
 }
 
+/// Fails in a process that is forked from the adapter's, where nobody serves what is posted.
+pub(crate) fn check_process() -> Result<(), c_int> {
+    host().map(drop)
+}
+
 /// Serves what was posted, in this thread.
 pub(crate) fn ring() {
     if let Ok(host) = host() {

@@ -6,7 +6,7 @@ use outboard_net::wqe::{Data, Operation, Remote, Segment};
 use outboard_verbs::abi::*;
 
 use crate::{
-    host::ring,
+    host::{check_process, ring},
     pair::{Pair, of},
     refused::refuse,
     rings::{Request, segments},
@@ -16,6 +16,9 @@ const SEND_FLAGS: u32 = IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED 
 
 /// Posts requests, all of them or none. Returns a number of `errno`, or 0.
 pub(crate) fn post(pair: &Pair, requests: &[Request]) -> c_int {
+    if let Err(number) = check_process() {
+        return number;
+    }
     if pair.state() < IBV_QPS_RTS {
         return libc::EINVAL;
     }
@@ -190,6 +193,13 @@ pub(crate) unsafe extern "C" fn post_recv(
     let Some(pair) = (unsafe { of(qp) }) else {
         return libc::EINVAL;
     };
+    if let Err(number) = check_process() {
+        // SAFETY: room, or null.
+        if let Some(bad) = unsafe { bad.as_mut() } {
+            *bad = wr;
+        }
+        return number;
+    }
     let is_ready = pair.state() >= IBV_QPS_INIT && pair.shared.is_none();
     let mut receives = pair.receives.lock();
     let mut posted = Ok(());

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 use crate::{
     domain::Domain,
-    host::why,
+    host::{check_process, why},
     refused::fail,
     rings::{ENTRIES_MAX, RECEIVE_BYTES, RECEIVE_SEGMENTS_MAX, encode_receive, segments},
 };
@@ -193,7 +193,8 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     // SAFETY: null, or the program's receive.
     while let Some(next) = unsafe { wr.as_ref() } {
         // SAFETY: with its segments.
-        if let Err(number) = unsafe { object.shared.push(next) } {
+        let pushed = check_process().and_then(|()| unsafe { object.shared.push(next) });
+        if let Err(number) = pushed {
             // SAFETY: room, or null.
             if let Some(bad) = unsafe { bad.as_mut() } {
                 *bad = wr;

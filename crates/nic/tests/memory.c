@@ -92,12 +92,28 @@ static void fork_with(struct ibv_pd *pd)
 {
     static char word[8];
     int status = 0;
+    struct ibv_srq_init_attr shared = {.attr = {.max_wr = 4, .max_sge = 1}};
+    struct ibv_srq *srq = ibv_create_srq(pd, &shared);
+    struct ibv_cq *cq = ibv_create_cq(pd->context, 8, NULL, NULL, 0);
+    struct ibv_qp_init_attr pair = {.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1}};
+    struct ibv_qp *qp = ibv_create_qp(pd, &pair);
+    struct ibv_qp_attr of = {.qp_state = IBV_QPS_INIT, .port_num = 1};
+    CHECK(srq && qp && ibv_modify_qp(qp, &of, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
     if (fork() == 0) {
+        struct ibv_send_wr send = {.opcode = IBV_WR_SEND}, *bad_send = NULL;
+        struct ibv_recv_wr receive = {0}, *bad = NULL;
+        CHECK(ibv_post_send(qp, &send, &bad_send) == ENODEV && bad_send == &send);
+        CHECK(ibv_post_recv(qp, &receive, &bad) == ENODEV && bad == &receive);
+        bad = NULL;
+        CHECK(ibv_post_srq_recv(srq, &receive, &bad) == ENODEV && bad == &receive);
         FAILS(ibv_reg_mr(pd, word, sizeof word, 0), ENODEV);
         FAILS(ibv_open_device(pd->context->device), ENODEV);
         _exit(0);
     }
     CHECK(wait(&status) > 0 && status == 0);
+    struct ibv_recv_wr receive = {0}, *bad = NULL;
+    CHECK(ibv_post_recv(qp, &receive, &bad) == 0 && ibv_post_srq_recv(srq, &receive, &bad) == 0);
+    CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_srq(srq) == 0 && ibv_destroy_cq(cq) == 0);
 }
 
 int main(void)

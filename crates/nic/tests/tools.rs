@@ -328,6 +328,20 @@ fn a_folder_that_others_can_write_to_is_no_meeting_place() {
     assert!(complained.contains("mode 700"), "{complained}");
 }
 
+#[test]
+fn a_folder_with_too_long_a_name_is_named() {
+    let folder = folder();
+    let long = "long".repeat(30);
+    let mut command = Command::new("ibv_devinfo");
+    command.env("LD_LIBRARY_PATH", folder.path());
+    let done = command.env(VARIABLE, folder.path().join(&long)).output();
+    let complained = String::from_utf8(done.unwrap().stderr).unwrap();
+    assert!(
+        complained.contains(&format!("/{long}/1: path must be shorter")),
+        "{complained}"
+    );
+}
+
 /// The table of docs/net.md has a row for each library and answer.
 #[test]
 fn the_documentation_has_the_functions() {

@@ -635,6 +635,7 @@ fn serve(
         End::ClientLeft | End::Idle(_) => SessionEnd::Left,
         End::Malformed { .. } => SessionEnd::Malformed,
         End::Link(_) => SessionEnd::Link,
+        End::Memory(_) => SessionEnd::Worker,
     }
 }
 

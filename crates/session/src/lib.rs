@@ -173,12 +173,7 @@ fn serve_within(
             break end;
         }
     };
-    let told = match end {
-        End::Malformed { op, .. } => Some(op),
-        End::Memory(_) => Some(0),
-        _ => None,
-    };
-    if let Some(op) = told {
+    if let Some(op) = end.told() {
         // If the client cannot be told any more, the log still has the reason.
         let _ = session.outbox.farewell(op, &end.to_string());
     }
@@ -199,13 +194,25 @@ pub enum End {
     Malformed { op: u16, why: DecodeError },
     #[error("the client asked nothing for {} ms", .0.as_millis())]
     Idle(Duration),
-    /// What a device has written cannot be kept in order; the client is told so.
+    /// Bytes that a device has written cannot be kept in order; the client is told so.
     #[error(
         "memory that an RDMA device has written is sent in order, beside which there is no room for it: {0}"
     )]
     Memory(Exhausted),
     #[error(transparent)]
     Link(outboard_link::Error),
+}
+
+impl End {
+    /// Returns the message of which the client is told that it ended the session, or 0 for none, if
+    /// it is told.
+    fn told(&self) -> Option<u16> {
+        match self {
+            End::Malformed { op, .. } => Some(*op),
+            End::Memory(_) => Some(0),
+            _ => None,
+        }
+    }
 }
 
 impl From<outboard_link::Error> for End {
