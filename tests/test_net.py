@@ -384,7 +384,7 @@ def meeting(
     it."""
     address, processes = free_address(), []
     both_rounds = (rounds, rounds) if isinstance(rounds, int) else rounds
-    reaches = DEVICE == "soft" and provider == "nic"
+    reaches = DEVICE == "soft" and provider in ("nic", "proxy")
     try:
         for link, role, count in zip(links, ("listen", "connect"), both_rounds, strict=True):
             memory = ["gpu"] if provider == "nvlink" or (reaches and link == "tcp") else []
@@ -498,16 +498,21 @@ def test_a_thread_of_the_server_posts_to_its_device_for_kernels(
     is_right(lending.run("tcp", program, *arguments, env=by("proxy")))
 
 
-def test_devices_that_are_not_lent_and_memory_that_they_do_not_reach_are_refused(
-    server: Server, lending: Server, soak_on_gpu: Path, ends: Path
-) -> None:
-    listening, soak = ["listen", free_address(), "1", "gpu"], [soak_on_gpu, "1", "1", "5", "0", "1"]
-    for at, provider, command, why in (
-        (server, "proxy", soak, "outboard serve --net-device says which"),
-        (lending, "mlx5", soak, "take proxy, which posts to the same adapter"),
-        (lending, "proxy", [ends, *listening], "reaches pinned memory (cudaHostAlloc, cudaHostRegister)"),
+def test_a_device_has_memory_of_the_gpu_until_it_is_freed(lending: Server, tmp_path: Path) -> None:
+    program = build_on_gpu(tmp_path, "of_gpu.cu")
+    done = lending.run("tcp", program, env=by("proxy"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    place, refused, right = done.stdout.splitlines()
+    assert place in ("in its place", "elsewhere") and right == "right"
+    assert refused.startswith("31 of 2 GiB: a session has 64 GiB registered with RDMA devices at most"), refused
+
+
+def test_devices_that_are_not_lent_are_refused(server: Server, lending: Server, soak_on_gpu: Path) -> None:
+    for at, provider, why in (
+        (server, "proxy", "outboard serve --net-device says which"),
+        (lending, "mlx5", "take proxy, which posts to the same adapter"),
     ):
-        done = at.run("tcp", *command, env=by(provider))
+        done = at.run("tcp", soak_on_gpu, "1", "1", "5", "0", "1", env=by(provider))
         assert done.returncode == 1 and why in done.stdout, done.stdout + done.stderr
 
 

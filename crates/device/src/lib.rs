@@ -118,6 +118,10 @@ pub trait Host: Send {
         let _ = wanted;
         Err("this device has no memory that an adapter could reach".into())
     }
+    /// Fails if kernels do not surely see what an adapter has written, without the session's help.
+    fn sees_writes(&self) -> Result<(), String> {
+        Ok(())
+    }
     /// Returns the mapping that holds all of these bytes: base and length. It stays unchanged until
     /// the client unmaps it or sets its access. `None` if there is no such mapping, or if an
     /// adapter cannot use it now.

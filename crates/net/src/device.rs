@@ -32,6 +32,8 @@ pub(crate) struct Device {
 struct Registration {
     region: Region,
     access: Access,
+    /// The memory may go before the device is dropped: then its registration ends first.
+    may_go: bool,
     /// Memory of the kernel that it takes, counted to a server's worker.
     _charge: Charge,
     _keeps: Option<Mapped>,
@@ -118,16 +120,7 @@ impl Device {
         }
         let end = address.checked_add(bytes);
         let end = end.ok_or(Error::Wraps { address, bytes })?;
-        let rights = verbs::Access::Some {
-            // Adapters let peers write only where the process may (ibv_reg_mr(3)).
-            local_write: access.writes(),
-            write: access.permits(Access::REMOTE_WRITE),
-            read: access.permits(Access::REMOTE_READ),
-            atomic: access.permits(Access::REMOTE_ATOMIC),
-        };
-        let tables = bytes.div_ceil(PAGE_BYTES) * ENTRY_BYTES;
-        let charge = Charge::take(REGISTRATION_BYTES + tables);
-        let charge = charge.map_err(|why| Error::Device(why.to_string()))?;
+        let (rights, charge) = (rights_of(access), charge(bytes)?);
         let region = if is_mapped(address as usize, bytes as usize, access.writes()) {
             // SAFETY: the caller keeps the memory mapped, and others change it by atomics alone.
             let memory = unsafe { Lasting::new(address, bytes as usize) };
@@ -143,19 +136,61 @@ impl Device {
                 is_written,
             });
         };
-        // A key that no peer uses may be none.
-        let key = match region.rkey() {
-            0 => region.lkey(),
-            key => key,
-        };
-        let registration = Registration {
+        Ok(self.add(Registration {
             region,
             access,
+            may_go: false,
             _charge: charge,
             _keeps: keeps,
+        }))
+    }
+
+    /// Registers memory of a GPU in the first of these ways that the device takes, until it is
+    /// forgotten.
+    pub(crate) fn register_reached(
+        &self,
+        by: Vec<DeviceMemory>,
+        bytes: u64,
+        access: Access,
+    ) -> Result<u32, Error> {
+        let (rights, charge) = (rights_of(access), charge(bytes)?);
+        let mut reasons = Vec::new();
+        for memory in by {
+            match Region::of_device_for(&self.domain, &memory, rights) {
+                Ok(region) => {
+                    return Ok(self.add(Registration {
+                        region,
+                        access,
+                        may_go: true,
+                        _charge: charge,
+                        _keeps: None,
+                    }));
+                }
+                Err(why) => reasons.push(why.to_string()),
+            }
+        }
+        Err(Error::Device(format!(
+            "memory of a GPU: {}",
+            reasons.join("; ")
+        )))
+    }
+
+    /// Ends the registrations of a GPU's memory of which some is in this range.
+    pub(crate) fn forget(&self, address: u64, bytes: u64) {
+        let end = address.saturating_add(bytes);
+        let is_there = |of: &Region| of.address() < end && address < of.address() + of.len() as u64;
+        let mut regions = self.regions.write();
+        regions.retain(|_, one| !(one.may_go && is_there(&one.region)));
+    }
+
+    fn add(&self, registration: Registration) -> u32 {
+        // A key that no peer uses may be none.
+        let key = match registration.region.rkey() {
+            0 => registration.region.lkey(),
+            key => key,
         };
         self.regions.write().insert(key, registration);
-        Ok(key)
+        key
     }
 
     /// Registers memory of a GPU, by a dma-buf or by what the driver's module for adapters knows.
@@ -258,6 +293,23 @@ pub(crate) fn mlx5() -> Result<String, Error> {
     Ok(format!(
         "{described}, by verbs: it takes no commands (DEVX)"
     ))
+}
+
+/// Counts what a registration of so many bytes takes of the kernel's memory.
+fn charge(bytes: u64) -> Result<Charge, Error> {
+    let tables = bytes.div_ceil(PAGE_BYTES) * ENTRY_BYTES;
+    let charge = Charge::take(REGISTRATION_BYTES + tables);
+    charge.map_err(|why| Error::Device(why.to_string()))
+}
+
+fn rights_of(access: Access) -> verbs::Access {
+    verbs::Access::Some {
+        // Adapters let peers write only where the process may (ibv_reg_mr(3)).
+        local_write: access.writes(),
+        write: access.permits(Access::REMOTE_WRITE),
+        read: access.permits(Access::REMOTE_READ),
+        atomic: access.permits(Access::REMOTE_ATOMIC),
+    }
 }
 
 fn open<T>(

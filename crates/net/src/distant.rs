@@ -5,6 +5,8 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
+use outboard_verbs::DeviceMemory;
+
 use crate::memory::Mapped;
 
 /// Bytes that a copy moves at a time if it takes two calls.
@@ -20,6 +22,12 @@ pub trait Distant: fmt::Debug + Send + Sync {
 
     /// Writes all of the bytes, or fails; then some may be written.
     fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), Gone>;
+
+    /// Returns all of the memory as RDMA devices find it, once: by each way that may do, the best
+    /// first.
+    fn reach(&self) -> Result<Vec<DeviceMemory>, String> {
+        Err("it is not of one allocation, or not there yet: wait for the work before".into())
+    }
 }
 
 /// The memory is not there any more, or is not aligned for this.

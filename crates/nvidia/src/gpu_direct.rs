@@ -52,6 +52,19 @@ pub(super) struct GpuDirect {
     flush_to: Option<u32>,
 }
 
+impl GpuDirect {
+    /// Fails if an adapter's writes need a flush before kernels see them.
+    pub(super) fn sees_writes(&self) -> Result<(), String> {
+        match self.flush_to {
+            None => Ok(()),
+            Some(_) => Err("the driver orders an adapter's writes by a flush alone \
+                 (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING), and kernels that run would not \
+                 surely see them"
+                .into()),
+        }
+    }
+}
+
 impl Driver {
     /// Asks the driver for a device's [`Facts`].
     fn gpu_direct_facts(&self, ordinal: i32) -> Facts {

@@ -41,6 +41,10 @@ impl Host for Nvidia {
         self.expose_memory(wanted)
     }
 
+    fn sees_writes(&self) -> Result<(), String> {
+        self.gpu_direct.sees_writes()
+    }
+
     fn mapping(&self, address: u64, len: u64) -> Option<(u64, u64)> {
         self.memory.mapping(address, len)
     }

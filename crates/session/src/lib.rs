@@ -64,7 +64,7 @@ use std::{
 use outboard_api::CUresult;
 use outboard_budget::Exhausted;
 use outboard_device::{Device, Printed, images::ImageStore};
-use outboard_link::{Link, Receiver, Wait, cores, data_connections_wanted};
+use outboard_link::{GpuMemory, Link, Receiver, Wait, cores, data_connections_wanted};
 use outboard_wire::{
     DecodeError,
     handshake::Purpose,
@@ -134,7 +134,8 @@ fn serve_within(
     if let Err(error) = cores::wake_promptly() {
         debug!(%error, "the session's threads keep the default slice");
     }
-    let (peers, net) = (Peers::new(source.clone()), Net::new(source.clone()));
+    let peers = Peers::new(source.clone());
+    let net = Net::new(source.clone(), || device.expose(GpuMemory::Auto));
     let source = source.filter(|_| link.data_connections().is_some());
     let attachment = link.attachment().cloned();
     for helper in link.copy_helpers() {

@@ -65,6 +65,7 @@ impl Session<'_> {
         keep_sources(waiting, executor, &header, is_change, &r);
         if is_change {
             self.outbox.wait_until_device_read()?;
+            self.net.forget(header.op, &r);
         }
         if is_own(header.op) {
             let own = own_message(header.op, &mut r).map_err(malformed(&header))?;

@@ -23,7 +23,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outboard_verbs::{Options as DeviceOptions, Remote};
+use outboard_verbs::{DeviceMemory, Options as DeviceOptions, Remote};
 use parking_lot::{Mutex, RwLock};
 
 use crate::{
@@ -140,6 +140,21 @@ impl Proxy {
     /// Registers memory, which is kept with the registration.
     pub(crate) fn register_mapped(&self, memory: &Mapped, access: Access) -> Result<u32, Error> {
         self.shared.device.register_mapped(memory, access)
+    }
+
+    /// Registers memory of a GPU in one of these ways, until it is forgotten.
+    pub(crate) fn register_reached(
+        &self,
+        by: Vec<DeviceMemory>,
+        bytes: u64,
+        access: Access,
+    ) -> Result<u32, Error> {
+        self.shared.device.register_reached(by, bytes, access)
+    }
+
+    /// Ends the registrations of a GPU's memory that goes.
+    pub(crate) fn forget(&self, address: u64, bytes: u64) {
+        self.shared.device.forget(address, bytes);
     }
 
     /// Makes a queue in memory, which is kept with it.

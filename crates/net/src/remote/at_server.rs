@@ -32,10 +32,6 @@ pub enum Borrower {
     Device,
 }
 
-/// Why memory of a GPU is not registered.
-const OF_GPU: &str = "an RDMA device at a server reaches pinned memory (cudaHostAlloc, \
-    cudaHostRegister), and not that of a GPU";
-
 /// An endpoint of a session.
 pub(super) trait AtServer: Debug + Send + Sync {
     fn provider(&self) -> Provider;
@@ -62,6 +58,9 @@ pub(super) trait AtServer: Debug + Send + Sync {
 
     /// Wakes a thread that looks at queues.
     fn rouse(&self) {}
+
+    /// Ends the registrations of a GPU's memory that goes, if devices have some.
+    fn forget(&self, _address: u64, _bytes: u64) {}
 
     /// Returns the adapter, whose queues meet others by streams.
     fn adapter(&self) -> Result<&Own, Error> {
@@ -150,10 +149,14 @@ impl AtServer for Proxy {
         access: Access,
         lend: &mut Lend<'_>,
     ) -> Result<u32, String> {
-        let Registered::Mapped(memory) = lend(address, bytes, Borrower::Device)? else {
-            return Err(OF_GPU.into());
+        let key = match lend(address, bytes, Borrower::Device)? {
+            Registered::Mapped(memory) => self.register_mapped(&memory, access),
+            Registered::Distant { at, .. } => {
+                let by = at.reach();
+                let by = by.map_err(|why| format!("memory of a GPU: {why}"))?;
+                self.register_reached(by, bytes, access)
+            }
         };
-        let key = self.register_mapped(&memory, access);
         key.map_err(|error| error.to_string())
     }
 
@@ -196,6 +199,10 @@ impl AtServer for Proxy {
 
     fn rouse(&self) {
         Proxy::rouse(self);
+    }
+
+    fn forget(&self, address: u64, bytes: u64) {
+        Proxy::forget(self, address, bytes);
     }
 
     fn proxy(&self) -> Result<&Proxy, Error> {

@@ -97,6 +97,13 @@ impl Served {
         self.endpoints.values().any(|one| one.proxy().is_ok())
     }
 
+    /// Ends what devices have registered of a GPU's memory in a range that is about to go, or to
+    /// change: a peer's writes reach nothing that comes in its place.
+    pub fn forget(&self, address: u64, bytes: u64) {
+        let endpoints = self.endpoints.values();
+        endpoints.for_each(|one| one.forget(address, bytes));
+    }
+
     /// Lets all adapters look at nothing until they are let go, those of later endpoints too.
     pub fn hold(&mut self, is_held: bool) {
         self.is_held = is_held;

@@ -3,14 +3,19 @@
 //! which memory is its own, what takes time, and when adapters may look.
 
 use std::{
+    mem,
     sync::{Arc, Mutex, PoisonError},
     thread::{self, JoinHandle},
     time::Instant,
 };
 
 use outboard_budget::Exhausted;
-use outboard_device::{Failure, Outcome, Pending, Wait};
-use outboard_net::remote::{Answering, Carrier, Served};
+use outboard_device::{Device, Failure, Outcome, Pending, Wait, Way};
+use outboard_link::DeviceMemory;
+use outboard_net::{
+    Distant, Gone, Registered,
+    remote::{Answering, Borrower, Carrier, Served},
+};
 use outboard_wire::{
     DecodeError, Message as _, Op as _, Reader,
     doc::{self, NET_ANSWER_BYTES_MAX, NetAnswer},
@@ -56,12 +61,24 @@ pub(super) struct Net {
     served: Served,
     carrier: Arc<Streams>,
     threads: Vec<JoinHandle<()>>,
+    /// How RDMA devices find the GPU's memory.
+    ways: Result<Vec<Way>, String>,
 }
 
 impl Net {
-    pub(super) fn new(source: Option<Arc<dyn DataConnectionSource>>) -> Net {
+    /// Makes a session's state, with no endpoint yet. If endpoints may have an RDMA device, a
+    /// function prepares the GPU's memory for it.
+    pub(super) fn new(
+        source: Option<Arc<dyn DataConnectionSource>>,
+        expose: impl FnOnce() -> Result<Vec<Way>, String>,
+    ) -> Net {
         let device = source.as_ref().and_then(|source| source.net_device());
+        let ways = match device {
+            Some(_) => expose(),
+            None => Ok(Vec::new()),
+        };
         Net {
+            ways,
             served: Served::with_device(device),
             carrier: Arc::new(Streams::new(source)),
             threads: Vec::new(),
@@ -82,6 +99,25 @@ impl Net {
             take(send);
             Ok(())
         })
+    }
+
+    /// Ends the registrations of a GPU's memory that a message is about to unmap or to change.
+    pub(super) fn forget(&self, op: u16, body: &Reader<'_>) {
+        let mut r = body.clone();
+        let range = match op {
+            messages::MemUnmap::NUMBER => messages::MemUnmap::decode(&mut r).map(|m| (m.va, m.len)),
+            messages::AllocationUnmap::NUMBER => {
+                messages::AllocationUnmap::decode(&mut r).map(|m| (m.va, m.len))
+            }
+            messages::AllocationAccess::NUMBER => {
+                messages::AllocationAccess::decode(&mut r).map(|m| (m.va, m.len))
+            }
+            _ => return,
+        };
+        // What cannot be decoded is not executed either.
+        if let Ok((va, len)) = range {
+            self.served.forget(va, len);
+        }
     }
 
     fn answer(&mut self, answering: Answering) -> Result<Pending, Failure> {
@@ -164,6 +200,52 @@ impl Wait for Answer {
     }
 }
 
+/// Memory of a GPU, until an RDMA device has it.
+#[derive(Debug)]
+struct OfGpu(Mutex<Vec<DeviceMemory>>);
+
+impl Distant for OfGpu {
+    fn read(&self, _: usize, _: &mut [u8]) -> Result<(), Gone> {
+        Err(Gone)
+    }
+
+    fn write(&self, _: usize, _: &[u8]) -> Result<(), Gone> {
+        Err(Gone)
+    }
+
+    fn reach(&self) -> Result<Vec<DeviceMemory>, String> {
+        let mut by = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(mem::take(&mut *by))
+    }
+}
+
+/// Returns memory of one mapping of a GPU's as RDMA devices find it.
+fn of_gpu(
+    device: &mut dyn Device,
+    ways: &Result<Vec<Way>, String>,
+    address: u64,
+    bytes: u64,
+) -> Result<Registered, String> {
+    let failed = |why: &str| format!("an RDMA device does not reach the GPU's memory: {why}");
+    let ways = ways.as_ref().map_err(|why| failed(why))?;
+    device.sees_writes().map_err(|why| failed(&why))?;
+    let (mut by, mut reasons) = (Vec::new(), Vec::new());
+    for way in ways {
+        match device.reach(address, bytes, *way) {
+            Ok(memory) => by.push(memory),
+            Err(failure) => reasons.push(format!("by {}: {}", way.name(), failure.message)),
+        }
+    }
+    if by.is_empty() {
+        return Err(failed(&reasons.join("; ")));
+    }
+    Ok(Registered::Distant {
+        address,
+        bytes: usize::try_from(bytes).unwrap_or(usize::MAX),
+        at: Arc::new(OfGpu(Mutex::new(by))),
+    })
+}
+
 impl Session<'_> {
     /// Executes a message about endpoints.
     pub(super) fn execute_net(
@@ -190,8 +272,11 @@ impl Session<'_> {
 
     fn call_net(&mut self, endpoint: u32, call: &[u8]) -> Result<Pending, Failure> {
         outboard_budget::check()?;
-        let device = &mut self.executor.device;
+        let (device, ways) = (&mut *self.executor.device, &self.net.ways);
         let mut lend = |address, bytes, to| {
+            if to == Borrower::Device && device.mapping(address, bytes).is_some() {
+                return of_gpu(device, ways, address, bytes);
+            }
             let lent = device.lend(address, bytes, to);
             lent.map_err(|failure| failure.message)
         };
@@ -209,7 +294,7 @@ mod tests {
 
     #[test]
     fn a_call_whose_thread_ends_without_an_answer_fails() {
-        let mut net = Net::new(None);
+        let mut net = Net::new(None, || Ok(Vec::new()));
         let work = Box::new(|| panic!("the call's own panic, of this test"));
         let mut pending = net.answer(Answering::Later(work)).unwrap();
         let start = Instant::now();
