@@ -82,3 +82,11 @@ def test_copies_between_servers_go_straight_by_the_ports_of_their_set_up(guest: 
         # One that knows servers of another network only refuses the first, and the program copies.
         said = copied_between(first, third)
         assert "between servers: 0 straight (0 bytes), through here: 2 not_reached" in said, said
+
+
+def test_later_bytes_stay(guest: Guest) -> None:
+    """What an adapter writes and what is still read from the ring go into the same memory, in their order."""
+    with serving(*ports_of(guest)) as gpu:
+        run = [OUTBOARD, "run", "--gpu", gpu.url, "--", sys.executable, TEST_PROGRAMS / "later_bytes.py"]
+        done = gpu.client.guest.run(shlex.join(map(str, run)), timeout_s=PROGRAM_S_MAX)
+    assert done.status == 0 and done.output.endswith("right\n"), done.output

@@ -419,7 +419,7 @@ impl Nvidia {
             .ok_or_else(|| Failure::wild("host memory", m.va))?;
         self.addresses.remove(m.va);
         self.host.bytes -= range.len;
-        self.host.watches.retain(|watch| !range.holds(watch.va, 0));
+        self.host.watches.retain(|watch| !range.holds(watch.va, 1));
         let marks = self.busy_marks();
         let place = Some((range.va, range.len));
         self.deferred_frees

@@ -82,7 +82,8 @@ impl Driver {
     /// work runs after the copies. Returns whether it did.
     fn settle_taken(&self, stream: &StreamRef, reached: &Reached<'_>) -> Result<bool, CUresult> {
         let mark = reached.mark;
-        if stream.stream().taken.load(Ordering::Acquire) != mark || self.session.is_sharing() {
+        let is_taken = stream.stream().taken.load(Ordering::Acquire) == mark;
+        if !is_taken || self.session.is_sharing() || self.places_on_gpu() {
             return Ok(false);
         }
         let message = messages::CopySettled {

@@ -110,6 +110,7 @@ impl Driver {
             into.is_some(),
             into.unwrap_or_else(|| (self.mint_graph(), Dependencies::default())),
         );
+        self.settle_staging()?;
         let capture = self.captures.begin(Beginning {
             origin: own.handle,
             context: own.context,

@@ -35,7 +35,7 @@ use outboard_wire::{
 };
 use parking_lot::{Condvar, Mutex};
 
-use super::{Incoming, Numbered, Session, Sink, known, send::DATA_HEAD_BYTES_MAX};
+use super::{Expected, Incoming, Numbered, Session, Sink, known, send::DATA_HEAD_BYTES_MAX};
 use crate::{
     done::Done,
     helpers::Helpers,
@@ -347,13 +347,19 @@ impl Session {
         let (header, reader) =
             decode_reply(head).map_err(|error| self.lost_data_connection(error))?;
         let expected = match header.note {
-            0 => self.waiters.lock().remove(&header.token),
+            0 => self.arriving(header.token),
             _ => None,
         };
-        let Some(expected) =
-            expected.filter(|e| e.on_data_connection && matches!(e.sink, Sink::Memory(_)))
-        else {
-            return Err(self.lost_data_connection("an answer that is none"));
+        let is_right = |e: &Expected| e.on_data_connection && matches!(e.sink, Sink::Memory(_));
+        let expected = match expected {
+            Some(expected) if is_right(&expected) => expected,
+            wrong => {
+                let error = self.lost_data_connection("an answer that is none");
+                if let Some(expected) = wrong {
+                    expected.group.complete(Err(error));
+                }
+                return Err(error);
+            }
         };
         let bytes = head.len().saturating_sub(REPLY_DATA_AT) + tail.as_ref().map_or(0, Tail::len);
         let group = expected.group.clone();

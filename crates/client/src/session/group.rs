@@ -65,6 +65,12 @@ impl Group {
         self.state.lock().left == 0
     }
 
+    /// Returns whether the server refused the request because of a stream's capture.
+    pub(crate) fn is_refused_in_capture(&self) -> bool {
+        let error = self.state.lock().error;
+        error.is_some_and(CUresult::is_of_capture)
+    }
+
     /// Adds one more reply.
     pub(crate) fn expect_one(&self) {
         self.state.lock().left += 1;

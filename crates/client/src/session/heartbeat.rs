@@ -30,6 +30,9 @@ const VARIABLE: &str = "OUTBOARD_HEARTBEAT";
 const PERIOD_S_MIN: f64 = 0.05;
 const PERIOD_S_MAX: f64 = 86_400.0;
 
+/// Pause between looks for what the server sends to threads that do not read.
+const READ_PAUSE: Duration = Duration::from_millis(1);
+
 /// Returns the time between questions; `None` if there are to be none.
 fn period() -> Option<Duration> {
     let usual = Duration::from_millis(HEARTBEAT_MS);
@@ -121,6 +124,9 @@ impl Session {
             let now = self.outstanding();
             let waits = now.waits_since(before);
             before = now;
+            if waits && now.is_unsent {
+                self.read_for_senders(server.period);
+            }
             // The first question makes the connection, before a server can be too busy for it.
             if !waits && !std::mem::take(&mut is_first) {
                 judge.gets_on();
@@ -136,6 +142,16 @@ impl Session {
                 self.closer.close();
                 return;
             }
+        }
+    }
+
+    /// Reads while a thread is blocked in sending: if no thread reads, the server may be blocked in
+    /// sending, too.
+    fn read_for_senders(&self, time_max: Duration) {
+        let start = Instant::now();
+        while self.outstanding().is_unsent && !self.is_gone() && start.elapsed() < time_max {
+            self.poll();
+            std::thread::sleep(READ_PAUSE);
         }
     }
 

@@ -112,6 +112,7 @@ struct Incoming {
 }
 
 /// An expected reply.
+#[derive(Clone)]
 struct Expected {
     group: Arc<Group>,
     sink: Sink,
@@ -291,7 +292,8 @@ impl Session {
         self.send_batch()?;
         // What comes on a data connection is written at once, before what is still to come into
         // the same memory. The session's own connection keeps the order.
-        let on_data_connection = on_data_connection && !self.expects_in(&sink);
+        let on_data_connection = on_data_connection
+            && matches!(&sink, Sink::Memory(memory) if !memory.in_order && !self.expects_in(memory));
         if conditions::is_recorded() {
             let data = match &sink {
                 Sink::Memory(buffer) => REPLY_DATA_AT - HEADER_BYTES + buffer.rows.bytes(),
@@ -416,11 +418,14 @@ impl Session {
         })
     }
 
+    /// Returns whether copies into the program's memory are under way.
+    #[inline]
+    pub(crate) fn is_receiving(&self) -> bool {
+        self.receiving.load(Ordering::Acquire) > 0
+    }
+
     /// Returns whether a reply that has not arrived goes into some of this memory.
-    fn expects_in(&self, sink: &Sink) -> bool {
-        let Sink::Memory(memory) = sink else {
-            return false;
-        };
+    pub(crate) fn expects_in(&self, memory: &ReceiveBuffer) -> bool {
         let is_of_both =
             |of: &Expected| matches!(&of.sink, Sink::Memory(other) if other.overlaps(memory));
         self.waiters.lock().values().any(is_of_both)
@@ -437,6 +442,9 @@ impl Session {
         // Earlier data for this memory may still come on a data connection, or wait for its time on
         // an emulated network: it would be written over this one.
         let is_emulated = self.kind == LinkKind::Emulated;
+        if is_emulated && buffer.in_order {
+            return None;
+        }
         let is_awaited = self.data_connections.awaited.load(Ordering::Acquire) > 0;
         let is_before = |(other, of): (&u32, &Expected)| {
             let is_late = of.on_data_connection || (is_emulated && !of.is_receiving);
@@ -476,7 +484,7 @@ impl Session {
             self.takes_note.store(false, Ordering::Relaxed);
             return Ok(());
         }
-        let Some(expected) = self.waiters.lock().remove(&header.token) else {
+        let Some(expected) = self.arriving(header.token) else {
             return Err(self.lost(format_args!(
                 "an answer to call {} that nobody made",
                 header.token
@@ -496,6 +504,19 @@ impl Session {
         settled
     }
 
+    /// Returns an expected reply that has arrived. One with data for the program's memory stays
+    /// expected until [`settle`](Self::settle) has written its bytes.
+    fn arriving(&self, token: u32) -> Option<Expected> {
+        let mut waiters = self.waiters.lock();
+        match waiters.get_mut(&token) {
+            Some(expected) if matches!(expected.sink, Sink::Memory(_)) => {
+                expected.is_receiving = true;
+                Some(expected.clone())
+            }
+            _ => waiters.remove(&token),
+        }
+    }
+
     fn settle(
         &self,
         header: ReplyHeader,
@@ -511,9 +532,12 @@ impl Session {
             } else {
                 log::debug(format_args!("{status}: {}", String::from_utf8_lossy(why)));
             }
-            if let Sink::Memory(ReceiveBuffer { detached: true, .. }) = expected.sink {
-                self.set_fault(status);
-                self.attended();
+            if let Sink::Memory(buffer) = expected.sink {
+                self.waiters.lock().remove(&header.token);
+                if buffer.detached {
+                    self.set_fault(status);
+                    self.attended();
+                }
             }
             if let Sink::Nowhere(name) = expected.sink {
                 self.fail(name, status, why);
@@ -527,27 +551,40 @@ impl Session {
             Sink::Group => expected.group.complete(Ok(reader.rest().to_vec())),
             Sink::Nowhere(_) => expected.group.complete(Ok(Vec::new())),
             Sink::Memory(buffer) => {
-                if header.placed & FROM_GPU != 0 {
-                    self.was_read_from_gpu(&buffer);
-                }
-                let result = match tail {
-                    None if header.placed & WRITTEN != 0 => self.was_written(&buffer),
-                    // The data was received into its destination.
-                    Some(tail) => finish(tail),
-                    None => {
-                        let data = reader
-                            .bytes("copied data")
-                            .map_err(|error| self.lost(error))?;
-                        buffer.write(data)
-                    }
-                };
+                let filled = self.fill(&header, reader, tail, &buffer);
+                self.waiters.lock().remove(&header.token);
                 if buffer.detached {
                     self.attended();
                 }
-                expected.group.complete(result.map(|()| Vec::new()));
+                expected.group.complete(filled.map(|()| Vec::new()));
+                if self.is_gone() {
+                    return Err(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE);
+                }
             }
         }
         Ok(())
+    }
+
+    /// Brings a reply's data to the program's memory, if it is not there yet.
+    fn fill(
+        &self,
+        header: &ReplyHeader,
+        mut reader: Reader<'_>,
+        tail: Option<Tail>,
+        buffer: &ReceiveBuffer,
+    ) -> Result<(), CUresult> {
+        if header.placed & FROM_GPU != 0 {
+            self.was_read_from_gpu(buffer);
+        }
+        match tail {
+            None if header.placed & WRITTEN != 0 => self.was_written(buffer),
+            // The data was received into its destination.
+            Some(tail) => finish(tail),
+            None => {
+                let data = reader.bytes("copied data");
+                buffer.write(data.map_err(|error| self.lost(error))?)
+            }
+        }
     }
 
     /// Fails where every call must: the server is gone, or the GPU's context is lost.

@@ -8,6 +8,7 @@ use outboard_link::{Segment, Tail};
 use super::Group;
 
 /// Destination of a reply's data.
+#[derive(Clone, Copy)]
 pub(crate) enum Sink {
     /// The waiting thread.
     Group,
@@ -19,11 +20,15 @@ pub(crate) enum Sink {
 }
 
 /// Memory of the program that a reply is copied into.
+#[derive(Clone, Copy)]
 pub(crate) struct ReceiveBuffer {
     pub(crate) address: *mut u8,
     pub(crate) rows: Rows,
     /// No thread waits: an error becomes a deferred error of the session.
     pub(crate) detached: bool,
+    /// The server sends what kernels write there, too: the reply is received after all that was
+    /// sent before it.
+    pub(crate) in_order: bool,
 }
 
 /// Layout of packed bytes in the program's memory.

@@ -208,6 +208,18 @@ impl Session {
             .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| n.checked_sub(1));
     }
 
+    /// Sends what is long while another thread reads, if a reply is expected: the server may be
+    /// sending, too, and would take nothing.
+    pub(crate) fn read_meanwhile<R>(&'static self, send: impl FnOnce() -> R) -> R {
+        if self.waiters.lock().is_empty() {
+            return send();
+        }
+        self.attend();
+        let sent = send();
+        self.attended();
+        sent
+    }
+
     fn read_unattended(&self) {
         loop {
             {

@@ -117,6 +117,12 @@ impl Driver {
         self.place_where_allowed(dst, data, source, stream, wait)
     }
 
+    /// Returns whether this side's adapter may write to the GPU's memory. It writes once the work
+    /// before is done: only the server knows when.
+    pub(crate) fn places_on_gpu(&self) -> bool {
+        self.session.registers() && self.session.gpu_memory() != GpuMemory::Off
+    }
+
     #[cold]
     fn place_where_allowed(
         &self,

@@ -8,17 +8,20 @@
 use std::{
     collections::BTreeMap,
     ffi::c_void,
-    os::fd::{AsFd, FromRawFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use outboard_api::{CUresult, cuda::CUcontext};
 use outboard_wire::{limits::SERVERS_MAX, messages};
 
-use super::{Driver, advice::Advices, are_several, mirror::Mirror};
+use super::{
+    Driver, advice::Advices, are_several, host_functions::host_functions_pending, mirror::Mirror,
+};
 use crate::log;
 
 /// Address range of pinned memory, chosen so that it is free in the server too.
@@ -29,6 +32,30 @@ const PAGE_BYTES: usize = 4096;
 const LOOKED_UP_PAGES: usize = 4096;
 /// `CU_MEMHOSTREGISTER_READ_ONLY`
 const REGISTER_READ_ONLY: u32 = 8;
+
+/// Time for which the server is asked again for memory that it may still be using.
+const HOST_MAP_WAIT_MAX: Duration = Duration::from_secs(10);
+const HOST_MAP_PAUSE: Duration = Duration::from_millis(1);
+
+/// Asks again while the answer is that there is no memory, if host functions were to run when it
+/// was asked for: with them memory becomes free.
+fn beside_host_functions(
+    are_pending: impl Fn() -> bool,
+    mut ask: impl FnMut() -> Result<(), CUresult>,
+) -> Result<(), CUresult> {
+    let begin = Instant::now();
+    loop {
+        let may_be_freed = are_pending();
+        match ask() {
+            Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
+                if may_be_freed && begin.elapsed() < HOST_MAP_WAIT_MAX =>
+            {
+                std::thread::sleep(HOST_MAP_PAUSE);
+            }
+            answer => return answer,
+        }
+    }
+}
 
 /// The call that created a range of host memory.
 pub(crate) enum Origin {
@@ -293,16 +320,7 @@ impl Driver {
     fn share_memory_as(&self, bytes: u64, flags: u32) -> Result<u64, CUresult> {
         let fd = memfd(bytes)?;
         let base = self.place(bytes, Some(&fd))?;
-        let mapped = self.session.send_fd(fd.as_fd()).and_then(|fd_tag| {
-            let message = messages::HostMap {
-                va: base,
-                len: bytes,
-                flags,
-                fd_tag,
-            };
-            self.call(&message, |_| ())
-        });
-        if let Err(error) = mapped {
+        if let Err(error) = self.map_on_server(base, bytes, flags, Some(fd.as_fd())) {
             // SAFETY: the mapping just made, not used elsewhere.
             unsafe { libc::munmap(base as *mut c_void, bytes as usize) };
             return Err(error);
@@ -319,6 +337,29 @@ impl Driver {
             )
         };
         Ok(base)
+    }
+
+    /// Has the server map host memory at its address here, or the shared memory of `fd`. While host
+    /// functions are to run, memory that was freed at the address may still be in use there: then
+    /// the server is asked again.
+    pub(super) fn map_on_server(
+        &self,
+        va: u64,
+        len: u64,
+        flags: u32,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<(), CUresult> {
+        beside_host_functions(host_functions_pending, || {
+            self.session.poll();
+            let fd_tag = fd.map_or(Ok(0), |fd| self.session.send_fd(fd))?;
+            let message = messages::HostMap {
+                va,
+                len,
+                flags,
+                fd_tag,
+            };
+            self.call(&message, |_| ())
+        })
     }
 
     /// `cuMemFreeHost`
@@ -406,6 +447,12 @@ impl Driver {
         let host = self.host.read();
         host.find(address)
             .is_some_and(|range| range.mirror.is_open())
+    }
+
+    /// Returns whether kernels may be writing to the first or last of these bytes.
+    pub(crate) fn is_mirrored_in(&self, address: u64, bytes: u64) -> bool {
+        let last = address.saturating_add(bytes.saturating_sub(1));
+        self.has_mirrors() && (self.is_mirrored(address) || self.is_mirrored(last))
     }
 
     pub(super) fn host_range(&self, address: u64) -> Result<Arc<HostRange>, CUresult> {
@@ -667,5 +714,24 @@ mod tests {
         assert_eq!(writer.writable, Some(first_page + 1));
         // SAFETY: the mapping made above.
         unsafe { libc::munmap(memory, 3 * PAGE) };
+    }
+
+    #[test]
+    fn memory_in_use_is_asked_for_again_while_host_functions_are_to_run() {
+        let full = Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        // The functions return before the third question, whose answer counts.
+        for last in [Ok(()), full] {
+            let asked = std::cell::Cell::new(0);
+            let answer = beside_host_functions(
+                || asked.get() < 2,
+                || {
+                    asked.set(asked.get() + 1);
+                    if asked.get() < 3 { full } else { last }
+                },
+            );
+            assert_eq!((answer, asked.get()), (last, 3));
+        }
+        let refused = Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(beside_host_functions(|| true, || refused), refused);
     }
 }

@@ -212,7 +212,7 @@ impl Driver {
             std::thread::yield_now();
             if begin.elapsed() > COPY_WAIT_MAX {
                 log::warn(format_args!(
-                    "work that first names pinned memory while a copy is on its way into it, which has not come in {} s, is not supported: a stream may wait for what comes later",
+                    "work that may read pinned memory while a copy is on its way into it, which has not come in {} s, is not supported: a stream may wait for what comes later",
                     COPY_WAIT_MAX.as_secs()
                 ));
                 return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
@@ -254,7 +254,7 @@ impl Driver {
             self.wait_for_copies(&range)?;
             self.open_mirror(&range)?;
         }
-        self.push_visible()?;
+        self.push_for_work()?;
         Ok(naming)
     }
 
@@ -270,15 +270,7 @@ impl Driver {
         // The server maps whole pages; both sides leave the parts outside the range unused.
         let (start, end) = range.pages();
         if !range.is_variable() {
-            self.call(
-                &messages::HostMap {
-                    va: start,
-                    len: end - start,
-                    flags: range.flags,
-                    fd_tag: 0,
-                },
-                |_| (),
-            )?;
+            self.map_on_server(start, end - start, range.flags, None)?;
         }
         // A new mirror contains zeros, and the server assumes the same of a variable.
         *mirror.server_bytes.lock() = vec![0; range.bytes as usize];
@@ -347,6 +339,27 @@ impl Driver {
             return self.push_written();
         }
         Ok(())
+    }
+
+    /// Updates mirrors before work that may reach any of them by pointers in the GPU's memory: what
+    /// copies bring to the program is part of them.
+    #[inline]
+    pub(crate) fn push_for_work(&self) -> Result<(), CUresult> {
+        if !self.has_mirrors() {
+            return Ok(());
+        }
+        if self.session.is_receiving() {
+            self.wait_for_copies_into_mirrors()?;
+        }
+        self.push_written()
+    }
+
+    #[cold]
+    fn wait_for_copies_into_mirrors(&self) -> Result<(), CUresult> {
+        let ranges = self.mirrors.open.lock().ranges.clone();
+        ranges
+            .iter()
+            .try_for_each(|range| self.wait_for_copies(range))
     }
 
     #[cold]

@@ -113,13 +113,7 @@ impl Driver {
             });
         }
         let address = self.place(rounded, None)?;
-        let message = messages::HostMap {
-            va: address,
-            len: rounded,
-            flags: 0,
-            fd_tag: 0,
-        };
-        self.call(&message, |_| ())?;
+        self.map_on_server(address, rounded, 0, None)?;
         if to_host {
             self.submit(&messages::HostWatch {
                 va: address,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use outboard_api::CUresult;
 use outboard_link::{RdmaTarget, RdmaUse};
 use outboard_wire::{
-    limits::{CHUNK_BYTES_MAX, DATA_CONNECTION_COPY_BYTES_MIN},
+    limits::{CHUNK_BYTES_MAX, DATA_CONNECTION_COPY_BYTES_MIN, PLACED_BYTES_MIN},
     messages,
 };
 
@@ -38,6 +38,23 @@ impl Driver {
         if self.place_on_gpu(dst, data, None, stream, wait)? {
             return Ok(());
         }
+        match bytes < PLACED_BYTES_MIN {
+            true => self.carry_in(dst, src, data, stream, wait),
+            false => self
+                .session
+                .read_meanwhile(|| self.carry_in(dst, src, data, stream, wait)),
+        }
+    }
+
+    fn carry_in(
+        &self,
+        dst: u64,
+        src: *const u8,
+        data: &[u8],
+        stream: &StreamRef,
+        wait: bool,
+    ) -> Done {
+        let bytes = data.len();
         let staged = if bytes > INLINE_BYTES_MAX && self.has_board() {
             // SAFETY: the source has `bytes` bytes: the driver API asks it of its callers.
             unsafe { self.stage_in(dst, src, bytes, stream, wait)? }
@@ -128,12 +145,23 @@ impl Driver {
         detached: bool,
     ) -> Result<(Arc<Group>, u64), CUresult> {
         let pieces = bytes.div_ceil(CHUNK_BYTES_MAX);
-        let group = Group::new(pieces);
+        let in_order = self.is_mirrored_in(dst as u64, bytes as u64);
+        let whole = ReceiveBuffer {
+            address: dst,
+            rows: Rows::contiguous(bytes),
+            detached,
+            in_order,
+        };
+        // An adapter writes at once, before what is still to be read from the link.
+        let target = match in_order || self.session.expects_in(&whole) {
+            true => None,
+            false => self.registered(dst as u64, bytes, RdmaUse::Target),
+        };
+        let on_data_connections = self.uses_data_connections(bytes);
+        let fences = usize::from(on_data_connections && !detached);
+        let group = Group::new(pieces + fences);
         let (context, work) = (wire_context(), stream.work());
         let mut number = 0;
-        let target = self.registered(dst as u64, bytes, RdmaUse::Target);
-        let on_data_connections =
-            bytes >= DATA_CONNECTION_COPY_BYTES_MIN && self.session.has_data_connections();
         for index in 0..pieces {
             let offset = index * CHUNK_BYTES_MAX;
             let len = CHUNK_BYTES_MAX.min(bytes - offset);
@@ -142,7 +170,7 @@ impl Driver {
             let buffer = ReceiveBuffer {
                 address,
                 rows: Rows::contiguous(len),
-                detached,
+                ..whole
             };
             if detached {
                 self.session.attend();
@@ -173,7 +201,32 @@ impl Driver {
                     .ask_numbered(work, context, &message, &group, sink)?
             };
         }
+        if fences > 0 {
+            self.fence_on_own_connection(context, stream, &group)?;
+        }
         Ok((group, number))
+    }
+
+    /// Returns whether a copy from the device may come on data connections.
+    fn uses_data_connections(&self, bytes: usize) -> bool {
+        bytes >= DATA_CONNECTION_COPY_BYTES_MIN && self.session.has_data_connections()
+    }
+
+    /// Asks for a reply on the session's own connection: whoever waits for it has received all that
+    /// the server sent there before, which data on other connections overtakes.
+    fn fence_on_own_connection(
+        &self,
+        context: u64,
+        stream: &StreamRef,
+        group: &Arc<Group>,
+    ) -> Done {
+        let (slot, value) = group.word();
+        let fence = messages::FenceStream {
+            stream: stream.wire(),
+            slot,
+            value,
+        };
+        self.session.ask(context, &fence, group, Sink::Group)
     }
 
     /// Copies device memory to `dst` and waits. Over shm the GPU writes into staging memory.
@@ -189,7 +242,14 @@ impl Driver {
         stream: &StreamRef,
     ) -> Result<u64, CUresult> {
         let mut staged = 0;
-        if self.has_board() {
+        // Replies that are on their way into this memory would be written over what is staged.
+        let expected = ReceiveBuffer {
+            address: dst,
+            rows: Rows::contiguous(bytes),
+            detached: false,
+            in_order: false,
+        };
+        if self.has_board() && !self.session.expects_in(&expected) {
             let number;
             // SAFETY: `dst` has room for `bytes` bytes by this function's contract.
             (staged, number) = unsafe { self.stage_out(dst, src, bytes, stream)? };
@@ -211,7 +271,8 @@ impl Driver {
     pub(super) fn bring(&self, dst: *mut u8, src: u64, bytes: usize, stream: &StreamRef) -> Done {
         let (group, number) = self.copy_out(dst, src, bytes, stream, true)?;
         // An adapter's copy does not bring what kernels printed before.
-        if bytes <= CHUNK_BYTES_MAX && !self.session.registers() {
+        let is_last = bytes <= CHUNK_BYTES_MAX && !self.uses_data_connections(bytes);
+        if is_last && !self.session.registers() {
             *stream.stream().brought.lock() = Some((number, group));
         }
         Ok(())

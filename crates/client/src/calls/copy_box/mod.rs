@@ -403,6 +403,8 @@ impl Driver {
                 address,
                 rows: dst.rows(piece.extent),
                 detached,
+                // Rows are never received in place, but with the reply.
+                in_order: true,
             });
             let desc = describe(
                 (BoxEnd::Packed, [0; 3]),

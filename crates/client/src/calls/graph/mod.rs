@@ -143,7 +143,10 @@ pub(crate) fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> Done {
         }
         driver.graph_memory.launch(exec)?;
     }
-    driver.push_visible()?;
+    match stream.is_capturing() {
+        true => driver.push_visible()?,
+        false => driver.push_for_work()?,
+    }
     if !stream.is_capturing() {
         driver.graphs.launched();
     }

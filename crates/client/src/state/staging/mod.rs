@@ -167,16 +167,7 @@ impl Driver {
         let mut shared = self.staging.shared.lock();
         let room = bytes.next_multiple_of(ALIGN);
         if let Some(full) = shared.take_if(|s| s.used + room > SEGMENT_BYTES) {
-            let mut fences = Vec::with_capacity(full.readers.len());
-            for (context, reader) in &full.readers {
-                // The copies of a destroyed stream end in the server's order, so the context's
-                // fence covers them.
-                fences.push(match self.is_alive(reader) {
-                    true => self.fence_in(*context, reader)?,
-                    false => self.fence_of_context(*context)?,
-                });
-            }
-            self.staging.segments.give_after(full.segment, fences);
+            self.give_shared(full)?;
             self.session.poll();
         }
         if shared.is_none() {
@@ -216,6 +207,28 @@ impl Driver {
             },
         )?;
         Ok(true)
+    }
+
+    /// Gives back a segment of small copies after all of them.
+    fn give_shared(&self, shared: Shared) -> Done {
+        let mut fences = Vec::with_capacity(shared.readers.len());
+        for (context, reader) in &shared.readers {
+            // The copies of a destroyed stream end in the server's order, so the context's fence
+            // covers them.
+            fences.push(match self.is_alive(reader) {
+                true => self.fence_in(*context, reader)?,
+                false => self.fence_of_context(*context)?,
+            });
+        }
+        self.staging.segments.give_after(shared.segment, fences);
+        Ok(())
+    }
+
+    /// Gives back the segment of small copies before a stream becomes part of a capture, in which
+    /// a fence would be refused.
+    pub(crate) fn settle_staging(&self) -> Done {
+        let mut shared = self.staging.shared.lock();
+        shared.take().map_or(Ok(()), |open| self.give_shared(open))
     }
 
     /// Copies from the device through staging and waits for the bytes. Returns the bytes copied,

@@ -132,7 +132,9 @@ impl Slot {
         let Some(mut fences) = self.fences.try_lock() else {
             return false;
         };
-        let is_reached = fences.iter().all(|fence| fence.is_reached());
+        // A fence that was refused tells nothing of the copies before it.
+        let is_over = |fence: &Arc<Group>| fence.is_reached() && !fence.is_refused_in_capture();
+        let is_reached = fences.iter().all(is_over);
         // If it is not busy any more, another thread took it before this lock.
         let is_ours = is_reached && self.swap(BUSY, TAKEN);
         if is_ours {

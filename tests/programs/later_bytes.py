@@ -1,0 +1,245 @@
+"""Memory that is written by two ways, one after the other: the later bytes are there, whichever way is faster. Prints
+`right`.
+
+    later_bytes.py notes|kernel|hidden|rows|capture|adapter|staged
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+from collections.abc import Callable
+from ctypes import byref, c_size_t, c_ubyte, c_uint32, c_uint64, c_void_p
+from typing import ClassVar
+
+from cuda import kernels, lib, made, must, primary_context
+
+KIB, MIB = 1 << 10, 1 << 20
+NON_BLOCKING, RELAXED, MAPPED = 1, 2, 2
+ROUNDS = 8
+# Stores a word where `at` points, and where `at` says that it points.
+PTX = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry put(.param .u64 at, .param .u64 value)
+{
+    .reg .b64 %rd<3>;
+    .reg .b32 %r<2>;
+    ld.param.u64 %rd1, [at];
+    ld.param.u64 %rd2, [value];
+    cvt.u32.u64 %r1, %rd2;
+    st.global.u32 [%rd1], %r1;
+    ret;
+}
+.visible .entry load(.param .u64 at, .param .u64 out)
+{
+    .reg .b64 %rd<3>;
+    .reg .b32 %r<2>;
+    ld.param.u64 %rd1, [at];
+    ld.param.u64 %rd2, [out];
+    ld.global.u32 %r1, [%rd1];
+    st.global.u32 [%rd2], %r1;
+    ret;
+}
+.visible .entry load_by_pointer(.param .u64 at, .param .u64 out)
+{
+    .reg .b64 %rd<4>;
+    .reg .b32 %r<2>;
+    ld.param.u64 %rd1, [at];
+    ld.param.u64 %rd2, [out];
+    ld.global.u64 %rd3, [%rd1];
+    ld.global.u32 %r1, [%rd3];
+    st.global.u32 [%rd2], %r1;
+    ret;
+}
+\0"""
+
+
+def check(is_right: bool, what: str) -> None:
+    if not is_right:
+        raise SystemExit(f"WRONG: {what}")
+
+
+def device(bytes: int) -> int:
+    at = c_uint64()
+    must("cuMemAlloc_v2", byref(at), c_size_t(bytes))
+    return at.value
+
+
+def pinned(bytes: int, flags: int = 0) -> ctypes.Array[ctypes.c_char]:
+    at = c_void_p()
+    must("cuMemHostAlloc", byref(at), c_size_t(bytes), flags)
+    return (ctypes.c_char * bytes).from_address(at.value or 0)
+
+
+def fill(at: int, byte: int, bytes: int) -> None:
+    must("cuMemsetD8Async", c_uint64(at), c_ubyte(byte), c_size_t(bytes), None)
+
+
+def bring(to: object, at: int, bytes: int, stream: c_void_p | None = None) -> None:
+    must("cuMemcpyDtoHAsync_v2", to, c_uint64(at), c_size_t(bytes), stream)
+
+
+def bring_now(to: object, at: int, bytes: int) -> None:
+    must("cuMemcpyDtoH_v2", to, c_uint64(at), c_size_t(bytes))
+
+
+def launch(kernel: object, *arguments: int) -> None:
+    words = [c_uint64(argument) for argument in arguments]
+    pointers = (c_void_p * len(words))(*(ctypes.addressof(word) for word in words))
+    must("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, None, pointers, None)
+
+
+def word(at: int) -> int:
+    out = ctypes.create_string_buffer(4)
+    bring_now(out, at, 4)
+    return int.from_bytes(out.raw, "little")
+
+
+def notes() -> None:
+    """What kernels wrote to mapped memory is there after a copy of other memory that was waited for."""
+    bytes, long = 32 * MIB, 2 * MIB
+    shared, source, back = pinned(bytes, MAPPED), device(long), ctypes.create_string_buffer(long)
+    for round in range(ROUNDS):
+        fill(ctypes.addressof(shared), round + 1, bytes)
+        bring_now(back, source, long)
+        check(shared[bytes - 1] == c_ubyte(round + 1).value.to_bytes(), f"round {round}: mapped memory after a copy")
+
+
+def kernel() -> None:
+    """A copy into memory that a kernel wrote before."""
+    [put] = kernels(PTX, "put")
+    for bytes in (64 * KIB, 4 * MIB):
+        memory, source = pinned(bytes), device(bytes)
+        fill(source, 0x55, bytes)
+        for round in range(ROUNDS):
+            launch(put, ctypes.addressof(memory), round)
+            bring(memory, source, bytes)
+            # The program computes, and nobody waits.
+            time.sleep(0.01)
+            must("cuCtxSynchronize")
+            check(memory[:4] == b"UUUU", f"{bytes} bytes, round {round}: a kernel's word over a later copy")
+
+
+def hidden() -> None:
+    """A kernel reads by a pointer in the GPU's memory what a copy brought to memory that an earlier one named."""
+    load, load_by_pointer = kernels(PTX, "load", "load_by_pointer")
+    bytes = 64 * KIB
+    memory, source, pointer, out = pinned(bytes), device(bytes), device(8), device(4)
+    address = ctypes.addressof(memory)
+    must("cuMemcpyHtoD_v2", c_uint64(pointer), (c_uint64 * 1)(address), c_size_t(8))
+    for round in range(ROUNDS):
+        launch(load, address, out)
+        fill(source, round + 1, bytes)
+        bring(memory, source, bytes)
+        launch(load_by_pointer, pointer, out)
+        check(word(out) == (round + 1) * 0x01010101, f"round {round}: a kernel after a copy to what it reads")
+
+
+class Copy2D(ctypes.Structure):
+    """`CUDA_MEMCPY2D`."""
+
+    _fields_: ClassVar = [
+        (f"{end}_{name}", kind)
+        for end in ("src", "dst")
+        for name, kind in (
+            ("x", c_size_t),
+            ("y", c_size_t),
+            ("type", c_uint32),
+            ("host", c_void_p),
+            ("device", c_uint64),
+            ("array", c_void_p),
+            ("pitch", c_size_t),
+        )
+    ] + [("width", c_size_t), ("height", c_size_t)]
+
+
+def rows() -> None:
+    """A kernel reads the last of many rows, which a copy brings while the program launches."""
+    [load] = kernels(PTX, "load")
+    height, width, pitch = 1024, 1024, 2048
+    memory, source, out = pinned(height * pitch), device(height * width), device(4)
+    address = ctypes.addressof(memory)
+    sides = {"src_type": 2, "src_device": source, "src_pitch": width, "dst_type": 1, "dst_host": address}
+    copy = Copy2D(**sides, dst_pitch=pitch, width=width, height=height)
+    for round in range(10 * ROUNDS):
+        launch(load, address, out)
+        must("cuCtxSynchronize")
+        fill(source, round + 1, height * width)
+        must("cuMemcpy2DAsync_v2", byref(copy), None)
+        launch(load, address + (height - 1) * pitch, out)
+        check(word(out) == (round + 1) * 0x01010101, f"round {round}: a kernel after rows came to what it reads")
+
+
+def capture() -> None:
+    """A copy waits in a stream that begins a capture, while others take the memory that it came by."""
+    bytes, flag = 64 * KIB, device(4)
+    held, other = made("cuStreamCreate", NON_BLOCKING), made("cuStreamCreate", NON_BLOCKING)
+    target, scratch, back = device(bytes), device(bytes), ctypes.create_string_buffer(bytes)
+    first, rest = (ctypes.create_string_buffer(letter * bytes, bytes) for letter in (b"P", b"Q"))
+    fill(flag, 0, 4)
+    must("cuCtxSynchronize")
+    must("cuStreamWaitValue32_v2", held, c_uint64(flag), c_uint32(1), 0)
+    must("cuMemcpyHtoDAsync_v2", c_uint64(target), first, c_size_t(bytes), held)
+    must("cuStreamBeginCapture_v2", held, RELAXED)
+    for _ in range(300):
+        must("cuMemcpyHtoDAsync_v2", c_uint64(scratch), rest, c_size_t(bytes), other)
+        # Pageable memory: it waits.
+        bring(ctypes.create_string_buffer(4), scratch, 4, other)
+    must("cuStreamEndCapture", held, byref(c_void_p()))
+    must("cuStreamWriteValue32_v2", other, c_uint64(flag), c_uint32(1), 0)
+    must("cuStreamSynchronize", held)
+    bring_now(back, target, bytes)
+    check(back.raw == first.raw, "a copy that waited while its stream captured")
+
+
+def adapter() -> None:
+    """A long copy after a short one into the same memory, which an adapter may write at once."""
+    bytes, few = 64 * KIB, 4 * KIB
+    memory, long, short = pinned(bytes), device(bytes), device(few)
+    fill(long, 0x22, bytes)
+    fill(short, 0x11, few)
+    for round in range(5 * ROUNDS):
+        bring(memory, short, few)
+        bring(memory, long, bytes)
+        time.sleep(0.005)
+        must("cuCtxSynchronize")
+        check(memory.raw == b"\x22" * bytes, f"round {round}: a long copy after a short one")
+
+
+def staged() -> None:
+    """A long copy to the device after short ones, which an adapter may overtake."""
+    bytes, few, stream = 64 * KIB, 8 * KIB, made("cuStreamCreate", NON_BLOCKING)
+    target, back = device(bytes), ctypes.create_string_buffer(bytes)
+    large = ctypes.create_string_buffer(b"\x22" * bytes, bytes)
+    small = ctypes.create_string_buffer(b"\x11" * few, few)
+    # Until the adapter has a key of the memory.
+    for _ in range(4):
+        must("cuCtxSynchronize")
+        must("cuMemcpyHtoD_v2", c_uint64(target), large, c_size_t(bytes))
+        bring_now(back, target, bytes)
+    for round in range(2 * ROUNDS):
+        must("cuCtxSynchronize")
+        for _ in range(50):
+            must("cuMemcpyHtoDAsync_v2", c_uint64(target), small, c_size_t(few), stream)
+        must("cuStreamSynchronize", stream)
+        must("cuMemcpyHtoDAsync_v2", c_uint64(target), large, c_size_t(bytes), stream)
+        must("cuCtxSynchronize")
+        bring_now(back, target, bytes)
+        check(back.raw == large.raw, f"round {round}: an earlier copy over a later one")
+
+
+def main() -> None:
+    primary_context()
+    lib.cuMemFreeHost.argtypes = [c_void_p]
+    parts: dict[str, Callable[[], None]] = {
+        part.__name__: part for part in (notes, kernel, hidden, rows, capture, adapter, staged)
+    }
+    for name in sys.argv[1:] or parts:
+        parts[name]()
+    print("right")
+
+
+main()
