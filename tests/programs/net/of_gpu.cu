@@ -111,7 +111,7 @@ int main()
     EXPECT(moved_from(second + WORDS, second_key) == 0 && is_right(1000));
     EXPECT(moved(true, first, read_only) == 0x13 && moved(true, second + BYTES / 8 - 1, second_key) == 0x13);
 
-    // Freed memory is reached by no key, nor is what comes in its place; other memory is.
+    // Freed memory, which no other allocation shares, is reached by no key, nor is what comes in its place; other memory is.
     EXPECT(cudaFree(first) == cudaSuccess);
     uint64_t *again = of_gpu(BYTES);
     std::printf("%s\n", again == first ? "in its place" : "elsewhere");
