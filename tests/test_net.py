@@ -278,13 +278,16 @@ def test_threads_of_the_cpu_post_to_and_poll_what_is_where_the_gpu_is(server: Se
     is_right(server.run("tcp", host_on_gpu, "server"))
 
 
-def test_a_look_of_another_thread_tears_no_post_and_undoes_nothing(server: Server, tmp_path: Path) -> None:
+def test_a_look_of_another_thread_tears_no_post_and_undoes_nothing(
+    server: Server, lending: Server, tmp_path: Path
+) -> None:
     """What a thread has written before a doorbell is at the adapter with the doorbell, whoever sends it."""
     program = build_on_gpu(tmp_path, "looked.cu")
     is_right(server.run("tcp", program, "1000", "2"))
+    is_right(lending.run("tcp", program, "1000", "2", env=by("mlx5")))
 
 
-@pytest.mark.parametrize("provider", ["nic", "proxy"])
+@pytest.mark.parametrize("provider", ["nic", "proxy", "mlx5"])
 def test_threads_of_the_cpu_do_not_wait_for_a_session_that_is_lost(
     lending: Server, tmp_path: Path, provider: str
 ) -> None:
@@ -360,15 +363,20 @@ def with_devices(fabric: Path) -> list[str | Path]:
     return [OUTBOARD, "nic", "run", "--fabric", fabric, "--"]
 
 
-@pytest.fixture(scope="module")
-def lending(tmp_path_factory: pytest.TempPathFactory, fabric: Path) -> Iterator[Server]:
+@contextmanager
+def lends(folder: Path, fabric: Path, *environment: str) -> Iterator[Server]:
     """A server that lends programs a device. The library of devices in software lies in no folder of the machine's,
     which a sandbox would let a worker read."""
-    before = list(map(str, with_devices(fabric)))
-    options = ["--net-device", "any", "--sandbox", "off"]
-    server = start_server(tmp_path_factory.mktemp("lending"), *options, before=before)
+    before = [*map(str, with_devices(fabric)), "env", *environment]
+    server = start_server(folder, "--net-device", "any", "--sandbox", "off", before=before)
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def lending(tmp_path_factory: pytest.TempPathFactory, fabric: Path) -> Iterator[Server]:
+    with lends(tmp_path_factory.mktemp("lending"), fabric) as server:
+        yield server
 
 
 @contextmanager
@@ -449,14 +457,15 @@ def test_an_end_that_is_killed_is_an_error_of_the_other_and_leaves_nothing(
     workers_of(server, 1)
 
 
-BY_DEVICES = [("tcp", "tcp"), ("tcp", "shm"), ("shm", "tcp")]
+LINKS = [("tcp", "tcp"), ("tcp", "shm"), ("shm", "tcp")]
+BY_DEVICES = [(provider, *links) for provider, links in product(("proxy", "mlx5"), LINKS)]
 
 
-@pytest.mark.parametrize(("one", "other"), BY_DEVICES)
+@pytest.mark.parametrize(("provider", "one", "other"), BY_DEVICES)
 def test_ends_of_devices_at_servers_and_of_programs_meet(
-    lending: Server, ends: Path, fabric: Path, one: str, other: str
+    lending: Server, ends: Path, fabric: Path, provider: str, one: str, other: str
 ) -> None:
-    how = {"provider": "proxy", "under": with_devices(fabric)}
+    how = {"provider": provider, "under": with_devices(fabric)}
     with meeting(lending, ends, one, other, rounds=10, **how) as processes:
         said = [process.communicate(timeout=RUN_S_MAX)[0] for process in processes]
     assert said == ["10 rounds: right\n"] * 2
@@ -466,13 +475,13 @@ def test_ends_of_devices_at_servers_and_of_programs_meet(
     assert said[0] == "10 rounds: right\n" and "syndrome 0x15" in said[1], said
 
 
-@pytest.mark.parametrize(("one", "other"), BY_DEVICES)
+@pytest.mark.parametrize(("provider", "one", "other"), BY_DEVICES)
 @pytest.mark.parametrize("victim", ["program", "worker"])
 def test_an_end_of_a_device_that_is_killed_is_an_error_of_the_other(
-    lending: Server, ends: Path, fabric: Path, one: str, other: str, victim: str
+    lending: Server, ends: Path, fabric: Path, provider: str, one: str, other: str, victim: str
 ) -> None:
     workers_of(lending, 1)
-    how = {"provider": "proxy", "under": with_devices(fabric)}
+    how = {"provider": provider, "under": with_devices(fabric)}
     with meeting(lending, ends, one, other, rounds=10**9, **how) as processes:
         workers = workers_of(lending, 3)
         if victim == "program":
@@ -487,37 +496,57 @@ def test_an_end_of_a_device_that_is_killed_is_an_error_of_the_other(
     workers_of(lending, 1)
 
 
-@pytest.mark.parametrize(
-    "case", ["soak 32 5 6 0 3", "soak 1 20 5 0 1 gpu 4", "messages warp 2 2 12 6 3 33 0 0 3", "host server"]
-)
-def test_a_thread_of_the_server_posts_to_its_device_for_kernels(
-    lending: Server, soak_on_gpu: Path, messages_on_gpu: Path, host_on_gpu: Path, case: str
+AT_SERVER = ["soak 32 5 6 0 3", "soak 1 20 5 0 1 gpu 4", "messages warp 2 2 12 6 3 33 0 0 3", "host server"]
+# Completions in a ring, and more receives than are used.
+PLAIN = "messages thread 32 32 10 6 4 16 1 0 4"
+
+
+@pytest.mark.parametrize(("provider", "case"), [*product(("proxy", "mlx5"), [*AT_SERVER, PLAIN])])
+def test_a_thread_of_the_server_posts_to_its_device_for_kernels_or_rings(
+    lending: Server, soak_on_gpu: Path, messages_on_gpu: Path, host_on_gpu: Path, provider: str, case: str
 ) -> None:
     name, *arguments = case.split()
     program = {"soak": soak_on_gpu, "messages": messages_on_gpu, "host": host_on_gpu}[name]
-    is_right(lending.run("tcp", program, *arguments, env=by("proxy")))
+    is_right(lending.run("tcp", program, *arguments, env=by(provider)))
 
 
-def test_a_device_has_memory_of_the_gpu_until_it_is_freed(lending: Server, tmp_path: Path) -> None:
+def test_receives_that_are_left_at_a_server_are_flushed_by_a_reset(
+    lending: Server, fabric: Path, tmp_path: Path
+) -> None:
+    program = build_on_gpu(tmp_path, "receives.cu")
+    with lends(tmp_path, fabric, "OUTBOARD_NIC_COMMANDS=0") as old:
+        for at, provider, kinds in (
+            (lending, "nic", ([], ["plain"])),
+            (lending, "proxy", ([], ["plain"])),
+            (lending, "mlx5", ([], ["plain"])),
+            (old, "mlx5", (["plain"],)),
+        ):
+            for kind in kinds:
+                is_right(at.run("tcp", program, "9", *kind, env=by(provider)))
+        done = old.run("tcp", program, "9", env=by("mlx5"))
+        assert done.returncode == 1 and "has to be OUTBOARD_NET_PLAIN then" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("provider", ["proxy", "mlx5"])
+def test_a_device_has_memory_of_the_gpu_until_it_is_freed(lending: Server, tmp_path: Path, provider: str) -> None:
     program = build_on_gpu(tmp_path, "of_gpu.cu")
-    done = lending.run("tcp", program, env=by("proxy"))
+    done = lending.run("tcp", program, env=by(provider))
     assert done.returncode == 0, done.stdout + done.stderr
     place, refused, right = done.stdout.splitlines()
     assert place in ("in its place", "elsewhere") and right == "right"
     assert refused.startswith("31 of 2 GiB: a session has 64 GiB registered with RDMA devices at most"), refused
 
 
-def test_devices_that_are_not_lent_are_refused(server: Server, lending: Server, soak_on_gpu: Path) -> None:
-    for at, provider, why in (
-        (server, "proxy", "outboard serve --net-device says which"),
-        (lending, "mlx5", "take proxy, which posts to the same adapter"),
-    ):
-        done = at.run("tcp", soak_on_gpu, "1", "1", "5", "0", "1", env=by(provider))
+def test_devices_that_are_not_lent_are_refused(server: Server, soak_on_gpu: Path) -> None:
+    for provider in ("proxy", "mlx5"):
+        done = server.run("tcp", soak_on_gpu, "1", "1", "5", "0", "1", env=by(provider))
+        why = "outboard serve --net-device says which"
         assert done.returncode == 1 and why in done.stdout, done.stdout + done.stderr
 
 
-def test_a_session_has_128_queues_of_devices(lending: Server) -> None:
-    env = {"PYTHONPATH": f"{TEST_PROGRAMS}:{ROOT / 'python'}", **by("proxy")}
+@pytest.mark.parametrize("provider", ["proxy", "mlx5"])
+def test_a_session_has_128_queues_of_devices(lending: Server, provider: str) -> None:
+    env = {"PYTHONPATH": f"{TEST_PROGRAMS}:{ROOT / 'python'}", **by(provider)}
     env["OUTBOARD_NET_LIBRARY"] = str(LIBRARY / "liboutboard_net.so")
     done = lending.run("tcp", sys.executable, TEST_PROGRAMS / "net" / "many.py", env=env)
     assert done.stdout.splitlines() == ["128", "a session has 128 queues of RDMA devices at most"], done.stderr

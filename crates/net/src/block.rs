@@ -423,7 +423,7 @@ pub(crate) fn lose(memory: &Mapped, options: &Options) {
 }
 
 /// Returns the first number of the round after this number, which may be any: it is the program's.
-fn next_round(number: u64) -> u64 {
+pub(crate) fn next_round(number: u64) -> u64 {
     (number | (ROUND - 1)).wrapping_add(1)
 }
 

@@ -91,14 +91,21 @@ impl Device {
 
     /// Registers memory of an adapter, which programs know by its addresses in this process.
     pub(crate) fn register_mapped(&self, memory: &Mapped, access: Access) -> Result<u32, Error> {
-        if !memory.is_here() {
-            let why = "memory that programs know by other addresses cannot be registered by verbs";
-            return Err(Error::Device(why.into()));
-        }
+        self.check_here(memory)?;
         let at = std::ptr::with_exposed_provenance_mut(memory.address() as usize);
         let bytes = memory.len() as u64;
         // SAFETY: mapped until the last clone is dropped, and one is kept beside the registration.
         unsafe { self.register_kept(at, bytes, access, Some(memory.clone())) }
+    }
+
+    /// Fails if programs know memory by other addresses than this process.
+    pub(crate) fn check_here(&self, memory: &Mapped) -> Result<(), Error> {
+        match memory.is_here() {
+            true => Ok(()),
+            false => Err(Error::Device(
+                "memory that programs know by other addresses cannot be registered by verbs".into(),
+            )),
+        }
     }
 
     /// Registers memory, and keeps what it is kept mapped by.
@@ -232,6 +239,16 @@ impl Device {
         self.regions.write().remove(&key);
     }
 
+    /// Returns a key if both sides have it for memory, as posters of entries need it.
+    pub(crate) fn same_key(&self, key: u32) -> Result<u32, Error> {
+        match self.local_key(key) == Some(key) {
+            true => Ok(key),
+            false => Err(Error::Device(
+                "memory has one key for this side and another for peers".into(),
+            )),
+        }
+    }
+
     /// Returns the key that this side has for memory that is registered by a key.
     pub(crate) fn local_key(&self, key: u32) -> Option<u32> {
         self.regions.read().get(&key).map(|of| of.region.lkey())
@@ -296,7 +313,7 @@ pub(crate) fn mlx5() -> Result<String, Error> {
 }
 
 /// Counts what a registration of so many bytes takes of the kernel's memory.
-fn charge(bytes: u64) -> Result<Charge, Error> {
+pub(crate) fn charge(bytes: u64) -> Result<Charge, Error> {
     let tables = bytes.div_ceil(PAGE_BYTES) * ENTRY_BYTES;
     let charge = Charge::take(REGISTRATION_BYTES + tables);
     charge.map_err(|why| Error::Device(why.to_string()))

@@ -48,6 +48,7 @@ mod kernel;
 mod keys;
 mod layout;
 mod link;
+mod looker;
 mod mapping;
 mod masked;
 mod meet;

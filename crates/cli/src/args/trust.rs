@@ -65,9 +65,9 @@ pub(crate) struct TrustArgs {
     /// servers name each other's; otherwise through the program (docs/security.md)
     #[arg(long, value_name = "NETWORK")]
     pub(crate) peer_copies: Vec<PeerNetwork>,
-    /// RDMA device that endpoints of programs behind a network may use (outboard/net.h, provider
-    /// proxy): any for the first one, or options, as device=mlx5_0&port=1&gid=3. Their packets go
-    /// wherever a program says (docs/security.md) [default: none is lent]
+    /// RDMA device that endpoints of programs behind a network may use (outboard/net.h, providers
+    /// proxy and mlx5): any for the first one, or options, as device=mlx5_0&port=1&gid=3. Their
+    /// packets go wherever a program says (docs/security.md) [default: none is lent]
     #[arg(long, value_name = "DEVICE", value_parser = net_device)]
     pub(crate) net_device: Option<String>,
     /// Listen beyond this machine although everybody who can connect may then use the GPU and run

@@ -307,21 +307,15 @@ fn provider(of: Provider, is_far: bool) -> Finding {
         Ok(found) if is_far && of == Provider::Nvlink => {
             Finding::ok(WHAT, format!("{name}: {found}, by tables of the server's"))
         }
-        _ if is_far && of == Provider::Proxy => {
-            let found = "a thread of the server's that posts to an RDMA device there";
+        _ if is_far && matches!(of, Provider::Proxy | Provider::Mlx5) => {
+            let found = match of {
+                Provider::Proxy => "a thread of the server's that posts to an RDMA device there",
+                _ => "queues of an adapter there, for which a thread of the server's rings",
+            };
             Finding::note(
                 WHAT,
                 format!("{name}: {found}, if the server lends one"),
                 "outboard serve --net-device; docs/net.md",
-            )
-        }
-        _ if is_far && of == Provider::Mlx5 => {
-            let found =
-                "adapters whose doorbells kernels ring, which are not there behind a network";
-            Finding::note(
-                WHAT,
-                format!("{name}: {found}"),
-                "nic, nvlink or proxy, which are where the GPU is; docs/net.md",
             )
         }
         Ok(found) => Finding::ok(WHAT, format!("{name}: {found}")),

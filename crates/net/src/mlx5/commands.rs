@@ -5,14 +5,14 @@ use std::sync::Arc;
 use outboard_verbs::{Chosen, HOP_LIMIT, Mlx5 as Adapter, Object, Page, Pages, Remote, mtu_code};
 
 use crate::{
-    block::{Options, RECORD},
+    block::Options,
     command::{Command, NUMBER, Opcode, cq, qp},
     device::Device,
     error::Error,
     memory::Mapped,
 };
 
-use super::pair::{COMPLETIONS_RECORD, LOG_READS, NOT_READY_TIMER, Pair, RETRIES, Ring, Rings};
+use super::pair::{COMPLETIONS_RECORD, LOG_READS, NotReady, Pair, RETRIES, Ring, Rings};
 
 const MIGRATED: u32 = 3;
 const NO_RECEIVES: u32 = 3;
@@ -24,6 +24,21 @@ const UDP_PORT: u32 = 0xc000;
 const COMMAND_BYTES: usize = 16;
 const ANSWER_BYTES: usize = 16;
 
+/// Memory of a queue pair, as commands name it.
+struct Memory {
+    pages: Pages,
+    /// Pages with its records, if they are others.
+    others: Option<Pages>,
+    /// Offset of the records in their pages.
+    records_at: usize,
+}
+
+impl Memory {
+    fn records(&self) -> u32 {
+        self.others.as_ref().unwrap_or(&self.pages).number()
+    }
+}
+
 /// A queue pair and what it uses, dropped in their order here: an adapter refuses to destroy what
 /// another uses.
 pub(super) struct Commanded {
@@ -31,7 +46,7 @@ pub(super) struct Commanded {
     _sends: Object,
     _receives: Option<Object>,
     page: Page,
-    _pages: Pages,
+    _memory: Memory,
     number: u32,
     adapter: Arc<Adapter>,
 }
@@ -41,7 +56,7 @@ impl Commanded {
     ///
     /// # Safety
     ///
-    /// The memory stays mapped until the queue pair is dropped.
+    /// Memory and records stay mapped until the queue pair is dropped.
     pub(super) unsafe fn create(
         adapter: &Arc<Adapter>,
         memory: &Mapped,
@@ -49,10 +64,20 @@ impl Commanded {
         rings: &Rings,
     ) -> Result<Commanded, Error> {
         // SAFETY: the caller keeps the memory mapped; others change it by atomics alone.
-        let pages = unsafe { adapter.pages(memory.address(), options.bytes()) }?;
+        let pages = |address, bytes| unsafe { adapter.pages(address, bytes) };
+        let records = &rings.records;
+        let records_at = memory.offset_of(records.address(), records.len() as u64);
+        let memory = Memory {
+            pages: pages(memory.address(), options.bytes())?,
+            others: match records_at {
+                Some(_) => None,
+                None => Some(pages(records.address(), records.len())?),
+            },
+            records_at: records_at.unwrap_or(0),
+        };
         let page = adapter.page()?;
         let completions = |ring: &Ring| {
-            let command = completions(adapter, (&pages, &page), ring)?;
+            let command = completions(adapter, (&memory, &page), ring)?;
             let (object, answer) = adapter.create::<ANSWER_BYTES>(command.bytes())?;
             Ok::<_, Error>((object, NUMBER.of(&answer) as u32))
         };
@@ -62,14 +87,14 @@ impl Commanded {
             .as_ref()
             .map_or(sends_number, |(_, number)| *number);
         let numbers = [sends_number, receives_number];
-        let command = pair(adapter, (&pages, &page), options, numbers);
+        let command = pair(adapter, (&memory, &page), options, numbers);
         let (pair, answer) = adapter.create::<ANSWER_BYTES>(command.bytes())?;
         Ok(Commanded {
             pair,
             _sends: sends,
             _receives: receives.map(|(object, _)| object),
             page,
-            _pages: pages,
+            _memory: memory,
             number: NUMBER.of(&answer) as u32,
             adapter: adapter.clone(),
         })
@@ -95,7 +120,7 @@ impl Pair for Commanded {
         device: &Device,
         mine: &Remote,
         theirs: &Remote,
-        not_ready_retries: u8,
+        not_ready: NotReady,
     ) -> Result<(), Error> {
         let chosen = &device.chosen;
         let station = match chosen.is_ethernet {
@@ -104,8 +129,8 @@ impl Pair for Commanded {
         };
         for command in [
             to_init(self.number, chosen),
-            to_receive(self.number, chosen, theirs, station),
-            to_send(self.number, chosen, mine.psn, not_ready_retries),
+            to_receive(self.number, chosen, theirs, (station, not_ready.timer)),
+            to_send(self.number, chosen, mine.psn, not_ready.retries),
         ] {
             self.pair.modify(command.bytes())?;
         }
@@ -123,7 +148,7 @@ impl Pair for Commanded {
 
 fn completions(
     adapter: &Adapter,
-    (pages, page): (&Pages, &Page),
+    (memory, page): (&Memory, &Page),
     ring: &Ring,
 ) -> Result<Command, Error> {
     // An entry's room comes from its completion: nothing is overrun, and nobody writes a record.
@@ -134,16 +159,19 @@ fn completions(
         .with(cq::PAGE, page.number())
         .with(cq::EVENTS, adapter.events()?)
         .with(cq::RECORD_IS_PAGES, true)
-        .with(cq::RECORD_PAGES, pages.number())
-        .with(cq::RECORD_OFFSET, COMPLETIONS_RECORD as u64)
-        .with(cq::PAGES, pages.number())
+        .with(cq::RECORD_PAGES, memory.records())
+        .with(
+            cq::RECORD_OFFSET,
+            (memory.records_at + COMPLETIONS_RECORD) as u64,
+        )
+        .with(cq::PAGES, memory.pages.number())
         .with(cq::IS_PAGES, true)
         .with(cq::OFFSET, ring.at as u64))
 }
 
 fn pair(
     adapter: &Adapter,
-    (pages, page): (&Pages, &Page),
+    (memory, page): (&Memory, &Page),
     options: &Options,
     [sends, receives]: [u32; 2],
 ) -> Command {
@@ -155,9 +183,9 @@ fn pair(
         .with(qp::SEND_COMPLETIONS, sends)
         .with(qp::RECEIVE_COMPLETIONS, receives)
         .with(qp::RECORD_IS_PAGES, true)
-        .with(qp::RECORD_PAGES, pages.number())
-        .with(qp::RECORD_OFFSET, RECORD as u64)
-        .with(qp::PAGES, pages.number())
+        .with(qp::RECORD_PAGES, memory.records())
+        .with(qp::RECORD_OFFSET, memory.records_at as u64)
+        .with(qp::PAGES, memory.pages.number())
         .with(qp::IS_PAGES, true)
         .with(qp::OFFSET, options.receives_at() as u64);
     match options.log_receives {
@@ -176,7 +204,12 @@ fn to_init(qpn: u32, chosen: &Chosen) -> Command {
         .with(qp::ATOMICS, ATOMICS)
 }
 
-fn to_receive(qpn: u32, chosen: &Chosen, theirs: &Remote, station: [u8; 6]) -> Command {
+fn to_receive(
+    qpn: u32,
+    chosen: &Chosen,
+    theirs: &Remote,
+    (station, not_ready_timer): ([u8; 6], u8),
+) -> Command {
     let [high, low] = [&theirs.gid[..8], &theirs.gid[8..]].map(|half| {
         half.iter()
             .fold(0, |word, byte| word << 8 | u64::from(*byte))
@@ -192,7 +225,7 @@ fn to_receive(qpn: u32, chosen: &Chosen, theirs: &Remote, station: [u8; 6]) -> C
         .with(qp::LOG_MESSAGE_MAX, LOG_MESSAGE_MAX)
         .with(qp::REMOTE, theirs.number)
         .with(qp::RECEIVE_NUMBER, theirs.psn)
-        .with(qp::NOT_READY_TIMER, NOT_READY_TIMER)
+        .with(qp::NOT_READY_TIMER, not_ready_timer)
         .with(qp::LOG_READS_TAKEN, LOG_READS)
         .with(qp::TAKEN, TAKES_ALL)
         .with(qp::ATOMICS, ATOMICS)

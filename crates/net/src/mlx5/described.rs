@@ -7,13 +7,13 @@ use outboard_verbs::{
 };
 
 use crate::{
-    block::{Options, PAGE_BYTES, RECORD},
+    block::{Options, PAGE_BYTES},
     device::Device,
     error::Error,
     memory::Mapped,
 };
 
-use super::pair::{COMPLETIONS_RECORD, LOG_READS, NOT_READY_TIMER, Pair, RETRIES, Ring, Rings};
+use super::pair::{COMPLETIONS_RECORD, LOG_READS, NotReady, Pair, RETRIES, Ring, Rings};
 
 /// A queue pair and its completions, dropped in their order here.
 pub(super) struct Described {
@@ -27,7 +27,7 @@ impl Described {
     ///
     /// # Safety
     ///
-    /// The memory stays mapped until the queue pair is dropped.
+    /// Memory and records stay mapped until the queue pair is dropped.
     pub(super) unsafe fn create(
         adapter: &Arc<Adapter>,
         memory: &Mapped,
@@ -35,13 +35,13 @@ impl Described {
         rings: &Rings,
     ) -> Result<Described, Error> {
         let parent = Parent::new(adapter)?;
-        let address = memory.address();
+        let (address, records) = (memory.address(), rings.records.address());
         // The library takes whole pages, which begin with the completions and end in the memory.
         let completions = |ring: &Ring| {
             let place = Place {
                 address: ring.memory.address() + ring.at as u64,
                 bytes: ring.bytes().next_multiple_of(PAGE_BYTES),
-                record: address + COMPLETIONS_RECORD as u64,
+                record: records + COMPLETIONS_RECORD as u64,
             };
             // SAFETY: the caller keeps the memory mapped; others change it by atomics alone.
             unsafe { OwnCompletions::new(&parent, place, ring.log) }
@@ -51,7 +51,7 @@ impl Described {
         let place = Place {
             address: address + options.receives_at() as u64,
             bytes: options.completions_at() - options.receives_at(),
-            record: address + RECORD as u64,
+            record: records,
         };
         let sizes = Sizes {
             log_blocks: options.log_blocks,
@@ -83,12 +83,12 @@ impl Pair for Described {
         device: &Device,
         mine: &Remote,
         theirs: &Remote,
-        not_ready_retries: u8,
+        not_ready: NotReady,
     ) -> Result<(), Error> {
         let patience = Patience {
-            not_ready_timer: NOT_READY_TIMER,
+            not_ready_timer: not_ready.timer,
             retries: RETRIES,
-            not_ready_retries,
+            not_ready_retries: not_ready.retries,
             reads: 1 << LOG_READS,
         };
         let connected = self

@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 use outboard_verbs::Remote;
 
 use crate::{
-    block::RECORD,
     cqe::{CQE_BYTES, FRESH},
     device::Device,
     error::Error,
@@ -13,11 +12,11 @@ use crate::{
 };
 
 /// A record of completion queues that nobody writes, behind the queue pair's.
-pub(super) const COMPLETIONS_RECORD: usize = RECORD + 64;
+pub(super) const COMPLETIONS_RECORD: usize = 64;
+/// Bytes of both records.
+pub(super) const RECORDS_BYTES: usize = 128;
 const OPCODE_NONE: u8 = 15;
 pub(super) const RETRIES: u8 = 7;
-/// 0.12 ms.
-pub(super) const NOT_READY_TIMER: u8 = 7;
 /// Reads and atomics under way: 16.
 pub(super) const LOG_READS: u8 = 4;
 
@@ -30,10 +29,21 @@ pub(super) struct Ring {
     pub(super) is_collapsed: bool,
 }
 
-/// Completions of a queue pair's sends, and of its receives if it has any.
+/// Completions of a queue pair's sends, and of its receives if it has any, and its records.
 pub(super) struct Rings {
     pub(super) sends: Ring,
     pub(super) receives: Option<Ring>,
+    /// Records that the adapter reads: in the queue's memory, or a page of its own.
+    pub(super) records: Mapped,
+}
+
+/// Patience with messages for which there is no receive.
+#[derive(Clone, Copy)]
+pub(super) struct NotReady {
+    /// The code of the time after which the peer sends its message again.
+    pub(super) timer: u8,
+    /// Times that this side sends its own again.
+    pub(super) retries: u8,
 }
 
 impl Ring {
@@ -81,7 +91,7 @@ pub(super) trait Pair: Send + Sync {
         device: &Device,
         mine: &Remote,
         theirs: &Remote,
-        not_ready_retries: u8,
+        not_ready: NotReady,
     ) -> Result<(), Error>;
 
     /// Flushes what was posted.

@@ -1,7 +1,8 @@
 //! A queue of an mlx5 adapter, whose queue pair lies in the queue's memory.
 //!
 //! Its completions lie where the block has them, but those that are written over one another in
-//! the page that `nic` has for doorbells: the adapter's doorbell is a page of its own.
+//! the page that `nic` has for doorbells: the adapter's doorbell is a page of its own. Where nobody
+//! but a thread has that page, the doorbell in the block is rung, which is behind them there.
 
 use std::{
     sync::{
@@ -12,21 +13,23 @@ use std::{
     time::Instant,
 };
 
+use outboard_budget::Charge;
 use outboard_verbs::{Mlx5 as Adapter, Remote};
 use parking_lot::Mutex;
 
 use crate::{
     adapter::RECEIVE_BYTES,
     block::{
-        BASE, Block, CONSUMED, DONE, Export, Options, PAGE, PAGE_BYTES, PATIENT, PLAIN,
-        RECEIVES_READY, RECORD, RESET, SCRATCH, WITHOUT_END,
+        BASE, Block, CONSUMED, DONE, DOORBELL, Export, Options, PAGE, PAGE_BYTES, PATIENT, PLAIN,
+        RECEIVES_READY, RECORD, RESET, SCRATCH, WITHOUT_END, next_round,
     },
     cqe::CQE_BYTES,
-    device::{Device, first_psn},
+    device::{Device, charge, first_psn},
     driver::DevicePage,
     endpoint::Counts,
     error::Error,
     keys::Access,
+    looker::Looked,
     memory::Mapped,
     reach::Reached,
 };
@@ -34,28 +37,55 @@ use crate::{
 use super::{
     commands::Commanded,
     described::Described,
-    pair::{Pair, Ring, Rings},
+    pair::{NotReady, Pair, RECORDS_BYTES, Ring, Rings},
+    ringer::Ringer,
 };
 
 /// Completions in a page: room for those that are written over one another.
 const LOG_PAGE: u32 = (PAGE_BYTES / CQE_BYTES).ilog2();
+/// Completions before the doorbell in that page.
+const LOG_HALF: u32 = ((DOORBELL - PAGE) / CQE_BYTES).ilog2();
 /// Fewer receives than fill a block do not end where the ring begins.
 const LOG_RECEIVES_MIN: u32 = 2;
 /// The local key of a receive without memory.
 const NO_MEMORY: u32 = 0x100;
 const NOT_READY_RETRIES: u8 = 6;
+/// 0.12 ms.
+const NOT_READY_TIMER: u8 = 7;
+/// 10.24 ms, in which a thread that sleeps sees a receive.
+const NOT_SHOWN_TIMER: u8 = 20;
+
+/// Those who ring an adapter's doorbell for what was posted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ringing {
+    /// Kernels and threads that post.
+    ByPosters,
+    /// A thread that looks at the queue.
+    ByThread,
+}
+
+/// Why a queue has no completions that are written over one another.
+const NOT_COLLAPSED: &str = "the adapter takes no commands (DEVX), by which alone completions are \
+    written over one another: a queue at a server has to be OUTBOARD_NET_PLAIN then";
 
 /// A queue pair in a queue's memory, dropped in the order here.
-pub(super) struct Queue {
+pub(crate) struct Queue {
     _doorbell: Option<DevicePage>,
+    state: Mutex<State>,
     pair: Box<dyn Pair>,
     rings: Rings,
     block: Block,
     export: Export,
     psn: u32,
-    is_connected: Mutex<bool>,
+    /// Memory that the queue pair and its record cost the kernel, as two registrations.
+    _charges: [Charge; 2],
     /// The first receive since the last reset.
     first: AtomicU64,
+}
+
+struct State {
+    is_connected: bool,
+    ringer: Option<Ringer>,
 }
 
 impl Queue {
@@ -69,6 +99,7 @@ impl Queue {
         device: &Device,
         memory: Mapped,
         options: Options,
+        ringing: Ringing,
     ) -> Result<Queue, Error> {
         if (1..LOG_RECEIVES_MIN).contains(&options.log_receives) {
             let (log_min, given) = (LOG_RECEIVES_MIN, options.log_receives);
@@ -77,7 +108,9 @@ impl Queue {
         }
         let takes_commands = adapter.events().is_ok();
         let block = Block::take(memory, options)?;
-        let rings = rings(&block, takes_commands)?;
+        device.check_here(&block.memory)?;
+        let charges = [charge(options.bytes() as u64)?, charge(PAGE_BYTES as u64)?];
+        let rings = rings(&block, takes_commands, ringing)?;
         // SAFETY: the caller keeps the memory mapped; others change it by atomics alone.
         let pair: Box<dyn Pair> = unsafe {
             match takes_commands {
@@ -87,28 +120,39 @@ impl Queue {
         };
         rings.freshen();
         let doorbell = pair.doorbell();
-        let of_gpus = DevicePage::register(doorbell & !(PAGE_BYTES as u64 - 1), PAGE_BYTES);
-        let of_gpus = of_gpus.map_err(Error::Device)?;
-        let address = block.memory.address();
-        // SAFETY: as of the whole block.
-        let key = unsafe {
-            let scratch = std::ptr::with_exposed_provenance_mut(address as usize + SCRATCH);
-            device.register(scratch, CQE_BYTES as u64, Access::LOCAL_WRITE)
-        }?;
-        let mut export = block.export(pair.number(), device.local_key(key).unwrap_or(key));
-        export.doorbell = doorbell;
+        let mut export = block.export(pair.number(), 0);
+        let (mut of_gpus, mut ringer) = (None, None);
+        match ringing {
+            Ringing::ByPosters => {
+                export.doorbell = doorbell;
+                let page = doorbell & !(PAGE_BYTES as u64 - 1);
+                of_gpus = DevicePage::register(page, PAGE_BYTES).map_err(Error::Device)?;
+            }
+            Ringing::ByThread => {
+                // SAFETY: the queue pair, which has the doorbell, is dropped after the ringer.
+                ringer = Some(unsafe { Ringer::new(&block, &rings.records, doorbell) }?);
+            }
+        }
         export.completion = rings.sends.memory.address() + rings.sends.at as u64;
         if !rings.sends.is_collapsed {
             export.flags |= PLAIN;
         }
+        let scratch = block.part(SCRATCH, CQE_BYTES)?;
+        let key = device.register_mapped(&scratch, Access::LOCAL_WRITE)?;
+        export.scratch_key = device.local_key(key).unwrap_or(key);
+        let is_connected = false;
         Ok(Queue {
             _doorbell: of_gpus,
+            state: Mutex::new(State {
+                is_connected,
+                ringer,
+            }),
             pair,
             rings,
             block,
             export,
             psn: first_psn(),
-            is_connected: Mutex::new(false),
+            _charges: charges,
             first: AtomicU64::new(0),
         })
     }
@@ -117,16 +161,16 @@ impl Queue {
         self.export
     }
 
-    pub(super) fn counters_bytes(&self) -> usize {
+    pub(crate) fn counters_bytes(&self) -> usize {
         self.block.options.counters_bytes()
     }
 
-    pub(super) fn reset(&self) -> Result<(), Error> {
+    pub(crate) fn reset(&self) -> Result<(), Error> {
         let again = |counters: &Mapped| self.again(counters);
         self.block.reset(self.export.qpn, again)
     }
 
-    pub(super) fn reset_counters(&self, counters: &Mapped) -> Result<(), Error> {
+    pub(crate) fn reset_counters(&self, counters: &Mapped) -> Result<(), Error> {
         let again = |counters: &Mapped| self.again(counters);
         self.block.reset_counters(self.export.qpn, counters, again)
     }
@@ -134,27 +178,29 @@ impl Queue {
     /// Puts the queue pair back. Its completion queues go on from where they are, so that of its
     /// receives has to end at a round, and the number of the next completion of sends is looked up.
     fn again(&self, counters: &Mapped) -> Result<Option<u64>, Error> {
-        let mut is_connected = self.is_connected.lock();
-        if *is_connected {
+        let mut state = self.state.lock();
+        if state.is_connected {
             self.pair.fail()?;
             self.flush_receives(counters)?;
             self.pair.reset()?;
-            *is_connected = false;
+            state.is_connected = false;
         }
         let ready = counters.u64(RECEIVES_READY).load(Ordering::Acquire);
         self.first.store(next_round(ready), Ordering::Release);
-        self.block.memory.u64(RECORD).store(0, Ordering::Release);
+        self.rings.records.u64(0).store(0, Ordering::Release);
+        if let Some(ringer) = &mut state.ringer {
+            ringer.again(&self.block)?;
+        }
         let sends = &self.rings.sends;
         if sends.is_collapsed {
             sends.freshen_at(0);
             return Ok(None);
         }
-        let mut next = counters.u64(CONSUMED).load(Ordering::Acquire);
-        let end = next + (1 << sends.log);
-        while next < end && sends.is_written(next) {
-            next += 1;
-        }
-        Ok(Some(next))
+        // Any number: it is the program's.
+        let consumed = counters.u64(CONSUMED).load(Ordering::Acquire);
+        let count = 1 << sends.log;
+        let written = (0..count).take_while(|more| sends.is_written(consumed.wrapping_add(*more)));
+        Ok(Some(consumed.wrapping_add(written.count() as u64)))
     }
 
     /// Waits until all receives are flushed, and as many more as end a round of completions.
@@ -179,21 +225,23 @@ impl Queue {
             Ok(())
         };
         let nothing = u64::from(NO_MEMORY).to_be();
-        let end = ready.next_multiple_of(2 * count);
-        for number in ready..end {
-            if number >= self.first.load(Ordering::Acquire) + count {
-                flushed(number - count)?;
+        // Any number: it is the program's.
+        let more = ready.wrapping_neg() & (2 * count - 1);
+        for number in (0..more).map(|more| ready.wrapping_add(more)) {
+            if number.wrapping_sub(self.first.load(Ordering::Acquire)) >= count {
+                flushed(number.wrapping_sub(count))?;
             }
             let slot = options.receives_at() + (number & (count - 1)) as usize * RECEIVE_BYTES;
             memory.u64(slot).store(nothing, Ordering::Relaxed);
-            let index = ((number + 1) & 0xffff) as u32;
-            memory.u32(RECORD).store(index.to_be(), Ordering::Release);
+            let index = (number.wrapping_add(1) & 0xffff) as u32;
+            let record = self.rings.records.u32(0);
+            record.store(index.to_be(), Ordering::Release);
         }
-        flushed(end - 1)
+        flushed(ready.wrapping_add(more).wrapping_sub(1))
     }
 
     /// Returns what the queue's threads have noted.
-    pub(super) fn counts(&self) -> Counts {
+    pub(crate) fn counts(&self) -> Counts {
         let word = |at| self.block.memory.u64(at).load(Ordering::Acquire);
         Counts {
             succeeded: word(DONE).saturating_sub(word(BASE)),
@@ -209,31 +257,63 @@ impl Reached for Queue {
     }
 
     fn check_unconnected(&self) -> Result<(), Error> {
-        match *self.is_connected.lock() {
+        match self.state.lock().is_connected {
             true => Err(Error::Connected(self.export.qpn)),
             false => Ok(()),
         }
     }
 
     fn connect(&self, device: &Device, mine: &Remote, theirs: &Remote) -> Result<(), Error> {
-        let mut is_connected = self.is_connected.lock();
-        if *is_connected {
+        let mut state = self.state.lock();
+        if state.is_connected {
             return Err(Error::Connected(self.export.qpn));
         }
-        let patience = match self.block.options.flags & PATIENT {
-            0 => NOT_READY_RETRIES,
-            _ => WITHOUT_END as u8,
+        let is_patient = self.block.options.flags & PATIENT != 0;
+        // Receives that a thread shows are there some time after they were posted.
+        let is_shown = state.ringer.is_some();
+        let not_ready = NotReady {
+            timer: if is_shown {
+                NOT_SHOWN_TIMER
+            } else {
+                NOT_READY_TIMER
+            },
+            retries: match is_patient || is_shown {
+                true => WITHOUT_END as u8,
+                false => NOT_READY_RETRIES,
+            },
         };
-        self.pair.connect(device, mine, theirs, patience)?;
-        *is_connected = true;
+        self.pair.connect(device, mine, theirs, not_ready)?;
+        state.is_connected = true;
         self.block.connected();
         Ok(())
     }
 }
 
+impl Looked for Queue {
+    fn registered_bytes(&self) -> u64 {
+        self.block.options.bytes() as u64
+    }
+
+    fn serve(&self, _: &Device) -> usize {
+        // A reset takes its time, and everybody who changes memory waits for a look.
+        let Some(mut state) = self.state.try_lock() else {
+            return 0;
+        };
+        let State {
+            is_connected,
+            ringer,
+        } = &mut *state;
+        match ringer.as_mut().filter(|_| *is_connected) {
+            Some(ringer) => ringer.serve(self.export.qpn),
+            None => 0,
+        }
+    }
+}
+
 /// Returns where the completions of a queue lie. Only commands make them such that they are written
 /// over one another: others have a ring, of its own memory if the queue's has no room for it.
-fn rings(block: &Block, takes_commands: bool) -> Result<Rings, Error> {
+fn rings(block: &Block, takes_commands: bool, ringing: Ringing) -> Result<Rings, Error> {
+    let is_by_thread = ringing == Ringing::ByThread;
     let options = &block.options;
     let ring = |at, log| Ring {
         memory: block.memory.clone(),
@@ -245,8 +325,9 @@ fn rings(block: &Block, takes_commands: bool) -> Result<Rings, Error> {
         (true, _) => ring(options.completions_at(), options.log_blocks),
         (false, true) => Ring {
             is_collapsed: true,
-            ..ring(PAGE, LOG_PAGE)
+            ..ring(PAGE, if is_by_thread { LOG_HALF } else { LOG_PAGE })
         },
+        (false, false) if is_by_thread => return Err(Error::Device(NOT_COLLAPSED.into())),
         (false, false) => Ring {
             memory: own((CQE_BYTES << options.log_blocks).next_multiple_of(PAGE_BYTES))?,
             ..ring(0, options.log_blocks)
@@ -256,14 +337,17 @@ fn rings(block: &Block, takes_commands: bool) -> Result<Rings, Error> {
         0 => None,
         log => Some(ring(options.receive_completions_at(), log)),
     };
-    Ok(Rings { sends, receives })
+    let records = match is_by_thread {
+        true => Mapped::allocate(PAGE_BYTES).ok_or(Error::OutOfMemory(PAGE_BYTES))?,
+        false => block.part(RECORD, RECORDS_BYTES)?,
+    };
+    Ok(Rings {
+        sends,
+        receives,
+        records,
+    })
 }
 
 fn own(bytes: usize) -> Result<Mapped, Error> {
     Mapped::pinned(bytes).ok_or(Error::OutOfMemory(bytes))
-}
-
-/// Returns the first receive of the next generation of a queue, as its reset has it.
-fn next_round(ready: u64) -> u64 {
-    (ready + 1).next_multiple_of(crate::block::ROUND)
 }

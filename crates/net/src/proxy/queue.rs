@@ -13,6 +13,7 @@ use crate::{
     endpoint::Counts,
     error::Error,
     keys::Access,
+    looker::Looked,
     memory::Mapped,
     reach::Reached,
 };
@@ -22,7 +23,7 @@ use super::served::Served;
 const SCRATCH_BYTES: usize = 64;
 
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(crate) struct Queue {
     _bell: Bell,
     served: Mutex<Served>,
     block: Block,
@@ -60,23 +61,6 @@ impl Queue {
         self.block.options.counters_bytes()
     }
 
-    /// Reads what was posted, posts it to the device, and writes what has completed. Returns how
-    /// much was done.
-    pub(super) fn serve(&self, device: &Device) -> usize {
-        self.served.lock().serve(device)
-    }
-
-    /// Tells threads of the CPU that post whether they have to wake the proxy's.
-    pub(super) fn lie_down(&self, is_asleep: bool) {
-        let word = self.block.memory.u64(ASLEEP);
-        word.store(is_asleep.into(), Ordering::Relaxed);
-    }
-
-    /// Returns true while the device has something that was posted.
-    pub(super) fn is_waiting(&self) -> bool {
-        self.served.lock().is_waiting()
-    }
-
     pub(super) fn reset(&self) -> Result<(), Error> {
         self.block.reset(self.export.qpn, |_| self.again())
     }
@@ -96,6 +80,23 @@ impl Queue {
 
     pub(super) fn counts(&self) -> Counts {
         self.served.lock().counts()
+    }
+}
+
+impl Looked for Queue {
+    /// Reads what was posted, posts it to the device, and writes what has completed.
+    fn serve(&self, device: &Device) -> usize {
+        self.served.lock().serve(device)
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.served.lock().is_waiting()
+    }
+
+    /// Tells threads of the CPU that post whether they have to wake the proxy's.
+    fn lie_down(&self, is_asleep: bool) {
+        let word = self.block.memory.u64(ASLEEP);
+        word.store(is_asleep.into(), Ordering::Relaxed);
     }
 }
 

@@ -8,11 +8,14 @@ use crate::{
     adapter::Peer,
     block::{Export, Options},
     counts::Counts,
+    device::Device,
     distant::Registered,
     endpoint::Endpoint,
     error::Error,
     keys::Access,
+    looker::OfDevice,
     memory::Mapped,
+    mlx5::Rung,
     nvlink::{Key, Nvlink, other::Peered as _},
     own::Own,
     provider::Provider,
@@ -42,6 +45,12 @@ pub(super) trait AtServer: Debug + Send + Sync {
         lend: &mut Lend<'_>,
     ) -> Result<u32, String>;
     fn create(&self, memory: Mapped, options: Options) -> Result<Export, Error>;
+
+    /// Returns who uses the memory of its queues.
+    fn borrower(&self) -> Borrower {
+        Borrower::Software
+    }
+
     /// Returns the number of queues.
     fn queues(&self) -> usize;
     fn connect(&self, one: u32, other: u32) -> Result<(), Error>;
@@ -68,7 +77,7 @@ pub(super) trait AtServer: Debug + Send + Sync {
     }
 
     /// Returns the endpoint of an RDMA device, whose queues meet others by where they are reached.
-    fn proxy(&self) -> Result<&Proxy, Error> {
+    fn of_device(&self) -> Result<&dyn OfDevice, Error> {
         Err(Error::NotOfProvider(self.provider().name()))
     }
 
@@ -149,15 +158,7 @@ impl AtServer for Proxy {
         access: Access,
         lend: &mut Lend<'_>,
     ) -> Result<u32, String> {
-        let key = match lend(address, bytes, Borrower::Device)? {
-            Registered::Mapped(memory) => self.register_mapped(&memory, access),
-            Registered::Distant { at, .. } => {
-                let by = at.reach();
-                let by = by.map_err(|why| format!("memory of a GPU: {why}"))?;
-                self.register_reached(by, bytes, access)
-            }
-        };
-        key.map_err(|error| error.to_string())
+        register(self.looker().device(), (address, bytes), access, lend)
     }
 
     fn create(&self, memory: Mapped, options: Options) -> Result<Export, Error> {
@@ -165,7 +166,7 @@ impl AtServer for Proxy {
     }
 
     fn queues(&self) -> usize {
-        self.counted().0
+        self.looker().counted().0
     }
 
     fn connect(&self, one: u32, other: u32) -> Result<(), Error> {
@@ -189,24 +190,113 @@ impl AtServer for Proxy {
     }
 
     fn end_of(&self, qpn: u32) -> Result<Peer, Error> {
-        let qpn = self.reached(qpn)?.number;
+        let qpn = self.looker().reached(qpn)?.number;
         Ok(Peer { qpn, epoch: 0 })
     }
 
     fn hold(&self, is_held: bool) {
-        Proxy::hold(self, is_held);
+        self.looker().hold(is_held);
     }
 
     fn rouse(&self) {
-        Proxy::rouse(self);
+        self.looker().rouse();
     }
 
     fn forget(&self, address: u64, bytes: u64) {
-        Proxy::forget(self, address, bytes);
+        self.looker().device().forget(address, bytes);
     }
 
-    fn proxy(&self) -> Result<&Proxy, Error> {
-        Ok(self)
+    fn of_device(&self) -> Result<&dyn OfDevice, Error> {
+        Ok(self.looker())
+    }
+}
+
+/// Registers memory of the session's with a device.
+fn register(
+    with: &Device,
+    (address, bytes): (u64, u64),
+    access: Access,
+    lend: &mut Lend<'_>,
+) -> Result<u32, String> {
+    let key = match lend(address, bytes, Borrower::Device)? {
+        Registered::Mapped(memory) => with.register_mapped(&memory, access),
+        Registered::Distant { at, .. } => {
+            let by = at.reach();
+            let by = by.map_err(|why| format!("memory of a GPU: {why}"))?;
+            with.register_reached(by, bytes, access)
+        }
+    };
+    key.map_err(|error| error.to_string())
+}
+
+impl AtServer for Rung {
+    fn provider(&self) -> Provider {
+        Provider::Mlx5
+    }
+
+    fn register(
+        &self,
+        (address, bytes): (u64, u64),
+        access: Access,
+        lend: &mut Lend<'_>,
+    ) -> Result<u32, String> {
+        let device = self.looker().device();
+        let key = register(device, (address, bytes), access, lend)?;
+        device.same_key(key).map_err(|error| error.to_string())
+    }
+
+    fn create(&self, memory: Mapped, options: Options) -> Result<Export, Error> {
+        self.create_in(memory, options)
+    }
+
+    /// The adapter writes completions, of which no processor notices anything.
+    fn borrower(&self) -> Borrower {
+        Borrower::Device
+    }
+
+    fn queues(&self) -> usize {
+        self.looker().counted().0
+    }
+
+    fn connect(&self, one: u32, other: u32) -> Result<(), Error> {
+        self.looker().connect(one, other)
+    }
+
+    fn reset(&self, qpn: u32) -> Result<(), Error> {
+        self.queue(qpn)?.reset()
+    }
+
+    fn counters_bytes(&self, qpn: u32) -> Result<usize, Error> {
+        Ok(self.queue(qpn)?.counters_bytes())
+    }
+
+    fn reset_counters(&self, qpn: u32, counters: &Mapped) -> Result<(), Error> {
+        self.queue(qpn)?.reset_counters(counters)
+    }
+
+    fn counts(&self, qpn: u32) -> Result<Counts, Error> {
+        Ok(self.queue(qpn)?.counts())
+    }
+
+    fn end_of(&self, qpn: u32) -> Result<Peer, Error> {
+        let qpn = self.looker().reached(qpn)?.number;
+        Ok(Peer { qpn, epoch: 0 })
+    }
+
+    fn hold(&self, is_held: bool) {
+        self.looker().hold(is_held);
+    }
+
+    fn rouse(&self) {
+        self.looker().rouse();
+    }
+
+    fn forget(&self, address: u64, bytes: u64) {
+        self.looker().device().forget(address, bytes);
+    }
+
+    fn of_device(&self) -> Result<&dyn OfDevice, Error> {
+        Ok(self.looker())
     }
 }
 

@@ -18,8 +18,9 @@
 //!  program with its adapter ◄── connection ──► program ◄── give, take ──► server's adapter
 //! ```
 //!
-//! With `proxy` the server's process posts to an RDMA device there. The program meets others as one
-//! with a device of its own does: it passes on where its queue is reached.
+//! With `proxy` the server's process posts to an RDMA device there, and with `mlx5` it rings the
+//! doorbells of an adapter. The program meets others as one with a device of its own does: it
+//! passes on where its queue is reached.
 //!
 //! With `nvlink` nobody looks at queues. The server has the tables that kernels look keys up in,
 //! and the program meets others, by handles of CUDA IPC that its session gives and opens.

@@ -11,7 +11,7 @@ use outboard_wire::{
 };
 
 use super::{
-    at_server::{AtServer, Borrower, Lend, Tables, connect_direct, lose_peer},
+    at_server::{AtServer, Lend, Tables, connect_direct, lose_peer},
     reached::{heard, said as words},
     relayed::{Opened, Relayed, give, take},
 };
@@ -25,6 +25,7 @@ use crate::{
     faults::Network,
     keys::Access,
     memory::Mapped,
+    mlx5::Rung,
     nvlink::Key,
     own::Own,
     provider::Provider,
@@ -94,7 +95,7 @@ impl Served {
     /// Returns true if a device may be writing memory of the session, at any time.
     #[must_use]
     pub fn has_devices(&self) -> bool {
-        self.endpoints.values().any(|one| one.proxy().is_ok())
+        self.endpoints.values().any(|one| one.of_device().is_ok())
     }
 
     /// Ends what devices have registered of a GPU's memory in a range that is about to go, or to
@@ -173,7 +174,7 @@ impl Served {
                 Err(why) => Answering::Now(failed(why)),
             },
             NetCall::Reach { qpn, peer } => self.later(endpoint, move |own| {
-                own.proxy()?.reach(qpn, &heard(&peer))?;
+                own.of_device()?.reach(qpn, &heard(&peer))?;
                 Ok(NetAnswer::Done)
             }),
             NetCall::Give { stream, bytes } => self.piece(endpoint, stream, move |end| {
@@ -265,8 +266,8 @@ impl Served {
                 return Ok(NetAnswer::End(NetEnd { qpn, epoch }));
             }
             NetCall::Reached { qpn } => {
-                let reached = self.get(endpoint)?.proxy();
-                let reached = reached.and_then(|proxy| proxy.reached(qpn));
+                let reached = self.get(endpoint)?.of_device();
+                let reached = reached.and_then(|device| device.reached(qpn));
                 return Ok(NetAnswer::Reached(words(&reached.map_err(said)?)));
             }
             NetCall::HangUp { stream } => self.relayed.close(endpoint, stream),
@@ -338,7 +339,7 @@ impl Served {
     ) -> Result<NetAnswer, String> {
         let own = self.get(endpoint)?;
         self.check_room(&**own, bytes)?;
-        create(&**own, lend(address, bytes, Borrower::Software)?, options)
+        create(&**own, lend(address, bytes, own.borrower())?, options)
     }
 
     fn await_peer(
@@ -357,12 +358,13 @@ impl Served {
     /// Fails if the session has all that it may have of RDMA devices, and the endpoint, which gets
     /// these bytes, is of one.
     fn check_room(&self, of: &dyn AtServer, bytes: u64) -> Result<(), String> {
-        if of.proxy().is_err() {
+        if of.of_device().is_err() {
             return Ok(());
         }
         let mut sum = (0, 0, bytes);
-        for proxy in self.endpoints.values().filter_map(|one| one.proxy().ok()) {
-            let (queues, registrations, bytes) = proxy.counted();
+        let endpoints = self.endpoints.values();
+        for device in endpoints.filter_map(|one| one.of_device().ok()) {
+            let (queues, registrations, bytes) = device.counted();
             sum = (
                 sum.0 + queues,
                 sum.1 + registrations,
@@ -399,8 +401,8 @@ fn check_counted((queues, registrations, bytes): (usize, usize, u64)) -> Result<
     Ok(())
 }
 
-/// Opens an endpoint of the provider that was asked for. Left open, it is the adapter: kernels of a
-/// session do not ring those of this machine.
+/// Opens an endpoint of the provider that was asked for. Left open, it is the adapter in software,
+/// which needs no device of this machine.
 fn opened(
     asked: Option<Provider>,
     network: Network,
@@ -419,21 +421,20 @@ fn opened(
     match provider {
         Provider::Nic => Ok(Arc::new(Own::start(network)?)),
         Provider::Nvlink => Ok(Arc::new(Tables::default())),
-        Provider::Proxy => {
+        Provider::Proxy | Provider::Mlx5 => {
             let options = device.ok_or_else(|| impossible(NO_DEVICE))?;
             let options = device::parsed(options).map_err(Error::Device)?;
-            Ok(Arc::new(Proxy::open_of(&options)?))
+            match provider {
+                Provider::Mlx5 => Ok(Arc::new(Rung::open_of(&options)?)),
+                _ => Ok(Arc::new(Proxy::open_of(&options)?)),
+            }
         }
-        Provider::Mlx5 => Err(impossible(NO_DOORBELLS)),
     }
 }
 
 /// Why a session has no endpoint of an RDMA device.
 const NO_DEVICE: &str =
     "the server lends programs no RDMA device: outboard serve --net-device says which";
-/// Why a session has no endpoint of an adapter that kernels ring themselves.
-const NO_DOORBELLS: &str = "behind a network, kernels are given no doorbells of a server's \
-    adapter, nor does the program have them: take proxy, which posts to the same adapter";
 
 fn status(counts: Counts) -> NetStatus {
     NetStatus {

@@ -24,6 +24,7 @@ use crate::{
     keys::Access,
     mapping::is_mapped,
     meet::{Meeting, Window},
+    mlx5,
     nvlink::{Key, export_at},
     provider::Provider,
     way::Way,
@@ -140,6 +141,7 @@ impl Endpoint for Remote {
                 }
                 let export = match self.provider {
                     Provider::Nvlink => export_at(address, &options, qpn),
+                    Provider::Mlx5 => mlx5::export_at(address, &options, qpn, scratch_key),
                     _ => Export::at(address, &options, qpn, scratch_key),
                 };
                 Ok(Export {
@@ -162,7 +164,7 @@ impl Endpoint for Remote {
         if self.provider == Provider::Nvlink {
             return self.direct.meet(&self.number, qpn, meeting, mine);
         }
-        if self.provider == Provider::Proxy {
+        if matches!(self.provider, Provider::Proxy | Provider::Mlx5) {
             return reached::meet(&self.number, qpn, meeting, mine);
         }
         let end = end_of(&self.number, qpn)?;

@@ -249,7 +249,7 @@ fn tables_of_kernels_take_any_numbers_and_no_calls_of_adapters() {
     let mut client = Client::tcp();
     let base = client.pin();
     for (provider, why) in [
-        (1, "take proxy"),
+        (1, "outboard serve --net-device"),
         (4, "outboard serve --net-device"),
         (5, "no provider"),
     ] {
