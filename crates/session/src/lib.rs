@@ -135,7 +135,8 @@ fn serve_within(
         debug!(%error, "the session's threads keep the default slice");
     }
     let peers = Peers::new(source.clone());
-    let net = Net::new(source.clone(), || device.expose(GpuMemory::Auto));
+    let for_net = source.clone().filter(|_| purpose == Purpose::Session);
+    let net = Net::new(for_net, || device.expose(GpuMemory::Auto));
     let source = source.filter(|_| link.data_connections().is_some());
     let attachment = link.attachment().cloned();
     for helper in link.copy_helpers() {
