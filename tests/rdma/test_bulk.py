@@ -88,5 +88,6 @@ def test_later_bytes_stay(guest: Guest) -> None:
     """What an adapter writes and what is still read from the ring go into the same memory, in their order."""
     with serving(*ports_of(guest)) as gpu:
         run = [OUTBOARD, "run", "--gpu", gpu.url, "--", sys.executable, TEST_PROGRAMS / "later_bytes.py"]
+        run += ["adapter", "staged", "hidden", "kernel"]
         done = gpu.client.guest.run(shlex.join(map(str, run)), timeout_s=PROGRAM_S_MAX)
     assert done.status == 0 and done.output.endswith("right\n"), done.output

@@ -79,6 +79,13 @@ pub(crate) struct TrustArgs {
 /// Reads options for an RDMA device; those for any are none.
 fn net_device(text: &str) -> Result<String, String> {
     let options = if text == "any" { "" } else { text };
+    // Sessions that may not use the GPU's memory have no use for the device.
+    if options
+        .split('&')
+        .any(|option| option.starts_with("gpu_memory"))
+    {
+        return Err("gpu_memory is of rdma links, and not of a lent device".into());
+    }
     check_device(options).map(|()| options.into())
 }
 

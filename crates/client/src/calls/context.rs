@@ -12,6 +12,7 @@ use outboard_wire::messages;
 use super::{Done, In, Out};
 use crate::{
     context::Context,
+    observe::optimise,
     session::{Group, Sink},
     state::{
         Driver, context_storage, current_context, driver, drivers, pop_context, push_context,
@@ -82,6 +83,8 @@ impl Driver {
     pub(crate) fn free_after_work(&self, free: impl FnOnce() -> Done) -> Done {
         let is_at_work = |context| self.streams.is_at_work(context, &self.session.progress);
         let waited = match self.contexts.current() {
+            // The work may wait for the host function that this thread runs.
+            Ok(_) if optimise::is_exempt() => Ok(()),
             Ok(context) if is_at_work(context.handle) => self.synchronize_context(),
             _ => Ok(()),
         };

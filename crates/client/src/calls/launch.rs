@@ -129,7 +129,7 @@ impl Driver {
         if HostMemory::may_name_private(params).next().is_some() {
             return self.open_named(params, is_kept());
         }
-        self.push_for_work()?;
+        self.push_visible()?;
         Ok(None)
     }
 

@@ -43,6 +43,11 @@ pub(crate) fn exempt_thread() {
     IS_EXEMPT.set(true);
 }
 
+/// Returns whether this thread runs host functions.
+pub(crate) fn is_exempt() -> bool {
+    IS_EXEMPT.get()
+}
+
 /// Begins a call. Returns the call that made it, for `finish`.
 #[cold]
 pub(crate) fn begin(number: usize) -> usize {

@@ -115,18 +115,16 @@ impl Session {
         let mut judge = Judge::default();
         let mut connection = None;
         let mut is_first = true;
-        let mut before = self.outstanding();
+        let (mut before, mut is_stuck) = (self.outstanding(), false);
         loop {
-            std::thread::sleep(server.period);
+            self.pass_period(server.period, is_stuck);
             if self.is_gone() {
                 return;
             }
             let now = self.outstanding();
             let waits = now.waits_since(before);
             before = now;
-            if waits && now.is_unsent {
-                self.read_for_senders(server.period);
-            }
+            is_stuck = waits && now.is_unsent;
             // The first question makes the connection, before a server can be too busy for it.
             if !waits && !std::mem::take(&mut is_first) {
                 judge.gets_on();
@@ -145,14 +143,18 @@ impl Session {
         }
     }
 
-    /// Reads while a thread is blocked in sending: if no thread reads, the server may be blocked in
-    /// sending, too.
-    fn read_for_senders(&self, time_max: Duration) {
+    /// Sleeps until the next question. If a thread is stuck in sending, this one reads meanwhile:
+    /// if no thread reads, the server may be stuck in sending, too.
+    fn pass_period(&self, period: Duration, is_stuck: bool) {
         let start = Instant::now();
-        while self.outstanding().is_unsent && !self.is_gone() && start.elapsed() < time_max {
+        while is_stuck && !self.is_gone() && start.elapsed() + READ_PAUSE < period {
+            if !self.outstanding().is_unsent {
+                break;
+            }
             self.poll();
             std::thread::sleep(READ_PAUSE);
         }
+        std::thread::sleep(period.saturating_sub(start.elapsed()));
     }
 
     /// Asks once, over a new connection if there is none.

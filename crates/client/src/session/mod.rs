@@ -418,12 +418,6 @@ impl Session {
         })
     }
 
-    /// Returns whether copies into the program's memory are under way.
-    #[inline]
-    pub(crate) fn is_receiving(&self) -> bool {
-        self.receiving.load(Ordering::Acquire) > 0
-    }
-
     /// Returns whether a reply that has not arrived goes into some of this memory.
     pub(crate) fn expects_in(&self, memory: &ReceiveBuffer) -> bool {
         let is_of_both =

@@ -34,8 +34,8 @@ const LOOKED_UP_PAGES: usize = 4096;
 const REGISTER_READ_ONLY: u32 = 8;
 
 /// Time for which the server is asked again for memory that it may still be using.
-const HOST_MAP_WAIT_MAX: Duration = Duration::from_secs(10);
-const HOST_MAP_PAUSE: Duration = Duration::from_millis(1);
+const HOST_MAP_WAIT_MAX: Duration = Duration::from_secs(2);
+const HOST_MAP_PAUSE: Duration = Duration::from_millis(20);
 
 /// Asks again while the answer is that there is no memory, if host functions were to run when it
 /// was asked for: with them memory becomes free.
@@ -349,7 +349,9 @@ impl Driver {
         flags: u32,
         fd: Option<BorrowedFd<'_>>,
     ) -> Result<(), CUresult> {
-        beside_host_functions(host_functions_pending, || {
+        // A refused question may leave its file at the server: there is one.
+        let may_be_asked_again = || fd.is_none() && host_functions_pending();
+        beside_host_functions(may_be_asked_again, || {
             self.session.poll();
             let fd_tag = fd.map_or(Ok(0), |fd| self.session.send_fd(fd))?;
             let message = messages::HostMap {

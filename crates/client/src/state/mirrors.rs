@@ -212,13 +212,28 @@ impl Driver {
             std::thread::yield_now();
             if begin.elapsed() > COPY_WAIT_MAX {
                 log::warn(format_args!(
-                    "work that may read pinned memory while a copy is on its way into it, which has not come in {} s, is not supported: a stream may wait for what comes later",
+                    "work that first names pinned memory while a copy is on its way into it, which has not come in {} s, is not supported: a stream may wait for what comes later",
                     COPY_WAIT_MAX.as_secs()
                 ));
                 return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
             }
         }
         Ok(())
+    }
+
+    /// Keeps the mirror of this memory open, if it is, until the caller has sent a copy from the
+    /// device into it: work after the copy finds its bytes there, however it reaches them.
+    pub(crate) fn hold_mirror(&self, address: u64) -> Option<RwLockReadGuard<'_, ()>> {
+        if !self.has_mirrors() {
+            return None;
+        }
+        let naming = self.mirrors.naming.read();
+        let range = self.private_range(address)?;
+        range.mirror.is_open().then(|| {
+            let look = self.mirrors.looks.load(Ordering::Acquire);
+            range.mirror.named(look, self.session.waits());
+            naming
+        })
     }
 
     /// Opens mirrors of private memory that these arguments point to. The caller sends the launch
@@ -254,7 +269,7 @@ impl Driver {
             self.wait_for_copies(&range)?;
             self.open_mirror(&range)?;
         }
-        self.push_for_work()?;
+        self.push_visible()?;
         Ok(naming)
     }
 
@@ -339,27 +354,6 @@ impl Driver {
             return self.push_written();
         }
         Ok(())
-    }
-
-    /// Updates mirrors before work that may reach any of them by pointers in the GPU's memory: what
-    /// copies bring to the program is part of them.
-    #[inline]
-    pub(crate) fn push_for_work(&self) -> Result<(), CUresult> {
-        if !self.has_mirrors() {
-            return Ok(());
-        }
-        if self.session.is_receiving() {
-            self.wait_for_copies_into_mirrors()?;
-        }
-        self.push_written()
-    }
-
-    #[cold]
-    fn wait_for_copies_into_mirrors(&self) -> Result<(), CUresult> {
-        let ranges = self.mirrors.open.lock().ranges.clone();
-        ranges
-            .iter()
-            .try_for_each(|range| self.wait_for_copies(range))
     }
 
     #[cold]

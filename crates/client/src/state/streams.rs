@@ -178,8 +178,9 @@ pub(crate) struct Streams {
     legacy: RwLock<FxHashMap<usize, Arc<Stream>>>,
     /// Counts destroyed streams: what a thread remembers is valid while this is unchanged.
     gone: AtomicU64,
-    /// Number of the last work of a stream that was destroyed before its work was known to be done.
-    left: AtomicU64,
+    /// By context, the number of the last work of streams that were destroyed before it was known
+    /// to be done.
+    left: Mutex<FxHashMap<usize, u64>>,
     /// Held while streams of other threads are named to the server, and while one of them goes or
     /// becomes part of a capture.
     changes: ReentrantMutex<()>,
@@ -227,7 +228,9 @@ impl Streams {
         let _held = self.hold();
         let last = stream.progress.work_mark();
         if !stream.progress.is_complete(last) {
-            self.left.fetch_max(last, Ordering::AcqRel);
+            let mut left = self.left.lock();
+            let known = left.entry(stream.context.0).or_default();
+            *known = last.max(*known);
         }
         self.streams.write().remove(&stream.handle);
         self.gone.fetch_add(1, Ordering::Release);
@@ -290,6 +293,9 @@ impl Streams {
 
     /// Notes that a context's work is done up to a number.
     pub(crate) fn complete_in(&self, context: CUcontext, mark: u64) {
+        self.left
+            .lock()
+            .retain(|of, last| *of != context.0 || *last > mark);
         let (own, legacy) = (self.streams.read(), self.legacy.read());
         let streams = own.values().chain(legacy.get(&context.0));
         for stream in streams.filter(|s| s.context == context) {
@@ -316,7 +322,7 @@ impl Streams {
         };
         let own = self.streams.read();
         let mut streams = own.values().chain(&legacy).filter(|s| s.context == context);
-        !session.is_complete(self.left.load(Ordering::Acquire)) || !streams.all(|s| is_done(s))
+        self.left.lock().contains_key(&context.0) || !streams.all(|s| is_done(s))
     }
 
     /// Returns all streams of a context except the legacy one.
@@ -332,6 +338,7 @@ impl Streams {
     /// Removes the streams and events of a context that is gone.
     pub(crate) fn remove_context(&self, context: CUcontext) {
         let _held = self.hold();
+        self.left.lock().remove(&context.0);
         self.streams.write().retain(|_, s| s.context != context);
         self.events.write().retain(|_, e| e.context != context);
         self.legacy.write().remove(&context.0);

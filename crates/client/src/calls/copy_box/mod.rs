@@ -323,6 +323,13 @@ impl Driver {
                 }
             }
             (MemoryKind::Pinned, MemoryKind::Device) if !wait => {
+                if let End::Memory(to) = &request.dst
+                    && let Some(_open) = self.hold_mirror(to.address)
+                {
+                    self.copy_box_here(request, stream)?;
+                    self.host_is_used(stream);
+                    return Ok(());
+                }
                 self.copy_box_out(request, stream, true).map(drop)
             }
             (_, MemoryKind::Device) => {

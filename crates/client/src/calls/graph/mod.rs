@@ -143,10 +143,7 @@ pub(crate) fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> Done {
         }
         driver.graph_memory.launch(exec)?;
     }
-    match stream.is_capturing() {
-        true => driver.push_visible()?,
-        false => driver.push_for_work()?,
-    }
+    driver.push_visible()?;
     if !stream.is_capturing() {
         driver.graphs.launched();
     }
