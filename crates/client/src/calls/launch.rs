@@ -115,22 +115,27 @@ impl Driver {
     }
 
     /// Opens mirrors of memory that arguments point to and the server does not see, and updates all
-    /// mirrors. The caller sends the work while it holds the result. `is_kept` means that the work
-    /// may run again without naming its memory again.
+    /// mirrors. The caller sends the work while it holds the result. `stream` is that of work that
+    /// runs now; `is_kept` means that the work may run again without naming its memory again.
     #[inline]
     pub(crate) fn make_arguments_visible(
         &self,
         params: &[u8],
+        stream: Option<&StreamRef>,
         is_kept: impl FnOnce() -> bool,
     ) -> Result<Option<RwLockReadGuard<'_, ()>>, CUresult> {
         if !HostMemory::any_private() {
             return Ok(None);
         }
-        if HostMemory::may_name_private(params).next().is_some() {
-            return self.open_named(params, is_kept());
+        let named = match HostMemory::may_name_private(params).next() {
+            Some(_) => self.open_named(params, is_kept())?,
+            None => None,
+        };
+        match stream {
+            Some(stream) => self.push_for_work(stream)?,
+            None => self.push_visible()?,
         }
-        self.push_visible()?;
-        Ok(None)
+        Ok(named)
     }
 
     /// Handles a refused launch: it ends the capture of its stream.
@@ -219,7 +224,8 @@ impl Driver {
         attributes: &[u8],
     ) -> Done {
         let params = arguments.gather()?;
-        let _named = self.make_arguments_visible(&params, || stream.is_capturing())?;
+        let _named =
+            self.make_arguments_visible(&params, Some(stream), || stream.is_capturing())?;
         let message = launch_message(arguments.kernel, shape, stream, attributes, &params[..]);
         self.submit_to(stream, &message)
     }

@@ -271,6 +271,7 @@ pub(crate) fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) ->
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let stream = driver.work_stream(stream)?;
+    stream.stream().follows.store(true, Ordering::Release);
     let event = match driver.streams.event(event) {
         Ok(event) => event,
         Err(_) => return driver.wait_for_foreign(&stream, event),

@@ -418,6 +418,30 @@ impl Session {
         })
     }
 
+    /// Returns whether copies into the program's memory are under way.
+    #[inline]
+    pub(crate) fn is_receiving(&self) -> bool {
+        self.receiving.load(Ordering::Acquire) > 0
+    }
+
+    /// Returns the copies under way into mirrors, of streams that `is_of` chooses, which nobody
+    /// waits for.
+    pub(crate) fn copies_into_mirrors(&self, is_of: impl Fn(u64) -> bool) -> Vec<u32> {
+        let is_wanted = |expected: &Expected| match &expected.sink {
+            Sink::Memory(memory) => memory.detached && memory.in_order && is_of(memory.stream),
+            _ => false,
+        };
+        let waiters = self.waiters.lock();
+        let wanted = waiters.iter().filter(|(_, expected)| is_wanted(expected));
+        wanted.map(|(token, _)| *token).collect()
+    }
+
+    /// Keeps those that have not arrived.
+    pub(crate) fn retain_expected(&self, copies: &mut Vec<u32>) {
+        let waiters = self.waiters.lock();
+        copies.retain(|token| waiters.contains_key(token));
+    }
+
     /// Returns whether a reply that has not arrived goes into some of this memory.
     pub(crate) fn expects_in(&self, memory: &ReceiveBuffer) -> bool {
         let is_of_both =

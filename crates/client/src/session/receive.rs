@@ -26,6 +26,8 @@ pub(crate) struct ReceiveBuffer {
     pub(crate) rows: Rows,
     /// No thread waits: an error becomes a deferred error of the session.
     pub(crate) detached: bool,
+    /// The stream that makes the copy, as in messages.
+    pub(crate) stream: u64,
     /// The server sends what kernels write there, too: the reply is received after all that was
     /// sent before it.
     pub(crate) in_order: bool,

@@ -69,6 +69,7 @@ impl Destination {
             address: self.0.as_mut_ptr(),
             rows: Rows::contiguous(LEN),
             detached,
+            stream: 0,
             in_order: false,
         });
         let message = CopyOut {

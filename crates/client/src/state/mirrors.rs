@@ -32,7 +32,7 @@ use outboard_wire::{doc::NET_CONTROL_BYTES, messages};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use super::{
-    Driver,
+    Driver, StreamRef,
     controls::{Controls, within},
     host_memory::{HostMemory, HostRange},
 };
@@ -43,6 +43,9 @@ const PIECE_BYTES: usize = 64 << 10;
 
 /// Time limit for work that first names memory to wait for copies into it that are under way.
 const COPY_WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// Time limit for work to wait for copies into mirrors that it does not name.
+const FOLLOWED_COPY_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// All mirrors of the session.
 #[derive(Default)]
@@ -221,21 +224,6 @@ impl Driver {
         Ok(())
     }
 
-    /// Keeps the mirror of this memory open, if it is, until the caller has sent a copy from the
-    /// device into it: work after the copy finds its bytes there, however it reaches them.
-    pub(crate) fn hold_mirror(&self, address: u64) -> Option<RwLockReadGuard<'_, ()>> {
-        if !self.has_mirrors() {
-            return None;
-        }
-        let naming = self.mirrors.naming.read();
-        let range = self.private_range(address)?;
-        range.mirror.is_open().then(|| {
-            let look = self.mirrors.looks.load(Ordering::Acquire);
-            range.mirror.named(look, self.session.waits());
-            naming
-        })
-    }
-
     /// Opens mirrors of private memory that these arguments point to. The caller sends the launch
     /// while it holds the result.
     ///
@@ -269,7 +257,6 @@ impl Driver {
             self.wait_for_copies(&range)?;
             self.open_mirror(&range)?;
         }
-        self.push_visible()?;
         Ok(naming)
     }
 
@@ -354,6 +341,39 @@ impl Driver {
             return self.push_written();
         }
         Ok(())
+    }
+
+    /// Updates mirrors before work in a stream that may reach any of them by pointers in the GPU's
+    /// memory: what copies before it in the stream bring to the program is part of them.
+    #[inline]
+    pub(crate) fn push_for_work(&self, stream: &StreamRef) -> Result<(), CUresult> {
+        if !self.has_mirrors() {
+            return Ok(());
+        }
+        if self.session.is_receiving() && !stream.is_capturing() {
+            self.wait_for_copies_before(stream);
+        }
+        self.push_written()
+    }
+
+    /// Waits for copies into mirrors that are under way now and that work in this stream may come
+    /// after. A copy may itself wait for a later act of the calling thread: the wait has a bound.
+    #[cold]
+    fn wait_for_copies_before(&self, stream: &StreamRef) {
+        let mut copies = self.session.copies_into_mirrors(|of| stream.may_follow(of));
+        let begin = Instant::now();
+        while !copies.is_empty() {
+            if begin.elapsed() > FOLLOWED_COPY_WAIT_MAX {
+                log::warn(format_args!(
+                    "a kernel that reads pinned memory by a pointer in the GPU's memory may miss a copy into it, which has not come in {} s",
+                    FOLLOWED_COPY_WAIT_MAX.as_secs()
+                ));
+                return;
+            }
+            self.session.poll();
+            std::thread::yield_now();
+            self.session.retain_expected(&mut copies);
+        }
     }
 
     #[cold]

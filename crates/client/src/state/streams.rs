@@ -58,6 +58,8 @@ pub(crate) struct Stream {
     pub(crate) capture: AtomicU64,
     /// A query without a reply so far, and its mark.
     pub(crate) query: Mutex<Option<(u64, Arc<Group>)>>,
+    /// It has waited for an event, of any stream.
+    pub(crate) follows: AtomicBool,
     /// Pieces of work sent while a host function was registered, since a call last waited for that.
     pub(crate) behind: AtomicU32,
     /// Number of the last copy to the device whose bytes the call took and before which all work
@@ -157,6 +159,13 @@ impl StreamRef {
         match self {
             StreamRef::Legacy(stream) | StreamRef::Own(stream) => stream,
         }
+    }
+
+    /// Returns whether work here may come after work of another stream, by its number.
+    pub(crate) fn may_follow(&self, other: u64) -> bool {
+        let own = self.stream();
+        let is_blocking = own.flags & CU_STREAM_NON_BLOCKING == 0;
+        own.handle == other || is_blocking || own.follows.load(Ordering::Acquire)
     }
 
     pub(crate) fn is_legacy(&self) -> bool {
@@ -371,6 +380,7 @@ fn new_stream(handle: u64, context: CUcontext, flags: u32, priority: i32) -> Str
         progress: Progress::default(),
         capture: AtomicU64::new(0),
         query: Mutex::new(None),
+        follows: AtomicBool::new(false),
         behind: AtomicU32::new(0),
         taken: AtomicU64::new(0),
         brought: Mutex::new(None),

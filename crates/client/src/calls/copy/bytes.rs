@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use outboard_api::CUresult;
-use outboard_link::{RdmaTarget, RdmaUse};
+use outboard_link::{RdmaTarget, RdmaUse, Registered};
 use outboard_wire::{
     limits::{CHUNK_BYTES_MAX, DATA_CONNECTION_COPY_BYTES_MIN, PLACED_BYTES_MIN},
     messages,
@@ -150,13 +150,10 @@ impl Driver {
             address: dst,
             rows: Rows::contiguous(bytes),
             detached,
+            stream: stream.wire(),
             in_order,
         };
-        // An adapter writes at once, before what is still to be read from the link.
-        let target = match in_order || self.session.expects_in(&whole) {
-            true => None,
-            false => self.registered(dst as u64, bytes, RdmaUse::Target),
-        };
+        let target = self.target_for(&whole);
         let on_data_connections = self.uses_data_connections(bytes);
         let fences = usize::from(on_data_connections && !detached);
         let group = Group::new(pieces + fences);
@@ -207,6 +204,15 @@ impl Driver {
         Ok((group, number))
     }
 
+    /// Returns the registered memory of a destination that the server's adapter may write. It
+    /// writes at once, before what is still to be read from the link.
+    fn target_for(&self, memory: &ReceiveBuffer) -> Option<Registered> {
+        if memory.in_order || !self.session.registers() || self.session.expects_in(memory) {
+            return None;
+        }
+        self.registered(memory.address as u64, memory.rows.bytes(), RdmaUse::Target)
+    }
+
     /// Returns whether a copy from the device may come on data connections.
     fn uses_data_connections(&self, bytes: usize) -> bool {
         bytes >= DATA_CONNECTION_COPY_BYTES_MIN && self.session.has_data_connections()
@@ -247,6 +253,7 @@ impl Driver {
             address: dst,
             rows: Rows::contiguous(bytes),
             detached: false,
+            stream: stream.wire(),
             in_order: false,
         };
         if self.has_board() && !self.session.expects_in(&expected) {

@@ -177,16 +177,17 @@ impl Driver {
                 self.copy_in_taken(dst, src as *const u8, bytes, stream, wait)
             }
             (MemoryKind::Shared, MemoryKind::Device) => {
-                if !wait {
-                    return self.copy_to_mirror(dst, src, bytes, stream);
-                }
                 self.copy_here(dst, src, bytes as u64, stream)?;
-                self.synchronize_stream(stream)
+                if wait {
+                    self.synchronize_stream(stream)
+                } else {
+                    self.host_is_used(stream);
+                    Ok(())
+                }
             }
-            (MemoryKind::Pinned, MemoryKind::Device) if !wait => match self.hold_mirror(dst) {
-                Some(_open) => self.copy_to_mirror(dst, src, bytes, stream),
-                None => self.bring(dst as *mut u8, src, bytes, stream),
-            },
+            (MemoryKind::Pinned, MemoryKind::Device) if !wait => {
+                self.bring(dst as *mut u8, src, bytes, stream)
+            }
             (_, MemoryKind::Device) => {
                 // SAFETY: the caller's destination, as the driver API asks of it.
                 let number = unsafe { self.copy_out_now(dst as *mut u8, src, bytes, stream)? };
@@ -202,13 +203,6 @@ impl Driver {
                 Ok(())
             }
         }
-    }
-
-    /// Copies to host memory that the server sees, without a wait.
-    fn copy_to_mirror(&self, dst: u64, src: u64, bytes: usize, stream: &StreamRef) -> Done {
-        self.copy_here(dst, src, bytes as u64, stream)?;
-        self.host_is_used(stream);
-        Ok(())
     }
 
     /// Adds a copy to a captured graph: it reads and writes memory at each launch, not now.

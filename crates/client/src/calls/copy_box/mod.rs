@@ -323,13 +323,6 @@ impl Driver {
                 }
             }
             (MemoryKind::Pinned, MemoryKind::Device) if !wait => {
-                if let End::Memory(to) = &request.dst
-                    && let Some(_open) = self.hold_mirror(to.address)
-                {
-                    self.copy_box_here(request, stream)?;
-                    self.host_is_used(stream);
-                    return Ok(());
-                }
                 self.copy_box_out(request, stream, true).map(drop)
             }
             (_, MemoryKind::Device) => {
@@ -406,12 +399,13 @@ impl Driver {
         let group = Group::new(pieces.len());
         for piece in pieces {
             let address = (dst.address + dst.offset(piece.at)) as *mut u8;
+            let rows = dst.rows(piece.extent);
             let sink = Sink::Memory(ReceiveBuffer {
                 address,
-                rows: dst.rows(piece.extent),
+                rows,
                 detached,
-                // Rows are never received in place, but with the reply.
-                in_order: true,
+                stream: stream.wire(),
+                in_order: self.is_mirrored_in(address as u64, rows.spanned_bytes() as u64),
             });
             let desc = describe(
                 (BoxEnd::Packed, [0; 3]),

@@ -143,7 +143,7 @@ pub(crate) fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> Done {
         }
         driver.graph_memory.launch(exec)?;
     }
-    driver.push_visible()?;
+    driver.push_for_work(&stream)?;
     if !stream.is_capturing() {
         driver.graphs.launched();
     }

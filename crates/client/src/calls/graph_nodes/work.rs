@@ -138,7 +138,7 @@ impl Driver {
         // SAFETY: the arrays are as this function's contract says.
         let arguments = unsafe { Arguments::new(kernel, node.kernel_params, node.extra)? };
         let params = arguments.gather()?.into_boxed_slice();
-        self.make_arguments_visible(&params, || true)?;
+        self.make_arguments_visible(&params, None, || true)?;
         Ok(NodeSpec::Kernel {
             node: *node,
             kernel,
