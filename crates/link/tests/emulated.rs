@@ -135,7 +135,9 @@ fn a_round_trip_takes_what_the_network_says() {
         for (carrier, pair) in pairs(text) {
             let took = round_trip(pair);
             assert!(took >= rtt, "{carrier}: {took:?}");
-            assert!(took < rtt + Duration::from_millis(3), "{carrier}: {took:?}");
+            // Less than twice: on a busy machine a thread may start milliseconds late.
+            let most = rtt * 3 / 2 + Duration::from_millis(2);
+            assert!(took < most, "{carrier}: {took:?}");
         }
     }
 }
