@@ -354,8 +354,16 @@ impl Block {
             .u64(ERROR)
             .store(ALL << 8 | u64::from(Syndrome::FLUSHED.0), Ordering::SeqCst);
         let reserved = close(qpn, counters, deadline)?;
-        let started = receives_base(qpn, counters, deadline)
-            .and_then(|base| again(counters).map(|next| (base, next)));
+        let started = receives_base(qpn, counters, deadline).and_then(|base| {
+            let next = again(counters);
+            if next.is_err() {
+                // The round is not begun: another try finds what is ready reserved.
+                let ready = counters.u64(RECEIVES_READY).load(Ordering::Acquire);
+                let reserved = counters.u64(RECEIVES_RESERVED);
+                reserved.store(ready, Ordering::Release);
+            }
+            next.map(|next| (base, next))
+        });
         let (receives_base, next) = match started {
             Ok(started) => started,
             Err(error) => {
@@ -473,4 +481,33 @@ pub(crate) fn part(block: &Mapped, offset: usize, bytes: usize) -> Result<Mapped
         alignment: 64,
         given,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_reset_that_fails_can_be_tried_again() {
+        let options = Options {
+            log_blocks: 5,
+            log_receives: 3,
+            ..Options::default()
+        };
+        let memory = Mapped::allocate(options.bytes()).unwrap();
+        let block = Block::take(memory, options).unwrap();
+        for at in [RECEIVES_RESERVED, RECEIVES_READY] {
+            block.memory.u64(at).store(3, Ordering::Relaxed);
+        }
+        for _ in 0..2 {
+            let failed = block.reset(1, |_| Err(Error::NoPair(7)));
+            assert!(matches!(failed, Err(Error::NoPair(7))), "{failed:?}");
+        }
+        block.reset(1, |_| Ok(None)).unwrap();
+        for at in [RECEIVES_RESERVED, RECEIVES_READY, RECEIVES_CONSUMED] {
+            assert_eq!(block.memory.u64(at).load(Ordering::Relaxed), ROUND);
+        }
+    }
 }

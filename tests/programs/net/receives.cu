@@ -54,6 +54,17 @@ static bool exchange(outboard_net *net, const outboard_net_queue (&of)[2], Memor
     return true;
 }
 
+// All receives, which a thread at a server may not have seen yet when they are flushed.
+static bool reset_at_once(outboard_net *net, const outboard_net_queue (&of)[2], Memory *memory, uint32_t key, uint64_t round)
+{
+    EXPECT(outboard_net_connect(net, of[0].qpn, of[1].qpn) == 0);
+    Queue receiver(of[1]);
+    uint64_t ticket;
+    for (uint64_t i = 0; i < 8; ++i) EXPECT(!receiver.post_receive(Local{(uint64_t)memory->into, key}, 8, PATIENCE_NS, &ticket));
+    for (auto &queue : of) EXPECT(outboard_net_reset(net, queue.qpn) == 0);
+    return true;
+}
+
 int main(int count, char **values)
 {
     if (count < 2) return 2;
@@ -75,6 +86,8 @@ int main(int count, char **values)
     bool right = true;
     uint64_t rounds = std::strtoull(values[1], nullptr, 10);
     for (uint64_t round = 0; round < rounds && right; ++round) right = exchange(net, queues, memory, key, round);
+    for (uint64_t round = 0; round < 10 * rounds && right; ++round) right = reset_at_once(net, queues, memory, key, round);
+    right = right && exchange(net, queues, memory, key, rounds);
     outboard_net_close(net);
     if (right) std::printf("%s rounds: right\n", values[1]);
     return !right;

@@ -86,6 +86,8 @@ pub(crate) struct Queue {
 struct State {
     is_connected: bool,
     ringer: Option<Ringer>,
+    /// Receives that the adapter is shown by a reset which has not ended.
+    flushing: Option<u64>,
 }
 
 impl Queue {
@@ -146,6 +148,7 @@ impl Queue {
             state: Mutex::new(State {
                 is_connected,
                 ringer,
+                flushing: None,
             }),
             pair,
             rings,
@@ -181,9 +184,10 @@ impl Queue {
         let mut state = self.state.lock();
         if state.is_connected {
             self.pair.fail()?;
-            self.flush_receives(counters)?;
+            self.flush_receives(counters, &mut state.flushing)?;
             self.pair.reset()?;
             state.is_connected = false;
+            state.flushing = None;
         }
         let ready = counters.u64(RECEIVES_READY).load(Ordering::Acquire);
         self.first.store(next_round(ready), Ordering::Release);
@@ -203,8 +207,9 @@ impl Queue {
         Ok(Some(consumed.wrapping_add(written.count() as u64)))
     }
 
-    /// Waits until all receives are flushed, and as many more as end a round of completions.
-    fn flush_receives(&self, counters: &Mapped) -> Result<(), Error> {
+    /// Waits until all receives are flushed, and as many more as end a round of completions. The
+    /// adapter is shown those that no thread has shown it. A second try goes on where one ended.
+    fn flush_receives(&self, counters: &Mapped, shown: &mut Option<u64>) -> Result<(), Error> {
         let (memory, options) = (&self.block.memory, &self.block.options);
         let ready = counters.u64(RECEIVES_READY).load(Ordering::Acquire);
         let Some(received) = &self.rings.receives else {
@@ -227,15 +232,22 @@ impl Queue {
         let nothing = u64::from(NO_MEMORY).to_be();
         // Any number: it is the program's.
         let more = ready.wrapping_neg() & (2 * count - 1);
-        for number in (0..more).map(|more| ready.wrapping_add(more)) {
+        let show = |next: u64| {
+            let index = (next & 0xffff) as u32;
+            let record = self.rings.records.u32(0);
+            record.store(index.to_be(), Ordering::Release);
+        };
+        let ahead = shown.map_or(0, |shown| shown.wrapping_sub(ready));
+        let ahead = if ahead <= more { ahead } else { 0 };
+        show(ready.wrapping_add(ahead));
+        for number in (ahead..more).map(|more| ready.wrapping_add(more)) {
             if number.wrapping_sub(self.first.load(Ordering::Acquire)) >= count {
                 flushed(number.wrapping_sub(count))?;
             }
             let slot = options.receives_at() + (number & (count - 1)) as usize * RECEIVE_BYTES;
             memory.u64(slot).store(nothing, Ordering::Relaxed);
-            let index = (number.wrapping_add(1) & 0xffff) as u32;
-            let record = self.rings.records.u32(0);
-            record.store(index.to_be(), Ordering::Release);
+            show(number.wrapping_add(1));
+            *shown = Some(number.wrapping_add(1));
         }
         flushed(ready.wrapping_add(more).wrapping_sub(1))
     }
@@ -302,6 +314,7 @@ impl Looked for Queue {
         let State {
             is_connected,
             ringer,
+            ..
         } = &mut *state;
         match ringer.as_mut().filter(|_| *is_connected) {
             Some(ringer) => ringer.serve(self.export.qpn),
