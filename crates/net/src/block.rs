@@ -404,14 +404,16 @@ impl Block {
 
 /// Fails what a queue's completions do not say is done, for threads that wait: whoever executes its
 /// entries is gone. A failure that is there already stays.
-pub(crate) fn lose(memory: &Mapped, options: &Options) {
+///
+/// `completion` is the offset of those that are written over one another.
+pub(crate) fn lose(memory: &Mapped, options: &Options, completion: usize) {
     if options.are_counters_of_gpu() || memory.len() < options.bytes() {
         return;
     }
     let mut done = memory.u64(DONE).load(Ordering::Acquire);
     if !options.is_plain() {
         // Those who post alone leave it to the completion to say what is done.
-        let last = memory.u64(COMPLETION + CQE_BYTES - 8);
+        let last = memory.u64(completion + CQE_BYTES - 8);
         let last = last.load(Ordering::Acquire).to_le_bytes();
         let ahead = u16::from_be_bytes([last[4], last[5]]).wrapping_sub(done as u16);
         match last[7] >> 4 {
@@ -508,6 +510,28 @@ mod tests {
         block.reset(1, |_| Ok(None)).unwrap();
         for at in [RECEIVES_RESERVED, RECEIVES_READY, RECEIVES_CONSUMED] {
             assert_eq!(block.memory.u64(at).load(Ordering::Relaxed), ROUND);
+        }
+    }
+
+    #[test]
+    fn what_completed_before_a_session_was_lost_stays_done_wherever_its_completion_lies() {
+        let options = Options {
+            log_blocks: 5,
+            ..Options::default()
+        };
+        for completion in [COMPLETION, PAGE] {
+            let memory = Mapped::allocate(options.bytes()).unwrap();
+            for at in [COMPLETION, PAGE] {
+                // Another one, which nobody has written.
+                let last = memory.u64(at + CQE_BYTES - 8);
+                last.store(0xf0_u64.to_be(), Ordering::Relaxed);
+            }
+            // The third entry is complete.
+            let last = memory.u64(completion + CQE_BYTES - 8);
+            last.store((2_u64 << 16).to_be(), Ordering::Relaxed);
+            lose(&memory, &options, completion);
+            let error = memory.u64(ERROR).load(Ordering::Relaxed);
+            assert_eq!(error, 3 << 8 | u64::from(Syndrome::RETRIES_EXCEEDED.0));
         }
     }
 }

@@ -44,6 +44,8 @@ struct Queue {
     process: u32,
     address: u64,
     options: Options,
+    /// Offset of completions that are written over one another.
+    completion: usize,
 }
 
 /// Returns the functions of the client's libcuda, if that is the one of this process.
@@ -171,13 +173,14 @@ impl Number {
         call_of(self.0, call, memory)
     }
 
-    /// Notes a queue, which fails when the session is lost.
-    pub(super) fn has_queue(&self, address: u64, options: Options) {
+    /// Notes a queue with completions at an offset, which fails when the session is lost.
+    pub(super) fn has_queue(&self, address: u64, options: Options, completion: usize) {
         QUEUES.lock().push(Queue {
             endpoint: self.0,
             process: process::id(),
             address,
             options,
+            completion,
         });
     }
 }
@@ -214,7 +217,7 @@ fn lose_queues() {
         // SAFETY: mapped now, and a program keeps it so until the endpoint is closed.
         let memory = unsafe { mapped(queue.address as *mut c_void, bytes, true) };
         if let Ok(memory) = memory {
-            lose(&memory, &queue.options);
+            lose(&memory, &queue.options, queue.completion);
         }
     }
 }

@@ -136,14 +136,15 @@ impl Endpoint for Remote {
         match self.number.call(&call, (address, bytes))? {
             NetAnswer::Queue { qpn, scratch_key } => {
                 self.queues.lock().insert(qpn, options);
-                if self.provider != Provider::Nvlink {
-                    self.number.has_queue(address, options);
-                }
                 let export = match self.provider {
                     Provider::Nvlink => export_at(address, &options, qpn),
                     Provider::Mlx5 => mlx5::export_at(address, &options, qpn, scratch_key),
                     _ => Export::at(address, &options, qpn, scratch_key),
                 };
+                if self.provider != Provider::Nvlink {
+                    let completion = (export.completion - address) as usize;
+                    self.number.has_queue(address, options, completion);
+                }
                 Ok(Export {
                     flags: export.flags | REMOTE,
                     ..export
