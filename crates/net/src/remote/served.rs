@@ -1,6 +1,11 @@
 //! The server's side: endpoints of one session.
 
-use std::{collections::BTreeMap, os::unix::net::UnixStream, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    os::unix::net::UnixStream,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use outboard_wire::{
     doc::{
@@ -9,6 +14,7 @@ use outboard_wire::{
     },
     limits::NET_DEVICE_BYTES_MAX,
 };
+use parking_lot::Mutex;
 
 use super::{
     at_server::{AtServer, Lend, Tables, connect_direct, lose_peer},
@@ -59,6 +65,9 @@ pub trait Carrier: Send + Sync {
 #[derive(Debug, Default)]
 pub struct Served {
     endpoints: BTreeMap<u32, Arc<dyn AtServer>>,
+    /// Those that are closed, and that calls which wait may still have.
+    closed: Vec<Weak<dyn AtServer>>,
+    resetting: Resets,
     /// Streams that the program relays. They end before the adapters.
     relayed: Relayed,
     /// Secrets of those that are awaited, by endpoint and queue.
@@ -67,6 +76,21 @@ pub struct Served {
     device: Option<String>,
     /// The client is writing what adapters are to see at once.
     is_held: bool,
+}
+
+/// Queues that are being put back, by endpoint and number.
+type Resets = Arc<Mutex<BTreeSet<(u32, u32)>>>;
+
+/// A queue's reset, until this is dropped.
+struct Resetting {
+    of: Resets,
+    queue: (u32, u32),
+}
+
+impl Drop for Resetting {
+    fn drop(&mut self) {
+        self.of.lock().remove(&self.queue);
+    }
 }
 
 /// Checks options for the RDMA device of endpoints: `device=mlx5_0&port=1&gid=3`, and none if it is
@@ -95,14 +119,13 @@ impl Served {
     /// Returns true if a device may be writing memory of the session, at any time.
     #[must_use]
     pub fn has_devices(&self) -> bool {
-        self.endpoints.values().any(|one| one.of_device().is_ok())
+        self.all().any(|one| one.of_device().is_ok())
     }
 
     /// Ends what devices have registered of a GPU's memory in a range that is about to go, or to
     /// change: a peer's writes reach nothing that comes in its place.
     pub fn forget(&self, address: u64, bytes: u64) {
-        let endpoints = self.endpoints.values();
-        endpoints.for_each(|one| one.forget(address, bytes));
+        self.all().for_each(|one| one.forget(address, bytes));
     }
 
     /// Lets all adapters look at nothing until they are let go, those of later endpoints too.
@@ -112,7 +135,13 @@ impl Served {
     }
 
     fn hold_all(&self, is_held: bool) {
-        self.endpoints.values().for_each(|one| one.hold(is_held));
+        self.all().for_each(|one| one.hold(is_held));
+    }
+
+    /// Returns all endpoints that are there, closed ones too that a call still has.
+    fn all(&self) -> impl Iterator<Item = Arc<dyn AtServer>> {
+        let closed = self.closed.iter().filter_map(Weak::upgrade);
+        self.endpoints.values().cloned().chain(closed)
     }
 
     /// Calls a function between two looks of all adapters.
@@ -135,10 +164,10 @@ impl Served {
             return Answering::Now(failed("no call of net.h"));
         };
         match call {
-            NetCall::Reset { qpn } => self.later(endpoint, move |own| {
+            NetCall::Reset { qpn } => self.reset(endpoint, qpn, move |own| {
                 own.reset(qpn).map(|()| NetAnswer::Done)
             }),
-            NetCall::ResetCounters { qpn, counters } => self.later(endpoint, move |own| {
+            NetCall::ResetCounters { qpn, counters } => self.reset(endpoint, qpn, move |own| {
                 reset_counters(own, qpn, counters).map(NetAnswer::Counters)
             }),
             NetCall::Meet {
@@ -162,7 +191,7 @@ impl Served {
                 timeout_ms,
             } => {
                 let (carrier, timeout) = (Arc::clone(carrier), within(timeout_ms));
-                self.later(endpoint, move |own| {
+                self.streamed(endpoint, move |own| {
                     join(own, qpn, peer, carrier.dial(&address, secret, timeout))
                 })
             }
@@ -210,6 +239,37 @@ impl Served {
         }
     }
 
+    /// Answers with what takes time, of an endpoint whose queues meet others by streams.
+    fn streamed(
+        &self,
+        endpoint: u32,
+        work: impl FnOnce(&dyn AtServer) -> Result<NetAnswer, Error> + Send + 'static,
+    ) -> Answering {
+        match self.get(endpoint).map(|own| own.adapter().map(drop)) {
+            Ok(Err(error)) => Answering::Now(failed(error)),
+            _ => self.later(endpoint, work),
+        }
+    }
+
+    /// Answers with a reset, which is the only one of its queue.
+    fn reset(
+        &self,
+        endpoint: u32,
+        qpn: u32,
+        work: impl FnOnce(&dyn AtServer) -> Result<NetAnswer, Error> + Send + 'static,
+    ) -> Answering {
+        let (of, queue) = (Arc::clone(&self.resetting), (endpoint, qpn));
+        if !of.lock().insert(queue) {
+            let why = format!("queue {qpn:#x} is being put back already");
+            return Answering::Now(failed(why));
+        }
+        let one = Resetting { of, queue };
+        self.later(endpoint, move |own| {
+            let _one = one;
+            work(own)
+        })
+    }
+
     /// Makes a stream for a queue of an adapter's that is not connected. Returns the adapter's end.
     fn relay(&self, endpoint: u32, qpn: u32) -> Result<(Opened, UnixStream), String> {
         let own = self.get(endpoint)?.adapter().map_err(said)?;
@@ -241,7 +301,9 @@ impl Served {
             NetCall::Close => {
                 self.get(endpoint)?;
                 self.relayed.close_all_of(endpoint);
-                self.endpoints.remove(&endpoint);
+                self.closed.retain(|one| one.strong_count() > 0);
+                let closed = self.endpoints.remove(&endpoint);
+                self.closed.extend(closed.as_ref().map(Arc::downgrade));
                 self.awaited.retain(|(of, _), _| *of != endpoint);
             }
             NetCall::Register {
@@ -301,6 +363,9 @@ impl Served {
             return Err(format!(
                 "endpoint {endpoint} is there already, or beyond the {NET_ENDPOINTS_MAX} of a session"
             ));
+        }
+        if self.all().count() >= NET_ENDPOINTS_MAX as usize {
+            return Err("calls still wait for endpoints that are closed".into());
         }
         let asked = Provider::numbered(options.provider).map_err(said)?;
         let network = Network {
@@ -362,8 +427,10 @@ impl Served {
             return Ok(());
         }
         let mut sum = (0, 0, bytes);
-        let endpoints = self.endpoints.values();
-        for device in endpoints.filter_map(|one| one.of_device().ok()) {
+        for one in self.all() {
+            let Ok(device) = one.of_device() else {
+                continue;
+            };
             let (queues, registrations, bytes) = device.counted();
             sum = (
                 sum.0 + queues,
@@ -562,11 +629,15 @@ pub(super) mod tests {
     }
 
     impl Served {
-        fn now_of(&mut self, endpoint: u32, call: &NetCall, memory: &Mapped) -> NetAnswer {
+        fn answering(&mut self, endpoint: u32, call: &NetCall, memory: &Mapped) -> Answering {
             let mut lend = |_, _, _| Ok(memory.clone().into());
             let carrier: Arc<dyn Carrier> = Arc::new(Nobody);
             let bytes = doc::to_bytes(call).unwrap();
-            match Served::call(self, endpoint, &bytes, &mut lend, &carrier) {
+            Served::call(self, endpoint, &bytes, &mut lend, &carrier)
+        }
+
+        fn now_of(&mut self, endpoint: u32, call: &NetCall, memory: &Mapped) -> NetAnswer {
+            match self.answering(endpoint, call, memory) {
                 Answering::Now(answer) => answer,
                 Answering::Later(work) => work(),
             }
@@ -610,16 +681,63 @@ pub(super) mod tests {
         }
     }
 
-    #[test]
-    fn neither_a_look_nor_an_opening_lets_adapters_look_in_the_middle_of_an_update() {
-        let options = NetOptions {
+    fn options(provider: u32) -> NetOptions {
+        NetOptions {
             seed: 0,
             delay_ns_min: 0,
             delay_ns_max: 0,
             bytes_per_s: 0,
             loss_ppm: 0,
-            provider: 0,
+            provider,
+        }
+    }
+
+    #[test]
+    fn an_endpoint_that_is_closed_counts_while_a_call_has_it_and_a_queue_has_one_reset() {
+        let (mut served, memory) = (Served::default(), Mapped::allocate(8192).unwrap());
+        served.now_of(0, &NetCall::Open(options(0)), &memory);
+        let reset = NetCall::Reset { qpn: 7 };
+        let Answering::Later(work) = served.answering(0, &reset, &memory) else {
+            panic!("a reset takes its time");
         };
+        match served.answering(0, &reset, &memory) {
+            Answering::Now(NetAnswer::Failed(why)) => assert!(why.contains("already"), "{why}"),
+            _ => panic!("a second reset"),
+        }
+        let closed = served.now_of(0, &NetCall::Close, &memory);
+        assert_eq!((closed, served.all().count()), (NetAnswer::Done, 1));
+        for endpoint in 1..NET_ENDPOINTS_MAX {
+            let opened = served.now_of(endpoint, &NetCall::Open(options(0)), &memory);
+            assert_eq!(opened, NetAnswer::Opened(Provider::Nic as u32));
+        }
+        match served.now_of(0, &NetCall::Open(options(0)), &memory) {
+            NetAnswer::Failed(why) => assert!(why.contains("still wait"), "{why}"),
+            other => panic!("{other:?}"),
+        }
+        assert!(matches!(work(), NetAnswer::Failed(_)));
+        assert!(served.resetting.lock().is_empty());
+        let opened = served.now_of(0, &NetCall::Open(options(0)), &memory);
+        assert_eq!(opened, NetAnswer::Opened(Provider::Nic as u32));
+    }
+
+    #[test]
+    fn an_endpoint_without_streams_connects_to_no_server() {
+        let (mut served, memory) = (Served::default(), Mapped::allocate(8192).unwrap());
+        let direct = options(Provider::Nvlink as u32);
+        served.now_of(0, &NetCall::Open(direct), &memory);
+        let join = NetCall::Join {
+            qpn: 1,
+            peer: NetEnd { qpn: 1, epoch: 0 },
+            address: "tcp://nobody:1".into(),
+            secret: [0; 32],
+            timeout_ms: 1000,
+        };
+        let answering = served.answering(0, &join, &memory);
+        assert!(matches!(answering, Answering::Now(NetAnswer::Failed(_))));
+    }
+
+    #[test]
+    fn neither_a_look_nor_an_opening_lets_adapters_look_in_the_middle_of_an_update() {
         let shape = Options {
             log_blocks: 5,
             signal_every: 1,
@@ -628,7 +746,7 @@ pub(super) mod tests {
         let (mut served, mut queues) = (Served::default(), Vec::new());
         for endpoint in [0, 1] {
             let memory = Mapped::allocate(shape.bytes()).unwrap();
-            let done = served.now_of(endpoint, &NetCall::Open(options.clone()), &memory);
+            let done = served.now_of(endpoint, &NetCall::Open(options(0)), &memory);
             assert_eq!(done, NetAnswer::Opened(Provider::Nic as u32));
             let create = NetCall::Create {
                 address: memory.address(),
