@@ -239,14 +239,16 @@ impl Device {
         self.regions.write().remove(&key);
     }
 
-    /// Returns a key if both sides have it for memory, as posters of entries need it.
+    /// Returns a key if both sides have it for memory, as posters of entries need it. Ends the
+    /// registration otherwise.
     pub(crate) fn same_key(&self, key: u32) -> Result<u32, Error> {
-        match self.local_key(key) == Some(key) {
-            true => Ok(key),
-            false => Err(Error::Device(
-                "memory has one key for this side and another for peers".into(),
-            )),
+        if self.local_key(key) == Some(key) {
+            return Ok(key);
         }
+        self.unregister(key);
+        Err(Error::Device(
+            "memory has one key for this side and another for peers".into(),
+        ))
     }
 
     /// Returns the key that this side has for memory that is registered by a key.
