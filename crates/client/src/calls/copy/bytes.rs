@@ -40,12 +40,24 @@ impl Driver {
         }
         match bytes < PLACED_BYTES_MIN {
             true => self.carry_in(dst, src, data, stream, wait),
-            false => self
-                .session
-                .read_meanwhile(|| self.carry_in(dst, src, data, stream, wait)),
+            false => self.carry_long_in(dst, src, data, stream, wait),
         }
     }
 
+    #[cold]
+    fn carry_long_in(
+        &self,
+        dst: u64,
+        src: *const u8,
+        data: &[u8],
+        stream: &StreamRef,
+        wait: bool,
+    ) -> Done {
+        let send = || self.carry_in(dst, src, data, stream, wait);
+        self.session.read_meanwhile(send)
+    }
+
+    #[inline(always)]
     fn carry_in(
         &self,
         dst: u64,
