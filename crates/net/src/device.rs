@@ -314,7 +314,7 @@ pub(crate) fn mlx5() -> Result<String, Error> {
     ))
 }
 
-/// Counts what a registration of so many bytes takes of the kernel's memory.
+/// Charges the kernel's memory for a registration, whose length is in bytes.
 pub(crate) fn charge(bytes: u64) -> Result<Charge, Error> {
     let tables = bytes.div_ceil(PAGE_BYTES) * ENTRY_BYTES;
     let charge = Charge::take(REGISTRATION_BYTES + tables);
