@@ -13,6 +13,7 @@ loops       seven loops that serve: request to answer; interrupts a second by pa
             and of the idle loop; time of the CPU by half seconds, before, while requests come, and after
 periods     the same interrupts by the period of completions
 waits       time of the CPU that sleeps, and of one that waits in cudaStreamSynchronize
+minutes     the same over 90 s, of which requests come for 60, by 2 s; not by default
 processes   request to answer between two processes, by shared memory and over tcp
 memory      time to allocate memory of a device, pinned and managed, and stacks
 """
@@ -38,7 +39,7 @@ from typing import Any
 import machine
 
 ALL_LOOPS = "abcdefg"
-RUN_S_MAX = 120
+RUN_S_MAX = 180
 EXIT_FAILED = 1
 UNRELIABLE = 32
 # Bytes of a request by program.
@@ -62,6 +63,9 @@ class Sizes:
     long_idle_s: float = 20
     sample_s: float = 0.5
     repeats: int = 20
+    minutes_serve_s: float = 60
+    minutes_idle_s: float = 30
+    minutes_sample_s: float = 2
 
 
 QUICK = Sizes(
@@ -75,6 +79,9 @@ QUICK = Sizes(
     long_idle_s=1,
     sample_s=0.2,
     repeats=2,
+    minutes_serve_s=1,
+    minutes_idle_s=0.6,
+    minutes_sample_s=0.2,
 )
 
 
@@ -232,10 +239,10 @@ def sampled(process: subprocess.Popen[str], every_s: float) -> list[dict[str, fl
     return samples
 
 
-def requests_in(runner: Runner, name: str, program: str, sizes: Sizes) -> int:
+def requests_in(runner: Runner, name: str, program: str, sizes: Sizes, serve_s: float = 0) -> int:
     """How many requests a loop answers in the time for which it is looked at."""
     row = loop(runner, name, program, sizes.requests // 10, idle_s=0, sample_s=sizes.sample_s)
-    return max(sizes.requests // 10, int(sizes.serve_s * 1e6 / row.get("us_median", 1e6)))
+    return max(sizes.requests // 10, int((serve_s or sizes.serve_s) * 1e6 / row.get("us_median", 1e6)))
 
 
 def idle_interrupts(sizes: Sizes) -> float:
@@ -277,6 +284,17 @@ def waits(runner: Runner, sizes: Sizes, only: str) -> dict[str, Any]:
         for how in ("", "synchronise"):
             idle_s = sizes.idle_s
             rows.append(loop(runner, name, "loops_small", requests, idle_s=idle_s, sample_s=sizes.sample_s, how=how))
+    return {"rows": rows}
+
+
+def minutes(runner: Runner, sizes: Sizes, only: str) -> dict[str, Any]:
+    """Figures W7 and T7.17: each loop with a CPU that sleeps; where it can, with one that synchronises."""
+    rows = []
+    for name in only:
+        requests = requests_in(runner, name, "loops_small", sizes, sizes.minutes_serve_s)
+        for how in ("", "synchronise") if name in "bcdg" else ("",):
+            idle_s, sample_s = sizes.minutes_idle_s, sizes.minutes_sample_s
+            rows.append(loop(runner, name, "loops_small", requests, idle_s=idle_s, sample_s=sample_s, how=how))
     return {"rows": rows}
 
 
@@ -325,7 +343,8 @@ def memory(runner: Runner, sizes: Sizes) -> list[dict[str, Any]]:
 
 
 BY_BENCH = {"post": post, "throughput": throughput, "connections": connections, "limits": limits, "memory": memory}
-BY_LOOPS = {"loops": loops, "periods": periods, "waits": waits, "processes": processes}
+BY_LOOPS = {"loops": loops, "periods": periods, "waits": waits, "processes": processes, "minutes": minutes}
+BY_DEFAULT = [name for name in [*BY_BENCH, *BY_LOOPS] if name != "minutes"]
 
 
 def main() -> int:
@@ -333,7 +352,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="programs of gpu-check/net.py build")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default=",".join([*BY_BENCH, *BY_LOOPS]))
+    parser.add_argument("--only", default=",".join(BY_DEFAULT))
     parser.add_argument("--loops", default=ALL_LOOPS)
     parser.add_argument("--by", default="", metavar="COMMAND")
     options = parser.parse_args()
