@@ -10,7 +10,7 @@ import pytest
 
 from harness import TEST_PROGRAMS, Server, start_server
 
-PARTS = ["notes", "kernel", "hidden", "rows", "capture", "adapter", "staged"]
+PARTS = ["notes", "kernel", "hidden", "rows", "capture", "adapter", "staged", "opening"]
 
 
 @pytest.fixture(scope="module")

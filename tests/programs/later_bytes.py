@@ -1,13 +1,14 @@
 """Memory that is written by two ways, one after the other: the later bytes are there, whichever way is faster. Prints
 `right`.
 
-    later_bytes.py notes|kernel|hidden|rows|capture|adapter|staged
+    later_bytes.py notes|kernel|hidden|rows|capture|adapter|staged|opening
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 import time
 from collections.abc import Callable
 from ctypes import byref, c_size_t, c_ubyte, c_uint32, c_uint64, c_void_p
@@ -231,11 +232,45 @@ def staged() -> None:
         check(back.raw == large.raw, f"round {round}: an earlier copy over a later one")
 
 
+def opening() -> None:
+    """Threads copy into memory whose mirror another's launch opens: all go on, and host and kernels agree."""
+    [load] = kernels(PTX, "load")
+    bytes, source, out = 64 * KIB, device(64 * KIB), device(4)
+    fill(source, 0x55, bytes)
+    must("cuCtxSynchronize")
+    context = made("cuCtxGetCurrent")
+    opened: list[ctypes.Array[ctypes.c_char]] = [pinned(bytes)]
+    is_over = threading.Event()
+
+    def copy() -> None:
+        must("cuCtxSetCurrent", context)
+        stream = made("cuStreamCreate", NON_BLOCKING)
+        while not is_over.is_set():
+            bring(opened[-1], source, bytes, stream)
+            bring_now(opened[-1], source, bytes)
+            must("cuStreamSynchronize", stream)
+
+    threads = [threading.Thread(target=copy) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(5 * ROUNDS):
+        opened.append(pinned(bytes))
+        launch(load, ctypes.addressof(opened[-1]), out)
+        must("cuCtxSynchronize")
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    bring(opened[-1], source, bytes)
+    launch(load, ctypes.addressof(opened[-1]), out)
+    check(word(out) == 0x55555555, "a kernel after threads that copied while mirrors were opened")
+    check(opened[-1].raw == b"U" * bytes, "the bytes of copies while mirrors were opened")
+
+
 def main() -> None:
     primary_context()
     lib.cuMemFreeHost.argtypes = [c_void_p]
     parts: dict[str, Callable[[], None]] = {
-        part.__name__: part for part in (notes, kernel, hidden, rows, capture, adapter, staged)
+        part.__name__: part for part in (notes, kernel, hidden, rows, capture, adapter, staged, opening)
     }
     for name in sys.argv[1:] or parts:
         parts[name]()

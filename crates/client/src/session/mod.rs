@@ -410,12 +410,10 @@ impl Session {
             .any(|e| matches!(&e.sink, Sink::Memory(l) if l.detached))
     }
 
-    /// Returns true if an asynchronous copy into this memory has not arrived yet.
-    pub(crate) fn expects_detached_in(&self, base: u64, bytes: u64) -> bool {
-        self.waiters.lock().values().any(|e| match &e.sink {
-            Sink::Memory(l) => l.detached && (l.address as u64).wrapping_sub(base) < bytes,
-            _ => false,
-        })
+    /// Returns the copies under way into this memory: those that a thread waits for, or the others.
+    pub(crate) fn copies_into(&self, base: u64, bytes: u64, is_awaited: bool) -> Vec<u32> {
+        let is_in = |memory: &ReceiveBuffer| (memory.address as u64).wrapping_sub(base) < bytes;
+        self.copies(|memory| memory.detached != is_awaited && is_in(memory))
     }
 
     /// Returns whether copies into the program's memory are under way.
@@ -427,8 +425,12 @@ impl Session {
     /// Returns the copies under way into mirrors, of streams that `is_of` chooses, which nobody
     /// waits for.
     pub(crate) fn copies_into_mirrors(&self, is_of: impl Fn(u64) -> bool) -> Vec<u32> {
+        self.copies(|memory| memory.detached && memory.in_order && is_of(memory.stream))
+    }
+
+    fn copies(&self, is_wanted: impl Fn(&ReceiveBuffer) -> bool) -> Vec<u32> {
         let is_wanted = |expected: &Expected| match &expected.sink {
-            Sink::Memory(memory) => memory.detached && memory.in_order && is_of(memory.stream),
+            Sink::Memory(memory) => is_wanted(memory),
             _ => false,
         };
         let waiters = self.waiters.lock();

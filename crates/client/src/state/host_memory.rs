@@ -448,13 +448,14 @@ impl Driver {
     pub(crate) fn is_mirrored(&self, address: u64) -> bool {
         let host = self.host.read();
         host.find(address)
-            .is_some_and(|range| range.mirror.is_open())
+            .is_some_and(|range| range.mirror.orders_copies())
     }
 
-    /// Returns whether kernels may be writing to the first or last of these bytes.
+    /// Returns whether kernels may be writing to the first or last of these bytes. The caller holds
+    /// [`Driver::copying_out`].
     pub(crate) fn is_mirrored_in(&self, address: u64, bytes: u64) -> bool {
         let last = address.saturating_add(bytes.saturating_sub(1));
-        self.has_mirrors() && (self.is_mirrored(address) || self.is_mirrored(last))
+        self.orders_copies() && (self.is_mirrored(address) || self.is_mirrored(last))
     }
 
     pub(super) fn host_range(&self, address: u64) -> Result<Arc<HostRange>, CUresult> {

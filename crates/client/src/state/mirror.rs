@@ -18,6 +18,8 @@ const UNNAMED_WAITS_MAX: u64 = 8;
 pub(crate) struct Mirror {
     /// The server has a mirror.
     pub(super) is_open: AtomicBool,
+    /// Copies into it come after what kernels wrote there before: from before it is opened.
+    pub(super) orders_copies: AtomicBool,
     /// It stays open until the memory is freed: the program asked for its device address.
     pub(super) stays: AtomicBool,
     /// Numbers of the look and the wait before which work last named it.
@@ -27,6 +29,7 @@ pub(crate) struct Mirror {
     pub(super) is_tracked: AtomicBool,
     /// The server's bytes. Locked only briefly: the thread that reads the link locks it too.
     pub(super) server_bytes: Mutex<Vec<u8>>,
+    /// Held by the thread that opens it.
     pub(super) opening: Mutex<()>,
 }
 
@@ -34,6 +37,7 @@ impl Default for Mirror {
     fn default() -> Self {
         Mirror {
             is_open: AtomicBool::new(false),
+            orders_copies: AtomicBool::new(false),
             stays: AtomicBool::new(false),
             named_at_look: AtomicU64::new(0),
             named_at_wait: AtomicU64::new(0),
@@ -47,6 +51,11 @@ impl Default for Mirror {
 impl Mirror {
     pub(crate) fn is_open(&self) -> bool {
         self.is_open.load(Ordering::Acquire)
+    }
+
+    /// Returns whether kernels may be writing to it, or soon.
+    pub(super) fn orders_copies(&self) -> bool {
+        self.orders_copies.load(Ordering::Acquire)
     }
 
     /// Returns whether the GPU can use the memory until it is freed.

@@ -16,7 +16,16 @@
 //! when work stops naming it: the argument may have been a stale pointer. A kernel that still uses
 //! the memory, through a pointer of its own, then gets an illegal address.
 //!
-//! Lock order: `naming`, `open`, a mirror's `server_bytes`, the session's sender.
+//! A copy from the device into mirrored memory must not overtake what kernels wrote there before.
+//! So it decides by which way it comes while it holds `copying` shared, until its requests are
+//! sent. The thread that opens a mirror takes `copying` exclusively for one moment, from which on
+//! copies into that memory come in order. Then it waits for those that were sent before. While it
+//! waits it does not hold `copying`: a copy that it waits for may itself wait for what another
+//! thread does after its next copy.
+//!
+//! Lock order: `naming`, a mirror's `opening`, `copying`, `open`, a mirror's `server_bytes`, the
+//! session's sender. A thread that holds `copying` shared takes the table of host memory and locks
+//! of the session, and waits for the link at most. None who holds these waits for `copying`.
 
 use std::{
     sync::{
@@ -35,6 +44,7 @@ use super::{
     Driver, StreamRef,
     controls::{Controls, within},
     host_memory::{HostMemory, HostRange},
+    mirror::Mirror,
 };
 use crate::log;
 
@@ -43,6 +53,13 @@ const PIECE_BYTES: usize = 64 << 10;
 
 /// Time limit for work that first names memory to wait for copies into it that are under way.
 const COPY_WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// Time limit for a thread to wait for another that opens the same mirror.
+const OPENING_WAIT_MAX: Duration = Duration::from_secs(120);
+
+/// Time for which the thread that opens a mirror keeps copies of other threads from beginning,
+/// before it reads the link for those that are being sent.
+const COPYING_PAUSE: Duration = Duration::from_millis(10);
 
 /// Time limit for work to wait for copies into mirrors that it does not name.
 const FOLLOWED_COPY_WAIT_MAX: Duration = Duration::from_secs(2);
@@ -56,6 +73,11 @@ pub(crate) struct Mirrors {
     /// Locked from a look for changes until they are sent, so that no later launch overtakes them.
     open: Mutex<OpenMirrors>,
     count: AtomicUsize,
+    /// Locked shared by a copy from the device, from the moment it decides how it comes until it is
+    /// sent; exclusively while that changes.
+    copying: RwLock<()>,
+    /// Number of mirrors that are open, or were to be opened: copies into them come in order.
+    ordered: AtomicUsize,
     looks: AtomicU64,
     figures: Figures,
     /// Memory that adapters have written since the last look: the kernel does not report it.
@@ -178,14 +200,10 @@ impl Driver {
         }
         // It cannot be closed in between: if it is open, it stays so from now on.
         let _naming = self.mirrors.naming.read();
-        if !range.mirror.stays_open() {
-            range.mirror.stays.store(true, Ordering::Release);
-            if let Err(error) = self.wait_for_copies(&range) {
-                range.mirror.stays.store(false, Ordering::Release);
-                return Err(error);
-            }
+        match range.mirror.stays_open() {
+            true => Ok(()),
+            false => self.open_by_one(&range, true),
         }
-        self.open_mirror(&range)
     }
 
     /// Notes that the server's adapters will use this memory, which is pinned, from now on.
@@ -205,23 +223,81 @@ impl Driver {
         self.mirrors.open.lock().controls.add(control);
     }
 
-    /// Waits for copies into this memory that are under way: work that reads the mirror would miss
-    /// them. A copy may itself wait for a later act of the calling thread, and never arrive; then
-    /// the work is refused.
-    fn wait_for_copies(&self, range: &HostRange) -> Result<(), CUresult> {
+    /// Keeps the way by which copies into memory come as it is, until it is dropped: the caller
+    /// decides about a copy from the device, and sends it.
+    pub(crate) fn copying_out(&self) -> RwLockReadGuard<'_, ()> {
+        self.mirrors.copying.read()
+    }
+
+    /// Returns whether copies into some memory come in order.
+    pub(super) fn orders_copies(&self) -> bool {
+        self.mirrors.ordered.load(Ordering::Acquire) > 0
+    }
+
+    /// Makes copies into this memory that are not sent yet come after what kernels write there
+    /// before them.
+    fn order_copies(&self, mirror: &Mirror) -> Result<(), CUresult> {
         let begin = Instant::now();
-        while self.session.expects_detached_in(range.base, range.bytes) {
+        while !mirror.orders_copies() {
+            if let Some(_none_is_sent) = self.mirrors.copying.try_write_for(COPYING_PAUSE) {
+                if !mirror.orders_copies.swap(true, Ordering::AcqRel) {
+                    self.mirrors.ordered.fetch_add(1, Ordering::AcqRel);
+                }
+                return Ok(());
+            }
+            self.session.check()?;
+            // A thread that sends may wait for the server, which waits until replies are read.
             self.session.poll();
-            std::thread::yield_now();
             if begin.elapsed() > COPY_WAIT_MAX {
                 log::warn(format_args!(
-                    "work that first names pinned memory while a copy is on its way into it, which has not come in {} s, is not supported: a stream may wait for what comes later",
+                    "work that first names pinned memory is refused: copies of other threads could not be sent in {} s",
                     COPY_WAIT_MAX.as_secs()
                 ));
                 return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
             }
         }
         Ok(())
+    }
+
+    /// Waits for copies into this memory that are under way: work that reads the mirror would miss
+    /// them. A copy may itself wait for a later act of the calling thread, and never arrive; then
+    /// the work is refused.
+    fn wait_for_copies(&self, range: &HostRange) -> Result<(), CUresult> {
+        let copies = self.session.copies_into(range.base, range.bytes, false);
+        if self.wait_until_come(copies, COPY_WAIT_MAX) {
+            return Ok(());
+        }
+        log::warn(format_args!(
+            "work that first names pinned memory while a copy is on its way into it, which has not come in {} s, is not supported: a stream may wait for what comes later",
+            COPY_WAIT_MAX.as_secs()
+        ));
+        Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+    }
+
+    /// Waits for copies into this memory that other threads wait for, and that do not come in
+    /// order: they could come after what kernels write later.
+    fn wait_for_awaited_copies(&self, range: &HostRange) {
+        let copies = self.session.copies_into(range.base, range.bytes, true);
+        if !self.wait_until_come(copies, FOLLOWED_COPY_WAIT_MAX) {
+            log::warn(format_args!(
+                "a copy into pinned memory that another thread waits for may be written over what kernels write there later: it has not come in {} s",
+                FOLLOWED_COPY_WAIT_MAX.as_secs()
+            ));
+        }
+    }
+
+    /// Waits until these copies have come. Returns false if they have not by then.
+    fn wait_until_come(&self, mut copies: Vec<u32>, time: Duration) -> bool {
+        let begin = Instant::now();
+        while !copies.is_empty() {
+            if begin.elapsed() > time {
+                return false;
+            }
+            self.session.poll();
+            std::thread::yield_now();
+            self.session.retain_expected(&mut copies);
+        }
+        true
     }
 
     /// Opens mirrors of private memory that these arguments point to. The caller sends the launch
@@ -254,21 +330,51 @@ impl Driver {
             naming.get_or_insert_with(|| self.mirrors.naming.read());
             let look = self.mirrors.looks.load(Ordering::Acquire);
             range.mirror.named(look, self.session.waits());
-            self.wait_for_copies(&range)?;
-            self.open_mirror(&range)?;
+            match range.mirror.is_open() {
+                true => self.wait_for_copies(&range)?,
+                false => self.open_by_one(&range, false)?,
+            }
         }
         Ok(naming)
     }
 
+    /// Opens the mirror of a range, if it is closed, and waits for copies into it, on one thread at
+    /// a time. The caller holds `naming`. If it `stays`, only the end of the memory closes it.
+    fn open_by_one(&self, range: &Arc<HostRange>, stays: bool) -> Result<(), CUresult> {
+        let mirror = &range.mirror;
+        let Some(_one_at_a_time) = mirror.opening.try_lock_for(OPENING_WAIT_MAX) else {
+            log::warn(format_args!(
+                "work that names pinned memory is refused: another thread's work has been waiting for copies into it for {} s",
+                OPENING_WAIT_MAX.as_secs()
+            ));
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        };
+        let is_to_stay = stays && !mirror.stays_open();
+        if is_to_stay {
+            mirror.stays.store(true, Ordering::Release);
+        }
+        let opened = self.open_after_copies(range);
+        if is_to_stay && opened.is_err() {
+            mirror.stays.store(false, Ordering::Release);
+        }
+        opened
+    }
+
+    fn open_after_copies(&self, range: &Arc<HostRange>) -> Result<(), CUresult> {
+        let mirror = &range.mirror;
+        self.order_copies(mirror)?;
+        if !mirror.is_open() {
+            self.wait_for_awaited_copies(range);
+        }
+        self.wait_for_copies(range)?;
+        match mirror.is_open() {
+            true => Ok(()),
+            false => self.open_mirror(range),
+        }
+    }
+
     fn open_mirror(&self, range: &Arc<HostRange>) -> Result<(), CUresult> {
         let mirror = &range.mirror;
-        if mirror.is_open() {
-            return Ok(());
-        }
-        let _one_at_a_time = mirror.opening.lock();
-        if mirror.is_open() {
-            return Ok(());
-        }
         // The server maps whole pages; both sides leave the parts outside the range unused.
         let (start, end) = range.pages();
         if !range.is_variable() {
@@ -305,7 +411,16 @@ impl Driver {
         let mut open = self.mirrors.open.lock();
         match range.mirror.is_open() {
             true => self.close_in(&mut open, range),
-            false => Ok(()),
+            false => {
+                self.leave_copies_unordered(&range.mirror);
+                Ok(())
+            }
+        }
+    }
+
+    fn leave_copies_unordered(&self, mirror: &Mirror) {
+        if mirror.orders_copies.swap(false, Ordering::AcqRel) {
+            self.mirrors.ordered.fetch_sub(1, Ordering::AcqRel);
         }
     }
 
@@ -314,6 +429,7 @@ impl Driver {
         open.controls.forget((range.base, range.base + range.bytes));
         let mirror = &range.mirror;
         mirror.is_open.store(false, Ordering::Release);
+        self.leave_copies_unordered(mirror);
         self.mirrors.count.fetch_sub(1, Ordering::AcqRel);
         self.mirrors.figures.closed.fetch_add(1, Ordering::Relaxed);
         let (start, end) = range.pages();
@@ -360,19 +476,12 @@ impl Driver {
     /// after. A copy may itself wait for a later act of the calling thread: the wait has a bound.
     #[cold]
     fn wait_for_copies_before(&self, stream: &StreamRef) {
-        let mut copies = self.session.copies_into_mirrors(|of| stream.may_follow(of));
-        let begin = Instant::now();
-        while !copies.is_empty() {
-            if begin.elapsed() > FOLLOWED_COPY_WAIT_MAX {
-                log::warn(format_args!(
-                    "a kernel that reads pinned memory by a pointer in the GPU's memory may miss a copy into it, which has not come in {} s",
-                    FOLLOWED_COPY_WAIT_MAX.as_secs()
-                ));
-                return;
-            }
-            self.session.poll();
-            std::thread::yield_now();
-            self.session.retain_expected(&mut copies);
+        let copies = self.session.copies_into_mirrors(|of| stream.may_follow(of));
+        if !self.wait_until_come(copies, FOLLOWED_COPY_WAIT_MAX) {
+            log::warn(format_args!(
+                "a kernel that reads pinned memory by a pointer in the GPU's memory may miss a copy into it, which has not come in {} s",
+                FOLLOWED_COPY_WAIT_MAX.as_secs()
+            ));
         }
     }
 

@@ -6,6 +6,7 @@
 mod copies;
 mod failures;
 mod launches;
+mod mirrors;
 mod peer;
 mod waits;
 
@@ -226,7 +227,18 @@ fn load() -> CUfunction {
 
 /// Launches the kernel of [`load`].
 fn launch(function: CUfunction, grid: [u32; 3], block: [u32; 3], stream: CUstream) -> CUresult {
-    let (mut address, mut number) = (0x1122_3344_5566_7788u64, 0x99aa_bbccu32);
+    launch_with(0x1122_3344_5566_7788, function, grid, block, stream)
+}
+
+/// Launches the kernel of [`load`] with this address as its argument.
+fn launch_with(
+    mut address: u64,
+    function: CUfunction,
+    grid: [u32; 3],
+    block: [u32; 3],
+    stream: CUstream,
+) -> CUresult {
+    let mut number = 0x99aa_bbccu32;
     let mut params: [*mut c_void; 2] = [(&raw mut address).cast(), (&raw mut number).cast()];
     let ([gx, gy, gz], [bx, by, bz]) = (grid, block);
     let params = params.as_mut_ptr();

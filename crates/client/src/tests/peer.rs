@@ -54,9 +54,14 @@ impl Notes<'_> {
 
     /// Sends the replies that were put off.
     pub(super) fn release(&mut self) {
+        self.release_with(&[0; 64]);
+    }
+
+    /// Sends the replies that were put off, with these fields.
+    pub(super) fn release_with(&mut self, body: &[u8]) {
         for token in self.late.drain(..) {
             let head = header(0, token, CUresult::CUDA_SUCCESS);
-            send(self.sender, head, &[0; 64]);
+            send(self.sender, head, body);
         }
     }
 

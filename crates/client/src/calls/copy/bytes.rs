@@ -157,6 +157,7 @@ impl Driver {
         detached: bool,
     ) -> Result<(Arc<Group>, u64), CUresult> {
         let pieces = bytes.div_ceil(CHUNK_BYTES_MAX);
+        let _sent_as_it_is = self.copying_out();
         let in_order = self.is_mirrored_in(dst as u64, bytes as u64);
         let whole = ReceiveBuffer {
             address: dst,

@@ -397,6 +397,7 @@ impl Driver {
         };
         let pieces = request.extent.pieces(CHUNK_BYTES_MAX as u64);
         let group = Group::new(pieces.len());
+        let _sent_as_it_is = self.copying_out();
         for piece in pieces {
             let address = (dst.address + dst.offset(piece.at)) as *mut u8;
             let rows = dst.rows(piece.extent);
