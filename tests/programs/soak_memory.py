@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import random
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from ctypes import byref, c_size_t, c_uint32, c_uint64, c_void_p
@@ -21,6 +22,8 @@ PAGE_BYTES = 4096
 COPY_BYTES_MAX = 6 << 20
 # Words that a kernel visits at most: an interpreter runs it.
 VISITED_MAX = 2048
+# After this time words that came after a wait are told from words that did not come.
+LATE_S = 0.2
 
 Words = np.ndarray
 Address = c_uint64
@@ -77,11 +80,14 @@ def made_of(data: Words) -> Words:
 
 
 def look(what: str, found: Words, wanted: Words) -> int:
-    """Compares; returns the number of bytes that were right."""
-    if not np.array_equal(found, wanted):
-        wrong = np.nonzero(found != wanted)[0]
-        some = [(int(i), hex(found[i]), hex(wanted[i])) for i in wrong[:4]]
-        raise Wrong(f"WRONG: {what}: {len(wrong)} of {len(wanted)}, last at {wrong[-1]}: {some}")
+    """Compares; returns the number of bytes that were right. Says whether words that are not came later."""
+    seen = found.copy()
+    if not np.array_equal(seen, wanted):
+        wrong = np.nonzero(seen != wanted)[0]
+        some = [(int(i), hex(seen[i]), hex(wanted[i])) for i in wrong[:4]]
+        time.sleep(LATE_S)
+        late = "they came later" if np.array_equal(found, wanted) else "they did not come later"
+        raise Wrong(f"WRONG: {what}: {len(wrong)} of {len(wanted)}, last at {wrong[-1]}: {some}; {late}")
     return int(wanted.nbytes)
 
 

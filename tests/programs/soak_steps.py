@@ -103,8 +103,8 @@ def new_event(flags: int = 2) -> Iterator[c_void_p]:
     must("cuEventDestroy_v2", event)
 
 
-def wait(choice: random.Random, stream: Stream) -> None:
-    """Waits for a stream by one of the ways that there are."""
+def wait(choice: random.Random, stream: Stream) -> str:
+    """Waits for a stream by one of the ways that there are; returns the way."""
     way = choice.randrange(4)
     if way == 0:
         must("cuStreamSynchronize", stream)
@@ -117,6 +117,7 @@ def wait(choice: random.Random, stream: Stream) -> None:
                 must("cuEventSynchronize", event)
             else:
                 until_ready("cuEventQuery", event)
+    return ("cuStreamSynchronize", "cuStreamQuery", "cuEventSynchronize", "cuEventQuery")[way]
 
 
 def until_ready(function: str, handle: c_void_p) -> None:
@@ -379,10 +380,11 @@ class Graph:
                 self.of.words()[:] = sent
                 for _ in range(times):
                     must("cuGraphLaunch", self.executable, stream)
-                wait(choice, stream)
-                right += look("a graph's results", self.to.words(), made_of(sent))
+                by = wait(choice, stream)
+                right += look(f"a graph's results after {by}", self.to.words(), made_of(sent))
                 sent[: self.half] = self.value
-                right += look(f"a graph's branch in {self.beside.kind}", self.beside.words(), made_of(sent))
+                what = f"a graph's branch in {self.beside.kind} after {by}"
+                right += look(what, self.beside.words(), made_of(sent))
                 if self.calls != before + times:
                     raise Wrong(f"WRONG: {self.calls - before} calls of a graph's function in {times} launches")
         return right

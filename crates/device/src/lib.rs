@@ -218,8 +218,7 @@ pub struct Cx<'s> {
     pub placed: Option<&'s Placed>,
     /// Takes a file descriptor that the client sent beside its messages.
     pub fds: &'s mut dyn FnMut(u64) -> Result<OwnedFd, Failure>,
-    /// Hands the client the host functions that streams have reached, and collects those that it
-    /// has run. Used by a device call that cannot return before they are run.
+    /// Serves the client during a device call that cannot return before it has run host functions.
     pub service: &'s mut Service<'s>,
 }
 
@@ -240,8 +239,19 @@ impl Cx<'_> {
     }
 }
 
-/// Takes the host functions reached, and appends those done. Returns whether the client is there.
-pub type Service<'s> = dyn FnMut(&[(u64, CUresult)], &mut Vec<u64>) -> bool + 's;
+/// A device while a call of its own is held up, as far as its client needs it.
+pub trait HeldUp {
+    /// Appends what kernels have printed, as [`Host::take_printed`] does.
+    fn take_printed(&mut self, out: &mut Printed);
+    /// Appends the host functions that streams have reached, as [`Host::take_host_calls`] does.
+    fn take_host_calls(&mut self, out: &mut Vec<(u64, CUresult)>);
+    /// Hands over words that kernels have changed, as [`Host::take_host_pages`] does.
+    fn take_host_pages(&mut self, changed: &mut dyn FnMut(u64, &[u8]));
+}
+
+/// Sends the client what the device has for it, and appends the host functions that it has run.
+/// Returns whether the client is there.
+pub type Service<'s> = dyn FnMut(&mut dyn HeldUp, &mut Vec<u64>) -> bool + 's;
 
 /// How a message's execution ends.
 pub enum Outcome {

@@ -15,14 +15,16 @@ use std::{
 };
 
 use outboard_api::{CUresult, cuda::CUDA_HOST_NODE_PARAMS};
-use outboard_device::{Cx, Failure, Service};
+use outboard_device::{Cx, Failure, HeldUp, Printed, Service};
 use outboard_wire::messages;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{
     Nvidia,
     graph_calls::NodeWork,
+    host_memory::HostRanges,
     owned::Mark,
+    printed::{Captured, Printing},
     table::{Driver, Refused, real},
 };
 
@@ -180,17 +182,59 @@ impl Drop for HostCalls {
 /// Interval at which the client is served while a driver call is held up.
 const ASIDE_US: u64 = 50;
 
+/// The parts of a device that its client needs while a driver call is held up.
+pub(super) struct Aside<'d> {
+    host_calls: &'d mut HostCalls,
+    host: &'d mut HostRanges,
+    printed: Option<&'d Captured>,
+    printing: &'d mut Printing,
+}
+
+impl<'d> Aside<'d> {
+    pub(super) fn new(
+        host_calls: &'d mut HostCalls,
+        host: &'d mut HostRanges,
+        printed: &'d Option<Captured>,
+        printing: &'d mut Printing,
+    ) -> Aside<'d> {
+        Aside {
+            host_calls,
+            host,
+            printed: printed.as_ref(),
+            printing,
+        }
+    }
+}
+
+impl HeldUp for Aside<'_> {
+    fn take_printed(&mut self, out: &mut Printed) {
+        if let Some(printed) = self.printed
+            && self.printing.is_news()
+        {
+            printed.take(&mut out.stdout);
+        }
+    }
+
+    fn take_host_calls(&mut self, out: &mut Vec<(u64, CUresult)>) {
+        self.host_calls.take(out);
+    }
+
+    fn take_host_pages(&mut self, changed: &mut dyn FnMut(u64, &[u8])) {
+        self.host.take_changed(changed);
+    }
+}
+
 /// Makes a driver call that may wait for the GPU's streams. While host functions are outstanding it
 /// runs on another thread, and this one goes on sending them to the client; otherwise each would
 /// wait for the other. If the client has left, its host functions count as done.
 pub(super) fn aside<T: Send>(
     driver: &Driver,
     context: real::Context,
-    host_calls: &mut HostCalls,
+    mut device: Aside<'_>,
     service: &mut Service<'_>,
     call: impl FnOnce(&Driver) -> Result<T, Refused> + Send,
 ) -> Result<T, Refused> {
-    if !host_calls.is_outstanding() {
+    if !device.host_calls.is_outstanding() {
         return call(driver);
     }
     std::thread::scope(|scope| {
@@ -198,15 +242,13 @@ pub(super) fn aside<T: Send>(
             driver.cuCtxSetCurrent(context)?;
             call(driver)
         });
-        let (mut reached, mut done) = (Vec::new(), Vec::new());
+        let mut done = Vec::new();
         while !held_up.is_finished() {
-            reached.clear();
-            host_calls.take(&mut reached);
-            if !service(&reached, &mut done) {
-                host_calls.end();
+            if !service(&mut device, &mut done) {
+                device.host_calls.end();
             }
             for call in done.drain(..) {
-                if let Err(failure) = host_calls.done(call) {
+                if let Err(failure) = device.host_calls.done(call) {
                     tracing::warn!(%failure, "an answer to no host function");
                 }
             }
@@ -234,6 +276,17 @@ unsafe extern "C" fn again(data: *mut c_void) {
 }
 
 impl Nvidia {
+    /// Splits off the parts that the client needs while a driver call is held up.
+    pub(super) fn aside(&mut self) -> (&Driver, Aside<'_>) {
+        let aside = Aside::new(
+            &mut self.host_calls,
+            &mut self.host,
+            &self.printed,
+            &mut self.printing,
+        );
+        (&self.driver, aside)
+    }
+
     pub(super) fn host_func(
         &mut self,
         cx: &mut Cx<'_>,

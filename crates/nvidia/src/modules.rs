@@ -17,7 +17,7 @@ use super::{
     calls::LaunchShape,
     contents::framed,
     deferred_free::Retired,
-    host_calls,
+    host_calls::{self, Aside},
     jit::{self, Options},
     launch::attributes,
     owned::Owned,
@@ -95,13 +95,8 @@ impl Nvidia {
                 driver.load_library(&text, &mut options)
             }
         };
-        let loaded = host_calls::aside(
-            &self.driver,
-            current,
-            &mut self.host_calls,
-            cx.service,
-            load,
-        );
+        let (driver, device) = self.aside();
+        let loaded = host_calls::aside(driver, current, device, cx.service, load);
         let handle = match loaded {
             Ok(handle) => handle,
             refused => return reply(jit::status(refused)?, &options, None),
@@ -111,13 +106,8 @@ impl Nvidia {
         });
         if contents.load_now {
             let load = |driver: &Driver| driver.cuLibraryGetModule(handle);
-            let module = host_calls::aside(
-                &self.driver,
-                current,
-                &mut self.host_calls,
-                cx.service,
-                load,
-            );
+            let (driver, device) = self.aside();
+            let module = host_calls::aside(driver, current, device, cx.service, load);
             if module.is_err() {
                 return reply(jit::status(module)?, &options, None);
             }
@@ -191,13 +181,8 @@ impl Nvidia {
         };
         let current = self.context(cx.context)?.hold.handle;
         // The driver loads the library now if it has not yet, and may wait for work to do so.
-        let ((va, len), managed) = host_calls::aside(
-            &self.driver,
-            current,
-            &mut self.host_calls,
-            cx.service,
-            find,
-        )?;
+        let (driver, device) = self.aside();
+        let ((va, len), managed) = host_calls::aside(driver, current, device, cx.service, find)?;
         self.take_variable(va, len);
         let variables = &mut self.libraries.get_mut(m.library)?.variables;
         if !variables.contains(&(va, len)) {
@@ -367,7 +352,12 @@ impl Nvidia {
         let (handle, function) = host_calls::aside(
             &self.driver,
             current,
-            &mut self.host_calls,
+            Aside::new(
+                &mut self.host_calls,
+                &mut self.host,
+                &self.printed,
+                &mut self.printing,
+            ),
             cx.service,
             find,
         )?;

@@ -3,6 +3,7 @@
 use std::{cell::RefCell, collections::VecDeque};
 
 use outboard_api::CUresult;
+use outboard_device::{HeldUp, Printed};
 use outboard_link::{Receiver, Wait};
 use outboard_wire::{
     Message as _, Op as _, Reader,
@@ -11,33 +12,54 @@ use outboard_wire::{
 };
 
 use super::{
-    WaitingList, answers::send_answers, data_connections::DataConnections, limits,
-    message_stats::Counters, outbox::Outbox,
+    End, WaitingList,
+    answers::send_answers,
+    data_connections::DataConnections,
+    limits,
+    message_stats::Counters,
+    net::Net,
+    news::{send_host_pages, send_printed},
+    outbox::Outbox,
 };
 
 /// Serves the client while the device blocks in a call of its own: forwards host functions, and
-/// first the copies before them. A driver call that waits for a stream would otherwise wait for a
-/// host function that nobody runs.
+/// first the copies, the text and the kernels' words before them. A driver call that waits for a
+/// stream would otherwise wait for a host function that nobody runs.
 pub(super) struct BlockedService<'r, 's> {
     pub(super) receiver: &'r RefCell<&'s mut Receiver>,
     pub(super) outbox: &'r mut Outbox,
     pub(super) waiting: &'r mut WaitingList,
     pub(super) data_connections: &'r DataConnections,
     pub(super) stats: &'r Counters,
+    pub(super) net: &'r Net,
+    pub(super) printed: &'r mut Printed,
+    pub(super) host_calls: &'r mut Vec<(u64, CUresult)>,
     pub(super) early: &'r mut VecDeque<Vec<u8>>,
 }
 
 impl BlockedService<'_, '_> {
     pub(super) fn turn(
         &mut self,
-        reached: &[(u64, CUresult)],
+        held_up: &mut dyn HeldUp,
         done: &mut Vec<u64>,
-    ) -> Result<(), outboard_link::Error> {
-        if self.waiting.poll() {
+    ) -> Result<(), End> {
+        held_up.take_host_calls(self.host_calls);
+        // After the functions were taken, so that the copies before them are ready. If the context
+        // is lost the device's call ends, and what the driver says about it comes first.
+        let is_ready = self.waiting.poll() && !self.waiting.any_lost();
+        if is_ready || !self.host_calls.is_empty() {
+            self.outbox.send_held_faults()?;
+            held_up.take_printed(self.printed);
+            send_printed(self.outbox, self.printed)?;
+            send_host_pages(self.outbox, self.net, |changed| {
+                held_up.take_host_pages(changed);
+            })?;
+        }
+        if is_ready {
             send_answers(self.waiting, self.outbox, self.data_connections, self.stats)?;
         }
-        for (call, status) in reached {
-            let (call, status) = (*call, status.0);
+        for (call, status) in self.host_calls.drain(..) {
+            let status = status.0;
             self.outbox
                 .note(HostCallNote::NUMBER, &HostCallNote { call, status })?;
         }

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use outboard_api::CUresult;
-use outboard_device::{Cx, Device, Failure, Pending, Placed, Service, images::ImageStore};
+use outboard_device::{Cx, Device, Failure, HeldUp, Pending, Placed, Service, images::ImageStore};
 use outboard_link::Destination;
 use outboard_wire::{
     DecodeError, Reader,
@@ -121,7 +121,7 @@ impl<'d> Executor<'d> {
         body: Reader<'_>,
     ) -> Result<Executed, DecodeError> {
         let mut no_fds = |_| Err(Failure::unsupported("a file descriptor with bulk data"));
-        let service = &mut |_: &[_], _: &mut _| true;
+        let service = &mut |_: &mut dyn HeldUp, _: &mut _| true;
         self.execute(header, placed, &mut no_fds, service, body)
     }
 

@@ -42,6 +42,7 @@ pub mod limits;
 mod message;
 mod message_stats;
 mod net;
+mod news;
 mod outbox;
 mod peers;
 mod poll_policy;
@@ -65,12 +66,7 @@ use outboard_api::CUresult;
 use outboard_budget::Exhausted;
 use outboard_device::{Device, Printed, images::ImageStore};
 use outboard_link::{GpuMemory, Link, Receiver, Wait, cores, data_connections_wanted};
-use outboard_wire::{
-    DecodeError,
-    handshake::Purpose,
-    limits::CHUNK_BYTES_MAX,
-    messages::{HostCallNote, HostPagesNote, PrintNote},
-};
+use outboard_wire::{DecodeError, handshake::Purpose, messages::HostCallNote};
 use rustix::thread::set_current_timer_slack;
 use thiserror::Error;
 use tracing::debug;
@@ -374,36 +370,14 @@ impl Session<'_> {
 
     fn send_printed(&mut self, lost: bool) -> Result<(), End> {
         self.executor.device.take_printed(&mut self.printed, lost);
-        let Printed { stdout, stderr } = &mut self.printed;
-        for (fd, text) in [
-            (libc::STDOUT_FILENO as u8, stdout),
-            (libc::STDERR_FILENO as u8, stderr),
-        ] {
-            for text in text.chunks(CHUNK_BYTES_MAX) {
-                self.outbox
-                    .note(PrintNote::NUMBER, &PrintNote { fd, text })?;
-            }
-            text.clear();
-        }
-        Ok(())
+        news::send_printed(&mut self.outbox, &mut self.printed)
     }
 
     fn send_host_pages(&mut self) -> Result<(), End> {
-        let (outbox, device) = (&mut self.outbox, &mut self.executor.device);
-        let mut sent = Ok(());
-        let mut send = |va: u64, pages: &[u8]| {
-            let mut va = va;
-            for data in pages.chunks(CHUNK_BYTES_MAX) {
-                if sent.is_ok() {
-                    sent = outbox.note(HostPagesNote::NUMBER, &HostPagesNote { va, data });
-                }
-                va = va.wrapping_add(data.len() as u64);
-            }
-        };
-        self.net
-            .changes(|changed| device.take_host_pages(changed), &mut send)
-            .map_err(End::Memory)?;
-        Ok(sent?)
+        let device = &mut self.executor.device;
+        news::send_host_pages(&mut self.outbox, &self.net, |changed| {
+            device.take_host_pages(changed);
+        })
     }
 
     fn forward_host_calls(&mut self) -> Result<bool, End> {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use outboard_api::CUresult;
-use outboard_device::{Failure, Outcome, Placed};
+use outboard_device::{Failure, HeldUp, Outcome, Placed};
 use outboard_link::{Receiver, Wait};
 use outboard_wire::{
     Data, DecodeError, Message as _, Op as _, Reader,
@@ -142,10 +142,13 @@ impl Session<'_> {
             waiting: &mut self.waiting,
             data_connections: &self.data_connections,
             stats: self.stats,
+            net: &self.net,
+            printed: &mut self.printed,
+            host_calls: &mut self.host_calls,
             early: &mut self.early,
         };
-        let mut service = |reached: &[(u64, CUresult)], done: &mut Vec<u64>| {
-            let turned = blocked.turn(reached, done);
+        let mut service = |held_up: &mut dyn HeldUp, done: &mut Vec<u64>| {
+            let turned = blocked.turn(held_up, done);
             if let Err(error) = &turned {
                 debug!(%error, "while a message was executed");
             }

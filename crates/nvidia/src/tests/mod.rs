@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outboard_device::{Outcome, Placed, dispatch, images::ImageStore};
+use outboard_device::{HeldUp, Outcome, Placed, dispatch, images::ImageStore};
 use outboard_link::{Granted, Segment};
 use outboard_wire::{
     Data,
@@ -546,7 +546,9 @@ fn variable_behind_host_function(
 fn a_variable_that_the_driver_loads_leaves_host_functions_running() {
     let fake = Fake::build(&[]);
     let mut client = client_with_variables(&fake);
-    let mut run = |reached: &[(u64, CUresult)], done: &mut Vec<u64>| {
+    let mut run = |device: &mut dyn HeldUp, done: &mut Vec<u64>| {
+        let mut reached = Vec::new();
+        device.take_host_calls(&mut reached);
         done.extend(reached.iter().map(|(call, _)| *call));
         true
     };
@@ -561,6 +563,37 @@ fn a_variable_that_the_driver_loads_leaves_host_functions_running() {
         device.library_global(cx, &asked)
     });
     assert_eq!(managed.expect("found").managed, 1);
+}
+
+#[test]
+fn words_of_kernels_are_there_while_a_driver_call_is_held_up() {
+    let fake = Fake::build(&[]);
+    let mut client = client_with_variables(&fake);
+    let va = 0x5100_0000_0000 + std::ptr::from_ref(&client) as u64 % (1 << 30) / 4096 * 4096;
+    let (len, flags, fd_tag) = (4096, 0, 0);
+    client.done(Request::HostMap(messages::HostMap {
+        va,
+        len,
+        flags,
+        fd_tag,
+    }));
+    client.done(Request::HostWatch(messages::HostWatch { va, len }));
+    client.done(Request::CuMemsetD8Async(messages::CuMemsetD8Async {
+        dst_device: va + 8,
+        uc: 6,
+        n: 1,
+        h_stream: 0,
+    }));
+    let mut changed = Vec::new();
+    let mut run = |device: &mut dyn HeldUp, done: &mut Vec<u64>| {
+        device.take_host_pages(&mut |va, word| changed.push((va, word[0])));
+        let mut reached = Vec::new();
+        device.take_host_calls(&mut reached);
+        done.extend(reached.iter().map(|(call, _)| *call));
+        true
+    };
+    variable_behind_host_function(&mut client, &mut run).expect("found");
+    assert_eq!(changed, [(va + 8, 6)]);
 }
 
 #[test]

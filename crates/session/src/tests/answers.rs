@@ -330,6 +330,29 @@ fn host_functions_are_called_and_answered() {
 }
 
 #[test]
+fn a_device_that_is_held_up_gives_all_that_came_before_a_host_function() {
+    let mut client = Client::shm();
+    client.copy_out(1, 3, 5, 8);
+    let (library, name) = (1, &b"variable"[..]);
+    client.send(2, &messages::LibraryGlobal { library, name });
+    match client.recv().note() {
+        Note::Print(print) => assert_eq!(print.text, b"printed"),
+        other => panic!("{other:?}"),
+    }
+    match client.recv().note() {
+        Note::HostPages(pages) => assert_eq!((pages.va, pages.data), (1 << 20, &b"word"[..])),
+        other => panic!("{other:?}"),
+    }
+    assert!(client.recv().is_answer_to(1));
+    match client.recv().note() {
+        Note::HostCall(call) => assert_eq!((call.call, call.status), (42, 0)),
+        other => panic!("{other:?}"),
+    }
+    client.send(0, &messages::HostFuncDone { call: 42 });
+    assert!(client.recv().is_answer_to(2));
+}
+
+#[test]
 fn more_copies_than_may_wait_do_not_hold_up_what_they_wait_for() {
     let mut client = Client::shm();
     let count = limits::WAITING_MAX as u32 + 500;

@@ -26,7 +26,7 @@ use std::{
 };
 
 use outboard_api::CUresult;
-use outboard_device::{Cx, Device, Failure, Host, Pending, Placed, Wait as DeviceWait};
+use outboard_device::{Cx, Device, Failure, HeldUp, Host, Pending, Placed, Wait as DeviceWait};
 use outboard_link::{Receiver, Segment, Sender, Stream, Wait};
 use outboard_net::{Mapped, Registered, remote::Borrower};
 use outboard_wire::{
@@ -167,7 +167,43 @@ impl Host for Fake {
     }
 }
 
+impl HeldUp for Fake {
+    fn take_printed(&mut self, out: &mut Printed) {
+        Host::take_printed(self, out, false);
+    }
+
+    fn take_host_calls(&mut self, out: &mut Vec<(u64, CUresult)>) {
+        Host::take_host_calls(self, out);
+    }
+
+    fn take_host_pages(&mut self, changed: &mut dyn FnMut(u64, &[u8])) {
+        Host::take_host_pages(self, changed);
+    }
+}
+
 impl Device for Fake {
+    /// Is held up until the client has run host function 42. Before that a kernel prints, another
+    /// writes to a mirror, and all work on streams is done.
+    fn library_global(
+        &mut self,
+        cx: &mut Cx<'_>,
+        _: &messages::LibraryGlobal<'_>,
+    ) -> Result<messages::LibraryGlobalReply, Failure> {
+        self.printed.extend(b"printed");
+        self.pages.push((1 << 20, b"word".to_vec()));
+        self.host_calls.push((42, CUresult::CUDA_SUCCESS));
+        self.board.done.store(u64::MAX, SeqCst);
+        let mut done = Vec::new();
+        while done.is_empty() && (cx.service)(self, &mut done) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(messages::LibraryGlobalReply {
+            va: done[0],
+            len: 8,
+            managed: 0,
+        })
+    }
+
     /// Hands the data back as pages that kernels wrote.
     fn copy_in(&mut self, cx: &mut Cx<'_>, m: &messages::CopyIn<'_>) -> Result<(), Failure> {
         if let (Some(Placed::Own(memory)), Data::Here(bytes)) = (cx.placed, m.data)

@@ -1,0 +1,44 @@
+//! Text that kernels have printed and words that they have changed, on their way to the client.
+
+use outboard_device::Printed;
+use outboard_wire::{
+    limits::CHUNK_BYTES_MAX,
+    messages::{HostPagesNote, PrintNote},
+};
+
+use super::{End, net::Net, outbox::Outbox};
+
+/// Sends text, and empties it.
+pub(super) fn send_printed(outbox: &mut Outbox, printed: &mut Printed) -> Result<(), End> {
+    let Printed { stdout, stderr } = printed;
+    for (fd, text) in [
+        (libc::STDOUT_FILENO as u8, stdout),
+        (libc::STDERR_FILENO as u8, stderr),
+    ] {
+        for text in text.chunks(CHUNK_BYTES_MAX) {
+            outbox.note(PrintNote::NUMBER, &PrintNote { fd, text })?;
+        }
+        text.clear();
+    }
+    Ok(())
+}
+
+/// Sends the changed words that `take` hands over.
+pub(super) fn send_host_pages(
+    outbox: &mut Outbox,
+    net: &Net,
+    take: impl FnMut(&mut dyn FnMut(u64, &[u8])),
+) -> Result<(), End> {
+    let mut sent = Ok(());
+    let mut send = |va: u64, pages: &[u8]| {
+        let mut va = va;
+        for data in pages.chunks(CHUNK_BYTES_MAX) {
+            if sent.is_ok() {
+                sent = outbox.note(HostPagesNote::NUMBER, &HostPagesNote { va, data });
+            }
+            va = va.wrapping_add(data.len() as u64);
+        }
+    };
+    net.changes(take, &mut send).map_err(End::Memory)?;
+    Ok(sent?)
+}
