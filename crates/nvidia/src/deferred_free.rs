@@ -53,6 +53,12 @@ impl DeferredFrees {
         self.frees.is_empty()
     }
 
+    /// Whether any is released when its marks are reached. Without marks are those that were freed
+    /// during a capture that has not ended.
+    pub(super) fn is_any_marked(&self) -> bool {
+        self.frees.iter().any(|free| free.marks.is_some())
+    }
+
     /// Marks objects that could not be marked when they were freed. Later marks cover more work and
     /// so are safe.
     pub(super) fn mark(&mut self, mut now: impl FnMut() -> Option<Marks>) {
@@ -120,7 +126,9 @@ mod tests {
         let retired = || Retired::Other(Box::new(Counted(freed.clone())));
         deferred_frees.push(retired(), Some((0x1000, 0x1000)), None);
         deferred_frees.push(retired(), None, Some(Arc::new(Vec::new())));
+        assert!(deferred_frees.is_any_marked());
         assert!(deferred_frees.reap(), "the unmarked one stays");
+        assert!(!deferred_frees.is_any_marked());
         assert_eq!(freed.load(Ordering::Relaxed), 1);
         assert!(deferred_frees.overlaps(0x1fff, 1));
         assert!(!deferred_frees.overlaps(0x2000, 1));

@@ -214,9 +214,12 @@ impl Drop for HostRange {
     fn drop(&mut self) {
         let base = ptr::with_exposed_provenance_mut::<c_void>(self.va as usize);
         if self.registered {
-            // SAFETY: this object registered the range, and was dropped only after the GPU's last
-            // use.
-            given_back(unsafe { self.hold.driver.cuMemHostUnregister(base) });
+            // A thread of an endpoint may be the last to use the range, and has no context.
+            given_back(self.hold.within(|driver| {
+                // SAFETY: this object registered the range, and was dropped only after the GPU's
+                // last use.
+                unsafe { driver.cuMemHostUnregister(base) }
+            }));
         }
         if self.variable {
             return;
@@ -549,8 +552,12 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: this object pinned the memory, and no part of it is left.
-        given_back(unsafe { self.hold.driver.cuMemFreeHost(self.start.as_ptr().cast()) });
+        let start = self.start.as_ptr().cast();
+        // A thread that sends data may be the last to use the memory, and has no context.
+        given_back(self.hold.within(|driver| {
+            // SAFETY: this object pinned the memory, and no part of it is left.
+            unsafe { driver.cuMemFreeHost(start) }
+        }));
     }
 }
 

@@ -297,15 +297,36 @@ impl Nvidia {
         }
         let created = match self.driver.cuMemCreate(len, &properties, 0) {
             Err(refused) if refused.status == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-                // Releasing deferred frees may make room.
-                self.settle(|yard| !yard.is_empty())?;
-                self.driver.cuMemCreate(len, &properties, 0)?
+                self.create_after_frees(len, &properties, refused)?
             }
             created => created?,
         };
         let hold = self.hold_of(device)?;
         let owned = Owned::new(&hold, created, |driver, handle| driver.cuMemRelease(handle));
         Ok(owned.charged(charge))
+    }
+
+    /// Makes an allocation for which there was no room, as soon as deferred frees that are released
+    /// make some. Gives up when none is left whose end could be seen.
+    fn create_after_frees(
+        &mut self,
+        len: u64,
+        properties: &CUmemAllocationProp,
+        refused: Refused,
+    ) -> Result<real::Allocation, Failure> {
+        let (mut left, mut created) = (self.deferred_frees.len(), Err(refused));
+        let start = Instant::now();
+        while created.is_err() && self.deferred_frees.is_any_marked() {
+            self.reap();
+            if self.deferred_frees.len() < left {
+                created = self.driver.cuMemCreate(len, properties, 0);
+            } else {
+                self.check_patience(start)?;
+                std::thread::sleep(Duration::from_micros(SETTLE_POLL_US));
+            }
+            left = self.deferred_frees.len();
+        }
+        Ok(created?)
     }
 
     fn give_access(&self, device: usize, va: u64, len: u64) -> Result<(), Refused> {

@@ -55,6 +55,17 @@ impl ContextHold {
         })
     }
 
+    /// Makes a call that uses the current context, which may be another one or none, in this one.
+    pub(super) fn within<T>(
+        &self,
+        call: impl FnOnce(&Driver) -> Result<T, Refused>,
+    ) -> Result<T, Refused> {
+        self.driver.cuCtxPushCurrent_v2(self.handle)?;
+        let result = call(&self.driver);
+        self.driver.cuCtxPopCurrent_v2()?;
+        result
+    }
+
     /// Marks a point in a stream of this context, reached when everything submitted so far is done.
     pub(super) fn mark(self: &Arc<Self>, stream: real::Stream) -> Result<Mark, Refused> {
         let pooled = self
@@ -64,13 +75,7 @@ impl ContextHold {
             .pop();
         let event = match pooled {
             Some(event) => event,
-            None => {
-                // cuEventCreate uses the current context, which may be another one.
-                self.driver.cuCtxPushCurrent_v2(self.handle)?;
-                let created = self.driver.cuEventCreate(CU_EVENT_DISABLE_TIMING);
-                self.driver.cuCtxPopCurrent_v2()?;
-                created?
-            }
+            None => self.within(|driver| driver.cuEventCreate(CU_EVENT_DISABLE_TIMING))?,
         };
         let mark = Mark {
             hold: self.clone(),

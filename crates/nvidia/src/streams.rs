@@ -225,9 +225,12 @@ impl Nvidia {
         let event = self.events.get(m.event)?;
         if Arc::strong_count(&event.current) > 1 && !event.in_graph {
             // A wait still uses the previous record, and must not see it move; so the new record
-            // gets a fresh event.
-            let fresh = Arc::new(self.make_event(event.hold(), event.flags)?);
-            self.events.get_mut(m.event)?.current = fresh;
+            // gets a fresh event. If it fails the event stays as it was.
+            let fresh = self.make_event(event.hold(), event.flags)?;
+            self.driver
+                .cuEventRecordWithFlags(fresh.handle(), stream, m.flags)?;
+            self.events.get_mut(m.event)?.current = Arc::new(fresh);
+            return Ok(());
         }
         let event = self.real_event(m.event)?;
         Ok(self.driver.cuEventRecordWithFlags(event, stream, m.flags)?)
@@ -358,7 +361,7 @@ impl Nvidia {
         hold: &Arc<ContextHold>,
         flags: u32,
     ) -> Result<Owned<real::Event>, Failure> {
-        let handle = self.driver.cuEventCreate(flags)?;
+        let handle = hold.within(|driver| driver.cuEventCreate(flags))?;
         Ok(Owned::new(hold, handle, |driver, handle| {
             driver.cuEventDestroy_v2(handle)
         }))

@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_HANDLE = 400, NOT_READY = 600, UNKNOWN = 999 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600, UNKNOWN = 999 };
 typedef int result;
 typedef struct { atomic_int context; atomic_int held; } event;
 
@@ -119,9 +119,15 @@ result cuMemUnmap(uint64_t p, size_t len) {
   return mmap((void *)p, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED;
 }
 result cuMemHostAlloc(void **p, size_t len, unsigned flags) { *p = malloc(len); live_pinned++; return SUCCESS; }
-result cuMemFreeHost(void *p) { free(p); live_pinned--; return SUCCESS; }
+result cuMemFreeHost(void *p) {
+  if (!current) return INVALID_CONTEXT;
+  free(p); live_pinned--; return SUCCESS;
+}
 result cuMemHostRegister_v2(void *p, size_t len, unsigned flags) { live_registered++; return SUCCESS; }
-result cuMemHostUnregister(void *p) { live_registered--; return SUCCESS; }
+result cuMemHostUnregister(void *p) {
+  if (!current) return INVALID_CONTEXT;
+  live_registered--; return SUCCESS;
+}
 result cuMemHostGetDevicePointer_v2(uint64_t *d, void *p, unsigned flags) { *d = (uint64_t)p; return SUCCESS; }
 
 result cuMemcpyAsync(uint64_t dst, uint64_t src, size_t len, uintptr_t stream) {
@@ -135,7 +141,7 @@ result cuMemsetD8Async(uint64_t dst, unsigned char value, size_t len, uintptr_t 
 result cuMemsetD8_v2(uint64_t dst, unsigned char value, size_t len) { return cuMemsetD8Async(dst, value, len, 0); }
 result cuStreamCreateWithPriority(uintptr_t *s, unsigned flags, int priority) {
   static atomic_int made;
-  *s = 0x100 + ++made; live_streams++; return SUCCESS;
+  *s = current << 12 | (0x100 + ++made); live_streams++; return SUCCESS;
 }
 result cuStreamDestroy_v2(uintptr_t s) { live_streams--; return SUCCESS; }
 static atomic_int waits;
@@ -152,7 +158,8 @@ result cuIpcOpenEventHandle(event **e, ipc_handle h) {
 }
 result cuEventDestroy_v2(event *e) { free(e); live_events--; return SUCCESS; }
 result cuEventRecordWithFlags(event *e, uintptr_t s, unsigned flags) {
-  if (s == 0 && e->context != (int)current) return INVALID_HANDLE;
+  uintptr_t of = s >> 12 ? s >> 12 : current;
+  if (e->context != (int)of) return INVALID_HANDLE;
   e->held = held;
   return SUCCESS;
 }

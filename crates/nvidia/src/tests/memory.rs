@@ -212,6 +212,32 @@ fn watched_mirrors_hand_over_what_kernels_changed() {
 }
 
 #[test]
+fn a_thread_without_a_context_may_be_the_last_to_use_host_memory() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let va = 0x5200_0000_0000 + std::ptr::from_ref(&client) as u64 % (1 << 30) / 4096 * 4096;
+    let (len, flags, fd_tag) = (4096, 0, 0);
+    client.done(Request::HostMap(messages::HostMap {
+        va,
+        len,
+        flags,
+        fd_tag,
+    }));
+    let lent = outboard_device::Host::lend(
+        &mut client.device,
+        va,
+        len,
+        outboard_net::remote::Borrower::Software,
+    );
+    client.done(Request::HostUnmap(messages::HostUnmap { va }));
+    std::thread::spawn(|| drop(lent.expect("lent")))
+        .join()
+        .expect("dropped");
+    drop(client);
+    assert_eq!(fake.ask("fake_live", 0), 0);
+}
+
+#[test]
 fn an_address_taken_in_the_server_is_refused_and_left_alone() {
     let fake = Fake::build(&[]);
     let mut client = Client::new(&fake);

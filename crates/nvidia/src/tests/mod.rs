@@ -452,6 +452,37 @@ fn wild_addresses_and_handles_never_reach_the_driver() {
 }
 
 #[test]
+fn an_event_that_is_waited_for_is_recorded_again_while_another_context_is_current() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let (event, stream, flags) = (3, 5, 2);
+    client.done(Request::EventCreate(messages::EventCreate { event, flags }));
+    client.done(Request::StreamCreate(messages::StreamCreate {
+        stream,
+        flags: 1,
+        priority: 0,
+    }));
+    client.done(Request::ContextCreate(messages::ContextCreate {
+        context: 8,
+        device: 0,
+        flags: 0,
+    }));
+    client.context = 8;
+    let record = || {
+        let flags = 0;
+        Request::EventRecord(messages::EventRecord {
+            event,
+            stream,
+            flags,
+        })
+    };
+    client.done(record());
+    let waits = client.wait(Request::FenceEvent(messages::FenceEvent { event }));
+    client.done(record());
+    drop(waits);
+}
+
+#[test]
 fn a_wait_keeps_its_record_when_the_event_is_recorded_again() {
     let fake = Fake::build(&[]);
     let mut client = Client::new(&fake);
