@@ -389,13 +389,15 @@ public:
     }
 
 private:
-    // Reads doorbell and record. Returns how many blocks are posted and not fetched.
+    // Reads doorbell and record. Returns how many blocks are posted and not fetched. Of a doorbell that several queue
+    // pairs ring the record alone counts: one's word may be over another's, and be the same as before.
     OUTBOARD_NET_CALL uint32_t look(Pair &pair)
     {
+        bool is_shared = (pair.flags & PAIR_SHARES_DOORBELL) != 0;
         uint64_t rung = detail::load((const uint64_t *)pair.doorbell);
         uint32_t record = (uint32_t)big(detail::load((const uint64_t *)pair.record)) & 0xffff;
         bool is_new = rung != pair.doorbell_seen;
-        if (is_new && (pair.flags & PAIR_SHARES_DOORBELL) != 0) {
+        if (is_new && is_shared) {
             // Another's doorbell, over this queue's, may be newer than the record that was read beside it.
             fence_acquire();
             record = (uint32_t)big(detail::load((const uint64_t *)pair.record)) & 0xffff;
@@ -404,9 +406,9 @@ private:
             pair.doorbell_seen = rung;
             uint64_t word = big(rung);
             if (((uint32_t)word >> 8) == pair.qpn) pair.rung = (uint32_t)(word >> 40) & 0xffff;
-            else if ((pair.flags & PAIR_SHARES_DOORBELL) == 0) ++pair.foreign_doorbells;
+            else if (!is_shared) ++pair.foreign_doorbells;
         }
-        if (pair.rung != NOTHING_RUNG || (is_new && (pair.flags & PAIR_SHARES_DOORBELL) != 0)) {
+        if (pair.rung != NOTHING_RUNG || is_shared) {
             pair.target = record;
             // A doorbell may come before its record, which is then looked at again.
             uint32_t ahead = (pair.rung - record) & 0xffff;

@@ -36,6 +36,7 @@ mod counts;
 pub mod cqe;
 mod device;
 mod distant;
+mod doorbell;
 mod driver;
 mod endpoint;
 mod engine;

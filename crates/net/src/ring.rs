@@ -4,6 +4,7 @@ use std::{hint::black_box, sync::atomic::Ordering};
 
 use crate::{
     distant::{Gone, Registered},
+    doorbell::{Sharer, rung_for},
     memory::Mapped,
     syndrome::Syndrome,
     wqe::{BLOCK_BYTES, Control, Entry, SEGMENT_BYTES, SEGMENTS_MAX},
@@ -22,8 +23,8 @@ pub(crate) struct Ring {
     record: Registered,
     doorbell: Mapped,
     doorbell_seen: u64,
-    /// Other queue pairs ring it, too.
-    is_shared: bool,
+    /// Part in the doorbell, if other queue pairs ring it, too.
+    sharer: Option<Sharer>,
     /// Index for which the doorbell rang, until the record has it.
     rung: Option<u16>,
     /// Index of the next entry to fetch, and of the end of those that were rung for.
@@ -46,7 +47,7 @@ impl Ring {
             record,
             doorbell,
             doorbell_seen: 0,
-            is_shared: false,
+            sharer: None,
             rung: None,
             consumer: 0,
             target: 0,
@@ -54,9 +55,10 @@ impl Ring {
         }
     }
 
-    /// Returns true if the doorbell rang for more than the record had at the last look.
+    /// Returns true if the doorbell rang for more than the record had at the last look, or since
+    /// then, as another queue pair of it has seen.
     pub(crate) fn is_ahead(&self) -> bool {
-        self.rung.is_some()
+        self.rung.is_some() || self.sharer.as_ref().is_some_and(Sharer::is_behind)
     }
 
     /// Returns the address of the doorbell.
@@ -64,10 +66,15 @@ impl Ring {
         self.doorbell.address()
     }
 
-    /// Notes that other queue pairs ring this doorbell, too: one's may be over another's before it
-    /// is seen, so that each is a reason to look at the record.
-    pub(crate) fn share_doorbell(&mut self) {
-        self.is_shared = true;
+    /// Part in a doorbell that other queue pairs ring, too.
+    pub(crate) fn sharer(&self) -> Option<&Sharer> {
+        self.sharer.as_ref()
+    }
+
+    /// Notes that other queue pairs ring this doorbell, too: one's word may be over another's
+    /// before it is seen, so that each is a reason to look at the record.
+    pub(crate) fn share_doorbell(&mut self, sharer: Sharer) {
+        self.sharer = Some(sharer);
     }
 
     /// Returns the index of the next entry.
@@ -86,7 +93,13 @@ impl Ring {
 
     /// Reads doorbell and record. Returns how many blocks are posted and not fetched.
     fn look(&mut self, qpn: u32) -> u16 {
-        let rung = self.doorbell.u64(0).load(Ordering::Acquire);
+        let word = match &self.sharer {
+            None => self.doorbell.u64(0).load(Ordering::Acquire),
+            Some(sharer) => {
+                sharer.take(&self.doorbell);
+                0
+            }
+        };
         // Read in any case: both lines are on their way at once when a GPU has written them. One in
         // a GPU's memory is a copy, made when the doorbell has rung.
         let early = match &self.record {
@@ -94,18 +107,16 @@ impl Ring {
             Registered::Distant { .. } => None,
         };
         self.expect();
-        let is_new = rung != self.doorbell_seen;
-        if is_new {
-            self.doorbell_seen = rung;
-            let bytes = rung.to_ne_bytes();
-            let of = u32::from_be_bytes([0, bytes[4], bytes[5], bytes[6]]);
-            if of == qpn {
-                self.rung = Some(u16::from_be_bytes([bytes[1], bytes[2]]));
-            } else if !self.is_shared {
-                self.foreign_doorbells += 1;
+        let has_news = match &mut self.sharer {
+            None => self.hear(word, qpn),
+            // What another's word was over is in the record alone.
+            Some(sharer) => {
+                let is_behind = sharer.is_behind();
+                self.rung = sharer.hear().or(self.rung);
+                is_behind || early.is_some()
             }
-        }
-        if self.rung.is_some() || (is_new && self.is_shared) {
+        };
+        if has_news || self.rung.is_some() {
             let record = early.map_or_else(|| self.record.announced(4), Ok);
             self.target = match record {
                 Ok(record) => record as u16,
@@ -118,6 +129,22 @@ impl Ring {
             });
         }
         self.target.wrapping_sub(self.consumer)
+    }
+
+    /// Takes note of the word of a doorbell that is this queue pair's alone. Returns true if it is
+    /// a new one for it.
+    fn hear(&mut self, word: u64, qpn: u32) -> bool {
+        if word == self.doorbell_seen {
+            return false;
+        }
+        self.doorbell_seen = word;
+        let (of, index) = rung_for(word);
+        if of != qpn {
+            self.foreign_doorbells += 1;
+            return false;
+        }
+        self.rung = Some(index);
+        true
     }
 
     /// Reads a word of each of the next two blocks. A block that a GPU or another processor has

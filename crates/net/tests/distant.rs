@@ -49,8 +49,13 @@ struct End {
 impl End {
     /// A queue pair in one piece of memory, of which the record is in the middle.
     fn new(adapter: &mut Adapter) -> End {
+        End::with(adapter, Mapped::allocate(4096).unwrap())
+    }
+
+    /// One whose doorbell others may have, too.
+    fn with(adapter: &mut Adapter, page: Mapped) -> End {
         let memory = |bytes| Mapped::allocate(bytes).unwrap();
-        let (all, completion, page) = (memory(2 * RING_BYTES), memory(64), memory(4096));
+        let (all, completion) = (memory(2 * RING_BYTES), memory(64));
         let completions = adapter
             .create_completions(CompletionsSetup {
                 entries: far(&completion),
@@ -84,6 +89,12 @@ impl End {
 
     /// Posts an entry of these words behind the first, which this writes.
     fn post(&mut self, opmod: u32, opcode: u32, words: &[u32]) {
+        self.store(opmod, opcode, words);
+        self.record();
+        self.doorbell();
+    }
+
+    fn store(&mut self, opmod: u32, opcode: u32, words: &[u32]) {
         let segments = words.len() as u32 / 4 + 1;
         let first = opmod << 24 | u32::from(self.head) << 8 | opcode;
         let control = [first, self.qpn << 8 | segments, 8, 0];
@@ -92,9 +103,14 @@ impl End {
             self.memory.write(offset, &word.to_be_bytes());
         }
         self.head += (segments as u16).div_ceil(4);
-        let index = u32::from(self.head);
-        self.record.write(4, &index.to_be_bytes());
-        let rung = u64::from(index << 8) << 32 | u64::from(self.qpn << 8);
+    }
+
+    fn record(&self) {
+        self.record.write(4, &u32::from(self.head).to_be_bytes());
+    }
+
+    fn doorbell(&self) {
+        let rung = u64::from(u32::from(self.head) << 8) << 32 | u64::from(self.qpn << 8);
         self.page.u64(0x800).store(rung.to_be(), Ordering::Release);
     }
 
@@ -108,6 +124,43 @@ impl End {
 
 fn words(word: u64) -> [u32; 2] {
     [(word >> 32) as u32, word as u32]
+}
+
+/// GPUNetIO's counters: two queue pairs of one doorbell, each rung before its record and after it.
+#[test]
+fn a_shared_doorbell_that_rings_again_with_the_same_word_is_heard() {
+    const NOP: u32 = 0;
+    let mut adapter = Adapter::new(Network::default());
+    let page = Mapped::allocate(4096).unwrap();
+    let mut ends = [(); 2].map(|()| End::with(&mut adapter, page.clone()));
+    let [here, there] = [0, 1].map(|at: usize| adapter.end_of(ends[at].qpn).unwrap());
+    adapter.connect(here.qpn, there).unwrap();
+    adapter.connect(there.qpn, here).unwrap();
+    for round in 0..100 {
+        for end in &mut ends {
+            end.store(0, NOP, &[]);
+        }
+        ends.iter().for_each(End::doorbell);
+        adapter.poll(2 * round);
+        for end in &ends {
+            end.record();
+            end.doorbell();
+        }
+        adapter.poll(2 * round + 1);
+        for end in &ends {
+            assert_eq!(end.completed(), (Kind::Requester, round as u16));
+        }
+    }
+    // A doorbell before its record is remembered when the other rings, and the record looked at.
+    ends[1].store(0, NOP, &[]);
+    ends[1].doorbell();
+    adapter.poll(200);
+    ends[0].post(0, NOP, &[]);
+    adapter.poll(201);
+    assert_eq!(ends[0].completed(), (Kind::Requester, 100));
+    ends[1].record();
+    adapter.poll(202);
+    assert_eq!(ends[1].completed(), (Kind::Requester, 100));
 }
 
 #[test]

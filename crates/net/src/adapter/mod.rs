@@ -31,6 +31,7 @@ use crate::{
     completions::{CQN_FIRST, Completions, CompletionsSetup, Watch},
     cqe::Completion,
     distant::Registered,
+    doorbell::Sharer,
     error::Error,
     faults::{Network, Wire},
     keys::{Access, Keys},
@@ -299,14 +300,24 @@ impl Adapter {
         Ok(qpn)
     }
 
-    /// Tells queue pairs that have one doorbell.
+    /// Tells queue pairs that have one doorbell, of which `number` is new.
     fn note_sharers(&mut self, number: usize) {
         let doorbell = self.senders[number].as_mut().map(|of| of.ring().doorbell());
-        let rings = self.senders.iter_mut().flatten().map(|of| of.ring());
-        let sharers = rings.filter(|ring| Some(ring.doorbell()) == doorbell);
-        let mut sharers: SmallVec<[&mut Ring; 2]> = sharers.collect();
-        if sharers.len() > 1 {
-            sharers.iter_mut().for_each(|ring| ring.share_doorbell());
+        let rings = self.senders.iter_mut().enumerate();
+        let rings = rings.filter_map(|(at, of)| Some((at, of.as_mut()?.ring())));
+        let of_it = rings.filter(|(_, ring)| Some(ring.doorbell()) == doorbell);
+        let mut rings: SmallVec<[(usize, &mut Ring); 2]> = of_it.collect();
+        if rings.len() < 2 {
+            return;
+        }
+        // Those that share it already know one another.
+        rings.sort_by_key(|(_, ring)| ring.sharer().is_none());
+        for new in 0..rings.len() {
+            if rings[new].1.sharer().is_none() {
+                let qpn = self.qpn_first + rings[new].0 as u32;
+                let sharer = Sharer::new(qpn, rings[0].1.sharer());
+                rings[new].1.share_doorbell(sharer);
+            }
         }
     }
 
@@ -486,7 +497,11 @@ impl Adapter {
     pub(crate) fn is_waiting(&self) -> bool {
         !self.events.is_empty()
             || self.outgoing.values().any(|one| !one.is_empty())
-            || self.senders.iter().flatten().any(|one| one.is_waiting())
+            || self.pairs.iter().zip(&self.senders).any(|(pair, sender)| {
+                // One that is not connected looks at nothing.
+                let is_looking = pair.is_some_and(|pair| pair.state != State::Reset);
+                is_looking && sender.as_ref().is_some_and(|one| one.is_waiting())
+            })
     }
 
     fn pair(&self, qpn: u32) -> Result<(usize, Pair), Error> {

@@ -132,19 +132,22 @@ fn nothing_happens_before_the_doorbell_and_a_doorbell_may_come_first() {
     assert_eq!(a.completion().map(|done| done.index), Some(2));
 }
 
+/// Two queue pairs with one doorbell, and their peers.
+fn of_one_doorbell(adapter: &mut Adapter) -> [End; 4] {
+    let mut ends = [(); 4].map(|()| End::new(adapter, false, 1));
+    ends[1].setup.page = ends[0].setup.page.clone();
+    ends[1].qpn = adapter.create_pair(ends[1].setup.clone()).unwrap();
+    connect(adapter, &ends[0], &ends[2]);
+    connect(adapter, &ends[1], &ends[3]);
+    ends
+}
+
 /// Queue pairs of one doorbell: what one rings may be over what the other has rung, unseen.
 #[test]
 fn a_doorbell_of_two_queue_pairs_is_heard_by_both() {
     let mut adapter = Adapter::new(Network::default());
-    let mut ends: Vec<End> = (0..4).map(|_| End::new(&mut adapter, false, 1)).collect();
-    let page = ends[0].setup.page.clone();
-    ends[1].setup.page = page;
-    ends[1].qpn = adapter.create_pair(ends[1].setup.clone()).unwrap();
-    let [a, b, c, d] = &mut ends[..] else {
-        unreachable!()
-    };
-    connect(&mut adapter, a, c);
-    connect(&mut adapter, b, d);
+    let [mut a, mut b, c, d] = of_one_doorbell(&mut adapter);
+    let (a, b, c, d) = (&mut a, &mut b, &c, &d);
     for index in 0..100 {
         a.post(write(a, c));
         b.post(write(b, d));
@@ -166,6 +169,30 @@ fn a_doorbell_of_two_queue_pairs_is_heard_by_both() {
     assert_eq!(a.completion().map(|done| done.index), Some(100));
     for end in [a, b] {
         assert_eq!(adapter.status(end.qpn).unwrap().foreign_doorbells, 0);
+    }
+}
+
+/// GPUNetIO rings before its record and after it, with the same word.
+#[test]
+fn a_doorbell_that_rings_again_with_the_same_word_is_heard() {
+    let mut adapter = Adapter::new(Network::default());
+    let [mut a, mut b, c, d] = of_one_doorbell(&mut adapter);
+    for round in 0..100 {
+        let bytes = a.entry(write(&a, &c)).encode();
+        a.store(&bytes);
+        let bytes = b.entry(write(&b, &d)).encode();
+        b.store(&bytes);
+        a.doorbell();
+        b.doorbell();
+        adapter.poll(2 * round);
+        assert_eq!((a.completion(), b.completion()), (None, None), "no record");
+        a.record();
+        a.doorbell();
+        b.record();
+        b.doorbell();
+        adapter.poll(2 * round + 1);
+        let done = [a.completion(), b.completion()].map(|of| of.map(|done| done.index));
+        assert_eq!(done, [Some(round as u16); 2]);
     }
 }
 
