@@ -139,11 +139,6 @@ impl WatchedMark {
         }
     }
 
-    /// A mark without a word.
-    pub(super) fn plain(mark: Mark) -> WatchedMark {
-        WatchedMark { mark, word: None }
-    }
-
     pub(super) fn into_mark(self) -> Mark {
         self.mark
     }

@@ -8,7 +8,7 @@ use outboard_wire::{doc::PeerCard, messages};
 
 use super::{
     Array, Gpu, Nvidia,
-    board::{NOT_WANTED, Wanted, WatchedMark},
+    board::{NOT_WANTED, Wanted},
     deferred_free::Retired,
     owned::{ContextHold, Mark, ready},
     printed::Reach,
@@ -173,45 +173,42 @@ impl Nvidia {
     ) -> Result<Pending, Failure> {
         self.enter(cx)?;
         self.refuse_capturing(real::Stream::NULL, "a wait for a context")?;
-        let hold = self.context(cx.context)?.hold.clone();
-        // The default stream's work waits for the blocking streams, so one mark there covers all of
-        // them. Each other stream needs a mark of its own.
-        let mut isolated = self.busy_isolated(cx.context)?;
+        let context = self.context(cx.context)?;
+        let (hold, legacy_used) = (context.hold.clone(), context.legacy_used);
+        let mut busy = self.busy(cx.context, legacy_used)?;
         let wanted = Wanted {
             slot: m.slot,
             value: m.value,
         };
+        if self.captures.is_empty() {
+            self.orphans
+                .retain(|(_, mark)| !mark.reached().unwrap_or(true));
+        }
+        let orphans = self.orphans.iter().filter(|(id, _)| *id == cx.context);
+        let orphans: Vec<_> = orphans.map(|(_, mark)| mark.clone()).collect();
+        let is_alone = orphans.is_empty() && self.captures.is_empty();
         let mut marks = Vec::new();
-        if let [only] = isolated[..]
-            && self.orphans.is_empty()
-            && self.captures.is_empty()
-            && ready(self.driver.cuStreamQuery(real::Stream::NULL))?
+        if let [only] = busy[..]
+            && is_alone
+            && (!legacy_used || ready(self.driver.cuStreamQuery(real::Stream::NULL))?)
         {
-            let mark = self.watched_mark(&hold, only, wanted)?;
-            return Ok(Box::new(MarksWait::new(
-                vec![mark],
-                self.printing.due(Reach::Context(cx.context)),
-            )));
-        }
-        for stream in isolated.drain(..) {
-            marks.push(self.watched_mark(&hold, stream, NOT_WANTED)?);
-        }
-        let mut i = 0;
-        while i < self.orphans.len() {
-            if self.orphans[i].0 == cx.context {
-                marks.push(WatchedMark::plain(self.orphans.swap_remove(i).1));
-            } else {
-                i += 1;
+            marks.push(self.watched_mark(&hold, only, wanted)?);
+            busy.clear();
+        } else {
+            for stream in busy.drain(..) {
+                marks.push(self.watched_mark(&hold, stream, NOT_WANTED)?);
+            }
+            // Without any other mark too, because the driver reports a fault of the GPU here. If
+            // this is the only mark, the client may watch its word.
+            if legacy_used || marks.is_empty() {
+                let is_only = marks.is_empty() && orphans.is_empty();
+                let wanted = if is_only { wanted } else { NOT_WANTED };
+                marks.push(self.watched_mark(&hold, real::Stream::NULL, wanted)?);
             }
         }
-        // Always marked, because the driver reports a fault of the GPU here even if no stream was
-        // used. If this is the only mark, the client may watch its word.
-        let wanted = if marks.is_empty() { wanted } else { NOT_WANTED };
-        marks.push(self.watched_mark(&hold, real::Stream::NULL, wanted)?);
-        Ok(Box::new(MarksWait::new(
-            marks,
-            self.printing.due(Reach::Context(cx.context)),
-        )))
+        let printed = self.printing.due(Reach::Context(cx.context));
+        let wait = MarksWait::new(marks, printed).with_orphans(orphans);
+        Ok(Box::new(wait))
     }
 
     /// Makes the message's context current.
@@ -308,14 +305,16 @@ impl Nvidia {
         })
     }
 
-    /// Returns the isolated streams of a context, those that the default stream does not wait for,
-    /// unless they are known to be done.
-    fn busy_isolated(&mut self, id: u64) -> Result<Vec<real::Stream>, Failure> {
+    /// Returns the streams of a context that a wait for it must mark, unless they are known to be
+    /// done. If the default stream was used its mark covers the blocking ones; else it is not
+    /// marked, because later work of all blocking streams would wait for their earlier work.
+    fn busy(&mut self, id: u64, legacy_used: bool) -> Result<Vec<real::Stream>, Failure> {
         let context = self.context(id)?.hold.handle;
         let mut busy = Vec::new();
         let captures = !self.captures.is_empty();
         for stream in self.streams.values_mut() {
-            if !stream.used || stream.is_blocking || stream.hold().handle != context {
+            let is_covered = stream.is_blocking && legacy_used;
+            if !stream.used || is_covered || stream.hold().handle != context {
                 continue;
             }
             let handle = stream.handle();
@@ -334,7 +333,7 @@ impl Nvidia {
         Ok(busy)
     }
 
-    /// Marks every stream of a context that was ever used, and its default stream.
+    /// Marks every stream of a context that was ever used.
     fn context_marks(&self, id: u64) -> Result<Vec<Mark>, Failure> {
         let context = self.context(id)?;
         let mut marks = Vec::new();
@@ -348,9 +347,11 @@ impl Nvidia {
             }
         }
         self.refuse_capturing(real::Stream::NULL, "a wait for a context")?;
-        // Always marked, because the driver reports a fault of the GPU here even if no stream was
-        // used.
-        marks.push(context.hold.mark(real::Stream::NULL)?);
+        // Only where it was used: later work of all blocking streams waits for what is before the
+        // mark.
+        if context.legacy_used {
+            marks.push(context.hold.mark(real::Stream::NULL)?);
+        }
         Ok(marks)
     }
 

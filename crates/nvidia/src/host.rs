@@ -147,12 +147,8 @@ impl Host for Nvidia {
         self.host.lend(address, len).map(Registered::from)
     }
 
-    fn can_fence_early(&self, whole_context: bool) -> bool {
-        // A context's fence takes over the marks of streams that were destroyed.
-        (!whole_context || self.orphans.is_empty())
-            && self.captures.is_empty()
-            && !self.printing.is_due()
-            && !self.host.is_watched()
+    fn can_fence_early(&self, _whole_context: bool) -> bool {
+        self.captures.is_empty() && !self.printing.is_due() && !self.host.is_watched()
     }
 
     fn awaits_host_calls(&self) -> bool {

@@ -220,7 +220,7 @@ struct Nvidia {
     /// Marks in every busy stream, valid while nothing is submitted.
     recent_marks: Option<Marks>,
     /// Marks of destroyed streams, by the context whose fences must wait for them.
-    orphans: Vec<(u64, owned::Mark)>,
+    orphans: Vec<(u64, Arc<owned::Mark>)>,
     /// Streams with a capture begun and not ended, and whether it adds to a graph that existed
     /// before.
     captures: FxHashMap<u64, bool>,

@@ -109,10 +109,15 @@ impl Nvidia {
         if stream.used && !self.capturing(stream.handle())? {
             // The driver finishes the stream's work, and a fence of the context must still wait for
             // that.
-            let mark = stream.hold().mark(stream.handle())?;
+            let hold = stream.hold();
+            let mark = hold.mark(stream.handle())?;
             self.orphans
                 .retain(|(_, mark)| !mark.reached().unwrap_or(true));
-            self.orphans.push((cx.context, mark));
+            let mut contexts = self.contexts.iter();
+            let context = contexts.find(|(_, context)| Arc::ptr_eq(&context.hold, hold));
+            if let Some((context, _)) = context {
+                self.orphans.push((context, Arc::new(mark)));
+            }
         }
         Ok(())
     }

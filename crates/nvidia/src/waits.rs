@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     board::WatchedMark,
-    owned::{Owned, ready},
+    owned::{Mark, Owned, ready},
     printed::Due,
     table::real,
 };
@@ -13,13 +13,23 @@ use outboard_device::{Failure, Wait};
 /// Waits for several marks.
 pub(super) struct MarksWait {
     marks: Vec<WatchedMark>,
+    /// Marks of streams that were destroyed, which other waits have too.
+    orphans: Vec<Arc<Mark>>,
     /// Text that kernels may have printed before.
     printed: Option<Due>,
 }
 
 impl MarksWait {
     pub(super) fn new(marks: Vec<WatchedMark>, printed: Option<Due>) -> MarksWait {
-        MarksWait { marks, printed }
+        MarksWait {
+            marks,
+            orphans: Vec::new(),
+            printed,
+        }
+    }
+
+    pub(super) fn with_orphans(self, orphans: Vec<Arc<Mark>>) -> MarksWait {
+        MarksWait { orphans, ..self }
     }
 }
 
@@ -33,6 +43,15 @@ impl Wait for MarksWait {
                 mark.mark().flush_printed()?;
             }
             self.marks.pop();
+        }
+        while let Some(mark) = self.orphans.last() {
+            if !mark.reached()? {
+                return Ok(false);
+            }
+            if self.printed.is_some() {
+                mark.flush_printed()?;
+            }
+            self.orphans.pop();
         }
         if let Some(due) = &self.printed {
             due.done();

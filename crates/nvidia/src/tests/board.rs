@@ -56,12 +56,12 @@ fn a_wait_looks_at_memory_and_asks_nobody() {
 }
 
 #[test]
-fn a_fence_that_would_take_something_along_is_not_made_early() {
+fn an_early_fence_takes_nothing_from_others() {
     let fake = Fake::build(&[]);
     let mut client = client_with_stream(&fake);
     let can = |client: &Client| [false, true].map(|all| client.device.can_fence_early(all));
     assert_eq!(can(&client), [true, true]);
-    // The stream's mark waits for a fence of the context.
+    // The stream's mark is for each fence of the context.
     client.done(Request::EventCreate(messages::EventCreate {
         event: 1,
         flags: 0,
@@ -74,7 +74,7 @@ fn a_fence_that_would_take_something_along_is_not_made_early() {
     client.done(Request::StreamDestroy(messages::StreamDestroy {
         stream: STREAM,
     }));
-    assert_eq!(can(&client), [true, false]);
+    assert_eq!(can(&client), [true, true]);
     let context = messages::FenceContext { slot: 0, value: 0 };
     let mut fence = client.wait(Request::FenceContext(context));
     assert_eq!(fence.ready(), Ok(true));
@@ -118,4 +118,65 @@ fn a_word_that_does_not_come_is_no_wait_for_ever() {
     fake.ask("fake_hold", 0);
     std::thread::sleep(Duration::from_millis(1));
     assert_eq!(late.ready(), Ok(true));
+}
+
+#[test]
+fn a_wait_for_a_context_puts_nothing_into_a_default_stream_that_was_not_used() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let streams = [5, 6];
+    for stream in streams {
+        client.done(Request::StreamCreate(messages::StreamCreate {
+            stream,
+            flags: 0,
+            priority: 0,
+        }));
+    }
+    let va = client.map(0, 2 * MIB);
+    let memset = |h_stream| {
+        Request::CuMemsetD8Async(messages::CuMemsetD8Async {
+            dst_device: va,
+            uc: 1,
+            n: 1,
+            h_stream,
+        })
+    };
+    for stream in streams {
+        client.done(memset(stream));
+    }
+    fake.ask("fake_hold", 1);
+    let waits = |client: &mut Client| {
+        client.wait(Request::FenceContext(messages::FenceContext {
+            slot: 0,
+            value: 0,
+        }))
+    };
+    let mut both = waits(&mut client);
+    client.done(Request::MemUnmap(messages::MemUnmap { va, len: 2 * MIB }));
+    assert_eq!(
+        fake.ask("fake_default_marks", 0),
+        0,
+        "a barrier for both streams"
+    );
+    assert_eq!(both.ready(), Ok(false));
+    // Each of two waits is for the work of a stream that is gone.
+    client.done(Request::StreamDestroy(messages::StreamDestroy {
+        stream: 5,
+    }));
+    let mut after = [waits(&mut client), waits(&mut client)];
+    for wait in &mut after {
+        assert_eq!(wait.ready(), Ok(false));
+    }
+    let va = client.map(4 * MIB, 2 * MIB);
+    client.done(Request::CuMemsetD8Async(messages::CuMemsetD8Async {
+        dst_device: va,
+        uc: 1,
+        n: 1,
+        h_stream: 0,
+    }));
+    let _all = waits(&mut client);
+    assert!(fake.ask("fake_default_marks", 0) > 0);
+    fake.ask("fake_hold", 0);
+    std::thread::sleep(Duration::from_millis(1));
+    assert_eq!(both.ready(), Ok(true));
 }

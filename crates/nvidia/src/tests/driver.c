@@ -157,7 +157,10 @@ result cuIpcOpenEventHandle(event **e, ipc_handle h) {
   return strcmp(h.bytes, "an event") ? INVALID_VALUE : cuEventCreate(e, 6);
 }
 result cuEventDestroy_v2(event *e) { free(e); live_events--; return SUCCESS; }
+static atomic_int default_marks;
+int fake_default_marks(void) { return default_marks; }
 result cuEventRecordWithFlags(event *e, uintptr_t s, unsigned flags) {
+  default_marks += s == 0;
   uintptr_t of = s >> 12 ? s >> 12 : current;
   if (e->context != (int)of) return INVALID_HANDLE;
   e->held = held;
