@@ -1,6 +1,9 @@
 //! Contexts and devices.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
 use outboard_api::{CUresult, enums::CU_DEVICE_P2P_ATTRIBUTE_ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED};
 use outboard_device::{Cx, Failure, Pending};
@@ -14,14 +17,16 @@ use super::{
     printed::Reach,
     streams::STREAM_LEGACY,
     table::{Driver, real},
-    waits::MarksWait,
+    waits::{LegacyEnd, MarksWait},
 };
 
 pub(super) struct Context {
     pub(super) hold: Arc<ContextHold>,
     pub(super) device: usize,
-    /// Whether anything was submitted to its default stream.
-    pub(super) legacy_used: bool,
+    /// Number of works that were submitted to its default stream.
+    pub(super) legacy_works: u64,
+    /// How many of them are known to be done.
+    pub(super) legacy_done: Arc<AtomicU64>,
     /// Number of the last synchronous copy that its default stream's work waits for (`settled.rs`).
     pub(super) seen: u64,
 }
@@ -31,8 +36,22 @@ impl Context {
         Context {
             device: hold.device,
             hold,
-            legacy_used: false,
+            legacy_works: 0,
+            legacy_done: Arc::default(),
             seen: 0,
+        }
+    }
+
+    /// Whether its default stream may still be at work.
+    fn is_legacy_busy(&self) -> bool {
+        self.legacy_works > self.legacy_done.load(Ordering::Relaxed)
+    }
+
+    /// Returns what notes, at the end of a wait for the default stream, that its work is done.
+    pub(super) fn legacy_end(&self) -> LegacyEnd {
+        LegacyEnd {
+            done: self.legacy_done.clone(),
+            works: self.legacy_works,
         }
     }
 }
@@ -174,7 +193,8 @@ impl Nvidia {
         self.enter(cx)?;
         self.refuse_capturing(real::Stream::NULL, "a wait for a context")?;
         let context = self.context(cx.context)?;
-        let (hold, legacy_used) = (context.hold.clone(), context.legacy_used);
+        let (hold, legacy_used) = (context.hold.clone(), context.is_legacy_busy());
+        let legacy_end = legacy_used.then(|| context.legacy_end());
         let mut busy = self.busy(cx.context, legacy_used)?;
         let wanted = Wanted {
             slot: m.slot,
@@ -207,7 +227,7 @@ impl Nvidia {
             }
         }
         let printed = self.printing.due(Reach::Context(cx.context));
-        let wait = MarksWait::new(marks, printed).with_orphans(orphans);
+        let wait = MarksWait::new(marks, printed, legacy_end).with_orphans(orphans);
         Ok(Box::new(wait))
     }
 
@@ -349,7 +369,7 @@ impl Nvidia {
         self.refuse_capturing(real::Stream::NULL, "a wait for a context")?;
         // Only where it was used: later work of all blocking streams waits for what is before the
         // mark.
-        if context.legacy_used {
+        if context.is_legacy_busy() {
             marks.push(context.hold.mark(real::Stream::NULL)?);
         }
         Ok(marks)
@@ -370,7 +390,7 @@ impl Nvidia {
             let Ok(context) = self.contexts.get(id) else {
                 continue;
             };
-            let used = context.legacy_used
+            let used = context.is_legacy_busy()
                 || self
                     .streams
                     .iter()

@@ -266,7 +266,12 @@ impl Nvidia {
         };
         let mark = self.watched_mark(&hold, stream, wanted)?;
         let printed = self.printing.due(Reach::Stream((cx.context, m.stream)));
-        Ok(Box::new(MarksWait::new(vec![mark], printed)))
+        let is_legacy = m.stream <= STREAM_LEGACY;
+        let legacy_end = match self.current.filter(|_| is_legacy) {
+            Some(context) => Some(self.context(context)?.legacy_end()),
+            None => None,
+        };
+        Ok(Box::new(MarksWait::new(vec![mark], printed, legacy_end)))
     }
 
     pub(super) fn fence_event(
@@ -298,7 +303,7 @@ impl Nvidia {
         if let Some(context) = self.current
             && let Ok(context) = self.contexts.get_mut(context)
         {
-            context.legacy_used = true;
+            context.legacy_works += 1;
         }
         self.peek_stream(id)
     }

@@ -1,6 +1,9 @@
 //! Waits of the client for points in streams, and for its events.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
 use super::{
     board::WatchedMark,
@@ -17,14 +20,26 @@ pub(super) struct MarksWait {
     orphans: Vec<Arc<Mark>>,
     /// Text that kernels may have printed before.
     printed: Option<Due>,
+    legacy_end: Option<LegacyEnd>,
+}
+
+/// The work of a context's default stream that is done at the end of a wait.
+pub(super) struct LegacyEnd {
+    pub(super) done: Arc<AtomicU64>,
+    pub(super) works: u64,
 }
 
 impl MarksWait {
-    pub(super) fn new(marks: Vec<WatchedMark>, printed: Option<Due>) -> MarksWait {
+    pub(super) fn new(
+        marks: Vec<WatchedMark>,
+        printed: Option<Due>,
+        legacy_end: Option<LegacyEnd>,
+    ) -> MarksWait {
         MarksWait {
             marks,
             orphans: Vec::new(),
             printed,
+            legacy_end,
         }
     }
 
@@ -55,6 +70,9 @@ impl Wait for MarksWait {
         }
         if let Some(due) = &self.printed {
             due.done();
+        }
+        if let Some(end) = &self.legacy_end {
+            end.done.fetch_max(end.works, Ordering::Relaxed);
         }
         Ok(true)
     }

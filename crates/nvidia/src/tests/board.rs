@@ -133,16 +133,17 @@ fn a_wait_for_a_context_puts_nothing_into_a_default_stream_that_was_not_used() {
         }));
     }
     let va = client.map(0, 2 * MIB);
-    let memset = |h_stream| {
+    let other = client.map(4 * MIB, 2 * MIB);
+    let memset = |dst_device, h_stream| {
         Request::CuMemsetD8Async(messages::CuMemsetD8Async {
-            dst_device: va,
+            dst_device,
             uc: 1,
             n: 1,
             h_stream,
         })
     };
     for stream in streams {
-        client.done(memset(stream));
+        client.done(memset(va, stream));
     }
     fake.ask("fake_hold", 1);
     let waits = |client: &mut Client| {
@@ -167,16 +168,19 @@ fn a_wait_for_a_context_puts_nothing_into_a_default_stream_that_was_not_used() {
     for wait in &mut after {
         assert_eq!(wait.ready(), Ok(false));
     }
-    let va = client.map(4 * MIB, 2 * MIB);
-    client.done(Request::CuMemsetD8Async(messages::CuMemsetD8Async {
-        dst_device: va,
-        uc: 1,
-        n: 1,
-        h_stream: 0,
-    }));
-    let _all = waits(&mut client);
-    assert!(fake.ask("fake_default_marks", 0) > 0);
+    client.done(memset(other, 0));
+    let mut all = waits(&mut client);
+    let marks = fake.ask("fake_default_marks", 0);
+    assert!(marks > 0);
     fake.ask("fake_hold", 0);
     std::thread::sleep(Duration::from_millis(1));
-    assert_eq!(both.ready(), Ok(true));
+    assert_eq!((both.ready(), all.ready()), (Ok(true), Ok(true)));
+    client.done(memset(other, 6));
+    fake.ask("fake_hold", 1);
+    let _one = waits(&mut client);
+    assert_eq!(
+        fake.ask("fake_default_marks", 0),
+        marks,
+        "its work is known to be done"
+    );
 }
