@@ -79,3 +79,9 @@ def test_xla_moves_child_graphs(server: Server, link: str) -> None:
         "captured into SUCCESS STREAM_CAPTURE_INVALIDATED STREAM_CAPTURE_INVALIDATED False INVALID_VALUE 1 "
         "INVALID_VALUE INVALID_VALUE",
     ]
+
+
+def test_memory_of_graphs_goes_with_them(server: Server, link: str) -> None:
+    """However little of it there is, whoever frees it, and if its node is refused or its context goes."""
+    done = server.run(link, sys.executable, TEST_PROGRAMS / "graph_memory.py")
+    assert (done.stdout, done.returncode) == ("right\n", 0), done.stderr

@@ -259,8 +259,8 @@ impl Driver {
     /// Frees memory that no graph holds. The server unmaps it after the work sent before.
     fn give_back_graph_memory(&self) {
         for address in self.graph_memory.0.lock().abandoned() {
-            // A lost session has unmapped everything.
-            let _ = self.release(address);
+            // A lost session has unmapped everything, and a destroyed context what was its own.
+            let _ = self.release_as(AllocationKind::Graph, address);
         }
     }
 }

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     log,
-    state::{AllocParams, Driver, HandleKind, NodeRecord, StreamRef, driver},
+    state::{AllocParams, AllocationKind, Driver, HandleKind, NodeRecord, StreamRef, driver},
 };
 
 /// Arguments that place a new node in a graph.
@@ -84,19 +84,9 @@ unsafe fn added_node(
     spot.out.check()?;
     let work = work(driver)?;
     let node = driver.handles.mint(HandleKind::Node);
-    driver.check_memory_work(graph, &work)?;
-    if edges.is_empty() {
-        driver.add(graph, node, &id_bytes(&dependencies), &work)?;
-    } else {
-        // Edges with data are added after the node exists.
-        driver.add(graph, node, &[], &work)?;
-        let to = vec![node; dependencies.len()];
-        driver
-            .add_dependencies(graph, &dependencies, &to, &edges)
-            .inspect_err(|_| {
-                let _ = driver.submit(&messages::CuGraphDestroyNode { h_node: node });
-            })?;
-    }
+    driver
+        .add_after(graph, node, &dependencies, &edges, &work)
+        .inspect_err(|_| driver.drop_memory_of(&work))?;
     driver.graphs.learn(graph, node, work.record());
     driver.added(graph, &work);
     if let NodeSpec::Conditional { bodies, .. } = &work {
@@ -128,6 +118,36 @@ pub(crate) fn set_node(
 }
 
 impl Driver {
+    /// Adds a node after these, by edges with data if there are any.
+    fn add_after(
+        &self,
+        graph: u64,
+        node: u64,
+        dependencies: &[u64],
+        edges: &[CUgraphEdgeData],
+        work: &NodeSpec,
+    ) -> Done {
+        self.check_memory_work(graph, work)?;
+        if edges.is_empty() {
+            return self.add(graph, node, &id_bytes(dependencies), work);
+        }
+        // Edges with data are added after the node exists.
+        self.add(graph, node, &[], work)?;
+        let to = vec![node; dependencies.len()];
+        self.add_dependencies(graph, dependencies, &to, edges)
+            .inspect_err(|_| {
+                let _ = self.submit(&messages::CuGraphDestroyNode { h_node: node });
+            })
+    }
+
+    /// Frees the memory of a node that allocates and was not added.
+    fn drop_memory_of(&self, work: &NodeSpec) {
+        if let NodeSpec::Alloc(alloc) = work {
+            // A lost session has unmapped everything.
+            let _ = self.release_as(AllocationKind::Graph, alloc.address);
+        }
+    }
+
     /// Refuses changes that the server cannot make: only a copy of pageable memory is a child graph
     /// there.
     fn check_same_way(&self, node: u64, work: &NodeSpec) -> Done {
@@ -398,7 +418,7 @@ impl Driver {
                 Ok(params.address)
             }
             Err(error) => {
-                self.release(params.address)?;
+                self.drop_memory_of(&NodeSpec::Alloc(params));
                 Err(error)
             }
         }

@@ -384,18 +384,31 @@ impl DeviceMemory {
         }
     }
 
-    /// Frees an allocation. Returns the memory that the server must unmap, if any. `sent` is the
-    /// mark of the work sent before, which may still use it.
+    /// Frees an allocation of the program's or of a graph's, as [`free_as`](Self::free_as) does.
     pub(crate) fn free(
         &mut self,
         base: u64,
         sent: u64,
     ) -> Result<(Allocation, Option<Chunk>), CUresult> {
-        let freeable = |a: &&Allocation| a.kind == AllocationKind::Plain;
+        let kind = match self.allocations.get(&base).map(|found| found.kind) {
+            Some(AllocationKind::Graph) => AllocationKind::Graph,
+            _ => AllocationKind::Plain,
+        };
+        self.free_as(kind, base, sent)
+    }
+
+    /// Frees an allocation of this kind. Returns the memory that the server must unmap, if any.
+    /// `sent` is the mark of the work sent before, which may still use it.
+    pub(crate) fn free_as(
+        &mut self,
+        kind: AllocationKind,
+        base: u64,
+        sent: u64,
+    ) -> Result<(Allocation, Option<Chunk>), CUresult> {
         let allocation = *self
             .allocations
             .get(&base)
-            .filter(freeable)
+            .filter(|found| found.kind == kind)
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         self.allocations.remove(&base);
         if self.exact {
@@ -421,9 +434,6 @@ impl DeviceMemory {
 
     /// Removes an allocation that the server has refused.
     pub(crate) fn forget(&mut self, base: u64) {
-        if let Some(allocation) = self.allocations.get_mut(&base) {
-            allocation.kind = AllocationKind::Plain;
-        }
         // It is there, unless the context was destroyed meanwhile.
         let _ = self.free(base, 0);
     }
