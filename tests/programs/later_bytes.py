@@ -1,7 +1,7 @@
 """Memory that is written by two ways, one after the other: the later bytes are there, whichever way is faster. Prints
 `right`.
 
-    later_bytes.py notes|kernel|hidden|rows|capture|adapter|staged|opening
+    later_bytes.py notes|kernel|hidden|rows|capture|held|adapter|staged|opening
 """
 
 from __future__ import annotations
@@ -88,9 +88,13 @@ def bring_now(to: object, at: int, bytes: int) -> None:
 
 
 def launch(kernel: object, *arguments: int) -> None:
+    launch_in(None, kernel, *arguments)
+
+
+def launch_in(stream: c_void_p | None, kernel: object, *arguments: int) -> None:
     words = [c_uint64(argument) for argument in arguments]
     pointers = (c_void_p * len(words))(*(ctypes.addressof(word) for word in words))
-    must("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, None, pointers, None)
+    must("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, stream, pointers, None)
 
 
 def word(at: int) -> int:
@@ -196,6 +200,34 @@ def capture() -> None:
     check(back.raw == first.raw, "a copy that waited while its stream captured")
 
 
+def held() -> None:
+    """Launches beside copies to mirrored memory that wait for what the program, or the launch itself, does later."""
+    put, load = kernels(PTX, "put", "load")
+    bytes, flag, out = 64 * KIB, device(4), device(4)
+    memory, source = pinned(bytes), device(bytes)
+    of_copies, of_kernels, free = (made("cuStreamCreate", flags) for flags in (0, 0, NON_BLOCKING))
+
+    def copy_held_until(value: int) -> None:
+        launch_in(of_copies, load, ctypes.addressof(memory), out)
+        must("cuMemsetD8Async", c_uint64(source), c_ubyte(value), c_size_t(bytes), of_copies)
+        must("cuStreamWaitValue32_v2", of_copies, c_uint64(flag), c_uint32(value), 0)
+        bring(memory, source, bytes, of_copies)
+
+    fill(flag, 0, 4)
+    must("cuCtxSynchronize")
+    copy_held_until(1)
+    for _ in range(30):
+        launch_in(of_kernels, put, out, 0)
+    must("cuStreamWriteValue32_v2", free, c_uint64(flag), c_uint32(1), 0)
+    must("cuStreamSynchronize", of_copies)
+    check(memory[:1] == b"\1", "a copy that was held by the program")
+    for round in range(2, 12):
+        copy_held_until(round)
+        launch_in(of_kernels, put, flag, round)
+        must("cuStreamSynchronize", of_copies)
+        check(memory[:1] == c_ubyte(round).value.to_bytes(), f"round {round}: a copy that was held by a kernel")
+
+
 def adapter() -> None:
     """A long copy after a short one into the same memory, which an adapter may write at once."""
     bytes, few = 64 * KIB, 4 * KIB
@@ -270,7 +302,7 @@ def main() -> None:
     primary_context()
     lib.cuMemFreeHost.argtypes = [c_void_p]
     parts: dict[str, Callable[[], None]] = {
-        part.__name__: part for part in (notes, kernel, hidden, rows, capture, adapter, staged, opening)
+        part.__name__: part for part in (notes, kernel, hidden, rows, capture, held, adapter, staged, opening)
     }
     for name in sys.argv[1:] or parts:
         parts[name]()

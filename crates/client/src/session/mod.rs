@@ -120,7 +120,12 @@ struct Expected {
     on_data_connection: bool,
     /// Its bytes are arriving; the [`ReceiveSegment`] that receives them completes the group.
     is_receiving: bool,
+    /// A launch has waited for it in vain.
+    is_given_up: bool,
 }
+
+/// A copy under way into a mirror: its token, and the stream that makes it.
+pub(crate) type MirrorCopy = (u32, u64);
 
 impl Session {
     pub(crate) fn new(link: Link, fds: Vec<RawFd>, handler: Box<dyn Handler>) -> Session {
@@ -316,6 +321,7 @@ impl Session {
                 sink,
                 on_data_connection,
                 is_receiving: false,
+                is_given_up: false,
             },
         );
         let sent = match on_data_connection {
@@ -413,7 +419,9 @@ impl Session {
     /// Returns the copies under way into this memory: those that a thread waits for, or the others.
     pub(crate) fn copies_into(&self, base: u64, bytes: u64, is_awaited: bool) -> Vec<u32> {
         let is_in = |memory: &ReceiveBuffer| (memory.address as u64).wrapping_sub(base) < bytes;
-        self.copies(|memory| memory.detached != is_awaited && is_in(memory))
+        self.copies(|token, _, memory| {
+            (memory.detached != is_awaited && is_in(memory)).then_some(token)
+        })
     }
 
     /// Returns whether copies into the program's memory are under way.
@@ -423,25 +431,46 @@ impl Session {
     }
 
     /// Returns the copies under way into mirrors, of streams that `is_of` chooses, which nobody
-    /// waits for.
-    pub(crate) fn copies_into_mirrors(&self, is_of: impl Fn(u64) -> bool) -> Vec<u32> {
-        self.copies(|memory| memory.detached && memory.in_order && is_of(memory.stream))
+    /// waits for and none has given up.
+    pub(crate) fn copies_into_mirrors(&self, is_of: impl Fn(u64) -> bool) -> Vec<MirrorCopy> {
+        self.copies(|token, expected, memory| {
+            let is_wanted = memory.detached && memory.in_order && is_of(memory.stream);
+            (is_wanted && !expected.is_given_up).then_some((token, memory.stream))
+        })
     }
 
-    fn copies(&self, is_wanted: impl Fn(&ReceiveBuffer) -> bool) -> Vec<u32> {
-        let is_wanted = |expected: &Expected| match &expected.sink {
-            Sink::Memory(memory) => is_wanted(memory),
-            _ => false,
-        };
+    fn copies<R>(&self, wanted: impl Fn(u32, &Expected, &ReceiveBuffer) -> Option<R>) -> Vec<R> {
         let waiters = self.waiters.lock();
-        let wanted = waiters.iter().filter(|(_, expected)| is_wanted(expected));
-        wanted.map(|(token, _)| *token).collect()
+        let found = waiters
+            .iter()
+            .filter_map(|(token, expected)| match &expected.sink {
+                Sink::Memory(memory) => wanted(*token, expected, memory),
+                _ => None,
+            });
+        found.collect()
     }
 
     /// Keeps those that have not arrived.
     pub(crate) fn retain_expected(&self, copies: &mut Vec<u32>) {
         let waiters = self.waiters.lock();
         copies.retain(|token| waiters.contains_key(token));
+    }
+
+    /// Takes those that have arrived out of `copies`, and returns them.
+    pub(crate) fn take_arrived(&self, copies: &mut Vec<MirrorCopy>) -> Vec<MirrorCopy> {
+        let waiters = self.waiters.lock();
+        let has_arrived = |copy: &mut MirrorCopy| !waiters.contains_key(&copy.0);
+        copies.extract_if(.., has_arrived).collect()
+    }
+
+    /// Notes that a launch has waited for these in vain: no other waits for them again.
+    pub(crate) fn give_up(&self, copies: &[MirrorCopy]) {
+        let mut waiters = self.waiters.lock();
+        for (token, _) in copies {
+            if let Some(expected) = waiters.get_mut(token) {
+                expected.is_given_up = true;
+            }
+        }
     }
 
     /// Returns whether a reply that has not arrived goes into some of this memory.

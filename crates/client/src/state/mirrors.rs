@@ -39,6 +39,7 @@ use outboard_api::CUresult;
 use outboard_pages::{PAGE_BYTES, Tracker, pages_around};
 use outboard_wire::{doc::NET_CONTROL_BYTES, messages};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use rustc_hash::FxHashSet;
 
 use super::{
     Driver, StreamRef,
@@ -46,7 +47,7 @@ use super::{
     host_memory::{HostMemory, HostRange},
     mirror::Mirror,
 };
-use crate::log;
+use crate::{log, session::MirrorCopy};
 
 /// Most bytes compared at a time, and carried by one message.
 const PIECE_BYTES: usize = 64 << 10;
@@ -63,6 +64,9 @@ const COPYING_PAUSE: Duration = Duration::from_millis(10);
 
 /// Time limit for work to wait for copies into mirrors that it does not name.
 const FOLLOWED_COPY_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// Time limit for later copies of a stream whose last one did not come in that time.
+const DOUBTED_COPY_WAIT_MAX: Duration = Duration::from_millis(10);
 
 /// All mirrors of the session.
 #[derive(Default)]
@@ -84,6 +88,8 @@ pub(crate) struct Mirrors {
     written_by_adapter: Mutex<Vec<(u64, u64)>>,
     /// The server's adapters use mirrors at any time.
     are_lent: AtomicBool,
+    /// Streams whose last copy into a mirror did not come while a launch waited for it.
+    doubted: Mutex<FxHashSet<u64>>,
 }
 
 #[derive(Default)]
@@ -473,15 +479,40 @@ impl Driver {
     }
 
     /// Waits for copies into mirrors that are under way now and that work in this stream may come
-    /// after. A copy may itself wait for a later act of the calling thread: the wait has a bound.
+    /// after. A copy may itself wait for a later act of the calling thread: the wait has a bound,
+    /// and no copy is waited for again.
     #[cold]
     fn wait_for_copies_before(&self, stream: &StreamRef) {
-        let copies = self.session.copies_into_mirrors(|of| stream.may_follow(of));
-        if !self.wait_until_come(copies, FOLLOWED_COPY_WAIT_MAX) {
-            log::warn(format_args!(
-                "a kernel that reads pinned memory by a pointer in the GPU's memory may miss a copy into it, which has not come in {} s",
-                FOLLOWED_COPY_WAIT_MAX.as_secs()
-            ));
+        let mut copies = self.session.copies_into_mirrors(|of| stream.may_follow(of));
+        let begin = Instant::now();
+        while !copies.is_empty() {
+            self.session.poll();
+            let arrived = self.session.take_arrived(&mut copies);
+            let mut doubted = self.mirrors.doubted.lock();
+            for (_, of) in arrived {
+                doubted.remove(&of);
+            }
+            let is_late = |(_, of): &mut MirrorCopy| {
+                let bound = match doubted.contains(of) {
+                    true => DOUBTED_COPY_WAIT_MAX,
+                    false => FOLLOWED_COPY_WAIT_MAX,
+                };
+                begin.elapsed() > bound
+            };
+            let late: Vec<_> = copies.extract_if(.., is_late).collect();
+            self.session.give_up(&late);
+            let is_new = late
+                .iter()
+                .fold(false, |new, (_, of)| doubted.insert(*of) | new);
+            drop(doubted);
+            if is_new {
+                log::warn(format_args!(
+                    "a kernel that reads pinned memory by a pointer in the GPU's memory may miss a copy into it, which has not come in {} s; the next one of its stream is waited for for {} ms",
+                    FOLLOWED_COPY_WAIT_MAX.as_secs(),
+                    DOUBTED_COPY_WAIT_MAX.as_millis()
+                ));
+            }
+            std::thread::yield_now();
         }
     }
 
