@@ -115,6 +115,12 @@ def test_memory_is_freed_after_the_work_before(server: Server, link: str, tmp_pa
     assert (calls["local"], calls["synchronous"]) == (10, 3), calls
 
 
+@pytest.mark.parametrize("part", ["context", "none", "function"])
+def test_memory_that_is_freed_under_a_copy_stays_until_it_has_come(server: Server, part: str) -> None:
+    done = server.run("tcp", sys.executable, TEST_PROGRAMS / "frees_under_copies.py", part)
+    assert (done.stdout, done.returncode) == ("right\n", 0), done.stderr
+
+
 def test_physical_memory_needs_no_context(server: Server, link: str) -> None:
     done = server.run(link, sys.executable, TEST_PROGRAMS / "memory_without_context.py")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -416,11 +416,12 @@ impl Session {
             .any(|e| matches!(&e.sink, Sink::Memory(l) if l.detached))
     }
 
-    /// Returns the copies under way into this memory: those that a thread waits for, or the others.
+    /// Returns the copies under way into some of this memory: those that a thread waits for, or the
+    /// others.
     pub(crate) fn copies_into(&self, base: u64, bytes: u64, is_awaited: bool) -> Vec<u32> {
-        let is_in = |memory: &ReceiveBuffer| (memory.address as u64).wrapping_sub(base) < bytes;
         self.copies(|token, _, memory| {
-            (memory.detached != is_awaited && is_in(memory)).then_some(token)
+            let is_wanted = memory.detached != is_awaited && memory.is_within(base, bytes);
+            is_wanted.then_some(token)
         })
     }
 

@@ -78,6 +78,12 @@ impl ReceiveBuffer {
         one.start < other.end && other.start < one.end
     }
 
+    /// Returns true if some bytes may be among these, those between rows counted.
+    pub(crate) fn is_within(&self, base: u64, bytes: u64) -> bool {
+        let run = self.run();
+        (run.start as u64) < base.saturating_add(bytes) && base < run.end as u64
+    }
+
     fn run(&self) -> Range<usize> {
         let (rows, start) = (self.rows, self.address as usize);
         let slices = rows.depth.saturating_sub(1) * rows.slice_pitch;

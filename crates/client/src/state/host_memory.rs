@@ -22,7 +22,7 @@ use outboard_wire::{limits::SERVERS_MAX, messages};
 use super::{
     Driver, advice::Advices, are_several, host_functions::host_functions_pending, mirror::Mirror,
 };
-use crate::log;
+use crate::{log, observe::optimise::is_exempt};
 
 /// Address range of pinned memory, chosen so that it is free in the server too.
 const PLACE_BASE: u64 = 0x3800_0000_0000;
@@ -36,6 +36,8 @@ const REGISTER_READ_ONLY: u32 = 8;
 /// Time for which the server is asked again for memory that it may still be using.
 const HOST_MAP_WAIT_MAX: Duration = Duration::from_secs(2);
 const HOST_MAP_PAUSE: Duration = Duration::from_millis(20);
+/// Time limit for memory that is freed to wait for copies into it.
+const FREED_COPY_WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Asks again while the answer is that there is no memory, if host functions were to run when it
 /// was asked for: with them memory becomes free.
@@ -364,10 +366,13 @@ impl Driver {
         })
     }
 
-    /// `cuMemFreeHost`
+    /// `cuMemFreeHost`. Memory into which a copy is still to come stays mapped.
     pub(crate) fn host_free(&self, base: u64) -> Result<(), CUresult> {
         let range = self.remove_host(base, false)?;
-        // SAFETY: the mapping that `place` made, freed by the program.
+        if self.is_copied_to(&range) {
+            return Ok(());
+        }
+        // SAFETY: the mapping that `place` made, freed by the program. No reply is written there.
         unsafe {
             libc::munmap(
                 base as *mut c_void,
@@ -566,6 +571,7 @@ impl Driver {
         let range = host.ranges.remove(&base).ok_or(not_ours)?;
         host.bound_private();
         drop(host);
+        self.outlast_copies(&range);
         self.session.forget(range.base, range.bytes);
         if range.shared {
             self.submit(&messages::HostUnmap { va: base })?;
@@ -573,6 +579,28 @@ impl Driver {
             self.close_mirror(&range)?;
         }
         Ok(range)
+    }
+
+    /// Waits for copies into memory that the program gives up, which would be written to whatever
+    /// is there by then: those that no wait for the current context covers. A copy may wait for
+    /// the host function that this thread runs.
+    fn outlast_copies(&self, range: &HostRange) {
+        let copies = self.session.copies_into(range.base, range.bytes, false);
+        let time = match is_exempt() {
+            true => Duration::ZERO,
+            false => FREED_COPY_WAIT_MAX,
+        };
+        if !self.wait_until_come(copies, time) {
+            log::warn(format_args!(
+                "host memory at {:#x} is freed while a copy is on its way into it",
+                range.base
+            ));
+        }
+    }
+
+    fn is_copied_to(&self, range: &HostRange) -> bool {
+        let copies = self.session.copies_into(range.base, range.bytes, false);
+        !copies.is_empty()
     }
 }
 

@@ -293,7 +293,7 @@ impl Driver {
     }
 
     /// Waits until these copies have come. Returns false if they have not by then.
-    fn wait_until_come(&self, mut copies: Vec<u32>, time: Duration) -> bool {
+    pub(super) fn wait_until_come(&self, mut copies: Vec<u32>, time: Duration) -> bool {
         let begin = Instant::now();
         while !copies.is_empty() {
             if begin.elapsed() > time {
