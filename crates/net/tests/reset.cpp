@@ -1,6 +1,8 @@
 // Failures of entries and receives: calls say which, with which syndrome; after a reset the queues work again, and other
 // queues have not noticed.
 #include <dlfcn.h>
+#include <endian.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -426,6 +428,28 @@ int unreliable(bool is_adapter)
     return 0;
 }
 
+// A wrong entry of two blocks, written out: it fails as one, and the entry behind it is flushed as one.
+int wrong_of_two_blocks()
+{
+    Four four;
+    EXPECT(four.open(outboard_net_queue_options{6, 1, 0, OUTBOARD_NET_PLAIN, 0}));
+    const outboard_net_queue &of = four.of[0];
+    uint32_t *ring = (uint32_t *)of.ring;
+    auto begin = [&](uint32_t index, uint32_t opcode, uint32_t segments) {
+        ring[index * 16] = htobe32(index << 8 | opcode), ring[index * 16 + 1] = htobe32(of.qpn << 8 | segments);
+    };
+    begin(0, 0x42, 5), begin(2, 0, 1);
+    __atomic_store_n((uint32_t *)of.record + 1, htobe32(3), __ATOMIC_RELEASE);
+    __atomic_store_n((uint64_t *)of.doorbell, htobe64(3ull << 40 | of.qpn << 8), __ATOMIC_RELEASE);
+    outboard_net_rouse(of.doorbell);
+    outboard_net_status status = {};
+    uint64_t until = detail::now_ns() + PATIENCE_NS;
+    while (outboard_net_status_of(four.net, of.qpn, &status) == 0 && status.flushed == 0 && detail::now_ns() < until) sched_yield();
+    EXPECT(status.failed_index == 0 && status.syndrome == 0x02 && status.flushed == 1 && four.others_work());
+    outboard_net_close(four.net);
+    return 0;
+}
+
 // A forked child has none of the endpoint's threads: it may close it, or open one of its own, and the parent goes on.
 int forked()
 {
@@ -483,5 +507,6 @@ int main()
     if (wrong_key() || bad_input() || forked()) return 1;
     const char *provider = std::getenv("OUTBOARD_NET_PROVIDER");
     if (unreliable(provider == nullptr || std::strcmp(provider, "nic") == 0)) return 1;
-    return provider != nullptr && std::strcmp(provider, "nvlink") == 0 ? threads_without_an_adapter() || strangers_to_each_other() : ended_in_mid_post();
+    return provider != nullptr && std::strcmp(provider, "nvlink") == 0 ? threads_without_an_adapter() || strangers_to_each_other()
+                                                                        : ended_in_mid_post() || wrong_of_two_blocks();
 }

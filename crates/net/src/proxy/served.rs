@@ -240,7 +240,7 @@ impl Served {
                 self.sends.push(&last);
             }
             if of.is_wrong {
-                self.ring.pass(1);
+                self.ring.skip();
             }
             let syndrome = match self.counts.failure {
                 None => {
