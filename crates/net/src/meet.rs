@@ -258,13 +258,14 @@ pub(crate) fn connect(
 
 fn reach(socket: SocketAddr, deadline: Instant) -> io::Result<TcpStream> {
     loop {
-        match TcpStream::connect(socket) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match TcpStream::connect_timeout(&socket, left.max(RETRY)) {
             // A connection to a port at which nobody listens can meet itself.
             Ok(stream) if stream.local_addr()? != socket => return Ok(stream),
             Err(error)
                 if !matches!(
                     error.kind(),
-                    ErrorKind::ConnectionRefused | ErrorKind::Interrupted
+                    ErrorKind::ConnectionRefused | ErrorKind::Interrupted | ErrorKind::TimedOut
                 ) =>
             {
                 return Err(error);
@@ -354,6 +355,23 @@ mod tests {
         assert_eq!(theirs, hello(1));
         assert_eq!(listening.join().unwrap().unwrap().1, hello(2));
         drop(silent);
+    }
+
+    /// A listener with no place left answers no connection, as a machine that is not there.
+    #[test]
+    fn an_address_that_does_not_answer_is_tried_until_the_deadline_alone() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let socket = listener.local_addr().unwrap();
+        let connected = || TcpStream::connect_timeout(&socket, Duration::from_millis(100)).ok();
+        let places: Vec<TcpStream> = std::iter::from_fn(connected).collect();
+        let begin = Instant::now();
+        let deadline = begin + Duration::from_millis(500);
+        let said = connect(socket, hello(1), deadline).unwrap_err().to_string();
+        assert_eq!(said, "timed out");
+        let waited = begin.elapsed();
+        assert!(waited >= Duration::from_millis(500) && waited < Duration::from_secs(20));
+        drop(places);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! queue pairs are reached.
 
 use std::{
-    io::{Error as IoError, ErrorKind, Read, Result as IoResult, Write},
+    io::{Error as IoError, ErrorKind, Result as IoResult, Write},
     net::TcpStream,
     time::{Duration, Instant},
 };
@@ -14,6 +14,7 @@ use crate::{
     device::Device,
     error::Error,
     meet::{self, BY_VERBS, Hello, Meeting, NOT_BY_VERBS, Window},
+    stream::read_by,
 };
 
 /// First bytes of what follows the hello; the last is the version.
@@ -23,7 +24,7 @@ const REACH_BYTES: usize = 32;
 const IS_CONNECTED: [u8; 1] = [0];
 const OTHERWISE: &str = "the other process says something else than that it is connected";
 const MTU_MIN: u16 = 256;
-/// The shortest wait that a socket has: 0 is none.
+/// The shortest wait for the last byte.
 const SHORTEST: Duration = Duration::from_millis(1);
 
 fn bytes(of: &Remote) -> [u8; REACH_BYTES] {
@@ -146,13 +147,8 @@ fn exchange(
     deadline: Instant,
 ) -> IoResult<Option<Remote>> {
     stream.write_all(&bytes(mine))?;
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() {
-        return Err(ErrorKind::TimedOut.into());
-    }
-    stream.set_read_timeout(Some(left))?;
     let mut theirs = [0; REACH_BYTES];
-    match stream.read_exact(&mut theirs) {
+    match read_by(stream, &mut theirs, deadline) {
         Ok(()) => Ok(parse(&theirs, number)),
         Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(None),
         Err(error) => Err(error),
@@ -162,10 +158,9 @@ fn exchange(
 /// Waits until the other has connected, too.
 fn both(mut stream: &TcpStream, deadline: Instant) -> IoResult<()> {
     stream.write_all(&IS_CONNECTED)?;
-    let left = deadline.saturating_duration_since(Instant::now());
-    stream.set_read_timeout(Some(left.max(SHORTEST)))?;
     let mut said = [0];
-    stream.read_exact(&mut said)?;
+    // One who has said it in time is heard, however late this side is.
+    read_by(stream, &mut said, deadline.max(Instant::now() + SHORTEST))?;
     if said != IS_CONNECTED {
         return Err(IoError::new(ErrorKind::InvalidData, OTHERWISE));
     }
@@ -177,6 +172,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+    use crate::stream::tests::{soon, trickling};
 
     #[test]
     fn how_a_queue_pair_is_reached_is_read_as_it_was_written_and_nothing_else_is() {
@@ -194,5 +190,17 @@ mod tests {
             other[at] ^= 1;
             assert_eq!(parse(&other, 0x1234), None);
         }
+    }
+    #[test]
+    fn a_peer_that_trickles_has_no_more_time_than_the_meeting() {
+        let mine = Remote {
+            number: 1,
+            psn: 0,
+            gid: [0; 16],
+            lid: 0,
+            mtu: 1024,
+        };
+        let late = exchange(&trickling(), &mine, 2, soon()).unwrap_err();
+        assert_eq!(late.kind(), ErrorKind::TimedOut);
     }
 }

@@ -34,7 +34,10 @@ use rustix::{
     rand::{GetRandomFlags, getrandom},
 };
 
-use crate::{memory::Mapped, stream::Stream};
+use crate::{
+    memory::Mapped,
+    stream::{Stream, read_by},
+};
 
 const NAME: &str = "outboard-net-";
 const SECRET_BYTES: usize = 16;
@@ -126,31 +129,6 @@ impl Offer {
             self.is_taken |= send_file(&guest, &self.file).is_ok();
         }
     }
-}
-
-/// Reads all these bytes before the deadline.
-fn read_by<S: Stream>(mut stream: &S, into: &mut [u8], deadline: Instant) -> io::Result<()>
-where
-    for<'a> &'a S: Read,
-{
-    let mut got = 0;
-    while got < into.len() {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(ErrorKind::TimedOut.into());
-        }
-        stream.set_patience(Some(left))?;
-        match stream.read(&mut into[got..]) {
-            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-            Ok(count) => got += count,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                return Err(ErrorKind::TimedOut.into());
-            }
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 fn name(words: &[u8; OFFER_BYTES]) -> String {

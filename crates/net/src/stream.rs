@@ -1,10 +1,10 @@
 //! Byte streams between two processes, which say that both are there.
 
 use std::{
-    io::{Read, Result as IoResult, Write},
+    io::{ErrorKind, Read, Result as IoResult, Write},
     net::{Shutdown, TcpStream},
     os::{fd::AsFd, unix::net::UnixStream},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rustix::net::{SendFlags, send as send_now};
@@ -21,6 +21,32 @@ pub trait Stream: Read + Write + Send + Sync + Sized + 'static {
 
 fn write_some(to: impl AsFd, bytes: &[u8]) -> usize {
     send_now(to, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).unwrap_or(0)
+}
+
+/// Reads all these bytes before the deadline, however slowly they come. The stream's patience is
+/// what it leaves then: the caller sets it.
+pub(crate) fn read_by<S: Stream>(mut stream: &S, into: &mut [u8], deadline: Instant) -> IoResult<()>
+where
+    for<'a> &'a S: Read,
+{
+    let mut got = 0;
+    while got < into.len() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        stream.set_patience(Some(left))?;
+        match stream.read(&mut into[got..]) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(count) => got += count,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 impl Stream for TcpStream {
@@ -56,5 +82,43 @@ impl Stream for UnixStream {
 
     fn write_some(&self, bytes: &[u8]) -> usize {
         write_some(self, bytes)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::{
+        net::TcpListener,
+        thread::{sleep, spawn},
+    };
+
+    use super::*;
+
+    /// A connection to a process that says one byte after the other, without end.
+    pub(crate) fn trickling() -> TcpStream {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let here = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut there = listener.accept().unwrap().0;
+        spawn(move || {
+            while there.write_all(&[0]).is_ok() {
+                sleep(Duration::from_millis(20));
+            }
+        });
+        here
+    }
+
+    /// A deadline before 32 bytes of such a process have come.
+    pub(crate) fn soon() -> Instant {
+        Instant::now() + Duration::from_millis(200)
+    }
+
+    #[test]
+    fn bytes_that_trickle_are_waited_for_until_the_deadline_alone() {
+        let late = read_by(&trickling(), &mut [0; 32], soon()).unwrap_err();
+        assert_eq!(late.kind(), ErrorKind::TimedOut);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        read_by(&trickling(), &mut [0; 3], deadline).unwrap();
     }
 }

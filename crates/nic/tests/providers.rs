@@ -224,7 +224,7 @@ fn a_peer_that_forges_what_it_says_ends_its_own_connection() {
     let meetings = [
         (Says::Otherwise, "OUTBOARD_NET_WAY=verbs"),
         (Says::Nowhere, "is not of a provider with RDMA devices"),
-        (Says::Waits, "temporarily unavailable"),
+        (Says::Waits, "timed out"),
         (Says::Last(1), "something else than that it is connected"),
         (Says::Then(&[9, 9, 9]), "syndrome 15"),
         (Says::Then(&[3, 0x99, 1]), "syndrome 15"),

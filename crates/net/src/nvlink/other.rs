@@ -18,6 +18,7 @@ use crate::{
     error::Error,
     keys::Access,
     meet::{self, Hello, Meeting, Window},
+    stream::read_by,
 };
 
 use super::queue::{KEYS_MAX, Key};
@@ -201,13 +202,8 @@ pub(crate) fn meet(
 /// Sends an offer, and reads the other's; none if it is something else.
 fn exchange(mut stream: &TcpStream, offer: &Offer, deadline: Instant) -> IoResult<Option<Offer>> {
     stream.write_all(&offer.bytes())?;
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() {
-        return Err(ErrorKind::TimedOut.into());
-    }
-    stream.set_read_timeout(Some(left))?;
     let mut bytes = [0; OFFER_BYTES];
-    match stream.read_exact(&mut bytes) {
+    match read_by(stream, &mut bytes, deadline) {
         Ok(()) => {}
         Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(None),
         Err(error) => return Err(error),
@@ -249,6 +245,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::stream::tests::{soon, trickling};
 
     /// A queue that can be connected, or cannot.
     struct Pretended {
@@ -341,5 +338,11 @@ mod tests {
         };
         let said = offer.open(&window(0x101)).unwrap_err();
         assert!(said.starts_with("there is no access"), "{said}");
+    }
+    #[test]
+    fn a_peer_that_trickles_has_no_more_time_than_the_meeting() {
+        let offer = Offer::of(None).unwrap();
+        let late = exchange(&trickling(), &offer, soon()).unwrap_err();
+        assert_eq!(late.kind(), ErrorKind::TimedOut);
     }
 }

@@ -12,12 +12,7 @@
 //!    │◄────────────────── the servers connect ────────────────────────────►│
 //! ```
 
-use std::{
-    io::{Read, Write},
-    net::TcpStream,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{io::Write, net::TcpStream, sync::Arc, time::Instant};
 
 use outboard_wire::doc::{NetAnswer, NetCall, NetEnd};
 
@@ -29,6 +24,7 @@ use crate::{
     adapter::Peer,
     error::Error,
     meet::{self, AT_SERVER, BY_VERBS, Hello, Meeting, NOT_BY_VERBS, Window},
+    stream::read_by,
     way::Way,
 };
 
@@ -90,7 +86,7 @@ pub(super) fn meet(
             }
         }
         false => {
-            let told = hear(&mut stream, deadline).map_err(|why| failed(&why))?;
+            let told = hear(&stream, deadline).map_err(|why| failed(&why))?;
             let (address, secret) = told;
             let timeout_ms = left_ms(deadline);
             NetCall::Join {
@@ -138,13 +134,9 @@ fn tell(stream: &mut TcpStream, address: &str, secret: &[u8; SECRET_BYTES]) -> R
     stream.write_all(&bytes).map_err(|error| error.to_string())
 }
 
-fn hear(stream: &mut TcpStream, deadline: Instant) -> Result<(String, [u8; SECRET_BYTES]), String> {
-    let mut read = |bytes: &mut [u8]| {
-        // A time of 0 would be none.
-        let left = deadline.saturating_duration_since(Instant::now());
-        let left = left.max(Duration::from_millis(1));
-        let done = stream.set_read_timeout(Some(left));
-        done.and_then(|()| stream.read_exact(bytes))
+fn hear(stream: &TcpStream, deadline: Instant) -> Result<(String, [u8; SECRET_BYTES]), String> {
+    let read = |bytes: &mut [u8]| {
+        read_by(stream, bytes, deadline)
             .map_err(|error| format!("the other has not said where its server is: {error}"))
     };
     let mut length = [0; 2];
@@ -158,4 +150,21 @@ fn hear(stream: &mut TcpStream, deadline: Instant) -> Result<(String, [u8; SECRE
     read(&mut secret)?;
     let address = String::from_utf8(address);
     Ok((address.map_err(|_| "no address of a server")?, secret))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::stream::tests::{soon, trickling};
+
+    #[test]
+    fn a_program_that_trickles_has_no_more_time_than_the_meeting() {
+        let said = hear(&trickling(), soon()).unwrap_err();
+        assert!(
+            said.contains("has not said where its server is: timed out"),
+            "{said}"
+        );
+    }
 }
