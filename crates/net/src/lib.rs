@@ -72,6 +72,7 @@ mod rings;
 mod shared;
 mod stream;
 mod syndrome;
+mod threads;
 mod way;
 pub mod wqe;
 
@@ -103,4 +104,5 @@ pub use queue::Queue;
 pub use rest::SLEEP_VARIABLE;
 pub use stream::Stream;
 pub use syndrome::{STATUSES, Syndrome};
+pub use threads::spawn;
 pub use way::{WAY_VARIABLE, Way};

@@ -11,7 +11,7 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicU32, Ordering, fence},
     },
-    thread::{Builder, JoinHandle, Thread, current, park_timeout, yield_now},
+    thread::{JoinHandle, Thread, current, park_timeout, yield_now},
     time::{Duration, Instant},
 };
 
@@ -24,6 +24,7 @@ use crate::{
     error::Error,
     reach::{self, Reached},
     rest::{Next, Rest, longest},
+    threads::spawn,
 };
 
 /// A queue that the thread looks at.
@@ -136,7 +137,7 @@ impl<Q: Looked> Looker<Q> {
             let shared = shared.clone();
             move || shared.run(longest)
         };
-        let thread = Builder::new().name(name.into()).spawn(run);
+        let thread = spawn(name, run);
         let thread = Some(thread.map_err(|error| Error::Thread(error.to_string()))?);
         Ok(Looker { shared, thread })
     }

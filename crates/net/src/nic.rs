@@ -6,7 +6,7 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
-    thread::{Builder, JoinHandle, Thread, current, park_timeout, yield_now},
+    thread::{JoinHandle, Thread, current, park_timeout, yield_now},
     time::{Duration, Instant},
 };
 
@@ -18,6 +18,7 @@ use crate::{
     error::Error,
     faults::Network,
     rest::{Crowd, Next, Rest, longest},
+    threads::spawn,
 };
 
 /// Looks of a thread that a peer has woken.
@@ -182,7 +183,7 @@ impl Nic {
             let (shared, stop) = (shared.clone(), stop.clone());
             move || shared.run(&stop, longest)
         };
-        let thread = Builder::new().name("outboard-net".into()).spawn(run);
+        let thread = spawn("outboard-net", run);
         let thread = Some(thread.map_err(|error| Error::Thread(error.to_string()))?);
         Ok(Nic {
             shared,

@@ -1,9 +1,12 @@
 // Failures of entries and receives: calls say which, with which syndrome; after a reset the queues work again, and other
 // queues have not noticed.
+#include <dirent.h>
 #include <dlfcn.h>
 #include <endian.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -72,6 +75,28 @@ bool has_device()
 {
     const char *provider = std::getenv("OUTBOARD_NET_PROVIDER");
     return provider != nullptr && (std::strcmp(provider, "mlx5") == 0 || std::strcmp(provider, "proxy") == 0);
+}
+
+// Interrupts this process's threads of a name, as a profiler does. Returns how many there are.
+int interrupt(const char *name)
+{
+    struct sigaction action = {};
+    action.sa_handler = [](int) {};
+    sigaction(SIGUSR2, &action, nullptr);
+    int count = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    while (dirent *task = readdir(tasks)) {
+        char path[300], comm[32] = {};
+        std::snprintf(path, sizeof path, "/proc/self/task/%s/comm", task->d_name);
+        FILE *file = std::fopen(path, "r");
+        if (file == nullptr) continue;
+        // A thread's name has 15 characters.
+        bool is_it = std::fgets(comm, sizeof comm, file) != nullptr && std::strncmp(comm, name, 15) == 0;
+        std::fclose(file);
+        if (is_it) count += syscall(SYS_tgkill, getpid(), std::atoi(task->d_name), SIGUSR2) == 0;
+    }
+    closedir(tasks);
+    return count;
 }
 
 // Whether a call has failed, and said this.
@@ -239,6 +264,10 @@ int strangers_to_each_other()
         Queue queue(queues[0]);
         EXPECT(!queue.nop(PATIENCE_NS, &ticket) && !queue.wait(ticket, 0));
         EXPECT(queue.send(four[0].at(0), 8, PATIENCE_NS, &ticket).cause == Cause::unsupported);
+        // A signal to a thread that waits for the peer's end is not that.
+        for (uint64_t until = detail::now_ns() + PATIENCE_NS; interrupt("outboard-net-peer") < 2; usleep(1000)) EXPECT(detail::now_ns() < until);
+        usleep(100000);
+        EXPECT(!queue.flush(0) && !Queue(queues[1]).flush(0));
         // A key of the other's that it has not offered.
         if (round == 1) EXPECT(!queue.put(Remote{(uint64_t)four[1].data, four[1].key}, four[0].at(0), 8, PATIENCE_NS, &ticket));
         if (round == 1) EXPECT(is(queue.wait(ticket, 0), Cause::completion, 0x13, Side::send, ticket));
@@ -428,11 +457,32 @@ int unreliable(bool is_adapter)
     return 0;
 }
 
+// A signal that a program waits for, blocked in its own threads, comes to no thread of an endpoint.
+int signals()
+{
+    Four four;
+    EXPECT(four.open(outboard_net_queue_options{6, 2, 0, 0, 0}));
+    sigset_t waited, before;
+    sigemptyset(&waited);
+    sigaddset(&waited, SIGUSR1);
+    EXPECT(pthread_sigmask(SIG_BLOCK, &waited, &before) == 0 && !sigismember(&before, SIGUSR1) && kill(getpid(), SIGUSR1) == 0);
+    // Time for another thread to take it.
+    usleep(100000);
+    const timespec patience = {60, 0};
+    EXPECT(sigtimedwait(&waited, nullptr, &patience) == SIGUSR1 && four.others_work());
+    EXPECT(pthread_sigmask(SIG_SETMASK, &before, nullptr) == 0);
+    outboard_net_close(four.net);
+    return 0;
+}
+
 // A wrong entry of two blocks, written out: it fails as one, and the entry behind it is flushed as one.
 int wrong_of_two_blocks()
 {
+    // Nobody here counts what an adapter of hardware flushes.
+    const char *provider = std::getenv("OUTBOARD_NET_PROVIDER");
+    if (provider != nullptr && std::strcmp(provider, "mlx5") == 0) return 0;
     Four four;
-    EXPECT(four.open(outboard_net_queue_options{6, 1, 0, OUTBOARD_NET_PLAIN, 0}));
+    EXPECT(four.open(outboard_net_queue_options{6, 2, 0, OUTBOARD_NET_PLAIN, 0}));
     const outboard_net_queue &of = four.of[0];
     uint32_t *ring = (uint32_t *)of.ring;
     auto begin = [&](uint32_t index, uint32_t opcode, uint32_t segments) {
@@ -504,7 +554,7 @@ int main()
     if (by_verbs_alone() || other_headers() || nonsense_of_networks() || nonsense_of_memory()) return 1;
     for (uint32_t flags : {0u, (uint32_t)OUTBOARD_NET_PLAIN})
         if (failed_receives(flags) || wrapped(flags)) return 1;
-    if (wrong_key() || bad_input() || forked()) return 1;
+    if (wrong_key() || bad_input() || forked() || signals()) return 1;
     const char *provider = std::getenv("OUTBOARD_NET_PROVIDER");
     if (unreliable(provider == nullptr || std::strcmp(provider, "nic") == 0)) return 1;
     return provider != nullptr && std::strcmp(provider, "nvlink") == 0 ? threads_without_an_adapter() || strangers_to_each_other()

@@ -32,7 +32,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    thread::{Builder, sleep},
+    thread::sleep,
     time::{Duration, Instant},
 };
 
@@ -365,7 +365,7 @@ impl Fabric {
 }
 
 fn spawn(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    Builder::new().name("outboard-nic".into()).spawn(work)?;
+    outboard_net::spawn("outboard-nic", work)?;
     Ok(())
 }
 

@@ -16,7 +16,7 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering, fence},
     },
-    thread::{Builder, JoinHandle, Thread, current, park_timeout, sleep, yield_now},
+    thread::{JoinHandle, Thread, current, park_timeout, sleep, yield_now},
     time::{Duration, Instant},
 };
 
@@ -26,6 +26,7 @@ use crate::{
     error::Error,
     memory::Mapped,
     rest::{Rest, longest},
+    threads::spawn,
 };
 
 use super::{
@@ -305,7 +306,7 @@ impl Runner {
             let shared = shared.clone();
             move || shared.run(longest)
         };
-        let thread = Builder::new().name("outboard-net".into()).spawn(run);
+        let thread = spawn("outboard-net", run);
         let thread = Some(thread.map_err(|error| Error::Thread(error.to_string()))?);
         Ok(Runner { shared, thread })
     }

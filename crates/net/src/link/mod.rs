@@ -14,7 +14,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    thread::{Builder, JoinHandle, park_timeout, sleep},
+    thread::{JoinHandle, park_timeout, sleep},
     time::{Duration, Instant},
 };
 
@@ -27,6 +27,7 @@ use crate::{
     rings::{RINGS_BYTES, Rings},
     shared::{Terms, agree},
     stream::Stream,
+    threads::spawn,
     way::Way,
 };
 
@@ -223,8 +224,7 @@ impl Link {
             is_over: Arc::default(),
             threads: Vec::new(),
         };
-        let listening = Builder::new().name("outboard-net-in".into());
-        link.threads.push(listening.spawn(move || {
+        link.threads.push(spawn("outboard-net-in", move || {
             listen(&shared, &reader);
             let _ = reader.end(Shutdown::Both);
             shared.with(|adapter| {
@@ -264,15 +264,13 @@ impl Link {
             threads: Vec::new(),
         };
         let receiving = shared.clone();
-        let names = ["outboard-net-in", "outboard-net-out"];
-        let [incoming, outgoing] = names.map(|name| Builder::new().name(name.into()));
-        link.threads.push(incoming.spawn(move || {
+        link.threads.push(spawn("outboard-net-in", move || {
             let _ = receive(&receiving, &reader, qpn, epoch, &is_over);
             let _ = reader.end(Shutdown::Both);
             receiving.with(|adapter| adapter.link_down(qpn, epoch));
             receiving.rouse();
         })?);
-        link.threads.push(outgoing.spawn(move || {
+        link.threads.push(spawn("outboard-net-out", move || {
             // After an error nothing comes but what is here already.
             let _ = writer.end(match send(&shared, &writer, qpn, epoch, &is_ending) {
                 Ok(()) => Shutdown::Write,
@@ -378,7 +376,11 @@ fn send(
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::{net::TcpListener, os::unix::net::UnixStream, thread::scope};
+    use std::{
+        net::TcpListener,
+        os::unix::net::UnixStream,
+        thread::{Builder, scope},
+    };
 
     use smallvec::smallvec;
 

@@ -10,7 +10,6 @@ use std::{
     net::{Shutdown, TcpStream},
     os::fd::OwnedFd,
     sync::Arc,
-    thread::Builder,
 };
 
 use outboard_verbs::NotReady;
@@ -27,6 +26,7 @@ use crate::{
     queue::Queue,
     reach,
     stream::Stream,
+    threads::spawn,
     way::Way,
 };
 
@@ -158,7 +158,7 @@ impl Link {
             of.shared.with(|adapter| adapter.link_down(qpn, epoch));
             of.shared.rouse();
         };
-        let thread = Builder::new().name("outboard-net-in".into()).spawn(serve);
+        let thread = spawn("outboard-net-in", serve);
         Ok(Link {
             way: Way::Verbs,
             end: Box::new(move || drop(stream.end(Shutdown::Both))),

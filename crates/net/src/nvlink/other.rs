@@ -8,7 +8,7 @@ use std::{
         Arc,
         mpsc::{self, Sender},
     },
-    thread::{Builder, JoinHandle},
+    thread::JoinHandle,
     time::Instant,
 };
 
@@ -19,6 +19,7 @@ use crate::{
     keys::Access,
     meet::{self, Hello, Meeting, Window},
     stream::read_by,
+    threads::spawn,
 };
 
 use super::queue::{KEYS_MAX, Key};
@@ -216,16 +217,16 @@ fn exchange(mut stream: &TcpStream, offer: &Offer, deadline: Instant) -> IoResul
 fn watch(queue: Arc<impl Peered>, stream: TcpStream) -> IoResult<Other> {
     let (connected, is_connected) = mpsc::channel();
     let mut reader = stream.try_clone()?;
-    let thread = Builder::new()
-        .name("outboard-net-peer".into())
-        .spawn(move || {
-            if is_connected.recv().is_err() {
-                return;
-            }
-            // Nothing is said here: whatever comes is no such peer.
-            let _ = reader.read(&mut [0]);
-            queue.lose_peer();
-        })?;
+    let thread = spawn("outboard-net-peer", move || {
+        if is_connected.recv().is_err() {
+            return;
+        }
+        // Nothing is said here: whatever comes is no such peer.
+        while matches!(reader.read(&mut [0]), Err(error) if error.kind() == ErrorKind::Interrupted)
+        {
+        }
+        queue.lose_peer();
+    })?;
     Ok(Other {
         stream,
         connected: Some(connected),

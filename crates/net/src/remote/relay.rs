@@ -2,16 +2,16 @@
 //! has an adapter of its own, and the adapter at the server.
 
 use std::{
-    io::{Read as _, Result as IoResult, Write as _},
+    io::{ErrorKind, Read as _, Result as IoResult, Write as _},
     net::{Shutdown, TcpStream},
     sync::Arc,
-    thread::{Builder, JoinHandle},
+    thread::JoinHandle,
 };
 
 use outboard_wire::doc::{NET_PIECE_BYTES_MAX, NetAnswer, NetCall, NetEnd};
 
 use super::session::{Calls, wrong};
-use crate::error::Error;
+use crate::{error::Error, threads::spawn};
 
 /// Two threads that carry a stream's bytes. It ends when this is dropped.
 #[derive(Debug)]
@@ -67,8 +67,7 @@ impl Relay {
         ] {
             let (calls, stream) = (Arc::clone(&self.calls), self.stream);
             let socket = self.socket.try_clone()?;
-            let thread = Builder::new().name(name.into());
-            let thread = thread.spawn(move || carry(&*calls, stream, socket))?;
+            let thread = spawn(name, move || carry(&*calls, stream, socket))?;
             self.threads.push(thread);
         }
         Ok(())
@@ -83,7 +82,12 @@ fn hang_up(calls: &dyn Calls, stream: u64) {
 /// Gives the server what the other program sends, until it ends.
 fn give(calls: &dyn Calls, stream: u64, mut socket: TcpStream) {
     let mut bytes = vec![0; NET_PIECE_BYTES_MAX];
-    while let Ok(count @ 1..) = socket.read(&mut bytes) {
+    loop {
+        let count = match socket.read(&mut bytes) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Ok(0) | Err(_) => break,
+            Ok(count) => count,
+        };
         if !give_all(calls, stream, bytes.get(..count).unwrap_or_default()) {
             break;
         }
@@ -128,7 +132,7 @@ mod tests {
 
     use std::{
         net::TcpListener,
-        thread::sleep,
+        thread::{Builder, sleep},
         time::{Duration, Instant},
     };
 

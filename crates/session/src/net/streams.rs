@@ -2,7 +2,7 @@
 //! ([`peers`](crate::peers)): a local socket's other end is the adapter's.
 
 use std::{
-    io::{Read, Write},
+    io::{ErrorKind, Read, Write},
     net::Shutdown,
     os::unix::net::UnixStream,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -132,6 +132,7 @@ fn send(mut sender: Sender, mut stream: UnixStream) {
     let mut bytes = vec![0; FRAME_BYTES];
     loop {
         let count = match stream.read(&mut bytes) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             Ok(0) | Err(_) => break,
             Ok(count) => count,
         };
