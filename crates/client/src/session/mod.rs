@@ -99,6 +99,8 @@ pub(crate) struct Session {
     /// A thread is handling a note of the server's, and reads nothing meanwhile.
     takes_note: AtomicBool,
     handler: Box<dyn Handler>,
+    /// Number of threads that wait now.
+    waiting: AtomicUsize,
     /// Number of waits of the program's threads. The server compares mirrors before it answers one.
     waits: AtomicU64,
     is_sharing: AtomicBool,
@@ -164,6 +166,7 @@ impl Session {
             heartbeats: heartbeat::Socket::default(),
             takes_note: AtomicBool::new(false),
             handler,
+            waiting: AtomicUsize::new(0),
             waits: AtomicU64::new(0),
             is_sharing: AtomicBool::new(false),
         }

@@ -255,3 +255,26 @@ fn a_copy_that_nobody_waits_for_tells_of_its_failure() {
     assert_eq!(session.take_fault(), Err(status));
     assert_eq!(session.take_fault(), Ok(()));
 }
+
+#[test]
+fn a_look_does_not_go_through_all_that_is_expected() {
+    let (session, mut server) = session();
+    let mut destination = Destination::new();
+    let group = destination.ask(&session, true);
+    let session: &Session = &session;
+    thread::scope(|scope| {
+        // Whoever looks through the replies waits for this.
+        let expected = session.waiters.lock();
+        let (done, is_done) = std::sync::mpsc::channel();
+        scope.spawn(move || {
+            session.poll();
+            let _ = session.look(&group);
+            let _ = done.send(());
+        });
+        let looked = is_done.recv_timeout(Duration::from_secs(10));
+        drop(expected);
+        assert_eq!(looked, Ok(()));
+    });
+    write(&mut server, &answer(1, CUresult::CUDA_SUCCESS, LEN));
+    poll_until(session, &destination, LEN);
+}

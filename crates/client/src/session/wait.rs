@@ -65,6 +65,9 @@ impl Session {
         let is_late = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
         let mut in_time = true;
         group.waiting.fetch_add(1, Ordering::AcqRel);
+        // In one order with the lead: a leader that leaves finds this thread counted, or this
+        // thread finds that the lead is free.
+        self.waiting.fetch_add(1, Ordering::SeqCst);
         loop {
             if group.is_complete() {
                 break;
@@ -81,7 +84,7 @@ impl Session {
                     self.lead(&mut incoming, || group.is_complete() || is_late());
                 }
                 drop(incoming);
-                self.hand_over();
+                self.hand_over(1);
                 if seen {
                     break;
                 }
@@ -95,6 +98,7 @@ impl Session {
                 state.lead = false;
             }
         }
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
         group.waiting.fetch_sub(1, Ordering::AcqRel);
         in_time
     }
@@ -165,7 +169,7 @@ impl Session {
         if let Some(mut incoming) = self.receiver.try_lock() {
             self.take_in(&mut incoming);
             drop(incoming);
-            self.hand_over();
+            self.hand_over(0);
         }
     }
 
@@ -178,7 +182,7 @@ impl Session {
         };
         self.take_in(&mut incoming);
         drop(incoming);
-        self.hand_over();
+        self.hand_over(0);
         written && self.receiving.load(Ordering::Acquire) == 0
     }
 
@@ -244,15 +248,12 @@ impl Session {
                 self.unattended.load(Ordering::Acquire) == 0 || self.someone_waits()
             });
             drop(incoming);
-            self.hand_over();
+            self.hand_over(0);
         }
     }
 
     fn someone_waits(&self) -> bool {
-        self.waiters
-            .lock()
-            .values()
-            .any(|e| e.group.waiting.load(Ordering::Acquire) > 0)
+        self.waiting.load(Ordering::SeqCst) > 0
     }
 
     /// Reads for all threads until `enough` returns true.
@@ -288,14 +289,19 @@ impl Session {
         false
     }
 
-    /// Passes the lead to a thread that still waits.
-    fn hand_over(&self) {
+    /// Passes the lead to a thread that still waits. `own` is 1 if the calling thread counts as one
+    /// itself. A program may expect many replies and ask for one after another: without others that
+    /// wait, none of them is looked at.
+    fn hand_over(&self, own: usize) {
+        if self.waiting.load(Ordering::SeqCst) <= own {
+            return;
+        }
         let next = self
             .waiters
             .lock()
             .values()
-            .map(|e| e.group.clone())
-            .find(|g| g.waiting.load(Ordering::Acquire) > 0);
+            .find(|e| e.group.waiting.load(Ordering::Acquire) > 0)
+            .map(|e| e.group.clone());
         if let Some(group) = next {
             group.state.lock().lead = true;
             group.changed.notify_all();

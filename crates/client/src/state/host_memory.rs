@@ -107,6 +107,11 @@ impl HostRange {
         }
     }
 
+    /// Returns its first address and end.
+    pub(super) fn run(&self) -> (u64, u64) {
+        (self.base, self.base + self.bytes)
+    }
+
     /// Returns the whole pages that contain the range: first address and end.
     pub(super) fn pages(&self) -> (u64, u64) {
         outboard_pages::pages_around(self.base, self.bytes)
@@ -177,6 +182,8 @@ impl Writer<'_> {
 #[derive(Default)]
 pub(crate) struct HostMemory {
     ranges: BTreeMap<u64, Arc<HostRange>>,
+    /// First address and end of those that the server does not see. They are disjoint.
+    private: BTreeMap<u64, u64>,
     next_place: u64,
     next_number: u64,
 }
@@ -267,9 +274,8 @@ impl HostMemory {
     }
 
     fn bound_private(&self) {
-        let private = || self.ranges.values().filter(|range| !range.shared);
-        let start = private().map(|r| r.base).min().unwrap_or(0);
-        let end = private().map(|r| r.base + r.bytes).max().unwrap_or(0);
+        let start = self.private.first_key_value().map_or(0, |first| *first.0);
+        let end = self.private.last_key_value().map_or(0, |last| *last.1);
         if are_several() {
             // Other drivers have ranges too: what is looked up never becomes less.
             if end > 0 && PRIVATE_END.fetch_max(end, Ordering::AcqRel) == 0 {
@@ -545,6 +551,9 @@ impl Driver {
         let mut host = self.host.write();
         host.next_number += 1;
         range.number = host.next_number;
+        if !range.shared {
+            host.private.insert(range.base, range.base + range.bytes);
+        }
         host.ranges.insert(range.base, Arc::new(range));
         host.bound_private();
     }
@@ -569,6 +578,7 @@ impl Driver {
             });
         }
         let range = host.ranges.remove(&base).ok_or(not_ours)?;
+        host.private.remove(&base);
         host.bound_private();
         drop(host);
         self.outlast_copies(&range);

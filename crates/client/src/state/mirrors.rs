@@ -94,6 +94,7 @@ pub(crate) struct Mirrors {
 
 #[derive(Default)]
 struct OpenMirrors {
+    /// In the order of their addresses; they are disjoint.
     ranges: Vec<Arc<HostRange>>,
     /// The server's adapters look at nothing until this look is over.
     is_holding: bool,
@@ -146,6 +147,14 @@ fn first_difference(a: &[u8], b: &[u8], mut at: usize) -> Option<usize> {
         at = end;
     }
     None
+}
+
+/// Returns the ranges that have some bytes of `part`. `run_of` returns where one begins and ends;
+/// they are disjoint, in the order of their addresses.
+fn touched<R>(ranges: &[R], part: (u64, u64), run_of: impl Fn(&R) -> (u64, u64)) -> &[R] {
+    let from = ranges.partition_point(|range| run_of(range).1 <= part.0);
+    let rest = &ranges[from..];
+    &rest[..rest.partition_point(|range| run_of(range).0 < part.1)]
 }
 
 impl Mirrors {
@@ -400,7 +409,7 @@ impl Driver {
         });
         mirror.is_tracked.store(is_tracked, Ordering::Release);
         let mut open = self.mirrors.open.lock();
-        open.ranges.push(range.clone());
+        open.add(range.clone());
         // Earlier contents are compared at the next look.
         open.written.push((start, end));
         // Counted first: a launch that sees it open must also see that there are mirrors to look
@@ -431,7 +440,7 @@ impl Driver {
     }
 
     fn close_in(&self, open: &mut OpenMirrors, range: &Arc<HostRange>) -> Result<(), CUresult> {
-        open.ranges.retain(|other| !Arc::ptr_eq(other, range));
+        open.remove(range);
         open.controls.forget((range.base, range.base + range.bytes));
         let mirror = &range.mirror;
         mirror.is_open.store(false, Ordering::Release);
@@ -545,17 +554,16 @@ impl Driver {
         self.push_controls(open)?;
         open.find_written(&mut self.mirrors.written_by_adapter.lock());
         open.controls.set_aside(&mut open.written);
-        let (ranges, written) = (&open.ranges, &open.written);
-        for range in ranges {
-            let whole = (range.base, range.base + range.bytes);
-            if !range.mirror.is_tracked.load(Ordering::Acquire) {
-                for (from, to) in open.controls.around(whole) {
-                    self.push_part(range, from, to, !is_alone, &mut open.buffer)?;
-                }
-                continue;
+        let is_tracked = |range: &HostRange| range.mirror.is_tracked.load(Ordering::Acquire);
+        for range in open.ranges.iter().filter(|range| !is_tracked(range)) {
+            for (from, to) in open.controls.around(range.run()) {
+                self.push_part(range, from, to, !is_alone, &mut open.buffer)?;
             }
-            for part in written {
-                if let Some((from, to)) = within(*part, whole) {
+        }
+        for part in &open.written {
+            let touched = touched(&open.ranges, *part, |range| range.run());
+            for range in touched.iter().filter(|range| is_tracked(range)) {
+                if let Some((from, to)) = within(*part, range.run()) {
                     self.push_part(range, from, to, !is_alone, &mut open.buffer)?;
                 }
             }
@@ -654,6 +662,19 @@ impl Driver {
 }
 
 impl OpenMirrors {
+    fn add(&mut self, range: Arc<HostRange>) {
+        let at = self.ranges.partition_point(|other| other.base < range.base);
+        self.ranges.insert(at, range);
+    }
+
+    fn remove(&mut self, range: &Arc<HostRange>) {
+        let from = self.ranges.partition_point(|other| other.base < range.base);
+        let mut others = self.ranges[from..].iter();
+        if let Some(at) = others.position(|other| Arc::ptr_eq(other, range)) {
+            self.ranges.remove(from + at);
+        }
+    }
+
     fn is_looked_at_by_this_thread(&mut self) {
         // SAFETY: asks nothing of the caller.
         let this = unsafe { libc::pthread_self() };
@@ -682,5 +703,33 @@ impl OpenMirrors {
                 mirror.is_tracked.store(again, Ordering::Release);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn ranges_of_a_written_part_are_found_without_a_look_at_the_others() {
+        const COUNT: u64 = 10_000;
+        let ranges: Vec<_> = (0..COUNT).map(|n| (n * 100, n * 100 + 60)).collect();
+        let looks = Cell::new(0);
+        let of = |part| {
+            let run_of = |range: &(u64, u64)| {
+                looks.set(looks.get() + 1);
+                *range
+            };
+            touched(&ranges, part, run_of)
+        };
+        for n in 0..COUNT {
+            assert_eq!(of((n * 100 + 59, n * 100 + 100)), [ranges[n as usize]]);
+        }
+        assert!(looks.get() <= 30 * COUNT, "{} looks", looks.get());
+        assert_eq!(of((60, 100)), []);
+        assert_eq!(*of((59, 201)), ranges[..3]);
+        assert_eq!(of((COUNT * 100, COUNT * 200)), []);
     }
 }
