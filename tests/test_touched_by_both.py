@@ -102,3 +102,10 @@ def test_pages_that_the_program_takes_away_are_right_or_an_error(
 ) -> None:
     """madvise(MADV_DONTNEED) makes zeros for both sides; where a kernel's word cannot arrive, the wait fails."""
     figures(server, link, tmp_path, history, 1)
+
+
+@pytest.mark.parametrize("history", ["registered_written", "unmapped", "given_up", "moved", "protected"])
+def test_registered_memory_is_read_where_a_sandbox_refuses_to_copy_it(server: Server, link: str, history: str) -> None:
+    by = PROGRAM.with_name("without_process_vm.py")
+    done = server.run(link, sys.executable, by, sys.executable, PROGRAM, history, "4")
+    assert (done.stdout, done.returncode) == ("right\n", 0), done.stderr

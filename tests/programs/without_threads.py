@@ -51,9 +51,10 @@ INSTRUCTIONS = (
 )
 
 
-def refuse_threads() -> None:
-    instructions = (Instruction * len(INSTRUCTIONS))(*(Instruction(*each) for each in INSTRUCTIONS))
-    program = Program(len(INSTRUCTIONS), instructions)
+def install(filter: tuple[tuple[int, int, int, int], ...]) -> None:
+    """Has the system apply a filter to this process's calls, and to those of what it executes."""
+    instructions = (Instruction * len(filter))(*(Instruction(*each) for each in filter))
+    program = Program(len(filter), instructions)
     libc = ctypes.CDLL(None, use_errno=True)
     for arguments in (
         (PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
@@ -64,5 +65,5 @@ def refuse_threads() -> None:
 
 
 if __name__ == "__main__":
-    refuse_threads()
+    install(INSTRUCTIONS)
     os.execvp(sys.argv[1], sys.argv[1:])

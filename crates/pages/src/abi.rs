@@ -65,6 +65,36 @@ pub(crate) struct ScanArg {
     pub(crate) return_mask: u64,
 }
 
+/// `struct procmap_query`, of Linux 6.11
+#[repr(C)]
+#[derive(Debug, Default)]
+pub(crate) struct MapQuery {
+    pub(crate) size: u64,
+    pub(crate) query_flags: u64,
+    pub(crate) query_addr: u64,
+    pub(crate) vma_start: u64,
+    pub(crate) vma_end: u64,
+    pub(crate) vma_flags: u64,
+    pub(crate) vma_page_size: u64,
+    pub(crate) vma_offset: u64,
+    pub(crate) inode: u64,
+    pub(crate) dev_major: u32,
+    pub(crate) dev_minor: u32,
+    pub(crate) vma_name_size: u32,
+    pub(crate) build_id_size: u32,
+    pub(crate) vma_name_addr: u64,
+    pub(crate) build_id_addr: u64,
+}
+
+/// `PROCMAP_QUERY_VMA_READABLE`
+pub(crate) const VMA_READABLE: u64 = 1 << 0;
+/// `PROCMAP_QUERY_VMA_WRITABLE`
+pub(crate) const VMA_WRITABLE: u64 = 1 << 1;
+/// `PROCMAP_QUERY_VMA_SHARED`
+pub(crate) const VMA_SHARED: u64 = 1 << 3;
+/// `PROCMAP_QUERY_COVERING_OR_NEXT_VMA`
+pub(crate) const COVERING_OR_NEXT_VMA: u64 = 1 << 4;
+
 /// `PM_SCAN_WP_MATCHING`: protects again what is reported.
 pub(crate) const SCAN_WP_MATCHING: u64 = 1 << 0;
 /// `PM_SCAN_CHECK_WPASYNC`: memory that is not watched is an error, not skipped.
@@ -92,9 +122,11 @@ pub(crate) const UFFDIO_API: libc::c_ulong = iowr(UFFD_API as u8, 0x3F, size_of:
 pub(crate) const UFFDIO_REGISTER: libc::c_ulong = iowr(UFFD_API as u8, 0x00, size_of::<Register>());
 pub(crate) const UFFDIO_UNREGISTER: libc::c_ulong = ior(UFFD_API as u8, 0x01, size_of::<Range>());
 pub(crate) const PAGEMAP_SCAN: libc::c_ulong = iowr(b'f', 16, size_of::<ScanArg>());
+pub(crate) const PROCMAP_QUERY: libc::c_ulong = iowr(b'f', 17, size_of::<MapQuery>());
 
 // The kernel's own numbers, as `strace` prints them.
 const _: () = assert!(UFFDIO_API == 0xc018_aa3f);
 const _: () = assert!(UFFDIO_REGISTER == 0xc020_aa00);
 const _: () = assert!(UFFDIO_UNREGISTER == 0x8010_aa01);
 const _: () = assert!(PAGEMAP_SCAN == 0xc060_6610);
+const _: () = assert!(PROCMAP_QUERY == 0xc068_6611);

@@ -1,6 +1,12 @@
 //! This process's memory, read and written by address without the risk of a fault.
 
-use std::fs;
+use std::{
+    fs::File,
+    io::{self, BufRead, BufReader},
+    os::fd::AsRawFd,
+};
+
+use crate::abi::{self, MapQuery};
 
 /// Copies memory at `address` into `out`. Returns the number of bytes before the first that is not
 /// mapped.
@@ -19,10 +25,6 @@ pub fn write(address: u64, data: &[u8]) -> usize {
 }
 
 fn transfer(address: u64, ours: *mut u8, len: usize, to_there: bool) -> usize {
-    let local = libc::iovec {
-        iov_base: ours.cast(),
-        iov_len: len,
-    };
     let mut done = 0;
     while done < len {
         let remote = libc::iovec {
@@ -31,7 +33,7 @@ fn transfer(address: u64, ours: *mut u8, len: usize, to_there: bool) -> usize {
         };
         let rest = libc::iovec {
             // SAFETY: inside the caller's buffer of `len` bytes.
-            iov_base: unsafe { local.iov_base.add(done) },
+            iov_base: unsafe { ours.add(done) }.cast(),
             iov_len: len - done,
         };
         // SAFETY: the local side is the caller's buffer; the kernel checks the other side, which is
@@ -45,9 +47,46 @@ fn transfer(address: u64, ours: *mut u8, len: usize, to_there: bool) -> usize {
             }
         };
         if moved <= 0 {
-            break;
+            return match io::Error::last_os_error().raw_os_error() {
+                _ if moved == 0 => done,
+                Some(libc::EFAULT) => done,
+                // A sandbox refuses the call, which says nothing about the memory.
+                _ => done + by_pipe(remote, rest, to_there),
+            };
         }
         done += moved as usize;
+    }
+    done
+}
+
+/// Does what [`transfer`] does by a pipe: its reads and writes check addresses, too. Pieces end at
+/// page borders, since a fault may lose the bytes before it in a page.
+fn by_pipe(there: libc::iovec, ours: libc::iovec, to_there: bool) -> usize {
+    let Ok((reader, writer)) = io::pipe() else {
+        return 0;
+    };
+    let mut done = 0;
+    while done < ours.iov_len {
+        let at = there.iov_base as u64 + done as u64;
+        let piece = (crate::PAGE_BYTES - at % crate::PAGE_BYTES) as usize;
+        let piece = piece.min(ours.iov_len - done);
+        // SAFETY: inside the caller's buffer of `ours.iov_len` bytes.
+        let our_piece = unsafe { ours.iov_base.byte_add(done) };
+        let there = at as *mut libc::c_void;
+        let (from, to) = match to_there {
+            true => (our_piece, there),
+            false => (there, our_piece),
+        };
+        // SAFETY: one side is in the caller's buffer; the kernel checks the other, which is named
+        // by address only. A page fits into an empty pipe.
+        let is_moved = unsafe {
+            libc::write(writer.as_raw_fd(), from, piece) == piece as isize
+                && libc::read(reader.as_raw_fd(), to, piece) == piece as isize
+        };
+        if !is_moved {
+            break;
+        }
+        done += piece;
     }
     done
 }
@@ -55,13 +94,9 @@ fn transfer(address: u64, ours: *mut u8, len: usize, to_there: bool) -> usize {
 /// Returns true if another process may map this memory and write to it. Memory that cannot be
 /// looked up counts as shared.
 pub fn is_shared(start: u64, end: u64) -> bool {
-    let Ok(maps) = fs::read_to_string("/proc/self/maps") else {
-        return true;
-    };
-    maps.lines().map(parse).any(|line| match line {
-        Some((from, to, [.., shared])) => shared == b's' && from < end && start < to,
-        None => true,
-    })
+    let mut is_shared = false;
+    let looked_up = mappings(start, end, |mapping| is_shared |= mapping.shared);
+    is_shared || looked_up.is_none()
 }
 
 /// Accesses that this process may make to all of a range.
@@ -74,17 +109,82 @@ pub struct Protection {
 /// Returns the protection of what is mapped in a range. Memory that cannot be looked up counts as
 /// readable and writable.
 pub fn protection(start: u64, end: u64) -> Protection {
-    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let mut found = Protection {
         readable: true,
         writable: true,
     };
-    let inside = |(from, to, _): &(u64, u64, _)| *from < end && start < *to;
-    for (_, _, [read, write, ..]) in maps.lines().filter_map(parse).filter(inside) {
-        found.readable &= read == b'r';
-        found.writable &= write == b'w';
-    }
+    // What was looked up before a failure counts.
+    let _ = mappings(start, end, |mapping| {
+        found.readable &= mapping.readable;
+        found.writable &= mapping.writable;
+    });
     found
+}
+
+/// Permissions of a mapping.
+struct Mapping {
+    readable: bool,
+    writable: bool,
+    shared: bool,
+}
+
+/// Visits the mappings that have pages of a range. Returns `None` if they cannot be looked up.
+///
+/// A process has many when much of its memory is watched. Linux 6.11 and later find those of a
+/// range; before, those below it are read, too.
+fn mappings(start: u64, end: u64, mut visit: impl FnMut(Mapping)) -> Option<()> {
+    let maps = File::open("/proc/self/maps").ok()?;
+    query(&maps, start, end, &mut visit).or_else(|| list(BufReader::new(&maps), start, end, visit))
+}
+
+/// Asks the kernel for the mappings of a range. Returns `None` if it does not know the question.
+fn query(maps: &File, start: u64, end: u64, visit: &mut impl FnMut(Mapping)) -> Option<()> {
+    let mut at = start;
+    while at < end {
+        let mut query = MapQuery {
+            size: size_of::<MapQuery>() as u64,
+            query_flags: abi::COVERING_OR_NEXT_VMA,
+            query_addr: at,
+            ..MapQuery::default()
+        };
+        // SAFETY: the kernel reads and writes this record, whose size is in it.
+        let status = unsafe { libc::ioctl(maps.as_raw_fd(), abi::PROCMAP_QUERY, &raw mut query) };
+        if status < 0 {
+            let is_end = io::Error::last_os_error().raw_os_error() == Some(libc::ENOENT);
+            return is_end.then_some(());
+        }
+        if query.vma_start >= end || query.vma_end <= at {
+            break;
+        }
+        let has = |flag| query.vma_flags & flag != 0;
+        visit(Mapping {
+            readable: has(abi::VMA_READABLE),
+            writable: has(abi::VMA_WRITABLE),
+            shared: has(abi::VMA_SHARED),
+        });
+        at = query.vma_end;
+    }
+    Some(())
+}
+
+/// Reads the list of all mappings, in the order of their addresses, to the end of the range.
+fn list(maps: impl BufRead, start: u64, end: u64, mut visit: impl FnMut(Mapping)) -> Option<()> {
+    for line in maps.split(b'\n') {
+        // Names of files are bytes of any kind.
+        let line = line.ok()?;
+        let (from, to, [read, write, _, shared]) = parse(&String::from_utf8_lossy(&line))?;
+        if from >= end {
+            break;
+        }
+        if start < to {
+            visit(Mapping {
+                readable: read == b'r',
+                writable: write == b'w',
+                shared: shared == b's',
+            });
+        }
+    }
+    Some(())
 }
 
 /// First address, end and permissions (`rwxs`): of a line of `/proc/self/maps`.
@@ -98,6 +198,8 @@ fn parse(line: &str) -> Option<(u64, u64, [u8; 4])> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     #[test]
@@ -108,6 +210,108 @@ mod tests {
         assert_eq!(there, here);
         assert_eq!(read(0x1000, &mut there), 0);
         assert_eq!(write(0x1000, &there), 0);
+    }
+
+    #[test]
+    fn what_is_not_mapped_ends_a_copy_by_a_pipe() {
+        const PAGE: usize = crate::PAGE_BYTES as usize;
+        let memory = pages(4);
+        // SAFETY: pages of the mapping, which nobody uses.
+        unsafe {
+            assert_eq!(libc::munmap(memory.byte_add(3 * PAGE), PAGE), 0);
+            let third = memory.byte_add(2 * PAGE);
+            assert_eq!(libc::mprotect(third, PAGE, libc::PROT_READ), 0);
+        }
+        let mut ours: Vec<u8> = (0..4 * PAGE).map(|n| (n % 251) as u8).collect();
+        let first = ours.clone();
+        let mut moved = |offset: usize, to_there| {
+            let there = libc::iovec {
+                // SAFETY: an address of the four pages.
+                iov_base: unsafe { memory.byte_add(offset) },
+                iov_len: 4 * PAGE,
+            };
+            let ours = libc::iovec {
+                iov_base: ours.as_mut_ptr().cast(),
+                iov_len: 4 * PAGE,
+            };
+            by_pipe(there, ours, to_there)
+        };
+        assert_eq!(moved(100, true), 2 * PAGE - 100, "the third can be read");
+        assert_eq!(moved(100, false), 3 * PAGE - 100);
+        assert_eq!(moved(3 * PAGE, false), 0);
+        assert_eq!(ours[..2 * PAGE - 100], first[..2 * PAGE - 100]);
+        assert!(
+            ours[2 * PAGE - 100..3 * PAGE - 100]
+                .iter()
+                .all(|byte| *byte == 0)
+        );
+        // SAFETY: the mapping made above.
+        unsafe { libc::munmap(memory, 3 * PAGE) };
+    }
+
+    /// Returns new pages that can be read and written.
+    fn pages(count: usize) -> *mut libc::c_void {
+        let both = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let bytes = count * crate::PAGE_BYTES as usize;
+        // SAFETY: a new mapping.
+        let memory = unsafe { libc::mmap(std::ptr::null_mut(), bytes, both, flags, -1, 0) };
+        assert_ne!(memory, libc::MAP_FAILED);
+        memory
+    }
+
+    #[test]
+    fn mappings_after_a_range_are_not_read() {
+        /// Counts the bytes that are read.
+        struct Counted<'a>(&'a [u8], &'a Cell<usize>);
+        impl io::Read for Counted<'_> {
+            fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+                let got = self.0.read(out)?;
+                self.1.set(self.1.get() + got);
+                Ok(got)
+            }
+        }
+        let line = |n| {
+            format!(
+                "{:x}-{:x} rw-p 00000000 00:00 0\n",
+                n * 0x1000,
+                (n + 1) * 0x1000
+            )
+        };
+        let maps: String = (16..10_016).map(line).collect();
+        let read = Cell::new(0);
+        let reader = BufReader::with_capacity(64, Counted(maps.as_bytes(), &read));
+        let mut count = 0;
+        assert_eq!(list(reader, 0x20_000, 0x22_000, |_| count += 1), Some(()));
+        assert_eq!(count, 2);
+        assert!(read.get() < 2_000, "{} bytes of {}", read.get(), maps.len());
+    }
+
+    /// On Linux 6.11 and later the kernel finds them.
+    #[test]
+    fn mappings_are_those_of_the_list() {
+        const PAGE: usize = crate::PAGE_BYTES as usize;
+        let memory = pages(6);
+        for (page, protection) in [(1, libc::PROT_READ), (2, libc::PROT_NONE)] {
+            // SAFETY: a page of the mapping, which nobody uses.
+            let done = unsafe { libc::mprotect(memory.byte_add(page * PAGE), PAGE, protection) };
+            assert_eq!(done, 0);
+        }
+        // SAFETY: a page of the mapping, which nobody uses.
+        assert_eq!(unsafe { libc::munmap(memory.byte_add(4 * PAGE), PAGE) }, 0);
+        let (start, end) = (memory as u64, memory as u64 + 6 * PAGE as u64);
+        let maps = File::open("/proc/self/maps").expect("a list");
+        let told = |m: Mapping| (m.readable, m.writable, m.shared);
+        let (mut found, mut listed) = (Vec::new(), Vec::new());
+        let asked = query(&maps, start, end, &mut |m| found.push(told(m)));
+        list(BufReader::new(&maps), start, end, |m| listed.push(told(m))).expect("a list");
+        let [all, read, none] = [(true, true), (true, false), (false, false)]
+            .map(|(readable, writable)| (readable, writable, false));
+        // A neighbour may be part of the last one's mapping.
+        assert_eq!(listed, [all, read, none, all, all]);
+        assert!(asked.is_none() || found == listed, "{found:?}");
+        // SAFETY: the mapping made above; what was removed is not mapped.
+        unsafe { libc::munmap(memory, 6 * PAGE) };
     }
 
     #[test]
