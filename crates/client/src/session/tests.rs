@@ -278,3 +278,34 @@ fn a_look_does_not_go_through_all_that_is_expected() {
     write(&mut server, &answer(1, CUresult::CUDA_SUCCESS, LEN));
     poll_until(session, &destination, LEN);
 }
+
+#[test]
+fn a_copy_that_is_asked_for_in_part_ends_after_its_bytes() {
+    let (session, mut server) = session();
+    let mut destination = Destination::new();
+    let group = destination.ask(&session, false);
+    // A second piece that cannot be asked for.
+    group.expect_one();
+    let error = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let ending = scope.spawn(|| {
+            let told = session.end_in_part(&group, 1, false, error);
+            is_over.store(true, Ordering::Release);
+            told
+        });
+        let bytes = answer(1, CUresult::CUDA_SUCCESS, LEN);
+        write(&mut server, &bytes[..LEN / 2]);
+        while destination.filled() == 0 {
+            thread::yield_now();
+        }
+        assert!(!is_over.load(Ordering::Acquire), "bytes are still to come");
+        write(&mut server, &bytes[LEN / 2..]);
+        assert_eq!(ending.join().expect("no panic"), error);
+    });
+    assert_eq!(destination.filled(), LEN);
+    // Nobody waits for a copy into pinned memory, nor for its end in part.
+    let group = destination.ask(&session, true);
+    group.expect_one();
+    assert_eq!(session.end_in_part(&group, 1, true, error), error);
+}

@@ -205,6 +205,35 @@ impl Session {
         wake.notify_all();
     }
 
+    /// Asks for what can arrive while no thread waits for it.
+    pub(crate) fn attending<R>(
+        self: &'static Session,
+        ask: impl FnOnce() -> Result<R, CUresult>,
+    ) -> Result<R, CUresult> {
+        self.attend();
+        ask().inspect_err(|_| self.attended())
+    }
+
+    /// Ends a copy of which only some pieces could be asked for: `left` replies will not come.
+    /// Those of the others are written to the program's memory, so a copy that is waited for ends
+    /// after them. Returns the error.
+    pub(crate) fn end_in_part(
+        &self,
+        group: &Arc<Group>,
+        left: usize,
+        detached: bool,
+        error: CUresult,
+    ) -> CUresult {
+        for _ in 0..left {
+            group.complete(Err(error));
+        }
+        if !detached {
+            // Its error is the one at hand, or came later.
+            let _ = self.wait(group);
+        }
+        error
+    }
+
     /// Notes that what `attend` announced has arrived.
     pub(crate) fn attended(&self) {
         let _ = self

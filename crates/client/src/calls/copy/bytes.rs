@@ -156,24 +156,47 @@ impl Driver {
         stream: &StreamRef,
         detached: bool,
     ) -> Result<(Arc<Group>, u64), CUresult> {
-        let pieces = bytes.div_ceil(CHUNK_BYTES_MAX);
-        let _sent_as_it_is = self.copying_out();
-        let in_order = self.is_mirrored_in(dst as u64, bytes as u64);
+        let on_data_connections = self.uses_data_connections(bytes);
+        let fences = usize::from(on_data_connections && !detached);
+        let replies = bytes.div_ceil(CHUNK_BYTES_MAX) + fences;
+        let group = Group::new(replies);
+        let mut asked = 0;
         let whole = ReceiveBuffer {
             address: dst,
             rows: Rows::contiguous(bytes),
             detached,
             stream: stream.wire(),
-            in_order,
+            in_order: false,
+        };
+        match self.ask_for_pieces(whole, src, stream, &group, &mut asked) {
+            Ok(number) => Ok((group, number)),
+            Err(error) => Err(self
+                .session
+                .end_in_part(&group, replies - asked, detached, error)),
+        }
+    }
+
+    /// Asks for the pieces of a copy, and counts the replies that will come. Returns the number of
+    /// the last piece.
+    fn ask_for_pieces(
+        &self,
+        whole: ReceiveBuffer,
+        src: u64,
+        stream: &StreamRef,
+        group: &Arc<Group>,
+        asked: &mut usize,
+    ) -> Result<u64, CUresult> {
+        let (dst, bytes, detached) = (whole.address, whole.rows.bytes(), whole.detached);
+        let _sent_as_it_is = self.copying_out();
+        let whole = ReceiveBuffer {
+            in_order: self.is_mirrored_in(dst as u64, bytes as u64),
+            ..whole
         };
         let target = self.target_for(&whole);
         let on_data_connections = self.uses_data_connections(bytes);
-        let fences = usize::from(on_data_connections && !detached);
-        let group = Group::new(pieces + fences);
         let (context, work) = (wire_context(), stream.work());
         let mut number = 0;
-        for index in 0..pieces {
-            let offset = index * CHUNK_BYTES_MAX;
+        for offset in (0..bytes).step_by(CHUNK_BYTES_MAX) {
             let len = CHUNK_BYTES_MAX.min(bytes - offset);
             // SAFETY: inside the destination of `bytes` bytes.
             let address = unsafe { dst.add(offset) };
@@ -182,39 +205,44 @@ impl Driver {
                 rows: Rows::contiguous(len),
                 ..whole
             };
-            if detached {
-                self.session.attend();
-            }
             let message = messages::CopyOut {
                 src: src + offset as u64,
                 len: len as u64,
                 stream: stream.wire(),
             };
-            number = if let Some(target) = &target {
-                let RdmaTarget { address, key } = target.target(address as u64);
-                let message = messages::CopyOutTo {
-                    src: message.src,
-                    len: message.len,
-                    stream: message.stream,
-                    to: address,
-                    key,
-                };
-                let sink = Sink::Memory(buffer);
-                self.session
-                    .ask_numbered(work, context, &message, &group, sink)?
-            } else if on_data_connections {
-                self.session
-                    .ask_for_data_connection(work, context, &message, &group, buffer)?
-            } else {
-                let sink = Sink::Memory(buffer);
-                self.session
-                    .ask_numbered(work, context, &message, &group, sink)?
+            let ask = || {
+                if let Some(target) = &target {
+                    let RdmaTarget { address, key } = target.target(address as u64);
+                    let message = messages::CopyOutTo {
+                        src: message.src,
+                        len: message.len,
+                        stream: message.stream,
+                        to: address,
+                        key,
+                    };
+                    let sink = Sink::Memory(buffer);
+                    self.session
+                        .ask_numbered(work, context, &message, group, sink)
+                } else if on_data_connections {
+                    self.session
+                        .ask_for_data_connection(work, context, &message, group, buffer)
+                } else {
+                    let sink = Sink::Memory(buffer);
+                    self.session
+                        .ask_numbered(work, context, &message, group, sink)
+                }
             };
+            number = match detached {
+                true => self.session.attending(ask)?,
+                false => ask()?,
+            };
+            *asked += 1;
         }
-        if fences > 0 {
-            self.fence_on_own_connection(context, stream, &group)?;
+        if on_data_connections && !detached {
+            self.fence_on_own_connection(context, stream, group)?;
+            *asked += 1;
         }
-        Ok((group, number))
+        Ok(number)
     }
 
     /// Returns the registered memory of a destination that the server's adapter may write. It

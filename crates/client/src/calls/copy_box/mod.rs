@@ -396,38 +396,48 @@ impl Driver {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         };
         let pieces = request.extent.pieces(CHUNK_BYTES_MAX as u64);
-        let group = Group::new(pieces.len());
-        let _sent_as_it_is = self.copying_out();
-        for piece in pieces {
-            let address = (dst.address + dst.offset(piece.at)) as *mut u8;
-            let rows = dst.rows(piece.extent);
-            let sink = Sink::Memory(ReceiveBuffer {
-                address,
-                rows,
-                detached,
-                stream: stream.wire(),
-                in_order: self.is_mirrored_in(address as u64, rows.spanned_bytes() as u64),
-            });
-            let desc = describe(
-                (BoxEnd::Packed, [0; 3]),
-                request.src.wire(piece),
-                piece.extent,
-            )?;
-            if detached {
-                self.session.attend();
-            }
-            self.session.ask_numbered(
-                stream.work(),
-                wire_context(),
-                &messages::CopyBoxOut {
+        let (replies, mut asked) = (pieces.len(), 0);
+        let group = Group::new(replies);
+        let ask_for_all = || -> Done {
+            let _sent_as_it_is = self.copying_out();
+            for piece in pieces {
+                let address = (dst.address + dst.offset(piece.at)) as *mut u8;
+                let rows = dst.rows(piece.extent);
+                let sink = Sink::Memory(ReceiveBuffer {
+                    address,
+                    rows,
+                    detached,
+                    stream: stream.wire(),
+                    in_order: self.is_mirrored_in(address as u64, rows.spanned_bytes() as u64),
+                });
+                let desc = describe(
+                    (BoxEnd::Packed, [0; 3]),
+                    request.src.wire(piece),
+                    piece.extent,
+                )?;
+                let message = messages::CopyBoxOut {
                     stream: stream.wire(),
                     desc: &desc,
-                },
-                &group,
-                sink,
-            )?;
+                };
+                let (work, context) = (stream.work(), wire_context());
+                let ask = || {
+                    self.session
+                        .ask_numbered(work, context, &message, &group, sink)
+                };
+                match detached {
+                    true => self.session.attending(ask)?,
+                    false => ask()?,
+                };
+                asked += 1;
+            }
+            Ok(())
+        };
+        match ask_for_all() {
+            Ok(()) => Ok(group),
+            Err(error) => Err(self
+                .session
+                .end_in_part(&group, replies - asked, detached, error)),
         }
-        Ok(group)
     }
 
     fn copy_rows(&self, request: &Request) -> Done {
