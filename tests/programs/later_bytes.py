@@ -1,7 +1,7 @@
 """Memory that is written by two ways, one after the other: the later bytes are there, whichever way is faster. Prints
 `right`.
 
-    later_bytes.py notes|kernel|hidden|rows|capture|held|adapter|staged|opening
+    later_bytes.py notes|kernel|hidden|rows|capture|words|held|adapter|staged|opening
 """
 
 from __future__ import annotations
@@ -200,6 +200,74 @@ def capture() -> None:
     check(back.raw == first.raw, "a copy that waited while its stream captured")
 
 
+class MemOp(ctypes.Structure):
+    """`CUstreamBatchMemOpParams`."""
+
+    _fields_: ClassVar = [
+        ("operation", c_uint32),
+        ("address", c_uint64),
+        ("value", c_uint64),
+        ("flags", c_uint32),
+        ("alias", c_uint64),
+        ("pad", c_uint64),
+    ]
+
+
+@ctypes.CFUNCTYPE(None, c_void_p)
+def slow(_: object) -> None:
+    time.sleep(0.1)
+
+
+def words() -> None:
+    """A kernel comes after a copy to what it reads by a pointer, since its stream waits for a word, or a graph does."""
+    load, load_by_pointer = kernels(PTX, "load", "load_by_pointer")
+    bytes, event = 64 * KIB, made("cuEventCreate", 0)
+    memory, source, pointer, out, flag = pinned(bytes), device(bytes), device(8), device(4), device(8)
+    address = ctypes.addressof(memory)
+    must("cuMemcpyHtoD_v2", c_uint64(pointer), (c_uint64 * 1)(address), c_size_t(8))
+    fill(flag, 0, 8)
+    copies = made("cuStreamCreate", NON_BLOCKING)
+    graph, node = made("cuGraphCreate", 0), c_void_p()
+
+    def by_graph(stream: c_void_p, _: int) -> None:
+        if not node:
+            must("cuGraphAddEventWaitNode", byref(node), graph, None, c_size_t(0), event)
+        must("cuGraphLaunch", made("cuGraphInstantiateWithFlags", graph, c_uint64(0)), stream)
+
+    def by_capture(stream: c_void_p, value: int) -> None:
+        captured = c_void_p()
+        must("cuStreamBeginCapture_v2", stream, RELAXED)
+        must("cuStreamWaitValue32_v2", stream, c_uint64(flag), c_uint32(value), 0)
+        must("cuStreamEndCapture", stream, byref(captured))
+        other = made("cuStreamCreate", NON_BLOCKING)
+        must("cuGraphLaunch", made("cuGraphInstantiateWithFlags", captured, c_uint64(0)), other)
+        must("cuGraphLaunch", made("cuGraphInstantiateWithFlags", captured, c_uint64(0)), stream)
+
+    def by_batch(stream: c_void_p, value: int) -> None:
+        must("cuStreamBatchMemOp_v2", stream, 1, byref(MemOp(1, flag, value)), 0)
+
+    ways: dict[str, Callable[[c_void_p, int], None]] = {
+        "32 bits": lambda s, value: must("cuStreamWaitValue32_v2", s, c_uint64(flag), c_uint32(value), 0),
+        "64 bits": lambda s, value: must("cuStreamWaitValue64_v2", s, c_uint64(flag), c_uint64(value), 0),
+        "a batch": by_batch,
+        "a graph": by_graph,
+        "a capture": by_capture,
+    }
+    for round, (way, wait) in enumerate(ways.items(), 1):
+        launch(load, address, out)
+        fill(source, round, bytes)
+        must("cuCtxSynchronize")
+        must("cuLaunchHostFunc", copies, slow, None)
+        bring(memory, source, bytes, copies)
+        must("cuStreamWriteValue32_v2", copies, c_uint64(flag), c_uint32(round), 0)
+        must("cuEventRecord", event, copies)
+        stream = made("cuStreamCreate", NON_BLOCKING)
+        wait(stream, round)
+        launch_in(stream, load_by_pointer, pointer, out)
+        must("cuStreamSynchronize", stream)
+        check(word(out) == round * 0x01010101, f"a kernel after a copy that its stream waits for by {way}")
+
+
 def held() -> None:
     """Launches beside copies to mirrored memory that wait for what the program, or the launch itself, does later."""
     put, load = kernels(PTX, "put", "load")
@@ -302,7 +370,7 @@ def main() -> None:
     primary_context()
     lib.cuMemFreeHost.argtypes = [c_void_p]
     parts: dict[str, Callable[[], None]] = {
-        part.__name__: part for part in (notes, kernel, hidden, rows, capture, held, adapter, staged, opening)
+        part.__name__: part for part in (notes, kernel, hidden, rows, capture, words, held, adapter, staged, opening)
     }
     for name in sys.argv[1:] or parts:
         parts[name]()

@@ -317,10 +317,13 @@ fn send(op: &Op, call: &Call, parts: &Parts) -> TokenStream {
     let (message, fields, outputs) = (camel(&call.symbol), &parts.fields, &parts.outputs);
     let message = quote!(messages::#message { #(#fields),* });
     if is_stream_work(call) {
+        let waits = matches!(call.attributes.touches, Some(Touches::WaitWord(_)));
+        let follow = waits.then(|| quote!(driver.follow_others(&resolved);));
         // Declared first, since the message borrows nothing of it but its number.
         quote! {
             let resolved;
             let message = #message;
+            #follow
             driver.submit_to(&resolved, &message)?;
         }
     } else if call.class == Class::Outstanding {

@@ -271,7 +271,11 @@ pub(crate) fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) ->
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let stream = driver.work_stream(stream)?;
-    stream.stream().follows.store(true, Ordering::Release);
+    match flags {
+        // In a capture, its wait is an edge.
+        0 => stream.stream().follows.store(true, Ordering::Release),
+        _ => driver.follow_others(&stream),
+    }
     let event = match driver.streams.event(event) {
         Ok(event) => event,
         Err(_) => return driver.wait_for_foreign(&stream, event),
@@ -396,6 +400,23 @@ pub(crate) fn cuStreamCopyAttributes(dst: CUstream, src: CUstream) -> Done {
     Ok(())
 }
 
+/// Operations of a batch for which the stream waits.
+const MEM_OPS_WAIT: [u32; 2] = [
+    CU_STREAM_MEM_OP_WAIT_VALUE_32,
+    CU_STREAM_MEM_OP_WAIT_VALUE_64,
+];
+
+impl Driver {
+    /// Notes that the stream waits for what other streams do, at each launch of the graph if it
+    /// captures.
+    pub(crate) fn follow_others(&self, stream: &StreamRef) {
+        stream.stream().follows.store(true, Ordering::Release);
+        if stream.is_capturing() {
+            self.graphs.waits();
+        }
+    }
+}
+
 pub(crate) unsafe fn cuStreamBatchMemOp_v2(
     stream: CUstream,
     count: u32,
@@ -416,6 +437,12 @@ pub(crate) unsafe fn cuStreamBatchMemOp_v2(
     }
     // SAFETY: plain records without padding that matters.
     let bytes = unsafe { std::slice::from_raw_parts(ops.cast::<u8>(), size_of_val(records)) };
+    if records
+        .iter()
+        .any(|op| MEM_OPS_WAIT.contains(&op.operation))
+    {
+        driver.follow_others(&stream);
+    }
     driver.keep_pace(&stream)?;
     driver.submit_to(
         &stream,

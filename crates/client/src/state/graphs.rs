@@ -4,7 +4,10 @@
 use std::{
     collections::hash_map::Entry,
     ffi::c_void,
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use outboard_api::{
@@ -180,6 +183,8 @@ pub(crate) struct Graphs {
     /// Executable graphs that kernels may launch, by the server's own handle, which kernels
     /// receive.
     by_kernels: Mutex<FxHashMap<usize, u64>>,
+    /// Some graph waits for events or words. Clones and updates are not tracked.
+    any_waits: AtomicBool,
 }
 
 #[derive(Default)]
@@ -345,6 +350,16 @@ impl Graphs {
         if !events.iter().any(|e| e.as_ptr() == Arc::as_ptr(event)) {
             events.push(Arc::downgrade(event));
         }
+    }
+
+    /// Notes that some graph waits for what other streams do.
+    pub(crate) fn waits(&self) {
+        self.any_waits.store(true, Ordering::Release);
+    }
+
+    /// Returns whether a launched graph may wait for what other streams do.
+    pub(crate) fn may_wait(&self) -> bool {
+        self.any_waits.load(Ordering::Acquire)
     }
 
     /// Marks every event that any graph records as recorded again. Clones, children and updates are

@@ -58,7 +58,7 @@ pub(crate) struct Stream {
     pub(crate) capture: AtomicU64,
     /// A query without a reply so far, and its mark.
     pub(crate) query: Mutex<Option<(u64, Arc<Group>)>>,
-    /// It has waited for an event, of any stream.
+    /// It has waited for an event of any stream, for a word, or in a graph that may do so.
     pub(crate) follows: AtomicBool,
     /// Pieces of work sent while a host function was registered, since a call last waited for that.
     pub(crate) behind: AtomicU32,

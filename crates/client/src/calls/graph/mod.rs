@@ -143,6 +143,9 @@ pub(crate) fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> Done {
         }
         driver.graph_memory.launch(exec)?;
     }
+    if driver.graphs.may_wait() {
+        driver.follow_others(&stream);
+    }
     driver.push_for_work(&stream)?;
     if !stream.is_capturing() {
         driver.graphs.launched();

@@ -229,6 +229,7 @@ impl Driver {
                     alloc.location,
                 );
             }
+            NodeSpec::Event { wait: true, .. } | NodeSpec::MemOps(_) => self.graphs.waits(),
             _ => {}
         }
     }
