@@ -247,6 +247,8 @@ pub trait HeldUp {
     fn take_host_calls(&mut self, out: &mut Vec<(u64, CUresult)>);
     /// Hands over words that kernels have changed, as [`Host::take_host_pages`] does.
     fn take_host_pages(&mut self, changed: &mut dyn FnMut(u64, &[u8]));
+    /// Writes what the program has changed to a mirror. Returns false if there is none at `va`.
+    fn host_write(&mut self, va: u64, data: &[u8]) -> bool;
 }
 
 /// Sends the client what the device has for it, and appends the host functions that it has run.

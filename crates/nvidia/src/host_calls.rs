@@ -222,6 +222,10 @@ impl HeldUp for Aside<'_> {
     fn take_host_pages(&mut self, changed: &mut dyn FnMut(u64, &[u8])) {
         self.host.take_changed(changed);
     }
+
+    fn host_write(&mut self, va: u64, data: &[u8]) -> bool {
+        self.host.write(va, data).is_ok()
+    }
 }
 
 /// Makes a driver call that may wait for the GPU's streams. While host functions are outstanding it

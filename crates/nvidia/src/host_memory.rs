@@ -262,6 +262,16 @@ impl HostRanges {
             })
     }
 
+    /// Writes what the program has changed to a mirror.
+    pub(super) fn write(&mut self, va: u64, data: &[u8]) -> Result<(), Failure> {
+        self.mirror(va, data.len() as u64)?.write(va, data);
+        // The client already knows the bytes that it wrote.
+        for watch in &mut self.watches {
+            overwrite(&mut watch.known, watch.va, va, data);
+        }
+        Ok(())
+    }
+
     /// Lends memory to an adapter. It stays mapped and registered until that is done.
     pub(super) fn lend(&self, va: u64, len: u64) -> Result<Mapped, Failure> {
         let before = self.ranges.range(..=va).next_back();
@@ -435,14 +445,7 @@ impl Nvidia {
         _cx: &mut Cx<'_>,
         m: &messages::HostWrite<'_>,
     ) -> Result<(), Failure> {
-        self.host
-            .mirror(m.va, m.data.len() as u64)?
-            .write(m.va, m.data);
-        // The client already knows the bytes that it wrote.
-        for watch in &mut self.host.watches {
-            overwrite(&mut watch.known, watch.va, m.va, m.data);
-        }
-        Ok(())
+        self.host.write(m.va, m.data)
     }
 
     pub(super) fn host_watch(

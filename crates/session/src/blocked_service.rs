@@ -8,7 +8,7 @@ use outboard_link::{Receiver, Wait};
 use outboard_wire::{
     Message as _, Op as _, Reader,
     frame::RequestHeader,
-    messages::{HostCallNote, HostFuncDone},
+    messages::{HostCallNote, HostFuncDone, HostWrite},
 };
 
 use super::{
@@ -69,21 +69,27 @@ impl BlockedService<'_, '_> {
             let Some(frame) = receiver.recv(Wait::Poll)? else {
                 break;
             };
-            match host_func_done(frame) {
-                Some(call) => done.push(call),
-                None => self.early.push_back(frame.to_vec()),
+            if !is_taken(frame, held_up, done) {
+                self.early.push_back(frame.to_vec());
             }
         }
         Ok(())
     }
 }
 
-/// Returns the host function that this message reports as done, if it does.
-fn host_func_done(frame: &[u8]) -> Option<u64> {
+/// Executes a message that ends a host function, or writes to a mirror: what the function wrote is
+/// sent before its end, and the kernel after it must read that. Returns false for other messages.
+fn is_taken(frame: &[u8], held_up: &mut dyn HeldUp, done: &mut Vec<u64>) -> bool {
     let mut r = Reader::new(frame);
-    let header = RequestHeader::decode(&mut r).ok()?;
-    if header.op != HostFuncDone::NUMBER {
-        return None;
+    match RequestHeader::decode(&mut r).map(|header| header.op) {
+        Ok(HostFuncDone::NUMBER) => {
+            let message = HostFuncDone::decode(&mut r);
+            message.map(|m| done.push(m.call)).is_ok()
+        }
+        Ok(HostWrite::NUMBER) => {
+            let message = HostWrite::decode(&mut r);
+            message.is_ok_and(|m| held_up.host_write(m.va, m.data))
+        }
+        _ => false,
     }
-    HostFuncDone::decode(&mut r).ok().map(|m| m.call)
 }

@@ -194,6 +194,7 @@ fn no_bytes_make_the_decoder_panic() {
         printed: Vec::new(),
         pages: Vec::new(),
         host_calls: Vec::new(),
+        written: 0,
         contexts,
     };
     let mut images = ImageStore::new(None, "", Default::default());

@@ -348,6 +348,8 @@ fn a_device_that_is_held_up_gives_all_that_came_before_a_host_function() {
         Note::HostCall(call) => assert_eq!((call.call, call.status), (42, 0)),
         other => panic!("{other:?}"),
     }
+    let (va, data) = (1 << 20, &b"written"[..]);
+    client.send(0, &messages::HostWrite { va, data });
     client.send(0, &messages::HostFuncDone { call: 42 });
     assert!(client.recv().is_answer_to(2));
 }

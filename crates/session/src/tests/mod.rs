@@ -74,6 +74,8 @@ struct Fake {
     printed: Vec<u8>,
     pages: Vec<(u64, Vec<u8>)>,
     host_calls: Vec<(u64, CUresult)>,
+    /// Bytes that the client wrote to mirrors while a call was held up.
+    written: usize,
     contexts: mpsc::Sender<u64>,
 }
 
@@ -179,11 +181,17 @@ impl HeldUp for Fake {
     fn take_host_pages(&mut self, changed: &mut dyn FnMut(u64, &[u8])) {
         Host::take_host_pages(self, changed);
     }
+
+    fn host_write(&mut self, _: u64, data: &[u8]) -> bool {
+        self.written += data.len();
+        true
+    }
 }
 
 impl Device for Fake {
     /// Is held up until the client has run host function 42. Before that a kernel prints, another
-    /// writes to a mirror, and all work on streams is done.
+    /// writes to a mirror, and all work on streams is done. Fails if the function has written
+    /// nothing to mirrors by its end.
     fn library_global(
         &mut self,
         cx: &mut Cx<'_>,
@@ -196,6 +204,9 @@ impl Device for Fake {
         let mut done = Vec::new();
         while done.is_empty() && (cx.service)(self, &mut done) {
             thread::sleep(Duration::from_millis(1));
+        }
+        if self.written == 0 {
+            return Err(Failure::unsupported("a function that writes nothing"));
         }
         Ok(messages::LibraryGlobalReply {
             va: done[0],
@@ -388,6 +399,7 @@ impl Client {
             printed: Vec::new(),
             pages: Vec::new(),
             host_calls: Vec::new(),
+            written: 0,
             contexts,
         };
         let port = Port::listen();
