@@ -353,6 +353,21 @@ impl Nvidia {
         Ok(busy)
     }
 
+    /// Whether the GPU has done all work of the session, as far as can be asked.
+    pub(super) fn is_idle(&self) -> bool {
+        let is_ready = |asked| ready(asked).unwrap_or(true);
+        let is_done = |stream: real::Stream| is_ready(self.driver.cuStreamQuery(stream));
+        let mut streams = self.streams.iter();
+        let mut contexts = self.contexts.iter();
+        // A query may invalidate a capture.
+        self.captures.is_empty()
+            && streams.all(|(_, stream)| !stream.used || is_done(stream.handle()))
+            && contexts.all(|(_, context)| {
+                let asks = |driver: &Driver| driver.cuStreamQuery(real::Stream::NULL);
+                !context.is_legacy_busy() || is_ready(context.hold.within(asks))
+            })
+    }
+
     /// Marks every stream of a context that was ever used.
     fn context_marks(&self, id: u64) -> Result<Vec<Mark>, Failure> {
         let context = self.context(id)?;

@@ -6,7 +6,10 @@
 //! or a copy that a kernel spins on. So a freed object is kept with marks in every busy stream. It
 //! is released at the first `reap` after the marks are reached.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use super::{mapping::Mapping, owned::Mark};
 
@@ -19,7 +22,17 @@ pub(super) enum Retired {
     Other(#[allow(dead_code)] Box<dyn Send>),
 }
 
+impl Retired {
+    /// Whether the driver waits for all of the device's work when it releases the object, and holds
+    /// up launches meanwhile: so do `cuMemHostUnregister` and `cuMemFreeHost`, but not `cuMemUnmap`
+    /// and `cuMemRelease` (580.159, H100).
+    fn waits(&self) -> bool {
+        matches!(self, Retired::Other(_))
+    }
+}
+
 struct DeferredFree {
+    since: Instant,
     /// `None` if freed during a capture, when nothing could be marked.
     marks: Option<Marks>,
     retired: Retired,
@@ -39,6 +52,7 @@ impl DeferredFrees {
         marks: Option<Marks>,
     ) {
         self.frees.push(DeferredFree {
+            since: Instant::now(),
             marks,
             retired,
             range,
@@ -71,10 +85,30 @@ impl DeferredFrees {
         }
     }
 
-    /// Releases objects that the GPU no longer uses, and returns whether any are left.
-    pub(super) fn reap(&mut self) -> bool {
-        self.frees.retain(|free| !done(free.marks.as_ref()));
+    /// Whether the release of any waits for the device.
+    pub(super) fn any_waits(&self) -> bool {
+        self.frees.iter().any(|free| free.retired.waits())
+    }
+
+    /// Releases objects that the GPU no longer uses, and returns whether any are left. Those whose
+    /// release waits for the device are released if `may_wait` says so of their age.
+    pub(super) fn reap(&mut self, may_wait: impl Fn(Duration) -> bool) -> bool {
+        self.frees.retain(|free| {
+            let may = || !free.retired.waits() || may_wait(free.since.elapsed());
+            !(done(free.marks.as_ref()) && may())
+        });
         !self.frees.is_empty()
+    }
+
+    /// Takes out the objects of a range that the GPU no longer uses, for another thread to drop.
+    pub(super) fn take_done(&mut self, va: u64, len: u64) -> Vec<Retired> {
+        let taken = self.frees.extract_if(.., |free| {
+            let is_there = |(start, size): (u64, u64)| {
+                start < va.saturating_add(len) && va < start.saturating_add(size)
+            };
+            free.range.is_some_and(is_there) && done(free.marks.as_ref())
+        });
+        taken.map(|free| free.retired).collect()
     }
 
     /// Takes back the mapping of exactly this range, with the marks that its next use must wait
@@ -127,15 +161,15 @@ mod tests {
         deferred_frees.push(retired(), Some((0x1000, 0x1000)), None);
         deferred_frees.push(retired(), None, Some(Arc::new(Vec::new())));
         assert!(deferred_frees.is_any_marked());
-        assert!(deferred_frees.reap(), "the unmarked one stays");
+        assert!(deferred_frees.reap(|_| true), "the unmarked one stays");
         assert!(!deferred_frees.is_any_marked());
         assert_eq!(freed.load(Ordering::Relaxed), 1);
         assert!(deferred_frees.overlaps(0x1fff, 1));
         assert!(!deferred_frees.overlaps(0x2000, 1));
         deferred_frees.mark(|| None);
-        assert!(deferred_frees.reap());
+        assert!(deferred_frees.reap(|_| true));
         deferred_frees.mark(|| Some(Arc::new(Vec::new())));
-        assert!(!deferred_frees.reap());
+        assert!(!deferred_frees.reap(|_| true));
         assert_eq!(freed.load(Ordering::Relaxed), 2);
     }
 }

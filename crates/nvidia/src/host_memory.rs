@@ -395,7 +395,7 @@ impl Nvidia {
             0 => None,
             tag => Some((cx.fds)(tag)?),
         };
-        self.vacate(m.va, m.len)?;
+        self.vacate(cx, m.va, m.len)?;
         if self.host.bytes.saturating_add(m.len) > HOST_MAPPED_BYTES_MAX {
             return Err(Failure::new(
                 CUresult::CUDA_ERROR_OUT_OF_MEMORY,
@@ -437,6 +437,8 @@ impl Nvidia {
         let place = Some((range.va, range.len));
         self.deferred_frees
             .push(Retired::Other(Box::new(range)), place, marks);
+        // The client has waited for the work that used it, and sends more soon.
+        self.reap();
         Ok(())
     }
 

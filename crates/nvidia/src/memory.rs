@@ -22,6 +22,7 @@ use super::{
     Nvidia,
     addresses::Span,
     deferred_free::{Marks, Retired},
+    host_calls,
     mapping::Mapping,
     owned::{Owned, given_back},
     table::{Driver, Refused, real},
@@ -46,6 +47,8 @@ const SETTLE_MS_MAX: u64 = 10_000;
 /// end this thread has yet to receive.
 const SETTLE_BESIDE_HOST_CALLS_MS_MAX: u64 = 100;
 const SETTLE_POLL_US: u64 = 20;
+/// Time after which an object is released although that waits for work of the device.
+const RELEASE_BUSY_MS: u64 = 1_000;
 /// Count of deferred frees above which each further one first releases those that are done.
 const DEFERRED_FREES_MAX: usize = 64;
 
@@ -164,7 +167,7 @@ impl Nvidia {
             }
             self.rebury(mapping, marks);
         }
-        self.vacate(m.va, m.len)?;
+        self.vacate(cx, m.va, m.len)?;
         let allocation = Arc::new(self.create_allocation(device, m.len)?);
         let mut mapping = Mapping::new(&self.driver, &allocation, m.va, m.len, 0)?;
         mapping.is_private = true;
@@ -175,13 +178,14 @@ impl Nvidia {
     /// Maps another session's memory.
     pub(super) fn map_foreign(
         &mut self,
+        cx: &mut Cx<'_>,
         device: usize,
         allocation: Arc<Owned<real::Allocation>>,
         va: u64,
         len: u64,
     ) -> Result<(), Failure> {
         self.in_window(va, len)?;
-        self.vacate(va, len)?;
+        self.vacate(cx, va, len)?;
         let mapping = Mapping::new(&self.driver, &allocation, va, len, 0)?;
         self.give_access(device, va, len)?;
         self.keep_mapping(mapping)
@@ -221,12 +225,12 @@ impl Nvidia {
 
     pub(super) fn allocation_map(
         &mut self,
-        _cx: &mut Cx<'_>,
+        cx: &mut Cx<'_>,
         m: &messages::AllocationMap,
     ) -> Result<(), Failure> {
         self.enter_base()?;
         self.in_window(m.va, m.len)?;
-        self.vacate(m.va, m.len)?;
+        self.vacate(cx, m.va, m.len)?;
         let allocation = self.allocations.get(m.allocation)?.memory.clone();
         let mapping = Mapping::new(&self.driver, &allocation, m.va, m.len, m.offset)?;
         self.keep_mapping(mapping)
@@ -252,16 +256,45 @@ impl Nvidia {
         Ok(self.driver.set_access(span, device, m.flags)?)
     }
 
-    /// Releases deferred frees that the GPU no longer uses. Called whenever the session has time.
+    /// Releases deferred frees that the GPU no longer uses. Called whenever the session has time. If
+    /// a release waits for the device, it waits until nothing is at work: a kernel may wait for a
+    /// word, or for a function, of the client, whom this thread serves.
     pub(super) fn reap(&mut self) {
-        if self.deferred_frees.is_empty() || self.host_calls.is_outstanding() {
-            // Releasing memory may wait for the device, which may wait for a host function.
+        if self.deferred_frees.is_empty() {
             return;
         }
+        let is_idle = self.deferred_frees.any_waits() && self.is_idle();
+        self.reap_if(|age| is_idle || age >= Duration::from_millis(RELEASE_BUSY_MS));
+    }
+
+    /// Releases deferred frees that the GPU no longer uses, those that wait for the device only if
+    /// `may_wait` says so of their age, and if no host function is outstanding.
+    fn reap_if(&mut self, may_wait: impl Fn(Duration) -> bool) {
+        let is_beside = self.host_calls.is_outstanding();
         let mut deferred_frees = std::mem::take(&mut self.deferred_frees);
         deferred_frees.mark(|| self.busy_marks());
-        deferred_frees.reap();
+        deferred_frees.reap(|age| !is_beside && may_wait(age));
         self.deferred_frees = deferred_frees;
+    }
+
+    /// Releases deferred frees of a range on another thread, while this one serves the client.
+    fn release_aside(&mut self, cx: &mut Cx<'_>, va: u64, len: u64) -> Result<(), Failure> {
+        let done = self.deferred_frees.take_done(va, len);
+        if done.is_empty() {
+            return Ok(());
+        }
+        let context = self.base.handle;
+        let (driver, device) = self.aside();
+        Ok(host_calls::aside(
+            driver,
+            context,
+            device,
+            cx.service,
+            |_| {
+                drop(done);
+                Ok(())
+            },
+        )?)
     }
 
     pub(super) fn in_window(&self, va: u64, len: u64) -> Result<(), Failure> {
@@ -317,7 +350,7 @@ impl Nvidia {
         let (mut left, mut created) = (self.deferred_frees.len(), Err(refused));
         let start = Instant::now();
         while created.is_err() && self.deferred_frees.is_any_marked() {
-            self.reap();
+            self.reap_if(|_| true);
             if self.deferred_frees.len() < left {
                 created = self.driver.cuMemCreate(len, properties, 0);
             } else {
@@ -386,21 +419,14 @@ impl Nvidia {
         Ok(())
     }
 
-    /// Waits until no deferred free holds part of a range.
-    pub(super) fn vacate(&mut self, va: u64, len: u64) -> Result<(), Failure> {
-        self.settle(|yard| yard.overlaps(va, len))
-    }
-
-    /// Releases deferred frees until `wanted` returns false. It polls with a time limit, because
-    /// the work may wait for a host function, or for a kernel that does.
-    fn settle(
-        &mut self,
-        wanted: impl Fn(&super::deferred_free::DeferredFrees) -> bool,
-    ) -> Result<(), Failure> {
+    /// Waits until no deferred free holds part of a range. It polls with a time limit, because the
+    /// work may wait for a host function, or for a kernel that does.
+    pub(super) fn vacate(&mut self, cx: &mut Cx<'_>, va: u64, len: u64) -> Result<(), Failure> {
         let start = Instant::now();
-        while wanted(&self.deferred_frees) {
-            self.reap();
-            if !wanted(&self.deferred_frees) {
+        while self.deferred_frees.overlaps(va, len) {
+            self.reap_if(|_| true);
+            self.release_aside(cx, va, len)?;
+            if !self.deferred_frees.overlaps(va, len) {
                 break;
             }
             self.check_patience(start)?;

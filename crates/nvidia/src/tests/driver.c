@@ -16,6 +16,7 @@ typedef int result;
 typedef struct { atomic_int context; atomic_int held; } event;
 
 static _Thread_local uintptr_t current;
+static atomic_int running; /* Host functions. */
 static atomic_int held, live_mappings, live_events, live_streams, live_contexts, live_pinned, live_registered, live_memory;
 static size_t memory_left = 64 << 20;
 
@@ -126,6 +127,7 @@ result cuMemFreeHost(void *p) {
 result cuMemHostRegister_v2(void *p, size_t len, unsigned flags) { live_registered++; return SUCCESS; }
 result cuMemHostUnregister(void *p) {
   if (!current) return INVALID_CONTEXT;
+  while (running) usleep(100);
   live_registered--; return SUCCESS;
 }
 result cuMemHostGetDevicePointer_v2(uint64_t *d, void *p, unsigned flags) { *d = (uint64_t)p; return SUCCESS; }
@@ -176,7 +178,6 @@ result cuStreamWriteValue64_v2(uintptr_t s, uint64_t address, uint64_t value, un
 }
 
 typedef struct { void (*function)(void *); void *data; } call;
-static atomic_int running;
 static void *run(void *p) { call c = *(call *)p; free(p); c.function(c.data); running--; return 0; }
 result cuLaunchHostFunc(uintptr_t s, void (*function)(void *), void *data) {
   pthread_t thread;

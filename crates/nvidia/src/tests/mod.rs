@@ -597,6 +597,41 @@ fn a_variable_that_the_driver_loads_leaves_host_functions_running() {
 }
 
 #[test]
+fn host_memory_is_mapped_again_beside_a_host_function() {
+    let fake = Fake::build(&[]);
+    let mut client = client_with_variables(&fake);
+    let va = 0x5300_0000_0000 + std::ptr::from_ref(&client) as u64 % (1 << 30) / 4096 * 4096;
+    let map = messages::HostMap {
+        va,
+        len: 4096,
+        flags: 0,
+        fd_tag: 0,
+    };
+    client.done(Request::HostMap(map.clone()));
+    let (stream, call) = (0, 11);
+    client.done(Request::HostFunc(messages::HostFunc { stream, call }));
+    // The driver waits for the function before it unregisters the memory.
+    client.done(Request::HostUnmap(messages::HostUnmap { va }));
+    let mut ended = Vec::new();
+    let mut run = |device: &mut dyn HeldUp, done: &mut Vec<u64>| {
+        let mut reached = Vec::new();
+        device.take_host_calls(&mut reached);
+        done.extend(reached.iter().map(|(call, _)| *call));
+        ended.extend(done.iter().copied());
+        true
+    };
+    let mut cx = Cx {
+        context: client.context,
+        images: &mut client.images,
+        placed: None,
+        fds: &mut |_| unreachable!(),
+        service: &mut run,
+    };
+    client.device.host_map(&mut cx, &map).expect("mapped");
+    assert_eq!(ended, [11]);
+}
+
+#[test]
 fn words_of_kernels_are_there_while_a_driver_call_is_held_up() {
     let fake = Fake::build(&[]);
     let mut client = client_with_variables(&fake);
