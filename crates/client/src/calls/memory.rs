@@ -59,15 +59,20 @@ impl Driver {
     }
 
     pub(crate) fn release(&self, base: u64) -> Done {
-        self.release_as(AllocationKind::Plain, base)
+        self.release_if(|kind| kind == AllocationKind::Plain, base)
     }
 
-    /// Frees an allocation of this kind. Memory that has its address since it went is left alone.
-    pub(crate) fn release_as(&self, kind: AllocationKind, base: u64) -> Done {
+    /// Frees memory of a graph. Memory that has its address since it went is left alone.
+    pub(crate) fn release_of_graph(&self, base: u64) -> Done {
+        self.release_if(|kind| kind == AllocationKind::Graph, base)
+    }
+
+    #[inline]
+    fn release_if(&self, is_of: impl Fn(AllocationKind) -> bool, base: u64) -> Done {
         // The lock is held until the message is sent, so that memory is unmapped before its
         // addresses are reused.
         let mut memory = self.memory.lock();
-        let (allocation, chunk) = memory.free_as(kind, base, self.session.progress.mark())?;
+        let (allocation, chunk) = memory.free_if(is_of, base, self.session.progress.mark())?;
         match chunk {
             Some(chunk) => self.unmap(allocation.context.0 as u64, chunk),
             None => Ok(()),

@@ -260,7 +260,7 @@ impl Driver {
     fn give_back_graph_memory(&self) {
         for address in self.graph_memory.0.lock().abandoned() {
             // A lost session has unmapped everything, and a destroyed context what was its own.
-            let _ = self.release_as(AllocationKind::Graph, address);
+            let _ = self.release_of_graph(address);
         }
     }
 }

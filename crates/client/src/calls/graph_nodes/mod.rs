@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     log,
-    state::{AllocParams, AllocationKind, Driver, HandleKind, NodeRecord, StreamRef, driver},
+    state::{AllocParams, Driver, HandleKind, NodeRecord, StreamRef, driver},
 };
 
 /// Arguments that place a new node in a graph.
@@ -144,7 +144,7 @@ impl Driver {
     fn drop_memory_of(&self, work: &NodeSpec) {
         if let NodeSpec::Alloc(alloc) = work {
             // A lost session has unmapped everything.
-            let _ = self.release_as(AllocationKind::Graph, alloc.address);
+            let _ = self.release_of_graph(alloc.address);
         }
     }
 

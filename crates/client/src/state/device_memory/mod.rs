@@ -384,31 +384,29 @@ impl DeviceMemory {
         }
     }
 
-    /// Frees an allocation of the program's or of a graph's, as [`free_as`](Self::free_as) does.
+    /// Frees an allocation of the program's or of a graph's, as [`free_if`](Self::free_if) does.
     pub(crate) fn free(
         &mut self,
         base: u64,
         sent: u64,
     ) -> Result<(Allocation, Option<Chunk>), CUresult> {
-        let kind = match self.allocations.get(&base).map(|found| found.kind) {
-            Some(AllocationKind::Graph) => AllocationKind::Graph,
-            _ => AllocationKind::Plain,
-        };
-        self.free_as(kind, base, sent)
+        let is_freeable = |kind| matches!(kind, AllocationKind::Plain | AllocationKind::Graph);
+        self.free_if(is_freeable, base, sent)
     }
 
-    /// Frees an allocation of this kind. Returns the memory that the server must unmap, if any.
+    /// Frees an allocation of some kind. Returns the memory that the server must unmap, if any.
     /// `sent` is the mark of the work sent before, which may still use it.
-    pub(crate) fn free_as(
+    #[inline]
+    pub(crate) fn free_if(
         &mut self,
-        kind: AllocationKind,
+        is_of: impl Fn(AllocationKind) -> bool,
         base: u64,
         sent: u64,
     ) -> Result<(Allocation, Option<Chunk>), CUresult> {
         let allocation = *self
             .allocations
             .get(&base)
-            .filter(|found| found.kind == kind)
+            .filter(|found| is_of(found.kind))
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         self.allocations.remove(&base);
         if self.exact {
