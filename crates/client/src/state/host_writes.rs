@@ -1,11 +1,11 @@
 //! Work under way that reads or writes host memory: copies of pinned memory, graphs with such
-//! copies, host functions.
+//! copies, host functions, kernels.
 //!
 //! A synchronous copy to the device does not wait for the GPU. In CUDA it does, and so everything
 //! that it waits for is done when it returns. Streams cannot tell the difference, since the server
 //! keeps their order. The program could tell, by host memory that such work writes or has yet to
 //! read; so could a copy whose bytes are taken too early. Only in these cases is the work waited
-//! for.
+//! for: any work, once kernels may reach host memory, since they need not name it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -19,6 +19,9 @@ pub(crate) struct HostWrites {
     last: AtomicU64,
     /// Some graph contains such work: any launch counts.
     by_graphs: AtomicBool,
+    /// Kernels may reach some host memory that has no mirror to close: managed memory, mapped
+    /// memory, memory whose address on the device the program asked for.
+    by_kernels: AtomicBool,
 }
 
 impl Driver {
@@ -35,6 +38,17 @@ impl Driver {
         self.host_writes.by_graphs.store(true, Ordering::Release);
     }
 
+    /// Notes that kernels may reach host memory from now on.
+    pub(super) fn kernels_use_host(&self) {
+        self.host_writes.by_kernels.store(true, Ordering::Release);
+    }
+
+    /// Returns whether kernels may write host memory.
+    #[inline]
+    fn may_kernels_use_host(&self) -> bool {
+        self.has_mirrors() || self.host_writes.by_kernels.load(Ordering::Acquire)
+    }
+
     /// Notes a launch of a graph.
     #[inline]
     pub(crate) fn graph_was_launched(&self) {
@@ -49,12 +63,14 @@ impl Driver {
     }
 
     /// Waits for the work that a copy in this stream would wait for, if some of it may use host
-    /// memory that the program later reads or changes, or that the copy reads.
-    pub(crate) fn settle_host(&self, stream: &StreamRef) -> Result<(), CUresult> {
+    /// memory that the program later reads or changes, or that the copy reads. Kernels count only
+    /// for a copy that is synchronous (`wait`).
+    pub(crate) fn settle_host(&self, stream: &StreamRef, wait: bool) -> Result<(), CUresult> {
         let last = self.host_writes.last.load(Ordering::Acquire);
         let hazard = !self.session.progress.is_complete(last)
             || host_functions::host_functions_pending()
-            || self.session.expects_detached();
+            || self.session.expects_detached()
+            || wait && self.may_kernels_use_host();
         match hazard {
             true => self.settle_stream(stream),
             false => Ok(()),

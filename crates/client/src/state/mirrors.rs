@@ -210,6 +210,7 @@ impl Driver {
     /// Makes the range that contains this address usable by the GPU until the range is freed.
     pub(crate) fn make_visible(&self, address: u64) -> Result<(), CUresult> {
         let range = self.host_range(address)?;
+        self.kernels_use_host();
         if range.shared {
             return Ok(());
         }

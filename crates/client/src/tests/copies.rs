@@ -137,6 +137,67 @@ fn a_wait_for_copies_and_other_work_asks() {
     assert_eq!(counts(), (1, 5), "all work is known to be done");
 }
 
+/// Copies 64 bytes to the device, in one row or in 4, without a stream.
+fn copy_in_now(address: CUdeviceptr, rows: usize) {
+    let bytes = [7u8; 64];
+    let from = bytes.as_ptr().cast::<c_void>();
+    let record = CUDA_MEMCPY2D {
+        src_memory_type: CU_MEMORYTYPE_HOST,
+        src_host: from,
+        src_pitch: 64 / rows,
+        dst_memory_type: CU_MEMORYTYPE_DEVICE,
+        dst_device: address,
+        dst_pitch: 512,
+        width_in_bytes: 64 / rows,
+        height: rows,
+        // SAFETY: a record of numbers and addresses, of which the other end's are unused.
+        ..unsafe { std::mem::zeroed() }
+    };
+    // SAFETY: a local buffer of 64 bytes, which the call takes.
+    let copied = unsafe {
+        match rows {
+            1 => cuMemcpyHtoD_v2(address, from, 64),
+            _ => cuMemcpy2D_v2(&record),
+        }
+    };
+    assert_eq!(copied, SUCCESS);
+}
+
+/// As in CUDA, what earlier work wrote to host memory is there when a synchronous copy returns.
+#[test]
+fn a_synchronous_copy_waits_for_kernels_that_may_write_host_memory() {
+    over_each_link(|kind| {
+        let client = Client::start(kind, |_, _| Answer::Usual);
+        let (address, function) = (allocate(MIB).expect("memory"), load());
+        let run = || assert_eq!(launch(function, [1; 3], [1; 3], CUstream::NULL), SUCCESS);
+        let fences = || client.count("FenceStream");
+        for rows in [1, 4] {
+            run();
+            copy_in_now(address, rows);
+        }
+        assert_eq!(fences(), 0, "no host memory");
+
+        let mut pinned = ptr::null_mut();
+        // SAFETY: a local output.
+        assert_eq!(unsafe { cuMemHostAlloc(&mut pinned, 4096, 0) }, SUCCESS);
+        run();
+        copy_in_now(address, 1);
+        assert_eq!(fences(), 0, "memory that kernels have no address of");
+
+        let mut mapped = 0;
+        // SAFETY: a local output, and memory that was allocated.
+        let known = unsafe { cuMemHostGetDevicePointer_v2(&mut mapped, pinned, 0) };
+        assert_eq!(known, SUCCESS);
+        copy_in(address, CUstream::NULL);
+        assert_eq!(fences(), 0, "an asynchronous copy");
+        for (rows, sent) in [(1, 1), (4, 2)] {
+            run();
+            copy_in_now(address, rows);
+            assert_eq!(fences(), sent, "{rows} rows");
+        }
+    });
+}
+
 /// Copies 100 bytes to `pinned` in the default stream, without a wait.
 fn copy_out(pinned: *mut c_void, address: CUdeviceptr) {
     // SAFETY: pinned memory of 4 KiB, which stays until the test ends.

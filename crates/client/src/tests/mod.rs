@@ -23,7 +23,9 @@ use std::{
 
 use outboard_api::{
     CUresult,
-    cuda::{CUcontext, CUdeviceptr, CUfunction, CUgraph, CUgraphNode, CUmodule, CUstream},
+    cuda::{
+        CUDA_MEMCPY2D, CUcontext, CUdeviceptr, CUfunction, CUgraph, CUgraphNode, CUmodule, CUstream,
+    },
     enums::*,
 };
 use outboard_link::{Endpoint, Link, Listener, connect};

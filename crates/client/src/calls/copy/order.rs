@@ -52,19 +52,25 @@ impl Driver {
     /// call.
     pub(in crate::calls) fn settle_pageable(&self, stream: &StreamRef, wait: bool) -> Done {
         match wait {
-            true => self.settle_host(stream),
+            true => self.settle_host(stream, true),
             false if host_functions::host_functions_pending() => self.settle_stream(stream),
             false => Ok(()),
         }
     }
 
     /// Waits for earlier work that may still write the pinned memory at `source`: a copy takes the
-    /// data at the call, and would otherwise take old bytes.
-    pub(in crate::calls) fn settle_pinned(&self, source: u64, stream: &StreamRef) -> Done {
+    /// data at the call, and would otherwise take old bytes. A synchronous one (`wait`) waits for
+    /// what the program could see, too.
+    pub(in crate::calls) fn settle_pinned(
+        &self,
+        source: u64,
+        stream: &StreamRef,
+        wait: bool,
+    ) -> Done {
         if self.is_mirrored(source) {
             return self.settle_stream(stream);
         }
-        self.settle_host(stream)
+        self.settle_host(stream, wait)
     }
 
     /// Copies in any direction; the addresses determine which.
@@ -163,7 +169,7 @@ impl Driver {
                 self.copy_in_shared(dst, src as *const u8, bytes, stream, wait)
             }
             (MemoryKind::Device, MemoryKind::Pinned) => {
-                self.settle_pinned(src, stream)?;
+                self.settle_pinned(src, stream, wait)?;
                 if self.copy_in_registered(dst, src as *const u8, bytes, stream, wait)? {
                     if !wait {
                         self.host_is_used(stream);

@@ -306,7 +306,7 @@ impl Driver {
             (MemoryKind::Device, _) => {
                 match (kinds.1, &request.src) {
                     (MemoryKind::Pinned, End::Memory(m)) => {
-                        self.settle_pinned(m.address, stream)?
+                        self.settle_pinned(m.address, stream, wait)?
                     }
                     (MemoryKind::Pinned | MemoryKind::Shared, _) => self.settle_stream(stream)?,
                     _ => self.settle_pageable(stream, wait)?,
