@@ -256,9 +256,9 @@ impl Nvidia {
         Ok(self.driver.set_access(span, device, m.flags)?)
     }
 
-    /// Releases deferred frees that the GPU no longer uses. Called whenever the session has time. If
-    /// a release waits for the device, it waits until nothing is at work: a kernel may wait for a
-    /// word, or for a function, of the client, whom this thread serves.
+    /// Releases deferred frees that the GPU no longer uses. Called whenever the session has time. A
+    /// release that waits for the device is put off until nothing is at work: a kernel may wait
+    /// for a word, or for a function, of the client, whom this thread serves.
     pub(super) fn reap(&mut self) {
         if self.deferred_frees.is_empty() {
             return;
