@@ -41,7 +41,7 @@ def children(process: int) -> list[int]:
     return [int(child) for task in tasks for child in task.read_text().split()]
 
 
-@pytest.mark.parametrize("way", ["graphs", "copies", "registered", "variables", "threads"])
+@pytest.mark.parametrize("way", ["graphs", "copies", "registered", "watched", "variables", "threads"])
 def test_more_than_the_budget_is_refused_and_the_session_goes_on(small: Server, link: str, way: str) -> None:
     most, ended = [0], threading.Event()
 

@@ -15,14 +15,25 @@ WAIT_GREATER_OR_EQUAL = 0
 LEVELS_MAX = 40
 COPIES_MAX = 80
 REGISTERED_BYTES = 1 << 30
+# Once within the budget of the test, and twice beyond it.
+WATCHED_BYTES = 40 * MIB
 VARIABLE = b"""
 .version 7.0
 .target sm_80
 .address_size 64
 .visible .global .align 4 .b8 large[1073741824];
 """
-
-
+WORD = b"""
+.version 7.0
+.target sm_80
+.address_size 64
+.visible .entry put(.param .u64 at) {
+    .reg .b64 %at;
+    ld.param.u64 %at, [at];
+    st.global.u32 [%at], 7;
+    ret;
+}
+"""
 LOCAL = b"""
 .version 7.0
 .target sm_80
@@ -103,6 +114,32 @@ def registered(_: c_void_p) -> str:
     if status != "CUDA_SUCCESS":
         return status
     status = call("cuMemHostGetDevicePointer_v2", byref(c_uint64()), c_void_p(start), 0)
+    must("cuMemHostUnregister", c_void_p(start))
+    return status
+
+
+def watched(_: c_void_p) -> str:
+    """Memory that kernels would read in place, for which the server's own memory has room, but not for what it would
+    remember of it."""
+    (put,) = kernels(WORD, "put")
+    source = ctypes.create_string_buffer(WATCHED_BYTES + 4096)
+    start = (ctypes.addressof(source) + 4095) // 4096 * 4096
+
+    def launch() -> str:
+        address, one = c_uint64(start), c_uint32(1)
+        arguments = (c_void_p * 1)(ctypes.addressof(address))
+        return call("cuLaunchKernel", put, one, one, one, one, one, one, c_uint32(0), None, arguments, None)
+
+    must("cuMemHostRegister_v2", c_void_p(start), c_size_t(WATCHED_BYTES), 0)
+    status = call("cuMemHostGetDevicePointer_v2", byref(c_uint64()), c_void_p(start), 0)
+    assert launch() == status, "a launch that names it"
+    # It was told, and nothing is left of it.
+    must("cuCtxSynchronize")
+    must("cuMemHostUnregister", c_void_p(start))
+    must("cuMemHostRegister_v2", c_void_p(start), c_size_t(WATCHED_BYTES // 4), 2)
+    assert launch() == "CUDA_SUCCESS"
+    must("cuCtxSynchronize")
+    assert c_uint32.from_address(start).value == 7
     must("cuMemHostUnregister", c_void_p(start))
     return status
 

@@ -40,7 +40,9 @@ pub(crate) fn cuMemHostAlloc(address: Out<'_, *mut c_void>, bytes: usize, flags:
     }
     let base = driver.host_allocate(bytes as u64, flags)?;
     if flags & HOSTALLOC_DEVICEMAP != 0 {
-        driver.make_visible(base)?;
+        driver.make_visible(base).inspect_err(|_| {
+            let _ = driver.host_free(base);
+        })?;
     }
     address.put(base as *mut c_void)
 }

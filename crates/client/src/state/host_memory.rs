@@ -372,6 +372,16 @@ impl Driver {
         })
     }
 
+    /// Has the server send back what kernels write to a mirror. The server remembers its bytes, for
+    /// which it may have no memory.
+    pub(super) fn watch_on_server(&self, va: u64, len: u64) -> Result<(), CUresult> {
+        self.call(&messages::HostWatch { va, len }, |_| ())
+    }
+
+    pub(super) fn unmap_on_server(&self, va: u64) -> Result<(), CUresult> {
+        self.submit(&messages::HostUnmap { va })
+    }
+
     /// `cuMemFreeHost`. Memory into which a copy is still to come stays mapped.
     pub(crate) fn host_free(&self, base: u64) -> Result<(), CUresult> {
         let range = self.remove_host(base, false)?;
@@ -584,7 +594,7 @@ impl Driver {
         self.outlast_copies(&range);
         self.session.forget(range.base, range.bytes);
         if range.shared {
-            self.submit(&messages::HostUnmap { va: base })?;
+            self.unmap_on_server(base)?;
         } else {
             self.close_mirror(&range)?;
         }

@@ -398,10 +398,13 @@ impl Driver {
         }
         // A new mirror contains zeros, and the server assumes the same of a variable.
         *mirror.server_bytes.lock() = vec![0; range.bytes as usize];
-        self.submit(&messages::HostWatch {
-            va: range.base,
-            len: range.bytes,
-        })?;
+        if let Err(error) = self.watch_on_server(range.base, range.bytes) {
+            *mirror.server_bytes.lock() = Vec::new();
+            return match range.is_variable() {
+                true => Err(error),
+                false => self.unmap_on_server(start).and(Err(error)),
+            };
+        }
         // This process does not see other processes' writes to shared memory as written pages.
         let is_tracked = tracker().is_some_and(|tracker| {
             !(range.is_registered() && outboard_pages::is_shared(start, end))
@@ -457,7 +460,7 @@ impl Driver {
         *mirror.server_bytes.lock() = Vec::new();
         match range.is_variable() {
             true => Ok(()),
-            false => self.submit(&messages::HostUnmap { va: start }),
+            false => self.unmap_on_server(start),
         }
     }
 

@@ -10,7 +10,7 @@
 //! Graphs are cloned, updated and nested, so the end of the last user is unknown: stand-ins stay.
 //! There is one for each piece of memory and direction, however many graphs copy it.
 
-use std::sync::Arc;
+use std::{ffi::c_void, sync::Arc};
 
 use outboard_api::CUresult;
 use outboard_wire::{limits::CHUNK_BYTES_MAX, messages};
@@ -113,18 +113,33 @@ impl Driver {
             });
         }
         let address = self.place(rounded, None)?;
-        self.map_on_server(address, rounded, 0, None)?;
-        if to_host {
-            self.submit(&messages::HostWatch {
-                va: address,
-                len: bytes,
-            })?;
+        let made = self.mirror_stand_in(address, rounded, to_host.then_some(bytes));
+        if let Err(error) = made {
+            // SAFETY: the mapping just made, not used elsewhere.
+            unsafe { libc::munmap(address as *mut c_void, rounded as usize) };
+            return Err(error);
         }
         Ok(StandIn {
             address,
             bytes,
             shared: false,
         })
+    }
+
+    /// Has the server make the memory of a stand-in, and send back what copies write to this many
+    /// bytes of it.
+    fn mirror_stand_in(
+        &self,
+        address: u64,
+        bytes: u64,
+        watched_bytes: Option<u64>,
+    ) -> Result<(), CUresult> {
+        self.map_on_server(address, bytes, 0, None)?;
+        let Some(watched_bytes) = watched_bytes else {
+            return Ok(());
+        };
+        let watched = self.watch_on_server(address, watched_bytes);
+        watched.or_else(|error| self.unmap_on_server(address).and(Err(error)))
     }
 
     /// Moves the bytes of a copy between the program's memory and its stand-in. Runs as a host

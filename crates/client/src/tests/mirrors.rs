@@ -1,4 +1,4 @@
-//! Mirrors: what a thread sends while another opens one.
+//! Mirrors: what a thread sends while another opens one, and servers that have no memory for one.
 
 use std::{
     ptr,
@@ -109,4 +109,32 @@ fn a_copy_is_sent_while_a_launch_waits_for_an_earlier_one() {
     client.driver.call(&Ping {}, |_| ()).expect("a reply");
     assert_eq!(launched.join().expect("the thread"), SUCCESS);
     assert_eq!(client.count("CopyOut"), 2);
+}
+
+/// The server has memory for the mirror, but not for what it would remember of it.
+#[test]
+fn a_mirror_that_the_server_cannot_watch_is_an_error_of_the_call_that_opens_it() {
+    let refused = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+    let is_refused = Arc::new(AtomicBool::new(true));
+    let refuses = is_refused.clone();
+    let client = Client::start(Kind::Tcp, move |request, _| match request {
+        Request::HostWatch(_) if refuses.load(Ordering::Acquire) => Answer::Error(refused),
+        _ => Answer::Usual,
+    });
+    let (function, pinned) = (load(), pinned());
+    let launch = || launch_with(pinned as u64, function, [1; 3], [1; 3], CUstream::NULL);
+    let mut address = 0;
+    // SAFETY: a local output.
+    let mut pointer = || unsafe { cuMemHostGetDevicePointer_v2(&mut address, pinned, 0) };
+    let mut mapped = ptr::null_mut();
+    // SAFETY: a local output.
+    let mut allocate_mapped = || unsafe { cuMemHostAlloc(&mut mapped, 4096, 2) };
+    assert_eq!([pointer(), launch(), allocate_mapped()], [refused; 3]);
+    // Each was undone, and is not told again.
+    assert_eq!(synchronize(), SUCCESS);
+    let counts = || ["HostMap", "HostUnmap", "Launch"].map(|name| client.count(name));
+    assert_eq!(counts(), [3, 3, 0]);
+    is_refused.store(false, Ordering::Release);
+    assert_eq!([launch(), pointer(), launch()], [SUCCESS; 3]);
+    assert_eq!(counts(), [4, 3, 2]);
 }
