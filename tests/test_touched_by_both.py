@@ -13,6 +13,8 @@ from harness import TEST_PROGRAMS, Server
 
 PROGRAM = TEST_PROGRAMS / "touched_by_both.py"
 PAGE_BYTES = 4096
+# Memory of kernel_words.py.
+WORDS_BYTES = 64 * PAGE_BYTES
 FEW, MANY = 50, 250
 UNCHANGED = [
     "none",
@@ -71,6 +73,20 @@ def test_a_page_that_changed_is_one_page(server: Server, link: str, tmp_path: Pa
     # The page that the program wrote, and at times the one that a kernel wrote before.
     assert PAGE_BYTES <= compared <= 2 * PAGE_BYTES
     assert per_launch(server, link, tmp_path, history, "sent_bytes") <= PAGE_BYTES
+
+
+@pytest.mark.parametrize(("apart", "most"), [(4, 1 / 16), (8, 1 / 8), (64, 1 / 8), (4096, 1 / 8)])
+def test_words_that_a_kernel_wrote_come_in_few_messages(
+    server: Server, link: str, tmp_path: Path, apart: int, most: float
+) -> None:
+    """A page of which every second word changed took 512 messages."""
+    stats, rounds = tmp_path / "stats.json", 3
+    command = [sys.executable, TEST_PROGRAMS / "kernel_words.py", str(apart), str(rounds)]
+    done = server.run(link, *command, env={"OUTBOARD_STATS": str(stats)})
+    assert (done.stdout, done.returncode) == ("right\n", 0), done.stderr
+    mirrors = json.loads(stats.read_text())["mirrors"]
+    assert mirrors["received_bytes"] == rounds * WORDS_BYTES // (apart // 4)
+    assert 0 < mirrors["received"] / rounds <= most * WORDS_BYTES / PAGE_BYTES
 
 
 def test_work_after_a_host_function_sees_what_it_wrote(server: Server, link: str, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 //! The decoders, one per line, with real input to start from.
 
 use outboard_wire::{
-    Message as _, Op, Reader, Writer, doc,
-    frame::{self, RequestHeader, decode_reply},
+    Encode as _, Message as _, Op, Reader, Writer, doc,
+    frame::{self, ReplyHeader, RequestHeader, decode_reply},
     handshake::{
         self, ClientHello, Clock, Emulation, PREAMBLE_BYTES, Preamble, Purpose, ServerChallenge,
         SessionKey, TokenHello,
@@ -10,6 +10,7 @@ use outboard_wire::{
     limits::{NONCE_BYTES, PROOF_BYTES, SESSION_KEY_BYTES, TOKEN_ID_BYTES},
     messages::{self, Note, Request},
     network::Network,
+    runs::{GatheredRuns, Runs},
 };
 
 pub(crate) struct Target {
@@ -33,7 +34,7 @@ pub(crate) fn all() -> Vec<Target> {
         target("tokens", tokens, texts(&["a 0011223344556677 00 5 never"])),
         target("tls-records", tls_records, sealed()),
         target("request", request, requests()),
-        target("reply", reply, documents_of_each_kind()),
+        target("reply", reply, replies()),
         target("handshake", handshake, hellos()),
         target("documents", documents, documents_of_each_kind()),
         target("activities", activities, recorded_work()),
@@ -99,7 +100,11 @@ fn request(data: &[u8]) {
 
 fn reply(data: &[u8]) {
     if let Ok((header, mut reader)) = decode_reply(data) {
-        let _ = Note::decode(header.note % 8, &mut reader.clone());
+        if let Ok(Note::HostRuns(note)) = Note::decode(header.note % 8, &mut reader.clone()) {
+            let runs = Runs::of(note.va, note.runs, note.data);
+            let bytes = runs.map(|runs| runs.map(|(_, data)| data.len()).sum::<usize>());
+            assert!(bytes.is_err() || bytes == Ok(note.data.len()));
+        }
         let _ = reader.bytes("a reply");
     }
 }
@@ -259,6 +264,35 @@ fn documents_of_each_kind() -> Vec<Vec<u8>> {
                 .collect()
         })
         .collect()
+}
+
+/// A note with runs of changed bytes, and documents.
+fn replies() -> Vec<Vec<u8>> {
+    let mut gathered = GatheredRuns::default();
+    for at in [4096, 4104, 4112, 5000] {
+        gathered.add(at, b"four");
+    }
+    let note = messages::HostRunsNote {
+        va: gathered.va(),
+        runs: gathered.places(),
+        data: gathered.data(),
+    };
+    let header = ReplyHeader {
+        note: messages::HostRunsNote::NUMBER,
+        placed: 0,
+        token: 0,
+        status: 0,
+        replies_before: 0,
+    };
+    let mut room = vec![0; frame::HEADER_BYTES + note.encoded_len()];
+    let mut writer = Writer::new(&mut room);
+    // A frame of the note's own length always fits.
+    let _ = header
+        .encode(&mut writer)
+        .and_then(|()| note.encode(&mut writer));
+    let mut all = documents_of_each_kind();
+    all.push(room);
+    all
 }
 
 /// Work of each kind; two copies that are pieces of one.

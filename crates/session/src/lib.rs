@@ -31,6 +31,7 @@
 
 mod answers;
 mod blocked_service;
+mod changes;
 mod data_connections;
 mod execute;
 mod executor;

@@ -1,12 +1,9 @@
 //! Text that kernels have printed and words that they have changed, on their way to the client.
 
 use outboard_device::Printed;
-use outboard_wire::{
-    limits::CHUNK_BYTES_MAX,
-    messages::{HostPagesNote, PrintNote},
-};
+use outboard_wire::{limits::CHUNK_BYTES_MAX, messages::PrintNote};
 
-use super::{End, net::Net, outbox::Outbox};
+use super::{End, changes::Changes, net::Net, outbox::Outbox};
 
 /// Sends text, and empties it.
 pub(super) fn send_printed(outbox: &mut Outbox, printed: &mut Printed) -> Result<(), End> {
@@ -29,16 +26,8 @@ pub(super) fn send_host_pages(
     net: &Net,
     take: impl FnMut(&mut dyn FnMut(u64, &[u8])),
 ) -> Result<(), End> {
-    let mut sent = Ok(());
-    let mut send = |va: u64, pages: &[u8]| {
-        let mut va = va;
-        for data in pages.chunks(CHUNK_BYTES_MAX) {
-            if sent.is_ok() {
-                sent = outbox.note(HostPagesNote::NUMBER, &HostPagesNote { va, data });
-            }
-            va = va.wrapping_add(data.len() as u64);
-        }
-    };
-    net.changes(take, &mut send).map_err(End::Memory)?;
-    Ok(sent?)
+    let mut changes = Changes::new(outbox);
+    net.changes(take, &mut |va, run| changes.add(va, run))
+        .map_err(End::Memory)?;
+    Ok(changes.finish()?)
 }

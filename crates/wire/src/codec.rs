@@ -53,6 +53,8 @@ pub enum DecodeError {
     Granted { message: &'static str },
     #[error("its data is said to come on a data connection, and the session has none")]
     NoDataConnection,
+    #[error("runs of changed bytes that do not fit their data or the address space")]
+    WrongRuns,
 }
 
 /// A message cannot be laid out.

@@ -20,6 +20,7 @@ pub mod heartbeat;
 pub mod lease;
 pub mod limits;
 pub mod network;
+pub mod runs;
 pub mod several;
 
 /// Every message, generated from the declarations of `outboard-api`.

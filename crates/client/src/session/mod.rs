@@ -533,9 +533,9 @@ impl Session {
             let note = Note::decode(header.note, &mut reader).map_err(|error| self.lost(error))?;
             // What a kernel printed can take long to write.
             self.takes_note.store(true, Ordering::Relaxed);
-            self.take_note(note);
+            let taken = self.take_note(note);
             self.takes_note.store(false, Ordering::Relaxed);
-            return Ok(());
+            return taken;
         }
         let Some(expected) = self.arriving(header.token) else {
             return Err(self.lost(format_args!(

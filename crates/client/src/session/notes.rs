@@ -2,7 +2,10 @@
 //! hand in a handler for the rest.
 
 use outboard_api::CUresult;
-use outboard_wire::messages::{self, Note};
+use outboard_wire::{
+    messages::{self, Note},
+    runs::Runs,
+};
 
 use super::Session;
 use crate::log;
@@ -17,7 +20,7 @@ pub(crate) trait Handler: Send + Sync {
     fn print(&self, fd: u8, text: &[u8]);
 
     /// Takes bytes that kernels wrote to mirrored memory.
-    fn host_pages(&self, address: u64, data: &[u8]);
+    fn host_pages(&self, runs: Runs<'_>);
 
     /// Notes that an adapter has written the data of a reply into this memory.
     fn written_by_adapter(&self, address: u64, bytes: u64);
@@ -25,7 +28,7 @@ pub(crate) trait Handler: Send + Sync {
 
 impl Session {
     /// Handles a note, on the thread that reads.
-    pub(super) fn take_note(&self, note: Note<'_>) {
+    pub(super) fn take_note(&self, note: Note<'_>) -> Result<(), CUresult> {
         match note {
             Note::Fault(fault) => {
                 let name = messages::OPS
@@ -35,8 +38,17 @@ impl Session {
             }
             Note::HostCall(call) => self.handler.host_call(call.call, CUresult(call.status)),
             Note::Print(print) => self.handler.print(print.fd, print.text),
-            Note::HostPages(pages) => self.handler.host_pages(pages.va, pages.data),
+            Note::HostPages(pages) => {
+                let runs = Runs::one(pages.va, pages.data).map_err(|error| self.lost(error))?;
+                self.handler.host_pages(runs);
+            }
+            Note::HostRuns(note) => {
+                let runs = Runs::of(note.va, note.runs, note.data);
+                self.handler
+                    .host_pages(runs.map_err(|error| self.lost(error))?);
+            }
         }
+        Ok(())
     }
 
     /// Records and prints the error of a message without a reply.

@@ -10,6 +10,7 @@ use outboard_wire::{
     Writer,
     frame::{HEADER_BYTES, ReplyHeader},
     messages::CopyOut,
+    runs::Runs,
 };
 
 use super::*;
@@ -41,7 +42,7 @@ struct Unexpected;
 impl Handler for Unexpected {
     fn host_call(&self, _: u64, _: CUresult) {}
     fn print(&self, _: u8, _: &[u8]) {}
-    fn host_pages(&self, _: u64, _: &[u8]) {}
+    fn host_pages(&self, _: Runs<'_>) {}
     fn written_by_adapter(&self, _: u64, _: u64) {}
 }
 

@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 
 use outboard_api::CUresult;
+use outboard_wire::runs::Runs;
 
 use super::{Driver, drivers, host_functions};
 use crate::{callbacks, log, session::Handler};
@@ -30,11 +31,11 @@ impl Handler for Arrivals {
         }
     }
 
-    fn host_pages(&self, address: u64, data: &[u8]) {
+    fn host_pages(&self, runs: Runs<'_>) {
         if let Some(driver) = self.driver() {
             let host = driver.host.read();
-            let lost = driver.mirrors.take_pages(&host, address, data);
-            driver.stand_ins.take_pages(address, data);
+            let lost = driver.mirrors.take_pages(&host, runs.clone());
+            driver.stand_ins.take_pages(runs);
             if let Some(at) = lost
                 && !driver.session.has_fault()
             {

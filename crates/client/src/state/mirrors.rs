@@ -9,7 +9,7 @@
 //!  program writes ──► page is marked ──► scan before a launch ──► compared ──► HostWrite
 //!                     by the kernel        └─ no page marked:     with server_bytes
 //!                                             nothing is compared or sent
-//!  HostPages ──► server_bytes, program's memory
+//!  HostPages, HostRuns ──► server_bytes, program's memory
 //! ```
 //!
 //! A mirror that was opened only because a kernel's argument points into the memory is closed again
@@ -37,14 +37,14 @@ use std::{
 
 use outboard_api::CUresult;
 use outboard_pages::{PAGE_BYTES, Tracker, pages_around};
-use outboard_wire::{doc::NET_CONTROL_BYTES, messages};
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use outboard_wire::{doc::NET_CONTROL_BYTES, messages, runs::Runs};
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use rustc_hash::FxHashSet;
 
 use super::{
     Driver, StreamRef,
     controls::{Controls, within},
-    host_memory::{HostMemory, HostRange},
+    host_memory::{HostMemory, HostRange, Writer},
     mirror::Mirror,
 };
 use crate::{log, session::MirrorCopy};
@@ -112,6 +112,8 @@ struct OpenMirrors {
 struct Figures {
     compared_bytes: AtomicU64,
     sent_bytes: AtomicU64,
+    /// Messages with bytes that kernels wrote.
+    received: AtomicU64,
     received_bytes: AtomicU64,
     opened: AtomicU64,
     closed: AtomicU64,
@@ -157,9 +159,43 @@ fn touched<R>(ranges: &[R], part: (u64, u64), run_of: impl Fn(&R) -> (u64, u64))
     &rest[..rest.partition_point(|range| run_of(range).0 < part.1)]
 }
 
+/// A mirror into which changes of the server's are merged.
+struct Merging<'a> {
+    range: &'a HostRange,
+    server_bytes: MutexGuard<'a, Vec<u8>>,
+    writer: Writer<'a>,
+}
+
+impl<'a> Merging<'a> {
+    fn into(range: &'a HostRange) -> Merging<'a> {
+        Merging {
+            range,
+            server_bytes: range.mirror.server_bytes.lock(),
+            writer: range.writer(),
+        }
+    }
+
+    /// Merges a run that begins in this mirror; `None` if it does not end there, or the mirror is
+    /// closed.
+    fn take(&mut self, address: u64, data: &[u8]) -> Option<()> {
+        let start = (address - self.range.base) as usize;
+        let known = self.server_bytes.get_mut(start..start + data.len())?;
+        let mut at = 0;
+        while let Some(from) = first_difference(known, data, at) {
+            let to = (from..data.len())
+                .find(|i| known[*i] == data[*i])
+                .unwrap_or(data.len());
+            known[from..to].copy_from_slice(&data[from..to]);
+            self.writer.write((start + from) as u64, &data[from..to]);
+            at = to;
+        }
+        Some(())
+    }
+}
+
 impl Mirrors {
     /// Returns the names and values for `OUTBOARD_STATS`; `None` if there was no mirror.
-    pub(crate) fn figures(&self) -> Option<[(&'static str, u64); 7]> {
+    pub(crate) fn figures(&self) -> Option<[(&'static str, u64); 8]> {
         let of = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
         let figures = &self.figures;
         (of(&figures.opened) > 0).then(|| {
@@ -170,6 +206,7 @@ impl Mirrors {
                 ("looks", of(&self.looks)),
                 ("compared_bytes", of(&figures.compared_bytes)),
                 ("sent_bytes", of(&figures.sent_bytes)),
+                ("received", of(&figures.received)),
                 ("received_bytes", of(&figures.received_bytes)),
             ]
         })
@@ -183,26 +220,29 @@ impl Mirrors {
         }
     }
 
-    /// Merges bytes that kernels wrote to a mirror into the program's memory; only those that
+    /// Merges bytes that kernels wrote to mirrors into the program's memory; only those that
     /// changed. Returns the first address where that was impossible.
-    pub(super) fn take_pages(&self, host: &HostMemory, address: u64, data: &[u8]) -> Option<u64> {
-        let range = host.find(address).filter(|range| !range.shared)?;
-        let start = (address - range.base) as usize;
-        let mut server_bytes = range.mirror.server_bytes.lock();
-        let known = server_bytes.get_mut(start..start + data.len())?;
-        let mut writer = range.writer();
-        let mut at = 0;
-        while let Some(from) = first_difference(known, data, at) {
-            let to = (from..data.len())
-                .find(|i| known[*i] == data[*i])
-                .unwrap_or(data.len());
-            known[from..to].copy_from_slice(&data[from..to]);
-            writer.write((start + from) as u64, &data[from..to]);
-            at = to;
+    pub(super) fn take_pages(&self, host: &HostMemory, runs: Runs<'_>) -> Option<u64> {
+        let (mut lost, mut merging) = (None, None::<Merging<'_>>);
+        let (mut received_bytes, mut received) = (0, 0);
+        for (address, data) in runs {
+            if !merging.as_ref().is_some_and(|m| m.range.contains(address)) {
+                lost = lost.or(merging.take().and_then(|before| before.writer.lost()));
+                let range = host.find(address).filter(|range| !range.shared);
+                merging = range.map(Merging::into);
+            }
+            let taken = merging.as_mut().and_then(|m| m.take(address, data));
+            if taken.is_some() {
+                received_bytes += data.len() as u64;
+                received = 1;
+            }
         }
-        let received = &self.figures.received_bytes;
-        received.fetch_add(data.len() as u64, Ordering::Relaxed);
-        writer.lost()
+        let figures = &self.figures;
+        figures
+            .received_bytes
+            .fetch_add(received_bytes, Ordering::Relaxed);
+        figures.received.fetch_add(received, Ordering::Relaxed);
+        lost.or(merging.and_then(|last| last.writer.lost()))
     }
 }
 

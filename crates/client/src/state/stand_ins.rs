@@ -13,7 +13,7 @@
 use std::{ffi::c_void, sync::Arc};
 
 use outboard_api::CUresult;
-use outboard_wire::{limits::CHUNK_BYTES_MAX, messages};
+use outboard_wire::{limits::CHUNK_BYTES_MAX, messages, runs::Runs};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
@@ -69,14 +69,20 @@ pub(crate) struct StandIns(Mutex<FxHashMap<StandInKey, Arc<StandIn>>>);
 
 impl StandIns {
     /// Copies bytes that the GPU wrote to a mirror.
-    pub(crate) fn take_pages(&self, address: u64, data: &[u8]) {
+    pub(crate) fn take_pages(&self, runs: Runs<'_>) {
         let all = self.0.lock();
-        let holds = |s: &&Arc<StandIn>| {
-            !s.shared
-                && s.address <= address
-                && address + data.len() as u64 <= s.address + s.bytes.next_multiple_of(PAGE_BYTES)
-        };
-        if all.values().find(holds).is_some() {
+        if all.is_empty() {
+            return;
+        }
+        for (address, data) in runs {
+            let end = address.saturating_add(data.len() as u64);
+            let holds = |s: &&Arc<StandIn>| {
+                let its_end = s.address + s.bytes.next_multiple_of(PAGE_BYTES);
+                !s.shared && s.address <= address && end <= its_end
+            };
+            if all.values().find(holds).is_none() {
+                continue;
+            }
             // SAFETY: inside a mapping of the library, which stays; only a host function of a graph
             // reads it, and a later message starts that function.
             unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), address as *mut u8, data.len()) };

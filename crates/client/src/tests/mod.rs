@@ -33,6 +33,7 @@ use outboard_wire::{
     doc::{DeviceCard, KernelCard, LaunchBounds, LibraryCard, to_bytes},
     handshake::ServerWelcome,
     messages::{Ping, Request},
+    runs::Runs,
 };
 use parking_lot::Mutex;
 
@@ -77,7 +78,7 @@ impl Handler for Kept {
     fn print(&self, fd: u8, text: &[u8]) {
         self.0.lock().push((fd, text.to_vec()));
     }
-    fn host_pages(&self, _: u64, _: &[u8]) {}
+    fn host_pages(&self, _: Runs<'_>) {}
     fn written_by_adapter(&self, _: u64, _: u64) {}
 }
 

@@ -288,6 +288,43 @@ fn prints_and_pages_precede_the_answer_to_a_wait() {
     assert!(client.recv().is_answer_to(2));
 }
 
+/// Of a page in which every second word changed, as of many, one note tells.
+#[test]
+fn short_runs_of_changed_bytes_come_together_and_in_their_order() {
+    for mut client in [Client::tcp(), Client::shm()] {
+        let words = (0..1000u64).map(|at| ((1 << 20) + 8 * at, vec![(at % 251) as u8; 4]));
+        let long = ((1 << 20) + 8000, vec![7; 2000]);
+        // Bytes that changed once more.
+        let again = (1 << 20, vec![9; 4]);
+        let far = (1 << 30, vec![8; 4]);
+        let changes: Vec<_> = words.chain([long, again, far]).collect();
+        for (dst, data) in &changes {
+            let message = messages::CopyIn {
+                dst: *dst,
+                stream: 0,
+                sync: 0,
+                data: data[..].into(),
+            };
+            client.send(0, &message);
+        }
+        client.board.done.store(1, SeqCst);
+        client.fence(1, 0);
+        let (mut come, mut notes) = (Vec::new(), Vec::new());
+        loop {
+            let answer = client.recv();
+            if answer.is_answer_to(1) {
+                break;
+            }
+            let before = come.len();
+            come.extend(answer.changes());
+            notes.push(come.len() - before);
+        }
+        assert_eq!(come, changes);
+        assert_eq!(notes, [1000, 1, 1, 1]);
+        client.leave();
+    }
+}
+
 #[test]
 fn a_missing_file_descriptor_is_a_failure() {
     for mut client in [Client::shm(), Client::tcp()] {

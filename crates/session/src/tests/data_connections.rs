@@ -80,10 +80,7 @@ fn executed(client: &mut Client) -> Vec<(u64, Vec<u8>)> {
         if received.is_answer_to(50) {
             return copies;
         }
-        let Note::HostPages(pages) = received.note() else {
-            panic!("{received:?}");
-        };
-        copies.push((pages.va, pages.data.to_vec()));
+        copies.extend(received.changes());
     }
 }
 

@@ -36,6 +36,7 @@ use outboard_wire::{
     handshake::{Purpose, SessionKey},
     limits::{CHUNK_BYTES_MAX, SESSION_KEY_BYTES},
     messages::{self, Note, Request},
+    runs::Runs,
 };
 
 use super::*;
@@ -488,6 +489,18 @@ impl Client {
 impl Received {
     fn note(&self) -> Note<'_> {
         Note::decode(self.header.note, &mut Reader::new(&self.body)).unwrap()
+    }
+
+    /// Returns the runs of a note with bytes that kernels wrote.
+    fn changes(&self) -> Vec<(u64, Vec<u8>)> {
+        let runs = match self.note() {
+            Note::HostPages(note) => Runs::one(note.va, note.data),
+            Note::HostRuns(note) => Runs::of(note.va, note.runs, note.data),
+            other => panic!("{other:?}"),
+        };
+        runs.unwrap()
+            .map(|(va, data)| (va, data.to_vec()))
+            .collect()
     }
 
     fn is_answer_to(&self, token: u32) -> bool {
