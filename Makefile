@@ -185,7 +185,7 @@ paper-net-guest: $(TOOLCHAIN)
 	$(CARGO) build --release --quiet -p outboard-net
 	$(TOOLCHAIN) tests/rdma/paper_net.py docs/results/paper-net-guest.json
 
-# The soak of tests/test_net.py in its long form, OPERATIONS at least, by the seed SEED.
+# The soak of tests/net/test_net_queues.py in its long form, OPERATIONS at least, by the seed SEED.
 net-soak: $(TOOLCHAIN)
 	$(CARGO) build --release --quiet -p outboard-net
 	OUTBOARD=$(RELEASE)/outboard PYTHONPATH=tests $(TOOLCHAIN) tests/net/long.py docs/results/$(NET_SOAK).json $(OPERATIONS) $(SEED)

@@ -26,7 +26,7 @@ from xml.etree import ElementTree
 import machine
 from suite import ROOT
 
-FILES = ["tests/test_net.py", *(f"tests/packages/test_{name}.py" for name in ("gpunetio", "net_calls", "nccl"))]
+FILES = ["tests/net", *(f"tests/packages/test_{name}.py" for name in ("gpunetio", "net_calls", "nccl"))]
 # Why some tell nothing here.
 NOT_HERE = {
     "test_rings_over_the_adapter": "expects that NCCL's kernels have no image for the device",

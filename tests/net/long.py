@@ -1,4 +1,5 @@
-"""The long form of tests/test_net.py: millions of operations of 64 threads on queues whose messages are lost by seed.
+"""The long form of tests/net/test_net_queues.py: millions of operations of 64 threads on queues whose messages are lost
+by seed.
 
 usage: PYTHONPATH=tests python tests/net/long.py RESULT [OPERATIONS [SEED]]   (make net-soak)
 """
@@ -18,7 +19,7 @@ import time
 from pathlib import Path
 
 from harness import ROOT
-from test_net import build_on_cpu
+from posting import build_on_cpu
 
 OPERATIONS = 10_000_000
 ROUNDS = 3_000
