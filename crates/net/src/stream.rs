@@ -3,10 +3,14 @@
 use std::{
     io::{ErrorKind, Read, Result as IoResult, Write},
     net::{Shutdown, TcpStream},
-    os::{fd::AsFd, unix::net::UnixStream},
+    os::{
+        fd::{AsFd, AsRawFd},
+        unix::net::UnixStream,
+    },
     time::{Duration, Instant},
 };
 
+use libc::c_int;
 use rustix::net::{SendFlags, send as send_now};
 
 /// A byte stream between two processes.
@@ -17,10 +21,19 @@ pub trait Stream: Read + Write + Send + Sync + Sized + 'static {
     fn set_patience(&self, time: Option<Duration>) -> IoResult<()>;
     /// Writes what goes in without waiting. Returns how many bytes.
     fn write_some(&self, bytes: &[u8]) -> usize;
+    /// Bytes that were written and that the other end has not taken.
+    fn untaken(&self) -> usize;
 }
 
 fn write_some(to: impl AsFd, bytes: &[u8]) -> usize {
     send_now(to, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).unwrap_or(0)
+}
+
+fn untaken(of: &impl AsRawFd) -> usize {
+    let mut count: c_int = 0;
+    // SAFETY: the call writes one number. Without one the count stays 0.
+    unsafe { libc::ioctl(of.as_raw_fd(), libc::TIOCOUTQ, &raw mut count) };
+    count.max(0) as usize
 }
 
 /// Reads all these bytes before the deadline, however slowly they come. The stream's patience is
@@ -65,6 +78,10 @@ impl Stream for TcpStream {
     fn write_some(&self, bytes: &[u8]) -> usize {
         write_some(self, bytes)
     }
+
+    fn untaken(&self) -> usize {
+        untaken(self)
+    }
 }
 
 impl Stream for UnixStream {
@@ -82,6 +99,10 @@ impl Stream for UnixStream {
 
     fn write_some(&self, bytes: &[u8]) -> usize {
         write_some(self, bytes)
+    }
+
+    fn untaken(&self) -> usize {
+        untaken(self)
     }
 }
 

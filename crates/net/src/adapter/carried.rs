@@ -142,6 +142,11 @@ impl Adapter {
         while taken < TURN_BYTES && self.may_answer(of.number) {
             let (header, count) = of.next()?;
             taken += count;
+            if header.or(of.announced).is_some_and(|of| of.is_answer())
+                && let Some(outgoing) = self.outgoing.get_mut(&of.number)
+            {
+                outgoing.note_answer(count);
+            }
             match header {
                 Some(header) => {
                     let data = &of.data[..header.data_bytes as usize];

@@ -10,6 +10,10 @@
 
 use std::{
     collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     thread::{self, Thread},
 };
 
@@ -106,6 +110,11 @@ impl Header {
             second: little(40, 8),
         };
         (header.data_bytes as usize <= REMOTE_BYTES_MAX).then_some(header)
+    }
+
+    /// Returns true if it announces an answer.
+    pub(crate) fn is_answer(&self) -> bool {
+        self.kind >= kind::DONE
     }
 
     /// Returns the request, its data inline; `None` if it is none, or data does not belong to it.
@@ -229,10 +238,18 @@ impl Header {
     }
 }
 
-/// Writes as many bytes as the connection takes at once. Returns how many.
-pub(crate) struct Sink(pub(crate) Write);
+/// The connection's stream, beside the thread that writes to it.
+pub(crate) struct Sink {
+    /// Writes as many bytes as the connection takes at once. Returns how many.
+    pub(crate) write: Write,
+    /// Returns how many bytes were written and not yet taken.
+    pub(crate) untaken: Untaken,
+    /// Count of bytes that threads have moved: written, or read of answers.
+    pub(crate) moved: Arc<AtomicU64>,
+}
 
 type Write = Box<dyn Fn(&[u8]) -> usize + Send>;
+type Untaken = Box<dyn Fn() -> usize + Send>;
 
 impl std::fmt::Debug for Sink {
     fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -256,6 +273,8 @@ pub(super) struct Outgoing {
     /// Bytes of answers among them.
     answers_bytes: usize,
     sink: Option<Sink>,
+    /// Count of bytes that were moved by the adapter itself.
+    moved: u64,
     /// Bytes of the first frame that rings have taken.
     begun: usize,
     /// The thread that waits for a frame. It is writing none.
@@ -287,6 +306,7 @@ impl Outgoing {
         while let Some(frame) = self.frames.front() {
             let count = take(&frame.bytes[self.begun..])?;
             (given, self.begun) = (given + count, self.begun + count);
+            self.moved += count as u64;
             if self.begun < frame.bytes.len() {
                 break;
             }
@@ -294,6 +314,19 @@ impl Outgoing {
             self.pop();
         }
         Ok(given)
+    }
+
+    /// Notes bytes of an answer that have come in.
+    pub(super) fn note_answer(&mut self, bytes: usize) {
+        self.moved += bytes as u64;
+    }
+
+    /// Returns what changes while bytes move, either way. It is looked at seldom.
+    pub(super) fn movement(&self) -> (u64, usize) {
+        let sink = self.sink.as_ref();
+        let by_threads = sink.map_or(0, |sink| sink.moved.load(Ordering::Relaxed));
+        let untaken = sink.map_or(0, |sink| (sink.untaken)());
+        (self.moved + by_threads, untaken)
     }
 
     fn pop(&mut self) -> Option<Vec<u8>> {
@@ -313,14 +346,15 @@ impl Outgoing {
         header.data_bytes = frame.len().saturating_sub(HEADER_BYTES) as u32;
         frame[..HEADER_BYTES].copy_from_slice(&header.encode());
         let is_first = self.waiting.is_some() && self.frames.is_empty();
-        if let Some(Sink(write)) = self.sink.as_ref().filter(|_| is_first) {
-            let written = write(&frame).min(frame.len());
+        if let Some(sink) = self.sink.as_ref().filter(|_| is_first) {
+            let written = (sink.write)(&frame).min(frame.len());
+            self.moved += written as u64;
             frame.drain(..written);
         }
         if frame.is_empty() {
             return;
         }
-        let is_answer = header.kind >= kind::DONE;
+        let is_answer = header.is_answer();
         self.bytes += frame.len();
         if is_answer {
             self.answers_bytes += frame.len();
@@ -649,8 +683,6 @@ impl Adapter {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-
-    use std::sync::atomic::Ordering;
 
     use super::*;
     use crate::{

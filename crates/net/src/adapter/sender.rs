@@ -11,7 +11,7 @@ use crate::{
 
 use super::{
     Adapter, Pair, State, Status,
-    remote::READING_BYTES_MAX,
+    remote::{Outgoing, READING_BYTES_MAX},
     work::{Answer, Posted, Work},
 };
 
@@ -64,6 +64,8 @@ pub(super) struct Sender {
     resume_at_ns: u64,
     progress_at_ns: u64,
     timeouts: u32,
+    /// Movement of the stream to the peer at the last timeout.
+    movement: (u64, usize),
     not_ready: u32,
     succeeded: u64,
     flushed: u64,
@@ -85,6 +87,7 @@ impl Sender {
             resume_at_ns: 0,
             progress_at_ns: 0,
             timeouts: 0,
+            movement: (0, 0),
             not_ready: 0,
             succeeded: 0,
             flushed: 0,
@@ -220,21 +223,46 @@ impl Sender {
             .count()
     }
 
+    fn is_late(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.progress_at_ns) > self.retries.timeout_ns
+    }
+
+    /// Fails what is not answered if a peer in another process is silent for too long: it answers
+    /// nothing, and no byte moves. Nothing is sent again, since what carries it loses nothing.
+    fn check_silence(&mut self, now_ns: u64, outgoing: Option<&Outgoing>) {
+        if self.sent == 0 || !self.is_late(now_ns) {
+            return;
+        }
+        self.progress_at_ns = now_ns;
+        let movement = outgoing.map_or(self.movement, Outgoing::movement);
+        if movement != self.movement {
+            (self.movement, self.timeouts) = (movement, 0);
+            return;
+        }
+        self.timeouts += 1;
+        if self.timeouts > self.retries.count_max {
+            self.fail_late();
+        }
+    }
+
+    fn fail_late(&mut self) {
+        let late = self.pending.iter_mut().find(|work| work.answer.is_none());
+        if let Some(work) = late {
+            work.answer = Some(Answer::Failed(Syndrome::RETRIES_EXCEEDED));
+        }
+    }
+
     /// Sends unanswered entries again if nothing was answered for too long.
     fn check_time(&mut self, now_ns: u64) {
-        let is_late = now_ns.saturating_sub(self.progress_at_ns) > self.retries.timeout_ns;
         // After a timeout there may be no room to send them again: their time goes on.
         let has_unanswered = self.sent > 0 || self.timeouts > 0 && !self.pending.is_empty();
-        if !has_unanswered || !is_late {
+        if !has_unanswered || !self.is_late(now_ns) {
             return;
         }
         self.progress_at_ns = now_ns;
         self.timeouts += 1;
         if self.timeouts > self.retries.count_max {
-            let late = self.pending.iter_mut().find(|work| work.answer.is_none());
-            if let Some(work) = late {
-                work.answer = Some(Answer::Failed(Syndrome::RETRIES_EXCEEDED));
-            }
+            self.fail_late();
         } else {
             self.resent += self.sent as u64;
             self.sent = 0;
@@ -322,7 +350,9 @@ impl Adapter {
     }
 
     fn send_pending(&mut self, sender: &mut Sender, number: usize, pair: &Pair) {
-        if !pair.is_unreliable && !pair.is_by_verbs {
+        if pair.is_remote && !pair.is_by_verbs {
+            sender.check_silence(self.now_ns, self.outgoing.get(&number));
+        } else if !pair.is_unreliable && !pair.is_by_verbs {
             sender.check_time(self.now_ns);
         }
         let mut moved = 0;

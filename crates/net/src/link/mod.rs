@@ -12,7 +12,7 @@ use std::{
     net::Shutdown,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{JoinHandle, park_timeout, sleep},
     time::{Duration, Instant},
@@ -39,6 +39,8 @@ const HELD: Duration = Duration::from_micros(50);
 /// Time after which a thread that has nothing to send looks whether the connection is over, of
 /// which it is told, too.
 const IDLE: Duration = Duration::from_secs(1);
+/// Bytes of a frame that are written or read at a time.
+const PIECE_BYTES: usize = 64 << 10;
 
 /// Memory of two processes for the frames of one connection, or why there is none.
 #[derive(Debug)]
@@ -250,8 +252,13 @@ impl Link {
     {
         let shared = nic.shared();
         let (reader, writer) = (stream.duplicate()?, stream.duplicate()?);
-        let direct = stream.duplicate()?;
-        let sink = Sink(Box::new(move |bytes| direct.write_some(bytes)));
+        let (direct, asked) = (stream.duplicate()?, stream.duplicate()?);
+        let moved = Arc::new(AtomicU64::new(0));
+        let sink = Sink {
+            write: Box::new(move |bytes| direct.write_some(bytes)),
+            untaken: Box::new(move || asked.untaken()),
+            moved: moved.clone(),
+        };
         let _ = shared.with(|adapter| adapter.set_sink(qpn, epoch, sink));
         let is_ending = Arc::new(AtomicBool::new(false));
         let is_over = Arc::new(AtomicBool::new(false));
@@ -264,15 +271,18 @@ impl Link {
             threads: Vec::new(),
         };
         let receiving = shared.clone();
+        let (taken, given) = (moved.clone(), moved);
         link.threads.push(spawn("outboard-net-in", move || {
-            let _ = receive(&receiving, &reader, qpn, epoch, &is_over);
+            let stream = Moving::new(&reader, &taken);
+            let _ = receive(&receiving, stream, (qpn, epoch), &is_over);
             let _ = reader.end(Shutdown::Both);
             receiving.with(|adapter| adapter.link_down(qpn, epoch));
             receiving.rouse();
         })?);
         link.threads.push(spawn("outboard-net-out", move || {
             // After an error nothing comes but what is here already.
-            let _ = writer.end(match send(&shared, &writer, qpn, epoch, &is_ending) {
+            let stream = Moving::new(&writer, &given);
+            let _ = writer.end(match send(&shared, stream, (qpn, epoch), &is_ending) {
                 Ok(()) => Shutdown::Write,
                 Err(_) => Shutdown::Both,
             });
@@ -305,22 +315,62 @@ impl Drop for Link {
     }
 }
 
+/// A stream of which the adapter sees that bytes move, long before a frame has.
+struct Moving<'a, S> {
+    stream: S,
+    moved: &'a AtomicU64,
+}
+
+impl<'a, S> Moving<'a, S> {
+    fn new(stream: S, moved: &'a AtomicU64) -> Moving<'a, S> {
+        Moving { stream, moved }
+    }
+
+    fn note(&self, bytes: usize) {
+        self.moved.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+impl<S: Write> Moving<'_, S> {
+    fn write(&mut self, bytes: &[u8]) -> IoResult<()> {
+        for piece in bytes.chunks(PIECE_BYTES) {
+            self.stream.write_all(piece)?;
+            self.note(piece.len());
+        }
+        Ok(())
+    }
+}
+
+impl<S: Read> Moving<'_, S> {
+    /// Reads the data of a frame, in pieces.
+    fn read(&mut self, header: &Header, data: &mut Vec<u8>) -> IoResult<()> {
+        let bytes = header.data_bytes as usize;
+        data.resize(bytes, 0);
+        for piece in data.chunks_mut(PIECE_BYTES) {
+            self.stream.read_exact(piece)?;
+            // A peer that has requests of its own is not the one that answers.
+            if header.is_answer() {
+                self.note(piece.len());
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Gives the peer's frames to the adapter, one after the other, until the connection is over.
 fn receive(
     shared: &Shared,
-    mut stream: impl Read,
-    qpn: u32,
-    epoch: u32,
+    mut stream: Moving<'_, impl Read>,
+    (qpn, epoch): (u32, u32),
     is_over: &AtomicBool,
 ) -> Result<(), Error> {
     let over = |_| Error::Peer("no more");
     let mut data = Vec::new();
     loop {
         let mut bytes = [0; HEADER_BYTES];
-        stream.read_exact(&mut bytes).map_err(over)?;
+        stream.stream.read_exact(&mut bytes).map_err(over)?;
         let header = Header::parse(&bytes).ok_or(Error::Peer("a message that is too long"))?;
-        data.resize(header.data_bytes as usize, 0);
-        stream.read_exact(&mut data).map_err(over)?;
+        stream.read(&header, &mut data).map_err(over)?;
         let mut time = HELD;
         // The adapter is locked from the look to the taking: it is not held in between.
         while !shared.with(|adapter| {
@@ -355,16 +405,15 @@ fn listen(shared: &Shared, mut stream: impl Read) {
 
 fn send(
     shared: &Shared,
-    mut stream: impl Write,
-    qpn: u32,
-    epoch: u32,
+    mut stream: Moving<'_, impl Write>,
+    (qpn, epoch): (u32, u32),
     is_ending: &AtomicBool,
 ) -> Result<(), Error> {
     loop {
         match shared.with(|adapter| adapter.outgoing(qpn, epoch))? {
             Some(frame) => {
                 let over = |_| Error::Peer("no more");
-                stream.write_all(&frame).map_err(over)?;
+                stream.write(&frame).map_err(over)?;
             }
             None if is_ending.load(Ordering::Acquire) => return Ok(()),
             None => park_timeout(IDLE),
@@ -497,6 +546,61 @@ mod tests {
         });
         assert_eq!(links.each_ref().map(Link::way), [way; 2]);
         (ends, links)
+    }
+
+    /// Carries bytes from one stream to the other, 1 MB/s of them.
+    fn carry_slowly(mut from: UnixStream, mut to: UnixStream) {
+        let mut bytes = vec![0; 16 << 10];
+        while let Ok(count @ 1..) = from.read(&mut bytes) {
+            sleep(Duration::from_micros(count as u64));
+            if to.write_all(&bytes[..count]).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// One who takes or answers a long entry slowly is not silent, and gets it once.
+    #[test]
+    fn an_entry_may_take_longer_than_a_silent_peer_is_waited_for() {
+        const BYTES: usize = 4 << 20;
+        let mut ends = [End::new(BYTES), End::new(BYTES)];
+        let qpn = ends.each_ref().map(|end| end.queue.export().qpn);
+        let peer = [0, 1].map(|at| ends[at].nic.with(|of| of.end_of(qpn[at]).unwrap()));
+        let [(one, first), (second, other)] = [(); 2].map(|()| UnixStream::pair().unwrap());
+        let mut links = Vec::new();
+        for (at, stream) in [one, other].into_iter().enumerate() {
+            // Silence of 2 s ends a queue.
+            let retries = crate::Retries {
+                count_max: 1,
+                ..crate::Retries::default()
+            };
+            let nic = &ends[at].nic;
+            nic.with(|of| of.set_retries(qpn[at], retries).unwrap());
+            nic.with(|of| of.connect_remote(qpn[at], peer[1 - at]).unwrap());
+            links.push(Link::over(nic, stream, qpn[at], peer[at].epoch).unwrap());
+        }
+        for (from, to) in [(&first, &second), (&second, &first)] {
+            let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+            Builder::new().spawn(|| carry_slowly(from, to)).unwrap();
+        }
+        drop([first, second]);
+        let remote = ends[1].there();
+        let into = smallvec![ends[0].here(BYTES)];
+        ends[0].write(BYTES, remote);
+        ends[0].post(Operation::Read { remote, into });
+        let begin = Instant::now();
+        let status = loop {
+            ends.iter().for_each(|end| end.nic.poll());
+            let status = ends[0].nic.with(|of| of.status(qpn[0]).unwrap());
+            if status.succeeded == 2 || status.failure.is_some() {
+                break status;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(60));
+            sleep(Duration::from_millis(1));
+        };
+        assert_eq!((status.failure, status.retries), (None, 0));
+        assert!(begin.elapsed() > Duration::from_secs(7), "it was not slow");
+        drop(links);
     }
 
     #[test]
