@@ -117,6 +117,15 @@ impl HostRange {
         outboard_pages::pages_around(self.base, self.bytes)
     }
 
+    /// Returns the end of the memory that is certainly there: that of the last page, if the library
+    /// allocated it.
+    pub(crate) fn end_of_pages(&self) -> u64 {
+        match self.origin {
+            Origin::Pinned | Origin::Managed(_) => self.pages().1,
+            Origin::Registered | Origin::Variable(_) => self.base + self.bytes,
+        }
+    }
+
     /// Copies bytes at an offset into `out`. Returns the number of bytes before the first unmapped
     /// one. If the program writes to them meanwhile, the result is unspecified, as on a local GPU.
     pub(super) fn read(&self, offset: u64, out: &mut [u8]) -> usize {

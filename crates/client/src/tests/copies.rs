@@ -163,6 +163,51 @@ fn copy_in_now(address: CUdeviceptr, rows: usize) {
     assert_eq!(copied, SUCCESS);
 }
 
+/// Copies from or to pinned memory of 4 KiB that go on past it.
+#[test]
+fn a_copy_past_host_memory_is_refused() {
+    over_each_link(|kind| {
+        let client = Client::start(kind, |request, _| match request {
+            Request::CopyOut(copy) => data(&vec![7; copy.len as usize]),
+            _ => Answer::Usual,
+        });
+        let address = allocate(MIB).expect("memory");
+        let mut pinned = ptr::null_mut();
+        // SAFETY: a local output.
+        assert_eq!(unsafe { cuMemHostAlloc(&mut pinned, 4096, 0) }, SUCCESS);
+        let rows = |height| CUDA_MEMCPY2D {
+            src_memory_type: CU_MEMORYTYPE_HOST,
+            src_host: pinned,
+            src_pitch: 512,
+            dst_memory_type: CU_MEMORYTYPE_DEVICE,
+            dst_device: address,
+            dst_pitch: 1024,
+            width_in_bytes: 512,
+            height,
+            // SAFETY: a record of numbers and addresses, of which the other end's are unused.
+            ..unsafe { std::mem::zeroed() }
+        };
+        let refused = CUresult::CUDA_ERROR_INVALID_VALUE;
+        for (bytes, height, expected) in
+            [(4097, 9, refused), (65536, 32, refused), (4096, 8, SUCCESS)]
+        {
+            // SAFETY: memory that is as long, or a call that touches none.
+            unsafe {
+                assert_eq!(cuMemcpyHtoD_v2(address, pinned, bytes), expected);
+                assert_eq!(
+                    cuMemcpyHtoDAsync_v2(address, pinned, bytes, CUstream::NULL),
+                    expected
+                );
+                assert_eq!(cuMemcpy2D_v2(&rows(height)), expected);
+                if expected == refused {
+                    assert_eq!(cuMemcpyDtoH_v2(pinned, address, bytes), expected);
+                }
+            }
+        }
+        assert_eq!((synchronize(), client.count("CopyOut")), (SUCCESS, 0));
+    });
+}
+
 /// As in CUDA, what earlier work wrote to host memory is there when a synchronous copy returns.
 #[test]
 fn a_synchronous_copy_waits_for_kernels_that_may_write_host_memory() {

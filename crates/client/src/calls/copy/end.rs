@@ -2,7 +2,7 @@
 
 use outboard_api::CUresult;
 
-use crate::state::{Allocation, Driver, Learned, driver};
+use crate::state::{Allocation, Driver, HostMemory, Learned, driver};
 
 /// The kind of memory at an address, as copies distinguish it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,6 +84,25 @@ impl CopyEnd {
     }
 }
 
+/// Returns the kind of a range that continues past the end of the host memory in which it begins:
+/// pageable, if other such memory follows without a gap. What comes after it may be unmapped.
+#[cold]
+fn spans_ranges(host: &HostMemory, address: u64, bytes: u64) -> Result<MemoryKind, CUresult> {
+    let end = address.checked_add(bytes);
+    let end = end.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let mut at = address;
+    for range in host.within(address, bytes) {
+        if !range.contains(at) {
+            break;
+        }
+        at = range.end_of_pages();
+    }
+    match at >= end {
+        true => Ok(MemoryKind::Pageable),
+        false => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+    }
+}
+
 impl Driver {
     /// Returns the kind of memory of a whole range. A range of device memory must lie inside one
     /// allocation. Of memory that nobody here knows, the server is asked.
@@ -126,15 +145,15 @@ impl Driver {
             }
         }
         let host = self.host.read();
-        Ok(host.find(address).map(|r| {
-            if bytes > r.base + r.bytes - address {
-                // A range that continues past the end of pinned memory counts as pageable.
-                MemoryKind::Pageable
-            } else if r.shared || r.mirror.stays_open() {
-                MemoryKind::Shared
-            } else {
-                MemoryKind::Pinned
-            }
+        let Some(range) = host.find(address) else {
+            return Ok(None);
+        };
+        if bytes > range.base + range.bytes - address {
+            return spans_ranges(&host, address, bytes).map(Some);
+        }
+        Ok(Some(match range.shared || range.mirror.stays_open() {
+            true => MemoryKind::Shared,
+            false => MemoryKind::Pinned,
         }))
     }
 
