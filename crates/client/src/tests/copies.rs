@@ -208,6 +208,33 @@ fn a_copy_past_host_memory_is_refused() {
     });
 }
 
+#[test]
+fn rows_beyond_the_greatest_pitch_are_refused() {
+    let _client = Client::start(Kind::Tcp, |_, _| Answer::Usual);
+    let address = allocate(MIB).expect("memory");
+    let bytes = vec![7u8; PITCH_MAX as usize + 64];
+    for (pitch, expected) in [
+        (PITCH_MAX as usize, SUCCESS),
+        (PITCH_MAX as usize + 1, CUresult::CUDA_ERROR_INVALID_VALUE),
+    ] {
+        let record = CUDA_MEMCPY3D {
+            src_memory_type: CU_MEMORYTYPE_HOST,
+            src_host: bytes.as_ptr().cast(),
+            src_pitch: pitch,
+            dst_memory_type: CU_MEMORYTYPE_DEVICE,
+            dst_device: address,
+            dst_pitch: 64,
+            width_in_bytes: 32,
+            height: 2,
+            depth: 1,
+            // SAFETY: a record of numbers and addresses, of which the others are unused.
+            ..unsafe { std::mem::zeroed() }
+        };
+        // SAFETY: two rows of a local buffer.
+        assert_eq!(unsafe { cuMemcpy3D_v2(&record) }, expected, "{pitch}");
+    }
+}
+
 /// As in CUDA, what earlier work wrote to host memory is there when a synchronous copy returns.
 #[test]
 fn a_synchronous_copy_waits_for_kernels_that_may_write_host_memory() {

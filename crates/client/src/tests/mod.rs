@@ -24,7 +24,8 @@ use std::{
 use outboard_api::{
     CUresult,
     cuda::{
-        CUDA_MEMCPY2D, CUcontext, CUdeviceptr, CUfunction, CUgraph, CUgraphNode, CUmodule, CUstream,
+        CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUcontext, CUdeviceptr, CUfunction, CUgraph, CUgraphNode,
+        CUmodule, CUstream,
     },
     enums::*,
 };
@@ -52,6 +53,7 @@ const WINDOW_BYTES: u64 = 1 << 30;
 /// Most threads of a block, and most blocks in each dimension of a grid.
 const THREADS_MAX: i32 = 1024;
 const GRID_MAX: i32 = 65_535;
+const PITCH_MAX: i32 = 1 << 20;
 
 /// The kind of link between a test and its server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -173,6 +175,7 @@ fn welcome() -> ServerWelcome {
         (CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, GRID_MAX),
         (CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, GRID_MAX),
         (CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z, GRID_MAX),
+        (CU_DEVICE_ATTRIBUTE_MAX_PITCH, PITCH_MAX),
     ] {
         attributes[attribute as usize] = Some(value);
     }

@@ -200,7 +200,8 @@ fn copy_of(dst: (BoxEnd, [u64; 3]), src: (BoxEnd, [u64; 3]), extent: Extent) -> 
 }
 
 impl Driver {
-    /// Refuses extents beyond the device's memory. Only the server knows the size of an array.
+    /// Refuses extents beyond the device's memory, and pitches beyond its limit. Only the server
+    /// knows the size of an array.
     fn check_extent(&self, request: &Request) -> Done {
         let Extent {
             width,
@@ -210,7 +211,19 @@ impl Driver {
         let bytes = width
             .checked_mul(height)
             .and_then(|plane| plane.checked_mul(depth));
-        let bytes_max = self.card(self.contexts.current()?.device)?.memory_bytes;
+        let device = self.contexts.current()?.device;
+        let pitch_max = u64::from(
+            self.attribute(device, CU_DEVICE_ATTRIBUTE_MAX_PITCH)
+                .unsigned_abs(),
+        );
+        let is_too_far = |end: &End| matches!(end, End::Memory(m) if m.pitch > pitch_max);
+        if pitch_max > 0
+            && !request.extent.is_line()
+            && (is_too_far(&request.dst) || is_too_far(&request.src))
+        {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let bytes_max = self.card(device)?.memory_bytes;
         let arrays =
             matches!(request.dst, End::Array { .. }) || matches!(request.src, End::Array { .. });
         match bytes {
