@@ -235,6 +235,30 @@ fn rows_beyond_the_greatest_pitch_are_refused() {
     }
 }
 
+/// The kernel before it may wait for what the host does next.
+#[test]
+fn an_asynchronous_copy_between_managed_memory_is_a_message() {
+    over_each_link(|kind| {
+        let client = Client::start(kind, |_, _| Answer::Usual);
+        let function = load();
+        let mut managed = [0; 2];
+        for address in &mut managed {
+            // SAFETY: a local output.
+            assert_eq!(unsafe { cuMemAllocManaged(address, 4096, 1) }, SUCCESS);
+        }
+        let [to, from] = managed;
+        let counts = || (client.count("Copy"), client.count("FenceStream"));
+        assert_eq!(launch(function, [1; 3], [1; 3], CUstream::NULL), SUCCESS);
+        // SAFETY: memory of 4 KiB each.
+        let copied = unsafe { cuMemcpyAsync(to, from, 4096, CUstream::NULL) };
+        assert_eq!(copied, SUCCESS);
+        assert_eq!(counts(), (1, 0));
+        // SAFETY: memory of 4 KiB each.
+        assert_eq!(unsafe { cuMemcpy(to, from, 4096) }, SUCCESS);
+        assert_eq!(counts(), (1, 1), "a synchronous one");
+    });
+}
+
 /// As in CUDA, what earlier work wrote to host memory is there when a synchronous copy returns.
 #[test]
 fn a_synchronous_copy_waits_for_kernels_that_may_write_host_memory() {

@@ -201,14 +201,30 @@ impl Driver {
                 stream.progress().complete(number);
                 self.session.take_fault()
             }
-            (_, _) => {
-                // Host to host, in the stream's order.
-                self.synchronize_stream(stream)?;
-                // SAFETY: both ranges are the caller's.
-                unsafe { std::ptr::copy(src as *const u8, dst as *mut u8, bytes) };
-                Ok(())
-            }
+            (_, _) => self.copy_in_host(kinds, (dst, src, bytes), stream, wait),
         }
+    }
+
+    /// Copies from host to host, in the stream's order. Between managed memory this is work of the
+    /// device: earlier work may wait for what the host writes next.
+    #[cold]
+    fn copy_in_host(
+        &self,
+        kinds: (MemoryKind, MemoryKind),
+        (dst, src, bytes): (u64, u64, usize),
+        stream: &StreamRef,
+        wait: bool,
+    ) -> Done {
+        let is_seen = kinds == (MemoryKind::Shared, MemoryKind::Shared);
+        if !wait && is_seen && self.is_managed(dst) && self.is_managed(src) {
+            self.copy_here(dst, src, bytes as u64, stream)?;
+            self.host_is_used(stream);
+            return Ok(());
+        }
+        self.synchronize_stream(stream)?;
+        // SAFETY: both ranges are the caller's.
+        unsafe { std::ptr::copy(src as *const u8, dst as *mut u8, bytes) };
+        Ok(())
     }
 
     /// Adds a copy to a captured graph: it reads and writes memory at each launch, not now.
