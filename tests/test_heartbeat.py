@@ -23,10 +23,13 @@ from test_bad_input import wait_until, worker_pids
 PERIOD = "0.3"
 # Most seconds until a session ends, on a busy machine.
 END_S_MAX = 60
+# Most seconds until a copy fails whose connection has ended, without a heartbeat that is missed.
+HALF_CLOSED_S_MAX = 30
 
 
 class Relay:
-    """Passes bytes between clients and a server; some connections take bytes from a time on, and pass none on."""
+    """Passes bytes between clients and a server. From a time on, some connections take bytes and pass none on, and
+    some end towards the server only: what the client sends then is not read."""
 
     def __init__(self, server: str) -> None:
         host, port = server.removeprefix("tcp://").split(":")
@@ -35,6 +38,9 @@ class Relay:
         self.url = f"tcp://127.0.0.1:{self.listener.getsockname()[1]}"
         # Numbers of the connections, in the order in which they came, that swallow.
         self.swallowing: set[int] = set()
+        # Those that end towards the server only.
+        self.half_closing: set[int] = set()
+        self.is_over = threading.Event()
         self.connections = 0
         threading.Thread(target=self.accept, daemon=True).start()
 
@@ -53,6 +59,9 @@ class Relay:
             try:
                 while True:
                     for ready in select.select(list(other), [], [])[0]:
+                        if ready is client and number in self.half_closing:
+                            self.half_close(client, server)
+                            return
                         data = ready.recv(1 << 18)
                         if not data:
                             return
@@ -60,6 +69,15 @@ class Relay:
                             other[ready].sendall(data)
             except OSError:
                 return
+
+    def half_close(self, client: socket.socket, server: socket.socket) -> None:
+        """Ends the connection to the server, passes on what that still says and its end, and reads no more of what
+        the client sends."""
+        server.shutdown(socket.SHUT_WR)
+        while data := server.recv(1 << 18):
+            client.sendall(data)
+        client.shutdown(socket.SHUT_WR)
+        self.is_over.wait()
 
 
 @pytest.fixture
@@ -69,6 +87,7 @@ def relay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Relay]:
     server = start_server(tmp_path)
     relay = Relay(server.urls["tcp"])
     yield relay
+    relay.is_over.set()
     relay.listener.close()
     assert server.stop() == 0
 
@@ -165,6 +184,21 @@ def test_a_network_that_swallows(relay: Relay, swallowing: set[int], reason: str
     assert client.poll() is None, client.communicate()
     relay.swallowing |= swallowing
     ends_with(client, reason)
+
+
+# Connections as above. Without data connections the program's thread is stuck in sending on the session's own.
+@pytest.mark.parametrize(("half_closing", "data_connections"), [(1, 0), (1, 2), (2, 2)], ids=["own", "both", "data"])
+def test_a_connection_that_ends_in_one_direction(relay: Relay, half_closing: int, data_connections: int) -> None:
+    client = start(relay.url, "copy_for_ever", "copying", OUTBOARD_DATA_CONNECTIONS=str(data_connections))
+    wait_until(lambda: relay.connections >= 2 + data_connections, END_S_MAX)
+    time.sleep(0.5)
+    assert client.poll() is None, client.communicate()
+    relay.half_closing.add(half_closing)
+    try:
+        out, err = client.communicate(timeout=HALF_CLOSED_S_MAX)
+    finally:
+        client.kill()
+    assert "DEVICE_UNAVAILABLE" in out + err and "the session with the GPU server is lost" in err, out + err
 
 
 def test_a_period_that_is_none_is_said(server: Server) -> None:

@@ -213,6 +213,10 @@ impl Session {
         }
         log::debug(format_args!("{count} data connections to {server}"));
         let _ = self.data_connections.open.set(open);
+        // A session that was lost meanwhile had none to close.
+        if self.is_gone() {
+            self.data_connections.close();
+        }
     }
 
     /// Sends the data of a copy in pieces over data connections. `announce` posts a piece's
@@ -407,10 +411,7 @@ impl Session {
 
     /// Ends the session: without a data connection, data is missing.
     fn lost_data_connection(&self, why: impl std::fmt::Display) -> CUresult {
-        let error = self.lost(format_args!("a data connection: {why}"));
-        // Stops the data that is arriving in the program's memory.
-        self.closer.close();
-        error
+        self.lost(format_args!("a data connection: {why}"))
     }
 }
 

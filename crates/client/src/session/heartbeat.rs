@@ -136,8 +136,6 @@ impl Session {
                 judge.hears_early(heard);
             } else if let Err(why) = judge.hears(heard) {
                 self.lost(why);
-                // Ends threads that are blocked in the link.
-                self.closer.close();
                 return;
             }
         }

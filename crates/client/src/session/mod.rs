@@ -680,6 +680,9 @@ impl Session {
                 "the session with the GPU server is lost: {why}"
             ));
             self.data_connections.close();
+            // Ends threads that are blocked in the link: a peer that has closed its side only does
+            // not read what they send.
+            self.closer.close();
             let expected: Vec<Expected> = self.waiters.lock().drain().map(|(_, e)| e).collect();
             // Memory that the kernel may still be filling is returned to the program only after
             // that.
