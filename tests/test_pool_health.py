@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +20,8 @@ from test_pool import Pool, Program, until
 TRACE = ROOT / "tests" / "traces" / "pool"
 # A spare has the place within 1 s of the detection; the check of a box runs every 2 s, and the machine may be busy.
 REPLACED_S_MAX = 2 + 1 + 3
+# A command ends at once by a signal, on a busy machine.
+SIGNAL_S_MAX = 5
 
 
 class CheckedPool(Pool):
@@ -126,6 +130,59 @@ def test_a_program_that_fails_by_itself_is_not_run_again(pool: CheckedPool) -> N
     assert done.returncode == 128 + 9, done.stderr
     argv[-3:] = ["/nowhere/program"]
     assert subprocess.run(argv, capture_output=True, timeout=30).returncode == 127
+
+
+def started(argv: list[str | Path]) -> subprocess.Popen[str]:
+    """Starts a command that ignores no signal, as a shell's job in the background would."""
+
+    def attend() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, preexec_fn=attend)
+
+
+def test_a_signal_ends_a_command_that_waits_for_gpus(pool: CheckedPool) -> None:
+    until(lambda: pool.free() == 4)
+    first = pool.run("--gpus", "4")
+    first.gpus()
+    argv = [OUTBOARD, "run", "--pool", pool.url, "--restart", "3", "--", sys.executable, "-c", "print('ran')"]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        waiting = started(argv)
+        until(lambda: len(pool.ask("list")["queue"]) == 1)
+        waiting.send_signal(number)
+        out, _ = waiting.communicate(timeout=SIGNAL_S_MAX)
+        assert (waiting.returncode, out) == (-number, "")
+        until(lambda: not pool.ask("list")["queue"])
+    assert first.finish().startswith("right")
+
+
+def test_a_signal_is_passed_on_and_the_program_is_not_run_again(pool: CheckedPool) -> None:
+    until(lambda: pool.free() == 4)
+    code = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print('up', flush=True)"
+    code += "; signal.pause()"
+    running = started([OUTBOARD, "run", "--pool", pool.url, "--restart", "3", "--", sys.executable, "-c", code])
+    assert running.stdout is not None and running.stdout.readline() == "up\n"
+    running.terminate()
+    assert running.communicate(timeout=30)[0] == "" and running.returncode == 7
+
+
+def test_a_program_dies_with_its_killed_command(pool: CheckedPool) -> None:
+    until(lambda: pool.free() == 4)
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    running = started([OUTBOARD, "run", "--pool", pool.url, "--restart", "3", "--", sys.executable, "-c", code])
+    assert running.stdout is not None
+    program = Path("/proc", running.stdout.readline().strip(), "stat")
+    running.kill()
+
+    def has_ended() -> bool:
+        try:
+            return program.read_text().rsplit(") ", 1)[1].startswith("Z")
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+
+    until(has_ended, SIGNAL_S_MAX)
+    running.communicate()
 
 
 def test_a_program_waits_for_a_box_that_begins_anew(pool: CheckedPool) -> None:

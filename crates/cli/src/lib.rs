@@ -21,6 +21,7 @@ mod require;
 mod run;
 mod said;
 mod serve;
+mod signals;
 mod stack;
 mod sweep;
 mod token;

@@ -3,38 +3,99 @@
 //! lease is given back, and other GPUs are asked for.
 
 use std::{
-    os::unix::process::ExitStatusExt as _,
-    process::{Child, ExitCode, ExitStatus},
+    io::ErrorKind,
+    os::unix::process::{CommandExt as _, ExitStatusExt as _},
+    process::{Command, ExitCode, ExitStatus},
     sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicI32, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
+        atomic::{AtomicBool, Ordering},
     },
     thread,
 };
 
 use anyhow::Context as _;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{
+    Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal,
+};
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2},
     iterator::Signals,
+    low_level::emulate_default_handler,
 };
 
 use super::claim::{Leased, NotServed, lease_for};
-use crate::{args::RunArgs, run, stack};
+use crate::{args::RunArgs, run, signals::is_ignored, stack};
 
 /// Code of a program that a signal ended, less the signal's number, as shells have it.
 const SIGNAL_CODE: i32 = 128;
 
-/// The program that runs now, for signals.
+/// The program, for signals.
 #[derive(Default)]
 struct Running {
-    pid: AtomicI32,
+    /// Locked while the program is being started.
+    now: Mutex<Now>,
     is_told_to_end: AtomicBool,
+}
+
+#[derive(Default)]
+enum Now {
+    /// No program runs: a signal ends this process.
+    #[default]
+    Waits,
+    Runs(Pid),
+    /// The program has ended, and its end decides what follows.
+    Ended,
+}
+
+impl Running {
+    fn now(&self) -> MutexGuard<'_, Now> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns whether a signal has told the program to end. Otherwise the next one ends this
+    /// process.
+    fn was_told_to_end(&self) -> bool {
+        let mut now = self.now();
+        let is_told = self.is_told_to_end.load(Ordering::Relaxed);
+        if !is_told {
+            *now = Now::Waits;
+        }
+        is_told
+    }
+
+    /// Hands a signal on to the program. Those of the terminal's keys it gets by itself, if it runs
+    /// already.
+    fn take(&self, signal: i32) {
+        let (now, may_be_early) = match self.now.try_lock() {
+            Ok(now) => (now, false),
+            Err(TryLockError::Poisoned(now)) => (now.into_inner(), false),
+            Err(TryLockError::WouldBlock) => (self.now(), true),
+        };
+        if matches!(*now, Now::Waits) {
+            // Returns for no signal of those that are watched.
+            let _ = emulate_default_handler(signal);
+        }
+        let ends = !matches!(signal, SIGUSR1 | SIGUSR2);
+        self.is_told_to_end.fetch_or(ends, Ordering::Relaxed);
+        let passed = match signal {
+            SIGTERM => Signal::TERM,
+            SIGHUP => Signal::HUP,
+            SIGUSR1 => Signal::USR1,
+            SIGUSR2 => Signal::USR2,
+            SIGINT if may_be_early => Signal::INT,
+            SIGQUIT if may_be_early => Signal::QUIT,
+            _ => return,
+        };
+        if let Now::Runs(pid) = *now {
+            // It may just have ended.
+            let _ = kill_process(pid, passed);
+        }
+    }
 }
 
 pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let running = Arc::new(Running::default());
-    forward_signals(&running)?;
+    watch_signals(&running)?;
     let times = args.pool.restart;
     let mut leased = lease_for(args)?.context("--restart is for programs with GPUs of a pool")?;
     for run in 0.. {
@@ -43,7 +104,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             Err(error) if error.is::<NotServed>() => Some(format!("{error:#}")),
             Err(_) => None,
             Ok(Ended::Program(status)) if status.success() => None,
-            Ok(Ended::Program(_)) if running.is_told_to_end.load(Ordering::Relaxed) => None,
+            Ok(Ended::Program(_)) if running.was_told_to_end() => None,
             Ok(Ended::Program(_)) => leased.lost()?,
             Ok(Ended::NotStarted(_)) => None,
         };
@@ -89,39 +150,46 @@ impl Ended {
 fn once(args: &RunArgs, leased: &mut Leased, running: &Running) -> anyhow::Result<Ended> {
     let mut command = run::command(args, Some(leased))?;
     stack::restore();
-    let mut child: Child = match command.spawn() {
-        Ok(child) => child,
-        Err(error) => return Ok(Ended::NotStarted(run::not_started(&command, &error))),
+    end_with_parent(&mut command);
+    let mut child = {
+        let mut now = running.now();
+        match command.spawn() {
+            Ok(child) => {
+                *now = Now::Runs(Pid::from_child(&child));
+                child
+            }
+            Err(error) => return Ok(Ended::NotStarted(run::not_started(&command, &error))),
+        }
     };
-    let pid = i32::try_from(child.id()).unwrap_or(0);
-    running.pid.store(pid, Ordering::Relaxed);
     let status = child.wait().context("waiting for the program");
-    running.pid.store(0, Ordering::Relaxed);
+    *running.now() = Now::Ended;
     status.map(Ended::Program)
 }
 
-/// Hands signals on to the program. Those of the terminal's keys it gets by itself.
-fn forward_signals(running: &Arc<Running>) -> anyhow::Result<()> {
-    let signals = [SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGINT, SIGQUIT];
-    let mut signals = Signals::new(signals).context("watching for signals")?;
-    let running = Arc::clone(running);
-    let handle = move || {
-        for signal in signals.forever() {
-            let ends = !matches!(signal, SIGUSR1 | SIGUSR2);
-            running.is_told_to_end.fetch_or(ends, Ordering::Relaxed);
-            let passed = match signal {
-                SIGTERM => Signal::TERM,
-                SIGHUP => Signal::HUP,
-                SIGUSR1 => Signal::USR1,
-                SIGUSR2 => Signal::USR2,
-                _ => continue,
-            };
-            if let Some(pid) = Pid::from_raw(running.pid.load(Ordering::Relaxed)) {
-                // It may just have ended.
-                let _ = kill_process(pid, passed);
-            }
+/// Kills the program if this process dies: its GPUs are then given back.
+fn end_with_parent(command: &mut Command) {
+    let parent = getpid();
+    let prepare = move || {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        // The parent may have died before the line above.
+        match getppid() == Some(parent) {
+            true => Ok(()),
+            false => Err(ErrorKind::NotFound.into()),
         }
     };
+    // SAFETY: between fork and exec `prepare` makes two system calls; it allocates nothing and
+    // takes no lock.
+    unsafe { command.pre_exec(prepare) };
+}
+
+/// Starts the thread that takes signals.
+fn watch_signals(running: &Arc<Running>) -> anyhow::Result<()> {
+    // Those that are ignored stay so for the program, too: nohup.
+    let signals = [SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGINT, SIGQUIT];
+    let watched = signals.into_iter().filter(|signal| !is_ignored(*signal));
+    let mut signals = Signals::new(watched).context("watching for signals")?;
+    let running = Arc::clone(running);
+    let handle = move || signals.forever().for_each(|signal| running.take(signal));
     let builder = thread::Builder::new().name("outboard-signals".into());
     builder.spawn(handle).context("watching for signals")?;
     Ok(())
