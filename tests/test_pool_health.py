@@ -185,6 +185,36 @@ def test_a_program_dies_with_its_killed_command(pool: CheckedPool) -> None:
     running.communicate()
 
 
+def test_grants_that_a_killed_holder_has_left_are_removed(
+    pool: CheckedPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    until(lambda: pool.free() == 4)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+    def grants() -> set[Path]:
+        return set(tmp_path.glob("outboard/grants-*"))
+
+    program = pool.run("--term", "5s")
+    program.gpus()
+    left = grants()
+    lines = subprocess.check_output(["pgrep", "-f", f"pool-hold.*{tmp_path}"], text=True).split()
+    for line in lines:
+        os.kill(int(line), signal.SIGKILL)
+    other = pool.run()
+    other.gpus()
+    # Those of a program that runs stay.
+    assert left and left <= grants()
+    assert other.finish().startswith("right")
+    program.process.kill()
+    program.process.communicate()
+    third = pool.run()
+    third.gpus()
+    assert grants() and not left & grants()
+    assert third.finish().startswith("right")
+    until(lambda: not grants())
+    until(lambda: pool.free() == 4)
+
+
 def test_a_program_waits_for_a_box_that_begins_anew(pool: CheckedPool) -> None:
     """The claim comes when the box has died and nobody knows, or waits until it is back."""
     until(lambda: pool.free() == 4)

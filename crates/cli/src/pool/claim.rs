@@ -21,7 +21,7 @@ use outboard_trust::{hex, random, write_new_secret};
 use outboard_wire::lease::NEWS_VARIABLE;
 use serde_json::{Value, json};
 
-use super::{client, hold, news};
+use super::{client, grants, hold, news};
 use crate::{
     args::{ClaimArgs, ManagerArgs, NeedArgs, PoolClaimArgs, RunArgs, WishArgs},
     libraries, peer, probe, require,
@@ -94,8 +94,9 @@ fn hold_granted(
     is_kept: bool,
     needs: Vec<LinkNeed>,
 ) -> anyhow::Result<Option<Leased>> {
-    let grants =
-        libraries::private_folder()?.join(format!("grants-{}", hex::encode(&random::<8>()?)));
+    let folder = libraries::private_folder()?;
+    grants::remove_left(&folder);
+    let grants = folder.join(grants::new_name()?);
     let mut leased = Leased {
         servers: Vec::new(),
         grants,

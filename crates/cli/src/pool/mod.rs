@@ -5,6 +5,7 @@
 mod attach;
 mod audit;
 mod claim;
+mod grants;
 mod hold;
 mod inventory;
 mod news;
