@@ -216,20 +216,21 @@ def test_worker_that_dies_in_the_middle() -> None:
     assert status == 1 and "the worker ended (signal: 9" in said
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)])
-def test_nothing_outlives_it(number: signal.Signals, expected: int, tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_nothing_outlives_it(number: signal.Signals, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     running = Running()
     assert len(running.family) >= 4
     running.process.send_signal(number)
     status, said = running.end()
-    assert status == expected
+    assert status == (-9 if number == signal.SIGKILL else 130)
     if number != signal.SIGKILL:
         assert "interrupted" in said
         assert not list(tmp_path.glob("outboard-bench-*"))
 
 
-def test_interrupted_it_keeps_what_it_measured(own_server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_interrupted_it_keeps_what_it_measured(own_server: Server, tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "kept.json"
     arguments = ["--gpu", own_server.urls["shm"], "--no-local", "--json", str(out)]
     for more, last in ((["sessions", "--busy", "1", "--sessions", "1,2"], "2 idle"), (["--only", "calls"], "calls")):
@@ -241,7 +242,7 @@ def test_interrupted_it_keeps_what_it_measured(own_server: Server, tmp_path: Pat
             assert line
         if last == "calls":
             assert process.stdout.readline()
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, said = process.communicate(timeout=END_S_MAX)
         assert process.returncode == 130 and "interrupted" in said
         results = json.loads(out.read_text())

@@ -45,11 +45,13 @@ use anyhow::{Context, anyhow};
 use outboard_link::{Endpoint, Host};
 use outboard_server::DeviceKind;
 use serde::Serialize;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::{
     args::{BenchArgs, BenchCommand, BenchTargets},
     libraries, peer,
     require::{check_writable, write_whole},
+    signals::is_ignored,
 };
 pub(crate) use calibrate::calibrate;
 pub(crate) use cases::Group;
@@ -362,7 +364,9 @@ pub(crate) struct Interrupted;
 impl Interrupt {
     pub(crate) fn install() -> anyhow::Result<Interrupt> {
         let flag = Arc::new(AtomicBool::new(false));
-        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        // Under nohup it goes on without its terminal.
+        let hangup = (!is_ignored(SIGHUP)).then_some(SIGHUP);
+        for signal in [SIGINT, SIGTERM].into_iter().chain(hangup) {
             signal_hook::flag::register(signal, Arc::clone(&flag))
                 .context("taking charge of Ctrl-C")?;
         }
