@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import OUTBOARD, ROOT, TEST_PROGRAMS, run_through
+from harness import OUTBOARD, ROOT, TEST_PROGRAMS, Server, run_through
 
 UNITS = ROOT / "packaging" / "systemd"
 
@@ -171,6 +171,17 @@ def test_what_a_service_manager_cannot_mean_is_refused(tmp_path: Path, count: st
             timeout=20,
         )
     assert done.returncode == 2 and said in done.stderr, done.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root makes a file another user's")
+def test_a_set_user_id_program_is_named(server: Server, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    shutil.copy("/bin/true", program)
+    for mode, owner, is_named in [(0o755, 1, False), (0o4755, 1, True), (0o4755, 0, False), (0o2755, 1, True)]:
+        os.chown(program, owner, owner)
+        program.chmod(mode)
+        done = server.run("shm", program)
+        assert done.returncode == 0 and ("set-user-id" in done.stderr) == is_named, (oct(mode), done.stderr)
 
 
 def test_a_small_stack_is_raised_or_named(tmp_path: Path) -> None:

@@ -5,7 +5,13 @@ use std::{
     ffi::{OsStr, OsString},
     io::Read as _,
     os::unix::ffi::OsStrExt as _,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::Mode,
+    process::{getgid, getuid},
 };
 
 /// Length of the part of a program that is read: it contains the ELF header, the program headers
@@ -33,6 +39,18 @@ pub(crate) fn can_load(program: &OsStr) -> bool {
         }
     }
     false
+}
+
+/// Returns whether the program gets another user or group by its file's mode: the loader then
+/// ignores the variables by which it would find our libraries.
+pub(crate) fn loses_variables(program: &OsStr) -> bool {
+    let Some(about) = find(program).and_then(|path| path.metadata().ok()) else {
+        return false;
+    };
+    let (user, group) = (Mode::SUID, Mode::SGID | Mode::XGRP);
+    let mode = Mode::from_raw_mode(about.mode());
+    let gets_user = mode.contains(user) && about.uid() != getuid().as_raw();
+    gets_user || mode.contains(group) && about.gid() != getgid().as_raw()
 }
 
 /// Finds a program as the system does.

@@ -69,6 +69,13 @@ pub(crate) fn command(args: &RunArgs, leased: Option<&mut Leased>) -> anyhow::Re
     };
     let mut command = Command::new(program);
     command.args(arguments);
+    if preload::loses_variables(program) {
+        eprintln!(
+            "outboard: {} runs as another user or group (set-user-id), so the loader ignores LD_LIBRARY_PATH: it does \
+             not find Outboard; run a copy of it without that bit",
+            Path::new(program).display()
+        );
+    }
     match args.local {
         true => here(&mut command, args)?,
         false => behind_a_server(&mut command, args, leased)?,
