@@ -140,6 +140,16 @@ def test_other_files_are_not_touched(server: Server, tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.trace", "precious"]
 
 
+def test_a_recording_that_was_cut_off_says_what_is_not_known(server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "a.trace"
+    assert record(server.urls["shm"], file, EXAMPLES / "vector_add").returncode == 0
+    # Before the device and the server are named.
+    file.write_bytes(file.read_bytes()[:300])
+    done = subprocess.run([OUTBOARD, "trace", "show", file], capture_output=True, text=True)
+    assert done.returncode == 0 and "where it ran is not known" in done.stdout, done.stdout + done.stderr
+    assert "not complete" in done.stdout and "on , here" not in done.stdout
+
+
 def test_a_program_without_cuda_leaves_an_empty_file(server: Server, tmp_path: Path) -> None:
     file = tmp_path / "a.trace"
     assert record(server.urls["shm"], file, "/bin/true").returncode == 0

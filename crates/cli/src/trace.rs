@@ -179,6 +179,10 @@ fn about(out: &mut String, summary: &Summary) -> std::fmt::Result {
             devices.join(", "),
             about.optimise.as_deref().unwrap_or("?")
         )?,
+        None if devices.is_empty() => writeln!(
+            out,
+            "  where it ran is not known: the recording ends before that"
+        )?,
         None => writeln!(out, "  on {}, here", devices.join(", "))?,
     }
     writeln!(
