@@ -360,7 +360,9 @@ impl Nvidia {
         let mut streams = self.streams.iter();
         let mut contexts = self.contexts.iter();
         // A query may invalidate a capture.
+        let mut orphans = self.orphans.iter();
         self.captures.is_empty()
+            && orphans.all(|(_, mark)| mark.reached().unwrap_or(true))
             && streams.all(|(_, stream)| !stream.used || is_done(stream.handle()))
             && contexts.all(|(_, context)| {
                 let asks = |driver: &Driver| driver.cuStreamQuery(real::Stream::NULL);
@@ -417,13 +419,16 @@ impl Nvidia {
                 continue;
             }
             // After a fault of the GPU nothing can be marked, and nothing runs.
-            all.extend(self.context_marks(id).unwrap_or_default());
+            let marks = self.context_marks(id).unwrap_or_default();
+            all.extend(marks.into_iter().map(Arc::new));
         }
         let restored = self.current.and_then(|id| self.contexts.get(id).ok());
         let handle = restored.map_or(self.base.handle, |context| context.hold.handle);
         if self.driver.cuCtxSetCurrent(handle).is_err() {
             self.current = None;
         }
+        // Streams that were destroyed may still be at work.
+        all.extend(self.orphans.iter().map(|(_, mark)| mark.clone()));
         let marks = Arc::new(all);
         self.recent_marks = Some(marks.clone());
         Some(marks)

@@ -13,8 +13,11 @@ use std::{
 
 use super::{mapping::Mapping, owned::Mark};
 
+/// Start and length of all addresses.
+pub(super) const EVERYWHERE: (u64, u64) = (0, u64::MAX);
+
 /// Marks in all busy streams at one moment, shared by everything freed then.
-pub(super) type Marks = Arc<Vec<Mark>>;
+pub(super) type Marks = Arc<Vec<Arc<Mark>>>;
 
 pub(super) enum Retired {
     /// A mapping, stored by itself because its range is often mapped again at once.
@@ -90,23 +93,29 @@ impl DeferredFrees {
         self.frees.iter().any(|free| free.retired.waits())
     }
 
+    /// Whether any whose release waits for the device is as old.
+    pub(super) fn is_any_older(&self, age: Duration) -> bool {
+        let mut waiting = self.frees.iter().filter(|free| free.retired.waits());
+        waiting.any(|free| free.since.elapsed() >= age)
+    }
+
     /// Releases objects that the GPU no longer uses, and returns whether any are left. Those whose
-    /// release waits for the device are released if `may_wait` says so of their age.
-    pub(super) fn reap(&mut self, may_wait: impl Fn(Duration) -> bool) -> bool {
+    /// release waits for the device are released only if it is idle.
+    pub(super) fn reap(&mut self, is_idle: bool) -> bool {
         self.frees.retain(|free| {
-            let may = || !free.retired.waits() || may_wait(free.since.elapsed());
-            !(done(free.marks.as_ref()) && may())
+            let may = is_idle || !free.retired.waits();
+            !(may && done(free.marks.as_ref()))
         });
         !self.frees.is_empty()
     }
 
-    /// Takes out the objects of a range that the GPU no longer uses, for another thread to drop.
-    pub(super) fn take_done(&mut self, va: u64, len: u64) -> Vec<Retired> {
+    /// Takes out the objects of a range that the GPU no longer uses and that are as old, for another
+    /// thread to drop. Objects without a range are everywhere.
+    pub(super) fn take_done(&mut self, va: u64, len: u64, age: Duration) -> Vec<Retired> {
         let taken = self.frees.extract_if(.., |free| {
-            let is_there = |(start, size): (u64, u64)| {
-                start < va.saturating_add(len) && va < start.saturating_add(size)
-            };
-            free.range.is_some_and(is_there) && done(free.marks.as_ref())
+            let (start, size) = free.range.unwrap_or(EVERYWHERE);
+            let is_there = start < va.saturating_add(len) && va < start.saturating_add(size);
+            is_there && free.since.elapsed() >= age && done(free.marks.as_ref())
         });
         taken.map(|free| free.retired).collect()
     }
@@ -161,15 +170,15 @@ mod tests {
         deferred_frees.push(retired(), Some((0x1000, 0x1000)), None);
         deferred_frees.push(retired(), None, Some(Arc::new(Vec::new())));
         assert!(deferred_frees.is_any_marked());
-        assert!(deferred_frees.reap(|_| true), "the unmarked one stays");
+        assert!(deferred_frees.reap(true), "the unmarked one stays");
         assert!(!deferred_frees.is_any_marked());
         assert_eq!(freed.load(Ordering::Relaxed), 1);
         assert!(deferred_frees.overlaps(0x1fff, 1));
         assert!(!deferred_frees.overlaps(0x2000, 1));
         deferred_frees.mark(|| None);
-        assert!(deferred_frees.reap(|_| true));
+        assert!(deferred_frees.reap(true));
         deferred_frees.mark(|| Some(Arc::new(Vec::new())));
-        assert!(!deferred_frees.reap(|_| true));
+        assert!(!deferred_frees.reap(true));
         assert_eq!(freed.load(Ordering::Relaxed), 2);
     }
 }

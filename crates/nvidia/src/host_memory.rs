@@ -12,6 +12,7 @@ use std::{
     os::fd::{AsRawFd, OwnedFd},
     ptr::{self, NonNull},
     sync::Arc,
+    time::Duration,
 };
 
 use outboard_api::CUresult;
@@ -25,7 +26,7 @@ use super::{
     Nvidia,
     addresses::Span,
     compare,
-    deferred_free::Retired,
+    deferred_free::{EVERYWHERE, Retired},
     owned::{ContextHold, given_back},
 };
 
@@ -402,6 +403,11 @@ impl Nvidia {
                 format!("more than {HOST_MAPPED_BYTES_MAX} bytes of host memory"),
             ));
         }
+        // Ranges that were given up are charged until they are released.
+        self.release_old(cx)?;
+        if file.is_none() && outboard_budget::reserve(m.len).is_err() {
+            self.release_apart(cx, EVERYWHERE, Duration::ZERO)?;
+        }
         self.enter_base()?;
         let mut range = HostRange::map(&self.base, m.va, m.len, file)?;
         range.register()?;
@@ -418,7 +424,7 @@ impl Nvidia {
 
     pub(super) fn host_unmap(
         &mut self,
-        _cx: &mut Cx<'_>,
+        cx: &mut Cx<'_>,
         m: &messages::HostUnmap,
     ) -> Result<(), Failure> {
         let known = self.host.ranges.get(&m.va);
@@ -439,6 +445,7 @@ impl Nvidia {
             .push(Retired::Other(Box::new(range)), place, marks);
         // The client has waited for the work that used it, and sends more soon.
         self.reap();
+        self.release_old(cx)?;
         Ok(())
     }
 

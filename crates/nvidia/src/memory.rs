@@ -21,7 +21,7 @@ use outboard_wire::messages;
 use super::{
     Nvidia,
     addresses::Span,
-    deferred_free::{Marks, Retired},
+    deferred_free::{EVERYWHERE, Marks, Retired},
     host_calls,
     mapping::Mapping,
     owned::{Owned, given_back},
@@ -47,7 +47,7 @@ const SETTLE_MS_MAX: u64 = 10_000;
 /// end this thread has yet to receive.
 const SETTLE_BESIDE_HOST_CALLS_MS_MAX: u64 = 100;
 const SETTLE_POLL_US: u64 = 20;
-/// Time after which an object is released although that waits for work of the device.
+/// Time after which an object is released although the device is at work.
 const RELEASE_BUSY_MS: u64 = 1_000;
 /// Count of deferred frees above which each further one first releases those that are done.
 const DEFERRED_FREES_MAX: usize = 64;
@@ -153,6 +153,7 @@ impl Memory {
 
 impl Nvidia {
     pub(super) fn mem_map(&mut self, cx: &mut Cx<'_>, m: &messages::MemMap) -> Result<(), Failure> {
+        self.release_old(cx)?;
         self.enter(cx)?;
         self.in_window(m.va, m.len)?;
         let device = self.context(cx.context)?.device;
@@ -168,7 +169,7 @@ impl Nvidia {
             self.rebury(mapping, marks);
         }
         self.vacate(cx, m.va, m.len)?;
-        let allocation = Arc::new(self.create_allocation(device, m.len)?);
+        let allocation = Arc::new(self.create_allocation(cx, device, m.len)?);
         let mut mapping = Mapping::new(&self.driver, &allocation, m.va, m.len, 0)?;
         mapping.is_private = true;
         self.give_access(device, m.va, m.len)?;
@@ -201,12 +202,12 @@ impl Nvidia {
 
     pub(super) fn allocation_create(
         &mut self,
-        _cx: &mut Cx<'_>,
+        cx: &mut Cx<'_>,
         m: &messages::AllocationCreate,
     ) -> Result<(), Failure> {
         self.enter_base()?;
         self.real_device(m.device)?;
-        let allocation = self.create_allocation(m.device as usize, m.len)?;
+        let allocation = self.create_allocation(cx, m.device as usize, m.len)?;
         let memory = Arc::new(allocation);
         let len = m.len;
         self.allocations
@@ -263,38 +264,50 @@ impl Nvidia {
         if self.deferred_frees.is_empty() {
             return;
         }
-        let is_idle = self.deferred_frees.any_waits() && self.is_idle();
-        self.reap_if(|age| is_idle || age >= Duration::from_millis(RELEASE_BUSY_MS));
+        let is_idle =
+            self.deferred_frees.any_waits() && !self.host_calls.is_outstanding() && self.is_idle();
+        self.release(is_idle);
     }
 
-    /// Releases deferred frees that the GPU no longer uses, those that wait for the device only if
-    /// `may_wait` says so of their age, and if no host function is outstanding.
-    fn reap_if(&mut self, may_wait: impl Fn(Duration) -> bool) {
-        let is_beside = self.host_calls.is_outstanding();
+    /// Releases deferred frees that the GPU no longer uses; those that wait for the device too, if
+    /// it is idle.
+    fn release(&mut self, is_idle: bool) {
         let mut deferred_frees = std::mem::take(&mut self.deferred_frees);
         deferred_frees.mark(|| self.busy_marks());
-        deferred_frees.reap(|age| !is_beside && may_wait(age));
+        deferred_frees.reap(is_idle);
         self.deferred_frees = deferred_frees;
     }
 
-    /// Releases deferred frees of a range on another thread, while this one serves the client.
-    fn release_aside(&mut self, cx: &mut Cx<'_>, va: u64, len: u64) -> Result<(), Failure> {
-        let done = self.deferred_frees.take_done(va, len);
+    /// Releases deferred frees of a range that are at least as old, if the GPU no longer uses them,
+    /// on another thread, while this one serves the client.
+    pub(super) fn release_apart(
+        &mut self,
+        cx: &mut Cx<'_>,
+        (va, len): (u64, u64),
+        age: Duration,
+    ) -> Result<(), Failure> {
+        let done = self.deferred_frees.take_done(va, len, age);
         if done.is_empty() {
             return Ok(());
         }
         let context = self.base.handle;
         let (driver, device) = self.aside();
-        Ok(host_calls::aside(
-            driver,
-            context,
-            device,
-            cx.service,
-            |_| {
-                drop(done);
-                Ok(())
-            },
+        let release = |_: &Driver| {
+            drop(done);
+            Ok(())
+        };
+        Ok(host_calls::apart(
+            driver, context, device, cx.service, release,
         )?)
+    }
+
+    /// Releases deferred frees that have waited for an idle device for long.
+    pub(super) fn release_old(&mut self, cx: &mut Cx<'_>) -> Result<(), Failure> {
+        let age = Duration::from_millis(RELEASE_BUSY_MS);
+        if self.deferred_frees.is_any_older(age) {
+            self.release_apart(cx, EVERYWHERE, age)?;
+        }
+        Ok(())
     }
 
     pub(super) fn in_window(&self, va: u64, len: u64) -> Result<(), Failure> {
@@ -310,10 +323,18 @@ impl Nvidia {
 
     fn create_allocation(
         &mut self,
+        cx: &mut Cx<'_>,
         device: usize,
         len: u64,
     ) -> Result<Owned<real::Allocation>, Failure> {
-        let charge = self.in_use.charge(device, len)?;
+        let charge = match self.in_use.charge(device, len) {
+            Ok(charge) => charge,
+            // Deferred frees are charged until they are released.
+            Err(_) => {
+                self.release(false);
+                self.in_use.charge(device, len)?
+            }
+        };
         let mut properties = properties(self.devices[device].ordinal);
         properties.gpu_direct_rdma_capable = self.gpu_direct.is_wanted.into();
         let (ordinal, can_share) = (
@@ -330,7 +351,7 @@ impl Nvidia {
         }
         let created = match self.driver.cuMemCreate(len, &properties, 0) {
             Err(refused) if refused.status == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-                self.create_after_frees(len, &properties, refused)?
+                self.create_after_frees(cx, len, &properties, refused)?
             }
             created => created?,
         };
@@ -343,19 +364,23 @@ impl Nvidia {
     /// make some. Gives up when none is left whose end could be seen.
     fn create_after_frees(
         &mut self,
+        cx: &mut Cx<'_>,
         len: u64,
         properties: &CUmemAllocationProp,
         refused: Refused,
     ) -> Result<real::Allocation, Failure> {
         let (mut left, mut created) = (self.deferred_frees.len(), Err(refused));
         let start = Instant::now();
-        while created.is_err() && self.deferred_frees.is_any_marked() {
-            self.reap_if(|_| true);
+        while created.is_err() {
+            self.release(false);
+            self.release_apart(cx, EVERYWHERE, Duration::ZERO)?;
             if self.deferred_frees.len() < left {
                 created = self.driver.cuMemCreate(len, properties, 0);
-            } else {
+            } else if self.deferred_frees.is_any_marked() {
                 self.check_patience(start)?;
                 std::thread::sleep(Duration::from_micros(SETTLE_POLL_US));
+            } else {
+                break;
             }
             left = self.deferred_frees.len();
         }
@@ -424,8 +449,8 @@ impl Nvidia {
     pub(super) fn vacate(&mut self, cx: &mut Cx<'_>, va: u64, len: u64) -> Result<(), Failure> {
         let start = Instant::now();
         while self.deferred_frees.overlaps(va, len) {
-            self.reap_if(|_| true);
-            self.release_aside(cx, va, len)?;
+            self.release(false);
+            self.release_apart(cx, (va, len), Duration::ZERO)?;
             if !self.deferred_frees.overlaps(va, len) {
                 break;
             }

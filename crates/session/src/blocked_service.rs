@@ -8,7 +8,8 @@ use outboard_link::{Receiver, Wait};
 use outboard_wire::{
     Message as _, Op as _, Reader,
     frame::RequestHeader,
-    messages::{HostCallNote, HostFuncDone, HostWrite},
+    limits::FRAME_BYTES_MAX,
+    messages::{HostCallNote, HostFuncDone, HostWrite, NetHold},
 };
 
 use super::{
@@ -22,6 +23,9 @@ use super::{
     outbox::Outbox,
 };
 
+/// Bytes that a message counts beside its own.
+const FRAME_COSTS_BYTES: usize = 64;
+
 /// Serves the client while the device blocks in a call of its own: forwards host functions, and
 /// first the copies, the text and the kernels' words before them. A driver call that waits for a
 /// stream would otherwise wait for a host function that nobody runs.
@@ -31,10 +35,36 @@ pub(super) struct BlockedService<'r, 's> {
     pub(super) waiting: &'r mut WaitingList,
     pub(super) data_connections: &'r DataConnections,
     pub(super) stats: &'r Counters,
-    pub(super) net: &'r Net,
+    pub(super) net: &'r mut Net,
     pub(super) printed: &'r mut Printed,
     pub(super) host_calls: &'r mut Vec<(u64, CUresult)>,
-    pub(super) early: &'r mut VecDeque<Vec<u8>>,
+    pub(super) early: &'r mut Early,
+}
+
+/// Messages received while another was executed.
+#[derive(Default)]
+pub(super) struct Early {
+    frames: VecDeque<Vec<u8>>,
+    bytes: usize,
+}
+
+impl Early {
+    /// Whether there is room for another message. If not, the client has to wait.
+    fn has_room(&self) -> bool {
+        self.bytes < limits::EARLY_BYTES_MAX
+            && outboard_budget::reserve(FRAME_BYTES_MAX as u64).is_ok()
+    }
+
+    fn push(&mut self, frame: &[u8]) {
+        self.bytes += frame.len() + FRAME_COSTS_BYTES;
+        self.frames.push_back(frame.to_vec());
+    }
+
+    pub(super) fn pop(&mut self) -> Option<Vec<u8>> {
+        let frame = self.frames.pop_front()?;
+        self.bytes -= frame.len() + FRAME_COSTS_BYTES;
+        Some(frame)
+    }
 }
 
 impl BlockedService<'_, '_> {
@@ -64,32 +94,44 @@ impl BlockedService<'_, '_> {
                 .note(HostCallNote::NUMBER, &HostCallNote { call, status })?;
         }
         self.outbox.flush()?;
-        let mut receiver = self.receiver.borrow_mut();
-        while self.early.len() < limits::EARLY_MESSAGES_MAX {
+        let receiver = self.receiver;
+        let mut receiver = receiver.borrow_mut();
+        while self.early.has_room() {
             let Some(frame) = receiver.recv(Wait::Poll)? else {
                 break;
             };
-            if !is_taken(frame, held_up, done) {
-                self.early.push_back(frame.to_vec());
+            match taken(frame, self.net, held_up, done) {
+                Some(RequestHeader { token: 0, .. }) => {}
+                Some(header) => self.outbox.reply(header.op, header.token, &[])?,
+                None => self.early.push(frame),
             }
         }
+        self.outbox.flush()?;
         Ok(())
     }
 }
 
-/// Executes a message that ends a host function, or writes to a mirror: what the function wrote is
-/// sent before its end, and the kernel after it must read that. Returns false for other messages.
-fn is_taken(frame: &[u8], held_up: &mut dyn HeldUp, done: &mut Vec<u64>) -> bool {
+/// Executes a message that ends a host function, or writes to a mirror, or holds adapters while
+/// mirrors are written: what the function wrote is sent before its end, and the kernel after it
+/// must read that. Returns `None` for other messages.
+fn taken(
+    frame: &[u8],
+    net: &mut Net,
+    held_up: &mut dyn HeldUp,
+    done: &mut Vec<u64>,
+) -> Option<RequestHeader> {
     let mut r = Reader::new(frame);
-    match RequestHeader::decode(&mut r).map(|header| header.op) {
-        Ok(HostFuncDone::NUMBER) => {
-            let message = HostFuncDone::decode(&mut r);
-            message.map(|m| done.push(m.call)).is_ok()
+    let header = RequestHeader::decode(&mut r).ok()?;
+    match header.op {
+        HostFuncDone::NUMBER => done.push(HostFuncDone::decode(&mut r).ok()?.call),
+        HostWrite::NUMBER => {
+            let m = HostWrite::decode(&mut r).ok()?;
+            if !held_up.host_write(m.va, m.data) {
+                return None;
+            }
         }
-        Ok(HostWrite::NUMBER) => {
-            let message = HostWrite::decode(&mut r);
-            message.is_ok_and(|m| held_up.host_write(m.va, m.data))
-        }
-        _ => false,
+        NetHold::NUMBER => net.hold(NetHold::decode(&mut r).ok()?.held != 0),
+        _ => return None,
     }
+    Some(header)
 }

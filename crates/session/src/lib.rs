@@ -56,7 +56,6 @@ mod waiting;
 mod tests;
 
 use std::{
-    collections::VecDeque,
     num::NonZeroU64,
     sync::Arc,
     thread,
@@ -73,6 +72,7 @@ use thiserror::Error;
 use tracing::debug;
 
 use answers::send_answers;
+use blocked_service::Early;
 use data_connections::DataConnections;
 use executor::Executor;
 use exposed::Exposed;
@@ -163,7 +163,8 @@ fn serve_within(
         frame: Vec::new(),
         printed: Printed::default(),
         host_calls: Vec::new(),
-        early: VecDeque::new(),
+        early: Early::default(),
+        ended_aside: None,
         idle_max: bounds.idle_max,
         pulse,
     };
@@ -245,7 +246,9 @@ struct Session<'d> {
     printed: Printed,
     host_calls: Vec<(u64, CUresult)>,
     /// Messages received while another was executed.
-    early: VecDeque<Vec<u8>>,
+    early: Early,
+    /// Why the session ended while the device was held up in a call of its own.
+    ended_aside: Option<End>,
     /// Longest time without a message while no reply is due.
     idle_max: Option<Duration>,
     pulse: &'d Pulse,

@@ -42,7 +42,7 @@ impl Session<'_> {
     /// Executes the next message, if there is one.
     pub(super) fn take_message(&mut self, wait: Wait) -> Result<bool, End> {
         // Messages that came while another was executed go first.
-        let early = self.early.pop_front();
+        let early = self.early.pop();
         let (frame, placed) = match &early {
             Some(frame) => (&frame[..], None),
             None => match received(&mut self.receiver, &mut self.executor, self.pulse, wait)? {
@@ -104,6 +104,9 @@ impl Session<'_> {
             self.execute_copied(&header)
         };
         let executed = result.map_err(malformed(&header))?;
+        if let Some(end) = self.ended_aside.take() {
+            return Err(end);
+        }
         let end = self.note_done(&header, &executed, frame_len, start);
         self.settle(header, executed, end)?;
         self.grant(is_long && messages::takes_data(header.op))?;
@@ -136,23 +139,28 @@ impl Session<'_> {
     fn execute_copied(&mut self, header: &RequestHeader) -> Result<Executed, DecodeError> {
         let body = self.frame.get(HEADER_BYTES..).unwrap_or_default();
         let receiver = RefCell::new(&mut self.receiver);
+        let ended = &mut self.ended_aside;
         let mut blocked = BlockedService {
             receiver: &receiver,
             outbox: &mut self.outbox,
             waiting: &mut self.waiting,
             data_connections: &self.data_connections,
             stats: self.stats,
-            net: &self.net,
+            net: &mut self.net,
             printed: &mut self.printed,
             host_calls: &mut self.host_calls,
             early: &mut self.early,
         };
         let mut service = |held_up: &mut dyn HeldUp, done: &mut Vec<u64>| {
             let turned = blocked.turn(held_up, done);
-            if let Err(error) = &turned {
-                debug!(%error, "while a message was executed");
+            match turned {
+                Ok(()) => ended.is_none(),
+                Err(end) => {
+                    debug!(%end, "while a message was executed");
+                    ended.get_or_insert(end);
+                    false
+                }
             }
-            turned.is_ok()
         };
         let mut fds = |tag| {
             let mut receiver = receiver.borrow_mut();

@@ -165,6 +165,14 @@ fn a_wait_for_a_context_puts_nothing_into_a_default_stream_that_was_not_used() {
         stream: 5,
     }));
     let mut after = [waits(&mut client), waits(&mut client)];
+    // Memory that is freed now waits for it, too.
+    client.done(memset(other, 6));
+    assert!(!client.device.is_idle());
+    let marks = client.device.busy_marks().expect("marks");
+    assert!(
+        marks.len() > 1,
+        "of the stream that is gone, and of the other"
+    );
     for wait in &mut after {
         assert_eq!(wait.ready(), Ok(false));
     }

@@ -120,6 +120,11 @@ impl Net {
         }
     }
 
+    /// Lets adapters look at nothing until they are let go.
+    pub(super) fn hold(&mut self, is_held: bool) {
+        self.served.hold(is_held);
+    }
+
     fn answer(&mut self, answering: Answering) -> Result<Pending, Failure> {
         let work = match answering {
             Answering::Now(answer) => return Ok(Box::new(Answer::of(&answer))),
@@ -258,7 +263,7 @@ impl Session<'_> {
         let mut executed = Executed::of(Ok(Outcome::Done));
         executed.outcome = match (self.executor.purpose, message) {
             (Purpose::Session, NetMessage::Hold(is_held)) => {
-                self.net.served.hold(*is_held);
+                self.net.hold(*is_held);
                 Ok(Outcome::Done)
             }
             (Purpose::Session, NetMessage::Call { endpoint, call }) => {

@@ -386,7 +386,10 @@ fn a_device_that_is_held_up_gives_all_that_came_before_a_host_function() {
         other => panic!("{other:?}"),
     }
     let (va, data) = (1 << 20, &b"written"[..]);
-    client.send(0, &messages::HostWrite { va, data });
+    // A write that wants an answer gets one before the call that is held up.
+    client.send(3, &messages::HostWrite { va, data });
+    assert!(client.recv().is_answer_to(3));
+    client.send(0, &messages::NetHold { held: 0 });
     client.send(0, &messages::HostFuncDone { call: 42 });
     assert!(client.recv().is_answer_to(2));
 }
