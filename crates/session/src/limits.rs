@@ -22,8 +22,8 @@ pub const TIGHT_LOOK_US: u64 = 200;
 /// The longest immediate reply: the bytes of a frame after its header.
 pub const REPLY_BYTES_MAX: usize = FRAME_BYTES_MAX - HEADER_BYTES;
 
-/// Bytes of messages kept while the device blocks in a call of its own. Above this the client has to
-/// wait, and with it the host function that the device may wait for.
+/// Bytes of messages kept while the device blocks in a call of its own. Above this the client has
+/// to wait, and with it the host function that the device may wait for.
 pub const EARLY_BYTES_MAX: usize = 1 << 30;
 
 /// Busy waiting while a reply is pending, before the first sleep; the driver's own waits spin as

@@ -93,20 +93,17 @@ impl Session<'_> {
         self.executor.reply.clear();
         let awaited = Awaited::of(header.op, header.context, &r);
         let foreseen = self.foresight.next(awaited);
-        let result = if let Some(pending) = foreseen {
-            Ok(Executed::foreseen(pending, awaited))
+        let executed = if let Some(pending) = foreseen {
+            Executed::foreseen(pending, awaited)
         } else if messages::is_bulk(header.op) {
-            self.executor.execute_in_place(&header, placed.as_ref(), r)
+            let executed = self.executor.execute_in_place(&header, placed.as_ref(), r);
+            executed.map_err(malformed(&header))?
         } else {
             // Copied, because while the message is executed more frames may be received.
             self.frame.clear();
             self.frame.extend_from_slice(frame);
-            self.execute_copied(&header)
+            self.execute_copied(&header)?
         };
-        let executed = result.map_err(malformed(&header))?;
-        if let Some(end) = self.ended_aside.take() {
-            return Err(end);
-        }
         let end = self.note_done(&header, &executed, frame_len, start);
         self.settle(header, executed, end)?;
         self.grant(is_long && messages::takes_data(header.op))?;
@@ -136,7 +133,7 @@ impl Session<'_> {
     /// Executes the message in `frame`. While it waits for the client, other messages are received
     /// and ready replies sent.
     #[inline(always)]
-    fn execute_copied(&mut self, header: &RequestHeader) -> Result<Executed, DecodeError> {
+    fn execute_copied(&mut self, header: &RequestHeader) -> Result<Executed, End> {
         let body = self.frame.get(HEADER_BYTES..).unwrap_or_default();
         let receiver = RefCell::new(&mut self.receiver);
         let ended = &mut self.ended_aside;
@@ -176,8 +173,13 @@ impl Session<'_> {
                 .and_then(unshrinkable)
         };
         let body = Reader::new(body);
-        self.executor
-            .execute(header, None, &mut fds, &mut service, body)
+        let executed = self
+            .executor
+            .execute(header, None, &mut fds, &mut service, body);
+        match self.ended_aside.take() {
+            Some(end) => Err(end),
+            None => executed.map_err(malformed(header)),
+        }
     }
 
     /// Counts and logs an executed message. Returns the time.

@@ -160,7 +160,6 @@ fn a_wait_for_a_context_puts_nothing_into_a_default_stream_that_was_not_used() {
         "a barrier for both streams"
     );
     assert_eq!(both.ready(), Ok(false));
-    // Each of two waits is for the work of a stream that is gone.
     client.done(Request::StreamDestroy(messages::StreamDestroy {
         stream: 5,
     }));
