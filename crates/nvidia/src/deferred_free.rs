@@ -13,9 +13,6 @@ use std::{
 
 use super::{mapping::Mapping, owned::Mark};
 
-/// Start and length of all addresses.
-pub(super) const EVERYWHERE: (u64, u64) = (0, u64::MAX);
-
 /// Marks in all busy streams at one moment, shared by everything freed then.
 pub(super) type Marks = Arc<Vec<Arc<Mark>>>;
 
@@ -107,17 +104,6 @@ impl DeferredFrees {
             !(may && done(free.marks.as_ref()))
         });
         !self.frees.is_empty()
-    }
-
-    /// Takes out the objects of a range that the GPU no longer uses and that are as old, for another
-    /// thread to drop. Objects without a range are everywhere.
-    pub(super) fn take_done(&mut self, va: u64, len: u64, age: Duration) -> Vec<Retired> {
-        let taken = self.frees.extract_if(.., |free| {
-            let (start, size) = free.range.unwrap_or(EVERYWHERE);
-            let is_there = start < va.saturating_add(len) && va < start.saturating_add(size);
-            is_there && free.since.elapsed() >= age && done(free.marks.as_ref())
-        });
-        taken.map(|free| free.retired).collect()
     }
 
     /// Takes back the mapping of exactly this range, with the marks that its next use must wait

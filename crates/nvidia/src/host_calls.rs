@@ -234,24 +234,13 @@ impl HeldUp for Aside<'_> {
 pub(super) fn aside<T: Send>(
     driver: &Driver,
     context: real::Context,
-    device: Aside<'_>,
+    mut device: Aside<'_>,
     service: &mut Service<'_>,
     call: impl FnOnce(&Driver) -> Result<T, Refused> + Send,
 ) -> Result<T, Refused> {
     if !device.host_calls.is_outstanding() {
         return call(driver);
     }
-    apart(driver, context, device, service, call)
-}
-
-/// Makes a driver call on another thread, while this one serves the client.
-pub(super) fn apart<T: Send>(
-    driver: &Driver,
-    context: real::Context,
-    mut device: Aside<'_>,
-    service: &mut Service<'_>,
-    call: impl FnOnce(&Driver) -> Result<T, Refused> + Send,
-) -> Result<T, Refused> {
     std::thread::scope(|scope| {
         let held_up = scope.spawn(|| {
             driver.cuCtxSetCurrent(context)?;

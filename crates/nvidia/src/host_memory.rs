@@ -12,7 +12,6 @@ use std::{
     os::fd::{AsRawFd, OwnedFd},
     ptr::{self, NonNull},
     sync::Arc,
-    time::Duration,
 };
 
 use outboard_api::CUresult;
@@ -26,7 +25,7 @@ use super::{
     Nvidia,
     addresses::Span,
     compare,
-    deferred_free::{EVERYWHERE, Retired},
+    deferred_free::Retired,
     owned::{ContextHold, given_back},
 };
 
@@ -396,17 +395,18 @@ impl Nvidia {
             0 => None,
             tag => Some((cx.fds)(tag)?),
         };
-        self.vacate(cx, m.va, m.len)?;
+        // The client asks again: what the range waits for may be one of its later messages.
+        if self.holds_freed(m.va, m.len) {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_NOT_READY,
+                format!("host memory at {:#x} that was freed is still in use", m.va),
+            ));
+        }
         if self.host.bytes.saturating_add(m.len) > HOST_MAPPED_BYTES_MAX {
             return Err(Failure::new(
                 CUresult::CUDA_ERROR_OUT_OF_MEMORY,
                 format!("more than {HOST_MAPPED_BYTES_MAX} bytes of host memory"),
             ));
-        }
-        // Ranges that were given up are charged until they are released.
-        self.release_old(cx)?;
-        if file.is_none() && outboard_budget::reserve(m.len).is_err() {
-            self.release_apart(cx, EVERYWHERE, Duration::ZERO)?;
         }
         self.enter_base()?;
         let mut range = HostRange::map(&self.base, m.va, m.len, file)?;
@@ -424,7 +424,7 @@ impl Nvidia {
 
     pub(super) fn host_unmap(
         &mut self,
-        cx: &mut Cx<'_>,
+        _cx: &mut Cx<'_>,
         m: &messages::HostUnmap,
     ) -> Result<(), Failure> {
         let known = self.host.ranges.get(&m.va);
@@ -445,7 +445,6 @@ impl Nvidia {
             .push(Retired::Other(Box::new(range)), place, marks);
         // The client has waited for the work that used it, and sends more soon.
         self.reap();
-        self.release_old(cx)?;
         Ok(())
     }
 

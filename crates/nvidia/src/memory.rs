@@ -21,8 +21,7 @@ use outboard_wire::messages;
 use super::{
     Nvidia,
     addresses::Span,
-    deferred_free::{EVERYWHERE, Marks, Retired},
-    host_calls,
+    deferred_free::{Marks, Retired},
     mapping::Mapping,
     owned::{Owned, given_back},
     table::{Driver, Refused, real},
@@ -47,8 +46,8 @@ const SETTLE_MS_MAX: u64 = 10_000;
 /// end this thread has yet to receive.
 const SETTLE_BESIDE_HOST_CALLS_MS_MAX: u64 = 100;
 const SETTLE_POLL_US: u64 = 20;
-/// Time after which an object is released although the device is at work.
-const RELEASE_BUSY_MS: u64 = 1_000;
+/// Time after which an object whose range is wanted is released although the device is at work.
+const RELEASE_BUSY_MS: u64 = 5_000;
 /// Count of deferred frees above which each further one first releases those that are done.
 const DEFERRED_FREES_MAX: usize = 64;
 
@@ -153,7 +152,6 @@ impl Memory {
 
 impl Nvidia {
     pub(super) fn mem_map(&mut self, cx: &mut Cx<'_>, m: &messages::MemMap) -> Result<(), Failure> {
-        self.release_old(cx)?;
         self.enter(cx)?;
         self.in_window(m.va, m.len)?;
         let device = self.context(cx.context)?.device;
@@ -168,8 +166,8 @@ impl Nvidia {
             }
             self.rebury(mapping, marks);
         }
-        self.vacate(cx, m.va, m.len)?;
-        let allocation = Arc::new(self.create_allocation(cx, device, m.len)?);
+        self.vacate(m.va, m.len)?;
+        let allocation = Arc::new(self.create_allocation(device, m.len)?);
         let mut mapping = Mapping::new(&self.driver, &allocation, m.va, m.len, 0)?;
         mapping.is_private = true;
         self.give_access(device, m.va, m.len)?;
@@ -179,14 +177,13 @@ impl Nvidia {
     /// Maps another session's memory.
     pub(super) fn map_foreign(
         &mut self,
-        cx: &mut Cx<'_>,
         device: usize,
         allocation: Arc<Owned<real::Allocation>>,
         va: u64,
         len: u64,
     ) -> Result<(), Failure> {
         self.in_window(va, len)?;
-        self.vacate(cx, va, len)?;
+        self.vacate(va, len)?;
         let mapping = Mapping::new(&self.driver, &allocation, va, len, 0)?;
         self.give_access(device, va, len)?;
         self.keep_mapping(mapping)
@@ -202,12 +199,12 @@ impl Nvidia {
 
     pub(super) fn allocation_create(
         &mut self,
-        cx: &mut Cx<'_>,
+        _cx: &mut Cx<'_>,
         m: &messages::AllocationCreate,
     ) -> Result<(), Failure> {
         self.enter_base()?;
         self.real_device(m.device)?;
-        let allocation = self.create_allocation(cx, m.device as usize, m.len)?;
+        let allocation = self.create_allocation(m.device as usize, m.len)?;
         let memory = Arc::new(allocation);
         let len = m.len;
         self.allocations
@@ -226,12 +223,12 @@ impl Nvidia {
 
     pub(super) fn allocation_map(
         &mut self,
-        cx: &mut Cx<'_>,
+        _cx: &mut Cx<'_>,
         m: &messages::AllocationMap,
     ) -> Result<(), Failure> {
         self.enter_base()?;
         self.in_window(m.va, m.len)?;
-        self.vacate(cx, m.va, m.len)?;
+        self.vacate(m.va, m.len)?;
         let allocation = self.allocations.get(m.allocation)?.memory.clone();
         let mapping = Mapping::new(&self.driver, &allocation, m.va, m.len, m.offset)?;
         self.keep_mapping(mapping)
@@ -278,38 +275,6 @@ impl Nvidia {
         self.deferred_frees = deferred_frees;
     }
 
-    /// Releases deferred frees of a range that are at least as old, if the GPU no longer uses them,
-    /// on another thread, while this one serves the client.
-    pub(super) fn release_apart(
-        &mut self,
-        cx: &mut Cx<'_>,
-        (va, len): (u64, u64),
-        age: Duration,
-    ) -> Result<(), Failure> {
-        let done = self.deferred_frees.take_done(va, len, age);
-        if done.is_empty() {
-            return Ok(());
-        }
-        let context = self.base.handle;
-        let (driver, device) = self.aside();
-        let release = |_: &Driver| {
-            drop(done);
-            Ok(())
-        };
-        Ok(host_calls::apart(
-            driver, context, device, cx.service, release,
-        )?)
-    }
-
-    /// Releases deferred frees that have waited for an idle device for long.
-    pub(super) fn release_old(&mut self, cx: &mut Cx<'_>) -> Result<(), Failure> {
-        let age = Duration::from_millis(RELEASE_BUSY_MS);
-        if self.deferred_frees.is_any_older(age) {
-            self.release_apart(cx, EVERYWHERE, age)?;
-        }
-        Ok(())
-    }
-
     pub(super) fn in_window(&self, va: u64, len: u64) -> Result<(), Failure> {
         let window = self.memory.window.as_ref();
         if window.is_some_and(|w| w.holds(va, len)) {
@@ -323,7 +288,6 @@ impl Nvidia {
 
     fn create_allocation(
         &mut self,
-        cx: &mut Cx<'_>,
         device: usize,
         len: u64,
     ) -> Result<Owned<real::Allocation>, Failure> {
@@ -351,7 +315,7 @@ impl Nvidia {
         }
         let created = match self.driver.cuMemCreate(len, &properties, 0) {
             Err(refused) if refused.status == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-                self.create_after_frees(cx, len, &properties, refused)?
+                self.create_after_frees(len, &properties, refused)?
             }
             created => created?,
         };
@@ -364,7 +328,6 @@ impl Nvidia {
     /// make some. Gives up when none is left whose end could be seen.
     fn create_after_frees(
         &mut self,
-        cx: &mut Cx<'_>,
         len: u64,
         properties: &CUmemAllocationProp,
         refused: Refused,
@@ -372,8 +335,7 @@ impl Nvidia {
         let (mut left, mut created) = (self.deferred_frees.len(), Err(refused));
         let start = Instant::now();
         while created.is_err() {
-            self.release(false);
-            self.release_apart(cx, EVERYWHERE, Duration::ZERO)?;
+            self.reap();
             if self.deferred_frees.len() < left {
                 created = self.driver.cuMemCreate(len, properties, 0);
             } else if self.deferred_frees.is_any_marked() {
@@ -446,18 +408,27 @@ impl Nvidia {
 
     /// Waits until no deferred free holds part of a range. It polls with a time limit, because the
     /// work may wait for a host function, or for a kernel that does.
-    pub(super) fn vacate(&mut self, cx: &mut Cx<'_>, va: u64, len: u64) -> Result<(), Failure> {
+    pub(super) fn vacate(&mut self, va: u64, len: u64) -> Result<(), Failure> {
         let start = Instant::now();
-        while self.deferred_frees.overlaps(va, len) {
-            self.release(false);
-            self.release_apart(cx, (va, len), Duration::ZERO)?;
-            if !self.deferred_frees.overlaps(va, len) {
-                break;
-            }
+        while self.holds_freed(va, len) {
             self.check_patience(start)?;
             std::thread::sleep(Duration::from_micros(SETTLE_POLL_US));
         }
         Ok(())
+    }
+
+    /// Whether deferred frees hold part of a range, after a look at them. Those that have waited
+    /// for an idle device for long are released anyway.
+    pub(super) fn holds_freed(&mut self, va: u64, len: u64) -> bool {
+        if !self.deferred_frees.overlaps(va, len) {
+            return false;
+        }
+        self.reap();
+        let is_old = |age| self.deferred_frees.is_any_older(age);
+        if !self.host_calls.is_outstanding() && is_old(Duration::from_millis(RELEASE_BUSY_MS)) {
+            self.release(true);
+        }
+        self.deferred_frees.overlaps(va, len)
     }
 
     /// Waits for the last work on memory that is to be used again, as the real `cuMemFree` does.

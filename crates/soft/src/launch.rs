@@ -134,7 +134,7 @@ impl Soft {
         _: &mut Cx<'_>,
         m: &messages::Occupancy<'_>,
     ) -> Result<messages::OccupancyReply, Failure> {
-        let (facts, _) = self.facts(m.kernel)?;
+        let (facts, state) = self.facts(m.kernel)?;
         let threads = u32::try_from(m.block_size)
             .ok()
             .filter(|n| (1..=card::BLOCK_THREADS_MAX).contains(n));
@@ -148,7 +148,9 @@ impl Soft {
             }
             doc::OCCUPANCY_SHARED_BYTES_PER_BLOCK => {
                 threads()?;
-                self.shared_for_blocks(facts, m.shared_bytes)?
+                // More could not be launched.
+                let most = u64::from(state.dynamic_shared_max);
+                self.shared_for_blocks(facts, m.shared_bytes)?.min(most)
             }
             doc::OCCUPANCY_ACTIVE_CLUSTERS | doc::OCCUPANCY_CLUSTER_SIZE_MAX => {
                 return Err(Failure::unsupported("clusters"));

@@ -36,11 +36,16 @@ const REGISTER_READ_ONLY: u32 = 8;
 /// Time for which the server is asked again for memory that it may still be using.
 const HOST_MAP_WAIT_MAX: Duration = Duration::from_secs(2);
 const HOST_MAP_PAUSE: Duration = Duration::from_millis(20);
+/// Time limit for memory that was freed at an address to come out of use at the server.
+const HOST_FREE_WAIT_MAX: Duration = Duration::from_secs(10);
+/// Pause before the server is asked again.
+const HOST_FREE_PAUSE: Duration = Duration::from_micros(200);
 /// Time limit for memory that is freed to wait for copies into it.
 const FREED_COPY_WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Asks again while the answer is that there is no memory, if host functions were to run when it
-/// was asked for: with them memory becomes free.
+/// Asks again while memory that was freed at the address is still in use; or while the answer is
+/// that there is no memory, if host functions were to run when it was asked for: with them memory
+/// becomes free.
 fn beside_host_functions(
     are_pending: impl Fn() -> bool,
     mut ask: impl FnMut() -> Result<(), CUresult>,
@@ -49,6 +54,10 @@ fn beside_host_functions(
     loop {
         let may_be_freed = are_pending();
         match ask() {
+            Err(CUresult::CUDA_ERROR_NOT_READY) if begin.elapsed() < HOST_FREE_WAIT_MAX => {
+                std::thread::sleep(HOST_FREE_PAUSE);
+            }
+            Err(CUresult::CUDA_ERROR_NOT_READY) => return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY),
             Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
                 if may_be_freed && begin.elapsed() < HOST_MAP_WAIT_MAX =>
             {

@@ -597,38 +597,30 @@ fn a_variable_that_the_driver_loads_leaves_host_functions_running() {
 }
 
 #[test]
-fn host_memory_is_mapped_again_beside_a_host_function() {
+fn host_memory_that_was_freed_is_asked_for_again_until_the_device_is_idle() {
     let fake = Fake::build(&[]);
-    let mut client = client_with_variables(&fake);
+    let mut client = Client::new(&fake);
     let va = 0x5300_0000_0000 + std::ptr::from_ref(&client) as u64 % (1 << 30) / 4096 * 4096;
-    let map = messages::HostMap {
-        va,
-        len: 4096,
-        flags: 0,
-        fd_tag: 0,
+    let map = || {
+        Request::HostMap(messages::HostMap {
+            va,
+            len: 4096,
+            flags: 0,
+            fd_tag: 0,
+        })
     };
-    client.done(Request::HostMap(map.clone()));
-    let (stream, call) = (0, 11);
-    client.done(Request::HostFunc(messages::HostFunc { stream, call }));
-    // The driver waits for the function before it unregisters the memory.
+    client.done(map());
+    client.done(Request::CuMemsetD8Async(messages::CuMemsetD8Async {
+        dst_device: va,
+        uc: 1,
+        n: 1,
+        h_stream: 0,
+    }));
+    fake.ask("fake_hold", 1);
     client.done(Request::HostUnmap(messages::HostUnmap { va }));
-    let mut ended = Vec::new();
-    let mut run = |device: &mut dyn HeldUp, done: &mut Vec<u64>| {
-        let mut reached = Vec::new();
-        device.take_host_calls(&mut reached);
-        done.extend(reached.iter().map(|(call, _)| *call));
-        ended.extend(done.iter().copied());
-        true
-    };
-    let mut cx = Cx {
-        context: client.context,
-        images: &mut client.images,
-        placed: None,
-        fds: &mut |_| unreachable!(),
-        service: &mut run,
-    };
-    client.device.host_map(&mut cx, &map).expect("mapped");
-    assert_eq!(ended, [11]);
+    assert_eq!(client.refused(map()), CUresult::CUDA_ERROR_NOT_READY);
+    fake.ask("fake_hold", 0);
+    client.done(map());
 }
 
 #[test]

@@ -317,6 +317,27 @@ fn occupancy_follows_the_rules_of_sm_80() {
     assert_eq!(blocks(128, 164 << 10), 0);
 }
 
+/// The limit of a kernel is 48 KiB until the program asks for more.
+#[test]
+fn shared_memory_for_blocks_is_what_a_launch_may_have() {
+    let mut c = client();
+    let kernel = c.kernels();
+    let mut bytes = |blocks| {
+        let reply: m::OccupancyReply = c.ask(Request::Occupancy(m::Occupancy {
+            query: doc::OCCUPANCY_SHARED_BYTES_PER_BLOCK,
+            kernel: kernel("store"),
+            block_size: 128,
+            shared_bytes: blocks,
+            flags: 0,
+            config: &[],
+        }));
+        reply.value
+    };
+    assert_eq!(bytes(1), 48 << 10);
+    assert_eq!(bytes(2), 48 << 10);
+    assert_eq!(bytes(4), 40 << 10);
+}
+
 #[test]
 fn host_functions_are_handed_out_and_answered() {
     let mut c = client();
