@@ -216,6 +216,17 @@ def test_worker_that_dies_in_the_middle() -> None:
     assert status == 1 and "the worker ended (signal: 9" in said
 
 
+@pytest.fixture
+def ends_by_signals() -> Iterator[None]:
+    """Who started the tests may ignore a signal (nohup), and so would what they start."""
+    numbers = (signal.SIGINT, signal.SIGHUP)
+    before = [signal.signal(number, signal.SIG_DFL) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("ends_by_signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_nothing_outlives_it(number: signal.Signals, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -229,6 +240,7 @@ def test_nothing_outlives_it(number: signal.Signals, tmp_path: Path, monkeypatch
         assert not list(tmp_path.glob("outboard-bench-*"))
 
 
+@pytest.mark.usefixtures("ends_by_signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_interrupted_it_keeps_what_it_measured(own_server: Server, tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "kept.json"

@@ -6,6 +6,7 @@ frees_under_copies.py context|none|function
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from ctypes import CFUNCTYPE, byref, c_size_t, c_ubyte, c_uint64, c_void_p
 
@@ -23,10 +24,13 @@ def slow(_: object) -> None:
 
 @HostFunction
 def frees(_: object) -> None:
+    # Not before the copy is asked for: that would be the program's own fault.
+    asked.wait()
     must("cuMemFreeHost", memory)
     freed.append(True)
 
 
+asked = threading.Event()
 freed: list[bool] = []
 part = sys.argv[1]
 lib.cuMemFreeHost.argtypes = [c_void_p]
@@ -40,6 +44,7 @@ must("cuMemAllocHost_v2", byref(memory), c_size_t(BYTES))
 must("cuCtxSynchronize")
 must("cuLaunchHostFunc", stream, frees if part == "function" else slow, None)
 must("cuMemcpyDtoHAsync_v2", memory, source, c_size_t(BYTES), stream)
+asked.set()
 if part != "function":
     must("cuCtxSetCurrent", first if part == "context" else None)
     must("cuMemFreeHost", memory)
