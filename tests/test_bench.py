@@ -176,8 +176,13 @@ class Running:
 
 def family(pid: int) -> dict[int, str]:
     """The process and all that descend from it, with their command lines."""
-    found = {pid: Path(f"/proc/{pid}/cmdline").read_text()}
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+    try:
+        found = {pid: Path(f"/proc/{pid}/cmdline").read_text()}
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        # It has ended since its parent named it.
+        return {}
+    for child in children:
         found |= family(int(child))
     return found
 

@@ -92,8 +92,7 @@ pub trait Host: Send {
     fn take_host_pages(&mut self, changed: &mut dyn FnMut(u64, &[u8]));
     /// Returns true if the client would not notice a fence of a stream, or of a whole context, that
     /// is made now and never answered.
-    fn can_fence_early(&self, whole_context: bool) -> bool {
-        let _ = whole_context;
+    fn can_fence_early(&self) -> bool {
         false
     }
     /// Whether host functions are queued, so that the session must keep polling for them.

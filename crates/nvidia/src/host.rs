@@ -147,7 +147,7 @@ impl Host for Nvidia {
         self.host.lend(address, len).map(Registered::from)
     }
 
-    fn can_fence_early(&self, _whole_context: bool) -> bool {
+    fn can_fence_early(&self) -> bool {
         self.captures.is_empty() && !self.printing.is_due() && !self.host.is_watched()
     }
 

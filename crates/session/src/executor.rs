@@ -71,8 +71,7 @@ impl<'d> Executor<'d> {
 
     /// Makes a fence that no message has asked for yet, if the device can.
     pub(super) fn fence_early(&mut self, fence: Fence) -> Option<Pending> {
-        let whole_context = fence.stream.is_none();
-        if self.purpose != Purpose::Session || !self.device.can_fence_early(whole_context) {
+        if self.purpose != Purpose::Session || !self.device.can_fence_early() {
             return None;
         }
         let refuse = |_| {

@@ -59,8 +59,8 @@ fn a_wait_looks_at_memory_and_asks_nobody() {
 fn an_early_fence_takes_nothing_from_others() {
     let fake = Fake::build(&[]);
     let mut client = client_with_stream(&fake);
-    let can = |client: &Client| [false, true].map(|all| client.device.can_fence_early(all));
-    assert_eq!(can(&client), [true, true]);
+    let can = |client: &Client| client.device.can_fence_early();
+    assert!(can(&client));
     // The stream's mark is for each fence of the context.
     client.done(Request::EventCreate(messages::EventCreate {
         event: 1,
@@ -74,11 +74,11 @@ fn an_early_fence_takes_nothing_from_others() {
     client.done(Request::StreamDestroy(messages::StreamDestroy {
         stream: STREAM,
     }));
-    assert_eq!(can(&client), [true, true]);
+    assert!(can(&client));
     let context = messages::FenceContext { slot: 0, value: 0 };
     let mut fence = client.wait(Request::FenceContext(context));
     assert_eq!(fence.ready(), Ok(true));
-    assert_eq!(can(&client), [true, true]);
+    assert!(can(&client));
 }
 
 #[test]

@@ -161,7 +161,7 @@ impl Host for Fake {
         (len <= ROOM_BYTES_MAX).then(|| Box::new(vec![0u8; len]) as Box<dyn Segment>)
     }
 
-    fn can_fence_early(&self, _: bool) -> bool {
+    fn can_fence_early(&self) -> bool {
         self.board.can_fence_early.load(SeqCst)
     }
 
