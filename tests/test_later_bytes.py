@@ -33,11 +33,11 @@ def test_over_tcp(with_data_connections: Server, part: str, connections: int) ->
     assert (done.stdout, done.returncode) == ("right\n", 0), done.stderr
 
 
-def test_a_launch_waits_once_for_a_copy_that_is_held(server: Server) -> None:
-    """Forty launches beside eleven copies into a mirror: one wait of 2 s ends in vain, and says so."""
+def test_a_launch_waits_seldom_for_a_copy_that_is_held(server: Server) -> None:
+    """Forty launches beside eleven copies into a mirror: three waits of 2 s end in vain, and four lines tell of it."""
     done = server.run("tcp", sys.executable, TEST_PROGRAMS / "later_bytes.py", "held", timeout=150)
     assert (done.stdout, done.returncode) == ("right\n", 0), done.stderr
-    assert done.stderr.count("may miss a copy into it") == 1, done.stderr
+    assert done.stderr.count("may miss a copy into it") == 4, done.stderr
 
 
 @pytest.mark.parametrize("part", PARTS)

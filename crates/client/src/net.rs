@@ -149,6 +149,6 @@ impl Driver {
     /// Lets the server's adapters use memory of the program until it is freed.
     fn lend(&self, address: u64, bytes: u64) -> Done {
         self.lends_range(address, bytes)?;
-        self.make_visible(address)
+        self.make_reachable(address)
     }
 }

@@ -40,7 +40,7 @@ pub(crate) fn cuMemHostAlloc(address: Out<'_, *mut c_void>, bytes: usize, flags:
     }
     let base = driver.host_allocate(bytes as u64, flags)?;
     if flags & HOSTALLOC_DEVICEMAP != 0 {
-        driver.make_visible(base).inspect_err(|_| {
+        driver.make_reachable(base).inspect_err(|_| {
             let _ = driver.host_free(base);
         })?;
     }
@@ -76,7 +76,7 @@ pub(crate) unsafe fn cuMemHostRegister_v2(address: *mut c_void, bytes: usize, fl
     let may = driver.may_register(address as u64, bytes as u64);
     let made = may.and_then(|()| match flags & HOSTREGISTER_DEVICEMAP {
         0 => Ok(()),
-        _ => driver.make_visible(address as u64),
+        _ => driver.make_reachable(address as u64),
     });
     if let Err(error) = made {
         let _ = driver.host_unregister(address as u64);
@@ -118,7 +118,7 @@ pub(crate) unsafe fn cuMemHostGetDevicePointer_v2(
     if flags != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    driver()?.make_visible(host as u64)?;
+    driver()?.make_reachable(host as u64)?;
     // The mirror has the same address.
     address.put(host as u64)
 }

@@ -93,6 +93,8 @@ pub(crate) struct HostRange {
     pub(crate) shared: bool,
     pub(crate) number: u64,
     pub(crate) mirror: Mirror,
+    /// Kernels may use it without naming it.
+    pub(super) is_reached: AtomicBool,
 }
 
 impl HostRange {
@@ -441,6 +443,8 @@ impl Driver {
         if !protection.writable {
             ANY_READ_ONLY.store(true, Ordering::Release);
         }
+        // A region that outlasted other memory there is not of these pages.
+        self.session.forget(base, bytes);
         self.insert_range(HostRange {
             base,
             bytes,
@@ -451,6 +455,7 @@ impl Driver {
             shared: false,
             number: 0,
             mirror: Mirror::default(),
+            is_reached: AtomicBool::new(false),
         });
         Ok(())
     }
@@ -571,6 +576,7 @@ impl Driver {
             shared,
             number: 0,
             mirror: Mirror::default(),
+            is_reached: AtomicBool::new(false),
         });
     }
 
@@ -609,8 +615,11 @@ impl Driver {
         host.private.remove(&base);
         host.bound_private();
         drop(host);
-        self.outlast_copies(&range);
-        self.session.forget(range.base, range.bytes);
+        // An adapter that still writes there keeps its region: without it the connection would end.
+        if self.outlast_copies(&range) {
+            self.session.forget(range.base, range.bytes);
+        }
+        self.kernels_leave(&range);
         if range.shared {
             self.unmap_on_server(base)?;
         } else {
@@ -621,19 +630,21 @@ impl Driver {
 
     /// Waits for copies into memory that the program gives up, which would be written to whatever
     /// is there by then: those that no wait for the current context covers. A copy may wait for
-    /// the host function that this thread runs.
-    fn outlast_copies(&self, range: &HostRange) {
+    /// the host function that this thread runs. Returns whether all have come.
+    fn outlast_copies(&self, range: &HostRange) -> bool {
         let copies = self.session.copies_into(range.base, range.bytes, false);
         let time = match is_exempt() {
             true => Duration::ZERO,
             false => FREED_COPY_WAIT_MAX,
         };
-        if !self.wait_until_come(copies, time) {
+        let have_come = self.wait_until_come(copies, time);
+        if !have_come {
             log::warn(format_args!(
                 "host memory at {:#x} is freed while a copy is on its way into it",
                 range.base
             ));
         }
+        have_come
     }
 
     fn is_copied_to(&self, range: &HostRange) -> bool {
@@ -758,6 +769,7 @@ mod tests {
             shared: false,
             number: 1,
             mirror: Mirror::default(),
+            is_reached: AtomicBool::new(false),
         };
         let first_page = range.base / outboard_pages::PAGE_BYTES;
         let mut writer = range.writer();

@@ -7,11 +7,11 @@
 //! read; so could a copy whose bytes are taken too early. Only in these cases is the work waited
 //! for: any work, once kernels may reach host memory, since they need not name it.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use outboard_api::{CUresult, cuda::CUcontext, enums::CU_STREAM_NON_BLOCKING};
 
-use super::{Driver, StreamRef, host_functions};
+use super::{Driver, StreamRef, host_functions, host_memory::HostRange};
 
 #[derive(Default)]
 pub(crate) struct HostWrites {
@@ -19,9 +19,9 @@ pub(crate) struct HostWrites {
     last: AtomicU64,
     /// Some graph contains such work: any launch counts.
     by_graphs: AtomicBool,
-    /// Kernels may reach some host memory that has no mirror to close: managed memory, mapped
-    /// memory, memory whose address on the device the program asked for.
-    by_kernels: AtomicBool,
+    /// Number of ranges of host memory that kernels may reach without naming them: managed memory,
+    /// mapped memory, memory whose address on the device the program asked for.
+    reached: AtomicUsize,
 }
 
 impl Driver {
@@ -38,15 +38,24 @@ impl Driver {
         self.host_writes.by_graphs.store(true, Ordering::Release);
     }
 
-    /// Notes that kernels may reach host memory from now on.
-    pub(super) fn kernels_use_host(&self) {
-        self.host_writes.by_kernels.store(true, Ordering::Release);
+    /// Notes that kernels may reach this range until it is freed.
+    pub(super) fn kernels_reach(&self, range: &HostRange) {
+        if !range.is_reached.swap(true, Ordering::AcqRel) {
+            self.host_writes.reached.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Notes that this range is freed.
+    pub(super) fn kernels_leave(&self, range: &HostRange) {
+        if range.is_reached.swap(false, Ordering::AcqRel) {
+            self.host_writes.reached.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 
     /// Returns whether kernels may write host memory.
     #[inline]
     fn may_kernels_use_host(&self) -> bool {
-        self.has_mirrors() || self.host_writes.by_kernels.load(Ordering::Acquire)
+        self.has_mirrors() || self.host_writes.reached.load(Ordering::Acquire) > 0
     }
 
     /// Notes a launch of a graph.

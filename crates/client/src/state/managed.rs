@@ -78,7 +78,7 @@ impl Driver {
             .and_then(|base| {
                 // Kernels may find pointers to managed memory anywhere, and use it without naming
                 // it.
-                self.make_visible(base).map(|()| base).inspect_err(|_| {
+                self.make_reachable(base).map(|()| base).inspect_err(|_| {
                     let _ = self.host_free(base);
                 })
             });
@@ -122,7 +122,9 @@ impl Driver {
         let origin = Origin::Variable(Advices::default());
         let context = current_context().unwrap_or(CUcontext(0));
         self.insert_host(base, bytes, 0, context, origin, false);
-        let fetched = self.make_visible(base).and_then(|()| self.fetch_mirrors());
+        let fetched = self
+            .make_reachable(base)
+            .and_then(|()| self.fetch_mirrors());
         fetched.inspect_err(|_| self.disown_variable(base))
     }
 

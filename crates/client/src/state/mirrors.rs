@@ -39,7 +39,7 @@ use outboard_api::CUresult;
 use outboard_pages::{PAGE_BYTES, Tracker, pages_around};
 use outboard_wire::{doc::NET_CONTROL_BYTES, messages, runs::Runs};
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{
     Driver, StreamRef,
@@ -68,6 +68,12 @@ const FOLLOWED_COPY_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Time limit for later copies of a stream whose last one did not come in that time.
 const DOUBTED_COPY_WAIT_MAX: Duration = Duration::from_millis(10);
 
+/// After so many short waits that ended in vain a stream's copy is waited for as long as at first;
+/// after each of those that ends in vain, too, so many times more, up to a limit.
+const SHORT_WAITS_MIN: u32 = 1;
+const SHORT_WAITS_FACTOR: u32 = 4;
+const SHORT_WAITS_MAX: u32 = 1024;
+
 /// All mirrors of the session.
 #[derive(Default)]
 pub(crate) struct Mirrors {
@@ -89,7 +95,7 @@ pub(crate) struct Mirrors {
     /// The server's adapters use mirrors at any time.
     are_lent: AtomicBool,
     /// Streams whose last copy into a mirror did not come while a launch waited for it.
-    doubted: Mutex<FxHashSet<u64>>,
+    doubts: Mutex<Doubts>,
 }
 
 #[derive(Default)]
@@ -105,6 +111,49 @@ struct OpenMirrors {
     first: Option<libc::pthread_t>,
     are_several: bool,
     buffer: Vec<u8>,
+}
+
+/// Streams whose copies launches wait for shortly.
+///
+/// One copy that is slow says little about the next: only a stream whose copies are held each time
+/// is waited for shortly nearly always.
+#[derive(Default)]
+struct Doubts {
+    by_stream: FxHashMap<u64, Doubt>,
+    /// Number of launches that went on without copies of a stream.
+    missed: u64,
+}
+
+/// Short waits for a stream's copies: those to come before a long one, and all between two.
+struct Doubt {
+    left: u32,
+    all: u32,
+}
+
+impl Doubts {
+    /// Returns the streams of these copies that are to be waited for shortly.
+    fn among(&self, copies: &[MirrorCopy]) -> FxHashSet<u64> {
+        let is_short = |of: &u64| self.by_stream.get(of).is_some_and(|doubt| doubt.left > 0);
+        copies.iter().map(|(_, of)| *of).filter(is_short).collect()
+    }
+
+    fn has_come(&mut self, of: u64) {
+        self.by_stream.remove(&of);
+    }
+
+    fn has_not_come(&mut self, of: u64, was_short: bool) {
+        match self.by_stream.get_mut(&of) {
+            Some(doubt) if was_short => doubt.left = doubt.left.saturating_sub(1),
+            Some(doubt) => {
+                doubt.all = (doubt.all * SHORT_WAITS_FACTOR).min(SHORT_WAITS_MAX);
+                doubt.left = doubt.all;
+            }
+            None => {
+                let all = SHORT_WAITS_MIN;
+                self.by_stream.insert(of, Doubt { left: all, all });
+            }
+        }
+    }
 }
 
 /// Costs of mirrors so far.
@@ -249,8 +298,18 @@ impl Mirrors {
 impl Driver {
     /// Makes the range that contains this address usable by the GPU until the range is freed.
     pub(crate) fn make_visible(&self, address: u64) -> Result<(), CUresult> {
+        self.show(&self.host_range(address)?)
+    }
+
+    /// Makes such a range usable by kernels that need not name it, too.
+    pub(crate) fn make_reachable(&self, address: u64) -> Result<(), CUresult> {
         let range = self.host_range(address)?;
-        self.kernels_use_host();
+        self.show(&range)?;
+        self.kernels_reach(&range);
+        Ok(())
+    }
+
+    fn show(&self, range: &Arc<HostRange>) -> Result<(), CUresult> {
         if range.shared {
             return Ok(());
         }
@@ -258,7 +317,7 @@ impl Driver {
         let _naming = self.mirrors.naming.read();
         match range.mirror.stays_open() {
             true => Ok(()),
-            false => self.open_by_one(&range, true),
+            false => self.open_by_one(range, true),
         }
     }
 
@@ -413,6 +472,9 @@ impl Driver {
         if is_to_stay && opened.is_err() {
             mirror.stays.store(false, Ordering::Release);
         }
+        if opened.is_err() && !mirror.is_open() {
+            self.leave_copies_unordered(mirror);
+        }
         opened
     }
 
@@ -538,34 +600,49 @@ impl Driver {
     fn wait_for_copies_before(&self, stream: &StreamRef) {
         let mut copies = self.session.copies_into_mirrors(|of| stream.may_follow(of));
         let begin = Instant::now();
+        let doubted = self.mirrors.doubts.lock().among(&copies);
+        let is_late = |(_, of): &mut MirrorCopy| {
+            let bound = match doubted.contains(of) {
+                true => DOUBTED_COPY_WAIT_MAX,
+                false => FOLLOWED_COPY_WAIT_MAX,
+            };
+            begin.elapsed() > bound
+        };
+        let mut missed = FxHashSet::default();
         while !copies.is_empty() {
             self.session.poll();
             let arrived = self.session.take_arrived(&mut copies);
-            let mut doubted = self.mirrors.doubted.lock();
-            for (_, of) in arrived {
-                doubted.remove(&of);
+            if !arrived.is_empty() {
+                let mut doubts = self.mirrors.doubts.lock();
+                arrived.iter().for_each(|(_, of)| doubts.has_come(*of));
             }
-            let is_late = |(_, of): &mut MirrorCopy| {
-                let bound = match doubted.contains(of) {
-                    true => DOUBTED_COPY_WAIT_MAX,
-                    false => FOLLOWED_COPY_WAIT_MAX,
-                };
-                begin.elapsed() > bound
-            };
             let late: Vec<_> = copies.extract_if(.., is_late).collect();
             self.session.give_up(&late);
-            let is_new = late
-                .iter()
-                .fold(false, |new, (_, of)| doubted.insert(*of) | new);
-            drop(doubted);
-            if is_new {
-                log::warn(format_args!(
-                    "a kernel that reads pinned memory by a pointer in the GPU's memory may miss a copy into it, which has not come in {} s; the next one of its stream is waited for for {} ms",
-                    FOLLOWED_COPY_WAIT_MAX.as_secs(),
-                    DOUBTED_COPY_WAIT_MAX.as_millis()
-                ));
-            }
+            missed.extend(late.into_iter().map(|(_, of)| of));
             std::thread::yield_now();
+        }
+        for of in missed {
+            self.missed(of, doubted.contains(&of));
+        }
+    }
+
+    /// Notes that a launch has gone on without copies of a stream, and says so at powers of two.
+    fn missed(&self, of: u64, was_doubted: bool) {
+        let mut doubts = self.mirrors.doubts.lock();
+        doubts.has_not_come(of, was_doubted);
+        doubts.missed += 1;
+        let missed = doubts.missed;
+        drop(doubts);
+        if missed.is_power_of_two() {
+            log::warn(format_args!(
+                "a kernel that reads pinned memory by a pointer in the GPU's memory may miss a copy into it, which has not come in {} ms ({missed} such launches); after one of {} s later ones of the stream are mostly waited for for {} ms, until one comes in that time",
+                match was_doubted {
+                    true => DOUBTED_COPY_WAIT_MAX.as_millis(),
+                    false => FOLLOWED_COPY_WAIT_MAX.as_millis(),
+                },
+                FOLLOWED_COPY_WAIT_MAX.as_secs(),
+                DOUBTED_COPY_WAIT_MAX.as_millis()
+            ));
         }
     }
 
@@ -755,6 +832,24 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
+
+    /// One slow copy costs one launch its bytes; a stream whose copies are always held costs few
+    /// long waits.
+    #[test]
+    fn a_stream_is_waited_for_at_length_again() {
+        let mut doubts = Doubts::default();
+        let wait = |doubts: &mut Doubts| {
+            let is_short = doubts.among(&[(1, 7), (2, 8)]).contains(&7);
+            doubts.has_not_come(7, is_short);
+            !is_short
+        };
+        let long: Vec<usize> = (0..1400).filter(|_| wait(&mut doubts)).collect();
+        assert_eq!(long, [0, 2, 7, 24, 89, 346, 1371]);
+        assert!(doubts.among(&[(1, 7)]).contains(&7));
+        doubts.has_come(7);
+        assert!(doubts.among(&[(1, 7)]).is_empty());
+        assert!(wait(&mut doubts) && !wait(&mut doubts) && wait(&mut doubts));
+    }
 
     #[test]
     fn ranges_of_a_written_part_are_found_without_a_look_at_the_others() {

@@ -182,7 +182,7 @@ impl Driver {
             return Ok(address);
         }
         // Pinned memory is allowed too, if the device sees it.
-        match self.make_visible(address) {
+        match self.make_reachable(address) {
             Err(_) if self.learn_variable(address)? => return Ok(address),
             seen => seen?,
         }

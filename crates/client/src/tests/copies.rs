@@ -291,6 +291,14 @@ fn a_synchronous_copy_waits_for_kernels_that_may_write_host_memory() {
             copy_in_now(address, rows);
             assert_eq!(fences(), sent, "{rows} rows");
         }
+        // SAFETY: memory of this test, which nothing uses.
+        assert_eq!(unsafe { cuMemFreeHost(pinned) }, SUCCESS);
+        let before = fences();
+        for rows in [1, 4] {
+            run();
+            copy_in_now(address, rows);
+        }
+        assert_eq!(fences(), before, "memory that was freed");
     });
 }
 
