@@ -69,6 +69,7 @@ pub mod remote;
 mod rest;
 mod ring;
 mod rings;
+mod room;
 mod shared;
 mod stream;
 mod syndrome;

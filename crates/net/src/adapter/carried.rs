@@ -6,6 +6,7 @@ use std::{fmt, mem::take};
 use crate::{
     error::Error,
     rings::{Broken, Rings},
+    room,
 };
 
 use super::{
@@ -15,8 +16,6 @@ use super::{
 
 /// Bytes that are taken from one ring before the next has its turn.
 const TURN_BYTES: usize = 256 << 10;
-/// Memory for the data of frames that is kept from one to the next.
-const KEPT_BYTES: usize = 1 << 20;
 
 /// A call to the connection, which does not wait.
 pub(crate) type Call = Box<dyn Fn() + Send>;
@@ -72,10 +71,12 @@ impl Carried {
             let header = header.ok_or(Error::Peer("a message that is too long"))?;
             (self.header_got, self.data_got) = (0, 0);
             let bytes = header.data_bytes as usize;
-            if self.data.len() > KEPT_BYTES.max(bytes) {
+            if self.data.len() > room::KEPT_BYTES.max(bytes) {
                 self.data = Vec::new();
             }
             if self.data.len() < bytes {
+                let more = bytes - self.data.len();
+                room::make(&mut self.data, more)?;
                 self.data.resize(bytes, 0);
             }
             self.announced = Some(header);

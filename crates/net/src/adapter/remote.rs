@@ -23,6 +23,7 @@ use crate::{
     error::Error,
     keys::Access,
     masked::Change,
+    room,
     syndrome::Syndrome,
     wqe::{Data, Masked, Operation, Remote, Segment},
 };
@@ -338,6 +339,16 @@ impl Outgoing {
         Some(frame.bytes)
     }
 
+    /// Makes room for one more frame in the list of those that wait, which short ones make long.
+    fn make_room(&mut self) -> Result<(), Error> {
+        let count = self.frames.capacity();
+        if self.frames.len() < count {
+            return Ok(());
+        }
+        let bytes = 2 * count * size_of::<Frame>();
+        room::within(bytes, || self.frames.reserve(1))
+    }
+
     /// Sends a frame, which has room for its header before its data.
     fn push(&mut self, mut header: Header, mut frame: Vec<u8>) {
         if self.is_over {
@@ -449,10 +460,14 @@ impl Adapter {
         data: &[u8],
     ) -> Result<(), Error> {
         let (number, pair) = self.remote_pair(qpn, epoch)?;
-        if let Some(operation) = header.request(data) {
+        // Of a request's data a copy is made.
+        let request = match header.is_answer() {
+            true => None,
+            false => room::within(data.len(), || header.request(data))?,
+        };
+        if let Some(operation) = request {
             self.is_solicited = header.is_solicited;
-            self.respond(number, &pair, header.sequence, &operation);
-            return Ok(());
+            return self.respond(number, &pair, header.sequence, &operation);
         }
         let answer = header.answer().ok_or(Error::Peer("an unknown message"))?;
         let mut sender = self.senders[number].take().ok_or(Error::NoPair(qpn))?;
@@ -554,7 +569,9 @@ impl Adapter {
             (header.address, header.rkey) = (remote.address, remote.rkey);
         }
         if let Some(with) = with {
-            frame.reserve(operation.bytes() as usize);
+            if room::make(&mut frame, operation.bytes() as usize).is_err() {
+                return Some(Answer::Failed(Syndrome::RETRIES_EXCEEDED));
+            }
             if self.gather(pair.domain, with, &mut frame).is_none() {
                 return Some(Answer::Failed(Syndrome::LOCAL_PROTECTION));
             }
@@ -584,10 +601,17 @@ impl Adapter {
     }
 
     /// Executes a request of another process, and answers it.
-    fn respond(&mut self, number: usize, pair: &Pair, sequence: u64, operation: &Operation) {
+    fn respond(
+        &mut self,
+        number: usize,
+        pair: &Pair,
+        sequence: u64,
+        operation: &Operation,
+    ) -> Result<(), Error> {
         if pair.state != State::Ready || pair.unreachable {
-            return;
+            return Ok(());
         }
+        self.outgoing.entry(number).or_default().make_room()?;
         let mut frame = blank();
         let answer = if let Operation::Read { remote, .. } = operation {
             let (bytes, access) = (operation.bytes(), Access::REMOTE_READ);
@@ -595,6 +619,9 @@ impl Adapter {
             let is_permitted = pair.access.permits(access);
             let place = self.keys.find(pair.domain, rkey, address, bytes, access);
             let place = place.filter(|_| is_permitted);
+            if place.is_some() {
+                room::make(&mut frame, bytes as usize)?;
+            }
             let read = place.and_then(|place| {
                 frame.resize(HEADER_BYTES + bytes as usize, 0);
                 let into = &mut frame[HEADER_BYTES..];
@@ -605,10 +632,10 @@ impl Adapter {
             }
             let is_found = read.is_some() || (bytes == 0 && is_permitted);
             let Some(receiver) = &mut self.receivers[number] else {
-                return;
+                return Ok(());
             };
             if sequence > receiver.expected {
-                return;
+                return Ok(());
             }
             if is_found {
                 receiver.expected += u64::from(sequence == receiver.expected);
@@ -628,7 +655,7 @@ impl Adapter {
             ..Header::default()
         };
         match answer {
-            None => return,
+            None => return Ok(()),
             Some(Answer::Done) => header.kind = kind::DONE,
             Some(Answer::Value(value)) => (header.kind, header.first) = (kind::VALUE, value),
             Some(Answer::NotReady) => header.kind = kind::NOT_READY,
@@ -637,6 +664,7 @@ impl Adapter {
             }
         }
         self.outgoing.entry(number).or_default().push(header, frame);
+        Ok(())
     }
 
     /// Checks that an answer is one to this request, and stores what was read.

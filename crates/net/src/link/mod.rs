@@ -25,6 +25,7 @@ use crate::{
     nic::{Nic, Shared},
     queue::Queue,
     rings::{RINGS_BYTES, Rings},
+    room,
     shared::{Terms, agree},
     stream::Stream,
     threads::spawn,
@@ -342,15 +343,25 @@ impl<S: Write> Moving<'_, S> {
 }
 
 impl<S: Read> Moving<'_, S> {
-    /// Reads the data of a frame, in pieces.
-    fn read(&mut self, header: &Header, data: &mut Vec<u8>) -> IoResult<()> {
-        let bytes = header.data_bytes as usize;
-        data.resize(bytes, 0);
-        for piece in data.chunks_mut(PIECE_BYTES) {
-            self.stream.read_exact(piece)?;
+    /// Reads the data of a frame, in pieces. Memory is taken for what comes, not for what is
+    /// announced.
+    fn read(&mut self, header: &Header, data: &mut Vec<u8>) -> Result<(), Error> {
+        let (bytes, over) = (header.data_bytes as usize, |_| Error::Peer("no more"));
+        data.clear();
+        if data.capacity() > room::KEPT_BYTES.max(bytes) {
+            *data = Vec::new();
+        }
+        while data.len() < bytes {
+            let (at, piece) = (data.len(), PIECE_BYTES.min(bytes - data.len()));
+            if data.capacity() - at < piece {
+                // Twice as much as has come, at most.
+                room::make(data, at.max(piece).min(bytes - at))?;
+            }
+            data.resize(at + piece, 0);
+            self.stream.read_exact(&mut data[at..]).map_err(over)?;
             // A peer that has requests of its own is not the one that answers.
             if header.is_answer() {
-                self.note(piece.len());
+                self.note(piece);
             }
         }
         Ok(())
@@ -370,7 +381,7 @@ fn receive(
         let mut bytes = [0; HEADER_BYTES];
         stream.stream.read_exact(&mut bytes).map_err(over)?;
         let header = Header::parse(&bytes).ok_or(Error::Peer("a message that is too long"))?;
-        stream.read(&header, &mut data).map_err(over)?;
+        stream.read(&header, &mut data)?;
         let mut time = HELD;
         // The adapter is locked from the look to the taking: it is not held in between.
         while !shared.with(|adapter| {
