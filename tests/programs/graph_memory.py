@@ -11,6 +11,9 @@ MIB = 1 << 20
 BYTES, ROUNDS = 64 * MIB, 200
 
 
+MEM_ALLOC, MEM_FREE = 10, 11
+
+
 class AllocParams(Structure):
     """`CUDA_MEM_ALLOC_NODE_PARAMS`."""
 
@@ -24,6 +27,18 @@ class AllocParams(Structure):
         ("access_count", c_size_t),
         ("bytes", c_size_t),
         ("address", c_uint64),
+    ]
+
+
+class NodeParams(Structure):
+    """`CUgraphNodeParams`, as long as its type is `MEM_ALLOC` or `MEM_FREE`."""
+
+    _fields_: ClassVar = [
+        ("type", c_int),
+        ("reserved0", c_int * 3),
+        ("alloc", AllocParams),
+        ("rest", c_uint64 * (29 - 15)),
+        ("reserved2", c_uint64),
     ]
 
 
@@ -67,6 +82,42 @@ def refused() -> None:
     must("cuGraphDestroy", other)
 
 
+def refused_free() -> None:
+    """A node that frees memory and is not added leaves the memory to another node."""
+    graph, other, node, foreign = made("cuGraphCreate", 0), made("cuGraphCreate", 0), c_void_p(), c_void_p()
+    must("cuGraphAddEmptyNode", byref(foreign), other, None, c_size_t(0))
+    address = c_uint64(with_memory(graph, BYTES, is_freed=False))
+    status = call("cuGraphAddMemFreeNode", byref(node), graph, byref(foreign), c_size_t(1), address)
+    if status == "CUDA_SUCCESS":
+        raise SystemExit("WRONG: a node after one of another graph")
+    count, first = c_size_t(1), c_void_p()
+    must("cuGraphGetNodes", graph, byref(first), byref(count))
+    must("cuGraphAddMemFreeNode", byref(node), graph, byref(first), c_size_t(1), address)
+    status = call("cuGraphAddMemFreeNode", byref(node), graph, byref(first), c_size_t(1), address)
+    if status != "CUDA_ERROR_INVALID_VALUE":
+        raise SystemExit(f"WRONG: a second node that frees the memory: {status}")
+    must("cuGraphDestroy", graph)
+    must("cuGraphDestroy", other)
+
+
+def changed() -> None:
+    """A node becomes none that allocates or frees."""
+    graph, node = made("cuGraphCreate", 0), c_void_p()
+    must("cuGraphAddEmptyNode", byref(node), graph, None, c_size_t(0))
+    executable = made("cuGraphInstantiateWithFlags", graph, c_uint64(0))
+    alloc = AllocParams(allocation_type=1, location_type=1, bytes=BYTES)
+    for kind in (MEM_ALLOC, MEM_FREE):
+        params = NodeParams(type=kind, alloc=alloc)
+        statuses = (
+            call("cuGraphNodeSetParams", node, byref(params)),
+            call("cuGraphExecNodeSetParams", executable, node, byref(params)),
+        )
+        if statuses != ("CUDA_ERROR_INVALID_VALUE",) * 2:
+            raise SystemExit(f"WRONG: a node of type {kind} instead of an empty one: {statuses}")
+    must("cuGraphExecDestroy", executable)
+    must("cuGraphDestroy", graph)
+
+
 def destroyed() -> None:
     """Memory that has the address of a graph's, whose context is gone, is not the graph's."""
     context = made("cuCtxCreate_v2", 0, 0)
@@ -92,6 +143,8 @@ def main() -> None:
         "little": lambda: run(4096, is_freed=True),
         "of graphs whose program frees it": lambda: run(BYTES, is_freed=False),
         "of nodes that are refused": refused,
+        "of nodes that are refused and free it": refused_free,
+        "of nodes that are changed": changed,
         "of a context": destroyed,
     }.items():
         for _ in range(ROUNDS):

@@ -120,6 +120,13 @@ impl GraphMemory {
         Ok(())
     }
 
+    /// Takes back [`frees`](Self::frees): the graph got no such node.
+    pub(crate) fn does_not_free(&self, graph: u64, address: u64) {
+        if let Some(nodes) = self.0.lock().graphs.get_mut(&graph) {
+            nodes.frees.retain(|freed| *freed != address);
+        }
+    }
+
     /// Gives the memory of a graph to the one that it became part of.
     pub(crate) fn moves(&self, graph: u64, owner: u64) {
         let mut table = self.0.lock();
@@ -277,6 +284,8 @@ mod tests {
         memory.frees(1, 64).expect("known");
         assert!(memory.frees(1, 64).is_err(), "twice");
         assert!(memory.frees(1, 65).is_err(), "unknown");
+        memory.does_not_free(1, 64);
+        memory.frees(1, 64).expect("it was taken back");
         memory.instantiated(9, 1, false);
         assert!(memory.is_instantiated(1));
         memory.launch(9).expect("all is free");

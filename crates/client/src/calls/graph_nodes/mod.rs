@@ -128,6 +128,22 @@ impl Driver {
         work: &NodeSpec,
     ) -> Done {
         self.check_memory_work(graph, work)?;
+        self.add_checked(graph, node, dependencies, edges, work)
+            .inspect_err(|_| {
+                if let NodeSpec::Free(address) = work {
+                    self.graph_memory.does_not_free(graph, *address);
+                }
+            })
+    }
+
+    fn add_checked(
+        &self,
+        graph: u64,
+        node: u64,
+        dependencies: &[u64],
+        edges: &[CUgraphEdgeData],
+        work: &NodeSpec,
+    ) -> Done {
         if edges.is_empty() {
             return self.add(graph, node, &id_bytes(dependencies), work);
         }
@@ -148,9 +164,13 @@ impl Driver {
         }
     }
 
-    /// Refuses changes that the server cannot make: only a copy of pageable memory is a child graph
-    /// there.
+    /// Refuses changes that the server cannot make: nodes that allocate or free are empty there,
+    /// and only a copy of pageable memory is a child graph.
     fn check_same_way(&self, node: u64, work: &NodeSpec) -> Done {
+        if let NodeSpec::Alloc(_) | NodeSpec::Free(_) = work {
+            self.drop_memory_of(work);
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
         let was = matches!(
             self.graphs.record(node)?,
             NodeRecord::Copy { pageable: true, .. }
@@ -431,7 +451,8 @@ impl Driver {
         let capture = self.capture_of(stream).ok_or(invalidated)?;
         self.graph_memory.frees(capture.graph, address)?;
         self.capture_node(stream, &NodeWork::Empty, NodeRecord::Free(address))
-            .map(|_| ())
+            .inspect_err(|_| self.graph_memory.does_not_free(capture.graph, address))
+            .map(drop)
     }
 }
 
