@@ -23,7 +23,7 @@ use outboard_api::{
     cuda::{CUhostFn, CUstream, CUstreamCallback},
 };
 
-use crate::log;
+use crate::{library_thread, log};
 
 /// A function of the program, with its arguments. It may unwind, by the end of its thread.
 #[derive(Clone, Copy)]
@@ -106,25 +106,22 @@ pub(crate) fn spawn(
     started
 }
 
-/// Starts a thread, which takes no signals: they are the program's.
+/// Starts a thread, which takes no signals but those of its own faults: others are the program's.
 fn start(source: *mut Source) -> bool {
     type Start = extern "C" fn(*mut c_void) -> *mut c_void;
-    // SAFETY: a signal set, attributes and a thread that the calls themselves fill; the old mask is
-    // restored. The thread's function is what the C library calls, but that it may unwind, which
-    // the C library's threads may.
+    let old = library_thread::block_signals();
+    // SAFETY: attributes and a thread that the calls themselves fill. The thread's function is what
+    // the C library calls, but that it may unwind, which the C library's threads may.
     let status = unsafe {
-        let (mut all, mut old) = (mem::zeroed(), mem::zeroed());
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old);
         let (mut attributes, mut thread) = (mem::zeroed(), mem::zeroed());
         libc::pthread_attr_init(&mut attributes);
         libc::pthread_attr_setdetachstate(&mut attributes, libc::PTHREAD_CREATE_DETACHED);
         let serve: Start = mem::transmute(serve as extern "C-unwind" fn(_) -> _);
         let status = libc::pthread_create(&mut thread, &attributes, serve, source.cast());
         libc::pthread_attr_destroy(&mut attributes);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &old, ptr::null_mut());
         status
     };
+    library_thread::block_again(&old);
     if status != 0 {
         let error = std::io::Error::from_raw_os_error(status);
         log::warn(format_args!(
