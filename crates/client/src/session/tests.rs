@@ -310,3 +310,24 @@ fn a_copy_that_is_asked_for_in_part_ends_after_its_bytes() {
     group.expect_one();
     assert_eq!(session.end_in_part(&group, 1, true, error), error);
 }
+
+/// A wait that ends by the board's word or its deadline leaves its own request unanswered: the lead
+/// would go back to nobody.
+#[test]
+fn the_lead_goes_to_another_thread_than_the_one_that_leaves() {
+    let (session, _server) = session();
+    let mut memory = [Destination::new(), Destination::new()];
+    let [first, second] = memory.each_mut().map(|of| of.ask(&session, false));
+    let is = |own: &Arc<Group>, found: Option<&Arc<Group>>| {
+        let next = session.awaited_by_another(Some(own));
+        next.as_ref().map(Arc::as_ptr) == found.map(Arc::as_ptr)
+    };
+    for group in [&first, &second] {
+        group.waiting.fetch_add(1, Ordering::AcqRel);
+    }
+    assert!(is(&first, Some(&second)) && is(&second, Some(&first)));
+    second.waiting.fetch_sub(1, Ordering::AcqRel);
+    assert!(is(&first, None), "no other thread waits");
+    first.waiting.fetch_add(1, Ordering::AcqRel);
+    assert!(is(&first, Some(&first)), "two threads wait for it");
+}

@@ -84,7 +84,7 @@ impl Session {
                     self.lead(&mut incoming, || group.is_complete() || is_late());
                 }
                 drop(incoming);
-                self.hand_over(1);
+                self.hand_over(Some(group));
                 if seen {
                     break;
                 }
@@ -169,7 +169,7 @@ impl Session {
         if let Some(mut incoming) = self.receiver.try_lock() {
             self.take_in(&mut incoming);
             drop(incoming);
-            self.hand_over(0);
+            self.hand_over(None);
         }
     }
 
@@ -182,7 +182,7 @@ impl Session {
         };
         self.take_in(&mut incoming);
         drop(incoming);
-        self.hand_over(0);
+        self.hand_over(None);
         written && self.receiving.load(Ordering::Acquire) == 0
     }
 
@@ -277,7 +277,7 @@ impl Session {
                 self.unattended.load(Ordering::Acquire) == 0 || self.someone_waits()
             });
             drop(incoming);
-            self.hand_over(0);
+            self.hand_over(None);
         }
     }
 
@@ -318,23 +318,28 @@ impl Session {
         false
     }
 
-    /// Passes the lead to a thread that still waits. `own` is 1 if the calling thread counts as one
-    /// itself. A program may expect many replies and ask for one after another: without others that
-    /// wait, none of them is looked at.
-    fn hand_over(&self, own: usize) {
-        if self.waiting.load(Ordering::SeqCst) <= own {
+    /// Passes the lead to a thread that still waits. `own` is the group that the calling thread
+    /// counts as waiting for, if it does. A program may expect many replies and ask for one after
+    /// another: without others that wait, none of them is looked at.
+    fn hand_over(&self, own: Option<&Arc<Group>>) {
+        if self.waiting.load(Ordering::SeqCst) <= usize::from(own.is_some()) {
             return;
         }
-        let next = self
-            .waiters
-            .lock()
-            .values()
-            .find(|e| e.group.waiting.load(Ordering::Acquire) > 0)
-            .map(|e| e.group.clone());
-        if let Some(group) = next {
+        if let Some(group) = self.awaited_by_another(own) {
             group.state.lock().lead = true;
             group.changed.notify_all();
         }
+    }
+
+    /// Returns a group that a thread waits for, other than the calling one.
+    pub(super) fn awaited_by_another(&self, own: Option<&Arc<Group>>) -> Option<Arc<Group>> {
+        let waiters = self.waiters.lock();
+        let mut groups = waiters.values().map(|expected| &expected.group);
+        let awaited = groups.find(|group| {
+            let is_own = own.is_some_and(|own| Arc::ptr_eq(own, group));
+            group.waiting.load(Ordering::Acquire) > usize::from(is_own)
+        });
+        awaited.cloned()
     }
 }
 
