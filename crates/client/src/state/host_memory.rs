@@ -273,6 +273,14 @@ impl HostMemory {
         PRIVATE_END.load(Ordering::Acquire) > 0
     }
 
+    /// Returns whether some of these bytes may be of host memory that the server does not map.
+    #[inline]
+    pub(super) fn may_be_private(address: u64, bytes: u64) -> bool {
+        let bounds = HostMemory::private_bounds();
+        let end = bounds.start.saturating_add(bounds.bytes);
+        address < end && bounds.start < address.saturating_add(bytes)
+    }
+
     /// Returns the bounds of the host memory that the server does not map.
     #[inline]
     pub(crate) fn private_bounds() -> PrivateBounds {

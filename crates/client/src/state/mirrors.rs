@@ -18,16 +18,17 @@
 //!
 //! A copy from the device into mirrored memory must not overtake what kernels wrote there before.
 //! So it decides by which way it comes while it holds `copying` shared, until its requests are
-//! sent. The thread that opens a mirror takes `copying` exclusively for one moment, from which on
-//! copies into that memory come in order. Then it waits for those that were sent before. While it
-//! waits it does not hold `copying`: a copy that it waits for may itself wait for what another
-//! thread does after its next copy.
+//! sent, if its bytes may be mirrored at all. The thread that opens a mirror takes `copying`
+//! exclusively for one moment, from which on copies into that memory come in order. Then it waits
+//! for those that were sent before. While it waits it does not hold `copying`: a copy that it waits
+//! for may itself wait for what another thread does after its next copy.
 //!
 //! Lock order: `naming`, a mirror's `opening`, `copying`, `open`, a mirror's `server_bytes`, the
 //! session's sender. A thread that holds `copying` shared takes the table of host memory and locks
 //! of the session, and waits for the link at most. None who holds these waits for `copying`.
 
 use std::{
+    io,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
@@ -756,7 +757,8 @@ impl Driver {
             let start = (at - range.base) as usize;
             let read = |out: &mut [u8]| range.read(start as u64, out);
             let buffer = &mut buffer[..wanted];
-            let (got, changes) = range.mirror.take_changes(start, buffer, exact, read);
+            let taken = range.mirror.take_changes(start, buffer, exact, read);
+            let (got, changes) = taken.map_err(unreadable)?;
             let now = &buffer[..got];
             for (offset, len) in changes {
                 let written = messages::HostWrite {

@@ -187,7 +187,7 @@ impl Driver {
         asked: &mut usize,
     ) -> Result<u64, CUresult> {
         let (dst, bytes, detached) = (whole.address, whole.rows.bytes(), whole.detached);
-        let _sent_as_it_is = self.copying_out();
+        let _sent_as_it_is = self.copying_out(dst as u64, bytes as u64);
         let whole = ReceiveBuffer {
             in_order: self.is_mirrored_in(dst as u64, bytes as u64),
             ..whole

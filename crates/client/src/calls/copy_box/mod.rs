@@ -411,8 +411,9 @@ impl Driver {
         let pieces = request.extent.pieces(CHUNK_BYTES_MAX as u64);
         let (replies, mut asked) = (pieces.len(), 0);
         let group = Group::new(replies);
+        let all_bytes = dst.rows(request.extent).spanned_bytes() as u64;
         let ask_for_all = || -> Done {
-            let _sent_as_it_is = self.copying_out();
+            let _sent_as_it_is = self.copying_out(dst.address, all_bytes);
             for piece in pieces {
                 let address = (dst.address + dst.offset(piece.at)) as *mut u8;
                 let rows = dst.rows(piece.extent);
