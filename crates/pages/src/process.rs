@@ -9,22 +9,22 @@ use std::{
 use crate::abi::{self, MapQuery};
 
 /// Copies memory at `address` into `out`. Returns the number of bytes before the first that is not
-/// mapped.
+/// mapped. An error says nothing about the memory.
 ///
 /// The kernel copies, so that memory which the program unmaps meanwhile ends the copy instead of
 /// the process. Other threads may write to the memory at the same time; the bytes are then old or
 /// new.
-pub fn read(address: u64, out: &mut [u8]) -> usize {
+pub fn read(address: u64, out: &mut [u8]) -> io::Result<usize> {
     transfer(address, out.as_mut_ptr(), out.len(), false)
 }
 
 /// Copies `data` to memory at `address`. Returns the number of bytes before the first that is not
-/// mapped for writing.
-pub fn write(address: u64, data: &[u8]) -> usize {
+/// mapped for writing. An error says nothing about the memory.
+pub fn write(address: u64, data: &[u8]) -> io::Result<usize> {
     transfer(address, data.as_ptr().cast_mut(), data.len(), true)
 }
 
-fn transfer(address: u64, ours: *mut u8, len: usize, to_there: bool) -> usize {
+fn transfer(address: u64, ours: *mut u8, len: usize, to_there: bool) -> io::Result<usize> {
     let mut done = 0;
     while done < len {
         let remote = libc::iovec {
@@ -48,23 +48,26 @@ fn transfer(address: u64, ours: *mut u8, len: usize, to_there: bool) -> usize {
         };
         if moved <= 0 {
             return match io::Error::last_os_error().raw_os_error() {
-                _ if moved == 0 => done,
-                Some(libc::EFAULT) => done,
+                _ if moved == 0 => Ok(done),
+                Some(libc::EFAULT) => Ok(done),
                 // A sandbox refuses the call, which says nothing about the memory.
-                _ => done + by_pipe(remote, rest, to_there),
+                _ => by_pipe(remote, rest, to_there, io::pipe).map(|moved| done + moved),
             };
         }
         done += moved as usize;
     }
-    done
+    Ok(done)
 }
 
 /// Does what [`transfer`] does by a pipe: its reads and writes check addresses, too. Pieces end at
 /// page borders, since a fault may lose the bytes before it in a page.
-fn by_pipe(there: libc::iovec, ours: libc::iovec, to_there: bool) -> usize {
-    let Ok((reader, writer)) = io::pipe() else {
-        return 0;
-    };
+fn by_pipe(
+    there: libc::iovec,
+    ours: libc::iovec,
+    to_there: bool,
+    pipe: impl FnOnce() -> io::Result<(io::PipeReader, io::PipeWriter)>,
+) -> io::Result<usize> {
+    let (reader, writer) = pipe()?;
     let mut done = 0;
     while done < ours.iov_len {
         let at = there.iov_base as u64 + done as u64;
@@ -79,16 +82,21 @@ fn by_pipe(there: libc::iovec, ours: libc::iovec, to_there: bool) -> usize {
         };
         // SAFETY: one side is in the caller's buffer; the kernel checks the other, which is named
         // by address only. A page fits into an empty pipe.
-        let is_moved = unsafe {
-            libc::write(writer.as_raw_fd(), from, piece) == piece as isize
-                && libc::read(reader.as_raw_fd(), to, piece) == piece as isize
+        let moved = unsafe {
+            match libc::write(writer.as_raw_fd(), from, piece) {
+                written if written == piece as isize => libc::read(reader.as_raw_fd(), to, piece),
+                refused => refused,
+            }
         };
-        if !is_moved {
-            break;
+        if moved != piece as isize {
+            return match io::Error::last_os_error() {
+                error if moved < 0 && error.raw_os_error() != Some(libc::EFAULT) => Err(error),
+                _ => Ok(done),
+            };
         }
         done += piece;
     }
-    done
+    Ok(done)
 }
 
 /// Returns true if another process may map this memory and write to it. Memory that cannot be
@@ -206,10 +214,26 @@ mod tests {
     fn what_is_not_mapped_ends_a_copy() {
         let here = [7u8; 64];
         let mut there = [0u8; 64];
-        assert_eq!(read(here.as_ptr() as u64, &mut there), 64);
+        let count = |moved: io::Result<usize>| moved.expect("no error");
+        assert_eq!(count(read(here.as_ptr() as u64, &mut there)), 64);
         assert_eq!(there, here);
-        assert_eq!(read(0x1000, &mut there), 0);
-        assert_eq!(write(0x1000, &there), 0);
+        assert_eq!(count(read(0x1000, &mut there)), 0);
+        assert_eq!(count(write(0x1000, &there)), 0);
+    }
+
+    #[test]
+    fn memory_that_could_not_be_looked_at_is_an_error() {
+        let mut bytes = [0u8; 64];
+        let part = libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: bytes.len(),
+        };
+        let none = || Err(io::Error::from_raw_os_error(libc::EMFILE));
+        for to_there in [false, true] {
+            let moved = by_pipe(part, part, to_there, none);
+            let error = moved.expect_err("no pipe").raw_os_error();
+            assert_eq!(error, Some(libc::EMFILE));
+        }
     }
 
     #[test]
@@ -234,7 +258,7 @@ mod tests {
                 iov_base: ours.as_mut_ptr().cast(),
                 iov_len: 4 * PAGE,
             };
-            by_pipe(there, ours, to_there)
+            by_pipe(there, ours, to_there, io::pipe).expect("a pipe")
         };
         assert_eq!(moved(100, true), 2 * PAGE - 100, "the third can be read");
         assert_eq!(moved(100, false), 3 * PAGE - 100);

@@ -187,7 +187,7 @@ impl Tracker {
         }
         // SAFETY: inside the mapping.
         unsafe { ptr::write_volatile(pages.memory, 2) };
-        let by_kernel = crate::write(start + PAGE_BYTES, &[2; 16]) == 16;
+        let by_kernel = crate::write(start + PAGE_BYTES, &[2; 16]).is_ok_and(|count| count == 16);
         match look()? {
             2 => Ok(()),
             1 if !by_kernel => Ok(()),

@@ -8,6 +8,7 @@
 use std::{
     collections::BTreeMap,
     ffi::c_void,
+    io,
     os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
     sync::{
         Arc,
@@ -138,15 +139,16 @@ impl HostRange {
     }
 
     /// Copies bytes at an offset into `out`. Returns the number of bytes before the first unmapped
-    /// one. If the program writes to them meanwhile, the result is unspecified, as on a local GPU.
-    pub(super) fn read(&self, offset: u64, out: &mut [u8]) -> usize {
+    /// one; an error if that could not be found out. If the program writes to them meanwhile, the
+    /// result is unspecified, as on a local GPU.
+    pub(super) fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<usize> {
         let address = self.base + offset;
         if self.is_registered() {
             return outboard_pages::read(address, out);
         }
         // SAFETY: memory of the library, inside the range, mapped until the mirror is closed.
         unsafe { std::ptr::copy_nonoverlapping(address as *const u8, out.as_mut_ptr(), out.len()) };
-        out.len()
+        Ok(out.len())
     }
 
     /// Returns what writes to the range where the program's memory is mapped for writing.
@@ -183,7 +185,12 @@ impl Writer<'_> {
         let last = page_of(address + (data.len() as u64).saturating_sub(1));
         let is_known = self.writable == Some(last) && page_of(address) == last;
         if self.range.is_registered() && !is_known {
-            let written = outboard_pages::write(address, data);
+            let written = outboard_pages::write(address, data).unwrap_or_else(|error| {
+                if self.lost.is_none() {
+                    log::warn(format_args!("registered memory cannot be written: {error}"));
+                }
+                0
+            });
             if written == data.len() {
                 self.writable = Some(last);
             } else {

@@ -1,6 +1,9 @@
 //! The mirror of one range of host memory, and the bytes in it that the server does not have.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::{
+    io,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+};
 
 use outboard_pages::PAGE_BYTES;
 use parking_lot::Mutex;
@@ -81,7 +84,8 @@ impl Mirror {
     }
 
     /// Fills `now` with the program's bytes by `read`, which returns how many there are. Returns
-    /// that number and runs of them that differ from the server's, and counts these as sent.
+    /// that number and runs of them that differ from the server's, and counts these as sent. After
+    /// an error of `read` all are looked at again.
     ///
     /// The server's bytes are locked while the program's are read: if both changed in between, by
     /// what another thread received, the older ones would be sent as changes of the program's.
@@ -90,16 +94,22 @@ impl Mirror {
         start: usize,
         now: &mut [u8],
         exact: bool,
-        read: impl FnOnce(&mut [u8]) -> usize,
-    ) -> (usize, Vec<(usize, usize)>) {
+        read: impl FnOnce(&mut [u8]) -> io::Result<usize>,
+    ) -> io::Result<(usize, Vec<(usize, usize)>)> {
         let mut server_bytes = self.server_bytes.lock();
-        let got = read(now).min(now.len());
+        let got = match read(now) {
+            Ok(got) => got.min(now.len()),
+            Err(error) => {
+                self.is_tracked.store(false, Ordering::Release);
+                return Err(error);
+            }
+        };
         let now = &now[..got];
         let Some(known) = server_bytes.get_mut(start..start + got) else {
-            return (got, Vec::new());
+            return Ok((got, Vec::new()));
         };
         if now == known {
-            return (got, Vec::new());
+            return Ok((got, Vec::new()));
         }
         let unit = if exact {
             WORD_BYTES
@@ -110,7 +120,7 @@ impl Mirror {
         for (at, len) in &runs {
             known[*at..at + len].copy_from_slice(&now[*at..at + len]);
         }
-        (got, runs)
+        Ok((got, runs))
     }
 
     /// Marks bytes that the server may not have: they count as changed until they are sent again.
@@ -169,13 +179,18 @@ mod tests {
                 // What arrives meanwhile waits: else it would look like the program's.
                 assert!(mirror.server_bytes.try_lock().is_none());
                 out.copy_from_slice(&program);
-                out.len()
+                Ok(out.len())
             };
-            mirror.take_changes(0, &mut now, true, read)
+            mirror.take_changes(0, &mut now, true, read).expect("bytes")
         };
         assert_eq!(taken(), (64, vec![(8, 4)]));
         assert_eq!(taken(), (64, vec![]));
         mirror.forget(0, &program);
         assert_eq!(taken(), (64, vec![(0, 64)]));
+
+        mirror.is_tracked.store(true, Ordering::Release);
+        let refused = |_: &mut [u8]| Err(io::Error::from_raw_os_error(libc::EMFILE));
+        let lost = mirror.take_changes(0, &mut [0; 64], true, refused);
+        assert!(lost.is_err() && !mirror.is_tracked.load(Ordering::Acquire));
     }
 }

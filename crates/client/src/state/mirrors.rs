@@ -201,6 +201,15 @@ fn first_difference(a: &[u8], b: &[u8], mut at: usize) -> Option<usize> {
     None
 }
 
+/// Returns the error of work that would read registered memory which cannot be looked at.
+#[cold]
+fn unreadable(error: io::Error) -> CUresult {
+    log::warn(format_args!(
+        "work is refused: registered memory that it may read cannot be looked at: {error}"
+    ));
+    CUresult::CUDA_ERROR_OPERATING_SYSTEM
+}
+
 /// Returns the ranges that have some bytes of `part`. `run_of` returns where one begins and ends;
 /// they are disjoint, in the order of their addresses.
 fn touched<R>(ranges: &[R], part: (u64, u64), run_of: impl Fn(&R) -> (u64, u64)) -> &[R] {
@@ -339,10 +348,11 @@ impl Driver {
         self.mirrors.open.lock().controls.add(control);
     }
 
-    /// Keeps the way by which copies into memory come as it is, until it is dropped: the caller
-    /// decides about a copy from the device, and sends it.
-    pub(crate) fn copying_out(&self) -> RwLockReadGuard<'_, ()> {
-        self.mirrors.copying.read()
+    /// Keeps the way by which copies into these bytes come as it is, until it is dropped: the
+    /// caller decides about a copy from the device, and sends it. `None` if the server maps the
+    /// bytes, or they are not pinned: no mirror is of them, and threads that copy share no lock.
+    pub(crate) fn copying_out(&self, address: u64, bytes: u64) -> Option<RwLockReadGuard<'_, ()>> {
+        HostMemory::may_be_private(address, bytes).then(|| self.mirrors.copying.read())
     }
 
     /// Returns whether copies into some memory come in order.
