@@ -545,6 +545,22 @@ def capturing(function: str, *arguments: object, mode: int = 0, end: bool = True
     return ask
 
 
+def query_captured(mode: int) -> Question:
+    """A query of an event that was recorded in a capture."""
+
+    def ask(state: State) -> str:
+        stream, event, graph = got("cuStreamCreate", 1), got("cuEventCreate", 0), c_void_p()
+        must("cuStreamBeginCapture_v2", stream, mode)
+        must("cuEventRecord", event, stream)
+        answer = call("cuEventQuery", event)
+        call("cuStreamEndCapture", stream, byref(graph))
+        must("cuStreamDestroy_v2", stream)
+        must("cuEventDestroy_v2", event)
+        return answer
+
+    return ask
+
+
 def into_graph(state: State) -> tuple[str, ...]:
     """A capture into a graph of the program's, ended without a place for the graph."""
     stream, graph, count = got("cuStreamCreate", 1), got("cuGraphCreate", 0), c_size_t()
@@ -629,6 +645,9 @@ CAPTURES: dict[str, Question] = {
     "launch with a null function": capturing("cuLaunchKernel", None, 1, 1, 1, 1, 1, 1, 0, "captured", None, None),
     "launch with a grid of 0": capturing("cuLaunchKernel", "empty", 0, 1, 1, 1, 1, 1, 0, "captured", None, None),
     "query an event": capturing("cuEventQuery", "event"),
+    "query a captured event": query_captured(0),
+    "query a captured event, thread's": query_captured(1),
+    "query a captured event, relaxed": query_captured(2),
     "wait for an event from outside": capturing("cuStreamWaitEvent", "captured", "event", 0),
     "record an event": capturing("cuEventRecord", "untimed", "captured"),
     "create a stream": capturing("cuStreamCreate", c_void_p, 1),

@@ -9,7 +9,7 @@ use outboard_api::{
 };
 use outboard_wire::messages;
 
-use super::{Done, Out, stream::Reached};
+use super::{Done, Out, stream::Reached, stream_capture::check_captures_unsafe};
 use crate::{
     session::{Group, Numbered, Sink},
     state::{Driver, Event, HandleKind, StreamRef, driver, wire_context},
@@ -138,9 +138,14 @@ impl Driver {
 
 pub(crate) fn cuEventQuery(event: CUevent) -> Done {
     let driver = driver()?;
-    let event = driver.streams.event(event)?;
+    let known = driver.streams.event(event);
+    // As in CUDA, in every mode of capture, before other events are refused.
+    if let Ok(event) = &known {
+        driver.refuse_captured_event(event)?;
+    }
+    check_captures_unsafe()?;
+    let event = known?;
     event.settle();
-    driver.refuse_captured_event(&event)?;
     event.doubt();
     event.watched.store(true, Ordering::Release);
     driver.query(&Reached::of_event(&event), &event.query, || {
