@@ -26,7 +26,11 @@ def test_constants_are_costs(link: str, tmp_path: Path) -> None:
     done = calibrate("--link", link, "--json", str(path))
     assert done.returncode == 0, done.stderr
     constants = json.loads(path.read_text())
-    assert sorted(constants) == sorted([*FIELDS, "source", "waits_for_copies"])
+    assert sorted(constants) == sorted([*FIELDS, "source", "waits", "waits_for_copies"])
+    waits = constants["waits"]
+    assert [wait["gpu_ns"] for wait in waits] == [0, 100_000, 1_000_000, 3_000_000]
+    assert all(0 <= wait["more_ns"] < 1e9 for wait in waits), waits
+    assert "a wait of 3ms" in done.stdout
     assert constants["waits_for_copies"] is False
     assert all(0 <= constants[field] < 1e9 for field in FIELDS), constants
     # Both are measured calls; one sends a message, the other only reads.

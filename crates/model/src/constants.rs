@@ -43,6 +43,19 @@ pub struct Constants {
     /// Addition to that if threads of the program wait for each other.
     #[serde(default)]
     pub handoff_more: f64,
+    /// Additional time of a wait, by the GPU's time that is left when it begins; those times rise.
+    /// Between two of them it is interpolated, outside it is that of the nearest.
+    #[serde(default)]
+    pub waits: Vec<WaitCost>,
+}
+
+/// The cost of waits of one length.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WaitCost {
+    /// Time that the GPU works on when the server has the request.
+    pub gpu_ns: f64,
+    pub more_ns: f64,
 }
 
 impl Constants {
@@ -63,6 +76,7 @@ impl Constants {
             waits_for_copies: false,
             processor_more: 0.0,
             handoff_more: 0.0,
+            waits: Vec::new(),
         }
     }
 
@@ -79,6 +93,7 @@ impl Constants {
         waits_for_copies: false,
         processor_more: 0.0,
         handoff_more: 0.0,
+        waits: Vec::new(),
     };
 
     /// Returns the same costs if a program's own code were slower by `processor` more, and its
@@ -92,9 +107,28 @@ impl Constants {
         }
     }
 
-    /// Refuses values that are not durations.
+    /// Returns what a wait costs beyond the rest if the GPU has `left_ns` to work.
+    pub(crate) fn wait_more_ns(&self, left_ns: f64) -> f64 {
+        let next = self.waits.partition_point(|cost| cost.gpu_ns < left_ns);
+        match (self.waits.get(next.wrapping_sub(1)), self.waits.get(next)) {
+            (Some(before), Some(after)) => {
+                let part = (left_ns - before.gpu_ns) / (after.gpu_ns - before.gpu_ns);
+                before.more_ns + part * (after.more_ns - before.more_ns)
+            }
+            (Some(nearest), None) | (None, Some(nearest)) => nearest.more_ns,
+            (None, None) => 0.0,
+        }
+    }
+
+    /// Refuses values that are not durations, and waits that are out of order.
     pub fn check(&self) -> Result<(), Error> {
-        for (what, value) in [
+        let waits = self.waits.iter().flat_map(|wait| {
+            [
+                ("gpu_ns of waits", wait.gpu_ns),
+                ("more_ns of waits", wait.more_ns),
+            ]
+        });
+        let numbers = [
             ("start_ns", self.start_ns),
             ("start_ns_per_byte", self.start_ns_per_byte),
             ("time_local_ns", self.time_local_ns),
@@ -104,7 +138,8 @@ impl Constants {
             ("device_ns_per_byte", self.device_ns_per_byte),
             ("processor_more", self.processor_more),
             ("handoff_more", self.handoff_more),
-        ] {
+        ];
+        for (what, value) in numbers.into_iter().chain(waits) {
             if !(value.is_finite() && value >= 0.0) {
                 return Err(Error::Number {
                     what,
@@ -113,6 +148,61 @@ impl Constants {
                 });
             }
         }
-        Ok(())
+        let mut pairs = self.waits.iter().zip(self.waits.iter().skip(1));
+        match pairs.find(|(before, after)| before.gpu_ns >= after.gpu_ns) {
+            Some((before, after)) => Err(Error::WaitsOutOfOrder {
+                before_ns: before.gpu_ns,
+                after_ns: after.gpu_ns,
+            }),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(waits: &[(f64, f64)]) -> Constants {
+        let cost = |&(gpu_ns, more_ns): &(f64, f64)| WaitCost { gpu_ns, more_ns };
+        Constants {
+            waits: waits.iter().map(cost).collect(),
+            ..Constants::NONE
+        }
+    }
+
+    #[test]
+    fn a_waits_cost_is_interpolated() {
+        let known = with(&[(1e3, 10.0), (2e3, 20.0), (4e3, 16.0)]);
+        for (left_ns, more_ns) in [
+            (0.0, 10.0),
+            (1e3, 10.0),
+            (1.5e3, 15.0),
+            (2e3, 20.0),
+            (3e3, 18.0),
+            (4e3, 16.0),
+            (1e9, 16.0),
+        ] {
+            assert_eq!(known.wait_more_ns(left_ns), more_ns, "{left_ns}");
+        }
+        assert_eq!(with(&[]).wait_more_ns(5e6), 0.0);
+        assert_eq!(with(&[(1e6, 3.0)]).wait_more_ns(0.0), 3.0);
+    }
+
+    #[test]
+    fn waits_are_durations_in_order() {
+        assert_eq!(with(&[(0.0, 0.0), (1e5, 7.0)]).check(), Ok(()));
+        for (waits, says) in [
+            (&[(-1.0, 0.0)][..], "gpu_ns of waits must be 0 or more"),
+            (&[(0.0, -1.0)], "more_ns of waits must be 0 or more"),
+            (&[(f64::NAN, 0.0)], "gpu_ns of waits"),
+            (&[(0.0, f64::NAN)], "more_ns of waits"),
+            (&[(0.0, 0.0), (f64::INFINITY, 0.0)], "gpu_ns of waits"),
+            (&[(2e5, 0.0), (1e5, 0.0)], "100000 comes after 200000"),
+            (&[(1e5, 0.0), (1e5, 1.0)], "must rise"),
+        ] {
+            let error = with(waits).check().unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
     }
 }

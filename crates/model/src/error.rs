@@ -52,6 +52,8 @@ pub enum Error {
         must: &'static str,
         value: f64,
     },
+    #[error("the waits' gpu_ns must rise; {after_ns} comes after {before_ns}")]
+    WaitsOutOfOrder { before_ns: f64, after_ns: f64 },
     #[error(
         "the models do not know batches; the level may be sync, or, or+sr or or+sr+local, it is {level}"
     )]

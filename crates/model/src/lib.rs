@@ -37,7 +37,7 @@ pub use crate::{
     budget::{BUDGET_PERCENT_MAX, Budget},
     closed::{Closed, c_async, c_sync, e_async, e_local},
     confidence::{Confidence, Margin},
-    constants::Constants,
+    constants::{Constants, WaitCost},
     error::Error,
     iteration::{Iteration, Step, Stream, Unit},
     mode::{LEVELS, Mode, SMALL_MESSAGE_BYTES, check_level},

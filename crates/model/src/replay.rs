@@ -13,8 +13,9 @@
 //! ```
 //!
 //! Calls that are answered locally cost their thread a little time and no other part any. Every
-//! other delay is a sum or a maximum, so that on one thread a slower network never helps; of two
-//! threads that compete for a link, one can gain by coming second.
+//! other delay is a sum or a maximum, so that on one thread a slower network never helps, as long
+//! as a longer wait costs less more than it is longer; of two threads that compete for a link, one
+//! can gain by coming second.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -368,10 +369,7 @@ impl<'a> Replay<'a> {
             }
             return Some(copied_ns);
         }
-        let ready_ns = match step.is_wait() && step.class == Class::Synchronous {
-            true => self.awaited_ns(step, served_ns - step.server_ns),
-            false => served_ns,
-        };
+        let ready_ns = self.ready_ns(step, served_ns, remote);
         self.outcome.round_trips += 1;
         match step.response_bytes {
             // The bytes of a copy that is not waited for come after the reply.
@@ -388,13 +386,26 @@ impl<'a> Replay<'a> {
         None
     }
 
+    /// Returns the time at which the server can answer a call that it was done with at `served_ns`.
+    fn ready_ns(&self, step: &Step, served_ns: f64, remote: Remote<'_>) -> f64 {
+        if !step.is_wait() || step.class != Class::Synchronous {
+            return served_ns;
+        }
+        let called_ns = served_ns - step.server_ns;
+        let left_ns = (self.gpu_seen_ns(step) - called_ns).max(0.0);
+        self.awaited_ns(step, called_ns) + remote.constants.wait_more_ns(left_ns)
+    }
+
     /// Returns the time at which a waiting call that begins at `from_ns` is done.
     fn awaited_ns(&self, step: &Step, from_ns: f64) -> f64 {
+        (from_ns + step.floor_ns).max(self.gpu_seen_ns(step) + step.tail_ns)
+    }
+
+    /// Returns the time at which the processor sees that the work that a call waits for has ended.
+    fn gpu_seen_ns(&self, step: &Step) -> f64 {
         let units = self.iteration.list(step.waits).iter();
-        let gpu_ns = units
-            .map(|unit| self.unit_seen_ns[*unit as usize])
-            .fold(0.0, f64::max);
-        (from_ns + step.floor_ns).max(gpu_ns + step.tail_ns)
+        let seen_ns = units.map(|unit| self.unit_seen_ns[*unit as usize]);
+        seen_ns.fold(0.0, f64::max)
     }
 
     /// Sends a request over the link to the server. Each piece of it goes on the wire when the

@@ -23,6 +23,7 @@ fn constants() -> Constants {
         waits_for_copies: false,
         processor_more: 0.0,
         handoff_more: 0.0,
+        waits: Vec::new(),
         server_ns: 0.0,
     }
 }

@@ -7,8 +7,8 @@ mod builder;
 use builder::{Builder, Rng, call, launch, random, synchronize};
 use outboard_api::optimise::Level;
 use outboard_model::{
-    Constants, LEVELS, Mode, Network, Observer, Outcome, Remote, Replay, Step, Unit, Where,
-    Workload,
+    Constants, LEVELS, Mode, Network, Observer, Outcome, Remote, Replay, Step, Unit, WaitCost,
+    Where, Workload,
 };
 use outboard_trace::{Class, GpuWork, Trace};
 
@@ -26,6 +26,7 @@ fn constants() -> Constants {
         waits_for_copies: false,
         processor_more: 0.0,
         handoff_more: 0.0,
+        waits: Vec::new(),
         server_ns: 10.0,
     }
 }
@@ -126,6 +127,33 @@ fn launches_overlap_the_gpu() {
     let closed = outboard_model::Closed::new(workload.typical(), LOCAL, &constants());
     assert_eq!((closed.async_calls, closed.sync_calls), (10, 1));
     assert_eq!(closed.rtts, 6.0);
+}
+
+#[test]
+fn a_wait_costs_by_the_gpus_time_that_is_left() {
+    let trace = launches();
+    let workload = Workload::new(&trace).unwrap();
+    let total_ns = |waits: &[(f64, f64)]| {
+        let cost = |&(gpu_ns, more_ns): &(f64, f64)| WaitCost { gpu_ns, more_ns };
+        let constants = Constants {
+            waits: waits.iter().map(cost).collect(),
+            ..constants()
+        };
+        let place = Where::Remote(Remote {
+            network: network(20_000.0),
+            level: LOCAL,
+            constants: &constants,
+            freed: None,
+        });
+        Replay::new(workload.typical()).run(place).total_ns
+    };
+    let free_ns = total_ns(&[]);
+    assert_eq!(total_ns(&[(0.0, 700.0)]), free_ns + 700.0);
+    // The wait is on the server 10 us before the last of ten launches' 100 us begins to count: more
+    // than 80 us are left.
+    let added_ns = total_ns(&[(0.0, 0.0), (100_000.0, 100_000.0)]) - free_ns;
+    assert!((80_000.0..=100_000.0).contains(&added_ns), "{added_ns}");
+    assert_eq!(here(&trace).0.total_ns, 106_000.0);
 }
 
 #[test]

@@ -21,7 +21,7 @@ use std::{process::ExitCode, time::Duration};
 use anyhow::Context;
 use outboard_api::optimise::Level;
 use outboard_link::Endpoint;
-use outboard_model::{Constants, show_ns};
+use outboard_model::{Constants, WaitCost, show_ns};
 
 use super::{
     CASE_MS, CASE_QUICK_MS, Interrupt, Interrupted, ROUNDS, ROUNDS_QUICK, SAMPLES_MAX,
@@ -46,7 +46,13 @@ const COLD: f64 = 1.27;
 const PROCESSOR_MORE: f64 = 0.03;
 const HANDOFF_MORE: f64 = 0.05;
 
-const WORKS: [Operation; 10] = [
+/// Lengths of the kernels that are waited for.
+const WAITS_NS: [u64; 4] = [0, 100_000, 1_000_000, 3_000_000];
+/// Requests of a wait for a kernel: the launch, the copy, the wait. A kernel that has a length
+/// hides all but the first.
+const WAIT_REQUESTS: f64 = 3.0;
+
+const WORKS: [Operation; 10 + WAITS_NS.len()] = [
     Operation::ContextDevice,
     Operation::LaunchBetween,
     Operation::ToDeviceCall { bytes: SMALL_BYTES },
@@ -57,10 +63,18 @@ const WORKS: [Operation; 10] = [
     to_device(LONG_BYTES, false),
     to_device(LARGE_BYTES, true),
     to_device(LONG_BYTES, true),
+    item_after(WAITS_NS[0]),
+    item_after(WAITS_NS[1]),
+    item_after(WAITS_NS[2]),
+    item_after(WAITS_NS[3]),
 ];
 
 const fn to_device(bytes: usize, pinned: bool) -> Operation {
     Operation::ToDevice { bytes, pinned }
+}
+
+const fn item_after(kernel_ns: u64) -> Operation {
+    Operation::ItemAfter { kernel_ns }
 }
 
 /// Durations per call of each of [`WORKS`], in nanoseconds.
@@ -75,6 +89,8 @@ struct Measured {
     /// A large and a long copy.
     pageable: [f64; 2],
     pinned: [f64; 2],
+    /// Waits for kernels of [`WAITS_NS`].
+    waits: [f64; WAITS_NS.len()],
 }
 
 pub(crate) fn calibrate(args: CalibrateArgs) -> anyhow::Result<ExitCode> {
@@ -177,6 +193,12 @@ fn rounds(
             launch_wait: figure(&works[5])?,
             pageable: [figure(&works[6])?, figure(&works[7])?],
             pinned: [figure(&works[8])?, figure(&works[9])?],
+            waits: [
+                figure(&works[10])?,
+                figure(&works[11])?,
+                figure(&works[12])?,
+                figure(&works[13])?,
+            ],
         })
     };
     times.iter().map(measured).collect()
@@ -216,6 +238,14 @@ fn constants(remote: &Measured, here: Option<&Measured>, round_trip_ns: Option<f
             let explained = round_trip_ns + 2.0 * start_ns + 2.0 * server_ns;
             (remote.launch_wait - here.launch_wait - explained).max(0.0)
         });
+    let explained = here.and(round_trip_ns).map(|round_trip_ns| {
+        let once = start_ns + server_ns;
+        let hidden = |kernel_ns| match kernel_ns {
+            0 => WAIT_REQUESTS * once,
+            _ => once,
+        };
+        WAITS_NS.map(|kernel_ns| round_trip_ns + receive_ns + hidden(kernel_ns))
+    });
     let longer = (LONG_BYTES - LARGE_BYTES) as f64;
     let a_byte = |[large, long]: [f64; 2]| ((long - large) / longer).max(0.0);
     Constants {
@@ -230,7 +260,28 @@ fn constants(remote: &Measured, here: Option<&Measured>, round_trip_ns: Option<f
         time_local_ns: remote.local_call,
         receive_ns,
         server_ns,
+        waits: waits(remote, here, explained),
     }
+}
+
+/// Computes what waits cost beyond the other constants, by the length of the kernel; if these do
+/// not explain the shortest, beyond that one. Without a local GPU a wait there is taken to last as
+/// long as its kernel.
+fn waits(
+    remote: &Measured,
+    here: Option<&Measured>,
+    explained: Option<[f64; WAITS_NS.len()]>,
+) -> Vec<WaitCost> {
+    let here = here.map_or(WAITS_NS.map(|ns| ns as f64), |here| here.waits);
+    let excess = |index: usize| remote.waits[index] - here[index];
+    let costs = WAITS_NS.into_iter().enumerate().map(|(index, ns)| {
+        let known = explained.map_or(excess(0), |explained| explained[index]);
+        WaitCost {
+            gpu_ns: ns as f64,
+            more_ns: (excess(index) - known).max(0.0),
+        }
+    });
+    costs.collect()
 }
 
 fn source(side: &Side, url: &Endpoint, has_local: bool, has_round_trip: bool) -> String {
@@ -251,9 +302,17 @@ fn source(side: &Side, url: &Endpoint, has_local: bool, has_round_trip: bool) ->
 }
 
 fn for_people(constants: &Constants) -> String {
+    let waits: String = constants
+        .waits
+        .iter()
+        .map(|wait| {
+            let length = show_ns(wait.gpu_ns);
+            format!("  a wait of {length:17}{}\n", show_ns(wait.more_ns))
+        })
+        .collect();
     format!(
         "{}\n  sending a call             {}\n  sending a MiB takes more   {}\n  a MiB of a long copy       {}\n  answering a call locally   {}\n  \
-         the server, a request      {}\n  receiving an answer        {}\n",
+         the server, a request      {}\n  receiving an answer        {}\n{waits}",
         constants.source,
         show_ns(constants.start_ns),
         show_ns(constants.start_ns_per_byte * (1 << 20) as f64),
@@ -277,6 +336,7 @@ mod tests {
         launch_wait: 50_000.0,
         pageable: [200_000.0, 200_000.0 + 15_728_640.0 * 0.5],
         pinned: [200_000.0, 200_000.0 + 15_728_640.0 * 0.25],
+        waits: [50_000.0, 150_000.0, 1_060_000.0, 3_090_000.0],
     };
     const HERE: Measured = Measured {
         local_call: 10.0,
@@ -287,6 +347,7 @@ mod tests {
         launch_wait: 12_000.0,
         pageable: [100_000.0, 2_000_000.0],
         pinned: [100_000.0, 100_000.0 + 15_728_640.0 * 0.125],
+        waits: [14_000.0, 112_000.0, 1_010_000.0, 3_008_000.0],
     };
 
     #[test]
@@ -303,6 +364,25 @@ mod tests {
             found.receive_ns,
             50_000.0 - 12_000.0 - 20_000.0 - 400.0 - 1_000.0
         );
+    }
+
+    #[test]
+    fn waits_cost_by_length() {
+        let more =
+            |found: &Constants| -> Vec<f64> { found.waits.iter().map(|w| w.more_ns).collect() };
+        let found = constants(&REMOTE, Some(&HERE), Some(20_000.0));
+        let lengths: Vec<f64> = found.waits.iter().map(|wait| wait.gpu_ns).collect();
+        assert_eq!(lengths, WAITS_NS.map(|ns| ns as f64));
+        let receive_ns = found.receive_ns;
+        let known = 20_000.0 + 200.0 + 500.0 + receive_ns;
+        let beyond = [36_000.0 - 1_400.0, 38_000.0, 50_000.0, 82_000.0];
+        assert_eq!(more(&found), beyond.map(|ns: f64| (ns - known).max(0.0)));
+        // Over a network, and without a local GPU, the shortest is what the others are beyond.
+        let far = constants(&REMOTE, Some(&HERE), None);
+        assert_eq!(more(&far), [0.0, 2_000.0, 14_000.0, 46_000.0]);
+        let alone = constants(&REMOTE, None, Some(20_000.0));
+        assert_eq!(more(&alone), [0.0, 0.0, 10_000.0, 40_000.0]);
+        assert!(found.check().is_ok() && far.check().is_ok() && alone.check().is_ok());
     }
 
     #[test]

@@ -67,6 +67,11 @@ pub(super) enum Operation {
     GraphSynchronize,
     ItemPinned,
     ItemPageable,
+    /// A kernel that takes so long, and four bytes read back, as tensor.item() does; between other
+    /// things that the program does.
+    ItemAfter {
+        kernel_ns: u64,
+    },
     ToDevice {
         bytes: usize,
         pinned: bool,

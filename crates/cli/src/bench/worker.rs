@@ -35,6 +35,8 @@ const ALLOCATION_ASYNC_BYTES: usize = 64 << 10;
 /// Duration of a kernel that later work has to wait for, in nanoseconds.
 const SPIN_NS: u64 = 5_000_000;
 const SPIN_CALIBRATION_TURNS: u64 = 20_000;
+/// Longest kernel that is waited for.
+const KERNEL_NS_MAX: u64 = 1_000_000_000;
 /// Most samples of a pending query that are dropped because the kernel was already done.
 const MISSED_MAX: usize = 100;
 
@@ -90,6 +92,7 @@ struct Bench {
     count: CUfunction,
     count_20: CUfunction,
     spin: CUfunction,
+    occupy: CUfunction,
     counter: CUdeviceptr,
     counter_arguments: Arguments,
     counter_20_arguments: Arguments,
@@ -126,6 +129,7 @@ impl Bench {
             count: driver.function(module, "count")?,
             count_20: driver.function(module, "count_20")?,
             spin: driver.function(module, "spin")?,
+            occupy: driver.function(module, "occupy")?,
             counter_arguments: Arguments::new(&[counter]),
             counter_20_arguments: Arguments::new(&twenty),
             counter,
@@ -221,6 +225,7 @@ impl Bench {
                 let mut four = [0; 4];
                 self.waited(span, |b| b.driver.copy_to_host(&mut four, b.counter))
             }
+            Operation::ItemAfter { kernel_ns } => self.items_after(span, kernel_ns),
             Operation::ToDevice { bytes, pinned } => self.copies(span, bytes, pinned, true),
             Operation::ToDeviceCall { bytes } => self.copy_calls(span, bytes),
             Operation::ToHost { bytes, pinned } => self.copies(span, bytes, pinned, false),
@@ -233,6 +238,23 @@ impl Bench {
     fn pinned_items(&mut self, span: Span) -> anyhow::Result<Vec<f64>> {
         let mut four = self.driver.pinned(4)?;
         let times = self.waited(span, |b| b.driver.copy_to_pinned(&mut four, b.counter, 4));
+        self.driver.free_pinned(four)?;
+        times
+    }
+
+    /// Times a kernel and the wait for four bytes behind it, between other things.
+    fn items_after(&mut self, span: Span, kernel_ns: u64) -> anyhow::Result<Vec<f64>> {
+        ensure!(
+            kernel_ns <= KERNEL_NS_MAX,
+            "{kernel_ns} ns are a kernel too long"
+        );
+        let arguments = Arguments::new(&[self.sink, kernel_ns]);
+        let mut touched = vec![0u8; BETWEEN_BYTES];
+        let mut four = self.driver.pinned(4)?;
+        let times = self.waited_between(span, &mut touched, |b| {
+            b.driver.launch(b.occupy, 1, &arguments)?;
+            b.driver.copy_to_pinned(&mut four, b.counter, 4)
+        });
         self.driver.free_pinned(four)?;
         times
     }
@@ -289,9 +311,7 @@ impl Bench {
         loop {
             let mut singles = Vec::with_capacity(SINGLE_LAUNCHES);
             for _ in 0..SINGLE_LAUNCHES {
-                for line in touched.chunks_exact_mut(CACHE_LINE_BYTES) {
-                    line[0] = black_box(line[0].wrapping_add(1));
-                }
+                touch(&mut touched);
                 let looked = Instant::now();
                 let start = Instant::now();
                 call(self)?;
@@ -315,6 +335,26 @@ impl Bench {
         call(self)?;
         let mut times = Vec::new();
         loop {
+            let start = Instant::now();
+            call(self)?;
+            times.push(ns(start.elapsed()) as f64);
+            if span.is_over(times.len()) {
+                return Ok(times);
+            }
+        }
+    }
+
+    /// Times one call that waits by itself, in nanoseconds; before each, it uses `touched`.
+    fn waited_between(
+        &mut self,
+        span: Span,
+        touched: &mut [u8],
+        mut call: impl FnMut(&mut Bench) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Vec<f64>> {
+        call(self)?;
+        let mut times = Vec::new();
+        loop {
+            touch(touched);
             let start = Instant::now();
             call(self)?;
             times.push(ns(start.elapsed()) as f64);
@@ -571,6 +611,13 @@ impl Span {
 /// Returns the offsets of the bytes that are checked after copying `bytes`.
 fn marks(bytes: usize) -> [usize; 3] {
     [0, bytes / 2, bytes - 1]
+}
+
+/// Uses memory as a program does between two calls.
+fn touch(memory: &mut [u8]) {
+    for line in memory.chunks_exact_mut(CACHE_LINE_BYTES) {
+        line[0] = black_box(line[0].wrapping_add(1));
+    }
 }
 
 fn ns(time: Duration) -> u64 {

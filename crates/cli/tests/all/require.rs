@@ -264,6 +264,20 @@ fn constants_are_read_and_checked() {
     for (start, says) in [
         ("-1", "start_ns must be 0 or more"),
         ("\"x\"", "outboard calibrate"),
+        ("3, \"waits\": 7", "outboard calibrate"),
+        ("3, \"waits\": [{\"gpu_ns\": 1}]", "outboard calibrate"),
+        (
+            "3, \"waits\": [{\"gpu_ns\": NaN, \"more_ns\": 1}]",
+            "outboard calibrate",
+        ),
+        (
+            "3, \"waits\": [{\"gpu_ns\": 1, \"more_ns\": -1}]",
+            "more_ns of waits must be 0 or more",
+        ),
+        (
+            "3, \"waits\": [{\"gpu_ns\": 2, \"more_ns\": 1}, {\"gpu_ns\": 1, \"more_ns\": 1}]",
+            "the waits' gpu_ns must rise; 1 comes after 2",
+        ),
     ] {
         write(start);
         let (code, _, error) = ask();
