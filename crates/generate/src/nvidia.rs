@@ -365,6 +365,7 @@ fn pointee_type(ctype: &str) -> Result<String, String> {
                     "CUlaunchConfig",
                     "CUmemAllocationProp",
                     "CUmemAccessDesc",
+                    "CUmemPoolProps",
                     "CUtensorMap",
                     "CUgraphEdgeData",
                     "CUgraphExecUpdateResultInfo",

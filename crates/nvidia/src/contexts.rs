@@ -13,6 +13,7 @@ use super::{
     Array, Gpu, Nvidia,
     board::{NOT_WANTED, Wanted},
     deferred_free::Retired,
+    host_calls,
     owned::{ContextHold, Mark, ready},
     printed::Reach,
     streams::STREAM_LEGACY,
@@ -148,7 +149,11 @@ impl Nvidia {
         m: &messages::ContextSetLimit,
     ) -> Result<(), Failure> {
         self.enter(cx)?;
-        Ok(self.driver.cuCtxSetLimit(m.limit, m.value)?)
+        let current = self.context(cx.context)?.hold.handle;
+        // The driver waits for all work of the context (580.159, H100).
+        let set = |driver: &Driver| driver.cuCtxSetLimit(m.limit, m.value);
+        let (driver, device) = self.aside();
+        Ok(host_calls::aside(driver, current, device, cx.service, set)?)
     }
 
     pub(super) fn context_destroy(

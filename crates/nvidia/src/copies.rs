@@ -32,7 +32,10 @@ impl Nvidia {
         self.enter(cx)?;
         let (dst, src) = (self.known(m.dst, m.len)?, self.known(m.src, m.len)?);
         let stream = self.real_stream(m.stream)?;
-        if let Err(refused) = self.driver.memcpy(dst, src, stream) {
+        let is_on_host = self.host.is_host(m.dst) && self.host.is_host(m.src);
+        if is_on_host {
+            self.copy_bytes((m.stream, stream), dst, src, false)?;
+        } else if let Err(refused) = self.driver.memcpy(dst, src, stream) {
             self.copy_between(m, dst, src, stream, refused)?;
         }
         self.settle_copy(m.stream, m.sync)
@@ -73,7 +76,7 @@ impl Nvidia {
         self.enter(cx)?;
         let dst = self.known(m.dst, m.data.len() as u64)?;
         self.send(cx, m.stream, m.data, |device, src, stream| {
-            Ok(device.driver.memcpy(dst, src, stream)?)
+            device.copy_bytes((m.stream, stream), dst, src, true)
         })?;
         self.settle_copy(m.stream, m.sync)
     }
@@ -95,7 +98,7 @@ impl Nvidia {
         self.enter(cx)?;
         let src = self.known(m.src, m.len)?;
         self.receive(cx, m.stream, m.len, |device, dst, stream| {
-            Ok(device.driver.memcpy(dst, src, stream)?)
+            device.copy_bytes((m.stream, stream), dst, src, true)
         })
     }
 
@@ -107,7 +110,7 @@ impl Nvidia {
         self.enter(cx)?;
         let copy = self.checked_box(m.desc, None)?;
         let stream = self.real_stream(m.stream)?;
-        Ok(self.driver.memcpy_box(&copy, stream)?)
+        self.copy_checked_box((m.stream, stream), &copy)
     }
 
     pub(super) fn copy_box_in(
@@ -119,7 +122,7 @@ impl Nvidia {
         let desc = m.desc;
         self.send(cx, m.stream, m.data, |device, src, stream| {
             let copy = device.checked_box(desc, Some(src))?;
-            Ok(device.driver.memcpy_box(&copy, stream)?)
+            device.copy_checked_box((m.stream, stream), &copy)
         })?;
         self.settle_copy(m.stream, m.sync)
     }
@@ -134,7 +137,7 @@ impl Nvidia {
         let desc = m.desc;
         self.receive(cx, m.stream, len, |device, dst, stream| {
             let copy = device.checked_box(desc, Some(dst))?;
-            Ok(device.driver.memcpy_box(&copy, stream)?)
+            device.copy_checked_box((m.stream, stream), &copy)
         })
     }
 

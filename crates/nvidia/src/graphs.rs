@@ -17,6 +17,7 @@ use super::{
     Nvidia,
     deferred_free::Retired,
     graph_calls::{EdgeList, Neighbours},
+    host_calls,
     host_memory::PinnedPart,
     owned::{ContextHold, Owned, given_back},
     table::{Driver, real},
@@ -87,6 +88,9 @@ pub(super) struct Graphs {
     pub(super) strays: FxHashSet<real::Graph>,
     /// Graphs inside nodes of other graphs; they are destroyed with those nodes.
     parts: FxHashMap<real::Graph, PartOf>,
+    /// Whether any graph copies from host memory to host memory, for which the driver's launch waits
+    /// until all earlier work of its stream is done.
+    pub(super) copies_on_host: bool,
     driver: Arc<Driver>,
 }
 
@@ -101,6 +105,7 @@ impl Graphs {
             memory: FxHashMap::default(),
             strays: FxHashSet::default(),
             parts: FxHashMap::default(),
+            copies_on_host: false,
             driver: driver.clone(),
         }
     }
@@ -311,7 +316,14 @@ impl Nvidia {
         self.enter(cx)?;
         let stream = self.real_stream(m.stream)?;
         let exec = self.real_graphexec(m.exec)?;
-        self.driver.cuGraphLaunch(exec, stream)?;
+        if self.graphs.copies_on_host {
+            let current = self.context(cx.context)?.hold.handle;
+            let launch = |driver: &Driver| driver.cuGraphLaunch(exec, stream);
+            let (driver, device) = self.aside();
+            host_calls::held_up(driver, current, device, cx.service, launch)?;
+        } else {
+            self.driver.cuGraphLaunch(exec, stream)?;
+        }
         self.printing.launches_graph((cx.context, m.stream));
         let hold = self.stream_hold(m.stream)?;
         Ok(self.host_calls.launched(|| hold.mark(stream))?)

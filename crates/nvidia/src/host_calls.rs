@@ -234,13 +234,25 @@ impl HeldUp for Aside<'_> {
 pub(super) fn aside<T: Send>(
     driver: &Driver,
     context: real::Context,
+    device: Aside<'_>,
+    service: &mut Service<'_>,
+    call: impl FnOnce(&Driver) -> Result<T, Refused> + Send,
+) -> Result<T, Refused> {
+    match device.host_calls.is_outstanding() {
+        true => held_up(driver, context, device, service, call),
+        false => call(driver),
+    }
+}
+
+/// Makes a driver call that waits for work which may need the client: a host function, or a word
+/// of its memory. The call runs on another thread, and this one goes on serving the client.
+pub(super) fn held_up<T: Send>(
+    driver: &Driver,
+    context: real::Context,
     mut device: Aside<'_>,
     service: &mut Service<'_>,
     call: impl FnOnce(&Driver) -> Result<T, Refused> + Send,
 ) -> Result<T, Refused> {
-    if !device.host_calls.is_outstanding() {
-        return call(driver);
-    }
     std::thread::scope(|scope| {
         let held_up = scope.spawn(|| {
             driver.cuCtxSetCurrent(context)?;

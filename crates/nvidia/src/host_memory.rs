@@ -248,6 +248,12 @@ impl HostRanges {
         !self.watches.is_empty()
     }
 
+    /// Whether an address is in pinned memory, as the driver sees it.
+    pub(super) fn is_host(&self, va: u64) -> bool {
+        let before = self.ranges.range(..=va).next_back();
+        before.is_some_and(|(_, range)| !range.variable && range.holds(va, 1))
+    }
+
     fn mirror(&self, va: u64, len: u64) -> Result<&HostRange, Failure> {
         self.ranges
             .range(..=va)

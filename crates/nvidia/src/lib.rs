@@ -29,6 +29,7 @@ mod graph_calls;
 mod graphs;
 mod host;
 mod host_calls;
+mod host_copies;
 mod host_memory;
 mod ipc;
 mod jit;
@@ -231,6 +232,8 @@ struct Nvidia {
     ipc: SessionExports,
     boards: Boards,
     host: HostRanges,
+    /// Device memory that copies from host memory to host memory pass through.
+    pools: host_copies::Pools,
     addresses: AddressBook,
     /// Starts of the ranges in `addresses` that are variables.
     variables: Vec<u64>,
@@ -331,6 +334,7 @@ impl Nvidia {
             ipc: SessionExports::default(),
             boards: Boards::default(),
             host: HostRanges::default(),
+            pools: host_copies::Pools::new(),
             addresses: AddressBook::default(),
             variables: Vec::new(),
             memory: Memory::default(),

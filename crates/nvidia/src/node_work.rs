@@ -53,7 +53,11 @@ impl Nvidia {
                 return Ok(Prepared::Kernel(real, kernel));
             }
             Told::Memset(set) => self.memset_work(&set)?,
-            Told::Copy(copy) => return Ok(Prepared::Copy(self.checked_copy(&copy, None)?)),
+            Told::Copy(copy) => {
+                let copy = self.checked_copy(&copy, None)?;
+                self.graphs.copies_on_host |= self.is_on_host(&copy);
+                return Ok(Prepared::Copy(copy));
+            }
             Told::Host(call) => self.host_node(call),
             Told::Child(child) => NodeWork::Child(self.real_graph(child)?),
             Told::RecordEvent(event) => NodeWork::EventRecord(self.kept_event(event)?),

@@ -13,7 +13,7 @@ use outboard_api::{
         CUDA_BATCH_MEM_OP_NODE_PARAMS, CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS,
         CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUgraphEdgeData, CUgraphExecUpdateResultInfo,
         CUhostFn, CUipcEventHandle, CUlaunchConfig, CUmemAccessDesc, CUmemAllocationProp,
-        CUstreamBatchMemOpParams, CUtensorMap, CUuuid,
+        CUmemPoolProps, CUstreamBatchMemOpParams, CUtensorMap, CUuuid,
     },
 };
 use outboard_device::Failure;

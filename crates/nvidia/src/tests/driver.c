@@ -124,7 +124,15 @@ result cuMemFreeHost(void *p) {
   if (!current) return INVALID_CONTEXT;
   free(p); live_pinned--; return SUCCESS;
 }
-result cuMemHostRegister_v2(void *p, size_t len, unsigned flags) { live_registered++; return SUCCESS; }
+static struct { uintptr_t at; size_t len; } registered[64];
+static int is_host(uint64_t p) {
+  for (int i = 0; i < 64; i++) if (p - registered[i].at < registered[i].len) return 1;
+  return 0;
+}
+result cuMemHostRegister_v2(void *p, size_t len, unsigned flags) {
+  registered[live_registered % 64].at = (uintptr_t)p; registered[live_registered % 64].len = len;
+  live_registered++; return SUCCESS;
+}
 result cuMemHostUnregister(void *p) {
   if (!current) return INVALID_CONTEXT;
   while (running) usleep(100);
@@ -132,7 +140,23 @@ result cuMemHostUnregister(void *p) {
 }
 result cuMemHostGetDevicePointer_v2(uint64_t *d, void *p, unsigned flags) { *d = (uint64_t)p; return SUCCESS; }
 
+typedef struct { size_t max_size; } pool;
+static atomic_int live_bounces, pools_refuse;
+void fake_pools_refuse(int on) { pools_refuse = on; }
+int fake_bounces(void) { return live_bounces; }
+result cuMemPoolCreate(pool **p, const void *prop) { *p = calloc(1, sizeof **p); live_memory++; return SUCCESS; }
+result cuMemPoolSetAttribute(pool *p, int attribute, void *value) { return SUCCESS; }
+result cuMemPoolDestroy(pool *p) { free(p); live_memory--; return SUCCESS; }
+result cuMemAllocFromPoolAsync(uint64_t *p, size_t len, pool *from, uintptr_t stream) {
+  if (pools_refuse) return OUT_OF_MEMORY;
+  *p = (uint64_t)malloc(len); live_memory++; live_bounces++;
+  return SUCCESS;
+}
+result cuMemFreeAsync(uint64_t p, uintptr_t stream) { free((void *)p); live_memory--; return SUCCESS; }
+
 result cuMemcpyAsync(uint64_t dst, uint64_t src, size_t len, uintptr_t stream) {
+  // As NVIDIA's: from host memory to host memory it waits for all earlier work.
+  while (running && is_host(dst) && is_host(src)) usleep(100);
   memmove((void *)dst, (void *)src, len);
   return SUCCESS;
 }
@@ -171,7 +195,7 @@ result cuEventRecordWithFlags(event *e, uintptr_t s, unsigned flags) {
 static atomic_int event_queries;
 int fake_event_queries(void) { return event_queries; }
 result cuEventQuery(event *e) { event_queries++; return e->held && held ? NOT_READY : SUCCESS; }
-result cuStreamQuery(uintptr_t s) { return held ? NOT_READY : SUCCESS; }
+result cuStreamQuery(uintptr_t s) { return held || running ? NOT_READY : SUCCESS; }
 result cuStreamWriteValue64_v2(uintptr_t s, uint64_t address, uint64_t value, unsigned flags) {
   if (!held) *(volatile uint64_t *)address = value;
   return flags ? INVALID_VALUE : SUCCESS;

@@ -1,0 +1,253 @@
+//! Copies from host memory to host memory, by way of the device.
+//!
+//! For these the driver's asynchronous copies wait until all earlier work of their stream is done
+//! (CUDA Driver API, "API synchronization behavior"). The session's thread must not wait: the work
+//! may itself need a message that this thread has yet to receive. Two copies, to the device and
+//! back, wait for nothing (580.159, H100).
+
+use std::{ffi::c_void, ptr, sync::Arc};
+
+use outboard_api::{
+    cuda::{CUDA_MEMCPY3D, CUmemLocation, CUmemPoolProps},
+    enums::{
+        CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEMORYTYPE_ARRAY,
+        CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+        CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+    },
+};
+use outboard_device::Failure;
+
+use super::{
+    Nvidia,
+    addresses::Span,
+    calls::CheckedBox,
+    owned::{ContextHold, Owned, given_back, ready},
+    table::{Driver, Refused, real},
+};
+
+/// Bytes of a copy that are on the device at a time. The pieces of a copy follow each other through
+/// the same memory.
+const PIECE_BYTES: u64 = 2 << 20;
+/// Device memory for pieces and packed boxes of one session, per device, in bytes.
+const POOL_BYTES_MAX: u64 = 256 << 20;
+/// Part of that which the driver keeps while no copy uses it, in bytes.
+const POOL_BYTES_KEPT: u64 = 32 << 20;
+
+/// Pools of device memory that copies pass through, by the session's number of the device.
+pub(super) type Pools = Vec<(usize, Owned<real::Pool>)>;
+
+impl Nvidia {
+    /// Copies in a stream. `with_slot` tells that one end is pinned memory of this process.
+    pub(super) fn copy_bytes(
+        &mut self,
+        (stream_id, stream): (u64, real::Stream),
+        dst: Span,
+        src: Span,
+        with_slot: bool,
+    ) -> Result<(), Failure> {
+        let host_ends = usize::from(with_slot)
+            + usize::from(self.host.is_host(dst.address()))
+            + usize::from(self.host.is_host(src.address()));
+        if host_ends < 2 {
+            return Ok(self.driver.memcpy(dst, src, stream)?);
+        }
+        if self.capturing(stream)? {
+            self.graphs.copies_on_host = true;
+            return Ok(self.driver.memcpy(dst, src, stream)?);
+        }
+        let len = dst.len().min(src.len());
+        let Some((pool, bounce)) = self.bounce(stream_id, stream, len.min(PIECE_BYTES))? else {
+            return Ok(self.driver.memcpy(dst, src, stream)?);
+        };
+        let copied = pieces(len).try_for_each(|(at, len)| {
+            let part = |span: Span| {
+                // SAFETY: a part of a span that was checked.
+                unsafe { Span::new_unchecked(span.address() + at, len) }
+            };
+            // SAFETY: memory of the pool, which is freed in this stream after both copies.
+            let bounce = unsafe { Span::new_unchecked(bounce, len) };
+            self.driver.memcpy(bounce, part(src), stream)?;
+            self.driver.memcpy(part(dst), bounce, stream)
+        });
+        free(&pool.driver, bounce, stream);
+        Ok(copied?)
+    }
+
+    /// Copies a box in a stream.
+    pub(super) fn copy_checked_box(
+        &mut self,
+        (stream_id, stream): (u64, real::Stream),
+        copy: &CheckedBox,
+    ) -> Result<(), Failure> {
+        if !self.is_on_host(copy) {
+            return Ok(self.driver.memcpy_box(copy, stream)?);
+        }
+        if self.capturing(stream)? {
+            self.graphs.copies_on_host = true;
+            return Ok(self.driver.memcpy_box(copy, stream)?);
+        }
+        let Some((pool, bounce)) = self.bounce(stream_id, stream, box_bytes(&copy.0))? else {
+            return Ok(self.driver.memcpy_box(copy, stream)?);
+        };
+        let [to_device, to_host] = by_way_of(copy, bounce);
+        let copied = self.driver.memcpy_box(&to_device, stream);
+        let copied = copied.and_then(|()| self.driver.memcpy_box(&to_host, stream));
+        free(&pool.driver, bounce, stream);
+        Ok(copied?)
+    }
+
+    /// Whether a box goes from host memory to host memory.
+    pub(super) fn is_on_host(&self, copy: &CheckedBox) -> bool {
+        let copy = &copy.0;
+        let is_host = |kind, address| match kind {
+            CU_MEMORYTYPE_HOST => true,
+            CU_MEMORYTYPE_ARRAY => false,
+            _ => self.host.is_host(address),
+        };
+        if box_bytes(copy) == 0 {
+            return false;
+        }
+        let rows = copy.src_z * copy.src_height + copy.src_y;
+        let src = copy.src_device + (rows * copy.src_pitch + copy.src_x_in_bytes) as u64;
+        let rows = copy.dst_z * copy.dst_height + copy.dst_y;
+        let dst = copy.dst_device + (rows * copy.dst_pitch + copy.dst_x_in_bytes) as u64;
+        is_host(copy.src_memory_type, src) && is_host(copy.dst_memory_type, dst)
+    }
+
+    /// Allocates device memory in a stream. `None` if there is none left and the driver's own way
+    /// waits for nothing that this thread has yet to receive.
+    fn bounce(
+        &mut self,
+        stream_id: u64,
+        stream: real::Stream,
+        len: u64,
+    ) -> Result<Option<(Arc<ContextHold>, u64)>, Failure> {
+        let hold = self.stream_hold(stream_id)?;
+        let allocated = self
+            .pool(&hold)
+            .and_then(|pool| hold.driver.cuMemAllocFromPoolAsync(len, pool, stream));
+        match allocated {
+            Ok(address) => Ok(Some((hold, address))),
+            Err(_) if ready(self.driver.cuStreamQuery(stream))? => Ok(None),
+            Err(_) if !self.host_calls.is_outstanding() => Ok(None),
+            Err(refused) => Err(Failure::new(
+                refused.status,
+                format!("{len} bytes of device memory for a copy from host memory to host memory"),
+            )),
+        }
+    }
+
+    fn pool(&mut self, hold: &Arc<ContextHold>) -> Result<real::Pool, Refused> {
+        let known = self.pools.iter().find(|(device, _)| *device == hold.device);
+        if let Some((_, pool)) = known {
+            return Ok(pool.handle());
+        }
+        let pool = make_pool(&hold.driver, self.devices[hold.device].ordinal)?;
+        let owned = Owned::new(&self.base, pool, |driver, pool| {
+            driver.cuMemPoolDestroy(pool)
+        });
+        self.pools.push((hold.device, owned));
+        Ok(pool)
+    }
+}
+
+/// Makes a pool in which memory that one stream freed makes no other stream wait.
+fn make_pool(driver: &Driver, ordinal: i32) -> Result<real::Pool, Refused> {
+    let properties = CUmemPoolProps {
+        alloc_type: CU_MEM_ALLOCATION_TYPE_PINNED,
+        handle_types: 0,
+        location: CUmemLocation {
+            kind: CU_MEM_LOCATION_TYPE_DEVICE,
+            id: ordinal,
+        },
+        win32_security_attributes: ptr::null_mut(),
+        max_size: POOL_BYTES_MAX as usize,
+        usage: 0,
+        reserved: [0; 54],
+    };
+    let mut pool = real::Pool::NULL;
+    // SAFETY: one record in, and one place out.
+    unsafe { driver.cuMemPoolCreate(&mut pool, &properties) }?;
+    let (mut kept, mut no) = (POOL_BYTES_KEPT, 0_i32);
+    let (kept, no): (*mut u64, *mut i32) = (&mut kept, &mut no);
+    for (attribute, value) in [
+        (CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, kept.cast::<c_void>()),
+        (
+            CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+            no.cast::<c_void>(),
+        ),
+    ] {
+        // SAFETY: the attributes' values are a `cuuint64_t` and an `int` (cuda.h).
+        let set = unsafe { driver.cuMemPoolSetAttribute(pool, attribute, value) };
+        if set.is_err() {
+            given_back(driver.cuMemPoolDestroy(pool));
+        }
+        set?;
+    }
+    Ok(pool)
+}
+
+fn free(driver: &Driver, address: u64, stream: real::Stream) {
+    // SAFETY: memory of a pool of this file, of which later work knows nothing.
+    given_back(unsafe { driver.cuMemFreeAsync(address, stream) });
+}
+
+/// Splits a copy: where each piece begins, and how long it is.
+fn pieces(len: u64) -> impl Iterator<Item = (u64, u64)> {
+    (0..len.div_ceil(PIECE_BYTES)).map(move |i| {
+        let at = i * PIECE_BYTES;
+        (at, PIECE_BYTES.min(len - at))
+    })
+}
+
+fn box_bytes(copy: &CUDA_MEMCPY3D) -> u64 {
+    // Checked not to overflow, since both ends hold the whole box.
+    (copy.width_in_bytes * copy.height * copy.depth) as u64
+}
+
+/// Splits a box copy in two: to packed rows at `bounce`, and from there.
+fn by_way_of(copy: &CheckedBox, bounce: u64) -> [CheckedBox; 2] {
+    let copy = copy.0;
+    let to_device = CUDA_MEMCPY3D {
+        dst_x_in_bytes: 0,
+        dst_y: 0,
+        dst_z: 0,
+        dst_memory_type: CU_MEMORYTYPE_DEVICE,
+        dst_device: bounce,
+        dst_pitch: copy.width_in_bytes,
+        dst_height: copy.height,
+        ..copy
+    };
+    let to_host = CUDA_MEMCPY3D {
+        src_x_in_bytes: 0,
+        src_y: 0,
+        src_z: 0,
+        src_memory_type: CU_MEMORYTYPE_DEVICE,
+        src_device: bounce,
+        src_pitch: copy.width_in_bytes,
+        src_height: copy.height,
+        ..copy
+    };
+    // SAFETY: the ends of `copy` were checked, and `bounce` has room for all of its packed rows.
+    [to_device, to_host].map(|copy| unsafe { CheckedBox::new(copy) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_a_copy() {
+        assert_eq!(pieces(0).count(), 0);
+        assert_eq!(pieces(1).collect::<Vec<_>>(), [(0, 1)]);
+        let all: Vec<_> = pieces(2 * PIECE_BYTES + 5).collect();
+        assert_eq!(
+            all,
+            [
+                (0, PIECE_BYTES),
+                (PIECE_BYTES, PIECE_BYTES),
+                (2 * PIECE_BYTES, 5)
+            ]
+        );
+    }
+}

@@ -1,0 +1,98 @@
+//! Copies from host memory to host memory while a stream waits for the client.
+
+use super::*;
+
+const LEN: u64 = 5 << 20;
+
+/// A client with two pieces of host memory, the second of which begins with `bytes`.
+fn client_with_memory(fake: &Fake, bytes: &[u8]) -> (Client, [u64; 2]) {
+    let mut client = Client::new(fake);
+    let base = 0x5400_0000_0000 + std::ptr::from_ref(&client) as u64 % (1 << 30) / 4096 * 4096;
+    let places = [base, base + 2 * LEN];
+    for va in places {
+        client.done(Request::HostMap(messages::HostMap {
+            va,
+            len: LEN,
+            flags: 0,
+            fd_tag: 0,
+        }));
+    }
+    client.done(Request::HostWrite(messages::HostWrite {
+        va: places[1],
+        data: bytes,
+    }));
+    (client, places)
+}
+
+fn host_func(client: &mut Client) {
+    client.done(Request::HostFunc(messages::HostFunc {
+        stream: 0,
+        call: 11,
+    }));
+}
+
+fn answer(client: &mut Client) {
+    let mut told = Vec::new();
+    let start = Instant::now();
+    while told.is_empty() && start.elapsed() < Duration::from_secs(10) {
+        outboard_device::Host::take_host_calls(&mut client.device, &mut told);
+    }
+    client.done(Request::HostFuncDone(messages::HostFuncDone { call: 11 }));
+}
+
+fn copy([dst, src]: [u64; 2]) -> Request<'static> {
+    Request::Copy(messages::Copy {
+        dst,
+        src,
+        len: LEN,
+        stream: 0,
+        sync: 0,
+    })
+}
+
+fn contents(client: &mut Client, src: u64) -> Vec<u8> {
+    let mut out = client.wait(Request::CopyOut(messages::CopyOut {
+        src,
+        len: LEN,
+        stream: 0,
+    }));
+    assert_eq!(out.ready(), Ok(true));
+    out.data().expect("bytes").to_vec()
+}
+
+#[test]
+fn a_copy_between_host_memory_leaves_host_functions_running() {
+    let fake = Fake::build(&[]);
+    let bytes: Vec<u8> = (0..LEN).map(|i| (i % 251) as u8).collect();
+    let (mut client, [dst, src]) = client_with_memory(&fake, &bytes);
+    host_func(&mut client);
+    client.done(copy([dst, src]));
+    client.done(Request::CopyIn(messages::CopyIn {
+        dst: dst + 1,
+        stream: 0,
+        sync: 0,
+        data: b"in"[..].into(),
+    }));
+    answer(&mut client);
+    let mut wanted = bytes;
+    wanted[1..3].copy_from_slice(b"in");
+    assert!(contents(&mut client, dst) == wanted);
+    assert!(fake.ask("fake_bounces", 0) >= 2);
+    drop(client);
+    assert_eq!(fake.ask("fake_live", 0), 0);
+}
+
+#[test]
+fn without_device_memory_a_copy_between_host_memory_waits_or_is_refused() {
+    let fake = Fake::build(&[]);
+    let bytes = vec![7; LEN as usize];
+    let (mut client, places) = client_with_memory(&fake, &bytes);
+    fake.ask("fake_pools_refuse", 1);
+    client.done(copy(places));
+    assert!(contents(&mut client, places[0]) == bytes);
+    host_func(&mut client);
+    let status = client.refused(copy(places));
+    assert_eq!(status, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+    answer(&mut client);
+    client.done(copy(places));
+}
