@@ -42,7 +42,10 @@ macro_rules! no_status {
 
 /// The calls between `query_port` and `create_qp_ex`, in the header's order. Those for which it has
 /// another way are null.
-pub(crate) fn newer(alloc_parent_domain: *mut c_void) -> [*mut c_void; 32] {
+pub(crate) fn newer(
+    alloc_parent_domain: *mut c_void,
+    query_device_ex: *mut c_void,
+) -> [*mut c_void; 32] {
     let none = ptr::null_mut();
     [
         no_status!("ibv_advise_mr"),
@@ -71,7 +74,7 @@ pub(crate) fn newer(alloc_parent_domain: *mut c_void) -> [*mut c_void; 32] {
         no_status!("ibv_query_rt_values_ex"),
         create_cq_ex as *mut c_void,
         none, // the library's own
-        none, // query_device_ex: then it is ibv_query_device
+        query_device_ex,
         no_status!("ibv_destroy_flow"),
         none,
         no_pointer!("ibv_create_flow"),

@@ -244,7 +244,10 @@ fn extended(device: *const ibv_device, events: c_int) -> verbs_context {
     let none = ptr::null_mut();
     verbs_context {
         query_port: Some(query_port),
-        _newer: newer(alloc_parent_domain as *mut c_void),
+        _newer: newer(
+            alloc_parent_domain as *mut c_void,
+            query_device_ex as *mut c_void,
+        ),
         create_qp_ex: Some(create_qp_ex),
         _older: older(),
         sz: size_of::<verbs_context>(),
@@ -322,6 +325,35 @@ pub unsafe extern "C" fn outboard_nic_ibv_query_device(
     // SAFETY: room for one, which may be uninitialised.
     unsafe { out.write(about) };
     0
+}
+
+/// Offset of `phys_port_cnt_ex` in `ibv_device_attr_ex`.
+const PORTS_OFFSET: usize = 396;
+
+/// # Safety
+///
+/// `input` is null or a mask of 32 bits; `out` is null or has room for `bytes`.
+unsafe extern "C" fn query_device_ex(
+    context: *mut ibv_context,
+    input: *const u32,
+    out: *mut u8,
+    bytes: usize,
+) -> c_int {
+    // SAFETY: null or a mask, as this function's contract says.
+    let asked = unsafe { input.as_ref() }.copied().unwrap_or(0);
+    if asked != 0 || out.is_null() || bytes < size_of::<ibv_device_attr>() {
+        return libc::EINVAL;
+    }
+    // SAFETY: room for `bytes`, at least for the older attributes, with which they begin.
+    let status = unsafe {
+        out.write_bytes(0, bytes);
+        outboard_nic_ibv_query_device(context, out.cast())
+    };
+    if status == 0 && bytes >= PORTS_OFFSET + size_of::<u32>() {
+        // SAFETY: inside the room, and aligned as the record is.
+        unsafe { out.add(PORTS_OFFSET).cast::<u32>().write(PORT.into()) };
+    }
+    status
 }
 
 /// # Safety

@@ -85,7 +85,7 @@ static void make(void)
     CHECK(ibv_destroy_comp_channel(channel) == EBUSY);
     struct ibv_device_attr_ex more;
     struct ibv_cq_init_attr_ex other = {.cqe = 1, .wc_flags = IBV_WC_EX_WITH_BYTE_LEN}, plain = {.cqe = 3};
-    CHECK(ibv_query_device_ex(context, NULL, &more) == 0 && more.orig_attr.max_sge == 1);
+    CHECK(ibv_query_device_ex(context, NULL, &more) == 0 && more.orig_attr.max_sge == 1 && more.phys_port_cnt_ex == 1);
     FAILS(ibv_create_cq_ex(context, &other), EOPNOTSUPP);
     struct ibv_poll_cq_attr from = {0};
     struct ibv_cq_ex *polled = ibv_create_cq_ex(context, &plain);
