@@ -101,6 +101,8 @@ mod sys;
 pub mod tcp;
 #[cfg(not(loom))]
 mod wake;
+#[cfg(not(loom))]
+mod wild;
 
 #[cfg(not(loom))]
 pub use crate::{
@@ -131,6 +133,7 @@ pub use crate::{
     standard::fill_standard_descriptors,
     stream::{Peer, Stream},
     wake::KnownFd,
+    wild::send_programs_memory,
 };
 pub use error::Error;
 #[cfg(not(loom))]

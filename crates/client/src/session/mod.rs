@@ -131,6 +131,7 @@ pub(crate) type MirrorCopy = (u32, u64);
 
 impl Session {
     pub(crate) fn new(link: Link, fds: Vec<RawFd>, handler: Box<dyn Handler>) -> Session {
+        outboard_link::send_programs_memory();
         let kind = link.kind();
         let data_connections = DataConnections::new(&link);
         let (mut sender, receiver) = link.split();

@@ -20,7 +20,7 @@ use super::{
     kernel::{self, Opening},
     liveness::{self, Watch},
 };
-use crate::{Error, deadline::timed_out, sys, wake::WakeUp};
+use crate::{Error, deadline::timed_out, sys, wake::WakeUp, wild};
 
 /// State that both halves and their handles share.
 pub(super) struct Shared {
@@ -127,6 +127,7 @@ impl Shared {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let mut watch = Watch::default();
         let mut full_since = None;
+        let mut is_fault_new = true;
         let mut calls = 0;
         IoSlice::advance_slices(&mut slices, 0);
         while !slices.is_empty() {
@@ -138,6 +139,7 @@ impl Shared {
             ) {
                 Ok(count) => {
                     calls += 1;
+                    is_fault_new = true;
                     IoSlice::advance_slices(&mut slices, count);
                 }
                 Err(Errno::INTR) => {}
@@ -157,6 +159,9 @@ impl Shared {
                     if !has_room {
                         watch.look(&self.socket)?;
                     }
+                }
+                Err(Errno::FAULT) if is_fault_new && wild::read_each_page(slices) => {
+                    is_fault_new = false;
                 }
                 Err(error) => return Err(Error::io("sending")(error)),
             }
