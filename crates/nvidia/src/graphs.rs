@@ -88,8 +88,8 @@ pub(super) struct Graphs {
     pub(super) strays: FxHashSet<real::Graph>,
     /// Graphs inside nodes of other graphs; they are destroyed with those nodes.
     parts: FxHashMap<real::Graph, PartOf>,
-    /// Whether any graph copies from host memory to host memory, for which the driver's launch waits
-    /// until all earlier work of its stream is done.
+    /// Whether any graph copies from host memory to host memory, for which the driver's launch
+    /// waits until all earlier work of its stream is done.
     pub(super) copies_on_host: bool,
     driver: Arc<Driver>,
 }

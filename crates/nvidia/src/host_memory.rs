@@ -345,7 +345,7 @@ impl HostRanges {
     /// Reports the words of watched memory that changed since they were last reported or written by
     /// the client.
     pub(super) fn take_changed(&mut self, changed: &mut dyn FnMut(u64, &[u8])) {
-        let mut now = [0; PAGE_BYTES as usize];
+        let mut now = Vec::new();
         for (watch, at) in self.differing_parts() {
             let Some(watch) = self.watches.get_mut(watch) else {
                 continue;
@@ -354,16 +354,10 @@ impl HostRanges {
                 continue;
             };
             let end = watch.known.len().min(at + PART_BYTES);
-            let pages = watch.known[at..end].chunks_mut(PAGE_BYTES as usize);
-            for (i, page) in pages.enumerate() {
-                let va = watch.va + (at + i * PAGE_BYTES as usize) as u64;
-                let now = &mut now[..page.len()];
-                range.read(va, now);
-                if now != page {
-                    changed_words(va, page, now, changed);
-                    page.copy_from_slice(now);
-                }
-            }
+            let (va, known) = (watch.va + at as u64, &mut watch.known[at..end]);
+            now.resize(known.len(), 0);
+            range.read(va, &mut now);
+            take_pages(va, known, &now, changed);
         }
     }
 
@@ -388,6 +382,32 @@ impl HostRanges {
         // SAFETY: `holds` has checked that every part lies in a mapping of `self`, which stays
         // while it is borrowed.
         unsafe { compare::differing(&parts) }
+    }
+}
+
+/// Reports the words of `now` that differ from those known, and makes them known. Pages in a row
+/// that differ are looked through as one, so that words which go on in the next page are one run.
+fn take_pages(va: u64, known: &mut [u8], now: &[u8], changed: &mut dyn FnMut(u64, &[u8])) {
+    let page_bytes = PAGE_BYTES as usize;
+    let mut differ = None;
+    let mut take = |start: usize, end: usize, known: &mut [u8]| {
+        let (known, now) = (&mut known[start..end], &now[start..end]);
+        changed_words(va + start as u64, known, now, changed);
+        known.copy_from_slice(now);
+    };
+    for at in (0..now.len()).step_by(page_bytes) {
+        let end = now.len().min(at + page_bytes);
+        match (known[at..end] == now[at..end], differ) {
+            (false, None) => differ = Some(at),
+            (true, Some(start)) => {
+                take(start, at, known);
+                differ = None;
+            }
+            _ => {}
+        }
+    }
+    if let Some(start) = differ {
+        take(start, now.len(), known);
     }
 }
 

@@ -212,6 +212,44 @@ fn watched_mirrors_hand_over_what_kernels_changed() {
 }
 
 #[test]
+fn words_that_go_on_in_the_next_page_are_one_run() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let va = 0x5100_0000_0000 + std::ptr::from_ref(&client) as u64 % (1 << 30) / 4096 * 4096;
+    let len = 40 * 4096;
+    client.done(Request::HostMap(messages::HostMap {
+        va,
+        len,
+        flags: 0,
+        fd_tag: 0,
+    }));
+    client.done(Request::HostWatch(messages::HostWatch { va, len }));
+    // The last pages are those of another part.
+    for (at, n) in [(4096 - 8, 2 * 4096), (5 * 4096, 4), (15 * 4096, 2 * 4096)] {
+        client.done(Request::CuMemsetD8Async(messages::CuMemsetD8Async {
+            dst_device: va + at,
+            uc: 6,
+            n,
+            h_stream: 0,
+        }));
+    }
+    let mut runs = Vec::new();
+    outboard_device::Host::take_host_pages(&mut client.device, &mut |at, bytes| {
+        assert!(bytes.iter().all(|byte| *byte == 6));
+        runs.push((at - va, bytes.len()));
+    });
+    assert_eq!(
+        runs,
+        [
+            (4096 - 8, 2 * 4096),
+            (5 * 4096, 4),
+            (15 * 4096, 4096),
+            (16 * 4096, 4096)
+        ]
+    );
+}
+
+#[test]
 fn a_thread_without_a_context_may_be_the_last_to_use_host_memory() {
     let fake = Fake::build(&[]);
     let mut client = Client::new(&fake);
