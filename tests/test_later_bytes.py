@@ -10,7 +10,7 @@ import pytest
 
 from harness import TEST_PROGRAMS, Server, start_server
 
-PARTS = ["notes", "kernel", "hidden", "rows", "capture", "words", "adapter", "staged", "opening"]
+PARTS = ["notes", "kernel", "hidden", "rows", "capture", "words", "adapter", "staged", "opening", "managed"]
 
 
 @pytest.fixture(scope="module")

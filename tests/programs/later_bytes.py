@@ -1,7 +1,7 @@
 """Memory that is written by two ways, one after the other: the later bytes are there, whichever way is faster. Prints
 `right`.
 
-    later_bytes.py notes|kernel|hidden|rows|capture|words|held|adapter|staged|opening
+    later_bytes.py notes|kernel|hidden|rows|capture|words|held|adapter|staged|opening|managed
 """
 
 from __future__ import annotations
@@ -366,12 +366,35 @@ def opening() -> None:
     check(opened[-1].raw == b"U" * bytes, "the bytes of copies while mirrors were opened")
 
 
+def managed() -> None:
+    """Copies between pinned and managed memory do not wait for what the program does next, and have the later bytes."""
+    bytes, at, flag = 64 * KIB, c_uint64(), device(4)
+    must("cuMemAllocManaged", byref(at), c_size_t(bytes), 1)
+    memory = (ctypes.c_char * bytes).from_address(at.value)
+    given, got, source = pinned(bytes), pinned(bytes), device(bytes)
+    copies, free = (made("cuStreamCreate", NON_BLOCKING) for _ in range(2))
+    fill(flag, 0, 4)
+    must("cuCtxSynchronize")
+    ctypes.memset(given, 1, bytes)
+    for round in range(1, ROUNDS):
+        must("cuMemsetD8Async", c_uint64(source), c_ubyte(round), c_size_t(bytes), copies)
+        must("cuStreamWaitValue32_v2", copies, c_uint64(flag), c_uint32(round), 0)
+        if round > 1:
+            bring(given, source, bytes, copies)
+        for to, from_ in ((memory, given), (got, memory)):
+            must("cuMemcpyAsync", to, from_, c_size_t(bytes), copies)
+        check(got[:1] == c_ubyte(round - 1).value.to_bytes(), f"round {round}: bytes before their time")
+        must("cuStreamWriteValue32_v2", free, c_uint64(flag), c_uint32(round), 0)
+        must("cuStreamSynchronize", copies)
+        for name, place in {"given": given, "managed": memory, "got": got}.items():
+            check(place.raw == c_ubyte(round).value.to_bytes() * bytes, f"round {round}: {name}")
+
+
 def main() -> None:
     primary_context()
     lib.cuMemFreeHost.argtypes = [c_void_p]
-    parts: dict[str, Callable[[], None]] = {
-        part.__name__: part for part in (notes, kernel, hidden, rows, capture, words, held, adapter, staged, opening)
-    }
+    all_parts = (notes, kernel, hidden, rows, capture, words, held, adapter, staged, opening, managed)
+    parts: dict[str, Callable[[], None]] = {part.__name__: part for part in all_parts}
     for name in sys.argv[1:] or parts:
         parts[name]()
     print("right")

@@ -237,7 +237,7 @@ fn rows_beyond_the_greatest_pitch_are_refused() {
 
 /// The kernel before it may wait for what the host does next.
 #[test]
-fn an_asynchronous_copy_between_managed_memory_is_a_message() {
+fn an_asynchronous_copy_to_or_from_managed_memory_is_a_message() {
     over_each_link(|kind| {
         let client = Client::start(kind, |_, _| Answer::Usual);
         let function = load();
@@ -253,9 +253,30 @@ fn an_asynchronous_copy_between_managed_memory_is_a_message() {
         let copied = unsafe { cuMemcpyAsync(to, from, 4096, CUstream::NULL) };
         assert_eq!(copied, SUCCESS);
         assert_eq!(counts(), (1, 0));
+        let mut pinned = [ptr::null_mut::<c_void>(); 2];
+        for memory in &mut pinned {
+            // SAFETY: a local output.
+            assert_eq!(unsafe { cuMemHostAlloc(memory, 4096, 0) }, SUCCESS);
+        }
+        let [one, other] = pinned.map(|memory| memory as CUdeviceptr);
+        for (n, (to, from)) in [(one, from), (to, other), (other, to)]
+            .into_iter()
+            .enumerate()
+        {
+            // SAFETY: memory of 4 KiB each.
+            let copied = unsafe { cuMemcpyAsync(to, from, 4096, CUstream::NULL) };
+            assert_eq!(
+                (copied, counts()),
+                (SUCCESS, (n + 2, 0)),
+                "pinned memory, {n}"
+            );
+        }
         // SAFETY: memory of 4 KiB each.
         assert_eq!(unsafe { cuMemcpy(to, from, 4096) }, SUCCESS);
-        assert_eq!(counts(), (1, 1), "a synchronous one");
+        assert_eq!(counts(), (4, 1), "a synchronous one");
+        // SAFETY: memory of 4 KiB each.
+        let copied = unsafe { cuMemcpyAsync(one, other, 4096, CUstream::NULL) };
+        assert_eq!((copied, counts().0), (SUCCESS, 4), "pinned memory alone");
     });
 }
 

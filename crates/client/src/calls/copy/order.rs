@@ -205,8 +205,9 @@ impl Driver {
         }
     }
 
-    /// Copies from host to host, in the stream's order. Between managed memory this is work of the
-    /// device: earlier work may wait for what the host writes next.
+    /// Copies from host to host, in the stream's order. If one end is managed memory and the other
+    /// is managed or pinned, this is work of the device: earlier work may wait for what the host
+    /// writes next.
     #[cold]
     fn copy_in_host(
         &self,
@@ -215,8 +216,8 @@ impl Driver {
         stream: &StreamRef,
         wait: bool,
     ) -> Done {
-        let is_seen = kinds == (MemoryKind::Shared, MemoryKind::Shared);
-        if !wait && is_seen && self.is_managed(dst) && self.is_managed(src) {
+        let is_of_both = !wait && (self.is_managed(dst) || self.is_managed(src));
+        if is_of_both && self.are_seen(kinds, dst, src, stream) {
             self.copy_here(dst, src, bytes as u64, stream)?;
             self.host_is_used(stream);
             return Ok(());
@@ -225,6 +226,23 @@ impl Driver {
         // SAFETY: both ranges are the caller's.
         unsafe { std::ptr::copy(src as *const u8, dst as *mut u8, bytes) };
         Ok(())
+    }
+
+    /// Returns whether the device can make a copy between these places of the host. Pinned memory
+    /// gets a mirror for that, unless nothing is under way that a wait would be for.
+    fn are_seen(
+        &self,
+        kinds: (MemoryKind, MemoryKind),
+        dst: u64,
+        src: u64,
+        stream: &StreamRef,
+    ) -> bool {
+        let is_seen = |kind, address| match kind {
+            MemoryKind::Shared => true,
+            MemoryKind::Pinned => !self.is_quiet(stream) && self.make_visible(address).is_ok(),
+            MemoryKind::Device | MemoryKind::Pageable => false,
+        };
+        is_seen(kinds.0, dst) && is_seen(kinds.1, src)
     }
 
     /// Adds a copy to a captured graph: it reads and writes memory at each launch, not now.
