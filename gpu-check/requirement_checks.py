@@ -13,7 +13,9 @@ moments, so:
 * both processes have the same cores for the same threads, and the server has others;
 * the first steps of a turn are not timed.
 
-A third process, which is local too, shows what the same comparison makes of nothing at all (`--twin`).
+A third process, which is local too, shows what the same comparison makes of nothing at all (`--twin`). `--through`
+records programs through the server as well, over a network without a round trip: such a recording (NAME.through.trace)
+has what each call took there, and how often the program really waited.
 """
 
 from __future__ import annotations
@@ -119,7 +121,7 @@ class Checks:
         self.outboard = [str(options.outboard)]
         self.group = Group("checks", ())
         with self.cores.of(self.cores.server):
-            self.server = Server(self.outboard, ["shm"], "nvidia", options.log_dir / "server.log", 60.0)
+            self.server = Server(self.outboard, ["shm"], options.device, options.log_dir / "server.log", 60.0)
             self.server.start()
         self.runner = Runner([sys.executable], self.outboard, scratch, options.log_dir, False)
         self.constants = scratch / "constants.json"
@@ -155,14 +157,18 @@ class Checks:
             player.close()
         self.server.stop()
 
-    def record(self, cases: list[Case]) -> dict[str, str]:
-        """Records the programs, one after the other in processes that start together; returns why some could not be."""
+    def record(self, cases: list[Case], is_through: bool = False) -> dict[str, str]:
+        """Records the programs, one after the other in processes that start together, on this machine's GPU or through
+        the server; returns why some could not be."""
         players, errors = {}, {}
         with self.cores.of(self.cores.others | self.cores.first):
             for case in cases:
                 untimed = UNTIMED_OF_LONG if case.name in LONG else UNTIMED
                 whole = str(self.scratch / f"{case.name}.whole")
                 mode = Mode(f"recorded {case.name}", None, record=whole, untimed=untimed, caches="recorded")
+                if is_through:
+                    url = self.server.urls["shm"]
+                    mode = Mode(f"through {case.name}", url, emulate=NO_NETWORK, record=whole, caches="emulated")
                 players[case.name] = Player(self.runner, mode, self.group, case.module)
         for do in (self._ready, self._prepared, self._recorded):
             for case in cases:
@@ -180,12 +186,15 @@ class Checks:
         for case in cases:
             if case.name not in errors:
                 whole = self.scratch / f"{case.name}.whole"
-                cut(self.runner, whole, self.recording(case), case.title)
-                whole.unlink()
+                try:
+                    cut(self.runner, whole, self.recording(case, is_through), case.title)
+                except StageError as error:
+                    errors[case.name] = str(error)
+                whole.unlink(missing_ok=True)
         return errors
 
-    def recording(self, case: Case) -> Path:
-        return Path(self.options.recordings) / f"{case.name}.trace"
+    def recording(self, case: Case, is_through: bool = False) -> Path:
+        return Path(self.options.recordings) / f"{case.name}{'.through' if is_through else ''}.trace"
 
     def _ready(self, player: Player, case: Case) -> None:
         player.wait_until_ready(time.monotonic() + 180)
@@ -357,6 +366,9 @@ def main() -> int:
             errors: dict[str, str] = {}
             for at in range(0, len(chosen), BATCH):
                 errors |= checks.record(chosen[at : at + BATCH])
+            through = [case for case in chosen if case.name in options.through]
+            for name, error in (checks.record(through, is_through=True) if through else {}).items():
+                print(f"{name} could not be recorded through the server: {error}", flush=True)
             for number, case in enumerate(chosen):
                 now = time.monotonic()
                 if now > until:
@@ -390,7 +402,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--budget-s", type=float, default=900.0, help="time for everything")
     parser.add_argument("--set", type=_constants, default={}, metavar="NAME=NUMBER,...", help="further constants")
     parser.add_argument("--twin", action="store_true", help="compare a second local process with the first, too")
+    parser.add_argument(
+        "--through", type=names, default=[], metavar="NAME,...", help="record these through the server, too"
+    )
     parser.add_argument("--predict", action="store_true", help="add predictions to results; needs no GPU")
+    parser.add_argument("--device", default="nvidia", help="passed to `outboard serve`")
     parser.add_argument("--log-dir", type=Path, default=ROOT / "build" / "requirement-checks")
     return parser.parse_args()
 

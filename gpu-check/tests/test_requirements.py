@@ -1,7 +1,9 @@
 """Predictions held against emulated networks: the arithmetic with made-up answers, the whole with the real program."""
 
+import argparse
 import json
 import os
+import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -214,6 +216,33 @@ def test_the_page_shows_errors_checks_and_what_failed(tmp_path):
         results.write_text(broken)
         assert paper_plots.main([str(results), str(page)], make=requirements_page.document) == 1
     assert page.read_text() == text
+
+
+def test_a_program_is_recorded_through_the_server(tmp_path):
+    options = argparse.Namespace(
+        outboard=OUTBOARD, device="soft", log_dir=tmp_path / "logs", recordings=tmp_path, set={}, twin=False
+    )
+    options.log_dir.mkdir()
+    checks = requirement_checks.Checks(options, tmp_path)
+    checks.group = GROUP
+    try:
+        errors = checks.record([case("fill_and_read"), case("no_such_step")], is_through=True)
+    finally:
+        checks.close()
+    assert set(errors) == {"no_such_step"}
+    command = [
+        str(OUTBOARD),
+        "require",
+        str(tmp_path / "fill_and_read.through.trace"),
+        "--budget",
+        "1000%",
+        "--json",
+        "-",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["recording"]["iterations"] == requirement_checks.ITERATIONS
+    assert sorted(path.name for path in tmp_path.glob("*.trace")) == ["fill_and_read.through.trace"]
+    assert_nothing_runs()
 
 
 def test_a_budget_within_the_interval_of_the_median_is_not_decided():

@@ -10,8 +10,8 @@
 //! and the model leaves things out. The margin is their sum's quantile at the confidence.
 //!
 //! The model's error was measured for each part that can determine a program's time: the GPU, whose
-//! work takes as long anywhere, the program's own code, and its copies. A replay in which these are
-//! slower by the measured error tells how much of it reaches the end of a step.
+//! work takes as long anywhere, the program's own code, its copies, and its waits. A replay in
+//! which these are slower by the measured error tells how much of it reaches the end of a step.
 //!
 //! The answer is about the iteration of median duration. How far the recorded median is off cannot
 //! be told from iterations that one slow second has in common, so noise counts in full. If the
@@ -31,10 +31,11 @@ use crate::{
 
 /// Standard deviations of the model's measured errors, apart from noise
 /// (docs/requirements.md): of a step that the GPU determines, of the speed of a program's
-/// own code, and of the time of its long copies.
+/// own code, of the time of its long copies, and of that of a wait.
 const MODEL_ERROR: f64 = 0.01;
 const PROCESSOR_ERROR: f64 = 0.045;
 const COPIES_ERROR: f64 = 0.15;
+const WAIT_ERROR_NS: f64 = 25_000.0;
 /// Standard deviation of a normal distribution, in median absolute deviations.
 const DEVIATIONS: f64 = 1.4826;
 /// Standard deviation of the median of n numbers of a normal distribution, in standard deviations
@@ -60,6 +61,8 @@ pub struct Margin {
     /// Median error of replaying the iterations without a network.
     pub replay_error: f64,
     pub model_error: f64,
+    /// The part of the model's error that comes from the waits.
+    pub waits_error: f64,
     /// The part by which an iteration may be longer than predicted.
     pub margin: f64,
 }
@@ -98,18 +101,19 @@ impl Confidence {
 }
 
 impl Margin {
-    pub(crate) fn new(confidence: Confidence, errors: Errors, model_error: f64) -> Margin {
+    pub(crate) fn new(confidence: Confidence, errors: Errors, model: ModelError) -> Margin {
         let Errors {
             noise,
             replay_error,
             ..
         } = errors;
-        let deviation = (noise.powi(2) + replay_error.powi(2) + model_error.powi(2)).sqrt();
+        let deviation = (noise.powi(2) + replay_error.powi(2) + model.all.powi(2)).sqrt();
         Margin {
             confidence,
             noise,
             replay_error,
-            model_error,
+            model_error: model.all,
+            waits_error: model.waits,
             margin: confidence.deviations() * deviation,
         }
     }
@@ -120,8 +124,20 @@ impl Margin {
     }
 }
 
-/// Returns the standard deviation of the model's error for an iteration, as a share of its time.
-pub(crate) fn model_error(iteration: &Iteration, level: Level, constants: &Constants) -> f64 {
+/// Standard deviation of the model's error for an iteration, as a share of its time: all of it, and
+/// what comes from waits.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ModelError {
+    all: f64,
+    waits: f64,
+}
+
+/// Returns the model's error for an iteration.
+pub(crate) fn model_error(
+    iteration: &Iteration,
+    level: Level,
+    constants: &Constants,
+) -> ModelError {
     let mut replay = Replay::new(iteration);
     let mut total_ns = |constants: &Constants| {
         let place = Where::Remote(Remote {
@@ -133,14 +149,19 @@ pub(crate) fn model_error(iteration: &Iteration, level: Level, constants: &Const
         replay.run(place).total_ns
     };
     let as_it_is = total_ns(constants);
-    let mut share = |processor, copies| match as_it_is > 0.0 {
-        true => total_ns(&constants.off_by(processor, copies)) / as_it_is - 1.0,
+    let mut share = |constants: &Constants| match as_it_is > 0.0 {
+        true => total_ns(constants) / as_it_is - 1.0,
         false => 0.0,
     };
+    let waits = share(&constants.with_longer_waits(WAIT_ERROR_NS));
     let squares = MODEL_ERROR.powi(2)
-        + share(PROCESSOR_ERROR, 0.0).powi(2)
-        + share(0.0, COPIES_ERROR).powi(2);
-    squares.sqrt()
+        + share(&constants.off_by(PROCESSOR_ERROR, 0.0)).powi(2)
+        + share(&constants.off_by(0.0, COPIES_ERROR)).powi(2)
+        + waits.powi(2);
+    ModelError {
+        all: squares.sqrt(),
+        waits,
+    }
 }
 
 /// Errors of a recording, as shares of an iteration's time.
@@ -230,7 +251,11 @@ mod tests {
         let known = recorded.of_known_step();
         assert!((known.noise - 0.01 * MEDIAN_DEVIATIONS).abs() < 1e-12);
         assert!((known.replay_error - 0.01).abs() < 1e-12);
-        let margin = |errors| Margin::new(Confidence::USUAL, errors, MODEL_ERROR).margin;
+        let model = ModelError {
+            all: MODEL_ERROR,
+            waits: 0.0,
+        };
+        let margin = |errors| Margin::new(Confidence::USUAL, errors, model).margin;
         assert!(margin(known) < margin(recorded));
     }
 
@@ -241,6 +266,7 @@ mod tests {
             noise: 0.0,
             replay_error: 0.0,
             model_error: 0.0,
+            waits_error: 0.0,
             margin,
         };
         assert!((margin(0.0).within(0.05) - 0.05).abs() < 1e-12);

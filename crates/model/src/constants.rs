@@ -107,6 +107,19 @@ impl Constants {
         }
     }
 
+    /// Returns the same costs if each wait took `more_ns` longer.
+    pub(crate) fn with_longer_waits(&self, more_ns: f64) -> Constants {
+        let mut made = self.clone();
+        for wait in &mut made.waits {
+            wait.more_ns += more_ns;
+        }
+        if made.waits.is_empty() {
+            let gpu_ns = 0.0;
+            made.waits.push(WaitCost { gpu_ns, more_ns });
+        }
+        made
+    }
+
     /// Returns what a wait costs beyond the rest if the GPU has `left_ns` to work.
     pub(crate) fn wait_more_ns(&self, left_ns: f64) -> f64 {
         let next = self.waits.partition_point(|cost| cost.gpu_ns < left_ns);
@@ -187,6 +200,17 @@ mod tests {
         }
         assert_eq!(with(&[]).wait_more_ns(5e6), 0.0);
         assert_eq!(with(&[(1e6, 3.0)]).wait_more_ns(0.0), 3.0);
+    }
+
+    #[test]
+    fn every_wait_is_longer() {
+        for waits in [&[][..], &[(0.0, 4.0), (1e6, 9.0)]] {
+            let (known, longer) = (with(waits), with(waits).with_longer_waits(5.0));
+            for left_ns in [0.0, 3e5, 2e6] {
+                let more_ns = longer.wait_more_ns(left_ns) - known.wait_more_ns(left_ns);
+                assert!((more_ns - 5.0).abs() < 1e-9, "{left_ns}: {more_ns}");
+            }
+        }
     }
 
     #[test]

@@ -52,6 +52,8 @@ pub struct Requirements {
     pub margin: Margin,
     pub level: String,
     pub constants: Constants,
+    /// Number of times that the iteration waits for the GPU.
+    pub waits: usize,
     /// Overhead of a network that costs nothing.
     pub perfect: Both<f64>,
     /// True if the simulation can meet the budget.
@@ -194,6 +196,11 @@ pub struct CallCost {
 }
 
 impl Requirements {
+    /// Returns true if a perfect network would keep the budget, but for the margin.
+    pub fn is_uncertain(&self) -> bool {
+        !self.can_be_met && self.perfect.simulated <= self.budget.part()
+    }
+
     pub fn new(
         about: &About,
         workload: &Workload,
@@ -209,6 +216,7 @@ impl Requirements {
             margin,
             level: question.level.to_string(),
             constants: question.constants.clone(),
+            waits: waits(iteration),
             perfect,
             can_be_met: perfect.simulated <= part,
             rtt_max: rtt_max(&mut judge, part),
@@ -241,6 +249,11 @@ fn judge<'a>(
         return Err(Error::NoTime);
     }
     Ok((iteration, judge))
+}
+
+fn waits(iteration: &Iteration) -> usize {
+    let waits = |step: &&Step| step.is_wait() && step.class == Class::Synchronous;
+    iteration.steps().filter(waits).count()
 }
 
 fn margin(workload: &Workload, iteration: &Iteration, question: &Question) -> Margin {

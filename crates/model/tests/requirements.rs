@@ -7,8 +7,8 @@ mod builder;
 use builder::{Builder, C, call, launch, random, synchronize};
 use outboard_api::optimise::Level;
 use outboard_model::{
-    Both, Budget, Constants, Error, Judge, Limit, Network, PcieRequirements, Question, RESOLUTION,
-    RTT_NS_MAX, Requirements, Workload,
+    Both, Budget, Confidence, Constants, Error, Judge, Limit, Network, PcieRequirements, Question,
+    RESOLUTION, RTT_NS_MAX, Requirements, Workload,
 };
 use outboard_trace::{About, Class, GpuWork, Trace};
 
@@ -17,10 +17,19 @@ fn constants() -> Constants {
 }
 
 fn ask(trace: &Trace, percent: f64, level: &str) -> Result<Requirements, Error> {
+    ask_with(trace, percent, level, Confidence::EVEN)
+}
+
+fn ask_with(
+    trace: &Trace,
+    percent: f64,
+    level: &str,
+    confidence: Confidence,
+) -> Result<Requirements, Error> {
     let constants = constants();
     let question = Question {
         budget: Budget::percent(percent)?,
-        confidence: outboard_model::Confidence::EVEN,
+        confidence,
         level: level.parse().unwrap(),
         constants: &constants,
         at: Network::new(30_000.0, 25e9)?,
@@ -337,7 +346,7 @@ fn more_confidence_allows_less() {
     }
 }
 
-/// A step of 1 ms, of which the processor or the GPU determines the length.
+/// A step of 100 ms, of which the processor or the GPU determines the length.
 fn determined_by(processor_ns: u64, gpu_ns: u64) -> Trace {
     let mut b = Builder::new();
     b.mark(0, false).compute(0, processor_ns);
@@ -356,8 +365,45 @@ fn determined_by(processor_ns: u64, gpu_ns: u64) -> Trace {
 #[test]
 fn the_models_error_is_that_of_what_determines_a_program() {
     let model_error = |trace: &Trace| ask(trace, 60.0, "or+sr+local").unwrap().margin.model_error;
-    let by_gpu = model_error(&determined_by(1_000, 999_000));
+    let by_gpu = model_error(&determined_by(1_000, 99_999_000));
     assert!((0.01..0.0101).contains(&by_gpu), "{by_gpu}");
-    let by_processor = model_error(&determined_by(999_000, 1_000));
+    let by_processor = model_error(&determined_by(99_999_000, 1_000));
     assert!((0.04..0.05).contains(&by_processor), "{by_processor}");
+}
+
+#[test]
+fn a_program_that_waits_often_gets_no_figure() {
+    let waiting = |waits: usize| {
+        let mut b = Builder::new();
+        b.mark(0, false);
+        for _ in 0..waits {
+            let now = b.compute(0, 20_000_000 / waits as u64).now(0);
+            b.gpu(
+                launch(4_000).stream(1),
+                GpuWork::Kernel,
+                now + 4_000,
+                5_000,
+                0,
+            );
+            b.call(synchronize(10_000).stream(1));
+        }
+        b.mark(0, true);
+        ask_with(&b.build(), 10.0, "or+sr+local", Confidence::USUAL).unwrap()
+    };
+    let seldom = waiting(4);
+    assert!(
+        seldom.can_be_met && seldom.waits == 4,
+        "{:?}",
+        seldom.margin
+    );
+    assert!((0.004..0.006).contains(&seldom.margin.waits_error));
+    let often = waiting(100);
+    assert_eq!(often.waits, 100);
+    assert!(
+        (0.1..0.125).contains(&often.margin.waits_error),
+        "{:?}",
+        often.margin
+    );
+    // A perfect network would do, if waits cost what is foreseen.
+    assert!(often.perfect.simulated < 0.1 && !often.can_be_met && often.is_uncertain());
 }

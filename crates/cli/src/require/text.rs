@@ -7,6 +7,9 @@ use outboard_model::{
     show_ns,
 };
 
+/// Least error by waits, as a share of an iteration, that is said.
+const WAITS_ERROR_SAID: f64 = 0.05;
+
 pub(crate) fn network(found: &Requirements) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
@@ -69,6 +72,14 @@ fn head(text: &mut String, found: &Requirements) -> std::fmt::Result {
         100.0 * margin.replay_error,
         100.0 * margin.model_error
     )?;
+    if margin.waits_error >= WAITS_ERROR_SAID {
+        writeln!(
+            text,
+            "  note: each of {} waits may take longer than foreseen, together {:.1} % of it; `outboard run --emulate` measures it",
+            found.waits,
+            100.0 * margin.waits_error
+        )?;
+    }
     let constants = &found.constants;
     writeln!(
         text,
@@ -92,6 +103,11 @@ fn verdict(text: &mut String, found: &Requirements) -> std::fmt::Result {
             text,
             "At {level}, to take no more than {budget} longer than locally, the network must be, by simulation and by the \
              closed form\n({perfect}):\n"
+        ),
+        false if found.is_uncertain() => writeln!(
+            text,
+            "At {level}, no network is sure to keep it within {budget} of local ({perfect}); {:.1} % are kept below that.\n",
+            100.0 * found.margin.margin
         ),
         false => writeln!(
             text,

@@ -47,6 +47,12 @@ fn answer(found: &Requirements) -> String {
             });
             format!("{limit}With a perfect network the overhead is {perfect}.")
         }
+        false if found.is_uncertain() => format!(
+            "No network is sure to keep it within {}: with a perfect one the overhead is {perfect}, and {} are kept below the \
+             budget.",
+            found.budget,
+            percent(found.margin.margin)
+        ),
         false => format!(
             "No network keeps it within {}: with a perfect one the overhead is {perfect} already.",
             found.budget
