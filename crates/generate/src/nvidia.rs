@@ -170,6 +170,8 @@ fn memory_check(call: &Call, param: &decl::Param) -> Result<Option<TokenStream>,
             let stream = ident(&decl::snake_case(&stream.name));
             quote!(self.settable(m.#name, #extent, m.#stream)?;)
         }
+        // Work of the default stream, without a stream's number.
+        (Touches::Memset(_), None) => quote!(self.known(m.#name, #extent)?; self.real_stream(0)?;),
         _ => quote!(self.known(m.#name, #extent)?;),
     }))
 }

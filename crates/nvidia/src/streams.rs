@@ -304,6 +304,9 @@ impl Nvidia {
             && let Ok(context) = self.contexts.get_mut(context)
         {
             context.legacy_works += 1;
+            if context.seen != self.settled.number {
+                self.follow(STREAM_NULL)?;
+            }
         }
         self.peek_stream(id)
     }

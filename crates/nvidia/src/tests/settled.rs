@@ -82,6 +82,37 @@ fn each_stream_waits_once_for_a_synchronous_copy_that_is_not_done() {
 }
 
 #[test]
+fn the_default_stream_waits_for_a_copy_of_a_stream_that_it_is_not_ordered_with() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    stream(&mut client, STREAM, 1);
+    let va = client.map(0, 2 * MIB);
+    let waits = || fake.ask("fake_waits", 0);
+    fake.ask("fake_hold", 1);
+    set(&mut client, va, 0);
+    copy_in(&mut client, va, STREAM, 1);
+    set(&mut client, va, 0);
+    assert_eq!(waits(), 1);
+    // Without a stream's number.
+    copy_in(&mut client, va, STREAM, 1);
+    client.done(Request::CuMemsetD8V2(messages::CuMemsetD8V2 {
+        dst_device: va,
+        uc: 0,
+        n: 1,
+    }));
+    assert_eq!(waits(), 2);
+    // Asked for on the way to other streams, nothing waits.
+    copy_in(&mut client, va, STREAM, 1);
+    set(&mut client, va, STREAM);
+    assert_eq!(waits(), 2);
+    set(&mut client, va, 0);
+    assert_eq!(waits(), 3);
+    fake.ask("fake_hold", 0);
+    drop(client);
+    assert_eq!(fake.ask("fake_live", 0), 0);
+}
+
+#[test]
 fn another_context_waits_too_and_a_context_that_goes_takes_its_copies_along() {
     let fake = Fake::build(&[]);
     let mut client = Client::new(&fake);
