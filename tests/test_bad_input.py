@@ -207,6 +207,8 @@ def captured_hello(tmp_path: Path) -> bytes:
     with socket.socket(socket.AF_UNIX) as ear:
         ear.bind(str(path))
         ear.listen()
+        # A client that does not come is a failure, and no wait without end.
+        ear.settimeout(60)
         env = {**without_run(tmp_path), "OUTBOARD_GPU": f"shm://{path}"}
         program = [sys.executable, TEST_PROGRAMS / "calls.py", "cuInit:0"]
         client = subprocess.Popen(program, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -285,6 +287,24 @@ def test_a_copy_of_unmapped_memory_ends_the_program_alone(server: Server, link: 
 def test_a_handler_that_maps_memory_lets_its_copy_go_on(server: Server, link: str, direction: str) -> None:
     done = server.run(link, sys.executable, TEST_PROGRAMS / "wild_copy.py", direction, "mended")
     assert (done.returncode, done.stdout) == (0, "went on\n"), (done.returncode, done.stderr)
+
+
+@pytest.mark.parametrize("descriptors", [4, 5])
+def test_a_limit_of_descriptors_is_named(server: Server, descriptors: int) -> None:
+    """What comes with descriptors is cut by the kernel: the limit is this program's, and no fault of the server's."""
+    limited = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", str(OUTBOARD), "run", "--gpu"]
+    argv = [*limited, server.urls["shm"], "--", str(EXAMPLES / "vector_add")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and "Too many open files" in done.stderr, (done.returncode, done.stderr)
+    assert "misbehaved" not in done.stderr, done.stderr
+    still_serves(server, "shm")
+
+
+def test_a_sandbox_without_memory_files_is_named(server: Server) -> None:
+    done = server.run("shm", sys.executable, TEST_PROGRAMS / "no_memfd.py", timeout=60)
+    assert (done.returncode, done.stdout) == (0, "CUDA_ERROR_OUT_OF_MEMORY\n"), (done.returncode, done.stderr)
+    assert "no memory that the server can map: memfd_create: Operation not permitted" in done.stderr, done.stderr
+    still_serves(server, "shm")
 
 
 def test_a_limit_of_files_is_named(server: Server) -> None:

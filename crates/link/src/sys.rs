@@ -77,7 +77,8 @@ pub(crate) fn send_with_fds(
 }
 
 /// Receives into `bytes` and appends the descriptors that came with them to `fds`. Does not block.
-/// The kernel closes descriptors beyond [`FDS_PER_MESSAGE_MAX`], which is reported as `EMSGSIZE`.
+/// The kernel closes descriptors beyond [`FDS_PER_MESSAGE_MAX`], which is reported as `EMSGSIZE`,
+/// and those that this process may not have (`ulimit -n`), which is reported as `EMFILE`.
 pub(crate) fn receive_with_fds(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],
@@ -87,13 +88,20 @@ pub(crate) fn receive_with_fds(
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let message = recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
+    let before = fds.len();
     for ancillary in control.drain() {
         if let RecvAncillaryMessage::ScmRights(received) = ancillary {
             fds.extend(received);
         }
     }
     if message.flags.contains(ReturnFlags::CTRUNC) {
-        return Err(Errno::MSGSIZE);
+        // There was room for more, so the kernel had no number for the next one.
+        let has_room = fds.len() - before < FDS_PER_MESSAGE_MAX;
+        return Err(if has_room {
+            Errno::MFILE
+        } else {
+            Errno::MSGSIZE
+        });
     }
     Ok(message.bytes)
 }

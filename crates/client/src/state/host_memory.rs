@@ -668,19 +668,27 @@ impl Driver {
     }
 }
 
-/// Returns a memory file whose length is sealed, as the server requires.
+/// Returns a memory file whose length is sealed, as the server requires. Without one it says why.
 pub(super) fn memfd(bytes: u64) -> Result<OwnedFd, CUresult> {
-    const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    outboard_link::shm::check_file_limit(bytes).map_err(|error| {
+    sealed(bytes).map_err(|error| {
         log::warn(format_args!("no memory that the server can map: {error}"));
         CUresult::CUDA_ERROR_OUT_OF_MEMORY
-    })?;
+    })
+}
+
+fn sealed(bytes: u64) -> io::Result<OwnedFd> {
+    const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    let failed = |call: &str| {
+        let error = io::Error::last_os_error();
+        io::Error::new(error.kind(), format!("{call}: {error}"))
+    };
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    outboard_link::shm::check_file_limit(bytes)?;
     outboard_link::fill_standard_descriptors();
     // SAFETY: a literal name; the result is checked.
     let fd = unsafe { libc::memfd_create(c"outboard-pinned".as_ptr(), flags) };
     if fd < 0 {
-        return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        return Err(failed("memfd_create"));
     }
     // SAFETY: a descriptor just made, owned by nothing else.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
@@ -693,7 +701,7 @@ pub(super) fn memfd(bytes: u64) -> Result<OwnedFd, CUresult> {
     if is_made {
         Ok(fd)
     } else {
-        Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
+        Err(failed("making a memory file"))
     }
 }
 

@@ -4,6 +4,7 @@ use std::{io, os::fd::OwnedFd};
 
 use rustix::{
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create},
+    io::Errno,
     process::{Resource, getrlimit},
 };
 
@@ -26,16 +27,20 @@ pub fn check_file_limit(bytes: u64) -> io::Result<()> {
 /// Fails if this process gets no memory for the rings of a link, as in a sandbox without
 /// memfd_create.
 pub fn check_available() -> io::Result<()> {
-    let refused = |error| io::Error::other(format!("memfd_create: {error}"));
     memfd_create("outboard-link", MemfdFlags::CLOEXEC)
         .map(drop)
         .map_err(refused)
 }
 
+fn refused(error: Errno) -> io::Error {
+    io::Error::other(format!("memfd_create: {error}"))
+}
+
 /// Returns a file of zeros in memory, whose length is sealed.
 pub(super) fn memory_file(name: &str, bytes: u64) -> io::Result<OwnedFd> {
     check_file_limit(bytes)?;
-    let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let file =
+        memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(refused)?;
     ftruncate(&file, bytes)?;
     fcntl_add_seals(&file, SEALS)?;
     Ok(file)
