@@ -222,7 +222,7 @@ class Checks:
             "status": "ok",
             "title": f"{case.title}, {case.group}",
             "step_ms": significant(step_ms),
-            **{name: answer[name] for name in ("recording", "constants", "margin", "perfect", "rtt_max")},
+            **{name: answer[name] for name in ("recording", "constants", "margin", "perfect", "rtt_max", "rtt_beyond")},
             "checks": {},
         }
         [largest] = [r["rtt_ns"]["simulated"] for r in answer["rtt_max"] if r["bits_per_s"] == CHECK_GBPS * 1e9]

@@ -122,6 +122,11 @@ impl Margin {
     pub(crate) fn within(&self, part: f64) -> f64 {
         (1.0 + part) / (1.0 + self.margin) - 1.0
     }
+
+    /// Returns the predicted overhead from which `part` is exceeded with this confidence.
+    pub(crate) fn beyond(&self, part: f64) -> f64 {
+        (1.0 + part) * (1.0 + self.margin) - 1.0
+    }
 }
 
 /// Standard deviation of the model's error for an iteration, as a share of its time: all of it, and
@@ -272,5 +277,6 @@ mod tests {
         assert!((margin(0.0).within(0.05) - 0.05).abs() < 1e-12);
         assert!((margin(0.02).within(0.05) - (1.05 / 1.02 - 1.0)).abs() < 1e-12);
         assert!(margin(0.1).within(0.05) < 0.0);
+        assert!((margin(0.02).beyond(0.05) - (1.05 * 1.02 - 1.0)).abs() < 1e-12);
     }
 }

@@ -60,6 +60,9 @@ pub struct Requirements {
     pub can_be_met: bool,
     /// The largest round-trip time at each bandwidth.
     pub rtt_max: Vec<RttMax>,
+    /// The round-trip time at each bandwidth from which on the budget is exceeded, with the same
+    /// confidence. Between the two nothing is sure.
+    pub rtt_beyond: Vec<RttMax>,
     /// The smallest bandwidth at each round-trip time.
     pub bandwidth_min: Vec<BandwidthMin>,
     pub slope: Slope,
@@ -220,6 +223,7 @@ impl Requirements {
             perfect,
             can_be_met: perfect.simulated <= part,
             rtt_max: rtt_max(&mut judge, part),
+            rtt_beyond: rtt_max(&mut judge, margin.beyond(question.budget.part())),
             bandwidth_min: bandwidth_min(&mut judge, part),
             slope: slope(iteration, question),
             grid: grid(&mut judge),

@@ -404,6 +404,18 @@ fn a_program_that_waits_often_gets_no_figure() {
         "{:?}",
         often.margin
     );
+    for found in [&seldom, &often] {
+        let sure = found.rtt_max.iter().zip(&found.rtt_beyond);
+        let (keeps, breaks): (Vec<f64>, Vec<f64>) = sure
+            .map(|(keeps, breaks)| (rank(keeps.rtt_ns.simulated), rank(breaks.rtt_ns.simulated)))
+            .unzip();
+        assert!(
+            keeps
+                .iter()
+                .zip(&breaks)
+                .all(|(keeps, breaks)| keeps < breaks)
+        );
+    }
     // A perfect network would do, if waits cost what is foreseen.
     assert!(often.perfect.simulated < 0.1 && !often.can_be_met && often.is_uncertain());
 }

@@ -23,6 +23,7 @@ fn write_network(text: &mut String, found: &Requirements) -> std::fmt::Result {
     if found.can_be_met {
         frontier(text, found)?;
     }
+    range(text, found)?;
     known(text, found)?;
     levels(text, found)?;
     calls(text, found)
@@ -143,6 +144,28 @@ fn frontier(text: &mut String, found: &Requirements) -> std::fmt::Result {
         writeln!(text, "{}", format!("  {left:<42}      {right}").trim_end())?;
     }
     writeln!(text)
+}
+
+/// Writes between which round-trip times nothing is sure.
+fn range(text: &mut String, found: &Requirements) -> std::fmt::Result {
+    let (Some(keeps), Some(breaks)) = (found.rtt_max.last(), found.rtt_beyond.last()) else {
+        return Ok(());
+    };
+    let (keeps_ns, breaks_ns) = (keeps.rtt_ns.simulated, breaks.rtt_ns.simulated);
+    if found.margin.margin == 0.0 || breaks_ns.at().is_none() {
+        return Ok(());
+    }
+    let keeps_to = match keeps_ns {
+        Limit::Never => "no round trip is sure to keep the budget".into(),
+        limit => format!("the budget is kept up to {}", rtt_limit(limit)),
+    };
+    writeln!(
+        text,
+        "  At {}, with a confidence of {}: {keeps_to}, and it is exceeded from {} on; between, run it to know.\n",
+        show_bits_per_s(keeps.bits_per_s),
+        found.margin.confidence,
+        rtt_limit(breaks_ns)
+    )
 }
 
 fn known(text: &mut String, found: &Requirements) -> std::fmt::Result {

@@ -95,6 +95,8 @@ fn people_and_programs_get_the_same_answer() {
         "python train.py",
         "iteration ",
         "RTT at most",
+        "the budget is kept up to",
+        "it is exceeded from",
         "rack-rdma",
         "or+sr+local",
         "cuLaunchKernel",
