@@ -68,6 +68,9 @@ pub(crate) fn enter(chosen: Chosen) -> Selected {
 }
 
 impl Drop for Selected {
+    /// Out of line: nothing of it is in the way of calls in a process with one server.
+    #[cold]
+    #[inline(never)]
     fn drop(&mut self) {
         let thread = thread::here();
         thread.server.set(self.server);
