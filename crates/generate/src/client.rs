@@ -173,7 +173,12 @@ fn body(call: &Call, args: &[TokenStream]) -> TokenStream {
     }
     if call.derived {
         let derived = format_ident!("derived__{}", call.symbol);
-        return quote!(#derived(#(#args),*));
+        let then = call.attributes.then.as_ref().map(|then| {
+            let function = ident(&then.function);
+            let given = then.arguments.iter().map(|argument| name(argument));
+            quote!(.inspect(|()| calls::#function(#(Argument::from_c(#given)),*)))
+        });
+        return quote!(#derived(#(#args),*) #then);
     }
     let function = ident(&call.symbol);
     // The parameter's type, in `calls`, says what the program promises of a pointer.

@@ -113,6 +113,8 @@ pub struct Attributes {
     pub server: Option<ServerBy>,
     /// The client's function is generated: it reads or writes one kind of node.
     pub node: Option<NodeCall>,
+    /// The client's function that is told of the call's success.
+    pub then: Option<Invocation>,
     pub cost: Option<Cost>,
     /// The client remembers the answer for the same values.
     pub is_asked_once: bool,
@@ -148,6 +150,7 @@ impl Attributes {
                 "work" => all.work.replace(work(value)?).is_some(),
                 "server" => all.server.replace(server(value)?).is_some(),
                 "node" => all.node.replace(node(value)?).is_some(),
+                "then" => all.then.replace(invocation(value)?).is_some(),
                 "sends" => all.cost.replace(Cost::Sends(word(value)?)).is_some(),
                 "cost" => {
                     let cost = Cost::Computed(invocation(value)?);
@@ -266,7 +269,7 @@ impl Attributes {
 
     /// Returns what a derived call must have and what only it may have, each with whether it is
     /// broken.
-    fn rules_of_derived(&self, call: &Call) -> [(bool, &'static str); 6] {
+    fn rules_of_derived(&self, call: &Call) -> [(bool, &'static str); 7] {
         let address = call.params.iter().any(|p| p.ctype == "CUdeviceptr");
         [
             (
@@ -293,6 +296,10 @@ impl Attributes {
                 call.derived && self.node.is_some(),
                 "a derived call is generated whole",
             ),
+            (
+                self.then.is_some() && !call.derived,
+                "only a derived call is followed by another function",
+            ),
         ]
     }
 
@@ -311,7 +318,8 @@ impl Attributes {
             _ => None,
         };
         let node = self.node.as_ref().map(|node| &node.kind);
-        work.into_iter().chain(cost).chain(node)
+        let then = self.then.as_ref();
+        work.into_iter().chain(cost).chain(node).chain(then)
     }
 }
 

@@ -9,6 +9,7 @@
 
 mod across;
 mod arguments;
+mod array;
 mod behind;
 mod context;
 mod copy;
@@ -49,8 +50,9 @@ use outboard_api::{
 use crate::done::Done;
 
 pub(crate) use self::{
-    context::*, copy::*, device::*, entry_points::*, event::*, graph::*, graph_nodes::*, host::*,
-    ipc::*, kernel::*, launch::*, managed::*, memory::*, module::*, stream::*, stream_capture::*,
+    array::*, context::*, copy::*, device::*, entry_points::*, event::*, graph::*, graph_nodes::*,
+    host::*, ipc::*, kernel::*, launch::*, managed::*, memory::*, module::*, stream::*,
+    stream_capture::*,
 };
 
 pub(crate) use self::{

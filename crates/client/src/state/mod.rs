@@ -1,6 +1,7 @@
 //! The client's own knowledge, from which all local calls are answered.
 
 mod advice;
+mod arrays;
 mod arrivals;
 mod board;
 mod capture_table;
@@ -57,6 +58,7 @@ use self::handles::first_number;
 pub(crate) use self::libraries::has_plain_words;
 pub(crate) use self::{
     advice::{Advice, Advices, Processor},
+    arrays::Arrays,
     capture_table::{Beginning, Capture, Captures, exchange_thread_mode},
     connect::{abandon_after_fork, connect, finish_at_exit},
     contexts::{Contexts, current_context, pop_context, push_context, set_context},
@@ -118,6 +120,7 @@ pub(crate) struct Driver {
     pub(crate) pools: Pools,
     /// Locked before `memory`.
     pub(crate) virtual_memory: Mutex<VirtualMemory>,
+    pub(crate) arrays: Arrays,
     pub(crate) tensor_maps: Mutex<TensorMaps>,
     pub(crate) links: Mutex<FxHashMap<u64, Linker>>,
     /// By the kernel's number in messages.
@@ -160,6 +163,7 @@ impl Driver {
             sync_memops: SyncMemops::default(),
             pools: Pools::default(),
             virtual_memory: Mutex::default(),
+            arrays: Arrays::default(),
             tensor_maps: Mutex::default(),
             links: Mutex::default(),
             prepared_launches: Mutex::default(),

@@ -235,6 +235,48 @@ fn rows_beyond_the_greatest_pitch_are_refused() {
     }
 }
 
+#[test]
+fn a_copy_beyond_an_array_is_refused_at_the_call() {
+    let client = Client::start(Kind::Tcp, |_, _| Answer::Usual);
+    let bytes = [7u8; 1024];
+    let descriptor = CUDA_ARRAY3D_DESCRIPTOR {
+        width: 16,
+        height: 8,
+        depth: 0,
+        format: CU_AD_FORMAT_FLOAT,
+        num_channels: 1,
+        flags: 0,
+    };
+    let mut array = CUarray::NULL;
+    // SAFETY: a local output and record.
+    let made = unsafe { cuArray3DCreate_v2(&mut array, &descriptor) };
+    assert_eq!(made, SUCCESS);
+    let copy = |x, y, width| {
+        let record = CUDA_MEMCPY2D {
+            src_memory_type: CU_MEMORYTYPE_HOST,
+            src_host: bytes.as_ptr().cast(),
+            src_pitch: 64,
+            dst_memory_type: CU_MEMORYTYPE_ARRAY,
+            dst_array: array,
+            dst_x_in_bytes: x,
+            dst_y: y,
+            width_in_bytes: width,
+            height: 4,
+            // SAFETY: a record of numbers and addresses, of which the others are unused.
+            ..unsafe { std::mem::zeroed() }
+        };
+        // SAFETY: four rows of a local buffer, which is taken at the call.
+        unsafe { cuMemcpy2DAsync_v2(&record, CUstream::NULL) }
+    };
+    assert_eq!((copy(0, 0, 64), copy(32, 4, 32)), (SUCCESS, SUCCESS));
+    let invalid = CUresult::CUDA_ERROR_INVALID_VALUE;
+    assert_eq!((copy(1, 0, 64), copy(0, 5, 64)), (invalid, invalid));
+    assert_eq!(client.count("CopyBoxIn"), 2);
+    // SAFETY: a call without pointers.
+    assert_eq!(unsafe { cuArrayDestroy(array) }, SUCCESS);
+    assert_eq!(copy(0, 0, 64), CUresult::CUDA_ERROR_INVALID_HANDLE);
+}
+
 /// The kernel before it may wait for what the host does next.
 #[test]
 fn an_asynchronous_copy_to_or_from_managed_memory_is_a_message() {

@@ -24,8 +24,8 @@ use std::{
 use outboard_api::{
     CUresult,
     cuda::{
-        CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUcontext, CUdeviceptr, CUfunction, CUgraph, CUgraphNode,
-        CUmodule, CUstream,
+        CUDA_ARRAY3D_DESCRIPTOR, CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUarray, CUcontext, CUdeviceptr,
+        CUfunction, CUgraph, CUgraphNode, CUmodule, CUstream,
     },
     enums::*,
 };

@@ -34,10 +34,14 @@ impl Line {
         match self {
             Line::Host(address) => memory(address, false),
             Line::Device(address) => memory(address, true),
-            Line::Array(array, offset) => Ok(End::Array {
-                array: driver.wire_array(array)?,
-                at: [offset as u64, 0, 0],
-            }),
+            Line::Array(array, offset) => {
+                let (number, offset) = (driver.wire_array(array)?, offset as u64);
+                driver.arrays.check_line(array, offset, extent.width)?;
+                Ok(End::Array {
+                    array: number,
+                    at: [offset, 0, 0],
+                })
+            }
         }
     }
 }

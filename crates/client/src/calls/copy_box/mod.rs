@@ -56,10 +56,16 @@ impl RawEnd {
         let at = self.at.map(|v| v as u64);
         let address = match self.memory_type {
             CU_MEMORYTYPE_ARRAY => {
-                return Ok(End::Array {
-                    array: driver.wire_array(self.array)?,
-                    at,
-                });
+                let array = driver.wire_array(self.array)?;
+                let Extent {
+                    width,
+                    height,
+                    depth,
+                } = extent;
+                driver
+                    .arrays
+                    .check(self.array, at, [width, height, depth])?;
+                return Ok(End::Array { array, at });
             }
             CU_MEMORYTYPE_HOST => self.host,
             CU_MEMORYTYPE_DEVICE | CU_MEMORYTYPE_UNIFIED => self.device,
@@ -200,8 +206,8 @@ fn copy_of(dst: (BoxEnd, [u64; 3]), src: (BoxEnd, [u64; 3]), extent: Extent) -> 
 }
 
 impl Driver {
-    /// Refuses extents beyond the device's memory, and pitches beyond its limit. Only the server
-    /// knows the size of an array.
+    /// Refuses extents beyond the device's memory, and pitches beyond its limit. Of some arrays
+    /// only the server knows the size.
     fn check_extent(&self, request: &Request) -> Done {
         let Extent {
             width,
