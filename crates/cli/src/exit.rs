@@ -27,7 +27,8 @@ codes! {
     NO_NETWORK 3 "Of probe and require: no network, or not this one, keeps the program within the budget."
     CANNOT_EXECUTE 126 "Of run: the program is there and cannot be started."
     NOT_FOUND 127 "Of run: there is no such program."
-    INTERRUPTED 130 "Of bench, calibrate and sweep: Ctrl-C, SIGTERM or SIGHUP; what was measured until then is kept."
+    INTERRUPTED 130 "Of bench, calibrate and sweep: Ctrl-C, SIGTERM or SIGHUP; what was measured until then is kept. Of probe and doctor: Ctrl-C; what was found until then is said."
+    TERMINATED 143 "Of probe and doctor: SIGTERM, as 130; 129 is SIGHUP."
 }
 
 impl From<Exit> for ExitCode {

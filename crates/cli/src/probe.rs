@@ -21,6 +21,7 @@ use crate::{
     peer::Server,
     require,
     serve::default_endpoint,
+    signals::Cut,
     token,
 };
 
@@ -43,12 +44,16 @@ struct Findings {
     url: String,
     release: &'static str,
     connections: u8,
-    idle: RoundTrips,
+    /// None if a signal has come before it was measured, as below.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    idle: Option<RoundTrips>,
     one_connection: ProbedBandwidth,
     several_connections: ProbedBandwidth,
     /// While several connections carry all they can, each way.
-    loaded_there: RoundTrips,
-    loaded_back: RoundTrips,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    loaded_there: Option<RoundTrips>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    loaded_back: Option<RoundTrips>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     recordings: Vec<Judged>,
 }
@@ -72,11 +77,13 @@ struct RoundTrips {
     max_us: f64,
 }
 
-#[derive(Serialize)]
+#[derive(Clone, Copy, Default, Serialize)]
 struct ProbedBandwidth {
     /// To the server.
-    there_gbit_per_s: f64,
-    back_gbit_per_s: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    there_gbit_per_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    back_gbit_per_s: Option<f64>,
 }
 
 #[derive(Clone, Copy)]
@@ -86,49 +93,72 @@ enum Way {
 }
 
 pub(crate) fn probe(args: ProbeArgs) -> anyhow::Result<ExitCode> {
+    let endpoint = match args.gpu.clone() {
+        Some(endpoint) => endpoint,
+        None => default_endpoint()?,
+    };
+    let findings = Findings {
+        url: endpoint.to_string(),
+        release: env!("CARGO_PKG_VERSION"),
+        connections: args.connections,
+        idle: None,
+        one_connection: ProbedBandwidth::default(),
+        several_connections: ProbedBandwidth::default(),
+        loaded_there: None,
+        loaded_back: None,
+        recordings: Vec::new(),
+    };
+    let json = args.json.clone();
+    let cut = Cut::watch(findings, move |all| json.say(all, || all.text()))?;
+    cut.doing("reading the recordings");
     // Unreadable recordings are reported before anything is measured.
     let constants = require::constants(args.constants.as_deref())?;
     for path in &args.recording {
         require::overhead_over(path, Network::new(0.0, BITS_PER_S_MAX)?, &constants)?;
     }
-    let endpoint = match args.gpu.clone() {
-        Some(endpoint) => endpoint,
-        None => default_endpoint()?,
-    };
     token::use_files(&args.token, std::slice::from_ref(&endpoint))?;
-    let span = Duration::from_secs(args.seconds.into()) / PHASES;
-    let mut first = Server::query(&endpoint)?;
-    let idle = round_trips(&mut first, span, &AtomicBool::new(false))?;
-    let one_connection = ProbedBandwidth {
-        there_gbit_per_s: carry(&mut first, Way::There, span)?,
-        back_gbit_per_s: carry(&mut first, Way::Back, span)?,
-    };
-    let mut several = (0..args.connections)
-        .map(|_| Server::query(&endpoint))
-        .collect::<anyhow::Result<Vec<_>>>()?;
-    let (there_gbit_per_s, loaded_there) = loaded(&mut first, &mut several, Way::There, span)?;
-    let (back_gbit_per_s, loaded_back) = loaded(&mut first, &mut several, Way::Back, span)?;
-    let recordings = judge(&args, &constants, &idle, &one_connection)?;
+    measure(&args, &endpoint, &cut)?;
+    cut.doing("judging the network for the recordings");
+    let network = cut.look(Findings::network)?;
+    let recordings = judge(&args, &constants, network)?;
     let is_over = recordings.iter().any(|one| !one.fits);
-    let findings = Findings {
-        url: endpoint.to_string(),
-        release: env!("CARGO_PKG_VERSION"),
-        connections: args.connections,
-        idle,
-        one_connection,
-        several_connections: ProbedBandwidth {
-            there_gbit_per_s,
-            back_gbit_per_s,
-        },
-        loaded_there,
-        loaded_back,
-        recordings,
-    };
-    args.json.say(&findings, || findings.text(&endpoint))?;
+    cut.note(|all| all.recordings = recordings);
+    cut.finish()?;
     Ok(match is_over {
         true => crate::exit::Exit::NO_NETWORK.into(),
         false => ExitCode::SUCCESS,
     })
+}
+
+/// Measures one thing after the other, and notes each.
+fn measure(args: &ProbeArgs, endpoint: &Endpoint, cut: &Cut<Findings>) -> anyhow::Result<()> {
+    let span = Duration::from_secs(args.seconds.into()) / PHASES;
+    cut.doing("connecting to the server");
+    let mut first = Server::query(endpoint)?;
+    cut.doing("measuring idle round trips");
+    let idle = round_trips(&mut first, span, &AtomicBool::new(false))?;
+    cut.note(|all| all.idle = Some(idle));
+    cut.doing("measuring one connection's bandwidth");
+    let there = carry(&mut first, Way::There, span)?;
+    cut.note(|all| all.one_connection.there_gbit_per_s = Some(there));
+    let back = carry(&mut first, Way::Back, span)?;
+    cut.note(|all| all.one_connection.back_gbit_per_s = Some(back));
+    cut.doing("opening more connections");
+    let mut several = (0..args.connections)
+        .map(|_| Server::query(endpoint))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    cut.doing("measuring several connections under load");
+    let (there, trips) = loaded(&mut first, &mut several, Way::There, span)?;
+    cut.note(|all| {
+        all.several_connections.there_gbit_per_s = Some(there);
+        all.loaded_there = Some(trips);
+    });
+    let (back, trips) = loaded(&mut first, &mut several, Way::Back, span)?;
+    cut.note(|all| {
+        all.several_connections.back_gbit_per_s = Some(back);
+        all.loaded_back = Some(trips);
+    });
+    Ok(())
 }
 
 /// Measures the round trip and the bandwidth of one connection, the slower direction's, within
@@ -153,18 +183,7 @@ pub(crate) fn link_to(
 }
 
 /// Returns whether the programs keep the budget over this network.
-fn judge(
-    args: &ProbeArgs,
-    constants: &Constants,
-    idle: &RoundTrips,
-    one_connection: &ProbedBandwidth,
-) -> anyhow::Result<Vec<Judged>> {
-    let gbit_per_s = one_connection
-        .there_gbit_per_s
-        .min(one_connection.back_gbit_per_s);
-    let bits_per_s = (gbit_per_s * 1e9).clamp(BITS_PER_S_MIN, BITS_PER_S_MAX);
-    let rtt_ns = (idle.median_us * 1e3).min(RTT_NS_MAX);
-    let network = Network::new(rtt_ns, bits_per_s)?;
+fn judge(args: &ProbeArgs, constants: &Constants, network: Network) -> anyhow::Result<Vec<Judged>> {
     let one = |path: &PathBuf| {
         let overhead = require::overhead_over(path, network, constants)?;
         Ok(Judged {
@@ -281,11 +300,12 @@ impl RoundTrips {
 
 impl ProbedBandwidth {
     fn text(&self) -> String {
-        format!(
-            "{} there   {} back",
-            rate(self.there_gbit_per_s),
-            rate(self.back_gbit_per_s)
-        )
+        let one = |gbit: Option<f64>, way| gbit.map(|gbit| format!("{} {way}", rate(gbit)));
+        let ways = [
+            one(self.there_gbit_per_s, "there"),
+            one(self.back_gbit_per_s, "back"),
+        ];
+        ways.into_iter().flatten().collect::<Vec<_>>().join("   ")
     }
 }
 
@@ -309,20 +329,42 @@ fn rate(gbit_per_s: f64) -> String {
 }
 
 impl Findings {
-    fn text(&self, endpoint: &Endpoint) -> String {
+    /// Returns the network of one connection, in its slower direction.
+    fn network(&self) -> anyhow::Result<Network> {
+        let ProbedBandwidth {
+            there_gbit_per_s: there,
+            back_gbit_per_s: back,
+        } = self.one_connection;
+        let measured = self.idle.as_ref().zip(there.zip(back));
+        let (idle, (there, back)) = measured.context("nothing was measured")?;
+        let bits_per_s = (there.min(back) * 1e9).clamp(BITS_PER_S_MIN, BITS_PER_S_MAX);
+        Ok(Network::new(
+            (idle.median_us * 1e3).min(RTT_NS_MAX),
+            bits_per_s,
+        )?)
+    }
+
+    fn text(&self) -> String {
+        let trips = |of: &Option<RoundTrips>| of.as_ref().map(RoundTrips::text);
         let several = format!("{} connections", self.connections);
-        format!(
-            "{endpoint}\n\
-             round trip, idle      {}\n\
-             one connection        {}\n\
-             {several:<20}  {}\n\
-             round trip, loaded    {}   (there)\n\
-             round trip, loaded    {}   (back)\n",
-            self.idle.text(),
-            self.one_connection.text(),
-            self.several_connections.text(),
-            self.loaded_there.text(),
-            self.loaded_back.text(),
-        ) + &self.recordings.iter().map(Judged::text).collect::<String>()
+        let rows = [
+            ("round trip, idle", trips(&self.idle), ""),
+            ("one connection", Some(self.one_connection.text()), ""),
+            (&several, Some(self.several_connections.text()), ""),
+            (
+                "round trip, loaded",
+                trips(&self.loaded_there),
+                "   (there)",
+            ),
+            ("round trip, loaded", trips(&self.loaded_back), "   (back)"),
+        ];
+        let mut out = format!("{}\n", self.url);
+        for (what, text, more) in rows {
+            // What a signal has cut off has no row.
+            if let Some(text) = text.filter(|text| !text.is_empty()) {
+                out += &format!("{what:<20}  {text}{more}\n");
+            }
+        }
+        out + &self.recordings.iter().map(Judged::text).collect::<String>()
     }
 }

@@ -25,6 +25,7 @@ use crate::{
     peer::{NotAllowed, Server},
     said::whole,
     serve::default_endpoint,
+    signals::Cut,
     token,
 };
 
@@ -44,16 +45,34 @@ pub(crate) fn doctor(args: DoctorArgs) -> anyhow::Result<ExitCode> {
         None => default_endpoint()?,
     };
     token::use_files(&args.token, std::slice::from_ref(&endpoint))?;
-    let mut findings = vec![
-        Finding::ok(
-            "release",
-            format!(
-                "{}, protocol {PROTOCOL_VERSION}, declarations {FINGERPRINT:016x}",
-                env!("CARGO_PKG_VERSION")
-            ),
-        ),
+    let json = args.json;
+    let say = move |all: &Vec<Finding>| json.say(all, || table(all));
+    let cut = Cut::watch(Vec::new(), say)?;
+    look(&cut, &endpoint);
+    let is_well = cut.look(|all| all.iter().all(|f| f.verdict != Verdict::Fail));
+    cut.finish()?;
+    Ok(if is_well {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// Looks at all that a program, or a server, needs here, and at the server.
+fn look(cut: &Cut<Vec<Finding>>, endpoint: &Endpoint) {
+    let add = |more: Vec<Finding>| cut.note(|all| all.extend(more));
+    let release = format!(
+        "{}, protocol {PROTOCOL_VERSION}, declarations {FINGERPRINT:016x}",
+        env!("CARGO_PKG_VERSION")
+    );
+    add(vec![Finding::ok("release", release)]);
+    cut.doing("loading the libraries");
+    add(vec![
         library("client library", &libraries::CUDA, Finding::fail),
         library("management library", &libraries::NVML, Finding::note),
+    ]);
+    cut.doing("looking at this machine");
+    add(vec![
         shared_memory(),
         address_space(),
         descriptors(),
@@ -62,23 +81,20 @@ pub(crate) fn doctor(args: DoctorArgs) -> anyhow::Result<ExitCode> {
         kernel_encryption(),
         sandbox(),
         control_groups(),
-        local_device(),
-    ];
-    findings.extend(slowness::of_this_machine());
-    let is_rdma = matches!(endpoint, Endpoint::Rdma { .. });
-    findings.extend(rdma(is_rdma));
-    findings.extend(gpu_memory());
+    ]);
+    cut.doing("looking at this machine's GPU");
+    add(vec![local_device()]);
+    cut.doing("looking at what makes this machine slow");
+    add(slowness::of_this_machine());
+    cut.doing("looking at RDMA devices");
+    add(rdma(matches!(endpoint, Endpoint::Rdma { .. })));
+    add(gpu_memory().into_iter().collect());
+    cut.doing("looking at the providers of net.h");
     let is_far = !matches!(endpoint, Endpoint::Shm(_));
-    findings.extend(Provider::ALL.map(|of| provider(of, is_far)));
-    findings.extend(by_verbs(is_far));
-    findings.extend(server(&endpoint));
-    let is_well = findings.iter().all(|f| f.verdict != Verdict::Fail);
-    args.json.say(&findings, || table(&findings))?;
-    Ok(if is_well {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    add(Provider::ALL.map(|of| provider(of, is_far)).into());
+    add(by_verbs(is_far).into_iter().collect());
+    cut.doing("asking the server");
+    add(server(endpoint));
 }
 
 fn table(findings: &[Finding]) -> String {
