@@ -331,3 +331,17 @@ fn the_lead_goes_to_another_thread_than_the_one_that_leaves() {
     first.waiting.fetch_add(1, Ordering::AcqRel);
     assert!(is(&first, Some(&first)), "two threads wait for it");
 }
+
+/// Data connections complete a group without the lead, which may be on its way to it.
+#[test]
+fn the_lead_of_a_group_that_is_complete_goes_on() {
+    let (session, _server) = session();
+    let mut memory = [Destination::new(), Destination::new()];
+    let [first, second] = memory.each_mut().map(|of| of.ask(&session, false));
+    second.waiting.fetch_add(1, Ordering::AcqRel);
+    session.waiting.fetch_add(1, Ordering::SeqCst);
+    first.complete(Ok(Vec::new()));
+    first.state.lock().lead = true;
+    assert_eq!(session.wait(&first), Ok(Vec::new()));
+    assert!(second.state.lock().lead);
+}

@@ -100,6 +100,11 @@ impl Session {
         }
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         group.waiting.fetch_sub(1, Ordering::AcqRel);
+        // The lead may have come to this group just before a data connection completed it.
+        let has_lead = std::mem::take(&mut group.state.lock().lead);
+        if has_lead {
+            self.hand_over(None);
+        }
         in_time
     }
 
