@@ -371,7 +371,7 @@ def managed() -> None:
     bytes, at, flag = 64 * KIB, c_uint64(), device(4)
     must("cuMemAllocManaged", byref(at), c_size_t(bytes), 1)
     memory = (ctypes.c_char * bytes).from_address(at.value)
-    given, got, source = pinned(bytes), pinned(bytes), device(bytes)
+    given, got, source = pinned(bytes, MAPPED), pinned(bytes, MAPPED), device(bytes)
     copies, free = (made("cuStreamCreate", NON_BLOCKING) for _ in range(2))
     fill(flag, 0, 4)
     must("cuCtxSynchronize")

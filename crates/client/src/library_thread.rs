@@ -2,14 +2,15 @@
 
 use crate::log;
 
-/// Signals that tell a thread of its own fault. If it blocks one, the kernel ends the process
-/// without a call of the program's handler.
-const FAULTS: [libc::c_int; 5] = [
+/// Signals that tell a thread of its own fault, or of a call that a sandbox forbids. If it blocks
+/// one, the kernel ends the process without a call of the program's handler.
+const FAULTS: [libc::c_int; 6] = [
     libc::SIGSEGV,
     libc::SIGBUS,
     libc::SIGFPE,
     libc::SIGILL,
     libc::SIGTRAP,
+    libc::SIGSYS,
 ];
 
 /// Blocks the signals that are for the program's threads, and returns those that were blocked
@@ -65,6 +66,6 @@ mod tests {
             let others = [libc::SIGINT, libc::SIGTERM, libc::SIGCHLD, libc::SIGPROF];
             let _ = tell.send((faults, others.map(is_blocked)));
         }));
-        assert_eq!(told.recv(), Ok(([false; 5], [true; 4])));
+        assert_eq!(told.recv(), Ok(([false; FAULTS.len()], [true; 4])));
     }
 }

@@ -7,11 +7,11 @@ use std::{
     thread::{Builder, JoinHandle},
 };
 
-use libc::{SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGTRAP};
+use libc::{SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
 
 /// Signals of a thread's own faults. Where they are blocked, the kernel ends the process past the
 /// program's handler, which may write a report, or mend the memory.
-const FAULTS: [i32; 5] = [SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGTRAP];
+const FAULTS: [i32; 6] = [SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP];
 
 /// Starts a thread of the library. It blocks all signals but those of its own faults: they are for
 /// the program. One that the program waits for in a thread of its own does not come here, and no
@@ -69,7 +69,7 @@ mod tests {
             unsafe { std::arch::asm!("int3") };
             FAULTS.map(is_blocked)
         });
-        assert_eq!(thread.unwrap().join().unwrap(), [false; 5]);
+        assert_eq!(thread.unwrap().join().unwrap(), [false; FAULTS.len()]);
         assert_eq!(HANDLED.load(Ordering::Relaxed), 1);
         // SAFETY: the default is put back.
         unsafe { libc::signal(SIGTRAP, libc::SIG_DFL) };

@@ -100,8 +100,10 @@ impl Driver {
     pub(crate) fn synchronize_context(&self) -> Done {
         let context = self.contexts.current()?;
         let mark = self.session.progress.mark();
+        let mut pushed = Ok(());
         if !self.session.progress.is_idle() {
-            self.push_visible()?;
+            // The work is waited for in spite of an error: memory may be freed after that.
+            pushed = self.push_visible();
             let frees = self.pools_mark();
             let group = Group::watching(self.word());
             let (slot, value) = group.word();
@@ -119,6 +121,7 @@ impl Driver {
             }
             self.pools_waited_for_context(context.handle, frees);
         }
+        pushed?;
         self.session.take_fault()
     }
 }

@@ -212,7 +212,9 @@ fn next_host_call() -> (u64, CUresult, Registered) {
 fn host_function_done(number: u64, done: &Registered) {
     // Later work may read what the function has written to mirrored memory.
     for driver in drivers() {
-        let _ = driver.push_visible();
+        if let Err(error) = driver.push_visible() {
+            driver.session.set_fault(error);
+        }
     }
     let session = done.session;
     if !done.repeats {

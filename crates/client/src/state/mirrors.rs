@@ -683,41 +683,44 @@ impl Driver {
         if is_idle {
             self.close_unnamed(open, look)?;
         }
-        self.push_controls(open)?;
+        // An error of one piece of memory keeps no other back.
+        let mut pushed = self.push_controls(open);
         open.find_written(&mut self.mirrors.written_by_adapter.lock());
         open.controls.set_aside(&mut open.written);
         let is_tracked = |range: &HostRange| range.mirror.is_tracked.load(Ordering::Acquire);
         for range in open.ranges.iter().filter(|range| !is_tracked(range)) {
             for (from, to) in open.controls.around(range.run()) {
-                self.push_part(range, from, to, !is_alone, &mut open.buffer)?;
+                pushed = pushed.and(self.push_part(range, from, to, !is_alone, &mut open.buffer));
             }
         }
         for part in &open.written {
             let touched = touched(&open.ranges, *part, |range| range.run());
             for range in touched.iter().filter(|range| is_tracked(range)) {
                 if let Some((from, to)) = within(*part, range.run()) {
-                    self.push_part(range, from, to, !is_alone, &mut open.buffer)?;
+                    pushed =
+                        pushed.and(self.push_part(range, from, to, !is_alone, &mut open.buffer));
                 }
             }
         }
         open.written.clear();
-        Ok(())
+        pushed
     }
 
     /// Sends what the program has changed in pages with the doorbells of queues, before anything
     /// else is looked for: whatever another thread wrote before a doorbell that is read here is
     /// found after it.
     fn push_controls(&self, open: &mut OpenMirrors) -> Result<(), CUresult> {
+        let mut pushed = Ok(());
         for at in open.controls.take_written(&open.ranges, tracker()) {
             let found = open.ranges.iter().find(|range| range.contains(at.0));
             if let Some(range) = found {
                 let whole = (range.base, range.base + range.bytes);
                 if let Some((from, to)) = within(at, whole) {
-                    self.push_part(range, from, to, true, &mut open.buffer)?;
+                    pushed = pushed.and(self.push_part(range, from, to, true, &mut open.buffer));
                 }
             }
         }
-        Ok(())
+        pushed
     }
 
     /// Closes mirrors that no launch has named for a long time. All work is done, so nothing

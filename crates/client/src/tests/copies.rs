@@ -280,6 +280,8 @@ fn a_copy_beyond_an_array_is_refused_at_the_call() {
 /// The kernel before it may wait for what the host does next.
 #[test]
 fn an_asynchronous_copy_to_or_from_managed_memory_is_a_message() {
+    /// `CU_MEMHOSTALLOC_DEVICEMAP`.
+    const DEVICEMAP: u32 = 2;
     over_each_link(|kind| {
         let client = Client::start(kind, |_, _| Answer::Usual);
         let function = load();
@@ -298,7 +300,8 @@ fn an_asynchronous_copy_to_or_from_managed_memory_is_a_message() {
         let mut pinned = [ptr::null_mut::<c_void>(); 2];
         for memory in &mut pinned {
             // SAFETY: a local output.
-            assert_eq!(unsafe { cuMemHostAlloc(memory, 4096, 0) }, SUCCESS);
+            let made = unsafe { cuMemHostAlloc(memory, 4096, DEVICEMAP) };
+            assert_eq!(made, SUCCESS);
         }
         let [one, other] = pinned.map(|memory| memory as CUdeviceptr);
         for (n, (to, from)) in [(one, from), (to, other), (other, to)]

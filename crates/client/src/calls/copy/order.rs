@@ -205,9 +205,10 @@ impl Driver {
         }
     }
 
-    /// Copies from host to host, in the stream's order. If one end is managed memory and the other
-    /// is managed or pinned, this is work of the device: earlier work may wait for what the host
-    /// writes next.
+    /// Copies from host to host, in the stream's order. If one end is managed memory, and the
+    /// server has the other too, this is work of the device: earlier work may wait for what the
+    /// host writes next. Pinned memory that the server does not have gets no mirror for that: it
+    /// would be one of all of the memory, after all copies that are on their way into it.
     #[cold]
     fn copy_in_host(
         &self,
@@ -217,7 +218,7 @@ impl Driver {
         wait: bool,
     ) -> Done {
         let is_of_both = !wait && (self.is_managed(dst) || self.is_managed(src));
-        if is_of_both && self.are_seen(kinds, dst, src, stream) {
+        if is_of_both && kinds == (MemoryKind::Shared, MemoryKind::Shared) {
             self.copy_here(dst, src, bytes as u64, stream)?;
             self.host_is_used(stream);
             return Ok(());
@@ -226,23 +227,6 @@ impl Driver {
         // SAFETY: both ranges are the caller's.
         unsafe { std::ptr::copy(src as *const u8, dst as *mut u8, bytes) };
         Ok(())
-    }
-
-    /// Returns whether the device can make a copy between these places of the host. Pinned memory
-    /// gets a mirror for that, unless nothing is under way that a wait would be for.
-    fn are_seen(
-        &self,
-        kinds: (MemoryKind, MemoryKind),
-        dst: u64,
-        src: u64,
-        stream: &StreamRef,
-    ) -> bool {
-        let is_seen = |kind, address| match kind {
-            MemoryKind::Shared => true,
-            MemoryKind::Pinned => !self.is_quiet(stream) && self.make_visible(address).is_ok(),
-            MemoryKind::Device | MemoryKind::Pageable => false,
-        };
-        is_seen(kinds.0, dst) && is_seen(kinds.1, src)
     }
 
     /// Adds a copy to a captured graph: it reads and writes memory at each launch, not now.
