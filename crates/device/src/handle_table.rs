@@ -75,6 +75,12 @@ impl<T> HandleTable<T> {
         self.objects.retain(|_, object| keep(object));
     }
 
+    /// Takes out the objects for which `is_gone` is true.
+    pub fn extract(&mut self, mut is_gone: impl FnMut(&T) -> bool) -> Vec<T> {
+        let gone = self.objects.extract_if(|_, object| is_gone(object));
+        gone.map(|(_, object)| object).collect()
+    }
+
     /// Changes every object.
     pub fn for_each_mut(&mut self, change: impl FnMut(&mut T)) {
         self.objects.values_mut().for_each(change);

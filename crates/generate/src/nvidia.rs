@@ -13,6 +13,8 @@ use crate::{
 /// call the function.
 fn is_by_value(call: &Call) -> Option<bool> {
     match call.attributes.nvidia {
+        // See `of_default_stream`.
+        None if call.derived && of_default_stream(call).1.is_some() => None,
         None if call.derived => Some(true),
         None => None,
         Some(Nvidia::Returns | Nvidia::ByHand) => Some(true),
@@ -137,7 +139,8 @@ fn derived_body(op: &Op, call: &Call, directions: &[Direction]) -> Result<TokenS
         [one] => Some(quote!(let #one =)),
         all => Some(quote!(let (#(#all),*) =)),
     };
-    let function = ident(symbol);
+    let (function, stream) = of_default_stream(call);
+    arguments.extend(stream);
     let invoked = quote!(self.driver.#function(#(#arguments),*));
     let invoked = match call.params.iter().any(|p| p.ctype == "CUdeviceptr") {
         true => quote! {
@@ -156,6 +159,17 @@ fn derived_body(op: &Op, call: &Call, directions: &[Direction]) -> Result<TokenS
     Ok(quote!(self.enter(cx)?; #before #invoked #after Ok(#result)))
 }
 
+/// Returns the driver's function for a call. A memset without a stream is an asynchronous one in
+/// the default stream, because the driver's own waits for the stream if the memory is the host's.
+fn of_default_stream(call: &Call) -> (Ident, Option<TokenStream>) {
+    let is_memset = matches!(call.attributes.touches, Some(Touches::Memset(_)));
+    let name = call.symbol.strip_suffix("_v2");
+    match name.filter(|_| is_memset) {
+        Some(name) => (format_ident!("{name}Async"), Some(quote!(h_stream))),
+        None => (ident(&call.symbol), None),
+    }
+}
+
 /// Returns the check of the memory at an argument that is an address.
 fn memory_check(call: &Call, param: &decl::Param) -> Result<Option<TokenStream>, Failure> {
     if param.ctype != "CUdeviceptr" {
@@ -170,8 +184,10 @@ fn memory_check(call: &Call, param: &decl::Param) -> Result<Option<TokenStream>,
             let stream = ident(&decl::snake_case(&stream.name));
             quote!(self.settable(m.#name, #extent, m.#stream)?;)
         }
-        // Work of the default stream, without a stream's number.
-        (Touches::Memset(_), None) => quote!(self.known(m.#name, #extent)?; self.real_stream(0)?;),
+        (Touches::Memset(_), None) => quote! {
+            self.known(m.#name, #extent)?;
+            let h_stream = self.real_stream(0)?;
+        },
         _ => quote!(self.known(m.#name, #extent)?;),
     }))
 }

@@ -179,14 +179,17 @@ impl Nvidia {
         self.textures.retain(|o| !Arc::ptr_eq(&o.hold, gone));
         self.surfaces.retain(|o| !Arc::ptr_eq(&o.hold, gone));
         self.links.retain(|link| !Arc::ptr_eq(link.hold(), gone));
-        self.arrays
-            .retain(|array| !matches!(array, Array::Whole(o) if Arc::ptr_eq(&o.hold, gone)));
-        self.mipmaps.retain(|o| !Arc::ptr_eq(&o.hold, gone));
+        // The driver waits for the device when it destroys an array (580.159, H100).
+        let is_gone =
+            |array: &Array| matches!(array, Array::Whole(o) if Arc::ptr_eq(&o.hold, gone));
+        let arrays = self.arrays.extract(is_gone);
+        let mipmaps = self.mipmaps.extract(|o| Arc::ptr_eq(&o.hold, gone));
         self.graphs.forget_context(gone);
         self.settled.forget_context(gone.handle);
         self.forget_functions(m.context);
+        let objects = (arrays, mipmaps, context.hold);
         self.deferred_frees
-            .push(Retired::Other(Box::new(context.hold)), None, marks);
+            .push(Retired::Other(Box::new(objects)), None, marks);
         Ok(())
     }
 

@@ -34,7 +34,7 @@ impl Nvidia {
         let stream = self.real_stream(m.stream)?;
         let is_on_host = self.host.is_host(m.dst) && self.host.is_host(m.src);
         if is_on_host {
-            self.copy_bytes((m.stream, stream), dst, src, false)?;
+            self.copy_on_host(cx, (m.stream, stream), dst, src)?;
         } else if let Err(refused) = self.driver.memcpy(dst, src, stream) {
             self.copy_between(m, dst, src, stream, refused)?;
         }
@@ -76,7 +76,7 @@ impl Nvidia {
         self.enter(cx)?;
         let dst = self.known(m.dst, m.data.len() as u64)?;
         self.send(cx, m.stream, m.data, |device, src, stream| {
-            device.copy_bytes((m.stream, stream), dst, src, true)
+            device.copy_slot((m.stream, stream), dst, src)
         })?;
         self.settle_copy(m.stream, m.sync)
     }
@@ -98,7 +98,7 @@ impl Nvidia {
         self.enter(cx)?;
         let src = self.known(m.src, m.len)?;
         self.receive(cx, m.stream, m.len, |device, dst, stream| {
-            device.copy_bytes((m.stream, stream), dst, src, true)
+            device.copy_slot((m.stream, stream), dst, src)
         })
     }
 

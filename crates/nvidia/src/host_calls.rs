@@ -11,7 +11,7 @@ use std::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use outboard_api::{CUresult, cuda::CUDA_HOST_NODE_PARAMS};
@@ -20,7 +20,7 @@ use outboard_wire::messages;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{
-    Nvidia,
+    Nvidia, REST_MS_MAX,
     graph_calls::NodeWork,
     host_memory::HostRanges,
     owned::Mark,
@@ -228,9 +228,9 @@ impl HeldUp for Aside<'_> {
     }
 }
 
-/// Makes a driver call that may wait for the GPU's streams. While host functions are outstanding it
-/// runs on another thread, and this one goes on sending them to the client; otherwise each would
-/// wait for the other. If the client has left, its host functions count as done.
+/// Makes a driver call that may wait for the GPU's streams. While these may wait for the client,
+/// for the end of a host function or for a word of its memory, the call runs on another thread, and
+/// this one goes on serving the client; otherwise each would wait for the other.
 pub(super) fn aside<T: Send>(
     driver: &Driver,
     context: real::Context,
@@ -238,14 +238,14 @@ pub(super) fn aside<T: Send>(
     service: &mut Service<'_>,
     call: impl FnOnce(&Driver) -> Result<T, Refused> + Send,
 ) -> Result<T, Refused> {
-    match device.host_calls.is_outstanding() {
+    match device.host_calls.is_outstanding() || device.host.is_any() {
         true => held_up(driver, context, device, service, call),
         false => call(driver),
     }
 }
 
-/// Makes a driver call that waits for work which may need the client: a host function, or a word
-/// of its memory. The call runs on another thread, and this one goes on serving the client.
+/// Makes a driver call on another thread, while this one goes on serving the client. If the client
+/// has left, its host functions count as done; a call that does not return then ends the process.
 pub(super) fn held_up<T: Send>(
     driver: &Driver,
     context: real::Context,
@@ -259,9 +259,15 @@ pub(super) fn held_up<T: Send>(
             call(driver)
         });
         let mut done = Vec::new();
+        let mut alone_since = None;
         while !held_up.is_finished() {
             if !service(&mut device, &mut done) {
                 device.host_calls.end();
+                let since = *alone_since.get_or_insert_with(Instant::now);
+                if since.elapsed() > Duration::from_millis(REST_MS_MAX) {
+                    tracing::warn!("the client has left a driver call that nothing ends");
+                    std::process::exit(0);
+                }
             }
             for call in done.drain(..) {
                 if let Err(failure) = device.host_calls.done(call) {

@@ -8,6 +8,7 @@
 use std::{ffi::c_void, ptr, sync::Arc};
 
 use outboard_api::{
+    CUresult,
     cuda::{CUDA_MEMCPY3D, CUmemLocation, CUmemPoolProps},
     enums::{
         CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEMORYTYPE_ARRAY,
@@ -15,12 +16,13 @@ use outboard_api::{
         CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
     },
 };
-use outboard_device::Failure;
+use outboard_device::{Cx, Failure};
 
 use super::{
     Nvidia,
     addresses::Span,
     calls::CheckedBox,
+    host_calls,
     owned::{ContextHold, Owned, given_back, ready},
     table::{Driver, Refused, real},
 };
@@ -28,36 +30,67 @@ use super::{
 /// Bytes of a copy that are on the device at a time. The pieces of a copy follow each other through
 /// the same memory.
 const PIECE_BYTES: u64 = 2 << 20;
-/// Device memory for pieces and packed boxes of one session, per device, in bytes.
-const POOL_BYTES_MAX: u64 = 256 << 20;
-/// Part of that which the driver keeps while no copy uses it, in bytes.
-const POOL_BYTES_KEPT: u64 = 32 << 20;
+/// Device memory for pieces and packed boxes of one session, per device, in bytes: part of what is
+/// kept free beside a session's quota.
+const POOL_BYTES_MAX: u64 = 64 << 20;
 
 /// Pools of device memory that copies pass through, by the session's number of the device.
 pub(super) type Pools = Vec<(usize, Owned<real::Pool>)>;
 
 impl Nvidia {
-    /// Copies in a stream. `with_slot` tells that one end is pinned memory of this process.
-    pub(super) fn copy_bytes(
+    /// Copies between the session's host memory and pinned memory of this process, or a device.
+    pub(super) fn copy_slot(
         &mut self,
         (stream_id, stream): (u64, real::Stream),
         dst: Span,
         src: Span,
-        with_slot: bool,
     ) -> Result<(), Failure> {
-        let host_ends = usize::from(with_slot)
-            + usize::from(self.host.is_host(dst.address()))
-            + usize::from(self.host.is_host(src.address()));
-        if host_ends < 2 {
+        if !self.host.is_host(dst.address()) && !self.host.is_host(src.address()) {
             return Ok(self.driver.memcpy(dst, src, stream)?);
         }
+        if !self.copy_by_device((stream_id, stream), dst, src)? {
+            self.check_may_wait(stream)?;
+            self.driver.memcpy(dst, src, stream)?;
+        }
+        Ok(())
+    }
+
+    /// Copies from the session's host memory to such memory.
+    #[cold]
+    pub(super) fn copy_on_host(
+        &mut self,
+        cx: &mut Cx<'_>,
+        (stream_id, stream): (u64, real::Stream),
+        dst: Span,
+        src: Span,
+    ) -> Result<(), Failure> {
+        if self.copy_by_device((stream_id, stream), dst, src)? {
+            return Ok(());
+        }
+        let current = self.context(cx.context)?.hold.handle;
+        let copy = |driver: &Driver| driver.memcpy(dst, src, stream);
+        let (driver, device) = self.aside();
+        Ok(host_calls::held_up(
+            driver, current, device, cx.service, copy,
+        )?)
+    }
+
+    /// Copies from host to host by way of the device, or into a graph as it is. Returns false if
+    /// there is no device memory for that.
+    fn copy_by_device(
+        &mut self,
+        (stream_id, stream): (u64, real::Stream),
+        dst: Span,
+        src: Span,
+    ) -> Result<bool, Failure> {
         if self.capturing(stream)? {
             self.graphs.copies_on_host = true;
-            return Ok(self.driver.memcpy(dst, src, stream)?);
+            self.driver.memcpy(dst, src, stream)?;
+            return Ok(true);
         }
         let len = dst.len().min(src.len());
         let Some((pool, bounce)) = self.bounce(stream_id, stream, len.min(PIECE_BYTES))? else {
-            return Ok(self.driver.memcpy(dst, src, stream)?);
+            return Ok(false);
         };
         let copied = pieces(len).try_for_each(|(at, len)| {
             let part = |span: Span| {
@@ -70,7 +103,8 @@ impl Nvidia {
             self.driver.memcpy(part(dst), bounce, stream)
         });
         free(&pool.driver, bounce, stream);
-        Ok(copied?)
+        copied?;
+        Ok(true)
     }
 
     /// Copies a box in a stream.
@@ -87,6 +121,7 @@ impl Nvidia {
             return Ok(self.driver.memcpy_box(copy, stream)?);
         }
         let Some((pool, bounce)) = self.bounce(stream_id, stream, box_bytes(&copy.0))? else {
+            self.check_may_wait(stream)?;
             return Ok(self.driver.memcpy_box(copy, stream)?);
         };
         let [to_device, to_host] = by_way_of(copy, bounce);
@@ -114,8 +149,7 @@ impl Nvidia {
         is_host(copy.src_memory_type, src) && is_host(copy.dst_memory_type, dst)
     }
 
-    /// Allocates device memory in a stream. `None` if there is none left and the driver's own way
-    /// waits for nothing that this thread has yet to receive.
+    /// Allocates device memory in a stream; `None` if there is none left.
     fn bounce(
         &mut self,
         stream_id: u64,
@@ -123,17 +157,28 @@ impl Nvidia {
         len: u64,
     ) -> Result<Option<(Arc<ContextHold>, u64)>, Failure> {
         let hold = self.stream_hold(stream_id)?;
-        let allocated = self
-            .pool(&hold)
-            .and_then(|pool| hold.driver.cuMemAllocFromPoolAsync(len, pool, stream));
-        match allocated {
-            Ok(address) => Ok(Some((hold, address))),
-            Err(_) if ready(self.driver.cuStreamQuery(stream))? => Ok(None),
-            Err(_) if !self.host_calls.is_outstanding() => Ok(None),
-            Err(refused) => Err(Failure::new(
-                refused.status,
-                format!("{len} bytes of device memory for a copy from host memory to host memory"),
-            )),
+        let pool = self.pool(&hold);
+        let allocated =
+            pool.and_then(|pool| hold.driver.cuMemAllocFromPoolAsync(len, pool, stream));
+        Ok(allocated.ok().map(|address| (hold, address)))
+    }
+
+    /// Refuses a copy that would wait for a host function, whose end this thread has yet to
+    /// receive.
+    fn check_may_wait(&self, stream: real::Stream) -> Result<(), Failure> {
+        if !self.host_calls.is_outstanding() || ready(self.driver.cuStreamQuery(stream))? {
+            return Ok(());
+        }
+        Err(Failure::new(
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+            "no device memory is left for a copy from host memory to host memory",
+        ))
+    }
+
+    /// Gives back the memory of pools that no copy uses.
+    pub(super) fn trim_pools(&self) {
+        for (_, pool) in &self.pools {
+            given_back(self.driver.cuMemPoolTrimTo(pool.handle(), 0));
         }
     }
 
@@ -168,7 +213,7 @@ fn make_pool(driver: &Driver, ordinal: i32) -> Result<real::Pool, Refused> {
     let mut pool = real::Pool::NULL;
     // SAFETY: one record in, and one place out.
     unsafe { driver.cuMemPoolCreate(&mut pool, &properties) }?;
-    let (mut kept, mut no) = (POOL_BYTES_KEPT, 0_i32);
+    let (mut kept, mut no) = (POOL_BYTES_MAX, 0_i32);
     let (kept, no): (*mut u64, *mut i32) = (&mut kept, &mut no);
     for (attribute, value) in [
         (CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, kept.cast::<c_void>()),

@@ -248,6 +248,11 @@ impl HostRanges {
         !self.watches.is_empty()
     }
 
+    /// Whether the client shares or mirrors any memory, of which kernels may wait for a word.
+    pub(super) fn is_any(&self) -> bool {
+        !self.ranges.is_empty()
+    }
+
     /// Whether an address is in pinned memory, as the driver sees it.
     pub(super) fn is_host(&self, va: u64) -> bool {
         let before = self.ranges.range(..=va).next_back();

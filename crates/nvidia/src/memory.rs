@@ -332,7 +332,11 @@ impl Nvidia {
         properties: &CUmemAllocationProp,
         refused: Refused,
     ) -> Result<real::Allocation, Failure> {
+        self.trim_pools();
         let (mut left, mut created) = (self.deferred_frees.len(), Err(refused));
+        if !self.pools.is_empty() {
+            created = self.driver.cuMemCreate(len, properties, 0);
+        }
         let start = Instant::now();
         while created.is_err() {
             self.reap();

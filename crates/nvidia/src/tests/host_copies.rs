@@ -83,16 +83,46 @@ fn a_copy_between_host_memory_leaves_host_functions_running() {
 }
 
 #[test]
-fn without_device_memory_a_copy_between_host_memory_waits_or_is_refused() {
+fn without_device_memory_the_client_is_served_while_a_copy_between_host_memory_waits() {
     let fake = Fake::build(&[]);
     let bytes = vec![7; LEN as usize];
     let (mut client, places) = client_with_memory(&fake, &bytes);
     fake.ask("fake_pools_refuse", 1);
-    client.done(copy(places));
-    assert!(contents(&mut client, places[0]) == bytes);
     host_func(&mut client);
-    let status = client.refused(copy(places));
+    let mut answered = 0;
+    let mut answer = |device: &mut dyn HeldUp, done: &mut Vec<u64>| {
+        let mut reached = Vec::new();
+        device.take_host_calls(&mut reached);
+        done.extend(reached.iter().map(|(call, _)| *call));
+        answered += reached.len();
+        true
+    };
+    let mut cx = Cx {
+        context: client.context,
+        images: &mut client.images,
+        placed: None,
+        fds: &mut |_| unreachable!(),
+        service: &mut answer,
+    };
+    let [dst, src] = places;
+    let copy = messages::Copy {
+        dst,
+        src,
+        len: LEN,
+        stream: 0,
+        sync: 0,
+    };
+    client.device.copy(&mut cx, &copy).expect("copied");
+    assert_eq!(answered, 1);
+    assert!(contents(&mut client, dst) == bytes);
+    // A copy of a message's data is refused before it would wait.
+    host_func(&mut client);
+    let status = client.refused(Request::CopyIn(messages::CopyIn {
+        dst,
+        stream: 0,
+        sync: 0,
+        data: b"in"[..].into(),
+    }));
     assert_eq!(status, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-    answer(&mut client);
-    client.done(copy(places));
+    super::host_copies::answer(&mut client);
 }
