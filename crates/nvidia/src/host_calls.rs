@@ -238,7 +238,7 @@ pub(super) fn aside<T: Send>(
     service: &mut Service<'_>,
     call: impl FnOnce(&Driver) -> Result<T, Refused> + Send,
 ) -> Result<T, Refused> {
-    match device.host_calls.is_outstanding() || device.host.is_any() {
+    match device.host_calls.is_outstanding() || device.host.is_any_mirrored() {
         true => held_up(driver, context, device, service, call),
         false => call(driver),
     }

@@ -248,9 +248,9 @@ impl HostRanges {
         !self.watches.is_empty()
     }
 
-    /// Whether the client shares or mirrors any memory, of which kernels may wait for a word.
-    pub(super) fn is_any(&self) -> bool {
-        !self.ranges.is_empty()
+    /// Whether kernels may wait for a word that comes with a message: one of a mirror.
+    pub(super) fn is_any_mirrored(&self) -> bool {
+        self.ranges.values().any(|range| range.mirror)
     }
 
     /// Whether an address is in pinned memory, as the driver sees it.
