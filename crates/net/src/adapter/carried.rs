@@ -17,6 +17,9 @@ use super::{
 /// Bytes that are taken from one ring before the next has its turn.
 const TURN_BYTES: usize = 256 << 10;
 
+/// Room for the data of a frame before any of it has come, in bytes.
+const FIRST_BYTES: usize = 64 << 10;
+
 /// A call to the connection, which does not wait.
 pub(crate) type Call = Box<dyn Fn() + Send>;
 
@@ -74,21 +77,29 @@ impl Carried {
             if self.data.len() > room::KEPT_BYTES.max(bytes) {
                 self.data = Vec::new();
             }
-            if self.data.len() < bytes {
-                let more = bytes - self.data.len();
-                room::make(&mut self.data, more)?;
-                self.data.resize(bytes, 0);
-            }
             self.announced = Some(header);
         }
         let Some(header) = self.announced else {
             return Ok((None, count));
         };
         let bytes = header.data_bytes as usize;
-        let more = self.rings.read(&mut self.data[self.data_got..bytes])?;
+        let until = bytes.min(self.grown(bytes)?);
+        let more = self.rings.read(&mut self.data[self.data_got..until])?;
         self.data_got += more;
         let is_whole = self.data_got == bytes;
         Ok((self.announced.take_if(|_| is_whole), count + more))
+    }
+
+    /// Makes room for more of a frame's data, if all is full: twice as much as has come, at most.
+    /// Returns how much there is room for.
+    fn grown(&mut self, bytes: usize) -> Result<usize, Error> {
+        let len = self.data.len();
+        if self.data_got == len && len < bytes {
+            let more = len.max(FIRST_BYTES).min(bytes - len);
+            room::make(&mut self.data, more)?;
+            self.data.resize(len + more, 0);
+        }
+        Ok(self.data.len())
     }
 }
 
