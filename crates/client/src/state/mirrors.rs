@@ -53,6 +53,10 @@ use crate::{log, session::MirrorCopy};
 /// Most bytes compared at a time, and carried by one message.
 const PIECE_BYTES: usize = 64 << 10;
 
+/// Length up to which memory is compared at each look. To ask the kernel which of its pages were
+/// written takes 2 us, and the program's first write to each page more.
+const COMPARED_BYTES: u64 = 4096;
+
 /// Time limit for work that first names memory to wait for copies into it that are under way.
 const COPY_WAIT_MAX: Duration = Duration::from_secs(60);
 
@@ -520,7 +524,8 @@ impl Driver {
         }
         // This process does not see other processes' writes to shared memory as written pages.
         let is_tracked = tracker().is_some_and(|tracker| {
-            !(range.is_registered() && outboard_pages::is_shared(start, end))
+            range.bytes > COMPARED_BYTES
+                && !(range.is_registered() && outboard_pages::is_shared(start, end))
                 && tracker.watch(start, end).is_ok()
                 && tracker.take_written(start, end, &mut |_, _| ()).is_ok()
         });
