@@ -35,7 +35,7 @@ use crate::{
 const MODEL_ERROR: f64 = 0.01;
 const PROCESSOR_ERROR: f64 = 0.045;
 const COPIES_ERROR: f64 = 0.15;
-const WAIT_ERROR_NS: f64 = 25_000.0;
+const WAIT_ERROR_NS: f64 = 7_000.0;
 /// Standard deviation of a normal distribution, in median absolute deviations.
 const DEVIATIONS: f64 = 1.4826;
 /// Standard deviation of the median of n numbers of a normal distribution, in standard deviations
