@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-/// A page has at least so many bytes.
+/// Length of the shortest page that Linux has, in bytes.
 const PAGE_BYTES: usize = 4096;
 
 static ARE_THE_PROGRAMS: AtomicBool = AtomicBool::new(false);

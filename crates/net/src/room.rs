@@ -14,8 +14,7 @@ const LARGE_BYTES: usize = 64 << 10;
 /// One thread at a time asks and takes, so that no other takes the same room.
 static TAKING: Mutex<()> = Mutex::new(());
 
-/// Makes room for so many more bytes, or fails if this process's share of its machine's memory has
-/// none.
+/// Makes room for `more` bytes, or fails if this process's share of its machine's memory has none.
 pub(crate) fn make(of: &mut Vec<u8>, more: usize) -> Result<(), Error> {
     if of.capacity() - of.len() >= more {
         return Ok(());
@@ -25,7 +24,7 @@ pub(crate) fn make(of: &mut Vec<u8>, more: usize) -> Result<(), Error> {
     taken?.map_err(|_| none())
 }
 
-/// Takes memory of so many bytes, or fails if there is no room for it.
+/// Takes memory of `bytes` bytes, or fails if there is no room for it.
 pub(crate) fn within<T>(bytes: usize, take: impl FnOnce() -> T) -> Result<T, Error> {
     if bytes < LARGE_BYTES {
         outboard_budget::check_light().map_err(|_| none())?;

@@ -64,7 +64,7 @@ impl Target {
         ((link, queue), theirs)
     }
 
-    /// The start of a peer's frame: a read of so many bytes of the window, or so many of data.
+    /// The start of a peer's frame: a read of `bytes` of the window, or a write of `bytes`.
     fn frame(&self, kind: u8, sequence: u64, bytes: usize) -> [u8; HEADER_BYTES] {
         let mut frame = [0; HEADER_BYTES];
         frame[0] = kind;

@@ -73,8 +73,8 @@ const FOLLOWED_COPY_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Time limit for later copies of a stream whose last one did not come in that time.
 const DOUBTED_COPY_WAIT_MAX: Duration = Duration::from_millis(10);
 
-/// After so many short waits that ended in vain a stream's copy is waited for as long as at first;
-/// after each of those that ends in vain, too, so many times more, up to a limit.
+/// Short waits in vain for a stream's copies before the next wait is a long one again. Each long
+/// wait in vain multiplies that number by the factor, up to the limit.
 const SHORT_WAITS_MIN: u32 = 1;
 const SHORT_WAITS_FACTOR: u32 = 4;
 const SHORT_WAITS_MAX: u32 = 1024;
