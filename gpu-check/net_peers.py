@@ -5,10 +5,10 @@
     python3 gpu-check/net_peers.py run FOLDER --out RESULTS.json     # on a machine with two GPUs
 
 Ours is compiled for nvlink alone, and runs on one GPU, too, between two blocks of it, others then not. `before` in the
-folder, an older build of ours, takes turns, too, and ucx/bin/ucx_perftest of UCX's package with its libraries. What
-another library's program lacks here is built before the run, with the nvcc and the library there. Each case takes
-turns, ROUNDS times; what does not fit in --seconds is left out, and the results say so. Ends with 1 where a result is
-wrong or a program fails, with 77 where there is no GPU.
+folder, an older build of ours, takes turns, too. Another library's program is built with the library of its package
+(nvidia.nvshmem, nvidia.nccl, libucx) or of a folder that is given; what is missing in the folder is built before the
+run, with the nvcc and the library there. Each case takes turns, ROUNDS times; what does not fit in --seconds is left
+out, and the results say so. Ends with 1 where a result is wrong or a program fails, with 77 where there is no GPU.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from typing import Any
 
 import machine
 import net
-import ucx
 
 ROOT = net.ROOT
 PROGRAMS = {
     "outboard": ROOT / "tests" / "programs" / "net" / "peers.cu",
     "nvshmem": ROOT / "tests" / "packages" / "nvshmem_peers.cu",
     "nccl": ROOT / "tests" / "packages" / "nccl_peers.cu",
+    "ucx": ROOT / "tests" / "packages" / "ucx_peers.cu",
 }
 # Libraries and flags that each is linked with, besides its folder's lib.
 LINKED = {
     "nvshmem": ["-rdc=true", "-l:libnvshmem_host.so.3", "-lnvshmem_device"],
     "nccl": ["-l:libnccl.so.2"],
+    "ucx": ["-l:libucp.so.0", "-l:libucs.so.0"],
 }
-UCX = "ucx"
+MODULES = {"nvshmem": "nvidia.nvshmem", "nccl": "nvidia.nccl", "ucx": "libucx"}
 # A build of ours that somebody has put into the folder, to compare with.
 BEFORE = "before"
 # Where the toolchain has the packages of NVIDIA's libraries.
@@ -55,7 +56,12 @@ CASES = [
     "rate 32 4000",
     "rate 1024 4000",
     "rate 32768 1000",
-    *(f"bandwidth {size} 500 {blocks}" for size in (65536, 1048576, 16777216) for blocks in (4, 8, 16, 32)),
+    *(
+        f"bandwidth {size} 500 {n}"
+        for blocks in ((8, 32), (4, 16))
+        for size in (65536, 1048576, 16777216)
+        for n in blocks
+    ),
     "latency thread 64 5000 together",
     "latency block 1024 5000 together",
     "latency thread 8 5000",
@@ -70,6 +76,7 @@ ENVIRONMENT = {
     "NVSHMEM_REMOTE_TRANSPORT": "none",
     "NCCL_SOCKET_IFNAME": "lo",
     "NCCL_NVLS_ENABLE": "0",
+    "UCX_TLS": "cuda_copy,cuda_ipc,sm,self",
 }
 EXIT_FAILED = 1
 EXIT_NOT_RUN = 77
@@ -91,6 +98,7 @@ def main() -> int:
     for one in commands.choices.values():
         one.add_argument("--nvshmem", type=Path, help="the folder with NVSHMEM's include and lib")
         one.add_argument("--nccl", type=Path, help="the folder with NCCL's include and lib")
+        one.add_argument("--ucx", type=Path, help="the folder with UCX's include and lib")
     options = parser.parse_args()
     return build(options) if options.do == "build" else run(options)
 
@@ -100,7 +108,7 @@ def folder_of(library: str, given: Path | None) -> Path | None:
     if given:
         return given
     try:
-        spec = importlib.util.find_spec(f"nvidia.{library}")
+        spec = importlib.util.find_spec(MODULES[library])
     except ModuleNotFoundError:
         spec = None
     if spec is not None and spec.submodule_search_locations:
@@ -145,13 +153,11 @@ def run(options: argparse.Namespace) -> int:
         if not (folder / name).exists() and (nvcc := shutil.which("nvcc")):
             build_peer(options, name, nvcc)
     who = [name for name in (*PROGRAMS, BEFORE) if (folder / name).exists()]
-    who += [UCX] if (folder / ucx.PERFTEST).exists() else []
     if len(machine.gpus()) < 2:
         who = [name for name in who if name in ("outboard", BEFORE)]
     results: dict[str, Any] = {
         "format": 1,
-        "what": "tests/programs/net/peers.cu by nvlink beside others' programs: medians in turns; ucx is ucx_perftest,"
-        " whose blocks each put all of the bytes",
+        "what": "tests/programs/net/peers.cu by nvlink beside others' programs: medians in turns",
         "machine": net.this_machine(),
         "programs": who,
         "failed": [],
@@ -166,10 +172,7 @@ def run(options: argparse.Namespace) -> int:
                 if time.monotonic() > deadline or name in broken:
                     results["left_out"] += 1
                     continue
-                if name == UCX:
-                    one = ucx.result(folder, case, env, options.timeout_s)
-                else:
-                    one = result_of([folder / name, *case.split()], env, options.timeout_s)
+                one = result_of([folder / name, *case.split()], env, options.timeout_s)
                 if "failed" in one:
                     results["failed"].append({"who": name, "case": case, "said": one["failed"]})
                     print(f"{name}: {case}: {one['failed']}", flush=True)
@@ -190,7 +193,7 @@ def result_of(command: list[Any], env: dict[str, str], timeout_s: float) -> dict
     process = subprocess.Popen(
         list(map(str, command)), env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0
     )
-    # Both of NVSHMEM's processes are in the group.
+    # All of a program's processes are in the group.
     ended, lines = net.end_of(process, timeout_s, whole_group=True)
     found = [line for line in lines if line.startswith("{")]
     if not ended or not found:
@@ -206,7 +209,7 @@ def row(case: str, said: dict[tuple[str, str], list[dict[str, Any]]]) -> dict[st
             figure = next(key for key in FIGURES if key in runs[0])
             out["gpus"], out["figure"] = runs[0]["gpus"], figure
             out[name] = statistics.median(run[figure] for run in runs)
-    for name in (*LINKED, UCX):
+    for name in LINKED:
         if name in out and "outboard" in out:
             out[f"over_{name}"] = round(out["outboard"] / out[name], 3)
     return out

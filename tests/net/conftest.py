@@ -41,6 +41,11 @@ def two_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_on_gpu(tmp_path_factory.mktemp("two_kernels"), "two_kernels.cu")
 
 
+@pytest.fixture(scope="module")
+def turns(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_on_gpu(tmp_path_factory.mktemp("turns"), "turns.cu")
+
+
 @pytest.fixture(scope="session")
 def ends(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_on_gpu(tmp_path_factory.mktemp("ends"), "ends.cu")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
 import pytest
 
 from harness import OUTBOARD, Server
-from posting import is_right, run
+from posting import free_address, is_right, run
 
 
 def test_threads_of_the_cpu_post_to_adapters_by_commands_and_by_verbs(
@@ -43,3 +45,18 @@ def test_kernels_post_to_adapters_themselves_and_by_a_thread(
     remote = [OUTBOARD, "run", "--gpu", server.urls["shm"], "--"]
     under = [OUTBOARD, "nic", "run", "--fabric", tmp_path, "--", *environment, *remote]
     is_right(run(program, " ".join(arguments), provider, *under))
+
+
+@pytest.mark.parametrize(("provider", "memory"), [("mlx5", "gpu"), ("mlx5", "host"), ("nic", "host")])
+def test_kernels_of_two_processes_put_and_signal_in_turns(
+    server: Server, turns: Path, tmp_path: Path, provider: str, memory: str
+) -> None:
+    """What gpu-check/nic_peers.py times: by adapters that kernels ring, from and to a GPU's memory, too."""
+    under = [OUTBOARD, "nic", "run", "--fabric", tmp_path, "--", OUTBOARD, "run", "--gpu", server.urls["shm"], "--"]
+    address = free_address()
+    with ThreadPoolExecutor(2) as both:
+        ends = [both.submit(run, turns, f"{rank} {address} 1000 10 {memory}", provider, *under) for rank in (0, 1)]
+        for done in (end.result() for end in ends):
+            assert done.returncode == 0, done.stdout + done.stderr
+            said = json.loads(done.stdout)
+            assert said["right"] and said["one_way_ns"] > 0 and said["rounds"] == 10, said

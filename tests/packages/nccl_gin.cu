@@ -1,6 +1,7 @@
 // NCCL's GIN between two processes, one rank each, by kernels of its device interface: in every round both put to the
 // other and signal, wait for the other's signals, and flush; then the host looks at what came. Prints "right".
 //   nccl_gin RANK FILE
+//   nccl_gin RANK FILE BYTES ROUNDS     a thread of each puts and signals in turns, too: nanoseconds of one way
 #include <cuda_runtime.h>
 #include <nccl.h>
 #include <nccl_device.h>
@@ -19,6 +20,7 @@ constexpr int ROUNDS = 3;
 constexpr int OF_PUT = 0, OF_WORDS = 1, SIGNALS = 2;
 constexpr int COUNTERS = 1;
 constexpr int THREADS = 64;
+constexpr uint64_t WARM_UP = 20;
 
 // The window of a rank, which is in memory of its GPU.
 struct Window {
@@ -76,6 +78,38 @@ __global__ void play(ncclDevComm comm, ncclWindow_t window, int round)
     gin.flush(ncclCoopCta());
 }
 
+__global__ void meet(ncclDevComm comm)
+{
+    ncclGin gin(comm, 0);
+    ncclGinBarrierSession<ncclCoopCta> barrier(ncclCoopCta(), gin, ncclTeamTagWorld(), 0);
+    barrier.sync(ncclCoopCta(), cuda::memory_order_acq_rel, ncclGinFenceLevel::None);
+    gin.flush(ncclCoopCta());
+}
+
+__device__ uint64_t now_ns()
+{
+    uint64_t ns;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
+    return ns;
+}
+
+// The first half of the window goes to the other's second half. `before` signals have come already.
+__global__ void turns(ncclDevComm comm, ncclWindow_t window, uint64_t bytes, uint64_t rounds, uint64_t before, uint64_t *out)
+{
+    ncclGin gin(comm, 0);
+    ncclTeam world = ncclTeamWorld(comm);
+    uint64_t began = 0;
+    for (uint64_t round = 1; round <= rounds + WARM_UP; ++round) {
+        if (round == WARM_UP + 1) began = now_ns();
+        for (int turn = 0; turn < RANKS; ++turn) {
+            if (turn == comm.rank) gin.put(world, 1 - comm.rank, window, bytes, window, 0, bytes, ncclGin_WeakSignalInc{OF_PUT});
+            else gin.waitSignal(ncclCoopThread(), OF_PUT, before + round);
+        }
+    }
+    *out = now_ns() - began;
+    gin.flush(ncclCoopThread());
+}
+
 // The number of the communicator, which the first makes and the other finds in a file.
 static ncclUniqueId met(int rank, const std::string &file)
 {
@@ -93,9 +127,32 @@ static ncclUniqueId met(int rank, const std::string &file)
     return id;
 }
 
+// Times turns with a window of their own.
+static void time_turns(ncclComm_t comm, const ncclDevComm &device, int rank, uint64_t bytes, uint64_t rounds)
+{
+    char *memory;
+    uint64_t *out;
+    NCCL(ncclMemAlloc((void **)&memory, 2 * bytes));
+    ncclWindow_t window;
+    NCCL(ncclCommWindowRegister(comm, memory, 2 * bytes, &window, NCCL_WIN_COLL_SYMMETRIC));
+    expect(cudaMemset(memory, rank + 1, 2 * bytes));
+    expect(cudaHostAlloc((void **)&out, sizeof *out, cudaHostAllocMapped));
+    // The other's memory is set, too.
+    meet<<<1, THREADS>>>(device);
+    turns<<<1, 1>>>(device, window, bytes, rounds, ROUNDS, out);
+    expect(cudaDeviceSynchronize());
+    std::vector<char> came(bytes);
+    expect(cudaMemcpy(came.data(), memory + bytes, bytes, cudaMemcpyDeviceToHost));
+    for (char one : came) must(one == RANKS - rank, "a byte that was put in turns is wrong");
+    std::printf("{\"bytes\": %llu, \"rounds\": %llu, \"one_way_ns\": %.1f}\n", (unsigned long long)bytes, (unsigned long long)rounds,
+                (double)*out / (2.0 * (double)rounds));
+    NCCL(ncclCommWindowDeregister(comm, window));
+    NCCL(ncclMemFree(memory));
+}
+
 int main(int count, char **values)
 {
-    must(count == 3, "nccl_gin RANK FILE");
+    must(count == 3 || count == 5, "nccl_gin RANK FILE [BYTES ROUNDS]");
     int rank = std::atoi(values[1]), other = 1 - rank;
     expect(cudaSetDevice(0));
     ncclComm_t comm;
@@ -125,6 +182,7 @@ int main(int count, char **values)
         }
         for (int at = 0; at < THREADS; ++at) must(here[0].values[at] == value(other, round, at), "a value is wrong");
     }
+    if (count == 5) time_turns(comm, device, rank, std::strtoull(values[3], nullptr, 10), std::strtoull(values[4], nullptr, 10));
     NCCL(ncclDevCommDestroy(comm, &device));
     NCCL(ncclCommWindowDeregister(comm, window));
     NCCL(ncclMemFree(memory));

@@ -56,10 +56,11 @@ def test_puts_signals_and_additions(program: Path, tmp_path: Path, transport: st
     both = []
     for number in "01":
         argv = [OUTBOARD, "nic", "run", "--fabric", tmp_path / "fabric", "--", OUTBOARD, "run", "--gpu", gpus, "--"]
-        argv += [program, number, tmp_path / "id"]
+        argv += [program, number, tmp_path / "id", "8", "10"]
         out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         both.append(subprocess.Popen(argv, env=environment, **out))
     said = [one.communicate(timeout=PATIENCE_S)[0] for one in both]
     assert [server.stop() for server in servers] == [0, 0]
     for one, process in zip(said, both, strict=True):
         assert process.returncode == 0 and "right" in one.splitlines(), one
+        assert '{"bytes": 8, "rounds": 10, "one_way_ns": ' in one, one

@@ -1,6 +1,7 @@
 // NVSHMEM between two processes, one PE each: in every round both put to the other and signal, wait for the other's, and
 // add to a counter there; then the host looks at what came. Prints "right".
 //   nvshmem_put PE FILE
+//   nvshmem_put PE FILE BYTES ROUNDS     a thread of each puts and signals in turns, too: nanoseconds of one way
 #include <cuda_runtime.h>
 #include <nvshmem.h>
 #include <nvshmemx.h>
@@ -9,9 +10,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 constexpr int WORDS = 1000;
 constexpr int ROUNDS = 3;
+constexpr uint64_t WARM_UP = 20;
 
 static void must(bool is, const char *what)
 {
@@ -30,6 +33,28 @@ __global__ void play(int other, int *inbox, const int *outbox, uint64_t *flag, u
     nvshmem_putmem_signal(inbox, outbox, WORDS * sizeof(int), flag, round, NVSHMEM_SIGNAL_SET, other);
     nvshmem_uint64_atomic_add(counter, round, other);
     nvshmem_signal_wait_until(flag, NVSHMEM_CMP_GE, round);
+    nvshmem_quiet();
+}
+
+__device__ uint64_t now_ns()
+{
+    uint64_t ns;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
+    return ns;
+}
+
+// The first half of the memory goes to the other's second half.
+__global__ void turns(int me, char *memory, uint64_t *flag, uint64_t bytes, uint64_t rounds, uint64_t *out)
+{
+    uint64_t began = 0;
+    for (uint64_t round = 1; round <= rounds + WARM_UP; ++round) {
+        if (round == WARM_UP + 1) began = now_ns();
+        for (int turn = 0; turn < 2; ++turn) {
+            if (turn == me) nvshmem_putmem_signal_nbi(memory + bytes, memory, bytes, flag, round, NVSHMEM_SIGNAL_SET, 1 - me);
+            else nvshmem_signal_wait_until(flag, NVSHMEM_CMP_GE, round);
+        }
+    }
+    *out = now_ns() - began;
     nvshmem_quiet();
 }
 
@@ -55,9 +80,27 @@ static int value(int of, int round, int at)
     return of * 1000000 + round * 10000 + at;
 }
 
+static void time_turns(int me, uint64_t bytes, uint64_t rounds)
+{
+    char *memory = (char *)nvshmem_malloc(2 * bytes);
+    uint64_t *flag = (uint64_t *)nvshmem_calloc(1, 8), *out;
+    expect(cudaMemset(memory, me + 1, 2 * bytes));
+    expect(cudaHostAlloc((void **)&out, sizeof *out, cudaHostAllocMapped));
+    expect(cudaDeviceSynchronize());
+    nvshmem_barrier_all();
+    turns<<<1, 1>>>(me, memory, flag, bytes, rounds, out);
+    expect(cudaDeviceSynchronize());
+    nvshmem_barrier_all();
+    std::vector<char> came(bytes);
+    expect(cudaMemcpy(came.data(), memory + bytes, bytes, cudaMemcpyDeviceToHost));
+    for (char one : came) must(one == 2 - me, "a byte that was put in turns is wrong");
+    std::printf("{\"bytes\": %llu, \"rounds\": %llu, \"one_way_ns\": %.1f}\n", (unsigned long long)bytes, (unsigned long long)rounds,
+                (double)*out / (2.0 * (double)rounds));
+}
+
 int main(int count, char **values)
 {
-    must(count == 3, "nvshmem_put PE FILE");
+    must(count == 3 || count == 5, "nvshmem_put PE FILE [BYTES ROUNDS]");
     int me = std::atoi(values[1]), other = 1 - me, words[WORDS];
     expect(cudaSetDevice(me));
     nvshmemx_uniqueid_t id = met(me, values[2]);
@@ -78,6 +121,7 @@ int main(int count, char **values)
     }
     expect(cudaMemcpy(&sum, counter, sizeof sum, cudaMemcpyDeviceToHost));
     must(sum == ROUNDS * (ROUNDS + 1) / 2, "the counter is wrong");
+    if (count == 5) time_turns(me, std::strtoull(values[3], nullptr, 10), std::strtoull(values[4], nullptr, 10));
     std::puts("right");
     nvshmem_finalize();
     return 0;

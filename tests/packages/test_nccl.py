@@ -85,22 +85,27 @@ def test_collectives_over_shared_memory(tmp_path: Path) -> None:
     assert ends == [0, 0, 0]
 
 
-def over_the_adapter(folder: Path, program: list[str | Path], **settings: str) -> list[str]:
+def over_the_adapter(folder: Path, program: list[str | Path], *after: str, **settings: str) -> list[str]:
     """Runs two ranks over NET/IB on the software device; returns what each says."""
     nic_run = [OUTBOARD, "nic", "run", "--fabric", folder / "fabric", "--"]
-    return two_ranks(folder, nic_run, program, {"NCCL_NET": "IB"}, settings)
+    return two_ranks(folder, nic_run, program, after, {"NCCL_NET": "IB"}, settings)
 
 
-def by_the_plugin(folder: Path, program: list[str | Path], **settings: str) -> list[str]:
+def by_the_plugin(folder: Path, program: list[str | Path], *after: str, **settings: str) -> list[str]:
     """Runs two ranks over sockets, but for what GIN does."""
     plugin = {"NCCL_NET": "Socket", "NCCL_RMA_PLUGIN": str(OUTBOARD.parent / "liboutboard_nic.so")}
-    return two_ranks(folder, [], program, {**plugin, "OUTBOARD_NIC_FABRIC": str(folder / "fabric")}, settings)
+    return two_ranks(folder, [], program, after, {**plugin, "OUTBOARD_NIC_FABRIC": str(folder / "fabric")}, settings)
 
 
 def two_ranks(
-    folder: Path, first: list[str | Path], program: list[str | Path], more: dict[str, str], settings: dict[str, str]
+    folder: Path,
+    first: list[str | Path],
+    program: list[str | Path],
+    after: tuple[str, ...],
+    more: dict[str, str],
+    settings: dict[str, str],
 ) -> list[str]:
-    """`first` begins the command, and `settings` are for the program alone."""
+    """`first` begins the command, `after` ends it, and `settings` are for the program alone."""
     skip_without("torch")
     server = start_server(folder)
     # The second GPU: this machine may have another device at the place of the first.
@@ -110,7 +115,7 @@ def two_ranks(
     for rank in "01":
         argv = [*first, OUTBOARD, "run", "--gpu", gpus, "--"]
         argv += ["env", *(f"{name}={value}" for name, value in settings.items())]
-        argv += [*program, rank, folder / "number"]
+        argv += [*program, rank, folder / "number", *after]
         environment = {**os.environ, **SETTINGS, **more, "NCCL_HOSTID": rank, "CUDA_VISIBLE_DEVICES": "1"}
         ranks.append(
             subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -161,7 +166,9 @@ def gin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_kernels_put_over_the_adapter_in_software(
     gin: Path, tmp_path: Path, reachable: dict[str, str], way: str
 ) -> None:
+    """And in turns, 8 bytes ten times, which take some time: gpu-check/nic_peers.py asks for it."""
     kind, plugin = GIN_KINDS[way]
     run = by_the_plugin if way == "plugin" else over_the_adapter
-    for one in run(tmp_path, [gin], **reachable, NCCL_GIN_TYPE=kind):
+    for one in run(tmp_path, [gin], "8", "10", **reachable, NCCL_GIN_TYPE=kind):
         assert one.splitlines()[-1] == "right" and f"GIN/Plugin: Assigned plugin {plugin} type {kind}" in one, one
+        assert '{"bytes": 8, "rounds": 10, "one_way_ns": ' in one, one
