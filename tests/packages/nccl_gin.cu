@@ -137,8 +137,10 @@ static void time_turns(ncclComm_t comm, const ncclDevComm &device, int rank, uin
     NCCL(ncclCommWindowRegister(comm, memory, 2 * bytes, &window, NCCL_WIN_COLL_SYMMETRIC));
     expect(cudaMemset(memory, rank + 1, 2 * bytes));
     expect(cudaHostAlloc((void **)&out, sizeof *out, cudaHostAllocMapped));
-    // The other's memory is set, too.
+    // The other's memory is set, too. A driver may load the next kernel's code only while none runs: it would wait for this
+    // one, and the adapter's copies for it.
     meet<<<1, THREADS>>>(device);
+    expect(cudaDeviceSynchronize());
     turns<<<1, 1>>>(device, window, bytes, rounds, ROUNDS, out);
     expect(cudaDeviceSynchronize());
     std::vector<char> came(bytes);
